@@ -163,7 +163,6 @@ def _job(
         **{
             **vars(options),
             **recorded,
-            "edges": tuple(recipe["edges"]) or None,
             "outputdir": folder,
             "downloaddir": download,
             "packed_data": recipe["kind"] == "packed",

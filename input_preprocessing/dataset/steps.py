@@ -9,13 +9,13 @@ import json
 import os
 import shutil
 import sys
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 from bert.data.digests import digest_of_tensors
 from bert.data.format import atomic_file, open_records, verify_records, without_digests
 from bert.data.records import DataError
+from common.files import object_of, text_of
 from input_preprocessing.checkpoints.convert import convert, read_pytorch
 from input_preprocessing.instances.options import SamplingConfig
 from input_preprocessing.instances.sampling import compile_first, metadata_of, write_instances
@@ -74,25 +74,16 @@ def find_inputs(download: Path, phase1: Path, vocab_file: Path | None) -> Inputs
         DataError: one is missing, or part files of several sets are mixed.
     """
     folder = download / "results4"
-    texts = sorted(path for path in folder.glob("part-*-of-*") if path.is_file())
+    texts = sorted(path for path in folder.glob("part-*-of-[0-9]*") if path.is_file())
     if not texts:
         command = f"python -m input_preprocessing corpus --outputdir {download.parent} --input FILE"
         advice = f"download the data, or make it from your own text with {command}"
         raise DataError(f"no text {folder}/part-XXXXX-of-XXXXX; {advice}")
-    names = {path.name for path in texts}
-    totals = sorted({name.rpartition("-of-")[2] for name in names})
-    if len(totals) > 1:
-        raise DataError(
-            f"{folder} mixes sets of {' and '.join(totals)} parts; move the parts of one set away"
-        )
-    count = int(totals[0]) if totals[0].isdecimal() else len(names)
-    wanted = {f"part-{i:05d}-of-{count:05d}" for i in range(count)}
-    if missing := sorted(wanted - names):
-        raise DataError(
-            f"{folder} is incomplete: {len(missing)} of {count} parts are missing, see {missing[0]}"
-        )
-    if odd := sorted(names - wanted):
-        raise DataError(f"{folder}: {odd[0]} is not part of this set of {count}; move it away")
+    names, total = {path.name for path in texts}, texts[-1].name.rpartition("-")[2]
+    wanted = {f"part-{i:05d}-of-{total}" for i in range(int(total))}
+    if odd := sorted(names ^ wanted):
+        problem = f"of {len(names)} parts {odd[0]} is missing or does not belong to the others"
+        raise DataError(f"{folder} is no whole set: {problem}")
     places = [download, folder, phase1]  # phase1 last: it may hold copies of an earlier run
 
     def find(name: str, folders: list[Path]) -> Path | None:
@@ -217,9 +208,7 @@ class Job:
     @property
     def edges(self) -> tuple[int, ...]:
         """Maximal tokens of each bin of binned data."""
-        if self.kind != "binned":
-            return ()
-        return shards.edges_for(self.config.max_seq_length, self.options.edges)
+        return shards.edges_of(self.config.max_seq_length) if self.kind == "binned" else ()
 
     def digests_of(self, paths: list[Path]) -> dict[str, str]:
         """md5 of files of the data set, by their path in it."""
@@ -284,7 +273,7 @@ class Job:
             cased.unlink(missing_ok=True)
         else:  # marks a cased vocabulary for exports and fine-tuning
             targets.append(cased)
-            if not cased.is_file() or cased.read_text(encoding="utf-8") != text:
+            if text_of(cased) != text.strip():
                 manifest.write_text(cased, text)
         converted = phase1 / f"{CHECKPOINT}.pt"
         prefixes = [folder / CHECKPOINT for folder in (download, download / "tf1_ckpt")]
@@ -295,15 +284,13 @@ class Job:
                 *sorted(prefix.parent.glob(f"{prefix.name}.data-*")),
             ]
             digests = [manifest.md5_of(path) for path in [*made_of, *([config] if config else [])]]
-            source_md5, noted = hashlib.md5(" ".join(digests).encode()).hexdigest(), None
-            with suppress(OSError, ValueError):
-                noted = json.loads(note.read_text())
+            source_md5, noted = hashlib.md5(" ".join(digests).encode()).hexdigest(), object_of(note)
             made = {
                 "source": source_md5,
                 "target": manifest.md5_of(converted) if converted.is_file() else "",
             }
             # As long as source and target are those noted, so are the tensors.
-            if not isinstance(noted, dict) or noted != made | {"tensors": noted.get("tensors", "")}:
+            if noted != made | {"tensors": noted.get("tensors", "")}:
                 print(f"converting {prefix} to {converted}", file=sys.stderr)
                 convert(prefix, converted, "mlperf", bert_config=config)
                 tensors = digest_of_tensors(read_pytorch(converted).items())
@@ -374,9 +361,7 @@ def make_training_files(job: Job) -> tuple[Path, str]:
     options, target = job.options, job.outputdir / "hdf5" / "bins"
     given = {"seed": job.config.random_seed, "jobs": options.jobs}
     if job.kind == "binned":
-        return target, shards.bin_records(
-            job.instances, target, edges=job.edges, shards=options.shards, **given
-        )
+        return target, shards.bin_records(job.instances, target, shards=options.shards, **given)
     given["shards"] = shards.num_shards(
         sum(open_records(path)[0].num_sequences for path in job.instances_of_texts),
         options.shards,

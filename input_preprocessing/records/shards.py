@@ -89,7 +89,7 @@ def plan_shards(
             records.release()
     if not sum(sizes):
         what = f"sequences of {lengths[0] + 1} to {lengths[1]} tokens" if lengths else "sequences"
-        raise DataError(f"no {what} in {sources[0].parent if sources else 'the source folder'}")
+        raise DataError(f"no {what} in {sources[0].parent}")
     first = opened[0][1]
     for path, (_, metadata) in zip(sources, opened, strict=True):
         # A shard mixes sequences of all files and states these once.
@@ -366,47 +366,26 @@ def pack_records(
     return make_shards(plan, arrange, label="pack", jobs=jobs)
 
 
-def edges_for(max_seq_length: int, wanted: tuple[int, ...] | None) -> tuple[int, ...]:
-    """Maximal tokens of each bin: those wanted, or quarters of the maximal sequence length.
-
-    Raises:
-        DataError: those wanted would drop sequences or leave a bin empty.
-    """
-    if wanted is None:
-        return tuple(max_seq_length * quarter // 4 for quarter in (1, 2, 3, 4))
-    # The last bin must reach the maximum, the one before must not, or the last would be empty.
-    if not (0, *wanted)[-2] < max_seq_length <= wanted[-1]:
-        text = ",".join(map(str, wanted))
-        raise DataError(
-            f"--edges {text} does not fit sequences of up to {max_seq_length} tokens; end with that number"
-        )
-    return wanted
+def edges_of(max_seq_length: int) -> tuple[int, ...]:
+    """Maximal tokens of each bin: quarters of the maximal sequence length."""
+    return tuple(max_seq_length * quarter // 4 for quarter in (1, 2, 3, 4))
 
 
-def bin_records(
-    source: Path,
-    target: Path,
-    *,
-    edges: tuple[int, ...] | None,
-    shards: int | None,
-    seed: int,
-    jobs: int,
-) -> str:
+def bin_records(source: Path, target: Path, *, shards: int | None, seed: int, jobs: int) -> str:
     """Writes the sequences of the files in `source` to one folder per bin; returns their multiset digest.
 
     Args:
         source: folder of record files.
         target: parent of the bins' folders.
-        edges: maximal tokens of each bin, ascending; None: quarters of the maximal sequence length.
         shards: of each bin; None: by its size.
         seed: of the shuffle.
         jobs: worker processes.
 
     Raises:
-        DataError: a bin is empty, a sequence exceeds the last edge, or the bins do not hold all sequences.
+        DataError: a bin is empty, or the bins do not hold all sequences.
     """
     files = verified_files(source, jobs)
-    edges = edges_for(open_records(files[0])[1].max_seq_length, edges)
+    edges = edges_of(open_records(files[0])[1].max_seq_length)
     digests = []
     for low, high in zip((0, *edges), edges, strict=False):
         stage, folder = f"bin {low} {high}", target / str(high)
@@ -482,7 +461,7 @@ def pack_main(options: argparse.Namespace) -> None:
 def bins_main(options: argparse.Namespace) -> None:
     """Splits the sequences of a folder of record files by length, and shuffles each bin into separate shards.
 
-    Bins of 128, 256, 384 and 512 tokens (quarters of the maximal sequence length, unless given by --edges): TARGET/128
+    Bins of 128, 256, 384 and 512 tokens (quarters of the maximal sequence length): TARGET/128
     has the sequences of at most 128 tokens, TARGET/256 those of 129 to 256, and so on, each as
     part_XXXXX_of_XXXXX.hdf5. Batches with a fixed number from each bin have about the same number of tokens on every
     rank.

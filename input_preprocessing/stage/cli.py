@@ -68,16 +68,6 @@ def yes_or_no(text: str) -> bool:
     return values[text.lower()]
 
 
-def parse_edges(text: str) -> tuple[int, ...]:
-    """argparse type: '128,256' -> (128, 256), ascending."""
-    edges = tuple(int(part) if part.strip().isdecimal() else 0 for part in text.split(","))
-    if any(high <= low for low, high in zip((0, *edges), edges, strict=False)):
-        raise argparse.ArgumentTypeError(
-            f"{text} is not a list of ascending lengths, such as 128,256,384,512"
-        )
-    return edges
-
-
 def parse_phases(text: str) -> tuple[tuple[int, int], ...]:
     """argparse type: '128:20,512:80' -> ((128, 20), (512, 80)), maximal tokens and masked tokens of a sequence."""
     phases, published = [], OPTIONS["prepare"]["--phases"]["const"]
@@ -103,7 +93,7 @@ def parse_share(text: str) -> float:
 OPTIONS = read_table(__file__, "options.yaml")
 _TYPES: dict[str, Callable[[str], Any]] = {
     "path": Path, "folder": named_folder, "positive": positive, "int": int, "float": float, "switch": yes_or_no,
-    "edges": parse_edges, "phases": parse_phases, "share": parse_share,
+    "phases": parse_phases, "share": parse_share,
 }  # fmt: skip
 
 

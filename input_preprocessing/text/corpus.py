@@ -25,7 +25,6 @@ import shutil
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import suppress
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -36,6 +35,7 @@ from tokenizers import BertWordPieceTokenizer
 
 from bert.data.format import atomic_file
 from bert.data.records import DataError
+from common.files import object_of
 from input_preprocessing.stage.cli import human_bytes
 from input_preprocessing.stage.manifest import md5_of, write_text
 from input_preprocessing.stage.parallel import run_tasks
@@ -237,9 +237,8 @@ def make(options: argparse.Namespace, download: Path) -> None:
     # Named only if cased: recipes from before there was a choice must still be equal.
     if not options.do_lower_case:
         recipe["do_lower_case"] = False
-    note, made = download / NOTE, None
-    with suppress(OSError, ValueError):
-        made = json.loads(note.read_text(encoding="utf-8"))
+    note = download / NOTE
+    made = object_of(note)
     # Compared with the files as they are: one that was changed since makes the corpus again.
     if made == {"recipe": recipe, "files": _files(download)} and made["files"]:
         shutil.rmtree(work, ignore_errors=True)

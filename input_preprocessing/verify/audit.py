@@ -16,7 +16,7 @@ from input_preprocessing.text.vocabulary import Vocabulary
 
 Hashes = npt.NDArray[np.uint64]
 
-# With this many masked tokens (80 tokens at 15%), two sequences of the same text do not become equal by chance.
+# With this many masked tokens (80 tokens at 15%), two sequences do not have the same text by chance.
 TELLING_MASKS = 12
 
 _FAULTS = (
@@ -56,8 +56,7 @@ class Audit:
     random_next: int
     most_per_row: int
     fault: str  # of the first invalid sequence, or empty
-    hashes: Hashes  # of each sequence with TELLING_MASKS
-    originals: Hashes  # of the same without masks; empty if `known` hashes were given
+    originals: Hashes  # of each text with TELLING_MASKS, without masks; empty if `known` were given
     seen: int  # sequences whose original text is among the known ones
 
 
@@ -90,14 +89,13 @@ def audit(path: Path, rules: Rules, known: Hashes | None = None) -> Audit:
         DataError: unreadable, out of range, or a digest does not match.
     """
     records, metadata = verify_records(path)
-    hashes = np.zeros(records.num_sequences, dtype=np.uint64)
     originals = np.zeros(records.num_sequences, dtype=np.uint64)
     counts = np.zeros(2, dtype=np.int64)
     num_masked = np.array(rules.num_masked or [-1] * (metadata.max_seq_length + 1), dtype=np.int64)
     fault, where = _check(
         records.input_ids, records.sequence_offsets, records.segment_b_start, records.masked_lm_positions,
-        records.masked_lm_ids, records.masked_lm_offsets, records.next_sentence_labels,
-        np.array(rules.special), rules.vocab_size, num_masked, counts, hashes, originals,
+        records.masked_lm_ids, records.masked_lm_offsets,
+        np.array(rules.special), rules.vocab_size, num_masked, counts, originals,
     )  # fmt: skip
     telling = np.diff(records.masked_lm_offsets) >= TELLING_MASKS
     originals = originals[telling]
@@ -109,7 +107,7 @@ def audit(path: Path, rules: Rules, known: Hashes | None = None) -> Audit:
         empty_rows=records.num_empty_rows, tokens=len(records.input_ids), masked=len(records.masked_lm_ids),
         replaced=(int(counts[0]), int(counts[1])), random_next=int(np.count_nonzero(records.next_sentence_labels)),
         most_per_row=1 if records.row_offsets is None else int(np.diff(records.row_offsets).max(initial=0)),
-        fault=f"sequence {where} {_FAULTS[fault]}" if fault else "", hashes=hashes[telling],
+        fault=f"sequence {where} {_FAULTS[fault]}" if fault else "",
         originals=originals if known is None else originals[:0], seen=seen,
     )  # fmt: skip
 
@@ -156,13 +154,13 @@ def _fault_of(  # type: ignore[no-untyped-def]
 
 @compiled
 def _check(  # type: ignore[no-untyped-def]
-    ids, offsets, b_starts, positions, labels, masked_offsets, next_labels,
-    special, vocab_size, num_masked, counts, hashes, originals,
+    ids, offsets, b_starts, positions, labels, masked_offsets,
+    special, vocab_size, num_masked, counts, originals,
 ):  # fmt: skip
-    """Fills in counts and the hashes of each sequence with and without masks; returns (first fault, its sequence)."""
+    """Fills in counts and the hash of each text without masks; returns (first fault, its sequence)."""
     first_fault = 0
     where = -1
-    for i in range(hashes.size):
+    for i in range(originals.size):
         start, end = offsets[i], offsets[i + 1]
         at, last = masked_offsets[i], masked_offsets[i + 1]
         if first_fault == 0:
@@ -172,19 +170,14 @@ def _check(  # type: ignore[no-untyped-def]
                 ids, start, end, b_starts[i], positions, labels, at, last, special, vocab_size, wanted
             )  # fmt: skip
             where = i
-        # `state` tells two maskings of a text apart, `original` has the text as it was before.
-        state = np.uint64(end - start)
-        original = state
+        original = np.uint64(end - start)
         for j in range(start, end):
             token = ids[j]
-            state = _mix(state, token)
             if at < last and positions[at] == j - start:
-                state = _mix(state, labels[at])
                 counts[0] += token == special[2]
                 counts[1] += token == labels[at]
                 token = labels[at]
                 at += 1
             original = _mix(original, token)
-        hashes[i] = _mix(state, np.int64(b_starts[i]) * 2 + next_labels[i])
         originals[i] = original
     return first_fault, where

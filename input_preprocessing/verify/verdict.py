@@ -1,4 +1,4 @@
-"""Verifies a prepared data set: counts, digests, every sequence exactly once, labels, evaluation set, repeats.
+"""Verifies a prepared data set: counts, digests, every sequence exactly once, labels, evaluation set.
 
 FOLDER is the --outputdir of prepare_data.sh; every data set finished there (prepared-*.json) is verified. It may also
 be any folder of record files, such as NVIDIA's packed shards, for which options and completeness are unknown. Prints a
@@ -29,18 +29,16 @@ from input_preprocessing.records.tfrecord_nvidia import NOT_RECORDS
 from input_preprocessing.stage import manifest
 from input_preprocessing.stage.parallel import run_tasks
 from input_preprocessing.text import vocabulary
-from input_preprocessing.verify.audit import TELLING_MASKS, Audit, Hashes, Rules, audit, rules_of
+from input_preprocessing.verify.audit import Audit, Hashes, Rules, audit, rules_of
 
 # Digest of input_ids of the benchmark's 10,000 evaluation samples, from NVIDIA's eval_varlength.chk.
 PUBLISHED_EVALUATION = "611d8bae26646145e1c33338a27ba124"
 
-_SIGMAS = (
-    6.0  # tolerance of the shares of masks; exceeded by chance in one of 500 million data sets
-)
+# Tolerance of the shares of masks; exceeded by chance in one of 500 million data sets.
+_SIGMAS = 6.0
 _MOST_SEEN = 0.01  # share of evaluation samples in the training data, since some articles are copies of others
-_FEW_SEEN = (
-    10  # training sequences; a single duplicated text makes several, a large share of few samples
-)
+# Training sequences; a single duplicated text makes several, a large share of few samples.
+_FEW_SEEN = 10
 # Half of the pairs, and all whose chunk has one segment: more where documents are short.
 _USUAL_RANDOM_NEXT = (0.3, 0.8)
 _MARKS = {True: "ok", False: "FAILED", None: "note"}
@@ -81,10 +79,8 @@ def verify(folder: Path, *, jobs: int, vocab_file: Path | None = None) -> dict[s
         raise DataError(
             f"{folder} has no prepared-*.json; give the vocabulary of its records with --vocab-file"
         )
-    rules, none = (
-        rules_of(vocabulary.load(vocab_file), None),
-        np.zeros(0, np.uint64),
-    )  # none: no originals are kept
+    rules = rules_of(vocabulary.load(vocab_file), None)
+    none = np.zeros(0, np.uint64)  # so that no originals are kept
     audits, errors = _audit_all(files, rules, none, "read records", jobs)
     unknown = Check("complete", None, "unknown: there is no prepared-*.json")
     return {folder.name: [unknown, _check_reading(audits, errors), *_content_checks(audits)]}
@@ -105,9 +101,8 @@ def _audit_all(
     results = run_tasks(
         label, partial(_audit_task, rules, known), files, jobs=jobs, weights=weights
     )
-    return [each for each in results if isinstance(each, Audit)], [
-        each for each in results if isinstance(each, str)
-    ]
+    audits = [each for each in results if isinstance(each, Audit)]
+    return audits, [each for each in results if isinstance(each, str)]
 
 
 def _check_reading(
@@ -129,10 +124,9 @@ def _check_reading(
 
 
 def _content_checks(audits: list[Audit]) -> list[Check]:
-    """Checks of labels, masks, next sentences and repeats, for any records."""
-    masked, tokens, sequences = (
-        sum(getattr(audit, n) for audit in audits) for n in ("masked", "tokens", "sequences")
-    )
+    """Checks of labels, masks and next sentences, for any records."""
+    names = ("masked", "tokens", "sequences")
+    masked, tokens, sequences = (sum(getattr(audit, n) for audit in audits) for n in names)
     # Special tokens, masks and labels of every sequence are in the right places.
     faulty = [f"{audit.path}: {audit.fault}" for audit in audits if audit.fault]
     share = masked / tokens if tokens else 0
@@ -152,119 +146,100 @@ def _content_checks(audits: list[Audit]) -> list[Check]:
     # About every second segment B is random.
     share = sum(audit.random_next for audit in audits) / sequences if sequences else 0
     usual = _USUAL_RANDOM_NEXT[0] <= share <= _USUAL_RANDOM_NEXT[1]
-    note = (
-        ""
-        if usual
-        else "; unusual: do documents have several sentences, and blank lines between them?"
-    )
+    note = "; unusual: do documents have several sentences, and blank lines between them?"
+    note = "" if usual else note
     next_sentences = Check("next sentences", usual or None, f"{share:.2%} random{note}")
-    # No long sequence occurs twice, as it does if a text file or shard is duplicated. The hashes take 8 bytes per
-    # sequence; counting them in 16 parts keeps the memory for sorting small.
-    compared, count = sum(len(audit.hashes) for audit in audits), 0
-    for part in range(16):
-        parts = [audit.hashes[audit.hashes >> np.uint64(60) == part] for audit in audits]
-        hashes = np.concatenate([np.zeros(0, np.uint64), *parts])
-        count += len(hashes) - len(np.unique(hashes))
-    what = f"{compared:,} sequences with {TELLING_MASKS} masked tokens or more"
-    problem = f"{count:,} of {what} occur twice: is a text file duplicated?" if count else ""
-    return [labels, masks, next_sentences, _check("repeats", f"none among {what}", problem)]
+    return [labels, masks, next_sentences]
 
 
 def _verify_prepared(folder: Path, path: Path, jobs: int) -> list[Check]:
     made = manifest.read(path)
     words = vocabulary.load(folder / "phase1" / "vocab.txt")
     rules = rules_of(words, made.recipe)
-    present = {folder / name for name in made.files if (folder / name).is_file()}
-    evaluation = [folder / name for name in made.evaluation if folder / name in present]
-    training = [folder / name for name in made.records if folder / name in present]
+    present = {name for name in made.files if (folder / name).is_file()}
+    evaluation = [folder / name for name in made.evaluation if name in present]
+    training = [folder / name for name in made.records if name in present]
     # First the evaluation set, whose texts are then looked for in the training data.
     eval_audits, eval_errors = _audit_all(evaluation, rules, None, "read evaluation set", 1)
     known = np.unique(eval_audits[0].originals) if eval_audits else None
     audits, errors = _audit_all(training, rules, known, "read training records", jobs)
-    both, digests = (
-        [*eval_audits, *audits],
-        {folder / name: digest for name, digest in made.files.items()},
-    )
+    both = [*eval_audits, *audits]
+    digests = {folder / name: digest for name, digest in made.files.items()}
+    return [
+        _check_files(folder, made, present, is_readable=not errors),
+        _check_models(folder, made, present),
+        Check("text", *made.benchmark_text),
+        _check_reading(both, [*eval_errors, *errors], digests),
+        _check_options(folder, made, words, both),
+        *_check_numbers(made, path.name, audits),
+        *_content_checks(audits),
+        _check_evaluation(eval_audits, made),
+        check_held_out(audits, known),
+    ]
 
-    # All files are present with their indices, and no others that a trainer would read.
+
+def _check_files(
+    folder: Path, made: manifest.Manifest, present: set[str], is_readable: bool
+) -> Check:
+    """All files are present with their indices, and no others that a trainer would read."""
     problem = ""
-    if missing := [name for name in made.files if folder / name not in present]:
+    if missing := [name for name in made.files if name not in present]:
         problem = f"{len(missing)} of {len(made.files)} are missing: {missing[0]}"
     elif strays := manifest.strays(folder):
         problem = f"{len(strays)} more than were prepared: {strays[0].relative_to(folder)}"
-    elif not errors and (unindexed := manifest.odd_indices(folder, made, ())):
-        index = folder / unindexed[0] / INDEX
+    elif is_readable and (odd := manifest.odd_indices(folder, made, ())):
+        index = folder / odd[0] / INDEX
         problem = f"{index} is missing or does not match the shards; use --repair"
-    files = _check("files", f"all {len(made.files):,} that were prepared, no others", problem)
+    return _check("files", f"all {len(made.files):,} that were prepared, no others", problem)
 
-    # Vocabulary, model sizes and checkpoint are unchanged, by md5.
-    names = [name for name in made.files if not name.endswith(".hdf5") and folder / name in present]
+
+def _check_models(folder: Path, made: manifest.Manifest, present: set[str]) -> Check:
+    """Vocabulary, model sizes and checkpoint are unchanged, by md5."""
+    names = [name for name in made.files if not name.endswith(".hdf5") and name in present]
     changed = [name for name in names if manifest.md5_of(folder / name) != made.files[name]]
     problem = f"{', '.join(changed)} changed since it was prepared" if changed else ""
-    models = _check("model files", f"{', '.join(names)} as prepared", problem)
+    return _check("model files", f"{', '.join(names)} as prepared", problem)
 
-    # All files were made with the manifest's options, from its texts, with the vocabulary beside them.
-    wanted = ("max_seq_length", "random_seed", "dupe_factor", "vocab_md5")
-    different = [
-        f"{each.path} has {other}"
-        for each in both
-        if (other := made.difference(str(each.path.relative_to(folder)), each.metadata))
-    ]
-    if words.md5 != made.recipe["vocab_md5"]:
-        different.append(f"{folder / 'phase1' / 'vocab.txt'} is another vocabulary than prepared")
-    options = _check(
-        "options",
-        ", ".join(f"{name} {made.recipe[name]}" for name in wanted),
-        next(iter(different), None),
-    )
 
-    # The numbers of sequences, rows and tokens are as prepared.
-    totals = {
-        name: sum(getattr(audit, name) for audit in audits)
-        for name in ("sequences", "rows", "tokens")
-    }
-    odd = [name for name in totals if totals[name] != getattr(made, name)]
+def _check_options(
+    folder: Path, made: manifest.Manifest, words: vocabulary.Vocabulary, audits: Sequence[Audit]
+) -> Check:
+    """All files were made with the manifest's options, from its texts, with the vocabulary beside them."""
     problem = ""
-    if odd:
-        were = f"{getattr(made, odd[0]):,} were prepared according to {path.name}"
-        problem = f"{totals[odd[0]]:,} {odd[0]}, {were}"
+    if words.md5 != made.recipe["vocab_md5"]:
+        problem = f"{folder / 'phase1' / 'vocab.txt'} is another vocabulary than prepared"
+    for each in audits:
+        other = made.difference(str(each.path.relative_to(folder)), each.metadata)
+        if other and not problem:
+            problem = f"{each.path} has {other}"
+    names = ("max_seq_length", "random_seed", "dupe_factor", "vocab_md5")
+    text = ", ".join(f"{name} {made.recipe[name]}" for name in names)
+    return _check("options", text, problem)
+
+
+def _check_numbers(made: manifest.Manifest, name: str, audits: Sequence[Audit]) -> list[Check]:
+    """Counts and digest are those of all training instances, and rows as wanted. name: the manifest's."""
+    problem = ""
+    for what in ("sequences", "rows", "tokens"):
+        found, said = sum(getattr(audit, what) for audit in audits), getattr(made, what)
+        if found != said and not problem:
+            problem = f"{found:,} {what}, {said:,} were prepared according to {name}"
     text = f"{made.sequences:,} sequences in {made.rows:,} rows, {made.tokens:,} tokens"
     counts = _check("counts", text, problem)
-
     # The shards' sequences are exactly the training instances, with repetitions.
     digest = add_multiset_digests([audit.metadata.multiset_digest for audit in audits])
-    problem = (
-        ""
-        if digest == made.multiset_digest
-        else f"the shards are not the permutation of the training instances that {path.name} records"
-    )
-    once = _check(
-        "coverage",
-        f"every training instance exactly once (multiset digest {digest[:16]}...)",
-        problem,
-    )
-
+    other = f"the shards are not the permutation of the training instances that {name} records"
+    problem = "" if digest == made.multiset_digest else other
+    text = f"every training instance exactly once (multiset digest {digest[:16]}...)"
+    once = _check("coverage", text, problem)
     # No row has more sequences than allowed. Tokens per row are checked on reading.
-    most, allowed = (
-        max((audit.most_per_row for audit in audits), default=0),
-        made.recipe["max_sequences_per_row"],
-    )
+    most = max((audit.most_per_row for audit in audits), default=0)
+    allowed = made.recipe["max_sequences_per_row"]
     capacity = sum(audit.rows * audit.metadata.max_seq_length for audit in audits)
-    filled = f"{totals['tokens'] / capacity if capacity else 0:.2%} of token slots filled"
-    problem = (
-        f"a row has {most} sequences, at most {allowed} are allowed"
-        if most > int(str(allowed))
-        else ""
-    )
-    rows = _check("rows", f"at most {most} sequence{'s' * (most > 1)} in a row, {filled}", problem)
-    source, reading = (
-        Check("text", *made.benchmark_text),
-        _check_reading(both, [*eval_errors, *errors], digests),
-    )
-    return [
-        files, models, source, reading, options, counts, once, rows,
-        *_content_checks(audits), _check_evaluation(eval_audits, made), check_held_out(audits, known),
-    ]  # fmt: skip
+    share = sum(audit.tokens for audit in audits) / capacity if capacity else 0
+    problem = f"a row has {most} sequences, at most {allowed} are allowed" if most > allowed else ""
+    text = f"at most {most} sequence{'s' * (most > 1)} in a row, {share:.2%} of token slots filled"
+    return [counts, once, _check("rows", text, problem)]
 
 
 def _check_evaluation(audits: Sequence[Audit], made: manifest.Manifest) -> Check:
@@ -272,31 +247,29 @@ def _check_evaluation(audits: Sequence[Audit], made: manifest.Manifest) -> Check
     name = f"prepared-{made.recipe['kind']}.json"
     if len(audits) != 1:
         return Check("evaluation", False, f"{len(audits)} readable files of {name}, expected one")
-    audit = audits[0]
-    if audit.fault:
-        return Check("evaluation", False, f"{audit.path}: {audit.fault}")
-    if audit.sequences != made.eval_samples:
-        return Check(
-            "evaluation",
-            False,
-            f"{audit.sequences:,} samples, {made.eval_samples:,} were prepared according to {name}",
-        )
+    audit, problem = audits[0], ""
     text = f"{audit.sequences:,} samples, {audit.masked:,} masked tokens"
+    if audit.fault:
+        problem = f"{audit.path}: {audit.fault}"
+    elif audit.sequences != made.eval_samples:
+        were = f"{made.eval_samples:,} were prepared according to {name}"
+        problem = f"{audit.sequences:,} samples, {were}"
+    elif _is_benchmarks(made):
+        digest = published_digest(open_records(audit.path)[0])
+        if digest != PUBLISHED_EVALUATION:
+            other = f"their digest is {digest}, not the published {PUBLISHED_EVALUATION}"
+            what = f"{audit.path}: {text}, of the benchmark's text and options"
+            problem = f"{what}, but {other}: prepare it again"
+        text += f": exactly the published ones ({digest})"
+    return _check("evaluation", text, problem)
+
+
+def _is_benchmarks(made: manifest.Manifest) -> bool:
+    """Whether evaluation text, vocabulary and options are the benchmark's: the published digest is that of them."""
     wanted = {"num_eval_samples": NUM_EVAL_SAMPLES, **dataclasses.asdict(SamplingConfig())}
     wanted["vocab_md5"] = manifest.VOCAB_MD5
     same_options = all(made.recipe[name] == value for name, value in wanted.items())
-    # The published digest is that of the benchmark's own text, vocabulary and options.
-    if not same_options or made.texts.get("eval.txt") != manifest.TEXT_MD5["eval.txt"]:
-        return Check("evaluation", True, text)
-    digest = published_digest(open_records(audit.path)[0])
-    if digest != PUBLISHED_EVALUATION:
-        other = f"their digest is {digest}, not the published {PUBLISHED_EVALUATION}"
-        return Check(
-            "evaluation",
-            False,
-            f"{audit.path}: {text}, of the benchmark's text and options, but {other}: prepare it again",
-        )
-    return Check("evaluation", True, f"{text}: exactly the published ones ({digest})")
+    return same_options and made.texts.get("eval.txt") == manifest.TEXT_MD5["eval.txt"]
 
 
 def published_digest(records: Records) -> str:
@@ -313,9 +286,8 @@ def check_held_out(audits: Sequence[Audit], known: Hashes | None) -> Check:
         return Check("held out", None, "unknown: all evaluation samples are too short")
     seen = sum(audit.seen for audit in audits)
     text = f"{seen:,} training sequences have the text of one of {len(known):,} evaluation samples"
-    return Check(
-        "held out", seen <= _MOST_SEEN * len(known) or (None if seen <= _FEW_SEEN else False), text
-    )
+    tolerable = None if seen <= _FEW_SEEN else False
+    return Check("held out", seen <= _MOST_SEEN * len(known) or tolerable, text)
 
 
 def failures(found: dict[str, list[Check]]) -> list[str]:
@@ -331,10 +303,9 @@ def verdict(folder: Path, found: dict[str, list[Check]]) -> str:
     total = sum(len(checks) for checks in found.values())
     if failed := failures(found):
         return f"{folder}: NOT VALID: {len(failed)} of {total} checks failed; {failed[0]}"
-    unknown = sum(check.name == "complete" for checks in found.values() for check in checks)
-    return (
-        f"{folder}: {'sound' if unknown else 'valid'}: {', '.join(found)}, all {total} checks hold"
-    )
+    unknown = any(check.name == "complete" for checks in found.values() for check in checks)
+    word = "sound" if unknown else "valid"
+    return f"{folder}: {word}: {', '.join(found)}, all {total} checks hold"
 
 
 def main(options: argparse.Namespace) -> None:

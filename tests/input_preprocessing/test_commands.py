@@ -82,10 +82,8 @@ def test_options_have_their_kinds_and_defaults() -> None:
     found = options.source, options.unpack, options.max_predictions_per_seq
     assert found == (Path("a"), True, 76)
     assert options.jobs == len(os.sched_getaffinity(0))
-    options = parser_of("prepare").parse_args(
-        ["--outputdir", "a", "--edges", "64,128", "--nsp", "0", "--phases"]
-    )
-    assert (options.edges, options.nsp, options.do_lower_case) == ((64, 128), False, True)
+    options = parser_of("prepare").parse_args(["--outputdir", "a", "--nsp", "0", "--phases"])
+    assert (options.nsp, options.do_lower_case) == (False, True)
     assert options.phases == ((128, 20), (512, 80))
     assert SamplingConfig() == SamplingConfig(
         max_seq_length=512, max_predictions_per_seq=76, masked_lm_prob=0.15, short_seq_prob=0.1, random_seed=12345,

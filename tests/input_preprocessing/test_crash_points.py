@@ -191,7 +191,7 @@ STAGES: dict[str, Stage] = {
     ),
     "shuffle": (make_source, dealt(shards.shuffle_records)),
     "pack": (make_source, dealt(shards.pack_records, max_sequences_per_row=3)),
-    "bins": (make_source, dealt(shards.bin_records, edges=(32, 64))),
+    "bins": (make_source, dealt(shards.bin_records)),
     "import_records": (make_source, run_import),
     "export_records": (make_source, lambda d: run_export(d, "tfrecord")),
     "export_records to NVIDIA's layout": (make_source, lambda d: run_export(d, "nvidia")),
@@ -267,7 +267,7 @@ def test_a_preparation_killed_now_and_then_ends_the_same(downloaded: Path, tmp_p
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["--packed-data", "--binned-data", "--max-sequences-per-row=3"])
 def test_a_preparation_killed_at_any_change_of_the_disk_ends_the_same(
-    downloaded: Path, tmp_path: Path, kind: str
+    downloaded: Path, tmp_path: Path, two_bins: None, kind: str
 ) -> None:
-    more = ["--edges", "32,64", "--shards", "1"] if kind == "--binned-data" else []
+    more = ["--shards", "1"] if kind == "--binned-data" else []
     assert check(*whole_preparation(downloaded, kind, *more), tmp_path, step=1) >= 30

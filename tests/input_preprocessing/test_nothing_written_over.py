@@ -30,7 +30,7 @@ def contents_of(folder: Path) -> dict[str, str]:
 def make(stage: str, source: Path, target: Path) -> None:
     options = {
         "pack": ["--shards", "2"],
-        "bins": ["--shards", "1", "--edges", "32,64"],
+        "bins": ["--shards", "1"],
         "shuffle": ["--shards", "2"],
     }
     line = [
@@ -138,12 +138,6 @@ def test_a_finished_folder_with_a_shard_cut_short_is_mended(packed: Path, tmp_pa
     shard.write_bytes(shard.read_bytes()[:-100])
     prepare.main(prepare_options(folder, "--packed-data", "--shards", "4"))
     assert prepared_digests(folder) == prepared_digests(packed)
-
-
-def test_edges_are_checked_before_a_preparation_begins(fresh: Path) -> None:
-    with pytest.raises(DataError, match="--edges 32,48 does not fit sequences of up to 64 tokens"):
-        prepare.main(prepare_options(fresh, "--binned-data", "--edges", "32,48"))
-    assert not list(fresh.glob("work/*"))
 
 
 def test_the_evaluation_set_is_not_written_over_its_instances(

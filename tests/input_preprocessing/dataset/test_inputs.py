@@ -51,7 +51,6 @@ def test_the_need_is_reported_and_checked_before_anything_is_downloaded(
         ("--outputdir", "", "the name is empty; is a variable unset"),
         ("--shards", "x", "'x': expected a positive integer"),
         ("--jobs", "0", "'0': expected a positive integer"),
-        ("--edges", "abc", "is not a list of ascending lengths"),
     ],
 )
 def test_a_wrong_value_is_reported_with_the_option(

@@ -210,10 +210,10 @@ def test_dumps_without_text_are_made_into_text_first(
 BAD = {
     "no text": (lambda d: shutil.rmtree(d / "download" / "results4"), "no text"),
     "a part missing": (lambda d: (d / "download/results4/part-00001-of-00003").unlink(),
-                       "incomplete: 1 of 3 parts are missing, see part-00001-of-00003"),
+                       "no whole set: of 2 parts part-00001-of-00003 is missing"),
     "two sets mixed": (lambda d: (d / "download/results4/part-00000-of-00009").touch(),
-                       "mixes sets of 00003 and 00009 parts"),
-    "a part too many": (lambda d: (d / "download/results4/part-00003-of-00003").touch(), "00003-of-00003 is not part"),
+                       "of 4 parts part-00000-of-00009 is missing or does not belong"),
+    "a part too many": (lambda d: (d / "download/results4/part-00003-of-00003").touch(), "00003-of-00003 is missing or does not belong"),
     "a part still packed": (
         lambda d: (d / "download/results4/part-00001-of-00003").write_bytes(gzip.compress(b"A text.")),
         "part-00001-of-00003 is not text but gzip",

@@ -178,11 +178,8 @@ def test_files_of_another_data_set_in_the_folder_are_no_strays(folder: Path) -> 
 
 
 @pytest.mark.parametrize("kind", ["--packed-data", "--binned-data", "--phases"])
-def test_every_kind_and_both_phases_are_repaired(fresh: Path, kind: str) -> None:
-    more = {
-        "--binned-data": ["--edges", "32,64"],
-        "--phases": ["32:5,64:9", "--max-seq-length", "512"],
-    }.get(kind, [])
+def test_every_kind_and_both_phases_are_repaired(fresh: Path, kind: str, two_bins: None) -> None:
+    more = ["32:5,64:9", "--max-seq-length", "512"] if kind == "--phases" else []
     shards = "1" if kind == "--binned-data" else "2"
     prepare.main(
         prepare_options(fresh, kind, *more, "--shards", shards, "--num-eval-samples", "20")

@@ -11,7 +11,6 @@ from bert.data.digests import add_multiset_digests
 from bert.data.format import multiset_digest, write_records
 from bert.data.records import DataError
 from input_preprocessing.records import shards
-from input_preprocessing.stage.cli import parse_edges
 
 from ...bert.data.samples import METADATA, make_records
 from ..conftest import all_records
@@ -29,11 +28,9 @@ def source(tmp_path: Path) -> Path:
     return folder
 
 
-def make(
-    source: Path, name: str, *, edges: tuple[int, ...] = EDGES, seed: int = 1, **how: int
-) -> Path:
+def make(source: Path, name: str, *, seed: int = 1, jobs: int = 1) -> Path:
     target = source.parent / name
-    shards.bin_records(source, target, edges=edges, shards=3, seed=seed, jobs=how.get("jobs", 1))
+    shards.bin_records(source, target, shards=3, seed=seed, jobs=jobs)
     return target
 
 
@@ -60,36 +57,38 @@ def test_the_order_within_a_bin_depends_on_the_seed_alone(source: Path) -> None:
         assert not np.array_equal(ids[0], ids[2])
 
 
-def test_a_bin_of_few_sequences_makes_one_shard(source: Path) -> None:
+def use_edges(patch: pytest.MonkeyPatch, *edges: int) -> None:
+    patch.setattr(shards, "edges_of", lambda _: edges)
+
+
+def test_a_bin_of_few_sequences_makes_one_shard(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_edges(monkeypatch, 6, 64)
     target = source.parent / "few"
     for wanted in (1, None):
-        shards.bin_records(source, target, edges=(6, 64), shards=wanted, seed=1, jobs=1)
+        shards.bin_records(source, target, shards=wanted, seed=1, jobs=1)
         assert len(list((target / "6").glob("*.hdf5"))) == 1
 
 
-def test_edges_that_leave_sequences_out_or_a_bin_empty_are_refused(source: Path) -> None:
-    for edges in ((16, 32), (64, 128), (16, 64, 65)):
-        with pytest.raises(DataError, match="does not fit sequences of up to 64 tokens"):
-            make(source, "a", edges=edges)
-    assert not (source.parent / "a").exists()
+def test_an_empty_bin_is_an_error(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_edges(monkeypatch, 4, 64)
     with pytest.raises(DataError, match="no sequences of 1 to 4 tokens"):
-        make(source, "b", edges=(4, 64))
-    for text in ("32,16", "0,16", "16,16", "16,x", ""):
-        with pytest.raises(Exception, match="ascending lengths"):
-            parse_edges(text)
+        make(source, "b")
 
 
-def test_bins_are_quarters_of_the_longest_sequence_by_default(source: Path) -> None:
-    target = source.parent / "quarters"
-    shards.bin_records(source, target, edges=None, shards=1, seed=1, jobs=1)
-    assert sorted(path.name for path in target.iterdir()) == ["16", "32", "48", "64"]
-    assert shards.edges_for(512, None) == (128, 256, 384, 512)
+def test_bins_are_quarters_of_the_longest_sequence() -> None:
+    assert shards.edges_of(512) == (128, 256, 384, 512)
 
 
-def test_bins_of_earlier_edges_are_removed_but_no_file_of_others(source: Path) -> None:
-    target = make(source, "bins", edges=(32, 64))
+def test_bins_of_earlier_edges_are_removed_but_no_file_of_others(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_edges(monkeypatch, 32, 64)
+    target = make(source, "bins")
     (target / "32" / "notes.txt").touch()
-    make(source, "bins", edges=(16, 64))
+    use_edges(monkeypatch, 16, 64)
+    make(source, "bins")
     assert sorted(path.name for path in target.rglob("*") if not path.name.startswith("part_")) == [
         "16", "32", "64", "index.json", "index.json", "notes.txt",
     ]  # fmt: skip

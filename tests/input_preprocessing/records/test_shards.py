@@ -27,9 +27,7 @@ def test_a_sequence_lost_and_one_doubled_are_found(
 
     (tmp_path / "source").mkdir()
     write_records(tmp_path / "source" / "part-0.hdf5", make_records(300, seed=0), METADATA)
-    given = {"shards": 1, "seed": 1, "jobs": 1} | (
-        {"edges": None} if make is shards.bin_records else {}
-    )
+    given = {"shards": 1, "seed": 1, "jobs": 1}
     make(tmp_path / "source", tmp_path / "right", **given)
     monkeypatch.setattr(shards, "_shuffled", careless)
     with pytest.raises(DataError, match="hold exactly the sequences of"):
