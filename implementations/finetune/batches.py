@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -12,9 +13,6 @@ from torch import Tensor
 
 from bert.data.batch import Batch
 from bert.data.tokens import Integers
-
-# Label of a sequence to predict, whose class or answer is unknown.
-UNKNOWN = -100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,15 +106,13 @@ def _permutation(seed: int, epoch: int, count: int) -> np.ndarray:
     return np.random.default_rng([seed, epoch]).permutation(count)
 
 
-class Source:
-    """Batches of a run from a step on."""
+def micro_batches(
+    samples: Samples, order: Order, first_step: int, pin: bool
+) -> Iterator[list[Batch]]:
+    """Micro-batches of each step. pin: in page-locked memory, for asynchronous copies to a GPU.
 
-    def __init__(self, samples: Samples, order: Order, next_step: int, pin: bool) -> None:
-        """pin: use page-locked memory, for asynchronous copies to a GPU."""
-        self.samples, self.order, self.number, self.pin = samples, order, next_step, pin
-
-    def next_step(self) -> list[Batch]:
-        batches = [self.samples.batch(chosen) for chosen in self.order.step(self.number)]
-        # Counted on even if a step of fp16 overflows: it is retried on the next batch.
-        self.number += 1
-        return [batch.pin_memory() for batch in batches] if self.pin else list(batches)
+    A step of fp16 that overflows is retried on the next batch.
+    """
+    for step in itertools.count(first_step):
+        batches = [samples.batch(chosen) for chosen in order.step(step)]
+        yield [batch.pin_memory() if pin else batch for batch in batches]

@@ -62,8 +62,6 @@ def predict(
             raise ConfigError(
                 f"{options.folder} answers questions: give --question and --context, or --input FILE"
             )
-        if not options.context.strip():
-            raise ConfigError("--context is empty: give the text that contains the answer")
         (found,) = model.predict([(options.question, options.context)])
         for entry in found["n_best"][:SHOWN_ANSWERS]:
             print(f"{entry['probability']:.4f}  {entry['text'] or '(no answer)'}")
@@ -143,13 +141,14 @@ def seeds(
             )
     names = [name for name, value in rows[0].items() if isinstance(value, float)]
     width = max(len(name) for name in names)
-    heads = [*(str(row["seed"]) for row in rows), "mean", "std"]
-    print(f"{'seed':<{width}}  " + "  ".join(f"{head:>10}" for head in heads))
+    lines = {"seed": [*(str(row["seed"]) for row in rows), "mean", "std"]}
     for name in names:
         values = [row[name] for row in rows if name in row]
         deviation = statistics.stdev(values) if len(values) > 1 else 0.0
         shown = [*values, statistics.mean(values), deviation]
-        print(f"{name:<{width}}  " + "  ".join(f"{value:>10.4f}" for value in shown))
+        lines[name] = [f"{value:.4f}" for value in shown]
+    for name, cells in lines.items():
+        print(f"{name:<{width}}  " + "  ".join(f"{cell:>10}" for cell in cells))
 
 
 def natural(text: str) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,6 +16,7 @@ from bert.model.config import BertConfig
 from bert.training import metrics, schedule
 from bert.training.config import Hardware
 from common.env import ConfigError, env, from_env
+from common.files import object_of
 
 # Fine-tuning's own defaults.
 # As in the fine-tuning of the BERT paper: Adam with decay, 10% of warm-up, then linear to 0.
@@ -27,7 +27,6 @@ ROUNDING = (
     *("DEVICE", "OMP_NUM_THREADS", "CUDA_GRAPH", "RECOMPUTE_LAYERS"),
     *("SHARD_OPTIMIZER", "SHARD_GROUP"),
 )
-PREDICTION = ("MODE", "EVAL_BATCHSIZE")  # not training
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,9 +75,6 @@ class Config(Hardware):
         "REGRESSION", None, doc="tables: 1 predicts numbers; unset: if some have decimals"
     )
     epochs: float = env("EPOCHS", 2.0, above=0, doc="fine-tuning: passes over the training data")
-    do_lower_case: bool | None = env(
-        "DO_LOWER_CASE", None, doc="0 for a cased vocabulary; unset: as the model"
-    )
     seeds: str = env(
         "SEEDS", "", doc="fine-tuning: a seed per trial, joined by commas; unset: SEED"
     )
@@ -150,18 +146,13 @@ class Config(Hardware):
 
     @cached_property
     def lower_case(self) -> bool:
-        """DO_LOWER_CASE, else as the tokenizer's config or the vocabulary says."""
-        return (
-            huggingface.lower_case(self.vocabulary)
-            if self.do_lower_case is None
-            else self.do_lower_case
-        )
+        """As the tokenizer's config or the vocabulary says."""
+        return huggingface.lower_case(self.vocabulary)
 
     @cached_property
     def described(self) -> dict[str, Any]:
         """task.json of the fine-tuned model that the run starts from; empty if it was not fine-tuned."""
-        path = self.weights_folder / "task.json"
-        return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
+        return object_of(self.weights_folder / "task.json")
 
     @property
     def weights_folder(self) -> Path:

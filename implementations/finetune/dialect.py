@@ -12,7 +12,6 @@ import io
 import json
 import zlib
 from collections import Counter
-from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,11 +20,10 @@ from bert.data.records import DataError
 
 KINDS = ("tsv", "csv", "jsonl")
 SEPARATORS = {",": "','", ";": "';'", "|": "'|'", "\t": "tab"}
-SPELLINGS = {"tab": "\t", "\\t": "\t", "none": ""}  # of --separator, besides the character
+SPELLINGS = {"tab": "\t", "none": ""}  # of --separator, besides the character
 # First bytes of the files that people give by mistake.
 _FOREIGN = {
     b"PK\x03\x04": ("an Excel workbook or a zip archive", "save the sheet as CSV (UTF-8)"),
-    b"\xd0\xcf\x11\xe0": ("an old Excel workbook", "save the sheet as CSV (UTF-8)"),
     b"PAR1": ("Parquet", "write it with pandas' to_json(orient='records', lines=True)"),
     b"BZh": ("bzip2", "unpack it, or pack it with gzip"),
 }
@@ -52,10 +50,8 @@ class RowFile(NamedTuple):
     form: str
 
 
-def read(
-    path: Path, reading: Reading, wanted: Collection[str] = (), plain_quotes: bool = False
-) -> RowFile:
-    """Reads a table. wanted: columns of its header; plain_quotes: marks are text.
+def read(path: Path, reading: Reading, plain_quotes: bool = False) -> RowFile:
+    """Reads a table. plain_quotes: quotation marks are text.
 
     A blank line is a row of a table with one column, where it is an empty text, but not at its end. Raises DataError
     for an unreadable file, and for one that can be read in several ways, or in none.
@@ -69,7 +65,7 @@ def read(
         raise DataError(f"{path}: is one JSON list: {cure}")
     if kind == "jsonl" or (not kind and start == "{"):
         return RowFile(_records(path, text), True, "JSON Lines")
-    separator = _separator(path, text, kind, reading.separator, wanted)
+    separator = _separator(path, text, kind, reading.separator)
     parse = _parse(text, separator or ",")
     # Only in TSV are quotation marks usually text; in CSV one that does not close is an error.
     is_quoted = not plain_quotes and (separator not in ("", "\t") or _encloses(text, parse))
@@ -79,7 +75,7 @@ def read(
     if parse.problem:
         raise DataError(f"{path}{parse.problem}")
     last = max(number for number, cells in parse.rows if cells)
-    is_one_column = len(parse.header) == 1
+    is_one_column = len(next(cells for _, cells in parse.rows if cells)) == 1
     rows: list[tuple[int, Row]] = [
         (number, cells or [""])
         for number, cells in parse.rows
@@ -152,10 +148,6 @@ class _Parse(NamedTuple):
     problem: str = ""  # with its line; "" if there is none
 
     @property
-    def header(self) -> list[str]:
-        return next(cells for _, cells in self.rows if cells)
-
-    @property
     def widths(self) -> Counter[int]:
         return Counter(len(cells) for _, cells in self.rows if cells)
 
@@ -186,7 +178,7 @@ def _encloses(text: str, parse: _Parse) -> bool:
     return begins and parse.is_rectangular
 
 
-def _separator(path: Path, text: str, kind: str, given: str, wanted: Collection[str]) -> str:
+def _separator(path: Path, text: str, kind: str, given: str) -> str:
     """The one that makes the table rectangular. Raises DataError if several do, or none."""
     if given:
         separator = SPELLINGS.get(given, given)
@@ -202,12 +194,6 @@ def _separator(path: Path, text: str, kind: str, given: str, wanted: Collection[
     right = [
         mark for mark, parse in parses.items() if parse.is_rectangular and max(parse.widths) > 1
     ]
-    # Where several fit, the one that gives the wanted columns; "a,b;c" can be split at either.
-    named = [
-        mark for mark in right if set(wanted) <= {cell.strip() for cell in parses[mark].header}
-    ]
-    if wanted and named:
-        right = named
     if len(right) == 1:
         return right[0]
     if right:

@@ -55,11 +55,13 @@ def predict(
     if lacking:
         _say(f"no text in {lines_told(lacking)}: no prediction for {len(lacking):,} rows")
     found = _predictions(model, texts, batch_size)
-    predicted = [row | one for (_, row), one in zip(rows, found, strict=True)]
-    try:
-        _write(target, kind, [*names, *own], predicted)
-    except OSError as error:
-        raise ConfigError(f"--output {target}: {error.strerror or error}") from error
+    # Without the other answers to a question.
+    fields = {*own, "probabilities"}
+    predicted = [
+        row | {name: one[name] for name in one if name in fields}
+        for (_, row), one in zip(rows, found, strict=True)
+    ]
+    _write(target, kind, [*names, *own], predicted)
 
 
 def _table(model: Saved, path: Path, columns: tuple[str, ...], reading: Reading) -> Rows:
@@ -81,17 +83,13 @@ def _predictions(
     model: Saved, texts: Sequence[tuple[str, ...] | None], batch_size: int
 ) -> list[dict[str, Any]]:
     """Prediction of each row; null if it has no text."""
+    present = [text for text in texts if text is not None]
     found: list[dict[str, Any]] = []
-    for begin in range(0, len(texts), CHUNK):
-        chunk = texts[begin : begin + CHUNK]
-        present = [text for text in chunk if text is not None]
-        predictions = iter(model.predict(present, batch_size) if present else [])
-        for text in chunk:
-            one = {"prediction": None} if text is None else next(predictions)
-            one.pop("n_best", None)
-            found.append(one)
-        _say(f"{len(found):,} of {len(texts):,} rows")
-    return found
+    for begin in range(0, len(present), CHUNK):
+        found += model.predict(present[begin : begin + CHUNK], batch_size)
+        _say(f"{len(found):,} of {len(present):,} rows")
+    predictions = iter(found)
+    return [{"prediction": None} if text is None else next(predictions) for text in texts]
 
 
 def _write(target: Path, kind: str, columns: list[str], rows: Sequence[dict[str, Any]]) -> None:

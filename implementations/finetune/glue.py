@@ -137,14 +137,14 @@ def encode(
     second = tokenizer([text[1] if len(text) == 2 else "" for text in texts])
     sequences = []
     for text, a, b in zip(texts, first, second, strict=True):
-        pair = len(text) == 2
+        is_pair = len(text) == 2
         # Special tokens: [CLS] and [SEP], for a pair one more [SEP].
-        keep_a, keep_b = kept(len(a.ids), len(b.ids), max_seq_length - 2 - pair)
-        parts: list[npt.ArrayLike] = [[tokenizer.cls], a.ids[:keep_a], [tokenizer.sep]]
-        parts += [b.ids[:keep_b], [tokenizer.sep]] if pair else []
-        ids = np.concatenate(parts).astype(np.int32)
-        # The second segment starts after [CLS] a [SEP]; without one, past the end.
-        sequences.append((ids, keep_a + 2 if pair else len(ids)))
+        keep_a, keep_b = kept(len(a.ids), len(b.ids), max_seq_length - 2 - is_pair)
+        ids = [tokenizer.cls, *a.ids[:keep_a], tokenizer.sep]
+        begin = len(ids)  # of the second segment; without one, past the end
+        if is_pair:
+            ids += [*b.ids[:keep_b], tokenizer.sep]
+        sequences.append((np.array(ids, dtype=np.int32), begin))
     return sequences
 
 

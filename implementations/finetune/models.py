@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -128,14 +127,13 @@ def initialize(model: FineTuned, seed: int) -> None:
     # On the CPU and apart from the global generator: the same head on any device.
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for module in model.modules():
-            if isinstance(module, (nn.Linear, nn.Embedding)):
-                module.weight.copy_(
-                    torch.empty(module.weight.shape).normal_(0, 1, generator=generator)
-                )
-                module.weight.mul_(model.config.initializer_range)
-            if isinstance(module, nn.Linear):
-                module.bias.zero_()
+        for name, parameter in model.named_parameters():
+            if parameter.ndim > 1:
+                drawn = torch.empty(parameter.shape).normal_(0, 1, generator=generator)
+                parameter.copy_(drawn)
+                parameter.mul_(model.config.initializer_range)
+            elif name.endswith("bias"):
+                parameter.zero_()
 
 
 def load(model: FineTuned, path: Path) -> Loaded:
@@ -180,14 +178,9 @@ def save(
 ) -> None:
     """Writes a folder for `python -m finetune predict` and Hugging Face's from_pretrained.
 
-    Hugging Face cannot load a Pre-LN model: prints that to stderr. masters: parameters in fp32 by name; task: the
-    contents of task.json, the training settings that prediction needs.
+    Hugging Face cannot load a Pre-LN model, and refuses it. masters: parameters in fp32 by name; task: the contents of
+    task.json, the training settings that prediction needs.
     """
-    if model.config.layer_norm_large_model:
-        message = (
-            f"finetune: {folder}: {huggingface.PRE_LN}: load it with python -m finetune predict"
-        )
-        print(message, file=sys.stderr, flush=True)
     values = hugging_face_config(model, tuple(task.get("labels", ())))
     huggingface.write(folder, masters, model.config, values, vocab_file, task["lower_case"])
     write_text(folder / "task.json", json.dumps(dict(task), indent=2) + "\n")

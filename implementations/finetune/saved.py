@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,8 +18,9 @@ from bert.data.tokens import WordPiece
 from bert.kernels import precision
 from bert.model.config import BertConfig
 from common.env import ConfigError
+from common.files import object_of
 from finetune import glue, models
-from finetune.batches import UNKNOWN, Samples, SpanBatch
+from finetune.batches import Samples, SpanBatch
 from finetune.models import Classification, FineTuned, SpanPrediction
 from finetune.squad import answers
 from finetune.squad.data import Dataset, Question
@@ -99,7 +99,8 @@ class Saved(NamedTuple):
         if self.answers:
             return self._answer(texts, batch_size)
         sequences = glue.encode(texts, self.tokenizer, self.facts["max_seq_length"])
-        samples = Samples(sequences, {"labels": np.full(len(texts), UNKNOWN)})
+        # The labels are never read; their name makes it a batch of classes.
+        samples = Samples(sequences, {"labels": np.zeros(len(texts))})
         rows = self.scores(samples, batch_size)
         found = [glue.prediction(row, self.facts["labels"]) for row in rows]
         return [
@@ -118,7 +119,7 @@ class Saved(NamedTuple):
         limits = Limits(self.facts["max_seq_length"])
         dataset = Dataset(contexts, questions)
         features, _ = make_features(dataset, self.tokenizer, limits, training=False)
-        scores = self.scores(samples_of(features, known=False), batch_size)
+        scores = self.scores(samples_of(features), batch_size)
         rules = answers.Rules(version_2=self.facts["squad_version"] == "2.0")
         logits = [answers.Logits(*window.T) for window in scores]
         predicted = answers.predict(features, logits, rules)
@@ -135,30 +136,26 @@ def load(folder: Path, device: str = "auto") -> Saved:
     """Loads a fine-tuned model's folder, or the first model of a run's folder. Raises ConfigError."""
     if (folder / "model_0" / "task.json").is_file():
         folder = folder / "model_0"
-    if not (folder / "task.json").is_file():
-        raise ConfigError(
-            f"{folder}: no fine-tuned model (task.json): give the folder of a run, or its model_N"
-        )
+    facts = object_of(folder / "task.json")
+    if not facts:
+        told = "no fine-tuned model (task.json): give the folder of a run, or its model_N"
+        raise ConfigError(f"{folder}: {told}")
     if device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(
-            f"--device cuda: no GPU found ({why_no_gpu()}): fix the driver, or omit --device"
-        )
-    facts = json.loads((folder / "task.json").read_text(encoding="utf-8"))
-    place = torch.device(
-        "cuda" if device == "auto" and torch.cuda.is_available() else device.replace("auto", "cpu")
-    )
+        told = f"no GPU found ({why_no_gpu()}): fix the driver, or omit --device"
+        raise ConfigError(f"--device cuda: {told}")
+    usual = "cuda" if torch.cuda.is_available() else "cpu"
+    place = torch.device(usual if device == "auto" else device)
     # PRECISION's default on this device: prediction does not read the run's environment.
     numerics = precision.Config().resolve(place)
     # The fast backends need 16 bits.
-    bound = kernels.bind_kernels(
-        kernels.Config(attention="auto" if numerics.is_low else "sdpa_loop"), place
-    )
-    shape, labels = BertConfig.from_json(folder / "config.json"), facts.get("labels", [])
-    model = (
-        SpanPrediction(shape, bound)
-        if facts["task"] == "squad"
-        else Classification(shape, bound, len(labels) or 1)
-    )
+    attention = "auto" if numerics.is_low else "sdpa_loop"
+    bound = kernels.bind_kernels(kernels.Config(attention=attention), place)
+    shape = BertConfig.from_json(folder / "config.json")
+    model: SpanPrediction | Classification
+    if facts["task"] == "squad":
+        model = SpanPrediction(shape, bound)
+    else:
+        model = Classification(shape, bound, len(facts["labels"]) or 1)
     huggingface.check_vocabulary(folder / "vocab.txt", shape)
     lacking, _ = models.load(model, folder / "model.safetensors")
     # A head drawn at random would predict noise without a word.

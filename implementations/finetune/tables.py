@@ -14,7 +14,6 @@ import numpy as np
 
 from bert.data.records import DataError
 from finetune import dialect
-from finetune.batches import UNKNOWN
 from finetune.dialect import KINDS, Reading
 
 _USUAL = re.compile(
@@ -24,6 +23,7 @@ _USUAL = re.compile(
 _NO_TEXT = re.compile(r"|unnamed: \d+|id|idx|index|labels?")
 _PROSE = re.compile(r".{41,}|.*[.!?]|\S+(\s+\S+){4,}", re.DOTALL)  # no name of a column
 _DECIMAL_COMMA = re.compile(r"-?\d+,\d+")
+_ENDS = [*KINDS, *(f"{kind}.gz" for kind in KINDS)]
 MISSING = ("", "nan", "null", "<na>")  # as pandas, JSON and spreadsheets write a missing value
 
 
@@ -57,9 +57,7 @@ class Rows:
         self.path, self.layout, self.labelled = path, layout, labelled
         self.wanted = [*layout.texts, *([layout.label] if labelled and layout.label else [])]
         # Published files of GLUE have quotation marks in their texts that enclose nothing.
-        self.file = dialect.read(
-            path, layout.reading, self.wanted or layout.usual, plain_quotes=layout.published
-        )
+        self.file = dialect.read(path, layout.reading, plain_quotes=layout.published)
         first = self.file.rows[0][1]
         self.cells = [cell.strip() for cell in first] if isinstance(first, list) else list(first)
         # Rows of cells below the first one, which may be the header.
@@ -329,11 +327,10 @@ def read_texts(path: Path, layout: Layout, num_texts: int = 0) -> Table:
     """
     rows = Rows(path, layout, labelled=False, num_texts=num_texts)
     texts = _texts(rows)
-    labels = np.full(len(texts), UNKNOWN)
     columns = rows.texts if rows.has_header else ()
-    first = f"text {' | '.join(rows.texts)}, the first {' | '.join(texts[0])[:60]!r}"
-    summary = f"{path.name}: {rows.describe()}; {len(texts):,} examples, {first}"
-    return Table(texts, labels, layout.labels, columns, "", summary)
+    told = f"{len(texts):,} examples, text {' | '.join(rows.texts)}"
+    summary = f"{path.name}: {rows.describe()}; {told}"
+    return Table(texts, np.zeros(len(texts)), layout.labels, columns, "", summary)
 
 
 def some(names: Sequence[str]) -> str:
@@ -358,8 +355,7 @@ def _is_number(text: str) -> bool:
 def table_in(folder: Path, *stems: str) -> Path:
     """The first of these tables in a folder, in any format. Raises DataError if it exists in two formats."""
     for stem in stems:
-        names = [f"{stem}.{kind}{packed}" for kind in KINDS for packed in ("", ".gz")]
-        found = [path for name in names if (path := folder / name).is_file()]
+        found = [path for end in _ENDS if (path := folder / f"{stem}.{end}").is_file()]
         # One of the two would be ignored, perhaps the newer one.
         if len(found) > 1:
             raise DataError(

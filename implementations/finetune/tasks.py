@@ -17,7 +17,7 @@ from bert.model.config import BertConfig
 from common.env import ConfigError
 from common.files import write_text
 from finetune import glue, tables
-from finetune.batches import UNKNOWN, Samples
+from finetune.batches import Samples
 from finetune.config import Config
 from finetune.dialect import Reading
 from finetune.models import Classification, SpanPrediction
@@ -37,12 +37,10 @@ def digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
 
-def samples_of(windows: Features, known: bool) -> Samples:
-    """Windows as samples. known: with answers."""
-    unknown = np.full(len(windows), UNKNOWN)
-    starts, ends = (windows.starts, windows.ends) if known else (unknown, unknown)
+def samples_of(windows: Features) -> Samples:
     sequences = [windows.sequence(i) for i in range(len(windows))]
-    return Samples(sequences, {"starts": starts.astype(np.int64), "ends": ends.astype(np.int64)})
+    labels = {"starts": windows.starts, "ends": windows.ends}
+    return Samples(sequences, {name: values.astype(np.int64) for name, values in labels.items()})
 
 
 class TaskData:
@@ -67,21 +65,18 @@ class Squad(TaskData):
             found, left_out = make_features(dataset, tokenizer, limits, training=True)
             if not len(found):
                 raise DataError(f"{path}: no answer is at its answer_start")
-            self.train, self.digests["training data"] = samples_of(found, known=True), digest(path)
+            self.train, self.digests["training data"] = samples_of(found), digest(path)
             self.notes.append(f"training: {len(found.queries):,} questions, {len(found):,} windows")
             if left_out:
                 self.notes.append(
                     f"{len(left_out):,} questions left out: the context does not contain their answer"
                 )
         if config.mode != "train":
-            path = config.data / f"test-v{version}.json"
-            # Answers of the test set are not published: only MODE=prediction can use it.
-            if config.mode != "prediction" or not path.is_file():
-                path = config.data / f"dev-v{version}.json"
+            path = config.data / f"dev-v{version}.json"
             dataset = squad.read(path, version, needs_answers=config.mode != "prediction")
             # Needed again to turn scores into texts.
             self.features, _ = make_features(dataset, tokenizer, limits, training=False)
-            self.test = samples_of(self.features, known=False)
+            self.test = samples_of(self.features)
             self.digests["test data"] = digest(path)
             counts = f"{len(dataset.questions):,} questions, {len(self.features):,} windows"
             self.notes.append(f"test: {counts}")

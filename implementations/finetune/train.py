@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import sys
@@ -27,10 +26,10 @@ from bert.training.step import Step, build_step, check_finite
 from bert.training.stop import Ending, Stop
 from common import env
 from common.env import ConfigError, from_env
-from common.files import write_text
+from common.files import object_of, write_text
 from finetune import config as settings
 from finetune import models, saved, tasks
-from finetune.batches import Order, Samples, Source
+from finetune.batches import Order, Samples, micro_batches
 from finetune.config import Config, learning_rates
 from finetune.models import FineTuned
 
@@ -68,12 +67,10 @@ def report(config: Config, environ: Mapping[str, str]) -> str:
     loaded = load_weights(config, model)
     identity = identity_of(config, environ, task, model, loaded)
     # A finished trial in RUN_DIR must be the same.
-    if config.run.run_dir is not None and (path := config.folder() / "figures.json").is_file():
-        rundir.check_same(
-            path, json.loads(path.read_text(encoding="utf-8")).get("settings"), identity
-        )
-    # --check is one process and must not wait for the other ranks.
-    alone = World(dataclasses.replace(config.dist, world_size=1, rank=0, local_rank=0))
+    if config.run.run_dir is not None:
+        path = config.folder() / "figures.json"
+        if figures := object_of(path):
+            rundir.check_same(path, figures.get("settings"), identity)
     num_parameters, form = sum(p.numel() for p in model.parameters()), config.model.gelu_form
     batch = f"{config.batch_size} x {config.gradient_steps} accumulated x {config.dist.world_size} ranks"
     rows = [
@@ -83,10 +80,6 @@ def report(config: Config, environ: Mapping[str, str]) -> str:
             f"{num_parameters:,} parameters, GELU in its {form} form, {config.bert_config_path}",
         ),
         ("kernels", config.kernels.describe(config.device)),
-        (
-            "attention",
-            config.kernels.resolve_attention(config.model, config.numerics.dtype, False, alone)[1],
-        ),
         (
             "global batch",
             f"{config.samples_per_step} sequences = {batch}, at most {config.length} tokens each",
@@ -229,7 +222,7 @@ def identity_of(
     facts |= {
         "SEED": config.trial_seed,
         "MAX_SEQ_LENGTH": config.length,
-        "DO_LOWER_CASE": config.lower_case,
+        "lower case": config.lower_case,
         "BERT_CONFIG": config.model.identity,
         "INIT_CHECKPOINT": f"{checksum_of(read):08x}",
         "vocabulary": tasks.digest(config.vocabulary),
@@ -253,13 +246,13 @@ class Start(NamedTuple):
     seconds: float = 0.0
 
 
-def resume(run: Run, identity: Mapping[str, Any]) -> Start:
+def resume(run: Run) -> Start:
     """Loads the newest checkpoint, if the run resumes and there is one. Raises ConfigError for one of another run."""
     config = run.config.checkpoint
     found = load_newest(config)
     if found is None:
         return Start()
-    if difference := rundir.difference(found["run"], identity):
+    if difference := rundir.difference(found["run"], run.identity):
         where = f"RESUME=1: the checkpoint in {config.directory} is {difference}"
         raise ConfigError(f"{where}: use the same settings and data, or another CHECKPOINT_DIR")
     run.step.load_state_dict(found)
@@ -271,13 +264,12 @@ def train_on(run: Run, samples: Samples) -> tuple[Ending, dict[str, Any]]:
     config, world, step, seed = run.config, run.world, run.step, run.config.trial_seed
     num_samples = len(samples.lengths)
     last = num_steps(config, num_samples)
-    # How a model predicts does not matter to its training, so it may change before RESUME=1.
-    free = {*settings.PREDICTION, "test data"}
-    identity = {name: value for name, value in run.identity.items() if name not in free}
-    start = resume(run, identity)
+    start = resume(run)
     rate = partial(learning_rate, config=learning_rates(run.environ, last))
     sinks = (
-        metric_sinks(config.observers, config.run, identity, start.step) if world.is_main else []
+        metric_sinks(config.observers, config.run, run.identity, start.step)
+        if world.is_main
+        else []
     )
     progress = Progress(
         world, last=last, rate=rate, epochs=lambda _, count: count / num_samples,
@@ -291,18 +283,19 @@ def train_on(run: Run, samples: Samples) -> tuple[Ending, dict[str, Any]]:
         state = step.state_dict()
         if world.is_main:
             now = Start(steps, batches, samples, start.seconds + time.monotonic() - begin)
-            save_checkpoint(config.checkpoint, steps, state | now._asdict() | {"run": identity})
+            save_checkpoint(config.checkpoint, steps, state | now._asdict() | {"run": run.identity})
         world.barrier()
 
     order = Order(
         num_samples, config.batch_size, config.gradient_steps, seed, world.rank, world.size
     )
-    source = Source(samples, order, start.batches + 1, pin=world.device.type == "cuda")
+    pin = world.device.type == "cuda"
+    batches = micro_batches(samples, order, start.batches + 1, pin)
     num_nodes = world.size // world.ranks_per_node
     interval = Interval(config.checkpoint, world, num_nodes, start.step)
     with Stop(world, listen=config.checkpoint.directory is not None) as stop:
         hooks = LoopHooks(
-            next_step=source.next_step,
+            next_step=partial(next, batches),
             take_step=step,
             steps=StepCounter(rate, last, step.scaler, start.step, start.batches),
             schedule=StepSchedule(

@@ -221,8 +221,7 @@ def test_a_full_disk_is_one_line(model, tmp_path, monkeypatch, capsys):
     def full(*arguments, **named):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(files, "_write", full)
+    monkeypatch.setattr(files, "_cell", full)
     assert predict(model, tmp_path / "in.csv", tmp_path / "out.csv") == 2
     told = capsys.readouterr().err.splitlines()[-1]
-    assert "--output" in told
-    assert "No space left on device" in told
+    assert f"No space left in {tmp_path}: out.csv" in told

@@ -162,7 +162,7 @@ def others(environment, folder):
     (folder / "data" / "config.json").write_bytes(
         Path(environment["DATA"], "config.json").read_bytes()
     )
-    return {"EPOCHS": "9", "LR": "4e-3", "WARMUP_PROPORTION": "0.2", "DO_LOWER_CASE": "0", "OPT_ADAM_BETA_1": "0.8",
+    return {"EPOCHS": "9", "LR": "4e-3", "WARMUP_PROPORTION": "0.2", "OPT_ADAM_BETA_1": "0.8",
             "DATA": str(folder / "data"), "INIT_CHECKPOINT": str(folder / "data" / "weights.pt")}  # fmt: skip
 
 
@@ -433,7 +433,6 @@ def test_casing_and_length_are_the_models(squad_environment, tmp_path):
     (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": false}')
     (tmp_path / "task.json").write_text('{"task": "squad", "max_seq_length": 40}')
     assert not config.read(environment).lower_case
-    assert config.read(environment | {"DO_LOWER_CASE": "1"}).lower_case
     assert [config.read(environment | {"MODE": mode}).length for mode in ("train", "eval")] == [
         48,
         40,

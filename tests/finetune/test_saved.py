@@ -106,7 +106,6 @@ def test_the_table_of_seeds_has_mean_and_deviation(reviews, capsys):
             "takes 1 of --text, or --input FILE",
         ),
         (["predict", "{learnt}", "--question", "Who?"], "give --question and --context"),
-        (["predict", "{learnt}", "--question", "Who?", "--context", " "], "--context is empty"),
         (["predict", "/nonexistent", "--text", "a"], "no fine-tuned model"),
         (["seeds", "/nonexistent"], "no model_N/figures.json"),
         (["train"], "train: no such setting"),
