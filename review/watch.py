@@ -147,7 +147,7 @@ class Standing:
     @functools.cached_property
     def rate(self) -> float | None:
         """Sequences per second of the last measured training span."""
-        return self.run.throughput[-1][1] if self.run.throughput else None
+        return self.run.last_rate
 
     @functools.cached_property
     def _counted(self) -> list[tuple[float, float]]:

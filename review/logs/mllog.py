@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 TOKEN = ":::MLLOG "
 # raw_decode stops behind the object: text after it is seen as such, and the event kept.
 _DECODE = json.JSONDecoder().raw_decode
-_SNIFFED = 4096  # bytes
 _LONGEST = 250_000  # characters of a line; the official checker takes quadratic time, minutes at this length
 
 
@@ -39,7 +38,6 @@ class LineError:
 
     line: int
     reason: str
-    text: str
     fatal: bool
 
 
@@ -111,7 +109,7 @@ def parse(path: Path, data: bytes) -> Log:
             events.append(event)
         if len(string) > _LONGEST and (error is None or not error.fatal):
             reason = f"has {len(string):,} characters, too many for the official checker to finish"
-            error = LineError(number, reason, string[start:][:_SNIFFED], True)
+            error = LineError(number, reason, True)
         if error is not None:
             errors.append(error)
     return Log(path=path, events=tuple(events), errors=tuple(errors), glued=frozenset(glued))
@@ -127,9 +125,9 @@ def _parse_line(line: int, full: str) -> tuple[Event | None, LineError | None]:
             # Only loads() says "Extra data" and where; it always raises here.
             record = json.loads(body)  # for its error message
     except RecursionError:
-        return None, LineError(line, "is nested too deeply", full, True)
+        return None, LineError(line, "is nested too deeply", True)
     except ValueError as reason:
-        error, record = LineError(line, f"is not JSON: {reason}", full, False), None
+        error, record = LineError(line, f"is not JSON: {reason}", False), None
         with contextlib.suppress(ValueError, RecursionError):
             record = _DECODE(body)[0]  # an object followed by something else, such as a colour code
         if record is None:
@@ -137,13 +135,11 @@ def _parse_line(line: int, full: str) -> tuple[Event | None, LineError | None]:
     if not isinstance(record, dict) or not {"time_ms", "key", "value", "metadata"} <= record.keys():
         # The official parser reads these four by name and
         # catches ValueError alone: a KeyError ends it.
-        return None, error or LineError(
-            line, "lacks one of time_ms, key, value, metadata", full, True
-        )
+        return None, error or LineError(line, "lacks one of time_ms, key, value, metadata", True)
     try:
         time_ms = float(record["time_ms"])
     except (ValueError, TypeError, OverflowError) as wrong:
         # float() of a list or a huge integer raises what the official parser does not catch.
         crashes = not isinstance(wrong, ValueError)
-        return None, error or LineError(line, "has a time_ms that is not a number", full, crashes)
+        return None, error or LineError(line, "has a time_ms that is not a number", crashes)
     return Event(line, time_ms, record["key"], record["value"], record["metadata"], full), error

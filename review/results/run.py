@@ -270,26 +270,20 @@ class Run:
         return sum(seconds) / (self.minutes * 60)
 
     @functools.cached_property
-    def throughput(self) -> list[tuple[float, float]]:
-        """(samples, sequences/s) of each span: from tracked_stats if logged, else from evaluation times."""
-        logged = []
-        for event in self.log.all("tracked_stats"):
-            value = number(event.value.get("throughput")) if isinstance(event.value, dict) else None
-            samples = event.meta("epoch_num", "samples_count")
-            if value is not None and samples is not None:
-                logged.append((samples, value))
-        if logged:
-            return logged
-        spans = []
-        before: float = 0
-        time_ms = self.run_start.time_ms if self.run_start else None
-        for evaluation in self.evaluations:
-            start, stop, samples = evaluation.start_ms, evaluation.stop_ms, evaluation.samples
-            # Training ends where an evaluation starts, if the log says when.
-            end = evaluation.time_ms if start is None else start
-            if samples is not None:
-                if time_ms is not None and end > time_ms and samples > before:
-                    spans.append((samples, (samples - before) / (end - time_ms) * 1000))
-                before = samples
-            time_ms = evaluation.time_ms if stop is None else stop
-        return spans
+    def last_rate(self) -> float | None:
+        """Sequences per second of the last span: as logged in tracked_stats, else up to the last evaluation."""
+        for event in reversed(self.log.all("tracked_stats")):
+            rate = number(event.value.get("throughput")) if isinstance(event.value, dict) else None
+            if rate is not None:
+                return rate
+        counted = [one for one in self.evaluations if one.samples is not None]
+        if not counted or self.run_start is None:
+            return None
+        last, samples, since = counted[-1], 0.0, self.run_start.time_ms
+        if len(counted) > 1:
+            before = counted[-2]
+            samples, since = before.samples or 0.0, before.stop_ms or before.time_ms
+        # Training ends where an evaluation starts, if the log says when.
+        spent = (last.start_ms or last.time_ms) - since
+        trained = (last.samples or 0.0) - samples
+        return 1000 * trained / spent if spent > 0 and trained > 0 else None

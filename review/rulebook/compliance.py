@@ -165,7 +165,7 @@ class _Check:
             exec(_code(source, "exec"), state)
         for source in end.get("CHECK", ()):
             if not self._true(source, {}):
-                self.say(_describe_end(source, state["s"]), source)
+                self.say("the log as a whole breaks a rule", source)
 
     def _true(self, source: str, names: dict[str, Any]) -> bool:
         """A rule that cannot be evaluated, for example because an entry is missing, is broken."""
@@ -267,20 +267,6 @@ def check_compliance(log: Log, ruleset: str = DEFAULT_RULESET) -> list[Finding]:
     return sorted(
         [*(one for found in check.by_key.values() for one in found), *check.general], key=weight
     )
-
-
-def _describe_end(rule: str, state: dict[str, Any]) -> str:
-    """Message for a broken rule about the whole log."""
-    logged = state.get("initialized_tensors")
-    if "initialized_tensors" not in rule or not isinstance(logged, list):
-        return "the log as a whole breaks a rule"
-    wanted, names = re.findall(r'"([^"]+)"', rule), [str(name) for name in logged]
-    lacking, extra = sorted(set(wanted) - set(names)), sorted(set(names) - set(wanted))
-    parts = (
-        [f"lacks {len(lacking)} of {len(wanted)} tensors, such as {lacking[0]}"] if lacking else []
-    )
-    parts += [f"has {len(extra)} others, such as {text(extra[0])}"] if extra else []
-    return f"weights_initialization {' and '.join(parts) or 'names a tensor twice'}"
 
 
 def _describe_failure(event: Event, rule: str, state: dict[str, Any]) -> str:

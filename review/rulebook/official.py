@@ -13,7 +13,6 @@ import io
 import logging
 import logging.handlers
 import multiprocessing
-import re
 import signal
 import sys
 import warnings
@@ -31,7 +30,6 @@ LIMIT = 300  # CPU seconds per result; ten logs of 3,472 ranks take a tenth of i
 _STUCK = (
     6 * 3600
 )  # seconds after which a checker waits for something that will not come, such as a lost disk
-_SEPARATOR = "\n" + "-" * 30 + "\n"  # between the compliance checker's reasons
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,24 +109,9 @@ def _child(call: _Call, sender: Connection) -> None:
     except (Exception, SystemExit) as error:  # any exception is a verdict on this input
         crash = f"{type(error).__name__}: {error}"
     messages = tuple(
-        _ordered(record.getMessage().strip())
-        for record in records
-        if record.levelno >= logging.WARNING
+        record.getMessage().strip() for record in records if record.levelno >= logging.WARNING
     )
     sender.send((found, messages, crash))
-
-
-def _ordered(message: str) -> str:
-    """The message with sets sorted: the compliance checker lists keys and values in hash order, which varies."""
-
-    def in_order(listed: re.Match[str], separator: str) -> str:
-        return listed[1] + separator.join(sorted(listed[2].split(separator))) + listed[3]
-
-    message = re.sub(r"(occurrence of )(.* or .*)()", lambda m: in_order(m, " or "), message)
-    message = re.sub(r"(with different values: \[)(.*)(\])", lambda m: in_order(m, ", "), message)
-    parts = message.split(_SEPARATOR)
-    choices = iter(sorted(part for part in parts if " or '" in part))
-    return _SEPARATOR.join(next(choices) if " or '" in part else part for part in parts)
 
 
 def check_compliance(path: Path, ruleset: str) -> Outcome:

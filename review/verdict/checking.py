@@ -7,7 +7,6 @@ what to do; if the two differ, the official verdict stands.
 from __future__ import annotations
 
 import functools
-import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -86,7 +85,6 @@ def check(
     roots: dict[Path, None] = {}
     for result in results:
         root = tree.organization(result.folder)
-        progress(f"official checkers on {result.folder}")
         try:
             checked.append(_check_result(result, root))
         except OSError as error:  # the tree changed while it was read
@@ -97,7 +95,6 @@ def check(
         if root is not None and root.is_relative_to(target.resolve()):
             roots[root] = None
     for root in roots:
-        progress(f"official checkers on {root}")
         outcomes, findings = (
             [official.check_repository(root)],
             submission_rules.check_organization(root),
@@ -402,12 +399,6 @@ def with_places(group: Sequence[Finding], base: Path) -> str:
         if files and group[0].key
         else subject(group, base)
     )
-
-
-def progress(message: str) -> None:
-    """Reports progress on stderr, if that is a terminal."""
-    if sys.stderr.isatty():
-        print(f"review: {text(message)}", file=sys.stderr)
 
 
 def parts(checked: Sequence[Checked], strict: bool = False) -> list[Part]:

@@ -37,11 +37,7 @@ _LIKELY_MADE_UP = {
     1337,
     2**31 - 1,
 }  # a clock or /dev/urandom rarely returns these
-_MOST_ACCURATE = (
-    0.73  # a run stops at the first evaluation from 0.720 on; no published one reached 0.722
-)
 _LARGEST_BATCH = 1e9  # above any real one, and small enough to compute with
-_LEAST_SERIES = 4  # evaluations; so many equal accuracies of two runs are no coincidence
 _SLACK_MS = 1000  # ranks may log out of order within a moment
 _EARLIEST_MS, _LATEST_MS = (
     1.4e12,
@@ -67,28 +63,14 @@ def check_run(run: Run, division: str | None = None) -> list[Finding]:
 
 def _check_clock(run: Run) -> Iterator[Finding]:
     """Implausible times: an error for run_start and run_stop, which make the score, else a warning."""
-    events, clock = (
-        run.log.events,
-        [event for event in (run.run_start, run.run_stop) if event is not None],
-    )
+    events = run.log.events
+    clock = [event for event in (run.run_start, run.run_stop) if event is not None]
     if run.continued_at is not None:
         message = f"says that the run continued at {run.continued_at:,.0f} samples: it has no time"
         yield run.broken("whole_clock", message, run.log.first("clock_not_whole"))
     if run.minutes is not None and run.minutes <= 0:
         yield run.broken("clock", f"comes {-60 * run.minutes:.1f} s before run_start", run.run_stop)
     undated = [event for event in clock if not _EARLIEST_MS <= event.time_ms <= _LATEST_MS]
-    for event in (
-        one for one in clock if one not in undated
-    ):  # must be between their neighbours in the log
-        at = events.index(event)
-        # At either end of the log an event is its own neighbour.
-        before, after = events[max(at - 1, 0)], events[min(at + 1, len(events) - 1)]
-        if (early := before.time_ms - event.time_ms) > _SLACK_MS:
-            message = f"comes {early / 1000:.1f} s before {before.key} of the line above it"
-            yield run.broken("neighbours", message, event)
-        elif (late := event.time_ms - after.time_ms) > _SLACK_MS:
-            message = f"comes {late / 1000:.1f} s after {after.key} of the line below it"
-            yield run.broken("neighbours", message, event)
     # The first event stands for the rest of the log: a wrong clock is wrong all through.
     if not undated and not _EARLIEST_MS <= events[0].time_ms <= _LATEST_MS:
         undated = [events[0]]
@@ -233,17 +215,6 @@ def _check_trained(run: Run) -> Iterator[Finding]:
     ):
         message = f"is {trained:,.0f}, the last evaluation came at {last.samples:,.0f}"
         yield run.broken("train_samples", message, event)
-    high = next((e for e in run.evaluations if e.accuracy > _MOST_ACCURATE), None)
-    if high is not None:
-        message = f"is {high.accuracy:.4f}, which no published run reached"
-        yield run.broken("too_accurate", message, high, target=TARGET_ACCURACY)
-    stop = run.log.all("run_stop")[-1:]
-    if (
-        stop
-        and run.status == "aborted"
-        and any(e.accuracy >= TARGET_ACCURACY for e in run.evaluations)
-    ):
-        yield run.broken("success", "says aborted, though the target was reached", stop[0])
     deviation = first_deviation(run)
     if deviation is not None:
         # With other hyper-parameters another curve is no wonder, only worth knowing.
@@ -305,7 +276,6 @@ def _check_alike(result: Result, keys: Sequence[str], rule: str) -> Iterator[Fin
 
 def _check_seeds(result: Result) -> Iterator[Finding]:
     first: dict[str, Run] = {}
-    seeds: list[int] = []
     for run in result.runs:
         events = run.log.all("seed")
         # Reversed, so that of equal seeds the first line is the one named.
@@ -318,18 +288,11 @@ def _check_seeds(result: Result) -> Iterator[Finding]:
             other = first.setdefault(value, run)
             if other is not run:
                 yield run.broken("shared_seed", f"is {value}, as in {other.path.name}", event)
-        seeds += [int(event.value) for event in events[:1] if number(event.value) is not None]
-    # Such as 1, 2, 3: counted, not drawn. Two neighbours alone may be chance.
-    ordered = sorted(set(seeds))
-    if len(ordered) > 2 and all(b - a == 1 for a, b in itertools.pairwise(ordered)):
-        message = f"runs from {ordered[0]} to {ordered[-1]} without a gap"
-        yield broken("seed_unset", message, result.folder, key="seed")
 
 
 def _check_copies(result: Result) -> Iterator[Finding]:
-    """Pairs of runs with the same start and stop times, or the same accuracies to the last digit."""
+    """Pairs of runs with the same start and stop times."""
     clocks: dict[tuple[float, float], Run] = {}
-    accuracies: dict[tuple[float, ...], Run] = {}
     for run in result.runs:
         if run.run_start is None or run.run_stop is None:
             continue
@@ -338,13 +301,6 @@ def _check_copies(result: Result) -> Iterator[Finding]:
             yield run.broken(
                 "copied_clock", f"is that of {other.path.name}, and so is run_stop", run.run_start
             )
-    # Accuracies, unlike times, survive an edited clock.
-    for run in result.runs:
-        series = tuple(evaluation.accuracy for evaluation in run.evaluations)
-        other = accuracies.setdefault(series, run) if len(series) >= _LEAST_SERIES else run
-        if other is not run:
-            message = f"is that of {other.path.name} in all {len(series)} evaluations"
-            yield run.broken("copied_accuracies", message, run.log.first("eval_accuracy"))
 
 
 def _check_overlap(result: Result) -> Iterator[Finding]:

@@ -502,16 +502,6 @@ def test_a_description_is_read_in_the_encoding_that_the_official_checker_takes(
         assert json.loads(capsys.readouterr().out)[0]["official"] == stands
 
 
-def test_official_messages_have_one_order():
-    first = "Required AT_LEAST_ONE occurrence of 'b' or 'a'"
-    second = "Required EXACTLY_ONE occurrence of 'k' but found 2 with different values: [2, 1]"
-    said = official_checkers._ordered(official_checkers._SEPARATOR.join([first, second]))
-    assert said.split(official_checkers._SEPARATOR) == [
-        "Required AT_LEAST_ONE occurrence of 'a' or 'b'",
-        "Required EXACTLY_ONE occurrence of 'k' but found 2 with different values: [1, 2]",
-    ]
-
-
 def test_names_that_git_does_not_like_fail_as_they_do_officially(submission):
     root = submission.parents[2]
     (root / "benchmarks" / "bert" / "implementations" / "a b").mkdir(parents=True)

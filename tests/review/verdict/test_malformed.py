@@ -222,7 +222,7 @@ def test_evaluations_that_are_logged_after_the_run_keep_their_times(writer, tmp_
     (result,) = run_all(tmp_path, capsys)
     (run,) = result.runs
     assert (run.compliant, len(run.evaluations), run.samples) == (True, 17, 17 * 150_000)
-    assert [round(rate) for _, rate in run.throughput[1:]] == pytest.approx([11_449] * 16, abs=2)
+    assert run.last_rate == pytest.approx(11_449, abs=2)
     assert main(["check", str(path)]) == 0
     shown = capsys.readouterr().out
     assert " s earlier than line " in shown
@@ -259,17 +259,6 @@ def test_logs_of_an_earlier_round_name_their_ruleset(submission, writer, capsys)
     assert main(["check", str(submission)]) == 1
     assert "check with --ruleset 2.0.0" in capsys.readouterr().out
     assert main(["check", "--ruleset", "2.0.0", str(submission)]) == 0
-
-
-def test_tensors_that_an_earlier_round_wants_are_named_and_not_listed(writer, tmp_path, capsys):
-    path = writer().write(tmp_path / "result_0.txt")
-    assert main(["check", "--ruleset", "2.0.0", str(path)]) == 1
-    shown = capsys.readouterr().out
-    assert (
-        "weights_initialization lacks 397 of 398 tensors, such as bert/embeddings/LayerNorm/beta"
-        in shown
-    )
-    assert len(shown) < 3000
 
 
 def test_aborted_runs_are_shown_as_such(writer, tmp_path, capsys):
