@@ -40,7 +40,7 @@ from bert.core.dist import Config as DistConfig
 from bert.core.dist import World
 from bert.data.batch import PretrainingBatch
 from bert.kernels.fp8 import linear as fp8_linear
-from bert.kernels.operations import fp8_feed_forward, lamb
+from bert.kernels.operations import fp8_feed_forward
 from bert.kernels.support import launches, triton_support
 from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
@@ -50,8 +50,6 @@ from bert.training.graph import static_batch
 from review.league import entries
 
 META = torch.device("meta")
-# Assumed: rows, inner dimension and columns of a product per program, and how many waves are few.
-TILE, FEW_WAVES = (128, 2048, 128), 4
 # Products of queries by keys by head width in each attention kernel: the backward ones repeat the
 # forward's first two.
 ATTENTION_PRODUCTS = {"_forward": 2, "_query_gradient": 3, "_key_gradient": 4}
@@ -81,8 +79,6 @@ class Rates:
     nvlink: float = 0.8 * 450e9
     nic: float = 0.8 * 50e9  # a GPU's share of its node's network: 8 x 400 Gbit/s for 8 GPUs
     latency: float = 5e-6
-    architecture: int = 90
-    multiprocessors: int = 132
 
 
 # Products: at a layer's sizes, 90% of what large ones reach (bf16 measured on an H200, fp8 assumed);
@@ -93,40 +89,32 @@ GPUS = {
     # The H200 is an H100 with faster memory.
     "h200": Rates(memory=0.9 * 4.3e12),
     "a100": Rates(
-        bf16=0.9 * 243e12, attention=0.897 * 0.9 * 243e12, memory=0.9 * 1.8e12, nvlink=0.8 * 300e9, nic=0.8 * 25e9,
-        architecture=80, multiprocessors=108,
+        bf16=0.9 * 243e12,
+        attention=0.897 * 0.9 * 243e12,
+        memory=0.9 * 1.8e12,
+        nvlink=0.8 * 300e9,
+        nic=0.8 * 25e9,
     ),
-}  # fmt: skip
-
-IN_PLACE = {  # operands that are both read and written
-    ("LAMB", "_moments"): ("first", "second"),
-    ("LAMB", "_update"): ("master",),
-    ("head, loss", "_backward"): ("logits",),
 }
 # These allocate or rename memory, and launch no kernel.
 NOTHING_MOVED = ("aten::empty", "aten::new_empty", "aten::detach", "aten::set_")
 PRODUCTS = {"aten::mm", "aten::addmm", "aten::bmm"}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Launch:
     """A kernel launch: its part of the step, and its cost."""
 
     part: str
     phase: str  # forward, backward or update
-    num_bytes: float = 0.0
-    operations: float = 0.0
-    precision: str = ""
-    tiles: int = 0
+    num_bytes: float
+    operations: float
+    kind: str  # of the operations: a rate
 
     def seconds(self, rates: Rates) -> float:
-        """The longest of its costs. Few tiles of a product are rounded up to whole waves."""
-        product = self.operations / getattr(rates, self.precision) if self.precision else 0.0
-        # Idle multiprocessors in the last wave of few, as in weight gradients.
-        waves = self.tiles / rates.multiprocessors
-        if 0 < waves < FEW_WAVES:
-            product *= math.ceil(waves) / waves
-        return max(product, self.num_bytes / rates.memory, 1 / rates.launches)
+        """The longest of its costs."""
+        computed = self.operations / getattr(rates, self.kind) if self.kind else 0.0
+        return max(computed, self.num_bytes / rates.memory, 1 / rates.launches)
 
 
 @dataclass
@@ -152,53 +140,38 @@ class Recording(TorchDispatchMode):
             a, b = [tensor for tensor in _tensors(args) if tensor.ndim >= 2][-2:]
             self.product(a, b, "bf16", _bytes(moved))
         elif not function.is_view and not name.startswith(NOTHING_MOVED):
-            self.launches.append(Launch(part="other", phase=self.phase, num_bytes=_bytes(moved)))
+            self.add("other", _bytes(moved))
         return result
 
-    def product(self, a: Tensor, b: Tensor, precision: str, num_bytes: float) -> None:
+    def add(self, part: str, num_bytes: float, operations: float = 0.0, kind: str = "") -> None:
+        self.launches.append(Launch(part, self.phase, num_bytes, operations, kind))
+
+    def product(self, a: Tensor, b: Tensor, kind: str, num_bytes: float) -> None:
         """Records a matrix product over the last two dimensions."""
         # Only the decoder has the vocabulary's width.
-        part = "head, loss" if self.config.padded_vocab_size in (*a.shape, *b.shape) else "products"
-        operations, tiles = 2.0 * a.numel() * b.shape[-1], 1
-        for size, tile in zip((*a.shape[-2:], b.shape[-1]), TILE, strict=True):
-            tiles *= -(-size // tile)
-        self.launches.append(
-            Launch(
-                part=part, phase=self.phase, num_bytes=num_bytes, operations=operations, precision=precision,
-                tiles=tiles,
-            )
-        )  # fmt: skip
+        of_head = self.config.padded_vocab_size in (*a.shape, *b.shape)
+        part = "head, loss" if of_head else "products"
+        self.add(part, num_bytes, 2.0 * a.numel() * b.shape[-1], kind)
 
     def triton(
         self, function: JITFunction, *positional: Any, grid: Any, warmup: bool, **named: Any
     ) -> None:
         """Records a Triton kernel instead of launching it."""
         part = PARTS[function.fn.__module__.rpartition(".")[2]]
-        # Every operand is read or written once; IN_PLACE ones twice.
+        # Every operand is read or written once.
         moved = _bytes(_tensors((positional, named)))
-        given = dict(zip(function.arg_names, positional, strict=False)) | named
-        moved += _bytes(
-            [given[argument] for argument in IN_PLACE.get((part, function.__name__), ())]
-        )
         operations = self.attention.get(function.__name__, 0.0) if part == "attention" else 0.0
-        kind = "attention" if operations else ""
-        launch = Launch(
-            part=part, phase=self.phase, num_bytes=moved, operations=operations, precision=kind
-        )
-        self.launches.append(launch)
+        self.add(part, moved, operations, "attention" if operations else "")
 
     def scaled_product(
-        self, a: Tensor, b: Tensor, a_inverse: Tensor, b_inverse: Tensor, bias: Any, dtype: torch.dtype, fast: bool,
+        self, a: Tensor, b: Tensor, _a: Any, _b: Any, _bias: Any, dtype: torch.dtype, fast: bool,
         out: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """Replaces fp8.product, which is many operations without a GPU."""
-        output = (
-            torch.empty(a.shape[0], b.shape[1], dtype=dtype, device=a.device)
-            if out is None
-            else out
-        )
-        self.product(a, b, "fp8_fast" if fast else "fp8_exact", _bytes([a, b, output]))
-        return output
+        if out is None:
+            out = torch.empty(a.shape[0], b.shape[1], dtype=dtype, device=a.device)
+        self.product(a, b, "fp8_fast" if fast else "fp8_exact", _bytes([a, b, out]))
+        return out
 
 
 def _tensors(values: Any) -> list[Tensor]:
@@ -222,18 +195,14 @@ def attention_operations(config: BertConfig, lengths: Any) -> dict[str, float]:
 
 
 def record(
-    config: BertConfig,
-    batch: PretrainingBatch,
-    precision: str,
-    architecture: int = 90,
-    whole: bool = False,
+    config: BertConfig, batch: PretrainingBatch, precision: str, whole: bool = False
 ) -> list[Launch]:
     """Launches of a step on a static batch: forward, backward, LAMB.
 
     whole: the last layer is computed for all tokens.
     """
     lengths = np.diff(batch.cu_seqlens.numpy())  # padding forms sequences too
-    launches.assumed = architecture
+    launches.assumed = 90  # of the kernels' choices: Hopper
     recording = Recording(config, attention_operations(config, lengths))
     with (
         mock.patch.object(
@@ -268,18 +237,10 @@ def record(
             losses = model(data)
             recording.phase = "backward"
             torch.autograd.backward([losses.mlm + losses.nsp])
-        recording.phase = "update"  # clipping and LAMB on flat buffers
-        # The flat buffers of one rank; predict divides LAMB by the ranks that share it.
-        sizes = [parameter.numel() for parameter in model.parameters()]
-        layout = lamb.make_layout(sizes, [0.01] * len(sizes), META)
-        gradient, low = (
-            torch.empty(layout.size, dtype=torch.bfloat16, device=META) for _ in range(2)
-        )
-        master, first, second = (torch.empty(layout.size, device=META) for _ in range(3))
-        scalars = torch.empty(4, device=META)
-        lamb.squared_norm(gradient)
-        norms = lamb.moments(layout, gradient, master, first, second, scalars, 0.9, 0.999, 1e-6)
-        lamb.update(layout, master, first, second, low, norms, scalars, 1e-6)
+        # The gradient is read twice, masters and moments are read twice and written once, parameters
+        # are written: by one rank; predict divides LAMB by the ranks that share it.
+        recording.phase = "update"
+        recording.add("LAMB", 42.0 * sum(parameter.numel() for parameter in model.parameters()))
     return recording.launches
 
 
@@ -318,13 +279,13 @@ def layout_of_nodes(gpus: int) -> tuple[int, int]:
 
 @functools.cache
 def recorded_step(
-    config: BertConfig, rows: int, precision: str, architecture: int, whole: bool
+    config: BertConfig, rows: int, precision: str, whole: bool
 ) -> tuple[list[Launch], int]:
     """Launches of a step on packed rows, and the number of sequences."""
     batch = packed_batches(rows, 1, config)[0]
     # Padded as in a graph, which computes on padding, too.
     room = capacity(rows, config.max_position_embeddings)
-    launched = record(config, static_batch(batch, room), precision, architecture, whole)
+    launched = record(config, static_batch(batch, room), precision, whole)
     return launched, batch.num_sequences
 
 
@@ -350,7 +311,7 @@ def predict(
     accumulate: batches per step, which updates and communicates once, with gradients in fp32 if
     above 1. whole: see ``record``.
     """
-    found, num_sequences = recorded_step(config, rows, precision, rates.architecture, whole)
+    found, num_sequences = recorded_step(config, rows, precision, whole)
     parts: dict[str, float] = {}
     phases = {"forward": 0.0, "backward": 0.0, "update": 0.0}
     for launch in found:

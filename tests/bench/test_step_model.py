@@ -24,8 +24,8 @@ import step_model as m
 config = m.BertConfig(**m.TINY)
 for precision, rates in json.loads(sys.argv[2]):
     print(json.dumps(m.predict(config, 4, precision, dataclasses.replace(m.GPUS["h200"], **rates))))
-launches, _ = m.recorded_step(config, 4, "fp8", 90, False)
-print(json.dumps([(each.phase, each.part, each.precision) for each in launches]))
+launches, _ = m.recorded_step(config, 4, "fp8", False)
+print(json.dumps([(each.phase, each.part, each.kind) for each in launches]))
 """
 
 
