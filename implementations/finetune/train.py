@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from bert.checkpoint.save import Interval, load_newest, save_checkpoint
+from bert.checkpoint.save import load_newest, save_checkpoint
 from bert.checkpoint.weights import Loaded, checksum_of
 from bert.core import rundir, variables
 from bert.core.dist import World
@@ -266,11 +266,7 @@ def train_on(run: Run, samples: Samples) -> tuple[Ending, dict[str, Any]]:
     last = num_steps(config, num_samples)
     start = resume(run)
     rate = partial(learning_rate, config=learning_rates(run.environ, last))
-    sinks = (
-        metric_sinks(config.observers, config.run, run.identity, start.step)
-        if world.is_main
-        else []
-    )
+    sinks = metric_sinks(config.observers, config.run, start.step) if world.is_main else []
     progress = Progress(
         world, last=last, rate=rate, epochs=lambda _, count: count / num_samples,
         skips_overflows=step.scaler.enabled, done=start.step, samples=start.samples, sinks=sinks,
@@ -291,21 +287,19 @@ def train_on(run: Run, samples: Samples) -> tuple[Ending, dict[str, Any]]:
     )
     pin = world.device.type == "cuda"
     batches = micro_batches(samples, order, start.batches + 1, pin)
-    num_nodes = world.size // world.ranks_per_node
-    interval = Interval(config.checkpoint, world, num_nodes, start.step)
     with Stop(world, listen=config.checkpoint.directory is not None) as stop:
         hooks = LoopHooks(
             next_step=partial(next, batches),
             take_step=step,
             steps=StepCounter(rate, last, step.scaler, start.step, start.batches),
             schedule=StepSchedule(
-                last=last, report_every=config.log_every_steps, checkpoint=interval.is_due
+                last=last, report_every=config.log_every_steps, checkpoint=config.checkpoint.is_due
             ),
             progress=progress,
             stop=stop,
             seed=lambda batch: step_seed(seed, batch, world.rank),
             evaluate=lambda steps, samples: False,
-            save=partial(interval.save, save),
+            save=save,
         )
         ending = train(hooks)
     seconds = start.seconds + time.monotonic() - begin

@@ -51,14 +51,15 @@ def read_pytorch(path: Path) -> parameters.Tensors:
         DataError: unreadable, or not a state dict.
     """
     try:
-        if path.suffix == ".safetensors":
-            from safetensors.numpy import load_file
-
-            return parameters.from_pytorch(load_file(path))
         import torch
 
-        loaded = torch.load(path, map_location="cpu", weights_only=True)
-        state = loaded.get("model", loaded)
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            state = load_file(path)
+        else:
+            loaded = torch.load(path, map_location="cpu", weights_only=True)
+            state = loaded.get("model", loaded)
         # To fp32, in which the trainer keeps its master weights; NumPy has no bfloat16.
         return parameters.from_pytorch(
             {name: tensor.float().numpy() for name, tensor in state.items()}

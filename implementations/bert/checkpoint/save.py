@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import sys
 import threading
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,12 +12,8 @@ import torch
 from torch import Tensor
 
 from bert.checkpoint import huggingface, sharded, sums
-from bert.core.dist import World
 from common.env import ConfigError, env
 from common.files import damage
-
-# Of one node: in the range of Meta's research clusters, 3,700 and 10,300 (arXiv 2410.21680).
-HOURS_BETWEEN_FAILURES = 4000.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,10 +33,9 @@ class Config:
     directory: Path | None = env(
         "CHECKPOINT_DIR", None, doc="folder of checkpoints to resume from; unset: none"
     )
-    every_steps: int | None = env(
-        "CHECKPOINT_EVERY_STEPS", 0, at_least=0, auto=True,
-        doc="steps between checkpoints; 0: none; auto: by their cost and the rate at which nodes fail",
-    )  # fmt: skip
+    every_steps: int = env(
+        "CHECKPOINT_EVERY_STEPS", 0, at_least=0, doc="steps between checkpoints; 0: none"
+    )
     shards: bool = env(
         "CHECKPOINT_SHARDS",
         False,
@@ -64,6 +56,10 @@ class Config:
                 huggingface.weights_in(self.init_checkpoint),
             ]
             object.__setattr__(self, "init_checkpoint", found[0] or self.init_checkpoint)
+
+    def is_due(self, step: int) -> bool:
+        """Whether a checkpoint is written after ``step``."""
+        return self.every_steps > 0 and step % self.every_steps == 0
 
     def check(self) -> None:
         """Raises ConfigError if settings contradict each other, or a file is missing."""
@@ -97,54 +93,6 @@ def save_checkpoint(config: Config, step: int, state: dict[str, Any]) -> Path:
     sharded.save(path, state)
     sharded.prune(config.directory, config.keep, step)
     return path
-
-
-class Interval:
-    """The steps after which a checkpoint is due; with CHECKPOINT_EVERY_STEPS=auto by the measured cost of each.
-
-    With checkpoints of C seconds and M seconds between failures, an interval of sqrt(2 C M) loses the least time:
-    J. W. Young, "A first order approximation to the optimum checkpoint interval", CACM 17 (1974).
-    """
-
-    FIRST = 100  # steps to the first one, whose cost determines the interval
-
-    def __init__(self, config: Config, world: World, num_nodes: int, done: int) -> None:
-        """done: steps before this run."""
-        self.config, self.world, self.num_nodes = config, world, num_nodes
-        # A job fails with the first of its nodes.
-        self.seconds = HOURS_BETWEEN_FAILURES * 3600 / num_nodes
-        self.next, self.announced = done + self.FIRST, 0
-        self.since, self.since_step = time.monotonic(), done
-
-    def is_due(self, step: int) -> bool:
-        every = self.config.every_steps
-        return step == self.next if every is None else every > 0 and step % every == 0
-
-    def save(
-        self, save: Callable[[int, int, int], None], step: int, batches: int, samples: int
-    ) -> None:
-        """Saves a checkpoint, and chooses the step of the next. A collective."""
-        if self.config.every_steps is not None:
-            return save(step, batches, samples)
-        self.world.barrier()  # pending device work must not count as cost of the checkpoint
-        begin = time.monotonic()
-        save(step, batches, samples)
-        end = time.monotonic()
-        measured = [end - begin, (begin - self.since) / max(step - self.since_step, 1)]
-        # The slowest rank's, for all: ranks that chose different steps would wait for each other.
-        cost, per_step = self.world.max(
-            torch.tensor(measured, dtype=torch.float64, device=self.world.device)
-        ).tolist()
-        steps = max(1, round(math.sqrt(2 * cost * self.seconds) / per_step))
-        self.since, self.since_step, self.next = end, step, step + steps
-        # Told again only when it moves by a quarter: the measured cost wavers with the file system.
-        if self.world.is_main and not 0.8 * steps < self.announced < 1.25 * steps:
-            self.announced = steps
-            every = f"bert: a checkpoint every {steps:,} steps, {steps * per_step / 60:,.1f} min"
-            hours = f"{self.seconds / 3600:,.0f} hours"
-            why = f"it takes {cost:.2f} s of training, and one of {self.num_nodes} nodes fails every {hours}"
-            print(f"{every}: {why}", file=sys.stderr, flush=True)
-        return None
 
 
 class Writer:

@@ -185,9 +185,11 @@ class BertForPreTraining(Trainable):
         """
         was_training = self.training
         self.eval()
-        with self.bert.encoder.fp8_evaluation(calibrated):
-            yield
-        self.train(was_training)
+        try:
+            with self.bert.encoder.fp8_evaluation(calibrated):
+                yield
+        finally:
+            self.train(was_training)
 
     @property
     def evaluates_in_fp8(self) -> bool:

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from bert.checkpoint.save import Interval
 from bert.checkpoint.weights import Checksum, Loaded, checksum_of, chunks_of
 from bert.core import rundir
 from bert.core.dist import World
@@ -34,7 +33,7 @@ from bert.model.init import first_weights as drawn_weights
 from bert.pretraining import closed_division, resume
 from bert.pretraining.config import Config
 from bert.pretraining.memory import meta_model
-from bert.training.debug import CapturedStep, ProfiledStep, unprofiled
+from bert.training.debug import CapturedStep, ProfiledStep
 from bert.training.evaluate import EvaluationGraph, Evaluator, rehearse
 from bert.training.graph import capture_or_warm_up, graph_capacity, static_batch
 from bert.training.loop import LoopHooks, StepCounter, StepSchedule, step_seed, train
@@ -85,7 +84,7 @@ def pretrain(config: Config, world: World, log: MlperfLog) -> Ending:
     take_step, evaluation_graph = prepare(config, start.model, start.step, world)
     sinks: list[MetricSink] = [log.stats]
     if world.is_main:
-        sinks += metric_sinks(config.observers, config.run, hyperparameters, start.done)
+        sinks += metric_sinks(config.observers, config.run, start.done)
     world.barrier()
 
     log.run_start()
@@ -124,7 +123,6 @@ def pretrain(config: Config, world: World, log: MlperfLog) -> Ending:
         progress.summary(ending)
         if config.dist.emulate:
             report_emulation(world, ending.batches, time.monotonic() - run_start)
-        take_step = unprofiled(take_step)
         if config.sustained_minutes and not ending.stopped:
             until = run_start + 60 * config.sustained_minutes
             sustain(take_step, data, world, until)
@@ -226,9 +224,8 @@ def to_the_end(
 ) -> Ending:
     """Trains to the target, the last step of the run or of this process, or a signal."""
     last = min(config.max_steps, start.done + (config.steps_this_run or config.max_steps))
-    interval = Interval(config.checkpoint, world, config.mlperf.num_nodes, start.done)
     schedule = StepSchedule(
-        last=last, report_every=config.log_every_steps, checkpoint=interval.is_due,
+        last=last, report_every=config.log_every_steps, checkpoint=config.checkpoint.is_due,
         evaluations=config.evaluation_steps,
     )  # fmt: skip
     steps = StepCounter(
@@ -237,7 +234,7 @@ def to_the_end(
     hooks = LoopHooks(
         next_step=data.next_step, take_step=take_step, steps=steps, schedule=schedule, progress=progress,
         stop=stop, seed=lambda batch: step_seed(seed, batch, world.rank), evaluate=evaluation.run,
-        save=partial(interval.save, saver.save),
+        save=saver.save,
     )  # fmt: skip
     ending = train(hooks)
     # Not the last step of the run: by another reason it counts as stopped, and RESUME=1 continues.
@@ -374,11 +371,9 @@ def prepare(
             with step.gathered():
                 rehearse(config.evaluate, length, model, world.device)
     folder, trial = config.run.run_dir, config.run.trial
-    if config.capture.kinds:
+    if config.capture.capture:
         assert folder is not None
-        take_step = CapturedStep(
-            config.capture, folder / f"capture_{trial}", world.rank, model, take_step
-        )
+        take_step = CapturedStep(folder / f"capture_{trial}", world.rank, model, take_step)
     if config.profile.span is not None and world.is_main:
         assert folder is not None
         take_step = ProfiledStep(config.profile.span, folder / f"trace_{trial}.json", take_step)

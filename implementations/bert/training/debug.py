@@ -1,6 +1,6 @@
 """Steps that leave files: CAPTURE, tensors of the first step to compare; PROFILE_STEPS, a trace of PyTorch's profiler.
 
-RUN_DIR/capture_<TRIAL>/step_<step>_rank_<rank>.safetensors holds the outputs of every module, in the order of the
+RUN_DIR/capture_<TRIAL>/step_1_rank_<rank>.safetensors holds the outputs of every module, in the order of the
 forward pass, and their gradients. If a module runs twice (RECOMPUTE_LAYERS) its first run is kept.
 """
 
@@ -10,7 +10,6 @@ import contextlib
 import json
 import math
 import re
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,35 +27,21 @@ from bert.training.step import StepResult, TrainingStep
 from common.env import ConfigError, env
 from common.files import whole_file
 
-KINDS = ("inputs", "activations", "gradients")
-STEPS = 1  # captured: two runs that agree in it agree in weights, data and kernels
 ORDER = "order"  # metadata key: names in the order of the step
 
 
 @dataclass(frozen=True, kw_only=True)
 class CaptureConfig:
-    capture: str = env(
+    capture: bool = env(
         "CAPTURE",
-        "",
-        doc="tensors of the first step to write to RUN_DIR, by comma: inputs, activations, gradients",
+        False,
+        doc="1: write inputs, activations and gradients of the first step to RUN_DIR",
     )
 
-    @property
-    def kinds(self) -> set[str]:
-        return {kind.strip() for kind in self.capture.split(",") if kind.strip()}
-
     def check(self, run: RunConfig, uses_graph: bool) -> None:
-        """Raises ConfigError for an unknown kind, without RUN_DIR, and in a CUDA graph."""
-        if not self.kinds:
-            if self.capture:
-                raise ConfigError(
-                    f"CAPTURE={self.capture!r}: expected {', '.join(KINDS)}, joined by commas"
-                )
+        """Raises ConfigError without RUN_DIR, and in a CUDA graph."""
+        if not self.capture:
             return
-        if unknown := sorted(self.kinds - set(KINDS)):
-            raise ConfigError(
-                f"CAPTURE names {', '.join(unknown)}: expected {', '.join(KINDS)}, joined by commas"
-            )
         if run.run_dir is None:
             raise ConfigError("CAPTURE writes to RUN_DIR, which is not set: give the folder")
         if uses_graph:
@@ -64,30 +49,20 @@ class CaptureConfig:
 
 
 class CapturedStep:
-    """A training step whose first calls are captured."""
+    """A training step whose first call is captured: two runs that agree in it agree in weights, data and kernels."""
 
-    def __init__(
-        self,
-        config: CaptureConfig,
-        folder: Path,
-        rank: int,
-        model: nn.Module,
-        take_step: TrainingStep,
-    ) -> None:
-        self.config, self.folder, self.rank = config, folder, rank
-        self.model, self.take_step = model, take_step
-        self.count = self.micro_batch = 0
+    def __init__(self, folder: Path, rank: int, model: nn.Module, take_step: TrainingStep) -> None:
+        self.folder, self.rank, self.model, self.take_step = folder, rank, model, take_step
+        self.done, self.micro_batch = False, 0
         self.tensors: dict[str, Tensor] = {}  # in the order of the step
 
     def __call__(self, batches: Sequence[Batch], lr: float | Tensor) -> StepResult:
-        if self.count >= STEPS:
+        if self.done:
             return self.take_step(batches, lr)
-        self.count += 1
-        self.micro_batch, self.tensors = 0, {}
-        if "inputs" in self.config.kinds:
-            for number, batch in enumerate(batches, start=1):
-                for name, tensor in batch.tensors().items():
-                    self._keep(f"{number}.inputs.{name}", tensor)
+        self.done = True
+        for number, batch in enumerate(batches, start=1):
+            for name, tensor in batch.tensors().items():
+                self._keep(f"{number}.inputs.{name}", tensor)
 
         def next_micro_batch(*_: object) -> None:
             self.micro_batch += 1
@@ -106,8 +81,9 @@ class CapturedStep:
         # Gradients in the order of the backward pass: the first difference is where two runs part.
         order = [name for name in self.tensors if not name.endswith(".gradient")]
         order += [name for name in reversed(self.tensors) if name.endswith(".gradient")]
-        with whole_file(self.folder / f"step_{self.count}_rank_{self.rank}.safetensors") as partial:
+        with whole_file(self.folder / f"step_1_rank_{self.rank}.safetensors") as partial:
             safetensors.torch.save_file(self.tensors, partial, metadata={ORDER: json.dumps(order)})
+        self.tensors = {}
         return result
 
     def _hook(self, name: str) -> Any:
@@ -115,12 +91,11 @@ class CapturedStep:
             for number, output in enumerate(result if isinstance(result, tuple) else (result,)):
                 prefix = f"{self.micro_batch}.{name}" + (f".{number}" if number else "")
                 activation, gradient = f"{prefix}.activation", f"{prefix}.gradient"
-                is_second_run = activation in self.tensors or gradient in self.tensors
+                is_second_run = activation in self.tensors
                 if not isinstance(output, Tensor) or is_second_run:
                     continue
-                if "activations" in self.config.kinds:
-                    self._keep(activation, output)
-                if "gradients" in self.config.kinds and output.requires_grad:
+                self._keep(activation, output)
+                if output.requires_grad:
                     self.tensors[gradient] = torch.empty(0)  # keeps its position in the order
                     output.register_hook(lambda tensor, name=gradient: self._keep(name, tensor))
 
@@ -221,32 +196,10 @@ class ProfiledStep:
             self.profile = profile(activities=[ProfilerActivity.CPU, *on_gpu])
             self.profile.start()
         result = self.take_step(batches, lr)
-        if self.count == self.last:
-            self._export()
+        if self.profile is not None and self.count == self.last:
+            self.profile.stop()
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with whole_file(self.path) as partial:
+                self.profile.export_chrome_trace(str(partial))
+            self.profile = None
         return result
-
-    def _export(self) -> None:
-        assert self.profile is not None
-        self.profile.stop()
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(self.path) as partial:
-            self.profile.export_chrome_trace(str(partial))
-        self.profile = None
-
-
-def unprofiled(take_step: TrainingStep) -> TrainingStep:
-    """The step without its profile: the trace must not include what follows the training.
-
-    Writes a profile that is still open, and reports that it is incomplete.
-    """
-    if not isinstance(take_step, ProfiledStep):
-        return take_step
-    step = take_step
-    if step.count < step.last:
-        outcome = "no trace is written"
-        if step.profile is not None:
-            step._export()
-            outcome = f"{step.path} ends there"
-        early = f"PROFILE_STEPS={step.first},{step.last}: this process ended after its step {step.count}"
-        print(f"{early}: {outcome}", file=sys.stderr, flush=True)
-    return step.take_step

@@ -1,6 +1,6 @@
 """The figures of a run (losses, learning rate, gradient norm, speed, time left) and where they go.
 
-To stderr; to the sinks: metrics_<TRIAL>.jsonl, TensorBoard, Weights & Biases. Only at reports, when the host has to
+To stderr; to the sinks: metrics_<TRIAL>.jsonl, TensorBoard. Only at reports, when the host has to
 wait for the device.
 """
 
@@ -12,7 +12,6 @@ import json
 import math
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,39 +28,29 @@ from bert.training.stop import Ending, TrainingError
 from common.env import ConfigError, env
 from common.files import write_text
 
-MEAN_STEPS = 100  # a single step's loss is noisy: the summary has the mean of at least so many, too
-PACKAGES = ("tensorboard", "wandb")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Sinks beside metrics_<TRIAL>.jsonl."""
+    """A sink beside metrics_<TRIAL>.jsonl."""
 
     metrics: str = env(
         "METRICS",
         "",
-        doc="further sinks for a run's figures, joined by commas: tensorboard, wandb; need RUN_DIR",
+        choices=("", "tensorboard"),
+        doc="further sink of a run's figures; needs RUN_DIR",
     )
 
-    @property
-    def names(self) -> list[str]:
-        return [name.strip() for name in self.metrics.split(",") if name.strip()]
-
     def check(self, run: RunConfig) -> None:
-        """Raises ConfigError for an unknown name, a package that is not installed, and without RUN_DIR."""
-        for name in self.names:
-            if name not in PACKAGES:
-                raise ConfigError(
-                    f"METRICS={self.metrics}: expected {' or '.join(PACKAGES)}, or both with a comma"
-                )
-            if importlib.util.find_spec(name) is None:
-                raise ConfigError(
-                    f"METRICS={name}: it is not installed: pip install -r requirements/metrics.txt"
-                )
-            if run.run_dir is None:
-                raise ConfigError(
-                    f"METRICS={name} writes to RUN_DIR, which is not set: give the folder"
-                )
+        """Raises ConfigError if its package is not installed, and without RUN_DIR."""
+        if not self.metrics:
+            return
+        if importlib.util.find_spec(self.metrics) is None:
+            cure = "pip install -r requirements/metrics.txt"
+            raise ConfigError(f"METRICS={self.metrics}: it is not installed: {cure}")
+        if run.run_dir is None:
+            raise ConfigError(
+                f"METRICS={self.metrics} writes to RUN_DIR, which is not set: give the folder"
+            )
 
 
 # A sink takes (kind, figures). Kinds: "train" (a report), "evaluation", "summary" (the last; its "end" is the reason).
@@ -107,25 +96,6 @@ def tensorboard(folder: Path, first_step: int) -> MetricSink:
     return write
 
 
-def weights_and_biases(folder: Path, name: str, settings: Mapping[str, Any]) -> MetricSink:
-    """Names as in TensorBoard. The package itself reads WANDB_MODE, WANDB_PROJECT and the like."""
-    import wandb
-
-    folder.mkdir(parents=True, exist_ok=True)
-    run = wandb.init(dir=str(folder), name=name, config=dict(settings))
-
-    def write(kind: str, values: Mapping[str, Any]) -> None:
-        if kind == "summary":
-            run.summary.update(dict(values))
-            run.finish()
-        else:
-            run.log(
-                {f"{kind}/{name}": value for name, value in values.items()}, step=values["step"]
-            )
-
-    return write
-
-
 def guarded(name: str, make: Callable[[], MetricSink]) -> MetricSink:
     """A sink that may fail: at its first error the run prints a warning and continues without it."""
     working: list[MetricSink] = []  # empty once it has failed
@@ -144,20 +114,17 @@ def guarded(name: str, make: Callable[[], MetricSink]) -> MetricSink:
     return lambda kind, values: attempt(lambda: [sink(kind, values) for sink in working])
 
 
-def metric_sinks(
-    config: Config, run: RunConfig, settings: Mapping[str, Any], first_step: int
-) -> Sequence[MetricSink]:
-    """The sinks of rank 0. settings: description of the run; first_step: step from which it resumes, else 0."""
+def metric_sinks(config: Config, run: RunConfig, first_step: int) -> Sequence[MetricSink]:
+    """The sinks of rank 0. first_step: step from which it resumes, else 0."""
     folder, trial = run.run_dir, run.trial
     if folder is None:
         return []
-    makers: dict[str, Callable[[], MetricSink]] = {
-        "tensorboard": lambda: tensorboard(folder / f"tensorboard_{trial}", first_step),
-        "wandb": lambda: weights_and_biases(folder, f"{folder.resolve().name}_{trial}", settings),
-    }
     path = folder / f"metrics_{trial}.jsonl"
-    chosen = [guarded(path.name, lambda: metrics_file(path, first_step))]
-    return chosen + [guarded(name, makers[name]) for name in config.names]
+    sinks = [guarded(path.name, lambda: metrics_file(path, first_step))]
+    if config.metrics == "tensorboard":
+        events = folder / f"tensorboard_{trial}"
+        sinks.append(guarded("tensorboard", lambda: tensorboard(events, first_step)))
+    return sinks
 
 
 class Progress:
@@ -188,7 +155,7 @@ class Progress:
         self.names: tuple[str, ...] = ()
         self.totals = torch.zeros(0, device=world.device)  # losses by name, then gradient norms
         self.overflows = torch.zeros((), dtype=torch.int64, device=world.device)
-        self.recent: deque[tuple[int, float]] = deque()  # (steps, mean loss) of the last reports
+        self.last_loss: float | None = None  # of the last report
 
     def add(self, result: StepResult, batches: Sequence[Batch]) -> None:
         """Adds a step; one whose gradient overflowed counts no samples. Does not wait for the device."""
@@ -260,16 +227,10 @@ class Progress:
             "sequences_per_second": speed,
             "per_gpu": speed / self.world.size,
         }
-        self._keep_recent(step - self.span_first_step, loss)
+        self.last_loss = loss
         self._begin_span(step, samples, now)
         for sink in self.sinks:
             sink("train", values)
-
-    def _keep_recent(self, num_steps: int, loss: float) -> None:
-        """Keeps as few reports as have MEAN_STEPS steps."""
-        self.recent.append((num_steps, loss))
-        while sum(steps for steps, _ in self.recent) - self.recent[0][0] >= MEAN_STEPS:
-            self.recent.popleft()
 
     def _begin_span(self, step: int, samples: int, now: float) -> None:
         self.span_started, self.span_samples = now, samples
@@ -293,11 +254,8 @@ class Progress:
             "evaluation_time": self.paused_seconds,
             "training_sequences_per_second": samples / max(seconds, 1e-9),
         }
-        if self.recent:
-            num_steps = sum(steps for steps, _ in self.recent)
-            values["final_loss"] = self.recent[-1][1]
-            values["mean_loss"] = sum(steps * loss for steps, loss in self.recent) / num_steps
-            values["mean_loss_steps"] = num_steps
+        if self.last_loss is not None:
+            values["final_loss"] = self.last_loss
         for sink in self.sinks:
             sink("summary", values)
 

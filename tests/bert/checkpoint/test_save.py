@@ -8,11 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from bert.checkpoint import save, sharded
-from bert.checkpoint.save import Config, Interval, load_newest, save_checkpoint, saved_checkpoints
-from bert.core.dist import Config as DistConfig
-from bert.core.dist import World
-from common.env import ConfigError, from_env
+from bert.checkpoint import sharded
+from bert.checkpoint.save import Config, load_newest, save_checkpoint, saved_checkpoints
+from common.env import ConfigError
 
 
 def test_only_the_newest_checkpoints_are_kept_and_a_damaged_one_is_named(tmp_path):
@@ -87,41 +85,3 @@ def test_a_checkpoint_reaches_the_disk_before_it_gets_its_name_and_the_name_afte
     save_checkpoint(Config(directory=tmp_path, resume=True), 7, {"step": 7})
     name = "step_0000000007.pt"
     assert order == [("fsync", f".{name}.partial"), ("replace", name), ("fsync", tmp_path.name)]
-
-
-def test_the_interval_between_checkpoints_loses_the_least_time_to_them_and_to_failures(
-    monkeypatch, capfd
-):
-    clock = [0.0]
-    monkeypatch.setattr(save.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(save, "HOURS_BETWEEN_FAILURES", 1000)
-    environ = {"CHECKPOINT_DIR": "c", "CHECKPOINT_EVERY_STEPS": "auto"}
-    interval = Interval(
-        from_env(Config, environ), World(DistConfig(device="cpu")), num_nodes=10, done=40
-    )
-    due = []
-
-    def write(*done):
-        due.append(done)
-        clock[0] += 2.0
-
-    for step in range(41, 5000):
-        clock[0] += 0.5
-        if interval.is_due(step):
-            interval.save(write, step, step + 1, 7)
-
-    def lost(steps):  # share of the time: 2 s a checkpoint, and half an interval each 100 hours
-        return 2.0 / (0.5 * steps) + 0.5 * steps / 2 / 360_000
-
-    best = min(range(1, 9999), key=lost)
-    assert due == [(step, step + 1, 7) for step in (140, 140 + best, 140 + 2 * best)]
-    (said,) = capfd.readouterr().err.splitlines()
-    assert said == (
-        "bert: a checkpoint every 2,400 steps, 20.0 min: it takes 2.00 s of training, and one of 10 nodes fails every "
-        "100 hours"
-    )
-    with pytest.raises(
-        ConfigError,
-        match="CHECKPOINT_EVERY_STEPS='often': expected an integer, at least 0, or auto",
-    ):
-        from_env(Config, environ | {"CHECKPOINT_EVERY_STEPS": "often"})

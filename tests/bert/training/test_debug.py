@@ -16,9 +16,8 @@ from bert.core.dist import Config as DistConfig
 from bert.core.dist import World
 from bert.kernels.precision import Precision
 from bert.model.recompute import Recomputation
-from bert.pretraining.run import run
 from bert.training import debug
-from bert.training.debug import CaptureConfig, ProfileConfig, ProfiledStep, unprofiled
+from bert.training.debug import CaptureConfig, ProfileConfig, ProfiledStep
 from bert.training.step import build_step
 from common.env import ConfigError
 
@@ -49,8 +48,7 @@ def captured(tiny, make_model, make_records, batch_of, tmp_path):
             accumulate=True,
             fused_update=False,
         )
-        config = CaptureConfig(capture="inputs,activations,gradients")
-        take_step = debug.CapturedStep(config, tmp_path / name, 0, model, step)
+        take_step = debug.CapturedStep(tmp_path / name, 0, model, step)
         for seed in range(2):
             torch.manual_seed(seed)
             take_step(batches, 0.1)
@@ -87,19 +85,14 @@ def test_the_first_module_that_differs_is_named_and_equal_runs_are_equal(capture
 
 def test_what_cannot_be_captured_is_refused_before_the_run(tmp_path):
     folder = rundir.Config(run_dir=tmp_path)
-    CaptureConfig(capture="inputs, gradients").check(folder, uses_graph=False)
-    for config, arguments, message in (
-        (
-            CaptureConfig(capture="weights"),
-            (folder, False),
-            "CAPTURE names weights: expected inputs, activations, gradients",
-        ),
-        (CaptureConfig(capture=","), (folder, False), "CAPTURE=',': expected inputs, activations"),
-        (CaptureConfig(capture="inputs"), (rundir.Config(), False), "CAPTURE writes to RUN_DIR"),
-        (CaptureConfig(capture="inputs"), (folder, True), "set CUDA_GRAPH=0"),
+    asked = CaptureConfig(capture=True)
+    asked.check(folder, uses_graph=False)
+    for arguments, message in (
+        ((rundir.Config(), False), "CAPTURE writes to RUN_DIR"),
+        ((folder, True), "set CUDA_GRAPH=0"),
     ):
         with pytest.raises(ConfigError, match=message):
-            config.check(*arguments)
+            asked.check(*arguments)
 
 
 @pytest.fixture
@@ -159,45 +152,11 @@ def test_the_trace_has_the_steps_from_the_first_to_the_last(tmp_path):
         step(number, 0.0)
         assert (tmp_path / "run").exists() == (number >= 3)
     assert _steps_in(tmp_path / "run" / "trace.json") == 2
-    assert unprofiled(take_step) is take_step
 
 
 def _steps_in(trace):
     events = json.loads(trace.read_text())["traceEvents"]
     return sum(event.get("name") == "aten::matmul" for event in events)
-
-
-@pytest.mark.parametrize(
-    ("taken", "words", "traced"), [(1, "1: no trace", 0), (3, "3: {} ends there", 2)]
-)
-def test_a_run_that_ends_before_the_last_of_the_steps_says_so_and_keeps_those_that_came(
-    tmp_path, capsys, taken, words, traced
-):
-    trace = tmp_path / "trace.json"
-    step = ProfiledStep((2, 5), trace, take_step)
-    for number in range(1, taken + 1):
-        step(number, 0.0)
-    assert unprofiled(step) is take_step, "for what comes after the training"
-    said = capsys.readouterr().err
-    assert said.startswith(
-        f"PROFILE_STEPS=2,5: this process ended after its step {words.format(trace)}"
-    )
-    assert said.count("\n") == 1
-    assert (_steps_in(trace) if trace.exists() else 0) == traced
-
-
-def test_a_resumed_run_with_too_few_steps_left_says_which_were_not_profiled(
-    prepared, tmp_path, capfd
-):
-    settings = {"MAX_STEPS": "4", "EVAL_ITER_SAMPLES": "0", "TARGET_MLM_ACCURACY": "0"}
-    settings |= {"CHECKPOINT_DIR": str(tmp_path / "saved")}
-    assert run(prepared | settings | {"STEPS_THIS_RUN": "3"}) == 0
-    assert run(prepared | settings | {"RESUME": "1", "PROFILE_STEPS": "2,3"}) == 0
-    assert (
-        "PROFILE_STEPS=2,3: this process ended after its step 1: no trace is written"
-        in capfd.readouterr().err
-    )
-    assert not (tmp_path / "run" / "trace_0.json").exists()
 
 
 def test_an_invalid_span_of_steps_is_refused(tmp_path):

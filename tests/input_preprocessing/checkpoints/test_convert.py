@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 
 from bert.data.records import DataError
@@ -246,6 +247,17 @@ def test_a_checkpoint_is_found_by_prefix_file_or_folder(tmp_path: Path) -> None:
         assert prefix_of(path) == PREFIX
     with pytest.raises(DataError, match="0 checkpoints"):
         prefix_of(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["low.pt", "low.safetensors"])
+def test_bf16_is_widened_in_both_formats(tmp_path: Path, name: str) -> None:
+    convert(PREFIX, tmp_path / "a.pt", "mlperf")
+    exact = read_pytorch(tmp_path / "a.pt")
+    low = {key: torch.from_numpy(tensor).bfloat16() for key, tensor in exact.items()}
+    (torch.save if name.endswith(".pt") else safetensors.torch.save_file)(low, tmp_path / name)
+    for key, tensor in read_pytorch(tmp_path / name).items():
+        assert tensor.dtype == np.float32
+        assert np.array_equal(tensor, low[key].float().numpy())
 
 
 @pytest.mark.parametrize("name", ["a.pt", "a.safetensors"])
