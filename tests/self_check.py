@@ -47,14 +47,6 @@ from bert.training.graph import GraphedStep, static_batch
 from bert.training.step import Step, build_step
 
 
-def assembly() -> dict[str, str]:
-    """What of the kernels' assembly is wrong on this GPU; what follows then runs without any."""
-    if device().type != "cuda":
-        return {}
-    problem = benchmark.problem_of(benchmark.ASSEMBLY, benchmark.benchmark_backends(device()))
-    return {"assembly": problem} if problem else {}
-
-
 def fused_kernels() -> dict[str, str]:
     """Every fused operation against its reference in fp64, result and gradients; a problem by name of the case."""
     problems = {}
@@ -330,9 +322,16 @@ def finite_steps() -> dict[str, str]:
 
 
 CHECKS = (
-    assembly, attention_backends, fused_kernels, fp8_kernels, optimizers, sums_and_masks, whole_step,
-    weight_gradients, graphs, finite_steps,
-)  # fmt: skip
+    attention_backends,
+    fused_kernels,
+    fp8_kernels,
+    optimizers,
+    sums_and_masks,
+    whole_step,
+    weight_gradients,
+    graphs,
+    finite_steps,
+)
 # What leaves out the part that a check found wrong, in the order of docs/train.md.
 CURES = {
     "graphs": "CUDA_GRAPH=0",
@@ -348,7 +347,7 @@ CURES = {
 
 
 def way_down(failed: list[str]) -> list[str]:
-    """Settings without what failed, the least loss first. The assembly is left out without one."""
+    """Settings without what failed, the least loss first."""
     return list(dict.fromkeys(cure for name, cure in CURES.items() if name in failed))
 
 

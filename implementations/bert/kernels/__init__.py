@@ -45,9 +45,8 @@ class Config:
     attention: str = env(
         "ATTENTION", "auto", doc="attention backend; auto: the fastest on the hardware"
     )
-    attention_fallback: str = (
-        ""  # replaces the backend chosen by auto if that fails; has no variable
-    )
+    # Replaces the backend chosen by auto if that fails; has no variable.
+    attention_fallback: str = ""
 
     def names(self, device: torch.device) -> set[str]:
         """The operations that run fused on ``device``. Raises ConfigError for a name that is unknown or cannot run."""
@@ -88,51 +87,45 @@ class Config:
         """Settings with the attention backend resolved, equal on all ranks, and the reason as text. A collective.
 
         On a GPU ATTENTION=auto is the fastest backend that works on every rank. Raises ConfigError if none works in the
-        CUDA graph, or not the one named. Must precede the first kernel: if inline assembly is wrong on any rank's GPU,
-        all ranks disable it.
+        CUDA graph, or not the one named.
         """
-        device, name, fallback = world.device, self.attention, ""
-        words = f"{name} (ATTENTION)"
+        device, name = world.device, self.attention
         if name == "auto" and (device.type != "cuda" or dtype == torch.float32):
-            why = (
-                "the device is a CPU"
-                if device.type != "cuda"
-                else "the others compute in bf16 or fp16"
-            )
-            name, words = "sdpa_loop", f"sdpa_loop ({why})"
-        # A CPU has no graphs, libraries or assembly to try.
-        if device.type != "cuda":
-            return dataclasses.replace(self, attention=name), words
+            why = "the others compute in bf16 or fp16"
+            if device.type != "cuda":
+                why = "the device is a CPU"
+            return dataclasses.replace(self, attention="sdpa_loop"), f"sdpa_loop ({why})"
+        named = f"{name} (ATTENTION)"
+        # A CPU has no graphs or libraries to try, and the reference runs everywhere.
+        if device.type != "cuda" or name == "sdpa_loop":
+            return self, named
         heads = benchmark.Heads(
             num_heads=model.num_attention_heads, head_size=model.head_size, dtype=dtype
         )
         results = benchmark.benchmark_backends(device, heads, name)
         # Two views: all ranks must choose alike, the reason of a failure is this rank's.
         of_all = benchmark.agreed(results, world)
-        if name == "auto":
-            tried = "; ".join(
-                f"{one.name} {one.problem or f'{one.milliseconds:.2f} ms'}"
-                for one in of_all
-                if one.name != benchmark.ASSEMBLY
-            )
-            # sdpa_loop runs everywhere, but reads lengths on the host, so not in a graph.
-            name = benchmark.fastest(of_all, in_graph) or "sdpa_loop"
-            if name == "sdpa_loop" and in_graph:
+        if name != "auto":
+            problem = benchmark.problem_of(name, of_all)
+            if benchmark.problem_of(name, results):
+                problem = f"fails on this GPU ({problem})"
+            if problem:
                 raise ConfigError(
-                    f"no attention backend works here ({tried}): set CUDA_GRAPH=0, or ATTENTION"
+                    f"attention {name} {problem}: set ATTENTION to another one, or auto"
                 )
-            words, fallback = f"{name} (tried: {tried})", benchmark.fallback(name, of_all)
-        elif problem := benchmark.problem_of(name, of_all):
-            where = (
-                f"fails on this GPU ({problem})" if benchmark.problem_of(name, results) else problem
+            return self, named
+        tried = "; ".join(
+            f"{one.name} {one.problem or f'{one.milliseconds:.2f} ms'}" for one in of_all
+        )
+        # sdpa_loop reads lengths on the host, so not in a graph.
+        name = benchmark.fastest(of_all, in_graph) or "sdpa_loop"
+        if name == "sdpa_loop" and in_graph:
+            raise ConfigError(
+                f"no attention backend works here ({tried}): set CUDA_GRAPH=0, or ATTENTION"
             )
-            raise ConfigError(f"attention {name} {where}: set ATTENTION to another one, or auto")
-        wrong = benchmark.problem_of(benchmark.ASSEMBLY, results)
-        # Also a rank whose assembly is right does without it if another's is wrong.
-        if world.any(bool(wrong)):
-            triton_support.do_without_assembly()
-            words += f"; all kernels do without assembly, wrong on this GPU ({wrong or 'no: on another one'})"
-        return dataclasses.replace(self, attention=name, attention_fallback=fallback), words
+        fallback = benchmark.fallback(name, of_all)
+        chosen = dataclasses.replace(self, attention=name, attention_fallback=fallback)
+        return chosen, f"{name} (tried: {tried})"
 
 
 @dataclass(frozen=True, kw_only=True)

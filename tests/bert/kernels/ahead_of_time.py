@@ -29,7 +29,7 @@ from bert.kernels.attention import triton_attention
 from bert.kernels.fp8.linear import Fp8Linear
 from bert.kernels.operations import fp8_feed_forward, lamb
 from bert.kernels.operations.dropout_add_layer_norm import Operands, fused_with_cast
-from bert.kernels.support import assembly_check, launches, triton_support
+from bert.kernels.support import launches, triton_support
 from bert.kernels.support.dropout import DropoutSites, ForwardPass
 
 TYPES = {
@@ -93,12 +93,6 @@ def calls() -> Iterator[tuple[str, Callable[[], object]]]:
     yield "lamb", _lamb
     yield "fp8", _fp8_layer
     yield "fp8_evaluation", _fp8_evaluation
-    yield "assembly", _assembly
-
-
-def _assembly() -> None:
-    for what in assembly_check.PIECES:
-        assembly_check.results(what, assembly_check.numbers(what, META))
 
 
 def _forward_and_backward(function: Callable[..., Any], *arguments: Any) -> None:

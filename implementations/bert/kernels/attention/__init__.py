@@ -71,9 +71,6 @@ _BACKENDS: dict[str, Backend] = {
     "flash_attn_2": Backend(
         libraries.flash_attn_2, needs((8, 0), package("flash_attn"), on_rocm=True)
     ),
-    "transformer_engine": Backend(
-        libraries.transformer_engine, needs((8, 0), package("transformer_engine"))
-    ),
     "sdpa_loop": Backend(sdpa_loop, lambda device: None, has_fp32=True, on_device=False),
 }
 BACKENDS: dict[str, Attention] = {name: backend.run for name, backend in _BACKENDS.items()}

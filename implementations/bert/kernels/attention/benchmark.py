@@ -1,5 +1,4 @@
-"""Trials, before the clock and in a separate process, of code that may fail on a GPU: inline assembly, attention
-backends.
+"""Trials of attention backends on a GPU, before the clock, each in a process of its own.
 
 Versions of the libraries differ in support and speed. Each backend runs on a model's heads, is checked against the
 reference and timed in a CUDA graph. A failure that breaks the CUDA context (an unfinished capture, an illegal access)
@@ -21,17 +20,15 @@ import itertools
 import json
 import math
 import os
-import select
 import signal
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -39,49 +36,37 @@ from torch import Tensor
 from bert.core.dist import World
 from bert.kernels import attention
 from bert.kernels.attention import Attention
-from bert.kernels.support import assembly_check, triton_support
+from bert.kernels.support import triton_support
 from bert.kernels.support.dropout import ForwardPass
 from bert.kernels.support.graph_capture import capture, warm_stream
 from common.env import beginning_with
 from common.files import text_of, write_text
 from common.process import hard_exit, root_cause
 
-ASSEMBLY = "assembly"
-LENGTHS = (
-    512,
-    384,
-    128,
-    256,
-    200,
-    56,
-    512,
-    97,
-    415,
-    333,
-    179,
-)  # 3,072 tokens: full, even and odd ones
+# 3,072 tokens: sequences of full, even and odd lengths.
+LENGTHS = (512, 384, 128, 256, 200, 56, 512, 97, 415, 333, 179)
 MAX_LENGTH, DROPOUT = 512, 0.1
-NUM_REPEATS, NUM_TIMED = (
-    8,
-    5,
-)  # of LENGTHS in the timed batch: 24,576 tokens; of passes in the timed graph
+NUM_REPEATS = 8  # of LENGTHS in the timed batch: 24,576 tokens
+NUM_TIMED = 5  # passes in the timed graph
 NUM_EMPTY = 3  # sequences of length 0 at the end, as in a graph's padded batch
 TOLERANCE = 0.02  # of the norm: bf16 operands
 KERNELS = Path(__file__).resolve().parents[1]  # the sources that a verdict judges
 MARGIN = 0.03  # of a time: what trials of one backend differ by is no reason to take another one
 # What libraries read at run time, by the beginnings of the names; where files are kept changes no result.
 STEERING = (
-    "CUBLAS", "CUDA_LAUNCH_BLOCKING", "CUDNN_", "FLASH_ATT", "NVIDIA_TF32_OVERRIDE", "NVTE_", "PYTORCH_",
-    "TORCH_CUDNN_", "TORCH_ALLOW_TF32", "TRITON_",
-)  # fmt: skip
+    "CUBLAS",
+    "CUDA_LAUNCH_BLOCKING",
+    "CUDNN_",
+    "FLASH_ATT",
+    "NVIDIA_TF32_OVERRIDE",
+    "PYTORCH_",
+    "TORCH_CUDNN_",
+    "TORCH_ALLOW_TF32",
+    "TRITON_",
+)
 CACHES = ("TRITON_CACHE_DIR", "TRITON_DUMP_DIR", "TRITON_HOME")
-LIMIT, TO_START = 60, 60  # seconds of a trial, and for its process to import PyTorch
+LIMIT = 120  # seconds of a trial, of which its process may take half to import PyTorch
 BUSY = "busy or unavailable"  # in the driver's error
-HANGS, TIMEOUT, MARK = (
-    f"ran past {LIMIT} s",
-    "Timeout (",
-    b"bert-trial ",
-)  # TIMEOUT: faulthandler's; MARK: of results
 CHILD = (
     "import sys; sys.path[:0] = sys.argv[2:]; "
     "from bert.kernels.attention import benchmark; benchmark.main(sys.argv[1])"
@@ -112,10 +97,7 @@ class Model(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """Milliseconds of a forward and a backward pass with dropout on 24,576 tokens, or why the trial failed.
-
-    The assembly's trial has no time.
-    """
+    """Milliseconds of a forward and a backward pass with dropout on 24,576 tokens, or why the trial failed."""
 
     name: str
     milliseconds: float | None = None
@@ -144,10 +126,7 @@ def fastest(results: list[Trial], in_graph: bool = True) -> str | None:
 
 
 def agreed(results: list[Trial], world: World) -> list[Trial]:
-    """The trials as all ranks see them: failed if it failed on any, else the median of their times. A collective.
-
-    The assembly's is still this rank's own.
-    """
+    """The trials as all ranks see them: failed if it failed on any, else the median of their times. A collective."""
     own = {trial.name: trial.milliseconds for trial in results}
     times = [own.get(name) for name in attention.BACKENDS]
     # A number for every backend, tried or not, as ranks gather lists of equal lengths.
@@ -158,7 +137,7 @@ def agreed(results: list[Trial], world: World) -> list[Trial]:
 
 def _agreed(trial: Trial, times: Sequence[float]) -> Trial:
     """times: of the backend on each rank, inf where it failed."""
-    if trial.name == ASSEMBLY or trial.problem:
+    if trial.problem:
         return trial
     if math.inf in times:
         problem = f"fails on another rank's GPU (rank {times.index(math.inf)})"
@@ -166,39 +145,22 @@ def _agreed(trial: Trial, times: Sequence[float]) -> Trial:
     return Trial(name=trial.name, milliseconds=statistics.median(times))
 
 
-# --- parent process --------------------------------------------------------------------------------------------------
-
-
 @functools.cache
 def benchmark_backends(
     device: torch.device, heads: Heads = BERT_LARGE, name: str = "auto"
 ) -> list[Trial]:
-    """Trials on a GPU of the assembly, and of a backend or all those for auto; cached results if there are any.
-
-    If a piece of assembly is wrong, assembly is disabled in this process.
-    """
-    names = [ASSEMBLY] if triton_support.supported(device) else []
-    names += (
-        list(attention.candidates(device))
-        if name == "auto"
-        else [name]
-        if name in attention.TRIABLE
-        else []
-    )
+    """Trials on a GPU of a backend, or all those for auto; cached results if there are any."""
+    names = list(attention.candidates(device)) if name == "auto" else [name]
     # The list of names is part of the key: another package makes another set of trials.
     path = _cache_file(device, heads, names)
-    try:
-        found = [Trial(**trial) for trial in json.loads(path.read_text(encoding="utf-8"))]
-    except (OSError, ValueError, TypeError):  # no results yet, or a damaged file
-        found = attempts(names, device, heads)
-        if any(
-            trial.milliseconds is not None for trial in found
-        ):  # if all fail the cause may lie elsewhere
-            with contextlib.suppress(OSError):
-                path.parent.mkdir(parents=True, exist_ok=True)
-                write_text(path, json.dumps([asdict(trial) for trial in found], indent=1) + "\n")
-    if problem_of(ASSEMBLY, found):
-        triton_support.do_without_assembly()
+    with contextlib.suppress(OSError, ValueError, TypeError):  # no results yet, or a damaged file
+        return [Trial(**trial) for trial in json.loads(path.read_text(encoding="utf-8"))]
+    found = attempts(names, device, heads)
+    # If all fail the cause may lie elsewhere.
+    if any(trial.milliseconds is not None for trial in found):
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_text(path, json.dumps([asdict(trial) for trial in found], indent=1) + "\n")
     return found
 
 
@@ -233,94 +195,59 @@ def cache_folder() -> Path:
 
 
 def attempts(names: list[str], device: torch.device, heads: Heads) -> list[Trial]:
-    """A trial of each, in other processes; after a failed trial the next process continues.
-
-    In this process on a GPU in compute mode EXCLUSIVE_PROCESS.
-    """
-    found: list[Trial] = []
-    while len(found) < len(names):
-        asked = {
-            "names": names[len(found) :], "device": str(device), "assembly": not problem_of(ASSEMBLY, found),
-            "heads": [heads.num_heads, heads.head_size, str(heads.dtype).removeprefix("torch.")],
-        }  # fmt: skip
-        found += _attempts(asked)
-        if BUSY in found[-1].problem:  # EXCLUSIVE_PROCESS: no other process can open the GPU
+    """A trial of each, in a process of its own; in this one on a GPU in compute mode EXCLUSIVE_PROCESS."""
+    found = []
+    for name in names:
+        trial = _attempt_apart(name, device, heads)
+        if BUSY in trial.problem:
             return [attempt(name, device, heads) for name in names]
+        found.append(trial)
     return found
 
 
-def _attempts(asked: dict[str, Any]) -> list[Trial]:
-    """Trials in another process, up to the first that fails."""
-    command = [sys.executable, "-c", CHILD, json.dumps(asked), *sys.path]
-    found: list[Trial] = []
-    with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            # With a group of its own a compiler that it started ends with it.
-            start_new_session=True,
-        )
-        assert process.stdout is not None
-        text, deadline, problem = b"", time.monotonic() + TO_START + LIMIT, ""
-        while len(found) < len(asked["names"]) and not (found and found[-1].problem):
-            if not select.select([process.stdout], [], [], max(deadline - time.monotonic(), 0))[0]:
-                problem = HANGS
-                break
-            # Not by a buffered reader, which could hold lines that select does not see.
-            read = os.read(process.stdout.fileno(), 1 << 16)
-            if not read:
-                problem = "its process died"
-                break
-            *lines, text = (text + read).split(b"\n")
-            for line in lines:
-                if line.startswith(MARK):  # libraries may print other lines
-                    found.append(Trial(**json.loads(line.removeprefix(MARK))))
-                    deadline = time.monotonic() + TO_START + LIMIT
+def _attempt_apart(name: str, device: torch.device, heads: Heads) -> Trial:
+    """A trial in another process."""
+    with tempfile.TemporaryDirectory() as folder:
+        answer, log = Path(folder, "answer"), Path(folder, "log")
+        asked = {
+            "name": name,
+            "device": str(device),
+            "heads": [heads.num_heads, heads.head_size, str(heads.dtype).removeprefix("torch.")],
+            "answer": str(answer),
+        }
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-c", CHILD, json.dumps(asked), *sys.path],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                # With a group of its own a compiler that it started ends with it.
+                start_new_session=True,
+            )
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(LIMIT)
+        status = process.poll()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        with contextlib.suppress(
-            subprocess.TimeoutExpired
-        ):  # a process stuck in the driver cannot be killed
-            process.wait(10)
-        process.stdout.close()
-        if problem:
-            log.seek(0)
-            errors = log.read().decode(errors="replace")
-            last = " ".join(errors.strip().splitlines()[-1:])[:200]
-            if TIMEOUT in errors:
-                problem = HANGS
-            elif problem != HANGS:
-                status = process.returncode
-                by = (
-                    signal.Signals(-status).name
-                    if status and status < 0
-                    else f"with status {status}"
-                )
-                problem = f"{problem} ({by}): {last}"
-            found.append(Trial(name=asked["names"][len(found)], problem=problem))
-    return found
-
-
-# --- child process ---------------------------------------------------------------------------------------------------
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(10)  # a process stuck in the driver cannot be killed
+        if answer.is_file():
+            return Trial(**json.loads(answer.read_text(encoding="utf-8")))
+        if status is None:
+            return Trial(name=name, problem=f"ran past {LIMIT} s")
+        by = signal.Signals(-status).name if status < 0 else f"with status {status}"
+        last = " ".join(text_of(log).strip().splitlines()[-1:])[:200]
+        return Trial(name=name, problem=f"its process died ({by}): {last}")
 
 
 def main(text: str) -> None:
-    """Prints a line for each requested trial, up to the first that fails."""
+    """The process of a trial."""
     asked = json.loads(text)
     num_heads, head_size, dtype = asked["heads"]
     heads = Heads(num_heads=num_heads, head_size=head_size, dtype=getattr(torch, dtype))
-    device = torch.device(asked["device"])
-    if not asked["assembly"]:
-        triton_support.do_without_assembly()
-    for name in asked["names"]:
-        # Each trial starts the time anew.
-        faulthandler.dump_traceback_later(LIMIT, exit=True)  # even if the parent is gone
-        trial = attempt(name, device, heads)
-        print(f"\n{MARK.decode()}{json.dumps(asdict(trial))}", flush=True)
-        if trial.problem:
-            break
+    faulthandler.dump_traceback_later(2 * LIMIT, exit=True)  # even if the parent is gone
+    trial = attempt(asked["name"], torch.device(asked["device"]), heads)
+    write_text(Path(asked["answer"]), json.dumps(asdict(trial)))
     # Teardown may hang or abort in a context that a trial has broken.
     hard_exit(0)
 
@@ -330,21 +257,13 @@ def attempt(name: str, device: torch.device, heads: Heads) -> Trial:
     try:
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        if name == ASSEMBLY:
-            wrong = assembly_check.problems(device)
-            return Trial(
-                name=name,
-                problem="; ".join(f"{piece}: {problem}" for piece, problem in wrong.items()),
-            )
         run = attention.BACKENDS[name]
-        problem = disagreement(run, device, heads)
-        return Trial(
-            name=name, milliseconds=None if problem else _time(run, device, heads), problem=problem
-        )
+        if problem := disagreement(run, device, heads):
+            return Trial(name=name, problem=problem)
+        return Trial(name=name, milliseconds=_time(run, device, heads))
     except Exception as error:  # any error of a library
-        reason = " ".join(str(root_cause(error)).split())[
-            :200
-        ]  # ending a failed capture raises another error
+        # The first, as ending a failed capture raises another one.
+        reason = " ".join(str(root_cause(error)).split())[:200]
         return Trial(name=name, problem=reason or type(error).__name__)
 
 
@@ -391,15 +310,13 @@ def disagreement(run: Attention, device: torch.device, heads: Heads = BERT_LARGE
         return f"with dropout its context is on average {share:.3g} of what it is without"
     by_values = (qkv.detach()[:, 2].float() * gradient[:, 2].float()).sum()
     share = (by_values / dropped.square().sum()).item()
-    return (
-        ""
-        if abs(share - 1) <= TOLERANCE
-        else f"its two passes drop different probabilities ({share:.3g})"
-    )
+    if not abs(share - 1) <= TOLERANCE:
+        return f"its two passes drop different probabilities ({share:.3g})"
+    return ""
 
 
 def _time(run: Attention, device: torch.device, heads: Heads) -> float:
-    """Milliseconds of both passes, on a GPU in a CUDA graph, which also shows that it works in one."""
+    """Milliseconds of both passes in a CUDA graph, which also shows that it works in one."""
     cu_seqlens = offsets(NUM_REPEATS, device)
     shape = NUM_REPEATS * sum(LENGTHS), heads.num_heads, heads.head_size
     qkv = torch.randn(shape[0], 3, *shape[1:], device=device, dtype=heads.dtype, requires_grad=True)
@@ -410,15 +327,6 @@ def _time(run: Attention, device: torch.device, heads: Heads) -> float:
         for _ in range(count):
             torch.autograd.grad(run(qkv, forward_pass, DROPOUT), qkv, gradient)
 
-    return _milliseconds(both_passes, device)
-
-
-def _milliseconds(both_passes: Callable[[int], object], device: torch.device) -> float:
-    """Milliseconds of ``both_passes(1)``, on a GPU averaged in a CUDA graph."""
-    if device.type != "cuda":
-        start = time.perf_counter()
-        both_passes(1)
-        return (time.perf_counter() - start) * 1e3
     graph = capture(lambda: both_passes(NUM_TIMED), warm_stream(lambda: both_passes(3), 1, device))
     # The first launch of a graph is slow, and not timed.
     graph.replay()

@@ -1,17 +1,14 @@
-"""Attention of libraries: PyTorch's varlen kernels, and optional packages: flash-attn 2, TransformerEngine. Arguments
-as in attention.py.
+"""Attention of libraries: PyTorch's varlen kernels, and the package flash-attn 2, imported at first use. Arguments:
+those of ``Attention``.
 
 torch.nn.attention.varlen has neither dropout nor cuDNN, so its underlying operators are called; PyTorch derives them.
-Packages are imported at first use.
 """
 
 from __future__ import annotations
 
-import functools
 import importlib
 import importlib.util
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -96,63 +93,7 @@ def flash_absent() -> str | None:
     )
 
 
-class _Parts(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, qkv: Tensor) -> tuple[Tensor, ...]:
-        return qkv.unbind(1)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        first = gradients[0]
-        num_tokens, num_heads, width = first.shape
-        row = num_heads * width
-        memory = first.untyped_storage()
-        # As queries, keys and values lie in qkv [T, 3, N, H]: a row apart, three rows a token.
-        beside = all(
-            part.untyped_storage()._cdata == memory._cdata
-            and part.storage_offset() == first.storage_offset() + number * row
-            and part.stride() == (3 * row, width, 1)
-            for number, part in enumerate(gradients)
-        )
-        if not beside:
-            return torch.stack(gradients, dim=1)
-        shape, strides = (num_tokens, 3, num_heads, width), (3 * row, row, width, 1)
-        return first.new_empty(0).set_(memory, first.storage_offset(), shape, strides)
-
-
-def parts(qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values [T, N, H] as views of qkv [T, 3, N, H].
-
-    Their gradients are combined without a copy if a library has written them side by side into one tensor; else they
-    are stacked.
-    """
-    return _Parts.apply(qkv)
-
-
 def flash_attn_2(qkv: Tensor, forward_pass: ForwardPass, dropout: float) -> Tensor:
     """The flash-attn package, version 2: its packed function takes qkv whole, and writes one gradient."""
     run = importlib.import_module("flash_attn").flash_attn_varlen_qkvpacked_func
     return run(qkv, forward_pass.cu_seqlens, forward_pass.max_seqlen, dropout_p=dropout)
-
-
-def transformer_engine(qkv: Tensor, forward_pass: ForwardPass, dropout: float) -> Tensor:
-    """TransformerEngine's attention, which chooses among its fused kernels."""
-    _, _, num_heads, head_size = qkv.shape
-    offsets, longest = forward_pass.cu_seqlens, forward_pass.max_seqlen
-    # Self-attention: keys have the queries' offsets.
-    context: Tensor = _transformer_engine_module(num_heads, head_size, dropout)(
-        *parts(qkv),
-        cu_seqlens_q=offsets,
-        cu_seqlens_kv=offsets,
-        max_seqlen_q=longest,
-        max_seqlen_kv=longest,
-    )
-    return context.view(-1, num_heads, head_size)
-
-
-# It has no weights: one module serves all layers.
-@functools.cache
-def _transformer_engine_module(num_heads: int, head_size: int, dropout: float) -> Any:
-    return importlib.import_module("transformer_engine.pytorch").DotProductAttention(
-        num_heads, head_size, attention_dropout=dropout, qkv_format="thd", attn_mask_type="padding"
-    )

@@ -22,8 +22,7 @@ import torch
 from torch import Tensor
 
 from bert.kernels.support import launches
-from bert.kernels.support.arithmetic import kept, masked, narrowed
-from bert.kernels.support.dropout import Dropout, ForwardPass, pair_key, pair_words
+from bert.kernels.support.dropout import Dropout, ForwardPass, pair_key, pair_words, survives
 from bert.kernels.support.launches import Blocks
 from bert.kernels.support.triton_support import constexpr, jit, next_power_of_2, tl
 
@@ -112,12 +111,11 @@ def _attend(
     p = tl.exp2(scores * log2_scale - larger[:, None])
     # Of all probabilities: dropout comes after the softmax and must not change its sum.
     total = total * shrink + tl.sum(p, axis=1)
-    weights = narrowed(p, value.dtype.element_ty)
+    weights = p.to(value.dtype.element_ty)
     if threshold > 0:
         row, column = tl.arange(0, block_queries)[:, None], tl.arange(0, block_keys)[None, :]
-        weights = masked(
-            weights, pair_words(philox_key, offset, first, row, start, column), threshold
-        )
+        words = pair_words(philox_key, offset, first, row, start, column)
+        weights = tl.where(survives(words, threshold), weights, 0.0)
     v = _load_tile(value, place, length, stride, width, block, partial)
     accumulator = accumulator * shrink[:, None]
     accumulator = tl.dot(weights, v, accumulator, input_precision="ieee")
@@ -202,10 +200,11 @@ def _query_gradient_step(
     dp = tl.dot(gradient, tl.trans(v), input_precision="ieee")
     if threshold > 0:
         row, column = tl.arange(0, block_queries)[:, None], tl.arange(0, block_keys)[None, :]
-        dp *= kept(pair_words(philox_key, offset, first, row, start, column), threshold)
+        words = pair_words(philox_key, offset, first, row, start, column)
+        dp = tl.where(survives(words, threshold), dp, 0.0)
     # The softmax's derivative; delta is the row's sum of p dp.
     ds = p * (dp - delta[:, None])
-    return tl.dot(narrowed(ds, k.dtype), k, accumulator, input_precision="ieee")
+    return tl.dot(ds.to(k.dtype), k, accumulator, input_precision="ieee")
 
 
 @jit
@@ -300,11 +299,12 @@ def _key_gradient(
             dp = tl.dot(v, tl.trans(do), input_precision="ieee")
             weights = p
             if threshold > 0:
-                keep = kept(pair_words(philox_key, offset, start, across, first, down), threshold)
-                weights, dp = p * keep, dp * keep
-            v_gradient = tl.dot(narrowed(weights, do.dtype), do, v_gradient, input_precision="ieee")
+                words = pair_words(philox_key, offset, start, across, first, down)
+                keep = survives(words, threshold)
+                weights, dp = tl.where(keep, p, 0.0), tl.where(keep, dp, 0.0)
+            v_gradient = tl.dot(weights.to(do.dtype), do, v_gradient, input_precision="ieee")
             ds = p * (dp - delta[None, :])
-            k_gradient = tl.dot(narrowed(ds, q.dtype), q, k_gradient, input_precision="ieee")
+            k_gradient = tl.dot(ds.to(q.dtype), q, k_gradient, input_precision="ieee")
         target = qkv_gradient + begin.to(tl.int64) * stride + head * width
         _store_tile(
             target + hidden, place, length, stride, k_gradient * (scale * drop_scale), width, block

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from bert.kernels.fp8 import ROW_MULTIPLE, Target
 from bert.kernels.support import arithmetic, launches, triton_support
-from bert.kernels.support.arithmetic import widened
 from bert.kernels.support.triton_support import constexpr, jit, tl
 
 
@@ -80,7 +79,7 @@ def _cast_transpose(
     row = tile * block_rows + tl.arange(0, block_rows)
     inside = (row < num_rows)[:, None] & (column < num_columns)[None, :]
     pointers = x + row.to(tl.int64)[:, None] * num_columns + column[None, :]
-    value = widened(tl.load(pointers, mask=inside, other=0.0))
+    value = tl.load(pointers, mask=inside, other=0.0).to(tl.float32)
     # A bias gradient costs no pass of its own: the tile is in registers.
     if partials is not None:
         line = partials + tile.to(tl.int64) * num_columns + column

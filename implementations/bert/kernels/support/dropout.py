@@ -21,8 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bert.kernels.support.arithmetic import native_product
-from bert.kernels.support.triton_support import NATIVE, constexpr, jit, tl
+from bert.kernels.support.triton_support import constexpr, jit, tl
 
 BITS = 15  # random bits of an element
 
@@ -88,14 +87,10 @@ class ForwardPass:
 
 
 @jit
-def _product(constant: constexpr, word, one_instruction: constexpr):
-    """High and low word of a product of 32-bit numbers; the compiler sometimes uses two instructions."""
-    if one_instruction:
-        high, low = native_product(constant, word)
-    else:
-        product = word.to(tl.uint64) * constant
-        high, low = (product >> 32).to(tl.uint32), product.to(tl.uint32)
-    return high, low
+def _product(constant: constexpr, word):
+    """High and low word of a product of 32-bit numbers."""
+    product = word.to(tl.uint64) * constant
+    return (product >> 32).to(tl.uint32), product.to(tl.uint32)
 
 
 @jit
@@ -103,10 +98,9 @@ def philox(seed, c0, c1, c2, c3):
     """The four words (uint32) of Philox4x32-7: key ``seed`` (int64), counters c0 to c3, integers of 32 bits."""
     key_0, key_1 = seed.to(tl.uint32), (seed >> 32).to(tl.uint32)
     c0, c1, c2, c3 = c0.to(tl.uint32), c1.to(tl.uint32), c2.to(tl.uint32), c3.to(tl.uint32)
-    for number in tl.static_range(7):
-        # In the first two rounds without assembly, so that the compiler can merge the calls of elements.
-        high_0, low_0 = _product(0xD2511F53, c0, NATIVE and number > 1)
-        high_1, low_1 = _product(0xCD9E8D57, c2, NATIVE and number > 1)
+    for _ in tl.static_range(7):
+        high_0, low_0 = _product(0xD2511F53, c0)
+        high_1, low_1 = _product(0xCD9E8D57, c2)
         c0, c1, c2, c3 = high_1 ^ c1 ^ key_0, low_1, high_0 ^ c3 ^ key_1, low_0
         key_0 += 0x9E3779B9
         key_1 += 0xBB67AE85
@@ -147,8 +141,7 @@ def pair_key(seed, site, head, begin):
 
 @jit
 def pair_words(philox_key, offset, first_query, query, first_key, key):
-    """Words whose bits 16 to 30 decide on the attention probabilities of a block of queries and one of keys, for
-    ``kept`` and ``masked`` of arithmetic.py.
+    """Words whose bits 16 to 30 decide on the attention probabilities of a block of queries and one of keys.
 
     philox_key, offset: ``pair_key``; first_query, first_key: places in the sequence where the blocks begin, multiples
     of 16; query, key: int32 places in the blocks, which broadcast. They are separate from the firsts so that the
@@ -158,9 +151,15 @@ def pair_words(philox_key, offset, first_query, query, first_key, key):
         (first_key + (key & ~8)).to(tl.uint32),
         (first_query + (query & ~8)).to(tl.uint32) ^ offset,
     )
-    for number in tl.static_range(7):
-        high, low = _product(0xD256D193, c0, NATIVE and number > 1)
+    for _ in tl.static_range(7):
+        high, low = _product(0xD256D193, c0)
         c0, c1 = high ^ c1 ^ philox_key, low
         philox_key += 0x9E3779B9
     # The query's bit chooses the high or low half of a word, the key's the word.
     return tl.where((key & 8) != 0, c1, c0) << ((query & 8) << 1).to(tl.uint32)
+
+
+@jit
+def survives(word, threshold: constexpr):
+    """True where bits 16 to 30 of a word of ``pair_words`` are at least ``threshold``."""
+    return (word & 0x7FFFFFFF) >= (threshold << 16)

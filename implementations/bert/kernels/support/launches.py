@@ -74,7 +74,7 @@ TABLE: dict[str, dict[int, Blocks]] = {
         120: _attention(64, 32),
     },
     "attention key gradient": {
-        80: _attention(64, 64), 89: _attention(64, 32, max_registers=168), 90: _attention(64, 64),
+        80: _attention(64, 32, max_registers=168), 90: _attention(64, 64),
         100: _attention(64, 64, 1), 120: _attention(64, 32),
     },
     # Heads wider than 64.

@@ -62,7 +62,7 @@ def missing(device: torch.device) -> str | None:
         return f"the device is a {device.type.upper()}"
     if triton is None:
         return "Triton is not installed"
-    # Assembly and launch settings are for NVIDIA's architectures.
+    # Launch settings are for NVIDIA's architectures.
     if device.type == "cuda" and torch.version.cuda is None:
         return "the GPU is AMD's"
     # 8.0, Ampere: the first with conversions and matrix products in bf16.
@@ -95,20 +95,3 @@ def row_warps(num_warps: int, width: int) -> int:
 def next_power_of_2(n: int) -> int:
     """The smallest power of two that is at least n."""
     return 1 << (n - 1).bit_length()
-
-
-@jit
-def _probe():
-    pass
-
-
-# Whether inline assembly is used: not in Triton's interpreter, nor if attention/benchmark.py found it wrong.
-NATIVE: Any = (
-    # Triton's interpreter wraps kernels in another class.
-    constexpr(isinstance(_probe, triton.runtime.JITFunction)) if triton is not None else False
-)
-
-
-def do_without_assembly() -> None:
-    """Disables assembly in all kernels. Must precede their compilation, when Triton reads the value."""
-    NATIVE.value = False  # all modules hold the same object
