@@ -24,7 +24,6 @@ COMMANDS = {  # module, and what the command does
         "accuracy and losses of checkpoints, also of a run that is still training",
     ),
     "export": ("export", "export trained weights in Hugging Face's format"),
-    "fill-mask": ("fill_mask", "the most likely words for each [MASK] in a text"),
     "compare-captures": (
         "compare_captures",
         "the first module whose results differ between two runs with CAPTURE",

@@ -23,7 +23,7 @@ def export(
 
     PATH is a run's folder, a checkpoint or a folder of them (the newest). FOLDER gets config.json, model.safetensors
     (fp32), vocab.txt and tokenizer_config.json: AutoModel, AutoModelForPreTraining (with NSP=0 AutoModelForMaskedLM)
-    and the fill-mask pipeline load it, as do INIT_CHECKPOINT=FOLDER, python -m bert fill-mask and fine-tuning.
+    and the fill-mask pipeline load it, as do INIT_CHECKPOINT=FOLDER and fine-tuning.
     """
     parser.add_argument("path", type=Path, help="a run's folder, a checkpoint, or a folder of them")
     parser.add_argument(
@@ -60,7 +60,7 @@ def export(
     except OSError as error:  # a full disk
         raise ConfigError(str(error)) from None
     if source.shape.layer_norm_large_model:
-        cure = "load it as INIT_CHECKPOINT, or with bert fill-mask"
+        cure = "load it as INIT_CHECKPOINT"
         print(f"bert export: {folder}: {huggingface.PRE_LN}: {cure}", file=sys.stderr)
     after = f", after {source.steps:,} steps" if source.steps is not None else ""
     print(

@@ -10,13 +10,14 @@ from typing import Any
 
 from bert.checkpoint.weights import Checksum, check_finite, chunks_of
 from bert.core import rundir
-from bert.core.dist import World, pick_device
+from bert.core.dist import World
 from bert.data import proof
 from bert.data.format import open_records
 from bert.data.loader import make_batching, open_masks, open_source
 from bert.data.records import DataError
 from bert.data.sampler import Sampler
 from bert.data.shards import INDEX, Shards
+from bert.model.bert import BertForPreTraining
 from bert.pretraining import closed_division, memory, resume
 from bert.pretraining.config import Config
 from bert.training import schedule
@@ -42,12 +43,9 @@ def identity(config: Config) -> dict[str, Any]:
 
 def contents(place: Path) -> str:
     """Digest of names and sizes of record files, and of their folder's index, which has a digest of each."""
-    paths = [
-        path
-        for path in (sorted(place.rglob("*.hdf5")) if place.is_dir() else [place])
-        if path.is_file()
-    ]
-    digest = hashlib.sha256(str([(path.name, path.stat().st_size) for path in paths]).encode())
+    paths = sorted(place.rglob("*.hdf5")) if place.is_dir() else [place]
+    sizes = [(path.name, path.stat().st_size) for path in paths if path.is_file()]
+    digest = hashlib.sha256(str(sizes).encode())
     for folder in sorted({path.parent for path in paths}):
         # By way of the index the digest covers contents too, without reading the records.
         digest.update((folder / INDEX).read_bytes() if (folder / INDEX).is_file() else b"")
@@ -73,136 +71,127 @@ def check_finished(config: Config) -> None:
 def report(config: Config) -> str:
     """The settings and their consequences. Raises ConfigError or DataError for what would stop the run."""
     check_finished(config)
-    device, path, ranks = (
-        pick_device(config.dist),
-        config.checkpoint.init_checkpoint,
-        config.dist.world_size,
-    )
+    is_closed = config.mlperf.division == "closed"
     # A check is one process, without the ranks whose run it describes.
-    alone = dataclasses.replace(config.dist, world_size=1, rank=0, local_rank=0)
+    alone = World(dataclasses.replace(config.dist, world_size=1, rank=0, local_rank=0))
+    saved = resume.newest(config, alone)
     model = memory.meta_model(config.model)
-    weights = "random"
-    saved = resume.newest(config, World(alone))
-    if saved is not None:
-        check_finite(saved["model"].items(), config.checkpoint.directory)
-        changed = resume.check_identity(config, resume.pick_seed(config.seed, saved), saved)
-        weights = f"step {saved['step']:,} of {config.checkpoint.directory}{f'; {changed}' if changed else ''}"
-    elif path is not None:
-        chunks, loaded = chunks_of(model, path, 0, config.may_have_new_heads, Checksum())
-        # Reads all weights: a NaN in one of them would only show after the start, on all GPUs.
-        check_finite(((chunk.name, chunk.values) for chunk in chunks), path)
-        weights = f"{path}{f': {loaded}' if any(loaded) else ''}"
-        if config.checkpoint.init_optimizer:
-            shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
-            resume.warm_start(path, config.optim.optimizer, shapes)
+    weights = _weights(config, model, saved)
     num_parameters, form = sum(p.numel() for p in model.parameters()), config.model.gelu_form
     heads = "both heads" if config.nsp else "masked-LM alone"
     data, evaluate, batch = config.data, config.evaluate, config.global_batch_size
-    # The last layer past its attention, and the heads, compute M + S of the T tokens.
-    read = (data.capacity.masked + data.capacity.sequences) / data.capacity.tokens
-    rows = f"{data.batch_size} rows x {data.gradient_steps} accumulated x {ranks} ranks"
-    when = f"every {evaluate.every_samples:,} samples from {evaluate.start_samples or evaluate.every_samples:,}"
+    ranks = f"{config.dist.world_size} ranks"
+    rows = f"{data.batch_size} rows x {data.gradient_steps} accumulated x {ranks}"
+    when, every = "none", evaluate.every_samples
+    if every:
+        when = f"every {every:,} samples from {evaluate.start_samples or every:,}"
     target = f"target {evaluate.target}" if evaluate.has_target else "no target"
+    _, attention = config.kernels.resolve_attention(
+        config.model, config.numerics.dtype, config.uses_graph, alone
+    )
     lines = {
-        "system": f"{config.mlperf.num_nodes} x {config.mlperf.system}, {ranks} ranks",
+        "system": f"{config.mlperf.num_nodes} x {config.mlperf.system}, {ranks}",
         "model": f"{num_parameters:,} parameters, {heads}, GELU in its {form} form, {config.bert_config_path}",
-        "last layer": f"past its attention for at most {read:.0%} of the tokens, those that the heads read",
-        "kernels": config.kernels.describe(device),
-        "attention": config.kernels.resolve_attention(
-            config.model, config.numerics.dtype, config.uses_graph, World(alone)
-        )[1],
+        "kernels": config.kernels.describe(alone.device),
+        "attention": attention,
         "global batch": f"{batch} sequences = {rows} x packing factor {data.packing_factor}",
         "steps": f"at most {config.max_steps} ({config.max_steps * batch:,} samples)",
         "learning rate": schedule.describe(config.schedule),
-        "evaluation": f"{when if evaluate.every_samples else 'none'}, {target}",
-    }
-    if config.mlperf.division == "closed":
-        lines["convergence"] = f"the reference's: python -m review rcp {batch}"
-    if config.zero.is_deepspeed:
-        lines["engine"] = "DeepSpeed"
-    if config.mlperf.division == "closed" and path is not None:
-        first = closed_division.starting_weights(path)
-        weights += f": {first['weights']}, {'not proved' if first['unproved'] else 'proved'} to be model.ckpt-28252"
-    # Records are only read here, and no GPU is taken before the run.
-    on_cpu = World(dataclasses.replace(alone, device="cpu"))
-    if config.mlperf.division == "open":
-        lines["time"] = _hours(config, saved)
-    lines |= {
+        "evaluation": f"{when}, {target}",
         "memory": memory.describe(config),
-        "data": _data(config, on_cpu, saved),
+        "data": "synthetic" if data.synthetic else _data(config, saved),
         "weights": weights,
     }
+    if not is_closed:
+        lines["time"] = _hours(config, saved)
     width = max(map(len, lines))
     return "\n".join(f"{name:<{width}}  {text}" for name, text in lines.items())
+
+
+def _weights(config: Config, model: BertForPreTraining, saved: dict[str, Any] | None) -> str:
+    """Describes the weights that the run begins with. Raises ConfigError if it could not."""
+    path, directory = config.checkpoint.init_checkpoint, config.checkpoint.directory
+    if saved is not None:
+        check_finite(saved["model"].items(), directory)
+        changed = resume.check_identity(config, resume.pick_seed(config.seed, saved), saved)
+        return "; ".join(filter(None, (f"step {saved['step']:,} of {directory}", changed)))
+    if path is None:
+        return "random"
+    chunks, loaded = chunks_of(model, path, 0, config.may_have_new_heads, Checksum())
+    # Reads all weights: a NaN in one of them would only show after the start, on all GPUs.
+    check_finite(((chunk.name, chunk.values) for chunk in chunks), path)
+    if config.checkpoint.init_optimizer:
+        shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+        resume.warm_start(path, config.optim.optimizer, shapes)
+    text = f"{path}: {loaded}" if any(loaded) else str(path)
+    if config.mlperf.division == "closed":
+        first = closed_division.starting_weights(path)
+        proved = "not proved" if first["unproved"] else "proved"
+        text += f": {first['weights']}, {proved} to be model.ckpt-28252"
+    return text
 
 
 def _hours(config: Config, saved: dict[str, Any] | None) -> str:
     """Hours of the remaining steps at the rate that the run in RUN_DIR had last."""
     text, folder = "", config.run.run_dir
     if folder is not None:
-        text = text_of(path := folder / f"metrics_{config.run.trial}.jsonl")
+        text = text_of(folder / f"metrics_{config.run.trial}.jsonl")
     lines = map(json.loads, text.splitlines())
     rates = [line["sequences_per_second"] for line in lines if line["kind"] == "train"]
     if not rates:
         return "unknown: run a few steps to measure it (STEPS_THIS_RUN)"
     steps = config.max_steps - (int(saved["step"]) if saved is not None else 0)
     hours = steps * config.global_batch_size / rates[-1] / 3600
-    return f"{hours:.1f} hours for {steps:,} steps at {rates[-1]:,.0f} sequences/s ({path})"
+    return f"{hours:.1f} hours for {steps:,} steps at {rates[-1]:,.0f} sequences/s, as in {folder}"
 
 
-def _data(config: Config, world: World, saved: dict[str, Any] | None) -> str:
+def _data(config: Config, saved: dict[str, Any] | None) -> str:
     """Describes the data. Raises DataError if no batches can be made of it."""
-    data, size = config.data, config.model.vocab_size
-    if data.synthetic:
-        return "synthetic"
+    data, size, is_closed = config.data, config.model.vocab_size, config.mlperf.division == "closed"
+    # Records are only read here, and no GPU is taken before the run.
+    world = World(dataclasses.replace(config.dist, world_size=1, rank=0, device="cpu"))
     folder, variable = data.source
     shards = open_source(data, size, pairs=config.nsp)
     assert isinstance(shards, Shards)
-    first = shards[0]
+    first, row_counts = shards[0], shards.row_counts()
     if data.packed and first.row_offsets is None:
         raise DataError(
             f"{variable}={folder}: these records are not packed; set PACKED=0, or give the packed folder"
         )
-    row_counts = shards.row_counts()
     resume.check_data(config.checkpoint, saved, shards)
     # The first file, as another vocabulary shows there; the loader looks at every batch.
     if int(first.input_ids.max()) >= size:
         raise DataError(
             f"{variable}={folder}: token ids beyond vocab_size {size} of bert_config.json"
         )
-    unproved = (
-        config.mlperf.division == "closed" and closed_division.data_sets(config, shards)["unproved"]
-    )
-    if config.mlperf.division == "closed":
+    unproved = is_closed and closed_division.data_sets(config, shards)["unproved"]
+    if is_closed:
         closed_division.prove(config, shards, world)
     elif saved is not None:
         proof.check(dict.fromkeys(shards.paths, ""), world)
     # Seed and rank 0: only whether the rows fill a step matters, and that depends on neither.
-    make_batching(
-        shards, Sampler(row_counts, data.rows_per_step, 0, 0, config.dist.world_size), data
-    )
+    sampler = Sampler(row_counts, data.rows_per_step, 0, 0, config.dist.world_size)
+    make_batching(shards, sampler, data)
     vocab = config.phase1 / "vocab.txt" if config.phase1 else None
     if (
-        vocab is not None
+        vocab
         and vocab.is_file()
         and hashlib.md5(vocab.read_bytes()).hexdigest() != shards.vocab_md5
     ):
         raise DataError(
             f"{variable}={folder}: made with another vocabulary than {vocab}; prepare the data again"
         )
-    rows, tokens = (
-        config.max_steps * data.rows_per_step * config.dist.world_size,
-        len(first.input_ids),
-    )
+    rows = config.max_steps * data.rows_per_step * config.dist.world_size
+    tokens = rows * len(first.input_ids) / max(1, first.num_rows)
     epochs, copies = rows / int(row_counts.sum()), open_records(shards.paths[0])[1].dupe_factor
-    found = f"{len(shards)} files in {folder}; about {rows * tokens / max(1, first.num_rows):,.0f} tokens trained on, "
-    found += f"{epochs:.3g} epochs"
+    found = f"{len(shards)} files in {folder}; about {tokens:,.0f} tokens trained on, {epochs:.3g} epochs"
     if copies > 1:
         found += f" of {copies} copies of the text"
     # Each copy of the text in the records is another pass over it.
-    if config.mlperf.division == "open" and epochs * copies > MOST_PASSES:
+    if not is_closed and epochs * copies > MOST_PASSES:
         found += f": more than BERT's own {MOST_PASSES} passes: lower MAX_STEPS, or give more text"
-    found += "; not proved to be the benchmark's" if unproved else ""
+    if unproved:
+        found += "; not proved to be the benchmark's"
     if masks := open_masks(data, shards, config.phase1, size, seed=0):
         mask, words = masks.tokens.mask, masks.tokens.size
         found += f"; MASKING=dynamic: other masks every epoch, token {mask} of {words:,} is [MASK]"

@@ -1,7 +1,7 @@
 """Memory of a rank by part, estimated before anything starts, also for GPUs that are not there.
 
-Persistent memory is counted exactly: the optimizer is made on the meta device, without a process group, its buffers are
-added up, and the transient peak of an update is measured. Activations follow from the operations: T tokens of width D,
+Persistent memory is counted exactly: the optimizer is made on the meta device, without a process group, and its buffers
+are added up. Activations follow from the operations: T tokens of width D,
 feed-forward width F and b bytes per number keep in each layer (8 D + 2 F) T b with the fused kernels: queries, keys,
 values, context, two LayerNorms with their inputs, GELU with its input. Plain PyTorch also keeps dropout masks and the
 attention's result a second time, (11 D + 2 F) T b, and on a CPU with dropout the attention probabilities.
@@ -10,16 +10,11 @@ attention's result a second time, (11 D + 2 F) T b, and on a CPU with dropout th
 from __future__ import annotations
 
 import os
-import weakref
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from bert import kernels, optim
 from bert.checkpoint.save import Config as CheckpointConfig
@@ -39,12 +34,14 @@ GIB = 2**30
 # CUDA context, kernels and NCCL's buffers: a guess, not measured.
 RUNTIME = {"cuda": 1 * GIB, "cpu": 0}
 PROCESS = GIB // 2  # host memory of Python with PyTorch: about, measured on CPUs
+# Tensors of the masters' size that an update without a kernel of its own makes, by OPTIMIZER: counted.
+TEMPORARIES = {"lamb": 2, "lans": 3, "adamw": 3, "acclip": 3, "madgrad": 5}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """What the memory of a rank depends on. tokens, masked: most in a micro-batch; length: most tokens of a sequence;
-    ranks_per_node: of the fullest node; fp8_copies: bytes of the fp8 weights of evaluations.
+    ranks_per_node: of the fullest node.
     """
 
     model: BertConfig
@@ -59,20 +56,14 @@ class Plan:
     recompute_layers: int
     device_type: str
     ranks_per_node: int = 1
-    fp8_copies: int = 0
 
     @classmethod
     def of(cls, config: Config) -> Plan:
         """Plan of a run on this machine's device."""
-        device, data, width = config.device, config.data, config.model.hidden_size
+        device, data = config.device, config.data
         num_ranks, sharded, group = config.dist.world_size, config.optim.is_sharded(device), None
         if sharded:
             group = str(config.optim.group_size(num_ranks, config.dist.ranks_per_node))
-        fp8_copies = 0
-        if config.numerics.fp8 and config.evaluates:
-            # A byte a weight: 3 D D of QKV, and 2 D F of the feed-forward.
-            of_layer = (3 * width + 2 * config.model.intermediate_size) * width
-            fp8_copies = config.model.num_hidden_layers * of_layer
         return cls(
             model=config.model,
             optimizer=replace(config.optim, sharded=sharded, shard_group=group),
@@ -86,7 +77,6 @@ class Plan:
             recompute_layers=config.recompute.layers,
             device_type=device.type,
             ranks_per_node=-(-num_ranks // config.mlperf.num_nodes),
-            fp8_copies=fp8_copies,
         )
 
 
@@ -109,12 +99,9 @@ def estimate(plan: Plan) -> dict[str, int]:
     use_placeholders(model, plan.dtype, META)
     settings = plan.optimizer
     settings.check(torch.device(plan.device_type))
-    low, b = plan.dtype != torch.float32, plan.dtype.itemsize
-    masters = (
-        {name: torch.empty(p.shape, device=META) for name, p in model.named_parameters()}
-        if low
-        else None
-    )
+    masters, b = None, plan.dtype.itemsize
+    if plan.dtype != torch.float32:
+        masters = {name: torch.empty(p.shape, device=META) for name, p in model.named_parameters()}
     world = World(DistConfig(device="cpu"))  # rank 0 of num_ranks, whose collectives send nothing
     world.size, world.ranks_per_node, world.device = plan.num_ranks, plan.num_ranks, META
     engine = optim.build(settings, model, masters, world, accumulate=plan.accumulate, fused=False)
@@ -123,17 +110,11 @@ def estimate(plan: Plan) -> dict[str, int]:
     # Gradients held in a bucket during the backward pass, and the copies from which slices are reduced.
     buckets, layout, copied = engine.buckets, engine.layout, 0
     if plan.num_ranks > 1 and buckets.communication_dtype != buckets.whole.dtype:
-        copied = (
-            sum(sorted(one.size for one in layout.slices)[-MAX_IN_FLIGHT:])
-            * buckets.communication_dtype.itemsize
-        )
+        largest = sorted(one.size for one in layout.slices)[-MAX_IN_FLIGHT:]
+        copied = sum(largest) * buckets.communication_dtype.itemsize
     peaks.append(max(bucket.size for bucket in layout.buckets) * b + copied)
-    # Without a kernel of its own an update is a row of operations, whose temporaries count.
     if not (plan.fused and settings.has_fused_update):
-        with Peak() as update:
-            # Any learning rate: on the meta device there are sizes and no numbers.
-            engine.step(0.1)
-        peaks.append(update.most)
+        peaks.append(TEMPORARIES[settings.optimizer] * engine.shard.masters.nbytes)
     persistent: dict[str, list[Tensor]] = {
         "weights": [engine.weights.whole, engine.weights.shard],
         "gradients": [buckets.whole, buckets.shard, buckets.received],
@@ -143,7 +124,6 @@ def estimate(plan: Plan) -> dict[str, int]:
         name: sum({id(tensor): tensor.nbytes for tensor in tensors}.values())
         for name, tensors in persistent.items()
     }
-    parts["weights"] += plan.fp8_copies
     return {**parts, "activations": max(peaks), "runtime": RUNTIME[plan.device_type]}
 
 
@@ -152,9 +132,8 @@ def activations(plan: Plan) -> int:
     shape, b = plan.model, plan.dtype.itemsize
     width, layers, tokens = shape.hidden_size, shape.num_hidden_layers, plan.tokens
     masks = 0 if plan.fused or not shape.hidden_dropout_prob else 2 * width
-    attention = (
-        5 * width * b + 4 * shape.num_attention_heads
-    )  # per token: input, QKV, context and softmax
+    # Per token: input, QKV, context and softmax.
+    attention = 5 * width * b + 4 * shape.num_attention_heads
     # 16: mean and deviation of two LayerNorms for each token, in fp32.
     rest = (3 * width + 2 * shape.intermediate_size + masks + (0 if plan.fused else width)) * b + 16
     joined = 3 * width * width * b  # weights of Q, K and V
@@ -163,9 +142,8 @@ def activations(plan: Plan) -> int:
         attention += 3 * plan.length * shape.num_attention_heads * max(b, 4)
         attention += 3 * width * (b if b >= 4 else 4 - b)
     layer = tokens * (attention + rest) + joined
-    read = (
-        plan.masked + tokens // plan.length
-    )  # tokens that the heads read: the last layer's after its attention
+    # Tokens that the heads read: the last layer's after its attention.
+    read = plan.masked + tokens // plan.length
     kept = (layers - 1) * layer + tokens * attention + read * (rest + 2 * width * b) + joined
     if k := plan.recompute_layers:
         # Pre-LN keeps the residual stream beside the input of the segment.
@@ -173,11 +151,8 @@ def activations(plan: Plan) -> int:
         # Inputs of all segments, and all of the one that is being recomputed.
         kept = -(-layers // k) * inputs + min(k, layers) * layer
     # The heads keep the logits and their gradient.
-    return (
-        kept
-        + 2 * tokens * width * b
-        + plan.masked * (shape.padded_vocab_size * 2 * b + 6 * width * b)
-    )
+    heads = plan.masked * (shape.padded_vocab_size * 2 * b + 6 * width * b)
+    return kept + 2 * tokens * width * b + heads
 
 
 def host_bytes(plan: Plan, checkpoint: CheckpointConfig, parts: dict[str, int]) -> int:
@@ -187,9 +162,8 @@ def host_bytes(plan: Plan, checkpoint: CheckpointConfig, parts: dict[str, int]) 
     """
     beginning = saving = 0
     if not plan.optimizer.sharded:
-        beginning = (
-            4 * sum(p.numel() for p in meta_model(plan.model).parameters()) * plan.ranks_per_node
-        )
+        num_parameters = sum(p.numel() for p in meta_model(plan.model).parameters())
+        beginning = 4 * num_parameters * plan.ranks_per_node
     if checkpoint.directory is not None:
         saving = parts["states"]
         group = plan.optimizer.group_size(plan.num_ranks, 0)
@@ -222,14 +196,13 @@ def describe(config: Config) -> str:
             )
     capacity = host_capacity()
     text += f"; host {host / GIB:.1f} GiB for the ranks of a node; this machine has {capacity / GIB:.1f}"
-    if host > capacity and (plan.device_type == "cuda" or config.dist.device == "cpu"):
+    if host <= capacity:
+        return text
+    if plan.device_type == "cuda" or config.dist.device == "cpu":
         cure = "set SHARD_OPTIMIZER=1 and, with CHECKPOINT_DIR, CHECKPOINT_SHARDS=1, or start fewer ranks on a node"
         raise ConfigError(f"out of memory: {text}: {cure}")
-    if host > capacity:
-        text += (
-            ": TOO LITTLE for a run here (not tested for another machine: DEVICE=cpu or a GPU does)"
-        )
-    return text
+    why = "not tested for another machine: DEVICE=cpu or a GPU does"
+    return f"{text}: TOO LITTLE for a run here ({why})"
 
 
 def host_capacity(root: Path = Path("/")) -> int:
@@ -249,39 +222,3 @@ def host_capacity(root: Path = Path("/")) -> int:
             if text.isdigit():  # else "max"
                 found.append(int(text))
     return min(found)
-
-
-class Peak(TorchDispatchMode):
-    """Peak bytes held by tensors, counted operation by operation, on any device, meta included.
-
-    ``now`` and ``most``: current and peak bytes of tensors made inside and of ``before``, those that existed.
-    """
-
-    def __init__(self, before: Iterable[Tensor] = ()) -> None:
-        super().__init__()
-        self.now = self.most = 0
-        self._known: dict[int, weakref.finalize[Any, Any]] = {}
-        for tensor in before:
-            self._note(tensor)
-
-    def _note(self, tensor: Tensor) -> None:
-        # By storage, so that views cost nothing.
-        storage = tensor.untyped_storage()
-        key, size = storage._cdata, storage.nbytes()
-        if key not in self._known:
-            self.now += size
-            self.most = max(self.most, self.now)
-            # The only sign of a tensor's end that Python gives.
-            self._known[key] = weakref.finalize(storage, self._gone, key, size)
-
-    def _gone(self, key: int, size: int) -> None:
-        self.now -= size
-        self._known.pop(key, None)
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Runs the operation and notes its results."""
-        result = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, Tensor):
-                self._note(leaf)
-        return result

@@ -21,12 +21,13 @@ import torch
 
 from bert.core.dist import World
 from bert.core.rundir import Config as RunConfig
-from bert.core.start import PROCESS_STARTED
 from bert.data.batch import Batch
 from bert.training.step import StepResult
 from bert.training.stop import Ending, TrainingError
 from common.env import ConfigError, env
 from common.files import write_text
+
+PROCESS_STARTED = time.monotonic()  # but for the first imports
 
 
 @dataclass(frozen=True, kw_only=True)

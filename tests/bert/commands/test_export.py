@@ -18,9 +18,8 @@ from bert.checkpoint import huggingface
 from bert.checkpoint.save import Config as CheckpointConfig
 from bert.checkpoint.save import save_checkpoint
 from bert.checkpoint.weights import load_weights
-from bert.commands import fill_mask
 from bert.commands import weights as trained
-from bert.data.batch import make_batch
+from bert.data.batch import Batch, make_batch
 from bert.data.tokens import WordPiece
 from bert.model.config import BertConfig
 from bert.pretraining import check
@@ -137,26 +136,6 @@ def test_a_checkpoint_in_shards_is_exported_as_one_in_a_file(run, tmp_path):
             ).read_bytes()
 
 
-def test_the_likeliest_words_are_those_of_the_fill_mask_pipeline(run, tmp_path, capsys):
-    folder, _ = run
-    target = tmp_path / "my-bert"
-    assert main(["export", str(folder), "-o", str(target)], {}) == 0
-    text = "Paris is the [MASK] of Frances."
-    theirs = transformers.pipeline("fill-mask", model=str(target))(text, top_k=4)
-    capsys.readouterr()
-    for path in (target, folder):
-        assert main(["fill-mask", str(path), text, "--top", "4"], {"DEVICE": "cpu"}) == 0
-        first, *lines = capsys.readouterr().out.splitlines()
-        assert first == text
-        assert [line.split() for line in lines] == [
-            [f"{word['score']:.4f}", word["token_str"]] for word in theirs
-        ]
-    assert (
-        main(["fill-mask", str(target), "[MASK] is [MASK]", "--top", "2"], {"DEVICE": "cpu"}) == 0
-    )
-    assert len(capsys.readouterr().out.splitlines()) == 1 + 2 + 1 + 2
-
-
 @pytest.mark.parametrize("form", ["whole", "encoder", "classifier", "sharded", "bin"])
 def test_any_model_of_the_hubs_layout_starts_a_run(form, run, prepared, make_model, tmp_path):
     """Folder or file; heads may be missing, and others present; its config.json is the model's."""
@@ -251,11 +230,6 @@ def test_wrong_exports_are_one_line(run, vocab_file, tmp_path, capsys):
             ["export", str(folder), "-o", new, "--vocab", str(tmp_path / "x.txt")],
             "cannot read the vocabulary",
         ),
-        (["fill-mask", str(folder), "no mask"], "no [MASK] in it"),
-        (
-            ["fill-mask", str(folder), "the " * 60 + "[MASK]"],
-            "the text has 63 tokens, and the model takes 48",
-        ),
     ]
     for arguments, message in cases:
         status = main(arguments, {"DEVICE": "cpu"})
@@ -306,8 +280,17 @@ def test_real_weights_load_with_the_heads_named_as_new(make_model, tmp_path):
     loaded = load_weights(model, huggingface.weights_in(folder), new_heads=True)
     assert loaded.unused == []
     assert loaded.new == [name for name, _ in model.named_parameters() if name.startswith("cls.")]
-    batch = fill_mask.batch_of(
-        "Paris is the [MASK] of France.", WordPiece(folder / "vocab.txt"), 512
+    (pieces,) = WordPiece(folder / "vocab.txt")(["Paris is the capital of France."])
+    ids = torch.from_numpy(pieces.ids)
+    count = len(ids)
+    batch = Batch(
+        input_ids=ids,
+        segment_ids=torch.zeros_like(ids),
+        position_ids=torch.arange(count, dtype=torch.int32),
+        cu_seqlens=torch.tensor([0, count], dtype=torch.int32),
+        max_seqlen=count,
+        num_tokens=count,
+        num_sequences=1,
     )
     theirs = transformers.AutoModel.from_pretrained(folder).eval()
     with torch.no_grad():

@@ -8,7 +8,6 @@ import dataclasses
 import json
 import re
 import shutil
-import time
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +19,6 @@ from bert.checkpoint.weights import checksum_of
 from bert.core import dist
 from bert.core.dist import Config as DistConfig
 from bert.core.dist import World
-from bert.core.start import PROCESS_STARTED, process_started
 from bert.data.format import open_records, write_records
 from bert.data.shards import write_index
 from bert.pretraining import train
@@ -161,15 +159,6 @@ def test_a_checksum_depends_on_names_and_every_bit():
     assert checksum_of(weights) != checksum_of(
         {"x": weights["a"], "b": weights["b"], "c": weights["c"]}
     )
-
-
-def test_the_creation_time_of_the_process_is_known(monkeypatch):
-    now = time.monotonic()
-    assert now - process_started() > 0.3, "it has imported PyTorch since"
-    assert process_started() == pytest.approx(PROCESS_STARTED, abs=5)
-    monkeypatch.setattr("bert.core.start.Path.read_text", lambda *_, **__: "nothing of the kind")
-    now = time.monotonic()
-    assert now <= process_started() <= time.monotonic()
 
 
 class _Draws(TorchDispatchMode):

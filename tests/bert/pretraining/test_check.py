@@ -21,7 +21,6 @@ def test_the_check_describes_the_run(prepared, run_bert):
     assert said["evaluation"] == "every 24 samples from 24, target 0.9", (
         "the open division may choose its interval"
     )
-    assert "convergence" not in said, "reference points are the closed division's"
     assert said["data"].startswith("3 files in ")
     assert said["attention"] == "sdpa_loop (the device is a CPU)"
     assert "GELU in its tanh form" in said["model"]
@@ -33,12 +32,11 @@ def test_the_check_builds_the_batches_of_the_run(prepared, run_bert):
         "PACKED": "0",
         "PACKING_FACTOR": "1",
         "DATADIR_PHASE2": folder,
-        "BATCHING": "bins",
-        "BIN_COUNTS": "3",
+        "EXCHANGE_GROUP": "2",
     }
     done = run_bert(unpacked, arguments=("--check",))
     assert done.returncode == 2
-    assert "BATCHING=bins needs records that are not packed, and these are" in done.stderr
+    assert "EXCHANGE_GROUP=2 needs records that are not packed, and these are" in done.stderr
 
 
 def test_a_refused_check_writes_nothing_into_the_folder_of_a_finished_run(

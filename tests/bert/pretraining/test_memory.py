@@ -24,6 +24,7 @@ from bert.pretraining.config import Config
 from bert.training.step import build_step
 from common.env import ConfigError, from_env
 
+from ..peak import Peak
 from ..ranks import run_ranks
 
 CPU = torch.device("cpu")
@@ -58,7 +59,7 @@ def _measured(plan, batch):
         accumulate=plan.accumulate, fused_update=False,
     )  # fmt: skip
     buffers = [step.optimizer.buckets.whole] if plan.optimizer.sharded else []
-    with memory.Peak([*step.optimizer.state_tensors(), *buffers]) as peak:
+    with Peak([*step.optimizer.state_tensors(), *buffers]) as peak:
         step([batch], 0.01)
     return peak.most
 
@@ -112,7 +113,7 @@ def _two_wide_steps(world, rows, length):
     gradients = [
         tensor for tensor in (buckets.whole, buckets.shard, buckets.received) if tensor is not None
     ]
-    with memory.Peak([*step.optimizer.state_tensors(), *gradients]) as peak:
+    with Peak([*step.optimizer.state_tensors(), *gradients]) as peak:
         first = step([batch], 1e-3)
     assert sum(memory.estimate(plan).values()) == pytest.approx(peak.most, rel=0.1)
     second = step([batch], 1e-3)
@@ -244,7 +245,21 @@ def test_every_published_size_fits_where_its_configs_run(repository):
 
 def test_memory_is_counted_on_devices_without_numbers_too():
     kept = torch.empty(1000, device="meta")
-    with memory.Peak([kept]) as peak:
+    with Peak([kept]) as peak:
         twice = kept + kept
         del twice
     assert peak.most == 8000
+
+
+@pytest.mark.parametrize("optimizer", memory.TEMPORARIES)
+@pytest.mark.parametrize("sharded", [False, True])
+def test_an_update_makes_as_many_tensors_as_the_estimate_counts(optimizer, sharded):
+    model = memory.meta_model(SHAPE)
+    settings = optim.Config(optimizer=optimizer, sharded=sharded)
+    world = World(DistConfig(device="cpu"))
+    world.device = memory.META
+    engine = optim.build(settings, model, None, world, accumulate=True, fused=False)
+    with Peak() as update:
+        engine.step(0.1)
+    expected = memory.TEMPORARIES[optimizer] * engine.shard.masters.nbytes
+    assert update.most == pytest.approx(expected, rel=0.02)
