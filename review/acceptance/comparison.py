@@ -336,12 +336,6 @@ class Question:
             return found
         return groups(self.values, comparisons, spread=spread, paired=self.paired)
 
-    def ranking(self) -> dict[str, float]:
-        """Excess over the median, as a fraction, the slowest first."""
-        level = relative(np.array([*self.values.values()]), self.paired)[1]
-        excess = dict(zip(self.values, (level - 1).tolist(), strict=True))
-        return dict(sorted(excess.items(), key=lambda one: -one[1]))
-
     def shown_in(self, name: str) -> list[str]:
         """The stages that show it: those in which at least half of the rounds are far above the median."""
         stages = [*dict.fromkeys(self.stages)]

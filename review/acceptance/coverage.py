@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from review.acceptance.journal import Reason
 from review.acceptance.records import Records
 from review.acceptance.schema import (
     ALL_NODES,
+    COPIES,
     DIAGNOSTIC,
     FIELDS,
     NCCL_TESTS,
@@ -25,6 +26,8 @@ NOT_RUN = "not installed, or excluded"
 
 def program(tool: str) -> str:
     """The program that a test of another tool belongs to."""
+    if tool in COPIES:
+        return NVBANDWIDTH
     return tool if tool in (DIAGNOSTIC, NVBANDWIDTH) else NCCL_TESTS
 
 
@@ -115,8 +118,8 @@ def untested(records: Records) -> dict[str, dict[str, str]]:
     for area, (_, why) in AREAS.items():
         reasons = {node: why(records, node) for node in records.nodes}
         found[area] = {node: reason for node, reason in reasons.items() if reason}
-    over_all = {one["name"] for tools in records.tools.values() for one in tools}
-    if any(name.endswith(ALL_NODES) for name in over_all):  # a single node runs it for all
+    # A single node runs such a test for all.
+    if any(tool["name"].endswith(ALL_NODES) for tool in records.reports):
         found["nccl"] = {}
     return found
 
@@ -154,20 +157,20 @@ def _areas(records: Records) -> Iterator[tuple[str, str]]:
 
 def _unknown_facts(records: Records) -> list[str]:
     """What a driver or the system was asked for and did not say, of all devices of a kind together."""
-    found: dict[str, None] = {}
-    for hardware in records.hardware.values():
-        for table in ("parts", "after"):
-            for device, facts in hardware.get(table, {}).items():
-                kind = device.partition(" ")[0]
-                for name, value in facts.items():
-                    if value is None:
-                        found[f"{name} of {kind} (not reported)"] = None
-    return [*found]
+    found = [
+        f"{name} of {device.partition(' ')[0]} (not reported)"
+        for hardware in records.hardware.values()
+        for table in ("parts", "after")
+        for device, facts in hardware.get(table, {}).items()
+        for name, value in facts.items()
+        if value is None
+    ]
+    return [*dict.fromkeys(found)]
 
 
 def missing(records: Records, required: Sequence[str]) -> list[Reason]:
     """Failures for what a config or site demands and the test did not cover."""
-    left: Mapping[str, Mapping[str, str]] = untested(records)
+    left = untested(records)
     return [
         Reason(f"node {node}", f"{AREAS[area][0]}: required, not tested: {why}")
         for area in required

@@ -261,7 +261,7 @@ def usual_parts(hardware: Mapping[str, Mapping[str, Facts]]) -> Facts:
         for device, facts in node.get("parts", {}).items():
             for name, value in facts.items():
                 if value is not None and name not in OWN:
-                    values.setdefault((_kind(device), name), []).append(value)
+                    values.setdefault((kind_of(device), name), []).append(value)
     found: Facts = {}
     for (kind, name), given in values.items():
         common, count = Counter(given).most_common(1)[0]
@@ -302,7 +302,7 @@ def _differences(records: Records, usual: Facts, words: str) -> Iterator[Reason]
         # GPUs are counted by a fact of their node; a missing port or disk is only seen here.
         missing: Facts = {kind: {} for kind in usual if kind != "GPU" and kind not in parts}
         for device, facts in (parts | missing).items():
-            for name, wanted in usual.get(_kind(device), {}).items():
+            for name, wanted in usual.get(kind_of(device), {}).items():
                 has = facts.get(name)
                 if not _same(has, wanted):
                     shown = has if has is not None else "unknown" if device in parts else "missing"
@@ -318,7 +318,7 @@ def _where(device: str, node: str) -> str:
     return f"{device} {node}" if device == NODE else f"{device} of {node}"
 
 
-def _kind(device: str) -> str:
+def kind_of(device: str) -> str:
     """GPU for every GPU of a node, since they are the same; other devices by name."""
     return "GPU" if device.startswith("GPU ") else device
 

@@ -57,7 +57,7 @@ def write_page(found: Certificate, output: Path) -> None:
         title=f"Acceptance test of {records.folder.name}",
         subtitle=f"{len(records.places)} ranks on {len(records.nodes)} nodes · {devices}",
         state=STYLES[found.state],
-        headline=HEADLINES[found.state] + SOFTWARE * found.on_cpus,
+        headline=HEADLINES[found.state] + SOFTWARE * records.on_cpus,
         reasons=found.reasons(),
         standing=str(found.standing),
         notes=found.notes,

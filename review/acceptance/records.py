@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,11 @@ class Records:
     @property
     def names(self) -> list[str]:
         return [place.name for place in self.places.values()]
+
+    @property
+    def reports(self) -> list[dict[str, Any]]:
+        """Reports of other tools, of all nodes."""
+        return [report for reports in self.tools.values() for report in reports]
 
     @property
     def stages(self) -> list[str]:
@@ -151,71 +156,64 @@ def read(folder: Path) -> Records:
         raise ReviewError(
             f"{folder}: no certify_<node>.npz: give the folder that certify.sh or certify.sub printed"
         )
-    first, columns = files[0]
-    ranks: list[Place] = []
-    for about, _ in files:
-        ranks += [
-            Place(one["rank"], one["local_rank"], about["node"], one["device"])
-            for one in about["ranks"]
-        ]
-    tools = {about["node"]: about.get("tools", []) for about, _ in files}
+    places, tools, telemetry, hardware = {}, {}, {}, {}
+    ended = 0.0
+    for about, tables in files:
+        node = about["node"]
+        for one in about["ranks"]:
+            places[one["rank"]] = Place(one["rank"], one["local_rank"], node, one["device"])
+        tools[node] = about.get("tools", [])
+        later, samples = _burn_in(folder / f"burn_in_{node}.npz")
+        telemetry[node] = _joined([tables["telemetry"], *samples])
+        ended = max(ended, about.get("ended", 0.0), later.get("ended", 0.0))
+        if facts := about.get("hardware"):
+            # The burn-in comes last: its counts of faults are those after the test.
+            last = {name: later[name] for name in ("after", "kernel_log") if name in later}
+            hardware[node] = facts | last
+    first, _ = files[0]
     # Every record names all nodes of its test, so that a lost one is missed.
     missing = [node for node in first["nodes"] if node not in tools]
-    if missing or len(ranks) != first["size"]:
+    if missing or len(places) != first["size"]:
         raise ReviewError(
             f"{folder}: no record of {', '.join(missing) or 'some ranks'}: the test did not finish there"
         )
-    steps, probes = (
-        {
-            column: np.concatenate([tables[name][column] for _, tables in files])
-            for column in columns[name]
-        }
-        for name in ("steps", "probes")
-    )
-    telemetry, hardware, ended = {}, {}, 0.0
-    for about, tables in files:
-        node, facts, samples = about["node"], about.get("hardware"), tables["telemetry"]
-        later: dict[str, Any] = {}
-        if (path := folder / f"burn_in_{node}.npz").exists():
-            try:
-                later, more = schema.read(path)
-                samples = {
-                    name: np.concatenate([old, more["telemetry"][name]])
-                    for name, old in samples.items()
-                }
-            except UNREADABLE:
-                raise ReviewError(f"{path}: not a burn-in's telemetry, or truncated") from None
-        telemetry[node] = samples
-        ended = max(ended, about.get("ended", 0.0), later.get("ended", 0.0))
-        # The burn-in comes last: its counts of faults are those after the test.
-        if facts:
-            hardware[node] = facts | {
-                name: later[name] for name in ("after", "kernel_log") if name in later
-            }
-    places = {place.rank: place for place in sorted(ranks, key=lambda place: place.rank)}
-    on_cpus = all(about["on_cpus"] for about, _ in files)
     return Records(
-        folder,
-        places,
-        first["nodes"],
-        steps,
-        probes,
-        telemetry,
-        on_cpus,
-        ended,
-        hardware,
-        tools,
+        folder=folder,
+        places=dict(sorted(places.items())),
+        nodes=first["nodes"],
+        steps=_joined([tables["steps"] for _, tables in files]),
+        probes=_joined([tables["probes"] for _, tables in files]),
+        telemetry=telemetry,
+        on_cpus=all(about["on_cpus"] for about, _ in files),
+        ended=ended,
+        hardware=hardware,
+        tools=tools,
     )
+
+
+def _joined(tables: Sequence[Columns]) -> Columns:
+    """Rows of tables that have the columns of the first."""
+    return {name: np.concatenate([one[name] for one in tables]) for name in tables[0]}
+
+
+def _burn_in(path: Path) -> tuple[dict[str, Any], list[Columns]]:
+    """A burn-in's ``about`` and its telemetry; nothing without one."""
+    if not path.exists():
+        return {}, []
+    try:
+        about, tables = schema.read(path)
+        return about, [tables["telemetry"]]
+    except UNREADABLE:
+        raise ReviewError(f"{path}: not a burn-in's telemetry, or truncated") from None
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Columns]]:
     try:
         about, tables = schema.read(path)
         # A record that was cut off, or of another version, lacks some of what readers rely on.
-        whole = (
-            about["version"] == VERSION and about["ranks"] and about["nodes"] and about["size"] > 0
-        )
-        whole = whole and "on_cpus" in about and len(tables["steps"]["checksum"]) > 0
+        whole = about["version"] == VERSION and about["size"] > 0
+        whole = whole and all((about["ranks"], about["nodes"], "on_cpus" in about))
+        whole = whole and len(tables["steps"]["checksum"]) > 0
         whole = whole and "seconds" in tables["probes"] and "device" in tables["telemetry"]
     except UNREADABLE:
         whole = False

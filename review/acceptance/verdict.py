@@ -29,6 +29,7 @@ from review.acceptance.faults import (
     device_history,
     devices,
     faults,
+    kind_of,
     odd_parts,
     throttled,
     tool_faults,
@@ -39,10 +40,7 @@ from review.acceptance.records import Records, read
 from review.acceptance.schema import (
     ALONE,
     BURN_IN,
-    DIAGNOSTIC,
     LABELS,
-    NCCL_TESTS,
-    NVBANDWIDTH,
     PARTS,
     TOOLS,
     Facts,
@@ -51,7 +49,6 @@ from review.league.estimate import Estimate, estimate
 from review.logs.tree import read_json
 from review.rulebook.rules import table
 
-SHOWN = 4  # entries of a ranking; --json has all
 WORDS = schema.TABLES["slowness"]
 
 
@@ -89,8 +86,7 @@ class Finding:
 class Certificate:
     """The result of a test.
 
-    seconds: median per step by stage [ranks], without the wait for others; ranking: excess over the median of nodes and
-    of ranks in the stage ``parallel``, the slowest first.
+    seconds: median per step by stage [ranks], without the wait for others.
     """
 
     records: Records
@@ -99,7 +95,6 @@ class Certificate:
     corrupt: list[Corruption]
     faults: list[Reason]
     notes: list[str]
-    ranking: dict[str, dict[str, float]]
     burn_in: BurnIn | None
     reached: list[Reached]
     expected: Mapping[str, float]
@@ -111,83 +106,68 @@ class Certificate:
         return standing(self.records)
 
     @cached_property
-    def tools(self) -> dict[str, set[str]]:
-        """Versions of the external programs that ran."""
-        # Nodes may have different versions, which is worth seeing.
-        found: dict[str, set[str]] = {}
-        for tool in (tool for tools in self.records.tools.values() for tool in tools):
-            found.setdefault(coverage.program(tool["name"]), set()).update({tool["version"]} - {""})
-        return found
+    def versions(self) -> dict[str, str]:
+        """Of packages, and of other programs, which may differ between nodes."""
+        environment = self._environment
+        found = environment.get("packages", {}) | {
+            name: environment.get(name) for name in ("cuda", "cudnn", "nccl", "python")
+        }
+        programs: dict[str, set[str]] = {}
+        for tool in self.records.reports:
+            programs.setdefault(coverage.program(tool["name"]), set()).add(tool["version"])
+        found |= {name: " and ".join(sorted(own - {""})) for name, own in programs.items()}
+        return {name: str(version) for name, version in found.items() if version}
 
     @cached_property
     def _environment(self) -> dict[str, Any]:
         return read_json(self.records.folder / "environment.json")
 
-    @property
-    def versions(self) -> dict[str, str]:
-        facts = self._environment
-        found = facts.get("packages", {}) | {
-            name: facts.get(name) for name in ("cuda", "cudnn", "nccl", "python")
-        }
-        found |= {name: " and ".join(sorted(versions)) for name, versions in self.tools.items()}
-        return {name: str(version) for name, version in found.items() if version}
-
     @cached_property
     def tested(self) -> dict[str, str]:
         """What was tested, with which versions and when, and what was not."""
-        records, programs = self.records, self.tools
-        done = {
-            *records.stages,
-            *records.probed,
-            *(name for name in schema.REDUCTIONS if records.reductions(name)),
-        }
+        records = self.records
+        done = {*records.stages, *records.probed}
+        done |= {name for name in schema.REDUCTIONS if records.reductions(name)}
         done |= {BURN_IN} if self.burn_in else set()
         tested = [label for name, label in LABELS.items() if name in done]
         tested += coverage.tested_areas(records)
-        missing = [name for name in (NCCL_TESTS, NVBANDWIDTH, DIAGNOSTIC) if name not in programs]
-        # Tests of a missing program are not listed one by one.
+        programs = {coverage.program(tool["name"]) for tool in records.reports}
         left = [
-            label for name, label in LABELS.items()
-            if name not in done and not (name in TOOLS and label.rpartition(", ")[2] in missing)
-        ]  # fmt: skip
+            label
+            for name, label in LABELS.items()
+            # Tests of a missing program are not listed one by one.
+            if name not in done and (name not in TOOLS or coverage.program(name) in programs)
+        ]
         left += coverage.lines(records)
-        left += [
-            f"{LABELS.get(one, one)} (skipped by {tool['name']})"
-            for tools in records.tools.values() for tool in tools for one in tool["skipped"]
-        ]  # fmt: skip
+        for tool in records.reports:
+            left += [
+                f"{LABELS.get(one, one)} (skipped by {tool['name']})" for one in tool["skipped"]
+            ]
         ended = datetime.fromtimestamp(records.ended, timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+        versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
         return {
             "tested": "; ".join(dict.fromkeys(tested)),
             "not tested": "; ".join(dict.fromkeys(left)) or "nothing",
-            "versions": ", ".join(f"{name} {version}" for name, version in self.versions.items())
-            or "unknown",
+            "versions": versions or "unknown",
             "commit": self._environment.get("git_commit") or "unknown",
             "ended": ended if records.ended else "unknown",
         }
 
     @cached_property
     def bought(self) -> list[tuple[str, str]]:
-        """(device, facts in words) of the hardware, once for all devices that are alike."""
-        groups: dict[tuple[str, str], list[str]] = {}
+        """(device, facts in words) of the hardware, once for all devices that are alike, and their serial numbers."""
+        alike: dict[tuple[str, str], list[str]] = {}
+        serials = []
         for node, hardware in self.records.hardware.items():
             for device, facts in hardware.get("parts", {}).items():
-                # Serial numbers differ between devices that are alike; they are listed below.
-                said = [
-                    f"{name} {value}"
-                    for name, value in facts.items()
-                    if value is not None and name != "serial"
-                ]
-                kind = "GPU" if device.startswith("GPU ") else device
-                groups.setdefault((kind, ", ".join(said)), []).append(f"{device} of {node}")
+                known = {name: value for name, value in facts.items() if value is not None}
+                if serial := known.pop("serial", ""):
+                    serials.append(f"{device} of {node} {serial}")
+                words = ", ".join(f"{name} {value}" for name, value in known.items())
+                alike.setdefault((kind_of(device), words), []).append(f"{device} of {node}")
         found = [
             (owners[0] if len(owners) == 1 else f"{len(owners)} x {kind}", words)
-            for (kind, words), owners in groups.items()
-        ]
-        serials = [
-            f"{device} of {node} {facts['serial']}"
-            for node, hardware in self.records.hardware.items()
-            for device, facts in hardware.get("parts", {}).items()
-            if facts.get("serial")
+            for (kind, words), owners in alike.items()
         ]
         return found + ([("serial numbers", ", ".join(serials))] if serials else [])
 
@@ -199,11 +179,8 @@ class Certificate:
     @property
     def said(self) -> str:
         """The state in words: on CPUs nothing but the software was tested."""
-        return f"{self.state} (software only: the test ran on CPUs)" if self.on_cpus else self.state
-
-    @property
-    def on_cpus(self) -> bool:
-        return self.records.on_cpus
+        software = " (software only: the test ran on CPUs)" if self.records.on_cpus else ""
+        return self.state + software
 
     def why(self) -> list[Reason]:
         """Why the test does not pass: corruption, slowness, missed figures, device faults, an incomplete burn-in."""
@@ -242,11 +219,10 @@ class Certificate:
             "expected": self.reached,
             "burn_in": self.burn_in,
             "standing": self.standing,
-            "on_cpus": self.on_cpus,
+            "on_cpus": self.records.on_cpus,
             "tested": self.tested,
             "hardware": self.bought,
             "notes": self.notes,
-            "ranking": self.ranking,
             "figures": self.figures,
             "seconds_per_step": {
                 stage: dict(zip(names, own.tolist(), strict=True))
@@ -308,11 +284,6 @@ def judge(
             *coverage.missing(records, required),
         ],
         notes=notes,
-        ranking={
-            one.kind: one.ranking()
-            for one in compared
-            if one.what == "slow" and {*one.stages} == {"parallel"}
-        },
         burn_in=burnt,
         reached=reached,
         expected=expected,
@@ -333,18 +304,10 @@ def _findings(records: Records, compared: list[Question]) -> list[Finding]:
             if one.state == "warn" and records.on_cpus:
                 continue  # of two processes on shared CPUs, one is often slower
             stage, *others = question.shown_in(one.name)
-            if one.name in found:
-                first = found[one.name]
-                also = dict.fromkeys(
-                    other for other in (*first.also, stage, *others) if other != first.stage
-                )
-                # Another kind of slowness of the same culprit is evidence, not a second finding.
-                evidence = first.evidence
-                if question.what != first.what and WORDS[question.what] not in evidence:
-                    evidence = "; ".join(
-                        filter(None, (evidence, f"{one.excess:.1%} {WORDS[question.what]}"))
-                    )
-                found[one.name] = replace(first, also=tuple(also), evidence=evidence)
+            if first := found.get(one.name):
+                also = dict.fromkeys((*first.also, stage, *others))
+                also.pop(first.stage, None)
+                found[one.name] = replace(first, also=tuple(also))
             elif not _explained(records, one.name, question.kind, found):
                 evidence = "; ".join(_evidence(records, stage, one.name))
                 found[one.name] = Finding(
@@ -428,14 +391,6 @@ def print_certificate(found: Certificate) -> None:
         print(
             f"  {one.label:<40} {low:>10} {'to' if low else '':2} {high:>10} {one.unit:<11}  {one.limit}"
         )
-    for kind, ranks in found.ranking.items():
-        if len(ranks) >= MIN_PEERS:
-            shown = ", ".join(
-                f"{name} {excess:+.1%}" for name, excess in list(ranks.items())[:SHOWN]
-            )
-            print(
-                f"  {f'{kind}s from the slowest':<40} {shown}{', ...' if len(ranks) > SHOWN else ''}"
-            )
     for name in ("tested", "not tested"):
         print(f"  {name:<40} {found.tested[name]}")
     for line in (*found.notes, *found.reasons()):

@@ -97,19 +97,6 @@ def test_json_agrees_with_the_text(folder, capsys):
     found = json.loads(capsys.readouterr().out)
     assert (found["state"], found["findings"][0]["stage"]) == ("fail", "parallel")
     assert [len(seconds) for seconds in found["seconds_per_step"].values()] == [16] * 5
-    assert {kind: len(one) for kind, one in found["ranking"].items()} == {"node": 4, "rank": 16}
-    assert next(iter(found["ranking"]["rank"])) == "rank 6 on node1"
-    assert found["ranking"]["rank"]["rank 6 on node1"] == pytest.approx(0.3, abs=0.03)
-    assert [*found["ranking"]["rank"].values()] == sorted(
-        found["ranking"]["rank"].values(), reverse=True
-    )
-    main(["certify", str(folder)])
-    (line,) = [
-        line
-        for line in capsys.readouterr().out.splitlines()
-        if line.startswith("  ranks from the slowest")
-    ]
-    assert re.search(r"slowest +rank 6 on node1 \+2[78]\.\d%, rank ", line)
 
 
 def test_a_folder_as_output_is_one_line(folder, capsys):

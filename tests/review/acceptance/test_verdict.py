@@ -107,10 +107,9 @@ def test_a_node_with_shared_cpus_is_named_although_nodes_differ_in_speed():
     assert judge(make(4, 2, starved={}, **uneven)).findings == []
 
 
-def test_a_slow_rank_with_a_shared_cpu_is_named_once_with_both():
+def test_a_slow_rank_with_a_shared_cpu_is_named_once():
     (found,) = judge(make(4, 2, starved={3: 1.2})).findings
     assert (found.what, found.stage, found.name) == ("slow", "single", "rank 3 on node1")
-    assert found.evidence.count("more time per CPU second") == 1
 
 
 def test_a_node_with_a_slow_network_is_named_without_its_partners():
