@@ -28,7 +28,7 @@ def test_backend_that_cannot_run_on_this_device_is_refused_by_name(name):
 
 def test_unknown_backend_is_refused_with_the_known_ones():
     with pytest.raises(
-        ConfigError, match="ATTENTION=fast: expected auto or one of cudnn, cudnn_frontend, flash"
+        ConfigError, match="ATTENTION=fast: expected auto or one of cudnn_frontend, flash"
     ):
         attention.check("fast", CPU, torch.bfloat16, in_graph=False)
 
@@ -53,7 +53,7 @@ def test_a_candidate_that_fails_or_is_slower_is_not_chosen():
     trial = benchmark.Trial
     results = [
         trial(name="flash", milliseconds=None, problem="no such kernel"),
-        trial(name="cudnn", milliseconds=3.0),
+        trial(name="flash_attn_2", milliseconds=3.0),
         trial(name="triton", milliseconds=2.0),
     ]
     assert benchmark.fastest(results) == "triton"

@@ -46,7 +46,7 @@ def _choose(monkeypatch, results, uses_graph=True, others=(), **settings):
 
 
 TRIALS = [
-    Trial(name="cudnn", milliseconds=None, problem="not here"),
+    Trial(name="flash_attn_2", milliseconds=None, problem="not here"),
     Trial(name="flash", milliseconds=0.5),
     Trial(name="triton", milliseconds=0.4),
 ]
@@ -54,7 +54,7 @@ TRIALS = [
 
 def test_auto_is_the_fastest_and_says_what_was_tried(monkeypatch):
     assert _choose(monkeypatch, TRIALS) == (
-        "triton", "triton (tried: cudnn not here; flash 0.50 ms; triton 0.40 ms)", "",
+        "triton", "triton (tried: flash_attn_2 not here; flash 0.50 ms; triton 0.40 ms)", "",
     )  # fmt: skip
 
 
@@ -117,15 +117,16 @@ def test_neither_noise_nor_one_rank_decides_between_backends(monkeypatch):
 def test_nothing_that_works_is_an_error_in_a_graph_only(monkeypatch):
     assert _choose(monkeypatch, TRIALS[:1], uses_graph=False)[0] == "sdpa_loop"
     with pytest.raises(
-        ConfigError, match=r"no attention backend works here \(cudnn not here\): set CUDA_GRAPH=0"
+        ConfigError,
+        match=r"no attention backend works here \(flash_attn_2 not here\): set CUDA_GRAPH=0",
     ):
         _choose(monkeypatch, TRIALS[:1])
 
 
 def test_a_named_backend_is_tried_alone_and_refused_where_it_fails_and_fp32_tries_none(monkeypatch):
     assert _choose(monkeypatch, [], attention="flash") == ("flash", "flash (ATTENTION)", "")
-    with pytest.raises(ConfigError, match=r"attention cudnn fails on this GPU \(not here\)"):
-        _choose(monkeypatch, TRIALS[:1], attention="cudnn")
+    with pytest.raises(ConfigError, match=r"attention flash_attn_2 fails on this GPU \(not here\)"):
+        _choose(monkeypatch, TRIALS[:1], attention="flash_attn_2")
     assert _choose(monkeypatch, [], precision="fp32")[0] == "sdpa_loop"
 
 
@@ -134,8 +135,6 @@ def test_on_an_amd_gpu_runs_what_is_there_for_it_and_the_rest_is_refused(monkeyp
     monkeypatch.setattr(torch.version, "cuda", None)
     monkeypatch.setattr(torch.version, "hip", "6.4")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 4))
-    monkeypatch.setattr(attention.libraries, "CUDNN_VARLEN_SINCE", (2, 0))
-    monkeypatch.setattr(torch.backends.cudnn, "is_available", lambda: True)  # MIOpen
     monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: True)
     assert list(attention.candidates(CUDA)) == ["flash"]
     assert "AMD" in kernels.Config().describe(CUDA)

@@ -96,7 +96,7 @@ def kept(monkeypatch, tmp_path):
     monkeypatch.setattr(triton_support, "triton", None)
     monkeypatch.setattr(benchmark, "cache_folder", lambda: tmp_path)
     monkeypatch.setattr(benchmark, "attempts", attempts)
-    monkeypatch.setattr(attention, "candidates", lambda device: ["cudnn", "triton"])
+    monkeypatch.setattr(attention, "candidates", lambda device: ["flash", "triton"])
     benchmark.benchmark_backends.cache_clear()
     yield asked, answers
     benchmark.benchmark_backends.cache_clear()
@@ -113,12 +113,12 @@ def test_results_are_cached_until_anything_they_depend_on_changes(kept, monkeypa
     first = _again()
     assert _again() == first
     assert [trial.problem for trial in first] == ["crashed", ""]
-    assert asked == [["cudnn", "triton"]]
+    assert asked == [["flash", "triton"]]
     _again(HEADS)
     _again(benchmark.BERT_LARGE, "triton")
     monkeypatch.setattr(torch, "__version__", "2.99")
     _again()
-    assert asked[1:] == [["cudnn", "triton"], ["triton"], ["cudnn", "triton"]]
+    assert asked[1:] == [["flash", "triton"], ["triton"], ["flash", "triton"]]
     for path in tmp_path.glob("trials-*.json"):
         path.write_text(path.read_text()[:20])  # cut short
     assert _again() == first

@@ -146,7 +146,7 @@ def test_an_evaluation_keeps_nothing_and_computes_nothing_twice(
 
 
 @pytest.mark.parametrize(
-    ("attention", "allowed"), [("triton", True), ("auto", False), ("cudnn", False)]
+    ("attention", "allowed"), [("triton", True), ("auto", False), ("flash", False)]
 )
 def test_in_a_graph_all_dropout_must_be_our_own(attention, allowed, prepared, monkeypatch):
     config = from_env(Config, prepared | {"RECOMPUTE_LAYERS": "1"})

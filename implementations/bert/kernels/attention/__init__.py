@@ -53,28 +53,24 @@ class Backend:
     run: Attention
     missing: Callable[[torch.device], str | None]
     has_fp32: bool = False
-    on_device: bool = (
-        True  # the host does not read the lengths, so that it can be part of a CUDA graph
-    )
-    compiles: bool = False  # for each size of batch, so that auto uses it for CUDA graphs only
+    # The host does not read the lengths, so that it can be part of a CUDA graph.
+    on_device: bool = True
+    # For each size of batch, so that auto uses it for CUDA graphs only.
+    compiles: bool = False
 
 
 _BACKENDS: dict[str, Backend] = {
-    "cudnn": Backend(libraries.cudnn, needs((9, 0), libraries.cudnn_absent)),
     "cudnn_frontend": Backend(
-        cudnn_frontend.attention,
-        needs((8, 0), package("cudnn", "nvidia-cudnn-frontend")),
-        compiles=True,
+        cudnn_frontend.attention, needs(package("cudnn", "nvidia-cudnn-frontend")), compiles=True
     ),
-    "flash": Backend(libraries.flash, needs((8, 0), libraries.flash_absent, on_rocm=True)),
+    "flash": Backend(libraries.flash, needs(libraries.flash_absent, on_rocm=True)),
     "triton": Backend(triton_attention.attention, triton_support.missing, has_fp32=True),
     "flash_attn_2": Backend(
-        libraries.flash_attn_2, needs((8, 0), package("flash_attn"), on_rocm=True)
+        libraries.flash_attn_2, needs(package("flash_attn", "flash-attn"), on_rocm=True)
     ),
     "sdpa_loop": Backend(sdpa_loop, lambda device: None, has_fp32=True, on_device=False),
 }
 BACKENDS: dict[str, Attention] = {name: backend.run for name, backend in _BACKENDS.items()}
-TRIABLE = {name for name, backend in _BACKENDS.items() if backend.on_device}
 COMPILING = {name for name, backend in _BACKENDS.items() if backend.compiles}
 
 
@@ -100,7 +96,7 @@ def candidates(device: torch.device) -> dict[str, Attention]:
     return {
         name: backend.run
         for name, backend in _BACKENDS.items()
-        if name in TRIABLE and backend.missing(device) is None
+        if backend.on_device and backend.missing(device) is None
     }
 
 

@@ -120,32 +120,6 @@ def gelu_backward_cast(
     return cast, transposed, column_sums(partials, bias.dtype)
 
 
-def gelu_of_product(
-    x8: Tensor,
-    weight: Tensor,
-    inverses: tuple[Tensor, Tensor],
-    bias: Tensor,
-    approximate: str,
-    target: Target,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """x8 [R, D], weight [F, D], both fp8, and what undoes their scales: the linear result [R, F] without the bias, and
-    GELU of it with the bias in fp8 [R, F] and transposed [F, R]."""
-    inner = product(x8, weight.t(), *inverses, None, bias.dtype, fast=True)
-    cast, transposed = gelu_cast(inner, bias, approximate, target)
-    assert transposed is not None
-    return inner, cast, transposed
-
-
-def gelu_gradient_of_product(
-    g8: Tensor, weight: Tensor, inverses: tuple[Tensor, Tensor], inner: Tensor, bias: Tensor, approximate: str,
-    target: Target,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """g8 [R, D], the gradient of what GELU's result is multiplied into, and that weight transposed [F, D], both fp8:
-    the gradient of ``inner`` in fp8 [R, F] and transposed [F, R], and that of the bias [F]."""
-    gradient = product(g8, weight.t(), *inverses, None, inner.dtype, fast=False)
-    return gelu_backward_cast(gradient, inner, bias, approximate, target)
-
-
 class Settings(NamedTuple):
     """Non-tensor arguments. following: cast target of the result, if the next product takes fp8; pre_norm: see
     dropout_add_layer_norm."""
@@ -183,9 +157,10 @@ class _FeedForward(torch.autograd.Function):
         w1_target, w2_target = first.target(WEIGHT), second.target(WEIGHT)
         w1, w1_t, _ = cast_transpose(weight_1, w1_target)
         w2, w2_t, _ = cast_transpose(weight_2, w2_target)
-        inner, a8, a8_t = gelu_of_product(
-            x8, w1, (x_inverse, w1_target.inverse), bias_1, settings.approximate, a_target
+        inner = product(
+            x8, w1.t(), x_inverse, w1_target.inverse, None, x.dtype, fast=True
         )  # (T, F)
+        a8, a8_t = gelu_cast(inner, bias_1, settings.approximate, a_target)
         projected = product(
             a8, w2.t(), a_target.inverse, w2_target.inverse, None, x.dtype, fast=True
         )  # (T, D)
@@ -231,9 +206,10 @@ class _FeedForward(torch.autograd.Function):
         operands = transpose(g8), a8_t.t(), g_inverse, a_inverse, None, dtype, False
         weight_2 = write_into(pop_grad_buffer(ctx.weights[1:]), lambda out: product(*operands, out))
         target = settings.first.target(GRADIENT)
-        h8, h8_t, bias_1 = gelu_gradient_of_product(
-            g8, w2_t, (g_inverse, w2_inverse), inner, bias_1, settings.approximate, target
-        )  # (T, F)
+        a_gradient = product(g8, w2_t.t(), g_inverse, w2_inverse, None, dtype, fast=False)  # (T, F)
+        h8, h8_t, bias_1 = gelu_backward_cast(
+            a_gradient, inner, bias_1, settings.approximate, target
+        )
         # (F, T) times (T, D), the shape of weight_1.
         others = h8_t, transpose(x8).t(), target.inverse, x_inverse, None, dtype, False
         weight_1 = write_into(pop_grad_buffer(ctx.weights[:1]), lambda out: product(*others, out))
