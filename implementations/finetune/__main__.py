@@ -30,7 +30,11 @@ def main(arguments: list[str], environ: Mapping[str, str]) -> int:
         from finetune import commands
 
         return run_command(
-            getattr(commands, name), f"finetune {name}", "finetune", arguments[1:], environ
+            getattr(commands, name),
+            f"finetune {name}",
+            "finetune",
+            arguments[1:],
+            environ,
         )
     parser = front("finetune", __doc__, "[--check]", COMMANDS)
     parser.add_argument(

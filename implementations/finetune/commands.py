@@ -24,7 +24,9 @@ SHOWN_ANSWERS = 3
 
 
 def predict(
-    parser: argparse.ArgumentParser, arguments: list[str], environ: Mapping[str, str]
+    parser: argparse.ArgumentParser,
+    arguments: list[str],
+    environ: Mapping[str, str],
 ) -> None:
     """Predicts every row of a file, or one text: its label with probabilities, a number, or an answer.
 
@@ -39,7 +41,10 @@ def predict(
         "--text-columns", default="", help="one or two, joined by commas (default: as in training)"
     )
     parser.add_argument(
-        "--batch-size", type=natural, default=32, help="sequences per batch (default %(default)s)"
+        "--batch-size",
+        type=natural,
+        default=32,
+        help="sequences per batch (default %(default)s)",
     )
     parser.add_argument(
         "--separator", default="", help="a character, tab, or none: a text per line"
@@ -78,7 +83,9 @@ def predict(
 
 
 def benchmark(
-    parser: argparse.ArgumentParser, arguments: list[str], environ: Mapping[str, str]
+    parser: argparse.ArgumentParser,
+    arguments: list[str],
+    environ: Mapping[str, str],
 ) -> None:
     """Latency in milliseconds and sequences per second, one JSON line per batch size.
 
@@ -86,13 +93,20 @@ def benchmark(
     """
     _add_model(parser)
     parser.add_argument(
-        "--batch-sizes", type=natural, nargs="+", default=[1, 8, 32], help="(default 1 8 32)"
+        "--batch-sizes",
+        type=natural,
+        nargs="+",
+        default=[1, 8, 32],
+        help="(default 1 8 32)",
     )
     parser.add_argument(
         "--length", type=natural, help="tokens of a sequence; unset: as in training"
     )
     parser.add_argument(
-        "--batches", type=natural, default=50, help="timed per batch size (default %(default)s)"
+        "--batches",
+        type=natural,
+        default=50,
+        help="timed per batch size (default %(default)s)",
     )
     options = parser.parse_args(arguments)
     model = saved.load(options.folder, options.device)
@@ -104,7 +118,8 @@ def benchmark(
     ids = np.random.default_rng(0).integers(first, shape.vocab_size, length).astype(np.int32)
     for size in options.batch_sizes:
         # The labels are never read; their name makes it a batch of classes.
-        samples, milliseconds = Samples([(ids, length)] * size, {"labels": np.zeros(size)}), []
+        samples = Samples([(ids, length)] * size, {"labels": np.zeros(size)})
+        milliseconds = []
         for _ in range(WARM_UP_BATCHES + options.batches):
             begin = time.perf_counter()
             model.scores(samples, size)  # synchronizes: the scores are copied to the host
@@ -119,7 +134,9 @@ def benchmark(
 
 
 def seeds(
-    parser: argparse.ArgumentParser, arguments: list[str], environ: Mapping[str, str]
+    parser: argparse.ArgumentParser,
+    arguments: list[str],
+    environ: Mapping[str, str],
 ) -> None:
     """Table of the metrics of a run's trials, with mean and standard deviation."""
     parser.add_argument("folder", type=Path, help="folder of the run, results/<RUN_NAME>")
@@ -143,7 +160,7 @@ def seeds(
     width = max(len(name) for name in names)
     lines = {"seed": [*(str(row["seed"]) for row in rows), "mean", "std"]}
     for name in names:
-        values = [row[name] for row in rows if name in row]
+        values = [row[name] for row in rows]
         deviation = statistics.stdev(values) if len(values) > 1 else 0.0
         shown = [*values, statistics.mean(values), deviation]
         lines[name] = [f"{value:.4f}" for value in shown]
@@ -161,5 +178,8 @@ def natural(text: str) -> int:
 def _add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=Path, help="folder of the run, results/<RUN_NAME>")
     parser.add_argument(
-        "--device", default="auto", choices=("auto", "cpu", "cuda"), help="(default %(default)s)"
+        "--device",
+        default="auto",
+        choices=("auto", "cpu", "cuda"),
+        help="(default %(default)s)",
     )

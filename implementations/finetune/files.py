@@ -64,7 +64,12 @@ def predict(
     _write(target, kind, [*names, *own], predicted)
 
 
-def _table(model: Saved, path: Path, columns: tuple[str, ...], reading: Reading) -> Rows:
+def _table(
+    model: Saved,
+    path: Path,
+    columns: tuple[str, ...],
+    reading: Reading,
+) -> Rows:
     facts = model.facts
     # A table of questions has these columns, whatever the names in training.
     usual = ("question", "context") if model.answers else tuple(facts.get("columns", ()))
@@ -80,7 +85,9 @@ def _table(model: Saved, path: Path, columns: tuple[str, ...], reading: Reading)
 
 
 def _predictions(
-    model: Saved, texts: Sequence[tuple[str, ...] | None], batch_size: int
+    model: Saved,
+    texts: Sequence[tuple[str, ...] | None],
+    batch_size: int,
 ) -> list[dict[str, Any]]:
     """Prediction of each row; null if it has no text."""
     present = [text for text in texts if text is not None]
@@ -92,9 +99,22 @@ def _predictions(
     return [{"prediction": None} if text is None else next(predictions) for text in texts]
 
 
-def _write(target: Path, kind: str, columns: list[str], rows: Sequence[dict[str, Any]]) -> None:
+def _write(
+    target: Path,
+    kind: str,
+    columns: list[str],
+    rows: Sequence[dict[str, Any]],
+) -> None:
     """The output appears whole. A missing value is an empty cell."""
-    with whole_file(target) as partial, open(partial, "w", encoding="utf-8", newline="") as output:
+    with (
+        whole_file(target) as partial,
+        open(
+            partial,
+            "w",
+            encoding="utf-8",
+            newline="",
+        ) as output,
+    ):
         if kind == "jsonl":
             output.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
             return

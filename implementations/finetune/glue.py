@@ -88,22 +88,33 @@ class Task:
     parts: tuple[str, ...] = ("",)
 
 
-CLASSES, NUMBERS = (accuracy,), (pearson, spearman, pearson_and_spearman)  # default metrics
+# default metrics
+CLASSES = (accuracy,)
+NUMBERS = (pearson, spearman, pearson_and_spearman)
 # The metrics that GLUE's leaderboard reports.
 _PAIR, _TWO = (accuracy, f1, accuracy_and_f1), ("0", "1")
 _ENTAILED = ("entailment", "not_entailment")
 
 
 def _published(
-    texts: tuple[str, ...], label: str, labels: tuple[str, ...] = (), names: tuple[str, ...] = ()
+    texts: tuple[str, ...],
+    label: str,
+    labels: tuple[str, ...] = (),
+    names: tuple[str, ...] = (),
 ) -> Layout:
     """Columns of a task's files; without labels it predicts numbers."""
     return Layout(
-        texts=texts, label=label, labels=labels, names=names, numbers=not labels, published=True
+        texts=texts,
+        label=label,
+        labels=labels,
+        names=names,
+        numbers=not labels,
+        published=True,
     )
 
 
-_SENTENCES, _QUESTIONS = ("sentence1", "sentence2"), ("question1", "question2")
+_SENTENCES = ("sentence1", "sentence2")
+_QUESTIONS = ("question1", "question2")
 _COLA = ("source", "label", "mark", "sentence")  # its files have no header
 _RELATIONS = ("contradiction", "entailment", "neutral")
 # GLUE scores MNLI twice: on the genres of its training, and on others.
@@ -127,7 +138,9 @@ SERVER_NAMES = {"_matched": "MNLI-m", "_mismatched": "MNLI-mm"}
 
 
 def encode(
-    texts: Sequence[tuple[str, ...]], tokenizer: WordPiece, max_seq_length: int
+    texts: Sequence[tuple[str, ...]],
+    tokenizer: WordPiece,
+    max_seq_length: int,
 ) -> list[tuple[Integers, int]]:
     """[CLS] a [SEP] or [CLS] a [SEP] b [SEP] of each example: token ids, and start of the second segment.
 

@@ -98,7 +98,12 @@ class SpanPrediction(FineTuned):
 class Classification(FineTuned):
     """Scores the classes of every sequence, or predicts a number, from [CLS] (BertForSequenceClassification)."""
 
-    def __init__(self, config: BertConfig, kernels: Kernels, num_classes: int) -> None:
+    def __init__(
+        self,
+        config: BertConfig,
+        kernels: Kernels,
+        num_classes: int,
+    ) -> None:
         super().__init__(config, kernels)
         self.classifier = nn.Linear(config.hidden_size, num_classes)
 
@@ -182,5 +187,12 @@ def save(
     task.json, the training settings that prediction needs.
     """
     values = hugging_face_config(model, tuple(task.get("labels", ())))
-    huggingface.write(folder, masters, model.config, values, vocab_file, task["lower_case"])
+    huggingface.write(
+        folder,
+        masters,
+        model.config,
+        values,
+        vocab_file,
+        task["lower_case"],
+    )
     write_text(folder / "task.json", json.dumps(dict(task), indent=2) + "\n")

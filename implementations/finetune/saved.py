@@ -59,7 +59,12 @@ def scores_of(
     return found
 
 
-def predict(model: FineTuned, samples: Samples, world: World, batch_size: int) -> list[np.ndarray]:
+def predict(
+    model: FineTuned,
+    samples: Samples,
+    world: World,
+    batch_size: int,
+) -> list[np.ndarray]:
     """Scores of every sample, in order, on rank 0; empty elsewhere. A collective: each rank computes its share."""
     model.eval()
     found = scores_of(model, samples, batch_size, world.device, world.rank, world.size)
@@ -162,4 +167,9 @@ def load(folder: Path, device: str = "auto") -> Saved:
     if lacking:
         raise ConfigError(f"{folder}: model.safetensors lacks {', '.join(lacking)}")
     model.to(place, numerics.dtype).eval()
-    return Saved(model, WordPiece(folder / "vocab.txt", facts["lower_case"]), facts, place)
+    return Saved(
+        model,
+        WordPiece(folder / "vocab.txt", facts["lower_case"]),
+        facts,
+        place,
+    )

@@ -52,9 +52,18 @@ class Rows:
     texts: names of the text columns; label: name of the label column, or "".
     """
 
-    def __init__(self, path: Path, layout: Layout, *, labelled: bool, num_texts: int = 0) -> None:
+    def __init__(
+        self,
+        path: Path,
+        layout: Layout,
+        *,
+        labelled: bool,
+        num_texts: int = 0,
+    ) -> None:
         """labelled: a label column is required; num_texts: required number of text columns, 0: one or two."""
-        self.path, self.layout, self.labelled = path, layout, labelled
+        self.path = path
+        self.layout = layout
+        self.labelled = labelled
         self.wanted = [*layout.texts, *([layout.label] if labelled and layout.label else [])]
         # Published files of GLUE have quotation marks in their texts that enclose nothing.
         self.file = dialect.read(path, layout.reading, plain_quotes=layout.published)
@@ -159,7 +168,7 @@ class Rows:
 
     def describe(self) -> str:
         """How the file is read, for people."""
-        names = some([name or "(no name)" for name in self.names])
+        names = some(self.names)
         if self.file.is_jsonl:
             return f"{self.file.form}, {names}"
         return f"{self.file.form}, {f'header {names}' if self.has_header else 'no header'}"
@@ -167,7 +176,8 @@ class Rows:
     def __iter__(self) -> Iterator[tuple[int, dict[str, Any]]]:
         """Line number and row. Raises DataError for a line without the texts, or with a wrong number of columns."""
         # The last column that is needed: MNLI's published lines vary in what follows.
-        last = max(self.names.index(name) for name in (*self.texts, *filter(None, [self.label])))
+        needed = {*self.texts, self.label}
+        last = max(column for column, name in enumerate(self.names) if name in needed)
         skipped = self.has_header and not self.file.is_jsonl
         for number, line in self.file.rows[skipped:]:
             if isinstance(line, list):
@@ -252,7 +262,9 @@ def read(path: Path, layout: Layout, num_texts: int = 0) -> Table:
     be a header, texts or labels that are missing, and labels that are unknown or apparently texts.
     """
     rows = Rows(path, layout, labelled=True, num_texts=num_texts)
-    texts, found = _texts(rows), dict[int, str]()  # labels by line
+    # labels by line
+    texts = _texts(rows)
+    found = dict[int, str]()
     for number, row in rows:
         value = row.get(rows.label, "")
         if isinstance(value, (list, dict)):
@@ -267,7 +279,14 @@ def read(path: Path, layout: Layout, num_texts: int = 0) -> Table:
         labels, told = _ids(rows, found, names)
     columns, label = (rows.texts, rows.label) if rows.has_header else ((), "")
     about = f"{len(found):,} examples, text {' | '.join(rows.texts)}, label {rows.label}: {told}"
-    return Table(texts, labels, names, columns, label, f"{path.name}: {rows.describe()}; {about}")
+    return Table(
+        texts,
+        labels,
+        names,
+        columns,
+        label,
+        f"{path.name}: {rows.describe()}; {about}",
+    )
 
 
 def _are_numbers(path: Path, found: Mapping[int, str]) -> bool:
@@ -302,9 +321,14 @@ def _classes(rows: Rows, found: Sequence[str]) -> tuple[str, ...]:
     return tuple(sorted(name for name in names if not is_missing(name)))
 
 
-def _ids(rows: Rows, found: Mapping[int, str], known: tuple[str, ...]) -> tuple[np.ndarray, str]:
+def _ids(
+    rows: Rows,
+    found: Mapping[int, str],
+    known: tuple[str, ...],
+) -> tuple[np.ndarray, str]:
     """Class ids, and a summary."""
-    path, ids = rows.path, {name: number for number, name in enumerate(known)}
+    path = rows.path
+    ids = {name: number for number, name in enumerate(known)}
     if wrong := [number for number, name in found.items() if name not in ids]:
         where = f"in column {rows.label}" if rows.has_header else "in the last column"
         told = f"label {found[wrong[0]]!r:.60}, expected one of {some(known)} {where}"
@@ -327,15 +351,17 @@ def read_texts(path: Path, layout: Layout, num_texts: int = 0) -> Table:
     """
     rows = Rows(path, layout, labelled=False, num_texts=num_texts)
     texts = _texts(rows)
-    columns = rows.texts if rows.has_header else ()
     told = f"{len(texts):,} examples, text {' | '.join(rows.texts)}"
     summary = f"{path.name}: {rows.describe()}; {told}"
-    return Table(texts, np.zeros(len(texts)), layout.labels, columns, "", summary)
+    return Table(texts, np.zeros(len(texts)), layout.labels, (), "", summary)
 
 
 def some(names: Sequence[str]) -> str:
     """The first names, shortened."""
-    return ", ".join([*(name[:30] for name in names[:10]), *(["..."] if len(names) > 10 else [])])
+    shown = [name[:30] for name in names[:10]]
+    if len(names) > 10:
+        shown.append("...")
+    return ", ".join(shown)
 
 
 def _number(text: str) -> float | None:

@@ -47,7 +47,9 @@ class TaskData:
     """Data of a task. notes: for people, about the data; digests: of its files."""
 
     def __init__(self, config: Config) -> None:
-        self.config, self.notes, self.digests = config, list[str](), dict[str, str]()
+        self.config = config
+        self.notes = list[str]()
+        self.digests = dict[str, str]()
         self.train: Samples | None = None
         self.test: Samples | None = None
 
@@ -65,7 +67,8 @@ class Squad(TaskData):
             found, left_out = make_features(dataset, tokenizer, limits, training=True)
             if not len(found):
                 raise DataError(f"{path}: no answer is at its answer_start")
-            self.train, self.digests["training data"] = samples_of(found), digest(path)
+            self.train = samples_of(found)
+            self.digests["training data"] = digest(path)
             self.notes.append(f"training: {len(found.queries):,} questions, {len(found):,} windows")
             if left_out:
                 self.notes.append(
@@ -108,7 +111,8 @@ class Glue(TaskData):
 
     def __init__(self, config: Config, tokenizer: WordPiece) -> None:
         super().__init__(config)
-        self.task, self.tokenizer = glue.TASKS[config.task], tokenizer
+        self.task = glue.TASKS[config.task]
+        self.tokenizer = tokenizer
         self.sizes: dict[str, int] = {}  # examples in each test file
         self.num_texts = config.described.get("num_texts", 0)
         self.layout = self.task.layout or _layout(config)
@@ -134,7 +138,8 @@ class Glue(TaskData):
             usual=table.columns,
             label=table.label,
         )
-        self.num_texts, self.digests["training data"] = len(table.texts[0]), digest(path)
+        self.num_texts = len(table.texts[0])
+        self.digests["training data"] = digest(path)
         self.train = self._samples(table)
         self.notes.append(f"training: {table.summary}")
 
@@ -172,7 +177,9 @@ class Glue(TaskData):
         """
         assert self.test is not None
         folder.mkdir(parents=True, exist_ok=True)
-        true, names, metrics = self.test.labels["labels"], self.layout.labels, {}
+        true = self.test.labels["labels"]
+        names = self.layout.labels
+        metrics = {}
         end = 0
         for part, size in self.sizes.items():
             begin, end = end, end + size

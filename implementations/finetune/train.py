@@ -71,7 +71,8 @@ def report(config: Config, environ: Mapping[str, str]) -> str:
         path = config.folder() / "figures.json"
         if figures := object_of(path):
             rundir.check_same(path, figures.get("settings"), identity)
-    num_parameters, form = sum(p.numel() for p in model.parameters()), config.model.gelu_form
+    num_parameters = sum(p.numel() for p in model.parameters())
+    form = config.model.gelu_form
     batch = f"{config.batch_size} x {config.gradient_steps} accumulated x {config.dist.world_size} ranks"
     rows = [
         ("task", f"{config.task}, {config.mode}, seed {config.trial_seed}"),
@@ -85,7 +86,7 @@ def report(config: Config, environ: Mapping[str, str]) -> str:
             f"{config.samples_per_step} sequences = {batch}, at most {config.length} tokens each",
         ),
         *(("data", note) for note in task.notes),
-        ("weights", f"{config.checkpoint.init_checkpoint}{f'; {loaded}' if any(loaded) else ''}"),
+        ("weights", f"{config.checkpoint.init_checkpoint}; {loaded}"),
     ]
     if task.train is not None:
         last = num_steps(config, len(task.train.lengths))
@@ -131,7 +132,13 @@ def finetune(config: Config, environ: Mapping[str, str], world: World) -> None:
         # In fp32: the weights of a model in bf16 have lost digits. A collective.
         masters = run.step.state_dict()["optimizer"].get("masters", {})
         if world.is_main:
-            models.save(config.folder(), run.model, masters, config.vocabulary, task.description())
+            models.save(
+                config.folder(),
+                run.model,
+                masters,
+                config.vocabulary,
+                task.description(),
+            )
     if task.test is not None:
         # A sharded optimizer leaves the weights of other ranks' shards a step behind.
         run.step.optimizer.gather()
@@ -160,11 +167,17 @@ def finetune(config: Config, environ: Mapping[str, str], world: World) -> None:
 
 
 def build(
-    config: Config, environ: Mapping[str, str], world: World, task: tasks.Squad | tasks.Glue
+    config: Config,
+    environ: Mapping[str, str],
+    world: World,
+    task: tasks.Squad | tasks.Glue,
 ) -> Run:
     """The model with its initial weights, and its training step. Raises ConfigError for weights that do not fit."""
     choice, words = config.kernels.resolve_attention(
-        config.model, config.numerics.dtype, False, world
+        config.model,
+        config.numerics.dtype,
+        False,
+        world,
     )
     if world.device.type == "cuda":
         _say(world, f"attention: {words}")
@@ -184,7 +197,12 @@ def build(
     fused = "lamb" in choice.names(world.device)
     accumulate = config.gradient_steps > 1
     step = build_step(
-        model, config.numerics, config.optim, world, accumulate=accumulate, fused_update=fused
+        model,
+        config.numerics,
+        config.optim,
+        world,
+        accumulate=accumulate,
+        fused_update=fused,
     )
     return Run(config, environ, world, task, model, step, identity)
 
@@ -261,7 +279,7 @@ def resume(run: Run) -> Start:
 
 def train_on(run: Run, samples: Samples) -> tuple[Ending, dict[str, Any]]:
     """Trains, resuming from the newest checkpoint if any; returns how training ended, and its figures. A collective."""
-    config, world, step, seed = run.config, run.world, run.step, run.config.trial_seed
+    config, world, step = run.config, run.world, run.step
     num_samples = len(samples.lengths)
     last = num_steps(config, num_samples)
     start = resume(run)
@@ -283,21 +301,29 @@ def train_on(run: Run, samples: Samples) -> tuple[Ending, dict[str, Any]]:
         world.barrier()
 
     order = Order(
-        num_samples, config.batch_size, config.gradient_steps, seed, world.rank, world.size
+        num_samples,
+        config.batch_size,
+        config.gradient_steps,
+        config.trial_seed,
+        world.rank,
+        world.size,
     )
-    pin = world.device.type == "cuda"
-    batches = micro_batches(samples, order, start.batches + 1, pin)
+    on_gpu = world.device.type == "cuda"
+    batches = micro_batches(samples, order, start.batches + 1, pin=on_gpu)
+    due = StepSchedule(
+        last=last,
+        report_every=config.log_every_steps,
+        checkpoint=config.checkpoint.is_due,
+    )
     with Stop(world, listen=config.checkpoint.directory is not None) as stop:
         hooks = LoopHooks(
             next_step=partial(next, batches),
             take_step=step,
             steps=StepCounter(rate, last, step.scaler, start.step, start.batches),
-            schedule=StepSchedule(
-                last=last, report_every=config.log_every_steps, checkpoint=config.checkpoint.is_due
-            ),
+            schedule=due,
             progress=progress,
             stop=stop,
-            seed=lambda batch: step_seed(seed, batch, world.rank),
+            seed=lambda batch: step_seed(config.trial_seed, batch, world.rank),
             evaluate=lambda steps, samples: False,
             save=save,
         )

@@ -12,6 +12,7 @@ from bert import kernels
 from bert.model.config import BertConfig
 from finetune import models
 from finetune.models import SpanPrediction
+from finetune.train import run
 
 from . import made_up
 
@@ -58,3 +59,11 @@ def squad_environment(tmp_path_factory):
         "BATCHSIZE": "12", "LR": "3e-3", "EPOCHS": "8", "MAX_SEQ_LENGTH": "48", "LOG_EVERY_STEPS": "50", "SEED": "3",
         "OMP_NUM_THREADS": "1",  # in this process as in others: sums over threads round otherwise
     }  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def learnt(squad_environment, tmp_path_factory):
+    """The folder of a run that is long enough to learn the answers; not to be changed."""
+    folder = tmp_path_factory.mktemp("learnt")
+    assert run(squad_environment | {"RUN_DIR": str(folder)}) == 0
+    return folder

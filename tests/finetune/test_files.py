@@ -126,16 +126,17 @@ def test_numbers_are_learnt_and_predicted(squad_environment, tmp_path, capsys):
     assert (other.config.num_labels, other.config.problem_type) == (1, "regression")
 
 
-def test_questions_in_a_table_get_the_same_answers_as_the_evaluation(squad_environment, tmp_path):
-    assert run(squad_environment | {"RUN_DIR": str(tmp_path), "EPOCHS": "4"}) == 0
+def test_questions_in_a_table_get_the_same_answers_as_the_evaluation(
+    learnt, squad_environment, tmp_path
+):
     source = Path(squad_environment["DATA"]) / "dev-v1.1.json"
-    wanted = json.loads((tmp_path / "model_0" / "predictions.json").read_text())
+    wanted = json.loads((learnt / "model_0" / "predictions.json").read_text())
     rows = [
         {"id": question["id"], "question": question["question"], "context": paragraph["context"]}
         for paragraph in json.loads(source.read_text())["data"][0]["paragraphs"]
         for question in paragraph["qas"]
     ]
-    assert predict(tmp_path, write(tmp_path / "in.csv", rows, "csv"), tmp_path / "out.csv") == 0
+    assert predict(learnt, write(tmp_path / "in.csv", rows, "csv"), tmp_path / "out.csv") == 0
     found = list(csv.DictReader((tmp_path / "out.csv").open(newline="")))
     assert {row["id"]: row["prediction"] for row in found} == wanted
     assert all(0 < float(row["probability"]) <= 1 for row in found)

@@ -17,14 +17,6 @@ from finetune.train import run
 
 
 @pytest.fixture(scope="module")
-def learnt(squad_environment, tmp_path_factory):
-    """Folder of a run that is long enough to learn the answers."""
-    folder = tmp_path_factory.mktemp("run")
-    assert run(squad_environment | {"RUN_DIR": str(folder)}) == 0
-    return folder
-
-
-@pytest.fixture(scope="module")
 def reviews(squad_environment, tmp_path_factory):
     """The folder of a run of two seeds on a small table."""
     folder = tmp_path_factory.mktemp("table")

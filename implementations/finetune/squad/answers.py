@@ -69,7 +69,11 @@ class Predictions(NamedTuple):
                 )
 
 
-def predict(features: Features, logits: Sequence[Logits], rules: Rules) -> Predictions:
+def predict(
+    features: Features,
+    logits: Sequence[Logits],
+    rules: Rules,
+) -> Predictions:
     """Answers to all questions of the features. logits: of every window."""
     found = Predictions({}, {}, {})
     bounds = np.flatnonzero(np.diff(features.question)) + 1
@@ -87,7 +91,13 @@ def predict(features: Features, logits: Sequence[Logits], rules: Rules) -> Predi
         ]
         # As published: the window that is least sure of "no answer" speaks for all.
         null = min(nulls, key=lambda candidate: candidate.score)
-        best = _best(features, spans, rows[0], null if rules.version_2 else None, rules.n_best)
+        best = _best(
+            features,
+            spans,
+            rows[0],
+            null if rules.version_2 else None,
+            rules.n_best,
+        )
         question = features.dataset.questions[features.question[rows[0]]].id
         shares = probabilities(np.array([candidate.score for candidate in best]))
         found.n_best[question] = [
@@ -115,9 +125,16 @@ def predict(features: Features, logits: Sequence[Logits], rules: Rules) -> Predi
 Spans = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
-def _spans(features: Features, row: int, logits: Logits, mine: np.ndarray, rules: Rules) -> Spans:
+def _spans(
+    features: Features,
+    row: int,
+    logits: Logits,
+    mine: np.ndarray,
+    rules: Rules,
+) -> Spans:
     """Candidates of a window, sorted by score of start, then of end. mine: tokens with maximum context here."""
-    begin, length = features.window_start[row], features.window_length[row]
+    begin = features.window_start[row]
+    length = features.window_length[row]
     offset = features.offset(row)
     # Positions of the n best scores in the window, the largest first, the first of equals.
     # Positions in the context from here on: those of [CLS] and the question fall out below.
@@ -138,13 +155,18 @@ def _spans(features: Features, row: int, logits: Logits, mine: np.ndarray, rules
 
 
 def _best(
-    features: Features, spans: Sequence[Spans], row: int, null: Candidate | None, n_best: int
+    features: Features,
+    spans: Sequence[Spans],
+    row: int,
+    null: Candidate | None,
+    n_best: int,
 ) -> list[Candidate]:
     """The best answers to a question, each text once. null: "no answer", always among them; None for SQuAD 1.1."""
     first, last, start, end = (np.concatenate(arrays) for arrays in zip(*spans, strict=True))
     scores = np.append(start + end, [] if null is None else null.score)
     context = features.dataset.contexts[features.dataset.questions[features.question[row]].context]
-    words, pieces = word_numbers(context), features.context_of(row)
+    words = word_numbers(context)
+    pieces = features.context_of(row)
     found: dict[str, Candidate] = {}
     for i in np.argsort(-scores, kind="stable").tolist():
         if len(found) == n_best:
@@ -153,7 +175,12 @@ def _best(
         candidate = null
         if i < len(first):
             answer = answer_text(
-                context, words, pieces, features.tokenizer, int(first[i]), int(last[i])
+                context,
+                words,
+                pieces,
+                features.tokenizer,
+                int(first[i]),
+                int(last[i]),
             )
             candidate = Candidate(answer, float(start[i]), float(end[i]))
         assert candidate is not None
@@ -164,7 +191,12 @@ def _best(
 
 
 def answer_text(
-    text: str, words: Integers, pieces: Pieces, tokenizer: WordPiece, first: int, last: int
+    text: str,
+    words: Integers,
+    pieces: Pieces,
+    tokenizer: WordPiece,
+    first: int,
+    last: int,
 ) -> str:
     """The part of the context's words that the tokens first to last spell; their words if characters do not match up.
 

@@ -9,8 +9,6 @@ from typing import Any, NamedTuple
 
 from bert.data.records import DataError
 
-VERSIONS = ("1.1", "2.0")
-
 
 class Answer(NamedTuple):
     """Text of an answer, and its first character in the context."""
@@ -38,35 +36,29 @@ class Dataset(NamedTuple):
 def read(path: Path, version: str = "1.1", needs_answers: bool = True) -> Dataset:
     """Reads a file of SQuAD 1.1 or 2.0, as published or as Hugging Face's ``datasets`` exports it.
 
-    Raises DataError, naming the place, if it is not JSON or not in SQuAD's format, if it is of the other version, and
+    Raises DataError, naming the place, if it is not JSON or not in SQuAD's format, and
     if a question lacks answers that are needed.
     """
-    content = _json(path)
-    named = isinstance(content, dict) and str(content.get("version", "")).removeprefix("v")
-    if named in VERSIONS and named != version:
-        raise DataError(f"{path}: is SQuAD {named}, but SQUAD_VERSION is {version}")
     contexts: dict[str, int] = {}
     questions: dict[str, Question] = {}
-    for where, context, entry in _entries(path, content):
+    for where, context, entry in _entries(path, _json(path)):
         if not context.strip():
-            raise DataError(f"{path}: {where.rpartition('.qas')[0] or where} has an empty context")
-        name = _part(path, entry, "id", str, where)
-        text = _part(path, entry, "question", str, where)
+            raise DataError(f"{where} has an empty context")
+        name = _part(entry, "id", str, where)
+        text = _part(entry, "question", str, where)
         if name in questions:
-            raise DataError(f"{path}: {where} repeats the id {name!r} of an earlier question")
-        impossible = "is_impossible" in entry and _part(path, entry, "is_impossible", bool, where)
+            raise DataError(f"{where} repeats the id {name!r} of an earlier question")
+        impossible = "is_impossible" in entry and _part(entry, "is_impossible", bool, where)
         if impossible and version == "1.1":
-            raise DataError(
-                f"{path}: {where} has no answer, as in SQuAD 2.0: set SQUAD_VERSION=2.0"
-            )
+            raise DataError(f"{where} has no answer, as in SQuAD 2.0: set SQUAD_VERSION=2.0")
         answers: list[Answer] = []
         if not impossible and (needs_answers or "answers" in entry):
-            answers = _answers(path, entry, where)
+            answers = _answers(entry, where)
         # ``datasets`` writes no is_impossible: a question of 2.0 without answers has none.
         exported = version == "2.0" and isinstance(entry.get("answers"), dict)
         if needs_answers and not answers and not (impossible or exported):
             told = "has no answer, which training and evaluation need"
-            raise DataError(f"{path}: {where} ({name}) {told}")
+            raise DataError(f"{where} ({name}) {told}")
         # A context is tokenized once, however many questions it has.
         number = contexts.setdefault(context, len(contexts))
         questions[name] = Question(name, text, number, tuple(answers))
@@ -91,45 +83,43 @@ def _json(path: Path) -> Any:
             raise DataError(f"{path}: not JSON ({error})") from None
 
 
-def _part(path: Path, holder: Any, name: str, kind: type, where: str) -> Any:
+def _part(holder: Any, name: str, kind: type, where: str) -> Any:
     value = holder.get(name) if isinstance(holder, dict) else None
     # In Python True is an integer too.
     if not isinstance(value, kind) or isinstance(value, bool) is not (kind is bool):
         told = f"has no {kind.__name__} {name!r}: is this a SQuAD file?"
-        raise DataError(f"{path}: {where} {told}")
+        raise DataError(f"{where} {told}")
     return value
 
 
 def _entries(path: Path, content: Any) -> Iterator[tuple[str, str, Any]]:
     """(place, context, question with its answers) of each question."""
     is_list = isinstance(content, list)
-    records = content if is_list else _part(path, content, "data", list, "the file")
+    records = content if is_list else _part(content, "data", list, f"{path}: the file")
     for i, record in enumerate(records):
         if isinstance(record, dict) and "context" in record:
-            where = f"record {i + 1}"
-            yield where, _part(path, record, "context", str, where), record
+            where = f"{path}: record {i + 1}"
+            yield where, _part(record, "context", str, where), record
             continue
-        for j, paragraph in enumerate(_part(path, record, "paragraphs", list, f"data[{i}]")):
-            place = f"data[{i}].paragraphs[{j}]"
-            context = _part(path, paragraph, "context", str, place)
-            for k, entry in enumerate(_part(path, paragraph, "qas", list, place)):
-                yield f"{place}.qas[{k}]", context, entry
+        paragraphs = _part(record, "paragraphs", list, f"{path}: data[{i}]")
+        for j, paragraph in enumerate(paragraphs):
+            where = f"{path}: data[{i}].paragraphs[{j}]"
+            context = _part(paragraph, "context", str, where)
+            for k, entry in enumerate(_part(paragraph, "qas", list, where)):
+                yield f"{where}.qas[{k}]", context, entry
 
 
-def _answers(path: Path, entry: dict[str, Any], where: str) -> list[Answer]:
+def _answers(entry: dict[str, Any], where: str) -> list[Answer]:
     """Answers of a question: a list of objects as published, or an object of lists as ``datasets`` writes it."""
     given = entry.get("answers")
     if isinstance(given, dict):
-        texts = _part(path, given, "text", list, where)
-        starts = _part(path, given, "answer_start", list, where)
+        texts = _part(given, "text", list, where)
+        starts = _part(given, "answer_start", list, where)
         pairs = zip(texts, starts, strict=False)
         given = [{"text": text, "answer_start": start} for text, start in pairs]
     else:
-        given = _part(path, entry, "answers", list, where)
+        given = _part(entry, "answers", list, where)
     return [
-        Answer(
-            _part(path, answer, "text", str, where),
-            _part(path, answer, "answer_start", int, where),
-        )
+        Answer(_part(answer, "text", str, where), _part(answer, "answer_start", int, where))
         for answer in given
     ]

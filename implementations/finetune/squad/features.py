@@ -72,11 +72,15 @@ class Features:
         begin = self.window_start[window]
         text = self.context_of(window).ids[begin : begin + self.window_length[window]]
         cls, sep = self.tokenizer.cls, self.tokenizer.sep
-        return np.concatenate([[cls], query, [sep], text, [sep]]).astype(np.int32), len(query) + 2
+        ids = np.concatenate([[cls], query, [sep], text, [sep]])
+        return ids.astype(np.int32), self.offset(window)
 
 
 def make_features(
-    dataset: Dataset, tokenizer: WordPiece, limits: Limits, training: bool
+    dataset: Dataset,
+    tokenizer: WordPiece,
+    limits: Limits,
+    training: bool,
 ) -> tuple[Features, list[str]]:
     """Features of all questions, and ids of questions left out because their answer is not in the context.
 
@@ -94,11 +98,19 @@ def make_features(
     rows: list[tuple[int, int, int, int, int]] = []
     left_out = []
     for number, question in enumerate(dataset.questions):
-        pieces, query = contexts[question.context], queries[number]
+        pieces = contexts[question.context]
+        query = queries[number]
         span = None
         if training and question.answers:
-            answer, text = question.answers[0], dataset.contexts[question.context]
-            span = answer_tokens(text, words[question.context], pieces, answer, answers[number].ids)
+            answer = question.answers[0]
+            text = dataset.contexts[question.context]
+            span = answer_tokens(
+                text,
+                words[question.context],
+                pieces,
+                answer,
+                answers[number].ids,
+            )
             # The published code leaves out what it cannot find, too.
             if span is None:
                 left_out.append(question.id)
@@ -112,11 +124,23 @@ def make_features(
     # reshape: without any window the array would have no columns to unpack.
     numbers, begins, lengths, starts, ends = np.array(rows, dtype=np.int32).reshape(-1, 5).T
     return Features(
-        dataset, contexts, queries, numbers, begins, lengths, starts, ends, tokenizer
+        dataset,
+        contexts,
+        queries,
+        numbers,
+        begins,
+        lengths,
+        starts,
+        ends,
+        tokenizer,
     ), left_out
 
 
-def windows(num_tokens: int, query_length: int, limits: Limits) -> list[tuple[int, int]]:
+def windows(
+    num_tokens: int,
+    query_length: int,
+    limits: Limits,
+) -> list[tuple[int, int]]:
     """(start, length) of the windows of a context; a context without tokens has one empty window."""
     # [CLS] and two [SEP].
     room = limits.max_seq_length - query_length - 3
@@ -136,11 +160,17 @@ def word_numbers(text: str) -> Integers:
     # Four bytes a character, so that indices are those of the text.
     codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
     blank = np.isin(codes, _WHITESPACE_CODES)
-    return (np.cumsum(~blank & np.concatenate([[True], blank[:-1]])) - 1).astype(np.int32)
+    after_blank = np.concatenate([[True], blank[:-1]])
+    begins_word = ~blank & after_blank
+    return (np.cumsum(begins_word) - 1).astype(np.int32)
 
 
 def answer_tokens(
-    text: str, words: Integers, pieces: Pieces, answer: Answer, answer_ids: Integers
+    text: str,
+    words: Integers,
+    pieces: Pieces,
+    answer: Answer,
+    answer_ids: Integers,
 ) -> tuple[int, int] | None:
     """First and last token of an answer in its context; None if the words there do not contain its text.
 
@@ -149,7 +179,8 @@ def answer_tokens(
     last_character = answer.start + len(answer.text) - 1
     if not (0 <= answer.start <= last_character < len(text)):
         return None
-    first, last = words[answer.start], words[last_character]
+    first = words[answer.start]
+    last = words[last_character]
     if first < 0 and last == words[-1]:
         first = last  # before the first word, the published code's index -1 is the last word
     # Words are numbered in order: the characters of words first to last.

@@ -20,7 +20,8 @@ def normalise(text: str) -> str:
 
 def f1(prediction: str, answer: str, version_2: bool = False) -> float:
     """Harmonic mean of precision and recall of the words. An empty answer (2.0) matches only an empty one."""
-    found, wanted = normalise(prediction).split(), normalise(answer).split()
+    found = normalise(prediction).split()
+    wanted = normalise(answer).split()
     # As evaluate-v2.0.py: without words on one side, F1 is 1 or 0.
     if version_2 and not (found and wanted):
         return float(found == wanted)
@@ -28,7 +29,11 @@ def f1(prediction: str, answer: str, version_2: bool = False) -> float:
     return 2 * common / (len(found) + len(wanted)) if common else 0.0
 
 
-def _agreement(question: Question, answer: str | None, version_2: bool) -> tuple[float, float]:
+def _agreement(
+    question: Question,
+    answer: str | None,
+    version_2: bool,
+) -> tuple[float, float]:
     """Exact match and F1 of an answer."""
     given = [answer.text for answer in question.answers]
     if version_2:
@@ -42,7 +47,9 @@ def _agreement(question: Question, answer: str | None, version_2: bool) -> tuple
 
 
 def score(
-    questions: Sequence[Question], answers: Mapping[str, str], version: str = "1.1"
+    questions: Sequence[Question],
+    answers: Mapping[str, str],
+    version: str = "1.1",
 ) -> dict[str, float]:
     """Mean exact match and F1 in percent over all questions; a missing answer counts as wrong.
 
