@@ -86,7 +86,7 @@ class Claim:
         _held.remove(self)
         # Another writer's claim may stand there by now, and is not ours to remove.
         if self.is_held():
-            self.path.unlink(missing_ok=True)
+            self._remove(self.maker)
         os.close(self._file)
 
     def is_held(self) -> bool:
@@ -117,12 +117,16 @@ class Claim:
             raise OccupiedError(
                 f"{self.setting}: {_who(_maker(found))} writes to it: wait for it, end it, or give another"
             )
+        self._remove(_maker(found))
+
+    def _remove(self, maker: dict[str, Any]) -> None:
+        """Removes the claim of this maker, who was read there; another's stays."""
         removed = self.path.with_name(f"{self.path.name}.{self.maker['token']}")
         with suppress(FileNotFoundError):  # another newcomer was faster
             # Moved aside first, under a name of our own: since it was read, a newcomer may have
             # replaced it, and an unlink would destroy that one's claim unseen.
             os.rename(self.path, removed)
-            if _maker(_read(removed)) != _maker(found):  # and has claimed it: give that back
+            if _maker(_read(removed)) != maker:  # and has claimed it: give that back
                 with suppress(OSError):
                     # A link, as it fails where a third has claimed the folder meanwhile; a rename
                     # would replace it.

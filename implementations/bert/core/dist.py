@@ -392,11 +392,10 @@ class World:
 
     def first_text(self, text: str) -> str:
         """The text of the first rank that has one, on every rank; empty if none has. A collective."""
-        if not self.any(bool(text)) or not self.joined:
-            return text
-        gathered: list[Any] = [None] * self.size
-        distributed.all_gather_object(gathered, text)
-        return next(filter(None, gathered))
+        gathered: list[Any] = [text] * self.size
+        if self.joined:
+            distributed.all_gather_object(gathered, text)
+        return next(filter(None, gathered), "")
 
     def any(self, flag: bool) -> bool:
         """True on every process if it is true on any."""
@@ -421,15 +420,11 @@ def _where_they_differ(*texts: str) -> list[str]:
     return [f"{'...' if begin else ''}{text[begin : begin + 80]}" for text in texts]
 
 
-def collectives() -> bytes:
-    """The flight recorder's record of this process's last collectives, as JSON; empty without a recorder."""
-    recorded = getattr(torch._C._distributed_c10d, "_dump_fr_trace_json", None)
-    return bytes(recorded()) if recorded is not None else b""
-
-
 def _collective() -> str:
     """Name of the first collective not recorded as complete; for gloo only the last one started is recorded."""
-    entries = json.loads(collectives() or "{}").get("entries", [])
+    # The flight recorder's record of this process's last collectives.
+    recorded = getattr(torch._C._distributed_c10d, "_dump_fr_trace_json", None)
+    entries = json.loads(recorded())["entries"] if recorded is not None else []
     running = [entry for entry in entries if entry["state"] != "completed"]
     if not running:
         return "a collective"

@@ -19,40 +19,33 @@ from typing import Any
 
 import torch
 
-from bert.core import dist
 from bert.core.claim import Claim
 from bert.core.dist import HangError
 from common.env import ConfigError, env, settings
 from common.files import NoSpaceError, is_full, no_space, write_text
 
-_PACKAGES = (
-    "triton",
-    "numpy",
-    "h5py",
-    "mlperf-logging",
-)  # not torch, whose metadata lacks the build (+cu130)
+# Not torch, whose metadata lacks the build (+cu130).
+_PACKAGES = "triton", "numpy", "h5py", "mlperf-logging"
 
 _OWN = ("RANK", "LOCAL_RANK", "OMP_NUM_THREADS")  # may differ between the ranks of a run
 # Settings of the process, the machine and the output, which do not change what a run computes.
 OUTPUT = {
-    *(
-        "RESUME",
-        "TRIAL",
-        "RANK",
-        "LOCAL_RANK",
-        "LOCAL_WORLD_SIZE",
-        "DIST_TIMEOUT",
-        "OMP_NUM_THREADS",
-    ),
-    *(
-        "LOG_EVERY_STEPS",
-        "METRICS",
-        "CAPTURE",
-        "PROFILE_STEPS",
-        "STEPS_THIS_RUN",
-        "CACHE_CLEARED",
-    ),
-    *("CHECKPOINT_EVERY_STEPS", "CHECKPOINT_KEEP", "CHECKPOINT_SHARDS"),
+    "RESUME",
+    "TRIAL",
+    "RANK",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "DIST_TIMEOUT",
+    "OMP_NUM_THREADS",
+    "LOG_EVERY_STEPS",
+    "METRICS",
+    "CAPTURE",
+    "PROFILE_STEPS",
+    "STEPS_THIS_RUN",
+    "CACHE_CLEARED",
+    "CHECKPOINT_EVERY_STEPS",
+    "CHECKPOINT_KEEP",
+    "CHECKPOINT_SHARDS",
 }
 
 
@@ -164,16 +157,13 @@ def fail(config: Config, program: str, reason: str, status: int) -> int:
 def failed(config: Config, program: str, error: Exception) -> int:
     """``fail`` for the error being handled, with its ``exit_status``; without one, status 1 after a traceback.
 
-    For a HangError: RUN_DIR/hang_<TRIAL>.txt has the message and a line per missing rank,
-    collectives_<TRIAL>_rank_<RANK>.json this rank's last collectives.
+    For a HangError: RUN_DIR/hang_<TRIAL>.txt has the message and a line per missing rank.
     """
     if isinstance(error, HangError) and config.run_dir is not None:
-        with contextlib.suppress(OSError):
-            name = f"collectives_{config.trial}_rank_{torch.distributed.get_rank()}.json"
-            (config.run_dir / name).write_bytes(dist.collectives())
-            # Each rank has collectives of its own; one list of missing ranks is enough.
-            with open(config.run_dir / f"hang_{config.trial}.txt", "x", encoding="utf-8") as file:
-                file.writelines([f"{error}\n", *(f"rank {rank}\n" for rank in error.absent)])
+        told = config.run_dir / f"hang_{config.trial}.txt"
+        # Of all ranks one list is enough.
+        with contextlib.suppress(OSError), open(told, "x", encoding="utf-8") as file:
+            file.writelines([f"{error}\n", *(f"rank {rank}\n" for rank in error.absent)])
     if status := getattr(error, "exit_status", 0):
         return fail(config, program, str(error), status)
     if is_full(error):

@@ -129,9 +129,7 @@ class Config:
 def open_source(config: Config, vocab_size: int, pairs: bool = False) -> RowSource:
     """The rows to train on. Raises DataError if there are none, or with ``pairs`` no sentence pairs."""
     if config.synthetic:
-        return SyntheticShards(
-            config.max_seq_length, vocab_size, config.packed, config.batching == "bins"
-        )
+        return SyntheticShards(config.max_seq_length, vocab_size, config.packed)
     bins = list_bins(*config.source) if config.batching == "bins" else [list_shards(*config.source)]
     source = Shards(
         [path for files in bins for path in files],

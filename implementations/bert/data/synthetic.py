@@ -9,7 +9,7 @@ import numpy as np
 from bert.data.packing import pack
 from bert.data.records import Records, id_dtype, offsets_of, ragged_indices
 
-_NUM_ROWS, _NUM_BINS = 16_384, 4
+_NUM_ROWS = 16_384
 # Which best fit packs as well as the linear program, without scipy; benchmarks use no more.
 _FEW_ROWS = 512
 # Share of Wikipedia's sequences that are full (Krell et al. 2021, arXiv 2107.02027).
@@ -66,20 +66,12 @@ def synthetic_records(
 
 
 class SyntheticShards:
-    """Stand-in for Shards: one file, or with ``binned`` a bin per quarter of the greatest length."""
+    """Stand-in for Shards: one file."""
 
-    def __init__(
-        self, max_seq_length: int, vocab_size: int, packed: bool, binned: bool = False
-    ) -> None:
+    def __init__(self, max_seq_length: int, vocab_size: int, packed: bool) -> None:
         self.vocab_md5 = ""
         self._files = [synthetic_records(_NUM_ROWS, max_seq_length, vocab_size, packed, seed=0)]
-        if binned:
-            records = self._files[0]
-            bin_of = (records.sequence_lengths - 1) * _NUM_BINS // max_seq_length
-            self._files = [
-                records.select(np.flatnonzero(bin_of == number)) for number in range(_NUM_BINS)
-            ]
-        self.bins = [np.array([number]) for number in range(len(self._files))]
+        self.bins = [np.zeros(1, np.int64)]
 
     def row_counts(self) -> np.ndarray:
         """Rows of every file, int64."""

@@ -31,14 +31,17 @@ from common.files import object_of
 
 # Of bert_config.json; not initializer_range, since all weights come from the checkpoint.
 MODEL_FIELDS = (
-    *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"),
-    *(
-        "max_position_embeddings",
-        "type_vocab_size",
-        "hidden_dropout_prob",
-        "attention_probs_dropout_prob",
-    ),
-    *("layer_norm_eps", "layer_norm_large_model"),
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+    "max_position_embeddings",
+    "type_vocab_size",
+    "hidden_dropout_prob",
+    "attention_probs_dropout_prob",
+    "layer_norm_eps",
+    "layer_norm_large_model",
 )
 # By the variable they fix.
 RULES = {

@@ -35,43 +35,35 @@ _ROWS = "WORLD_SIZE", "BATCHSIZE", "GRADIENT_STEPS"
 # What a resumed run may change; all other variables must stay (``run_identity``). How work is divided and computed:
 # losses then differ by rounding and by dropout's random numbers.
 ROUNDING = {
-    *(
-        "DEVICE",
-        "FUSED",
-        "ATTENTION",
-        "CUDA_GRAPH",
-        "RECOMPUTE_LAYERS",
-        "SHARD_OPTIMIZER",
-    ),
-    *("SHARD_GROUP", "ENGINE", *_ROWS),
+    "DEVICE",
+    "FUSED",
+    "ATTENTION",
+    "CUDA_GRAPH",
+    "RECOMPUTE_LAYERS",
+    "SHARD_OPTIMIZER",
+    "SHARD_GROUP",
+    "ENGINE",
+    *_ROWS,
 }
 # Output, length and evaluation of a run, machine and log, which do not affect its weights.
 FREE = rundir.OUTPUT | {
-    *(
-        "DATA_LOADER",
-        "NUM_EVAL_EXAMPLES",
-        "EVAL_BATCHSIZE",
-        "INIT_OPTIMIZER",
-    ),
-    *(
-        "EVAL_ITER_START_SAMPLES",
-        "EVAL_ITER_SAMPLES",
-        "TARGET_MLM_ACCURACY",
-    ),
-    *(
-        "MAX_STEPS",
-        "MAX_SAMPLES_TERMINATION",
-        "REHEARSAL",
-        "SUSTAINED_TRAINING_TIME",
-    ),
-    *(
-        "SUBMISSION_DIVISION",
-        "SUBMISSION_ORG",
-        "SUBMISSION_PLATFORM",
-        "SUBMISSION_STATUS",
-        "DGXSYSTEM",
-        "DGXNNODES",
-    ),
+    "DATA_LOADER",
+    "NUM_EVAL_EXAMPLES",
+    "EVAL_BATCHSIZE",
+    "INIT_OPTIMIZER",
+    "EVAL_ITER_START_SAMPLES",
+    "EVAL_ITER_SAMPLES",
+    "TARGET_MLM_ACCURACY",
+    "MAX_STEPS",
+    "MAX_SAMPLES_TERMINATION",
+    "REHEARSAL",
+    "SUSTAINED_TRAINING_TIME",
+    "SUBMISSION_DIVISION",
+    "SUBMISSION_ORG",
+    "SUBMISSION_PLATFORM",
+    "SUBMISSION_STATUS",
+    "DGXSYSTEM",
+    "DGXNNODES",
 }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import signal
@@ -62,8 +61,6 @@ def test_after_a_hang_the_others_name_missing_ranks_nodes_and_timeout(odd, tmp_p
         )
         what = "gloo:barrier, collective 2 at the latest"
         assert said.startswith(f"{who} did not come to {what}, DIST_TIMEOUT=8 s ("), said
-        recorded = json.loads((tmp_path / f"collectives_0_rank_{rank}.json").read_text())["entries"]
-        assert [entry["profiling_name"] for entry in recorded][-2:] == ["gloo:barrier"] * 2
     assert not (tmp_path / str(odd)).exists()
     first, *ranks_named = (tmp_path / "hang_0.txt").read_text().splitlines()
     assert first in {(tmp_path / str(rank)).read_text() for rank in others}

@@ -8,7 +8,7 @@ import pytest
 from bert.data.loader import Config, TrainingData, make_batching
 from bert.data.records import DataError
 from bert.data.sampler import Sampler
-from bert.data.synthetic import SyntheticShards
+from bert.data.synthetic import synthetic_records
 from common.env import ConfigError, from_env
 
 from .sources import Files
@@ -24,7 +24,11 @@ def files(make_records):
 
 @pytest.fixture
 def bins():
-    return SyntheticShards(LENGTH, 211, packed=False, binned=True)
+    records = synthetic_records(4000, LENGTH, 211, False, seed=0)
+    bin_of = (records.sequence_lengths - 1) * 4 // LENGTH
+    source = Files([records.select(np.flatnonzero(bin_of == number)) for number in range(4)])
+    source.bins = [np.array([number]) for number in range(4)]
+    return source
 
 
 def config(**settings):
