@@ -1,8 +1,7 @@
 """Prepares a data set for training, from the benchmark's public files or your own text.
 
 Steps: download (with --skip-download the files are already in DOWNLOADDIR), instances (tokenise, pair, mask) of every
-text shard and of eval.txt, evaluation set, and packed rows or shuffled or binned sequences. If DOWNLOADDIR/wiki has
-Wikipedia dumps (*.xml.bz2) and there is no text yet, the text is first made from them. Writes to OUTPUTDIR:
+text shard and of eval.txt, evaluation set, and packed rows or shuffled or binned sequences. Writes to OUTPUTDIR:
   packed_data/part_XXXXX_of_XXXXX.hdf5              with --packed-data
   hdf5/bins/{128,256,384,512}/part_...              with --binned-data
   hdf5/training-SHARDS/part_XXXXX_of_XXXXX.hdf5     without either
@@ -34,7 +33,6 @@ from input_preprocessing.instances.options import SamplingConfig, sampling_confi
 from input_preprocessing.records.shards import check_target
 from input_preprocessing.stage import cli, manifest
 from input_preprocessing.text import corpus, vocabulary
-from input_preprocessing.wiki import wikipedia
 
 
 def start(options: argparse.Namespace) -> steps.Job | None:
@@ -47,8 +45,6 @@ def start(options: argparse.Namespace) -> steps.Job | None:
     outputdir: Path = options.outputdir
     folder = steps.download_folder(options)
     share = 1 + options.phases_after / 2  # the shards of each later phase take half the disk
-    if wikipedia.text_is_wanted(folder, options.jobs):
-        wikipedia.make_text(folder, outputdir / "work" / "wiki", jobs=options.jobs)
     if not (options.skip_download or options.input):
         if not (folder / "results4").is_dir():
             # By the published sizes, before hours of downloading.

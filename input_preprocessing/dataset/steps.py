@@ -42,7 +42,7 @@ class Inputs:
     texts: tuple[Path, ...]
     eval_text: Path
     vocab: Path
-    others: tuple[Path, ...]  # copied to phase1
+    model: Path | None  # bert_config.json
     stamps: tuple[Stamp, ...]  # of the texts and the evaluation text, when found
 
     @property
@@ -84,16 +84,10 @@ def find_inputs(download: Path, phase1: Path, vocab_file: Path | None) -> Inputs
     if odd := sorted(names ^ wanted):
         problem = f"of {len(names)} parts {odd[0]} is missing or does not belong to the others"
         raise DataError(f"{folder} is no whole set: {problem}")
-    places = [download, folder, phase1]  # phase1 last: it may hold copies of an earlier run
-
-    def find(name: str, folders: list[Path]) -> Path | None:
-        return next((folder / name for folder in folders if (folder / name).is_file()), None)
-
-    eval_text = find("eval.txt", [folder, download])
-    if eval_text is None:
-        raise DataError(
-            f"no evaluation text {folder}/eval.txt; download it, or see `corpus` to make it from your text"
-        )
+    eval_text = folder / "eval.txt"
+    if not eval_text.is_file():
+        advice = "download it, or see `corpus` to make it from your text"
+        raise DataError(f"no evaluation text {eval_text}; {advice}")
     texts.append(eval_text)
     # Archives and UTF-16 are told by their first bytes, before anything is made.
     for path in texts:
@@ -102,32 +96,40 @@ def find_inputs(download: Path, phase1: Path, vocab_file: Path | None) -> Inputs
     stamps = tuple(stamp_of(os.stat(path)) for path in texts)
     if empty := [path for path, (size, *_) in zip(texts, stamps, strict=True) if not size]:
         raise DataError(f"{empty[0]} is empty; copy it again")
-    vocab = vocab_file or find("vocab.txt", places)
+    # phase1 last: it may hold copies of an earlier run.
+    vocabularies = [download / "vocab.txt", folder / "vocab.txt", phase1 / "vocab.txt"]
+    vocab = vocab_file or next(filter(Path.is_file, vocabularies), None)
     if vocab is None:
         raise DataError(
             f"no vocab.txt in {download} or {phase1}; put it there or give --vocab-file"
         )
-    others = tuple(filter(None, [find("bert_config.json", places)]))
+    models = [
+        download / "bert_config.json",
+        folder / "bert_config.json",
+        phase1 / "bert_config.json",
+    ]
+    model = next(filter(Path.is_file, models), None)
     return Inputs(
-        texts=tuple(texts[:-1]), eval_text=eval_text, vocab=vocab, others=others, stamps=stamps
+        texts=tuple(texts[:-1]), eval_text=eval_text, vocab=vocab, model=model, stamps=stamps
     )
 
 
 def check_config(inputs: Inputs, words: Vocabulary, config: SamplingConfig) -> None:
     """Raises DataError if the model of bert_config.json does not fit the vocabulary or sequence length."""
-    for path in inputs.others:
-        try:
-            model = json.loads(path.read_text())
-            vocab_size, positions = int(model["vocab_size"]), int(model["max_position_embeddings"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise DataError(f"{path} is not a BERT configuration ({error}); replace it") from error
-        if vocab_size < len(words):
-            raise DataError(
-                f"{path} has vocab_size {vocab_size}, {inputs.vocab} {len(words)} tokens; give a pair"
-            )
-        if positions < config.max_seq_length:
-            reason = f"{positions} max_position_embeddings, fewer than --max-seq-length {config.max_seq_length}"
-            raise DataError(f"{path} has {reason}; lower the latter or replace the file")
+    if (path := inputs.model) is None:
+        return
+    try:
+        model = json.loads(path.read_text())
+        vocab_size, positions = int(model["vocab_size"]), int(model["max_position_embeddings"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path} is not a BERT configuration ({error}); replace it") from error
+    if vocab_size < len(words):
+        raise DataError(
+            f"{path} has vocab_size {vocab_size}, {inputs.vocab} {len(words)} tokens; give a pair"
+        )
+    if positions < config.max_seq_length:
+        reason = f"{positions} max_position_embeddings, fewer than --max-seq-length {config.max_seq_length}"
+        raise DataError(f"{path} has {reason}; lower the latter or replace the file")
 
 
 def check_disk(
@@ -245,58 +247,65 @@ class Job:
         return manifest.contents_of(texts, "check text", self.options.jobs) == made.texts
 
     def fill_phase1(self) -> list[Path]:
-        """Makes vocabulary, model sizes and initial checkpoint unless up to date; returns the files.
-
-        Files are compared by content: `model.ckpt-28252.json` beside the converted checkpoint has the md5 of source and
-        target, and the digest of the tensors, which the closed division checks.
+        """Makes vocabulary, model sizes and initial checkpoint unless up to date, by content; returns the files.
 
         Raises:
             DataError: the vocabulary changed meanwhile, or the checkpoint cannot be converted.
         """
         phase1, download = self.outputdir / "phase1", download_folder(self.options)
         phase1.mkdir(exist_ok=True)
-        targets = []
-        for source in (self.inputs.vocab, *self.inputs.others):
-            target = phase1 / ("vocab.txt" if source == self.inputs.vocab else source.name)
-            targets.append(target)
-            if target.is_file() and manifest.md5_of(target) == manifest.md5_of(source):
-                continue
-            if target.is_file():
-                print(f"{target} is replaced by {source}, which differs", file=sys.stderr)
-            with atomic_file(target) as unfinished:
-                shutil.copyfile(source, unfinished)
+        made = [_copy(self.inputs.vocab, phase1 / "vocab.txt")]
         # Another vocabulary was put there since this run read it.
-        if manifest.md5_of(targets[0]) != self.words.md5:
+        if manifest.md5_of(made[0]) != self.words.md5:
             raise changed(self.inputs.vocab)
+        if self.inputs.model:
+            made.append(_copy(self.inputs.model, phase1 / "bert_config.json"))
         cased, text = phase1 / "tokenizer_config.json", json.dumps({"do_lower_case": False}) + "\n"
         if self.config.do_lower_case:
             cased.unlink(missing_ok=True)
         else:  # marks a cased vocabulary for exports and fine-tuning
-            targets.append(cased)
+            made.append(cased)
             if text_of(cased) != text.strip():
                 manifest.write_text(cased, text)
         converted = phase1 / f"{CHECKPOINT}.pt"
         prefixes = [folder / CHECKPOINT for folder in (download, download / "tf1_ckpt")]
         if prefix := next((path for path in prefixes if Path(f"{path}.index").is_file()), None):
-            note, config = converted.with_suffix(".json"), next(iter(self.inputs.others), None)
-            made_of = [
-                Path(f"{prefix}.index"),
-                *sorted(prefix.parent.glob(f"{prefix.name}.data-*")),
-            ]
-            digests = [manifest.md5_of(path) for path in [*made_of, *([config] if config else [])]]
-            source_md5, noted = hashlib.md5(" ".join(digests).encode()).hexdigest(), object_of(note)
-            made = {
-                "source": source_md5,
-                "target": manifest.md5_of(converted) if converted.is_file() else "",
-            }
-            # As long as source and target are those noted, so are the tensors.
-            if noted != made | {"tensors": noted.get("tensors", "")}:
-                print(f"converting {prefix} to {converted}", file=sys.stderr)
-                convert(prefix, converted, "mlperf", bert_config=config)
-                tensors = digest_of_tensors(read_pytorch(converted).items())
-                made |= {"target": manifest.md5_of(converted), "tensors": tensors}
-                manifest.write_text(note, json.dumps(made) + "\n")
-        return [*targets, converted] if converted.is_file() else targets
+            _convert(prefix, converted, self.inputs.model)
+        return [*made, converted] if converted.is_file() else made
+
+
+def _copy(source: Path, target: Path) -> Path:
+    """The target, after it was made a copy of the source unless it is one."""
+    if target.is_file():
+        if manifest.md5_of(target) == manifest.md5_of(source):
+            return target
+        print(f"{target} is replaced by {source}, which differs", file=sys.stderr)
+    with atomic_file(target) as unfinished:
+        shutil.copyfile(source, unfinished)
+    return target
+
+
+def _convert(prefix: Path, target: Path, model: Path | None) -> None:
+    """Converts the TensorFlow checkpoint unless up to date.
+
+    `model.ckpt-28252.json` beside the converted one has the md5 of source and target, and the digest of the tensors,
+    which the closed division checks.
+    """
+    note = target.with_suffix(".json")
+    sources = [Path(f"{prefix}.index"), *sorted(prefix.parent.glob(f"{prefix.name}.data-*"))]
+    digests = [manifest.md5_of(path) for path in [*sources, *([model] if model else [])]]
+    made = {
+        "source": hashlib.md5(" ".join(digests).encode()).hexdigest(),
+        "target": manifest.md5_of(target) if target.is_file() else "",
+    }
+    # As long as source and target are those noted, so are the tensors.
+    noted = object_of(note)
+    if noted != made | {"tensors": noted.get("tensors", "")}:
+        print(f"converting {prefix} to {target}", file=sys.stderr)
+        convert(prefix, target, "mlperf", bert_config=model)
+        tensors = digest_of_tensors(read_pytorch(target).items())
+        made |= {"target": manifest.md5_of(target), "tensors": tensors}
+        manifest.write_text(note, json.dumps(made) + "\n")
 
 
 def _make_instances_of(

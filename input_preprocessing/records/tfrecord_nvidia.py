@@ -70,8 +70,7 @@ def import_file(
             raise DataError(
                 f"{target} was not made by import_records of {source.name}; give another --target"
             )
-        changed = "the vocabulary" if metadata.source == origin else str(source)
-        print(f"{target}: made again, since {changed} has changed", file=sys.stderr)
+        print(f"{target}: made again, since its source or vocabulary has changed", file=sys.stderr)
     records, metadata = read_third_party(source)
     metadata = dataclasses.replace(metadata, source=origin, vocab_md5=vocab_md5)
     check_contents(source, records, metadata)
@@ -173,9 +172,8 @@ def export_folder(
         widths = tfrecord.Widths(longest, max_predictions_per_seq)
     digests = {path.name: metadata.content_digest for path, _, metadata in found}
     recipe = {"format": kind, "unpack": unpack, "widths": widths, "source": digests}
-    folder = manifest.StageFolder(
-        target, "export_records", [f"*{SUFFIXES[kind]}"], recipe, source="source", jobs=jobs
-    )
+    patterns = [f"*{suffix}" for suffix in SUFFIXES.values()]
+    folder = manifest.StageFolder(target, "export_records", patterns, recipe, jobs=jobs)
     if not folder.finished:
         tasks = [(path, made) for path, made in files if not manifest.is_recorded(made)]
         write = partial(_export_file, unpack, widths)

@@ -69,22 +69,14 @@ class Manifest:
     @property
     def benchmark_text(self) -> tuple[bool | None, str]:
         """Whether the text is the benchmark's (False: partly, None: not at all), and the same in words."""
-        # The evaluation text is among the texts, but is no part.
-        count, wrong = (
-            len(self.texts) - 1,
-            [name for name, md5 in TEXT_MD5.items() if self.texts.get(name) != md5],
-        )
-        if not wrong and count == NUM_PARTS:
-            return (
-                True,
-                f"the benchmark's: {NUM_PARTS} parts, {len(TEXT_MD5)} of {len(TEXT_MD5)} known md5",
-            )
-        if len(wrong) < len(TEXT_MD5):
-            return (
-                False,
-                f"partly the benchmark's: {[*wrong, 'a part'][0]} is missing or has another md5",
-            )
-        return None, f"not the benchmark's: {count} training files of another corpus"
+        count = len(self.texts) - 1  # the evaluation text is among the texts, but is no part
+        wrong = [name for name, md5 in TEXT_MD5.items() if self.texts.get(name) != md5]
+        if len(wrong) == len(TEXT_MD5):
+            return None, f"not the benchmark's: {count} training files of another corpus"
+        if wrong or count != NUM_PARTS:
+            lacks = f"{[*wrong, 'a part'][0]} is missing or has another md5"
+            return False, f"partly the benchmark's: {lacks}"
+        return True, f"the benchmark's: {NUM_PARTS} parts, all {len(TEXT_MD5)} known md5"
 
     def difference(self, name: str, metadata: Metadata) -> str:
         """The attribute in which a record file is not as prepared, with both values; empty if none.
@@ -184,15 +176,12 @@ class StageFolder:
         patterns: Sequence[str],
         recipe: dict[str, Any],
         *,
-        source: str = "",
         jobs: int = 1,
     ) -> None:
         """Prepares the folder: keeps finished files of the same recipe, removes (and reports) others of this stage.
 
-        source: entry of the recipe that names the source, if files made from another source must be kept.
-
         Raises:
-            DataError: there are files of these names not made by this stage, or made from another source.
+            DataError: there are files of these names not made by this stage.
         """
         self.folder, self.stage = folder, stage
         # As it will be read back, to be comparable: tuples become lists.
@@ -204,23 +193,18 @@ class StageFolder:
             raise DataError(
                 f"{present[0]} was not made by {stage}; move it away, or give another --target"
             )
-        if source and made.get("recipe") and made["recipe"].get(source) != self.recipe[source]:
-            raise DataError(
-                f"{folder} holds {stage} files of another source; remove it, or give another --target"
-            )
-        self.jobs = jobs
-        changed = _changed(folder, made, jobs) if made.get("recipe") == self.recipe else None
-        self.finished = changed == []
-        if made.get("recipe") != self.recipe:
+        is_same = made.get("recipe") == self.recipe
+        changed = _changed(folder, made, jobs) if is_same else [path.name for path in present]
+        self.finished = is_same and changed == []
+        if not is_same:
             self._write(None, None)  # a partly removed set has no recipe
-            changed = [path.name for path in present]
-            if changed:
-                print(
-                    f"{folder}: remaking {len(changed)} files made from another source or options",
-                    file=sys.stderr,
+        if changed:
+            told = f"{folder / changed[0]} is missing or was changed: made again"
+            if not is_same:
+                told = (
+                    f"{folder}: remaking {len(changed)} files made from another source or options"
                 )
-        elif changed:
-            print(f"{folder / changed[0]} is missing or was changed: made again", file=sys.stderr)
+            print(told, file=sys.stderr)
         for name in changed or []:
             (folder / name).unlink(missing_ok=True)
         if self.finished:
@@ -275,12 +259,6 @@ def record(path: Path) -> None:
 def is_recorded(path: Path) -> bool:
     """Whether a file of an unfinished stage was finished and is as it was written."""
     return path.is_file() and text_of(_md5_file(path)) == md5_of(path)
-
-
-def finished_recipe(folder: Path, jobs: int) -> dict[str, Any] | None:
-    """Recipe of a finished stage whose files are all unchanged; None if there is none."""
-    made = _read_stage(folder)
-    return made["recipe"] if _changed(folder, made, jobs) == [] else None
 
 
 def contents_of(

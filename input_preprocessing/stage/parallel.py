@@ -34,11 +34,9 @@ class Progress:
         self.done = 0.0
         self.started = time.monotonic()
         self.live = self.stream.isatty()
-        self.interval = 0.2 if self.live else 10.0
         # A step that takes less than two seconds shows nothing in a log.
-        self.next_line = self.started + min(self.interval, 2.0)
-        self.shown = False
-        self.complete = False  # the last line showed 100%
+        self.next_line = self.started + (0.2 if self.live else 2.0)
+        self.shown = -1.0  # the share in the last line
 
     def advance(self, amount: float) -> None:
         self.done += amount
@@ -46,28 +44,26 @@ class Progress:
 
     def refresh(self) -> None:
         """Shows the line if due."""
-        now = time.monotonic()
-        if now >= self.next_line:
-            self.next_line = now + self.interval
-            self._show(now)
+        if time.monotonic() >= self.next_line:
+            self.next_line = time.monotonic() + (0.2 if self.live else 10.0)
+            self._show()
 
     def close(self) -> None:
         """Shows the final line, if any was shown before."""
-        if self.shown:
-            if self.live or not self.complete:
-                self._show(time.monotonic())
-            if self.live:
-                self.stream.write("\n")
-            self.stream.flush()
+        if 0 <= self.shown < 1:
+            self._show()
+        if self.live and self.shown >= 0:
+            self.stream.write("\n")
 
-    def _show(self, now: float) -> None:
-        share = self.done / self.total if self.total else 1.0
-        elapsed = now - self.started
-        left = f"{duration(elapsed / share * (1 - share))} left" if 0 < share < 1 else ""
-        line = f"{self.label:<24} {share:4.0%}  {duration(elapsed)}  {left}"
+    def _show(self) -> None:
+        self.shown = self.done / self.total if self.total else 1.0
+        elapsed = time.monotonic() - self.started
+        left = ""
+        if 0 < self.shown < 1:
+            left = f"{duration(elapsed / self.shown * (1 - self.shown))} left"
+        line = f"{self.label:<24} {self.shown:4.0%}  {duration(elapsed)}  {left}"
         self.stream.write(f"\r{line:<70}" if self.live else line.rstrip() + "\n")
         self.stream.flush()
-        self.shown, self.complete = True, share >= 1
 
 
 def run_tasks(
@@ -178,17 +174,13 @@ def _run_pool(
         workers[pipe].join(10)
         if (status := workers[pipe].exitcode) is None:
             raise
-        number = (
-            -status if status < 0 else status - 128
-        )  # negative from multiprocessing, 128 + signal from a shell
-        how = (
-            f"was ended by {signal.Signals(number).name}"
-            if number > 0
-            else f"failed with status {status}, see above"
-        )
-        ended = f"{how}; run again"
+        # Negative from multiprocessing, 128 + signal from a shell.
+        number = -status if status < 0 else status - 128
+        ended = f"failed with status {status}, see above; run again"
         if number == signal.SIGKILL:
             ended = f"was killed, perhaps out of memory; run again with fewer --jobs (now {jobs})"
+        elif number > 0:
+            ended = f"was ended by {signal.Signals(number).name}; run again"
         raise DataError(f"{progress.label}: a worker {ended}") from error
     finally:
         interrupt.end(workers.values())

@@ -1,7 +1,8 @@
 """Reads TensorFlow checkpoints (the V2 "tensor bundle") without TensorFlow, with its checksums and protobuf messages.
 
-PREFIX.index is a sorted table of key -> BundleEntryProto in LevelDB's block format, plain or Snappy-compressed;
-PREFIX.data-SSSSS-of-NNNNN are the tensors' raw little-endian bytes. Block, record and tensor checksums are verified.
+PREFIX.index is a sorted table of key -> BundleEntryProto in LevelDB's block format, which TensorFlow writes without
+compression; PREFIX.data-SSSSS-of-NNNNN are the tensors' raw little-endian bytes. Block, record and tensor checksums are
+verified.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import cramjam
 import google_crc32c
 import numpy as np
 import numpy.typing as npt
@@ -114,7 +114,7 @@ class Bundle:
             shards = dict(fields(table.pop(b""))).get(1, 1)
             self.num_shards = shards if isinstance(shards, int) else 1
             self.entries = {str(key, "utf-8"): _parse_entry(value) for key, value in table.items()}
-        except (ValueError, KeyError, struct.error, cramjam.DecompressionError) as error:
+        except (ValueError, KeyError, struct.error) as error:
             raise DataError(
                 f"{index} is not an intact TensorFlow checkpoint index ({error}); copy it again"
             ) from error
@@ -196,10 +196,8 @@ def _read_block(data: bytes, offset: int, size: int) -> Iterator[tuple[bytes, by
         raise ValueError("truncated block")
     if masked_crc(block + trailer[:1]) != trailer[1:]:
         raise ValueError("wrong block checksum")
-    if trailer[0] not in (0, 1):
-        raise ValueError(f"unknown compression {trailer[0]}")
-    if trailer[0] == 1:
-        block = bytes(cramjam.snappy.decompress_raw(block))
+    if trailer[0]:
+        raise ValueError(f"it is compressed, by method {trailer[0]}")
     # Restart points, for binary searches, follow the records, and their number is last.
     end = len(block) - 4 - 4 * struct.unpack("<I", block[-4:])[0]
     at = 0

@@ -53,7 +53,6 @@ class Audit:
     tokens: int
     masked: int
     replaced: tuple[int, int]  # masked tokens that became [MASK], and those kept
-    random_next: int
     most_per_row: int
     fault: str  # of the first invalid sequence, or empty
     originals: Hashes  # of each text with TELLING_MASKS, without masks; empty if `known` were given
@@ -105,7 +104,7 @@ def audit(path: Path, rules: Rules, known: Hashes | None = None) -> Audit:
     return Audit(
         path=path, metadata=metadata, sequences=records.num_sequences, rows=records.num_rows,
         empty_rows=records.num_empty_rows, tokens=len(records.input_ids), masked=len(records.masked_lm_ids),
-        replaced=(int(counts[0]), int(counts[1])), random_next=int(np.count_nonzero(records.next_sentence_labels)),
+        replaced=(int(counts[0]), int(counts[1])),
         most_per_row=1 if records.row_offsets is None else int(np.diff(records.row_offsets).max(initial=0)),
         fault=f"sequence {where} {_FAULTS[fault]}" if fault else "",
         originals=originals if known is None else originals[:0], seen=seen,

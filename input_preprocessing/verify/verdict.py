@@ -39,8 +39,6 @@ _SIGMAS = 6.0
 _MOST_SEEN = 0.01  # share of evaluation samples in the training data, since some articles are copies of others
 # Training sequences; a single duplicated text makes several, a large share of few samples.
 _FEW_SEEN = 10
-# Half of the pairs, and all whose chunk has one segment: more where documents are short.
-_USUAL_RANDOM_NEXT = (0.3, 0.8)
 _MARKS = {True: "ok", False: "FAILED", None: "note"}
 
 
@@ -124,9 +122,9 @@ def _check_reading(
 
 
 def _content_checks(audits: list[Audit]) -> list[Check]:
-    """Checks of labels, masks and next sentences, for any records."""
-    names = ("masked", "tokens", "sequences")
-    masked, tokens, sequences = (sum(getattr(audit, n) for audit in audits) for n in names)
+    """Checks of labels and masks, for any records."""
+    masked = sum(audit.masked for audit in audits)
+    tokens = sum(audit.tokens for audit in audits)
     # Special tokens, masks and labels of every sequence are in the right places.
     faulty = [f"{audit.path}: {audit.fault}" for audit in audits if audit.fault]
     share = masked / tokens if tokens else 0
@@ -143,13 +141,7 @@ def _content_checks(audits: list[Audit]) -> list[Check]:
         unusual = any(np.abs(np.subtract(shares, (0.8, 0.1))) > [*spread])
         text = f"{shares[0]:.2%} [MASK], {shares[1]:.2%} kept, {1 - sum(shares):.2%} random"
         masks = _check("masks", text, f"{text}; expected 80%, 10%, 10%" if unusual else None)
-    # About every second segment B is random.
-    share = sum(audit.random_next for audit in audits) / sequences if sequences else 0
-    usual = _USUAL_RANDOM_NEXT[0] <= share <= _USUAL_RANDOM_NEXT[1]
-    note = "; unusual: do documents have several sentences, and blank lines between them?"
-    note = "" if usual else note
-    next_sentences = Check("next sentences", usual or None, f"{share:.2%} random{note}")
-    return [labels, masks, next_sentences]
+    return [labels, masks]
 
 
 def _verify_prepared(folder: Path, path: Path, jobs: int) -> list[Check]:

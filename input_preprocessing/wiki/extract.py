@@ -89,27 +89,13 @@ def extract(sources: list[Path], target: Path, *, jobs: int, chunk_bytes: int = 
 
 
 def _check_known(contents: dict[str, str]) -> None:
-    """Reports whether the dumps are the benchmark's.
-
-    Raises:
-        DataError: a file with its name has another md5.
-    """
-    published: dict[str, str] = PUBLISHED["dump_md5"]
+    """Raises DataError if a file has the name of the benchmark's dump and another md5."""
     for name, md5 in contents.items():
-        wanted = published.get(name)
-        if wanted is None:
-            print(f"{name}: not the benchmark's dump, {', '.join(published)}", file=sys.stderr)
-        elif md5 != wanted:
+        wanted = PUBLISHED["dump_md5"].get(name, md5)
+        if md5 != wanted:
             raise DataError(
                 f"{name} has md5 {md5}, the published one {wanted}; download it again, or rename it"
             )
-        else:
-            print(f"{name}: the benchmark's dump, md5 {md5}", file=sys.stderr)
-
-
-def find_dumps(folder: Path) -> list[Path]:
-    """Dumps in a folder, in page order."""
-    return sorted((path for path in folder.glob("*.xml.bz2") if path.is_file()), key=_natural)
 
 
 def read_pages(path: Path) -> Iterator[Page]:

@@ -85,7 +85,6 @@ def split(
     shards: int | None = None,
     num_eval_documents: int = NUM_EVAL_DOCUMENTS,
     seed: int = 12345,
-    origin: dict[str, str] | None = None,
 ) -> Split:
     """Writes the shards and eval.txt to `target`.
 
@@ -96,7 +95,6 @@ def split(
         shards: part files; None: NUM_SHARDS, fewer where that would leave less than DOCUMENTS_PER_SHARD in each.
         num_eval_documents: for evaluation, at most a twentieth of the documents.
         seed: of the choice.
-        origin: what the text was made from, recorded in the recipe.
 
     Raises:
         DataError: `source` is not finished, or has too few documents for so many shards.
@@ -125,7 +123,7 @@ def split(
     names = [f"part-{number:05d}-of-{len(parts):05d}" for number in range(len(parts))]
     recipe = {
         "texts": md5s, "rule": SEED_STEP, "shards": len(parts),
-        "num_eval_documents": num_eval_documents, "seed": seed, "origin": origin,
+        "num_eval_documents": num_eval_documents, "seed": seed,
     }  # fmt: skip
     folder = StageFolder(target, "split", ("part-*-of-*", "eval.txt"), recipe, jobs=jobs)
     if not folder.finished:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bz2
 import gzip
 import os
 import random
@@ -22,7 +21,6 @@ from bert.data.records import DataError
 from bert.data.shards import Entry, read_index
 from input_preprocessing.dataset import prepare
 from input_preprocessing.records import shards
-from input_preprocessing.wiki import wikipedia
 
 from ..conftest import all_records, prepare_options, prepared_digests
 
@@ -186,25 +184,6 @@ def test_both_phases_are_prepared_from_one_download(
         prepare.main(prepare_options(tmp_path / phase, "--packed-data", *line))
     assert all_records(tmp_path / "phase-1" / "packed_data").sequence_lengths.max() == 32
     assert prepared_digests(tmp_path / "phase-2") == prepared_digests(packed)
-
-
-def test_dumps_without_text_are_made_into_text_first(
-    fresh: Path, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (fresh / "download" / "results4").rename(tmp_path / "text")
-
-    def make_text(folder: Path, work: Path, jobs: int) -> None:
-        shutil.copytree(tmp_path / "text", folder / "results4")
-
-    monkeypatch.setattr(wikipedia, "make_text", make_text)
-    (fresh / "download" / "wiki").mkdir()
-    with pytest.raises(DataError, match="no text"):
-        prepare.main(prepare_options(fresh, "--packed-data", "--shards", "4"))
-    (fresh / "download" / "wiki" / "enwiki-20200101-pages-articles.xml.bz2").write_bytes(
-        bz2.compress(b"<mediawiki/>")
-    )
-    prepare.main(prepare_options(fresh, "--packed-data", "--shards", "4"))
-    assert prepared_digests(fresh) == prepared_digests(packed)
 
 
 BAD = {

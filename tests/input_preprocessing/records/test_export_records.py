@@ -132,21 +132,6 @@ def test_finished_files_are_kept_and_other_options_write_them_again(tmp_path: Pa
     assert files[0].read_bytes() != made[0]
 
 
-@pytest.mark.parametrize("kind", ["tfrecord", "nvidia"])
-def test_an_export_of_another_source_is_not_replaced(tmp_path: Path, kind: str) -> None:
-    write_source(tmp_path / "source", ROWS)
-    export(tmp_path / "source", tmp_path / "out", kind)
-    before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
-    (tmp_path / "other").mkdir()
-    write_records(tmp_path / "other" / "part_1.hdf5", make_records(5, 1), METADATA)
-    for other in ("tfrecord", "nvidia"):
-        with pytest.raises(
-            DataError, match="out holds export_records files of another source; remove it, or give"
-        ):
-            export(tmp_path / "other", tmp_path / "out", other)
-    assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
-
-
 def test_what_cannot_be_exported_is_reported_in_a_line_and_leaves_no_file(tmp_path: Path) -> None:
     records = write_source(tmp_path / "source", ROWS)
     with pytest.raises(DataError, match="masked tokens, at most 3 were asked for"):

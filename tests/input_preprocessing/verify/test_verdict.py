@@ -224,7 +224,7 @@ def test_the_command_prints_a_table_and_one_verdict(
     done = command(packed, "--jobs", 1, script=str(repository / "verify_dataset.sh"))
     assert done.returncode == 0, done.stderr
     assert "coverage" in done.stdout
-    assert done.stdout.splitlines()[-1] == f"{packed}: valid: packed, all 13 checks hold"
+    assert done.stdout.splitlines()[-1] == f"{packed}: valid: packed, all 12 checks hold"
     folder = tmp_path / "data"
     shutil.copytree(packed, folder)
     (folder / SHARD).unlink()
@@ -232,7 +232,7 @@ def test_the_command_prints_a_table_and_one_verdict(
     assert done.returncode == 1
     assert json.loads(done.stdout)["valid"] is False
     last = done.stderr.splitlines()[-1]
-    assert "NOT VALID: 3 of 13 checks failed; packed: files: 1 of 7 are missing" in last
+    assert "NOT VALID: 3 of 12 checks failed; packed: files: 1 of 7 are missing" in last
     assert "Traceback" not in done.stderr
 
 

@@ -126,12 +126,10 @@ def test_text_counts_as_files_of_a_mebibyte() -> None:
     ]
 
 
-def test_the_benchmarks_dump_is_known_by_its_md5(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_benchmarks_dump_is_known_by_its_md5() -> None:
     name = "enwiki-20200101-pages-articles-multistream.xml.bz2"
     extract._check_known({name: "00d47075e0f583fb7c0791fac1c57cb3"})
-    assert "the benchmark's dump" in capsys.readouterr().err
     extract._check_known({"dewiki-20200101-pages-articles.xml.bz2": "0" * 32})
-    assert "not the benchmark's dump" in capsys.readouterr().err
     with pytest.raises(
         DataError, match=f"{name} has md5 0+, the published one 00d4.*download it again"
     ):

@@ -19,19 +19,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bert.data.records import DataError
-from input_preprocessing.dataset import prepare
 from input_preprocessing.stage.manifest import (
     StageFolder,
-    contents_of,
     is_recorded,
     md5_of,
     record,
 )
-from input_preprocessing.wiki import wikipedia
 from input_preprocessing.wiki.clean import clean
 from input_preprocessing.wiki.extract import (
     extract,
-    find_dumps,
     parse_page,
     read_dump,
     read_pages,
@@ -40,7 +36,7 @@ from input_preprocessing.wiki.extract import (
 from input_preprocessing.wiki.split import cut, split
 
 from ... import forked
-from ..conftest import flip, prepare_options
+from ..conftest import flip
 
 pytest.importorskip("mwparserfromhell")
 pytest.importorskip("nupunkt")
@@ -147,37 +143,27 @@ def test_parts_of_a_dump_are_taken_in_the_order_of_their_numbers(tmp_path):
     ):
         data = (HEADER + page(number, article(number)) + "</mediawiki>").encode()
         (tmp_path / f"enwiki-pages-{part}.xml.bz2").write_bytes(streams(data, [len(HEADER)]))
-    extract(find_dumps(tmp_path), tmp_path / "pages", jobs=1)
+    extract(list(tmp_path.glob("*.bz2")), tmp_path / "pages", jobs=1)
     assert numbers(tmp_path / "pages") == [1, 3, 9]
 
 
-def outcome(download: Path) -> dict[str, str]:
+def outcome(folder: Path) -> dict[str, str]:
     """md5 of every file of text."""
-    return {
-        path.name: hashlib.md5(path.read_bytes()).hexdigest()
-        for path in (download / "results4").iterdir()
-    }
+    return {path.name: hashlib.md5(path.read_bytes()).hexdigest() for path in folder.iterdir()}
+
+
+def make_text(dump: Path, folder: Path, jobs: int = 1) -> dict[str, str]:
+    """The three stages; md5 of every file of text."""
+    pages, text = folder / "pages", folder / "text"
+    extract([dump], pages, jobs=jobs, chunk_bytes=2000)
+    clean(pages, text, jobs=jobs)
+    split(text, folder / "results4", jobs=jobs, shards=4)
+    return outcome(folder / "results4")
 
 
 @pytest.fixture
-def made(dump: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    monkeypatch.setattr(extract, "__kwdefaults__", {"chunk_bytes": 2000})
-    download, work = dump.parents[1], dump.parents[2] / "work"
-    assert wikipedia.text_is_wanted(download)
-    wikipedia.make_text(download, work, jobs=1, shards=4)
-    assert not wikipedia.text_is_wanted(download)
-    assert not work.exists()
-    return outcome(download)
-
-
-def test_what_a_dump_cannot_give_is_reported(dump, capsys):
-    wikipedia.make_text(dump.parents[1], dump.parents[2] / "work", jobs=1, shards=4)
-    said = capsys.readouterr().err
-    assert (
-        "simplewiki-20200101-pages-articles-multistream.xml.bz2: not the benchmark's dump" in said
-    )
-    assert "is not the benchmark's (2a220f790517261547b1b45ed3ada07a)" in said
-    assert wikipedia.NOT_THE_BENCHMARK in said
+def made(dump: Path) -> dict[str, str]:
+    return make_text(dump, dump.parents[1])
 
 
 def test_text_holds_every_article_once_in_shards_or_evaluation(made, dump):
@@ -200,20 +186,15 @@ def test_text_holds_every_article_once_in_shards_or_evaluation(made, dump):
     assert order == [name for name in names if f"about {name} " not in held_out]
 
 
-def test_a_replaced_dump_is_made_into_text_again(made, dump, tmp_path):
-    download, work = dump.parents[1], tmp_path / "work"
-    dump.touch()
-    assert not wikipedia.text_is_wanted(download)
+def test_a_replaced_dump_is_made_into_text_again(made, dump):
+    folder = dump.parents[1]
     pages = [page(number, article(number)) for number in range(100, 130)]
     dump.write_bytes(streams((HEADER + "".join(pages) + "</mediawiki>").encode(), []))
-    assert wikipedia.text_is_wanted(download)
-    wikipedia.make_text(download, work, jobs=1, shards=4)
-    assert not wikipedia.text_is_wanted(download)
-    texts = "".join(path.read_text("utf-8") for path in (download / "results4").glob("part-*"))
+    assert make_text(dump, folder).keys() == made.keys()
+    texts = "".join(path.read_text("utf-8") for path in (folder / "results4").glob("part-*"))
     assert set(re.findall(r"about (\w+)", texts)) <= {
         f"b{chr(97 + n // 10)}{chr(97 + n % 10)}" for n in range(30)
     }
-    assert outcome(download).keys() == made.keys()
 
 
 def test_pages_of_the_same_sizes_but_other_content_are_cleaned_again(dump, tmp_path):
@@ -292,13 +273,7 @@ def outcome_of(folder):
 
 
 def test_jobs_do_not_matter(made, tmp_path, dump):
-    other = tmp_path / "other"
-    pages, text = tmp_path / "pages", tmp_path / "text"
-    extract([dump], pages, jobs=2, chunk_bytes=2000)
-    clean(pages, text, jobs=2)
-    split(text, other, jobs=2, shards=4, origin=contents_of([dump], "check dumps", 1))
-    found = {path.name: hashlib.md5(path.read_bytes()).hexdigest() for path in other.iterdir()}
-    assert found == made
+    assert make_text(dump, tmp_path / "other", jobs=2) == made
 
 
 class Killed(BaseException):
@@ -307,10 +282,9 @@ class Killed(BaseException):
 
 def test_killed_at_any_file_it_goes_on_to_the_same_bytes(made, dump, tmp_path, monkeypatch):
     rename, unlink = os.replace, Path.unlink
-    for crash_at in range(1, 200):
-        download, work = tmp_path / f"again{crash_at}", tmp_path / f"work{crash_at}"
-        (download / "wiki").mkdir(parents=True)
-        (download / "wiki" / dump.name).symlink_to(dump)
+    for crash_at in range(1, 200, 3):
+        folder = tmp_path / f"again{crash_at}"
+        folder.mkdir()
         calls = 0
 
         def crash(source: Path, target: Path, crash_at: int = crash_at) -> None:
@@ -330,12 +304,11 @@ def test_killed_at_any_file_it_goes_on_to_the_same_bytes(made, dump, tmp_path, m
             patched.setattr(os, "replace", crash)
             patched.setattr(Path, "unlink", keep_partial)
             try:
-                wikipedia.make_text(download, work, jobs=1, shards=4)
+                make_text(dump, folder)
                 break
             except Killed:
                 pass
-        wikipedia.make_text(download, work, jobs=1, shards=4)
-        assert outcome(download) == made
+        assert make_text(dump, folder) == made
     assert crash_at > 12
 
 
@@ -362,29 +335,6 @@ def test_finished_work_is_not_repeated_and_other_options_redo_it(dump, tmp_path)
     assert sorted(path.name for path in shards.glob("part-*")) == [
         f"part-{i:05d}-of-00003" for i in range(3)
     ]
-
-
-def test_preparation_starts_from_a_dump_where_there_is_no_text(dump, tmp_path):
-    outputdir = tmp_path / "data"
-    download = outputdir / "download"
-    (download / "wiki").mkdir(parents=True)
-    (download / "wiki" / dump.name).symlink_to(dump)
-    words = [
-        "[PAD]",
-        "[UNK]",
-        "[CLS]",
-        "[SEP]",
-        "[MASK]",
-        *"abcdefghijklmnopqrstuvwxyz.",
-        "##a",
-        "##n",
-        "sentence",
-    ]
-    (download / "vocab.txt").write_text("\n".join(words) + "\n")
-    for _ in range(2):
-        prepare.main(prepare_options(outputdir, "--packed-data", "--shards", "2"))
-    assert len(list((outputdir / "packed_data").glob("part_*"))) == 2
-    assert not (outputdir / "work").exists()
 
 
 def damaged(path: Path, how: str) -> None:
