@@ -3,7 +3,7 @@
 A model of BERT-1.5B's width with fewer layers, one process, fp32; measured in turns. On a GPU the copies cross the bus.
 Prints one JSON line.
 
-usage: python bench/checkpoint.py [--layers 1] [--repeats 3] [--folder FOLDER]
+usage: python bench/checkpoint.py [--layers 1] [--repeats 3]
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from lib import ROOT, Parser, emit, integer, medians, new_folder, wall_seconds
+from lib import ROOT, Parser, emit, integer, medians, wall_seconds
 from torch_lib import TINY, device, new_model, new_step, packed_batches, synchronize
 
 from bert.checkpoint.save import Config, Writer, save_checkpoint
@@ -66,9 +66,6 @@ def main() -> None:
         "--layers", type=integer, default=1, help="of BERT-1.5B's 48 (default 1: 5 GB of memory)"
     )
     parser.add_argument("--repeats", type=integer, default=3, help="turns (default 3)")
-    parser.add_argument(
-        "--folder", type=new_folder, help="for temporary checkpoints (default /tmp)"
-    )
     parser.add_argument("--tiny", action="store_true", help="a tiny model, to try out the script")
     options = parser.parse_args()
     shape = json.loads((ROOT / "configs" / "models" / "bert_1.5b.json").read_text(encoding="utf-8"))
@@ -77,7 +74,7 @@ def main() -> None:
         if options.tiny
         else {"num_hidden_layers": options.layers}
     )
-    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+    with tempfile.TemporaryDirectory() as folder:
         Path(folder, "bert_config.json").write_text(json.dumps(shape), encoding="utf-8")
         figures = measure(
             BertConfig.from_json(Path(folder, "bert_config.json")), Path(folder), options.repeats

@@ -175,7 +175,7 @@ def speeds(pair: tuple[Ours, HuggingFace], repeats: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = Parser(__doc__)
-    folder = folder_with("weights", "data", advice="make finetune-demo makes one")
+    folder = folder_with("weights", "data", advice=": make finetune-demo makes one")
     parser.add_argument("folder", type=folder, help="created by make finetune-demo")
     parser.add_argument("--repeats", type=integer, default=5, help="turns (default %(default)s)")
     options = parser.parse_args()

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lib import ROOT, Parser, emit, new_folder, output_of, positive
+from lib import ROOT, Parser, emit, integer, output_of
 
 BENCH = Path(__file__).resolve().parent
 # As timeout(1) has it.
@@ -66,7 +66,6 @@ ITEMS = [
     _steps("peers", "peers", 120, tiny=True),
     Item(name="attention", command=("kernels.py", "attention"), seconds=35),
     Item(name="gemm", command=("kernels.py", "gemm"), seconds=40, tiny=("--tiny",)),
-    Item(name="operations", command=("kernels.py", "operations"), seconds=60),
     _steps("steps_24", "rows 24", 70, tiny=True),
     _steps("steps_fused", "kernels", 90),
     Item(name="convergence", command=("convergence.py",), seconds=60, tiny=("--steps", "25")),
@@ -212,12 +211,7 @@ def doubt(results: list[dict[str, Any]]) -> str:
     checks = [result for result in results if result["stage"] == "self_check"]
     if any(check.get("ended") and not check["status"] for check in checks):
         return ""
-    # A check that went wrong has its findings, a dictionary.
-    wrong = {
-        name: 0 for check in checks for name, found in check.items() if isinstance(found, dict)
-    }
-    wrong.pop("machine", None)
-    return f"unverified: self_check failed: {', '.join(wrong) or 'it did not end well'}"
+    return "unverified: self_check did not succeed"
 
 
 def problem_of(step: dict[str, Any], doubts: str) -> str:
@@ -307,10 +301,10 @@ def main() -> int:
     parser = Parser(__doc__)
     folder = os.environ.get("OUT", "bench_results")
     parser.add_argument(
-        "--output", type=new_folder, default=folder, help="(default: $OUT, else bench_results)"
+        "--output", type=Path, default=folder, help="(default: $OUT, else bench_results)"
     )
     parser.add_argument(
-        "--seconds", type=positive, default=520, help="total time limit (default 520)"
+        "--seconds", type=integer, default=520, help="total time limit (default 520)"
     )
     parser.add_argument(
         "--only", nargs="+", choices=[item.name for item in ITEMS], help="run only these items"

@@ -1,25 +1,20 @@
-"""Kernels of BERT-large on one GPU, timed in CUDA graphs that take turns. Prints one JSON line.
+"""Attention and matrix products of BERT-large on one GPU. Prints one JSON line.
 
-All with 48 packed rows of 512 tokens with Wikipedia's length distribution, bf16, dropout 0.1 unless
-noted. What fp8's casts and LAMB take is in train_step.py --profile.
+The other kernels' times are those of train_step.py --profile.
 
-attention   every backend, with and without dropout. TFLOP/s counts two products forward and five
-            backward on the real lengths.
+attention   every backend on 48 packed rows of 512 tokens with Wikipedia's length distribution, in
+            bf16, with and without dropout of 0.1, in CUDA graphs that take turns. TFLOP/s counts
+            two products forward and five backward on the real lengths.
 gemm        the products of a layer, forward and backward, in bf16 and fp8, at 24,576 and 49,152
-            tokens of random data, since zeros run faster under a power limit.
-operations  every fused operation in Triton and in PyTorch at the size of its large case. GB/s
-            counts each input read once and each result written once; the ceiling is a copy.
+            tokens of random data, since zeros run faster under a power limit; and a copy.
 
-usage: python bench/kernels.py attention|gemm|operations
+usage: python bench/kernels.py attention|gemm
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-import sys
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -37,65 +32,37 @@ from torch_lib import (
 )
 
 from bert.data.synthetic import wikipedia_like_lengths
-from bert.kernels import OPERATIONS
 from bert.kernels.attention import candidates
 from bert.kernels.fp8 import BACKWARD, FORWARD, Target, product
 from bert.kernels.fp8 import cast as fp8_cast
-from bert.kernels.support.dropout import DropoutSites, ForwardPass
+from bert.kernels.support.dropout import ForwardPass
 
 ROWS, LENGTH, HIDDEN, FEED_FORWARD, HEADS, HEAD_SIZE, DROPOUT = 48, 512, 1024, 4096, 16, 64, 0.1
-# 15% of 24,576 tokens are 3,686; 30,522 words are padded to a multiple of 8.
-TOKENS, MASKED, VOCABULARY = ROWS * LENGTH, 4_096, 30_528
-# Used in turn, since one set of inputs would stay in the L2 cache.
-NUM_SETS = 4  # of inputs
-# Minimum bytes that an operation moves in bf16, forward and backward.
-# Factors: tensors read or written, 2 bytes an element.
-# LayerNorm's backward pass takes six, GELU's three.
-OPERATION_BYTES = {
-    "embeddings": (TOKENS * 2 * 2 * HIDDEN, TOKENS * 2 * 2 * HIDDEN),
-    "dropout_add_layer_norm": (TOKENS * 3 * 2 * HIDDEN, TOKENS * 6 * 2 * HIDDEN),
-    "bias_gelu": (TOKENS * 2 * 2 * FEED_FORWARD, TOKENS * 3 * 2 * FEED_FORWARD),
-    "cross_entropy": (MASKED * 2 * VOCABULARY, MASKED * 2 * 2 * VOCABULARY),
-}
 
 
-def normal(*shape: int, scale: float = 1.0) -> Tensor:
-    return scale * torch.randn(
-        shape, device=device(), dtype=torch.bfloat16 if torch.cuda.is_available() else None
-    )
+def normal(*shape: int) -> Tensor:
+    dtype = torch.bfloat16 if torch.cuda.is_available() else None
+    return torch.randn(shape, device=device(), dtype=dtype)
 
 
-def with_backward(forward: Call, leaves: Callable[[int], Any]) -> dict[str, Call]:
-    """Forward, and forward with backward."""
-
-    def results(number: int) -> tuple[Tensor, ...]:
-        result: Any = forward(number)
-        return result if isinstance(result, tuple) else (result,)
-
-    # Drawn once: it is an input of the backward pass, not a part of it.
-    upstream = [torch.randn_like(tensor) for tensor in results(0)]
-    return {
-        "forward": forward,
-        "forward+backward": lambda number: torch.autograd.grad(
-            results(number), leaves(number), upstream
-        ),
-    }
-
-
-def measure_attention(_: bool) -> dict[str, Any]:
-    lengths = wikipedia_like_lengths(
-        2 * ROWS, LENGTH, np.random.default_rng(0)
-    ).tolist()  # two sequences per row
+def measure_attention() -> dict[str, Any]:
+    # Two sequences per row.
+    lengths = wikipedia_like_lengths(2 * ROWS, LENGTH, np.random.default_rng(0)).tolist()
     offsets = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32, device=device())
     inputs = [normal(sum(lengths), 3, HEADS, HEAD_SIZE).requires_grad_() for _ in range(2)]
-
-    def forward(run: Any, dropout: float, number: int) -> Tensor:
-        return run(inputs[number % 2], ForwardPass(offsets, LENGTH), dropout)
-
+    upstream = normal(sum(lengths), HEADS, HEAD_SIZE)
     functions: dict[str, Call] = {}
     for (name, run), dropout in itertools.product(candidates(device()).items(), (0.0, DROPOUT)):
-        calls = with_backward(partial(forward, run, dropout), lambda number: inputs[number % 2])
-        functions |= {f"{name} dropout={dropout:g} {what}": call for what, call in calls.items()}
+
+        def forward(number: int, run: Any = run, dropout: float = dropout) -> Tensor:
+            return run(inputs[number % 2], ForwardPass(offsets, LENGTH), dropout)
+
+        def both(number: int, forward: Call = forward) -> object:
+            result: Any = forward(number)
+            return torch.autograd.grad(result, inputs[number % 2], upstream.view_as(result))
+
+        functions[f"{name} dropout={dropout:g} forward"] = forward
+        functions[f"{name} dropout={dropout:g} forward+backward"] = both
     figures, ceiling = graphs_in_turns(functions), matmul_ceiling()
     # Two products, and 2 operations for each multiply-add.
     operations = 4 * HEADS * HEAD_SIZE * sum(length**2 for length in lengths)
@@ -166,64 +133,23 @@ def measure_gemm(tiny: bool) -> dict[str, Any]:
         sizes = [(64, 32, 64)]
     return {
         "ceiling_tflops": round(matmul_ceiling(), 4),
+        "copy_gb_per_s": 0 if tiny else round(copy_bandwidth()),
         "tflops": {str(size[0]): layer_rates(*size) for size in sizes},
         "clocks": gpu_state(),
     }
 
 
-def operation_calls(name: str, function: Callable[..., Any]) -> dict[str, Call]:
-    """Calls of the case of 48 rows, with dropout, which the cases of the tests are without."""
-    case = next(case for case in OPERATIONS[name].CASES if case.name == "48_rows_of_bert_large")
-    sets = [case.arguments(device(), seed) for seed in range(NUM_SETS)]
-    leaves = [
-        [a for a in arguments if isinstance(a, Tensor) and a.requires_grad] for arguments in sets
-    ]
-
-    def given(argument: Any) -> Any:
-        if isinstance(argument, DropoutSites):
-            return DropoutSites(argument.device)  # each call draws its own seed
-        return DROPOUT if isinstance(argument, float) and argument == 0 else argument
-
-    def forward(number: int) -> object:
-        return function(*map(given, sets[number % NUM_SETS]))
-
-    return with_backward(forward, lambda number: leaves[number % NUM_SETS])
-
-
-def measure_operations(_: bool) -> dict[str, Any]:
-    ceiling = copy_bandwidth()
-    figures: dict[str, Any] = {"tokens": TOKENS, "copy_gb_per_s": round(ceiling)}
-    for name, (forward, backward) in OPERATION_BYTES.items():
-        variants = {"triton": OPERATIONS[name].fused, "eager": OPERATIONS[name].reference}
-        least = {"forward": forward, "forward+backward": forward + backward}
-        calls = {
-            f"{variant} {what}": call
-            for variant, function in variants.items()
-            for what, call in operation_calls(name, function).items()
-        }
-        figures[name] = graphs_in_turns(calls)
-        for called, figure in figures[name].items():
-            rate = least[called.split()[1]] / figure["us"] / 1e3
-            figure |= {"gb_per_s": round(rate), "share_of_copy": round(rate / ceiling, 3)}
-    return figures
-
-
 def main() -> None:
-    measures = {
-        "attention": measure_attention,
-        "gemm": measure_gemm,
-        "operations": measure_operations,
-    }
     parser = Parser(__doc__)
-    parser.add_argument("kernel", choices=list(measures))
+    parser.add_argument("kernel", choices=["attention", "gemm"])
     parser.add_argument(
         "--tiny", action="store_true", help="gemm: a small size, to try it out on a CPU"
     )
     options = parser.parse_args()
     if not torch.cuda.is_available() and not (options.kernel == "gemm" and options.tiny):
-        print("kernels.py: no GPU: this benchmark measures GPU kernels", file=sys.stderr)
-        sys.exit(2)
-    emit(options.kernel, measures[options.kernel](options.tiny), data="random bf16")
+        parser.exit(2, "kernels.py: no GPU: this benchmark measures GPU kernels\n")
+    figures = measure_gemm(options.tiny) if options.kernel == "gemm" else measure_attention()
+    emit(options.kernel, figures, data="random bf16")
 
 
 if __name__ == "__main__":

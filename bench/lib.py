@@ -7,7 +7,6 @@ import contextlib
 import functools
 import importlib.metadata
 import json
-import math
 import os
 import platform
 import re
@@ -25,6 +24,8 @@ from typing import Any, NoReturn
 ROOT = Path(__file__).resolve().parents[1]
 # Before installed packages, so that the checkout's own code is measured.
 sys.path[1:1] = [str(ROOT / "implementations"), str(ROOT)]  # so that a plain checkout suffices
+from common.process import root_cause  # noqa: E402  (found by the line above)
+
 PACKAGES = (
     "torch", "numpy", "numba", "scipy", "h5py", "tokenizers", "triton", "transformers", "mlperf-logging",
     "nvidia-dali-cuda130",
@@ -43,27 +44,10 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog.split()[0]}: error: {' '.join(message.split())}; see --help\n")
 
 
-def at_least(least: int) -> Callable[[str], int]:
-    def integer(text: str) -> int:
-        if text.isdecimal() and int(text) >= least:
-            return int(text)
-        raise argparse.ArgumentTypeError(f"{text!r}: expected an integer of at least {least}")
-
-    return integer
-
-
-integer = at_least(1)
-natural = at_least(0)
-
-
-def positive(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0 < number < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a number above 0")
-    return number
+def integer(text: str) -> int:
+    if text.isdecimal() and int(text) >= 1:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"{text!r}: expected an integer of at least 1")
 
 
 def file(text: str) -> Path:
@@ -73,45 +57,20 @@ def file(text: str) -> Path:
     return path
 
 
-def new_folder(text: str) -> Path:
-    """A writable folder, existing or not."""
-    path = Path(text)
-    nearest = next(place for place in (path, *path.absolute().parents) if place.exists())
-    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
-        raise argparse.ArgumentTypeError(f"{text}: not writable: choose another folder")
-    return path
-
-
-def folder_with(
-    *names: str, advice: str = "give the folder that contains it"
-) -> Callable[[str], Path]:
+def folder_with(*names: str, advice: str = "") -> Callable[[str], Path]:
     def folder(text: str) -> Path:
-        path = Path(text)
-        missing = [name for name in names if not (path / name).exists()]
+        missing = [name for name in names if not Path(text, name).exists()]
         if missing:
-            raise argparse.ArgumentTypeError(
-                f"{text}: no {' and no '.join(missing)} in it: {advice}"
-            )
-        return path
+            raise argparse.ArgumentTypeError(f"{text}: no {missing[0]} in it{advice}")
+        return Path(text)
 
     return folder
 
 
 def explain(error: BaseException) -> str:
-    """Root cause in one line. Prints all tracebacks to stderr, and a memory summary if the GPU ran out of memory."""
-    from common.process import root_cause
-
+    """Root cause in one line; all tracebacks are printed to stderr."""
     traceback.print_exception(type(error), error, error.__traceback__, file=sys.stderr)
     cause = root_cause(error)
-    torch = sys.modules.get("torch")
-    if (
-        torch is not None
-        and isinstance(cause, torch.OutOfMemoryError)
-        and torch.cuda.is_available()
-    ):
-        # What else held the GPU's memory.
-        print(torch.cuda.memory_summary(), file=sys.stderr)
-    sys.stderr.flush()
     # A problem is one field of a JSON line, so it is short; stderr has the rest.
     return f"{type(cause).__name__}: {' '.join(str(cause).split())}"[:300]
 
@@ -157,11 +116,11 @@ def medians(times: Mapping[str, list[float]]) -> dict[str, float]:
     return {name: statistics.median(spans) for name, spans in times.items()}
 
 
-def ratios(times: list[float], others: list[float], digits: int = 3) -> list[float]:
+def ratios(times: list[float], others: list[float]) -> list[float]:
     """Median, minimum and maximum of the ratios of times taken in the same turns."""
     # Of the same turn, so that a slow moment of the machine cancels out.
     found = [a / b for a, b in zip(times, others, strict=True)]
-    return [round(pick(found), digits) for pick in (statistics.median, min, max)]
+    return [round(pick(found), 3) for pick in (statistics.median, min, max)]
 
 
 def output_of(*command: str) -> str:

@@ -1,25 +1,23 @@
-"""The training loader: sequences per CPU second from files in the page cache to batches, and startup time.
+"""The training loader: sequences per CPU second from files in the page cache to batches.
 
-Files as written by `prepare_data.sh`, with Wikipedia's length distribution (synthetic). Startup is what a run does
-before its first step: list the folder, get the number of rows of each file, open the first.
+Files as written by `prepare_data.sh`, with Wikipedia's length distribution (synthetic).
 
-usage: python bench/loader.py [--rows-per-step 48] [--shards 4320] [--steps 400]
+usage: python bench/loader.py [--rows-per-step 48] [--steps 400]
 """
 
 from __future__ import annotations
 
 import shutil
-import statistics
 import tempfile
 from pathlib import Path
 
-from lib import Parser, cpu_seconds, emit, integer, wall_seconds
+from lib import Parser, cpu_seconds, emit, integer
 
 from bert.data.format import write_records
 from bert.data.loader import Config, TrainingData, open_source
-from bert.data.records import Metadata, Records
+from bert.data.records import Metadata
 from bert.data.sampler import Sampler
-from bert.data.shards import INDEX, list_shards, write_index
+from bert.data.shards import write_index
 from bert.data.synthetic import synthetic_records
 
 _LENGTH, _VOCABULARY = 512, 30_522
@@ -28,15 +26,15 @@ _METADATA = Metadata(max_seq_length=_LENGTH, vocab_md5="0" * 32, random_seed=0, 
 _FILES, _ROWS_PER_FILE = 8, 18_149  # rows of one of the 4,320 real shards
 
 
-def write_files(folder: Path, records: Records, count: int) -> None:
-    """Writes `count` files with these records, and an index."""
+def write_files(folder: Path, packed: bool) -> None:
+    """Writes files with the same records: their number and size are what matters here."""
     folder.mkdir()
-    first = folder / f"part_{0:05d}_of_{count:05d}.hdf5"
-    write_records(first, records, _METADATA)
-    for number in range(1, count):
-        # Copies, as only number and size of the files matter here.
-        shutil.copyfile(first, folder / f"part_{number:05d}_of_{count:05d}.hdf5")
-    write_index(folder, sorted(folder.glob("part_*")))
+    records = synthetic_records(_ROWS_PER_FILE, _LENGTH, _VOCABULARY, packed, seed=0)
+    names = [folder / f"part_{number:05d}_of_{_FILES:05d}.hdf5" for number in range(_FILES)]
+    write_records(names[0], records, _METADATA)
+    for name in names[1:]:
+        shutil.copyfile(names[0], name)
+    write_index(folder, names)
 
 
 def rate(config: Config, steps: int) -> dict[str, float]:
@@ -64,18 +62,10 @@ def rate(config: Config, steps: int) -> dict[str, float]:
     }
 
 
-def start(config: Config) -> None:
-    """What a run does with its data before the first step."""
-    Sampler(open_source(config, _VOCABULARY).row_counts(), config.rows_per_step, 1, 0, 1).rows(1)
-
-
 def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument(
         "--rows-per-step", type=integer, default=48, help="per rank (default %(default)s)"
-    )
-    parser.add_argument(
-        "--shards", type=integer, default=4320, help="files at startup (default %(default)s)"
     )
     parser.add_argument(
         "--steps", type=integer, default=400, help="to measure (default %(default)s)"
@@ -84,11 +74,8 @@ def main() -> None:
     size = options.rows_per_step
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        for kind in ("packed", "unpacked"):
-            records = synthetic_records(
-                _ROWS_PER_FILE, _LENGTH, _VOCABULARY, kind == "packed", seed=0
-            )
-            write_files(folder / kind, records, _FILES)
+        write_files(folder / "packed", packed=True)
+        write_files(folder / "unpacked", packed=False)
         configs = {
             "packed": Config(packed=True, datadir_packed=folder / "packed", batch_size=size),
             "unpacked": Config(datadir=folder / "unpacked", batch_size=size, batching="rows"),
@@ -96,22 +83,6 @@ def main() -> None:
         figures: dict[str, object] = {
             kind: rate(config, options.steps) for kind, config in configs.items()
         }
-        # Small files: at startup only their number counts.
-        write_files(
-            folder / "many", synthetic_records(60, _LENGTH, _VOCABULARY, True, 0), options.shards
-        )
-        many = Config(packed=True, datadir_packed=folder / "many", batch_size=size)
-        for figure, measure in (
-            ("start_seconds", wall_seconds),
-            ("start_cpu_seconds", cpu_seconds),
-        ):
-            figures[figure] = round(
-                statistics.median(measure(lambda: start(many)) for _ in range(5)), 3
-            )
-        # Then the number of rows is read from the header of each file.
-        (folder / "many" / INDEX).unlink()
-        figures["start_cpu_seconds_without_index"] = round(cpu_seconds(lambda: start(many)), 3)
-        assert len(list_shards(folder / "many", "")) == options.shards
     emit(
         "loader",
         figures,

@@ -27,11 +27,11 @@ from unittest import mock
 import numpy as np
 import torch
 import triton  # noqa: F401  before bert, which uses Triton only if it is imported already
-from lib import Parser, at_least, emit, integer
+from lib import Parser, emit, integer
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch_lib import TINY, packed_batches
+from torch_lib import packed_batches
 from train_step import PARTS, capacity
 from triton.runtime.jit import JITFunction
 
@@ -448,9 +448,6 @@ def main() -> None:
     parser.add_argument("--gpu", choices=list(GPUS), default="h200", help="(default h200)")
     parser.add_argument("--precision", choices=("bf16", "fp8"), default="fp8", help="(default fp8)")
     parser.add_argument("--rows", type=integer, default=48, help="packed rows per GPU (default 48)")
-    parser.add_argument(
-        "--length", type=at_least(8), default=512, help="tokens per row (default 512)"
-    )
     parser.add_argument("--gpus", type=integer, default=1, help="in nodes of 8 (default 1)")
     parser.add_argument(
         "--accumulate", type=integer, default=1, help="batches per step (default 1)"
@@ -458,7 +455,6 @@ def main() -> None:
     parser.add_argument(
         "--published", action="store_true", help="print a table of the league's systems instead"
     )
-    parser.add_argument("--tiny", action="store_true", help="a tiny model, to try out the script")
     options = parser.parse_args()
     if options.gpu == "a100" and options.precision == "fp8":
         parser.error("an A100 has no fp8: --precision bf16")
@@ -467,14 +463,11 @@ def main() -> None:
     if options.published:
         print(published())
         return
-    config = BertConfig(max_position_embeddings=options.length)
-    if options.tiny:
-        config = BertConfig(**TINY)
     rates = GPUS[options.gpu]
     found = predict(
-        config, options.rows, options.precision, rates, options.gpus, options.accumulate
+        BertConfig(), options.rows, options.precision, rates, options.gpus, options.accumulate
     )
-    names = ("gpu", "precision", "rows", "length", "gpus", "accumulate")
+    names = ("gpu", "precision", "rows", "gpus", "accumulate")
     emit("step_model", {name: getattr(options, name) for name in names} | found)
 
 

@@ -56,7 +56,6 @@ class Variant:
     rows: int = 24
     precision: str = "bf16"
     fused: str = "auto"
-    attention: str = "auto"
     graph: bool = True
     peer: str = ""  # Hugging Face's: eager, compiled
 
@@ -102,7 +101,7 @@ def without(name: str) -> str:
 def build_ours(variant: Variant, config: BertConfig, batches: list[PretrainingBatch]) -> Call:
     """step(n) of this trainer as in a run, with batches in page-locked memory."""
     on_gpu = device().type == "cuda"
-    fused, backend = (variant.fused, variant.attention) if on_gpu else ("none", "sdpa_loop")
+    fused, backend = (variant.fused, "auto") if on_gpu else ("none", "sdpa_loop")
     choice = kernels.Config(fused=fused, attention=backend)
     with torch.device("meta"):
         model = BertForPreTraining(config, kernels.bind_kernels(choice, device()))

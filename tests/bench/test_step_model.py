@@ -21,7 +21,8 @@ ALL = """
 import dataclasses, json, sys
 sys.path.insert(0, sys.argv[1])
 import step_model as m
-config = m.BertConfig(**m.TINY)
+import torch_lib
+config = m.BertConfig(**torch_lib.TINY)
 for precision, rates in json.loads(sys.argv[2]):
     print(json.dumps(m.predict(config, 4, precision, dataclasses.replace(m.GPUS["h200"], **rates))))
 launches, _ = m.recorded_step(config, 4, "fp8", False)
@@ -117,7 +118,7 @@ def test_a_transfer_takes_its_bytes_over_its_link_and_its_messages(model):
 
 def test_attention_computes_whole_blocks_and_its_backward_pass_repeats_the_forwards_products(model):
     """A length of 100 is two blocks of 64; one of 64 is one."""
-    config = model.BertConfig(**model.TINY)
+    config = model.BertConfig(hidden_size=32, num_attention_heads=2)
     product = 2 * config.hidden_size * (128**2 + 64**2)
     assert model.attention_operations(config, np.array([100, 64])) == {
         "_forward": 2 * product,
