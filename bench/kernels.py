@@ -2,76 +2,40 @@
 
 The other kernels' times are those of train_step.py --profile.
 
-attention   every backend on 48 packed rows of 512 tokens with Wikipedia's length distribution, in
-            bf16, with and without dropout of 0.1, in CUDA graphs that take turns. TFLOP/s counts
-            two products forward and five backward on the real lengths.
-gemm        the products of a layer, forward and backward, in bf16 and fp8, at 24,576 and 49,152
-            tokens of random data, since zeros run faster under a power limit; and a copy.
+attention  milliseconds of every backend that ATTENTION=auto tries, forward and backward, on 24,576
+           tokens with dropout; or why it does not work.
+gemm       TFLOP/s of the products of a layer, forward and backward, in bf16 and fp8, at 24,576 and
+           49,152 tokens of random data, since zeros run faster under a power limit; and a copy.
 
 usage: python bench/kernels.py attention|gemm
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from typing import Any
 
-import numpy as np
 import torch
 from lib import Parser, emit
 from torch import Tensor
 from torch_lib import (
-    Call,
     copy_bandwidth,
     device,
     gpu_state,
-    graphs_in_turns,
     matmul_ceiling,
     median_milliseconds,
 )
 
-from bert.data.synthetic import wikipedia_like_lengths
-from bert.kernels.attention import candidates
+from bert.kernels.attention import benchmark
 from bert.kernels.fp8 import BACKWARD, FORWARD, Target, product
 from bert.kernels.fp8 import cast as fp8_cast
-from bert.kernels.support.dropout import ForwardPass
 
-ROWS, LENGTH, HIDDEN, FEED_FORWARD, HEADS, HEAD_SIZE, DROPOUT = 48, 512, 1024, 4096, 16, 64, 0.1
+HIDDEN, FEED_FORWARD = 1024, 4096
 
 
 def normal(*shape: int) -> Tensor:
     dtype = torch.bfloat16 if torch.cuda.is_available() else None
     return torch.randn(shape, device=device(), dtype=dtype)
-
-
-def measure_attention() -> dict[str, Any]:
-    # Two sequences per row.
-    lengths = wikipedia_like_lengths(2 * ROWS, LENGTH, np.random.default_rng(0)).tolist()
-    offsets = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32, device=device())
-    inputs = [normal(sum(lengths), 3, HEADS, HEAD_SIZE).requires_grad_() for _ in range(2)]
-    upstream = normal(sum(lengths), HEADS, HEAD_SIZE)
-    functions: dict[str, Call] = {}
-    for (name, run), dropout in itertools.product(candidates(device()).items(), (0.0, DROPOUT)):
-
-        def forward(number: int, run: Any = run, dropout: float = dropout) -> Tensor:
-            return run(inputs[number % 2], ForwardPass(offsets, LENGTH), dropout)
-
-        def both(number: int, forward: Call = forward) -> object:
-            result: Any = forward(number)
-            return torch.autograd.grad(result, inputs[number % 2], upstream.view_as(result))
-
-        functions[f"{name} dropout={dropout:g} forward"] = forward
-        functions[f"{name} dropout={dropout:g} forward+backward"] = both
-    figures, ceiling = graphs_in_turns(functions), matmul_ceiling()
-    # Two products, and 2 operations for each multiply-add.
-    operations = 4 * HEADS * HEAD_SIZE * sum(length**2 for length in lengths)
-    for name, figure in figures.items():
-        # Two products forward and five backward: 3.5 times the forward pass.
-        rate = operations * (3.5 if name.endswith("backward") else 1) / figure["us"] / 1e6
-        figure |= {"tflop_per_s": round(rate, 1), "share_of_gemm": round(rate / ceiling, 3)}
-    sizes = {"tokens": sum(lengths), "sequences": len(lengths), "gemm_tflop_per_s": round(ceiling)}
-    return sizes | {"attention": figures}
 
 
 def unit_target(dtype: torch.dtype) -> Target:
@@ -148,7 +112,10 @@ def main() -> None:
     options = parser.parse_args()
     if not torch.cuda.is_available() and not (options.kernel == "gemm" and options.tiny):
         parser.exit(2, "kernels.py: no GPU: this benchmark measures GPU kernels\n")
-    figures = measure_gemm(options.tiny) if options.kernel == "gemm" else measure_attention()
+    if options.kernel == "gemm":
+        figures = measure_gemm(options.tiny)
+    else:
+        figures = {"trials": [vars(trial) for trial in benchmark.benchmark_backends(device())]}
     emit(options.kernel, figures, data="random bf16")
 
 
