@@ -242,9 +242,7 @@ def _host(machine: Machine) -> dict[str, str]:
         for name in ("L1d", "L1i", "L2", "L3")
         if (size := listed.get(f"{name} cache"))
     ]
-    running = re.findall(r"^cpu MHz\s*:\s*([\d.]+)", machine.read("/proc/cpuinfo"), re.MULTILINE)
-    frequency = f"{max(map(float, running)) / 1000:.2f} GHz" if running else ""
-    # The maximum, where lscpu knows it; else the highest clock of the moment.
+    frequency = ""
     with contextlib.suppress(ValueError):
         frequency = f"{float(listed.get('CPU max MHz', '').replace(',', '.')) / 1000:.2f} GHz max"
     return {
@@ -274,13 +272,7 @@ def _memory(machine: Machine) -> dict[str, str]:
     kilobytes = _search(r"^MemTotal:\s*(\d+) kB", machine.read("/proc/meminfo"))
     # Somewhat less than is installed, as the kernel keeps a part.
     total = total or int(kilobytes or 0) / 2**20
-    capacity = (
-        f"{total / 1024:.3g} TB"
-        if total >= 1000
-        else f"{total:.0f} GB"
-        if total >= 10
-        else f"{total:.1f} GB"
-    )
+    capacity = f"{total / 1024:.3g} TB" if total >= 1000 else f"{total:.4g} GB"
     return {
         "host_memory_capacity": capacity if total else "",
         "host_memory_configuration": _listed(modules),
@@ -290,30 +282,17 @@ def _memory(machine: Machine) -> dict[str, str]:
 def _storage(machine: Machine) -> dict[str, str]:
     kinds, disks = [], []
     try:
-        listed = json.loads(
-            machine.run("lsblk", "-d", "-b", "-J", "-o", "NAME,TYPE,SIZE,ROTA,TRAN")
-        )
+        listed = json.loads(machine.run("lsblk", "-d", "-b", "-J", "-o", "NAME,TYPE,SIZE,ROTA"))
         for disk in listed["blockdevices"]:
-            name, size, link = str(disk["name"]), int(disk["size"]), disk.get("tran") or ""
+            name, size = str(disk["name"]), int(disk["size"])
             # Disks in memory and drives without a medium store no data set.
-            if (
-                disk["type"] != "disk"
-                or size <= 0
-                or name.startswith(("zram", "ram", "loop", "nbd", "fd", "sr"))
-            ):
+            other = name.startswith(("zram", "ram", "loop", "nbd", "fd", "sr"))
+            if disk["type"] != "disk" or size <= 0 or other:
                 continue
             kind = "HDD" if str(disk.get("rota")).lower() in ("1", "true") else "SSD"
-            if name.startswith("nvme") or link == "nvme":
-                kind = "NVMe SSD"
-            elif name.startswith(
-                ("vd", "xvd")
-            ):  # the host hides the kind and reports any disk as rotating
-                kind = "virtual disk"
-            elif link not in ("", "sata"):
-                kind = f"{str(link).upper()} {kind}"
-            capacity = (
-                f"{size / 1e12:.3g} TB" if size >= 1e12 else f"{size / 1e9:.0f} GB"
-            )  # decimal, as disks are sold
+            kind = "NVMe SSD" if name.startswith("nvme") else kind
+            # Decimal, as disks are sold.
+            capacity = f"{size / 1e12:.3g} TB" if size >= 1e12 else f"{size / 1e9:.0f} GB"
             kinds.append(kind)
             disks.append(f"{capacity} {kind}")
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -328,22 +307,17 @@ def _storage(machine: Machine) -> dict[str, str]:
 def _network(machine: Machine) -> dict[str, str]:
     """InfiniBand and RoCE ports with their rates from sysfs, as ibstat prints them; else Ethernet ports."""
     ports = []
-    for path in machine.paths("/sys/class/infiniband", "*/ports/*/rate"):
-        rate, layer, state = (
-            machine.read(str(Path(path).with_name(name)))
-            for name in ("rate", "link_layer", "state")
-        )
-        speed = re.match(r"(\d+) Gb/sec", rate)
+    for path in map(Path, machine.paths("/sys/class/infiniband", "*/ports/*/rate")):
+        layer, state = (machine.read(str(path.with_name(name))) for name in ("link_layer", "state"))
+        speed = re.match(r"(\d+) Gb/sec", machine.read(str(path)))
         # A port without a cable is no network of the run.
         if speed and "ACTIVE" in state:
-            ports.append(
-                f"{'RoCE' if layer == 'Ethernet' else layer or 'InfiniBand'} {speed[1]} Gb/s"
-            )
-    for path in (
-        () if ports else machine.paths("/sys/class/net", "*/device")
-    ):  # only hardware has one
+            kind = "RoCE" if layer == "Ethernet" else layer or "InfiniBand"
+            ports.append(f"{kind} {speed[1]} Gb/s")
+    # Only hardware has a device.
+    for path in map(Path, () if ports else machine.paths("/sys/class/net", "*/device")):
         megabits, state = (
-            machine.read(str(Path(path).with_name(name))) for name in ("speed", "operstate")
+            machine.read(str(path.with_name(name))) for name in ("speed", "operstate")
         )
         # Some drivers do not know the state of a port that works.
         if state in ("up", "unknown"):
@@ -362,35 +336,19 @@ def _accelerators(machine: Machine) -> dict[str, str]:
     name, memory, clock, generation, lanes, driver = rows[0]
     names = [row[0] for row in rows]
     bus = f"PCIe Gen{generation} x{lanes}" if generation.isdigit() and lanes.isdigit() else ""
-    link, topology = "N/A (one accelerator)", "N/A"
-    if len(rows) > 1:
-        link, topology = "PCIe", ""
-        first = machine.run("nvidia-smi", "nvlink", "-s").split("GPU 1:")[0]
-        rates = [float(rate) for rate in re.findall(r"Link \d+: ([\d.]+) GB/s", first)]
-        if rates:
-            link = f"NVLink, {len(rates)} links, {2 * sum(rates):.0f} GB/s"  # both directions
-            lines = [line.split() for line in machine.run("nvidia-smi", "topo", "-m").splitlines()]
-            of_gpus = [
-                line[1 : len(rows) + 1]
-                for line in lines
-                if line and re.fullmatch(r"GPU\d+", line[0])
-            ]
-            pairs = [cell for cells in of_gpus for cell in cells]
-            if len(pairs) == len(rows) ** 2 and all(
-                re.fullmatch(r"X|NV\d+", pair) for pair in pairs
-            ):
-                topology = "NVLink between all pairs"
+    link = "PCIe" if len(rows) > 1 else "N/A (one accelerator)"
+    first = machine.run("nvidia-smi", "nvlink", "-s").split("GPU 1:")[0] if len(rows) > 1 else ""
+    if rates := [float(rate) for rate in re.findall(r"Link \d+: ([\d.]+) GB/s", first)]:
+        link = f"NVLink, {len(rates)} links, {2 * sum(rates):.0f} GB/s"  # both directions
+    kinds = (kind for part, kind in _MEMORY.items() if part in name)
     return {
         "accelerators_per_node": str(len(rows)),
         "accelerator_model_name": name if len(set(names)) == 1 else _listed(names),
         "accelerator_memory_capacity": f"{memory} MiB" if memory.isdigit() else "",
         "accelerator_frequency": f"{clock} MHz max" if clock.isdigit() else "",
         "accelerator_host_interconnect": bus,
-        "accelerator_memory_configuration": next(
-            (kind for part, kind in _MEMORY.items() if part in name), ""
-        ),
+        "accelerator_memory_configuration": next(kinds, ""),
         "accelerator_interconnect": link,
-        "accelerator_interconnect_topology": topology,
         "nvidia_kernel_driver": driver,
     }
 

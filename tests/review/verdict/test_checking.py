@@ -26,7 +26,6 @@ from .damage import (
     edit,
     go_on,
     initial,
-    misplace,
     official,
     put,
     remove,
@@ -287,29 +286,6 @@ def test_a_result_damaged_at_random_has_the_official_verdict(seed, submission):
     damage(submission, random.Random(seed))
     (result,) = load_results(submission)
     assert result.official == official(submission.parents[2]), result.obstacles
-
-
-@pytest.mark.parametrize(
-    "seed", [*range(8), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(8, 20))]
-)
-def test_a_folder_misplaced_at_random_is_official_only_where_it_is_officially(
-    seed, submission, capsys
-):
-    misplace(submission, random.Random(seed))
-    stands = answers(submission.parents[2]) and official(submission.parents[2])
-    capsys.readouterr()
-    assert main(["show", "--json", str(submission)]) == 0
-    assert not json.loads(capsys.readouterr().out)[0]["official"] or stands
-    assert not check(submission.parents[2])[0].official_passed or stands
-
-
-def answers(root):
-    """Whether the official checker comes to an end: it waits for the writer of a pipe."""
-    return not any(
-        path.is_fifo()
-        for path in root.rglob("*")
-        if path.name.startswith(("result_", "package_", "dgx"))
-    )
 
 
 @pytest.mark.slow
