@@ -11,8 +11,12 @@ from common.env import ConfigError, env
 
 LOW_PRECISION = (torch.float16, torch.bfloat16)
 DTYPES = {
-    "fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16,
-}  # fmt: skip
+    "fp32": torch.float32,
+    "tf32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp8": torch.bfloat16,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,19 +36,18 @@ class Config:
 
     def check(self, device: torch.device) -> None:
         """Raises ConfigError if the hardware does not support the precision."""
-        if self.precision in ("fp8", "tf32") and device.type == "cuda" and torch.version.hip:
+        name, on_gpu = self.precision, device.type == "cuda"
+        if name not in ("fp8", "tf32"):
+            return
+        if on_gpu and torch.version.hip:
             raise ConfigError(
-                f"PRECISION={self.precision} is for NVIDIA GPUs; AMD's fp8 has other formats: use bf16"
+                f"PRECISION={name} is for NVIDIA GPUs; AMD's fp8 has other formats: use bf16"
             )
-        if (
-            self.precision == "fp8"
-            and device.type == "cuda"
-            and torch.cuda.get_device_capability(device) < (8, 9)
-        ):
+        if name == "fp8" and on_gpu and torch.cuda.get_device_capability(device) < (8, 9):
             raise ConfigError(
                 "PRECISION=fp8 needs compute capability 8.9 (Ada, Hopper) or later: use bf16"
             )
-        if self.precision == "tf32" and (device.type != "cuda" or not _is_ampere(device)):
+        if name == "tf32" and not (on_gpu and _is_ampere(device)):
             raise ConfigError(
                 "PRECISION=tf32 needs a GPU of compute capability 8.0 (Ampere) or later: use fp32"
             )
@@ -82,9 +85,8 @@ class Precision:
     tf32: bool = False
     fp8: bool = False
     init_loss_scale: float | None = None
-    growth_interval: int = (
-        2000  # good steps before the scale doubles: the default of torch.amp and of apex
-    )
+    # Good steps before the scale doubles: the default of torch.amp and of apex.
+    growth_interval: int = 2000
 
     @property
     def scales_loss(self) -> bool:

@@ -102,7 +102,9 @@ def _forward_and_backward(function: Callable[..., Any], *arguments: Any) -> None
 
 
 def _lamb() -> None:
-    layout = lamb.make_layout([30_528 * 1024, 1024], [0.01, 0.0], META)
+    table = 30_528 * 1024
+    spans = [[(0, table)], [(table, table + 1024)]]
+    layout = lamb.spans_layout(table + 1024, spans, [0.01, 0.0], META)
     gradient, low = (torch.empty(layout.size, dtype=torch.bfloat16, device=META) for _ in range(2))
     master, first, second = (torch.empty(layout.size, device=META) for _ in range(3))
     scalars = torch.empty(4, device=META)

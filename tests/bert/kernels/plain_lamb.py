@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
+
+from bert.kernels.operations import lamb
+
+
+def make_layout(sizes, decays, device):
+    """Layout of whole tensors of the given sizes, one after the other."""
+    ends = list(itertools.accumulate(-(-size // lamb.ALIGNMENT) * lamb.ALIGNMENT for size in sizes))
+    spans = [[span] for span in itertools.pairwise([0, *ends])]
+    return lamb.spans_layout(ends[-1], spans, decays, device)
 
 
 def _update_direction(layout, master, first, second, scalars, eps):

@@ -222,13 +222,6 @@ def test_auto_always_has_the_fallback(cudnn, monkeypatch, capsys):
     assert "sdpa_loop takes its place" in capsys.readouterr().err
 
 
-def test_offsets_past_32_bits_are_of_64():
-    common = {"num_sequences": 1, "longest": 512, "num_heads": 16, "width": 64, "dropout": 0.1}
-    sizes = common | {"dtype": torch.bfloat16}
-    assert cudnn_frontend.Sizes(num_tokens=699_050, **sizes).offset_dtype == torch.int32
-    assert cudnn_frontend.Sizes(num_tokens=699_051, **sizes).offset_dtype == torch.int64
-
-
 def test_the_package_is_asked_for_by_its_name_where_a_gpu_could_use_it(monkeypatch):
     missing = attention._BACKENDS["cudnn_frontend"].missing
     assert "GPU" in missing(CPU)

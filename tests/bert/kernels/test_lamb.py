@@ -28,7 +28,7 @@ def _inside(layout, sizes=SIZES):
 def _buffers(device, seed=0, dtype=torch.float32):
     """Gradient, master and two moments with zeros between the tensors; the last tensor is 0, so it has no norm."""
     generator = torch.Generator().manual_seed(seed)
-    layout = lamb.make_layout(SIZES, DECAYS, torch.device("cpu"))
+    layout = plain_lamb.make_layout(SIZES, DECAYS, torch.device("cpu"))
     gradient, master, first, second = (torch.zeros(layout.size) for _ in range(4))
     for inside, size in zip(_inside(layout), SIZES, strict=True):
         gradient[inside] = torch.randn(size, generator=generator)
@@ -53,7 +53,7 @@ def _step(passes, layout, buffers, scalars, parameters):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_passes_equal_plain_pytorch(device, dtype):
-    layout = lamb.make_layout(SIZES, DECAYS, device)
+    layout = plain_lamb.make_layout(SIZES, DECAYS, device)
     ours, theirs = _buffers(device, dtype=dtype), _buffers(device, dtype=dtype)
     low = [torch.empty(layout.size, dtype=torch.bfloat16, device=device).fill_(7) for _ in range(2)]
     ours_norms = _step(lamb, layout, ours, _scalars(device), low[0])
@@ -89,7 +89,7 @@ def test_norm_of_the_gradient_is_that_of_the_whole_buffer(device):
 @pytest.mark.parametrize("num_shards", [2, 3])
 def test_shards_that_add_up_their_norms_equal_the_whole(device, num_shards):
     whole = _buffers(device)
-    layout = lamb.make_layout(SIZES, DECAYS, device)
+    layout = plain_lamb.make_layout(SIZES, DECAYS, device)
     _step(lamb, layout, whole, _scalars(device), None)
     buffers = _buffers(device)
     units = layout.size // lamb.ALIGNMENT
@@ -112,7 +112,7 @@ def test_shards_that_add_up_their_norms_equal_the_whole(device, num_shards):
 
 @pytest.mark.parametrize("passes", [plain_lamb, lamb], ids=["reference", "fused"])
 def test_a_factor_that_is_nan_changes_nothing(device, passes):
-    layout = lamb.make_layout(SIZES, DECAYS, device)
+    layout = plain_lamb.make_layout(SIZES, DECAYS, device)
     buffers, before = _buffers(device), _buffers(device)
     buffers[0][3] = float("inf")  # the overflow that is the reason for skipping
     parameters = buffers[1].bfloat16()
@@ -124,7 +124,7 @@ def test_a_factor_that_is_nan_changes_nothing(device, passes):
 
 @pytest.mark.parametrize("passes", [plain_lamb, lamb], ids=["reference", "fused"])
 def test_steps_equal_the_optimizer_that_works_by_tensor(device, passes):
-    layout = lamb.make_layout(SIZES, DECAYS, device)
+    layout = plain_lamb.make_layout(SIZES, DECAYS, device)
     gradient, master, first, second = _buffers(device)
     first.zero_()
     second.zero_()
@@ -144,7 +144,7 @@ def test_steps_equal_the_optimizer_that_works_by_tensor(device, passes):
 
 
 def test_the_same_input_gives_the_same_bits(device):
-    layout = lamb.make_layout(SIZES, DECAYS, device)
+    layout = plain_lamb.make_layout(SIZES, DECAYS, device)
     results = []
     for _ in range(2):
         buffers = _buffers(device)
@@ -158,7 +158,7 @@ def test_passes_equal_plain_pytorch_at_real_size(gpu):
     """The word embeddings, ten layers' worth of matrices and their biases."""
     sizes = [30_528 * 1024, *[4096 * 1024, 4096] * 20]
     decays = [0.1, *[0.1, 0.0] * 20]
-    layout = lamb.make_layout(sizes, decays, gpu)
+    layout = plain_lamb.make_layout(sizes, decays, gpu)
     generator = torch.Generator(gpu).manual_seed(0)
     inside = torch.zeros(layout.size, device=gpu)
     for span in _inside(layout, sizes):

@@ -41,15 +41,6 @@ class Sizes:
     dtype: torch.dtype
     dropout: float
 
-    @property
-    def offset_dtype(self) -> torch.dtype:
-        """Type of offsets, in elements of the packed projections."""
-        return (
-            torch.int32
-            if self.num_tokens * 3 * self.num_heads * self.width < 2**31
-            else torch.int64
-        )
-
 
 class Graph(NamedTuple):
     """A cuDNN graph, and its tensors by name."""
@@ -65,76 +56,82 @@ def make_graph(sizes: Sizes, *, backward: bool, **where: Any) -> Graph:
     context's gradient -> dq, dk, dv. The workspace is for the tokens, not for sequences of full length.
     """
     cudnn = importlib.import_module("cudnn")
-    types, batch, heads, longest = (
-        cudnn.data_type,
-        sizes.num_sequences,
-        sizes.num_heads,
-        sizes.longest,
-    )
-    dtype = types.BFLOAT16 if sizes.dtype == torch.bfloat16 else types.HALF
-    offsets = types.INT32 if sizes.offset_dtype == torch.int32 else types.INT64
+    types = cudnn.data_type
     graph = cudnn.pygraph(
-        io_data_type=dtype,
+        io_data_type=types.BFLOAT16 if sizes.dtype == torch.bfloat16 else types.HALF,
         intermediate_data_type=types.FLOAT,
         compute_data_type=types.FLOAT,
         **where,
     )
-    shared = {"packed_offsets": (batch + 1, offsets), "context_offsets": (batch + 1, offsets)}
-    shared["lengths"] = batch, types.INT32
-    if sizes.dropout:
-        shared |= {"seed": (1, types.INT64), "offset": (1, types.INT64)}
-    tensors = {
-        name: graph.tensor(name=name, dim=[count, 1, 1, 1], stride=[1, 1, 1, 1], data_type=kind)
-        for name, (count, kind) in shared.items()
-    }
+    tensors = _shared_tensors(graph, sizes, types)
 
-    def form(name: str) -> tuple[list[int], list[int], Any, Any]:
-        """Shape [S, N, longest, H or 1], strides, type, and the offsets of ragged tensors."""
-        if name == "sums":
-            return [batch, heads, longest, 1], [heads * longest, longest, 1, 1], types.FLOAT, None
-        packed = name not in ("context", "gradient")
-        row = heads * sizes.width * (3 if packed else 1)
-        ragged = tensors["packed_offsets" if packed else "context_offsets"]
-        return (
-            [batch, heads, longest, sizes.width],
-            [longest * row, sizes.width, row, 1],
-            dtype,
-            ragged,
-        )
-
-    def take(name: str) -> Any:
-        dim, stride, kind, ragged = form(name)
-        tensors[name] = graph.tensor(name=name, dim=dim, stride=stride, data_type=kind)
-        if ragged is not None:
-            tensors[name].set_ragged_offset(ragged)
-        return tensors[name]
+    def declare(name: str, tensor: Any = None) -> Any:
+        """An input, or an output, which is the given tensor."""
+        dim, stride, kind, offsets = _form(name, sizes, types)
+        if tensor is None:
+            tensor = graph.tensor(name=name, dim=dim, stride=stride, data_type=kind)
+        else:
+            tensor.set_output(True).set_dim(dim).set_stride(stride).set_data_type(kind)
+        if offsets:
+            tensor.set_ragged_offset(tensors[offsets])
+        tensors[name] = tensor
+        return tensor
 
     softmax: dict[str, Any] = {"attn_scale": 1 / math.sqrt(sizes.width), "use_padding_mask": True}
     softmax |= {"seq_len_q": tensors["lengths"], "seq_len_kv": tensors["lengths"]}
     if sizes.dropout:
         softmax["dropout"] = sizes.dropout, tensors["seed"], tensors["offset"]
-    parts = {name: take(name) for name in ("q", "k", "v")}
+    parts = {name: declare(name) for name in ("q", "k", "v")}
     if backward:
-        found = graph.sdpa_backward(
-            **parts, o=take("context"), dO=take("gradient"), stats=take("sums"),
-            max_total_seq_len_q=sizes.num_tokens, max_total_seq_len_kv=sizes.num_tokens, **softmax,
-        )  # fmt: skip
+        names: tuple[str, ...] = ("dq", "dk", "dv")
+        results = graph.sdpa_backward(
+            **parts,
+            o=declare("context"),
+            dO=declare("gradient"),
+            stats=declare("sums"),
+            max_total_seq_len_q=sizes.num_tokens,
+            max_total_seq_len_kv=sizes.num_tokens,
+            **softmax,
+        )
     else:
-        found = graph.sdpa(**parts, is_inference=False, **softmax)
-    for name, tensor in zip(
-        ("dq", "dk", "dv") if backward else ("context", "sums"), found, strict=True
-    ):
-        dim, stride, kind, ragged = form(name)
-        tensor.set_output(True).set_dim(dim).set_stride(stride).set_data_type(kind)
-        if ragged is not None:
-            tensor.set_ragged_offset(ragged)
-        tensors[name] = tensor
+        names = ("context", "sums")
+        results = graph.sdpa(**parts, is_inference=False, **softmax)
+    for name, result in zip(names, results, strict=True):
+        declare(name, result)
     graph.validate()
     graph.build_operation_graph()
     # Mode A ranks plans by expected speed; FALLBACK has some where A has none.
     graph.create_execution_plans([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
     graph.check_support()
     return Graph(graph, tensors)
+
+
+def _shared_tensors(graph: Any, sizes: Sizes, types: Any) -> dict[str, Any]:
+    """Vectors that describe the sequences, and dropout's random numbers."""
+    shared = {
+        "packed_offsets": (sizes.num_sequences + 1, types.INT32),
+        "context_offsets": (sizes.num_sequences + 1, types.INT32),
+        "lengths": (sizes.num_sequences, types.INT32),
+    }
+    if sizes.dropout:
+        shared |= {"seed": (1, types.INT64), "offset": (1, types.INT64)}
+    return {
+        name: graph.tensor(name=name, dim=[count, 1, 1, 1], stride=[1, 1, 1, 1], data_type=kind)
+        for name, (count, kind) in shared.items()
+    }
+
+
+def _form(name: str, sizes: Sizes, types: Any) -> tuple[list[int], list[int], Any, str]:
+    """Shape [S, N, longest, H or 1], strides, type, and the name of a ragged tensor's offsets."""
+    batch, heads, longest = sizes.num_sequences, sizes.num_heads, sizes.longest
+    if name == "sums":
+        return [batch, heads, longest, 1], [heads * longest, longest, 1, 1], types.FLOAT, ""
+    row, offsets = heads * sizes.width, "context_offsets"
+    if name not in ("context", "gradient"):
+        row, offsets = 3 * row, "packed_offsets"
+    kind = types.BFLOAT16 if sizes.dtype == torch.bfloat16 else types.HALF
+    shape = [batch, heads, longest, sizes.width]
+    return shape, [longest * row, sizes.width, row, 1], kind, offsets
 
 
 class Plans:
@@ -189,12 +186,11 @@ def _offsets(forward_pass: ForwardPass, sizes: Sizes) -> dict[str, Tensor]:
     """Lengths, and offsets in elements of packed projections and contexts; computed once a forward pass."""
     once, cu_seqlens = forward_pass.once, forward_pass.cu_seqlens
     row = sizes.num_heads * sizes.width
+    assert sizes.num_tokens * 3 * row < 2**31, "offsets are int32"
     return {
-        "lengths": once(("cudnn", "lengths"), lambda: cu_seqlens.diff().to(torch.int32)),
-        "packed_offsets": once(
-            ("cudnn", 3 * row), lambda: cu_seqlens.to(sizes.offset_dtype) * (3 * row)
-        ),
-        "context_offsets": once(("cudnn", row), lambda: cu_seqlens.to(sizes.offset_dtype) * row),
+        "lengths": once(("cudnn", "lengths"), cu_seqlens.diff),
+        "packed_offsets": once(("cudnn", 3 * row), lambda: cu_seqlens * (3 * row)),
+        "context_offsets": once(("cudnn", row), lambda: cu_seqlens * row),
     }
 
 

@@ -52,14 +52,6 @@ class Layout:
     ]  # of each tensor, of each of its parts in the shard: begin, end
 
 
-def make_layout(sizes: Sequence[int], decays: Sequence[float], device: torch.device) -> Layout:
-    """Layout of whole tensors of the given sizes, one after the other."""
-    ends = list(itertools.accumulate(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes))
-    return spans_layout(
-        ends[-1], [[span] for span in itertools.pairwise([0, *ends])], decays, device
-    )
-
-
 def spans_layout(
     size: int,
     spans: Sequence[Sequence[tuple[int, int]]],

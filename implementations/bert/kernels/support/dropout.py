@@ -108,24 +108,18 @@ def philox(seed, c0, c1, c2, c3):
 
 
 @jit
-def _keep(seed, column, row, part, site, upper, right, shift, threshold: constexpr):
-    """True where an element survives, by 15 bits of the ``upper`` or lower pair of the call's four words, of which the
-    ``right`` or left word, of which the high (``shift`` 0) or low half (16). Counters broadcast.
-    """
-    # All four words in every element; the compiler keeps one call for those that share it.
-    word_0, word_1, word_2, word_3 = philox(seed, column, row, part, site)
-    word = tl.where(upper, tl.where(right, word_3, word_2), tl.where(right, word_1, word_0))
-    return (word << shift.to(tl.uint32)) >= (threshold << 17)  # lower bits do not matter
-
-
-@jit
 def keep_rows(seed, site, row, column, threshold: constexpr):
-    """Mask [rows, columns] of elements that survive; row, column: int32. 8 neighbors in a row share a call."""
-    column = column[None, :]
-    return _keep(
-        tl.load(seed), column >> 3, row[:, None], row[:, None] * 0, site << 16, (column & 4) != 0, (column & 2) != 0,
-        (column & 1) << 4, threshold,
-    )  # fmt: skip
+    """Mask [rows, columns] of elements that survive; row, column: int32. 8 neighbors in a row share a call: each takes
+    half of one of its four words.
+    """
+    column, row = column[None, :], row[:, None]
+    # All four words in every element; the compiler keeps one call for those that share it.
+    word_0, word_1, word_2, word_3 = philox(tl.load(seed), column >> 3, row, row * 0, site << 16)
+    right = (column & 2) != 0
+    lower, upper = tl.where(right, word_1, word_0), tl.where(right, word_3, word_2)
+    word = tl.where((column & 4) != 0, upper, lower)
+    shift = ((column & 1) << 4).to(tl.uint32)
+    return (word << shift) >= (threshold << 17)  # lower bits do not matter
 
 
 @jit
