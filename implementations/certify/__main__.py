@@ -140,30 +140,21 @@ def write(folder: Path, load: Load, sampler: Sampler | None, about: Mapping[str,
                 for rank in meeting.node_ranks
             ]
             tables[name] = np.concatenate(parts)
-        node, places = (
-            meeting.nodes[meeting.node],
-            [meeting.places[rank] for rank in meeting.node_ranks],
-        )
-        ranks = [
-            {"rank": one.rank, "local_rank": one.local_rank, "device": devices[one.rank]}
-            for one in places
-        ]
+        node = meeting.nodes[meeting.node]
+        places = [meeting.places[rank] for rank in meeting.node_ranks]
         record = {
             "node": node,
-            "number": meeting.node,
             "nodes": meeting.nodes,
-            "ranks": ranks,
             "size": meeting.size,
-        }
-        record |= {
+            "ranks": [vars(place) | {"device": devices[place.rank]} for place in places],
             "ended": time.time(),
             "on_cpus": load.device.type == "cpu",
             "tools": about["tools"],
-        }
-        record["hardware"] = {
-            **about["hardware"],
-            "after": hardware.health(Gpus([])),
-            "kernel_log": hardware.kernel_log(),
+            "hardware": {
+                **about["hardware"],
+                "after": hardware.health(Gpus([])),
+                "kernel_log": hardware.kernel_log(),
+            },
         }
         schema.write(folder / f"certify_{node}.npz", record, tables)
     # Every node has read its rows; left in the store, they would stay in rank 0's memory.
@@ -184,9 +175,8 @@ def main(environ: Mapping[str, str]) -> int:
         programs = wanted.programs(trainer.device.type == "cuda")
         trainer.check()
         ranks = trainer.dist
-        if (
-            load.flipped and load.flipped[0] >= ranks.world_size
-        ):  # nothing would flip, and the test would pass
+        # Nothing would flip, and the test would pass.
+        if load.flipped and load.flipped[0] >= ranks.world_size:
             raise ConfigError(f"CERTIFY_FLIP={load.flip}: ranks are 0 to {ranks.world_size - 1}")
         if trainer.zero.is_deepspeed:
             raise ConfigError(

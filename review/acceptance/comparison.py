@@ -336,19 +336,14 @@ class Question:
             return found
         return groups(self.values, comparisons, spread=spread, paired=self.paired)
 
-    def shown_in(self, name: str) -> list[str]:
-        """The stages that show it: those in which at least half of the rounds are far above the median."""
+    def shown_in(self, name: str) -> str:
+        """The stage that shows it best: in which most rounds are far above the median, the first of equals."""
         stages = [*dict.fromkeys(self.stages)]
         if len(stages) == 1 or name not in self.values:  # a group
-            return stages[:1]
-        hit = (
-            np.array(self.values[name]) - np.nanmedian([*self.values.values()], axis=0)
-            > MIN_EXCESS[self.what]
-        )
-        share = {stage: float(np.mean(hit[np.array(self.stages) == stage])) for stage in stages}
-        return [stage for stage in stages if share[stage] >= 0.5] or [
-            max(stages, key=lambda stage: share[stage])
-        ]
+            return stages[0]
+        excess = np.array(self.values[name]) - np.nanmedian([*self.values.values()], axis=0)
+        hit, of_stage = excess > MIN_EXCESS[self.what], np.array(self.stages)
+        return max(stages, key=lambda stage: float(np.mean(hit[of_stage == stage])))
 
 
 def questions(records: Records, burn_in: Mapping[int, Sequence[float]]) -> Iterator[Question]:

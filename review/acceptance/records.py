@@ -161,7 +161,7 @@ def read(folder: Path) -> Records:
     for about, tables in files:
         node = about["node"]
         for one in about["ranks"]:
-            places[one["rank"]] = Place(one["rank"], one["local_rank"], node, one["device"])
+            places[one["rank"]] = Place(**one | {"node": node})
         tools[node] = about.get("tools", [])
         later, samples = _burn_in(folder / f"burn_in_{node}.npz")
         telemetry[node] = _joined([tables["telemetry"], *samples])

@@ -303,16 +303,13 @@ def _findings(records: Records, compared: list[Question]) -> list[Finding]:
         for one in question.outliers(comparisons[question.overall]):
             if one.state == "warn" and records.on_cpus:
                 continue  # of two processes on shared CPUs, one is often slower
-            stage, *others = question.shown_in(one.name)
+            stage = question.shown_in(one.name)
             if first := found.get(one.name):
-                also = dict.fromkeys((*first.also, stage, *others))
-                also.pop(first.stage, None)
-                found[one.name] = replace(first, also=tuple(also))
+                if stage not in (first.stage, *first.also):
+                    found[one.name] = replace(first, also=(*first.also, stage))
             elif not _explained(records, one.name, question.kind, found):
                 evidence = "; ".join(_evidence(records, stage, one.name))
-                found[one.name] = Finding(
-                    question.what, stage, question.kind, one, evidence, tuple(others)
-                )
+                found[one.name] = Finding(question.what, stage, question.kind, one, evidence)
     return list(found.values())
 
 
