@@ -10,11 +10,12 @@ import os
 import platform
 import re
 import subprocess
-from collections.abc import Callable
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from certify.telemetry import Gpus
+from certify.telemetry import Gpus, Question
 from common.files import text_of
 from review.acceptance.schema import NODE, TABLES, XID, Facts
 
@@ -22,40 +23,48 @@ _MIB = 1 << 20
 _NVIDIA = "0x10de"
 _GPU_CLASSES = ("0x0300", "0x0302")  # display and 3D controllers
 
-_GPU: dict[str, Callable[[Any, Any], Any]] = {
-    "name": lambda nvml, gpu: nvml.nvmlDeviceGetName(gpu),
+
+def _count_nvlinks(nvml: Any, gpu: Any) -> int:
+    up = 0
+    for link in range(nvml.NVML_NVLINK_MAX_LINKS):
+        # A link that the GPU does not have raises; one that is down counts 0.
+        with contextlib.suppress(nvml.NVMLError):
+            up += nvml.nvmlDeviceGetNvLinkState(gpu, link)
+    return up
+
+
+def _remapped(nvml: Any, gpu: Any, number: int) -> int:
+    """number: 0 after corrected errors, 1 after uncorrected ones, 2 pending, 3 failed."""
+    return int(nvml.nvmlDeviceGetRemappedRows(gpu)[number])
+
+
+_GPU: dict[str, Question] = {
+    "name": "nvmlDeviceGetName",
     "memory MiB": lambda nvml, gpu: nvml.nvmlDeviceGetMemoryInfo(gpu).total // _MIB,
-    "VBIOS": lambda nvml, gpu: nvml.nvmlDeviceGetVbiosVersion(gpu),
-    "PCIe generation": lambda nvml, gpu: nvml.nvmlDeviceGetMaxPcieLinkGeneration(gpu),
-    "PCIe lanes": lambda nvml, gpu: nvml.nvmlDeviceGetMaxPcieLinkWidth(gpu),
-    "NVLinks": lambda nvml, gpu: _count_nvlinks(nvml, gpu),
+    "VBIOS": "nvmlDeviceGetVbiosVersion",
+    "PCIe generation": "nvmlDeviceGetMaxPcieLinkGeneration",
+    "PCIe lanes": "nvmlDeviceGetMaxPcieLinkWidth",
+    "NVLinks": _count_nvlinks,
     "NVLink version": lambda nvml, gpu: nvml.nvmlDeviceGetNvLinkVersion(gpu, 0),
     "ECC": lambda nvml, gpu: nvml.nvmlDeviceGetEccMode(gpu)[0],
     "MIG": lambda nvml, gpu: nvml.nvmlDeviceGetMigMode(gpu)[0],
     "power limit W": lambda nvml, gpu: nvml.nvmlDeviceGetEnforcedPowerLimit(gpu) // 1000,
     "SM MHz": lambda nvml, gpu: nvml.nvmlDeviceGetMaxClockInfo(gpu, nvml.NVML_CLOCK_SM),
-    "serial": lambda nvml, gpu: nvml.nvmlDeviceGetSerial(gpu),
+    "serial": "nvmlDeviceGetSerial",
 }
 # Ampere and later remap rows, older GPUs retire pages: of the two kinds one answers None.
-# nvmlDeviceGetRemappedRows: after corrected errors, after uncorrected ones, pending, failed.
-FAULTS: dict[str, Callable[[Any, Any], int]] = {
+FAULTS: dict[str, Question] = {
     # Aggregate: of the GPU's lifetime. Telemetry counts since the driver was loaded.
     "uncorrected memory errors": lambda nvml, gpu: nvml.nvmlDeviceGetTotalEccErrors(
         gpu, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_AGGREGATE_ECC
     ),
-    "rows remapped after uncorrected errors": lambda nvml, gpu: nvml.nvmlDeviceGetRemappedRows(gpu)[
-        1
-    ],
-    "row remappings that wait for a reset": lambda nvml, gpu: nvml.nvmlDeviceGetRemappedRows(gpu)[
-        2
-    ],
-    "row remappings that failed": lambda nvml, gpu: nvml.nvmlDeviceGetRemappedRows(gpu)[3],
+    "rows remapped after uncorrected errors": partial(_remapped, number=1),
+    "row remappings that wait for a reset": partial(_remapped, number=2),
+    "row remappings that failed": partial(_remapped, number=3),
     "pages retired after uncorrected errors": lambda nvml, gpu: len(
         nvml.nvmlDeviceGetRetiredPages(gpu, nvml.NVML_PAGE_RETIREMENT_CAUSE_DOUBLE_BIT_ECC_ERROR)
     ),
-    "page retirements that wait for a reset": lambda nvml, gpu: (
-        nvml.nvmlDeviceGetRetiredPagesPendingStatus(gpu)
-    ),
+    "page retirements that wait for a reset": "nvmlDeviceGetRetiredPagesPendingStatus",
 }
 
 
@@ -79,7 +88,7 @@ def inventory(gpus: Gpus, root: Path = Path("/")) -> Facts:
     found: Facts = {NODE: facts}
     if gpus.nvml:
         devices = _gpu_facts(gpus, _GPU)
-        facts["driver"] = gpus.ask(lambda nvml: nvml.nvmlSystemGetDriverVersion())
+        facts["driver"] = gpus.ask("nvmlSystemGetDriverVersion")
         facts["GPUs"] = len(devices)
         found |= devices
     # GPUs that no driver runs are unknown, not absent: the verdict fails.
@@ -152,28 +161,18 @@ def _dmesg() -> str:
     return ""
 
 
-def _gpu_facts(gpus: Gpus, questions: dict[str, Callable[[Any, Any], Any]]) -> Facts:
-    count = gpus.ask(lambda nvml: nvml.nvmlDeviceGetCount()) if gpus.nvml else 0
+def _gpu_facts(gpus: Gpus, questions: Mapping[str, Question]) -> Facts:
+    count = gpus.ask("nvmlDeviceGetCount") if gpus.nvml else 0
     found: Facts = {}
     for number in range(count or 0):
         # A GPU that fell off the bus has no handle: all of its facts are unknown.
-        gpu = gpus.ask(lambda nvml, number: nvml.nvmlDeviceGetHandleByIndex(number), number)
-        found[f"GPU {number}"] = _answers(
-            {
-                name: None if gpu is None else gpus.ask(question, gpu)
-                for name, question in questions.items()
-            }
-        )
+        gpu = gpus.ask("nvmlDeviceGetHandleByIndex", number)
+        answers = {
+            name: None if gpu is None else gpus.ask(question, gpu)
+            for name, question in questions.items()
+        }
+        found[f"GPU {number}"] = _answers(answers)
     return found
-
-
-def _count_nvlinks(nvml: Any, gpu: Any) -> int:
-    up = 0
-    for link in range(nvml.NVML_NVLINK_MAX_LINKS):
-        # A link that the GPU does not have raises; one that is down counts 0.
-        with contextlib.suppress(nvml.NVMLError):
-            up += nvml.nvmlDeviceGetNvLinkState(gpu, link)
-    return up
 
 
 def _count(path: Path) -> int | None:

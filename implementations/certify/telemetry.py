@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -23,6 +23,8 @@ MAX_SAMPLES = 20_000  # at twice as many, every other sample is dropped and the 
 # Links of an H100; errors of a link: replay, recovery, CRC of flits and of data.
 _NVLINKS, _NVLINK_COUNTERS = 18, 4
 _NAN = float("nan")
+# A function of NVML, or one of ours that is given NVML.
+Question: TypeAlias = str | Callable[..., Any]
 
 
 class Gpus:
@@ -39,15 +41,17 @@ class Gpus:
                 self.nvml = nvml
         # One handle for each local rank, in its order, which may differ from NVML's.
         handles = (f"GPU-{uuid}".encode() for uuid in uuids if self.nvml)
-        self.devices = [
-            self.ask(lambda nvml, one: nvml.nvmlDeviceGetHandleByUUID(one), one) for one in handles
+        self.devices = [self.ask("nvmlDeviceGetHandleByUUID", one) for one in handles]
+        self._events = [
+            None if device is None else self.ask(_listen, device) for device in self.devices
         ]
-        self._events = [self.ask(_listen, device) for device in self.devices]
         self._xid = [[0.0, _NAN] for _ in self.devices]  # count since the start, and the last one
 
-    def ask(self, question: Callable[..., Any], *arguments: Any) -> Any:
+    def ask(self, question: Question, *arguments: Any) -> Any:
         """NVML's answer; None if the driver, the GPU or nvidia-ml-py does not support the question."""
         try:
+            if isinstance(question, str):
+                return getattr(self.nvml, question)(*arguments)
             return question(self.nvml, *arguments)
         except (self.nvml.NVMLError, AttributeError):
             return None
@@ -57,20 +61,15 @@ class Gpus:
         for number, device in enumerate(self.devices):
             row: dict[str, float] = {"device": number}
             if device is not None:
-                answers = {
-                    name: self.ask(question, device) for name, question in _QUESTIONS.items()
-                }
-                row |= {
-                    name: _NAN if answer is None else float(answer)
-                    for name, answer in answers.items()
-                }
-                events = self._events[number]
+                for name, question in _QUESTIONS.items():
+                    answer = self.ask(question, device)
+                    row[name] = _NAN if answer is None else float(answer)
+            events = self._events[number]
+            if events is not None:
                 # Waits 0 ms, so that the loop ends at the first time-out with all that has come.
-                while events is not None and (event := self.ask(_next_event, events)) is not None:
+                while (event := self.ask("nvmlEventSetWait", events, 0)) is not None:
                     self._xid[number] = [self._xid[number][0] + 1, float(event.eventData)]
-                row["xid_count"], row["xid_last"] = (
-                    self._xid[number] if events is not None else (_NAN, _NAN)
-                )
+                row["xid_count"], row["xid_last"] = self._xid[number]
             yield row
 
 
@@ -78,10 +77,6 @@ def _listen(nvml: Any, device: Any) -> Any:
     events = nvml.nvmlEventSetCreate()
     nvml.nvmlDeviceRegisterEvents(device, nvml.nvmlEventTypeXidCriticalError, events)
     return events
-
-
-def _next_event(nvml: Any, events: Any) -> Any:
-    return nvml.nvmlEventSetWait(events, 0)
 
 
 def _throttle(nvml: Any, device: Any) -> int:
@@ -108,7 +103,7 @@ def _ecc(nvml: Any, device: Any, kind: str) -> int:
     )
 
 
-_QUESTIONS: dict[str, Callable[[Any, Any], float | None]] = {
+_QUESTIONS: dict[str, Question] = {
     "sm_mhz": lambda nvml, device: nvml.nvmlDeviceGetClockInfo(device, nvml.NVML_CLOCK_SM),
     "watts": lambda nvml, device: nvml.nvmlDeviceGetPowerUsage(device) / 1e3,
     "celsius": lambda nvml, device: nvml.nvmlDeviceGetTemperature(
@@ -117,11 +112,11 @@ _QUESTIONS: dict[str, Callable[[Any, Any], float | None]] = {
     "throttle": _throttle,
     "ecc_corrected": partial(_ecc, kind="NVML_MEMORY_ERROR_TYPE_CORRECTED"),
     "ecc_uncorrected": partial(_ecc, kind="NVML_MEMORY_ERROR_TYPE_UNCORRECTED"),
-    "pcie_generation": lambda nvml, device: nvml.nvmlDeviceGetCurrPcieLinkGeneration(device),
-    "pcie_generation_most": lambda nvml, device: nvml.nvmlDeviceGetMaxPcieLinkGeneration(device),
-    "pcie_width": lambda nvml, device: nvml.nvmlDeviceGetCurrPcieLinkWidth(device),
-    "pcie_width_most": lambda nvml, device: nvml.nvmlDeviceGetMaxPcieLinkWidth(device),
-    "pcie_replays": lambda nvml, device: nvml.nvmlDeviceGetPcieReplayCounter(device),
+    "pcie_generation": "nvmlDeviceGetCurrPcieLinkGeneration",
+    "pcie_generation_most": "nvmlDeviceGetMaxPcieLinkGeneration",
+    "pcie_width": "nvmlDeviceGetCurrPcieLinkWidth",
+    "pcie_width_most": "nvmlDeviceGetMaxPcieLinkWidth",
+    "pcie_replays": "nvmlDeviceGetPcieReplayCounter",
     "nvlink_errors": _nvlink_errors,
 }
 
