@@ -45,7 +45,7 @@ class Part:
     def write(self, directory: Path, step: int, state: Mapping[str, Any], keep: int) -> Path:
         """Writes this rank's part; rank 0 waits for the others, renames the folder, and keeps the newest ``keep``.
 
-        state: "shard", of Sharded.shard_state(), and on rank 0 "index", the rest to be saved. Raises ShardError if
+        state: "shard", of ShardState.shard_state(), and on rank 0 "index", the rest to be saved. Raises ShardError if
         another rank has failed, OSError on a full disk.
         """
         # With the token: parts that a killed run left for the same step do not mix with these.

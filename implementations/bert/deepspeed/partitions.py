@@ -18,12 +18,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from bert.checkpoint.sharded import spans_of
 from bert.core.dist import World
-from bert.optim.flat import ListRule, Segment, Shard, fill
+from bert.optim.flat import ListRule, Segment, Shard
+from bert.optim.mesh import Mesh
 from bert.optim.rules import ParameterShards, Rule, Update
-
-MASTERS = "masters"
+from bert.optim.state import ShardState
 
 
 class Partition(NamedTuple):
@@ -96,69 +95,20 @@ class ZeroRule(torch.optim.Optimizer):
         return self.world.sum(values.to(self.world.device)).to(values.device)
 
 
-class ZeroState:
-    """The state of a rule that ``zero``, DeepSpeed's optimizer, drives: for our checkpoints, and from them.
-
-    shapes: of all parameters.
-    """
+class ZeroState(ShardState):
+    """State of the rule that ``zero``, DeepSpeed's optimizer, drives. shapes: of all parameters."""
 
     def __init__(
         self, zero: Any, rule: ListRule, shapes: Mapping[str, torch.Size], world: World
     ) -> None:
-        self.zero, self.rule, self.shapes, self.world = zero, rule, shapes, world
-
-    def parts(self) -> dict[str, Tensor]:
-        """The flat buffers of masters and states."""
-        return {MASTERS: self.rule.shard.masters, **self.rule.shard.states}
+        super().__init__(rule.shard, rule.num_steps, shapes, Mesh(world, world.size))
+        self.zero = zero
 
     def set_loss_scale(self, scale: float) -> None:
         self.zero.loss_scaler.cur_scale = scale
 
-    def index(self) -> dict[str, Any]:
-        """As optim.Sharded.index."""
-        shapes = {name: tuple(shape) for name, shape in self.shapes.items()}
-        return {"num_steps": int(self.rule.num_steps), "shapes": shapes}
-
-    def shard_state(self) -> dict[str, Any]:
-        """As optim.Sharded.shard_state."""
-        names = list(self.shapes)
-        segments = [
-            (names[s.parameter], s.start, s.begin, s.size) for s in self.rule.shard.segments
-        ]
-        return {"parts": self.parts(), "segments": segments}
-
-    def state_dict(self) -> dict[str, Any]:
-        """As our own optimizers': gathered, by name, on the CPU of rank 0. A collective.
-
-        One parameter at a time is on the device.
-        """
-        state: dict[str, Any] = {"num_steps": int(self.rule.num_steps)}
-        for part, flat in self.parts().items():
-            tensors = {}
-            for number, (name, shape) in enumerate(self.shapes.items()):
-                gathered = torch.zeros(shape.numel(), device=self.world.device)
-                for segment in self.rule.shard.segments:
-                    if segment.parameter == number:
-                        mine = flat[segment.begin : segment.begin + segment.size]
-                        gathered[segment.start : segment.start + segment.size].copy_(mine)
-                self.world.sum(gathered)  # each number is on one rank, and 0 on the others
-                if self.world.is_main:
-                    tensors[name] = gathered.cpu().view(shape)
-            if self.world.is_main:
-                state[part] = tensors
-        return state
-
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores ``state_dict()`` of any engine and number of ranks. A collective.
-
-        Reads only tensors of which this rank holds a part. Raises KeyError if one is missing.
-        """
-        self.rule.num_steps.fill_(int(state["num_steps"]))
-        names, segments = list(self.shapes), self.rule.shard.segments
-        for part, flat in self.parts().items():
-            # By this rank's names alone: a checkpoint may be larger than the memory of a rank.
-            held = {names[segment.parameter] for segment in segments}
-            spans = (span for name in held for span in spans_of(state[part], name))
-            fill([(flat, segments)], names, spans)
-        self.zero.update_lp_params()  # of all ranks, as at the end of ZeRO's step
+        """Restores ``state_dict()``, and the weights of all ranks, as at the end of ZeRO's step. A collective."""
+        super().load_state_dict(state)
+        self.zero.update_lp_params()

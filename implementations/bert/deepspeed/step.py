@@ -23,7 +23,7 @@ from bert.model.init import fill as fill_model
 from bert.model.trainable import Trainable
 from bert.optim import Config as OptimizerConfig
 from bert.optim.flat import fill
-from bert.training.step import StepResult
+from bert.training.step import Resumable, StepResult
 from common.env import ConfigError, announce
 
 
@@ -76,8 +76,10 @@ def check_fp16(deepspeed: Any, device: torch.device) -> None:
         )
 
 
-class DeepSpeedStep:
+class DeepSpeedStep(Resumable):
     """Callable training step over micro-batches, as bert.training.step.Step, run by a DeepSpeed engine."""
+
+    optimizer: ZeroState
 
     def __init__(
         self,
@@ -113,7 +115,7 @@ class DeepSpeedStep:
         )
         partition = partition_of(zero, named.values())
         if precision.is_low:  # DeepSpeed took its masters from the weights after the cast
-            fill([(partition.flat.detach(), partition.segments)], list(named), masters())
+            fill(partition.flat.detach(), partition.segments, list(named), masters())
         # Last, since until then a step of ZeRO's changes nothing (see ZeroRule).
         rule = self.update.bind(list(named), partition)
         self.optimizer = ZeroState(zero, rule, shapes, world)
@@ -147,18 +149,8 @@ class DeepSpeedStep:
         """Masters and moments of this rank, on whatever device; ZeRO casts the weights from the masters."""
         return list(self.optimizer.parts().values())
 
-    def state_dict(self) -> dict[str, Any]:
-        """As bert.training.step.Step's. A collective."""
-        return {"optimizer": self.optimizer.state_dict(), "scaler": self.scaler.state_dict()}
-
-    def shard_state(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """As bert.training.step.Step's."""
-        index = {"optimizer": self.optimizer.index(), "scaler": self.scaler.state_dict()}
-        return self.optimizer.shard_state(), index
-
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores ``state_dict()``, or that of bert.training.step.Step. A collective."""
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.scaler.load_state_dict(state["scaler"])
+        super().load_state_dict(state)
         if self.scaler.enabled:
             self.optimizer.set_loss_scale(float(self.scaler.scale))

@@ -164,17 +164,17 @@ def _round_up(number: int, multiple: int) -> int:
 
 
 def fill(
-    flats: Iterable[tuple[Tensor, Sequence[Segment]]],
+    flat: Tensor,
+    segments: Sequence[Segment],
     names: Sequence[str],
     chunks: Iterable[tuple[str, int, Tensor]],
 ) -> None:
-    """Copies parameter chunks, (name, first number, numbers), into the segments of flat buffers that overlap them."""
-    targets: dict[str, list[tuple[Tensor, Segment]]] = {}
-    for flat, segments in flats:
-        for segment in segments:
-            targets.setdefault(names[segment.parameter], []).append((flat, segment))
+    """Copies parameter chunks, (name, first number, numbers), into the segments of a flat buffer that overlap them."""
+    targets: dict[str, list[Segment]] = {}
+    for segment in segments:
+        targets.setdefault(names[segment.parameter], []).append(segment)
     for name, start, values in chunks:
-        for flat, segment in targets.get(name, ()):
+        for segment in targets.get(name, ()):
             # In elements of the parameter, of which chunk and segment may hold different parts.
             begin = max(start, segment.start)
             end = min(start + len(values), segment.start + segment.size)

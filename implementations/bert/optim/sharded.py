@@ -17,19 +17,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bert.checkpoint.sharded import spans_of
 from bert.core.dist import World
 from bert.optim.flat import FlatLamb, Layout, ListRule, Shard, fill
 from bert.optim.gradients import GradientBuckets
 from bert.optim.mesh import Mesh
 from bert.optim.rules import Scalar, Update
+from bert.optim.state import ShardState, held_spans
 from bert.optim.weights import WeightBuckets
 
 # Few collectives, each long enough for the full bandwidth, against early ones beside the backward pass.
 BUCKET_BYTES = 64 << 20
 
 
-class Sharded:
+class Sharded(ShardState):
     """Applies a rule to this rank's shard of the parameters.
 
     ``stages``: modules that together hold all parameters and whose calls make up the forward pass, in its order.
@@ -59,24 +59,23 @@ class Sharded:
         contiguous_groups: Sequence[Sequence[Tensor]] = (),
     ) -> None:
         named = dict(named_parameters)
-        self.names, self.parameters = list(named), list(named.values())
-        self.mesh = Mesh(world, group_size or world.size)
+        names, self.parameters = list(named), list(named.values())
+        mesh = Mesh(world, group_size or world.size)
         dtype = self.parameters[0].dtype
         assert all(p.dtype == dtype for p in self.parameters), "all weights are of one type"
         bucket_elements = bucket_bytes // dtype.itemsize
-        self.layout = layout_of(self.parameters, self.mesh.size, bucket_elements, contiguous_groups)
-        self.segments = self.layout.segments(self.mesh.rank)
+        self.layout = layout_of(self.parameters, mesh.size, bucket_elements, contiguous_groups)
+        segments = self.layout.segments(mesh.rank)
 
         # Masters in fp32: in bf16, with 8 bits, an update of 1/256 of a weight would be lost.
         master_dtype = torch.float64 if dtype == torch.float64 else torch.float32
         masters_flat = torch.zeros(self.layout.shard_total, dtype=master_dtype, device=world.device)
-        if first_weights is None:
-            self._fill_shard(masters_flat, masters or named)
-        else:
-            fill([(masters_flat, self.segments)], self.names, first_weights)
         # Placeholders have no values: each rank's weights come from its shard, and are gathered.
         filled = first_weights is None
-        self.weights = WeightBuckets(self.parameters, stages, self.layout, self.mesh, filled=filled)
+        if first_weights is None:
+            first_weights = held_spans(segments, names, masters or named)
+        fill(masters_flat, segments, names, first_weights)
+        self.weights = WeightBuckets(self.parameters, stages, self.layout, mesh, filled=filled)
         self.weights.shard.copy_(masters_flat)
 
         self.norm_per_parameter = norm_per_parameter
@@ -87,27 +86,23 @@ class Sharded:
         self.buckets = GradientBuckets(
             self.parameters,
             self.layout,
-            self.mesh,
+            mesh,
             sum_dtype,
             communication_dtype or sum_dtype,
             separate_receive_buffer=accumulate and clip_each,
         )
-        self.shard = Shard(
-            names=self.names,
-            segments=self.segments,
+        shard = Shard(
+            names=names,
+            segments=segments,
             masters=masters_flat,
             gradient=self.buckets.shard,
             weights=self.weights.shard,
         )
-        self.rule = make_rule(self.shard)
+        self.rule = make_rule(shard)
+        shapes = {name: parameter.shape for name, parameter in named.items()}
+        super().__init__(shard, self.rule.num_steps, shapes, mesh)
         # Squared norms of the averaged gradient, measured at most once a step.
         self.grad_sq_norms: Tensor | None = None
-
-    @torch.no_grad()
-    def _fill_shard(self, shard: Tensor, tensors: Mapping[str, Tensor]) -> None:
-        names_in_shard = dict.fromkeys(self.names[s.parameter] for s in self.segments)
-        spans = (span for name in names_in_shard for span in spans_of(tensors, name))
-        fill([(shard, self.segments)], self.names, spans)
 
     # --- gradients and update ----------------------------------------------------------------------------------------
 
@@ -162,91 +157,14 @@ class Sharded:
         return [
             self.weights.whole,
             self.weights.shard,
-            *self._parts().values(),
-            self.rule.num_steps,
+            *self.parts().values(),
+            self.num_steps,
         ]
 
-    def _parts(self) -> dict[str, Tensor]:
-        return {"masters": self.shard.masters, **self.shard.states}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Step count, fp32 masters and the rule's states by parameter, gathered on the CPU of rank 0; a collective.
-
-        The same as a replicated optimizer's, so that it can be resumed with any number of ranks, or replicated. Other
-        ranks get only the step count.
-        """
-        # int() waits for the device.
-        state: dict[str, Any] = {"num_steps": int(self.rule.num_steps)}
-        # Every group has a full copy: that of one is enough.
-        for key, shard in self._parts().items() if self.mesh.group == 0 else ():
-            tensors = self._collect(shard)
-            if self.mesh.world.is_main:
-                state[key] = dict(zip(self.names, tensors, strict=True))
-        return state
-
-    def shard_state(self) -> dict[str, Any]:
-        """This rank's part of ``state_dict()``: its flat buffers, and (name, start, begin, size) of each segment.
-
-        Groups have equal shards, of which each saves a stretch [low, high).
-        """
-        group, groups, size = self.mesh.group, self.mesh.groups, self.layout.shard_total
-        low, high = size * group // groups, size * (group + 1) // groups
-        segments = []
-        for segment in self.segments:
-            begin = max(segment.begin, low)
-            end = min(segment.begin + segment.size, high)
-            if end > begin:
-                start = segment.start + begin - segment.begin
-                segments.append((self.names[segment.parameter], start, begin - low, end - begin))
-        parts = {key: flat[low:high] for key, flat in self._parts().items()}
-        return {"parts": parts, "segments": segments}
-
-    def index(self) -> dict[str, Any]:
-        """State common to all ranks."""
-        shapes = {name: tuple(p.shape) for name, p in zip(self.names, self.parameters, strict=True)}
-        return {"num_steps": int(self.rule.num_steps), "shapes": shapes}
-
-    def _collect(self, shard: Tensor) -> list[Tensor]:
-        """Gathered tensors, in the order of the parameters, on rank 0 only. One bucket at a time is on the device."""
-        whole: dict[int, Tensor] = {}
-        for bucket in self.layout.buckets:
-            flats = [part.of_shard(shard) for part in bucket.slices]
-            if self.mesh.size > 1:
-                flats = self._gathered(flats)
-            # All take part in the gather, rank 0 alone keeps the result.
-            if not self.mesh.world.is_main:
-                continue
-            flat = torch.cat([flat.cpu() for flat in flats])
-            begin = bucket.slices[0].begin
-            for segment in self.layout.parts(bucket, begin, begin + len(flat)):
-                tensor = flat[segment.begin : segment.begin + segment.size]
-                shape = self.parameters[segment.parameter].shape
-                # Cloned: a view would keep all of the bucket in memory.
-                whole[segment.parameter] = tensor.view(shape).clone()
-        return [whole[index] for index in sorted(whole)]
-
-    def _gathered(self, pieces: Sequence[Tensor]) -> list[Tensor]:
-        """All ranks' pieces of each slice. A collective; its gathers run at the same time."""
-        wholes = [piece.new_empty(self.mesh.size * piece.numel()) for piece in pieces]
-        started = [self.mesh.all_gather(*pair) for pair in zip(wholes, pieces, strict=True)]
-        for work in started:
-            assert work is not None
-            work.wait()
-        return wholes
-
     @torch.no_grad()
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores ``state_dict()`` of any number of ranks, weights included. Raises KeyError for a missing name.
-
-        Only this rank's shard is read; other ranks' weights are gathered when needed.
-        """
-        # In place: rules and captured graphs hold this tensor.
-        self.rule.num_steps.fill_(int(state["num_steps"]))
-        for key, shard in self._parts().items():
-            # Of all parameters, not of this shard's alone, so that every rank raises.
-            if missing := [name for name in self.names if name not in state[key]]:
-                raise KeyError(missing[0])
-            self._fill_shard(shard, state[key])
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores ``state_dict()``, weights included; other ranks' weights are gathered when needed."""
+        super().load_state_dict(state)
         # Weights are rounded masters, so that a checkpoint needs none of its own.
         self.weights.shard.copy_(self.shard.masters)
         self.weights.mark_stale()

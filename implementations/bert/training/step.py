@@ -21,6 +21,7 @@ from bert.model.trainable import Trainable
 from bert.optim import Config as OptimizerConfig
 from bert.optim.clipping import Clipping, Gradients
 from bert.optim.sharded import Sharded
+from bert.optim.state import ShardState
 from bert.training.stop import TrainingError
 
 
@@ -107,8 +108,37 @@ def check_finite(state: Iterable[Tensor], world: World, step: int) -> None:
         )
 
 
-class Step:
+class Resumable:
+    """A step's state in checkpoints, the same for either engine."""
+
+    optimizer: ShardState
+    scaler: LossScaler
+    fp8: Scaling | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """State for resuming, by part. A collective."""
+        return {"optimizer": self.optimizer.state_dict(), **self._scales()}
+
+    def shard_state(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """This rank's part of the sharded optimizer's state, and the state common to all ranks."""
+        return self.optimizer.shard_state(), {"optimizer": self.optimizer.index(), **self._scales()}
+
+    def _scales(self) -> dict[str, Any]:
+        scales = {"scaler": self.scaler.state_dict()}
+        return scales if self.fp8 is None else {**scales, "fp8": self.fp8.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores ``state_dict()``; fp8 scales missing in it are measured by the next step."""
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.scaler.load_state_dict(state["scaler"])
+        if self.fp8 is not None and "fp8" in state:
+            self.fp8.load_state_dict(state["fp8"])
+
+
+class Step(Resumable):
     """Callable training step over micro-batches."""
+
+    optimizer: Sharded
 
     def __init__(
         self,
@@ -193,22 +223,3 @@ class Step:
         """Every tensor on the device that a step changes."""
         scales = self.fp8.state_tensors() if self.fp8 is not None else []
         return [*self.optimizer.state_tensors(), *self.scaler.state_tensors(), *scales]
-
-    def state_dict(self) -> dict[str, Any]:
-        """State for resuming, by part. A collective."""
-        return {"optimizer": self.optimizer.state_dict(), **self._scales()}
-
-    def shard_state(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """This rank's part of the sharded optimizer's state, and the state common to all ranks."""
-        return self.optimizer.shard_state(), {"optimizer": self.optimizer.index(), **self._scales()}
-
-    def _scales(self) -> dict[str, Any]:
-        scales = {"scaler": self.scaler.state_dict()}
-        return scales if self.fp8 is None else {**scales, "fp8": self.fp8.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores ``state_dict()``; fp8 scales missing in it are measured by the next step."""
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.scaler.load_state_dict(state["scaler"])
-        if self.fp8 is not None and "fp8" in state:
-            self.fp8.load_state_dict(state["fp8"])

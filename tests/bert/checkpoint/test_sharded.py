@@ -95,7 +95,7 @@ def _check_ranks(world: World, shape, directory):
         ):
             assert torch.equal(a, b), name
         with torch.no_grad():  # so that each number tells where it belongs
-            for key, flat in by_chunks[1].optimizer._parts().items():
+            for key, flat in by_chunks[1].optimizer.parts().items():
                 flat.copy_(torch.arange(len(flat)) + world.rank * 0.25 + len(key))
         shard, index = by_chunks[1].shard_state()
         _part(world.rank, 2).write(

@@ -45,7 +45,7 @@ def _averaged(world, model, optimizer, clipping, scale):
         with gradients.micro_batch(micro == 0, micro == 1, scale / 2):
             (gradients.forward(_data(micro, world.rank)) * (scale / 2)).backward()
     _, factor = gradients.finish(scale)
-    return optimizer._collect(optimizer.buckets.shard), factor
+    return list(optimizer.gathered(optimizer.buckets.shard).values()), factor
 
 
 def _check_bucket_clipping(world):
