@@ -200,10 +200,19 @@ def _package(arguments: argparse.Namespace) -> int:
 _TYPES = {"path": Path, "int": int, "float": float}
 _FIELDS = 'such as {"cooling": "air", ...}'
 _COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {  # names as in commands.yaml
-    "show": partial(_tables, show), "check": _check, "compare": partial(_tables, compare), "watch": _watch,
-    "rcp": _rcp, "rehearsal": _rehearsal, "certify": certify, "select": _select, "league": _league,
-    "report": _report, "system": _system, "package": _package,
-}  # fmt: skip
+    "show": partial(_tables, show),
+    "check": _check,
+    "compare": partial(_tables, compare),
+    "watch": _watch,
+    "rcp": _rcp,
+    "rehearsal": _rehearsal,
+    "certify": certify,
+    "select": _select,
+    "league": _league,
+    "report": _report,
+    "system": _system,
+    "package": _package,
+}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -241,9 +250,9 @@ def main(argv: list[str] | None = None) -> int:
         arguments = parser().parse_args(argv)
         # The default is not looked up, so that commands without rules work without mlperf_logging.
         if arguments.ruleset != DEFAULT_RULESET and arguments.ruleset not in rulesets():
-            raise ReviewError(
-                f"--ruleset {arguments.ruleset}: unknown or without BERT; choose {', '.join(rulesets())}"
-            )
+            known = ", ".join(rulesets())
+            why = f"unknown or without BERT; choose {known}"
+            raise ReviewError(f"--ruleset {arguments.ruleset}: {why}")
         return int(arguments.run(arguments))
     except ReviewError as error:
         print(f"review: error: {error}", file=sys.stderr)

@@ -204,7 +204,8 @@ class Comparison:
         if self.unlike:
             return f"not comparable, they differ in {', '.join(self.unlike)}: nominally {faster}"
         if found.p is None:
-            return f"{faster}; too few runs to tell whether by chance, at least {_LEAST_TRIMMED} each are needed"
+            least = f"at least {_LEAST_TRIMMED} each are needed"
+            return f"{faster}; too few runs to tell whether by chance, {least}"
         if found.significant:
             return f"{faster}, significant at 5% (p = {found.p:.2g})"
         return f"no significant difference in time: {faster}, p = {found.p:.2g}"

@@ -92,7 +92,8 @@ class Selection:
         without = f", {invalid} of which would not count" if invalid else ""
         if self.chosen is None:
             return f"the median of {sets}{without}, is of a set that would not count"
-        return f"closest to the median of {sets}{without}: {self.chosen.score:.4f}, median {self.median:.4f} minutes"
+        scores = f"{self.chosen.score:.4f}, median {self.median:.4f} minutes"
+        return f"closest to the median of {sets}{without}: {scores}"
 
     def as_dict(self) -> dict[str, Any]:
         found = pick(self, "folder median_minutes=median chosen reason crashed=crashes sets")

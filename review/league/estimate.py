@@ -57,20 +57,24 @@ class Estimate:
     slower: Entry | None = None
 
     def __str__(self) -> str:
-        time = f"about {_minutes(self.minutes)} min ({_minutes(self.low)} to {_minutes(self.high)}) to train BERT-large"
-        time += f" to 0.720 at batch {self.batch_size:g}{'' if self.recipe else ' with usual hyper-parameters'}"
+        interval = f"{_minutes(self.low)} to {_minutes(self.high)}"
+        time = f"about {_minutes(self.minutes)} min ({interval}) to train BERT-large"
+        time += f" to 0.720 at batch {self.batch_size:g}"
+        time += "" if self.recipe else " with usual hyper-parameters"
         place = f"no published result has {self.accelerators} accelerators"
         if self.results == 1:
             place = f"only one published result has {self.accelerators} accelerators: no ranking"
         elif self.results:
             first, last = self.ranks
-            place = f"place {first}{f' to {last}' if last > first else ''} among the {self.results} published results "
+            place = f"place {first}{f' to {last}' if last > first else ''} "
+            place += f"among the {self.results} published results "
             place += f"with {self.accelerators} accelerators, "
-            place += " and ".join(
-                f"{word} {one.submitter} {one.system} ({_minutes(one.minutes)} min, round {one.round})"
-                for word, one in (("behind", self.faster), ("before", self.slower))
-                if one
-            )
+            neighbours = []
+            for word, one in (("behind", self.faster), ("before", self.slower)):
+                if one:
+                    about = f"{_minutes(one.minutes)} min, round {one.round}"
+                    neighbours.append(f"{word} {one.submitter} {one.system} ({about})")
+            place += " and ".join(neighbours)
         doubts = "".join(f"; doubtful: {doubt}" for doubt in self.doubts)
         return f"{time}, {place}{doubts}; estimate, unverified"
 
@@ -146,8 +150,9 @@ def _beyond(rate: float, accelerators: int) -> Iterator[tuple[str, float]]:
         yield f"above {MANY} accelerators such estimates were up to 15% too fast", MANY_SPREAD
     fastest = max(one.per_accelerator or 0.0 for one in published())
     if rate / accelerators > fastest:
-        words = f"{rate / accelerators:,.0f} sequences/s of each accelerator is beyond the fastest published"
-        yield f"{words}, {fastest:,.0f}", math.log(rate / accelerators / fastest)
+        each = f"{rate / accelerators:,.0f} sequences/s of each accelerator"
+        words = f"{each} is beyond the fastest published, {fastest:,.0f}"
+        yield words, math.log(rate / accelerators / fastest)
 
 
 def _minutes(minutes: float | None) -> str:

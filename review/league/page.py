@@ -43,15 +43,7 @@ def scaling(league: League) -> Chart | None:
         return None
     lines = []
     for index, (_, name, best) in enumerate(curves[:_MOST_CURVES]):
-        points = [
-            Point(
-                x,
-                one.minutes or 0.0,
-                f"{one.submitter}, {one.accelerator}, {one.round}: {x:g} accelerators ({size(one)}), "
-                f"{one.minutes:.4f} minutes",
-            )
-            for x, one in sorted(best.items())
-        ]
+        points = [Point(x, one.minutes or 0.0, _tip(one)) for x, one in sorted(best.items())]
         lines.append(Series(run=index, name=name, label=name, points=tuple(points)))
     counts = [point.x for line in lines for point in line.points]
     minutes = [point.y for line in lines for point in line.points]
@@ -59,12 +51,19 @@ def scaling(league: League) -> Chart | None:
     return Chart(
         key="scaling",
         title="Time to train over accelerators",
-        alt=f"{len(lines)} accelerators of the widest reach{whose}, and of each size the fastest result in the closed "
-        "division, of any submitter and round; both axes are logarithmic, so perfect scaling is a straight line of "
-        "slope -1.",
+        alt=f"{len(lines)} accelerators of the widest reach{whose}, and of each size the fastest "
+        "result in the closed division, of any submitter and round; both axes are logarithmic, so "
+        "perfect scaling is a straight line of slope -1.",
         x=Axis(label="accelerators", low=min(counts) / 1.1, high=max(counts) * 1.6, log=True),
         y=Axis(label="minutes", low=min(minutes) / 1.15, high=max(minutes) * 1.15, log=True),
         series=tuple(lines),
+    )
+
+
+def _tip(entry: Entry) -> str:
+    whose = f"{entry.submitter}, {entry.accelerator}, {entry.round}"
+    return (
+        f"{whose}: {entry.accelerators:g} accelerators ({size(entry)}), {entry.minutes:.4f} minutes"
     )
 
 
@@ -100,9 +99,8 @@ def build_page(league: League) -> str:
     )
     about = [f"{len(own)} of your own"] if own else []
     if rounds:
-        about.append(
-            f"{len(league.others)} published in rounds {rounds[0]} to {rounds[-1]}, resubmissions in one row"
-        )
+        published = f"{len(league.others)} published in rounds {rounds[0]} to {rounds[-1]}"
+        about.append(f"{published}, resubmissions in one row")
     rows = [
         {
             "own": league.is_own(one),

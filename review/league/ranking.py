@@ -22,9 +22,9 @@ BY: dict[
 _LONGEST = 36  # characters of a cell
 NOT_CHECKED = "*"
 EXPLAINED = (
-    "minutes: the score by the installed rules of the round, with their factor for fast convergence; published: the "
-    f"olympic mean times the factor committed with the logs; {NOT_CHECKED} not checked: olympic mean of logs that no "
-    "installed rules accept"
+    "minutes: the score by the installed rules of the round, with their factor for fast "
+    "convergence; published: the olympic mean times the factor committed with the logs; "
+    f"{NOT_CHECKED} not checked: olympic mean of logs that no installed rules accept"
 )
 UNVERIFIED = "unverified"
 
@@ -123,7 +123,8 @@ class League:
         if place is None:
             return f"has no {BY[self.by][0]} to rank it by"
         known = [sum(BY[self.by][1](one) is not None for one in ones) for ones in (division, size)]
-        standing = f"rank {place} of {known[0]} {entry.division or 'division unknown'} results by {BY[self.by][0]}"
+        results = f"{entry.division or 'division unknown'} results"
+        standing = f"rank {place} of {known[0]} {results} by {BY[self.by][0]}"
         if entry.accelerators and known[1] > 1:
             standing += f", {of_size} of {known[1]} with {entry.accelerators:g} accelerators"
         return standing

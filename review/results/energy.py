@@ -178,9 +178,8 @@ def readings(path: Path, samples: list[Sample], start_ms: float, stop_ms: float)
     first, last = bisect.bisect_right(times, start_ms), bisect.bisect_left(times, stop_ms)
     if first == 0 or last == len(samples):
         covered = f"{times[0]:.0f} to {times[-1]:.0f}" if times else "nothing"
-        raise EnergyError(
-            f"{path}: the samples cover {covered}, not the run from {start_ms:.0f} to {stop_ms:.0f} (ms)"
-        )
+        run = f"the run from {start_ms:.0f} to {stop_ms:.0f} (ms)"
+        raise EnergyError(f"{path}: the samples cover {covered}, not {run}")
     return [*samples[first:last], (stop_ms, samples[last][1])]
 
 

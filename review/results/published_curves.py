@@ -107,7 +107,8 @@ class Deviation:
 
     def describe(self) -> str:
         at = f"{self.evaluation.accuracy:.4f} at {self.evaluation.samples:,.0f} samples"
-        return f"outside the published runs: {at}, of {self.runs} runs {self.low:.4f} to {self.high:.4f}"
+        band = f"of {self.runs} runs {self.low:.4f} to {self.high:.4f}"
+        return f"outside the published runs: {at}, {band}"
 
 
 def recipe(run: Run) -> dict[str, float]:
@@ -194,16 +195,18 @@ class Rehearsal:
         later = [point for point in self.points if point.samples]
         wrong = [point for point in later if not point.within_range]
         if start is None:
-            yield "no evaluation before the first step: not a rehearsal (REHEARSAL=1 evaluates there)"
+            why = "not a rehearsal (REHEARSAL=1 evaluates there)"
+            yield f"no evaluation before the first step: {why}"
         elif not start.within_range:
             yield (
-                f"the accuracy before the first step is {start.accuracy:.4f}, but the checkpoint has {start.low:.3f} "
-                f"to {start.high:.3f}: other weights (md5 of model.ckpt-28252), another evaluation set or vocabulary "
-                "(./verify_dataset.sh), or another form of GELU"
+                f"the accuracy before the first step is {start.accuracy:.4f}, but the checkpoint "
+                f"has {start.low:.3f} to {start.high:.3f}: other weights (md5 of model.ckpt-28252), "
+                "another evaluation set or vocabulary (./verify_dataset.sh), or another form of GELU"
             )
         # A flat curve is told apart first: its causes are not those of a curve that rises wrongly.
         elif wrong and abs(later[-1].accuracy - start.accuracy) < LEAST_MARGIN:
-            yield "the accuracy stays at the checkpoint's: no step is taken (learning rate, loss scale), or bad data"
+            why = "no step is taken (learning rate, loss scale), or bad data"
+            yield f"the accuracy stays at the checkpoint's: {why}"
         elif wrong:
             high = wrong[0].verdict == "high"
             yield from likely_causes(wrong[0].samples, high, self.band, self.run, sound_start=True)
@@ -242,10 +245,9 @@ def rehearsal(target: Path) -> Rehearsal:
     band = range_of(run)
     if band is None:
         known = ", ".join(dict.fromkeys(f"{one.batch_size:,}" for one in published()))
-        raise ReviewError(
-            f"{run.path}: fewer than ten published runs have batch size {run.batch_size or 'unknown'}: rehearse a "
-            f"config with one of {known}"
-        )
+        size = run.batch_size or "unknown"
+        why = f"fewer than ten published runs have batch size {size}"
+        raise ReviewError(f"{run.path}: {why}: rehearse a config with one of {known}")
     points = []
     for one in (one for one in run.evaluations if one.samples is not None):
         # Bands begin at the first evaluation; before it the checkpoint's accuracy is known.
@@ -263,9 +265,8 @@ def rehearsal(target: Path) -> Rehearsal:
 
 def print_rehearsal(found: Rehearsal) -> None:
     band = found.band
-    print(
-        f"{found.run.path}\ncompared with {band.runs} runs of batch size {band.batch_size:,}: {band.source}"
-    )
+    print(found.run.path)
+    print(f"compared with {band.runs} runs of batch size {band.batch_size:,}: {band.source}")
     print(f"{'samples':>12} {'accuracy':>10} {'published':>18}")
     for point in found.points:
         span = f"{point.low:.4f} to {point.high:.4f}"

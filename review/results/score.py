@@ -23,8 +23,8 @@ from review.rulebook.compliance import BENCHMARK, DEFAULT_RULESET, rulesets
 REQUIRED_RUNS = 10
 # Required by MLCommons' messaging guidelines for results that they have not reviewed.
 UNVERIFIED = (
-    'unverified until MLCommons has reviewed it: where you publish it, write "unverified" beside the score, and '
-    '"Result not verified by MLCommons Association"'
+    'unverified until MLCommons has reviewed it: where you publish it, write "unverified" beside '
+    'the score, and "Result not verified by MLCommons Association"'
 )
 _NOT_CONVERGED = 1e9  # samples of a run that did not converge, in the official RCP test
 

@@ -274,12 +274,11 @@ def _describe_failure(event: Event, rule: str, state: dict[str, Any]) -> str:
     if rule in official()["words"]:
         return official()["words"][rule]
     if "first_init_start" in rule:
-        start, limit = (
-            number(state.get("first_init_start")),
-            number(state.get("compile_time_mins")) or 30,
-        )
+        start = number(state.get("first_init_start"))
+        limit = number(state.get("compile_time_mins")) or 30
         if start is not None and start < 9e99:
-            return f"initialisation took {(event.time_ms - start) / 60_000:.1f} minutes, the limit is {limit:g}"
+            took = (event.time_ms - start) / 60_000
+            return f"initialisation took {took:.1f} minutes, the limit is {limit:g}"
         return "comes before any init_start"
     choice = re.fullmatch(r"v\['value'\] in \[(.*)\]", rule)
     if choice:

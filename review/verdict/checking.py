@@ -184,7 +184,8 @@ def as_dict(result: Result) -> dict[str, Any]:
     return {
         **pick(
             result,
-            "folder name organization platform division ruleset complies_with_other_ruleset=other_ruleset",
+            "folder name organization platform division ruleset"
+            " complies_with_other_ruleset=other_ruleset",
         ),
         **pick(
             result,
@@ -207,7 +208,8 @@ def as_dict(result: Result) -> dict[str, Any]:
         ],
         **pick(
             result,
-            "crashed=crashes unreadable olympic_minutes raw_olympic_minutes_not_checked=reached_minutes",
+            "crashed=crashes unreadable olympic_minutes"
+            " raw_olympic_minutes_not_checked=reached_minutes",
         ),
         **pick(result, "median_minutes mean_samples"),
         "rcp": point and {**test, **pick(point, "mean std minimum"), "margin": margin},
@@ -264,7 +266,8 @@ def _checked(
                 else "; ".join(one.messages) or "gives no reason"
             )
             source = "repository" if one.tool == "repo_checker" else "package"
-            message = f"the official {one.tool} {why.replace(f'{tree_of}/', '').replace(tree_of, 'the submission')}"
+            why = why.replace(f"{tree_of}/", "").replace(tree_of, "the submission")
+            message = f"the official {one.tool} {why}"
             findings = [
                 *findings,
                 Finding(ERROR, message, source, path, rule=rule, hint="its own words"),

@@ -49,8 +49,8 @@ def check_power(result: Result) -> Iterator[Finding]:
             names = {file.path.name for file in files if file.path.name.startswith(kind)}
             wanted = {f"{kind}_{number}.txt" for number in range(len(names))}
             if names != wanted:
-                message = f"holds {', '.join(sorted(names - wanted))}, not {', '.join(sorted(wanted - names))}"
-                yield _broken("power_names", message, place)
+                held, missing = (", ".join(sorted(one)) for one in (names - wanted, wanted - names))
+                yield _broken("power_names", f"holds {held}, not {missing}", place)
         for file in files:
             # By content: a copied measurement has the same lines under any name.
             other = known.setdefault("\n".join(event.text for event in file.log.events), file.path)

@@ -331,6 +331,6 @@ def rcp_findings(result: Result) -> list[Finding]:
         names = f": {', '.join(failing)}" if failing and result.batch_size is not None else ""
         rule, message = "rcp_impossible", f"test fails: {test.reason}{names}"
     else:
-        message = f"test fails: mean of {mean:,.0f} samples, the minimum is {point.minimum:,.0f} ({test.reason})"
-        rule = "rcp_failed"
+        rule, least = "rcp_failed", f"the minimum is {point.minimum:,.0f} ({test.reason})"
+        message = f"test fails: mean of {mean:,.0f} samples, {least}"
     return [broken(rule, message, result.folder, key="RCP", factor=factor)]
