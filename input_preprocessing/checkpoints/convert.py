@@ -109,9 +109,13 @@ def write_pytorch(path: Path, tensors: parameters.Tensors) -> None:
 
 
 def convert(
-    source: Path, target: Path, names: str, multiple: int = 8, vocab_size: int | None = None,
+    source: Path,
+    target: Path,
+    names: str,
+    multiple: int = 8,
+    vocab_size: int | None = None,
     bert_config: Path | None = None,
-) -> tuple[parameters.Shape, Counter[str]]:  # fmt: skip
+) -> tuple[parameters.Shape, Counter[str]]:
     """Converts a checkpoint; returns the model's sizes and the number of skipped variables by kind.
 
     Args:

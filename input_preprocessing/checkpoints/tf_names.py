@@ -97,8 +97,11 @@ def check_complete(tensors: Tensors, where: str) -> Shape:
     both = wanted.keys() & tensors.keys()
     problems = [f"{name} is missing" for name in wanted.keys() - both]
     problems += [f"{name} is unknown" for name in tensors.keys() - both]
-    problems += [f"{name} is {tensors[name].shape}, not {wanted[name]}" for name in both
-                 if tensors[name].shape != wanted[name]]  # fmt: skip
+    problems += [
+        f"{name} is {tensors[name].shape}, not {wanted[name]}"
+        for name in both
+        if tensors[name].shape != wanted[name]
+    ]
     # A checkpoint without a head is told so in one phrase instead of by the names of its parameters.
     heads = {"masked-LM": "cls.predictions.", "next-sentence": "cls.seq_relationship."}
     for head, prefix in heads.items():
@@ -119,9 +122,12 @@ def check_config(shape: Shape, path: Path) -> None:
     try:
         config = json.loads(path.read_text())
         wanted = {
-            "num_hidden_layers": shape.layers, "hidden_size": shape.hidden, "intermediate_size": shape.feed_forward,
-            "vocab_size": shape.vocabulary, "max_position_embeddings": shape.positions,
-        }  # fmt: skip
+            "num_hidden_layers": shape.layers,
+            "hidden_size": shape.hidden,
+            "intermediate_size": shape.feed_forward,
+            "vocab_size": shape.vocabulary,
+            "max_position_embeddings": shape.positions,
+        }
         odd = [
             f"{name} {int(config[name])}, not {size}"
             for name, size in wanted.items()

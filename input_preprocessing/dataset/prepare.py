@@ -108,10 +108,17 @@ def finish(job: steps.Job) -> None:
             capacity += records.num_rows * metadata.max_seq_length
     made = manifest.Manifest(
         text=f"{sequences:,} sequences in {rows:,} rows, {tokens / capacity:.2%} full, {len(shard_files)} shards",
-        sequences=sequences, rows=rows, tokens=tokens, eval_samples=picked, multiset_digest=digest, texts=texts,
-        recipe=job.recipe(), files=files, versions=manifest.versions(),
+        sequences=sequences,
+        rows=rows,
+        tokens=tokens,
+        eval_samples=picked,
+        multiset_digest=digest,
+        texts=texts,
+        recipe=job.recipe(),
+        files=files,
+        versions=manifest.versions(),
         sources=sources,
-    )  # fmt: skip
+    )
     manifest.write(job.manifest, made)
     print(
         f"{target}: {made.text}; done in {duration(time.monotonic() - started)}",

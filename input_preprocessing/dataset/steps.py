@@ -218,14 +218,18 @@ class Job:
 
     def recipe(self) -> dict[str, object]:
         """Everything that determines the result, except the text."""
+        most = self.options.max_sequences_per_row if self.kind == "packed" else 1
         return {
-            "vocab_md5": self.words.md5, **dataclasses.asdict(self.config), "kind": self.kind,
+            "vocab_md5": self.words.md5,
+            **dataclasses.asdict(self.config),
+            "kind": self.kind,
             "shards": self.options.shards,
-            "max_sequences_per_row": self.options.max_sequences_per_row if self.kind == "packed" else 1,
-            "edges": list(self.edges), "num_eval_samples": self.options.num_eval_samples,
+            "max_sequences_per_row": most,
+            "edges": list(self.edges),
+            "num_eval_samples": self.options.num_eval_samples,
             "sequences": None,  # all; earlier versions could make fewer
             "folder": UNPACKED_FOLDER if self.options.phases and self.kind == "unpacked" else None,
-        }  # fmt: skip
+        }
 
     def is_finished(self) -> bool:
         """Whether an earlier run made these files from this text with this recipe, and they still exist."""

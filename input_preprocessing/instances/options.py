@@ -37,9 +37,12 @@ class SamplingConfig:
     def __post_init__(self) -> None:
         # 5: [CLS], two [SEP] and a token for each segment. 32,767: positions are int16.
         for name, low, high in (
-            ("max_seq_length", 5, 32767), ("max_predictions_per_seq", 1, 32767), ("masked_lm_prob", 0, 1),
-            ("short_seq_prob", 0, 1), ("dupe_factor", 1, 1000),
-        ):  # fmt: skip
+            ("max_seq_length", 5, 32767),
+            ("max_predictions_per_seq", 1, 32767),
+            ("masked_lm_prob", 0, 1),
+            ("short_seq_prob", 0, 1),
+            ("dupe_factor", 1, 1000),
+        ):
             value = getattr(self, name)
             if not low <= value <= high:
                 raise DataError(

@@ -9,6 +9,7 @@ Without next-sentence prediction a document is cut into runs of a full sequence,
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -88,30 +89,57 @@ def make_instances(text: TokenizedText, vocabulary: Vocabulary, config: Sampling
     )  # holds a position and an id
     state = mersenne.initial_state(config.random_seed)
     pairs, masked_offsets, masked = sample(
-        state, text.tokens, segment_offsets, document_offsets, special, len(vocabulary), mask_type,
-        config.max_seq_length, config.short_seq_prob, config.dupe_factor, num_predictions, config.nsp,
-    )  # fmt: skip
+        state,
+        text.tokens,
+        segment_offsets,
+        document_offsets,
+        special,
+        len(vocabulary),
+        mask_type,
+        config.max_seq_length,
+        config.short_seq_prob,
+        config.dupe_factor,
+        num_predictions,
+        config.nsp,
+    )
     # The reference's last draw, over the instances of all passes; here their numbers are shuffled.
     order = np.arange(len(pairs))
     mersenne.shuffle(state, order)
+    return _records_of(text.tokens, special, pairs, masked_offsets, masked, order, config.nsp)
+
+
+def _records_of(
+    tokens: npt.NDArray[Any],
+    special: npt.NDArray[Any],
+    pairs: npt.NDArray[np.int64],
+    masked_offsets: npt.NDArray[np.int64],
+    masked: npt.NDArray[Any],
+    order: npt.NDArray[np.int64],
+    nsp: bool,
+) -> Records:
+    """The instances in this order. The others as `sample` has them."""
     chosen = pairs[order]
     lengths_a = chosen[:, 1] - chosen[:, 0]
     # With [CLS] and the [SEP] after each segment.
-    lengths = lengths_a + chosen[:, 3] - chosen[:, 2] + (3 if config.nsp else 2)
+    lengths = lengths_a + chosen[:, 3] - chosen[:, 2] + (3 if nsp else 2)
     sequence_offsets = np.concatenate([[0], np.cumsum(lengths)])
     new_masked_offsets = np.concatenate([[0], np.cumsum(np.diff(masked_offsets)[order])])
-    input_ids = np.empty(sequence_offsets[-1], dtype=text.tokens.dtype)
+    input_ids = np.empty(sequence_offsets[-1], dtype=tokens.dtype)
     positions = np.empty(new_masked_offsets[-1], dtype=np.int16)
-    labels = np.empty(new_masked_offsets[-1], dtype=text.tokens.dtype)
+    labels = np.empty(new_masked_offsets[-1], dtype=tokens.dtype)
     _write_sequences(
-        text.tokens, special, pairs, masked_offsets, masked, order, input_ids, positions, labels
+        tokens, special, pairs, masked_offsets, masked, order, input_ids, positions, labels
     )
     # Segment B starts after [CLS], segment A and its [SEP].
     return Records(
-        input_ids=input_ids, sequence_offsets=sequence_offsets, segment_b_start=(lengths_a + 2).astype(np.int16),
-        masked_lm_positions=positions, masked_lm_ids=labels, masked_lm_offsets=new_masked_offsets,
+        input_ids=input_ids,
+        sequence_offsets=sequence_offsets,
+        segment_b_start=(lengths_a + 2).astype(np.int16),
+        masked_lm_positions=positions,
+        masked_lm_ids=labels,
+        masked_lm_offsets=new_masked_offsets,
         next_sentence_labels=chosen[:, 4].astype(np.int8),
-    )  # fmt: skip
+    )
 
 
 def _runs(
@@ -277,10 +305,46 @@ def _next_pair(  # type: ignore[no-untyped-def]
 
 
 @compiled
+def _next_instance(  # type: ignore[no-untyped-def]
+    state,
+    segment_offsets,
+    document_offsets,
+    order,
+    document_index,
+    start,
+    target,
+    max_num_tokens,
+    nsp,
+    pair,
+):
+    """Fills the bounds of a pair, or of one run and an empty one; returns the first unused segment."""
+    if not nsp:
+        pair[:] = 0
+        pair[0] = segment_offsets[start]
+        pair[1] = segment_offsets[start + 1]
+        return start + 1
+    start = _next_pair(
+        state, segment_offsets, document_offsets, order, document_index, start, target, pair
+    )
+    _truncate(state, pair, max_num_tokens)
+    return start
+
+
+@compiled
 def sample(  # type: ignore[no-untyped-def]
-    state, tokens, segment_offsets, document_offsets, special, vocabulary_size, mask_type,
-    max_seq_length, short_seq_prob, dupe_factor, num_predictions, nsp,
-):  # fmt: skip
+    state,
+    tokens,
+    segment_offsets,
+    document_offsets,
+    special,
+    vocabulary_size,
+    mask_type,
+    max_seq_length,
+    short_seq_prob,
+    dupe_factor,
+    num_predictions,
+    nsp,
+):
     """All pairs in the order drawn: (N, 5) bounds and label, masked offsets (N + 1,), masks (M,).
 
     mask_type: an empty array with the dtype of the masks. nsp: make pairs; else each segment is a sequence.
@@ -317,30 +381,33 @@ def sample(  # type: ignore[no-untyped-def]
                 if at + max_seq_length > masked.shape[0]:
                     masked = grown(masked)
                 pair = pairs[count]
-                length = 2
-                if nsp:
-                    start = _next_pair(
-                        state,
-                        segment_offsets,
-                        document_offsets,
-                        order,
-                        document_index,
-                        start,
-                        target,
-                        pair,
-                    )
-                    _truncate(state, pair, max_num_tokens)
-                    length = 3
-                else:
-                    pair[:] = 0
-                    pair[0] = segment_offsets[start]
-                    start += 1
-                    pair[1] = segment_offsets[start]
-                length += pair[1] - pair[0] + pair[3] - pair[2]
+                start = _next_instance(
+                    state,
+                    segment_offsets,
+                    document_offsets,
+                    order,
+                    document_index,
+                    start,
+                    target,
+                    max_num_tokens,
+                    nsp,
+                    pair,
+                )
+                # With [CLS] and the [SEP] after each segment.
+                length = (3 if nsp else 2) + pair[1] - pair[0] + pair[3] - pair[2]
                 at = _mask(
-                    state, tokens, pair, mask, vocabulary_size, num_predictions[length],
-                    candidates, partners, replaced, masked, at,
-                )  # fmt: skip
+                    state,
+                    tokens,
+                    pair,
+                    mask,
+                    vocabulary_size,
+                    num_predictions[length],
+                    candidates,
+                    partners,
+                    replaced,
+                    masked,
+                    at,
+                )
                 count += 1
                 masked_offsets[count] = at
     return pairs[:count], masked_offsets[: count + 1], masked[:at]

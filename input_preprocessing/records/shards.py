@@ -64,9 +64,15 @@ class ShardPlan:
 
 
 def plan_shards(
-    sources: list[Path], target: Path, *, stage: str, shards: int | None, seed: int,
-    group_size: int = SEQUENCES_PER_GROUP, lengths: tuple[int, int] | None = None,
-) -> ShardPlan:  # fmt: skip
+    sources: list[Path],
+    target: Path,
+    *,
+    stage: str,
+    shards: int | None,
+    seed: int,
+    group_size: int = SEQUENCES_PER_GROUP,
+    lengths: tuple[int, int] | None = None,
+) -> ShardPlan:
     """Plans the shards to make from `sources`.
 
     Args:
@@ -90,38 +96,43 @@ def plan_shards(
     if not sum(sizes):
         what = f"sequences of {lengths[0] + 1} to {lengths[1]} tokens" if lengths else "sequences"
         raise DataError(f"no {what} in {sources[0].parent}")
-    first = opened[0][1]
-    for path, (_, metadata) in zip(sources, opened, strict=True):
-        # A shard mixes sequences of all files and states these once.
-        for name in ("vocab_md5", "max_seq_length", "random_seed", "dupe_factor"):
-            if getattr(metadata, name) != getattr(first, name):
-                raise DataError(
-                    f"{path} and {sources[0]} differ in {name}; prepare both with the same options"
-                )
+    _check_alike(sources, [metadata for _, metadata in opened])
     shards = num_shards(sum(sizes), shards)
     # A shard is made by one group, so there are at most as many groups.
     groups = min(shards, -(-sum(sizes) // group_size))
     shard_offsets = tuple(shards * g // groups for g in range(groups + 1))
     contents = _contents([metadata for _, metadata in opened])
-    recipe = hashlib.md5(
-        f"{stage} shards={shards} seed={seed} group_size={group_size}".encode()
-    ).hexdigest()
-    origin = ((f"{len(sources)}{_SOURCE}", contents), (stage, recipe))
-    # Every sequence draws a shard and goes to that shard's group.
-    state, group_of_shard = (
-        initial_state(seed),
-        np.repeat(np.arange(groups), np.diff(shard_offsets)),
+    recipe = f"{stage} shards={shards} seed={seed} group_size={group_size}"
+    origin = (
+        (f"{len(sources)}{_SOURCE}", contents),
+        (stage, hashlib.md5(recipe.encode()).hexdigest()),
     )
+    # Every sequence draws a shard and goes to that shard's group.
+    state = initial_state(seed)
+    group_of_shard = np.repeat(np.arange(groups), np.diff(shard_offsets))
     # Column 0 stays zero, so that the sums along a row are offsets.
     counts = np.zeros((len(sizes), groups + 1), dtype=np.int64)
     for row, size in zip(counts, sizes, strict=True):
         _draw_groups(state, size, group_of_shard, row[1:])
     return ShardPlan(
-        sources=tuple(sources), target=target, num_shards=shards, shard_offsets=shard_offsets, lengths=lengths,
-        metadata=dataclasses.replace(without_digests(first), source=origin),
+        sources=tuple(sources),
+        target=target,
+        num_shards=shards,
+        shard_offsets=shard_offsets,
+        lengths=lengths,
+        metadata=dataclasses.replace(without_digests(opened[0][1]), source=origin),
         run_offsets=np.cumsum(counts, axis=1),
         multiset=add_multiset_digests([metadata.multiset_digest for _, metadata in opened]),
-    )  # fmt: skip
+    )
+
+
+def _check_alike(paths: Sequence[Path], found: Sequence[Metadata]) -> None:
+    """Raises DataError for files of different options: a shard mixes sequences of all and states these once."""
+    for path, metadata in zip(paths, found, strict=True):
+        for name in ("vocab_md5", "max_seq_length", "random_seed", "dupe_factor"):
+            if getattr(metadata, name) != getattr(found[0], name):
+                both = f"{path} and {paths[0]}"
+                raise DataError(f"{both} differ in {name}; prepare both with the same options")
 
 
 def _contents(sources: Sequence[Metadata]) -> str:
@@ -181,10 +192,11 @@ def _views(records: Records, start: int, end: int) -> Records:
         input_ids=records.input_ids[tokens],
         sequence_offsets=records.sequence_offsets[start : end + 1] - tokens.start,
         segment_b_start=records.segment_b_start[start:end],
-        masked_lm_positions=records.masked_lm_positions[masked], masked_lm_ids=records.masked_lm_ids[masked],
+        masked_lm_positions=records.masked_lm_positions[masked],
+        masked_lm_ids=records.masked_lm_ids[masked],
         masked_lm_offsets=records.masked_lm_offsets[start : end + 1] - masked.start,
         next_sentence_labels=records.next_sentence_labels[start:end],
-    )  # fmt: skip
+    )
 
 
 def _make_group(plan: ShardPlan, arrange: Arrange, group: int) -> list[str]:

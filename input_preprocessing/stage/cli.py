@@ -92,9 +92,15 @@ def parse_share(text: str) -> float:
 
 OPTIONS = read_table(__file__, "options.yaml")
 _TYPES: dict[str, Callable[[str], Any]] = {
-    "path": Path, "folder": named_folder, "positive": positive, "int": int, "float": float, "switch": yes_or_no,
-    "phases": parse_phases, "share": parse_share,
-}  # fmt: skip
+    "path": Path,
+    "folder": named_folder,
+    "positive": positive,
+    "int": int,
+    "float": float,
+    "switch": yes_or_no,
+    "phases": parse_phases,
+    "share": parse_share,
+}
 
 
 def parser_of(stage: str, **about: Any) -> argparse.ArgumentParser:

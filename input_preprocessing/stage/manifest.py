@@ -139,9 +139,12 @@ def hash_of(path: Path, kind: str) -> str:
 def versions() -> dict[str, str]:
     """Versions that the result of a preparation could depend on."""
     return {
-        "records": str(VERSION), "Python": platform.python_version(), "NumPy": np.__version__,
-        "h5py": h5py.__version__, "HDF5": h5py.version.hdf5_version,
-    }  # fmt: skip
+        "records": str(VERSION),
+        "Python": platform.python_version(),
+        "NumPy": np.__version__,
+        "h5py": h5py.__version__,
+        "HDF5": h5py.version.hdf5_version,
+    }
 
 
 def write(path: Path, manifest: Manifest) -> None:

@@ -67,9 +67,13 @@ class Progress:
 
 
 def run_tasks(
-    label: str, function: Callable[[Task], Result], tasks: Sequence[Task], *, jobs: int,
+    label: str,
+    function: Callable[[Task], Result],
+    tasks: Sequence[Task],
+    *,
+    jobs: int,
     weights: Iterable[float] | None = None,
-) -> list[Result]:  # fmt: skip
+) -> list[Result]:
     """Results of function(task), in the order of the tasks. weights: relative durations of the tasks.
 
     The function is sent to each worker once: bind shared data to it, as with functools.partial.
@@ -121,23 +125,19 @@ def _work(pipe: Connection, parent: int) -> None:
             pipe.send(result)
 
 
-def _run_pool(
-    function: Callable[[Task], Result],
-    tasks: Sequence[Task],
-    costs: list[float],
-    jobs: int,
-    progress: Progress,
-) -> list[Result]:
+def _start_workers(count: int) -> dict[Connection, BaseProcess]:
+    """Workers by their pipes. Each has its own, which closes if the worker is killed.
+
+    With the shared queues of an executor, the parent would wait forever.
+    """
     context = multiprocessing.get_context("spawn")
-    # Each worker has its own pipe, which closes if the worker is killed; with the shared queues of an executor, the
-    # parent would wait forever.
     workers: dict[Connection, BaseProcess] = {}
     resource_tracker.ensure_running()  # starting it unblocks signals: do it before they are blocked
     # Block signals; workers inherit the mask until they can handle them without a traceback.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, interrupt.SIGNALS)
     try:
         with interrupt.held():
-            for _ in range(min(jobs, len(tasks))):
+            for _ in range(count):
                 ours, theirs = context.Pipe()
                 workers[ours] = context.Process(
                     target=_work, args=(theirs, os.getpid()), daemon=True
@@ -147,6 +147,17 @@ def _run_pool(
                 theirs.close()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return workers
+
+
+def _run_pool(
+    function: Callable[[Task], Result],
+    tasks: Sequence[Task],
+    costs: list[float],
+    jobs: int,
+    progress: Progress,
+) -> list[Result]:
+    workers = _start_workers(min(jobs, len(tasks)))
     left = sorted(range(len(tasks)), key=lambda i: costs[i])  # taken from the end: longest first
     results: dict[int, Result] = {}
     failure: Exception | None = None

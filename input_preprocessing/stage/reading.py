@@ -20,9 +20,16 @@ from bert.data.records import DataError
 MOST_UNDECODABLE = 0.001  # share of a text's bytes; above, it is in another encoding or no text
 CHUNK = 1 << 20  # bytes
 _SIGNATURES = {
-    b"\x1f\x8b": "gzip", b"BZh91AY&": "bzip2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd", b"PK\3\4": "zip",
-    b"\x89HDF\r\n\x1a\n": "HDF5", b"PAR1": "Parquet", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16",
-}  # fmt: skip
+    b"\x1f\x8b": "gzip",
+    b"BZh91AY&": "bzip2",
+    b"\xfd7zXZ\0": "xz",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"PK\3\4": "zip",
+    b"\x89HDF\r\n\x1a\n": "HDF5",
+    b"PAR1": "Parquet",
+    b"\xff\xfe": "UTF-16",
+    b"\xfe\xff": "UTF-16",
+}
 
 Stamp = tuple[int, int, int]  # size, modification time, inode
 

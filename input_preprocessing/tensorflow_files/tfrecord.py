@@ -23,9 +23,14 @@ from input_preprocessing.tensorflow_files.bundle import fields, masked_crc
 Integers = npt.NDArray[np.int64]
 
 NAMES = (  # in the order of protobuf's deterministic serialisation
-    "input_ids", "input_mask", "masked_lm_ids", "masked_lm_positions", "masked_lm_weights", "next_sentence_labels",
+    "input_ids",
+    "input_mask",
+    "masked_lm_ids",
+    "masked_lm_positions",
+    "masked_lm_weights",
+    "next_sentence_labels",
     "segment_ids",
-)  # fmt: skip
+)
 _WEIGHTS = "masked_lm_weights"
 _BLOCK = 256  # Examples encoded at once
 _LARGEST, _LARGEST_ID = 32767, (1 << 21) - 1  # varints of at most three bytes
@@ -237,10 +242,14 @@ def read_tfrecord(path: Path) -> tuple[Records, Metadata]:
     dtype = id_dtype(1 + max(int(each.max(initial=0)) for each in (ids, labels)))
     ends = [np.cumsum([0, *(len(part) for part in columns[index])]) for index in (0, 2)]
     records = Records(
-        input_ids=ids.astype(dtype), sequence_offsets=ends[0], segment_b_start=b_starts.astype(np.int16),
-        masked_lm_positions=positions.astype(np.int16), masked_lm_ids=labels.astype(dtype), masked_lm_offsets=ends[1],
+        input_ids=ids.astype(dtype),
+        sequence_offsets=ends[0],
+        segment_b_start=b_starts.astype(np.int16),
+        masked_lm_positions=positions.astype(np.int16),
+        masked_lm_ids=labels.astype(dtype),
+        masked_lm_offsets=ends[1],
         next_sentence_labels=next_labels.astype(np.int8),
-    )  # fmt: skip
+    )
     # -1 and 0: a TFRecord file does not tell seed and dupe_factor.
     return records, Metadata(
         max_seq_length=max(width, 1), vocab_md5="", random_seed=-1, dupe_factor=0

@@ -5,7 +5,7 @@ between documents; every n-th document is for evaluation and not in the shards),
 trained on the shards, unless given) and bert_config.json of a small BERT with that vocabulary. Duplicate documents are
 dropped.
 
-Inputs are files, and folders with all text below them, pooled: plain text (UTF-8), JSON Lines and Parquet (--text-field
+Inputs are files, and folders with all text below them, pooled: plain text (UTF-8) and JSON Lines (--text-field
 names the text), each also as gzip, bzip2 or zstd; formats are detected by content. Files that are no text (hidden,
 README, licence, HTML, binary, empty) are counted, and listed with the reason in OUTPUTDIR/download/left_out.tsv; text
 that cannot be read stops the command, all files at once.
@@ -97,11 +97,18 @@ def bert_config(
 ) -> dict[str, object]:
     """A bert_config.json with BERT's proportions: heads of 64, feed-forward four times as wide."""
     return {
-        "attention_probs_dropout_prob": 0.1, "hidden_act": "gelu", "hidden_dropout_prob": 0.1,
-        "hidden_size": hidden_size, "initializer_range": 0.02, "intermediate_size": 4 * hidden_size,
-        "max_position_embeddings": max_seq_length, "num_attention_heads": hidden_size // 64,
-        "num_hidden_layers": layers, "type_vocab_size": 2, "vocab_size": vocab_size,
-    }  # fmt: skip
+        "attention_probs_dropout_prob": 0.1,
+        "hidden_act": "gelu",
+        "hidden_dropout_prob": 0.1,
+        "hidden_size": hidden_size,
+        "initializer_range": 0.02,
+        "intermediate_size": 4 * hidden_size,
+        "max_position_embeddings": max_seq_length,
+        "num_attention_heads": hidden_size // 64,
+        "num_hidden_layers": layers,
+        "type_vocab_size": 2,
+        "vocab_size": vocab_size,
+    }
 
 
 def _write(

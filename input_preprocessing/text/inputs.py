@@ -21,7 +21,12 @@ _SHOWN_ERRORS = 3
 _ABOUT_DATA = re.compile(r"README|LICEN[CS]E|.*\.(md5|sha\d+)$", re.IGNORECASE)
 _MARK_UP = re.compile(rb"\s*<(!doctype html|html|\?xml)\b", re.IGNORECASE)
 _MARK_UP_SUFFIXES = (".html", ".htm", ".xhtml")
-_BINARY = {b"%PDF": "PDF", b"{\\rtf": "RTF", b"PK\3\4": "a zip archive or an office document"}
+_BINARY = {
+    b"PAR1": "Parquet",
+    b"%PDF": "PDF",
+    b"{\\rtf": "RTF",
+    b"PK\3\4": "a zip archive or an office document",
+}
 
 
 class LeftOut(NamedTuple):

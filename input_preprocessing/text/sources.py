@@ -1,6 +1,6 @@
 """Converts files and folders of text to documents of sentences: in parts, on all cores, in constant memory.
 
-Plain text, JSON Lines and Parquet, also compressed, detected by content. A file is cut at document ends into parts of
+Plain text and JSON Lines, also compressed, detected by content. A file is cut at document ends into parts of
 at least PART_BYTES; a text without such ends at paragraphs, lines or sentences, so that no part is larger than memory.
 Each part yields a file of its documents, with a sentence per line and a blank line after each document, and a table of
 the documents.
@@ -9,7 +9,6 @@ the documents.
 from __future__ import annotations
 
 import hashlib
-import importlib
 import io
 import json
 import os
@@ -19,21 +18,21 @@ from contextlib import suppress
 from functools import partial
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import cramjam
 import numpy as np
 
 from bert.data.format import atomic_file
 from bert.data.records import DataError
-from input_preprocessing.stage.manifest import StageFolder, md5_of
+from input_preprocessing.stage.manifest import StageFolder
 from input_preprocessing.stage.parallel import run_tasks
 from input_preprocessing.stage.reading import CHUNK, Stamp, changed, open_text, readable, stamp_of
 from input_preprocessing.text.inputs import LeftOut, NoText, check_prose, files_in
 
 # Name: description.
 LAYOUTS = {"sentences": "one sentence per line", "prose": "prose, cut into sentences"}
-JSON, PARQUET = "JSON Lines", "Parquet"
+JSON = "JSON Lines"
 MOST_SENTENCES = 200  # per document of prose
 FEWEST_DOCUMENTS = 4
 PYDOC = "pydoc"
@@ -56,7 +55,7 @@ Document = list[str]
 
 
 class Source(NamedTuple):
-    """A file to read. cuts: bounds of its parts, in bytes or Parquet row groups."""
+    """A file to read. cuts: bounds of its parts, in bytes."""
 
     path: Path
     kind: str  # for display
@@ -80,7 +79,7 @@ def find(
     Args:
         inputs: files, folders (all files below, by name) or 'pydoc'.
         layout: of plain text and of records: a key of LAYOUTS, or 'auto'.
-        text_key: field of JSON and column of Parquet with the text.
+        text_key: field of JSON Lines with the text.
         folder: for decompressed files.
         jobs: processes.
     """
@@ -138,15 +137,6 @@ def _source(layout: str, text_key: str, name: Path, unpacked: Path, is_found: bo
             break
     with open(path, "rb") as content:
         beginning = content.read(CHUNK)
-    if beginning.startswith(b"PAR1"):
-        with _opened_parquet(path) as file:
-            groups = map(file.metadata.row_group, range(file.num_row_groups))
-            sizes = [group.total_byte_size for group in groups]
-        # Row groups are the smallest units of Parquet that can be read alone: cut between them.
-        parts = np.searchsorted(np.cumsum([0, *sizes]), np.arange(0, sum(sizes), PART_BYTES))
-        found = _layout_of(_parquet(path, text_key, 0, len(sizes)), layout)
-        cuts = [*np.unique(parts).tolist(), len(sizes)]
-        return Source(path, PARQUET, found, cuts, md5_of(path), stamp, name)
     check_prose(name, beginning)
     opened, md5 = open_text(path, "--input")
     # utf-8-sig: a byte order mark is no part of the first word.
@@ -230,10 +220,7 @@ def split(sources: Sequence[Source], text_key: str, folder: Path, jobs: int = 1)
         for task, part in zip(tasks, parts, strict=True)
         if not part.with_suffix(".npy").is_file()
     ]
-    # The cuts of Parquet are numbers of row groups, not bytes.
-    weights = [
-        PART_BYTES if source.kind == PARQUET else end - begin for source, begin, end, _ in left
-    ]
+    weights = [end - begin for _, begin, end, _ in left]
     problems = run_tasks(
         "corpus: sentences",
         partial(_split, text_key),
@@ -282,8 +269,6 @@ def _documents(source: Source, text_key: str, begin: int, end: int) -> Iterator[
     path, kind, layout = source[:3]
     if source.stamp is None:
         yield from pydoc_documents()
-    elif kind == PARQUET:
-        yield from _of_records(_parquet(path, text_key, begin, end), layout)
     else:
         with open(path, "rb") as file:
             file.seek(begin)
@@ -429,41 +414,3 @@ def _is_json_lines(path: Path, start: str, key: str, may_be_other: bool) -> bool
         raise NoText(f"{path} is JSON, but not JSON Lines: write a record per line")
     # The reader of JSON Lines tells what is wrong with a broken record; a bracket may also begin prose.
     return first.startswith("{")
-
-
-def _opened_parquet(path: Path) -> Any:
-    try:
-        parquet = importlib.import_module("pyarrow.parquet")
-    except ImportError as error:
-        raise DataError(
-            f"reading {path} needs pyarrow; run: python -m pip install pyarrow"
-        ) from error
-    try:
-        return parquet.ParquetFile(path)
-    except (OSError, ValueError) as error:  # pyarrow's errors are both
-        raise DataError(
-            f"{path} cannot be read as Parquet ({str(error).splitlines()[0]}); copy it again"
-        ) from error
-
-
-def _parquet(path: Path, key: str, begin: int, end: int) -> Iterator[str]:
-    """Texts of some row groups."""
-    with _opened_parquet(path) as file:
-        columns = file.schema_arrow.names
-        if key not in columns:
-            raise DataError(
-                f"{path} has no column {key!r} (it has {', '.join(columns)}); give --text-field"
-            )
-        try:
-            for batch in file.iter_batches(
-                columns=[key], row_groups=range(begin, end), batch_size=1024
-            ):
-                # A null of the column comes as None and is no document.
-                yield from (
-                    value for value in batch.column(0).to_pylist() if isinstance(value, str)
-                )
-        except (OSError, ValueError) as error:
-            reason = str(error).splitlines()[0]
-            raise DataError(
-                f"{path} cannot be read as Parquet ({reason}); copy it again"
-            ) from error

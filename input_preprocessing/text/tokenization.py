@@ -37,9 +37,15 @@ _CONTROLS = bytes(b for b in [*range(32), 127] if b not in b"\t\n\r")
 # The reference's blocks of ideographs, each of which is a word. Hangul and kana are not among
 # them: they are written in words.
 _CJK = (
-    (0x4E00, 0x9FFF), (0x3400, 0x4DBF), (0x20000, 0x2A6DF), (0x2A700, 0x2B73F), (0x2B740, 0x2B81F), (0x2B820, 0x2CEAF),
-    (0xF900, 0xFAFF), (0x2F800, 0x2FA1F),
-)  # fmt: skip
+    (0x4E00, 0x9FFF),
+    (0x3400, 0x4DBF),
+    (0x20000, 0x2A6DF),
+    (0x2A700, 0x2B73F),
+    (0x2B740, 0x2B81F),
+    (0x2B820, 0x2CEAF),
+    (0xF900, 0xFAFF),
+    (0x2F800, 0x2FA1F),
+)
 # Starts and ends of the unassigned ranges; the file has the difference of each to the previous one.
 _DISTANCES = Path(__file__).with_name("unicode11.txt").read_text(encoding="ascii")
 _BOUNDS = list(accumulate(map(int, _DISTANCES.split())))
@@ -229,9 +235,16 @@ def tokenize(data: bytes, vocabulary: Vocabulary, lower_case: bool = True) -> To
     document_offsets = np.zeros(num_lines + 1, dtype=np.int64)
     (entries, ids), unknown = vocabulary.trie, vocabulary.ids["[UNK]"]
     num_tokens, num_segments, num_documents = _tokenize(
-        text, _BYTE_CLASS, _LOWER if lower_case else _AS_IS, entries, ids, unknown, tokens,
-        segment_offsets, document_offsets,
-    )  # fmt: skip
+        text,
+        _BYTE_CLASS,
+        _LOWER if lower_case else _AS_IS,
+        entries,
+        ids,
+        unknown,
+        tokens,
+        segment_offsets,
+        document_offsets,
+    )
     segment_offsets, document_offsets = (
         segment_offsets[: num_segments + 1],
         document_offsets[: num_documents + 1],

@@ -41,18 +41,13 @@ class Vocabulary:
 
     def check_case(self, lower_case: bool) -> None:
         """Warns on stderr if the vocabulary does not look right for lower-cased or cased text."""
-        capitals = sum(
-            token != token.lower()
-            for token in self.tokens
-            if not (token[:1] == "[" and token[-1:] == "]")
+        has_capitals = any(
+            token != token.lower() for token in self.tokens if not token.startswith("[")
         )
-        if lower_case and capitals:
-            how = f"{capitals:,} tokens with capitals, but the text is lower-cased: is it cased (--do-lower-case 0)?"
-        elif not lower_case and not capitals:
-            how = "no tokens with capitals, but the text keeps its case: is it uncased (--do-lower-case 1)?"
-        else:
-            return
-        print(f"warning: the vocabulary has {how}", file=sys.stderr)
+        if has_capitals == lower_case:
+            which = "tokens with capitals" if has_capitals else "no tokens with capitals"
+            doubt = f"is --do-lower-case {int(lower_case)} right?"
+            print(f"warning: the vocabulary has {which}: {doubt}", file=sys.stderr)
 
     @cached_property
     def trie(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:

@@ -92,23 +92,39 @@ def audit(path: Path, rules: Rules, known: Hashes | None = None) -> Audit:
     counts = np.zeros(2, dtype=np.int64)
     num_masked = np.array(rules.num_masked or [-1] * (metadata.max_seq_length + 1), dtype=np.int64)
     fault, where = _check(
-        records.input_ids, records.sequence_offsets, records.segment_b_start, records.masked_lm_positions,
-        records.masked_lm_ids, records.masked_lm_offsets,
-        np.array(rules.special), rules.vocab_size, num_masked, counts, originals,
-    )  # fmt: skip
+        records.input_ids,
+        records.sequence_offsets,
+        records.segment_b_start,
+        records.masked_lm_positions,
+        records.masked_lm_ids,
+        records.masked_lm_offsets,
+        np.array(rules.special),
+        rules.vocab_size,
+        num_masked,
+        counts,
+        originals,
+    )
     telling = np.diff(records.masked_lm_offsets) >= TELLING_MASKS
     originals = originals[telling]
     seen = 0 if known is None else int(np.isin(originals, known).sum())
     # Originals are kept of the evaluation set alone (known is None): those of 157 million training
     # sequences would take 1.3 GB, and are only looked up.
     return Audit(
-        path=path, metadata=metadata, sequences=records.num_sequences, rows=records.num_rows,
-        empty_rows=records.num_empty_rows, tokens=len(records.input_ids), masked=len(records.masked_lm_ids),
+        path=path,
+        metadata=metadata,
+        sequences=records.num_sequences,
+        rows=records.num_rows,
+        empty_rows=records.num_empty_rows,
+        tokens=len(records.input_ids),
+        masked=len(records.masked_lm_ids),
         replaced=(int(counts[0]), int(counts[1])),
-        most_per_row=1 if records.row_offsets is None else int(np.diff(records.row_offsets).max(initial=0)),
+        most_per_row=1
+        if records.row_offsets is None
+        else int(np.diff(records.row_offsets).max(initial=0)),
         fault=f"sequence {where} {_FAULTS[fault]}" if fault else "",
-        originals=originals if known is None else originals[:0], seen=seen,
-    )  # fmt: skip
+        originals=originals if known is None else originals[:0],
+        seen=seen,
+    )
 
 
 @compiled
@@ -153,9 +169,18 @@ def _fault_of(  # type: ignore[no-untyped-def]
 
 @compiled
 def _check(  # type: ignore[no-untyped-def]
-    ids, offsets, b_starts, positions, labels, masked_offsets,
-    special, vocab_size, num_masked, counts, originals,
-):  # fmt: skip
+    ids,
+    offsets,
+    b_starts,
+    positions,
+    labels,
+    masked_offsets,
+    special,
+    vocab_size,
+    num_masked,
+    counts,
+    originals,
+):
     """Fills in counts and the hash of each text without masks; returns (first fault, its sequence)."""
     first_fault = 0
     where = -1
@@ -166,8 +191,18 @@ def _check(  # type: ignore[no-untyped-def]
             length = end - start
             wanted = num_masked[length] if length < num_masked.size else -1
             first_fault = _fault_of(
-                ids, start, end, b_starts[i], positions, labels, at, last, special, vocab_size, wanted
-            )  # fmt: skip
+                ids,
+                start,
+                end,
+                b_starts[i],
+                positions,
+                labels,
+                at,
+                last,
+                special,
+                vocab_size,
+                wanted,
+            )
             where = i
         original = np.uint64(end - start)
         for j in range(start, end):

@@ -16,7 +16,7 @@ import importlib
 import importlib.metadata
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -49,9 +49,9 @@ _WORD = re.compile(r"[^\W\d_]{2,}")
 _FEWEST_WORDS = 4  # of a paragraph that does not end like a sentence, to be kept
 
 
-def require(modules: Iterable[str] = MODULES) -> None:
+def require() -> None:
     """Raises DataError if one of the libraries is not installed."""
-    for name in modules:
+    for name in MODULES:
         try:
             importlib.import_module(name)
         except ImportError as error:

@@ -122,9 +122,12 @@ def split(
     parts = _gather(texts, training) if gathered else _cut(source, training, shards)
     names = [f"part-{number:05d}-of-{len(parts):05d}" for number in range(len(parts))]
     recipe = {
-        "texts": md5s, "rule": SEED_STEP, "shards": len(parts),
-        "num_eval_documents": num_eval_documents, "seed": seed,
-    }  # fmt: skip
+        "texts": md5s,
+        "rule": SEED_STEP,
+        "shards": len(parts),
+        "num_eval_documents": num_eval_documents,
+        "seed": seed,
+    }
     folder = StageFolder(target, "split", ("part-*-of-*", "eval.txt"), recipe, jobs=jobs)
     if not folder.finished:
         tasks = [(part, target / name, gathered) for part, name in zip(parts, names, strict=True)]

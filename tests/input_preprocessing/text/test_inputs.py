@@ -32,6 +32,7 @@ LEFT_OUT = {
     "dump.xml": (b'\xef\xbb\xbf<?xml version="1.0"?><a/>', "HTML or XML"),
     "paper.txt": (b"%PDF-1.7 ...", "PDF: convert it to text"),
     "old.doc": (b"\xd0\xcf\x11\xe0" + bytes(99), "not text: it holds NUL bytes"),
+    "table.parquet": (b"PAR1...", "Parquet: convert it to text"),
     "book.docx": (b"PK\3\4...", "a zip archive or an office document"),
     "nothing": (b"", "empty"),
     "settings.json": (b'{\n "a": 1\n}', "JSON, but not JSON Lines: write a record per line"),

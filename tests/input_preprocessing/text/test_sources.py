@@ -6,7 +6,6 @@ import bz2
 import gzip
 import json
 import os
-import sys
 import tracemalloc
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -56,33 +55,23 @@ def sentences(path: Path, documents: list[list[str]]) -> Path:
     return path
 
 
-def parquet(path: Path, texts: list[str], key: str = "text") -> Path:
-    pyarrow = pytest.importorskip("pyarrow")
-    table = pyarrow.table({"id": list(range(len(texts))), key: texts})
-    pytest.importorskip("pyarrow.parquet").write_table(table, path, row_group_size=3)
-    return path
-
-
 def words_of(documents: Iterable[list[str]]) -> list[str]:
     """The words of each document, however it was cut into sentences."""
     return [" ".join(document) for document in documents]
 
 
-@pytest.mark.parametrize("make", [json_lines, parquet])
-def test_a_record_is_a_document_cut_into_sentences(tmp_path: Path, make) -> None:  # type: ignore[no-untyped-def]
-    documents = list(
-        read_pool([str(make(tmp_path / "x", TEXTS))], "auto", "text", tmp_path).documents
-    )
+def test_a_record_is_a_document_cut_into_sentences(tmp_path: Path) -> None:
+    path = str(json_lines(tmp_path / "x", TEXTS))
+    documents = list(read_pool([path], "auto", "text", tmp_path).documents)
     assert words_of(documents) == TEXTS
     assert sum(map(len, documents)) > len(TEXTS), "sentences were found"
 
 
-@pytest.mark.parametrize("make", [json_lines, parquet])
-def test_the_key_names_the_text(tmp_path: Path, make) -> None:  # type: ignore[no-untyped-def]
-    path = str(make(tmp_path / "x", TEXTS, "content"))
+def test_the_key_names_the_text(tmp_path: Path) -> None:
+    path = str(json_lines(tmp_path / "x", TEXTS, "content"))
     assert words_of(read_pool([path], "prose", "content", tmp_path).documents) == TEXTS
     with pytest.raises(
-        DataError, match=r"no (text|column) 'text' \(it has id, content\); give --text-field"
+        DataError, match=r"no text 'text' \(it has id, content\); give --text-field"
     ):
         read_pool([path], "prose", "text", tmp_path)
 
@@ -96,7 +85,7 @@ def test_several_inputs_and_folders_are_one_pool_in_their_order(tmp_path: Path) 
     for name in ("README.md", "info.json", ".hidden"):
         (tmp_path / "AA" / name).write_text("Nothing to train on.")
     plain = sentences(tmp_path / "plain", DOCUMENTS[6:9])
-    lines = parquet(tmp_path / "lines", TEXTS[9:])
+    lines = json_lines(tmp_path / "lines", TEXTS[9:])
     pool = read_pool(
         [str(tmp_path / "AA"), str(tmp_path / "AB"), str(plain), str(lines)],
         "auto",
@@ -105,7 +94,7 @@ def test_several_inputs_and_folders_are_one_pool_in_their_order(tmp_path: Path) 
     )
     assert words_of(pool.documents) == TEXTS
     kinds = list(dict.fromkeys(source.kind for source in pool.found))
-    assert kinds == ["JSON Lines", "one sentence per line", "Parquet"]
+    assert kinds == ["JSON Lines", "one sentence per line"]
 
 
 def test_a_pipe_is_refused(tmp_path: Path) -> None:
@@ -212,24 +201,10 @@ def test_what_is_no_record_is_a_one_line_error(tmp_path: Path, text: str, messag
     assert "\n" not in str(caught.value)
 
 
-def test_a_damaged_parquet_file_and_an_empty_folder_are_one_line(tmp_path: Path) -> None:
-    pytest.importorskip("pyarrow")
-    (tmp_path / "x.parquet").write_bytes(b"PAR1" + bytes(40))
-    with pytest.raises(DataError, match=r"x\.parquet cannot be read as Parquet") as caught:
-        read_pool([str(tmp_path / "x.parquet")], "auto", "text", tmp_path)
-    assert "\n" not in str(caught.value)
+def test_an_empty_folder_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "none").mkdir()
     with pytest.raises(DataError, match="has no files of text"):
         read_pool([str(tmp_path / "none")], "auto", "text", tmp_path)
-
-
-def test_without_pyarrow_the_message_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "x").write_bytes(b"PAR1")
-    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    with pytest.raises(DataError, match="needs pyarrow; run: python -m pip install pyarrow"):
-        read_pool([str(tmp_path / "x")], "auto", "text", tmp_path)
 
 
 def test_the_command_takes_several_inputs(
@@ -290,7 +265,7 @@ def prose(path: Path, documents: list[list[str]]) -> Path:
     return path
 
 
-@pytest.mark.parametrize("make", [json_lines, sentences, prose, parquet])
+@pytest.mark.parametrize("make", [json_lines, sentences, prose])
 def test_where_a_file_is_cut_changes_no_document(tmp_path: Path, monkeypatch, make) -> None:  # type: ignore[no-untyped-def]
     documents = made_up_documents(60)
     path = make(

@@ -72,8 +72,8 @@ def test_a_cased_preparation_keeps_capitals_and_accents_in_every_stage(
     [
         (["the", "[unused1]"], True, ""),
         (["the", "The"], False, ""),
-        (["the", "The"], True, "1 tokens with capitals, but the text is lower-cased"),
-        (["the", "[Q]"], False, "no tokens with capitals"),
+        (["the", "The"], True, "tokens with capitals: is --do-lower-case 1 right"),
+        (["the", "[Q]"], False, "no tokens with capitals: is --do-lower-case 0"),
     ],
 )
 def test_a_vocabulary_that_does_not_look_like_the_text_is_pointed_out(
