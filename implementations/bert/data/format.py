@@ -246,7 +246,7 @@ def open_records(path: str | os.PathLike[str]) -> tuple[Records, Metadata]:
                 f"{path}: input_ids and masked_lm_ids are of two types; prepare it again"
             )
     else:
-        records, metadata = nvidia_format.read(path, file)
+        records, metadata = nvidia_format.read(file)
     check_structure(path, records, metadata)
     return records, metadata
 

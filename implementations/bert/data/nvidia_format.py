@@ -10,7 +10,6 @@ of its sequence, from 1, and 0 at padding, next_sentence_weights a 1 for each se
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,6 +29,7 @@ _PACKED = {  # positions count from the beginning of the row, and need more than
     "packed_masked_lm_len": np.int64,
     "masked_lm_positions": np.int64,
 }
+_OF_ROWS = "input_mask", "next_sentence_weights"  # of Habana's
 Columns = dict[str, Array]
 
 
@@ -46,60 +46,57 @@ class _Sequences(NamedTuple):
     width: int = 512
 
 
-def read(path: Path, file: Hdf5File) -> tuple[Records, Metadata]:
+def read(file: Hdf5File) -> tuple[Records, Metadata]:
     """Records of a file of one of the four schemas, read into memory.
 
     Raises:
         DataError: another schema, or lengths that do not add up.
     """
     try:
-        return _read(path, file)
+        return _read(file)
     except DataError:
         raise
-    except (ValueError, IndexError, TypeError) as error:  # of shapes that do not fit together
-        raise DataError(f"{path} is inconsistent ({error}); copy or prepare it again") from error
+    except (ValueError, IndexError, TypeError) as error:  # ours, or of shapes that do not fit
+        problem = f"is inconsistent ({error}); copy or prepare it again"
+        raise DataError(f"{file.path} {problem}") from error
 
 
-def _read(path: Path, file: Hdf5File) -> tuple[Records, Metadata]:
+def _read(file: Hdf5File) -> tuple[Records, Metadata]:
     names = file.datasets.keys()
     if not names >= _COLUMNS.keys():
         present = ", ".join(sorted(names)[:8]) or "nothing"
         raise DataError(
-            f"{path} holds no training records (found {present}); prepare the data or check the path"
+            f"{file.path} holds no training records (found {present}); prepare the data or check the path"
         )
     is_packed = names >= _PACKED.keys()
-    types = _COLUMNS | (_PACKED if is_packed else {})
-    numbers = {name: _numbers(path, file, name, dtype) for name, dtype in types.items()}
-    flat = {name: values for name, (values, _) in numbers.items()}
-    entries = {name: lengths for name, (_, lengths) in numbers.items()}
+    flat, entries = {}, {}
+    for name, dtype in (_COLUMNS | (_PACKED if is_packed else {})).items():
+        flat[name], entries[name] = _numbers(file, name, dtype)
+    is_table = flat["input_ids"].ndim == 2
     if is_packed:
-        sequences = _packed(path, flat, entries)
-    elif "next_sentence_weights" in names and flat["input_ids"].ndim == 2:
-        width = flat["input_ids"].shape[1]
-        mask, weights = (file.read(name)[0] for name in ("input_mask", "next_sentence_weights"))
-        columns, entries = _rows_of_tables(path, flat, mask, weights)
-        sequences = _packed(path, columns, entries)._replace(width=width)
-    elif flat["input_ids"].ndim == 2:
-        sequences = _fixed_length(path, file, flat)
-    else:
+        sequences = _packed(flat, entries)
+    elif not is_table:
         sequences = _variable_length(flat, entries)
-    _check(path, sequences)
+    elif "input_mask" not in names:
+        raise ValueError("fixed-length input_ids but no input_mask")
+    elif "next_sentence_weights" in names:
+        sequences = _tables_of_rows(flat, *(file.read(name)[0] for name in _OF_ROWS))
+    else:
+        sequences = _tables(flat, file.read("input_mask")[0] != 0)
+    _check(sequences)
     max_seq_length = sequences.width
-    # Only shards of export_records record the length limit.
-    if len(file.datasets["input_ids"].shape) == 1:
+    if not is_table:  # only shards of export_records record the length limit
         max_seq_length = int(file.attributes.get("max_seq_length", sequences.width))
     # These files do not say what they were made of: -1 and 0 stand for unknown.
     metadata = Metadata(max_seq_length=max_seq_length, vocab_md5="", random_seed=-1, dupe_factor=0)
     return _records(sequences), metadata
 
 
-def _rows_of_tables(
-    path: Path, flat: Columns, mask: Array, weights: Array
-) -> tuple[Columns, Columns]:
-    """Habana's tables [rows, width] as NVIDIA's packed columns, with the entries of each row.
+def _tables_of_rows(flat: Columns, mask: Array, weights: Array) -> _Sequences:
+    """Habana's tables [rows, width], by way of NVIDIA's packed columns.
 
     Raises:
-        DataError: sequences of a row that do not follow one another, or counts that disagree.
+        ValueError: sequences of a row that do not follow one another, or counts that disagree.
     """
     real, per_row = mask > 0, mask.max(axis=1, initial=0).astype(np.int64)
     # The number to the left of each token [R, width], 0 before the first: numbers may stay or rise
@@ -108,9 +105,7 @@ def _rows_of_tables(
     steps = (mask.astype(np.int64) - first)[real]
     padded_inside = (real[:, 1:] & ~real[:, :-1]).any()
     if padded_inside or not np.isin(steps, (0, 1)).all() or (weights.sum(axis=1) != per_row).any():
-        raise DataError(
-            f"{path} is inconsistent: input_mask does not number the sequences of a row; copy or pack it again"
-        )
+        raise ValueError("input_mask does not number the sequences of a row")
     number = offsets_of(per_row)[:-1, None] - 1 + mask  # of each token's sequence in the file
     masked = flat["masked_lm_ids"] != 0
     # Habana pads ids with 0, which is [PAD] and never a label.
@@ -118,31 +113,26 @@ def _rows_of_tables(
     positions = flat["masked_lm_positions"][masked].astype(np.int64)
     outside = (positions < 0) | (positions >= mask.shape[1])
     if outside.any() or not real[row, positions].all():
-        raise DataError(
-            f"{path} is inconsistent: a masked position is outside of its row; copy or pack it again"
-        )
+        raise ValueError("a masked position is outside of its row")
     count = int(per_row.sum())
     columns = {name: flat[name][real] for name in ("input_ids", "segment_ids")}
     columns |= {"masked_lm_positions": positions, "masked_lm_ids": flat["masked_lm_ids"][masked]}
     columns["next_sentence_labels"] = flat["next_sentence_labels"][weights > 0]
     columns["packed_input_len"] = np.bincount(number[real], minlength=count)
     columns["packed_masked_lm_len"] = np.bincount(number[row, positions], minlength=count)
-    return columns, {"input_ids": real.sum(axis=1), "packed_input_len": per_row}
+    sequences = _packed(columns, {"input_ids": real.sum(axis=1), "packed_input_len": per_row})
+    return sequences._replace(width=mask.shape[1])
 
 
-def _packed(path: Path, flat: Columns, entries: Columns) -> _Sequences:
+def _packed(flat: Columns, entries: Columns) -> _Sequences:
     lengths, masked = flat["packed_input_len"], flat["packed_masked_lm_len"]
     sequences_of_row = entries["packed_input_len"]
     rows, starts = offsets_of(sequences_of_row), offsets_of(lengths)
     tokens_of_row = np.diff(starts[rows])
     if len(masked) != len(lengths) or not np.array_equal(tokens_of_row, entries["input_ids"]):
-        raise DataError(
-            f"{path} is inconsistent: packed_input_len does not add up to input_ids; prepare it again"
-        )
+        raise ValueError("packed_input_len does not add up to input_ids")
     if masked.sum() != len(flat["masked_lm_positions"]):
-        raise DataError(
-            f"{path} is inconsistent: packed_masked_lm_len does not add up; copy or prepare it again"
-        )
+        raise ValueError("packed_masked_lm_len does not add up")
     # First token of each sequence within its row.
     in_row = starts[:-1] - np.repeat(starts[rows[:-1]], sequences_of_row)
     positions = flat["masked_lm_positions"] - np.repeat(in_row, masked)
@@ -155,13 +145,8 @@ def _variable_length(flat: Columns, entries: Columns) -> _Sequences:
     return _Sequences(flat, entries["input_ids"], masked)
 
 
-def _fixed_length(path: Path, file: Hdf5File, flat: Columns) -> _Sequences:
+def _tables(flat: Columns, is_token: Array) -> _Sequences:
     """Tables (N, width), padded at the end."""
-    if "input_mask" not in file.datasets:
-        raise DataError(
-            f"{path} has fixed-length input_ids but no input_mask; copy or prepare it again"
-        )
-    is_token = file.read("input_mask")[0] != 0
     width = flat["input_ids"].shape[1]
     flat |= {name: flat[name][is_token] for name in ("input_ids", "segment_ids")}
     num_rows, num_positions = flat["masked_lm_positions"].shape
@@ -181,7 +166,7 @@ def _without_padding(flat: Columns, positions_of: Array) -> tuple[Columns, Array
     return flat, masked
 
 
-def _check(path: Path, sequences: _Sequences) -> None:
+def _check(sequences: _Sequences) -> None:
     flat, lengths, masked = sequences.flat, sequences.lengths, sequences.masked
     agrees = (
         len(flat["input_ids"]) == len(flat["segment_ids"]) == lengths.sum()
@@ -190,9 +175,7 @@ def _check(path: Path, sequences: _Sequences) -> None:
         and (lengths > 0).all()
     )
     if not agrees:
-        raise DataError(
-            f"{path} is inconsistent: lengths of its datasets do not add up; copy or prepare it again"
-        )
+        raise ValueError("lengths of its datasets do not add up")
 
 
 def _records(sequences: _Sequences) -> Records:
@@ -216,7 +199,7 @@ def _records(sequences: _Sequences) -> Records:
     return records.with_rows(sequences.rows)
 
 
-def _numbers(path: Path, file: Hdf5File, name: str, dtype: Any) -> tuple[Array, Array]:
+def _numbers(file: Hdf5File, name: str, dtype: Any) -> tuple[Array, Array]:
     """A dataset as `dtype`: a table unchanged; variable-length entries flattened, with their lengths.
 
     Raises:
@@ -225,13 +208,13 @@ def _numbers(path: Path, file: Hdf5File, name: str, dtype: Any) -> tuple[Array, 
     values, lengths = file.read(name)
     limits = np.iinfo(dtype)
     if values.dtype.kind not in "biu":
-        raise DataError(f"{path}: {name} holds no whole numbers; copy or prepare it again")
+        raise DataError(f"{file.path}: {name} holds no whole numbers; copy or prepare it again")
     if values.size and values.dtype != dtype:
         # astype would wrap silently: an id beyond the type would become another word.
         low, high = values.min(), values.max()
         if not limits.min <= low <= high <= limits.max:
             odd = high if high > limits.max else low
             raise DataError(
-                f"{path}: {name} has {odd}, and records hold {limits.min} to {limits.max}; prepare it again"
+                f"{file.path}: {name} has {odd}, and records hold {limits.min} to {limits.max}; prepare it again"
             )
     return values.astype(dtype), lengths
