@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -107,9 +106,8 @@ def describe(path: Path, bert_config: Path | None = None) -> Trained:
         except (ConfigError, TypeError) as error:  # a key of another version
             raise ConfigError(f"{step_path(path)}: bert_config: {error}") from None
     elif beside is not None:
-        with _as_command():
-            # By the weights: no config in either layout says whether there is a next-sentence head.
-            paired = "cls.seq_relationship.weight" in read_state_dict(path)
+        # By the weights: no config in either layout says whether there is a next-sentence head.
+        paired = "cls.seq_relationship.weight" in read_state_dict(path)
         shape = replace(BertConfig.from_json(beside), next_sentence=paired)
     else:
         raise ConfigError(
@@ -123,19 +121,7 @@ def describe(path: Path, bert_config: Path | None = None) -> Trained:
 
 def load(trained: Trained, model: BertForPreTraining) -> None:
     """Copies the weights into a model of their shape. Raises ConfigError if they do not fit, or lack a head."""
-    with _as_command():
-        load_weights(model, trained.path)
-
-
-@contextlib.contextmanager
-def _as_command() -> Iterator[None]:
-    """Rewords errors for commands, which are not given weights by variables."""
-    try:
-        yield
-    except ConfigError as error:
-        raise ConfigError(
-            str(error).removeprefix("INIT_CHECKPOINT=").replace("BERT_CONFIG", "its config")
-        ) from None
+    load_weights(model, trained.path)
 
 
 def vocabulary(trained: Trained, given: Path | None = None) -> Path:

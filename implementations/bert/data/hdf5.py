@@ -8,7 +8,6 @@ which is then named. Contiguous datasets are only located by it, for the caller 
 
 from __future__ import annotations
 
-import atexit
 import os
 import pickle
 import resource
@@ -96,14 +95,6 @@ class _Helper:
             raise DataError(f"{path} cannot be read as HDF5 ({problem}); copy or prepare it again")
         return answer
 
-    def leave(self) -> None:
-        """Lets the helper end, which it does when nobody can ask any more."""
-        if self.process:
-            for pipe in (self.process.stdin, self.process.stdout):
-                with suppress(OSError):
-                    pipe.close()  # type: ignore[union-attr]
-            self.process.wait()
-
     def forget(self) -> None:
         """In a forked child: leaves the parent's helper to the parent."""
         if self.process:
@@ -185,4 +176,3 @@ def _values(dataset: h5py.Dataset) -> Values:
 
 _helper = _Helper()
 os.register_at_fork(after_in_child=_helper.forget)
-atexit.register(_helper.leave)

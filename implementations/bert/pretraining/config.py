@@ -168,7 +168,7 @@ class Config(ModelFiles, Hardware):
         batch = self.global_batch_size
         steps = evaluate.evaluation_steps(self.evaluate, batch, self.max_steps * batch)
         # Accuracy at sample 0 tells wrong weights at once: published runs have 0.34 there.
-        return steps | {0} if steps and self.rehearse else steps
+        return steps | {0} if self.rehearse and self.evaluate.every_samples else steps
 
     @property
     def evaluates(self) -> bool:

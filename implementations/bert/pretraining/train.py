@@ -97,23 +97,29 @@ def pretrain(config: Config, world: World, log: MlperfLog) -> Ending:
         known = closed_division.starting_point(config, source, known)
     row_counts = source.row_counts()
     log.data(int(np.diff(source[len(row_counts) - 1].masked_lm_offsets).max(initial=0)), known)
+    num_evaluated, evaluate = config.evaluate.num_examples, no_evaluation
+    if config.evaluates:
+        sizes = config.data.max_seq_length, config.model.vocab_size
+        evaluator = Evaluator(config.evaluate, *sizes, source.vocab_md5, world, evaluation_graph)
+        num_evaluated = evaluator.num_sequences
+        target = config.evaluate.target
+        evaluate = Evaluation(evaluator, start.step, target, log, sinks).run
     shard_order = resume.shard_order(config, saved)
     data = training_data(config, world, source, seed, shard_order, start.batches + 1)
     progress = progress_of(config, world, start, int(row_counts.sum()), sinks)
-    evaluation = Evaluation(
-        config, world, log, start.step, source.vocab_md5, evaluation_graph, sinks
-    )
     saver = resume.Saver(config, start.step, world, seed, source, shard_order, start.first_weights)
+    folder = config.run.run_dir
+    note = folder / f"step_{config.run.trial}.txt" if folder else None
     try:
         # Signals stop the run, also while its last checkpoint is written.
-        with stop_of(config, world) as stop:
+        with Stop(world, listen=config.checkpoint.directory is not None, note=note) as stop:
             ending = to_the_end(
-                config, world, seed, start, data, take_step, progress, evaluation, saver, stop
+                config, world, seed, start, data, take_step, progress, evaluate, saver, stop
             )
             if not ending.stopped:
                 # A run without a target is run for its length, and succeeds by reaching it.
                 untargeted = not (config.evaluate.has_target or config.dist.emulate)
-                log.run_stop(ending.samples, evaluation.num_sequences, ending.reached or untargeted)
+                log.run_stop(ending.samples, num_evaluated, ending.reached or untargeted)
             # Without a step there is nothing new to save.
             if ending.batches > start.batches and config.checkpoint.directory is not None:
                 save_last(saver, ending, config.evaluate.has_target)
@@ -203,13 +209,6 @@ def progress_of(
     )
 
 
-def stop_of(config: Config, world: World) -> Stop:
-    """Listens to signals if the run can save what it has."""
-    folder = config.run.run_dir
-    note = folder / f"step_{config.run.trial}.txt" if folder else None
-    return Stop(world, listen=config.checkpoint.directory is not None, note=note)
-
-
 def to_the_end(
     config: Config,
     world: World,
@@ -218,7 +217,7 @@ def to_the_end(
     data: TrainingData | DaliLoader,
     take_step: TrainingStep,
     progress: Progress,
-    evaluation: Evaluation,
+    evaluate: Callable[[int, int], bool],
     saver: resume.Saver,
     stop: Stop,
 ) -> Ending:
@@ -233,7 +232,7 @@ def to_the_end(
     )
     hooks = LoopHooks(
         next_step=data.next_step, take_step=take_step, steps=steps, schedule=schedule, progress=progress,
-        stop=stop, seed=lambda batch: step_seed(seed, batch, world.rank), evaluate=evaluation.run,
+        stop=stop, seed=lambda batch: step_seed(seed, batch, world.rank), evaluate=evaluate,
         save=saver.save,
     )  # fmt: skip
     ending = train(hooks)
@@ -409,59 +408,40 @@ def dummy_batches(config: Config, world: World) -> list[PretrainingBatch]:
     return [pad_and_pin(config, world)(batch)] * config.data.gradient_steps
 
 
-@dataclass
+def no_evaluation(step: int, samples: int) -> bool:
+    """In place of ``Evaluation.run`` where none is due."""
+    raise AssertionError(step)
+
+
+@dataclass(frozen=True)
 class Evaluation:
-    """Evaluates, logs, and tells whether the target is reached. Opens the data set at the first evaluation."""
+    """Evaluates, logs, and tells whether the target is reached."""
 
-    config: Config
-    world: World
-    log: MlperfLog
+    evaluator: Evaluator
     trained: resume.Trainer
-    vocab_md5: str
-    graph: EvaluationGraph | None
+    target: float
+    log: MlperfLog
     sinks: Sequence[MetricSink]
-    evaluator: Evaluator | None = None
-
-    @property
-    def num_sequences(self) -> int:
-        """Size of the evaluation set; before the first evaluation NUM_EVAL_EXAMPLES."""
-        return (
-            self.config.evaluate.num_examples
-            if self.evaluator is None
-            else self.evaluator.num_sequences
-        )
 
     def run(self, step: int, samples: int) -> bool:
         """One evaluation after ``step``, of ``samples`` trained samples. A collective."""
         with self.trained.gathered() as model:
             begin = time.monotonic()
             self.log.eval_start(samples)
-            # On the clock, as the evaluation set too may be opened only after run_start.
-            if self.evaluator is None:
-                sizes = self.config.data.max_seq_length, model.config.vocab_size
-                self.evaluator = Evaluator(
-                    self.config.evaluate, *sizes, self.vocab_md5, self.world, self.graph
-                )
             result = self.evaluator(model)
             self.log.eval_stop(samples, result.accuracy)
-            seconds, target = time.monotonic() - begin, self.config.evaluate.target
-            # 0: there is no target.
-            reached = 0 < target <= result.accuracy
-            if self.world.is_main:
-                outcome = "reached" if reached else f"{target:.4f}" if target else "none"
-                pairs = (
-                    ""
-                    if result.nsp_accuracy is None
-                    else f"next sentence {result.nsp_accuracy:.4f}, "
-                )
-                when = f"evaluation at step {step}, {samples:,} samples"
-                accuracy = (
-                    f"accuracy {result.accuracy:.5f} (target {outcome}), loss {result.mlm_loss:.4f}"
-                )
-                print(f"{when}: {accuracy}, {pairs}{seconds:.1f} s", file=sys.stderr, flush=True)
-            for sink in self.sinks:
-                sink(
-                    "evaluation",
-                    {"step": step, "samples": samples, **result.figures(), "seconds": seconds},
-                )
-            return reached
+            seconds = time.monotonic() - begin
+        figures = {"step": step, "samples": samples, **result.figures(), "seconds": seconds}
+        for sink in self.sinks:
+            sink("evaluation", figures)
+        # 0: there is no target.
+        reached = 0 < self.target <= result.accuracy
+        if self.evaluator.world.is_main:
+            outcome = "reached" if reached else f"{self.target:.4f}" if self.target else "none"
+            parts = [f"accuracy {result.accuracy:.5f} (target {outcome})"]
+            parts.append(f"loss {result.mlm_loss:.4f}")
+            if result.nsp_accuracy is not None:
+                parts.append(f"next sentence {result.nsp_accuracy:.4f}")
+            when = f"evaluation at step {step}, {samples:,} samples"
+            print(f"{when}: {', '.join(parts)}, {seconds:.1f} s", file=sys.stderr, flush=True)
+        return reached

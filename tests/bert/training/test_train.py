@@ -334,7 +334,7 @@ def _train_with_overflows(environment, monkeypatch, overflow):
             batches, number = take(data), next(count)
         return batches
 
-    def poisoned(config, world, seed, clock, first_weights):
+    def poisoned(config, world, seed, first_weights):
         # In fp32, where scaling by powers of two is exact.
         model, step = build(
             dataclasses.replace(config, precision=PrecisionConfig(precision="fp32")), world, seed
