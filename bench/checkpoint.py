@@ -1,7 +1,7 @@
-"""Cost of a checkpoint: the pause for its copy, steps while it is written in the background, and a blocking write.
+"""Cost of a checkpoint: pause for its copy, steps while it is written, and a blocking write.
 
-A model of BERT-1.5B's width with fewer layers, one process, fp32; measured in turns. On a GPU the copies cross the bus.
-Prints one JSON line.
+A model of BERT-1.5B's width with fewer layers, one process, fp32; measured in turns. On a GPU the
+copies cross the bus. Prints one JSON line.
 
 usage: python bench/checkpoint.py [--layers 1] [--repeats 3]
 """

@@ -1,9 +1,9 @@
-"""Do the fast paths train like the plain ones? Compares loss curves of a small BERT over 300 steps, window by window.
+"""Do the fast paths train like the plain ones? Compares loss curves of a small BERT.
 
-The words of a sequence come from one topic of three words: a model that attends learns to narrow masked words down to
-three, and from the topic's number whether B follows A, which takes the loss from 4.9 to 1.1. Every variant starts from
-the same weights and sees the same batches. Prints one JSON line: mean loss in each window of 25 steps for every
-variant, and the largest gap of each pair.
+The words of a sequence come from one topic of three words: a model that attends learns to narrow
+masked words down to three, and from the topic's number whether B follows A, which takes the loss
+from 4.9 to 1.1. Every variant starts from the same weights and sees the same batches. Prints one
+JSON line: mean loss in each window of 25 steps for every variant, and the largest gap of each pair.
 
 --against huggingface compares the trainer with an independent implementation instead, Hugging
 Face's BERT with a LAMB of a few lines: same initial weights, same batches, fp64, no dropout; losses
@@ -45,9 +45,14 @@ MASK = 1  # id of the masked word
 NUM_TOPICS, TOPIC_WORDS = 20, 3
 PEAK_LR, PEER_LR = 0.02, 0.005  # at the higher one rounding errors grow
 MODEL = BertConfig(
-    vocab_size=VOCABULARY, hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=128,
-    initializer_range=0.05, max_position_embeddings=LENGTH,
-)  # fmt: skip
+    vocab_size=VOCABULARY,
+    hidden_size=64,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    intermediate_size=128,
+    initializer_range=0.05,
+    max_position_embeddings=LENGTH,
+)
 
 
 FP32 = PrecisionConfig(precision="fp32")
@@ -279,7 +284,7 @@ def hugging_faces(steps: int) -> Trained:
 
 
 def agreement(mine: Trained, theirs: Trained) -> dict[str, Any]:
-    """Mean loss of each window on both sides, the largest relative difference, and both accuracies."""
+    """Mean loss of each window, the largest relative difference, and both accuracies."""
     return {
         "ours": mine.windows.round(5).tolist(),
         "huggingface": theirs.windows.round(5).tolist(),

@@ -83,9 +83,10 @@ class Recorder:
 
     def __init__(self, folder: Path) -> None:
         self.results: list[dict[str, Any]] = []
-        # Appended to by the items themselves; without a buffer, to keep the order of lines.
-        self.log = open(folder / "stages.log", "w+b", buffering=0)  # noqa: SIM115 (open until the process ends)
-        self.file = open(folder / "results.jsonl", "w", encoding="utf-8", buffering=1)  # noqa: SIM115
+        # Open until the process ends. The items append to the log themselves; without a buffer,
+        # to keep the order of lines.
+        self.log = open(folder / "stages.log", "w+b", buffering=0)  # noqa: SIM115
+        self.file = (folder / "results.jsonl").open("w", encoding="utf-8", buffering=1)
 
     def result(self, name: str, values: dict[str, Any]) -> None:
         self.results.append({"stage": name} | values)
@@ -130,10 +131,13 @@ def run(item: Item, limit: float, tiny: bool, recorder: Recorder) -> dict[str, A
     recorder.log.write(f"=== {item.name}\n".encode())
     start = recorder.log.tell()
     process = subprocess.Popen(
-        # A session of its own, to kill an item together with its children.
-        [*command, *((item.tiny if tiny else None) or ())], cwd=ROOT, env=environment,
-        start_new_session=True, stdout=recorder.log, stderr=recorder.log,
-    )  # fmt: skip
+        [*command, *((item.tiny if tiny else None) or ())],
+        cwd=ROOT,
+        env=environment,
+        start_new_session=True,  # to kill an item together with its children
+        stdout=recorder.log,
+        stderr=recorder.log,
+    )
     recorder.process = process
     if recorder.signum:  # it came while the process was started
         kill(process)

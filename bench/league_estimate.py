@@ -1,9 +1,10 @@
-"""Error of the time to train that certify.sh estimates: every published result predicted from all others.
+"""Error of certify.sh's time to train: every published result predicted from all others.
 
-On the closed results from round 1.0 on, every log once. `naive`: mean samples of the others with the same batch size
-over the result's own rate. `by batch` and `by recipe`: as in review/league/estimate.py, with the same rate. `from
-training alone`: by recipe, with the rate between evaluations; evaluations are estimated as for a certified machine;
-only results whose logs time them. covered: fraction of the results within the 90% interval. Prints one JSON line.
+On the closed results from round 1.0 on, every log once. `naive`: mean samples of the others with
+the same batch size over the result's own rate. `by batch` and `by recipe`: as in
+review/league/estimate.py, with the same rate. `from training alone`: by recipe, with the rate
+between evaluations; evaluations are estimated as for a certified machine; only results whose logs
+time them. covered: fraction of the results within the 90% interval. Prints one JSON line.
 
 usage: python bench/league_estimate.py
 """

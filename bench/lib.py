@@ -1,4 +1,4 @@
-"""Shared by all benchmarks: command line, interleaved timing, machine, one JSON line of results. Imports no torch."""
+"""Shared by all benchmarks: command line, timing in turns, machine, one JSON line. No torch."""
 
 from __future__ import annotations
 
@@ -27,13 +27,14 @@ sys.path[1:1] = [str(ROOT / "implementations"), str(ROOT)]  # so that a plain ch
 from common.process import root_cause  # noqa: E402  (found by the line above)
 
 PACKAGES = (
-    "torch", "numpy", "numba", "scipy", "h5py", "tokenizers", "triton", "transformers", "mlperf-logging",
+    "torch", "numpy", "numba", "scipy", "h5py", "tokenizers", "triton", "transformers",
+    "mlperf-logging",
     "nvidia-dali-cuda130",
 )  # fmt: skip
 
 
 class Parser(argparse.ArgumentParser):
-    """Help shows the script's docstring; errors are one line and exit status 2, before anything is measured."""
+    """Help shows the script's docstring; errors are one line and exit status 2."""
 
     def __init__(self, description: str | None = None, **options: Any) -> None:
         super().__init__(
@@ -76,7 +77,7 @@ def explain(error: BaseException) -> str:
 
 
 def cpu_seconds(function: Callable[[], object]) -> float:
-    """User and system CPU seconds of a call, including child processes; wall time misleads on a shared machine."""
+    """CPU seconds of a call and its child processes; wall time misleads on a shared machine."""
 
     def spent() -> float:
         # Children count from the moment that they are waited for.
@@ -101,7 +102,7 @@ def in_turns(
     repeats: int,
     measure: Callable[[Callable[[], object]], float] = cpu_seconds,
 ) -> dict[str, list[float]]:
-    """Seconds of each function, called in turns, so that other load on the machine affects all equally.
+    """Seconds of each function, called in turns, so that other load affects all equally.
 
     Every other turn runs backwards, since the first function has the coldest caches.
     """

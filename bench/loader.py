@@ -38,7 +38,7 @@ def write_files(folder: Path, packed: bool) -> None:
 
 
 def rate(config: Config, steps: int) -> dict[str, float]:
-    """Sequences per CPU second and tokens per row over steps in random order, after a first pass."""
+    """Sequences per CPU second and tokens per row, in random order, after a first pass."""
     source = open_source(config, _VOCABULARY)
     sampler = Sampler(source.row_counts(), config.rows_per_step, 1, 0, 1)
     # Without padding and page-locked memory, which are the trainer's.

@@ -4,7 +4,7 @@ instances  training instances of a text (tokenize, pair, mask, digest, write): b
            With --reference in turns with MLCommons' published create_pretraining_data.py: ratio of
            CPU seconds without startup, and whether the instances are identical. The reference takes
            minutes for a megabyte.
-packing    fill rate of packed rows on Wikipedia's length distribution (synthetic), and time to pack.
+packing    fill rate of packed rows on Wikipedia's lengths (synthetic), and time to pack.
 
 usage: python bench/prepare.py instances TEXT VOCAB [--reference FOLDER --reference-python PYTHON]
        python bench/prepare.py packing

@@ -1,6 +1,7 @@
-"""Runs the reference's published create_pretraining_data.py for bench/prepare.py; needs TensorFlow 1 or 2.
+"""Runs the reference's create_pretraining_data.py for bench/prepare.py; needs TensorFlow.
 
-Prints one JSON line: CPU seconds of its two steps (instances, TFRecord file), without TensorFlow's startup.
+Prints one JSON line: CPU seconds of its two steps (instances, TFRecord file), without TensorFlow's
+startup.
 
 usage: python bench/reference_instances.py FOLDER TEXT VOCAB OUTPUT
        FOLDER holds create_pretraining_data.py and tokenization.py of MLCommons' training repository

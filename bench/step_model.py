@@ -70,8 +70,8 @@ class Rates:
     fp8_fast: float = 0.9 * 1350e12
     fp8_exact: float = 0.9 * 1100e12
     # Of the products' rate: what the instructions of the kernels compiled for sm_90 (at commit
-    # 72881f4) leave to tensor cores beside exp2, dropout and masks, at 55% of the issue slots, which
-    # is assumed. The A100's share is sm_80's.
+    # 72881f4) leave to tensor cores beside exp2, dropout and masks, at 55% of the issue slots,
+    # which is assumed. The A100's share is sm_80's.
     attention: float = 0.523 * 0.9 * 770e12
     memory: float
     launches: float = 5e5  # 2 us for the smallest is assumed
@@ -81,9 +81,9 @@ class Rates:
     latency: float = 5e-6
 
 
-# Products: at a layer's sizes, 90% of what large ones reach (bf16 measured on an H200, fp8 assumed);
-# memory: 90% of measured copies. An A100 is not measured: the H100's fraction of its published peaks
-# (bf16: 312 Tflop/s, 2 TB/s). It has no fp8.
+# Products: at a layer's sizes, 90% of what large ones reach (bf16 measured on an H200, fp8
+# assumed); memory: 90% of measured copies. An A100 is not measured: the H100's fraction of its
+# published peaks (bf16: 312 Tflop/s, 2 TB/s). It has no fp8.
 GPUS = {
     "h100": Rates(memory=0.9 * 3.0e12),
     # The H200 is an H100 with faster memory.
@@ -164,9 +164,16 @@ class Recording(TorchDispatchMode):
         self.add(part, moved, operations, "attention" if operations else "")
 
     def scaled_product(
-        self, a: Tensor, b: Tensor, _a: Any, _b: Any, _bias: Any, dtype: torch.dtype, fast: bool,
+        self,
+        a: Tensor,
+        b: Tensor,
+        _a_inverse: Any,
+        _b_inverse: Any,
+        _bias: Any,
+        dtype: torch.dtype,
+        fast: bool,
         out: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         """Replaces fp8.product, which is many operations without a GPU."""
         if out is None:
             out = torch.empty(a.shape[0], b.shape[1], dtype=dtype, device=a.device)
@@ -187,7 +194,7 @@ def _bytes(tensors: list[Tensor]) -> float:
 
 
 def attention_operations(config: BertConfig, lengths: Any) -> dict[str, float]:
-    """Operations of the attention kernels of a layer, for sequences of these lengths in whole blocks."""
+    """Operations of a layer's attention kernels, for sequences of these lengths."""
     # Programs work on whole blocks, and mask what is beyond the end of the sequence.
     blocks = np.ceil(lengths / ATTENTION_BLOCK) * ATTENTION_BLOCK
     product = 2.0 * config.hidden_size * float((blocks * blocks).sum())
@@ -229,16 +236,19 @@ def record(
         # On one rank, and without a GPU; the buffers are on the meta device as well.
         world.device = META
         sharded = Sharded(  # for its flat buffers of weights and gradients
-            model.named_parameters(), lambda shard: optim.Config().flat_rule(shard, fused=True), world,
-            stages=model.stages(), contiguous_groups=optim.contiguous_groups(model),
-        )  # fmt: skip
+            model.named_parameters(),
+            lambda shard: optim.Config().flat_rule(shard, fused=True),
+            world,
+            stages=model.stages(),
+            contiguous_groups=optim.contiguous_groups(model),
+        )
         # Recorded from here on, as building the model is no part of a step.
         with recording, sharded.buckets.backward_pass(first=True, reduce=False):
             losses = model(data)
             recording.phase = "backward"
             torch.autograd.backward([losses.mlm + losses.nsp])
-        # The gradient is read twice, masters and moments are read twice and written once, parameters
-        # are written: by one rank; predict divides LAMB by the ranks that share it.
+        # The gradient is read twice, masters and moments are read twice and written once,
+        # parameters are written: by one rank; predict divides LAMB by the ranks that share it.
         recording.phase = "update"
         recording.add("LAMB", 42.0 * sum(parameter.numel() for parameter in model.parameters()))
     return recording.launches
@@ -247,8 +257,8 @@ def record(
 def exposed_seconds(transfers: list[tuple[float, ...]], spans: list[float]) -> float:
     """Seconds of transfers that a pass does not hide; transfer i can start when its ``span`` ends.
 
-    A transfer's parts are sequential, each on its own link. Reversed in order, the same holds for parameters that a
-    pass waits for.
+    A transfer's parts are sequential, each on its own link. Reversed in order, the same holds for
+    parameters that a pass waits for.
     """
     sent, now = [0.0, 0.0], 0.0
     for parts, span in zip(transfers, spans, strict=True):
@@ -291,7 +301,10 @@ def recorded_step(
 
 @functools.cache
 def buckets(config: BertConfig, sharers: int) -> list[tuple[int, bool]]:
-    """Elements of each slice of the buckets, in the order of the backward pass, and whether it is a bucket's first."""
+    """Elements of each slice of the buckets, and whether it is a bucket's first.
+
+    In the order of the backward pass.
+    """
     model = meta_model(config)
     elements = BUCKET_BYTES // torch.bfloat16.itemsize
     layout = layout_of(list(model.parameters()), sharers, elements, optim.contiguous_groups(model))
@@ -303,10 +316,17 @@ def buckets(config: BertConfig, sharers: int) -> list[tuple[int, bool]]:
 
 
 def predict(
-    config: BertConfig, rows: int, precision: str, rates: Rates, gpus: int = 1, accumulate: int = 1,
+    config: BertConfig,
+    rows: int,
+    precision: str,
+    rates: Rates,
+    gpus: int = 1,
+    accumulate: int = 1,
     whole: bool = False,
-) -> dict[str, Any]:  # fmt: skip
-    """Milliseconds by part, their sum, and sequences per second and GPU, for batches of ``rows`` packed rows.
+) -> dict[str, Any]:
+    """Milliseconds by part, their sum, and sequences per second and GPU.
+
+    rows: packed rows of a batch.
 
     accumulate: batches per step, which updates and communicates once, with gradients in fp32 if
     above 1. whole: see ``record``.

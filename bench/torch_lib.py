@@ -1,4 +1,4 @@
-"""Shared by benchmarks that use torch: batches with Wikipedia's lengths, GPU timing and ceilings."""
+"""Shared by benchmarks with torch: batches with Wikipedia's lengths, GPU timing, ceilings."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def packed_batches(num_rows: int, count: int, config: BertConfig) -> list[Pretra
 
 
 def model_flops(config: BertConfig, batch: PretrainingBatch) -> float:
-    """Operations of forward and backward on real tokens: 2 per multiply-add, backward twice forward.
+    """Operations of both passes on real tokens: 2 per multiply-add, backward twice forward.
 
     Matrix products only: encoder, attention (each sequence's length squared), masked-LM head on
     masked tokens with the unpadded vocabulary, pooler and next-sentence head.

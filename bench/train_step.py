@@ -260,11 +260,19 @@ def figures(
     }
 
 
-PARTS = {  # by module of bert.kernels, the prefix of the names of its Triton kernels
-    "triton_attention": "attention", "dropout_add_layer_norm": "LayerNorm", "bias_gelu": "GELU", "cast": "casts",
-    "fp8_feed_forward": "GELU", "embeddings": "embeddings", "scatter": "embeddings", "cross_entropy": "head, loss",
-    "lamb": "LAMB", "arithmetic": "sums over rows",
-}  # fmt: skip
+# By module of bert.kernels, the prefix of the names of its Triton kernels.
+PARTS = {
+    "triton_attention": "attention",
+    "dropout_add_layer_norm": "LayerNorm",
+    "bias_gelu": "GELU",
+    "cast": "casts",
+    "fp8_feed_forward": "GELU",
+    "embeddings": "embeddings",
+    "scatter": "embeddings",
+    "cross_entropy": "head, loss",
+    "lamb": "LAMB",
+    "arithmetic": "sums over rows",
+}
 LIBRARIES = {  # other libraries' kernels; the first match counts
     "attention": re.compile(r"sdpa|flash|fmha|mha_", re.IGNORECASE),
     "communication": re.compile(r"nccl", re.IGNORECASE),

@@ -189,19 +189,9 @@ def test_the_table_says_what_is_unmeasured_and_why_and_the_fastest_settings_come
     assert "| rows 48 | ours | 48 | 97.10 | 988 | 249,000 | 500 | 60% | 30.0 |" in said
     assert "| rows 48 | ours, eager | 48 | unmeasured (OutOfMemoryError: no room) |" in said
     assert said.endswith("\n# best settings of this GPU: 1,200 sequences/s\nexport PRECISION=fp8\n")
-    wrong = {
-        "stage": "self_check",
-        "optimizers": "ok",
-        "graphs": {"bf16": "differs"},
-        "machine": {},
-    }
-    for checks, why in (
-        ([wrong, CHECKED | {"status": 1}], "graphs"),
-        ([CHECKED | {"status": 124}], "it did not end well"),
-        ([], "it did not end well"),
-    ):
+    for checks in ([CHECKED | {"status": 1}], [CHECKED | {"status": 124}], []):
         text = gpu_all.table([*checks, *steps])
-        assert f"| ours | 48 | unmeasured (unverified: self_check failed: {why}) |" in text
+        assert "| ours | 48 | unmeasured (unverified: self_check did not succeed) |" in text
         assert "| Hugging Face, compiled | 48 | 97.10 |" in text, "no kernel of ours"
         assert gpu_all.best_settings([*checks, *steps]) == ""
 
