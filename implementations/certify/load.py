@@ -173,9 +173,11 @@ class Load:
         block is read twice. A data set with too few blocks is not measured.
         """
         meeting, rounds = self.meeting, self.config.rounds
-        turns = [[*range(len(meeting.nodes))], *([node] for node in range(len(meeting.nodes)))]
+        nodes = range(len(meeting.nodes))
+        turns = [("disk", nodes)]
         # With one node, its own turn would be that of all again.
-        turns = turns if len(meeting.nodes) > 1 else turns[:1]
+        if len(nodes) > 1:
+            turns += [("disk_node", range(node, node + 1)) for node in nodes]
         order = int(meeting.exchange(str(int.from_bytes(os.urandom(8), "big")))[0])
         folder = self.trainer.data.datadir_packed or self.trainer.data.datadir
         blocks = blocks_of(folder, order)[meeting.rank :: meeting.size] if folder else []
@@ -185,14 +187,13 @@ class Load:
         if meeting.max(float(not enough)):
             return
         for number in range(rounds):
-            for nodes in turns:
+            for name, at_work in turns:
                 meeting.barrier()
-                if meeting.node in nodes:
+                if meeting.node in at_work:
                     begin = time.perf_counter()
                     for _ in range(READS):
                         read_block(*blocks.pop())
                     seconds = (time.perf_counter() - begin) / READS
-                    name = "disk" if nodes is turns[0] else "disk_node"
                     self._probe(name, number, seconds, READ_BYTES)
 
     def check_drill(self, count: int) -> None:

@@ -352,18 +352,15 @@ def questions(records: Records, burn_in: Mapping[int, Sequence[float]]) -> Itera
     Each stage is compared separately, and all together: a small excess in all of them is clearer over more rounds.
     """
     everywhere: dict[str, dict[str, np.ndarray]] = {"slow": {}, "starved": {}, "hesitates": {}}
-    for stage in (
-        one for one in records.stages if one != "pairs"
-    ):  # few rounds, and `node` compares the same
+    # Not pairs: they have few rounds, and `node` compares the same.
+    for stage in [one for one in records.stages if one != "pairs"]:
         own = records.relative(stage)
         everywhere["slow"][stage] = np.apply_along_axis(_typical, 2, own)
         everywhere["hesitates"][stage] = np.apply_along_axis(_lost, 2, own)
-        if (
-            records.on_cpus and stage in ALONE
-        ):  # CPU time of a GPU's process says nothing about the GPU
-            per_cpu_second = records.by_step(stage, *PARTS) / np.maximum(
-                records.by_step(stage, "cpu"), 1e-6
-            )
+        # CPU time of a GPU's process says nothing about the GPU.
+        if records.on_cpus and stage in ALONE:
+            cpu_seconds = np.maximum(records.by_step(stage, "cpu"), 1e-6)
+            per_cpu_second = records.by_step(stage, *PARTS) / cpu_seconds
             relative_time = per_cpu_second / np.nanmedian(per_cpu_second)
             everywhere["starved"][stage] = np.apply_along_axis(_typical, 2, relative_time)
     correlation = {
@@ -489,8 +486,6 @@ def _typical(times: np.ndarray) -> float:
 def _lost(times: np.ndarray) -> float:
     """Fraction of time lost in steps beyond HESITATION of the typical one."""
     times = known(times)
-    return (
-        float(np.mean(np.clip(times / _typical(times) - HESITATION, 0, None)))
-        if len(times)
-        else np.nan
-    )
+    if not len(times):
+        return np.nan
+    return float(np.mean(np.clip(times / _typical(times) - HESITATION, 0, None)))

@@ -112,13 +112,10 @@ def measure(records: Records, name: str) -> dict[str, list[float]]:
     if name in ("parallel", "together"):
         if name not in records.stages:
             return {}
-        seconds, sequences = (
-            records.by_step(name, *PARTS),
-            records.by_step(name, "sequences", missing=0),
-        )
-        rates = sequences.sum(axis=2) / np.nansum(
-            seconds, axis=2, dtype=np.float64
-        )  # [ranks, rounds]
+        seconds = records.by_step(name, *PARTS)
+        sequences = records.by_step(name, "sequences", missing=0)
+        # [ranks, rounds]
+        rates = sequences.sum(axis=2) / np.nansum(seconds, axis=2, dtype=np.float64)
         if name == "together":
             return {EVERYONE: rates.sum(axis=0).tolist()}
         return dict(zip(records.names, rates.tolist(), strict=True))
@@ -126,22 +123,19 @@ def measure(records: Records, name: str) -> dict[str, list[float]]:
     amount = records.measured(name)["amount"].max(initial=0)
     if not amount:
         return {}
-    if (
-        name == "reduce_together"
-    ):  # the fastest of each round shows the network, the others what disturbs it
+    # The fastest of each round shows the network, the others what disturbs it.
+    if name == "reduce_together":
         work = bus_bandwidth(records, name, len(records.places))
         return {EVERYONE: [work / min(times) for times in records.reductions(name).values()]}
     found = {}
     table = amount / records.probe(name) / _PER_UNIT[UNITS[name]]
     for place, rates in zip(records.places.values(), table, strict=True):
         if len(kept := known(rates)):
-            who = (
-                f"node {place.node}"
-                if name in COLLECTIVES
-                else EVERYONE
-                if name.endswith(ALL_NODES)
-                else place.name
-            )
+            who = place.name
+            if name in COLLECTIVES:
+                who = f"node {place.node}"
+            elif name.endswith(ALL_NODES):
+                who = EVERYONE
             found[who] = kept.tolist()
     return found
 
@@ -176,26 +170,17 @@ def bus_bandwidth(records: Records, name: str, size: int) -> float:
 
 def _judge(who: str, name: str, expected: float, rounds: Sequence[float]) -> Reached:
     measured = statistics.median(rounds)
-    error = (
-        OF_MEDIAN
-        * (statistics.stdev(rounds) if len(rounds) > 1 else 0.0)
-        / len(rounds) ** 0.5
-        / expected
-    )
+    spread = statistics.stdev(rounds) if len(rounds) > 1 else 0.0
+    error = OF_MEDIAN * spread / len(rounds) ** 0.5 / expected
     short = 1 - measured / expected
     return Reached(who, name, expected, measured, short, error, state_of(short, error))
 
 
 def state_of(share: float, error: float) -> str:
-    """pass, warn or fail for a deficit or excess, as a fraction, with its standard error."""
-    significant = share > DEVIATIONS * error
-    return (
-        "fail"
-        if significant and share > FAIL
-        else "warn"
-        if significant and share > WARN
-        else "pass"
-    )
+    """pass, warn or fail for a deficit, as a fraction, with its standard error."""
+    if not share > max(WARN, DEVIATIONS * error):  # true of nan too
+        return "pass"
+    return "fail" if share > FAIL else "warn"
 
 
 def write_expectations(records: Records, path: Path) -> None:

@@ -6,7 +6,7 @@ Imports no scipy, so that `watch` starts at once.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import floor
 from pathlib import Path
@@ -23,12 +23,6 @@ if TYPE_CHECKING:
 EXIT = {"pass": 0, "warn": 3, "fail": 1}  # exit status by state, the best first
 # Even, since two rounds become one when all are full.
 MAX_ROUNDS = 64
-
-
-def worst(states: Iterable[str]) -> str:
-    """The worst state; pass if there are none."""
-    # By position in EXIT, which begins with the best.
-    return max(states, key=[*EXIT].index, default="pass")
 
 
 @dataclass(frozen=True)

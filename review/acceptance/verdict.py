@@ -35,7 +35,7 @@ from review.acceptance.faults import (
     tool_faults,
 )
 from review.acceptance.figures import Measured, Reached
-from review.acceptance.journal import BurnIn, Journal, Reason, worst
+from review.acceptance.journal import EXIT, BurnIn, Journal, Reason
 from review.acceptance.records import Records, read
 from review.acceptance.schema import (
     ALONE,
@@ -174,7 +174,8 @@ class Certificate:
     @property
     def state(self) -> str:
         """pass, warn or fail: the worst of all reasons."""
-        return worst(one.state for one in self.why())
+        # EXIT begins with the best.
+        return max((one.state for one in self.why()), key=[*EXIT].index, default="pass")
 
     @property
     def said(self) -> str:
