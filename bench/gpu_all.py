@@ -20,6 +20,7 @@ import contextlib
 import json
 import math
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -326,6 +327,9 @@ def main() -> int:
     ]
     options.output.mkdir(parents=True, exist_ok=True)
     recorder = Recorder(options.output)
+    resource.setrlimit(
+        resource.RLIMIT_CORE, (0, 0)
+    )  # an item that dies leaves no file of its memory
     # The machine may be taken away at any moment: what was measured is still shown.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, recorder.end)
