@@ -8,6 +8,7 @@ import importlib
 import inspect
 import itertools
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -70,17 +71,16 @@ def yes_or_no(text: str) -> bool:
 
 def parse_phases(text: str) -> tuple[tuple[int, int], ...]:
     """argparse type: '128:20,512:80' -> ((128, 20), (512, 80)), maximal tokens and masked tokens of a sequence."""
-    phases, published = [], OPTIONS["prepare"]["--phases"]["const"]
-    for part in text.split(","):
-        length, colon, masked = part.partition(":")
-        if not (colon and length.isdecimal() and masked.isdecimal()):
-            raise argparse.ArgumentTypeError(
-                f"{text!r} is not a list of LENGTH:MASKED, such as {published}"
-            )
-        phases.append((int(length), int(masked)))
+    if not re.fullmatch(r"\d+:\d+(,\d+:\d+)*", text):
+        published = OPTIONS["prepare"]["--phases"]["const"]
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a list of LENGTH:MASKED, such as {published}"
+        )
+    numbers = [int(number) for number in re.split("[:,]", text)]
+    phases = tuple(zip(numbers[::2], numbers[1::2], strict=True))
     if any(short >= long for (short, _), (long, _) in itertools.pairwise(phases)):
         raise argparse.ArgumentTypeError(f"{text!r}: the lengths of the phases are not ascending")
-    return tuple(phases)
+    return phases
 
 
 def parse_share(text: str) -> float:

@@ -38,7 +38,7 @@ class Rules:
 
     special: tuple[int, ...]  # ids of [CLS], [SEP], [MASK] and, if there is one, [PAD]
     vocab_size: int
-    num_masked: tuple[int, ...] = ()  # masked tokens of a sequence by length; empty: unknown
+    num_masked: tuple[int, ...]  # masked tokens of a sequence by length
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,6 @@ class Audit:
     metadata: Metadata
     sequences: int
     rows: int
-    empty_rows: int  # rows without sequences, in third-party files
     tokens: int
     masked: int
     replaced: tuple[int, int]  # masked tokens that became [MASK], and those kept
@@ -59,12 +58,10 @@ class Audit:
     seen: int  # sequences whose original text is among the known ones
 
 
-def rules_of(words: Vocabulary, recipe: dict[str, Any] | None) -> Rules:
-    """Rules for a vocabulary and, if known, the options of a preparation."""
+def rules_of(words: Vocabulary, recipe: dict[str, Any]) -> Rules:
+    """Rules for a vocabulary and the options of a preparation."""
     names = ("[CLS]", "[SEP]", "[MASK]", "[PAD]")
     special = tuple(words.ids[name] for name in names if name in words.ids)
-    if not recipe:
-        return Rules(special=special, vocab_size=len(words))
     longest, most = recipe["max_seq_length"], recipe["max_predictions_per_seq"]
     share = recipe["masked_lm_prob"]
     # As the instance maker counts: [CLS] and [SEP] among n tokens are never masked. Without
@@ -80,7 +77,7 @@ def audit(path: Path, rules: Rules, known: Hashes | None = None) -> Audit:
     """Reads a whole file and checks digests and every sequence.
 
     Args:
-        path: a record file, ours or NVIDIA's.
+        path: a record file.
         rules: to check; the first violation is reported in `fault`.
         known: sorted hashes of original texts to look for.
 
@@ -90,7 +87,6 @@ def audit(path: Path, rules: Rules, known: Hashes | None = None) -> Audit:
     records, metadata = verify_records(path)
     originals = np.zeros(records.num_sequences, dtype=np.uint64)
     counts = np.zeros(2, dtype=np.int64)
-    num_masked = np.array(rules.num_masked or [-1] * (metadata.max_seq_length + 1), dtype=np.int64)
     fault, where = _check(
         records.input_ids,
         records.sequence_offsets,
@@ -100,7 +96,7 @@ def audit(path: Path, rules: Rules, known: Hashes | None = None) -> Audit:
         records.masked_lm_offsets,
         np.array(rules.special),
         rules.vocab_size,
-        num_masked,
+        np.array(rules.num_masked),
         counts,
         originals,
     )
@@ -114,7 +110,6 @@ def audit(path: Path, rules: Rules, known: Hashes | None = None) -> Audit:
         metadata=metadata,
         sequences=records.num_sequences,
         rows=records.num_rows,
-        empty_rows=records.num_empty_rows,
         tokens=len(records.input_ids),
         masked=len(records.masked_lm_ids),
         replaced=(int(counts[0]), int(counts[1])),
@@ -162,7 +157,7 @@ def _fault_of(  # type: ignore[no-untyped-def]
             at += 1
         elif ids[j] == special[2]:
             return 6
-    if wanted >= 0 and last - first != wanted:
+    if last - first != wanted:
         return 7
     return 0
 

@@ -1,7 +1,6 @@
 """Verifies a prepared data set: counts, digests, every sequence exactly once, labels, evaluation set.
 
-FOLDER is the --outputdir of prepare_data.sh; every data set finished there (prepared-*.json) is verified. It may also
-be any folder of record files, such as NVIDIA's packed shards, for which options and completeness are unknown. Prints a
+FOLDER is the --outputdir of prepare_data.sh; every data set finished there (prepared-*.json) is verified. Prints a
 table and a one-line verdict; exit code 0 only if no check fails.
 """
 
@@ -25,7 +24,6 @@ from bert.data.records import DataError, Records
 from bert.data.shards import INDEX
 from input_preprocessing.instances.options import SamplingConfig
 from input_preprocessing.records.shards import NUM_EVAL_SAMPLES
-from input_preprocessing.records.tfrecord_nvidia import NOT_RECORDS
 from input_preprocessing.stage import manifest
 from input_preprocessing.stage.parallel import run_tasks
 from input_preprocessing.text import vocabulary
@@ -55,33 +53,15 @@ def _check(name: str, text: str, problem: str | None = None) -> Check:
     return Check(name, not problem, problem or text)
 
 
-def verify(folder: Path, *, jobs: int, vocab_file: Path | None = None) -> dict[str, list[Check]]:
-    """Checks of every data set in the folder, by its name.
-
-    Raises:
-        DataError: there is none, or no vocabulary to verify it with.
-    """
-    if prepared := sorted(folder.glob("prepared-*.json")):
-        return {
-            path.stem.removeprefix("prepared-"): _verify_prepared(folder, path, jobs)
-            for path in prepared
-        }
-    files = sorted(
-        path for path in folder.glob("[!.]*") if path.is_file() and path.suffix not in NOT_RECORDS
-    )
-    if not files:
+def verify(folder: Path, *, jobs: int) -> dict[str, list[Check]]:
+    """Checks of every data set in the folder, by its name. Raises DataError if there is none."""
+    prepared = sorted(folder.glob("prepared-*.json"))
+    if not prepared:
         raise DataError(
-            f"{folder} holds neither prepared-*.json nor record files; give the folder of a data set"
+            f"{folder} has no prepared-*.json; give the folder of a data set, or import its records first"
         )
-    if vocab_file is None:
-        raise DataError(
-            f"{folder} has no prepared-*.json; give the vocabulary of its records with --vocab-file"
-        )
-    rules = rules_of(vocabulary.load(vocab_file), None)
-    none = np.zeros(0, np.uint64)  # so that no originals are kept
-    audits, errors = _audit_all(files, rules, none, "read records", jobs)
-    unknown = Check("complete", None, "unknown: there is no prepared-*.json")
-    return {folder.name: [unknown, _check_reading(audits, errors), *_content_checks(audits)]}
+    names = [path.stem.removeprefix("prepared-") for path in prepared]
+    return {name: _verify(folder, path, jobs) for name, path in zip(names, prepared, strict=True)}
 
 
 def _audit_task(rules: Rules, known: Hashes | None, path: Path) -> Audit | str:
@@ -103,26 +83,26 @@ def _audit_all(
     return audits, [each for each in results if isinstance(each, str)]
 
 
-def _check_reading(
-    audits: Sequence[Audit], errors: Sequence[str], made: dict[Path, str] | None = None
+def _check_contents(
+    folder: Path, made: manifest.Manifest, audits: Sequence[Audit], errors: Sequence[str]
 ) -> Check:
-    """Whether every file is valid and, if ``made`` (digest by path) is given, as prepared."""
+    """Every file is valid and as prepared: records, vocabulary, model sizes and checkpoint."""
     total, problem = len(audits) + len(errors), ""
-    other = [
-        audit.path for audit in audits if made and made[audit.path] != audit.metadata.content_digest
-    ]
+    digests = {str(each.path.relative_to(folder)): each.metadata.content_digest for each in audits}
+    for name in made.files:
+        if not name.endswith(".hdf5") and (folder / name).is_file():
+            digests[name] = manifest.md5_of(folder / name)
+    other = [name for name, digest in digests.items() if digest != made.files[name]]
     if errors:
         problem = f"{len(errors)} of {total} record files are damaged; {errors[0]}"
     elif other:
-        problem = f"{len(other)} of {total} files are not the ones prepared: {other[0]}"
-    empty = sum(audit.empty_rows for audit in audits)
-    note = f"; {empty:,} rows without sequences are skipped in training" if empty else ""
-    how = "as prepared, by digest" if made else "in range"
-    return _check("contents", f"every sequence of {total:,} record files is {how}{note}", problem)
+        problem = f"{len(other)} of {len(digests)} files are not the ones prepared: {other[0]}"
+    text = f"every sequence of {total:,} record files is as prepared, by digest"
+    return _check("contents", text, problem)
 
 
 def _content_checks(audits: list[Audit]) -> list[Check]:
-    """Checks of labels and masks, for any records."""
+    """Checks of labels and masks."""
     masked = sum(audit.masked for audit in audits)
     tokens = sum(audit.tokens for audit in audits)
     # Special tokens, masks and labels of every sequence are in the right places.
@@ -144,7 +124,7 @@ def _content_checks(audits: list[Audit]) -> list[Check]:
     return [labels, masks]
 
 
-def _verify_prepared(folder: Path, path: Path, jobs: int) -> list[Check]:
+def _verify(folder: Path, path: Path, jobs: int) -> list[Check]:
     made = manifest.read(path)
     words = vocabulary.load(folder / "phase1" / "vocab.txt")
     rules = rules_of(words, made.recipe)
@@ -156,13 +136,11 @@ def _verify_prepared(folder: Path, path: Path, jobs: int) -> list[Check]:
     known = np.unique(eval_audits[0].originals) if eval_audits else None
     audits, errors = _audit_all(training, rules, known, "read training records", jobs)
     both = [*eval_audits, *audits]
-    digests = {folder / name: digest for name, digest in made.files.items()}
     return [
         _check_files(folder, made, present, is_readable=not errors),
-        _check_models(folder, made, present),
         Check("text", *made.benchmark_text),
-        _check_reading(both, [*eval_errors, *errors], digests),
-        _check_options(folder, made, words, both),
+        _check_contents(folder, made, both, [*eval_errors, *errors]),
+        _check_options(folder, made, both),
         *_check_numbers(made, path.name, audits),
         *_content_checks(audits),
         _check_evaluation(eval_audits, made),
@@ -185,21 +163,9 @@ def _check_files(
     return _check("files", f"all {len(made.files):,} that were prepared, no others", problem)
 
 
-def _check_models(folder: Path, made: manifest.Manifest, present: set[str]) -> Check:
-    """Vocabulary, model sizes and checkpoint are unchanged, by md5."""
-    names = [name for name in made.files if not name.endswith(".hdf5") and name in present]
-    changed = [name for name in names if manifest.md5_of(folder / name) != made.files[name]]
-    problem = f"{', '.join(changed)} changed since it was prepared" if changed else ""
-    return _check("model files", f"{', '.join(names)} as prepared", problem)
-
-
-def _check_options(
-    folder: Path, made: manifest.Manifest, words: vocabulary.Vocabulary, audits: Sequence[Audit]
-) -> Check:
-    """All files were made with the manifest's options, from its texts, with the vocabulary beside them."""
+def _check_options(folder: Path, made: manifest.Manifest, audits: Sequence[Audit]) -> Check:
+    """All files were made with the manifest's options, from its texts."""
     problem = ""
-    if words.md5 != made.recipe["vocab_md5"]:
-        problem = f"{folder / 'phase1' / 'vocab.txt'} is another vocabulary than prepared"
     for each in audits:
         other = made.difference(str(each.path.relative_to(folder)), each.metadata)
         if other and not problem:
@@ -295,13 +261,11 @@ def verdict(folder: Path, found: dict[str, list[Check]]) -> str:
     total = sum(len(checks) for checks in found.values())
     if failed := failures(found):
         return f"{folder}: NOT VALID: {len(failed)} of {total} checks failed; {failed[0]}"
-    unknown = any(check.name == "complete" for checks in found.values() for check in checks)
-    word = "sound" if unknown else "valid"
-    return f"{folder}: {word}: {', '.join(found)}, all {total} checks hold"
+    return f"{folder}: valid: {', '.join(found)}, all {total} checks hold"
 
 
 def main(options: argparse.Namespace) -> None:
-    found = verify(options.folder, jobs=options.jobs, vocab_file=options.vocab_file)
+    found = verify(options.folder, jobs=options.jobs)
     if options.json:
         checked = {name: [check._asdict() for check in checks] for name, checks in found.items()}
         print(json.dumps({"valid": not failures(found), "checks": checked}))

@@ -182,7 +182,7 @@ def test_another_digest_of_the_benchmark_s_evaluation_set_is_a_failure(folder: P
     recipe["vocab_md5"] = manifest.VOCAB_MD5
     texts = {**made.texts, "eval.txt": manifest.TEXT_MD5["eval.txt"]}
     benchmark = manifest.Manifest(**{**vars(made), "recipe": recipe, "texts": texts})
-    rules = verdict.Rules(special=(2, 3, 4), vocab_size=30522)
+    rules = verdict.Rules(special=(2, 3, 4), vocab_size=30522, num_masked=(1,) * 65)
     audited = verdict.audit(folder / "eval" / "part_eval_10k.hdf5", rules)
     audited = verdict.Audit(**{**vars(audited), "fault": ""})
     found = verdict._check_evaluation([audited], benchmark)

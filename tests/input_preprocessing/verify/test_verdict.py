@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from bert.data.format import open_records, write_records
-from bert.data.records import DataError, Records, concatenate
+from bert.data.records import DataError, Records
 from input_preprocessing.dataset import prepare
 from input_preprocessing.stage import manifest
 from input_preprocessing.verify import audit
@@ -85,11 +85,11 @@ MASK = 4  # ids of the trained vocabulary: [PAD] [UNK] [CLS] [SEP] [MASK]
 DAMAGE: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "a shard is missing": (lambda d: (d / SHARD).unlink(), "files", "1 of 7 are missing"),
     "a shard too many": (lambda d: shutil.copy(d / SHARD, d / "packed_data" / "part_9.hdf5"), "files", "1 more"),
-    "two shards swapped": (swap, "contents", "2 of 5 files are not the ones prepared"),
+    "two shards swapped": (swap, "contents", "2 of 7 files are not the ones prepared"),
     "a shard there twice": (lambda d: shutil.copy(d / SHARD, d / OTHER), "contents", "not the ones prepared"),
     "a bit flipped": (lambda d: flip(d / SHARD), "contents", "damaged"),
     "a shard cut short": (lambda d: (d / SHARD).write_bytes((d / SHARD).read_bytes()[:5000]), "contents", "damaged"),
-    "another vocabulary": (lambda d: (d / "phase1/vocab.txt").open("a").write("x\n"), "model files", "vocab.txt"),
+    "another vocabulary": (lambda d: (d / "phase1/vocab.txt").open("a").write("x\n"), "contents", "phase1/vocab.txt"),
     "a sequence lost, one doubled": (lambda d: rewrite(d, SHARD, one_sequence_twice), "coverage", "permutation"),
     "other counts": (lambda d: edit_manifest(d, tokens=5), "counts", "5 were prepared"),
     "rows of more sequences": (
@@ -224,7 +224,7 @@ def test_the_command_prints_a_table_and_one_verdict(
     done = command(packed, "--jobs", 1, script=str(repository / "verify_dataset.sh"))
     assert done.returncode == 0, done.stderr
     assert "coverage" in done.stdout
-    assert done.stdout.splitlines()[-1] == f"{packed}: valid: packed, all 12 checks hold"
+    assert done.stdout.splitlines()[-1] == f"{packed}: valid: packed, all 11 checks hold"
     folder = tmp_path / "data"
     shutil.copytree(packed, folder)
     (folder / SHARD).unlink()
@@ -232,51 +232,13 @@ def test_the_command_prints_a_table_and_one_verdict(
     assert done.returncode == 1
     assert json.loads(done.stdout)["valid"] is False
     last = done.stderr.splitlines()[-1]
-    assert "NOT VALID: 3 of 12 checks failed; packed: files: 1 of 7 are missing" in last
+    assert "NOT VALID: 3 of 11 checks failed; packed: files: 1 of 7 are missing" in last
     assert "Traceback" not in done.stderr
 
 
-def test_a_folder_of_records_alone_is_checked_as_far_as_it_can_be(
-    packed: Path, tmp_path: Path, telling: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kept: list[audit.Audit] = []
-    check = verify._content_checks
-    monkeypatch.setattr(
-        verify, "_content_checks", lambda audits: kept.extend(audits) or check(audits)
-    )
-    for path in (packed / "packed_data").glob("part_*"):
-        shutil.copy(path, tmp_path)
-    with pytest.raises(DataError, match="--vocab-file"):
+def test_a_folder_that_was_not_prepared_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"has no prepared-\*\.json; .* import its records first"):
         verify.verify(tmp_path, jobs=1)
-    found = verify.verify(tmp_path, jobs=1, vocab_file=packed / "phase1" / "vocab.txt")
-    assert not verify.failures(found)
-    assert ": sound: " in verify.verdict(tmp_path, found)
-    assert [len(each.originals) for each in kept] == [0] * 4, "of a whole corpus 1.2 GB"
-    (tmp_path / "part_x.hdf5").write_text("no records")
-    assert (
-        "1 of 5"
-        in verify.failures(verify.verify(tmp_path, jobs=1, vocab_file=packed / "phase1/vocab.txt"))[
-            0
-        ]
-    )
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match="neither"):
-        verify.verify(tmp_path / "empty", jobs=1)
-
-
-def test_concatenated_shards_audit_like_the_parts(
-    packed: Path, tmp_path: Path, telling: None
-) -> None:
-    parts = [open_records(path) for path in sorted((packed / "packed_data").glob("part_*"))]
-    write_records(
-        tmp_path / "all.hdf5", concatenate([records for records, _ in parts]), parts[0][1]
-    )
-    words = packed / "phase1" / "vocab.txt"
-    (whole,), (pieces,) = (
-        verify.verify(p, jobs=1, vocab_file=words).values()
-        for p in (tmp_path, packed / "packed_data")
-    )
-    assert [c.detail for c in whole[2:]] == [c.detail for c in pieces[2:]]
 
 
 @pytest.mark.parametrize(
@@ -287,8 +249,8 @@ def test_a_few_shared_texts_of_a_tiny_set_are_a_note_not_a_failure(
     packed: Path, seen: int, known: int, holds: bool | None
 ) -> None:
     (path, *_) = sorted((packed / "packed_data").glob("part_*"))
-    found = audit.audit(
-        path, audit.rules_of(verify.vocabulary.load(packed / "phase1" / "vocab.txt"), None)
-    )
+    recipe = manifest.read(packed / "prepared-packed.json").recipe
+    words = verify.vocabulary.load(packed / "phase1" / "vocab.txt")
+    found = audit.audit(path, audit.rules_of(words, recipe))
     audits = [dataclasses.replace(found, seen=seen)]
     assert verify.check_held_out(audits, np.arange(known, dtype=np.uint64)).holds is holds
