@@ -125,7 +125,8 @@ def _watch(arguments: argparse.Namespace) -> int:
         raise ReviewError(f"--interval must be above 0 s, got {interval}")
     targets: list[Path] = arguments.target
     if not arguments.all and len(targets) == 1:
-        targets = [watch.find_log(targets[0]) if once else watch.wait_for_log(targets[0], interval)]
+        first = targets[0]
+        targets = [watch.find_log(first) if once else watch.wait_for_log(first, interval)]
     runs = watch.Runs(targets, arguments.ruleset)
     # Without --once the first log may still come.
     if once and not runs.poll(0):

@@ -73,7 +73,8 @@ def trimmed_mean(values: Sequence[float], trim: int = 1) -> Mean:
     winsorised = [kept[0]] * trim + kept + [kept[-1]] * trim
     center = math.fsum(winsorised) / len(winsorised)
     squares = math.fsum((value - center) ** 2 for value in winsorised)
-    return Mean(value=mean, error2=squares / (h * (h - 1)) if h > 1 else None, counted=h)
+    error2 = squares / (h * (h - 1)) if h > 1 else None
+    return Mean(value=mean, error2=error2, counted=h)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,17 +109,20 @@ def ratio(above: Mean, below: Mean) -> Ratio:
     value = above.value / below.value
     if above.error2 is None or below.error2 is None or value <= 0:
         return Ratio(value=value)
-    a, b = above.error2 / above.value**2, below.error2 / below.value**2
+    a = above.error2 / above.value**2
+    b = below.error2 / below.value**2
     # Runs that agree to the last digit have no deviation to test against.
     if a + b == 0:
         return Ratio(value=value, low=value, high=value, p=1.0 if value == 1 else 0.0)
-    dof = (a + b) ** 2 / (a * a / (above.counted - 1) + b * b / (below.counted - 1))
+    spread = a * a / (above.counted - 1) + b * b / (below.counted - 1)
+    dof = (a + b) ** 2 / spread
     error = math.sqrt(a + b)
     p = 2 * float(stdtr(dof, -abs(math.log(value)) / error))
     reach = float(stdtrit(dof, (1 + LEVEL) / 2)) * error
     if reach > _LARGEST_REACH:
         return Ratio(value=value, p=p)
-    return Ratio(value=value, low=value * math.exp(-reach), high=value * math.exp(reach), p=p)
+    low, high = (value * math.exp(side * reach) for side in (-1, 1))
+    return Ratio(value=value, low=low, high=high, p=p)
 
 
 def means(result: Result) -> dict[str, Mean | None]:
@@ -167,14 +171,13 @@ class Comparison:
     @functools.cached_property
     def means(self) -> dict[str, tuple[Mean, Mean]]:
         """(other, baseline) of each measure that both have."""
-        pairs = zip(
-            MEASURES, means(self.other).values(), means(self.baseline).values(), strict=True
-        )
-        return {
-            name: (one, base)
-            for name, one, base in pairs
-            if one and base and one.value > 0 and base.value > 0
-        }
+        found = {}
+        others, bases = means(self.other), means(self.baseline)
+        for name in MEASURES:
+            one, base = others[name], bases[name]
+            if one and base and one.value > 0 and base.value > 0:
+                found[name] = (one, base)
+        return found
 
     @functools.cached_property
     def ratios(self) -> dict[str, Ratio]:
@@ -197,10 +200,10 @@ class Comparison:
         found = self.ratios.get("time")
         if found is None:
             return "no times to compare"
-        word, factor = ("faster", found.value) if found.value >= 1 else ("slower", 1 / found.value)
-        faster = (
-            f"{factor:.1f} times {word}" if factor >= 2 else f"{100 * (factor - 1):.1f}% {word}"
-        )
+        word = "faster" if found.value >= 1 else "slower"
+        factor = max(found.value, 1 / found.value)
+        much = f"{factor:.1f} times" if factor >= 2 else f"{100 * (factor - 1):.1f}%"
+        faster = f"{much} {word}"
         if self.unlike:
             return f"not comparable, they differ in {', '.join(self.unlike)}: nominally {faster}"
         if found.p is None:
@@ -239,12 +242,12 @@ def differing_hyperparameters(results: Sequence[Result]) -> dict[str, list[Any]]
     """Logged hyper-parameters that differ between the results' first logs."""
     # One log stands for its result: `check` reports runs that differ among themselves.
     logged = [result.runs[0].hyperparameters if result.runs else {} for result in results]
-    every = {
-        key: [hyperparameters.get(key) for hyperparameters in logged] for key in HYPERPARAMETERS
-    }
-    return {
-        key: values for key, values in every.items() if any(value != values[0] for value in values)
-    }
+    differing = {}
+    for key in HYPERPARAMETERS:
+        values = [hyperparameters.get(key) for hyperparameters in logged]
+        if any(value != values[0] for value in values):
+            differing[key] = values
+    return differing
 
 
 def as_json(results: Sequence[Result]) -> dict[str, Any]:
@@ -277,7 +280,8 @@ def parts(results: Sequence[Result]) -> list[Part]:
     names, comparisons = _names(results), compare(results)
     # Numbers head the columns; names of systems are too long for that.
     heads = [f"[{place}]" for place in range(1, len(results) + 1)]
-    columns = [Column("", wraps=True), *(Column(head, right=True, wraps=True) for head in heads)]
+    columns = [Column("", wraps=True)]
+    columns += [Column(head, right=True, wraps=True) for head in heads]
     made: list[Part] = [
         Heading(f"{head} {name}", one.subtitle)
         for head, name, one in zip(heads, names, results, strict=True)

@@ -165,8 +165,9 @@ def parts(selection: Selection, output: Path | None) -> list[Part]:
         runs = one.result.runs
         minutes = "does not count" if math.isinf(one.score) else f"{one.score:.4f}"
         note = "submit this one" if one is chosen else text("; ".join(one.result.obstacles))
+        first, last = runs[0], runs[-1]
         rows.append(
-            [str(one.first + 1), runs[0].name, runs[-1].name, _date(runs[0]), minutes, note]
+            [str(one.first + 1), first.name, last.name, _date(first), minutes, note],
         )
     columns = [Column("set", right=True), Column("first"), Column("last"), Column("started")]
     columns += [Column("minutes", right=True), Column("", wraps=True)]

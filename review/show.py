@@ -59,7 +59,8 @@ def csv_rows(results: Sequence[Result]) -> list[list[Any]]:
             for run in whole["runs"]
         ]
     # All records have the same keys, so that those of the last are the headings.
-    return [list(records[-1] if records else ()), *(list(record.values()) for record in records)]
+    headings = list(records[-1]) if records else []
+    return [headings, *(list(record.values()) for record in records)]
 
 
 def _table(result: Result) -> Table:
@@ -78,9 +79,7 @@ def _table(result: Result) -> Table:
         records.append(record | {"compliance": verdict})
     for number in result.crashes:
         records.append({"run": f"failed_{number}.txt", "status": "crashed", "compliance": "fails"})
-    styles = ["dim" if run.path in result.dropped else "" for run in result.runs] + ["red"] * len(
-        result.crashes
-    )
-    return Table(
-        shown, [[record.get(one.heading, "") for one in shown] for record in records], styles
-    )
+    styles = ["dim" if run.path in result.dropped else "" for run in result.runs]
+    styles += ["red"] * len(result.crashes)
+    rows = [[record.get(one.heading, "") for one in shown] for record in records]
+    return Table(shown, rows, styles)

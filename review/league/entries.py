@@ -87,7 +87,8 @@ class Entry:
 
 def entry_of(result: Result, label: str, root: Path) -> Entry:
     """Entry of a result. ``label``: its round. ``root``: folder that ``Entry.folder`` is relative to."""
-    described, division = tree.description(result.folder), (result.division or "").casefold()
+    described = tree.description(result.folder)
+    division = (result.division or "").casefold()
     kept = result.kept if result.score is not None else result.reached_kept
     nodes = number(tree.count(described.get("number_of_nodes")))
     run = next((run for run in result.runs if run.log.events), None)
@@ -148,13 +149,16 @@ def _samples(run: Run) -> float | None:
 def _mean(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     # A mean of only some runs would be of another set than the minutes.
-    return math.fsum(known) / len(known) if known and len(known) == len(values) else None
+    if not known or len(known) < len(values):
+        return None
+    return math.fsum(known) / len(known)
 
 
 def logged(run: Run | None) -> dict[str, float]:
     """The numeric HYPERPARAMETERS that a run logs."""
     known = {} if run is None else run.hyperparameters
-    return {key: value for key in HYPERPARAMETERS if (value := number(known.get(key))) is not None}
+    values = {key: number(known.get(key)) for key in HYPERPARAMETERS}
+    return {key: value for key, value in values.items() if value is not None}
 
 
 def _place(folder: Path, root: Path) -> str:

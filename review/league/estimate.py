@@ -106,7 +106,8 @@ def estimate(
     minutes, spread = time_to_train(*_samples(place), rate, batch_size)
     # Independent errors add in squares.
     spread = math.hypot(spread, error, *doubts.values())
-    low, high = (minutes * math.exp(side * DEVIATIONS * spread) for side in (-1, 1))
+    low = minutes * math.exp(-DEVIATIONS * spread)
+    high = minutes * math.exp(DEVIATIONS * spread)
     # The league has resubmissions in one row, so that no result counts twice.
     ranked = League((), published()).ranked
     peers = [
@@ -208,7 +209,8 @@ def _samples(place: np.ndarray) -> tuple[float, float]:
     # Row 0 is the place asked for, the others are the published results.
     every = _equations(np.vstack([place, places[:, : len(place)]]))
     weights = np.linalg.solve(every[1:, 1:], every[1:, 0])
-    return float(weights[:-1] @ samples), math.sqrt(every[0, 0] - float(weights @ every[1:, 0]))
+    variance = every[0, 0] - float(weights @ every[1:, 0])
+    return float(weights[:-1] @ samples), math.sqrt(variance)
 
 
 def predicted(recipe: bool) -> tuple[list[Entry], np.ndarray, np.ndarray]:

@@ -36,9 +36,14 @@ def scaling(league: League) -> Chart | None:
     for name in dict.fromkeys(_short_name(one) for one in closed if one.accelerator):
         same = [one for one in closed if one.accelerator and _short_name(one) == name]
         curves.append((False, name, _best_by_size(same)))
+
+    def reach(curve: tuple[bool, str, dict[float, Entry]]) -> float:
+        sizes = curve[2]
+        return max(sizes) / min(sizes) if sizes else 0.0
+
     # Only what at least doubles in size shows how a system scales.
-    curves = [one for one in curves if max(one[2], default=0) >= 2 * min(one[2], default=1)]
-    curves.sort(key=lambda one: (one[0], max(one[2]) / min(one[2])), reverse=True)
+    curves = [one for one in curves if reach(one) >= 2]
+    curves.sort(key=lambda one: (one[0], reach(one)), reverse=True)
     if not curves:
         return None
     lines = []
@@ -94,9 +99,8 @@ def build_page(league: League) -> str:
     own = [one for one in league.ranked if league.is_own(one)]
     entries = [*own, *(one for one in league.ranked if not league.is_own(one))]
     rounds = sorted({entry.round for entry in league.others})
-    order = sorted(
-        CELLS, key=lambda one: _FIRST.index(one.heading) if one.heading in _FIRST else len(_FIRST)
-    )
+    first = [one for name in _FIRST for one in CELLS if one.heading == name]
+    order = [*first, *(one for one in CELLS if one not in first)]
     about = [f"{len(own)} of your own"] if own else []
     if rounds:
         published = f"{len(league.others)} published in rounds {rounds[0]} to {rounds[-1]}"

@@ -68,7 +68,8 @@ class League:
     def _same_logs(self) -> dict[Any, list[Entry]]:
         """Groups of equal logs: the user's own or first submission, then resubmissions. By energy, per measurement."""
         found: dict[Any, list[Entry]] = {}
-        for entry in [*self.own, *sorted(self.others, key=lambda one: one.round)]:
+        others = sorted(self.others, key=lambda one: one.round)
+        for entry in [*self.own, *others]:
             # Logs too little known to recognise are taken for logs of their own.
             key = (entry.logs or id(entry), entry.joules if self.by == "energy" else None)
             found.setdefault(key, []).append(entry)
@@ -76,8 +77,11 @@ class League:
 
     def rounds(self, entry: Entry) -> list[str]:
         """Its round, and those in which the same logs were resubmitted."""
-        ones = next((ones for ones in self._same_logs.values() if ones[0] is entry), [entry])
-        return list(dict.fromkeys(one.round for one in ones))
+        same = [entry]
+        for ones in self._same_logs.values():
+            if ones[0] is entry:
+                same = ones
+        return list(dict.fromkeys(one.round for one in same))
 
     def is_own(self, entry: Entry) -> bool:
         # By identity: one's own result may equal a published one in every value.
@@ -119,14 +123,17 @@ class League:
         """Rank within its division and among systems of its size, in words."""
         division = [one for one in self.ranked if one.division == entry.division]
         size = [one for one in division if one.accelerators == entry.accelerators]
-        place, of_size = self.rank(entry, division), self.rank(entry, size)
+        place = self.rank(entry, division)
+        of_size = self.rank(entry, size)
         if place is None:
             return f"has no {BY[self.by][0]} to rank it by"
-        known = [sum(BY[self.by][1](one) is not None for one in ones) for ones in (division, size)]
+        label, value, _ = BY[self.by]
+        known = sum(value(one) is not None for one in division)
+        peers = sum(value(one) is not None for one in size)
         results = f"{entry.division or 'division unknown'} results"
-        standing = f"rank {place} of {known[0]} {results} by {BY[self.by][0]}"
-        if entry.accelerators and known[1] > 1:
-            standing += f", {of_size} of {known[1]} with {entry.accelerators:g} accelerators"
+        standing = f"rank {place} of {known} {results} by {label}"
+        if entry.accelerators and peers > 1:
+            standing += f", {of_size} of {peers} with {entry.accelerators:g} accelerators"
         return standing
 
     def as_dict(self) -> dict[str, Any]:
@@ -205,11 +212,14 @@ COLUMNS = tuple(CELLS)
 
 def parts(league: League, top: int | None) -> list[Part]:
     """The table and the standing of the user's own results."""
-    ranked = enumerate(league.ranked)
-    entries = [one for place, one in ranked if top is None or place < top or league.is_own(one)]
+    entries = []
+    for place, one in enumerate(league.ranked):
+        if top is None or place < top or league.is_own(one):
+            entries.append(one)
     made = [[cell(league, one) for cell in CELLS.values()] for one in entries]
     # Figures that no row has are left out; the first eight columns name the result.
-    known = [i for i in range(len(COLUMNS)) if i < 8 or any(row[i] != "-" for row in made)]
+    blank = {i for i in range(8, len(COLUMNS)) if all(row[i] == "-" for row in made)}
+    known = [i for i in range(len(COLUMNS)) if i not in blank]
     styles = ["bold green" if league.is_own(one) else "" for one in entries]
     rows = [[row[i] for i in known] for row in made]
     found: list[Part] = [Table([COLUMNS[i] for i in known], rows, styles)]

@@ -193,9 +193,11 @@ def fit(
         for i, one in enumerate(columns)
     ]
     kept = list(range(len(columns)))
-    for index in sorted((i for i in kept if columns[i].drop), key=lambda i: columns[i].drop):
+    can_go = [index for index in kept if columns[index].drop]
+    for index in sorted(can_go, key=lambda index: columns[index].drop):
         # Three characters between columns and one at each end, as table() pads them.
-        if sum(widths[i] for i in kept) + 3 * (len(kept) - 1) + 2 <= width:
+        padding = 3 * (len(kept) - 1) + 2
+        if sum(widths[i] for i in kept) + padding <= width:
             break
         kept.remove(index)
     return [columns[i] for i in kept], [[row[i] for i in kept] for row in rows]

@@ -166,7 +166,8 @@ def count_accelerators(folder: Path, rank_starts: int) -> int | None:
     """Accelerators of a result, from its system description, its run's files, or one init_start per rank."""
     content = description(folder)
     # The submission's own statement first, then the record of this repository's run, then a guess.
-    nodes, each = count(content.get("number_of_nodes")), count(content.get("accelerators_per_node"))
+    nodes = count(content.get("number_of_nodes"))
+    each = count(content.get("accelerators_per_node"))
     if nodes and each:
         return nodes * each
     ranks, on_gpus = count_ranks(folder)

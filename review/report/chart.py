@@ -50,7 +50,9 @@ class Axis:
 
     def _powers(self, count: int) -> list[float]:
         """Powers of ten, with values in between if there is room."""
-        powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
+        first = math.floor(math.log10(self.low))
+        last = math.ceil(math.log10(self.high))
+        powers = range(first, last + 1)
         ticks: list[float] = []
         # More steps per power of ten only while they fit.
         for steps in ((1,), (1, 3), (1, 2, 5)):
@@ -158,7 +160,8 @@ def _width(content: str) -> float:
 
 def _body(chart: Chart) -> list[str]:
     ticks = {value: chart.y.text(value) for value in chart.y.ticks(5)}
-    left, right = max(map(_width, ["0", *ticks.values()])) + 8, WIDTH - 8.0
+    left = max(map(_width, ["0", *ticks.values()])) + 8
+    right = WIDTH - 8.0
     top, bottom = 26.0, HEIGHT - 44.0
 
     def x(value: float) -> float:
@@ -186,10 +189,13 @@ def _body(chart: Chart) -> list[str]:
     ends = []
     for one in chart.series:
         places = [(x(point.x), y(point.y)) for point in one.points]
-        parts = [_tag("polyline", points=" ".join(f"{a:.1f},{b:.1f}" for a, b in places))]
+        path = " ".join(f"{a:.1f},{b:.1f}" for a, b in places)
+        parts = [_tag("polyline", points=path)]
         for (a, b), point in zip(places, one.points, strict=True):
-            parts.append(_tag("circle", _tag("title", escape(point.tip)), cx=a, cy=b, r=2.2))
-        body.append(_tag("g", "".join(parts), class_=f"series {one.style}", data_run=one.run))
+            tip = _tag("title", escape(point.tip))
+            parts.append(_tag("circle", tip, cx=a, cy=b, r=2.2))
+        style = f"series {one.style}"
+        body.append(_tag("g", "".join(parts), class_=style, data_run=one.run))
         ends += [(*places[-1], one)] if one.label else []
     # What comes later lies on top: no curve may cross a label.
     return [*body, *_end_labels(ends)]

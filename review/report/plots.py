@@ -51,7 +51,11 @@ def _chart(
         title=title,
         alt=alt,
         x=Axis(label=x, low=0.0, high=max(xs)),
-        y=Axis(label=y, low=max(min(ys) - room, 0.0), high=max(ys) + room),
+        y=Axis(
+            label=y,
+            low=max(min(ys) - room, 0.0),
+            high=max(ys) + room,
+        ),
         series=curves,
         target=target,
     )

@@ -175,7 +175,8 @@ def readings(path: Path, samples: list[Sample], start_ms: float, stop_ms: float)
     Raises EnergyError if the samples do not cover the span. ``path``: of the samples, for the message.
     """
     times = [time for time, _ in samples]
-    first, last = bisect.bisect_right(times, start_ms), bisect.bisect_left(times, stop_ms)
+    first = bisect.bisect_right(times, start_ms)
+    last = bisect.bisect_left(times, stop_ms)
     if first == 0 or last == len(samples):
         covered = f"{times[0]:.0f} to {times[-1]:.0f}" if times else "nothing"
         run = f"the run from {start_ms:.0f} to {stop_ms:.0f} (ms)"
@@ -224,7 +225,8 @@ def write(samples: Path, result: Path, output: Path, efficiency: float) -> list[
     for path in sorted(samples.glob("*.csv")):
         source, found = read_samples(path)
         found = readings(path, found, start.time_ms, stop.time_ms)
-        texts.append("\n".join(lines(path.stem, source, found, start.time_ms, efficiency)) + "\n")
+        written = lines(path.stem, source, found, start.time_ms, efficiency)
+        texts.append("\n".join(written) + "\n")
         times = [start.time_ms, *(time for time, _ in found)]
         energy = sum(
             watts * (time - before) for before, (time, watts) in zip(times, found, strict=False)

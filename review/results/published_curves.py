@@ -78,7 +78,8 @@ class CurveRange:
         known, lows, highs = zip(*self.points, strict=True)
         if not known[0] - self.batch_size <= samples <= known[-1] + self.batch_size:
             return None
-        low, high = float(np.interp(samples, known, lows)), float(np.interp(samples, known, highs))
+        low = float(np.interp(samples, known, lows))
+        high = float(np.interp(samples, known, highs))
         margin = (high - low) * min(1.0, _LEAST_RUNS / self.runs) + _ROUNDING
         return Point(samples, accuracy, low, high, max(margin, least_margin))
 
@@ -89,7 +90,9 @@ def published() -> tuple[CurveRange, ...]:
     found = []
     for entry in read_object(TABLE)["bands"]:
         points = tuple(sorted(map(tuple, entry["points"])))
-        size, runs, source = entry["batch_size"], entry["runs"], entry["source"]
+        size = entry["batch_size"]
+        runs = entry["runs"]
+        source = entry["source"]
         found.append(CurveRange(size, runs, source, points, entry["recipe"]))
     return tuple(sorted(found, key=lambda band: (band.batch_size, -band.runs)))
 
@@ -120,7 +123,8 @@ def range_of(run: Run) -> CurveRange | None:
     """The range of the run's batch size and recipe, else the one of most runs of its batch size, else None."""
     found = [band for band in published() if band.batch_size == run.batch_size]
     own = recipe(run)
-    return next((band for band in found if band.recipe == own), found[0] if found else None)
+    same = [band for band in found if band.recipe == own]
+    return next(iter([*same, *found]), None)
 
 
 def first_deviation(run: Run) -> Deviation | None:
@@ -141,7 +145,8 @@ def first_deviation(run: Run) -> Deviation | None:
         point = band.compare(samples, one.accuracy) if samples and near else None
         if point is not None and not point.within_range:
             causes = likely_causes(samples, point.verdict == "high", band, run)
-            low, high = point.low - point.margin, point.high + point.margin
+            low = point.low - point.margin
+            high = point.high + point.margin
             return Deviation(one, low, high, band.runs, band.recipe == recipe(run), causes)
     return None
 
@@ -154,8 +159,10 @@ def likely_causes(
     Args: high: it is above the band. sound_start: the accuracy before the first step was the checkpoint's.
     """
     own = recipe(run)
-    odd = [(key, value) for key, value in band.recipe.items() if own[key] != value]
-    differing = [f"{key} is {own[key]:g}, published {value:g}" for key, value in odd]
+    differing = []
+    for key, value in band.recipe.items():
+        if own[key] != value:
+            differing.append(f"{key} is {own[key]:g}, published {value:g}")
     if high:
         others = [
             "another evaluation set, or one that is part of the training data",

@@ -128,7 +128,8 @@ class Run:
     def init_seconds(self) -> float | None:
         """Time from the first init_start to init_stop, or to run_start."""
         # Ranks start at different moments; the limit of the rules runs from the earliest.
-        starts, stop = self.log.all("init_start"), self.log.first("init_stop") or self.run_start
+        starts = self.log.all("init_start")
+        stop = self.log.first("init_stop") or self.run_start
         if not starts or stop is None:
             return None
         return number((stop.time_ms - min(event.time_ms for event in starts)) / 1000)
@@ -279,7 +280,9 @@ class Run:
         counted = [one for one in self.evaluations if one.samples is not None]
         if not counted or self.run_start is None:
             return None
-        last, samples, since = counted[-1], 0.0, self.run_start.time_ms
+        last = counted[-1]
+        samples = 0.0
+        since = self.run_start.time_ms
         if len(counted) > 1:
             before = counted[-2]
             samples, since = before.samples or 0.0, before.stop_ms or before.time_ms

@@ -58,7 +58,8 @@ class Result:
     @functools.cached_property
     def other_benchmark(self) -> str:
         """The logged benchmarks if none is BERT; empty for BERT, or if none is logged."""
-        named = {text(run.log.value("submission_benchmark") or "") for run in self.runs} - {""}
+        logged = [run.log.value("submission_benchmark") for run in self.runs]
+        named = {text(value) for value in logged if value}
         # One log of BERT is enough: in a mixed folder the
         # others are what is wrong, and are reported.
         return "" if BENCHMARK in named else ", ".join(sorted(named))
@@ -127,7 +128,8 @@ class Result:
     def accelerators(self) -> int | None:
         # Some trainers log init_start on every rank, so that
         # the most in a log is the number of ranks.
-        starts = max((len(run.log.all("init_start")) for run in self.runs), default=0)
+        logged = [len(run.log.all("init_start")) for run in self.runs]
+        starts = max(logged, default=0)
         return tree.count_accelerators(self.folder, starts)
 
     @functools.cached_property
@@ -191,9 +193,8 @@ class Result:
             return None
         found = {run.path: run_energy(self.folder, run) for run in self.runs}
         # The official summarizer needs the energy of every compliant run.
-        reason = next(
-            (one.reason for run in self.counted if (one := found[run.path]).joules is None), None
-        )
+        counted = [found[run.path] for run in self.counted]
+        reason = next((one.reason for one in counted if one.joules is None), None)
         if reason is not None or not self.kept:
             return Energy(runs=found, reason=reason or "the runs give no score")
         kept = [found[run.path] for run in self.kept]
@@ -322,7 +323,9 @@ class Result:
                 for message in crashes[:1]
             ]
         if self.rcp_test is not None and not self.rcp_test.passed:
-            point, mean, why = self.rcp_test.point, self.mean_samples, self.rcp_test.reason
+            point = self.rcp_test.point
+            mean = self.mean_samples
+            why = self.rcp_test.reason
             if point is not None and mean is not None:
                 # The two numbers say more than the checker's phrase.
                 why = f"mean of {mean:,.0f} samples, minimum {point.minimum:,.0f}"

@@ -17,7 +17,10 @@ def _scaled(value: float | None, factor: float) -> float | None:
 def _seed(run: Run) -> str:
     # By repr: a logged seed may be a list, which no set holds.
     others = len(set(map(repr, run.seeds))) - 1
-    return text(run.seeds[0])[:12] + (f" +{others}" if others else "") if run.seeds else "-"
+    if not run.seeds:
+        return "-"
+    seed = text(run.seeds[0])[:12]
+    return f"{seed} +{others}" if others else seed
 
 
 _COLUMNS: dict[Column, Callable[[Run, Result], str]] = {

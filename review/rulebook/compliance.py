@@ -135,7 +135,7 @@ class _Check:
             "math": math,
         }
         begin, end = rules["BEGIN"], rules["END"]
-        keys = {key: rule for key, rule in rules.items() if rule is not begin and rule is not end}
+        keys = {key: rule for key, rule in rules.items() if key not in ("BEGIN", "END")}
         for source in begin.get("CODE", ()):
             exec(_code(source, "exec"), state, {})
         # As there: what common.yaml found on eval_accuracy goes
@@ -148,7 +148,8 @@ class _Check:
             # skipped, as in the official checker.
             if not isinstance(event.key, str) or event.key not in keys:
                 continue
-            repeated, names = bool(reported[event.key]), _names(event)
+            repeated = bool(reported[event.key])
+            names = _names(event)
             reported[event.key].append(event)
             # Only "submission_*" is checked once; all others at each occurrence.
             kinds = () if repeated and "submission_" in event.key else ("PRE", "CHECK", "POST")
@@ -264,9 +265,8 @@ def check_compliance(log: Log, ruleset: str = DEFAULT_RULESET) -> list[Finding]:
         return 1 if finding.key == "run_stop" else 2 if finding.key is None else 3
 
     # The sort is stable: within a weight, findings stay in the order of the rules.
-    return sorted(
-        [*(one for found in check.by_key.values() for one in found), *check.general], key=weight
-    )
+    by_key = [one for found in check.by_key.values() for one in found]
+    return sorted([*by_key, *check.general], key=weight)
 
 
 def _describe_failure(event: Event, rule: str, state: dict[str, Any]) -> str:

@@ -54,15 +54,15 @@ def check_description(path: Path, ruleset: str) -> list[Finding]:
         line = content.count("\n", 0, match.start()) + 1 if match else None
         found.append(broken(rule, message, path, line, key, **values))
 
-    for key in (key for key in FIELDS if key not in fields):
-        say("field", "is missing", key)
-    for key in (key for key in _STRINGS if key in fields and not isinstance(fields[key], str)):
-        say("field_string", "is not a string", key)
-    status, division, major = (
-        fields.get("status", STATUSES[0]),
-        fields.get("division", "closed"),
-        ruleset.split(".")[0],
-    )
+    for key in FIELDS:
+        if key not in fields:
+            say("field", "is missing", key)
+    for key in _STRINGS:
+        if key in fields and not isinstance(fields[key], str):
+            say("field_string", "is not a string", key)
+    status = fields.get("status", STATUSES[0])
+    division = fields.get("division", "closed")
+    major = ruleset.split(".")[0]
     if status not in STATUSES and major.isdigit() and int(major) >= 4:
         say("field_status", f"is {status!r}", "status", statuses=", ".join(STATUSES))
     if division not in DIVISIONS:
@@ -71,10 +71,15 @@ def check_description(path: Path, ruleset: str) -> list[Finding]:
         value = fields.get(key)
         if isinstance(value, str) and value.strip() and not value.strip().isdigit():
             say("field_count", f"is {value!r}", key)
-    for key in (key for key in ASKED if fields.get(key) in BLANK):
-        say("field_asked", "is blank", key)
+    for key in ASKED:
+        if fields.get(key) in BLANK:
+            say("field_asked", "is blank", key)
     # A missing field was reported above: get() with a default that is not blank skips it here.
-    for key in (key for key in FIELDS if fields.get(key, 0) in BLANK):
-        if key in COUNTS or FIELDS[key]:
-            say("field_count_blank" if key in COUNTS else "field_blank", "is blank", key)
+    for key, required in FIELDS.items():
+        if fields.get(key, 0) not in BLANK:
+            continue
+        if key in COUNTS:
+            say("field_count_blank", "is blank", key)
+        elif required:
+            say("field_blank", "is blank", key)
     return found

@@ -96,7 +96,8 @@ def _child(call: _Call, sender: Connection) -> None:
     # Not of the clock: the verdict must not depend on what else runs. Also ends it if its parent dies.
     limit_cpu(LIMIT)
     yaml.BaseLoader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # same loader in C
-    root, collector = logging.getLogger(), logging.handlers.BufferingHandler(sys.maxsize)
+    root = logging.getLogger()
+    collector = logging.handlers.BufferingHandler(sys.maxsize)
     # Of the child only: the checkers log to the root logger, which belongs to the caller.
     root.handlers[:] = [collector]
     root.setLevel(logging.INFO)

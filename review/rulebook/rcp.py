@@ -112,7 +112,8 @@ def points(ruleset: str = DEFAULT_RULESET) -> tuple[Rcp, ...]:
         # BERT's "epochs" are training samples (rules, "Epoch reporting").
         runs = record["Epochs to converge"]
         # The mean leaves out two runs, the deviation none: the official checker's own mixture.
-        mean, center = olympic_mean(runs), math.fsum(runs) / len(runs)
+        mean = olympic_mean(runs)
+        center = math.fsum(runs) / len(runs)
         std = math.sqrt(math.fsum((value - center) ** 2 for value in runs) / len(runs))
         point = Rcp(
             batch_size=record["BS"],
@@ -135,7 +136,8 @@ def pruned(ruleset: str = DEFAULT_RULESET) -> tuple[Rcp, ...]:
     kept = [point for point in every if point.batch_size >= fastest.batch_size]
     i = 1
     while i < len(kept) - 1:
-        if kept[i].mean > _interpolate(kept[i].batch_size, kept[i - 1], kept[i + 1]).mean:
+        between = _interpolate(kept[i].batch_size, kept[i - 1], kept[i + 1])
+        if kept[i].mean > between.mean:
             # The index stays: its new neighbour is compared next, as in the official loop, which by
             # its own comment is not the lower convex envelope.
             del kept[i]
@@ -146,7 +148,8 @@ def pruned(ruleset: str = DEFAULT_RULESET) -> tuple[Rcp, ...]:
 
 def _interpolate(batch_size: int, low: Rcp, high: Rcp) -> Rcp:
     share = (batch_size - low.batch_size) / (high.batch_size - low.batch_size)
-    mean, std = low.mean + share * (high.mean - low.mean), low.std + share * (high.std - low.std)
+    mean = low.mean + share * (high.mean - low.mean)
+    std = low.std + share * (high.std - low.std)
     # An interpolated point has no runs; the official checker takes twice those of a submission.
     point = Rcp(
         batch_size=batch_size, mean=mean, std=std, minimum=minimum_mean(mean, std, 2 * RUNS)
@@ -212,9 +215,14 @@ def read_rcp(log: Log, train_samples: bool = False) -> Reading:
     ``train_samples``: take the samples from train_samples, as the rules allow for BERT, instead of the epoch_num of the
     evaluation that reached the target.
     """
-    batch_size, benchmark, last, samples, crash = NO_BATCH_SIZE, None, None, None, ""
+    batch_size = NO_BATCH_SIZE
+    benchmark = None
+    last = None
+    samples = None
+    crash = ""
     for event in log.events:
-        line, metadata = event.text, event.metadata if isinstance(event.metadata, dict) else {}
+        line = event.text
+        metadata = event.metadata if isinstance(event.metadata, dict) else {}
         # By substring of the line: a name inside a value counts, too, as in the official checker.
         if "global_batch_size" in line:
             batch_size = event.value

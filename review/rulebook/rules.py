@@ -38,7 +38,8 @@ def broken(
 ) -> Finding:
     """A finding by the rule ``name``. ``values``: placeholders of its texts. ``severity``: overrides the rule's."""
     rule = _rules()[name]
-    requirement, hint = rule["rule"].format(**values), rule["hint"].format(**values)
+    requirement = rule["rule"].format(**values)
+    hint = rule["hint"].format(**values)
     severity = severity or rule.get("severity", ERROR)
     return Finding(
         severity, message, rule.get("source", "rules"), file, line, key, requirement, hint

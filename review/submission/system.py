@@ -29,6 +29,7 @@ from review.rulebook.description import ASKED, BLANK, FIELDS, TABLE, check_descr
 _STACK = "other_software_stack"
 _DEFAULTS = {name: field["default"] for name, field in TABLE.items() if "default" in field}
 _TIMEOUT = 60  # seconds per command; nvidia-smi is slow on a node whose driver is not resident
+_GIGABYTES = {"MB": 1 / 1024, "GB": 1, "TB": 1024}
 _GPU_QUERY = (
     "name",
     "memory.total",
@@ -78,7 +79,10 @@ def describe(given: Sequence[tuple[str, Mapping[str, Any]]], machine: Machine) -
         # Merged over all sources; reversed, so that the first source of an entry wins.
         stacks = [values.get(_STACK) for _, values in reversed(layers)]
         merged = [stack for stack in stacks if isinstance(stack, Mapping)]
-        fields[_STACK] = _value(_STACK, {name: one[name] for one in merged for name in one})
+        stack: dict[str, Any] = {}
+        for one in merged:
+            stack |= one
+        fields[_STACK] = _value(_STACK, stack)
     # Fields of other tools in the file that is updated are kept.
     own: dict[str, Any] = {}
     for _, values in reversed(given):
@@ -91,21 +95,21 @@ def describe(given: Sequence[tuple[str, Mapping[str, Any]]], machine: Machine) -
 def _value(name: str, value: Any) -> Any:
     """A value as a string; the software stack may also be an object of strings."""
     if name == _STACK and isinstance(value, Mapping):
-        return {text(key): text(entry) for key, entry in value.items() if entry not in (None, "")}
+        known = {key: entry for key, entry in value.items() if entry not in (None, "")}
+        return {text(key): text(entry) for key, entry in known.items()}
     return value if isinstance(value, str) else text(value)
 
 
 def from_run(folder: Path) -> dict[str, Any]:
     """Fields from environment.json and config.json of a run. Raises ReviewError."""
-    environment, mlperf = (
-        read_json(folder / "environment.json"),
-        read_json(folder / "config.json", "mlperf"),
-    )
+    environment = read_json(folder / "environment.json")
+    mlperf = read_json(folder / "config.json", "mlperf")
     if not environment:
         raise ReviewError(
             f"{folder / 'environment.json'}: no such file, or not JSON; give a folder of results/"
         )
-    packages, gpus = read_json(folder / "environment.json", "packages"), environment.get("gpus")
+    packages = read_json(folder / "environment.json", "packages")
+    gpus = environment.get("gpus")
     stack = {
         f"{name}_version": environment.get(name) for name in ("cuda", "cudnn", "nccl", "python")
     }
@@ -214,7 +218,7 @@ def probe(machine: Machine) -> dict[str, Any]:
         **accelerators,
         **software,
     }
-    return {name: value for name, value in found.items() if value not in ("", {}, None)}
+    return {name: value for name, value in found.items() if value not in BLANK}
 
 
 def _search(pattern: str, content: str) -> str:
@@ -229,8 +233,10 @@ def _listed(names: Iterable[str]) -> str:
 
 def _host(machine: Machine) -> dict[str, str]:
     words = [machine.read(f"/sys/class/dmi/id/{name}") for name in ("sys_vendor", "product_name")]
-    pairs = [line.split(":", 1) for line in machine.run("lscpu").splitlines() if ":" in line]
-    listed = {key.strip(): value.strip() for key, value in pairs}
+    listed = {}
+    for line in machine.run("lscpu").splitlines():
+        key, _, value = line.partition(":")
+        listed[key.strip()] = value.strip()
     sockets, cores, threads = (
         int(count) if (count := listed.get(key, "")).isdigit() else 0
         for key in ("Socket(s)", "Core(s) per socket", "Thread(s) per core")
@@ -265,7 +271,7 @@ def _memory(machine: Machine) -> dict[str, str]:
         size = re.search(r"^\s*Size: (\d+) (MB|GB|TB)$", block, re.MULTILINE)
         if size and "Memory Device" in block:
             speed = _search(r"^\s*(?:Configured Memory|Configured Clock) Speed: (\d+)", block)
-            gigabytes = int(size[1]) * {"MB": 1 / 1024, "GB": 1, "TB": 1024}[size[2]]
+            gigabytes = int(size[1]) * _GIGABYTES[size[2]]
             kind = _search(r"^\s*Type: (.*)$", block) or "memory"
             modules.append(f"{gigabytes:g} GB {kind}{speed and '-'}{speed}")
             total += gigabytes
@@ -284,7 +290,8 @@ def _storage(machine: Machine) -> dict[str, str]:
     try:
         listed = json.loads(machine.run("lsblk", "-d", "-b", "-J", "-o", "NAME,TYPE,SIZE,ROTA"))
         for disk in listed["blockdevices"]:
-            name, size = str(disk["name"]), int(disk["size"])
+            name = str(disk["name"])
+            size = int(disk["size"])
             # Disks in memory and drives without a medium store no data set.
             other = name.startswith(("zram", "ram", "loop", "nbd", "fd", "sr"))
             if disk["type"] != "disk" or size <= 0 or other:
@@ -328,16 +335,20 @@ def _network(machine: Machine) -> dict[str, str]:
 
 def _accelerators(machine: Machine) -> dict[str, str]:
     query = ("nvidia-smi", f"--query-gpu={','.join(_GPU_QUERY)}", "--format=csv,noheader,nounits")
-    rows = [[cell.strip() for cell in line.split(",")] for line in machine.run(*query).splitlines()]
-    # Anything else is a message of nvidia-smi.
-    rows = [row for row in rows if len(row) == len(_GPU_QUERY)]
+    rows = []
+    for line in machine.run(*query).splitlines():
+        row = [cell.strip() for cell in line.split(",")]
+        # Anything else is a message of nvidia-smi.
+        if len(row) == len(_GPU_QUERY):
+            rows.append(row)
     if not rows:
         return {"accelerators_per_node": "0"}
     name, memory, clock, generation, lanes, driver = rows[0]
     names = [row[0] for row in rows]
     bus = f"PCIe Gen{generation} x{lanes}" if generation.isdigit() and lanes.isdigit() else ""
     link = "PCIe" if len(rows) > 1 else "N/A (one accelerator)"
-    first = machine.run("nvidia-smi", "nvlink", "-s").split("GPU 1:")[0] if len(rows) > 1 else ""
+    listed = machine.run("nvidia-smi", "nvlink", "-s") if len(rows) > 1 else ""
+    first = listed.split("GPU 1:")[0]
     if rates := [float(rate) for rate in re.findall(r"Link \d+: ([\d.]+) GB/s", first)]:
         link = f"NVLink, {len(rates)} links, {2 * sum(rates):.0f} GB/s"  # both directions
     kinds = (kind for part, kind in _MEMORY.items() if part in name)
@@ -361,7 +372,8 @@ def _software(machine: Machine) -> dict[str, Any]:
         )
     stack["python_version"] = machine.run("python3", "--version").removeprefix("Python").strip()
     stack["kernel_version"] = machine.run("uname", "-sr").strip()
-    release, torch = machine.environment.get("NVIDIA_PYTORCH_VERSION"), machine.version("torch")
+    release = machine.environment.get("NVIDIA_PYTORCH_VERSION")
+    torch = machine.version("torch")
     return {
         "framework": f"NVIDIA PyTorch Release {release}"
         if release

@@ -75,11 +75,8 @@ def check(
     if target.is_file():
         run = results[0].runs[0]
         outcome = official.check_compliance(run.path, run.ruleset)
-        return [
-            _checked(
-                run.path, run.path.name, (outcome,), [*run.findings, *training_rules.check_run(run)]
-            )
-        ]
+        findings = [*run.findings, *training_rules.check_run(run)]
+        return [_checked(run.path, run.path.name, (outcome,), findings)]
     checked: list[Checked] = []
     # A dict, for its order, and to have each submission once.
     roots: dict[Path, None] = {}
@@ -95,10 +92,8 @@ def check(
         if root is not None and root.is_relative_to(target.resolve()):
             roots[root] = None
     for root in roots:
-        outcomes, findings = (
-            [official.check_repository(root)],
-            submission_rules.check_organization(root),
-        )
+        outcomes = [official.check_repository(root)]
+        findings = submission_rules.check_organization(root)
         for path in submission_rules.descriptions(root):
             if not (
                 root / "results" / path.stem
@@ -159,7 +154,8 @@ def obstacles(result: Result) -> list[str]:
         if f.severity == ERROR and f.source in ("rules", "system", "package")
     ]
     others = [f for f in errors if f.key != POWER]
-    return [*result.obstacles, *(with_places(group, result.folder) for group in groups(others))]
+    ours = [with_places(group, result.folder) for group in groups(others)]
+    return [*result.obstacles, *ours]
 
 
 def energy_obstacles(result: Result) -> list[str]:
@@ -252,10 +248,8 @@ def _checked(
 ) -> Checked:
     """Makes the findings agree with the official verdict, and sorts them by severity."""
     official_ones = [one.severity for one in findings if one.source in _OFFICIAL]
-    rule, failing = (
-        "the official checkers pass",
-        [outcome for outcome in outcomes if not outcome.passed],
-    )
+    rule = "the official checkers pass"
+    failing = [outcome for outcome in outcomes if not outcome.passed]
     # The official verdict stands: a failure that nothing of ours explains is told in its words.
     if failing and ERROR not in official_ones:
         tree_of = str((tree.organization(path) or path).absolute())
@@ -298,7 +292,9 @@ def _checked(
 
 def _check_count(result: Result) -> Iterator[Finding]:
     """Checks that there are ten logs, all readable and of this round, and no crashed trials."""
-    folder, count, other = result.folder, len(result.runs), result.other_ruleset
+    folder = result.folder
+    count = len(result.runs)
+    other = result.other_ruleset
     if other is not None:
         yield broken(
             "round",
@@ -342,9 +338,8 @@ def groups(findings: Sequence[Finding]) -> list[list[Finding]]:
     found: dict[tuple[str | None, ...], list[Finding]] = {}
     for one in findings:
         # Ten logs with one fault make one entry with ten places.
-        found.setdefault((one.severity, one.source, one.message, one.rule, one.hint), []).append(
-            one
-        )
+        key = (one.severity, one.source, one.message, one.rule, one.hint)
+        found.setdefault(key, []).append(one)
     return list(found.values())
 
 
@@ -387,11 +382,10 @@ def _file(finding: Finding, base: Path) -> str:
         return ""
     file, base = finding.file.absolute(), base.absolute()
     # Three levels above BENCHMARK is ORG, in which the description and the README lie.
-    above = next(
-        (one for one in (base, *base.parents[:3]) if one.is_dir() and file.is_relative_to(one)),
-        None,
-    )
-    return str(file.relative_to(above) if above else finding.file)
+    for above in (base, *base.parents[:3]):
+        if above.is_dir() and file.is_relative_to(above):
+            return str(file.relative_to(above))
+    return str(finding.file)
 
 
 def with_places(group: Sequence[Finding], base: Path) -> str:

@@ -53,7 +53,8 @@ def check_power(result: Result) -> Iterator[Finding]:
                 yield _broken("power_names", f"holds {held}, not {missing}", place)
         for file in files:
             # By content: a copied measurement has the same lines under any name.
-            other = known.setdefault("\n".join(event.text for event in file.log.events), file.path)
+            content = "\n".join(event.text for event in file.log.events)
+            other = known.setdefault(content, file.path)
             # Not for switches: equal ones have equal estimates.
             if other is not file.path and file.log.events and file.is_node:
                 yield _broken("power_copy", f"is a copy of {other.relative_to(folder)}", file.path)
@@ -114,7 +115,8 @@ def _check_node(file: PowerFile, run: Run, accelerators: int) -> Iterator[Findin
         except EnergyError as error:
             yield _broken("power_energy", f"gives no energy: {error}", file.path)
             return
-        if 0 < (mean := sum(filter(None, watts)) / len(watts)) < _LEAST_WATTS * accelerators:
+        mean = sum(filter(None, watts)) / len(watts)
+        if 0 < mean < _LEAST_WATTS * accelerators:
             message = f"reads {mean:.3g} W on average, with {accelerators} accelerators"
             yield _broken("power_watts", message, file.path, watts=_LEAST_WATTS)
         yield from _check_readings(file, watts)
@@ -123,11 +125,9 @@ def _check_node(file: PowerFile, run: Run, accelerators: int) -> Iterator[Findin
 
 def _check_readings(file: PowerFile, watts: list[float | None]) -> Iterator[Finding]:
     """Whether the readings are of a running node, and enough for the rules."""
-    count, zeros, odd = (
-        len(watts),
-        watts.count(0),
-        sum(value is None or value < 0 for value in watts),
-    )
+    count = len(watts)
+    zeros = watts.count(0)
+    odd = sum(value is None or value < 0 for value in watts)
     if odd:
         yield _broken("power_drawn", f"has {odd} of {count} readings below 0 W", file.path)
     if zeros:
@@ -140,7 +140,8 @@ def _check_readings(file: PowerFile, watts: list[float | None]) -> Iterator[Find
             "power_constant", f"reads {watts[0]:,.6g} W in all {count} readings", file.path
         )
     # Over the whole file: one late sample is no slow sampling, and gaps are found below.
-    interval = (file.readings[-1].time_ms - file.readings[0].time_ms) / max(count - 1, 1) / 1000
+    span = (file.readings[-1].time_ms - file.readings[0].time_ms) / 1000
+    interval = span / max(count - 1, 1)
     if interval > _SLOW:
         severity = ERROR if interval > _SLOWEST else WARNING
         yield _broken(
@@ -157,8 +158,10 @@ def _check_readings(file: PowerFile, watts: list[float | None]) -> Iterator[Find
 def _check_cover(file: PowerFile, run: Run, start_ms: float, stop_ms: float) -> Iterator[Finding]:
     if run.run_start is None or run.run_stop is None:
         return
-    late, early = start_ms - run.run_start.time_ms, run.run_stop.time_ms - stop_ms
-    first, last = max(start_ms, run.run_start.time_ms), min(stop_ms, run.run_stop.time_ms)
+    late = start_ms - run.run_start.time_ms
+    early = run.run_stop.time_ms - stop_ms
+    first = max(start_ms, run.run_start.time_ms)
+    last = min(stop_ms, run.run_stop.time_ms)
     within = (event.time_ms for event in file.readings if first < event.time_ms < last)
     # Both ends count, so that silence after the start or before the end is a gap, too.
     gap = max(b - a for a, b in pairwise([first, *within, last])) / 1000

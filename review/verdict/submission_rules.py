@@ -67,7 +67,8 @@ def check_folder(result: Result) -> list[Finding]:
                 WARNING,
             )
         found.append(broken("scaling", message, scaling, key="scaling_factor", severity=severity))
-    root, own = tree.organization(folder), folder.resolve().parent
+    root = tree.organization(folder)
+    own = folder.resolve().parent
     for path in (
         path for path in (undescribed(root) if root else ()) if path != own
     ):  # its own is checked elsewhere
@@ -159,7 +160,8 @@ def categories(status: object) -> frozenset[str]:
 
 def _check_against_logs(result: Result) -> Iterator[Finding]:
     """Compares division, category, number of accelerators and submitter of the description with the logs."""
-    system, content = tree.system_file(result.folder), tree.description(result.folder)
+    system = tree.system_file(result.folder)
+    content = tree.description(result.folder)
     if not content:
         return
 
@@ -188,7 +190,8 @@ def _check_against_logs(result: Result) -> Iterator[Finding]:
         yield broken("same_category", message, system, key="status")
     # From the description alone: 0 starts rule out a guess from the logs it is compared with.
     accelerators = tree.count_accelerators(result.folder, 0)
-    ranks = {len(run.log.all("init_start")) for run in result.runs if run.log.events}
+    whole = [run for run in result.runs if run.log.events]
+    ranks = {len(run.log.all("init_start")) for run in whole}
     # One init_start a log is rank 0's, and says nothing about the number of ranks.
     if accelerators and len(ranks) == 1 and (count := ranks.pop()) > 1 and count != accelerators:
         message = f"makes {accelerators} accelerators in all, {count} ranks log init_start"
@@ -204,7 +207,8 @@ def check_organization(root: Path) -> list[Finding]:
     found = []
     for name in ("README.md", "LICENSE.md"):
         # "Customary" in the rules, with or without the ending.
-        if not (root / name).is_file() and not (root / name.removesuffix(".md")).is_file():
+        forms = (root / name, root / name.removesuffix(".md"))
+        if not any(path.is_file() for path in forms):
             found.append(broken("customary", "is missing", root / name))
     implementations = root / "benchmarks" / BENCHMARK / "implementations"
     folders = sorted(path for path in implementations.glob("*") if path.is_dir())

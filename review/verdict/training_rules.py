@@ -129,14 +129,13 @@ def _check_fixed_values(run: Run) -> Iterator[Finding]:
             return False
         if "is" in limits:
             return found == limits["is"]
-        above, below = limits.get("above", -math.inf), limits.get("below", math.inf)
+        above = limits.get("above", -math.inf)
+        below = limits.get("below", math.inf)
         return above < found < below and found >= limits.get("from", found)
 
     for key, limits in table("closed_values").items():
-        event = next(
-            (event for event in run.log.all(key) if not allowed(event.value, limits)), None
-        )
-        if event is not None:
+        wrong = [event for event in run.log.all(key) if not allowed(event.value, limits)]
+        for event in wrong[:1]:
             message = f"is {text(event.value)[:80]}, {limits['expected']} expected"
             yield run.broken("closed_value", message, event, rule=limits["rule"])
 
@@ -167,15 +166,18 @@ def _check_evaluations(run: Run) -> Iterator[Finding]:
 
 
 def _check_interval(run: Run) -> Iterator[Finding]:
-    counted, batch = [one for one in run.evaluations if one.samples], run.batch_size
+    counted = [one for one in run.evaluations if one.samples]
+    batch = run.batch_size
     if batch is None or not 0 < batch < _LARGEST_BATCH or not counted or not run.counts_samples:
         return
     expected = evaluation_interval(batch)
     counts = [one.samples or 0 for one in counted]
     # The first interval begins at 0 samples.
-    steps = [
-        (now - before, one) for before, now, one in zip([0, *counts], counts, counted, strict=False)
-    ]
+    steps = []
+    before = 0.0
+    for one, now in zip(counted, counts, strict=True):
+        steps.append((now - before, one))
+        before = now
     mean = counts[-1] / len(counts)
     # Steps are whole batches, and packed batches vary in sequences.
     odd = [(step, one) for step, one in steps if abs(step - expected) > 2 * batch]
@@ -205,7 +207,8 @@ def _check_trained(run: Run) -> Iterator[Finding]:
     event = run.log.first("seed")
     if event is not None and number(event.value) in _LIKELY_MADE_UP:  # None is not
         yield run.broken("seed_unset", f"is {text(event.value)}", event)
-    event, last = run.log.first("train_samples"), run.evaluations[-1] if run.evaluations else None
+    event = run.log.first("train_samples")
+    last = run.evaluations[-1] if run.evaluations else None
     trained = number(event.value) if event is not None else None
     if (
         last is not None
@@ -304,14 +307,17 @@ def _check_copies(result: Result) -> Iterator[Finding]:
 
 
 def _check_overlap(result: Result) -> Iterator[Finding]:
-    timed = [
-        run for run in result.runs if run.run_start and run.run_stop and (run.minutes or 0) > 0
-    ]
-    spans = sorted((run.run_start.time_ms, run.run_stop.time_ms, run.path.name) for run in timed)  # type: ignore[union-attr]
+    spans = []
+    for run in result.runs:
+        if run.run_start and run.run_stop and (run.minutes or 0) > 0:
+            spans.append((run.run_start.time_ms, run.run_stop.time_ms, run.path.name))
     # Sorted by start: if any two overlap, so do two neighbours.
-    pairs = [(a[2], b[2]) for a, b in itertools.pairwise(spans) if b[0] < a[1]]
+    pairs = []
+    for (_, stop, before), (start, _, after) in itertools.pairwise(sorted(spans)):
+        if start < stop:
+            pairs.append(f"{after} starts while {before} is running")
     if pairs:
-        message = f"{pairs[0][1]} starts while {pairs[0][0]} is running; {len(pairs)} such pairs"
+        message = f"{pairs[0]}; {len(pairs)} such pairs"
         yield broken("overlap", message, result.folder, key="run_start")
 
 
