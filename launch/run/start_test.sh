@@ -17,13 +17,11 @@ start_test::run() {
   attempt::end 1 "the start test failed: $verdict; see $folder, or set START_TEST=0"
 }
 
-# The nodes that the verdict would drain.
+# The nodes that failed.
 start_test::report() {
-  local node
-  for node in $(grep -o 'nodename=[^ ]* state=drain' <<<"$verdict" | sed 's/nodename=//; s/ state=drain//' | tr ',' ' '); do
-    echo "node $node" >>"$folder/hang_0.txt"
-    record::report unfit - "$node" - "the start test: ${verdict%%; scontrol update *}"
-  done
+  local kind rank node step reason
+  if [[ ! -s $folder/unfit ]]; then return 0; fi
+  while record::read; do record::report "$kind" - "$node" - "the start test: $reason"; done <"$folder/unfit"
 }
 
 # Runs the test load; sets verdict and returns the status of the verdict.
@@ -35,7 +33,7 @@ start_test::load() {
     verdict="the load did not run: $(head -n 1 -- "$folder/error_0.txt" 2>/dev/null || tail -n 1 -- "$folder/output.txt")"
     return 1
   fi
-  verdict=$(runner::python -m review certify "$folder" --line) || status=$?
+  verdict=$(runner::python -m review certify "$folder" --line --records "$folder/unfit") || status=$?
   verdict=${verdict:-no verdict, see above}
   return "$status"
 }

@@ -25,6 +25,16 @@ def certify(arguments: argparse.Namespace) -> int:
             )
         write_expectations(found.records, arguments.expect)
 
+    if arguments.records:
+        # Of launch/run/record.sh: kind, rank, node, step, reason.
+        arguments.records.write_text(
+            "".join(
+                f"unfit\t-\t{node}\t-\t{reason}\n"
+                for reason, nodes in verdict.failed_nodes(found).items()
+                for node in nodes
+            )
+        )
+
     def show() -> None:
         if arguments.line:
             print(verdict.line(found))

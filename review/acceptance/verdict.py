@@ -411,7 +411,21 @@ def line(found: Certificate) -> str:
 
 
 def _drains(found: Certificate) -> list[str]:
-    """A command for each reason that fails, with the nodes that it names; all nodes if none is named."""
+    """A command for each reason that fails, with its nodes."""
+    # Quoted: reasons have spaces, and the line is made to be pasted.
+    return [
+        shlex.join(
+            [
+                *("scontrol", "update", f"nodename={','.join(nodes)}", "state=drain"),
+                f"reason=certify: {reason}",
+            ]
+        )
+        for reason, nodes in failed_nodes(found).items()
+    ]
+
+
+def failed_nodes(found: Certificate) -> dict[str, list[str]]:
+    """The nodes that each reason that fails names; all nodes if none is named."""
     failing = [one for one in found.why() if one.state == "fail"]
     of_nodes: dict[str, list[str]] = {}
     for node in found.records.nodes:
@@ -421,13 +435,4 @@ def _drains(found: Certificate) -> list[str]:
             of_nodes.setdefault(own[0].text(), []).append(node)
     if failing and not of_nodes:
         of_nodes[failing[0].text()] = found.records.nodes
-    # Quoted: reasons have spaces, and the line is made to be pasted.
-    return [
-        shlex.join(
-            [
-                *("scontrol", "update", f"nodename={','.join(nodes)}", "state=drain"),
-                f"reason=certify: {reason}",
-            ]
-        )
-        for reason, nodes in of_nodes.items()
-    ]
+    return of_nodes

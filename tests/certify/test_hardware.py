@@ -384,7 +384,9 @@ def test_the_certificate_lists_what_was_tested_and_what_was_not(tmp_path):
     assert (found["versions"], found["commit"]) == ("torch 2.13", "abc")
 
 
-def test_the_line_has_verdict_first_reason_and_drain_command(tmp_path, capsys):
+def test_the_line_has_verdict_first_reason_and_drain_command_and_the_launcher_a_record(
+    tmp_path, capsys
+):
     found = records()
     said = line(judge(found))
     assert said.startswith(
@@ -394,7 +396,10 @@ def test_the_line_has_verdict_first_reason_and_drain_command(tmp_path, capsys):
     found.hardware["node2"]["parts"]["node"]["CPUs"] = 96
     found.hardware["node2"]["after"]["GPU 0"]["row remappings that failed"] = 1
     write(tmp_path, found)
-    assert main(["certify", str(tmp_path), "--line"]) == 1
+    records_file = tmp_path / "unfit"
+    assert main(["certify", str(tmp_path), "--line", "--records", str(records_file)]) == 1
+    reason = "node node2: CPUs 96, elsewhere 192"
+    assert records_file.read_text() == f"unfit\t-\tnode2\t-\t{reason}\n"
     said = capsys.readouterr().out
     verdict, _, rest = said.partition("; not tested: ")
     assert f"{verdict}; scontrol{rest.partition('; scontrol')[2]}" == (
