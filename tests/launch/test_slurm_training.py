@@ -189,5 +189,5 @@ def test_fine_tuning_on_two_nodes_trains_each_seed_and_reports_failures_last(tra
     job = training.run(config=config, after=exports)
     assert job.exit_code == 2
     assert "this configuration cannot run" in job.last_line
-    assert "train.tsv: " in job.last_line
+    assert "train.tsv:1" in job.last_line
     assert "set TEXT_COLUMNS and LABEL_COLUMN" in job.last_line
