@@ -19,7 +19,7 @@ from bert.model.bert import BertForPreTraining
 from bert.pretraining.closed_division import VOCAB_MD5
 from bert.training import evaluate as evaluation
 from bert.training.evaluate import Evaluator
-from common.env import ConfigError, from_env
+from common.env import from_env
 
 # The reference's accuracy of its initial checkpoint on its 10,000 evaluation sequences, and the tolerance.
 INITIAL, TOLERANCE, SEQUENCES = 0.34085, 0.0005, 10_000
@@ -47,21 +47,14 @@ def evaluate(
         metavar="PATH",
         help="a checkpoint, a folder of them, or a run",
     )
-    parser.add_argument(
-        "--samples", type=int, help="sequences to evaluate on (default: NUM_EVAL_EXAMPLES, or all)"
-    )
     parser.add_argument("--json", action="store_true", help="print a JSON object per checkpoint")
     parser.add_argument(
         "--bert-config", type=Path, help="the model's bert_config.json, if not found otherwise"
     )
     options = parser.parse_args(arguments)
     config = from_env(Config, environ)
-    samples = options.samples
-    if samples is None:
-        is_given = environ.get("NUM_EVAL_EXAMPLES", "").strip()
-        samples = config.evaluate.num_examples if is_given else 0
-    if samples < 0:
-        raise ConfigError(f"--samples {samples}: expected at least 1")
+    is_given = environ.get("NUM_EVAL_EXAMPLES", "").strip()
+    samples = config.evaluate.num_examples if is_given else 0
     evaluator = CheckpointEvaluator(config, samples, options.bert_config)
     found = [path for place in options.paths for path in trained.find(place)]
     for number, path in enumerate(found):

@@ -125,10 +125,10 @@ def shown(default: Any) -> str:
     return f"{default:g}" if isinstance(default, float) else str(default)
 
 
-def _listed(text: str | None = None) -> Iterator[tuple[str, str, list[str]]]:
+def _listed() -> Iterator[tuple[str, str, list[str]]]:
     """(group, name, [default, meaning] for a variable of the launch scripts) of each line of the list."""
     title = ""
-    for line in (LIST.read_text(encoding="utf-8") if text is None else text).splitlines():
+    for line in LIST.read_text(encoding="utf-8").splitlines():
         if line.startswith("== "):
             title = line.removeprefix("== ")
         elif line and not line.startswith("#"):
@@ -136,11 +136,11 @@ def _listed(text: str | None = None) -> Iterator[tuple[str, str, list[str]]]:
             yield title, name, rest
 
 
-def groups(text: str | None = None) -> dict[str, list[Entry]]:
+def groups() -> dict[str, list[Entry]]:
     """The list by group. Raises ValueError for a name that is neither declared nor described in the list."""
     settings = declared()
     found: dict[str, list[Entry]] = {}
-    for title, name, rest in _listed(text):
+    for title, name, rest in _listed():
         if not rest and name not in settings:
             raise ValueError(
                 f"{LIST}: {name} is not a setting of the trainer and has no description here"

@@ -68,16 +68,9 @@ def sum_of_hashes(
         )  # fmt: skip
         data = messages.data.cast("B")
         # hashlib in C, a call a sequence, on slices that are not copied.
-        hashes = b"".join(
-            hashlib.blake2b(data[a:b], digest_size=HASH_BYTES).digest()
-            for a, b in itertools.pairwise(places.tolist())
-        )
-        words = (
-            # Added by 32-bit words in 64 bits, which 2**32 hashes would not overflow: faster than
-            # Python's integers of 128 bits.
-            np.frombuffer(hashes, "<u4").reshape(-1, HASH_BYTES // 4).sum(axis=0, dtype=np.uint64)
-        )
-        total += sum(int(word) << 32 * place for place, word in enumerate(words))
+        for begin_of, end_of in itertools.pairwise(places.tolist()):
+            found = hashlib.blake2b(data[begin_of:end_of], digest_size=HASH_BYTES).digest()
+            total += int.from_bytes(found, "little")
     return total % (1 << 128)
 
 

@@ -34,6 +34,7 @@ from bert.pretraining import closed_division, resume
 from bert.pretraining.config import Config
 from bert.pretraining.memory import meta_model
 from bert.training.debug import CapturedStep, ProfiledStep
+from bert.training.evaluate import Config as EvaluationConfig
 from bert.training.evaluate import EvaluationGraph, Evaluator, rehearse
 from bert.training.graph import capture_or_warm_up, graph_capacity, static_batch
 from bert.training.loop import LoopHooks, StepCounter, StepSchedule, step_seed, train
@@ -97,29 +98,25 @@ def pretrain(config: Config, world: World, log: MlperfLog) -> Ending:
         known = closed_division.starting_point(config, source, known)
     row_counts = source.row_counts()
     log.data(int(np.diff(source[len(row_counts) - 1].masked_lm_offsets).max(initial=0)), known)
-    num_evaluated, evaluate = config.evaluate.num_examples, no_evaluation
+    evaluator = None
     if config.evaluates:
         sizes = config.data.max_seq_length, config.model.vocab_size
         evaluator = Evaluator(config.evaluate, *sizes, source.vocab_md5, world, evaluation_graph)
-        num_evaluated = evaluator.num_sequences
-        target = config.evaluate.target
-        evaluate = Evaluation(evaluator, start.step, target, log, sinks).run
+    evaluation = Evaluation(evaluator, start.step, config.evaluate, log, sinks)
     shard_order = resume.shard_order(config, saved)
     data = training_data(config, world, source, seed, shard_order, start.batches + 1)
     progress = progress_of(config, world, start, int(row_counts.sum()), sinks)
     saver = resume.Saver(config, start.step, world, seed, source, shard_order, start.first_weights)
-    folder = config.run.run_dir
-    note = folder / f"step_{config.run.trial}.txt" if folder else None
     try:
         # Signals stop the run, also while its last checkpoint is written.
-        with Stop(world, listen=config.checkpoint.directory is not None, note=note) as stop:
+        with stop_of(config, world) as stop:
             ending = to_the_end(
-                config, world, seed, start, data, take_step, progress, evaluate, saver, stop
+                config, world, seed, start, data, take_step, progress, evaluation, saver, stop
             )
             if not ending.stopped:
                 # A run without a target is run for its length, and succeeds by reaching it.
                 untargeted = not (config.evaluate.has_target or config.dist.emulate)
-                log.run_stop(ending.samples, num_evaluated, ending.reached or untargeted)
+                log.run_stop(ending.samples, evaluation.num_sequences, ending.reached or untargeted)
             # Without a step there is nothing new to save.
             if ending.batches > start.batches and config.checkpoint.directory is not None:
                 save_last(saver, ending, config.evaluate.has_target)
@@ -209,6 +206,13 @@ def progress_of(
     )
 
 
+def stop_of(config: Config, world: World) -> Stop:
+    """Listens to signals if the run can save what it has."""
+    folder = config.run.run_dir
+    note = folder / f"step_{config.run.trial}.txt" if folder else None
+    return Stop(world, listen=config.checkpoint.directory is not None, note=note)
+
+
 def to_the_end(
     config: Config,
     world: World,
@@ -217,7 +221,7 @@ def to_the_end(
     data: TrainingData | DaliLoader,
     take_step: TrainingStep,
     progress: Progress,
-    evaluate: Callable[[int, int], bool],
+    evaluation: Evaluation,
     saver: resume.Saver,
     stop: Stop,
 ) -> Ending:
@@ -232,7 +236,7 @@ def to_the_end(
     )
     hooks = LoopHooks(
         next_step=data.next_step, take_step=take_step, steps=steps, schedule=schedule, progress=progress,
-        stop=stop, seed=lambda batch: step_seed(seed, batch, world.rank), evaluate=evaluate,
+        stop=stop, seed=lambda batch: step_seed(seed, batch, world.rank), evaluate=evaluation.run,
         save=saver.save,
     )  # fmt: skip
     ending = train(hooks)
@@ -408,23 +412,23 @@ def dummy_batches(config: Config, world: World) -> list[PretrainingBatch]:
     return [pad_and_pin(config, world)(batch)] * config.data.gradient_steps
 
 
-def no_evaluation(step: int, samples: int) -> bool:
-    """In place of ``Evaluation.run`` where none is due."""
-    raise AssertionError(step)
-
-
 @dataclass(frozen=True)
 class Evaluation:
-    """Evaluates, logs, and tells whether the target is reached."""
+    """Evaluates, logs, and tells whether the target is reached. evaluator: None if nothing is to be evaluated."""
 
-    evaluator: Evaluator
+    evaluator: Evaluator | None
     trained: resume.Trainer
-    target: float
+    config: EvaluationConfig
     log: MlperfLog
     sinks: Sequence[MetricSink]
 
+    @property
+    def num_sequences(self) -> int:
+        return self.evaluator.num_sequences if self.evaluator else self.config.num_examples
+
     def run(self, step: int, samples: int) -> bool:
         """One evaluation after ``step``, of ``samples`` trained samples. A collective."""
+        assert self.evaluator is not None
         with self.trained.gathered() as model:
             begin = time.monotonic()
             self.log.eval_start(samples)
@@ -434,10 +438,11 @@ class Evaluation:
         figures = {"step": step, "samples": samples, **result.figures(), "seconds": seconds}
         for sink in self.sinks:
             sink("evaluation", figures)
+        target = self.config.target
         # 0: there is no target.
-        reached = 0 < self.target <= result.accuracy
+        reached = 0 < target <= result.accuracy
         if self.evaluator.world.is_main:
-            outcome = "reached" if reached else f"{self.target:.4f}" if self.target else "none"
+            outcome = "reached" if reached else f"{target:.4f}" if target else "none"
             parts = [f"accuracy {result.accuracy:.5f} (target {outcome})"]
             parts.append(f"loss {result.mlm_loss:.4f}")
             if result.nsp_accuracy is not None:

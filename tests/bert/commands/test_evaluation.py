@@ -115,7 +115,7 @@ def test_losses_and_accuracies_are_means_over_words_and_over_sequences(
     }
     for name, value in expected.items():
         assert line[name] == pytest.approx(float(value), rel=1e-5), name
-    status, out, _ = run_evaluation(capsys, prepared, path, "--samples", 5)
+    status, out, _ = run_evaluation(capsys, prepared, path, NUM_EVAL_EXAMPLES="5")
     assert (status, "step_0000000003.pt" in out, "mlm loss" in out) == (0, True, True)
 
 
@@ -148,7 +148,7 @@ def test_the_benchmarks_initial_checkpoint_is_known_by_its_accuracy(
     )
     status, out, _ = run_evaluation(capsys, prepared, weights, "--json")
     assert (status, json.loads(out)["initial_checkpoint"]) == (0, accuracy == 0.34085)
-    status, out, _ = run_evaluation(capsys, prepared, weights, "--samples", 19)
+    status, out, _ = run_evaluation(capsys, prepared, weights, NUM_EVAL_EXAMPLES="19")
     assert "expected of" not in out, "on other sequences nothing is expected"
 
 
@@ -169,8 +169,7 @@ def test_bad_input_is_one_line(save, prepared, capsys, tmp_path):
             {"EVALDIR": str(tmp_path / "nowhere")},
             "no such folder; prepare the data first",
         ),
-        ((save(1), "--samples", 99), {}, "20 sequences, and NUM_EVAL_EXAMPLES is 99"),
-        ((save(1), "--samples", -1), {}, "--samples -1: expected at least 1"),
+        ((save(1),), {"NUM_EVAL_EXAMPLES": "99"}, "20 sequences, and NUM_EVAL_EXAMPLES is 99"),
         ((save(2, **other),), {}, "made with another vocabulary"),
         ((save(1),), {"PRECISION": "fp7"}, "PRECISION='fp7': expected one of"),
     ]

@@ -91,9 +91,11 @@ def test_the_declarations_read_from_the_source_are_those_of_the_config():
             assert read[variable.name] == entry
 
 
-def test_a_listed_name_that_nothing_declares_is_refused():
+def test_a_listed_name_that_nothing_declares_is_refused(monkeypatch, tmp_path):
+    (tmp_path / "variables.txt").write_text("== Group\nGHOST\n")
+    monkeypatch.setattr(variables, "LIST", tmp_path / "variables.txt")
     with pytest.raises(ValueError, match="GHOST is not a setting of the trainer"):
-        variables.groups("== Group\nGHOST\n")
+        variables.groups()
 
 
 def test_the_table_shows_what_this_environment_sets():
