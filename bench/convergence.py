@@ -206,7 +206,7 @@ def ours(steps: int) -> Trained:
     losses = windows(train(step, batches(steps), rates_of(steps, PEER_LR)))
     batch = held_out()
     with torch.no_grad():
-        right = model.eval().logits(batch).mlm.argmax(dim=1) == batch.masked_labels
+        right = model.eval().scored(batch).mlm.argmax(dim=1) == batch.masked_labels
     return Trained(losses, float(right.double().mean()))
 
 

@@ -24,11 +24,11 @@ import torch
 from bert.core import rundir
 from bert.kernels import precision
 from bert.pretraining.config import Config as TrainerConfig
-from bert.training.metrics import clock
 from certify import hardware
 from certify.load import Load
 from certify.meeting import Meeting
 from certify.telemetry import Gpus, Sampler
+from common.durations import duration
 from common.env import settings
 from common.files import write_text
 from review.acceptance import schema
@@ -229,5 +229,5 @@ class BurnIn:
             else "all identical"
         )
         self.meeting.say(
-            f"burn-in {clock(elapsed)} of {clock(self.duration)}: repeat {repeat}, {words}"
+            f"burn-in {duration(elapsed)} of {duration(self.duration)}: repeat {repeat}, {words}"
         )

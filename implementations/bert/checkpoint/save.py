@@ -106,17 +106,13 @@ class Writer:
         self.error: Exception | None = None
         self.abandoned = threading.Event()  # set if other ranks may never write their shards
         self._thread: threading.Thread | None = None
-        self._memory: dict[
-            int, Tensor
-        ] = {}  # of the copies, by their order; reused, as fresh memory is slow
 
     def start(self, step: int, state: dict[str, Any], part: sharded.Part | None = None) -> None:
         """Waits for the previous checkpoint, copies the state, and returns while it is being written.
 
         part: this rank's share of a sharded checkpoint; None: this rank writes all of it.
         """
-        # One at a time, as the copy goes into the memory of the last one.
-        self.wait()
+        self.wait()  # one copy in memory at a time
         copy = self._on_host(state, {})
         if torch.cuda.is_initialized():
             # The host waits for the device: after this the next step may overwrite what was copied.
@@ -138,27 +134,21 @@ class Writer:
         Copies from a GPU, to pinned memory, may still be in progress.
         """
         # The masters have two names, in model and optimizer: torch.save writes them once, too.
-        if id(value) not in copies:
-            if isinstance(value, Tensor):
-                number, on_gpu = len(copies), value.device.type == "cuda"
-                memory = self._memory.get(number)
-                if memory is None or memory.shape != value.shape or memory.dtype != value.dtype:
-                    # Pinned for a GPU, without which a copy is not asynchronous.
-                    memory = torch.empty_like(
-                        value,
-                        device="cpu",
-                        pin_memory=on_gpu,
-                        memory_format=torch.contiguous_format,
-                    )
-                    self._memory[number] = memory
-                copies[id(value)] = memory.copy_(value.detach(), non_blocking=on_gpu)
-            elif isinstance(value, dict):
-                copies[id(value)] = {
-                    key: self._on_host(item, copies) for key, item in value.items()
-                }
-            else:
-                return value
-        return copies[id(value)]
+        if id(value) in copies:
+            return copies[id(value)]
+        if isinstance(value, dict):
+            copy: Any = {key: self._on_host(item, copies) for key, item in value.items()}
+        elif isinstance(value, Tensor):
+            on_gpu, contiguous = value.device.type == "cuda", torch.contiguous_format
+            # Pinned, without which a copy is not asynchronous; PyTorch keeps such memory for the next checkpoint.
+            memory = torch.empty_like(
+                value, device="cpu", pin_memory=on_gpu, memory_format=contiguous
+            )
+            copy = memory.copy_(value.detach(), non_blocking=on_gpu)
+        else:
+            return value
+        copies[id(value)] = copy
+        return copy
 
     def _write(self, step: int, state: dict[str, Any], part: sharded.Part | None) -> None:
         self.error = None
@@ -183,9 +173,8 @@ def saved_checkpoints(directory: Path) -> list[Path]:
     """The complete checkpoints in a folder, oldest first: files, or index.pt of sharded ones; or the folder's own."""
     if (directory / sharded.INDEX).is_file():
         return [directory / sharded.INDEX]
-    found = [*directory.glob("step_*.pt"), *directory.glob(f"step_*/{sharded.INDEX}")]
-    # Ten digits each: by name is by step.
-    return sorted(found, key=lambda path: step_path(path).stem)
+    found = sharded.complete(directory)
+    return [path / sharded.INDEX if path.is_dir() else path for path in found]
 
 
 def step_path(path: Path) -> Path:

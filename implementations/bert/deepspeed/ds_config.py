@@ -162,17 +162,13 @@ def meanings(given: dict[str, Any], world_size: int) -> list[Meaning]:
     precision = next((name for name in ("bf16", "fp16") if f"{name}.enabled" in entries), "")
     key = f"{precision}.enabled" if precision else "neither bf16 nor fp16 is enabled"
     settings.append(Meaning(key, "PRECISION", precision or "fp32", explicit=bool(precision)))
-    if "gradient_clipping" in entries:
-        # DeepSpeed clips the average. Not explicit, as Config.check refuses any other CLIP.
-        settings.append(Meaning("gradient_clipping", "CLIP", "after", explicit=False))
     if "zero_optimization" in given:
         settings.append(Meaning("zero_optimization.stage", "SHARD_OPTIMIZER", "1"))
     if "optimizer" in given:
         settings += _optimizer(entries)
     if "scheduler" in given:  # poly with its default degree of 1
         settings.append(Meaning("scheduler.type", "LR_SCHEDULE", "poly"))
-    if "scheduler" in given:  # its rate wins
-        entries.pop("optimizer.params.lr", None)
+        entries.pop("optimizer.params.lr", None)  # the scheduler's wins
     for key, value in entries.items():
         if key == "gradient_clipping":
             value = value or 1e30  # never reached: 0 means no clipping in DeepSpeed

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from bert.deepspeed import ds_config
-from bert.deepspeed.step import check_fp16, load
+from bert.deepspeed.step import load
 from bert.kernels.precision import Precision
 from bert.optim import Config as OptimizerConfig
 from common.env import BOOLEANS, ConfigError, env
@@ -47,7 +47,6 @@ class Config:
         self,
         optimizer: OptimizerConfig,
         precision: Precision,
-        device: torch.device,
         others: Mapping[str, bool],
     ) -> None:
         """Raises ConfigError for what DeepSpeed cannot do, and if it is absent. others: setting -> is it set?"""
@@ -75,8 +74,6 @@ class Config:
             raise ConfigError(
                 f"ENGINE=deepspeed: {', '.join(names)}: our own engine does that; unset one of the two"
             )
-        if precision.scales_loss:
-            check_fp16(deepspeed, device)
 
     def complete(
         self, optimizer: OptimizerConfig, precision: Precision, batch_size: int, gradient_steps: int

@@ -62,20 +62,6 @@ def _choose_device(deepspeed: Any, world: World) -> None:
     deepspeed.init_distributed(auto_mpi_discovery=False, dist_init_required=False)
 
 
-def check_fp16(deepspeed: Any, device: torch.device) -> None:
-    """Raises ConfigError if DeepSpeed does not support fp16 on ``device``; for CPUs that depends on the CPU model."""
-    from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
-
-    accelerator = (
-        CPU_Accelerator() if device.type == "cpu" else deepspeed.accelerator.get_accelerator()
-    )
-    if not accelerator.is_fp16_supported():
-        problem = f"DeepSpeed finds no fp16 on this {device.type.upper()}"
-        raise ConfigError(
-            f"ENGINE=deepspeed and PRECISION=fp16: {problem}: set bf16 or fp32, in the JSON too"
-        )
-
-
 class DeepSpeedStep(Resumable):
     """Callable training step over micro-batches, as bert.training.step.Step, run by a DeepSpeed engine."""
 

@@ -38,18 +38,11 @@ class MaskedLoss(NamedTuple):
 class Scored(NamedTuple):
     """Scores at the masked positions [M, V] and their losses [M], scores of the sequences [S, 2]; fp32 at least.
 
-    nsp is None for masked-LM alone, here and in Logits.
+    nsp is None for masked-LM alone.
     """
 
     mlm: Tensor
     mlm_losses: Tensor
-    nsp: Tensor | None
-
-
-class Logits(NamedTuple):
-    """Scores at the masked positions [M, V] (V: the vocabulary without padding) and of the sequences [S, 2]."""
-
-    mlm: Tensor
     nsp: Tensor | None
 
 
@@ -217,21 +210,10 @@ class BertForPreTraining(Trainable):
         masked_hidden, first_hidden, _ = hidden.split([len(masked), len(first), padding])
         return masked_hidden, first_hidden
 
-    def _padded_logits(self, batch: PretrainingBatch) -> Logits:
-        masked, first = self._read(batch)
-        # Tied to the word embeddings, as in the original (Devlin et al. 2019).
-        mlm = self.cls.predictions(masked, self.bert.embeddings.word_embeddings.weight)  # (M, V)
-        return Logits(mlm, self._next_sentence(first))
-
     def _next_sentence(self, first: Tensor) -> Tensor | None:
         if not self.config.next_sentence:
             return None
         return self.cls.seq_relationship(self.bert.pooler(first))  # (S, 2)
-
-    def logits(self, batch: PretrainingBatch) -> Logits:
-        """Scores of a batch."""
-        mlm, nsp = self._padded_logits(batch)
-        return Logits(mlm[:, : self.config.vocab_size], nsp)
 
     def scored(self, batch: PretrainingBatch) -> Scored:
         """Scores and losses per token and sequence; without gradients."""
@@ -245,7 +227,10 @@ class BertForPreTraining(Trainable):
 
     def forward(self, batch: PretrainingBatch) -> Losses | MaskedLoss:
         """Losses of a batch, in fp32 at least. Labels of -100 are padding and ignored."""
-        mlm, nsp = self._padded_logits(batch)
+        masked, first = self._read(batch)
+        # Tied to the word embeddings, as in the original (Devlin et al. 2019).
+        mlm = self.cls.predictions(masked, self.bert.embeddings.word_embeddings.weight)  # (M, V)
+        nsp = self._next_sentence(first)
         # By the true vocabulary: rows that only pad it stay out of the softmax, as in the
         # reference, which has none.
         token_losses = self.cross_entropy(mlm, batch.masked_labels, self.config.vocab_size)  # (M,)

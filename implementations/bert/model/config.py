@@ -14,10 +14,6 @@ from common.env import ConfigError, env
 _TANH = ("gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_tanh")
 GELU_APPROXIMATIONS = dict.fromkeys(_TANH, "tanh") | {"gelu_erf": "none"}
 _HUGGING_FACE_ERF = ("gelu", "gelu_python")
-_COUNTS = (
-    "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
-    "max_position_embeddings", "type_vocab_size",
-)  # fmt: skip
 # Keys of published configs without effect here: tokens, return values, other heads, saving.
 _HARMLESS = {
     "_name_or_path", "_num_labels", "architectures", "attn_implementation", "bos_token_id",
@@ -60,32 +56,26 @@ class BertConfig:
     next_sentence: bool = field(default=True, repr=False)
 
     def __post_init__(self) -> None:
-        rates = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 1.0)
-        scales = dict.fromkeys(("initializer_range", "layer_norm_eps"), math.inf)
-        for name, below in (rates | scales).items():
-            value = getattr(self, name)
-            if not isinstance(value, (int, float)) or not 0 <= value < below:
-                expected = "number of at least 0"
-                if below == 1:
-                    expected = "probability of at least 0, below 1"
-                raise ConfigError(f"{name}={value!r}: expected a {expected}")
-        for name in _COUNTS:
-            # Segment ids are 0 and 1.
-            value, low = getattr(self, name), 2 if name == "type_vocab_size" else 1
+        for name, value in vars(self).items():
             # Not isinstance, by which JSON's true would be the count 1.
-            if type(value) is not int or value < low:
-                raise ConfigError(f"{name}={value!r}: expected an integer of at least {low}")
-        for name in ("layer_norm_large_model", "next_sentence"):
-            if not isinstance(getattr(self, name), bool):
-                raise ConfigError(f"{name}={getattr(self, name)!r}: expected true or false")
+            given, default = type(value), getattr(type(self), name)
+            right, expected = given is type(default), "true or false"
+            if type(default) is float:
+                is_rate = name.endswith("_prob")
+                right = given in (int, float) and 0 <= value < (1 if is_rate else math.inf)
+                expected = "a probability, below 1" if is_rate else "a number of at least 0"
+            elif type(default) is int:
+                low = 2 if name == "type_vocab_size" else 1  # segment ids are 0 and 1
+                right, expected = right and value >= low, f"an integer of at least {low}"
+            elif name == "hidden_act":
+                right = right and value in GELU_APPROXIMATIONS
+                expected = f"one of {', '.join(GELU_APPROXIMATIONS)}"
+            if not right:
+                raise ConfigError(f"{name}={value!r}: expected {expected}")
         width, heads = self.hidden_size, self.num_attention_heads
         if width % heads:
             raise ConfigError(
                 f"hidden_size={width} is not a multiple of num_attention_heads={heads}"
-            )
-        if not isinstance(self.hidden_act, str) or self.hidden_act not in GELU_APPROXIMATIONS:
-            raise ConfigError(
-                f"hidden_act={self.hidden_act!r}: expected one of {', '.join(GELU_APPROXIMATIONS)}"
             )
 
     @property

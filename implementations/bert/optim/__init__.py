@@ -72,11 +72,6 @@ class Config:
                         f"{setting} needs our own sharded optimizer: set SHARD_OPTIMIZER=1"
                     )
 
-    @property
-    def has_fused_update(self) -> bool:
-        """Whether there are Triton kernels for the rule."""
-        return self.optimizer == "lamb"
-
     def is_sharded(self, device: torch.device) -> bool:
         return self.sharded if self.sharded is not None else device.type == "cuda"
 
@@ -100,7 +95,7 @@ class Config:
 
     def flat_rule(self, shard: Shard, fused: bool) -> ListRule | FlatLamb:
         """The update rule over a shard; ``fused``: by Triton kernels if it has any."""
-        if fused and self.has_fused_update:
+        if fused and self.optimizer == "lamb":
             return FlatLamb(shard, self.lamb)
         return ListRule(shard, self.rule)
 

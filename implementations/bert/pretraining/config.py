@@ -93,7 +93,7 @@ class Config(ModelFiles, Hardware):
                 "CHECKPOINT_SHARDS=1 needs a sharded optimizer: set SHARD_OPTIMIZER=1"
             )
         others = {"CUDA_GRAPH=1": bool(self.graph.cuda_graph)}
-        self.zero.check(self.optim, self.numerics, self.device, others)
+        self.zero.check(self.optim, self.numerics, others)
         self.check_device(uses_graph=self.uses_graph)
         if self.dist.emulate and (self.checkpoint.directory or self.zero.is_deepspeed):
             wrong = "ENGINE=deepspeed" if self.zero.is_deepspeed else "CHECKPOINT_DIR"

@@ -113,7 +113,7 @@ def estimate(plan: Plan) -> dict[str, int]:
         largest = sorted(one.size for one in layout.slices)[-MAX_IN_FLIGHT:]
         copied = sum(largest) * buckets.communication_dtype.itemsize
     peaks.append(max(bucket.size for bucket in layout.buckets) * b + copied)
-    if not (plan.fused and settings.has_fused_update):
+    if not (plan.fused and settings.optimizer == "lamb"):
         peaks.append(TEMPORARIES[settings.optimizer] * engine.shard.masters.nbytes)
     persistent: dict[str, list[Tensor]] = {
         "weights": [engine.weights.whole, engine.weights.shard],

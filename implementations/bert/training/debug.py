@@ -141,13 +141,11 @@ def _opened(path: Path) -> Iterator[Any]:
         raise DataError(f"{path}: cannot be read ({error}): capture it again") from None
     with file:
         try:
-            complete = sorted(json.loads((file.metadata() or {})[ORDER])) == sorted(file.keys())
+            json.loads(file.metadata()[ORDER])
         except (KeyError, TypeError, ValueError):
-            complete = False
-        if not complete:
             raise DataError(
                 f"{path}: tensors, but not written by CAPTURE: name a capture_<TRIAL> or a file in it"
-            )
+            ) from None
         yield file
 
 

@@ -209,28 +209,22 @@ def share(records: Records, num_examples: int, rank: int, num_ranks: int) -> np.
 def fill_batches(
     records: Records, sequences: np.ndarray, room: PretrainingCapacity
 ) -> list[np.ndarray]:
-    """Splits the sequences into the fewest batches that fit, all with a like mix of lengths and so equally full.
+    """Splits the sequences into batches that fit; one that exceeds the room alone is a batch alone.
 
-    Sorted by length they are distributed back and forth. A sequence that exceeds the room alone is a batch alone.
+    In the order of the records, which mixes short and long ones, so that few batches do.
     """
-    ordered = sequences[np.argsort(-records.sequence_lengths[sequences], kind="stable")]
-    tokens = records.sequence_lengths[ordered]
-    masked = np.diff(records.masked_lm_offsets)[ordered]
-    limits = [
-        (tokens, room.tokens),
-        (masked, room.masked),
-        (np.ones(len(ordered)), room.sequences),
-    ]
-    # The capacity that is exceeded first sets the least number of batches.
-    least = max(size.sum() / limit for size, limit in limits)
-    for count in range(max(1, int(np.ceil(least))), len(sequences) + 1):
-        turn = np.arange(len(ordered)) % (2 * count)
-        batch = np.minimum(turn, 2 * count - 1 - turn)  # 0, 1, ..., 1, 0, 0, 1, ...
-        fits = all(np.bincount(batch, size, count).max() <= limit for size, limit in limits)
-        if fits or count == len(sequences):
-            return [ordered[batch == number] for number in range(count)]
-    # More ranks than sequences: this one has none.
-    return []
+    tokens, masked = records.sequence_lengths, np.diff(records.masked_lm_offsets)
+    limits = np.array([room.tokens, room.masked, room.sequences])
+    batches: list[list[int]] = []
+    filled = limits
+    for sequence in np.sort(sequences):
+        size = np.array([tokens[sequence], masked[sequence], 1])
+        if (filled + size > limits).any():
+            batches.append([])
+            filled = np.zeros_like(limits)
+        batches[-1].append(sequence)
+        filled = filled + size
+    return [np.array(batch) for batch in batches]
 
 
 def _count(model: BertForPreTraining, batch: PretrainingBatch) -> Tensor:

@@ -24,6 +24,7 @@ from bert.core.rundir import Config as RunConfig
 from bert.data.batch import Batch
 from bert.training.step import StepResult
 from bert.training.stop import Ending, TrainingError
+from common.durations import duration
 from common.env import ConfigError, env
 from common.files import write_text
 
@@ -207,7 +208,9 @@ class Progress:
             per_step = (now - self.started - self.paused_seconds) / max(step - self.first_step, 1)
             parts = ", ".join(f"{name} {value:.4f}" for name, value in losses.items())
             line = f"step {step:>6}/{self.last}  loss {loss:.4f} ({parts})  lr {lr:.3e}  {speed:,.1f} sequences/s  "
-            print(f"{line}ETA {clock(per_step * (self.last - step))}", file=sys.stderr, flush=True)
+            print(
+                f"{line}ETA {duration(per_step * (self.last - step))}", file=sys.stderr, flush=True
+            )
         # A mean over all ranks, so that all of them raise, and none waits for another.
         if not math.isfinite(loss):
             raise TrainingError(f"the loss is {loss} at step {step}: lower LR, or look at the data")
@@ -259,10 +262,3 @@ class Progress:
             values["final_loss"] = self.last_loss
         for sink in self.sinks:
             sink("summary", values)
-
-
-def clock(seconds: float) -> str:
-    """3725 -> 1:02:05."""
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

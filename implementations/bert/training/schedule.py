@@ -177,13 +177,11 @@ def describe(config: Config) -> str:
     # These warm up over a share of the steps, whose end need not be a whole step.
     if RULES[config.schedule][0] is by_share:
         warmup = round(config.length * config.warmup_share)
-    points = [
-        ("first", 1),
-        ("warmed up", min(max(warmup + start, 1), config.max_steps)),
-        ("middle", max(config.max_steps // 2, 1)),
-        ("last", config.max_steps),
-    ]
-    rates = ", ".join(
-        f"{learning_rate(step, config):.4g} at step {step:,} ({name})" for name, step in points
+    steps = (
+        1,
+        min(max(warmup + start, 1), config.max_steps),
+        max(config.max_steps // 2, 1),
+        config.max_steps,
     )
+    rates = ", ".join(f"{learning_rate(step, config):.4g} at step {step:,}" for step in steps)
     return f"{config.schedule}: {rates}"

@@ -105,7 +105,7 @@ def test_losses_and_accuracies_are_means_over_words_and_over_sequences(
     shards = Shards(list_shards(tmp := path.parents[1] / "eval", "EVALDIR"), 48)
     batch = make_batch(shards[0], torch.arange(20).numpy(), 48)
     with torch.no_grad():
-        logits = make_model(tiny, seed=3).eval().logits(batch)
+        logits = make_model(tiny, seed=3).eval().scored(batch)
     assert (status, line["sequences"], tmp.is_dir()) == (0, 20, True)
     expected = {
         "accuracy": (logits.mlm.argmax(1) == batch.masked_labels).double().mean(),

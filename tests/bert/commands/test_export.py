@@ -108,7 +108,7 @@ def test_what_is_exported_gives_hugging_faces_classes_the_same_scores(
     for sequence in range(3):
         mlm, theirs = of_hugging_face(target, records, sequence)
         with torch.no_grad():
-            ours = model.logits(make_batch(records, np.array([sequence]), 48))
+            ours = model.scored(make_batch(records, np.array([sequence]), 48))
         torch.testing.assert_close(ours.mlm, mlm, atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(ours.nsp, theirs.seq_relationship_logits, atol=1e-5, rtol=1e-5)
     encoder = transformers.AutoModel.from_pretrained(target)

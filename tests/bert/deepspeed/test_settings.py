@@ -10,13 +10,11 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from bert.deepspeed.settings import merged
-from bert.deepspeed.step import check_fp16
 from bert.pretraining.config import Config
 from bert.pretraining.run import run
-from common.env import ConfigError, from_env
+from common.env import from_env
 
 DEEPSPEED = SimpleNamespace(  # as if it were installed, and heeded everything
     runtime=SimpleNamespace(zero=SimpleNamespace(config=SimpleNamespace(DeepSpeedZeroConfig=dict)))
@@ -373,37 +371,3 @@ def test_our_loss_scale_is_the_one_that_deepspeed_begins_with(environ):
     assert config.precision.init_loss_scale == 4096
     given = config.zero.complete(config.optim, config.numerics, 1, 1)
     assert (given["fp16"]["enabled"], given["fp16"]["loss_scale"]) == (True, 4096)
-
-
-@pytest.mark.parametrize(("has_fp16", "device"), [(None, "CPU"), (True, "CPU"), (False, "CUDA")])
-def test_fp16_that_deepspeed_does_not_find_on_this_processor_is_refused_before_the_start(
-    environ, capsys, monkeypatch, has_fp16, device
-):
-    accelerator = SimpleNamespace(is_fp16_supported=lambda: has_fp16)
-    found = SimpleNamespace(get_accelerator=lambda: accelerator)
-    fakes = {
-        "deepspeed": SimpleNamespace(accelerator=found, runtime=DEEPSPEED.runtime),
-        "deepspeed.accelerator": SimpleNamespace(),
-        "deepspeed.accelerator.cpu_accelerator": SimpleNamespace(
-            CPU_Accelerator=lambda: accelerator
-        ),
-    }
-    for name, fake in fakes.items():
-        monkeypatch.setitem(sys.modules, name, fake)
-    if device == "CUDA":
-        with pytest.raises(
-            ConfigError, match="no fp16 on this CUDA: set bf16 or fp32, in the JSON too"
-        ):
-            check_fp16(fakes["deepspeed"], torch.device("cuda"))
-        return
-    monkeypatch.setattr("bert.deepspeed.settings.load", lambda: fakes["deepspeed"])
-    environment = environ(
-        {"zero_optimization": {"stage": 2}, "fp16": {"enabled": True, "hysteresis": 1}}
-    )
-    if has_fp16:
-        assert run(environment, check_only=True) == 0
-    else:
-        words = (
-            "PRECISION=fp16: DeepSpeed finds no fp16 on this CPU: set bf16 or fp32, in the JSON too"
-        )
-        assert words in _refusal(environment, capsys)

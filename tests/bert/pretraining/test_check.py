@@ -17,7 +17,7 @@ def test_the_check_describes_the_run(prepared, run_bert):
         said["global batch"] == "6 sequences = 3 rows x 1 accumulated x 1 ranks x packing factor 2"
     )
     assert said["steps"].startswith("at most 8 (48 samples)")
-    assert said["learning rate"].startswith("mlperf: 0.05 at step 1 (first), ")
+    assert said["learning rate"].startswith("mlperf: 0.05 at step 1, ")
     assert said["evaluation"] == "every 24 samples from 24, target 0.9", (
         "the open division may choose its interval"
     )
