@@ -155,14 +155,6 @@ def test_a_verdict_ends_with_anything_that_it_judged(change, kept, monkeypatch, 
     assert len(asked) == 2
 
 
-def test_where_compiled_kernels_are_kept_changes_no_verdict(kept, monkeypatch, tmp_path):
-    asked, _ = kept
-    _again()
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "elsewhere"))
-    _again()
-    assert len(asked) == 1
-
-
 def test_results_are_kept_beside_the_kernels_also_by_a_triton_without_knobs(monkeypatch, tmp_path):
     pytest.importorskip("triton")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))

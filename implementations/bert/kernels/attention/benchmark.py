@@ -52,7 +52,7 @@ NUM_EMPTY = 3  # sequences of length 0 at the end, as in a graph's padded batch
 TOLERANCE = 0.02  # of the norm: bf16 operands
 KERNELS = Path(__file__).resolve().parents[1]  # the sources that a verdict judges
 MARGIN = 0.03  # of a time: what trials of one backend differ by is no reason to take another one
-# What libraries read at run time, by the beginnings of the names; where files are kept changes no result.
+# What libraries read at run time, by the beginnings of the names.
 STEERING = (
     "CUBLAS",
     "CUDA_LAUNCH_BLOCKING",
@@ -64,7 +64,6 @@ STEERING = (
     "TORCH_ALLOW_TF32",
     "TRITON_",
 )
-CACHES = ("TRITON_CACHE_DIR", "TRITON_DUMP_DIR", "TRITON_HOME")
 LIMIT = 120  # seconds of a trial, of which its process may take half to import PyTorch
 BUSY = "busy or unavailable"  # in the driver's error
 CHILD = (
@@ -174,9 +173,10 @@ def _cache_file(device: torch.device, heads: Heads, names: list[str]) -> Path:
     driver = text_of(Path("/proc/driver/nvidia/version"))
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     libraries = torch.__version__, torch.version.cuda, torch.backends.cudnn.version()
-    steered = {name: text for name, text in beginning_with(*STEERING).items() if name not in CACHES}
     sources = [path.read_bytes() for path in sorted(KERNELS.rglob("*.py"))]
-    asked = repr((gpu, driver, libraries, packages(), steered, heads, names, sources))
+    asked = repr(
+        (gpu, driver, libraries, packages(), beginning_with(*STEERING), heads, names, sources)
+    )
     return cache_folder() / f"trials-{hashlib.sha256(asked.encode()).hexdigest()[:24]}.json"
 
 

@@ -274,9 +274,14 @@ def attention(qkv: Tensor, forward_pass: ForwardPass, dropout: float) -> Tensor:
         raise TypeError(f"ATTENTION=cudnn_frontend computes in bf16 or fp16, not in {qkv.dtype}")
     num_tokens, _, num_heads, width = qkv.shape
     sizes = Sizes(
-        num_sequences=len(forward_pass.cu_seqlens) - 1, longest=forward_pass.max_seqlen, num_tokens=num_tokens,
-        num_heads=num_heads, width=width, dtype=qkv.dtype, dropout=dropout,
-    )  # fmt: skip
+        num_sequences=len(forward_pass.cu_seqlens) - 1,
+        longest=forward_pass.max_seqlen,
+        num_tokens=num_tokens,
+        num_heads=num_heads,
+        width=width,
+        dtype=qkv.dtype,
+        dropout=dropout,
+    )
     plans = _plans(sizes, qkv.device)
     shared = _offsets(forward_pass, sizes) | (_seeds(forward_pass, dropout) if dropout else {})
     return _Attention.apply(qkv, plans, shared)

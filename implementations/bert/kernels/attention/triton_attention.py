@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from bert.kernels.support import launches
-from bert.kernels.support.dropout import Dropout, ForwardPass, pair_key, pair_words, survives
+from bert.kernels.support.dropout import Dropout, ForwardPass, kept, pair_key, pair_words, survives
 from bert.kernels.support.launches import Blocks
 from bert.kernels.support.triton_support import constexpr, jit, next_power_of_2, tl
 
@@ -94,13 +94,27 @@ def _tile(tiles):
 
 @jit
 def _attend(
-    query, key, value, accumulator, maximum, total, start, length, stride, log2_scale, philox_key, offset, first,
-    partial: constexpr, threshold: constexpr, width: constexpr, block: constexpr, block_queries: constexpr,
+    query,
+    key,
+    accumulator,
+    maximum,
+    total,
+    start,
+    length,
+    hidden,
+    log2_scale,
+    philox_key,
+    offset,
+    first,
+    partial: constexpr,
+    threshold: constexpr,
+    width: constexpr,
     block_keys: constexpr,
-):  # fmt: skip
+):
     """One block of keys of the forward pass. Probabilities are powers of two of scores times log2(e)."""
+    block: constexpr = query.shape[1]
     place = start + tl.arange(0, block_keys)
-    k = _load_tile(key, place, length, stride, width, block, partial)
+    k = _load_tile(key, place, length, 3 * hidden, width, block, partial)
     scores = tl.dot(query, tl.trans(k), input_precision="ieee")
     # Keys beyond the sequence were read as 0, whose score of 0 would count.
     if partial:
@@ -111,12 +125,13 @@ def _attend(
     p = tl.exp2(scores * log2_scale - larger[:, None])
     # Of all probabilities: dropout comes after the softmax and must not change its sum.
     total = total * shrink + tl.sum(p, axis=1)
-    weights = p.to(value.dtype.element_ty)
+    weights = p.to(query.dtype)
     if threshold > 0:
-        row, column = tl.arange(0, block_queries)[:, None], tl.arange(0, block_keys)[None, :]
+        row = tl.arange(0, query.shape[0])[:, None]
+        column = tl.arange(0, block_keys)[None, :]
         words = pair_words(philox_key, offset, first, row, start, column)
         weights = tl.where(survives(words, threshold), weights, 0.0)
-    v = _load_tile(value, place, length, stride, width, block, partial)
+    v = _load_tile(key + hidden, place, length, 3 * hidden, width, block, partial)
     accumulator = accumulator * shrink[:, None]
     accumulator = tl.dot(weights, v, accumulator, input_precision="ieee")
     return accumulator, larger, total
@@ -124,10 +139,22 @@ def _attend(
 
 @jit
 def _forward(
-    qkv, tiles, context, sums, seed, site, drop_scale, log2_scale, num_tokens,
-    num_heads: constexpr, threshold: constexpr, width: constexpr, block: constexpr, block_queries: constexpr,
+    qkv,
+    tiles,
+    context,
+    sums,
+    seed,
+    site,
+    drop_scale,
+    log2_scale,
+    num_tokens,
+    num_heads: constexpr,
+    threshold: constexpr,
+    width: constexpr,
+    block: constexpr,
+    block_queries: constexpr,
     block_keys: constexpr,
-):  # fmt: skip
+):
     """Grid: tiles of queries, heads."""
     head = tl.program_id(1)
     hidden = num_heads * width
@@ -162,14 +189,42 @@ def _forward(
             full = length // block_keys * block_keys
             for start in range(0, full, block_keys):
                 accumulator, maximum, total = _attend(
-                    q, query + hidden, query + 2 * hidden, accumulator, maximum, total, start, length, stride,
-                    log2_scale, philox_key, offset, first, False, threshold, width, block, block_queries, block_keys,
-                )  # fmt: skip
+                    q,
+                    query + hidden,
+                    accumulator,
+                    maximum,
+                    total,
+                    start,
+                    length,
+                    hidden,
+                    log2_scale,
+                    philox_key,
+                    offset,
+                    first,
+                    False,
+                    threshold,
+                    width,
+                    block_keys,
+                )
             if full < length:
                 accumulator, maximum, total = _attend(
-                    q, query + hidden, query + 2 * hidden, accumulator, maximum, total, full, length, stride,
-                    log2_scale, philox_key, offset, first, True, threshold, width, block, block_queries, block_keys,
-                )  # fmt: skip
+                    q,
+                    query + hidden,
+                    accumulator,
+                    maximum,
+                    total,
+                    full,
+                    length,
+                    hidden,
+                    log2_scale,
+                    philox_key,
+                    offset,
+                    first,
+                    True,
+                    threshold,
+                    width,
+                    block_keys,
+                )
             _store_tile(
                 target,
                 row,
@@ -185,23 +240,39 @@ def _forward(
 
 @jit
 def _query_gradient_step(
-    q, gradient, key, value, accumulator, start, length, stride, log2_scale, log_sum, delta, philox_key, offset, first,
-    partial: constexpr, threshold: constexpr, width: constexpr, block: constexpr, block_queries: constexpr,
+    q,
+    gradient,
+    key,
+    accumulator,
+    start,
+    length,
+    hidden,
+    log2_scale,
+    log_sum,
+    delta,
+    philox_key,
+    offset,
+    first,
+    partial: constexpr,
+    threshold: constexpr,
+    width: constexpr,
     block_keys: constexpr,
-):  # fmt: skip
+):
     """One block of keys of the gradient of the queries, divided by the dropout's scale."""
+    block: constexpr = q.shape[1]
     place = start + tl.arange(0, block_keys)
-    k = _load_tile(key, place, length, stride, width, block, partial)
-    v = _load_tile(value, place, length, stride, width, block, partial)
+    k = _load_tile(key, place, length, 3 * hidden, width, block, partial)
+    v = _load_tile(key + hidden, place, length, 3 * hidden, width, block, partial)
     p = tl.exp2(tl.dot(q, tl.trans(k), input_precision="ieee") * log2_scale - log_sum[:, None])
     if partial:
         # A score of 0 for a key that is not there would be a probability.
         p = tl.where((place < length)[None, :], p, 0.0)
     dp = tl.dot(gradient, tl.trans(v), input_precision="ieee")
     if threshold > 0:
-        row, column = tl.arange(0, block_queries)[:, None], tl.arange(0, block_keys)[None, :]
+        row = tl.arange(0, q.shape[0])[:, None]
+        column = tl.arange(0, block_keys)[None, :]
         words = pair_words(philox_key, offset, first, row, start, column)
-        dp = tl.where(survives(words, threshold), dp, 0.0)
+        dp *= kept(words, threshold)
     # The softmax's derivative; delta is the row's sum of p dp.
     ds = p * (dp - delta[:, None])
     return tl.dot(ds.to(k.dtype), k, accumulator, input_precision="ieee")
@@ -209,10 +280,25 @@ def _query_gradient_step(
 
 @jit
 def _query_gradient(
-    qkv, tiles, context, gradient, sums, qkv_gradient, seed, site, drop_scale, scale, log2_scale,
-    num_tokens, num_heads: constexpr, threshold: constexpr, width: constexpr, block: constexpr,
-    block_queries: constexpr, block_keys: constexpr,
-):  # fmt: skip
+    qkv,
+    tiles,
+    context,
+    gradient,
+    sums,
+    qkv_gradient,
+    seed,
+    site,
+    drop_scale,
+    scale,
+    log2_scale,
+    num_tokens,
+    num_heads: constexpr,
+    threshold: constexpr,
+    width: constexpr,
+    block: constexpr,
+    block_queries: constexpr,
+    block_keys: constexpr,
+):
     """Grid as forward. Also stores delta, each row's sum of gradient times context, for the other kernel.
 
     Within the loops everything, delta too, is divided by the dropout's scale; the results are multiplied by it.
@@ -246,16 +332,44 @@ def _query_gradient(
             full = length // block_keys * block_keys
             for start in range(0, full, block_keys):
                 accumulator = _query_gradient_step(
-                    q, do, query + hidden, query + 2 * hidden, accumulator, start, length, stride, log2_scale,
-                    log_sum, delta, philox_key, offset, first, False, threshold, width, block,
-                    block_queries, block_keys,
-                )  # fmt: skip
+                    q,
+                    do,
+                    query + hidden,
+                    accumulator,
+                    start,
+                    length,
+                    hidden,
+                    log2_scale,
+                    log_sum,
+                    delta,
+                    philox_key,
+                    offset,
+                    first,
+                    False,
+                    threshold,
+                    width,
+                    block_keys,
+                )
             if full < length:
                 accumulator = _query_gradient_step(
-                    q, do, query + hidden, query + 2 * hidden, accumulator, full, length, stride, log2_scale,
-                    log_sum, delta, philox_key, offset, first, True, threshold, width, block,
-                    block_queries, block_keys,
-                )  # fmt: skip
+                    q,
+                    do,
+                    query + hidden,
+                    accumulator,
+                    full,
+                    length,
+                    hidden,
+                    log2_scale,
+                    log_sum,
+                    delta,
+                    philox_key,
+                    offset,
+                    first,
+                    True,
+                    threshold,
+                    width,
+                    block_keys,
+                )
             _store_tile(
                 target, row, length, stride, accumulator * (scale * drop_scale), width, block
             )
@@ -263,10 +377,24 @@ def _query_gradient(
 
 @jit
 def _key_gradient(
-    qkv, tiles, gradient, sums, qkv_gradient, seed, site, drop_scale, scale, log2_scale, num_tokens,
-    num_heads: constexpr, threshold: constexpr, width: constexpr, block: constexpr, block_queries: constexpr,
+    qkv,
+    tiles,
+    gradient,
+    sums,
+    qkv_gradient,
+    seed,
+    site,
+    drop_scale,
+    scale,
+    log2_scale,
+    num_tokens,
+    num_heads: constexpr,
+    threshold: constexpr,
+    width: constexpr,
+    block: constexpr,
+    block_queries: constexpr,
     block_keys: constexpr,
-):  # fmt: skip
+):
     """Grid: tiles of keys, heads. Everything is transposed: keys down, queries across."""
     head = tl.program_id(1)
     hidden = num_heads * width
@@ -300,8 +428,8 @@ def _key_gradient(
             weights = p
             if threshold > 0:
                 words = pair_words(philox_key, offset, start, across, first, down)
-                keep = survives(words, threshold)
-                weights, dp = tl.where(keep, p, 0.0), tl.where(keep, dp, 0.0)
+                keep = kept(words, threshold)
+                weights, dp = p * keep, dp * keep
             v_gradient = tl.dot(weights.to(do.dtype), do, v_gradient, input_precision="ieee")
             ds = p * (dp - delta[None, :])
             k_gradient = tl.dot(ds.to(q.dtype), q, k_gradient, input_precision="ieee")
@@ -344,10 +472,23 @@ class _Attention(torch.autograd.Function):
         tiles = _tiles(forward_pass, num_tokens, blocks.rows)
         # Heads are padded to a power of two, and to 16, the least that tl.dot takes.
         _forward[(len(tiles), num_heads)](
-            qkv, tiles, context, sums, drop.seed, drop.site, drop.scale, LOG2_E / math.sqrt(width),
-            num_tokens, num_heads, drop.threshold, width, max(16, next_power_of_2(width)), blocks.rows, blocks.columns,
+            qkv,
+            tiles,
+            context,
+            sums,
+            drop.seed,
+            drop.site,
+            drop.scale,
+            LOG2_E / math.sqrt(width),
+            num_tokens,
+            num_heads,
+            drop.threshold,
+            width,
+            max(16, next_power_of_2(width)),
+            blocks.rows,
+            blocks.columns,
             **blocks.options,
-        )  # fmt: skip
+        )
         query_tiles = _tiles(forward_pass, num_tokens, _blocks("query gradient", qkv).rows)
         key_tiles = _tiles(forward_pass, num_tokens, _blocks("key gradient", qkv).columns)
         ctx.save_for_backward(qkv, query_tiles, key_tiles, context, sums)
@@ -365,16 +506,47 @@ class _Attention(torch.autograd.Function):
         # First, as it stores the delta that the keys' kernel reads.
         blocks = _blocks("query gradient", qkv)
         _query_gradient[(len(query_tiles), num_heads)](
-            qkv, query_tiles, context, gradient, sums, qkv_gradient, drop.seed, drop.site, drop.scale,
-            scale, scale * LOG2_E, num_tokens, num_heads, drop.threshold, width, block, blocks.rows, blocks.columns,
+            qkv,
+            query_tiles,
+            context,
+            gradient,
+            sums,
+            qkv_gradient,
+            drop.seed,
+            drop.site,
+            drop.scale,
+            scale,
+            scale * LOG2_E,
+            num_tokens,
+            num_heads,
+            drop.threshold,
+            width,
+            block,
+            blocks.rows,
+            blocks.columns,
             **blocks.options,
-        )  # fmt: skip
+        )
         blocks = _blocks("key gradient", qkv)
         _key_gradient[(len(key_tiles), num_heads)](
-            qkv, key_tiles, gradient, sums, qkv_gradient, drop.seed, drop.site, drop.scale, scale,
-            scale * LOG2_E, num_tokens, num_heads, drop.threshold, width, block, blocks.rows, blocks.columns,
+            qkv,
+            key_tiles,
+            gradient,
+            sums,
+            qkv_gradient,
+            drop.seed,
+            drop.site,
+            drop.scale,
+            scale,
+            scale * LOG2_E,
+            num_tokens,
+            num_heads,
+            drop.threshold,
+            width,
+            block,
+            blocks.rows,
+            blocks.columns,
             **blocks.options,
-        )  # fmt: skip
+        )
         return qkv_gradient, None, None
 
 

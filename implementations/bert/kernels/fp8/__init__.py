@@ -141,9 +141,15 @@ class Scaling:
 
 
 def product(
-    a: Tensor, b: Tensor, a_inverse: Tensor, b_inverse: Tensor, bias: Tensor | None, dtype: torch.dtype, fast: bool,
+    a: Tensor,
+    b: Tensor,
+    a_inverse: Tensor,
+    b_inverse: Tensor,
+    bias: Tensor | None,
+    dtype: torch.dtype,
+    fast: bool,
     out: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """a [M, K] row-major times b [K, N] column-major, both fp8, times both factors, plus bias [N] -> [M, N].
 
     ``fast`` lets the tensor cores keep their partial sums at lower precision. out: of ``dtype``, written where given.

@@ -47,7 +47,7 @@ def to_fp8(value, scale, maximum: constexpr, dtype: constexpr):
 @jit
 def store_both_orders(
     value, cast, transposed, scale, largest, row, column, num_rows, num_columns, maximum: constexpr
-):  # fmt: skip
+):
     """Writes a tile (fp32, 0 outside of the tensor) as fp8 in both orders, and raises the largest magnitude; the
     transposed order and the magnitude only where there is room for them."""
     # Before scaling: the next step's scale follows from the true magnitude.
@@ -69,9 +69,18 @@ def store_both_orders(
 
 @jit
 def _cast_transpose(
-    x, cast, transposed, partials, scale, largest, num_rows, num_columns, maximum: constexpr, block_rows: constexpr,
+    x,
+    cast,
+    transposed,
+    partials,
+    scale,
+    largest,
+    num_rows,
+    num_columns,
+    maximum: constexpr,
+    block_rows: constexpr,
     block: constexpr,
-):  # fmt: skip
+):
     # One dimension of programs, columns fastest: the second dimension of a grid is limited to 65,535.
     blocks_across = tl.cdiv(num_columns, block)
     column = tl.program_id(0) % blocks_across * block + tl.arange(0, block)

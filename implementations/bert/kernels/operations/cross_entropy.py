@@ -140,9 +140,16 @@ class _CrossEntropy(torch.autograd.Function):
         if num_rows:
             take = launches.blocks("cross_entropy backward", logits.device)
             _backward[(num_rows, -(-width // take.columns))](
-                gradient.float().contiguous(), logits, labels, log_sums, width, ctx.vocab_size, IGNORE, take.columns,
+                gradient.float().contiguous(),
+                logits,
+                labels,
+                log_sums,
+                width,
+                ctx.vocab_size,
+                IGNORE,
+                take.columns,
                 **take.options,
-            )  # fmt: skip
+            )
         # The same memory, which now holds the gradient.
         return logits.detach(), None, None
 

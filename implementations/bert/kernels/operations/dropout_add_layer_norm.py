@@ -33,16 +33,28 @@ from torch import Tensor
 from bert.kernels.fp8 import Target
 from bert.kernels.fp8.cast import by_eights, cast_arguments, magnitude_bits, to_fp8
 from bert.kernels.support import launches, triton_support
-from bert.kernels.support.arithmetic import column_sums, rounded
+from bert.kernels.support.arithmetic import (
+    centered_rows,
+    column_sums,
+    gradient_of_rows,
+    rounded,
+)
 from bert.kernels.support.cases import Case, Draw, each_dtype, large
 from bert.kernels.support.dropout import Dropout, DropoutSites, keep_rows
 from bert.kernels.support.triton_support import constexpr, jit, next_power_of_2, row_warps, tl
 
 
 def reference(
-    x: Tensor, bias: Tensor, residual: Tensor | None, weight: Tensor, norm_bias: Tensor, eps: float, dropout: float,
-    sites: DropoutSites, pre_norm: bool = False,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    x: Tensor,
+    bias: Tensor,
+    residual: Tensor | None,
+    weight: Tensor,
+    norm_bias: Tensor,
+    eps: float,
+    dropout: float,
+    sites: DropoutSites,
+    pre_norm: bool = False,
+) -> tuple[Tensor, Tensor]:
     """x, residual [T, D]; bias, weight, norm_bias [D]. Returns the same [T, D] twice; with ``pre_norm`` it and the sum.
 
     Dropout is PyTorch's own; only the fused kernel takes a site.
@@ -84,9 +96,29 @@ CASES: list[Case] = [
 
 @jit
 def _forward(
-    x, bias, residual, weight, norm_bias, output, sums, cast, cast_scale, largest, mean_out, rstd_out, seed, site,
-    scale, num_rows, width, eps, maximum: constexpr, threshold: constexpr, block_rows: constexpr, block: constexpr,
-):  # fmt: skip
+    x,
+    bias,
+    residual,
+    weight,
+    norm_bias,
+    output,
+    sums,
+    cast,
+    cast_scale,
+    largest,
+    mean_out,
+    rstd_out,
+    seed,
+    site,
+    scale,
+    num_rows,
+    width,
+    eps,
+    maximum: constexpr,
+    threshold: constexpr,
+    block_rows: constexpr,
+    block: constexpr,
+):
     row = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
     column = tl.arange(0, block)
     in_column = column < width
@@ -104,10 +136,7 @@ def _forward(
         # As the backward pass will read it, so that both see one sum.
         z = rounded(z, sums.dtype.element_ty)
         tl.store(sums + offset, z.to(sums.dtype.element_ty), mask=inside)
-    # Mean, then squares around it, all in registers: E[z^2] - E[z]^2 would cancel.
-    mean = tl.sum(tl.where(inside, z, 0.0), axis=1) / width
-    centered = tl.where(inside, z - mean[:, None], 0.0)
-    rstd = 1.0 / tl.sqrt(tl.sum(centered * centered, axis=1) / width + eps)
+    centered, mean, rstd = centered_rows(z, inside, width, eps)
     w = tl.load(weight + column, mask=in_column, other=0.0).to(tl.float32)
     nb = tl.load(norm_bias + column, mask=in_column, other=0.0).to(tl.float32)
     y = centered * rstd[:, None] * w[None, :] + nb[None, :]
@@ -126,10 +155,30 @@ def _forward(
 
 @jit
 def _backward(
-    gradient_1, gradient_2, x, bias, residual, weight, mean_in, rstd_in, seed, site, x_gradient, cast_scale, largest,
-    residual_gradient, partials, scale, num_rows, width, maximum: constexpr, both: constexpr, threshold: constexpr,
-    block_rows: constexpr, block: constexpr,
-):  # fmt: skip
+    gradient_1,
+    gradient_2,
+    x,
+    bias,
+    residual,
+    weight,
+    mean_in,
+    rstd_in,
+    seed,
+    site,
+    x_gradient,
+    cast_scale,
+    largest,
+    residual_gradient,
+    partials,
+    scale,
+    num_rows,
+    width,
+    maximum: constexpr,
+    both: constexpr,
+    threshold: constexpr,
+    block_rows: constexpr,
+    block: constexpr,
+):
     column = tl.arange(0, block)
     in_column = column < width
     if bias is not None:
@@ -162,11 +211,7 @@ def _backward(
         mean = tl.load(mean_in + row, mask=in_row, other=0.0)
         rstd = tl.load(rstd_in + row, mask=in_row, other=0.0)
         normalized = tl.where(inside, (z - mean[:, None]) * rstd[:, None], 0.0)
-        # dz = (w dy - mean(w dy) - n mean(w dy n)) / deviation, n the normalized row.
-        weighted = dy * w[None, :]
-        mean_1 = tl.sum(weighted, axis=1) / width
-        mean_2 = tl.sum(weighted * normalized, axis=1) / width
-        dz = (weighted - mean_1[:, None] - normalized * mean_2[:, None]) * rstd[:, None]
+        dz = gradient_of_rows(dy, w, normalized, rstd, width)
         if both and bias is None:
             dz += tl.load(gradient_2 + offset, mask=inside, other=0.0).to(tl.float32)
         dh = tl.where(inside, dz * keep_scale, 0.0)
@@ -232,12 +277,28 @@ def start_forward(
     mean, rstd = torch.empty(2, num_rows, dtype=torch.float32, device=x.device)
     take = launches.blocks("layer norm forward", x.device)
     _forward[(-(-num_rows // take.rows),)](
-        x=x, bias=operands.bias, residual=residual, weight=operands.weight, norm_bias=operands.norm_bias,
-        output=output, sums=sums, cast=cast, **cast_arguments(target), mean_out=mean, rstd_out=rstd,
-        seed=drop.seed, site=drop.site, scale=drop.scale, threshold=drop.threshold,
-        num_rows=num_rows, width=width, eps=eps, block_rows=take.rows, block=next_power_of_2(width),
+        x=x,
+        bias=operands.bias,
+        residual=residual,
+        weight=operands.weight,
+        norm_bias=operands.norm_bias,
+        output=output,
+        sums=sums,
+        cast=cast,
+        **cast_arguments(target),
+        mean_out=mean,
+        rstd_out=rstd,
+        seed=drop.seed,
+        site=drop.site,
+        scale=drop.scale,
+        threshold=drop.threshold,
+        num_rows=num_rows,
+        width=width,
+        eps=eps,
+        block_rows=take.rows,
+        block=next_power_of_2(width),
         num_warps=row_warps(take.num_warps, width),
-    )  # fmt: skip
+    )
     if sums is not None:
         return output, sums, cast, Saved(sums, None, residual, operands.weight, mean, rstd)
     saved = Saved(x, operands.bias, residual, operands.weight, mean, rstd)
@@ -266,13 +327,30 @@ def start_backward(
     residual_gradient = None if saved.residual is None else torch.empty_like(saved.residual)
     _backward[(num_programs,)](
         # With one gradient both names are its memory, and the kernel reads it once.
-        gradient_1=given[0], gradient_2=given[-1], both=len(given) == 2,
-        x=x, bias=saved.bias, residual=saved.residual, weight=saved.weight, mean_in=saved.mean, rstd_in=saved.rstd,
-        seed=drop.seed, site=drop.site, scale=drop.scale, threshold=drop.threshold,
-        x_gradient=x_gradient, residual_gradient=residual_gradient, partials=partials, **cast_arguments(target),
-        num_rows=num_rows, width=width, block_rows=take.rows, block=next_power_of_2(width),
-        num_warps=row_warps(take.num_warps, width), maxnreg=take.max_registers if width <= FITTING_WIDTH else None,
-    )  # fmt: skip
+        gradient_1=given[0],
+        gradient_2=given[-1],
+        both=len(given) == 2,
+        x=x,
+        bias=saved.bias,
+        residual=saved.residual,
+        weight=saved.weight,
+        mean_in=saved.mean,
+        rstd_in=saved.rstd,
+        seed=drop.seed,
+        site=drop.site,
+        scale=drop.scale,
+        threshold=drop.threshold,
+        x_gradient=x_gradient,
+        residual_gradient=residual_gradient,
+        partials=partials,
+        **cast_arguments(target),
+        num_rows=num_rows,
+        width=width,
+        block_rows=take.rows,
+        block=next_power_of_2(width),
+        num_warps=row_warps(take.num_warps, width),
+        maxnreg=take.max_registers if width <= FITTING_WIDTH else None,
+    )
     bias_gradient, weight_gradient, norm_bias_gradient = column_sums(partials, saved.weight.dtype)
     return Operands(
         x_gradient, bias_gradient, residual_gradient, weight_gradient, norm_bias_gradient
@@ -303,9 +381,16 @@ class _DropoutAddLayerNorm(torch.autograd.Function):
 
 
 def fused(
-    x: Tensor, bias: Tensor, residual: Tensor | None, weight: Tensor, norm_bias: Tensor, eps: float, dropout: float,
-    sites: DropoutSites, pre_norm: bool = False,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    x: Tensor,
+    bias: Tensor,
+    residual: Tensor | None,
+    weight: Tensor,
+    norm_bias: Tensor,
+    eps: float,
+    dropout: float,
+    sites: DropoutSites,
+    pre_norm: bool = False,
+) -> tuple[Tensor, Tensor]:
     """``reference`` in one kernel each way; dropout of the next of ``sites``."""
     operands = Operands(x, bias, residual, weight, norm_bias)
     y, stream, _ = _DropoutAddLayerNorm.apply(eps, sites.next(dropout), None, pre_norm, *operands)

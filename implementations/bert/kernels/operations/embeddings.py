@@ -19,16 +19,25 @@ from torch import Tensor
 
 from bert.kernels.operations.scatter import sum_by_index
 from bert.kernels.support import launches, triton_support
-from bert.kernels.support.arithmetic import column_sums
+from bert.kernels.support.arithmetic import centered_rows, column_sums, gradient_of_rows
 from bert.kernels.support.cases import Case, Draw, each_dtype, large
 from bert.kernels.support.dropout import Dropout, DropoutSites, keep_rows
 from bert.kernels.support.triton_support import constexpr, jit, next_power_of_2, row_warps, tl
 
 
 def reference(
-    input_ids: Tensor, segment_ids: Tensor, position_ids: Tensor, word: Tensor, position: Tensor, segment: Tensor,
-    weight: Tensor, bias: Tensor, eps: float, dropout: float, sites: DropoutSites,
-) -> Tensor:  # fmt: skip
+    input_ids: Tensor,
+    segment_ids: Tensor,
+    position_ids: Tensor,
+    word: Tensor,
+    position: Tensor,
+    segment: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
+    dropout: float,
+    sites: DropoutSites,
+) -> Tensor:
     """Embedded tokens.
 
     input_ids, segment_ids (0 or 1), position_ids: int [T]; word [V, D], position [P, D], segment [2 or more, D];
@@ -87,63 +96,45 @@ CASES: list[Case] = [
 
 
 @jit
-def _gather(
+def _rows(table, ids, row, in_row, column, inside, width):
+    """The rows of a table that belong to some tokens, fp32."""
+    index = tl.load(ids + row, mask=in_row, other=0).to(tl.int64)
+    pointers = table + index[:, None] * width + column[None, :]
+    return tl.load(pointers, mask=inside, other=0.0).to(tl.float32)
+
+
+@jit
+def _forward(
     input_ids,
     segment_ids,
     position_ids,
     word,
     position,
     segment,
-    row,
-    in_row,
-    column,
-    in_column,
+    weight,
+    bias,
+    output,
+    mean_out,
+    rstd_out,
+    seed,
+    site,
+    scale,
+    num_rows,
     width,
+    eps,
+    threshold: constexpr,
+    block_rows: constexpr,
+    block: constexpr,
 ):
-    """The sum of the three embeddings of some rows, fp32, and their segment."""
-    inside = in_row[:, None] & in_column[None, :]
-    word_row = tl.load(input_ids + row, mask=in_row, other=0).to(tl.int64)
-    place = tl.load(position_ids + row, mask=in_row, other=0)
-    side = tl.load(segment_ids + row, mask=in_row, other=0)
-    x = tl.load(word + word_row[:, None] * width + column[None, :], mask=inside, other=0.0).to(
-        tl.float32
-    )
-    x += tl.load(position + place[:, None] * width + column[None, :], mask=inside, other=0.0).to(
-        tl.float32
-    )
-    x += tl.load(segment + side[:, None] * width + column[None, :], mask=inside, other=0.0).to(
-        tl.float32
-    )
-    return x, side
-
-
-@jit
-def _forward(
-    input_ids, segment_ids, position_ids, word, position, segment, weight, bias, output, mean_out, rstd_out,
-    seed, site, scale, num_rows, width, eps, threshold: constexpr, block_rows: constexpr, block: constexpr,
-):  # fmt: skip
     row = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
     in_row = row < num_rows
     column = tl.arange(0, block)
     in_column = column < width
     inside = in_row[:, None] & in_column[None, :]
-    x, _ = _gather(
-        input_ids,
-        segment_ids,
-        position_ids,
-        word,
-        position,
-        segment,
-        row,
-        in_row,
-        column,
-        in_column,
-        width,
-    )
-    # Mean first, as in dropout_add_layer_norm: E[x^2] - E[x]^2 would cancel.
-    mean = tl.sum(x, axis=1) / width
-    centered = tl.where(inside, x - mean[:, None], 0.0)
-    rstd = 1.0 / tl.sqrt(tl.sum(centered * centered, axis=1) / width + eps)
+    x = _rows(word, input_ids, row, in_row, column, inside, width)
+    x += _rows(position, position_ids, row, in_row, column, inside, width)
+    x += _rows(segment, segment_ids, row, in_row, column, inside, width)
+    centered, mean, rstd = centered_rows(x, inside, width, eps)
     w = tl.load(weight + column, mask=in_column, other=0.0).to(tl.float32)
     b = tl.load(bias + column, mask=in_column, other=0.0).to(tl.float32)
     y = centered * rstd[:, None] * w[None, :] + b[None, :]
@@ -158,9 +149,27 @@ def _forward(
 
 @jit
 def _backward(
-    gradient, input_ids, segment_ids, position_ids, word, position, segment, weight, mean_in, rstd_in, seed, site,
-    x_gradient, partials, scale, num_rows, width, threshold: constexpr, block_rows: constexpr, block: constexpr,
-):  # fmt: skip
+    gradient,
+    input_ids,
+    segment_ids,
+    position_ids,
+    word,
+    position,
+    segment,
+    weight,
+    mean_in,
+    rstd_in,
+    seed,
+    site,
+    x_gradient,
+    partials,
+    scale,
+    num_rows,
+    width,
+    threshold: constexpr,
+    block_rows: constexpr,
+    block: constexpr,
+):
     column = tl.arange(0, block)
     in_column = column < width
     w = tl.load(weight + column, mask=in_column, other=0.0).to(tl.float32)
@@ -176,30 +185,18 @@ def _backward(
         dy = tl.load(gradient + offset, mask=inside, other=0.0).to(tl.float32)
         if threshold > 0:
             dy = tl.where(keep_rows(seed, site, row, column, threshold), dy * scale, 0.0)
-        x, side = _gather(
-            input_ids,
-            segment_ids,
-            position_ids,
-            word,
-            position,
-            segment,
-            row,
-            in_row,
-            column,
-            in_column,
-            width,
-        )
+        x = _rows(word, input_ids, row, in_row, column, inside, width)
+        x += _rows(position, position_ids, row, in_row, column, inside, width)
+        x += _rows(segment, segment_ids, row, in_row, column, inside, width)
         mean = tl.load(mean_in + row, mask=in_row, other=0.0)
         rstd = tl.load(rstd_in + row, mask=in_row, other=0.0)
         normalized = tl.where(inside, (x - mean[:, None]) * rstd[:, None], 0.0)
-        weighted = dy * w[None, :]
-        mean_1 = tl.sum(weighted, axis=1) / width
-        mean_2 = tl.sum(weighted * normalized, axis=1) / width
-        dx = (weighted - mean_1[:, None] - normalized * mean_2[:, None]) * rstd[:, None]
+        dx = gradient_of_rows(dy, w, normalized, rstd, width)
         tl.store(x_gradient + offset, dx.to(x_gradient.dtype.element_ty), mask=inside)
         weight_sum += tl.sum(dy * normalized, axis=0)
         bias_sum += tl.sum(dy, axis=0)
         # Segments are 0 or 1: what is not the first one's is the second one's.
+        side = tl.load(segment_ids + row, mask=in_row, other=0)
         dx_0 = tl.where(side[:, None] == 0, dx, 0.0)
         side_0_sum += tl.sum(dx_0, axis=0)
         side_1_sum += tl.sum(dx - dx_0, axis=0)
@@ -220,9 +217,21 @@ class _Embeddings(torch.autograd.Function):
         mean, rstd = torch.empty(2, num_rows, dtype=torch.float32, device=word.device)
         take = launches.blocks("embeddings", word.device)
         _forward[(-(-num_rows // take.rows),)](
-            *tensors, output, mean, rstd, drop.seed, drop.site, drop.scale, num_rows, width, eps, drop.threshold,
-            take.rows, next_power_of_2(width), num_warps=row_warps(take.num_warps, width),
-        )  # fmt: skip
+            *tensors,
+            output,
+            mean,
+            rstd,
+            drop.seed,
+            drop.site,
+            drop.scale,
+            num_rows,
+            width,
+            eps,
+            drop.threshold,
+            take.rows,
+            next_power_of_2(width),
+            num_warps=row_warps(take.num_warps, width),
+        )
         ctx.save_for_backward(*tensors[:-1], mean, rstd)  # not the bias
         ctx.drop = drop
         return output
@@ -238,10 +247,20 @@ class _Embeddings(torch.autograd.Function):
         partials = torch.empty(num_programs, 4, width, dtype=torch.float32, device=word.device)
         x_gradient = torch.empty(num_rows, width, dtype=word.dtype, device=word.device)
         _backward[(num_programs,)](
-            gradient.contiguous(), *ctx.saved_tensors, ctx.drop.seed, ctx.drop.site, x_gradient, partials,
-            ctx.drop.scale, num_rows, width, ctx.drop.threshold, take.rows, next_power_of_2(width),
+            gradient.contiguous(),
+            *ctx.saved_tensors,
+            ctx.drop.seed,
+            ctx.drop.site,
+            x_gradient,
+            partials,
+            ctx.drop.scale,
+            num_rows,
+            width,
+            ctx.drop.threshold,
+            take.rows,
+            next_power_of_2(width),
             num_warps=row_warps(take.num_warps, width),
-        )  # fmt: skip
+        )
         sums = column_sums(partials, weight.dtype)
         # A table of more than two rows has no gradient in the others.
         segment_gradient = torch.zeros_like(segment)
@@ -253,9 +272,18 @@ class _Embeddings(torch.autograd.Function):
 
 
 def fused(
-    input_ids: Tensor, segment_ids: Tensor, position_ids: Tensor, word: Tensor, position: Tensor, segment: Tensor,
-    weight: Tensor, bias: Tensor, eps: float, dropout: float, sites: DropoutSites,
-) -> Tensor:  # fmt: skip
+    input_ids: Tensor,
+    segment_ids: Tensor,
+    position_ids: Tensor,
+    word: Tensor,
+    position: Tensor,
+    segment: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
+    dropout: float,
+    sites: DropoutSites,
+) -> Tensor:
     """``reference`` in one kernel forward; dropout of the next of ``sites``."""
     tokens, tables = (input_ids, segment_ids, position_ids), (word, position, segment)
     return _Embeddings.apply(eps, sites.next(dropout), *tokens, *tables, weight, bias)

@@ -47,9 +47,19 @@ from bert.kernels.support.weight_gradient import pop_grad_buffer, write_into
 
 @jit
 def _gelu_cast(
-    x, bias, cast, transposed, scale, largest, num_rows, width, tanh: constexpr, maximum: constexpr,
-    block_rows: constexpr, block: constexpr,
-):  # fmt: skip
+    x,
+    bias,
+    cast,
+    transposed,
+    scale,
+    largest,
+    num_rows,
+    width,
+    tanh: constexpr,
+    maximum: constexpr,
+    block_rows: constexpr,
+    block: constexpr,
+):
     blocks_across = tl.cdiv(width, block)
     column = tl.program_id(0) % blocks_across * block + tl.arange(0, block)
     row = tl.program_id(0) // blocks_across * block_rows + tl.arange(0, block_rows)
@@ -67,9 +77,21 @@ def _gelu_cast(
 
 @jit
 def _gelu_backward_cast(
-    gradient, x, bias, cast, transposed, partials, scale, largest, num_rows, width, tanh: constexpr,
-    maximum: constexpr, block_rows: constexpr, block: constexpr,
-):  # fmt: skip
+    gradient,
+    x,
+    bias,
+    cast,
+    transposed,
+    partials,
+    scale,
+    largest,
+    num_rows,
+    width,
+    tanh: constexpr,
+    maximum: constexpr,
+    block_rows: constexpr,
+    block: constexpr,
+):
     blocks_across = tl.cdiv(width, block)
     column = tl.program_id(0) % blocks_across * block + tl.arange(0, block)
     tile = tl.program_id(0) // blocks_across
@@ -98,9 +120,20 @@ def gelu_cast(
     transposed = None if rows_alone else cast.new_empty(width, num_rows)
     take = launches.blocks("cast", x.device)
     _gelu_cast[(take.tiles(num_rows, width)[1],)](
-        x, bias, cast, transposed, target.scale, bits(target.largest), num_rows, width, approximate == "tanh",
-        target.maximum, take.rows, take.columns, **take.options,
-    )  # fmt: skip
+        x,
+        bias,
+        cast,
+        transposed,
+        target.scale,
+        bits(target.largest),
+        num_rows,
+        width,
+        approximate == "tanh",
+        target.maximum,
+        take.rows,
+        take.columns,
+        **take.options,
+    )
     return cast, transposed
 
 
@@ -114,9 +147,22 @@ def gelu_backward_cast(
     down, tiles = take.tiles(num_rows, width)
     partials = torch.empty(down, width, dtype=torch.float32, device=x.device)
     _gelu_backward_cast[(tiles,)](
-        gradient, x, bias, cast, transposed, partials, target.scale, bits(target.largest), num_rows, width,
-        approximate == "tanh", target.maximum, take.rows, take.columns, **take.options,
-    )  # fmt: skip
+        gradient,
+        x,
+        bias,
+        cast,
+        transposed,
+        partials,
+        target.scale,
+        bits(target.largest),
+        num_rows,
+        width,
+        approximate == "tanh",
+        target.maximum,
+        take.rows,
+        take.columns,
+        **take.options,
+    )
     return cast, transposed, column_sums(partials, bias.dtype)
 
 

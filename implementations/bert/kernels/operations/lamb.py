@@ -112,9 +112,21 @@ def _chunk_of(begins, lengths, scalars):
 
 @jit
 def _moments(
-    begins, lengths, tensors, decays, gradient, master, first, second, scalars, partials, rate_1, rate_2, eps,
+    begins,
+    lengths,
+    tensors,
+    decays,
+    gradient,
+    master,
+    first,
+    second,
+    scalars,
+    partials,
+    rate_1,
+    rate_2,
+    eps,
     block: constexpr,
-):  # fmt: skip
+):
     chunk = tl.program_id(0)
     begin, length = _chunk_of(begins, lengths, scalars)
     factor, correction_1, correction_2 = (
@@ -160,8 +172,19 @@ def _by_tensor(offsets, partials, sums, block: constexpr):
 
 @jit
 def _update(
-    begins, lengths, tensors, decays, master, first, second, parameters, norms, scalars, eps, block: constexpr
-):  # fmt: skip
+    begins,
+    lengths,
+    tensors,
+    decays,
+    master,
+    first,
+    second,
+    parameters,
+    norms,
+    scalars,
+    eps,
+    block: constexpr,
+):
     begin, length = _chunk_of(begins, lengths, scalars)
     tensor = tl.load(tensors + tl.program_id(0))
     decay = tl.load(decays + tensor)
@@ -205,9 +228,16 @@ def squared_norm(flat: Tensor) -> Tensor:
 
 
 def moments(
-    layout: Layout, gradient: Tensor, master: Tensor, first: Tensor, second: Tensor, scalars: Tensor,
-    beta1: float, beta2: float, eps: float,
-) -> Tensor:  # fmt: skip
+    layout: Layout,
+    gradient: Tensor,
+    master: Tensor,
+    first: Tensor,
+    second: Tensor,
+    scalars: Tensor,
+    beta1: float,
+    beta2: float,
+    eps: float,
+) -> Tensor:
     """Updates the moments in place from g = factor * gradient, m = b1 m + (1-b1) g, v = b2 v + (1-b2) g^2.
 
     Returns fp32 [tensors, 2]: this shard's part of the squared norms of each tensor and of its update u =
@@ -224,9 +254,15 @@ def moments(
 
 
 def update(
-    layout: Layout, master: Tensor, first: Tensor, second: Tensor, parameters: Tensor | None, norms: Tensor,
-    scalars: Tensor, eps: float,
-) -> None:  # fmt: skip
+    layout: Layout,
+    master: Tensor,
+    first: Tensor,
+    second: Tensor,
+    parameters: Tensor | None,
+    norms: Tensor,
+    scalars: Tensor,
+    eps: float,
+) -> None:
     """p -= lr r u in place; r: root of the ratio of the norms where decay applies and both are positive, else 1.
 
     ``parameters`` (of any floating type, or None) receives the rounded result; norms: of ``moments``, over all ranks.

@@ -1,4 +1,4 @@
-"""Arithmetic that several kernels share: rounding, and sums over rows."""
+"""Arithmetic that several kernels share: rounding, LayerNorm of rows in registers, and sums over rows."""
 
 # mypy: allow-untyped-defs
 from __future__ import annotations
@@ -13,6 +13,25 @@ from bert.kernels.support.triton_support import constexpr, jit, tl
 def rounded(x, dtype: constexpr):
     """fp32 -> ``dtype`` -> fp32, as if written to memory and read."""
     return x.to(dtype).to(tl.float32)
+
+
+@jit
+def centered_rows(z, inside, width, eps):
+    """LayerNorm of rows z, fp32: the rows less their means, 0 outside; their means, and 1 / their deviations."""
+    # Mean, then squares around it: E[z^2] - E[z]^2 would cancel.
+    mean = tl.sum(tl.where(inside, z, 0.0), axis=1) / width
+    centered = tl.where(inside, z - mean[:, None], 0.0)
+    rstd = 1.0 / tl.sqrt(tl.sum(centered * centered, axis=1) / width + eps)
+    return centered, mean, rstd
+
+
+@jit
+def gradient_of_rows(dy, weight, normalized, rstd, width):
+    """dz = (w dy - mean(w dy) - n mean(w dy n)) / deviation, n the normalized row."""
+    weighted = dy * weight[None, :]
+    mean_1 = tl.sum(weighted, axis=1) / width
+    mean_2 = tl.sum(weighted * normalized, axis=1) / width
+    return (weighted - mean_1[:, None] - normalized * mean_2[:, None]) * rstd[:, None]
 
 
 @jit

@@ -157,3 +157,9 @@ def pair_words(philox_key, offset, first_query, query, first_key, key):
 def survives(word, threshold: constexpr):
     """True where bits 16 to 30 of a word of ``pair_words`` are at least ``threshold``."""
     return (word & 0x7FFFFFFF) >= (threshold << 16)
+
+
+@jit
+def kept(word, threshold: constexpr):
+    """``survives`` as 1.0 and 0.0: of fp32 a product takes fewer instructions than a selection."""
+    return tl.where(survives(word, threshold), 1.0, 0.0)

@@ -54,7 +54,8 @@ TABLE: dict[str, dict[int, Blocks]] = {
     # A multiprocessor's 65,536 registers for four programs of four warps: with the cast the compiler would use some
     # more, and the last programs would wait for the first ones to end. On Blackwell it would spill.
     "layer norm backward": {
-        80: Blocks(rows=2, programs=4, max_registers=128), 100: Blocks(rows=2, programs=3, max_registers=168),
+        80: Blocks(rows=2, programs=4, max_registers=128),
+        100: Blocks(rows=2, programs=3, max_registers=168),
     },
     # Blocks of 4 x 1,024 elements: 64 bytes per thread and input in flight; backward as many programs as are resident.
     "bias_gelu": {80: Blocks(rows=4, columns=1024, programs=5)},
@@ -68,24 +69,40 @@ TABLE: dict[str, dict[int, Blocks]] = {
     "cast": {80: Blocks(rows=128, columns=64, num_warps=8)},
     "transpose": {80: Blocks(rows=128, columns=128)},  # bytes; 32 words per thread in flight
     # Two or three programs per multiprocessor; on Hopper wgmma in every product.
-    "attention forward": {80: _attention(64, 32, max_registers=168), 90: _attention(64, 64), 120: _attention(64, 32)},
+    "attention forward": {
+        80: _attention(64, 32, max_registers=168),
+        90: _attention(64, 64),
+        120: _attention(64, 32, max_registers=168),
+    },
     "attention query gradient": {
-        80: _attention(64, 32), 90: _attention(64, 64, max_registers=168), 100: _attention(64, 64),
+        80: _attention(64, 32),
+        90: _attention(64, 64, max_registers=168),
+        100: _attention(64, 64),
         120: _attention(64, 32),
     },
     "attention key gradient": {
-        80: _attention(64, 32, max_registers=168), 90: _attention(64, 64),
-        100: _attention(64, 64, 1), 120: _attention(64, 32),
+        80: _attention(64, 32, max_registers=168),
+        90: _attention(64, 64),
+        100: _attention(64, 64, 1),
+        120: _attention(64, 32),
     },
     # Heads wider than 64.
-    "attention forward, wide": {80: _attention(32, 64), 90: _attention(64, 64), 120: _attention(32, 64)},
-    "attention query gradient, wide": {80: _attention(32, 32), 90: _attention(64, 64), 120: _attention(32, 32)},
+    "attention forward, wide": {
+        80: _attention(32, 64),
+        90: _attention(64, 64),
+        120: _attention(32, 64),
+    },
+    "attention query gradient, wide": {
+        80: _attention(32, 32),
+        90: _attention(64, 64),
+        120: _attention(32, 32),
+    },
     "attention key gradient, wide": {80: _attention(64, 32)},
     # No tensor cores: a product's operands are in registers, and every tile but the keys' spills.
     "attention forward, fp32": {80: _attention(16, 32, 1, num_warps=8)},
     "attention query gradient, fp32": {80: _attention(16, 32)},
     "attention key gradient, fp32": {80: _attention(32, 32, 1)},
-}  # fmt: skip
+}
 
 assumed = (
     90  # architecture without a GPU, for kernels interpreted, recorded or compiled ahead of time
