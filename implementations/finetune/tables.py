@@ -207,7 +207,9 @@ class Rows:
 _COLUMNS_CURE = (
     "set TEXT_COLUMNS and LABEL_COLUMN (predict: --text-columns), or is it another task's file?"
 )
-_HEADER_CURE = "set TEXT_COLUMNS and LABEL_COLUMN (predict: --text-columns) to its names, or NO_HEADER=1 (--no-header)"
+_HEADER_CURE = (
+    "set TEXT_COLUMNS and LABEL_COLUMN (predict: --text-columns), or NO_HEADER=1 (--no-header)"
+)
 
 
 def column_names(text: str) -> tuple[str, ...]:
