@@ -79,11 +79,13 @@ class Selection:
         """The set closest to the median; None if the median is infinite."""
         if math.isinf(self.median):
             return None
-        return min(
-            self.sets,
+
+        def order(one: RunSet) -> tuple[float, float, int]:
             # Rounded, so that a tie is not decided by the last bits.
-            key=lambda one: (round(abs(one.score - self.median), 9), -one.score, one.first),
-        )
+            distance = round(abs(one.score - self.median), 9)
+            return distance, -one.score, one.first
+
+        return min(self.sets, key=order)
 
     @property
     def reason(self) -> str:

@@ -59,8 +59,18 @@ def scaling(league: League) -> Chart | None:
         alt=f"{len(lines)} accelerators of the widest reach{whose}, and of each size the fastest "
         "result in the closed division, of any submitter and round; both axes are logarithmic, so "
         "perfect scaling is a straight line of slope -1.",
-        x=Axis(label="accelerators", low=min(counts) / 1.1, high=max(counts) * 1.6, log=True),
-        y=Axis(label="minutes", low=min(minutes) / 1.15, high=max(minutes) * 1.15, log=True),
+        x=Axis(
+            label="accelerators",
+            low=min(counts) / 1.1,
+            high=max(counts) * 1.6,
+            log=True,
+        ),
+        y=Axis(
+            label="minutes",
+            low=min(minutes) / 1.15,
+            high=max(minutes) * 1.15,
+            log=True,
+        ),
         series=tuple(lines),
     )
 

@@ -146,7 +146,8 @@ class League:
                 UNVERIFIED: self.is_own(one),
             }
             # The first of its rounds is its own.
-            results.append({**one.as_dict(), **about, "resubmitted": self.rounds(one)[1:]})
+            again = self.rounds(one)[1:]
+            results.append({**one.as_dict(), **about, "resubmitted": again})
         standing = [
             {
                 "folder": one.folder,

@@ -221,7 +221,8 @@ def table(
         )
     for row, style in itertools.zip_longest(rows, styles, fillvalue=""):
         # As Text: in a plain str rich would read [brackets] of file names as its own markup.
-        drawn.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row), style=style)
+        cells = [Text(cell) if isinstance(cell, str) else cell for cell in row]
+        drawn.add_row(*cells, style=style)
     return drawn
 
 

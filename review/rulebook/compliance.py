@@ -55,8 +55,12 @@ def rulesets() -> list[str]:
             encoding="utf-8"
         ):
             found.append(path.parent.name.removeprefix("training_"))
-    # By number: "10.0.0" would come before "2.0.0" as text.
-    return sorted(found, key=lambda name: [int(part) for part in name.split(".") if part.isdigit()])
+
+    def numbers(name: str) -> list[int]:
+        # By number: "10.0.0" would come before "2.0.0" as text.
+        return [int(part) for part in name.split(".") if part.isdigit()]
+
+    return sorted(found, key=numbers)
 
 
 @functools.cache

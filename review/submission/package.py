@@ -193,10 +193,11 @@ def _verify(request: argparse.Namespace, root: Path, place: Path) -> tuple[Check
         return replace(finding, message=message, file=moved(finding.file) if finding.file else None)
 
     checked = check(root, train_samples=request.train_samples)
-    return tuple(
-        replace(one, path=moved(one.path), findings=tuple(map(renamed, one.findings)))
-        for one in checked
-    )
+    found = []
+    for one in checked:
+        findings = tuple(map(renamed, one.findings))
+        found.append(replace(one, path=moved(one.path), findings=findings))
+    return tuple(found)
 
 
 def _archive(root: Path, path: Path) -> None:

@@ -54,7 +54,8 @@ class Description:
     @property
     def blanks(self) -> list[str]:
         """Blank fields for which the submission rules require a value."""
-        return [name for name, wanted in FIELDS.items() if wanted and self.fields[name] in ("", {})]
+        wanted = [name for name, required in FIELDS.items() if required]
+        return [name for name in wanted if self.fields[name] in BLANK]
 
 
 def describe(given: Sequence[tuple[str, Mapping[str, Any]]], machine: Machine) -> Description:

@@ -346,7 +346,8 @@ def groups(findings: Sequence[Finding]) -> list[list[Finding]]:
 def subject(group: Sequence[Finding], base: Path) -> str:
     """The keys or files, and the message about them."""
     keys = dict.fromkeys(one.key for one in group if one.key)
-    names = _listed(keys or dict.fromkeys(place for one in group if (place := _file(one, base))))
+    files = [_file(one, base) for one in group]
+    names = _listed(keys or dict.fromkeys(filter(None, files)))
     return text(f"{names} {group[0].message}" if names else group[0].message)
 
 
@@ -402,9 +403,8 @@ def parts(checked: Sequence[Checked], strict: bool = False) -> list[Part]:
     """All findings, then the verdict with their number."""
     made: list[Part] = []
     for one in checked:
-        made.append(
-            Heading(text(one.title), "pass" if one.passed(strict) else "fail", str(one.path))
-        )
+        verdict = "pass" if one.passed(strict) else "fail"
+        made.append(Heading(text(one.title), verdict, str(one.path)))
         tools = []
         for outcome in one.outcomes:
             crash = f"crashes: {shortened(text(outcome.crash))}" if outcome.crash else ""
@@ -412,7 +412,8 @@ def parts(checked: Sequence[Checked], strict: bool = False) -> list[Part]:
         made.append(Line("official", ", ".join(tools)))
         for group in groups(one.findings):
             first, at = group[0], places(group, one.path)
-            made.append(Line(first.severity, subject(group, one.path), _STYLES[first.severity]))
+            style = _STYLES[first.severity]
+            made.append(Line(first.severity, subject(group, one.path), style))
             rule = f"rule {shortened(first.rule or '')} [{first.source}]"
             lines = at and f"at   {at}", rule, first.hint and f"do   {first.hint}"
             made += [Line("", text(line)) for line in lines if line]

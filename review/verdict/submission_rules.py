@@ -181,7 +181,8 @@ def _check_against_logs(result: Result) -> Iterator[Finding]:
         )
         yield broken("same_division", message, system, key="division")
     # An empty log has no status; that it is empty is said elsewhere.
-    statuses = logged("submission_status", [run for run in result.runs if run.log.events]) - {""}
+    whole = [run for run in result.runs if run.log.events]
+    statuses = logged("submission_status", whole) - {""}
     wanted = categories(content.get("status"))
     if statuses and wanted and not statuses <= wanted:
         message = (
@@ -190,10 +191,10 @@ def _check_against_logs(result: Result) -> Iterator[Finding]:
         yield broken("same_category", message, system, key="status")
     # From the description alone: 0 starts rule out a guess from the logs it is compared with.
     accelerators = tree.count_accelerators(result.folder, 0)
-    whole = [run for run in result.runs if run.log.events]
     ranks = {len(run.log.all("init_start")) for run in whole}
     # One init_start a log is rank 0's, and says nothing about the number of ranks.
-    if accelerators and len(ranks) == 1 and (count := ranks.pop()) > 1 and count != accelerators:
+    count = max(ranks, default=0) if len(ranks) == 1 else 0
+    if accelerators and count > 1 and count != accelerators:
         message = f"makes {accelerators} accelerators in all, {count} ranks log init_start"
         yield broken("same_accelerators", message, system, key="accelerators_per_node")
     submitter, organization = content.get("submitter"), result.organization or ""
