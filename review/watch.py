@@ -145,11 +145,6 @@ class Standing:
         return self.silent > max(_STALLED_SECONDS, 3 * longest)
 
     @functools.cached_property
-    def rate(self) -> float | None:
-        """Sequences per second of the last measured training span."""
-        return self.run.last_rate
-
-    @functools.cached_property
     def _counted(self) -> list[tuple[float, float]]:
         """(samples, accuracy) of every evaluation with a sample count."""
         return [(e.samples, e.accuracy) for e in self.run.evaluations if e.samples]
@@ -198,9 +193,10 @@ class Standing:
     @functools.cached_property
     def eta(self) -> float | None:
         """Seconds of training from the last count of samples to the target."""
-        if self.done or self.stalled or not self.rate or self.samples is None:
+        rate = self.run.last_rate
+        if self.done or self.stalled or not rate or self.samples is None:
             return None
-        return self.projection and (self.projection - self.samples) / self.rate
+        return self.projection and (self.projection - self.samples) / rate
 
     @functools.cached_property
     def rcp_margin(self) -> float | None:
@@ -212,19 +208,14 @@ class Standing:
     @functools.cached_property
     def deviation(self) -> Deviation | None:
         """The first evaluation outside the range of published runs, if this run has the same target."""
-        return (
-            first_deviation(self.run)
-            if self.target == TARGET_ACCURACY and not self.result.pretrains
-            else None
-        )
+        if self.target != TARGET_ACCURACY or self.result.pretrains:
+            return None
+        return first_deviation(self.run)
 
     def as_dict(self) -> dict[str, Any]:
-        names = (
-            "file=path phase done stalled elapsed_seconds=elapsed samples sequences_per_second=rate"
-        )
-        names += (
-            " accuracy=run.final_accuracy target projected_samples=projection share eta_seconds=eta"
-        )
+        names = "file=path phase done stalled elapsed_seconds=elapsed samples share"
+        names += " sequences_per_second=run.last_rate accuracy=run.final_accuracy target"
+        names += " projected_samples=projection eta_seconds=eta"
         names += " rcp_margin_samples=rcp_margin outside_published=deviation"
         return {**pick(self, names), "evaluations": len(self.run.evaluations)}
 
@@ -238,7 +229,7 @@ class Standing:
             (self.phase, True),
             (f"{self.samples or 0:,.0f}{expected} samples", self.samples is not None),
             (f"accuracy {run.final_accuracy or 0:.4f}{wanted}", run.evaluations),
-            (f"{self.rate or 0:,.0f} sequences/s", self.rate),
+            (f"{run.last_rate or 0:,.0f} sequences/s", run.last_rate),
             (f"{duration(self.elapsed)} elapsed", self.elapsed is not None),
             (f"{duration(self.eta)} to go", self.eta is not None),
             (f"RCP margin {margin or 0:+,.0f} samples", margin is not None),
@@ -254,7 +245,7 @@ class Standing:
             number_text(self.share, ".0%"),
             number_text(self.run.final_accuracy, ".4f"),
             str(len(self.run.evaluations)),
-            number_text(self.rate or None, ",.0f"),
+            number_text(self.run.last_rate or None, ",.0f"),
             duration(self.elapsed),
             duration(self.eta),
         ]

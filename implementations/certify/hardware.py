@@ -52,7 +52,6 @@ _GPU: dict[str, Question] = {
     "SM MHz": lambda nvml, gpu: nvml.nvmlDeviceGetMaxClockInfo(gpu, nvml.NVML_CLOCK_SM),
     "serial": "nvmlDeviceGetSerial",
 }
-# Ampere and later remap rows, older GPUs retire pages: of the two kinds one answers None.
 FAULTS: dict[str, Question] = {
     # Aggregate: of the GPU's lifetime. Telemetry counts since the driver was loaded.
     "uncorrected memory errors": lambda nvml, gpu: nvml.nvmlDeviceGetTotalEccErrors(
@@ -61,10 +60,6 @@ FAULTS: dict[str, Question] = {
     "rows remapped after uncorrected errors": partial(_remapped, number=1),
     "row remappings that wait for a reset": partial(_remapped, number=2),
     "row remappings that failed": partial(_remapped, number=3),
-    "pages retired after uncorrected errors": lambda nvml, gpu: len(
-        nvml.nvmlDeviceGetRetiredPages(gpu, nvml.NVML_PAGE_RETIREMENT_CAUSE_DOUBLE_BIT_ECC_ERROR)
-    ),
-    "page retirements that wait for a reset": "nvmlDeviceGetRetiredPagesPendingStatus",
 }
 
 

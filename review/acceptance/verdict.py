@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from functools import cached_property
@@ -38,7 +38,6 @@ from review.acceptance.figures import Measured, Reached
 from review.acceptance.journal import EXIT, BurnIn, Journal, Reason
 from review.acceptance.records import Records, read
 from review.acceptance.schema import (
-    ALONE,
     BURN_IN,
     LABELS,
     PARTS,
@@ -309,7 +308,7 @@ def _findings(records: Records, compared: list[Question]) -> list[Finding]:
                 if stage not in (first.stage, *first.also):
                     found[one.name] = replace(first, also=(*first.also, stage))
             elif not _explained(records, one.name, question.kind, found):
-                evidence = "; ".join(_evidence(records, stage, one.name))
+                evidence = _throttling(records, one.name)
                 found[one.name] = Finding(question.what, stage, question.kind, one, evidence)
     return list(found.values())
 
@@ -333,28 +332,15 @@ def _names(found: Iterable[Finding], kind: str) -> set[str]:
     return {one for finding in found if finding.kind == kind for one in members(finding.name)}
 
 
-def _evidence(records: Records, stage: str, name: str) -> Iterator[str]:
-    """Possible causes, and how long the others wait for a rank or node."""
-    own = [
-        rank for rank, place in records.places.items() if name in (place.name, f"node {place.node}")
-    ]
-    names = {records.places[rank].name for rank in own}
-    yield from [
-        words
-        for rank, samples in devices(records)
-        if rank in names and (words := throttled(samples))
-    ][:1]
-    if (
-        own
-        and len(own) < len(records.places)
-        and "together" in records.stages
-        and stage in (*ALONE, "node", BURN_IN)
-    ):
-        waits = np.nanmedian(records.by_step("together", "wait"), axis=(1, 2))  # [ranks]
-        # Who is waited for waits least: the gap is what it costs the others.
-        gap = np.median(np.delete(waits, own)) - np.median(waits[own])
-        if gap > 0:
-            yield f"the others wait {gap * 1e3:.1f} ms per step longer than it does"
+def _throttling(records: Records, name: str) -> str:
+    """Why the GPU of a rank, or the first such of a node, throttles; empty if none does."""
+    own = {
+        place.name
+        for place in records.places.values()
+        if name in (place.name, f"node {place.node}")
+    }
+    reasons = (throttled(samples) for rank, samples in devices(records) if rank in own)
+    return next(filter(None, reasons), "")
 
 
 def standing(records: Records) -> Estimate | str:

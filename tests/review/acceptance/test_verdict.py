@@ -122,15 +122,6 @@ def test_a_single_slow_link_is_named_without_its_nodes():
     assert (found.what, found.kind, found.name) == ("network", "link", "link node1 - node3")
 
 
-def test_the_wait_of_the_others_is_evidence():
-    records = make(4, 2, slow=everywhere(3, factor=1.3))
-    waits = records.steps["wait"]
-    waits[records.steps["rank"] != 3] += 0.03
-    (found,) = judge(records).findings
-    assert found.name == "rank 3 on node1"
-    assert "the others wait 30.0 ms per step longer than it does" in found.reason().text()
-
-
 def test_a_rank_with_pauses_is_named_although_its_median_is_normal():
     records = make(4, 2)
     chosen = (records.steps["rank"] == 3) & (records.steps["step"] % 7 == 2)
