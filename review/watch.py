@@ -239,9 +239,8 @@ class Standing:
         return [text(part) for part, known in parts if known]
 
     def cells(self) -> list[str]:
-        """What _COLUMNS show, but for the first."""
+        """What _COLUMNS show from the third on."""
         return [
-            "broken" if self.broken is not None else "stalled" if self.stalled else self.phase,
             number_text(self.share, ".0%"),
             number_text(self.run.final_accuracy, ".4f"),
             str(len(self.run.evaluations)),
@@ -253,13 +252,13 @@ class Standing:
 
 @dataclass(frozen=True)
 class Certification:
-    """State of an acceptance test. stage: what it does now; found: the verdict so far, None before the stages are over.
+    """State of an acceptance test. phase: what it does now; found: the verdict so far, None before the stages are over.
 
     silent: seconds since the last repeat; broken: why the load did not run.
     """
 
     path: Path
-    stage: str
+    phase: str
     found: Certificate | None
     burn: BurnIn | None
     silent: float
@@ -298,18 +297,18 @@ class Certification:
     @property
     def news(self) -> object:
         percent = int(100 * (self.share or 0))
-        return self.stage, self.verdict, len(self.reasons), percent, self.stalled, self.done
+        return self.phase, self.verdict, len(self.reasons), percent, self.stalled, self.done
 
     def as_dict(self) -> dict[str, Any]:
         return {
-            **pick(self, "stage reasons burn_in=burn stands_still=stalled broken done"),
+            **pick(self, "stage=phase reasons burn_in=burn stands_still=stalled broken done"),
             "state": self.verdict or None,
         }
 
     def parts(self) -> list[str]:
         """Everything known, one phrase per item."""
         parts = [
-            self.burn.text() if self.burn else f"certify: {self.stage}",
+            self.burn.text() if self.burn else f"certify: {self.phase}",
             f"no new repeat for {duration(self.silent)}" if self.stalled else "",
             self.verdict if self.done or not self.verdict else f"so far: {self.verdict}",
             *self.reasons,
@@ -317,12 +316,11 @@ class Certification:
         return [text(part) for part in parts if part]
 
     def cells(self) -> list[str]:
-        """What _COLUMNS show, but for the first."""
+        """What _COLUMNS show from the third on."""
         elapsed = self.burn.elapsed if self.burn else None
         left = self.burn.duration - self.burn.elapsed if self.burn and not self.stalled else None
-        phase = "broken" if self.broken is not None else "stalled" if self.stalled else self.stage
         share = number_text(self.share, ".0%")
-        return [phase, share, "", "", "", duration(elapsed), duration(left and max(left, 0.0))]
+        return [share, "", "", "", duration(elapsed), duration(left and max(left, 0.0))]
 
 
 State: TypeAlias = "Standing | Certification"
@@ -552,7 +550,11 @@ def render(found: Mapping[Path, State], out: Console) -> RenderableType:
     states = [*found.values()]
     if not states:
         return Text("waiting for the first result_*.txt", "dim")
-    rows = [[text("/".join(one.path.parts[-2:])), *one.cells()] for one in states]
+    rows = []
+    for one in states:
+        phase = "stalled" if one.stalled else one.phase
+        phase = "broken" if one.broken is not None else phase
+        rows.append([text("/".join(one.path.parts[-2:])), phase, *one.cells()])
     colours = {0: "green", EXIT["warn"]: "yellow"}
     ended = [one.done or one.broken is not None for one in states]
     styles = [

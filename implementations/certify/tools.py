@@ -140,8 +140,8 @@ def run(
         own = {name: value for name, value in environ.items() if not name.startswith(foreign)}
         for name, command in commands.items():
             if name.endswith(ALL_NODES) == over_all and meeting.rank == ranks[0]:
-                path = folder / f"tools_{meeting.nodes[meeting.node]}" / name
-                about, rates = test(name, command, len(ranks), path, limit, own)
+                outputs = folder / f"tools_{meeting.nodes[meeting.node]}"
+                about, rates = test(name, command, len(ranks), outputs, limit, own)
                 reports.append(about)
                 for number, what, gpu, peer, amount, rate in rates:
                     # Tools see every GPU of the node, also those that the job has no rank for.
@@ -158,7 +158,7 @@ def test(
     name: str,
     command: Sequence[str],
     ranks: int,
-    path: Path,
+    folder: Path,
     seconds: float,
     environ: Mapping[str, str],
 ) -> tuple[dict[str, Any], list[tuple[Any, ...]]]:
@@ -168,11 +168,9 @@ def test(
     # A diagnosis is a verdict, not a rate with noise.
     for number in range(1 if name == DIAGNOSTIC else ROUNDS):
         try:
-            found = read(
-                name,
-                *execute(command, path.with_name(f"{name}_{number}.txt"), seconds, environ),
-                ranks,
-            )
+            output = folder / f"{name}_{number}.txt"
+            status, text = execute(command, output, seconds, environ)
+            found = read(name, status, text, ranks)
         except ToolError as error:
             about["faults"].append(("", "fail", str(error)))
             break

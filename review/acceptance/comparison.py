@@ -386,6 +386,20 @@ def questions(records: Records, burn_in: Mapping[int, Sequence[float]]) -> Itera
         if probe in COLLECTIVES:  # latency may be bad where bandwidth is not
             small = records.probe(probe, largest=SMALL_MESSAGE)
             yield from _ask(records, "network", {probe: small})
+    yield from _of_network(records)
+    if set(burn_in) >= set(records.places):  # else the missing one would not be missed
+        seconds = np.array([burn_in[rank] for rank in records.places])
+        yield from _ask(records, "slow", {BURN_IN: seconds})
+
+
+def of_all(tables: Sequence[np.ndarray]) -> float:
+    """Autocorrelation of the rounds of all stages [ranks, rounds], each about its own median."""
+    levels = [relative(table) for table in tables]
+    return autocorrelation(np.concatenate([table - level[:, None] for table, level in levels]))
+
+
+def _of_network(records: Records) -> Iterator[Question]:
+    """All-reduces of pairs of nodes: of a node with any partner, then of each link."""
     pairs = records.pairs()
     meetings: dict[str, list[float]] = {}
     for pair, seconds in pairs.items():
@@ -398,16 +412,6 @@ def questions(records: Records, burn_in: Mapping[int, Sequence[float]]) -> Itera
         f"link {records.nodes[a]} - {records.nodes[b]}": times for (a, b), times in pairs.items()
     }
     yield Question("network", "link", links, ("pairs",), paired=False)
-    if set(burn_in) >= set(records.places):  # else the missing one would not be missed
-        yield from _ask(
-            records, "slow", {BURN_IN: np.array([burn_in[rank] for rank in records.places])}
-        )
-
-
-def of_all(tables: Sequence[np.ndarray]) -> float:
-    """Autocorrelation of the rounds of all stages [ranks, rounds], each about its own median."""
-    levels = [relative(table) for table in tables]
-    return autocorrelation(np.concatenate([table - level[:, None] for table, level in levels]))
 
 
 def _of_gpu_pairs(records: Records, probe: str) -> Iterator[Question]:

@@ -104,11 +104,10 @@ def _groups(records: Records) -> list[list[tuple[str, int, int, list[int]]]]:
 def faults(records: Records) -> Iterator[Reason]:
     """Throttling, errors and narrow buses of all GPUs; none where a driver reports nothing."""
     gpus = list(devices(records))
-    typical = median(np.array([median(samples["sm_mhz"]) for _, samples in gpus]))
     read = {field for _, samples in gpus for field in ASKED if len(known(samples[field]))}
     for name, samples in gpus:
         yield from _silent(name, samples, read)
-        if reasons := throttled(samples, typical):
+        if reasons := throttled(samples):
             yield Reason(name, reasons, "warn")
         for field, (words, state) in TABLES["counters"].items():
             counts = known(samples[field])
@@ -121,13 +120,11 @@ def faults(records: Records) -> Iterator[Reason]:
                 yield Reason(name, f"{more:.0f} {words} during the test{which}", state)
         for field, words in (("pcie_generation", "PCIe generation"), ("pcie_width", "PCIe lanes")):
             # An idle bus is slower to save power, so that the highest value seen counts.
-            now, most = (
-                max(known(samples[column]), default=np.nan) for column in (field, f"{field}_most")
-            )
+            now = max(known(samples[field]), default=np.nan)
+            most = max(known(samples[f"{field}_most"]), default=np.nan)
             if now < most:  # False for nan
-                yield Reason(
-                    name, f"{words}: {now:.0f} of the {most:.0f} that GPU and slot support", "warn"
-                )
+                what = f"{words}: {now:.0f} of the {most:.0f} that GPU and slot support"
+                yield Reason(name, what, "warn")
 
 
 def _silent(name: str, samples: Columns, read: set[str]) -> Iterator[Reason]:
@@ -157,8 +154,8 @@ def devices(records: Records) -> Iterator[tuple[str, Columns]]:
                 yield place.name, {field: column[chosen] for field, column in table.items()}
 
 
-def throttled(samples: Columns, typical: float = np.nan) -> str:
-    """Why and how often a GPU throttles; empty if it does not. typical: clock of the median GPU."""
+def throttled(samples: Columns) -> str:
+    """Why and how often a GPU throttles; empty if it does not."""
     masks = known(samples["throttle"]).astype(np.int64)
     if len(masks) < MIN_SAMPLES:
         return ""
@@ -170,12 +167,9 @@ def throttled(samples: Columns, typical: float = np.nan) -> str:
         for reason, share in shares.items()
         if share >= MIN_SHARE
     ]
-    usual = f" (median GPU {typical:,.0f})" if not np.isnan(typical) else ""
-    return (
-        f"throttles: {', '.join(reasons)}, at {median(samples['sm_mhz']):,.0f} MHz{usual}"
-        if reasons
-        else ""
-    )
+    if not reasons:
+        return ""
+    return f"throttles: {', '.join(reasons)}, at {median(samples['sm_mhz']):,.0f} MHz"
 
 
 def device_history(records: Records) -> Iterator[Reason]:

@@ -118,7 +118,7 @@ def _map(records: Records, stage: str, seconds: np.ndarray, rate: str) -> dict[s
 
 
 def timelines(records: Records, accused: Sequence[str] = ()) -> list[Chart]:
-    """Clock, power and temperature by device over the test."""
+    """Clock, power and temperature by device over the test; if too many, of the accused and some others."""
     ranks = {(place.node, place.local_rank): place.name for place in records.places.values()}
     series: dict[str, Columns] = {}
     for node, table in records.telemetry.items():
@@ -131,18 +131,12 @@ def timelines(records: Records, accused: Sequence[str] = ()) -> list[Chart]:
         medians = {name: median(one[field]) for name, one in series.items()}
         known = {name: level for name, level in medians.items() if not math.isnan(level)}
         if known:
-            shown = {name: series[name] for name in _chosen(known, accused)}
+            order = sorted(known, key=lambda name: name not in accused)
+            shown = {name: series[name] for name in order[:MAX_LINES]}
             low, high = min(known.values()), max(known.values())
             words = f"{title} of {len(shown)} of {len(known)} devices, in {unit}: medians {low:,.0f} to {high:,.0f}."
             charts.append(_timeline(key, title, words, unit, field, shown))
     return charts
-
-
-def _chosen(levels: Mapping[str, float], accused: Sequence[str]) -> list[str]:
-    """Devices that a chart has room for: the accused, then those farthest from the median."""
-    middle = statistics.median(levels.values())
-    order = sorted(levels, key=lambda name: (name not in accused, -abs(levels[name] - middle)))
-    return order[:MAX_LINES]
 
 
 def _timeline(

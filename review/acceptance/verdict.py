@@ -400,12 +400,8 @@ def _drains(found: Certificate) -> list[str]:
     """A command for each reason that fails, with its nodes."""
     # Quoted: reasons have spaces, and the line is made to be pasted.
     return [
-        shlex.join(
-            [
-                *("scontrol", "update", f"nodename={','.join(nodes)}", "state=drain"),
-                f"reason=certify: {reason}",
-            ]
-        )
+        f"scontrol update nodename={','.join(nodes)} state=drain "
+        + shlex.quote(f"reason=certify: {reason}")
         for reason, nodes in failed_nodes(found).items()
     ]
 

@@ -406,7 +406,7 @@ def test_a_tool_that_does_not_end_is_killed_with_its_children(tmp_path):
     more += "time.sleep(1000)"
     path = program(tmp_path, "all_reduce_perf", nccl_tests(), more=more)
     about, rates = tools.test(
-        "all_reduce_perf", [str(path)], 2, tmp_path / "tools_a" / "all_reduce_perf", 2, os.environ
+        "all_reduce_perf", [str(path)], 2, tmp_path / "tools_a", 2, os.environ
     )
     assert (about["faults"], rates) == ([("", "fail", "did not end in 2 s")], [])
     wait_until(
@@ -419,7 +419,7 @@ def test_a_program_that_cannot_start_is_a_fault(tmp_path):
     (tmp_path / "nvbandwidth").write_text("no program")
     (tmp_path / "nvbandwidth").chmod(0o755)
     about, _ = tools.test(
-        "nvbandwidth", [str(tmp_path / "nvbandwidth")], 2, tmp_path / "a" / "b", 2, os.environ
+        "nvbandwidth", [str(tmp_path / "nvbandwidth")], 2, tmp_path / "a", 2, os.environ
     )
     assert about["faults"] == [("", "fail", "did not start: Exec format error")]
 
