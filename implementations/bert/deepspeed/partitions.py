@@ -13,7 +13,7 @@ version in requirements/deepspeed.txt: of ZeRO's optimizer ``optimizer.param_gro
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,15 +25,11 @@ from bert.optim.rules import ParameterShards, Rule, Update
 from bert.optim.state import ShardState
 
 
-class Partition(NamedTuple):
-    """A rank's flat fp32 buffer, and the parts of parameters in it."""
+def partition_of(zero: Any, parameters: Iterable[nn.Parameter]) -> tuple[Tensor, list[Segment]]:
+    """This rank's flat fp32 buffer, and the parts of parameters in it; parameters: in the model's order.
 
-    flat: Tensor
-    segments: list[Segment]
-
-
-def partition_of(zero: Any, parameters: Iterable[nn.Parameter]) -> Partition:
-    """This rank's; parameters: in the model's order. They lie end to end, cut where a partition ends."""
+    They lie end to end, cut where a partition ends.
+    """
     (group,) = zero.optimizer.param_groups
     segments = []
     for number, parameter in enumerate(parameters):
@@ -44,7 +40,7 @@ def partition_of(zero: Any, parameters: Iterable[nn.Parameter]) -> Partition:
         place = mapping.get_hp_fragment_address()
         start = mapping.lp_fragment_address.start
         segments.append(Segment(number, begin=place.start, size=place.numel, start=start))
-    return Partition(group["params"][0], segments)
+    return group["params"][0].detach(), segments
 
 
 class ZeroRule(torch.optim.Optimizer):
@@ -61,12 +57,11 @@ class ZeroRule(torch.optim.Optimizer):
         super().__init__(list(parameters), {"lr": 0.0})
         self.make_rule, self.world = make_rule, world
 
-    def bind(self, names: list[str], partition: Partition) -> ListRule:
+    def bind(self, names: list[str], masters: Tensor, segments: list[Segment]) -> ListRule:
         """Registers the partition and returns its rule. ``names``: of all parameters, by the segments' numbers."""
-        masters = partition.flat.detach()
         shard = Shard(
             names=names,
-            segments=partition.segments,
+            segments=segments,
             masters=masters,
             gradient=masters.new_zeros(0),  # ZeRO passes one at each step
             weights=masters,  # ZeRO casts and gathers them
@@ -103,9 +98,6 @@ class ZeroState(ShardState):
     ) -> None:
         super().__init__(rule.shard, rule.num_steps, shapes, Mesh(world, world.size))
         self.zero = zero
-
-    def set_loss_scale(self, scale: float) -> None:
-        self.zero.loss_scaler.cur_scale = scale
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

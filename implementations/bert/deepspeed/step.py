@@ -99,11 +99,11 @@ class DeepSpeedStep(Resumable):
         self.engine, zero, _, _ = deepspeed.initialize(
             model=model, optimizer=self.update, config=settings, dist_init_required=False
         )
-        partition = partition_of(zero, named.values())
+        masters_flat, segments = partition_of(zero, named.values())
         if precision.is_low:  # DeepSpeed took its masters from the weights after the cast
-            fill(partition.flat.detach(), partition.segments, list(named), masters())
+            fill(masters_flat, segments, list(named), masters())
         # Last, since until then a step of ZeRO's changes nothing (see ZeroRule).
-        rule = self.update.bind(list(named), partition)
+        rule = self.update.bind(list(named), masters_flat, segments)
         self.optimizer = ZeroState(zero, rule, shapes, world)
 
     def __call__(self, batches: Sequence[Batch], lr: float | Tensor) -> StepResult:
@@ -123,7 +123,8 @@ class DeepSpeedStep(Resumable):
         finite = torch.isfinite(norm)
         if self.scaler.enabled:
             self.scaler.update(finite)
-            self.optimizer.set_loss_scale(float(self.scaler.scale))  # waits for the device
+            # Waits for the device.
+            self.optimizer.zero.loss_scaler.cur_scale = float(self.scaler.scale)
         return StepResult(losses._make(totals), norm, finite)
 
     @contextlib.contextmanager
@@ -139,4 +140,4 @@ class DeepSpeedStep(Resumable):
         """Restores ``state_dict()``, or that of bert.training.step.Step. A collective."""
         super().load_state_dict(state)
         if self.scaler.enabled:
-            self.optimizer.set_loss_scale(float(self.scaler.scale))
+            self.optimizer.zero.loss_scaler.cur_scale = float(self.scaler.scale)

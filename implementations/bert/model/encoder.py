@@ -243,9 +243,12 @@ class Encoder(nn.Module):
     def fp8_evaluation(self, calibrated: bool) -> Iterator[None]:
         """Evaluates in fp8 inside, if the run does: casts the current weights once. See Scaling.evaluation."""
         scaling = self.fp8_scaling
-        with contextlib.nullcontext() if scaling is None else scaling.evaluation(calibrated):
+        if scaling is None:
+            yield
+            return
+        with scaling.evaluation(calibrated):
             # Weights stand still during an evaluation: one cast serves all its batches.
-            for user in self.fp8_users if scaling is not None and scaling.evaluates else ():
+            for user in self.fp8_users if scaling.evaluates else ():
                 assert user.fp8 is not None
                 user.fp8.hold(user.weight())
             yield

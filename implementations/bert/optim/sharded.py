@@ -35,8 +35,8 @@ class Sharded(ShardState):
     ``stages``: modules that together hold all parameters and whose calls make up the forward pass, in its order.
     ``accumulate``: gradients of several micro-batches are added, in fp32. ``clip_each``: each of them is clipped first,
     which takes a separate buffer. ``communication_dtype``: type in which gradients are sent; None: that of their sum.
-    ``group_size``: ranks that share a copy of the
-    state; None: all. ``norm_per_parameter``: compute the norm from those of the parameters; for groups of one.
+    ``group_size``: ranks that share a copy of the state; None: all. ``norm_per_parameter``: compute the norm from those
+    of the parameters; for groups of one.
     ``first_weights``: (name, first number, numbers) of all parameters, if those given are placeholders; each rank keeps
     what is in its shard. ``contiguous_groups``: groups of parameters, see Layout.
     """

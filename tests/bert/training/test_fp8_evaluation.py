@@ -15,12 +15,9 @@ from bert.core.dist import World
 from bert.kernels.fp8 import linear as fp8_linear
 from bert.kernels.precision import Config as PrecisionConfig
 from bert.model.bert import BertForPreTraining
-from bert.pretraining import memory
-from bert.pretraining.config import Config as RunConfig
 from bert.training import evaluate
 from bert.training.evaluate import EvaluationGraph, Evaluator, rehearse
 from bert.training.step import build_step
-from common.env import from_env
 
 from .. import no_gpu
 
@@ -212,18 +209,3 @@ def test_a_rehearsal_computes_in_fp8_and_leaves_no_trace(run, monkeypatch):
     assert ours.model.training
     assert not ours.model.evaluates_in_fp8
     assert all(torch.equal(a, b) for a, b in zip(before, ours.state(), strict=True))
-
-
-def test_the_memory_estimate_counts_the_weights_that_are_held(run, prepared, batches):
-    ours = run()
-    ours.train(batches, [0])
-    ours.evaluate()
-    held = sum(user.fp8.held.cast.numel() for user in ours.model.bert.encoder.fp8_users)
-    settings = prepared | {"PRECISION": "fp8"}
-    weights = {
-        value: memory.estimate(
-            memory.Plan.of(from_env(RunConfig, settings | {"EVAL_ITER_SAMPLES": value}))
-        )["weights"]
-        for value in ("24", "0")
-    }
-    assert weights["24"] - weights["0"] == held
