@@ -90,11 +90,11 @@ class Config:
         CUDA graph, or not the one named.
         """
         device, name = world.device, self.attention
-        if name == "auto" and (device.type != "cuda" or dtype == torch.float32):
-            why = "the others compute in bf16 or fp16"
-            if device.type != "cuda":
-                why = "the device is a CPU"
-            return dataclasses.replace(self, attention="sdpa_loop"), f"sdpa_loop ({why})"
+        plain = dataclasses.replace(self, attention="sdpa_loop")
+        if name == "auto" and device.type != "cuda":
+            return plain, "sdpa_loop (the device is a CPU)"
+        if name == "auto" and dtype == torch.float32:
+            return plain, "sdpa_loop (the others compute in bf16 or fp16)"
         named = f"{name} (ATTENTION)"
         # A CPU has no graphs or libraries to try, and the reference runs everywhere.
         if device.type != "cuda" or name == "sdpa_loop":

@@ -91,13 +91,10 @@ def check(name: str, device: torch.device, dtype: torch.dtype, in_graph: bool) -
         )
 
 
-def candidates(device: torch.device) -> dict[str, Attention]:
+def candidates(device: torch.device) -> list[str]:
     """The backends available with this device and the installed packages, except the reference."""
-    return {
-        name: backend.run
-        for name, backend in _BACKENDS.items()
-        if backend.on_device and backend.missing(device) is None
-    }
+    usable = {name: backend for name, backend in _BACKENDS.items() if backend.on_device}
+    return [name for name, backend in usable.items() if backend.missing(device) is None]
 
 
 def with_fallback(first: str, second: str) -> Attention:

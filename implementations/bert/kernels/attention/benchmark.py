@@ -131,7 +131,7 @@ def agreed(results: list[Trial], world: World) -> list[Trial]:
     # A number for every backend, tried or not, as ranks gather lists of equal lengths.
     of_ranks = world.gather([math.inf if time is None else time for time in times])
     by_backend = dict(zip(attention.BACKENDS, zip(*of_ranks, strict=True), strict=True))
-    return [_agreed(trial, by_backend.get(trial.name, ())) for trial in results]
+    return [_agreed(trial, by_backend[trial.name]) for trial in results]
 
 
 def _agreed(trial: Trial, times: Sequence[float]) -> Trial:
@@ -149,7 +149,7 @@ def benchmark_backends(
     device: torch.device, heads: Heads = BERT_LARGE, name: str = "auto"
 ) -> list[Trial]:
     """Trials on a GPU of a backend, or all those for auto; cached results if there are any."""
-    names = list(attention.candidates(device)) if name == "auto" else [name]
+    names = attention.candidates(device) if name == "auto" else [name]
     # The list of names is part of the key: another package makes another set of trials.
     path = _cache_file(device, heads, names)
     with contextlib.suppress(OSError, ValueError, TypeError):  # no results yet, or a damaged file

@@ -78,12 +78,11 @@ class Fp8Linear:
         if missing:
             x = F.pad(x, (0, 0, 0, missing))
         if self.scaling.evaluates:
-            target = (
-                self.scaling.target_for(x, self.number, INPUT) if x8 is None else self.target(INPUT)
-            )
-            y = self.held_product(
-                cast_rows(x, target) if x8 is None else x8, target.inverse, bias, x.dtype
-            )
+            target = self.target(INPUT)
+            if x8 is None:
+                target = self.scaling.target_for(x, self.number, INPUT)
+                x8 = cast_rows(x, target)
+            y = self.held_product(x8, target.inverse, bias, x.dtype)
         else:
             y = _Fp8Product.apply(x, x8, weight, bias, self.scaling, self.number)
         return y[:num_rows] if missing else y
@@ -100,11 +99,9 @@ class _Fp8Product(torch.autograd.Function):
         scaling: Scaling,
         number: int,
     ) -> Tensor:
-        x_target = (
-            scaling.target_for(x, number, INPUT) if x8 is None else scaling.target(number, INPUT)
-        )
-        x8_t = None
+        x_target, x8_t = scaling.target(number, INPUT), None
         if x8 is None:
+            x_target = scaling.target_for(x, number, INPUT)
             x8, x8_t, _ = cast_transpose(x, x_target)
         w_target = scaling.target_for(weight, number, WEIGHT)
         w8, w8_t, _ = cast_transpose(weight, w_target)
@@ -112,11 +109,8 @@ class _Fp8Product(torch.autograd.Function):
         ctx.save_for_backward(
             x8 if x8_t is None else None, x8_t, w8_t, x_target.inverse, w_target.inverse
         )
-        ctx.scaling, ctx.number, ctx.sums_bias = (
-            scaling,
-            number,
-            bias is not None and ctx.needs_input_grad[3],
-        )
+        ctx.scaling, ctx.number = scaling, number
+        ctx.sums_bias = bias is not None and ctx.needs_input_grad[3]
         ctx.sources = parameters_of(weight)
         return product(x8, w8.t(), x_target.inverse, w_target.inverse, bias, x.dtype, fast=True)
 

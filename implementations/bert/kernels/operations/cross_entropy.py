@@ -50,7 +50,6 @@ def _case(
 CASES: list[Case] = [
     *each_dtype("padded_vocabulary", _case(13, 211, 216)),
     *each_dtype("several_blocks_and_large_logits", _case(5, 9001, 9008, spread=30.0)),
-    large("24_rows_of_bert_large", _case(2_048, 30_522, 30_528)),
     large("48_rows_of_bert_large", _case(4_096, 30_522, 30_528)),
 ]
 

@@ -87,7 +87,6 @@ CASES: list[Case] = [
     *each_dtype("one_row", _case(1, 24)),
     *each_dtype("pre_norm", _case(13, 97, pre_norm=True), _ROUNDED_SUM, factor=2),
     *each_dtype("first_pre_norm", _case(7, 24, pre_norm=True, first=True), _ROUNDED_SUM, factor=2),
-    large("24_rows_of_bert_large", _case(12_288, 1024)),
     large("48_rows_of_bert_large", _case(24_576, 1024)),
     large("32_rows_of_bert_1.5b", _case(4_096, 1600, pre_norm=True), _ROUNDED_SUM, factor=2),
     large("24_rows_of_bert_5b", _case(3_072, 2560, pre_norm=True), _ROUNDED_SUM, factor=2),

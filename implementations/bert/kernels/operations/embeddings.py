@@ -87,9 +87,6 @@ CASES: list[Case] = [
     *each_dtype("primes", _case(37, 23, 17, 97, frequent=0.6), _REASON, factor=2),
     *each_dtype("one_token", _case(1, 3, 2, 24, frequent=0.0), _REASON, factor=2),
     large(
-        "24_rows_of_bert_large", _case(12_288, 30_528, 512, 1024, frequent=0.12), _REASON, factor=2
-    ),
-    large(
         "48_rows_of_bert_large", _case(24_576, 30_528, 512, 1024, frequent=0.12), _REASON, factor=2
     ),
 ]
