@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import numpy.typing as npt
 
 from bert.data.records import DataError
 from common.tables import read_table
+from input_preprocessing.stage.cli import some_of
 
 Tensors = dict[str, npt.NDArray[Any]]
 
@@ -68,13 +68,6 @@ def from_tf1(name: str, tensor: npt.NDArray[Any]) -> tuple[str, npt.NDArray[Any]
     return name.replace("/", "."), tensor
 
 
-def some_of(problems: Iterable[str]) -> str:
-    """The first problems, and the number of others."""
-    listed = sorted(problems)
-    more = len(listed) - MOST_NAMED
-    return "; ".join(listed[:MOST_NAMED]) + (f"; and {more} more" if more > 0 else "")
-
-
 def check_complete(tensors: Tensors, where: str) -> Shape:
     """Checks that the tensors of the file `where` are exactly the parameters of a BERT model; returns its sizes.
 
@@ -102,14 +95,8 @@ def check_complete(tensors: Tensors, where: str) -> Shape:
         for name in both
         if tensors[name].shape != wanted[name]
     ]
-    # A checkpoint without a head is told so in one phrase instead of by the names of its parameters.
-    heads = {"masked-LM": "cls.predictions.", "next-sentence": "cls.seq_relationship."}
-    for head, prefix in heads.items():
-        if not any(name.startswith(prefix) for name in tensors):
-            problems = [problem for problem in problems if not problem.startswith(prefix)]
-            problems.append(f"it has no {head} head, which training needs")
     if problems:
-        raise DataError(f"{where} does not fit BERT: {some_of(problems)}")
+        raise DataError(f"{where} does not fit BERT: {some_of(sorted(problems), MOST_NAMED)}")
     return shape
 
 

@@ -48,7 +48,6 @@ class PublicFile:
     drive_id: str = ""
     dataset: str = "bert-input-files"  # MLCommons' metadata file that lists it
     url: str = ""
-    content: str = ""  # description
 
     def digest_of(self, path: Path) -> str:
         """Digest of a local file in the format of ``digest``. Raises DataError if it cannot be read."""
@@ -177,7 +176,7 @@ def fetch_file(file: PublicFile, folder: Path, mirror: str | None) -> Path:
                 return target
             partial.unlink()
             reasons.append(f"a source has another file ({found})")
-    what = f"{human_bytes(file.size)}, " * bool(file.size) + (file.digest or file.content)
+    what = f"{human_bytes(file.size)}, " * bool(file.size) + (file.digest or "13 GB of text within")
     raise DataError(
         f"cannot download {file.name} ({what}): {'; '.join(reasons)}; put it at {target} and run again"
     )

@@ -160,9 +160,6 @@ def split_phases(options: argparse.Namespace) -> list[argparse.Namespace]:
 def main(options: argparse.Namespace) -> None:
     with ExitStack() as locks:
         if options.repair:
-            for name in ("input", "mirror"):
-                if getattr(options, name):
-                    raise DataError(f"--repair remakes files from DOWNLOADDIR: omit --{name}")
             folders = [path.parent for path in repair.find_manifests(options.outputdir)]
             for folder in dict.fromkeys([options.outputdir, *folders]):
                 locks.enter_context(cli.lock_folder(folder))

@@ -97,17 +97,13 @@ def find_inputs(download: Path, phase1: Path, vocab_file: Path | None) -> Inputs
     if empty := [path for path, (size, *_) in zip(texts, stamps, strict=True) if not size]:
         raise DataError(f"{empty[0]} is empty; copy it again")
     # phase1 last: it may hold copies of an earlier run.
-    vocabularies = [download / "vocab.txt", folder / "vocab.txt", phase1 / "vocab.txt"]
+    vocabularies = [download / "vocab.txt", phase1 / "vocab.txt"]
     vocab = vocab_file or next(filter(Path.is_file, vocabularies), None)
     if vocab is None:
         raise DataError(
             f"no vocab.txt in {download} or {phase1}; put it there or give --vocab-file"
         )
-    models = [
-        download / "bert_config.json",
-        folder / "bert_config.json",
-        phase1 / "bert_config.json",
-    ]
+    models = [download / "bert_config.json", phase1 / "bert_config.json"]
     model = next(filter(Path.is_file, models), None)
     return Inputs(
         texts=tuple(texts[:-1]), eval_text=eval_text, vocab=vocab, model=model, stamps=stamps

@@ -38,5 +38,4 @@ def main(options: argparse.Namespace) -> None:
         )
     else:
         write_records(options.output_file, records, metadata)
-    note = "" if records.num_sequences else " (the text has no tokens)"
-    print(f"{options.output_file}: {records.num_sequences:,} sequences{note}", file=sys.stderr)
+    print(f"{options.output_file}: {records.num_sequences:,} sequences", file=sys.stderr)

@@ -88,10 +88,10 @@ def plan_shards(
         DataError: no sources, no sequences, or files made with different options.
     """
     opened = [open_records(path) for path in sources]
-    sizes = []
-    for records, _ in opened:
-        sizes.append(len(_chosen(records, lengths)) if lengths else records.num_sequences)
-        if lengths:
+    sizes = [records.num_sequences for records, _ in opened]
+    if lengths:
+        for number, (records, _) in enumerate(opened):
+            sizes[number] = len(_chosen(records, lengths))
             records.release()
     if not sum(sizes):
         what = f"sequences of {lengths[0] + 1} to {lengths[1]} tokens" if lengths else "sequences"
@@ -101,12 +101,10 @@ def plan_shards(
     # A shard is made by one group, so there are at most as many groups.
     groups = min(shards, -(-sum(sizes) // group_size))
     shard_offsets = tuple(shards * g // groups for g in range(groups + 1))
-    contents = _contents([metadata for _, metadata in opened])
     recipe = f"{stage} shards={shards} seed={seed} group_size={group_size}"
-    origin = (
-        (f"{len(sources)}{_SOURCE}", contents),
-        (stage, hashlib.md5(recipe.encode()).hexdigest()),
-    )
+    contents = _contents([metadata for _, metadata in opened])
+    made_by = stage, hashlib.md5(recipe.encode()).hexdigest()
+    origin = ((f"{len(sources)}{_SOURCE}", contents), made_by)
     # Every sequence draws a shard and goes to that shard's group.
     state = initial_state(seed)
     group_of_shard = np.repeat(np.arange(groups), np.diff(shard_offsets))

@@ -93,7 +93,6 @@ class Entry(NamedTuple):
     offset: int
     size: int
     crc: int
-    sliced: bool
 
 
 class Bundle:
@@ -126,8 +125,8 @@ class Bundle:
             DataError: missing or damaged data file, or a type that BERT checkpoints do not have.
         """
         entry = self.entries[name]
-        if entry.sliced or entry.dtype not in _DTYPES:
-            kind = "is split into slices" if entry.sliced else f"has data type number {entry.dtype}"
+        if entry.dtype not in _DTYPES:
+            kind = f"has data type number {entry.dtype}"
             raise DataError(f"{self.prefix}: tensor {name} {kind}, which is not supported")
         raw = self.read_bytes(name)
         if _DTYPES[entry.dtype] == "bfloat16":
@@ -164,10 +163,10 @@ def _parse_entry(data: bytes) -> Entry:
     dimensions = [dim for n, dim in fields(values.get(2, b"")) if n == 2 and isinstance(dim, bytes)]
     sizes = (dict(fields(dim)).get(1, 0) for dim in dimensions)
     shape = tuple(size for size in sizes if isinstance(size, int))
-    # BundleEntryProto: 1 dtype, 2 shape, 3 shard, 4 offset, 5 size, 6 checksum, 7 slices. Zeros are
+    # BundleEntryProto: 1 dtype, 2 shape, 3 shard, 4 offset, 5 size, 6 checksum. Zeros are
     # not stored.
     dtype, shard, offset, size, crc = (values.get(n, 0) for n in (1, 3, 4, 5, 6))
-    return Entry(dtype, shape, shard, offset, size, crc, 7 in values)
+    return Entry(dtype, shape, shard, offset, size, crc)
 
 
 def _read_table(data: bytes) -> Iterator[tuple[bytes, bytes]]:

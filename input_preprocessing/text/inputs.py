@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bert.data.records import DataError
+from input_preprocessing.stage.cli import some_of
 from input_preprocessing.stage.manifest import write_text
 
 LIST = "left_out.tsv"  # in the download folder: path, and why it is not in the corpus
-_SHOWN_ERRORS = 3
 _ABOUT_DATA = re.compile(r"README|LICEN[CS]E|.*\.(md5|sha\d+)$", re.IGNORECASE)
 _MARK_UP = re.compile(rb"\s*<(!doctype html|html|\?xml)\b", re.IGNORECASE)
 _MARK_UP_SUFFIXES = (".html", ".htm", ".xhtml")
@@ -57,8 +57,7 @@ def files_in(folder: Path) -> Iterator[Path | LeftOut]:
             if not os.access(path, os.R_OK | os.X_OK):
                 yield LeftOut(path, "a folder that cannot be read", is_error=True)
         elif not path.is_file():
-            reason = "a link to a folder" if path.is_dir() else "no regular file"
-            yield LeftOut(path, f"{reason}: name what it stands for as --input")
+            yield LeftOut(path, "a link to a folder or no file: name what it stands for as --input")
         elif _ABOUT_DATA.match(path.name):
             yield LeftOut(path, "README, licence or checksums: name it as --input to use it")
         else:
@@ -95,9 +94,7 @@ def report(left_out: Sequence[LeftOut], used: int, folder: Path, named: str) -> 
     else:
         path.unlink(missing_ok=True)
     if errors := [left.reason for left in left_out if left.is_error]:
-        more = len(errors) - _SHOWN_ERRORS
-        told = "; ".join(errors[:_SHOWN_ERRORS])
-        raise DataError(told + (f"; and {more} more files, all in {path}" if more > 0 else ""))
+        raise DataError(f"{some_of(errors)}; all in {path}")
     # Counted by kind: reasons begin with their file's name, and have advice after a colon.
     kinds = Counter(
         left.reason.replace(f"{left.path} is ", "").partition(":")[0] for left in left_out

@@ -25,6 +25,7 @@ import numpy as np
 
 from bert.data.format import atomic_file
 from bert.data.records import DataError
+from input_preprocessing.stage.cli import some_of
 from input_preprocessing.stage.manifest import StageFolder
 from input_preprocessing.stage.parallel import run_tasks
 from input_preprocessing.stage.reading import CHUNK, Stamp, changed, open_text, readable, stamp_of
@@ -229,8 +230,7 @@ def split(sources: Sequence[Source], text_key: str, folder: Path, jobs: int = 1)
         weights=weights,
     )
     if told := list(dict.fromkeys(filter(None, problems))):
-        more = f"; and {len(told) - 3} more" if len(told) > 3 else ""
-        raise DataError("; ".join(told[:3]) + more)
+        raise DataError(some_of(told))
     return parts
 
 

@@ -66,13 +66,9 @@ class Split(NamedTuple):
     eval_md5: str  # of eval.txt
 
     @property
-    def is_benchmarks(self) -> bool:
-        """Whether eval.txt is the benchmark's own."""
-        return self.eval_md5 == TEXT_MD5["eval.txt"]
-
-    @property
     def note(self) -> str:
-        if self.is_benchmarks:
+        """Whether eval.txt is the benchmark's own, in words."""
+        if self.eval_md5 == TEXT_MD5["eval.txt"]:
             return "eval.txt is the benchmark's, byte for byte"
         return f"eval.txt (md5 {self.eval_md5}) is not the benchmark's ({TEXT_MD5['eval.txt']})"
 

@@ -238,7 +238,6 @@ REFUSED: dict[str, tuple[Callable[[Path], object], list[str], str]] = {
         [],
         "prepared-packed.json is unreadable",
     ),
-    "a text to make": (lambda d: None, ["--input", "pydoc"], "omit --input"),
 }
 
 

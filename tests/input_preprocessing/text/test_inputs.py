@@ -108,7 +108,7 @@ def test_all_errors_are_told_at_once_by_the_names_that_the_user_knows(tmp_path: 
     assert "/a.txt: 9 of 54 bytes are not UTF-8" in told or "/a.txt: 9 of 45" in told
     assert "in/b.gz: line 2 has no text 'text' (it has body); give --text-field" in told
     assert "in/c.jsonl: line 2 is not JSON" in told
-    assert "and 1 more files, all in " in told
+    assert "; and 1 more; all in " in told
     listed = (tmp_path / "out" / "left_out.tsv").read_text()
     assert all(str(folder / name) in listed for name in bad)
 

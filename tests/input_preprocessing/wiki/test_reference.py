@@ -66,7 +66,6 @@ def test_the_references_files_give_what_its_scripts_do(tree: Path, tmp_path: Pat
     assert md5s(tmp_path / "out") == WRITTEN
     assert made.held_out == 25
     assert made.eval_md5 == WRITTEN["eval.txt"]
-    assert not made.is_benchmarks
 
 
 def test_the_benchmarks_evaluation_text_is_known_and_another_is_called_so(
@@ -79,7 +78,6 @@ def test_the_benchmarks_evaluation_text_is_known_and_another_is_called_so(
     )
     monkeypatch.setitem(manifest.TEXT_MD5, "eval.txt", WRITTEN["eval.txt"])
     made = split.split(tree, tmp_path / "a", jobs=1, num_eval_documents=25)
-    assert made.is_benchmarks
     assert made.note == "eval.txt is the benchmark's, byte for byte"
 
 
