@@ -35,9 +35,7 @@ def read_tensorflow(prefix: Path) -> tuple[parameters.Tensors, Counter[str]]:
     """
     bundle = Bundle(prefix)
     if OBJECT_GRAPH in bundle.entries:
-        raise DataError(
-            f"{prefix} is a checkpoint of TensorFlow 2; give that of tf1_ckpt, with the same weights"
-        )
+        raise DataError(f"{prefix} is a checkpoint of TensorFlow 2; give that of tf1_ckpt")
     others = {name: what for name in bundle.entries if (what := parameters.left_out_as(name))}
     wanted = [name for name in bundle.entries if name not in others]
     tensors = dict(parameters.from_tf1(name, bundle.read(name)) for name in wanted)

@@ -244,7 +244,7 @@ def test_a_stage_killed_at_some_changes_of_the_disk_ends_the_same(
     tmp_path: Path, name: str
 ) -> None:
     few_changes = name.startswith("finetuning")
-    assert check(*STAGES[name], tmp_path, step=1 if few_changes else 11) >= 2
+    assert check(*STAGES[name], tmp_path, step=1 if few_changes else 23) >= 2
 
 
 @pytest.mark.slow
