@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from review.logs.mllog import number, text
+from review.logs.mllog import Event, number, text
 from review.logs.output import ERROR, NOTE, WARNING, Finding
 from review.results.benchmark import EVAL_SAMPLES
 from review.results.published_curves import INITIAL_ACCURACY, INITIAL_TOLERANCE, first_deviation
@@ -37,7 +37,10 @@ _LIKELY_MADE_UP = {
     1337,
     2**31 - 1,
 }  # a clock or /dev/urandom rarely returns these
+# A run stops at the first evaluation from 0.720 on; no published one reached 0.722.
+_MOST_ACCURATE = 0.73
 _LARGEST_BATCH = 1e9  # above any real one, and small enough to compute with
+_LEAST_SERIES = 4  # evaluations; so many equal accuracies of two runs are no coincidence
 _SLACK_MS = 1000  # ranks may log out of order within a moment
 _EARLIEST_MS, _LATEST_MS = (
     1.4e12,
@@ -71,6 +74,9 @@ def _check_clock(run: Run) -> Iterator[Finding]:
     if run.minutes is not None and run.minutes <= 0:
         yield run.broken("clock", f"comes {-60 * run.minutes:.1f} s before run_start", run.run_stop)
     undated = [event for event in clock if not _EARLIEST_MS <= event.time_ms <= _LATEST_MS]
+    for event in clock:
+        if event not in undated:
+            yield from _check_neighbours(run, event)
     # The first event stands for the rest of the log: a wrong clock is wrong all through.
     if not undated and not _EARLIEST_MS <= events[0].time_ms <= _LATEST_MS:
         undated = [events[0]]
@@ -87,6 +93,20 @@ def _check_clock(run: Run) -> Iterator[Finding]:
             # The first step back is enough; those after it have the same cause.
             break
         latest = event if event.time_ms > latest.time_ms else latest
+
+
+def _check_neighbours(run: Run, event: Event) -> Iterator[Finding]:
+    """run_start and run_stop, which make the score, come between their neighbours in the log."""
+    events = run.log.events
+    at = events.index(event)
+    # At either end of the log an event is its own neighbour.
+    before, after = events[max(at - 1, 0)], events[min(at + 1, len(events) - 1)]
+    if (early := before.time_ms - event.time_ms) > _SLACK_MS:
+        message = f"comes {early / 1000:.1f} s before {before.key} of the line above it"
+        yield run.broken("neighbours", message, event)
+    elif (late := event.time_ms - after.time_ms) > _SLACK_MS:
+        message = f"comes {late / 1000:.1f} s after {after.key} of the line below it"
+        yield run.broken("neighbours", message, event)
 
 
 def _check_submission(run: Run) -> Iterator[Finding]:
@@ -218,6 +238,13 @@ def _check_trained(run: Run) -> Iterator[Finding]:
     ):
         message = f"is {trained:,.0f}, the last evaluation came at {last.samples:,.0f}"
         yield run.broken("train_samples", message, event)
+    high = next((e for e in run.evaluations if e.accuracy > _MOST_ACCURATE), None)
+    if high is not None:
+        message = f"is {high.accuracy:.4f}, which no published run reached"
+        yield run.broken("too_accurate", message, high, target=TARGET_ACCURACY)
+    reached = any(e.accuracy >= TARGET_ACCURACY for e in run.evaluations)
+    if run.run_stop is not None and run.status == "aborted" and reached:
+        yield run.broken("success", "says aborted, though the target was reached", run.run_stop)
     deviation = first_deviation(run)
     if deviation is not None:
         # With other hyper-parameters another curve is no wonder, only worth knowing.
@@ -279,6 +306,7 @@ def _check_alike(result: Result, keys: Sequence[str], rule: str) -> Iterator[Fin
 
 def _check_seeds(result: Result) -> Iterator[Finding]:
     first: dict[str, Run] = {}
+    seeds: list[int] = []
     for run in result.runs:
         events = run.log.all("seed")
         # Reversed, so that of equal seeds the first line is the one named.
@@ -291,11 +319,18 @@ def _check_seeds(result: Result) -> Iterator[Finding]:
             other = first.setdefault(value, run)
             if other is not run:
                 yield run.broken("shared_seed", f"is {value}, as in {other.path.name}", event)
+        seeds += [int(event.value) for event in events[:1] if number(event.value) is not None]
+    # Such as 1, 2, 3: counted, not drawn. Two neighbours alone may be chance.
+    ordered = sorted(set(seeds))
+    if len(ordered) > 2 and all(b - a == 1 for a, b in itertools.pairwise(ordered)):
+        message = f"runs from {ordered[0]} to {ordered[-1]} without a gap"
+        yield broken("seed_unset", message, result.folder, key="seed")
 
 
 def _check_copies(result: Result) -> Iterator[Finding]:
-    """Pairs of runs with the same start and stop times."""
+    """Pairs of runs with the same start and stop times, or the same accuracies to the last digit."""
     clocks: dict[tuple[float, float], Run] = {}
+    accuracies: dict[tuple[float, ...], Run] = {}
     for run in result.runs:
         if run.run_start is None or run.run_stop is None:
             continue
@@ -304,6 +339,13 @@ def _check_copies(result: Result) -> Iterator[Finding]:
             yield run.broken(
                 "copied_clock", f"is that of {other.path.name}, and so is run_stop", run.run_start
             )
+    # Accuracies, unlike times, survive an edited clock.
+    for run in result.runs:
+        series = tuple(evaluation.accuracy for evaluation in run.evaluations)
+        other = accuracies.setdefault(series, run) if len(series) >= _LEAST_SERIES else run
+        if other is not run:
+            message = f"is that of {other.path.name} in all {len(series)} evaluations"
+            yield run.broken("copied_accuracies", message, run.log.first("eval_accuracy"))
 
 
 def _check_overlap(result: Result) -> Iterator[Finding]:

@@ -197,6 +197,18 @@ def clock(change_time):
     return lambda folder: edit(folder, *ALL, change=change)
 
 
+def copy_with_another_clock(folder):
+    """The log of another run, a day later and with another seed."""
+    copy_log(folder)
+
+    def change(events):
+        for event in events:
+            event["time_ms"] += 86_400_000
+            event["value"] = 4711 if event["key"] == "seed" else event["value"]
+
+    edit(folder, 3, change=change)
+
+
 def cut(lines):
     """Cuts one log to its first lines."""
 

@@ -17,6 +17,7 @@ from review.verdict.checking import check, own_findings
 from .damage import (
     both,
     clock,
+    copy_with_another_clock,
     cut,
     glue,
     log_also,
@@ -24,6 +25,7 @@ from .damage import (
     put,
     ranks,
     scale_samples,
+    shift,
     system,
 )
 
@@ -63,6 +65,11 @@ DOUBTFUL = [
         ("warning", "result_0.txt", "train_samples", "is 1, the last"),
     ),
     (
+        "0.99",
+        put("eval_accuracy", 5, value=0.99),
+        ("warning", "result_5.txt", "eval_accuracy", "no published run"),
+    ),
+    (
         "status",
         put("submission_status", value="x"),
         ("warning", "result_0.txt", "submission_status", "is 'x'"),
@@ -97,6 +104,11 @@ DOUBTFUL = [
     ),
     ("two on a line", glue, ("warning", "result_6.txt", "eval_start", "the last of several")),
     (
+        "aborted at the target",
+        put("run_stop", 2, metadata={"status": "aborted"}),
+        ("warning", "result_2.txt", "run_stop", "though the target was reached"),
+    ),
+    (
         "placeholder",
         put("submission_org", value="SUBMISSION_ORG_PLACEHOLDER"),
         ("warning", "result_0.txt", "submission_org", "PLACEHOLDER"),
@@ -110,6 +122,21 @@ DOUBTFUL = [
 ]
 CLOCKS = [
     (
+        "stops early",
+        shift("run_stop", -60),
+        ("error", "result_4.txt", "run_stop", "s before eval_samples"),
+    ),
+    (
+        "starts late",
+        shift("run_start", 60),
+        ("error", "result_4.txt", "run_start", "s after epoch_start"),
+    ),
+    (
+        "starts early",
+        shift("run_start", -60),
+        ("error", "result_4.txt", "run_start", "s before init_stop"),
+    ),
+    (
         "seconds",
         clock(lambda time: time / 1000),
         ("error", "result_0.txt", "run_start", "not a date of a run"),
@@ -118,6 +145,11 @@ CLOCKS = [
         "nan",
         clock(lambda time: float("nan")),
         ("error", "result_0.txt", "run_stop", "not a date of a run"),
+    ),
+    (
+        "a copy",
+        copy_with_another_clock,
+        ("error", "result_3.txt", "eval_accuracy", "result_1.txt in all 18"),
     ),
 ]
 
@@ -153,7 +185,9 @@ def test_the_one_run_that_may_fail_fails_nothing_else(lines, submission):
     )
 
 
-@pytest.mark.parametrize("mutate", [*(case[1] for case in CLOCKS), system(status="on shelf")])
+@pytest.mark.parametrize(
+    "mutate", [copy_with_another_clock, *(case[1] for case in CLOCKS), system(status="on shelf")]
+)
 def test_nothing_is_called_official_that_check_rejects(mutate, submission, capsys):
     mutate(submission)
     assert main(["show", str(submission)]) == 0
