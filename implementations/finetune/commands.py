@@ -49,6 +49,7 @@ def predict(
     parser.add_argument(
         "--separator", default="", help="a character, tab, or none: a text per line"
     )
+    parser.add_argument("--encoding", default="", help="such as cp1252 (default: UTF-8)")
     parser.add_argument("--no-header", action="store_true", help="the first line is a row")
     parser.add_argument("--question", help="SQuAD: the question")
     parser.add_argument("--context", help="SQuAD: the text that contains the answer")
@@ -60,7 +61,9 @@ def predict(
     model = saved.load(options.folder, options.device)
     if options.input is not None:
         columns = column_names(options.text_columns)
-        reading = Reading(separator=options.separator, no_header=options.no_header)
+        reading = Reading(
+            separator=options.separator, encoding=options.encoding, no_header=options.no_header
+        )
         files.predict(model, options.input, options.output, columns, options.batch_size, reading)
     elif model.answers:
         if options.question is None or options.context is None:

@@ -73,6 +73,9 @@ class Config(Hardware):
     separator: str = env(
         "SEPARATOR", "", doc="tables: a character, `tab`, or `none`: a text per line; unset: found"
     )
+    encoding: str = env(
+        "ENCODING", "", doc="tables: such as cp1252; unset: UTF-8, or UTF-16 with its mark"
+    )
     no_header: bool = env("NO_HEADER", False, doc="tables: 1: the first line is an example")
     regression: bool | None = env(
         "REGRESSION", None, doc="tables: 1 predicts numbers; unset: if some have decimals"

@@ -1,4 +1,4 @@
-"""How a table is written: separator, quotation marks; found in the file, or refused where in doubt.
+"""How a table is written: encoding, separator, quotation marks; found in the file, or refused where in doubt.
 
 A wrong guess would train on a price or lose a row in silence, so a file is read only if one way alone makes it
 rectangular. What cannot be told from the file is asked for by name: ``Reading`` holds the answers.
@@ -39,6 +39,7 @@ class Reading:
     """What the user says about a file; empty: found. separator: a character, tab, or none for a text per line."""
 
     separator: str = ""
+    encoding: str = ""
     no_header: bool = False
 
 
@@ -56,7 +57,7 @@ def read(path: Path, reading: Reading, plain_quotes: bool = False) -> RowFile:
     A blank line is a row of a table with one column, where it is an empty text, but not at its end. Raises DataError
     for an unreadable file, and for one that can be read in several ways, or in none.
     """
-    text = _text(path)
+    text = _text(path, reading.encoding)
     suffixes = [suffix.lstrip(".").lower() for suffix in path.suffixes if suffix != ".gz"]
     kind = suffixes[-1] if suffixes and suffixes[-1] in KINDS else ""
     start = text.lstrip()[:1]
@@ -85,8 +86,8 @@ def read(path: Path, reading: Reading, plain_quotes: bool = False) -> RowFile:
     return RowFile(rows, False, form if separator else "a text per line")
 
 
-def _text(path: Path) -> str:
-    """The text of a file in UTF-8, or UTF-16 with its mark, unpacked if it is gzip. Raises DataError."""
+def _text(path: Path, encoding: str) -> str:
+    """The text of a file, unpacked if it is gzip; without an encoding UTF-8, or UTF-16 with its mark. Raises DataError."""
     try:
         data = path.read_bytes()
         # By content, as the name may lack .gz.
@@ -103,18 +104,19 @@ def _text(path: Path) -> str:
     is_utf16 = data.startswith((b"\xff\xfe", b"\xfe\xff"))
     try:
         # utf-8-sig also reads files without a mark.
-        text = data.decode("utf-16" if is_utf16 else "utf-8-sig")
+        text = data.decode(encoding or ("utf-16" if is_utf16 else "utf-8-sig"))
+    except LookupError:
+        raise DataError(f"--encoding {encoding}: no such encoding, such as cp1252") from None
     except UnicodeDecodeError as error:
         number = 1 + data.count(b"\n", 0, error.start)
         line = data.split(b"\n")[number - 1]
         # As Western European software would have written it.
-        told = (
-            f"line {number} is not UTF-8; in cp1252 it is {line.decode('cp1252', 'replace')!r:.60}"
-        )
-        raise DataError(f"{path}: {told}: convert it (iconv -f cp1252 -t utf-8)") from None
+        guess = f"in cp1252 it is {line.decode('cp1252', 'replace')!r:.60}"
+        told = f"line {number} is not {encoding or 'UTF-8'}; {guess}: give --encoding cp1252"
+        raise DataError(f"{path}: {told}") from None
     if "\0" in text:  # all separators fail then, for another reason
         number = 1 + text[: text.index("\0")].count("\n")
-        cure = "is it UTF-16? convert it (iconv -f utf-16le -t utf-8)"
+        cure = "is it UTF-16? give --encoding utf-16le"
         raise DataError(f"{path}:{number}: has a NUL character: {cure}")
     if not text.strip():
         raise DataError(f"{path}: has no examples")

@@ -219,7 +219,9 @@ class Glue(TaskData):
 def _layout(config: Config) -> tables.Layout:
     """Columns of a user's own table: as set, else as in the training of the model."""
     facts = {} if config.trains else config.described
-    reading = Reading(separator=config.separator, no_header=config.no_header)
+    reading = Reading(
+        separator=config.separator, encoding=config.encoding, no_header=config.no_header
+    )
     return tables.Layout(
         texts=tables.column_names(config.text_columns),
         numbers=config.regression,

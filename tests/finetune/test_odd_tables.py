@@ -28,8 +28,8 @@ TRAINING = {
     "bars": (b"text|label\na, b|x\nc; d|y\n", [("a, b",), ("c; d",)]),
     "a byte-order mark": (b"\xef\xbb\xbftext,label\na,x\nb,y\n", [("a",), ("b",)]),
     "UTF-16 with its mark": ("text,label\nä,x\nb,y\n".encode("utf-16"), [("ä",), ("b",)]),
-    "UTF-16 without a mark": ("text,label\na,x\nb,y\n".encode("utf-16-le"), "NUL .*iconv -f utf-16le"),
-    "Latin-1": ("text,label\na,x\ncafé,y\n".encode("latin-1"), "line 3 is not UTF-8; in cp1252 it is 'café,y': convert it"),
+    "UTF-16 without a mark": ("text,label\na,x\nb,y\n".encode("utf-16-le"), "NUL .*give --encoding utf-16le"),
+    "Latin-1": ("text,label\na,x\ncafé,y\n".encode("latin-1"), "line 3 is not UTF-8; in cp1252 it is 'café,y': give --encoding cp1252"),
     "a NUL": (b"text,label\na\0b,x\nb,y\n", ":2: has a NUL character"),
     "quotes and newlines in cells": (b'text,label\n"A ""fine"",\nfilm",x\nb,y\n', [('A "fine",\nfilm',), ("b",)]),
     "a quote that does not close": (b'text,label\na,x\n"b,y\nc,x\n', r":3: not CSV .*: double the quotation marks"),
@@ -79,6 +79,15 @@ def test_an_odd_table_is_read_as_meant_or_refused(tmp_path, name):
         with pytest.raises(DataError, match=expected) as caught:
             tables.read(path, Layout())
         assert "\n" not in str(caught.value)
+
+
+def test_a_given_encoding_reads_what_is_not_utf_8(tmp_path):
+    path = tmp_path / "train.csv"
+    path.write_bytes("text,label\ncafé,x\nb,y\n".encode("cp1252"))
+    table = tables.read(path, Layout(reading=Reading(encoding="cp1252")))
+    assert table.texts == [("café",), ("b",)]
+    with pytest.raises(DataError, match="--encoding cp1252x: no such encoding"):
+        tables.read(path, Layout(reading=Reading(encoding="cp1252x")))
 
 
 # Text to predict with a model that was trained on the column text, or on a file without a header.
