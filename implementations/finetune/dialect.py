@@ -87,7 +87,7 @@ def read(path: Path, reading: Reading, plain_quotes: bool = False) -> RowFile:
 
 
 def _text(path: Path, encoding: str) -> str:
-    """The text of a file, unpacked if it is gzip; without an encoding UTF-8, or UTF-16 with its mark. Raises DataError."""
+    """The text of a file, unpacked if it is gzip. No encoding: UTF-8, or UTF-16 with its mark. Raises DataError."""
     try:
         data = path.read_bytes()
         # By content, as the name may lack .gz.
