@@ -41,6 +41,7 @@ from bert.training.graph import GraphedStep, graph_capacity, static_batch
 WINDOW = 25
 HELD_OUT = 500  # sequences
 VOCABULARY, LENGTH, ROWS = 64, 64, 8
+LONGEST = LENGTH // 2  # sequence, so that two fit in a row
 MASK = 1  # id of the masked word
 NUM_TOPICS, TOPIC_WORDS = 20, 3
 PEAK_LR, PEER_LR = 0.02, 0.005  # at the higher one rounding errors grow
@@ -85,7 +86,7 @@ def records(num_sequences: int, seed: int) -> Records:
     The next-sentence label is the topic's parity.
     """
     generator = np.random.default_rng(seed)
-    lengths = generator.integers(8, LENGTH // 2 + 1, num_sequences)
+    lengths = generator.integers(8, LONGEST + 1, num_sequences)
     starts = np.concatenate([[0], np.cumsum(lengths)])
     words = np.empty(starts[-1], dtype=np.int16)
     positions, labels, counts = [], [], []
@@ -271,12 +272,12 @@ def hugging_faces(steps: int) -> Trained:
     lamb = PlainLamb(model.named_parameters())
     losses = []
     for batch, lr in zip(batches(steps), rates_of(steps, PEER_LR), strict=True):
-        loss = model(**inputs_of(batch, LENGTH)).loss
+        loss = model(**inputs_of(batch, LONGEST)).loss
         model.zero_grad()
         loss.backward()
         lamb.step(lr)
         losses.append(loss.detach())
-    inputs = inputs_of(held_out(), LENGTH)
+    inputs = inputs_of(held_out(), LONGEST)
     with torch.no_grad():
         guesses = model.eval()(**inputs).prediction_logits.argmax(dim=-1)
     right = (guesses == inputs["labels"])[inputs["labels"] != IGNORE]
