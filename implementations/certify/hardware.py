@@ -78,6 +78,8 @@ def inventory(gpus: Gpus, root: Path = Path("/")) -> Facts:
         "CPUs": len(models) or os.cpu_count(),
         "CPU": (models or [""])[0],
         "memory GiB": round(int(memory[1]) / 2**20, 1) if memory else None,
+        # Firmware reserves memory, and not the same on equal machines; the modules tell more.
+        "memory modules": _modules(root),
         "GPUs on the PCI bus": on_bus,
     }
     found: Facts = {NODE: facts}
@@ -105,6 +107,13 @@ def inventory(gpus: Gpus, root: Path = Path("/")) -> Facts:
             "Mbit/s": text_of(card.parent / "speed"),
         }
     return {device: _answers(facts) for device, facts in found.items()}
+
+
+def _modules(root: Path) -> str | None:
+    """Memory modules as the memory controllers' driver counts them, such as "24 x 65536 MB"."""
+    sizes = [text_of(path) for path in (root / "sys/devices/system/edac/mc").glob("mc*/dimm*/size")]
+    kinds = {size: sizes.count(size) for size in sorted({*sizes})}
+    return ", ".join(f"{count} x {size} MB" for size, count in kinds.items()) or None
 
 
 def count_on_bus(root: Path = Path("/")) -> int:

@@ -185,6 +185,16 @@ def test_ports_and_network_cards_are_read_from_sysfs(tmp_path):
     )
 
 
+def test_memory_modules_are_counted_by_size_and_unknown_without_a_driver_of_theirs(tmp_path):
+    assert hardware.inventory(Gpus([]), tmp_path)["node"]["memory modules"] is None
+    for number, size in enumerate(("65536", "65536", "32768")):
+        module = tmp_path / "sys/devices/system/edac/mc/mc0" / f"dimm{number}"
+        module.mkdir(parents=True)
+        (module / "size").write_text(size + "\n")
+    modules = hardware.inventory(Gpus([]), tmp_path)["node"]["memory modules"]
+    assert modules == "1 x 32768 MB, 2 x 65536 MB"
+
+
 def test_gpus_on_the_bus_are_counted_whether_or_not_a_driver_runs_them(tmp_path):
     for name, vendor, kind in (
         ("a", "0x10de", "0x030200"),
