@@ -80,7 +80,7 @@ format: $(DEV)
 
 ## make variables         write docs/variables.md from launch/variables.txt and the declarations in the code
 variables:
-	@PYTHONPATH=implementations $(firstword $(wildcard $(VENV)/bin/python) python3) -m bert --variables markdown >docs/variables.md.new
+	@PYTHONPATH=implementations:. $(VENV)/bin/python -m bert --variables markdown >docs/variables.md.new
 	@mv -- docs/variables.md.new docs/variables.md
 
 ## make configs [A=.. B=..]   print all configs as a table, or compare two

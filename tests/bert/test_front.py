@@ -128,8 +128,8 @@ def test_fine_tuning_takes_its_own_settings_and_the_rules_of_the_learning_rate(c
         (["--lr", "--seed", "1"], "--lr: its value is missing"),
         (["--nexp", "3"], "--nexp: NEXP is read only by the launch scripts: export it for them"),
         (
-            ["--nccl-test-min-gbps", "3"],
-            "--nccl-test-min-gbps: NCCL_TEST_MIN_GBPS is not read here: remove it",
+            ["--certify-flip", "3"],
+            "--certify-flip: CERTIFY_FLIP is not read here: remove it",
         ),
     ],
 )

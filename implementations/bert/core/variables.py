@@ -1,16 +1,16 @@
 """Every variable that configures a run: a list, a table, and a check for misspelt names.
 
-The names are those of ``launch/variables.txt``. A setting of the trainer is declared where it is used, by
-``env("LR", ...)`` in a Config; default and meaning are parsed from the source, so that neither table nor check has to
-import PyTorch. ``python -m bert.core.variables`` is the check alone, for the launch scripts: exit status 2 for a name
-that looks like a mistake.
+The names are those of ``launch/variables.txt``, and the check needs no more. A setting of a program is declared where
+it is used, by ``env("LR", ...)`` in a Config, from which the table has default and meaning. ``python -m
+bert.core.variables`` is the check alone, for the launch scripts, on any Python: exit status 2 for a name that looks
+like a mistake.
 """
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import difflib
+import importlib
 import os
 import shutil
 import sys
@@ -20,12 +20,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common.env import ConfigError, env, variables
+from common.env import ConfigError, variables
 
-IMPLEMENTATIONS = Path(__file__).resolve().parents[2]
-ROOTS = (IMPLEMENTATIONS, IMPLEMENTATIONS.parent / "review" / "acceptance")
-LIST = IMPLEMENTATIONS.parent / "launch" / "variables.txt"
-PAGE = IMPLEMENTATIONS.parent / "docs" / "variables.md"
+_CHECKOUT = Path(__file__).resolve().parents[3]
+LIST = _CHECKOUT / "launch" / "variables.txt"
+PAGE = _CHECKOUT / "docs" / "variables.md"
+# The Configs of the programs, with those that they hold. By name: this module lies below them.
+CONFIGS = (
+    "bert.pretraining.config:Config",
+    "bert.commands.allreduce:Config",
+    "finetune.config:Config",
+    "certify.__main__:Config",
+    "certify.load:Config",
+    "certify.tools:Config",
+    "review.acceptance.schema:Expected",
+)
 
 # Other trainers' names for our variables, beyond what spelling alone finds.
 SYNONYMS = {
@@ -93,24 +102,14 @@ class Entry:
     meaning: str
 
 
-def declared(*roots: Path) -> dict[str, Entry]:
-    """Settings declared by ``env(...)``, with literals, under ``roots`` (all of ours), without importing them."""
+def declared() -> dict[str, Entry]:
+    """The settings of all programs. Imports them, and so PyTorch."""
     found: dict[str, Entry] = {}
-    for path in sorted(path for root in roots or ROOTS for path in root.rglob("*.py")):
-        text = path.read_text(encoding="utf-8")
-        # Parsing takes most of the time, and few files declare a setting.
-        for node in ast.walk(ast.parse(text)) if "= env(" in text else ():
-            if (
-                isinstance(node, ast.AnnAssign)
-                and node.value
-                and ast.unparse(node.value).startswith("env(")
-            ):
-                # Our own source, and literals only: evaluated, so that env() itself checks them.
-                field = eval(ast.unparse(node.value), {"env": env, "Path": Path})
-                name = field.metadata["env"].name
-                found.setdefault(
-                    name, Entry(name, shown(field.default), field.metadata["env"].meaning)
-                )
+    for place in CONFIGS:
+        module, _, name = place.partition(":")
+        for field, variable, _ in variables(getattr(importlib.import_module(module), name)):
+            entry = Entry(variable.name, shown(field.default), variable.meaning)
+            found.setdefault(variable.name, entry)
     return found
 
 
@@ -205,8 +204,11 @@ def from_options(words: Sequence[str], others: Collection[str] = ()) -> dict[str
     others: commands and other options, for suggestions. Raises ConfigError for the first word that is no setting, with
     a suggestion, and for a missing value.
     """
+    listed = list(_listed()) if words else []
     options = {
-        f"--{name.lower().replace('_', '-')}": name for name in (declared() if words else ())
+        f"--{name.lower().replace('_', '-')}": name
+        for _, name, described in listed
+        if not described
     }
     found: dict[str, str] = {}
     rest = iter(words)
@@ -215,9 +217,7 @@ def from_options(words: Sequence[str], others: Collection[str] = ()) -> dict[str
         spelt = option.lower().replace("_", "-")
         if spelt not in options:
             name = spelt.removeprefix("--").replace("-", "_").upper()
-            if LIST.is_file() and any(
-                name == listed and meaning for _, listed, meaning in _listed()
-            ):
+            if any(name == other and described for _, other, described in listed):
                 raise ConfigError(
                     f"{option}: {name} is read only by the launch scripts: export it for them"
                 )

@@ -67,6 +67,33 @@ FREE = rundir.OUTPUT | {
 }
 
 
+# Settings that are gone, with the values at which they did what the code does now: a run that had another value cannot
+# be continued.
+GONE: dict[str, tuple[Any, ...]] = {
+    "FP8_FAST_SUMS": (None, "forward"),
+    "FP8_OUTPUT_PROJECTION": (None, False),
+    "FP8_RECIPE": (None, "delayed"),
+    "LAMB_RATIO": ("decayed",),
+    "LOSS_SCALE": (0.0,),
+    "LOSS_SCALE_GROWTH": (2000,),
+    "LR_DECAY_POWER": (1.0,),
+    "OPT_ACCLIP_ALPHA": (1.0,),
+    "OPT_ACCLIP_BETA_1": (0.9,),
+    "OPT_ACCLIP_BETA_2": (0.99,),
+    "OPT_ACCLIP_EPSILON": (1e-5,),
+    "OPT_ACCLIP_WEIGHT_DECAY": (1e-5,),
+    "OPT_ADAM_BIAS_CORRECTION": (True,),
+    "OPT_EPSILON": (1e-6,),
+    "OPT_LANS_BETA_1": (0.9,),
+    "OPT_LANS_BETA_2": (0.999,),
+    "OPT_LANS_EPSILON": (1e-6,),
+    "OPT_LANS_WEIGHT_DECAY": (0.01,),
+    "OPT_MADGRAD_EPSILON": (1e-6,),
+    "OPT_MADGRAD_MOMENTUM": (0.9,),
+    "OPT_MADGRAD_WEIGHT_DECAY": (0.0,),
+}
+
+
 def newest(config: Config, world: World) -> dict[str, Any] | None:
     """What the run continues from: the newest checkpoint in its folder; None: it starts anew.
 
@@ -185,6 +212,13 @@ def check_identity(config: Config, seed: int, saved: Mapping[str, Any]) -> str:
         raise ConfigError(
             f"RESUME=1: the checkpoint in {config.checkpoint.directory} {differs}: {cure}"
         )
+    for name in before.keys() - mine.keys():
+        if before[name] not in GONE.get(name, ()):
+            differs = f"is of a run with {name} {before[name]}, a setting that is gone"
+            cure = "use it as INIT_CHECKPOINT, or continue with the version that wrote it"
+            raise ConfigError(
+                f"RESUME=1: the checkpoint in {config.checkpoint.directory} {differs}: {cure}"
+            )
     now = _computed(config)
     earlier = saved["computed"] | {name: before[name] for name in _ROWS}
     changed = [
@@ -221,6 +255,7 @@ def run_identity(config: Config, seed: int) -> dict[str, Any]:
     return {
         **kept,
         "SEED": seed,
+        "MASKING": None if config.data.masking == "static" else config.data.masking,
         "PRECISION": resolved(config.precision.precision, config.device),
         # The run may become longer if the schedule's length is set separately.
         "LR_DECAY_STEPS" if config.schedule.decay_steps else "MAX_STEPS": config.schedule.length,

@@ -173,6 +173,17 @@ def test_a_run_that_resumes_must_keep_what_changes_the_arithmetic(prepared, chan
         _restore(config, before)
 
 
+def test_a_checkpoint_of_an_earlier_version_continues_if_a_setting_that_is_gone_had_todays_value(
+    prepared,
+):
+    config = from_env(Config, prepared)
+    before = resume.run_identity(config, 7)
+    assert _restore(config, before | {"OPT_EPSILON": 1e-6, "FP8_RECIPE": None}) == (4, 5, 6)
+    for name, value in {"OPT_EPSILON": 1e-5, "FP8_RECIPE": "current", "UNHEARD_OF": 1}.items():
+        with pytest.raises(ConfigError, match=f"with {name} .*, a setting that is gone: use it as"):
+            _restore(config, before | {name: value})
+
+
 def test_every_variable_must_stay_or_is_listed_among_those_that_may_change(prepared):
     config = from_env(Config, prepared)
     listed = [resume.ROUNDING, resume.FREE]
