@@ -29,7 +29,7 @@ def test_published_results_lie_within_the_errors_and_intervals_that_the_docs_say
         assert table[name]["ninth_decile"] <= 0.10 < table["naive"]["ninth_decile"]
     covered = [row["covered"] for name, row in table.items() if name != "naive"]
     assert all(0.9 <= share <= 0.96 for share in covered)
-    docs = (repository / "docs/certify.md").read_text()
+    docs = (repository / "docs/evidence.md").read_text()
     for name, row in table.items():
         cells = (
             f"{row['results']}",
