@@ -13,9 +13,9 @@ trainer::defaults() { :; }
 trainer::complete() { [[ -s $2/result_$1.txt ]]; }
 
 trainer::verify() {
-  # In a subshell: otherwise a trap's message would go into the redirection. 5.0.0 is the last ruleset with BERT.
+  # In a subshell: otherwise a trap's message would go into the redirection.
   if [[ $CHECK_COMPLIANCE == 1 ]] && ! (runner::python -m mlperf_logging.compliance_checker --usage training \
-    --ruleset 5.0.0 --log_output /dev/null "$RUN_DIR/result_$1.txt") >"$RUN_DIR/compliance_$1.out" 2>&1; then
+    --ruleset "$MLPERF_RULESET" --log_output /dev/null "$RUN_DIR/result_$1.txt") >"$RUN_DIR/compliance_$1.out" 2>&1; then
     failures+=("trial $1: compliance check failed, see $RUN_DIR/compliance_$1.out")
   fi
 }

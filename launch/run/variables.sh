@@ -44,6 +44,7 @@ variables::load() {
   variables::default LOGDIR results
   variables::default CLEAR_CACHES 1
   variables::default CHECK_COMPLIANCE 1
+  variables::default MLPERF_RULESET 5.0.0
   variables::default NCCL_TEST 0
   variables::default START_TEST 0
   variables::default NCCL_TEST_MIN_GBPS 0
