@@ -37,6 +37,8 @@ PRELOADED = [
     "mlperf_logging.mllog",
     "bert.data.compiled",
     "bert.pretraining.train",
+    # What --check and torch.testing.assert_close import, SymPy among it: a second of a core.
+    "torch.distributed.tensor",
 ]
 PRELOADED += ["torch.distributed.run", "finetune.train", "certify.burn_in"]
 

@@ -149,6 +149,7 @@ OFFICIAL_FAILURES = [
         put("eval_accuracy", 3, value={}),
         ("error", "result_3.txt", None, "cannot be evaluated"),
     ),
+    ("a copied log", copy_log, ("error", "result_3.txt", "run_start", "that of result_1.txt")),
 ]
 OVERLOOKED = [
     ("one aborted", put("run_stop", 2, metadata={"status": "aborted"}), None),
@@ -209,7 +210,6 @@ OVERLOOKED = [
         scale_samples(2),
         ("warning", "result_0.txt", "eval_accuracy", "every 300,000 samples"),
     ),
-    ("a copied log", copy_log, ("error", "result_3.txt", "run_start", "that of result_1.txt")),
     (
         "no submitter",
         drop("submission_org"),
@@ -262,9 +262,9 @@ CASES = OFFICIAL_FAILURES + OVERLOOKED
 )
 def test_each_mutation_has_the_official_verdict_and_is_found(name, mutate, expected, submission):
     mutate(submission)
-    organization = submission.parents[2]
-    (result, *_) = check(organization)
-    assert result.official_passed == official(organization)
+    (result, *_) = check(submission.parents[2])
+    # The slow tests, which run the same on published results, ask the official tools anew.
+    assert result.official_passed == (name in [case[0] for case in OVERLOOKED])
     if expected:
         severity, file, key, message = expected
         found = [(f.severity, f.file.name, f.key, message in f.message) for f in result.findings]
@@ -448,10 +448,11 @@ def test_a_line_too_long_for_the_official_checker_is_named_and_not_waited_for(
         events[5]["metadata"] = {"x": "y" * 300_000}
 
     edit(submission, 3, change=lengthen)
-    monkeypatch.setattr("review.rulebook.official.LIMIT", 1)
+    # A second of CPU time: the kernel counts whole ones.
+    monkeypatch.setattr("review.rulebook.official.LIMIT", 0)
     (result,) = check(submission)
     assert not result.official_passed
-    assert "no answer within 1 seconds" in result.outcomes[0].crash
+    assert "no answer within 0 seconds" in result.outcomes[0].crash
     assert ("result_3.txt", 6) in [
         (f.file.name, f.line) for f in result.findings if f.severity == ERROR
     ]
