@@ -12,7 +12,7 @@ RUFF := $(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check .
 LINT := $(VENV)/bin/mypy & ./launch/tools/lint_shell.sh $(VENV)/bin; shell=$$?; wait $$! && exit $$shell
 REQUIREMENTS := $(wildcard requirements/*.txt) pyproject.toml launch/tools/setup_venv.sh
 
-.PHONY: help setup demo finetune-demo pretrain-demo test test-pythons test-slow test-slurm test-deepspeed test-gpu lint format variables configs doctor clean
+.PHONY: help setup demo finetune-demo pretrain-demo test test-pythons test-slow test-slurm test-meetings test-deepspeed test-gpu lint format variables configs doctor clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -51,11 +51,17 @@ test-pythons:
 ## make test-slow         the slow tests; installs DeepSpeed into VENV, as do the next two
 test-slow: $(DEEPSPEED)
 	@$(VENV)/bin/python -m pytest -n 2 --dist worksteal -m 'slow and not gpu and not slurm'
-	@$(VENV)/bin/python -m pytest -m 'slow and slurm' tests/launch
+	@$(VENV)/bin/python -m pytest -m 'slow and slurm' tests/launch --ignore tests/launch/test_meetings.py
 
 ## make test-slurm        run.sub on a real Slurm of two node daemons on this machine (root, Debian packages)
 test-slurm: $(DEEPSPEED)
 	@$(VENV)/bin/python -m pytest -m 'slurm and not slow' -o timeout=900 tests/launch
+
+## make test-meetings [ROW=N]   faults in every phase of a run on a Slurm of separate nodes (root), 40 minutes; MEETINGS_SEED draws
+test-meetings: export MEETINGS_SEED := $(or $(MEETINGS_SEED),$(shell echo $$RANDOM))
+test-meetings: $(DEV)
+	@echo "MEETINGS_SEED=$(MEETINGS_SEED)"
+	@$(VENV)/bin/python -m pytest -v tests/launch/test_meetings.py -k '$(if $(ROW),row$(ROW):,rows)'
 
 ## make test-deepspeed    ENGINE=deepspeed on two processes; installs DeepSpeed into VENV
 test-deepspeed: $(DEEPSPEED)

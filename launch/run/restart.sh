@@ -10,8 +10,13 @@ declare -a blamed=()
 declare cause='' gave_up='' restart_text=''
 declare -i restart_limit=$RESTARTS
 
-# Does a new start resume the trial?
+# May a run that hangs, is killed or reaches its time limit be started again? It then resumes.
 restart::resumes() { [[ ${CHECKPOINT_DIR:-} && ${RESUME:-} == [1tyo]* ]]; }
+
+# Does it continue the trial? The trainer resumes a checkpoint of the very same run by itself, but in the closed division.
+restart::continues() {
+  restart::resumes || [[ ${CHECKPOINT_DIR:-} && ${SUBMISSION_DIVISION:-closed} == open ]]
+}
 
 # The trial that ran last, by its output; 0 before any.
 restart::trial() {
@@ -27,7 +32,7 @@ restart::checkpoint() {
   local newest='' trial folder=${CHECKPOINT_DIR:-}
   trial=$(restart::trial)
   if ((trial)); then folder+=/trial_$trial; fi
-  if restart::resumes && [[ -d $folder ]]; then
+  if restart::continues && [[ -d $folder ]]; then
     newest=$(find "$folder" -maxdepth 2 -path "$folder/trial_*" -prune -o -name 'step_*.pt' -o -path '*/step_*/index.pt' |
       sed -nE 's/.*_0*([0-9]+)(\.pt|\/[a-z]+\.pt)$/\1/p' | sort -n | tail -n 1)
   fi
@@ -101,7 +106,7 @@ restart::note() {
   local -r step=$(restart::checkpoint) folder=$LOGDIR/$RUN_NAME
   local -r reached=$(cat -- "$folder"/{,running_*/}step_*.txt 2>/dev/null | sort -n | tail -n 1)
   restart_text="${2:+without ${*:2}: }$1"
-  if ! restart::resumes; then
+  if ! restart::continues; then
     restart_text+='; the trial is repeated'
   else
     restart_text+="; continues from step $step"

@@ -142,6 +142,12 @@ slurm::lost_nodes() {
     awk '$2 ~ /[*]$|^down/ { print $1 }' | sort -u | paste -sd' '
 }
 
+# Reports them.
+slurm::blame() {
+  local node
+  for node in $(slurm::lost_nodes); do record::report lost - "$node" - 'lost by Slurm'; done
+}
+
 # Why the job ends, in words. Argument: the signal that this script got.
 slurm::why() {
   local cause silent=''

@@ -38,10 +38,7 @@ runner::why() { slurm::why "$1"; }
 
 runner::ended_by() { slurm::cause "$1" || true; }
 
-runner::blame() {
-  local node
-  for node in $(slurm::lost_nodes); do record::report lost - "$node" - 'lost by Slurm'; done
-}
+runner::blame() { slurm::blame; }
 
 runner::everywhere() { "${srun[@]}" --ntasks="$DGXNNODES" --ntasks-per-node=1 "$@"; }
 

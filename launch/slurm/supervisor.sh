@@ -55,10 +55,7 @@ slurm::leave_out_broken() {
   fi
 }
 
-platform::blame() {
-  local node
-  for node in $(slurm::lost_nodes); do record::report lost - "$node" - 'lost by Slurm'; done
-}
+platform::blame() { slurm::blame; }
 
 platform::why() { slurm::why "$1"; }
 
@@ -74,6 +71,7 @@ guard::start() {
   "${step[@]}" "${gres[@]}" --no-kill --wait=0 --ntasks="${#nodes[@]}" --ntasks-per-node=1 \
     "$REPO_DIR/launch/slurm/guard.sh" >/dev/null 2>&1 &
   guard=$!
+  disown "$guard" # if it has to be killed, bash would say so after the last line
   set +m
 }
 

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,6 +69,19 @@ class Nodes:
         return subprocess.run(
             line, env=self.environ, capture_output=True, text=True, check=False, timeout=180
         )
+
+    def enter(self, node: str, *words: str) -> None:
+        """Runs a command on a node."""
+        assert self.call("enter", node.removeprefix("node"), *words).returncode == 0
+
+    def controller(self, way: str) -> None:
+        """Stops Slurm's controller, or starts it again."""
+        number = self.folder / "pid" / "slurmctld"
+        if way == "down":
+            os.kill(int(number.read_text()), signal.SIGKILL)
+            number.unlink()
+        else:
+            subprocess.run(["slurmctld"], env=self.environ, check=True, timeout=60)
 
     def submit(self, name: str, **settings: str) -> Job:
         """Submits a run of that name, as a user would."""
@@ -150,12 +163,10 @@ class Nodes:
         subprocess.run(["ip", "link", "set", link, "down"], check=True)
 
 
-@pytest.fixture(scope="module")
-def nodes(
-    shared: Path, repository: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Nodes]:
-    """The cluster, created once, with data."""
-    source, folder = shared / "tools" / "slurm_nodes.sh", tmp_path_factory.mktemp("nodes")
+@contextmanager
+def running(shared: Path, repository: Path, folder: Path, **settings: str) -> Iterator[Nodes]:
+    """A cluster in this folder, with settings of its script."""
+    source = shared / "tools" / "slurm_nodes.sh"
     if os.geteuid() != 0 or not source.is_file():
         pytest.skip(
             "a Slurm of separate nodes needs root, and slurm_nodes.sh of the reference data"
@@ -164,10 +175,7 @@ def nodes(
     text = source.read_text().replace("26817", str(port)).replace("26818", str(port + 1))
     text = text.replace("slurm0", f"s{port}").replace("veth$", f"v{port}x$")
     (folder / "cluster.sh").write_text(text)
-    write(folder)
-    (folder / "site").mkdir()
-    (folder / "site" / "sitecustomize.py").write_text(SITE)
-    known = {
+    known = settings | {
         "SLURM_DIR": str(folder),
         "SLURM_CONF": str(folder / "slurm.conf"),
         "NODES": str(NODES),
@@ -194,6 +202,19 @@ def nodes(
         made.call("down")
         subprocess.run(["ip", "link", "del", f"s{port}"], check=False)
         os.environ.pop("SLURM_CONF") if before is None else os.environ.update(SLURM_CONF=before)
+
+
+@pytest.fixture(scope="module")
+def nodes(
+    shared: Path, repository: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Nodes]:
+    """The cluster, created once, with data."""
+    folder = tmp_path_factory.mktemp("nodes")
+    write(folder)
+    (folder / "site").mkdir()
+    (folder / "site" / "sitecustomize.py").write_text(SITE)
+    with running(shared, repository, folder) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")

@@ -19,6 +19,12 @@ trap 'kill $(jobs -p) 2>/dev/null; exit 1' TERM
 for ((LOCAL_RANK = 0; LOCAL_RANK < count; LOCAL_RANK++)); do RANK=$((node_rank * count + LOCAL_RANK)) setsid "$1" & done
 status=0
 for ((i = 0; i < count; i++)); do
-  wait -n || { status=1 && jobs -p | xargs -r kill 2>/dev/null; }
+  wait -n || {
+    status=1
+    mapfile -t left < <(jobs -pr)
+    if ((${#left[@]})); then kill "${left[@]}" 2>/dev/null; fi
+    (sleep 5 && kill -KILL "${left[@]}" 2>/dev/null) >/dev/null 2>&1 & # torchrun itself waits for 30 s
+    disown
+  }
 done
 exit "$status"

@@ -1,0 +1,393 @@
+"""Faults meet phases, platforms and features: whatever happens, the same promises hold afterwards.
+
+MEETINGS_SEED draws the rows; the rows of machines without Slurm are few here, and all are run by ``make test-meetings``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from ..disks import small_disk
+from ..waiting import wait_until
+from .conftest import FAKES, OVER, Job, make_checkout
+from .fakes.stepper import EVERY, STEPS, advance
+from .meetings import SLURM, Row, covering, pairs, possible_rows
+from .test_multinode import SSH
+from .test_slurm_container import ENROOT
+from .test_slurm_nodes import NODES, Nodes, bring_back, running
+
+SEED, FAST = int(os.environ.get("MEETINGS_SEED", "1")), 4
+OWN_SEED, DISK = 5, 1 << 20
+# Every bash reads this first: holds a script of a phase, like hold() of the trainer's stand-in.
+HOOK = """
+mapfile -d '' -t hook_words </proc/$$/cmdline
+hook_pattern='%s'
+if [[ ${hook_words[*]} == *$hook_pattern ]] && (set -o noclobber && : >%s/held) 2>/dev/null; then
+  until [[ -e %s/go ]]; do sleep 0.05; done
+fi
+unset hook_words hook_pattern
+"""
+HELD = {
+    "staging": "/stage.sh *",
+    "cleanup": "/cleanup.sh now",
+    "container": "bin/apptainer exec *true",
+}
+STRUCK = ("power off node", "power off batch host", "power off spare", "cut network", "node returns", "bad spare")  # fmt: skip
+
+
+def test_the_rows_cover_all_possible_pairs_and_follow_from_the_seed():
+    rows, possible = covering(SEED), possible_rows()
+    assert {pair for row in rows for pair in pairs(row)} == {
+        p for row in possible for p in pairs(row)
+    }
+    assert set(rows) <= set(possible)
+    assert len(rows) < 150
+    assert rows == covering(SEED) != covering(SEED + 1)
+
+
+def processes(*words: str) -> str:
+    """Running processes with one of the words in their command line."""
+    line = ["pgrep", "-af", "|".join(words)]
+    return subprocess.run(line, capture_output=True, text=True, check=False).stdout
+
+
+class Meeting:
+    """A run with stand-ins in a folder of its own, beside things that belong to others."""
+
+    def __init__(self, repository: Path, folder: Path, row: Row, disk: Path) -> None:
+        self.row, self.folder, self.disk = row, folder, disk
+        self.results = (disk if row.event == "full disk" else folder) / f"results_{folder.name}"
+        self.saved, self.hold = self.results.parent / f"saved_{folder.name}", folder / "hold"
+        for name in ("data", "eval", "hold", "stage/other"):
+            (folder / name).mkdir(parents=True)
+            (folder / name / "file").write_text(name)
+        self.checkout = make_checkout(repository, folder)
+        self.checkout.root = self.checkout.root.rename(folder / "checkout")
+        self.stand_ins()
+        self.others = [folder / "stage" / "other", self.results / "other", self.saved]
+        (self.results / "other").mkdir(parents=True)
+        (self.results / "other" / "result_0.txt").write_text("of another run\n")
+        if row.checkpoints != "new":
+            self.saved.mkdir()
+            state = {"step": 10, "seed": OWN_SEED, "state": advance(OWN_SEED, "", 1, 10)}
+            state |= {"lr": row.checkpoints, "owner": {}}
+            (self.saved / "step_00000010.pt").write_text(json.dumps(state))
+        if not row.refused:
+            self.others.pop()
+        self.before = self.kept()
+
+    def stand_ins(self) -> None:
+        root, binaries = self.checkout.root, self.checkout.root.parent / "bin"
+        for trainer in ("bert", "certify"):
+            shutil.copy(FAKES / "stepper.py", root / "implementations" / trainer / "__main__.py")
+        review = root / "review" / "__main__.py"
+        hold = "import sys\nfrom bert.__main__ import hold\nif sys.argv[1] == 'show': hold('end')\n"
+        review.write_text(hold + review.read_text())
+        guard = root / "launch" / "slurm" / "guard.sh"
+        guard.write_text(guard.read_text().replace("INTERVAL=20", "INTERVAL=3"))
+        (binaries / "sync").unlink()
+        pattern = HELD.get(self.row.phase, "no such command")
+        (self.folder / "hook.sh").write_text(HOOK % (pattern, self.hold, self.hold))
+        ssh = SSH.replace("OF_HOST", f"BASH_ENV={self.folder}/hook.sh OF_HOST")
+        self.checkout.stand_in("ssh", ssh.replace("--wait", "--fork --wait"))
+        self.checkout.stand_in("enroot", ENROOT)
+        program = f'exec "$REAL_PYTHON" -S "{FAKES}/container.py" apptainer "$@"'
+        self.checkout.stand_in("apptainer", program)
+        (self.folder / "image").touch()
+        (self.folder / "calls").touch()
+        if self.row.phase == "container":
+            (self.folder / "hold_container").touch()
+
+    def kept(self) -> dict[str, bytes]:
+        """What belongs to others."""
+        files = (path for other in self.others for path in other.rglob("*") if path.is_file())
+        return {str(path): path.read_bytes() for path in files}
+
+    def settings(self) -> dict[str, str]:
+        row, folder = self.row, self.folder
+        chosen = {
+            "DGXNNODES": "1" if row.runtime == "local" else "2", "NEXP": row.trials, "RESUME": row.resume,
+            "DGXNGPU": "2" if row.runtime == "local" else "1", "SEED": str(OWN_SEED) if row.seed == "set" else "",
+            "LR": "own", "CHECKPOINT_DIR": str(self.saved), "DIST_TIMEOUT": "12", "DEVICE": "cpu", "HOLD": row.phase,
+            "HOLD_DIR": str(self.hold), "DATADIR_PHASE2_PACKED": str(folder / "data"), "EVALDIR": str(folder / "eval"),
+            "STAGE_DIR": "/dev/shm/stage" if row.runtime in SLURM else str(folder / "stage"), "NCCL_TEST": "0",
+            "INIT_CHECKPOINT": "", "CHECK_COMPLIANCE": "0", "CLEAR_CACHES": "0", "TARGET_MLM_ACCURACY": "0",
+            "START_TEST": str(int(row.phase == "start test")), "RUN_NAME": "run", "LOGDIR": str(self.results),
+            "SUBMISSION_DIVISION": "open",
+        }  # fmt: skip
+        if row.runtime in ("pyxis", "apptainer"):
+            mounts = f"{self.hold},{self.saved.parent}"
+            chosen |= {"CONT": str(folder / "image"), "CONTAINER_RUNTIME": row.runtime}
+            chosen["CONTAINER_MOUNTS"] = mounts
+        if row.runtime in SLURM:
+            chosen |= {"SPARE_NODES": row.spares}
+        if row.runtime == "ssh":
+            chosen |= {"HOSTS": "dgx1 dgx2", "MASTER_ADDR": "127.0.0.1"}
+        return chosen
+
+    def submit(self, script: str, **env: str) -> subprocess.Popen[str]:
+        exports = " ".join(f"{name}='{value}'" for name, value in self.settings().items())
+        env |= {"BASH_ENV": str(self.folder / "hook.sh"), "PYTHONPATH": str(self.checkout.root)}
+        env["PYTHONPATH"] += f":{self.checkout.root}/implementations"
+        return self.checkout.popen(script, after=f"export {exports}", **env)
+
+    def go(self) -> None:
+        """Lets the run go on, or has the rank that waits end or stop itself."""
+        (self.hold / "answer").write_text(self.row.event)
+        (self.hold / "answer").rename(self.hold / "go")
+
+    def fill(self) -> None:
+        with suppress(OSError), open(self.disk / "filler", "wb", buffering=0) as file:
+            while file.write(bytes(1 << 12)):
+                pass
+
+    def judge(self, succeeded: bool, said: str) -> None:
+        """The promises that hold whatever happened."""
+        (self.disk / "filler").unlink(missing_ok=True)
+        row, last = self.row, said.strip().splitlines()[-1]
+        who = "run: all 3 trials" if row.trials == "3" else "run: the trial"
+        assert last.startswith(f"{who} trained to the last step") == succeeded, said
+        assert last.startswith("run: error: ") != succeeded, said
+        assert row.finishes in (None, succeeded), said
+        assert "is repeated" not in said, "it continues from a checkpoint"
+        seeds = set()
+        for path in (self.results / "run").glob("result_*.txt"):
+            seed, state = path.read_text().split()
+            assert state == advance(int(seed), "", 1, STEPS), "differs from an undisturbed run"
+            assert row.seed == "unset" or int(seed) == OWN_SEED + int(path.stem[7:])
+            assert seed not in seeds, "two trials with one history"
+            seeds.add(seed)
+        assert len(seeds) == int(row.trials) or not succeeded, said
+        self.judge_history()
+        assert self.kept() == self.before, "what belongs to others"
+
+    def judge_history(self) -> None:
+        """No more is lost than what came after the last checkpoint."""
+        reached = dict[str, int]()
+        path = self.hold / "history"
+        for line in path.read_text().splitlines() if path.exists() else ():
+            trial, *words = line.split()
+            if words[0] == "start":
+                assert int(words[1]) >= reached.get(trial, 0) - EVERY, path.read_text()
+            reached[trial] = int(words[-1])
+
+
+def wait_for(what: Callable[[], object], seconds: float, why: Callable[[], object]) -> None:
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end, why()
+        time.sleep(0.1)
+
+
+def run_here(meeting: Meeting) -> None:
+    """A row of a platform without a scheduler."""
+    row = meeting.row
+    process = meeting.submit("./run_local.sh" if row.runtime == "local" else "./run_multinode.sh")
+    wait_for(
+        lambda: (meeting.hold / "held").exists() or process.poll() is not None, 120, process.kill
+    )
+    if row.event == "cancel":
+        process.send_signal(signal.SIGTERM)
+    elif row.event == "full disk":
+        meeting.fill()
+    elif row.event in ("cut network", "power off node"):
+        client = f"setsid --fork --wait .* OF_HOST=dgx2 .*{meeting.folder}.* watch "
+        clients = processes(client).splitlines()
+        assert clients, process.communicate(timeout=120)
+        for line in clients:
+            number = line.split()[0]
+            if row.event == "power off node":
+                subprocess.run(["pkill", "-KILL", "-P", number], check=False)
+            with suppress(ProcessLookupError):
+                os.kill(int(number), signal.SIGKILL)
+    meeting.go()
+    out, err = process.communicate(timeout=120)
+    meeting.judge(process.returncode == 0, err)
+    wait_for(lambda: not processes(str(meeting.folder)), 60, lambda: processes(str(meeting.folder)))
+    assert [path.name for path in (meeting.folder / "stage").iterdir()] == ["other"]
+    assert "Traceback" not in out + err
+
+
+class SlurmMeeting(Meeting):
+    """A row on the Slurm of separate nodes."""
+
+    def __init__(self, nodes: Nodes, row: Row, folder: Path, disk: Path) -> None:
+        super().__init__(nodes.repository, folder, row, disk)
+        self.nodes, self.struck = nodes, set[str]()
+        for node in range(1, NODES + 1):
+            for other in self.others_on(node):
+                other.mkdir(parents=True, exist_ok=True)
+        self.checkout.env |= {
+            "SLURM_CONF": nodes.environ["SLURM_CONF"],
+            "PYXIS_TEST": str(folder),
+            "SBATCH_TIMELIMIT": "10",
+        }
+
+    def others_on(self, node: int) -> tuple[Path, Path]:
+        """Staged data and a container of somebody else."""
+        shared_memory = self.nodes.folder / "node" / str(node) / "shm"
+        return shared_memory / "stage" / "other", self.folder / f"enroot/node{node}/pyxis_other"
+
+    def start(self) -> None:
+        count = self.settings()["DGXNNODES"] + f"+{self.row.spares}"
+        options = f"--parsable -N $(({count})) --output={self.folder}/job.out"
+        out, err = self.submit(f"sbatch {options} run.sub").communicate(timeout=60)
+        assert out.strip().isdigit(), err
+        self.job = Job(int(out), self.folder / "job.out")
+
+    def strike(self) -> None:
+        """What happens when the phase is reached."""
+        event, used = self.row.event, self.nodes.names(self.job.field("NodeList"))
+        host = self.job.field("BatchHost")
+        assert used[0] == host
+        spare = used[min(2, len(used) - 1)]
+        victim = {"power off batch host": host, "power off spare": spare}.get(event, used[1])
+        if event in STRUCK:
+            self.struck |= {victim}
+        if event == "bad spare":
+            self.struck |= {spare}
+            self.nodes.enter(
+                spare, "mount", "-t", "tmpfs", "none", str(self.checkout.root / "launch")
+            )
+        if event.startswith("power off") or event in ("node returns", "bad spare"):
+            self.nodes.call("poweroff", victim.removeprefix("node"))
+        elif event == "cut network":
+            self.nodes.cut_off(victim)
+        elif event in ("cancel", "time limit"):
+            options = [] if event == "cancel" else ["--batch", "--signal=USR1"]
+            subprocess.run(["scancel", *options, str(self.job.number)], check=True)
+        elif event == "full disk":
+            self.fill()
+        elif event == "controller down":
+            self.nodes.controller("down")
+        self.go()
+        if event == "controller down":
+            time.sleep(8)
+            self.nodes.controller("up")
+        elif event == "node returns":
+            # Without ranks, which miss each other, nothing notices a node that is back before SlurmdTimeout.
+            if self.row.trains:
+                time.sleep(8)
+            else:
+                wait_until(
+                    lambda: self.nodes.state(int(victim.removeprefix("node"))) != "allocated"
+                )
+            self.nodes.call("start", victim.removeprefix("node"))
+
+    def mine(self) -> str:
+        """Processes of the job on any node."""
+        return processes(str(self.folder), f"job0*{self.job.number}/slurm_script")
+
+    def wait(self) -> None:
+        """Until the job has ended; it may be requeued, and must never be said to run without a process."""
+        end, alive = time.monotonic() + 300, time.monotonic()
+        while time.monotonic() < end:
+            state = self.job.field("JobState")
+            if state in OVER and self.job.field("EndTime") != "Unknown":
+                return
+            if state != "RUNNING" or self.mine():
+                alive = time.monotonic()
+            assert time.monotonic() < alive + 60, f"RUNNING without a process:\n{self.job.output}"
+            if state == "PENDING" and "BeginTime" in self.job.field("Reason"):
+                line = ["scontrol", "update", f"JobId={self.job.number}", "StartTime=now+3"]
+                subprocess.run(line, check=True)
+            time.sleep(0.5)
+        raise AssertionError(f"did not end: {state}\n{self.job.output}\n{self.mine()}")
+
+    def run(self) -> None:
+        self.start()
+        self.job.wait_for((self.hold / "held").exists)
+        self.strike()
+        self.wait()
+        self.judge(self.job.field("JobState") == "COMPLETED", self.job.output)
+        whole = [n for n in range(1, NODES + 1) if f"node{n}" not in self.struck]
+        wait_for(lambda: not self.left(whole), 60, lambda: self.left(whole))
+
+    def left(self, nodes: list[int]) -> str:
+        """What is left on these nodes."""
+        files = []
+        for node in nodes:
+            for other in self.others_on(node):
+                assert other.exists(), "what belongs to others"
+                files += [str(path) for path in other.parent.iterdir() if path != other]
+        found = [] if self.row.event == "cut network" else self.mine().splitlines()
+        return "\n".join([*files, *found])
+
+
+@pytest.fixture(scope="module")
+def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A small file system, which all machines share."""
+    folder = tmp_path_factory.mktemp("disks") / "disk"
+    with small_disk(folder, DISK):
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def nodes(shared, repository, disk, tmp_path_factory) -> Iterator[Nodes]:
+    """The cluster, created once, with a pyxis that each row plays."""
+    folder = tmp_path_factory.mktemp("nodes")
+    library, script, stack = (folder / name for name in ("pyxis.so", "pyxis.sh", "plugstack.conf"))
+    line = ["gcc", "-shared", "-fPIC", "-o", str(library), str(FAKES / "pyxis.c")]
+    if subprocess.run(line, check=False).returncode:
+        pytest.skip("the stand-in for pyxis needs gcc and libslurm-dev")
+    hold = 'if [[ -e $PYXIS_TEST/hold_container ]] && (set -o noclobber && : >"$PYXIS_TEST/hold/held") 2>/dev/null; then\n'
+    hold += '  until [[ -e $PYXIS_TEST/hold/go ]]; do sleep 0.05; done\nfi\n  record "create '
+    script.write_text((FAKES / "pyxis.sh").read_text().replace('  record "create ', hold))
+    stack.write_text(f"required {library} {script}\n")
+    with running(shared, repository, folder, PLUGSTACK=str(stack)) as made:
+        yield made
+
+
+ROWS = list(enumerate(covering(SEED)))
+HERE = [(number, row) for number, row in ROWS if row.runtime not in SLURM]
+
+
+def named(rows: list[tuple[int, Row]]) -> list[object]:
+    """Parameters whose names tell the row, as pytest -k finds it."""
+    return [pytest.param(n, row, id=f"row{n}: {', '.join(row)}") for n, row in rows]
+
+
+def announce(number: int) -> None:
+    print(f"again: MEETINGS_SEED={SEED} make test-meetings ROW={number}")  # shown if it fails
+
+
+@pytest.mark.parametrize(("number", "row"), named(HERE[:FAST]))
+def test_a_few_rows_of_machines_without_slurm(repository, tmp_path, disk, number, row):
+    announce(number)
+    run_here(Meeting(repository, tmp_path, row, disk))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "row"), named(HERE[FAST:]))
+def test_the_other_rows_of_machines_without_slurm(repository, tmp_path, disk, number, row):
+    announce(number)
+    run_here(Meeting(repository, tmp_path, row, disk))
+
+
+@pytest.mark.slurm
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("number", "row"), named([(n, row) for n, row in ROWS if row.runtime in SLURM])
+)
+def test_rows_of_slurm(nodes, tmp_path, disk, number, row):
+    announce(number)
+    bring_back(nodes)
+    meeting = SlurmMeeting(nodes, row, tmp_path, disk)
+    try:
+        meeting.run()
+    finally:
+        subprocess.run(["scancel", "--full", "--user", "root"], check=False)
+        for node in meeting.struck:
+            nodes.call("poweroff", node.removeprefix("node"))
+            nodes.call("start", node.removeprefix("node"))
