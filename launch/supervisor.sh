@@ -91,7 +91,7 @@ supervisor::restart() {
     platform::requeue "$restart_text"
   elif ((status < 128)); then
     platform::blame
-    if restart::plan; then
+    if restart::would_help; then
       restart::allowed "$restart_limit" || supervisor::finish 1 "$gave_up${last:+; $last}"
       restart::note "$cause" "${blamed[@]}"
       if platform::choose; then

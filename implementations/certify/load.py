@@ -242,7 +242,7 @@ class Load:
         model, step = train.build(self.trainer, world, SEED)
         assert isinstance(step, Step)
         example = partial(train.dummy_batches, self.trainer, world)
-        take_step = capture_or_warm_up(step, example, graph=graph, rehearse=False)
+        take_step = capture_or_warm_up(step, example, graph=graph, warm_up=False)
         recorder = Recorder(self.device)
         # A graph replays kernels alone: hooks and marks would run once, at its capture. The capture may have failed.
         if take_step is step:

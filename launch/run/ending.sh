@@ -26,7 +26,7 @@ attempt::end() {
 # Ends the attempt if a new one may help, by its records.
 attempt::again() {
   runner::blame
-  if restart::plan; then attempt::end "$AGAIN" "$1"; fi
+  if restart::would_help; then attempt::end "$AGAIN" "$1"; fi
 }
 
 # However this script ends, the last line gives the reason, and what runner::prepare created is removed.

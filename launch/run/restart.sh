@@ -10,8 +10,11 @@ declare -a blamed=()
 declare cause='' gave_up='' restart_text=''
 declare -i restart_limit=$RESTARTS
 
+# Does the user want runs to be resumed? As Python reads a setting that is 0 or 1.
+restart::wanted() { [[ ${RESUME:-} == @(1|[Tt]rue|TRUE|[Yy]es|YES|[Oo]n|ON) ]]; }
+
 # May a run that hangs, is killed or reaches its time limit be started again? It then resumes.
-restart::resumes() { [[ ${CHECKPOINT_DIR:-} && ${RESUME:-} == [1tyo]* ]]; }
+restart::resumes() { [[ ${CHECKPOINT_DIR:-} ]] && restart::wanted; }
 
 # Does it continue the trial? The trainer resumes a checkpoint of the very same run by itself, but in the closed division.
 restart::continues() {
@@ -60,7 +63,7 @@ restart::last() {
 # Would a new start help? Sets cause, blamed (the nodes to leave out) and restart_limit. A lost node is always left out; one that
 # hangs, does not answer or fails a test where the run can go on without it. A rank that was killed from outside is started once
 # more where it was. A rank's own error blames no node, although the other ranks report it as missing.
-restart::plan() {
+restart::would_help() {
   local kind rank node step reason killed=''
   local -A of=() lost=()
   blamed=() cause='' restart_limit=$RESTARTS

@@ -36,7 +36,9 @@ def shell(repository: Path, folder: Path, script: str, **env: str) -> list[str]:
 
 def planned(repository: Path, folder: Path, records: list[str], **env: str) -> str:
     (folder / "records").write_text("".join(line.replace(" ", "\t") + "\n" for line in records))
-    plan = 'if restart::plan; then echo "$cause, $restart_limit, ${blamed[*]}"; else echo no; fi'
+    plan = (
+        'if restart::would_help; then echo "$cause, $restart_limit, ${blamed[*]}"; else echo no; fi'
+    )
     return shell(repository, folder, plan, **env)[-1]
 
 

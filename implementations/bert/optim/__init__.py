@@ -113,9 +113,10 @@ class Config:
             }
         names = {"eps": "epsilon", "beta1": "beta_1", "beta2": "beta_2"}  # MLLOG's
         group = "adam" if self.optimizer in ("adamw", "bertadam") else self.optimizer
+        settings = getattr(self, group, None)  # an optimizer may have none
         return {"opt_name": self.optimizer} | {
             f"opt_{self.optimizer}_{names.get(name, name)}": value
-            for name, value in vars(getattr(self, group)).items()
+            for name, value in (vars(settings).items() if settings else ())
         }
 
 

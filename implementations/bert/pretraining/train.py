@@ -33,9 +33,9 @@ from bert.model.init import first_weights as drawn_weights
 from bert.pretraining import closed_division, resume
 from bert.pretraining.config import Config
 from bert.pretraining.memory import meta_model
-from bert.training.debug import CapturedStep, ProfiledStep
+from bert.training.debug import ProfiledStep, RecordedStep
 from bert.training.evaluate import Config as EvaluationConfig
-from bert.training.evaluate import EvaluationGraph, Evaluator, rehearse
+from bert.training.evaluate import EvaluationGraph, Evaluator, warm_up
 from bert.training.graph import capture_or_warm_up, graph_capacity, static_batch
 from bert.training.loop import LoopHooks, StepCounter, StepSchedule, step_seed, train
 from bert.training.metrics import MetricSink, Progress, metric_sinks
@@ -363,7 +363,7 @@ def prepare(
     if isinstance(step, Step):
         untimed = warms_up(world.device)
         take_step = capture_or_warm_up(
-            step, lambda: dummy_batches(config, world), graph=config.uses_graph, rehearse=untimed
+            step, lambda: dummy_batches(config, world), graph=config.uses_graph, warm_up=untimed
         )
         if config.evaluates and take_step is not step:
             # Evaluation works without a graph, too.
@@ -372,11 +372,11 @@ def prepare(
         if config.evaluates and graph is None and (untimed or config.uses_graph):
             # Each shard of the weights may lie with another rank.
             with step.gathered():
-                rehearse(config.evaluate, length, model, world.device)
+                warm_up(config.evaluate, length, model, world.device)
     folder, trial = config.run.run_dir, config.run.trial
     if config.capture.capture:
         assert folder is not None
-        take_step = CapturedStep(folder / f"capture_{trial}", world.rank, model, take_step)
+        take_step = RecordedStep(folder / f"capture_{trial}", world.rank, model, take_step)
     if config.profile.span is not None and world.is_main:
         assert folder is not None
         take_step = ProfiledStep(config.profile.span, folder / f"trace_{trial}.json", take_step)

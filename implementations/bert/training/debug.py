@@ -48,7 +48,7 @@ class CaptureConfig:
             raise ConfigError("CAPTURE needs steps outside of CUDA graphs: set CUDA_GRAPH=0")
 
 
-class CapturedStep:
+class RecordedStep:
     """A training step whose first call is captured: two runs that agree in it agree in weights, data and kernels."""
 
     def __init__(self, folder: Path, rank: int, model: nn.Module, take_step: TrainingStep) -> None:

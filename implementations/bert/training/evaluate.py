@@ -187,7 +187,7 @@ def dummy_batch(
 
 
 @torch.no_grad()
-def rehearse(
+def warm_up(
     config: Config, max_seq_length: int, model: BertForPreTraining, device: torch.device
 ) -> None:
     """A pass over a dummy batch, so that the first evaluation need not compile kernels. Changes no state."""

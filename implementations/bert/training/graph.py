@@ -70,7 +70,7 @@ def copy_batches(targets: Sequence[Batch], sources: Sequence[Batch]) -> None:
             tensor.copy_(values[name], non_blocking=True)
 
 
-class CapturedStep:
+class StepGraph:
     """A captured step; ``result`` is overwritten by each launch."""
 
     def __init__(
@@ -78,7 +78,7 @@ class CapturedStep:
         step: Step,
         batches: Sequence[Batch],
         stream: torch.cuda.Stream,
-        before: CapturedStep | None,
+        before: StepGraph | None,
     ) -> None:
         """``before``: a captured step whose memory is reused, see capture()."""
         self.result: StepResult
@@ -108,7 +108,7 @@ class GraphedStep:
         self.arrived, self.consumed, self.finished = (
             [torch.cuda.Event() for _ in range(NUM_STAGES)] for _ in range(3)
         )
-        self.captured: dict[bool, CapturedStep] = {}  # by whether the step measures fp8 scales
+        self.captured: dict[bool, StepGraph] = {}  # by whether the step measures fp8 scales
         # The warm-up takes real steps, so that everything a step needs is compiled and allocated.
         with step.rollback():
             stream = warm_stream(lambda: step.run(self.batches), NUM_WARM_UP_STEPS, self.device)
@@ -119,7 +119,7 @@ class GraphedStep:
                     step.needs_calibration_step not in self.captured
                 ):  # a measuring step is followed by one that does not measure
                     measures = step.needs_calibration_step
-                    earlier = self.captured[measures] = CapturedStep(
+                    earlier = self.captured[measures] = StepGraph(
                         step, self.batches, stream, earlier
                     )
             except CaptureError as error:
@@ -158,16 +158,16 @@ class GraphedStep:
         self.finished[stage].record(stream)
         return captured.result
 
-    def _start(self, captured: CapturedStep) -> None:
+    def _start(self, captured: StepGraph) -> None:
         captured.graph.replay()
         self.step.after_graph_replay()
 
 
 def capture_or_warm_up(
-    step: Step, examples: Callable[[], Sequence[Batch]], *, graph: bool, rehearse: bool
+    step: Step, examples: Callable[[], Sequence[Batch]], *, graph: bool, warm_up: bool
 ) -> TrainingStep:
     """The step for the loop: captured as a CUDA graph, or, without ``graph`` or if that fails (which is printed), the
-    step itself, run once if ``rehearse``.
+    step itself, run once if ``warm_up``.
 
     Afterwards kernels, allocator and communicators are ready; weights, moments, step count, scales and random states
     are bit for bit unchanged. examples: micro-batches of one step, as the data source gives them.
@@ -176,7 +176,7 @@ def capture_or_warm_up(
         try:
             return GraphedStep(step, examples())
         except CaptureError as error:
-            rehearse = True
+            warm_up = True
             if step.world.is_main:
                 print(
                     f"bert: steps run without a CUDA graph, which failed: {error}",
@@ -184,7 +184,7 @@ def capture_or_warm_up(
                     flush=True,
                 )
     torch.cuda.empty_cache()  # a failed capture's memory, for the eager steps; nothing without a GPU
-    if rehearse:
+    if warm_up:
         with step.rollback():
             # The step that measures fp8 scales runs other kernels than those after it.
             for _ in range(2 if step.needs_calibration_step else 1):

@@ -48,7 +48,7 @@ def captured(tiny, make_model, make_records, batch_of, tmp_path):
             accumulate=True,
             fused_update=False,
         )
-        take_step = debug.CapturedStep(tmp_path / name, 0, model, step)
+        take_step = debug.RecordedStep(tmp_path / name, 0, model, step)
         for seed in range(2):
             torch.manual_seed(seed)
             take_step(batches, 0.1)

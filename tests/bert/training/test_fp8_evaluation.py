@@ -16,7 +16,7 @@ from bert.kernels.fp8 import linear as fp8_linear
 from bert.kernels.precision import Config as PrecisionConfig
 from bert.model.bert import BertForPreTraining
 from bert.training import evaluate
-from bert.training.evaluate import EvaluationGraph, Evaluator, rehearse
+from bert.training.evaluate import EvaluationGraph, Evaluator, warm_up
 from bert.training.step import build_step
 
 from .. import no_gpu
@@ -203,7 +203,7 @@ def test_a_rehearsal_computes_in_fp8_and_leaves_no_trace(run, monkeypatch):
     monkeypatch.setattr(
         evaluate, "_count", lambda model, batch: modes.append(model.evaluates_in_fp8)
     )
-    rehearse(ours.config, LENGTH, ours.model, CPU)
+    warm_up(ours.config, LENGTH, ours.model, CPU)
     assert modes == [True]
     assert ours.step.needs_calibration_step
     assert ours.model.training

@@ -252,7 +252,7 @@ def test_a_capture_that_fails_costs_the_graph_and_not_the_run(
                 monkeypatch.setattr(step.world, "any", lambda flag: True)
             else:
                 next(model.bert.encoder.layer[0].parameters()).register_hook(no_gpu.uncapturable)
-            take = graph.capture_or_warm_up(step, lambda: [batch], graph=True, rehearse=False)
+            take = graph.capture_or_warm_up(step, lambda: [batch], graph=True, warm_up=False)
             said = capsys.readouterr().err
             assert take is step
             assert "steps run without a CUDA graph, which failed" in said
