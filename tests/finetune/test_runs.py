@@ -217,7 +217,7 @@ def test_a_resumed_run_reports_the_time_of_all_its_parts(squad_environment, tmp_
     )
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_several_ranks_learn_and_predict_the_same(short, tmp_path, ranks):
     port, (alone, environment) = free_ports(), short
     environment = environment | {"RUN_DIR": str(tmp_path), "BATCHSIZE": str(12 // ranks)}

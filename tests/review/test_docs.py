@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 
 import pytest
 
-from review.__main__ import parser
+from review.__main__ import main, parser
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +35,7 @@ def blocks(page):
 
 
 def test_the_output_shown_is_what_the_commands_print_on_published_results(
-    page, shared, repository, tmp_path
+    page, shared, tmp_path, monkeypatch, capsys
 ):
     published = shared / "real_results"
     if not published.is_dir():
@@ -47,16 +44,12 @@ def test_the_output_shown_is_what_the_commands_print_on_published_results(
         copy = tmp_path / path.relative_to(published)
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_bytes(path.read_bytes())
+    monkeypatch.chdir(tmp_path)
     shown = blocks(page)
     assert [command.split()[0] for command, _ in shown] == ["show", "check", "compare", "rcp"]
     for command, lines in shown:
-        arguments = [sys.executable, "-m", "review", *command.split()]
-        here = os.pathsep.join([str(repository), str(repository / "implementations")])
-        environment = {**os.environ, "PYTHONPATH": here, "PYTHONIOENCODING": "utf-8"}
-        printed = subprocess.run(
-            arguments, cwd=tmp_path, env=environment, capture_output=True, check=True
-        ).stdout
-        expected = [squeezed(line) for line in printed.decode().splitlines()]
+        assert main(command.split()) == 0
+        expected = [squeezed(line) for line in capsys.readouterr().out.splitlines()]
         for line in lines:
             if line and line != "..." and not line.startswith((" run", " ─", " result_")):
                 assert squeezed(line) in expected, command

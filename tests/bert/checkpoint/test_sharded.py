@@ -37,7 +37,7 @@ def _part(rank, num_ranks, token=7):
 
 
 def _step(config, world, by_chunks, dtype=torch.bfloat16):
-    with torch.device("meta" if by_chunks else "cpu"):
+    with init.uninitialized() if by_chunks else CPU:
         model = BertForPreTraining(config, kernels.bind_kernels(kernels.Config(fused="none"), CPU))
     chunks = init.first_weights(model, 3) if by_chunks else None
     if by_chunks:
@@ -62,7 +62,7 @@ def _check_first_weights(world: World, config, path):
     """Each rank's shard, read from a file by itself, is its part of the weights that were loaded whole."""
     steps = []
     for by_chunks in (False, True):
-        with torch.device("meta" if by_chunks else "cpu"):
+        with init.uninitialized() if by_chunks else CPU:
             model = BertForPreTraining(
                 config, kernels.bind_kernels(kernels.Config(fused="none"), CPU)
             )
@@ -152,7 +152,7 @@ def test_weights_drawn_in_chunks_are_those_drawn_at_once(tiny, monkeypatch):
     monkeypatch.setattr(
         init, "CHUNK_SIZE", 48
     )  # of 24 x 24 and 24 x 40 numbers; 216 x 24 leaves no rest, 3 x 24 a short one
-    with torch.device("meta"):
+    with init.uninitialized():
         model = BertForPreTraining(tiny, kernels.bind_kernels(kernels.Config(fused="none"), CPU))
     found = {name: torch.full(p.shape, float("nan")) for name, p in model.named_parameters()}
     for name, start, values in init.first_weights(model, 11):

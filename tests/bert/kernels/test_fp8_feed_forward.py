@@ -32,7 +32,7 @@ SEPARATE_CASTS = "embeddings,dropout_add_layer_norm,bias_gelu"
 CASTS_IN_KERNELS = f"{SEPARATE_CASTS},fp8_cast"
 
 
-@pytest.mark.parametrize("approximate", ["none", "tanh"])
+@pytest.mark.parametrize("approximate", ["tanh", pytest.param("none", marks=pytest.mark.slow)])
 def test_casts_in_kernels_equal_separate_ones_bit_for_bit(approximate, device, monkeypatch):
     small = launches.Blocks(
         rows=16, columns=32

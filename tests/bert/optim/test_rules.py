@@ -261,8 +261,8 @@ def _check_rank(world):
                     )
 
 
-def test_every_rule_sharded_or_not_over_2_and_3_ranks_is_that_of_one_process_and_resumes():
-    run_ranks(_check_rank, 2, 3)
+def test_every_rule_sharded_or_not_over_3_ranks_is_that_of_one_process_and_resumes():
+    run_ranks(_check_rank, 3)
 
 
 def test_every_rule_sharded_or_not_on_one_rank_is_that_of_whole_parameters_and_resumes():

@@ -38,8 +38,8 @@ def run(environ, folder, moments):
 
 
 def test_killed_at_three_moments_it_ends_with_the_weights_of_an_undisturbed_run(prepared, tmp_path):
-    settings = prepared | {"EVAL_ITER_SAMPLES": "0", "MAX_STEPS": "30", "LR_SCHEDULE": "dle",
-                           "WARMUP_STEPS": "6", "CHECKPOINT_EVERY_STEPS": "2", "CHECKPOINT_KEEP": "99"}  # fmt: skip
+    settings = prepared | {"EVAL_ITER_SAMPLES": "0", "MAX_STEPS": "12", "LR_SCHEDULE": "dle",
+                           "WARMUP_STEPS": "3", "CHECKPOINT_EVERY_STEPS": "2", "CHECKPOINT_KEEP": "99"}  # fmt: skip
     ends = []
     tours = ([], []), (["step_*08.pt", ".step_*.partial"], ["step_*04.pt"])
     for number, (first, second) in enumerate(tours):
@@ -47,7 +47,7 @@ def test_killed_at_three_moments_it_ends_with_the_weights_of_an_undisturbed_run(
         one.mkdir(parents=True)
         two.mkdir()
         run(settings, one, first)
-        assert newest(one)["step"] == 30
+        assert newest(one)["step"] == 12
         run(
             settings | {"LR": "0.01", "INIT_CHECKPOINT": str(one), "INIT_OPTIMIZER": "1"},
             two,
@@ -55,4 +55,4 @@ def test_killed_at_three_moments_it_ends_with_the_weights_of_an_undisturbed_run(
         )
         ends.append(newest(two))
     assert same(*ends)
-    assert ends[0]["step"] == 30
+    assert ends[0]["step"] == 12

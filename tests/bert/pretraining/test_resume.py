@@ -304,8 +304,7 @@ DEEPSPEED = {"ENGINE": "deepspeed", "CHECKPOINT_SHARDS": "1"}
 def test_no_engine_saves_what_is_not_finite_on_a_rank_and_all_ranks_say_so(
     prepared, tmp_path, engine, bad
 ):
-    for ranks in (2, 4):  # not in the same processes: DeepSpeed keeps its first group
-        run_ranks(_save_what_is_not_finite, ranks, arguments=(prepared | engine, tmp_path, bad))
+    run_ranks(_save_what_is_not_finite, 2, arguments=(prepared | engine, tmp_path, bad))
 
 
 # The gradients of step 8 are no numbers; nothing else is due there.

@@ -175,7 +175,7 @@ def _settings(examples, steps, **more):
 def test_a_few_orders_of_what_befalls_a_run(prepared, run_bert, tmp_path):
     environment = prepared | UNTIMED | {"LR": "0.01", "SHARD_OPTIMIZER": "1"}
     runs = machine(environment, run_bert, tmp_path)
-    run_state_machine_as_test(runs, settings=_settings(3, 7, derandomize=True))
+    run_state_machine_as_test(runs, settings=_settings(2, 7, derandomize=True))
 
 
 @pytest.mark.slow

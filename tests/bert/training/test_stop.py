@@ -73,17 +73,17 @@ def _stopped(environment, ranks, receiver, number, at):
 def test_a_signal_to_any_rank_saves_and_the_next_run_continues_bit_for_bit(
     ranks, receiver, number, settings, prepared, run_bert, tmp_path
 ):
-    common = prepared | NO_EVALUATION | {"MAX_STEPS": "60", "CHECKPOINT_KEEP": "9"} | settings
+    common = prepared | NO_EVALUATION | {"MAX_STEPS": "32", "CHECKPOINT_KEEP": "9"} | settings
     whole = run_bert(common | {"CHECKPOINT_DIR": str(tmp_path / "whole")}, ranks)
     assert whole.returncode == 3, whole.stderr
     parts = common | {
         "CHECKPOINT_DIR": str(tmp_path / "parts"),
         "RUN_DIR": str(tmp_path / "run_parts"),
     }
-    statuses, said = _stopped(parts, ranks, receiver, number, at=7)
+    statuses, said = _stopped(parts, ranks, receiver, number, at=5)
     assert statuses == [0] * ranks, said
     saved = newest(tmp_path / "parts")
-    assert 7 <= saved["step"] < 60
+    assert 5 <= saved["step"] < 32
     assert (
         said[-1] == f"bert: stopped at step {saved['step']} ({number.name}); RESUME=1 continues\n"
     )

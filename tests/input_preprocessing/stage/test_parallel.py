@@ -83,9 +83,9 @@ if __name__ == "__mp_main__":
 elif __name__ == "__main__":
     run_tasks("x", partial(work, Big("the function")), [Big("a"), Big("b"), Big("c"), Big("c")], jobs=2)
 """
-MOMENTS = [
-    "started", "importing", "receiving the function", "receiving a", "receiving c", "within a", "within c",
-    "sending the result of a", "sending the result of c", "half of a result sent",
+MOMENTS = ["started", "receiving the function", "within c", "half of a result sent"]
+MORE_MOMENTS = [
+    "importing", "receiving a", "receiving c", "within a", "sending the result of a", "sending the result of c",
 ]  # fmt: skip
 
 
@@ -101,7 +101,9 @@ def workers_of(pid: int) -> list[int]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize(
+    "moment", [*MOMENTS, *(pytest.param(one, marks=pytest.mark.slow) for one in MORE_MOMENTS)]
+)
 def test_a_worker_killed_from_outside_ends_the_stage_with_a_line(
     tmp_path: Path, moment: str
 ) -> None:
