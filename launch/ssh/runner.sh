@@ -33,7 +33,7 @@ runner::trial() {
   MASTER_PORT=$(ssh::run "${hosts[0]}" bash -c 'source "$1/launch/run/port.sh"; port::free' - "$REPO_DIR")
   export MASTER_PORT OMP_NUM_THREADS=${OMP_NUM_THREADS:-}
   container::arguments
-  ssh::together runner::ranks
+  ssh::together
 }
 
 # Sets the command that starts the ranks of machine number $1.

@@ -3,10 +3,8 @@
 # shellcheck disable=SC2154 # hosts, ssh and command are the run script's
 declare -a inputs=()
 
-# Runs a command on each machine, and ends it on all of them when one fails or this shell dies. Argument: name of a function
-# that sets the array command for the number of a machine.
+# Runs the ranks on each machine, and ends them on all of them when one fails or this shell dies.
 ssh::together() {
-  local -r make=$1
   local work node status fd ended
   local -a command
   work=$(mktemp -d)
@@ -16,7 +14,7 @@ ssh::together() {
   exec {ended}<>"$work/ended"
   for node in "${!hosts[@]}"; do
     mkfifo "$work/in.$node"
-    "$make" "$node"
+    runner::ranks "$node"
     (
       status=0
       "${ssh[@]}" "${hosts[node]}" "$(ssh::quote "$REPO_DIR/launch/ssh/node.sh" watch "${command[@]}")" \

@@ -106,3 +106,20 @@ def test_a_run_gives_up_after_as_many_restarts_without_progress(repository, tmp_
     again = "restart::allowed 2 && restart::note hung n1 && echo again || echo $gave_up; "
     said = shell(repository, tmp_path, again * 3)
     assert said == ["again", "again", "gave up: 2 restarts brought no new checkpoint after step 0"]
+
+
+@pytest.mark.parametrize(
+    ("env", "said"),
+    [
+        ({"RESUME": "1"}, "continues from step 40"),
+        ({"SUBMISSION_DIVISION": "open"}, "continues from step 40"),  # the trainer's own rule
+        ({"SUBMISSION_DIVISION": "closed"}, "the trial is repeated"),
+        ({}, "the trial is repeated"),
+    ],
+)
+def test_a_restart_says_whether_the_trial_continues(repository, tmp_path, env, said):
+    (tmp_path / "saved").mkdir()
+    (tmp_path / "saved" / "step_40.pt").touch()
+    note = "restart::note hung n1; echo $restart_text"
+    told = shell(repository, tmp_path, note, CHECKPOINT_DIR=str(tmp_path / "saved"), **env)
+    assert told == [f"without n1: hung; {said}"]

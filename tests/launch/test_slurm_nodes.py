@@ -17,6 +17,7 @@ import pytest
 
 from ..bert.states import newest, same
 from ..waiting import free_ports, wait_until
+from ..waiting import running as alive
 from .conftest import Job
 from .tiny_data import TO_A_TARGET, write
 
@@ -76,10 +77,10 @@ class Nodes:
 
     def controller(self, way: str) -> None:
         """Stops Slurm's controller, or starts it again."""
-        number = self.folder / "pid" / "slurmctld"
-        if way == "down":
-            os.kill(int(number.read_text()), signal.SIGKILL)
-            number.unlink()
+        if way == "down":  # it saves its state
+            number = int((self.folder / "pid" / "slurmctld").read_text())
+            os.kill(number, signal.SIGTERM)
+            wait_until(lambda: not alive(number))
         else:
             subprocess.run(["slurmctld"], env=self.environ, check=True, timeout=60)
 
