@@ -55,7 +55,7 @@ def test_autocorrelation_is_estimated_from_short_series_too(correlation, rounds)
     )
 
 
-@pytest.mark.parametrize("ranks", [4, 8])
+@pytest.mark.parametrize("ranks", [4, pytest.param(8, marks=pytest.mark.slow)])
 def test_with_autocorrelated_rounds_false_alarms_are_at_most_one_in_a_hundred(ranks):
     generator, alarms = np.random.default_rng(1), 0
     for _ in range(300):
@@ -68,8 +68,15 @@ def test_with_autocorrelated_rounds_false_alarms_are_at_most_one_in_a_hundred(ra
     assert alarms <= 7  # 3, and what chance adds
 
 
-@pytest.mark.parametrize(("ranks", "least"), [(4, 0.8), (8, 0.95)])
-@pytest.mark.parametrize("correlation", [0.0, 0.8])
+@pytest.mark.parametrize(
+    ("ranks", "least", "correlation"),
+    [
+        (4, 0.8, 0.8),
+        (8, 0.95, 0.0),
+        pytest.param(4, 0.8, 0.0, marks=pytest.mark.slow),
+        pytest.param(8, 0.95, 0.8, marks=pytest.mark.slow),
+    ],
+)
 def test_a_rank_five_percent_slow_is_named_at_one_percent_noise(
     repository, monkeypatch, ranks, least, correlation
 ):
