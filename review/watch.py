@@ -53,8 +53,8 @@ _ACCURACIES = (
 )
 # fmt: on
 _SHARES = [(index + 2) / 20 for index in range(len(_ACCURACIES))]
-# Relative standard errors of projections: by the RCP mean, and by the curve at a share of the run (larger than on the runs
-# it was fitted to).
+# Relative standard errors of projections: by the RCP mean, and by the curve at a share of the run, larger than on the
+# runs it was fitted to.
 _RCP_ERROR = 0.17
 _KNOWN_SHARES = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 _CURVE_ERRORS = (1.0, 0.4, 0.22, 0.14, 0.10, 0.07, 0.05, 0.04)

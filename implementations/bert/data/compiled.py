@@ -1,4 +1,7 @@
-"""Compilation of inner loops with numba; no compiler is needed on the user's machine."""
+"""Compilation of inner loops with numba; no compiler is needed on the user's machine.
+
+Without numba the same functions are interpreted, with the same results and a warning.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,17 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import numba
+numba: Any
+try:
+    import numba
+except ImportError as error:  # absent, or for another NumPy
+    numba = None
+    print(
+        f"bert: warning: data loading runs slower, interpreted: {error}; pip install numba",
+        file=sys.stderr,
+    )
 
 Function = Callable[..., Any]
-_config: Any = numba.config
 
 
 def compiled_for(*arguments: Any) -> Callable[[Function], Function]:
@@ -25,17 +35,19 @@ def compiled_for(*arguments: Any) -> Callable[[Function], Function]:
         signature = list(arguments)
 
     def compile_function(function: Function) -> Function:
+        if numba is None:
+            return function
         machine_code: Function
-        users_folder = _config.CACHE_DIR
+        users_folder = numba.config.CACHE_DIR
         # numba has one folder for all, read as it compiles: set for this function alone.
-        _config.CACHE_DIR = _cache_folder(function, users_folder)
+        numba.config.CACHE_DIR = _cache_folder(function, users_folder)
         try:
             # nogil: the data thread must not hold up the thread that launches kernels.
             machine_code = numba.njit(signature, cache=True, nogil=True)(function)
         except RuntimeError:  # no folder to cache in
             machine_code = numba.njit(signature, nogil=True)(function)
         finally:
-            _config.CACHE_DIR = users_folder
+            numba.config.CACHE_DIR = users_folder
         return machine_code
 
     return compile_function
@@ -55,20 +67,24 @@ def is_first(function: Function) -> bool:
 
 def is_cached(function: Function) -> bool:
     """Whether machine code of the function, from the current sources, is cached on disk."""
-    folder = _cache_folder(function.py_func, _config.CACHE_DIR)  # type: ignore[attr-defined]
+    if numba is None:
+        return True
+    folder = _cache_folder(function.py_func, numba.config.CACHE_DIR)  # type: ignore[attr-defined]
     # numba's index files are named by function.
     return any(Path(folder).rglob(f"*.{function.__name__}-*.nbi"))
 
 
 def array(dtype: str, ndim: int = 1, readonly: bool = False) -> Any:
     """Type of a contiguous array. A read-only one accepts writable and unaligned (memory-mapped) arrays, too."""
+    if numba is None:
+        return dtype
     # Mapped datasets begin wherever HDF5 has put them, not at multiples of an item.
     return numba.types.Array(scalar(dtype), ndim, "C", readonly=readonly, aligned=not readonly)
 
 
 def scalar(dtype: str) -> Any:
     """Type of a number."""
-    return getattr(numba.types, dtype)
+    return dtype if numba is None else getattr(numba.types, dtype)
 
 
 def _cache_folder(function: Function, users_folder: str) -> str:

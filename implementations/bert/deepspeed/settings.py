@@ -56,13 +56,13 @@ class Config:
                     f"DEEPSPEED_CONFIG={self.path} and ENGINE is not deepspeed: set it, or unset this"
                 )
             return
-        deepspeed, zero = load(), self.json().get("zero_optimization", {})
+        zero = self.json().get("zero_optimization", {})
         if "stage" not in zero:
             stage = f"no zero_optimization.stage in {self.path}"
             raise ConfigError(
                 f"ENGINE=deepspeed and {stage}: set 1 or 2; without ZeRO, unset ENGINE"
             )
-        ds_config.validate(deepspeed, zero)
+        ds_config.validate(load(), zero)
         wrong = {
             **others,
             f"CLIP={optimizer.clip}": optimizer.clip != "after",

@@ -15,7 +15,9 @@ from bert.core.claim import Claim, OccupiedError, TakenOverError, check_held
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
-    monkeypatch.setattr(claim, "BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(
+        claim, "BEAT_SECONDS", 0.2
+    )  # a thread of a busy machine pauses longer than one beat
 
 
 @pytest.fixture

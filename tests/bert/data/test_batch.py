@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import sys
 
 import numpy as np
 import pytest
+import torch
 
 from bert.data.batch import gather_batch, make_batch
 from bert.data.records import DataError
+from bert.data.synthetic import synthetic_records
+
+from ...forked import Command
 
 
 def test_batch_is_its_sequences_end_to_end(make_records, batch_of):
@@ -51,6 +57,35 @@ def test_a_token_beyond_the_vocabulary_is_reported(make_records):
     assert gather_batch(*line, largest + 1).num_sequences == 4
     with pytest.raises(DataError, match=f"token ids .* to {largest} .* vocab_size {largest}: "):
         gather_batch(*line, largest)
+
+
+# Of a process that has imported both.
+WITHOUT_NUMBA = """
+import sys
+sys.modules["numba"] = None
+for name in [name for name in sys.modules if name.startswith("bert.data")]:
+    del sys.modules[name]
+import numpy, torch
+from bert.data.batch import make_batch
+from bert.data.synthetic import synthetic_records
+records = synthetic_records(4, 512, 1000, packed=True, seed=3)
+torch.save(vars(make_batch(records, numpy.arange(records.num_sequences), 512)), "batch.pt")
+"""
+
+
+def _here():
+    sys.path.insert(0, os.getcwd())
+
+
+def test_batches_without_numba_are_the_same_and_a_line_says_so(tmp_path, monkeypatch):
+    (tmp_path / "without_numba.py").write_text(WITHOUT_NUMBA)
+    monkeypatch.chdir(tmp_path)
+    done = Command("without_numba", {"PATH": os.environ["PATH"]}, before=_here).finish()
+    assert done.returncode == 0, done.stderr
+    assert "bert: warning: data loading runs slower, interpreted" in done.stderr
+    records, without = synthetic_records(4, 512, 1000, packed=True, seed=3), torch.load("batch.pt")
+    for name, value in vars(make_batch(records, np.arange(records.num_sequences), 512)).items():
+        assert torch.equal(torch.as_tensor(value), torch.as_tensor(without[name])), name
 
 
 def test_a_sequence_without_a_pair_has_no_next_sentence(make_records):
