@@ -56,15 +56,17 @@ runner::trial() {
     OMP_NUM_THREADS="${OMP_NUM_THREADS:-}" "$REPO_DIR/launch/run/rank.sh"
 }
 
-# Undoes what this attempt did to its nodes. When Slurm ends the job no step can be started, and the guards do it. Nodes that are to
-# be left out may not answer, and are not waited for as long.
+# Undoes what this attempt did to its nodes. When Slurm ends the job no step can be started, and the guards do it. Nodes that are
+# lost or that failed may not answer, and are not waited for as long.
 runner::cleanup() {
-  local -a fit
+  local -a fit failed
   if [[ $interrupted && $interrupted != USR1 ]] || ((${#srun[@]} == 0)); then return 0; fi
   container::remove
   if [[ ! ${CONTAINER_NAME:-}${GPU_CLOCKS:-}${STAGED:-} ]]; then return 0; fi
-  mapfile -t fit < <(printf '%s\n' "${nodes[@]}" | grep -vxF -f <(printf '%s\n' "${blamed[@]:-}"))
-  if ((${#blamed[@]})); then runner::undo 30 "${blamed[@]}" & fi
+  runner::blame
+  mapfile -t failed < <(awk -F '\t' '$1 ~ /^(lost|missing|unfit|broken)$/ { print $3 }' "$ATTEMPT_STATUS" | sort -u)
+  mapfile -t fit < <(printf '%s\n' "${nodes[@]}" | grep -vxF -f <(printf '%s\n' "${failed[@]:-}"))
+  if ((${#failed[@]})); then runner::undo 30 "${failed[@]}" & fi
   if ((${#fit[@]})); then runner::undo "$UNDO_PATIENCE" "${fit[@]}"; fi
   wait
 }
