@@ -9,12 +9,12 @@ import os
 from functools import partial
 
 from ...forked import Command
-from ...waiting import wait_until
+from ...waiting import state, wait_until
 from ..states import newest, same
 
 
-def _so_far(command, folder, pattern):
-    return not command.running() or list(folder.glob(pattern))
+def _stands(command):
+    return not command.running() or state(command.pid) == "T"
 
 
 def run(environ, folder, moments):
@@ -29,7 +29,7 @@ def run(environ, folder, moments):
         held = {"STANDS_AT": str(folder / pattern)} if pattern else {}
         command = Command("bert", environ | base | held)
         if pattern:
-            wait_until(partial(_so_far, command, folder, pattern))
+            wait_until(partial(_stands, command))
             assert command.running(), f"it ended before {pattern}: {command.finish()}"
             command.kill()
         finished = command.finish() if pattern is None else None

@@ -29,7 +29,7 @@ from bert.checkpoint.save import read_checkpoint
 from bert.core.claim import Claim
 
 from ...forked import Command
-from ...waiting import wait_until
+from ...waiting import state, wait_until
 from ..states import same
 from .test_long_runs import FULL_DISK
 from .test_owner import UNTIMED, flip
@@ -113,7 +113,7 @@ def machine(environment, run_bert, folder: Path):
             base = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "RESUME": "1"}
             pattern = f"{self.saved}/.step_*.partial"
             command = Command("bert", self.settings | base | {"STANDS_AT": pattern})
-            wait_until(lambda: not command.running() or list(self.saved.glob(".step_*.partial")))
+            wait_until(lambda: not command.running() or state(command.pid) == "T")
             command.kill()
             assert self.last() >= before
 
