@@ -13,6 +13,10 @@ from pathlib import Path
 
 # Before NumPy and PyTorch are loaded; for the commands under test too.
 os.environ["OMP_NUM_THREADS"] = "1"
+# A caller's narrow terminal would wrap what commands print; paths that are mounted in containers may have no blanks.
+os.environ["COLUMNS"] = "100"
+if " " in tempfile.gettempdir():
+    os.environ["TMPDIR"] = tempfile.tempdir = "/tmp"
 if os.environ.get("GPU_TESTS") != "1":  # which make test-gpu sets
     # The suite for CPUs does not depend on what machine it runs on.
     os.environ["CUDA_VISIBLE_DEVICES"] = ""

@@ -45,7 +45,7 @@ def described_model(trainer: TrainerConfig) -> dict[str, Any]:
 
 def facts(trainer: TrainerConfig, meeting: Meeting) -> dict[str, Any]:
     """Everything but the choice of kernels that determines the weights bit for bit: ranks, settings, versions."""
-    environment = rundir.environment()
+    environment = rundir.environment(trainer.device)
     found: dict[str, Any] = {"ranks": meeting.size, "nodes": ", ".join(meeting.nodes)}
     for group in (
         trainer.optim,

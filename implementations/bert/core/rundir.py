@@ -78,13 +78,18 @@ class Config:
 
 
 def write_description(config: Config, tree: Any, derived: dict[str, Any]) -> None:
-    """Writes config.json (every setting of the run, and derived values) and environment.json (the machine)."""
+    """Writes config.json (every setting of the run, and derived values) and environment.json (the machine).
+
+    tree: the Config of the program, with its device.
+    """
     if config.run_dir is None:
         return
     settings = dataclasses.asdict(tree) | derived
     config.run_dir.mkdir(parents=True, exist_ok=True)
     write_text(config.run_dir / "config.json", json.dumps(settings, indent=2, default=str) + "\n")
-    write_text(config.run_dir / "environment.json", json.dumps(environment(), indent=2) + "\n")
+    write_text(
+        config.run_dir / "environment.json", json.dumps(environment(tree.device), indent=2) + "\n"
+    )
 
 
 def add_to_environment(config: Config, facts: dict[str, Any]) -> None:
@@ -174,9 +179,9 @@ def failed(config: Config, program: str, error: Exception) -> int:
     return fail(config, program, f"{type(error).__name__}: {error}"[:2000], 1)
 
 
-def environment() -> dict[str, Any]:
-    """Host, devices, versions and the commit of the code."""
-    cuda = torch.cuda.is_available()
+def environment(device: torch.device) -> dict[str, Any]:
+    """Host, GPUs if the run is on them, versions and the commit of the code."""
+    cuda = device.type == "cuda"  # a run on CPUs leaves GPUs alone
     packages: dict[str, str | None] = {"torch": torch.__version__}
     for name in _PACKAGES:
         try:
