@@ -1,6 +1,6 @@
 """Runs all GPU checks and benchmarks in one command and under nine minutes, from a plain checkout.
 
-Needs torch, triton, h5py, numba and transformers with their dependencies; installs nothing. Every
+Needs torch, triton, h5py and transformers with their dependencies; installs nothing. Every
 item is a separate process with a time limit, the most valuable first, so that one that hangs, dies
 or cannot start loses no other item's figures. At its limit an item dumps every thread's stack.
 Written to <output> as they arrive: all output of the items in stages.log, with full tracebacks;

@@ -202,7 +202,7 @@ WITHOUT = """
 import os, sys
 sys.executable = os.environ.get("PYTHON_OF_ITEMS", sys.executable)
 from importlib.machinery import PathFinder
-absent = {"scipy", "mlperf_logging", "rich", "resvg_py", "jinja2", "pytest", "hypothesis"}
+absent = {"numba", "llvmlite", "scipy", "mlperf_logging", "rich", "resvg_py", "jinja2", "pytest", "hypothesis"}
 find = PathFinder.find_spec.__func__
 PathFinder.find_spec = classmethod(lambda cls, name, *rest: None if name in absent else find(cls, name, *rest))
 """
@@ -216,7 +216,7 @@ USED = [
 
 
 def test_one_command_checks_and_measures_everything_at_a_tiny_size(repository, tmp_path):
-    """With only torch, triton, h5py, numba, transformers and their dependencies."""
+    """With only torch, triton, h5py, transformers and their dependencies."""
     (tmp_path / "sitecustomize.py").write_text(WITHOUT)
     environment = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "OMP_NUM_THREADS": "1"}
     environment["PYTHONPATH"] = str(tmp_path)
