@@ -42,6 +42,7 @@ trial::traps() {
 trial::interrupted() {
   local -r signal=$1 status=$2
   local reason
+  IFS=$' \t\n' # the signal may have come within `IFS= read`
   deadline=$((SECONDS + patience))
   interrupted=$signal
   trap '' INT TERM HUP QUIT USR1
