@@ -220,6 +220,7 @@ def test_one_command_checks_and_measures_everything_at_a_tiny_size(repository, t
     (tmp_path / "sitecustomize.py").write_text(WITHOUT)
     environment = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "OMP_NUM_THREADS": "1"}
     environment["PYTHONPATH"] = str(tmp_path)
+    environment["CUDA_VISIBLE_DEVICES"] = ""  # whatever GPUs this machine has
     script = str(repository / "bench" / "gpu_all.py")
     command = [sys.executable, script, "--tiny", "--output", str(tmp_path)]
     theirs = environment | {

@@ -57,7 +57,8 @@ def start(repository: Path, folder: Path, *words: str, **env: str | Path) -> sub
         | SETTINGS
         | {"LOGDIR": str(folder / "results"), "BERT_CONFIG": str(folder / "model.json")}
     )
-    environ |= {"PYTHON": sys.executable, "RUN_NAME": "test", "BINDING": "none"} | env
+    environ |= {"PYTHON": sys.executable, "RUN_NAME": "test", "BINDING": "none"}
+    environ |= {"CUDA_VISIBLE_DEVICES": ""} | env  # whatever GPUs this machine has
     return subprocess.Popen(
         [repository / "certify.sh", *words],
         env=environ,

@@ -295,6 +295,7 @@ def test_a_config_of_one_phase_ends_after_it_and_its_check_trains_nothing(
 def test_a_config_is_found_by_its_name_from_any_folder(name, repository, tmp_path, quick_python):
     environ = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "PYTHON": str(quick_python)}
     environ |= {"DATADIR": str(tmp_path), "LOGDIR": str(tmp_path / "results")}
+    environ["CUDA_VISIBLE_DEVICES"] = ""  # whatever GPUs this machine has
     line = [str(repository / "run_pretraining.sh"), name, "--check"]
     checked = subprocess.run(
         line, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -101,7 +102,8 @@ def test_a_trial_finds_dropout_that_drops_nothing_or_does_not_scale(monkeypatch)
     def unscaled(qkv, of, dropout):
         return oracle(qkv, of, dropout) * (1 - dropout)
 
-    assert "on average 0.9" in benchmark.disagreement(unscaled, CPU)
+    # 1 - dropout but for what was drawn.
+    assert re.search(r"on average 0\.(8[89]|9[01])", benchmark.disagreement(unscaled, CPU))
 
 
 def test_sites_draw_apart_and_a_site_that_is_repeated_draws_the_same(cudnn):
