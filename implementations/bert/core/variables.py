@@ -204,12 +204,11 @@ def from_options(words: Sequence[str], others: Collection[str] = ()) -> dict[str
     others: commands and other options, for suggestions. Raises ConfigError for the first word that is no setting, with
     a suggestion, and for a missing value.
     """
-    listed = list(_listed()) if words else []
-    options = {
-        f"--{name.lower().replace('_', '-')}": name
-        for _, name, described in listed
-        if not described
-    }
+    listed = list(_listed()) if words and LIST.is_file() else []
+    names = [name for _, name, described in listed if not described]
+    if words and not listed:
+        names = list(declared())  # the package without its checkout
+    options = {f"--{name.lower().replace('_', '-')}": name for name in names}
     found: dict[str, str] = {}
     rest = iter(words)
     for word in rest:

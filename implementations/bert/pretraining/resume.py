@@ -25,7 +25,7 @@ from bert.deepspeed.step import DeepSpeedStep
 from bert.kernels.precision import resolved
 from bert.pretraining.config import Config
 from bert.training.step import Step, check_finite, is_finite
-from common.env import ConfigError, settings
+from common.env import ConfigError, settings, variables
 from common.files import damage, object_of, write_text
 
 Trainer = Step | DeepSpeedStep  # a training step and its state, whatever the engine
@@ -77,6 +77,7 @@ GONE: dict[str, tuple[Any, ...]] = {
     "LOSS_SCALE": (0.0,),
     "LOSS_SCALE_GROWTH": (2000,),
     "LR_DECAY_POWER": (1.0,),
+    "ONLINE_BUFFER": (512,),
     "OPT_ACCLIP_ALPHA": (1.0,),
     "OPT_ACCLIP_BETA_1": (0.9,),
     "OPT_ACCLIP_BETA_2": (0.99,),
@@ -197,7 +198,10 @@ def restore(
 
 def check_identity(config: Config, seed: int, saved: Mapping[str, Any]) -> str:
     """Raises ConfigError if the saved run is another one; describes changes of ROUNDING."""
-    before, mine = saved["run"], run_identity(config, seed)
+    mine = run_identity(config, seed)
+    # A setting that the checkpoint does not know is new since, and its default does what was done before.
+    defaults = {variable.name: field.default for field, variable, _ in variables(Config)}
+    before = {name: defaults.get(name) for name in mine} | saved["run"]
     # Rows depend on step and rank alone, and no micro-batch of a rank is clipped by itself.
     can_move = not config.data.for_unpacked and config.optim.clip == "after"
     rows, rows_before = (math.prod(identity[name] for name in _ROWS) for identity in (mine, before))

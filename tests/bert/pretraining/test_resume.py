@@ -184,6 +184,15 @@ def test_a_checkpoint_of_an_earlier_version_continues_if_a_setting_that_is_gone_
             _restore(config, before | {name: value})
 
 
+def test_a_setting_that_a_checkpoint_does_not_know_must_have_its_default(prepared):
+    config = from_env(Config, prepared)
+    before = resume.run_identity(config, 7)
+    del before["EMULATE_RANKS"], before["NSP"]
+    assert _restore(config, before) == (4, 5, 6)
+    with pytest.raises(ConfigError, match="is of a run with NSP True, this one has False"):
+        _restore(from_env(Config, prepared | {"NSP": "0"}), before)
+
+
 def test_every_variable_must_stay_or_is_listed_among_those_that_may_change(prepared):
     config = from_env(Config, prepared)
     listed = [resume.ROUNDING, resume.FREE]
