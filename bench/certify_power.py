@@ -38,7 +38,8 @@ def named(
     for number in range(1, STAGES * ROUNDS):
         noise[:, number] = (
             # The root keeps the deviation the same for any correlation.
-            correlation * noise[:, number - 1] + (1 - correlation**2) ** 0.5 * noise[:, number]
+            correlation * noise[:, number - 1]
+            + (1 - correlation**2) ** 0.5 * noise[:, number]
         )
     table = level * (1 + noise)
     stages = np.split(table, STAGES, axis=1)
@@ -46,7 +47,9 @@ def named(
     found: set[str] = set()
     for rounds in [*stages, table]:
         values = {str(rank): own for rank, own in enumerate(rounds)}
-        question = Question("slow", "rank", values, ("",) * rounds.shape[1], correlation=shared)
+        question = Question(
+            "slow", "rank", values, ("",) * rounds.shape[1], correlation=shared
+        )
         # The ranks of one node, and the node; elsewhere pauses are compared as well.
         compared = ranks + 1 if rounds is table else (ranks + 1) * 2 * STAGES
         comparisons = compared / (OVERALL if rounds is table else 1 - OVERALL)
@@ -59,7 +62,9 @@ def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument("--tests", type=integer, default=1000)
     parser.add_argument(
-        "--ranks", type=lambda text: [int(one) for one in text.split(",")], default=[4, 8, 64, 512]
+        "--ranks",
+        type=lambda text: [int(one) for one in text.split(",")],
+        default=[4, 8, 64, 512],
     )
     options = parser.parse_args()
     generator, rows = np.random.default_rng(0), []
@@ -67,7 +72,9 @@ def main() -> None:
         options.ranks, (0.005, 0.01, 0.02, 0.05), (0.0, 0.8)
     ):
         case = (generator, ranks, deviation, correlation)
-        counts = dict.fromkeys(("false_alarms", "slow_rank_named", "slow_half_named"), 0)
+        counts = dict.fromkeys(
+            ("false_alarms", "slow_rank_named", "slow_half_named"), 0
+        )
         for _ in range(options.tests):
             # Exactly the slow half must be named, and none of the others.
             half = {str(rank) for rank in range(ranks // 2)}
@@ -75,7 +82,9 @@ def main() -> None:
             counts["slow_rank_named"] += "0" in named(*case, SLOW)
             counts["slow_half_named"] += named(*case, HALF_SLOW, len(half)) == half
         row = {"ranks": ranks, "noise": deviation, "autocorrelation": correlation}
-        rows.append(row | {name: count / options.tests for name, count in counts.items()})
+        rows.append(
+            row | {name: count / options.tests for name, count in counts.items()}
+        )
     emit("certify_power", {"tests": options.tests, "rows": rows})
 
 

@@ -29,7 +29,10 @@ def measure(config: BertConfig, folder: Path, repeats: int) -> dict[str, Any]:
     step = new_step(new_model(config).to(device()), PrecisionConfig(precision="fp32"))
     short = dataclasses.replace(config, max_position_embeddings=128)
     batches = [batch.to(device()) for batch in packed_batches(1, 1, short)]
-    writer, settings = Writer(Config(directory=folder, keep=1)), Config(directory=folder, keep=1)
+    writer, settings = (
+        Writer(Config(directory=folder, keep=1)),
+        Config(directory=folder, keep=1),
+    )
 
     def take_steps() -> None:
         for _ in range(2):
@@ -56,19 +59,29 @@ def measure(config: BertConfig, folder: Path, repeats: int) -> dict[str, Any]:
             times.setdefault(name, []).append(wall_seconds(run))
             writer.wait()
     figures = {name: round(seconds, 3) for name, seconds in medians(times).items()}
-    return {"gigabytes": round(num_bytes(step.state_dict()) / 1e9, 2), "seconds": figures}
+    return {
+        "gigabytes": round(num_bytes(step.state_dict()) / 1e9, 2),
+        "seconds": figures,
+    }
 
 
 def main() -> None:
     parser = Parser(__doc__)
     # Fewer layers of the full width: times are proportional to bytes.
     parser.add_argument(
-        "--layers", type=integer, default=1, help="of BERT-1.5B's 48 (default 1: 5 GB of memory)"
+        "--layers",
+        type=integer,
+        default=1,
+        help="of BERT-1.5B's 48 (default 1: 5 GB of memory)",
     )
     parser.add_argument("--repeats", type=integer, default=3, help="turns (default 3)")
-    parser.add_argument("--tiny", action="store_true", help="a tiny model, to try out the script")
+    parser.add_argument(
+        "--tiny", action="store_true", help="a tiny model, to try out the script"
+    )
     options = parser.parse_args()
-    shape = json.loads((ROOT / "configs" / "models" / "bert_1.5b.json").read_text(encoding="utf-8"))
+    shape = json.loads(
+        (ROOT / "configs" / "models" / "bert_1.5b.json").read_text(encoding="utf-8")
+    )
     shape |= (
         TINY | {"max_position_embeddings": 128}
         if options.tiny
@@ -77,9 +90,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "bert_config.json").write_text(json.dumps(shape), encoding="utf-8")
         figures = measure(
-            BertConfig.from_json(Path(folder, "bert_config.json")), Path(folder), options.repeats
+            BertConfig.from_json(Path(folder, "bert_config.json")),
+            Path(folder),
+            options.repeats,
         )
-    emit("checkpoint", figures, data="BERT-1.5B's width" if not options.tiny else "a tiny model")
+    emit(
+        "checkpoint",
+        figures,
+        data="BERT-1.5B's width" if not options.tiny else "a tiny model",
+    )
 
 
 if __name__ == "__main__":

@@ -93,15 +93,23 @@ def records(num_sequences: int, seed: int) -> Records:
     topics = generator.integers(0, NUM_TOPICS, num_sequences)
     for number, (begin, length) in enumerate(zip(starts[:-1], lengths, strict=True)):
         # Ids 0 and 1 are padding and the masked word.
-        own = 2 + TOPIC_WORDS * topics[number] + generator.integers(0, TOPIC_WORDS, length)
+        own = (
+            2
+            + TOPIC_WORDS * topics[number]
+            + generator.integers(0, TOPIC_WORDS, length)
+        )
         masked = np.sort(
             # The first token is spared: the next-sentence head reads it, as it does [CLS].
-            generator.choice(np.arange(1, length), max(1, round(0.15 * length)), replace=False)
+            generator.choice(
+                np.arange(1, length), max(1, round(0.15 * length)), replace=False
+            )
         )
         positions.append(masked)
         labels.append(own[masked])
         counts.append(len(masked))
-        words[begin : begin + length] = np.where(np.isin(np.arange(length), masked), MASK, own)
+        words[begin : begin + length] = np.where(
+            np.isin(np.arange(length), masked), MASK, own
+        )
     return Records(
         input_ids=words,
         sequence_offsets=starts,
@@ -119,19 +127,29 @@ def batches(steps: int) -> list[PretrainingBatch]:
     # Short sequences round 15% up to 20% of masked words.
     tokens, sequences = ROWS * LENGTH, 3 * ROWS
     room = graph_capacity(
-        PretrainingCapacity(tokens=tokens, sequences=sequences, masked=int(0.2 * tokens)), ROWS
+        PretrainingCapacity(
+            tokens=tokens, sequences=sequences, masked=int(0.2 * tokens)
+        ),
+        ROWS,
     )
     data = records(2 * ROWS * steps, seed=1)
     chosen = np.arange(2 * ROWS * steps).reshape(steps, -1)
-    return [static_batch(make_batch(data, sequences, LENGTH), room) for sequences in chosen]
+    return [
+        static_batch(make_batch(data, sequences, LENGTH), room) for sequences in chosen
+    ]
 
 
 def rates_of(steps: int, peak: float) -> list[float]:
     """Learning rate of each step: 20 steps of warm-up and a linear decay."""
-    return [peak * min(1.0, (number + 1) / 20) * (1 - number / steps) for number in range(steps)]
+    return [
+        peak * min(1.0, (number + 1) / 20) * (1 - number / steps)
+        for number in range(steps)
+    ]
 
 
-def train(step: Any, data: list[PretrainingBatch], rates: list[float]) -> Iterator[Tensor]:
+def train(
+    step: Any, data: list[PretrainingBatch], rates: list[float]
+) -> Iterator[Tensor]:
     """Yields the loss of each step."""
     for number, (batch, lr) in enumerate(zip(data, rates, strict=True)):
         torch.manual_seed(number)
@@ -141,7 +159,14 @@ def train(step: Any, data: list[PretrainingBatch], rates: list[float]) -> Iterat
 
 def windows(losses: Iterable[Tensor]) -> np.ndarray:
     """Mean loss of each window of WINDOW steps."""
-    return torch.stack(list(losses)).double().cpu().numpy().reshape(-1, WINDOW).mean(axis=1)
+    return (
+        torch.stack(list(losses))
+        .double()
+        .cpu()
+        .numpy()
+        .reshape(-1, WINDOW)
+        .mean(axis=1)
+    )
 
 
 def curve(variant: Variant, data: list[PretrainingBatch]) -> np.ndarray:
@@ -247,7 +272,9 @@ class PlainLamb:
                 update = update + self.settings.weight_decay * p
                 weight_norm, update_norm = float(p.norm()), float(update.norm())
                 # A tensor of zeros has no direction, and moves at the plain rate.
-                ratio = weight_norm / update_norm if weight_norm and update_norm else 1.0
+                ratio = (
+                    weight_norm / update_norm if weight_norm and update_norm else 1.0
+                )
             p.sub_(lr * ratio * update)
 
 
@@ -261,9 +288,13 @@ def peer_of(model: BertForPreTraining) -> Any:
         vocabulary.touch()
         values = huggingface.config_values(model.config, name)
         weights = dict(model.named_parameters())
-        huggingface.write(Path(folder), weights, model.config, values, vocabulary, lower_case=True)
+        huggingface.write(
+            Path(folder), weights, model.config, values, vocabulary, lower_case=True
+        )
         # eager: attention is written out in their code, so it shares no function with ours.
-        return getattr(transformers, name).from_pretrained(folder, attn_implementation="eager")
+        return getattr(transformers, name).from_pretrained(
+            folder, attn_implementation="eager"
+        )
 
 
 def hugging_faces(steps: int) -> Trained:
@@ -298,7 +329,9 @@ def agreement(mine: Trained, theirs: Trained) -> dict[str, Any]:
 def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument(
-        "--steps", type=integer, help="of each run, in 25s (default 300; 500 with --against)"
+        "--steps",
+        type=integer,
+        help="of each run, in 25s (default 300; 500 with --against)",
     )
     parser.add_argument(
         "--against", choices=("huggingface",), help="implementation to compare with"
@@ -308,7 +341,11 @@ def main() -> None:
     # Losses are reshaped to whole windows.
     if steps % WINDOW:
         parser.error(f"--steps {steps}: expected a multiple of {WINDOW}")
-    found = agreement(ours(steps), hugging_faces(steps)) if options.against else compare(steps)
+    found = (
+        agreement(ours(steps), hugging_faces(steps))
+        if options.against
+        else compare(steps)
+    )
     emit("convergence", vars(options) | {"steps": steps} | found)
 
 

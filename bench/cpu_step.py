@@ -38,31 +38,52 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     ours = new_step(new_model(config), PrecisionConfig(precision="fp32"))
     # Sequences in a micro-batch; both ways, so that the faster one is the opponent.
     peers = {"hugging_face_padded": 4, "hugging_face_padded_one_batch": count}
-    steps: dict[str, Callable[[], object]] = {"ours_packed": lambda: ours([batch], 1e-4)}
+    steps: dict[str, Callable[[], object]] = {
+        "ours_packed": lambda: ours([batch], 1e-4)
+    }
     for name, size in peers.items():
-        steps[name] = partial(build_peer(config, [batch], compiled=False, micro_batch=size), 0)
+        steps[name] = partial(
+            build_peer(config, [batch], compiled=False, micro_batch=size), 0
+        )
     in_turns(steps, 1)  # allocator and thread pools warm
     times = in_turns(steps, options.repeats, wall_seconds)
-    fastest, middle = {name: min(spans) for name, spans in times.items()}, medians(times)
+    fastest, middle = (
+        {name: min(spans) for name, spans in times.items()},
+        medians(times),
+    )
     return {
         "rows": options.rows,
         "threads": options.threads,
         "sequences": count,
         "mean_length": round(batch.num_tokens / count, 1),
-        "sequences_per_second": {name: round(count / span, 2) for name, span in fastest.items()},
+        "sequences_per_second": {
+            name: round(count / span, 2) for name, span in fastest.items()
+        },
         # The fastest step shows what the machine can do; slower ones had to share it.
-        "ratio": round(min(fastest[name] for name in peers) / fastest["ours_packed"], 2),
-        "ratio_of_medians": round(min(middle[name] for name in peers) / middle["ours_packed"], 2),
-        "seconds": {name: [round(span, 3) for span in spans] for name, spans in times.items()},
+        "ratio": round(
+            min(fastest[name] for name in peers) / fastest["ours_packed"], 2
+        ),
+        "ratio_of_medians": round(
+            min(middle[name] for name in peers) / middle["ours_packed"], 2
+        ),
+        "seconds": {
+            name: [round(span, 3) for span in spans] for name, spans in times.items()
+        },
     }
 
 
 def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument("--repeats", type=integer, default=6, help="turns (default 6)")
-    parser.add_argument("--rows", type=integer, default=4, help="packed rows (default 4)")
-    parser.add_argument("--threads", type=integer, default=1, help="of PyTorch (default 1)")
-    parser.add_argument("--tiny", action="store_true", help="a tiny model, to try out the script")
+    parser.add_argument(
+        "--rows", type=integer, default=4, help="packed rows (default 4)"
+    )
+    parser.add_argument(
+        "--threads", type=integer, default=1, help="of PyTorch (default 1)"
+    )
+    parser.add_argument(
+        "--tiny", action="store_true", help="a tiny model, to try out the script"
+    )
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     emit("cpu_step", measure(options), data="Wikipedia mix (synthetic)")

@@ -84,7 +84,9 @@ class HuggingFace:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         labels = torch.from_numpy(self.task.train.labels["labels"][chosen])
-        self.model(**self.padded(self.task.train, chosen), labels=labels).loss.backward()
+        self.model(
+            **self.padded(self.task.train, chosen), labels=labels
+        ).loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
         # After the step, as in the loops of its documentation.
@@ -96,7 +98,11 @@ class HuggingFace:
         self.model.eval()
         count = len(samples.sequences)
         # Equal lengths together have little padding; it is the fairer opponent.
-        order = np.argsort(-samples.lengths, kind="stable") if by_length else np.arange(count)
+        order = (
+            np.argsort(-samples.lengths, kind="stable")
+            if by_length
+            else np.arange(count)
+        )
         found = np.empty(count, dtype=np.int64)
         for begin in range(0, count, BATCH_SIZE):
             chosen = order[begin : begin + BATCH_SIZE]
@@ -154,7 +160,9 @@ def speeds(pair: tuple[Ours, HuggingFace], repeats: int) -> dict[str, Any]:
     predictions = {
         "ours": partial(ours.predict, samples),
         "hugging_face": partial(hugging_face.predict, samples),
-        "hugging_face_by_length": partial(hugging_face.predict, samples, by_length=True),
+        "hugging_face_by_length": partial(
+            hugging_face.predict, samples, by_length=True
+        ),
     }
     trainings = {
         name: partial(take_steps, loop, itertools.count(1))
@@ -165,7 +173,8 @@ def speeds(pair: tuple[Ours, HuggingFace], repeats: int) -> dict[str, Any]:
         in_turns(functions, 1)  # warms up
         times = in_turns(functions, repeats)
         figures[f"{prefix}sequences_per_cpu_second"] = {
-            name: round(STEPS * BATCH_SIZE / span, 2) for name, span in medians(times).items()
+            name: round(STEPS * BATCH_SIZE / span, 2)
+            for name, span in medians(times).items()
         }
         for name in list(functions)[1:]:
             ratio = ratios(times[name], times["ours"])
@@ -177,7 +186,9 @@ def main() -> None:
     parser = Parser(__doc__)
     folder = folder_with("weights", "data", advice=": make finetune-demo makes one")
     parser.add_argument("folder", type=folder, help="created by make finetune-demo")
-    parser.add_argument("--repeats", type=integer, default=5, help="turns (default %(default)s)")
+    parser.add_argument(
+        "--repeats", type=integer, default=5, help="turns (default %(default)s)"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     figures = speeds(build(options.folder), options.repeats)

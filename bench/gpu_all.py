@@ -53,7 +53,9 @@ class Item:
 
 def _steps(name: str, group: str, seconds: float, tiny: bool = False) -> Item:
     command = ("train_step.py", "--group", group)
-    return Item(name=name, command=command, seconds=seconds, tiny=("--tiny",) if tiny else None)
+    return Item(
+        name=name, command=command, seconds=seconds, tiny=("--tiny",) if tiny else None
+    )
 
 
 # In this order as time allows: what runs, then whether it is right, then how fast.
@@ -62,14 +64,24 @@ ITEMS = [
     Item(name="machine", command=("gpu_all.py", "machine"), seconds=45, tiny=()),
     Item(name="self_check", command=(SELF_CHECK,), seconds=85, tiny=("--tiny",)),
     _steps("steps_48", "rows 48", 80),
-    Item(name="profile", command=("train_step.py", "--profile"), seconds=45, tiny=("--tiny",)),
+    Item(
+        name="profile",
+        command=("train_step.py", "--profile"),
+        seconds=45,
+        tiny=("--tiny",),
+    ),
     _steps("steps_96", "rows 96", 60),
     _steps("peers", "peers", 120, tiny=True),
     Item(name="attention", command=("kernels.py", "attention"), seconds=35),
     Item(name="gemm", command=("kernels.py", "gemm"), seconds=40, tiny=("--tiny",)),
     _steps("steps_24", "rows 24", 70, tiny=True),
     _steps("steps_fused", "kernels", 90),
-    Item(name="convergence", command=("convergence.py",), seconds=60, tiny=("--steps", "25")),
+    Item(
+        name="convergence",
+        command=("convergence.py",),
+        seconds=60,
+        tiny=("--steps", "25"),
+    ),
 ]
 
 
@@ -111,7 +123,9 @@ def exit_status(process: subprocess.Popen[bytes], limit: float) -> int:
     try:
         return process.wait(limit)
     except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGABRT)  # faulthandler dumps the stacks of all threads
+        process.send_signal(
+            signal.SIGABRT
+        )  # faulthandler dumps the stacks of all threads
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(STACKS)
         return KILLED
@@ -144,14 +158,21 @@ def run(item: Item, limit: float, tiny: bool, recorder: Recorder) -> dict[str, A
         kill(process)
     status = exit_status(process, limit)
     recorder.process = None
-    output = Path(recorder.log.name).read_bytes()[start:].decode(errors="replace").splitlines()
+    output = (
+        Path(recorder.log.name)
+        .read_bytes()[start:]
+        .decode(errors="replace")
+        .splitlines()
+    )
     for line in output:
         # Other lines of its output are for the log only, as is one that a kill has cut off.
         with contextlib.suppress(ValueError):
             if line.startswith("{"):
                 recorder.result(item.name, json.loads(line))
     # The last lines of its output: usually the error.
-    said = [line.strip() for line in output if line.strip() and not line.startswith("{")]
+    said = [
+        line.strip() for line in output if line.strip() and not line.startswith("{")
+    ]
     reason = " | ".join(said[-3:])
     faults = faults_in(recorder.results[before:])
     if recorder.signum:
@@ -178,11 +199,18 @@ def run_all(items: list[Item], end: float, tiny: bool, recorder: Recorder) -> in
     for item in items:
         if recorder.signum or (no_gpu(recorder.results) and not tiny):
             break
-        patience = 3 if tiny else 1  # a busy CPU may be slow, and nothing is measured there
+        patience = (
+            3 if tiny else 1
+        )  # a busy CPU may be slow, and nothing is measured there
         limit = min(patience * item.seconds, end - time.monotonic())
         # Less than 10 s would only import PyTorch.
         if limit < min(10, item.seconds):
-            ending = {"status": KILLED, "reason": "no time left", "ended": True, "seconds": 0}
+            ending = {
+                "status": KILLED,
+                "reason": "no time left",
+                "ended": True,
+                "seconds": 0,
+            }
         else:
             print(f"{item.name} ...", file=sys.stderr, flush=True)
             ending = run(item, limit, tiny, recorder)
@@ -195,7 +223,9 @@ def no_gpu(results: list[dict[str, Any]]) -> str:
     """Why there is no GPU, as the item machine, the first, has found; else empty."""
     for result in results:
         if result.get("no_gpu"):
-            seen = f"; nvidia-smi sees {result['driver']}" if result.get("driver") else ""
+            seen = (
+                f"; nvidia-smi sees {result['driver']}" if result.get("driver") else ""
+            )
             return f"{result['no_gpu']}{seen}"
     return ""
 
@@ -207,7 +237,9 @@ def steps_in(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def faults_in(results: list[dict[str, Any]]) -> list[str]:
     """What an item could not measure although it ended well."""
     faults = [result["problem"] for result in results if "problem" in result]
-    times = [step["milliseconds"] for step in steps_in(results) if "milliseconds" in step]
+    times = [
+        step["milliseconds"] for step in steps_in(results) if "milliseconds" in step
+    ]
     return faults + [f"{time} ms" for time in times if not math.isfinite(time)]
 
 
@@ -232,7 +264,10 @@ def problem_of(step: dict[str, Any], doubts: str) -> str:
 def table(results: list[dict[str, Any]]) -> str:
     """Table of the steps in Markdown."""
     columns = ("ms", "sequences/s", "tokens/s", "TFLOP/s", "of the ceiling", "peak GiB")
-    lines = [f"| group | step of BERT-large | rows | {' | '.join(columns)} |", "|---" * 9 + "|"]
+    lines = [
+        f"| group | step of BERT-large | rows | {' | '.join(columns)} |",
+        "|---" * 9 + "|",
+    ]
     doubts = doubt(results)
     for step in steps_in(results):
         problem = problem_of(step, doubts)
@@ -257,7 +292,9 @@ def best_settings(results: list[dict[str, Any]]) -> str:
     doubts = doubt(results)
     valid = [step for step in steps_in(results) if not problem_of(step, doubts)]
     rates = [
-        (step["sequences_per_second"], step["settings"]) for step in valid if "settings" in step
+        (step["sequences_per_second"], step["settings"])
+        for step in valid
+        if "settings" in step
     ]
     if not rates:
         return ""
@@ -271,9 +308,7 @@ def show(results: list[dict[str, Any]]) -> None:
     for result in results:
         if result.get("ended"):
             verdict = "ok" if not result["status"] else f"FAILED ({result['status']})"
-            line = (
-                f"{result['stage']:<14} {verdict:<14} {result['seconds']:>6} s  {result['reason']}"
-            )
+            line = f"{result['stage']:<14} {verdict:<14} {result['seconds']:>6} s  {result['reason']}"
             print(line.rstrip())
     print(f"\n{table(results)}\n\n{best_settings(results)}", end="")
 
@@ -294,7 +329,10 @@ def machine() -> int:
     described: dict[str, Any] = {"driver": driver, "no_gpu": why_no_gpu()}
     if not described["no_gpu"]:
         free, total = torch.cuda.mem_get_info()
-        described |= {"memory_gib": round(total / 2**30, 1), "free_gib": round(free / 2**30, 1)}
+        described |= {
+            "memory_gib": round(total / 2**30, 1),
+            "free_gib": round(free / 2**30, 1),
+        }
     emit("machine", described | {"clocks": gpu_state()})
     return 0
 
@@ -306,16 +344,24 @@ def main() -> int:
     parser = Parser(__doc__)
     folder = os.environ.get("OUT", "bench_results")
     parser.add_argument(
-        "--output", type=Path, default=folder, help="(default: $OUT, else bench_results)"
+        "--output",
+        type=Path,
+        default=folder,
+        help="(default: $OUT, else bench_results)",
     )
     parser.add_argument(
         "--seconds", type=integer, default=520, help="total time limit (default 520)"
     )
     parser.add_argument(
-        "--only", nargs="+", choices=[item.name for item in ITEMS], help="run only these items"
+        "--only",
+        nargs="+",
+        choices=[item.name for item in ITEMS],
+        help="run only these items",
     )
     parser.add_argument(
-        "--tiny", action="store_true", help="tiny sizes, on a CPU too; to try out the command"
+        "--tiny",
+        action="store_true",
+        help="tiny sizes, on a CPU too; to try out the command",
     )
     options = parser.parse_args()
     items = [

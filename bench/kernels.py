@@ -41,7 +41,9 @@ def normal(*shape: int) -> Tensor:
 def unit_target(dtype: torch.dtype) -> Target:
     """A cast with a scale of 1."""
     one = torch.ones((), device=device())
-    return Target(dtype=dtype, scale=one, inverse=one, largest=torch.zeros((), device=device()))
+    return Target(
+        dtype=dtype, scale=one, inverse=one, largest=torch.zeros((), device=device())
+    )
 
 
 def product_rate(m: int, k: int, n: int, kind: str, precision: str) -> float:
@@ -83,11 +85,16 @@ def layer_rates(tokens: int, width: int, inner: int) -> dict[str, Any]:
     operations = {key: 2.0 * math.prod(shape) for key, shape in shapes.items()}
     table: dict[str, Any] = {}
     for precision in ("bf16", "fp8"):
-        rates = {key: product_rate(*shape, key[1], precision) for key, shape in shapes.items()}
+        rates = {
+            key: product_rate(*shape, key[1], precision)
+            for key, shape in shapes.items()
+        }
         # Times add up, so the rate of the layer is the harmonic mean by operations.
         seconds = sum(operations[key] / rate for key, rate in rates.items())
         table[precision] = {"layer": round(sum(operations.values()) / seconds, 4)}
-        table[precision] |= {".".join(key): round(rate, 4) for key, rate in rates.items()}
+        table[precision] |= {
+            ".".join(key): round(rate, 4) for key, rate in rates.items()
+        }
     return table
 
 
@@ -110,12 +117,16 @@ def main() -> None:
         "--tiny", action="store_true", help="gemm: a small size, to try it out on a CPU"
     )
     options = parser.parse_args()
-    if not torch.cuda.is_available() and not (options.kernel == "gemm" and options.tiny):
+    if not torch.cuda.is_available() and not (
+        options.kernel == "gemm" and options.tiny
+    ):
         parser.exit(2, "kernels.py: no GPU: this benchmark measures GPU kernels\n")
     if options.kernel == "gemm":
         figures = measure_gemm(options.tiny)
     else:
-        figures = {"trials": [vars(trial) for trial in benchmark.benchmark_backends(device())]}
+        figures = {
+            "trials": [vars(trial) for trial in benchmark.benchmark_backends(device())]
+        }
     emit(options.kernel, figures, data="random bf16")
 
 

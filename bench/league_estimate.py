@@ -26,7 +26,9 @@ def table() -> dict[str, dict[str, Any]]:
     _, by_batch, batch_spread = estimate.predicted(recipe=False)
     minutes = np.array([one.minutes for one in results])
     # Samples to the target: the result's own minutes at its own rate.
-    true = np.log(60 * minutes * np.array([one.sequences_per_second for one in results]))
+    true = np.log(
+        60 * minutes * np.array([one.sequences_per_second for one in results])
+    )
     # Without the result itself: it would predict itself.
     same = [
         [o.samples for o in results if o is not one and o.batch_size == one.batch_size]
@@ -36,7 +38,10 @@ def table() -> dict[str, dict[str, Any]]:
     # A batch size that nobody else used has no naive prediction.
     peers = np.array(naive) > 0
     alone = [
-        (*estimate.time_to_train(samples, spread, one.training_rate, one.batch_size), one.minutes)
+        (
+            *estimate.time_to_train(samples, spread, one.training_rate, one.batch_size),
+            one.minutes,
+        )
         for one, samples, spread in zip(results, by_recipe, recipe_spread, strict=True)
         if one.training_rate
     ]
@@ -50,12 +55,21 @@ def table() -> dict[str, dict[str, Any]]:
     }
 
 
-def _row(errors: Iterable[float], spreads: Iterable[float] | None = None) -> dict[str, Any]:
+def _row(
+    errors: Iterable[float], spreads: Iterable[float] | None = None
+) -> dict[str, Any]:
     """errors, spreads: of logarithms."""
     wrong = np.array(errors)
     # expm1 turns a difference of logarithms into a relative error.
-    median, ninth, worst = np.quantile(np.abs(np.expm1(wrong)), (0.5, 0.9, 1.0)).round(4).tolist()
-    row = {"results": len(wrong), "median": median, "ninth_decile": ninth, "worst": worst}
+    median, ninth, worst = (
+        np.quantile(np.abs(np.expm1(wrong)), (0.5, 0.9, 1.0)).round(4).tolist()
+    )
+    row = {
+        "results": len(wrong),
+        "median": median,
+        "ninth_decile": ninth,
+        "worst": worst,
+    }
     if spreads is not None:
         row["covered"] = round(
             float((np.abs(wrong) < estimate.DEVIATIONS * np.array(spreads)).mean()), 3

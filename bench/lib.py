@@ -23,7 +23,10 @@ from typing import Any, NoReturn
 
 ROOT = Path(__file__).resolve().parents[1]
 # Before installed packages, so that the checkout's own code is measured.
-sys.path[1:1] = [str(ROOT / "implementations"), str(ROOT)]  # so that a plain checkout suffices
+sys.path[1:1] = [
+    str(ROOT / "implementations"),
+    str(ROOT),
+]  # so that a plain checkout suffices
 from common.process import root_cause  # noqa: E402  (found by the line above)
 
 PACKAGES = (
@@ -38,11 +41,16 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, description: str | None = None, **options: Any) -> None:
         super().__init__(
-            description=description, formatter_class=argparse.RawDescriptionHelpFormatter, **options
+            description=description,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            **options,
         )
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog.split()[0]}: error: {' '.join(message.split())}; see --help\n")
+        self.exit(
+            2,
+            f"{self.prog.split()[0]}: error: {' '.join(message.split())}; see --help\n",
+        )
 
 
 def integer(text: str) -> int:
@@ -82,7 +90,8 @@ def cpu_seconds(function: Callable[[], object]) -> float:
     def spent() -> float:
         # Children count from the moment that they are waited for.
         usages = [
-            resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+            resource.getrusage(who)
+            for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
         ]
         return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
@@ -137,11 +146,15 @@ def output_of(*command: str) -> str:
 @functools.cache
 def machine() -> dict[str, Any]:
     """Hardware, commit and versions that figures depend on; the GPU only if torch is imported."""
-    model = re.search(r"^model name\s*: (.*)", output_of("cat", "/proc/cpuinfo"), re.MULTILINE)
+    model = re.search(
+        r"^model name\s*: (.*)", output_of("cat", "/proc/cpuinfo"), re.MULTILINE
+    )
     found: dict[str, Any] = {
         "cpu": model[1] if model else platform.machine(),
         "cpus": len(os.sched_getaffinity(0)),
-        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "memory_gib": round(
+            os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1
+        ),
         # A reader should see that others were using the machine.
         "load_average": round(os.getloadavg()[0], 1),
         "gpu": "none",
@@ -151,7 +164,9 @@ def machine() -> dict[str, Any]:
     if torch is not None and torch.cuda.is_available():
         found["gpu"] = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
         found |= {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
-    found["commit"] = output_of("git", "-C", str(ROOT), "rev-parse", "--short", "HEAD") or "unknown"
+    found["commit"] = (
+        output_of("git", "-C", str(ROOT), "rev-parse", "--short", "HEAD") or "unknown"
+    )
     found["python"] = platform.python_version()
     for name in PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -164,12 +179,17 @@ def emit(benchmark: str, figures: Mapping[str, Any], *, data: str = "") -> None:
     line: dict[str, Any] = {
         "benchmark": benchmark,
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
-        "command": " ".join(["python", os.path.relpath(sys.argv[0], ROOT), *sys.argv[1:]]),
+        "command": " ".join(
+            ["python", os.path.relpath(sys.argv[0], ROOT), *sys.argv[1:]]
+        ),
     }
     # At once, since the process may be killed at its time limit.
     print(
         json.dumps(
-            line | ({"data": data} if data else {}) | dict(figures) | {"machine": machine()}
+            line
+            | ({"data": data} if data else {})
+            | dict(figures)
+            | {"machine": machine()}
         ),
         flush=True,
     )

@@ -22,7 +22,9 @@ from bert.data.synthetic import synthetic_records
 
 _LENGTH, _VOCABULARY = 512, 30_522
 # No vocabulary has this digest: the token ids are made up.
-_METADATA = Metadata(max_seq_length=_LENGTH, vocab_md5="0" * 32, random_seed=0, dupe_factor=1)
+_METADATA = Metadata(
+    max_seq_length=_LENGTH, vocab_md5="0" * 32, random_seed=0, dupe_factor=1
+)
 _FILES, _ROWS_PER_FILE = 8, 18_149  # rows of one of the 4,320 real shards
 
 
@@ -30,7 +32,9 @@ def write_files(folder: Path, packed: bool) -> None:
     """Writes files with the same records: their number and size are what matters here."""
     folder.mkdir()
     records = synthetic_records(_ROWS_PER_FILE, _LENGTH, _VOCABULARY, packed, seed=0)
-    names = [folder / f"part_{number:05d}_of_{_FILES:05d}.hdf5" for number in range(_FILES)]
+    names = [
+        folder / f"part_{number:05d}_of_{_FILES:05d}.hdf5" for number in range(_FILES)
+    ]
     write_records(names[0], records, _METADATA)
     for name in names[1:]:
         shutil.copyfile(names[0], name)
@@ -48,7 +52,9 @@ def rate(config: Config, steps: int) -> dict[str, float]:
     def run() -> None:
         taken.clear()
         for _ in range(steps):
-            taken.extend((batch.num_sequences, batch.num_tokens) for batch in data.next_step())
+            taken.extend(
+                (batch.num_sequences, batch.num_tokens) for batch in data.next_step()
+            )
 
     # Brings the files into the page cache.
     run()
@@ -65,7 +71,10 @@ def rate(config: Config, steps: int) -> dict[str, float]:
 def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument(
-        "--rows-per-step", type=integer, default=48, help="per rank (default %(default)s)"
+        "--rows-per-step",
+        type=integer,
+        default=48,
+        help="per rank (default %(default)s)",
     )
     parser.add_argument(
         "--steps", type=integer, default=400, help="to measure (default %(default)s)"
@@ -77,8 +86,12 @@ def main() -> None:
         write_files(folder / "packed", packed=True)
         write_files(folder / "unpacked", packed=False)
         configs = {
-            "packed": Config(packed=True, datadir_packed=folder / "packed", batch_size=size),
-            "unpacked": Config(datadir=folder / "unpacked", batch_size=size, batching="rows"),
+            "packed": Config(
+                packed=True, datadir_packed=folder / "packed", batch_size=size
+            ),
+            "unpacked": Config(
+                datadir=folder / "unpacked", batch_size=size, batching="rows"
+            ),
         }
         figures: dict[str, object] = {
             kind: rate(config, options.steps) for kind, config in configs.items()

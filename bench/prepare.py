@@ -31,7 +31,11 @@ from bert.data.packing import pack
 from bert.data.synthetic import wikipedia_like_lengths
 from input_preprocessing.instances.options import SamplingConfig
 from input_preprocessing.instances.sampling import instances_of, write_instances
-from input_preprocessing.tensorflow_files.tfrecord import Widths, read_tfrecord, write_tfrecord
+from input_preprocessing.tensorflow_files.tfrecord import (
+    Widths,
+    read_tfrecord,
+    write_tfrecord,
+)
 from input_preprocessing.text import vocabulary
 
 LENGTH, NUM_SEQUENCES = 512, 1_000_000
@@ -43,7 +47,9 @@ def measure_instances(options: argparse.Namespace) -> dict[str, Any]:
         folder = Path(name)
 
         def write() -> int:
-            sequences, _ = write_instances(options.text, folder / "instances.hdf5", words, config)
+            sequences, _ = write_instances(
+                options.text, folder / "instances.hdf5", words, config
+            )
             return sequences
 
         sequences = write()  # compiles, warms the file cache
@@ -54,7 +60,9 @@ def measure_instances(options: argparse.Namespace) -> dict[str, Any]:
             "sequences": sequences,
             "ours_megabytes_per_cpu_second": round(size / seconds, 2),
         }
-        return figures | (against_reference(options, folder) if options.reference else {})
+        return figures | (
+            against_reference(options, folder) if options.reference else {}
+        )
 
 
 def against_reference(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -64,7 +72,13 @@ def against_reference(options: argparse.Namespace, folder: Path) -> dict[str, An
     """
     ours, theirs = folder / "ours.tfrecord", folder / "theirs.tfrecord"
     script = Path(__file__).with_name("reference_instances.py")
-    line = [options.reference_python, script, options.reference, options.text, options.vocab]
+    line = [
+        options.reference_python,
+        script,
+        options.reference,
+        options.text,
+        options.vocab,
+    ]
     words, config = vocabulary.load(options.vocab), SamplingConfig()
     widths = Widths(config.max_seq_length, config.max_predictions_per_seq)
     records, _ = instances_of(options.text, words, config)
@@ -93,28 +107,41 @@ def against_reference(options: argparse.Namespace, folder: Path) -> dict[str, An
 
 def measure_packing(_: argparse.Namespace) -> dict[str, Any]:
     lengths = wikipedia_like_lengths(NUM_SEQUENCES, LENGTH, np.random.default_rng(0))
-    figures = {"sequences": NUM_SEQUENCES, "mean_length": round(float(lengths.mean()), 2)}
+    figures = {
+        "sequences": NUM_SEQUENCES,
+        "mean_length": round(float(lengths.mean()), 2),
+    }
     for most in (3, 4):
         times = in_turns({"pack": lambda most=most: pack(lengths, LENGTH, most)}, 3)
         rows = len(pack(lengths, LENGTH, most)[1]) - 1
-        figures[f"fullness_at_{most}"] = round(float(lengths.sum() / (rows * LENGTH)), 6)
+        figures[f"fullness_at_{most}"] = round(
+            float(lengths.sum() / (rows * LENGTH)), 6
+        )
         figures[f"cpu_seconds_at_{most}"] = round(medians(times)["pack"], 2)
     return figures
 
 
 def main() -> None:
     parser = Parser(__doc__)
-    commands = parser.add_subparsers(required=True, dest="what", metavar="instances|packing")
+    commands = parser.add_subparsers(
+        required=True, dest="what", metavar="instances|packing"
+    )
     instances = commands.add_parser("instances")
     instances.add_argument("text", type=file)
     instances.add_argument("vocab", type=file)
-    instances.add_argument("--repeats", type=integer, default=3, help="(default %(default)s)")
+    instances.add_argument(
+        "--repeats", type=integer, default=3, help="(default %(default)s)"
+    )
     reference = folder_with("create_pretraining_data.py", "tokenization.py")
     instances.add_argument(
-        "--reference", type=reference, help="folder of the reference's create_pretraining_data.py"
+        "--reference",
+        type=reference,
+        help="folder of the reference's create_pretraining_data.py",
     )
     instances.add_argument(
-        "--reference-python", default=sys.executable, help="one with TensorFlow (default: this one)"
+        "--reference-python",
+        default=sys.executable,
+        help="one with TensorFlow (default: this one)",
     )
     commands.add_parser("packing")
     options = parser.parse_args()

@@ -17,7 +17,12 @@ import time
 from typing import Any
 
 # The benchmark's options, from the reference's README.
-OPTIONS = {"max_seq_length": 512, "dupe_factor": 10, "short_seq_prob": 0.1, "masked_lm_prob": 0.15}
+OPTIONS = {
+    "max_seq_length": 512,
+    "dupe_factor": 10,
+    "short_seq_prob": 0.1,
+    "masked_lm_prob": 0.15,
+}
 # 15% of 512 tokens are 76.8; the seed is the reference's own.
 MAX_PREDICTIONS, SEED = 76, 12345
 
@@ -37,7 +42,9 @@ def main() -> None:
         create: Any = importlib.import_module("create_pretraining_data")
         tokenization: Any = importlib.import_module("tokenization")
     except ModuleNotFoundError as error:
-        sys.exit(f"reference_instances.py: {error}: run it with a Python that has TensorFlow")
+        sys.exit(
+            f"reference_instances.py: {error}: run it with a Python that has TensorFlow"
+        )
     tensorflow.flags.FLAGS.mark_as_parsed()
     # CPU seconds from here on: TensorFlow is imported by now.
     begin = time.process_time()

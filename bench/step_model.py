@@ -77,7 +77,9 @@ class Rates:
     launches: float = 5e5  # 2 us for the smallest is assumed
     # Bytes per second each way, within a node; here and below 80% is assumed.
     nvlink: float = 0.8 * 450e9
-    nic: float = 0.8 * 50e9  # a GPU's share of its node's network: 8 x 400 Gbit/s for 8 GPUs
+    nic: float = (
+        0.8 * 50e9
+    )  # a GPU's share of its node's network: 8 x 400 Gbit/s for 8 GPUs
     latency: float = 5e-6
 
 
@@ -143,7 +145,9 @@ class Recording(TorchDispatchMode):
             self.add("other", _bytes(moved))
         return result
 
-    def add(self, part: str, num_bytes: float, operations: float = 0.0, kind: str = "") -> None:
+    def add(
+        self, part: str, num_bytes: float, operations: float = 0.0, kind: str = ""
+    ) -> None:
         self.launches.append(Launch(part, self.phase, num_bytes, operations, kind))
 
     def product(self, a: Tensor, b: Tensor, kind: str, num_bytes: float) -> None:
@@ -154,13 +158,20 @@ class Recording(TorchDispatchMode):
         self.add(part, num_bytes, 2.0 * a.numel() * b.shape[-1], kind)
 
     def triton(
-        self, function: JITFunction, *positional: Any, grid: Any, warmup: bool, **named: Any
+        self,
+        function: JITFunction,
+        *positional: Any,
+        grid: Any,
+        warmup: bool,
+        **named: Any,
     ) -> None:
         """Records a Triton kernel instead of launching it."""
         part = PARTS[function.fn.__module__.rpartition(".")[2]]
         # Every operand is read or written once.
         moved = _bytes(_tensors((positional, named)))
-        operations = self.attention.get(function.__name__, 0.0) if part == "attention" else 0.0
+        operations = (
+            self.attention.get(function.__name__, 0.0) if part == "attention" else 0.0
+        )
         self.add(part, moved, operations, "attention" if operations else "")
 
     def scaled_product(
@@ -189,7 +200,11 @@ def _bytes(tensors: list[Tensor]) -> float:
     """Bytes of distinct tensors."""
     return float(
         # A tensor given twice is read once.
-        sum({id(tensor): tensor.numel() * tensor.element_size() for tensor in tensors}.values())
+        sum(
+            {
+                id(tensor): tensor.numel() * tensor.element_size() for tensor in tensors
+            }.values()
+        )
     )
 
 
@@ -213,14 +228,18 @@ def record(
     recording = Recording(config, attention_operations(config, lengths))
     with (
         mock.patch.object(
-            JITFunction, "run", lambda *args, **kwargs: recording.triton(*args, **kwargs)
+            JITFunction,
+            "run",
+            lambda *args, **kwargs: recording.triton(*args, **kwargs),
         ),
         mock.patch.object(fp8_feed_forward, "product", recording.scaled_product),
         mock.patch.object(fp8_linear, "product", recording.scaled_product),
         triton_support.interpreted(),
         META,
     ):
-        chosen = kernels.bind_kernels(kernels.Config(fused="all", attention="triton"), META)
+        chosen = kernels.bind_kernels(
+            kernels.Config(fused="all", attention="triton"), META
+        )
         model = BertForPreTraining(config, chosen)
         model.to(torch.bfloat16)
         if precision == "fp8":
@@ -250,7 +269,9 @@ def record(
         # The gradient is read twice, masters and moments are read twice and written once,
         # parameters are written: by one rank; predict divides LAMB by the ranks that share it.
         recording.phase = "update"
-        recording.add("LAMB", 42.0 * sum(parameter.numel() for parameter in model.parameters()))
+        recording.add(
+            "LAMB", 42.0 * sum(parameter.numel() for parameter in model.parameters())
+        )
     return recording.launches
 
 
@@ -307,7 +328,9 @@ def buckets(config: BertConfig, sharers: int) -> list[tuple[int, bool]]:
     """
     model = meta_model(config)
     elements = BUCKET_BYTES // torch.bfloat16.itemsize
-    layout = layout_of(list(model.parameters()), sharers, elements, optim.contiguous_groups(model))
+    layout = layout_of(
+        list(model.parameters()), sharers, elements, optim.contiguous_groups(model)
+    )
     return [
         (one.size, not place)
         for bucket in layout.buckets
@@ -341,20 +364,27 @@ def predict(
         phases[launch.phase] += spent
     sharers, _ = layout_of_nodes(gpus)
     parts["LAMB"] /= sharers  # each rank updates its share
-    parts = {name: spent if name == "LAMB" else accumulate * spent for name, spent in parts.items()}
+    parts = {
+        name: spent if name == "LAMB" else accumulate * spent
+        for name, spent in parts.items()
+    }
     parts["communication"] = 0.0
     if gpus > 1:
         sent = buckets(config, sharers)
         count = sum(is_first for _, is_first in sent)
         # Bytes of a gradient: accumulated ones are sent in fp32. Parameters are gathered in bf16.
         for phase, width in (("backward", 4 if accumulate > 1 else 2), ("forward", 2)):
-            transfers = [transfer_seconds(width * size, rates, gpus) for size, _ in sent]
+            transfers = [
+                transfer_seconds(width * size, rates, gpus) for size, _ in sent
+            ]
             if phase == "forward":  # the parameters are in the node already
                 transfers = [(gather, 0.0) for gather, _ in transfers]
             # A bucket's slices are ready together, so its time counts with the first.
             spans = [phases[phase] / count * is_first for _, is_first in sent]
             parts["communication"] += exposed_seconds(transfers, spans)
-        parts["communication"] += 2 * rates.latency * math.log2(sharers)  # sums of norms
+        parts["communication"] += (
+            2 * rates.latency * math.log2(sharers)
+        )  # sums of norms
     total = sum(parts.values())
     return {
         "milliseconds": {name: round(spent * 1e3, 3) for name, spent in parts.items()},
@@ -386,7 +416,13 @@ class System:
         rates = dataclasses.replace(GPUS[self.gpu], latency=latency)
         # Their trainers compute the last layer for all tokens.
         found = predict(
-            BertConfig(), self.rows, precision, rates, self.gpus, self.accumulate, whole=True
+            BertConfig(),
+            self.rows,
+            precision,
+            rates,
+            self.gpus,
+            self.accumulate,
+            whole=True,
         )
         return float(found["sequences_per_second"])
 
@@ -398,7 +434,12 @@ def system_of(entry: entries.Entry) -> tuple[str, int, int, int] | None:
     """
     name = entry.accelerator.upper()
     gpu = next((gpu for gpu in ("a100", "h100", "h200") if gpu.upper() in name), "")
-    if not gpu or "PCI" in name or entry.division != "closed" or float(entry.round) < 1.1:
+    if (
+        not gpu
+        or "PCI" in name
+        or entry.division != "closed"
+        or float(entry.round) < 1.1
+    ):
         return None
     if not (entry.nodes and entry.batch_size and entry.accelerators == 8 * entry.nodes):
         return None
@@ -413,7 +454,10 @@ def systems() -> list[System]:
     alike: dict[tuple[str, int, int, int], set[float]] = {}
     for entry in entries.published():
         # The rate between evaluations where a log has it, as the model has no evaluations.
-        rate, found = entry.training_rate or entry.sequences_per_second, system_of(entry)
+        rate, found = (
+            entry.training_rate or entry.sequences_per_second,
+            system_of(entry),
+        )
         if rate and found:
             alike.setdefault(found, set()).add(rate / found[1])
     return [
@@ -440,7 +484,15 @@ def published() -> str:
         key=lambda latency: statistics.pvariance(errors(latency)),
     )
     share = math.exp(-statistics.mean(errors(latency)))
-    columns = ("GPUs", "nodes", "rows a GPU", "systems", "published", "predicted", "error")
+    columns = (
+        "GPUs",
+        "nodes",
+        "rows a GPU",
+        "systems",
+        "published",
+        "predicted",
+        "error",
+    )
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     found = []
     for system, middle in zip(known, middles, strict=True):
@@ -465,15 +517,25 @@ def published() -> str:
 
 def main() -> None:
     parser = Parser(__doc__)
-    parser.add_argument("--gpu", choices=list(GPUS), default="h200", help="(default h200)")
-    parser.add_argument("--precision", choices=("bf16", "fp8"), default="fp8", help="(default fp8)")
-    parser.add_argument("--rows", type=integer, default=48, help="packed rows per GPU (default 48)")
-    parser.add_argument("--gpus", type=integer, default=1, help="in nodes of 8 (default 1)")
+    parser.add_argument(
+        "--gpu", choices=list(GPUS), default="h200", help="(default h200)"
+    )
+    parser.add_argument(
+        "--precision", choices=("bf16", "fp8"), default="fp8", help="(default fp8)"
+    )
+    parser.add_argument(
+        "--rows", type=integer, default=48, help="packed rows per GPU (default 48)"
+    )
+    parser.add_argument(
+        "--gpus", type=integer, default=1, help="in nodes of 8 (default 1)"
+    )
     parser.add_argument(
         "--accumulate", type=integer, default=1, help="batches per step (default 1)"
     )
     parser.add_argument(
-        "--published", action="store_true", help="print a table of the league's systems instead"
+        "--published",
+        action="store_true",
+        help="print a table of the league's systems instead",
     )
     options = parser.parse_args()
     if options.gpu == "a100" and options.precision == "fp8":
@@ -485,7 +547,12 @@ def main() -> None:
         return
     rates = GPUS[options.gpu]
     found = predict(
-        BertConfig(), options.rows, options.precision, rates, options.gpus, options.accumulate
+        BertConfig(),
+        options.rows,
+        options.precision,
+        rates,
+        options.gpus,
+        options.accumulate,
     )
     names = ("gpu", "precision", "rows", "gpus", "accumulate")
     emit("step_model", {name: getattr(options, name) for name in names} | found)

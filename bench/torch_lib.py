@@ -58,13 +58,19 @@ def new_step(
     # A step needs a world even on one rank: it joins no process group then.
     world = World(DistConfig(device=next(model.parameters()).device.type))
     rules, resolved = optim.Config(**optimizer), precision.resolve(world.device)
-    return build_step(model, resolved, rules, world, accumulate=False, fused_update=fused_update)
+    return build_step(
+        model, resolved, rules, world, accumulate=False, fused_update=fused_update
+    )
 
 
-def packed_batches(num_rows: int, count: int, config: BertConfig) -> list[PretrainingBatch]:
+def packed_batches(
+    num_rows: int, count: int, config: BertConfig
+) -> list[PretrainingBatch]:
     """``count`` batches of packed rows with Wikipedia's lengths (synthetic), on the CPU."""
     length = config.max_position_embeddings
-    records = synthetic_records(num_rows * count, length, config.vocab_size, packed=True, seed=0)
+    records = synthetic_records(
+        num_rows * count, length, config.vocab_size, packed=True, seed=0
+    )
     assert records.row_offsets is not None
     first = records.row_offsets[: num_rows * count + 1 : num_rows]
     return [
@@ -80,7 +86,9 @@ def model_flops(config: BertConfig, batch: PretrainingBatch) -> float:
     masked tokens with the unpadded vocabulary, pooler and next-sentence head.
     """
     width, inner = config.hidden_size, config.intermediate_size
-    lengths = np.diff(batch.cu_seqlens.numpy()[: batch.num_sequences + 1]).astype(np.float64)
+    lengths = np.diff(batch.cu_seqlens.numpy()[: batch.num_sequences + 1]).astype(
+        np.float64
+    )
     # Query, key, value and output projections; two products of the feed-forward layers.
     per_token = 2 * (4 * width * width + 2 * width * inner)
     # Queries by keys and probabilities by values, 2 operations each.
@@ -123,7 +131,9 @@ def median_milliseconds(run: Callable[[], object], repeats: int = 10) -> float:
 
 def matmul_ceiling() -> float:
     """TFLOP/s of a large bf16 product: what the chip reaches within its power limit."""
-    dtype, size = (torch.bfloat16, 8192) if torch.cuda.is_available() else (torch.float32, 128)
+    dtype, size = (
+        (torch.bfloat16, 8192) if torch.cuda.is_available() else (torch.float32, 128)
+    )
     # Random: zeros toggle fewer transistors and ran 13% faster on a power-limited H200.
     a, b = (torch.randn(size, size, device=device(), dtype=dtype) for _ in range(2))
     return 2 * size**3 / median_milliseconds(lambda: a @ b) / 1e9
@@ -134,7 +144,12 @@ def copy_bandwidth() -> float:
     # Far above the L2 cache of 50 MB, so that every byte comes from memory.
     source = torch.randint(0, 127, (2**31,), dtype=torch.int8, device="cuda")
     target = torch.empty_like(source)
-    return 2 * source.numel() / median_milliseconds(lambda: target.copy_(source), repeats=2) / 1e6
+    return (
+        2
+        * source.numel()
+        / median_milliseconds(lambda: target.copy_(source), repeats=2)
+        / 1e6
+    )
 
 
 def gpu_state() -> dict[str, str]:

@@ -68,10 +68,14 @@ class Variant:
 
 def groups(on_gpu: bool) -> dict[str, list[Variant]]:
     """Variants that are compared, by group. On a CPU: those that run there."""
-    ours, fp8 = partial(Variant, name="ours"), partial(Variant, name="ours, fp8", precision="fp8")
+    ours, fp8 = (
+        partial(Variant, name="ours"),
+        partial(Variant, name="ours, fp8", precision="fp8"),
+    )
     # Padded is what most users run.
     eager, compiled = (
-        Variant(name=f"Hugging Face, {mode}", peer=mode) for mode in ("eager", "compiled")
+        Variant(name=f"Hugging Face, {mode}", peer=mode)
+        for mode in ("eager", "compiled")
     )
     if not on_gpu:
         # Compiling takes longer there than the steps that it would save.
@@ -79,7 +83,10 @@ def groups(on_gpu: bool) -> dict[str, list[Variant]]:
     unfused = Variant(name="ours, FUSED=none", fused="none")
     # Casts to fp8 occur in none of these variants.
     fusable = [name for name in kernels.FUSABLE if name != "fp8_cast"]
-    each = [Variant(name=f"ours, without fused {name}", fused=without(name)) for name in fusable]
+    each = [
+        Variant(name=f"ours, without fused {name}", fused=without(name))
+        for name in fusable
+    ]
     return {
         "rows 24": [ours(), fp8(), Variant(name="ours, eager", graph=False), unfused],
         "rows 48": [ours(rows=48), fp8(rows=48)],
@@ -98,7 +105,9 @@ def without(name: str) -> str:
     )
 
 
-def build_ours(variant: Variant, config: BertConfig, batches: list[PretrainingBatch]) -> Call:
+def build_ours(
+    variant: Variant, config: BertConfig, batches: list[PretrainingBatch]
+) -> Call:
     """step(n) of this trainer as in a run, with batches in page-locked memory."""
     on_gpu = device().type == "cuda"
     fused, backend = (variant.fused, "auto") if on_gpu else ("none", "sdpa_loop")
@@ -116,10 +125,15 @@ def build_ours(variant: Variant, config: BertConfig, batches: list[PretrainingBa
     # bf16 is slower than fp32 on a CPU.
     precision = variant.precision if on_gpu or variant.precision == "fp8" else "fp32"
     fused_update = "lamb" in choice.names(device())
-    step: Any = new_step(model, PrecisionConfig(precision=precision), fused_update=fused_update)
+    step: Any = new_step(
+        model, PrecisionConfig(precision=precision), fused_update=fused_update
+    )
     if on_gpu:
         room = capacity(variant.rows, config.max_position_embeddings)
-        batches = [(static_batch(b, room) if variant.graph else b).pin_memory() for b in batches]
+        batches = [
+            (static_batch(b, room) if variant.graph else b).pin_memory()
+            for b in batches
+        ]
         if variant.graph:
             step = GraphedStep(step, batches[:1])
 
@@ -161,7 +175,11 @@ def inputs_of(batch: PretrainingBatch, length: int) -> dict[str, Tensor]:
 
 
 def build_peer(
-    config: BertConfig, batches: list[PretrainingBatch], *, compiled: bool, micro_batch: int = 0
+    config: BertConfig,
+    batches: list[PretrainingBatch],
+    *,
+    compiled: bool,
+    micro_batch: int = 0,
 ) -> Call:
     """step(n) of Hugging Face's model with AdamW and clipping; on a GPU in bf16, AdamW fused.
 
@@ -170,7 +188,9 @@ def build_peer(
     import transformers  # only needed here
 
     on_gpu = device().type == "cuda"
-    shape = {name: getattr(config, name) for name in vars(config) if name != "hidden_act"}
+    shape = {
+        name: getattr(config, name) for name in vars(config) if name != "hidden_act"
+    }
     theirs = transformers.BertConfig(
         **shape, hidden_act=config.hugging_face_hidden_act, attn_implementation="sdpa"
     )
@@ -225,7 +245,8 @@ def measured(
         found["build_seconds"] = round(time.monotonic() - begin, 1)
         # Every batch equally often.
         times = [
-            milliseconds(lambda: run(next(numbers)), steps * NUM_BATCHES) for _ in range(rounds)
+            milliseconds(lambda: run(next(numbers)), steps * NUM_BATCHES)
+            for _ in range(rounds)
         ]
         found |= figures(times, config, batches, ceiling)
         peak = torch.cuda.max_memory_allocated() if on_gpu else 0
@@ -243,13 +264,21 @@ def measured(
 
 
 def figures(
-    times: list[float], config: BertConfig, batches: list[PretrainingBatch], ceiling: float
+    times: list[float],
+    config: BertConfig,
+    batches: list[PretrainingBatch],
+    ceiling: float,
 ) -> dict[str, Any]:
     """Rates of steps on these batches. times: milliseconds per step, of each round."""
     time_ms = statistics.median(times)
     sequences = sum(batch.num_sequences for batch in batches) / len(batches)
     tokens = sum(batch.num_tokens for batch in batches) / len(batches)
-    rate = sum(model_flops(config, batch) for batch in batches) / len(batches) / time_ms / 1e9
+    rate = (
+        sum(model_flops(config, batch) for batch in batches)
+        / len(batches)
+        / time_ms
+        / 1e9
+    )
     return {
         "milliseconds": round(time_ms, 3),
         "spread": [round(min(times), 3), round(max(times), 3)],
@@ -312,7 +341,8 @@ def profiled(precision: str, rows: int, config: BertConfig) -> dict[str, Any]:
         (
             event.key,
             # Microseconds of two steps become milliseconds of one.
-            (event.self_device_time_total if on_gpu else event.self_cpu_time_total) / 2e3,
+            (event.self_device_time_total if on_gpu else event.self_cpu_time_total)
+            / 2e3,
             event.count / 2,
         )
         for event in profiler.key_averages()
@@ -323,8 +353,14 @@ def profiled(precision: str, rows: int, config: BertConfig) -> dict[str, Any]:
         "rows": rows,
         "parts": {part: round(spent, 4) for part, spent in parts.items()},
         "top_kernels": [
-            {"kernel": name[:120], "ms_per_step": round(spent, 4), "calls_per_step": calls}
-            for name, spent, calls in sorted(kernels, key=lambda kernel: -kernel[1])[:40]
+            {
+                "kernel": name[:120],
+                "ms_per_step": round(spent, 4),
+                "calls_per_step": calls,
+            }
+            for name, spent, calls in sorted(kernels, key=lambda kernel: -kernel[1])[
+                :40
+            ]
         ],
     }
 
@@ -336,15 +372,22 @@ def main() -> None:
         "--group", choices=list(available), default="rows 24", help="(default rows 24)"
     )
     parser.add_argument(
-        "--profile", action="store_true", help="print the kernels of a step by time instead"
+        "--profile",
+        action="store_true",
+        help="print the kernels of a step by time instead",
     )
-    parser.add_argument("--tiny", action="store_true", help="a tiny model, to try out the script")
+    parser.add_argument(
+        "--tiny", action="store_true", help="a tiny model, to try out the script"
+    )
     options = parser.parse_args()
     config = BertConfig(**TINY) if options.tiny else BertConfig()
     if options.profile:
         for precision in ("bf16", "fp8"):
             try:
-                emit("step_profile", profiled(precision, 2 if options.tiny else 48, config))
+                emit(
+                    "step_profile",
+                    profiled(precision, 2 if options.tiny else 48, config),
+                )
             except Exception as error:  # keep the other precision's
                 emit("step_profile", {"problem": f"{precision}: {explain(error)}"})
         return
@@ -352,9 +395,14 @@ def main() -> None:
     for variant in available[options.group]:
         if options.tiny:
             variant = dataclasses.replace(variant, rows=variant.rows // 12)
-        found = measured(variant, config, *((1, 1) if options.tiny else (5, 4)), ceiling)
+        found = measured(
+            variant, config, *((1, 1) if options.tiny else (5, 4)), ceiling
+        )
         # At once, so that it survives a kill.
-        emit("train_step", {"group": options.group, "ceiling_tflops": round(ceiling, 4)} | found)
+        emit(
+            "train_step",
+            {"group": options.group, "ceiling_tflops": round(ceiling, 4)} | found,
+        )
 
 
 if __name__ == "__main__":

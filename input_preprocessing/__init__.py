@@ -1,4 +1,6 @@
-"""Data preparation, from text to packed records: `python -m input_preprocessing STAGE`, one function per stage."""
+"""Data preparation, from text to packed records: `python -m input_preprocessing STAGE`, one
+function per stage.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +10,18 @@ STAGES = {
         "dataset.prepare.main",
         "all steps below that a data set needs; prepare_data.sh runs it",
     ),
-    "download": ("dataset.download.main", "fetch and check the benchmark's public files"),
+    "download": (
+        "dataset.download.main",
+        "fetch and check the benchmark's public files",
+    ),
     "finetuning": (
         "dataset.finetuning.main",
         "fetch and check SQuAD or a GLUE task, for run_finetuning.sh",
     ),
-    "corpus": ("text.corpus.main", "sentences, vocabulary and model size from your own text"),
+    "corpus": (
+        "text.corpus.main",
+        "sentences, vocabulary and model size from your own text",
+    ),
     "extract": ("wiki.extract.main", "articles from Wikipedia dumps"),
     "clean": ("wiki.clean.main", "sentences from the articles' mark-up"),
     "split": ("wiki.split.main", "articles into part files and evaluation text"),

@@ -1,4 +1,6 @@
-"""`python -m input_preprocessing STAGE`: runs a stage, with one-line messages on signals; --help lists the stages."""
+"""`python -m input_preprocessing STAGE`: runs a stage, with one-line messages on signals; --help
+lists the stages.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ from input_preprocessing.stage import interrupt
 def overview() -> str:
     """Usage and a summary of every stage."""
     lines = [
-        f"  {name:{max(map(len, STAGES))}}  {summary}" for name, (_, summary) in STAGES.items()
+        f"  {name:{max(map(len, STAGES))}}  {summary}"
+        for name, (_, summary) in STAGES.items()
     ]
     usage = "usage: python -m input_preprocessing STAGE [options]   (--help after a stage lists its options)"
     return "\n".join([usage, "", *lines])
@@ -24,7 +27,9 @@ def main() -> None:
         print(overview())
     elif name not in STAGES:
         hint = "python -m input_preprocessing --help lists them"
-        print(f"python -m input_preprocessing: no stage {name!r}; {hint}", file=sys.stderr)
+        print(
+            f"python -m input_preprocessing: no stage {name!r}; {hint}", file=sys.stderr
+        )
         # Like argparse for wrong usage; errors of a stage itself end with 1.
         sys.exit(2)
     else:

@@ -28,9 +28,13 @@ from review.verdict import checking
 
 
 def _results(target: Path, arguments: argparse.Namespace) -> list[Result]:
-    """BERT results; others are skipped with a message. Raises ReviewError if there are only others."""
+    """BERT results; others are skipped with a message. Raises ReviewError if there are only
+    others.
+    """
     # Not every command has the option.
-    results = load_results(target, arguments.ruleset, getattr(arguments, "train_samples", False))
+    results = load_results(
+        target, arguments.ruleset, getattr(arguments, "train_samples", False)
+    )
     others = [result.other_benchmark for result in results if result.other_benchmark]
     named = ", ".join(sorted(set(others)))
     if len(others) == len(results):
@@ -50,11 +54,17 @@ def _checked(arguments: argparse.Namespace) -> list[checking.Checked]:
 
 def _tables(module: ModuleType, arguments: argparse.Namespace) -> int:
     """`show` and `compare`, which differ in the module that formats the results."""
-    results = [result for target in arguments.target for result in _results(target, arguments)]
+    results = [
+        result for target in arguments.target for result in _results(target, arguments)
+    ]
     if getattr(arguments, "csv", False):
         print(csv_text(show.csv_rows(results)), end="")
         return 0
-    emit(arguments, json=lambda: module.as_json(results), parts=lambda: module.parts(results))
+    emit(
+        arguments,
+        json=lambda: module.as_json(results),
+        parts=lambda: module.parts(results),
+    )
     return 0
 
 
@@ -62,15 +72,24 @@ def _check(arguments: argparse.Namespace) -> int:
     checked = _checked(arguments)
     passed = all(one.passed(arguments.strict) for one in checked)
     found = {"passed": passed, "checked": checked}
-    emit(arguments, json=lambda: found, parts=lambda: checking.parts(checked, arguments.strict))
+    emit(
+        arguments,
+        json=lambda: found,
+        parts=lambda: checking.parts(checked, arguments.strict),
+    )
     return 0 if passed else 1
 
 
 def _report(arguments: argparse.Namespace) -> int:
-    results = [result for target in arguments.target for result in _results(target, arguments)]
+    results = [
+        result for target in arguments.target for result in _results(target, arguments)
+    ]
     checked = _checked(arguments)
     write_report(results, checked, arguments.output)
-    found = {"passed": all(one.passed() for one in checked), "files": [arguments.output]}
+    found = {
+        "passed": all(one.passed() for one in checked),
+        "files": [arguments.output],
+    }
     emit(arguments, json=lambda: found, text=lambda: print(arguments.output))
     return 0
 
@@ -85,7 +104,11 @@ def _select(arguments: argparse.Namespace) -> int:
     # Written before anything is printed: a full disk must not leave a table that says "written".
     if arguments.output is not None:
         select.write(selection, arguments.output)
-    emit(arguments, json=lambda: selection, parts=lambda: select.parts(selection, arguments.output))
+    emit(
+        arguments,
+        json=lambda: selection,
+        parts=lambda: select.parts(selection, arguments.output),
+    )
     return 0 if selection.chosen else 1
 
 
@@ -126,11 +149,15 @@ def _watch(arguments: argparse.Namespace) -> int:
     targets: list[Path] = arguments.target
     if not arguments.all and len(targets) == 1:
         first = targets[0]
-        targets = [watch.find_log(first) if once else watch.wait_for_log(first, interval)]
+        targets = [
+            watch.find_log(first) if once else watch.wait_for_log(first, interval)
+        ]
     runs = watch.Runs(targets, arguments.ruleset)
     # Without --once the first log may still come.
     if once and not runs.poll(0):
-        raise ReviewError(f"{targets[0]}: {watch.NO_LOG}; give the logs of runs, or their folder")
+        raise ReviewError(
+            f"{targets[0]}: {watch.NO_LOG}; give the logs of runs, or their folder"
+        )
     return watch.watch(runs, interval, as_json=as_json, once=once)
 
 
@@ -150,7 +177,11 @@ def _rcp(arguments: argparse.Namespace) -> int:
 
 def _rehearsal(arguments: argparse.Namespace) -> int:
     found = published_curves.rehearsal(arguments.target)
-    emit(arguments, json=lambda: found, text=lambda: published_curves.print_rehearsal(found))
+    emit(
+        arguments,
+        json=lambda: found,
+        text=lambda: published_curves.print_rehearsal(found),
+    )
     return 0 if found.go else 1
 
 
@@ -159,9 +190,13 @@ def _system(arguments: argparse.Namespace) -> int:
     if output.exists() and not arguments.update:
         raise ReviewError(f"{output} exists: --update fills in its blank fields")
     # By priority: what the user says, then the file being updated, then the run.
-    given: list[tuple[str, dict[str, Any]]] = [("--set", system.parse_settings(arguments.set))]
+    given: list[tuple[str, dict[str, Any]]] = [
+        ("--set", system.parse_settings(arguments.set))
+    ]
     if arguments.answers:
-        answers = system.known(read_object(arguments.answers, _FIELDS), arguments.answers)
+        answers = system.known(
+            read_object(arguments.answers, _FIELDS), arguments.answers
+        )
         given.append((str(arguments.answers), answers))
     if output.exists():
         given.append((str(output), read_object(output, _FIELDS)))
@@ -181,7 +216,10 @@ def _system(arguments: argparse.Namespace) -> int:
             f"still blank, but required by the rules: {', '.join(described.blanks)}",
             file=sys.stderr,
         )
-        print("fill them in with --update and --set FIELD=VALUE, or edit the file", file=sys.stderr)
+        print(
+            "fill them in with --update and --set FIELD=VALUE, or edit the file",
+            file=sys.stderr,
+        )
     return 0
 
 
@@ -200,7 +238,9 @@ def _package(arguments: argparse.Namespace) -> int:
 
 _TYPES = {"path": Path, "int": int, "float": float}
 _FIELDS = 'such as {"cooling": "air", ...}'
-_COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {  # names as in commands.yaml
+_COMMANDS: dict[
+    str, Callable[[argparse.Namespace], int]
+] = {  # names as in commands.yaml
     "show": partial(_tables, show),
     "check": _check,
     "compare": partial(_tables, compare),

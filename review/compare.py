@@ -1,11 +1,13 @@
 """`compare`: results side by side, and whether each differs significantly from the first.
 
-Each measure has its ratio, a 95% confidence interval and a test of trimmed means, such as the olympic mean of the
-score; a failed run counts as infinitely slow and needs no special case:
-- time to the target, the basis of the score: minutes of each run times the scaling factor, best and worst left out;
-- time at the same convergence: minutes of each run x RCP mean of its batch size / its samples, so that a run that
-  happened to converge early does not look fast. The official scaling factor does the same in one direction and for the
-  mean only (rcp_checker: RCP mean / mean samples, if above 1);
+Each measure has its ratio, a 95% confidence interval and a test of trimmed means, such as the
+olympic mean of the score; a failed run counts as infinitely slow and needs no special case:
+- time to the target, the basis of the score: minutes of each run times the scaling factor, best and
+worst left out;
+- time at the same convergence: minutes of each run x RCP mean of its batch size / its samples, so
+that a run that
+  happened to converge early does not look fast. The official scaling factor does the same in one
+  direction and for the mean only (rcp_checker: RCP mean / mean samples, if above 1);
 - throughput: samples per second of each run, over the whole timed span, evaluations included.
 If both have power files, the joules of each run are compared as well.
 """
@@ -50,7 +52,9 @@ _SETTINGS = {  # sections of config.json that define the task
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mean:
-    """A trimmed mean, its squared standard error (None if unknown) and the number of values averaged."""
+    """A trimmed mean, its squared standard error (None if unknown) and the number of values
+    averaged.
+    """
 
     value: float
     error2: float | None
@@ -60,9 +64,10 @@ class Mean:
 def trimmed_mean(values: Sequence[float], trim: int = 1) -> Mean:
     """Mean without the ``trim`` smallest and largest values; the trimmed ones may be infinite.
 
-    The squared error is that of K. K. Yuen, "The two-sample trimmed t for unequal population variances", Biometrika
-    61 (1974): SSD_w / (h (h - 1)), with h values counted and SSD_w the squared deviations of the winsorised values;
-    None if h < 2. Raises ValueError if no finite value is left.
+    The squared error is that of K. K. Yuen, "The two-sample trimmed t for unequal population
+    variances", Biometrika 61 (1974): SSD_w / (h (h - 1)), with h values counted and SSD_w the
+    squared deviations of the winsorised values; None if h < 2. Raises ValueError if no finite value
+    is left.
     """
     ordered = sorted(values)
     kept = ordered[trim : len(ordered) - trim]
@@ -92,12 +97,13 @@ class Ratio:
 
 
 def ratio(above: Mean, below: Mean) -> Ratio:
-    """``above`` / ``below``, independent trimmed means of positive quantities. Raises ValueError if ``below`` is 0.
+    """``above`` / ``below``, independent trimmed means of positive quantities. Raises ValueError if
+    ``below`` is 0.
 
-    The interval is computed for the ratio's logarithm by the delta method (relative errors add): it contains no
-    negative ratio, and the interval of b / a is the inverse of that of a / b. Welch's degrees of freedom, with the
-    counts of the trimmed means (Yuen 1974). p: two-sided test that the logarithm is 0, so p < 0.05 exactly if the
-    interval excludes 1.
+    The interval is computed for the ratio's logarithm by the delta method (relative errors add): it
+    contains no negative ratio, and the interval of b / a is the inverse of that of a / b. Welch's
+    degrees of freedom, with the counts of the trimmed means (Yuen 1974). p: two-sided test that the
+    logarithm is 0, so p < 0.05 exactly if the interval excludes 1.
     """
     from scipy.special import (
         stdtr,
@@ -136,13 +142,19 @@ def means(result: Result) -> dict[str, Mean | None]:
     values: dict[str, list[float | None]] = {
         "time": [run.minutes and run.minutes * factor for run in result.counted],
         "normalized_time": [
-            point.mean / rate / 60 if point and (rate := run.sequences_per_second) else None
+            point.mean / rate / 60
+            if point and (rate := run.sequences_per_second)
+            else None
             for run in result.counted
         ],
         "throughput": [run.sequences_per_second for run in result.counted],
-        "throughput_per_accelerator": [result.rate_per_accelerator(run) for run in result.counted],
+        "throughput_per_accelerator": [
+            result.rate_per_accelerator(run) for run in result.counted
+        ],
         "samples": [run.samples for run in result.counted],
-        "energy": [(joules := result.joules(run)) and joules * factor for run in result.counted],
+        "energy": [
+            (joules := result.joules(run)) and joules * factor for run in result.counted
+        ],
     }
     for measure, logged in values.items():
         sane = [value for value in logged if value is not None and 0 < value < _LARGEST]
@@ -156,14 +168,18 @@ def means(result: Result) -> dict[str, Mean | None]:
             # Only where it is trimmed off again: nothing can be averaged with infinity.
             sane.append(math.inf)
         found[measure] = (
-            trimmed_mean(sane, 1 if len(sane) >= _LEAST_TRIMMED else 0) if complete else None
+            trimmed_mean(sane, 1 if len(sane) >= _LEAST_TRIMMED else 0)
+            if complete
+            else None
         )
     return found
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A result against the baseline; a ratio above 1 means it is better (faster, or with fewer samples)."""
+    """A result against the baseline; a ratio above 1 means it is better (faster, or with fewer
+    samples).
+    """
 
     baseline: Result
     other: Result
@@ -182,10 +198,16 @@ class Comparison:
     @functools.cached_property
     def ratios(self) -> dict[str, Ratio]:
         found = {}
-        enough = min(len(self.baseline.counted), len(self.other.counted)) >= _LEAST_TRIMMED
+        enough = (
+            min(len(self.baseline.counted), len(self.other.counted)) >= _LEAST_TRIMMED
+        )
         for measure, (other, baseline) in self.means.items():
             # Above 1 is better in every measure, so times and samples are inverted.
-            one = ratio(other, baseline) if measure in _MORE_IS_BETTER else ratio(baseline, other)
+            one = (
+                ratio(other, baseline)
+                if measure in _MORE_IS_BETTER
+                else ratio(baseline, other)
+            )
             found[measure] = one if enough else Ratio(value=one.value)
         return found
 
@@ -194,7 +216,9 @@ class Comparison:
         """Task properties in which the results differ, so that their times are not comparable."""
         first, second = _task(self.baseline), _task(self.other)
         # What one of them has not recorded is not called different.
-        return [name for name in first if name in second and first[name] != second[name]]
+        return [
+            name for name in first if name in second and first[name] != second[name]
+        ]
 
     def verdict(self) -> str:
         found = self.ratios.get("time")
@@ -215,9 +239,13 @@ class Comparison:
 
 
 def _task(result: Result) -> dict[str, Any]:
-    """What was trained and to which target, from the logs and, for runs of this repository, config.json."""
+    """What was trained and to which target, from the logs and, for runs of this repository,
+    config.json.
+    """
     known: dict[str, Any] = {"division": result.division, "target": result.target}
-    if result.division == "closed":  # the same data set for everybody, whatever its path
+    if (
+        result.division == "closed"
+    ):  # the same data set for everybody, whatever its path
         return known
     run = next((run for run in result.runs if run.log.events), None)
     for key in ("submission_benchmark", "eval_samples", "max_sequence_length"):
@@ -225,7 +253,9 @@ def _task(result: Result) -> dict[str, Any]:
         known |= {} if value is None else {key: text(value)}
     for section, names in _SETTINGS.items():
         values = read_json(result.folder / "config.json", section)
-        known |= {f"{section}.{name}": text(values[name]) for name in names if name in values}
+        known |= {
+            f"{section}.{name}": text(values[name]) for name in names if name in values
+        }
     return known
 
 
@@ -241,7 +271,9 @@ def compare(results: Sequence[Result]) -> list[Comparison]:
 def differing_hyperparameters(results: Sequence[Result]) -> dict[str, list[Any]]:
     """Logged hyper-parameters that differ between the results' first logs."""
     # One log stands for its result: `check` reports runs that differ among themselves.
-    logged = [result.runs[0].hyperparameters if result.runs else {} for result in results]
+    logged = [
+        result.runs[0].hyperparameters if result.runs else {} for result in results
+    ]
     differing = {}
     for key in HYPERPARAMETERS:
         values = [hyperparameters.get(key) for hyperparameters in logged]
@@ -253,7 +285,9 @@ def differing_hyperparameters(results: Sequence[Result]) -> dict[str, list[Any]]
 def as_json(results: Sequence[Result]) -> dict[str, Any]:
     names, described, comparisons = _names(results), [], []
     for name, result in zip(names, results, strict=True):
-        values = {measure: mean and mean.value for measure, mean in means(result).items()}
+        values = {
+            measure: mean and mean.value for measure, mean in means(result).items()
+        }
         described.append({**checking.as_dict(result), "name": name, "means": values})
     for name, one in zip(names[1:], compare(results), strict=True):
         outcome = {"verdict": one.verdict(), "unlike": one.unlike, "ratios": one.ratios}
@@ -271,7 +305,8 @@ def _names(results: Sequence[Result]) -> list[str]:
     names = [text(result.name) for result in results]
     pairs = zip(names, results, strict=True)
     return [
-        f"{name} ({result.folder})" if names.count(name) > 1 else name for name, result in pairs
+        f"{name} ({result.folder})" if names.count(name) > 1 else name
+        for name, result in pairs
     ]
 
 
@@ -310,10 +345,19 @@ def _figures(results: Sequence[Result]) -> list[list[str]]:
 
     def measure_row(measure: str, shown: Callable[[float | None], str]) -> list[str]:
         values = (one[measure] for one in measured)
-        return [MEASURES[measure], *(shown(mean.value if mean else None) for mean in values)]
+        return [
+            MEASURES[measure],
+            *(shown(mean.value if mean else None) for mean in values),
+        ]
 
     def rcp_test(one: Result) -> str:
-        return "-" if one.rcp_test is None else "passed" if one.rcp_test.passed else "failed"
+        return (
+            "-"
+            if one.rcp_test is None
+            else "passed"
+            if one.rcp_test.passed
+            else "failed"
+        )
 
     rows = [
         row("runs that count", lambda one: f"{len(one.counted)} of {len(one.runs)}"),
@@ -326,7 +370,9 @@ def _figures(results: Sequence[Result]) -> list[list[str]]:
     ]
     if any(result.energy for result in results):
         joules = [result.energy.joules if result.energy else None for result in results]
-        rows.append(["energy, kJ", *(number_text(one and one / 1000, ",.1f") for one in joules)])
+        rows.append(
+            ["energy, kJ", *(number_text(one and one / 1000, ",.1f") for one in joules)]
+        )
     return rows + [measure_row(measure, rate_text) for measure in _MORE_IS_BETTER]
 
 
@@ -334,7 +380,9 @@ def _ratios(comparison: Comparison) -> Table:
     from rich.text import Text
 
     headings = [Column("", wraps=True)]
-    headings += [Column(heading, right=True) for heading in ("speed-up", "95% interval", "p")]
+    headings += [
+        Column(heading, right=True) for heading in ("speed-up", "95% interval", "p")
+    ]
     rows = []
     for measure, one in comparison.ratios.items():
         style = "" if not one.significant else "green" if one.value > 1 else "red"

@@ -1,8 +1,9 @@
 """`select`: from more than ten runs, the ten consecutive ones to submit under the training rules.
 
-A submitter may decide beforehand to make M runs instead of N = 10. Every N consecutive runs, by start time, form a set
-with a score; a set that would not count is infinitely slow. The set to submit is the one whose score is closest to the
-median of all sets (never the fastest), the slower one in a tie.
+A submitter may decide beforehand to make M runs instead of N = 10. Every N consecutive runs, by
+start time, form a set with a score; a set that would not count is infinitely slow. The set to
+submit is the one whose score is closest to the median of all sets (never the fastest), the slower
+one in a tie.
 """
 
 from __future__ import annotations
@@ -35,7 +36,10 @@ from review.logs.tree import copy_runs
 from review.results.run import Run
 from review.results.score import REQUIRED_RUNS, Result
 
-_ALONG = ("config.json", "environment.json")  # written by this repository's runs, read by `package`
+_ALONG = (
+    "config.json",
+    "environment.json",
+)  # written by this repository's runs, read by `package`
 RECORD = "selection.json"
 
 
@@ -98,22 +102,33 @@ class Selection:
         return f"closest to the median of {sets}{without}: {scores}"
 
     def as_dict(self) -> dict[str, Any]:
-        found = pick(self, "folder median_minutes=median chosen reason crashed=crashes sets")
+        found = pick(
+            self, "folder median_minutes=median chosen reason crashed=crashes sets"
+        )
         return {**found, "unverified": True}
 
 
 def select(result: Result) -> Selection:
-    """The sets of a folder. Raises ReviewError for fewer than ten runs, or a log that cannot be put in order."""
+    """The sets of a folder. Raises ReviewError for fewer than ten runs, or a log that cannot be put
+    in order.
+    """
     for path, reason in result.unreadable.items():
-        raise ReviewError(f"{path} {reason}: every run counts, so each log must be readable")
+        raise ReviewError(
+            f"{path} {reason}: every run counts, so each log must be readable"
+        )
     if len(result.runs) < REQUIRED_RUNS:
-        raise ReviewError(f"{result.folder}: {len(result.runs)} logs, a set needs {REQUIRED_RUNS}")
+        raise ReviewError(
+            f"{result.folder}: {len(result.runs)} logs, a set needs {REQUIRED_RUNS}"
+        )
     # By time of start, as the rule says "consecutive"; the numbers in names may be another order.
     runs = tuple(sorted(result.runs, key=_start))
     starts = range(len(runs) - REQUIRED_RUNS + 1)
     # Without crashes, which are of the folder and not of a set.
     sets = (
-        RunSet(i, Result(result.folder, runs[i : i + REQUIRED_RUNS], ruleset=result.ruleset))
+        RunSet(
+            i,
+            Result(result.folder, runs[i : i + REQUIRED_RUNS], ruleset=result.ruleset),
+        )
         for i in starts
     )
     return Selection(result.folder, tuple(sets), result.crashes)
@@ -124,7 +139,9 @@ def _start(run: Run) -> float:
     # A run that failed before run_start still has its place among the others.
     event = run.run_start or next(iter(run.log.events), None)
     if event is None:
-        raise ReviewError(f"{run.path}: has no events, so its position among the runs is unknown")
+        raise ReviewError(
+            f"{run.path}: has no events, so its position among the runs is unknown"
+        )
     return event.time_ms
 
 
@@ -135,7 +152,8 @@ def _date(run: Run) -> str:
 
 
 def write(selection: Selection, output: Path) -> None:
-    """Writes the chosen set: logs renumbered from result_0.txt, their power files, and selection.json.
+    """Writes the chosen set: logs renumbered from result_0.txt, their power files, and
+    selection.json.
 
     The folder appears whole or not at all. Raises ReviewError if it exists or cannot be written.
     """
@@ -146,15 +164,20 @@ def write(selection: Selection, output: Path) -> None:
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         # Beside the output: a rename works within one file system only.
-        with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.") as scratch:
+        with tempfile.TemporaryDirectory(
+            dir=output.parent, prefix=f".{output.name}."
+        ) as scratch:
             folder = Path(scratch) / "selected"
             folder.mkdir()
-            renamed = copy_runs((run.path for run in selection.chosen.result.runs), folder)
+            renamed = copy_runs(
+                (run.path for run in selection.chosen.result.runs), folder
+            )
             for name in _ALONG:
                 if (selection.folder / name).is_file():
                     shutil.copyfile(selection.folder / name, folder / name)
             write_whole(
-                folder / RECORD, json_text({**selection.as_dict(), "renamed": renamed}) + "\n"
+                folder / RECORD,
+                json_text({**selection.as_dict(), "renamed": renamed}) + "\n",
             )
             os.rename(folder, output)
     except OSError as error:
@@ -166,16 +189,28 @@ def parts(selection: Selection, output: Path | None) -> list[Part]:
     for one in selection.sets:
         runs = one.result.runs
         minutes = "does not count" if math.isinf(one.score) else f"{one.score:.4f}"
-        note = "submit this one" if one is chosen else text("; ".join(one.result.obstacles))
+        note = (
+            "submit this one"
+            if one is chosen
+            else text("; ".join(one.result.obstacles))
+        )
         first, last = runs[0], runs[-1]
         rows.append(
             [str(one.first + 1), first.name, last.name, _date(first), minutes, note],
         )
-    columns = [Column("set", right=True), Column("first"), Column("last"), Column("started")]
+    columns = [
+        Column("set", right=True),
+        Column("first"),
+        Column("last"),
+        Column("started"),
+    ]
     columns += [Column("minutes", right=True), Column("", wraps=True)]
     styles = ["bold green" if one is chosen else "" for one in selection.sets]
     made: list[Part] = [
-        Heading(text(selection.folder.name or str(selection.folder)), "every set of ten runs"),
+        Heading(
+            text(selection.folder.name or str(selection.folder)),
+            "every set of ten runs",
+        ),
         Table(columns, rows, styles),
         Line("set", f"{selection.reason}, unverified", "" if chosen else "yellow"),
     ]
@@ -188,4 +223,8 @@ def parts(selection: Selection, output: Path | None) -> list[Part]:
                 "yellow",
             )
         )
-    return made if chosen is None or output is None else [*made, Line("written", str(output))]
+    return (
+        made
+        if chosen is None or output is None
+        else [*made, Line("written", str(output))]
+    )

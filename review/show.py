@@ -34,11 +34,18 @@ def parts(results: Sequence[Result]) -> list[Part]:
         made.append(Heading(text(result.name), result.subtitle, str(result.folder)))
         made += [_table(result), *summary(result)]
         # Runs without a target are not meant to comply.
-        runs = [] if result.pretrains else [run for run in result.runs if not run.compliant]
+        runs = (
+            []
+            if result.pretrains
+            else [run for run in result.runs if not run.compliant]
+        )
         failing = [(text(run.path.name), first_reason(run.findings)) for run in runs]
-        failing += [(text(path.name), reason) for path, reason in result.unreadable.items()]
         failing += [
-            (f"failed_{number}.txt", text(reason)) for number, reason in result.crashes.items()
+            (text(path.name), reason) for path, reason in result.unreadable.items()
+        ]
+        failing += [
+            (f"failed_{number}.txt", text(reason))
+            for number, reason in result.crashes.items()
         ]
         made += [Line("fails", f"{file}: {reason}", "red") for file, reason in failing]
     return made
@@ -74,11 +81,15 @@ def _table(result: Result) -> Table:
             verdict = Text("no target", "dim")
         if (dropped := result.dropped.get(run.path)) in ("best", "worst"):
             verdict.append(f", {dropped}", "italic")
-        record["status"] = Text(str(record["status"]), "" if run.converged else "yellow")
+        record["status"] = Text(
+            str(record["status"]), "" if run.converged else "yellow"
+        )
         record["minutes"] = Text(str(record["minutes"]), "bold")
         records.append(record | {"compliance": verdict})
     for number in result.crashes:
-        records.append({"run": f"failed_{number}.txt", "status": "crashed", "compliance": "fails"})
+        records.append(
+            {"run": f"failed_{number}.txt", "status": "crashed", "compliance": "fails"}
+        )
     styles = ["dim" if run.path in result.dropped else "" for run in result.runs]
     styles += ["red"] * len(result.crashes)
     rows = [[record.get(one.heading, "") for one in shown] for record in records]

@@ -1,7 +1,9 @@
-"""`watch`: follows live runs and acceptance tests, one row each; a single one also has a bar and all its figures.
+"""`watch`: follows live runs and acceptance tests, one row each; a single one also has a bar and
+all its figures.
 
-Samples to the target are projected by the RCP mean, and in the last 40% of a run by the accuracy of the last two
-evaluations, which follows a curve of fixed shape over the share of the total samples (_ACCURACIES).
+Samples to the target are projected by the RCP mean, and in the last 40% of a run by the accuracy of
+the last two evaluations, which follows a curve of fixed shape over the share of the total samples
+(_ACCURACIES).
 """
 
 from __future__ import annotations
@@ -45,7 +47,8 @@ _STAGE = re.compile(r"certify: ([\w, ]+):")
 _SILENT_REPEATS = 10
 NO_LOG = "no result_*.txt here or below"
 _IDLE_SECONDS = 60.0  # to wait for another trial after the last run ended
-# Accuracies at 10, 15, ... 100% of the samples to the target: medians of the 20 runs of two published 5.0 results.
+# Accuracies at 10, 15, ... 100% of the samples to the target: medians of the 20 runs of two
+# published 5.0 results.
 # fmt: off
 _ACCURACIES = (
     0.3966, 0.4452, 0.5472, 0.6544, 0.7015, 0.7079, 0.7105, 0.7125, 0.7136, 0.7146,
@@ -53,8 +56,8 @@ _ACCURACIES = (
 )
 # fmt: on
 _SHARES = [(index + 2) / 20 for index in range(len(_ACCURACIES))]
-# Relative standard errors of projections: by the RCP mean, and by the curve at a share of the run, larger than on the
-# runs it was fitted to.
+# Relative standard errors of projections: by the RCP mean, and by the curve at a share of the run,
+# larger than on the runs it was fitted to.
 _RCP_ERROR = 0.17
 _KNOWN_SHARES = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 _CURVE_ERRORS = (1.0, 0.4, 0.22, 0.14, 0.10, 0.07, 0.05, 0.04)
@@ -62,7 +65,9 @@ _STALLED_SECONDS = 60.0
 
 
 def curve_share(accuracy: float) -> float:
-    """Share of its samples at which a run to 0.720 has this accuracy, by interpolation; 0 below the curve."""
+    """Share of its samples at which a run to 0.720 has this accuracy, by interpolation; 0 below the
+    curve.
+    """
     return float(np.interp(accuracy, _ACCURACIES, _SHARES, left=0.0))
 
 
@@ -87,7 +92,9 @@ class Standing:
 
     @functools.cached_property
     def phase(self) -> str:
-        """starting, initialising, training, evaluating, finishing, or how the run ended: success, aborted, ..."""
+        """starting, initialising, training, evaluating, finishing, or how the run ended: success,
+        aborted, ...
+        """
         if self.done:
             return self.run.status
         if self.run.run_start is None:
@@ -95,13 +102,17 @@ class Standing:
         if self.reached:
             return "finishing"
         marks = [
-            event.key for event in self.run.log.events if event.key in ("eval_start", "eval_stop")
+            event.key
+            for event in self.run.log.events
+            if event.key in ("eval_start", "eval_stop")
         ]
         return "evaluating" if marks[-1:] == ["eval_start"] else "training"
 
     @property
     def reached(self) -> bool:
-        return not self.result.pretrains and (self.run.final_accuracy or 0) >= self.target
+        return (
+            not self.result.pretrains and (self.run.final_accuracy or 0) >= self.target
+        )
 
     @property
     def done(self) -> bool:
@@ -138,11 +149,17 @@ class Standing:
     def silent(self) -> float:
         """Seconds since the last event of a run that has not ended."""
         events = self.run.log.events
-        return 0.0 if self.done or not events else (self.now_ms - events[-1].time_ms) / 1000
+        return (
+            0.0
+            if self.done or not events
+            else (self.now_ms - events[-1].time_ms) / 1000
+        )
 
     @functools.cached_property
     def stalled(self) -> bool:
-        """Whether the log has been silent for more than a minute and three times its longest silence so far."""
+        """Whether the log has been silent for more than a minute and three times its longest
+        silence so far.
+        """
         times = [event.time_ms for event in self.run.log.events]
         # Logs are silent during an evaluation; how long, the log's past tells.
         longest = max((b - a for a, b in itertools.pairwise(times)), default=0.0) / 1000
@@ -161,7 +178,9 @@ class Standing:
         counted = [samples for samples, _ in self._counted]
         if self.run.counts_samples:
             stats = self.run.log.all("tracked_stats")
-            counted += [event.meta("epoch_num", "samples_count") or 0.0 for event in stats]
+            counted += [
+                event.meta("epoch_num", "samples_count") or 0.0 for event in stats
+            ]
         return max(counted) if counted else 0.0 if self.run.run_start else None
 
     @functools.cached_property
@@ -169,24 +188,33 @@ class Standing:
         """Samples to the target, or of a run without a target to the last step; None if unknown."""
         if self.result.pretrains:
             steps = number(
-                tree.read_json(self.result.folder / "config.json", "schedule").get("max_steps")
+                tree.read_json(self.result.folder / "config.json", "schedule").get(
+                    "max_steps"
+                )
             )
-            return steps * self.run.batch_size if steps and self.run.batch_size else None
+            return (
+                steps * self.run.batch_size if steps and self.run.batch_size else None
+            )
         if self.reached and self.run.samples:
             return self.run.samples
         # The curve and the reference are of runs to 0.720.
         if self.target != TARGET_ACCURACY:
             return None
-        shares = [(samples, curve_share(accuracy)) for samples, accuracy in self._counted[-2:]]
+        shares = [
+            (samples, curve_share(accuracy)) for samples, accuracy in self._counted[-2:]
+        ]
         point = self.result.rcp_point
         projected, errors = ([point.mean], [_RCP_ERROR]) if point else ([], [])
         # Below its first point the curve says nothing about the end.
         if shares and all(share > 0 for _, share in shares):
-            projected.append(sum(samples / share for samples, share in shares) / len(shares))
+            projected.append(
+                sum(samples / share for samples, share in shares) / len(shares)
+            )
             errors.append(float(np.interp(shares[-1][1], _KNOWN_SHARES, _CURVE_ERRORS)))
         if not projected:
             return None
-        # Weighted by inverse variance; the errors are relative, so it is the logarithms that are averaged.
+        # Weighted by inverse variance; the errors are relative, so it is the logarithms that are
+        # averaged.
         mean = float(np.average(np.log(projected), weights=np.array(errors) ** -2.0))
         return max(math.exp(mean), self.samples or 0.0)
 
@@ -210,20 +238,28 @@ class Standing:
     @functools.cached_property
     def rcp_margin(self) -> float | None:
         """Projected samples minus the smallest mean that the RCP test accepts."""
-        if self.result.rcp_point is None or self.projection is None or self.result.pretrains:
+        if (
+            self.result.rcp_point is None
+            or self.projection is None
+            or self.result.pretrains
+        ):
             return None
         return self.projection - self.result.rcp_point.minimum
 
     @functools.cached_property
     def deviation(self) -> Deviation | None:
-        """The first evaluation outside the range of published runs, if this run has the same target."""
+        """The first evaluation outside the range of published runs, if this run has the same
+        target.
+        """
         if self.target != TARGET_ACCURACY or self.result.pretrains:
             return None
         return first_deviation(self.run)
 
     def as_dict(self) -> dict[str, Any]:
         names = "file=path phase done stalled elapsed_seconds=elapsed samples share"
-        names += " sequences_per_second=run.last_rate accuracy=run.final_accuracy target"
+        names += (
+            " sequences_per_second=run.last_rate accuracy=run.final_accuracy target"
+        )
         names += " projected_samples=projection eta_seconds=eta"
         names += " rcp_margin_samples=rcp_margin outside_published=deviation"
         return {**pick(self, names), "evaluations": len(self.run.evaluations)}
@@ -231,7 +267,11 @@ class Standing:
     def parts(self) -> list[str]:
         """Everything known, one phrase per item."""
         run, deviation, margin = self.run, self.deviation, self.rcp_margin
-        expected = "" if self.done or not self.projection else f" of about {self.projection:,.0f}"
+        expected = (
+            ""
+            if self.done or not self.projection
+            else f" of about {self.projection:,.0f}"
+        )
         wanted = "" if self.result.pretrains else f" of {self.target:g}"
         causes = f" (likely: {'; '.join(deviation.causes)})" if deviation else ""
         parts = (
@@ -261,7 +301,8 @@ class Standing:
 
 @dataclass(frozen=True)
 class Certification:
-    """State of an acceptance test. phase: what it does now; found: the verdict so far, None before the stages are over.
+    """State of an acceptance test. phase: what it does now; found: the verdict so far, None before
+    the stages are over.
 
     silent: seconds since the last repeat; broken: why the load did not run.
     """
@@ -306,11 +347,21 @@ class Certification:
     @property
     def news(self) -> object:
         percent = int(100 * (self.share or 0))
-        return self.phase, self.verdict, len(self.reasons), percent, self.stalled, self.done
+        return (
+            self.phase,
+            self.verdict,
+            len(self.reasons),
+            percent,
+            self.stalled,
+            self.done,
+        )
 
     def as_dict(self) -> dict[str, Any]:
         return {
-            **pick(self, "stage=phase reasons burn_in=burn stands_still=stalled broken done"),
+            **pick(
+                self,
+                "stage=phase reasons burn_in=burn stands_still=stalled broken done",
+            ),
             "state": self.verdict or None,
         }
 
@@ -319,7 +370,9 @@ class Certification:
         parts = [
             self.burn.text() if self.burn else f"certify: {self.phase}",
             f"no new repeat for {duration(self.silent)}" if self.stalled else "",
-            self.verdict if self.done or not self.verdict else f"so far: {self.verdict}",
+            self.verdict
+            if self.done or not self.verdict
+            else f"so far: {self.verdict}",
             *self.reasons,
         ]
         return [text(part) for part in parts if part]
@@ -327,7 +380,11 @@ class Certification:
     def cells(self) -> list[str]:
         """What _COLUMNS show from the third on."""
         elapsed = self.burn.elapsed if self.burn else None
-        left = self.burn.duration - self.burn.elapsed if self.burn and not self.stalled else None
+        left = (
+            self.burn.duration - self.burn.elapsed
+            if self.burn and not self.stalled
+            else None
+        )
         share = number_text(self.share, ".0%")
         return [share, "", "", "", duration(elapsed), duration(left and max(left, 0.0))]
 
@@ -342,11 +399,19 @@ def is_test(folder: Path) -> bool:
 
 
 def find_logs(target: Path) -> list[Path]:
-    """Every log at or below a path, including those of running trials; the folder of an acceptance test itself."""
+    """Every log at or below a path, including those of running trials; the folder of an acceptance
+    test itself.
+    """
     if target.is_file() or is_test(target):
         return [target]
-    below = [Path(folder) / name for folder, _, names in os.walk(target) for name in names]
-    return [path for path in below if tree.RESULT_NAME.fullmatch(path.name) and path.is_file()]
+    below = [
+        Path(folder) / name for folder, _, names in os.walk(target) for name in names
+    ]
+    return [
+        path
+        for path in below
+        if tree.RESULT_NAME.fullmatch(path.name) and path.is_file()
+    ]
 
 
 def find_log(target: Path) -> Path:
@@ -367,7 +432,9 @@ def find_log(target: Path) -> Path:
 def wait_for_log(
     target: Path, interval: float, sleep: Callable[[float], None] = time.sleep
 ) -> Path:
-    """Waits until there is a log to follow: a run may write its first line after minutes. Raises ReviewError."""
+    """Waits until there is a log to follow: a run may write its first line after minutes. Raises
+    ReviewError.
+    """
     announced = False
     while True:
         try:
@@ -392,20 +459,32 @@ class Follower:
         self._read: object = None  # path and stamp of the log when it was last read
 
     def poll(self, now: float) -> Standing:
-        """State at ``now``, Unix seconds, from the log's complete lines. Raises ReviewError if the log is gone."""
+        """State at ``now``, Unix seconds, from the log's complete lines. Raises ReviewError if the
+        log is gone.
+        """
         try:
             stat = self.path.stat()
             # With the inode: another trial's log may have the same name and size.
             found = (self.path, stat.st_ino, stat.st_size, stat.st_mtime_ns)
             if self._run is None or self._read != found:
                 data = self.path.read_bytes()
-                whole = data[: data.rfind(b"\n") + 1]  # the last line may be half written
-                self._run, self._read = Run(parse(self.path, whole), self.ruleset), found
+                whole = data[
+                    : data.rfind(b"\n") + 1
+                ]  # the last line may be half written
+                self._run, self._read = (
+                    Run(parse(self.path, whole), self.ruleset),
+                    found,
+                )
         except FileNotFoundError:
             folder, name = self.path.parent, self.path.name
             # One level up, and renamed if the trial failed.
-            moved = [folder.parent / one for one in (name, name.replace("result_", "failed_", 1))]
-            if not _RUNNING.fullmatch(folder.name) or not any(path.is_file() for path in moved):
+            moved = [
+                folder.parent / one
+                for one in (name, name.replace("result_", "failed_", 1))
+            ]
+            if not _RUNNING.fullmatch(folder.name) or not any(
+                path.is_file() for path in moved
+            ):
                 raise ReviewError(
                     f"{self.path}: is gone; the run was removed or left no log"
                 ) from None
@@ -418,7 +497,9 @@ class Follower:
 
 
 class TestFollower:
-    """Reads a test's folder; its records are judged whenever they change, in a burn-in every few minutes."""
+    """Reads a test's folder; its records are judged whenever they change, in a burn-in every few
+    minutes.
+    """
 
     __test__ = False  # pytest takes a class of this name for one of its own
 
@@ -433,11 +514,15 @@ class TestFollower:
         # Late, as it imports scipy, and `watch` should start at once.
         from review.acceptance.verdict import certify
 
-        records = sorted([*self.path.glob("certify_*.npz"), *self.path.glob("burn_in_*.npz")])
+        records = sorted(
+            [*self.path.glob("certify_*.npz"), *self.path.glob("burn_in_*.npz")]
+        )
         judged = [(path.name, path.stat().st_mtime_ns) for path in records]
         if judged != self._judged:
             self._found = None
-            with contextlib.suppress(ReviewError):  # files of other nodes are still to come
+            with contextlib.suppress(
+                ReviewError
+            ):  # files of other nodes are still to come
                 self._found = certify(self.path)
             # Without a verdict, another attempt at the next poll.
             self._judged = judged if self._found else []
@@ -447,13 +532,22 @@ class TestFollower:
         seconds = float(config.get("burn_in_seconds", burn.duration if burn else 0.0))
         if burn is not None:
             burn = replace(burn, duration=seconds)
-        done = found is not None and (burn.elapsed >= seconds if burn is not None else not seconds)
+        done = found is not None and (
+            burn.elapsed >= seconds if burn is not None else not seconds
+        )
         stage = "burn-in" if burn else "over" if done else "starting"
-        if stage == "starting":  # not during a burn-in: the load's output grows with each repeat
+        if (
+            stage == "starting"
+        ):  # not during a burn-in: the load's output grows with each repeat
             stage = [stage, *_STAGE.findall(text_of(self.path / "output.txt"))][-1]
         changed = [path.stat().st_mtime for path in self.path.glob("burn_in_*.jsonl")]
-        silent, error = now - max(changed, default=now), text_of(self.path / "error_0.txt")
-        state = Certification(self.path, stage, found, burn, silent, error or None, done)
+        silent, error = (
+            now - max(changed, default=now),
+            text_of(self.path / "error_0.txt"),
+        )
+        state = Certification(
+            self.path, stage, found, burn, silent, error or None, done
+        )
         if found is None:
             return state
         # As long as it moves, a burn-in has not ended early.
@@ -462,7 +556,9 @@ class TestFollower:
 
 
 class Runs:
-    """Runs and tests at or below some paths, including those that appear later; for a single one, just that."""
+    """Runs and tests at or below some paths, including those that appear later; for a single one,
+    just that.
+    """
 
     def __init__(self, targets: Sequence[Path], ruleset: str = DEFAULT_RULESET) -> None:
         for path in targets:
@@ -475,7 +571,9 @@ class Runs:
         self._now, self._idle_since = 0.0, math.inf
 
     def poll(self, now: float) -> dict[Path, State]:
-        """States by the path at first sight. Skips removed logs, but raises ReviewError for a single one."""
+        """States by the path at first sight. Skips removed logs, but raises ReviewError for a
+        single one.
+        """
         # First, since moved logs are known by their new paths afterwards.
         found = self._look(self._followers, now)
         known = {state.path for state in found.values()}
@@ -489,20 +587,31 @@ class Runs:
         everyone = self._followers | new
         self._followers = {path: everyone[path] for path in found}
         # No log yet is not idle: the first trial is still to come.
-        idle = found and all(one.done or one.broken is not None for one in found.values())
-        self._now, self._idle_since = now, min(self._idle_since, now) if idle else math.inf
+        idle = found and all(
+            one.done or one.broken is not None for one in found.values()
+        )
+        self._now, self._idle_since = (
+            now,
+            min(self._idle_since, now) if idle else math.inf,
+        )
         order = {
             path: (str(one.path.parent), tree.natural_order(one.path))
             for path, one in found.items()
         }
-        return {path: found[path] for path in sorted(found, key=lambda path: order[path])}
+        return {
+            path: found[path] for path in sorted(found, key=lambda path: order[path])
+        }
 
     def _look(
         self, followers: Mapping[Path, Follower | TestFollower], now: float
     ) -> dict[Path, State]:
         found: dict[Path, State] = {}
         for path, follower in followers.items():
-            with contextlib.nullcontext() if self.alone else contextlib.suppress(ReviewError):
+            with (
+                contextlib.nullcontext()
+                if self.alone
+                else contextlib.suppress(ReviewError)
+            ):
                 found[path] = follower.poll(now)
         return found
 
@@ -573,6 +682,8 @@ def render(found: Mapping[Path, State], out: Console) -> RenderableType:
     table = output.table(*output.fit(list(_COLUMNS), rows, out.width), styles)
     if len(states) > 1:
         return table
-    bar = ProgressBar(total=1.0, completed=states[0].share or 0.0, width=min(60, out.width))
+    bar = ProgressBar(
+        total=1.0, completed=states[0].share or 0.0, width=min(60, out.width)
+    )
     # "": the bar does not end its line
     return Group(table, bar, Text("\n".join(["", *states[0].parts()])))

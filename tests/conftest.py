@@ -1,4 +1,6 @@
-"""Shared fixtures. Tests that need the reference data beside the checkout skip, saying so, where it is absent."""
+"""Shared fixtures. Tests that need the reference data beside the checkout skip, saying so, where it
+is absent.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from pathlib import Path
 
 # Before NumPy and PyTorch are loaded; for the commands under test too.
 os.environ["OMP_NUM_THREADS"] = "1"
-# A caller's narrow terminal would wrap what commands print; paths that are mounted in containers may have no blanks.
+# A caller's narrow terminal would wrap what commands print; paths that are mounted in containers
+# may have no blanks.
 os.environ["COLUMNS"] = "100"
 if " " in tempfile.gettempdir():
     os.environ["TMPDIR"] = tempfile.tempdir = "/tmp"
@@ -27,7 +30,8 @@ import torch
 gc.disable()  # until all test modules are imported, see pytest_collection_finish
 
 if not torch.cuda.is_available():
-    # Triton's interpreter runs the GPU kernels on the CPU; it has to be asked for before Triton is first imported.
+    # Triton's interpreter runs the GPU kernels on the CPU; it has to be asked for before Triton is
+    # first imported.
     os.environ["TRITON_INTERPRET"] = "1"
     with contextlib.suppress(ImportError):
         importlib.import_module("triton")
@@ -38,7 +42,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 for package in ("bert", "review"):
-    # An editable install belongs to one checkout: in another the tests would import that one's code and run their own.
+    # An editable install belongs to one checkout: in another the tests would import that one's code
+    # and run their own.
     found = Path(str(importlib.import_module(package).__file__))
     if not found.resolve().is_relative_to(REPOSITORY):
         raise pytest.UsageError(
@@ -48,7 +53,9 @@ SHARED = Path(os.environ.get("BERT_TEST_SHARED", REPOSITORY.parent / "shared"))
 
 
 def pytest_collection_finish() -> None:
-    """Exempts all that is imported from garbage collection: each pass over these million objects takes 0.3 s."""
+    """Exempts all that is imported from garbage collection: each pass over these million objects
+    takes 0.3 s.
+    """
     gc.collect()
     gc.freeze()
     gc.enable()
@@ -56,7 +63,9 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
-    """Threads cost small tensors more than they save, and those that wait spin: on busy cores ten times the step."""
+    """Threads cost small tensors more than they save, and those that wait spin: on busy cores ten
+    times the step.
+    """
     torch.set_num_threads(1)
 
 

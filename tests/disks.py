@@ -12,12 +12,18 @@ import pytest
 
 @contextmanager
 def small_disk(folder: Path, num_bytes: int) -> Iterator[None]:
-    """A file system of so many bytes at ``folder``, which is made; skips the test where none can be mounted."""
+    """A file system of so many bytes at ``folder``, which is made; skips the test where none can be
+    mounted.
+    """
     folder.mkdir()
     line = ["mount", "-t", "tmpfs", "-o", f"size={num_bytes}", "tmpfs", str(folder)]
-    done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=240)
+    done = subprocess.run(
+        line, capture_output=True, text=True, check=False, timeout=240
+    )
     if done.returncode:
-        pytest.skip(f"a file system of its own needs CAP_SYS_ADMIN: {done.stderr.strip()}")
+        pytest.skip(
+            f"a file system of its own needs CAP_SYS_ADMIN: {done.stderr.strip()}"
+        )
     try:
         yield
     finally:
@@ -27,5 +33,7 @@ def small_disk(folder: Path, num_bytes: int) -> Iterator[None]:
 def enlarge(folder: Path, num_bytes: int) -> None:
     """Gives a small disk more room."""
     subprocess.run(
-        ["mount", "-o", f"remount,size={num_bytes}", str(folder)], check=True, timeout=240
+        ["mount", "-o", f"remount,size={num_bytes}", str(folder)],
+        check=True,
+        timeout=240,
     )

@@ -1,11 +1,12 @@
-"""Commands of this project in processes of their own that need not import PyTorch: forked from one that has.
+"""Commands of this project in processes of their own that need not import PyTorch: forked from one
+that has.
 
-The import takes two seconds of a core, most of a small run. All else is as after ``python -m MODULE``: the environment,
-the folder, the streams, the exit status. Where PYTHONPATH has other folders Python is to start in another way: there it
-does.
-STANDS_AT in the environment is the pattern of a file at which the process is to stand still (held.py), FIRST a script
-that is run first, as a sitecustomize.py would be.
-``interpreter`` makes a program of it that shell scripts can call.
+The import takes two seconds of a core, most of a small run. All else is as after ``python -m
+MODULE``: the environment, the folder, the streams, the exit status. Where PYTHONPATH has other
+folders Python is to start in another way: there it does. STANDS_AT in the environment is the
+pattern of a file at which the process is to stand still (held.py), FIRST a script that is run
+first, as a sitecustomize.py would be. ``interpreter`` makes a program of it that shell scripts can
+call.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ def hidden_gpus() -> dict[str, str]:
 
 
 def context() -> ForkServerContext:
-    """What starts processes from the one that has imported PyTorch, one for each process of tests."""
+    """What starts processes from the one that has imported PyTorch, one for each process of
+    tests.
+    """
     made = multiprocessing.get_context("forkserver")
     made.set_forkserver_preload(PRELOADED)
     return made
@@ -81,7 +84,8 @@ def _become(
 
 
 class Command:
-    """A started ``python -m module arguments...`` with the environment ``environ`` and nothing else in it.
+    """A started ``python -m module arguments...`` with the environment ``environ`` and nothing else
+    in it.
 
     before: a function of a module, called in the process first.
     """
@@ -97,7 +101,14 @@ class Command:
         self._streams = tempfile.TemporaryDirectory(prefix="forked-")
         for name in ("stdout", "stderr"):
             (Path(self._streams.name) / name).touch()
-        what = (module, arguments, dict(environ), os.getcwd(), self._streams.name, before)
+        what = (
+            module,
+            arguments,
+            dict(environ),
+            os.getcwd(),
+            self._streams.name,
+            before,
+        )
         self._process = context().Process(target=_become, args=what)
         self._process.start()
 
@@ -116,11 +127,16 @@ class Command:
         return (Path(self._streams.name) / "stderr").read_text()
 
     def finish(self, timeout: float = 240) -> subprocess.CompletedProcess[str]:
-        """Waits for its end, at most ``timeout`` seconds, after which it is killed and this fails."""
+        """Waits for its end, at most ``timeout`` seconds, after which it is killed and this
+        fails.
+        """
         self._process.join(timeout)
         late = self._process.exitcode is None
         self.kill()
-        texts = [(Path(self._streams.name) / name).read_text() for name in ("stdout", "stderr")]
+        texts = [
+            (Path(self._streams.name) / name).read_text()
+            for name in ("stdout", "stderr")
+        ]
         self._streams.cleanup()
         if late:
             raise subprocess.TimeoutExpired(self.words, timeout, *texts)
@@ -138,8 +154,8 @@ def run(module: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     return Command(module, os.environ, tuple(map(str, arguments))).finish()
 
 
-# What a script calls: it hands its words, environment, folder and streams over, passes signals on, and ends as the
-# other process does. Killed, it takes that with it, since the connection breaks.
+# What a script calls: it hands its words, environment, folder and streams over, passes signals on,
+# and ends as the other process does. Killed, it takes that with it, since the connection breaks.
 CLIENT = """
 import _signal, _socket, os, sys
 words = sys.argv[1:]
@@ -166,7 +182,8 @@ os._exit(status)
 
 
 def interpreter(folder: Path) -> Path:
-    """A program that a shell script can call instead of Python, with a module or a script, while this process lives.
+    """A program that a shell script can call instead of Python, with a module or a script, while
+    this process lives.
 
     Not for what is told of a process by others: its name, its group, its environment in /proc.
     """
@@ -179,12 +196,12 @@ def interpreter(folder: Path) -> Path:
 def interpreter_with(
     folder: Path, environ: Mapping[str, str], preloaded: list[str]
 ) -> Iterator[Path]:
-    """The same within a ``with``, forked from a Python that is started with ``environ`` and imports ``preloaded``."""
+    """The same within a ``with``, forked from a Python that is started with ``environ`` and imports
+    ``preloaded``.
+    """
     script = f"import {', '.join(preloaded)}\nimport socket, sys\nsys.path.append({str(Path(__file__).parents[1])!r})\n"
     with _listener(folder) as listener:
-        script += (
-            f"from tests import forked\nforked._serve(socket.socket(fileno={listener.fileno()}))\n"
-        )
+        script += f"from tests import forked\nforked._serve(socket.socket(fileno={listener.fileno()}))\n"
         command = [sys.executable, "-c", script]
         server = subprocess.Popen(command, env=environ, pass_fds=[listener.fileno()])
     try:
@@ -196,7 +213,11 @@ def interpreter_with(
 
 def _listener(folder: Path) -> socket.socket:
     """The socket that the program connects to, which is written into the folder."""
-    address, client, program = folder / "server", folder / "client.py", folder / "python"
+    address, client, program = (
+        folder / "server",
+        folder / "client.py",
+        folder / "python",
+    )
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(address))
     listener.listen(64)
@@ -259,7 +280,10 @@ def _status_of(words: list[str], environ: dict[str, str], folder: str) -> int:
     os.environ.update(environ)
     os.chdir(folder)
     torch.set_num_threads(int(environ.get("OMP_NUM_THREADS", os.cpu_count() or 1)))
-    sys.stdout, sys.stderr = (open(number, "w", buffering=1, closefd=False) for number in (1, 2))  # noqa: SIM115
+    sys.stdout, sys.stderr = (
+        open(number, "w", buffering=1, closefd=False)  # noqa: SIM115
+        for number in (1, 2)
+    )
     while words[0] != "-m" and words[0].startswith("-"):
         words = words[2 if words[0] == "-X" else 1 :]
     sys.argv = words[words[0] == "-m" :]

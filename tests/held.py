@@ -1,7 +1,8 @@
-"""Pauses processes under test at a chosen moment, so that a test acts on them neither early nor late.
+"""Pauses processes under test at a chosen moment, so that a test acts on them neither early nor
+late.
 
-A process stops itself (SIGSTOP) as soon as a file of a given name exists, checked whenever it opens, renames or lists a
-file. It can then be killed, or continued by SIGCONT.
+A process stops itself (SIGSTOP) as soon as a file of a given name exists, checked whenever it
+opens, renames or lists a file. It can then be killed, or continued by SIGCONT.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from pathlib import Path
 
 
 def stand_still(pattern: str, once: str = "") -> None:
-    """Stops this process when a file matches ``pattern``; with ``once`` (a file) only the first that would."""
+    """Stops this process when a file matches ``pattern``; with ``once`` (a file) only the first
+    that would.
+    """
     looking, done = threading.local(), []
 
     def look(event: str, _: object) -> None:
@@ -40,7 +43,9 @@ def stand_still(pattern: str, once: str = "") -> None:
 
 
 def site(folder: Path, pattern: str) -> Path:
-    """A folder for PYTHONPATH with which every Python process does so, or only the first to get there."""
+    """A folder for PYTHONPATH with which every Python process does so, or only the first to get
+    there.
+    """
     folder.mkdir()
     own = Path(__file__).read_text(encoding="utf-8")
     (folder / "sitecustomize.py").write_text(

@@ -1,7 +1,8 @@
 """What the tests marked gpu check, in short, for a machine without pytest.
 
-Prints a JSON line after each check, with those before it; the last one also has the machine, and "way_down": the
-settings that leave out what was found wrong, to be added one at a time from the first.
+Prints a JSON line after each check, with those before it; the last one also has the machine, and
+"way_down": the settings that leave out what was found wrong, to be added one at a time from the
+first.
 
 usage: python tests/self_check.py [--tiny]
 """
@@ -48,7 +49,9 @@ from bert.training.step import Step, build_step
 
 
 def fused_kernels() -> dict[str, str]:
-    """Every fused operation against its reference in fp64, result and gradients; a problem by name of the case."""
+    """Every fused operation against its reference in fp64, result and gradients; a problem by name
+    of the case.
+    """
     problems = {}
     for name, module in kernels.OPERATIONS.items():
         if not triton_support.supported(device()):
@@ -60,7 +63,9 @@ def fused_kernels() -> dict[str, str]:
                     problems[f"{name} {case.name}"] = (
                         f"error {worst:.3g} above {case.tolerance:.3g}"
                     )
-            except Exception as error:  # a kernel that does not compile is a finding, not the end
+            except (
+                Exception
+            ) as error:  # a kernel that does not compile is a finding, not the end
                 problems[f"{name} {case.name}"] = explain(error)
     return problems
 
@@ -86,24 +91,35 @@ def _error(module: Any, case: Any) -> float:
         for a, b in zip(ours, theirs, strict=True)
         if isinstance(a, Tensor) and a.requires_grad
     ]
-    errors = [((a.double() - b).abs().max() / b.abs().max().clamp(min=1)).item() for a, b in pairs]
+    errors = [
+        ((a.double() - b).abs().max() / b.abs().max().clamp(min=1)).item()
+        for a, b in pairs
+    ]
     return max(error if error == error else float("inf") for error in errors)
 
 
 def fp8_kernels() -> dict[str, str]:
-    """The casts against PyTorch's, the casts in kernels against separate ones, and an evaluation against training, at
-    BERT-large's sizes."""
-    if not triton_support.supported(device()) or torch.cuda.get_device_capability() < (8, 9):
+    """The casts against PyTorch's, the casts in kernels against separate ones, and an evaluation
+    against training, at BERT-large's sizes.
+    """
+    if not triton_support.supported(device()) or torch.cuda.get_device_capability() < (
+        8,
+        9,
+    ):
         return {}
     tokens, width, inner = fp8_cases.LARGE
     problems = fp8_cases.cast_problems(device(), tokens, inner)
     for name, found in fp8_cases.differences(device(), tokens, width, inner).items():
         allowed = (
-            fp8_cases.ORDER_TOLERANCE if name == fp8_cases.OTHER_ORDER else fp8_cases.TOLERANCE
+            fp8_cases.ORDER_TOLERANCE
+            if name == fp8_cases.OTHER_ORDER
+            else fp8_cases.TOLERANCE
         )
         if not found <= allowed:
             problems[name] = f"differs by {found:.3g} of its norm, above {allowed:.3g}"
-    for name, found in fp8_cases.evaluation_differences(device(), tokens, width, inner).items():
+    for name, found in fp8_cases.evaluation_differences(
+        device(), tokens, width, inner
+    ).items():
         if not found <= fp8_cases.TOLERANCE:
             problems[f"evaluation: {name}"] = (
                 f"differs by {found:.3g} of its norm, above {fp8_cases.TOLERANCE:.3g}"
@@ -112,11 +128,16 @@ def fp8_kernels() -> dict[str, str]:
 
 
 def weight_gradients() -> dict[str, str]:
-    """Products that leave the weight's gradient where it is offered, against the same without an offer."""
+    """Products that leave the weight's gradient where it is offered, against the same without an
+    offer.
+    """
     x, upstream = (
-        torch.randn(256, width, device=device(), dtype=torch.bfloat16) for width in (1024, 512)
+        torch.randn(256, width, device=device(), dtype=torch.bfloat16)
+        for width in (1024, 512)
     )
-    weight = torch.randn(512, 1024, device=device(), dtype=torch.bfloat16).requires_grad_()
+    weight = torch.randn(
+        512, 1024, device=device(), dtype=torch.bfloat16
+    ).requires_grad_()
     runs: dict[str, Callable[[], Tensor]] = {
         "bf16": lambda: weight_gradient.linear(x, weight, None)
     }
@@ -160,7 +181,9 @@ def optimizers() -> dict[str, str]:
 def _masters_after_steps(sizes: dict[str, int], exact: bool) -> list[Tensor]:
     """In the order of ``sizes``, fp64. exact: by the rule in fp64."""
     config, layout = rules.LambConfig(), Layout(list(sizes.values()), 1, 1 << 20)
-    dtypes = (torch.float64, torch.float64) if exact else (torch.float32, torch.bfloat16)
+    dtypes = (
+        (torch.float64, torch.float64) if exact else (torch.float32, torch.bfloat16)
+    )
     masters = torch.zeros(layout.shard_total, dtype=dtypes[0], device=device())
     gradient, weights = (torch.zeros_like(masters, dtype=dtypes[1]) for _ in range(2))
     shard = Shard(
@@ -179,13 +202,19 @@ def _masters_after_steps(sizes: dict[str, int], exact: bool) -> list[Tensor]:
             view.copy_(torch.randn(view.shape, generator=generator).bfloat16())
         if number:
             scale = torch.tensor(0.5, device=device())
-            rule.step(rules.Update(0.01, scale, None, rule.measure(), lambda sums: sums))
+            rule.step(
+                rules.Update(0.01, scale, None, rule.measure(), lambda sums: sums)
+            )
     views = zip(shard.segments, shard.views(masters), strict=True)
-    return [view.double() for _, view in sorted(views, key=lambda found: found[0].parameter)]
+    return [
+        view.double() for _, view in sorted(views, key=lambda found: found[0].parameter)
+    ]
 
 
 def sums_and_masks() -> dict[str, str]:
-    """The gradient of an embedding table against index_add in fp64, and one mask of dropout in both passes."""
+    """The gradient of an embedding table against index_add in fp64, and one mask of dropout in both
+    passes.
+    """
     if not triton_support.supported(device()):
         return {}
     problems = {}
@@ -197,14 +226,28 @@ def sums_and_masks() -> dict[str, str]:
     expected = torch.zeros(500, 1024, dtype=torch.float64, device=device()).index_add_(
         0, indices, rows.double()
     )
-    error = ((scatter.sum_by_index(rows, indices, 500) - expected).norm() / expected.norm()).item()
+    error = (
+        (scatter.sum_by_index(rows, indices, 500) - expected).norm() / expected.norm()
+    ).item()
     if not error <= 1e-6:
         problems["scatter"] = f"differs by {error:.3g} of its norm, above 1e-6"
     x = torch.ones(4_096, 1024, device=device(), requires_grad=True)
-    zero, one, rate = torch.zeros(1024, device=device()), torch.ones(1024, device=device()), 0.1
+    zero, one, rate = (
+        torch.zeros(1024, device=device()),
+        torch.ones(1024, device=device()),
+        0.1,
+    )
     drop = kernels.dropout_add_layer_norm.fused
     stream = drop(
-        x, zero, torch.zeros_like(x), one, zero, 1e-12, rate, DropoutSites(device()), True
+        x,
+        zero,
+        torch.zeros_like(x),
+        one,
+        zero,
+        1e-12,
+        rate,
+        DropoutSites(device()),
+        True,
     )[1]
     (gradient,) = torch.autograd.grad(stream.sum(), x)
     share = (stream == 0).float().mean().item()
@@ -216,7 +259,9 @@ def sums_and_masks() -> dict[str, str]:
 
 
 def whole_step() -> dict[str, str]:
-    """Losses and every gradient of a model with all fused kernels, in bf16, against the plain one in fp64."""
+    """Losses and every gradient of a model with all fused kernels, in bf16, against the plain one
+    in fp64.
+    """
     if not triton_support.supported(device()):
         return {}
     config = BertConfig(
@@ -224,13 +269,18 @@ def whole_step() -> dict[str, str]:
     )
     batch, found = packed_batches(2, 1, config)[0].to(device()), []
     for names, dtype in (("auto", torch.bfloat16), ("none", torch.float64)):
-        choice = kernels.Config(fused=names, attention="auto" if names == "auto" else "sdpa_loop")
+        choice = kernels.Config(
+            fused=names, attention="auto" if names == "auto" else "sdpa_loop"
+        )
         model = BertForPreTraining(config, kernels.bind_kernels(choice, device()))
         initialize(model, 0)
         model.to(device(), dtype)
         losses = model(batch)
         (losses.mlm + losses.nsp).backward()
-        gradients = {name: parameter.grad.double() for name, parameter in model.named_parameters()}
+        gradients = {
+            name: parameter.grad.double()
+            for name, parameter in model.named_parameters()
+        }
         found.append((float(losses.mlm + losses.nsp), gradients))
     (loss, ours), (exact_loss, exact) = found
     problems = (
@@ -240,9 +290,13 @@ def whole_step() -> dict[str, str]:
     )
     whole = torch.stack([gradient.norm() for gradient in exact.values()]).norm()
     for name, gradient in exact.items():
-        error = ((ours[name] - gradient).norm() / gradient.norm().clamp(min=1e-3 * whole)).item()
+        error = (
+            (ours[name] - gradient).norm() / gradient.norm().clamp(min=1e-3 * whole)
+        ).item()
         if not error <= 0.1:
-            problems[name] = f"its gradient differs by {error:.3g} of its norm, above 0.1"
+            problems[name] = (
+                f"its gradient differs by {error:.3g} of its norm, above 0.1"
+            )
     return problems
 
 
@@ -258,9 +312,15 @@ def attention_backends() -> dict[str, str]:
 
 
 def graphs() -> dict[str, str]:
-    """A graphed step leaves all state as it was, and then trains as an eager one; on a CPU only the first part."""
+    """A graphed step leaves all state as it was, and then trains as an eager one; on a CPU only the
+    first part.
+    """
     on_gpu = device().type == "cuda"
-    config = BertConfig(num_hidden_layers=2, vocab_size=2048) if on_gpu else BertConfig(**TINY)
+    config = (
+        BertConfig(num_hidden_layers=2, vocab_size=2048)
+        if on_gpu
+        else BertConfig(**TINY)
+    )
     room = capacity(4, config.max_position_embeddings)
     batches = [static_batch(batch, room) for batch in packed_batches(4, 4, config)]
     batches = [batch.pin_memory() if on_gpu else batch for batch in batches]
@@ -270,9 +330,17 @@ def graphs() -> dict[str, str]:
         model = BertForPreTraining(config, kernels.bind_kernels(choice, device()))
         initialize(model, 0)
         resolved = PrecisionConfig(precision=precision).resolve(device())
-        rules, world = optim.Config(sharded=True), World(DistConfig(device=device().type))
+        rules, world = (
+            optim.Config(sharded=True),
+            World(DistConfig(device=device().type)),
+        )
         return build_step(
-            model.to(device()), resolved, rules, world, accumulate=False, fused_update=on_gpu
+            model.to(device()),
+            resolved,
+            rules,
+            world,
+            accumulate=False,
+            fused_update=on_gpu,
         )
 
     def problem_of(precision: str) -> str:
@@ -284,7 +352,10 @@ def graphs() -> dict[str, str]:
         else:
             with other.rollback():
                 other(batches[:1], 1e-3)
-        if not all(torch.equal(a, b) for a, b in zip(before, other.state_tensors(), strict=True)):
+        if not all(
+            torch.equal(a, b)
+            for a, b in zip(before, other.state_tensors(), strict=True)
+        ):
             return "warming up changed the state"
         for number, batch in enumerate(batches):
             losses = []
@@ -292,9 +363,7 @@ def graphs() -> dict[str, str]:
                 torch.manual_seed(number)
                 losses.append(float(step([batch], 1e-3).losses.mlm))
             if not abs(losses[0] - losses[1]) <= 0.02:
-                return (
-                    f"step {number}: loss {losses[1]:.4f} from the graph, {losses[0]:.4f} without"
-                )
+                return f"step {number}: loss {losses[1]:.4f} from the graph, {losses[0]:.4f} without"
         return ""
 
     problems = {}
@@ -310,7 +379,11 @@ def graphs() -> dict[str, str]:
 
 def finite_steps() -> dict[str, str]:
     """The default variant at a real size takes steps whose losses and gradients are finite."""
-    config = BertConfig(**TINY) if device().type != "cuda" else BertConfig(num_hidden_layers=4)
+    config = (
+        BertConfig(**TINY)
+        if device().type != "cuda"
+        else BertConfig(num_hidden_layers=4)
+    )
     run = build_ours(Variant(name="ours", rows=4), config, packed_batches(4, 2, config))
     problems = {}
     for number in range(2):
@@ -366,7 +439,9 @@ def main() -> int:
         emit("self_check", result)  # at once: the next check may run past the limit
     failed = [name for name, outcome in result.items() if isinstance(outcome, dict)]
     if device().type == "cuda":
-        result["chosen_attention"] = benchmark.fastest(benchmark.benchmark_backends(device()))
+        result["chosen_attention"] = benchmark.fastest(
+            benchmark.benchmark_backends(device())
+        )
         failed = [
             name
             for name in failed

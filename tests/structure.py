@@ -1,4 +1,6 @@
-"""The rules of test_structure.py as functions of a source tree: each returns one line per violation."""
+"""The rules of test_structure.py as functions of a source tree: each returns one line per
+violation.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,11 @@ class Module:
     @property
     def package(self) -> str:
         """Package that a relative import with one dot starts from."""
-        return self.name if self.path.name == "__init__.py" else self.name.rpartition(".")[0]
+        return (
+            self.name
+            if self.path.name == "__init__.py"
+            else self.name.rpartition(".")[0]
+        )
 
 
 def modules_of(folder: Path) -> dict[str, Module]:
@@ -39,7 +45,9 @@ def modules_of(folder: Path) -> dict[str, Module]:
 
 @cache
 def imports(module: Module) -> tuple[tuple[str, int], ...]:
-    """(dotted name, line) of a module's imports: top-level, in functions, relative, and by name at run time."""
+    """(dotted name, line) of a module's imports: top-level, in functions, relative, and by name at
+    run time.
+    """
     return tuple(_imports(module))
 
 
@@ -53,7 +61,10 @@ def _imports(module: Module) -> Iterator[tuple[str, int]]:
             if node.level:
                 source = resolve_name("." * node.level + source, module.package)
             for alias in node.names:
-                yield source if alias.name == "*" else f"{source}.{alias.name}", node.lineno
+                yield (
+                    source if alias.name == "*" else f"{source}.{alias.name}",
+                    node.lineno,
+                )
         elif (
             isinstance(node, ast.Call)
             and _called(node) in ("import_module", "__import__")
@@ -65,7 +76,9 @@ def _imports(module: Module) -> Iterator[tuple[str, int]]:
 
 
 def imported_modules(module: Module, modules: Mapping[str, Module]) -> dict[str, int]:
-    """Modules of the same package that imports run, with line: those named, and their parent packages."""
+    """Modules of the same package that imports run, with line: those named, and their parent
+    packages.
+    """
     found: dict[str, int] = {}
     for name, line in imports(module):
         while name and name not in modules:
@@ -78,11 +91,13 @@ def imported_modules(module: Module, modules: Mapping[str, Module]) -> dict[str,
     return found
 
 
-def upward_imports(modules: Mapping[str, Module], layers: Sequence[Collection[str]]) -> list[str]:
+def upward_imports(
+    modules: Mapping[str, Module], layers: Sequence[Collection[str]]
+) -> list[str]:
     """Imports of a higher layer, modules without a layer, and table entries without a module.
 
-    Args: layers: lowest first; names below the package, the longest that fits counts. The package's own
-    ``__init__`` belongs to none and may be imported by all.
+    Args: layers: lowest first; names below the package, the longest that fits counts. The package's
+    own ``__init__`` belongs to none and may be imported by all.
     """
     height = {name: number for number, names in enumerate(layers) for name in names}
 
@@ -103,20 +118,28 @@ def upward_imports(modules: Mapping[str, Module], layers: Sequence[Collection[st
         for target, line in imported_modules(module, modules).items():
             above = layer(target)
             if above is not None and above > own:
-                problems.append(f"{module.name}:{line} imports {target}, a layer above it")
+                problems.append(
+                    f"{module.name}:{line} imports {target}, a layer above it"
+                )
     listed = {module.partition(".")[2] for module in modules}
     problems += [
-        f"LAYERS names {name}, which does not exist" for name in sorted(set(height) - listed)
+        f"LAYERS names {name}, which does not exist"
+        for name in sorted(set(height) - listed)
     ]
     return problems
 
 
-def cycles(modules: Mapping[str, Module], known: Collection[frozenset[str]] = ()) -> list[str]:
+def cycles(
+    modules: Mapping[str, Module], known: Collection[frozenset[str]] = ()
+) -> list[str]:
     """Import cycles between modules of any layer, and known cycles that are gone."""
-    graph = {name: set(imported_modules(module, modules)) for name, module in modules.items()}
+    graph = {
+        name: set(imported_modules(module, modules)) for name, module in modules.items()
+    }
     reached = {name: _reachable(graph, name) for name in graph}
     groups = {
-        frozenset(other for other in reached[name] if name in reached[other]) for name in graph
+        frozenset(other for other in reached[name] if name in reached[other])
+        for name in graph
     }
     found = {group for group in groups if group}
     problems = [
@@ -153,12 +176,14 @@ def _reachable(graph: Mapping[str, set[str]], start: str) -> set[str]:
 
 
 def foreign_imports(
-    modules: Mapping[str, Module], forbidden: Iterable[str], allowed: Mapping[str, Collection[str]]
+    modules: Mapping[str, Module],
+    forbidden: Iterable[str],
+    allowed: Mapping[str, Collection[str]],
 ) -> list[str]:
     """Imports of packages that are forbidden to these modules.
 
-    Args: forbidden: names of packages and modules; allowed: what may be imported of them all the same, and by which
-    modules (names, with all below them; "" for every one).
+    Args: forbidden: names of packages and modules; allowed: what may be imported of them all the
+    same, and by which modules (names, with all below them; "" for every one).
     """
     problems = []
     for module in modules.values():
@@ -179,7 +204,9 @@ def _within(name: str, other: str) -> bool:
     return not other or name == other or name.startswith(f"{other}.")
 
 
-def environment_readers(modules: Mapping[str, Module], allowed: Collection[str]) -> list[str]:
+def environment_readers(
+    modules: Mapping[str, Module], allowed: Collection[str]
+) -> list[str]:
     """Modules that access the process's environment through ``os``, under any name."""
     problems = []
     for module in modules.values():
@@ -203,29 +230,44 @@ def _environment_lines(tree: ast.Module) -> Iterator[int]:
     def is_os(node: ast.expr) -> bool:
         if isinstance(node, ast.Call):
             return (
-                _called(node) in ("import_module", "__import__") and _first_text(node.args) == "os"
+                _called(node) in ("import_module", "__import__")
+                and _first_text(node.args) == "os"
             )
         return isinstance(node, ast.Name) and node.id in aliases
 
     for node in ast.walk(tree):
         names: set[str | None] = set()
         if isinstance(node, ast.ImportFrom) and node.module == "os" and not node.level:
-            names = {"environ" if alias.name == "*" else alias.name for alias in node.names}
+            names = {
+                "environ" if alias.name == "*" else alias.name for alias in node.names
+            }
         elif isinstance(node, ast.Attribute) and is_os(node.value):
             names = {node.attr}
-        elif isinstance(node, ast.Call) and _called(node) == "getattr" and is_os(node.args[0]):
+        elif (
+            isinstance(node, ast.Call)
+            and _called(node) == "getattr"
+            and is_os(node.args[0])
+        ):
             names = {_first_text(node.args[1:])}
         if names & ENVIRONMENT:
             yield node.lineno  # type: ignore[attr-defined]
 
 
 def _called(node: ast.Call) -> str:
-    return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+    return (
+        node.func.attr
+        if isinstance(node.func, ast.Attribute)
+        else getattr(node.func, "id", "")
+    )
 
 
 def _first_text(arguments: Sequence[ast.expr]) -> str | None:
     first = arguments[0] if arguments else None
-    return first.value if isinstance(first, ast.Constant) and isinstance(first.value, str) else None
+    return (
+        first.value
+        if isinstance(first, ast.Constant) and isinstance(first.value, str)
+        else None
+    )
 
 
 def dead_links(path: Path) -> list[str]:
@@ -246,7 +288,9 @@ def dead_links(path: Path) -> list[str]:
 def _headings(page: Path) -> set[str]:
     """Headings of a page, as links name them."""
     found = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in found}
+    return {
+        re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in found
+    }
 
 
 def unfit_for_the_tree(path: Path, is_test: bool) -> list[str]:
@@ -287,7 +331,9 @@ def table_problems(
         for name in sorted({name for name in found if found.count(name) > 1})
     ]
     problems += [
-        f"{name}: in the table, but nothing has this name" for name in found if name not in expected
+        f"{name}: in the table, but nothing has this name"
+        for name in found
+        if name not in expected
     ]
     for name, row in named:
         wanted = expected.get(name)

@@ -1,4 +1,6 @@
-"""The image: its Dockerfile is lint-clean, sets none of our variables, and installs the requirements of a run."""
+"""The image: its Dockerfile is lint-clean, sets none of our variables, and installs the
+requirements of a run.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,10 @@ def requirements(path: Path) -> dict[str, str]:
         for line in path.read_text().splitlines()
         if line and line[0] not in "#-"
     ]
-    return {re.split(r"[=<>]", line)[0]: line[len(re.split(r"[=<>]", line)[0]) :] for line in lines}
+    return {
+        re.split(r"[=<>]", line)[0]: line[len(re.split(r"[=<>]", line)[0]) :]
+        for line in lines
+    }
 
 
 def test_the_dockerfile_is_lint_clean(repository):
@@ -35,9 +40,12 @@ def test_the_dockerfile_is_lint_clean(repository):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_image_has_every_package_of_a_run_in_the_same_version_where_it_is_pinned(repository):
+def test_the_image_has_every_package_of_a_run_in_the_same_version_where_it_is_pinned(
+    repository,
+):
     image, run = (
-        requirements(repository / "requirements" / name) for name in ("image.txt", "run.txt")
+        requirements(repository / "requirements" / name)
+        for name in ("image.txt", "run.txt")
     )
     assert set(image) == set(run)
     assert all(version in ("", run[name]) for name, version in image.items())
@@ -58,9 +66,13 @@ def test_the_image_sets_no_variable_of_the_trainer_or_the_launcher(repository):
         repository / "env.sh",
     ]
     read = {
-        name for path in scripts for name in re.findall(r"\$\{?([A-Z][A-Z0-9_]+)", path.read_text())
+        name
+        for path in scripts
+        for name in re.findall(r"\$\{?([A-Z][A-Z0-9_]+)", path.read_text())
     }
-    assert not words & (read | {variable.name for _, variable, _ in env.variables(Config)})
+    assert not words & (
+        read | {variable.name for _, variable, _ in env.variables(Config)}
+    )
     assert not any("tensorflow" in line.lower() for line in lines)
 
 
@@ -70,19 +82,28 @@ def test_the_base_is_named_by_tag_and_by_digest_on_demand(repository):
     assert "\nARG BASE=nvcr.io/nvidia/pytorch:${TAG}${DIGEST:+@${DIGEST}}\n" in text
     assert "\nFROM ${BASE}\n" in text
     tag = re.search(r"^ARG TAG=(.*)$", text, re.M)[1]
-    assert f"From: nvcr.io/nvidia/pytorch:{tag}\n" in (repository / "apptainer.def").read_text()
+    assert (
+        f"From: nvcr.io/nvidia/pytorch:{tag}\n"
+        in (repository / "apptainer.def").read_text()
+    )
 
 
-def test_packages_of_the_base_image_keep_their_versions_except_pinned_ones(repository, tmp_path):
+def test_packages_of_the_base_image_keep_their_versions_except_pinned_ones(
+    repository, tmp_path
+):
     """With a stand-in for pip that prints its arguments."""
-    listed = "torch==2.7.0a0+79aa17489c.nv25.4\\nnumpy==1.26.4\\nH5py==3.1\\nrich==13.9\\n"
+    listed = (
+        "torch==2.7.0a0+79aa17489c.nv25.4\\nnumpy==1.26.4\\nH5py==3.1\\nrich==13.9\\n"
+    )
     (tmp_path / "pip").write_text(
         f'#!/bin/sh\nif [ "$1" = list ]; then printf "{listed}"; else echo "$@"; cat "$PIP_CONSTRAINT"; fi\n'
     )
     (tmp_path / "pip").chmod(0o755)
     environ = {"PATH": f"{tmp_path}:/usr/bin:/bin", "PIP_CONSTRAINT": "/of/the/base"}
     command = [repository / "requirements" / "image.sh"]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        command, env=environ, capture_output=True, text=True, check=True
+    )
     assert done.stdout.splitlines() == [
         "install --no-cache-dir -r image.txt",
         "torch==2.7.0a0+79aa17489c.nv25.4",
@@ -90,20 +111,32 @@ def test_packages_of_the_base_image_keep_their_versions_except_pinned_ones(repos
     ]
 
 
-def test_the_image_has_all_tracked_files_except_tests_and_continuous_integration(repository):
+def test_the_image_has_all_tracked_files_except_tests_and_continuous_integration(
+    repository,
+):
     tracked = subprocess.run(
-        ["git", "-C", repository, "ls-files"], capture_output=True, text=True, check=False
+        ["git", "-C", repository, "ls-files"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if tracked.returncode:
         pytest.skip("not a git checkout")
     tops = {name.split("/")[0] for name in tracked.stdout.split()}
-    ignored = {line.strip("/") for line in (repository / ".dockerignore").read_text().split("\n")}
+    ignored = {
+        line.strip("/")
+        for line in (repository / ".dockerignore").read_text().split("\n")
+    }
     assert tops & ignored == {"tests", ".ci"}
 
 
 @pytest.mark.slow
-def test_the_packages_of_the_image_resolve_beside_those_of_its_base(repository, tmp_path):
-    """Like the Dockerfile, for the Python and numpy of the base image. Queries the package registry."""
+def test_the_packages_of_the_image_resolve_beside_those_of_its_base(
+    repository, tmp_path
+):
+    """Like the Dockerfile, for the Python and numpy of the base image. Queries the package
+    registry.
+    """
     constraints = tmp_path / "base.txt"
     constraints.write_text("numpy==1.26.4\n")
     options = [

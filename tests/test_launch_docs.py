@@ -1,4 +1,6 @@
-"""The list of variables matches what scripts and trainer read; docs/launch.md names only what exists."""
+"""The list of variables matches what scripts and trainer read; docs/launch.md names only what
+exists.
+"""
 
 from __future__ import annotations
 
@@ -78,14 +80,20 @@ def table() -> dict[str, str]:
     """Default by variable, for those that the list itself describes."""
     declared = variables.declared()
     entries = [entry for group in variables.groups().values() for entry in group]
-    return {entry.name: entry.default for entry in entries if declared.get(entry.name) != entry}
+    return {
+        entry.name: entry.default
+        for entry in entries
+        if declared.get(entry.name) != entry
+    }
 
 
 def read_from_environment(scripts: dict[str, str]) -> dict[str, set[str]]:
     """Variables that scripts read with a default or an error, with their defaults."""
     found: dict[str, set[str]] = {}
     for text in scripts.values():
-        for name, default in re.findall(r"\$\{([A-Z][A-Z0-9_]+):?[-+?=]([^{}$]*)", text):
+        for name, default in re.findall(
+            r"\$\{([A-Z][A-Z0-9_]+):?[-+?=]([^{}$]*)", text
+        ):
             found.setdefault(name, set()).add(default)
         for name, default in re.findall(
             r"variables::default ([A-Z][A-Z0-9_]+) ('[^']*'|\S+)", text
@@ -96,14 +104,18 @@ def read_from_environment(scripts: dict[str, str]) -> dict[str, set[str]]:
 
 def test_every_variable_of_the_launcher_is_listed_or_the_trainers(scripts, table):
     trainer = {
-        variable.name for kind in (Config, FineTuning) for _, variable, _ in env.variables(kind)
+        variable.name
+        for kind in (Config, FineTuning)
+        for _, variable, _ in env.variables(kind)
     }
     missing = set(read_from_environment(scripts)) - set(table) - trainer - NOT_FOR_USERS
     assert not missing, f"launch/variables.txt says nothing of {sorted(missing)}"
 
 
 def test_the_list_names_no_unread_variable(scripts, table):
-    text = "".join(text for name, text in scripts.items() if name != "launch/variables.txt")
+    text = "".join(
+        text for name, text in scripts.items() if name != "launch/variables.txt"
+    )
     unread = {name for name in table if not re.search(rf"\b{name}\b", text)}
     assert not unread
 
@@ -118,7 +130,9 @@ def test_the_defaults_of_the_list_are_those_of_the_scripts(scripts, table):
 
 
 def test_every_setting_of_the_trainer_is_listed_once():
-    listed = [entry.name for entries in variables.groups().values() for entry in entries]
+    listed = [
+        entry.name for entries in variables.groups().values() for entry in entries
+    ]
     assert len(listed) == len(set(listed))
     missing = {variable.name for _, variable, _ in env.variables(Config)} - set(listed)
     assert not missing, (
@@ -149,7 +163,9 @@ def test_every_file_in_contributing_exists(repository):
     named = set(re.findall(r"`([\w./]+\.(?:py|sh|sub|md|txt|json))`", text))
     assert len(named) > 40
     assert [
-        name for name in sorted(named) if not any(file.endswith(f"/{name}") for file in files)
+        name
+        for name in sorted(named)
+        if not any(file.endswith(f"/{name}") for file in files)
     ] == []
 
 
@@ -170,6 +186,9 @@ def test_every_message_in_the_launch_page_is_printed_by_a_script(repository, scr
     )
     assert len(messages) > 6
     for message in messages:
-        # Variable parts (numbers, names, values) split the message into parts that the source contains.
-        parts = re.split(r"\.\.\.|\d+(?:\.\d+)?|node\d|output_\S+|compliance_\S+|SIG\w+", message)
+        # Variable parts (numbers, names, values) split the message into parts that the source
+        # contains.
+        parts = re.split(
+            r"\.\.\.|\d+(?:\.\d+)?|node\d|output_\S+|compliance_\S+|SIG\w+", message
+        )
         assert all(part.strip() in sources for part in parts), message

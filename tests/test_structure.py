@@ -111,7 +111,10 @@ FORBIDDEN: dict[str, tuple[set[str], dict[str, list[str]]]] = {
         {"certify", "finetune", "input_preprocessing", "review", "mlperf_logging"},
         {"mlperf_logging": ["bert.training.mlperf"]},
     ),
-    "implementations/certify": ({"finetune", "input_preprocessing", "mlperf_logging"}, {}),
+    "implementations/certify": (
+        {"finetune", "input_preprocessing", "mlperf_logging"},
+        {},
+    ),
     "implementations/finetune": (
         {"certify", "input_preprocessing", "review", "mlperf_logging"},
         {},
@@ -170,7 +173,9 @@ def _tracked(repository: Path, *patterns: str) -> list[Path]:
     listed = subprocess.run(command, capture_output=True, text=True, check=False)
     if listed.returncode:
         pytest.skip("not a git checkout")
-    return [path for name in listed.stdout.split() if (path := repository / name).is_file()]
+    return [
+        path for name in listed.stdout.split() if (path := repository / name).is_file()
+    ]
 
 
 def _none(problems: list[str]) -> None:
@@ -178,9 +183,13 @@ def _none(problems: list[str]) -> None:
 
 
 def test_every_package_has_layers(repository):
-    found = {path.relative_to(repository).parts for path in _tracked(repository, "*/__init__.py")}
+    found = {
+        path.relative_to(repository).parts
+        for path in _tracked(repository, "*/__init__.py")
+    }
     folders = {
-        "/".join(parts[:2] if parts[0] == "implementations" else parts[:1]) for parts in found
+        "/".join(parts[:2] if parts[0] == "implementations" else parts[:1])
+        for parts in found
     }
     assert folders - {"tests"} == set(LAYERS)
 
@@ -195,7 +204,8 @@ def test_no_modules_import_each_other(packages, folder):
     package = Path(folder).name
     _none(
         structure.cycles(
-            packages[folder], [group for group in KNOWN_CYCLES if min(group).startswith(package)]
+            packages[folder],
+            [group for group in KNOWN_CYCLES if min(group).startswith(package)],
         )
     )
 
@@ -223,7 +233,9 @@ def test_links_of_the_pages_are_valid(repository, tmp_path):
     (tmp_path / "page.md").write_text(
         "# A `b`, c\n[1](#a-b-c) [2](page.md#d) [3](other.md) [4](https://a.b/#c) [5](page.md)\n"
     )
-    assert [line.partition(": ")[2] for line in structure.dead_links(tmp_path / "page.md")] == [
+    assert [
+        line.partition(": ")[2] for line in structure.dead_links(tmp_path / "page.md")
+    ] == [
         "page.md#d: no such heading",
         "other.md: no such file",
     ]
@@ -253,13 +265,16 @@ def test_only_programs_can_be_run_and_libraries_are_sourced(repository):
     assert len(scripts) > 50
     for path in scripts:
         is_program = (
-            re.search(r"^set -", path.read_text(encoding="utf-8"), re.MULTILINE) is not None
+            re.search(r"^set -", path.read_text(encoding="utf-8"), re.MULTILINE)
+            is not None
         )
         assert os.access(path, os.X_OK) == is_program, path
 
 
 def test_tables_of_variables_have_a_row_for_each_and_no_other(repository):
-    listed = [entry.name for entries in variables.groups().values() for entry in entries]
+    listed = [
+        entry.name for entries in variables.groups().values() for entry in entries
+    ]
     pages = [repository / "README.md", *(repository / "docs").glob("*.md")]
     rows = [
         row
@@ -274,17 +289,24 @@ def test_other_tables_name_what_exists(repository):
     from review.__main__ import parser
 
     def rows(page: str, header: str) -> list[list[str]]:
-        found = structure.tables((repository / page).read_text(encoding="utf-8"), header)
+        found = structure.tables(
+            (repository / page).read_text(encoding="utf-8"), header
+        )
         assert found, f"{page} has no table of each {header}"
         return found
 
     (commands,) = parser()._subparsers._group_actions
     _none(
-        structure.table_problems(rows("docs/review.md", "command"), dict.fromkeys(commands.choices))
+        structure.table_problems(
+            rows("docs/review.md", "command"), dict.fromkeys(commands.choices)
+        )
     )
     folders = rows("CONTRIBUTING.md", "folder")
     existing = [
-        name for row in folders for name in structure.names(row) if (repository / name).is_dir()
+        name
+        for row in folders
+        for name in structure.names(row)
+        if (repository / name).is_dir()
     ]
     _none(structure.table_problems(folders, dict.fromkeys(existing)))
     scripts = {
@@ -313,7 +335,9 @@ def test_the_validity_tables_name_existing_files_and_tests(repository):
         if not files or not tests:
             problems.append(f"{rule}: names no file or no test")
         problems += [
-            f"{rule}: {name} does not exist" for name in files if not (repository / name).is_file()
+            f"{rule}: {name} does not exist"
+            for name in files
+            if not (repository / name).is_file()
         ]
         for name, functions in tests:
             text = (
@@ -321,9 +345,9 @@ def test_the_validity_tables_name_existing_files_and_tests(repository):
                 if (repository / name).is_file()
                 else ""
             )
-            wanted = [f"{function}(" for function in re.findall(r"test_\w+", functions)] or [
-                "test_"
-            ]
+            wanted = [
+                f"{function}(" for function in re.findall(r"test_\w+", functions)
+            ] or ["test_"]
             problems += [
                 f"{rule}: {name} has no {function}"
                 for function in wanted

@@ -20,7 +20,9 @@ SOUND = {
 
 
 def tree(folder: Path, **changed: str) -> dict[str, structure.Module]:
-    """Modules of the valid package ``pack``, with other text for some modules (``__`` in a name for a dot)."""
+    """Modules of the valid package ``pack``, with other text for some modules (``__`` in a name for
+    a dot).
+    """
     for name, text in {
         **SOUND,
         **{name.replace("__", "."): text for name, text in changed.items()},
@@ -96,7 +98,9 @@ def test_an_upward_import_of_a_folders_own_init_is_found(tmp_path):
 def test_the_longest_name_of_the_table_counts(tmp_path):
     layers = [{"low", "room.b"}, {"room"}, {"high"}]
     assert structure.upward_imports(tree(tmp_path), layers) == []
-    (problem,) = structure.upward_imports(tree(tmp_path, room__b="from . import a"), layers)
+    (problem,) = structure.upward_imports(
+        tree(tmp_path, room__b="from . import a"), layers
+    )
     assert problem == "pack.room.b:1 imports pack.room.a, a layer above it"
 
 
@@ -111,17 +115,25 @@ def test_a_module_without_a_layer_and_a_layer_without_a_module_are_found(tmp_pat
 @pytest.mark.parametrize(
     ("changed", "members"),
     [
-        ({"room__b": "from .a import thing"}, "pack.room.a, pack.room.b"),  # within a layer
+        (
+            {"room__b": "from .a import thing"},
+            "pack.room.a, pack.room.b",
+        ),  # within a layer
         (
             {"room__b": "def f():\n    from . import a"},
             "pack.room.a, pack.room.b",
         ),  # put off until called
-        ({"low": "from .room.a import thing"}, "pack.low, pack.room.a, pack.room.b"),  # of three
+        (
+            {"low": "from .room.a import thing"},
+            "pack.low, pack.room.a, pack.room.b",
+        ),  # of three
         ({"low": "from .room import b"}, "pack.low, pack.room.b"),
     ],
 )
 def test_an_import_cycle_is_found(tmp_path, changed, members):
-    assert structure.cycles(tree(tmp_path, **changed)) == [f"an import cycle: {members}"]
+    assert structure.cycles(tree(tmp_path, **changed)) == [
+        f"an import cycle: {members}"
+    ]
 
 
 def test_a_cycle_through_the_package_of_a_module_is_found(tmp_path):
@@ -278,15 +290,23 @@ def test_a_valid_table_has_no_problem_and_a_duplicate_row_is_found():
     rows = structure.tables(PAGE, "variable")
     expected = {"LR": ["`LR`", "`0.1`"], "SEED": None, "STEPS": None, "TRIAL": None}
     assert structure.table_problems(rows, expected) == []
-    assert structure.table_problems([*rows, rows[0]], expected) == ["LR: twice in the table"]
+    assert structure.table_problems([*rows, rows[0]], expected) == [
+        "LR: twice in the table"
+    ]
 
 
-@pytest.mark.parametrize("back", ["import one", "def f():\n    from one.a import thing"])
-def test_packages_that_import_each_other_are_found_also_by_way_of_a_third(tmp_path, back):
+@pytest.mark.parametrize(
+    "back", ["import one", "def f():\n    from one.a import thing"]
+)
+def test_packages_that_import_each_other_are_found_also_by_way_of_a_third(
+    tmp_path, back
+):
     texts = {"one": "from two.a import thing", "two": "import three.a", "three": back}
     for name, text in texts.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "a.py").write_text(text)
     packages = {name: structure.modules_of(tmp_path / name) for name in texts}
     assert structure.package_cycles([packages["one"], packages["two"]]) == []
-    assert structure.package_cycles(packages.values()) == ["packages in a circle: one, three, two"]
+    assert structure.package_cycles(packages.values()) == [
+        "packages in a circle: one, three, two"
+    ]

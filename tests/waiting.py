@@ -1,4 +1,6 @@
-"""Waiting for other processes on machines of any speed: until a condition holds, never for a fixed time."""
+"""Waiting for other processes on machines of any speed: until a condition holds, never for a fixed
+time.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,9 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-# Below the ports of outgoing connections, any of which may be taken before a process under test listens on it, and
-# below those of launch/run/port.sh. Each test process starts at another number and takes no port twice.
+# Below the ports of outgoing connections, any of which may be taken before a process under test
+# listens on it, and below those of launch/run/port.sh. Each test process starts at another number
+# and takes no port twice.
 _PORTS, _LAST_PORT = 10_000, 20_000
 _next_port = itertools.count(os.getpid() * 997)
 
@@ -25,7 +28,9 @@ def wait_until(what: Callable[[], object], seconds: float = 240) -> None:
 
 
 def state(pid: int) -> str:
-    """State of a process in /proc, such as R, S, T (stopped) and Z (zombie); empty if there is none."""
+    """State of a process in /proc, such as R, S, T (stopped) and Z (zombie); empty if there is
+    none.
+    """
     with suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
     return ""

@@ -1,8 +1,11 @@
-"""``python -m bert``: one rank of a run, configured by environment variables; with a COMMAND, that command.
+"""``python -m bert``: one rank of a run, configured by environment variables; with a COMMAND, that
+command.
 
-Any setting may also be given as an option, which overrides the variable of its name: --lr 0.002 is LR=0.002.
+Any setting may also be given as an option, which overrides the variable of its name: --lr 0.002 is
+LR=0.002.
 
-Exit status: 0 the target was reached, 1 the run crashed, 2 bad input, 3 the run ended short of the target.
+Exit status: 0 the target was reached, 1 the run crashed, 2 bad input, 3 the run ended short of the
+target.
 """
 
 from __future__ import annotations
@@ -32,7 +35,10 @@ COMMANDS = {  # module, and what the command does
         "allreduce",
         "check that all ranks reach each other and add up correctly, and how fast",
     ),
-    "deepspeed-config": ("deepspeed", "a .deepspeed_env file for the deepspeed launcher"),
+    "deepspeed-config": (
+        "deepspeed",
+        "a .deepspeed_env file for the deepspeed launcher",
+    ),
 }
 
 
@@ -40,16 +46,23 @@ def main(arguments: list[str], environ: Mapping[str, str]) -> int:
     """Runs the command; returns its exit status."""
     if arguments and (name := arguments[0]) in COMMANDS:
         command = getattr(
-            importlib.import_module(f"bert.commands.{COMMANDS[name][0]}"), name.replace("-", "_")
+            importlib.import_module(f"bert.commands.{COMMANDS[name][0]}"),
+            name.replace("-", "_"),
         )
         try:
-            return run_command(command, f"bert {name}", f"bert {name}", arguments[1:], environ)
+            return run_command(
+                command, f"bert {name}", f"bert {name}", arguments[1:], environ
+            )
         except KeyboardInterrupt:
             return 130
     known = "[--check] [--variables [{table,markdown}]] [--deepspeed]"
-    parser = front("bert", __doc__, known, {name: text for name, (_, text) in COMMANDS.items()})
+    parser = front(
+        "bert", __doc__, known, {name: text for name, (_, text) in COMMANDS.items()}
+    )
     parser.add_argument(
-        "--check", action="store_true", help="validate settings, data and weights, print, and stop"
+        "--check",
+        action="store_true",
+        help="validate settings, data and weights, print, and stop",
     )
     parser.add_argument(
         "--variables", nargs="?", const="table", choices=("table", "markdown"),
@@ -70,7 +83,9 @@ def main(arguments: list[str], environ: Mapping[str, str]) -> int:
         environ = {**environ, **given}
         if options.variables:
             print(
-                variables.table(environ) if options.variables == "table" else variables.markdown()
+                variables.table(environ)
+                if options.variables == "table"
+                else variables.markdown()
             )
             return 0
         from bert.pretraining.run import Config, run

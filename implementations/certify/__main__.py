@@ -1,4 +1,5 @@
-"""``python -m certify``: one rank of an acceptance test. Writes RUN_DIR/certify_<node>.npz, one file per node.
+"""``python -m certify``: one rank of an acceptance test. Writes RUN_DIR/certify_<node>.npz, one
+file per node.
 
 Exit status: 0 success, 1 crash, 2 bad input.
 """
@@ -45,12 +46,16 @@ class Config(Address):
     )
 
     required: str = env(
-        "REQUIRED_TESTS", "", doc="areas that must be tested, such as `inventory,health,nccl`"
+        "REQUIRED_TESTS",
+        "",
+        doc="areas that must be tested, such as `inventory,health,nccl`",
     )
 
     def __post_init__(self) -> None:
         # A misspelt area would be required of no node, and its absence would pass.
-        unknown = [area for area in self.required.split(",") if area and area not in AREAS]
+        unknown = [
+            area for area in self.required.split(",") if area and area not in AREAS
+        ]
         if unknown:
             raise ConfigError(
                 f"REQUIRED_TESTS: {unknown[0]}: expected some of {', '.join(AREAS)}, with commas between"
@@ -60,7 +65,9 @@ class Config(Address):
         """Contents of EXPECTED_INVENTORY; None if unset. Raises ConfigError."""
         try:
             found = (
-                json.loads(self.inventory.read_text(encoding="utf-8")) if self.inventory else None
+                json.loads(self.inventory.read_text(encoding="utf-8"))
+                if self.inventory
+                else None
             )
             # {**found} raises TypeError for a list or a number, which is JSON and no inventory.
             if found is not None and not all(
@@ -78,9 +85,11 @@ class Config(Address):
 def certify(
     load: Load, folder: Path, measure: Callable[[], tuple[Any, Any]] = lambda: ([], [])
 ) -> None:
-    """Runs the stages, unless an earlier process recorded them, then the burn-in if DURATION is set.
+    """Runs the stages, unless an earlier process recorded them, then the burn-in if DURATION is
+    set.
 
-    measure: runs external tools first, while the GPUs are idle; returns rows of ``probes`` and entries of ``about``.
+    measure: runs external tools first, while the GPUs are idle; returns rows of ``probes`` and
+    entries of ``about``.
     """
     meeting, seconds = load.meeting, load.config.burn_in_seconds
     # burn_in.json is written after the record of the stages.
@@ -110,7 +119,9 @@ def certify(
 
 
 def telemetry(meeting: Meeting, earlier: np.ndarray | None = None) -> Sampler | None:
-    """Starts sampling the node's GPUs on its first rank; None on others. earlier: rows of an earlier process."""
+    """Starts sampling the node's GPUs on its first rank; None on others. earlier: rows of an
+    earlier process.
+    """
     if not meeting.leads_node:
         return None
     count = len(meeting.node_ranks) if torch.cuda.is_available() else 0
@@ -124,11 +135,18 @@ def telemetry(meeting: Meeting, earlier: np.ndarray | None = None) -> Sampler | 
     return sampler
 
 
-def write(folder: Path, load: Load, sampler: Sampler | None, about: Mapping[str, Any]) -> None:
-    """Writes the measurements of a node's ranks, on its first rank. A collective. about: hardware and tools."""
+def write(
+    folder: Path, load: Load, sampler: Sampler | None, about: Mapping[str, Any]
+) -> None:
+    """Writes the measurements of a node's ranks, on its first rank. A collective. about: hardware
+    and tools.
+    """
     meeting = load.meeting
     # Through the store: a process group over all ranks exists only within a stage.
-    own = {"steps": np.concatenate(load.rows), "probes": np.array(load.probes, schema.PROBE)}
+    own = {
+        "steps": np.concatenate(load.rows),
+        "probes": np.array(load.probes, schema.PROBE),
+    }
     for name, rows in own.items():
         meeting.store.set(f"{name}/{meeting.rank}", rows.tobytes())  # type: ignore[arg-type]  # bytes work too
     devices = meeting.exchange(burn_in.device_name(load.device))
@@ -146,7 +164,9 @@ def write(folder: Path, load: Load, sampler: Sampler | None, about: Mapping[str,
             "node": node,
             "nodes": meeting.nodes,
             "size": meeting.size,
-            "ranks": [vars(place) | {"device": devices[place.rank]} for place in places],
+            "ranks": [
+                vars(place) | {"device": devices[place.rank]} for place in places
+            ],
             "ended": time.time(),
             "on_cpus": load.device.type == "cpu",
             "tools": about["tools"],
@@ -177,20 +197,28 @@ def main(environ: Mapping[str, str]) -> int:
         ranks = trainer.dist
         # Nothing would flip, and the test would pass.
         if load.flipped and load.flipped[0] >= ranks.world_size:
-            raise ConfigError(f"CERTIFY_FLIP={load.flip}: ranks are 0 to {ranks.world_size - 1}")
+            raise ConfigError(
+                f"CERTIFY_FLIP={load.flip}: ranks are 0 to {ranks.world_size - 1}"
+            )
         if trainer.zero.is_deepspeed:
             raise ConfigError(
                 "ENGINE=deepspeed: certify uses the trainer's own engine: unset ENGINE"
             )
         if run.run_dir is None:
             raise ConfigError("RUN_DIR is not set: start it with certify.sh")
-        store = config.store("certify", ranks.rank, ranks.world_size, ranks.timeout_seconds)
-        meeting = Meeting(ranks, store, config.node or platform.node())  # waits for all ranks
+        store = config.store(
+            "certify", ranks.rank, ranks.world_size, ranks.timeout_seconds
+        )
+        meeting = Meeting(
+            ranks, store, config.node or platform.node()
+        )  # waits for all ranks
         # Rank 0 compares, and its reason is raised on all ranks. The kernels are compared later:
         # their choice is measured when Load is made.
         if load.burn_in_seconds:
             burn_in.refuse_other(
-                run.run_dir, meeting, burn_in.facts(trainer, meeting) if meeting.rank == 0 else {}
+                run.run_dir,
+                meeting,
+                burn_in.facts(trainer, meeting) if meeting.rank == 0 else {},
             )
         if meeting.rank == 0:
             derived = {
@@ -204,7 +232,9 @@ def main(environ: Mapping[str, str]) -> int:
         meeting.barrier()
         # A burn-in of half an hour or more has the time that a thorough diagnosis takes.
         thorough = load.burn_in_seconds >= 1800
-        measure = partial(tools.run, wanted, programs, meeting, run.run_dir, environ, thorough)
+        measure = partial(
+            tools.run, wanted, programs, meeting, run.run_dir, environ, thorough
+        )
         certify(Load(load, trainer, meeting), run.run_dir, measure)
     except Exception as error:
         return rundir.failed(run, "certify", error)

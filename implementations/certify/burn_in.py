@@ -1,8 +1,8 @@
 """Burn-in: hours of the same steps, each repeat bit for bit equal to the first.
 
-RUN_DIR/burn_in.json holds the checksums of the first repeat, burn_in_<node>.jsonl a line per repeat,
-burn_in_<node>.npz the node's telemetry. A test resumes from them only with the same machines, settings and versions:
-others compute other bits.
+RUN_DIR/burn_in.json holds the checksums of the first repeat, burn_in_<node>.jsonl a line per
+repeat, burn_in_<node>.npz the node's telemetry. A test resumes from them only with the same
+machines, settings and versions: others compute other bits.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ def described_model(trainer: TrainerConfig) -> dict[str, Any]:
 
 
 def facts(trainer: TrainerConfig, meeting: Meeting) -> dict[str, Any]:
-    """Everything but the choice of kernels that determines the weights bit for bit: ranks, settings, versions."""
+    """Everything but the choice of kernels that determines the weights bit for bit: ranks,
+    settings, versions.
+    """
     environment = rundir.environment(trainer.device)
     found: dict[str, Any] = {"ranks": meeting.size, "nodes": ", ".join(meeting.nodes)}
     for group in (
@@ -59,7 +61,10 @@ def facts(trainer: TrainerConfig, meeting: Meeting) -> dict[str, Any]:
     settled = precision.resolved(trainer.precision.precision, trainer.device)
     found |= {"PRECISION": settled, **described_model(trainer)}
     # The number of threads determines the order of a CPU's sums, and so their rounding.
-    found |= {"OMP_NUM_THREADS": trainer.dist.num_threads, "device": device_name(trainer.device)}
+    found |= {
+        "OMP_NUM_THREADS": trainer.dist.num_threads,
+        "device": device_name(trainer.device),
+    }
     # Another version of a library or driver may choose other kernels, which round differently.
     found |= environment["packages"] | {
         name: environment[name] for name in ("cuda", "cudnn", "nccl", "python")
@@ -81,13 +86,20 @@ def device_name(device: torch.device) -> str:
 
 
 def refuse_other(folder: Path, meeting: Meeting, facts: Mapping[str, Any]) -> None:
-    """Raises ConfigError on all ranks if the burn-in in this folder was started with other facts."""
+    """Raises ConfigError on all ranks if the burn-in in this folder was started with other
+    facts.
+    """
     reason, path = "", folder / FIRST
     if meeting.rank == 0 and path.exists():
         earlier = json.loads(path.read_text(encoding="utf-8")).get("facts", {})
         # The default, a dictionary that no value equals, makes a fact that was not recorded differ.
         name = next(
-            (name for name, value in facts.items() if earlier.get(name, facts) != value), None
+            (
+                name
+                for name, value in facts.items()
+                if earlier.get(name, facts) != value
+            ),
+            None,
         )
         if name is not None:
             words = (
@@ -95,9 +107,7 @@ def refuse_other(folder: Path, meeting: Meeting, facts: Mapping[str, Any]) -> No
                 if name in earlier
                 else f"{name} is not recorded"
             )
-            reason = (
-                f"{folder} has a burn-in that cannot be resumed: {words}: choose another RUN_NAME"
-            )
+            reason = f"{folder} has a burn-in that cannot be resumed: {words}: choose another RUN_NAME"
     meeting.refuse(reason)
 
 
@@ -111,7 +121,9 @@ class BurnIn:
         self.facts: dict[str, Any] = {}
         if self.meeting.rank == 0:
             # Load has resolved ATTENTION=auto by now; another backend rounds differently.
-            self.facts = facts(load.trainer, self.meeting) | settings(load.trainer.kernels)
+            self.facts = facts(load.trainer, self.meeting) | settings(
+                load.trainer.kernels
+            )
         self.node = self.meeting.nodes[self.meeting.node]
         self.journal, self.samples = (
             folder / f"burn_in_{self.node}.{kind}" for kind in ("jsonl", "npz")
@@ -120,7 +132,9 @@ class BurnIn:
     def sampled(self) -> np.ndarray:
         """Telemetry saved by an earlier process."""
         columns = (
-            schema.read(self.samples)[1]["telemetry"] if self.samples.exists() else {"time": ()}
+            schema.read(self.samples)[1]["telemetry"]
+            if self.samples.exists()
+            else {"time": ()}
         )
         found = np.empty(len(columns["time"]), schema.SAMPLE)
         for name, column in columns.items():
@@ -140,17 +154,24 @@ class BurnIn:
         count = len(reference) or count
         self.load.check_drill(count)
         started = time.monotonic() - elapsed
-        # All ranks agree on elapsed: one that stopped by its own clock would leave the others waiting.
+        # All ranks agree on elapsed: one that stopped by its own clock would leave the others
+        # waiting.
         while not reference or elapsed < self.duration:
             self.meeting.barrier()
             # From the initial weights. The drill spares the first repeat, the reference.
             with trainee.step.rollback():
-                checksums = self.load.take_steps(trainee, count, drill=bool(reference)).tolist()
-                seconds = statistics.median(trainee.recorder.take().sum(axis=1).tolist())
+                checksums = self.load.take_steps(
+                    trainee, count, drill=bool(reference)
+                ).tolist()
+                seconds = statistics.median(
+                    trainee.recorder.take().sum(axis=1).tolist()
+                )
             # A rank that is wrong in its first repeat must not become the reference of the others.
             if not reference:  # the first repeat of most ranks
                 reference = json.loads(
-                    Counter(self.meeting.exchange(json.dumps(checksums))).most_common(1)[0][0]
+                    Counter(self.meeting.exchange(json.dumps(checksums))).most_common(
+                        1
+                    )[0][0]
                 )
                 self._write_first(reference)
             pairs = enumerate(zip(checksums, reference, strict=True))
@@ -178,7 +199,9 @@ class BurnIn:
         )
 
     def _progress(self) -> tuple[list[int], int, float]:
-        """Checksums of the first repeat, and repeats and seconds done by earlier processes; the same on all ranks."""
+        """Checksums of the first repeat, and repeats and seconds done by earlier processes; the
+        same on all ranks.
+        """
         done: tuple[list[int], int, float] = [], 0, 0.0
         text = (
             self.journal.read_text(encoding="utf-8")
@@ -194,19 +217,30 @@ class BurnIn:
             self._write_first(checksums)
             last = json.loads(whole.splitlines()[-1]) if whole else {}
             done = checksums, last.get("repeat", 0), last.get("elapsed", 0.0)
-        reference, repeat, elapsed = json.loads(self.meeting.exchange(json.dumps(done))[0])
+        reference, repeat, elapsed = json.loads(
+            self.meeting.exchange(json.dumps(done))[0]
+        )
         return reference, repeat, elapsed
 
     def _write_first(self, checksums: list[int]) -> None:
         """Writes burn_in.json on rank 0."""
         if self.meeting.rank == 0:
-            about = {"duration": self.duration, "checksums": checksums, "facts": self.facts}
+            about = {
+                "duration": self.duration,
+                "checksums": checksums,
+                "facts": self.facts,
+            }
             write_text(self.first, json.dumps(about) + "\n")
 
-    def _report(self, repeat: int, elapsed: float, seconds: float, different: int) -> None:
-        """Appends a line to this node's journal; rank 0 prints one. different: first step that differs, or -1."""
+    def _report(
+        self, repeat: int, elapsed: float, seconds: float, different: int
+    ) -> None:
+        """Appends a line to this node's journal; rank 0 prints one. different: first step that
+        differs, or -1.
+        """
         answers = [
-            json.loads(one) for one in self.meeting.exchange(json.dumps([seconds, different]))
+            json.loads(one)
+            for one in self.meeting.exchange(json.dumps([seconds, different]))
         ]
         if self.meeting.leads_node:
             own = {rank: answers[rank] for rank in self.meeting.node_ranks}
@@ -215,7 +249,9 @@ class BurnIn:
                 "elapsed": elapsed,
                 "seconds": {rank: spent for rank, (spent, _) in own.items()},
             }
-            line["different"] = {rank: step for rank, (_, step) in own.items() if step >= 0}
+            line["different"] = {
+                rank: step for rank, (_, step) in own.items() if step >= 0
+            }
             with open(self.journal, "a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
                 file.flush()

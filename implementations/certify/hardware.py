@@ -1,6 +1,8 @@
-"""Parts of a node, fault counts of its devices and its kernel log: from NVML, /proc, /sys and dmesg.
+"""Parts of a node, fault counts of its devices and its kernel log: from NVML, /proc, /sys and
+dmesg.
 
-A fact that was asked for and not answered is None: unknown, which the verdict never takes for good. Imports no torch.
+A fact that was asked for and not answered is None: unknown, which the verdict never takes for good.
+Imports no torch.
 """
 
 from __future__ import annotations
@@ -48,7 +50,9 @@ _GPU: dict[str, Question] = {
     "NVLink version": lambda nvml, gpu: nvml.nvmlDeviceGetNvLinkVersion(gpu, 0),
     "ECC": lambda nvml, gpu: nvml.nvmlDeviceGetEccMode(gpu)[0],
     "MIG": lambda nvml, gpu: nvml.nvmlDeviceGetMigMode(gpu)[0],
-    "power limit W": lambda nvml, gpu: nvml.nvmlDeviceGetEnforcedPowerLimit(gpu) // 1000,
+    "power limit W": lambda nvml, gpu: (
+        nvml.nvmlDeviceGetEnforcedPowerLimit(gpu) // 1000
+    ),
     "SM MHz": lambda nvml, gpu: nvml.nvmlDeviceGetMaxClockInfo(gpu, nvml.NVML_CLOCK_SM),
     "serial": "nvmlDeviceGetSerial",
 }
@@ -66,7 +70,11 @@ FAULTS: dict[str, Question] = {
 def inventory(gpus: Gpus, root: Path = Path("/")) -> Facts:
     """Parts of this node, the same on all nodes of one kind but for versions and serial numbers."""
     cpuinfo = text_of(root / "proc/cpuinfo").splitlines()
-    models = [line.partition(":")[2].strip() for line in cpuinfo if line.startswith("model name")]
+    models = [
+        line.partition(":")[2].strip()
+        for line in cpuinfo
+        if line.startswith("model name")
+    ]
     memory = re.search(r"MemTotal: +(\d+) kB", text_of(root / "proc/meminfo"))
     on_bus = count_on_bus(root)
     board = root / "sys/class/dmi/id"
@@ -98,7 +106,10 @@ def inventory(gpus: Gpus, root: Path = Path("/")) -> Facts:
             name: text_of(port / name).rpartition(": ")[2]
             for name in ("state", "rate", "link_layer")
         }
-        words |= {"type": text_of(card / "hca_type"), "firmware": text_of(card / "fw_ver")}
+        words |= {
+            "type": text_of(card / "hca_type"),
+            "firmware": text_of(card / "fw_ver"),
+        }
         found[f"{card.name}/{port.name}"] = words
     # Only physical interfaces have a device: no loopback, bridge or tunnel.
     for card in sorted((root / "sys/class/net").glob("*/device")):
@@ -111,7 +122,10 @@ def inventory(gpus: Gpus, root: Path = Path("/")) -> Facts:
 
 def _modules(root: Path) -> str | None:
     """Memory modules as the memory controllers' driver counts them, such as "24 x 65536 MB"."""
-    sizes = [text_of(path) for path in (root / "sys/devices/system/edac/mc").glob("mc*/dimm*/size")]
+    sizes = [
+        text_of(path)
+        for path in (root / "sys/devices/system/edac/mc").glob("mc*/dimm*/size")
+    ]
     kinds = {size: sizes.count(size) for size in sorted({*sizes})}
     return ", ".join(f"{count} x {size} MB" for size, count in kinds.items()) or None
 
@@ -120,19 +134,26 @@ def count_on_bus(root: Path = Path("/")) -> int:
     """NVIDIA GPUs on the PCI bus, whether or not a driver runs them."""
     devices = (root / "sys/bus/pci/devices").glob("*")
     return sum(
-        text_of(device / "vendor") == _NVIDIA and text_of(device / "class")[:6] in _GPU_CLASSES
+        text_of(device / "vendor") == _NVIDIA
+        and text_of(device / "class")[:6] in _GPU_CLASSES
         for device in devices
     )
 
 
 def health(gpus: Gpus, root: Path = Path("/")) -> Facts:
-    """Fault counts by device: of GPUs, those of their lifetime; of network ports, running counters."""
+    """Fault counts by device: of GPUs, those of their lifetime; of network ports, running
+    counters.
+    """
     found = _gpu_facts(gpus, FAULTS)
     for port in (root / "sys/class/infiniband").glob("*/ports/*"):
-        counts = {name: _count(port / "counters" / name) for name in TABLES["port_counters"]}
+        counts = {
+            name: _count(port / "counters" / name) for name in TABLES["port_counters"]
+        }
         found[f"{port.parents[1].name}/{port.name}"] = counts
     for card in (root / "sys/class/net").glob("*/device"):
-        found[card.parent.name] = {"carrier_changes": _count(card.parent / "carrier_changes")}
+        found[card.parent.name] = {
+            "carrier_changes": _count(card.parent / "carrier_changes")
+        }
     return found
 
 
@@ -144,13 +165,18 @@ def uptime(root: Path = Path("/")) -> float:
 
 
 def kernel_log(root: Path = Path("/")) -> dict[str, Any]:
-    """The log's faults as [seconds since boot, line], when it was read, and the time of its first line.
+    """The log's faults as [seconds since boot, line], when it was read, and the time of its first
+    line.
 
     ``lines`` is None where the log cannot be read: this user may not, or the ring is empty.
     """
     stamped = re.findall(r"^\[ *(\d+\.\d+)\] (.*)$", _dmesg(), re.MULTILINE)
     known = [re.compile(pattern) for pattern in (XID, *TABLES["kernel_log"])]
-    lines = [[float(at), line] for at, line in stamped if any(one.search(line) for one in known)]
+    lines = [
+        [float(at), line]
+        for at, line in stamped
+        if any(one.search(line) for one in known)
+    ]
     # The log is a ring: what came before its first line is lost, and the verdict must know.
     first = float(stamped[0][0]) if stamped else 0.0
     return {"read": uptime(root), "first": first, "lines": lines if stamped else None}
@@ -159,9 +185,9 @@ def kernel_log(root: Path = Path("/")) -> dict[str, Any]:
 def _dmesg() -> str:
     """Empty if this user may not read it."""
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        return subprocess.run(["dmesg"], capture_output=True, timeout=20, check=True).stdout.decode(
-            errors="replace"
-        )
+        return subprocess.run(
+            ["dmesg"], capture_output=True, timeout=20, check=True
+        ).stdout.decode(errors="replace")
     return ""
 
 
@@ -188,6 +214,7 @@ def _answers(facts: dict[str, Any]) -> dict[str, Any]:
     """Facts with None for an empty answer; bytes decoded."""
     # Older versions of nvidia-ml-py return bytes.
     texts = {
-        name: value.decode() if isinstance(value, bytes) else value for name, value in facts.items()
+        name: value.decode() if isinstance(value, bytes) else value
+        for name, value in facts.items()
     }
     return {name: None if value == "" else value for name, value in texts.items()}

@@ -1,7 +1,9 @@
-"""The load of one rank: the benchmark's training step alone, with its node, in pairs of nodes, and with all ranks.
+"""The load of one rank: the benchmark's training step alone, with its node, in pairs of nodes, and
+with all ranks.
 
-Every rank takes the same steps, on the same batches with the same random numbers, and every round starts from the same
-weights: any difference between ranks or rounds, in time or in results, comes from the machine.
+Every rank takes the same steps, on the same batches with the same random numbers, and every round
+starts from the same weights: any difference between ranks or rounds, in time or in results, comes
+from the machine.
 """
 
 from __future__ import annotations
@@ -42,11 +44,16 @@ LEARNING_RATE = 1e-4
 WARM_UP_STEPS = 3
 MIN_STEPS = 4  # per round
 ROUNDS = 16  # of a stage; each is compared
-QUICK_SECONDS, QUICK_ROUNDS = 2.0, 6  # of a stage of `certify.sh --quick` and of START_TEST
+QUICK_SECONDS, QUICK_ROUNDS = (
+    2.0,
+    6,
+)  # of a stage of `certify.sh --quick` and of START_TEST
 # Each pairing costs a process group, a model and its warm-up.
 MAX_PAIRINGS = 7
 MIN_BYTES = 1 << 20  # size of an all-reduce
-REDUCTIONS = 3  # back to back: the fastest shows the network, the others what disturbs it
+REDUCTIONS = (
+    3  # back to back: the fastest shows the network, the others what disturbs it
+)
 SIZE, CPU_SIZE = 8192, 256  # rows and columns of a square matrix
 COPY_BYTES, CPU_COPY_BYTES = 1 << 30, 1 << 24
 READ_BYTES, READS = 1 << 22, 4  # of the data set in a round
@@ -63,9 +70,13 @@ INTEGERS = {
 class Config:
     """Length of the test, and a drill that it must detect."""
 
-    seconds: float = env("CERTIFY_SECONDS", above=0, doc="seconds per stage; set by the launcher")
+    seconds: float = env(
+        "CERTIFY_SECONDS", above=0, doc="seconds per stage; set by the launcher"
+    )
     duration: str = env(
-        "DURATION", "", doc="burn-in after the stages, such as 24h, 30m or 90s; unset: none"
+        "DURATION",
+        "",
+        doc="burn-in after the stages, such as 24h, 30m or 90s; unset: none",
     )
     flip: str = env(
         "CERTIFY_FLIP",
@@ -91,7 +102,11 @@ class Config:
     def burn_in_seconds(self) -> float:
         """DURATION in seconds; 0 without one."""
         units = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-        return float(self.duration[:-1]) * units[self.duration[-1]] if self.duration else 0.0
+        return (
+            float(self.duration[:-1]) * units[self.duration[-1]]
+            if self.duration
+            else 0.0
+        )
 
     @property
     def flipped(self) -> tuple[int, ...]:
@@ -102,7 +117,9 @@ class Config:
 
 @dataclass
 class Trainee:
-    """A model in training on one rank or a process group. take_step: ``step``, or its CUDA graph."""
+    """A model in training on one rank or a process group. take_step: ``step``, or its CUDA
+    graph.
+    """
 
     model: torch.nn.Module
     step: Step
@@ -111,23 +128,35 @@ class Trainee:
 
 
 class Load:
-    """Every rank creates one and calls ``run`` with the same settings; ``rows`` and ``probes`` are this rank's."""
+    """Every rank creates one and calls ``run`` with the same settings; ``rows`` and ``probes`` are
+    this rank's.
+    """
 
-    def __init__(self, config: Config, trainer: TrainerConfig, meeting: Meeting) -> None:
+    def __init__(
+        self, config: Config, trainer: TrainerConfig, meeting: Meeting
+    ) -> None:
         self.config, self.meeting = config, meeting
         # Alone, each rank does what rank 0 would, so that all do the same.
         self.alone = World(dataclasses.replace(trainer.dist, rank=0, world_size=1))
         with meeting.world(range(meeting.size)) as everyone:
-            facts = rundir.shared_facts(trainer) | settings(config) | {"BERT_CONFIG": trainer.model}
+            facts = (
+                rundir.shared_facts(trainer)
+                | settings(config)
+                | {"BERT_CONFIG": trainer.model}
+            )
             everyone.agree(facts, "give all ranks the same settings and code")
             self.source = open_source(trainer.data, trainer.model.vocab_size)
-            everyone.agree(self.source.identity(), "are the training data the same on every node?")
+            everyone.agree(
+                self.source.identity(), "are the training data the same on every node?"
+            )
             # One backend for all: a rank with another one
             # rounds differently and would look corrupt.
             self.trainer = train.resolve_kernels(trainer, everyone)
             meeting.barrier()  # a rank that leaves the group while another still joins would break it
         self.device = self.alone.device
-        self.sequences: dict[int, int] = {}  # by step; the same for all ranks, stages and rounds
+        self.sequences: dict[
+            int, int
+        ] = {}  # by step; the same for all ranks, stages and rounds
         self.rows: list[np.ndarray] = []
         self.probes: list[tuple[Any, ...]] = []  # rows of PROBE
 
@@ -158,10 +187,14 @@ class Load:
             self._group("node", meeting.members(meeting.node), range(rounds))
             found = pairings(len(meeting.nodes), MAX_PAIRINGS)
             for number, pairs in enumerate(found):  # all pairs at once
-                partner = (dict(pairs) | {b: a for a, b in pairs}).get(meeting.node, NOBODY)
+                partner = (dict(pairs) | {b: a for a, b in pairs}).get(
+                    meeting.node, NOBODY
+                )
                 # The ranks of a node that rests are a group each: creating a trainee needs one.
                 members = (
-                    [meeting.rank] if partner == NOBODY else meeting.members(meeting.node, partner)
+                    [meeting.rank]
+                    if partner == NOBODY
+                    else meeting.members(meeting.node, partner)
                 )
                 self._group("pairs", members, [number], len(found), partner)
         self._group("together", range(meeting.size), range(rounds))
@@ -169,8 +202,8 @@ class Load:
     def _read_data(self) -> None:
         """Reads the configured data set: all ranks at once, then one node at a time. A collective.
 
-        No cache answers: all ranks draw from one shuffled list of blocks, in an order that no test had before, and no
-        block is read twice. A data set with too few blocks is not measured.
+        No cache answers: all ranks draw from one shuffled list of blocks, in an order that no test
+        had before, and no block is read twice. A data set with too few blocks is not measured.
         """
         meeting, rounds = self.meeting, self.config.rounds
         nodes = range(len(meeting.nodes))
@@ -180,7 +213,9 @@ class Load:
             turns += [("disk_node", range(node, node + 1)) for node in nodes]
         order = int(meeting.exchange(str(int.from_bytes(os.urandom(8), "big")))[0])
         folder = self.trainer.data.datadir_packed or self.trainer.data.datadir
-        blocks = blocks_of(folder, order)[meeting.rank :: meeting.size] if folder else []
+        blocks = (
+            blocks_of(folder, order)[meeting.rank :: meeting.size] if folder else []
+        )
         # Two turns of READS blocks in each round: of all nodes, and of the own one.
         enough = len(blocks) >= READS * rounds * 2
         # All ranks or none: the barriers below count every rank.
@@ -197,7 +232,9 @@ class Load:
                     self._probe(name, number, seconds, READ_BYTES)
 
     def check_drill(self, count: int) -> None:
-        """Raises ConfigError on all ranks for a drill in a step that no round has. count: steps per round."""
+        """Raises ConfigError on all ranks for a drill in a step that no round has. count: steps per
+        round.
+        """
         reason = ""
         if self.config.flipped and self.config.flipped[1] >= count:
             reason = f"CERTIFY_FLIP={self.config.flip}: a round has only {count} steps: give an earlier step, "
@@ -212,7 +249,9 @@ class Load:
         rounds: int = 0,
         partner: int = NOBODY,
     ) -> None:
-        """Runs rounds of a process group of these ranks. A rank that rests joins the barriers only."""
+        """Runs rounds of a process group of these ranks. A rank that rests joins the barriers
+        only.
+        """
         # A group's keys in the store bear the number of the
         # last barrier, so its ranks must share it.
         self.meeting.barrier()
@@ -227,16 +266,26 @@ class Load:
                     # All-reduces as large as the gradients in 16 bits; their sums are checked.
                     size = max(
                         MIN_BYTES,
-                        2 * sum(parameter.numel() for parameter in trainee.model.parameters()),
+                        2
+                        * sum(
+                            parameter.numel()
+                            for parameter in trainee.model.parameters()
+                        ),
                     )
                     for _ in range(REDUCTIONS if world.size > 1 else 0):
                         self._probe(
-                            f"reduce_{stage}", number, allreduce.measure(size, world), size, partner
+                            f"reduce_{stage}",
+                            number,
+                            allreduce.measure(size, world),
+                            size,
+                            partner,
                         )
             self.meeting.barrier()
 
     def trainee(self, world: World) -> Trainee:
-        """A model trained by the ranks of ``world``; alone as in a benchmark run, with a CUDA graph if it uses one."""
+        """A model trained by the ranks of ``world``; alone as in a benchmark run, with a CUDA graph
+        if it uses one.
+        """
         torch.manual_seed(SEED)
         graph = world is self.alone and self.trainer.uses_graph
         model, step = train.build(self.trainer, world, SEED)
@@ -244,7 +293,8 @@ class Load:
         example = partial(train.dummy_batches, self.trainer, world)
         take_step = capture_or_warm_up(step, example, graph=graph, warm_up=False)
         recorder = Recorder(self.device)
-        # A graph replays kernels alone: hooks and marks would run once, at its capture. The capture may have failed.
+        # A graph replays kernels alone: hooks and marks would run once, at its capture. The capture
+        # may have failed.
         if take_step is step:
             step.mark = recorder.mark
             recorder.watch(model)
@@ -271,7 +321,9 @@ class Load:
         partner: int = NOBODY,
         drill: bool = False,
     ) -> None:
-        """Takes ``count`` steps from the initial weights and records their rows. drill: may flip a bit."""
+        """Takes ``count`` steps from the initial weights and records their rows. drill: may flip a
+        bit.
+        """
         with trainee.step.rollback():
             checksums = self.take_steps(trainee, count, drill)
             parts = trainee.recorder.take()
@@ -280,18 +332,27 @@ class Load:
         rows["round"], rows["partner"], rows["step"] = number, partner, np.arange(count)
         for column, part in enumerate(PARTS):
             rows[part] = parts[:, column]
-        rows["cpu"], rows["checksum"] = trainee.recorder.cpu, checksums.numpy(force=True)
+        rows["cpu"], rows["checksum"] = (
+            trainee.recorder.cpu,
+            checksums.numpy(force=True),
+        )
         rows["sequences"] = [self.sequences[step] for step in range(count)]
         self.rows.append(rows)
 
-    def take_steps(self, trainee: Trainee, count: int, drill: bool = False) -> torch.Tensor:
-        """Takes steps; returns the checksum of the weights after each, int64 [count], on the device."""
+    def take_steps(
+        self, trainee: Trainee, count: int, drill: bool = False
+    ) -> torch.Tensor:
+        """Takes steps; returns the checksum of the weights after each, int64 [count], on the
+        device.
+        """
         data = self.trainer.data
         # As the only rank of one, from the first row, so that
         # all ranks and rounds take the same batches.
         sampler = Sampler(self.source.row_counts(), data.rows_per_step, SEED, 0, 1)
         finish = train.pad_and_pin(self.trainer, self.alone)
-        batches = TrainingData(self.source, sampler, data, self.trainer.model.vocab_size, 1, finish)
+        batches = TrainingData(
+            self.source, sampler, data, self.trainer.model.vocab_size, 1, finish
+        )
         checksums = torch.zeros(count, dtype=torch.int64, device=self.device)
         weights = list(trainee.model.parameters())
         try:
@@ -315,9 +376,16 @@ class Load:
         return checksums
 
     def _probe(
-        self, name: str, number: int, seconds: float, amount: float, partner: int = NOBODY
+        self,
+        name: str,
+        number: int,
+        seconds: float,
+        amount: float,
+        partner: int = NOBODY,
     ) -> None:
-        self.probes.append((self.meeting.rank, name.encode(), number, partner, seconds, amount))
+        self.probes.append(
+            (self.meeting.rank, name.encode(), number, partner, seconds, amount)
+        )
 
 
 def measure(work: Callable[[], object], device: torch.device) -> float:
@@ -333,26 +401,38 @@ def measure(work: Callable[[], object], device: torch.device) -> float:
 
 
 def build_probes(device: torch.device) -> list[tuple[str, float, Callable[[], object]]]:
-    """(name in the record, operations or bytes, work) on random numbers: zeros draw less power and run faster."""
+    """(name in the record, operations or bytes, work) on random numbers: zeros draw less power and
+    run faster.
+    """
     cuda = device.type == "cuda"
     size, num_bytes = (SIZE, COPY_BYTES) if cuda else (CPU_SIZE, CPU_COPY_BYTES)
     a, b = (
-        torch.randn(size, size, device=device, dtype=torch.bfloat16 if cuda else torch.float32)
+        torch.randn(
+            size, size, device=device, dtype=torch.bfloat16 if cuda else torch.float32
+        )
         for _ in range(2)
     )
-    found: list[tuple[str, float, Callable[[], object]]] = [("matmul", 2 * size**3, lambda: a @ b)]
+    found: list[tuple[str, float, Callable[[], object]]] = [
+        ("matmul", 2 * size**3, lambda: a @ b)
+    ]
     # fp8 products need Ada (8.9) or Hopper.
     if cuda and torch.cuda.get_device_capability(device) >= (8, 9):
         one = torch.ones((), device=device)
         left, right = a.to(fp8.FORWARD), b.to(fp8.FORWARD).t()
         run = partial(fp8.product, left, right, one, one, None, torch.bfloat16, True)
         found.append(("matmul_fp8", 2 * size**3, run))
-    source, target = (torch.empty(num_bytes, dtype=torch.uint8, device=device) for _ in range(2))
-    found.append(("copy", 2 * num_bytes, lambda: target.copy_(source)))  # read and written
+    source, target = (
+        torch.empty(num_bytes, dtype=torch.uint8, device=device) for _ in range(2)
+    )
+    found.append(
+        ("copy", 2 * num_bytes, lambda: target.copy_(source))
+    )  # read and written
     if cuda:
         # Page-locked, since a copy from pageable memory would measure the host's own copying.
         host = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
-        found.append(("host_copy", num_bytes, lambda: target.copy_(host, non_blocking=True)))
+        found.append(
+            ("host_copy", num_bytes, lambda: target.copy_(host, non_blocking=True))
+        )
     return found
 
 
@@ -369,7 +449,9 @@ def blocks_of(folder: Path, order: int) -> list[tuple[Path, int]]:
 
 
 def read_block(path: Path, offset: int) -> None:
-    """Reads a block past the page cache: by O_DIRECT, or where a file system has none after dropping its pages."""
+    """Reads a block past the page cache: by O_DIRECT, or where a file system has none after
+    dropping its pages.
+    """
     with mmap.mmap(-1, READ_BYTES) as buffer:  # page-aligned, as O_DIRECT needs it
         try:
             file = os.open(path, os.O_RDONLY | os.O_DIRECT)
@@ -384,7 +466,8 @@ def read_block(path: Path, offset: int) -> None:
 
 @torch.no_grad()
 def checksum(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Sum of all tensors' bits as integers (int64, 0-d, on their device); any flipped bit changes it.
+    """Sum of all tensors' bits as integers (int64, 0-d, on their device); any flipped bit changes
+    it.
 
     Integer sums do not depend on their order, so they agree between devices. Does not synchronize.
     """

@@ -1,4 +1,6 @@
-"""Exchange between all ranks of a test through a store, and process groups: a node, a pair of nodes, all ranks."""
+"""Exchange between all ranks of a test through a store, and process groups: a node, a pair of
+nodes, all ranks.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from review.acceptance.schema import Place
 
 
 class Meeting:
-    """A rank's view of all ranks. Every rank creates one and calls its methods in the same order."""
+    """A rank's view of all ranks. Every rank creates one and calls its methods in the same
+    order.
+    """
 
     def __init__(self, config: DistConfig, store: distributed.Store, node: str) -> None:
         """store: shared by all ranks; node: name of this rank's node."""
@@ -26,8 +30,12 @@ class Meeting:
         # A rank that died must end the wait of the others.
         store.set_timeout(datetime.timedelta(seconds=config.timeout_seconds))
         self._number = 0
-        answers = [one.rsplit(" ", 1) for one in self.exchange(f"{node} {config.local_rank}")]
-        self.places = [Place(rank, int(local), name) for rank, (name, local) in enumerate(answers)]
+        answers = [
+            one.rsplit(" ", 1) for one in self.exchange(f"{node} {config.local_rank}")
+        ]
+        self.places = [
+            Place(rank, int(local), name) for rank, (name, local) in enumerate(answers)
+        ]
         self.nodes = list(dict.fromkeys(place.node for place in self.places))
         self.node = self.nodes.index(node)
         self.node_ranks = self.members(self.node)
@@ -45,7 +53,9 @@ class Meeting:
         self._meet([])
 
     def _meet(self, keys: list[str]) -> list[str]:
-        """Waits for every rank; returns the values of the keys, read only by the last to arrive: N reads, not N x N."""
+        """Waits for every rank; returns the values of the keys, read only by the last to arrive: N
+        reads, not N x N.
+        """
         now, before = f"{self._number}", f"{self._number - 1}"
         # An atomic counter: exactly one rank is the last.
         if self.store.add(f"{now}/came", 1) == self.size:
@@ -71,7 +81,9 @@ class Meeting:
             self.store.wait([f"left/{rank}" for rank in range(1, self.size)])
 
     def refuse(self, reason: str) -> None:
-        """Raises rank 0's reason, if any, as a ConfigError on all ranks, so that none waits for another."""
+        """Raises rank 0's reason, if any, as a ConfigError on all ranks, so that none waits for
+        another.
+        """
         message: str = json.loads(self.exchange(json.dumps(reason))[0])
         if message:
             # Rank 0 must not take the store away while others still read the reason.
@@ -84,24 +96,31 @@ class Meeting:
 
     def members(self, *nodes: int) -> list[int]:
         """Ranks of these nodes."""
-        return [place.rank for place in self.places if self.nodes.index(place.node) in nodes]
+        return [
+            place.rank for place in self.places if self.nodes.index(place.node) in nodes
+        ]
 
     def world(self, ranks: Sequence[int]) -> World:
-        """Process group of these ranks, this one included. Several groups may be created at the same time."""
+        """Process group of these ranks, this one included. Several groups may be created at the
+        same time.
+        """
         config = dataclasses.replace(
             self.config, rank=list(ranks).index(self.rank), world_size=len(ranks)
         )
         # Groups of the same moment differ in their first rank,
         # and those of later ones in the number.
         return World(
-            config, distributed.PrefixStore(f"{self._number}/world/{ranks[0]}", self.store)
+            config,
+            distributed.PrefixStore(f"{self._number}/world/{ranks[0]}", self.store),
         )
 
 
 def pairings(count: int, most: int) -> list[list[tuple[int, int]]]:
-    """At most ``most`` rounds that pair each of ``count`` nodes with a new partner; one rests if the count is odd.
+    """At most ``most`` rounds that pair each of ``count`` nodes with a new partner; one rests if
+    the count is odd.
 
-    Circle method: the first node stays, the others rotate; after count - 1 rounds every pair has met.
+    Circle method: the first node stays, the others rotate; after count - 1 rounds every pair has
+    met.
     """
     seats: list[int | None] = [*range(count)]
     if count % 2:
@@ -111,6 +130,12 @@ def pairings(count: int, most: int) -> list[list[tuple[int, int]]]:
     for _ in range(min(len(seats) - 1, most)):
         half = len(seats) // 2
         pairs = zip(seats[:half], reversed(seats[half:]), strict=True)
-        rounds.append([(min(a, b), max(a, b)) for a, b in pairs if a is not None and b is not None])
+        rounds.append(
+            [
+                (min(a, b), max(a, b))
+                for a, b in pairs
+                if a is not None and b is not None
+            ]
+        )
         seats = [seats[0], seats[-1], *seats[1:-1]]
     return rounds

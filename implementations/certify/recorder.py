@@ -15,14 +15,20 @@ from torch import nn
 
 from review.acceptance.schema import PARTS
 
-_MARKS = ("start", "data", "gradients", "reduced", "updated")  # a part lies between two marks
+_MARKS = (
+    "start",
+    "data",
+    "gradients",
+    "reduced",
+    "updated",
+)  # a part lies between two marks
 
 
 class Recorder:
     """Marks the parts of steps; ``take`` turns the marks into seconds.
 
-    compute: forward and backward, up to the gradient of the last parameter. wait: from there until the gradients are
-    reduced, that is for slower ranks, the network and the norm for clipping.
+    compute: forward and backward, up to the gradient of the last parameter. wait: from there until
+    the gradients are reduced, that is for slower ranks, the network and the norm for clipping.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -38,18 +44,23 @@ class Recorder:
         self._last: torch.Tensor | None = None
 
     def watch(self, model: nn.Module) -> None:
-        """Marks when the gradients of the model are complete. Call ``watch_last`` after the first step."""
+        """Marks when the gradients of the model are complete. Call ``watch_last`` after the first
+        step.
+        """
 
         def mark(parameter: torch.Tensor) -> None:
             self._last = parameter
             self.mark("gradients")
 
         self._hooks = {
-            one: one.register_post_accumulate_grad_hook(mark) for one in model.parameters()
+            one: one.register_post_accumulate_grad_hook(mark)
+            for one in model.parameters()
         }
 
     def watch_last(self) -> None:
-        """Keeps only the hook of the parameter whose gradient comes last: the order is the same in every step."""
+        """Keeps only the hook of the parameter whose gradient comes last: the order is the same in
+        every step.
+        """
         # A hook for each of hundreds of parameters would take time that is then measured.
         for parameter, hook in self._hooks.items():
             if parameter is not self._last:
@@ -65,7 +76,9 @@ class Recorder:
         self.mark("start")
 
     def mark(self, name: str) -> None:
-        """Ends a part here, on the device; of several marks of one name in a step, the last counts."""
+        """Ends a part here, on the device; of several marks of one name in a step, the last
+        counts.
+        """
         if not self._steps:
             return
         step, place = self._steps[-1], _MARKS.index(name)
@@ -74,11 +87,15 @@ class Recorder:
             return
         # Each micro-batch marks its gradients: the same event is recorded again.
         if step[place] is None:
-            step[place] = self._free.pop() if self._free else torch.cuda.Event(enable_timing=True)
+            step[place] = (
+                self._free.pop() if self._free else torch.cuda.Event(enable_timing=True)
+            )
         step[place].record()
 
     def end(self, whole: bool = False) -> None:
-        """Ends a step on the host. whole: it was one CUDA graph, which has no marks inside and counts as compute."""
+        """Ends a step on the host. whole: it was one CUDA graph, which has no marks inside and
+        counts as compute.
+        """
         if whole:
             # Marks after the graph fall together, so wait and update take no time.
             for name in _MARKS[2:]:
@@ -87,14 +104,18 @@ class Recorder:
             self._cpu[-1][1] = time.process_time()
 
     def take(self) -> np.ndarray:
-        """Returns and clears the seconds by step and part, float32 [steps, 4]. Waits for the device."""
+        """Returns and clears the seconds by step and part, float32 [steps, 4]. Waits for the
+        device.
+        """
         taken = np.empty((len(self._steps), len(PARTS)), np.float32)
         # The only place where the host waits for the device.
         if cuda := self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         for number, marks in enumerate(self._steps):
             for part, (begin, end) in enumerate(pairwise(marks)):
-                taken[number, part] = begin.elapsed_time(end) / 1e3 if cuda else end - begin
+                taken[number, part] = (
+                    begin.elapsed_time(end) / 1e3 if cuda else end - begin
+                )
             # elapsed_time has been read, so they may be recorded anew.
             self._free += marks if cuda else []
         self.cpu = np.array([end - begin for begin, end in self._cpu], np.float32)

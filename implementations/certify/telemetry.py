@@ -1,6 +1,7 @@
 """Clocks, power, temperatures and errors of a node's GPUs, sampled once a second during the load.
 
-Through nvidia-ml-py, if it and a driver are installed. Values that a driver does not report are nan.
+Through nvidia-ml-py, if it and a driver are installed. Values that a driver does not report are
+nan.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ import numpy as np
 from review.acceptance.schema import FIELDS, SAMPLE
 
 # At one a second, samples are first thinned after 11 hours.
-MAX_SAMPLES = 20_000  # at twice as many, every other sample is dropped and the interval doubles
+MAX_SAMPLES = (
+    20_000  # at twice as many, every other sample is dropped and the interval doubles
+)
 # Links of an H100; errors of a link: replay, recovery, CRC of flits and of data.
 _NVLINKS, _NVLINK_COUNTERS = 18, 4
 _NAN = float("nan")
@@ -43,12 +46,17 @@ class Gpus:
         handles = (f"GPU-{uuid}".encode() for uuid in uuids if self.nvml)
         self.devices = [self.ask("nvmlDeviceGetHandleByUUID", one) for one in handles]
         self._events = [
-            None if device is None else self.ask(_listen, device) for device in self.devices
+            None if device is None else self.ask(_listen, device)
+            for device in self.devices
         ]
-        self._xid = [[0.0, _NAN] for _ in self.devices]  # count since the start, and the last one
+        self._xid = [
+            [0.0, _NAN] for _ in self.devices
+        ]  # count since the start, and the last one
 
     def ask(self, question: Question, *arguments: Any) -> Any:
-        """NVML's answer; None if the driver, the GPU or nvidia-ml-py does not support the question."""
+        """NVML's answer; None if the driver, the GPU or nvidia-ml-py does not support the
+        question.
+        """
         try:
             if isinstance(question, str):
                 return getattr(self.nvml, question)(*arguments)
@@ -68,7 +76,10 @@ class Gpus:
             if events is not None:
                 # Waits 0 ms, so that the loop ends at the first time-out with all that has come.
                 while (event := self.ask("nvmlEventSetWait", events, 0)) is not None:
-                    self._xid[number] = [self._xid[number][0] + 1, float(event.eventData)]
+                    self._xid[number] = [
+                        self._xid[number][0] + 1,
+                        float(event.eventData),
+                    ]
                 row["xid_count"], row["xid_last"] = self._xid[number]
             yield row
 
@@ -83,7 +94,9 @@ def _throttle(nvml: Any, device: Any) -> int:
     try:
         return int(nvml.nvmlDeviceGetCurrentClocksEventReasons(device))
     except (nvml.NVMLError, AttributeError):
-        return int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(device))  # its name until R535
+        return int(
+            nvml.nvmlDeviceGetCurrentClocksThrottleReasons(device)
+        )  # its name until R535
 
 
 def _nvlink_errors(nvml: Any, device: Any) -> int | None:
@@ -92,19 +105,25 @@ def _nvlink_errors(nvml: Any, device: Any) -> int | None:
     for link, counter in itertools.product(range(_NVLINKS), range(_NVLINK_COUNTERS)):
         with contextlib.suppress(nvml.NVMLError):
             if nvml.nvmlDeviceGetNvLinkState(device, link):
-                errors.append(nvml.nvmlDeviceGetNvLinkErrorCounter(device, link, counter))
+                errors.append(
+                    nvml.nvmlDeviceGetNvLinkErrorCounter(device, link, counter)
+                )
     return sum(errors) if errors else None
 
 
 def _ecc(nvml: Any, device: Any, kind: str) -> int:
     """Errors since the driver was loaded."""
     return int(
-        nvml.nvmlDeviceGetTotalEccErrors(device, getattr(nvml, kind), nvml.NVML_VOLATILE_ECC)
+        nvml.nvmlDeviceGetTotalEccErrors(
+            device, getattr(nvml, kind), nvml.NVML_VOLATILE_ECC
+        )
     )
 
 
 _QUESTIONS: dict[str, Question] = {
-    "sm_mhz": lambda nvml, device: nvml.nvmlDeviceGetClockInfo(device, nvml.NVML_CLOCK_SM),
+    "sm_mhz": lambda nvml, device: nvml.nvmlDeviceGetClockInfo(
+        device, nvml.NVML_CLOCK_SM
+    ),
     "watts": lambda nvml, device: nvml.nvmlDeviceGetPowerUsage(device) / 1e3,
     "celsius": lambda nvml, device: nvml.nvmlDeviceGetTemperature(
         device, nvml.NVML_TEMPERATURE_GPU
@@ -135,7 +154,9 @@ class Sampler:
         self._samples: list[np.ndarray] = []
         if earlier is not None and len(earlier):
             # Sample by sample again, so that thinning treats old and new rows alike.
-            self._samples = np.split(earlier, np.flatnonzero(np.diff(earlier["time"])) + 1)
+            self._samples = np.split(
+                earlier, np.flatnonzero(np.diff(earlier["time"])) + 1
+            )
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
 

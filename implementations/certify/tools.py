@@ -1,8 +1,8 @@
 """NVIDIA's tests of bandwidth and health, where installed: nccl-tests, nvbandwidth, ``dcgmi diag``.
 
-They run before the load, on the first rank of each node, and over all nodes through CERTIFY_MPI. Their measurements
-become rows of the table ``probes``, their versions and faults entries of ``about``; their output stays in
-RUN_DIR/tools_<node>.
+They run before the load, on the first rank of each node, and over all nodes through CERTIFY_MPI.
+Their measurements become rows of the table ``probes``, their versions and faults entries of
+``about``; their output stays in RUN_DIR/tools_<node>.
 """
 
 from __future__ import annotations
@@ -24,18 +24,29 @@ from typing import Any
 
 from certify.meeting import Meeting
 from common.env import ConfigError, env
-from review.acceptance.schema import ALL_NODES, COLLECTIVES, COPIES, DIAGNOSTIC, NOBODY, NVBANDWIDTH
+from review.acceptance.schema import (
+    ALL_NODES,
+    COLLECTIVES,
+    COPIES,
+    DIAGNOSTIC,
+    NOBODY,
+    NVBANDWIDTH,
+)
 
 ROUNDS = 3  # of each bandwidth test, to know how well it repeats
-# Level of `dcgmi diag -r` and the time limit of a tool's round: it takes a few minutes, at level 3 half an hour.
+# Level of `dcgmi diag -r` and the time limit of a tool's round: it takes a few minutes, at level 3
+# half an hour.
 BRIEF, THOROUGH = (2, 600.0), (3, 3600.0)
 SIZES = ("-b", "1K", "-e", "1G", "-f", "2")  # message sizes of a collective
 NUM_SIZES, LARGEST = 21, 1 << 30  # what SIZES asks for
 SURE_SIZE = 1 << 20  # from here on a printed bandwidth of 0.00 is no rounding
-SETTING = (
-    5  # DCGM_ERROR_CONFIG of dcgm_errors.h: a setting such as persistence mode, no broken part
+SETTING = 5  # DCGM_ERROR_CONFIG of dcgm_errors.h: a setting such as persistence mode, no broken part
+KNOWN = (
+    DIAGNOSTIC,
+    NVBANDWIDTH,
+    *COLLECTIVES,
+    *(name + ALL_NODES for name in COLLECTIVES),
 )
-KNOWN = (DIAGNOSTIC, NVBANDWIDTH, *COLLECTIVES, *(name + ALL_NODES for name in COLLECTIVES))
 
 
 class ToolError(Exception):
@@ -47,17 +58,23 @@ class Config:
     """Tools to run, and their options."""
 
     tools: str = env(
-        "CERTIFY_TOOLS", "", doc="programs to run, or `none`; unset: those installed, on GPUs"
+        "CERTIFY_TOOLS",
+        "",
+        doc="programs to run, or `none`; unset: those installed, on GPUs",
     )
     mpi: str = env(
-        "CERTIFY_MPI", "", doc="launches nccl-tests on all GPUs: `srun --overlap --mpi=pmix -n 16`"
+        "CERTIFY_MPI",
+        "",
+        doc="launches nccl-tests on all GPUs: `srun --overlap --mpi=pmix -n 16`",
     )
 
     def programs(self, on_gpus: bool) -> dict[str, str]:
         """Path of each tool by name. Raises ConfigError for a requested tool that cannot run."""
         # Unasked, a missing tool is no fault; asked for by name, it is.
         if not self.tools:
-            return {name: path for name in KNOWN if on_gpus and (path := shutil.which(name))}
+            return {
+                name: path for name in KNOWN if on_gpus and (path := shutil.which(name))
+            }
         found = {}
         for word in self.tools.split() if self.tools != "none" else ():
             name, path = Path(word).name, shutil.which(word)
@@ -79,7 +96,9 @@ class Config:
     def commands(
         self, programs: Mapping[str, str], gpus: int, level: int
     ) -> Iterator[tuple[str, list[str]]]:
-        """(test name, command) for a node with ``gpus`` GPUs; names of tests over all nodes end in ALL_NODES."""
+        """(test name, command) for a node with ``gpus`` GPUs; names of tests over all nodes end in
+        ALL_NODES.
+        """
         for name, path in programs.items():
             if name == DIAGNOSTIC:
                 yield name, [path, "diag", "-j", "-r", str(level)]
@@ -92,15 +111,18 @@ class Config:
                     yield test, [path, *SIZES, "-g", str(gpus)]
                 # The program of that name, built with MPI, has precedence over the plain one.
                 if self.mpi and (name != test or test + ALL_NODES not in programs):
-                    yield test + ALL_NODES, [*shlex.split(self.mpi), path, *SIZES, "-g", "1"]
+                    yield (
+                        test + ALL_NODES,
+                        [*shlex.split(self.mpi), path, *SIZES, "-g", "1"],
+                    )
 
 
 @dataclass
 class Reading:
     """Results of a tool.
 
-    rates: (test, GPU, other GPU or NOBODY, bytes, GB/s); faults: (device or "", state, message); skipped: tests;
-    gpus: that a diagnosis names.
+    rates: (test, GPU, other GPU or NOBODY, bytes, GB/s); faults: (device or "", state, message);
+    skipped: tests; gpus: that a diagnosis names.
     """
 
     version: str
@@ -121,9 +143,11 @@ def run(
     environ: Mapping[str, str],
     thorough: bool = False,
 ) -> tuple[list[tuple[Any, ...]], list[dict[str, Any]]]:
-    """Runs the tools that this rank is responsible for. A collective. programs: the same on all nodes.
+    """Runs the tools that this rank is responsible for. A collective. programs: the same on all
+    nodes.
 
-    Returns rows of ``probes``, and for ``about`` the name, version, faults and skipped tests of each tool.
+    Returns rows of ``probes``, and for ``about`` the name, version, faults and skipped tests of
+    each tool.
     """
     level, limit = THOROUGH if thorough else BRIEF
     commands = dict(config.commands(programs, len(meeting.node_ranks), level))
@@ -135,9 +159,14 @@ def run(
     # One after the other: a test of a node would take bandwidth from one over all nodes.
     for over_all in (False, True):
         ranks = range(meeting.size) if over_all else meeting.node_ranks
-        # With the launcher's variables of this rank, a tool would take itself for a rank of the job.
+        # With the launcher's variables of this rank, a tool would take itself for a rank of the
+        # job.
         foreign = ("PMI", "OMPI_") if over_all else ("PMI", "OMPI_", "SLURM_")
-        own = {name: value for name, value in environ.items() if not name.startswith(foreign)}
+        own = {
+            name: value
+            for name, value in environ.items()
+            if not name.startswith(foreign)
+        }
         for name, command in commands.items():
             if name.endswith(ALL_NODES) == over_all and meeting.rank == ranks[0]:
                 outputs = folder / f"tools_{meeting.nodes[meeting.node]}"
@@ -147,10 +176,19 @@ def run(
                     # Tools see every GPU of the node, also those that the job has no rank for.
                     if gpu < len(ranks):
                         rows.append(
-                            (ranks[gpu], what.encode(), number, peer, amount / rate / 1e9, amount)
+                            (
+                                ranks[gpu],
+                                what.encode(),
+                                number,
+                                peer,
+                                amount / rate / 1e9,
+                                amount,
+                            )
                         )
         meeting.barrier()
-    meeting.store.set_timeout(datetime.timedelta(seconds=meeting.config.timeout_seconds))
+    meeting.store.set_timeout(
+        datetime.timedelta(seconds=meeting.config.timeout_seconds)
+    )
     return rows, reports
 
 
@@ -162,7 +200,9 @@ def test(
     seconds: float,
     environ: Mapping[str, str],
 ) -> tuple[dict[str, Any], list[tuple[Any, ...]]]:
-    """Runs a tool's rounds; its name, version, faults and skipped tests, and (round, *rate) of each of its rates."""
+    """Runs a tool's rounds; its name, version, faults and skipped tests, and (round, *rate) of each
+    of its rates.
+    """
     about: dict[str, Any] = {"name": name, "version": "", "faults": [], "skipped": []}
     rates: list[tuple[Any, ...]] = []
     # A diagnosis is a verdict, not a rate with noise.
@@ -183,7 +223,9 @@ def test(
 def execute(
     command: Sequence[str], path: Path, seconds: float, environ: Mapping[str, str]
 ) -> tuple[int, str]:
-    """Exit status and output of a tool; the output also goes to ``path``. Raises ToolError, on a timeout too."""
+    """Exit status and output of a tool; the output also goes to ``path``. Raises ToolError, on a
+    timeout too.
+    """
     path.parent.mkdir(exist_ok=True)
     errors = path.with_suffix(".err")
     with open(path, "wb") as out, open(errors, "wb") as err:
@@ -219,14 +261,17 @@ def execute(
 def read(name: str, status: int, text: str, ranks: int) -> Reading:
     """Parses a tool's output. ranks: the GPUs that must have taken part. Raises ToolError.
 
-    Whatever was asked for and is absent, zero, not a number or cut off is a fault: it was not seen to be good.
+    Whatever was asked for and is absent, zero, not a number or cut off is a fault: it was not seen
+    to be good.
     """
     lines = [
         line.strip()
         for line in text.splitlines()
         if re.search("error|fail|invalid|unable|cannot", line, re.I)
     ]
-    ended = f"ended by signal {-status}" if status < 0 else f"ended with status {status}"
+    ended = (
+        f"ended by signal {-status}" if status < 0 else f"ended with status {status}"
+    )
     try:
         if name == DIAGNOSTIC:
             found = read_dcgmi(text)
@@ -235,7 +280,14 @@ def read(name: str, status: int, text: str, ranks: int) -> Reading:
         else:
             found = read_nccl_tests(name, text, ranks)
     # RecursionError is json's answer to brackets nested thousands deep.
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError):
+    except (
+        KeyError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        IndexError,
+        RecursionError,
+    ):
         short = "its output is truncated or has an unknown format"
         raise ToolError(": ".join([ended if status else short, *lines[-1:]])) from None
     failed = any(state == "fail" for _, state, _ in found.faults)
@@ -256,9 +308,9 @@ def is_positive(value: float) -> bool:
 def read_nccl_tests(name: str, text: str, ranks: int) -> Reading:
     """Out-of-place bus bandwidths by size.
 
-    A row has size, count, type, redop and root, then time (us), algbw, busbw (GB/s) and #wrong out of place, and the
-    same four in place. Small bandwidths are printed as 0.00 and are taken from the time, with the factor from
-    algorithm to bus bandwidth that the largest size shows.
+    A row has size, count, type, redop and root, then time (us), algbw, busbw (GB/s) and #wrong out
+    of place, and the same four in place. Small bandwidths are printed as 0.00 and are taken from
+    the time, with the factor from algorithm to bus bandwidth that the largest size shows.
     """
     version = re.search(r"nccl-tests version (\S+)(?:.*nccl-library=(\d+))?", text)
     # Printed after the table: where the output was cut off, this raises IndexError.
@@ -272,7 +324,11 @@ def read_nccl_tests(name: str, text: str, ranks: int) -> Reading:
     if version and version[2]:
         code = int(version[2])
         found.version += f" with NCCL {code // 10000}.{code // 100 % 100}.{code % 100}"
-    rows = [words for words in map(str.split, text.splitlines()) if words and words[0].isdigit()]
+    rows = [
+        words
+        for words in map(str.split, text.splitlines())
+        if words and words[0].isdigit()
+    ]
     # A row that was cut off must not count as a size with fewer columns.
     if any(len(words) != 13 for words in rows):
         raise ValueError(name)
@@ -281,8 +337,12 @@ def read_nccl_tests(name: str, text: str, ranks: int) -> Reading:
     if not any(is_positive(bus) for *_, bus in table):
         raise ToolError("measured no bandwidth")
     largest, _, algorithm, bus = max(table)
-    if len(table) != NUM_SIZES or largest < 0.9 * LARGEST:  # sizes are multiples of the ranks
-        found.fail(f"measured {len(table)} of {NUM_SIZES} sizes, the largest {largest:,} bytes")
+    if (
+        len(table) != NUM_SIZES or largest < 0.9 * LARGEST
+    ):  # sizes are multiples of the ranks
+        found.fail(
+            f"measured {len(table)} of {NUM_SIZES} sizes, the largest {largest:,} bytes"
+        )
     factor = bus / algorithm if is_positive(algorithm) else math.nan
     for size, microseconds, _, rate in table:
         # `not >=` is true of nan too.
@@ -299,7 +359,9 @@ def read_nccl_tests(name: str, text: str, ranks: int) -> Reading:
 
 
 def read_nvbandwidth(text: str, gpus: int) -> Reading:
-    """Parses ``-j``. The exit status is 0 even if a test case failed; one that the machine cannot run is waived."""
+    """Parses ``-j``. The exit status is 0 even if a test case failed; one that the machine cannot
+    run is waived.
+    """
     report = _document(text)["nvbandwidth"]
     if error := report.get("error"):
         raise ToolError(_one_line(error))
@@ -321,8 +383,12 @@ def read_nvbandwidth(text: str, gpus: int) -> Reading:
     return found
 
 
-def _read_matrix(found: Reading, name: str, matrix: Sequence[Sequence[Any]], gpus: int) -> None:
-    """Adds GB/s of one row (from or to the host), or of each pair; N/A belongs to a GPU with itself only."""
+def _read_matrix(
+    found: Reading, name: str, matrix: Sequence[Sequence[Any]], gpus: int
+) -> None:
+    """Adds GB/s of one row (from or to the host), or of each pair; N/A belongs to a GPU with itself
+    only.
+    """
     in_pairs = name.startswith("device_to_device")
     columns = min((len(cells) for cells in matrix), default=0)
     seen = min(columns, len(matrix)) if in_pairs else columns
@@ -349,9 +415,15 @@ def read_dcgmi(text: str) -> Reading:
     if error := report.get("runtime_error"):
         raise ToolError(_one_line(error))
     found = Reading(
-        str(document.get("metadata", document).get("version") or report.get("version") or "")
+        str(
+            document.get("metadata", document).get("version")
+            or report.get("version")
+            or ""
+        )
     )
-    tests = [test for category in report["test_categories"] for test in category["tests"]]
+    tests = [
+        test for category in report["test_categories"] for test in category["tests"]
+    ]
     for test in tests:
         _read_diagnosis(found, test)
     if not tests or len(found.skipped) == len(tests):
@@ -360,8 +432,14 @@ def read_dcgmi(text: str) -> Reading:
 
 
 def _read_diagnosis(found: Reading, test: Mapping[str, Any]) -> None:
-    """Adds the faults of one test: those of its results, and of its summary where that says more."""
-    name, results, summary = str(test["name"]), test.get("results", []), test.get("test_summary")
+    """Adds the faults of one test: those of its results, and of its summary where that says
+    more.
+    """
+    name, results, summary = (
+        str(test["name"]),
+        test.get("results", []),
+        test.get("test_summary"),
+    )
     for result in results:
         # A GPU that no result names was not tested.
         if (device := _device(result)).startswith("GPU"):
@@ -371,7 +449,9 @@ def _read_diagnosis(found: Reading, test: Mapping[str, Any]) -> None:
         found.fail(f"{name}: no result")
         return
     # Some tests have only a summary.
-    skipped = [result for result in results or given if _status(result) in ("skip", "not run")]
+    skipped = [
+        result for result in results or given if _status(result) in ("skip", "not run")
+    ]
     if len(skipped) == len(results or given):
         found.skipped.append(name)
     else:
@@ -394,7 +474,8 @@ def _read_diagnosis(found: Reading, test: Mapping[str, Any]) -> None:
 def _warnings(result: Mapping[str, Any]) -> list[str]:
     listed = result.get("warnings", [])
     texts = [
-        one if isinstance(one, str) else one.get("warning") or one.get("warnings") for one in listed
+        one if isinstance(one, str) else one.get("warning") or one.get("warnings")
+        for one in listed
     ]
     return [_one_line(text) for text in texts if text]
 
@@ -413,12 +494,15 @@ def _is_setting(result: Mapping[str, Any]) -> bool:
     """Whether all that a result complains of can be set: no part is broken."""
     warnings = result.get("warnings", [])
     return bool(warnings) and all(
-        isinstance(one, dict) and one.get("error_severity") == SETTING for one in warnings
+        isinstance(one, dict) and one.get("error_severity") == SETTING
+        for one in warnings
     )
 
 
 def _fault(name: str, result: Mapping[str, Any]) -> tuple[str, str, str] | None:
-    """(device, state, message) of a result of ``dcgmi diag``; None if it passed without a warning."""
+    """(device, state, message) of a result of ``dcgmi diag``; None if it passed without a
+    warning.
+    """
     status, warnings = _status(result), _warnings(result)
     if status in ("pass", "skip", "not run") and not result.get("warnings"):
         return None

@@ -1,1 +1,3 @@
-"""The ground floor: files, settings, processes, durations and YAML, without torch; every package may import it."""
+"""The ground floor: files, settings, processes, durations and YAML, without torch; every package
+may import it.
+"""

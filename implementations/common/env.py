@@ -1,4 +1,5 @@
-"""Typed configuration fields from environment variables: one hop from ``export LR=0.00096`` to ``config.lr``.
+"""Typed configuration fields from environment variables: one hop from ``export LR=0.00096`` to
+``config.lr``.
 
 A component declares its settings once, in a frozen keyword-only dataclass::
 
@@ -7,8 +8,8 @@ A component declares its settings once, in a frozen keyword-only dataclass::
         lr: float = env("LR", above=0)                          # required
         max_steps: int = env("MAX_STEPS", 1000, at_least=1)     # with its only default
 
-and ``from_env(Config, os.environ)`` builds it, or stops with one line that names the variable, its value and what was
-expected. This is the only module of the package that reads the environment.
+and ``from_env(Config, os.environ)`` builds it, or stops with one line that names the variable, its
+value and what was expected. This is the only module of the package that reads the environment.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ BOOLEANS = {
 
 
 class ConfigError(ValueError):
-    """A setting that is missing, malformed, out of range or in conflict with another. The message is for the user."""
+    """A setting that is missing, malformed, out of range or in conflict with another. The message
+    is for the user.
+    """
 
     exit_status = 2
 
@@ -52,7 +55,9 @@ class Variable:
     name: str
     doc: str = ""
     choices: tuple[str, ...] = ()
-    synonyms: tuple[tuple[str, str], ...] = ()  # others' words for a choice, to be suggested
+    synonyms: tuple[
+        tuple[str, str], ...
+    ] = ()  # others' words for a choice, to be suggested
     auto: bool = False  # "auto" is accepted as well, and read as None
     at_least: float | None = None
     at_most: float | None = None
@@ -68,18 +73,29 @@ class Variable:
         """Description of accepted values, such as ``an integer, at least 1``."""
         if self.choices:
             return "one of " + ", ".join(self.choices)
-        words = {int: "an integer", float: "a number", bool: "0 or 1", Path: "a path", str: "text"}[
-            kind
+        words = {
+            int: "an integer",
+            float: "a number",
+            bool: "0 or 1",
+            Path: "a path",
+            str: "text",
+        }[kind]
+        limits = [
+            f"{name.replace('_', ' ')} {limit:g}" for name, _, limit in self._limits()
         ]
-        limits = [f"{name.replace('_', ' ')} {limit:g}" for name, _, limit in self._limits()]
         return ", ".join([words, *limits]) + ", or auto" * self.auto
 
     def meant(self, text: str) -> str:
         """The choice closest to ``text``, ignoring case and punctuation; empty if none is close."""
         # Case and punctuation aside: sdpa-loop and SDPA_LOOP are one word.
-        plain = {"".join(filter(str.isalnum, choice)).lower(): choice for choice in self.choices}
+        plain = {
+            "".join(filter(str.isalnum, choice)).lower(): choice
+            for choice in self.choices
+        }
         plain |= dict(self.synonyms)
-        near = difflib.get_close_matches("".join(filter(str.isalnum, text)).lower(), plain, n=1)
+        near = difflib.get_close_matches(
+            "".join(filter(str.isalnum, text)).lower(), plain, n=1
+        )
         return plain[near[0]] if near else ""
 
     def allows(self, value: Any) -> bool:
@@ -103,17 +119,25 @@ class Variable:
 
 
 def env(name: str, default: Any = dataclasses.MISSING, **limits: Any) -> Any:
-    """Declares a dataclass field that is read from the environment variable ``name``; limits: the fields of Variable.
+    """Declares a dataclass field that is read from the environment variable ``name``; limits: the
+    fields of Variable.
 
-    Without a default the variable is required. An empty value counts as unset, so that ``export SEED=`` means "none".
+    Without a default the variable is required. An empty value counts as unset, so that ``export
+    SEED=`` means "none".
     """
     # The variable rides in the field's metadata: one declaration gives its name, type, default,
     # limits and its line in docs/variables.md.
-    return dataclasses.field(default=default, metadata={"env": Variable(name=name, **limits)})
+    return dataclasses.field(
+        default=default, metadata={"env": Variable(name=name, **limits)}
+    )
 
 
-def variables(config_class: type) -> Iterator[tuple[dataclasses.Field[Any], Variable, type]]:
-    """Yields (field, variable, plain type) for every variable a Config class and its nested Configs read."""
+def variables(
+    config_class: type,
+) -> Iterator[tuple[dataclasses.Field[Any], Variable, type]]:
+    """Yields (field, variable, plain type) for every variable a Config class and its nested Configs
+    read.
+    """
     hints = typing.get_type_hints(config_class)
     for field in dataclasses.fields(config_class):
         # hints, as with postponed annotations field.type is a string.
@@ -127,7 +151,8 @@ def variables(config_class: type) -> Iterator[tuple[dataclasses.Field[Any], Vari
 def from_env(config_class: type[ConfigT], environ: Mapping[str, str]) -> ConfigT:
     """Builds a Config and its nested Configs from ``environ``.
 
-    Raises ConfigError for a required variable that is unset, a value of the wrong type and one out of range.
+    Raises ConfigError for a required variable that is unset, a value of the wrong type and one out
+    of range.
     """
     hints = typing.get_type_hints(config_class)
     values: dict[str, Any] = {}
@@ -144,19 +169,28 @@ def from_env(config_class: type[ConfigT], environ: Mapping[str, str]) -> ConfigT
 def settings(config: Any) -> dict[str, Any]:
     """Values of a Config and its nested Configs by variable, except paths, which may move."""
     found: dict[str, Any] = {}
-    paths = {variable.name for _, variable, kind in variables(type(config)) if kind is Path}
+    paths = {
+        variable.name for _, variable, kind in variables(type(config)) if kind is Path
+    }
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if dataclasses.is_dataclass(value):
             found |= settings(value)
-        elif "env" in field.metadata and (name := field.metadata["env"].name) not in paths:
+        elif (
+            "env" in field.metadata
+            and (name := field.metadata["env"].name) not in paths
+        ):
             found[name] = value
     return found
 
 
 def beginning_with(*prefixes: str) -> dict[str, str]:
     """This process's variables whose names begin so, by which libraries are steered."""
-    return {name: text for name, text in sorted(os.environ.items()) if name.startswith(prefixes)}
+    return {
+        name: text
+        for name, text in sorted(os.environ.items())
+        if name.startswith(prefixes)
+    }
 
 
 def announce(name: str, value: str) -> None:
@@ -194,7 +228,9 @@ def _read(field: dataclasses.Field[Any], hint: Any, environ: Mapping[str, str]) 
         if variable.allows(value):
             return value
     hint = f"; did you mean {meant}?" if (meant := variable.meant(text)) else ""
-    raise ConfigError(f"{variable.name}={text!r}: expected {variable.expectation(kind)}{hint}")
+    raise ConfigError(
+        f"{variable.name}={text!r}: expected {variable.expectation(kind)}{hint}"
+    )
 
 
 def _parse(text: str, kind: type) -> Any:
@@ -204,7 +240,9 @@ def _parse(text: str, kind: type) -> Any:
     if kind is float and not math.isfinite(float(text)):
         raise ValueError
     if kind is int and any(c in text for c in ".eE"):
-        number = float(text)  # "1e6" is how people write sample counts; "1.5" is not a count
+        number = float(
+            text
+        )  # "1e6" is how people write sample counts; "1.5" is not a count
         if number != int(number):
             raise ValueError
         return int(number)

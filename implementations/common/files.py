@@ -38,10 +38,11 @@ def no_space(folder: Path, what: str = "") -> NoSpaceError:
 
 @contextmanager
 def whole_file(path: Path, num_bytes: int = 0) -> Iterator[Path]:
-    """A hidden path beside ``path`` to write to; on success it is synced and renamed to ``path``, on failure removed.
+    """A hidden path beside ``path`` to write to; on success it is synced and renamed to ``path``,
+    on failure removed.
 
-    Raises OSError if it cannot be written: NoSpaceError on a full disk, whatever error a library raises for it.
-    num_bytes: expected size, if known.
+    Raises OSError if it cannot be written: NoSpaceError on a full disk, whatever error a library
+    raises for it. num_bytes: expected size, if known.
     """
     # Beside the target, as a rename is atomic within one file system only; hidden, so that nobody
     # who lists the folder takes it for a result.
@@ -58,7 +59,9 @@ def whole_file(path: Path, num_bytes: int = 0) -> Iterator[Path]:
         # Libraries report a full disk as errors of their own, so the disk is asked.
         full = is_full(error) or (isinstance(error, Exception) and has_no_room(partial))
         with suppress(OSError):
-            partial.unlink(missing_ok=True)  # on a full disk the next attempt needs its room
+            partial.unlink(
+                missing_ok=True
+            )  # on a full disk the next attempt needs its room
         if full:
             needs = (
                 f"needs {num_bytes / 1e6:,.1f} MB"
@@ -115,7 +118,9 @@ def name_folder(hidden: Path, path: Path) -> None:
     """Renames a complete folder, replacing one of the same name, and syncs the change."""
     replaced = path.with_name(f".{path.name}.replaced")
     if path.exists():
-        shutil.rmtree(replaced, ignore_errors=True)  # left by a run that was killed here
+        shutil.rmtree(
+            replaced, ignore_errors=True
+        )  # left by a run that was killed here
         # A folder that is not empty cannot be replaced by a rename: the old one steps aside first.
         os.rename(path, replaced)
     os.rename(hidden, path)
@@ -137,7 +142,8 @@ def sync(path: Path) -> None:
 def damage(error: Exception) -> str:
     """Why PyTorch could not read a file, in a few words.
 
-    For a file that cannot be unpickled PyTorch suggests weights_only=False, which does not help with a damaged one.
+    For a file that cannot be unpickled PyTorch suggests weights_only=False, which does not help
+    with a damaged one.
     """
     if isinstance(error, pickle.UnpicklingError):
         return "not what torch.save writes, or cut off"

@@ -14,8 +14,8 @@ from typing import NoReturn
 def hard_exit(status: int) -> NoReturn:
     """Ends this process without exit handlers.
 
-    After a failure, a handler may wait for peers that hang in a collective; after a success, communicator threads
-    sometimes abort the process during teardown.
+    After a failure, a handler may wait for peers that hang in a collective; after a success,
+    communicator threads sometimes abort the process during teardown.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -31,8 +31,14 @@ def status_of(main: Callable[[], int | None]) -> int:
     try:
         try:
             status = main() or 0
-        except SystemExit as ended:  # 0 of --help, 2 of a wrong word, or the line of an error
-            status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        except (
+            SystemExit
+        ) as ended:  # 0 of --help, 2 of a wrong word, or the line of an error
+            status = (
+                ended.code
+                if isinstance(ended.code, int)
+                else int(ended.code is not None)
+            )
             if isinstance(ended.code, str):
                 print(ended.code, file=sys.stderr)
         sys.stdout.flush()
@@ -57,7 +63,9 @@ def front(
         usage=f"%(prog)s [--SETTING VALUE ...] {settings}\n       %(prog)s COMMAND --help",
         description=about,
         epilog="commands:\n"
-        + "\n".join(f"  {command:<{width}} {text}" for command, text in commands.items()),
+        + "\n".join(
+            f"  {command:<{width}} {text}" for command, text in commands.items()
+        ),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         # Else each new option could change what an abbreviation in somebody's script means.
         allow_abbrev=False,
@@ -71,7 +79,9 @@ def run_command(
     arguments: list[str],
     environ: Mapping[str, str],
 ) -> int:
-    """Runs ``python -m name``, printing an error in one line as ``program``; returns the exit status."""
+    """Runs ``python -m name``, printing an error in one line as ``program``; returns the exit
+    status.
+    """
     parser = argparse.ArgumentParser(
         prog=f"python -m {name}", description=inspect.getdoc(command),
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -106,6 +116,8 @@ def limit_cpu(seconds: int) -> None:
 def root_cause(error: BaseException) -> BaseException:
     """The first error of a chain of causes and contexts."""
     # "raise ... from None" hides its context on purpose.
-    while earlier := error.__cause__ or (None if error.__suppress_context__ else error.__context__):
+    while earlier := error.__cause__ or (
+        None if error.__suppress_context__ else error.__context__
+    ):
         error = earlier
     return error

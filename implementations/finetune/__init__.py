@@ -1,1 +1,3 @@
-"""Fine-tuning and inference on BERT's weights: span prediction (SQuAD) and classification (GLUE), without padding."""
+"""Fine-tuning and inference on BERT's weights: span prediction (SQuAD) and classification (GLUE),
+without padding.
+"""

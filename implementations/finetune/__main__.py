@@ -1,4 +1,5 @@
-"""``python -m finetune``: one rank of a run, configured by environment variables; or a COMMAND on fine-tuned models.
+"""``python -m finetune``: one rank of a run, configured by environment variables; or a COMMAND on
+fine-tuned models.
 
 Any setting may also be given as an option, which overrides the variable: --lr 3e-5 is LR=3e-5.
 
@@ -38,7 +39,9 @@ def main(arguments: list[str], environ: Mapping[str, str]) -> int:
         )
     parser = front("finetune", __doc__, "[--check]", COMMANDS)
     parser.add_argument(
-        "--check", action="store_true", help="validate settings, data and weights, print, and stop"
+        "--check",
+        action="store_true",
+        help="validate settings, data and weights, print, and stop",
     )
     options, words = parser.parse_known_args(arguments)
     try:

@@ -1,4 +1,6 @@
-"""Batches of whole sequences, concatenated without padding, and the order in which a run takes them."""
+"""Batches of whole sequences, concatenated without padding, and the order in which a run takes
+them.
+"""
 
 from __future__ import annotations
 
@@ -34,10 +36,13 @@ class LabelledBatch(Batch):
 class Samples:
     """Training or test data of a task: N token sequences, and labels by field of the batch.
 
-    labels: "starts" and "ends" of answers, or "labels", classes or targets of a regression; each (N,).
+    labels: "starts" and "ends" of answers, or "labels", classes or targets of a regression; each
+    (N,).
     """
 
-    sequences: Sequence[tuple[Integers, int]]  # token ids, where the second segment starts
+    sequences: Sequence[
+        tuple[Integers, int]
+    ]  # token ids, where the second segment starts
     labels: dict[str, np.ndarray]
 
     @cached_property
@@ -53,7 +58,10 @@ class Samples:
         positions = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)
         second = np.repeat([begin for _, begin in sequences], lengths)
         ids = np.concatenate([ids for ids, _ in sequences])
-        labels = {name: torch.from_numpy(values[chosen]) for name, values in self.labels.items()}
+        labels = {
+            name: torch.from_numpy(values[chosen])
+            for name, values in self.labels.items()
+        }
         kind = SpanBatch if "starts" in labels else LabelledBatch
         return kind(
             input_ids=_int32(ids),
@@ -90,7 +98,9 @@ class Order:
         count = self.batch_size * self.num_micro_batches * self.world_size
         # Places in an endless row of epochs. Ranks take turns: a global batch holds the same
         # samples on any number of ranks.
-        places = np.arange((step - 1) * count + self.rank, step * count, self.world_size)
+        places = np.arange(
+            (step - 1) * count + self.rank, step * count, self.world_size
+        )
         epochs, within = np.divmod(places, self.num_samples)
         chosen = np.empty(len(places), dtype=np.int64)
         for epoch in np.unique(epochs).tolist():

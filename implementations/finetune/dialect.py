@@ -1,7 +1,9 @@
-"""How a table is written: encoding, separator, quotation marks; found in the file, or refused where in doubt.
+"""How a table is written: encoding, separator, quotation marks; found in the file, or refused where
+in doubt.
 
-A wrong guess would train on a price or lose a row in silence, so a file is read only if one way alone makes it
-rectangular. What cannot be told from the file is asked for by name: ``Reading`` holds the answers.
+A wrong guess would train on a price or lose a row in silence, so a file is read only if one way
+alone makes it rectangular. What cannot be told from the file is asked for by name: ``Reading``
+holds the answers.
 """
 
 from __future__ import annotations
@@ -23,7 +25,10 @@ SEPARATORS = {",": "','", ";": "';'", "|": "'|'", "\t": "tab"}
 SPELLINGS = {"tab": "\t", "none": ""}  # of --separator, besides the character
 # First bytes of the files that people give by mistake.
 _FOREIGN = {
-    b"PK\x03\x04": ("an Excel workbook or a zip archive", "save the sheet as CSV (UTF-8)"),
+    b"PK\x03\x04": (
+        "an Excel workbook or a zip archive",
+        "save the sheet as CSV (UTF-8)",
+    ),
     b"PAR1": ("Parquet", "write it with pandas' to_json(orient='records', lines=True)"),
     b"BZh": ("bzip2", "unpack it, or pack it with gzip"),
 }
@@ -36,7 +41,9 @@ Row = list[str] | dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """What the user says about a file; empty: found. separator: a character, tab, or none for a text per line."""
+    """What the user says about a file; empty: found. separator: a character, tab, or none for a
+    text per line.
+    """
 
     separator: str = ""
     encoding: str = ""
@@ -44,7 +51,9 @@ class Reading:
 
 
 class RowFile(NamedTuple):
-    """A table as rows of cells, or of JSON records, each with its first line. form: how it was read, for people."""
+    """A table as rows of cells, or of JSON records, each with its first line. form: how it was
+    read, for people.
+    """
 
     rows: list[tuple[int, Row]]
     is_jsonl: bool
@@ -54,22 +63,29 @@ class RowFile(NamedTuple):
 def read(path: Path, reading: Reading, plain_quotes: bool = False) -> RowFile:
     """Reads a table. plain_quotes: quotation marks are text.
 
-    A blank line is a row of a table with one column, where it is an empty text, but not at its end. Raises DataError
-    for an unreadable file, and for one that can be read in several ways, or in none.
+    A blank line is a row of a table with one column, where it is an empty text, but not at its end.
+    Raises DataError for an unreadable file, and for one that can be read in several ways, or in
+    none.
     """
     text = _text(path, reading.encoding)
-    suffixes = [suffix.lstrip(".").lower() for suffix in path.suffixes if suffix != ".gz"]
+    suffixes = [
+        suffix.lstrip(".").lower() for suffix in path.suffixes if suffix != ".gz"
+    ]
     kind = suffixes[-1] if suffixes and suffixes[-1] in KINDS else ""
     start = text.lstrip()[:1]
     if start == "[" and kind in ("", "jsonl"):
-        cure = "write an object per line, as pandas' to_json(orient='records', lines=True)"
+        cure = (
+            "write an object per line, as pandas' to_json(orient='records', lines=True)"
+        )
         raise DataError(f"{path}: is one JSON list: {cure}")
     if kind == "jsonl" or (not kind and start == "{"):
         return RowFile(_records(path, text), True, "JSON Lines")
     separator = _separator(path, text, kind, reading.separator)
     parse = _parse(text, separator or ",")
     # Only in TSV are quotation marks usually text; in CSV one that does not close is an error.
-    is_quoted = not plain_quotes and (separator not in ("", "\t") or _encloses(text, parse))
+    is_quoted = not plain_quotes and (
+        separator not in ("", "\t") or _encloses(text, parse)
+    )
     if not is_quoted:
         lines = enumerate(text.split("\n"), 1)
         parse = _Parse([(number, _cells(line, separator)) for number, line in lines])
@@ -87,7 +103,9 @@ def read(path: Path, reading: Reading, plain_quotes: bool = False) -> RowFile:
 
 
 def _text(path: Path, encoding: str) -> str:
-    """The text of a file, unpacked if it is gzip. No encoding: UTF-8, or UTF-16 with its mark. Raises DataError."""
+    """The text of a file, unpacked if it is gzip. No encoding: UTF-8, or UTF-16 with its mark.
+    Raises DataError.
+    """
     try:
         data = path.read_bytes()
         # By content, as the name may lack .gz.
@@ -106,7 +124,9 @@ def _text(path: Path, encoding: str) -> str:
         # utf-8-sig also reads files without a mark.
         text = data.decode(encoding or ("utf-16" if is_utf16 else "utf-8-sig"))
     except LookupError:
-        raise DataError(f"--encoding {encoding}: no such encoding, such as cp1252") from None
+        raise DataError(
+            f"--encoding {encoding}: no such encoding, such as cp1252"
+        ) from None
     except UnicodeDecodeError as error:
         number = 1 + data.count(b"\n", 0, error.start)
         line = data.split(b"\n")[number - 1]
@@ -144,7 +164,9 @@ def _cells(line: str, separator: str) -> list[str]:
 
 
 class _Parse(NamedTuple):
-    """A file as CSV: first line and cells of each row, none of a blank one, until a row that is not CSV."""
+    """A file as CSV: first line and cells of each row, none of a blank one, until a row that is not
+    CSV.
+    """
 
     rows: list[tuple[int, list[str]]]
     problem: str = ""  # with its line; "" if there is none
@@ -161,7 +183,8 @@ class _Parse(NamedTuple):
 
 def _parse(text: str, separator: str) -> _Parse:
     rows: list[tuple[int, list[str]]] = []
-    # strict: a quotation mark that does not close is an error, not the rest of the file in one cell.
+    # strict: a quotation mark that does not close is an error, not the rest of the file in one
+    # cell.
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
     line = 1
     try:
@@ -191,10 +214,14 @@ def _separator(path: Path, text: str, kind: str, given: str) -> str:
         return "\t"
     parses = {mark: _parse(text, mark) for mark in SEPARATORS}
     # No separator occurs: a text per line.
-    if all(parse.is_rectangular and set(parse.widths) == {1} for parse in parses.values()):
+    if all(
+        parse.is_rectangular and set(parse.widths) == {1} for parse in parses.values()
+    ):
         return ""
     right = [
-        mark for mark, parse in parses.items() if parse.is_rectangular and max(parse.widths) > 1
+        mark
+        for mark, parse in parses.items()
+        if parse.is_rectangular and max(parse.widths) > 1
     ]
     if len(right) == 1:
         return right[0]
@@ -219,9 +246,7 @@ def _misfit(parses: dict[str, _Parse]) -> str:
         _, width = fits[mark]
         for line, cells in parses[mark].rows:
             if len(cells) not in (0, width):
-                told = (
-                    f"{len(cells)} columns, expected {width} with the separator {SEPARATORS[mark]}"
-                )
+                told = f"{len(cells)} columns, expected {width} with the separator {SEPARATORS[mark]}"
                 return f":{line}: {told}: quote the cell, or {cure}"
         return parses[mark].problem
     if problem := parses[","].problem:

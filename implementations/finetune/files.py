@@ -29,14 +29,18 @@ def predict(
 ) -> None:
     """Writes the rows of ``source`` with their predictions to ``target``.
 
-    columns: text columns, if they differ from those of training; a row without text has no prediction. Raises DataError
-    or ConfigError.
+    columns: text columns, if they differ from those of training; a row without text has no
+    prediction. Raises DataError or ConfigError.
     """
     kind = target.suffix.lower().lstrip(".")
     if kind not in ("csv", "jsonl"):
-        raise ConfigError(f"--output {target}: expected a name ending in .csv or .jsonl")
+        raise ConfigError(
+            f"--output {target}: expected a name ending in .csv or .jsonl"
+        )
     if not target.parent.is_dir():
-        raise ConfigError(f"--output {target}: there is no folder {target.parent}: create it")
+        raise ConfigError(
+            f"--output {target}: there is no folder {target.parent}: create it"
+        )
     if target.exists() and source.exists() and target.samefile(source):
         raise ConfigError(f"--output {target} is the input file: give another name")
     table = _table(model, source, columns, reading)
@@ -48,12 +52,18 @@ def predict(
     own = ["prediction", *(shares or (["probability"] if model.answers else []))]
     names = list(dict.fromkeys(name for _, row in rows for name in row))
     if taken := [name for name in (*own, "probabilities") if name in names]:
-        raise DataError(f"{source}: has a column {taken[0]!r}, which predict adds: rename it")
+        raise DataError(
+            f"{source}: has a column {taken[0]!r}, which predict adds: rename it"
+        )
     told = f"{len(rows):,} rows, {table.describe()}; predicting from {' | '.join(table.texts)}"
     _say(f"{source}: {told}")
-    lacking = [line for (line, _), text in zip(rows, texts, strict=True) if text is None]
+    lacking = [
+        line for (line, _), text in zip(rows, texts, strict=True) if text is None
+    ]
     if lacking:
-        _say(f"no text in {lines_told(lacking)}: no prediction for {len(lacking):,} rows")
+        _say(
+            f"no text in {lines_told(lacking)}: no prediction for {len(lacking):,} rows"
+        )
     found = _predictions(model, texts, batch_size)
     # Without the other answers to a question.
     fields = {*own, "probabilities"}
@@ -72,7 +82,9 @@ def _table(
 ) -> Rows:
     facts = model.facts
     # A table of questions has these columns, whatever the names in training.
-    usual = ("question", "context") if model.answers else tuple(facts.get("columns", ()))
+    usual = (
+        ("question", "context") if model.answers else tuple(facts.get("columns", ()))
+    )
     layout = Layout(
         texts=columns,
         usual=usual,
@@ -96,7 +108,9 @@ def _predictions(
         found += model.predict(present[begin : begin + CHUNK], batch_size)
         _say(f"{len(found):,} of {len(present):,} rows")
     predictions = iter(found)
-    return [{"prediction": None} if text is None else next(predictions) for text in texts]
+    return [
+        {"prediction": None} if text is None else next(predictions) for text in texts
+    ]
 
 
 def _write(
@@ -116,14 +130,20 @@ def _write(
         ) as output,
     ):
         if kind == "jsonl":
-            output.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+            output.writelines(
+                json.dumps(row, ensure_ascii=False) + "\n" for row in rows
+            )
             return
         writer = csv.DictWriter(output, columns, lineterminator="\n")
         writer.writeheader()
         for row in rows:
             shares = row.get("probabilities", {})
-            cells = {name: _cell(value) for name, value in row.items() if name in columns}
-            writer.writerow(cells | {f"probability_{k}": f"{v:.6f}" for k, v in shares.items()})
+            cells = {
+                name: _cell(value) for name, value in row.items() if name in columns
+            }
+            writer.writerow(
+                cells | {f"probability_{k}": f"{v:.6f}" for k, v in shares.items()}
+            )
 
 
 def _cell(value: Any) -> str:

@@ -1,4 +1,6 @@
-"""GLUE tasks and other tables of sentences or pairs: columns of their files, tokenization, metrics."""
+"""GLUE tasks and other tables of sentences or pairs: columns of their files, tokenization,
+metrics.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,9 @@ def probabilities(scores: npt.NDArray[np.floating]) -> npt.NDArray[np.float64]:
 def prediction(
     scores: npt.NDArray[np.float32], labels: Sequence[str]
 ) -> tuple[str | float, dict[str, float]]:
-    """Predicted label and the probability of each, from a sequence's scores; a number if there are no labels."""
+    """Predicted label and the probability of each, from a sequence's scores; a number if there are
+    no labels.
+    """
     if not labels:
         # More digits than fp32 has would be noise.
         return round(float(scores[0]), 6), {}
@@ -78,7 +82,8 @@ def prediction(
 
 @dataclass(frozen=True)
 class Task:
-    """layout: None for a user's own table. metrics: the main one first; empty: chosen by the type of labels.
+    """layout: None for a user's own table. metrics: the main one first; empty: chosen by the type
+    of labels.
 
     parts: suffixes of the test files.
     """
@@ -142,9 +147,11 @@ def encode(
     tokenizer: WordPiece,
     max_seq_length: int,
 ) -> list[tuple[Integers, int]]:
-    """[CLS] a [SEP] or [CLS] a [SEP] b [SEP] of each example: token ids, and start of the second segment.
+    """[CLS] a [SEP] or [CLS] a [SEP] b [SEP] of each example: token ids, and start of the second
+    segment.
 
-    Long sequences are truncated at the end; of a pair, the longer text loses tokens one by one, b if they are equal.
+    Long sequences are truncated at the end; of a pair, the longer text loses tokens one by one, b
+    if they are equal.
     """
     first = tokenizer([text[0] for text in texts])
     second = tokenizer([text[1] if len(text) == 2 else "" for text in texts])
@@ -162,7 +169,9 @@ def encode(
 
 
 def kept(a: int, b: int, room: int) -> tuple[int, int]:
-    """Tokens kept of each text of a pair: the longer one is truncated until both fit, b if they are equal."""
+    """Tokens kept of each text of a pair: the longer one is truncated until both fit, b if they are
+    equal.
+    """
     # As Google's _truncate_seq_pair.
     while a + b > room:
         if a > b:

@@ -61,7 +61,9 @@ class FineTuned(Trainable):
 
 
 class SpanPrediction(FineTuned):
-    """Scores every token as start and end of the answer (BertForQuestionAnswering). Has no pooler."""
+    """Scores every token as start and end of the answer (BertForQuestionAnswering). Has no
+    pooler.
+    """
 
     def __init__(self, config: BertConfig, kernels: Kernels) -> None:
         super().__init__(config, kernels)
@@ -88,7 +90,9 @@ class SpanPrediction(FineTuned):
         floor = scores.new_full((len(lengths), 2), torch.finfo(scores.dtype).min)
         largest = floor.scatter_reduce(0, index, scores.detach(), "amax")
         shares = (scores - largest.gather(0, index)).exp()
-        log_sums = largest + torch.zeros_like(largest).scatter_add(0, index, shares).log()  # [S, 2]
+        log_sums = (
+            largest + torch.zeros_like(largest).scatter_add(0, index, shares).log()
+        )  # [S, 2]
         labels = torch.stack([batch.starts, batch.ends], dim=1)  # [S, 2]
         # Labels count from the start of the sequence.
         chosen = scores.gather(0, labels + batch.cu_seqlens[:-1, None])
@@ -96,7 +100,9 @@ class SpanPrediction(FineTuned):
 
 
 class Classification(FineTuned):
-    """Scores the classes of every sequence, or predicts a number, from [CLS] (BertForSequenceClassification)."""
+    """Scores the classes of every sequence, or predicts a number, from [CLS]
+    (BertForSequenceClassification).
+    """
 
     def __init__(
         self,
@@ -108,7 +114,12 @@ class Classification(FineTuned):
         self.classifier = nn.Linear(config.hidden_size, num_classes)
 
     def stages(self) -> list[nn.Module]:
-        return [self.bert.embeddings, *self.bert.encoder.layer, self.bert.pooler, self.classifier]
+        return [
+            self.bert.embeddings,
+            *self.bert.encoder.layer,
+            self.bert.pooler,
+            self.classifier,
+        ]
 
     def scores(self, batch: Batch) -> Tensor:
         first = batch.cu_seqlens[:-1]
@@ -128,7 +139,9 @@ class Classification(FineTuned):
 
 
 def initialize(model: FineTuned, seed: int) -> None:
-    """Initializes all parameters, for those that no checkpoint has: weights N(0, initializer_range), biases 0."""
+    """Initializes all parameters, for those that no checkpoint has: weights N(0,
+    initializer_range), biases 0.
+    """
     # On the CPU and apart from the global generator: the same head on any device.
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -144,8 +157,8 @@ def initialize(model: FineTuned, seed: int) -> None:
 def load(model: FineTuned, path: Path) -> Loaded:
     """Copies weights of a pretrained or fine-tuned BERT; heads may be missing or left over.
 
-    Raises ConfigError if the checkpoint is unreadable, lacks parts of the encoder, or has other shapes or non-finite
-    values.
+    Raises ConfigError if the checkpoint is unreadable, lacks parts of the encoder, or has other
+    shapes or non-finite values.
     """
     tensors = read_state_dict(path)
     parameters = dict(model.named_parameters())
@@ -161,12 +174,22 @@ def load(model: FineTuned, path: Path) -> Loaded:
     return Loaded(lacking, unused)
 
 
-def hugging_face_config(model: FineTuned, labels: tuple[str, ...] = ()) -> dict[str, Any]:
-    """config.json of the model, for Hugging Face's classes; they do not support Pre-LN, so then only for ours."""
-    kind = "SequenceClassification" if isinstance(model, Classification) else "QuestionAnswering"
+def hugging_face_config(
+    model: FineTuned, labels: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """config.json of the model, for Hugging Face's classes; they do not support Pre-LN, so then
+    only for ours.
+    """
+    kind = (
+        "SequenceClassification"
+        if isinstance(model, Classification)
+        else "QuestionAnswering"
+    )
     values = huggingface.config_values(model.config, f"BertFor{kind}")
     if isinstance(model, Classification) and model.classifier.out_features == 1:
-        labels = ("LABEL_0",)  # Hugging Face's regression: one output, and this problem_type
+        labels = (
+            "LABEL_0",
+        )  # Hugging Face's regression: one output, and this problem_type
         values["problem_type"] = "regression"
     if labels:
         values["id2label"] = {str(number): name for number, name in enumerate(labels)}
@@ -183,8 +206,8 @@ def save(
 ) -> None:
     """Writes a folder for `python -m finetune predict` and Hugging Face's from_pretrained.
 
-    Hugging Face cannot load a Pre-LN model, and refuses it. masters: parameters in fp32 by name; task: the contents of
-    task.json, the training settings that prediction needs.
+    Hugging Face cannot load a Pre-LN model, and refuses it. masters: parameters in fp32 by name;
+    task: the contents of task.json, the training settings that prediction needs.
     """
     values = hugging_face_config(model, tuple(task.get("labels", ())))
     huggingface.write(

@@ -30,7 +30,9 @@ from finetune.tasks import samples_of
 
 @torch.no_grad()
 def batch_scores(model: FineTuned, batch: Batch) -> list[np.ndarray]:
-    """Scores of each sequence of a batch: (tokens, 2) or (classes,). The batch is on the model's device."""
+    """Scores of each sequence of a batch: (tokens, 2) or (classes,). The batch is on the model's
+    device.
+    """
     # The host waits here for the device.
     scores = model.scores(batch).cpu().numpy()
     return (
@@ -65,7 +67,9 @@ def predict(
     world: World,
     batch_size: int,
 ) -> list[np.ndarray]:
-    """Scores of every sample, in order, on rank 0; empty elsewhere. A collective: each rank computes its share."""
+    """Scores of every sample, in order, on rank 0; empty elsewhere. A collective: each rank
+    computes its share.
+    """
     model.eval()
     found = scores_of(model, samples, batch_size, world.device, world.rank, world.size)
     # Of objects, as a rank's windows have different lengths.
@@ -99,7 +103,8 @@ class Saved(NamedTuple):
     ) -> list[dict[str, Any]]:
         """Predictions for texts, pairs, or (question, context) pairs.
 
-        Keys: "prediction"; "probabilities" by label, or "probability" and "n_best" of answers ("": no answer).
+        Keys: "prediction"; "probabilities" by label, or "probability" and "n_best" of answers ("":
+        no answer).
         """
         if self.answers:
             return self._answer(texts, batch_size)
@@ -113,7 +118,9 @@ class Saved(NamedTuple):
             for prediction, shares in found
         ]
 
-    def _answer(self, texts: Sequence[tuple[str, ...]], batch_size: int) -> list[dict[str, Any]]:
+    def _answer(
+        self, texts: Sequence[tuple[str, ...]], batch_size: int
+    ) -> list[dict[str, Any]]:
         # A context is tokenized once for all of its questions.
         contexts = list(dict.fromkeys(context for _, context in texts))
         number_of = {context: number for number, context in enumerate(contexts)}
@@ -138,12 +145,16 @@ class Saved(NamedTuple):
 
 
 def load(folder: Path, device: str = "auto") -> Saved:
-    """Loads a fine-tuned model's folder, or the first model of a run's folder. Raises ConfigError."""
+    """Loads a fine-tuned model's folder, or the first model of a run's folder. Raises
+    ConfigError.
+    """
     if (folder / "model_0" / "task.json").is_file():
         folder = folder / "model_0"
     facts = object_of(folder / "task.json")
     if not facts:
-        told = "no fine-tuned model (task.json): give the folder of a run, or its model_N"
+        told = (
+            "no fine-tuned model (task.json): give the folder of a run, or its model_N"
+        )
         raise ConfigError(f"{folder}: {told}")
     if device == "cuda" and not torch.cuda.is_available():
         told = f"no GPU found ({why_no_gpu()}): fix the driver, or omit --device"

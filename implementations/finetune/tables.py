@@ -19,21 +19,28 @@ from finetune.dialect import KINDS, Reading
 _USUAL = re.compile(
     r"id|idx|index|labels?|(text|sentence|question)s?[ _]?[12ab]?"
 )  # names that occur in headers
-# Labels and numbers of rows; pandas writes its index under an empty name, and reads that as "Unnamed: 0".
+# Labels and numbers of rows; pandas writes its index under an empty name, and reads that as
+# "Unnamed: 0".
 _NO_TEXT = re.compile(r"|unnamed: \d+|id|idx|index|labels?")
 _PROSE = re.compile(r".{41,}|.*[.!?]|\S+(\s+\S+){4,}", re.DOTALL)  # no name of a column
 _DECIMAL_COMMA = re.compile(r"-?\d+,\d+")
 _ENDS = [*KINDS, *(f"{kind}.gz" for kind in KINDS)]
-MISSING = ("", "nan", "null", "<na>")  # as pandas, JSON and spreadsheets write a missing value
+MISSING = (
+    "",
+    "nan",
+    "null",
+    "<na>",
+)  # as pandas, JSON and spreadsheets write a missing value
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
     """Columns by name; empty ones are inferred from the file.
 
-    texts: one or two; usual: those that the model was trained on; names: all columns of a file without a header;
-    labels: the known ones by id; numbers: whether labels are regression targets, None: if some have decimals.
-    published: a file of GLUE, where quotation marks are text, lines may have more columns, and texts may be empty.
+    texts: one or two; usual: those that the model was trained on; names: all columns of a file
+    without a header; labels: the known ones by id; numbers: whether labels are regression targets,
+    None: if some have decimals. published: a file of GLUE, where quotation marks are text, lines
+    may have more columns, and texts may be empty.
     """
 
     texts: tuple[str, ...] = ()
@@ -60,20 +67,29 @@ class Rows:
         labelled: bool,
         num_texts: int = 0,
     ) -> None:
-        """labelled: a label column is required; num_texts: required number of text columns, 0: one or two."""
+        """labelled: a label column is required; num_texts: required number of text columns, 0: one
+        or two.
+        """
         self.path = path
         self.layout = layout
         self.labelled = labelled
-        self.wanted = [*layout.texts, *([layout.label] if labelled and layout.label else [])]
+        self.wanted = [
+            *layout.texts,
+            *([layout.label] if labelled and layout.label else []),
+        ]
         # Published files of GLUE have quotation marks in their texts that enclose nothing.
         self.file = dialect.read(path, layout.reading, plain_quotes=layout.published)
         first = self.file.rows[0][1]
-        self.cells = [cell.strip() for cell in first] if isinstance(first, list) else list(first)
+        self.cells = (
+            [cell.strip() for cell in first] if isinstance(first, list) else list(first)
+        )
         # Rows of cells below the first one, which may be the header.
         self.others = [row for _, row in self.file.rows[1:] if isinstance(row, list)]
         header = self._finds_header()
         if header is None:
-            raise DataError(f"{path}:1: is it a header? {some(self.cells)}: {_HEADER_CURE}")
+            raise DataError(
+                f"{path}:1: is it a header? {some(self.cells)}: {_HEADER_CURE}"
+            )
         self.has_header = header
         if self.has_header and not self.file.is_jsonl and len(self.file.rows) == 1:
             raise DataError(f"{path}: has no examples")
@@ -95,14 +111,20 @@ class Rows:
             return True
         if layout.names:
             return set(layout.texts) <= set(names)
-        if layout.published or self.wanted or (layout.usual and set(layout.usual) <= set(names)):
+        if (
+            layout.published
+            or self.wanted
+            or (layout.usual and set(layout.usual) <= set(names))
+        ):
             return True
         # From here on by evidence, the strongest first: names that headers have.
         lower = [name.lower() for name in names]
         if {"label", "labels"} & set(lower) or all(map(_USUAL.fullmatch, lower)):
             return True
         # A column of numbers: a number on top is one more, a word on top is its name.
-        numeric = [name for column, name in enumerate(names) if self._is_numeric(column)]
+        numeric = [
+            name for column, name in enumerate(names) if self._is_numeric(column)
+        ]
         if numeric:
             return not any(map(_is_number, numeric))
         # A label on top that recurs below makes the first line a row.
@@ -125,17 +147,23 @@ class Rows:
         names = self.names = self.cells if self.has_header else list(layout.names)
         # A dictionary of the row would keep only one of them.
         if repeated := [name for name, count in Counter(names).items() if count > 1]:
-            raise DataError(f"{path}: two columns are called {repeated[0]!r}: rename one")
+            raise DataError(
+                f"{path}: two columns are called {repeated[0]!r}: rename one"
+            )
         wanted = self.wanted if layout.texts else [*layout.usual, *self.wanted]
         if missing := [name for name in wanted if name not in names]:
-            trained = ", which the model was trained on" if missing[0] in layout.usual else ""
+            trained = (
+                ", which the model was trained on" if missing[0] in layout.usual else ""
+            )
             told = f"no column {missing[0]!r}{trained} (it has {some(names)})"
             raise DataError(f"{path}: {told}: {_COLUMNS_CURE}")
         # Unless the user, or the training, calls that column a text.
         texts = layout.texts or layout.usual
         usual = [name for name in names if name.lower() in ("label", "labels")]
         self.label = layout.label if layout.label in names else ""
-        self.label = self.label or next((name for name in usual if name not in texts), "")
+        self.label = self.label or next(
+            (name for name in usual if name not in texts), ""
+        )
         if self.labelled and not self.label:
             told = f"which of the columns {some(names)} is the label? set LABEL_COLUMN"
             raise DataError(f"{path}: {told}")
@@ -151,7 +179,9 @@ class Rows:
         )
 
     def _columns_by_place(self) -> None:
-        """Of a table without a header: the label is the last column, texts are those that are not numbers."""
+        """Of a table without a header: the label is the last column, texts are those that are not
+        numbers.
+        """
         cells, known = self.cells, self.layout.labels
         width = len(cells)
         last = {cells[-1], *(row[-1].strip() for row in self.others)}
@@ -171,10 +201,14 @@ class Rows:
         names = some(self.names)
         if self.file.is_jsonl:
             return f"{self.file.form}, {names}"
-        return f"{self.file.form}, {f'header {names}' if self.has_header else 'no header'}"
+        return (
+            f"{self.file.form}, {f'header {names}' if self.has_header else 'no header'}"
+        )
 
     def __iter__(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Line number and row. Raises DataError for a line without the texts, or with a wrong number of columns."""
+        """Line number and row. Raises DataError for a line without the texts, or with a wrong
+        number of columns.
+        """
         # The last column that is needed: MNLI's published lines vary in what follows.
         needed = {*self.texts, self.label}
         last = max(column for column, name in enumerate(self.names) if name in needed)
@@ -182,10 +216,10 @@ class Rows:
         for number, line in self.file.rows[skipped:]:
             if isinstance(line, list):
                 width = len(line)
-                if width <= last or (not self.layout.published and width != len(self.names)):
-                    told = (
-                        f"{width} columns, expected {len(self.names)}: is it another task's file?"
-                    )
+                if width <= last or (
+                    not self.layout.published and width != len(self.names)
+                ):
+                    told = f"{width} columns, expected {len(self.names)}: is it another task's file?"
                     raise DataError(f"{self.path}:{number}: {told}")
                 yield number, dict(zip(self.names, line, strict=False))
                 continue
@@ -201,15 +235,13 @@ class Rows:
         """The texts of a row; None if one is missing."""
         texts = tuple(row[name] for name in self.texts)
         # GLUE's own texts may be empty or read like a missing value.
-        return texts if self.layout.published or not any(map(is_missing, texts)) else None
+        return (
+            texts if self.layout.published or not any(map(is_missing, texts)) else None
+        )
 
 
-_COLUMNS_CURE = (
-    "set TEXT_COLUMNS and LABEL_COLUMN (predict: --text-columns), or is it another task's file?"
-)
-_HEADER_CURE = (
-    "set TEXT_COLUMNS and LABEL_COLUMN (predict: --text-columns), or NO_HEADER=1 (--no-header)"
-)
+_COLUMNS_CURE = "set TEXT_COLUMNS and LABEL_COLUMN (predict: --text-columns), or is it another task's file?"
+_HEADER_CURE = "set TEXT_COLUMNS and LABEL_COLUMN (predict: --text-columns), or NO_HEADER=1 (--no-header)"
 
 
 def column_names(text: str) -> tuple[str, ...]:
@@ -232,7 +264,9 @@ def lines_told(numbers: Sequence[int]) -> str:
 
 @dataclass(frozen=True)
 class Table:
-    """N examples of one or two texts. labels: ids in ``names``, int64 (N,), or regression targets, float32."""
+    """N examples of one or two texts. labels: ids in ``names``, int64 (N,), or regression targets,
+    float32.
+    """
 
     texts: list[tuple[str, ...]]
     labels: np.ndarray
@@ -260,8 +294,9 @@ def _texts(rows: Rows) -> list[tuple[str, ...]]:
 def read(path: Path, layout: Layout, num_texts: int = 0) -> Table:
     """Reads a table of labelled examples.
 
-    Raises DataError, naming file and line, for an unreadable table, too few columns, a first line that may or may not
-    be a header, texts or labels that are missing, and labels that are unknown or apparently texts.
+    Raises DataError, naming file and line, for an unreadable table, too few columns, a first line
+    that may or may not be a header, texts or labels that are missing, and labels that are unknown
+    or apparently texts.
     """
     rows = Rows(path, layout, labelled=True, num_texts=num_texts)
     # labels by line
@@ -274,7 +309,9 @@ def read(path: Path, layout: Layout, num_texts: int = 0) -> Table:
             raise DataError(f"{path}:{number}: {told}: give one")
         found[number] = value.strip() if isinstance(value, str) else json.dumps(value)
     names = layout.labels
-    if layout.numbers or (layout.numbers is None and not names and _are_numbers(path, found)):
+    if layout.numbers or (
+        layout.numbers is None and not names and _are_numbers(path, found)
+    ):
         labels, told = _targets(path, found)
     else:
         names = names or _classes(rows, list(found.values()))
@@ -295,7 +332,9 @@ def _are_numbers(path: Path, found: Mapping[int, str]) -> bool:
     """Whether labels are regression targets: numbers, of which some have decimals."""
     labels = [label for label in found.values() if not is_missing(label)]
     if labels and all(map(_DECIMAL_COMMA.fullmatch, labels)):
-        raise DataError(f"{path}: labels such as {labels[0]!r} have a decimal comma: write a point")
+        raise DataError(
+            f"{path}: labels such as {labels[0]!r} have a decimal comma: write a point"
+        )
     # Integers may be grades or classes, so they are classes unless REGRESSION=1.
     return any("." in label for label in labels) and None not in map(_number, labels)
 
@@ -377,11 +416,15 @@ def _number(text: str) -> float | None:
 
 def _is_number(text: str) -> bool:
     """Whether a cell is a number, also as Excel writes it where the decimal sign is a comma."""
-    return _number(text) is not None or _DECIMAL_COMMA.fullmatch(text.strip()) is not None
+    return (
+        _number(text) is not None or _DECIMAL_COMMA.fullmatch(text.strip()) is not None
+    )
 
 
 def table_in(folder: Path, *stems: str) -> Path:
-    """The first of these tables in a folder, in any format. Raises DataError if it exists in two formats."""
+    """The first of these tables in a folder, in any format. Raises DataError if it exists in two
+    formats.
+    """
     for stem in stems:
         found = [path for end in _ENDS if (path := folder / f"{stem}.{end}").is_file()]
         # One of the two would be ignored, perhaps the newer one.

@@ -1,4 +1,6 @@
-"""Tasks: samples for training and prediction, the model, predictions and metrics from its scores."""
+"""Tasks: samples for training and prediction, the model, predictions and metrics from its
+scores.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ from finetune.squad.score import score
 
 def build(config: Config, tokenizer: WordPiece) -> Squad | Glue:
     """The task, with the data that the mode needs. Raises DataError."""
-    return Squad(config, tokenizer) if config.task == "squad" else Glue(config, tokenizer)
+    return (
+        Squad(config, tokenizer) if config.task == "squad" else Glue(config, tokenizer)
+    )
 
 
 def digest(path: Path) -> str:
@@ -40,7 +44,9 @@ def digest(path: Path) -> str:
 def samples_of(windows: Features) -> Samples:
     sequences = [windows.sequence(i) for i in range(len(windows))]
     labels = {"starts": windows.starts, "ends": windows.ends}
-    return Samples(sequences, {name: values.astype(np.int64) for name, values in labels.items()})
+    return Samples(
+        sequences, {name: values.astype(np.int64) for name, values in labels.items()}
+    )
 
 
 class TaskData:
@@ -69,26 +75,34 @@ class Squad(TaskData):
                 raise DataError(f"{path}: no answer is at its answer_start")
             self.train = samples_of(found)
             self.digests["training data"] = digest(path)
-            self.notes.append(f"training: {len(found.queries):,} questions, {len(found):,} windows")
+            self.notes.append(
+                f"training: {len(found.queries):,} questions, {len(found):,} windows"
+            )
             if left_out:
                 self.notes.append(
                     f"{len(left_out):,} questions left out: the context does not contain their answer"
                 )
         if config.mode != "train":
             path = config.data / f"dev-v{version}.json"
-            dataset = squad.read(path, version, needs_answers=config.mode != "prediction")
+            dataset = squad.read(
+                path, version, needs_answers=config.mode != "prediction"
+            )
             # Needed again to turn scores into texts.
             self.features, _ = make_features(dataset, tokenizer, limits, training=False)
             self.test = samples_of(self.features)
             self.digests["test data"] = digest(path)
-            counts = f"{len(dataset.questions):,} questions, {len(self.features):,} windows"
+            counts = (
+                f"{len(dataset.questions):,} questions, {len(self.features):,} windows"
+            )
             self.notes.append(f"test: {counts}")
 
     def model(self, config: BertConfig, kernels: Kernels) -> SpanPrediction:
         return SpanPrediction(config, kernels)
 
     def finish(self, scores: Sequence[np.ndarray], folder: Path) -> dict[str, float]:
-        """Writes predictions from the scores of the test samples; returns the metrics if answers are known."""
+        """Writes predictions from the scores of the test samples; returns the metrics if answers
+        are known.
+        """
         rules = Rules(version_2=self.version == "2.0")
         found = predict(self.features, [Logits(*window.T) for window in scores], rules)
         found.write(folder)
@@ -120,7 +134,9 @@ class Glue(TaskData):
             self._read_training()
         else:
             if "labels" not in config.described:
-                raise ConfigError(f"{config.weights_folder}: has no task.json: not fine-tuned here")
+                raise ConfigError(
+                    f"{config.weights_folder}: has no task.json: not fine-tuned here"
+                )
             # Scores are numbered by the labels of the training, not
             # by those that this file happens to hold.
             labels = tuple(config.described["labels"])
@@ -171,7 +187,8 @@ class Glue(TaskData):
         return Classification(config, kernels, len(self.layout.labels) or 1)
 
     def finish(self, scores: Sequence[np.ndarray], folder: Path) -> dict[str, float]:
-        """Writes predictions.tsv (index, prediction, probability of each label); returns the metrics, if known.
+        """Writes predictions.tsv (index, prediction, probability of each label); returns the
+        metrics, if known.
 
         Mode prediction also writes the files for GLUE's server.
         """
@@ -197,8 +214,12 @@ class Glue(TaskData):
                     answers = glue.SERVER_NAMES.get(part, self.config.task)
                     _write_rows(folder / f"{answers}.tsv", [row[:2] for row in rows])
                 continue
-            values = np.array([row.argmax() if names else row[0] for row in scores[begin:end]])
-            for metric in self.task.metrics or (glue.CLASSES if names else glue.NUMBERS):
+            values = np.array(
+                [row.argmax() if names else row[0] for row in scores[begin:end]]
+            )
+            for metric in self.task.metrics or (
+                glue.CLASSES if names else glue.NUMBERS
+            ):
                 name = f"{suffix}_{metric.__name__}".lstrip("_")
                 metrics[name] = metric(values, true[begin:end])
         return metrics

@@ -1,4 +1,6 @@
-"""One rank of a fine-tuning run: ``--check``, or bert's training loop on a task's samples, predictions and metrics."""
+"""One rank of a fine-tuning run: ``--check``, or bert's training loop on a task's samples,
+predictions and metrics.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,9 @@ def run(environ: Mapping[str, str], check_only: bool = False) -> int:
 
 
 def report(config: Config, environ: Mapping[str, str]) -> str:
-    """Settings and what follows from them. Raises ConfigError or DataError for anything that would stop the run."""
+    """Settings and what follows from them. Raises ConfigError or DataError for anything that would
+    stop the run.
+    """
     task = tasks.build(config, WordPiece(config.vocabulary, config.lower_case))
     model = task.model(config.model, bind_kernels(config.kernels, config.device))
     loaded = load_weights(config, model)
@@ -121,9 +125,13 @@ def finetune(config: Config, environ: Mapping[str, str], world: World) -> None:
         assert task.train is not None
         ending, trained = train_on(run, task.train)
         if ending.stopped:
-            reason = f"stopped at step {ending.step} ({ending.reason}); RESUME=1 continues"
+            reason = (
+                f"stopped at step {ending.step} ({ending.reason}); RESUME=1 continues"
+            )
             if world.is_main:
-                rundir.write_error(config.run, reason)  # the launcher sees an incomplete run
+                rundir.write_error(
+                    config.run, reason
+                )  # the launcher sees an incomplete run
             _say(world, reason)
             return
         figures |= trained
@@ -172,7 +180,9 @@ def build(
     world: World,
     task: tasks.Squad | tasks.Glue,
 ) -> Run:
-    """The model with its initial weights, and its training step. Raises ConfigError for weights that do not fit."""
+    """The model with its initial weights, and its training step. Raises ConfigError for weights
+    that do not fit.
+    """
     choice, words = config.kernels.resolve_attention(
         config.model,
         config.numerics.dtype,
@@ -189,7 +199,9 @@ def build(
     # Before the first step: ranks with different data would train a mixture without a word.
     if world.joined:
         facts = rundir.shared_facts(config) | identity
-        world.agree(facts, "give all ranks the same settings, code, DATA and INIT_CHECKPOINT")
+        world.agree(
+            facts, "give all ranks the same settings, code, DATA and INIT_CHECKPOINT"
+        )
     if recomputation := config.recomputation(uses_graph=False):
         model.recompute(recomputation)
     model.to(world.device)
@@ -230,13 +242,19 @@ def identity_of(
     model: FineTuned,
     loaded: Loaded,
 ) -> dict[str, Any]:
-    """Settings, data and initial weights: what must not change when a trial is resumed or counted as done."""
+    """Settings, data and initial weights: what must not change when a trial is resumed or counted
+    as done.
+    """
     facts = env.settings(config)
     if task.train is not None:
         last = num_steps(config, len(task.train.lengths))
         facts |= env.settings(learning_rates(environ, last))
     # A new head follows from the seed, which is compared already.
-    read = {name: tensor for name, tensor in model.named_parameters() if name not in loaded.new}
+    read = {
+        name: tensor
+        for name, tensor in model.named_parameters()
+        if name not in loaded.new
+    }
     facts |= {
         "SEED": config.trial_seed,
         "MAX_SEQ_LENGTH": config.length,
@@ -265,26 +283,34 @@ class Start(NamedTuple):
 
 
 def resume(run: Run) -> Start:
-    """Loads the newest checkpoint, if the run resumes and there is one. Raises ConfigError for one of another run."""
+    """Loads the newest checkpoint, if the run resumes and there is one. Raises ConfigError for one
+    of another run.
+    """
     config = run.config.checkpoint
     found = load_newest(config)
     if found is None:
         return Start()
     if difference := rundir.difference(found["run"], run.identity):
         where = f"RESUME=1: the checkpoint in {config.directory} is {difference}"
-        raise ConfigError(f"{where}: use the same settings and data, or another CHECKPOINT_DIR")
+        raise ConfigError(
+            f"{where}: use the same settings and data, or another CHECKPOINT_DIR"
+        )
     run.step.load_state_dict(found)
     return Start(*(found[name] for name in Start._fields))
 
 
 def train_on(run: Run, samples: Samples) -> tuple[Ending, dict[str, Any]]:
-    """Trains, resuming from the newest checkpoint if any; returns how training ended, and its figures. A collective."""
+    """Trains, resuming from the newest checkpoint if any; returns how training ended, and its
+    figures. A collective.
+    """
     config, world, step = run.config, run.world, run.step
     num_samples = len(samples.lengths)
     last = num_steps(config, num_samples)
     start = resume(run)
     rate = partial(learning_rate, config=learning_rates(run.environ, last))
-    sinks = metric_sinks(config.observers, config.run, start.step) if world.is_main else []
+    sinks = (
+        metric_sinks(config.observers, config.run, start.step) if world.is_main else []
+    )
     progress = Progress(
         world, last=last, rate=rate, epochs=lambda _, count: count / num_samples,
         skips_overflows=step.scaler.enabled, done=start.step, samples=start.samples, sinks=sinks,
@@ -296,8 +322,12 @@ def train_on(run: Run, samples: Samples) -> tuple[Ending, dict[str, Any]]:
         # A collective: each rank gives its shard.
         state = step.state_dict()
         if world.is_main:
-            now = Start(steps, batches, samples, start.seconds + time.monotonic() - begin)
-            save_checkpoint(config.checkpoint, steps, state | now._asdict() | {"run": run.identity})
+            now = Start(
+                steps, batches, samples, start.seconds + time.monotonic() - begin
+            )
+            save_checkpoint(
+                config.checkpoint, steps, state | now._asdict() | {"run": run.identity}
+            )
         world.barrier()
 
     order = Order(

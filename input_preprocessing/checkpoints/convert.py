@@ -1,10 +1,12 @@
-"""Converts BERT checkpoints: TensorFlow 1 (model.ckpt-28252) to PyTorch and safetensors, and between namings.
+"""Converts BERT checkpoints: TensorFlow 1 (model.ckpt-28252) to PyTorch and safetensors, and
+between namings.
 
-The source is a TensorFlow checkpoint (its prefix, one of its files or its folder), a .pt or a .safetensors file; the
-target's suffix decides its format. Every parameter is accounted for, by name and shape; optimizer slots are skipped.
-TensorFlow is not needed.
-  .pt           {"model": state dict}, MLPerf's names (--names mlperf), the vocabulary padded to a multiple of 8
-  .safetensors  the same tensors (--names huggingface for transformers' BertForPreTraining)
+The source is a TensorFlow checkpoint (its prefix, one of its files or its folder), a .pt or a
+.safetensors file; the target's suffix decides its format. Every parameter is accounted for, by name
+and shape; optimizer slots are skipped. TensorFlow is not needed.
+  .pt           {"model": state dict}, MLPerf's names (--names mlperf), the vocabulary padded to a
+  multiple of 8 .safetensors  the same tensors (--names huggingface for transformers'
+  BertForPreTraining)
 """
 
 from __future__ import annotations
@@ -28,15 +30,20 @@ NAMES = {"mlperf": parameters.to_mlperf, "huggingface": parameters.to_huggingfac
 
 
 def read_tensorflow(prefix: Path) -> tuple[parameters.Tensors, Counter[str]]:
-    """Parameters of a TensorFlow 1 checkpoint by Hugging Face's names, and the number of other variables by kind.
+    """Parameters of a TensorFlow 1 checkpoint by Hugging Face's names, and the number of other
+    variables by kind.
 
     Raises:
         DataError: unreadable, damaged, or of TensorFlow 2.
     """
     bundle = Bundle(prefix)
     if OBJECT_GRAPH in bundle.entries:
-        raise DataError(f"{prefix} is a checkpoint of TensorFlow 2; give that of tf1_ckpt")
-    others = {name: what for name in bundle.entries if (what := parameters.left_out_as(name))}
+        raise DataError(
+            f"{prefix} is a checkpoint of TensorFlow 2; give that of tf1_ckpt"
+        )
+    others = {
+        name: what for name in bundle.entries if (what := parameters.left_out_as(name))
+    }
     wanted = [name for name in bundle.entries if name not in others]
     tensors = dict(parameters.from_tf1(name, bundle.read(name)) for name in wanted)
     return tensors, Counter(others.values())
@@ -65,7 +72,9 @@ def read_pytorch(path: Path) -> parameters.Tensors:
     except DataError:
         raise
     except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror or error}; check --source") from error
+        raise DataError(
+            f"cannot read {path}: {error.strerror or error}; check --source"
+        ) from error
     except (
         RuntimeError,
         pickle.UnpicklingError,
@@ -74,9 +83,15 @@ def read_pytorch(path: Path) -> parameters.Tensors:
         ValueError,
         SafetensorError,
     ) as error:
-        kind = "safetensors file" if isinstance(error, SafetensorError) else "readable state dict"
+        kind = (
+            "safetensors file"
+            if isinstance(error, SafetensorError)
+            else "readable state dict"
+        )
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise DataError(f"{path} is not a {kind} ({reason}); copy or convert it again") from error
+        raise DataError(
+            f"{path} is not a {kind} ({reason}); copy or convert it again"
+        ) from error
 
 
 def write_pytorch(path: Path, tensors: parameters.Tensors) -> None:
@@ -84,7 +99,9 @@ def write_pytorch(path: Path, tensors: parameters.Tensors) -> None:
     arrays = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
     with atomic_file(path) as partial:
         if path.suffix == ".safetensors":
-            from safetensors.numpy import save  # save_file leaves a temporary file when killed
+            from safetensors.numpy import (
+                save,
+            )  # save_file leaves a temporary file when killed
 
             partial.write_bytes(save(arrays, metadata={"format": "pt"}))
         else:
@@ -100,7 +117,9 @@ def write_pytorch(path: Path, tensors: parameters.Tensors) -> None:
             try:
                 with open(partial, "wb") as file:
                     torch.save({"model": state}, file)
-            except RuntimeError as error:  # PyTorch's for a failed write, without the reason
+            except (
+                RuntimeError
+            ) as error:  # PyTorch's for a failed write, without the reason
                 raise DataError(
                     f"cannot write {path}; check space and permissions, run again"
                 ) from error
@@ -125,7 +144,8 @@ def convert(
         bert_config: bert_config.json that the checkpoint must match.
 
     Raises:
-        DataError: unreadable source, missing or unknown parameters, sizes of another model, or unwritable target.
+        DataError: unreadable source, missing or unknown parameters, sizes of another model, or
+        unwritable target.
     """
     if target.suffix not in (".pt", ".safetensors"):
         raise DataError(f"{target}: the target must end in .pt or .safetensors")
@@ -136,7 +156,9 @@ def convert(
     shape = parameters.check_complete(tensors, str(source))
     size = vocab_size or shape.vocabulary
     if size > shape.vocabulary:
-        raise DataError(f"--vocab-size {size}: {source} has only {shape.vocabulary} words")
+        raise DataError(
+            f"--vocab-size {size}: {source} has only {shape.vocabulary} words"
+        )
     if bert_config:
         parameters.check_config(replace(shape, vocabulary=size), bert_config)
     # 30,522 words become 30,528 rows: tensor cores want sizes that are multiples of 8.
@@ -147,7 +169,9 @@ def convert(
 
 def main(options: argparse.Namespace) -> None:
     shape, left_out = convert(**vars(options))
-    others = ", ".join(f"{what} ({number})" for what, number in sorted(left_out.items()))
+    others = ", ".join(
+        f"{what} ({number})" for what, number in sorted(left_out.items())
+    )
     sizes = f"{shape.layers} layers, {shape.hidden} wide, {shape.vocabulary} words"
     summary = f"{sizes}, {len(shape.parameters())} parameters; left out: {others or 'nothing'}"
     print(f"{options.target}: {summary}", file=sys.stderr)

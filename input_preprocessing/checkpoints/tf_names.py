@@ -1,7 +1,7 @@
 """Names of BERT's parameters in TensorFlow 1, Hugging Face and MLPerf's converted .pt files.
 
-Conversions go through Hugging Face's names. The others only spell them differently, but TensorFlow's dense kernels are
-transposed.
+Conversions go through Hugging Face's names. The others only spell them differently, but
+TensorFlow's dense kernels are transposed.
 """
 
 from __future__ import annotations
@@ -48,13 +48,22 @@ class Shape:
         for layer in range(self.layers):
             for name, shape in _TABLE["layer_shapes"].items():
                 shapes[f"bert.encoder.layer.{layer}.{name}"] = shape
-        return {name: tuple(sizes[size] for size in shape) for name, shape in shapes.items()}
+        return {
+            name: tuple(sizes[size] for size in shape) for name, shape in shapes.items()
+        }
 
 
 def left_out_as(name: str) -> str | None:
-    """Kind of a variable that is not a model parameter (optimizer, counters, ...); None for parameters."""
+    """Kind of a variable that is not a model parameter (optimizer, counters, ...); None for
+    parameters.
+    """
     return next(
-        (what for pattern, what in _TABLE["left_out"].items() if re.search(pattern, name)), None
+        (
+            what
+            for pattern, what in _TABLE["left_out"].items()
+            if re.search(pattern, name)
+        ),
+        None,
     )
 
 
@@ -64,15 +73,20 @@ def from_tf1(name: str, tensor: npt.NDArray[Any]) -> tuple[str, npt.NDArray[Any]
         name = re.sub(pattern, replacement, name)
     if name.endswith("/kernel"):
         # A copy, not a view.
-        name, tensor = name.removesuffix("kernel") + "weight", np.asarray(tensor.T, order="C")
+        name, tensor = (
+            name.removesuffix("kernel") + "weight",
+            np.asarray(tensor.T, order="C"),
+        )
     return name.replace("/", "."), tensor
 
 
 def check_complete(tensors: Tensors, where: str) -> Shape:
-    """Checks that the tensors of the file `where` are exactly the parameters of a BERT model; returns its sizes.
+    """Checks that the tensors of the file `where` are exactly the parameters of a BERT model;
+    returns its sizes.
 
     Raises:
-        DataError: parameters are missing, unknown or of another shape; the message lists the first ones.
+        DataError: parameters are missing, unknown or of another shape; the message lists the first
+        ones.
     """
     layers = {
         int(match[1])
@@ -81,11 +95,15 @@ def check_complete(tensors: Tensors, where: str) -> Shape:
     }
     try:
         vocabulary, hidden = tensors[WORDS].shape
-        feed_forward = tensors["bert.encoder.layer.0.intermediate.dense.weight"].shape[0]
+        feed_forward = tensors["bert.encoder.layer.0.intermediate.dense.weight"].shape[
+            0
+        ]
         positions = tensors["bert.embeddings.position_embeddings.weight"].shape[0]
         shape = Shape(max(layers) + 1, hidden, feed_forward, vocabulary, positions)
     except (KeyError, ValueError, IndexError) as error:
-        raise DataError(f"{where} is not a BERT checkpoint: it lacks {error}") from error
+        raise DataError(
+            f"{where} is not a BERT checkpoint: it lacks {error}"
+        ) from error
     wanted = shape.parameters()
     both = wanted.keys() & tensors.keys()
     problems = [f"{name} is missing" for name in wanted.keys() - both]
@@ -96,7 +114,9 @@ def check_complete(tensors: Tensors, where: str) -> Shape:
         if tensors[name].shape != wanted[name]
     ]
     if problems:
-        raise DataError(f"{where} does not fit BERT: {some_of(sorted(problems), MOST_NAMED)}")
+        raise DataError(
+            f"{where} does not fit BERT: {some_of(sorted(problems), MOST_NAMED)}"
+        )
     return shape
 
 
@@ -121,9 +141,13 @@ def check_config(shape: Shape, path: Path) -> None:
             if int(config[name]) != size
         ]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path} is not a BERT configuration ({error}); replace it") from error
+        raise DataError(
+            f"{path} is not a BERT configuration ({error}); replace it"
+        ) from error
     if odd:
-        raise DataError(f"{path} is of another model than the checkpoint: {', '.join(odd)}")
+        raise DataError(
+            f"{path} is of another model than the checkpoint: {', '.join(odd)}"
+        )
 
 
 def resize_vocabulary(tensors: Tensors, size: int) -> Tensors:
@@ -135,14 +159,22 @@ def resize_vocabulary(tensors: Tensors, size: int) -> Tensors:
 
 
 def to_mlperf(tensors: Tensors) -> Tensors:
-    """MLPerf's names: dense layers with an activation are `dense_act`, the tied decoder is included."""
-    renamed = {_ACTIVATED.sub(r"\1_act.", name): tensor for name, tensor in tensors.items()}
+    """MLPerf's names: dense layers with an activation are `dense_act`, the tied decoder is
+    included.
+    """
+    renamed = {
+        _ACTIVATED.sub(r"\1_act.", name): tensor for name, tensor in tensors.items()
+    }
     return {**renamed, DECODER: tensors[WORDS]}
 
 
 def to_huggingface(tensors: Tensors) -> Tensors:
     """Names of Hugging Face's BertForPreTraining, including tied entries."""
-    return {**tensors, DECODER: tensors[WORDS], "cls.predictions.decoder.bias": tensors[BIAS]}
+    return {
+        **tensors,
+        DECODER: tensors[WORDS],
+        "cls.predictions.decoder.bias": tensors[BIAS],
+    }
 
 
 def from_pytorch(tensors: Tensors) -> Tensors:
@@ -151,12 +183,17 @@ def from_pytorch(tensors: Tensors) -> Tensors:
     Raises:
         DataError: tied entries differ.
     """
-    renamed = {re.sub(r"dense_act\.", "dense.", name): tensor for name, tensor in tensors.items()}
+    renamed = {
+        re.sub(r"dense_act\.", "dense.", name): tensor
+        for name, tensor in tensors.items()
+    }
     for tied, original in ((DECODER, WORDS), ("cls.predictions.decoder.bias", BIAS)):
         copy = renamed.pop(tied, None)
         # A state dict may hold either of the tied tensors, or both.
         if copy is not None and original not in renamed:
             renamed[original] = copy
         elif copy is not None and not np.array_equal(copy, renamed[original]):
-            raise DataError(f"the checkpoint's {tied} differs from {original}; BERT ties the two")
+            raise DataError(
+                f"the checkpoint's {tied} differs from {original}; BERT ties the two"
+            )
     return renamed

@@ -1,8 +1,10 @@
-"""Downloads the benchmark's public files to OUTPUTDIR/download, resuming partial downloads, and verifies them.
+"""Downloads the benchmark's public files to OUTPUTDIR/download, resuming partial downloads, and
+verifies them.
 
-Files: bert_config.json, vocab.txt, the TensorFlow 1 checkpoint model.ckpt-28252 and the Wikipedia text, which is
-unpacked to results4/. Sources: MLCommons' storage, then Google Drive; or --mirror, a URL or folder with the files. A
-file is complete if its md5 is right; if no source has it, the message says which file to put where.
+Files: bert_config.json, vocab.txt, the TensorFlow 1 checkpoint model.ckpt-28252 and the Wikipedia
+text, which is unpacked to results4/. Sources: MLCommons' storage, then Google Drive; or --mirror, a
+URL or folder with the files. A file is complete if its md5 is right; if no source has it, the
+message says which file to put where.
 """
 
 from __future__ import annotations
@@ -22,7 +24,13 @@ from pathlib import Path
 
 from bert.data.records import DataError
 from input_preprocessing.stage.cli import human_bytes
-from input_preprocessing.stage.manifest import NUM_PARTS, PUBLISHED, TEXT_MD5, hash_of, md5_of
+from input_preprocessing.stage.manifest import (
+    NUM_PARTS,
+    PUBLISHED,
+    TEXT_MD5,
+    hash_of,
+    md5_of,
+)
 from input_preprocessing.stage.parallel import Progress, run_tasks
 
 MLCOMMONS = "https://training.mlcommons-storage.org/metadata"
@@ -37,7 +45,8 @@ _CHUNK = 1 << 20
 
 @dataclass(frozen=True)
 class PublicFile:
-    """A published file with its digest, "md5 7f59165e..." or "sha256 ..."; '': checked after unpacking.
+    """A published file with its digest, "md5 7f59165e..." or "sha256 ..."; '': checked after
+    unpacking.
 
     Its source is its url, or else MLCommons' storage and Google Drive.
     """
@@ -50,7 +59,9 @@ class PublicFile:
     url: str = ""
 
     def digest_of(self, path: Path) -> str:
-        """Digest of a local file in the format of ``digest``. Raises DataError if it cannot be read."""
+        """Digest of a local file in the format of ``digest``. Raises DataError if it cannot be
+        read.
+        """
         kind = self.digest.partition(" ")[0]
         return f"{kind} {hash_of(path, kind)}" if kind else ""
 
@@ -66,7 +77,8 @@ def fetch_url(url: str, partial: Path, label: str) -> None:
     """Fetches `url` to `partial`, resuming where an earlier attempt or run stopped.
 
     Raises:
-        SourceError: the server lacks the file, answers with a web page, or fails six times without progress.
+        SourceError: the server lacks the file, answers with a web page, or fails six times without
+        progress.
     """
     failures = 0
     while failures < _ATTEMPTS:
@@ -80,7 +92,9 @@ def fetch_url(url: str, partial: Path, label: str) -> None:
                 return
             # Time-outs (408), too many requests (429) and errors of the server pass; others do not.
             if error.code < 500 and error.code not in (408, 429):
-                raise SourceError(f"{url} answers {error.code} {error.reason}") from error
+                raise SourceError(
+                    f"{url} answers {error.code} {error.reason}"
+                ) from error
             reason = f"{error.code} {error.reason}"
         except (OSError, http.client.HTTPException) as error:
             reason = str(getattr(error, "reason", error)) or type(error).__name__
@@ -93,8 +107,12 @@ def fetch_url(url: str, partial: Path, label: str) -> None:
 
 
 def _fetch_rest(url: str, partial: Path, have: int, label: str) -> bool:
-    """Appends the rest of the file from byte `have` on; False if the server sent less than announced."""
-    request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
+    """Appends the rest of the file from byte `have` on; False if the server sent less than
+    announced.
+    """
+    request = urllib.request.Request(
+        url, headers={"Range": f"bytes={have}-"} if have else {}
+    )
     with urllib.request.urlopen(request, timeout=_TIMEOUT) as response:
         if response.headers.get_content_type() == "text/html":
             raise SourceError(
@@ -114,7 +132,9 @@ def _fetch_rest(url: str, partial: Path, have: int, label: str) -> bool:
 
 
 def _mlcommons_url(file: PublicFile) -> str:
-    """URL of the file in MLCommons' storage: BASE.uri holds the folder's URL, BASE.md5 lists its files."""
+    """URL of the file in MLCommons' storage: BASE.uri holds the folder's URL, BASE.md5 lists its
+    files.
+    """
     base = f"{MLCOMMONS}/{file.dataset}"
     try:
         with urllib.request.urlopen(f"{base}.uri", timeout=_TIMEOUT) as response:
@@ -153,7 +173,8 @@ def fetch_file(file: PublicFile, folder: Path, mirror: str | None) -> Path:
         # "" stands for MLCommons' storage, whose URL is asked for only when it is needed.
         sources = [file.url] if file.url else ["", _DRIVE + file.drive_id]
     for source in sources:
-        # A partial file of an earlier run may be from another version: then try the source again from the start.
+        # A partial file of an earlier run may be from another version: then try the source again
+        # from the start.
         for _ in range(2 if partial.exists() else 1):
             try:
                 if not source or "://" in source:
@@ -168,7 +189,9 @@ def fetch_file(file: PublicFile, folder: Path, mirror: str | None) -> Path:
             except OSError as error:
                 partial.unlink(missing_ok=True)
                 reason = f"cannot write {partial}: {error.strerror}"
-                raise DataError(f"{reason}; check space and permissions, run again") from error
+                raise DataError(
+                    f"{reason}; check space and permissions, run again"
+                ) from error
             # Both are empty for the archive of the text: its contents are compared later.
             found = file.digest_of(partial)
             if found == file.digest:
@@ -176,7 +199,9 @@ def fetch_file(file: PublicFile, folder: Path, mirror: str | None) -> Path:
                 return target
             partial.unlink()
             reasons.append(f"a source has another file ({found})")
-    what = f"{human_bytes(file.size)}, " * bool(file.size) + (file.digest or "13 GB of text within")
+    what = f"{human_bytes(file.size)}, " * bool(file.size) + (
+        file.digest or "13 GB of text within"
+    )
     raise DataError(
         f"cannot download {file.name} ({what}): {'; '.join(reasons)}; put it at {target} and run again"
     )
@@ -209,14 +234,22 @@ def unpack_text(archive: Path, folder: Path) -> None:
     finally:
         progress.close()
     # The 500 parts and eval.txt must be there; of some the md5 is published.
-    wanted = {f"part-{i:05d}-of-{NUM_PARTS:05d}": "" for i in range(NUM_PARTS)} | TEXT_MD5
+    wanted = {
+        f"part-{i:05d}-of-{NUM_PARTS:05d}": "" for i in range(NUM_PARTS)
+    } | TEXT_MD5
     if missing := [name for name in wanted if not (partial / name).is_file()]:
-        raise DataError(f"the text lacks {missing[0]}; download results_text.tar.gz again")
+        raise DataError(
+            f"the text lacks {missing[0]}; download results_text.tar.gz again"
+        )
     known = [partial / name for name, md5 in wanted.items() if md5]
-    for path, md5 in zip(known, run_tasks("check text", md5_of, known, jobs=1), strict=True):
+    for path, md5 in zip(
+        known, run_tasks("check text", md5_of, known, jobs=1), strict=True
+    ):
         if md5 != wanted[path.name]:
             wrong = f"has md5 {md5}, not {wanted[path.name]}"
-            raise DataError(f"{path.name} of the text {wrong}; download results_text.tar.gz again")
+            raise DataError(
+                f"{path.name} of the text {wrong}; download results_text.tar.gz again"
+            )
     # Only now does results4 exist, so that where it exists it was checked.
     os.replace(partial, folder)
 

@@ -1,8 +1,9 @@
 """Fetches SQuAD or GLUE tasks for run_finetuning.sh, resuming partial downloads, and checks them.
 
-Each task becomes a folder OUTPUTDIR/NAME for DATA. SQuAD's files are verified by md5, GLUE's archives, which stay
-beside the tables made of them, by sha256. Files that are already there are verified without a network. MRPC is made
-like GLUE's, from Microsoft's pairs and GLUE's list of development pairs.
+Each task becomes a folder OUTPUTDIR/NAME for DATA. SQuAD's files are verified by md5, GLUE's
+archives, which stay beside the tables made of them, by sha256. Files that are already there are
+verified without a network. MRPC is made like GLUE's, from Microsoft's pairs and GLUE's list of
+development pairs.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ SOURCES = {
 
 
 def fetch(task: str, folder: Path, mirror: str | None) -> None:
-    """Downloads the missing files of a task to ``folder``, checks them, and makes GLUE's tables. Raises DataError."""
+    """Downloads the missing files of a task to ``folder``, checks them, and makes GLUE's tables.
+    Raises DataError.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     sources = [fetch_file(file, folder, mirror) for file in SOURCES[task]]
     if task == "squad":
@@ -40,7 +43,9 @@ def _mrpc(pairs: Path, listed: Path) -> dict[str, bytes]:
     ids = {tuple(line.split()) for line in _lines(listed)}
     tables = {"train.tsv": [header], "dev.tsv": [header]}
     for line in lines:
-        tables["dev.tsv" if tuple(line.split("\t")[1:3]) in ids else "train.tsv"].append(line)
+        tables[
+            "dev.tsv" if tuple(line.split("\t")[1:3]) in ids else "train.tsv"
+        ].append(line)
     return {name: ("\n".join(table) + "\n").encode() for name, table in tables.items()}
 
 
@@ -48,10 +53,18 @@ def _unzipped(task: str, archive: Path) -> dict[str, bytes]:
     """The tables in the top folder of an archive."""
     try:
         with zipfile.ZipFile(archive) as zipped:
-            paths = [name for name in zipped.namelist() if Path(name).match(f"{task}/*.tsv")]
-            return {Path(name).name: zipped.read(name) for name in paths if name.count("/") == 1}
+            paths = [
+                name for name in zipped.namelist() if Path(name).match(f"{task}/*.tsv")
+            ]
+            return {
+                Path(name).name: zipped.read(name)
+                for name in paths
+                if name.count("/") == 1
+            }
     except (OSError, zipfile.BadZipFile) as error:
-        raise DataError(f"cannot unpack {archive}: {error}; remove it and run again") from error
+        raise DataError(
+            f"cannot unpack {archive}: {error}; remove it and run again"
+        ) from error
 
 
 def _lines(path: Path) -> list[str]:

@@ -1,18 +1,19 @@
 """Prepares a data set for training, from the benchmark's public files or your own text.
 
-Steps: download (with --skip-download the files are already in DOWNLOADDIR), instances (tokenise, pair, mask) of every
-text shard and of eval.txt, evaluation set, and packed rows or shuffled or binned sequences. Writes to OUTPUTDIR:
+Steps: download (with --skip-download the files are already in DOWNLOADDIR), instances (tokenise,
+pair, mask) of every text shard and of eval.txt, evaluation set, and packed rows or shuffled or
+binned sequences. Writes to OUTPUTDIR:
   packed_data/part_XXXXX_of_XXXXX.hdf5              with --packed-data
   hdf5/bins/{128,256,384,512}/part_...              with --binned-data
-  hdf5/training-SHARDS/part_XXXXX_of_XXXXX.hdf5     without either
-  eval/part_eval_10k.hdf5
-  phase1/                                           vocab.txt, bert_config.json, and model.ckpt-28252.pt if available
+  hdf5/training-SHARDS/part_XXXXX_of_XXXXX.hdf5     without either eval/part_eval_10k.hdf5 phase1/
+  vocab.txt, bert_config.json, and model.ckpt-28252.pt if available
   prepared-{packed,binned,unpacked}.json            manifest: what was made from what
-With --phases it writes all this to OUTPUTDIR/128 and OUTPUTDIR/512, from the same text, for run_pretraining.sh;
-shuffled sequences are then in hdf5/training. With --input, the text in DOWNLOADDIR is first made from your own files.
-Work files are in OUTPUTDIR/work until the end. It can be stopped at any moment, even by kill -9, and run again:
-finished files are kept, and the result is byte-identical to that of an uninterrupted run, whatever --jobs. --repair
-finds files that were damaged later and remakes them, with the options recorded in prepared-*.json.
+With --phases it writes all this to OUTPUTDIR/128 and OUTPUTDIR/512, from the same text, for
+run_pretraining.sh; shuffled sequences are then in hdf5/training. With --input, the text in
+DOWNLOADDIR is first made from your own files. Work files are in OUTPUTDIR/work until the end. It
+can be stopped at any moment, even by kill -9, and run again: finished files are kept, and the
+result is byte-identical to that of an uninterrupted run, whatever --jobs. --repair finds files that
+were damaged later and remakes them, with the options recorded in prepared-*.json.
 """
 
 from __future__ import annotations
@@ -44,12 +45,18 @@ def start(options: argparse.Namespace) -> steps.Job | None:
     config = sampling_config(options)
     outputdir: Path = options.outputdir
     folder = steps.download_folder(options)
-    share = 1 + options.phases_after / 2  # the shards of each later phase take half the disk
+    share = (
+        1 + options.phases_after / 2
+    )  # the shards of each later phase take half the disk
     if not (options.skip_download or options.input):
         if not (folder / "results4").is_dir():
             # By the published sizes, before hours of downloading.
             steps.check_disk(
-                outputdir, steps.PUBLIC_TEXT, config, share=share, download=steps.PUBLIC_BYTES
+                outputdir,
+                steps.PUBLIC_TEXT,
+                config,
+                share=share,
+                download=steps.PUBLIC_BYTES,
             )
         download.download(folder, options.mirror)
     inputs = steps.find_inputs(folder, outputdir / "phase1", options.vocab_file)
@@ -66,7 +73,9 @@ def start(options: argparse.Namespace) -> steps.Job | None:
         print(f"{done} (--repair reads and compares every file)", file=sys.stderr)
         return None
     # Before hours of work: no other files are in the way of the shards, and the bins' lengths fit.
-    unpacked = steps.UNPACKED_FOLDER if options.phases else f"training-{options.shards or '*'}"
+    unpacked = (
+        steps.UNPACKED_FOLDER if options.phases else f"training-{options.shards or '*'}"
+    )
     folders = {"packed": ["packed_data"], "unpacked": [f"hdf5/{unpacked}"]}
     for pattern in folders.get(job.kind, [f"hdf5/bins/{edge}" for edge in job.edges]):
         for target in outputdir.glob(pattern):
@@ -129,7 +138,8 @@ def finish(job: steps.Job) -> None:
 def split_phases(options: argparse.Namespace) -> list[argparse.Namespace]:
     """Options of each phase's preparation; without --phases, of the only one.
 
-    Only the first one downloads. `phases_after`: number of phases that follow, for the disk estimate.
+    Only the first one downloads. `phases_after`: number of phases that follow, for the disk
+    estimate.
 
     Raises:
         DataError: the lengths are given twice.
@@ -139,7 +149,9 @@ def split_phases(options: argparse.Namespace) -> list[argparse.Namespace]:
     default = SamplingConfig()
     for name in ("max_seq_length", "max_predictions_per_seq"):
         if getattr(options, name) != getattr(default, name):
-            raise DataError(f"--phases sets the sequence lengths: omit --{name.replace('_', '-')}")
+            raise DataError(
+                f"--phases sets the sequence lengths: omit --{name.replace('_', '-')}"
+            )
     folder: Path = options.outputdir
     return [
         argparse.Namespace(
@@ -166,11 +178,15 @@ def main(options: argparse.Namespace) -> None:
             repair.repair(options)
             return
         parts = split_phases(options)
-        for folder in dict.fromkeys([options.outputdir, *(part.outputdir for part in parts)]):
+        for folder in dict.fromkeys(
+            [options.outputdir, *(part.outputdir for part in parts)]
+        ):
             locks.enter_context(cli.lock_folder(folder))
         if options.input:
             # The phases share text and model, which needs positions for the longest.
-            longest = options.phases[-1][0] if options.phases else options.max_seq_length
+            longest = (
+                options.phases[-1][0] if options.phases else options.max_seq_length
+            )
             text = argparse.Namespace(**{**vars(options), "max_seq_length": longest})
             corpus.make(text, steps.download_folder(options))
         else:

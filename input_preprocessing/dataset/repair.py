@@ -1,7 +1,7 @@
 """Repairs finished data sets: compares files with the manifest, and remakes those that differ.
 
-Options are taken from the manifest, which stays unchanged: remade files must match it. Files that belong to no data set
-are moved to OUTPUTDIR/set_aside instead of deleted.
+Options are taken from the manifest, which stays unchanged: remade files must match it. Files that
+belong to no data set are moved to OUTPUTDIR/set_aside instead of deleted.
 """
 
 from __future__ import annotations
@@ -45,10 +45,14 @@ def examine(folder: Path, made: manifest.Manifest, jobs: int) -> list[Fault]:
     weights = [path.stat().st_size if path.is_file() else 0 for path in paths]
     look = partial(_problem_of, folder, made)
     found = run_tasks("read files", look, list(made.files), jobs=jobs, weights=weights)
-    faults = [Fault(name, text) for name, text in zip(made.files, found, strict=True) if text]
+    faults = [
+        Fault(name, text) for name, text in zip(made.files, found, strict=True) if text
+    ]
     wrong = {fault.file for fault in faults}
     for parent in manifest.odd_indices(folder, made, wrong):
-        faults.append(Fault(str(parent / INDEX), "is missing or does not match the shards"))
+        faults.append(
+            Fault(str(parent / INDEX), "is missing or does not match the shards")
+        )
     for path in manifest.strays(folder):
         name = str(path.relative_to(folder))
         faults.append(Fault(name, "was not prepared", stray=True))
@@ -61,7 +65,11 @@ def _problem_of(folder: Path, made: manifest.Manifest, name: str) -> str:
     if not path.is_file():
         return "is missing"
     if path.suffix != ".hdf5":
-        return "" if manifest.md5_of(path) == digest else "has other contents than prepared"
+        return (
+            ""
+            if manifest.md5_of(path) == digest
+            else "has other contents than prepared"
+        )
     try:
         _, metadata = verify_records(path)
     except DataError as error:
@@ -74,7 +82,9 @@ def _problem_of(folder: Path, made: manifest.Manifest, name: str) -> str:
 
 def find_manifests(folder: Path) -> list[Path]:
     """Manifests of the data sets in a folder and its phases. Raises DataError if there are none."""
-    paths = sorted([*folder.glob("prepared-*.json"), *folder.glob("[0-9]*/prepared-*.json")])
+    paths = sorted(
+        [*folder.glob("prepared-*.json"), *folder.glob("[0-9]*/prepared-*.json")]
+    )
     if not paths:
         raise DataError(f"{folder} has no prepared-*.json: prepare it without --repair")
     return paths
@@ -150,9 +160,13 @@ def _remake(job: steps.Job, made: manifest.Manifest, files: Sequence[str]) -> No
 
 
 def _job(
-    folder: Path, made: manifest.Manifest, options: argparse.Namespace, wrong: Sequence[str]
+    folder: Path,
+    made: manifest.Manifest,
+    options: argparse.Namespace,
+    wrong: Sequence[str],
 ) -> steps.Job:
-    """The preparation described by a manifest, after checking that the inputs of the wrong files are unchanged.
+    """The preparation described by a manifest, after checking that the inputs of the wrong files
+    are unchanged.
 
     Raises:
         DataError: an input has changed, or the disk is too small.
@@ -172,10 +186,14 @@ def _job(
     )
     inputs = steps.find_inputs(download, folder / "phase1", options.vocab_file)
     words = vocabulary.load(inputs.vocab)
-    job = steps.Job(options=own, config=sampling_config(own), inputs=inputs, words=words)
+    job = steps.Job(
+        options=own, config=sampling_config(own), inputs=inputs, words=words
+    )
     again = "restore the original, or prepare again without --repair"
     if words.md5 != recipe["vocab_md5"]:
-        raise DataError(f"{inputs.vocab} is another vocabulary (md5 {words.md5}); {again}")
+        raise DataError(
+            f"{inputs.vocab} is another vocabulary (md5 {words.md5}); {again}"
+        )
     steps.check_config(inputs, words, job.config)
     training = any(name in made.records for name in wrong)
     # With the training instances those of the evaluation text are made, too.

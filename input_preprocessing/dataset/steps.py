@@ -18,16 +18,29 @@ from bert.data.records import DataError
 from common.files import object_of, text_of
 from input_preprocessing.checkpoints.convert import convert, read_pytorch
 from input_preprocessing.instances.options import SamplingConfig
-from input_preprocessing.instances.sampling import compile_first, metadata_of, write_instances
+from input_preprocessing.instances.sampling import (
+    compile_first,
+    metadata_of,
+    write_instances,
+)
 from input_preprocessing.records import shards
 from input_preprocessing.stage import manifest
 from input_preprocessing.stage.cli import human_bytes
 from input_preprocessing.stage.parallel import run_tasks
-from input_preprocessing.stage.reading import Stamp, changed, check_is_text, read_text, stamp_of
+from input_preprocessing.stage.reading import (
+    Stamp,
+    changed,
+    check_is_text,
+    read_text,
+    stamp_of,
+)
 from input_preprocessing.text.vocabulary import Vocabulary
 
-_RECORD_BYTES_PER_TEXT_BYTE = 0.9  # per dupe_factor; measured with the benchmark's options
-# The benchmark's public files: the text, then with its archive, the TensorFlow and the converted checkpoint.
+_RECORD_BYTES_PER_TEXT_BYTE = (
+    0.9  # per dupe_factor; measured with the benchmark's options
+)
+# The benchmark's public files: the text, then with its archive, the TensorFlow and the converted
+# checkpoint.
 PUBLIC_TEXT = 13_200_000_000
 CHECKPOINT = "model.ckpt-28252"
 PUBLIC_BYTES = PUBLIC_TEXT + 5_500_000_000 + 4_035_000_000 + 1_350_000_000
@@ -56,7 +69,9 @@ class Inputs:
         return [path.stat().st_size for path in self.all_texts]
 
     def check_unchanged(self) -> None:
-        """Raises DataError if a text has changed since it was found, for example because it is still being copied."""
+        """Raises DataError if a text has changed since it was found, for example because it is
+        still being copied.
+        """
         for path, stamp in zip(self.all_texts, self.stamps, strict=True):
             if not path.is_file() or stamp_of(os.stat(path)) != stamp:
                 raise changed(path)
@@ -94,7 +109,9 @@ def find_inputs(download: Path, phase1: Path, vocab_file: Path | None) -> Inputs
         with open(path, "rb") as file:
             check_is_text(path, file.read(8))
     stamps = tuple(stamp_of(os.stat(path)) for path in texts)
-    if empty := [path for path, (size, *_) in zip(texts, stamps, strict=True) if not size]:
+    if empty := [
+        path for path, (size, *_) in zip(texts, stamps, strict=True) if not size
+    ]:
         raise DataError(f"{empty[0]} is empty; copy it again")
     # phase1 last: it may hold copies of an earlier run.
     vocabularies = [download / "vocab.txt", phase1 / "vocab.txt"]
@@ -106,19 +123,30 @@ def find_inputs(download: Path, phase1: Path, vocab_file: Path | None) -> Inputs
     models = [download / "bert_config.json", phase1 / "bert_config.json"]
     model = next(filter(Path.is_file, models), None)
     return Inputs(
-        texts=tuple(texts[:-1]), eval_text=eval_text, vocab=vocab, model=model, stamps=stamps
+        texts=tuple(texts[:-1]),
+        eval_text=eval_text,
+        vocab=vocab,
+        model=model,
+        stamps=stamps,
     )
 
 
 def check_config(inputs: Inputs, words: Vocabulary, config: SamplingConfig) -> None:
-    """Raises DataError if the model of bert_config.json does not fit the vocabulary or sequence length."""
+    """Raises DataError if the model of bert_config.json does not fit the vocabulary or sequence
+    length.
+    """
     if (path := inputs.model) is None:
         return
     try:
         model = json.loads(path.read_text())
-        vocab_size, positions = int(model["vocab_size"]), int(model["max_position_embeddings"])
+        vocab_size, positions = (
+            int(model["vocab_size"]),
+            int(model["max_position_embeddings"]),
+        )
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path} is not a BERT configuration ({error}); replace it") from error
+        raise DataError(
+            f"{path} is not a BERT configuration ({error}); replace it"
+        ) from error
     if vocab_size < len(words):
         raise DataError(
             f"{path} has vocab_size {vocab_size}, {inputs.vocab} {len(words)} tokens; give a pair"
@@ -153,13 +181,17 @@ def check_disk(
     takes = f"about {human_bytes(needed)} of disk ({human_bytes(free)} free)"
     print(f"{human_bytes(text_bytes)} of text: {takes}", file=sys.stderr)
     # What an earlier run made counts as room: it is used, or replaced.
-    folders = ("work", "packed_data", "hdf5", "eval", *(["download"] if download else []))
+    folders = (
+        "work",
+        "packed_data",
+        "hdf5",
+        "eval",
+        *(["download"] if download else []),
+    )
     files = (path for folder in folders for path in (outputdir / folder).rglob("*"))
     needed -= sum(path.stat().st_size for path in files if path.is_file())
     if free < needed:
-        lacking = (
-            f"{outputdir} has {human_bytes(free)} free, about {human_bytes(needed)} are needed"
-        )
+        lacking = f"{outputdir} has {human_bytes(free)} free, about {human_bytes(needed)} are needed"
         raise DataError(f"{lacking}; make room or choose another --outputdir")
 
 
@@ -206,11 +238,16 @@ class Job:
     @property
     def edges(self) -> tuple[int, ...]:
         """Maximal tokens of each bin of binned data."""
-        return shards.edges_of(self.config.max_seq_length) if self.kind == "binned" else ()
+        return (
+            shards.edges_of(self.config.max_seq_length) if self.kind == "binned" else ()
+        )
 
     def digests_of(self, paths: list[Path]) -> dict[str, str]:
         """md5 of files of the data set, by their path in it."""
-        return {str(path.relative_to(self.outputdir)): manifest.md5_of(path) for path in paths}
+        return {
+            str(path.relative_to(self.outputdir)): manifest.md5_of(path)
+            for path in paths
+        }
 
     def recipe(self) -> dict[str, object]:
         """Everything that determines the result, except the text."""
@@ -224,11 +261,15 @@ class Job:
             "edges": list(self.edges),
             "num_eval_samples": self.options.num_eval_samples,
             "sequences": None,  # all; earlier versions could make fewer
-            "folder": UNPACKED_FOLDER if self.options.phases and self.kind == "unpacked" else None,
+            "folder": UNPACKED_FOLDER
+            if self.options.phases and self.kind == "unpacked"
+            else None,
         }
 
     def is_finished(self) -> bool:
-        """Whether an earlier run made these files from this text with this recipe, and they still exist."""
+        """Whether an earlier run made these files from this text with this recipe, and they still
+        exist.
+        """
         try:
             made = manifest.read(self.manifest)
             if made.recipe != self.recipe():
@@ -244,10 +285,13 @@ class Job:
         if {path.name for path in texts} != set(made.texts):
             return False
         # Last, since it reads every text.
-        return manifest.contents_of(texts, "check text", self.options.jobs) == made.texts
+        return (
+            manifest.contents_of(texts, "check text", self.options.jobs) == made.texts
+        )
 
     def fill_phase1(self) -> list[Path]:
-        """Makes vocabulary, model sizes and initial checkpoint unless up to date, by content; returns the files.
+        """Makes vocabulary, model sizes and initial checkpoint unless up to date, by content;
+        returns the files.
 
         Raises:
             DataError: the vocabulary changed meanwhile, or the checkpoint cannot be converted.
@@ -260,7 +304,10 @@ class Job:
             raise changed(self.inputs.vocab)
         if self.inputs.model:
             made.append(_copy(self.inputs.model, phase1 / "bert_config.json"))
-        cased, text = phase1 / "tokenizer_config.json", json.dumps({"do_lower_case": False}) + "\n"
+        cased, text = (
+            phase1 / "tokenizer_config.json",
+            json.dumps({"do_lower_case": False}) + "\n",
+        )
         if self.config.do_lower_case:
             cased.unlink(missing_ok=True)
         else:  # marks a cased vocabulary for exports and fine-tuning
@@ -269,7 +316,9 @@ class Job:
                 manifest.write_text(cased, text)
         converted = phase1 / f"{CHECKPOINT}.pt"
         prefixes = [folder / CHECKPOINT for folder in (download, download / "tf1_ckpt")]
-        if prefix := next((path for path in prefixes if Path(f"{path}.index").is_file()), None):
+        if prefix := next(
+            (path for path in prefixes if Path(f"{path}.index").is_file()), None
+        ):
             _convert(prefix, converted, self.inputs.model)
         return [*made, converted] if converted.is_file() else made
 
@@ -288,12 +337,17 @@ def _copy(source: Path, target: Path) -> Path:
 def _convert(prefix: Path, target: Path, model: Path | None) -> None:
     """Converts the TensorFlow checkpoint unless up to date.
 
-    `model.ckpt-28252.json` beside the converted one has the md5 of source and target, and the digest of the tensors,
-    which the closed division checks.
+    `model.ckpt-28252.json` beside the converted one has the md5 of source and target, and the
+    digest of the tensors, which the closed division checks.
     """
     note = target.with_suffix(".json")
-    sources = [Path(f"{prefix}.index"), *sorted(prefix.parent.glob(f"{prefix.name}.data-*"))]
-    digests = [manifest.md5_of(path) for path in [*sources, *([model] if model else [])]]
+    sources = [
+        Path(f"{prefix}.index"),
+        *sorted(prefix.parent.glob(f"{prefix.name}.data-*")),
+    ]
+    digests = [
+        manifest.md5_of(path) for path in [*sources, *([model] if model else [])]
+    ]
     made = {
         "source": hashlib.md5(" ".join(digests).encode()).hexdigest(),
         "target": manifest.md5_of(target) if target.is_file() else "",
@@ -311,7 +365,9 @@ def _convert(prefix: Path, target: Path, model: Path | None) -> None:
 def _make_instances_of(
     words: Vocabulary, config: SamplingConfig, task: tuple[Path, Path]
 ) -> tuple[int, str]:
-    """Writes the instances of a text to a file unless up to date; returns their number and the md5 of the text."""
+    """Writes the instances of a text to a file unless up to date; returns their number and the md5
+    of the text.
+    """
     source, target = task
     if target.is_file():
         try:
@@ -353,7 +409,9 @@ def make_instances(job: Job, *, only_evaluation: bool = False) -> dict[str, str]
 
 
 def make_evaluation_set(job: Job) -> tuple[Path, int]:
-    """Picks the evaluation samples from the instances of the evaluation text; returns the file and their number."""
+    """Picks the evaluation samples from the instances of the evaluation text; returns the file and
+    their number.
+    """
     eval_file = job.outputdir / "eval" / "part_eval_10k.hdf5"
     eval_file.parent.mkdir(exist_ok=True)
     return eval_file, shards.pick_samples(
@@ -362,7 +420,8 @@ def make_evaluation_set(job: Job) -> tuple[Path, int]:
 
 
 def make_training_files(job: Job) -> tuple[Path, str]:
-    """Makes packed, binned or shuffled shards of all instances; returns their folder and multiset digest.
+    """Makes packed, binned or shuffled shards of all instances; returns their folder and multiset
+    digest.
 
     Raises:
         DataError: too few instances for the shards wanted.
@@ -370,7 +429,9 @@ def make_training_files(job: Job) -> tuple[Path, str]:
     options, target = job.options, job.outputdir / "hdf5" / "bins"
     given = {"seed": job.config.random_seed, "jobs": options.jobs}
     if job.kind == "binned":
-        return target, shards.bin_records(job.instances, target, shards=options.shards, **given)
+        return target, shards.bin_records(
+            job.instances, target, shards=options.shards, **given
+        )
     given["shards"] = shards.num_shards(
         sum(open_records(path)[0].num_sequences for path in job.instances_of_texts),
         options.shards,
@@ -381,4 +442,6 @@ def make_training_files(job: Job) -> tuple[Path, str]:
         )
         return target, shards.shuffle_records(job.instances, target, **given)
     target, most = job.outputdir / "packed_data", options.max_sequences_per_row
-    return target, shards.pack_records(job.instances, target, max_sequences_per_row=most, **given)
+    return target, shards.pack_records(
+        job.instances, target, max_sequences_per_row=most, **given
+    )

@@ -1,8 +1,9 @@
 """Makes training instances from one text file: tokenise, pair sentences, mask.
 
-The text has one sentence per line and a blank line between documents. The result is bit-identical to that of the
-reference's create_pretraining_data.py with the same options: the same sequences in the same order. `--format tfrecord`
-writes the reference's file format for other trainers; the other stages need records.
+The text has one sentence per line and a blank line between documents. The result is bit-identical
+to that of the reference's create_pretraining_data.py with the same options: the same sequences in
+the same order. `--format tfrecord` writes the reference's file format for other trainers; the other
+stages need records.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from input_preprocessing.stage.cli import check_not_source
 def main(options: argparse.Namespace) -> None:
     check_not_source(options.output_file, options.input_file)
     config = sampling_config(options)
-    # Keep numba from importing SciPy's linear algebra, which takes as long as numba itself and is not used here.
+    # Keep numba from importing SciPy's linear algebra, which takes as long as numba itself and is
+    # not used here.
     sys.modules.setdefault("scipy", None)  # type: ignore[arg-type]
     # Imported here, so that --help and usage errors need not wait for numba.
     from bert.data.format import write_records
@@ -38,4 +40,6 @@ def main(options: argparse.Namespace) -> None:
         )
     else:
         write_records(options.output_file, records, metadata)
-    print(f"{options.output_file}: {records.num_sequences:,} sequences", file=sys.stderr)
+    print(
+        f"{options.output_file}: {records.num_sequences:,} sequences", file=sys.stderr
+    )

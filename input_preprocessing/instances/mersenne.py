@@ -1,7 +1,8 @@
-"""CPython's random.Random in compiled code: the Mersenne Twister MT19937, and the random module's functions on it.
+"""CPython's random.Random in compiled code: the Mersenne Twister MT19937, and the random module's
+functions on it.
 
-A state is uint32 (END,): the 624 words, the index of the next number, and the tempered numbers, computed for all words
-at once with vector instructions. Loops keep the index in a register:
+A state is uint32 (END,): the 624 words, the index of the next number, and the tempered numbers,
+computed for all words at once with vector instructions. Loops keep the index in a register:
 
     at = np.int64(state[INDEX])
     ...
@@ -11,7 +12,8 @@ at once with vector instructions. Loops keep the index in a register:
     ...
     state[INDEX] = np.uint32(at)
 
-refill is called in the loop itself: inside another function, numba would count references for every number.
+refill is called in the loop itself: inside another function, numba would count references for every
+number.
 """
 
 from __future__ import annotations
@@ -51,7 +53,9 @@ def _mixed(word, following, distant):  # type: ignore[no-untyped-def]
 
 @compiled
 def refill(state, at):  # type: ignore[no-untyped-def]
-    """Makes 624 more numbers and puts those left (at most `_AHEAD`) before them; returns the index of the next."""
+    """Makes 624 more numbers and puts those left (at most `_AHEAD`) before them; returns the index
+    of the next.
+    """
     left = END - at
     for k in range(left):
         state[_NUMBERS - left + k] = state[at + k]
@@ -73,7 +77,9 @@ def refill(state, at):  # type: ignore[no-untyped-def]
 
 @compiled
 def next_bits(state, at):  # type: ignore[no-untyped-def]
-    """The 53 bits of random() (which is bits / 2^53) from the next two numbers, and the index after them."""
+    """The 53 bits of random() (which is bits / 2^53) from the next two numbers, and the index after
+    them.
+    """
     # 27 bits of one number and 26 of the next, as in CPython's random().
     high = np.int64(state[at] >> np.uint32(5))
     low = np.int64(state[at + 1] >> np.uint32(6))
@@ -94,7 +100,9 @@ def next_float(state):  # type: ignore[no-untyped-def]
 
 @compiled
 def next_below(state, limit):  # type: ignore[no-untyped-def]
-    """randrange(limit), limit from 1 to 2^32 - 1: draws as many bits as the limit has until they are below it."""
+    """randrange(limit), limit from 1 to 2^32 - 1: draws as many bits as the limit has until they
+    are below it.
+    """
     bits = 0
     # CPython's _randbelow takes the bits of limit itself, not of limit - 1, which decides how many
     # draws are rejected; getrandbits() are the top bits of a number.
@@ -122,8 +130,9 @@ def shuffle(state, values):  # type: ignore[no-untyped-def]
 def shuffle_with(state, values, partners):  # type: ignore[no-untyped-def]
     """shuffle(values) in place; `partners`: scratch space of the same size.
 
-    First all draws, then all swaps. A number that is too large is written as well and overwritten by the next one:
-    branches on random numbers, which the processor cannot predict, would cost more than everything else.
+    First all draws, then all swaps. A number that is too large is written as well and overwritten
+    by the next one: branches on random numbers, which the processor cannot predict, would cost more
+    than everything else.
     """
     i = values.size - 1
     at = np.int64(state[INDEX])
@@ -132,7 +141,9 @@ def shuffle_with(state, values, partners):  # type: ignore[no-untyped-def]
         while ((i + 1) >> bits) > 0:
             bits += 1
         shift = np.uint32(32 - bits)
-        last = max((1 << (bits - 1)) - 1, 1)  # the number of bits is the same down to here
+        last = max(
+            (1 << (bits - 1)) - 1, 1
+        )  # the number of bits is the same down to here
         while i >= last:
             if at == END:
                 at = refill(state, at)

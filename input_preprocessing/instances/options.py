@@ -59,5 +59,8 @@ def sampling_digest(config: SamplingConfig) -> str:
 
 def sampling_config(options: argparse.Namespace) -> SamplingConfig:
     return SamplingConfig(
-        **{field.name: getattr(options, field.name) for field in dataclasses.fields(SamplingConfig)}
+        **{
+            field.name: getattr(options, field.name)
+            for field in dataclasses.fields(SamplingConfig)
+        }
     )

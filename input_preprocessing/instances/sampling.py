@@ -1,9 +1,10 @@
 """Training instances from tokenised documents: sentence pairs, masks and their order, compiled.
 
 Draws from one Mersenne Twister in exactly the order of the reference (create_pretraining_data.py of
-google-research/bert as amended by MLCommons), so the instances are bit-identical. A pair is two contiguous runs of
-tokens (whole segments of a document, then truncated at both ends); only its bounds are kept until the order is known.
-Without next-sentence prediction a document is cut into runs of a full sequence, and the second run is empty.
+google-research/bert as amended by MLCommons), so the instances are bit-identical. A pair is two
+contiguous runs of tokens (whole segments of a document, then truncated at both ends); only its
+bounds are kept until the order is known. Without next-sentence prediction a document is cut into
+runs of a full sequence, and the second run is empty.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ def instances_of(
     return make_instances(text, words, config), metadata_of(source, md5, words, config)
 
 
-def metadata_of(source: Path, md5: str, words: Vocabulary, config: SamplingConfig) -> Metadata:
+def metadata_of(
+    source: Path, md5: str, words: Vocabulary, config: SamplingConfig
+) -> Metadata:
     """What the instances of a text say of themselves, without digests."""
     return Metadata(
         max_seq_length=config.max_seq_length,
@@ -60,12 +63,18 @@ def write_instances(
 
 
 def compile_first(words: Vocabulary, config: SamplingConfig) -> None:
-    """Compiles the instance maker if this version never ran, before all workers would do so at once."""
+    """Compiles the instance maker if this version never ran, before all workers would do so at
+    once.
+    """
     if is_first(sample):
-        make_instances(tokenize(b"A text, a caf\xc3\xa9.\n\nAnother.\n", words), words, config)
+        make_instances(
+            tokenize(b"A text, a caf\xc3\xa9.\n\nAnother.\n", words), words, config
+        )
 
 
-def make_instances(text: TokenizedText, vocabulary: Vocabulary, config: SamplingConfig) -> Records:
+def make_instances(
+    text: TokenizedText, vocabulary: Vocabulary, config: SamplingConfig
+) -> Records:
     """All instances of a text, in the reference's order; none if the text has no tokens."""
     most, share = config.max_predictions_per_seq, config.masked_lm_prob
     segment_offsets, document_offsets = text.segment_offsets, text.document_offsets
@@ -81,7 +90,8 @@ def make_instances(text: TokenizedText, vocabulary: Vocabulary, config: Sampling
     )
     # In this order the compiled functions take them: special[0], [1] and [2].
     special = np.array(
-        [vocabulary.ids[token] for token in ("[CLS]", "[SEP]", "[MASK]")], dtype=text.tokens.dtype
+        [vocabulary.ids[token] for token in ("[CLS]", "[SEP]", "[MASK]")],
+        dtype=text.tokens.dtype,
     )
     # An id of 15 bits above a position of 16 fits int32; ids of a larger vocabulary need int64.
     mask_type = np.empty(
@@ -105,7 +115,9 @@ def make_instances(text: TokenizedText, vocabulary: Vocabulary, config: Sampling
     # The reference's last draw, over the instances of all passes; here their numbers are shuffled.
     order = np.arange(len(pairs))
     mersenne.shuffle(state, order)
-    return _records_of(text.tokens, special, pairs, masked_offsets, masked, order, config.nsp)
+    return _records_of(
+        text.tokens, special, pairs, masked_offsets, masked, order, config.nsp
+    )
 
 
 def _records_of(
@@ -123,12 +135,22 @@ def _records_of(
     # With [CLS] and the [SEP] after each segment.
     lengths = lengths_a + chosen[:, 3] - chosen[:, 2] + (3 if nsp else 2)
     sequence_offsets = np.concatenate([[0], np.cumsum(lengths)])
-    new_masked_offsets = np.concatenate([[0], np.cumsum(np.diff(masked_offsets)[order])])
+    new_masked_offsets = np.concatenate(
+        [[0], np.cumsum(np.diff(masked_offsets)[order])]
+    )
     input_ids = np.empty(sequence_offsets[-1], dtype=tokens.dtype)
     positions = np.empty(new_masked_offsets[-1], dtype=np.int16)
     labels = np.empty(new_masked_offsets[-1], dtype=tokens.dtype)
     _write_sequences(
-        tokens, special, pairs, masked_offsets, masked, order, input_ids, positions, labels
+        tokens,
+        special,
+        pairs,
+        masked_offsets,
+        masked,
+        order,
+        input_ids,
+        positions,
+        labels,
     )
     # Segment B starts after [CLS], segment A and its [SEP].
     return Records(
@@ -145,14 +167,17 @@ def _records_of(
 def _runs(
     ends: npt.NDArray[np.int64], length: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Offsets of runs of `length` tokens (the last of a document may be shorter), and of documents in runs.
+    """Offsets of runs of `length` tokens (the last of a document may be shorter), and of documents
+    in runs.
 
     ends: start of each document, and end of the last one.
     """
     counts = -(-np.diff(ends) // length)
     documents = offsets_of(counts)
     within = np.arange(documents[-1]) - np.repeat(documents[:-1], counts)
-    return np.append(np.repeat(ends[:-1], counts) + length * within, ends[-1]), documents
+    return np.append(
+        np.repeat(ends[:-1], counts) + length * within, ends[-1]
+    ), documents
 
 
 @compiled
@@ -207,11 +232,23 @@ def _truncate(state, pair, max_num_tokens):  # type: ignore[no-untyped-def]
 
 @compiled
 def _mask(  # type: ignore[no-untyped-def]
-    state, tokens, pair, mask, vocabulary_size, count, candidates, partners, replaced, masked, end
+    state,
+    tokens,
+    pair,
+    mask,
+    vocabulary_size,
+    count,
+    candidates,
+    partners,
+    replaced,
+    masked,
+    end,
 ):
-    """Masks at most `count` positions; appends position + new id * 2^16 in order of positions, returns the new end.
+    """Masks at most `count` positions; appends position + new id * 2^16 in order of positions,
+    returns the new end.
 
-    `masked` needs space for one entry per token: unmasked ones are written, too, and then overwritten.
+    `masked` needs space for one entry per token: unmasked ones are written, too, and then
+    overwritten.
     """
     length_a = pair[1] - pair[0]
     num_candidates = (
@@ -256,8 +293,12 @@ def _mask(  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _random_run(state, segment_offsets, document_offsets, order, document_index, target, pair):  # type: ignore[no-untyped-def]
-    """Fills pair[2:4] with segments of another document (ten tries), from a random one on, up to the target length."""
+def _random_run(  # type: ignore[no-untyped-def]
+    state, segment_offsets, document_offsets, order, document_index, target, pair
+):
+    """Fills pair[2:4] with segments of another document (ten tries), from a random one on, up to
+    the target length.
+    """
     # After ten draws of this same document the reference takes it all the same, as it must where
     # a file holds no other.
     other = 0
@@ -280,7 +321,9 @@ def _random_run(state, segment_offsets, document_offsets, order, document_index,
 def _next_pair(  # type: ignore[no-untyped-def]
     state, segment_offsets, document_offsets, order, document_index, start, target, pair
 ):
-    """Makes the pair of the chunk that starts at segment `start`; returns the first unused segment."""
+    """Makes the pair of the chunk that starts at segment `start`; returns the first unused
+    segment.
+    """
     last = document_offsets[order[document_index] + 1]
     end = start + 1
     # A chunk ends with the document, or with the segment that reaches the target length.
@@ -296,7 +339,15 @@ def _next_pair(  # type: ignore[no-untyped-def]
     if chunk == 1 or mersenne.next_float(state) < 0.5:
         pair[4] = 1
         target_b = target - (pair[1] - pair[0])
-        _random_run(state, segment_offsets, document_offsets, order, document_index, target_b, pair)
+        _random_run(
+            state,
+            segment_offsets,
+            document_offsets,
+            order,
+            document_index,
+            target_b,
+            pair,
+        )
         return middle  # the unused segments are put back
     pair[4] = 0
     pair[2] = segment_offsets[middle]
@@ -317,14 +368,23 @@ def _next_instance(  # type: ignore[no-untyped-def]
     nsp,
     pair,
 ):
-    """Fills the bounds of a pair, or of one run and an empty one; returns the first unused segment."""
+    """Fills the bounds of a pair, or of one run and an empty one; returns the first unused
+    segment.
+    """
     if not nsp:
         pair[:] = 0
         pair[0] = segment_offsets[start]
         pair[1] = segment_offsets[start + 1]
         return start + 1
     start = _next_pair(
-        state, segment_offsets, document_offsets, order, document_index, start, target, pair
+        state,
+        segment_offsets,
+        document_offsets,
+        order,
+        document_index,
+        start,
+        target,
+        pair,
     )
     _truncate(state, pair, max_num_tokens)
     return start
@@ -347,7 +407,8 @@ def sample(  # type: ignore[no-untyped-def]
 ):
     """All pairs in the order drawn: (N, 5) bounds and label, masked offsets (N + 1,), masks (M,).
 
-    mask_type: an empty array with the dtype of the masks. nsp: make pairs; else each segment is a sequence.
+    mask_type: an empty array with the dtype of the masks. nsp: make pairs; else each segment is a
+    sequence.
     """
     # Documents are shuffled once, before all passes.
     order = np.arange(document_offsets.size - 1)
@@ -355,9 +416,13 @@ def sample(  # type: ignore[no-untyped-def]
     max_num_tokens = max_seq_length - 3
     # Sizes to begin with, doubled when exceeded: sequences of full length, and 15% of the tokens
     # masked, for which a sixth is enough.
-    pairs = np.empty((max(16, dupe_factor * tokens.size // max_num_tokens), 5), dtype=np.int64)
+    pairs = np.empty(
+        (max(16, dupe_factor * tokens.size // max_num_tokens), 5), dtype=np.int64
+    )
     masked_offsets = np.zeros(pairs.shape[0] + 1, dtype=np.int64)
-    masked = np.empty(max(max_seq_length, dupe_factor * tokens.size // 6), dtype=mask_type.dtype)
+    masked = np.empty(
+        max(max_seq_length, dupe_factor * tokens.size // 6), dtype=mask_type.dtype
+    )
     candidates = np.empty(max_seq_length, dtype=np.int32)
     partners = np.empty(max_seq_length, dtype=np.int64)
     replaced = np.empty(max_seq_length, dtype=mask_type.dtype)

@@ -1,1 +1,3 @@
-"""Records to training files: evaluation set, shuffled, packed and binned shards; import and export."""
+"""Records to training files: evaluation set, shuffled, packed and binned shards; import and
+export.
+"""

@@ -1,10 +1,12 @@
-"""Stages that make training files from instances (shuffled, packed or binned), and the evaluation set.
+"""Stages that make training files from instances (shuffled, packed or binned), and the evaluation
+set.
 
-Sequences go from many record files to groups of shards. Shuffling and packing work group by group, so that a worker
-holds at most about a million sequences. Each sequence goes to a random group. The sequences of each source file must
-already be in random order, as written by `instances`: then a group takes one contiguous run of each file, and a random
-order within the group makes the whole a uniformly random permutation. All random numbers come from CPython's Mersenne
-Twister and do not depend on versions or --jobs.
+Sequences go from many record files to groups of shards. Shuffling and packing work group by group,
+so that a worker holds at most about a million sequences. Each sequence goes to a random group. The
+sequences of each source file must already be in random order, as written by `instances`: then a
+group takes one contiguous run of each file, and a random order within the group makes the whole a
+uniformly random permutation. All random numbers come from CPython's Mersenne Twister and do not
+depend on versions or --jobs.
 """
 
 from __future__ import annotations
@@ -23,7 +25,12 @@ import numpy.typing as npt
 
 from bert.data.compiled import compiled
 from bert.data.digests import add_multiset_digests
-from bert.data.format import open_records, verify_records, without_digests, write_records
+from bert.data.format import (
+    open_records,
+    verify_records,
+    without_digests,
+    write_records,
+)
 from bert.data.packing import pack
 from bert.data.records import DataError, Metadata, Records, concatenate
 from bert.data.shards import INDEX, write_index
@@ -50,10 +57,10 @@ class ShardPlan:
     target: Path  # folder of the shards
     num_shards: int
     metadata: Metadata  # of the shards, without digests
-    shard_offsets: tuple[int, ...]  # (groups + 1,): group g makes shards [o[g], o[g + 1])
-    run_offsets: (
-        Integers  # (files, groups + 1): group g takes sequences [o[f, g], o[f, g + 1]) of file f
-    )
+    shard_offsets: tuple[
+        int, ...
+    ]  # (groups + 1,): group g makes shards [o[g], o[g + 1])
+    run_offsets: Integers  # (files, groups + 1): group g takes sequences [o[f, g], o[f, g + 1]) of file f
     multiset: str  # digest of all sequences of the sources
     lengths: tuple[int, int] | None = (
         None  # only sequences of more than [0] and at most [1] tokens, numbered as such
@@ -94,7 +101,11 @@ def plan_shards(
             sizes[number] = len(_chosen(records, lengths))
             records.release()
     if not sum(sizes):
-        what = f"sequences of {lengths[0] + 1} to {lengths[1]} tokens" if lengths else "sequences"
+        what = (
+            f"sequences of {lengths[0] + 1} to {lengths[1]} tokens"
+            if lengths
+            else "sequences"
+        )
         raise DataError(f"no {what} in {sources[0].parent}")
     _check_alike(sources, [metadata for _, metadata in opened])
     shards = num_shards(sum(sizes), shards)
@@ -120,17 +131,23 @@ def plan_shards(
         lengths=lengths,
         metadata=dataclasses.replace(without_digests(opened[0][1]), source=origin),
         run_offsets=np.cumsum(counts, axis=1),
-        multiset=add_multiset_digests([metadata.multiset_digest for _, metadata in opened]),
+        multiset=add_multiset_digests(
+            [metadata.multiset_digest for _, metadata in opened]
+        ),
     )
 
 
 def _check_alike(paths: Sequence[Path], found: Sequence[Metadata]) -> None:
-    """Raises DataError for files of different options: a shard mixes sequences of all and states these once."""
+    """Raises DataError for files of different options: a shard mixes sequences of all and states
+    these once.
+    """
     for path, metadata in zip(paths, found, strict=True):
         for name in ("vocab_md5", "max_seq_length", "random_seed", "dupe_factor"):
             if getattr(metadata, name) != getattr(found[0], name):
                 both = f"{path} and {paths[0]}"
-                raise DataError(f"{both} differ in {name}; prepare both with the same options")
+                raise DataError(
+                    f"{both} differ in {name}; prepare both with the same options"
+                )
 
 
 def _contents(sources: Sequence[Metadata]) -> str:
@@ -169,7 +186,9 @@ def _draw_groups(state, size, group_of_shard, counts):  # type: ignore[no-untype
 
 
 def random_order(count: int, seed: int, group: int, use: int) -> Integers:
-    """A random permutation of range(count) for a group; ``use`` distinguishes several of a group."""
+    """A random permutation of range(count) for a group; ``use`` distinguishes several of a
+    group.
+    """
     order = np.arange(count)
     # A generator of its own for each group and use: workers and nodes make groups in any order.
     shuffle(initial_state((seed << 64) + (group << 8) + use), order)
@@ -178,14 +197,20 @@ def random_order(count: int, seed: int, group: int, use: int) -> Integers:
 
 @lru_cache(maxsize=1)
 def _open_all(sources: tuple[Path, ...], contents: str) -> list[Records]:
-    """The source files, opened once per process; `contents` makes changed files a different cache key."""
+    """The source files, opened once per process; `contents` makes changed files a different cache
+    key.
+    """
     return [open_records(path)[0] for path in sources]
 
 
 def _views(records: Records, start: int, end: int) -> Records:
     """Sequences [start, end)."""
-    tokens = slice(int(records.sequence_offsets[start]), int(records.sequence_offsets[end]))
-    masked = slice(int(records.masked_lm_offsets[start]), int(records.masked_lm_offsets[end]))
+    tokens = slice(
+        int(records.sequence_offsets[start]), int(records.sequence_offsets[end])
+    )
+    masked = slice(
+        int(records.masked_lm_offsets[start]), int(records.masked_lm_offsets[end])
+    )
     return Records(
         input_ids=records.input_ids[tokens],
         sequence_offsets=records.sequence_offsets[start : end + 1] - tokens.start,
@@ -213,7 +238,9 @@ def _make_group(plan: ShardPlan, arrange: Arrange, group: int) -> list[str]:
     if all(found):
         return [digest for digest in found if digest]
     sources = _open_all(plan.sources, plan.metadata.source[0][1])
-    runs = zip(sources, plan.run_offsets[:, group], plan.run_offsets[:, group + 1], strict=True)
+    runs = zip(
+        sources, plan.run_offsets[:, group], plan.run_offsets[:, group + 1], strict=True
+    )
     if plan.lengths is None:
         parts = [_views(records, int(start), int(end)) for records, start, end in runs]
     else:
@@ -229,24 +256,37 @@ def _make_group(plan: ShardPlan, arrange: Arrange, group: int) -> list[str]:
     for i, shard in enumerate(shards):
         if found[i] is None:
             # Rows are dealt evenly to the group's shards; there is one offset more than rows.
-            rows = slice(num_rows * i // len(shards), num_rows * (i + 1) // len(shards) + 1)
-            offsets = np.arange(num_rows + 1)[rows] if row_offsets is None else row_offsets[rows]
+            rows = slice(
+                num_rows * i // len(shards), num_rows * (i + 1) // len(shards) + 1
+            )
+            offsets = (
+                np.arange(num_rows + 1)[rows]
+                if row_offsets is None
+                else row_offsets[rows]
+            )
             chosen = records.select(order[offsets[0] : offsets[-1]])
             if row_offsets is not None:
                 chosen = chosen.with_rows(offsets - offsets[0])
-            found[i] = write_records(plan.shard_path(shard), chosen, plan.metadata).multiset_digest
+            found[i] = write_records(
+                plan.shard_path(shard), chosen, plan.metadata
+            ).multiset_digest
     return [digest for digest in found if digest]
 
 
-def check_target(target: Path, sources: Sequence[Path] = (), contents: str = "") -> None:
+def check_target(
+    target: Path, sources: Sequence[Path] = (), contents: str = ""
+) -> None:
     """Checks that shards may be written to the folder, replacing those in it.
 
     Raises:
-        DataError: it is the sources' folder, or has shards not made by this preparation, such as NVIDIA's; with
+        DataError: it is the sources' folder, or has shards not made by this preparation, such as
+        NVIDIA's; with
             `contents`, also shards of sources with another digest.
     """
     if target.resolve() in {path.resolve().parent for path in sources}:
-        raise DataError(f"{target} holds the source; give another folder for the shards")
+        raise DataError(
+            f"{target} holds the source; give another folder for the shards"
+        )
     for path in sorted(target.glob("part_*.hdf5")):
         try:
             source = open_records(path)[1].source
@@ -265,16 +305,17 @@ def check_target(target: Path, sources: Sequence[Path] = (), contents: str = "")
 def make_shards(plan: ShardPlan, arrange: Arrange, *, label: str, jobs: int) -> str:
     """Writes all shards and an index, and returns the multiset digest of their sequences.
 
-    Keeps undamaged shards of an interrupted run with the same plan, and removes other shards of this preparation.
+    Keeps undamaged shards of an interrupted run with the same plan, and removes other shards of
+    this preparation.
 
     Args:
-        plan: assignment of sequences to shards.
-        arrange: arrange(records, group) returns the order of a group's sequences, and the row offsets if packed.
-        label: of the progress line.
-        jobs: worker processes.
+        plan: assignment of sequences to shards. arrange: arrange(records, group) returns the order
+        of a group's sequences, and the row offsets if packed. label: of the progress line. jobs:
+        worker processes.
 
     Raises:
-        DataError: a shard cannot be written, the target holds other files or the source, or the shards are not exactly
+        DataError: a shard cannot be written, the target holds other files or the source, or the
+        shards are not exactly
             the source's sequences (not checked with `plan.lengths`).
     """
     check_target(plan.target, plan.sources)
@@ -305,14 +346,19 @@ NUM_EVAL_SAMPLES: int = OPTIONS["evalset"]["--num-samples"]["default"]
 
 def source_files(folder: Path) -> list[Path]:
     """Record files of a folder, by name. Raises DataError if there are none."""
-    files = sorted(path for path in folder.glob("*.hdf5") if not path.name.startswith("."))
+    files = sorted(
+        path for path in folder.glob("*.hdf5") if not path.name.startswith(".")
+    )
     if not files:
-        raise DataError(f"no .hdf5 files in {folder}; check the path or run the previous stage")
+        raise DataError(
+            f"no .hdf5 files in {folder}; check the path or run the previous stage"
+        )
     return files
 
 
 def verified_files(folder: Path, jobs: int) -> list[Path]:
-    """Record files of a folder, by name, after all of them were read and compared with their digests.
+    """Record files of a folder, by name, after all of them were read and compared with their
+    digests.
 
     Raises:
         DataError: there are none, or one is damaged.
@@ -339,7 +385,9 @@ def _packed(
     # Before: pack() takes sequences of one length in the order given. After: it leaves rows of one
     # pattern side by side.
     mixed = random_order(records.num_sequences, seed, group, use=0)
-    order, row_offsets = pack(records.sequence_lengths[mixed], max_tokens, max_sequences)
+    order, row_offsets = pack(
+        records.sequence_lengths[mixed], max_tokens, max_sequences
+    )
     rows = random_order(len(row_offsets) - 1, seed, group, use=1)
     sizes = np.diff(row_offsets)[rows]
     offsets = np.concatenate([[0], np.cumsum(sizes)])
@@ -348,8 +396,12 @@ def _packed(
     return mixed[order[where]], offsets
 
 
-def shuffle_records(source: Path, target: Path, *, shards: int | None, seed: int, jobs: int) -> str:
-    """Writes the sequences of the files in `source`, shuffled, as shards to `target`; returns their multiset digest."""
+def shuffle_records(
+    source: Path, target: Path, *, shards: int | None, seed: int, jobs: int
+) -> str:
+    """Writes the sequences of the files in `source`, shuffled, as shards to `target`; returns their
+    multiset digest.
+    """
     files = verified_files(source, jobs)
     plan = plan_shards(files, target, stage="shuffle", shards=shards, seed=seed)
     return make_shards(plan, partial(_shuffled, seed), label="shuffle", jobs=jobs)
@@ -364,7 +416,9 @@ def pack_records(
     max_sequences_per_row: int,
     jobs: int,
 ) -> str:
-    """Writes the sequences of the files in `source`, packed, as shards to `target`; returns their multiset digest."""
+    """Writes the sequences of the files in `source`, packed, as shards to `target`; returns their
+    multiset digest.
+    """
     plan = plan_shards(
         verified_files(source, jobs),
         target,
@@ -372,7 +426,9 @@ def pack_records(
         shards=shards,
         seed=seed,
     )
-    arrange = partial(_packed, seed, plan.metadata.max_seq_length, max_sequences_per_row)
+    arrange = partial(
+        _packed, seed, plan.metadata.max_seq_length, max_sequences_per_row
+    )
     return make_shards(plan, arrange, label="pack", jobs=jobs)
 
 
@@ -381,8 +437,11 @@ def edges_of(max_seq_length: int) -> tuple[int, ...]:
     return tuple(max_seq_length * quarter // 4 for quarter in (1, 2, 3, 4))
 
 
-def bin_records(source: Path, target: Path, *, shards: int | None, seed: int, jobs: int) -> str:
-    """Writes the sequences of the files in `source` to one folder per bin; returns their multiset digest.
+def bin_records(
+    source: Path, target: Path, *, shards: int | None, seed: int, jobs: int
+) -> str:
+    """Writes the sequences of the files in `source` to one folder per bin; returns their multiset
+    digest.
 
     Args:
         source: folder of record files.
@@ -403,7 +462,9 @@ def bin_records(source: Path, target: Path, *, shards: int | None, seed: int, jo
             files, folder, stage=stage, shards=shards, seed=seed, lengths=(low, high)
         )
         label = f"bin {low + 1}-{high}"
-        digests.append(make_shards(plan, partial(_shuffled, seed), label=label, jobs=jobs))
+        digests.append(
+            make_shards(plan, partial(_shuffled, seed), label=label, jobs=jobs)
+        )
     made = add_multiset_digests(digests)
     # Any plan's digest is that of all sequences, of which each bin holds some: compared at the end.
     if made != plan.multiset:
@@ -420,8 +481,11 @@ def bin_records(source: Path, target: Path, *, shards: int | None, seed: int, jo
     return made
 
 
-def pick_samples(source: Path, target: Path, num_samples: int = NUM_EVAL_SAMPLES) -> int:
-    """Writes `num_samples` evenly spaced sequences, or all if there are fewer; prints and returns their number.
+def pick_samples(
+    source: Path, target: Path, num_samples: int = NUM_EVAL_SAMPLES
+) -> int:
+    """Writes `num_samples` evenly spaced sequences, or all if there are fewer; prints and returns
+    their number.
 
     Raises:
         DataError: unreadable or empty source, or unwritable target.
@@ -429,7 +493,9 @@ def pick_samples(source: Path, target: Path, num_samples: int = NUM_EVAL_SAMPLES
     records, metadata = verify_records(source)
     count = records.num_sequences
     if not count:
-        raise DataError(f"{source} has no sequences to evaluate on; check the evaluation text")
+        raise DataError(
+            f"{source} has no sequences to evaluate on; check the evaluation text"
+        )
     # The reference's pick_eval_samples.py, in its order of operations: the quotient is rounded.
     chosen = (
         range(count)
@@ -437,8 +503,14 @@ def pick_samples(source: Path, target: Path, num_samples: int = NUM_EVAL_SAMPLES
         else [int(i * (count / num_samples)) for i in range(num_samples)]
     )
     origin = (*metadata.source, (f"evalset {num_samples}", metadata.content_digest))
-    write_records(target, records.select(chosen), dataclasses.replace(metadata, source=origin))
-    short = f" (all available; {num_samples:,} were requested)" if count < num_samples else ""
+    write_records(
+        target, records.select(chosen), dataclasses.replace(metadata, source=origin)
+    )
+    short = (
+        f" (all available; {num_samples:,} were requested)"
+        if count < num_samples
+        else ""
+    )
     print(f"{target}: {len(chosen):,} evaluation samples{short}", file=sys.stderr)
     return len(chosen)
 
@@ -461,25 +533,30 @@ def shuffle_main(options: argparse.Namespace) -> None:
 
 
 def pack_main(options: argparse.Namespace) -> None:
-    """Packs the sequences of a folder of record files into rows, and the rows, in random order, into shards.
+    """Packs the sequences of a folder of record files into rows, and the rows, in random order,
+    into shards.
 
-    Each row has at most --max-sequences-per-row sequences, and at most as many tokens as the maximal sequence length.
+    Each row has at most --max-sequences-per-row sequences, and at most as many tokens as the
+    maximal sequence length.
     """
     _run(options, pack_records)
 
 
 def bins_main(options: argparse.Namespace) -> None:
-    """Splits the sequences of a folder of record files by length, and shuffles each bin into separate shards.
+    """Splits the sequences of a folder of record files by length, and shuffles each bin into
+    separate shards.
 
-    Bins of 128, 256, 384 and 512 tokens (quarters of the maximal sequence length): TARGET/128
-    has the sequences of at most 128 tokens, TARGET/256 those of 129 to 256, and so on, each as
-    part_XXXXX_of_XXXXX.hdf5. Batches with a fixed number from each bin have about the same number of tokens on every
-    rank.
+    Bins of 128, 256, 384 and 512 tokens (quarters of the maximal sequence length): TARGET/128 has
+    the sequences of at most 128 tokens, TARGET/256 those of 129 to 256, and so on, each as
+    part_XXXXX_of_XXXXX.hdf5. Batches with a fixed number from each bin have about the same number
+    of tokens on every rank.
     """
     _run(options, bin_records)
 
 
 def evalset_main(options: argparse.Namespace) -> None:
-    """Picks the evaluation samples: --num-samples of a record file's n sequences, at int(i * (n / num_samples))."""
+    """Picks the evaluation samples: --num-samples of a record file's n sequences, at int(i * (n /
+    num_samples)).
+    """
     check_not_source(options.target, options.source)
     pick_samples(options.source, options.target, options.num_samples)

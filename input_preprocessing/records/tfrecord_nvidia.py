@@ -45,19 +45,25 @@ def read_third_party(path: Path) -> tuple[Records, Metadata]:
         start = file.read(len(_HDF5_SIGNATURE))
     if not start:
         raise DataError(f"{path} is empty; copy it again")
-    return open_records(path) if start == _HDF5_SIGNATURE else tfrecord.read_tfrecord(path)
+    return (
+        open_records(path) if start == _HDF5_SIGNATURE else tfrecord.read_tfrecord(path)
+    )
 
 
 def import_file(
     words: vocabulary.Vocabulary | None, task: tuple[Path, Path]
 ) -> tuple[int, int, int]:
-    """Writes the record file of a third-party one, unless up to date; returns (sequences, rows, empty rows dropped).
+    """Writes the record file of a third-party one, unless up to date; returns (sequences, rows,
+    empty rows dropped).
 
     Raises:
         DataError: unreadable source, tokens outside the vocabulary, or unwritable target.
     """
     source, target = task
-    origin, vocab_md5 = ((source.name, manifest.md5_of(source)),), words.md5 if words else ""
+    origin, vocab_md5 = (
+        ((source.name, manifest.md5_of(source)),),
+        words.md5 if words else "",
+    )
     try:
         records, metadata = verify_records(target)
     except DataError:  # missing or damaged
@@ -70,17 +76,24 @@ def import_file(
             raise DataError(
                 f"{target} was not made by import_records of {source.name}; give another --target"
             )
-        print(f"{target}: made again, since its source or vocabulary has changed", file=sys.stderr)
+        print(
+            f"{target}: made again, since its source or vocabulary has changed",
+            file=sys.stderr,
+        )
     records, metadata = read_third_party(source)
     metadata = dataclasses.replace(metadata, source=origin, vocab_md5=vocab_md5)
     check_contents(source, records, metadata)
-    largest = max(records.input_ids.max(initial=0), records.masked_lm_ids.max(initial=0))
+    largest = max(
+        records.input_ids.max(initial=0), records.masked_lm_ids.max(initial=0)
+    )
     if words and largest >= len(words):
         raise DataError(
             f"{source} has token {largest}, the vocabulary has {len(words)}; give the one it was made with"
         )
     if words:  # the same dtype in every shard of a data set, whatever ids it contains
-        ids = {name: getattr(records, name).astype(id_dtype(len(words))) for name in IDS}
+        ids = {
+            name: getattr(records, name).astype(id_dtype(len(words))) for name in IDS
+        }
         records = dataclasses.replace(records, **ids)
     empty = records.num_empty_rows
     if records.row_offsets is not None:
@@ -90,8 +103,11 @@ def import_file(
     return records.num_sequences, records.num_rows, empty
 
 
-def plan_files(source: Path, target: Path, suffix: str = ".hdf5") -> list[tuple[Path, Path]]:
-    """Pairs of each source file and the file to make from it in `target`, with the same name but another suffix.
+def plan_files(
+    source: Path, target: Path, suffix: str = ".hdf5"
+) -> list[tuple[Path, Path]]:
+    """Pairs of each source file and the file to make from it in `target`, with the same name but
+    another suffix.
 
     Raises:
         DataError: there are none, or two have the same target.
@@ -99,14 +115,18 @@ def plan_files(source: Path, target: Path, suffix: str = ".hdf5") -> list[tuple[
     files = [source]
     if source.is_dir():
         found = [
-            path for path in source.iterdir() if path.is_file() and not path.name.startswith(".")
+            path
+            for path in source.iterdir()
+            if path.is_file() and not path.name.startswith(".")
         ]
         files = sorted(path for path in found if path.suffix not in NOT_RECORDS)
     if not files:
         raise DataError(f"no files in {source}; check --source")
     planned: dict[Path, Path] = {}
     for path in files:
-        made = target / f"{path.stem if path.suffix in _SUFFIXES else path.name}{suffix}"
+        made = (
+            target / f"{path.stem if path.suffix in _SUFFIXES else path.name}{suffix}"
+        )
         if made in planned:
             raise DataError(
                 f"{path} and {planned[made]} would both become {made}; move one of them"
@@ -118,11 +138,12 @@ def plan_files(source: Path, target: Path, suffix: str = ".hdf5") -> list[tuple[
 
 
 def import_main(options: argparse.Namespace) -> None:
-    """Converts third-party files of training instances to record files, one for one, and checks them.
+    """Converts third-party files of training instances to record files, one for one, and checks
+    them.
 
-    Reads the reference's TFRecord files (verifying checksums) and NVIDIA's HDF5 shards: fixed-length,
-    variable-length and packed, whose rows are kept. The format is detected by content. Finished files are kept
-    on a second run.
+    Reads the reference's TFRecord files (verifying checksums) and NVIDIA's HDF5 shards:
+    fixed-length, variable-length and packed, whose rows are kept. The format is detected by
+    content. Finished files are kept on a second run.
     """
     words = vocabulary.load(options.vocab_file) if options.vocab_file else None
     files = plan_files(options.source, options.target)
@@ -133,7 +154,9 @@ def import_main(options: argparse.Namespace) -> None:
         "import", partial(import_file, words), files, jobs=options.jobs, weights=weights
     )
     sequences, rows, empty = (sum(count[i] for count in counts) for i in range(3))
-    digest = add_multiset_digests([open_records(made)[1].multiset_digest for _, made in files])
+    digest = add_multiset_digests(
+        [open_records(made)[1].multiset_digest for _, made in files]
+    )
     size = human_bytes(sum(made.stat().st_size for _, made in files))
     note = f"; {empty:,} empty rows dropped" if empty else ""
     summary = f"{sequences:,} sequences in {rows:,} rows, {len(files)} files, {size}, multiset digest {digest}"
@@ -146,16 +169,29 @@ def folders_of(source: Path, target: Path) -> list[tuple[Path, Path]]:
     Raises:
         DataError: the prepared folder's manifest is damaged.
     """
-    files = [name for path in source.glob("prepared-*.json") for name in manifest.read(path).files]
+    files = [
+        name
+        for path in source.glob("prepared-*.json")
+        for name in manifest.read(path).files
+    ]
     names = {name for name in files if name.endswith(".hdf5")}
     parents = sorted({Path(name).parent for name in names})
-    return [(source / parent, target / parent) for parent in parents] or [(source, target)]
+    return [(source / parent, target / parent) for parent in parents] or [
+        (source, target)
+    ]
 
 
 def export_folder(
-    source: Path, target: Path, *, kind: str, unpack: bool, max_predictions_per_seq: int, jobs: int
+    source: Path,
+    target: Path,
+    *,
+    kind: str,
+    unpack: bool,
+    max_predictions_per_seq: int,
+    jobs: int,
 ) -> str:
-    """Writes a file of the given kind for each record file of `source` to `target`; returns a summary.
+    """Writes a file of the given kind for each record file of `source` to `target`; returns a
+    summary.
 
     Raises:
         DataError: a damaged source, or not a record file; too many masks; or an unwritable target.
@@ -164,7 +200,9 @@ def export_folder(
     found = [(path, *open_records(path)) for path, _ in files]
     for path, _, metadata in found:
         if not metadata.content_digest:
-            raise DataError(f"{path} is not a record file; run import_records on it first")
+            raise DataError(
+                f"{path} is not a record file; run import_records on it first"
+            )
     # All files of a folder get the same widths: TensorFlow's reader expects features of one size.
     widths = None
     if kind == "tfrecord":
@@ -183,10 +221,14 @@ def export_folder(
     sequences = sum(records.num_sequences for _, records, _ in found)
     digest = add_multiset_digests([metadata.multiset_digest for *_, metadata in found])
     size = human_bytes(sum(made.stat().st_size for _, made in files))
-    return f"{sequences:,} sequences, {len(files)} files, {size}, multiset digest {digest}"
+    return (
+        f"{sequences:,} sequences, {len(files)} files, {size}, multiset digest {digest}"
+    )
 
 
-def _export_file(unpack: bool, widths: tfrecord.Widths | None, task: tuple[Path, Path]) -> None:
+def _export_file(
+    unpack: bool, widths: tfrecord.Widths | None, task: tuple[Path, Path]
+) -> None:
     source, target = task
     records, metadata = verify_records(source)
     if widths:
@@ -200,18 +242,22 @@ def _export_file(unpack: bool, widths: tfrecord.Widths | None, task: tuple[Path,
 def write_nvidia_shard(path: Path, records: Records, max_seq_length: int) -> None:
     """Writes a shard for bert.data.nvidia_format atomically: packed rows, or single sequences.
 
-    Every dataset has one entry of variable length per row: input_ids, segment_ids, masked_lm_positions (from the row's
-    first token), masked_lm_ids, next_sentence_labels, and for packed rows packed_input_len and packed_masked_lm_len,
-    the tokens and masked tokens of each sequence. For unpacked sequences next_sentence_labels are plain numbers. Ids
-    are int16 like NVIDIA's, or int32 for a vocabulary above 32,768. Holds the file in memory.
+    Every dataset has one entry of variable length per row: input_ids, segment_ids,
+    masked_lm_positions (from the row's first token), masked_lm_ids, next_sentence_labels, and for
+    packed rows packed_input_len and packed_masked_lm_len, the tokens and masked tokens of each
+    sequence. For unpacked sequences next_sentence_labels are plain numbers. Ids are int16 like
+    NVIDIA's, or int32 for a vocabulary above 32,768. Holds the file in memory.
 
     Raises:
-        DataError: a masked token that the layout cannot tell from padding, or the file cannot be written.
+        DataError: a masked token that the layout cannot tell from padding, or the file cannot be
+        written.
     """
     packed = records.row_offsets is not None
     # NVIDIA's loader counts positions other than 0 as masked: at 0 it expects [CLS].
     if not packed and len(zeros := np.flatnonzero(records.masked_lm_positions == 0)):
-        sequence = int(np.searchsorted(records.masked_lm_offsets, zeros[0], "right")) - 1
+        sequence = (
+            int(np.searchsorted(records.masked_lm_offsets, zeros[0], "right")) - 1
+        )
         raise DataError(
             f"{path}: sequence {sequence} has its first token masked, which is padding in NVIDIA's layout"
         )
@@ -236,12 +282,14 @@ def write_nvidia_shard(path: Path, records: Records, max_seq_length: int) -> Non
 
 
 def export_main(options: argparse.Namespace) -> None:
-    """Converts record files to files for other trainers, one for one: TFRecord, or NVIDIA's HDF5 layout.
+    """Converts record files to files for other trainers, one for one: TFRecord, or NVIDIA's HDF5
+    layout.
 
-    --source is a record file, a folder of them, or an --outputdir of prepare_data.sh, whose data sets and evaluation
-    set are all exported under their folders' names. TFRecord files are the reference's, a sequence per Example; with
-    nvidia packed rows stay rows, or --unpack writes their sequences one by one, as variable-length shards.
-    import_records makes records of either. Digests are checked on reading; finished files are kept on a second run.
+    --source is a record file, a folder of them, or an --outputdir of prepare_data.sh, whose data
+    sets and evaluation set are all exported under their folders' names. TFRecord files are the
+    reference's, a sequence per Example; with nvidia packed rows stay rows, or --unpack writes their
+    sequences one by one, as variable-length shards. import_records makes records of either. Digests
+    are checked on reading; finished files are kept on a second run.
     """
     for source, target in folders_of(options.source, options.target):
         told = export_folder(

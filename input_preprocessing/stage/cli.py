@@ -1,4 +1,6 @@
-"""Command lines of the stages, described in options.yaml: one-line errors, option types, number formatting."""
+"""Command lines of the stages, described in options.yaml: one-line errors, option types, number
+formatting.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ from input_preprocessing import STAGES
 
 
 def run_stage(stage: str) -> None:
-    """Runs a stage with the options in sys.argv; user errors become one line on stderr and exit code 1."""
+    """Runs a stage with the options in sys.argv; user errors become one line on stderr and exit
+    code 1.
+    """
     module_name, _, function = STAGES[stage][0].rpartition(".")
     # Of all stages only this one is imported, with the libraries that it needs.
     module = importlib.import_module(f"input_preprocessing.{module_name}")
@@ -36,19 +40,31 @@ def run_stage(stage: str) -> None:
     try:
         main(options)
     except (DataError, OSError) as error:
-        where = f"{error.filename}: " if isinstance(error, OSError) and error.filename else ""
-        text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        where = (
+            f"{error.filename}: "
+            if isinstance(error, OSError) and error.filename
+            else ""
+        )
+        text = (
+            error.strerror
+            if isinstance(error, OSError) and error.strerror
+            else str(error)
+        )
         sys.exit(f"{parser.prog}: {where}{text}")
 
 
 def check_not_source(target: Path, source: Path) -> None:
     """Raises DataError if a stage would overwrite its source."""
     if target.exists() and source.exists() and target.samefile(source):
-        raise DataError(f"{target} is the source and would be overwritten; give another target")
+        raise DataError(
+            f"{target} is the source and would be overwritten; give another target"
+        )
 
 
 def named_folder(text: str) -> Path:
-    """argparse type: a folder; rejects an empty name (an unset shell variable), which would be the current one."""
+    """argparse type: a folder; rejects an empty name (an unset shell variable), which would be the
+    current one.
+    """
     if not text.strip():
         raise argparse.ArgumentTypeError("the name is empty; is a variable unset?")
     return Path(text)
@@ -70,7 +86,9 @@ def yes_or_no(text: str) -> bool:
 
 
 def parse_phases(text: str) -> tuple[tuple[int, int], ...]:
-    """argparse type: '128:20,512:80' -> ((128, 20), (512, 80)), maximal tokens and masked tokens of a sequence."""
+    """argparse type: '128:20,512:80' -> ((128, 20), (512, 80)), maximal tokens and masked tokens of
+    a sequence.
+    """
     if not re.fullmatch(r"\d+:\d+(,\d+:\d+)*", text):
         published = OPTIONS["prepare"]["--phases"]["const"]
         raise argparse.ArgumentTypeError(
@@ -79,14 +97,18 @@ def parse_phases(text: str) -> tuple[tuple[int, int], ...]:
     numbers = [int(number) for number in re.split("[:,]", text)]
     phases = tuple(zip(numbers[::2], numbers[1::2], strict=True))
     if any(short >= long for (short, _), (long, _) in itertools.pairwise(phases)):
-        raise argparse.ArgumentTypeError(f"{text!r}: the lengths of the phases are not ascending")
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: the lengths of the phases are not ascending"
+        )
     return phases
 
 
 def parse_share(text: str) -> float:
     """argparse type: above 0 and at most 0.5."""
     if not 0 < float(text) <= 0.5:
-        raise argparse.ArgumentTypeError(f"{float(text)} is not above 0 and at most 0.5")
+        raise argparse.ArgumentTypeError(
+            f"{float(text)} is not above 0 and at most 0.5"
+        )
     return float(text)
 
 
@@ -104,7 +126,9 @@ _TYPES: dict[str, Callable[[str], Any]] = {
 
 
 def parser_of(stage: str, **about: Any) -> argparse.ArgumentParser:
-    """Parser of a stage, or of a group of shared options; ``about``: arguments of ArgumentParser."""
+    """Parser of a stage, or of a group of shared options; ``about``: arguments of
+    ArgumentParser.
+    """
     parser = argparse.ArgumentParser(**about)
     _add_options(parser, OPTIONS[stage])
     return parser
@@ -112,7 +136,11 @@ def parser_of(stage: str, **about: Any) -> argparse.ArgumentParser:
 
 def _add_options(parser: argparse._ActionsContainer, options: dict[str, Any]) -> None:
     # The CPUs of this process: under Slurm or taskset fewer than the machine has.
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cpus = (
+        len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count() or 1
+    )
     for flags, how in options.items():
         if how == "included":
             _add_options(parser, OPTIONS[flags])
@@ -123,13 +151,15 @@ def _add_options(parser: argparse._ActionsContainer, options: dict[str, Any]) ->
         else:
             kind = {"type": _TYPES[how["type"]]} if "type" in how else {}
             parser.add_argument(
-                *flags.split(), **how | kind | ({"default": cpus} if flags == "--jobs" else {})
+                *flags.split(),
+                **how | kind | ({"default": cpus} if flags == "--jobs" else {}),
             )
 
 
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """Keeps two runs from writing to the same folder; the lock ends with the process, even on kill -9.
+    """Keeps two runs from writing to the same folder; the lock ends with the process, even on kill
+    -9.
 
     Raises:
         DataError: another run holds it, or the folder cannot be made.

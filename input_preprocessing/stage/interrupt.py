@@ -1,9 +1,10 @@
 """Ends the process and its workers at once on Ctrl-C and SIGTERM, with one line and no traceback.
 
-Python handles a signal when the main thread next runs Python code, which a compiled loop or an import can delay. So a
-thread waits on the wake-up descriptor, tells the user, removes unfinished files and ends the process. That is safe at
-any moment, like kill -9: stages write files atomically. Imports only the standard library, so that a command can
-install this before it imports anything else.
+Python handles a signal when the main thread next runs Python code, which a compiled loop or an
+import can delay. So a thread waits on the wake-up descriptor, tells the user, removes unfinished
+files and ends the process. That is safe at any moment, like kill -9: stages write files atomically.
+Imports only the standard library, so that a command can install this before it imports anything
+else.
 """
 
 from __future__ import annotations
@@ -18,28 +19,39 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
-_LONGEST_HOLD, _LONGEST_END = 20.0, 2.0  # seconds to wait for workers to start, and to end
+_LONGEST_HOLD, _LONGEST_END = (
+    20.0,
+    2.0,
+)  # seconds to wait for workers to start, and to end
 _received, _held = threading.Event(), threading.Event()
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def install(program: str | None) -> None:
-    """Makes SIGINT and SIGTERM end this process with a line on how to continue; call it in the main thread.
+    """Makes SIGINT and SIGTERM end this process with a line on how to continue; call it in the main
+    thread.
 
-    Exit status: 128 + signal, as in the shell. program: named in the line; None (for workers): no line.
+    Exit status: 128 + signal, as in the shell. program: named in the line; None (for workers): no
+    line.
     """
     reader, writer = os.pipe()
     # set_wakeup_fd() demands it.
     os.set_blocking(writer, False)
     for number in SIGNALS:
-        if signal.getsignal(number) != signal.SIG_IGN:  # ignored under nohup and in background jobs
+        if (
+            signal.getsignal(number) != signal.SIG_IGN
+        ):  # ignored under nohup and in background jobs
             signal.signal(number, _park)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    threading.Thread(target=_end, args=(reader, program), name="interrupt", daemon=True).start()
+    threading.Thread(
+        target=_end, args=(reader, program), name="interrupt", daemon=True
+    ).start()
 
 
 def _park(number: int, frame: FrameType | None) -> None:
-    """Stops the main thread, so that it reports no consequential errors, unless it is starting workers."""
+    """Stops the main thread, so that it reports no consequential errors, unless it is starting
+    workers.
+    """
     _received.set()
     while not _held.is_set():
         time.sleep(1)
@@ -47,7 +59,9 @@ def _park(number: int, frame: FrameType | None) -> None:
 
 @contextmanager
 def held() -> Iterator[None]:
-    """Delays the end of the process: a worker that is just starting would print errors, or survive."""
+    """Delays the end of the process: a worker that is just starting would print errors, or
+    survive.
+    """
     _held.set()
     try:
         yield

@@ -1,9 +1,10 @@
-"""Records of files: published ones (published.yaml), those of a stage (stage.json) and a data set (prepared-*.json).
+"""Records of files: published ones (published.yaml), those of a stage (stage.json) and a data set
+(prepared-*.json).
 
-``stage.json`` in an output folder holds the stage's recipe (everything that determines the content) and, once the stage
-is finished, the md5 of each of its files; until then each finished file has its md5 beside it. A second run keeps files
-that still have their md5, and so does the stage that reads them. Files of another recipe are removed before any new one
-is written.
+``stage.json`` in an output folder holds the stage's recipe (everything that determines the content)
+and, once the stage is finished, the md5 of each of its files; until then each finished file has its
+md5 beside it. A second run keeps files that still have their md5, and so does the stage that reads
+them. Files of another recipe are removed before any new one is written.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ from common.tables import read_table
 from input_preprocessing.stage.parallel import WORTH_WORKERS, run_tasks
 from input_preprocessing.stage.reading import readable
 
-PUBLISHED = read_table(__file__, "published.yaml")  # files of the benchmark and for fine-tuning
+PUBLISHED = read_table(
+    __file__, "published.yaml"
+)  # files of the benchmark and for fine-tuning
 NUM_PARTS: int = PUBLISHED["text_parts"]
 TEXT_MD5: dict[str, str] = PUBLISHED["text_md5"]
 VOCAB_MD5: str = next(
@@ -54,12 +57,16 @@ class Manifest:
     files: dict[str, str]  # digest_of each file, by path in the folder
     license: str = ""  # of the texts, in manifests of earlier versions
     versions: dict[str, str]  # of the software used
-    sources: dict[str, list[list[str]]]  # what the records of each folder say they were made of
+    sources: dict[
+        str, list[list[str]]
+    ]  # what the records of each folder say they were made of
 
     @property
     def records(self) -> list[str]:  # training files
         return [
-            name for name in self.files if name.endswith(".hdf5") and not name.startswith("eval/")
+            name
+            for name in self.files
+            if name.endswith(".hdf5") and not name.startswith("eval/")
         ]
 
     @property
@@ -68,22 +75,34 @@ class Manifest:
 
     @property
     def benchmark_text(self) -> tuple[bool | None, str]:
-        """Whether the text is the benchmark's (False: partly, None: not at all), and the same in words."""
-        count = len(self.texts) - 1  # the evaluation text is among the texts, but is no part
+        """Whether the text is the benchmark's (False: partly, None: not at all), and the same in
+        words.
+        """
+        count = (
+            len(self.texts) - 1
+        )  # the evaluation text is among the texts, but is no part
         wrong = [name for name, md5 in TEXT_MD5.items() if self.texts.get(name) != md5]
         if len(wrong) == len(TEXT_MD5):
-            return None, f"not the benchmark's: {count} training files of another corpus"
+            return (
+                None,
+                f"not the benchmark's: {count} training files of another corpus",
+            )
         if wrong or count != NUM_PARTS:
             lacks = f"{[*wrong, 'a part'][0]} is missing or has another md5"
             return False, f"partly the benchmark's: {lacks}"
-        return True, f"the benchmark's: {NUM_PARTS} parts, all {len(TEXT_MD5)} known md5"
+        return (
+            True,
+            f"the benchmark's: {NUM_PARTS} parts, all {len(TEXT_MD5)} known md5",
+        )
 
     def difference(self, name: str, metadata: Metadata) -> str:
         """The attribute in which a record file is not as prepared, with both values; empty if none.
 
         Digests of contents do not cover attributes.
         """
-        wanted = {key: value for key, value in self.recipe.items() if hasattr(metadata, key)}
+        wanted = {
+            key: value for key, value in self.recipe.items() if hasattr(metadata, key)
+        }
         found = {key: getattr(metadata, key) for key in wanted}
         wanted["source"] = self.sources.get(str(Path(name).parent))
         found["source"] = [list(each) for each in metadata.source]
@@ -94,10 +113,14 @@ class Manifest:
 
 
 def strays(folder: Path) -> list[Path]:
-    """Files beside the listed records of a folder that a trainer would read, or a killed run left."""
+    """Files beside the listed records of a folder that a trainer would read, or a killed run
+    left.
+    """
     manifests = map(read, folder.glob("prepared-*.json"))
     known = {folder / name for each in manifests for name in each.files}
-    parents = {path.parent for path in known if path.suffix == ".hdf5" and path.parent.is_dir()}
+    parents = {
+        path.parent for path in known if path.suffix == ".hdf5" and path.parent.is_dir()
+    }
     found = []
     for path in sorted(path for parent in parents for path in parent.iterdir()):
         hidden = path.name.startswith(".")
@@ -130,7 +153,10 @@ def md5_of(path: Path) -> str:
 def hash_of(path: Path, kind: str) -> str:
     """Digest of a file by one of hashlib's algorithms. Raises DataError if it cannot be read."""
     digest = hashlib.new(kind)
-    with readable(path, "check that it is there and readable"), open(path, "rb") as file:
+    with (
+        readable(path, "check that it is there and readable"),
+        open(path, "rb") as file,
+    ):
         while chunk := file.read(1 << 20):
             digest.update(chunk)
     return digest.hexdigest()
@@ -149,7 +175,9 @@ def versions() -> dict[str, str]:
 
 def write(path: Path, manifest: Manifest) -> None:
     entries = dataclasses.asdict(manifest)
-    write_text(path, json.dumps({**entries, "md5": _md5_of_entries(entries)}, indent=1) + "\n")
+    write_text(
+        path, json.dumps({**entries, "md5": _md5_of_entries(entries)}, indent=1) + "\n"
+    )
 
 
 def read(path: Path) -> Manifest:
@@ -181,7 +209,8 @@ class StageFolder:
         *,
         jobs: int = 1,
     ) -> None:
-        """Prepares the folder: keeps finished files of the same recipe, removes (and reports) others of this stage.
+        """Prepares the folder: keeps finished files of the same recipe, removes (and reports)
+        others of this stage.
 
         Raises:
             DataError: there are files of these names not made by this stage.
@@ -197,16 +226,16 @@ class StageFolder:
                 f"{present[0]} was not made by {stage}; move it away, or give another --target"
             )
         is_same = made.get("recipe") == self.recipe
-        changed = _changed(folder, made, jobs) if is_same else [path.name for path in present]
+        changed = (
+            _changed(folder, made, jobs) if is_same else [path.name for path in present]
+        )
         self.finished = is_same and changed == []
         if not is_same:
             self._write(None, None)  # a partly removed set has no recipe
         if changed:
             told = f"{folder / changed[0]} is missing or was changed: made again"
             if not is_same:
-                told = (
-                    f"{folder}: remaking {len(changed)} files made from another source or options"
-                )
+                told = f"{folder}: remaking {len(changed)} files made from another source or options"
             print(told, file=sys.stderr)
         for name in changed or []:
             (folder / name).unlink(missing_ok=True)
@@ -244,8 +273,12 @@ class StageFolder:
                 for path in self.folder.glob(f".{pattern}.{suffix}"):
                     path.unlink()
 
-    def _write(self, recipe: dict[str, Any] | None, files: dict[str, str] | None) -> None:
-        text = json.dumps({"stage": self.stage, "recipe": recipe, "files": files}, indent=1)
+    def _write(
+        self, recipe: dict[str, Any] | None, files: dict[str, str] | None
+    ) -> None:
+        text = json.dumps(
+            {"stage": self.stage, "recipe": recipe, "files": files}, indent=1
+        )
         write_text(self.folder / STAGE_FILE, text + "\n")
 
 
@@ -288,9 +321,13 @@ def finished_files(folder: Path, stage: str, jobs: int) -> dict[Path, str]:
     made, command = _read_stage(folder), f"python -m input_preprocessing {stage}"
     changed = _changed(folder, made, jobs)
     if made.get("stage") != stage or changed is None:
-        raise DataError(f"{folder} holds no finished output of {stage}; run {command} first")
+        raise DataError(
+            f"{folder} holds no finished output of {stage}; run {command} first"
+        )
     if changed:
-        raise DataError(f"{folder / changed[0]} is missing or was changed; run {command} again")
+        raise DataError(
+            f"{folder / changed[0]} is missing or was changed; run {command} again"
+        )
     return {folder / name: md5 for name, md5 in made["files"].items()}
 
 

@@ -1,4 +1,6 @@
-"""Runs the tasks of a stage in worker processes, with a progress line and the estimated time left."""
+"""Runs the tasks of a stage in worker processes, with a progress line and the estimated time
+left.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ Result = TypeVar("Result")
 
 
 class Progress:
-    """Progress line on stderr: share done, time elapsed, time left. Redrawn on a terminal, repeated in a log."""
+    """Progress line on stderr: share done, time elapsed, time left. Redrawn on a terminal, repeated
+    in a log.
+    """
 
     def __init__(self, label: str, total: float, stream: TextIO | None = None) -> None:
         self.label, self.total, self.stream = label, total, stream or sys.stderr
@@ -74,12 +78,14 @@ def run_tasks(
     jobs: int,
     weights: Iterable[float] | None = None,
 ) -> list[Result]:
-    """Results of function(task), in the order of the tasks. weights: relative durations of the tasks.
+    """Results of function(task), in the order of the tasks. weights: relative durations of the
+    tasks.
 
     The function is sent to each worker once: bind shared data to it, as with functools.partial.
 
     Raises:
-        DataError: a worker was killed. DataError and OSError of `function` are raised here after the running tasks.
+        DataError: a worker was killed. DataError and OSError of `function` are raised here after
+        the running tasks.
     """
     costs = list(weights) if weights is not None else [1.0] * len(tasks)
     progress = Progress(label, sum(costs))
@@ -98,8 +104,9 @@ def run_tasks(
 def _work(pipe: Connection, parent: int) -> None:
     """A worker: reports that it is ready, receives the function, then tasks, one by one.
 
-    It ends with its parent, even on kill -9 during a task (Linux only), or it would keep writing while the next run
-    does. It ignores Ctrl-C, which the parent handles, or ignores in the background.
+    It ends with its parent, even on kill -9 during a task (Linux only), or it would keep writing
+    while the next run does. It ignores Ctrl-C, which the parent handles, or ignores in the
+    background.
     """
     # Before interrupt.install(), which leaves an ignored signal ignored.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -158,10 +165,14 @@ def _run_pool(
     progress: Progress,
 ) -> list[Result]:
     workers = _start_workers(min(jobs, len(tasks)))
-    left = sorted(range(len(tasks)), key=lambda i: costs[i])  # taken from the end: longest first
+    left = sorted(
+        range(len(tasks)), key=lambda i: costs[i]
+    )  # taken from the end: longest first
     results: dict[int, Result] = {}
     failure: Exception | None = None
-    awaited: dict[Any, int | None] = dict.fromkeys(workers)  # task of each worker; None: starting
+    awaited: dict[Any, int | None] = dict.fromkeys(
+        workers
+    )  # task of each worker; None: starting
     pipe: Any
     try:
         while awaited:

@@ -17,7 +17,9 @@ import numpy.typing as npt
 
 from bert.data.records import DataError
 
-MOST_UNDECODABLE = 0.001  # share of a text's bytes; above, it is in another encoding or no text
+MOST_UNDECODABLE = (
+    0.001  # share of a text's bytes; above, it is in another encoding or no text
+)
 CHUNK = 1 << 20  # bytes
 _SIGNATURES = {
     b"\x1f\x8b": "gzip",
@@ -35,7 +37,9 @@ Stamp = tuple[int, int, int]  # size, modification time, inode
 
 
 def stamp_of(status: os.stat_result) -> Stamp:
-    """Stamp to detect changes of a file during a run; between runs, contents are compared instead."""
+    """Stamp to detect changes of a file during a run; between runs, contents are compared
+    instead.
+    """
     return status.st_size, status.st_mtime_ns, status.st_ino
 
 
@@ -55,7 +59,9 @@ def readable(what: object, hint: str) -> Iterator[None]:
 
 
 def open_text(path: Path, option: str) -> tuple[BinaryIO, str]:
-    """Opens a text file, checked like in `read_text` but not kept in memory; also returns its md5."""
+    """Opens a text file, checked like in `read_text` but not kept in memory; also returns its
+    md5.
+    """
     with readable(f"the text {path}", f"check {option}"):
         file: BinaryIO = open(path, "rb")  # noqa: SIM115 (the caller's)
         md5 = _check(path, iter(lambda: file.read(CHUNK), b""))
@@ -71,7 +77,8 @@ def read_text(path: Path, option: str) -> tuple[bytes, str]:
         option: named in the error message.
 
     Raises:
-        DataError: it cannot be read, changed meanwhile, or more than MOST_UNDECODABLE of it is not UTF-8.
+        DataError: it cannot be read, changed meanwhile, or more than MOST_UNDECODABLE of it is not
+        UTF-8.
     """
     with readable(f"the text {path}", f"check {option}"):
         with open(path, "rb") as file:
@@ -82,10 +89,14 @@ def read_text(path: Path, option: str) -> tuple[bytes, str]:
         stamp_of(after) != stamp_of(before) or len(data) != before.st_size
     ):
         raise changed(path)  # a pipe has no size
-    return data, _check(path, (data[at : at + CHUNK] for at in range(0, len(data), CHUNK)))
+    return data, _check(
+        path, (data[at : at + CHUNK] for at in range(0, len(data), CHUNK))
+    )
 
 
-def slices(paths: Sequence[Path], places: npt.NDArray[np.int64]) -> Iterator[list[bytes]]:
+def slices(
+    paths: Sequence[Path], places: npt.NDArray[np.int64]
+) -> Iterator[list[bytes]]:
     """Contents at places (file, begin, end), (N, 3): a list per file, in file order."""
     for number in np.unique(places[:, 0]).tolist():
         with open(paths[number], "rb") as file:
@@ -97,7 +108,9 @@ def slices(paths: Sequence[Path], places: npt.NDArray[np.int64]) -> Iterator[lis
 
 
 def _check(path: Path, chunks: Iterable[bytes]) -> str:
-    """md5 of a text's bytes. Warns about bytes that will be dropped; raises DataError if too many are not UTF-8."""
+    """md5 of a text's bytes. Warns about bytes that will be dropped; raises DataError if too many
+    are not UTF-8.
+    """
     # Incremental: a character may be cut between two chunks.
     digest, decoder = hashlib.md5(), codecs.getincrementaldecoder("utf-8")("ignore")
     size = kept = zeros = 0
@@ -126,9 +139,16 @@ def _check(path: Path, chunks: Iterable[bytes]) -> str:
 
 
 def check_is_text(path: Path, start: bytes) -> None:
-    """Raises DataError for a file that starts like a compressed or binary one, or one in another encoding."""
+    """Raises DataError for a file that starts like a compressed or binary one, or one in another
+    encoding.
+    """
     kind = next(
-        (kind for signature, kind in _SIGNATURES.items() if start.startswith(signature)), None
+        (
+            kind
+            for signature, kind in _SIGNATURES.items()
+            if start.startswith(signature)
+        ),
+        None,
     )
     if kind:
         raise DataError(

@@ -1,8 +1,9 @@
-"""Reads TensorFlow checkpoints (the V2 "tensor bundle") without TensorFlow, with its checksums and protobuf messages.
+"""Reads TensorFlow checkpoints (the V2 "tensor bundle") without TensorFlow, with its checksums and
+protobuf messages.
 
-PREFIX.index is a sorted table of key -> BundleEntryProto in LevelDB's block format, which TensorFlow writes without
-compression; PREFIX.data-SSSSS-of-NNNNN are the tensors' raw little-endian bytes. Block, record and tensor checksums are
-verified.
+PREFIX.index is a sorted table of key -> BundleEntryProto in LevelDB's block format, which
+TensorFlow writes without compression; PREFIX.data-SSSSS-of-NNNNN are the tensors' raw little-endian
+bytes. Block, record and tensor checksums are verified.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ Value = int | bytes
 def masked_crc(data: bytes | npt.NDArray[np.uint8]) -> bytes:
     """CRC-32C as TensorFlow stores it: rotated, offset, little-endian."""
     crc = google_crc32c.value(data)
-    return ((((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF).to_bytes(4, "little")
+    return ((((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF).to_bytes(
+        4, "little"
+    )
 
 
 def read_varint(data: bytes, at: int) -> tuple[int, int]:
@@ -57,7 +60,8 @@ def read_varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def fields(data: bytes) -> Iterator[tuple[int, Value]]:
-    """(field number, value) of a protobuf message: numbers of varint and fixed fields, bytes of the others.
+    """(field number, value) of a protobuf message: numbers of varint and fixed fields, bytes of the
+    others.
 
     Raises:
         ValueError: the bytes are not a message.
@@ -112,7 +116,9 @@ class Bundle:
             # The empty key has the BundleHeaderProto, whose field 1 is the number of data files.
             shards = dict(fields(table.pop(b""))).get(1, 1)
             self.num_shards = shards if isinstance(shards, int) else 1
-            self.entries = {str(key, "utf-8"): _parse_entry(value) for key, value in table.items()}
+            self.entries = {
+                str(key, "utf-8"): _parse_entry(value) for key, value in table.items()
+            }
         except (ValueError, KeyError, struct.error) as error:
             raise DataError(
                 f"{index} is not an intact TensorFlow checkpoint index ({error}); copy it again"
@@ -127,7 +133,9 @@ class Bundle:
         entry = self.entries[name]
         if entry.dtype not in _DTYPES:
             kind = f"has data type number {entry.dtype}"
-            raise DataError(f"{self.prefix}: tensor {name} {kind}, which is not supported")
+            raise DataError(
+                f"{self.prefix}: tensor {name} {kind}, which is not supported"
+            )
         raw = self.read_bytes(name)
         if _DTYPES[entry.dtype] == "bfloat16":
             # A bfloat16 is the upper half of a float32.
@@ -148,19 +156,28 @@ class Bundle:
         """
         entry = self.entries[name]
         path = Path(f"{self.prefix}.data-{entry.shard:05d}-of-{self.num_shards:05d}")
-        with readable(path, f"put it beside {self.prefix}.index"), open(path, "rb") as file:
+        with (
+            readable(path, f"put it beside {self.prefix}.index"),
+            open(path, "rb") as file,
+        ):
             file.seek(entry.offset)
             raw = np.fromfile(file, dtype=np.uint8, count=entry.size)
         if raw.size != entry.size:
             raise DataError(f"{path} is too short for tensor {name}; copy it again")
         if int.from_bytes(masked_crc(raw), "little") != entry.crc:
-            raise DataError(f"{path}: checksum of tensor {name} is wrong; copy the file again")
+            raise DataError(
+                f"{path}: checksum of tensor {name} is wrong; copy the file again"
+            )
         return raw
 
 
 def _parse_entry(data: bytes) -> Entry:
     values: dict[int, Any] = dict(fields(data))
-    dimensions = [dim for n, dim in fields(values.get(2, b"")) if n == 2 and isinstance(dim, bytes)]
+    dimensions = [
+        dim
+        for n, dim in fields(values.get(2, b""))
+        if n == 2 and isinstance(dim, bytes)
+    ]
     sizes = (dict(fields(dim)).get(1, 0) for dim in dimensions)
     shape = tuple(size for size in sizes if isinstance(size, int))
     # BundleEntryProto: 1 dtype, 2 shape, 3 shard, 4 offset, 5 size, 6 checksum. Zeros are
@@ -190,7 +207,10 @@ def _handle(data: bytes, at: int) -> tuple[int, int]:
 def _read_block(data: bytes, offset: int, size: int) -> Iterator[tuple[bytes, bytes]]:
     """Records of a block: each key shares a prefix with the previous one."""
     # The trailer is a byte for the compression and the checksum, which covers this byte as well.
-    block, trailer = data[offset : offset + size], data[offset + size : offset + size + 5]
+    block, trailer = (
+        data[offset : offset + size],
+        data[offset + size : offset + size + 5],
+    )
     if len(trailer) != 5 or size < 4:
         raise ValueError("truncated block")
     if masked_crc(block + trailer[:1]) != trailer[1:]:

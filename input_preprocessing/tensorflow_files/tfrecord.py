@@ -1,9 +1,10 @@
 """TFRecord files of training instances, as written by the reference's create_pretraining_data.py.
 
-A record is its length (8 bytes), a checksum of the length, the data, a checksum of the data; the data is a tf.train
-Example with seven zero-padded features of one sequence: input_ids, input_mask, segment_ids (int64, max_seq_length),
-masked_lm_positions, masked_lm_ids (int64, max_predictions_per_seq), masked_lm_weights (float32), next_sentence_labels
-(int64, 1). Features are read in any order and written sorted by name. TensorFlow is not needed.
+A record is its length (8 bytes), a checksum of the length, the data, a checksum of the data; the
+data is a tf.train Example with seven zero-padded features of one sequence: input_ids, input_mask,
+segment_ids (int64, max_seq_length), masked_lm_positions, masked_lm_ids (int64,
+max_predictions_per_seq), masked_lm_weights (float32), next_sentence_labels (int64, 1). Features are
+read in any order and written sorted by name. TensorFlow is not needed.
 """
 
 from __future__ import annotations
@@ -16,7 +17,15 @@ import numpy.typing as npt
 
 from bert.data.compiled import compiled
 from bert.data.format import atomic_file
-from bert.data.records import IDS, Array, DataError, Metadata, Records, id_dtype, offsets_of
+from bert.data.records import (
+    IDS,
+    Array,
+    DataError,
+    Metadata,
+    Records,
+    id_dtype,
+    offsets_of,
+)
 from input_preprocessing.stage.reading import readable
 from input_preprocessing.tensorflow_files.bundle import fields, masked_crc
 
@@ -44,9 +53,11 @@ class Widths(NamedTuple):
 
 
 def row_features(records: Records) -> dict[str, tuple[Array, Array]]:
-    """Features of each row: values and offsets by NVIDIA's names, which the reference's TFRecord files share.
+    """Features of each row: values and offsets by NVIDIA's names, which the reference's TFRecord
+    files share.
 
-    Sequences of a row are end to end, positions count from the row's first token; unpacked sequences are rows.
+    Sequences of a row are end to end, positions count from the row's first token; unpacked
+    sequences are rows.
     """
     rows = np.arange(records.num_sequences + 1)
     if records.row_offsets is not None:
@@ -64,7 +75,9 @@ def row_features(records: Records) -> dict[str, tuple[Array, Array]]:
     features = {
         "input_ids": (records.input_ids, tokens),
         "segment_ids": (
-            (in_sequence >= np.repeat(records.segment_b_start, lengths)).astype(np.int8),
+            (in_sequence >= np.repeat(records.segment_b_start, lengths)).astype(
+                np.int8
+            ),
             tokens,
         ),
         "masked_lm_positions": (positions.astype(np.int16), masked),
@@ -101,13 +114,19 @@ def write_tfrecord(path: Path, records: Records, widths: Widths) -> None:
             last = min(first + _BLOCK, records.num_sequences)
             part = records.select(np.arange(first, last))
             features = row_features(part)
-            features["input_mask"] = np.ones(len(part.input_ids), np.int8), features["input_ids"][1]
+            features["input_mask"] = (
+                np.ones(len(part.input_ids), np.int8),
+                features["input_ids"][1],
+            )
             # Without values: _encode() writes ones in their place.
             features[_WEIGHTS] = np.ones(0, np.int8), features["masked_lm_ids"][1]
             prefixes = [b"\x0a" + bytes([len(name)]) + name.encode() for name in NAMES]
             values = [features[name][0] for name in NAMES]
             starts = offsets_of(list(map(len, values)))[:-1]
-            places = [features[name][1] + start for name, start in zip(NAMES, starts, strict=True)]
+            places = [
+                features[name][1] + start
+                for name, start in zip(NAMES, starts, strict=True)
+            ]
             bounds = np.empty((last - first, 2), int)
             _encode(
                 buffer,
@@ -122,7 +141,10 @@ def write_tfrecord(path: Path, records: Records, widths: Widths) -> None:
             )
             pieces: list[bytes] = []
             for start, end in bounds.tolist():
-                data, size = buffer[start:end].tobytes(), (end - start).to_bytes(8, "little")
+                data, size = (
+                    buffer[start:end].tobytes(),
+                    (end - start).to_bytes(8, "little"),
+                )
                 pieces += size, masked_crc(size), data, masked_crc(data)
             file.write(b"".join(pieces))
 
@@ -161,10 +183,13 @@ def _put_head(out, at, tag, size):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _encode(out, bounds, scratch, values, places, widths, prefixes, prefix_ends, floats):  # type: ignore[no-untyped-def]
+def _encode(  # type: ignore[no-untyped-def]
+    out, bounds, scratch, values, places, widths, prefixes, prefix_ends, floats
+):
     """Writes an Example per row, the i-th to out[bounds[i, 0]:bounds[i, 1]].
 
-    Feature f is values[places[f, i]:places[f, i + 1]], padded to widths[f]; for f == floats it is as many ones.
+    Feature f is values[places[f, i]:places[f, i + 1]], padded to widths[f]; for f == floats it is
+    as many ones.
     """
     at = 0
     for row in range(bounds.shape[0]):
@@ -172,7 +197,10 @@ def _encode(out, bounds, scratch, values, places, widths, prefixes, prefix_ends,
         body = at
         for f in range(widths.size):
             first, last = places[f, row], places[f, row + 1]
-            size, missing = 0, widths[f] - (last - first)  # bytes, and values of padding
+            size, missing = (
+                0,
+                widths[f] - (last - first),
+            )  # bytes, and values of padding
             if f == floats:  # 1.0, little-endian
                 size, missing = 4 * (last - first), 4 * missing
                 scratch[:size] = 0
@@ -189,7 +217,10 @@ def _encode(out, bounds, scratch, values, places, widths, prefixes, prefix_ends,
             list_size = 1 + _varint_size(size) + size
             feature_size = 1 + _varint_size(list_size) + list_size
             at = _put_head(
-                out, at, 0x0A, prefix.size + 1 + _varint_size(feature_size) + feature_size
+                out,
+                at,
+                0x0A,
+                prefix.size + 1 + _varint_size(feature_size) + feature_size,
             )
             out[at : at + prefix.size] = prefix
             at = _put_head(out, at + prefix.size, 0x12, feature_size)
@@ -221,11 +252,15 @@ def read_tfrecord(path: Path) -> tuple[Records, Metadata]:
             what = "is damaged: a checksum does not match"
         elif end + 4 > data.size:
             what = "ends within a record"
-        elif data[end : end + 4].tobytes() != masked_crc(example := data[at + 12 : end].tobytes()):
+        elif data[end : end + 4].tobytes() != masked_crc(
+            example := data[at + 12 : end].tobytes()
+        ):
             what = "is damaged: a checksum does not match"
         if what:
             where = f"record {number}, byte {at}"
-            raise DataError(f"{path} {what} ({where}); copy it again, or it is not a TFRecord file")
+            raise DataError(
+                f"{path} {what} ({where}); copy it again, or it is not a TFRecord file"
+            )
         try:
             features = _parse_example(example)
             parts.append(_sequence(features))
@@ -264,7 +299,9 @@ def _parse_example(data: bytes) -> dict[str, Integers]:
     """
     found = {}
     for number, features in fields(data):
-        for _, entry in fields(features) if number == 1 and isinstance(features, bytes) else ():
+        for _, entry in (
+            fields(features) if number == 1 and isinstance(features, bytes) else ()
+        ):
             parts = dict(fields(entry)) if isinstance(entry, bytes) else {}
             name, feature = parts.get(1), parts.get(2, b"")
             if not isinstance(name, bytes) or not isinstance(feature, bytes):
@@ -273,7 +310,9 @@ def _parse_example(data: bytes) -> dict[str, Integers]:
             for kind, values in fields(feature):
                 if kind in (2, 3) and isinstance(values, bytes):
                     arrays += [
-                        _numbers(part, kind) for number, part in fields(values) if number == 1
+                        _numbers(part, kind)
+                        for number, part in fields(values)
+                        if number == 1
                     ]
             found[name.decode("utf-8", "replace")] = np.concatenate(arrays)
     return found

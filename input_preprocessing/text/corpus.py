@@ -1,19 +1,22 @@
-"""Makes the input of `prepare_data.sh` from any text: shards of sentences, evaluation text, vocabulary, model sizes.
+"""Makes the input of `prepare_data.sh` from any text: shards of sentences, evaluation text,
+vocabulary, model sizes.
 
-Writes to OUTPUTDIR/download: results4/part-XXXXX-of-XXXXX and results4/eval.txt (one sentence per line, a blank line
-between documents; every n-th document is for evaluation and not in the shards), vocab.txt (a WordPiece vocabulary
-trained on the shards, unless given) and bert_config.json of a small BERT with that vocabulary. Duplicate documents are
-dropped.
+Writes to OUTPUTDIR/download: results4/part-XXXXX-of-XXXXX and results4/eval.txt (one sentence per
+line, a blank line between documents; every n-th document is for evaluation and not in the shards),
+vocab.txt (a WordPiece vocabulary trained on the shards, unless given) and bert_config.json of a
+small BERT with that vocabulary. Duplicate documents are dropped.
 
-Inputs are files, and folders with all text below them, pooled: plain text (UTF-8) and JSON Lines (--text-field
-names the text), each also as gzip, bzip2 or zstd; formats are detected by content. Files that are no text (hidden,
-README, licence, HTML, binary, empty) are counted, and listed with the reason in OUTPUTDIR/download/left_out.tsv; text
-that cannot be read stops the command, all files at once.
+Inputs are files, and folders with all text below them, pooled: plain text (UTF-8) and JSON Lines
+(--text-field names the text), each also as gzip, bzip2 or zstd; formats are detected by content.
+Files that are no text (hidden, README, licence, HTML, binary, empty) are counted, and listed with
+the reason in OUTPUTDIR/download/left_out.tsv; text that cannot be read stops the command, all files
+at once.
 
-Plain text may have one sentence per line and a blank line between documents, or be prose; the layout is detected and
-printed, or set by --layout. Memory grows by about 40 bytes a document and not with the text; the disk needs its size in
-addition until it is written. Run again, it resumes; the result does not depend on --jobs. `--input pydoc` is the
-language reference that comes with Python (PSF licence): real English prose without a download.
+Plain text may have one sentence per line and a blank line between documents, or be prose; the
+layout is detected and printed, or set by --layout. Memory grows by about 40 bytes a document and
+not with the text; the disk needs its size in addition until it is written. Run again, it resumes;
+the result does not depend on --jobs. `--input pydoc` is the language reference that comes with
+Python (PSF licence): real English prose without a download.
 """
 
 from __future__ import annotations
@@ -58,11 +61,14 @@ VOCABULARY_BYTES = 200_000_000  # of the first shards, to train a vocabulary on
 NOTE = "corpus.json"  # in the download folder: recipe, and md5 of each file
 
 
-def train_vocabulary(paths: list[Path], size: int, target: Path, lower_case: bool = True) -> None:
+def train_vocabulary(
+    paths: list[Path], size: int, target: Path, lower_case: bool = True
+) -> None:
     """Trains a WordPiece vocabulary of at most `size` tokens, uncased or cased.
 
-    Which of two equally frequent pairs is merged first depends on the random order in which the trainer meets
-    characters; passing all of them as special tokens makes the vocabulary reproducible.
+    Which of two equally frequent pairs is merged first depends on the random order in which the
+    trainer meets characters; passing all of them as special tokens makes the vocabulary
+    reproducible.
     """
 
     def lines() -> Iterator[str]:
@@ -89,7 +95,9 @@ def train_vocabulary(paths: list[Path], size: int, target: Path, lower_case: boo
         show_progress=False,
     )
     words = tokenizer.get_vocab()
-    write_text(target, "".join(f"{word}\n" for word in sorted(words, key=words.__getitem__)))
+    write_text(
+        target, "".join(f"{word}\n" for word in sorted(words, key=words.__getitem__))
+    )
 
 
 def bert_config(
@@ -112,22 +120,38 @@ def bert_config(
 
 
 def _write(
-    options: argparse.Namespace, parts: list[Path], kinds: list[str], download: Path, begun: bool
+    options: argparse.Namespace,
+    parts: list[Path],
+    kinds: list[str],
+    download: Path,
+    begun: bool,
 ) -> str:
     """Writes all files except those of an earlier run with the same recipe; returns a summary."""
     tables = [np.load(part.with_suffix(".npy"), mmap_mode="r") for part in parts]
-    starts = np.cumsum([0, *map(len, tables)])  # number of the first document of each part
+    starts = np.cumsum(
+        [0, *map(len, tables)]
+    )  # number of the first document of each part
     # Of each document only a hash of 8 bytes is held; where it is, its part's table says.
     # Of equal documents the first is kept, and the order stays that of the input.
     kept = np.sort(
-        np.unique(np.concatenate([table[:, 2] for table in tables]), return_index=True)[1]
+        np.unique(np.concatenate([table[:, 2] for table in tables]), return_index=True)[
+            1
+        ]
     )
     if len(kept) < sources.FEWEST_DOCUMENTS:
-        gap = "a blank line" if sources.LAYOUTS["sentences"] in kinds else "two blank lines"
+        gap = (
+            "a blank line"
+            if sources.LAYOUTS["sentences"] in kinds
+            else "two blank lines"
+        )
         has = f"{' '.join(options.input)} has {len(kept)} document{'s' * (len(kept) != 1)} (read as {', '.join(kinds)})"
         needed = f"at least {sources.FEWEST_DOCUMENTS} different ones are needed"
-        raise DataError(f"{has}, {needed}; put {gap} between documents, or give more text")
-    step = max(2, round(1 / options.eval_share))  # every n-th document is for evaluation
+        raise DataError(
+            f"{has}, {needed}; put {gap} between documents, or give more text"
+        )
+    step = max(
+        2, round(1 / options.eval_share)
+    )  # every n-th document is for evaluation
     held_out = np.arange(len(kept)) % step == step // 2
     training, evaluation = kept[~held_out], kept[held_out]
     # Characters of the training documents.
@@ -158,9 +182,13 @@ def _write(
     else:
         sizes = np.cumsum([shard.stat().st_size for shard in shards])
         learnt = shards[: int(np.searchsorted(sizes, VOCABULARY_BYTES)) + 1]
-        train_vocabulary(learnt, options.vocab_size, download / "vocab.txt", options.do_lower_case)
+        train_vocabulary(
+            learnt, options.vocab_size, download / "vocab.txt", options.do_lower_case
+        )
     words = vocabulary.load(download / "vocab.txt")
-    config = bert_config(len(words), options.layers, options.hidden_size, options.max_seq_length)
+    config = bert_config(
+        len(words), options.layers, options.hidden_size, options.max_seq_length
+    )
     write_text(download / "bert_config.json", json.dumps(config, indent=2) + "\n")
     made = f"{len(training)} documents ({human_bytes(sum(path.stat().st_size for path in shards))}) in {count} files"
     repeated = int(starts[-1]) - len(kept)
@@ -170,7 +198,9 @@ def _write(
 
 
 def fit_of(words: vocabulary.Vocabulary, text: Path, lower_case: bool) -> str:
-    """How well a vocabulary fits the first million bytes of a text (BERT's on English: 1.2 and 0.00%)."""
+    """How well a vocabulary fits the first million bytes of a text (BERT's on English: 1.2 and
+    0.00%).
+    """
     with open(text, "rb") as file:
         tokens = tokenize(file.read(1_000_000), words, lower_case).tokens
     continues = np.array([token.startswith("##") for token in words.tokens])
@@ -209,10 +239,15 @@ def _places(parts: list[Path], starts: Numbers, chosen: Numbers) -> Numbers:
 
 def _files(download: Path) -> dict[str, str]:
     """md5 of every file of the corpus."""
-    paths = [*(download / "results4").glob("part-*"), download / "results4" / "eval.txt"]
+    paths = [
+        *(download / "results4").glob("part-*"),
+        download / "results4" / "eval.txt",
+    ]
     paths += [download / name for name in ("vocab.txt", "bert_config.json")]
     return {
-        str(path.relative_to(download)): md5_of(path) for path in sorted(paths) if path.is_file()
+        str(path.relative_to(download)): md5_of(path)
+        for path in sorted(paths)
+        if path.is_file()
     }
 
 
@@ -220,8 +255,8 @@ def make(options: argparse.Namespace, download: Path) -> None:
     """Makes text, vocabulary and model sizes for a preparation, unless they are up to date.
 
     Args:
-        options: those of `text` and `case` in options.yaml, and input, vocab_file, jobs and max_seq_length.
-        download: folder to write to.
+        options: those of `text` and `case` in options.yaml, and input, vocab_file, jobs and
+        max_seq_length. download: folder to write to.
 
     Raises:
         DataError: the input cannot be read or used.
@@ -238,7 +273,11 @@ def make(options: argparse.Namespace, download: Path) -> None:
     if told := inputs.report(left_out, len(found), download, " ".join(options.input)):
         print(f"corpus: {told}", file=sys.stderr)
     digests = [source.md5 for source in found]
-    md5 = digests[0] if len(digests) == 1 else hashlib.md5(" ".join(digests).encode()).hexdigest()
+    md5 = (
+        digests[0]
+        if len(digests) == 1
+        else hashlib.md5(" ".join(digests).encode()).hexdigest()
+    )
     named = {name: getattr(options, name) for name in (*TEXT_OPTIONS, "max_seq_length")}
     recipe = {"text": md5, "vocab_file": vocab_md5, **named, "documents": "different"}
     # Named only if cased: recipes from before there was a choice must still be equal.
@@ -264,9 +303,14 @@ def make(options: argparse.Namespace, download: Path) -> None:
     write_text(note, json.dumps(unfinished, indent=1) + "\n")
     kinds = list(dict.fromkeys(source.kind for source in found))
     summary = _write(options, parts, kinds, download, begun=made == unfinished)
-    write_text(note, json.dumps({"recipe": recipe, "files": _files(download)}, indent=1) + "\n")
+    write_text(
+        note, json.dumps({"recipe": recipe, "files": _files(download)}, indent=1) + "\n"
+    )
     shutil.rmtree(work)
-    print(f"{' '.join(options.input)}: read as {', '.join(kinds)}; {summary}", file=sys.stderr)
+    print(
+        f"{' '.join(options.input)}: read as {', '.join(kinds)}; {summary}",
+        file=sys.stderr,
+    )
 
 
 def main(options: argparse.Namespace) -> None:

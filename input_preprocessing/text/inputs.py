@@ -1,7 +1,8 @@
-"""Which files are the text: those that are named, and all below the folders that are named, but for those left out.
+"""Which files are the text: those that are named, and all below the folders that are named, but for
+those left out.
 
-A file is left out where it is plainly no prose: the reason is listed. What looks like text and cannot be read is an
-error, since its loss would go unnoticed among thousands of files.
+A file is left out where it is plainly no prose: the reason is listed. What looks like text and
+cannot be read is an error, since its loss would go unnoticed among thousands of files.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ def files_in(folder: Path) -> Iterator[Path | LeftOut]:
     hidden = set[Path]()
     for path in sorted(folder.rglob("*")):
         parts = path.relative_to(folder).parts
-        first = next((number for number, part in enumerate(parts) if part.startswith(".")), None)
+        first = next(
+            (number for number, part in enumerate(parts) if part.startswith(".")), None
+        )
         if first is not None:
             top = folder.joinpath(*parts[: first + 1])
             if top not in hidden:
@@ -57,9 +60,14 @@ def files_in(folder: Path) -> Iterator[Path | LeftOut]:
             if not os.access(path, os.R_OK | os.X_OK):
                 yield LeftOut(path, "a folder that cannot be read", is_error=True)
         elif not path.is_file():
-            yield LeftOut(path, "a link to a folder or no file: name what it stands for as --input")
+            yield LeftOut(
+                path,
+                "a link to a folder or no file: name what it stands for as --input",
+            )
         elif _ABOUT_DATA.match(path.name):
-            yield LeftOut(path, "README, licence or checksums: name it as --input to use it")
+            yield LeftOut(
+                path, "README, licence or checksums: name it as --input to use it"
+            )
         else:
             yield path
 
@@ -67,17 +75,29 @@ def files_in(folder: Path) -> Iterator[Path | LeftOut]:
 def check_prose(path: Path, start: bytes) -> None:
     """Raises NoText for a file that starts like mark-up or a binary format."""
     # The bytes are a byte order mark and white space, which JSON files begin with at times.
-    if path.suffix == ".json" and not start.lstrip(b"\xef\xbb\xbf \t\r\n").startswith((b"{", b"[")):
+    if path.suffix == ".json" and not start.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(
+        (b"{", b"[")
+    ):
         raise NoText(f"{path} is named .json and is no JSON")
-    if _MARK_UP.match(start.removeprefix(b"\xef\xbb\xbf")) or path.suffix in _MARK_UP_SUFFIXES:
-        raise NoText(f"{path} is HTML or XML: extract its text, for example with trafilatura")
+    if (
+        _MARK_UP.match(start.removeprefix(b"\xef\xbb\xbf"))
+        or path.suffix in _MARK_UP_SUFFIXES
+    ):
+        raise NoText(
+            f"{path} is HTML or XML: extract its text, for example with trafilatura"
+        )
     if start.startswith(b"<doc "):
-        raise NoText(f"{path} is WikiExtractor's: have it write JSON Lines, with its --json")
+        raise NoText(
+            f"{path} is WikiExtractor's: have it write JSON Lines, with its --json"
+        )
     for signature, kind in _BINARY.items():
         if start.startswith(signature):
             raise NoText(f"{path} is {kind}: convert it to text")
-    is_wide = start.startswith((b"\xff\xfe", b"\xfe\xff"))  # UTF-16, an error of its own
-    # NULs that are more than a rare accident; a text of few is read without them, as by the reference.
+    is_wide = start.startswith(
+        (b"\xff\xfe", b"\xfe\xff")
+    )  # UTF-16, an error of its own
+    # NULs that are more than a rare accident; a text of few is read without them, as by the
+    # reference.
     if not is_wide and start.count(0) > len(start) / 100:
         raise NoText(f"{path} is not text: it holds NUL bytes")
 
@@ -85,7 +105,8 @@ def check_prose(path: Path, start: bytes) -> None:
 def report(left_out: Sequence[LeftOut], used: int, folder: Path, named: str) -> str:
     """Writes the list and returns one line with counts by reason.
 
-    Raises DataError for all errors at once, and if no file is used. named: the inputs, for the message.
+    Raises DataError for all errors at once, and if no file is used. named: the inputs, for the
+    message.
     """
     path = folder / LIST
     if left_out:
@@ -97,11 +118,14 @@ def report(left_out: Sequence[LeftOut], used: int, folder: Path, named: str) -> 
         raise DataError(f"{some_of(errors)}; all in {path}")
     # Counted by kind: reasons begin with their file's name, and have advice after a colon.
     kinds = Counter(
-        left.reason.replace(f"{left.path} is ", "").partition(":")[0] for left in left_out
+        left.reason.replace(f"{left.path} is ", "").partition(":")[0]
+        for left in left_out
     )
     counts = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
     if not used:
-        raise DataError(f"{named} has no files of text ({counts or 'none at all'}); check --input")
+        raise DataError(
+            f"{named} has no files of text ({counts or 'none at all'}); check --input"
+        )
     return (
         f"{used:,} files used, {len(left_out):,} left out ({counts}): all in {path}"
         if counts

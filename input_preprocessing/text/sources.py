@@ -1,9 +1,10 @@
-"""Converts files and folders of text to documents of sentences: in parts, on all cores, in constant memory.
+"""Converts files and folders of text to documents of sentences: in parts, on all cores, in constant
+memory.
 
-Plain text and JSON Lines, also compressed, detected by content. A file is cut at document ends into parts of
-at least PART_BYTES; a text without such ends at paragraphs, lines or sentences, so that no part is larger than memory.
-Each part yields a file of its documents, with a sentence per line and a blank line after each document, and a table of
-the documents.
+Plain text and JSON Lines, also compressed, detected by content. A file is cut at document ends into
+parts of at least PART_BYTES; a text without such ends at paragraphs, lines or sentences, so that no
+part is larger than memory. Each part yields a file of its documents, with a sentence per line and a
+blank line after each document, and a table of the documents.
 """
 
 from __future__ import annotations
@@ -28,7 +29,14 @@ from bert.data.records import DataError
 from input_preprocessing.stage.cli import some_of
 from input_preprocessing.stage.manifest import StageFolder
 from input_preprocessing.stage.parallel import run_tasks
-from input_preprocessing.stage.reading import CHUNK, Stamp, changed, open_text, readable, stamp_of
+from input_preprocessing.stage.reading import (
+    CHUNK,
+    Stamp,
+    changed,
+    open_text,
+    readable,
+    stamp_of,
+)
 from input_preprocessing.text.inputs import LeftOut, NoText, check_prose, files_in
 
 # Name: description.
@@ -40,11 +48,15 @@ PYDOC = "pydoc"
 PART_BYTES = 8_000_000  # minimal size of a part
 _PATIENCE = 1_000_000  # bytes after these in which to look for the end of a document
 _DETECTED_ON = 2_000_000  # characters
-_MOST_RECORD = 64_000_000  # bytes of a JSON record, which is held in memory several times over
+_MOST_RECORD = (
+    64_000_000  # bytes of a JSON record, which is held in memory several times over
+)
 _PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\x28\xb5\x2f\xfd": "zstd"}
 _SENTENCE_END = re.compile(rb"""[.!?]["')\]]*\s""")
 _END = re.compile(r"""(?<=[.!?])["')\]”’]*\s+(?=["'(\[“‘]*[A-Z0-9])""")
-_RULE = re.compile(r"[^\w\s](?:\W*[^\w\s])?\s*")  # a rule under a heading or between sections
+_RULE = re.compile(
+    r"[^\w\s](?:\W*[^\w\s])?\s*"
+)  # a rule under a heading or between sections
 _TERMINATED = re.compile(r"""[.!?:;]["')\]”’]*$""")
 _ABBREVIATION = re.compile(
     r"(?:\b(?:Mr|Mrs|Ms|Dr|Prof|St|Sr|Jr|Rev|Gen|Col|Capt|Lt|Hon|vs|e\.g|i\.e|cf|Fig|No|Vol|pp?|ch|sec|ed|al|approx)"
@@ -75,7 +87,8 @@ def workers(jobs: int, size: int) -> int:
 def find(
     inputs: Sequence[str], layout: str, text_key: str, folder: Path, jobs: int = 1
 ) -> tuple[list[Source], list[LeftOut]]:
-    """All input files, in the order given, checked and decompressed; and those left out, with errors among them.
+    """All input files, in the order given, checked and decompressed; and those left out, with
+    errors among them.
 
     Args:
         inputs: files, folders (all files below, by name) or 'pydoc'.
@@ -99,7 +112,9 @@ def find(
     sizes = [path.stat().st_size if path.is_file() else 0 for path, _ in files]
     look = partial(_look, layout, text_key, folder)
     tasks = [(number, *file) for number, file in enumerate(files)]
-    seen = run_tasks("corpus: files", look, tasks, jobs=workers(jobs, sum(sizes)), weights=sizes)
+    seen = run_tasks(
+        "corpus: files", look, tasks, jobs=workers(jobs, sum(sizes)), weights=sizes
+    )
     left_out += [each for each in seen if isinstance(each, LeftOut)]
     return [each for each in seen if isinstance(each, Source)], left_out
 
@@ -117,13 +132,21 @@ def _look(
         return _source(layout, text_key, path, unpacked, is_found)
     except DataError as error:
         reason = str(error).replace(str(unpacked), str(path))
-        return LeftOut(path, reason, is_error=not (is_found and isinstance(error, NoText)))
+        return LeftOut(
+            path, reason, is_error=not (is_found and isinstance(error, NoText))
+        )
 
 
-def _source(layout: str, text_key: str, name: Path, unpacked: Path, is_found: bool) -> Source:
-    """unpacked: where to write a packed file; is_found: in a folder, where an empty file is no error."""
+def _source(
+    layout: str, text_key: str, name: Path, unpacked: Path, is_found: bool
+) -> Source:
+    """unpacked: where to write a packed file; is_found: in a folder, where an empty file is no
+    error.
+    """
     path = name
-    if path.exists() and not path.is_file():  # such as a pipe, which can be read only once
+    if (
+        path.exists() and not path.is_file()
+    ):  # such as a pipe, which can be read only once
         raise DataError(f"{path} is no regular file; give one")
     with readable(f"the text {path}", "check --input"), open(path, "rb") as start:
         stamp, magic = stamp_of(os.fstat(start.fileno())), start.read(8)
@@ -141,9 +164,13 @@ def _source(layout: str, text_key: str, name: Path, unpacked: Path, is_found: bo
     check_prose(name, beginning)
     opened, md5 = open_text(path, "--input")
     # utf-8-sig: a byte order mark is no part of the first word.
-    with io.TextIOWrapper(opened, encoding="utf-8-sig", errors="ignore", newline="") as text:
+    with io.TextIOWrapper(
+        opened, encoding="utf-8-sig", errors="ignore", newline=""
+    ) as text:
         start_of_text = text.read(_DETECTED_ON)
-    if _is_json_lines(path, start_of_text, text_key, is_found and name.suffix == ".json"):
+    if _is_json_lines(
+        path, start_of_text, text_key, is_found and name.suffix == ".json"
+    ):
         kind = JSON
         # JSON Lines end at line feeds alone; other line ends may stand within a record.
         with open(path, encoding="utf-8-sig", errors="ignore", newline="\n") as lines:
@@ -175,7 +202,9 @@ def _cuts(path: Path, kind: str, size: int) -> list[int]:
             content.seek(cuts[-1] + PART_BYTES)
             if kind == JSON:
                 if len(content.readline(_MOST_RECORD)) == _MOST_RECORD:
-                    raise DataError(f"{path} has a record of over {_MOST_RECORD:,} bytes; split it")
+                    raise DataError(
+                        f"{path} has a record of over {_MOST_RECORD:,} bytes; split it"
+                    )
             else:
                 _to_document_end(content, is_prose=kind == LAYOUTS["prose"])
             cuts.append(content.tell())
@@ -184,7 +213,9 @@ def _cuts(path: Path, kind: str, size: int) -> list[int]:
 
 
 def _to_document_end(content: BinaryIO, is_prose: bool) -> None:
-    """Moves to the next end of a document of plain text; if none is near, of a paragraph, a line or a sentence."""
+    """Moves to the next end of a document of plain text; if none is near, of a paragraph, a line or
+    a sentence.
+    """
     # Prose is cut into documents of MOST_SENTENCES anyhow, so the end of a paragraph will soon do;
     # the documents of other text are to stay whole.
     end = content.tell() + (_PATIENCE if is_prose else _MOST_RECORD)
@@ -200,18 +231,25 @@ def _to_document_end(content: BinaryIO, is_prose: bool) -> None:
     if line and not line.endswith(b"\n"):
         *_, last = [0, *(found.end() for found in _SENTENCE_END.finditer(line))]
         # Without a sentence's end at a space, or at least not within a character of UTF-8.
-        last = last or line.rfind(b" ") + 1 or len(line.decode("utf-8", "ignore").encode())
+        last = (
+            last or line.rfind(b" ") + 1 or len(line.decode("utf-8", "ignore").encode())
+        )
         content.seek(last - len(line), os.SEEK_CUR)
 
 
-def split(sources: Sequence[Source], text_key: str, folder: Path, jobs: int = 1) -> list[Path]:
+def split(
+    sources: Sequence[Source], text_key: str, folder: Path, jobs: int = 1
+) -> list[Path]:
     """Makes the parts of all sources unless an earlier run did; returns their files.
 
     Raises:
         DataError: sources are invalid, or changed: all of them.
     """
     # Without paths: a text that was moved is the same text.
-    recipe = {"texts": [(*source[1:4], source.md5) for source in sources], "text_key": text_key}
+    recipe = {
+        "texts": [(*source[1:4], source.md5) for source in sources],
+        "text_key": text_key,
+    }
     StageFolder(folder, "corpus", ["part-*"], recipe)
     tasks = [(source, *ends) for source in sources for ends in pairwise(source.cuts)]
     parts = [folder / f"part-{number:06d}.txt" for number in range(len(tasks))]
@@ -245,7 +283,9 @@ def _split(text_key: str, task: tuple[Source, int, int, Path]) -> str:
     return ""
 
 
-def _write_part(text_key: str, source: Source, begin: int, end: int, part: Path) -> None:
+def _write_part(
+    text_key: str, source: Source, begin: int, end: int, part: Path
+) -> None:
     rows = []  # end in the part, characters and hash of each document
     size = 0
     with atomic_file(part) as partial_file, open(partial_file, "wb") as output:
@@ -260,11 +300,16 @@ def _write_part(text_key: str, source: Source, begin: int, end: int, part: Path)
     # Before the table, which would make the part count as complete.
     if source.stamp is not None and stamp_of(os.stat(source.path)) != source.stamp:
         raise changed(source.name)
-    with atomic_file(part.with_suffix(".npy")) as partial_file, open(partial_file, "wb") as output:
+    with (
+        atomic_file(part.with_suffix(".npy")) as partial_file,
+        open(partial_file, "wb") as output,
+    ):
         np.save(output, np.array(rows, dtype=np.uint64).reshape(-1, 3))
 
 
-def _documents(source: Source, text_key: str, begin: int, end: int) -> Iterator[Document]:
+def _documents(
+    source: Source, text_key: str, begin: int, end: int
+) -> Iterator[Document]:
     """Documents between two cuts of a source."""
     path, kind, layout = source[:3]
     if source.stamp is None:
@@ -272,7 +317,9 @@ def _documents(source: Source, text_key: str, begin: int, end: int) -> Iterator[
     else:
         with open(path, "rb") as file:
             file.seek(begin)
-            data = file.read(end - begin).removeprefix(b"" if begin else b"\xef\xbb\xbf")
+            data = file.read(end - begin).removeprefix(
+                b"" if begin else b"\xef\xbb\xbf"
+            )
         # Line ends: of JSON Lines only \n, of plain text any.
         newline = "\n" if kind == JSON else None
         text = io.TextIOWrapper(io.BytesIO(data), "utf-8", "ignore", newline)
@@ -300,18 +347,26 @@ def detect_layout(text: str) -> str:
         return "sentences"
     ended = sum(bool(_TERMINATED.search(line)) for line in lines)
     several = sum(len(split_sentences(line)) > 1 for line in lines)
-    return "sentences" if ended >= 0.6 * len(lines) and several <= 0.3 * len(lines) else "prose"
+    return (
+        "sentences"
+        if ended >= 0.6 * len(lines) and several <= 0.3 * len(lines)
+        else "prose"
+    )
 
 
 def split_sentences(paragraph: str) -> list[str]:
-    """Splits a paragraph after . ! ? before a capital or digit, but not after abbreviations and initials."""
+    """Splits a paragraph after . ! ? before a capital or digit, but not after abbreviations and
+    initials.
+    """
     sentences = []
     start = 0
     for end in _END.finditer(paragraph):
         if not _ABBREVIATION.search(paragraph, start, end.start()):
             sentences.append(paragraph[start : end.end()].strip())
             start = end.end()
-    return [sentence for sentence in [*sentences, paragraph[start:].strip()] if sentence]
+    return [
+        sentence for sentence in [*sentences, paragraph[start:].strip()] if sentence
+    ]
 
 
 def documents_of(lines: Iterable[str], layout: str) -> Iterator[Document]:
@@ -326,9 +381,7 @@ def documents_of(lines: Iterable[str], layout: str) -> Iterator[Document]:
                 document = []
     else:
         paragraph: list[str] = []
-        blank = (
-            0  # consecutive blank lines: one ends a paragraph; two, or a form feed, end a document
-        )
+        blank = 0  # consecutive blank lines: one ends a paragraph; two, or a form feed, end a document
         # A form feed after the last line ends the last paragraph and document like any other.
         for line in chain(lines, "\f"):
             if _RULE.fullmatch(line):
@@ -342,7 +395,9 @@ def documents_of(lines: Iterable[str], layout: str) -> Iterator[Document]:
                 while len(document) >= 2 * MOST_SENTENCES:  # of a paragraph without end
                     yield document[:MOST_SENTENCES]
                     document = document[MOST_SENTENCES:]
-                if document and (number or blank > 1 or len(document) >= MOST_SENTENCES):
+                if document and (
+                    number or blank > 1 or len(document) >= MOST_SENTENCES
+                ):
                     yield document
                     document = []
                 paragraph.append(piece)
@@ -372,14 +427,17 @@ def _of_records(texts: Iterable[str], layout: str) -> Iterator[Document]:
             yield document
 
 
-def _json_lines(path: Path, lines: Iterable[str], key: str, begin: int) -> Iterator[str]:
+def _json_lines(
+    path: Path, lines: Iterable[str], key: str, begin: int
+) -> Iterator[str]:
     """Texts of JSON Lines. begin: offset of the lines in the file, for messages."""
 
     def wrong(what: str) -> DataError:
         with open(path, "rb") as file:
             # The lines of the parts before are counted only here, for the message.
             before = sum(
-                file.read(min(CHUNK, begin - at)).count(b"\n") for at in range(0, begin, CHUNK)
+                file.read(min(CHUNK, begin - at)).count(b"\n")
+                for at in range(0, begin, CHUNK)
             )
         return DataError(f"{path}: line {before + number} {what}")
 
@@ -389,15 +447,20 @@ def _json_lines(path: Path, lines: Iterable[str], key: str, begin: int) -> Itera
         try:
             record = json.loads(line)
         except ValueError as error:
-            raise wrong(f"is not JSON ({error}); give JSON Lines, one record per line") from error
+            raise wrong(
+                f"is not JSON ({error}); give JSON Lines, one record per line"
+            ) from error
         if not isinstance(record, dict) or not isinstance(record.get(key), str):
-            fields = ", ".join(record) if isinstance(record, dict) else type(record).__name__
+            fields = (
+                ", ".join(record) if isinstance(record, dict) else type(record).__name__
+            )
             raise wrong(f"has no text {key!r} (it has {fields}); give --text-field")
         yield record[key]
 
 
 def _is_json_lines(path: Path, start: str, key: str, may_be_other: bool) -> bool:
-    """Whether a text is JSON Lines. may_be_other: it may be JSON without any text, such as settings.
+    """Whether a text is JSON Lines. may_be_other: it may be JSON without any text, such as
+    settings.
 
     Raises NoText for other JSON.
     """
@@ -412,5 +475,6 @@ def _is_json_lines(path: Path, start: str, key: str, may_be_other: bool) -> bool
     is_json = path.suffix == ".json" and (rest or record is not None)
     if is_json or first.strip() in ("{", "["):
         raise NoText(f"{path} is JSON, but not JSON Lines: write a record per line")
-    # The reader of JSON Lines tells what is wrong with a broken record; a bracket may also begin prose.
+    # The reader of JSON Lines tells what is wrong with a broken record; a bracket may also begin
+    # prose.
     return first.startswith("{")

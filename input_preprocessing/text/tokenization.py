@@ -1,13 +1,14 @@
 """BERT's tokenizer, compiled: text to token ids of segments and documents.
 
-Equal to the reference's BasicTokenizer + WordpieceTokenizer on any bytes. Words of printable ASCII go straight to the
-compiled loop; words with other bytes are first normalised here. The loop lower-cases ASCII, splits on space and ASCII
-punctuation, and walks the vocabulary's trie, longest match first. For a cased vocabulary (do_lower_case=False of the
-reference) letters and accents are kept.
+Equal to the reference's BasicTokenizer + WordpieceTokenizer on any bytes. Words of printable ASCII
+go straight to the compiled loop; words with other bytes are first normalised here. The loop
+lower-cases ASCII, splits on space and ASCII punctuation, and walks the vocabulary's trie, longest
+match first. For a cased vocabulary (do_lower_case=False of the reference) letters and accents are
+kept.
 
-Unicode is version 11.0 as in Python 3.7, with which the reference's data was made: characters assigned later count as
-letters without case, like unassigned ones then, and three characters keep their old category. So tokens do not depend
-on the Python version (3.7 or later).
+Unicode is version 11.0 as in Python 3.7, with which the reference's data was made: characters
+assigned later count as letters without case, like unassigned ones then, and three characters keep
+their old category. So tokens do not depend on the Python version (3.7 or later).
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ _BOUNDS = list(accumulate(map(int, _DISTANCES.split())))
 _CATEGORIES = {0x166D: "Po", 0x1734: "Mn", 0xA9BD: "Mc"}  # later So, Mc and Mn
 _NOT_IGNORED = (0x055F, 0xA9BD)  # in the test for a final sigma; later ignored
 
-# A combining mark of class 9 that lost this property, and one that kept it and is otherwise equivalent here.
+# A combining mark of class 9 that lost this property, and one that kept it and is otherwise
+# equivalent here.
 _REPLACED = {0x1734: "\u1714"}
 
 
@@ -61,7 +63,9 @@ _REPLACED = {0x1734: "\u1714"}
 class TokenizedText:
     """Documents of segments of tokens, flattened."""
 
-    tokens: npt.NDArray[np.int16] | npt.NDArray[np.int32]  # depending on the vocabulary's size
+    tokens: (
+        npt.NDArray[np.int16] | npt.NDArray[np.int32]
+    )  # depending on the vocabulary's size
     segment_offsets: npt.NDArray[np.int64]  # segment s is tokens [o[s], o[s + 1])
     document_offsets: npt.NDArray[np.int64]  # document d is segments [o[d], o[d + 1])
 
@@ -79,7 +83,9 @@ def unicode_category(code: int) -> str:
 
 
 def _needs_shield(code: int) -> bool:
-    """Whether lower() or normalize() treat the code point or its neighbours differently in newer Unicode."""
+    """Whether lower() or normalize() treat the code point or its neighbours differently in newer
+    Unicode.
+    """
     char = chr(code)
     if _was_assigned(code):
         return code in _NOT_IGNORED
@@ -104,10 +110,11 @@ class _Table(dict[int, "str | None"]):
 
 
 def _tables(lower_case: bool) -> tuple[_Table, _Table]:
-    """Tables of the first and the last pass over a text; in between come lower() and normalize(), unless cased.
+    """Tables of the first and the last pass over a text; in between come lower() and normalize(),
+    unless cased.
 
-    Characters newer than Unicode 11.0 that these two would change are replaced by lone surrogates, which never occur in
-    decoded text and which both leave alone; `shielded` maps them back.
+    Characters newer than Unicode 11.0 that these two would change are replaced by lone surrogates,
+    which never occur in decoded text and which both leave alone; `shielded` maps them back.
     """
     shielded: dict[int, str] = {}
 
@@ -150,14 +157,17 @@ _LOWER_CASED, _CASED = _tables(lower_case=True), _tables(lower_case=False)
 
 
 def normalise(text: str, lower_case: bool = True) -> str:
-    """The text lower-cased, without accents and control characters, with spaces around non-ASCII punctuation.
+    """The text lower-cased, without accents and control characters, with spaces around non-ASCII
+    punctuation.
 
-    Keeps newlines; without ``lower_case``, also letters and accents. The result for a text is that of its words, since
-    nothing here looks beyond a space (final sigma, canonical order).
+    Keeps newlines; without ``lower_case``, also letters and accents. The result for a text is that
+    of its words, since nothing here looks beyond a space (final sigma, canonical order).
     """
     clean, split = _LOWER_CASED if lower_case else _CASED
     text = text.translate(clean)
-    return (unicodedata.normalize("NFD", text.lower()) if lower_case else text).translate(split)
+    return (
+        unicodedata.normalize("NFD", text.lower()) if lower_case else text
+    ).translate(split)
 
 
 def prepare(data: bytes, lower_case: bool = True) -> bytes:
@@ -173,7 +183,9 @@ def prepare(data: bytes, lower_case: bool = True) -> bytes:
         spans, range(_BLOCK, len(spans), _BLOCK)
     )  # a Python list of all of them would take gigabytes
     originals = list(
-        dict.fromkeys(data[start:end] for block in blocks for start, end in block.tolist())
+        dict.fromkeys(
+            data[start:end] for block in blocks for start, end in block.tolist()
+        )
     )
     decoded = [original.decode("utf-8", "ignore") for original in originals]
     words = normalise("\n".join(decoded), lower_case).split("\n")
@@ -204,7 +216,9 @@ def grown(array):  # type: ignore[no-untyped-def]
 
 @compiled
 def _odd_words(text, is_odd):  # type: ignore[no-untyped-def]
-    """Start and end, (N, 2), of every run of bytes between spaces and line ends that contains an odd byte."""
+    """Start and end, (N, 2), of every run of bytes between spaces and line ends that contains an
+    odd byte.
+    """
     spans = np.empty((16, 2), dtype=np.int64)
     count = 0
     i = 0
@@ -225,10 +239,16 @@ def _odd_words(text, is_odd):  # type: ignore[no-untyped-def]
     return spans[:count]
 
 
-def tokenize(data: bytes, vocabulary: Vocabulary, lower_case: bool = True) -> TokenizedText:
-    """Token ids of a text: a line is a segment, a blank line ends a document; empty ones are dropped."""
+def tokenize(
+    data: bytes, vocabulary: Vocabulary, lower_case: bool = True
+) -> TokenizedText:
+    """Token ids of a text: a line is a segment, a blank line ends a document; empty ones are
+    dropped.
+    """
     text = np.frombuffer(prepare(data, lower_case), dtype=np.uint8)
-    tokens = np.empty(text.size, dtype=id_dtype(len(vocabulary)))  # a token has at least one byte
+    tokens = np.empty(
+        text.size, dtype=id_dtype(len(vocabulary))
+    )  # a token has at least one byte
     # The last line need not end with a line feed, hence one more.
     num_lines = int(np.count_nonzero(text == ord("\n"))) + 1
     segment_offsets = np.zeros(num_lines + 1, dtype=np.int64)
@@ -257,7 +277,9 @@ def tokenize(data: bytes, vocabulary: Vocabulary, lower_case: bool = True) -> To
 _BYTE_CLASS = np.full(256, _LETTER, dtype=np.uint8)
 _BYTE_CLASS[[ord(" "), ord("\t")]] = _SPACE
 # All ASCII symbols, also $ + < = > ^ ` | ~, which Unicode does not call punctuation but BERT does.
-_BYTE_CLASS[33:48] = _BYTE_CLASS[58:65] = _BYTE_CLASS[91:97] = _BYTE_CLASS[123:127] = _PUNCTUATION
+_BYTE_CLASS[33:48] = _BYTE_CLASS[58:65] = _BYTE_CLASS[91:97] = _BYTE_CLASS[123:127] = (
+    _PUNCTUATION
+)
 _BYTE_CLASS[ord("\n")] = _NEWLINE
 _BYTE_CLASS[ord(_MARKER)] = _NOT_BLANK
 _AS_IS = np.arange(256, dtype=np.uint8)
@@ -267,7 +289,9 @@ _IS_ODD = np.array([byte > 127 or byte in _CONTROLS for byte in range(256)])
 
 @compiled
 def _split_word(text, start, end, case, entries, ids, unknown, tokens, num_tokens):  # type: ignore[no-untyped-def]
-    """Appends the pieces of the word text[start:end], or `unknown` if it cannot be split; returns the new count."""
+    """Appends the pieces of the word text[start:end], or `unknown` if it cannot be split; returns
+    the new count.
+    """
     first = num_tokens
     i = start
     # The vocabulary's trie has two roots: 0 for a token that starts a word, 1 for one after ##.
@@ -299,7 +323,15 @@ def _split_word(text, start, end, case, entries, ids, unknown, tokens, num_token
 
 @compiled
 def _tokenize(  # type: ignore[no-untyped-def]
-    text, byte_class, case, entries, ids, unknown, tokens, segment_offsets, document_offsets
+    text,
+    byte_class,
+    case,
+    entries,
+    ids,
+    unknown,
+    tokens,
+    segment_offsets,
+    document_offsets,
 ):
     num_tokens = num_segments = num_documents = 0
     blank = True

@@ -45,24 +45,30 @@ class Vocabulary:
             token != token.lower() for token in self.tokens if not token.startswith("[")
         )
         if has_capitals == lower_case:
-            which = "tokens with capitals" if has_capitals else "no tokens with capitals"
+            which = (
+                "tokens with capitals" if has_capitals else "no tokens with capitals"
+            )
             doubt = f"is --do-lower-case {int(lower_case)} right?"
             print(f"warning: the vocabulary has {which}: {doubt}", file=sys.stderr)
 
     @cached_property
     def trie(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
-        """Byte trie as an open-addressing hash table. Node 0 starts a word, node 1 continues one ("##").
+        """Byte trie as an open-addressing hash table. Node 0 starts a word, node 1 continues one
+        ("##").
 
-        An entry packs an edge: source node and byte (`edge`), target node, and in the lowest bit whether a token ends
-        there. A single number, so one cache line per byte of text.
+        An entry packs an edge: source node and byte (`edge`), target node, and in the lowest bit
+        whether a token ends there. A single number, so one cache line per byte of text.
 
         Returns:
-            The entries (-1: empty; the size is a power of two), and the id of the token that ends at each node.
+            The entries (-1: empty; the size is a power of two), and the id of the token that ends
+            at each node.
         """
         encoded = [token.encode() for token in self.tokens]
         data = np.frombuffer(b"".join(encoded), dtype=np.uint8)
         ends = np.cumsum([len(token) for token in encoded], dtype=np.int64)
-        if len(data) > NODE_MASK - 1:  # at most one node per byte, besides the two roots
+        if (
+            len(data) > NODE_MASK - 1
+        ):  # at most one node per byte, besides the two roots
             raise DataError(
                 f"the vocabulary's tokens have {len(data):,} bytes; at most {NODE_MASK - 1:,} are allowed"
             )
@@ -77,7 +83,8 @@ class Vocabulary:
 
 
 def load(path: str | Path) -> Vocabulary:
-    """Reads a vocab.txt: one token per line, surrounding space is dropped, a repeated token keeps its first id.
+    """Reads a vocab.txt: one token per line, surrounding space is dropped, a repeated token keeps
+    its first id.
 
     Raises:
         DataError: unreadable, or without [UNK], [CLS], [SEP] or [MASK].
@@ -85,7 +92,9 @@ def load(path: str | Path) -> Vocabulary:
     with readable(f"the vocabulary {path}", "check --vocab-file"):
         data = Path(path).read_bytes()
     lines = data.replace(b"\r", b"").removesuffix(b"\n").split(b"\n")
-    tokens = tuple(dict.fromkeys(line.decode("utf-8", "ignore").strip() for line in lines))
+    tokens = tuple(
+        dict.fromkeys(line.decode("utf-8", "ignore").strip() for line in lines)
+    )
     missing = [token for token in SPECIAL_TOKENS if token not in tokens]
     if missing:
         raise DataError(

@@ -1,4 +1,6 @@
-"""Audit of a record file, sequence by sequence: tokens, masks and labels must be as the instance maker writes them."""
+"""Audit of a record file, sequence by sequence: tokens, masks and labels must be as the instance
+maker writes them.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ from input_preprocessing.text.vocabulary import Vocabulary
 
 Hashes = npt.NDArray[np.uint64]
 
-# With this many masked tokens (80 tokens at 15%), two sequences do not have the same text by chance.
+# With this many masked tokens (80 tokens at 15%), two sequences do not have the same text by
+# chance.
 TELLING_MASKS = 12
 
 _FAULTS = (
@@ -68,7 +71,8 @@ def rules_of(words: Vocabulary, recipe: dict[str, Any]) -> Rules:
     # next-sentence prediction there is one segment, and one [SEP].
     fixed = 3 if recipe["nsp"] else 2
     counts = tuple(
-        min(most, max(1, round(n * share)), max(0, n - fixed)) for n in range(longest + 1)
+        min(most, max(1, round(n * share)), max(0, n - fixed))
+        for n in range(longest + 1)
     )
     return Rules(special=special, vocab_size=len(words), num_masked=counts)
 
@@ -133,7 +137,17 @@ def _mix(state, value):  # type: ignore[no-untyped-def]
 
 @compiled
 def _fault_of(  # type: ignore[no-untyped-def]
-    ids, start, end, b_start, positions, labels, first, last, special, vocab_size, wanted
+    ids,
+    start,
+    end,
+    b_start,
+    positions,
+    labels,
+    first,
+    last,
+    special,
+    vocab_size,
+    wanted,
 ):
     """Index in _FAULTS of the first fault of a sequence."""
     if ids[start] != special[0]:
@@ -176,7 +190,9 @@ def _check(  # type: ignore[no-untyped-def]
     counts,
     originals,
 ):
-    """Fills in counts and the hash of each text without masks; returns (first fault, its sequence)."""
+    """Fills in counts and the hash of each text without masks; returns (first fault, its
+    sequence).
+    """
     first_fault = 0
     where = -1
     for i in range(originals.size):

@@ -1,7 +1,8 @@
-"""Verifies a prepared data set: counts, digests, every sequence exactly once, labels, evaluation set.
+"""Verifies a prepared data set: counts, digests, every sequence exactly once, labels, evaluation
+set.
 
-FOLDER is the --outputdir of prepare_data.sh; every data set finished there (prepared-*.json) is verified. Prints a
-table and a one-line verdict; exit code 0 only if no check fails.
+FOLDER is the --outputdir of prepare_data.sh; every data set finished there (prepared-*.json) is
+verified. Prints a table and a one-line verdict; exit code 0 only if no check fails.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from input_preprocessing.stage.parallel import run_tasks
 from input_preprocessing.text import vocabulary
 from input_preprocessing.verify.audit import Audit, Hashes, Rules, audit, rules_of
 
-# Digest of input_ids of the benchmark's 10,000 evaluation samples, from NVIDIA's eval_varlength.chk.
+# Digest of input_ids of the benchmark's 10,000 evaluation samples, from NVIDIA's
+# eval_varlength.chk.
 PUBLISHED_EVALUATION = "611d8bae26646145e1c33338a27ba124"
 
 # Tolerance of the shares of masks; exceeded by chance in one of 500 million data sets.
@@ -61,7 +63,10 @@ def verify(folder: Path, *, jobs: int) -> dict[str, list[Check]]:
             f"{folder} has no prepared-*.json; give the folder of a data set, or import its records first"
         )
     names = [path.stem.removeprefix("prepared-") for path in prepared]
-    return {name: _verify(folder, path, jobs) for name, path in zip(names, prepared, strict=True)}
+    return {
+        name: _verify(folder, path, jobs)
+        for name, path in zip(names, prepared, strict=True)
+    }
 
 
 def _audit_task(rules: Rules, known: Hashes | None, path: Path) -> Audit | str:
@@ -84,11 +89,17 @@ def _audit_all(
 
 
 def _check_contents(
-    folder: Path, made: manifest.Manifest, audits: Sequence[Audit], errors: Sequence[str]
+    folder: Path,
+    made: manifest.Manifest,
+    audits: Sequence[Audit],
+    errors: Sequence[str],
 ) -> Check:
     """Every file is valid and as prepared: records, vocabulary, model sizes and checkpoint."""
     total, problem = len(audits) + len(errors), ""
-    digests = {str(each.path.relative_to(folder)): each.metadata.content_digest for each in audits}
+    digests = {
+        str(each.path.relative_to(folder)): each.metadata.content_digest
+        for each in audits
+    }
     for name in made.files:
         if not name.endswith(".hdf5") and (folder / name).is_file():
             digests[name] = manifest.md5_of(folder / name)
@@ -108,19 +119,27 @@ def _content_checks(audits: list[Audit]) -> list[Check]:
     # Special tokens, masks and labels of every sequence are in the right places.
     faulty = [f"{audit.path}: {audit.fault}" for audit in audits if audit.fault]
     share = masked / tokens if tokens else 0
-    text = f"[CLS], [SEP], masks and labels of every sequence in place; {share:.2%} masked"
-    labels = _check("labels", text, f"{faulty[0]} ({len(faulty)} such files)" if faulty else None)
-    # Within the tolerance, 80% of the masked tokens became [MASK], 10% were kept, 10% replaced by random ones.
+    text = (
+        f"[CLS], [SEP], masks and labels of every sequence in place; {share:.2%} masked"
+    )
+    labels = _check(
+        "labels", text, f"{faulty[0]} ({len(faulty)} such files)" if faulty else None
+    )
+    # Within the tolerance, 80% of the masked tokens became [MASK], 10% were kept, 10% replaced by
+    # random ones.
     masks = Check("masks", None, "nothing is masked")
     if masked:
         shares = [sum(audit.replaced[i] for audit in audits) / masked for i in range(2)]
         # A random token may happen to be the original one or [MASK]: covered by the 0.001.
         spread = (
-            0.001 + _SIGMAS * (wanted * (1 - wanted) / masked) ** 0.5 for wanted in (0.8, 0.1)
+            0.001 + _SIGMAS * (wanted * (1 - wanted) / masked) ** 0.5
+            for wanted in (0.8, 0.1)
         )
         unusual = any(np.abs(np.subtract(shares, (0.8, 0.1))) > [*spread])
         text = f"{shares[0]:.2%} [MASK], {shares[1]:.2%} kept, {1 - sum(shares):.2%} random"
-        masks = _check("masks", text, f"{text}; expected 80%, 10%, 10%" if unusual else None)
+        masks = _check(
+            "masks", text, f"{text}; expected 80%, 10%, 10%" if unusual else None
+        )
     return [labels, masks]
 
 
@@ -132,7 +151,9 @@ def _verify(folder: Path, path: Path, jobs: int) -> list[Check]:
     evaluation = [folder / name for name in made.evaluation if name in present]
     training = [folder / name for name in made.records if name in present]
     # First the evaluation set, whose texts are then looked for in the training data.
-    eval_audits, eval_errors = _audit_all(evaluation, rules, None, "read evaluation set", 1)
+    eval_audits, eval_errors = _audit_all(
+        evaluation, rules, None, "read evaluation set", 1
+    )
     known = np.unique(eval_audits[0].originals) if eval_audits else None
     audits, errors = _audit_all(training, rules, known, "read training records", jobs)
     both = [*eval_audits, *audits]
@@ -156,14 +177,20 @@ def _check_files(
     if missing := [name for name in made.files if name not in present]:
         problem = f"{len(missing)} of {len(made.files)} are missing: {missing[0]}"
     elif strays := manifest.strays(folder):
-        problem = f"{len(strays)} more than were prepared: {strays[0].relative_to(folder)}"
+        problem = (
+            f"{len(strays)} more than were prepared: {strays[0].relative_to(folder)}"
+        )
     elif is_readable and (odd := manifest.odd_indices(folder, made, ())):
         index = folder / odd[0] / INDEX
         problem = f"{index} is missing or does not match the shards; use --repair"
-    return _check("files", f"all {len(made.files):,} that were prepared, no others", problem)
+    return _check(
+        "files", f"all {len(made.files):,} that were prepared, no others", problem
+    )
 
 
-def _check_options(folder: Path, made: manifest.Manifest, audits: Sequence[Audit]) -> Check:
+def _check_options(
+    folder: Path, made: manifest.Manifest, audits: Sequence[Audit]
+) -> Check:
     """All files were made with the manifest's options, from its texts."""
     problem = ""
     for each in audits:
@@ -175,8 +202,12 @@ def _check_options(folder: Path, made: manifest.Manifest, audits: Sequence[Audit
     return _check("options", text, problem)
 
 
-def _check_numbers(made: manifest.Manifest, name: str, audits: Sequence[Audit]) -> list[Check]:
-    """Counts and digest are those of all training instances, and rows as wanted. name: the manifest's."""
+def _check_numbers(
+    made: manifest.Manifest, name: str, audits: Sequence[Audit]
+) -> list[Check]:
+    """Counts and digest are those of all training instances, and rows as wanted. name: the
+    manifest's.
+    """
     problem = ""
     for what in ("sequences", "rows", "tokens"):
         found, said = sum(getattr(audit, what) for audit in audits), getattr(made, what)
@@ -195,16 +226,24 @@ def _check_numbers(made: manifest.Manifest, name: str, audits: Sequence[Audit]) 
     allowed = made.recipe["max_sequences_per_row"]
     capacity = sum(audit.rows * audit.metadata.max_seq_length for audit in audits)
     share = sum(audit.tokens for audit in audits) / capacity if capacity else 0
-    problem = f"a row has {most} sequences, at most {allowed} are allowed" if most > allowed else ""
+    problem = (
+        f"a row has {most} sequences, at most {allowed} are allowed"
+        if most > allowed
+        else ""
+    )
     text = f"at most {most} sequence{'s' * (most > 1)} in a row, {share:.2%} of token slots filled"
     return [counts, once, _check("rows", text, problem)]
 
 
 def _check_evaluation(audits: Sequence[Audit], made: manifest.Manifest) -> Check:
-    """Whether the evaluation set is valid, of the prepared size and, for the benchmark's text, the published one."""
+    """Whether the evaluation set is valid, of the prepared size and, for the benchmark's text, the
+    published one.
+    """
     name = f"prepared-{made.recipe['kind']}.json"
     if len(audits) != 1:
-        return Check("evaluation", False, f"{len(audits)} readable files of {name}, expected one")
+        return Check(
+            "evaluation", False, f"{len(audits)} readable files of {name}, expected one"
+        )
     audit, problem = audits[0], ""
     text = f"{audit.sequences:,} samples, {audit.masked:,} masked tokens"
     if audit.fault:
@@ -215,7 +254,9 @@ def _check_evaluation(audits: Sequence[Audit], made: manifest.Manifest) -> Check
     elif _is_benchmarks(made):
         digest = published_digest(open_records(audit.path)[0])
         if digest != PUBLISHED_EVALUATION:
-            other = f"their digest is {digest}, not the published {PUBLISHED_EVALUATION}"
+            other = (
+                f"their digest is {digest}, not the published {PUBLISHED_EVALUATION}"
+            )
             what = f"{audit.path}: {text}, of the benchmark's text and options"
             problem = f"{what}, but {other}: prepare it again"
         text += f": exactly the published ones ({digest})"
@@ -223,8 +264,13 @@ def _check_evaluation(audits: Sequence[Audit], made: manifest.Manifest) -> Check
 
 
 def _is_benchmarks(made: manifest.Manifest) -> bool:
-    """Whether evaluation text, vocabulary and options are the benchmark's: the published digest is that of them."""
-    wanted = {"num_eval_samples": NUM_EVAL_SAMPLES, **dataclasses.asdict(SamplingConfig())}
+    """Whether evaluation text, vocabulary and options are the benchmark's: the published digest is
+    that of them.
+    """
+    wanted = {
+        "num_eval_samples": NUM_EVAL_SAMPLES,
+        **dataclasses.asdict(SamplingConfig()),
+    }
     wanted["vocab_md5"] = manifest.VOCAB_MD5
     same_options = all(made.recipe[name] == value for name, value in wanted.items())
     return same_options and made.texts.get("eval.txt") == manifest.TEXT_MD5["eval.txt"]
@@ -234,7 +280,9 @@ def published_digest(records: Records) -> str:
     """Digest of input_ids like NVIDIA's: md5 of the printed list of the md5 of each printed row."""
     rows = np.split(records.input_ids, records.sequence_offsets[1:-1])
     return hashlib.md5(
-        str([hashlib.md5(str(ids.tolist()).encode()).hexdigest() for ids in rows]).encode()
+        str(
+            [hashlib.md5(str(ids.tolist()).encode()).hexdigest() for ids in rows]
+        ).encode()
     ).hexdigest()
 
 
@@ -251,7 +299,10 @@ def check_held_out(audits: Sequence[Audit], known: Hashes | None) -> Check:
 def failures(found: dict[str, list[Check]]) -> list[str]:
     """Failed checks, as text."""
     failed = (
-        (name, check) for name, checks in found.items() for check in checks if check.holds is False
+        (name, check)
+        for name, checks in found.items()
+        for check in checks
+        if check.holds is False
     )
     return [f"{name}: {check.name}: {check.detail}" for name, check in failed]
 
@@ -260,14 +311,19 @@ def verdict(folder: Path, found: dict[str, list[Check]]) -> str:
     """The verdict in one line."""
     total = sum(len(checks) for checks in found.values())
     if failed := failures(found):
-        return f"{folder}: NOT VALID: {len(failed)} of {total} checks failed; {failed[0]}"
+        return (
+            f"{folder}: NOT VALID: {len(failed)} of {total} checks failed; {failed[0]}"
+        )
     return f"{folder}: valid: {', '.join(found)}, all {total} checks hold"
 
 
 def main(options: argparse.Namespace) -> None:
     found = verify(options.folder, jobs=options.jobs)
     if options.json:
-        checked = {name: [check._asdict() for check in checks] for name, checks in found.items()}
+        checked = {
+            name: [check._asdict() for check in checks]
+            for name, checks in found.items()
+        }
         print(json.dumps({"valid": not failures(found), "checks": checked}))
     for name, checks in found.items() if not options.json else ():
         print(f"{name}\n")

@@ -1,12 +1,13 @@
 """Turns the wikitext of articles into text: one sentence per line, a blank line after each article.
 
-Reads the folder written by `extract`, writes one text-XXXXX.txt for each of its files. Kept: running text, including
-the labels of links and the text of formatting templates. Dropped, like in WikiExtractor: tables, lists, headings,
-references, other templates, images, categories, mathematics, comments, sections such as "References", and empty
-articles. Finished files are kept when run again; the result does not depend on --jobs.
+Reads the folder written by `extract`, writes one text-XXXXX.txt for each of its files. Kept:
+running text, including the labels of links and the text of formatting templates. Dropped, like in
+WikiExtractor: tables, lists, headings, references, other templates, images, categories,
+mathematics, comments, sections such as "References", and empty articles. Finished files are kept
+when run again; the result does not depend on --jobs.
 
-The mark-up is parsed by mwparserfromhell, sentences are split by nupunkt (the Punkt algorithm, as in the reference's
-preparation); both are optional dependencies, see requirements/wiki.txt.
+The mark-up is parsed by mwparserfromhell, sentences are split by nupunkt (the Punkt algorithm, as
+in the reference's preparation); both are optional dependencies, see requirements/wiki.txt.
 """
 
 from __future__ import annotations
@@ -24,7 +25,12 @@ from typing import Any
 from bert.data.format import atomic_file
 from bert.data.records import DataError
 from common.tables import read_table
-from input_preprocessing.stage.manifest import StageFolder, finished_files, is_recorded, record
+from input_preprocessing.stage.manifest import (
+    StageFolder,
+    finished_files,
+    is_recorded,
+    record,
+)
 from input_preprocessing.stage.parallel import run_tasks
 from input_preprocessing.wiki.extract import read_pages
 
@@ -39,7 +45,8 @@ _TABLE = read_table(__file__, "wikitext.yaml")
 _SPACES = re.compile(r"[\s\u00a0\u200b\ufeff]+")
 _MAGIC_WORD = re.compile(r"__[A-Z]+__")
 _REPAIRS = [
-    (re.compile(pattern), replacement) for pattern, replacement in _TABLE["repairs"].items()
+    (re.compile(pattern), replacement)
+    for pattern, replacement in _TABLE["repairs"].items()
 ]
 _UNPARSED = ("{{", "}}", "{|", "|}", "[[", "]]", "<ref", "</")
 _TABLE_LINE = re.compile(r"^[|!]|^\{\|")
@@ -84,11 +91,18 @@ def sentences_of(wikitext: str) -> list[str] | None:
 
 
 def paragraphs_of(text: str) -> list[str]:
-    """Paragraphs of an article's text without mark-up, one per line, without lists and unparsed mark-up."""
+    """Paragraphs of an article's text without mark-up, one per line, without lists and unparsed
+    mark-up.
+    """
     kept = []
     for raw in text.split("\n"):
         line = _MAGIC_WORD.sub("", raw).strip()
-        if not line or _LIST in line or _LIST_LINE.match(line) or _TABLE_LINE.match(line):
+        if (
+            not line
+            or _LIST in line
+            or _LIST_LINE.match(line)
+            or _TABLE_LINE.match(line)
+        ):
             continue
         # Mark-up that the parser left as text was broken: the line is lost rather than trained on.
         if any(mark in line for mark in _UNPARSED):
@@ -97,7 +111,9 @@ def paragraphs_of(text: str) -> list[str]:
             line = pattern.sub(replacement, line)
         # Last, or what nowiki protects would have been taken for mark-up above.
         line = line.translate(_AS_WRITTEN).strip()
-        if _WORD.search(line) and (_ENDED.search(line) or len(line.split()) >= _FEWEST_WORDS):
+        if _WORD.search(line) and (
+            _ENDED.search(line) or len(line.split()) >= _FEWEST_WORDS
+        ):
             kept.append(line)
     return kept
 
@@ -110,7 +126,9 @@ class _Text:
             nodes.Text: lambda node: str(node.value),
             nodes.HTMLEntity: self._entity,
             nodes.Wikilink: self._link,
-            nodes.ExternalLink: lambda node: self.of(node.title) if node.brackets else "",
+            nodes.ExternalLink: lambda node: (
+                self.of(node.title) if node.brackets else ""
+            ),
             nodes.Tag: self._tag,
             nodes.Template: self._template,
             nodes.Comment: lambda _: "",
@@ -127,7 +145,9 @@ class _Text:
                 # A dropped section has its subsections with it: only a heading as high ends it.
                 if not dropped_level or node.level <= dropped_level:
                     title = self.of(node.title).strip().lower()
-                    dropped_level = node.level if title in _TABLE["dropped_sections"] else 0
+                    dropped_level = (
+                        node.level if title in _TABLE["dropped_sections"] else 0
+                    )
                 parts.append("\n")
             elif not dropped_level:
                 parts.append(self.by_type[type(node)](node))
@@ -145,7 +165,9 @@ class _Text:
         if not title.startswith(":") and ":" in title:
             namespace = title.split(":", 1)[0].strip().lower()
             # [[fr:Titre]] stands beside the article, as a link to another Wikipedia.
-            of_language = node.text is None and re.fullmatch("[a-z]{2,3}(-[a-z]+)*", namespace)
+            of_language = node.text is None and re.fullmatch(
+                "[a-z]{2,3}(-[a-z]+)*", namespace
+            )
             if namespace in _TABLE["dropped_namespaces"] or of_language:
                 return ""
         return self.of(node.text) if node.text is not None else title.lstrip(":")
@@ -164,7 +186,9 @@ class _Text:
         if name in ("ul", "ol", "dl", "li"):
             return "\n" + _LIST + inner.replace("\n", "\n" + _LIST) + "\n"
         return (
-            f"\n{inner}\n" if name in ("p", "div", "blockquote", "poem", "center", "hr") else inner
+            f"\n{inner}\n"
+            if name in ("p", "div", "blockquote", "poem", "center", "hr")
+            else inner
         )
 
     def _template(self, node: Any) -> str:
@@ -197,7 +221,10 @@ def clean(source: Path, target: Path, *, jobs: int) -> tuple[int, int]:
         "rules": _RULES,
     }
     folder = StageFolder(target, "clean", ["text-*.txt"], recipe, jobs=jobs)
-    names = [path.name.replace("pages", "text").replace(".jsonl.gz", ".txt") for path in pages]
+    names = [
+        path.name.replace("pages", "text").replace(".jsonl.gz", ".txt")
+        for path in pages
+    ]
     failures = 0
     if not folder.finished:
         tasks = [(path, target / name) for path, name in zip(pages, names, strict=True)]
@@ -212,12 +239,17 @@ def clean(source: Path, target: Path, *, jobs: int) -> tuple[int, int]:
 
 
 def _clean_file(task: tuple[Path, Path]) -> int:
-    """Writes the text of a file of pages unless it exists; returns the number of unparsable articles."""
+    """Writes the text of a file of pages unless it exists; returns the number of unparsable
+    articles.
+    """
     source, target = task
     if is_recorded(target):
         return 0
     failures = 0
-    with atomic_file(target) as partial, open(partial, "w", encoding="utf-8", newline="\n") as file:
+    with (
+        atomic_file(target) as partial,
+        open(partial, "w", encoding="utf-8", newline="\n") as file,
+    ):
         for page in read_pages(source):
             sentences = sentences_of(page["text"])
             if sentences is None:

@@ -1,13 +1,14 @@
-"""Extracts the articles of Wikipedia dumps: wikitext of every page of the main namespace that is not a redirect.
+"""Extracts the articles of Wikipedia dumps: wikitext of every page of the main namespace that is
+not a redirect.
 
-Streams enwiki-*-pages-articles*.xml.bz2; a multistream dump is spread over the workers. Writes pages-XXXXX.jsonl.gz,
-one page per line ({"id", "title", "text"}), in the order of the dump. Finished files are kept when run again; the
-result does not depend on --jobs.
+Streams enwiki-*-pages-articles*.xml.bz2; a multistream dump is spread over the workers. Writes
+pages-XXXXX.jsonl.gz, one page per line ({"id", "title", "text"}), in the order of the dump.
+Finished files are kept when run again; the result does not depend on --jobs.
 """
 
-# A multistream dump is many bzip2 streams end to end (100 pages each in Wikimedia's), so workers can each process a
-# byte range. A page belongs to the range in which the stream with its first byte begins: every page is in exactly one
-# range, even if streams do not end between pages.
+# A multistream dump is many bzip2 streams end to end (100 pages each in Wikimedia's), so workers
+# can each process a byte range. A page belongs to the range in which the stream with its first byte
+# begins: every page is in exactly one range, even if streams do not end between pages.
 
 from __future__ import annotations
 
@@ -46,8 +47,11 @@ _OPEN, _CLOSE = b"<page>", b"</page>"
 Page = dict[str, Any]  # an article: id, title and text, its wikitext
 
 
-def extract(sources: list[Path], target: Path, *, jobs: int, chunk_bytes: int = CHUNK_BYTES) -> int:
-    """Writes the pages of the dumps to `target`, one file per `chunk_bytes` of a dump; returns the number of files.
+def extract(
+    sources: list[Path], target: Path, *, jobs: int, chunk_bytes: int = CHUNK_BYTES
+) -> int:
+    """Writes the pages of the dumps to `target`, one file per `chunk_bytes` of a dump; returns the
+    number of files.
 
     Raises:
         DataError: a dump is missing or damaged, or has no articles.
@@ -79,7 +83,9 @@ def extract(sources: list[Path], target: Path, *, jobs: int, chunk_bytes: int = 
             with open(path, "rb") as file:
                 if not _STREAM.match(file.read(10)):
                     usual = "enwiki-DATE-pages-articles-multistream.xml.bz2"
-                    raise DataError(f"{path} is not a bzip2 file; give a dump such as {usual}")
+                    raise DataError(
+                        f"{path} is not a bzip2 file; give a dump such as {usual}"
+                    )
         tasks = [(*each, file) for each, file in zip(ranges, files, strict=True)]
         run_tasks("extract", _extract_range, tasks, jobs=jobs)
         folder.finish([path.name for path in files])
@@ -117,7 +123,9 @@ def write_pages(path: Path, pages: Iterable[Page | None]) -> None:
         zipped = gzip.GzipFile("", "wb", compresslevel=1, fileobj=raw, mtime=0)
         with (
             zipped,
-            io.TextIOWrapper(zipped, encoding="utf-8", errors="ignore", newline="\n") as text,
+            io.TextIOWrapper(
+                zipped, encoding="utf-8", errors="ignore", newline="\n"
+            ) as text,
         ):
             for page in filter(None, pages):
                 text.write(json.dumps(page, ensure_ascii=False) + "\n")
@@ -126,26 +134,34 @@ def write_pages(path: Path, pages: Iterable[Page | None]) -> None:
 def _extract_range(task: tuple[Path, int, int, Path]) -> None:
     dump, begin, end, target = task
     if not is_recorded(target):
-        write_pages(target, (parse_page(xml, dump) for xml in read_dump(dump, begin, end)))
+        write_pages(
+            target, (parse_page(xml, dump) for xml in read_dump(dump, begin, end))
+        )
         record(target)
 
 
 def read_dump(path: Path, begin: int = 0, end: int | None = None) -> Iterator[bytes]:
-    """XML of the pages that belong to a byte range of the dump; in a single-stream dump, all belong to the first.
+    """XML of the pages that belong to a byte range of the dump; in a single-stream dump, all belong
+    to the first.
 
     Raises:
         DataError: the dump is truncated or damaged.
     """
     start = begin
     if end is not None:
-        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        with (
+            open(path, "rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
+        ):
             # A header has ten bytes and is of the range in which its first byte lies.
             found = _STREAM.search(data, begin, min(len(data), end + 9))
         if found is None:
             return
         start = found.start()
     buffer = bytearray()
-    own: int | None = None  # bytes of the buffer from streams of this range; None: all so far
+    own: int | None = (
+        None  # bytes of the buffer from streams of this range; None: all so far
+    )
     for stream, block in _blocks(path, start):
         if own is None and end is not None and stream >= end:
             own = len(buffer)
@@ -191,7 +207,9 @@ def _blocks(path: Path, start: int) -> Iterator[tuple[int, bytes]]:
                 f"{path} is damaged at about byte {stream} ({error}); download it again"
             ) from error
         if started and not decompressor.eof:
-            raise DataError(f"{path} is truncated after {file.tell()} bytes; download it again")
+            raise DataError(
+                f"{path} is truncated after {file.tell()} bytes; download it again"
+            )
 
 
 def parse_page(xml: bytes, path: Path) -> Page | None:
@@ -217,7 +235,8 @@ def parse_page(xml: bytes, path: Path) -> Page | None:
 def _natural(path: Path) -> list[tuple[int, str]]:
     """Sort key that puts articles2 before articles10."""
     return [
-        (int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", path.name)
+        (int(part), "") if part.isdigit() else (0, part)
+        for part in re.split(r"(\d+)", path.name)
     ]
 
 

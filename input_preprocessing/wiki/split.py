@@ -1,14 +1,16 @@
-"""Splits cleaned text into training shards and evaluation text, by the rule of the benchmark's reference.
+"""Splits cleaned text into training shards and evaluation text, by the rule of the benchmark's
+reference.
 
-Reads the folder written by `clean`, or the tree of sentence files (AA/wiki_00.3 ...) left by WikiExtractor and the
-reference's clean-up scripts. --num-eval-documents articles become eval.txt: each file contributes its share, drawn by a
-separate generator seeded with --random-seed + 13 x file number. Text of `clean` is treated as files of at most 1 MiB
-like WikiExtractor's. The others go, in order, to part-XXXXX-of-XXXXX
-files of about equal size. No article is split, lost or in two files. Resumes where it was stopped; the result does not
-depend on --jobs.
+Reads the folder written by `clean`, or the tree of sentence files (AA/wiki_00.3 ...) left by
+WikiExtractor and the reference's clean-up scripts. --num-eval-documents articles become eval.txt:
+each file contributes its share, drawn by a separate generator seeded with --random-seed + 13 x file
+number. Text of `clean` is treated as files of at most 1 MiB like WikiExtractor's. The others go, in
+order, to part-XXXXX-of-XXXXX files of about equal size. No article is split, lost or in two files.
+Resumes where it was stopped; the result does not depend on --jobs.
 
-On the reference's own files, the rule yields the benchmark's evaluation text; programs other than those of 2020 produce
-other text, and so other articles per file. The result is compared with the published md5 and reported.
+On the reference's own files, the rule yields the benchmark's evaluation text; programs other than
+those of 2020 produce other text, and so other articles per file. The result is compared with the
+published md5 and reported.
 """
 
 from __future__ import annotations
@@ -44,11 +46,11 @@ from input_preprocessing.stage.reading import slices
 NUM_SHARDS = 500
 NUM_EVAL_DOCUMENTS: int = OPTIONS["split"]["--num-eval-documents"]["default"]
 _BLANK = b"\n\n"
-DOCUMENTS_PER_SHARD = 20  # at least; random next sentences are drawn from the same shard
-_MOST_FOR_EVALUATION = 0.05  # maximal share of the documents, if there are few
-SENTENCES = (
-    "??/wiki_??.3"  # written by the scripts for WikiExtractor's ??/wiki_??, one sentence per line
+DOCUMENTS_PER_SHARD = (
+    20  # at least; random next sentences are drawn from the same shard
 )
+_MOST_FOR_EVALUATION = 0.05  # maximal share of the documents, if there are few
+SENTENCES = "??/wiki_??.3"  # written by the scripts for WikiExtractor's ??/wiki_??, one sentence per line
 SEED_STEP = 13  # between the seeds of consecutive files
 # 26.92 MiB: the --block_size of the reference's do_gather.py is in MiB, too.
 BLOCK_BYTES = int(26.92 * (1 << 20))  # maximal bytes of WikiExtractor's files per part
@@ -85,17 +87,17 @@ def split(
     """Writes the shards and eval.txt to `target`.
 
     Args:
-        source: folder that `clean` wrote, or a tree of the reference's sentence files.
-        target: folder to write to.
-        jobs: worker processes.
-        shards: part files; None: NUM_SHARDS, fewer where that would leave less than DOCUMENTS_PER_SHARD in each.
-        num_eval_documents: for evaluation, at most a twentieth of the documents.
-        seed: of the choice.
+        source: folder that `clean` wrote, or a tree of the reference's sentence files. target:
+        folder to write to. jobs: worker processes. shards: part files; None: NUM_SHARDS, fewer
+        where that would leave less than DOCUMENTS_PER_SHARD in each. num_eval_documents: for
+        evaluation, at most a twentieth of the documents. seed: of the choice.
 
     Raises:
         DataError: `source` is not finished, or has too few documents for so many shards.
     """
-    texts = sorted(source.glob(SENTENCES)) if not (source / STAGE_FILE).is_file() else []
+    texts = (
+        sorted(source.glob(SENTENCES)) if not (source / STAGE_FILE).is_file() else []
+    )
     is_reference = bool(texts)
     if is_reference:
         md5s = contents_of(texts, "check text", jobs, base=source)
@@ -103,7 +105,9 @@ def split(
         cleaned = finished_files(source, "clean", jobs)
         texts, md5s = list(cleaned), {path.name: md5 for path, md5 in cleaned.items()}
     places = [(number, path, is_reference) for number, path in enumerate(texts)]
-    documents = np.concatenate(run_tasks("split: documents", _documents, places, jobs=jobs))
+    documents = np.concatenate(
+        run_tasks("split: documents", _documents, places, jobs=jobs)
+    )
     files = documents[:, 0]
     if not is_reference:
         # Empty documents count in the reference's files alone, where they take part in the draws.
@@ -124,9 +128,14 @@ def split(
         "num_eval_documents": num_eval_documents,
         "seed": seed,
     }
-    folder = StageFolder(target, "split", ("part-*-of-*", "eval.txt"), recipe, jobs=jobs)
+    folder = StageFolder(
+        target, "split", ("part-*-of-*", "eval.txt"), recipe, jobs=jobs
+    )
     if not folder.finished:
-        tasks = [(part, target / name, gathered) for part, name in zip(parts, names, strict=True)]
+        tasks = [
+            (part, target / name, gathered)
+            for part, name in zip(parts, names, strict=True)
+        ]
         tasks.append((documents[held_out], target / "eval.txt", False))
         costs = [float((part[:, 2] - part[:, 1]).sum()) for part, *_ in tasks]
         run_tasks("split", partial(_write, texts), tasks, jobs=jobs, weights=costs)
@@ -136,7 +145,9 @@ def split(
 
 
 def _gather(texts: list[Path], training: Integers) -> list[Integers]:
-    """The reference's parts: one ends before its WikiExtractor files, beside those of sentences, exceed a block."""
+    """The reference's parts: one ends before its WikiExtractor files, beside those of sentences,
+    exceed a block.
+    """
     try:
         sizes = [path.with_suffix("").stat().st_size for path in texts]
     except OSError as error:
@@ -161,9 +172,9 @@ def _cut(source: Path, training: Integers, shards: int | None) -> list[Integers]
 def hold_out(files: Integers, wanted: int, seed: int) -> npt.NDArray[np.bool_]:
     """Boolean mask of the evaluation documents.
 
-    File f of F holds out floor((f + 1) * wanted / F) - floor(f * wanted / F) of its documents, drawn one by one with a
-    generator seeded with seed + 13 * f: floor(random() * documents of the file), repeated if already drawn. A file with
-    fewer documents contributes all of them.
+    File f of F holds out floor((f + 1) * wanted / F) - floor(f * wanted / F) of its documents,
+    drawn one by one with a generator seeded with seed + 13 * f: floor(random() * documents of the
+    file), repeated if already drawn. A file with fewer documents contributes all of them.
 
     Args:
         files: file number of each document, ascending without gaps.
@@ -173,7 +184,9 @@ def hold_out(files: Integers, wanted: int, seed: int) -> npt.NDArray[np.bool_]:
     counts = np.bincount(files)
     starts = np.cumsum(counts) - counts
     held_out = np.zeros(len(files), dtype=bool)
-    for number, (start, count) in enumerate(zip(starts.tolist(), counts.tolist(), strict=True)):
+    for number, (start, count) in enumerate(
+        zip(starts.tolist(), counts.tolist(), strict=True)
+    ):
         share = (number + 1) * wanted // len(counts) - number * wanted // len(counts)
         generator = random.Random(seed + SEED_STEP * number)
         drawn: set[int] = set()
@@ -198,7 +211,9 @@ def fill(sizes: Iterable[int], most: int) -> Integers:
 def cut(documents: Integers, count: int) -> list[Integers]:
     """Cuts the documents (file, begin, end) into `count` non-empty runs of about equal bytes."""
     ends = np.cumsum(documents[:, 2] - documents[:, 1])
-    places = np.searchsorted(ends, ends[-1] * np.arange(1, count) / count, side="left") + 1
+    places = (
+        np.searchsorted(ends, ends[-1] * np.arange(1, count) / count, side="left") + 1
+    )
     first = np.arange(1, count)
     places = (
         np.maximum.accumulate(np.maximum(places - first, 0)) + first
@@ -208,7 +223,8 @@ def cut(documents: Integers, count: int) -> list[Integers]:
 
 
 def _documents(task: tuple[int, Path, bool]) -> Integers:
-    """(file, begin, end) of every document of a text file, (N, 3), without the blank line that ends it.
+    """(file, begin, end) of every document of a text file, (N, 3), without the blank line that ends
+    it.
 
     Like in the reference, what follows the last blank line is a document, even if empty.
     """
@@ -236,7 +252,9 @@ def _write(texts: list[Path], task: tuple[Integers, Path, bool]) -> None:
         return
     with atomic_file(target) as unfinished, open(unfinished, "wb") as output:
         for found in slices(texts, documents):
-            output.write(b"".join(each + _BLANK for each in found)[: -1 if gathered else None])
+            output.write(
+                b"".join(each + _BLANK for each in found)[: -1 if gathered else None]
+            )
     record(target)
 
 
@@ -249,6 +267,8 @@ def main(options: argparse.Namespace) -> None:
         num_eval_documents=options.num_eval_documents,
         seed=options.random_seed,
     )
-    size = human_bytes(sum(path.stat().st_size for path in options.target.glob("part-*")))
+    size = human_bytes(
+        sum(path.stat().st_size for path in options.target.glob("part-*"))
+    )
     summary = f"{made.training:,} documents ({size}) in {made.shards} files, {made.held_out:,} for evaluation"
     print(f"{options.target}: {summary}; {made.note}", file=sys.stderr)

@@ -1,4 +1,6 @@
-"""torchrun that ends without a traceback on a signal; the launch script's last line gives the reason."""
+"""torchrun that ends without a traceback on a signal; the launch script's last line gives the
+reason.
+"""
 
 import sys
 

@@ -78,16 +78,22 @@ def _untested(records: Records, node: str) -> dict[str, str]:
 def _untested_gpus(records: Records, node: str) -> dict[str, str]:
     hardware = records.hardware.get(node, {})
     parts = hardware.get("parts", {})
-    models = {str(facts.get("name")) for gpu, facts in parts.items() if gpu.startswith("GPU ")}
+    models = {
+        str(facts.get("name")) for gpu, facts in parts.items() if gpu.startswith("GPU ")
+    }
     unknown = sorted(name for name in models if not floor_of(name))
     samples = records.telemetry.get(node, {})
     found = {}
     if not models or unknown:
-        found["datasheet"] = f"no figures of {', '.join(unknown)}" if models else NO_NVML
+        found["datasheet"] = (
+            f"no figures of {', '.join(unknown)}" if models else NO_NVML
+        )
     # The counts before alone cannot show what the test itself did.
     if not any(device.startswith("GPU ") for device in hardware.get("after", {})):
         found["health"] = NO_NVML
-    if not any((~np.isnan(samples[field])).any() for field in FIELDS if field in samples):
+    if not any(
+        (~np.isnan(samples[field])).any() for field in FIELDS if field in samples
+    ):
         found["telemetry"] = NO_NVML
     return found
 
@@ -96,7 +102,8 @@ def untested(records: Records) -> dict[str, dict[str, str]]:
     """Why each area was not tested, by node; empty for one that was tested on every node."""
     reasons = {node: _untested(records, node) for node in records.nodes}
     found = {
-        area: {node: own[area] for node, own in reasons.items() if area in own} for area in AREAS
+        area: {node: own[area] for node, own in reasons.items() if area in own}
+        for area in AREAS
     }
     # A single node runs such a test for all.
     if any(tool["name"].endswith(ALL_NODES) for tool in records.reports):
@@ -107,7 +114,9 @@ def untested(records: Records) -> dict[str, dict[str, str]]:
 def tested_areas(records: Records) -> list[str]:
     """Labels of areas that were tested on some node."""
     left = untested(records)
-    return [AREAS[area] for area, nodes in left.items() if len(nodes) < len(records.nodes)]
+    return [
+        AREAS[area] for area, nodes in left.items() if len(nodes) < len(records.nodes)
+    ]
 
 
 def lines(records: Records) -> list[str]:
@@ -131,12 +140,18 @@ def _areas(records: Records) -> Iterator[tuple[str, str]]:
     for area, nodes in untested(records).items():
         for why in dict.fromkeys(nodes.values()):
             of_nodes = [node for node, reason in nodes.items() if reason == why]
-            where = "" if len(of_nodes) == len(records.nodes) else f" on {', '.join(of_nodes)}"
+            where = (
+                ""
+                if len(of_nodes) == len(records.nodes)
+                else f" on {', '.join(of_nodes)}"
+            )
             yield f"{AREAS[area]}{where}", why
 
 
 def _unknown_facts(records: Records) -> list[str]:
-    """What a driver or the system was asked for and did not say, of all devices of a kind together."""
+    """What a driver or the system was asked for and did not say, of all devices of a kind
+    together.
+    """
     found = [
         f"{name} of {device.partition(' ')[0]} (not reported)"
         for hardware in records.hardware.values()

@@ -1,4 +1,6 @@
-"""Faults other than slowness: differing weights (silent data corruption), device errors, odd parts."""
+"""Faults other than slowness: differing weights (silent data corruption), device errors, odd
+parts.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +31,21 @@ from review.acceptance.schema import (
 
 MIN_SAMPLES = 5
 MIN_SHARE = 0.05  # of the time
-LINK_CHANGES = ("link_downed", "carrier_changes")  # fail if they grow; other port counters: warn
-VERSIONS = ("kernel", "driver", "VBIOS", "BIOS", "firmware")  # warn if they differ; others: fail
+LINK_CHANGES = (
+    "link_downed",
+    "carrier_changes",
+)  # fail if they grow; other port counters: warn
+VERSIONS = (
+    "kernel",
+    "driver",
+    "VBIOS",
+    "BIOS",
+    "firmware",
+)  # warn if they differ; others: fail
 OWN = ("serial",)  # of each part another
-ASKED = [field for field in FIELDS if not field.startswith("xid_")]  # anew for each sample
+ASKED = [
+    field for field in FIELDS if not field.startswith("xid_")
+]  # anew for each sample
 GONE_SECONDS = 5.0  # without a sample at the end of the telemetry
 
 
@@ -54,8 +67,8 @@ class Corruption:
 def corrupt(records: Records) -> tuple[list[Corruption], bool]:
     """Ranks that computed something else, each once, and whether anything could be compared.
 
-    All took the same steps from the same weights. More than half of those that should agree must do so; otherwise the
-    load is not reproducible on this system and proves nothing.
+    All took the same steps from the same weights. More than half of those that should agree must do
+    so; otherwise the load is not reproducible on this system and proves nothing.
     """
     found: dict[int, Corruption] = {}
     comparable = False
@@ -85,7 +98,9 @@ def _groups(records: Records) -> list[list[tuple[str, int, int, list[int]]]]:
         checksums = records.by_step(stage, "checksum", missing=0)
         # nan marks the steps that a rank did not take.
         steps = np.sum(~np.isnan(records.by_step(stage, "data")), axis=2)
-        by_rank: list[list[tuple[str, int, int, list[int]]]] = [[] for _ in records.places]
+        by_rank: list[list[tuple[str, int, int, list[int]]]] = [
+            [] for _ in records.places
+        ]
         for rank, number in np.argwhere(steps).tolist():
             checks = checksums[rank, number, : steps[rank, number]].tolist()
             by_rank[rank].append((stage, rank, number, checks))
@@ -104,7 +119,9 @@ def _groups(records: Records) -> list[list[tuple[str, int, int, list[int]]]]:
 def faults(records: Records) -> Iterator[Reason]:
     """Throttling, errors and narrow buses of all GPUs; none where a driver reports nothing."""
     gpus = list(devices(records))
-    read = {field for _, samples in gpus for field in ASKED if len(known(samples[field]))}
+    read = {
+        field for _, samples in gpus for field in ASKED if len(known(samples[field]))
+    }
     for name, samples in gpus:
         yield from _silent(name, samples, read)
         if reasons := throttled(samples):
@@ -112,13 +129,18 @@ def faults(records: Records) -> Iterator[Reason]:
         for field, (words, state) in TABLES["counters"].items():
             counts = known(samples[field])
             # A counter restarts with its process or driver; ours of Xid errors starts at 0.
-            before = np.concatenate([[0.0] if field == "xid_count" else counts[:1], counts[:-1]])
+            before = np.concatenate(
+                [[0.0] if field == "xid_count" else counts[:1], counts[:-1]]
+            )
             more = float(np.sum(np.where(counts < before, counts, counts - before)))
             if more > 0:
                 last = samples["xid_last"][-1] if field == "xid_count" else np.nan
                 which = "" if np.isnan(last) else f", the last Xid {last:.0f}"
                 yield Reason(name, f"{more:.0f} {words} during the test{which}", state)
-        for field, words in (("pcie_generation", "PCIe generation"), ("pcie_width", "PCIe lanes")):
+        for field, words in (
+            ("pcie_generation", "PCIe generation"),
+            ("pcie_width", "PCIe lanes"),
+        ):
             # An idle bus is slower to save power, so that the highest value seen counts.
             now = max(known(samples[field]), default=np.nan)
             most = max(known(samples[f"{field}_most"]), default=np.nan)
@@ -128,7 +150,9 @@ def faults(records: Records) -> Iterator[Reason]:
 
 
 def _silent(name: str, samples: Columns, read: set[str]) -> Iterator[Reason]:
-    """A GPU that stopped reporting, or does not report what others do. read: fields that some GPU reports."""
+    """A GPU that stopped reporting, or does not report what others do. read: fields that some GPU
+    reports.
+    """
     # No GPU tells anything: then the library is missing, which coverage says.
     if not read:
         return
@@ -140,7 +164,9 @@ def _silent(name: str, samples: Columns, read: set[str]) -> Iterator[Reason]:
     if float(samples["time"][-1]) - last >= GONE_SECONDS:
         after = duration(last - float(samples["time"][0]))
         yield Reason(name, f"reported nothing any more {after} after the start")
-    if missing := [one for one in ASKED if one in read and not len(known(samples[one]))]:
+    if missing := [
+        one for one in ASKED if one in read and not len(known(samples[one]))
+    ]:
         yield Reason(name, f"{', '.join(missing)} cannot be read, of other GPUs it can")
 
 
@@ -151,7 +177,10 @@ def devices(records: Records) -> Iterator[tuple[str, Columns]]:
         if table is not None:
             chosen = table["device"] == place.local_rank
             if chosen.any():
-                yield place.name, {field: column[chosen] for field, column in table.items()}
+                yield (
+                    place.name,
+                    {field: column[chosen] for field, column in table.items()},
+                )
 
 
 def throttled(samples: Columns) -> str:
@@ -160,7 +189,8 @@ def throttled(samples: Columns) -> str:
     if len(masks) < MIN_SAMPLES:
         return ""
     shares = {
-        reason: float(np.mean((masks & bit) != 0)) for bit, reason in TABLES["throttling"].items()
+        reason: float(np.mean((masks & bit) != 0))
+        for bit, reason in TABLES["throttling"].items()
     }
     reasons = [
         f"{reason} {share:.0%} of the time"
@@ -173,7 +203,9 @@ def throttled(samples: Columns) -> str:
 
 
 def device_history(records: Records) -> Iterator[Reason]:
-    """Faults that devices count, by whether they grew during the test, and devices that are gone at its end."""
+    """Faults that devices count, by whether they grew during the test, and devices that are gone at
+    its end.
+    """
     for node, hardware in records.hardware.items():
         before, after = hardware.get("before", {}), hardware.get("after", {})
         for device in dict.fromkeys((*before, *after)):
@@ -182,11 +214,15 @@ def device_history(records: Records) -> Iterator[Reason]:
                 yield Reason(where, "gone at the end of the test")
                 continue
             for name, count in after[device].items():
-                yield from _counted(where, device, name, before.get(device, {}).get(name), count)
+                yield from _counted(
+                    where, device, name, before.get(device, {}).get(name), count
+                )
         yield from _kernel_log(node, hardware)
 
 
-def _counted(where: str, device: str, name: str, old: Any, now: Any) -> Iterator[Reason]:
+def _counted(
+    where: str, device: str, name: str, old: Any, now: Any
+) -> Iterator[Reason]:
     """What a counter says. old, now: None if it could not be read before or after the test."""
     if now is None:
         if old is not None:
@@ -203,12 +239,16 @@ def _counted(where: str, device: str, name: str, old: Any, now: Any) -> Iterator
         yield Reason(where, f"{now} {name}, {more} of them during the test")
     elif now:
         yield Reason(
-            where, f"{now} {name}, before the test", TABLES["remembered"].get(name, "warn")
+            where,
+            f"{now} {name}, before the test",
+            TABLES["remembered"].get(name, "warn"),
         )
 
 
 def _kernel_log(node: str, hardware: Mapping[str, Any]) -> Iterator[Reason]:
-    """Faults of the kernel log, one line for each kind: those of the test, and older ones with their age."""
+    """Faults of the kernel log, one line for each kind: those of the test, and older ones with
+    their age.
+    """
     log = hardware.get("kernel_log") or {}
     began = hardware.get("uptime", 0.0)
     if log.get("read", 0.0) < began:  # the node has started again since
@@ -222,7 +262,10 @@ def _kernel_log(node: str, hardware: Mapping[str, Any]) -> Iterator[Reason]:
             words = f"{len(during)} {what} in the kernel log during the test"
         else:
             age = duration(log["read"] - max(times))
-            words, state = f"{len(times)} {what} in the kernel log, the last {age} ago", "warn"
+            words, state = (
+                f"{len(times)} {what} in the kernel log, the last {age} ago",
+                "warn",
+            )
         yield Reason(f"node {node}", words, state)
 
 
@@ -244,12 +287,16 @@ def tool_faults(records: Records) -> Iterator[Reason]:
         for tool in tools:
             name = tool["name"]
             for device, state, what in tool["faults"]:
-                where = name if name.endswith(ALL_NODES) else f"{device or name} of {node}"
+                where = (
+                    name if name.endswith(ALL_NODES) else f"{device or name} of {node}"
+                )
                 yield Reason(where, what, state, stage=name if device else "")
 
 
 def usual_parts(hardware: Mapping[str, Mapping[str, Facts]]) -> Facts:
-    """Parts of more than half of the nodes; of GPUs, of more than half of all GPUs, under the name GPU."""
+    """Parts of more than half of the nodes; of GPUs, of more than half of all GPUs, under the name
+    GPU.
+    """
     values: dict[tuple[str, str], list[Any]] = {}
     for node in hardware.values():
         for device, facts in node.get("parts", {}).items():
@@ -278,7 +325,9 @@ def odd_parts(records: Records, expected: Facts | None = None) -> Iterator[Reaso
     for node, hardware in records.hardware.items():
         yield from below_floors(node, hardware.get("parts", {}), records.on_cpus)
     if len(records.hardware) == 2:
-        one, other = (usual_parts({node: hardware}) for node, hardware in records.hardware.items())
+        one, other = (
+            usual_parts({node: hardware}) for node, hardware in records.hardware.items()
+        )
         where = " and ".join(records.hardware)
         for kind in dict.fromkeys((*one, *other)):
             mine, others = one.get(kind, {}), other.get(kind, {})
@@ -294,12 +343,20 @@ def _differences(records: Records, usual: Facts, words: str) -> Iterator[Reason]
     for node, hardware in records.hardware.items():
         parts = hardware.get("parts", {})
         # GPUs are counted by a fact of their node; a missing port or disk is only seen here.
-        missing: Facts = {kind: {} for kind in usual if kind != "GPU" and kind not in parts}
+        missing: Facts = {
+            kind: {} for kind in usual if kind != "GPU" and kind not in parts
+        }
         for device, facts in (parts | missing).items():
             for name, wanted in usual.get(kind_of(device), {}).items():
                 has = facts.get(name)
                 if not _same(has, wanted):
-                    shown = has if has is not None else "unknown" if device in parts else "missing"
+                    shown = (
+                        has
+                        if has is not None
+                        else "unknown"
+                        if device in parts
+                        else "missing"
+                    )
                     said = f"{name} {shown}, {words} {wanted}"
                     yield Reason(_where(device, node), said, _part_state(name))
 

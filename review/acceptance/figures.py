@@ -1,4 +1,6 @@
-"""Every number that a test measured, in its unit and with its limits: from the comparison and from the config."""
+"""Every number that a test measured, in its unit and with its limits: from the comparison and from
+the config.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ _PER_UNIT = {"Tflop/s": 1e12, GBPS: 1e9}
 
 @dataclass(frozen=True)
 class Reached:
-    """How much of an expected figure was reached. short: missing fraction, negative above expectation."""
+    """How much of an expected figure was reached. short: missing fraction, negative above
+    expectation.
+    """
 
     name: str
     figure: str
@@ -55,7 +59,11 @@ class Reached:
     state: str
 
     def reason(self) -> Reason:
-        missing = "" if self.state == "pass" else f", {self.short:.1%} ± {self.error:.1%} below"
+        missing = (
+            ""
+            if self.state == "pass"
+            else f", {self.short:.1%} ± {self.error:.1%} below"
+        )
         words = f"{digits(self.measured)} of {digits(self.expected)} {UNITS[self.figure]} expected{missing}"
         return Reason(self.name, words, self.state, LABELS[self.figure])
 
@@ -66,7 +74,8 @@ def digits(value: float) -> str:
 
 
 def settings(folder: Path) -> tuple[dict[str, float], float, Facts | None, list[str]]:
-    """Expected figures of the test in this folder, seconds of its burn-in, expected parts, required areas.
+    """Expected figures of the test in this folder, seconds of its burn-in, expected parts, required
+    areas.
 
     Raises ReviewError for an invalid config.json.
     """
@@ -75,17 +84,26 @@ def settings(folder: Path) -> tuple[dict[str, float], float, Facts | None, list[
         config = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         figures = config.get("expected", {})
         found = {name: float(figures[name]) for name in UNITS if figures.get(name)}
-        seconds, parts = float(config.get("burn_in_seconds", 0)), config.get("expected_parts")
-        required = [area for area in config.get("required_tests", "").split(",") if area]
+        seconds, parts = (
+            float(config.get("burn_in_seconds", 0)),
+            config.get("expected_parts"),
+        )
+        required = [
+            area for area in config.get("required_tests", "").split(",") if area
+        ]
         # A test whose name is mistyped would never be missed.
         if not {*required} <= {*AREAS}:
             raise ValueError
         return found, seconds, parts, required
     except (OSError, ValueError, TypeError, AttributeError):
-        raise ReviewError(f"{path}: not the settings of a test; run certify.sh again") from None
+        raise ReviewError(
+            f"{path}: not the settings of a test; run certify.sh again"
+        ) from None
 
 
-def check(records: Records, expected: Mapping[str, float]) -> tuple[list[Reached], list[str]]:
+def check(
+    records: Records, expected: Mapping[str, float]
+) -> tuple[list[Reached], list[str]]:
     """Compares measurements with the expected figures; notes on those that were not measured.
 
     One entry for each rank that falls short, or one for all ranks if most or none of them do.
@@ -96,7 +114,9 @@ def check(records: Records, expected: Mapping[str, float]) -> tuple[list[Reached
         judged = [_judge(who, name, value, rounds) for who, rounds in measured.items()]
         short = [one for one in judged if one.state != "pass"]
         if not judged:
-            notes.append(f"{name}={value:g}: not measured in this test ({LABELS[name]})")
+            notes.append(
+                f"{name}={value:g}: not measured in this test ({LABELS[name]})"
+            )
         elif short and 2 * len(short) <= len(judged):
             found += short
         else:
@@ -108,7 +128,9 @@ def check(records: Records, expected: Mapping[str, float]) -> tuple[list[Reached
 
 
 def measure(records: Records, name: str) -> dict[str, list[float]]:
-    """A figure in its unit for each round, by rank or for all ranks; empty if it was not measured."""
+    """A figure in its unit for each round, by rank or for all ranks; empty if it was not
+    measured.
+    """
     if name in ("parallel", "together"):
         if name not in records.stages:
             return {}
@@ -126,7 +148,9 @@ def measure(records: Records, name: str) -> dict[str, list[float]]:
     # The fastest of each round shows the network, the others what disturbs it.
     if name == "reduce_together":
         work = bus_bandwidth(records, name, len(records.places))
-        return {EVERYONE: [work / min(times) for times in records.reductions(name).values()]}
+        return {
+            EVERYONE: [work / min(times) for times in records.reductions(name).values()]
+        }
     found = {}
     table = amount / records.probe(name) / _PER_UNIT[UNITS[name]]
     for place, rates in zip(records.places.values(), table, strict=True):
@@ -141,7 +165,9 @@ def measure(records: Records, name: str) -> dict[str, list[float]]:
 
 
 def floors(records: Records) -> dict[str, dict[str, float]]:
-    """Lowest healthy rate of each probe by rank, by the datasheet of its GPU; none on CPUs and for unknown models."""
+    """Lowest healthy rate of each probe by rank, by the datasheet of its GPU; none on CPUs and for
+    unknown models.
+    """
     found: dict[str, dict[str, float]] = {}
     for name, place in itertools.product(PROBES, records.places.values()):
         if not records.on_cpus and (rate := least(name, place.device)):
@@ -162,10 +188,18 @@ def below(records: Records, limits: Mapping[str, Mapping[str, float]]) -> list[R
 
 
 def bus_bandwidth(records: Records, name: str, size: int) -> float:
-    """Bus GB moved by an all-reduce of ``size`` ranks; over its seconds, the bus bandwidth of nccl-tests."""
+    """Bus GB moved by an all-reduce of ``size`` ranks; over its seconds, the bus bandwidth of
+    nccl-tests.
+    """
     # A ring all-reduce moves 2 (n - 1) / n of its bytes over
     # each link (nccl-tests, PERFORMANCE.md).
-    return 2 * (size - 1) / size * float(records.measured(name)["amount"][0]) / _PER_UNIT[GBPS]
+    return (
+        2
+        * (size - 1)
+        / size
+        * float(records.measured(name)["amount"][0])
+        / _PER_UNIT[GBPS]
+    )
 
 
 def _judge(who: str, name: str, expected: float, rounds: Sequence[float]) -> Reached:
@@ -184,11 +218,19 @@ def state_of(share: float, error: float) -> str:
 
 
 def write_expectations(records: Records, path: Path) -> None:
-    """Writes FILE.json, the parts of a node, and FILE.sh, which makes a test expect them and this one's figures."""
+    """Writes FILE.json, the parts of a node, and FILE.sh, which makes a test expect them and this
+    one's figures.
+    """
     parts = path.with_suffix(".json")
     write_whole(parts, json.dumps(usual_parts(records.hardware), indent=2) + "\n")
-    variables = {"EXPECTED_INVENTORY": parts.resolve(), "EXPECTED_FIGURES": expectations(records)}
-    lines = [f"export {name}={shlex.quote(str(value))}\n" for name, value in variables.items()]
+    variables = {
+        "EXPECTED_INVENTORY": parts.resolve(),
+        "EXPECTED_FIGURES": expectations(records),
+    }
+    lines = [
+        f"export {name}={shlex.quote(str(value))}\n"
+        for name, value in variables.items()
+    ]
     write_whole(path.with_suffix(".sh"), "".join(lines))
 
 
@@ -225,9 +267,13 @@ class Measured:
 
     @property
     def shown(self) -> tuple[str, str]:
-        """Lowest and highest value, to four digits or hundredths of a millisecond; the first empty if equal."""
+        """Lowest and highest value, to four digits or hundredths of a millisecond; the first empty
+        if equal.
+        """
         ends = min(self.values.values()), max(self.values.values())
-        low, high = (f"{end:,.2f}" if self.unit == STEP else digits(end) for end in ends)
+        low, high = (
+            f"{end:,.2f}" if self.unit == STEP else digits(end) for end in ends
+        )
         return (low if low != high else ""), high
 
 
@@ -243,9 +289,14 @@ def figures(
     found = []
     for stage, own in seconds.items():
         values = dict(zip(records.names, (1e3 * own).tolist(), strict=True))
-        found.append(Measured(stage, STEP, values, compared if stage != "pairs" else ()))
+        found.append(
+            Measured(stage, STEP, values, compared if stage != "pairs" else ())
+        )
     for name, unit in UNITS.items():
-        values = {who: statistics.median(rounds) for who, rounds in measure(records, name).items()}
+        values = {
+            who: statistics.median(rounds)
+            for who, rounds in measure(records, name).items()
+        }
         of_nodes = name in COLLECTIVES and len(records.nodes) >= MIN_PEERS
         limits = compared if of_nodes or name in PROBES or name in COPIES else ()
         if wanted := expected.get(name):
@@ -277,6 +328,8 @@ def _reductions(records: Records) -> list[Measured]:
             "quickest": rate / min(times),
         }
         comparable = nodes == 2 and len(records.nodes) >= MIN_PEERS
-        limits = (LIMIT.format(MIN_EXCESS["network"], "more time"),) if comparable else ()
+        limits = (
+            (LIMIT.format(MIN_EXCESS["network"], "more time"),) if comparable else ()
+        )
         found.append(Measured(name, GBPS, values, limits))
     return found

@@ -1,4 +1,6 @@
-"""What a GPU of its model must have and reach, by floors.yaml: so one machine without peers is judged too."""
+"""What a GPU of its model must have and reach, by floors.yaml: so one machine without peers is
+judged too.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ from review.acceptance.journal import Reason
 from review.acceptance.schema import NODE, Facts
 
 TABLE = read_table(__file__, "floors.yaml")
-# Facts of a GPU and their floor's name; below a setting's floor (True) a site may have meant it: a warning.
+# Facts of a GPU and their floor's name; below a setting's floor (True) a site may have meant it: a
+# warning.
 _FACTS = {
     "memory MiB": ("memory", False),
     "NVLinks": ("links", False),
@@ -29,7 +32,8 @@ def floor_of(name: str | None) -> Mapping[str, Any]:
 
 
 def below_floors(node: str, parts: Facts, on_cpus: bool) -> Iterator[Reason]:
-    """GPUs that lack what their model has, GPUs that no driver runs, and network ports that are not up.
+    """GPUs that lack what their model has, GPUs that no driver runs, and network ports that are not
+    up.
 
     on_cpus: the user asked for a test of the CPUs.
     """
@@ -53,7 +57,9 @@ def _of_gpu(name: str, facts: Mapping[str, Any]) -> Iterator[Reason]:
         value = facts.get(fact)
         # A fact that the driver does not tell is not judged; coverage says so.
         if value is not None and value < floor[column]:
-            words = f"{fact} {value}, at least {floor[column]} expected ({floor['source']})"
+            words = (
+                f"{fact} {value}, at least {floor[column]} expected ({floor['source']})"
+            )
             yield Reason(name, words, "warn" if may_be_meant else "fail")
     # Not any falsehood: None is unknown, and what is unknown is no fault.
     if floor and facts.get("ECC") == 0:
@@ -61,10 +67,14 @@ def _of_gpu(name: str, facts: Mapping[str, Any]) -> Iterator[Reason]:
 
 
 def _of_port(name: str, facts: Mapping[str, Any], parts: Facts) -> Iterator[Reason]:
-    """A port without a cable may be meant if no port of its type is up; one that is up half-way never is."""
+    """A port without a cable may be meant if no port of its type is up; one that is up half-way
+    never is.
+    """
     state = facts.get("state")
     peers = [
-        one for one in parts.values() if "rate" in one and one.get("type") == facts.get("type")
+        one
+        for one in parts.values()
+        if "rate" in one and one.get("type") == facts.get("type")
     ]
     if state == "DOWN" and not any(one.get("state") == "ACTIVE" for one in peers):
         yield Reason(name, "is down, as is every port of its type", "warn")
@@ -84,6 +94,7 @@ def least(probe: str, gpu: str) -> float:
     peaks = {
         "copy": floor.get("memory_gbps", 0.0),
         "matmul": floor.get("bf16_tflops", 0.0),
-        "host_copy": TABLE["pcie_gbps"].get(floor.get("generation"), 0.0) * floor.get("lanes", 0),
+        "host_copy": TABLE["pcie_gbps"].get(floor.get("generation"), 0.0)
+        * floor.get("lanes", 0),
     }
     return float(TABLE["shares"].get(probe, 0.0) * peaks.get(probe, 0.0))

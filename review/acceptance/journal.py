@@ -1,4 +1,5 @@
-"""Reasons of a verdict, and progress of a burn-in: which ranks differed from the first repeat, and when.
+"""Reasons of a verdict, and progress of a burn-in: which ranks differed from the first repeat, and
+when.
 
 Imports no scipy, so that `watch` starts at once.
 """
@@ -27,7 +28,9 @@ MAX_ROUNDS = 64
 
 @dataclass(frozen=True)
 class Reason:
-    """Why a test does not pass: one line of a verdict, and a row of its page. state: warn or fail."""
+    """Why a test does not pass: one line of a verdict, and a row of its page. state: warn or
+    fail.
+    """
 
     name: str
     what: str
@@ -45,9 +48,9 @@ class Reason:
 class BurnIn:
     """Progress and findings of a burn-in.
 
-    elapsed: of ``duration`` seconds; different: ranks that differed from the first repeat; rounds: seconds per step of
-    each rank, the repeats averaged into at most MAX_ROUNDS rounds, nan for those to come; running: `watch` sees
-    progress.
+    elapsed: of ``duration`` seconds; different: ranks that differed from the first repeat; rounds:
+    seconds per step of each rank, the repeats averaged into at most MAX_ROUNDS rounds, nan for
+    those to come; running: `watch` sees progress.
     """
 
     repeats: int
@@ -72,15 +75,15 @@ class BurnIn:
         """Ranks that differ, and a warning for a burn-in that ended early."""
         if self.elapsed >= self.duration or self.running:
             return self.different
-        ended = (
-            f"ended after {floor(100 * self.elapsed / self.duration)}% of {duration(self.duration)}"
-        )
+        ended = f"ended after {floor(100 * self.elapsed / self.duration)}% of {duration(self.duration)}"
         resume = f"resume it with RUN_NAME={run_name} DURATION={self.duration:g}s, unless it is still running"
         return [*self.different, Reason("burn-in", f"{ended}: {resume}", "warn")]
 
     def as_dict(self) -> dict[str, Any]:
         found = {
-            name: value for name, value in vars(self).items() if name not in ("rounds", "running")
+            name: value
+            for name, value in vars(self).items()
+            if name not in ("rounds", "running")
         }
         return found | {"different": [one.text() for one in self.different]}
 
@@ -104,7 +107,9 @@ class Rounds:
                 self._sums[one] = np.pad(
                     sums.reshape(-1, 2, 2).sum(axis=1), ((0, MAX_ROUNDS // 2), (0, 0))
                 )
-        self._sums.setdefault(rank, np.zeros((MAX_ROUNDS, 2)))[(repeat - 1) // self.width] += (
+        self._sums.setdefault(rank, np.zeros((MAX_ROUNDS, 2)))[
+            (repeat - 1) // self.width
+        ] += (
             seconds,
             1,
         )
@@ -112,7 +117,8 @@ class Rounds:
     def means(self) -> dict[int, list[float]]:
         """Rounds by rank, the same number for each."""
         most = max(
-            (int(np.flatnonzero(sums[:, 1])[-1]) + 1 for sums in self._sums.values()), default=0
+            (int(np.flatnonzero(sums[:, 1])[-1]) + 1 for sums in self._sums.values()),
+            default=0,
         )
         # 0 / 0 of a round that a rank has not reached gives the nan that is wanted.
         with np.errstate(invalid="ignore"):
@@ -134,7 +140,9 @@ class Journal:
         self._started = started
         self._duration, self._elapsed, self._repeats = 0.0, 0.0, 0
         self._read: dict[Path, int] = {}  # bytes read of each node's journal
-        self._different: dict[int, tuple[str, int]] = {}  # by rank: first place, number of repeats
+        self._different: dict[
+            int, tuple[str, int]
+        ] = {}  # by rank: first place, number of repeats
         self._rounds = Rounds()
 
     def read(self, places: Mapping[int, Place]) -> BurnIn | None:
@@ -146,7 +154,9 @@ class Journal:
             about = path.stat()
             if (about.st_ino, about.st_mtime_ns) != self._started:
                 self._reset((about.st_ino, about.st_mtime_ns))
-                self._duration = float(json.loads(path.read_text(encoding="utf-8"))["duration"])
+                self._duration = float(
+                    json.loads(path.read_text(encoding="utf-8"))["duration"]
+                )
             for path in sorted(self.folder.glob("burn_in_*.jsonl")):
                 with open(path, "rb") as file:
                     file.seek(self._read.get(path, 0))
@@ -159,7 +169,9 @@ class Journal:
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             # From the start next time: a file read by half would be counted twice.
             self._reset(())
-            raise ReviewError(f"{path}: not a record of a burn-in, or truncated") from None
+            raise ReviewError(
+                f"{path}: not a record of a burn-in, or truncated"
+            ) from None
         different = [
             Reason(
                 places[rank].name if rank in places else f"rank {rank}",
@@ -169,7 +181,13 @@ class Journal:
             )
             for rank, (first, count) in sorted(self._different.items())
         ]
-        return BurnIn(self._repeats, self._elapsed, self._duration, different, self._rounds.means())
+        return BurnIn(
+            self._repeats,
+            self._elapsed,
+            self._duration,
+            different,
+            self._rounds.means(),
+        )
 
     def _parse(self, line: dict[str, Any]) -> None:
         self._repeats, self._elapsed = (

@@ -1,4 +1,6 @@
-"""HTML page of an acceptance test: verdict, reasons, numbers, heat maps of nodes and GPUs, telemetry over time."""
+"""HTML page of an acceptance test: verdict, reasons, numbers, heat maps of nodes and GPUs,
+telemetry over time.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ def write_page(found: Certificate, output: Path) -> None:
     from review.report.page import render
 
     if output.is_dir():
-        raise ReviewError(f"{output} is a folder: name a file, such as {output / 'certify.html'}")
+        raise ReviewError(
+            f"{output} is a folder: name a file, such as {output / 'certify.html'}"
+        )
     records = found.records
     devices = ", ".join(sorted({place.device for place in records.places.values()}))
     rates = {
@@ -47,7 +51,8 @@ def write_page(found: Certificate, output: Path) -> None:
     }
     of_ranks = [name for name in records.probed if name in PROBES or name in COPIES]
     probes = {
-        name: np.array([median(rounds) for rounds in records.probe(name)]) for name in of_ranks
+        name: np.array([median(rounds) for rounds in records.probe(name)])
+        for name in of_ranks
     }
     # Charts of too many lines keep those of the accused.
     accused = [one.name for one in found.why()]
@@ -78,7 +83,8 @@ def write_page(found: Certificate, output: Path) -> None:
 def _numbers(found: Certificate) -> list[dict[str, str]]:
     """Every number with its limit, and whether it is within it.
 
-    A stage has a row for its seconds, which are compared between ranks, and one for its rate, which a config expects.
+    A stage has a row for its seconds, which are compared between ranks, and one for its rate, which
+    a config expects.
     """
     short = [one for one in found.reached if one.state != "pass"]
     marks = {(one.figure, UNITS[one.figure]): STYLES[one.state] for one in short}
@@ -89,13 +95,22 @@ def _numbers(found: Certificate) -> list[dict[str, str]]:
     rows = []
     for one in found.figures:
         low, high = one.shown
-        row = {"what": one.label, "low": low, "high": high, "unit": one.unit, "limit": one.limit}
+        row = {
+            "what": one.label,
+            "low": low,
+            "high": high,
+            "unit": one.unit,
+            "limit": one.limit,
+        }
         rows.append(row | {"state": marks.get((one.name, one.unit), "")})
     return rows
 
 
-def _map(records: Records, stage: str, seconds: np.ndarray, rate: str) -> dict[str, Any]:
-    """Heat map with a row per node and a column per GPU; a cell's heat is its excess over the median.
+def _map(
+    records: Records, stage: str, seconds: np.ndarray, rate: str
+) -> dict[str, Any]:
+    """Heat map with a row per node and a column per GPU; a cell's heat is its excess over the
+    median.
 
     seconds: by rank; rate: median rate with its unit, if there is one.
     """
@@ -106,7 +121,9 @@ def _map(records: Records, stage: str, seconds: np.ndarray, rate: str) -> dict[s
         if not math.isnan(excess):
             cell = {
                 # No sign before a zero.
-                "text": f"{100 * excess:+.1f}".replace("-0.0", "0.0").replace("+0.0", "0.0"),
+                "text": f"{100 * excess:+.1f}".replace("-0.0", "0.0").replace(
+                    "+0.0", "0.0"
+                ),
                 "heat": f"{min(abs(excess) / FULL, 1.0):.2f}",
                 "side": "slow" if excess >= 0 else "quick",
                 "tip": f"{place.name}: {seconds[rank] * 1e3:,.2f} ms, {excess:+.1%}",
@@ -118,8 +135,12 @@ def _map(records: Records, stage: str, seconds: np.ndarray, rate: str) -> dict[s
 
 
 def timelines(records: Records, accused: Sequence[str] = ()) -> list[Chart]:
-    """Clock, power and temperature by device over the test; if too many, of the accused and some others."""
-    ranks = {(place.node, place.local_rank): place.name for place in records.places.values()}
+    """Clock, power and temperature by device over the test; if too many, of the accused and some
+    others.
+    """
+    ranks = {
+        (place.node, place.local_rank): place.name for place in records.places.values()
+    }
     series: dict[str, Columns] = {}
     for node, table in records.telemetry.items():
         for device in np.unique(table["device"]).tolist():
@@ -129,7 +150,9 @@ def timelines(records: Records, accused: Sequence[str] = ()) -> list[Chart]:
     charts = []
     for field, (key, title, unit) in TABLES["timelines"].items():
         medians = {name: median(one[field]) for name, one in series.items()}
-        known = {name: level for name, level in medians.items() if not math.isnan(level)}
+        known = {
+            name: level for name, level in medians.items() if not math.isnan(level)
+        }
         if known:
             order = sorted(known, key=lambda name: name not in accused)
             shown = {name: series[name] for name in order[:MAX_LINES]}
@@ -140,7 +163,12 @@ def timelines(records: Records, accused: Sequence[str] = ()) -> list[Chart]:
 
 
 def _timeline(
-    key: str, title: str, alt: str, unit: str, field: str, devices: Mapping[str, Columns]
+    key: str,
+    title: str,
+    alt: str,
+    unit: str,
+    field: str,
+    devices: Mapping[str, Columns],
 ) -> Chart:
     """A line for each device; points without a value are left out."""
     begin = min(float(one["time"].min()) for one in devices.values())
@@ -155,7 +183,10 @@ def _timeline(
             if not math.isnan(y)
         )
         lines.append(Series(run=run, name=name, points=points))
-    xs, ys = ([getattr(point, axis) for line in lines for point in line.points] for axis in "xy")
+    xs, ys = (
+        [getattr(point, axis) for line in lines for point in line.points]
+        for axis in "xy"
+    )
     # Equal values still need an axis with a height.
     room = 0.08 * (max(ys) - min(ys)) or max(abs(max(ys)), 1) * 0.05
     return Chart(

@@ -25,12 +25,12 @@ from review.logs.output import ReviewError
 
 @dataclass(frozen=True)
 class Records:
-    """A whole test. steps, probes: columns; places: by rank, in order; telemetry: by node; on_cpus: no GPUs;
-    ended: Unix time, 0 if unknown.
+    """A whole test. steps, probes: columns; places: by rank, in order; telemetry: by node; on_cpus:
+    no GPUs; ended: Unix time, 0 if unknown.
 
-    hardware: by node, its ``parts``, its devices' fault counts ``before`` and ``after``, ``uptime`` at the start and
-    ``kernel_log``; tools: by node, name, version, faults
-    and skipped tests of each tool. Both are empty in older records.
+    hardware: by node, its ``parts``, its devices' fault counts ``before`` and ``after``, ``uptime``
+    at the start and ``kernel_log``; tools: by node, name, version, faults and skipped tests of each
+    tool. Both are empty in older records.
     """
 
     folder: Path
@@ -61,15 +61,25 @@ class Records:
     @property
     def stages(self) -> list[str]:
         """The stages that ran."""
-        return [name for number, name in enumerate(STAGES) if (self.steps["stage"] == number).any()]
+        return [
+            name
+            for number, name in enumerate(STAGES)
+            if (self.steps["stage"] == number).any()
+        ]
 
     @property
     def probed(self) -> list[str]:
         """The parts of the load that were measured separately, and tests of other tools."""
-        return [name for name in PROBES | TOOLS if (self.probes["probe"] == name.encode()).any()]
+        return [
+            name
+            for name in PROBES | TOOLS
+            if (self.probes["probe"] == name.encode()).any()
+        ]
 
     def by_step(self, stage: str, *columns: str, missing: float = np.nan) -> np.ndarray:
-        """Sum of the columns in their dtype [ranks, rounds, steps]; ``missing`` for a step that was not taken."""
+        """Sum of the columns in their dtype [ranks, rounds, steps]; ``missing`` for a step that was
+        not taken.
+        """
         # Sparse: a rank has no row for a step that it did not
         # take, such as in a round in which it rests.
         chosen = self.steps["stage"] == list(STAGES).index(stage)
@@ -81,13 +91,21 @@ class Records:
         return table
 
     def seconds(self, stage: str, whole: bool = False) -> np.ndarray:
-        """Seconds of each rank's own work [ranks, rounds, steps]: without the wait for other ranks unless ``whole``."""
+        """Seconds of each rank's own work [ranks, rounds, steps]: without the wait for other ranks
+        unless ``whole``.
+        """
         return self.by_step(
-            stage, "data", "compute", "update", *(("wait",) if whole or stage in ALONE else ())
+            stage,
+            "data",
+            "compute",
+            "update",
+            *(("wait",) if whole or stage in ALONE else ()),
         )
 
     def relative(self, stage: str) -> np.ndarray:
-        """``seconds``, each over the median of that step over all ranks and rounds, because steps differ."""
+        """``seconds``, each over the median of that step over all ranks and rounds, because steps
+        differ.
+        """
         seconds = self.seconds(stage).astype(np.float64)
         # [ranks, rounds, steps] over [steps]
         return seconds / np.nanmedian(seconds, axis=(0, 1))
@@ -99,35 +117,52 @@ class Records:
 
     def _by_node(self, name: str) -> Iterator[tuple[int, int, int, int, float]]:
         """(round, rank, node number, partner, seconds) of each measurement."""
-        nodes = {rank: self.nodes.index(place.node) for rank, place in self.places.items()}
+        nodes = {
+            rank: self.nodes.index(place.node) for rank, place in self.places.items()
+        }
         measured = self.measured(name)
-        columns = (measured[column].tolist() for column in ("round", "rank", "partner", "seconds"))
+        columns = (
+            measured[column].tolist()
+            for column in ("round", "rank", "partner", "seconds")
+        )
         for number, rank, partner, seconds in zip(*columns, strict=True):
             yield number, rank, nodes[rank], partner, seconds
 
     def probe(self, name: str, largest: float = np.inf) -> np.ndarray:
-        """Seconds of a probe at its largest size up to ``largest``, with the slowest partner [ranks, rounds]."""
+        """Seconds of a probe at its largest size up to ``largest``, with the slowest partner
+        [ranks, rounds].
+        """
         # At the largest size: smaller ones measure latency, not the rate.
         rows = self.measured(name)
         sizes = rows["amount"][rows["amount"] <= largest]
         chosen = rows["amount"] == sizes.max(initial=0)
         table = np.full((len(self.places), 1 + rows["round"].max(initial=-1)), np.nan)
         # fmax ignores the nan of cells not set yet; .at takes each row, also of equal places.
-        np.fmax.at(table, (rows["rank"][chosen], rows["round"][chosen]), rows["seconds"][chosen])
+        np.fmax.at(
+            table,
+            (rows["rank"][chosen], rows["round"][chosen]),
+            rows["seconds"][chosen],
+        )
         return table
 
     def reductions(self, name: str) -> dict[int, list[float]]:
-        """Seconds of an all-reduce by round: the fastest in each group of ranks, since the others were disturbed."""
+        """Seconds of an all-reduce by round: the fastest in each group of ranks, since the others
+        were disturbed.
+        """
         found: dict[int, dict[frozenset[int], float]] = {}
         for number, _, node, partner, seconds in self._by_node(name):
             # All ranks are one group; else those of a node, or of a pair of nodes.
-            group = frozenset() if name == "reduce_together" else frozenset({node, partner})
+            group = (
+                frozenset() if name == "reduce_together" else frozenset({node, partner})
+            )
             best = found.setdefault(number, {})
             best[group] = min(best.get(group, seconds), seconds)
         return {number: [*best.values()] for number, best in sorted(found.items())}
 
     def pairs(self) -> dict[tuple[int, int], list[float]]:
-        """Seconds of each all-reduce between two nodes, of its fastest rank, by the numbers of the nodes."""
+        """Seconds of each all-reduce between two nodes, of its fastest rank, by the numbers of the
+        nodes.
+        """
         found: dict[tuple[int, int], dict[int, list[float]]] = {}
         for _, rank, node, partner, seconds in self._by_node("reduce_pairs"):
             # Both nodes of a pair report it, each with the other as partner.
@@ -168,7 +203,9 @@ def read(folder: Path) -> Records:
         ended = max(ended, about.get("ended", 0.0), later.get("ended", 0.0))
         if facts := about.get("hardware"):
             # The burn-in comes last: its counts of faults are those after the test.
-            last = {name: later[name] for name in ("after", "kernel_log") if name in later}
+            last = {
+                name: later[name] for name in ("after", "kernel_log") if name in later
+            }
             hardware[node] = facts | last
     first, _ = files[0]
     # Every record names all nodes of its test, so that a lost one is missed.
@@ -214,9 +251,13 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Columns]]:
         whole = about["version"] == VERSION and about["size"] > 0
         whole = whole and all((about["ranks"], about["nodes"], "on_cpus" in about))
         whole = whole and len(tables["steps"]["checksum"]) > 0
-        whole = whole and "seconds" in tables["probes"] and "device" in tables["telemetry"]
+        whole = (
+            whole and "seconds" in tables["probes"] and "device" in tables["telemetry"]
+        )
     except UNREADABLE:
         whole = False
     if not whole:
-        raise ReviewError(f"{path}: not the record of a finished test; run certify.sh again")
+        raise ReviewError(
+            f"{path}: not the record of a finished test; run certify.sh again"
+        )
     return about, tables

@@ -1,7 +1,8 @@
 """Schema of a test's record, written by the load and read by the verdict. Imports no torch.
 
-certify_<node>.npz holds the tables ``steps``, ``probes`` and ``telemetry`` of a node, one array per column, and
-``about``: JSON on the node and its ranks. burn_in_<node>.npz holds the telemetry of a burn-in in the same format.
+certify_<node>.npz holds the tables ``steps``, ``probes`` and ``telemetry`` of a node, one array per
+column, and ``about``: JSON on the node and its ranks. burn_in_<node>.npz holds the telemetry of a
+burn-in in the same format.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from common.files import whole_file
 from common.tables import read_table
 
 Columns = dict[str, np.ndarray]
-Facts = dict[str, dict[str, Any]]  # by device (NODE, GPU 0, mlx5_0/1, eth0), then by name
+Facts = dict[
+    str, dict[str, Any]
+]  # by device (NODE, GPU 0, mlx5_0/1, eth0), then by name
 NODE = "node"
 XID = r"NVRM: Xid \(([^)]*)\): (\d+)"  # a GPU's error in the kernel log: bus address, number
 UNREADABLE = (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile)
@@ -35,7 +38,10 @@ ALL_NODES = "_mpi"  # suffix of a collective's name: over all nodes
 NCCL_TESTS, NVBANDWIDTH, DIAGNOSTIC = "nccl-tests", "nvbandwidth", "dcgmi"
 TOOLS = (
     {name: f"{label} of each node, nccl-tests" for name, label in COLLECTIVES.items()}
-    | {name + ALL_NODES: f"{label} of all ranks, nccl-tests" for name, label in COLLECTIVES.items()}
+    | {
+        name + ALL_NODES: f"{label} of all ranks, nccl-tests"
+        for name, label in COLLECTIVES.items()
+    }
     | COPIES
 )
 BURN_IN = "burn-in"
@@ -47,8 +53,8 @@ LABELS = STAGES | PROBES | TOOLS | REDUCTIONS | {BURN_IN: "burn-in"}
 PARTS = ("data", "compute", "wait", "update")  # of a step
 NOBODY = -1  # partner of a node without one
 
-# One row per step. partner: number of the other node of a pair; cpu: CPU seconds of the rank's process; sequences: in
-# its batches; checksum: of the weights after the step.
+# One row per step. partner: number of the other node of a pair; cpu: CPU seconds of the rank's
+# process; sequences: in its batches; checksum: of the weights after the step.
 STEP = np.dtype(
     [
         *(
@@ -63,11 +69,17 @@ STEP = np.dtype(
         ("checksum", np.int64),
     ]
 )
-# One row per measurement: a matrix product, a copy, a read, an all-reduce, or one of TOOLS, which is entered for its
-# GPU's rank or the first of its node. partner: number of the other node or GPU; amount: operations or bytes.
+# One row per measurement: a matrix product, a copy, a read, an all-reduce, or one of TOOLS, which
+# is entered for its GPU's rank or the first of its node. partner: number of the other node or GPU;
+# amount: operations or bytes.
 PROBE = np.dtype(
     [
-        *(("rank", np.int32), ("probe", "S32"), ("round", np.int16), ("partner", np.int16)),
+        *(
+            ("rank", np.int32),
+            ("probe", "S32"),
+            ("round", np.int16),
+            ("partner", np.int16),
+        ),
         *(("seconds", np.float64), ("amount", np.float64)),
     ]
 )
@@ -83,9 +95,14 @@ FIELDS = (
         "nvlink_errors",
     ),
 )
-# One row per second and GPU. device: local rank. throttle: NVML's bit mask of reasons; exact in a float64.
+# One row per second and GPU. device: local rank. throttle: NVML's bit mask of reasons; exact in a
+# float64.
 SAMPLE = np.dtype(
-    [("time", np.float64), ("device", np.int16), *((name, np.float64) for name in FIELDS)]
+    [
+        ("time", np.float64),
+        ("device", np.int16),
+        *((name, np.float64) for name in FIELDS),
+    ]
 )
 
 
@@ -108,7 +125,9 @@ class Expected:
     """Figures that a healthy system reaches, set by a config."""
 
     text: str = env(
-        "EXPECTED_FIGURES", "", doc="rates of a good machine: `parallel=90 copy=2900`, by --expect"
+        "EXPECTED_FIGURES",
+        "",
+        doc="rates of a good machine: `parallel=90 copy=2900`, by --expect",
     )
 
     def figures(self) -> dict[str, float]:
@@ -118,17 +137,29 @@ class Expected:
             name, _, value = word.partition("=")
             if name not in UNITS:
                 near = difflib.get_close_matches(name, UNITS, n=1)
-                hint = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(UNITS)}"
-                raise ConfigError(f"EXPECTED_FIGURES: {word}: no figure is called {name!r}: {hint}")
+                hint = (
+                    f"did you mean {near[0]}?"
+                    if near
+                    else f"expected one of {', '.join(UNITS)}"
+                )
+                raise ConfigError(
+                    f"EXPECTED_FIGURES: {word}: no figure is called {name!r}: {hint}"
+                )
             # Neither nan nor infinity, which float() reads too.
             if not re.fullmatch(r"\d+(\.\d+)?", value) or not float(value):
-                raise ConfigError(f"EXPECTED_FIGURES: {word}: expected {name}= a number above 0")
+                raise ConfigError(
+                    f"EXPECTED_FIGURES: {word}: expected {name}= a number above 0"
+                )
             found[name] = float(value)
         return found
 
 
-def write(path: Path, about: Mapping[str, Any], tables: Mapping[str, np.ndarray]) -> None:
-    """Writes a file atomically. about: the node and its ranks; tables: structured arrays by name."""
+def write(
+    path: Path, about: Mapping[str, Any], tables: Mapping[str, np.ndarray]
+) -> None:
+    """Writes a file atomically. about: the node and its ranks; tables: structured arrays by
+    name.
+    """
     columns: dict[str, Any] = {
         f"{name}.{column}": rows[column]
         for name, rows in tables.items()

@@ -68,9 +68,17 @@ class Finding:
 
     def reason(self) -> Reason:
         chance = self.outlier.chance  # per whole test of healthy machines
-        tests = "over 1,000,000" if chance < 1e-6 else f"{float(f'{1 / chance:.1g}'):,.0f}"
-        also = f"also: {', '.join(LABELS[one] for one in self.also)}" if self.also else ""
-        words = WORDS[self.what] if self.outlier.state == "fail" else "slower than the fastest"
+        tests = (
+            "over 1,000,000" if chance < 1e-6 else f"{float(f'{1 / chance:.1g}'):,.0f}"
+        )
+        also = (
+            f"also: {', '.join(LABELS[one] for one in self.also)}" if self.also else ""
+        )
+        words = (
+            WORDS[self.what]
+            if self.outlier.state == "fail"
+            else "slower than the fastest"
+        )
         return Reason(
             self.name,
             f"{self.outlier.excess:.1%} {words}",
@@ -113,8 +121,12 @@ class Certificate:
         }
         programs: dict[str, set[str]] = {}
         for tool in self.records.reports:
-            programs.setdefault(coverage.program(tool["name"]), set()).add(tool["version"])
-        found |= {name: " and ".join(sorted(own - {""})) for name, own in programs.items()}
+            programs.setdefault(coverage.program(tool["name"]), set()).add(
+                tool["version"]
+            )
+        found |= {
+            name: " and ".join(sorted(own - {""})) for name, own in programs.items()
+        }
         return {name: str(version) for name, version in found.items() if version}
 
     @cached_property
@@ -135,15 +147,21 @@ class Certificate:
             label
             for name, label in LABELS.items()
             # Tests of a missing program are not listed one by one.
-            if name not in done and (name not in TOOLS or coverage.program(name) in programs)
+            if name not in done
+            and (name not in TOOLS or coverage.program(name) in programs)
         ]
         left += coverage.lines(records)
         for tool in records.reports:
             left += [
-                f"{LABELS.get(one, one)} (skipped by {tool['name']})" for one in tool["skipped"]
+                f"{LABELS.get(one, one)} (skipped by {tool['name']})"
+                for one in tool["skipped"]
             ]
-        ended = datetime.fromtimestamp(records.ended, timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
-        versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
+        ended = datetime.fromtimestamp(records.ended, timezone.utc).strftime(
+            "%Y-%m-%d %H:%M UTC"
+        )
+        versions = ", ".join(
+            f"{name} {version}" for name, version in self.versions.items()
+        )
         return {
             "tested": "; ".join(dict.fromkeys(tested)),
             "not tested": "; ".join(dict.fromkeys(left)) or "nothing",
@@ -154,16 +172,22 @@ class Certificate:
 
     @cached_property
     def bought(self) -> list[tuple[str, str]]:
-        """(device, facts in words) of the hardware, once for all devices that are alike, and their serial numbers."""
+        """(device, facts in words) of the hardware, once for all devices that are alike, and their
+        serial numbers.
+        """
         alike: dict[tuple[str, str], list[str]] = {}
         serials = []
         for node, hardware in self.records.hardware.items():
             for device, facts in hardware.get("parts", {}).items():
-                known = {name: value for name, value in facts.items() if value is not None}
+                known = {
+                    name: value for name, value in facts.items() if value is not None
+                }
                 if serial := known.pop("serial", ""):
                     serials.append(f"{device} of {node} {serial}")
                 words = ", ".join(f"{name} {value}" for name, value in known.items())
-                alike.setdefault((kind_of(device), words), []).append(f"{device} of {node}")
+                alike.setdefault((kind_of(device), words), []).append(
+                    f"{device} of {node}"
+                )
         found = [
             (owners[0] if len(owners) == 1 else f"{len(owners)} x {kind}", words)
             for (kind, words), owners in alike.items()
@@ -179,13 +203,21 @@ class Certificate:
     @property
     def said(self) -> str:
         """The state in words: on CPUs nothing but the software was tested."""
-        software = " (software only: the test ran on CPUs)" if self.records.on_cpus else ""
+        software = (
+            " (software only: the test ran on CPUs)" if self.records.on_cpus else ""
+        )
         return self.state + software
 
     def why(self) -> list[Reason]:
-        """Why the test does not pass: corruption, slowness, missed figures, device faults, an incomplete burn-in."""
+        """Why the test does not pass: corruption, slowness, missed figures, device faults, an
+        incomplete burn-in.
+        """
         # Wrong results first: a node is drained with the first reason that names it.
-        burnt = self.burn_in.reasons(self.records.folder.resolve().name) if self.burn_in else []
+        burnt = (
+            self.burn_in.reasons(self.records.folder.resolve().name)
+            if self.burn_in
+            else []
+        )
         return [
             *(one.reason() for one in self.corrupt),
             *(one for one in burnt if one.state == "fail"),
@@ -214,7 +246,8 @@ class Certificate:
             "findings": self.findings,
             "corrupt": self.corrupt,
             "faults": [
-                {"name": one.name, "state": one.state, "reason": one.what} for one in self.faults
+                {"name": one.name, "state": one.state, "reason": one.what}
+                for one in self.faults
             ],
             "expected": self.reached,
             "burn_in": self.burn_in,
@@ -265,13 +298,16 @@ def judge(
             "steps do not repeat bit for bit on this system: silent corruption cannot be detected"
         )
     reached, not_measured = figures.check(records, expected)
-    notes += not_measured + [one.reason().text() for one in reached if one.state == "pass"]
+    notes += not_measured + [
+        one.reason().text() for one in reached if one.state == "pass"
+    ]
     notes += [burnt.text()] if burnt else []
     floors = figures.floors(records)
     return Certificate(
         records=records,
         seconds={
-            stage: np.nanmedian(records.seconds(stage), axis=(1, 2)) for stage in records.stages
+            stage: np.nanmedian(records.seconds(stage), axis=(1, 2))
+            for stage in records.stages
         },
         findings=_findings(records, compared),
         corrupt=broken,
@@ -292,10 +328,13 @@ def judge(
 
 
 def _findings(records: Records, compared: list[Question]) -> list[Finding]:
-    """Each culprit once, in the stage that shows it first, without the ranks and links of a node that is named."""
+    """Each culprit once, in the stage that shows it first, without the ranks and links of a node
+    that is named.
+    """
     # Each kind of comparison has its share of the false alarms that a test may have (Bonferroni).
     comparisons = {
-        overall: sum(len(one.values) for one in compared if one.overall is overall) / share
+        overall: sum(len(one.values) for one in compared if one.overall is overall)
+        / share
         for overall, share in ((True, OVERALL), (False, 1 - OVERALL))
     }
     found: dict[str, Finding] = {}
@@ -309,11 +348,15 @@ def _findings(records: Records, compared: list[Question]) -> list[Finding]:
                     found[one.name] = replace(first, also=(*first.also, stage))
             elif not _explained(records, one.name, question.kind, found):
                 evidence = _throttling(records, one.name)
-                found[one.name] = Finding(question.what, stage, question.kind, one, evidence)
+                found[one.name] = Finding(
+                    question.what, stage, question.kind, one, evidence
+                )
     return list(found.values())
 
 
-def _explained(records: Records, name: str, kind: str, found: Mapping[str, Finding]) -> bool:
+def _explained(
+    records: Records, name: str, kind: str, found: Mapping[str, Finding]
+) -> bool:
     """Whether a node or GPU that is already named explains it."""
     named = {kind: _names(found.values(), kind) for kind in ("node", "rank")}
     nodes = {one.removeprefix("node ") for one in named["node"]}
@@ -321,7 +364,9 @@ def _explained(records: Records, name: str, kind: str, found: Mapping[str, Findi
         return all(one.partition(" on ")[2] in nodes for one in members(name))
     # A slow GPU makes all its pairs slow, and a slow node all its links.
     if kind == "pair":
-        of_ranks = [place for place in records.places.values() if place.name in named["rank"]]
+        of_ranks = [
+            place for place in records.places.values() if place.name in named["rank"]
+        ]
         gpus = {(place.node, f"GPU {place.local_rank}") for place in of_ranks}
         pair, _, node = name.partition(" of ")
         return node in nodes or any((node, gpu) in gpus for gpu in pair.split(" from "))
@@ -329,7 +374,12 @@ def _explained(records: Records, name: str, kind: str, found: Mapping[str, Findi
 
 
 def _names(found: Iterable[Finding], kind: str) -> set[str]:
-    return {one for finding in found if finding.kind == kind for one in members(finding.name)}
+    return {
+        one
+        for finding in found
+        if finding.kind == kind
+        for one in members(finding.name)
+    }
 
 
 def _throttling(records: Records, name: str) -> str:
@@ -346,18 +396,19 @@ def _throttling(records: Records, name: str) -> str:
 def standing(records: Records) -> Estimate | str:
     """Estimate from the stage with all ranks; a str says why there is none."""
     model, data, schedule = (
-        read_json(records.folder / "config.json", one) for one in ("model", "data", "schedule")
+        read_json(records.folder / "config.json", one)
+        for one in ("model", "data", "schedule")
     )
     if records.on_cpus:
-        return (
-            "nothing to compare with: published results are of accelerators, this test was of CPUs"
-        )
+        return "nothing to compare with: published results are of accelerators, this test was of CPUs"
     wanted = table("benchmark_settings")
     large = all(model.get(name) == value for name, value in wanted["model"].items())
     if not large or data.get("max_seq_length") != wanted["data"]["max_seq_length"]:
         return "nothing to compare with: published results are of BERT-large at 512 tokens, this was another model"
     # With the wait, as a step of training has it.
-    rounds = np.nanmedian(records.by_step("together", *PARTS), axis=(0, 2))  # seconds per step
+    rounds = np.nanmedian(
+        records.by_step("together", *PARTS), axis=(0, 2)
+    )  # seconds per step
     step, ranks = float(np.median(rounds)), len(records.places)
     # Sequences per step over all ranks.
     batch = data["batch_size"] * data["gradient_steps"] * data["packing_factor"] * ranks
@@ -384,9 +435,13 @@ def print_certificate(found: Certificate) -> None:
 
 
 def line(found: Certificate) -> str:
-    """The verdict, the first reason, what was not tested, and the commands that drain failed nodes in Slurm."""
+    """The verdict, the first reason, what was not tested, and the commands that drain failed nodes
+    in Slurm.
+    """
     records = found.records
-    reasons = [one.text() for one in sorted(found.why(), key=lambda one: one.state != "fail")]
+    reasons = [
+        one.text() for one in sorted(found.why(), key=lambda one: one.state != "fail")
+    ]
     left = coverage.short(records)
     not_tested = f"; not tested: {left}" if left else ""
     if not reasons:

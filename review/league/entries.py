@@ -26,7 +26,10 @@ HYPERPARAMETERS = (
     "opt_epsilon",
     "gradient_accumulation_steps",
 )
-_SANE_SAMPLES = (1e5, 1e8)  # range for a run to the target; a log that counts epochs is far below
+_SANE_SAMPLES = (
+    1e5,
+    1e8,
+)  # range for a run to the target; a log that counts epochs is far below
 PUBLISHED = Path(__file__).with_name("published.csv")
 
 
@@ -34,11 +37,12 @@ PUBLISHED = Path(__file__).with_name("published.csv")
 class Entry:
     """A result in the league. Unknown values are None or empty.
 
-    ``checked``: the rules of its round accept the result. ``minutes``: the score by the installed rules if there is
-    one, else the olympic mean of the runs that reached the target. ``published_minutes``: the same mean times the
-    factor of scaling.json beside the logs. ``training_rate``: sequences per second outside evaluations, if the logs
-    time those. ``joules``: of the same runs. ``folder``: within the repository of its round. ``departures``: how it
-    differs from the benchmark.
+    ``checked``: the rules of its round accept the result. ``minutes``: the score by the installed
+    rules if there is one, else the olympic mean of the runs that reached the target.
+    ``published_minutes``: the same mean times the factor of scaling.json beside the logs.
+    ``training_rate``: sequences per second outside evaluations, if the logs time those. ``joules``:
+    of the same runs. ``folder``: within the repository of its round. ``departures``: how it differs
+    from the benchmark.
     """
 
     round: str
@@ -75,32 +79,46 @@ class Entry:
 
     @property
     def logs(self) -> tuple[str, ...] | None:
-        """Key that is equal for the same logs, whatever their round and name; None if too little is known."""
+        """Key that is equal for the same logs, whatever their round and name; None if too little is
+        known.
+        """
         if self.samples is None or self.sequences_per_second is None:
             return None
-        return f"{self.samples:.0f}", f"{self.sequences_per_second:.1f}", f"{self.batch_size}"
+        return (
+            f"{self.samples:.0f}",
+            f"{self.sequences_per_second:.1f}",
+            f"{self.batch_size}",
+        )
 
     def as_dict(self) -> dict[str, Any]:
-        known = {name: value for name, value in vars(self).items() if name != "departures"}
+        known = {
+            name: value for name, value in vars(self).items() if name != "departures"
+        }
         return {**known, "sequences_per_second_per_accelerator": self.per_accelerator}
 
 
 def entry_of(result: Result, label: str, root: Path) -> Entry:
-    """Entry of a result. ``label``: its round. ``root``: folder that ``Entry.folder`` is relative to."""
+    """Entry of a result. ``label``: its round. ``root``: folder that ``Entry.folder`` is relative
+    to.
+    """
     described = tree.description(result.folder)
     division = (result.division or "").casefold()
     kept = result.kept if result.score is not None else result.reached_kept
     nodes = number(tree.count(described.get("number_of_nodes")))
     run = next((run for run in result.runs if run.log.events), None)
     mean = result.reached_minutes if result.score is None else result.olympic_minutes
-    committed = number(tree.read_json(result.folder / "scaling.json").get("scaling_factor"))
+    committed = number(
+        tree.read_json(result.folder / "scaling.json").get("scaling_factor")
+    )
     return Entry(
         round=label,
         submitter=text(described.get("submitter") or result.organization or ""),
         system=text(result.name),
         division="closed" if division.startswith("close") else division,
         status=text(
-            described.get("status") or (run.log.value("submission_status") if run else None) or ""
+            described.get("status")
+            or (run.log.value("submission_status") if run else None)
+            or ""
         ),
         nodes=nodes,
         # A CPU has processes, but no accelerators to divide by.
@@ -118,7 +136,9 @@ def entry_of(result: Result, label: str, root: Path) -> Entry:
         checked=result.official,
         # Of the runs that make the minutes, so that samples, rate and time fit each other.
         samples=_mean([_samples(one) for one in kept]),
-        sequences_per_second=_mean([_samples(one) and one.sequences_per_second for one in kept]),
+        sequences_per_second=_mean(
+            [_samples(one) and one.sequences_per_second for one in kept]
+        ),
         training_rate=_mean([_samples(one) and one.training_rate for one in kept]),
         joules=result.energy.joules if result.energy else None,
         hyperparameters=logged(run),
@@ -142,7 +162,9 @@ def _accelerator(described: dict[str, Any], result: Result) -> str:
 def _samples(run: Run) -> float | None:
     samples = run.samples
     return (
-        samples if samples is not None and _SANE_SAMPLES[0] <= samples <= _SANE_SAMPLES[1] else None
+        samples
+        if samples is not None and _SANE_SAMPLES[0] <= samples <= _SANE_SAMPLES[1]
+        else None
     )
 
 
@@ -172,7 +194,9 @@ def _place(folder: Path, root: Path) -> str:
 
 @functools.cache
 def published() -> tuple[Entry, ...]:
-    """All BERT results of MLPerf Training rounds 0.7 to 5.0, from the logs that MLCommons published."""
+    """All BERT results of MLPerf Training rounds 0.7 to 5.0, from the logs that MLCommons
+    published.
+    """
     types = {one.name: one.type for one in fields(Entry)}
     found = []
     lines = PUBLISHED.read_text(encoding="utf-8").splitlines(keepends=True)

@@ -1,11 +1,13 @@
-"""Estimates the time to train BERT-large from the training rate, and its rank among the published results.
+"""Estimates the time to train BERT-large from the training rate, and its rank among the published
+results.
 
-The time is samples to the target (2.3 to 6.3 million in published results) divided by the rate. The samples depend
-mostly on batch size, samples until the learning rate has decayed, and the learning rate: their logarithm is
-interpolated between the published results by ordinary kriging over the logarithms of the three (Cressie, Statistics for
-Spatial Data, 1993, 3.2), which weights neighbours by distance and widens the interval where none is near. Without a
-recipe only the batch size is used, and the interval is wider. `bench/league_estimate.py` predicts every published
-result from the others.
+The time is samples to the target (2.3 to 6.3 million in published results) divided by the rate. The
+samples depend mostly on batch size, samples until the learning rate has decayed, and the learning
+rate: their logarithm is interpolated between the published results by ordinary kriging over the
+logarithms of the three (Cressie, Statistics for Spatial Data, 1993, 3.2), which weights neighbours
+by distance and widens the interval where none is near. Without a recipe only the batch size is
+used, and the interval is wider. `bench/league_estimate.py` predicts every published result from the
+others.
 """
 
 from __future__ import annotations
@@ -23,15 +25,20 @@ from review.league.ranking import League
 from review.rulebook.compliance import evaluation_interval
 
 DEVIATIONS = 1.645  # standard deviations, for a 90% interval
-# Slope of the variogram over the logarithms, and standard deviation of results of one recipe (nugget): the values with
-# the highest leave-one-out likelihood.
+# Slope of the variogram over the logarithms, and standard deviation of results of one recipe
+# (nugget): the values with the highest leave-one-out likelihood.
 BY_RECIPE, BY_BATCH = (0.10, 0.035), (0.03, 0.10)
-# Cost of an evaluation in multiples of training on its 10,000 sequences, and its spread in published logs.
+# Cost of an evaluation in multiples of training on its 10,000 sequences, and its spread in
+# published logs.
 EVALUATION, EVALUATION_SPREAD = 1.0, 0.3
-# Above so many accelerators communication grows in ways that the rate of one node does not show: published results
-# with more, each predicted from the others, took 4 to 15% longer, and 75% of them lay within the interval.
+# Above so many accelerators communication grows in ways that the rate of one node does not show:
+# published results with more, each predicted from the others, took 4 to 15% longer, and 75% of them
+# lay within the interval.
 MANY, MANY_SPREAD = 16, 0.10
-PLACEHOLDERS = (1e-4, 1000)  # learning rate and steps that certify.sh sets without a config
+PLACEHOLDERS = (
+    1e-4,
+    1000,
+)  # learning rate and steps that certify.sh sets without a config
 _STEPS, _RATE = "opt_learning_rate_training_steps", "opt_base_learning_rate"
 
 
@@ -39,9 +46,9 @@ _STEPS, _RATE = "opt_learning_rate_training_steps", "opt_base_learning_rate"
 class Estimate:
     """Minutes to train with a 90% interval. ``recipe``: whether learning rate and decay were known.
 
-    ``ranks``: of the interval's ends among the ``results`` published in the closed division from round 1.0 on with the
-    same number of accelerators. ``faster``, ``slower``: the neighbouring results. ``doubts``: why it may be wrong
-    beyond its interval, which is wider for each.
+    ``ranks``: of the interval's ends among the ``results`` published in the closed division from
+    round 1.0 on with the same number of accelerators. ``faster``, ``slower``: the neighbouring
+    results. ``doubts``: why it may be wrong beyond its interval, which is wider for each.
     """
 
     minutes: float
@@ -90,10 +97,12 @@ def estimate(
     learning_rate: float = 0.0,
     steps: float = 0.0,
 ) -> Estimate | str:
-    """Estimate from the training rate without evaluations, sequences per second, and its relative standard error.
+    """Estimate from the training rate without evaluations, sequences per second, and its relative
+    standard error.
 
-    ``batch_size``: sequences per step over all accelerators. ``learning_rate``, and ``steps`` until it has decayed:
-    ignored if they are placeholders, or fewer samples than in any published result. A str says why there is none.
+    ``batch_size``: sequences per step over all accelerators. ``learning_rate``, and ``steps`` until
+    it has decayed: ignored if they are placeholders, or fewer samples than in any published result.
+    A str says why there is none.
     """
     if not (0 < rate < math.inf and 0 <= error < math.inf and batch_size > 0):
         return "nothing to compare: the training rate was not measured"
@@ -101,7 +110,9 @@ def estimate(
     meant = learning_rate > 0 and (learning_rate, steps) != PLACEHOLDERS
     # Fewer samples than any published run: the steps of a short test, not of a recipe.
     recipe = meant and steps * batch_size >= math.exp(places[:, 1].min())
-    place = np.log([batch_size, steps * batch_size, learning_rate] if recipe else [batch_size])
+    place = np.log(
+        [batch_size, steps * batch_size, learning_rate] if recipe else [batch_size]
+    )
     doubts = dict([*_outside(place, places), *_beyond(rate, accelerators)])
     minutes, spread = time_to_train(*_samples(place), rate, batch_size)
     # Independent errors add in squares.
@@ -135,20 +146,32 @@ def estimate(
 
 def _outside(place: np.ndarray, places: np.ndarray) -> Iterator[tuple[str, float]]:
     """What lies outside the published range, and how far in logarithms."""
-    names = ("batch size", "samples until the learning rate has decayed", "learning rate")
+    names = (
+        "batch size",
+        "samples until the learning rate has decayed",
+        "learning rate",
+    )
     # Without a recipe, only the batch size has a range to be outside of.
     for name, value, column in zip(names, place, places.T, strict=False):
         low, high = column.min(), column.max()
         # Slack for the rounding of logarithms.
         if (distance := max(low - value, value - high)) > 1e-9:
             ends = f"{math.exp(low):.3g} to {math.exp(high):.3g}"
-            yield f"{name} {math.exp(value):.3g} is outside the published {ends}", float(distance)
+            yield (
+                f"{name} {math.exp(value):.3g} is outside the published {ends}",
+                float(distance),
+            )
 
 
 def _beyond(rate: float, accelerators: int) -> Iterator[tuple[str, float]]:
-    """Sizes and rates that published results do not vouch for, and what that adds to the logarithm's deviation."""
+    """Sizes and rates that published results do not vouch for, and what that adds to the
+    logarithm's deviation.
+    """
     if accelerators > MANY:
-        yield f"above {MANY} accelerators such estimates were up to 15% too fast", MANY_SPREAD
+        yield (
+            f"above {MANY} accelerators such estimates were up to 15% too fast",
+            MANY_SPREAD,
+        )
     fastest = max(one.per_accelerator or 0.0 for one in published())
     if rate / accelerators > fastest:
         each = f"{rate / accelerators:,.0f} sequences/s of each accelerator"
@@ -157,13 +180,17 @@ def _beyond(rate: float, accelerators: int) -> Iterator[tuple[str, float]]:
 
 
 def _minutes(minutes: float | None) -> str:
-    return f"{minutes:.3g}" if minutes is not None and minutes < 100 else f"{minutes:,.0f}"
+    return (
+        f"{minutes:.3g}" if minutes is not None and minutes < 100 else f"{minutes:,.0f}"
+    )
 
 
 def time_to_train(
     samples: float, spread: float, rate: float, batch_size: float
 ) -> tuple[float, float]:
-    """Minutes including evaluations, and the spread of their logarithm. ``samples``, ``spread``: also logarithms."""
+    """Minutes including evaluations, and the spread of their logarithm. ``samples``, ``spread``:
+    also logarithms.
+    """
     share = 10_000 / evaluation_interval(batch_size)
     return math.exp(samples) / rate / 60 * (1 + EVALUATION * share), math.hypot(
         spread, EVALUATION_SPREAD * share
@@ -177,13 +204,21 @@ def _trained_alike(one: Entry) -> bool:
 
 @functools.cache
 def _data() -> tuple[list[Entry], np.ndarray, np.ndarray]:
-    """Closed results trained to 0.720 without resubmissions, logarithms of (batch, samples until the learning rate has
-    decayed, learning rate) [results, 3], and of minutes times sequences per minute, with the RCP factor [results]."""
+    """Closed results trained to 0.720 without resubmissions, logarithms of (batch, samples until
+    the learning rate has decayed, learning rate) [results, 3], and of minutes times sequences per
+    minute, with the RCP factor [results].
+    """
     found, places, samples = [], [], []
     for one in League((), published()).ranked:
         # Runs without a schedule in their logs cannot be placed.
         steps, rate = (one.hyperparameters.get(key, 0.0) for key in (_STEPS, _RATE))
-        if _trained_alike(one) and one.minutes and one.logs and steps and one.batch_size:
+        if (
+            _trained_alike(one)
+            and one.minutes
+            and one.logs
+            and steps
+            and one.batch_size
+        ):
             found.append(one)
             places.append([one.batch_size, one.batch_size * steps, rate])
             samples.append(60 * one.minutes * (one.sequences_per_second or 0.0))
@@ -191,7 +226,9 @@ def _data() -> tuple[list[Entry], np.ndarray, np.ndarray]:
 
 
 def _equations(places: np.ndarray) -> np.ndarray:
-    """Kriging equations of results at these places [results + 1, results + 1]; last row: the weights sum to 1."""
+    """Kriging equations of results at these places [results + 1, results + 1]; last row: the
+    weights sum to 1.
+    """
     slope, nugget = BY_RECIPE if places.shape[1] > 1 else BY_BATCH
     # Distances in logarithms [results, results].
     distances = np.sqrt(((places[:, None] - places[None]) ** 2).sum(axis=-1))
@@ -214,11 +251,17 @@ def _samples(place: np.ndarray) -> tuple[float, float]:
 
 
 def predicted(recipe: bool) -> tuple[list[Entry], np.ndarray, np.ndarray]:
-    """Results with the logarithms of their samples as predicted from the others, and standard deviations [results].
+    """Results with the logarithms of their samples as predicted from the others, and standard
+    deviations [results].
 
-    Leave-one-out by a single inverse (Dubrule, Cross validation of kriging in a unique neighborhood, 1983).
+    Leave-one-out by a single inverse (Dubrule, Cross validation of kriging in a unique
+    neighborhood, 1983).
     """
     found, places, samples = _data()
     inverse = np.linalg.inv(_equations(places if recipe else places[:, :1]))
     diagonal = np.diag(inverse)[:-1]
-    return found, samples - inverse[:-1, :-1] @ samples / diagonal, 1 / np.sqrt(diagonal)
+    return (
+        found,
+        samples - inverse[:-1, :-1] @ samples / diagonal,
+        1 / np.sqrt(diagonal),
+    )

@@ -20,17 +20,24 @@ _SORTED_BY: dict[str, Callable[[Entry], object]] = {
     "round": lambda entry: entry.round,
     "nodes x accel.": lambda entry: entry.accelerators,
 }
-_MORE_IS_BETTER = ("seq/s", "/accel", "efficiency")  # the first click shows the greatest on top
+_MORE_IS_BETTER = (
+    "seq/s",
+    "/accel",
+    "efficiency",
+)  # the first click shows the greatest on top
 
 
 def scaling(league: League) -> Chart | None:
-    """Minutes over accelerators: the fastest result of each size, of each accelerator of the widest reach.
+    """Minutes over accelerators: the fastest result of each size, of each accelerator of the widest
+    reach.
 
-    Own results make curves of their own, which come first; published ones are those of the closed division.
+    Own results make curves of their own, which come first; published ones are those of the closed
+    division.
     """
     own = {one.kind[1:]: one for one in league.own}
     curves = [
-        (True, f"yours, {_short_name(one)}", _best_by_size(league.own, one)) for one in own.values()
+        (True, f"yours, {_short_name(one)}", _best_by_size(league.own, one))
+        for one in own.values()
     ]
     closed = [one for one in league.others if one.division == "closed"]
     for name in dict.fromkeys(_short_name(one) for one in closed if one.accelerator):
@@ -48,7 +55,9 @@ def scaling(league: League) -> Chart | None:
         return None
     lines = []
     for index, (_, name, best) in enumerate(curves[:_MOST_CURVES]):
-        points = [Point(x, one.minutes or 0.0, _tip(one)) for x, one in sorted(best.items())]
+        points = [
+            Point(x, one.minutes or 0.0, _tip(one)) for x, one in sorted(best.items())
+        ]
         lines.append(Series(run=index, name=name, label=name, points=tuple(points)))
     counts = [point.x for line in lines for point in line.points]
     minutes = [point.y for line in lines for point in line.points]
@@ -77,9 +86,7 @@ def scaling(league: League) -> Chart | None:
 
 def _tip(entry: Entry) -> str:
     whose = f"{entry.submitter}, {entry.accelerator}, {entry.round}"
-    return (
-        f"{whose}: {entry.accelerators:g} accelerators ({size(entry)}), {entry.minutes:.4f} minutes"
-    )
+    return f"{whose}: {entry.accelerators:g} accelerators ({size(entry)}), {entry.minutes:.4f} minutes"
 
 
 def _short_name(entry: Entry) -> str:
@@ -88,8 +95,12 @@ def _short_name(entry: Entry) -> str:
     return known[0] if known else entry.accelerator[:16]
 
 
-def _best_by_size(entries: Iterable[Entry], like: Entry | None = None) -> dict[float, Entry]:
-    """The fastest result of each number of accelerators; like: only of its submitter, division and accelerator."""
+def _best_by_size(
+    entries: Iterable[Entry], like: Entry | None = None
+) -> dict[float, Entry]:
+    """The fastest result of each number of accelerators; like: only of its submitter, division and
+    accelerator.
+    """
     best: dict[float, Entry] = {}
     for entry in entries:
         if (
@@ -98,7 +109,9 @@ def _best_by_size(entries: Iterable[Entry], like: Entry | None = None) -> dict[f
             and (like is None or entry.kind[1:] == like.kind[1:])
         ):
             before = best.get(entry.accelerators, entry)
-            best[entry.accelerators] = min(before, entry, key=lambda one: one.minutes or 0)
+            best[entry.accelerators] = min(
+                before, entry, key=lambda one: one.minutes or 0
+            )
     return best
 
 
@@ -113,13 +126,17 @@ def build_page(league: League) -> str:
     order = [*first, *(one for one in CELLS if one not in first)]
     about = [f"{len(own)} of your own"] if own else []
     if rounds:
-        published = f"{len(league.others)} published in rounds {rounds[0]} to {rounds[-1]}"
+        published = (
+            f"{len(league.others)} published in rounds {rounds[0]} to {rounds[-1]}"
+        )
         about.append(f"{published}, resubmissions in one row")
     rows = [
         {
             "own": league.is_own(one),
             "cells": [CELLS[column](league, one) for column in order],
-            "keys": [_SORTED_BY.get(column.heading, lambda _: None)(one) for column in order],
+            "keys": [
+                _SORTED_BY.get(column.heading, lambda _: None)(one) for column in order
+            ],
         }
         for one in entries
     ]
@@ -128,7 +145,9 @@ def build_page(league: League) -> str:
         script="league.js",
         title=f"{len(league.ranked)} results",
         subtitle=", ".join(about),
-        standing=[f"{one.system}: {league.standing(one)}" for one in own] if league.others else [],
+        standing=[f"{one.system}: {league.standing(one)}" for one in own]
+        if league.others
+        else [],
         apart=[f"{one.system}: {apart_text(one)}" for one in league.apart],
         more_is_better=_MORE_IS_BETTER,
         unverified=UNVERIFIED,
@@ -146,6 +165,11 @@ def write_picture(league: League, output: Path) -> None:
     """Writes the scaling chart. Raises ReviewError if no system has results in several sizes."""
     drawn = scaling(league)
     if drawn is None:
-        raise ReviewError(f"{output}: no chart, since no system has results in several sizes")
+        raise ReviewError(
+            f"{output}: no chart, since no system has results in several sizes"
+        )
     whose = f", {len(league.own)} of them unverified" if league.own else ""
-    write_whole(output, svg(drawn, f"{len(league.ranked)} results of MLPerf Training BERT{whose}"))
+    write_whole(
+        output,
+        svg(drawn, f"{len(league.ranked)} results of MLPerf Training BERT{whose}"),
+    )

@@ -1,4 +1,6 @@
-"""Ranks, scaling efficiencies and the standing of the user's own results, and the table of the league."""
+"""Ranks, scaling efficiencies and the standing of the user's own results, and the table of the
+league.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from review.league.entries import Entry
-from review.logs.output import Column, Line, Part, ReviewError, Table, number_text, rate_text
+from review.logs.output import (
+    Column,
+    Line,
+    Part,
+    ReviewError,
+    Table,
+    number_text,
+    rate_text,
+)
 
 BY: dict[
     str, tuple[str, Callable[[Entry], float | None], int]
@@ -16,7 +26,11 @@ BY: dict[
     "minutes": ("minutes", lambda entry: entry.minutes, 1),
     "published": ("published minutes", lambda entry: entry.published_minutes, 1),
     "rate": ("sequences/s", lambda entry: entry.sequences_per_second, -1),
-    "per-accelerator": ("sequences/s and accelerator", lambda entry: entry.per_accelerator, -1),
+    "per-accelerator": (
+        "sequences/s and accelerator",
+        lambda entry: entry.per_accelerator,
+        -1,
+    ),
     "energy": ("joules", lambda entry: entry.joules, 1),
 }
 _LONGEST = 36  # characters of a cell
@@ -45,7 +59,9 @@ class League:
     def of(cls, own: Sequence[Entry], others: Sequence[Entry], by: str) -> League:
         """A league in which own results that are not of the benchmark stand apart."""
         ranked = tuple(one for one in own if not one.departures)
-        return cls(ranked, tuple(others), by, tuple(one for one in own if one.departures))
+        return cls(
+            ranked, tuple(others), by, tuple(one for one in own if one.departures)
+        )
 
     def __post_init__(self) -> None:
         if not self.own and not self.others and not self.apart:
@@ -62,16 +78,27 @@ class League:
         _, value, sign = BY[self.by]
         found = value(entry)
         # The names decide among equals, so that the table comes out the same each time.
-        return (found is None, sign * (found or 0.0), entry.round, entry.submitter, entry.system)
+        return (
+            found is None,
+            sign * (found or 0.0),
+            entry.round,
+            entry.submitter,
+            entry.system,
+        )
 
     @functools.cached_property
     def _same_logs(self) -> dict[Any, list[Entry]]:
-        """Groups of equal logs: the user's own or first submission, then resubmissions. By energy, per measurement."""
+        """Groups of equal logs: the user's own or first submission, then resubmissions. By energy,
+        per measurement.
+        """
         found: dict[Any, list[Entry]] = {}
         others = sorted(self.others, key=lambda one: one.round)
         for entry in [*self.own, *others]:
             # Logs too little known to recognise are taken for logs of their own.
-            key = (entry.logs or id(entry), entry.joules if self.by == "energy" else None)
+            key = (
+                entry.logs or id(entry),
+                entry.joules if self.by == "energy" else None,
+            )
             found.setdefault(key, []).append(entry)
         return found
 
@@ -93,24 +120,35 @@ class League:
         own = value(entry)
         if own is None:
             return None
-        values = [found for one in among or self.ranked if (found := value(one)) is not None]
+        values = [
+            found for one in among or self.ranked if (found := value(one)) is not None
+        ]
         return 1 + sum(sign * found < sign * own for found in values)
 
     def efficiency(self, entry: Entry) -> float | None:
-        """Rate per accelerator relative to the smallest system of its kind; None if there is only one size."""
+        """Rate per accelerator relative to the smallest system of its kind; None if there is only
+        one size.
+        """
         smallest = self.kinds.get(entry.kind, [None])[0]
-        if smallest is None or not entry.per_accelerator or not smallest.per_accelerator:
+        if (
+            smallest is None
+            or not entry.per_accelerator
+            or not smallest.per_accelerator
+        ):
             return None
         return entry.per_accelerator / smallest.per_accelerator
 
     @functools.cached_property
     def kinds(self) -> dict[tuple[str, str, str, str], list[Entry]]:
-        """Results of several sizes by round, submitter, division and accelerator, the smallest first."""
+        """Results of several sizes by round, submitter, division and accelerator, the smallest
+        first.
+        """
         found: dict[tuple[str, str, str, str], list[Entry]] = {}
         known = [one for one in (*self.own, *self.others) if one.per_accelerator]
         # Of equal sizes, the fastest is the one that others are measured by.
         for entry in sorted(
-            known, key=lambda one: (one.accelerators or 0.0, -(one.per_accelerator or 0.0))
+            known,
+            key=lambda one: (one.accelerators or 0.0, -(one.per_accelerator or 0.0)),
         ):
             found.setdefault(entry.kind, []).append(entry)
         return {
@@ -133,7 +171,9 @@ class League:
         results = f"{entry.division or 'division unknown'} results"
         standing = f"rank {place} of {known} {results} by {label}"
         if entry.accelerators and peers > 1:
-            standing += f", {of_size} of {peers} with {entry.accelerators:g} accelerators"
+            standing += (
+                f", {of_size} of {peers} with {entry.accelerators:g} accelerators"
+            )
         return standing
 
     def as_dict(self) -> dict[str, Any]:
@@ -158,7 +198,8 @@ class League:
             for one in self.own
         ]
         apart = [
-            {**one.as_dict(), "departures": one.departures, UNVERIFIED: True} for one in self.apart
+            {**one.as_dict(), "departures": one.departures, UNVERIFIED: True}
+            for one in self.apart
         ]
         return {"by": self.by, "results": results, "standing": standing, "apart": apart}
 
@@ -194,12 +235,16 @@ CELLS: dict[Column, Callable[[League, Entry], str]] = {
     Column("division", drop=2): lambda _, one: one.division,
     Column("nodes x accel.", right=True): lambda _, one: size(one),
     Column("accelerator", drop=3, wraps=True): lambda _, one: _short(one.accelerator),
-    Column("batch", right=True, drop=5): lambda _, one: number_text(one.batch_size, "g"),
+    Column("batch", right=True, drop=5): lambda _, one: number_text(
+        one.batch_size, "g"
+    ),
     Column("minutes", right=True): lambda _, one: _minutes(one),
     Column("published", right=True, drop=3): lambda _, one: number_text(
         one.published_minutes, ",.4f"
     ),
-    Column("seq/s", right=True, drop=6): lambda _, one: rate_text(one.sequences_per_second),
+    Column("seq/s", right=True, drop=6): lambda _, one: rate_text(
+        one.sequences_per_second
+    ),
     Column("/accel", right=True): lambda _, one: rate_text(one.per_accelerator),
     Column("efficiency", right=True, drop=7): lambda league, one: number_text(
         league.efficiency(one), ".1%"

@@ -17,7 +17,9 @@ _LONGEST = 250_000  # characters of a line; the official checker takes quadratic
 
 
 class Event(NamedTuple):  # not a dataclass: a large log has tens of thousands
-    """One MLLOG line. ``line`` counts from 1 in the file; ``time_ms`` is a Unix time in milliseconds."""
+    """One MLLOG line. ``line`` counts from 1 in the file; ``time_ms`` is a Unix time in
+    milliseconds.
+    """
 
     line: int
     time_ms: float
@@ -28,8 +30,12 @@ class Event(NamedTuple):  # not a dataclass: a large log has tens of thousands
 
     def meta(self, *names: str) -> float | None:
         """The first of these metadata entries that is a finite number, else None."""
-        values = map(self.metadata.get, names) if isinstance(self.metadata, dict) else ()
-        return next((found for value in values if (found := number(value)) is not None), None)
+        values = (
+            map(self.metadata.get, names) if isinstance(self.metadata, dict) else ()
+        )
+        return next(
+            (found for value in values if (found := number(value)) is not None), None
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +82,17 @@ def number(value: Any) -> float | None:
 
 
 def text(value: Any) -> str:
-    """A logged value for display: undoes the latin-1 decoding of UTF-8, replaces control characters."""
+    """A logged value for display: undoes the latin-1 decoding of UTF-8, replaces control
+    characters.
+    """
     string = value if isinstance(value, str) else json.dumps(value, default=str)
     with contextlib.suppress(UnicodeEncodeError, UnicodeDecodeError):
         # The official parser reads latin-1, so that UTF-8 names arrive here as pairs of characters.
         string = string.encode("latin-1").decode("utf-8")
     # Logs come from others: their escape sequences must not reach the reader's terminal.
-    return "".join(character if character.isprintable() else "?" for character in string)
+    return "".join(
+        character if character.isprintable() else "?" for character in string
+    )
 
 
 def read_log(path: Path) -> Log:
@@ -98,7 +108,9 @@ def parse(path: Path, data: bytes) -> Log:
     events, errors, glued = [], [], set()
     # Not splitlines(): it also ends lines at characters such as \x85, part of many UTF-8 letters,
     # and every line number below would be another than the official parser's.
-    for number, string in enumerate(io.StringIO(data.decode("latin-1"), newline=None), 1):
+    for number, string in enumerate(
+        io.StringIO(data.decode("latin-1"), newline=None), 1
+    ):
         start = string.rfind(TOKEN)
         if start < 0:
             continue
@@ -112,7 +124,9 @@ def parse(path: Path, data: bytes) -> Log:
             error = LineError(number, reason, True)
         if error is not None:
             errors.append(error)
-    return Log(path=path, events=tuple(events), errors=tuple(errors), glued=frozenset(glued))
+    return Log(
+        path=path, events=tuple(events), errors=tuple(errors), glued=frozenset(glued)
+    )
 
 
 def _parse_line(line: int, full: str) -> tuple[Event | None, LineError | None]:
@@ -129,17 +143,28 @@ def _parse_line(line: int, full: str) -> tuple[Event | None, LineError | None]:
     except ValueError as reason:
         error, record = LineError(line, f"is not JSON: {reason}", False), None
         with contextlib.suppress(ValueError, RecursionError):
-            record = _DECODE(body)[0]  # an object followed by something else, such as a colour code
+            record = _DECODE(body)[
+                0
+            ]  # an object followed by something else, such as a colour code
         if record is None:
             return None, error
-    if not isinstance(record, dict) or not {"time_ms", "key", "value", "metadata"} <= record.keys():
+    if (
+        not isinstance(record, dict)
+        or not {"time_ms", "key", "value", "metadata"} <= record.keys()
+    ):
         # The official parser reads these four by name and
         # catches ValueError alone: a KeyError ends it.
-        return None, error or LineError(line, "lacks one of time_ms, key, value, metadata", True)
+        return None, error or LineError(
+            line, "lacks one of time_ms, key, value, metadata", True
+        )
     try:
         time_ms = float(record["time_ms"])
     except (ValueError, TypeError, OverflowError) as wrong:
         # float() of a list or a huge integer raises what the official parser does not catch.
         crashes = not isinstance(wrong, ValueError)
-        return None, error or LineError(line, "has a time_ms that is not a number", crashes)
-    return Event(line, time_ms, record["key"], record["value"], record["metadata"], full), error
+        return None, error or LineError(
+            line, "has a time_ms that is not a number", crashes
+        )
+    return Event(
+        line, time_ms, record["key"], record["value"], record["metadata"], full
+    ), error

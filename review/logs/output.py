@@ -1,7 +1,8 @@
 """Findings, errors, and the output of `review` and `certify` commands: text and JSON.
 
-A command hands ``emit`` its parts (headings, tables, labelled lines) or a function that prints, and its JSON value:
-dataclasses, paths, objects with ``as_dict``. ``follow`` and ``show_states`` poll and show live state.
+A command hands ``emit`` its parts (headings, tables, labelled lines) or a function that prints, and
+its JSON value: dataclasses, paths, objects with ``as_dict``. ``follow`` and ``show_states`` poll
+and show live state.
 """
 
 from __future__ import annotations
@@ -41,8 +42,9 @@ class ReviewError(Exception):
 class Finding:
     """One finding of a check. ``rule``: the rule's text or name; ``hint``: what to do.
 
-    ``source``: the check that found it, such as "compliance"; "rules" are those that no official tool tests.
-    ``crash``: the official checker stops with a traceback, which fails the whole result, not just this run.
+    ``source``: the check that found it, such as "compliance"; "rules" are those that no official
+    tool tests. ``crash``: the official checker stops with a traceback, which fails the whole
+    result, not just this run.
     """
 
     severity: str
@@ -90,7 +92,10 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "as_dict"):
         value = value.as_dict()
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        value = {entry.name: getattr(value, entry.name) for entry in dataclasses.fields(value)}
+        value = {
+            entry.name: getattr(value, entry.name)
+            for entry in dataclasses.fields(value)
+        }
     if isinstance(value, dict):
         return {str(key): _plain(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
@@ -100,7 +105,8 @@ def _plain(value: Any) -> Any:
 
 
 def pick(value: Any, names: str) -> dict[str, Any]:
-    """Attributes for JSON, by space-separated names: ``name``, ``key=attribute`` or ``key=part.attribute``.
+    """Attributes for JSON, by space-separated names: ``name``, ``key=attribute`` or
+    ``key=part.attribute``.
 
     None if a part of the path is None.
     """
@@ -125,7 +131,9 @@ def csv_text(rows: Iterable[Sequence[Any]]) -> str:
 
 
 class Column(NamedTuple):
-    """A table column. ``drop``: order in which columns are dropped on a narrow terminal; 0: never."""
+    """A table column. ``drop``: order in which columns are dropped on a narrow terminal; 0:
+    never.
+    """
 
     heading: str
     right: bool = False
@@ -251,7 +259,8 @@ def rate_text(value: float | None) -> str:
     """A rate with three or more digits."""
     # Small rates, of one accelerator or a CPU, keep three digits instead of showing 0.
     return number_text(
-        value, ",.0f" if value is None or value >= 100 else ".3g" if value < 10 else ".1f"
+        value,
+        ",.0f" if value is None or value >= 100 else ".3g" if value < 10 else ".1f",
     )
 
 
@@ -283,7 +292,8 @@ def show_states(
 ) -> State:
     """Shows all states, or the first if ``once``, and returns the last one.
 
-    On a terminal the state is rendered live; otherwise it is reported whenever ``news`` of it changes.
+    On a terminal the state is rendered live; otherwise it is reported whenever ``news`` of it
+    changes.
     """
     state = next(states)
     # A pipe gets a line per change; cursor movements would spoil a log file.
@@ -310,6 +320,10 @@ def write_whole(path: Path, content: str | bytes) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(path) as partial:
-            partial.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
+            partial.write_bytes(
+                content.encode("utf-8") if isinstance(content, str) else content
+            )
     except OSError as error:
-        raise ReviewError(f"{path}: cannot be written: {error.strerror or error}") from None
+        raise ReviewError(
+            f"{path}: cannot be written: {error.strerror or error}"
+        ) from None

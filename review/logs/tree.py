@@ -31,7 +31,9 @@ def natural_order(path: Path) -> list[Any]:
 
 
 def result_files(folder: Path) -> list[Path]:
-    """The result_*.txt of a folder (the official tools' pattern, which folders match, too). Raises OSError."""
+    """The result_*.txt of a folder (the official tools' pattern, which folders match, too). Raises
+    OSError.
+    """
     return sorted(
         (folder / name for name in os.listdir(folder) if RESULT_NAME.fullmatch(name)),
         key=natural_order,
@@ -41,8 +43,8 @@ def result_files(folder: Path) -> list[Path]:
 def find_results(target: Path) -> list[tuple[Path, list[Path]]]:
     """(folder, logs) of every result at or below a path. Raises ReviewError if there is none.
 
-    A file is one log, a folder with result_*.txt one result; other folders are searched. Skips the running_N folders
-    of this repository's launcher, which hold unfinished trials.
+    A file is one log, a folder with result_*.txt one result; other folders are searched. Skips the
+    running_N folders of this repository's launcher, which hold unfinished trials.
     """
     if target.is_file():
         return [(target.parent, [target])]
@@ -56,7 +58,10 @@ def find_results(target: Path) -> list[tuple[Path, list[Path]]]:
             raise ReviewError(f"{error.filename}: {error.strerror}")
         # Folders of live runs come and go while the tree is walked: not worth a warning.
         if not isinstance(error, FileNotFoundError):
-            print(f"review: warning: skipped {error.filename}: {error.strerror}", file=sys.stderr)
+            print(
+                f"review: warning: skipped {error.filename}: {error.strerror}",
+                file=sys.stderr,
+            )
 
     found = []
     for name, folders, files in os.walk(target, onerror=unreadable):
@@ -65,7 +70,9 @@ def find_results(target: Path) -> list[tuple[Path, list[Path]]]:
             folder for folder in folders if not folder.startswith((".", "running_"))
         )
         # A folder whose trials all crashed is a result, too: it must not vanish from the list.
-        if any(RESULT_NAME.fullmatch(file) or _CRASH_NAME.fullmatch(file) for file in files):
+        if any(
+            RESULT_NAME.fullmatch(file) or _CRASH_NAME.fullmatch(file) for file in files
+        ):
             with contextlib.suppress(
                 FileNotFoundError
             ):  # removed meanwhile, in a tree of live runs
@@ -78,7 +85,9 @@ def find_results(target: Path) -> list[tuple[Path, list[Path]]]:
 
 
 def copy_runs(logs: Iterable[Path], target: Path) -> dict[str, str]:
-    """Copies logs and their power files, numbered from 0; returns {new name: old name}. Raises OSError."""
+    """Copies logs and their power files, numbered from 0; returns {new name: old name}. Raises
+    OSError.
+    """
     names = {}
     # The official checkers expect result_0.txt onwards; power files belong to a log by its name.
     for index, log in enumerate(logs):
@@ -91,7 +100,9 @@ def copy_runs(logs: Iterable[Path], target: Path) -> dict[str, str]:
 
 
 def crashes(folder: Path) -> dict[int, str]:
-    """{trial: reason} of every trial that left no result: failed_N.txt, with the reason in error_N.txt."""
+    """{trial: reason} of every trial that left no result: failed_N.txt, with the reason in
+    error_N.txt.
+    """
     names: list[str] = []
     with contextlib.suppress(OSError):
         # A folder that cannot be listed has no known crashes; its logs are reported as unreadable.
@@ -130,7 +141,9 @@ def read_object(path: Path, form: str = "") -> dict[str, Any]:
 
 
 def read_json(path: Path | None, section: str = "") -> dict[str, Any]:
-    """A JSON object, or its entry ``section``; empty if it is missing, unreadable or not an object."""
+    """A JSON object, or its entry ``section``; empty if it is missing, unreadable or not an
+    object.
+    """
     content: Any = {}
     with contextlib.suppress(ReviewError, OSError):
         content = read_object(path) if path is not None and path.is_file() else {}
@@ -153,17 +166,23 @@ def description(folder: Path) -> dict[str, Any]:
 
 
 def organization(folder: Path) -> Path | None:
-    """ORG of ORG/results/SYSTEM/BENCHMARK, recognised by its systems folder or the name bert; else None."""
+    """ORG of ORG/results/SYSTEM/BENCHMARK, recognised by its systems folder or the name bert; else
+    None.
+    """
     system = system_file(folder)
     # Any folder may be called results: only systems/ beside
     # it, or the name bert, tell a submission.
-    if system is None or not (system.parent.is_dir() or folder.resolve().name == "bert"):
+    if system is None or not (
+        system.parent.is_dir() or folder.resolve().name == "bert"
+    ):
         return None
     return system.parent.parent
 
 
 def count_accelerators(folder: Path, rank_starts: int) -> int | None:
-    """Accelerators of a result, from its system description, its run's files, or one init_start per rank."""
+    """Accelerators of a result, from its system description, its run's files, or one init_start per
+    rank.
+    """
     content = description(folder)
     # The submission's own statement first, then the record of this repository's run, then a guess.
     nodes = count(content.get("number_of_nodes"))
@@ -188,11 +207,17 @@ def count(value: Any) -> int | None:
 
 
 def run(command: Sequence[str], failure: str, timeout: float = 600) -> bytes:
-    """Standard output of a command. Raises ReviewError with ``failure`` and the command's first error line."""
+    """Standard output of a command. Raises ReviewError with ``failure`` and the command's first
+    error line.
+    """
     try:
         # Without input: a tool that asks for a password must fail, not wait.
         ran = subprocess.run(
-            command, capture_output=True, timeout=timeout, check=False, stdin=subprocess.DEVNULL
+            command,
+            capture_output=True,
+            timeout=timeout,
+            check=False,
+            stdin=subprocess.DEVNULL,
         )
     except FileNotFoundError:
         raise ReviewError(f"{failure}: {command[0]} is not installed") from None
@@ -200,5 +225,7 @@ def run(command: Sequence[str], failure: str, timeout: float = 600) -> bytes:
         raise ReviewError(f"{failure}: {error}") from None
     if ran.returncode:
         reasons = ran.stderr.decode("utf-8", "replace").strip().splitlines()
-        raise ReviewError(f"{failure}: {text(reasons[0]) if reasons else 'no reason given'}")
+        raise ReviewError(
+            f"{failure}: {text(reasons[0]) if reasons else 'no reason given'}"
+        )
     return ran.stdout

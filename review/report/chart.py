@@ -1,7 +1,7 @@
 """Line charts as SVG without scripts.
 
-On a page, colours are CSS variables, to follow light and dark mode. A stand-alone picture contains its title and light
-colours.
+On a page, colours are CSS variables, to follow light and dark mode. A stand-alone picture contains
+its title and light colours.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ _LINE = 13  # px, height of a label
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Axis:
-    """An axis from ``low`` to ``high``, widened if they are equal. ``log``: logarithmic, both ends above 0."""
+    """An axis from ``low`` to ``high``, widened if they are equal. ``log``: logarithmic, both ends
+    above 0.
+    """
 
     label: str
     low: float
@@ -58,7 +60,9 @@ class Axis:
         for steps in ((1,), (1, 3), (1, 2, 5)):
             found = [step * 10.0**power for power in powers for step in steps]
             # With slack for rounding, so that an end that is a tick has its label.
-            within = [one for one in found if self.low * 0.999 <= one <= self.high * 1.001]
+            within = [
+                one for one in found if self.low * 0.999 <= one <= self.high * 1.001
+            ]
             ticks = within if len(within) <= count or not ticks else ticks
         return ticks
 
@@ -107,7 +111,9 @@ class Series:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chart:
-    """Curves over ``x`` and ``y``. ``alt``: description in words. ``target``: a value of y, drawn as a line."""
+    """Curves over ``x`` and ``y``. ``alt``: description in words. ``target``: a value of y, drawn
+    as a line.
+    """
 
     key: str
     title: str
@@ -121,7 +127,9 @@ class Chart:
 def draw(chart: Chart) -> str:
     """The chart as an element of a page."""
     body = "\n".join(_body(chart))
-    return _tag("svg", body, role="img", viewBox=f"0 0 {WIDTH} {HEIGHT}", aria_label=chart.alt)
+    return _tag(
+        "svg", body, role="img", viewBox=f"0 0 {WIDTH} {HEIGHT}", aria_label=chart.alt
+    )
 
 
 def svg(chart: Chart, subject: str) -> str:
@@ -130,7 +138,9 @@ def svg(chart: Chart, subject: str) -> str:
     wide, tall = WIDTH + 2 * margin, HEIGHT + head + margin
     paper = _tag("rect", x=-margin, y=-head, width=wide, height=tall, fill="#ffffff")
     title = _text(0, 20 - head, f"{chart.title}  ·  {subject[:60]}", style="title")
-    content = "\n".join([f"<style>{style_sheet()}</style>{paper}", title, *_body(chart)])
+    content = "\n".join(
+        [f"<style>{style_sheet()}</style>{paper}", title, *_body(chart)]
+    )
     box = f"{-margin} {-head} {wide} {tall}"
     return _tag("svg", content, xmlns="http://www.w3.org/2000/svg", viewBox=box) + "\n"
 
@@ -143,7 +153,11 @@ def _tag(name: str, content: str | None = None, **attributes: object) -> str:
             shown = f"{value:.1f}" if isinstance(value, float) else escape(str(value))
             # class_ is Python's spelling of class, text_anchor that of text-anchor.
             parts.append(f'{key.rstrip("_").replace("_", "-")}="{shown}"')
-    return f"<{' '.join(parts)}/>" if content is None else f"<{' '.join(parts)}>{content}</{name}>"
+    return (
+        f"<{' '.join(parts)}/>"
+        if content is None
+        else f"<{' '.join(parts)}>{content}</{name}>"
+    )
 
 
 def _text(x: float, y: float, content: str, anchor: str = "", style: str = "") -> str:
@@ -185,7 +199,9 @@ def _body(chart: Chart) -> list[str]:
     if chart.target is not None:
         at = y(chart.target)
         body.append(_line(left, at, right, at, "target"))
-        body.append(_text(left + 6, at - 6, f"target {chart.target:.3f}", style="note target"))
+        body.append(
+            _text(left + 6, at - 6, f"target {chart.target:.3f}", style="note target")
+        )
     ends = []
     for one in chart.series:
         places = [(x(point.x), y(point.y)) for point in one.points]
@@ -218,7 +234,9 @@ def _end_labels(ends: Iterable[tuple[float, float, Series]]) -> Iterator[str]:
 
 @functools.cache
 def style_sheet() -> str:
-    """chart.css with the page's light colours instead of variables, which SVG renderers do not support."""
+    """chart.css with the page's light colours instead of variables, which SVG renderers do not
+    support.
+    """
     colours = (_TEMPLATES / "colours.css").read_text(encoding="utf-8")
     # The light colours stand before the media query with the dark ones.
     light = dict(re.findall(r"--([\w-]+): (#\w+);", colours.partition("@media")[0]))

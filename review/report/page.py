@@ -1,4 +1,6 @@
-"""`report`: a self-contained HTML page of results. Contents are made here, the templates lay them out."""
+"""`report`: a self-contained HTML page of results. Contents are made here, the templates lay them
+out.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from review.verdict.summary import summary
 
 
 def render(template: str, script: str = "", **values: object) -> str:
-    """Renders a template; ``script`` is the only one that may run on the page. Raises ReviewError without jinja2."""
+    """Renders a template; ``script`` is the only one that may run on the page. Raises ReviewError
+    without jinja2.
+    """
     try:
         from jinja2 import Environment, PackageLoader
         from markupsafe import Markup
@@ -31,19 +35,31 @@ def render(template: str, script: str = "", **values: object) -> str:
         autoescape=lambda name: name is None or name.endswith(".html"),
         trim_blocks=True,
     )
-    markup.globals |= {"cells": cells, "groups": groups, "subject": subject, "places": places}
+    markup.globals |= {
+        "cells": cells,
+        "groups": groups,
+        "subject": subject,
+        "places": places,
+    }
     markup.globals["draw"] = lambda chart: Markup(draw(chart))  # already escaped
     markup.filters |= {"text": text, "shortened": shortened}
     if script:
         # The page's security policy allows this script alone, by its hash: logs may hold markup.
-        code = Path(__file__).with_name("templates").joinpath(script).read_text(encoding="utf-8")
+        code = (
+            Path(__file__)
+            .with_name("templates")
+            .joinpath(script)
+            .read_text(encoding="utf-8")
+        )
         digest = base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()
         values |= {"script": Markup(code), "script_hash": Markup(f"sha256-{digest}")}
     return markup.get_template(template).render(**values)
 
 
 def build_page(results: Sequence[Result], checked: Sequence[Checked]) -> str:
-    """The page, with the findings of `check` on the same target. Raises ReviewError if jinja2 is missing."""
+    """The page, with the findings of `check` on the same target. Raises ReviewError if jinja2 is
+    missing.
+    """
     by_path = {one.path: one for one in checked}
     pages = []
     for index, result in enumerate(results):
@@ -80,15 +96,21 @@ def _verdict(result: Result, checked: Checked | None) -> tuple[str, str]:
     """State and headline: does the result count?"""
     if result.official and (checked is None or checked.passed()):
         return "good", f"Official score: {result.score:.4f} minutes, unverified"
-    errors = [one for one in (checked.findings if checked else ()) if one.severity == ERROR]
+    errors = [
+        one for one in (checked.findings if checked else ()) if one.severity == ERROR
+    ]
     # Too few runs is no fault: the others may be on their way.
     if any(one.source != "runs" for one in errors) or result.failed_runs > 1:
         return "bad", "Does not count"
     return "warn", "Not official yet"
 
 
-def write_report(results: Sequence[Result], checked: Sequence[Checked], output: Path) -> None:
+def write_report(
+    results: Sequence[Result], checked: Sequence[Checked], output: Path
+) -> None:
     """Writes the page. Raises ReviewError."""
     if output.is_dir():
-        raise ReviewError(f"{output} is a folder: give the name of the page, such as report.html")
+        raise ReviewError(
+            f"{output} is a folder: give the name of the page, such as report.html"
+        )
     write_whole(output, build_page(results, checked))

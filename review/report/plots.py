@@ -15,21 +15,31 @@ _MARGIN = 0.06  # of an axis, relative to the range of its values
 
 def charts(result: Result) -> list[Chart]:
     """The charts that the logs have data for."""
-    return [chart for chart in (accuracy_chart(result), loss_chart(result)) if chart is not None]
+    return [
+        chart
+        for chart in (accuracy_chart(result), loss_chart(result))
+        if chart is not None
+    ]
 
 
 def _plausible(*values: float) -> bool:
-    """Whether numbers can be drawn: not NaN, nor so large (above 1e12) that they hide everything else."""
+    """Whether numbers can be drawn: not NaN, nor so large (above 1e12) that they hide everything
+    else.
+    """
     return all(abs(value) <= 1e12 for value in values)
 
 
-def _curves(result: Result, points_of: Callable[[Run], Iterable[Point]]) -> tuple[Series, ...]:
+def _curves(
+    result: Result, points_of: Callable[[Run], Iterable[Point]]
+) -> tuple[Series, ...]:
     """A curve of each run with points."""
     found = []
     for index, run in enumerate(result.runs):
         if points := tuple(points_of(run)):
             counted = run.path not in result.dropped
-            found.append(Series(run=index, name=run.name, points=points, counted=counted))
+            found.append(
+                Series(run=index, name=run.name, points=points, counted=counted)
+            )
     return tuple(found)
 
 
@@ -62,8 +72,12 @@ def _chart(
 
 
 def _accuracies(result: Result) -> tuple[str, tuple[Series, ...]]:
-    """Label of the x axis, and the curves: over samples if any log counts them, else over minutes."""
-    counts = any(one.samples is not None for run in result.runs for one in run.evaluations)
+    """Label of the x axis, and the curves: over samples if any log counts them, else over
+    minutes.
+    """
+    counts = any(
+        one.samples is not None for run in result.runs for one in run.evaluations
+    )
 
     def points(run: Run) -> Iterable[Point]:
         start = run.run_start.time_ms if run.run_start else None
@@ -73,9 +87,13 @@ def _accuracies(result: Result) -> tuple[str, tuple[Series, ...]]:
             x = one.samples if counts else minutes
             if x is not None and _plausible(x) and 0 <= one.accuracy <= 1:
                 at = f"{x:,.0f} samples" if counts else f"{x:.2f} min"
-                yield Point(x, one.accuracy, f"{run.name}: accuracy {one.accuracy:.4f}, {at}")
+                yield Point(
+                    x, one.accuracy, f"{run.name}: accuracy {one.accuracy:.4f}, {at}"
+                )
 
-    return "samples trained" if counts else "minutes since run_start", _curves(result, points)
+    return "samples trained" if counts else "minutes since run_start", _curves(
+        result, points
+    )
 
 
 def accuracy_chart(result: Result) -> Chart | None:
@@ -85,7 +103,9 @@ def accuracy_chart(result: Result) -> Chart | None:
         return None
     reached = sum(max(point.y for point in curve.points) >= target for curve in curves)
     alt = f"Masked-LM accuracy over training: {reached} of {_count(curves)} reach {target:.3f}."
-    return _chart("accuracy", "Accuracy", alt, over, "masked-LM accuracy", curves, target)
+    return _chart(
+        "accuracy", "Accuracy", alt, over, "masked-LM accuracy", curves, target
+    )
 
 
 def loss_chart(result: Result) -> Chart | None:
@@ -93,10 +113,18 @@ def loss_chart(result: Result) -> Chart | None:
 
     def points(run: Run) -> Iterable[Point]:
         for event in run.log.all("tracked_stats"):
-            loss = number(event.value.get("loss")) if isinstance(event.value, dict) else None
+            loss = (
+                number(event.value.get("loss"))
+                if isinstance(event.value, dict)
+                else None
+            )
             samples = event.meta("epoch_num", "samples_count")
             if loss is not None and samples is not None and _plausible(loss, samples):
-                yield Point(samples, loss, f"{run.name}: loss {loss:.4f} at {samples:,.0f} samples")
+                yield Point(
+                    samples,
+                    loss,
+                    f"{run.name}: loss {loss:.4f} at {samples:,.0f} samples",
+                )
 
     curves = _curves(result, points)
     if not curves:

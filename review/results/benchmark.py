@@ -1,7 +1,9 @@
-"""Whether runs are of the benchmark, BERT-large trained to its target, by their own record and their logs.
+"""Whether runs are of the benchmark, BERT-large trained to its target, by their own record and
+their logs.
 
-A run of this repository records in config.json what it trained. Logs without such a record, of other
-submitters, count as they say: the official rules and the review of their submission cover the rest.
+A run of this repository records in config.json what it trained. Logs without such a record, of
+other submitters, count as they say: the official rules and the review of their submission cover the
+rest.
 """
 
 from __future__ import annotations
@@ -31,11 +33,15 @@ def target_of(ruleset: str) -> float:
 def departures(
     folder: Path, runs: Sequence[Run], division: str | None, ruleset: str
 ) -> Iterator[str]:
-    """How the runs of a folder differ from the benchmark, each in a few words; nothing if they do not."""
+    """How the runs of a folder differ from the benchmark, each in a few words; nothing if they do
+    not.
+    """
     target = target_of(ruleset)
     if (folder / RECORD).is_file():
         yield from _recorded_departures(folder, runs, division, target)
-    for run in runs if division != "closed" else ():  # the rules of the closed one reject these
+    for run in (
+        runs if division != "closed" else ()
+    ):  # the rules of the closed one reject these
         if not (_is_own(run) and run.converged):
             continue
         best = max((one.accuracy for one in run.evaluations), default=0.0)
@@ -58,7 +64,9 @@ def _recorded_departures(
     except ReviewError as error:
         yield f"unknown settings: {error}"
         return
-    if not any(isinstance(record.get(section), dict) for section in (*_SETTINGS, "mlperf")):
+    if not any(
+        isinstance(record.get(section), dict) for section in (*_SETTINGS, "mlperf")
+    ):
         return  # of another program
     for section, wanted in _SETTINGS.items():
         values = record.get(section)

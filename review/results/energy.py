@@ -1,13 +1,15 @@
-"""Energy of a result: joules of each run from its power files, averaged over the runs that make the score.
+"""Energy of a result: joules of each run from its power files, averaged over the runs that make the
+score.
 
-A node's energy is efficiency x (sum of watts x milliseconds since the previous reading) x time to train / measured time
-(MLPerf Training power measurement rules, "Scoring"; formula of the official summarizer). A switch's is its estimated
-power x time to train. The mean covers the same runs as the time, with the same scaling factor.
+A node's energy is efficiency x (sum of watts x milliseconds since the previous reading) x time to
+train / measured time (MLPerf Training power measurement rules, "Scoring"; formula of the official
+summarizer). A switch's is its estimated power x time to train. The mean covers the same runs as the
+time, with the same scaling factor.
 
-``python -m review.results.energy SAMPLES RESULT OUTPUT`` writes power files. SAMPLES holds NODE.csv with lines
-``time_ms,watts``; RESULT is the run's log. OUTPUT gets node_0.txt, node_1.txt, ... with the readings from run_start to
-run_stop, or to the end of the training that SUSTAINED_TRAINING_TIME adds: the official summarizer multiplies the mean
-power of this span by the time to train.
+``python -m review.results.energy SAMPLES RESULT OUTPUT`` writes power files. SAMPLES holds NODE.csv
+with lines ``time_ms,watts``; RESULT is the run's log. OUTPUT gets node_0.txt, node_1.txt, ... with
+the readings from run_start to run_stop, or to the end of the training that SUSTAINED_TRAINING_TIME
+adds: the official summarizer multiplies the mean power of this span by the time to train.
 """
 
 from __future__ import annotations
@@ -71,7 +73,9 @@ class PowerFile:
         return max(self.log.all(key), key=lambda event: event.time_ms, default=None)
 
     def joules(self, milliseconds: float) -> float:
-        """Energy of a run of this length, as the official summarizer computes it. Raises EnergyError."""
+        """Energy of a run of this length, as the official summarizer computes it. Raises
+        EnergyError.
+        """
         if not self.is_node:
             estimate = self.log.first("interconnect_power_est")
             # For a switch the factor counts only if it was logged before the estimate.
@@ -81,12 +85,21 @@ class PowerFile:
                 if estimate and event.line < estimate.line
             ]
             efficiency = self.value_of(known[-1]) if known else 1.0
-            return efficiency * (self.value_of(estimate) if estimate else 0.0) * milliseconds / 1000
+            return (
+                efficiency
+                * (self.value_of(estimate) if estimate else 0.0)
+                * milliseconds
+                / 1000
+            )
         if self.start is None:
             raise EnergyError(f"{self.path.name} lacks power_measurement_start")
         end = math.inf if self.stop is None else self.stop.time_ms
         # Readings outside the measured span belong to no run.
-        taken = [event for event in self.readings if self.start.time_ms <= event.time_ms <= end]
+        taken = [
+            event
+            for event in self.readings
+            if self.start.time_ms <= event.time_ms <= end
+        ]
         # Each reading stands for the time since the one before it, the first since the start.
         times = [self.start.time_ms, *(event.time_ms for event in taken)]
         measured = (times[-1] if self.stop is None else end) - times[0]
@@ -95,7 +108,9 @@ class PowerFile:
                 f"{self.path.name} measures from power_measurement_start to the same millisecond"
             )
         spans = zip(taken, itertools.pairwise(times), strict=True)
-        summed = sum(self.value_of(event) * (now - before) for event, (before, now) in spans)
+        summed = sum(
+            self.value_of(event) * (now - before) for event, (before, now) in spans
+        )
         # Mean power of the measured span x time to train: the span may be longer than the run.
         return self.efficiency * summed * milliseconds / measured / 1000
 
@@ -103,13 +118,17 @@ class PowerFile:
         """Raises EnergyError if the event's value is not a number."""
         value = number(event.value)
         if value is None:
-            raise EnergyError(f"{self.path.name}:{event.line}: {event.key} is not a number")
+            raise EnergyError(
+                f"{self.path.name}:{event.line}: {event.key} is not a number"
+            )
         return value
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Energy:
-    """Energy of a run (``files``) or a result (``runs``); ``joules`` is None if there is a ``reason``."""
+    """Energy of a run (``files``) or a result (``runs``); ``joules`` is None if there is a
+    ``reason``.
+    """
 
     files: tuple[PowerFile, ...] = ()
     runs: dict[Path, Energy] = field(default_factory=dict)
@@ -137,7 +156,9 @@ def run_energy(folder: Path, run: Run) -> Energy:
         else:
             joules = sum(file.joules(run.minutes * 60_000) for file in files)
             return Energy(
-                files=tuple(files), joules=joules, watts=joules / (run.minutes * 60_000) * 1000
+                files=tuple(files),
+                joules=joules,
+                watts=joules / (run.minutes * 60_000) * 1000,
             )
     except OSError as error:
         # Files that changed while they were read are no measurement.
@@ -165,14 +186,20 @@ def read_samples(path: Path) -> tuple[str, list[Sample]]:
             # Any other damaged line is an error; energy with a hole would be too low.
             if place == len(lines):
                 break  # the sampler was stopped within its last line
-            raise EnergyError(f"{path}:{place}: {line!r} is not time_ms,watts") from None
+            raise EnergyError(
+                f"{path}:{place}: {line!r} is not time_ms,watts"
+            ) from None
     return lines[0].removeprefix("time_ms,watts_"), sorted(samples)
 
 
-def readings(path: Path, samples: list[Sample], start_ms: float, stop_ms: float) -> list[Sample]:
-    """Readings that cover [start_ms, stop_ms]; each holds from the previous one on, the last one is put at stop_ms.
+def readings(
+    path: Path, samples: list[Sample], start_ms: float, stop_ms: float
+) -> list[Sample]:
+    """Readings that cover [start_ms, stop_ms]; each holds from the previous one on, the last one is
+    put at stop_ms.
 
-    Raises EnergyError if the samples do not cover the span. ``path``: of the samples, for the message.
+    Raises EnergyError if the samples do not cover the span. ``path``: of the samples, for the
+    message.
     """
     times = [time for time, _ in samples]
     first = bisect.bisect_right(times, start_ms)
@@ -189,7 +216,9 @@ def lines(
 ) -> Iterator[str]:
     """MLLOG lines of one node."""
 
-    def event(key: str, value: Any, time_ms: float, kind: str, metadata: dict[str, str]) -> str:
+    def event(
+        key: str, value: Any, time_ms: float, kind: str, metadata: dict[str, str]
+    ) -> str:
         fields = {
             "namespace": "",
             "time_ms": int(time_ms),
@@ -203,15 +232,21 @@ def lines(
     # GPUs alone, which the rules do not accept.
     kind, scope = ("AC", "node") if source == "ipmi" else ("DC", "accelerators only")
     about = {"measurement_type": kind, "source": source, "scope": scope}
-    yield event("power_measurement_start", None, start_ms, "INTERVAL_START", {"host": node})
+    yield event(
+        "power_measurement_start", None, start_ms, "INTERVAL_START", {"host": node}
+    )
     yield event("conversion_eff", efficiency, start_ms, "POINT_IN_TIME", about)
     for time_ms, watts in found:
         yield event("power_reading", watts, time_ms, "POINT_IN_TIME", {"host": node})
-    yield event("power_measurement_stop", None, found[-1][0], "INTERVAL_END", {"host": node})
+    yield event(
+        "power_measurement_stop", None, found[-1][0], "INTERVAL_END", {"host": node}
+    )
 
 
 def write(samples: Path, result: Path, output: Path, efficiency: float) -> list[str]:
-    """Writes the power files of a run; returns a report line per node. Raises EnergyError, ReviewError, OSError."""
+    """Writes the power files of a run; returns a report line per node. Raises EnergyError,
+    ReviewError, OSError.
+    """
     log = read_log(result)
     start, stop = (
         log.first("run_start"),
@@ -229,7 +264,8 @@ def write(samples: Path, result: Path, output: Path, efficiency: float) -> list[
         texts.append("\n".join(written) + "\n")
         times = [start.time_ms, *(time for time, _ in found)]
         energy = sum(
-            watts * (time - before) for before, (time, watts) in zip(times, found, strict=False)
+            watts * (time - before)
+            for before, (time, watts) in zip(times, found, strict=False)
         )
         # Start and stop may fall in the same millisecond.
         mean = energy / max(times[-1] - times[0], 1e-9)
@@ -244,8 +280,12 @@ def write(samples: Path, result: Path, output: Path, efficiency: float) -> list[
 
 def main() -> int:
     """The command; returns its exit status."""
-    about = "Writes the power files of the MLPerf rules from the power samples of a run."
-    parser = argparse.ArgumentParser(prog="python -m review.results.energy", description=about)
+    about = (
+        "Writes the power files of the MLPerf rules from the power samples of a run."
+    )
+    parser = argparse.ArgumentParser(
+        prog="python -m review.results.energy", description=about
+    )
     parser.add_argument("samples", type=Path, help="folder of NODE.csv")
     parser.add_argument("result", type=Path, help="the run's log, result_N.txt")
     parser.add_argument("output", type=Path, help="folder to write, power/result_N")
@@ -257,7 +297,9 @@ def main() -> int:
     )
     options = parser.parse_args()
     try:
-        report = write(options.samples, options.result, options.output, options.efficiency)
+        report = write(
+            options.samples, options.result, options.output, options.efficiency
+        )
     except (EnergyError, ReviewError, OSError) as error:
         print(f"power: error: {error}", file=sys.stderr)
         return 1

@@ -1,10 +1,11 @@
 """Compares the accuracy curve of a run with those of published runs.
 
-published_curves.json has, for each batch size and recipe with at least ten published runs, the smallest and the largest
-accuracy of those runs by training samples, and the results they belong to.
+published_curves.json has, for each batch size and recipe with at least ten published runs, the
+smallest and the largest accuracy of those runs by training samples, and the results they belong to.
 
-A range of few runs is narrower than that of all sound runs: of eleven sound runs, two lie outside the range of the
-other ten. So an accuracy counts as wrong only if it is outside the range by more than a margin.
+A range of few runs is narrower than that of all sound runs: of eleven sound runs, two lie outside
+the range of the other ten. So an accuracy counts as wrong only if it is outside the range by more
+than a margin.
 """
 
 from __future__ import annotations
@@ -69,11 +70,14 @@ class CurveRange:
     points: tuple[tuple[float, float, float], ...]
     recipe: dict[str, float]
 
-    def compare(self, samples: float, accuracy: float, least_margin: float = 0.0) -> Point | None:
+    def compare(
+        self, samples: float, accuracy: float, least_margin: float = 0.0
+    ) -> Point | None:
         """Compares an accuracy with the band, linear between its points; None beyond its points.
 
-        An evaluation comes at the first whole step after its point, hence the tolerance of a step at both ends. The
-        fewer runs a band has, the more easily a new one is outside: the margin is a share of the band's width.
+        An evaluation comes at the first whole step after its point, hence the tolerance of a step
+        at both ends. The fewer runs a band has, the more easily a new one is outside: the margin is
+        a share of the band's width.
         """
         known, lows, highs = zip(*self.points, strict=True)
         if not known[0] - self.batch_size <= samples <= known[-1] + self.batch_size:
@@ -120,7 +124,9 @@ def recipe(run: Run) -> dict[str, float]:
 
 
 def range_of(run: Run) -> CurveRange | None:
-    """The range of the run's batch size and recipe, else the one of most runs of its batch size, else None."""
+    """The range of the run's batch size and recipe, else the one of most runs of its batch size,
+    else None.
+    """
     found = [band for band in published() if band.batch_size == run.batch_size]
     own = recipe(run)
     same = [band for band in found if band.recipe == own]
@@ -130,7 +136,8 @@ def range_of(run: Run) -> CurveRange | None:
 def first_deviation(run: Run) -> Deviation | None:
     """The first evaluation outside the band of its batch size; None if there is none, or no band.
 
-    Leaving out one result of batch 768 at a time, 5 of 488 published runs are outside the band of the others.
+    Leaving out one result of batch 768 at a time, 5 of 488 published runs are outside the band of
+    the others.
     """
     band = range_of(run)
     if band is None or not run.counts_samples:
@@ -147,7 +154,9 @@ def first_deviation(run: Run) -> Deviation | None:
             causes = likely_causes(samples, point.verdict == "high", band, run)
             low = point.low - point.margin
             high = point.high + point.margin
-            return Deviation(one, low, high, band.runs, band.recipe == recipe(run), causes)
+            return Deviation(
+                one, low, high, band.runs, band.recipe == recipe(run), causes
+            )
     return None
 
 
@@ -156,7 +165,8 @@ def likely_causes(
 ) -> tuple[str, ...]:
     """Why an accuracy may be outside a band after some samples, most likely cause first.
 
-    Args: high: it is above the band. sound_start: the accuracy before the first step was the checkpoint's.
+    Args: high: it is above the band. sound_start: the accuracy before the first step was the
+    checkpoint's.
     """
     own = recipe(run)
     differing = []
@@ -179,7 +189,9 @@ def likely_causes(
             *(
                 []
                 if sound_start
-                else ["another checkpoint or evaluation set: REHEARSAL=1 has 0.340 before step 1"]
+                else [
+                    "another checkpoint or evaluation set: REHEARSAL=1 has 0.340 before step 1"
+                ]
             ),
             "the wrong form of GELU, or no dropout",
             "gradients not reduced over all ranks, or clipped twice",
@@ -216,7 +228,9 @@ class Rehearsal:
             yield f"the accuracy stays at the checkpoint's: {why}"
         elif wrong:
             high = wrong[0].verdict == "high"
-            yield from likely_causes(wrong[0].samples, high, self.band, self.run, sound_start=True)
+            yield from likely_causes(
+                wrong[0].samples, high, self.band, self.run, sound_start=True
+            )
             # Wrong arithmetic makes a model worse; it does not
             # explain an accuracy that is too high.
             if not high:
@@ -231,7 +245,9 @@ class Rehearsal:
         return not any(self.causes())
 
     def as_dict(self) -> dict[str, Any]:
-        points = [pick(point, "samples accuracy low high verdict") for point in self.points]
+        points = [
+            pick(point, "samples accuracy low high verdict") for point in self.points
+        ]
         return {
             "go": self.go,
             "file": self.run.path,
@@ -243,7 +259,8 @@ class Rehearsal:
 def rehearsal(target: Path) -> Rehearsal:
     """Compares a log, or the newest one in a folder, with the published runs of its batch size.
 
-    Raises ReviewError if there is no log, no band of its batch size, or no evaluation that the band covers.
+    Raises ReviewError if there is no log, no band of its batch size, or no evaluation that the band
+    covers.
     """
     logs = [target] if target.is_file() else list(target.glob("result_*.txt"))
     if not logs:
@@ -259,7 +276,10 @@ def rehearsal(target: Path) -> Rehearsal:
     for one in (one for one in run.evaluations if one.samples is not None):
         # Bands begin at the first evaluation; before it the checkpoint's accuracy is known.
         if one.samples == 0:
-            low, high = INITIAL_ACCURACY - INITIAL_TOLERANCE, INITIAL_ACCURACY + INITIAL_TOLERANCE
+            low, high = (
+                INITIAL_ACCURACY - INITIAL_TOLERANCE,
+                INITIAL_ACCURACY + INITIAL_TOLERANCE,
+            )
             points.append(Point(0, one.accuracy, low, high, 0.0))
         elif point := band.compare(one.samples or 0, one.accuracy, LEAST_MARGIN):
             points.append(point)
@@ -273,11 +293,15 @@ def rehearsal(target: Path) -> Rehearsal:
 def print_rehearsal(found: Rehearsal) -> None:
     band = found.band
     print(found.run.path)
-    print(f"compared with {band.runs} runs of batch size {band.batch_size:,}: {band.source}")
+    print(
+        f"compared with {band.runs} runs of batch size {band.batch_size:,}: {band.source}"
+    )
     print(f"{'samples':>12} {'accuracy':>10} {'published':>18}")
     for point in found.points:
         span = f"{point.low:.4f} to {point.high:.4f}"
-        print(f"{point.samples:>12,.0f} {point.accuracy:>10.4f} {span:>18}  {point.verdict}")
+        print(
+            f"{point.samples:>12,.0f} {point.accuracy:>10.4f} {span:>18}  {point.verdict}"
+        )
     for place, cause in enumerate(found.causes(), 1):
         print(f"{place}. {cause}")
     print(

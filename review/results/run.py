@@ -21,7 +21,9 @@ HYPERPARAMETERS = (*OPTIMIZATION, "d_batch_size", "opt_name")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluation:
-    """One evaluation. ``samples``: trained so far, None if the log does not count them. Times in ms."""
+    """One evaluation. ``samples``: trained so far, None if the log does not count them. Times in
+    ms.
+    """
 
     samples: float | None
     accuracy: float
@@ -34,7 +36,11 @@ class Evaluation:
     @property
     def seconds(self) -> float | None:
         """Duration; None if the log has no eval_start and eval_stop."""
-        if self.start_ms is None or self.stop_ms is None or self.stop_ms < self.start_ms:
+        if (
+            self.start_ms is None
+            or self.stop_ms is None
+            or self.stop_ms < self.start_ms
+        ):
             return None
         return (self.stop_ms - self.start_ms) / 1000
 
@@ -99,19 +105,25 @@ class Run:
 
     @functools.cached_property
     def status(self) -> str:
-        """Status of run_stop, such as success or aborted; incomplete without run_stop, empty without events."""
+        """Status of run_stop, such as success or aborted; incomplete without run_stop, empty
+        without events.
+        """
         if not self.log.events:
             return "empty"
         # The last one, as in the RCP checker; the clock takes the first.
         stop = next(iter(self.log.all("run_stop")[-1:]), None)
         if stop is None:
             return "incomplete"
-        status = stop.metadata.get("status") if isinstance(stop.metadata, dict) else None
+        status = (
+            stop.metadata.get("status") if isinstance(stop.metadata, dict) else None
+        )
         return status if isinstance(status, str) and status else "no status"
 
     @functools.cached_property
     def continued_at(self) -> float | None:
-        """Samples at which a run continued after a restart: its clock leaves out the time before."""
+        """Samples at which a run continued after a restart: its clock leaves out the time
+        before.
+        """
         event = self.log.first("clock_not_whole")
         # Without a count of samples the event still says that the clock is not whole.
         return None if event is None else event.meta("epoch_num") or 0.0
@@ -119,7 +131,11 @@ class Run:
     @functools.cached_property
     def minutes(self) -> float | None:
         """Time from run_start to run_stop; None if the clock is not whole."""
-        if self.run_start is None or self.run_stop is None or self.continued_at is not None:
+        if (
+            self.run_start is None
+            or self.run_stop is None
+            or self.continued_at is not None
+        ):
             return None
         # In the summarizer's order, so that the last digits agree.
         return number((self.run_stop.time_ms - self.run_start.time_ms) / 60 / 1000)
@@ -136,7 +152,9 @@ class Run:
 
     @functools.cached_property
     def batch_size(self) -> float | None:
-        """global_batch_size, sequences per step over all ranks; the last one logged, as in the RCP checker."""
+        """global_batch_size, sequences per step over all ranks; the last one logged, as in the RCP
+        checker.
+        """
         size = self.rcp_reading.batch_size
         return None if size == NO_BATCH_SIZE else number(size)
 
@@ -154,7 +172,9 @@ class Run:
 
     @functools.cached_property
     def counts_samples(self) -> bool:
-        """Whether epoch_num counts samples, as BERT's rules require, and not epochs as in some logs."""
+        """Whether epoch_num counts samples, as BERT's rules require, and not epochs as in some
+        logs.
+        """
         counts = [
             found
             for event in self.log.all("eval_accuracy")
@@ -175,10 +195,17 @@ class Run:
                 start, stop = event.time_ms, None
             elif event.key == "eval_stop":
                 stop = event.time_ms
-            elif event.key == "eval_accuracy" and (accuracy := number(event.value)) is not None:
+            elif (
+                event.key == "eval_accuracy"
+                and (accuracy := number(event.value)) is not None
+            ):
                 # Logs that count epochs often have the samples under another name beside it.
                 samples = event.meta(
-                    *(("epoch_num",) if self.counts_samples else ("samples_count", "samples"))
+                    *(
+                        ("epoch_num",)
+                        if self.counts_samples
+                        else ("samples_count", "samples")
+                    )
                 )
                 # Steps are the last resort: a packed batch holds its
                 # number of sequences only on average.
@@ -192,7 +219,10 @@ class Run:
                 # Without eval_stop, the accuracy is logged when the evaluation is over.
                 end = stop if stop is not None or start is None else event.time_ms
                 one = Evaluation(
-                    samples=samples, accuracy=accuracy, time_ms=event.time_ms, line=event.line
+                    samples=samples,
+                    accuracy=accuracy,
+                    time_ms=event.time_ms,
+                    line=event.line,
                 )
                 found.append(replace(one, start_ms=start, stop_ms=end))
                 start = stop = None
@@ -211,10 +241,14 @@ class Run:
 
     @functools.cached_property
     def samples(self) -> float | None:
-        """Samples trained at the last evaluation; train_samples if evaluations do not count them."""
+        """Samples trained at the last evaluation; train_samples if evaluations do not count
+        them.
+        """
         # The last evaluation that counts samples, even if a later one does not.
         counted = [
-            evaluation.samples for evaluation in self.evaluations if evaluation.samples is not None
+            evaluation.samples
+            for evaluation in self.evaluations
+            if evaluation.samples is not None
         ]
         if counted:
             return counted[-1]
@@ -224,7 +258,9 @@ class Run:
 
     @property
     def training_rate(self) -> float | None:
-        """Sequences per second from the first to the last evaluation, excluding evaluations; None without times."""
+        """Sequences per second from the first to the last evaluation, excluding evaluations; None
+        without times.
+        """
         count, spent = 0.0, 0.0
         for before, after in itertools.pairwise(self.evaluations):
             # One gap in the times would shift training into evaluation or back.
@@ -258,7 +294,9 @@ class Run:
     def evaluation_share(self) -> float | None:
         """Share of the timed span spent in evaluations; None if the log does not time them."""
         seconds = [
-            evaluation.seconds for evaluation in self.evaluations if evaluation.seconds is not None
+            evaluation.seconds
+            for evaluation in self.evaluations
+            if evaluation.seconds is not None
         ]
         # The share of only some evaluations would look too small.
         if (
@@ -272,9 +310,15 @@ class Run:
 
     @functools.cached_property
     def last_rate(self) -> float | None:
-        """Sequences per second of the last span: as logged in tracked_stats, else up to the last evaluation."""
+        """Sequences per second of the last span: as logged in tracked_stats, else up to the last
+        evaluation.
+        """
         for event in reversed(self.log.all("tracked_stats")):
-            rate = number(event.value.get("throughput")) if isinstance(event.value, dict) else None
+            rate = (
+                number(event.value.get("throughput"))
+                if isinstance(event.value, dict)
+                else None
+            )
             if rate is not None:
                 return rate
         counted = [one for one in self.evaluations if one.samples is not None]

@@ -33,7 +33,8 @@ _NOT_CONVERGED = 1e9  # samples of a run that did not converge, in the official 
 class Result:
     """The runs of one folder, judged like the official tools do.
 
-    ``train_samples``: use these in the RCP test instead of the last epoch_num, as the rules allow for BERT.
+    ``train_samples``: use these in the RCP test instead of the last epoch_num, as the rules allow
+    for BERT.
     """
 
     folder: Path
@@ -46,9 +47,15 @@ class Result:
     # Computed once: cached_property writes into __dict__, which a frozen dataclass allows.
     @functools.cached_property
     def division(self) -> str | None:
-        """closed or open, from the system description like in the official checkers, else from the first log."""
+        """closed or open, from the system description like in the official checkers, else from the
+        first log.
+        """
         described = tree.description(self.folder).get("division")
-        return described if described in ("closed", "open") else self._first("submission_division")
+        return (
+            described
+            if described in ("closed", "open")
+            else self._first("submission_division")
+        )
 
     @functools.cached_property
     def organization(self) -> str | None:
@@ -89,7 +96,9 @@ class Result:
             else ""
         )
         if self.accelerators:
-            ranks = f"{self.accelerators} accelerator{'s' if self.accelerators > 1 else ''}"
+            ranks = (
+                f"{self.accelerators} accelerator{'s' if self.accelerators > 1 else ''}"
+            )
         return ", ".join(
             filter(None, (self.organization, self.platform, self.division, size, ranks))
         )
@@ -99,14 +108,18 @@ class Result:
         """Target accuracy: 0.720, or in the open division that of the run's config.json."""
         # A closed run has the target of the rules, whatever its config.json says.
         if self.division == "open":
-            target = number(tree.read_json(self.folder / "config.json", "evaluate").get("target"))
+            target = number(
+                tree.read_json(self.folder / "config.json", "evaluate").get("target")
+            )
             if target is not None and 0 < target < 1:
                 return target
         return TARGET_ACCURACY
 
     @functools.cached_property
     def pretrains(self) -> bool:
-        """Whether the runs had no target accuracy, by config.json: runs for weights, not for a score."""
+        """Whether the runs had no target accuracy, by config.json: runs for weights, not for a
+        score.
+        """
         settings = tree.read_json(self.folder / "config.json", "evaluate")
         # Logs of others come without config.json; they are
         # taken for what they say, runs to a target.
@@ -145,12 +158,16 @@ class Result:
 
     @functools.cached_property
     def failed_runs(self) -> int:
-        """Number of runs that break the rules or have no time. One is allowed: the olympic score drops it as worst."""
+        """Number of runs that break the rules or have no time. One is allowed: the olympic score
+        drops it as worst.
+        """
         return len(self.runs) - len(self.counted)
 
     @functools.cached_property
     def accepted_failure(self) -> Run | None:
-        """The only run that breaks the rules, which counts as the slowest; None if no run fails, or several."""
+        """The only run that breaks the rules, which counts as the slowest; None if no run fails, or
+        several.
+        """
         failing = [run for run in self.runs if not run.compliant]
         return failing[0] if len(failing) == 1 else None
 
@@ -167,12 +184,16 @@ class Result:
 
     @functools.cached_property
     def olympic_minutes(self) -> float | None:
-        """Mean minutes without best and worst; None with fewer than three runs or more than one failed one."""
+        """Mean minutes without best and worst; None with fewer than three runs or more than one
+        failed one.
+        """
         return _mean_minutes(self.kept)
 
     @functools.cached_property
     def kept(self) -> list[Run]:
-        """Runs averaged in the score; empty with fewer than three runs or more than one failed one."""
+        """Runs averaged in the score; empty with fewer than three runs or more than one failed
+        one.
+        """
         return _without_best_and_worst(self.counted, self.failed_runs)
 
     @functools.cached_property
@@ -183,12 +204,16 @@ class Result:
 
     @functools.cached_property
     def reached_minutes(self) -> float | None:
-        """Olympic mean, unchecked and unscaled: for logs of a round whose rules are not installed."""
+        """Olympic mean, unchecked and unscaled: for logs of a round whose rules are not
+        installed.
+        """
         return _mean_minutes(self.reached_kept)
 
     @functools.cached_property
     def energy(self) -> Energy | None:
-        """Mean over the runs of the score, times its scaling factor; None without a power folder."""
+        """Mean over the runs of the score, times its scaling factor; None without a power
+        folder.
+        """
         if not (self.folder / tree.POWER).is_dir():
             return None
         found = {run.path: run_energy(self.folder, run) for run in self.runs}
@@ -219,17 +244,23 @@ class Result:
         """Median over the compliant runs."""
         # `or 0.0` is for the type checker: runs that count have a time.
         return (
-            statistics.median(run.minutes or 0.0 for run in self.counted) if self.counted else None
+            statistics.median(run.minutes or 0.0 for run in self.counted)
+            if self.counted
+            else None
         )
 
     @functools.cached_property
     def mean_samples(self) -> float | None:
-        """Olympic mean of samples for the RCP test; one run that did not converge counts as the slowest."""
+        """Olympic mean of samples for the RCP test; one run that did not converge counts as the
+        slowest.
+        """
         if self._rcp_obstacle or len(self.runs) < 3:
             return None
         # Of all runs, compliant or not: the RCP checker reads every log of the folder.
         samples = (reading.samples for reading in self._rcp_readings)
-        return rcp.olympic_mean([_NOT_CONVERGED if value is None else value for value in samples])
+        return rcp.olympic_mean(
+            [_NOT_CONVERGED if value is None else value for value in samples]
+        )
 
     @functools.cached_property
     def _rcp_readings(self) -> list[rcp.Reading]:
@@ -262,12 +293,17 @@ class Result:
 
     @functools.cached_property
     def rcp_test(self) -> rcp.Verdict | None:
-        """The RCP test; None if not applicable: open division, a round without it, or too few runs."""
+        """The RCP test; None if not applicable: open division, a round without it, or too few
+        runs.
+        """
         if not self._tested:
             return None
         if self._rcp_obstacle:
             return rcp.Verdict(
-                passed=False, reason=self._rcp_obstacle, scaling_factor=1.0, point=self.rcp_point
+                passed=False,
+                reason=self._rcp_obstacle,
+                scaling_factor=1.0,
+                point=self.rcp_point,
             )
         if self.mean_samples is None or self.batch_size is None:
             return None
@@ -293,12 +329,20 @@ class Result:
     @functools.cached_property
     def scaling_factor(self) -> float:
         """Factor of the time if the runs converged faster than the reference mean, else 1."""
-        return self.rcp_test.scaling_factor if self.rcp_test and self.rcp_test.passed else 1.0
+        return (
+            self.rcp_test.scaling_factor
+            if self.rcp_test and self.rcp_test.passed
+            else 1.0
+        )
 
     @functools.cached_property
     def score(self) -> float | None:
         """Score in minutes: olympic mean times scaling factor."""
-        return None if self.olympic_minutes is None else self.olympic_minutes * self.scaling_factor
+        return (
+            None
+            if self.olympic_minutes is None
+            else self.olympic_minutes * self.scaling_factor
+        )
 
     @functools.cached_property
     def obstacles(self) -> list[str]:
@@ -308,7 +352,9 @@ class Result:
             reasons.append(f"{len(self.runs)} of {REQUIRED_RUNS} runs")
         continued = [run.name for run in self.runs if run.continued_at is not None]
         if continued:
-            reasons.append(f"no time of {', '.join(continued)}: continued after a restart")
+            reasons.append(
+                f"no time of {', '.join(continued)}: continued after a restart"
+            )
         if self.failed_runs > 1:
             reasons.append(f"{self.failed_runs} runs fail, one may")
         if self.division is None:
@@ -332,7 +378,11 @@ class Result:
             reasons.append(f"RCP test failed: {why}")
         if self.seed_findings:
             first = self.seed_findings[0]
-            more = f" (+{len(self.seed_findings) - 1} more)" if len(self.seed_findings) > 1 else ""
+            more = (
+                f" (+{len(self.seed_findings) - 1} more)"
+                if len(self.seed_findings) > 1
+                else ""
+            )
             place = "" if first.file is None else f" of {text(first.file.name)}"
             reasons.append(f"seed{place} {first.message}{more}")
         return reasons
@@ -344,8 +394,12 @@ class Result:
         run = next((run for run in self.runs if run.run_stop is not None), None)
         if run is None or any(run.compliant for run in self.runs):
             return None
-        others = [ruleset for ruleset in reversed(rulesets()) if ruleset != self.ruleset]
-        return next((ruleset for ruleset in others if Run(run.log, ruleset).compliant), None)
+        others = [
+            ruleset for ruleset in reversed(rulesets()) if ruleset != self.ruleset
+        ]
+        return next(
+            (ruleset for ruleset in others if Run(run.log, ruleset).compliant), None
+        )
 
     @property
     def official(self) -> bool:
@@ -355,12 +409,15 @@ class Result:
 def _timed(runs: Iterable[Run]) -> list[Run]:
     """Runs with a time, fastest first."""
     return sorted(
-        (run for run in runs if run.minutes is not None), key=lambda run: run.minutes or 0.0
+        (run for run in runs if run.minutes is not None),
+        key=lambda run: run.minutes or 0.0,
     )
 
 
 def _without_best_and_worst(runs: list[Run], failed: int) -> list[Run]:
-    """``failed``: number of failed runs, which count as the worst; with more than one, no run is left."""
+    """``failed``: number of failed runs, which count as the worst; with more than one, no run is
+    left.
+    """
     # A failed run is not in the list: with one, only the fastest is taken out.
     return [] if failed > 1 else runs[1 : len(runs) - (1 - failed)]
 
@@ -387,7 +444,14 @@ def load_results(
             except OSError as error:
                 unreadable[path] = f"cannot be read: {error.strerror}"
         results.append(
-            Result(folder, tuple(runs), tree.crashes(folder), unreadable, ruleset, train_samples)
+            Result(
+                folder,
+                tuple(runs),
+                tree.crashes(folder),
+                unreadable,
+                ruleset,
+                train_samples,
+            )
         )
     if target.is_file():
         for path, reason in results[0].unreadable.items():
@@ -400,8 +464,8 @@ def load_results(
 def check_seeds(runs: Sequence[Run]) -> list[Finding]:
     """The official seed checker, for closed results.
 
-    Every run logs integer seeds, and no two runs log the same seed from the same line of code. It also fails on any
-    malformed line of a log.
+    Every run logs integer seeds, and no two runs log the same seed from the same line of code. It
+    also fails on any malformed line of a log.
     """
     found: list[Finding] = []
     seen: dict[tuple[Any, ...] | None, Run] = {}
@@ -413,12 +477,16 @@ def check_seeds(runs: Sequence[Run]) -> list[Finding]:
             first = run.log.errors[0]
             message = f"cannot be read, since a line {first.reason}"
             found.append(
-                replace(run.broken("seed_unreadable", message, key="seed"), line=first.line)
+                replace(
+                    run.broken("seed_unreadable", message, key="seed"), line=first.line
+                )
             )
         elif not run.log.events:
             found.append(
                 run.broken(
-                    "seed_no_lines", "cannot be read: the file has no MLLOG lines", key="seed"
+                    "seed_no_lines",
+                    "cannot be read: the file has no MLLOG lines",
+                    key="seed",
                 )
             )
         elif not events:
@@ -426,7 +494,9 @@ def check_seeds(runs: Sequence[Run]) -> list[Finding]:
         elif None in places:
             found.append(
                 run.broken(
-                    "seed_odd", "is not a seed that can be compared", events[places.index(None)]
+                    "seed_odd",
+                    "is not a seed that can be compared",
+                    events[places.index(None)],
                 )
             )
         else:
@@ -434,8 +504,16 @@ def check_seeds(runs: Sequence[Run]) -> list[Finding]:
                 # Also within a run: the seed checker does not ask
                 # which log the earlier seed is from.
                 if place in seen:
-                    where = "twice" if seen[place] is run else f"as in {seen[place].path.name}"
-                    found.append(run.broken("seed_again", f"is {int(event.value)}, {where}", event))
+                    where = (
+                        "twice"
+                        if seen[place] is run
+                        else f"as in {seen[place].path.name}"
+                    )
+                    found.append(
+                        run.broken(
+                            "seed_again", f"is {int(event.value)}, {where}", event
+                        )
+                    )
                 seen.setdefault(place, run)
     return found
 

@@ -27,13 +27,21 @@ _COLUMNS: dict[Column, Callable[[Run, Result], str]] = {
     Column("run"): lambda run, _: run.name,
     Column("seed", right=True, drop=5): lambda run, _: _seed(run),
     Column("status"): lambda run, _: text(run.status),
-    Column("init s", right=True, drop=4): lambda run, _: number_text(run.init_seconds, ",.1f"),
+    Column("init s", right=True, drop=4): lambda run, _: number_text(
+        run.init_seconds, ",.1f"
+    ),
     Column("minutes", right=True): lambda run, _: number_text(run.minutes, ",.4f"),
     Column("evals", right=True, drop=3): lambda run, _: str(len(run.evaluations)),
     Column("samples", right=True): lambda run, _: number_text(run.samples, ",.0f"),
-    Column("first acc", right=True, drop=6): lambda run, _: number_text(run.first_accuracy, ".4f"),
-    Column("final acc", right=True): lambda run, _: number_text(run.final_accuracy, ".4f"),
-    Column("seq/s", right=True, drop=7): lambda run, _: rate_text(run.sequences_per_second),
+    Column("first acc", right=True, drop=6): lambda run, _: number_text(
+        run.first_accuracy, ".4f"
+    ),
+    Column("final acc", right=True): lambda run, _: number_text(
+        run.final_accuracy, ".4f"
+    ),
+    Column("seq/s", right=True, drop=7): lambda run, _: rate_text(
+        run.sequences_per_second
+    ),
     Column("/accel", right=True, drop=2): lambda run, result: rate_text(
         result.rate_per_accelerator(run)
     ),

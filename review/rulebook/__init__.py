@@ -1,1 +1,3 @@
-"""The rules: official checkers, reference convergence points, system description, and rules of our own."""
+"""The rules: official checkers, reference convergence points, system description, and rules of our
+own.
+"""

@@ -1,9 +1,10 @@
 """The compliance rules of a ruleset, applied to one log in milliseconds.
 
-The rules are YAML files of the mlperf_logging package, with snippets of Python. The official checker parses the YAML
-and compiles every snippet again for each line; here both happen once. The semantics are the official ones, including
-quirks: rules of a later file replace the findings of an earlier one for the same key, a key required once may be
-repeated with the same value, "submission_*" keys are checked once. A crash of the official checker is a finding here.
+The rules are YAML files of the mlperf_logging package, with snippets of Python. The official
+checker parses the YAML and compiles every snippet again for each line; here both happen once. The
+semantics are the official ones, including quirks: rules of a later file replace the findings of an
+earlier one for the same key, a key required once may be repeated with the same value,
+"submission_*" keys are checked once. A crash of the official checker is a finding here.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ _Rules = dict[
 
 
 def evaluation_interval(batch_size: float) -> int:
-    """Samples between evaluations: floor(0.05 (230.23 GBS + 3,000,000) / 25,000) 25,000 (training_rules)."""
+    """Samples between evaluations: floor(0.05 (230.23 GBS + 3,000,000) / 25,000) 25,000
+    (training_rules).
+    """
     return math.floor(0.05 * (230.23 * batch_size + 3_000_000) / 25_000) * 25_000
 
 
@@ -40,7 +43,9 @@ def package_folder() -> Path:
     """Folder where mlperf_logging is installed, found without importing it. Raises ReviewError."""
     spec = importlib.util.find_spec("mlperf_logging")
     if spec is None or not spec.submodule_search_locations:
-        raise ReviewError("mlperf_logging is not installed: pip install mlperf-logging==4.1.68")
+        raise ReviewError(
+            "mlperf_logging is not installed: pip install mlperf-logging==4.1.68"
+        )
     return Path(spec.submodule_search_locations[0])
 
 
@@ -49,7 +54,9 @@ def rulesets() -> list[str]:
     found = []
     # A rule file alone is not enough: 5.1.0 still ships
     # closed_bert.yaml, but no longer allows bert.
-    for path in (package_folder() / "compliance_checker").glob("training_*/closed_bert.yaml"):
+    for path in (package_folder() / "compliance_checker").glob(
+        "training_*/closed_bert.yaml"
+    ):
         common = path.with_name("closed_common.yaml")
         if path.with_name("open_bert.yaml").is_file() and "'bert'" in common.read_text(
             encoding="utf-8"
@@ -75,7 +82,10 @@ def _rule_file(path: Path) -> _Rules:
     for entry in entries or ():
         kind, rule = next(iter(entry.items()))
         rules[rule["NAME"] if kind == "KEY" else kind] = {
-            name: [str(one).strip() for one in (source if isinstance(source, list) else [source])]
+            name: [
+                str(one).strip()
+                for one in (source if isinstance(source, list) else [source])
+            ]
             for name, source in rule.items()
         }
     return rules
@@ -90,12 +100,18 @@ def _names(event: Event) -> dict[str, Any]:
     """Variables of a line that snippets use."""
     # Names that the snippets know: `ll` the line, `v` its value and metadata.
     value = {"value": event.value, "metadata": event.metadata}
-    place = {"full_string": event.text, "lineno": event.line, "timestamp": event.time_ms}
+    place = {
+        "full_string": event.text,
+        "lineno": event.line,
+        "timestamp": event.time_ms,
+    }
     return {"ll": SimpleNamespace(key=event.key, value=value, **place), "v": value}
 
 
 class _Check:
-    """State of checking one log. ``by_key``: findings that a later file with rules for their key replaces."""
+    """State of checking one log. ``by_key``: findings that a later file with rules for their key
+    replaces.
+    """
 
     def __init__(self, log: Log, first: str) -> None:
         # Files of rules still to be applied; the rules of the first one add those of the division
@@ -114,7 +130,11 @@ class _Check:
         **more: Any,
     ) -> None:
         """Adds a finding. ``more``: severity, crash."""
-        place = {"file": self.log.path, "line": event.line if event else None, "key": key}
+        place = {
+            "file": self.log.path,
+            "line": event.line if event else None,
+            "key": key,
+        }
         hints = (
             hint
             for pattern, hint in official()["hints_by_rule"].items()
@@ -156,7 +176,11 @@ class _Check:
             names = _names(event)
             reported[event.key].append(event)
             # Only "submission_*" is checked once; all others at each occurrence.
-            kinds = () if repeated and "submission_" in event.key else ("PRE", "CHECK", "POST")
+            kinds = (
+                ()
+                if repeated and "submission_" in event.key
+                else ("PRE", "CHECK", "POST")
+            )
             for kind in kinds if repeated else (*kinds, "FIRST_CHECK"):
                 for source in keys[event.key].get(kind, ()):
                     self._check_line(event, kind, source, names)
@@ -180,24 +204,36 @@ class _Check:
             # The official checker has a bare except here, and its verdict is the same.
             return False
 
-    def _check_line(self, event: Event, kind: str, source: str, names: dict[str, Any]) -> None:
+    def _check_line(
+        self, event: Event, kind: str, source: str, names: dict[str, Any]
+    ) -> None:
         if not kind.endswith("CHECK"):
             try:
                 exec(_code(source, "exec"), self.state, names)
             except Exception as error:
                 self.say(f"cannot be evaluated: {error}", source, event.key, event)
         elif not self._true(source, names):
-            self.say(_describe_failure(event, source, self.state["s"]), source, event.key, event)
+            self.say(
+                _describe_failure(event, source, self.state["s"]),
+                source,
+                event.key,
+                event,
+            )
 
     def _check_at_least_one(self, key: str, source: str, events: list[Event]) -> None:
         passed = False
         for event in events:
             try:
-                passed = bool(eval(_code(source, "eval"), self.state, _names(event))) or passed
+                passed = (
+                    bool(eval(_code(source, "eval"), self.state, _names(event)))
+                    or passed
+                )
             except Exception as error:
                 # Unlike other rules, this one is evaluated without a
                 # guard there: an exception ends the checker.
-                self.say(f"cannot be evaluated: {error}", source, event=event, crash=True)
+                self.say(
+                    f"cannot be evaluated: {error}", source, event=event, crash=True
+                )
         if not passed:
             # The best accuracy is the line that the reader wants to see.
             best = max(
@@ -208,48 +244,76 @@ class _Check:
             highest = "" if best is None else f"; the highest is {best.value:.6g}"
             self.say(f"no {key} satisfies the target{highest}", source, event=best)
 
-    def _check_occurrences(self, key: str, required: str, reported: dict[str, list[Event]]) -> None:
+    def _check_occurrences(
+        self, key: str, required: str, reported: dict[str, list[Event]]
+    ) -> None:
         values = [event.value for event in reported[key]]
         if required == "EXACTLY_ONE" and len(values) > 1:
             same = all(value == values[0] for value in values)
             how = "the same value, once is required" if same else "different values"
             message = f"is logged {len(values)} times with {how}"
-            self.say(message, required, key, reported[key][1], severity=WARNING if same else ERROR)
+            self.say(
+                message,
+                required,
+                key,
+                reported[key][1],
+                severity=WARNING if same else ERROR,
+            )
         elif required in ("EXACTLY_ONE", "AT_LEAST_ONE"):
             if not values:
                 self.say("is missing", required, key)
         elif required.startswith("AT_LEAST("):
             least = int(required.removeprefix("AT_LEAST(").removesuffix(")"))
             if len(values) < least:
-                self.say(f"is logged {len(values)} times, at least {least} required", required, key)
+                self.say(
+                    f"is logged {len(values)} times, at least {least} required",
+                    required,
+                    key,
+                )
         elif required.startswith("AT_LEAST_ONE_OR"):
-            others = required.removeprefix("AT_LEAST_ONE_OR(").removesuffix(")").split(",")
+            others = (
+                required.removeprefix("AT_LEAST_ONE_OR(").removesuffix(")").split(",")
+            )
             choice = sorted({key, *(other.strip() for other in others)})
             message = f"one of {' or '.join(choice)} is required, none is logged"
             if not any(map(reported.get, choice)) and all(
                 message != one.message for one in self.general
             ):
-                self.say(message, required)  # every one of the keys has this rule: report it once
+                self.say(
+                    message, required
+                )  # every one of the keys has this rule: report it once
 
 
 def check_compliance(log: Log, ruleset: str = DEFAULT_RULESET) -> list[Finding]:
-    """Findings on one log; the official verdict is a failure if any of them is an error. Raises ReviewError."""
+    """Findings on one log; the official verdict is a failure if any of them is an error. Raises
+    ReviewError.
+    """
     folder = package_folder() / "compliance_checker"
     check = _Check(log, f"training_{ruleset}/common.yaml")
     if not (folder / check.queue[0]).is_file():
         raise ReviewError(f"no ruleset {ruleset}: choose {', '.join(rulesets())}")
-    hint = "keep other output off the line, or remove the truncated line of a killed run"
+    hint = (
+        "keep other output off the line, or remove the truncated line of a killed run"
+    )
     for error in log.errors:
         place = (log.path, error.line, None, _ONE_OBJECT, hint, error.fatal)
-        check.general.append(Finding(ERROR, f"the line {error.reason}", "compliance", *place))
+        check.general.append(
+            Finding(ERROR, f"the line {error.reason}", "compliance", *place)
+        )
     # The official checker goes on to list every key as missing; one reason says it better.
     if not log.events:
         check.say("no MLLOG lines: it is empty, or no log", _NO_EVENTS)
         return check.general
     benchmark = log.first("submission_benchmark")
     # The queue would continue with the other benchmark's rules, and report what BERT never logs.
-    if benchmark is not None and isinstance(benchmark.value, str) and benchmark.value != BENCHMARK:
-        message = f"is {text(benchmark.value)!r}: not a log of BERT, not checked further"
+    if (
+        benchmark is not None
+        and isinstance(benchmark.value, str)
+        and benchmark.value != BENCHMARK
+    ):
+        message = (
+            f"is {text(benchmark.value)!r}: not a log of BERT, not checked further"
+        )
         check.say(message, "submission_benchmark is bert", benchmark.key, benchmark)
         return [*check.by_key[benchmark.key], *check.general]
     while check.queue:
@@ -263,7 +327,9 @@ def check_compliance(log: Log, ruleset: str = DEFAULT_RULESET) -> list[Finding]:
         check.apply(rules)
 
     def weight(finding: Finding) -> int:
-        """Sorts first what explains the others: an unreadable log, a run that died, a missed target."""
+        """Sorts first what explains the others: an unreadable log, a run that died, a missed
+        target.
+        """
         if finding.rule in (_NO_EVENTS, _ONE_OBJECT):
             return 0
         return 1 if finding.key == "run_stop" else 2 if finding.key is None else 3

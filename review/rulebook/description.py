@@ -1,7 +1,8 @@
 """The system description, systems/SYSTEM.json: its fields, and checks of a file.
 
-The official checker only requires the fields and a known status. The submission rules require a meaningful response in
-most fields, and the official summarizer crashes on counts that are not integers.
+The official checker only requires the fields and a known status. The submission rules require a
+meaningful response in most fields, and the official summarizer crashes on counts that are not
+integers.
 """
 
 from __future__ import annotations
@@ -19,9 +20,13 @@ from review.rulebook.rules import broken
 TABLE: dict[str, dict[str, Any]] = json.loads(
     Path(__file__).with_name("fields.json").read_text(encoding="utf-8")
 )
-# Fields of the submission rules' form that the official checker does not require; most published files have them.
-ASKED = tuple(name for name, field in TABLE.items() if field.get("needed") == "by the form")
-# Fields that it requires, and whether the submission rules (policies, "System description JSON") require an answer.
+# Fields of the submission rules' form that the official checker does not require; most published
+# files have them.
+ASKED = tuple(
+    name for name, field in TABLE.items() if field.get("needed") == "by the form"
+)
+# Fields that it requires, and whether the submission rules (policies, "System description JSON")
+# require an answer.
 FIELDS = {name: "needed" in field for name, field in TABLE.items() if name not in ASKED}
 STATUSES, DIVISIONS = (tuple(TABLE[name]["values"]) for name in ("status", "division"))
 # The official checker joins these into a table row and crashes on values that are not strings.
@@ -32,17 +37,25 @@ COUNTS = tuple(name for name, field in TABLE.items() if "count" in field)
 
 
 def check_description(path: Path, ruleset: str) -> list[Finding]:
-    """Checks a system description: findings of source "system" are official ones, of source "rules" ours."""
+    """Checks a system description: findings of source "system" are official ones, of source "rules"
+    ours.
+    """
     found: list[Finding] = []
     try:
-        if path.exists() and not path.is_file():  # opening a pipe would wait for its writer
+        if (
+            path.exists() and not path.is_file()
+        ):  # opening a pipe would wait for its writer
             return [broken("description", "is not a regular file", path)]
-        content = path.read_text(locale.getpreferredencoding(False))  # like the official checker
+        content = path.read_text(
+            locale.getpreferredencoding(False)
+        )  # like the official checker
         fields = json.loads(content)
     except FileNotFoundError:
         return [broken("description", "is missing", path)]
     except OSError as error:
-        return [broken("description_readable", f"cannot be read: {error.strerror}", path)]
+        return [
+            broken("description_readable", f"cannot be read: {error.strerror}", path)
+        ]
     except (ValueError, RecursionError) as error:
         return [broken("description_json", f"is not JSON: {error}", path)]
     if not isinstance(fields, dict):

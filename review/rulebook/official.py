@@ -1,9 +1,10 @@
 """Runs the official MLPerf checkers with a verdict that can be trusted.
 
-Their exit codes cannot: the package checker exits with 0 on failure, the repository checker returns False on success.
-They also log to the root logger, print, write into the tree they check, crash on malformed input and take hours for a
-long line. Here each runs in a forked process with its output captured; a crash or timeout is a failure with a reason,
-and callers pass a copy to the checker that writes.
+Their exit codes cannot: the package checker exits with 0 on failure, the repository checker returns
+False on success. They also log to the root logger, print, write into the tree they check, crash on
+malformed input and take hours for a long line. Here each runs in a forked process with its output
+captured; a crash or timeout is a failure with a reason, and callers pass a copy to the checker that
+writes.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ _STUCK = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """Verdict of an official checker. ``messages``: its warnings and errors; ``crash``: its exception."""
+    """Verdict of an official checker. ``messages``: its warnings and errors; ``crash``: its
+    exception.
+    """
 
     tool: str
     passed: bool
@@ -55,11 +58,17 @@ _Call = Callable[[list[logging.LogRecord]], Any]
 
 
 def _run(tool: str, call: Callable[[], Any], words: str = "") -> Outcome:
-    """Outcome of a call in a forked process: the first value it returns, or whether it logs ``words``."""
+    """Outcome of a call in a forked process: the first value it returns, or whether it logs
+    ``words``.
+    """
 
     def passes(records: list[logging.LogRecord]) -> bool:
         found = call()
-        return any(words in record.getMessage() for record in records) if words else found[0]
+        return (
+            any(words in record.getMessage() for record in records)
+            if words
+            else found[0]
+        )
 
     passed, messages, crash = _fork(passes)
     return Outcome(tool=tool, passed=bool(passed), messages=messages, crash=crash)
@@ -93,7 +102,8 @@ def _fork(call: _Call) -> tuple[Any, tuple[str, ...], str | None]:
 def _child(call: _Call, sender: Connection) -> None:
     import yaml  # type: ignore[import-untyped]
 
-    # Not of the clock: the verdict must not depend on what else runs. Also ends it if its parent dies.
+    # Not of the clock: the verdict must not depend on what else runs. Also ends it if its parent
+    # dies.
     limit_cpu(LIMIT)
     yaml.BaseLoader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # same loader in C
     root = logging.getLogger()
@@ -110,7 +120,9 @@ def _child(call: _Call, sender: Connection) -> None:
     except (Exception, SystemExit) as error:  # any exception is a verdict on this input
         crash = f"{type(error).__name__}: {error}"
     messages = tuple(
-        record.getMessage().strip() for record in records if record.levelno >= logging.WARNING
+        record.getMessage().strip()
+        for record in records
+        if record.levelno >= logging.WARNING
     )
     sender.send((found, messages, crash))
 
@@ -125,16 +137,25 @@ def check_compliance(path: Path, ruleset: str) -> Outcome:
 
 
 def check_system(path: Path, ruleset: str) -> Outcome:
-    """Runs the system description checker on a JSON file; for a pipe it would wait for the writer."""
+    """Runs the system description checker on a JSON file; for a pipe it would wait for the
+    writer.
+    """
     if path.exists() and not path.is_file():
         return Outcome(
-            tool="system_desc_checker", passed=False, crash=f"{path.name} is not a regular file"
+            tool="system_desc_checker",
+            passed=False,
+            crash=f"{path.name} is not a regular file",
         )
     module = _module("system_desc_checker.system_desc_checker")
-    return _run("system_desc_checker", lambda: module.check_system_desc(str(path), USAGE, ruleset))
+    return _run(
+        "system_desc_checker",
+        lambda: module.check_system_desc(str(path), USAGE, ruleset),
+    )
 
 
-def check_package(organization: Path, ruleset: str, train_samples: bool = False) -> Outcome:
+def check_package(
+    organization: Path, ruleset: str, train_samples: bool = False
+) -> Outcome:
     """Runs the package checker on an organisation's folder, which it writes to: pass a copy.
 
     ``train_samples``: its --rcp-bert-train-samples.
@@ -143,7 +164,17 @@ def check_package(organization: Path, ruleset: str, train_samples: bool = False)
     _module("compliance_checker.mlp_compliance").enqueued_configs.clear()
     # quiet, werror, rcp_bypass, train_samples, seed_checker_bypass, log_output: bypasses are for
     # the committee to grant, so that a result that needs one does not pass here.
-    options = (str(organization), USAGE, ruleset, False, False, False, train_samples, False, "")
+    options = (
+        str(organization),
+        USAGE,
+        ruleset,
+        False,
+        False,
+        False,
+        train_samples,
+        False,
+        "",
+    )
     return _run(
         "package_checker",
         lambda: module.check_training_package(*options),
@@ -154,7 +185,9 @@ def check_package(organization: Path, ruleset: str, train_samples: bool = False)
 def check_power(
     folder: Path, logs: Iterable[Path], ruleset: str
 ) -> tuple[frozenset[str], str | None]:
-    """Names of the runs that the power checker rejects, which count as failed runs, and its crash. Writes nothing."""
+    """Names of the runs that the power checker rejects, which count as failed runs, and its crash.
+    Writes nothing.
+    """
     checker = _module("package_checker.power_checker").PowerChecker(ruleset)
     rejected, _, crash = _fork(
         # Its first value the package checker ignores, too: only the names count.
@@ -164,6 +197,12 @@ def check_power(
 
 
 def check_repository(organization: Path) -> Outcome:
-    """Runs the repository checker on an organisation's folder: file names, sizes, links. Writes nothing."""
+    """Runs the repository checker on an organisation's folder: file names, sizes, links. Writes
+    nothing.
+    """
     module = _module("repo_checker.repo_checker")
-    return _run("repo_checker", lambda: module.run_checks(str(organization)), "ALL CHECKS PASSED")
+    return _run(
+        "repo_checker",
+        lambda: module.run_checks(str(organization)),
+        "ALL CHECKS PASSED",
+    )

@@ -1,8 +1,10 @@
-"""Reference convergence points (RCP): the fewest samples in which runs of a batch size may plausibly converge.
+"""Reference convergence points (RCP): the fewest samples in which runs of a batch size may
+plausibly converge.
 
-Follows the official RCP checker: olympic mean of the reference runs, standard deviation of all of them, the smallest
-mean that a one-sided two-sample t-test at 5% does not reject; points that converge more slowly than the interpolation
-of their neighbours are pruned, other batch sizes interpolated. Data: rcps_bert.json of the mlperf_logging package.
+Follows the official RCP checker: olympic mean of the reference runs, standard deviation of all of
+them, the smallest mean that a one-sided two-sample t-test at 5% does not reject; points that
+converge more slowly than the interpolation of their neighbours are pruned, other batch sizes
+interpolated. Data: rcps_bert.json of the mlperf_logging package.
 """
 
 from __future__ import annotations
@@ -25,18 +27,28 @@ _TOLERANCE = 1e-4  # samples, of the official bisection
 # What the official checker keeps when it finds no batch size in a log.
 NO_BATCH_SIZE = -1
 # Benchmarks that log samples under another key.
-_COUNT_SAMPLES = ("llama2_70b_lora", "llama31_405b", "llama31_8b", "flux1", "stable_diffusion")
+_COUNT_SAMPLES = (
+    "llama2_70b_lora",
+    "llama31_405b",
+    "llama31_8b",
+    "flux1",
+    "stable_diffusion",
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rcp:
-    """A reference point. ``mean``, ``std`` and ``minimum`` are samples; ``minimum`` is the smallest accepted mean."""
+    """A reference point. ``mean``, ``std`` and ``minimum`` are samples; ``minimum`` is the smallest
+    accepted mean.
+    """
 
     batch_size: int
     mean: float
     std: float
     minimum: float
-    runs: tuple[int, ...] = ()  # samples of each reference run; none for an interpolated point
+    runs: tuple[
+        int, ...
+    ] = ()  # samples of each reference run; none for an interpolated point
     hyperparameters: dict[str, Any] | None = None
     interpolated_from: tuple[int, int] | None = None
 
@@ -76,7 +88,9 @@ def minimum_mean(mean: float, std: float, reference_runs: int) -> float:
 
     Args: mean, std: of the reference, samples. reference_runs: number of them in the test.
     """
-    from scipy.special import stdtrit  # imported here: takes 0.2 s, which most commands do not need
+    from scipy.special import (
+        stdtrit,
+    )  # imported here: takes 0.2 s, which most commands do not need
 
     if std == 0:
         return mean
@@ -106,7 +120,9 @@ def has_points(ruleset: str) -> bool:
 def points(ruleset: str = DEFAULT_RULESET) -> tuple[Rcp, ...]:
     """All reference points, by batch size. Raises ReviewError."""
     if not has_points(ruleset):
-        raise ReviewError(f"mlperf_logging has no BERT reference points for ruleset {ruleset}")
+        raise ReviewError(
+            f"mlperf_logging has no BERT reference points for ruleset {ruleset}"
+        )
     found = []
     for record in read_object(_path(ruleset)).values():
         # BERT's "epochs" are training samples (rules, "Epoch reporting").
@@ -122,7 +138,9 @@ def points(ruleset: str = DEFAULT_RULESET) -> tuple[Rcp, ...]:
             minimum=minimum_mean(mean, std, len(runs) - 2),
         )
         found.append(
-            replace(point, runs=tuple(sorted(runs)), hyperparameters=record["Hyperparams"])
+            replace(
+                point, runs=tuple(sorted(runs)), hyperparameters=record["Hyperparams"]
+            )
         )
     return tuple(sorted(found, key=lambda point: point.batch_size))
 
@@ -152,7 +170,10 @@ def _interpolate(batch_size: int, low: Rcp, high: Rcp) -> Rcp:
     std = low.std + share * (high.std - low.std)
     # An interpolated point has no runs; the official checker takes twice those of a submission.
     point = Rcp(
-        batch_size=batch_size, mean=mean, std=std, minimum=minimum_mean(mean, std, 2 * RUNS)
+        batch_size=batch_size,
+        mean=mean,
+        std=std,
+        minimum=minimum_mean(mean, std, 2 * RUNS),
     )
     return replace(point, interpolated_from=(low.batch_size, high.batch_size))
 
@@ -179,7 +200,9 @@ def find(batch_size: float, ruleset: str = DEFAULT_RULESET) -> tuple[Rcp | None,
     return None, f"Missing RCP, please submit RCP with BS = {batch_size:g}"
 
 
-def judge(batch_size: float, mean_samples: float, ruleset: str = DEFAULT_RULESET) -> Verdict:
+def judge(
+    batch_size: float, mean_samples: float, ruleset: str = DEFAULT_RULESET
+) -> Verdict:
     """RCP test of a mean number of samples to the target."""
     point, reason = find(batch_size, ruleset)
     if point is None:
@@ -198,7 +221,9 @@ def judge(batch_size: float, mean_samples: float, ruleset: str = DEFAULT_RULESET
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reading:
-    """``samples`` to the target, None if the run did not converge. ``crash``: why the checker crashes."""
+    """``samples`` to the target, None if the run did not converge. ``crash``: why the checker
+    crashes.
+    """
 
     samples: float | None = None
     batch_size: Any = NO_BATCH_SIZE
@@ -209,11 +234,12 @@ class Reading:
 def read_rcp(log: Log, train_samples: bool = False) -> Reading:
     """What the official RCP checker reads from a log, including its quirks and crashes.
 
-    It searches whole lines for names, takes the last match, and stops with a traceback if a value is missing or of
-    another type, which fails the whole result, not just this run. (Malformed lines already fail the seed checker.)
+    It searches whole lines for names, takes the last match, and stops with a traceback if a value
+    is missing or of another type, which fails the whole result, not just this run. (Malformed lines
+    already fail the seed checker.)
 
-    ``train_samples``: take the samples from train_samples, as the rules allow for BERT, instead of the epoch_num of the
-    evaluation that reached the target.
+    ``train_samples``: take the samples from train_samples, as the rules allow for BERT, instead of
+    the epoch_num of the evaluation that reached the target.
     """
     batch_size = NO_BATCH_SIZE
     benchmark = None
@@ -232,10 +258,14 @@ def read_rcp(log: Log, train_samples: bool = False) -> Reading:
         if train_samples and benchmark in (None, "bert"):
             if "train_samples" in line:
                 last = event.value
-        elif ("eval_accuracy" in line or "eval_error" in line) and benchmark not in _COUNT_SAMPLES:
+        elif (
+            "eval_accuracy" in line or "eval_error" in line
+        ) and benchmark not in _COUNT_SAMPLES:
             count = metadata.get("epoch_num")
             if not isinstance(count, (int, float)):
-                crash = f"line {event.line} has eval_accuracy without a number epoch_num"
+                crash = (
+                    f"line {event.line} has eval_accuracy without a number epoch_num"
+                )
                 break
             # Rounded to three digits like there; matters for logs that count epochs.
             last = round(count, 3)
@@ -245,7 +275,10 @@ def read_rcp(log: Log, train_samples: bool = False) -> Reading:
             if "status" not in metadata:
                 crash = f"line {event.line} has run_stop without a status"
             elif metadata["status"] == "success":
-                samples, key = last, "train_samples" if train_samples else "eval_accuracy"
+                samples, key = (
+                    last,
+                    "train_samples" if train_samples else "eval_accuracy",
+                )
                 if last is None:
                     crash = f"line {event.line} has run_stop with success, and no {key} before it"
                 elif train_samples and number(last) is None:
@@ -253,4 +286,6 @@ def read_rcp(log: Log, train_samples: bool = False) -> Reading:
             if crash:
                 break
     samples = None if crash else samples
-    return Reading(samples=samples, batch_size=batch_size, benchmark=benchmark, crash=crash or None)
+    return Reading(
+        samples=samples, batch_size=batch_size, benchmark=benchmark, crash=crash or None
+    )

@@ -17,7 +17,9 @@ def _rules() -> dict[str, dict[str, Any]]:
 
 
 def official() -> dict[str, dict[str, str]]:
-    """Texts for the compliance checker's rules: ``hints`` by log key, ``words`` for its snippets of Python."""
+    """Texts for the compliance checker's rules: ``hints`` by log key, ``words`` for its snippets of
+    Python.
+    """
     return _rules()["official"]
 
 
@@ -36,11 +38,20 @@ def broken(
     severity: str | None = None,
     **values: Any,
 ) -> Finding:
-    """A finding by the rule ``name``. ``values``: placeholders of its texts. ``severity``: overrides the rule's."""
+    """A finding by the rule ``name``. ``values``: placeholders of its texts. ``severity``:
+    overrides the rule's.
+    """
     rule = _rules()[name]
     requirement = rule["rule"].format(**values)
     hint = rule["hint"].format(**values)
     severity = severity or rule.get("severity", ERROR)
     return Finding(
-        severity, message, rule.get("source", "rules"), file, line, key, requirement, hint
+        severity,
+        message,
+        rule.get("source", "rules"),
+        file,
+        line,
+        key,
+        requirement,
+        hint,
     )

@@ -1,7 +1,8 @@
 """`package`: the submission tree, checked by the official tools, as a folder and a tar file.
 
-ORG/results/SYSTEM/bert/result_0..9.txt, ORG/systems/SYSTEM.json and ORG/benchmarks/bert/implementations/NAME/ with the
-code of the commit that ran (submission_rules, "Directory structure"). Appears whole or not at all.
+ORG/results/SYSTEM/bert/result_0..9.txt, ORG/systems/SYSTEM.json and
+ORG/benchmarks/bert/implementations/NAME/ with the code of the commit that ran (submission_rules,
+"Directory structure"). Appears whole or not at all.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ class Package:
 
 
 def package(request: argparse.Namespace) -> Package:
-    """Builds, checks and writes the package; writes nothing if a check fails. ``request``: options of the command.
+    """Builds, checks and writes the package; writes nothing if a check fails. ``request``: options
+    of the command.
 
     Raises ReviewError.
     """
@@ -64,7 +66,9 @@ def package(request: argparse.Namespace) -> Package:
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         # Beside the output: a rename works within one file system only.
-        with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.") as folder:
+        with tempfile.TemporaryDirectory(
+            dir=output.parent, prefix=f".{output.name}."
+        ) as folder:
             whole = Path(folder) / "whole"
             root = whole / organization
             if request.add:
@@ -77,7 +81,10 @@ def package(request: argparse.Namespace) -> Package:
             _archive(root, archive)
             digest = hashlib.sha256(archive.read_bytes()).hexdigest()
             # As sha256sum -c reads it.
-            _write(archive.with_name(f"{archive.name}.sha256"), f"{digest}  {archive.name}\n")
+            _write(
+                archive.with_name(f"{archive.name}.sha256"),
+                f"{digest}  {archive.name}\n",
+            )
             os.chmod(whole, 0o755)
             if output.exists():  # replaced at the last moment
                 # A rename does not replace a folder that holds something.
@@ -99,7 +106,9 @@ def _check_names(request: argparse.Namespace, output: Path) -> None:
         how = "use --add to add this system, or give another folder"
         raise ReviewError(f"{request.output} exists: {how}")
     if request.add and not (output / request.org).is_dir():
-        raise ReviewError(f"{request.output}: no package of {request.org} to add to; omit --add")
+        raise ReviewError(
+            f"{request.output}: no package of {request.org} to add to; omit --add"
+        )
 
 
 def _result(request: argparse.Namespace) -> Result:
@@ -110,9 +119,13 @@ def _result(request: argparse.Namespace) -> Result:
     result = results[0]
     if not result.runs:
         raise ReviewError(f"{request.runs}: no result_*.txt, only trials that failed")
-    if result.departures and result.division == "closed":  # the package leaves their record out
+    if (
+        result.departures and result.division == "closed"
+    ):  # the package leaves their record out
         why = "; ".join(result.departures)
-        raise ReviewError(f"{request.runs}: not the benchmark: {why}: submit other runs")
+        raise ReviewError(
+            f"{request.runs}: not the benchmark: {why}: submit other runs"
+        )
     return result
 
 
@@ -134,7 +147,11 @@ def _description(request: argparse.Namespace) -> dict[str, Any]:
 
 
 def _build(
-    request: argparse.Namespace, result: Result, description: dict[str, Any], code: Code, root: Path
+    request: argparse.Namespace,
+    result: Result,
+    description: dict[str, Any],
+    code: Code,
+    root: Path,
 ) -> None:
     """Writes the tree. Raises ReviewError, OSError."""
     results = root / "results" / request.system / BENCHMARK
@@ -144,13 +161,17 @@ def _build(
         )
     results.mkdir(parents=True)
     copy_runs((run.path for run in result.runs), results)
-    implementation = root / "benchmarks" / BENCHMARK / "implementations" / request.implementation
+    implementation = (
+        root / "benchmarks" / BENCHMARK / "implementations" / request.implementation
+    )
     name = f"{request.system}_{request.implementation}.json"
     # Systems share an implementation only if the same commit ran on them.
     for path in sorted(implementation.glob(f"*_{request.implementation}.json")):
         commit = read_json(path).get("commit")
         if commit != code.commit:
-            there = f"{request.implementation} in {request.output} is commit {text(commit)}"
+            there = (
+                f"{request.implementation} in {request.output} is commit {text(commit)}"
+            )
             raise ReviewError(
                 f"{there}, this result ran {code.commit}: give it another --implementation name"
             )
@@ -167,7 +188,10 @@ def _build(
     _write(implementation / name, json.dumps(facts, indent=2) + "\n")
     readme = _system_readme(request, result, code)
     _write(implementation / f"README-{request.system}.md", readme)
-    _write(root / "systems" / f"{request.system}.json", json.dumps(description, indent=2) + "\n")
+    _write(
+        root / "systems" / f"{request.system}.json",
+        json.dumps(description, indent=2) + "\n",
+    )
     _write(root / "README.md", _organization_readme(request, root))
     if (implementation / "LICENSE").is_file():
         shutil.copyfile(implementation / "LICENSE", root / "LICENSE.md")
@@ -178,19 +202,28 @@ def _write(path: Path, content: str) -> None:
     path.write_text(content, encoding="utf-8")
 
 
-def _verify(request: argparse.Namespace, root: Path, place: Path) -> tuple[Checked, ...]:
-    """Writes scaling.json like the official package checker, and checks everything; reports paths in ``place``."""
+def _verify(
+    request: argparse.Namespace, root: Path, place: Path
+) -> tuple[Checked, ...]:
+    """Writes scaling.json like the official package checker, and checks everything; reports paths
+    in ``place``.
+    """
     folder = root / "results" / request.system / BENCHMARK
     for result in _load(request, folder):
         if result.scaling_factor != 1:
-            _write(folder / "scaling.json", json.dumps({"scaling_factor": result.scaling_factor}))
+            _write(
+                folder / "scaling.json",
+                json.dumps({"scaling_factor": result.scaling_factor}),
+            )
 
     def moved(path: Path) -> Path:
         return place / path.relative_to(root) if path.is_relative_to(root) else path
 
     def renamed(finding: Finding) -> Finding:
         message = finding.message.replace(str(root), str(place))
-        return replace(finding, message=message, file=moved(finding.file) if finding.file else None)
+        return replace(
+            finding, message=message, file=moved(finding.file) if finding.file else None
+        )
 
     checked = check(root, train_samples=request.train_samples)
     found = []
@@ -214,7 +247,9 @@ def _archive(root: Path, path: Path) -> None:
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
         # rglob has the order of the file system.
         for member in [root, *sorted(root.rglob("*"))]:
-            tar.add(member, member.relative_to(root.parent), recursive=False, filter=plain)
+            tar.add(
+                member, member.relative_to(root.parent), recursive=False, filter=plain
+            )
     # gzip would store the time as well.
     path.write_bytes(gzip.compress(buffer.getvalue(), compresslevel=9, mtime=0))
 
@@ -229,9 +264,15 @@ def _system_readme(request: argparse.Namespace, result: Result, code: Code) -> s
         else None,
         "score": result.score and f"{result.score:.4f} minutes",
         "energy": energy and f"{energy:,.2f} J",
-        **{f"`{name}`": value for name, value in result.runs[0].hyperparameters.items()},
+        **{
+            f"`{name}`": value for name, value in result.runs[0].hyperparameters.items()
+        },
     }
-    rows = [f"| {name} | {_cell(value)} |" for name, value in facts.items() if value is not None]
+    rows = [
+        f"| {name} | {_cell(value)} |"
+        for name, value in facts.items()
+        if value is not None
+    ]
     config = _git("show", f"{code.commit}:{code.config}").decode("utf-8", "replace")
     return _filled(
         "system",
@@ -249,11 +290,19 @@ def _organization_readme(request: argparse.Namespace, root: Path) -> str:
     rows = []
     for path in sorted((root / "systems").glob("*.json")):
         system = path.stem
-        implementations = root.glob(f"benchmarks/bert/implementations/*/README-{system}.md")
+        implementations = root.glob(
+            f"benchmarks/bert/implementations/*/README-{system}.md"
+        )
         names = [path.relative_to(root).as_posix() for path in sorted(implementations)]
         for result in _load(request, root / "results" / system / BENCHMARK):
             score = "" if result.score is None else f"{result.score:.4f}"
-            cells = (system, result.accelerators or "", score, len(result.runs), ", ".join(names))
+            cells = (
+                system,
+                result.accelerators or "",
+                score,
+                len(result.runs),
+                ", ".join(names),
+            )
             rows.append("| " + " | ".join(map(str, cells)) + " |")
     return _filled("organization", organization=request.org, rows="\n".join(rows))
 
@@ -281,12 +330,16 @@ class Code:
         """
         data = _git("archive", "--format=tar", self.commit)
         with tarfile.open(fileobj=io.BytesIO(data)) as tar:
-            members = [one for one in tar.getmembers() if not re.search(r"(^|/)\.", one.name)]
+            members = [
+                one for one in tar.getmembers() if not re.search(r"(^|/)\.", one.name)
+            ]
             # The rules name these files, at the top of the implementation.
             missing = sorted(set(SCRIPTS) - {member.name for member in members})
             if missing:
                 names = ", ".join(missing)
-                raise ReviewError(f"commit {self.commit} lacks {names}, required in a submission")
+                raise ReviewError(
+                    f"commit {self.commit} lacks {names}, required in a submission"
+                )
             for member in members:
                 # Independent of git's tar.umask.
                 member.mode = 0o755 if member.mode & 0o100 else 0o644
@@ -298,8 +351,8 @@ class Code:
 def find_code(runs: Path, commit: str | None, config: str | None) -> Code:
     """The code of a run.
 
-    Args: runs: its folder, with environment.json and config.json. commit, config: override what these say.
-    Raises ReviewError if the commit or config is not recorded, or not in the repository.
+    Args: runs: its folder, with environment.json and config.json. commit, config: override what
+    these say. Raises ReviewError if the commit or config is not recorded, or not in the repository.
     """
     wanted = commit or _recorded_commit(runs)
     try:
@@ -307,7 +360,9 @@ def find_code(runs: Path, commit: str | None, config: str | None) -> Code:
         found = _git("rev-parse", "--verify", "--quiet", f"{wanted}^{{commit}}")
     except ReviewError:
         what = "fetch it, or give another with --commit"
-        raise ReviewError(f"{REPOSITORY} has no commit {text(wanted)}: {what}") from None
+        raise ReviewError(
+            f"{REPOSITORY} has no commit {text(wanted)}: {what}"
+        ) from None
     full = found.decode().strip()
     # With -z, as git quotes unusual names otherwise.
     listed = _git("ls-tree", "-r", "--name-only", "-z", full)
@@ -315,13 +370,17 @@ def find_code(runs: Path, commit: str | None, config: str | None) -> Code:
     if config is not None:
         name = config if config in files else f"configs/{Path(config).name}"
         if name not in files:
-            raise ReviewError(f"--config {config}: the commit that ran has no such file")
+            raise ReviewError(
+                f"--config {config}: the commit that ran has no such file"
+            )
     else:  # that of the system in config.json
         system = read_json(runs / "config.json", "mlperf").get("system")
         name = f"configs/config_{system}.sh"
         if name not in files:
             what = "give it with --config, such as configs/FILE.sh"
-            raise ReviewError(f"{runs / 'config.json'} does not record which config ran: {what}")
+            raise ReviewError(
+                f"{runs / 'config.json'} does not record which config ran: {what}"
+            )
     return Code(full, name)
 
 
@@ -331,14 +390,18 @@ def _recorded_commit(runs: Path) -> str:
     if not isinstance(commit, str) or not commit:
         raise ReviewError(f"{record} records no commit: give it with --commit")
     if commit.endswith("-dirty"):
-        what = "commit it and run again, or give the commit that contains it with --commit"
+        what = (
+            "commit it and run again, or give the commit that contains it with --commit"
+        )
         raise ReviewError(f"the code that ran is {text(commit)}, not committed: {what}")
     # Output of `git describe --always`: the commit, possibly after the last tag, or a tag alone.
     described = re.fullmatch(r"(?:.+-\d+-g)?([0-9a-f]{7,64})", commit)
     if described:
         return described[1]
     if commit not in _git("tag", "--list").decode("utf-8", "replace").split("\n"):
-        raise ReviewError(f"{record}: {text(commit)!r} is not a commit: give it with --commit")
+        raise ReviewError(
+            f"{record}: {text(commit)!r} is not a commit: give it with --commit"
+        )
     # In full, since a branch may have the same name.
     return f"refs/tags/{commit}"
 

@@ -1,8 +1,8 @@
 """`system`: writes systems/NAME.json, the system description that every result needs.
 
-A field is taken from the first of: --set FIELD=VALUE, the answers file, the file being updated, the files of a run
-(--run), this machine's commands and files. Unknown fields stay blank if the rules allow it, and are listed; counts may
-not, since the official tools crash on blank ones.
+A field is taken from the first of: --set FIELD=VALUE, the answers file, the file being updated, the
+files of a run (--run), this machine's commands and files. Unknown fields stay blank if the rules
+allow it, and are listed; counts may not, since the official tools crash on blank ones.
 """
 
 from __future__ import annotations
@@ -27,8 +27,12 @@ from review.rulebook.compliance import DEFAULT_RULESET
 from review.rulebook.description import ASKED, BLANK, FIELDS, TABLE, check_description
 
 _STACK = "other_software_stack"
-_DEFAULTS = {name: field["default"] for name, field in TABLE.items() if "default" in field}
-_TIMEOUT = 60  # seconds per command; nvidia-smi is slow on a node whose driver is not resident
+_DEFAULTS = {
+    name: field["default"] for name, field in TABLE.items() if "default" in field
+}
+_TIMEOUT = (
+    60  # seconds per command; nvidia-smi is slow on a node whose driver is not resident
+)
 _GIGABYTES = {"MB": 1 / 1024, "GB": 1, "TB": 1024}
 _GPU_QUERY = (
     "name",
@@ -38,9 +42,11 @@ _GPU_QUERY = (
     "pcie.link.width.max",
     "driver_version",
 )
-# Memory type by part of the accelerator's name, since nvidia-smi does not report it. The first match counts.
+# Memory type by part of the accelerator's name, since nvidia-smi does not report it. The first
+# match counts.
 _MEMORY = TABLE["accelerator_memory_configuration"]["by_name"]
-# Libraries: environment variable with the version in NGC images, and pip packages that contain them.
+# Libraries: environment variable with the version in NGC images, and pip packages that contain
+# them.
 _VERSIONS = TABLE[_STACK]["versions"]
 
 
@@ -58,8 +64,12 @@ class Description:
         return [name for name in wanted if self.fields[name] in BLANK]
 
 
-def describe(given: Sequence[tuple[str, Mapping[str, Any]]], machine: Machine) -> Description:
-    """Fills in the description. ``given``: (source, fields), by priority; ``machine`` is probed for the rest."""
+def describe(
+    given: Sequence[tuple[str, Mapping[str, Any]]], machine: Machine
+) -> Description:
+    """Fills in the description. ``given``: (source, fields), by priority; ``machine`` is probed for
+    the rest.
+    """
     fields: dict[str, Any] = {}
     sources: dict[str, str] = {}
 
@@ -75,7 +85,10 @@ def describe(given: Sequence[tuple[str, Mapping[str, Any]]], machine: Machine) -
     add("default", _DEFAULTS)
     # The official checker requires these fields of systems without accelerators as well.
     if fields["accelerators_per_node"] == "0":
-        add("no accelerator", {name: "N/A" for name in FIELDS if name.startswith("accelerator_")})
+        add(
+            "no accelerator",
+            {name: "N/A" for name in FIELDS if name.startswith("accelerator_")},
+        )
     if isinstance(fields.get(_STACK), dict):
         # Merged over all sources; reversed, so that the first source of an entry wins.
         stacks = [values.get(_STACK) for _, values in reversed(layers)]
@@ -112,7 +125,8 @@ def from_run(folder: Path) -> dict[str, Any]:
     packages = read_json(folder / "environment.json", "packages")
     gpus = environment.get("gpus")
     stack = {
-        f"{name}_version": environment.get(name) for name in ("cuda", "cudnn", "nccl", "python")
+        f"{name}_version": environment.get(name)
+        for name in ("cuda", "cudnn", "nccl", "python")
     }
     # PyTorch is the framework, not part of the stack.
     stack |= {f"{name}_version": packages[name] for name in packages if name != "torch"}
@@ -128,7 +142,10 @@ def from_run(folder: Path) -> dict[str, Any]:
         "other_software_stack": {name: value for name, value in stack.items() if value},
     }
     if isinstance(gpus, list) and gpus:
-        found |= {"accelerators_per_node": str(len(gpus)), "accelerator_model_name": text(gpus[0])}
+        found |= {
+            "accelerators_per_node": str(len(gpus)),
+            "accelerator_model_name": text(gpus[0]),
+        }
     return found
 
 
@@ -147,7 +164,9 @@ def parse_settings(settings: Sequence[str]) -> dict[str, str]:
     for setting in settings:
         name, equals, value = setting.partition("=")
         if not equals:
-            raise ReviewError(f"--set {setting}: expected FIELD=VALUE, such as --set cooling=air")
+            raise ReviewError(
+                f"--set {setting}: expected FIELD=VALUE, such as --set cooling=air"
+            )
         pairs[name.strip()] = value.strip()
     return known(pairs, "--set")
 
@@ -155,7 +174,9 @@ def parse_settings(settings: Sequence[str]) -> dict[str, str]:
 def write(description: Description, path: Path) -> None:
     """Writes the file if our rules and the official checker accept it. Raises ReviewError."""
     if path.suffix != ".json":
-        raise ReviewError(f"{path}: the name must end in .json, such as systems/DGXH100.json")
+        raise ReviewError(
+            f"{path}: the name must end in .json, such as systems/DGXH100.json"
+        )
     if any(character.isspace() for character in path.name) or path.name.startswith("."):
         raise ReviewError(
             f"{path}: the official checkers allow neither spaces nor a leading dot in the name"
@@ -185,7 +206,9 @@ class Machine:
         """Output of a command; empty if it is missing, fails or hangs."""
         with contextlib.suppress(ReviewError):
             # lscpu and others translate their labels otherwise.
-            return run(["env", "LC_ALL=C", *command], "", _TIMEOUT).decode("utf-8", "replace")
+            return run(["env", "LC_ALL=C", *command], "", _TIMEOUT).decode(
+                "utf-8", "replace"
+            )
         return ""
 
     def read(self, path: str) -> str:
@@ -233,7 +256,10 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _host(machine: Machine) -> dict[str, str]:
-    words = [machine.read(f"/sys/class/dmi/id/{name}") for name in ("sys_vendor", "product_name")]
+    words = [
+        machine.read(f"/sys/class/dmi/id/{name}")
+        for name in ("sys_vendor", "product_name")
+    ]
     listed = {}
     for line in machine.run("lscpu").splitlines():
         key, _, value = line.partition(":")
@@ -243,7 +269,11 @@ def _host(machine: Machine) -> dict[str, str]:
         for key in ("Socket(s)", "Core(s) per socket", "Thread(s) per core")
     )
     links = {"GenuineIntel": "UPI", "AuthenticAMD": "Infinity Fabric"}
-    link = "N/A (one processor)" if sockets == 1 else links.get(listed.get("Vendor ID", ""), "")
+    link = (
+        "N/A (one processor)"
+        if sockets == 1
+        else links.get(listed.get("Vendor ID", ""), "")
+    )
     caches = [
         f"{name} {size}"
         for name in ("L1d", "L1i", "L2", "L3")
@@ -254,7 +284,9 @@ def _host(machine: Machine) -> dict[str, str]:
         frequency = f"{float(listed.get('CPU max MHz', '').replace(',', '.')) / 1000:.2f} GHz max"
     return {
         # Boards without a name call themselves "To Be Filled By O.E.M.".
-        "system_name": " ".join(word for word in words if word and "To Be Filled" not in word),
+        "system_name": " ".join(
+            word for word in words if word and "To Be Filled" not in word
+        ),
         "host_processor_model_name": listed.get("Model name", ""),
         "host_processors_per_node": str(sockets or ""),
         "host_processor_interconnect": link if sockets else "",
@@ -271,7 +303,9 @@ def _memory(machine: Machine) -> dict[str, str]:
     for block in machine.run("dmidecode", "-t", "memory").split("\n\n"):
         size = re.search(r"^\s*Size: (\d+) (MB|GB|TB)$", block, re.MULTILINE)
         if size and "Memory Device" in block:
-            speed = _search(r"^\s*(?:Configured Memory|Configured Clock) Speed: (\d+)", block)
+            speed = _search(
+                r"^\s*(?:Configured Memory|Configured Clock) Speed: (\d+)", block
+            )
             gigabytes = int(size[1]) * _GIGABYTES[size[2]]
             kind = _search(r"^\s*Type: (.*)$", block) or "memory"
             modules.append(f"{gigabytes:g} GB {kind}{speed and '-'}{speed}")
@@ -289,7 +323,9 @@ def _memory(machine: Machine) -> dict[str, str]:
 def _storage(machine: Machine) -> dict[str, str]:
     kinds, disks = [], []
     try:
-        listed = json.loads(machine.run("lsblk", "-d", "-b", "-J", "-o", "NAME,TYPE,SIZE,ROTA"))
+        listed = json.loads(
+            machine.run("lsblk", "-d", "-b", "-J", "-o", "NAME,TYPE,SIZE,ROTA")
+        )
         for disk in listed["blockdevices"]:
             name = str(disk["name"])
             size = int(disk["size"])
@@ -300,7 +336,9 @@ def _storage(machine: Machine) -> dict[str, str]:
             kind = "HDD" if str(disk.get("rota")).lower() in ("1", "true") else "SSD"
             kind = "NVMe SSD" if name.startswith("nvme") else kind
             # Decimal, as disks are sold.
-            capacity = f"{size / 1e12:.3g} TB" if size >= 1e12 else f"{size / 1e9:.0f} GB"
+            capacity = (
+                f"{size / 1e12:.3g} TB" if size >= 1e12 else f"{size / 1e9:.0f} GB"
+            )
             kinds.append(kind)
             disks.append(f"{capacity} {kind}")
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -313,10 +351,14 @@ def _storage(machine: Machine) -> dict[str, str]:
 
 
 def _network(machine: Machine) -> dict[str, str]:
-    """InfiniBand and RoCE ports with their rates from sysfs, as ibstat prints them; else Ethernet ports."""
+    """InfiniBand and RoCE ports with their rates from sysfs, as ibstat prints them; else Ethernet
+    ports.
+    """
     ports = []
     for path in map(Path, machine.paths("/sys/class/infiniband", "*/ports/*/rate")):
-        layer, state = (machine.read(str(path.with_name(name))) for name in ("link_layer", "state"))
+        layer, state = (
+            machine.read(str(path.with_name(name))) for name in ("link_layer", "state")
+        )
         speed = re.match(r"(\d+) Gb/sec", machine.read(str(path)))
         # A port without a cable is no network of the run.
         if speed and "ACTIVE" in state:
@@ -330,12 +372,21 @@ def _network(machine: Machine) -> dict[str, str]:
         # Some drivers do not know the state of a port that works.
         if state in ("up", "unknown"):
             known = megabits.isdigit() and int(megabits) > 0
-            ports.append(f"Ethernet {int(megabits) / 1000:g} Gb/s" if known else "Ethernet")
-    return {"host_networking": _listed(ports), "host_network_card_count": str(len(ports) or "")}
+            ports.append(
+                f"Ethernet {int(megabits) / 1000:g} Gb/s" if known else "Ethernet"
+            )
+    return {
+        "host_networking": _listed(ports),
+        "host_network_card_count": str(len(ports) or ""),
+    }
 
 
 def _accelerators(machine: Machine) -> dict[str, str]:
-    query = ("nvidia-smi", f"--query-gpu={','.join(_GPU_QUERY)}", "--format=csv,noheader,nounits")
+    query = (
+        "nvidia-smi",
+        f"--query-gpu={','.join(_GPU_QUERY)}",
+        "--format=csv,noheader,nounits",
+    )
     rows = []
     for line in machine.run(*query).splitlines():
         row = [cell.strip() for cell in line.split(",")]
@@ -346,12 +397,18 @@ def _accelerators(machine: Machine) -> dict[str, str]:
         return {"accelerators_per_node": "0"}
     name, memory, clock, generation, lanes, driver = rows[0]
     names = [row[0] for row in rows]
-    bus = f"PCIe Gen{generation} x{lanes}" if generation.isdigit() and lanes.isdigit() else ""
+    bus = (
+        f"PCIe Gen{generation} x{lanes}"
+        if generation.isdigit() and lanes.isdigit()
+        else ""
+    )
     link = "PCIe" if len(rows) > 1 else "N/A (one accelerator)"
     listed = machine.run("nvidia-smi", "nvlink", "-s") if len(rows) > 1 else ""
     first = listed.split("GPU 1:")[0]
     if rates := [float(rate) for rate in re.findall(r"Link \d+: ([\d.]+) GB/s", first)]:
-        link = f"NVLink, {len(rates)} links, {2 * sum(rates):.0f} GB/s"  # both directions
+        link = (
+            f"NVLink, {len(rates)} links, {2 * sum(rates):.0f} GB/s"  # both directions
+        )
     kinds = (kind for part, kind in _MEMORY.items() if part in name)
     return {
         "accelerators_per_node": str(len(rows)),
@@ -371,7 +428,9 @@ def _software(machine: Machine) -> dict[str, Any]:
         stack[name] = machine.environment.get(variable) or next(
             filter(None, map(machine.version, packages)), ""
         )
-    stack["python_version"] = machine.run("python3", "--version").removeprefix("Python").strip()
+    stack["python_version"] = (
+        machine.run("python3", "--version").removeprefix("Python").strip()
+    )
     stack["kernel_version"] = machine.run("uname", "-sr").strip()
     release = machine.environment.get("NVIDIA_PYTORCH_VERSION")
     torch = machine.version("torch")
@@ -379,6 +438,10 @@ def _software(machine: Machine) -> dict[str, Any]:
         "framework": f"NVIDIA PyTorch Release {release}"
         if release
         else torch and f"PyTorch {torch}",
-        "other_software_stack": {name: version for name, version in stack.items() if version},
-        "operating_system": _search(r'^PRETTY_NAME="?([^"\n]*)', machine.read("/etc/os-release")),
+        "other_software_stack": {
+            name: version for name, version in stack.items() if version
+        },
+        "operating_system": _search(
+            r'^PRETTY_NAME="?([^"\n]*)', machine.read("/etc/os-release")
+        ),
     }

@@ -1,7 +1,8 @@
-"""`check`: does this result count? The official verdict, its reasons with file and line, and what it misses.
+"""`check`: does this result count? The official verdict, its reasons with file and line, and what
+it misses.
 
-The official package checker decides on a copy of each result. This package finds the reasons again, with the line and
-what to do; if the two differ, the official verdict stands.
+The official package checker decides on a copy of each result. This package finds the reasons again,
+with the line and what to do; if the two differ, the official verdict stands.
 """
 
 from __future__ import annotations
@@ -15,7 +16,17 @@ from typing import Any
 
 from review.logs import tree
 from review.logs.mllog import text
-from review.logs.output import ERROR, NOTE, SEVERITIES, WARNING, Finding, Heading, Line, Part, pick
+from review.logs.output import (
+    ERROR,
+    NOTE,
+    SEVERITIES,
+    WARNING,
+    Finding,
+    Heading,
+    Line,
+    Part,
+    pick,
+)
 from review.results.benchmark import target_of
 from review.results.run import Run
 from review.results.score import REQUIRED_RUNS, Result, load_results
@@ -48,7 +59,9 @@ class Checked:
         return all(outcome.passed for outcome in self.outcomes)
 
     def passed(self, strict: bool = False) -> bool:
-        """Whether it counts: it passes the official checkers and has no errors, with ``strict`` no warnings either."""
+        """Whether it counts: it passes the official checkers and has no errors, with ``strict`` no
+        warnings either.
+        """
         severities = {finding.severity for finding in self.findings}
         return (
             self.official_passed
@@ -57,7 +70,9 @@ class Checked:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        official = {one.tool: pick(one, "passed messages crash") for one in self.outcomes}
+        official = {
+            one.tool: pick(one, "passed messages crash") for one in self.outcomes
+        }
         verdicts = {
             "path": self.path,
             "passed": self.passed(),
@@ -70,7 +85,9 @@ class Checked:
 def check(
     target: Path, ruleset: str = DEFAULT_RULESET, train_samples: bool = False
 ) -> list[Checked]:
-    """Checks a log, a result folder, a submission, or all of them below a folder. Raises ReviewError."""
+    """Checks a log, a result folder, a submission, or all of them below a folder. Raises
+    ReviewError.
+    """
     results = load_results(target, ruleset, train_samples)
     if target.is_file():
         run = results[0].runs[0]
@@ -111,9 +128,15 @@ def own_findings(result: Result) -> list[Finding]:
         """Turns errors of the single failing run, which counts as the slowest, into warnings."""
         for one in findings:
             # A crash of the checker takes all runs of the folder with it.
-            if run is result.accepted_failure and one.severity == ERROR and not one.crash:
+            if (
+                run is result.accepted_failure
+                and one.severity == ERROR
+                and not one.crash
+            ):
                 one = replace(
-                    one, severity=WARNING, message=f"{one.message}; one run of ten may fail"
+                    one,
+                    severity=WARNING,
+                    message=f"{one.message}; one run of ten may fail",
                 )
             yield one
 
@@ -127,11 +150,19 @@ def own_findings(result: Result) -> list[Finding]:
     for run in result.runs:
         ours = training_rules.check_run(run, result.division)
         if result.train_samples:  # then the RCP test does not use epoch_num
-            ours = [finding for finding in ours if finding.message != training_rules.NOT_SAMPLES]
+            ours = [
+                finding
+                for finding in ours
+                if finding.message != training_rules.NOT_SAMPLES
+            ]
         found += accepted(run, ours)
-    reused = {finding.file for finding in found if finding.source == "seeds"}  # already reported
+    reused = {
+        finding.file for finding in found if finding.source == "seeds"
+    }  # already reported
     found += [
-        f for f in training_rules.check_runs(result) if f.key != "seed" or f.file not in reused
+        f
+        for f in training_rules.check_runs(result)
+        if f.key != "seed" or f.file not in reused
     ]
     found += check_power(result)
     if tree.organization(result.folder) is not None:
@@ -144,8 +175,8 @@ def own_findings(result: Result) -> list[Finding]:
 def obstacles(result: Result) -> list[str]:
     """Reasons why the score would not stand as submitted, without running the official checkers.
 
-    Includes errors in the description, the folder and the logs by rules that no tool tests, but not in power files,
-    which invalidate the energy only.
+    Includes errors in the description, the folder and the logs by rules that no tool tests, but not
+    in power files, which invalidate the energy only.
     """
     # What the other sources find is in result.obstacles.
     errors = [
@@ -171,12 +202,18 @@ def as_dict(result: Result) -> dict[str, Any]:
     test = pick(result, "passed=rcp_test.passed reason=rcp_test.reason")
     margin = None if mean is None or point is None else mean - point.minimum
     without = (
-        {path.name: run.reason for path, run in energy.runs.items() if run.reason is not None}
+        {
+            path.name: run.reason
+            for path, run in energy.runs.items()
+            if run.reason is not None
+        }
         if energy
         else {}
     )
     measured = pick(energy, "joules mean_watts=watts reason")
-    counts = not reasons and not against and energy is not None and energy.joules is not None
+    counts = (
+        not reasons and not against and energy is not None and energy.joules is not None
+    )
     return {
         **pick(
             result,
@@ -193,8 +230,12 @@ def as_dict(result: Result) -> dict[str, Any]:
                 "seed": run.seeds[0] if run.seeds else None,
                 **pick(run, "status init_seconds minutes"),
                 "evaluations": len(run.evaluations),
-                **pick(run, "samples first_accuracy final_accuracy sequences_per_second"),
-                "sequences_per_second_per_accelerator": result.rate_per_accelerator(run),
+                **pick(
+                    run, "samples first_accuracy final_accuracy sequences_per_second"
+                ),
+                "sequences_per_second_per_accelerator": result.rate_per_accelerator(
+                    run
+                ),
                 "evaluation_share": run.evaluation_share,
                 "joules": result.joules(run),
                 **pick(run, "compliant findings"),
@@ -211,7 +252,12 @@ def as_dict(result: Result) -> dict[str, Any]:
         "rcp": point and {**test, **pick(point, "mean std minimum"), "margin": margin},
         **pick(result, "scaling_factor score_minutes=score"),
         "energy": energy
-        and {**measured, "runs_without": without, "obstacles": against, "official": counts},
+        and {
+            **measured,
+            "runs_without": without,
+            "obstacles": against,
+            "official": counts,
+        },
         "official": result.score is not None and not reasons,
         "unverified": True,  # no result of this round's rules is reviewed by MLCommons
         "obstacles": reasons,
@@ -222,7 +268,9 @@ def _check_result(result: Result, root: Path | None) -> Checked:
     findings = own_findings(result)
     if root is None and result.division == "open" and len(result.runs) != REQUIRED_RUNS:
         # A run that is no submission: only the rules for logs apply.
-        outcomes = [official.check_compliance(run.path, run.ruleset) for run in result.runs]
+        outcomes = [
+            official.check_compliance(run.path, run.ruleset) for run in result.runs
+        ]
         messages = tuple(message for one in outcomes for message in one.messages)
         crash = next((one.crash for one in outcomes if one.crash), None)
         # No run at all is no pass.
@@ -236,7 +284,9 @@ def _check_result(result: Result, root: Path | None) -> Checked:
         copy = submission_rules.stage(result, root, Path(folder))
         outcome = official.check_package(copy, result.ruleset, result.train_samples)
     # The checker speaks of the copy; its words are about the original.
-    old, new = (copy, root) if root else (copy / "results" / "system" / "bert", result.folder)
+    old, new = (
+        (copy, root) if root else (copy / "results" / "system" / "bert", result.folder)
+    )
     messages = tuple(said.replace(str(old), str(new)) for said in outcome.messages)
     crash = outcome.crash and outcome.crash.replace(str(old), str(new))
     outcome = replace(outcome, messages=messages, crash=crash)
@@ -244,7 +294,10 @@ def _check_result(result: Result, root: Path | None) -> Checked:
 
 
 def _checked(
-    path: Path, title: str, outcomes: tuple[official.Outcome, ...], findings: list[Finding]
+    path: Path,
+    title: str,
+    outcomes: tuple[official.Outcome, ...],
+    findings: list[Finding],
 ) -> Checked:
     """Makes the findings agree with the official verdict, and sorts them by severity."""
     official_ones = [one.severity for one in findings if one.source in _OFFICIAL]
@@ -268,19 +321,33 @@ def _checked(
             ]
     elif not failing:
         # And an error of ours that the checkers do not share is no more than a warning.
-        wrong = [one for one in findings if one.source in _OFFICIAL and one.severity == ERROR]
+        wrong = [
+            one for one in findings if one.source in _OFFICIAL and one.severity == ERROR
+        ]
         hint = "the official checker accepts it"
         findings = [
-            replace(one, severity=WARNING, hint=hint) if one in wrong else one for one in findings
+            replace(one, severity=WARNING, hint=hint) if one in wrong else one
+            for one in findings
         ]
-        if not {ERROR, WARNING} & set(official_ones):  # no finding of ours explains its warnings
+        if not {ERROR, WARNING} & set(
+            official_ones
+        ):  # no finding of ours explains its warnings
             messages = dict.fromkeys(
-                (one.tool, line.split("\n")[0]) for one in outcomes for line in one.messages
+                (one.tool, line.split("\n")[0])
+                for one in outcomes
+                for line in one.messages
             )
             for tool, line in messages:
                 note = f"the official {tool} says: {line}"
                 findings.append(
-                    Finding(NOTE, note, "package", path, rule=rule, hint="its own words; it passes")
+                    Finding(
+                        NOTE,
+                        note,
+                        "package",
+                        path,
+                        rule=rule,
+                        hint="its own words; it passes",
+                    )
                 )
     return Checked(
         path,
@@ -314,23 +381,32 @@ def _check_count(result: Result) -> Iterator[Finding]:
             else "ten_runs_at_most"
         )
         yield broken(
-            rule, f"holds {count} of {REQUIRED_RUNS} result_*.txt", folder, count=REQUIRED_RUNS
+            rule,
+            f"holds {count} of {REQUIRED_RUNS} result_*.txt",
+            folder,
+            count=REQUIRED_RUNS,
         )
     for path, reason in result.unreadable.items():
         yield broken("readable", reason, path)
     for trial, reason in result.crashes.items():
         yield broken(
-            "crashed", f"trial {trial} left no result: {reason}", folder / f"failed_{trial}.txt"
+            "crashed",
+            f"trial {trial} left no result: {reason}",
+            folder / f"failed_{trial}.txt",
         )
 
 
 def _check_benchmark(result: Result) -> Iterator[Finding]:
-    """Whether BERT-large was trained to the target; the open division allows others, as one's own runs."""
+    """Whether BERT-large was trained to the target; the open division allows others, as one's own
+    runs.
+    """
     if result.departures:
         severity = ERROR if result.division == "closed" else WARNING
         message = f"not the benchmark: {'; '.join(result.departures)}"
         target = target_of(result.ruleset)
-        yield broken("benchmark", message, result.folder, severity=severity, target=target)
+        yield broken(
+            "benchmark", message, result.folder, severity=severity, target=target
+        )
 
 
 def groups(findings: Sequence[Finding]) -> list[list[Finding]]:
@@ -353,7 +429,11 @@ def subject(group: Sequence[Finding], base: Path) -> str:
 
 def shortened(rule: str) -> str:
     """A rule cut to a readable length."""
-    return rule if len(rule) <= _LONGEST_RULE else f"{' '.join(rule[:_LONGEST_RULE].split())} ..."
+    return (
+        rule
+        if len(rule) <= _LONGEST_RULE
+        else f"{' '.join(rule[:_LONGEST_RULE].split())} ..."
+    )
 
 
 def places(group: Sequence[Finding], base: Path) -> str:
@@ -366,7 +446,9 @@ def places(group: Sequence[Finding], base: Path) -> str:
             {} if one.line is None else {str(one.line): None}
         )
     return _listed(
-        f"{name}:{','.join(lines)}" if lines else name for name, lines in files.items() if name
+        f"{name}:{','.join(lines)}" if lines else name
+        for name, lines in files.items()
+        if name
     )
 
 
@@ -378,7 +460,9 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _file(finding: Finding, base: Path) -> str:
-    """The file relative to the checked folder or its organisation's; empty for that folder itself."""
+    """The file relative to the checked folder or its organisation's; empty for that folder
+    itself.
+    """
     if finding.file is None or finding.file == base:
         return ""
     file, base = finding.file.absolute(), base.absolute()
@@ -407,8 +491,12 @@ def parts(checked: Sequence[Checked], strict: bool = False) -> list[Part]:
         made.append(Heading(text(one.title), verdict, str(one.path)))
         tools = []
         for outcome in one.outcomes:
-            crash = f"crashes: {shortened(text(outcome.crash))}" if outcome.crash else ""
-            tools.append(f"{outcome.tool} {crash or ('passes' if outcome.passed else 'fails')}")
+            crash = (
+                f"crashes: {shortened(text(outcome.crash))}" if outcome.crash else ""
+            )
+            tools.append(
+                f"{outcome.tool} {crash or ('passes' if outcome.passed else 'fails')}"
+            )
         made.append(Line("official", ", ".join(tools)))
         for group in groups(one.findings):
             first, at = group[0], places(group, one.path)

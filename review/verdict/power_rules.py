@@ -1,7 +1,8 @@
-"""Checks of power files: power/result_N/node_0.txt, ... hold the readings of the run that result_N.txt logs.
+"""Checks of power files: power/result_N/node_0.txt, ... hold the readings of the run that
+result_N.txt logs.
 
-Rules (MLPerf Training, power measurement, "Requirements"): all nodes, all runs, whole nodes, a reading per second
-spread over the timed part, at least 60 readings.
+Rules (MLPerf Training, power measurement, "Requirements"): all nodes, all runs, whole nodes, a
+reading per second spread over the timed part, at least 60 readings.
 """
 
 from __future__ import annotations
@@ -29,9 +30,7 @@ _SLOWEST, _SLOW = (
 )  # mean seconds between readings: error, warning; sampling itself takes a moment
 _GAP = 5.0  # seconds without a reading
 _LEAST_READINGS = 60
-_LEAST_WATTS = (
-    25  # per accelerator of a node: less than an idle one draws with its share of the host
-)
+_LEAST_WATTS = 25  # per accelerator of a node: less than an idle one draws with its share of the host
 
 
 def check_power(result: Result) -> Iterator[Finding]:
@@ -46,10 +45,14 @@ def check_power(result: Result) -> Iterator[Finding]:
         if not files:
             yield _broken("power_of_all_runs", "has no power files", place)
         for kind in ("node", "sw"):
-            names = {file.path.name for file in files if file.path.name.startswith(kind)}
+            names = {
+                file.path.name for file in files if file.path.name.startswith(kind)
+            }
             wanted = {f"{kind}_{number}.txt" for number in range(len(names))}
             if names != wanted:
-                held, missing = (", ".join(sorted(one)) for one in (names - wanted, wanted - names))
+                held, missing = (
+                    ", ".join(sorted(one)) for one in (names - wanted, wanted - names)
+                )
                 yield _broken("power_names", f"holds {held}, not {missing}", place)
         for file in files:
             # By content: a copied measurement has the same lines under any name.
@@ -57,14 +60,20 @@ def check_power(result: Result) -> Iterator[Finding]:
             other = known.setdefault(content, file.path)
             # Not for switches: equal ones have equal estimates.
             if other is not file.path and file.log.events and file.is_node:
-                yield _broken("power_copy", f"is a copy of {other.relative_to(folder)}", file.path)
-            estimates = [number(event.value) for event in file.log.all("interconnect_power_est")]
+                yield _broken(
+                    "power_copy", f"is a copy of {other.relative_to(folder)}", file.path
+                )
+            estimates = [
+                number(event.value) for event in file.log.all("interconnect_power_est")
+            ]
             if file.is_node:
                 yield from _check_node(
                     file, run, max(_described(result, "accelerators_per_node"), 1)
                 )
             elif not any(estimates):
-                message = "estimates 0 W" if estimates else "lacks interconnect_power_est"
+                message = (
+                    "estimates 0 W" if estimates else "lacks interconnect_power_est"
+                )
                 yield _broken("power_of_switches", message, file.path)
     # Runs without files are named above; they must not count as runs of 0 nodes.
     with_files = [(run.path.stem, files) for run, files in measured if files]
@@ -78,12 +87,16 @@ def check_power(result: Result) -> Iterator[Finding]:
         for name, count in counts.items():
             if count != common:
                 yield _broken(
-                    "power_same_system", f"has {count} {label}, most runs {common}", folder / name
+                    "power_same_system",
+                    f"has {count} {label}, most runs {common}",
+                    folder / name,
                 )
         nodes = _described(result, "number_of_nodes")
         if label == "nodes" and nodes not in (-1, common):
             yield _broken(
-                "power_of_all_nodes", f"holds readings of {common} of the {nodes} nodes", folder
+                "power_of_all_nodes",
+                f"holds readings of {common} of the {nodes} nodes",
+                folder,
             )
 
 
@@ -107,7 +120,9 @@ def _check_node(file: PowerFile, run: Run, accelerators: int) -> Iterator[Findin
         message = f"has {watts.count(None)} of {len(watts)} readings that are no number"
         yield _broken("power_number", message, file.path)
     elif not any(watts):
-        yield _broken("power_drawn", f"has nothing but 0 W in {len(watts)} readings", file.path)
+        yield _broken(
+            "power_drawn", f"has nothing but 0 W in {len(watts)} readings", file.path
+        )
     else:
         try:
             # For any length of run: the question is only whether the formula can be evaluated.
@@ -129,15 +144,23 @@ def _check_readings(file: PowerFile, watts: list[float | None]) -> Iterator[Find
     zeros = watts.count(0)
     odd = sum(value is None or value < 0 for value in watts)
     if odd:
-        yield _broken("power_drawn", f"has {odd} of {count} readings below 0 W", file.path)
+        yield _broken(
+            "power_drawn", f"has {odd} of {count} readings below 0 W", file.path
+        )
     if zeros:
-        yield _broken("power_zeros", f"has 0 W in {zeros} of {count} readings", file.path)
+        yield _broken(
+            "power_zeros", f"has 0 W in {zeros} of {count} readings", file.path
+        )
     if count < _LEAST_READINGS:
-        yield _broken("power_sixty", f"has {count} readings", file.path, least=_LEAST_READINGS)
+        yield _broken(
+            "power_sixty", f"has {count} readings", file.path, least=_LEAST_READINGS
+        )
     elif len(set(watts)) == 1:
         # The power of a real node varies; a constant is a stuck sensor, or made up.
         yield _broken(
-            "power_constant", f"reads {watts[0]:,.6g} W in all {count} readings", file.path
+            "power_constant",
+            f"reads {watts[0]:,.6g} W in all {count} readings",
+            file.path,
         )
     # Over the whole file: one late sample is no slow sampling, and gaps are found below.
     span = (file.readings[-1].time_ms - file.readings[0].time_ms) / 1000
@@ -145,17 +168,27 @@ def _check_readings(file: PowerFile, watts: list[float | None]) -> Iterator[Find
     if interval > _SLOW:
         severity = ERROR if interval > _SLOWEST else WARNING
         yield _broken(
-            "power_each_second", f"is read every {interval:.2f} s", file.path, severity=severity
+            "power_each_second",
+            f"is read every {interval:.2f} s",
+            file.path,
+            severity=severity,
         )
     for event in file.log.all("conversion_eff"):
         value = number(event.value)
         if value is None or not 0 < value <= 1:
-            yield _broken("power_share", f"has a conversion_eff of {event.value}", file.path)
-        if isinstance(event.metadata, dict) and event.metadata.get("scope") == "accelerators only":
+            yield _broken(
+                "power_share", f"has a conversion_eff of {event.value}", file.path
+            )
+        if (
+            isinstance(event.metadata, dict)
+            and event.metadata.get("scope") == "accelerators only"
+        ):
             yield _broken("power_whole_node", "is of the accelerators alone", file.path)
 
 
-def _check_cover(file: PowerFile, run: Run, start_ms: float, stop_ms: float) -> Iterator[Finding]:
+def _check_cover(
+    file: PowerFile, run: Run, start_ms: float, stop_ms: float
+) -> Iterator[Finding]:
     if run.run_start is None or run.run_stop is None:
         return
     late = start_ms - run.run_start.time_ms
@@ -167,7 +200,9 @@ def _check_cover(file: PowerFile, run: Run, start_ms: float, stop_ms: float) -> 
     gap = max(b - a for a, b in pairwise([first, *within, last])) / 1000
     if max(late, early) > _SLACK_MS:
         side, what = (
-            ("starts", "after run_start") if late >= early else ("stops", "before run_stop")
+            ("starts", "after run_start")
+            if late >= early
+            else ("stops", "before run_stop")
         )
         yield _broken(
             "power_covers",
@@ -175,4 +210,6 @@ def _check_cover(file: PowerFile, run: Run, start_ms: float, stop_ms: float) -> 
             file.path,
         )
     elif gap > _GAP:
-        yield _broken("power_gap", f"has no reading for {gap:,.1f} s of the timed part", file.path)
+        yield _broken(
+            "power_gap", f"has no reading for {gap:,.1f} s of the timed part", file.path
+        )

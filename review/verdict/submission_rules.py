@@ -1,4 +1,5 @@
-"""Errors in a submission's folders that the official tools miss: names, scripts, stray files, stale scores.
+"""Errors in a submission's folders that the official tools miss: names, scripts, stray files, stale
+scores.
 
 The tree is ORG/systems/SYSTEM.json, ORG/results/SYSTEM/bert/result_0..9.txt and
 ORG/benchmarks/bert/implementations/NAME/ (submission_rules, "Directory structure").
@@ -24,7 +25,13 @@ from review.rulebook.description import FIELDS, STATUSES, check_description
 from review.rulebook.rules import broken, table
 
 # Of each implementation, by the submission rules ("Directory structure"); no tool asks for them.
-SCRIPTS = ("README.md", "setup.sh", "init_datasets.sh", "verify_dataset.sh", "run_and_time.sh")
+SCRIPTS = (
+    "README.md",
+    "setup.sh",
+    "init_datasets.sh",
+    "verify_dataset.sh",
+    "run_and_time.sh",
+)
 PARAMETERS = "package_checker_params"
 _BYPASSES = ("rcp-bypass", "seed-checker-bypass")
 
@@ -34,7 +41,9 @@ def check_folder(result: Result) -> list[Finding]:
     folder, found = result.folder, []
     name = folder.resolve().name
     if name != BENCHMARK:
-        found.append(broken("folder_name", f"is named {name!r}", folder, name=BENCHMARK))
+        found.append(
+            broken("folder_name", f"is named {name!r}", folder, name=BENCHMARK)
+        )
     try:
         expected = {path.name for path in tree.result_files(folder)} | {
             "scaling.json",
@@ -43,12 +52,16 @@ def check_folder(result: Result) -> list[Finding]:
         }
         # Hidden files are left to the repository checker, which rejects them.
         strays = sorted(
-            name for name in os.listdir(folder) if name not in expected and not name.startswith(".")
+            name
+            for name in os.listdir(folder)
+            if name not in expected and not name.startswith(".")
         )
     except OSError as error:
         raise ReviewError(f"{folder}: {error.strerror}") from None
     if strays:
-        shown = ", ".join(strays[:5]) + (f" and {len(strays) - 5} more" if len(strays) > 5 else "")
+        shown = ", ".join(strays[:5]) + (
+            f" and {len(strays) - 5} more" if len(strays) > 5 else ""
+        )
         found.append(broken("strays", f"also holds {shown}", folder))
     found += [
         *_check_parameters(folder / PARAMETERS),
@@ -66,17 +79,23 @@ def check_folder(result: Result) -> list[Finding]:
                 f"says {factor:.6f}, these runs give {result.scaling_factor:.6f}",
                 WARNING,
             )
-        found.append(broken("scaling", message, scaling, key="scaling_factor", severity=severity))
+        found.append(
+            broken("scaling", message, scaling, key="scaling_factor", severity=severity)
+        )
     root = tree.organization(folder)
     own = folder.resolve().parent
     for path in (
         path for path in (undescribed(root) if root else ()) if path != own
     ):  # its own is checked elsewhere
-        found.append(broken("described", "has no such description", path, system=path.name))
+        found.append(
+            broken("described", "has no such description", path, system=path.name)
+        )
     for path in descriptions(root) if root else ():  # a rejected one fails all results
         if path.stem != own.name:
             found += [
-                one for one in check_description(path, result.ruleset) if one.severity == ERROR
+                one
+                for one in check_description(path, result.ruleset)
+                if one.severity == ERROR
             ]
     return [*found, *_check_power_folder(result), *_check_against_logs(result)]
 
@@ -84,7 +103,9 @@ def check_folder(result: Result) -> list[Finding]:
 def descriptions(root: Path) -> list[Path]:
     """The system descriptions that the official checkers read."""
     return sorted(
-        path for path in (root / "systems").glob("*.json") if not path.name.startswith(".")
+        path
+        for path in (root / "systems").glob("*.json")
+        if not path.name.startswith(".")
     )
 
 
@@ -140,7 +161,9 @@ def _check_parameters(path: Path) -> Iterator[Finding]:
     for line in lines:
         name = line.strip()
         if name in _BYPASSES and line != name:
-            yield broken("bypass_newline", f"asks for {name} without effect", path, name=name)
+            yield broken(
+                "bypass_newline", f"asks for {name} without effect", path, name=name
+            )
         elif name in _BYPASSES:
             yield broken("bypass", f"asks for {name}", path)
 
@@ -148,18 +171,25 @@ def _check_parameters(path: Path) -> Iterator[Finding]:
 def categories(status: object) -> frozenset[str]:
     """The submission_status that logs may have for a described status; empty if that is unknown.
 
-    The spelling varied over the rounds; bare "available" does not say whether on-premise or in the cloud.
+    The spelling varied over the rounds; bare "available" does not say whether on-premise or in the
+    cloud.
     """
     words = re.sub(r"[^a-z]+", " ", str(status).casefold()).strip()
     known = table("categories").items()
     return next(
-        (frozenset(logged) for pattern, logged in known if re.fullmatch(pattern, words)),
+        (
+            frozenset(logged)
+            for pattern, logged in known
+            if re.fullmatch(pattern, words)
+        ),
         frozenset(),
     )
 
 
 def _check_against_logs(result: Result) -> Iterator[Finding]:
-    """Compares division, category, number of accelerators and submitter of the description with the logs."""
+    """Compares division, category, number of accelerators and submitter of the description with the
+    logs.
+    """
     system = tree.system_file(result.folder)
     content = tree.description(result.folder)
     if not content:
@@ -176,18 +206,14 @@ def _check_against_logs(result: Result) -> Iterator[Finding]:
         and divisions
         and divisions != {content["division"]}
     ):
-        message = (
-            f"is {content['division']!r}, in the logs {' and '.join(map(repr, sorted(divisions)))}"
-        )
+        message = f"is {content['division']!r}, in the logs {' and '.join(map(repr, sorted(divisions)))}"
         yield broken("same_division", message, system, key="division")
     # An empty log has no status; that it is empty is said elsewhere.
     whole = [run for run in result.runs if run.log.events]
     statuses = logged("submission_status", whole) - {""}
     wanted = categories(content.get("status"))
     if statuses and wanted and not statuses <= wanted:
-        message = (
-            f"is {content.get('status')!r}, in the logs {' and '.join(map(repr, sorted(statuses)))}"
-        )
+        message = f"is {content.get('status')!r}, in the logs {' and '.join(map(repr, sorted(statuses)))}"
         yield broken("same_category", message, system, key="status")
     # From the description alone: 0 starts rule out a guess from the logs it is compared with.
     accelerators = tree.count_accelerators(result.folder, 0)
@@ -195,10 +221,15 @@ def _check_against_logs(result: Result) -> Iterator[Finding]:
     # One init_start a log is rank 0's, and says nothing about the number of ranks.
     count = max(ranks, default=0) if len(ranks) == 1 else 0
     if accelerators and count > 1 and count != accelerators:
-        message = f"makes {accelerators} accelerators in all, {count} ranks log init_start"
+        message = (
+            f"makes {accelerators} accelerators in all, {count} ranks log init_start"
+        )
         yield broken("same_accelerators", message, system, key="accelerators_per_node")
     submitter, organization = content.get("submitter"), result.organization or ""
-    if isinstance(submitter, str) and organization.casefold() not in ("", submitter.casefold()):
+    if isinstance(submitter, str) and organization.casefold() not in (
+        "",
+        submitter.casefold(),
+    ):
         message = f"is {submitter!r}, in the logs {organization!r}"
         yield broken("same_submitter", message, system, key="submitter")
 
@@ -214,9 +245,15 @@ def check_organization(root: Path) -> list[Finding]:
     implementations = root / "benchmarks" / BENCHMARK / "implementations"
     folders = sorted(path for path in implementations.glob("*") if path.is_dir())
     if not folders:
-        found.append(broken("implementation", "holds no implementation", implementations))
+        found.append(
+            broken("implementation", "holds no implementation", implementations)
+        )
     scripts = [folder / name for folder in folders for name in SCRIPTS]
-    found += [broken("scripts", "is missing", script) for script in scripts if not script.is_file()]
+    found += [
+        broken("scripts", "is missing", script)
+        for script in scripts
+        if not script.is_file()
+    ]
     idle = [
         path
         for path in sorted((root / "systems").glob("*.json"))
@@ -224,16 +261,20 @@ def check_organization(root: Path) -> list[Finding]:
     ]
     return [
         *found,
-        *(broken("results_of_system", "describes a system without results", path) for path in idle),
+        *(
+            broken("results_of_system", "describes a system without results", path)
+            for path in idle
+        ),
     ]
 
 
 def stage(result: Result, root: Path | None, into: Path) -> Path:
-    """Links one result into a submission of its own, for the official checkers to write to. Returns its ORG folder.
+    """Links one result into a submission of its own, for the official checkers to write to. Returns
+    its ORG folder.
 
-    Without a submission around it (root None), the result gets a description with nothing but the division. Whatever
-    the checkers open looks the same to them (files, folders, dangling links), but a pipe, on which they would wait,
-    becomes a folder. Raises OSError.
+    Without a submission around it (root None), the result gets a description with nothing but the
+    division. Whatever the checkers open looks the same to them (files, folders, dangling links),
+    but a pipe, on which they would wait, becomes a folder. Raises OSError.
     """
     # Resolved, or links in the copy would point to nowhere.
     source = result.folder.resolve()
@@ -247,7 +288,9 @@ def stage(result: Result, root: Path | None, into: Path) -> Path:
     for path in source.iterdir():
         if path.name in opened or tree.RESULT_NAME.fullmatch(path.name):
             _link(target / path.name, path)
-    if (source / "scaling.json").is_dir():  # a file of this name is written by the checker
+    if (
+        source / "scaling.json"
+    ).is_dir():  # a file of this name is written by the checker
         (target / "scaling.json").mkdir()
     if root is None:
         fields = {
@@ -259,8 +302,12 @@ def stage(result: Result, root: Path | None, into: Path) -> Path:
             json.dumps(fields), encoding="utf-8"
         )
         return organization
-    for path in undescribed(root):  # without their logs, but the checker has to crash on them
-        (organization / "results" / path.name / "other").mkdir(parents=True, exist_ok=True)
+    for path in undescribed(
+        root
+    ):  # without their logs, but the checker has to crash on them
+        (organization / "results" / path.name / "other").mkdir(
+            parents=True, exist_ok=True
+        )
     for path in (source.parent / PARAMETERS, *descriptions(root)):
         if os.path.lexists(path):
             _link(organization / path.relative_to(root), path)

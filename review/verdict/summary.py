@@ -33,7 +33,9 @@ def summary(result: Result) -> list[Line]:
     if len(minutes) > 1:
         spread = f"median {result.median_minutes:.4f}, fastest {minutes[0]:.4f}"
         spread += f", slowest {minutes[-1]:.4f} min"
-        lines.append(Line("runs", f"{len(minutes)} of {len(result.runs)} count: {spread}"))
+        lines.append(
+            Line("runs", f"{len(minutes)} of {len(result.runs)} count: {spread}")
+        )
     return [*lines, *_energy(result, official), *_rcp(result)]
 
 
@@ -43,7 +45,9 @@ def _time(result: Result, official: str) -> Iterator[Line]:
         score = f"{result.score:.4f} min"
         if result.scaling_factor != 1:
             why = "converged faster than the RCP mean"
-            score += f" = {result.olympic_minutes:.4f} x {result.scaling_factor:.6f} ({why})"
+            score += (
+                f" = {result.olympic_minutes:.4f} x {result.scaling_factor:.6f} ({why})"
+            )
         yield Line("score", score + official, "bold green" if official else "")
     elif result.median_minutes is not None:
         yield Line("median", f"{result.median_minutes:.4f} min, no olympic score yet")
@@ -59,7 +63,9 @@ def _energy(result: Result, official: str) -> Iterator[Line]:
     if energy.joules is None:
         yield Line("energy", f"none: {energy.reason}", "yellow")
         return
-    line = f"{energy.joules:,.2f} J over the same runs, {energy.watts:,.0f} W on average"
+    line = (
+        f"{energy.joules:,.2f} J over the same runs, {energy.watts:,.0f} W on average"
+    )
     if against := energy_obstacles(result):
         yield Line("energy", line)
         yield Line("", f"unofficial: {'; '.join(against)}", "yellow")
@@ -82,8 +88,12 @@ def _rcp(result: Result) -> Iterator[Line]:
         margin = mean - point.minimum
         # Deviations of single reference runs, to give the margin a scale.
         sigma = f", {margin / point.std:+.2f} sigma" if point.std else ""
-        verdict, style = ("passed", "green") if test and test.passed else ("FAILED", "red")
-        short = "" if len(result.runs) == REQUIRED_RUNS else f" on {len(result.runs)} runs"
+        verdict, style = (
+            ("passed", "green") if test and test.passed else ("FAILED", "red")
+        )
+        short = (
+            "" if len(result.runs) == REQUIRED_RUNS else f" on {len(result.runs)} runs"
+        )
         words = f"mean {mean:,.0f} samples, {margin:+,.0f} to the minimum{sigma}"
         yield Line("", f"{verdict}{short}: {words}", style)
     elif point is not None and test is not None:
@@ -102,10 +112,15 @@ def _rcp_advice(result: Result) -> Iterator[str]:
         yield f"the mean is {mean:,.0f} samples, {least}: {short:,.0f} short on average, {over}"
     near = [] if batch is None else rcp.nearest(batch, result.ruleset)
     for one in near:
-        runs = one.runs and f", {len(one.runs)} runs from {one.runs[0]:,} to {one.runs[-1]:,}"
+        runs = (
+            one.runs
+            and f", {len(one.runs)} runs from {one.runs[0]:,} to {one.runs[-1]:,}"
+        )
         yield f"reference of batch {one.batch_size:,}: {one.describe()}{runs or ''}"
     if point is None and batch is not None:
-        above = f"; the largest is {max(one.batch_size for one in near):,}" if near else ""
+        above = (
+            f"; the largest is {max(one.batch_size for one in near):,}" if near else ""
+        )
         # A new reference point takes twice as many runs as a submission.
         run = f"run the reference {2 * rcp.RUNS} times at {batch:g}"
         yield f"no reference covers batch {batch:g}{above}: {run}"

@@ -1,8 +1,8 @@
 """Rules for runs, single and together, that no official tool checks.
 
-Sources: MLPerf training_rules (section 9.5 "Hyperparameters", appendix on LAMB, "Evaluation frequency"), the
-submission_rules and the reference implementation, as of v5.0. An error breaks a rule; a warning needs a human to look;
-a note is worth knowing.
+Sources: MLPerf training_rules (section 9.5 "Hyperparameters", appendix on LAMB, "Evaluation
+frequency"), the submission_rules and the reference implementation, as of v5.0. An error breaks a
+rule; a warning needs a human to look; a note is worth knowing.
 """
 
 from __future__ import annotations
@@ -16,13 +16,22 @@ from typing import Any
 from review.logs.mllog import Event, number, text
 from review.logs.output import ERROR, NOTE, WARNING, Finding
 from review.results.benchmark import EVAL_SAMPLES
-from review.results.published_curves import INITIAL_ACCURACY, INITIAL_TOLERANCE, first_deviation
+from review.results.published_curves import (
+    INITIAL_ACCURACY,
+    INITIAL_TOLERANCE,
+    first_deviation,
+)
 from review.results.run import OPTIMIZATION, TARGET_ACCURACY, Run
 from review.results.score import Result
 from review.rulebook.compliance import evaluation_interval
 from review.rulebook.rules import broken, table
 
-SUBMISSION = ("submission_org", "submission_platform", "submission_status", "submission_division")
+SUBMISSION = (
+    "submission_org",
+    "submission_platform",
+    "submission_status",
+    "submission_division",
+)
 NOT_SAMPLES = "has an epoch_num that does not count samples"
 _PLACEHOLDERS = (None, "", "unknown", "reference_implementation")
 # As logs have them; descriptions use other words (submission_rules.categories).
@@ -40,7 +49,9 @@ _LIKELY_MADE_UP = {
 # A run stops at the first evaluation from 0.720 on; no published one reached 0.722.
 _MOST_ACCURATE = 0.73
 _LARGEST_BATCH = 1e9  # above any real one, and small enough to compute with
-_LEAST_SERIES = 4  # evaluations; so many equal accuracies of two runs are no coincidence
+_LEAST_SERIES = (
+    4  # evaluations; so many equal accuracies of two runs are no coincidence
+)
 _SLACK_MS = 1000  # ranks may log out of order within a moment
 _EARLIEST_MS, _LATEST_MS = (
     1.4e12,
@@ -65,15 +76,21 @@ def check_run(run: Run, division: str | None = None) -> list[Finding]:
 
 
 def _check_clock(run: Run) -> Iterator[Finding]:
-    """Implausible times: an error for run_start and run_stop, which make the score, else a warning."""
+    """Implausible times: an error for run_start and run_stop, which make the score, else a
+    warning.
+    """
     events = run.log.events
     clock = [event for event in (run.run_start, run.run_stop) if event is not None]
     if run.continued_at is not None:
         message = f"says that the run continued at {run.continued_at:,.0f} samples: it has no time"
         yield run.broken("whole_clock", message, run.log.first("clock_not_whole"))
     if run.minutes is not None and run.minutes <= 0:
-        yield run.broken("clock", f"comes {-60 * run.minutes:.1f} s before run_start", run.run_stop)
-    undated = [event for event in clock if not _EARLIEST_MS <= event.time_ms <= _LATEST_MS]
+        yield run.broken(
+            "clock", f"comes {-60 * run.minutes:.1f} s before run_start", run.run_stop
+        )
+    undated = [
+        event for event in clock if not _EARLIEST_MS <= event.time_ms <= _LATEST_MS
+    ]
     for event in clock:
         if event not in undated:
             yield from _check_neighbours(run, event)
@@ -82,13 +99,17 @@ def _check_clock(run: Run) -> Iterator[Finding]:
         undated = [events[0]]
     for event in undated:
         message = f"has time_ms {event.time_ms:.0f}, which is not a date of a run"
-        yield run.broken("date", message, event, severity=ERROR if event in clock else WARNING)
+        yield run.broken(
+            "date", message, event, severity=ERROR if event in clock else WARNING
+        )
     latest = events[0]
     for event in events:
         if event.time_ms < latest.time_ms - _SLACK_MS:
             seconds = (latest.time_ms - event.time_ms) / 1000
             yield run.broken(
-                "time_order", f"is {seconds:.1f} s earlier than line {latest.line}", event
+                "time_order",
+                f"is {seconds:.1f} s earlier than line {latest.line}",
+                event,
             )
             # The first step back is enough; those after it have the same cause.
             break
@@ -115,7 +136,9 @@ def _check_submission(run: Run) -> Iterator[Finding]:
         if event is None and key == "submission_division":
             continue  # covered by an official rule
         placeholder = (
-            event is not None and isinstance(event.value, str) and "PLACEHOLDER" in event.value
+            event is not None
+            and isinstance(event.value, str)
+            and "PLACEHOLDER" in event.value
         )
         if event is None or event.value in _PLACEHOLDERS or placeholder:
             message = "is missing" if event is None else f"is {text(event.value)!r}"
@@ -123,7 +146,10 @@ def _check_submission(run: Run) -> Iterator[Finding]:
     status = run.log.first("submission_status")
     if status is not None and status.value not in (*_STATUSES, *_PLACEHOLDERS):
         yield run.broken(
-            "status", f"is {text(status.value)!r}", status, statuses=", ".join(_STATUSES)
+            "status",
+            f"is {text(status.value)!r}",
+            status,
+            statuses=", ".join(_STATUSES),
         )
     for event in run.log.events:
         if event.line in run.log.glued:
@@ -131,14 +157,22 @@ def _check_submission(run: Run) -> Iterator[Finding]:
             yield run.broken("one_event_a_line", message, event)
     cleared = run.log.first("cache_clear")
     # By position in the log: clocks are judged above, and here it is the order that matters.
-    if cleared is not None and run.run_start is not None and cleared.line > run.run_start.line:
+    if (
+        cleared is not None
+        and run.run_start is not None
+        and cleared.line > run.run_start.line
+    ):
         yield run.broken("cleared_before", "comes after run_start", cleared)
-    if cleared is not None and cleared.value is False:  # many logs have null for cleared caches
+    if (
+        cleared is not None and cleared.value is False
+    ):  # many logs have null for cleared caches
         yield run.broken("cleared", "is false", cleared)
 
 
 def _check_fixed_values(run: Run) -> Iterator[Finding]:
-    """Logged values that a closed run may not have; missing keys are reported by the compliance checker."""
+    """Logged values that a closed run may not have; missing keys are reported by the compliance
+    checker.
+    """
 
     def allowed(value: Any, limits: dict[str, Any]) -> bool:
         if isinstance(limits.get("is"), str):
@@ -154,7 +188,9 @@ def _check_fixed_values(run: Run) -> Iterator[Finding]:
         return above < found < below and found >= limits.get("from", found)
 
     for key, limits in table("closed_values").items():
-        wrong = [event for event in run.log.all(key) if not allowed(event.value, limits)]
+        wrong = [
+            event for event in run.log.all(key) if not allowed(event.value, limits)
+        ]
         for event in wrong[:1]:
             message = f"is {text(event.value)[:80]}, {limits['expected']} expected"
             yield run.broken("closed_value", message, event, rule=limits["rule"])
@@ -188,7 +224,12 @@ def _check_evaluations(run: Run) -> Iterator[Finding]:
 def _check_interval(run: Run) -> Iterator[Finding]:
     counted = [one for one in run.evaluations if one.samples]
     batch = run.batch_size
-    if batch is None or not 0 < batch < _LARGEST_BATCH or not counted or not run.counts_samples:
+    if (
+        batch is None
+        or not 0 < batch < _LARGEST_BATCH
+        or not counted
+        or not run.counts_samples
+    ):
         return
     expected = evaluation_interval(batch)
     counts = [one.samples or 0 for one in counted]
@@ -203,26 +244,38 @@ def _check_interval(run: Run) -> Iterator[Finding]:
     odd = [(step, one) for step, one in steps if abs(step - expected) > 2 * batch]
     backwards = [one for step, one in steps if step <= 0]
     if backwards:
-        place, message = backwards[0], "does not count more samples than the evaluation before"
+        place, message = (
+            backwards[0],
+            "does not count more samples than the evaluation before",
+        )
     # Rounding up to whole batches moves an evaluation by less than one.
     elif abs(mean - expected) > batch:
         place, message = counted[0], f"comes every {mean:,.0f} samples on average"
     elif odd:
-        place, message = odd[0][1], f"comes {odd[0][0]:,.0f} samples after the evaluation before"
+        place, message = (
+            odd[0][1],
+            f"comes {odd[0][0]:,.0f} samples after the evaluation before",
+        )
     else:
         return
     severity = (
         ERROR if 0 < mean < expected / 2 else WARNING
     )  # published results deviate by up to a quarter
-    yield run.broken("interval", message, place, severity=severity, batch=batch, expected=expected)
+    yield run.broken(
+        "interval", message, place, severity=severity, batch=batch, expected=expected
+    )
 
 
 def _check_trained(run: Run) -> Iterator[Finding]:
     """Start and end against the rules, and implausible seeds, samples and accuracies."""
     reached = next((e for e in run.evaluations if e.accuracy >= TARGET_ACCURACY), None)
     if reached is not None and reached is not run.evaluations[-1]:
-        at = f" at {reached.samples:,.0f} samples" if reached.samples is not None else ""
-        message = f"reached the target{at}, in line {reached.line}, but the run continues"
+        at = (
+            f" at {reached.samples:,.0f} samples" if reached.samples is not None else ""
+        )
+        message = (
+            f"reached the target{at}, in line {reached.line}, but the run continues"
+        )
         yield run.broken("ends_at_target", message, run.evaluations[-1])
     event = run.log.first("seed")
     if event is not None and number(event.value) in _LIKELY_MADE_UP:  # None is not
@@ -244,14 +297,22 @@ def _check_trained(run: Run) -> Iterator[Finding]:
         yield run.broken("too_accurate", message, too_high[0], target=TARGET_ACCURACY)
     at_target = any(e.accuracy >= TARGET_ACCURACY for e in run.evaluations)
     if run.run_stop is not None and run.status == "aborted" and at_target:
-        yield run.broken("success", "says aborted, though the target was reached", run.run_stop)
+        yield run.broken(
+            "success", "says aborted, though the target was reached", run.run_stop
+        )
     deviation = first_deviation(run)
     if deviation is not None:
         # With other hyper-parameters another curve is no wonder, only worth knowing.
         severity, recipe = (
-            (WARNING, "") if deviation.same_recipe else (NOTE, ", though of other hyper-parameters")
+            (WARNING, "")
+            if deviation.same_recipe
+            else (NOTE, ", though of other hyper-parameters")
         )
-        known: dict[str, Any] = {"severity": severity, "batch": run.batch_size, "recipe": recipe}
+        known: dict[str, Any] = {
+            "severity": severity,
+            "batch": run.batch_size,
+            "recipe": recipe,
+        }
         causes = "; ".join(deviation.causes)
         yield run.broken(
             "published_runs",
@@ -264,7 +325,9 @@ def _check_trained(run: Run) -> Iterator[Finding]:
         "starting_point"
     )  # logged by this repository's trainer about weights and data
     unproved = (
-        event.value.get("unproved") if event is not None and isinstance(event.value, dict) else None
+        event.value.get("unproved")
+        if event is not None and isinstance(event.value, dict)
+        else None
     )
     if unproved:
         yield run.broken("starting_point", f"does not prove {text(unproved)}", event)
@@ -278,29 +341,46 @@ def check_runs(result: Result) -> list[Finding]:
         *_check_alike(result, SUBMISSION, "one_submitter"),
     ]
     if result.division == "closed":
-        found += [*_check_alike(result, OPTIMIZATION, "one_configuration"), *_check_seeds(result)]
+        found += [
+            *_check_alike(result, OPTIMIZATION, "one_configuration"),
+            *_check_seeds(result),
+        ]
         found += _check_alike(result, ["starting_point"], "one_starting_point")
     return found
 
 
 def _canonical(value: Any) -> str:
     found = number(value)
-    return text(value) if found is None else f"{found:.12g}"  # the same for 100 and 100.0
+    return (
+        text(value) if found is None else f"{found:.12g}"
+    )  # the same for 100 and 100.0
 
 
 def _check_alike(result: Result, keys: Sequence[str], rule: str) -> Iterator[Finding]:
     """Values that differ from those of most runs: a warning for the submitter, else an error."""
     # The one run that may fail may also differ in its settings.
-    runs = [run for run in result.runs if run.log.events and run is not result.accepted_failure]
+    runs = [
+        run
+        for run in result.runs
+        if run.log.events and run is not result.accepted_failure
+    ]
     for key in keys:
-        severity = WARNING if key in SUBMISSION and key != "submission_division" else ERROR
+        severity = (
+            WARNING if key in SUBMISSION and key != "submission_division" else ERROR
+        )
         events = [run.log.first(key) for run in runs]
-        values = ["missing" if event is None else _canonical(event.value) for event in events]
+        values = [
+            "missing" if event is None else _canonical(event.value) for event in events
+        ]
         common = Counter(values).most_common(1)[0][0] if values else ""
         for run, event, value in zip(runs, events, values, strict=True):
             if value != common:
                 yield run.broken(
-                    rule, f"is {value}, of most runs {common}", event, key, severity=severity
+                    rule,
+                    f"is {value}, of most runs {common}",
+                    event,
+                    key,
+                    severity=severity,
                 )
 
 
@@ -313,13 +393,19 @@ def _check_seeds(result: Result) -> Iterator[Finding]:
         values = {_canonical(event.value): event for event in reversed(events)}
         if len(values) > 1:
             yield run.broken(
-                "one_seed", f"is logged {len(events)} times with different values", events[1]
+                "one_seed",
+                f"is logged {len(events)} times with different values",
+                events[1],
             )
         for value, event in values.items():
             other = first.setdefault(value, run)
             if other is not run:
-                yield run.broken("shared_seed", f"is {value}, as in {other.path.name}", event)
-        seeds += [int(event.value) for event in events[:1] if number(event.value) is not None]
+                yield run.broken(
+                    "shared_seed", f"is {value}, as in {other.path.name}", event
+                )
+        seeds += [
+            int(event.value) for event in events[:1] if number(event.value) is not None
+        ]
     # Such as 1, 2, 3: counted, not drawn. Two neighbours alone may be chance.
     ordered = sorted(set(seeds))
     if len(ordered) > 2 and all(b - a == 1 for a, b in itertools.pairwise(ordered)):
@@ -328,7 +414,9 @@ def _check_seeds(result: Result) -> Iterator[Finding]:
 
 
 def _check_copies(result: Result) -> Iterator[Finding]:
-    """Pairs of runs with the same start and stop times, or the same accuracies to the last digit."""
+    """Pairs of runs with the same start and stop times, or the same accuracies to the last
+    digit.
+    """
     clocks: dict[tuple[float, float], Run] = {}
     accuracies: dict[tuple[float, ...], Run] = {}
     for run in result.runs:
@@ -337,15 +425,21 @@ def _check_copies(result: Result) -> Iterator[Finding]:
         other = clocks.setdefault((run.run_start.time_ms, run.run_stop.time_ms), run)
         if other is not run:
             yield run.broken(
-                "copied_clock", f"is that of {other.path.name}, and so is run_stop", run.run_start
+                "copied_clock",
+                f"is that of {other.path.name}, and so is run_stop",
+                run.run_start,
             )
     # Accuracies, unlike times, survive an edited clock.
     for run in result.runs:
         series = tuple(evaluation.accuracy for evaluation in run.evaluations)
-        other = accuracies.setdefault(series, run) if len(series) >= _LEAST_SERIES else run
+        other = (
+            accuracies.setdefault(series, run) if len(series) >= _LEAST_SERIES else run
+        )
         if other is not run:
             message = f"is that of {other.path.name} in all {len(series)} evaluations"
-            yield run.broken("copied_accuracies", message, run.log.first("eval_accuracy"))
+            yield run.broken(
+                "copied_accuracies", message, run.log.first("eval_accuracy")
+            )
 
 
 def _check_overlap(result: Result) -> Iterator[Finding]:
@@ -372,13 +466,22 @@ def rcp_findings(result: Result) -> list[Finding]:
     if test.passed:
         if factor == 1.0 or point is None or mean is None:
             return []
-        message = f"mean of {mean:,.0f} samples is below the reference's {point.mean:,.0f}"
+        message = (
+            f"mean of {mean:,.0f} samples is below the reference's {point.mean:,.0f}"
+        )
     # Nothing can be compared: the reason is a missing number, not a small one.
     elif point is None or mean is None:
         failing = [run.path.name for run in result.runs if not run.converged]
-        names = f": {', '.join(failing)}" if failing and result.batch_size is not None else ""
+        names = (
+            f": {', '.join(failing)}"
+            if failing and result.batch_size is not None
+            else ""
+        )
         rule, message = "rcp_impossible", f"test fails: {test.reason}{names}"
     else:
-        rule, least = "rcp_failed", f"the minimum is {point.minimum:,.0f} ({test.reason})"
+        rule, least = (
+            "rcp_failed",
+            f"the minimum is {point.minimum:,.0f} ({test.reason})",
+        )
         message = f"test fails: mean of {mean:,.0f} samples, {least}"
     return [broken(rule, message, result.folder, key="RCP", factor=factor)]

@@ -70,12 +70,18 @@ def test_help_is_the_docstring_and_nothing_runs(script, name):
 
 
 def test_every_benchmark_uses_this_parser(repository):
-    scripts = {path.name: path.read_text() for path in (repository / "bench").glob("*.py")}
+    scripts = {
+        path.name: path.read_text() for path in (repository / "bench").glob("*.py")
+    }
     started = {
         name: text
         for name, text in scripts.items()
         if "__main__" in text and name != "reference_instances.py"
     }
     assert len(started) > 9
-    assert [name for name, text in started.items() if "Parser(__doc__)" not in text] == []
-    assert [name for name, text in started.items() if re.search(r"type=(int|float)\b", text)] == []
+    assert [
+        name for name, text in started.items() if "Parser(__doc__)" not in text
+    ] == []
+    assert [
+        name for name, text in started.items() if re.search(r"type=(int|float)\b", text)
+    ] == []

@@ -1,4 +1,6 @@
-"""The fast paths train like the plain ones, and those like Hugging Face's BERT with a LAMB of a few lines."""
+"""The fast paths train like the plain ones, and those like Hugging Face's BERT with a LAMB of a few
+lines.
+"""
 
 from __future__ import annotations
 
@@ -30,15 +32,23 @@ def _compare(module, results):
 @pytest.mark.parametrize("pair", ["bf16 against fp32", "fp8 against bf16"])
 def test_curves_overlay_while_the_loss_falls(pair, convergence, results):
     found = _compare(convergence, results)[pair]
-    assert found["plain"][0] > 4  # it begins at the logarithm of the vocabulary, and of two
-    assert found["plain"][-1] < 1.7, found["plain"]  # and ends near that of a topic's three words
+    assert (
+        found["plain"][0] > 4
+    )  # it begins at the logarithm of the vocabulary, and of two
+    assert found["plain"][-1] < 1.7, found[
+        "plain"
+    ]  # and ends near that of a topic's three words
     assert found["overlay"], found
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     "pair",
-    ["fused against reference", "graph against eager", "fp8 in kernels and graph against bf16"],
+    [
+        "fused against reference",
+        "graph against eager",
+        "fp8 in kernels and graph against bf16",
+    ],
 )
 def test_curves_of_gpu_paths_overlay(pair, convergence, results):
     if not torch.cuda.is_available():
@@ -49,11 +59,16 @@ def test_curves_of_gpu_paths_overlay(pair, convergence, results):
 
 
 @pytest.mark.parametrize(
-    "steps", [25, pytest.param(500, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])]
+    "steps",
+    [25, pytest.param(500, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])],
 )
-def test_losses_and_accuracy_equal_those_of_an_independent_implementation(steps, convergence):
+def test_losses_and_accuracy_equal_those_of_an_independent_implementation(
+    steps, convergence
+):
     """With the same initial weights and batches, without dropout."""
-    found = convergence.agreement(convergence.ours(steps), convergence.hugging_faces(steps))
+    found = convergence.agreement(
+        convergence.ours(steps), convergence.hugging_faces(steps)
+    )
     assert found["largest_relative_gap"] < 1e-5, found
     assert found["accuracy"] == found["huggingface_accuracy"]
     if steps == 500:

@@ -11,8 +11,18 @@ import pytest
 
 @pytest.mark.slow
 def test_both_take_their_turns(repository):
-    command = [sys.executable, "bench/cpu_step.py", "--tiny", "--repeats", "2", "--rows", "2"]
-    done = subprocess.run(command, cwd=repository, capture_output=True, text=True, check=True)
+    command = [
+        sys.executable,
+        "bench/cpu_step.py",
+        "--tiny",
+        "--repeats",
+        "2",
+        "--rows",
+        "2",
+    ]
+    done = subprocess.run(
+        command, cwd=repository, capture_output=True, text=True, check=True
+    )
     found = json.loads(done.stdout)
     assert found["ratio"] > 0
     assert all(len(spans) == 2 for spans in found["seconds"].values())

@@ -35,7 +35,8 @@ def test_predictions_come_back_in_the_order_of_the_samples(bench):
 
     lengths = np.random.default_rng(0).integers(1, 30, 70).astype(np.int32)
     sequences = [
-        (np.full(length, number + 1, dtype=np.int32), 1) for number, length in enumerate(lengths)
+        (np.full(length, number + 1, dtype=np.int32), 1)
+        for number, length in enumerate(lengths)
     ]
     samples = Samples(sequences, {"labels": np.zeros(70, np.int64)})
     loop = bench.HuggingFace.__new__(bench.HuggingFace)

@@ -25,7 +25,13 @@ STEP = {
     "sequences_per_second": 988.0, "tokens_per_second": 249000, "model_tflops": 500.0, "share_of_ceiling": 0.6,
     "peak_gib": 30.0, "settings": {"PRECISION": "bf16", "BATCHSIZE": "48"},
 }  # fmt: skip
-CHECKED = {"stage": "self_check", "ended": True, "status": 0, "seconds": 60, "reason": ""}
+CHECKED = {
+    "stage": "self_check",
+    "ended": True,
+    "status": 0,
+    "seconds": 60,
+    "reason": "",
+}
 # What can go wrong with an item: its script, its exit status, words of its reason, its results.
 FAULTS = {
     "hangs": (
@@ -40,14 +46,20 @@ FAULTS = {
         'import sys; print(\'{"figure": 3}\'); sys.stdout.write(\'{"figure": 4, "ot\')',
         (0, "", [3]),
     ),
-    "cannot import": ("import no_such_package", (1, "No module named 'no_such_package'", [])),
+    "cannot import": (
+        "import no_such_package",
+        (1, "No module named 'no_such_package'", []),
+    ),
     "leaves a process": (
         "import subprocess, sys\n"
         "left = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(900)'])\n"
         'print(\'{"figure": 5, "left": %d}\' % left.pid)\n',
         (0, "", [5]),
     ),
-    "has a problem": ('print(\'{"problem": "no C compiler"}\')', (1, "no C compiler", [])),
+    "has a problem": (
+        'print(\'{"problem": "no C compiler"}\')',
+        (1, "no C compiler", []),
+    ),
     "is not a number": (
         f"print('{json.dumps(STEP | {'milliseconds': float('nan')})}')",
         (1, "nan ms", []),
@@ -63,7 +75,9 @@ def gpu_all(repository, monkeypatch):
 
 
 def _lines(folder):
-    return [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
+    return [
+        json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()
+    ]
 
 
 def test_a_failing_item_loses_no_other_items_figures(gpu_all, tmp_path):
@@ -73,14 +87,21 @@ def test_a_failing_item_loses_no_other_items_figures(gpu_all, tmp_path):
         path.write_text(script)
         seconds = 4 if name == "hangs" else 200
         items.append(gpu_all.Item(name=name, command=(str(path),), seconds=seconds))
-    failed = gpu_all.run_all(items, time.monotonic() + 300, False, gpu_all.Recorder(tmp_path))
+    failed = gpu_all.run_all(
+        items, time.monotonic() + 300, False, gpu_all.Recorder(tmp_path)
+    )
     lines = _lines(tmp_path)
     endings = {line["stage"]: line for line in lines if line.get("ended")}
     assert list(endings) == list(FAULTS)
     for name, (_, (status, reason, figures)) in FAULTS.items():
-        assert (endings[name]["status"], reason in endings[name]["reason"]) == (status, True), name
+        assert (endings[name]["status"], reason in endings[name]["reason"]) == (
+            status,
+            True,
+        ), name
         assert [
-            each["figure"] for each in lines if each["stage"] == name and "figure" in each
+            each["figure"]
+            for each in lines
+            if each["stage"] == name and "figure" in each
         ] == figures
     assert failed == 5
     log = (tmp_path / "stages.log").read_text()
@@ -112,7 +133,9 @@ def test_the_most_valuable_items_come_first_and_fit_into_a_call(gpu_all):
     ]
     most = gpu_all.ITEMS[: len(wanted)]
     assert [item.name for item in most] == wanted
-    assert sum(item.seconds for item in most) <= 520, "what is most wanted never runs out of time"
+    assert sum(item.seconds for item in most) <= 520, (
+        "what is most wanted never runs out of time"
+    )
 
 
 RUN = """
@@ -139,7 +162,9 @@ def _whole_run(repository, folder, scripts):
 
 
 @pytest.mark.parametrize("moment", range(5))
-def test_sigterm_ends_the_item_that_runs_and_prints_what_there_is(moment, repository, tmp_path):
+def test_sigterm_ends_the_item_that_runs_and_prints_what_there_is(
+    moment, repository, tmp_path
+):
     line, there = json.dumps(STEP), tmp_path / "there"
     scripts = [f"print('{line}', flush=True)\n"] * 5
     scripts[moment] += (
@@ -153,15 +178,26 @@ def test_sigterm_ends_the_item_that_runs_and_prints_what_there_is(moment, reposi
     wait_until(lambda: not running(int(there.read_text())))
     names = ("machine", "self_check", "steps_48", "profile", "steps_96")
     shown = [line.split()[:2] for line in out.splitlines() if line.startswith(names)]
-    assert shown == [[name, "ok"] for name in names[:moment]] + [[names[moment], "FAILED"]]
+    assert shown == [[name, "ok"] for name in names[:moment]] + [
+        [names[moment], "FAILED"]
+    ]
     assert "ended by SIGTERM" in out
-    assert ("97.10" in out) is (moment > 1), "no figure counts before self_check has ended well"
+    assert ("97.10" in out) is (moment > 1), (
+        "no figure counts before self_check has ended well"
+    )
     assert sorted(os.listdir(tmp_path / "out")) == ["results.jsonl", "stages.log"]
 
 
-def test_without_a_gpu_it_ends_at_once_in_one_line_with_the_reason(repository, tmp_path):
-    machine = {"no_gpu": "the driver on your system is too old", "driver": "NVIDIA H100, 470.1"}
-    process = _whole_run(repository, tmp_path, [f"print('{json.dumps(machine)}')", "1 / 0"])
+def test_without_a_gpu_it_ends_at_once_in_one_line_with_the_reason(
+    repository, tmp_path
+):
+    machine = {
+        "no_gpu": "the driver on your system is too old",
+        "driver": "NVIDIA H100, 470.1",
+    }
+    process = _whole_run(
+        repository, tmp_path, [f"print('{json.dumps(machine)}')", "1 / 0"]
+    )
     out, err = process.communicate(timeout=120)
     assert (process.returncode, out) == (2, "")
     assert err.splitlines() == [
@@ -181,23 +217,34 @@ def test_the_table_says_what_is_unmeasured_and_why_and_the_fastest_settings_come
         "settings": {"PRECISION": "fp8"},
     }
     broken = STEP | {"variant": "ours, eager", "problem": "OutOfMemoryError: no room"}
-    theirs = STEP | {"variant": "Hugging Face, compiled", "sequences_per_second": 9000.0}
+    theirs = STEP | {
+        "variant": "Hugging Face, compiled",
+        "sequences_per_second": 9000.0,
+    }
     del theirs["settings"]
     steps = [{"stage": "steps_48"} | step for step in (STEP, fast, broken, theirs)]
     gpu_all.show([CHECKED, *steps])
     said = capsys.readouterr().out
     assert "| rows 48 | ours | 48 | 97.10 | 988 | 249,000 | 500 | 60% | 30.0 |" in said
-    assert "| rows 48 | ours, eager | 48 | unmeasured (OutOfMemoryError: no room) |" in said
-    assert said.endswith("\n# best settings of this GPU: 1,200 sequences/s\nexport PRECISION=fp8\n")
+    assert (
+        "| rows 48 | ours, eager | 48 | unmeasured (OutOfMemoryError: no room) |"
+        in said
+    )
+    assert said.endswith(
+        "\n# best settings of this GPU: 1,200 sequences/s\nexport PRECISION=fp8\n"
+    )
     for checks in ([CHECKED | {"status": 1}], [CHECKED | {"status": 124}], []):
         text = gpu_all.table([*checks, *steps])
-        assert "| ours | 48 | unmeasured (unverified: self_check did not succeed) |" in text
+        assert (
+            "| ours | 48 | unmeasured (unverified: self_check did not succeed) |"
+            in text
+        )
         assert "| Hugging Face, compiled | 48 | 97.10 |" in text, "no kernel of ours"
         assert gpu_all.best_settings([*checks, *steps]) == ""
 
 
-# What the one command must do without: found by no import, as if it were not installed. Its items are forked from a
-# process that has imported what they use of the rest.
+# What the one command must do without: found by no import, as if it were not installed. Its items
+# are forked from a process that has imported what they use of the rest.
 WITHOUT = """
 import os, sys
 sys.executable = os.environ.get("PYTHON_OF_ITEMS", sys.executable)
@@ -215,16 +262,24 @@ USED = [
 ]
 
 
-def test_one_command_checks_and_measures_everything_at_a_tiny_size(repository, tmp_path):
+def test_one_command_checks_and_measures_everything_at_a_tiny_size(
+    repository, tmp_path
+):
     """With only torch, triton, h5py, transformers and their dependencies."""
     (tmp_path / "sitecustomize.py").write_text(WITHOUT)
-    environment = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "OMP_NUM_THREADS": "1"}
+    environment = {
+        "PATH": os.environ["PATH"],
+        "HOME": "/nonexistent",
+        "OMP_NUM_THREADS": "1",
+    }
     environment["PYTHONPATH"] = str(tmp_path)
     environment["CUDA_VISIBLE_DEVICES"] = ""  # whatever GPUs this machine has
     script = str(repository / "bench" / "gpu_all.py")
     command = [sys.executable, script, "--tiny", "--output", str(tmp_path)]
     theirs = environment | {
-        "PYTHONPATH": os.pathsep.join([str(tmp_path), str(repository / "implementations")])
+        "PYTHONPATH": os.pathsep.join(
+            [str(tmp_path), str(repository / "implementations")]
+        )
     }
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -232,22 +287,41 @@ def test_one_command_checks_and_measures_everything_at_a_tiny_size(repository, t
     ):
         environment["PYTHON_OF_ITEMS"] = str(python)
         finished = subprocess.run(
-            command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
+            command,
+            env=environment,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
         )
     assert finished.returncode == 0, finished.stdout + finished.stderr
     lines = _lines(tmp_path)
     results = {line["stage"]: line for line in lines if not line.get("ended")}
     ending = {line["stage"]: line for line in lines if line.get("ended")}
-    expected = ["machine", "self_check", "profile", "peers", "gemm", "steps_24", "convergence"]
+    expected = [
+        "machine",
+        "self_check",
+        "profile",
+        "peers",
+        "gemm",
+        "steps_24",
+        "convergence",
+    ]
     assert list(ending) == expected
     assert all(ending[name]["status"] == 0 for name in results), ending
     assert results["self_check"]["weight_gradients"] == "ok"
     assert results["self_check"]["way_down"] == []
-    assert results["self_check"]["graphs"] == results["self_check"]["finite_steps"] == "ok"
+    assert (
+        results["self_check"]["graphs"] == results["self_check"]["finite_steps"] == "ok"
+    )
     assert results["gemm"]["tflops"]["64"]["bf16"]["layer"] > 0
     assert all(pair["overlay"] for pair in results["convergence"]["pairs"].values())
     steps = [line for line in lines if "variant" in line]
-    assert [one["variant"] for one in steps] == ["Hugging Face, eager", "ours", "ours, fp8"]
+    assert [one["variant"] for one in steps] == [
+        "Hugging Face, eager",
+        "ours",
+        "ours, fp8",
+    ]
     for one in steps:
         assert one["sequences_per_second"] > 0
         mean_length = one["tokens_per_second"] / one["sequences_per_second"]

@@ -33,14 +33,25 @@ print(json.dumps([(each.phase, each.part, each.kind) for each in launches]))
 @pytest.fixture(scope="module")
 def printed(repository):
     """The model of a tiny step, and the launches that it records, with compiled kernels."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment = {
+        name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"
+    }
     cases = json.dumps(list(CASES.values()))
     command = [sys.executable, "-c", ALL, str(repository / "bench"), cases]
     done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, check=False, timeout=240
+        command,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    return dict(zip([*CASES, "recorded"], map(json.loads, done.stdout.splitlines()), strict=True))
+    return dict(
+        zip(
+            [*CASES, "recorded"], map(json.loads, done.stdout.splitlines()), strict=True
+        )
+    )
 
 
 @pytest.fixture
@@ -51,10 +62,17 @@ def alone(printed):
 
 def test_the_operations_of_every_product_are_counted(alone):
     tokens, layers, width, inner, vocabulary = 4 * 64, 2, 32, 64, 216
-    masked, sequences = int(0.15 * tokens + 0.5 * 12), 12 + 4  # the capacities of 4 rows
+    masked, sequences = (
+        int(0.15 * tokens + 0.5 * 12),
+        12 + 4,
+    )  # the capacities of 4 rows
     qkv, rest = 3 * width * width, width * width + 2 * width * inner
-    encoder = layers * tokens * qkv + ((layers - 1) * tokens + masked + sequences) * rest
-    heads = masked * (width * width + width * vocabulary) + sequences * (width * width + 2 * width)
+    encoder = (
+        layers * tokens * qkv + ((layers - 1) * tokens + masked + sequences) * rest
+    )
+    heads = masked * (width * width + width * vocabulary) + sequences * (
+        width * width + 2 * width
+    )
     assert alone["product_operations"] == 3 * 2 * (encoder + heads)
 
 
@@ -101,7 +119,9 @@ def test_only_exposed_transfers_cost_time(model):
     assert exposed([(2.0,), (2.0,)], [1.0, 1.0]) == pytest.approx(3.0), (
         "the last bucket is ready at the end"
     )
-    assert exposed([(4.0,), (0.0,)], [1.0, 9.0]) == 0, "an early one hides behind the rest"
+    assert exposed([(4.0,), (0.0,)], [1.0, 9.0]) == 0, (
+        "an early one hides behind the rest"
+    )
     assert exposed([(1.0,), (1.0,)], [0.0, 0.0]) == pytest.approx(2.0)
     assert exposed([(1.0, 2.0), (1.0, 2.0)], [0.0, 0.0]) == pytest.approx(5.0), (
         "one is sent on while the next comes"
@@ -116,7 +136,9 @@ def test_a_transfer_takes_its_bytes_over_its_link_and_its_messages(model):
     assert two == pytest.approx((7 + 1.5, 2 * (400 / 80 + 0.5)))
 
 
-def test_attention_computes_whole_blocks_and_its_backward_pass_repeats_the_forwards_products(model):
+def test_attention_computes_whole_blocks_and_its_backward_pass_repeats_the_forwards_products(
+    model,
+):
     """A length of 100 is two blocks of 64; one of 64 is one."""
     config = model.BertConfig(hidden_size=32, num_attention_heads=2)
     product = 2 * config.hidden_size * (128**2 + 64**2)
@@ -141,14 +163,19 @@ def test_systems_of_the_league_are_read_with_their_layout_and_resubmissions_once
 def test_the_two_constants_are_recovered_from_synthetic_systems(model, monkeypatch):
     def predict(config, rows, precision, rates, gpus, accumulate, whole):
         assert whole
-        return {"sequences_per_second": rows / (0.001 * rows + 50 * rates.latency * gpus / 8)}
+        return {
+            "sequences_per_second": rows
+            / (0.001 * rows + 50 * rates.latency * gpus / 8)
+        }
 
     monkeypatch.setattr(model, "predict", predict)
     made = [
         model.System(gpu="h100", gpus=gpus, rows=rows, accumulate=1, rates=())
         for gpus, rows in ((8, 48), (64, 36), (512, 3))
     ]
-    systems = [dataclasses.replace(one, rates=(0.8 * one.predicted(7e-6),)) for one in made]
+    systems = [
+        dataclasses.replace(one, rates=(0.8 * one.predicted(7e-6),)) for one in made
+    ]
     monkeypatch.setattr(model, "systems", lambda: systems)
     text = model.published()
     assert "Fitted: 0.80 of the modelled rate, 7 us a collective" in text

@@ -29,8 +29,12 @@ def test_operations_are_counted_from_real_lengths(bench):
             # QKV, output, feed-forward: multiply-adds a token
             linear = 32 * 96 + 32 * 32 + 32 * 64 + 64 * 32
             expected += 2 * length * linear + 2 * 2 * length * length * 32
-    expected += batch.num_masked * 2 * (32 * 32 + 32 * 211) + len(lengths) * 2 * (32 * 32 + 32 * 2)
-    assert torch_lib.model_flops(config, batch) == pytest.approx(3 * expected, rel=1e-12)
+    expected += batch.num_masked * 2 * (32 * 32 + 32 * 211) + len(lengths) * 2 * (
+        32 * 32 + 32 * 2
+    )
+    assert torch_lib.model_flops(config, batch) == pytest.approx(
+        3 * expected, rel=1e-12
+    )
 
 
 def test_the_peer_sees_the_same_words(bench):
@@ -38,7 +42,9 @@ def test_the_peer_sees_the_same_words(bench):
     torch_lib, train_step = bench("torch_lib"), bench("train_step")
     config = torch_lib.BertConfig(**torch_lib.TINY)
     batch = torch_lib.packed_batches(3, 1, config)[0]
-    shape = {name: getattr(config, name) for name in vars(config) if name != "hidden_act"}
+    shape = {
+        name: getattr(config, name) for name in vars(config) if name != "hidden_act"
+    }
     torch.manual_seed(0)
     theirs = transformers.BertConfig(**shape, attn_implementation="sdpa")
     model = transformers.BertModel(theirs).eval()
@@ -46,11 +52,17 @@ def test_the_peer_sees_the_same_words(bench):
     labels = inputs.pop("labels")
     inputs.pop("next_sentence_label")
     hidden = model(**inputs).last_hidden_state
-    assert torch.equal(labels[labels >= 0], batch.masked_labels[: batch.num_masked].long())
+    assert torch.equal(
+        labels[labels >= 0], batch.masked_labels[: batch.num_masked].long()
+    )
     begin = 0
-    for row, length in enumerate(batch.cu_seqlens.diff()[: batch.num_sequences].tolist()):
+    for row, length in enumerate(
+        batch.cu_seqlens.diff()[: batch.num_sequences].tolist()
+    ):
         place = slice(begin, begin + length)
-        words, kinds = (x[None, place].long() for x in (batch.input_ids, batch.segment_ids))
+        words, kinds = (
+            x[None, place].long() for x in (batch.input_ids, batch.segment_ids)
+        )
         alone = model(input_ids=words, token_type_ids=kinds).last_hidden_state[0]
         torch.testing.assert_close(hidden[row, :length], alone, atol=1e-5, rtol=1e-4)
         begin += length
@@ -70,13 +82,19 @@ def test_a_variant_that_fails_is_a_problem_of_its_own(bench, monkeypatch):
     monkeypatch.setattr(train_step, "build_ours", build)
     config = train_step.BertConfig(**train_step.TINY)
     fails, good = (
-        train_step.measured(train_step.Variant(name=name, rows=2, graph=False), config, 2, 1, 1.0)
+        train_step.measured(
+            train_step.Variant(name=name, rows=2, graph=False), config, 2, 1, 1.0
+        )
         for name in ("fails", "good")
     )
     assert fails["problem"] == "RuntimeError: an illegal memory access was encountered"
     assert "milliseconds" not in fails
     assert good["milliseconds"] > 0
-    assert good["settings"] == {"PRECISION": "bf16", "BATCHSIZE": "2", "CUDA_GRAPH": "0"}
+    assert good["settings"] == {
+        "PRECISION": "bf16",
+        "BATCHSIZE": "2",
+        "CUDA_GRAPH": "0",
+    }
 
 
 def test_kernels_in_a_profile_are_assigned_to_parts_by_name(bench):
@@ -98,7 +116,9 @@ def test_every_triton_kernel_has_a_part_and_its_module_in_a_profile(repository, 
     assert names - helpers == set(bench("train_step").PARTS)
 
 
-def test_self_check_names_the_setting_that_leaves_out_what_is_wrong(repository, monkeypatch):
+def test_self_check_names_the_setting_that_leaves_out_what_is_wrong(
+    repository, monkeypatch
+):
     monkeypatch.syspath_prepend(str(repository / "tests"))
     self_check = importlib.import_module("self_check")
     checked = {check.__name__ for check in self_check.CHECKS}
@@ -107,4 +127,6 @@ def test_self_check_names_the_setting_that_leaves_out_what_is_wrong(repository, 
     assert self_check.way_down(["whole_step", "fused_kernels", "graphs"]) == [
         "CUDA_GRAPH=0", "FUSED=none",
     ]  # fmt: skip
-    assert self_check.way_down(["attention_backends"]) == ["ATTENTION=sdpa_loop CUDA_GRAPH=0"]
+    assert self_check.way_down(["attention_backends"]) == [
+        "ATTENTION=sdpa_loop CUDA_GRAPH=0"
+    ]

@@ -53,15 +53,22 @@ def make_model() -> Callable[..., BertForPreTraining]:
         config: BertConfig, seed: int = 0, dtype: torch.dtype = torch.float64
     ) -> BertForPreTraining:
         model = BertForPreTraining(
-            config, kernels.bind_kernels(kernels.Config(fused="none"), torch.device("cpu"))
+            config,
+            kernels.bind_kernels(kernels.Config(fused="none"), torch.device("cpu")),
         )
         initialize(model, seed)
-        with torch.no_grad():  # biases and norms away from 0 and 1, so that a wrong one shows
+        with (
+            torch.no_grad()
+        ):  # biases and norms away from 0 and 1, so that a wrong one shows
             for parameter in model.parameters():
-                if parameter.ndim == 1 and parameter.shape[0] != model.config.padded_vocab_size:
+                if (
+                    parameter.ndim == 1
+                    and parameter.shape[0] != model.config.padded_vocab_size
+                ):
                     parameter.add_(
                         torch.randn(
-                            parameter.shape, generator=torch.Generator().manual_seed(seed + 1)
+                            parameter.shape,
+                            generator=torch.Generator().manual_seed(seed + 1),
                         )
                         * 0.1
                     )
@@ -96,8 +103,12 @@ def batch_of() -> Callable[..., PretrainingBatch]:
 
 @pytest.fixture
 def prepared(tmp_path: Path, make_records: Callable[..., Records]) -> dict[str, str]:
-    """Environment of a tiny run on files: 3 packed shards, an evaluation set, a model; 2 sequences a row counted."""
-    metadata = Metadata(max_seq_length=LENGTH, vocab_md5="0" * 32, random_seed=0, dupe_factor=1)
+    """Environment of a tiny run on files: 3 packed shards, an evaluation set, a model; 2 sequences
+    a row counted.
+    """
+    metadata = Metadata(
+        max_seq_length=LENGTH, vocab_md5="0" * 32, random_seed=0, dupe_factor=1
+    )
     for folder in ("packed", "eval", "phase1"):
         (tmp_path / folder).mkdir()
     for shard in range(3):
@@ -107,7 +118,9 @@ def prepared(tmp_path: Path, make_records: Callable[..., Records]) -> dict[str, 
             metadata,
         )
     write_records(
-        tmp_path / "eval" / "part_eval_10k.hdf5", make_records(20, packed=False, seed=9), metadata
+        tmp_path / "eval" / "part_eval_10k.hdf5",
+        make_records(20, packed=False, seed=9),
+        metadata,
     )
     model = {
         "vocab_size": VOCABULARY,
@@ -143,7 +156,8 @@ def prepared(tmp_path: Path, make_records: Callable[..., Records]) -> dict[str, 
 
 @pytest.fixture
 def run_bert(repository: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """run(environment, ranks=1, arguments=(), odd={}) -> the finished ``python -m bert`` (of rank 0).
+    """run(environment, ranks=1, arguments=(), odd={}) -> the finished ``python -m bert`` (of rank
+    0).
 
     odd: what rank 1 has in its environment besides.
     """
@@ -154,13 +168,19 @@ def run_bert(repository: Path) -> Callable[..., subprocess.CompletedProcess[str]
         arguments: tuple[str, ...] = (),
         odd: Mapping[str, str] = NOTHING,
     ) -> Any:
-        base = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "GLOO_SOCKET_IFNAME": "lo"}
+        base = {
+            "PATH": os.environ["PATH"],
+            "HOME": "/nonexistent",
+            "GLOO_SOCKET_IFNAME": "lo",
+        }
         base |= environment | {
             "WORLD_SIZE": str(ranks),
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(free_ports()),
         }
-        own = [{"RANK": str(rank)} | (odd if rank == 1 else {}) for rank in range(ranks)]
+        own = [
+            {"RANK": str(rank)} | (odd if rank == 1 else {}) for rank in range(ranks)
+        ]
         started = [Command("bert", base | one, arguments) for one in own]
         try:
             return started[0].finish()

@@ -44,7 +44,9 @@ def in_name(monkeypatch, capability=(9, 0)):
     monkeypatch.setattr(torch.version, "hip", None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
+    monkeypatch.setattr(
+        torch.cuda, "get_device_capability", lambda device=None: capability
+    )
 
 
 STREAM = Stream()  # where a process begins
@@ -78,7 +80,9 @@ class CUDAGraph:
 
     def pool(self):
         if self.pool_id is None:
-            raise RuntimeError("Called CUDAGraph::pool() without a preceding successful capture.")
+            raise RuntimeError(
+                "Called CUDAGraph::pool() without a preceding successful capture."
+            )
         return self.pool_id
 
     def replay(self):
@@ -86,8 +90,9 @@ class CUDAGraph:
 
 
 def captures(monkeypatch):
-    """torch.cuda.graph runs what it captures. If that fails its stream stays current and its pool open and in use, as
-    with PyTorch, whose graph.__exit__ has no try/finally and whose capture_end raises first. Returns the allocator.
+    """torch.cuda.graph runs what it captures. If that fails its stream stays current and its pool
+    open and in use, as with PyTorch, whose graph.__exit__ has no try/finally and whose capture_end
+    raises first. Returns the allocator.
     """
     current, allocator, handles = [STREAM], Allocator(), itertools.count(1)
 
@@ -101,7 +106,9 @@ def captures(monkeypatch):
 
         def __exit__(self, kind, *_):
             if kind is not None:
-                raise RuntimeError("operation failed due to a previous error during capture")
+                raise RuntimeError(
+                    "operation failed due to a previous error during capture"
+                )
             allocator.end(None, self.pool)
             self.graph.pool_id = self.pool
             current[0] = self.before
@@ -109,12 +116,18 @@ def captures(monkeypatch):
     monkeypatch.setattr(torch.cuda, "graph", Capture)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", CUDAGraph)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, next(handles)))
-    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", allocator.end, raising=False)
+    monkeypatch.setattr(
+        torch._C, "_cuda_endAllocateToPool", allocator.end, raising=False
+    )
     monkeypatch.setattr(torch._C, "_cuda_releasePool", allocator.release, raising=False)
-    generator = SimpleNamespace(graphsafe_set_state=lambda state: None, clone_state=lambda: None)
+    generator = SimpleNamespace(
+        graphsafe_set_state=lambda state: None, clone_state=lambda: None
+    )
     monkeypatch.setattr(torch.cuda, "default_generators", {None: generator})
     monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: current[0])
-    monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: current.__setitem__(0, stream))
+    monkeypatch.setattr(
+        torch.cuda, "set_stream", lambda stream: current.__setitem__(0, stream)
+    )
     return allocator
 
 

@@ -14,7 +14,8 @@ from torch.utils._pytree import tree_leaves
 class Peak(TorchDispatchMode):
     """Peak bytes held by tensors, counted operation by operation, on any device, meta included.
 
-    ``now`` and ``most``: current and peak bytes of tensors made inside and of ``before``, those that existed.
+    ``now`` and ``most``: current and peak bytes of tensors made inside and of ``before``, those
+    that existed.
     """
 
     def __init__(self, before: Iterable[Tensor] = ()) -> None:
@@ -38,7 +39,9 @@ class Peak(TorchDispatchMode):
         self.now -= size
         self._known.pop(key, None)
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         """Runs the operation and notes its results."""
         result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):

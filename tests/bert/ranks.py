@@ -34,15 +34,20 @@ def _worker(
         for size, port in sizes:
             if rank < size:
                 os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-                with World(DistConfig(rank=rank, world_size=size, device="cpu")) as world:
+                with World(
+                    DistConfig(rank=rank, world_size=size, device="cpu")
+                ) as world:
                     function(world, *arguments)
     except BaseException:
         queue.put(traceback.format_exc())
         raise
 
 
-def run_ranks(function: Callable[..., Any], *sizes: int, arguments: tuple[Any, ...] = ()) -> None:
-    """Calls function(world, *arguments) on every rank of worlds of the given sizes, one world after the other.
+def run_ranks(
+    function: Callable[..., Any], *sizes: int, arguments: tuple[Any, ...] = ()
+) -> None:
+    """Calls function(world, *arguments) on every rank of worlds of the given sizes, one world after
+    the other.
 
     The function must be importable. Fails with the traceback of a rank that failed.
     """
@@ -50,13 +55,18 @@ def run_ranks(function: Callable[..., Any], *sizes: int, arguments: tuple[Any, .
     queue = processes.SimpleQueue()
     worlds = [(size, free_ports()) for size in sizes]
     workers = [
-        processes.Process(target=_worker, args=(function, rank, worlds, arguments, queue))
+        processes.Process(
+            target=_worker, args=(function, rank, worlds, arguments, queue)
+        )
         for rank in range(max(sizes))
     ]
     for worker in workers:
         worker.start()
     deadline = time.monotonic() + TIMEOUT_SECONDS
-    while any(worker.exitcode is None for worker in workers) and time.monotonic() < deadline:
+    while (
+        any(worker.exitcode is None for worker in workers)
+        and time.monotonic() < deadline
+    ):
         if any(worker.exitcode for worker in workers):
             break  # the others may wait for it in vain
         time.sleep(0.05)

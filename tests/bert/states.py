@@ -23,8 +23,12 @@ def newest(folder):
 
 
 def write_in_shards(folder, steps, tensors, **facts):
-    """A checkpoint of two ranks, each with every other tensor and its half of the last one, and its index."""
-    *most, (split, last) = ((name, tensor.detach().reshape(-1)) for name, tensor in tensors.items())
+    """A checkpoint of two ranks, each with every other tensor and its half of the last one, and its
+    index.
+    """
+    *most, (split, last) = (
+        (name, tensor.detach().reshape(-1)) for name, tensor in tensors.items()
+    )
     half = len(last) // 2
     for rank in (1, 0):  # rank 0 waits for the other
         held = [(name, 0, numbers) for name, numbers in most[rank::2]]
@@ -38,7 +42,11 @@ def write_in_shards(folder, steps, tensors, **facts):
             "segments": segments,
         }
         shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-        index = {"optimizer": {"num_steps": steps, "shapes": shapes}, "step": steps, **facts}
+        index = {
+            "optimizer": {"num_steps": steps, "shapes": shapes},
+            "step": steps,
+            **facts,
+        }
         part = Part(rank=rank, num_ranks=2, token=steps, abandoned=threading.Event())
         path = part.write(folder, steps, {"shard": shard, "index": index}, keep=9)
     return path

@@ -1,4 +1,6 @@
-"""``python -m bert`` and ``python -m finetune``: commands listed, settings as options, a one-line error for others."""
+"""``python -m bert`` and ``python -m finetune``: commands listed, settings as options, a one-line
+error for others.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,10 @@ PROGRAMS = {"bert": main, "finetune": finetune}
 
 
 def test_help_lists_every_command_with_a_line(capsys):
-    for program, names in ((main, COMMANDS), (finetune, ("predict", "benchmark", "seeds"))):
+    for program, names in (
+        (main, COMMANDS),
+        (finetune, ("predict", "benchmark", "seeds")),
+    ):
         with pytest.raises(SystemExit) as caught:
             program(["--help"], {})
         assert caught.value.code == 0
@@ -49,14 +54,21 @@ def test_a_closed_pipe_is_no_error(words):
     with os.fdopen(written, "wb") as output:
         line = [sys.executable, "-m", *words.split()]
         done = subprocess.run(
-            line, stdout=output, stderr=subprocess.PIPE, text=True, check=False, timeout=240
+            line,
+            stdout=output,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            timeout=240,
         )
     assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_a_rank_with_a_wrong_option_tells_its_launcher(program, tmp_path, capsys):
-    assert PROGRAMS[program](["--lrr", "1"], {"RUN_DIR": str(tmp_path), "TRIAL": "3"}) == 2
+    assert (
+        PROGRAMS[program](["--lrr", "1"], {"RUN_DIR": str(tmp_path), "TRIAL": "3"}) == 2
+    )
     said = (tmp_path / "error_3.txt").read_text()
     assert said.startswith("--lrr: did you mean --lr")
     assert capsys.readouterr().err == f"{program}: error: {said}"
@@ -71,16 +83,30 @@ def test_every_command_has_a_help_of_its_own(command, capsys):
 
 
 @pytest.mark.parametrize("words", [["--lr", "0.02"], ["--lr=0.02"], ["--LR", "0.02"]])
-def test_an_option_is_the_variable_of_its_name_and_wins_over_the_environment(words, capsys):
+def test_an_option_is_the_variable_of_its_name_and_wins_over_the_environment(
+    words, capsys
+):
     environ = {"LR": "0.001", "SEED": "3"}
     assert (
         main(
-            [*words, "--variables", "--max_steps", "9", "--start-warmup-step", "-76", "--seed="],
+            [
+                *words,
+                "--variables",
+                "--max_steps",
+                "9",
+                "--start-warmup-step",
+                "-76",
+                "--seed=",
+            ],
             environ,
         )
         == 0
     )
-    rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("* ")]
+    rows = [
+        line.split()
+        for line in capsys.readouterr().out.splitlines()
+        if line.startswith("* ")
+    ]
     assert {row[1]: row[2] for row in rows} == {
         "LR": "0.02",
         "MAX_STEPS": "9",
@@ -90,7 +116,11 @@ def test_an_option_is_the_variable_of_its_name_and_wins_over_the_environment(wor
 
 
 def test_the_run_and_its_check_are_given_the_options(prepared, capfd):
-    assert main(["--check", "--lr", "-1"], prepared) == main(["--max-steps", "many"], prepared) == 2
+    assert (
+        main(["--check", "--lr", "-1"], prepared)
+        == main(["--max-steps", "many"], prepared)
+        == 2
+    )
     said = capfd.readouterr().err.splitlines()
     assert said == [
         "bert: error: LR='-1': expected a number, at most 10, above 0",
@@ -110,8 +140,14 @@ def test_fine_tuning_takes_its_own_settings_and_the_rules_of_the_learning_rate(c
         "--warmup-proportion",
         "0.2",
     ]
-    assert finetune([*task, "--check", "--epochs", "0"], {"EPOCHS": "3", "DEVICE": "cpu"}) == 2
-    assert capfd.readouterr().err == "finetune: error: EPOCHS='0': expected a number, above 0\n"
+    assert (
+        finetune([*task, "--check", "--epochs", "0"], {"EPOCHS": "3", "DEVICE": "cpu"})
+        == 2
+    )
+    assert (
+        capfd.readouterr().err
+        == "finetune: error: EPOCHS='0': expected a number, above 0\n"
+    )
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
@@ -126,7 +162,10 @@ def test_fine_tuning_takes_its_own_settings_and_the_rules_of_the_learning_rate(c
         (["--lr"], "--lr: its value is missing"),
         (["--lr", "--check"], "--lr: its value is missing"),
         (["--lr", "--seed", "1"], "--lr: its value is missing"),
-        (["--nexp", "3"], "--nexp: NEXP is read only by the launch scripts: export it for them"),
+        (
+            ["--nexp", "3"],
+            "--nexp: NEXP is read only by the launch scripts: export it for them",
+        ),
         (
             ["--certify-flip", "3"],
             "--certify-flip: CERTIFY_FLIP is not read here: remove it",
@@ -144,16 +183,27 @@ def test_an_unknown_setting_stops_with_one_line(program, words, message, capsys)
         ("bert", ["evalute", "x"], "evalute: did you mean evaluate?"),
         ("finetune", ["seed", "x"], "seed: did you mean seeds?"),
         ("bert", ["--epochs", "2"], "--epochs: EPOCHS is not read here: remove it"),
-        ("finetune", ["--evaldir", "2"], "--evaldir: EVALDIR is not read here: remove it"),
+        (
+            "finetune",
+            ["--evaldir", "2"],
+            "--evaldir: EVALDIR is not read here: remove it",
+        ),
     ],
 )
-def test_a_setting_of_another_program_stops_with_one_line(program, words, message, capsys):
+def test_a_setting_of_another_program_stops_with_one_line(
+    program, words, message, capsys
+):
     assert PROGRAMS[program](words, {}) == 2
     assert capsys.readouterr().err == f"{program}: error: {message}\n"
 
 
 @pytest.mark.parametrize(
-    "words", [["--deepspeed"], ["--deepspeed_config", "ds.json"], ["--deepspeed-config=ds.json"]]
+    "words",
+    [
+        ["--deepspeed"],
+        ["--deepspeed_config", "ds.json"],
+        ["--deepspeed-config=ds.json"],
+    ],
 )
 def test_what_the_deepspeed_launcher_appends_means_its_engine(words, capsys):
     assert main(["--local_rank=1", *words, "--variables"], {"ENGINE": "own"}) == 0

@@ -13,7 +13,10 @@ def test_torchrun_alone_trains_to_the_target(prepared, repository, quick_python)
         "PATH": os.environ["PATH"],
         "HOME": "/nonexistent",
     }
-    environment |= {"PYTHONPATH": str(repository / "implementations"), "GLOO_SOCKET_IFNAME": "lo"}
+    environment |= {
+        "PYTHONPATH": str(repository / "implementations"),
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
     torchrun = [
         quick_python,
         "-m",

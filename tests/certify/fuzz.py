@@ -31,7 +31,9 @@ def spoil(text: str, chance: random.Random) -> str:
     """Other text for one number or word: what tools print for what they do not know, or a cut."""
     words = text.split(" ")
     places = [number for number, word in enumerate(words) if word.strip()]
-    words[chance.choice(places)] = chance.choice(["N/A", "nan", "inf", "-1", "0", "", "?", "Fail"])
+    words[chance.choice(places)] = chance.choice(
+        ["N/A", "nan", "inf", "-1", "0", "", "?", "Fail"]
+    )
     return " ".join(words)
 
 
@@ -72,7 +74,9 @@ def zeroed() -> dict:
 GOOD = {
     "all_reduce_perf": nccl_tests(),
     "nvbandwidth": pretty(nvbandwidth()),
-    "dcgmi": pretty(dcgm4(("memory", ["Pass", "Pass"], ""), ("pcie", ["Pass", "Pass"], ""))),
+    "dcgmi": pretty(
+        dcgm4(("memory", ["Pass", "Pass"], ""), ("pcie", ["Pass", "Pass"], ""))
+    ),
 }
 BAD = {
     "all_reduce_perf": nccl_tests(wrong=3),
@@ -100,7 +104,9 @@ def is_whole(name: str, found: tools.Reading) -> bool:
     if name == "nvbandwidth":
         have = {(test, gpu, peer) for test, gpu, peer, *_ in rates}
         pairs = {(PAIRS, 0, 1), (PAIRS, 1, 0)}
-        host = {(test, gpu, -1) for test in COPIES if test != PAIRS for gpu in range(GPUS)}
+        host = {
+            (test, gpu, -1) for test in COPIES if test != PAIRS for gpu in range(GPUS)
+        }
         return {one for one in pairs | host if one[0] not in found.skipped} <= have
     return len(rates) == len(SIZES)
 
@@ -114,7 +120,9 @@ def wrong_passes(cases: int, seed: int) -> list[str]:
         is_bad = number % 2 == 1
         # What makes the original bad must survive: only its order and place change.
         if is_bad:
-            mutation = chance.choice([decimal_comma, swap]) if name != "nvbandwidth" else swap
+            mutation = (
+                chance.choice([decimal_comma, swap]) if name != "nvbandwidth" else swap
+            )
         text = mutation((BAD if is_bad else GOOD)[name], chance)
         reading = passes(name, text)
         if reading is not None and (is_bad or not is_whole(name, reading)):

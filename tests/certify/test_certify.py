@@ -33,7 +33,12 @@ from review.acceptance.verdict import certify
 
 from ..waiting import wait_until
 
-MODEL = {"vocab_size": 211, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3}
+MODEL = {
+    "vocab_size": 211,
+    "hidden_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+}
 MODEL |= {"intermediate_size": 40, "max_position_embeddings": 48}
 SETTINGS = {
     "MAX_SEQ_LENGTH": "48",
@@ -46,10 +51,14 @@ SETTINGS = {
 
 @pytest.fixture(autouse=True)
 def few_rounds(monkeypatch):
-    monkeypatch.setattr(load_module, "QUICK_ROUNDS", 3)  # of the tests within this process
+    monkeypatch.setattr(
+        load_module, "QUICK_ROUNDS", 3
+    )  # of the tests within this process
 
 
-def start(repository: Path, folder: Path, *words: str, **env: str | Path) -> subprocess.Popen[str]:
+def start(
+    repository: Path, folder: Path, *words: str, **env: str | Path
+) -> subprocess.Popen[str]:
     (folder / "model.json").write_text(json.dumps(MODEL))
     kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
     environ = (
@@ -86,7 +95,9 @@ def processes_with(folder: Path) -> list[Path]:
     return found
 
 
-def test_a_machine_whose_ranks_compute_the_same_passes(repository, tmp_path, quick_python):
+def test_a_machine_whose_ranks_compute_the_same_passes(
+    repository, tmp_path, quick_python
+):
     done = run(repository, tmp_path, PYTHON=quick_python)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1] == "pass (software only: the test ran on CPUs)"
@@ -102,7 +113,9 @@ def test_a_machine_whose_ranks_compute_the_same_passes(repository, tmp_path, qui
         assert len(np.unique(record["steps.checksum"][chosen])) == 1, (
             "the same seed repeats bit for bit"
         )
-        assert len(np.unique(record["steps.rank"][chosen])) == 2, "the same work for all"
+        assert len(np.unique(record["steps.rank"][chosen])) == 2, (
+            "the same work for all"
+        )
 
 
 def test_a_signal_ends_all_ranks_and_is_reported(repository, tmp_path, quick_python):
@@ -134,7 +147,11 @@ def load(tmp_path):
             "EVAL_ITER_SAMPLES": "1000",
         } | settings
         trainer = from_env(Trainer, environ)
-        return Load(from_env(Config, environ), trainer, Meeting(trainer.dist, HashStore(), "here"))
+        return Load(
+            from_env(Config, environ),
+            trainer,
+            Meeting(trainer.dist, HashStore(), "here"),
+        )
 
     return make
 
@@ -175,7 +192,9 @@ def test_a_rank_alone_uses_the_cuda_graph_of_a_benchmark_run(alone, monkeypatch)
     assert np.median(others) < np.median(
         record["steps.compute"][by_itself]
     )  # one step may have been held up
-    assert (record["steps.update"][~by_itself] > 0).all(), "with others the parts are told apart"
+    assert (record["steps.update"][~by_itself] > 0).all(), (
+        "with others the parts are told apart"
+    )
     assert certify(folder).state == "pass"
 
 
@@ -216,24 +235,33 @@ def test_a_malformed_drill_is_bad_input(flip):
         ({"CERTIFY_FLIP": "0:99999"}, "CERTIFY_FLIP=0:99999: a round has "),
     ],
 )
-def test_a_drill_that_cannot_happen_is_bad_input(program, tmp_path, capsys, drill, reason):
+def test_a_drill_that_cannot_happen_is_bad_input(
+    program, tmp_path, capsys, drill, reason
+):
     assert program(**drill) == 2
     assert reason in capsys.readouterr().err
     assert not [*tmp_path.glob("certify_*.npz")]
 
 
 def test_a_drill_beyond_the_steps_of_a_burn_in_is_bad_input(load, tmp_path):
-    with pytest.raises(ConfigError, match="a round has only 4 steps: give an earlier step"):
+    with pytest.raises(
+        ConfigError, match="a round has only 4 steps: give an earlier step"
+    ):
         BurnIn(load(CERTIFY_SECONDS="0.0001", CERTIFY_FLIP="0:5"), tmp_path, 0.1).run()
 
 
 def test_a_quick_test_prints_one_line_and_rejects_unknown_options(
     repository, tmp_path, quick_python
 ):
-    done = run(repository, tmp_path, "--quick", CERTIFY_SECONDS="0.1", PYTHON=quick_python)
+    done = run(
+        repository, tmp_path, "--quick", CERTIFY_SECONDS="0.1", PYTHON=quick_python
+    )
     assert (done.returncode, done.stderr) == (0, "")
     said, _, left = done.stdout.partition("; not tested: ")
-    assert said == f"pass (software only: the test ran on CPUs): 2 ranks of {platform.node()}"
+    assert (
+        said
+        == f"pass (software only: the test ran on CPUs): 2 ranks of {platform.node()}"
+    )
     assert "nccl-tests, nvbandwidth, dcgmi diag (not installed, or excluded)" in left
     assert left.count("\n") == 1
     done = run(repository, tmp_path, "--quik")
@@ -244,8 +272,14 @@ def test_a_quick_test_prints_one_line_and_rejects_unknown_options(
 @pytest.mark.parametrize(
     ("how", "reason"),
     [
-        ({"CERTIFY_SECONDS": "soon"}, "CERTIFY_SECONDS='soon': expected a number above 0"),
-        ({"BATCHSIZE": "many"}, "the load did not run: BATCHSIZE='many': expected an integer"),
+        (
+            {"CERTIFY_SECONDS": "soon"},
+            "CERTIFY_SECONDS='soon': expected a number above 0",
+        ),
+        (
+            {"BATCHSIZE": "many"},
+            "the load did not run: BATCHSIZE='many': expected an integer",
+        ),
     ],
 )
 def test_bad_settings_are_one_line(repository, tmp_path, quick_python, how, reason):
@@ -265,7 +299,10 @@ def test_one_flipped_bit_changes_the_checksum():
 
 
 def lines(folder: Path) -> list[dict]:
-    return [json.loads(line) for line in (folder / "burn_in_here.jsonl").read_text().splitlines()]
+    return [
+        json.loads(line)
+        for line in (folder / "burn_in_here.jsonl").read_text().splitlines()
+    ]
 
 
 def test_a_burn_in_repeats_bit_for_bit_and_resumes(alone):
@@ -278,13 +315,17 @@ def test_a_burn_in_repeats_bit_for_bit_and_resumes(alone):
     with (folder / "burn_in_here.jsonl").open("a") as file:
         file.write('{"repeat": 9')  # the power failed
     alone(DURATION=f"{written[-1]['elapsed'] + 0.1}s", CERTIFY_FLIP="0:2")
-    assert (folder / "certify_here.npz").stat().st_mtime_ns == record, "the stages have run already"
+    assert (folder / "certify_here.npz").stat().st_mtime_ns == record, (
+        "the stages have run already"
+    )
     more = lines(folder)
     assert [line["repeat"] for line in more] == [*range(1, len(more) + 1)]
-    assert all(line["elapsed"] > written[-1]["elapsed"] for line in more[len(written) :]), (
-        "its time goes on"
-    )
-    assert {json.dumps(line["different"]) for line in more[len(written) :]} == {'{"0": 1}'}
+    assert all(
+        line["elapsed"] > written[-1]["elapsed"] for line in more[len(written) :]
+    ), "its time goes on"
+    assert {json.dumps(line["different"]) for line in more[len(written) :]} == {
+        '{"0": 1}'
+    }
     found = certify(folder)
     assert found.state == "fail"
     assert f"first in step 2 of repeat {len(written) + 1}" in found.reasons()[0]
@@ -311,7 +352,9 @@ def program(tmp_path, monkeypatch):
             "EVAL_ITER_SAMPLES": "1000",
             "MAX_STEPS": "9",
         }
-        return main(environ | {"MASTER_ADDR": "localhost", "MASTER_PORT": "1"} | settings)
+        return main(
+            environ | {"MASTER_ADDR": "localhost", "MASTER_PORT": "1"} | settings
+        )
 
     return start
 
@@ -344,7 +387,9 @@ def test_a_burn_in_on_another_machine_or_version_is_refused(tmp_path, load):
         (tmp_path / "burn_in.json").write_text(json.dumps({"facts": now | changed}))
         with pytest.raises(ConfigError, match=re.escape(words)):
             burn_in.run()
-    (tmp_path / "burn_in.json").write_text(json.dumps({"duration": 1, "checksums": [1]}))
+    (tmp_path / "burn_in.json").write_text(
+        json.dumps({"duration": 1, "checksums": [1]})
+    )
     with pytest.raises(ConfigError, match="ranks is not recorded"):
         burn_in.run()
 
@@ -409,10 +454,14 @@ def test_every_node_meets_a_new_partner_each_round_until_it_has_met_all(nodes):
     assert pairings(nodes, 2) == rounds[:2]
 
 
-def test_the_data_set_is_read_past_the_page_cache_and_no_block_twice(tmp_path, load, monkeypatch):
+def test_the_data_set_is_read_past_the_page_cache_and_no_block_twice(
+    tmp_path, load, monkeypatch
+):
     folder = tmp_path / "data" / "part"
     folder.mkdir(parents=True)
-    for name in "ab":  # sparse: 30 whole blocks, of which a test of three rounds needs 24
+    for (
+        name
+    ) in "ab":  # sparse: 30 whole blocks, of which a test of three rounds needs 24
         with open(folder / name, "wb") as file:
             file.truncate(15 * load_module.READ_BYTES + 7)
     flags, read = [], []

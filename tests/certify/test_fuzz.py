@@ -1,4 +1,6 @@
-"""Outputs that are cut, mutated, reordered or of another locale never pass without what they should hold."""
+"""Outputs that are cut, mutated, reordered or of another locale never pass without what they should
+hold.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Where a GPU belongs, a test that finds none fails; on a machine without one, or on request, it tests the CPUs."""
+"""Where a GPU belongs, a test that finds none fails; on a machine without one, or on request, it
+tests the CPUs.
+"""
 
 from __future__ import annotations
 
@@ -86,14 +88,19 @@ def test_a_loaded_driver_without_gpus_fails(repository, tmp_path):
 def test_cpus_are_tested_without_any_gpu_or_on_request_and_gpus_wherever_there_are_some(
     repository, tmp_path, smi, environ, device
 ):
-    on_bus(tmp_path, "0x1a03", "0x030000")  # the display of a server's management controller
+    on_bus(
+        tmp_path, "0x1a03", "0x030000"
+    )  # the display of a server's management controller
     done = ask(repository, tmp_path, smi, **environ)
     assert (done.returncode, done.stdout) == (0, f"device={device}\n")
 
 
 def test_help_prints_the_head_of_the_script(repository):
     done = subprocess.run(
-        [repository / "certify.sh", "--help"], capture_output=True, text=True, check=False
+        [repository / "certify.sh", "--help"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0
     assert "--quick" in done.stdout

@@ -52,11 +52,29 @@ def test_equal_nodes_pass_although_firmware_reserves_different_amounts_of_memory
 @pytest.mark.parametrize(
     ("device", "name", "value", "state", "said"),
     [
-        ("node", "memory GiB", 1951.0, "fail", "node node2: memory GiB 1951.0, elsewhere 2015.4"),
+        (
+            "node",
+            "memory GiB",
+            1951.0,
+            "fail",
+            "node node2: memory GiB 1951.0, elsewhere 2015.4",
+        ),
         ("node", "CPUs", 96, "fail", "node node2: CPUs 96, elsewhere 192"),
-        ("node", "driver", "550.1", "warn", "node node2: driver 550.1, elsewhere 560.35.03"),
+        (
+            "node",
+            "driver",
+            "550.1",
+            "warn",
+            "node node2: driver 550.1, elsewhere 560.35.03",
+        ),
         ("node", "GPUs", 1, "fail", "node node2: GPUs 1, elsewhere 2"),
-        ("GPU 1", "PCIe lanes", 8, "fail", "GPU 1 of node2: PCIe lanes 8, elsewhere 16"),
+        (
+            "GPU 1",
+            "PCIe lanes",
+            8,
+            "fail",
+            "GPU 1 of node2: PCIe lanes 8, elsewhere 16",
+        ),
         (
             "mlx5_0/1",
             "rate",
@@ -64,7 +82,13 @@ def test_equal_nodes_pass_although_firmware_reserves_different_amounts_of_memory
             "fail",
             "mlx5_0/1 of node2: rate unknown, elsewhere 400 Gb/sec (4X NDR)",
         ),
-        ("mlx5_0/1", None, None, "fail", "mlx5_0/1 of node2: state missing, elsewhere ACTIVE"),
+        (
+            "mlx5_0/1",
+            None,
+            None,
+            "fail",
+            "mlx5_0/1 of node2: state missing, elsewhere ACTIVE",
+        ),
     ],
 )
 def test_the_odd_node_is_named_with_what_differs(device, name, value, state, said):
@@ -90,15 +114,23 @@ def test_of_two_differing_nodes_neither_is_called_odd():
 def test_a_machine_is_compared_with_a_good_machines_parts(tmp_path, capsys):
     write(tmp_path, records(1))
     (tmp_path / "config.json").write_text("{}")
-    assert main(["certify", str(tmp_path), "--expect", str(tmp_path / "good.json")]) == 0
+    assert (
+        main(["certify", str(tmp_path), "--expect", str(tmp_path / "good.json")]) == 0
+    )
     capsys.readouterr()
     good = json.loads((tmp_path / "good.json").read_text())
-    assert f"EXPECTED_INVENTORY={tmp_path / 'good.json'}\n" in (tmp_path / "good.sh").read_text()
+    assert (
+        f"EXPECTED_INVENTORY={tmp_path / 'good.json'}\n"
+        in (tmp_path / "good.sh").read_text()
+    )
     assert good == {"node": NODE, "GPU": GPU, "mlx5_0/1": PORT}
     good["node"]["GPUs"] = 8
     (tmp_path / "config.json").write_text(json.dumps({"expected_parts": good}))
     found = certify(tmp_path)
-    assert (found.state, found.reasons()) == ("fail", ["node node0: GPUs 2, expected 8"])
+    assert (found.state, found.reasons()) == (
+        "fail",
+        ["node node0: GPUs 2, expected 8"],
+    )
 
 
 @pytest.mark.parametrize(
@@ -141,7 +173,9 @@ def test_a_machine_is_compared_with_a_good_machines_parts(tmp_path, capsys):
         ),
     ],
 )
-def test_past_faults_of_devices_and_link_errors_are_named(device, name, count, state, said):
+def test_past_faults_of_devices_and_link_errors_are_named(
+    device, name, count, state, said
+):
     found = records()
     found.hardware["node2"]["after"][device][name] = count
     judged = judge(found)
@@ -151,7 +185,10 @@ def test_past_faults_of_devices_and_link_errors_are_named(device, name, count, s
 
 @pytest.mark.usefixtures("nvml")
 def test_parts_and_past_faults_of_gpus_are_read_through_nvml(tmp_path):
-    parts, told = hardware.inventory(Gpus([]), tmp_path), hardware.health(Gpus([]), tmp_path)
+    parts, told = (
+        hardware.inventory(Gpus([]), tmp_path),
+        hardware.health(Gpus([]), tmp_path),
+    )
     assert (parts["node"]["driver"], parts["node"]["GPUs"]) == ("560.35.03", 2)
     assert parts["GPU 1"] == {
         "name": "H100", "memory MiB": 81920, "VBIOS": "96.00.74", "PCIe generation": 5, "PCIe lanes": 16,
@@ -176,7 +213,10 @@ def test_ports_and_network_cards_are_read_from_sysfs(tmp_path):
         (card / name).write_text(text + "\n")
     unknown = {"link_layer": None, "type": None, "firmware": None}
     assert hardware.inventory(Gpus([]), tmp_path)["mlx5_0/1"] == PORT | unknown
-    assert hardware.inventory(Gpus([]), tmp_path)["eth0"] == {"state": "up", "Mbit/s": None}
+    assert hardware.inventory(Gpus([]), tmp_path)["eth0"] == {
+        "state": "up",
+        "Mbit/s": None,
+    }
     told = hardware.health(Gpus([]), tmp_path)
     counters = dict.fromkeys(TABLES["port_counters"])
     assert (told["mlx5_0/1"], told["eth0"]) == (
@@ -185,7 +225,9 @@ def test_ports_and_network_cards_are_read_from_sysfs(tmp_path):
     )
 
 
-def test_memory_modules_are_counted_by_size_and_unknown_without_a_driver_of_theirs(tmp_path):
+def test_memory_modules_are_counted_by_size_and_unknown_without_a_driver_of_theirs(
+    tmp_path,
+):
     assert hardware.inventory(Gpus([]), tmp_path)["node"]["memory modules"] is None
     for number, size in enumerate(("65536", "65536", "32768")):
         module = tmp_path / "sys/devices/system/edac/mc/mc0" / f"dimm{number}"
@@ -344,11 +386,15 @@ def test_a_tool_that_one_node_lacks_is_not_tested_there_and_fails_where_it_is_re
     for node in found.nodes:
         names = ["dcgmi"] if node == "node2" else ["dcgmi", "nvbandwidth"]
         found.tools[node] = [
-            {"name": name, "version": "4", "faults": [], "skipped": []} for name in names
+            {"name": name, "version": "4", "faults": [], "skipped": []}
+            for name in names
         ]
     judged = judge(found)
     assert judged.state == "pass"
-    assert "nvbandwidth on node2 (not installed, or excluded)" in judged.tested["not tested"]
+    assert (
+        "nvbandwidth on node2 (not installed, or excluded)"
+        in judged.tested["not tested"]
+    )
     assert "nvbandwidth on node2 (not installed, or excluded)" in line(judged)
     demanded = judge(found, required=["dcgmi", "nvbandwidth"])
     assert demanded.reasons() == [
@@ -389,7 +435,9 @@ def test_the_certificate_lists_what_was_tested_and_what_was_not(tmp_path):
     assert "one rank at a time" in found["tested"]
     assert "all-reduce of all ranks" in found["tested"]
     left = found["not tested"].split("; ")
-    assert {"two nodes, gradients reduced", "read of the data disk", "burn-in"} <= {*left}
+    assert {"two nodes, gradients reduced", "read of the data disk", "burn-in"} <= {
+        *left
+    }
     assert "health of GPUs" not in found["not tested"]
     assert (found["versions"], found["commit"]) == ("torch 2.13", "abc")
 
@@ -407,7 +455,9 @@ def test_the_line_has_verdict_first_reason_and_drain_command_and_the_launcher_a_
     found.hardware["node2"]["after"]["GPU 0"]["row remappings that failed"] = 1
     write(tmp_path, found)
     records_file = tmp_path / "unfit"
-    assert main(["certify", str(tmp_path), "--line", "--records", str(records_file)]) == 1
+    assert (
+        main(["certify", str(tmp_path), "--line", "--records", str(records_file)]) == 1
+    )
     reason = "node node2: CPUs 96, elsewhere 192"
     assert records_file.read_text() == f"unfit\t-\tnode2\t-\t{reason}\n"
     said = capsys.readouterr().out

@@ -1,4 +1,6 @@
-"""Exchange between ranks through a store: every rank gets every value, with a linear number of reads."""
+"""Exchange between ranks through a store: every rank gets every value, with a linear number of
+reads.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def test_the_number_of_reads_is_proportional_to_the_number_of_ranks():
 
     def rank(number):
         meeting = Meeting(
-            Config(world_size=size, rank=number, local_rank=number % 4), store, f"node{number // 4}"
+            Config(world_size=size, rank=number, local_rank=number % 4),
+            store,
+            f"node{number // 4}",
         )
         for _ in range(5):
             meeting.barrier()
@@ -47,6 +51,10 @@ def test_the_number_of_reads_is_proportional_to_the_number_of_ranks():
     with ThreadPoolExecutor(size) as pool:
         answers = list(pool.map(rank, range(size)))
     everyone = [str(number) for number in range(size)]
-    assert answers == [(["node0", "node1", "node2"], [4, 5, 6, 7], 11.0, everyone)] * size
-    assert store.reads == 5 * size + 3 * 2 * size, "a barrier is one read a rank, an exchange two"
+    assert (
+        answers == [(["node0", "node1", "node2"], [4, 5, 6, 7], 11.0, everyone)] * size
+    )
+    assert store.reads == 5 * size + 3 * 2 * size, (
+        "a barrier is one read a rank, an exchange two"
+    )
     assert store.num_keys() <= 2 * size

@@ -1,4 +1,6 @@
-"""Telemetry through NVML's structures from a stand-in library: missing values are nan, never an error."""
+"""Telemetry through NVML's structures from a stand-in library: missing values are nan, never an
+error.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def nvml(request, tmp_path, monkeypatch):
     library = tmp_path / "libnvidia-ml.so.1"
     options = ["-DOLD_DRIVER"] if request.param == "old driver" else []
     subprocess.run(
-        ["gcc", "-shared", "-fPIC", "-o", library, *options, SOURCE], check=True, timeout=240
+        ["gcc", "-shared", "-fPIC", "-o", library, *options, SOURCE],
+        check=True,
+        timeout=240,
     )
     monkeypatch.setattr(module, "nvmlLib", ctypes.CDLL(str(library)))
     monkeypatch.setattr(module, "_nvmlGetFunctionPointer_cache", {})
@@ -44,7 +48,12 @@ def test_every_field_of_a_gpu_is_read():
     first, second = Gpus(["0", "1"]).sample()
     assert set(GPU) == set(FIELDS)
     assert first == {"device": 0} | GPU
-    assert (second["device"], second["sm_mhz"], second["throttle"], second["pcie_width"]) == (
+    assert (
+        second["device"],
+        second["sm_mhz"],
+        second["throttle"],
+        second["pcie_width"],
+    ) == (
         1,
         1380,
         0x40,

@@ -1,7 +1,7 @@
 """nccl-tests, nvbandwidth and dcgmi diag: their documented output becomes figures or named faults.
 
-The stand-ins are programs that print what the real ones do: the table of nccl-tests 2.19, the JSON of nvbandwidth 0.8,
-and that of DCGM 4 and 3.
+The stand-ins are programs that print what the real ones do: the table of nccl-tests 2.19, the JSON
+of nvbandwidth 0.8, and that of DCGM 4 and 3.
 """
 
 from __future__ import annotations
@@ -41,9 +41,7 @@ HEADER = """# nccl-tests version 2.19.6 nccl-headers=23103 nccl-library=23103
 #       size         count      type   redop    root     time   algbw   busbw  #wrong     time   algbw   busbw  #wrong
 #        (B)    (elements)                               (us)  (GB/s)  (GB/s)             (us)  (GB/s)  (GB/s)
 """
-ROW = (
-    "{size:12}  {count:12}     float     sum      -1  {us:7.2f}  {alg:6.2f}  {bus:6.2f}  {wrong:>6}"
-)
+ROW = "{size:12}  {count:12}     float     sum      -1  {us:7.2f}  {alg:6.2f}  {bus:6.2f}  {wrong:>6}"
 ROW += "  {us:7.2f}  {alg:6.2f}  {bus:6.2f}     N/A\n"
 FOOTER = """# Out of bounds values : {wrong} {verdict}
 # Avg bus bandwidth    : 123.4{space}
@@ -70,7 +68,9 @@ def nccl_tests(ranks=2, peak=400.0, wrong=0, sizes=SIZES):
             bus=bus,
             wrong=wrong,
         )
-    return text + FOOTER.format(wrong=wrong, verdict="FAILED" if wrong else "OK", space=" ")
+    return text + FOOTER.format(
+        wrong=wrong, verdict="FAILED" if wrong else "OK", space=" "
+    )
 
 
 def nvbandwidth(gpus=2, slow_pair=None, **other):
@@ -80,11 +80,17 @@ def nvbandwidth(gpus=2, slow_pair=None, **other):
         rows = [[f"{55.4 + column:.2f}" for column in range(gpus)]]
         if name.startswith("device_to_device"):
             rates = [
-                [40.0 if (row, column) == slow_pair else 370.0 for column in range(gpus)]
+                [
+                    40.0 if (row, column) == slow_pair else 370.0
+                    for column in range(gpus)
+                ]
                 for row in range(gpus)
             ]
             rows = [
-                ["N/A" if row == column else str(rates[row][column]) for column in range(gpus)]
+                [
+                    "N/A" if row == column else str(rates[row][column])
+                    for column in range(gpus)
+                ]
                 for row in range(gpus)
             ]
         cases.append(
@@ -109,27 +115,48 @@ def nvbandwidth(gpus=2, slow_pair=None, **other):
 
 
 def dcgm4(*tests, **other):
-    """Output of `dcgmi diag -j` since DCGM 4: a test is (name, state of each GPU, text of a warning)."""
+    """Output of `dcgmi diag -j` since DCGM 4: a test is (name, state of each GPU, text of a
+    warning).
+    """
     found = []
     for name, states, words in tests:
         warned = (
             {
                 "warnings": [
-                    {"error_category": 7, "error_id": 95, "error_severity": 2, "warning": words}
+                    {
+                        "error_category": 7,
+                        "error_id": 95,
+                        "error_severity": 2,
+                        "warning": words,
+                    }
                 ]
             }
             if words
             else {}
         )
         results = [
-            {"entity_group": "GPU", "entity_group_id": 1, "entity_id": number, "status": state}
+            {
+                "entity_group": "GPU",
+                "entity_group_id": 1,
+                "entity_id": number,
+                "status": state,
+            }
             | (warned if state == "Fail" or {*states} == {"Pass"} else {})
             for number, state in enumerate(states)
         ]
         worst = "Fail" if "Fail" in states else states[0]
-        found.append({"name": name, "results": results, "test_summary": {"status": worst} | warned})
+        found.append(
+            {
+                "name": name,
+                "results": results,
+                "test_summary": {"status": worst} | warned,
+            }
+        )
     document = {
-        "DCGM Diagnostic": {"test_categories": [{"category": "Hardware", "tests": found}]} | other
+        "DCGM Diagnostic": {
+            "test_categories": [{"category": "Hardware", "tests": found}]
+        }
+        | other
     }
     return document | {
         "metadata": {"Driver Version Detected": "570.86.10", "version": "4.2.3"},
@@ -144,7 +171,9 @@ def dcgm3(state, words=""):
     )
     tests = [{"name": "PCIe", "results": [{"gpu_id": "0", "status": "Pass"}, result]}]
     return {
-        "DCGM GPU Diagnostic": {"test_categories": [{"category": "Integration", "tests": tests}]},
+        "DCGM GPU Diagnostic": {
+            "test_categories": [{"category": "Integration", "tests": tests}]
+        },
         "version": "3.3.8",
     }
 
@@ -156,9 +185,13 @@ def test_the_table_of_nccl_tests_is_a_curve_of_bus_bandwidth_with_versions():
         ("all_reduce_perf", 0, size) for size in SIZES
     ]
     rates = [found.rates[number][-1] for number in (0, 10, 20)]
-    assert rates == pytest.approx([0.0976, 80.0, 398.44], rel=1e-3), "the first by its time"
+    assert rates == pytest.approx([0.0976, 80.0, 398.44], rel=1e-3), (
+        "the first by its time"
+    )
     assert found.faults == []
-    older = re.sub(r"# nccl-tests version.*\n", "", nccl_tests()).replace(" Group  0", "")
+    older = re.sub(r"# nccl-tests version.*\n", "", nccl_tests()).replace(
+        " Group  0", ""
+    )
     assert tools.read("all_reduce_perf", 0, older, 2).rates == found.rates
 
 
@@ -200,7 +233,9 @@ def test_nvbandwidth_gives_a_rate_for_each_gpu_and_pair():
         (0, 55.4),
         (1, 56.4),
     ]
-    assert [(gpu, peer, rate) for name, gpu, peer, _, rate in found.rates if name == pairs] == [
+    assert [
+        (gpu, peer, rate) for name, gpu, peer, _, rate in found.rates if name == pairs
+    ] == [
         (0, 1, 40.0),
         (1, 0, 370.0),
     ]
@@ -220,9 +255,9 @@ def test_a_failed_case_of_nvbandwidth_is_a_fault_and_a_waived_one_is_skipped():
     ]
     assert (found.skipped, found.rates) == ([two], [])
     told["nvbandwidth"]["testcases"] = []
-    assert [what for _, _, what in tools.read("nvbandwidth", 0, json.dumps(told), 2).faults] == [
-        f"{name}: Not Found" for name in COPIES
-    ]
+    assert [
+        what for _, _, what in tools.read("nvbandwidth", 0, json.dumps(told), 2).faults
+    ] == [f"{name}: Not Found" for name in COPIES]
 
 
 @pytest.mark.parametrize(
@@ -255,16 +290,25 @@ def test_dcgms_findings_are_reported_by_test_and_gpu():
     ]  # fmt: skip
     assert (found.skipped, found.version) == (["pcie"], "4.2.3")
     found = tools.read("dcgmi", 0, json.dumps(dcgm3("Fail", "width 8")), 2)
-    assert (found.faults, found.version) == ([("GPU 1", "fail", "PCIe: width 8")], "3.3.8")
+    assert (found.faults, found.version) == (
+        [("GPU 1", "fail", "PCIe: width 8")],
+        "3.3.8",
+    )
     assert tools.read("dcgmi", 0, json.dumps(dcgm3("Pass")), 2).faults == []
 
 
 def test_dcgm_that_fails_as_a_whole_says_why():
-    whole = {"DCGM Diagnostic": {"runtime_error": "Error: no GPUs found", "version": "4.2.3"}}
+    whole = {
+        "DCGM Diagnostic": {"runtime_error": "Error: no GPUs found", "version": "4.2.3"}
+    }
     for status, told, said in (
         (226, json.dumps(whole), "Error: no GPUs found"),
         (205, json.dumps(dcgm4(("memory", ["Pass"], ""))), "ended with status 205"),
-        (0, json.dumps({"entity_groups": []}), "its output is truncated or has an unknown format"),
+        (
+            0,
+            json.dumps({"entity_groups": []}),
+            "its output is truncated or has an unknown format",
+        ),
     ):
         with pytest.raises(tools.ToolError, match=said):
             tools.read("dcgmi", status, told, 2)
@@ -311,11 +355,15 @@ def test_a_collective_that_did_not_measure_every_size_is_a_fault(text, said):
         (3, "370", "measured 2 of 3 GPUs"),
     ],
 )
-def test_a_pair_of_gpus_that_was_not_measured_is_a_fault_that_names_it(gpus, cell, said):
+def test_a_pair_of_gpus_that_was_not_measured_is_a_fault_that_names_it(
+    gpus, cell, said
+):
     told = nvbandwidth()
     told["nvbandwidth"]["testcases"][2]["bandwidth_matrix"][1][0] = cell
     found = tools.read("nvbandwidth", 0, json.dumps(told), gpus)
-    assert [what for _, state, what in found.faults if state == "fail"][-1] == f"{PAIRS}: {said}"
+    assert [what for _, state, what in found.faults if state == "fail"][
+        -1
+    ] == f"{PAIRS}: {said}"
 
 
 def test_a_passed_case_without_figures_and_a_warning_of_nvbandwidth_are_faults():
@@ -343,9 +391,12 @@ def diagnosis(results, summary=None, gpus=2):
     """Output of DCGM 4 with one test of these results, beside one that every GPU passes."""
     told = dcgm4(("memory", ["Pass"] * gpus, ""))
     results = [
-        {"entity_group": "GPU", "entity_id": number} | one for number, one in enumerate(results)
+        {"entity_group": "GPU", "entity_id": number} | one
+        for number, one in enumerate(results)
     ]
-    test = {"name": "software", "results": results} | ({"test_summary": summary} if summary else {})
+    test = {"name": "software", "results": results} | (
+        {"test_summary": summary} if summary else {}
+    )
     told["DCGM Diagnostic"]["test_categories"][0]["tests"].append(test)
     return json.dumps(told)
 
@@ -364,12 +415,16 @@ def diagnosis(results, summary=None, gpus=2):
     ],
 )  # fmt: skip
 def test_only_a_setting_is_a_warning_and_an_unknown_status_fails(text, status, states):
-    assert [state for _, state, _ in tools.read("dcgmi", status, text, 2).faults] == states
+    assert [
+        state for _, state, _ in tools.read("dcgmi", status, text, 2).faults
+    ] == states
 
 
 def test_a_signals_status_of_dcgmi_is_no_setting():
     with pytest.raises(tools.ToolError, match="ended with status 139"):
-        tools.read("dcgmi", 139, diagnosis([{"status": "Fail", "warnings": SETTING}]), 2)
+        tools.read(
+            "dcgmi", 139, diagnosis([{"status": "Fail", "warnings": SETTING}]), 2
+        )
 
 
 @pytest.mark.parametrize("categories", [[], [{"category": "Hardware", "tests": []}]])
@@ -380,12 +435,16 @@ def test_a_diagnosis_without_tests_is_none(categories):
 
 
 def test_a_gpu_that_dcgm_leaves_out_is_a_fault_and_one_that_it_skips_is_not_tested():
-    found = tools.read("dcgmi", 0, diagnosis([{"status": "Pass"}, {"status": "Skip"}]), 3)
+    found = tools.read(
+        "dcgmi", 0, diagnosis([{"status": "Pass"}, {"status": "Skip"}]), 3
+    )
     assert found.faults == [("", "fail", "tested 2 of 3 GPUs")]
     assert found.skipped == ["software of GPU 1"]
 
 
-def program(folder: Path, name: str, *texts: str, status: int = 0, more: str = "") -> Path:
+def program(
+    folder: Path, name: str, *texts: str, status: int = 0, more: str = ""
+) -> Path:
     """A stand-in that prints its next output at each start, and then repeats the last."""
     path = folder / name
     for number, text in enumerate(texts):
@@ -443,13 +502,17 @@ def test_a_requested_tool_that_cannot_run_is_one_line(asked, said):
         from_env(tools.Config, {"CERTIFY_TOOLS": asked}).programs(on_gpus=True)
 
 
-def test_by_default_installed_tools_run_on_gpus_and_none_runs_none(tmp_path, monkeypatch):
+def test_by_default_installed_tools_run_on_gpus_and_none_runs_none(
+    tmp_path, monkeypatch
+):
     path = program(tmp_path, "all_reduce_perf", "")
     monkeypatch.setenv("PATH", str(tmp_path))
     unset = from_env(tools.Config, {})
     assert unset.programs(on_gpus=True) == {"all_reduce_perf": str(path)}
     assert unset.programs(on_gpus=False) == {}
-    assert from_env(tools.Config, {"CERTIFY_TOOLS": "none"}).programs(on_gpus=True) == {}
+    assert (
+        from_env(tools.Config, {"CERTIFY_TOOLS": "none"}).programs(on_gpus=True) == {}
+    )
 
 
 def test_over_all_nodes_the_users_command_starts_one_process_per_gpu():
@@ -459,9 +522,13 @@ def test_over_all_nodes_the_users_command_starts_one_process_per_gpu():
     assert dict(found.commands({"all_reduce_perf": "/a"}, 8, 2)) == {
         "all_reduce_perf": ["/a", *sizes, "-g", "8"], "all_reduce_perf_mpi": [*over_all, "/a", *sizes, "-g", "1"]
     }  # fmt: skip
-    both = dict(found.commands({"all_reduce_perf": "/a", "all_reduce_perf_mpi": "/b"}, 8, 2))
+    both = dict(
+        found.commands({"all_reduce_perf": "/a", "all_reduce_perf_mpi": "/b"}, 8, 2)
+    )
     assert both["all_reduce_perf_mpi"] == [*over_all, "/b", *sizes, "-g", "1"]
-    assert dict(from_env(tools.Config, {}).commands({"all_reduce_perf": "/a"}, 1, 2)) == {}
+    assert (
+        dict(from_env(tools.Config, {}).commands({"all_reduce_perf": "/a"}, 1, 2)) == {}
+    )
 
 
 def test_a_long_burn_in_has_the_thorough_diagnosis():
@@ -475,7 +542,10 @@ def test_a_long_burn_in_has_the_thorough_diagnosis():
     [
         ("all_reduce_prf=5", "did you mean all_reduce_perf?"),
         ("TFLOPS=600", "expected one of parallel, together, matmul, "),
-        *((f"copy={value}", "expected copy= a number above 0") for value in ("0", "-1", "nan", "")),
+        *(
+            (f"copy={value}", "expected copy= a number above 0")
+            for value in ("0", "-1", "nan", "")
+        ),
     ],
 )
 def test_a_malformed_expected_figure_is_one_line(words, said):
@@ -483,7 +553,9 @@ def test_a_malformed_expected_figure_is_one_line(words, said):
         from_env(Expected, {"EXPECTED_FIGURES": f"matmul=600 {words}"}).figures()
 
 
-def test_certify_runs_tools_and_judges_their_results(repository, tmp_path, quick_python):
+def test_certify_runs_tools_and_judges_their_results(
+    repository, tmp_path, quick_python
+):
     gave = [nccl_tests(peak=peak) for peak in (400.0, 401.0, 399.0)]
     paths = [
         program(tmp_path, "all_reduce_perf", *gave),
@@ -491,7 +563,9 @@ def test_certify_runs_tools_and_judges_their_results(repository, tmp_path, quick
         program(
             tmp_path,
             "dcgmi",
-            json.dumps(dcgm4(("memory", ["Pass", "Pass"], ""), ("pcie", ["Skip", "Skip"], ""))),
+            json.dumps(
+                dcgm4(("memory", ["Pass", "Pass"], ""), ("pcie", ["Skip", "Skip"], ""))
+            ),
         ),
     ]
     settings = {
@@ -529,7 +603,9 @@ def test_certify_runs_tools_and_judges_their_results(repository, tmp_path, quick
 
 
 def records(nodes=4, per_node=2, slow=(), sizes=(1 << 20, 1 << 30)):
-    """Synthetic nodes with measurements of tools. slow: (test, rank) that takes a fifth more time."""
+    """Synthetic nodes with measurements of tools. slow: (test, rank) that takes a fifth more
+    time.
+    """
     found = make(nodes, per_node)
     generator, rows = np.random.default_rng(0), []
     for rank in range(nodes * per_node):
@@ -537,7 +613,9 @@ def records(nodes=4, per_node=2, slow=(), sizes=(1 << 20, 1 << 30)):
         tests = [("all_reduce_perf", -1, size) for size in sizes if first] + [
             (name, -1, 1e9) for name in HOST
         ]
-        tests += [(PAIRS, peer, 1e9) for peer in range(per_node) if peer != rank % per_node]
+        tests += [
+            (PAIRS, peer, 1e9) for peer in range(per_node) if peer != rank % per_node
+        ]
         tests += [("all_reduce_perf_mpi", -1, 1 << 30)] if rank == 0 else []
         for name, peer, amount in tests:
             for number in range(3):
@@ -552,19 +630,29 @@ def records(nodes=4, per_node=2, slow=(), sizes=(1 << 20, 1 << 30)):
                         amount,
                     )
                 )
-    for column, name in enumerate(("rank", "probe", "round", "partner", "seconds", "amount")):
-        values = np.array([row[column] for row in rows], "S32" if name == "probe" else None)
+    for column, name in enumerate(
+        ("rank", "probe", "round", "partner", "seconds", "amount")
+    ):
+        values = np.array(
+            [row[column] for row in rows], "S32" if name == "probe" else None
+        )
         found.probes[name] = np.concatenate([found.probes[name], values])
     for node in found.nodes:
         told = {"version": "2.19.6", "faults": [], "skipped": []}
-        found.tools[node] = [{"name": name, **told} for name in ("all_reduce_perf", "nvbandwidth")]
+        found.tools[node] = [
+            {"name": name, **told} for name in ("all_reduce_perf", "nvbandwidth")
+        ]
     return found
 
 
 def test_equal_measurements_pass_and_a_slow_node_or_gpu_is_named():
     assert judge(records()).why() == []
     (found,) = judge(records(slow={("all_reduce_perf", 4)})).findings
-    assert (found.name, found.stage, found.what) == ("node node2", "all_reduce_perf", "slow")
+    assert (found.name, found.stage, found.what) == (
+        "node node2",
+        "all_reduce_perf",
+        "slow",
+    )
     (found,) = judge(records(slow={(HOST[0], 5)})).findings
     assert (found.name, found.stage) == ("rank 5 on node2", HOST[0])
 
@@ -582,23 +670,37 @@ def between_gpus(slow=lambda node, gpu, peer: False):
 
 def test_a_slow_pair_of_gpus_names_its_link_and_a_gpu_with_slow_pairs_the_gpu():
     assert judge(between_gpus()).why() == []
-    link = judge(between_gpus(lambda node, gpu, peer: (node, gpu, peer) == (1, 2, 0))).findings
-    assert [(one.name, one.stage) for one in link] == [("GPU 2 from GPU 0 of node1", PAIRS)]
-    gpu = judge(between_gpus(lambda node, gpu, peer: node == 1 and 2 in (gpu, peer))).findings
+    link = judge(
+        between_gpus(lambda node, gpu, peer: (node, gpu, peer) == (1, 2, 0))
+    ).findings
+    assert [(one.name, one.stage) for one in link] == [
+        ("GPU 2 from GPU 0 of node1", PAIRS)
+    ]
+    gpu = judge(
+        between_gpus(lambda node, gpu, peer: node == 1 and 2 in (gpu, peer))
+    ).findings
     assert [(one.name, one.stage) for one in gpu] == [("rank 6 on node1", PAIRS)]
 
 
 def test_small_messages_that_one_node_sends_slowly_are_named():
     found = records(sizes=(1 << 10, 1 << 30))
-    chosen = (found.probes["probe"] == b"all_reduce_perf") & (found.probes["amount"] == 1 << 10)
+    chosen = (found.probes["probe"] == b"all_reduce_perf") & (
+        found.probes["amount"] == 1 << 10
+    )
     found.probes["seconds"][chosen & (found.probes["rank"] == 4)] *= 100
-    assert [(one.name, one.what) for one in judge(found).findings] == [("node node2", "network")]
+    assert [(one.name, one.what) for one in judge(found).findings] == [
+        ("node node2", "network")
+    ]
 
 
 def test_figures_of_tools_are_compared_with_the_config():
     wanted = {"all_reduce_perf": 400.0, "all_reduce_perf_mpi": 500.0}
     found = judge(records(slow={("all_reduce_perf", 4)}), expected=wanted)
-    assert [(one.name, one.figure, one.state) for one in found.reached if one.state != "pass"] == [
+    assert [
+        (one.name, one.figure, one.state)
+        for one in found.reached
+        if one.state != "pass"
+    ] == [
         ("node node2", "all_reduce_perf", "fail"),
         ("all ranks", "all_reduce_perf_mpi", "fail"),
     ]
@@ -632,7 +734,12 @@ def test_a_failed_tool_fails_the_test_and_the_others_are_still_compared():
 
 def test_the_page_has_the_limits_of_a_tools_figures(tmp_path):
     write(tmp_path, records(slow={("all_reduce_perf", 4), (PAIRS, 5)}))
-    (tmp_path / "config.json").write_text(json.dumps({"expected": {"all_reduce_perf": 300.0}}))
+    (tmp_path / "config.json").write_text(
+        json.dumps({"expected": {"all_reduce_perf": 300.0}})
+    )
     assert main(["certify", str(tmp_path), "-o", str(tmp_path / "page.html")]) == 1
     page = (tmp_path / "page.html").read_text()
-    assert "at least 285 (300 expected) and at most 3% slower than the median, or by chance" in page
+    assert (
+        "at least 285 (300 expected) and at most 3% slower than the median, or by chance"
+        in page
+    )

@@ -51,7 +51,8 @@ def test_wrong_value_names_the_variable_and_what_was_expected(name, value):
 @settings(deadline=None)  # a busy machine is no failure
 @given(
     st.dictionaries(
-        st.sampled_from(["REQUIRED", "RATE", "FLAG", "KIND", "SEED"]), st.text(max_size=12)
+        st.sampled_from(["REQUIRED", "RATE", "FLAG", "KIND", "SEED"]),
+        st.text(max_size=12),
     )
 )
 def test_any_text_gives_a_config_or_a_config_error(environ):
@@ -80,4 +81,7 @@ def test_every_variable_is_documented_and_read_once():
 )
 def test_a_wrong_value_of_the_trainer_says_what_is_meant(name, value, told):
     with pytest.raises(ConfigError, match=re.escape(told)):
-        from_env(dist.Config if name == "DEVICE" else schedule.Config, {"LR": "1", name: value})
+        from_env(
+            dist.Config if name == "DEVICE" else schedule.Config,
+            {"LR": "1", name: value},
+        )

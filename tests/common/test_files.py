@@ -16,6 +16,7 @@ def test_pytorchs_advice_to_trust_a_file_is_not_given_for_a_damaged_one(tmp_path
         torch.load(tmp_path / "step.pt", weights_only=True)
     assert damage(caught.value) == "not what torch.save writes, or cut off"
     assert (
-        damage(RuntimeError("the archive ends too soon\nand more")) == "the archive ends too soon"
+        damage(RuntimeError("the archive ends too soon\nand more"))
+        == "the archive ends too soon"
     )
     assert damage(EOFError()) == "EOFError"

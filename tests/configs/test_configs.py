@@ -1,4 +1,6 @@
-"""Every config sources cleanly, exports only names that are read, and describes a run that --check accepts."""
+"""Every config sources cleanly, exports only names that are read, and describes a run that --check
+accepts.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,11 @@ def exports(config: Path, **before: str) -> dict[str, str]:
     )
     command = ["bash", "-c", script, "bash", str(config)]
     done = subprocess.run(
-        command, env={"PATH": "/usr/bin:/bin"} | before, capture_output=True, text=True, check=False
+        command,
+        env={"PATH": "/usr/bin:/bin"} | before,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert not done.stdout.replace("\0", "").strip() or not done.stderr, done.stderr
@@ -61,7 +67,9 @@ def exported() -> dict[str, dict[str, str]]:
 
 @pytest.fixture
 def load(tmp_path, exported):
-    """load(config, **site) -> the run it describes, on synthetic data and with BERT-large's shape."""
+    """load(config, **site) -> the run it describes, on synthetic data and with BERT-large's
+    shape.
+    """
     (tmp_path / "bert_config.json").write_text(json.dumps(BERT_LARGE))
 
     def load(path: Path, **site: str) -> Config:
@@ -92,7 +100,9 @@ def test_the_name_of_a_config_is_what_it_exports(path, exported):
     ):
         assert values[variable] == name[part], variable
     if name["model"]:
-        assert values["BERT_CONFIG"] == str(CONFIGS / "models" / f"bert_{name['model']}.json")
+        assert values["BERT_CONFIG"] == str(
+            CONFIGS / "models" / f"bert_{name['model']}.json"
+        )
     assert values["PACKED"] == str(int(name["pack"] is not None))
     assert values["DGXSYSTEM"] == path.stem.removeprefix("config_")
 
@@ -113,12 +123,16 @@ def test_a_config_is_checked_and_prints_batch_interval_and_reference_convergence
     config = load(path, CHECKPOINTDIR_PHASE1=str(tmp_path / "shallow"))
     lines = dict(line.split("  ", 1) for line in check.report(config).splitlines())
     lines = {name.strip(): text.strip() for name, text in lines.items()}
-    said = re.search(r"global batch ([\d,]+) sequences", " ".join(path.read_text().split("\n#")))
+    said = re.search(
+        r"global batch ([\d,]+) sequences", " ".join(path.read_text().split("\n#"))
+    )
     assert said, "a config says its global batch in its comment"
     assert config.global_batch_size == int(said[1].replace(",", ""))
     assert lines["global batch"].startswith(f"{config.global_batch_size} sequences")
     assert config.evaluate.every_samples == config.evaluate.start_samples
-    assert config.evaluate.every_samples == closed_division.rule_interval(config.global_batch_size)
+    assert config.evaluate.every_samples == closed_division.rule_interval(
+        config.global_batch_size
+    )
     if config.mlperf.division == "closed":
         reference, _ = rcp.find(config.global_batch_size)
         enough = config.max_steps * config.global_batch_size > reference.minimum
@@ -158,7 +172,9 @@ def test_every_exported_name_is_read(repository, exported):
 
 def test_sourcing_one_closed_config_after_another_leaves_nothing_of_the_first(exported):
     closed = [
-        exported[path.name] for path in SYSTEMS if "SUBMISSION_DIVISION" not in exported[path.name]
+        exported[path.name]
+        for path in SYSTEMS
+        if "SUBMISSION_DIVISION" not in exported[path.name]
     ]
     assert len(closed) == len(SYSTEMS) - 1
     assert len({frozenset(values) for values in closed}) == 1, (
@@ -169,7 +185,9 @@ def test_sourcing_one_closed_config_after_another_leaves_nothing_of_the_first(ex
 def test_configs_only_export_between_begin_and_common():
     for path in [*ALL, CONFIGS / "global_batch_768.sh"]:
         lines = [
-            line for line in path.read_text().splitlines() if line and not line.startswith("#")
+            line
+            for line in path.read_text().splitlines()
+            if line and not line.startswith("#")
         ]
         if path in ALL:
             first, *lines, last = lines
@@ -190,14 +208,21 @@ def test_the_order_of_site_and_config_does_not_matter(repository):
     )
     command, environment = ["bash", "-euc", script], {"PATH": "/usr/bin:/bin"}
     done = subprocess.run(
-        command, cwd=repository, env=environment, capture_output=True, check=True, text=True
+        command,
+        cwd=repository,
+        env=environment,
+        capture_output=True,
+        check=True,
+        text=True,
     )
     found = [
         {line for line in text.splitlines() if "_EXPORTS=" not in line}
         for text in done.stdout.split("\1")[:-1]
     ]
     assert len(found) == 2 * len(configs)
-    for config, site_first, config_first in zip(configs, found[::2], found[1::2], strict=True):
+    for config, site_first, config_first in zip(
+        configs, found[::2], found[1::2], strict=True
+    ):
         assert site_first == config_first, config
 
 
@@ -232,12 +257,22 @@ def test_the_table_of_configs_in_the_documentation_is_theirs(repository, exporte
     for path in SYSTEMS:
         values = exported[path.name]
         nodes, gpus, rows, steps = (
-            int(values[n]) for n in ("DGXNNODES", "DGXNGPU", "BATCHSIZE", "GRADIENT_STEPS")
+            int(values[n])
+            for n in ("DGXNNODES", "DGXNGPU", "BATCHSIZE", "GRADIENT_STEPS")
         )
         batch = nodes * gpus * rows * steps * int(values["PACKING_FACTOR"])
-        cells = [f"{batch:,}", f"{float(values['LR']):g}", f"{int(values['EVAL_ITER_SAMPLES']):,}"]
+        cells = [
+            f"{batch:,}",
+            f"{float(values['LR']):g}",
+            f"{int(values['EVAL_ITER_SAMPLES']):,}",
+        ]
         row = next(
-            (line for line in text.splitlines() if line.startswith(f"| {' | '.join(cells)} |")), ""
+            (
+                line
+                for line in text.splitlines()
+                if line.startswith(f"| {' | '.join(cells)} |")
+            ),
+            "",
         )
         assert f"`{path.stem.removeprefix('config_')}`" in row, (path.stem, cells)
         size = f"_{nodes}x{gpus}x{rows}x{steps}" + "_pack" * (values["PACKED"] == "1")

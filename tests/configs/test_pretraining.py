@@ -1,4 +1,6 @@
-"""The recipes of pretraining from scratch: DeepLearningExamples' global batches on any number of nodes."""
+"""The recipes of pretraining from scratch: DeepLearningExamples' global batches on any number of
+nodes.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,12 @@ NODES, BATCH = (1, 8, 32), {"1": 65_536, "2": 32_768}
 
 @pytest.fixture(scope="module")
 def exported():
-    """Exports by recipe, phase, PACKED and number of nodes: from sourcing the config in an empty environment."""
-    cases = list(itertools.product([path.name for path in RECIPES], "12", "01", map(str, NODES)))
+    """Exports by recipe, phase, PACKED and number of nodes: from sourcing the config in an empty
+    environment.
+    """
+    cases = list(
+        itertools.product([path.name for path in RECIPES], "12", "01", map(str, NODES))
+    )
     script = (
         'set -eu; while read -r name PHASE PACKED DGXNNODES; do (export PHASE PACKED DGXNNODES; source "./$name"; '
         + ("env -0; printf '\\1') ; done")
@@ -55,10 +61,13 @@ def test_every_recipe_has_the_published_batches_and_schedules(exported):
         assert data.packing_factor == (2 if (phase, packed) == ("2", "1") else 1)
         assert data.max_seq_length == {"1": 128, "2": 512}[phase]
         assert data.source[0] == Path(
-            f"/data/{data.max_seq_length}", "packed_data" if packed == "1" else "hdf5/training"
+            f"/data/{data.max_seq_length}",
+            "packed_data" if packed == "1" else "hdf5/training",
         )
         assert rates.schedule == "dle"
-        assert (rates.lr, rates.max_steps) == {"1": (6e-3, 7038), "2": (4e-3, 1563)}[phase]
+        assert (rates.lr, rates.max_steps) == {"1": (6e-3, 7038), "2": (4e-3, 1563)}[
+            phase
+        ]
 
 
 def test_a_micro_batch_fits_the_gpus_memory_and_share(exported):
@@ -70,8 +79,13 @@ def test_a_micro_batch_fits_the_gpus_memory_and_share(exported):
         assert taken <= room
         if nodes == "1":
             assert taken == room
-        assert Path(values.get("BERT_CONFIG", "bert_large.json")).name == f"bert_{model}.json"
-    assert BertConfig.from_json(CONFIGS / "models" / "bert_base.json").hidden_size == 768
+        assert (
+            Path(values.get("BERT_CONFIG", "bert_large.json")).name
+            == f"bert_{model}.json"
+        )
+    assert (
+        BertConfig.from_json(CONFIGS / "models" / "bert_base.json").hidden_size == 768
+    )
 
 
 def test_every_exported_name_is_read(exported, repository):
@@ -124,7 +138,9 @@ def test_a_day_plans_its_hours_with_the_published_batch(name, gpus):
 def test_a_model_is_continued_from_its_folder(gpu):
     for gpus in (1, 4, 8):
         values = sourced(
-            f"continue_{gpu}", DGXNGPU=str(gpus), INIT_CHECKPOINT="/models/bert-base-uncased"
+            f"continue_{gpu}",
+            DGXNGPU=str(gpus),
+            INIT_CHECKPOINT="/models/bert-base-uncased",
         )
         data = from_env(loader.Config, values)
         assert (values["INIT_CHECKPOINT"], data.rows_per_step * gpus) == (

@@ -24,12 +24,18 @@ SHAPE = BertConfig(vocab_size=len(made_up.VOCABULARY), hidden_size=32, num_hidde
 
 def article(generator, number, impossible=False):
     """A paragraph with two questions, answered by telling colours from numbers."""
-    animal, place = generator.choice(["cat", "dog"]), generator.choice(["lake", "river", "house"])
+    animal, place = (
+        generator.choice(["cat", "dog"]),
+        generator.choice(["lake", "river", "house"]),
+    )
     colour, year = generator.choice(COLOURS), generator.choice(YEARS)
     facts = [f"It was {colour}.", f"It was {year} old.", f"It sat at the {place}."]
     generator.shuffle(facts)
     context = f"There is a {animal} here. " + " ".join(facts)
-    questions = [("where", colour, "Who is red and blue?"), ("when", str(year), "When was it old?")]
+    questions = [
+        ("where", colour, "Who is red and blue?"),
+        ("when", str(year), "When was it old?"),
+    ]
     return {"context": context, "qas": [
         {"id": f"{number}-{name}", "question": question,
          "answers": [] if impossible and name == "when" and number % 3 == 0

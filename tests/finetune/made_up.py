@@ -1,4 +1,6 @@
-"""A synthetic vocabulary and text with words, numbers, punctuation, accents, Chinese and odd spaces."""
+"""A synthetic vocabulary and text with words, numbers, punctuation, accents, Chinese and odd
+spaces.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +29,14 @@ def prose(generator, num_words):
     text = ""
     for _ in range(num_words):
         word = "".join(
-            generator.choice([w.removeprefix("##"), w]) for w in generator.choices(WORDS, k=1)
+            generator.choice([w.removeprefix("##"), w])
+            for w in generator.choices(WORDS, k=1)
         )
         kind = generator.random()
         if kind < 0.1:
-            word = str(generator.randrange(3000)) + generator.choice(["", "-", ",", "%"])
+            word = str(generator.randrange(3000)) + generator.choice(
+                ["", "-", ",", "%"]
+            )
         elif kind < 0.15:
             word = generator.choice(
                 [

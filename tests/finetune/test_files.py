@@ -16,18 +16,30 @@ from finetune.train import run
 
 WORDS = ["red", "blue", "north", "here"]
 ROWS = [
-    {"id": f"r{n}", "text": f"the cat was {WORDS[n % 4]}" + " and old" * (n % 5), "by": "x, y"}
+    {
+        "id": f"r{n}",
+        "text": f"the cat was {WORDS[n % 4]}" + " and old" * (n % 5),
+        "by": "x, y",
+    }
     for n in range(11)
 ]
 
 
 @pytest.fixture(scope="module")
 def model(squad_environment, tmp_path_factory):
-    """Folder of a run that classifies colours and places, trained on a CSV file with named columns."""
+    """Folder of a run that classifies colours and places, trained on a CSV file with named
+    columns.
+    """
     folder = tmp_path_factory.mktemp("table")
     for name in ("train", "dev"):
-        rows = [f"{word in WORDS[:2]},{n},the cat was {word}" for n in range(8) for word in WORDS]
-        (folder / f"{name}.csv").write_text("\n".join(["kind,number,words", *rows]) + "\n")
+        rows = [
+            f"{word in WORDS[:2]},{n},the cat was {word}"
+            for n in range(8)
+            for word in WORDS
+        ]
+        (folder / f"{name}.csv").write_text(
+            "\n".join(["kind,number,words", *rows]) + "\n"
+        )
     environment = squad_environment | {
         "TASK": "table",
         "DATA": str(folder),
@@ -35,7 +47,9 @@ def model(squad_environment, tmp_path_factory):
         "RUN_DIR": str(folder),
     }
     assert run(environment | {"LABEL_COLUMN": "kind", "TEXT_COLUMNS": "words"}) == 0
-    assert json.loads((folder / "model_0" / "figures.json").read_text())["accuracy"] == 1
+    assert (
+        json.loads((folder / "model_0" / "figures.json").read_text())["accuracy"] == 1
+    )
     return folder
 
 
@@ -61,17 +75,24 @@ def write(path: Path, rows, kind):
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     else:
         with open(path, "w", newline="") as file:
-            writer = csv.DictWriter(file, rows[0], delimiter="\t" if kind == "tsv" else ",")
+            writer = csv.DictWriter(
+                file, rows[0], delimiter="\t" if kind == "tsv" else ","
+            )
             writer.writeheader()
             writer.writerows(rows)
     return path
 
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl"])
-def test_rows_come_back_in_order_with_label_and_probabilities(model, tmp_path, kind, capsys):
+def test_rows_come_back_in_order_with_label_and_probabilities(
+    model, tmp_path, kind, capsys
+):
     source = write(tmp_path / f"in.{kind}", ROWS, kind)
     target = tmp_path / f"out.{kind}"
-    assert predict(model, source, target, "--text-columns", "text", "--batch-size", "3") == 0
+    assert (
+        predict(model, source, target, "--text-columns", "text", "--batch-size", "3")
+        == 0
+    )
     told = capsys.readouterr().err
     assert "11 rows, " in told
     assert "id, text, by; predicting from text" in told
@@ -90,13 +111,17 @@ def test_rows_come_back_in_order_with_label_and_probabilities(model, tmp_path, k
     for row, share in zip(ROWS, shares, strict=True):
         (wanted,) = alone.predict([(row["text"],)])
         assert share == pytest.approx(wanted["probabilities"], abs=2e-6)
-    assert list(tmp_path.iterdir()) == [source, target] or sorted(tmp_path.iterdir()) == sorted(
-        [source, target]
-    )
+    assert list(tmp_path.iterdir()) == [source, target] or sorted(
+        tmp_path.iterdir()
+    ) == sorted([source, target])
 
 
 def test_numbers_are_learnt_and_predicted(squad_environment, tmp_path, capsys):
-    rows = [f"the cat was {word}\t{n}.5" for _ in range(24) for n, word in enumerate(WORDS[1:3])]
+    rows = [
+        f"the cat was {word}\t{n}.5"
+        for _ in range(24)
+        for n, word in enumerate(WORDS[1:3])
+    ]
     for name in ("train", "dev"):
         (tmp_path / f"{name}.tsv").write_text("\n".join(["text\tlabel", *rows]))
     environment = squad_environment | {
@@ -114,11 +139,21 @@ def test_numbers_are_learnt_and_predicted(squad_environment, tmp_path, capsys):
         assert float(row["prediction"]) == pytest.approx(float(row["label"]), abs=0.3)
     assert (
         main(
-            ["predict", str(tmp_path / "run"), "--text", "the cat was blue", "--device", "cpu"], {}
+            [
+                "predict",
+                str(tmp_path / "run"),
+                "--text",
+                "the cat was blue",
+                "--device",
+                "cpu",
+            ],
+            {},
         )
         == 0
     )
-    assert float(capsys.readouterr().out) == pytest.approx(float(found[0]["prediction"]), abs=1e-5)
+    assert float(capsys.readouterr().out) == pytest.approx(
+        float(found[0]["prediction"]), abs=1e-5
+    )
     transformers = pytest.importorskip("transformers")
     other = transformers.AutoModelForSequenceClassification.from_pretrained(
         tmp_path / "run" / "model_0"
@@ -132,11 +167,18 @@ def test_questions_in_a_table_get_the_same_answers_as_the_evaluation(
     source = Path(squad_environment["DATA"]) / "dev-v1.1.json"
     wanted = json.loads((learnt / "model_0" / "predictions.json").read_text())
     rows = [
-        {"id": question["id"], "question": question["question"], "context": paragraph["context"]}
+        {
+            "id": question["id"],
+            "question": question["question"],
+            "context": paragraph["context"],
+        }
         for paragraph in json.loads(source.read_text())["data"][0]["paragraphs"]
         for question in paragraph["qas"]
     ]
-    assert predict(learnt, write(tmp_path / "in.csv", rows, "csv"), tmp_path / "out.csv") == 0
+    assert (
+        predict(learnt, write(tmp_path / "in.csv", rows, "csv"), tmp_path / "out.csv")
+        == 0
+    )
     found = list(csv.DictReader((tmp_path / "out.csv").open(newline="")))
     assert {row["id"]: row["prediction"] for row in found} == wanted
     assert all(0 < float(row["probability"]) <= 1 for row in found)
@@ -151,7 +193,12 @@ def test_questions_in_a_table_get_the_same_answers_as_the_evaluation(
             [],
             "no column 'words', which the model was trained on (it has a, b): set TEXT_COLUMNS",
         ),
-        ("in.csv", "a,b\n1,2\n", ["--text-columns", "c"], "no column 'c' (it has a, b)"),
+        (
+            "in.csv",
+            "a,b\n1,2\n",
+            ["--text-columns", "c"],
+            "no column 'c' (it has a, b)",
+        ),
         ("in.csv", "words\n", [], "has no examples"),
         ("none.csv", None, [], "none.csv: No such file"),
         (
@@ -202,7 +249,12 @@ def test_every_row_comes_back_also_those_without_text(model, tmp_path, capsys):
     found = list(csv.DictReader((tmp_path / "out.csv").open(newline="")))
     assert [row["mine"] for row in found] == ["0.1", "", "x", "y"]
     assert [row["prediction"] for row in found] == ["True", "", "", "False"]
-    assert [bool(row["probability_True"]) for row in found] == [True, False, False, True]
+    assert [bool(row["probability_True"]) for row in found] == [
+        True,
+        False,
+        False,
+        True,
+    ]
 
 
 def test_a_text_per_line_comes_back_with_its_blank_lines(model, tmp_path, capsys):
@@ -211,8 +263,14 @@ def test_a_text_per_line_comes_back_with_its_blank_lines(model, tmp_path, capsys
     assert predict(*arguments) == 2
     assert "is it a header? the cat was red" in capsys.readouterr().err
     assert predict(*arguments, "--no-header") == 0
-    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
-    assert [row["column_1"] for row in rows] == ["the cat was red", "", "it was, here and there."]
+    rows = [
+        json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()
+    ]
+    assert [row["column_1"] for row in rows] == [
+        "the cat was red",
+        "",
+        "it was, here and there.",
+    ]
     assert [row["prediction"] is None for row in rows] == [False, True, False]
 
 

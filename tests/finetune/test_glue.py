@@ -49,7 +49,9 @@ def test_metrics_equal_torchmetrics_and_scipy():
         assert glue.accuracy(predicted, true) == pytest.approx(
             float(functional.binary_accuracy(a, b))
         )
-        assert glue.f1(predicted, true) == pytest.approx(float(functional.binary_f1_score(a, b)))
+        assert glue.f1(predicted, true) == pytest.approx(
+            float(functional.binary_f1_score(a, b))
+        )
         mean = (glue.accuracy(predicted, true) + glue.f1(predicted, true)) / 2
         assert glue.accuracy_and_f1(predicted, true) == pytest.approx(mean)
         if len(set(predicted.tolist())) == len(set(true.tolist())) == 2:
@@ -62,10 +64,21 @@ def test_metrics_equal_torchmetrics_and_scipy():
         assert glue.pearson_and_spearman(x, y) == pytest.approx(
             (glue.pearson(x, y) + glue.spearman(x, y)) / 2
         )
-    assert glue.pearson(np.ones(3), np.arange(3)) == glue.spearman(np.ones(3), np.arange(3)) == 0
+    assert (
+        glue.pearson(np.ones(3), np.arange(3))
+        == glue.spearman(np.ones(3), np.arange(3))
+        == 0
+    )
     zeros, ones = np.zeros(4, dtype=np.int64), np.ones(4, dtype=np.int64)
-    assert glue.f1(zeros, zeros) == glue.matthews(zeros, ones) == glue.matthews(ones, ones) == 0
-    assert glue.accuracy(np.array([2, 1, 0]), np.array([2, 1, 1])) == pytest.approx(2 / 3)
+    assert (
+        glue.f1(zeros, zeros)
+        == glue.matthews(zeros, ones)
+        == glue.matthews(ones, ones)
+        == 0
+    )
+    assert glue.accuracy(np.array([2, 1, 0]), np.array([2, 1, 1])) == pytest.approx(
+        2 / 3
+    )
 
 
 TEXT_OF = {
@@ -96,7 +109,9 @@ def test_each_dev_file_is_scored_and_test_files_become_files_for_glues_server(
         table(f"test{end}", False)
     names = glue.TASKS[task].layout.labels
     if names:
-        right = np.eye(len(names), dtype=np.float32)[[names.index(value) for value in values]]
+        right = np.eye(len(names), dtype=np.float32)[
+            [names.index(value) for value in values]
+        ]
     else:
         right = np.array(values, dtype=np.float32)[:, None]
     scores = [
@@ -104,7 +119,9 @@ def test_each_dev_file_is_scored_and_test_files_become_files_for_glues_server(
         *(np.roll(right, 1, axis=1) if len(ends) == 2 else []),
     ]  # the second file's are all wrong
     for name in ("weights.pt", "config.json", "vocab.txt"):
-        (tmp_path / name).write_bytes((Path(squad_environment["DATA"]) / name).read_bytes())
+        (tmp_path / name).write_bytes(
+            (Path(squad_environment["DATA"]) / name).read_bytes()
+        )
     (tmp_path / "task.json").write_text(json.dumps({"task": task, "labels": names}))
     environment = squad_environment | {"TASK": task, "DATA": str(tmp_path)}
     environment["INIT_CHECKPOINT"] = str(tmp_path / "weights.pt")
@@ -118,11 +135,16 @@ def test_each_dev_file_is_scored_and_test_files_become_files_for_glues_server(
             assert not metrics
             found = [
                 line.split("\t")
-                for line in (tmp_path / mode / f"{answers[0]}.tsv").read_text().splitlines()
+                for line in (tmp_path / mode / f"{answers[0]}.tsv")
+                .read_text()
+                .splitlines()
             ]
             assert found[0] == ["index", "prediction"]
-            assert [(n, value if names else float(value)) for n, value in found[1:]] == [
-                (str(n), value if names else float(value)) for n, value in enumerate(values)
+            assert [
+                (n, value if names else float(value)) for n, value in found[1:]
+            ] == [
+                (str(n), value if names else float(value))
+                for n, value in enumerate(values)
             ]
             assert all((tmp_path / mode / f"{name}.tsv").is_file() for name in answers)
         elif task == "MNLI":

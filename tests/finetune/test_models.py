@@ -1,4 +1,6 @@
-"""Batches without padding have the losses of their sequences; saved models load in Hugging Face, and back."""
+"""Batches without padding have the losses of their sequences; saved models load in Hugging Face,
+and back.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,11 @@ LENGTHS = [5, 1, 17, 9, 2]
 
 def model_of(kind, shape=SHAPE):
     plain = kernels.bind_kernels(kernels.Config(fused="none"), torch.device("cpu"))
-    model = SpanPrediction(shape, plain) if kind == "squad" else Classification(shape, plain, 3)
+    model = (
+        SpanPrediction(shape, plain)
+        if kind == "squad"
+        else Classification(shape, plain, 3)
+    )
     models.initialize(model, seed=1)
     return model.eval()
 
@@ -35,12 +41,15 @@ def model_of(kind, shape=SHAPE):
 def samples_of(kind):
     generator = np.random.default_rng(0)
     sequences = [
-        (generator.integers(5, SHAPE.vocab_size, n).astype(np.int32), (n + 1) // 2) for n in LENGTHS
+        (generator.integers(5, SHAPE.vocab_size, n).astype(np.int32), (n + 1) // 2)
+        for n in LENGTHS
     ]
     lengths = np.array(LENGTHS, dtype=np.int32)
     if kind == "squad":
         ends = (lengths - 1).astype(np.int32)
-        return Samples(sequences, {"starts": (ends // 2).astype(np.int32), "ends": ends})
+        return Samples(
+            sequences, {"starts": (ends // 2).astype(np.int32), "ends": ends}
+        )
     return Samples(sequences, {"labels": np.array([0, 2, 1, 1, 0])})
 
 
@@ -57,9 +66,12 @@ def test_the_loss_of_a_batch_is_the_mean_of_the_losses_of_its_sequences(kind):
     if kind == "squad":
         for i in range(5):
             scores = model.scores(samples.batch(numbers(i)))
-            places = [torch.tensor(int(labels[i])) for labels in samples.labels.values()]
+            places = [
+                torch.tensor(int(labels[i])) for labels in samples.labels.values()
+            ]
             wanted = [
-                F.cross_entropy(scores[:, column], place) for column, place in enumerate(places)
+                F.cross_entropy(scores[:, column], place)
+                for column, place in enumerate(places)
             ]
             torch.testing.assert_close(alone[i], sum(wanted) / 2)
 
@@ -69,8 +81,14 @@ def test_a_last_layer_of_only_first_tokens_changes_neither_loss_nor_gradient():
     for rows in (True, False):
         model = model_of("MNLI")
         first = batch.cu_seqlens[:-1]
-        hidden = model.bert(batch, first) if rows else model.bert(batch).index_select(0, first)
-        loss = F.cross_entropy(model.classifier(model.bert.pooler(hidden)), batch.labels)
+        hidden = (
+            model.bert(batch, first)
+            if rows
+            else model.bert(batch).index_select(0, first)
+        )
+        loss = F.cross_entropy(
+            model.classifier(model.bert.pooler(hidden)), batch.labels
+        )
         loss.backward()
         found.append([loss, *(parameter.grad for parameter in model.parameters())])
         if rows:
@@ -79,25 +97,39 @@ def test_a_last_layer_of_only_first_tokens_changes_neither_loss_nor_gradient():
 
 
 @pytest.mark.parametrize("kind", ["squad", "MNLI"])
-def test_a_saved_model_has_the_same_scores_in_hugging_face_and_loads_again(kind, tmp_path):
+def test_a_saved_model_has_the_same_scores_in_hugging_face_and_loads_again(
+    kind, tmp_path
+):
     transformers = pytest.importorskip("transformers")
     model, samples = model_of(kind), samples_of(kind)
     (tmp_path / "v.txt").write_text("\n".join(made_up.VOCABULARY))
-    facts = {"task": kind, "lower_case": True, "labels": ["a", "b", "c"] if kind == "MNLI" else []}
+    facts = {
+        "task": kind,
+        "lower_case": True,
+        "labels": ["a", "b", "c"] if kind == "MNLI" else [],
+    }
     models.save(
-        tmp_path / "model", model, dict(model.named_parameters()), tmp_path / "v.txt", facts
+        tmp_path / "model",
+        model,
+        dict(model.named_parameters()),
+        tmp_path / "v.txt",
+        facts,
     )
     kinds = {
         "squad": transformers.AutoModelForQuestionAnswering,
         "MNLI": transformers.AutoModelForSequenceClassification,
     }
-    other, info = kinds[kind].from_pretrained(tmp_path / "model", output_loading_info=True)
+    other, info = kinds[kind].from_pretrained(
+        tmp_path / "model", output_loading_info=True
+    )
     assert not info["missing_keys"]
     assert not info["unexpected_keys"]
     for number, (ids, second) in enumerate(samples.sequences):
         (mine,) = saved.batch_scores(model, samples.batch(numbers(number)))
         segments = (torch.arange(len(ids)) >= second).long()[None]
-        theirs = other.eval()(torch.from_numpy(ids).long()[None], token_type_ids=segments)
+        theirs = other.eval()(
+            torch.from_numpy(ids).long()[None], token_type_ids=segments
+        )
         if kind == "squad":
             theirs = torch.stack([theirs.start_logits[0], theirs.end_logits[0]], dim=1)
         else:
@@ -125,13 +157,19 @@ def test_a_pre_ln_model_is_saved_only_for_our_loader(tmp_path):
     (tmp_path / "v.txt").write_text("\n".join(made_up.VOCABULARY))
     facts = {"task": "MNLI", "lower_case": True, "labels": ["a", "b", "c"]}
     models.save(
-        tmp_path / "model", model, dict(model.named_parameters()), tmp_path / "v.txt", facts
+        tmp_path / "model",
+        model,
+        dict(model.named_parameters()),
+        tmp_path / "v.txt",
+        facts,
     )
-    assert BertConfig.from_json(tmp_path / "model" / "config.json") == dataclasses.replace(
-        shape, hidden_act="gelu_new"
-    )
+    assert BertConfig.from_json(
+        tmp_path / "model" / "config.json"
+    ) == dataclasses.replace(shape, hidden_act="gelu_new")
     with pytest.raises(ValueError, match="model"):
-        transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "model")
+        transformers.AutoModelForSequenceClassification.from_pretrained(
+            tmp_path / "model"
+        )
 
 
 def test_an_encoder_without_head_and_other_heads_are_accepted_and_reported(tmp_path):
@@ -141,7 +179,9 @@ def test_an_encoder_without_head_and_other_heads_are_accepted_and_reported(tmp_p
         for name, p in model.named_parameters()
         if name.startswith("bert.")
     }
-    torch.save(encoder | {"embeddings.position_ids": torch.arange(32)}, tmp_path / "encoder.pt")
+    torch.save(
+        encoder | {"embeddings.position_ids": torch.arange(32)}, tmp_path / "encoder.pt"
+    )
     assert models.load(model_of("MNLI"), tmp_path / "encoder.pt") == (
         ["classifier.weight", "classifier.bias"],
         ["bert.embeddings.position_ids"],
@@ -165,17 +205,22 @@ def test_weights_that_do_not_fit_are_one_line(tmp_path):
 
 
 def test_weights_that_are_not_finite_are_one_line(tmp_path):
-    state = {name: p.detach().clone() for name, p in model_of("squad").named_parameters()}
+    state = {
+        name: p.detach().clone() for name, p in model_of("squad").named_parameters()
+    }
     state["qa_outputs.bias"][1] = float("nan")
     torch.save(state, tmp_path / "x.pt")
-    with pytest.raises(ConfigError, match=r"x.pt: qa_outputs.bias holds NaN or infinity"):
+    with pytest.raises(
+        ConfigError, match=r"x.pt: qa_outputs.bias holds NaN or infinity"
+    ):
         models.load(model_of("squad"), tmp_path / "x.pt")
 
 
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_an_epoch_has_every_sample_once_in_its_own_order(world_size):
     orders = [
-        Order(20, 2, 2, seed=4, rank=rank, world_size=world_size) for rank in range(world_size)
+        Order(20, 2, 2, seed=4, rank=rank, world_size=world_size)
+        for rank in range(world_size)
     ]
     stream: list[int] = []
     for step in range(1, 11):
@@ -188,7 +233,8 @@ def test_an_epoch_has_every_sample_once_in_its_own_order(world_size):
     late = Order(20, 2, 2, seed=4, rank=0, world_size=world_size)
     assert [x.tolist() for x in late.step(9)] == [x.tolist() for x in orders[0].step(9)]
     assert (
-        Order(20, 2, 2, seed=5).step(1)[0].tolist() != Order(20, 2, 2, seed=4).step(1)[0].tolist()
+        Order(20, 2, 2, seed=5).step(1)[0].tolist()
+        != Order(20, 2, 2, seed=4).step(1)[0].tolist()
     )
 
 
@@ -198,16 +244,22 @@ def test_every_sequence_is_predicted_by_exactly_one_rank(kind, world_size, monke
     model, samples = model_of(kind), samples_of(kind)
     parts: list[list] = []
     monkeypatch.setattr(
-        saved.distributed, "all_gather_object", lambda gathered, part: parts.append(part)
+        saved.distributed,
+        "all_gather_object",
+        lambda gathered, part: parts.append(part),
     )
     ranks = [
-        SimpleNamespace(rank=rank, size=world_size, device=torch.device("cpu"), is_main=False)
+        SimpleNamespace(
+            rank=rank, size=world_size, device=torch.device("cpu"), is_main=False
+        )
         for rank in range(world_size)
     ]
     if world_size > 1:
         for world in ranks:
             assert saved.predict(model, samples, world, 2) == []
-        assert sorted(number for part in parts for number in part) == list(range(len(LENGTHS)))
+        assert sorted(number for part in parts for number in part) == list(
+            range(len(LENGTHS))
+        )
         monkeypatch.setattr(
             saved.distributed,
             "all_gather_object",

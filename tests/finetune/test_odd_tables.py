@@ -1,4 +1,6 @@
-"""Tables as spreadsheets, pandas and people write them are read as meant, or refused with what settles it."""
+"""Tables as spreadsheets, pandas and people write them are read as meant, or refused with what
+settles it.
+"""
 
 from __future__ import annotations
 
@@ -105,9 +107,15 @@ PREDICTION = {
         b"id;review\n1;A good thing\n",
         "no column 'text', which the model was trained on",
     ),
-    "a title above the header": (b"My reviews\n\nid,text\n1,a\n2,b\n", "quote the cell"),
+    "a title above the header": (
+        b"My reviews\n\nid,text\n1,a\n2,b\n",
+        "quote the cell",
+    ),
     "labels with it": (b"text,stars\na,pos\nb,neg\n", ["a", "b"]),
-    "labels last, without a header": (b"so good,pos\nso bad,neg\n", ["so good", "so bad"]),
+    "labels last, without a header": (
+        b"so good,pos\nso bad,neg\n",
+        ["so good", "so bad"],
+    ),
     "an index without a header": (
         b"0,so good,\n1,so bad,\n",
         "is it a header|must be text|expected",
@@ -126,7 +134,9 @@ def test_an_odd_file_to_predict_gives_each_row_or_is_refused(tmp_path, name):
         layout = Layout(reading=Reading(separator="none"), labels=TRAINED.labels)
         assert len(tables.read_texts(path, layout, 1).texts) == 3
     elif isinstance(expected, list):
-        assert tables.read_texts(path, TRAINED, 1).texts == [(text,) for text in expected]
+        assert tables.read_texts(path, TRAINED, 1).texts == [
+            (text,) for text in expected
+        ]
     else:
         with pytest.raises(DataError, match=expected):
             tables.read_texts(path, TRAINED, 1)
@@ -142,8 +152,13 @@ def test_the_option_that_is_named_settles_each_doubt(tmp_path):
 
     assert texts(b"review\nso so\n", no_header=True) == ["review", "so so"]
     assert texts(b"review\nso so\n", Layout(texts=("review",))) == ["so so"]
-    assert texts(b"1,50;good\n2,30;bad\n", separator=";", no_header=True)[-1:] == ["bad"]
-    assert texts(b"text\nHello, you\nWell\n", separator="none") == ["Hello, you", "Well"]
+    assert texts(b"1,50;good\n2,30;bad\n", separator=";", no_header=True)[-1:] == [
+        "bad"
+    ]
+    assert texts(b"text\nHello, you\nWell\n", separator="none") == [
+        "Hello, you",
+        "Well",
+    ]
     with pytest.raises(DataError, match="expected one character, tab or none"):
         texts(b"text\na\n", separator="comma")
 
@@ -151,21 +166,29 @@ def test_the_option_that_is_named_settles_each_doubt(tmp_path):
 def test_a_label_is_never_a_text(tmp_path):
     (tmp_path / "train.csv").write_text("text,label\na,x\nb,y\n")
     with pytest.raises(DataError, match="column 'label' is the label, not a text"):
-        tables.read(tmp_path / "train.csv", Layout(texts=("text", "label"), label="label"))
+        tables.read(
+            tmp_path / "train.csv", Layout(texts=("text", "label"), label="label")
+        )
     (tmp_path / "new.csv").write_text("text,stars\na,x\n")
     with pytest.raises(DataError, match="column 'stars' is the label"):
-        tables.read_texts(tmp_path / "new.csv", Layout(texts=("stars",), label="stars"), 1)
+        tables.read_texts(
+            tmp_path / "new.csv", Layout(texts=("stars",), label="stars"), 1
+        )
 
 
 def test_what_is_found_is_said_in_one_line(tmp_path):
     (tmp_path / "table.csv").write_text("id;text\n1;a\n2;b\n3;c\n")
     summary = tables.read_texts(tmp_path / "table.csv", Layout(), 1).summary
-    assert summary.startswith("table.csv: separator ';', header id, text; 3 examples, text text")
+    assert summary.startswith(
+        "table.csv: separator ';', header id, text; 3 examples, text text"
+    )
 
 
 def test_the_dialect_is_looked_for_in_all_rows(tmp_path):
     rows = "".join(f'"He said, ""well {n}"";\nand more",{n % 2}\n' for n in range(99))
     (tmp_path / "train.csv").write_text("text,label\n" + rows)
     assert len(tables.read(tmp_path / "train.csv", Layout()).texts) == 99
-    (tmp_path / "train.csv").write_text("text;label\n" + "a, b;x\nc, d;y\n" * 20 + "e;x\n")
+    (tmp_path / "train.csv").write_text(
+        "text;label\n" + "a, b;x\nc, d;y\n" * 20 + "e;x\n"
+    )
     assert len(tables.read(tmp_path / "train.csv", Layout()).texts) == 41

@@ -31,14 +31,18 @@ TEXTS = [
 @pytest.fixture(scope="module")
 def pretrained(repository):
     """The weights of `make finetune-demo`."""
-    folder = Path(os.environ.get("DEMO_DIR", repository / "demo")) / "finetune" / "weights"
+    folder = (
+        Path(os.environ.get("DEMO_DIR", repository / "demo")) / "finetune" / "weights"
+    )
     if not (folder / "vocab.txt").is_file():
         pytest.skip(f"no weights in {folder}: make finetune-demo fetches them")
     return folder
 
 
 @pytest.mark.parametrize("kind", ["QuestionAnswering", "SequenceClassification"])
-def test_the_logits_of_an_exported_model_are_those_of_transformers(pretrained, tmp_path, kind):
+def test_the_logits_of_an_exported_model_are_those_of_transformers(
+    pretrained, tmp_path, kind
+):
     transformers = pytest.importorskip("transformers")
     shape = BertConfig.from_json(pretrained / "config.json")
     plain = kernels.bind_kernels(kernels.Config(fused="none"), torch.device("cpu"))
@@ -52,9 +56,15 @@ def test_the_logits_of_an_exported_model_are_those_of_transformers(pretrained, t
         "labels": [] if spans else ["0", "1"],
     }
     models.save(
-        tmp_path, model.eval(), dict(model.named_parameters()), pretrained / "vocab.txt", facts
+        tmp_path,
+        model.eval(),
+        dict(model.named_parameters()),
+        pretrained / "vocab.txt",
+        facts,
     )
-    other = getattr(transformers, f"AutoModelFor{kind}").from_pretrained(tmp_path).eval()
+    other = (
+        getattr(transformers, f"AutoModelFor{kind}").from_pretrained(tmp_path).eval()
+    )
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
 
     sequences = encode(TEXTS, WordPiece(pretrained / "vocab.txt"), 128)
@@ -67,7 +77,9 @@ def test_the_logits_of_an_exported_model_are_those_of_transformers(pretrained, t
             else saved.batch_scores(model, batch)
         )
         for text, (ids, _), row in zip(TEXTS, sequences, mine, strict=True):
-            words = tokenizer(*text, truncation=True, max_length=128, return_tensors="pt")
+            words = tokenizer(
+                *text, truncation=True, max_length=128, return_tensors="pt"
+            )
             assert words["input_ids"][0].tolist() == ids.tolist()
             theirs = other(**words)
             found = (

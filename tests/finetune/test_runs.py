@@ -1,4 +1,6 @@
-"""Whole runs on a synthetic set: they learn, resume exactly, and give the same result on any number of ranks."""
+"""Whole runs on a synthetic set: they learn, resume exactly, and give the same result on any number
+of ranks.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +26,18 @@ from ..waiting import free_ports, wait_until
 
 def predictions(folder):
     return {
-        path.name: path.read_bytes() for path in sorted(folder.glob("model_0/*predictions.json"))
+        path.name: path.read_bytes()
+        for path in sorted(folder.glob("model_0/*predictions.json"))
     }
 
 
 @pytest.fixture(scope="module")
 def short(squad_environment, tmp_path_factory):
     """The folder of a run of 50 steps, and its environment."""
-    folder, environment = tmp_path_factory.mktemp("short"), squad_environment | {"EPOCHS": "2"}
+    folder, environment = (
+        tmp_path_factory.mktemp("short"),
+        squad_environment | {"EPOCHS": "2"},
+    )
     assert run(environment | {"RUN_DIR": str(folder)}) == 0
     return folder, environment
 
@@ -54,7 +60,10 @@ def test_held_out_questions_of_the_same_pattern_are_answered(learnt):
     assert figures["steps"] == 200  # 300 questions x 8 epochs / 12
     answers = json.loads((learnt / "model_0" / "predictions.json").read_text())
     assert len(answers) == 60
-    lines = [json.loads(line) for line in (learnt / "metrics_0.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line)
+        for line in (learnt / "metrics_0.jsonl").read_text().splitlines()
+    ]
     assert lines[-1]["kind"] == "summary"
     losses = [line["span_loss"] for line in lines if line["kind"] == "train"]
     assert losses[-1] < losses[0] / 2
@@ -72,9 +81,14 @@ def test_the_saved_model_predicts_the_same(learnt, squad_environment, tmp_path):
 def test_prediction_needs_no_answers_and_gives_the_same_predictions(
     learnt, squad_environment, tmp_path
 ):
-    content = json.loads((Path(squad_environment["DATA"]) / "dev-v1.1.json").read_text())
+    content = json.loads(
+        (Path(squad_environment["DATA"]) / "dev-v1.1.json").read_text()
+    )
     for question in (
-        q for article in content["data"] for p in article["paragraphs"] for q in p["qas"]
+        q
+        for article in content["data"]
+        for p in article["paragraphs"]
+        for q in p["qas"]
     ):
         del question["answers"]
     (tmp_path / "dev-v1.1.json").write_text(json.dumps(content))
@@ -89,16 +103,24 @@ def test_prediction_needs_no_answers_and_gives_the_same_predictions(
 
 def test_mode_train_saves_the_model_and_predicts_nothing(squad_environment, tmp_path):
     assert (
-        run(squad_environment | {"MODE": "train", "EPOCHS": "0.1", "RUN_DIR": str(tmp_path)}) == 0
+        run(
+            squad_environment
+            | {"MODE": "train", "EPOCHS": "0.1", "RUN_DIR": str(tmp_path)}
+        )
+        == 0
     )
     assert (tmp_path / "model_0" / "model.safetensors").is_file()
     assert not predictions(tmp_path)
 
 
 @pytest.mark.parametrize("every", ["0", "1"], ids=["the model", "a checkpoint"])
-def test_non_finite_weights_are_not_saved(squad_environment, tmp_path, monkeypatch, capsys, every):
+def test_non_finite_weights_are_not_saved(
+    squad_environment, tmp_path, monkeypatch, capsys, every
+):
     monkeypatch.setattr(
-        StepCounter, "begin", lambda steps: setattr(steps, "done", steps.done + 1) or float("nan")
+        StepCounter,
+        "begin",
+        lambda steps: setattr(steps, "done", steps.done + 1) or float("nan"),
     )
     saves = {"CHECKPOINT_DIR": str(tmp_path / "c"), "CHECKPOINT_EVERY_STEPS": every}
     assert (
@@ -109,7 +131,10 @@ def test_non_finite_weights_are_not_saved(squad_environment, tmp_path, monkeypat
         )
         == 1
     )
-    assert "not finite at step 1, and are not saved" in capsys.readouterr().err.splitlines()[-1]
+    assert (
+        "not finite at step 1, and are not saved"
+        in capsys.readouterr().err.splitlines()[-1]
+    )
     assert not [*tmp_path.glob("model_0/*"), *tmp_path.glob("c/*")]
 
 
@@ -119,8 +144,12 @@ def test_a_killed_run_resumes_to_the_same_predictions(short, tmp_path):
         "RUN_DIR": str(tmp_path / "run"), "CHECKPOINT_DIR": str(tmp_path / "c"), "CHECKPOINT_EVERY_STEPS": "20",
         "RESUME": "1",
     }  # fmt: skip
-    process = start(environment | {"STANDS_AT": str(tmp_path / "c" / "seed_3" / "step_*.pt")})
-    wait_until(lambda: not process.running() or list((tmp_path / "c").glob("seed_3/step_*.pt")))
+    process = start(
+        environment | {"STANDS_AT": str(tmp_path / "c" / "seed_3" / "step_*.pt")}
+    )
+    wait_until(
+        lambda: not process.running() or list((tmp_path / "c").glob("seed_3/step_*.pt"))
+    )
     assert process.running(), process.finish()
     process.kill()
     assert not (tmp_path / "run" / "model_0").exists()
@@ -146,7 +175,9 @@ def others(environment, folder):
         (folder / "data" / file.name).write_text(
             file.read_text().replace("There is a cat", "There is a dog")
         )
-    (folder / "data" / "vocab.txt").write_bytes(Path(environment["DATA"], "vocab.txt").read_bytes())
+    (folder / "data" / "vocab.txt").write_bytes(
+        Path(environment["DATA"], "vocab.txt").read_bytes()
+    )
     weights = torch.load(environment["INIT_CHECKPOINT"])
     weights["bert.embeddings.LayerNorm.bias"] = torch.ones(32)
     torch.save(weights, folder / "data" / "weights.pt")
@@ -176,7 +207,9 @@ def test_a_finished_trial_counts_only_for_the_same_settings_and_data(
         assert not (learnt / "error_0.txt").exists(), "a check spoils no finished run"
         name = {"SEEDS": "SEED", "DATA": "training data"}.get(name, name)
         said = capsys.readouterr().err.splitlines()[-1]
-        assert said.startswith(f"finetune: error: {figures} is of a run with {name} "), said
+        assert said.startswith(
+            f"finetune: error: {figures} is of a run with {name} "
+        ), said
         assert said.endswith("use the same settings and data, or another RUN_NAME")
 
 
@@ -206,7 +239,10 @@ def test_a_resumed_run_reports_the_time_of_all_its_parts(squad_environment, tmp_
         "RESUME": "1",
         "RUN_DIR": str(tmp_path),
     }
-    environment |= {"CHECKPOINT_DIR": str(tmp_path / "c"), "CHECKPOINT_EVERY_STEPS": "8"}
+    environment |= {
+        "CHECKPOINT_DIR": str(tmp_path / "c"),
+        "CHECKPOINT_EVERY_STEPS": "8",
+    }
     for _ in range(2):  # the second time from step 8 on
         assert run(environment) == 0
     figures = json.loads((tmp_path / "model_0" / "figures.json").read_text())
@@ -220,7 +256,10 @@ def test_a_resumed_run_reports_the_time_of_all_its_parts(squad_environment, tmp_
 @pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_several_ranks_learn_and_predict_the_same(short, tmp_path, ranks):
     port, (alone, environment) = free_ports(), short
-    environment = environment | {"RUN_DIR": str(tmp_path), "BATCHSIZE": str(12 // ranks)}
+    environment = environment | {
+        "RUN_DIR": str(tmp_path),
+        "BATCHSIZE": str(12 // ranks),
+    }
     environment["SHARD_OPTIMIZER"] = "1" if ranks == 3 else "0"
     processes = [start(environment, rank, ranks, port) for rank in range(ranks)]
     done = [process.finish() for process in processes]
@@ -233,7 +272,9 @@ def test_several_ranks_learn_and_predict_the_same(short, tmp_path, ranks):
     for question in mine:
         best = [answers[question][0] for answers in (mine, theirs)]
         assert best[0]["text"] == best[1]["text"]
-        np.testing.assert_allclose(best[0]["start_logit"], best[1]["start_logit"], atol=0.05)
+        np.testing.assert_allclose(
+            best[0]["start_logit"], best[1]["start_logit"], atol=0.05
+        )
 
 
 def test_a_rank_with_other_settings_or_data_is_named_before_the_first_step(
@@ -248,24 +289,35 @@ def test_a_rank_with_other_settings_or_data_is_named_before_the_first_step(
         free_ports(),
     )
     odd = {"DATA": str(tmp_path), "LR": "0.5"}
-    ranks = [start(environment | (odd if rank else {}), rank, 2, port) for rank in (0, 1)]
+    ranks = [
+        start(environment | (odd if rank else {}), rank, 2, port) for rank in (0, 1)
+    ]
     finished = [rank.finish() for rank in ranks]
     assert [one.returncode for one in finished] == [2, 2]
     said = finished[0].stderr.splitlines()[-1]
     assert re.search(
-        r"ranks differ: rank 1 on \S+ has LR=0.5.*rank 1 on \S+ has training data='", said
+        r"ranks differ: rank 1 on \S+ has LR=0.5.*rank 1 on \S+ has training data='",
+        said,
     ), said
 
 
 def test_version_2_learns_when_there_is_no_answer(squad_environment, tmp_path):
     for name in ("train", "dev"):
-        content = json.loads((Path(squad_environment["DATA"]) / f"{name}-v1.1.json").read_text())
+        content = json.loads(
+            (Path(squad_environment["DATA"]) / f"{name}-v1.1.json").read_text()
+        )
         for article in content["data"]:
             for number, paragraph in enumerate(article["paragraphs"]):
                 question = paragraph["qas"][number % 2]
                 if number % 3 == 0:  # a question that only these articles have
-                    question |= {"question": "With whom?", "answers": [], "is_impossible": True}
-        (tmp_path / f"{name}-v2.0.json").write_text(json.dumps(content | {"version": "v2.0"}))
+                    question |= {
+                        "question": "With whom?",
+                        "answers": [],
+                        "is_impossible": True,
+                    }
+        (tmp_path / f"{name}-v2.0.json").write_text(
+            json.dumps(content | {"version": "v2.0"})
+        )
     environment = squad_environment | {
         "DATA": str(tmp_path),
         "SQUAD_VERSION": "2.0",
@@ -300,15 +352,31 @@ def test_a_users_table_is_learnt_and_its_labels_are_kept(squad_environment, tmp_
     folder = tmp_path / "run" / "model_1"
     figures = json.loads((folder / "figures.json").read_text())
     assert (figures["accuracy"], figures["seed"]) == (1.0, 6)
-    rows = [line.split("\t") for line in (folder / "predictions.tsv").read_text().splitlines()]
-    assert [row[:2] for row in rows] == [["index", "prediction"], ["0", "place"], ["1", "colour"]]
+    rows = [
+        line.split("\t")
+        for line in (folder / "predictions.tsv").read_text().splitlines()
+    ]
+    assert [row[:2] for row in rows] == [
+        ["index", "prediction"],
+        ["0", "place"],
+        ["1", "colour"],
+    ]
     assert rows[0][2:] == ["colour", "place"]
-    assert all(float(row[2]) + float(row[3]) == pytest.approx(1, abs=2e-6) for row in rows[1:])
-    assert json.loads((folder / "task.json").read_text())["labels"] == ["colour", "place"]
+    assert all(
+        float(row[2]) + float(row[3]) == pytest.approx(1, abs=2e-6) for row in rows[1:]
+    )
+    assert json.loads((folder / "task.json").read_text())["labels"] == [
+        "colour",
+        "place",
+    ]
     (tmp_path / "dev.tsv").write_text(
         "blue\tcolour\n"
     )  # one label only: the others are the model's
-    model = {"MODE": "eval", "INIT_CHECKPOINT": str(folder), "RUN_DIR": str(tmp_path / "again")}
+    model = {
+        "MODE": "eval",
+        "INIT_CHECKPOINT": str(folder),
+        "RUN_DIR": str(tmp_path / "again"),
+    }
     assert run(environment | model) == 0
     (tmp_path / "run" / "model_1").rename(tmp_path / "run" / "model_0")
     for table in (
@@ -347,7 +415,9 @@ def test_a_users_table_is_learnt_and_its_labels_are_kept(squad_environment, tmp_
     ],
     ids=lambda settings: ",".join(settings.values()),
 )
-def test_berts_precisions_and_optimizers_work_in_fine_tuning(squad_environment, tmp_path, settings):
+def test_berts_precisions_and_optimizers_work_in_fine_tuning(
+    squad_environment, tmp_path, settings
+):
     write_table(tmp_path)
     environment = squad_environment | {
         "TASK": "TSV",
@@ -355,7 +425,12 @@ def test_berts_precisions_and_optimizers_work_in_fine_tuning(squad_environment, 
         "RUN_DIR": str(tmp_path / "run"),
     }
     assert run(environment | {"EPOCHS": "4"} | settings) == 0
-    assert json.loads((tmp_path / "run" / "model_0" / "figures.json").read_text())["accuracy"] == 1
+    assert (
+        json.loads((tmp_path / "run" / "model_0" / "figures.json").read_text())[
+            "accuracy"
+        ]
+        == 1
+    )
 
 
 @pytest.mark.parametrize(
@@ -372,14 +447,19 @@ def test_berts_precisions_and_optimizers_work_in_fine_tuning(squad_environment, 
             {"INIT_CHECKPOINT": "{data}/vocab.txt"},
             "vocab.txt: no weights: give a .pt or .safetensors, or a folder",
         ),
-        ({"CUDA_GRAPH": "1"}, "CUDA_GRAPH=1 captures steps of pretraining: unset it to fine-tune"),
+        (
+            {"CUDA_GRAPH": "1"},
+            "CUDA_GRAPH=1 captures steps of pretraining: unset it to fine-tune",
+        ),
         ({"SQUAD_VERSION": "2.0"}, "train-v2.0.json: No such file"),
         ({"MODE": "eval", "TASK": "TSV"}, "has no task.json: not fine-tuned here"),
         ({"BATCHSZIE": "3"}, "did you mean BATCHSIZE"),
         ({"INIT_CHECKPOINT": ""}, "INIT_CHECKPOINT"),
     ],
 )
-def test_wrong_settings_stop_with_one_line(squad_environment, tmp_path, settings, message, capsys):
+def test_wrong_settings_stop_with_one_line(
+    squad_environment, tmp_path, settings, message, capsys
+):
     data = Path(squad_environment["DATA"])
     settings = {name: value.format(data=data) for name, value in settings.items()}
     assert run({**squad_environment, "RUN_DIR": str(tmp_path), **settings}) == 2
@@ -406,7 +486,9 @@ def test_the_vocabulary_beside_the_weights_is_the_models(
     for file in ("config.json", "weights.pt"):
         (tmp_path / file).write_bytes((data / file).read_bytes())
     with pytest.raises(ConfigError, match=message):
-        config.read(squad_environment | {"INIT_CHECKPOINT": str(tmp_path / "weights.pt")})
+        config.read(
+            squad_environment | {"INIT_CHECKPOINT": str(tmp_path / "weights.pt")}
+        )
 
 
 def test_casing_and_length_are_the_models(squad_environment, tmp_path):
@@ -424,7 +506,9 @@ def test_casing_and_length_are_the_models(squad_environment, tmp_path):
     (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": false}')
     (tmp_path / "task.json").write_text('{"task": "squad", "max_seq_length": 40}')
     assert not config.read(environment).lower_case
-    assert [config.read(environment | {"MODE": mode}).length for mode in ("train", "eval")] == [
+    assert [
+        config.read(environment | {"MODE": mode}).length for mode in ("train", "eval")
+    ] == [
         48,
         40,
     ]

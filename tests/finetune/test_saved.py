@@ -1,4 +1,6 @@
-"""A saved fine-tuned model answers, classifies and is timed; the table of seeds has mean and deviation."""
+"""A saved fine-tuned model answers, classifies and is timed; the table of seeds has mean and
+deviation.
+"""
 
 from __future__ import annotations
 
@@ -39,20 +41,34 @@ def test_a_question_is_answered_as_in_the_evaluation(learnt, squad_environment, 
     model = saved.load(learnt, "cpu")
     for paragraph in data["data"][0]["paragraphs"][:5]:
         for question in paragraph["qas"]:
-            found = model.predict([(question["question"], paragraph["context"])])[0]["n_best"]
+            found = model.predict([(question["question"], paragraph["context"])])[0][
+                "n_best"
+            ]
             assert found[0]["text"] == expected[question["id"]][0]["text"]
             np.testing.assert_allclose(
-                found[0]["probability"], expected[question["id"]][0]["probability"], atol=1e-5
+                found[0]["probability"],
+                expected[question["id"]][0]["probability"],
+                atol=1e-5,
             )
     context = "There is a cat here. It sat at the lake. It was red. It was 42 old."
-    arguments = ["predict", str(learnt), "--question", "When was it old?", "--context", context]
+    arguments = [
+        "predict",
+        str(learnt),
+        "--question",
+        "When was it old?",
+        "--context",
+        context,
+    ]
     assert main([*arguments, "--device", "cpu"], {}) == 0
     first = capsys.readouterr().out.splitlines()[0]
     assert first.endswith("  42")
 
 
 def test_a_text_is_classified(reviews, capsys):
-    assert main(["predict", str(reviews), "--text", "the red cat", "--device", "cpu"], {}) == 0
+    assert (
+        main(["predict", str(reviews), "--text", "the red cat", "--device", "cpu"], {})
+        == 0
+    )
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert lines[0][1] == "good"
     assert sum(float(share) for share, _ in lines) == pytest.approx(1, abs=1e-3)
@@ -74,7 +90,9 @@ def test_latency_is_reported_by_batch_size(reviews, capsys):
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [(line["batch_size"], line["tokens"]) for line in lines] == [(1, 9), (3, 9)]
     for line in lines:
-        assert 0 < line["p50"] <= line["p90"] <= line["p95"] <= line["p99"] <= line["p100"]
+        assert (
+            0 < line["p50"] <= line["p90"] <= line["p95"] <= line["p99"] <= line["p100"]
+        )
         assert line["sequences_per_second"] == pytest.approx(
             1000 * line["batch_size"] / line["mean"], rel=0.01
         )
@@ -82,7 +100,10 @@ def test_latency_is_reported_by_batch_size(reviews, capsys):
 
 def test_the_table_of_seeds_has_mean_and_deviation(reviews, capsys):
     assert main(["seeds", str(reviews)], {}) == 0
-    lines = {line.split()[0]: line.split()[1:] for line in capsys.readouterr().out.splitlines()}
+    lines = {
+        line.split()[0]: line.split()[1:]
+        for line in capsys.readouterr().out.splitlines()
+    }
     assert lines["seed"] == ["4", "7", "mean", "std"]
     values = [float(value) for value in lines["accuracy"]]
     assert values[2] == pytest.approx((values[0] + values[1]) / 2, abs=1e-4)
@@ -97,13 +118,19 @@ def test_the_table_of_seeds_has_mean_and_deviation(reviews, capsys):
             ["predict", "{reviews}", "--text", "a", "--text", "b", "--text", "c"],
             "takes 1 of --text, or --input FILE",
         ),
-        (["predict", "{learnt}", "--question", "Who?"], "give --question and --context"),
+        (
+            ["predict", "{learnt}", "--question", "Who?"],
+            "give --question and --context",
+        ),
         (["predict", "/nonexistent", "--text", "a"], "no fine-tuned model"),
         (["seeds", "/nonexistent"], "no model_N/figures.json"),
         (["train"], "train: no such setting"),
         (["predikt", "x"], "predikt: did you mean predict?"),
         (["--task", "sst2"], "did you mean SST-2?"),
-        (["--task", "TSV", "--mode", "predict", "--data", "/"], "did you mean prediction?"),
+        (
+            ["--task", "TSV", "--mode", "predict", "--data", "/"],
+            "did you mean prediction?",
+        ),
         (["--task", "TSV", "--data", "/", "--squad-version", "2"], "did you mean 2.0?"),
         (
             ["--task", "TSV", "--data", "/"],
@@ -117,14 +144,20 @@ def test_the_table_of_seeds_has_mean_and_deviation(reviews, capsys):
             ["benchmark", "{reviews}", "--batch-sizes", "0"],
             "--batch-sizes: 0: expected a whole number",
         ),
-        (["benchmark", "{reviews}", "--length", "-4"], "--length: -4: expected a whole number"),
+        (
+            ["benchmark", "{reviews}", "--length", "-4"],
+            "--length: -4: expected a whole number",
+        ),
     ],
 )
-def test_wrong_requests_are_one_line(arguments, message, learnt, reviews, capsys, monkeypatch):
+def test_wrong_requests_are_one_line(
+    arguments, message, learnt, reviews, capsys, monkeypatch
+):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     try:
         status = main(
-            [argument.format(learnt=learnt, reviews=reviews) for argument in arguments], {}
+            [argument.format(learnt=learnt, reviews=reviews) for argument in arguments],
+            {},
         )
     except SystemExit as error:  # of argparse
         status = error.code
@@ -171,7 +204,10 @@ def test_the_script_checks_trains_every_seed_and_ends_in_their_table(
         "EPOCHS": "1",
     }
     settings |= {"LOGDIR": str(tmp_path), "RUN_NAME": "r", "PYTHON": str(quick_python)}
-    words = ["glue", *(f"{name}={value}" for name, value in settings.items() if name != "SEED")]
+    words = [
+        "glue",
+        *(f"{name}={value}" for name, value in settings.items() if name != "SEED"),
+    ]
     script = str(repository / "run_finetuning.sh")
     done = subprocess.run(
         [script, *words], capture_output=True, text=True, check=False, timeout=280
@@ -180,9 +216,15 @@ def test_the_script_checks_trains_every_seed_and_ends_in_their_table(
     assert "global batch   12 sequences = 12 x 1 accumulated x 1 ranks" in done.stderr
     assert (
         "data           training: train.tsv: separator tab, no header; "
-        "16 examples, text column_1, label column_2: 2 classes: 8 good, 8 bad" in done.stderr
+        "16 examples, text column_1, label column_2: 2 classes: 8 good, 8 bad"
+        in done.stderr
     )
     rows = [line.split() for line in done.stdout.splitlines()]
     assert ["seed", "4", "7", "mean", "std"] in rows
-    assert done.stderr.splitlines()[-1] == f"run: all 2 trials are complete: {tmp_path}/r"
-    assert saved.load(tmp_path / "r" / "model_1", "cpu").facts["labels"] == ["bad", "good"]
+    assert (
+        done.stderr.splitlines()[-1] == f"run: all 2 trials are complete: {tmp_path}/r"
+    )
+    assert saved.load(tmp_path / "r" / "model_1", "cpu").facts["labels"] == [
+        "bad",
+        "good",
+    ]

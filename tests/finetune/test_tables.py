@@ -20,7 +20,9 @@ def layout_of(task):
 def read(tmp_path, text, task, names=()):
     path = tmp_path / "table.tsv"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    return tables.read(path, replace(layout_of(task), **({"labels": names} if names else {})))
+    return tables.read(
+        path, replace(layout_of(task), **({"labels": names} if names else {}))
+    )
 
 
 def test_mrpc_keeps_quotation_marks_and_drops_header_bom_and_carriage_returns(tmp_path):
@@ -63,7 +65,9 @@ def test_mnli_has_its_label_last_however_many_columns_there_are(tmp_path, extra)
 
 def test_a_users_table_has_its_label_last_with_or_without_a_header(tmp_path):
     for header in ("", "review\tLabel\n"):
-        table = read(tmp_path, header + 2 * "good\tpos\nbad\tneg\nso so\tneutral\n", "TSV")
+        table = read(
+            tmp_path, header + 2 * "good\tpos\nbad\tneg\nso so\tneutral\n", "TSV"
+        )
         assert table.texts[:3] == [("good",), ("bad",), ("so so",)]
         assert table.names == ("neg", "neutral", "pos")
         assert table.labels.tolist() == [2, 0, 1] * 2
@@ -133,17 +137,34 @@ def test_every_file_that_glue_publishes_is_read(tmp_path, task):
         if labelled:
             value = found.labels.tolist()[0]
             assert value == (
-                pytest.approx(3.8) if task == "STS-B" else layout_of(task).labels.index(label)
+                pytest.approx(3.8)
+                if task == "STS-B"
+                else layout_of(task).labels.index(label)
             )
 
 
 @pytest.mark.parametrize(
     ("task", "num_texts", "text", "expected"),
     [
-        ("SST-2", 0, "index\tsentence\n0\tfine film\n1\tbad\n", [("fine film",), ("bad",)]),
-        ("SST-2", 0, "sentence\tlabel\nfine film\t1\nbad\t0\n", [("fine film",), ("bad",)]),
+        (
+            "SST-2",
+            0,
+            "index\tsentence\n0\tfine film\n1\tbad\n",
+            [("fine film",), ("bad",)],
+        ),
+        (
+            "SST-2",
+            0,
+            "sentence\tlabel\nfine film\t1\nbad\t0\n",
+            [("fine film",), ("bad",)],
+        ),
         ("CoLA", 0, "index\tsentence\n0\tThe cat sat.\n", [("The cat sat.",)]),
-        ("MRPC", 0, "index\t#1 ID\t#2 ID\t#1 String\t#2 String\n0\t1\t2\ta\tb\n", [("a", "b")]),
+        (
+            "MRPC",
+            0,
+            "index\t#1 ID\t#2 ID\t#1 String\t#2 String\n0\t1\t2\ta\tb\n",
+            [("a", "b")],
+        ),
         ("MNLI", 0, "sentence1\tgenre\tsentence2\na\tx\tb\n", [("a", "b")]),
         ("TSV", 1, "It is good.\nso so\n", [("It is good.",), ("so so",)]),
         ("TSV", 1, "sentence\nso so\n", [("so so",)]),
@@ -156,7 +177,9 @@ def test_every_file_that_glue_publishes_is_read(tmp_path, task):
         ("TSV", 2, "a\nc\n", None),
     ],
 )
-def test_a_table_without_labels_is_read_for_prediction(tmp_path, task, num_texts, text, expected):
+def test_a_table_without_labels_is_read_for_prediction(
+    tmp_path, task, num_texts, text, expected
+):
     (tmp_path / "table.tsv").write_text(text)
     layout = TASKS[task].layout or Layout(labels=("x", "y"))
     arguments = tmp_path / "table.tsv", layout, num_texts
@@ -170,8 +193,16 @@ def test_a_table_without_labels_is_read_for_prediction(tmp_path, task, num_texts
 @pytest.mark.parametrize(
     ("task", "text", "message"),
     [
-        ("SST-2", "sentence\tlabel\nfine\t1\nbad\n", r"table.tsv:3: 1 columns, expected 2"),
-        ("SST-2", "sentence\tlabel\nfine\t2\n", r"table.tsv:2: label '2', expected one of 0, 1"),
+        (
+            "SST-2",
+            "sentence\tlabel\nfine\t1\nbad\n",
+            r"table.tsv:3: 1 columns, expected 2",
+        ),
+        (
+            "SST-2",
+            "sentence\tlabel\nfine\t2\n",
+            r"table.tsv:2: label '2', expected one of 0, 1",
+        ),
         ("SST-2", "sentence\tlabel\n", "has no examples"),
         (
             "MRPC",
@@ -213,7 +244,10 @@ def test_a_missing_table_is_one_line(tmp_path):
         tables.read(tmp_path / "none.tsv", layout_of("MRPC"))
 
 
-TEXTS, LABELS = ['A "fine" film, long.', "Two\nlines\tand a tab.", "Bad."], ["yes", "no", "yes"]
+TEXTS, LABELS = (
+    ['A "fine" film, long.', "Two\nlines\tand a tab.", "Bad."],
+    ["yes", "no", "yes"],
+)
 
 
 @pytest.mark.parametrize("kind", tables.KINDS)
@@ -233,7 +267,10 @@ def test_every_format_gives_the_named_columns(tmp_path, kind):
         path.write_text(
             "id\tstars\treview\tby\n"
             + "".join(
-                "\t".join(str(cell).replace("\t", " ").replace("\n", " ") for cell in row.values())
+                "\t".join(
+                    str(cell).replace("\t", " ").replace("\n", " ")
+                    for cell in row.values()
+                )
                 + "\n"
                 for row in rows
             )
@@ -250,9 +287,12 @@ def test_every_format_gives_the_named_columns(tmp_path, kind):
     assert table.summary.endswith(
         "; 3 examples, text review, label stars: 2 classes: 2 yes, 1 no (66.67% the first)"
     )
-    (tmp_path / "x").write_bytes(path.read_bytes())  # without an ending, as standard input
+    (tmp_path / "x").write_bytes(
+        path.read_bytes()
+    )  # without an ending, as standard input
     assert (
-        tables.read(tmp_path / "x", Layout(texts=("review",), label="stars")).texts == table.texts
+        tables.read(tmp_path / "x", Layout(texts=("review",), label="stars")).texts
+        == table.texts
     )
     found = tables.read_texts(path, Layout(usual=("by", "review"), label="stars"), 2)
     assert [by for by, _ in found.texts] == ["x"] * 3
@@ -289,7 +329,11 @@ def test_labels_with_decimals_are_numbers_and_integers_are_classes_unless_set(tm
             r"one or two of the columns a, b, c, label must be text: set TEXT_COLUMNS",
         ),
         ("x.csv", "text,label\na,b,c\n", r"x.csv:2: 3 columns, expected 2"),
-        ("x.csv", 'text,label\n"a,b\n', r"x.csv:\d: not CSV \(unexpected end of data\)"),
+        (
+            "x.csv",
+            'text,label\n"a,b\n',
+            r"x.csv:\d: not CSV \(unexpected end of data\)",
+        ),
         ("x.jsonl", '{"text": "a", "label": 1}\n{"text"\n', r"x.jsonl:2: not JSONL"),
         (
             "x.jsonl",
@@ -298,7 +342,9 @@ def test_labels_with_decimals_are_numbers_and_integers_are_classes_unless_set(tm
         ),
     ],
 )
-def test_what_cannot_be_inferred_from_the_file_is_asked_for(tmp_path, name, text, message):
+def test_what_cannot_be_inferred_from_the_file_is_asked_for(
+    tmp_path, name, text, message
+):
     (tmp_path / name).write_text(text)
     with pytest.raises(DataError, match=message) as caught:
         tables.read(tmp_path / name, Layout())

@@ -20,9 +20,11 @@ from .. import forked
 
 
 def made_up_documents(count: int, seed: int = 0) -> list[list[str]]:
-    """Documents of made-up words, always the same, unlike Python's documentation, which changes with its version.
+    """Documents of made-up words, always the same, unlike Python's documentation, which changes
+    with its version.
 
-    Frequent and rare words, short and long sentences, and documents of 2 to 70 sentences, as in prose.
+    Frequent and rare words, short and long sentences, and documents of 2 to 70 sentences, as in
+    prose.
     """
     generator = np.random.default_rng(seed)
     syllables = [
@@ -31,16 +33,22 @@ def made_up_documents(count: int, seed: int = 0) -> list[list[str]]:
         for b in "aeio"
         for c in ("", "n", "s")
     ]
-    words = ["".join(generator.choice(syllables, generator.integers(1, 4))) for _ in range(1200)]
+    words = [
+        "".join(generator.choice(syllables, generator.integers(1, 4)))
+        for _ in range(1200)
+    ]
     documents = []
     for length in np.clip(generator.lognormal(2.6, 0.9, count), 2, 70).astype(int):
         sentences = []
         for size in generator.integers(3, 28, length):
-            picked = [words[i] for i in (len(words) ** generator.random(size)).astype(int) - 1]
+            picked = [
+                words[i] for i in (len(words) ** generator.random(size)).astype(int) - 1
+            ]
             if size > 12:
                 picked[size // 2] += generator.choice([",", ";", " -", "'s", " (7)"])
             sentences.append(
-                " ".join(picked).capitalize() + generator.choice([".", ".", ".", "?", "!"])
+                " ".join(picked).capitalize()
+                + generator.choice([".", ".", ".", "?", "!"])
             )
         documents.append(sentences)
     return documents
@@ -49,7 +57,8 @@ def made_up_documents(count: int, seed: int = 0) -> list[list[str]]:
 def write_documents(path: Path, documents: list[list[str]]) -> None:
     """One sentence a line, a blank line after each document."""
     path.write_text(
-        "".join("\n".join(document) + "\n\n" for document in documents), encoding="utf-8"
+        "".join("\n".join(document) + "\n\n" for document in documents),
+        encoding="utf-8",
     )
 
 
@@ -68,7 +77,9 @@ def prepare_options(folder: Path, *more: str) -> argparse.Namespace:
 
 
 def prepared_digests(folder: Path) -> dict[str, str]:
-    """md5 of every prepared file except the manifests, which also record options without effect on the files."""
+    """md5 of every prepared file except the manifests, which also record options without effect on
+    the files.
+    """
     return {
         str(path.relative_to(folder)): hashlib.md5(path.read_bytes()).hexdigest()
         for path in folder.rglob("*")
@@ -80,7 +91,9 @@ def prepared_digests(folder: Path) -> dict[str, str]:
 
 def all_records(folder: Path) -> Records:
     """The verified records of all shards of a folder."""
-    return concatenate([verify_records(path)[0] for path in sorted(folder.glob("part_*.hdf5"))])
+    return concatenate(
+        [verify_records(path)[0] for path in sorted(folder.glob("part_*.hdf5"))]
+    )
 
 
 @pytest.fixture(scope="session")

@@ -2,9 +2,10 @@
 
     python -m tests.input_preprocessing.mutations --count 500 --seed 1
 
-Values, attributes, headers, whole files and manifests are changed, one at a time. Each must be refused in words that
-name the file; a bit of a header that no reader reads may pass, which is checked by reading. Prints one line, and a
-line for each that was accepted or not named; exit status 1 if there are any. One of them again: --only NUMBER.
+Values, attributes, headers, whole files and manifests are changed, one at a time. Each must be
+refused in words that name the file; a bit of a header that no reader reads may pass, which is
+checked by reading. Prints one line, and a line for each that was accepted or not named; exit status
+1 if there are any. One of them again: --only NUMBER.
 """
 
 from __future__ import annotations
@@ -37,7 +38,10 @@ _PATIENCE = 300  # seconds that judging one may take before it counts as a hang
 
 
 def record_files(folder: Path) -> list[Path]:
-    return [*sorted((folder / "packed_data").glob("part_*")), folder / "eval/part_eval_10k.hdf5"]
+    return [
+        *sorted((folder / "packed_data").glob("part_*")),
+        folder / "eval/part_eval_10k.hdf5",
+    ]
 
 
 def flip_bit(draw: random.Random, path: Path, start: int, end: int) -> str:
@@ -72,7 +76,9 @@ def change_attribute(draw: random.Random, folder: Path) -> tuple[Path, str]:
             del file.attrs[name]
         elif isinstance(value, str):
             at = draw.randrange(len(value))
-            file.attrs[name] = f"{value[:at]}{'1' if value[at] == '0' else '0'}{value[at + 1 :]}"
+            file.attrs[name] = (
+                f"{value[:at]}{'1' if value[at] == '0' else '0'}{value[at + 1 :]}"
+            )
         else:
             file.attrs[name] = int(value) + draw.choice([-1, 1, 2**31])
     return path, f"attribute {name}"
@@ -80,7 +86,9 @@ def change_attribute(draw: random.Random, folder: Path) -> tuple[Path, str]:
 
 def change_file(draw: random.Random, folder: Path) -> tuple[Path, str]:
     others = [folder / "phase1" / name for name in ("vocab.txt", "bert_config.json")]
-    path = draw.choice([*record_files(folder), *others, folder / "packed_data/index.json"])
+    path = draw.choice(
+        [*record_files(folder), *others, folder / "packed_data/index.json"]
+    )
     data = path.read_bytes()
     how = draw.choice(["gone", "empty", "cut", "bit", "another", "more"])
     if how == "gone":
@@ -88,7 +96,9 @@ def change_file(draw: random.Random, folder: Path) -> tuple[Path, str]:
     elif how == "bit":
         return path, flip_bit(draw, path, 0, len(data))
     elif how == "another":
-        shutil.copy(draw.choice([each for each in record_files(folder) if each != path]), path)
+        shutil.copy(
+            draw.choice([each for each in record_files(folder) if each != path]), path
+        )
     elif how == "more":
         path = path.with_name(f"more{draw.choice(['', '.hdf5', '.hdf', '.h5'])}")
         shutil.copy(draw.choice(record_files(folder)), path)
@@ -110,7 +120,9 @@ def change_manifest(draw: random.Random, folder: Path) -> tuple[Path, str]:
         if draw.random() < 0.4:
             value.pop(key, None) or value.update({key: "x"})
         else:
-            value[key] = 7 if isinstance(value.get(key), int) else str(value.get(key))[:-1] + "x"
+            value[key] = (
+                7 if isinstance(value.get(key), int) else str(value.get(key))[:-1] + "x"
+            )
         name = f"{name}[{key}]"
     elif draw.random() < 0.3:
         del entries[name]
@@ -136,7 +148,9 @@ CHANGES: dict[str, Callable[[random.Random, Path], tuple[Path, str]]] = {
 def contents(path: Path) -> object:
     """All that a reader sees of a record file."""
     records, metadata = open_records(path)
-    arrays = {name: None if a is None else a.tobytes() for name, a in vars(records).items()}
+    arrays = {
+        name: None if a is None else a.tobytes() for name, a in vars(records).items()
+    }
     return arrays, metadata
 
 
@@ -148,7 +162,9 @@ def judge(folder: Path) -> str:
         return str(error)
 
 
-def mutate(folder: Path, count: int, seed: int, only: int | None = None) -> Counter[str]:
+def mutate(
+    folder: Path, count: int, seed: int, only: int | None = None
+) -> Counter[str]:
     """Changes a prepared folder `count` times, and back; prints and counts what became of it."""
     found: Counter[str] = Counter()
     spare = folder.with_name(f"{folder.name}.spare")
@@ -162,7 +178,10 @@ def mutate(folder: Path, count: int, seed: int, only: int | None = None) -> Coun
             signal.alarm(_PATIENCE)
             problem = judge(spare)
             # A manifest that contradicts a file may as well be told by the file's name.
-            names = [path.name, *(each.name for each in record_files(spare) if kind == "manifest")]
+            names = [
+                path.name,
+                *(each.name for each in record_files(spare) if kind == "manifest"),
+            ]
             if any(name in problem for name in names) and "\n" not in problem:
                 became = "refused"
             elif problem:
@@ -175,7 +194,9 @@ def mutate(folder: Path, count: int, seed: int, only: int | None = None) -> Coun
             signal.alarm(0)
             found[became] += 1
             if became in ("ACCEPTED", "not named"):
-                print(f"{number}: {kind}: {path.relative_to(spare)}: {what}: {became}: {problem}")
+                print(
+                    f"{number}: {kind}: {path.relative_to(spare)}: {what}: {became}: {problem}"
+                )
         finally:
             shutil.rmtree(spare)
     return found
@@ -194,7 +215,13 @@ def main() -> int:
         write_documents(Path(name) / "text", made_up_documents(60))
         corpus = ["--input", str(Path(name) / "text"), "--outputdir", str(folder)]
         made = forked.run(
-            "input_preprocessing", "corpus", *corpus, "--num-files", "3", "--vocab-size", "800"
+            "input_preprocessing",
+            "corpus",
+            *corpus,
+            "--num-files",
+            "3",
+            "--vocab-size",
+            "800",
         )
         if made.returncode:
             sys.exit(made.stderr)

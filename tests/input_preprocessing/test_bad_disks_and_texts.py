@@ -1,4 +1,6 @@
-"""Full disks, read-only folders and odd texts: a clear line or the documented behaviour, and nothing lost."""
+"""Full disks, read-only folders and odd texts: a clear line or the documented behaviour, and
+nothing lost.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ from .test_crash_points import small_download as small_download
 LIMIT = 1500  # bytes a file may have; every stage writes more
 
 
-def in_a_process(limit: Callable[[], object], stage: Callable[[Path], object], folder: Path) -> str:
+def in_a_process(
+    limit: Callable[[], object], stage: Callable[[Path], object], folder: Path
+) -> str:
     """What the stage says when it fails in a process with a limit; '' when it does not fail."""
     reader, writer = os.pipe()
     pid = os.fork()
@@ -50,7 +54,9 @@ def in_a_process(limit: Callable[[], object], stage: Callable[[Path], object], f
 
 
 @pytest.mark.parametrize("name", [name for name in STAGES if name != "download"])
-def test_a_write_that_fails_is_reported_and_leaves_no_file(tmp_path: Path, name: str) -> None:
+def test_a_write_that_fails_is_reported_and_leaves_no_file(
+    tmp_path: Path, name: str
+) -> None:
     make, run = STAGES[name]
     folder, whole = tmp_path / "folder", tmp_path / "whole"
     folder.mkdir()
@@ -66,7 +72,9 @@ def test_a_write_that_fails_is_reported_and_leaves_no_file(tmp_path: Path, name:
     assert "check space and permissions, run again" in message
     kept = {STAGE_FILE, "out/CoLA.zip"}  # what was begun, and what was fetched whole
     left = {
-        name: md5 for name, md5 in contents(folder).items() if not {name, Path(name).name} & kept
+        name: md5
+        for name, md5 in contents(folder).items()
+        if not {name, Path(name).name} & kept
     }
     assert left == before
     run(folder)
@@ -132,7 +140,9 @@ def public_folder() -> Iterator[Path]:
 @pytest.mark.parametrize("name", ["instances", "evalset", "convert_checkpoint"])
 def test_a_read_only_folder_is_reported(public_folder: Path, name: str) -> None:
     make, run = STAGES[name]
-    with tempfile.TemporaryDirectory() as other:  # nobody could not keep what is compiled
+    with (
+        tempfile.TemporaryDirectory() as other
+    ):  # nobody could not keep what is compiled
         make(Path(other))
         run(Path(other))
     make(public_folder)
@@ -181,11 +191,15 @@ def test_two_preparations_of_one_folder_do_not_run_at_once(fresh: Path) -> None:
     assert not (fresh / "work").exists()
 
 
-def test_blank_crlf_and_blankless_parts_are_prepared_with_the_others(fresh: Path) -> None:
+def test_blank_crlf_and_blankless_parts_are_prepared_with_the_others(
+    fresh: Path,
+) -> None:
     texts = sorted((fresh / "download" / "results4").glob("part-*"))
     texts[0].write_bytes(b"\n")
     texts[1].write_bytes(texts[1].read_bytes().replace(b"\n", b"\r\n"))
-    texts[2].write_bytes(b"\n".join(line for line in texts[2].read_bytes().split(b"\n") if line))
+    texts[2].write_bytes(
+        b"\n".join(line for line in texts[2].read_bytes().split(b"\n") if line)
+    )
     prepare.main(prepare_options(fresh, "--packed-data", "--shards", "2"))
     assert not verify.failures(verify.verify(fresh, jobs=1))
 
@@ -193,7 +207,9 @@ def test_blank_crlf_and_blankless_parts_are_prepared_with_the_others(fresh: Path
 def test_text_files_that_were_swapped_are_made_again(
     fresh: Path, downloaded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The names decide the order, so that finished instances of a swapped file are not taken for its own."""
+    """The names decide the order, so that finished instances of a swapped file are not taken for
+    its own.
+    """
     texts = sorted((fresh / "download" / "results4").glob("part-*"))
     with monkeypatch.context() as patched:
         patched.setattr(prepare.steps, "make_evaluation_set", lambda _: 1 / 0)
@@ -208,14 +224,18 @@ def test_text_files_that_were_swapped_are_made_again(
         prepare.main(prepare_options(folder, "--packed-data", "--shards", "4"))
     assert prepared_digests(fresh) == prepared_digests(other)
     shutil.copytree(downloaded, tmp_path / "straight")
-    prepare.main(prepare_options(tmp_path / "straight", "--packed-data", "--shards", "4"))
+    prepare.main(
+        prepare_options(tmp_path / "straight", "--packed-data", "--shards", "4")
+    )
     same = multiset_digest(all_records(fresh / "packed_data"))
     assert same == multiset_digest(all_records(tmp_path / "straight" / "packed_data"))
 
 
 @pytest.mark.slow
 def test_a_line_of_100_mb_takes_less_than_3_gb(tmp_path: Path) -> None:
-    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nthe\ncat\nsat\n")
+    (tmp_path / "vocab.txt").write_text(
+        "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nthe\ncat\nsat\n"
+    )
     with open(tmp_path / "text", "w") as file:
         for _ in range(100):
             file.write("the cat sat café " * 58_824)
@@ -224,6 +244,8 @@ def test_a_line_of_100_mb_takes_less_than_3_gb(tmp_path: Path) -> None:
             tmp_path / "vocab.txt", "--output-file", tmp_path / "out.hdf5", "--dupe-factor", "2"]  # fmt: skip
     before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
     subprocess.run(list(map(str, line)), check=True)
-    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < max(3_000_000, before + 1)
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < max(
+        3_000_000, before + 1
+    )
     records, _ = open_records(tmp_path / "out.hdf5")
     assert records.sequence_lengths.max() == 512

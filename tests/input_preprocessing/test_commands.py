@@ -42,7 +42,9 @@ def test_every_stage_answers_to_the_name_that_users_know(
             main()
         assert ended.value.code == 0
         said = capsys.readouterr()
-        assert said.out.startswith(f"usage: python -m input_preprocessing {name} "), name
+        assert said.out.startswith(f"usage: python -m input_preprocessing {name} "), (
+            name
+        )
         assert said.err == ""
 
 
@@ -50,7 +52,11 @@ def test_the_package_lists_its_stages() -> None:
     answer = run("input_preprocessing")
     assert answer.returncode == 0
     assert answer.stdout == overview() + "\n"
-    lines = [line.split(None, 1) for line in answer.stdout.splitlines() if line.startswith("  ")]
+    lines = [
+        line.split(None, 1)
+        for line in answer.stdout.splitlines()
+        if line.startswith("  ")
+    ]
     assert [name for name, _ in lines] == list(STAGES)
     assert run("input_preprocessing", "--help").stdout == answer.stdout
     mistaken = run("input_preprocessing", "pakc")
@@ -82,7 +88,9 @@ def test_options_have_their_kinds_and_defaults() -> None:
     found = options.source, options.unpack, options.max_predictions_per_seq
     assert found == (Path("a"), True, 76)
     assert options.jobs == len(os.sched_getaffinity(0))
-    options = parser_of("prepare").parse_args(["--outputdir", "a", "--nsp", "0", "--phases"])
+    options = parser_of("prepare").parse_args(
+        ["--outputdir", "a", "--nsp", "0", "--phases"]
+    )
     assert (options.nsp, options.do_lower_case) == (False, True)
     assert options.phases == ((128, 20), (512, 80))
     assert SamplingConfig() == SamplingConfig(
@@ -101,7 +109,9 @@ def test_options_have_their_kinds_and_defaults() -> None:
         "--outputdir a --jobs 0",
     ],
 )
-def test_a_wrong_command_line_is_wrong_usage(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_command_line_is_wrong_usage(
+    line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit, match="2"):
         parser_of("prepare").parse_args(line.split())
     assert "error:" in capsys.readouterr().err

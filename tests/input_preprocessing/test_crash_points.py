@@ -1,7 +1,9 @@
-"""Every stage killed (kill -9) before each of its changes to the disk, and within writes, ends in the same files.
+"""Every stage killed (kill -9) before each of its changes to the disk, and within writes, ends in
+the same files.
 
-The stage runs in a forked process. An audit hook counts what Python is about to do to the disk and kills the process at
-the chosen one; a limit on the size of files kills it in the middle of a write, HDF5's own writes included.
+The stage runs in a forked process. An audit hook counts what Python is about to do to the disk and
+kills the process at the chosen one; a limit on the size of files kills it in the middle of a write,
+HDF5's own writes included.
 """
 
 from __future__ import annotations
@@ -33,19 +35,30 @@ from input_preprocessing.text import vocabulary
 from ..bert.data.samples import METADATA, make_records
 from .conftest import prepare_options
 
-CHECKPOINT = Path(__file__).parent / "checkpoints" / "tf1_checkpoint" / "model.ckpt-28252"
+CHECKPOINT = (
+    Path(__file__).parent / "checkpoints" / "tf1_checkpoint" / "model.ckpt-28252"
+)
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
-CHANGES = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.link", "os.symlink")
+CHANGES = (
+    "os.rename",
+    "os.remove",
+    "os.mkdir",
+    "os.rmdir",
+    "os.truncate",
+    "os.link",
+    "os.symlink",
+)
 ENDED, FAILED = -1, -2
 
 
 def run_and_kill(
     stage: Callable[[Path], object], folder: Path, at: int, size: int | None = None
 ) -> int:
-    """Runs the stage on a folder in a forked process, killed before its `at`-th change of the folder (0: never).
+    """Runs the stage on a folder in a forked process, killed before its `at`-th change of the
+    folder (0: never).
 
-    With `size`, the process is killed at the first write beyond so many bytes of a file. Returns the number of changes,
-    or ENDED if the process was not killed, or FAILED.
+    With `size`, the process is killed at the first write beyond so many bytes of a file. Returns
+    the number of changes, or ENDED if the process was not killed, or FAILED.
     """
     pid = os.fork()
     if pid == 0:
@@ -55,8 +68,12 @@ def run_and_kill(
             nonlocal count
             changes = event in CHANGES
             if event == "open" and isinstance(arguments[0], (str, bytes, os.PathLike)):
-                # A finished partial file is opened for reading to be synced; the folder after it was renamed.
-                synced = os.fsdecode(arguments[0]).endswith(".partial") or arguments[1] is None
+                # A finished partial file is opened for reading to be synced; the folder after it
+                # was renamed.
+                synced = (
+                    os.fsdecode(arguments[0]).endswith(".partial")
+                    or arguments[1] is None
+                )
                 changes = bool(arguments[2] & WRITES) or synced
             if changes and os.fsdecode(arguments[0]).startswith(str(folder)):
                 count += 1
@@ -82,11 +99,15 @@ def run_and_kill(
 
 
 def contents(folder: Path) -> dict[str, str]:
-    """md5 of every file, but for locks and for manifests, which record the time stamps of the text."""
+    """md5 of every file, but for locks and for manifests, which record the time stamps of the
+    text.
+    """
     return {
         str(path.relative_to(folder)): hashlib.md5(path.read_bytes()).hexdigest()
         for path in folder.rglob("*")
-        if path.is_file() and path.name != ".lock" and not path.name.startswith("prepared-")
+        if path.is_file()
+        and path.name != ".lock"
+        and not path.name.startswith("prepared-")
     }
 
 
@@ -94,11 +115,15 @@ def make_source(folder: Path) -> None:
     """Record files of 5 to 64 tokens."""
     (folder / "source").mkdir()
     for i in range(3):
-        write_records(folder / "source" / f"part-{i}.hdf5", make_records(150, seed=i), METADATA)
+        write_records(
+            folder / "source" / f"part-{i}.hdf5", make_records(150, seed=i), METADATA
+        )
 
 
 def make_text(folder: Path) -> None:
-    (folder / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nthe\ncat\nsat\n")
+    (folder / "vocab.txt").write_text(
+        "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nthe\ncat\nsat\n"
+    )
     (folder / "text").write_text("the cat sat\nthe cat the\n\ncat cat sat the\n" * 30)
 
 
@@ -114,13 +139,19 @@ def make_mirror(folder: Path) -> None:
 
 def make_glue(folder: Path) -> None:
     (folder / "mirror").mkdir()
-    # Small beside its tables, of which the last is the larger one: a write of 7,000 bytes ends within that.
-    with zipfile.ZipFile(folder / "mirror" / "CoLA.zip", "w", zipfile.ZIP_DEFLATED) as zipped:
+    # Small beside its tables, of which the last is the larger one: a write of 7,000 bytes ends
+    # within that.
+    with zipfile.ZipFile(
+        folder / "mirror" / "CoLA.zip", "w", zipfile.ZIP_DEFLATED
+    ) as zipped:
         for name, count in (("train", 200), ("dev", 300)):
             zipped.writestr(
-                f"CoLA/{name}.tsv", "".join(f"gj04\t1\t\tThe cat sat {i}.\n" for i in range(count))
+                f"CoLA/{name}.tsv",
+                "".join(f"gj04\t1\t\tThe cat sat {i}.\n" for i in range(count)),
             )
-    rows = "".join(f"1\t{i}\t{i + 1}\tOne cat sat {i}.\tA cat sat.\r\n" for i in range(300))
+    rows = "".join(
+        f"1\t{i}\t{i + 1}\tOne cat sat {i}.\tA cat sat.\r\n" for i in range(300)
+    )
     (folder / "mirror" / "msr_paraphrase_train.txt").write_text(
         "Quality\t#1 ID\t#2 ID\tA\tB\r\n" + rows
     )
@@ -145,7 +176,9 @@ def small_download(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run_instances(folder: Path) -> None:
     words = vocabulary.load(folder / "vocab.txt")
-    instances.write_instances(folder / "text", folder / "out.hdf5", words, SamplingConfig())
+    instances.write_instances(
+        folder / "text", folder / "out.hdf5", words, SamplingConfig()
+    )
 
 
 def run_import(folder: Path) -> None:
@@ -194,10 +227,15 @@ STAGES: dict[str, Stage] = {
     "bins": (make_source, dealt(shards.bin_records)),
     "import_records": (make_source, run_import),
     "export_records": (make_source, lambda d: run_export(d, "tfrecord")),
-    "export_records to NVIDIA's layout": (make_source, lambda d: run_export(d, "nvidia")),
+    "export_records to NVIDIA's layout": (
+        make_source,
+        lambda d: run_export(d, "nvidia"),
+    ),
     "convert_checkpoint": (
         lambda d: None,
-        lambda d: convert_checkpoint.convert(CHECKPOINT, d / "out.safetensors", "huggingface"),
+        lambda d: convert_checkpoint.convert(
+            CHECKPOINT, d / "out.safetensors", "huggingface"
+        ),
     ),
     "convert_checkpoint to .pt": (
         lambda d: None,
@@ -207,9 +245,14 @@ STAGES: dict[str, Stage] = {
 
 
 def check(
-    make: Callable[[Path], object], run: Callable[[Path], object], tmp_path: Path, step: int
+    make: Callable[[Path], object],
+    run: Callable[[Path], object],
+    tmp_path: Path,
+    step: int,
 ) -> int:
-    """Kills the stage at every `step`-th change and in writes of several sizes; the number of kills."""
+    """Kills the stage at every `step`-th change and in writes of several sizes; the number of
+    kills.
+    """
     start, whole, folder = tmp_path / "start", tmp_path / "whole", tmp_path / "folder"
     start.mkdir()
     make(start)
@@ -256,7 +299,9 @@ def test_a_stage_killed_at_some_changes_of_the_disk_ends_the_same(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", STAGES)
-def test_a_stage_killed_at_any_change_of_the_disk_ends_the_same(tmp_path: Path, name: str) -> None:
+def test_a_stage_killed_at_any_change_of_the_disk_ends_the_same(
+    tmp_path: Path, name: str
+) -> None:
     assert check(*STAGES[name], tmp_path, step=1) >= 4
 
 
@@ -267,12 +312,18 @@ def whole_preparation(downloaded: Path, *options: str) -> Stage:
     )
 
 
-def test_a_preparation_killed_now_and_then_ends_the_same(downloaded: Path, tmp_path: Path) -> None:
-    assert check(*whole_preparation(downloaded, "--packed-data"), tmp_path, step=30) >= 4
+def test_a_preparation_killed_now_and_then_ends_the_same(
+    downloaded: Path, tmp_path: Path
+) -> None:
+    assert (
+        check(*whole_preparation(downloaded, "--packed-data"), tmp_path, step=30) >= 4
+    )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["--packed-data", "--binned-data", "--max-sequences-per-row=3"])
+@pytest.mark.parametrize(
+    "kind", ["--packed-data", "--binned-data", "--max-sequences-per-row=3"]
+)
 def test_a_preparation_killed_at_any_change_of_the_disk_ends_the_same(
     downloaded: Path, tmp_path: Path, two_bins: None, kind: str
 ) -> None:

@@ -1,4 +1,6 @@
-"""A damaged file is named, taken for nothing else and made again alone; none takes the program along."""
+"""A damaged file is named, taken for nothing else and made again alone; none takes the program
+along.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,9 @@ def test_the_reader_of_files_does_not_keep_a_folder_locked(
 ) -> None:
     for _ in range(2):
         with prepare.cli.lock_folder(tmp_path):
-            monkeypatch.setattr(hdf5, "_helper", hdf5._Helper())  # started while it is locked
+            monkeypatch.setattr(
+                hdf5, "_helper", hdf5._Helper()
+            )  # started while it is locked
             open_records(path)
 
 
@@ -74,14 +78,18 @@ def test_the_evaluation_set_is_not_picked_from_damaged_instances(
     assert not (tmp_path / "eval.hdf5").exists()
 
 
-def test_shards_of_damaged_instances_name_them_and_are_not_kept(path: Path, tmp_path: Path) -> None:
+def test_shards_of_damaged_instances_name_them_and_are_not_kept(
+    path: Path, tmp_path: Path
+) -> None:
     (tmp_path / "source").mkdir()
     source = Path(shutil.move(path, tmp_path / "source" / "a.hdf5"))
     write_records(source.with_name("b.hdf5"), make_records(9, seed=2), METADATA)
     write_records(source, make_records(20), METADATA)
     alter_first_id(source)
     given = {"shards": 1, "seed": 1, "jobs": 1, "max_sequences_per_row": 3}
-    with pytest.raises(DataError, match=r"source/a\.hdf5 was changed after it was written"):
+    with pytest.raises(
+        DataError, match=r"source/a\.hdf5 was changed after it was written"
+    ):
         shards.pack_records(tmp_path / "source", tmp_path / "out", **given)
     assert not list((tmp_path / "out").glob("part_*"))
 
@@ -111,7 +119,9 @@ def test_instances_that_were_damaged_between_two_runs_are_made_again_alone(
         assert (fresh / name).read_bytes() == (packed / name).read_bytes()
 
 
-def test_a_damaged_shard_of_an_interrupted_run_is_made_again(path: Path, tmp_path: Path) -> None:
+def test_a_damaged_shard_of_an_interrupted_run_is_made_again(
+    path: Path, tmp_path: Path
+) -> None:
     (tmp_path / "source").mkdir()
     shutil.move(path, tmp_path / "source" / "a.hdf5")
     given = {"shards": None, "seed": 1, "jobs": 1}
@@ -137,7 +147,9 @@ def test_a_stage_reads_what_the_one_before_wrote_and_makes_only_a_damaged_file_a
     folder.finish(names)
     assert len(manifest.finished_files(tmp_path, "clean", 1)) == 2
     alter(tmp_path / "text-1", 0)
-    with pytest.raises(DataError, match=r"text-1 is missing or was changed; run .* clean again"):
+    with pytest.raises(
+        DataError, match=r"text-1 is missing or was changed; run .* clean again"
+    ):
         manifest.finished_files(tmp_path, "clean", 1)
     assert not stage().finished
     assert sorted(path.name for path in tmp_path.glob("text-*")) == ["text-0"]
@@ -165,7 +177,9 @@ MANIFESTS: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("damage", MANIFESTS)
-def test_a_manifest_is_believed_only_as_it_was_written(damage: str, folder: Path) -> None:
+def test_a_manifest_is_believed_only_as_it_was_written(
+    damage: str, folder: Path
+) -> None:
     before = {path: path.read_bytes() for path in folder.rglob("*.hdf5")}
     MANIFESTS[damage](folder / "prepared-packed.json")
     with pytest.raises(
@@ -175,7 +189,9 @@ def test_a_manifest_is_believed_only_as_it_was_written(damage: str, folder: Path
     assert {path: path.read_bytes() for path in folder.rglob("*.hdf5")} == before
 
 
-def test_another_digest_of_the_benchmark_s_evaluation_set_is_a_failure(folder: Path) -> None:
+def test_another_digest_of_the_benchmark_s_evaluation_set_is_a_failure(
+    folder: Path,
+) -> None:
     path = folder / "prepared-packed.json"
     made = manifest.read(path)
     recipe = {**made.recipe, **vars(SamplingConfig()), "num_eval_samples": 10_000}
@@ -188,5 +204,7 @@ def test_another_digest_of_the_benchmark_s_evaluation_set_is_a_failure(folder: P
     found = verdict._check_evaluation([audited], benchmark)
     assert found.holds is False
     assert "not the published" in found.detail
-    own_words = manifest.Manifest(**{**vars(benchmark), "recipe": {**recipe, "vocab_md5": "0"}})
+    own_words = manifest.Manifest(
+        **{**vars(benchmark), "recipe": {**recipe, "vocab_md5": "0"}}
+    )
     assert verdict._check_evaluation([audited], own_words).holds is True

@@ -91,13 +91,16 @@ def test_shards_of_another_source_are_neither_replaced_nor_removed(
 ) -> None:
     for number, name in enumerate(("source", "other")):
         (tmp_path / name).mkdir()
-        write_records(tmp_path / name / "part-0.hdf5", make_records(100, seed=number), METADATA)
+        write_records(
+            tmp_path / name / "part-0.hdf5", make_records(100, seed=number), METADATA
+        )
     target = tmp_path / "target"
     make(stage, tmp_path / "source", target)
     before = contents_of(target)
     make(stage, tmp_path / "source", target)
     with pytest.raises(
-        SystemExit, match="was made from another source; move it away, or give another folder"
+        SystemExit,
+        match="was made from another source; move it away, or give another folder",
     ):
         make(stage, tmp_path / "other", target)
     assert contents_of(target) == before
@@ -110,20 +113,26 @@ def test_shards_are_not_written_over_by_an_import(tmp_path: Path) -> None:
     shard = tmp_path / "target" / "part_00000_of_00002.hdf5"
     write_nvidia(tmp_path / shard.name, make_records(20), "variable")
     before = contents_of(tmp_path / "target")
-    with pytest.raises(DataError, match=rf"{shard.name} was not made by import_records"):
+    with pytest.raises(
+        DataError, match=rf"{shard.name} was not made by import_records"
+    ):
         import_file(None, (tmp_path / shard.name, shard))
     assert contents_of(tmp_path / "target") == before
 
 
 @pytest.mark.parametrize("kind", ["--packed-data", "--binned-data", "--shards=2"])
-def test_a_preparation_sees_shards_of_others_before_it_begins(fresh: Path, kind: str) -> None:
+def test_a_preparation_sees_shards_of_others_before_it_begins(
+    fresh: Path, kind: str
+) -> None:
     folder = {
         "--packed-data": "packed_data",
         "--binned-data": "hdf5/bins/64",
         "--shards=2": "hdf5/training-2",
     }[kind]
     (fresh / folder).mkdir(parents=True)
-    write_nvidia(fresh / folder / "part_00000_of_00002.hdf5", make_records(20), "variable")
+    write_nvidia(
+        fresh / folder / "part_00000_of_00002.hdf5", make_records(20), "variable"
+    )
     before = contents_of(fresh / folder)
     with pytest.raises(DataError, match="was not made by this preparation"):
         prepare.main(prepare_options(fresh, kind))
@@ -131,7 +140,9 @@ def test_a_preparation_sees_shards_of_others_before_it_begins(fresh: Path, kind:
     assert not list(fresh.glob("work/*"))
 
 
-def test_a_finished_folder_with_a_shard_cut_short_is_mended(packed: Path, tmp_path: Path) -> None:
+def test_a_finished_folder_with_a_shard_cut_short_is_mended(
+    packed: Path, tmp_path: Path
+) -> None:
     folder = tmp_path / "data"
     shutil.copytree(packed, folder)
     shard = sorted(folder.glob("packed_data/part_*"))[1]
@@ -145,7 +156,14 @@ def test_the_evaluation_set_is_not_written_over_its_instances(
 ) -> None:
     write_records(tmp_path / "a.hdf5", make_records(30), METADATA)
     shutil.copy(tmp_path / "a.hdf5", tmp_path / "b.hdf5")
-    line = ["evalset", "--source", str(tmp_path / "a.hdf5"), "--num-samples", "5", "--target"]
+    line = [
+        "evalset",
+        "--source",
+        str(tmp_path / "a.hdf5"),
+        "--num-samples",
+        "5",
+        "--target",
+    ]
     monkeypatch.setattr(sys, "argv", [*line, str(tmp_path / "." / "a.hdf5")])
     with pytest.raises(SystemExit, match="is the source"):
         run_stage("evalset")

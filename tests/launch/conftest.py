@@ -1,4 +1,6 @@
-"""A copy of the launch scripts with stand-ins for the trainer, the results review and the compliance checker."""
+"""A copy of the launch scripts with stand-ins for the trainer, the results review and the
+compliance checker.
+"""
 
 from __future__ import annotations
 
@@ -61,13 +63,21 @@ class Checkout:
     @property
     def run_dir(self) -> Path:
         """The only run of the test."""
-        (folder,) = (folder for folder in self.logdir.iterdir() if folder.name != ".kernels")
+        (folder,) = (
+            folder for folder in self.logdir.iterdir() if folder.name != ".kernels"
+        )
         return folder
 
     def calls(self, program: str) -> list[str]:
         """Arguments with which the stand-ins of ``program`` were called."""
-        lines = self.calls_file.read_text().splitlines() if self.calls_file.exists() else []
-        return [line.partition(" ")[2] for line in lines if line.partition(" ")[0] == program]
+        lines = (
+            self.calls_file.read_text().splitlines() if self.calls_file.exists() else []
+        )
+        return [
+            line.partition(" ")[2]
+            for line in lines
+            if line.partition(" ")[0] == program
+        ]
 
     def ranks(self) -> list[dict[str, Any]]:
         """Environment recorded by each rank that trained."""
@@ -101,7 +111,9 @@ class Checkout:
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
     def stand_in(self, name: str, script: str) -> None:
-        """Puts a program first on PATH that records its arguments, quoted as by the shell, and runs."""
+        """Puts a program first on PATH that records its arguments, quoted as by the shell, and
+        runs.
+        """
         path = self.root.parent / "bin" / name
         path.write_text(
             f'#!/usr/bin/env bash\necho {name} "${{*@Q}}" >>"{self.calls_file}"\n{script}\n'
@@ -123,15 +135,21 @@ def copy_scripts(repository: Path, root: Path) -> None:
         shutil.copy(repository / name, root / name)
     for trainer in ("bert", "finetune", "certify"):
         (root / "implementations" / trainer).mkdir(parents=True)
-        shutil.copy(FAKES / "bert.py", root / "implementations" / trainer / "__main__.py")
+        shutil.copy(
+            FAKES / "bert.py", root / "implementations" / trainer / "__main__.py"
+        )
     (root / "implementations" / "bert" / "commands").mkdir()
     shutil.copy(
-        FAKES / "allreduce.py", root / "implementations" / "bert" / "commands" / "allreduce.py"
+        FAKES / "allreduce.py",
+        root / "implementations" / "bert" / "commands" / "allreduce.py",
     )
     shutil.copytree(
-        repository / "implementations" / "bert" / "core", root / "implementations" / "bert" / "core"
+        repository / "implementations" / "bert" / "core",
+        root / "implementations" / "bert" / "core",
     )
-    shutil.copytree(repository / "implementations" / "common", root / "implementations" / "common")
+    shutil.copytree(
+        repository / "implementations" / "common", root / "implementations" / "common"
+    )
     for package, text in (
         ("review", REVIEW),
         ("mlperf_logging/compliance_checker", COMPLIANCE),
@@ -151,7 +169,9 @@ def copy_scripts(repository: Path, root: Path) -> None:
 
 @pytest.fixture
 def checkout(repository: Path, tmp_path: Path) -> Checkout:
-    """The scripts with stand-ins, and an environment in which they run: 2 ranks, 1 trial, results in a new folder."""
+    """The scripts with stand-ins, and an environment in which they run: 2 ranks, 1 trial, results
+    in a new folder.
+    """
     return make_checkout(repository, tmp_path)
 
 
@@ -170,7 +190,9 @@ def make_checkout(repository: Path, tmp_path: Path) -> Checkout:
         '#!/usr/bin/env bash\necho drop_caches >>"$FAKE_CALLS"\nexit "${DROP_STATUS:-1}"\n'
     )
     sampler = root / "launch" / "node" / "power_sampler.sh"
-    sampler.write_text(sampler.read_text().replace("INTERVAL_MS=1000", "INTERVAL_MS=50"))
+    sampler.write_text(
+        sampler.read_text().replace("INTERVAL_MS=1000", "INTERVAL_MS=50")
+    )
     copy.env = {
         "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
         "HOME": str(tmp_path),
@@ -207,7 +229,11 @@ class Job:
         shown = subprocess.run(
             command, capture_output=True, text=True, check=True, timeout=240
         ).stdout
-        return next(word.partition("=")[2] for word in shown.split() if word.startswith(f"{name}="))
+        return next(
+            word.partition("=")[2]
+            for word in shown.split()
+            if word.startswith(f"{name}=")
+        )
 
     def wait_for(self, what: Callable[[], object]) -> None:
         """Waits until ``what()`` is true."""
@@ -224,7 +250,11 @@ class Job:
 
     def wait(self) -> Job:
         """Waits until the job has ended and its processes are gone."""
-        self.wait_for(lambda: self.field("JobState") in OVER and self.field("EndTime") != "Unknown")
+        self.wait_for(
+            lambda: (
+                self.field("JobState") in OVER and self.field("EndTime") != "Unknown"
+            )
+        )
         return self
 
     @property
@@ -239,7 +269,9 @@ class Slurm:
     checkout: Checkout
     folder: Path  # the test's own
 
-    def submit(self, *options: str, after: str = "", config: str = CONFIG, **env: str) -> Job:
+    def submit(
+        self, *options: str, after: str = "", config: str = CONFIG, **env: str
+    ) -> Job:
         """The user's command line: source both files, run ``after``, submit run.sub."""
         output = self.folder / "job.out"
         words = " ".join(
@@ -267,7 +299,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         free_ports(3)
     )  # of the controller and the nodes: other clusters may run here
     up = subprocess.run(
-        [script, "up", folder, "2", "8", "h100"], capture_output=True, text=True, check=False
+        [script, "up", folder, "2", "8", "h100"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if up.returncode and shutil.which("slurmctld") is None:
         pytest.skip(f"Slurm cannot be installed here: {up.stderr.strip()[-300:]}")
@@ -298,10 +333,14 @@ source {configs}/common.sh
 
 @pytest.fixture
 def tiny(repository: Path, tmp_path: Path) -> Path:
-    """Name of a pretraining config with two phases of 40 and 80 steps of a tiny model, with its data."""
+    """Name of a pretraining config with two phases of 40 and 80 steps of a tiny model, with its
+    data.
+    """
     for name in ("packed", "phase1"):
         (tmp_path / name).mkdir()
-    metadata = Metadata(max_seq_length=48, vocab_md5="0" * 32, random_seed=0, dupe_factor=1)
+    metadata = Metadata(
+        max_seq_length=48, vocab_md5="0" * 32, random_seed=0, dupe_factor=1
+    )
     write_records(
         tmp_path / "packed" / "part_00000_of_00001.hdf5",
         synthetic_records(60, 48, 211, True, 3),

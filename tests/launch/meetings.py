@@ -1,4 +1,6 @@
-"""Where faults and features of a run meet: a covering array of all possible pairs, by seed, and what must become of each row."""
+"""Where faults and features of a run meet: a covering array of all possible pairs, by seed, and
+what must become of each row.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,11 @@ import itertools
 import random
 from typing import NamedTuple
 
-SLURM = ("none", "pyxis", "apptainer")  # container runtimes of run.sub; the others are platforms
+SLURM = (
+    "none",
+    "pyxis",
+    "apptainer",
+)  # container runtimes of run.sub; the others are platforms
 
 
 class Row(NamedTuple):
@@ -24,7 +30,9 @@ class Row(NamedTuple):
     @property
     def refused(self) -> bool:
         """The folder of checkpoints is not this run's."""
-        return self.checkpoints == "foreign" or (self.checkpoints == "own" and self.resume == "0")
+        return self.checkpoints == "foreign" or (
+            self.checkpoints == "own" and self.resume == "0"
+        )
 
     @property
     def trains(self) -> bool:
@@ -33,7 +41,9 @@ class Row(NamedTuple):
 
     @property
     def finishes(self) -> bool | None:
-        """Must the run end in success? None: either is right, as the result may be complete already."""
+        """Must the run end in success? None: either is right, as the result may be complete
+        already.
+        """
         if self.refused:
             return False
         if self.phase in ("end", "cleanup"):
@@ -41,7 +51,9 @@ class Row(NamedTuple):
         if self.event in ("cancel", "full disk"):
             return False
         if self.event in ("kill", "time limit"):
-            return self.resume == "1" and (self.event == "kill" or self.runtime in SLURM)
+            return self.resume == "1" and (
+                self.event == "kill" or self.runtime in SLURM
+            )
         if self.event == "stop":
             return self.runtime in SLURM and (self.resume == "1" or self.spares != "0")
         return self.runtime in SLURM  # without a scheduler nobody has another machine
@@ -53,7 +65,11 @@ class Row(NamedTuple):
             return False
         if self.refused and self.trains:
             return False
-        if self.event in ("stop", "kill") and not self.trains and self.phase != "start test":
+        if (
+            self.event in ("stop", "kill")
+            and not self.trains
+            and self.phase != "start test"
+        ):
             return False
         if self.event == "full disk" and not self.trains and self.phase != "end":
             return False
@@ -65,7 +81,9 @@ class Row(NamedTuple):
             return True
         if self.event in ("power off node", "cut network"):
             return self.runtime == "ssh" and self.trains and self.spares == "0"
-        return self.event in ("stop", "kill", "cancel", "full disk") and self.spares == "0"
+        return (
+            self.event in ("stop", "kill", "cancel", "full disk") and self.spares == "0"
+        )
 
 
 AXES = Row(
@@ -95,7 +113,9 @@ def pairs(row: Row) -> list[Pair]:
 
 
 def covering(seed: int, tries: int = 40) -> list[Row]:
-    """Rows in which each possible pair occurs: for a pair that is still missing, the best of some random rows with it."""
+    """Rows in which each possible pair occurs: for a pair that is still missing, the best of some
+    random rows with it.
+    """
     chosen, drawn = list[Row](), random.Random(seed)
     rows_of = dict[Pair, list[Row]]()
     for row in possible_rows():
@@ -105,7 +125,9 @@ def covering(seed: int, tries: int = 40) -> list[Row]:
     while missing:
         pair = drawn.choice(list(missing))
         candidates = [drawn.choice(rows_of[pair]) for _ in range(tries)]
-        best = max(candidates, key=lambda row: sum(pair in missing for pair in pairs(row)))
+        best = max(
+            candidates, key=lambda row: sum(pair in missing for pair in pairs(row))
+        )
         chosen.append(best)
         for pair in pairs(best):
             missing.pop(pair, None)

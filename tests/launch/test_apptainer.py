@@ -20,7 +20,9 @@ def apptainer(checkout):
     """The checkout, with an Apptainer that runs commands where they are, and an image file."""
     folder = checkout.root.parent
     program = folder / "bin" / "apptainer"
-    program.write_text(f'#!/usr/bin/env bash\nexec "$REAL_PYTHON" -S "{STAND_IN}" apptainer "$@"\n')
+    program.write_text(
+        f'#!/usr/bin/env bash\nexec "$REAL_PYTHON" -S "{STAND_IN}" apptainer "$@"\n'
+    )
     program.chmod(0o755)
     (folder / "a checkout").rename(
         folder / "checkout"
@@ -45,9 +47,14 @@ def test_trials_run_in_the_image_with_gpus_data_and_results(apptainer):
     assert calls[0]["command"] == ["true"], "tried before anything is written"
     calls = calls[1:]
     assert {call["image"] for call in calls} == {apptainer.env["CONT"]}
-    trial = next(call["options"] for call in calls if "torchrun.py" in " ".join(call["command"]))
+    trial = next(
+        call["options"] for call in calls if "torchrun.py" in " ".join(call["command"])
+    )
     folder = apptainer.root.parent
-    assert f"{folder / 'data/packed_data'}:{folder / 'data/packed_data'}:ro" in trial["--bind"]
+    assert (
+        f"{folder / 'data/packed_data'}:{folder / 'data/packed_data'}:ro"
+        in trial["--bind"]
+    )
     assert f"{folder / 'results'}:{folder / 'results'}:rw" in trial["--bind"]
     assert {"--nv", "--no-home"} <= set(trial)
     assert trial["--env"] == ["PYTHONNOUSERSITE=1"]
@@ -97,7 +104,9 @@ def test_an_unusable_image_is_named_with_the_fix(apptainer, cont, reason):
 def test_ranks_of_a_slurm_job_run_in_the_image(slurm):
     folder = slurm.checkout.root.parent
     program = folder / "bin" / "apptainer"
-    program.write_text(f'#!/usr/bin/env bash\nexec "$REAL_PYTHON" -S "{STAND_IN}" apptainer "$@"\n')
+    program.write_text(
+        f'#!/usr/bin/env bash\nexec "$REAL_PYTHON" -S "{STAND_IN}" apptainer "$@"\n'
+    )
     program.chmod(0o755)
     (folder / "a checkout").rename(folder / "checkout")
     slurm.checkout.root = folder / "checkout"
@@ -108,7 +117,12 @@ def test_ranks_of_a_slurm_job_run_in_the_image(slurm):
         LOGDIR=str(folder / "results"),
     )
     assert job.exit_code == 0, job.output
-    assert sorted(rank["RANK"] for rank in slurm.checkout.ranks()) == ["0", "1", "2", "3"]
+    assert sorted(rank["RANK"] for rank in slurm.checkout.ranks()) == [
+        "0",
+        "1",
+        "2",
+        "3",
+    ]
     tried = [
         call
         for call in map(json.loads, slurm.checkout.calls("apptainer"))

@@ -1,4 +1,6 @@
-"""Ranks are bound near their GPUs, on synthetic sysfs trees: only to allowed CPUs, and never with a failure."""
+"""Ranks are bound near their GPUs, on synthetic sysfs trees: only to allowed CPUs, and never with a
+failure.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,10 @@ class Node:
         cores = half // max(self.num_numa, 1)
         for cpu in range(self.num_cpus):
             siblings = f"{cpu % half},{cpu % half + half}"
-            write(self.sys / f"devices/system/cpu/cpu{cpu}/topology/thread_siblings_list", siblings)
+            write(
+                self.sys / f"devices/system/cpu/cpu{cpu}/topology/thread_siblings_list",
+                siblings,
+            )
         for node in range(self.num_numa):
             write(
                 self.sys / f"devices/system/node/node{node}/cpulist",
@@ -60,7 +65,11 @@ class Node:
             if numa < 0
             else self.cpus_of(numa, half // self.num_numa, half)
         )
-        for name, text in {"numa_node": str(numa), "local_cpulist": cpus, **files}.items():
+        for name, text in {
+            "numa_node": str(numa),
+            "local_cpulist": cpus,
+            **files,
+        }.items():
             write(real / name, text)
         link = self.sys / "bus/pci/devices" / address
         link.parent.mkdir(parents=True, exist_ok=True)
@@ -70,17 +79,28 @@ class Node:
     def gpu(self, address: str, numa: int, under: str = "") -> None:
         self.device(address, numa, under, vendor="0x10de", **{"class": "0x030200"})
 
-    def nic(self, name: str, address: str, numa: int, under: str, state: str = "4: ACTIVE") -> None:
-        real = self.device(address, numa, under, vendor="0x15b3", **{"class": "0x020700"})
+    def nic(
+        self, name: str, address: str, numa: int, under: str, state: str = "4: ACTIVE"
+    ) -> None:
+        real = self.device(
+            address, numa, under, vendor="0x15b3", **{"class": "0x020700"}
+        )
         write(self.sys / f"class/infiniband/{name}/ports/1/state", state)
         (self.sys / f"class/infiniband/{name}/device").symlink_to(real)
 
     def call(self, command: str, **env: str) -> str:
         """Output of a command of binding.sh."""
         done = subprocess.run(
-            ["bash", "-c", f"set -euo pipefail; source launch/node/binding.sh; {command}"],
+            [
+                "bash",
+                "-c",
+                f"set -euo pipefail; source launch/node/binding.sh; {command}",
+            ],
             cwd=self.repository,
-            env={"PATH": f"{self.root / 'bin'}:{os.environ['PATH']}", "SYSFS": str(self.sys)}
+            env={
+                "PATH": f"{self.root / 'bin'}:{os.environ['PATH']}",
+                "SYSFS": str(self.sys),
+            }
             | {"PROC_STATUS": str(self.root / "status"), "TOPOLOGY_GPUS": ""}
             | self.env
             | env,
@@ -93,13 +113,13 @@ class Node:
 
     def cpus(self, ranks: int, mode: str, **env: str) -> list[str]:
         """CPU list of each rank."""
-        loop = (
-            f'for ((r = 0; r < {ranks}; r++)); do echo "=$(binding::cpus $r {ranks} {mode})"; done'
-        )
+        loop = f'for ((r = 0; r < {ranks}; r++)); do echo "=$(binding::cpus $r {ranks} {mode})"; done'
         return [line[1:] for line in self.call(loop, **env).splitlines()]
 
 
-ADDRESSES = [f"0000:{bus:02x}:00.0" for bus in (0x18, 0x2A, 0x3A, 0x5D, 0x9A, 0xAB, 0xBA, 0xDB)]
+ADDRESSES = [
+    f"0000:{bus:02x}:00.0" for bus in (0x18, 0x2A, 0x3A, 0x5D, 0x9A, 0xAB, 0xBA, 0xDB)
+]
 
 
 @pytest.fixture
@@ -134,7 +154,10 @@ def test_cpus_reserved_by_the_cluster_are_left_alone(dgx):
     dgx.allow("0-83,96-179")  # the others serve the file system
     assert dgx.cpus(8, "numa") == [FIRST] * 4 + ["48-83,144-179"] * 4
     dgx.allow("0-191")
-    assert dgx.cpus(8, "numa", RESERVED_CPUS="84-95,180-191") == [FIRST] * 4 + ["48-83,144-179"] * 4
+    assert (
+        dgx.cpus(8, "numa", RESERVED_CPUS="84-95,180-191")
+        == [FIRST] * 4 + ["48-83,144-179"] * 4
+    )
 
 
 def test_exclusive_binding_assigns_whole_cores_and_all_of_them(dgx):
@@ -146,7 +169,12 @@ def test_exclusive_binding_assigns_whole_cores_and_all_of_them(dgx):
 def test_exclusive_binding_assigns_only_allowed_cpus(dgx):
     dgx.allow("0-83,96-179")
     shares = dgx.cpus(8, "exclusive")
-    assert shares[4:] == ["48-56,144-152", "57-65,153-161", "66-74,162-170", "75-83,171-179"]
+    assert shares[4:] == [
+        "48-56,144-152",
+        "57-65,153-161",
+        "66-74,162-170",
+        "75-83,171-179",
+    ]
 
 
 def test_exclusive_binding_of_more_ranks_than_cores_shares_them(make_node):
@@ -157,15 +185,21 @@ def test_exclusive_binding_of_more_ranks_than_cores_shares_them(make_node):
 
 def test_ranks_follow_the_order_of_the_visible_devices(dgx):
     assert dgx.cpus(2, "numa", CUDA_VISIBLE_DEVICES="7,0") == [SECOND, FIRST]
-    driver = "\n".join(f"{i}, GPU-{i}a, 0000{a.upper()}" for i, a in enumerate(ADDRESSES))
-    assert dgx.cpus(2, "numa", CUDA_VISIBLE_DEVICES="GPU-5a,GPU-1a", TOPOLOGY_GPUS=driver) == [
+    driver = "\n".join(
+        f"{i}, GPU-{i}a, 0000{a.upper()}" for i, a in enumerate(ADDRESSES)
+    )
+    assert dgx.cpus(
+        2, "numa", CUDA_VISIBLE_DEVICES="GPU-5a,GPU-1a", TOPOLOGY_GPUS=driver
+    ) == [
         SECOND,
         FIRST,
     ]
 
 
 def test_the_drivers_order_of_gpus_wins_over_that_of_sysfs(dgx):
-    driver = "\n".join(f"{i}, GPU-{i}a, 0000{a}" for i, a in enumerate(reversed(ADDRESSES)))
+    driver = "\n".join(
+        f"{i}, GPU-{i}a, 0000{a}" for i, a in enumerate(reversed(ADDRESSES))
+    )
     assert dgx.cpus(8, "numa", TOPOLOGY_GPUS=driver) == [SECOND] * 4 + [FIRST] * 4
 
 
@@ -185,7 +219,9 @@ def test_without_sysfs_nothing_is_bound_and_nothing_fails(tmp_path, repository):
     node = Node(tmp_path, repository, num_cpus=0, num_numa=0)
     node.allow("0-3")
     assert node.cpus(2, "numa") == ["", ""]
-    assert "is not bound: no CPU near its GPU is allowed here" in node.call("binding::apply 0 2")
+    assert "is not bound: no CPU near its GPU is allowed here" in node.call(
+        "binding::apply 0 2"
+    )
 
 
 def test_threads_of_a_rank_are_its_share_of_the_allowed_cpus(dgx):
@@ -202,7 +238,13 @@ def test_each_gpu_is_shown_with_its_nearest_active_card(dgx):
     assert table[0] == "run: binding numa on dgx7"
     rows = [line.split()[1:] for line in table[2:]]
     assert rows == [
-        [str(number), address, str(number // 4), f"mlx5_{number}", FIRST if number < 4 else SECOND]
+        [
+            str(number),
+            address,
+            str(number // 4),
+            f"mlx5_{number}",
+            FIRST if number < 4 else SECOND,
+        ]
         for number, address in enumerate(ADDRESSES)
     ]
 
@@ -242,13 +284,19 @@ def test_binding_none_binds_nothing(dgx):
 
 def nics(node: Node, rank: int, **env: str) -> str:
     return node.call(
-        f'binding::nics {rank}; echo "${{NCCL_IB_HCA-unset}}"', NIC_BINDING="nearest", **env
+        f'binding::nics {rank}; echo "${{NCCL_IB_HCA-unset}}"',
+        NIC_BINDING="nearest",
+        **env,
     )
 
 
 def test_a_rank_uses_the_cards_nearest_to_its_gpu_by_exact_name(dgx):
     dgx.nic("mlx5_10", "0000:01:03.0", 0, under="0000:01:01.0")
-    assert [nics(dgx, rank) for rank in (0, 1, 7)] == ["=mlx5_0", "=mlx5_1,mlx5_10", "=mlx5_7"]
+    assert [nics(dgx, rank) for rank in (0, 1, 7)] == [
+        "=mlx5_0",
+        "=mlx5_1,mlx5_10",
+        "=mlx5_7",
+    ]
 
 
 def test_a_rank_follows_the_visible_devices_to_its_cards(dgx):

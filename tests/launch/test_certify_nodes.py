@@ -1,4 +1,6 @@
-"""certify.sub on a real Slurm of four separate nodes: each culprit is named with its stage, and nobody else."""
+"""certify.sub on a real Slurm of four separate nodes: each culprit is named with its stage, and
+nobody else.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,12 @@ from ..waiting import wait_until
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
 NODES, RANKS = 4, 1
-MODEL = {"vocab_size": 1001, "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
+MODEL = {
+    "vocab_size": 1001,
+    "hidden_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+}
 MODEL |= {"intermediate_size": 512, "max_position_embeddings": 128}
 SETTINGS = {
     "MAX_SEQ_LENGTH": "128",
@@ -40,14 +47,15 @@ SETTINGS = {
 JOB_SECONDS = 300
 SECONDS = 10  # of a stage
 GROUPS = Path("/sys/fs/cgroup")
-# A node has a quota of one CPU, not a share of what others leave, so it is independent of them. All four have the same
-# CPU, so what slows it slows them equally. Everything else has the other CPUs and a third of this one, so that a
-# node gets its quota, if not in one period then in the next.
+# A node has a quota of one CPU, not a share of what others leave, so it is independent of them. All
+# four have the same CPU, so what slows it slows them equally. Everything else has the other CPUs
+# and a third of this one, so that a node gets its quota, if not in one period then in the next.
 PERIOD = 10_000  # microseconds; a step takes many of them
 QUOTA, SLOWED = 1600, 1440
 SHARES = 4096
 CPU = (os.cpu_count() or 1) - 1
-# Keeps that CPU awake: waking from idle is slow and would delay the node that runs first in a period.
+# Keeps that CPU awake: waking from idle is slow and would delay the node that runs first in a
+# period.
 FILLER = f"import os; os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0)); os.sched_setaffinity(0, [{CPU}])"
 
 
@@ -67,7 +75,10 @@ class Nodes:
     @property
     def env(self) -> dict[str, str]:
         """Environment of the cluster's script and of Slurm's commands."""
-        known = {"SLURM_DIR": str(self.folder), "SLURM_CONF": str(self.folder / "slurm.conf")}
+        known = {
+            "SLURM_DIR": str(self.folder),
+            "SLURM_CONF": str(self.folder / "slurm.conf"),
+        }
         prolog = f"Prolog={self.prolog}\nPrologFlags=Alloc\nMessageTimeout=100"
         return os.environ | known | {"NODES": str(NODES), "CPUS": "8", "EXTRA": prolog}
 
@@ -86,7 +97,9 @@ class Nodes:
         """Runs a job on all nodes; returns its records. slowed: a node with a tenth less CPU."""
         over = threading.Event()
         limit = threading.Thread(
-            target=self.limit, args=(self.folder / "results" / name, slowed, over), daemon=True
+            target=self.limit,
+            args=(self.folder / "results" / name, slowed, over),
+            daemon=True,
         )
         limit.start()
         filler = subprocess.Popen([sys.executable, "-c", FILLER + "\nwhile True: pass"])
@@ -169,7 +182,12 @@ class Nodes:
                 for word in self.slurm("scontrol", "show", "job", job).split()
                 if "=" in word
             )
-            if told["JobState"] not in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING"):
+            if told["JobState"] not in (
+                "PENDING",
+                "RUNNING",
+                "COMPLETING",
+                "CONFIGURING",
+            ):
                 return int(told["ExitCode"].partition(":")[0])
             time.sleep(1)
         self.slurm("scancel", job)
@@ -229,7 +247,11 @@ def nodes(
 ) -> Iterator[Nodes]:
     """The cluster, created once."""
     script = shared / "tools" / "slurm_nodes.sh"
-    if os.geteuid() != 0 or not script.is_file() or not (GROUPS / "cpu" / "cgroup.procs").is_file():
+    if (
+        os.geteuid() != 0
+        or not script.is_file()
+        or not (GROUPS / "cpu" / "cgroup.procs").is_file()
+    ):
         pytest.skip(
             "a Slurm of separate nodes needs root, CPU quotas of cgroups and slurm_nodes.sh of the reference data"
         )
@@ -283,9 +305,15 @@ PORTS = ("mlx5_0", "mlx5_1")
 
 
 def machine(
-    nodes: Nodes, node: int, cpus: int = 16, gib: int = 64, ports: tuple[str, ...] = PORTS
+    nodes: Nodes,
+    node: int,
+    cpus: int = 16,
+    gib: int = 64,
+    ports: tuple[str, ...] = PORTS,
 ) -> None:
-    """Replaces the kernel's information on CPUs, memory and InfiniBand of a node, in its mount namespace."""
+    """Replaces the kernel's information on CPUs, memory and InfiniBand of a node, in its mount
+    namespace.
+    """
     told = nodes.folder / f"machine{node}"
     for port in ports:
         folder = told / "class/infiniband" / port / "ports/1"
@@ -301,7 +329,9 @@ def machine(
         ("cpuinfo", "/proc/cpuinfo"),
         ("meminfo", "/proc/meminfo"),
     ):
-        done = nodes.call("enter", str(node), "mount", "--bind", str(told / source), target)
+        done = nodes.call(
+            "enter", str(node), "mount", "--bind", str(told / source), target
+        )
         assert done.returncode == 0, done.stderr
 
 
@@ -342,7 +372,10 @@ CULPRITS = {
     "nothing": None,
     "CPUs": Culprit("node node4", ("slow", "starved"), ALONE, slowed=4),
     "pauses": Culprit(
-        "rank 1 on node2", ("hesitates",), ALONE, lambda nodes: nodes.paused(2, 0.4, 2.0)
+        "rank 1 on node2",
+        ("hesitates",),
+        ALONE,
+        lambda nodes: nodes.paused(2, 0.4, 2.0),
     ),
     "network": Culprit(
         "node node3", ("network",), ("pairs",), lambda nodes: slow_network(nodes, 3)
@@ -406,11 +439,18 @@ def test_collectives_over_all_nodes_are_started_by_srun_within_the_job(nodes):
         f"#!/bin/bash\necho $SLURMD_NODENAME >>{nodes.folder}/started\n((SLURM_PROCID)) || echo '{words}'\n"
     )
     tool.chmod(0o755)
-    settings = {"CERTIFY_TOOLS": str(tool), "CERTIFY_MPI": f"srun --overlap -N{NODES} -n{NODES}"}
+    settings = {
+        "CERTIFY_TOOLS": str(tool),
+        "CERTIFY_MPI": f"srun --overlap -N{NODES} -n{NODES}",
+    }
     found = nodes.run("tools", CERTIFY_SECONDS="1", **settings)
-    assert not [one for one in found.faults if "all_reduce" in one.name], found.reasons()
+    assert not [one for one in found.faults if "all_reduce" in one.name], (
+        found.reasons()
+    )
     started = (nodes.folder / "started").read_text().split()
-    assert sorted(started) == sorted(3 * [f"node{node}" for node in range(1, NODES + 1)])
+    assert sorted(started) == sorted(
+        3 * [f"node{node}" for node in range(1, NODES + 1)]
+    )
     assert {one.name for one in found.figures} >= {"all_reduce_perf_mpi"}
 
 
@@ -433,16 +473,21 @@ def test_as_a_prolog_a_quick_test_keeps_jobs_off_a_node_with_unexpected_parts(no
         "BINDING": "none",
         "PATH": os.environ["PATH"],
     }
-    exports = "\n".join(f"export {name}={shlex.quote(value)}" for name, value in settings.items())
+    exports = "\n".join(
+        f"export {name}={shlex.quote(value)}" for name, value in settings.items()
+    )
     line = nodes.folder / "line"
     script = f"#!/bin/bash\n{exports}\n{nodes.repository}/certify.sh --quick >{line} 2>&1 || (($? == 3))\n"
     nodes.prolog.write_text(script)
     try:
         with machines(nodes, {2: {"cpus": 12}}):
-            ran = nodes.slurm("srun", "-N1", "-w", "node1", "hostname", limit=JOB_SECONDS)
-            assert (ran.strip(), line.read_text().partition(" ")[0]) == ("node1", "pass"), (
-                line.read_text()
+            ran = nodes.slurm(
+                "srun", "-N1", "-w", "node1", "hostname", limit=JOB_SECONDS
             )
+            assert (ran.strip(), line.read_text().partition(" ")[0]) == (
+                "node1",
+                "pass",
+            ), line.read_text()
             command = [
                 "sbatch",
                 "--parsable",
@@ -454,7 +499,8 @@ def test_as_a_prolog_a_quick_test_keeps_jobs_off_a_node_with_unexpected_parts(no
             ]
             job = nodes.slurm(*command).strip()
             wait_until(
-                lambda: "DRAIN" in nodes.slurm("scontrol", "show", "node", "node2"), JOB_SECONDS
+                lambda: "DRAIN" in nodes.slurm("scontrol", "show", "node", "node2"),
+                JOB_SECONDS,
             )
         said = line.read_text()
         assert said.startswith(

@@ -11,7 +11,8 @@ import pytest
 from ..waiting import wait_until
 
 IMAGE = "nvcr.io#nvidia/pytorch:25.04-py3"
-# Writes the image in two pieces, and waits in between until the file HELD is removed; with CUT it ends there.
+# Writes the image in two pieces, and waits in between until the file HELD is removed; with CUT it
+# ends there.
 ENROOT = """while [[ $1 != docker://* ]]; do if [[ $1 == --output ]]; then file=$2; fi; shift; done
 printf 'hsqs%s' "$1" >"$file"
 [[ ! ${CUT:-} ]] || { echo "[ERROR] curl: (6) Could not resolve host: nvcr.io" >&2; exit 1; }
@@ -28,7 +29,11 @@ def enroot(checkout):
 def start(enroot, image: str = IMAGE, **env: str) -> subprocess.Popen[str]:
     command = ["./launch/container/import_image.sh", image, str(file_of(enroot))]
     return subprocess.Popen(
-        command, cwd=enroot.root, env=enroot.env | env, stderr=subprocess.PIPE, text=True
+        command,
+        cwd=enroot.root,
+        env=enroot.env | env,
+        stderr=subprocess.PIPE,
+        text=True,
     )
 
 

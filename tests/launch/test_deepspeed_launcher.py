@@ -22,7 +22,9 @@ pytestmark = [pytest.mark.deepspeed, pytest.mark.timeout(800)]
 class Launch:
     """``deepspeed --hostfile F --module bert`` in a separate process group, and its output."""
 
-    def __init__(self, folder: Path, environ: dict[str, str], options: list[str]) -> None:
+    def __init__(
+        self, folder: Path, environ: dict[str, str], options: list[str]
+    ) -> None:
         self.output = folder / "output"
         command = [
             "deepspeed",
@@ -133,11 +135,15 @@ def test_a_hostfile_of_two_addresses_trains_on_both_to_the_target(launch, tmp_pa
     assert described["zero"]["engine"] == "deepspeed"
 
 
-def test_a_rank_killed_on_another_machine_is_in_the_launchers_exit_status(launch, tmp_path):
+def test_a_rank_killed_on_another_machine_is_in_the_launchers_exit_status(
+    launch, tmp_path
+):
     run = launch(MAX_STEPS="1000000", LOG_EVERY_STEPS="10", TARGET_MLM_ACCURACY="0.99")
     wait_until(lambda: "sequences/s" in run.said() or run.process.poll() is not None)
     number = rank_of(tmp_path / "the run", "1")
     assert number is not None, run.said()
     os.kill(number, signal.SIGKILL)
     assert run.status() != 0
-    assert '"key": "run_stop"' not in (tmp_path / "the run" / "result_0.txt").read_text()
+    assert (
+        '"key": "run_stop"' not in (tmp_path / "the run" / "result_0.txt").read_text()
+    )

@@ -10,7 +10,8 @@ import pytest
 from ..waiting import wait_until
 from .test_trial import processes
 
-# Stands in for the preparation: `python -m input_preprocessing...`, and what demo.sh asks Python about.
+# Stands in for the preparation: `python -m input_preprocessing...`, and what demo.sh asks Python
+# about.
 PYTHON = """
 case "$*" in
   *input_preprocessing*) exit 0 ;;
@@ -34,7 +35,11 @@ def demo(checkout):
     def run(after: str = "unset DGXNGPU", **env: str):
         env.setdefault("DEMO_DIR", str(checkout.root.parent / "demo"))
         return checkout.run(
-            "launch/tools/demo.sh", config="/dev/null", after=after, PYTHON=python, **env
+            "launch/tools/demo.sh",
+            config="/dev/null",
+            after=after,
+            PYTHON=python,
+            **env,
         )
 
     return run
@@ -52,7 +57,10 @@ def test_processes_of_a_demo_end_with_it(demo, checkout, script, number):
     (checkout.root / "input_preprocessing" / "prepare_data.sh").write_text(
         f"#!/usr/bin/env bash\n{held}\n"
     )
-    settings = {"PYTHON": str(folder / "bin" / "demo_python"), "DEMO_DIR": str(folder / "demo")}
+    settings = {
+        "PYTHON": str(folder / "bin" / "demo_python"),
+        "DEMO_DIR": str(folder / "demo"),
+    }
     process = checkout.popen(f"launch/tools/{script}", config="/dev/null", **settings)
     wait_until((folder / "there").exists)
     process.send_signal(number)
@@ -61,10 +69,18 @@ def test_processes_of_a_demo_end_with_it(demo, checkout, script, number):
 
 
 @pytest.mark.parametrize("script", ["demo.sh", "pretrain_demo.sh", "finetune_demo.sh"])
-def test_a_misspelt_name_stops_a_demo_before_it_prepares_anything(demo, checkout, script):
-    settings = {"PYTHON": str(checkout.root.parent / "bin" / "demo_python"), "BATCHSZIE": "3"}
+def test_a_misspelt_name_stops_a_demo_before_it_prepares_anything(
+    demo, checkout, script
+):
+    settings = {
+        "PYTHON": str(checkout.root.parent / "bin" / "demo_python"),
+        "BATCHSZIE": "3",
+    }
     done = checkout.run(f"launch/tools/{script}", config="/dev/null", **settings)
-    assert (done.returncode, "BATCHSZIE: did you mean BATCHSIZE?" in done.stderr) == (2, True)
+    assert (done.returncode, "BATCHSZIE: did you mean BATCHSIZE?" in done.stderr) == (
+        2,
+        True,
+    )
     assert not [
         call
         for call in checkout.calls("demo_python")
@@ -73,8 +89,12 @@ def test_a_misspelt_name_stops_a_demo_before_it_prepares_anything(demo, checkout
 
 
 def test_the_fine_tuning_demo_saves_and_continues_after_a_kill(demo, checkout):
-    checkout.stand_in("demo_python", PYTHON.replace("*input_preprocessing*", "*finetune.demo*"))
-    (checkout.root / "run_finetuning.sh").write_text('#!/usr/bin/env bash\nprintf "%s\\n" "$@"\n')
+    checkout.stand_in(
+        "demo_python", PYTHON.replace("*input_preprocessing*", "*finetune.demo*")
+    )
+    (checkout.root / "run_finetuning.sh").write_text(
+        '#!/usr/bin/env bash\nprintf "%s\\n" "$@"\n'
+    )
     settings = {
         "PYTHON": str(checkout.root.parent / "bin" / "demo_python"),
         "DEMO_DIR": "d",
@@ -102,7 +122,9 @@ def test_it_ends_with_the_next_commands(demo, checkout):
 def test_your_own_settings_reach_the_runs(demo, checkout):
     done = demo("export DGXNGPU=1", LR="0.02", NEXP="1", NUM_EVAL_EXAMPLES="99")
     assert done.returncode == 0, done.stderr
-    assert [(rank["LR"], rank["WORLD_SIZE"]) for rank in checkout.ranks()] == [("0.02", "1")]
+    assert [(rank["LR"], rank["WORLD_SIZE"]) for rank in checkout.ranks()] == [
+        ("0.02", "1")
+    ]
     assert (
         "config: LR=0.02 is exported in this shell and overrides '0.01' of config_demo_1x2x16x1_pack.sh"
         in done.stderr
@@ -126,7 +148,9 @@ def test_a_site_and_a_config_sourced_before_do_not_affect_it(demo, checkout):
     assert "stands" not in done.stderr
 
 
-def test_run_local_uses_the_checkouts_environment_if_the_current_python_has_no_torch(checkout):
+def test_run_local_uses_the_checkouts_environment_if_the_current_python_has_no_torch(
+    checkout,
+):
     venv = checkout.root / ".venv" / "bin"
     venv.mkdir(parents=True)
     shutil.move(checkout.root.parent / "bin" / "python", venv / "python")

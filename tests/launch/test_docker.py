@@ -1,4 +1,6 @@
-"""run_with_docker.sh: the container gets what the run needs and no more, and none is left behind."""
+"""run_with_docker.sh: the container gets what the run needs and no more, and none is left
+behind.
+"""
 
 from __future__ import annotations
 
@@ -68,19 +70,26 @@ def caches_of(rank: dict) -> dict:
 
 def runs(checkout) -> list[dict]:
     """The containers that were started, except the first, which only tests that they start."""
-    started = [call for call in map(json.loads, checkout.calls("docker")) if "image" in call]
+    started = [
+        call for call in map(json.loads, checkout.calls("docker")) if "image" in call
+    ]
     return [call for call in started if call["command"] != ["true"]]
 
 
 def test_trials_run_in_containers_of_the_image(succeeded):
     docker, done = succeeded
-    assert last_line(done.stderr) == f"run: all 2 trials reached the target: {docker.run_dir}"
+    assert (
+        last_line(done.stderr)
+        == f"run: all 2 trials reached the target: {docker.run_dir}"
+    )
     ranks = docker.ranks()
     assert sorted((rank["TRIAL"], rank["RANK"]) for rank in ranks) == [
         (t, r) for t in "01" for r in "01"
     ]
     assert {rank["SEED"] for rank in ranks if rank["TRIAL"] == "1"} == {"6"}
-    assert {rank["LR"] for rank in ranks} == {"0.00096"}, "the config's variables reach the trainer"
+    assert {rank["LR"] for rank in ranks} == {"0.00096"}, (
+        "the config's variables reach the trainer"
+    )
     assert {rank["WORLD_SIZE"] for rank in ranks} == {"2"}
     assert {run["image"] for run in runs(docker)} == {"mlperf-bert"}
 
@@ -111,14 +120,22 @@ def test_a_daemon_that_cannot_raise_limits_runs_without_them(docker):
 
 
 def test_site_mounts_use_the_syntax_of_pyxis(docker):
-    one, two, three, four = (docker.root.parent / name for name in ("one", "two", "three", "four"))
+    one, two, three, four = (
+        docker.root.parent / name for name in ("one", "two", "three", "four")
+    )
     for folder in (one, two, three, four):
         folder.mkdir()
     done = docker.run(
-        DOCKER, CONTAINER_MOUNTS=f"{one}:/raw:ro,{two}:/raw2,{three}:ro,{four},/dev/shm:/dev/shm"
+        DOCKER,
+        CONTAINER_MOUNTS=f"{one}:/raw:ro,{two}:/raw2,{three}:ro,{four},/dev/shm:/dev/shm",
     )
     assert done.returncode == 0, done.stderr
-    expected = {f"{one}:/raw:ro", f"{two}:/raw2:rw", f"{three}:{three}:ro", f"{four}:{four}:rw"}
+    expected = {
+        f"{one}:/raw:ro",
+        f"{two}:/raw2:rw",
+        f"{three}:{three}:ro",
+        f"{four}:{four}:rw",
+    }
     assert expected <= set(runs(docker)[-1]["options"]["--volume"])
 
 
@@ -144,11 +161,15 @@ def test_compiled_kernels_are_kept_beside_the_results(succeeded):
         {name: f"{folder}/{of}" for name, of in CACHES.items()}
     ] * 4
     volumes = runs(docker)[-1]["options"]["--volume"]
-    assert not any(".kernels" in volume for volume in volumes), "they come with the results"
+    assert not any(".kernels" in volume for volume in volumes), (
+        "they come with the results"
+    )
     assert docker.run_dir.is_dir(), "the only run"
 
 
-def test_compiled_kernels_can_be_kept_on_a_local_disk_and_one_compilers_elsewhere(docker):
+def test_compiled_kernels_can_be_kept_on_a_local_disk_and_one_compilers_elsewhere(
+    docker,
+):
     folder = docker.root.parent / "scratch" / "kernels"
     done = docker.run(DOCKER, KERNEL_CACHE=str(folder), TRITON_CACHE_DIR="/dev/shm")
     assert done.returncode == 0, done.stderr
@@ -161,9 +182,15 @@ def test_compiled_kernels_can_be_kept_on_a_local_disk_and_one_compilers_elsewher
 
 def test_every_output_folder_is_created_and_mounted_before_the_first_trial(docker):
     """A folder created by a rank would end with the rank's container."""
-    folder, names = docker.root.parent, ("CHECKPOINT_DIR", "NUMBA_CACHE_DIR", "TRITON_CACHE_DIR")
+    folder, names = (
+        docker.root.parent,
+        ("CHECKPOINT_DIR", "NUMBA_CACHE_DIR", "TRITON_CACHE_DIR"),
+    )
     outputs = {name: str(folder / "new" / name) for name in names}
-    inside = {"INIT_CHECKPOINT": outputs["CHECKPOINT_DIR"], "EVALDIR": str(folder / "results")}
+    inside = {
+        "INIT_CHECKPOINT": outputs["CHECKPOINT_DIR"],
+        "EVALDIR": str(folder / "results"),
+    }
     done = docker.run(
         DOCKER,
         **outputs,
@@ -173,11 +200,14 @@ def test_every_output_folder_is_created_and_mounted_before_the_first_trial(docke
     )
     assert done.returncode == 0, done.stderr
     volumes = runs(docker)[-1]["options"]["--volume"]
-    assert {*(f"{path}:{path}:rw" for path in outputs.values()), "/dev/shm:/dev/shm:rw"} <= set(
-        volumes
-    )
+    assert {
+        *(f"{path}:{path}:rw" for path in outputs.values()),
+        "/dev/shm:/dev/shm:rw",
+    } <= set(volumes)
     targets = [volume.split(":")[1] for volume in volumes]
-    assert len(targets) == len(set(targets)), "docker refuses a path that is mounted twice"
+    assert len(targets) == len(set(targets)), (
+        "docker refuses a path that is mounted twice"
+    )
     assert docker.ranks()[0]["SEES"] == list(outputs.values())
 
 
@@ -200,7 +230,9 @@ def test_every_path_that_ranks_read_is_mounted(docker):
         ({"RANK_MODULE": "finetune", "TASK": "MRPC"}, "model"),
     ):
         docker.run(
-            DOCKER, **{name: str(folder / "in" / path) for name, path in given.items()}, **more
+            DOCKER,
+            **{name: str(folder / "in" / path) for name, path in given.items()},
+            **more,
         )
         mounted = [f"{folder / 'in' / path}" for path in ("ds.json", config, "weights")]
         assert {f"{path}:{path}:ro" for path in mounted} <= set(
@@ -219,12 +251,16 @@ def test_checkpoints_that_cannot_be_written_stop_the_run_before_it_starts(docker
         )
     done = docker.run(DOCKER, after=f"{make} {folder}", CHECKPOINT_DIR=str(folder))
     assert done.returncode == 2
-    assert f"CHECKPOINT_DIR={folder}: not a folder on every node: mk" in last_line(done.stderr)
+    assert f"CHECKPOINT_DIR={folder}: not a folder on every node: mk" in last_line(
+        done.stderr
+    )
     assert not docker.ranks()
     assert not docker.logdir.exists()
 
 
-def test_variables_are_passed_by_name_without_those_of_the_login_or_the_image(succeeded):
+def test_variables_are_passed_by_name_without_those_of_the_login_or_the_image(
+    succeeded,
+):
     docker, _ = succeeded
     given = set(runs(docker)[-1]["options"]["--env"])
     assert {
@@ -246,7 +282,11 @@ def test_variables_are_passed_by_name_without_those_of_the_login_or_the_image(su
         "PYTHONHOME",
     }
     assert "hidden" not in json.dumps(runs(docker))
-    assert [item for item in given if "=" in item and not item.startswith(("HOME=", "USER="))] == []
+    assert [
+        item
+        for item in given
+        if "=" in item and not item.startswith(("HOME=", "USER="))
+    ] == []
 
 
 @pytest.mark.parametrize(
@@ -273,11 +313,19 @@ def test_variables_are_passed_by_name_without_those_of_the_login_or_the_image(su
             "CONTAINER_MOUNTS: /tmp:/data:rx: expected SOURCE[:TARGET][:ro]",
         ),
         ({"CONTAINER_RUNTIME": "pyxis"}, "CONTAINER_RUNTIME=pyxis is for Slurm"),
-        ({"CONTAINER_RUNTIME": "podman"}, "CONTAINER_RUNTIME='podman': expected one of"),
-        ({"DATADIR": "/with space"}, "a path that is mounted in a container has no space"),
+        (
+            {"CONTAINER_RUNTIME": "podman"},
+            "CONTAINER_RUNTIME='podman': expected one of",
+        ),
+        (
+            {"DATADIR": "/with space"},
+            "a path that is mounted in a container has no space",
+        ),
     ],
 )
-def test_what_cannot_run_stops_in_one_line_before_anything_is_written(docker, changes, reason):
+def test_what_cannot_run_stops_in_one_line_before_anything_is_written(
+    docker, changes, reason
+):
     done = docker.run(DOCKER, **changes)
     assert done.returncode == 2
     assert last_line(done.stderr).startswith("run: error: ")
@@ -288,11 +336,18 @@ def test_what_cannot_run_stops_in_one_line_before_anything_is_written(docker, ch
 
 def test_several_nodes_are_refused(docker):
     done = docker.run(DOCKER, after="export DGXNNODES=2")
-    assert (done.returncode, "runs on one machine" in last_line(done.stderr)) == (2, True)
+    assert (done.returncode, "runs on one machine" in last_line(done.stderr)) == (
+        2,
+        True,
+    )
 
 
 def _check_removed(docker):
-    calls = [call["words"] for call in map(json.loads, docker.calls("docker")) if "words" in call]
+    calls = [
+        call["words"]
+        for call in map(json.loads, docker.calls("docker"))
+        if "words" in call
+    ]
     (label,) = {run["options"]["--label"][0] for run in runs(docker)}
     assert ["ps", "--all", "--quiet", "--filter", f"label={label}"] in calls
     assert calls[-1] == ["rm", "--force", "0123abc"]

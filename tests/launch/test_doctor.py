@@ -99,7 +99,9 @@ def site(checkout):
     return checkout
 
 
-def doctor(site, *groups: str, after: str = "", **env: str) -> subprocess.CompletedProcess[str]:
+def doctor(
+    site, *groups: str, after: str = "", **env: str
+) -> subprocess.CompletedProcess[str]:
     after = f"export DGXNGPU=8; {after}"
     return site.run(f"./launch/doctor.sh {' '.join(groups)}", after=after, **env)
 
@@ -121,7 +123,9 @@ def test_a_healthy_site_passes(site):
     found = rows(done.stdout)
     assert done.returncode == 0, done.stdout + done.stderr
     assert not done.stderr
-    assert {name: row[0] for name, row in found.items() if row[0] not in ("pass", "skip")} == {}
+    assert {
+        name: row[0] for name, row in found.items() if row[0] not in ("pass", "skip")
+    } == {}
     assert set(found) >= {
         *(
             "slurm",
@@ -183,7 +187,12 @@ def test_a_misspelt_name_is_a_row_of_the_whole_table(site):
             "fewer GPUs",
         ),
         ({"GPU_GRES": "gpu:a100"}, "gres", "the nodes have no gpu:a100", "GPU_GRES"),
-        ({"PYXIS": ""}, "pyxis", "no option --container-image", "CONTAINER_RUNTIME=apptainer"),
+        (
+            {"PYXIS": ""},
+            "pyxis",
+            "no option --container-image",
+            "CONTAINER_RUNTIME=apptainer",
+        ),
         (
             {"PYXIS": "", "DLOPEN": "/opt/pyxis.so"},
             "pyxis",
@@ -212,7 +221,12 @@ def test_slurm_problems_are_named_with_the_fix(site, broken, check, finding, cur
             "sysctl -w user.max_user_namespaces",
         ),
         ({"NO_ENROOT": "1"}, "enroot", "Permission denied", "ENROOT_DATA_PATH"),
-        ({"CONT": "missing.sqsh"}, "pyxis", "missing.sqsh: no such image: enroot import", ""),
+        (
+            {"CONT": "missing.sqsh"},
+            "pyxis",
+            "missing.sqsh: no such image: enroot import",
+            "",
+        ),
         (
             {"CONTAINER": CORRUPT},
             "pyxis",
@@ -237,7 +251,10 @@ def test_a_check_that_could_not_run_does_not_pass(site):
         "CONTAINER_STATUS": "1",
     }
     result, finding, _ = rows(doctor(site, "container", **busy).stdout)["pyxis"]
-    assert (result, finding[:47]) == ("skip", "not tried: no node was free within a minute (Un")
+    assert (result, finding[:47]) == (
+        "skip",
+        "not tried: no node was free within a minute (Un",
+    )
 
 
 def test_nodes_without_gres_for_gpus_pass_as_run_sub_runs_there(site):
@@ -252,7 +269,9 @@ def test_several_nodes_prefix_their_lines_with_their_names(site):
 
 
 def test_a_kernel_that_forbids_user_namespaces_is_named_with_the_setting(site):
-    (site.root.parent / "data" / "proc" / "user" / "max_user_namespaces").write_text("0\n")
+    (site.root.parent / "data" / "proc" / "user" / "max_user_namespaces").write_text(
+        "0\n"
+    )
     found = rows(doctor(site, "container").stdout)["user namespaces"]
     assert found == ("fail", "user.max_user_namespaces is 0", found[2])
     assert found[2].startswith("sudo sysctl -w user.max_user_namespaces=100000")
@@ -261,7 +280,12 @@ def test_a_kernel_that_forbids_user_namespaces_is_named_with_the_setting(site):
 @pytest.mark.parametrize(
     ("broken", "check", "finding", "cure"),
     [
-        ({"GPUS": "7"}, "GPUs", "7 x NVIDIA H100 and the config wants DGXNGPU=8", "smaller config"),
+        (
+            {"GPUS": "7"},
+            "GPUs",
+            "7 x NVIDIA H100 and the config wants DGXNGPU=8",
+            "smaller config",
+        ),
         ({"NO_DRIVER": "1"}, "GPUs", "couldn't communicate", "driver"),
         ({"FREE": "0"}, "LOGDIR", "0 GB free", ""),
         ({"PYTHON": "/no/python"}, "Python", "/no/python", "make setup"),
@@ -271,7 +295,12 @@ def test_a_kernel_that_forbids_user_namespaces_is_named_with_the_setting(site):
             "a closed run on GPUs does not start",
             "visudo",
         ),
-        ({"EVALDIR": "/no/eval"}, "EVALDIR", "/no/eval: no such folder", "prepare_data.sh"),
+        (
+            {"EVALDIR": "/no/eval"},
+            "EVALDIR",
+            "/no/eval: no such folder",
+            "prepare_data.sh",
+        ),
         (
             {"UNFIT": "1"},
             "checkpoint, run",
@@ -281,7 +310,9 @@ def test_a_kernel_that_forbids_user_namespaces_is_named_with_the_setting(site):
     ],
 )
 def test_machine_problems_are_named_with_the_fix(site, broken, check, finding, cure):
-    assert_fails(doctor(site, "machine", "gpu", "data", CONT="", **broken), check, finding, cure)
+    assert_fails(
+        doctor(site, "machine", "gpu", "data", CONT="", **broken), check, finding, cure
+    )
 
 
 def test_an_idle_driver_that_unloads_is_a_warning(site):
@@ -296,7 +327,9 @@ def test_data_of_unknown_origin_is_a_warning_with_the_command_that_verifies_it(s
     (site.root.parent / "data" / "prepared-packed.json").unlink()
     found = rows(doctor(site, "data").stdout)["data manifest"]
     assert found[0] == "warn"
-    assert found[2].startswith("if it is NVIDIA's: python -m input_preprocessing import_records")
+    assert found[2].startswith(
+        "if it is NVIDIA's: python -m input_preprocessing import_records"
+    )
 
 
 def test_links_out_of_a_mounted_folder_are_named_with_the_mount_they_need(site):
@@ -306,7 +339,9 @@ def test_links_out_of_a_mounted_folder_are_named_with_the_mount_they_need(site):
     (folder / "data" / "eval" / "a").symlink_to("file")
     (folder / "data" / "eval" / "b").symlink_to(folder / "disk" / "shard")
     finding = f"has links to {folder}/disk, which is not mounted in the container"
-    assert_fails(doctor(site, "data"), "EVALDIR", finding, f"CONTAINER_MOUNTS={folder}/disk:ro")
+    assert_fails(
+        doctor(site, "data"), "EVALDIR", finding, f"CONTAINER_MOUNTS={folder}/disk:ro"
+    )
     for given in ({"CONTAINER_MOUNTS": f"/x,{folder}/disk:ro"}, {"CONT": ""}):
         assert rows(doctor(site, "data", **given).stdout)["EVALDIR"][0] == "pass"
 
@@ -318,7 +353,10 @@ def test_the_whole_data_set_is_verified_on_request(site, status, result):
     script.chmod(0o755)
     done = doctor(site, "verify")
     assert done.returncode == status
-    assert rows(done.stdout)["data verified"][:2] == (result, f"verdict on {site.env['DATADIR']}")
+    assert rows(done.stdout)["data verified"][:2] == (
+        result,
+        f"verdict on {site.env['DATADIR']}",
+    )
 
 
 def test_a_login_node_is_not_blamed_for_having_no_gpu(site):
@@ -340,7 +378,12 @@ def test_a_login_node_is_not_blamed_for_having_no_gpu(site):
 def test_without_a_config_only_what_needs_one_is_skipped(site):
     command = ["./launch/doctor.sh", "slurm", "data"]
     done = subprocess.run(
-        command, cwd=site.root, env=site.env, capture_output=True, text=True, check=False
+        command,
+        cwd=site.root,
+        env=site.env,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     found = rows(done.stdout)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -350,7 +393,10 @@ def test_without_a_config_only_what_needs_one_is_skipped(site):
 
 
 def test_machines_that_ssh_does_not_reach_fail(site):
-    site.stand_in("ssh", "echo 'ssh: connect to host dgx1 port 22: No route to host' >&2; exit 255")
+    site.stand_in(
+        "ssh",
+        "echo 'ssh: connect to host dgx1 port 22: No route to host' >&2; exit 255",
+    )
     done = doctor(site, "ssh", HOSTS="dgx1")
     assert_fails(
         done,
@@ -384,17 +430,35 @@ def assert_fails(done, check: str, finding: str, cure: str) -> None:
     [
         ({}, "gres", "pass", "8 x gpu a node"),
         ({"GPU_GRES": "gpu:h100"}, "gres", "pass", "8 x gpu:h100 a node"),
-        ({"GPU_GRES": "gpu:a100"}, "gres", "fail", "the nodes have no gpu:a100, but gpu:h100:8"),
-        ({"DGXNGPU": "16"}, "gres", "fail", "a node has 8 x gpu and the config wants DGXNGPU=16"),
+        (
+            {"GPU_GRES": "gpu:a100"},
+            "gres",
+            "fail",
+            "the nodes have no gpu:a100, but gpu:h100:8",
+        ),
+        (
+            {"DGXNGPU": "16"},
+            "gres",
+            "fail",
+            "a node has 8 x gpu and the config wants DGXNGPU=16",
+        ),
         ({}, "partition", "pass", "2 nodes of gpu:h100:8"),
-        ({"DGXNNODES": "3"}, "partition", "fail", "has 2 nodes and the config wants DGXNNODES=3"),
+        (
+            {"DGXNNODES": "3"},
+            "partition",
+            "fail",
+            "has 2 nodes and the config wants DGXNNODES=3",
+        ),
         ({"SBATCH_PARTITION": "none"}, "partition", "fail", "none: no such partition"),
         ({"CONT": "image"}, "pyxis", "pass", ""),
     ],
 )
-def test_a_real_slurm_is_checked_as_run_sub_uses_it(slurm, setting, check, result, finding):
+def test_a_real_slurm_is_checked_as_run_sub_uses_it(
+    slurm, setting, check, result, finding
+):
     after = "".join(
-        f"export {name}={value}; " for name, value in ({"DGXNGPU": "8"} | setting).items()
+        f"export {name}={value}; "
+        for name, value in ({"DGXNGPU": "8"} | setting).items()
     )
     done = slurm.checkout.run("./launch/doctor.sh slurm", after=after)
     found = rows(done.stdout)
@@ -411,5 +475,7 @@ def test_the_nodes_of_a_real_slurm_are_checked_by_a_step(slurm):
         command, after="export DEVICE=cpu", PYTHON="python", LOGDIR=str(slurm.folder)
     )
     for node in ("dgx1", "dgx2"):
-        assert done.stdout.count(f"{node}: pass  LOGDIR ") == 1, done.stdout + done.stderr
+        assert done.stdout.count(f"{node}: pass  LOGDIR ") == 1, (
+            done.stdout + done.stderr
+        )
         assert done.stdout.count(f"{node}: skip  GPUs                  DEVICE=cpu") == 1

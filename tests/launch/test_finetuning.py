@@ -1,4 +1,6 @@
-"""Fine-tuning starts like every run: a trial is a seed, and the last line gives the result of all."""
+"""Fine-tuning starts like every run: a trial is a seed, and the last line gives the result of
+all.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,11 @@ def last_line(text: str) -> str:
 @pytest.fixture
 def site(checkout, tmp_path):
     """The checkout, with data and weights at paths without spaces."""
-    for name in ("data/squad/dev-v1.1.json", "weights/model.safetensors", "weights/vocab.txt"):
+    for name in (
+        "data/squad/dev-v1.1.json",
+        "weights/model.safetensors",
+        "weights/vocab.txt",
+    ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     checkout.root = checkout.root.rename(tmp_path / "checkout")
@@ -34,7 +40,10 @@ def site(checkout, tmp_path):
 
 def finetune(site, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
     folder = site.root.parent
-    paths = [f"DATA={folder}/data/squad", f"INIT_CHECKPOINT={folder}/weights/model.safetensors"]
+    paths = [
+        f"DATA={folder}/data/squad",
+        f"INIT_CHECKPOINT={folder}/weights/model.safetensors",
+    ]
     command = [SCRIPT, *words, *paths] if words else [SCRIPT]
     return subprocess.run(
         command,
@@ -56,12 +65,19 @@ def test_every_seed_is_a_trial_and_runs_once(site):
     assert sorted((rank["TRIAL"], rank["RANK"]) for rank in site.ranks()) == [
         (t, r) for t in "01" for r in "01"
     ]
-    assert {(rank["TASK"], rank["SEEDS"]) for rank in site.ranks()} == {("squad", "4,7")}
-    assert {path.name for path in site.run_dir.glob("model_*")} == {"model_0", "model_1"}
+    assert {(rank["TASK"], rank["SEEDS"]) for rank in site.ranks()} == {
+        ("squad", "4,7")
+    }
+    assert {path.name for path in site.run_dir.glob("model_*")} == {
+        "model_0",
+        "model_1",
+    }
     assert not list(site.run_dir.glob("running_*")), (
         "nothing is left of the folders in which trials run"
     )
-    assert not list(site.run_dir.glob("compliance_*")), "compliance is of timed pretraining"
+    assert not list(site.run_dir.glob("compliance_*")), (
+        "compliance is of timed pretraining"
+    )
     assert finetune(site, *words).returncode == 0
     assert len(site.ranks()) == 4, "a seed that has its figures is not trained again"
     done = finetune(site, *words, FINISHED="another:1", SEED="3")
@@ -95,7 +111,10 @@ def test_a_run_that_was_asked_to_stop_is_not_complete(site):
 def test_a_run_without_seeds_takes_its_trials_from_nexp(site):
     done = finetune(site, "glue", "TASK=MRPC", "NEXP=2", "SEED=5")
     assert done.returncode == 0, done.stderr
-    assert [(rank["TRIAL"], rank["SEED"]) for rank in site.ranks()] == [("0", "5"), ("1", "6")]
+    assert [(rank["TRIAL"], rank["SEED"]) for rank in site.ranks()] == [
+        ("0", "5"),
+        ("1", "6"),
+    ]
     assert site.run_dir.name.startswith("finetune_MRPC_")
 
 
@@ -106,17 +125,32 @@ def test_a_run_without_seeds_takes_its_trials_from_nexp(site):
         (("glue", "task=TSV"), "task=TSV: expected NAME=VALUE; did you mean TASK=TSV?"),
         (("squadd",), "squadd: did you mean squad?"),
         (("TASK=MRPC",), "TASK=MRPC: expected squad or glue first"),
-        (("squad", "--docker"), "--docker goes first: ./run_finetuning.sh --docker squad"),
+        (
+            ("squad", "--docker"),
+            "--docker goes first: ./run_finetuning.sh --docker squad",
+        ),
         (("glue", "--slurm"), "--slurm goes first: ./run_finetuning.sh --slurm glue"),
         (("squad", "BATCHSZIE=3"), "did you mean BATCHSIZE"),
         (
             ("squad", "REHEARSAL=1"),
             "REHEARSAL=1 compares with published runs of pretraining: unset it",
         ),
-        (("squad", "POWER=1"), "POWER=1 measures the power of timed runs of pretraining: unset it"),
-        (("squad", "STAGE_DIR=/tmp/x"), "STAGE_DIR copies the records of pretraining: unset it"),
-        (("squad", "SEEDS=1,2", "NEXP=3"), "NEXP=3 and SEEDS=1,2: a seed is a trial; unset NEXP"),
-        (("squad", "CHECK=bad"), "this configuration cannot run: LR='fast': expected a number"),
+        (
+            ("squad", "POWER=1"),
+            "POWER=1 measures the power of timed runs of pretraining: unset it",
+        ),
+        (
+            ("squad", "STAGE_DIR=/tmp/x"),
+            "STAGE_DIR copies the records of pretraining: unset it",
+        ),
+        (
+            ("squad", "SEEDS=1,2", "NEXP=3"),
+            "NEXP=3 and SEEDS=1,2: a seed is a trial; unset NEXP",
+        ),
+        (
+            ("squad", "CHECK=bad"),
+            "this configuration cannot run: LR='fast': expected a number",
+        ),
     ],
 )
 def test_bad_input_is_one_line_and_leaves_nothing(site, words, message):
@@ -133,7 +167,10 @@ def test_without_slurm_a_job_is_refused(site):
     for name in ("bash", "dirname"):
         (programs / name).symlink_to(shutil.which(name))
     done = finetune(site, "--slurm", "squad", PATH=str(programs))
-    assert (done.returncode, last_line(done.stderr)) == (2, "run: error: --slurm: no sbatch here")
+    assert (done.returncode, last_line(done.stderr)) == (
+        2,
+        "run: error: --slurm: no sbatch here",
+    )
 
 
 def test_without_a_kind_it_prints_its_usage(site):
@@ -145,7 +182,10 @@ def test_without_a_kind_it_prints_its_usage(site):
 def test_another_trainer_is_refused_by_name(site):
     done = site.run("./run_local.sh", RANK_MODULE="berd")
     assert done.returncode == 2
-    assert last_line(done.stderr) == "run: error: RANK_MODULE=berd: expected bert or finetune"
+    assert (
+        last_line(done.stderr)
+        == "run: error: RANK_MODULE=berd: expected bert or finetune"
+    )
 
 
 def test_a_container_mounts_the_data_and_the_files_beside_the_weights(site):
@@ -167,7 +207,9 @@ def test_a_container_mounts_the_data_and_the_files_beside_the_weights(site):
         if "rank.sh" in " ".join(call.get("command", []))
     ]
     volumes = training["options"]["--volume"]
-    assert len(volumes) == len(set(volumes)), "docker refuses a mount point that is named twice"
+    assert len(volumes) == len(set(volumes)), (
+        "docker refuses a mount point that is named twice"
+    )
 
 
 def test_on_several_machines_all_ranks_are_one_world(site):
@@ -179,11 +221,15 @@ while [[ $1 == -* ]]; do case $1 in -o | -p) shift 2 ;; *) shift ;; esac; done
 exec setsid --wait env -i PATH="$PATH" HOME="$HOME" REAL_PYTHON="$REAL_PYTHON" FAKE_CALLS="$FAKE_CALLS" bash -c "$2"
 """,
     )
-    done = finetune(site, "--ssh", "squad", "DGXNNODES=2", "DGXNGPU=2", HOSTS="dgx1 dgx2")
+    done = finetune(
+        site, "--ssh", "squad", "DGXNNODES=2", "DGXNGPU=2", HOSTS="dgx1 dgx2"
+    )
     assert done.returncode == 0, done.stderr
     assert last_line(done.stderr) == f"run: all 1 trials are complete: {site.run_dir}"
     assert sorted(rank["RANK"] for rank in site.ranks()) == list("0123")
-    assert {(rank["WORLD_SIZE"], rank["TASK"]) for rank in site.ranks()} == {("4", "squad")}
+    assert {(rank["WORLD_SIZE"], rank["TASK"]) for rank in site.ranks()} == {
+        ("4", "squad")
+    }
 
 
 def test_a_job_of_slurm_trains_and_its_last_line_has_the_reason(site):
@@ -198,11 +244,19 @@ def test_a_job_of_slurm_trains_and_its_last_line_has_the_reason(site):
     esac""",
     )
     site.stand_in("sbatch", 'cd / && exec "${@: -1}"')
-    site.env |= {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": "node0"}
-    done = finetune(site, "--slurm", "squad", "SEEDS=1,2", "DEVICE=cpu", TRIAL_1="kill:0")
+    site.env |= {
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOB_NUM_NODES": "1",
+        "SLURM_JOB_NODELIST": "node0",
+    }
+    done = finetune(
+        site, "--slurm", "squad", "SEEDS=1,2", "DEVICE=cpu", TRIAL_1="kill:0"
+    )
     assert site.calls("sbatch") == [f"'-N' '1' '{site.root}/run.sub'"]
     assert done.returncode == 1
     reason = "rank 0 on node0 was killed by SIGKILL"
-    assert last_line(done.stderr) == f"run: error: 1 of 2 trials failed: trial 1: {reason}"
+    assert (
+        last_line(done.stderr) == f"run: error: 1 of 2 trials failed: trial 1: {reason}"
+    )
     assert site.run_dir.name.endswith("_7")
     assert (site.run_dir / "model_0" / "figures.json").is_file()

@@ -35,7 +35,9 @@ def test_the_first_machines_of_a_hostfile_are_called_in_its_order(machines):
 
 
 def test_hosts_wins(machines):
-    done = run(machines, HOSTFILE=_hostfile(machines, "dgx7 slots=2\n"), HOSTS="dgx1 dgx2")
+    done = run(
+        machines, HOSTFILE=_hostfile(machines, "dgx7 slots=2\n"), HOSTS="dgx1 dgx2"
+    )
     assert done.returncode == 0, done.stderr
     assert {rank["MASTER_ADDR"] for rank in machines.ranks()} == {"dgx1"}
 
@@ -53,8 +55,14 @@ def test_hosts_wins(machines):
         ),
         ("dgx1 slots=2\ndgx1 slots=2\n", "line 2: dgx1 is listed twice"),
         ("dgx1 slots=2\n", "1 machines and the config wants DGXNNODES=2"),
-        ("dgx1 slots=2\ndgx2 slots=08\n", "dgx2 slots=8 and DGXNGPU=2: they must be equal"),
-        ("dgx1 slots=2\ndgx2 slots=4\n", "dgx2 slots=4 and DGXNGPU=2: they must be equal"),
+        (
+            "dgx1 slots=2\ndgx2 slots=08\n",
+            "dgx2 slots=8 and DGXNGPU=2: they must be equal",
+        ),
+        (
+            "dgx1 slots=2\ndgx2 slots=4\n",
+            "dgx2 slots=4 and DGXNGPU=2: they must be equal",
+        ),
         ("# none\n", "no machine in it"),
     ],
 )
@@ -69,8 +77,14 @@ def test_an_invalid_hostfile_is_one_line(machines, text, words):
 
 def test_an_unreadable_hostfile_and_an_invalid_machine_name_are_one_line(machines):
     for wrong, words in (
-        ({"HOSTFILE": str(machines.root)}, f"HOSTFILE={machines.root}: not a readable file"),
-        ({"HOSTS": "dgx1 -oProxyCommand=x"}, "-oProxyCommand=x is not the name of a machine"),
+        (
+            {"HOSTFILE": str(machines.root)},
+            f"HOSTFILE={machines.root}: not a readable file",
+        ),
+        (
+            {"HOSTS": "dgx1 -oProxyCommand=x"},
+            "-oProxyCommand=x is not the name of a machine",
+        ),
     ):
         done = run(machines, **wrong)
         assert done.returncode != 0

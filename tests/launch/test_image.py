@@ -1,4 +1,6 @@
-"""The Dockerfile is really built, on a small base made of this machine's Python, and ``--check`` runs in the image."""
+"""The Dockerfile is really built, on a small base made of this machine's Python, and ``--check``
+runs in the image.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,9 @@ def docker(*words: str, **how) -> subprocess.CompletedProcess:
 
 def libraries(program: str) -> set[str]:
     """A program and its shared libraries."""
-    said = subprocess.run(["ldd", program], capture_output=True, text=True, check=False).stdout
+    said = subprocess.run(
+        ["ldd", program], capture_output=True, text=True, check=False
+    ).stdout
     return {program, *re.findall(r"(/\S+) \(0x", said)}
 
 
@@ -82,17 +86,25 @@ def in_tree(file: Path) -> bool:
 def files_of_base() -> Iterator[Path]:
     """Programs with their libraries, and this Python with its packages, all at their own paths."""
     found = [path for name in PROGRAMS if (path := shutil.which(name))]
-    extensions = [str(path) for path in Path(sys.base_prefix, "lib").rglob("lib-dynload/*.so")]
+    extensions = [
+        str(path) for path in Path(sys.base_prefix, "lib").rglob("lib-dynload/*.so")
+    ]
     extensions += [str(path) for path in Path(torch.__file__).parent.glob("lib/*.so*")]
     python = os.path.realpath(sys.executable)
-    yield from map(Path, sorted(set().union(*map(libraries, [*found, python, *extensions]))))
+    yield from map(
+        Path, sorted(set().union(*map(libraries, [*found, python, *extensions])))
+    )
     for folder in dict.fromkeys(TREES):
         for parent, folders, names in os.walk(folder):
             folders[:] = [
-                name for name in folders if name not in LEFT_OUT and name != "__pycache__"
+                name
+                for name in folders
+                if name not in LEFT_OUT and name != "__pycache__"
             ]
             yield from (Path(parent, name) for name in names)
-            yield from (path for name in folders if (path := Path(parent, name)).is_symlink())
+            yield from (
+                path for name in folders if (path := Path(parent, name)).is_symlink()
+            )
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +114,9 @@ def base() -> Iterator[str]:
         pytest.skip("docker does not run here")
     path = f"{sys.prefix}/bin:{sys.base_prefix}/bin:/usr/bin:/bin:/usr/sbin:/sbin"
     command = ["docker", "import", "--change", f"ENV PATH={path}", "-", BASE]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as importing:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+    ) as importing:
         with tarfile.open(fileobj=importing.stdin, mode="w|") as tar:
             for name, target in (
                 ("bin", "usr/bin"),
@@ -122,7 +136,9 @@ def base() -> Iterator[str]:
                 name = re.sub(r"^/(bin|sbin|lib|lib64)/", r"/usr/\1/", str(file))
                 if name not in seen:
                     tar.add(
-                        file if in_tree(file) else file.resolve(), arcname=name, recursive=False
+                        file if in_tree(file) else file.resolve(),
+                        arcname=name,
+                        recursive=False,
                     )
                 seen.add(name)
         importing.stdin.close()
@@ -131,7 +147,9 @@ def base() -> Iterator[str]:
     docker("image", "rm", "--force", IMAGE, BASE)
 
 
-def test_the_image_is_built_on_another_base_and_checks_a_run(base, repository, tmp_path):
+def test_the_image_is_built_on_another_base_and_checks_a_run(
+    base, repository, tmp_path
+):
     offline = [
         "--build-arg",
         "PIP_NO_INDEX=1",
@@ -150,8 +168,17 @@ def test_the_image_is_built_on_another_base_and_checks_a_run(base, repository, t
     done = docker(*command, text=True)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     (tmp_path / "bert_config.json").write_text(CONFIG)
-    variables = [word for name, value in SETTINGS.items() for word in ("--env", f"{name}={value}")]
-    mount = ["--volume", f"{tmp_path}:/model:ro", "--env", "BERT_CONFIG=/model/bert_config.json"]
+    variables = [
+        word
+        for name, value in SETTINGS.items()
+        for word in ("--env", f"{name}={value}")
+    ]
+    mount = [
+        "--volume",
+        f"{tmp_path}:/model:ro",
+        "--env",
+        "BERT_CONFIG=/model/bert_config.json",
+    ]
     done = docker(
         "run",
         "--rm",
@@ -167,11 +194,13 @@ def test_the_image_is_built_on_another_base_and_checks_a_run(base, repository, t
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    assert re.search(r"^global batch +2 sequences|^global batch +\d", done.stdout, re.M), (
-        done.stdout
-    )
+    assert re.search(
+        r"^global batch +2 sequences|^global batch +\d", done.stdout, re.M
+    ), done.stdout
     where = "import bert; print(bert.__file__)"
-    done = docker("run", "--rm", "--network", "none", IMAGE, "python", "-c", where, text=True)
+    done = docker(
+        "run", "--rm", "--network", "none", IMAGE, "python", "-c", where, text=True
+    )
     assert done.stdout.strip() == "/workspace/bert/implementations/bert/__init__.py", (
         "the image's own checkout"
     )

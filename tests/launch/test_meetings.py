@@ -1,6 +1,7 @@
 """Faults meet phases, platforms and features: whatever happens, the same promises hold afterwards.
 
-MEETINGS_SEED draws the rows; the rows of machines without Slurm are few here, and all are run by ``make test-meetings``.
+MEETINGS_SEED draws the rows; the rows of machines without Slurm are few here, and all are run by
+``make test-meetings``.
 """
 
 from __future__ import annotations
@@ -66,8 +67,13 @@ class Meeting:
 
     def __init__(self, repository: Path, folder: Path, row: Row, disk: Path) -> None:
         self.row, self.folder, self.disk = row, folder, disk
-        self.results = (disk if row.event == "full disk" else folder) / f"results_{folder.name}"
-        self.saved, self.hold = self.results.parent / f"saved_{folder.name}", folder / "hold"
+        self.results = (
+            disk if row.event == "full disk" else folder
+        ) / f"results_{folder.name}"
+        self.saved, self.hold = (
+            self.results.parent / f"saved_{folder.name}",
+            folder / "hold",
+        )
         for name in ("data", "eval", "hold", "stage/other"):
             (folder / name).mkdir(parents=True)
             (folder / name / "file").write_text(name)
@@ -79,7 +85,11 @@ class Meeting:
         (self.results / "other" / "result_0.txt").write_text("of another run\n")
         if row.checkpoints != "new":
             self.saved.mkdir()
-            state = {"step": 10, "seed": OWN_SEED, "state": advance(OWN_SEED, "", 1, 10)}
+            state = {
+                "step": 10,
+                "seed": OWN_SEED,
+                "state": advance(OWN_SEED, "", 1, 10),
+            }
             state |= {"lr": row.checkpoints, "owner": {}}
             (self.saved / "step_00000010.pt").write_text(json.dumps(state))
         if not row.refused:
@@ -89,7 +99,9 @@ class Meeting:
     def stand_ins(self) -> None:
         root, binaries = self.checkout.root, self.checkout.root.parent / "bin"
         for trainer in ("bert", "certify"):
-            shutil.copy(FAKES / "stepper.py", root / "implementations" / trainer / "__main__.py")
+            shutil.copy(
+                FAKES / "stepper.py", root / "implementations" / trainer / "__main__.py"
+            )
         review = root / "review" / "__main__.py"
         hold = "import sys\nfrom bert.__main__ import hold\nif sys.argv[1] == 'show': hold('end')\n"
         review.write_text(hold + review.read_text())
@@ -110,7 +122,9 @@ class Meeting:
 
     def kept(self) -> dict[str, bytes]:
         """What belongs to others."""
-        files = (path for other in self.others for path in other.rglob("*") if path.is_file())
+        files = (
+            path for other in self.others for path in other.rglob("*") if path.is_file()
+        )
         return {str(path): path.read_bytes() for path in files}
 
     def settings(self) -> dict[str, str]:
@@ -136,8 +150,13 @@ class Meeting:
         return chosen
 
     def submit(self, script: str, **env: str) -> subprocess.Popen[str]:
-        exports = " ".join(f"{name}='{value}'" for name, value in self.settings().items())
-        env |= {"BASH_ENV": str(self.folder / "hook.sh"), "PYTHONPATH": str(self.checkout.root)}
+        exports = " ".join(
+            f"{name}='{value}'" for name, value in self.settings().items()
+        )
+        env |= {
+            "BASH_ENV": str(self.folder / "hook.sh"),
+            "PYTHONPATH": str(self.checkout.root),
+        }
         env["PYTHONPATH"] += f":{self.checkout.root}/implementations"
         return self.checkout.popen(script, after=f"export {exports}", **env)
 
@@ -163,7 +182,9 @@ class Meeting:
         seeds = set()
         for path in (self.results / "run").glob("result_*.txt"):
             seed, state = path.read_text().split()
-            assert state == advance(int(seed), "", 1, STEPS), "differs from an undisturbed run"
+            assert state == advance(int(seed), "", 1, STEPS), (
+                "differs from an undisturbed run"
+            )
             assert row.seed == "unset" or int(seed) == OWN_SEED + int(path.stem[7:])
             assert seed not in seeds, "two trials with one history"
             seeds.add(seed)
@@ -182,7 +203,9 @@ class Meeting:
             reached[trial] = int(words[-1])
 
 
-def wait_for(what: Callable[[], object], seconds: float, why: Callable[[], object]) -> None:
+def wait_for(
+    what: Callable[[], object], seconds: float, why: Callable[[], object]
+) -> None:
     end = time.monotonic() + seconds
     while not what():
         assert time.monotonic() < end, why()
@@ -192,9 +215,13 @@ def wait_for(what: Callable[[], object], seconds: float, why: Callable[[], objec
 def run_here(meeting: Meeting) -> None:
     """A row of a platform without a scheduler."""
     row = meeting.row
-    process = meeting.submit("./run_local.sh" if row.runtime == "local" else "./run_multinode.sh")
+    process = meeting.submit(
+        "./run_local.sh" if row.runtime == "local" else "./run_multinode.sh"
+    )
     wait_for(
-        lambda: (meeting.hold / "held").exists() or process.poll() is not None, 120, process.kill
+        lambda: (meeting.hold / "held").exists() or process.poll() is not None,
+        120,
+        process.kill,
     )
     if row.event == "cancel":
         process.send_signal(signal.SIGTERM)
@@ -213,7 +240,11 @@ def run_here(meeting: Meeting) -> None:
     meeting.go()
     out, err = process.communicate(timeout=120)
     meeting.judge(process.returncode == 0, err)
-    wait_for(lambda: not processes(str(meeting.folder)), 60, lambda: processes(str(meeting.folder)))
+    wait_for(
+        lambda: not processes(str(meeting.folder)),
+        60,
+        lambda: processes(str(meeting.folder)),
+    )
     assert [path.name for path in (meeting.folder / "stage").iterdir()] == ["other"]
     assert "Traceback" not in out + err
 
@@ -236,7 +267,10 @@ class SlurmMeeting(Meeting):
     def others_on(self, node: int) -> tuple[Path, Path]:
         """Staged data and a container of somebody else."""
         shared_memory = self.nodes.folder / "node" / str(node) / "shm"
-        return shared_memory / "stage" / "other", self.folder / f"enroot/node{node}/pyxis_other"
+        return (
+            shared_memory / "stage" / "other",
+            self.folder / f"enroot/node{node}/pyxis_other",
+        )
 
     def start(self) -> None:
         count = self.settings()["DGXNNODES"] + f"+{self.row.spares}"
@@ -251,13 +285,20 @@ class SlurmMeeting(Meeting):
         host = self.job.field("BatchHost")
         assert used[0] == host
         spare = used[min(2, len(used) - 1)]
-        victim = {"power off batch host": host, "power off spare": spare}.get(event, used[1])
+        victim = {"power off batch host": host, "power off spare": spare}.get(
+            event, used[1]
+        )
         if event in STRUCK:
             self.struck |= {victim}
         if event == "bad spare":
             self.struck |= {spare}
             self.nodes.enter(
-                spare, "mount", "-t", "tmpfs", "none", str(self.checkout.root / "launch")
+                spare,
+                "mount",
+                "-t",
+                "tmpfs",
+                "none",
+                str(self.checkout.root / "launch"),
             )
         if event.startswith("power off") or event in ("node returns", "bad spare"):
             self.nodes.call("poweroff", victim.removeprefix("node"))
@@ -275,12 +316,16 @@ class SlurmMeeting(Meeting):
             time.sleep(8)
             self.nodes.controller("up")
         elif event == "node returns":
-            # Ranks miss each other. Otherwise Slurm tells a reboot by the boot time, which these nodes share.
+            # Ranks miss each other. Otherwise Slurm tells a reboot by the boot time, which these
+            # nodes share.
             if self.row.trains:
                 time.sleep(8)
             else:
                 wait_until(
-                    lambda: self.nodes.state(int(victim.removeprefix("node"))) != "allocated"
+                    lambda: (
+                        self.nodes.state(int(victim.removeprefix("node")))
+                        != "allocated"
+                    )
                 )
             self.nodes.call("start", victim.removeprefix("node"))
 
@@ -289,8 +334,13 @@ class SlurmMeeting(Meeting):
         return processes(str(self.folder), f"job0*{self.job.number}/slurm_script")
 
     def wait(self) -> None:
-        """Until the job has ended; it may be requeued, and must never be said to run without a process."""
-        end, alive = time.monotonic() + 200, time.monotonic()  # nothing waits for minutes
+        """Until the job has ended; it may be requeued, and must never be said to run without a
+        process.
+        """
+        end, alive = (
+            time.monotonic() + 200,
+            time.monotonic(),
+        )  # nothing waits for minutes
         while time.monotonic() < end:
             state = self.job.field("JobState")
             if state in OVER and self.job.field("EndTime") != "Unknown":
@@ -298,9 +348,16 @@ class SlurmMeeting(Meeting):
             works = any("/guard.sh" not in line for line in self.mine().splitlines())
             if state != "RUNNING" or works:
                 alive = time.monotonic()
-            assert time.monotonic() < alive + 60, f"RUNNING without a process:\n{self.job.output}"
+            assert time.monotonic() < alive + 60, (
+                f"RUNNING without a process:\n{self.job.output}"
+            )
             if state == "PENDING" and "BeginTime" in self.job.field("Reason"):
-                line = ["scontrol", "update", f"JobId={self.job.number}", "StartTime=now+3"]
+                line = [
+                    "scontrol",
+                    "update",
+                    f"JobId={self.job.number}",
+                    "StartTime=now+3",
+                ]
                 subprocess.run(line, check=True)
             time.sleep(0.5)
         raise AssertionError(f"did not end: {state}\n{self.job.output}\n{self.mine()}")
@@ -337,13 +394,17 @@ def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def nodes(shared, repository, disk, tmp_path_factory) -> Iterator[Nodes]:
     """The cluster, created once, with a pyxis that each row plays."""
     folder = tmp_path_factory.mktemp("nodes")
-    library, script, stack = (folder / name for name in ("pyxis.so", "pyxis.sh", "plugstack.conf"))
+    library, script, stack = (
+        folder / name for name in ("pyxis.so", "pyxis.sh", "plugstack.conf")
+    )
     line = ["gcc", "-shared", "-fPIC", "-o", str(library), str(FAKES / "pyxis.c")]
     if subprocess.run(line, check=False).returncode:
         pytest.skip("the stand-in for pyxis needs gcc and libslurm-dev")
     hold = 'if [[ -e $PYXIS_TEST/hold_container ]] && (set -o noclobber && : >"$PYXIS_TEST/hold/held") 2>/dev/null; then\n'
     hold += '  until [[ -e $PYXIS_TEST/hold/go ]]; do sleep 0.05; done\nfi\n  record "create '
-    script.write_text((FAKES / "pyxis.sh").read_text().replace('  record "create ', hold))
+    script.write_text(
+        (FAKES / "pyxis.sh").read_text().replace('  record "create ', hold)
+    )
     stack.write_text(f"required {library} {script}\n")
     with running(shared, repository, folder, PLUGSTACK=str(stack)) as made:
         yield made
@@ -359,7 +420,9 @@ def named(rows: list[tuple[int, Row]]) -> list[object]:
 
 
 def announce(number: int) -> None:
-    print(f"again: MEETINGS_SEED={SEED} make test-meetings ROW={number}")  # shown if it fails
+    print(
+        f"again: MEETINGS_SEED={SEED} make test-meetings ROW={number}"
+    )  # shown if it fails
 
 
 @pytest.mark.parametrize(("number", "row"), named(HERE[:FAST]))
@@ -370,7 +433,9 @@ def test_a_few_rows_of_machines_without_slurm(repository, tmp_path, disk, number
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "row"), named(HERE[FAST:]))
-def test_the_other_rows_of_machines_without_slurm(repository, tmp_path, disk, number, row):
+def test_the_other_rows_of_machines_without_slurm(
+    repository, tmp_path, disk, number, row
+):
     announce(number)
     run_here(Meeting(repository, tmp_path, row, disk))
 

@@ -1,4 +1,6 @@
-"""run_multinode.sh: several machines over ssh train together, and end together whatever happens to one of them."""
+"""run_multinode.sh: several machines over ssh train together, and end together whatever happens to
+one of them.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,10 @@ from ..waiting import free_ports, wait_until
 from .test_trial import processes
 
 MULTINODE = "./run_multinode.sh"
-# Like the real ssh: the command runs in a separate session, which outlives this client and gets no signal from it, only
-# the end of its input. A host in DOWN does not answer, one in BLIND lacks the repository, one in APART the results, and
-# the ranks of one in LOST end at once, with LOST_STATUS and the output SAYS. Each is a machine of its own, but in ONE.
+# Like the real ssh: the command runs in a separate session, which outlives this client and gets no
+# signal from it, only the end of its input. A host in DOWN does not answer, one in BLIND lacks the
+# repository, one in APART the results, and the ranks of one in LOST end at once, with LOST_STATUS
+# and the output SAYS. Each is a machine of its own, but in ONE.
 SSH = """
 while [[ $1 == -* ]]; do case $1 in -o | -p) shift 2 ;; *) shift ;; esac; done
 host=$1
@@ -57,16 +60,23 @@ def test_ranks_of_all_machines_are_one_world(machines):
     del machines.env["BINDING"]
     done = run(machines, "export NEXP=2 SEED=5", NCCL_TEST="")
     assert done.returncode == 0, done.stderr
-    assert last_line(done.stderr) == f"run: all 2 trials reached the target: {machines.run_dir}"
+    assert (
+        last_line(done.stderr)
+        == f"run: all 2 trials reached the target: {machines.run_dir}"
+    )
     first = [rank for rank in machines.ranks() if rank["TRIAL"] == "0"]
     assert sorted(rank["RANK"] for rank in first) == ["0", "1", "2", "3"]
     assert {rank["WORLD_SIZE"] for rank in first} == {"4"}
     assert {rank["MASTER_ADDR"] for rank in first} == {"dgx1"}
-    assert {rank["LR"] for rank in first} == {"0.00096"}, "the variables of this shell go along"
+    assert {rank["LR"] for rank in first} == {"0.00096"}, (
+        "the variables of this shell go along"
+    )
     assert {rank["SEED"] for rank in machines.ranks() if rank["TRIAL"] == "1"} == {"6"}
     torchrun = [line for line in machines.calls("torchrun") if "--node-rank 1" in line]
     assert len(torchrun) == 3, "the all-reduce test, by default, and two trials"
-    assert all("--nnodes 2" in line and "--nproc-per-node 2" in line for line in torchrun)
+    assert all(
+        "--nnodes 2" in line and "--nproc-per-node 2" in line for line in torchrun
+    )
 
 
 def test_ssh_never_asks_for_a_password(machines):
@@ -116,22 +126,31 @@ def test_a_connection_that_breaks_ends_the_ranks_of_every_machine(machines):
     wait_until(lambda: not processes(machines.root))
 
 
-def test_a_machine_that_does_not_share_the_results_still_reports_why_it_failed(machines):
+def test_a_machine_that_does_not_share_the_results_still_reports_why_it_failed(
+    machines,
+):
     said = "bad_input\t3\tdgx2\t-\tDATADIR_PHASE2: truncated\n"
-    done = run(machines, "export NEXP=5", TRIAL_0="hang", LOST="dgx2", LOST_STATUS="1", SAYS=said)
+    done = run(
+        machines,
+        "export NEXP=5",
+        TRIAL_0="hang",
+        LOST="dgx2",
+        LOST_STATUS="1",
+        SAYS=said,
+    )
     assert (
         last_line(done.stderr)
         == "run: error: 1 of 5 trials failed: trial 0: DATADIR_PHASE2: truncated"
     )
-    assert {rank["TRIAL"] for rank in machines.ranks()} <= {"0"}, "bad input ends the loop"
+    assert {rank["TRIAL"] for rank in machines.ranks()} <= {"0"}, (
+        "bad input ends the loop"
+    )
 
 
 def test_a_machine_reports_the_reason_of_its_rank_and_keeps_nothing(machines, tmp_path):
     folder = tmp_path / "elsewhere" / "run" / "running_0"
     entries = {"RUN_DIR": str(folder), "TRIAL": "0", "DGXNGPU": "1"}
-    fail = (
-        'printf "bad_input\\t0\\there\\t-\\tLR: wrong\\n" >"$RUN_DIR/status"; echo output; exit 1'
-    )
+    fail = 'printf "bad_input\\t0\\there\\t-\\tLR: wrong\\n" >"$RUN_DIR/status"; echo output; exit 1'
     process = subprocess.Popen(
         [machines.root / "launch" / "ssh" / "node.sh", "watch", "bash", "-c", fail],
         env=machines.env,
@@ -140,7 +159,9 @@ def test_a_machine_reports_the_reason_of_its_rank_and_keeps_nothing(machines, tm
         stderr=subprocess.PIPE,
         text=True,
     )
-    process.stdin.write("".join(f"{name}={value}\0" for name, value in entries.items()) + "\0")
+    process.stdin.write(
+        "".join(f"{name}={value}\0" for name, value in entries.items()) + "\0"
+    )
     process.stdin.flush()  # and left open: the machine must end by itself
     assert process.wait(timeout=240) == 1
     assert process.stdout.read() == "bad_input\t0\there\t-\tLR: wrong\n"
@@ -177,8 +198,14 @@ def test_a_signal_ends_the_ranks_of_every_machine(machines):
         ),
         ({"BLIND": "dgx2"}, "dgx2 does not see"),
         ({"APART": "dgx1"}, "is not the same folder on dgx1"),
-        ({"PYTHON": "/no/python"}, "dgx1: PYTHON=/no/python does not exist or has no torch"),
-        ({"CONTAINER_RUNTIME": "pyxis", "CONT": "image"}, "CONTAINER_RUNTIME=pyxis is for Slurm"),
+        (
+            {"PYTHON": "/no/python"},
+            "dgx1: PYTHON=/no/python does not exist or has no torch",
+        ),
+        (
+            {"CONTAINER_RUNTIME": "pyxis", "CONT": "image"},
+            "CONTAINER_RUNTIME=pyxis is for Slurm",
+        ),
     ],
 )
 def test_a_machine_that_cannot_take_part_is_named_before_anything_is_written(
@@ -200,7 +227,9 @@ def test_caches_count_as_dropped_only_when_every_machine_dropped_them(machines):
     assert done.returncode == 0, done.stderr
     assert {rank["CACHE_CLEARED"] for rank in machines.ranks()} == {"1"}
     machines.calls_file.unlink()
-    run(machines, STUBBORN="dgx2", RUN_NAME="another")  # not the folder of the same second
+    run(
+        machines, STUBBORN="dgx2", RUN_NAME="another"
+    )  # not the folder of the same second
     assert {rank["CACHE_CLEARED"] for rank in machines.ranks()} == {"0"}
 
 
@@ -229,7 +258,9 @@ def test_the_names_of_samsungs_script_are_understood(machines, tmp_path):
         check=False,
     )
     assert done.returncode == 2, "the stand-in's check fails"
-    said = json.loads(next(line for line in done.stderr.splitlines() if line.startswith("{")))
+    said = json.loads(
+        next(line for line in done.stderr.splitlines() if line.startswith("{"))
+    )
     assert said == {
         "DATADIR_PHASE2_PACKED": str(tmp_path / "in"),
         "EVALDIR": str(tmp_path / "eval"),
@@ -257,7 +288,9 @@ def test_containers_of_the_image_run_on_every_machine(machines):
     folder = machines.root.parent
     stand_in = Path(__file__).resolve().parent / "fakes" / "container.py"
     program = folder / "bin" / "docker"
-    program.write_text(f'#!/usr/bin/env bash\nexec "$REAL_PYTHON" -S "{stand_in}" docker "$@"\n')
+    program.write_text(
+        f'#!/usr/bin/env bash\nexec "$REAL_PYTHON" -S "{stand_in}" docker "$@"\n'
+    )
     program.chmod(0o755)
     (folder / "a checkout").rename(
         folder / "checkout"
@@ -268,7 +301,9 @@ def test_containers_of_the_image_run_on_every_machine(machines):
     calls = [json.loads(call) for call in machines.calls("docker")]
     ranks = [call for call in calls if "--node-rank" in call.get("command", ())]
     assert len(ranks) == 2
-    assert {"LR", "MASTER_ADDR", "TRIAL", "OMP_NUM_THREADS"} <= set(ranks[0]["options"]["--env"])
+    assert {"LR", "MASTER_ADDR", "TRIAL", "OMP_NUM_THREADS"} <= set(
+        ranks[0]["options"]["--env"]
+    )
     assert len(machines.ranks()) == 4
     assert len([call for call in calls if call.get("words", [""])[0] == "rm"]) == 2, (
         "removed on both"
@@ -282,12 +317,19 @@ def test_two_machines_really_train_together(repository, checkout, tmp_path):
     from bert.data.records import Metadata
     from bert.data.synthetic import synthetic_records
 
-    metadata = Metadata(max_seq_length=48, vocab_md5="0" * 32, random_seed=0, dupe_factor=1)
+    metadata = Metadata(
+        max_seq_length=48, vocab_md5="0" * 32, random_seed=0, dupe_factor=1
+    )
     for name, packed in (("packed_data", True), ("eval", False)):
         (tmp_path / name).mkdir()
         records = synthetic_records(40, 48, 211, packed, 0)
         write_records(tmp_path / name / "part_00000_of_00001.hdf5", records, metadata)
-    shape = {"vocab_size": 211, "hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 3}
+    shape = {
+        "vocab_size": 211,
+        "hidden_size": 24,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 3,
+    }
     shape |= {"intermediate_size": 40, "max_position_embeddings": 48}
     (tmp_path / "bert_config.json").write_text(json.dumps(shape))
     checkout.stand_in("ssh", SSH)
@@ -344,7 +386,8 @@ def sshd(checkout, tmp_path):
     Path("/run/sshd").mkdir(exist_ok=True)
     for name in ("host", "user"):
         subprocess.run(
-            ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / name], check=True
+            ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / name],
+            check=True,
         )
     port = free_ports()
     settings = {
@@ -360,7 +403,9 @@ def sshd(checkout, tmp_path):
         "".join(f"{name} {value}\n" for name, value in settings.items())
     )
     with open(tmp_path / "sshd.log", "w") as log:
-        process = subprocess.Popen([server, "-D", "-e", "-f", tmp_path / "sshd_config"], stderr=log)
+        process = subprocess.Popen(
+            [server, "-D", "-e", "-f", tmp_path / "sshd_config"], stderr=log
+        )
     wait_until(lambda: "listening" in (tmp_path / "sshd.log").read_text())
     # Post-quantum keys would take a tenth of a second of a core.
     options = "-o KexAlgorithms=curve25519-sha256 -o LogLevel=ERROR"
@@ -369,8 +414,12 @@ def sshd(checkout, tmp_path):
         tmp_path / "bin" / "python",
         f"{checkout.root / 'implementations'}:{checkout.root}",
     )
-    text = python.read_text().replace("set -uo pipefail", f'export PYTHONPATH="{packages}"')
-    python.write_text(text)  # where the stand-ins for packages are: PYTHONPATH does not go along
+    text = python.read_text().replace(
+        "set -uo pipefail", f'export PYTHONPATH="{packages}"'
+    )
+    python.write_text(
+        text
+    )  # where the stand-ins for packages are: PYTHONPATH does not go along
     (checkout.root / "launch" / "node" / "identity.sh").write_text(
         "#!/bin/sh\nset -- $SSH_CONNECTION\necho $3\n"
     )
@@ -404,12 +453,19 @@ def test_a_real_connection_that_breaks_ends_the_ranks_of_both_machines(sshd):
     process = sshd.popen(MULTINODE, after="export DGXNNODES=2", TRIAL_0="hang")
     wait_until(lambda: len(sshd.ranks()) == 4)
     client = subprocess.run(
-        ["pgrep", "-f", "^ssh .* 127.0.0.2 .*watch"], capture_output=True, text=True, check=True
+        ["pgrep", "-f", "^ssh .* 127.0.0.2 .*watch"],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     for number in client.stdout.split():
-        with suppress(FileNotFoundError, ProcessLookupError):  # another test's, which has ended
+        with suppress(
+            FileNotFoundError, ProcessLookupError
+        ):  # another test's, which has ended
             if str(sshd.root.parent) in Path(f"/proc/{number}/cmdline").read_text():
                 os.kill(int(number), signal.SIGKILL)
     _, errors = process.communicate(timeout=240)
-    assert "trial 0: 127.0.0.2: the ranks ended with exit status 137" in last_line(errors)
+    assert "trial 0: 127.0.0.2: the ranks ended with exit status 137" in last_line(
+        errors
+    )
     wait_until(lambda: not processes(sshd.root))

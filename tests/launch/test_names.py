@@ -1,4 +1,6 @@
-"""A name that looks misspelt stops every launch script; your exports win over a config; configs switch cleanly."""
+"""A name that looks misspelt stops every launch script; your exports win over a config; configs
+switch cleanly.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,10 @@ H100, DEMO, A100 = (
 @pytest.mark.parametrize("order", [f"source env.sh; {H100}", f"{H100} source env.sh;"])
 def test_your_exports_win_over_a_config_with_a_message(checkout, order):
     done = sourced(
-        checkout, f"{order} echo $LR $BATCHSIZE $WALLTIME", LR="0.02", WALLTIME_RUNANDTIME="30"
+        checkout,
+        f"{order} echo $LR $BATCHSIZE $WALLTIME",
+        LR="0.02",
+        WALLTIME_RUNANDTIME="30",
     )
     assert done.stdout == "0.02 48 40\n"
     assert (
@@ -79,7 +84,8 @@ def test_your_exports_win_over_a_config_with_a_message(checkout, order):
 
 def test_exports_after_a_config_survive_sourcing_another_one(checkout):
     done = sourced(
-        checkout, f"{H100} export LR=0.02; {A100} echo $LR $BATCHSIZE; unset LR; {H100} echo $LR"
+        checkout,
+        f"{H100} export LR=0.02; {A100} echo $LR $BATCHSIZE; unset LR; {H100} echo $LR",
     )
     assert done.stdout == "0.02 56\n0.00096\n"
 
@@ -93,9 +99,16 @@ def test_one_config_after_another_leaves_nothing_of_the_first(checkout):
     assert after.stderr == alone.stderr == ""
 
 
-def test_your_exports_win_over_env_sh_and_an_edited_env_sh_over_its_previous_version(checkout):
-    edit = "sed -i s,/data/bert,/elsewhere, env.sh; source env.sh; echo $DATADIR $EVALDIR;"
-    assert sourced(checkout, f"source env.sh; {edit}").stdout == "/elsewhere /elsewhere/eval\n"
+def test_your_exports_win_over_env_sh_and_an_edited_env_sh_over_its_previous_version(
+    checkout,
+):
+    edit = (
+        "sed -i s,/data/bert,/elsewhere, env.sh; source env.sh; echo $DATADIR $EVALDIR;"
+    )
+    assert (
+        sourced(checkout, f"source env.sh; {edit}").stdout
+        == "/elsewhere /elsewhere/eval\n"
+    )
     done = sourced(checkout, "source env.sh; echo $DATADIR $EVALDIR", EVALDIR="/mine")
     assert done.stdout == "/elsewhere /mine\n"
 
@@ -104,10 +117,24 @@ def test_the_list_of_configs_and_the_difference_of_two(checkout):
     table = sourced(checkout, "launch/tools/configs.sh").stdout.splitlines()
     assert table[0].split()[:3] == ["config", "nodes", "GPUs"]
     assert len(table) == 1 + len(list((checkout.root / "configs").glob("config_*.sh")))
-    row = next(line.split() for line in table if line.startswith("DGXH100_4x8x48x1_pack"))
-    assert row[1:] == ["4", "8", "48", "x", "1", "packed", "3072", "0.002711", "1040", "closed"]
+    row = next(
+        line.split() for line in table if line.startswith("DGXH100_4x8x48x1_pack")
+    )
+    assert row[1:] == [
+        "4",
+        "8",
+        "48",
+        "x",
+        "1",
+        "packed",
+        "3072",
+        "0.002711",
+        "1040",
+        "closed",
+    ]
     rows = sourced(
-        checkout, "launch/tools/configs.sh DGXH100_4x8x48x1_pack config_GB200_2x4x48x1_pack.sh"
+        checkout,
+        "launch/tools/configs.sh DGXH100_4x8x48x1_pack config_GB200_2x4x48x1_pack.sh",
     ).stdout.splitlines()
     assert {"-LR=0.002711", "+LR=0.00096"} <= set(rows)
     assert not any("BATCHSIZE" in row for row in rows), "the same in both"

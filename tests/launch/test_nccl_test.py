@@ -1,4 +1,6 @@
-"""The all-reduce test before the trials: a failure ends the run before a trial starts, with the reason last."""
+"""The all-reduce test before the trials: a failure ends the run before a trial starts, with the
+reason last.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ def test_it_runs_once_on_all_ranks_before_the_trials(checkout):
     assert done.returncode == 0, done.stderr
     assert sorted(checkout.calls("allreduce")) == ["0", "1"]
     assert (checkout.run_dir / "nccl_test.txt").read_text().count("all sums right") == 2
-    kinds = [line.partition(" ")[0] for line in checkout.calls_file.read_text().splitlines()]
+    kinds = [
+        line.partition(" ")[0] for line in checkout.calls_file.read_text().splitlines()
+    ]
     assert kinds.index("allreduce") < kinds.index("rank")
     assert not list(checkout.run_dir.glob("running_*"))
 
@@ -36,7 +40,9 @@ def test_wrong_sums_end_the_run_before_any_trial(checkout):
     done = checkout.run(LOCAL, after="export NCCL_TEST=1", ALLREDUCE="fails:1")
     assert done.returncode == 1
     log = checkout.run_dir / "nccl_test.txt"
-    expected = f"the all-reduce test failed: rank 1: wrong sums; see {log}, or set NCCL_TEST=0"
+    expected = (
+        f"the all-reduce test failed: rank 1: wrong sums; see {log}, or set NCCL_TEST=0"
+    )
     assert last_line(done.stderr) == f"run: error: {expected}"
     assert not checkout.ranks()
     assert not list(checkout.run_dir.glob("running_*"))
@@ -50,12 +56,16 @@ def test_ranks_that_hang_are_ended_by_the_launcher(checkout):
     )
     done = checkout.run(LOCAL, after="export NCCL_TEST=1", ALLREDUCE="hang")
     assert done.returncode == 1
-    assert "the all-reduce test failed: it did not end in 2 s; see " in last_line(done.stderr)
+    assert "the all-reduce test failed: it did not end in 2 s; see " in last_line(
+        done.stderr
+    )
     assert not checkout.ranks()
 
 
 def test_a_signal_ends_it_and_leaves_nothing_half_done(checkout):
-    process = checkout.popen(LOCAL, after="export NCCL_TEST=1 RUN_NAME=stopped", ALLREDUCE="hang")
+    process = checkout.popen(
+        LOCAL, after="export NCCL_TEST=1 RUN_NAME=stopped", ALLREDUCE="hang"
+    )
     log = checkout.logdir / "stopped" / "nccl_test.txt"
     wait_until(lambda: log.exists() and "hang" in log.read_text())
     process.send_signal(signal.SIGTERM)

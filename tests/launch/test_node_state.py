@@ -1,4 +1,6 @@
-"""A run's changes to its nodes (clocks, staged data) are verified when made, and undone however the run ends."""
+"""A run's changes to its nodes (clocks, staged data) are verified when made, and undone however the
+run ends.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ import pytest
 from ..waiting import wait_until
 
 LOCAL = "./run_local.sh"
-# Like the real nvidia-smi: without support of a GPU a warning and exit status 0; without root status 4 and a message.
+# Like the real nvidia-smi: without support of a GPU a warning and exit status 0; without root
+# status 4 and a message.
 SMI = """
 case "$*" in
   *query-gpu=index*) for ((i = 0; i < ${GPUS:-2}; i++)); do echo $i; done ;;
@@ -51,7 +54,9 @@ def gpus(checkout):
     return checkout
 
 
-@pytest.mark.parametrize(("outcome", "status"), [("success", 0), ("crash:1", 1), ("kill:0", 1)])
+@pytest.mark.parametrize(
+    ("outcome", "status"), [("success", 0), ("crash:1", 1), ("kill:0", 1)]
+)
 def test_clocks_are_locked_once_and_reset_whatever_the_result(gpus, outcome, status):
     done = gpus.run(LOCAL, TRIAL_0=outcome)
     assert done.returncode == status, done.stderr
@@ -73,7 +78,10 @@ def test_clocks_are_reset_when_a_signal_ends_the_run(gpus):
             {"UNSUPPORTED": "1"},
             "Setting locked GPU clocks is not supported for GPU 00000000:01:00.0.",
         ),
-        ({"NOT_ROOT": "1"}, "The current user does not have permission to change clocks"),
+        (
+            {"NOT_ROOT": "1"},
+            "The current user does not have permission to change clocks",
+        ),
         ({"GPUS": "0"}, "nvidia-smi sees no GPU"),
     ],
 )
@@ -82,10 +90,13 @@ def test_clocks_that_were_not_set_on_every_gpu_end_the_run_whatever_nvidia_smi_r
 ):
     done = gpus.run(LOCAL, **how)
     assert done.returncode == 2
-    assert f"GPU_CLOCKS=1410: not set on every node: {os.uname().nodename}: {reason}" in last_line(
-        done.stderr
+    assert (
+        f"GPU_CLOCKS=1410: not set on every node: {os.uname().nodename}: {reason}"
+        in last_line(done.stderr)
     )
-    assert clock_calls(gpus)[-1] == "--reset-gpu-clocks", "not left locked on half of them"
+    assert clock_calls(gpus)[-1] == "--reset-gpu-clocks", (
+        "not left locked on half of them"
+    )
     assert "checking the configuration" not in done.stderr, "which takes a minute"
     assert not gpus.ranks()
 
@@ -100,7 +111,9 @@ def test_clocks_are_set_through_sudo_if_needed(gpus):
 def test_malformed_clocks_are_refused_before_anything_starts(gpus, value):
     done = gpus.run(LOCAL, GPU_CLOCKS=value)
     assert done.returncode == 2
-    assert last_line(done.stderr).startswith(f"run: error: GPU_CLOCKS='{value}': expected MHz")
+    assert last_line(done.stderr).startswith(
+        f"run: error: GPU_CLOCKS='{value}': expected MHz"
+    )
 
 
 @pytest.fixture
@@ -157,7 +170,9 @@ def test_staged_data_equals_the_source_with_the_digest_of_each_file(checkout, da
 
 
 def test_a_bad_copy_fails_and_leaves_nothing(checkout, data):
-    checkout.stand_in("dd", 'printf x >>"${1#if=}"')  # a disk that changes what was written
+    checkout.stand_in(
+        "dd", 'printf x >>"${1#if=}"'
+    )  # a disk that changes what was written
     done = stage(checkout, data)
     assert done.returncode == 1
     assert "the copy differs from what was written" in last_line(done.stderr)
@@ -169,9 +184,7 @@ def test_a_disk_without_room_and_a_source_that_is_missing_are_one_line(checkout,
     done = stage(checkout, data)
     assert "0 MB to stage and 0 MB free in" in last_line(done.stderr)
     done = checkout.run(LOCAL, EVALDIR="/nowhere")
-    expected = (
-        f"not staged on every node: {os.uname().nodename}: EVALDIR=/nowhere: no such folder here"
-    )
+    expected = f"not staged on every node: {os.uname().nodename}: EVALDIR=/nowhere: no such folder here"
     assert expected in last_line(done.stderr)
     assert list(data.iterdir()) == []
 
@@ -191,9 +204,13 @@ def test_contradictory_staging_settings_are_refused(checkout, data, how, reason)
 
 def test_nodes_that_read_different_data_end_the_run(checkout, data):
     script = checkout.root / "launch" / "node" / "stage.sh"
-    script.write_text("#!/bin/sh\necho staged 3 files, 9 bytes, sha256 $RANDOM_DIGEST$$\n")
+    script.write_text(
+        "#!/bin/sh\necho staged 3 files, 9 bytes, sha256 $RANDOM_DIGEST$$\n"
+    )
     done = checkout.run(
-        LOCAL.replace("local", "multinode"), after="export DGXNNODES=2", **two_machines(checkout)
+        LOCAL.replace("local", "multinode"),
+        after="export DGXNNODES=2",
+        **two_machines(checkout),
     )
     assert "the nodes read different data: 3 files" in last_line(done.stderr)
 
@@ -238,15 +255,19 @@ def test_output_of_several_ranks_is_labelled_and_of_one_is_not(checkout):
     )
     checkout.run(LOCAL, after="export DGXNGPU=1 RUN_NAME=one")
     assert (
-        "rank 0 trains: success" in (checkout.logdir / "one/output_0.txt").read_text().splitlines()
+        "rank 0 trains: success"
+        in (checkout.logdir / "one/output_0.txt").read_text().splitlines()
     )
 
 
 def test_a_rank_raises_the_limit_of_open_files(checkout):
     trainer = checkout.root / "implementations" / "bert" / "__main__.py"
     trainer.write_text(
-        "import resource\nprint('files', *resource.getrlimit(7))\n" + trainer.read_text()
+        "import resource\nprint('files', *resource.getrlimit(7))\n"
+        + trainer.read_text()
     )
-    done = checkout.run("bash -c 'ulimit -Sn 300; ulimit -Hn 4000; exec ./run_local.sh'")
+    done = checkout.run(
+        "bash -c 'ulimit -Sn 300; ulimit -Hn 4000; exec ./run_local.sh'"
+    )
     assert done.returncode == 0, done.stderr
     assert "0: files 4000 4000" in (checkout.run_dir / "output_0.txt").read_text()

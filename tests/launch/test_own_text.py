@@ -1,4 +1,6 @@
-"""From your own text to predictions: the commands of docs/train.md, killed at ten moments and run again."""
+"""From your own text to predictions: the commands of docs/train.md, killed at ten moments and run
+again.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,9 @@ def go(folder: Path, repository: Path, moments: list[tuple[str, str, int]]) -> N
             )
             while pattern and process.poll() is None:
                 with contextlib.suppress(OSError):
-                    if any(path.stat().st_size >= least for path in folder.glob(pattern)):
+                    if any(
+                        path.stat().st_size >= least for path in folder.glob(pattern)
+                    ):
                         break
                 time.sleep(0.001)
             if pattern:
@@ -89,7 +93,9 @@ def go(folder: Path, repository: Path, moments: list[tuple[str, str, int]]) -> N
 
 
 def digests(folder: Path, *patterns: str) -> dict[str, str]:
-    found = {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
+    found = {
+        path for pattern in patterns for path in folder.glob(pattern) if path.is_file()
+    }
     return {
         str(path.relative_to(folder)): hashlib.md5(path.read_bytes()).hexdigest()
         for path in sorted(found)
@@ -129,7 +135,9 @@ source {repository}/configs/common.sh
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_killed_at_ten_moments_all_results_equal_those_of_an_undisturbed_run(folder, repository):
+def test_killed_at_ten_moments_all_results_equal_those_of_an_undisturbed_run(
+    folder, repository
+):
     whole, parts = folder / "whole", folder / "parts"
     go(whole, repository, [])
     go(parts, repository, MOMENTS)
@@ -149,7 +157,10 @@ def test_killed_at_ten_moments_all_results_equal_those_of_an_undisturbed_run(fol
             for run in (whole, parts)
         )
     )
-    tuned = "results/tuned/model_0/predictions.tsv", "results/tuned/model_0/model.safetensors"
+    tuned = (
+        "results/tuned/model_0/predictions.tsv",
+        "results/tuned/model_0/model.safetensors",
+    )
     assert digests(parts, *tuned) == digests(whole, *tuned)
     losses = []
     for run in (whole, parts):

@@ -60,7 +60,9 @@ def test_a_group_with_only_a_zombie_left_is_not_alive(repository):
 
 def test_a_hung_power_reading_is_abandoned(checkout):
     shorten(checkout, "run/power.sh", "POWER_PATIENCE=60", "POWER_PATIENCE=1")
-    checkout.stand_in("ipmitool", f'if [[ -e "{checkout.logdir}" ]]; then {HANGS}; fi\n{IPMI}')
+    checkout.stand_in(
+        "ipmitool", f'if [[ -e "{checkout.logdir}" ]]; then {HANGS}; fi\n{IPMI}'
+    )
     done = checkout.run(LOCAL, after="export POWER=1")
     assert done.returncode == 0, done.stderr
     assert "run: warning: power was not sampled to the end on every node" in done.stderr
@@ -82,22 +84,30 @@ def test_an_nvidia_smi_that_hangs_at_the_clock_reset_is_abandoned(checkout):
 def test_a_hung_guard_is_abandoned(pyxis):
     shorten(pyxis, "slurm/runner.sh", "UNDO_PATIENCE=300", "UNDO_PATIENCE=4")
     shorten(pyxis, "slurm/job.sh", "patience=20", "patience=4")
-    pyxis.stand_in("enroot", f"case $1 in list) echo pyxis_bert_7_0 ;; remove) {HANGS} ;; esac")
+    pyxis.stand_in(
+        "enroot", f"case $1 in list) echo pyxis_bert_7_0 ;; remove) {HANGS} ;; esac"
+    )
     pyxis.stand_in("squeue", "echo 7")
     done = pyxis.run("./run.sub")
     assert done.returncode == 0, done.stderr
     assert any("remove" in call for call in pyxis.calls("enroot"))
-    for number in processes(pyxis.root.parent).split():  # a real step would be ended by Slurm
+    for number in processes(
+        pyxis.root.parent
+    ).split():  # a real step would be ended by Slurm
         os.kill(int(number), signal.SIGKILL)
 
 
 @pytest.mark.parametrize("signalled", [False, True])
-def test_a_slow_removal_of_leftovers_is_reported_and_abandoned_also_at_a_signal(pyxis, signalled):
+def test_a_slow_removal_of_leftovers_is_reported_and_abandoned_also_at_a_signal(
+    pyxis, signalled
+):
     if not signalled:
         shorten(pyxis, "slurm/runner.sh", "SWEEP_PATIENCE=60", "SWEEP_PATIENCE=1")
     there = pyxis.root.parent / "there"
     hangs = f'if [[ "$*" == *99_0 ]]; then touch "{there}"; {HANGS}; fi'
-    pyxis.stand_in("enroot", f"case $1 in list) echo pyxis_bert_99_0 ;; remove) {hangs} ;; esac")
+    pyxis.stand_in(
+        "enroot", f"case $1 in list) echo pyxis_bert_99_0 ;; remove) {hangs} ;; esac"
+    )
     pyxis.stand_in("squeue", "echo 7")
     process = pyxis.popen("./run.sub")
     wait_until(there.exists)
@@ -107,11 +117,15 @@ def test_a_slow_removal_of_leftovers_is_reported_and_abandoned_also_at_a_signal(
     told = [line for line in errors.splitlines() if "pyxis_bert_99_0" in line]
     if signalled:
         assert process.returncode == 143
-        assert errors.splitlines()[-1].startswith("run: error: interrupted by SIGTERM"), errors
+        assert errors.splitlines()[-1].startswith(
+            "run: error: interrupted by SIGTERM"
+        ), errors
     else:
         assert process.returncode == 0, errors
         assert "removing pyxis_bert_99_0, left by a job that has ended" in told[0]
-        assert "pyxis_bert_99_0 was not removed in time: the next job continues" in told[1]
+        assert (
+            "pyxis_bert_99_0 was not removed in time: the next job continues" in told[1]
+        )
     subprocess.run(["pkill", "-KILL", "-f", str(pyxis.root.parent)], check=False)
 
 
@@ -120,10 +134,14 @@ def test_a_hung_reading_does_not_delay_the_last_line_of_an_interrupted_run(check
     checkout.stand_in(
         "ipmitool", f'if [[ -e "{checkout.logdir}/ended" ]]; then {HANGS}; fi\n{IPMI}'
     )
-    process = checkout.popen(LOCAL, after="export POWER=1 RUN_NAME=ended", TRIAL_0="hang")
+    process = checkout.popen(
+        LOCAL, after="export POWER=1 RUN_NAME=ended", TRIAL_0="hang"
+    )
     wait_until((checkout.logdir / "ended" / "running_0" / "result_0.txt").exists)
     process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=50)  # without the signal it is waited for 60 s
+    _, errors = process.communicate(
+        timeout=50
+    )  # without the signal it is waited for 60 s
     assert errors.splitlines()[-1] == (
         "run: error: interrupted by SIGTERM; RUN_NAME=ended continues with the missing trials"
     )
@@ -132,8 +150,15 @@ def test_a_hung_reading_does_not_delay_the_last_line_of_an_interrupted_run(check
 
 def test_a_signal_that_comes_just_as_the_ranks_start_ends_them(checkout):
     started = checkout.root.parent / "started"
-    shorten(checkout, "run/ranks.sh", "  group=$!\n", f"  touch '{started}'; sleep 1\n  group=$!\n")
-    process = checkout.popen(LOCAL, after="export RUN_NAME=ended", TRIAL_0="hang", NCCL_TEST="0")
+    shorten(
+        checkout,
+        "run/ranks.sh",
+        "  group=$!\n",
+        f"  touch '{started}'; sleep 1\n  group=$!\n",
+    )
+    process = checkout.popen(
+        LOCAL, after="export RUN_NAME=ended", TRIAL_0="hang", NCCL_TEST="0"
+    )
     wait_until(started.exists)
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=240)
@@ -143,7 +168,12 @@ def test_a_signal_that_comes_just_as_the_ranks_start_ends_them(checkout):
 
 def test_a_signal_that_comes_just_as_a_trainer_starts_ends_it(checkout):
     started = checkout.root.parent / "started"
-    shorten(checkout, "run/rank.sh", "trainer=$!\n", f"touch '{started}'; sleep 1\ntrainer=$!\n")
+    shorten(
+        checkout,
+        "run/rank.sh",
+        "trainer=$!\n",
+        f"touch '{started}'; sleep 1\ntrainer=$!\n",
+    )
     checkout.logdir.mkdir()
     alone = {
         "RANK": "0",
@@ -153,7 +183,11 @@ def test_a_signal_that_comes_just_as_a_trainer_starts_ends_it(checkout):
         "TRIAL": "0",
     }
     process = checkout.popen(
-        "./launch/run/rank.sh", after="export DGXNGPU=1", TRIAL_0="hang", BINDING="none", **alone
+        "./launch/run/rank.sh",
+        after="export DGXNGPU=1",
+        TRIAL_0="hang",
+        BINDING="none",
+        **alone,
     )
     wait_until(started.exists)
     process.send_signal(signal.SIGTERM)

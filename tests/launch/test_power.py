@@ -1,4 +1,6 @@
-"""POWER=1 samples every node while a trial runs; the readings of the run become the files of the power rules."""
+"""POWER=1 samples every node while a trial runs; the readings of the run become the files of the
+power rules.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +22,21 @@ def last_line(text: str) -> str:
 
 
 def events(path) -> list[dict]:
-    return [json.loads(line.partition(" ")[2]) for line in path.read_text().splitlines()]
+    return [
+        json.loads(line.partition(" ")[2]) for line in path.read_text().splitlines()
+    ]
 
 
 @pytest.mark.parametrize(
     ("program", "text", "source", "watts", "kind"),
-    [("ipmitool", IPMI, "ipmi", 512.0, "AC"), ("nvidia-smi", NVML, "nvml", 300.8, "DC")],
+    [
+        ("ipmitool", IPMI, "ipmi", 512.0, "AC"),
+        ("nvidia-smi", NVML, "nvml", 300.8, "DC"),
+    ],
 )
-def test_the_power_of_a_run_is_sampled_and_reported(checkout, program, text, source, watts, kind):
+def test_the_power_of_a_run_is_sampled_and_reported(
+    checkout, program, text, source, watts, kind
+):
     checkout.stand_in(program, text)
     outcomes = {"TRIAL_0": "measured", "TRIAL_1": "measured"}
     done = checkout.run(LOCAL, after="export POWER=1 NEXP=2", **outcomes)
@@ -41,7 +50,9 @@ def test_the_power_of_a_run_is_sampled_and_reported(checkout, program, text, sou
             "conversion_eff",
         ]
         assert found[1]["metadata"]["measurement_type"] == kind
-        assert {event["value"] for event in found if event["key"] == "power_reading"} == {watts}
+        assert {
+            event["value"] for event in found if event["key"] == "power_reading"
+        } == {watts}
         assert found[-1]["key"] == "power_measurement_stop"
         assert f"{watts:.0f} W ({source}, " in done.stdout
     assert not list(checkout.run_dir.glob("running_*"))
@@ -78,7 +89,9 @@ def test_ipmi_is_queried_through_sudo_if_needed(checkout):
     done = checkout.run(LOCAL, after="export POWER=1", TRIAL_0="measured")
     assert done.returncode == 0, done.stderr
     assert "700 W (ipmi, " in done.stdout
-    assert "-n ipmitool dcmi power reading" in checkout.calls("sudo")[0].replace("'", "")
+    assert "-n ipmitool dcmi power reading" in checkout.calls("sudo")[0].replace(
+        "'", ""
+    )
 
 
 def test_a_node_that_cannot_measure_its_power_stops_the_run_before_it_starts(checkout):
@@ -89,7 +102,10 @@ def test_a_node_that_cannot_measure_its_power_stops_the_run_before_it_starts(che
     assert last_line(done.stderr).startswith(
         "run: error: POWER=1: not every node can measure its power: "
     )
-    assert ": neither ipmitool dcmi power reading (as root or by sudo -n) nor" in done.stderr
+    assert (
+        ": neither ipmitool dcmi power reading (as root or by sudo -n) nor"
+        in done.stderr
+    )
     assert not checkout.logdir.exists()
 
 

@@ -1,4 +1,6 @@
-"""run_pretraining.sh: phase 1, warm start of phase 2; interrupted at any moment, the same command continues."""
+"""run_pretraining.sh: phase 1, warm start of phase 2; interrupted at any moment, the same command
+continues.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,10 @@ def test_phase_2_follows_phase_1_from_its_checkpoints(checkout):
     first, second = [rank for rank in checkout.ranks() if rank["RANK"] == "0"]
     assert (first["PHASE"], second["PHASE"]) == ("1", "2")
     assert (first["MAX_SEQ_LENGTH"], second["MAX_SEQ_LENGTH"]) == ("128", "512")
-    assert (first.get("INIT_CHECKPOINT") or "", first.get("INIT_OPTIMIZER")) == ("", None)
+    assert (first.get("INIT_CHECKPOINT") or "", first.get("INIT_OPTIMIZER")) == (
+        "",
+        None,
+    )
     assert (second["INIT_CHECKPOINT"], second["INIT_OPTIMIZER"]) == (
         str(folder / "phase1" / "checkpoints"),
         "1",
@@ -52,13 +57,17 @@ def test_a_phase_that_fails_ends_the_command_and_says_how_to_continue(checkout):
     assert {rank["PHASE"] for rank in checkout.ranks()} == {"1"}
 
 
-def test_a_killed_chain_ends_its_phase_and_an_interrupted_one_says_how_to_continue(checkout):
+def test_a_killed_chain_ends_its_phase_and_an_interrupted_one_says_how_to_continue(
+    checkout,
+):
     process = checkout.popen(COMMAND, config=f"{CONFIG}.sh", TRIAL_0="hang")
     phase = checkout.logdir / "pretrain_large_H100" / "phase1"
     wait_until((phase / "running_0" / "result_0.txt").exists)
     process.kill()
     _, errors = process.communicate(timeout=240)
-    continued = "the same ./run_pretraining.sh with RUN_NAME=pretrain_large_H100 continues"
+    continued = (
+        "the same ./run_pretraining.sh with RUN_NAME=pretrain_large_H100 continues"
+    )
     assert errors.splitlines()[-1] == f"run: error: interrupted by SIGTERM; {continued}"
     wait_until(lambda: not processes(checkout.root), 60)
 
@@ -77,7 +86,11 @@ def test_a_signal_before_the_phase_has_started_is_not_lost(checkout):
 
 NO_CLUSTER = """echo 'sbatch: error: fetch_config: DNS SRV lookup failed' >&2
 echo 'sbatch: fatal: Could not establish a configuration source' >&2; exit 1"""
-QUEUES = (f"{COMMAND} --slurm", "./run_finetuning.sh --slurm squad", f"launch/sweep.sh {CONFIG}.sh")
+QUEUES = (
+    f"{COMMAND} --slurm",
+    "./run_finetuning.sh --slurm squad",
+    f"launch/sweep.sh {CONFIG}.sh",
+)
 
 
 @pytest.mark.parametrize("command", QUEUES)
@@ -99,11 +112,15 @@ def test_without_a_working_slurm_submission_stops_in_one_line(checkout, command,
     )
     assert len(said) == 1
     assert said[0].startswith(f"run: error: {expected}")
-    assert bool(checkout.calls("sbatch")) != bool(wrong), "nothing is queued that would fail"
+    assert bool(checkout.calls("sbatch")) != bool(wrong), (
+        "nothing is queued that would fail"
+    )
 
 
 def test_if_the_second_phase_cannot_be_submitted_the_first_is_cancelled(checkout):
-    checkout.stand_in("sbatch", f"if [[ $PHASE == 1 ]]; then echo 41; exit; fi; {NO_CLUSTER}")
+    checkout.stand_in(
+        "sbatch", f"if [[ $PHASE == 1 ]]; then echo 41; exit; fi; {NO_CLUSTER}"
+    )
     checkout.stand_in("scancel", "")
     assert checkout.run(f"{COMMAND} --slurm", config="/dev/null").returncode == 2
     assert checkout.calls("scancel") == ["'41'"]
@@ -135,12 +152,22 @@ def test_wrong_usage_is_one_line(checkout, command, message):
 
 def test_slurm_gets_both_phases_as_a_chain(checkout):
     checkout.stand_in(
-        "sbatch", 'echo "chain $PHASE $INIT_OPTIMIZER $*" >>"$FAKE_CALLS"; echo "4${PHASE}"'
+        "sbatch",
+        'echo "chain $PHASE $INIT_OPTIMIZER $*" >>"$FAKE_CALLS"; echo "4${PHASE}"',
     )
-    finished = checkout.run(f"{COMMAND} --slurm", config=f"{CONFIG}.sh", INIT_OPTIMIZER="")
+    finished = checkout.run(
+        f"{COMMAND} --slurm", config=f"{CONFIG}.sh", INIT_OPTIMIZER=""
+    )
     assert finished.returncode == 0, finished.stderr
     first, second = checkout.calls("chain")
-    assert first.split() == ["1", "-N", "1", "--parsable", "--kill-on-invalid-dep=yes", "run.sub"]
+    assert first.split() == [
+        "1",
+        "-N",
+        "1",
+        "--parsable",
+        "--kill-on-invalid-dep=yes",
+        "run.sub",
+    ]
     assert second.split() == [
         "2",
         "1",
@@ -168,8 +195,14 @@ def test_the_suffix_of_a_name_is_nodes_and_gpus(checkout):
     assert finished.returncode == 0, finished.stderr
     first, second = [rank for rank in checkout.ranks() if rank["RANK"] == "0"]
     assert (first["WORLD_SIZE"], second["WORLD_SIZE"]) == ("2", "2")
-    assert (checkout.logdir / "pretrain_large_H100_1x2" / "phase2" / "result_0.txt").is_file()
-    assert checkout.run(f"{COMMAND}_0x8").stderr.splitlines()[-1].endswith("ls configs/pretrain_*")
+    assert (
+        checkout.logdir / "pretrain_large_H100_1x2" / "phase2" / "result_0.txt"
+    ).is_file()
+    assert (
+        checkout.run(f"{COMMAND}_0x8")
+        .stderr.splitlines()[-1]
+        .endswith("ls configs/pretrain_*")
+    )
 
 
 class Tour:
@@ -190,8 +223,12 @@ class Tour:
             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
 
-    def last_state(self, name: str, how: signal.Signals, moments: list[str]) -> dict[str, object]:
-        """Last checkpoint of a run that is ended at each moment: as soon as a file of a given name exists."""
+    def last_state(
+        self, name: str, how: signal.Signals, moments: list[str]
+    ) -> dict[str, object]:
+        """Last checkpoint of a run that is ended at each moment: as soon as a file of a given name
+        exists.
+        """
         folder = self.results / name
         for pattern in moments:
             process = self.start(name)
@@ -214,7 +251,9 @@ class Tour:
         return newest(folder / "phase2" / "checkpoints")
 
     def end(self, process: subprocess.Popen[str], how: signal.Signals) -> None:
-        """SIGTERM goes to the script, which passes it on; SIGKILL to it and to all its processes."""
+        """SIGTERM goes to the script, which passes it on; SIGKILL to it and to all its
+        processes.
+        """
         if how == signal.SIGTERM:
             process.send_signal(how)
             return
@@ -248,7 +287,9 @@ MOMENTS = [
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM], ids=["SIGKILL", "SIGTERM"])
+@pytest.mark.parametrize(
+    "how", [signal.SIGKILL, signal.SIGTERM], ids=["SIGKILL", "SIGTERM"]
+)
 def test_ended_at_ten_moments_it_has_the_weights_of_an_undisturbed_run(
     how, repository, tiny, tmp_path
 ):
@@ -287,13 +328,21 @@ def test_a_config_of_one_phase_ends_after_it_and_its_check_trains_nothing(
     assert not (tmp_path / "results").exists()
     done = subprocess.run(line, **given)
     assert done.returncode == 0, done.stderr
-    assert done.stderr.splitlines()[-1].endswith("/results/pretrain_tiny/phase1/checkpoints")
+    assert done.stderr.splitlines()[-1].endswith(
+        "/results/pretrain_tiny/phase1/checkpoints"
+    )
     assert not (tmp_path / "results" / "pretrain_tiny" / "phase2").exists()
 
 
 @pytest.mark.parametrize("name", ["configs/pretrain_demo", "configs/pretrain_demo_1x2"])
-def test_a_config_is_found_by_its_name_from_any_folder(name, repository, tmp_path, quick_python):
-    environ = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "PYTHON": str(quick_python)}
+def test_a_config_is_found_by_its_name_from_any_folder(
+    name, repository, tmp_path, quick_python
+):
+    environ = {
+        "PATH": os.environ["PATH"],
+        "HOME": "/nonexistent",
+        "PYTHON": str(quick_python),
+    }
     environ |= {"DATADIR": str(tmp_path), "LOGDIR": str(tmp_path / "results")}
     environ["CUDA_VISIBLE_DEVICES"] = ""  # whatever GPUs this machine has
     line = [str(repository / "run_pretraining.sh"), name, "--check"]
@@ -301,4 +350,7 @@ def test_a_config_is_found_by_its_name_from_any_folder(name, repository, tmp_pat
         line, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False
     )
     assert "no such config" not in checked.stderr
-    assert f"BERT_CONFIG={tmp_path}/phase1/bert_config.json: No such file" in checked.stderr
+    assert (
+        f"BERT_CONFIG={tmp_path}/phase1/bert_config.json: No such file"
+        in checked.stderr
+    )

@@ -5,7 +5,10 @@ from __future__ import annotations
 
 def test_a_rehearsal_is_one_trial_that_is_judged(checkout):
     done = checkout.run(
-        "./run_local.sh", after="export NEXP=10", REHEARSAL="1", NOT_COMPLIANT="result_0.txt"
+        "./run_local.sh",
+        after="export NEXP=10",
+        REHEARSAL="1",
+        NOT_COMPLIANT="result_0.txt",
     )
     assert done.returncode == 0, done.stderr
     assert len(checkout.ranks()) == 2
@@ -14,7 +17,9 @@ def test_a_rehearsal_is_one_trial_that_is_judged(checkout):
     assert done.stderr.splitlines()[-1] == f"run: rehearsal: go: {checkout.run_dir}"
 
 
-def test_a_rehearsal_outside_the_published_runs_fails_with_that_as_its_last_line(checkout):
+def test_a_rehearsal_outside_the_published_runs_fails_with_that_as_its_last_line(
+    checkout,
+):
     done = checkout.run("./run_local.sh", REHEARSAL="1", REVIEW_FAILS="rehearsal")
     assert done.returncode == 1
     assert f"rehearsal {checkout.run_dir}" in done.stdout.splitlines()

@@ -14,7 +14,8 @@ SPARE = {"SPARE_NODES": "1"}
 
 def shell(repository: Path, folder: Path, script: str, **env: str) -> list[str]:
     parts = "".join(
-        f"source launch/run/{name}.sh; " for name in ("log", "record", "restart", "answers")
+        f"source launch/run/{name}.sh; "
+        for name in ("log", "record", "restart", "answers")
     )
     settings = {
         "ATTEMPT_STATUS": str(folder / "records"),
@@ -35,10 +36,10 @@ def shell(repository: Path, folder: Path, script: str, **env: str) -> list[str]:
 
 
 def planned(repository: Path, folder: Path, records: list[str], **env: str) -> str:
-    (folder / "records").write_text("".join(line.replace(" ", "\t") + "\n" for line in records))
-    plan = (
-        'if restart::would_help; then echo "$cause, $restart_limit, ${blamed[*]}"; else echo no; fi'
+    (folder / "records").write_text(
+        "".join(line.replace(" ", "\t") + "\n" for line in records)
     )
+    plan = 'if restart::would_help; then echo "$cause, $restart_limit, ${blamed[*]}"; else echo no; fi'
     return shell(repository, folder, plan, **env)[-1]
 
 
@@ -68,17 +69,27 @@ def test_records_decide_whether_and_without_which_nodes_a_run_starts_again(
 
 def test_nodes_that_did_not_answer_are_reported_if_others_did(repository, tmp_path):
     stop = "runner::nodes() { printf '%s\\n' n1 n2; }; answers::die 'STAGE_DIR' $'answer n1\\ndisk full'"
-    assert shell(repository, tmp_path, stop)[-1] == "run: error: STAGE_DIR: n2: disk full"
-    assert (tmp_path / "records").read_text() == "broken\t-\tn2\t-\tSTAGE_DIR: n2: disk full\n"
+    assert (
+        shell(repository, tmp_path, stop)[-1] == "run: error: STAGE_DIR: n2: disk full"
+    )
+    assert (
+        tmp_path / "records"
+    ).read_text() == "broken\t-\tn2\t-\tSTAGE_DIR: n2: disk full\n"
 
 
 def test_the_first_rank_that_fails_leaves_its_record_and_one_that_is_killed_replaces_it(
     repository, tmp_path
 ):
     leave = f"record::leave {tmp_path}"
-    shell(repository, tmp_path, f"{leave} hung 0 n0 3 waits; {leave} ended 4 n3 3 ended")
+    shell(
+        repository, tmp_path, f"{leave} hung 0 n0 3 waits; {leave} ended 4 n3 3 ended"
+    )
     assert (tmp_path / "status").read_text() == "hung\t0\tn0\t3\twaits\n"
-    shell(repository, tmp_path, f"{leave} failed 1 n1 '' first; {leave} failed 2 n2 9 second")
+    shell(
+        repository,
+        tmp_path,
+        f"{leave} failed 1 n1 '' first; {leave} failed 2 n2 9 second",
+    )
     shell(repository, tmp_path, f"{leave} hung 3 n0 3 waits too")
     assert (tmp_path / "status").read_text() == "failed\t1\tn1\t-\tfirst\n"
     shell(repository, tmp_path, f"{leave} killed 2 n2 9 third")
@@ -89,7 +100,9 @@ def test_the_first_rank_that_fails_leaves_its_record_and_one_that_is_killed_repl
 def test_progress_is_that_of_the_trial_that_ran_last(repository, tmp_path):
     """Trial 0 came further; a restart of trial 1 continues from its own checkpoint."""
     checkpoints, run = tmp_path / "saved", tmp_path / "run"
-    for number, path in enumerate(("step_900.pt", "trial_1/step_40.pt", "trial_2/step_70.pt")):
+    for number, path in enumerate(
+        ("step_900.pt", "trial_1/step_40.pt", "trial_2/step_70.pt")
+    ):
         (checkpoints / path).parent.mkdir(parents=True, exist_ok=True)
         (checkpoints / path).touch()
         run.mkdir(exist_ok=True)
@@ -97,22 +110,35 @@ def test_progress_is_that_of_the_trial_that_ran_last(repository, tmp_path):
         os.utime(run / f"output_{number}.txt", (1e9, 1e9 + (number == 1)))
     (run / "result_0.txt").touch()
     settings = RESUMES | {"CHECKPOINT_DIR": str(checkpoints)}
-    assert shell(repository, tmp_path, "restart::progress", **settings) == ["1 trials, step 40"]
+    assert shell(repository, tmp_path, "restart::progress", **settings) == [
+        "1 trials, step 40"
+    ]
     (run / "output_0.txt").touch()
-    assert shell(repository, tmp_path, "restart::progress", **settings) == ["1 trials, step 900"]
+    assert shell(repository, tmp_path, "restart::progress", **settings) == [
+        "1 trials, step 900"
+    ]
 
 
 def test_a_run_gives_up_after_as_many_restarts_without_progress(repository, tmp_path):
-    again = "restart::allowed 2 && restart::note hung n1 && echo again || echo $gave_up; "
+    again = (
+        "restart::allowed 2 && restart::note hung n1 && echo again || echo $gave_up; "
+    )
     said = shell(repository, tmp_path, again * 3)
-    assert said == ["again", "again", "gave up: 2 restarts brought no new checkpoint after step 0"]
+    assert said == [
+        "again",
+        "again",
+        "gave up: 2 restarts brought no new checkpoint after step 0",
+    ]
 
 
 @pytest.mark.parametrize(
     ("env", "said"),
     [
         ({"RESUME": "1"}, "continues from step 40"),
-        ({"SUBMISSION_DIVISION": "open"}, "continues from step 40"),  # the trainer's own rule
+        (
+            {"SUBMISSION_DIVISION": "open"},
+            "continues from step 40",
+        ),  # the trainer's own rule
         ({"SUBMISSION_DIVISION": "closed"}, "the trial is repeated"),
         ({}, "the trial is repeated"),
     ],
@@ -121,5 +147,7 @@ def test_a_restart_says_whether_the_trial_continues(repository, tmp_path, env, s
     (tmp_path / "saved").mkdir()
     (tmp_path / "saved" / "step_40.pt").touch()
     note = "restart::note hung n1; echo $restart_text"
-    told = shell(repository, tmp_path, note, CHECKPOINT_DIR=str(tmp_path / "saved"), **env)
+    told = shell(
+        repository, tmp_path, note, CHECKPOINT_DIR=str(tmp_path / "saved"), **env
+    )
     assert told == [f"without n1: hung; {said}"]

@@ -37,14 +37,18 @@ def ended(
     kill_wait: int = 30,
     first: Callable[[int], None] | None = None,
 ) -> str:
-    """Output of a job that gets this signal while its trial runs; ``job`` is the answer of ``scontrol show job``.
+    """Output of a job that gets this signal while its trial runs; ``job`` is the answer of
+    ``scontrol show job``.
 
     first: what happens before to the process of this number, that of the script.
     """
     config = SCONTROL.replace(
-        "'show config')", f"'show config') echo 'KillWait                = {kill_wait} sec'; "
+        "'show config')",
+        f"'show config') echo 'KillWait                = {kill_wait} sec'; ",
     )
-    slurm.stand_in("scontrol", config.replace("*) exit 1", f"*'show job'*) {job} ;;\n  *) exit 1"))
+    slurm.stand_in(
+        "scontrol", config.replace("*) exit 1", f"*'show job'*) {job} ;;\n  *) exit 1")
+    )
     process = slurm.popen("./run.sub", after="export RUN_NAME=ended", TRIAL_0=trial)
     wait_until((slurm.logdir / "ended" / "running_0" / "result_0.txt").exists)
     if first is not None:
@@ -56,7 +60,9 @@ def ended(
 
 
 def signal_the_ranks_shell(script: int) -> None:
-    """Kills the parent of the ranks' processes, if possible, and gives the script time to notice."""
+    """Kills the parent of the ranks' processes, if possible, and gives the script time to
+    notice.
+    """
     children = subprocess.run(
         ["pgrep", "-P", str(script)], capture_output=True, text=True, check=True
     )
@@ -70,14 +76,20 @@ def slurm(checkout):
     """A job of one node without gres."""
     checkout.stand_in("srun", (Path(__file__).parent / "fakes" / "srun.sh").read_text())
     checkout.stand_in("scontrol", SCONTROL)
-    checkout.env |= {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": "node0"}
+    checkout.env |= {
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOB_NUM_NODES": "1",
+        "SLURM_JOB_NODELIST": "node0",
+    }
     checkout.env["NCCL_TEST"] = "0"
     return checkout
 
 
 @pytest.fixture
 def pyxis(slurm):
-    """The same at paths without spaces (mount lists allow none), with an image and pyxis' options."""
+    """The same at paths without spaces (mount lists allow none), with an image and pyxis'
+    options.
+    """
     folder = slurm.root.parent
     slurm.root = slurm.root.rename(folder / "checkout")
     slurm.env |= {"LOGDIR": str(folder / "results"), "PYTHONPATH": str(slurm.root)}
@@ -107,15 +119,21 @@ def test_outside_a_job_it_says_how_to_submit(slurm):
     ("wanted", "broken", "used"),
     [("pmix", "", "pmix"), ("pmix", "pmix", "none"), ("", "", "none")],
 )
-def test_an_mpi_type_is_used_only_when_a_step_starts_with_it(slurm, wanted, broken, used):
+def test_an_mpi_type_is_used_only_when_a_step_starts_with_it(
+    slurm, wanted, broken, used
+):
     settings = {"SLURM_MPI_TYPE": wanted, "SRUN_BROKEN": broken}
     done = slurm.run("./run.sub", **settings)
     assert done.returncode == 0, done.stderr
     training = next(
-        call for call in slurm.calls("srun") if "rank.sh" in call and "--kill-on-bad-exit" in call
+        call
+        for call in slurm.calls("srun")
+        if "rank.sh" in call and "--kill-on-bad-exit" in call
     )
     assert f"'--mpi={used}'" in training
-    assert ("warning: SLURM_MPI_TYPE=" in done.stderr) == (bool(wanted) and wanted != used)
+    assert ("warning: SLURM_MPI_TYPE=" in done.stderr) == (
+        bool(wanted) and wanted != used
+    )
 
 
 @pytest.mark.parametrize(
@@ -124,7 +142,11 @@ def test_an_mpi_type_is_used_only_when_a_step_starts_with_it(slurm, wanted, brok
 def test_slurms_own_binding_is_switched_off_where_there_is_one(slurm, plugin, bound):
     done = slurm.run("./run.sub", TASK_PLUGIN=plugin)
     assert done.returncode == 0, done.stderr
-    steps = [call for call in slurm.calls("srun") if "--ntasks" in call and "true" not in call]
+    steps = [
+        call
+        for call in slurm.calls("srun")
+        if "--ntasks" in call and "true" not in call
+    ]
     assert all(("'--cpu-bind=none'" in call) == bound for call in steps)
 
 
@@ -137,7 +159,8 @@ def test_options_of_sbatch_do_not_reach_the_steps(slurm):
     }
     slurm.stand_in(
         "srun",
-        'env | grep -E "^SLURM_(GPUS_PER_TASK|CPU_BIND|NTASKS_PER_NODE)=" >&2 && exit 1\n' + srun(),
+        'env | grep -E "^SLURM_(GPUS_PER_TASK|CPU_BIND|NTASKS_PER_NODE)=" >&2 && exit 1\n'
+        + srun(),
     )
     done = slurm.run("./run.sub", **told)
     assert done.returncode == 0, done.stderr
@@ -175,8 +198,9 @@ def test_images_that_pyxis_cannot_use_are_refused_with_the_fix(pyxis, image, rea
 def test_a_path_that_mount_lists_cannot_express_is_refused(pyxis):
     done = pyxis.run("./run.sub", DATADIR="/data/with,comma")
     assert done.returncode == 2
-    assert "a path that is mounted in a container has no space, comma or colon" in last_line(
-        done.stderr
+    assert (
+        "a path that is mounted in a container has no space, comma or colon"
+        in last_line(done.stderr)
     )
 
 
@@ -187,20 +211,25 @@ if [[ $1 == list ]]; then printf '%s\\n' ${CONTAINERS:-pyxis_bert_7_0 pyxis_bert
 
 def removed(checkout) -> list[str]:
     """Each once: the attempt removes its containers, and the guard what is still there."""
-    names = [call.split("'")[-2] for call in checkout.calls("enroot") if call != "'list'"]
+    names = [
+        call.split("'")[-2] for call in checkout.calls("enroot") if call != "'list'"
+    ]
     return list(dict.fromkeys(names))
 
 
 def test_the_guard_removes_containers_whatever_the_users_enroot_paths(pyxis):
     pyxis.stand_in("enroot", ENROOT)
     pyxis.stand_in("squeue", "printf '7\n70\n'")
-    done = pyxis.run("./run.sub", ENROOT_DATA_PATH="/scratch/me", ENROOT_CACHE_PATH="/scratch/me")
+    done = pyxis.run(
+        "./run.sub", ENROOT_DATA_PATH="/scratch/me", ENROOT_CACHE_PATH="/scratch/me"
+    )
     assert done.returncode == 0, done.stderr
     assert removed(pyxis) == ["pyxis_bert_7_0"]
 
 
 @pytest.mark.parametrize(
-    ("known", "gone"), [("7 70", ["pyxis_bert_7_0"]), ("", ["pyxis_bert_7_0", "pyxis_7_bert_5_3"])]
+    ("known", "gone"),
+    [("7 70", ["pyxis_bert_7_0"]), ("", ["pyxis_bert_7_0", "pyxis_7_bert_5_3"])],
 )
 def test_a_job_first_removes_leftovers_of_dead_jobs_and_of_its_own_earlier_starts(
     pyxis, known, gone
@@ -210,13 +239,16 @@ def test_a_job_first_removes_leftovers_of_dead_jobs_and_of_its_own_earlier_start
     left = "pyxis_bert_7_0 pyxis_bert_7_1 pyxis_7_bert_5_3 other pyxis_bert_x_0"
     done = pyxis.run("./run.sub", SLURM_RESTART_COUNT="1", CONTAINERS=left)
     assert done.returncode == 0, done.stderr
-    assert removed(pyxis) == [*gone, "pyxis_bert_7_1"], "the last is this start's own, at its end"
+    assert removed(pyxis) == [*gone, "pyxis_bert_7_1"], (
+        "the last is this start's own, at its end"
+    )
 
 
 def test_without_an_answer_of_squeue_no_container_is_removed(pyxis):
     pyxis.stand_in("enroot", ENROOT)
     pyxis.stand_in(
-        "squeue", "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1"
+        "squeue",
+        "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1",
     )
     done = pyxis.run("./run.sub", CONTAINERS="pyxis_bert_5_0 pyxis_bert_7_0")
     assert done.returncode == 0, done.stderr
@@ -252,13 +284,19 @@ NOT_STARTED = "srun: error: task 0 launch failed: Plugin initialization failed"
         ),
     ],
 )
-def test_a_preflight_that_did_not_run_fails_although_srun_succeeds(pyxis, step, message):
+def test_a_preflight_that_did_not_run_fails_although_srun_succeeds(
+    pyxis, step, message
+):
     """As in Slurm 22.05 if a plugin fails on a node: nothing runs, and srun exits with 0."""
     pyxis.stand_in(
-        "srun", f'if [[ "$*" == *"{step}"* ]]; then echo "{NOT_STARTED}" >&2; exit 0; fi\n' + srun()
+        "srun",
+        f'if [[ "$*" == *"{step}"* ]]; then echo "{NOT_STARTED}" >&2; exit 0; fi\n'
+        + srun(),
     )
     pyxis.stand_in("ipmitool", "echo Instantaneous power reading: 5 Watts")
-    done = pyxis.run("./run.sub", NCCL_TEST="1", CLEAR_CACHES="require", POWER="1", DROP_STATUS="0")
+    done = pyxis.run(
+        "./run.sub", NCCL_TEST="1", CLEAR_CACHES="require", POWER="1", DROP_STATUS="0"
+    )
     assert done.returncode in (1, 2), done.stderr
     assert re.search(message, last_line(done.stderr)), done.stderr
     assert not pyxis.ranks()
@@ -285,14 +323,20 @@ def test_a_preflight_that_did_not_run_fails_although_srun_succeeds(pyxis, step, 
     ],
 )
 def test_the_last_line_says_why_an_image_cannot_be_used(pyxis, said, reason):
-    fails = f'if [[ "$*" == *--container-image* ]]; then printf "{said}" >&2; exit 1; fi\n'
+    fails = (
+        f'if [[ "$*" == *--container-image* ]]; then printf "{said}" >&2; exit 1; fi\n'
+    )
     pyxis.stand_in("srun", fails + srun())
     done = pyxis.run("./run.sub")
-    assert last_line(done.stderr).endswith(f"could not be created on every node: {reason}")
+    assert last_line(done.stderr).endswith(
+        f"could not be created on every node: {reason}"
+    )
 
 
 def test_a_requeued_job_names_the_node_that_was_lost(slurm):
-    slurm.stand_in("sinfo", "echo node0 allocated; echo node1 'allocated*'; echo node2 down")
+    slurm.stand_in(
+        "sinfo", "echo node0 allocated; echo node1 'allocated*'; echo node2 down"
+    )
     job = "echo 'JobId=7 JobState=COMPLETING Reason=None Requeue=1 Restarts=1'"
     errors = ended(slurm, "TERM", job=job, trial="hang")
     assert last_line(errors).startswith(
@@ -315,11 +359,13 @@ def test_a_requeued_job_names_the_node_that_was_lost(slurm):
 )
 def test_an_error_of_pyxis_keeps_the_name_of_its_node(repository, said, reason):
     parts = "source launch/run/answers.sh; REPO_DIR=$PWD; source launch/container/runtimes/pyxis.sh"
-    line = (
-        f'{parts}; runner::nodes() {{ printf "%s\\n" dgx1 dgx2; }}; DGXNNODES=2; pyxis::reason "$1"'
-    )
+    line = f'{parts}; runner::nodes() {{ printf "%s\\n" dgx1 dgx2; }}; DGXNNODES=2; pyxis::reason "$1"'
     done = subprocess.run(
-        ["bash", "-c", line, "-", said], cwd=repository, capture_output=True, text=True, check=True
+        ["bash", "-c", line, "-", said],
+        cwd=repository,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert done.stdout.startswith(reason)
 
@@ -338,7 +384,11 @@ def test_an_error_of_pyxis_keeps_the_name_of_its_node(repository, said, reason):
             "reached its time limit of 00:10:00",
         ),
         ("JobState=CANCELLED Reason=None", "TERM", "was cancelled"),
-        ("JobState=COMPLETING Reason=None Requeue=1 Restarts=1", "TERM", "was requeued"),
+        (
+            "JobState=COMPLETING Reason=None Requeue=1 Restarts=1",
+            "TERM",
+            "was requeued",
+        ),
         ("JobState=PREEMPTED Reason=None", "TERM", "was preempted"),
     ],
 )
@@ -351,7 +401,9 @@ def test_a_job_that_slurm_ends_says_why_on_its_last_line_and_in_the_trials_error
     assert why in (slurm.run_dir / "error_0.txt").read_text()
 
 
-def test_the_last_line_waits_for_the_ranks_when_slurms_signal_reaches_their_shell_first(slurm):
+def test_the_last_line_waits_for_the_ranks_when_slurms_signal_reaches_their_shell_first(
+    slurm,
+):
     errors = ended(
         slurm,
         "TERM",
@@ -385,18 +437,28 @@ def test_neither_a_silent_controller_nor_a_hung_rank_delays_the_last_line_until_
 def test_before_the_time_limit_the_ranks_may_save_for_longer_than_killwait(slurm):
     end = datetime.datetime.now() + datetime.timedelta(seconds=120)
     errors = ended(
-        slurm, "USR1", job=f"echo 'JobId=7 x EndTime={end:%FT%T}'", trial="saves", kill_wait=3
+        slurm,
+        "USR1",
+        job=f"echo 'JobId=7 x EndTime={end:%FT%T}'",
+        trial="saves",
+        kill_wait=3,
     )
     assert last_line(errors).startswith("run: error: the job reached its time limit; ")
     assert (slurm.run_dir / "saved").exists()
-    assert slurm.calls("srun_got") == ["USR1"], "at SIGTERM srun would end the step by itself"
+    assert slurm.calls("srun_got") == ["USR1"], (
+        "at SIGTERM srun would end the step by itself"
+    )
 
 
 def test_a_lost_node_is_excluded_also_if_slurm_kills_the_other_ranks(slurm):
-    slurm.stand_in("scontrol", SCONTROL.replace("*) exit 1", "'requeue 7') ;;\n  *) exit 1"))
+    slurm.stand_in(
+        "scontrol", SCONTROL.replace("*) exit 1", "'requeue 7') ;;\n  *) exit 1")
+    )
     slurm.stand_in("sinfo", "echo node0 down")
     slurm.stand_in("sbatch", "")
-    slurm.stand_in("srun", 'if [[ "$*" == *--kill-on-bad-exit* ]]; then exit 137; fi\n' + srun())
+    slurm.stand_in(
+        "srun", 'if [[ "$*" == *--kill-on-bad-exit* ]]; then exit 137; fi\n' + srun()
+    )
     process = slurm.popen("./run.sub", after="export RUN_NAME=lost")
     wait_until(lambda: "'requeue' '7'" in slurm.calls("scontrol"))
     process.terminate()
@@ -408,15 +470,22 @@ def test_a_lost_node_is_excluded_also_if_slurm_kills_the_other_ranks(slurm):
 
 
 def test_a_node_on_which_no_step_starts_is_left_out_if_there_is_a_spare(slurm):
-    slurm.stand_in("scontrol", SCONTROL.replace("echo node0 ;;", "printf 'node0\\nnode1\\n' ;;"))
+    slurm.stand_in(
+        "scontrol", SCONTROL.replace("echo node0 ;;", "printf 'node0\\nnode1\\n' ;;")
+    )
     busy = 'echo "srun: error: Unable to create step: Requested nodes are busy" >&2; exit 1'
     slurm.stand_in(
         "srun",
-        f'if [[ "$*" == *--nodes=2* || "$*" == *--exclude=node1* ]]; then {busy}; fi\n' + srun(),
+        f'if [[ "$*" == *--nodes=2* || "$*" == *--exclude=node1* ]]; then {busy}; fi\n'
+        + srun(),
     )
-    done = slurm.run("./run.sub", SLURM_JOB_NUM_NODES="2", SPARE_NODES="1", RUN_NAME="spare")
+    done = slurm.run(
+        "./run.sub", SLURM_JOB_NUM_NODES="2", SPARE_NODES="1", RUN_NAME="spare"
+    )
     assert done.returncode == 0, done.stderr
-    assert re.search(r"run: warning: without node0: .* does not start: Unable to", done.stderr)
+    assert re.search(
+        r"run: warning: without node0: .* does not start: Unable to", done.stderr
+    )
     training = [call for call in slurm.calls("srun") if "--kill-on-bad-exit" in call]
     assert len(training) == 1
     assert "'--exclude=node0'" in training[0]
@@ -433,7 +502,9 @@ def test_an_image_is_imported_by_one_node_into_a_file_that_all_use(pyxis):
     file = pyxis.root.parent / "bert.sqsh"
     pyxis.stand_in("enroot", IMPORTS)
     pyxis.stand_in("sync", "")
-    done = pyxis.run("./run.sub", CONT="nvcr.io/nvidia/pytorch:25.04-py3", CONT_FILE=str(file))
+    done = pyxis.run(
+        "./run.sub", CONT="nvcr.io/nvidia/pytorch:25.04-py3", CONT_FILE=str(file)
+    )
     assert done.returncode == 0, done.stderr
     assert [call for call in pyxis.calls("enroot") if "import" in call] == [
         f"'import' '--output' '{file}.new' 'docker://nvcr.io#nvidia/pytorch:25.04-py3'"
@@ -442,7 +513,9 @@ def test_an_image_is_imported_by_one_node_into_a_file_that_all_use(pyxis):
     assert [f"'--container-image={file}'" in call for call in made] == [True]
 
 
-def test_an_image_that_cannot_be_imported_into_its_file_ends_the_job_with_the_reason(pyxis):
+def test_an_image_that_cannot_be_imported_into_its_file_ends_the_job_with_the_reason(
+    pyxis,
+):
     pyxis.stand_in("enroot", "echo '[ERROR] Could not process JSON input' >&2; exit 1")
     done = pyxis.run("./run.sub", CONT_FILE=str(pyxis.root.parent / "bert.sqsh"))
     assert done.returncode == 2
@@ -456,6 +529,7 @@ def test_an_image_file_needs_no_cont_file(pyxis):
     image = pyxis.root.parent / "bert.sqsh"
     image.touch()
     done = pyxis.run("./run.sub", CONT=str(image), CONT_FILE="elsewhere.sqsh")
-    assert f"CONT_FILE is for an image of a registry, and CONT={image} is a file" in last_line(
-        done.stderr
+    assert (
+        f"CONT_FILE is for an image of a registry, and CONT={image} is a file"
+        in last_line(done.stderr)
     )

@@ -22,7 +22,10 @@ def toy(checkout):
     folder = checkout.root.parent / "checkout"
     checkout.root.rename(folder)  # mount lists know no space
     checkout.root = folder
-    checkout.env |= {"LOGDIR": str(folder.parent / "results"), "CONTAINER_RUNTIME": "toy"}
+    checkout.env |= {
+        "LOGDIR": str(folder.parent / "results"),
+        "CONTAINER_RUNTIME": "toy",
+    }
     # A real one has its own packages; PYTHONPATH does not go along.
     python = folder.parent / "bin" / "python"
     packages = f'export PYTHONPATH="{folder}/implementations:{folder}"'
@@ -59,8 +62,12 @@ def test_no_other_file_of_the_launcher_names_a_runtime(repository):
     folder = repository / "launch" / "container" / "runtimes"
     names = "|".join([*(path.stem for path in folder.glob("*.sh")), "enroot"])
     for path in [*(repository / "launch").rglob("*.sh"), repository / "run.sub"]:
-        if path.parent == folder or path.name == "import_image.sh":  # a part of one of them
+        if (
+            path.parent == folder or path.name == "import_image.sh"
+        ):  # a part of one of them
             continue
         for number, line in enumerate(path.read_text().splitlines(), 1):
             code = line.partition("# ")[0]
-            assert not re.search(rf"\b({names})\b", code), f"{path}, line {number}: {line}"
+            assert not re.search(rf"\b({names})\b", code), (
+                f"{path}, line {number}: {line}"
+            )

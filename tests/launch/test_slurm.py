@@ -1,4 +1,6 @@
-"""``sbatch run.sub`` on a real Slurm: the job's exit code and the last line of its output give the result."""
+"""``sbatch run.sub`` on a real Slurm: the job's exit code and the last line of its output give the
+result.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,14 @@ TWO_NODES = "export DGXNNODES=2 DGXNGPU=2"
 def test_trials_run_on_every_node_with_one_task_a_gpu(slurm):
     job = slurm.run(after=f"{TWO_NODES} NEXP=2")
     assert job.exit_code == 0, job.output
-    assert job.last_line == f"run: all 2 trials reached the target: {slurm.checkout.run_dir}"
+    assert (
+        job.last_line
+        == f"run: all 2 trials reached the target: {slurm.checkout.run_dir}"
+    )
     ranks = slurm.checkout.ranks()
     assert sorted(
-        (rank["TRIAL"], rank["RANK"], rank["LOCAL_RANK"], rank["SLURMD_NODENAME"]) for rank in ranks
+        (rank["TRIAL"], rank["RANK"], rank["LOCAL_RANK"], rank["SLURMD_NODENAME"])
+        for rank in ranks
     ) == [
         (trial, str(number), str(number % 2), f"dgx{1 + number // 2}")
         for trial in "01"
@@ -33,7 +39,9 @@ def test_trials_run_on_every_node_with_one_task_a_gpu(slurm):
     ]
     assert {rank["WORLD_SIZE"] for rank in ranks} == {"4"}
     assert {rank["MASTER_ADDR"] for rank in ranks} == {"127.0.0.1"}
-    assert len({(rank["TRIAL"], rank["MASTER_PORT"]) for rank in ranks}) == 2, "one port a trial"
+    assert len({(rank["TRIAL"], rank["MASTER_PORT"]) for rank in ranks}) == 2, (
+        "one port a trial"
+    )
     assert {len(rank["CUDA_VISIBLE_DEVICES"].split(",")) for rank in ranks} == {2}
     assert slurm.checkout.calls("drop_caches") == [""] * 4
     assert os.path.basename(slurm.checkout.run_dir).endswith(f"_{job.number}")
@@ -47,7 +55,9 @@ def test_a_rank_killed_on_another_node_fails_the_job_with_its_reason_last(slurm)
         == "run: error: 1 of 2 trials failed: trial 0: rank 3 on dgx2 was killed by SIGKILL"
     )
     assert (slurm.checkout.run_dir / "failed_0.txt").exists()
-    assert (slurm.checkout.run_dir / "result_1.txt").exists(), "the other trials are independent"
+    assert (slurm.checkout.run_dir / "result_1.txt").exists(), (
+        "the other trials are independent"
+    )
 
 
 @pytest.mark.parametrize(
@@ -69,7 +79,8 @@ def test_bad_settings_end_the_job_before_anything_is_written(slurm):
     assert job.exit_code == 2
     assert "bert: error: LR='fast': expected a number" in job.output
     assert (
-        job.last_line == "run: error: this configuration cannot run: LR='fast': expected a number"
+        job.last_line
+        == "run: error: this configuration cannot run: LR='fast': expected a number"
     )
     assert not slurm.checkout.logdir.exists()
 
@@ -94,14 +105,17 @@ def test_a_log_folder_that_cannot_be_created_ends_the_job(slurm):
 def test_scancel_ends_every_rank_and_says_how_to_continue(slurm):
     job = slurm.submit(after=f"{TWO_NODES} RUN_NAME=stopped", TRIAL_0="hang")
     job.wait_for(
-        lambda: (slurm.checkout.logdir / "stopped" / "running_0" / "result_0.txt").exists()
+        lambda: (
+            slurm.checkout.logdir / "stopped" / "running_0" / "result_0.txt"
+        ).exists()
     )
     subprocess.run(["scancel", str(job.number)], check=True)
     job.wait()
     assert job.field("JobState") == "CANCELLED"
     why = "the job was cancelled or ended by Slurm"
     assert (
-        job.last_line == f"run: error: {why}; RUN_NAME=stopped continues with the missing trials"
+        job.last_line
+        == f"run: error: {why}; RUN_NAME=stopped continues with the missing trials"
     ), job.output
     assert (slurm.checkout.run_dir / "error_0.txt").read_text() == f"{why}\n"
     assert (slurm.checkout.run_dir / "failed_0.txt").exists()
@@ -113,7 +127,9 @@ def test_scancel_ends_every_rank_and_says_how_to_continue(slurm):
 def test_ranks_are_signalled_before_the_time_limit_and_save_before_they_end(slurm):
     job = slurm.submit(after=f"{TWO_NODES} RUN_NAME=stopped", TRIAL_0="saves")
     job.wait_for(
-        lambda: (slurm.checkout.logdir / "stopped" / "running_0" / "result_0.txt").exists()
+        lambda: (
+            slurm.checkout.logdir / "stopped" / "running_0" / "result_0.txt"
+        ).exists()
     )
     subprocess.run(["scancel", "--batch", "--signal=USR1", str(job.number)], check=True)
     job.wait()
@@ -126,7 +142,9 @@ def test_ranks_are_signalled_before_the_time_limit_and_save_before_they_end(slur
 def test_a_controller_that_does_not_answer_is_not_waited_for(slurm, cluster):
     job = slurm.submit(after=f"{TWO_NODES} RUN_NAME=stopped", TRIAL_0="hang")
     job.wait_for(
-        lambda: (slurm.checkout.logdir / "stopped" / "running_0" / "result_0.txt").exists()
+        lambda: (
+            slurm.checkout.logdir / "stopped" / "running_0" / "result_0.txt"
+        ).exists()
     )
     controller = int((cluster.parent / "pid" / "controller").read_text())
     its_own = f"{cluster.parent}/.*/job0*{job.number}/slurm_script"  # other clusters may run here
@@ -156,30 +174,42 @@ def test_a_requeued_job_continues_with_the_missing_trials(slurm):
     subprocess.run(["scontrol", "requeue", str(job.number)], check=True)
     job.wait_for(lambda: job.field("JobState") == "PENDING")
     # Slurm holds a requeued job for two minutes; an administrator can start it at once.
-    subprocess.run(["scontrol", "update", f"JobId={job.number}", "StartTime=now"], check=True)
+    subprocess.run(
+        ["scontrol", "update", f"JobId={job.number}", "StartTime=now"], check=True
+    )
     job.wait()
     assert job.exit_code == 0, job.output
-    assert job.last_line == f"run: all 2 trials reached the target: {slurm.checkout.run_dir}"
+    assert (
+        job.last_line
+        == f"run: all 2 trials reached the target: {slurm.checkout.run_dir}"
+    )
     assert (slurm.checkout.run_dir / "result_0.txt").stat().st_mtime_ns == kept
     assert [rank["TRIAL"] for rank in slurm.checkout.ranks()] == ["0"] * 4 + ["1"] * 8
 
 
 def test_a_node_that_the_start_test_names_is_replaced_by_the_spare(slurm):
     job = slurm.run(
-        "-N2", after="export DGXNGPU=2 SPARE_NODES=1 START_TEST=1 NCCL_TEST=0", UNFIT="dgx1"
+        "-N2",
+        after="export DGXNGPU=2 SPARE_NODES=1 START_TEST=1 NCCL_TEST=0",
+        UNFIT="dgx1",
     )
     assert job.exit_code == 0, job.output
     why = "without dgx1: the start test: fail: node dgx1: slow; the trial is repeated"
     assert f"run: warning: restarts on dgx2, {why}\n" in job.output
     assert re.search(
-        rf"\nrun: restarted at \S+, {why}\nrun: the trial reached the target: .*\n$", job.output
+        rf"\nrun: restarted at \S+, {why}\nrun: the trial reached the target: .*\n$",
+        job.output,
     )
     assert {rank["SLURMD_NODENAME"] for rank in slurm.checkout.ranks()} == {"dgx2"}
 
 
-def test_before_the_time_limit_a_resumable_run_is_requeued_until_it_makes_no_progress(slurm):
+def test_before_the_time_limit_a_resumable_run_is_requeued_until_it_makes_no_progress(
+    slurm,
+):
     folder = slurm.folder / "saved"
-    after = f"export DGXNGPU=2 RUN_NAME=chain RESUME=1 CHECKPOINT_DIR={folder} NCCL_TEST=0"
+    after = (
+        f"export DGXNGPU=2 RUN_NAME=chain RESUME=1 CHECKPOINT_DIR={folder} NCCL_TEST=0"
+    )
     job = slurm.submit(after=after, TRIAL_0="saves")
     for start in range(5):
         job.wait_for(
@@ -192,15 +222,19 @@ def test_before_the_time_limit_a_resumable_run_is_requeued_until_it_makes_no_pro
         )
         if start == 1:  # the only progress
             (folder / "step_0000000012.pt").touch()
-        subprocess.run(["scancel", "--batch", "--signal=USR1", str(job.number)], check=True)
+        subprocess.run(
+            ["scancel", "--batch", "--signal=USR1", str(job.number)], check=True
+        )
         if start < 4:
             job.wait_for(
                 lambda number=start: (
-                    int(job.field("Restarts")) > number and job.field("JobState") == "PENDING"
+                    int(job.field("Restarts")) > number
+                    and job.field("JobState") == "PENDING"
                 )
             )
             subprocess.run(
-                ["scontrol", "update", f"JobId={job.number}", "StartTime=now+3"], check=True
+                ["scontrol", "update", f"JobId={job.number}", "StartTime=now+3"],
+                check=True,
             )
     job.wait()
     why = "the job reached its time limit of 00:10:00"
@@ -224,7 +258,9 @@ def test_before_the_time_limit_a_resumable_run_is_requeued_until_it_makes_no_pro
 def test_each_node_gives_the_gpus_that_the_config_requests(slurm, gres):
     job = slurm.run(after=f"export DGXNGPU=3 GPU_GRES={gres}")
     assert job.exit_code == 0, job.output
-    assert {rank["CUDA_VISIBLE_DEVICES"] for rank in slurm.checkout.ranks()} == {"0,1,2"}
+    assert {rank["CUDA_VISIBLE_DEVICES"] for rank in slurm.checkout.ranks()} == {
+        "0,1,2"
+    }
 
 
 def test_a_gpu_type_the_nodes_do_not_have_fails_in_one_line(slurm):
@@ -234,9 +270,7 @@ def test_a_gpu_type_the_nodes_do_not_have_fails_in_one_line(slurm):
     assert re.fullmatch(expected, job.last_line)
 
 
-NO_GPUS = (
-    "this job has no GPUs: sbatch --gres=gpu:2 run.sub (or export SBATCH_GRES); on CPUs, DEVICE=cpu"
-)
+NO_GPUS = "this job has no GPUs: sbatch --gres=gpu:2 run.sub (or export SBATCH_GRES); on CPUs, DEVICE=cpu"
 FEW_GPUS = "this job has 1 GPUs a node and the config wants DGXNGPU=2: sbatch --exclusive, or another config"
 
 
@@ -252,7 +286,9 @@ def test_a_job_without_its_gpus_does_not_train_on_cpus(slurm, option, expected):
 
 
 def pmix() -> str:
-    """Slurm lists pmix if it was built with it; whether it works depends on a library that it loads on demand."""
+    """Slurm lists pmix if it was built with it; whether it works depends on a library that it loads
+    on demand.
+    """
     try:
         ctypes.CDLL("libpmix.so")
     except OSError:
@@ -282,12 +318,16 @@ def test_a_network_that_fails_the_all_reduce_test_ends_the_job_before_any_trial(
 
 
 def test_the_power_of_every_node_is_sampled_beside_the_trial(slurm):
-    slurm.checkout.stand_in("ipmitool", "echo '    Instantaneous power reading: 512 Watts'")
+    slurm.checkout.stand_in(
+        "ipmitool", "echo '    Instantaneous power reading: 512 Watts'"
+    )
     job = slurm.run(after=f"{TWO_NODES} POWER=1", TRIAL_0="measured")
     assert job.exit_code == 0, job.output
     assert "dgx1: 512 W (ipmi, " in job.output
     assert "dgx2: 512 W (ipmi, " in job.output
-    files = sorted(path.name for path in (slurm.checkout.run_dir / "power" / "result_0").iterdir())
+    files = sorted(
+        path.name for path in (slurm.checkout.run_dir / "power" / "result_0").iterdir()
+    )
     assert files == ["node_0.txt", "node_1.txt"]
 
 
@@ -316,10 +356,18 @@ def test_clocks_and_staged_data_are_undone_also_when_slurm_ends_the_job(slurm, e
     )
     if ending == "scancel":
         job.wait_for(
-            lambda: (slurm.checkout.logdir / "locked" / "running_0" / "result_0.txt").exists()
+            lambda: (
+                slurm.checkout.logdir / "locked" / "running_0" / "result_0.txt"
+            ).exists()
         )
-        assert (slurm.folder / "nvme" / f"bert_{job.number}_0" / "EVALDIR" / "file").exists()
+        assert (
+            slurm.folder / "nvme" / f"bert_{job.number}_0" / "EVALDIR" / "file"
+        ).exists()
         subprocess.run(["scancel", str(job.number)], check=True)
     job.wait()
-    job.wait_for(lambda: clocks.read_text().splitlines() == ["dgx1 locked", "dgx1 reset"])
-    job.wait_for(lambda: [path.name for path in (slurm.folder / "nvme").iterdir()] == ["file"])
+    job.wait_for(
+        lambda: clocks.read_text().splitlines() == ["dgx1 locked", "dgx1 reset"]
+    )
+    job.wait_for(
+        lambda: [path.name for path in (slurm.folder / "nvme").iterdir()] == ["file"]
+    )

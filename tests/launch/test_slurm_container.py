@@ -1,4 +1,6 @@
-"""run.sub with a container image on a real Slurm, whose pyxis is a stand-in with real mount namespaces."""
+"""run.sub with a container image on a real Slurm, whose pyxis is a stand-in with real mount
+namespaces.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,14 @@ def pyxis(slurm):
     slurm.checkout.root.rename(checkout)  # mount lists know no space
     slurm.checkout.root = checkout
     (folder / "image.sqsh").touch()
-    for name in ("data/packed_data", "data/eval", "data/phase1", "data/results", "home", *OTHERS):
+    for name in (
+        "data/packed_data",
+        "data/eval",
+        "data/phase1",
+        "data/results",
+        "home",
+        *OTHERS,
+    ):
         (folder / name.replace("dgx", "enroot/dgx")).mkdir(parents=True)
     slurm.checkout.stand_in("enroot", ENROOT)
     slurm.checkout.env |= {
@@ -57,7 +66,8 @@ def containers(slurm) -> list[str]:
 
 def test_one_container_per_node_is_created_used_by_all_ranks_and_removed(pyxis):
     look_for = [
-        pyxis.folder / "data" / name for name in ("packed_data", "eval", "phase1", "results")
+        pyxis.folder / "data" / name
+        for name in ("packed_data", "eval", "phase1", "results")
     ]
     look_for += [
         pyxis.checkout.root / "run.sub",
@@ -68,7 +78,9 @@ def test_one_container_per_node_is_created_used_by_all_ranks_and_removed(pyxis):
     assert job.exit_code == 0, job.output
     name, image = f"bert_{job.number}_0", pyxis.folder / "image.sqsh"
     made = [
-        call.split()[1:] for call in pyxis.checkout.calls("pyxis") if call.startswith("create ")
+        call.split()[1:]
+        for call in pyxis.checkout.calls("pyxis")
+        if call.startswith("create ")
     ]
     assert sorted(made) == [["dgx1", name, str(image)], ["dgx2", name, str(image)]]
     ranks = pyxis.checkout.ranks()
@@ -82,7 +94,9 @@ def test_one_container_per_node_is_created_used_by_all_ranks_and_removed(pyxis):
     assert containers(pyxis) == OTHERS, "only this job's containers are removed"
 
 
-def test_containers_of_dead_jobs_are_removed_first_and_those_of_running_jobs_stay(pyxis):
+def test_containers_of_dead_jobs_are_removed_first_and_those_of_running_jobs_stay(
+    pyxis,
+):
     """Containers stay after a power loss, or if KillWait cuts the removal short."""
     living = subprocess.run(
         ["sbatch", "--parsable", "--hold", "--wrap=true"],
@@ -107,7 +121,10 @@ def test_scancel_while_leftovers_are_removed_is_reported_in_the_last_line(pyxis)
     job.wait_for(there.exists)
     subprocess.run(["scancel", str(job.number)], check=True)
     job.wait()
-    assert "run: dgx1: removing pyxis_bert_99999_0, left by a job that has ended" in job.output
+    assert (
+        "run: dgx1: removing pyxis_bert_99999_0, left by a job that has ended"
+        in job.output
+    )
     assert job.last_line.startswith("run: error: the job was cancelled")
     wait_until(lambda: not processes(pyxis.folder / "slow"))
 
@@ -115,7 +132,9 @@ def test_scancel_while_leftovers_are_removed_is_reported_in_the_last_line(pyxis)
 def test_a_missing_checkpoint_folder_is_created_and_mounted(pyxis):
     checkpoints = pyxis.folder / "disk" / "checkpoints"
     job = pyxis.run(
-        after="export DGXNGPU=1", CHECKPOINT_DIR=str(checkpoints), LOOK_FOR=str(checkpoints)
+        after="export DGXNGPU=1",
+        CHECKPOINT_DIR=str(checkpoints),
+        LOOK_FOR=str(checkpoints),
     )
     assert job.exit_code == 0, job.output
     assert pyxis.checkout.ranks()[0]["SEES"] == [str(checkpoints)]
@@ -134,7 +153,9 @@ def test_what_the_image_and_its_hooks_set_does_not_misplace_the_ranks(pyxis):
 def test_every_step_has_the_same_options_for_home_root_and_mounts(pyxis):
     job = pyxis.run(after="export DGXNGPU=2")
     assert job.exit_code == 0, job.output
-    starts = [call for call in pyxis.checkout.calls("pyxis") if call.startswith("start ")]
+    starts = [
+        call for call in pyxis.checkout.calls("pyxis") if call.startswith("start ")
+    ]
     assert len(starts) >= 4  # made, checked, trained, reviewed
     data = pyxis.folder / "data"
     for start in starts:
@@ -143,9 +164,10 @@ def test_every_step_has_the_same_options_for_home_root_and_mounts(pyxis):
             assert f"{data / name}:{data / name}:ro" in start
         assert f"{pyxis.checkout.root}:{pyxis.checkout.root}:ro" in start
     results = pyxis.checkout.logdir
-    assert [f"{results}:{results}:rw" in start for start in starts] == [False, False] + [True] * (
-        len(starts) - 2
-    )
+    assert [f"{results}:{results}:rw" in start for start in starts] == [
+        False,
+        False,
+    ] + [True] * (len(starts) - 2)
 
 
 @pytest.mark.parametrize("outcome", ["crash:1", "kill:2", "not-reached"])
@@ -170,10 +192,16 @@ def test_a_requeued_job_has_a_new_container(pyxis):
     job.wait_for(lambda: list(pyxis.checkout.logdir.glob("*/running_0/result_0.txt")))
     subprocess.run(["scontrol", "requeue", str(job.number)], check=True)
     job.wait_for(lambda: job.field("JobState") == "PENDING")
-    subprocess.run(["scontrol", "update", f"JobId={job.number}", "StartTime=now"], check=True)
+    subprocess.run(
+        ["scontrol", "update", f"JobId={job.number}", "StartTime=now"], check=True
+    )
     job.wait()
     assert job.exit_code == 0, job.output
-    made = {call.split()[2] for call in pyxis.checkout.calls("pyxis") if call.startswith("create ")}
+    made = {
+        call.split()[2]
+        for call in pyxis.checkout.calls("pyxis")
+        if call.startswith("create ")
+    }
     assert made == {f"bert_{job.number}_0", f"bert_{job.number}_1"}
     assert containers(pyxis) == OTHERS
 
@@ -181,7 +209,9 @@ def test_a_requeued_job_has_a_new_container(pyxis):
 def test_an_image_that_cannot_be_imported_ends_the_job_in_one_line(pyxis):
     job = pyxis.run(CONT="mlperf-bert")
     assert job.exit_code == 2
-    reason = "[ERROR] URL https://auth.docker.io/token returned error code: 401 Unauthorized"
+    reason = (
+        "[ERROR] URL https://auth.docker.io/token returned error code: 401 Unauthorized"
+    )
     assert (
         job.last_line
         == f"run: error: CONT=mlperf-bert: its container could not be created on every node: {reason}"
@@ -192,17 +222,21 @@ def test_an_image_that_cannot_be_imported_ends_the_job_in_one_line(pyxis):
 def test_a_missing_image_file_ends_the_job_before_any_container(pyxis):
     job = pyxis.run(CONT="missing.sqsh")
     assert job.exit_code == 2
-    expected = (
-        f"run: error: CONT={pyxis.checkout.root / 'missing.sqsh'}: no such image: enroot import"
-    )
+    expected = f"run: error: CONT={pyxis.checkout.root / 'missing.sqsh'}: no such image: enroot import"
     assert job.last_line.startswith(expected)
     assert not pyxis.checkout.calls("pyxis")
 
 
 def test_registry_images_are_named_in_enroots_syntax(pyxis):
-    job = pyxis.run(CONT="docker://nvcr.io/nvidia/pytorch:25.04-py3", after="export DGXNGPU=1")
+    job = pyxis.run(
+        CONT="docker://nvcr.io/nvidia/pytorch:25.04-py3", after="export DGXNGPU=1"
+    )
     assert job.exit_code == 0, job.output
-    made = [call.split()[3] for call in pyxis.checkout.calls("pyxis") if call.startswith("create ")]
+    made = [
+        call.split()[3]
+        for call in pyxis.checkout.calls("pyxis")
+        if call.startswith("create ")
+    ]
     assert made == ["nvcr.io#nvidia/pytorch:25.04-py3"]
 
 
@@ -212,7 +246,9 @@ def test_site_mounts_are_mounted(pyxis):
     other = str(pyxis.folder / "elsewhere")
     mounts = f"{look_for}:ro,/dev/shm,{look_for}:{other}:ro"
     job = pyxis.run(
-        after="export DGXNGPU=1", CONTAINER_MOUNTS=mounts, LOOK_FOR=f"{look_for}:{other}"
+        after="export DGXNGPU=1",
+        CONTAINER_MOUNTS=mounts,
+        LOOK_FOR=f"{look_for}:{other}",
     )
     assert job.exit_code == 0, job.output
     assert pyxis.checkout.ranks()[0]["SEES"] == [look_for, other]
@@ -221,11 +257,18 @@ def test_site_mounts_are_mounted(pyxis):
 def test_a_restart_on_the_spare_has_a_container_of_its_own_and_leaves_none(pyxis):
     """The name of the container is readonly in the script that made it."""
     job = pyxis.run(
-        "-N2", after="export DGXNGPU=2 SPARE_NODES=1 START_TEST=1 NCCL_TEST=0", UNFIT="dgx1"
+        "-N2",
+        after="export DGXNGPU=2 SPARE_NODES=1 START_TEST=1 NCCL_TEST=0",
+        UNFIT="dgx1",
     )
     assert job.exit_code == 0, job.output
     made = [
-        call.split()[1:3] for call in pyxis.checkout.calls("pyxis") if call.startswith("create")
+        call.split()[1:3]
+        for call in pyxis.checkout.calls("pyxis")
+        if call.startswith("create")
     ]
-    assert made == [["dgx1", f"bert_{job.number}_0"], ["dgx2", f"bert_{job.number}_0_1"]]
+    assert made == [
+        ["dgx1", f"bert_{job.number}_0"],
+        ["dgx2", f"bert_{job.number}_0_1"],
+    ]
     assert containers(pyxis) == OTHERS

@@ -1,4 +1,6 @@
-"""A run on a real Slurm of separate nodes that lose power, hang or are cut off: it ends like an undisturbed one."""
+"""A run on a real Slurm of separate nodes that lose power, hang or are cut off: it ends like an
+undisturbed one.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,12 @@ class Nodes:
         """Runs a command of the cluster's script."""
         line = ["bash", str(self.script), *words]
         return subprocess.run(
-            line, env=self.environ, capture_output=True, text=True, check=False, timeout=180
+            line,
+            env=self.environ,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=180,
         )
 
     def enter(self, node: str, *words: str) -> None:
@@ -86,7 +93,10 @@ class Nodes:
 
     def submit(self, name: str, **settings: str) -> Job:
         """Submits a run of that name, as a user would."""
-        output, chosen = self.folder / f"{name}.out", SETTINGS | {"RUN_NAME": name} | settings
+        output, chosen = (
+            self.folder / f"{name}.out",
+            SETTINGS | {"RUN_NAME": name} | settings,
+        )
         exports = " ".join(f"{key}={value}" for key, value in chosen.items())
         count = int(chosen["DGXNNODES"]) + int(chosen.get("SPARE_NODES", 0))
         line = f"source env.sh; source {CONFIG}; export {exports}; "
@@ -115,23 +125,39 @@ class Nodes:
         """State of the node in Slurm."""
         line = ["sinfo", "--noheader", f"--nodes=node{node}", "--format=%T"]
         return subprocess.run(
-            line, env=self.environ, capture_output=True, text=True, check=True, timeout=60
+            line,
+            env=self.environ,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
         ).stdout.strip()
 
     def names(self, words: str) -> list[str]:
         """Expands Slurm's notation node[1,3-4]."""
         line = ["scontrol", "show", "hostnames", words]
         return subprocess.run(
-            line, env=self.environ, capture_output=True, text=True, check=True, timeout=60
+            line,
+            env=self.environ,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
         ).stdout.split()
 
     def begin_again(self, job: Job) -> None:
-        """Waits for a requeue and starts the job, as an administrator can; Slurm would hold it for two minutes."""
+        """Waits for a requeue and starts the job, as an administrator can; Slurm would hold it for
+        two minutes.
+        """
         restarts = job.field("Restarts")
         job.wait_for(
-            lambda: job.field("JobState") == "PENDING" and job.field("Restarts") != restarts
+            lambda: (
+                job.field("JobState") == "PENDING" and job.field("Restarts") != restarts
+            )
         )
-        subprocess.run(["scontrol", "update", f"JobId={job.number}", "StartTime=now+3"], check=True)
+        subprocess.run(
+            ["scontrol", "update", f"JobId={job.number}", "StartTime=now+3"], check=True
+        )
         job.wait_for(lambda: job.field("JobState") == "RUNNING")
 
     def stopped(self, name: str, number: int, job: Job) -> tuple[str, int]:
@@ -141,7 +167,11 @@ class Nodes:
         node, found = mark.read_text(), list[int]()
 
         def look() -> bool:
-            first = (self.folder / "node" / node.removeprefix("node") / "first").read_text().strip()
+            first = (
+                (self.folder / "node" / node.removeprefix("node") / "first")
+                .read_text()
+                .strip()
+            )
             space = os.readlink(f"/proc/{first}/ns/pid")
             for status in Path("/proc").glob("[0-9]*/stat"):
                 with suppress(OSError):
@@ -165,7 +195,9 @@ class Nodes:
 
 
 @contextmanager
-def running(shared: Path, repository: Path, folder: Path, **settings: str) -> Iterator[Nodes]:
+def running(
+    shared: Path, repository: Path, folder: Path, **settings: str
+) -> Iterator[Nodes]:
     """A cluster in this folder, with settings of its script."""
     source = shared / "tools" / "slurm_nodes.sh"
     if os.geteuid() != 0 or not source.is_file():
@@ -173,7 +205,9 @@ def running(shared: Path, repository: Path, folder: Path, **settings: str) -> It
             "a Slurm of separate nodes needs root, and slurm_nodes.sh of the reference data"
         )
     port = free_ports(2)  # other clusters may run here
-    text = source.read_text().replace("26817", str(port)).replace("26818", str(port + 1))
+    text = (
+        source.read_text().replace("26817", str(port)).replace("26818", str(port + 1))
+    )
     text = text.replace("slurm0", f"s{port}").replace("veth$", f"v{port}x$")
     (folder / "cluster.sh").write_text(text)
     known = settings | {
@@ -202,7 +236,9 @@ def running(shared: Path, repository: Path, folder: Path, **settings: str) -> It
     finally:
         made.call("down")
         subprocess.run(["ip", "link", "del", f"s{port}"], check=False)
-        os.environ.pop("SLURM_CONF") if before is None else os.environ.update(SLURM_CONF=before)
+        os.environ.pop("SLURM_CONF") if before is None else os.environ.update(
+            SLURM_CONF=before
+        )
 
 
 @pytest.fixture(scope="module")
@@ -242,7 +278,11 @@ LOST = f"without {{0}}: (lost by Slurm|{NOT_COME})"
 
 def told(job: Job) -> list[str]:
     """The lines about restarts, which must come just before the last line."""
-    lines = [line for line in job.output.splitlines() if line.startswith("run: restarted at ")]
+    lines = [
+        line
+        for line in job.output.splitlines()
+        if line.startswith("run: restarted at ")
+    ]
     assert job.output.splitlines()[-len(lines) - 1 : -1] == lines
     return [line.split(", ", 1)[1] for line in lines]
 
@@ -261,7 +301,8 @@ def test_a_run_with_three_spares_survives_three_lost_nodes(nodes, undisturbed):
     assert [*lost, node] == ["node2", "node3", "node4"]
     for line, name, step in zip(told(job), [*lost, node], (1, 4, 7), strict=True):
         assert re.fullmatch(
-            LOST.format(name) + rf"; continues from step {step}\d\d(, repeating .*)?", line
+            LOST.format(name) + rf"; continues from step {step}\d\d(, repeating .*)?",
+            line,
         )
     assert same(undisturbed, newest(nodes.folder / "spares"))
 
@@ -285,7 +326,8 @@ def test_without_a_spare_the_job_is_requeued_elsewhere_after_a_lost_script_and_a
     assert (job.exit_code, job.field("Restarts")) == (0, "3"), job.output
     first, second, third = told(job)
     assert re.fullmatch(
-        rf"without {host}: lost by Slurm, with the job's script; continues from step 1\d\d.*", first
+        rf"without {host}: lost by Slurm, with the job's script; continues from step 1\d\d.*",
+        first,
     )
     assert re.fullmatch(LOST.format(hung) + r"; continues from step 4\d\d.*", second)
     assert re.fullmatch(
@@ -294,7 +336,9 @@ def test_without_a_spare_the_job_is_requeued_elsewhere_after_a_lost_script_and_a
     assert same(undisturbed, newest(nodes.folder / "requeued"))
 
 
-def test_a_script_lost_while_the_run_is_checked_is_requeued_without_its_node(nodes, undisturbed):
+def test_a_script_lost_while_the_run_is_checked_is_requeued_without_its_node(
+    nodes, undisturbed
+):
     """No rank runs yet that could notice it: only the guards do."""
     bring_back(nodes)
     held = nodes.folder / "held"
@@ -322,6 +366,7 @@ def test_a_rank_that_is_killed_is_restarted_once_where_it_was(nodes, undisturbed
     assert (job.exit_code, job.field("Restarts")) == (0, "0"), job.output
     for line, step in zip(told(job), (1, 4), strict=True):
         assert re.fullmatch(
-            rf"rank 1 on node\d was killed by SIGKILL; continues from step {step}\d\d.*", line
+            rf"rank 1 on node\d was killed by SIGKILL; continues from step {step}\d\d.*",
+            line,
         )
     assert same(undisturbed, newest(nodes.folder / "killed"))

@@ -1,4 +1,6 @@
-"""Both phases as a chain of jobs on a real Slurm: cancelled, resubmitted, requeued, and still the same weights."""
+"""Both phases as a chain of jobs on a real Slurm: cancelled, resubmitted, requeued, and still the
+same weights.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def test_a_chain_that_is_cancelled_and_requeued_ends_with_the_weights_of_an_undi
         """Submits the two jobs, of which a trainer stops at a file of that name."""
         site = held.site(tmp_path / f"site_{moment[:6]}", str(folder / moment))
         said = run("chain", "--slurm", PYTHONPATH=str(site))
-        numbers = re.search(r"phase 1 is job (\d+), phase 2 job (\d+) after it", said).groups()
+        numbers = re.search(
+            r"phase 1 is job (\d+), phase 2 job (\d+) after it", said
+        ).groups()
         return [Job(int(number), tmp_path / f"job-{number}.out") for number in numbers]
 
     folder = results / "chain"
@@ -61,15 +65,20 @@ def test_a_chain_that_is_cancelled_and_requeued_ends_with_the_weights_of_an_undi
     subprocess.run(["scontrol", "requeue", str(second.number)], check=True)
     second.wait_for(lambda: second.field("JobState") == "PENDING")
     # Slurm holds a requeued job for two minutes; an administrator can start it at once.
-    subprocess.run(["scontrol", "update", f"JobId={second.number}", "StartTime=now"], check=True)
+    subprocess.run(
+        ["scontrol", "update", f"JobId={second.number}", "StartTime=now"], check=True
+    )
     second.wait()
-    assert (second.field("JobState"), second.exit_code) == ("COMPLETED", 0), second.output
+    assert (second.field("JobState"), second.exit_code) == ("COMPLETED", 0), (
+        second.output
+    )
     assert second.field("Restarts") == "1"
 
     run("whole")
     for phase in ("phase1", "phase2"):
         whole, parts = (
-            newest(results / name / phase / "checkpoints") for name in ("whole", "chain")
+            newest(results / name / phase / "checkpoints")
+            for name in ("whole", "chain")
         )
         assert whole["step"] == 300
         assert whole["run"] == parts["run"]

@@ -1,4 +1,6 @@
-"""The real trainer under run.sub on a real Slurm: two nodes of two CPU ranks each, joined by gloo."""
+"""The real trainer under run.sub on a real Slurm: two nodes of two CPU ranks each, joined by
+gloo.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,18 @@ from .tiny_data import LENGTH, TO_A_TARGET, write
 pytestmark = pytest.mark.slurm
 
 CONFIG = "configs/config_demo_1x2x16x1_pack.sh"
-SETTINGS = TO_A_TARGET | {"DGXNNODES": "2", "DGXNGPU": "2", "BATCHSIZE": "3", "NCCL_TEST": "0"}
+SETTINGS = TO_A_TARGET | {
+    "DGXNNODES": "2",
+    "DGXNGPU": "2",
+    "BATCHSIZE": "3",
+    "NCCL_TEST": "0",
+}
 
 
 def settings(**changes: str) -> str:
-    return "export " + " ".join(f"{name}={value}" for name, value in (SETTINGS | changes).items())
+    return "export " + " ".join(
+        f"{name}={value}" for name, value in (SETTINGS | changes).items()
+    )
 
 
 @pytest.fixture
@@ -50,7 +59,10 @@ def training(slurm, repository):
 def test_two_nodes_of_two_ranks_train_to_the_target_in_each_trial(training):
     job = training.run(config=CONFIG, after=settings(NEXP="2", NCCL_TEST="1"))
     assert job.exit_code == 0, job.output
-    assert job.last_line == f"run: all 2 trials reached the target: {training.checkout.run_dir}"
+    assert (
+        job.last_line
+        == f"run: all 2 trials reached the target: {training.checkout.run_dir}"
+    )
     test = (training.checkout.run_dir / "nccl_test.txt").read_text()
     assert test.count("all-reduce of 4 ranks (gloo)") == 2
     assert test.count("all sums right") == 2
@@ -70,23 +82,38 @@ def test_two_nodes_of_two_ranks_train_to_the_target_in_each_trial(training):
 
 
 @pytest.mark.skipif(
-    not importlib.util.find_spec("deepspeed"), reason="needs DeepSpeed (requirements/deepspeed.txt)"
+    not importlib.util.find_spec("deepspeed"),
+    reason="needs DeepSpeed (requirements/deepspeed.txt)",
 )
 def test_two_nodes_train_to_the_target_with_deepspeed(training):
     path, saved = training.folder / "ds.json", training.folder / "saved"
     path.write_text(json.dumps({"zero_optimization": {"stage": 2}}))
-    engine = {"ENGINE": "deepspeed", "DEEPSPEED_CONFIG": str(path), "CHECKPOINT_SHARDS": "1"}
-    job = training.run(config=CONFIG, after=settings(NEXP="1", CHECKPOINT_DIR=str(saved), **engine))
+    engine = {
+        "ENGINE": "deepspeed",
+        "DEEPSPEED_CONFIG": str(path),
+        "CHECKPOINT_SHARDS": "1",
+    }
+    job = training.run(
+        config=CONFIG, after=settings(NEXP="1", CHECKPOINT_DIR=str(saved), **engine)
+    )
     assert job.exit_code == 0, job.output
-    assert job.last_line == f"run: the trial reached the target: {training.checkout.run_dir}"
+    assert (
+        job.last_line
+        == f"run: the trial reached the target: {training.checkout.run_dir}"
+    )
     described = json.loads((training.checkout.run_dir / "config.json").read_text())
-    assert (described["zero"]["engine"], described["dist"]["world_size"]) == ("deepspeed", 4)
+    assert (described["zero"]["engine"], described["dist"]["world_size"]) == (
+        "deepspeed",
+        4,
+    )
     (checkpoint,) = saved.rglob("index.pt")
     assert len(list(checkpoint.parent.glob("rank_*.pt"))) == 4, "a shard of each rank"
 
 
 def test_a_data_set_that_is_missing_ends_the_job_naming_its_variable(training):
-    job = training.run(config=CONFIG, after=settings(DATADIR_PHASE2_PACKED="/nowhere/packed"))
+    job = training.run(
+        config=CONFIG, after=settings(DATADIR_PHASE2_PACKED="/nowhere/packed")
+    )
     assert job.exit_code == 2
     assert "bert: error: DATADIR_PHASE2_PACKED=/nowhere/packed" in job.output
     assert job.last_line.startswith(
@@ -105,12 +132,17 @@ def process_of_rank(number: str) -> int:
             )
         except OSError:
             continue
-        if command.endswith(b"-u\0-m\0bert\0") and f"RANK={number}".encode() in environment:
+        if (
+            command.endswith(b"-u\0-m\0bert\0")
+            and f"RANK={number}".encode() in environment
+        ):
             return int(folder.name)
     raise AssertionError(f"rank {number} does not run")
 
 
-def test_a_rank_killed_while_it_trains_is_restarted_once_then_the_run_gives_up(training):
+def test_a_rank_killed_while_it_trains_is_restarted_once_then_the_run_gives_up(
+    training,
+):
     """The node is not to blame: the run does not restart without it."""
     resumes = {
         "RESUME": "1",
@@ -118,13 +150,16 @@ def test_a_rank_killed_while_it_trains_is_restarted_once_then_the_run_gives_up(t
         "CHECKPOINT_EVERY_STEPS": "100000",
     }
     job = training.submit(
-        config=CONFIG, after=settings(MAX_STEPS="100000", TARGET_MLM_ACCURACY="0.99", **resumes)
+        config=CONFIG,
+        after=settings(MAX_STEPS="100000", TARGET_MLM_ACCURACY="0.99", **resumes),
     )
     for number in (1, 2):
         job.wait_for(lambda number=number: job.output.count("sequences/s") > 3 * number)
         os.kill(process_of_rank("3"), signal.SIGKILL)
         if number == 1:
-            job.wait_for(lambda: "run: warning: restarts on dgx1 dgx2, rank 3" in job.output)
+            job.wait_for(
+                lambda: "run: warning: restarts on dgx1 dgx2, rank 3" in job.output
+            )
     job.wait()
     assert job.exit_code == 1
     assert job.last_line == (
@@ -141,14 +176,20 @@ def test_fine_tuning_on_two_nodes_trains_each_seed_and_reports_failures_last(tra
         (folder / f"{name}.tsv").write_text("\n".join(lines * 6))
     shape = BertConfig.from_json(folder / "phase1" / "bert_config.json")
     vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]
-    vocabulary += [f"[unused{number}]" for number in range(shape.vocab_size - len(vocabulary))]
+    vocabulary += [
+        f"[unused{number}]" for number in range(shape.vocab_size - len(vocabulary))
+    ]
     (folder / "vocab.txt").write_text("\n".join(vocabulary))
     model = Classification(
-        shape, kernels.bind_kernels(kernels.Config(fused="none"), torch.device("cpu")), 2
+        shape,
+        kernels.bind_kernels(kernels.Config(fused="none"), torch.device("cpu")),
+        2,
     )
     models.initialize(model, 0)
     torch.save(dict(model.bert.named_parameters()), folder / "weights.pt")
-    (folder / "config.json").write_text((folder / "phase1" / "bert_config.json").read_text())
+    (folder / "config.json").write_text(
+        (folder / "phase1" / "bert_config.json").read_text()
+    )
     own = {
         "RANK_MODULE": "finetune",
         "TASK": "TSV",
@@ -174,11 +215,15 @@ def test_fine_tuning_on_two_nodes_trains_each_seed_and_reports_failures_last(tra
         "BATCHSIZE": "6",
         "GRADIENT_STEPS": "1",
     } | own
-    exports = "export " + " ".join(f"{name}={value}" for name, value in settings.items())
+    exports = "export " + " ".join(
+        f"{name}={value}" for name, value in settings.items()
+    )
     config = "configs/finetune_MRPC_DGXA100_1x8x16.sh"
     job = training.run(config=config, after=exports)
     assert job.exit_code == 0, job.output
-    assert job.last_line == f"run: all 2 trials are complete: {training.checkout.run_dir}"
+    assert (
+        job.last_line == f"run: all 2 trials are complete: {training.checkout.run_dir}"
+    )
     for trial in "01":
         figures = json.loads(
             (training.checkout.run_dir / f"model_{trial}" / "figures.json").read_text()

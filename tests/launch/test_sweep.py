@@ -12,7 +12,9 @@ def last_line(text: str) -> str:
 
 
 def sweep(checkout, *arguments: str, **env: str):
-    return checkout.run(f"launch/sweep.sh {' '.join(arguments)}", config="/dev/null", **env)
+    return checkout.run(
+        f"launch/sweep.sh {' '.join(arguments)}", config="/dev/null", **env
+    )
 
 
 def test_each_combination_is_a_job_with_its_settings_and_name(checkout):
@@ -53,7 +55,9 @@ def test_local_runs_are_sequential_and_a_failure_is_not_hidden(checkout):
         {"2"},
     )  # of two ranks one may be killed for the other's crash before it writes
     runs = sorted(path.name for path in next(checkout.logdir.iterdir()).iterdir())
-    assert runs == [f"P8000H100_1x8x48x1_pack_DGXNGPU-{number}_SEED-7" for number in "12"]
+    assert runs == [
+        f"P8000H100_1x8x48x1_pack_DGXNGPU-{number}_SEED-7" for number in "12"
+    ]
     done = sweep(checkout, "--local", CONFIG, "DGXNGPU=1", TRIAL_0="success")
     assert done.returncode == 0, done.stderr
 
@@ -61,7 +65,9 @@ def test_local_runs_are_sequential_and_a_failure_is_not_hidden(checkout):
 def test_a_dry_run_starts_nothing(checkout):
     done = sweep(checkout, "--dry-run", CONFIG, "NEXP=1,2")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [f"P8000H100_1x8x48x1_pack_NEXP-{number}" for number in "12"]
+    assert done.stdout.splitlines() == [
+        f"P8000H100_1x8x48x1_pack_NEXP-{number}" for number in "12"
+    ]
     assert not checkout.logdir.exists()
 
 
@@ -73,7 +79,10 @@ def test_a_dry_run_starts_nothing(checkout):
         ((CONFIG, "LR="), "LR=: no value given"),
         ((CONFIG, "lr=1"), "lr=1: lr is not the name of a variable"),
         ((CONFIG, "LR:SEED=1"), "LR:SEED=1: '1': expected 2 value(s) joined by colons"),
-        ((CONFIG, "'LR=$(id)'"), "LR=$(id): '$(id)': expected 1 value(s) joined by colons"),
+        (
+            (CONFIG, "'LR=$(id)'"),
+            "LR=$(id): '$(id)': expected 1 value(s) joined by colons",
+        ),
         ((CONFIG, "LRR=1"), "LRR: no such variable; docs/variables.md lists them"),
         (("--fast", CONFIG), "--fast: unknown option"),
     ],

@@ -1,4 +1,6 @@
-"""make test-pythons: every supported Python once, each in its own environment; one failure fails all."""
+"""make test-pythons: every supported Python once, each in its own environment; one failure fails
+all.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ def program(path, text):
 
 @pytest.fixture
 def run(repository, tmp_path):
-    """Runs the script with a make that records its arguments and fails if they contain the given word."""
+    """Runs the script with a make that records its arguments and fails if they contain the given
+    word.
+    """
 
     def run(*arguments, fails="nothing"):
         tools = tmp_path / "tools"
@@ -34,7 +38,10 @@ def run(repository, tmp_path):
         }
         script = repository / "launch" / "tools" / "test_pythons.sh"
         done = subprocess.run(
-            [script, *map(str, arguments)], env=environment, capture_output=True, text=True
+            [script, *map(str, arguments)],
+            env=environment,
+            capture_output=True,
+            text=True,
         )
         calls = tmp_path / "calls"
         return (
@@ -56,7 +63,8 @@ def other(tmp_path):
 def test_every_supported_version_is_listed_once(run, other, tmp_path):
     old = program(tmp_path / "python3.9", "exit 0")  # prints nothing: not supported
     shim = program(
-        tmp_path / "python3.12", "echo 'pyenv: python3.12: command not found' >&2; exit 127"
+        tmp_path / "python3.12",
+        "echo 'pyenv: python3.12: command not found' >&2; exit 127",
     )
     status, lines, _, calls = run(
         "--list", sys.executable, old, shim, sys.executable, tmp_path / "none", other
@@ -73,7 +81,9 @@ def test_each_python_is_tested_in_its_own_environment(run, other):
     folder = ".cache/pythons/3.10.0"
     first, second, *rest = calls.splitlines()
     assert first == f"PYTHON={other} VENV={folder} {folder}/.dev-ready"
-    assert second == f"PYTHON= VENV={folder} test"  # the launch scripts under test read PYTHON
+    assert (
+        second == f"PYTHON= VENV={folder} test"
+    )  # the launch scripts under test read PYTHON
     assert [f"VENV=.cache/pythons/{VERSION}" in line for line in rest] == [True, True]
     assert [line.split()[:3] for line in lines[-2:]] == [["test_pythons:", "3.10.0", "passed"],
                                                          ["test_pythons:", VERSION, "passed"]]  # fmt: skip

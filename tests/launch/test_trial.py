@@ -1,4 +1,6 @@
-"""The trial loop: any failure fails the run and is named on the last line; only complete results look complete."""
+"""The trial loop: any failure fails the run and is named on the last line; only complete results
+look complete.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,10 @@ def test_trials_that_reach_the_target_succeed_and_leave_numbered_logs(checkout):
     done = checkout.run(LOCAL, after="export NEXP=2")
     assert done.returncode == 0, done.stderr
     assert "run: binding numa on " in done.stdout
-    assert last_line(done.stderr) == f"run: all 2 trials reached the target: {checkout.run_dir}"
+    assert (
+        last_line(done.stderr)
+        == f"run: all 2 trials reached the target: {checkout.run_dir}"
+    )
     names = {path.name for path in checkout.run_dir.iterdir()}
     assert names == {".lock", "config.json", "topology.txt"} | {
         f"{kind}_{trial}.{end}"
@@ -63,7 +68,9 @@ def test_a_run_without_a_target_does_not_say_that_it_reached_one(checkout, setti
         ("no-result", "no reason given (exit status 1), see output_0.txt"),
     ],
 )
-def test_a_trial_that_fails_makes_the_run_fail_with_its_reason_last(checkout, outcome, reason):
+def test_a_trial_that_fails_makes_the_run_fail_with_its_reason_last(
+    checkout, outcome, reason
+):
     done = checkout.run(LOCAL, after="export NEXP=2", TRIAL_0=outcome)
     assert done.returncode == 1
     assert (
@@ -73,7 +80,9 @@ def test_a_trial_that_fails_makes_the_run_fail_with_its_reason_last(checkout, ou
     assert not (checkout.run_dir / "result_0.txt").exists(), (
         "a log of a crashed run must not look complete"
     )
-    assert (checkout.run_dir / "result_1.txt").exists(), "the other trials are independent"
+    assert (checkout.run_dir / "result_1.txt").exists(), (
+        "the other trials are independent"
+    )
     assert (checkout.run_dir / "failed_0.txt").exists() == (outcome != "no-result")
     assert not list(checkout.run_dir.glob("running_*"))
 
@@ -88,7 +97,9 @@ def test_a_run_that_misses_its_target_fails_and_its_complete_log_stays(checkout)
 
 
 def test_the_last_line_lists_all_failures(checkout):
-    done = checkout.run(LOCAL, after="export NEXP=3", TRIAL_0="not-reached", TRIAL_2="crash")
+    done = checkout.run(
+        LOCAL, after="export NEXP=3", TRIAL_0="not-reached", TRIAL_2="crash"
+    )
     assert done.returncode == 1
     expected = "2 of 3 trials failed: trial 0: the target accuracy 0.72 was not reached; trial 2: the loss is nan at step 3"
     assert last_line(done.stderr) == f"run: error: {expected}"
@@ -96,7 +107,9 @@ def test_the_last_line_lists_all_failures(checkout):
 
 @pytest.mark.parametrize("unfit", [True, False])
 def test_a_start_test_that_fails_ends_the_run_before_any_trial(checkout, unfit):
-    done = checkout.run(LOCAL, after="export START_TEST=1", UNFIT="here" if unfit else "elsewhere")
+    done = checkout.run(
+        LOCAL, after="export START_TEST=1", UNFIT="here" if unfit else "elsewhere"
+    )
     folder = checkout.run_dir / "start_test"
     assert done.returncode == int(unfit), done.stderr
     if unfit:
@@ -106,7 +119,10 @@ def test_a_start_test_that_fails_ends_the_run_before_any_trial(checkout, unfit):
             == f"run: error: the start test failed: {said}; see {folder}, or set START_TEST=0"
         )
     else:
-        assert f"run: start test: certify {folder} --line --records {folder}/unfit\n" in done.stderr
+        assert (
+            f"run: start test: certify {folder} --line --records {folder}/unfit\n"
+            in done.stderr
+        )
     assert bool(checkout.ranks()) != unfit
 
 
@@ -134,13 +150,17 @@ def test_bad_input_reported_by_a_rank_ends_the_loop(checkout):
 def test_a_log_that_fails_the_compliance_check_fails_the_run(checkout):
     done = checkout.run(LOCAL, after="export NEXP=2", NOT_COMPLIANT="result_1.txt")
     assert done.returncode == 1
-    expected = f"trial 1: compliance check failed, see {checkout.run_dir / 'compliance_1.out'}"
+    expected = (
+        f"trial 1: compliance check failed, see {checkout.run_dir / 'compliance_1.out'}"
+    )
     assert last_line(done.stderr) == f"run: error: 1 of 2 trials failed: {expected}"
     assert "result_1.txt" in (checkout.run_dir / "compliance_1.out").read_text()
 
 
 def test_compliance_is_not_checked_when_it_is_switched_off(checkout):
-    done = checkout.run(LOCAL, after="export CHECK_COMPLIANCE=0", NOT_COMPLIANT="result_0.txt")
+    done = checkout.run(
+        LOCAL, after="export CHECK_COMPLIANCE=0", NOT_COMPLIANT="result_0.txt"
+    )
     assert done.returncode == 0, done.stderr
     assert not (checkout.run_dir / "compliance_0.out").exists()
 
@@ -208,10 +228,16 @@ def test_the_end_lists_every_restart_also_without_a_lost_node(checkout):
         ("7", "0 trials, step 4", "node1", "12:00", "without node1: gone"),
         ("7", "", "", "13:00", "the time limit"),
     ]
-    (folder / "restarts.txt").write_text("".join("\t".join(line) + "\n" for line in lines))
+    (folder / "restarts.txt").write_text(
+        "".join("\t".join(line) + "\n" for line in lines)
+    )
     done = checkout.run(LOCAL, after="export NEXP=1 RUN_NAME=again")
     assert done.returncode == 0, done.stderr
-    told = [line for line in (done.stdout + done.stderr).splitlines() if "restarted at" in line]
+    told = [
+        line
+        for line in (done.stdout + done.stderr).splitlines()
+        if "restarted at" in line
+    ]
     assert told == [f"run: restarted at {at}, {text}" for *_, at, text in lines]
 
 
@@ -225,7 +251,9 @@ def test_two_launchers_do_not_share_a_folder(checkout):
     assert "another run is writing" in last_line(second.stderr)
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)]
+)
 def test_a_signal_ends_every_rank_and_says_how_to_continue(checkout, number, status):
     process = checkout.popen(LOCAL, after="export RUN_NAME=stopped", TRIAL_0="hang")
     wait_until((checkout.logdir / "stopped" / "running_0" / "result_0.txt").exists)
@@ -236,7 +264,9 @@ def test_a_signal_ends_every_rank_and_says_how_to_continue(checkout, number, sta
         f"run: error: interrupted by {number.name}; RUN_NAME=stopped continues with the missing trials"
     )
     assert (checkout.run_dir / "failed_0.txt").exists()
-    assert (checkout.run_dir / "error_0.txt").read_text() == f"interrupted by {number.name}\n"
+    assert (
+        checkout.run_dir / "error_0.txt"
+    ).read_text() == f"interrupted by {number.name}\n"
     assert not (checkout.run_dir / "result_0.txt").exists()
     wait_until(
         lambda: not processes(checkout.root), 60
@@ -244,10 +274,13 @@ def test_a_signal_ends_every_rank_and_says_how_to_continue(checkout, number, sta
 
 
 @pytest.mark.parametrize(
-    ("victim", "outcome"), [("script", "hang"), ("script", "saves"), ("torchrun.py", "deaf")]
+    ("victim", "outcome"),
+    [("script", "hang"), ("script", "saves"), ("torchrun.py", "deaf")],
 )
 def test_a_killed_script_ends_its_ranks(checkout, victim, outcome):
-    if outcome == "deaf":  # it is killed after less than the 20 seconds that a rank has to save
+    if (
+        outcome == "deaf"
+    ):  # it is killed after less than the 20 seconds that a rank has to save
         child = checkout.root / "launch" / "run" / "child.sh"
         text = child.read_text()
         assert "seconds=${3:-20}" in text
@@ -258,19 +291,27 @@ def test_a_killed_script_ends_its_ranks(checkout, victim, outcome):
         process.kill()
     else:
         subprocess.run(
-            ["pkill", "-KILL", "-f", f"^[^ ]*bash {checkout.root.parent}/bin/python .*{victim}"],
+            [
+                "pkill",
+                "-KILL",
+                "-f",
+                f"^[^ ]*bash {checkout.root.parent}/bin/python .*{victim}",
+            ],
             check=True,
         )
     process.communicate(timeout=240)
     wait_until(lambda: not processes(checkout.root), 60)
-    assert bool(list((checkout.logdir / "killed").rglob("saved"))) == (outcome == "saves"), (
-        "asked before it is killed"
-    )
+    assert bool(list((checkout.logdir / "killed").rglob("saved"))) == (
+        outcome == "saves"
+    ), "asked before it is killed"
 
 
 def test_each_trial_has_its_own_seed(checkout):
     checkout.run(LOCAL, after="export NEXP=2 SEED=5")
-    assert [rank["SEED"] for rank in checkout.ranks() if rank["RANK"] == "0"] == ["5", "6"]
+    assert [rank["SEED"] for rank in checkout.ranks() if rank["RANK"] == "0"] == [
+        "5",
+        "6",
+    ]
     checkout.calls_file.unlink()
     checkout.run(LOCAL, after="export NEXP=2 SEED= LOGDIR=elsewhere")
     assert {rank["SEED"] for rank in checkout.ranks()} == {""}, (
@@ -282,19 +323,25 @@ def test_each_trial_has_its_own_seed(checkout):
     ("setting", "dropped", "told"),
     [("1", True, "1"), ("1", False, "0"), ("0", True, "0"), ("require", True, "1")],
 )
-def test_the_log_reports_dropped_caches_only_if_they_were(checkout, setting, dropped, told):
+def test_the_log_reports_dropped_caches_only_if_they_were(
+    checkout, setting, dropped, told
+):
     done = checkout.run(
         LOCAL, after=f"export CLEAR_CACHES={setting}", DROP_STATUS=str(int(not dropped))
     )
     assert done.returncode == 0, done.stderr
     assert {rank["CACHE_CLEARED"] for rank in checkout.ranks()} == {told}
-    assert ("page caches not dropped" in done.stderr) == (setting == "1" and not dropped)
+    assert ("page caches not dropped" in done.stderr) == (
+        setting == "1" and not dropped
+    )
 
 
 def test_required_cache_drops_that_fail_stop_the_run(checkout):
     done = checkout.run(LOCAL, after="export CLEAR_CACHES=require")
     assert done.returncode == 2
-    assert "CLEAR_CACHES=require, and the page caches were not dropped" in last_line(done.stderr)
+    assert "CLEAR_CACHES=require, and the page caches were not dropped" in last_line(
+        done.stderr
+    )
     assert not checkout.ranks()
 
 
@@ -314,7 +361,9 @@ def test_a_check_without_output_has_not_run(checkout):
     (checkout.root / "implementations" / "bert" / "__main__.py").write_text("")
     done = checkout.run(LOCAL)
     assert done.returncode == 2
-    assert last_line(done.stderr) == "run: error: this configuration cannot run: no output"
+    assert (
+        last_line(done.stderr) == "run: error: this configuration cannot run: no output"
+    )
 
 
 def test_a_full_disk_is_named_although_nothing_could_be_written(checkout, tmp_path):
@@ -341,7 +390,9 @@ def test_a_full_disk_is_named_although_nothing_could_be_written(checkout, tmp_pa
 def test_the_last_error_of_the_output_is_the_reason_if_no_rank_left_one(checkout):
     trainer = checkout.root / "implementations" / "bert" / "__main__.py"
     said = "print('srun: error: dgx2: task 1 launch failed: no')"
-    said = f"import os, sys\nif '--check' not in sys.argv:\n    {said}\n    sys.exit()\n"
+    said = (
+        f"import os, sys\nif '--check' not in sys.argv:\n    {said}\n    sys.exit()\n"
+    )
     trainer.write_text(said + trainer.read_text())
     done = checkout.run(LOCAL)
     assert (
@@ -405,5 +456,8 @@ def test_a_trainer_asked_to_stop_that_exits_with_0_is_no_result(checkout):
     trainer.write_text(text)
     done = checkout.run(LOCAL)
     assert done.returncode == 1
-    assert last_line(done.stderr) == "run: error: 1 of 1 trials failed: trial 0: stopped at step 9"
+    assert (
+        last_line(done.stderr)
+        == "run: error: 1 of 1 trials failed: trial 0: stopped at step 9"
+    )
     assert not (checkout.run_dir / "result_0.txt").exists()

@@ -29,7 +29,9 @@ TO_A_TARGET = {
 
 
 def records(num_rows: int, packed: bool, seed: int) -> Records:
-    """Synthetic records in which half the labels are one word, so that there is something to learn."""
+    """Synthetic records in which half the labels are one word, so that there is something to
+    learn.
+    """
     made = synthetic_records(num_rows, LENGTH, VOCABULARY, packed, seed)
     common = np.arange(len(made.masked_lm_ids)) % 2 == 0
     return dataclasses.replace(
@@ -39,7 +41,9 @@ def records(num_rows: int, packed: bool, seed: int) -> Records:
 
 def write(folder: Path) -> None:
     """Writes packed_data, eval and phase1 to the folder."""
-    metadata = Metadata(max_seq_length=LENGTH, vocab_md5="0" * 32, random_seed=0, dupe_factor=1)
+    metadata = Metadata(
+        max_seq_length=LENGTH, vocab_md5="0" * 32, random_seed=0, dupe_factor=1
+    )
     for name in ("packed_data", "eval", "phase1"):
         (folder / name).mkdir()
     for shard in range(4):
@@ -48,7 +52,9 @@ def write(folder: Path) -> None:
             records(37, True, shard),
             metadata,
         )
-    write_records(folder / "eval" / "part_eval_10k.hdf5", records(20, False, 9), metadata)
+    write_records(
+        folder / "eval" / "part_eval_10k.hdf5", records(20, False, 9), metadata
+    )
     model = {
         "vocab_size": VOCABULARY,
         "hidden_size": 24,

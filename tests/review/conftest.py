@@ -91,7 +91,11 @@ class LogWriter:
                 "event_type": kind,
                 "key": key,
                 "value": value,
-                "metadata": {"file": "bert/training/mlperf.py", "lineno": lineno, **metadata},
+                "metadata": {
+                    "file": "bert/training/mlperf.py",
+                    "lineno": lineno,
+                    **metadata,
+                },
             }
         )
 
@@ -119,9 +123,13 @@ class LogWriter:
         for index in range(1, self.evaluations + 1):
             samples = index * self.interval
             share = index / self.evaluations
-            noise = 1e-7 * (7919 * self.seed % 1009)  # no two runs have the same accuracies
+            noise = 1e-7 * (
+                7919 * self.seed % 1009
+            )  # no two runs have the same accuracies
             accuracy = (
-                self.target if index == self.evaluations else self._rising(samples, share) + noise
+                self.target
+                if index == self.evaluations
+                else self._rising(samples, share) + noise
             )
             self._evaluation(samples, accuracy, self.seconds_per_evaluation)
         self.log("block_stop", first_epoch_num=1)
@@ -139,7 +147,12 @@ class LogWriter:
 
     def _evaluation(self, samples: int, accuracy: float, seconds: float) -> None:
         throughput = self.interval / seconds
-        self.log("tracked_stats", {"throughput": throughput}, seconds=seconds, epoch_num=samples)
+        self.log(
+            "tracked_stats",
+            {"throughput": throughput},
+            seconds=seconds,
+            epoch_num=samples,
+        )
         self.log("eval_start", samples, epoch_num=samples)
         self.log("eval_stop", samples, seconds=0.6, epoch_num=samples)
         self.log("eval_accuracy", accuracy, epoch_num=samples)
@@ -261,7 +274,9 @@ def official_compliance() -> Callable[[Path, str], bool]:
         )  # same, but faster
         logging.disable(logging.CRITICAL)
         try:
-            return mlp_compliance.main(str(path), f"training_{ruleset}/common.yaml", checker)[0]
+            return mlp_compliance.main(
+                str(path), f"training_{ruleset}/common.yaml", checker
+            )[0]
         except Exception:
             return False
         finally:
@@ -281,9 +296,14 @@ def real_folders(shared: Path) -> list[Path]:
 
 
 def write_power(folder: Path, watts: float = 5000.0) -> None:
-    """Writes the power files of every log of a result folder: one node, a reading each second of the run."""
+    """Writes the power files of every log of a result folder: one node, a reading each second of
+    the run.
+    """
     for path in folder.glob("result_*.txt"):
-        events = [json.loads(line.split(":::MLLOG ")[1]) for line in path.read_text().splitlines()]
+        events = [
+            json.loads(line.split(":::MLLOG ")[1])
+            for line in path.read_text().splitlines()
+        ]
         start, stop = (
             next(e["time_ms"] for e in events if e["key"] == key)
             for key in ("run_start", "run_stop")
@@ -291,8 +311,13 @@ def write_power(folder: Path, watts: float = 5000.0) -> None:
         samples = path.parent / f"samples_{path.stem}"
         samples.mkdir()
         number = int(path.stem.removeprefix("result_"))
-        rows = [f"{time},{watts + number}" for time in range(start - 2000, stop + 2001, 1000)]
-        (samples / "node.csv").write_text("\n".join(["time_ms,watts_ipmi", *rows]) + "\n")
+        rows = [
+            f"{time},{watts + number}"
+            for time in range(start - 2000, stop + 2001, 1000)
+        ]
+        (samples / "node.csv").write_text(
+            "\n".join(["time_ms,watts_ipmi", *rows]) + "\n"
+        )
         energy.write(samples, path, folder / "power" / path.stem, 1.0)
         shutil.rmtree(samples)
 

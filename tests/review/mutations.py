@@ -1,10 +1,12 @@
-"""Damages a result folder by seed, and has every command judge it: none may be accepted, none stops a command.
+"""Damages a result folder by seed, and has every command judge it: none may be accepted, none stops
+a command.
 
     python -m tests.review.mutations --count 500 --seed 1
 
-Events, bytes and places of logs, the description and the run's own record are changed. What the official tools reject
-or crash on is official nowhere, and a run that records another model, target or data is never ranked. Prints one line,
-and a line for each that breaks this; exit status 1 if there are any. One of them again: --only NUMBER.
+Events, bytes and places of logs, the description and the run's own record are changed. What the
+official tools reject or crash on is official nowhere, and a run that records another model, target
+or data is never ranked. Prints one line, and a line for each that breaks this; exit status 1 if
+there are any. One of them again: --only NUMBER.
 """
 
 from __future__ import annotations
@@ -46,7 +48,9 @@ KINDS = "events", "places", "bytes", "record"
 def answers(root: Path) -> bool:
     """Whether the official checker comes to an end: it waits for the writer of a pipe."""
     names = ("result_", "package_", "dgx")
-    return not any(path.is_fifo() for path in root.rglob("*") if path.name.startswith(names))
+    return not any(
+        path.is_fifo() for path in root.rglob("*") if path.name.startswith(names)
+    )
 
 
 def mutate(folder: Path, kind: str, choose: random.Random) -> None:
@@ -56,7 +60,9 @@ def mutate(folder: Path, kind: str, choose: random.Random) -> None:
     elif kind == "places":
         misplace(folder, choose)
     elif kind == "bytes":
-        _change_bytes(choose.choice([*folder.glob("result_*.txt"), _description(folder)]), choose)
+        _change_bytes(
+            choose.choice([*folder.glob("result_*.txt"), _description(folder)]), choose
+        )
     elif choose.random() < 0.2:
         _change_bytes(folder / "config.json", choose)
     else:
@@ -89,7 +95,9 @@ def _change_bytes(path: Path, choose: random.Random) -> None:
 
 
 def is_of_the_benchmark(folder: Path) -> bool:
-    """Whether config.json, read without this project's code, is of BERT-large trained to 0.720 on real data."""
+    """Whether config.json, read without this project's code, is of BERT-large trained to 0.720 on
+    real data.
+    """
     try:
         found = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         return all(
@@ -113,7 +121,11 @@ def judge(folder: Path) -> str:
         return "show and league differ in whether there is a result"
     claims = shown is not None and shown[0]["official"]
     if claims and not (stands and ours):
-        return "official, but not for the official tools" if ours else "official, of another model"
+        return (
+            "official, but not for the official tools"
+            if ours
+            else "official, of another model"
+        )
     if ranked is not None and not ours and any(one["own"] for one in ranked["results"]):
         return "ranked, of another model, target or data"
     passed = check(root)[0].passed()
@@ -164,7 +176,9 @@ def main() -> int:
             wrong[kind] += 1
             print(f"{number} ({kind}): {problem}", flush=True)
     total = (
-        f"{sum(wrong.values())} of them wrong" if wrong else "none accepted, none stops a command"
+        f"{sum(wrong.values())} of them wrong"
+        if wrong
+        else "none accepted, none stops a command"
     )
     print(f"{len(numbers)} mutations, seed {options.seed}: {total}")
     return int(bool(wrong))

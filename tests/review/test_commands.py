@@ -27,7 +27,9 @@ def test_a_wrong_command_line_is_wrong_usage(line, capsys):
 
 
 def test_options_have_their_kinds_and_defaults():
-    options = parser().parse_args(["show", "a", "b", "--rcp-bert-train-samples", "--csv"])
+    options = parser().parse_args(
+        ["show", "a", "b", "--rcp-bert-train-samples", "--csv"]
+    )
     assert options.target == [Path("a"), Path("b")]
     assert (options.train_samples, options.csv, options.json) == (True, True, False)
     assert options.ruleset == "5.0.0"

@@ -39,7 +39,9 @@ def test_a_result_equals_itself(submission):
 def test_a_faster_machine_is_seen_through_the_noise_of_convergence(submission, faster):
     (comparison,) = compare(results(submission, faster))
     time, normalized = comparison.ratios["time"], comparison.ratios["normalized_time"]
-    assert time.value == pytest.approx(1.048, abs=0.002)  # evaluations take as long as before
+    assert time.value == pytest.approx(
+        1.048, abs=0.002
+    )  # evaluations take as long as before
     assert not time.significant
     assert normalized.value == pytest.approx(time.value, rel=1e-3)
     assert normalized.significant
@@ -55,7 +57,9 @@ def test_a_result_that_converged_early_by_luck_is_not_faster_at_the_same_samples
     first, second = results(submission, lucky)
     (comparison,) = compare([first, second])
     assert second.scaling_factor > 1
-    assert comparison.ratios["time"].value == pytest.approx(first.score / second.score, rel=1e-12)
+    assert comparison.ratios["time"].value == pytest.approx(
+        first.score / second.score, rel=1e-12
+    )
     assert comparison.ratios["samples"].value > 1.01
     assert comparison.ratios["normalized_time"].value == pytest.approx(1, abs=1e-3)
 
@@ -63,15 +67,21 @@ def test_a_result_that_converged_early_by_luck_is_not_faster_at_the_same_samples
 def test_ratios_are_of_the_scores(submission, faster):
     first, second = results(submission, faster)
     (comparison,) = compare([first, second])
-    assert comparison.ratios["time"].value == pytest.approx(first.score / second.score, rel=1e-12)
+    assert comparison.ratios["time"].value == pytest.approx(
+        first.score / second.score, rel=1e-12
+    )
 
 
-def test_one_failed_run_counts_as_the_slowest_as_in_the_score(submission, faster, writer):
+def test_one_failed_run_counts_as_the_slowest_as_in_the_score(
+    submission, faster, writer
+):
     writer(target=0.7).write(faster / "result_1.txt")  # the slowest of them
     first, second = results(submission, faster)
     assert second.failed_runs == 1
     (comparison,) = compare([first, second])
-    assert comparison.ratios["time"].value == pytest.approx(first.score / second.score, rel=1e-12)
+    assert comparison.ratios["time"].value == pytest.approx(
+        first.score / second.score, rel=1e-12
+    )
 
 
 def test_differing_hyperparameters_are_listed(submission, tmp_path, writer, capsys):
@@ -79,7 +89,9 @@ def test_differing_hyperparameters_are_listed(submission, tmp_path, writer, caps
     writer().change("opt_base_learning_rate", value=0.5).write(other / "result_0.txt")
     assert main(["compare", "--json", str(submission), str(other)]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert report["differing_hyperparameters"] == {"opt_base_learning_rate": [0.00096, 0.5]}
+    assert report["differing_hyperparameters"] == {
+        "opt_base_learning_rate": [0.00096, 0.5]
+    }
     assert report["comparisons"][0]["ratios"]["time"]["p"] is None
     assert main(["compare", str(submission), str(other)]) == 0
     shown = capsys.readouterr().out
@@ -98,22 +110,34 @@ def test_fewer_than_two_results_are_an_error_of_usage(submission, tmp_path, caps
     assert "no times to compare" in capsys.readouterr().out
 
 
-def test_results_of_one_name_are_distinguished_by_their_folder(submission, tmp_path, capsys):
+def test_results_of_one_name_are_distinguished_by_their_folder(
+    submission, tmp_path, capsys
+):
     copy = tmp_path / "COPY" / "results" / "dgx" / "bert"
     shutil.copytree(submission.parents[2], tmp_path / "COPY")
     assert main(["compare", "--json", str(submission), str(copy)]) == 0
-    names = [result["name"] for result in json.loads(capsys.readouterr().out)["results"]]
+    names = [
+        result["name"] for result in json.loads(capsys.readouterr().out)["results"]
+    ]
     assert names == [f"dgx ({submission})", f"dgx ({copy})"]
 
 
 def open_runs(folder, writer, count, *, seconds, datadir="/data/english"):
-    """Open runs of a few evaluations, with the settings of this repository's trainer beside them."""
+    """Open runs of a few evaluations, with the settings of this repository's trainer beside
+    them.
+    """
     for index in range(count):
         log = writer(
-            seed=index, division="open", evaluations=3 + index % 2, seconds_per_evaluation=seconds
+            seed=index,
+            division="open",
+            evaluations=3 + index % 2,
+            seconds_per_evaluation=seconds,
         )
         log.write(folder / f"result_{index}.txt")
-    settings = {"data": {"datadir": datadir}, "evaluate": {"evaldir": f"{datadir}/eval"}}
+    settings = {
+        "data": {"datadir": datadir},
+        "evaluate": {"evaldir": f"{datadir}/eval"},
+    }
     (folder / "config.json").write_text(json.dumps(settings))
     return folder
 
@@ -126,7 +150,8 @@ def test_nothing_is_claimed_of_fewer_than_four_runs_a_side(count, tmp_path, writ
         (comparison,) = compare(results(first, second))
         assert "significant" not in comparison.verdict()
         assert not any(
-            found.significant or found.low is not None for found in comparison.ratios.values()
+            found.significant or found.low is not None
+            for found in comparison.ratios.values()
         )
 
 
@@ -139,7 +164,9 @@ def test_four_runs_a_side_are_enough(tmp_path, writer):
 
 def test_runs_on_other_data_are_not_compared(tmp_path, writer, capsys):
     english = open_runs(tmp_path / "english", writer, 10, seconds=40)
-    german = open_runs(tmp_path / "german", writer, 10, seconds=10, datadir="/data/german")
+    german = open_runs(
+        tmp_path / "german", writer, 10, seconds=10, datadir="/data/german"
+    )
     assert main(["compare", str(english), str(german)]) == 0
     shown = capsys.readouterr().out
     assert "not comparable, they differ in data.datadir, evaluate.evaldir" in shown

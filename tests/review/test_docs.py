@@ -19,17 +19,24 @@ def test_every_command_and_option_is_documented(page):
     for name, command in commands.choices.items():
         assert re.search(rf"^## .*`{name}`", page, re.MULTILINE), name
         for action in command._actions:
-            options = [option for option in action.option_strings if option not in ("-h", "--help")]
+            options = [
+                option
+                for option in action.option_strings
+                if option not in ("-h", "--help")
+            ]
             if options:
-                assert any(re.search(rf"(?<![\w-]){option}\b", page) for option in options), (
-                    f"{name} {options}"
-                )
+                assert any(
+                    re.search(rf"(?<![\w-]){option}\b", page) for option in options
+                ), f"{name} {options}"
 
 
 def blocks(page):
     """(command, lines printed) of every console block."""
     return [
-        (block.splitlines()[0].removeprefix("$ python -m review "), block.splitlines()[1:])
+        (
+            block.splitlines()[0].removeprefix("$ python -m review "),
+            block.splitlines()[1:],
+        )
         for block in re.findall(r"```console\n(.*?)```", page, re.DOTALL)
     ]
 
@@ -46,12 +53,21 @@ def test_the_output_shown_is_what_the_commands_print_on_published_results(
         copy.write_bytes(path.read_bytes())
     monkeypatch.chdir(tmp_path)
     shown = blocks(page)
-    assert [command.split()[0] for command, _ in shown] == ["show", "check", "compare", "rcp"]
+    assert [command.split()[0] for command, _ in shown] == [
+        "show",
+        "check",
+        "compare",
+        "rcp",
+    ]
     for command, lines in shown:
         assert main(command.split()) == 0
         expected = [squeezed(line) for line in capsys.readouterr().out.splitlines()]
         for line in lines:
-            if line and line != "..." and not line.startswith((" run", " ─", " result_")):
+            if (
+                line
+                and line != "..."
+                and not line.startswith((" run", " ─", " result_"))
+            ):
                 assert squeezed(line) in expected, command
         rows = [line.split() for line in lines if line.startswith(" result_")]
         assert all(set(row) <= set(" ".join(expected).split()) for row in rows)

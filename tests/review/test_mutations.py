@@ -1,4 +1,6 @@
-"""Damaged result folders are never accepted; ``python -m tests.review.mutations`` tries hundreds."""
+"""Damaged result folders are never accepted; ``python -m tests.review.mutations`` tries
+hundreds.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ def test_a_damaged_result_folder_is_not_accepted_and_stops_no_command(number, tm
 def test_the_judge_of_mutations_sees_what_is_wrongly_accepted(submission, monkeypatch):
     (submission / "config.json").write_text(json.dumps(RECORD))
     assert judge(submission) == ""
-    (submission / "config.json").write_text(json.dumps({**RECORD, "model": {"hidden_size": 2}}))
+    (submission / "config.json").write_text(
+        json.dumps({**RECORD, "model": {"hidden_size": 2}})
+    )
     assert judge(submission) == ""
     monkeypatch.setattr("review.results.score.departures", lambda *_: [])
     assert judge(submission) == "official, of another model"

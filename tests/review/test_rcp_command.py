@@ -18,11 +18,16 @@ from review.rulebook import rcp
     ("batch_size", "said"),
     [
         ("448", "mean 2,414,421, minimum 2,274,732 samples (exact)"),
-        ("64", "mean 2,414,421, minimum 2,274,732 samples (of batch 448, the smallest with one)"),
+        (
+            "64",
+            "mean 2,414,421, minimum 2,274,732 samples (of batch 448, the smallest with one)",
+        ),
         ("768", "mean 2,443,934, minimum 2,306,738 samples (between 448 and 4,608)"),
     ],
 )
-def test_the_reference_point_is_the_one_that_results_are_judged_by(batch_size, said, capsys):
+def test_the_reference_point_is_the_one_that_results_are_judged_by(
+    batch_size, said, capsys
+):
     assert main(["rcp", batch_size]) == 0
     assert capsys.readouterr().out.strip() == said
 
@@ -44,7 +49,12 @@ def official(folder, train_samples):
     logging.disable(logging.CRITICAL)
     try:
         return rcp_checker.check_directory(
-            str(folder), "training", "5.0.0", False, train_samples, rcp_pass="pruned_rcps"
+            str(folder),
+            "training",
+            "5.0.0",
+            False,
+            train_samples,
+            rcp_pass="pruned_rcps",
         )
     finally:
         logging.disable(logging.NOTSET)

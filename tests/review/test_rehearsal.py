@@ -1,4 +1,6 @@
-"""python -m review rehearsal: go if a run starts like published ones, else the most likely cause."""
+"""python -m review rehearsal: go if a run starts like published ones, else the most likely
+cause.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,10 @@ def test_an_accuracy_just_outside_of_the_band_is_near_and_still_go(log, capsys):
         ({0: 0.345}, "the accuracy before the first step is 0.3450"),
         ({150_000: 0.3408, 300_000: 0.3409}, "the accuracy stays at the checkpoint's"),
         ({150_000: 0.36, 300_000: 0.37}, "the wrong form of GELU, or no dropout"),
-        ({300_000: 0.43}, "another evaluation set, or one that is part of the training data"),
+        (
+            {300_000: 0.43},
+            "another evaluation set, or one that is part of the training data",
+        ),
     ],
 )
 def test_a_run_outside_of_them_is_no_go_with_the_likeliest_cause_first(
@@ -68,10 +73,14 @@ def test_a_run_outside_of_them_is_no_go_with_the_likeliest_cause_first(
     assert main(["rehearsal", str(log(SOUND | accuracies))]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1].startswith("NO GO: ")
-    assert next(line for line in lines if line.startswith("1. ")).startswith(f"1. {first_cause}")
+    assert next(line for line in lines if line.startswith("1. ")).startswith(
+        f"1. {first_cause}"
+    )
 
 
-def test_without_the_evaluation_at_the_start_or_without_a_later_one_there_is_no_go(log, capsys):
+def test_without_the_evaluation_at_the_start_or_without_a_later_one_there_is_no_go(
+    log, capsys
+):
     assert main(["rehearsal", str(log({150_000: 0.379}))]) == 1
     assert "1. no evaluation before the first step" in capsys.readouterr().out
     assert main(["rehearsal", str(log({0: 0.3408, 5_000_000: 0.7}))]) == 1
@@ -107,7 +116,9 @@ def test_json_has_the_same_content(log, capsys):
         ),
     ],
 )
-def test_what_cannot_be_compared_is_a_one_line_error(log, capsys, accuracies, batch_size, said):
+def test_what_cannot_be_compared_is_a_one_line_error(
+    log, capsys, accuracies, batch_size, said
+):
     assert main(["rehearsal", str(log(accuracies, batch_size))]) == 2
     assert said in capsys.readouterr().err
 

@@ -36,7 +36,10 @@ def runs(tmp_path, writer):
     for index, count in enumerate(COUNTS):
         start, seconds = 1_750_000_000_000 + index * 600_000, 12.5 - 0.1 * (index % 4)
         log = writer(
-            seed=100 + index, evaluations=count, start_ms=start, seconds_per_evaluation=seconds
+            seed=100 + index,
+            evaluations=count,
+            start_ms=start,
+            seconds_per_evaluation=seconds,
         )
         log.write(tmp_path / "runs" / f"result_{(5 * index) % 13}.txt")
     return tmp_path / "runs"
@@ -60,9 +63,13 @@ def test_the_set_closest_to_the_median_is_chosen_by_start_times(runs, capsys):
     found = json.loads(capsys.readouterr().out)
     assert [one["score_minutes"] for one in found["sets"]] == scores
     assert found["median_minutes"] == pytest.approx(statistics.median(scores))
-    assert found["chosen"]["score_minutes"] == max(middle)  # both are as close: the slower one
+    assert found["chosen"]["score_minutes"] == max(
+        middle
+    )  # both are as close: the slower one
     first = scores.index(max(middle))
-    assert found["chosen"]["runs"] == [named(index) for index in range(first, first + 10)]
+    assert found["chosen"]["runs"] == [
+        named(index) for index in range(first, first + 10)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -77,17 +84,28 @@ def test_the_set_closest_to_the_median_is_chosen_by_start_times(runs, capsys):
 )
 def test_a_set_that_would_not_count_is_infinitely_slow(first_runs, runs, writer):
     for index, options in first_runs.items():
-        writer(start_ms=1_750_000_000_000 + index * 600_000, **options).write(runs / named(index))
+        writer(start_ms=1_750_000_000_000 + index * 600_000, **options).write(
+            runs / named(index)
+        )
     (result,) = load_results(runs)
     found = select(result)
-    assert [one.score == float("inf") for one in found.sets] == [True, False, False, False]
+    assert [one.score == float("inf") for one in found.sets] == [
+        True,
+        False,
+        False,
+        False,
+    ]
     assert found.chosen.score == sorted(one.score for one in found.sets)[2]
     assert "1 of which would not count" in found.reason
 
 
-def test_where_half_of_the_sets_do_not_count_none_is_submitted(runs, writer, tmp_path, capsys):
+def test_where_half_of_the_sets_do_not_count_none_is_submitted(
+    runs, writer, tmp_path, capsys
+):
     for index in (4, 5):  # in every set
-        log = writer(seed=100 + index, target=0.7, start_ms=1_750_000_000_000 + index * 600_000)
+        log = writer(
+            seed=100 + index, target=0.7, start_ms=1_750_000_000_000 + index * 600_000
+        )
         log.write(runs / named(index))
     assert main(["select", str(runs), "-o", str(tmp_path / "out")]) == 1
     assert not (tmp_path / "out").exists()
@@ -130,7 +148,10 @@ def empty_log(runs):
 
 @pytest.mark.parametrize(
     ("change", "says"),
-    [(too_few, "9 logs, a set needs 10"), (empty_log, "its position among the runs is unknown")],
+    [
+        (too_few, "9 logs, a set needs 10"),
+        (empty_log, "its position among the runs is unknown"),
+    ],
 )
 def test_what_cannot_be_chosen_from_is_a_one_line_error(change, says, runs, capsys):
     change(runs)

@@ -22,7 +22,9 @@ def rendered(target, width):
     from rich.console import Console
 
     out = io.StringIO()
-    print_parts(parts(load_results(target)), Console(file=out, width=width, highlight=False))
+    print_parts(
+        parts(load_results(target)), Console(file=out, width=width, highlight=False)
+    )
     return out.getvalue()
 
 
@@ -80,7 +82,9 @@ def test_csv_has_a_row_for_each_run_with_its_result(submission, capsys):
     (result,) = load_results(submission)
     assert main(["show", "--csv", str(submission)]) == 0
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
-    assert [float(row["minutes"]) for row in rows] == [run.minutes for run in result.runs]
+    assert [float(row["minutes"]) for row in rows] == [
+        run.minutes for run in result.runs
+    ]
     assert {(float(row["score_minutes"]), row["official"]) for row in rows} == {
         (result.score, "True")
     }
@@ -92,7 +96,9 @@ def test_logs_that_the_rules_reject_still_have_a_raw_mean_that_says_so(submissio
         path.write_text(path.read_text().replace('"cache_clear"', '"cache_cleared"'))
     (result,) = load_results(submission)
     minutes = sorted(run.minutes for run in result.runs)[1:-1]
-    assert f"  raw         {sum(minutes) / 8:.4f} min, not checked" in rendered(submission, 200)
+    assert f"  raw         {sum(minutes) / 8:.4f} min, not checked" in rendered(
+        submission, 200
+    )
 
 
 def test_the_table_in_the_readme_has_the_columns_that_a_terminal_of_its_width_shows(

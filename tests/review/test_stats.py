@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from review.compare import LEVEL, ratio, trimmed_mean
 
-PAIRS = st.lists(st.tuples(st.floats(1, 100), st.floats(1, 100)), min_size=4, max_size=12)
+PAIRS = st.lists(
+    st.tuples(st.floats(1, 100), st.floats(1, 100)), min_size=4, max_size=12
+)
 MINUTES = st.lists(st.floats(1, 100), min_size=4, max_size=12)
 
 
@@ -24,7 +26,9 @@ def test_of_means_that_lie_close_the_test_is_the_trimmed_one_of_scipy(pairs):
     )
     a, b = trimmed_mean(first), trimmed_mean(second)
     assume(a.error2 > 1e-9 and b.error2 > 1e-9)
-    expected = scipy.stats.ttest_ind(first, second, equal_var=False, trim=1 / len(pairs) + 1e-12)
+    expected = scipy.stats.ttest_ind(
+        first, second, equal_var=False, trim=1 / len(pairs) + 1e-12
+    )
     assert ratio(a, b).p == pytest.approx(expected.pvalue, rel=0.02, abs=1e-6)
 
 
@@ -56,7 +60,8 @@ def test_the_interval_leaves_out_1_exactly_where_the_test_is_significant(first, 
 def test_a_ratio_knows_no_units(first, second, factor):
     found = ratio(trimmed_mean(first), trimmed_mean(second))
     scaled = ratio(
-        trimmed_mean([factor * x for x in first]), trimmed_mean([factor * x for x in second])
+        trimmed_mean([factor * x for x in first]),
+        trimmed_mean([factor * x for x in second]),
     )
     assert scaled.value == pytest.approx(found.value)
 

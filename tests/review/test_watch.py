@@ -14,14 +14,30 @@ from review.logs.mllog import Log, parse, read_log
 from review.logs.output import ReviewError, follow
 from review.results.run import Run
 from review.results.score import Result, load_results
-from review.watch import Follower, Runs, Standing, curve_share, find_log, render, wait_for_log
+from review.watch import (
+    Follower,
+    Runs,
+    Standing,
+    curve_share,
+    find_log,
+    render,
+    wait_for_log,
+)
 
 
 class Grower:
-    """A log that grows by ``step`` lines whenever the watcher sleeps, and the clock of the run that writes it."""
+    """A log that grows by ``step`` lines whenever the watcher sleeps, and the clock of the run that
+    writes it.
+    """
 
     def __init__(self, path, lines, step=1):
-        self.path, self.lines, self.step, self.written, self.now = path, lines, step, 0, 0.0
+        self.path, self.lines, self.step, self.written, self.now = (
+            path,
+            lines,
+            step,
+            0,
+            0.0,
+        )
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("")
 
@@ -52,7 +68,14 @@ def states(tmp_path, writer):
 
 def test_a_growing_log_goes_through_the_phases_to_its_end(states):
     phases = list(dict.fromkeys(state.phase for state in states))
-    assert phases == ["starting", "initialising", "training", "evaluating", "finishing", "success"]
+    assert phases == [
+        "starting",
+        "initialising",
+        "training",
+        "evaluating",
+        "finishing",
+        "success",
+    ]
     assert [state.done for state in states] == [False] * (len(states) - 1) + [True]
     counts = [len(state.run.evaluations) for state in states]
     assert counts == sorted(counts)
@@ -82,7 +105,10 @@ def test_before_any_evaluation_the_reference_is_the_projection(states):
 def test_a_run_without_a_target_is_watched_to_its_last_step_and_nothing_of_the_benchmark_is_mentioned(
     tmp_path, writer, capsys
 ):
-    settings = {"evaluate": {"target": 0.0, "every_samples": 9}, "schedule": {"max_steps": 20_000}}
+    settings = {
+        "evaluate": {"target": 0.0, "every_samples": 9},
+        "schedule": {"max_steps": 20_000},
+    }
     (tmp_path / "config.json").write_text(json.dumps(settings))
     lines = writer().lines
     at = [i for i, line in enumerate(lines) if line["key"] == "eval_stop"][2] + 1
@@ -90,7 +116,11 @@ def test_a_run_without_a_target_is_watched_to_its_last_step_and_nothing_of_the_b
     path.write_text("".join(f":::MLLOG {json.dumps(line)}\n" for line in lines[:at]))
     state = Follower(path).poll(lines[at - 1]["time_ms"] / 1000)
     end = 20_000 * state.run.batch_size
-    assert (state.phase, state.projection, state.share) == ("training", end, 450_000 / end)
+    assert (state.phase, state.projection, state.share) == (
+        "training",
+        end,
+        450_000 / end,
+    )
     assert state.eta is not None
     assert main(["watch", str(path), "--once"]) == 0
     said = capsys.readouterr().out
@@ -109,12 +139,17 @@ def test_a_silent_run_is_stalled_after_a_minute(writer):
     now = lines[at - 1]["time_ms"]
     assert not Standing(single(run), now + 59_000).stalled
     assert Standing(single(run), now + 61_000).stalled
-    assert Standing(single(run), now - 5_000).samples == 150_000  # a clock that is behind
+    assert (
+        Standing(single(run), now - 5_000).samples == 150_000
+    )  # a clock that is behind
 
 
 def written(lines):
     return Run(
-        parse(Path("result_0.txt"), "".join(f":::MLLOG {json.dumps(x)}\n" for x in lines).encode())
+        parse(
+            Path("result_0.txt"),
+            "".join(f":::MLLOG {json.dumps(x)}\n" for x in lines).encode(),
+        )
     )
 
 
@@ -141,7 +176,10 @@ def cut(run, evaluations):
 def test_projections_of_published_runs_are_near_what_came(real_folders, part, error):
     misses = []
     for run in [
-        run for folder in real_folders for result in load_results(folder) for run in result.runs
+        run
+        for folder in real_folders
+        for result in load_results(folder)
+        for run in result.runs
     ]:
         half, now = cut(run, max(2, int(part * len(run.evaluations))))
         misses.append(Standing(single(half), now).projection / run.samples - 1)
@@ -155,24 +193,41 @@ OTHER_ROUNDS = {  # batch size, samples between evaluations, accuracies: publish
         "3797 4187 4628 5766 6791 7079 7116 7137 7152 7163 7170 7185 7194 7199 7207",
     ),
     "3072": (3072, 175_000, "7148 7159 7167 7178 7185 7191 7197 7205"),
-    "6912": (6912, 228_096, "4229 4795 5700 6718 7031 7099 7131 7149 7168 7176 7191 7200"),
+    "6912": (
+        6912,
+        228_096,
+        "4229 4795 5700 6718 7031 7099 7131 7149 7168 7176 7191 7200",
+    ),
 }
 
 
-@pytest.mark.parametrize(("batch", "error"), [("448", 0.1), ("3072", 0.06), ("6912", 0.24)])
-def test_projections_of_other_rounds_are_within_what_is_documented(batch, error, writer):
+@pytest.mark.parametrize(
+    ("batch", "error"), [("448", 0.1), ("3072", 0.06), ("6912", 0.24)]
+)
+def test_projections_of_other_rounds_are_within_what_is_documented(
+    batch, error, writer
+):
     size, interval, accuracies = OTHER_ROUNDS[batch]
     values = [int(value) / 10_000 for value in accuracies.split()]
-    first = {"448": 1, "3072": 10, "6912": 4}[batch]  # evaluation number of the first value
+    first = {"448": 1, "3072": 10, "6912": 4}[
+        batch
+    ]  # evaluation number of the first value
     total = interval * (first + len(values) - 1)
     lines = [line for line in writer().lines if line["key"] != "eval_accuracy"]
     for line in lines:
         line["value"] = size if line["key"] == "global_batch_size" else line["value"]
-    header = lines[: next(i for i, line in enumerate(lines) if line["key"] == "run_start") + 1]
+    header = lines[
+        : next(i for i, line in enumerate(lines) if line["key"] == "run_start") + 1
+    ]
     for index, value in enumerate(values[:-1]):
         samples = interval * (first + index)
         header.append(
-            {"time_ms": 1.75e12 + samples, "key": "eval_accuracy", "value": value, "metadata": {}}
+            {
+                "time_ms": 1.75e12 + samples,
+                "key": "eval_accuracy",
+                "value": value,
+                "metadata": {},
+            }
         )
         header[-1]["metadata"]["epoch_num"] = samples
         if samples >= 0.6 * total:
@@ -248,10 +303,16 @@ def test_exit_code_says_whether_the_target_was_reached(tmp_path, writer, capsys)
     path = writer().write(tmp_path / "result_0.txt")
     assert main(["watch", "--json", str(path)]) == 0
     state = json.loads(capsys.readouterr().out)
-    assert (state["phase"], state["samples"], state["share"]) == ("success", 2_550_000, 1.0)
+    assert (state["phase"], state["samples"], state["share"]) == (
+        "success",
+        2_550_000,
+        1.0,
+    )
     writer().change("run_stop", metadata={"status": "aborted"}).write(path)
     assert main(["watch", str(path)]) == 1
-    assert capsys.readouterr().out.startswith("aborted, 2,550,000 samples, accuracy 0.7203 of 0.72")
+    assert capsys.readouterr().out.startswith(
+        "aborted, 2,550,000 samples, accuracy 0.7203 of 0.72"
+    )
     writer().drop("run_stop").write(path)
     assert main(["watch", "--once", str(path)]) == 0
     assert "no new line for" in capsys.readouterr().out
@@ -278,7 +339,12 @@ def test_the_target_of_an_open_run_is_that_of_its_configuration(tmp_path, writer
 
 
 def test_durations_are_for_people():
-    assert [duration(x) for x in (0, 59.6, 61, 3723)] == ["0:00", "1:00", "1:01", "1:02:03"]
+    assert [duration(x) for x in (0, 59.6, 61, 3723)] == [
+        "0:00",
+        "1:00",
+        "1:01",
+        "1:02:03",
+    ]
 
 
 def test_a_growing_log_ends_as_the_whole_one(tmp_path, writer):
@@ -287,7 +353,9 @@ def test_a_growing_log_ends_as_the_whole_one(tmp_path, writer):
     follower = Follower(grower.path)
     grower.now = lines[0]["time_ms"]
     states = list(follow(follower.poll, ended, 1.0, grower.clock, grower.sleep))
-    assert [event.line for event in states[-1].run.log.events] == list(range(1, len(lines) + 1))
+    assert [event.line for event in states[-1].run.log.events] == list(
+        range(1, len(lines) + 1)
+    )
     assert states[-1].run.log.events == Run(read_log(grower.path)).log.events
 
 
@@ -332,7 +400,8 @@ def test_a_stalled_run_has_no_time_to_go(tmp_path, writer):
 
 
 @pytest.mark.parametrize(
-    ("seconds", "shown"), [(0.4, "0:00"), (59.6, "1:00"), (119.5, "2:00"), (3599.7, "1:00:00")]
+    ("seconds", "shown"),
+    [(0.4, "0:00"), (59.6, "1:00"), (119.5, "2:00"), (3599.7, "1:00:00")],
 )
 def test_times_are_rounded_and_not_cut(seconds, shown):
     assert duration(seconds) == shown

@@ -42,17 +42,23 @@ def test_every_run_below_is_a_line_and_a_missed_target_an_exit_status(three, cap
         "aborted",
         "training",
     ]
-    assert [line.split("/")[-2] for line in (line.split(": ")[0] for line in lines)] == [
+    assert [
+        line.split("/")[-2] for line in (line.split(": ")[0] for line in lines)
+    ] == [
         "lr1",
         "lr2",
         "running_0",
     ]
-    assert main(["watch", str(three / "lr1"), str(three / "lr3"), "--once", "--json"]) == 0
+    assert (
+        main(["watch", str(three / "lr1"), str(three / "lr3"), "--once", "--json"]) == 0
+    )
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [one["phase"] for one in found] == ["success", "training"]
 
 
-def test_runs_that_appear_and_move_are_followed_until_none_has_begun_for_a_minute(tmp_path, writer):
+def test_runs_that_appear_and_move_are_followed_until_none_has_begun_for_a_minute(
+    tmp_path, writer
+):
     now = [1_750_000_200.0]
     runs = Runs([tmp_path], "5.0.0")
     seen = []
@@ -73,7 +79,9 @@ def test_runs_that_appear_and_move_are_followed_until_none_has_begun_for_a_minut
             (tmp_path / "error_1.txt").write_text("out of memory")
 
     for found in follow(runs.poll, runs.ended, 10.0, lambda: now[0], sleep):
-        seen.append([(state.path.name, state.phase, state.broken) for state in found.values()])
+        seen.append(
+            [(state.path.name, state.phase, state.broken) for state in found.values()]
+        )
         assert len(seen) < 30
     assert seen[0] == []
     assert seen[1] == [("result_0.txt", "training", None)]

@@ -1,4 +1,6 @@
-"""Models in the layout of Hugging Face's Hub: a folder of config.json, weights and tokenizer files."""
+"""Models in the layout of Hugging Face's Hub: a folder of config.json, weights and tokenizer
+files.
+"""
 
 from __future__ import annotations
 
@@ -35,17 +37,22 @@ def weights_in(folder: Path) -> Path | None:
 
 def config_beside(weights: Path) -> Path | None:
     """The model's config beside its weights: Google's, or Hugging Face's."""
-    return next((path for name in _CONFIGS if (path := weights.parent / name).is_file()), None)
+    return next(
+        (path for name in _CONFIGS if (path := weights.parent / name).is_file()), None
+    )
 
 
 def lower_case(vocab_file: Path) -> bool:
-    """Whether text is lower-cased for this vocabulary: by tokenizer_config.json beside it, or by its words."""
+    """Whether text is lower-cased for this vocabulary: by tokenizer_config.json beside it, or by
+    its words.
+    """
     given = object_of(vocab_file.parent / "tokenizer_config.json").get("do_lower_case")
     if isinstance(given, bool):
         return given
     # [CLS] and its like are upper case in every vocabulary.
     return all(
-        word == word.lower() or (word[0], word[-1]) == ("[", "]") for word in _words(vocab_file)
+        word == word.lower() or (word[0], word[-1]) == ("[", "]")
+        for word in _words(vocab_file)
     )
 
 
@@ -62,7 +69,8 @@ def _words(vocab_file: Path) -> list[str]:
 
 
 def check_vocabulary(vocab_file: Path, config: BertConfig, md5: str = "") -> None:
-    """Raises ConfigError for a vocabulary that is not the model's: of another size, or another md5, if known.
+    """Raises ConfigError for a vocabulary that is not the model's: of another size, or another md5,
+    if known.
 
     A model may have padding rows beyond its words, up to a multiple of 128.
     """
@@ -81,7 +89,8 @@ def check_vocabulary(vocab_file: Path, config: BertConfig, md5: str = "") -> Non
 
 
 def config_values(config: BertConfig, architecture: str) -> dict[str, Any]:
-    """config.json for Hugging Face's class of that name; of a Pre-LN model, which they lack, for ours alone.
+    """config.json for Hugging Face's class of that name; of a Pre-LN model, which they lack, for
+    ours alone.
 
     Without a model_type their classes refuse it rather than compute another model.
     """
@@ -89,21 +98,29 @@ def config_values(config: BertConfig, architecture: str) -> dict[str, Any]:
     del values["next_sentence"]  # follows from the class, and from the weights
     if values.pop("layer_norm_large_model"):
         return values | {"layer_norm_large_model": True}
-    return values | {"architectures": [architecture], "model_type": "bert", "pad_token_id": 0}
+    return values | {
+        "architectures": [architecture],
+        "model_type": "bert",
+        "pad_token_id": 0,
+    }
 
 
 def write(
     folder: Path, tensors: Mapping[str, Tensor], config: BertConfig, values: Mapping[str, Any], vocab_file: Path,
     lower_case: bool,
 ) -> None:  # fmt: skip
-    """Writes weights in fp32, without the vocabulary's padding rows, ``values`` as config.json, and the tokenizer.
+    """Writes weights in fp32, without the vocabulary's padding rows, ``values`` as config.json, and
+    the tokenizer.
 
     Each file appears whole. Raises OSError if it cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for left in folder.glob(".tmp*"):  # left by safetensors when killed
         left.unlink()
-    kept = {name: tensor.detach().float().cpu().contiguous() for name, tensor in tensors.items()}
+    kept = {
+        name: tensor.detach().float().cpu().contiguous()
+        for name, tensor in tensors.items()
+    }
     for name in kept.keys() & {WORDS, BIAS}:
         # transformers compares the rows with vocab_size, which counts words.
         kept[name] = kept[name][: config.vocab_size].clone()
@@ -117,8 +134,12 @@ def write(
             shutil.copyfile(vocab_file, partial)
     tokenizer: dict[str, Any] = {"tokenizer_class": "BertTokenizer"}
     tokenizer["model_max_length"] = config.max_position_embeddings
-    # What the vocabulary's owner says of it stays, but for the casing that this model was trained with.
+    # What the vocabulary's owner says of it stays, but for the casing that this model was trained
+    # with.
     tokenizer |= object_of(vocab_file.parent / "tokenizer_config.json")
     tokenizer["do_lower_case"] = lower_case
-    for name, content in (("tokenizer_config.json", tokenizer), ("config.json", values)):
+    for name, content in (
+        ("tokenizer_config.json", tokenizer),
+        ("config.json", values),
+    ):
         write_text(folder / name, json.dumps(content, indent=2) + "\n")

@@ -34,7 +34,10 @@ class Config:
         "CHECKPOINT_DIR", None, doc="folder of checkpoints to resume from; unset: none"
     )
     every_steps: int = env(
-        "CHECKPOINT_EVERY_STEPS", 0, at_least=0, doc="steps between checkpoints; 0: none"
+        "CHECKPOINT_EVERY_STEPS",
+        0,
+        at_least=0,
+        doc="steps between checkpoints; 0: none",
     )
     shards: bool = env(
         "CHECKPOINT_SHARDS",
@@ -55,7 +58,9 @@ class Config:
                 *saved_checkpoints(self.init_checkpoint)[-1:],
                 huggingface.weights_in(self.init_checkpoint),
             ]
-            object.__setattr__(self, "init_checkpoint", found[0] or self.init_checkpoint)
+            object.__setattr__(
+                self, "init_checkpoint", found[0] or self.init_checkpoint
+            )
 
     def is_due(self, step: int) -> bool:
         """Whether a checkpoint is written after ``step``."""
@@ -71,7 +76,11 @@ class Config:
             raise ConfigError("INIT_OPTIMIZER=1 needs INIT_CHECKPOINT")
         if self.init_checkpoint is not None and not self.init_checkpoint.is_file():
             path = self.init_checkpoint
-            what = "no step_* and no model.safetensors in it" if path.is_dir() else "no such file"
+            what = (
+                "no step_* and no model.safetensors in it"
+                if path.is_dir()
+                else "no such file"
+            )
             if (
                 not path.exists()
                 and not path.is_absolute()
@@ -85,7 +94,9 @@ class Config:
 
 
 def save_checkpoint(config: Config, step: int, state: dict[str, Any]) -> Path:
-    """Writes CHECKPOINT_DIR/step_<step>.pt whole or not at all, then removes all but the newest ``keep``."""
+    """Writes CHECKPOINT_DIR/step_<step>.pt whole or not at all, then removes all but the newest
+    ``keep``.
+    """
     assert config.directory is not None
     config.directory.mkdir(parents=True, exist_ok=True)
     path = config.directory / f"step_{step:010d}.pt"
@@ -98,17 +109,23 @@ def save_checkpoint(config: Config, step: int, state: dict[str, Any]) -> Path:
 class Writer:
     """Saves checkpoints on a thread, one at a time, from a copy in host memory.
 
-    If one cannot be written a warning is printed and the run continues; ``error`` is that of the last checkpoint.
+    If one cannot be written a warning is printed and the run continues; ``error`` is that of the
+    last checkpoint.
     """
 
     def __init__(self, config: Config) -> None:
         self.config = config
         self.error: Exception | None = None
-        self.abandoned = threading.Event()  # set if other ranks may never write their shards
+        self.abandoned = (
+            threading.Event()
+        )  # set if other ranks may never write their shards
         self._thread: threading.Thread | None = None
 
-    def start(self, step: int, state: dict[str, Any], part: sharded.Part | None = None) -> None:
-        """Waits for the previous checkpoint, copies the state, and returns while it is being written.
+    def start(
+        self, step: int, state: dict[str, Any], part: sharded.Part | None = None
+    ) -> None:
+        """Waits for the previous checkpoint, copies the state, and returns while it is being
+        written.
 
         part: this rank's share of a sharded checkpoint; None: this rank writes all of it.
         """
@@ -137,10 +154,13 @@ class Writer:
         if id(value) in copies:
             return copies[id(value)]
         if isinstance(value, dict):
-            copy: Any = {key: self._on_host(item, copies) for key, item in value.items()}
+            copy: Any = {
+                key: self._on_host(item, copies) for key, item in value.items()
+            }
         elif isinstance(value, Tensor):
             on_gpu, contiguous = value.device.type == "cuda", torch.contiguous_format
-            # Pinned, without which a copy is not asynchronous; PyTorch keeps such memory for the next checkpoint.
+            # Pinned, without which a copy is not asynchronous; PyTorch keeps such memory for the
+            # next checkpoint.
             memory = torch.empty_like(
                 value, device="cpu", pin_memory=on_gpu, memory_format=contiguous
             )
@@ -150,7 +170,9 @@ class Writer:
         copies[id(value)] = copy
         return copy
 
-    def _write(self, step: int, state: dict[str, Any], part: sharded.Part | None) -> None:
+    def _write(
+        self, step: int, state: dict[str, Any], part: sharded.Part | None
+    ) -> None:
         self.error = None
         try:
             if part is None:
@@ -170,7 +192,9 @@ class Writer:
 
 
 def saved_checkpoints(directory: Path) -> list[Path]:
-    """The complete checkpoints in a folder, oldest first: files, or index.pt of sharded ones; or the folder's own."""
+    """The complete checkpoints in a folder, oldest first: files, or index.pt of sharded ones; or
+    the folder's own.
+    """
     if (directory / sharded.INDEX).is_file():
         return [directory / sharded.INDEX]
     found = sharded.complete(directory)
@@ -188,7 +212,9 @@ def is_ours(path: Path) -> bool:
 
 
 def read_checkpoint(path: Path, mmap: bool = False) -> Any:
-    """The content of a PyTorch file, or of the shards of an index. Raises what torch.load raises."""
+    """The content of a PyTorch file, or of the shards of an index. Raises what torch.load
+    raises.
+    """
     if path.name == sharded.INDEX:
         return sharded.read(path.parent)
     # A pickle can run code. With weights_only a file from elsewhere gives tensors or an error.
@@ -207,7 +233,9 @@ def check_checkpoint(path: Path, rank: int = 0, size: int = 1) -> None:
 
 
 def load_newest(config: Config) -> dict[str, Any] | None:
-    """The newest checkpoint's state with RESUME=1, if there is one. Raises ConfigError if it is damaged."""
+    """The newest checkpoint's state with RESUME=1, if there is one. Raises ConfigError if it is
+    damaged.
+    """
     found = (
         saved_checkpoints(config.directory)
         if config.directory is not None and config.resume
@@ -234,4 +262,6 @@ def damaged(path: Path, error: Exception) -> ConfigError:
         if before
         else "to start anew, as it is the only one"
     )
-    return ConfigError(f"{path}: damaged checkpoint ({damage(error)}): remove it {cure}")
+    return ConfigError(
+        f"{path}: damaged checkpoint ({damage(error)}): remove it {cure}"
+    )

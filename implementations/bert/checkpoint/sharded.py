@@ -1,8 +1,10 @@
-"""Sharded checkpoints: every rank writes its own part, and any number of ranks can read what they need.
+"""Sharded checkpoints: every rank writes its own part, and any number of ranks can read what they
+need.
 
-``step_<step>/`` has a file per rank, with its shard of the masters and the rule's states and their places in the
-parameters, and ``index.pt`` with all else. The ranks write into a hidden folder, which is renamed when all are done, so
-that it appears whole or not at all. All nodes must see the same folder.
+``step_<step>/`` has a file per rank, with its shard of the masters and the rule's states and their
+places in the parameters, and ``index.pt`` with all else. The ranks write into a hidden folder,
+which is renamed when all are done, so that it appears whole or not at all. All nodes must see the
+same folder.
 """
 
 from __future__ import annotations
@@ -42,11 +44,14 @@ class Part:
     token: int
     abandoned: threading.Event
 
-    def write(self, directory: Path, step: int, state: Mapping[str, Any], keep: int) -> Path:
-        """Writes this rank's part; rank 0 waits for the others, renames the folder, and keeps the newest ``keep``.
+    def write(
+        self, directory: Path, step: int, state: Mapping[str, Any], keep: int
+    ) -> Path:
+        """Writes this rank's part; rank 0 waits for the others, renames the folder, and keeps the
+        newest ``keep``.
 
-        state: "shard", of ShardState.shard_state(), and on rank 0 "index", the rest to be saved. Raises ShardError if
-        another rank has failed, OSError on a full disk.
+        state: "shard", of ShardState.shard_state(), and on rank 0 "index", the rest to be saved.
+        Raises ShardError if another rank has failed, OSError on a full disk.
         """
         # With the token: parts that a killed run left for the same step do not mix with these.
         hidden, path = (
@@ -58,7 +63,9 @@ class Part:
             save(hidden / _file_name(self.rank), state["shard"])
         except Exception as error:
             with suppress(OSError):  # on a full disk the file is created, but empty
-                (hidden / f"failed_{self.rank:05d}").write_text(str(error), encoding="utf-8")
+                (hidden / f"failed_{self.rank:05d}").write_text(
+                    str(error), encoding="utf-8"
+                )
             raise
         # Files, not a collective, tell rank 0 who is done: this runs on the writer's thread, while
         # the ranks' collectives belong to the step in progress.
@@ -71,7 +78,8 @@ class Part:
             }:
                 for failed in hidden.glob("failed_*"):
                     reason = (
-                        failed.read_text(encoding="utf-8") or "it could not write its part, nor why"
+                        failed.read_text(encoding="utf-8")
+                        or "it could not write its part, nor why"
                     )
                     raise ShardError(f"rank {int(failed.name[7:])}: {reason}")
                 if self.abandoned.is_set():
@@ -82,7 +90,11 @@ class Part:
             files = [hidden / _file_name(rank) for rank in range(self.num_ranks)]
             # In the index: a part of another checkpoint is sound in itself, and only this tells it.
             checksums = {file.name: sums.sum_of(file) for file in files}
-            ranks = {"num_ranks": self.num_ranks, "token": self.token, "sums": checksums}
+            ranks = {
+                "num_ranks": self.num_ranks,
+                "token": self.token,
+                "sums": checksums,
+            }
             # Last, with the rename: who sees step_* sees all of it.
             save(hidden / INDEX, {**state["index"], **ranks})
             name_folder(hidden, path)
@@ -103,7 +115,9 @@ def save(path: Path, state: Mapping[str, Any]) -> None:
 
 
 def complete(directory: Path) -> list[Path]:
-    """The complete checkpoints of all kinds in a folder, oldest first: files, or folders of shards."""
+    """The complete checkpoints of all kinds in a folder, oldest first: files, or folders of
+    shards.
+    """
     folders = (path.parent for path in directory.glob(f"step_*/{INDEX}"))
     return sorted([*directory.glob("step_*.pt"), *folders], key=step_of)
 
@@ -115,7 +129,8 @@ def step_of(path: Path) -> int:
 
 
 def prune(directory: Path, keep: int, step: int) -> None:
-    """Removes all complete checkpoints but the newest ``keep`` of all kinds, and incomplete ones up to ``step``.
+    """Removes all complete checkpoints but the newest ``keep`` of all kinds, and incomplete ones up
+    to ``step``.
 
     Not those after it: ranks that are ahead write the parts of the next one already.
     """
@@ -163,9 +178,13 @@ Span = tuple[
 
 
 class ShardedTensors(Mapping[str, Tensor]):
-    """Parameters by name, assembled on access from the ranks' memory-mapped files. token: the checkpoint's, if any."""
+    """Parameters by name, assembled on access from the ranks' memory-mapped files. token: the
+    checkpoint's, if any.
+    """
 
-    def __init__(self, shapes: Mapping[str, Any], spans: Iterable[Span], token: int = 0) -> None:
+    def __init__(
+        self, shapes: Mapping[str, Any], spans: Iterable[Span], token: int = 0
+    ) -> None:
         self.token = token
         self.shapes = {name: torch.Size(shape) for name, shape in shapes.items()}
         self.spans: dict[str, list[tuple[int, Tensor]]] = {name: [] for name in shapes}
@@ -173,7 +192,9 @@ class ShardedTensors(Mapping[str, Tensor]):
             self.spans[name].append((start, numbers))
 
     def __getitem__(self, name: str) -> Tensor:
-        found = torch.empty(self.shapes[name].numel(), dtype=self.spans[name][0][1].dtype)
+        found = torch.empty(
+            self.shapes[name].numel(), dtype=self.spans[name][0][1].dtype
+        )
         for _, start, numbers in self.of(name):
             found[start : start + len(numbers)].copy_(numbers)
         return found.view(self.shapes[name])
@@ -201,11 +222,13 @@ def spans_of(tensors: Mapping[str, Tensor], name: str) -> Iterable[Span]:
 Held = tuple[Mapping[str, Tensor], Iterable[tuple[str, int, int, int]]]  # see assembled
 
 
-def assembled(index: Mapping[str, Any], held: Sequence[Held], token: int = 0) -> dict[str, Any]:
+def assembled(
+    index: Mapping[str, Any], held: Sequence[Held], token: int = 0
+) -> dict[str, Any]:
     """An optimizer's state, whose tensors are assembled on access.
 
-    index: number of steps, shapes of the parameters; held: flat buffers by part of the state, and for each segment in
-    them (parameter's name, first number in it, begin in the buffer, size).
+    index: number of steps, shapes of the parameters; held: flat buffers by part of the state, and
+    for each segment in them (parameter's name, first number in it, begin in the buffer, size).
     """
     state: dict[str, Any] = {"num_steps": index["num_steps"]}
     for part in held[0][0]:
@@ -226,7 +249,9 @@ def check(path: Path, rank: int, size: int) -> None:
     # The index on every rank: what it says of the parts must be sound before they are compared.
     sums.check(path / INDEX)
     index = torch.load(path / INDEX, map_location="cpu", weights_only=True)
-    known = index.get("sums", {})  # earlier versions noted none: a file's own tell all but a swap
+    known = index.get(
+        "sums", {}
+    )  # earlier versions noted none: a file's own tell all but a swap
     for number in range(rank, index["num_ranks"], size):
         sums.check(path / _file_name(number), known.get(_file_name(number)))
 
@@ -236,12 +261,19 @@ def read(path: Path) -> dict[str, Any]:
 
     Raises what torch.load raises for a missing or damaged file.
     """
-    index: dict[str, Any] = torch.load(path / INDEX, map_location="cpu", weights_only=True)
+    index: dict[str, Any] = torch.load(
+        path / INDEX, map_location="cpu", weights_only=True
+    )
     files = [path / _file_name(rank) for rank in range(index["num_ranks"])]
     # Mapped: a rank that needs a part of the parameters reads no more than that from the files.
-    parts = [torch.load(file, map_location="cpu", weights_only=True, mmap=True) for file in files]
+    parts = [
+        torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+        for file in files
+    ]
     optimizer = assembled(
-        index["optimizer"], [(part["parts"], part["segments"]) for part in parts], index["token"]
+        index["optimizer"],
+        [(part["parts"], part["segments"]) for part in parts],
+        index["token"],
     )
     # fp32 masters serve as the weights: those in 16 bits are cast from them.
     return {**index, "optimizer": optimizer, "model": optimizer["masters"]}

@@ -15,9 +15,11 @@ class ChecksumError(ValueError):
 
 
 def check(path: Path, known: int | None = None) -> None:
-    """Reads a file and raises ChecksumError, or zipfile's errors, if a record is not as it was written.
+    """Reads a file and raises ChecksumError, or zipfile's errors, if a record is not as it was
+    written.
 
-    known: ``sum_of`` when it was written, if that was noted; it tells a whole file of another checkpoint.
+    known: ``sum_of`` when it was written, if that was noted; it tells a whole file of another
+    checkpoint.
     """
     with _opened(path) as archive:
         if known is not None and _sum(archive) != known:
@@ -36,11 +38,15 @@ def _opened(path: Path) -> zipfile.ZipFile:
     try:
         return zipfile.ZipFile(path)
     except zipfile.BadZipFile:
-        raise ChecksumError(f"{path.name} is not what torch.save writes, or cut off") from None
+        raise ChecksumError(
+            f"{path.name} is not what torch.save writes, or cut off"
+        ) from None
 
 
 def _sum(archive: zipfile.ZipFile) -> int:
     # The sizes and CRCs of all records identify the content as torch.save wrote it, and are read
     # from the archive's directory at its end.
-    records = [(record.filename, record.file_size, record.CRC) for record in archive.infolist()]
+    records = [
+        (record.filename, record.file_size, record.CRC) for record in archive.infolist()
+    ]
     return zlib.crc32(repr(records).encode())

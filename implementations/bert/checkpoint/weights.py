@@ -39,12 +39,19 @@ _TIED = {
 _NO_WEIGHTS = ("bert.embeddings.position_ids", "bert.embeddings.token_type_ids")
 _BARE = ("embeddings.", "encoder.", "pooler.")  # of an encoder saved by itself
 _NEW_HEADS = ("cls.", "bert.pooler.")  # may be missing in an encoder's file
-_NEXT_SENTENCE = ("bert.pooler.", "cls.seq_relationship.")  # absent from masked-LM alone
-SAMPLE = 256  # approximate count of numbers per tensor in the checksum that ranks compare
+_NEXT_SENTENCE = (
+    "bert.pooler.",
+    "cls.seq_relationship.",
+)  # absent from masked-LM alone
+SAMPLE = (
+    256  # approximate count of numbers per tensor in the checksum that ranks compare
+)
 
 
 def canonical_name(name: str) -> str:
-    """The name in this model (Hugging Face's) of a parameter in an MLPerf-converted or Hugging Face state dict."""
+    """The name in this model (Hugging Face's) of a parameter in an MLPerf-converted or Hugging Face
+    state dict.
+    """
     name = _PREFIXES.sub("", name)
     for old, new in _RENAMES:
         name = name.replace(old, new)
@@ -52,15 +59,19 @@ def canonical_name(name: str) -> str:
 
 
 def read_state_dict(path: Path) -> Mapping[str, Tensor]:
-    """Tensors by canonical name from a .safetensors file or a PyTorch file (a state dict, or one under "model").
+    """Tensors by canonical name from a .safetensors file or a PyTorch file (a state dict, or one
+    under "model").
 
-    PyTorch files are read with weights_only; for the Hub's model.safetensors.index.json all its files are read. Files
-    are memory-mapped; a sharded checkpoint gives ShardedTensors. Raises ConfigError for a file that cannot be read.
+    PyTorch files are read with weights_only; for the Hub's model.safetensors.index.json all its
+    files are read. Files are memory-mapped; a sharded checkpoint gives ShardedTensors. Raises
+    ConfigError for a file that cannot be read.
     """
     try:
         loaded = _read(path)
     except Exception as error:  # each format has its own errors for a damaged file
-        if path.suffix in (".txt", ".json", ".tsv") and not path.name.endswith(".index.json"):
+        if path.suffix in (".txt", ".json", ".tsv") and not path.name.endswith(
+            ".index.json"
+        ):
             raise ConfigError(
                 f"INIT_CHECKPOINT={path}: no weights: give a .pt or .safetensors, or a folder"
             ) from None
@@ -80,15 +91,20 @@ def read_state_dict(path: Path) -> Mapping[str, Tensor]:
         )
     named = {canonical_name(name): tensor for name, tensor in loaded.items()}
     return {
-        f"bert.{name}" if name.startswith(_BARE) else name: tensor for name, tensor in named.items()
+        f"bert.{name}" if name.startswith(_BARE) else name: tensor
+        for name, tensor in named.items()
     }
 
 
 def _read(path: Path) -> Any:
     if path.name.endswith(".index.json"):
-        files = sorted(set(json.loads(path.read_text(encoding="utf-8"))["weight_map"].values()))
+        files = sorted(
+            set(json.loads(path.read_text(encoding="utf-8"))["weight_map"].values())
+        )
         return {
-            name: tensor for file in files for name, tensor in _read(path.parent / file).items()
+            name: tensor
+            for file in files
+            for name, tensor in _read(path.parent / file).items()
         }
     return (
         safetensors.torch.load_file(path)
@@ -98,16 +114,22 @@ def _read(path: Path) -> Any:
 
 
 def identity(path: Path) -> str:
-    """Digest of a file's weights, independent of format and padding. Reads all of it; raises as read_state_dict."""
+    """Digest of a file's weights, independent of format and padding. Reads all of it; raises as
+    read_state_dict.
+    """
     # Whether tied weights and index buffers are written depends on the format, not on the weights.
     kept = (
-        (name, t) for name, t in read_state_dict(path).items() if name not in (*_TIED, *_NO_WEIGHTS)
+        (name, t)
+        for name, t in read_state_dict(path).items()
+        if name not in (*_TIED, *_NO_WEIGHTS)
     )
     return digest_of_tensors((name, tensor.float().numpy()) for name, tensor in kept)
 
 
 class Loaded(NamedTuple):
-    """Parameters missing in the checkpoint, which keep their values, and those of it that were not used."""
+    """Parameters missing in the checkpoint, which keep their values, and those of it that were not
+    used.
+    """
 
     new: list[str]
     unused: list[str]
@@ -116,11 +138,14 @@ class Loaded(NamedTuple):
         return f"new {', '.join(self.new) or 'none'}; not used {', '.join(self.unused) or 'none'}"
 
 
-def load_weights(model: BertForPreTraining, path: Path, new_heads: bool = False) -> Loaded:
+def load_weights(
+    model: BertForPreTraining, path: Path, new_heads: bool = False
+) -> Loaded:
     """Copies a checkpoint's weights into the model; the vocabulary may be padded differently.
 
-    new_heads: heads and pooler may be missing, and heads of other tasks are ignored. Raises ConfigError listing every
-    other name that is missing, unexpected, of another shape, or different from its tied weight.
+    new_heads: heads and pooler may be missing, and heads of other tasks are ignored. Raises
+    ConfigError listing every other name that is missing, unexpected, of another shape, or different
+    from its tied weight.
     """
     tensors, loaded = _matched(model, path, new_heads)
     copy_weights(dict(model.named_parameters()), tensors, path)
@@ -128,13 +153,18 @@ def load_weights(model: BertForPreTraining, path: Path, new_heads: bool = False)
 
 
 def chunks_of(
-    model: BertForPreTraining, path: Path, seed: int, new_heads: bool, checksum: Checksum
+    model: BertForPreTraining,
+    path: Path,
+    seed: int,
+    new_heads: bool,
+    checksum: Checksum,
 ) -> tuple[Iterator[Chunk], Loaded]:
     """The weights of ``load_weights`` as parameter chunks, of which only the parts used are read.
 
-    Only the shapes of ``model`` matter. New heads are drawn by ``first_weights`` with the seed. The checksum covers the
-    drawn weights, a sample of each tensor in the file (not all, to avoid reading all), and the token of a sharded
-    checkpoint. Raises ConfigError as ``load_weights`` does.
+    Only the shapes of ``model`` matter. New heads are drawn by ``first_weights`` with the seed. The
+    checksum covers the drawn weights, a sample of each tensor in the file (not all, to avoid
+    reading all), and the token of a sharded checkpoint. Raises ConfigError as ``load_weights``
+    does.
     """
     tensors, loaded = _matched(model, path, new_heads)
     parameters = dict(model.named_parameters())
@@ -142,11 +172,15 @@ def chunks_of(
     def chunks() -> Iterator[Chunk]:
         if loaded.new:
             yield from checksum.of(
-                chunk for chunk in first_weights(model, seed) if chunk.name in loaded.new
+                chunk
+                for chunk in first_weights(model, seed)
+                if chunk.name in loaded.new
             )
         if isinstance(tensors, ShardedTensors):
             checksum.add("token", torch.tensor(tensors.token))
-            yield from (Chunk(*span) for name in parameters for span in tensors.of(name))
+            yield from (
+                Chunk(*span) for name in parameters for span in tensors.of(name)
+            )
             return
         for name in parameters:  # in the same order on every rank
             if name in tensors:
@@ -173,7 +207,9 @@ def _matched(
             if tied is not None and not torch.equal(
                 tied[:size], tensors.setdefault(weight, tied)[:size]
             ):
-                problems.append(f"{name} differs from {weight}, and this model ties them")
+                problems.append(
+                    f"{name} differs from {weight}, and this model ties them"
+                )
     shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
     missing = [name for name in shapes if name not in tensors]
     left_over = sorted(name for name in tensors if name not in shapes)
@@ -181,12 +217,20 @@ def _matched(
     is_bert = all(name.startswith(_NEW_HEADS) for name in missing)
     if not model.config.next_sentence:
         # Masked-LM alone starts from a usual checkpoint too, and leaves its other head behind.
-        loaded = Loaded([], [name for name in left_over if name.startswith(_NEXT_SENTENCE)])
+        loaded = Loaded(
+            [], [name for name in left_over if name.startswith(_NEXT_SENTENCE)]
+        )
     others = (name for name in left_over if name not in loaded.unused)
     # An encoder's file may lack heads, but leftovers of the model's own names are another model.
-    if new_heads and is_bert and not any(name.startswith(("bert.", "cls.")) for name in others):
+    if (
+        new_heads
+        and is_bert
+        and not any(name.startswith(("bert.", "cls.")) for name in others)
+    ):
         loaded = Loaded(missing, left_over)
-    problems += misfits(shapes, tensors, model.config.vocab_size, [*loaded.new, *loaded.unused])
+    problems += misfits(
+        shapes, tensors, model.config.vocab_size, [*loaded.new, *loaded.unused]
+    )
     if problems:
         raise ConfigError(
             f"INIT_CHECKPOINT={path} does not fit BERT_CONFIG: {'; '.join(sorted(problems))}"
@@ -200,8 +244,14 @@ def misfits(
     vocab_size: int = 0,
     excused: Collection[str] = (),
 ) -> list[str]:
-    """What is missing, unexpected or of another shape; with a vocab_size its rows may be padded differently."""
-    found = [f"{name} is missing" for name in shapes if name not in tensors and name not in excused]
+    """What is missing, unexpected or of another shape; with a vocab_size its rows may be padded
+    differently.
+    """
+    found = [
+        f"{name} is missing"
+        for name in shapes
+        if name not in tensors and name not in excused
+    ]
     found += [
         f"{name} is not in this model"
         for name in tensors
@@ -209,12 +259,16 @@ def misfits(
     ]
     for name in shapes.keys() & tensors.keys():
         source = (
-            tensors.shapes[name] if isinstance(tensors, ShardedTensors) else tensors[name].shape
+            tensors.shapes[name]
+            if isinstance(tensors, ShardedTensors)
+            else tensors[name].shape
         )
         target, padded = shapes[name], vocab_size and name in (WORDS, BIAS)
         if source != target and not (
             # (*source, 0)[0]: a tensor without dimensions has no rows.
-            padded and source[1:] == target[1:] and vocab_size <= (*source, 0)[0] <= target[0]
+            padded
+            and source[1:] == target[1:]
+            and vocab_size <= (*source, 0)[0] <= target[0]
         ):
             found.append(f"{name} is {tuple(source)}, expected {tuple(target)}")
     return found
@@ -224,7 +278,9 @@ def misfits(
 def copy_weights(
     parameters: Mapping[str, Tensor], tensors: Mapping[str, Tensor], path: Path
 ) -> None:
-    """Copies what both have; padding rows of the vocabulary become 0. Raises ConfigError for weights not finite."""
+    """Copies what both have; padding rows of the vocabulary become 0. Raises ConfigError for
+    weights not finite.
+    """
     for name in parameters.keys() & tensors.keys():
         source, target = tensors[name], parameters[name]
         if source.shape != target.shape:
@@ -232,7 +288,9 @@ def copy_weights(
             target = target[: len(source)]
         target.copy_(source)
     # After the copy: a number beyond the range of fp16 has become infinite only there.
-    check_finite(((name, parameters[name]) for name in parameters.keys() & tensors.keys()), path)
+    check_finite(
+        ((name, parameters[name]) for name in parameters.keys() & tensors.keys()), path
+    )
 
 
 def check_finite(tensors: Iterable[tuple[str, Tensor]], path: Path | None) -> None:
@@ -271,11 +329,15 @@ def checksum_of(tensors: Mapping[str, Tensor]) -> int:
 
 
 def vocabulary_of(path: Path) -> str:
-    """md5 of the vocabulary the weights were trained with; in the Hub's layout of vocab.txt beside; "" if unknown."""
+    """md5 of the vocabulary the weights were trained with; in the Hub's layout of vocab.txt beside;
+    "" if unknown.
+    """
     beside = path.parent / "vocab.txt"
     if is_ours(path):
         return (
-            torch.load(path, map_location="cpu", weights_only=True, mmap=True).get("vocab_md5")
+            torch.load(path, map_location="cpu", weights_only=True, mmap=True).get(
+                "vocab_md5"
+            )
             or ""
         )
     return (
@@ -286,8 +348,15 @@ def vocabulary_of(path: Path) -> str:
 
 
 def check_vocabulary(path: Path | None, vocab_md5: str) -> None:
-    """Raises ConfigError if the checkpoint to start from was trained with another vocabulary than the data's."""
-    if path is not None and vocab_md5 and (known := vocabulary_of(path)) and known != vocab_md5:
+    """Raises ConfigError if the checkpoint to start from was trained with another vocabulary than
+    the data's.
+    """
+    if (
+        path is not None
+        and vocab_md5
+        and (known := vocabulary_of(path))
+        and known != vocab_md5
+    ):
         differs = f"trained with another vocabulary (md5 {known}) than that of the training data ({vocab_md5})"
         cure = "prepare the data with the same vocab.txt, or start from other weights"
         raise ConfigError(f"INIT_CHECKPOINT={path}: {differs}: {cure}")

@@ -53,19 +53,32 @@ class AllReduceError(RuntimeError):
 
 def pattern(count: int, rank: int, device: torch.device) -> torch.Tensor:
     """Vector of ``rank``: small integers, whose float32 sums are exact. [count]"""
-    return torch.arange(count, device=device).add_(STRIDE * rank).remainder_(PERIOD).float()
+    return (
+        torch.arange(count, device=device)
+        .add_(STRIDE * rank)
+        .remainder_(PERIOD)
+        .float()
+    )
 
 
 def expected(world_size: int, device: torch.device) -> torch.Tensor:
     """One period of the sum of the vectors of all ranks. [PERIOD]"""
     ranks = torch.arange(world_size, device=device).unsqueeze(1)  # [world_size, 1]
-    return (torch.arange(PERIOD, device=device) + STRIDE * ranks).remainder(PERIOD).sum(0).float()
+    return (
+        (torch.arange(PERIOD, device=device) + STRIDE * ranks)
+        .remainder(PERIOD)
+        .sum(0)
+        .float()
+    )
 
 
 def wrong_elements(total: torch.Tensor, world_size: int) -> torch.Tensor:
     """Indices of the wrong elements of an all-reduced vector [n * PERIOD]."""
     return (
-        (total.view(-1, PERIOD) != expected(world_size, total.device)).flatten().nonzero().flatten()
+        (total.view(-1, PERIOD) != expected(world_size, total.device))
+        .flatten()
+        .nonzero()
+        .flatten()
     )
 
 
@@ -75,7 +88,9 @@ def bus_bandwidth(num_bytes: int, seconds: float, world_size: int) -> float:
     return 2 * (world_size - 1) / world_size * num_bytes / seconds / 1e9
 
 
-def roll_call(store: distributed.Store, rank: int, world_size: int, seconds: float) -> None:
+def roll_call(
+    store: distributed.Store, rank: int, world_size: int, seconds: float
+) -> None:
     """Waits until every rank has arrived. Raises AllReduceError naming those that have not."""
     store.set(f"here/{rank}", platform.node())
     missing, deadline = set(range(world_size)), time.monotonic() + seconds
@@ -90,15 +105,23 @@ def roll_call(store: distributed.Store, rank: int, world_size: int, seconds: flo
 
 
 def measure(num_bytes: int, world: World) -> float:
-    """Seconds of an all-reduce of ``num_bytes``, after a verified one. Raises AllReduceError for a wrong sum."""
+    """Seconds of an all-reduce of ``num_bytes``, after a verified one. Raises AllReduceError for a
+    wrong sum.
+    """
     # fp32 has 4 bytes; whole periods, so that the sums can be compared by them.
-    total = world.sum(pattern(num_bytes // 4 // PERIOD * PERIOD, world.rank, world.device))
+    total = world.sum(
+        pattern(num_bytes // 4 // PERIOD * PERIOD, world.rank, world.device)
+    )
     wrong = wrong_elements(total, world.size)
     if len(wrong):
         first, right = int(wrong[0]), expected(world.size, world.device)
-        example = f"element {first} is {total[first]:g} instead of {right[first % PERIOD]:g}"
+        example = (
+            f"element {first} is {total[first]:g} instead of {right[first % PERIOD]:g}"
+        )
         count = f"{len(wrong)} of {len(total)} sums of an all-reduce are wrong"
-        raise AllReduceError(f"rank {world.rank} on {platform.node()}: {count}, {example}")
+        raise AllReduceError(
+            f"rank {world.rank} on {platform.node()}: {count}, {example}"
+        )
     # Zeros for the timing: sums of sums would grow until they overflow.
     total.zero_()
     world.barrier()
@@ -140,11 +163,15 @@ def run(config: Config) -> None:
                 )
         if bandwidth < config.min_bandwidth:
             low = f"below NCCL_TEST_MIN_GBPS={config.min_bandwidth:g}"
-            raise AllReduceError(f"the bus bandwidth of all-reduce is {bandwidth:.2f} GB/s, {low}")
+            raise AllReduceError(
+                f"the bus bandwidth of all-reduce is {bandwidth:.2f} GB/s, {low}"
+            )
 
 
 def main(environ: Mapping[str, str]) -> int:
-    """Runs the test in a thread, as a hung collective cannot be interrupted; returns the exit status."""
+    """Runs the test in a thread, as a hung collective cannot be interrupted; returns the exit
+    status.
+    """
     run_config = rundir.Config()
     try:
         run_config = from_env(rundir.Config, environ)
@@ -182,11 +209,13 @@ def main(environ: Mapping[str, str]) -> int:
 def allreduce(
     parser: argparse.ArgumentParser, arguments: list[str], environ: Mapping[str, str]
 ) -> int:
-    """Checks that all ranks reach each other and add up correctly, and measures bandwidth. Run before the trials.
+    """Checks that all ranks reach each other and add up correctly, and measures bandwidth. Run
+    before the trials.
 
-    The ranks first answer a roll call, which names missing ones. Then they all-reduce vectors with known sums, with the
-    devices and the backend of training, and rank 0 prints the bandwidth. Exit status: 0, 1 if the test fails, 2 for bad
-    input; the reason is one line on stderr and in RUN_DIR.
+    The ranks first answer a roll call, which names missing ones. Then they all-reduce vectors with
+    known sums, with the devices and the backend of training, and rank 0 prints the bandwidth. Exit
+    status: 0, 1 if the test fails, 2 for bad input; the reason is one line on stderr and in
+    RUN_DIR.
     """
     parser.parse_args(arguments)
     return main(environ)

@@ -15,7 +15,8 @@ def compare_captures(
 ) -> int:
     """Compares what two runs with CAPTURE computed, module by module.
 
-    Exit status: 0 all is equal within --tolerance, 1 something differs (the first module is named), 2 bad input.
+    Exit status: 0 all is equal within --tolerance, 1 something differs (the first module is named),
+    2 bad input.
     """
     parser.add_argument("one", type=Path, help="a capture file, or a folder of them")
     parser.add_argument("other", type=Path)
@@ -26,7 +27,9 @@ def compare_captures(
 
     def files(path: Path) -> dict[str, Path]:
         if path.is_dir():
-            return {found.name: found for found in sorted(path.glob("step_*.safetensors"))}
+            return {
+                found.name: found for found in sorted(path.glob("step_*.safetensors"))
+            }
         return {"": path} if path.is_file() else {}
 
     one, other = files(options.one), files(options.other)
@@ -42,6 +45,8 @@ def compare_captures(
                 # In the order of the computation: what follows the first difference may only
                 # inherit it.
                 first = first or f"{module}{f' of {name}' if name else ''}"
-                print(f"{name}  {module:<60} {absolute:10.3g} {relative:10.3g}".lstrip())
+                print(
+                    f"{name}  {module:<60} {absolute:10.3g} {relative:10.3g}".lstrip()
+                )
     print(f"the first that differs: {first}" if first else "equal")
     return 1 if first else 0

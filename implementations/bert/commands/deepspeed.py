@@ -27,7 +27,10 @@ def deepspeed_config(
     python -m bert deepspeed-config --environment >.deepspeed_env
     """
     parser.add_argument(
-        "--environment", action="store_true", required=True, help="NAME=value of what is set here"
+        "--environment",
+        action="store_true",
+        required=True,
+        help="NAME=value of what is set here",
     )
     parser.parse_args(arguments)
     for line in _environment(environ):
@@ -38,8 +41,8 @@ def deepspeed_config(
 def _environment(environ: Mapping[str, str]) -> Iterator[str]:
     """NAME=value of every variable of a run that is set, except the launcher's own.
 
-    The launcher puts values in double quotes on a command line parsed by pdsh and a shell, and strips white space.
-    Raises ConfigError for a value that would not arrive unchanged.
+    The launcher puts values in double quotes on a command line parsed by pdsh and a shell, and
+    strips white space. Raises ConfigError for a value that would not arrive unchanged.
     """
     for entries in variables.groups().values():
         for entry in entries:

@@ -21,7 +21,8 @@ from bert.training import evaluate as evaluation
 from bert.training.evaluate import Evaluator
 from common.env import from_env
 
-# The reference's accuracy of its initial checkpoint on its 10,000 evaluation sequences, and the tolerance.
+# The reference's accuracy of its initial checkpoint on its 10,000 evaluation sequences, and the
+# tolerance.
 INITIAL, TOLERANCE, SEQUENCES = 0.34085, 0.0005, 10_000
 _COLUMNS = "accuracy", "mlm_loss", "nsp_loss", "nsp_accuracy"
 
@@ -36,9 +37,10 @@ def evaluate(
 ) -> int:
     """Accuracy and losses of trained weights on the sequences of EVALDIR.
 
-    Each PATH is a checkpoint, a folder of them (all are evaluated, oldest first), or a run's folder, even while it is
-    training. mlm_loss is the mean over masked tokens. NUM_EVAL_EXAMPLES, EVAL_BATCHSIZE, PRECISION and DEVICE are the
-    trainer's; without NUM_EVAL_EXAMPLES all sequences count. Exit status: 0, or 2 for bad input.
+    Each PATH is a checkpoint, a folder of them (all are evaluated, oldest first), or a run's
+    folder, even while it is training. mlm_loss is the mean over masked tokens. NUM_EVAL_EXAMPLES,
+    EVAL_BATCHSIZE, PRECISION and DEVICE are the trainer's; without NUM_EVAL_EXAMPLES all sequences
+    count. Exit status: 0, or 2 for bad input.
     """
     parser.add_argument(
         "paths",
@@ -47,9 +49,13 @@ def evaluate(
         metavar="PATH",
         help="a checkpoint, a folder of them, or a run",
     )
-    parser.add_argument("--json", action="store_true", help="print a JSON object per checkpoint")
     parser.add_argument(
-        "--bert-config", type=Path, help="the model's bert_config.json, if not found otherwise"
+        "--json", action="store_true", help="print a JSON object per checkpoint"
+    )
+    parser.add_argument(
+        "--bert-config",
+        type=Path,
+        help="the model's bert_config.json, if not found otherwise",
     )
     options = parser.parse_args(arguments)
     config = from_env(Config, environ)
@@ -62,7 +68,9 @@ def evaluate(
         if options.json:
             print(json.dumps(figures), flush=True)
         else:
-            _print_row(figures, with_titles=number == 0, whole_path=len(options.paths) > 1)
+            _print_row(
+                figures, with_titles=number == 0, whole_path=len(options.paths) > 1
+            )
     return 0
 
 
@@ -73,7 +81,9 @@ def _print_row(figures: Mapping[str, Any], with_titles: bool, whole_path: bool) 
     path, steps = figures["checkpoint"], figures["steps"]
     name = path if whole_path else Path(path).name
     trained_for = "-" if steps is None else f"{steps:,}"
-    values = (f"{figures[column]:.5f}" if column in figures else "-" for column in _COLUMNS)
+    values = (
+        f"{figures[column]:.5f}" if column in figures else "-" for column in _COLUMNS
+    )
     cells = "  ".join(f"{value:>12}" for value in values)
     rate = figures["sequences_per_second"]
     print(f"{name:<18}  {trained_for:>9}  {cells}  {rate:>12.1f}", flush=True)
@@ -89,9 +99,13 @@ class CheckpointEvaluator:
     """Evaluates one weights file after another; model and evaluation set are reused."""
 
     def __init__(self, config: Config, samples: int, bert_config: Path | None) -> None:
-        """samples: sequences to evaluate on, 0 for all. Raises DataError without an evaluation set."""
+        """samples: sequences to evaluate on, 0 for all. Raises DataError without an evaluation
+        set.
+        """
         if config.evaluate.evaldir is None:
-            raise DataError("EVALDIR is not set: give the folder of the evaluation records")
+            raise DataError(
+                "EVALDIR is not set: give the folder of the evaluation records"
+            )
         self.config, self.bert_config = config, bert_config
         self.settings = dataclasses.replace(config.evaluate, num_examples=samples)
         self.world = World(config.dist)
@@ -109,7 +123,9 @@ class CheckpointEvaluator:
         trained.load(source, self._model)
         if self._evaluator is None:
             sizes = shape.max_position_embeddings, shape.vocab_size
-            self._evaluator = Evaluator(self.settings, *sizes, source.vocab_md5, self.world)
+            self._evaluator = Evaluator(
+                self.settings, *sizes, source.vocab_md5, self.world
+            )
         begin = time.perf_counter()
         result = self._evaluator(self._model)
         seconds, number = time.perf_counter() - begin, self._evaluator.num_sequences

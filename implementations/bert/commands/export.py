@@ -21,27 +21,43 @@ def export(
 ) -> int:
     """Exports trained weights in Hugging Face's format.
 
-    PATH is a run's folder, a checkpoint or a folder of them (the newest). FOLDER gets config.json, model.safetensors
-    (fp32), vocab.txt and tokenizer_config.json: AutoModel, AutoModelForPreTraining (with NSP=0 AutoModelForMaskedLM)
-    and the fill-mask pipeline load it, as do INIT_CHECKPOINT=FOLDER and fine-tuning.
+    PATH is a run's folder, a checkpoint or a folder of them (the newest). FOLDER gets config.json,
+    model.safetensors (fp32), vocab.txt and tokenizer_config.json: AutoModel,
+    AutoModelForPreTraining (with NSP=0 AutoModelForMaskedLM) and the fill-mask pipeline load it, as
+    do INIT_CHECKPOINT=FOLDER and fine-tuning.
     """
-    parser.add_argument("path", type=Path, help="a run's folder, a checkpoint, or a folder of them")
     parser.add_argument(
-        "-o", "--output", type=Path, required=True, metavar="FOLDER", help="folder to write"
+        "path", type=Path, help="a run's folder, a checkpoint, or a folder of them"
     )
     parser.add_argument(
-        "--vocab", type=Path, help="the model's vocab.txt (default: found by the run's settings)"
+        "-o",
+        "--output",
+        type=Path,
+        required=True,
+        metavar="FOLDER",
+        help="folder to write",
     )
     parser.add_argument(
-        "--bert-config", type=Path, help="the model's bert_config.json, if not found otherwise"
+        "--vocab",
+        type=Path,
+        help="the model's vocab.txt (default: found by the run's settings)",
+    )
+    parser.add_argument(
+        "--bert-config",
+        type=Path,
+        help="the model's bert_config.json, if not found otherwise",
     )
     options = parser.parse_args(arguments)
     folder = options.output
     try:
         # A folder with other things in it is not ours to write to; an earlier export is replaced.
-        others = not folder.is_dir() or any(path.name[0] != "." for path in folder.iterdir())
+        others = not folder.is_dir() or any(
+            path.name[0] != "." for path in folder.iterdir()
+        )
         if folder.exists() and others and not huggingface.weights_in(folder):
-            raise ConfigError(f"{folder}: exists and holds no model: give a new folder by -o")
+            raise ConfigError(
+                f"{folder}: exists and holds no model: give a new folder by -o"
+            )
         # The newest of a folder.
         source = trained.describe(trained.find(options.path)[-1], options.bert_config)
         vocab_file, kernels = (
@@ -49,13 +65,20 @@ def export(
             # Only names and shapes matter here: the plainest kernels, which run everywhere.
             Config(fused="none", attention="sdpa_loop"),
         )
-        model = BertForPreTraining(source.shape, bind_kernels(kernels, torch.device("cpu")))
+        model = BertForPreTraining(
+            source.shape, bind_kernels(kernels, torch.device("cpu"))
+        )
         trained.load(source, model)
         kind = "PreTraining" if source.shape.next_sentence else "MaskedLM"
         values = huggingface.config_values(source.shape, f"BertFor{kind}")
         lower_case = huggingface.lower_case(vocab_file)
         huggingface.write(
-            folder, dict(model.named_parameters()), source.shape, values, vocab_file, lower_case
+            folder,
+            dict(model.named_parameters()),
+            source.shape,
+            values,
+            vocab_file,
+            lower_case,
         )
     except OSError as error:  # a full disk
         raise ConfigError(str(error)) from None
@@ -69,5 +92,7 @@ def export(
     )
     if not source.shape.next_sentence:
         cure = "AutoModel.from_pretrained(..., add_pooling_layer=False)"
-        print(f"bert export: {folder}: NSP=0 trained no pooler: {cure}", file=sys.stderr)
+        print(
+            f"bert export: {folder}: NSP=0 trained no pooler: {cure}", file=sys.stderr
+        )
     return 0

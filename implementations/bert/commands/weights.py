@@ -56,8 +56,8 @@ class Trained:
 def find(path: Path) -> list[Path]:
     """The weights files of a path, oldest first.
 
-    A run's folder stands for its checkpoints, that of run_pretraining.sh for those of its latest phase, a folder in the
-    Hub's layout for its weights. Raises ConfigError if there are none.
+    A run's folder stands for its checkpoints, that of run_pretraining.sh for those of its latest
+    phase, a folder in the Hub's layout for its weights. Raises ConfigError if there are none.
     """
     if path.is_file():
         return [path]
@@ -115,12 +115,18 @@ def describe(path: Path, bert_config: Path | None = None) -> Trained:
         )
     steps, samples = saved.get("step"), saved.get("samples")
     return Trained(
-        path=path, shape=shape, steps=steps, samples=samples, vocab_md5=vocabulary_of(path)
+        path=path,
+        shape=shape,
+        steps=steps,
+        samples=samples,
+        vocab_md5=vocabulary_of(path),
     )
 
 
 def load(trained: Trained, model: BertForPreTraining) -> None:
-    """Copies the weights into a model of their shape. Raises ConfigError if they do not fit, or lack a head."""
+    """Copies the weights into a model of their shape. Raises ConfigError if they do not fit, or
+    lack a head.
+    """
     load_weights(model, trained.path)
 
 

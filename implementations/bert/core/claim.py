@@ -1,8 +1,9 @@
-"""One live writer of a folder: a file that it creates, beats in while it lives, and removes at its end.
+"""One live writer of a folder: a file that it creates, beats in while it lives, and removes at its
+end.
 
-A claim is never left to a clock of another machine. On the machine of its maker the process is looked
-up; from elsewhere the beats are watched, which works on any file system that nodes share. A claim
-whose maker is dead does not block: it is taken over.
+A claim is never left to a clock of another machine. On the machine of its maker the process is
+looked up; from elsewhere the beats are watched, which works on any file system that nodes share. A
+claim whose maker is dead does not block: it is taken over.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ _held: list[Claim] = []  # by this process
 
 
 def check_held() -> None:
-    """Raises TakenOverError if a claim of this process was taken over. Before a checkpoint is written."""
+    """Raises TakenOverError if a claim of this process was taken over. Before a checkpoint is
+    written.
+    """
     for claim in _held:
         claim.check()
 
@@ -55,12 +58,21 @@ class TakenOverError(RuntimeError):
 
 
 class Claim:
-    """Held while entered. Raises OccupiedError, naming host, job and process, if another holds it."""
+    """Held while entered. Raises OccupiedError, naming host, job and process, if another holds
+    it.
+    """
 
     def __init__(self, path: Path, setting: str, job: str = "") -> None:
-        """path: the claim's file; setting: NAME=folder, for messages; job: Slurm's number, if any."""
+        """path: the claim's file; setting: NAME=folder, for messages; job: Slurm's number, if
+        any.
+        """
         self.path, self.setting = path, setting
-        self.maker = {"host": platform.node(), "job": job, "token": uuid.uuid4().hex, **_process()}
+        self.maker = {
+            "host": platform.node(),
+            "job": job,
+            "token": uuid.uuid4().hex,
+            **_process(),
+        }
         self._ended = threading.Event()
         self._file = -1
 
@@ -94,10 +106,14 @@ class Claim:
         return _maker(_read(self.path)).get("token") == self.maker["token"]
 
     def check(self) -> None:
-        """Raises TakenOverError if another writer has taken over, as after this machine stood still."""
+        """Raises TakenOverError if another writer has taken over, as after this machine stood
+        still.
+        """
         if not self.is_held():
             taken = f"{self.setting} was taken over by {_who(_maker(_read(self.path)))}"
-            raise TakenOverError(f"{taken}, as this process gave no sign of life: it ends here")
+            raise TakenOverError(
+                f"{taken}, as this process gave no sign of life: it ends here"
+            )
 
     def _beat(self, number: int) -> None:
         # Into the open file, not by its name: that may be another writer's by now.
@@ -140,19 +156,34 @@ def _process() -> dict[str, Any]:
     # their own. Elsewhere, also after a restart of the machine, the beats must tell.
     boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     pid = os.getpid()
-    return {"pid": pid, "start": _start(pid), "pids": f"{boot} {os.readlink('/proc/self/ns/pid')}"}
+    return {
+        "pid": pid,
+        "start": _start(pid),
+        "pids": f"{boot} {os.readlink('/proc/self/ns/pid')}",
+    }
 
 
 def _start(pid: int) -> str:
-    """Start of a process in ticks since boot; empty if there is none, or it is dead but not waited for."""
+    """Start of a process in ticks since boot; empty if there is none, or it is dead but not waited
+    for.
+    """
     with suppress(OSError):
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-        return "" if fields[0] in "ZX" else fields[19]  # state; field 22, as the name is cut off
+        fields = (
+            Path(f"/proc/{pid}/stat")
+            .read_text(encoding="utf-8")
+            .rpartition(")")[2]
+            .split()
+        )
+        return (
+            "" if fields[0] in "ZX" else fields[19]
+        )  # state; field 22, as the name is cut off
     return ""
 
 
 def _read(path: Path) -> bytes:
-    """The claim's content, empty if there is none. Opened anew each time: NFS then asks the server."""
+    """The claim's content, empty if there is none. Opened anew each time: NFS then asks the
+    server.
+    """
     with suppress(OSError):
         return path.read_bytes()
     return b""
@@ -171,7 +202,9 @@ def _who(maker: dict[str, Any]) -> str:
 
 
 def _lives(path: Path, content: bytes) -> bool:
-    """Whether the maker of a claim lives: by its process if that can be seen here, else by its beats."""
+    """Whether the maker of a claim lives: by its process if that can be seen here, else by its
+    beats.
+    """
     maker = _maker(content)
     if maker.get("pids") == _process()["pids"]:
         # A pid is given again; together with its start it is one process.

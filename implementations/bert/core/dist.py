@@ -24,9 +24,13 @@ from common.env import ConfigError, announce, env
 
 # Renamed in PyTorch 2.13.
 _REDUCE_SCATTER = (
-    getattr(distributed, "reduce_scatter_single", None) or distributed.reduce_scatter_tensor
+    getattr(distributed, "reduce_scatter_single", None)
+    or distributed.reduce_scatter_tensor
 )
-_ALL_GATHER = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
+_ALL_GATHER = (
+    getattr(distributed, "all_gather_single", None)
+    or distributed.all_gather_into_tensor
+)
 
 
 # Between two looks at an event of the GPU: far below the tens of ms of a step, and without a core
@@ -52,9 +56,14 @@ class HangError(RuntimeError):
 class Config:
     """This process's rank and device. torchrun or run_and_time.sh exports the rank variables."""
 
-    rank: int = env("RANK", 0, at_least=0, doc="number of this process; set by the launcher")
+    rank: int = env(
+        "RANK", 0, at_least=0, doc="number of this process; set by the launcher"
+    )
     local_rank: int = env(
-        "LOCAL_RANK", 0, at_least=0, doc="number of this process on its node; set by the launcher"
+        "LOCAL_RANK",
+        0,
+        at_least=0,
+        doc="number of this process on its node; set by the launcher",
     )
     world_size: int = env(
         "WORLD_SIZE", 1, at_least=1, doc="number of processes; set by the launcher"
@@ -70,10 +79,16 @@ class Config:
         doc="auto: a GPU if there is one",
     )  # fmt: skip
     timeout_seconds: int = env(
-        "DIST_TIMEOUT", 600, at_least=1, doc="seconds before a hung collective is an error"
+        "DIST_TIMEOUT",
+        600,
+        at_least=1,
+        doc="seconds before a hung collective is an error",
     )
     num_threads: int = env(
-        "OMP_NUM_THREADS", 0, at_least=0, doc="CPU threads per process; 0: PyTorch's default"
+        "OMP_NUM_THREADS",
+        0,
+        at_least=0,
+        doc="CPU threads per process; 0: PyTorch's default",
     )
 
     emulate: int = env(
@@ -84,7 +99,9 @@ class Config:
     )
 
     def __post_init__(self) -> None:
-        """With EMULATE_RANKS the world has so many ranks. Raises ConfigError if others are there too."""
+        """With EMULATE_RANKS the world has so many ranks. Raises ConfigError if others are there
+        too.
+        """
         if self.emulate and self.world_size not in (1, self.emulate):
             raise ConfigError(
                 f"EMULATE_RANKS={self.emulate} with WORLD_SIZE={self.world_size}: start one process"
@@ -110,25 +127,40 @@ class Address:
 
     master_addr: str = env("MASTER_ADDR", doc="host of rank 0; set by the launcher")
     master_port: int = env(
-        "MASTER_PORT", at_least=1, at_most=65535, doc="port of rank 0; set by the launcher"
+        "MASTER_PORT",
+        at_least=1,
+        at_most=65535,
+        doc="port of rank 0; set by the launcher",
     )
     agent_store: bool = env(
         "TORCHELASTIC_USE_AGENT_STORE", False, doc="torchrun hosts the store; set by it"
     )
 
     def store(self, name: str, rank: int, size: int, seconds: int) -> distributed.Store:
-        """The ranks' shared store, under a prefix. Raises RuntimeError if rank 0 is not reached within ``seconds``."""
+        """The ranks' shared store, under a prefix. Raises RuntimeError if rank 0 is not reached
+        within ``seconds``.
+        """
         # torchrun's agent listens at this port already: rank 0 is then a client like the others.
-        here, timeout = rank == 0 and not self.agent_store, datetime.timedelta(seconds=seconds)
+        here, timeout = (
+            rank == 0 and not self.agent_store,
+            datetime.timedelta(seconds=seconds),
+        )
         # Does not wait for the others: who waits by name (roll_call) can say which rank is missing.
         store = distributed.TCPStore(
-            self.master_addr, self.master_port, size, here, timeout=timeout, wait_for_workers=False
+            self.master_addr,
+            self.master_port,
+            size,
+            here,
+            timeout=timeout,
+            wait_for_workers=False,
         )
         return distributed.PrefixStore(name, store)
 
 
 def pick_device(config: Config) -> torch.device:
-    use_cuda = config.device == "cuda" or (config.device == "auto" and torch.cuda.is_available())
+    use_cuda = config.device == "cuda" or (
+        config.device == "auto" and torch.cuda.is_available()
+    )
     return torch.device("cuda", config.local_rank) if use_cuda else torch.device("cpu")
 
 
@@ -145,24 +177,32 @@ def why_no_gpu() -> str:
     return "torch.cuda.is_available() is False"
 
 
-# Keeps destroyed groups alive. Otherwise the last reference may be dropped by an optimizer while it holds the GIL, and
-# gloo's destructor waits for its threads, one of which may need the GIL to free a tensor.
+# Keeps destroyed groups alive. Otherwise the last reference may be dropped by an optimizer while it
+# holds the GIL, and gloo's destructor waits for its threads, one of which may need the GIL to free
+# a tensor.
 _left: list[distributed.ProcessGroup] = []
 
 
 class World:
     """The joined processes of one run and this process's device.
 
-    As a context manager it destroys the process group on exit. With one process no group is made and every
-    collective is the identity.
+    As a context manager it destroys the process group on exit. With one process no group is made
+    and every collective is the identity.
     """
 
     def __init__(self, config: Config, store: distributed.Store | None = None) -> None:
         """store: for the rendezvous; None: at MASTER_ADDR and MASTER_PORT."""
-        self.rank, self.local_rank, self.size = config.rank, config.local_rank, config.world_size
+        self.rank, self.local_rank, self.size = (
+            config.rank,
+            config.local_rank,
+            config.world_size,
+        )
         self.ranks_per_node = config.ranks_per_node or config.world_size
         self.device = pick_device(config)
-        self.timeout_seconds, self.joined = config.timeout_seconds, config.world_size > 1
+        self.timeout_seconds, self.joined = (
+            config.timeout_seconds,
+            config.world_size > 1,
+        )
         use_cuda = self.device.type == "cuda"
         if use_cuda:
             if config.local_rank >= torch.cuda.device_count():
@@ -186,7 +226,11 @@ class World:
                 "TORCH_FR_BUFFER_SIZE", "2000"
             )  # turns on PyTorch's flight recorder of collectives
             distributed.init_process_group(
-                backend, store=store, rank=self.rank, world_size=self.size, timeout=timeout
+                backend,
+                store=store,
+                rank=self.rank,
+                world_size=self.size,
+                timeout=timeout,
             )
             self.store = distributed.distributed_c10d._get_default_store()
             # Noted while all live: a rank that hangs cannot be asked for its node any more.
@@ -208,22 +252,32 @@ class World:
             distributed.destroy_process_group()
         elif self.joined and (
             # gloo raises plain RuntimeErrors; only the source file in their text tells them apart.
-            isinstance(error, (HangError, distributed.DistError)) or "/gloo/" in str(error)
+            isinstance(error, (HangError, distributed.DistError))
+            or "/gloo/" in str(error)
         ):
-            # No clean shutdown, which would wait for peers that may be gone. The store is asked in a thread: it never
-            # answers if its node hangs.
-            # What is known if the store stays silent: its host is the one that is gone.
-            known = [([0], f"rank 0 on {self.first_node}, where the store of the ranks is,")]
-            asking = threading.Thread(target=lambda: known.insert(0, self._absent()), daemon=True)
+            # No clean shutdown, which would wait for peers that may be gone. The store is asked in
+            # a thread: it never answers if its node hangs. What is known if the store stays silent:
+            # its host is the one that is gone.
+            known = [
+                ([0], f"rank 0 on {self.first_node}, where the store of the ranks is,")
+            ]
+            asking = threading.Thread(
+                target=lambda: known.insert(0, self._absent()), daemon=True
+            )
             asking.start()
             asking.join(2 * PATIENCE)
-            (absent, names), reason = known[0], str(error).splitlines()[0].rpartition("] ")[2]
+            (absent, names), reason = (
+                known[0],
+                str(error).splitlines()[0].rpartition("] ")[2],
+            )
             missing = f"{names} did not come to {_collective()}, DIST_TIMEOUT={self.timeout_seconds} s ({reason})"
             causes = "ended, stopped, hung or cut off from the network; raise DIST_TIMEOUT if it is only slow"
             raise HangError(f"{missing}: {causes}", absent) from error
 
     def _absent(self) -> tuple[list[int], str]:
-        """Reports this rank's failed collective, waits for the others' reports: the ranks without one, and a text."""
+        """Reports this rank's failed collective, waits for the others' reports: the ranks without
+        one, and a text.
+        """
 
         def have_reported(ranks: list[int]) -> bool:
             return bool(self.store.check([f"waits/{rank}" for rank in ranks]))
@@ -239,7 +293,10 @@ class World:
             time.sleep(0.2)
         absent = [rank for rank in everyone if not have_reported([rank])]
         # Eight names make a line that can be read; a failed switch can take hundreds of ranks.
-        named = [f"rank {rank} on {self.store.get(f'node/{rank}').decode()}" for rank in absent[:8]]
+        named = [
+            f"rank {rank} on {self.store.get(f'node/{rank}').decode()}"
+            for rank in absent[:8]
+        ]
         named += [f"{len(absent) - 8} more"] if absent[8:] else []
         return absent, ", ".join(named) or "each rank waits: the others"
 
@@ -249,7 +306,9 @@ class World:
         return self.rank == 0
 
     def warm_up(self) -> None:
-        """Runs each kind of collective once, small, so that all connections exist before the first step."""
+        """Runs each kind of collective once, small, so that all connections exist before the first
+        step.
+        """
         numbers = torch.ones(self.size, device=self.device)
         self.sum(numbers.clone())
         self.max(numbers.clone())
@@ -265,13 +324,16 @@ class World:
     def wait_for(self, event: torch.cuda.Event) -> None:
         """Waits for the device to reach the event. Raises HangError after DIST_TIMEOUT.
 
-        NCCL's watchdog does not watch collectives inside CUDA graphs, so a lost peer would never be noticed.
+        NCCL's watchdog does not watch collectives inside CUDA graphs, so a lost peer would never be
+        noticed.
         """
         deadline = time.monotonic() + self.timeout_seconds
         while not event.query():
             if time.monotonic() > deadline:
                 late = f"the GPU did not finish a step within DIST_TIMEOUT={self.timeout_seconds} s"
-                raise HangError(f"rank {self.rank}: {late}; another rank is gone or hangs")
+                raise HangError(
+                    f"rank {self.rank}: {late}; another rank is gone or hangs"
+                )
             time.sleep(POLL_SECONDS)
 
     def barrier(self) -> None:
@@ -294,7 +356,9 @@ class World:
         return values
 
     def subgroup(self, ranks: Sequence[int]) -> distributed.ProcessGroup | None:
-        """A process group of ``ranks``, this one among them, which all call it; None if no processes are joined."""
+        """A process group of ``ranks``, this one among them, which all call it; None if no
+        processes are joined.
+        """
         if not self.joined:
             return None
         timeout = datetime.timedelta(seconds=self.timeout_seconds)
@@ -307,12 +371,17 @@ class World:
         return group
 
     def reduce_scatter(
-        self, shard: Tensor, gathered: Tensor, group: distributed.ProcessGroup | None = None
+        self,
+        shard: Tensor,
+        gathered: Tensor,
+        group: distributed.ProcessGroup | None = None,
     ) -> distributed.Work | None:
-        """Starts averaging ``gathered`` [ranks x n] over a group, None: all; each rank gets its n in ``shard``.
+        """Starts averaging ``gathered`` [ranks x n] over a group, None: all; each rank gets its n
+        in ``shard``.
 
-        Operations are in NCCL's order for an average on every backend: each process divides, then they add.
-        ``gathered`` may be overwritten. Returns a handle to wait on, or None if there is nothing to do.
+        Operations are in NCCL's order for an average on every backend: each process divides, then
+        they add. ``gathered`` may be overwritten. Returns a handle to wait on, or None if there is
+        nothing to do.
         """
         if not self.joined:
             return None
@@ -323,7 +392,9 @@ class World:
     def average(
         self, values: Tensor, group: distributed.ProcessGroup | None = None
     ) -> distributed.Work | None:
-        """Starts averaging a tensor over a group, None: all, in place; returns a handle to wait on, or None."""
+        """Starts averaging a tensor over a group, None: all, in place; returns a handle to wait on,
+        or None.
+        """
         if not self.joined:
             return None
         return distributed.all_reduce(
@@ -331,10 +402,19 @@ class World:
         )
 
     def all_gather(
-        self, gathered: Tensor, shard: Tensor, group: distributed.ProcessGroup | None = None
+        self,
+        gathered: Tensor,
+        shard: Tensor,
+        group: distributed.ProcessGroup | None = None,
     ) -> distributed.Work | None:
-        """Starts gathering the shards of a group, None: all, in rank order; returns a handle to wait on, or None."""
-        return _ALL_GATHER(gathered, shard, group=group, async_op=True) if self.joined else None
+        """Starts gathering the shards of a group, None: all, in rank order; returns a handle to
+        wait on, or None.
+        """
+        return (
+            _ALL_GATHER(gathered, shard, group=group, async_op=True)
+            if self.joined
+            else None
+        )
 
     def broadcast_int(self, value: int) -> int:
         """The value of rank 0 (any 63-bit integer) on every process."""
@@ -357,9 +437,11 @@ class World:
         return found
 
     def agree(self, facts: Mapping[str, Any], cure: str) -> None:
-        """Raises ConfigError, on every rank, if facts differ between ranks; it names the ranks that deviate from most.
+        """Raises ConfigError, on every rank, if facts differ between ranks; it names the ranks that
+        deviate from most.
 
-        A collective: of one digest, and of the facts themselves only if it differs. cure: ends the message.
+        A collective: of one digest, and of the facts themselves only if it differs. cure: ends the
+        message.
         """
         shown = {name: repr(value) for name, value in facts.items()}
         if len(self.peers(sorted(shown.items()))) == self.size:
@@ -367,19 +449,25 @@ class World:
         gathered: list[Any] = [None] * self.size
         distributed.all_gather_object(gathered, (platform.node(), shown))
         deviating = []
-        for name in dict.fromkeys(name for _, facts_of in gathered for name in facts_of):
+        for name in dict.fromkeys(
+            name for _, facts_of in gathered for name in facts_of
+        ):
             values = [facts_of.get(name, "nothing") for _, facts_of in gathered]
             (usual, _), *others = Counter(values).most_common()
             for rank, value in enumerate(values if others else ()):
                 if value != usual:
                     odd, common = _where_they_differ(value, usual)
                     rest = f"{odd}, and rank {values.index(usual)} {common}"
-                    deviating.append(f"rank {rank} on {gathered[rank][0]} has {name}={rest}")
+                    deviating.append(
+                        f"rank {rank} on {gathered[rank][0]} has {name}={rest}"
+                    )
         more = f"; and {len(deviating) - 3} more" if len(deviating) > 3 else ""
         raise ConfigError(f"ranks differ: {'; '.join(deviating[:3])}{more}: {cure}")
 
     def peers(self, value: object) -> list[int]:
-        """The ranks whose value is this rank's, by its representation; this rank is one. A collective."""
+        """The ranks whose value is this rank's, by its representation; this rank is one. A
+        collective.
+        """
         # 7 bytes: the digest travels as a positive int64.
         digest = hashlib.blake2b(repr(value).encode(), digest_size=7).digest()
         mine = torch.tensor(
@@ -391,7 +479,9 @@ class World:
         return (everyones == mine).nonzero().view(-1).tolist()
 
     def first_text(self, text: str) -> str:
-        """The text of the first rank that has one, on every rank; empty if none has. A collective."""
+        """The text of the first rank that has one, on every rank; empty if none has. A
+        collective.
+        """
         gathered: list[Any] = [text] * self.size
         if self.joined:
             distributed.all_gather_object(gathered, text)
@@ -399,13 +489,17 @@ class World:
 
     def any(self, flag: bool) -> bool:
         """True on every process if it is true on any."""
-        return bool(self.sum(torch.tensor([float(flag)], device=self.device)).item() > 0)
+        return bool(
+            self.sum(torch.tensor([float(flag)], device=self.device)).item() > 0
+        )
 
 
 def _average_of(
     values: Tensor, group: distributed.ProcessGroup | None
 ) -> distributed.ReduceOp.RedOpType:
-    """Reduction for an average over a group; backends other than NCCL have none, so the values are divided first."""
+    """Reduction for an average over a group; backends other than NCCL have none, so the values are
+    divided first.
+    """
     if distributed.get_backend(group) == "nccl":
         return distributed.ReduceOp.AVG
     values.div_(distributed.get_world_size(group))
@@ -421,7 +515,9 @@ def _where_they_differ(*texts: str) -> list[str]:
 
 
 def _collective() -> str:
-    """Name of the first collective not recorded as complete; for gloo only the last one started is recorded."""
+    """Name of the first collective not recorded as complete; for gloo only the last one started is
+    recorded.
+    """
     # The flight recorder's record of this process's last collectives.
     recorded = getattr(torch._C._distributed_c10d, "_dump_fr_trace_json", None)
     entries = json.loads(recorded())["entries"] if recorded is not None else []

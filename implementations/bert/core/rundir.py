@@ -27,7 +27,11 @@ from common.files import NoSpaceError, is_full, no_space, write_text
 # Not torch, whose metadata lacks the build (+cu130).
 _PACKAGES = "triton", "numpy", "h5py", "mlperf-logging"
 
-_OWN = ("RANK", "LOCAL_RANK", "OMP_NUM_THREADS")  # may differ between the ranks of a run
+_OWN = (
+    "RANK",
+    "LOCAL_RANK",
+    "OMP_NUM_THREADS",
+)  # may differ between the ranks of a run
 # Settings of the process, the machine and the output, which do not change what a run computes.
 OUTPUT = {
     "RESUME",
@@ -57,11 +61,15 @@ class Config:
         "RUN_DIR", None, doc="folder of this run's files; unset: none are written"
     )
     trial: int = env(
-        "TRIAL", 0, at_least=0, doc="number of this run in its folder: result_<TRIAL>.txt"
+        "TRIAL",
+        0,
+        at_least=0,
+        doc="number of this run in its folder: result_<TRIAL>.txt",
     )
 
     def claims(self, job: str, *others: tuple[Path, str]) -> contextlib.ExitStack:
-        """Claims this trial's files in RUN_DIR, and other folders, given with their settings' names.
+        """Claims this trial's files in RUN_DIR, and other folders, given with their settings'
+        names.
 
         job: Slurm's number. Raises OccupiedError if another process writes to one of them.
         """
@@ -78,7 +86,8 @@ class Config:
 
 
 def write_description(config: Config, tree: Any, derived: dict[str, Any]) -> None:
-    """Writes config.json (every setting of the run, and derived values) and environment.json (the machine).
+    """Writes config.json (every setting of the run, and derived values) and environment.json (the
+    machine).
 
     tree: the Config of the program, with its device.
     """
@@ -86,14 +95,20 @@ def write_description(config: Config, tree: Any, derived: dict[str, Any]) -> Non
         return
     settings = dataclasses.asdict(tree) | derived
     config.run_dir.mkdir(parents=True, exist_ok=True)
-    write_text(config.run_dir / "config.json", json.dumps(settings, indent=2, default=str) + "\n")
     write_text(
-        config.run_dir / "environment.json", json.dumps(environment(tree.device), indent=2) + "\n"
+        config.run_dir / "config.json",
+        json.dumps(settings, indent=2, default=str) + "\n",
+    )
+    write_text(
+        config.run_dir / "environment.json",
+        json.dumps(environment(tree.device), indent=2) + "\n",
     )
 
 
 def add_to_environment(config: Config, facts: dict[str, Any]) -> None:
-    """Adds facts learnt after write_description, such as the attention backend, to environment.json."""
+    """Adds facts learnt after write_description, such as the attention backend, to
+    environment.json.
+    """
     if config.run_dir is None:
         return
     path = config.run_dir / "environment.json"
@@ -103,15 +118,22 @@ def add_to_environment(config: Config, facts: dict[str, Any]) -> None:
 
 
 def difference(known: Mapping[str, Any], mine: Mapping[str, Any]) -> str:
-    """The first difference between two runs in what both record, in words; empty if there is none."""
+    """The first difference between two runs in what both record, in words; empty if there is
+    none.
+    """
     differing = (name for name in mine if name in known and known[name] != mine[name])
     return next(
-        (f"of a run with {name} {known[name]}, this one has {mine[name]}" for name in differing), ""
+        (
+            f"of a run with {name} {known[name]}, this one has {mine[name]}"
+            for name in differing
+        ),
+        "",
     )
 
 
 def shared_facts(tree: Any) -> dict[str, Any]:
-    """What must be equal on all ranks of a run, for World.agree: settings, PyTorch's version and our code.
+    """What must be equal on all ranks of a run, for World.agree: settings, PyTorch's version and
+    our code.
 
     Contents of files are compared where they are read.
     """
@@ -128,10 +150,16 @@ def shared_facts(tree: Any) -> dict[str, Any]:
     return facts | {"code": code.hexdigest(), "torch": torch.__version__}
 
 
-def check_same(result: Path, known: Mapping[str, Any] | None, mine: Mapping[str, Any]) -> None:
-    """Raises ConfigError if the finished trial of ``result`` is another run. known: what it recorded of itself."""
+def check_same(
+    result: Path, known: Mapping[str, Any] | None, mine: Mapping[str, Any]
+) -> None:
+    """Raises ConfigError if the finished trial of ``result`` is another run. known: what it
+    recorded of itself.
+    """
     problem = "does not record its settings and data"
-    if known is None or (problem := difference(known, mine) and f"is {difference(known, mine)}"):
+    if known is None or (
+        problem := difference(known, mine) and f"is {difference(known, mine)}"
+    ):
         raise ConfigError(
             f"{result} {problem}: use the same settings and data, or another RUN_NAME"
         )
@@ -145,14 +173,18 @@ def write_error(config: Config, reason: str) -> None:
         config.run_dir.mkdir(parents=True, exist_ok=True)
         # Created, never overwritten: the first rank to fail knows the cause, those after it only
         # that a peer is gone.
-        with open(config.run_dir / f"error_{config.trial}.txt", "x", encoding="utf-8") as file:
+        with open(
+            config.run_dir / f"error_{config.trial}.txt", "x", encoding="utf-8"
+        ) as file:
             file.write(reason + "\n")
     except OSError:
         pass  # The reason is on stderr as well; a full disk must not hide it behind a second error.
 
 
 def fail(config: Config, program: str, reason: str, status: int) -> int:
-    """Reports the failure in one line on stderr, and in RUN_DIR for the launcher; returns the exit status."""
+    """Reports the failure in one line on stderr, and in RUN_DIR for the launcher; returns the exit
+    status.
+    """
     reason = " ".join(reason.split())
     write_error(config, reason)
     print(f"{program}: error: {reason}", file=sys.stderr, flush=True)
@@ -160,7 +192,8 @@ def fail(config: Config, program: str, reason: str, status: int) -> int:
 
 
 def failed(config: Config, program: str, error: Exception) -> int:
-    """``fail`` for the error being handled, with its ``exit_status``; without one, status 1 after a traceback.
+    """``fail`` for the error being handled, with its ``exit_status``; without one, status 1 after a
+    traceback.
 
     For a HangError: RUN_DIR/hang_<TRIAL>.txt has the message and a line per missing rank.
     """
@@ -168,11 +201,17 @@ def failed(config: Config, program: str, error: Exception) -> int:
         told = config.run_dir / f"hang_{config.trial}.txt"
         # Of all ranks one list is enough.
         with contextlib.suppress(OSError), open(told, "x", encoding="utf-8") as file:
-            file.writelines([f"{error}\n", *(f"rank {rank}\n" for rank in error.absent)])
+            file.writelines(
+                [f"{error}\n", *(f"rank {rank}\n" for rank in error.absent)]
+            )
     if status := getattr(error, "exit_status", 0):
         return fail(config, program, str(error), status)
     if is_full(error):
-        words = error if isinstance(error, NoSpaceError) else no_space(config.run_dir or Path())
+        words = (
+            error
+            if isinstance(error, NoSpaceError)
+            else no_space(config.run_dir or Path())
+        )
         return fail(config, program, str(words), 1)
     # Nobody foresaw this error, so its place is worth more than a short output.
     traceback.print_exc()
@@ -208,7 +247,9 @@ def environment(device: torch.device) -> dict[str, Any]:
         "host": platform.node(),
         "platform": platform.platform(),
         "cpus": os.cpu_count(),
-        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+        "gpus": [
+            torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())
+        ]
         if cuda
         else [],
         "cuda": torch.version.cuda,

@@ -1,9 +1,9 @@
 """Every variable that configures a run: a list, a table, and a check for misspelt names.
 
-The names are those of ``launch/variables.txt``, and the check needs no more. A setting of a program is declared where
-it is used, by ``env("LR", ...)`` in a Config, from which the table has default and meaning. ``python -m
-bert.core.variables`` is the check alone, for the launch scripts, on any Python: exit status 2 for a name that looks
-like a mistake.
+The names are those of ``launch/variables.txt``, and the check needs no more. A setting of a program
+is declared where it is used, by ``env("LR", ...)`` in a Config, from which the table has default
+and meaning. ``python -m bert.core.variables`` is the check alone, for the launch scripts, on any
+Python: exit status 2 for a name that looks like a mistake.
 """
 
 from __future__ import annotations
@@ -107,7 +107,9 @@ def declared() -> dict[str, Entry]:
     found: dict[str, Entry] = {}
     for place in CONFIGS:
         module, _, name = place.partition(":")
-        for field, variable, _ in variables(getattr(importlib.import_module(module), name)):
+        for field, variable, _ in variables(
+            getattr(importlib.import_module(module), name)
+        ):
             entry = Entry(variable.name, shown(field.default), variable.meaning)
             found.setdefault(variable.name, entry)
     return found
@@ -125,7 +127,9 @@ def shown(default: Any) -> str:
 
 
 def _listed() -> Iterator[tuple[str, str, list[str]]]:
-    """(group, name, [default, meaning] for a variable of the launch scripts) of each line of the list."""
+    """(group, name, [default, meaning] for a variable of the launch scripts) of each line of the
+    list.
+    """
     title = ""
     for line in LIST.read_text(encoding="utf-8").splitlines():
         if line.startswith("== "):
@@ -136,7 +140,9 @@ def _listed() -> Iterator[tuple[str, str, list[str]]]:
 
 
 def groups() -> dict[str, list[Entry]]:
-    """The list by group. Raises ValueError for a name that is neither declared nor described in the list."""
+    """The list by group. Raises ValueError for a name that is neither declared nor described in the
+    list.
+    """
     settings = declared()
     found: dict[str, list[Entry]] = {}
     for title, name, rest in _listed():
@@ -166,7 +172,9 @@ def table(environ: Mapping[str, str], width: int | None = None) -> str:
                 lines.append(start.rstrip())
                 start = " " * 42
             meaning = entry.meaning.replace("`", "")
-            lines += textwrap.wrap(meaning, width, initial_indent=start, subsequent_indent=" " * 42)
+            lines += textwrap.wrap(
+                meaning, width, initial_indent=start, subsequent_indent=" " * 42
+            )
     return "\n".join(lines)
 
 
@@ -176,14 +184,18 @@ def markdown() -> str:
     for title, entries in groups().items():
         lines += [f"## {title}", "", "|variable|default|meaning|", "|---|---|---|"]
         for entry in entries:
-            default = {"unset": "", "required": "required"}.get(entry.default, f"`{entry.default}`")
+            default = {"unset": "", "required": "required"}.get(
+                entry.default, f"`{entry.default}`"
+            )
             lines.append(f"|`{entry.name}`|{default}|{entry.meaning}|")
         lines.append("")
     return "\n".join(lines).rstrip()
 
 
 def check_names(environ: Mapping[str, str]) -> None:
-    """Raises ConfigError, one line, for all exported names that nothing reads and that look meant for a run."""
+    """Raises ConfigError, one line, for all exported names that nothing reads and that look meant
+    for a run.
+    """
     if not LIST.is_file():
         return  # the package without its checkout
     known = [name for _, name, _ in _listed()]
@@ -201,8 +213,8 @@ def check_names(environ: Mapping[str, str]) -> None:
 def from_options(words: Sequence[str], others: Collection[str] = ()) -> dict[str, str]:
     """Settings given on a command line, by variable: ``--lr 0.002`` and ``--lr=0.002`` are LR.
 
-    others: commands and other options, for suggestions. Raises ConfigError for the first word that is no setting, with
-    a suggestion, and for a missing value.
+    others: commands and other options, for suggestions. Raises ConfigError for the first word that
+    is no setting, with a suggestion, and for a missing value.
     """
     listed = list(_listed()) if words and LIST.is_file() else []
     names = [name for _, name, described in listed if not described]
@@ -221,7 +233,11 @@ def from_options(words: Sequence[str], others: Collection[str] = ()) -> dict[str
                     f"{option}: {name} is read only by the launch scripts: export it for them"
                 )
             # Synonyms before likeness: LEARNING_RATE has few letters of LR, and more of others.
-            near = [other for other, setting in options.items() if setting == SYNONYMS.get(name)]
+            near = [
+                other
+                for other, setting in options.items()
+                if setting == SYNONYMS.get(name)
+            ]
             near = near or difflib.get_close_matches(spelt, [*options, *others], n=1)
             hint = (
                 f"did you mean {near[0]}?"
@@ -238,7 +254,9 @@ def from_options(words: Sequence[str], others: Collection[str] = ()) -> dict[str
 
 
 def check_read(given: Iterable[str], *configs: type) -> None:
-    """Raises ConfigError for a variable given as an option that none of a program's Configs reads."""
+    """Raises ConfigError for a variable given as an option that none of a program's Configs
+    reads.
+    """
     read = {variable.name for config in configs for _, variable, _ in variables(config)}
     for name in given:
         if name not in read:
@@ -253,9 +271,13 @@ def _meant(name: str, known: list[str]) -> str | None:
         return None
     if name in SYNONYMS:
         return SYNONYMS[name]
-    near = [(distance, other) for other in known if (distance := _misspelt(name, other))]
+    near = [
+        (distance, other) for other in known if (distance := _misspelt(name, other))
+    ]
     near += [
-        (distance, ours) for word, ours in SYNONYMS.items() if (distance := _misspelt(name, word))
+        (distance, ours)
+        for word, ours in SYNONYMS.items()
+        if (distance := _misspelt(name, word))
     ]
     if near:
         # The fewest edits; among equals the first by alphabet, so that the hint is always the same.
@@ -267,10 +289,12 @@ def _meant(name: str, known: list[str]) -> str | None:
 
 
 def _misspelt(name: str, known: str) -> int:
-    """Number of edits between a name and ``known`` if few enough for a typo, 1 or 2; 0 if it is another word.
+    """Number of edits between a name and ``known`` if few enough for a typo, 1 or 2; 0 if it is
+    another word.
 
-    Up to one edit, from 9 letters on two. In a short word a changed letter makes another word (LD is not LR), so only
-    an extra, a missing or two swapped letters count, and below five letters no missing one.
+    Up to one edit, from 9 letters on two. In a short word a changed letter makes another word (LD
+    is not LR), so only an extra, a missing or two swapped letters count, and below five letters no
+    missing one.
     """
     shorter = min(len(name), len(known))
     limit = 2 if shorter >= 9 else 1
@@ -282,13 +306,16 @@ def _misspelt(name: str, known: str) -> int:
         return 0
     if max(len({*name} - {*known}), len({*known} - {*name})) > limit:
         return 0  # an edit adds or removes one letter at most; this saves thousands of distances at every start
-    # Optimal string alignment distance: letters inserted, deleted, changed or swapped with their neighbour.
+    # Optimal string alignment distance: letters inserted, deleted, changed or swapped with their
+    # neighbour.
     before: list[int] = []
     row = list(range(len(known) + 1))
     for i, letter in enumerate(name, 1):
         older, before, row = before, row, [i]
         for j, other in enumerate(known, 1):
-            edits = min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (letter != other))
+            edits = min(
+                before[j] + 1, row[j - 1] + 1, before[j - 1] + (letter != other)
+            )
             if i > 1 and j > 1 and letter == known[j - 2] and name[i - 2] == other:
                 edits = min(edits, older[j - 2] + 1)
             row.append(edits)

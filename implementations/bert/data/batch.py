@@ -1,4 +1,5 @@
-"""The varlen batch: token fields of every task, and label fields that a task adds; the batch of pretraining.
+"""The varlen batch: token fields of every task, and label fields that a task adds; the batch of
+pretraining.
 
 ``make_batch`` and ``gather_batch`` build one from records.
 """
@@ -21,19 +22,25 @@ from bert.kernels.operations.cross_entropy import IGNORE
 AnyBatch = TypeVar("AnyBatch", bound="Batch")
 AnyCapacity = TypeVar("AnyCapacity", bound="Capacity")
 MASKED_SHARE = 0.15  # share of masked tokens in the benchmark's data
-_BEGIN, _MASKED_BEGIN, _SEGMENT_B, _NEXT_SENTENCE = range(4)  # rows of heads: one column a sequence
+_BEGIN, _MASKED_BEGIN, _SEGMENT_B, _NEXT_SENTENCE = range(
+    4
+)  # rows of heads: one column a sequence
 
 
 @dataclass(frozen=True, kw_only=True)
 class Capacity:
-    """Fixed sizes of a batch (for a CUDA graph): tokens T, sequences S. A task may add sizes of its labels."""
+    """Fixed sizes of a batch (for a CUDA graph): tokens T, sequences S. A task may add sizes of its
+    labels.
+    """
 
     tokens: int
     sequences: int
 
 
 def padded(fills: str, padding: float) -> Any:
-    """A tensor field of a batch: the size in Capacity to which its first dimension is padded, and the padding value."""
+    """A tensor field of a batch: the size in Capacity to which its first dimension is padded, and
+    the padding value.
+    """
     return dataclasses.field(metadata={"fills": fills, "padding": padding})
 
 
@@ -41,9 +48,9 @@ def padded(fills: str, padding: float) -> Any:
 class Batch:
     """Sequences end to end. Positions restart in each; attention never crosses ``cu_seqlens``.
 
-    input_ids, segment_ids, position_ids: int32 [T]; cu_seqlens: int32 [S+1]. ``max_seqlen`` bounds the length of a
-    sequence. The num_ fields do not count padding. A task's batch is a subclass with label fields, each declared by
-    ``padded``; padding must not change losses and gradients.
+    input_ids, segment_ids, position_ids: int32 [T]; cu_seqlens: int32 [S+1]. ``max_seqlen`` bounds
+    the length of a sequence. The num_ fields do not count padding. A task's batch is a subclass
+    with label fields, each declared by ``padded``; padding must not change losses and gradients.
     """
 
     input_ids: Tensor = padded("tokens", 0)
@@ -57,19 +64,28 @@ class Batch:
     def to(self: AnyBatch, device: torch.device) -> AnyBatch:
         """The batch on another device; from pinned memory the copies do not block."""
         return self._with(
-            {name: value.to(device, non_blocking=True) for name, value in self.tensors().items()}
+            {
+                name: value.to(device, non_blocking=True)
+                for name, value in self.tensors().items()
+            }
         )
 
     def pin_memory(self: AnyBatch) -> AnyBatch:
         """The batch in page-locked memory."""
-        return self._with({name: value.pin_memory() for name, value in self.tensors().items()})
+        return self._with(
+            {name: value.pin_memory() for name, value in self.tensors().items()}
+        )
 
     def _with(self: AnyBatch, tensors: dict[str, Any]) -> AnyBatch:
         return dataclasses.replace(self, **tensors)
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensor fields by name."""
-        return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return {
+            name: value
+            for name, value in vars(self).items()
+            if isinstance(value, Tensor)
+        }
 
     def pad_to(self: AnyBatch, capacity: Capacity) -> AnyBatch:
         """The batch padded to fixed sizes; losses and gradients do not change.
@@ -85,7 +101,8 @@ class Batch:
                 paddings[field.name] = size, field.metadata["padding"]
         if min(missing.values()) < 0:
             sizes = ", ".join(
-                f"{getattr(capacity, size) - count} {size}" for size, count in missing.items()
+                f"{getattr(capacity, size) - count} {size}"
+                for size, count in missing.items()
             )
             raise ValueError(f"batch of {sizes} exceeds {capacity}")
         # Padding continues with sequences of no tokens.
@@ -106,14 +123,19 @@ class PretrainingCapacity(Capacity):
 
     @classmethod
     def of(cls, tokens: int, sequences: int) -> PretrainingCapacity:
-        """Capacity for the benchmark's data, where 15% of the tokens of each sequence are masked, rounded."""
-        masked = int(MASKED_SHARE * tokens + 0.5 * sequences)  # each sequence rounds up by 0.5
+        """Capacity for the benchmark's data, where 15% of the tokens of each sequence are masked,
+        rounded.
+        """
+        masked = int(
+            MASKED_SHARE * tokens + 0.5 * sequences
+        )  # each sequence rounds up by 0.5
         return cls(tokens=tokens, sequences=sequences, masked=masked)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PretrainingBatch(Batch):
-    """masked_positions: int32 [M], absolute in [0, T); masked_labels: int64 [M]; next_sentence_labels: int64 [S].
+    """masked_positions: int32 [M], absolute in [0, T); masked_labels: int64 [M];
+    next_sentence_labels: int64 [S].
 
     Labels of -100 are padding.
     """
@@ -124,8 +146,12 @@ class PretrainingBatch(Batch):
     num_masked: int
 
 
-def make_batch(records: Records, sequences: np.ndarray, max_seqlen: int) -> PretrainingBatch:
-    """The batch of the given sequences (indices into ``records``), in that order. max_seqlen bounds their lengths."""
+def make_batch(
+    records: Records, sequences: np.ndarray, max_seqlen: int
+) -> PretrainingBatch:
+    """The batch of the given sequences (indices into ``records``), in that order. max_seqlen bounds
+    their lengths.
+    """
     return gather_batch([records], [np.arange(len(sequences))], sequences, max_seqlen)
 
 
@@ -138,9 +164,9 @@ def gather_batch(
 ) -> PretrainingBatch:
     """The batch of sequences from several sources.
 
-    indices: where in the batch each source's sequences go; sequences: index of each in its source, int64 [S].
-    max_seqlen bounds their lengths, vocab_size token ids (None: not checked). Raises DataError for offsets outside of
-    the records, and for token ids of another vocabulary.
+    indices: where in the batch each source's sequences go; sequences: index of each in its source,
+    int64 [S]. max_seqlen bounds their lengths, vocab_size token ids (None: not checked). Raises
+    DataError for offsets outside of the records, and for token ids of another vocabulary.
     """
     sequences = np.ascontiguousarray(sequences, dtype=np.int64)
     # Two passes over the sources: the heads give the sizes of the batch, so that tokens are copied
@@ -190,7 +216,9 @@ def gather_batch(
         # Checked here, as an id beyond the embeddings is an unreadable assertion on the device.
         if vocab_size is not None and not 0 <= smallest <= largest < vocab_size:
             ids = f"token ids {smallest} to {largest} in the data, but bert_config.json has vocab_size {vocab_size}"
-            raise DataError(f"{ids}: the data and BERT_CONFIG are of different vocabularies")
+            raise DataError(
+                f"{ids}: the data and BERT_CONFIG are of different vocabularies"
+            )
     return PretrainingBatch(
         input_ids=torch.from_numpy(tokens[0]),
         segment_ids=torch.from_numpy(tokens[1]),
@@ -233,14 +261,18 @@ def _read_heads(  # type: ignore[no-untyped-def]
     lengths,
     counts,
 ):
-    """Fills `heads` and, shifted by one, lengths and counts of masked tokens; returns whether all are in the records.
+    """Fills `heads` and, shifted by one, lengths and counts of masked tokens; returns whether all
+    are in the records.
 
     Compiled code does not check bounds; offsets of a damaged file must not reach it.
     """
     for i in where:
         sequence = sequences[i]
         begin, end = sequence_offsets[sequence], sequence_offsets[sequence + 1]
-        masked_begin, masked_end = masked_offsets[sequence], masked_offsets[sequence + 1]
+        masked_begin, masked_end = (
+            masked_offsets[sequence],
+            masked_offsets[sequence + 1],
+        )
         if not (0 <= begin <= end <= num_tokens and end - begin <= max_seqlen):
             return False
         if not (
@@ -274,7 +306,9 @@ def _copy_sequences(  # type: ignore[no-untyped-def]
     masked_positions,
     masked_labels,
 ):
-    """Copies one source's sequences to indices ``where`` of the batch; returns the smallest and largest token id."""
+    """Copies one source's sequences to indices ``where`` of the batch; returns the smallest and
+    largest token id.
+    """
     smallest = largest = 0
     for i in where:  # by slices, which are fast without the compiler too
         start, end = starts[i], starts[i + 1]
@@ -287,11 +321,20 @@ def _copy_sequences(  # type: ignore[no-untyped-def]
         tokens[1, start:segment_b] = 0
         tokens[1, segment_b:end] = 1
         tokens[2, start:end] = np.arange(end - start)
-        first, last, begin = masked_starts[i], masked_starts[i + 1], heads[_MASKED_BEGIN, i]
+        first, last, begin = (
+            masked_starts[i],
+            masked_starts[i + 1],
+            heads[_MASKED_BEGIN, i],
+        )
         if first < last:
             # Relative to the sequence in records, absolute in the batch.
-            masked_positions[first:last] = positions[begin : begin + last - first] + start
+            masked_positions[first:last] = (
+                positions[begin : begin + last - first] + start
+            )
             answers = labels[begin : begin + last - first]
-            smallest, largest = min(smallest, answers.min()), max(largest, answers.max())
+            smallest, largest = (
+                min(smallest, answers.min()),
+                max(largest, answers.max()),
+            )
             masked_labels[first:last] = answers
     return smallest, largest

@@ -26,9 +26,11 @@ Function = Callable[..., Any]
 
 
 def compiled_for(*arguments: Any) -> Callable[[Function], Function]:
-    """Compiles a function eagerly for these argument types, or for each of several tuples of them, and no others.
+    """Compiles a function eagerly for these argument types, or for each of several tuples of them,
+    and no others.
 
-    Machine code is cached in NUMBA_CACHE_DIR or beside the source; if neither is writable, each process compiles.
+    Machine code is cached in NUMBA_CACHE_DIR or beside the source; if neither is writable, each
+    process compiles.
     """
     signature: Any = arguments or None
     if arguments and isinstance(arguments[0], tuple):
@@ -60,7 +62,8 @@ def is_first(function: Function) -> bool:
     """Whether the function has to be compiled, not read from disk; announces the wait if so."""
     if first := not is_cached(function):
         print(
-            "compiling; this is done on the first run only, and can take a minute", file=sys.stderr
+            "compiling; this is done on the first run only, and can take a minute",
+            file=sys.stderr,
         )
     return first
 
@@ -75,11 +78,15 @@ def is_cached(function: Function) -> bool:
 
 
 def array(dtype: str, ndim: int = 1, readonly: bool = False) -> Any:
-    """Type of a contiguous array. A read-only one accepts writable and unaligned (memory-mapped) arrays, too."""
+    """Type of a contiguous array. A read-only one accepts writable and unaligned (memory-mapped)
+    arrays, too.
+    """
     if numba is None:
         return dtype
     # Mapped datasets begin wherever HDF5 has put them, not at multiples of an item.
-    return numba.types.Array(scalar(dtype), ndim, "C", readonly=readonly, aligned=not readonly)
+    return numba.types.Array(
+        scalar(dtype), ndim, "C", readonly=readonly, aligned=not readonly
+    )
 
 
 def scalar(dtype: str) -> Any:
@@ -90,18 +97,22 @@ def scalar(dtype: str) -> Any:
 def _cache_folder(function: Function, users_folder: str) -> str:
     """Cache folder, named by the content of the package's files with compiled functions.
 
-    numba itself only compares the function's own file, and would reuse a caller after a change of what it calls in
-    another file.
+    numba itself only compares the function's own file, and would reuse a caller after a change of
+    what it calls in another file.
     """
     package = Path(function.__code__.co_filename).parent
     # The outermost package; a module may stand alone.
     while (package.parent / "__init__.py").is_file():
         package = package.parent
-    return str(Path(users_folder or package / "__pycache__") / f"numba-{_digest(package)[:12]}")
+    return str(
+        Path(users_folder or package / "__pycache__") / f"numba-{_digest(package)[:12]}"
+    )
 
 
 @lru_cache
 def _digest(package: Path) -> str:
     texts = (path.read_bytes() for path in sorted(package.rglob("*.py")))
     # Only files with compiled functions: other edits must not cost a minute of compiling.
-    return hashlib.md5(b"".join(text for text in texts if b"compiled" in text)).hexdigest()
+    return hashlib.md5(
+        b"".join(text for text in texts if b"compiled" in text)
+    ).hexdigest()

@@ -1,8 +1,10 @@
-"""DATA_LOADER=dali: our loader's batches through an NVIDIA DALI pipeline, which prefetches them to the GPU.
+"""DATA_LOADER=dali: our loader's batches through an NVIDIA DALI pipeline, which prefetches them to
+the GPU.
 
-DALI has no reader for these records; it adds a thread and a stream for the copy. Batches are made on the data thread as
-usual and enter the pipeline as an external source: an iteration is a step, a sample a micro-batch, an input a tensor
-field of the batch. Without a GPU the pipeline runs on the CPU.
+DALI has no reader for these records; it adds a thread and a stream for the copy. Batches are made
+on the data thread as usual and enter the pipeline as an external source: an iteration is a step, a
+sample a micro-batch, an input a tensor field of the batch. Without a GPU the pipeline runs on the
+CPU.
 """
 
 from __future__ import annotations
@@ -22,8 +24,12 @@ _KEPT = 4  # steps whose tensors are kept alive: copies of up to two may be in f
 
 
 def check() -> None:
-    """Raises ConfigError if DALI is not installed; PyPI's nvidia-dali, which is not NVIDIA's, has no such module."""
-    if not (importlib.util.find_spec("nvidia") and importlib.util.find_spec("nvidia.dali")):
+    """Raises ConfigError if DALI is not installed; PyPI's nvidia-dali, which is not NVIDIA's, has
+    no such module.
+    """
+    if not (
+        importlib.util.find_spec("nvidia") and importlib.util.find_spec("nvidia.dali")
+    ):
         cure = "pip install -r requirements/dali.txt, or unset DATA_LOADER"
         raise ConfigError(f"DATA_LOADER=dali: NVIDIA DALI is not installed: {cure}")
 
@@ -32,31 +38,44 @@ class DaliLoader:
     """The steps of another loader, in its order, on the device."""
 
     def __init__(self, loader: Any, device: torch.device, micro_batches: int) -> None:
-        """loader: TrainingData, or any object with its next_step and close. Raises ConfigError without DALI."""
+        """loader: TrainingData, or any object with its next_step and close. Raises ConfigError
+        without DALI.
+        """
         check()
         from nvidia.dali import fn, pipeline_def
 
         self.loader, self.device = loader, device
         self._given: deque[list[PretrainingBatch]] = deque()  # steps in the pipeline
         self._kept: deque[list[PretrainingBatch]] = deque(maxlen=_KEPT)
-        self._error: Exception | None = None  # of the loader, raised at its step: DALI prefetches
+        self._error: Exception | None = (
+            None  # of the loader, raised at its step: DALI prefetches
+        )
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         gpu: Any = None if self._stream is None else device.index or 0
         # Annotations are postponed, so the type is a string here.
-        num_fields = sum(field.type == "Tensor" for field in dataclasses.fields(PretrainingBatch))
+        num_fields = sum(
+            field.type == "Tensor" for field in dataclasses.fields(PretrainingBatch)
+        )
 
         @pipeline_def(
-            batch_size=micro_batches, num_threads=1, device_id=gpu, prefetch_queue_depth=PREFETCHED
+            batch_size=micro_batches,
+            num_threads=1,
+            device_id=gpu,
+            prefetch_queue_depth=PREFETCHED,
         )
         def pipeline() -> Any:
-            fields = fn.external_source(source=self._take_step, num_outputs=num_fields, batch=True)
+            fields = fn.external_source(
+                source=self._take_step, num_outputs=num_fields, batch=True
+            )
             return tuple(field if gpu is None else field.gpu() for field in fields)
 
         self._pipeline = pipeline()
         self._pipeline.build()
 
     def next_step(self) -> list[PretrainingBatch]:
-        """Micro-batches of the next step, on the device. Raises what the loader raised for that step."""
+        """Micro-batches of the next step, on the device. Raises what the loader raised for that
+        step.
+        """
         from nvidia.dali.plugin.pytorch import feed_ndarray
 
         try:
@@ -68,7 +87,9 @@ class DaliLoader:
         with torch.cuda.stream(self._stream):
             for number, batch in enumerate(self._given.popleft()):
                 fields: dict[str, Any] = {}
-                for (name, tensor), output in zip(batch.tensors().items(), outputs, strict=True):
+                for (name, tensor), output in zip(
+                    batch.tensors().items(), outputs, strict=True
+                ):
                     # DALI reuses its buffers.
                     fields[name] = torch.empty_like(tensor, device=self.device)
                     feed_ndarray(output[number], fields[name], cuda_stream=self._stream)
@@ -88,7 +109,9 @@ class DaliLoader:
         self._pipeline = None
 
     def _take_step(self) -> list[list[Any]]:
-        """The loader's next step for DALI: for each field its micro-batches. Ends after an error."""
+        """The loader's next step for DALI: for each field its micro-batches. Ends after an
+        error.
+        """
         if self._error is None:
             try:
                 self._given.append(list(self.loader.next_step()))
@@ -98,5 +121,6 @@ class DaliLoader:
             raise StopIteration
         batches = self._given[-1]
         return [
-            [batch.tensors()[name].numpy() for batch in batches] for name in batches[0].tensors()
+            [batch.tensors()[name].numpy() for batch in batches]
+            for name in batches[0].tensors()
         ]

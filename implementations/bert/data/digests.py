@@ -1,7 +1,7 @@
 """Order-free digests: a hash of every sequence, and their sum.
 
-The hash is BLAKE2b (RFC 7693) of 16 bytes without a key. Compiled code lays out the messages, since feeding hashlib a
-sequence in pieces takes longer than hashing it.
+The hash is BLAKE2b (RFC 7693) of 16 bytes without a key. Compiled code lays out the messages, since
+feeding hashlib a sequence in pieces takes longer than hashing it.
 """
 
 from __future__ import annotations
@@ -33,12 +33,13 @@ def sum_of_hashes(
 ) -> int:
     """Sum modulo 2^128 of the hash of each sequence: its head, tokens, masked positions and labels.
 
-    heads: int16 (N, 4). The others, contiguous, are those of Records; all are hashed as 16-bit numbers, low byte first.
-    In a sequence with an id beyond 16 bits all ids are hashed as 32-bit numbers, low half first, so that the digest
-    does not depend on how wide a file stores them.
+    heads: int16 (N, 4). The others, contiguous, are those of Records; all are hashed as 16-bit
+    numbers, low byte first. In a sequence with an id beyond 16 bits all ids are hashed as 32-bit
+    numbers, low half first, so that the digest does not depend on how wide a file stores them.
 
     Raises:
-        ValueError: offsets that fall, or reach beyond the arrays; compiled code does not check bounds.
+        ValueError: offsets that fall, or reach beyond the arrays; compiled code does not check
+        bounds.
     """
     lengths, counts = np.diff(offsets), np.diff(masked_offsets)
     ends = (
@@ -47,7 +48,11 @@ def sum_of_hashes(
         (masked_offsets, len(labels)),
     )
     # Before the compiled code, which would read beyond the arrays.
-    if (lengths < 0).any() or (counts < 0).any() or any(o[0] < 0 or o[-1] > end for o, end in ends):
+    if (
+        (lengths < 0).any()
+        or (counts < 0).any()
+        or any(o[0] < 0 or o[-1] > end for o, end in ends)
+    ):
         raise ValueError("offsets fall or reach beyond the arrays")
     input_ids, labels = (
         ids if ids.itemsize == 2 else np.ascontiguousarray(ids, np.int32)
@@ -56,20 +61,28 @@ def sum_of_hashes(
     width = max(input_ids.itemsize, labels.itemsize) // 2
     total = 0
     for begin in range(0, len(heads), _AT_ONCE):
-        some, bounds = slice(begin, begin + _AT_ONCE), slice(begin, begin + _AT_ONCE + 1)
+        some, bounds = (
+            slice(begin, begin + _AT_ONCE),
+            slice(begin, begin + _AT_ONCE + 1),
+        )
         most = (
             _HEAD * len(heads[some])
             + width * lengths[some].sum()
             + (1 + width) * counts[some].sum()
         )
-        messages, places = np.empty(int(most), np.int16), np.zeros(len(heads[some]) + 1, np.int64)
+        messages, places = (
+            np.empty(int(most), np.int16),
+            np.zeros(len(heads[some]) + 1, np.int64),
+        )
         _lay_out(
             heads[some], input_ids, positions, labels, offsets[bounds], masked_offsets[bounds], messages, places
         )  # fmt: skip
         data = messages.data.cast("B")
         # hashlib in C, a call a sequence, on slices that are not copied.
         for begin_of, end_of in itertools.pairwise(places.tolist()):
-            found = hashlib.blake2b(data[begin_of:end_of], digest_size=HASH_BYTES).digest()
+            found = hashlib.blake2b(
+                data[begin_of:end_of], digest_size=HASH_BYTES
+            ).digest()
             total += int.from_bytes(found, "little")
     return total % (1 << 128)
 
@@ -80,7 +93,9 @@ def add_multiset_digests(digests: Sequence[str]) -> str:
 
 
 def digest_of_tensors(tensors: Iterable[tuple[str, Array]]) -> str:
-    """Digest of weights by name, in any order; ignores zeros at the end of a tensor, which are padding."""
+    """Digest of weights by name, in any order; ignores zeros at the end of a tensor, which are
+    padding.
+    """
     total = 0
     for name, tensor in tensors:
         numbers = np.ascontiguousarray(tensor, "<f4").tobytes().rstrip(b"\0")
@@ -93,7 +108,11 @@ def digest_of_tensors(tensors: Iterable[tuple[str, Array]]) -> str:
 @compiled
 def _is_wide(ids):  # type: ignore[no-untyped-def]
     """Whether an id is beyond 16 bits."""
-    return ids.itemsize > 2 and ids.size > 0 and (ids.min() < -(2**15) or ids.max() >= 2**15)
+    return (
+        ids.itemsize > 2
+        and ids.size > 0
+        and (ids.min() < -(2**15) or ids.max() >= 2**15)
+    )
 
 
 @compiled
@@ -108,8 +127,12 @@ def _put_ids(message, size, ids, wide):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _lay_out(heads, input_ids, positions, labels, offsets, masked_offsets, message, ends):  # type: ignore[no-untyped-def]
-    """Writes the messages of the sequences end to end to `message`, and their ends in bytes to `ends`."""
+def _lay_out(  # type: ignore[no-untyped-def]
+    heads, input_ids, positions, labels, offsets, masked_offsets, message, ends
+):
+    """Writes the messages of the sequences end to end to `message`, and their ends in bytes to
+    `ends`.
+    """
     size = 0
     for i in range(heads.shape[0]):
         first, last = masked_offsets[i], masked_offsets[i + 1]

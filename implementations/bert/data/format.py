@@ -1,8 +1,9 @@
 """The record format: sequences of any length, flat in HDF5, memory-mapped by readers.
 
-One format for the evaluation set and for unpacked, binned and packed training data. Datasets are one-dimensional and
-contiguous, so readers map them without HDF5; sequence i is tokens [sequence_offsets[i], sequence_offsets[i + 1]).
-Packed files add row_offsets: row r holds the sequences [row_offsets[r], row_offsets[r + 1]). There is no padding.
+One format for the evaluation set and for unpacked, binned and packed training data. Datasets are
+one-dimensional and contiguous, so readers map them without HDF5; sequence i is tokens
+[sequence_offsets[i], sequence_offsets[i + 1]). Packed files add row_offsets: row r holds the
+sequences [row_offsets[r], row_offsets[r + 1]). There is no padding.
 
 N sequences, R rows, M masked tokens.
 """
@@ -34,7 +35,10 @@ VERSION = 1
 
 def _datasets(records: Records) -> dict[str, Array]:
     """Datasets by name, in the order they are written and digested."""
-    named = {name: (getattr(records, name), dtype) for name, dtype in dtypes_of([records]).items()}
+    named = {
+        name: (getattr(records, name), dtype)
+        for name, dtype in dtypes_of([records]).items()
+    }
     return {
         name: np.ascontiguousarray(a, dtype=dtype)
         for name, (a, dtype) in named.items()
@@ -55,8 +59,8 @@ def content_digest(records: Records) -> str:
 def multiset_digest(records: Records) -> str:
     """Order-free digest (hex) of the sequences: the sum modulo 2^128 of a 128-bit hash of each.
 
-    A shuffle or a packing keeps it; a lost, doubled or changed sequence alters it. Digests of several files add up
-    (digests.add_multiset_digests).
+    A shuffle or a packing keeps it; a lost, doubled or changed sequence alters it. Digests of
+    several files add up (digests.add_multiset_digests).
     """
     heads = [records.sequence_lengths, np.diff(records.masked_lm_offsets)]
     heads += [records.segment_b_start, records.next_sentence_labels]
@@ -64,16 +68,24 @@ def multiset_digest(records: Records) -> str:
         np.stack(heads, axis=1).astype(np.int16),
         *(
             np.ascontiguousarray(a)
-            for a in (records.input_ids, records.masked_lm_positions, records.masked_lm_ids)
+            for a in (
+                records.input_ids,
+                records.masked_lm_positions,
+                records.masked_lm_ids,
+            )
         ),
-        *(np.ascontiguousarray(a) for a in (records.sequence_offsets, records.masked_lm_offsets)),
+        *(
+            np.ascontiguousarray(a)
+            for a in (records.sequence_offsets, records.masked_lm_offsets)
+        ),
     )
     return f"{total:032x}"
 
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
-    """A hidden path beside `path` to write to; on success it is synced and renamed to `path`, on failure removed.
+    """A hidden path beside `path` to write to; on success it is synced and renamed to `path`, on
+    failure removed.
 
     Raises:
         DataError: the target cannot be written (no space, read-only, no such folder).
@@ -107,7 +119,9 @@ def without_digests(metadata: Metadata) -> Metadata:
     return dataclasses.replace(metadata, content_digest="", multiset_digest="")
 
 
-def write_records(path: str | os.PathLike[str], records: Records, metadata: Metadata) -> Metadata:
+def write_records(
+    path: str | os.PathLike[str], records: Records, metadata: Metadata
+) -> Metadata:
     """Writes the file, whole or not at all, and returns the metadata with both digests.
 
     Raises:
@@ -134,8 +148,12 @@ def write_records(path: str | os.PathLike[str], records: Records, metadata: Meta
                     for n, a in arrays.items()
                 }
                 file.attrs.update(attributes)
-                offsets = {name: dataset.id.get_offset() or 0 for name, dataset in sets.items()}
-        except RuntimeError as error:  # HDF5 reports a failed flush (disk full) this way
+                offsets = {
+                    name: dataset.id.get_offset() or 0 for name, dataset in sets.items()
+                }
+        except (
+            RuntimeError
+        ) as error:  # HDF5 reports a failed flush (disk full) this way
             raise OSError(str(error)) from error
         with open(partial, "r+b") as raw:
             # A full disk is found here, where it is an OSError.
@@ -146,7 +164,9 @@ def write_records(path: str | os.PathLike[str], records: Records, metadata: Meta
     return metadata
 
 
-def check_structure(path: str | os.PathLike[str], records: Records, metadata: Metadata) -> None:
+def check_structure(
+    path: str | os.PathLike[str], records: Records, metadata: Metadata
+) -> None:
     """Checks in O(1) that sizes and ends of the arrays agree.
 
     Raises:
@@ -165,7 +185,11 @@ def check_structure(path: str | os.PathLike[str], records: Records, metadata: Me
         "segment_b_start": count,
         "masked_lm_positions": num_masked,
     }
-    problem = f"max_seq_length is {metadata.max_seq_length}" if metadata.max_seq_length < 1 else ""
+    problem = (
+        f"max_seq_length is {metadata.max_seq_length}"
+        if metadata.max_seq_length < 1
+        else ""
+    )
     for name, size in sizes.items():
         array = getattr(records, name)
         if array is None:
@@ -180,7 +204,9 @@ def check_structure(path: str | os.PathLike[str], records: Records, metadata: Me
 
 
 def _map(file: Hdf5File, mapped: Array, name: str) -> Array:
-    """A dataset; a view of the file's mapping if contiguous, so that a file takes a single descriptor."""
+    """A dataset; a view of the file's mapping if contiguous, so that a file takes a single
+    descriptor.
+    """
     path, dataset = file.path, file.datasets.get(name)
     if dataset is None:
         raise DataError(f"{path} has no dataset {name}; prepare it again")
@@ -224,7 +250,8 @@ def _read_metadata(path: Path, attributes: dict[str, int | str]) -> Metadata:
 
 
 def open_records(path: str | os.PathLike[str]) -> tuple[Records, Metadata]:
-    """Maps a file of records; NVIDIA-made packed, variable-length and fixed-length shards are read and converted.
+    """Maps a file of records; NVIDIA-made packed, variable-length and fixed-length shards are read
+    and converted.
 
     Costs O(1) for files of this format: contents are checked by `verify_records` only.
 
@@ -237,7 +264,9 @@ def open_records(path: str | os.PathLike[str]) -> tuple[Records, Metadata]:
     file = open_hdf5(path)
     if file.attributes.get("format") == FORMAT:
         metadata = _read_metadata(path, file.attributes)
-        names = [name for name in DTYPES if name != "row_offsets" or name in file.datasets]
+        names = [
+            name for name in DTYPES if name != "row_offsets" or name in file.datasets
+        ]
         mapped = np.memmap(path, np.uint8, "r")
         records = Records(**{name: _map(file, mapped, name) for name in names})
         # The compiled loops (batch.py) know two cases: both in 16 bits, or both in 32.
@@ -251,8 +280,11 @@ def open_records(path: str | os.PathLike[str]) -> tuple[Records, Metadata]:
     return records, metadata
 
 
-def check_contents(path: str | os.PathLike[str], records: Records, metadata: Metadata) -> None:
-    """Checks every sequence: offsets grow, lengths, segment starts, masked positions and labels are in range.
+def check_contents(
+    path: str | os.PathLike[str], records: Records, metadata: Metadata
+) -> None:
+    """Checks every sequence: offsets grow, lengths, segment starts, masked positions and labels are
+    in range.
 
     Raises:
         DataError: the first kind of fault found, with the sequence it is in.
@@ -265,7 +297,8 @@ def check_contents(path: str | os.PathLike[str], records: Records, metadata: Met
         "segment B outside of the sequence": (records.segment_b_start < 0)
         | (records.segment_b_start > lengths),
         # All bits but the lowest: also finds negative labels.
-        "next_sentence_label is neither 0 nor 1": (records.next_sentence_labels & ~1) != 0,
+        "next_sentence_label is neither 0 nor 1": (records.next_sentence_labels & ~1)
+        != 0,
     }
     if not any(fault.any() for fault in faults.values()):
         # Offsets that do not fall stay within their ends, so these are no larger than the file.
@@ -285,16 +318,23 @@ def check_contents(path: str | os.PathLike[str], records: Records, metadata: Met
     for description, fault in faults.items():
         if fault.any():
             number = int(np.argmax(fault))
-            raise DataError(f"{path}: {description} in sequence {number}; prepare it again")
+            raise DataError(
+                f"{path}: {description} in sequence {number}; prepare it again"
+            )
     if min(records.input_ids.min(initial=0), records.masked_lm_ids.min(initial=0)) < 0:
         raise DataError(f"{path} has a negative token id; prepare it again")
     if records.row_offsets is not None:
         per_row = np.diff(records.row_offsets)
-        fewest = 1 if metadata.content_digest else 0  # others' packers leave rows of no sequence
+        fewest = (
+            1 if metadata.content_digest else 0
+        )  # others' packers leave rows of no sequence
         bad = per_row < fewest
         if not bad.any():  # or the offsets may point anywhere
             # Tokens of each row (R): both kinds of offsets are cumulative.
-            bad = np.diff(records.sequence_offsets[records.row_offsets]) > metadata.max_seq_length
+            bad = (
+                np.diff(records.sequence_offsets[records.row_offsets])
+                > metadata.max_seq_length
+            )
         if bad.any():
             raise DataError(
                 f"{path}: row {int(np.argmax(bad))} is empty or over {metadata.max_seq_length} tokens"
@@ -304,7 +344,8 @@ def check_contents(path: str | os.PathLike[str], records: Records, metadata: Met
 def verify_records(path: str | os.PathLike[str]) -> tuple[Records, Metadata]:
     """Opens the file, checks every sequence and recomputes both digests.
 
-    For files of other makers, which have no digests, they are computed and returned in the metadata.
+    For files of other makers, which have no digests, they are computed and returned in the
+    metadata.
 
     Raises:
         DataError: unreadable, out of range, or a digest does not match.
@@ -313,7 +354,9 @@ def verify_records(path: str | os.PathLike[str]) -> tuple[Records, Metadata]:
     check_contents(path, records, metadata)
     computed = _with_digests(records, metadata)
     if metadata.content_digest and computed != metadata:
-        digests = f"digest {computed.content_digest}, recorded {metadata.content_digest}"
+        digests = (
+            f"digest {computed.content_digest}, recorded {metadata.content_digest}"
+        )
         raise DataError(
             f"{path} was changed after it was written ({digests}); copy or prepare it again"
         )

@@ -92,7 +92,9 @@ class _Helper:
                 if not self.process:
                     process.kill()
         if problem:
-            raise DataError(f"{path} cannot be read as HDF5 ({problem}); copy or prepare it again")
+            raise DataError(
+                f"{path} cannot be read as HDF5 ({problem}); copy or prepare it again"
+            )
         return answer
 
     def forget(self) -> None:
@@ -150,7 +152,9 @@ def serve() -> None:
 def _contents(file: h5py.File) -> tuple[dict[str, int | str], dict[str, Dataset]]:
     attributes: dict[str, int | str] = {}
     for name in file.attrs:
-        with suppress(Exception):  # of another type, or damaged: as if it were not there
+        with suppress(
+            Exception
+        ):  # of another type, or damaged: as if it were not there
             value = file.attrs[name]
             if isinstance(value, (str, np.integer)):
                 attributes[name] = value if isinstance(value, str) else int(value)
@@ -160,7 +164,9 @@ def _contents(file: h5py.File) -> tuple[dict[str, int | str], dict[str, Dataset]
         if isinstance(dataset, h5py.Dataset):
             entry = h5py.check_vlen_dtype(dataset.dtype)
             dtype, offset = entry or dataset.dtype, dataset.id.get_offset()
-            datasets[name] = Dataset(np.dtype(dtype), dataset.shape, offset, bool(entry))
+            datasets[name] = Dataset(
+                np.dtype(dtype), dataset.shape, offset, bool(entry)
+            )
     return attributes, datasets
 
 

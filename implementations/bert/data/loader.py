@@ -32,19 +32,30 @@ class Config:
     packed: bool = env(
         "PACKED", False, doc="1: train on DATADIR_PHASE2_PACKED; 0: on DATADIR_PHASE2"
     )
-    datadir: Path | None = env("DATADIR_PHASE2", None, doc="folder of unpacked record files")
+    datadir: Path | None = env(
+        "DATADIR_PHASE2", None, doc="folder of unpacked record files"
+    )
     datadir_packed: Path | None = env(
         "DATADIR_PHASE2_PACKED", None, doc="folder of packed record files"
     )
     synthetic: bool = env(
-        "SYNTH_DATA", False, doc="1: train on synthetic sequences of Wikipedia's lengths, no files"
+        "SYNTH_DATA",
+        False,
+        doc="1: train on synthetic sequences of Wikipedia's lengths, no files",
     )
     batch_size: int = env("BATCHSIZE", at_least=1, doc="rows per GPU in a micro-batch")
-    gradient_steps: int = env("GRADIENT_STEPS", 1, at_least=1, doc="micro-batches in a step")
-    packing_factor: int = env(
-        "PACKING_FACTOR", 1, at_least=1, doc="sequences a row counts for: 2 for packed Wikipedia"
+    gradient_steps: int = env(
+        "GRADIENT_STEPS", 1, at_least=1, doc="micro-batches in a step"
     )
-    max_seq_length: int = env("MAX_SEQ_LENGTH", 512, at_least=8, doc="tokens of a row at most")
+    packing_factor: int = env(
+        "PACKING_FACTOR",
+        1,
+        at_least=1,
+        doc="sequences a row counts for: 2 for packed Wikipedia",
+    )
+    max_seq_length: int = env(
+        "MAX_SEQ_LENGTH", 512, at_least=8, doc="tokens of a row at most"
+    )
     batching: str = env(
         "BATCHING",
         "rows",
@@ -55,7 +66,9 @@ class Config:
         "MAX_SEQUENCES_PER_ROW", 3, at_least=1, doc="sequences of a packed row at most"
     )
     bin_counts: str = env(
-        "BIN_COUNTS", "", doc="BATCHING=bins: sequences of each bin in a micro-batch, as 6:3:2:5"
+        "BIN_COUNTS",
+        "",
+        doc="BATCHING=bins: sequences of each bin in a micro-batch, as 6:3:2:5",
     )
     exchange_group: int = env(
         "EXCHANGE_GROUP",
@@ -91,23 +104,29 @@ class Config:
 
     @property
     def capacity(self) -> PretrainingCapacity:
-        """Sizes that no micro-batch exceeds, if 15% of the tokens of each sequence are masked as in the benchmark's
-        data, or of all tokens with MASKING=dynamic.
+        """Sizes that no micro-batch exceeds, if 15% of the tokens of each sequence are masked as in
+        the benchmark's data, or of all tokens with MASKING=dynamic.
         """
         sequences = self.batch_size * (self.max_sequences_per_row if self.packed else 1)
-        capacity = PretrainingCapacity.of(self.batch_size * self.max_seq_length, sequences)
+        capacity = PretrainingCapacity.of(
+            self.batch_size * self.max_seq_length, sequences
+        )
         if self.masking == "static":
             return capacity
         # New masks are drawn per token, so their number varies about 15%: fixed sizes need room
         # above it.
-        return dataclasses.replace(capacity, masked=capacity.masked + margin(capacity.tokens))
+        return dataclasses.replace(
+            capacity, masked=capacity.masked + margin(capacity.tokens)
+        )
 
     @property
     def for_unpacked(self) -> str:
         """A setting that only works on unpacked records, such as BATCHING=bins; or empty."""
         if self.batching == "bins":
             return "BATCHING=bins"
-        return f"EXCHANGE_GROUP={self.exchange_group}" if self.exchange_group > 1 else ""
+        return (
+            f"EXCHANGE_GROUP={self.exchange_group}" if self.exchange_group > 1 else ""
+        )
 
     @property
     def rows_per_step(self) -> int:
@@ -116,7 +135,9 @@ class Config:
 
     @property
     def source(self) -> tuple[Path, str]:
-        """The training data's folder and the variable that names it. Raises ConfigError if that is unset."""
+        """The training data's folder and the variable that names it. Raises ConfigError if that is
+        unset.
+        """
         variable = "DATADIR_PHASE2_PACKED" if self.packed else "DATADIR_PHASE2"
         folder = self.datadir_packed if self.packed else self.datadir
         if folder is None:
@@ -127,10 +148,16 @@ class Config:
 
 
 def open_source(config: Config, vocab_size: int, pairs: bool = False) -> RowSource:
-    """The rows to train on. Raises DataError if there are none, or with ``pairs`` no sentence pairs."""
+    """The rows to train on. Raises DataError if there are none, or with ``pairs`` no sentence
+    pairs.
+    """
     if config.synthetic:
         return SyntheticShards(config.max_seq_length, vocab_size, config.packed)
-    bins = list_bins(*config.source) if config.batching == "bins" else [list_shards(*config.source)]
+    bins = (
+        list_bins(*config.source)
+        if config.batching == "bins"
+        else [list_shards(*config.source)]
+    )
     source = Shards(
         [path for files in bins for path in files],
         config.max_seq_length,
@@ -138,7 +165,11 @@ def open_source(config: Config, vocab_size: int, pairs: bool = False) -> RowSour
     )
     first = source[0]
     # Segment B of the first sequence begins at its end: there is none.
-    if pairs and first.num_sequences and first.segment_b_start[0] == first.sequence_offsets[1]:
+    if (
+        pairs
+        and first.num_sequences
+        and first.segment_b_start[0] == first.sequence_offsets[1]
+    ):
         folder, variable = config.source
         raise DataError(
             f"{variable}={folder}: no pairs of sentences (--nsp 0): set NSP=0, or prepare them with pairs"
@@ -147,7 +178,9 @@ def open_source(config: Config, vocab_size: int, pairs: bool = False) -> RowSour
 
 
 def make_batching(source: RowSource, sampler: Sampler, config: Config) -> Batching:
-    """The micro-batches of each step. Raises DataError or ConfigError if the settings do not fit the data."""
+    """The micro-batches of each step. Raises DataError or ConfigError if the settings do not fit
+    the data.
+    """
     group = config.exchange_group
     # Bins and exchange move single sequences, and packed rows are fixed.
     if config.for_unpacked and source[0].row_offsets is not None:
@@ -183,15 +216,15 @@ def open_masks(
         _ = source[0]  # sets vocab_md5
         tokens = MaskTokens.read(phase1 / "vocab.txt", source.vocab_md5)
     if tokens.size > vocab_size:
-        differ = (
-            f"{phase1}/vocab.txt has {tokens.size} tokens, bert_config.json vocab_size {vocab_size}"
-        )
+        differ = f"{phase1}/vocab.txt has {tokens.size} tokens, bert_config.json vocab_size {vocab_size}"
         raise DataError(f"{differ}: use a matching pair")
     return DynamicMasks(tokens, seed, config.capacity.masked)
 
 
 class TrainingData:
-    """``next_step()`` returns the micro-batches of one step after the other, from ``first_step`` on."""
+    """``next_step()`` returns the micro-batches of one step after the other, from ``first_step``
+    on.
+    """
 
     def __init__(
         self,
@@ -203,7 +236,9 @@ class TrainingData:
         pad_and_pin: Callable[[PretrainingBatch], PretrainingBatch],
         masks: DynamicMasks | None = None,
     ) -> None:
-        """On the thread each batch gets its ``masks``, then ``pad_and_pin``: to a capacity, in page-locked memory."""
+        """On the thread each batch gets its ``masks``, then ``pad_and_pin``: to a capacity, in
+        page-locked memory.
+        """
         self.source, self.config = source, config
         self.batching = make_batching(source, sampler, config)
         self.vocab_size, self.pad_and_pin, self.masks = vocab_size, pad_and_pin, masks
@@ -215,7 +250,9 @@ class TrainingData:
             self._prepare_another()
 
     def next_step(self) -> list[PretrainingBatch]:
-        """Micro-batches of the next step, on the CPU. Raises DataError for records that cannot be used."""
+        """Micro-batches of the next step, on the CPU. Raises DataError for records that cannot be
+        used.
+        """
         # The host waits here if the data thread has fallen behind.
         batches = self._pending.popleft().result()
         self._prepare_another()
@@ -230,11 +267,15 @@ class TrainingData:
 
     def batches(self, step: int) -> list[PretrainingBatch]:
         """Micro-batches of any step."""
-        return [self.pad_and_pin(self._make(chosen)) for chosen in self.batching.step(step)]
+        return [
+            self.pad_and_pin(self._make(chosen)) for chosen in self.batching.step(step)
+        ]
 
     def _make(self, chosen: Chosen) -> PretrainingBatch:
         files, indices = [int(chosen.files[0])], [np.arange(len(chosen.files))]
-        if (chosen.files != files[0]).any():  # rare: the micro-batch crosses the end of a file
+        if (
+            chosen.files != files[0]
+        ).any():  # rare: the micro-batch crosses the end of a file
             files = np.unique(chosen.files).tolist()
             # Where each file's sequences go in the batch; their order does not change.
             indices = [np.flatnonzero(chosen.files == file) for file in files]

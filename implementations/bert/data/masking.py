@@ -1,9 +1,10 @@
-"""MASKING=dynamic: new masks in every epoch, drawn during training, in place of those of the records.
+"""MASKING=dynamic: new masks in every epoch, drawn during training, in place of those of the
+records.
 
-Each token but [CLS] and [SEP] is chosen independently with probability 0.15, so that counts vary; of those chosen 80%
-become [MASK], 10% any token of the vocabulary, 10% stay (Devlin et al. 2019, section 3.1; drawn at loading as in Liu et
-al. 2019, RoBERTa). The random numbers are a hash of (seed, epoch, file, sequence, position), and
-so do not depend on rank, batch and resumption.
+Each token but [CLS] and [SEP] is chosen independently with probability 0.15, so that counts vary;
+of those chosen 80% become [MASK], 10% any token of the vocabulary, 10% stay (Devlin et al. 2019,
+section 3.1; drawn at loading as in Liu et al. 2019, RoBERTa). The random numbers are a hash of
+(seed, epoch, file, sequence, position), and so do not depend on rank, batch and resumption.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ from bert.data.batch import MASKED_SHARE, PretrainingBatch
 from bert.data.records import DataError
 from bert.data.sampler import Chosen
 
-_TO_MASK, _TO_RANDOM = 0.8, 0.9  # bounds of the draw that decides what replaces a chosen token
+_TO_MASK, _TO_RANDOM = (
+    0.8,
+    0.9,
+)  # bounds of the draw that decides what replaces a chosen token
 _DRAWS = 3  # per position: whether it is chosen, what replaces it, which random token
 _DEVIATIONS = 6  # standard deviations of headroom: practically never exceeded
 _GAMMA, _MIX_1, _MIX_2 = (
@@ -60,7 +64,9 @@ class MaskTokens:
 
 def margin(tokens: int) -> int:
     """Headroom for masked tokens above their mean number, in a batch of ``tokens``."""
-    return math.ceil(_DEVIATIONS * math.sqrt(MASKED_SHARE * (1 - MASKED_SHARE) * tokens))
+    return math.ceil(
+        _DEVIATIONS * math.sqrt(MASKED_SHARE * (1 - MASKED_SHARE) * tokens)
+    )
 
 
 class DynamicMasks:
@@ -81,7 +87,9 @@ class DynamicMasks:
                 keys = _mixed(keys + part.astype(np.uint64) * _GAMMA)
             # Each position has _DRAWS states of its own in SplitMix64's sequence, so that no two
             # draws share one.
-            steps = batch.position_ids.numpy().astype(np.uint64) * (_GAMMA * np.uint64(_DRAWS))
+            steps = batch.position_ids.numpy().astype(np.uint64) * (
+                _GAMMA * np.uint64(_DRAWS)
+            )
             states = np.repeat(keys, lengths) + steps
             is_text = (tokens != self.tokens.cls) & (tokens != self.tokens.sep)
             is_chosen = is_text & (_uniform(states, 0) < MASKED_SHARE)

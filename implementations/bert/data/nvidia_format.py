@@ -1,11 +1,14 @@
-"""Reader of shards made by NVIDIA's scripts (fixed-length, variable-length, packed), and by Habana's packing script.
+"""Reader of shards made by NVIDIA's scripts (fixed-length, variable-length, packed), and by
+Habana's packing script.
 
-A sequence's length and segment B come from packed_input_len, input_mask or the length of the variable-length entry, and
-from segment_ids. Fixed and variable-length files have no count of masked tokens: it is the number of nonzero positions,
-since position 0 is [CLS]. Rows without a sequence, which NVIDIA's packer sometimes leaves, are kept.
+A sequence's length and segment B come from packed_input_len, input_mask or the length of the
+variable-length entry, and from segment_ids. Fixed and variable-length files have no count of masked
+tokens: it is the number of nonzero positions, since position 0 is [CLS]. Rows without a sequence,
+which NVIDIA's packer sometimes leaves, are kept.
 
-Habana's rows (Model-References, pack_pretraining_data_pytorch.py) are tables: input_mask has at each token the number
-of its sequence, from 1, and 0 at padding, next_sentence_weights a 1 for each sequence.
+Habana's rows (Model-References, pack_pretraining_data_pytorch.py) are tables: input_mask has at
+each token the number of its sequence, from 1, and 0 at padding, next_sentence_weights a 1 for each
+sequence.
 """
 
 from __future__ import annotations
@@ -15,7 +18,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bert.data.hdf5 import Hdf5File
-from bert.data.records import IDS, Array, DataError, Metadata, Records, id_dtype, offsets_of
+from bert.data.records import (
+    IDS,
+    Array,
+    DataError,
+    Metadata,
+    Records,
+    id_dtype,
+    offsets_of,
+)
 
 _COLUMNS: dict[str, Any] = {
     "input_ids": np.int32,
@@ -34,9 +45,11 @@ Columns = dict[str, Array]
 
 
 class _Sequences(NamedTuple):
-    """flat: _COLUMNS without padding, one sequence after the other, masked positions within their sequence.
+    """flat: _COLUMNS without padding, one sequence after the other, masked positions within their
+    sequence.
 
-    lengths, masked: tokens and masked tokens of each sequence (N,); rows: offsets of packed rows; width: of a row.
+    lengths, masked: tokens and masked tokens of each sequence (N,); rows: offsets of packed rows;
+    width: of a row.
     """
 
     flat: Columns
@@ -56,7 +69,11 @@ def read(file: Hdf5File) -> tuple[Records, Metadata]:
         return _read(file)
     except DataError:
         raise
-    except (ValueError, IndexError, TypeError) as error:  # ours, or of shapes that do not fit
+    except (
+        ValueError,
+        IndexError,
+        TypeError,
+    ) as error:  # ours, or of shapes that do not fit
         problem = f"is inconsistent ({error}); copy or prepare it again"
         raise DataError(f"{file.path} {problem}") from error
 
@@ -88,7 +105,9 @@ def _read(file: Hdf5File) -> tuple[Records, Metadata]:
     if not is_table:  # only shards of export_records record the length limit
         max_seq_length = int(file.attributes.get("max_seq_length", sequences.width))
     # These files do not say what they were made of: -1 and 0 stand for unknown.
-    metadata = Metadata(max_seq_length=max_seq_length, vocab_md5="", random_seed=-1, dupe_factor=0)
+    metadata = Metadata(
+        max_seq_length=max_seq_length, vocab_md5="", random_seed=-1, dupe_factor=0
+    )
     return _records(sequences), metadata
 
 
@@ -104,9 +123,15 @@ def _tables_of_rows(flat: Columns, mask: Array, weights: Array) -> _Sequences:
     first = np.concatenate([np.zeros((len(mask), 1), mask.dtype), mask[:, :-1]], axis=1)
     steps = (mask.astype(np.int64) - first)[real]
     padded_inside = (real[:, 1:] & ~real[:, :-1]).any()
-    if padded_inside or not np.isin(steps, (0, 1)).all() or (weights.sum(axis=1) != per_row).any():
+    if (
+        padded_inside
+        or not np.isin(steps, (0, 1)).all()
+        or (weights.sum(axis=1) != per_row).any()
+    ):
         raise ValueError("input_mask does not number the sequences of a row")
-    number = offsets_of(per_row)[:-1, None] - 1 + mask  # of each token's sequence in the file
+    number = (
+        offsets_of(per_row)[:-1, None] - 1 + mask
+    )  # of each token's sequence in the file
     masked = flat["masked_lm_ids"] != 0
     # Habana pads ids with 0, which is [PAD] and never a label.
     row, _ = np.nonzero(masked)
@@ -116,11 +141,18 @@ def _tables_of_rows(flat: Columns, mask: Array, weights: Array) -> _Sequences:
         raise ValueError("a masked position is outside of its row")
     count = int(per_row.sum())
     columns = {name: flat[name][real] for name in ("input_ids", "segment_ids")}
-    columns |= {"masked_lm_positions": positions, "masked_lm_ids": flat["masked_lm_ids"][masked]}
+    columns |= {
+        "masked_lm_positions": positions,
+        "masked_lm_ids": flat["masked_lm_ids"][masked],
+    }
     columns["next_sentence_labels"] = flat["next_sentence_labels"][weights > 0]
     columns["packed_input_len"] = np.bincount(number[real], minlength=count)
-    columns["packed_masked_lm_len"] = np.bincount(number[row, positions], minlength=count)
-    sequences = _packed(columns, {"input_ids": real.sum(axis=1), "packed_input_len": per_row})
+    columns["packed_masked_lm_len"] = np.bincount(
+        number[row, positions], minlength=count
+    )
+    sequences = _packed(
+        columns, {"input_ids": real.sum(axis=1), "packed_input_len": per_row}
+    )
     return sequences._replace(width=mask.shape[1])
 
 
@@ -129,7 +161,9 @@ def _packed(flat: Columns, entries: Columns) -> _Sequences:
     sequences_of_row = entries["packed_input_len"]
     rows, starts = offsets_of(sequences_of_row), offsets_of(lengths)
     tokens_of_row = np.diff(starts[rows])
-    if len(masked) != len(lengths) or not np.array_equal(tokens_of_row, entries["input_ids"]):
+    if len(masked) != len(lengths) or not np.array_equal(
+        tokens_of_row, entries["input_ids"]
+    ):
         raise ValueError("packed_input_len does not add up to input_ids")
     if masked.sum() != len(flat["masked_lm_positions"]):
         raise ValueError("packed_masked_lm_len does not add up")
@@ -155,13 +189,17 @@ def _tables(flat: Columns, is_token: Array) -> _Sequences:
 
 
 def _without_padding(flat: Columns, positions_of: Array) -> tuple[Columns, Array]:
-    """Masked positions that are not padding (0 is [CLS]), and their number in each sequence, which has so many."""
+    """Masked positions that are not padding (0 is [CLS]), and their number in each sequence, which
+    has so many.
+    """
     # NVIDIA's own loader counts them so; position 0 is [CLS], which is never masked.
     is_masked = flat["masked_lm_positions"] != 0
     count = len(positions_of)
     owner = np.repeat(np.arange(count), positions_of)
     masked = np.bincount(owner[is_masked.reshape(-1)], minlength=count)
-    flat |= {name: flat[name][is_masked] for name in ("masked_lm_positions", "masked_lm_ids")}
+    flat |= {
+        name: flat[name][is_masked] for name in ("masked_lm_positions", "masked_lm_ids")
+    }
     flat["next_sentence_labels"] = flat["next_sentence_labels"].reshape(-1)
     return flat, masked
 
@@ -170,7 +208,9 @@ def _check(sequences: _Sequences) -> None:
     flat, lengths, masked = sequences.flat, sequences.lengths, sequences.masked
     agrees = (
         len(flat["input_ids"]) == len(flat["segment_ids"]) == lengths.sum()
-        and len(flat["masked_lm_positions"]) == len(flat["masked_lm_ids"]) == masked.sum()
+        and len(flat["masked_lm_positions"])
+        == len(flat["masked_lm_ids"])
+        == masked.sum()
         and len(flat["next_sentence_labels"]) == len(lengths) == len(masked)
         and (lengths > 0).all()
     )
@@ -200,7 +240,8 @@ def _records(sequences: _Sequences) -> Records:
 
 
 def _numbers(file: Hdf5File, name: str, dtype: Any) -> tuple[Array, Array]:
-    """A dataset as `dtype`: a table unchanged; variable-length entries flattened, with their lengths.
+    """A dataset as `dtype`: a table unchanged; variable-length entries flattened, with their
+    lengths.
 
     Raises:
         DataError: a number does not fit.
@@ -208,7 +249,9 @@ def _numbers(file: Hdf5File, name: str, dtype: Any) -> tuple[Array, Array]:
     values, lengths = file.read(name)
     limits = np.iinfo(dtype)
     if values.dtype.kind not in "biu":
-        raise DataError(f"{file.path}: {name} holds no whole numbers; copy or prepare it again")
+        raise DataError(
+            f"{file.path}: {name} holds no whole numbers; copy or prepare it again"
+        )
     if values.size and values.dtype != dtype:
         # astype would wrap silently: an id beyond the type would become another word.
         low, high = values.min(), values.max()

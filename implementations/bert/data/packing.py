@@ -1,8 +1,9 @@
 """Packs sequences into rows of at most `max_tokens` tokens and `max_sequences` sequences.
 
-A linear program over the histogram of lengths (Gilmore and Gomory's cutting stock with column generation), where a slot
-of a row may hold a shorter sequence; its few fractions are rounded down and the remaining sequences are packed best
-fit. Deterministic. Packing for BERT: Krell et al., arXiv 2107.02027.
+A linear program over the histogram of lengths (Gilmore and Gomory's cutting stock with column
+generation), where a slot of a row may hold a shorter sequence; its few fractions are rounded down
+and the remaining sequences are packed best fit. Deterministic. Packing for BERT: Krell et al.,
+arXiv 2107.02027.
 """
 
 from __future__ import annotations
@@ -15,26 +16,32 @@ import numpy.typing as npt
 from bert.data.records import DataError, offsets_of
 
 Integers = npt.NDArray[np.int64]
-_CLOSE_ENOUGH = 1e-5  # relative distance to the bound at which no more patterns are sought
+_CLOSE_ENOUGH = (
+    1e-5  # relative distance to the bound at which no more patterns are sought
+)
 _MAX_ROUNDS = 60
 _FEW = 10_000  # sequences up to which best fit alone may beat the rounded program
 _TRIES = 64  # lengths tried as the longest of the rest of a row
 
 
 def pack(
-    lengths: npt.ArrayLike, max_tokens: int = 512, max_sequences: int = 3, program: bool = True
+    lengths: npt.ArrayLike,
+    max_tokens: int = 512,
+    max_sequences: int = 3,
+    program: bool = True,
 ) -> tuple[Integers, Integers]:
     """Packs all sequences.
 
     Args:
-        lengths: tokens of each sequence, (N,), from 1 to max_tokens.
-        max_tokens, max_sequences: limits of a row.
-        program: solve the linear program, which needs scipy; otherwise best fit packs everything, into about 1% more
+        lengths: tokens of each sequence, (N,), from 1 to max_tokens. max_tokens, max_sequences:
+        limits of a row. program: solve the linear program, which needs scipy; otherwise best fit
+        packs everything, into about 1% more
             rows, or as few for some hundreds of sequences.
 
     Returns:
-        order (N,) and row_offsets (R + 1,): row r holds the sequences order[row_offsets[r]:row_offsets[r + 1]]. Among
-        sequences of one length, the earlier in `lengths` goes to the earlier place: shuffle them before and rows after.
+        order (N,) and row_offsets (R + 1,): row r holds the sequences
+        order[row_offsets[r]:row_offsets[r + 1]]. Among sequences of one length, the earlier in
+        `lengths` goes to the earlier place: shuffle them before and rows after.
 
     Raises:
         DataError: a length is out of range.
@@ -46,7 +53,8 @@ def pack(
         )
     histogram = np.bincount(sizes, minlength=max_tokens + 1)
     patterns, counts = plan(histogram, max_tokens, max_sequences, program)
-    # Slots and sequences, both longest first: the k-th sequence fits the k-th slot, as the plan covers the histogram.
+    # Slots and sequences, both longest first: the k-th sequence fits the k-th slot, as the plan
+    # covers the histogram.
     rows = np.repeat(patterns, counts, axis=0)
     slot_sizes = rows.reshape(-1)
     slots = np.argsort(-slot_sizes, kind="stable")[: len(sizes)]
@@ -62,10 +70,11 @@ def pack(
 def plan(
     histogram: npt.ArrayLike, max_tokens: int, max_sequences: int, program: bool = True
 ) -> tuple[Integers, Integers]:
-    """The strategy for a histogram of lengths (index = length): patterns (P, max_sequences) and how often each is used.
+    """The strategy for a histogram of lengths (index = length): patterns (P, max_sequences) and how
+    often each is used.
 
-    A pattern is the sizes of a row's slots, longest first, 0 = no slot; together the slots can hold every sequence.
-    ``program`` as in pack.
+    A pattern is the sizes of a row's slots, longest first, 0 = no slot; together the slots can hold
+    every sequence. ``program`` as in pack.
     """
     remaining = np.asarray(histogram, dtype=np.int64).copy()
     simple = None
@@ -96,25 +105,37 @@ def plan(
 def _solve(
     histogram: Integers, max_tokens: int, max_sequences: int
 ) -> tuple[Integers, npt.NDArray[np.float64]]:
-    """Patterns and fractional amounts that cover the histogram with the fewest rows, to within _CLOSE_ENOUGH."""
+    """Patterns and fractional amounts that cover the histogram with the fewest rows, to within
+    _CLOSE_ENOUGH.
+    """
     from scipy.optimize import linprog  # here, so that benchmarks run without scipy
     from scipy.sparse import csr_array
 
     if not histogram.any():
         return np.zeros((0, max_sequences), np.int64), np.zeros(0)
     total = int(histogram.sum())
-    bound = max((histogram * np.arange(len(histogram))).sum() / max_tokens, total / max_sequences)
+    bound = max(
+        (histogram * np.arange(len(histogram))).sum() / max_tokens,
+        total / max_sequences,
+    )
     patterns = set()
-    for length in range(1, max_tokens + 1):  # a slot of the length, the rest shared evenly
+    for length in range(
+        1, max_tokens + 1
+    ):  # a slot of the length, the rest shared evenly
         rest, others = max_tokens - length, max_sequences - 1
-        shares = [rest // others + (i < rest % others) for i in range(others)] if others else []
+        shares = (
+            [rest // others + (i < rest % others) for i in range(others)]
+            if others
+            else []
+        )
         patterns.add(tuple(sorted([length, *shares], reverse=True)))
     ordered = sorted(patterns)
     handed = np.arange(max_tokens)
     for _ in range(_MAX_ROUNDS):
         columns = np.array(ordered, dtype=np.int64)
-        # An equation per length, shortest first: slots of patterns of that length, plus those handed down from the
-        # length above, minus those handed down to the length below, equal the sequences of that length.
+        # An equation per length, shortest first: slots of patterns of that length, plus those
+        # handed down from the length above, minus those handed down to the length below, equal the
+        # sequences of that length.
         size, used = len(columns), columns.reshape(-1) > 0
         lines = np.concatenate([columns.reshape(-1)[used] - 1, handed, handed[:-1]])
         pattern_of_slot = np.repeat(np.arange(size), max_sequences)[used]
@@ -134,7 +155,9 @@ def _solve(
         if not result.success:
             raise RuntimeError(f"packing program not solved: {result.message}")
         rows = result.fun * total
-        improving, best_value = _price(result.eqlin.marginals, max_tokens, max_sequences)
+        improving, best_value = _price(
+            result.eqlin.marginals, max_tokens, max_sequences
+        )
         # Farley's bound: the duals, made feasible by scaling.
         bound = max(bound, rows / max(1.0, best_value))
         fresh = [pattern for pattern in improving if pattern not in patterns]
@@ -150,7 +173,9 @@ def _solve(
 def _price(
     values_of_slots: npt.NDArray[np.float64], max_tokens: int, max_sequences: int
 ) -> tuple[list[tuple[int, ...]], float]:
-    """For each first slot the best improving pattern, if any (a knapsack), and the best one's value."""
+    """For each first slot the best improving pattern, if any (a knapsack), and the best one's
+    value.
+    """
     value = np.concatenate([[0.0], values_of_slots])  # by size; never falls
     best, choice = [value], []
     for _ in range(max_sequences - 2):
@@ -176,7 +201,9 @@ def _price(
 
 
 class _Stock:
-    """Multiset of lengths, as counts and as a bit set, for quick lookup of the longest that fits."""
+    """Multiset of lengths, as counts and as a bit set, for quick lookup of the longest that
+    fits.
+    """
 
     def __init__(self, counts: Iterable[int]) -> None:
         self.counts = [int(count) for count in counts]
@@ -200,9 +227,11 @@ class _Stock:
         self.at_hand |= 1 << length
 
     def fullest(self, space: int, slots: int, most_each: int) -> list[int]:
-        """At most `slots` lengths, none over `most_each`, that fill `space` best; they stay in stock.
+        """At most `slots` lengths, none over `most_each`, that fill `space` best; they stay in
+        stock.
 
-        Those that leave room for the other slots come first: rows of few sequences would leave too many short ones.
+        Those that leave room for the other slots come first: rows of few sequences would leave too
+        many short ones.
         """
         best: list[int] = []
         most = 0
@@ -221,12 +250,17 @@ class _Stock:
 
 
 def _best_fit(remaining: Integers, max_tokens: int, max_sequences: int) -> Integers:
-    """Rows (R, max_sequences) for few sequences: each the longest left, filled as well as the others allow."""
+    """Rows (R, max_sequences) for few sequences: each the longest left, filled as well as the
+    others allow.
+    """
     stock = _Stock(remaining)
     rows = []
     while longest := stock.longest(max_tokens):
         stock.take(longest)
-        row = [longest, *stock.fullest(max_tokens - longest, max_sequences - 1, longest)]
+        row = [
+            longest,
+            *stock.fullest(max_tokens - longest, max_sequences - 1, longest),
+        ]
         for length in row[1:]:
             stock.take(length)
         rows.append(row + [0] * (max_sequences - len(row)))

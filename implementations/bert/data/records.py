@@ -1,7 +1,7 @@
 """Sequences in memory: tokens, masks and rows as flat arrays, and what they were made of.
 
-Sequence i is tokens [sequence_offsets[i], sequence_offsets[i + 1]); row r holds the sequences [row_offsets[r],
-row_offsets[r + 1]). No padding anywhere. N sequences, R rows, M masked tokens.
+Sequence i is tokens [sequence_offsets[i], sequence_offsets[i + 1]); row r holds the sequences
+[row_offsets[r], row_offsets[r + 1]). No padding anywhere. N sequences, R rows, M masked tokens.
 """
 
 from __future__ import annotations
@@ -28,12 +28,15 @@ class DataError(ValueError):
 class Records:
     """Tokenised and masked sequences, with rows when they are packed.
 
-    Offsets of tokens and masked tokens are absolute in their flat arrays; masked_lm_positions and segment_b_start are
-    relative to the first token of their sequence. next_sentence_labels: 1 = segment B is a random text. If segment B
-    begins at the end there is none, and the label is meaningless.
+    Offsets of tokens and masked tokens are absolute in their flat arrays; masked_lm_positions and
+    segment_b_start are relative to the first token of their sequence. next_sentence_labels: 1 =
+    segment B is a random text. If segment B begins at the end there is none, and the label is
+    meaningless.
     """
 
-    input_ids: Array  # int16 (tokens,); int32 of a vocabulary above 32,768, as masked_lm_ids
+    input_ids: (
+        Array  # int16 (tokens,); int32 of a vocabulary above 32,768, as masked_lm_ids
+    )
     sequence_offsets: Array  # int64 (N + 1,)
     segment_b_start: Array  # int16 (N,)
     masked_lm_positions: Array  # int16 (M,)
@@ -49,7 +52,11 @@ class Records:
     @property
     def num_rows(self) -> int:
         """R; unpacked, every sequence is a row."""
-        return self.num_sequences if self.row_offsets is None else len(self.row_offsets) - 1
+        return (
+            self.num_sequences
+            if self.row_offsets is None
+            else len(self.row_offsets) - 1
+        )
 
     @property
     def num_empty_rows(self) -> int:
@@ -102,7 +109,9 @@ class Metadata:
     vocab_md5: str
     random_seed: int
     dupe_factor: int
-    source: tuple[tuple[str, str], ...] = ()  # (name, md5) of what the records were made from
+    source: tuple[
+        tuple[str, str], ...
+    ] = ()  # (name, md5) of what the records were made from
     content_digest: str = ""
     multiset_digest: str = ""
 
@@ -144,7 +153,9 @@ def ragged_indices(starts: Array, lengths: Array) -> Array:
     """Indices [start, start + length) of every ragged row, one row after the other."""
     ends = np.cumsum(lengths, dtype=np.int64)
     # Without a loop: a counter over all elements, moved in each row to where that begins.
-    return np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - ends + lengths, lengths)
+    return np.arange(ends[-1] if len(ends) else 0) + np.repeat(
+        starts - ends + lengths, lengths
+    )
 
 
 def _elements(offsets: Array, indices: Array) -> tuple[Array, Array]:
@@ -157,7 +168,9 @@ def _elements(offsets: Array, indices: Array) -> tuple[Array, Array]:
 def concatenate(
     parts: Sequence[Records], copied: Callable[[int], None] = lambda part: None
 ) -> Records:
-    """All sequences (and rows, if every part is packed) one after the other. Calls ``copied(i)`` after part i."""
+    """All sequences (and rows, if every part is packed) one after the other. Calls ``copied(i)``
+    after part i.
+    """
     # Rows of some parts alone would leave the sequences of others without one.
     packed = bool(parts) and all(part.row_offsets is not None for part in parts)
     names = [name for name in DTYPES if name != "row_offsets" or packed]

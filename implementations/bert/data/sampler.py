@@ -1,8 +1,9 @@
 """The rows of a step, and by BATCHING the sequences of its micro-batches.
 
-A pure function of (seed, step) and the lengths in the files, the same on every rank: resuming needs no state, and
-nothing is communicated. Where other systems all-gather padded batches, ranks here choose what to read. Semantics of the
-4-bin data and of exchange padding: Samsung's MLPerf Training v1.1 submission; exchange padding also NVIDIA's of v3.0.
+A pure function of (seed, step) and the lengths in the files, the same on every rank: resuming needs
+no state, and nothing is communicated. Where other systems all-gather padded batches, ranks here
+choose what to read. Semantics of the 4-bin data and of exchange padding: Samsung's MLPerf Training
+v1.1 submission; exchange padding also NVIDIA's of v3.0.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ FileRows = list[tuple[int, np.ndarray]]  # (file, rows in it), in order
 class Sampler:
     """Distributes all rows once per epoch, without replacement.
 
-    An epoch shuffles the files and, within each, the rows; rank r takes the r-th of ``world_size`` equal runs of that
-    order, so that it reads few files. Rows that do not fill a last step of all ranks are left out of the epoch.
+    An epoch shuffles the files and, within each, the rows; rank r takes the r-th of ``world_size``
+    equal runs of that order, so that it reads few files. Rows that do not fill a last step of all
+    ranks are left out of the epoch.
     """
 
     def __init__(
@@ -40,8 +42,8 @@ class Sampler:
     ) -> None:
         """row_counts: rows of every file; rows_per_step: rows a rank takes in one optimizer step.
 
-        shard_order: (ranks, rows of each in a step) of the run that this one resumes with another number of ranks, so
-        that each step has the rows it would have had there.
+        shard_order: (ranks, rows of each in a step) of the run that this one resumes with another
+        number of ranks, so that each step has the rows it would have had there.
         """
         self.row_counts, self.rows_per_step = row_counts, rows_per_step
         self.seed, self.rank, self.world_size = seed, rank, world_size
@@ -54,7 +56,9 @@ class Sampler:
         if self.steps_per_epoch == 0:
             step = f"one step of {num_runs} ranks x {self._rows_in_order} rows"
             cure = "prepare more data, or lower BATCHSIZE or GRADIENT_STEPS"
-            raise DataError(f"{num_rows} rows of training data do not fill {step}: {cure}")
+            raise DataError(
+                f"{num_rows} rows of training data do not fill {step}: {cure}"
+            )
         # Successive steps take rows of the same files.
         self._order = lru_cache(maxsize=2)(self._file_order)
         self._permutation = lru_cache(maxsize=4)(self._row_order)
@@ -68,7 +72,8 @@ class Sampler:
         epoch, step_in_epoch = self.epoch(step), (step - 1) % self.steps_per_epoch
         rank = self.rank if rank is None else rank
         size = self._rows_in_order
-        # The rank's rows [first, end) of the step's rows, which lie in one run or, resumed, in parts of several.
+        # The rank's rows [first, end) of the step's rows, which lie in one run or, resumed, in
+        # parts of several.
         first, end = rank * self.rows_per_step, (rank + 1) * self.rows_per_step
         rows: FileRows = []
         for run in range(first // size, -(-end // size)):
@@ -77,11 +82,15 @@ class Sampler:
             rows += self._file_rows(epoch, begin + low, begin + high)
         return rows
 
-    def _file_rows(self, epoch: int, begin: int, end: int) -> Iterator[tuple[int, np.ndarray]]:
+    def _file_rows(
+        self, epoch: int, begin: int, end: int
+    ) -> Iterator[tuple[int, np.ndarray]]:
         """Rows [begin, end) of the epoch's order."""
         order, starts = self._order(epoch)
         # From the right, past files without rows, which begin where the next one does.
-        number = int(np.searchsorted(starts, begin, side="right")) - 1  # of the file in the order
+        number = (
+            int(np.searchsorted(starts, begin, side="right")) - 1
+        )  # of the file in the order
         while begin < end:
             start = int(starts[number])
             stop = min(end, int(starts[number + 1]))
@@ -93,7 +102,9 @@ class Sampler:
     def _file_order(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         # Seeded by (seed, epoch), not drawn one after the other: any rank finds any epoch without
         # those before it.
-        order = np.random.default_rng([self.seed, epoch]).permutation(len(self.row_counts))
+        order = np.random.default_rng([self.seed, epoch]).permutation(
+            len(self.row_counts)
+        )
         return order, offsets_of(self.row_counts[order])
 
     def _row_order(self, epoch: int, file: int) -> np.ndarray:
@@ -112,7 +123,9 @@ class Chosen:
     @classmethod
     def joined(cls, parts: Sequence[Chosen]) -> Chosen:
         """The sequences of all parts, one part after the other."""
-        arrays = zip(*((part.files, part.sequences, part.epochs) for part in parts), strict=True)
+        arrays = zip(
+            *((part.files, part.sequences, part.epochs) for part in parts), strict=True
+        )
         return cls(*map(np.concatenate, arrays))
 
     def take(self, where: slice | np.ndarray) -> Chosen:
@@ -121,17 +134,22 @@ class Chosen:
 
     def cut(self, ends: np.ndarray) -> list[Chosen]:
         """Micro-batches [ends[i], ends[i + 1])."""
-        return [self.take(slice(*bounds)) for bounds in itertools.pairwise(ends.tolist())]
+        return [
+            self.take(slice(*bounds)) for bounds in itertools.pairwise(ends.tolist())
+        ]
 
 
 class Batching:
-    """BATCHING=rows and BATCHING=bins; ``step(n)`` gives this rank's micro-batches of step n (1 is the first).
+    """BATCHING=rows and BATCHING=bins; ``step(n)`` gives this rank's micro-batches of step n (1 is
+    the first).
 
-    rows: a micro-batch is the next rows, packed or a sequence each. bins: a fixed number from each bin of lengths; bins
-    are shuffled separately, and an epoch ends with the bin that runs out first.
+    rows: a micro-batch is the next rows, packed or a sequence each. bins: a fixed number from each
+    bin of lengths; bins are shuffled separately, and an epoch ends with the bin that runs out
+    first.
 
-    EXCHANGE_GROUP: the sequences of all micro-batches of a group of ranks are sorted, longest first, and distributed
-    back and forth, so that all micro-batches get equally many sequences and nearly equally many tokens.
+    EXCHANGE_GROUP: the sequences of all micro-batches of a group of ranks are sorted, longest
+    first, and distributed back and forth, so that all micro-batches get equally many sequences and
+    nearly equally many tokens.
     """
 
     def __init__(
@@ -142,20 +160,29 @@ class Batching:
         counts: Sequence[int] = (),
         group: int = 1,
     ) -> None:
-        """counts: rows of a micro-batch from each bin, batch_size in all; empty: from all files as one bin.
+        """counts: rows of a micro-batch from each bin, batch_size in all; empty: from all files as
+        one bin.
 
         Ranks k * group to (k + 1) * group - 1 exchange sequences.
         """
         self.source, self.rank, self.group = source, sampler.rank, group
-        self.bins = [] if counts else [(np.arange(len(sampler.row_counts)), sampler, batch_size)]
+        self.bins = (
+            []
+            if counts
+            else [(np.arange(len(sampler.row_counts)), sampler, batch_size)]
+        )
         bins = zip(source.bins, counts, strict=True) if counts else ()
         for number, (files, count) in enumerate(bins):
             if count:
                 # Bins are shuffled separately, as in Samsung's data.
-                seed = int(np.random.SeedSequence([sampler.seed, number]).generate_state(1)[0])
+                seed = int(
+                    np.random.SeedSequence([sampler.seed, number]).generate_state(1)[0]
+                )
                 rows = count * (sampler.rows_per_step // batch_size)
                 row_counts = sampler.row_counts[files]
-                of_bin = Sampler(row_counts, rows, seed, sampler.rank, sampler.world_size)
+                of_bin = Sampler(
+                    row_counts, rows, seed, sampler.rank, sampler.world_size
+                )
                 self.bins.append((files, of_bin, count))
         # All bins change epoch at the same step: a micro-batch has one epoch for all its sequences.
         shortest = min(of_bin.steps_per_epoch for _, of_bin, _ in self.bins)
@@ -176,7 +203,8 @@ class Batching:
         for file in np.unique(pool.files).tolist():
             where = pool.files == file
             lengths[where] = _lengths_of(self.source[file], pool.sequences[where])
-        # A line: the next longest sequences, one for each micro-batch of the group; every other line backwards.
+        # A line: the next longest sequences, one for each micro-batch of the group; every other
+        # line backwards.
         order = np.argsort(-lengths, kind="stable").reshape(-1, len(batches))
         # Back and forth: dealt in one direction, the first micro-batch would get the longer one of
         # every line.
@@ -188,9 +216,16 @@ class Batching:
         """Micro-batches of a rank of the group, before the exchange."""
         epoch, bins = self.bins[0][1].epoch(step), []
         for files_of_bin, sampler, count in self.bins:
-            file_rows = [(int(files_of_bin[file]), rows) for file, rows in sampler.rows(step, rank)]
-            expanded = [row_sequences(self.source[file], rows) for file, rows in file_rows]
-            sequences, per_row = (np.concatenate(parts) for parts in zip(*expanded, strict=True))
+            file_rows = [
+                (int(files_of_bin[file]), rows)
+                for file, rows in sampler.rows(step, rank)
+            ]
+            expanded = [
+                row_sequences(self.source[file], rows) for file, rows in file_rows
+            ]
+            sequences, per_row = (
+                np.concatenate(parts) for parts in zip(*expanded, strict=True)
+            )
             lengths = [len(numbers) for numbers, _ in expanded]
             files = np.repeat([file for file, _ in file_rows], lengths)
             chosen = Chosen(files, sequences, np.full(len(files), epoch))
@@ -215,7 +250,8 @@ def bin_counts(source: RowSource, wanted: str, batch_size: int) -> list[int]:
 def row_sequences(records: Records, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Indices of the sequences in the given rows, in order, and the number in each row.
 
-    An empty row, as NVIDIA's packer sometimes leaves, is replaced by the file's next one that is not empty.
+    An empty row, as NVIDIA's packer sometimes leaves, is replaced by the file's next one that is
+    not empty.
     """
     if records.row_offsets is None:
         return rows, np.ones(len(rows), dtype=np.int64)
@@ -224,7 +260,9 @@ def row_sequences(records: Records, rows: np.ndarray) -> tuple[np.ndarray, np.nd
     if not counts.all():
         # The end of the file is followed by its beginning.
         filled = np.flatnonzero(np.diff(records.row_offsets))
-        return row_sequences(records, filled[np.searchsorted(filled, rows) % len(filled)])
+        return row_sequences(
+            records, filled[np.searchsorted(filled, rows) % len(filled)]
+        )
     return ragged_indices(begins, counts), counts
 
 

@@ -1,7 +1,8 @@
-"""A folder of record files as one list of rows, and its index, which has the rows of each file without opening it.
+"""A folder of record files as one list of rows, and its index, which has the rows of each file
+without opening it.
 
-``index.json`` lies beside the files. It is never trusted: an entry is compared with its file when that is opened, and a
-file without an entry is opened immediately.
+``index.json`` lies beside the files. It is never trusted: an entry is compared with its file when
+that is opened, and a file without an entry is opened immediately.
 """
 
 from __future__ import annotations
@@ -23,13 +24,16 @@ from bert.data.records import SUFFIXES, DataError, Records
 
 INDEX = "index.json"
 _KIND, _VERSION = "bert-records-index", 1
-_MAX_OPEN = 128  # files, with a descriptor each: bins and exchange alternate between many files
+_MAX_OPEN = (
+    128  # files, with a descriptor each: bins and exchange alternate between many files
+)
 
 
 def list_shards(folder: Path, variable: str) -> list[Path]:
     """The record files of a folder (or the one file named), sorted by name.
 
-    ``variable``: the environment variable that names it, for messages. Raises DataError if there are none.
+    ``variable``: the environment variable that names it, for messages. Raises DataError if there
+    are none.
     """
     if folder.is_file():
         return [folder]
@@ -48,8 +52,12 @@ def list_shards(folder: Path, variable: str) -> list[Path]:
             f"{variable}={folder}: no record files (*.hdf5) in it; prepare the data first"
         )
     # DeepLearningExamples' and Habana's scripts put training and test shards side by side.
-    wanted, other = ("test", "training") if variable == "EVALDIR" else ("training", "test")
-    kept, left = ([path for path in shards if f"_{use}_" in path.name] for use in (wanted, other))
+    wanted, other = (
+        ("test", "training") if variable == "EVALDIR" else ("training", "test")
+    )
+    kept, left = (
+        [path for path in shards if f"_{use}_" in path.name] for use in (wanted, other)
+    )
     if not kept or not left:
         return shards
     used = f"{len(kept)} *_{wanted}_* files are used, {len(left)} *_{other}_* files are not"
@@ -64,11 +72,18 @@ def list_bins(folder: Path, variable: str) -> list[list[Path]]:
     """
     bins = []
     if folder.is_dir():
-        bins = [path for path in folder.iterdir() if path.name.isdigit() and path.is_dir()]
+        bins = [
+            path for path in folder.iterdir() if path.name.isdigit() and path.is_dir()
+        ]
     if not bins:
         cure = "make them with python -m input_preprocessing bins, or set BATCHING=rows"
-        raise DataError(f"{variable}={folder}: no bins (folders 128, 256, ...) in it; {cure}")
-    return [list_shards(path, variable) for path in sorted(bins, key=lambda path: int(path.name))]
+        raise DataError(
+            f"{variable}={folder}: no bins (folders 128, 256, ...) in it; {cure}"
+        )
+    return [
+        list_shards(path, variable)
+        for path in sorted(bins, key=lambda path: int(path.name))
+    ]
 
 
 @dataclass(frozen=True)
@@ -80,7 +95,9 @@ class Entry:
 
 
 def write_index(folder: Path, paths: Sequence[Path]) -> None:
-    """Writes the index of the files in the folder. Raises DataError if one cannot be read, or the index written."""
+    """Writes the index of the files in the folder. Raises DataError if one cannot be read, or the
+    index written.
+    """
     text = _index_of(paths)
     with atomic_file(folder / INDEX) as partial:
         partial.write_text(text)
@@ -100,7 +117,10 @@ def _index_of(paths: Sequence[Path]) -> str:
     for path in paths:
         records, metadata = open_records(path)
         files[path.name] = [records.num_rows, metadata.content_digest]
-    return json.dumps({"format": _KIND, "version": _VERSION, "files": files}, indent=0) + "\n"
+    return (
+        json.dumps({"format": _KIND, "version": _VERSION, "files": files}, indent=0)
+        + "\n"
+    )
 
 
 def read_index(folder: Path) -> dict[str, Entry]:
@@ -118,7 +138,9 @@ def read_index(folder: Path) -> dict[str, Entry]:
 
 
 def count_rows(path: Path) -> int:
-    """Rows of a file, reading as little as possible. Raises DataError for a file without records."""
+    """Rows of a file, reading as little as possible. Raises DataError for a file without
+    records.
+    """
     datasets = open_hdf5(path).datasets
     if "input_ids" in datasets:  # else no records, of this format or of other makers'
         for name, ends in (("row_offsets", 1), ("next_sentence_labels", 0)):
@@ -131,7 +153,10 @@ class Shards:
     """Record files, opened when first needed; some are kept open."""
 
     def __init__(
-        self, paths: Sequence[Path], max_seq_length: int, files_of_bins: Sequence[int] = ()
+        self,
+        paths: Sequence[Path],
+        max_seq_length: int,
+        files_of_bins: Sequence[int] = (),
     ) -> None:
         """files_of_bins: number of paths in each bin, if there are bins."""
         self.paths = list(paths)
@@ -148,19 +173,28 @@ class Shards:
         return len(self.paths)
 
     def row_counts(self) -> np.ndarray:
-        """Rows of every file, int64, from the folders' indices if they have one; opens the first file."""
+        """Rows of every file, int64, from the folders' indices if they have one; opens the first
+        file.
+        """
         if not self._entries:
             indices = {
-                folder: read_index(folder) for folder in {path.parent for path in self.paths}
+                folder: read_index(folder)
+                for folder in {path.parent for path in self.paths}
             }
             for path in self.paths:
-                self._entries[path] = indices[path.parent].get(path.name) or Entry(count_rows(path))
+                self._entries[path] = indices[path.parent].get(path.name) or Entry(
+                    count_rows(path)
+                )
             # Opened for its vocab_md5, with which those of all others are compared.
             _ = self[0]
-        return np.array([self._entries[path].rows for path in self.paths], dtype=np.int64)
+        return np.array(
+            [self._entries[path].rows for path in self.paths], dtype=np.int64
+        )
 
     def identity(self) -> dict[str, Any]:
-        """For comparison between ranks: each file's rows and content digest, or else size, by name."""
+        """For comparison between ranks: each file's rows and content digest, or else size, by
+        name.
+        """
         self.row_counts()
         facts: dict[str, Any] = {"vocabulary": self.vocab_md5}
         for path, entry in self._entries.items():
@@ -184,11 +218,15 @@ class Shards:
             raise DataError(
                 f"{path}: {problem}: set MAX_SEQ_LENGTH={length} or prepare the data again"
             )
-        if self.vocab_md5 and metadata.vocab_md5 and metadata.vocab_md5 != self.vocab_md5:
-            problem = (
-                f"made with another vocabulary (md5 {metadata.vocab_md5}) than {self.vocab_md5}"
+        if (
+            self.vocab_md5
+            and metadata.vocab_md5
+            and metadata.vocab_md5 != self.vocab_md5
+        ):
+            problem = f"made with another vocabulary (md5 {metadata.vocab_md5}) than {self.vocab_md5}"
+            raise DataError(
+                f"{path}: {problem}: prepare all data with the model's vocab.txt"
             )
-            raise DataError(f"{path}: {problem}: prepare all data with the model's vocab.txt")
         # The first file that names a vocabulary sets it; others' files name none.
         self.vocab_md5 = self.vocab_md5 or metadata.vocab_md5
         expected = self._entries.get(path, Entry(records.num_rows))
@@ -203,13 +241,22 @@ class Shards:
             if empty and not records.num_sequences:
                 raise DataError(f"{path} has {total} rows and no sequence; remove it")
             if empty:
-                skipped = f"{path}: {empty} of {total} rows hold no sequence and are skipped"
+                skipped = (
+                    f"{path}: {empty} of {total} rows hold no sequence and are skipped"
+                )
                 print(
                     f"bert: warning: {skipped}; the next row takes the place of each",
                     file=sys.stderr,
                 )
         # Plain arrays on the same memory, as each use of a memmap costs microseconds.
-        arrays = {field.name: getattr(records, field.name) for field in dataclasses.fields(records)}
+        arrays = {
+            field.name: getattr(records, field.name)
+            for field in dataclasses.fields(records)
+        }
         return Records(
-            **{name: np.asarray(array) for name, array in arrays.items() if array is not None}
+            **{
+                name: np.asarray(array)
+                for name, array in arrays.items()
+                if array is not None
+            }
         )

@@ -14,26 +14,35 @@ _NUM_ROWS = 16_384
 _FEW_ROWS = 512
 # Share of Wikipedia's sequences that are full (Krell et al. 2021, arXiv 2107.02027).
 _FULL_SHARE = 0.235
-_BETA = (1.1, 2.164)  # shape of the other lengths, chosen for Wikipedia's mean of 254.5 at 512
+_BETA = (
+    1.1,
+    2.164,
+)  # shape of the other lengths, chosen for Wikipedia's mean of 254.5 at 512
 
 
 def wikipedia_like_lengths(
     count: int, max_seq_length: int, generator: np.random.Generator
 ) -> np.ndarray:
-    """Lengths (int64), shuffled, at least 5: quantiles of Wikipedia's mix, so that even few have its mean."""
+    """Lengths (int64), shuffled, at least 5: quantiles of Wikipedia's mix, so that even few have
+    its mean.
+    """
     num_full = round(_FULL_SHARE * count)
     num_partial = count - num_full
     table = np.sort(np.random.default_rng(0).beta(*_BETA, size=100_000))
     levels = (np.arange(num_partial) + 0.5) / max(num_partial, 1)
     quantiles = table[(levels * len(table)).astype(np.int64)]
     partial = 5 + np.floor(quantiles * (max_seq_length - 5)).astype(np.int64)
-    return generator.permutation(np.concatenate([partial, np.full(num_full, max_seq_length)]))
+    return generator.permutation(
+        np.concatenate([partial, np.full(num_full, max_seq_length)])
+    )
 
 
 def synthetic_records(
     num_rows: int, max_seq_length: int, vocab_size: int, packed: bool, seed: int
 ) -> Records:
-    """About ``num_rows`` rows of random tokens, 15% of them masked, with random labels; packed, about two per row."""
+    """About ``num_rows`` rows of random tokens, 15% of them masked, with random labels; packed,
+    about two per row.
+    """
     generator = np.random.default_rng(seed)
     lengths = wikipedia_like_lengths(
         2 * num_rows if packed else num_rows, max_seq_length, generator
@@ -58,7 +67,9 @@ def synthetic_records(
         sequence_offsets=offsets_of(lengths),
         segment_b_start=(lengths // 2).astype(np.int16),
         masked_lm_positions=np.concatenate(positions).astype(np.int16),
-        masked_lm_ids=generator.integers(0, vocab_size, int(counts.sum())).astype(dtype),
+        masked_lm_ids=generator.integers(0, vocab_size, int(counts.sum())).astype(
+            dtype
+        ),
         masked_lm_offsets=offsets_of(counts),
         next_sentence_labels=generator.integers(0, 2, len(lengths)).astype(np.int8),
         row_offsets=row_offsets,
@@ -70,7 +81,9 @@ class SyntheticShards:
 
     def __init__(self, max_seq_length: int, vocab_size: int, packed: bool) -> None:
         self.vocab_md5 = ""
-        self._files = [synthetic_records(_NUM_ROWS, max_seq_length, vocab_size, packed, seed=0)]
+        self._files = [
+            synthetic_records(_NUM_ROWS, max_seq_length, vocab_size, packed, seed=0)
+        ]
         self.bins = [np.zeros(1, np.int64)]
 
     def row_counts(self) -> np.ndarray:

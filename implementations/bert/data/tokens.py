@@ -19,7 +19,9 @@ _LONGEST_WORD = 100  # characters; a longer one is [UNK]
 
 
 class Pieces(NamedTuple):
-    """Tokens of a text: ids, and the characters [begin, end) of each in the original text, all int32 (n,)."""
+    """Tokens of a text: ids, and the characters [begin, end) of each in the original text, all
+    int32 (n,).
+    """
 
     ids: Integers
     begins: Integers
@@ -27,7 +29,8 @@ class Pieces(NamedTuple):
 
 
 class WordPiece:
-    """BERT's tokenizer for a vocabulary file. Special tokens spelled out in a text are split like other words.
+    """BERT's tokenizer for a vocabulary file. Special tokens spelled out in a text are split like
+    other words.
 
     Raises DataError for a file that cannot be read or lacks special tokens.
     """
@@ -38,17 +41,25 @@ class WordPiece:
             lines = vocab_file.read_bytes().decode("utf-8").split("\n")
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
-            raise DataError(f"{vocab_file}: cannot read the vocabulary ({reason})") from None
+            raise DataError(
+                f"{vocab_file}: cannot read the vocabulary ({reason})"
+            ) from None
         self.ids: dict[str, int] = {}
         for number, line in enumerate(lines if lines[-1] else lines[:-1]):
             self.ids.setdefault(line.strip(), number)
         missing = [token for token in SPECIAL_TOKENS if token not in self.ids]
         if missing:
-            raise DataError(f"{vocab_file}: no {', '.join(missing)}: is this a vocab.txt of BERT?")
+            raise DataError(
+                f"{vocab_file}: no {', '.join(missing)}: is this a vocab.txt of BERT?"
+            )
         self.size = len(lines) if lines[-1] else len(lines) - 1
-        self.cls, self.sep, self.mask = (self.ids[token] for token in ("[CLS]", "[SEP]", "[MASK]"))
+        self.cls, self.sep, self.mask = (
+            self.ids[token] for token in ("[CLS]", "[SEP]", "[MASK]")
+        )
         self._tokenizer = Tokenizer(
-            models.WordPiece(self.ids, unk_token="[UNK]", max_input_chars_per_word=_LONGEST_WORD)
+            models.WordPiece(
+                self.ids, unk_token="[UNK]", max_input_chars_per_word=_LONGEST_WORD
+            )
         )
         self._tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lower_case)
         self._tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -61,14 +72,21 @@ class WordPiece:
     def words(self, text: str) -> list[str]:
         """Normalized words and punctuation marks of a text, before they are split into pieces."""
         normalised = self._tokenizer.normalizer.normalize_str(text)
-        return [word for word, _ in self._tokenizer.pre_tokenizer.pre_tokenize_str(normalised)]
+        return [
+            word
+            for word, _ in self._tokenizer.pre_tokenizer.pre_tokenize_str(normalised)
+        ]
 
     def __call__(self, texts: Sequence[str]) -> list[Pieces]:
         """Tokens of every text, without [CLS] and [SEP]."""
         pieces = []
-        for encoding in self._tokenizer.encode_batch(list(texts), add_special_tokens=False):
+        for encoding in self._tokenizer.encode_batch(
+            list(texts), add_special_tokens=False
+        ):
             offsets = np.array(encoding.offsets, dtype=np.int32).reshape(-1, 2)
             pieces.append(
-                Pieces(np.array(encoding.ids, dtype=np.int32), offsets[:, 0], offsets[:, 1])
+                Pieces(
+                    np.array(encoding.ids, dtype=np.int32), offsets[:, 0], offsets[:, 1]
+                )
             )
         return pieces

@@ -1,1 +1,3 @@
-"""ENGINE=deepspeed: DeepSpeed's JSON (settings.py), our rules on its partitions, its checkpoints."""
+"""ENGINE=deepspeed: DeepSpeed's JSON (settings.py), our rules on its partitions, its
+checkpoints.
+"""

@@ -1,7 +1,8 @@
-"""A ds_config JSON in terms of this trainer's variables: for its own engine, and to find contradictions.
+"""A ds_config JSON in terms of this trainer's variables: for its own engine, and to find
+contradictions.
 
-DeepSpeed validates zero_optimization itself (``validate``). This module checks entries that have a variable, that would
-change the arithmetic, or that DeepSpeed would silently ignore.
+DeepSpeed validates zero_optimization itself (``validate``). This module checks entries that have a
+variable, that would change the arithmetic, or that DeepSpeed would silently ignore.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from common.env import ConfigError
 
 
 class Meaning(NamedTuple):
-    """An entry of the JSON and the equivalent variable. explicit: present in the JSON, not a default."""
+    """An entry of the JSON and the equivalent variable. explicit: present in the JSON, not a
+    default.
+    """
 
     key: str
     name: str
@@ -44,9 +47,14 @@ SECTIONS = (
     "zero_optimization",
     "zero_optimization.offload_optimizer",
 )
-BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+BATCH = (
+    "train_batch_size",
+    "train_micro_batch_size_per_gpu",
+    "gradient_accumulation_steps",
+)
 ADAM_FLAGS = tuple(
-    f"optimizer.params.{name}" for name in ("adam_w_mode", "bias_correction", "torch_adam")
+    f"optimizer.params.{name}"
+    for name in ("adam_w_mode", "bias_correction", "torch_adam")
 )
 FLAGS = ("bf16.enabled", "fp16.enabled", "zero_optimization.cpu_offload")
 # Entries used here: their type, and the equivalent variable.
@@ -55,7 +63,9 @@ ENTRIES: dict[str, tuple[type, str]] = {
     **dict.fromkeys(FLAGS + ADAM_FLAGS, (bool, "")),
     **dict.fromkeys(BATCH, (int, "")),
     **dict.fromkeys(("optimizer.type", "scheduler.type"), (str, "")),
-    **dict.fromkeys(("optimizer.params.eps", "optimizer.params.weight_decay"), (float, "")),
+    **dict.fromkeys(
+        ("optimizer.params.eps", "optimizer.params.weight_decay"), (float, "")
+    ),
     "optimizer.params.betas": (list, ""),
     "zero_optimization.stage": (int, ""),
     "steps_per_print": (int, "LOG_EVERY_STEPS"),
@@ -66,13 +76,19 @@ ENTRIES: dict[str, tuple[type, str]] = {
     "scheduler.params.warmup_max_lr": (float, "LR"),
     "scheduler.params.warmup_num_steps": (int, "WARMUP_STEPS"),
 }
-ADAM = ("OPT_ADAM_BETA_1", "OPT_ADAM_BETA_2", "OPT_ADAM_EPSILON", "OPT_ADAM_WEIGHT_DECAY")
+ADAM = (
+    "OPT_ADAM_BETA_1",
+    "OPT_ADAM_BETA_2",
+    "OPT_ADAM_EPSILON",
+    "OPT_ADAM_WEIGHT_DECAY",
+)
 LAMB_EPSILON = LambConfig.eps
 LAMB = ("OPT_LAMB_BETA_1", "OPT_LAMB_BETA_2", "", "WEIGHT_DECAY_RATE")
-# Entries that a scheduler must have: DeepSpeed's defaults (0.001, 1000, log) are those of no recipe.
+# Entries that a scheduler must have: DeepSpeed's defaults (0.001, 1000, log) are those of no
+# recipe.
 SCHEDULER = ("warmup_max_lr", "warmup_num_steps", "total_num_steps", "warmup_type")
-# Entries that may change the arithmetic, or partition in a way unknown to partitions.py: by reason, the values allowed.
-# The first is the one to set.
+# Entries that may change the arithmetic, or partition in a way unknown to partitions.py: by reason,
+# the values allowed. The first is the one to set.
 FIXED: dict[str, dict[str, tuple[Any, ...]]] = {
     "with PRECISION=bf16 masters and states are fp32": {
         "bf16.bf16_master_weights_and_grads": (False,), "bf16.bf16_optimizer_states": (False,),
@@ -99,21 +115,49 @@ FIXED: dict[str, dict[str, tuple[Any, ...]]] = {
 }  # fmt: skip
 # No variable here: only DeepSpeed's engine uses these.
 DEEPSPEED_ONLY = {
-    *("wall_clock_breakdown", "memory_breakdown", "dump_state", "flops_profiler", "comms_logger"),
-    *("tensorboard", "wandb", "csv_monitor", "comet", "timers", "disable_python_gc", "log_level"),
-    *("communication_data_type", "data_types", "prescale_gradients", "gradient_predivide_factor"),
-    *("aio", "checkpoint", "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer"),
+    *(
+        "wall_clock_breakdown",
+        "memory_breakdown",
+        "dump_state",
+        "flops_profiler",
+        "comms_logger",
+    ),
+    *(
+        "tensorboard",
+        "wandb",
+        "csv_monitor",
+        "comet",
+        "timers",
+        "disable_python_gc",
+        "log_level",
+    ),
+    *(
+        "communication_data_type",
+        "data_types",
+        "prescale_gradients",
+        "gradient_predivide_factor",
+    ),
+    *(
+        "aio",
+        "checkpoint",
+        "zero_allow_untested_optimizer",
+        "zero_force_ds_cpu_optimizer",
+    ),
     *("bf16.immediate_grad_update", "bf16.check_grad_overflow"),
 }
 ZERO = "zero_optimization."  # validated by DeepSpeed itself
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The JSON without "auto" entries, which mean unset. Raises ConfigError for an unreadable file."""
+    """The JSON without "auto" entries, which mean unset. Raises ConfigError for an unreadable
+    file.
+    """
 
     def without_auto(value: Any) -> Any:
         if isinstance(value, dict):
-            return {key: without_auto(item) for key, item in value.items() if item != "auto"}
+            return {
+                key: without_auto(item) for key, item in value.items() if item != "auto"
+            }
         return value
 
     try:
@@ -140,12 +184,16 @@ def _is(kind: Any, value: Any) -> bool:
 
 
 def flat(section: dict[str, Any], within: str = "") -> Iterator[tuple[str, Any]]:
-    """(key with dots, value) of the entries in all sections. Raises ConfigError for a value of the wrong type."""
+    """(key with dots, value) of the entries in all sections. Raises ConfigError for a value of the
+    wrong type.
+    """
     for name, value in section.items():
         key = f"{within}{name}"
         kind, _ = ENTRIES.get(key, (object, ""))
         # null is DeepSpeed's word for no offload; no other section may be null.
-        if (value is None and "offload_" in key) or (kind is not dict and _is(kind, value)):
+        if (value is None and "offload_" in key) or (
+            kind is not dict and _is(kind, value)
+        ):
             yield key, value
         elif _is(kind, value):
             yield from flat(value, f"{key}.")
@@ -156,12 +204,18 @@ def flat(section: dict[str, Any], within: str = "") -> Iterator[tuple[str, Any]]
 
 
 def meanings(given: dict[str, Any], world_size: int) -> list[Meaning]:
-    """The JSON as variables, for ``world_size`` ranks. Raises ConfigError naming an unsupported entry."""
+    """The JSON as variables, for ``world_size`` ranks. Raises ConfigError naming an unsupported
+    entry.
+    """
     entries = _checked(given)
     settings = [*_batch(entries, world_size)]
-    precision = next((name for name in ("bf16", "fp16") if f"{name}.enabled" in entries), "")
+    precision = next(
+        (name for name in ("bf16", "fp16") if f"{name}.enabled" in entries), ""
+    )
     key = f"{precision}.enabled" if precision else "neither bf16 nor fp16 is enabled"
-    settings.append(Meaning(key, "PRECISION", precision or "fp32", explicit=bool(precision)))
+    settings.append(
+        Meaning(key, "PRECISION", precision or "fp32", explicit=bool(precision))
+    )
     if "zero_optimization" in given:
         settings.append(Meaning("zero_optimization.stage", "SHARD_OPTIMIZER", "1"))
     if "optimizer" in given:
@@ -191,7 +245,9 @@ def _checked(given: dict[str, Any]) -> dict[str, Any]:
     if str(entries.get("optimizer.type")).lower() == "lamb":
         known -= {*ADAM_FLAGS}
     free = ("activation_checkpointing.", ZERO)
-    if strange := sorted(key for key in entries if key not in known and not key.startswith(free)):
+    if strange := sorted(
+        key for key in entries if key not in known and not key.startswith(free)
+    ):
         raise ConfigError(
             f"DEEPSPEED_CONFIG: {', '.join(strange)}: unsupported key: fix or remove it"
         )
@@ -206,20 +262,28 @@ def _checked(given: dict[str, Any]) -> dict[str, Any]:
             "DEEPSPEED_CONFIG: bf16.enabled and fp16.enabled are both true: enable one of them"
         )
     # Settings of a precision that is off say nothing about the run.
-    off = tuple(f"{name}." for name in ("bf16", "fp16") if not entries.get(f"{name}.enabled"))
+    off = tuple(
+        f"{name}." for name in ("bf16", "fp16") if not entries.get(f"{name}.enabled")
+    )
     entries = {key: value for key, value in entries.items() if not key.startswith(off)}
     if "scheduler" in given:
         if (kind := entries.get("scheduler.type")) != "WarmupDecayLR":
             expected = "expected WarmupDecayLR; others by LR_SCHEDULE"
-            raise ConfigError(f"DEEPSPEED_CONFIG: scheduler.type is {kind!r}: {expected}")
+            raise ConfigError(
+                f"DEEPSPEED_CONFIG: scheduler.type is {kind!r}: {expected}"
+            )
         for name in SCHEDULER:
             if f"scheduler.params.{name}" not in entries:
-                raise ConfigError(f"DEEPSPEED_CONFIG: scheduler.params.{name} is not set: set it")
+                raise ConfigError(
+                    f"DEEPSPEED_CONFIG: scheduler.params.{name} is not set: set it"
+                )
     for why, fixed in FIXED.items():
         for key in fixed:
             if key in entries and entries[key] not in fixed[key]:
                 is_set, wanted = json.dumps(entries[key]), json.dumps(fixed[key][0])
-                raise ConfigError(f"DEEPSPEED_CONFIG: {key} is {is_set}: {why}: set {wanted}")
+                raise ConfigError(
+                    f"DEEPSPEED_CONFIG: {key} is {is_set}: {why}: set {wanted}"
+                )
     return entries
 
 
@@ -237,7 +301,9 @@ def _batch(entries: dict[str, Any], world_size: int) -> Iterator[Meaning]:
     if micro is not None:
         yield Meaning(BATCH[1], "BATCHSIZE", _text(micro))
     if micro is not None or steps is not None:
-        yield Meaning(BATCH[2], "GRADIENT_STEPS", _text(steps or 1), explicit=steps is not None)
+        yield Meaning(
+            BATCH[2], "GRADIENT_STEPS", _text(steps or 1), explicit=steps is not None
+        )
 
 
 def _optimizer(entries: dict[str, Any]) -> Iterator[Meaning]:
@@ -250,13 +316,18 @@ def _optimizer(entries: dict[str, Any]) -> Iterator[Meaning]:
         rule, names = "lamb", LAMB
         if (eps := entries.get("optimizer.params.eps", LAMB_EPSILON)) != LAMB_EPSILON:
             constant = f"it is {LAMB_EPSILON} with OPTIMIZER=lamb: set that"
-            raise ConfigError(f"DEEPSPEED_CONFIG: optimizer.params.eps is {eps}: {constant}")
+            raise ConfigError(
+                f"DEEPSPEED_CONFIG: optimizer.params.eps is {eps}: {constant}"
+            )
     else:
         expected = "expected Adam, AdamW or Lamb; others by OPTIMIZER"
         raise ConfigError(f"DEEPSPEED_CONFIG: optimizer.type is {kind!r}: {expected}")
     yield Meaning("optimizer.type", "OPTIMIZER", rule)
     betas = entries.get("optimizer.params.betas", (None, None))
-    given = {name: entries.get(f"optimizer.params.{name}") for name in ("eps", "weight_decay")}
+    given = {
+        name: entries.get(f"optimizer.params.{name}")
+        for name in ("eps", "weight_decay")
+    }
     for key, name, value in zip(
         ("betas", "betas", *given), names, (*betas, *given.values()), strict=True
     ):
@@ -267,7 +338,11 @@ def _optimizer(entries: dict[str, Any]) -> Iterator[Meaning]:
 def _text(value: float) -> str:
     """A number as the value of a variable, without loss of digits."""
     # Up to 2^53 every integer is exact in fp64.
-    return str(int(value)) if value == int(value) and abs(value) < 2**53 else repr(float(value))
+    return (
+        str(int(value))
+        if value == int(value) and abs(value) < 2**53
+        else repr(float(value))
+    )
 
 
 def validate(deepspeed: Any, zero: dict[str, Any]) -> None:

@@ -1,13 +1,15 @@
-"""Our update rules as the optimizer of DeepSpeed's ZeRO (stages 1 and 2), and its state by parameter name.
+"""Our update rules as the optimizer of DeepSpeed's ZeRO (stages 1 and 2), and its state by
+parameter name.
 
-ZeRO splits fp32 masters, gradients and the rule's states into one flat partition per rank, and calls ``step`` on it. We
-wrap it in our own Shard (optim/flat.py), which knows where the parameters' parts lie, so that norms are those of whole
-parameters, summed over ranks.
+ZeRO splits fp32 masters, gradients and the rule's states into one flat partition per rank, and
+calls ``step`` on it. We wrap it in our own Shard (optim/flat.py), which knows where the parameters'
+parts lie, so that norms are those of whole parameters, summed over ranks.
 
-DeepSpeed's public functions (deepspeed.utils.safe_get_full_fp32_param, ...) tell neither where a part lies in the
-partition nor how to refresh the weights from the masters. What is used beyond them is in this file, and is that of the
-version in requirements/deepspeed.txt: of ZeRO's optimizer ``optimizer.param_groups``, ``update_lp_params`` and
-``loss_scaler.cur_scale``; of a parameter ``_hp_mapping`` ("hp": the fp32 partition, "lp": the weights).
+DeepSpeed's public functions (deepspeed.utils.safe_get_full_fp32_param, ...) tell neither where a
+part lies in the partition nor how to refresh the weights from the masters. What is used beyond them
+is in this file, and is that of the version in requirements/deepspeed.txt: of ZeRO's optimizer
+``optimizer.param_groups``, ``update_lp_params`` and ``loss_scaler.cur_scale``; of a parameter
+``_hp_mapping`` ("hp": the fp32 partition, "lp": the weights).
 """
 
 from __future__ import annotations
@@ -25,8 +27,11 @@ from bert.optim.rules import ParameterShards, Rule, Update
 from bert.optim.state import ShardState
 
 
-def partition_of(zero: Any, parameters: Iterable[nn.Parameter]) -> tuple[Tensor, list[Segment]]:
-    """This rank's flat fp32 buffer, and the parts of parameters in it; parameters: in the model's order.
+def partition_of(
+    zero: Any, parameters: Iterable[nn.Parameter]
+) -> tuple[Tensor, list[Segment]]:
+    """This rank's flat fp32 buffer, and the parts of parameters in it; parameters: in the model's
+    order.
 
     They lie end to end, cut where a partition ends.
     """
@@ -39,12 +44,16 @@ def partition_of(zero: Any, parameters: Iterable[nn.Parameter]) -> tuple[Tensor,
         # Its place in the partition; lp_fragment_address is that in the parameter.
         place = mapping.get_hp_fragment_address()
         start = mapping.lp_fragment_address.start
-        segments.append(Segment(number, begin=place.start, size=place.numel, start=start))
+        segments.append(
+            Segment(number, begin=place.start, size=place.numel, start=start)
+        )
     return group["params"][0].detach(), segments
 
 
 class ZeroRule(torch.optim.Optimizer):
-    """A rule over a partition. Until ``bind`` a step does nothing: ZeRO takes one while it allocates memory."""
+    """A rule over a partition. Until ``bind`` a step does nothing: ZeRO takes one while it
+    allocates memory.
+    """
 
     rule: ListRule | None = None
 
@@ -57,8 +66,12 @@ class ZeroRule(torch.optim.Optimizer):
         super().__init__(list(parameters), {"lr": 0.0})
         self.make_rule, self.world = make_rule, world
 
-    def bind(self, names: list[str], masters: Tensor, segments: list[Segment]) -> ListRule:
-        """Registers the partition and returns its rule. ``names``: of all parameters, by the segments' numbers."""
+    def bind(
+        self, names: list[str], masters: Tensor, segments: list[Segment]
+    ) -> ListRule:
+        """Registers the partition and returns its rule. ``names``: of all parameters, by the
+        segments' numbers.
+        """
         shard = Shard(
             names=names,
             segments=segments,
@@ -86,7 +99,9 @@ class ZeroRule(torch.optim.Optimizer):
         rule.gradients = []
 
     def _sum(self, values: Tensor) -> Tensor:
-        """Sum over the ranks; by way of the device, as an offloaded partition is on the CPU, without collectives."""
+        """Sum over the ranks; by way of the device, as an offloaded partition is on the CPU,
+        without collectives.
+        """
         return self.world.sum(values.to(self.world.device)).to(values.device)
 
 
@@ -101,6 +116,8 @@ class ZeroState(ShardState):
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores ``state_dict()``, and the weights of all ranks, as at the end of ZeRO's step. A collective."""
+        """Restores ``state_dict()``, and the weights of all ranks, as at the end of ZeRO's step. A
+        collective.
+        """
         super().load_state_dict(state)
         self.zero.update_lp_params()

@@ -1,4 +1,6 @@
-"""ENGINE and DEEPSPEED_CONFIG: DeepSpeed's configuration, from the user's JSON and our variables."""
+"""ENGINE and DEEPSPEED_CONFIG: DeepSpeed's configuration, from the user's JSON and our
+variables.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ class Config:
         choices=("own", "deepspeed"),
         doc="sharding engine: our own, or DeepSpeed (docs/train.md)",
     )
-    path: Path | None = env("DEEPSPEED_CONFIG", None, doc="ENGINE=deepspeed: DeepSpeed's JSON")
+    path: Path | None = env(
+        "DEEPSPEED_CONFIG", None, doc="ENGINE=deepspeed: DeepSpeed's JSON"
+    )
 
     @property
     def is_deepspeed(self) -> bool:
@@ -49,7 +53,9 @@ class Config:
         precision: Precision,
         others: Mapping[str, bool],
     ) -> None:
-        """Raises ConfigError for what DeepSpeed cannot do, and if it is absent. others: setting -> is it set?"""
+        """Raises ConfigError for what DeepSpeed cannot do, and if it is absent. others: setting ->
+        is it set?
+        """
         if not self.is_deepspeed:
             if self.path is not None:
                 raise ConfigError(
@@ -66,7 +72,8 @@ class Config:
         wrong = {
             **others,
             f"CLIP={optimizer.clip}": optimizer.clip != "after",
-            f"ALLREDUCE_DTYPE={optimizer.allreduce_dtype}": optimizer.allreduce_dtype != "fp32",
+            f"ALLREDUCE_DTYPE={optimizer.allreduce_dtype}": optimizer.allreduce_dtype
+            != "fp32",
             f"SHARD_GROUP={optimizer.shard_group}": optimizer.shard_group is not None,
             "PRECISION=fp8": precision.fp8,
         }
@@ -76,9 +83,15 @@ class Config:
             )
 
     def complete(
-        self, optimizer: OptimizerConfig, precision: Precision, batch_size: int, gradient_steps: int
+        self,
+        optimizer: OptimizerConfig,
+        precision: Precision,
+        batch_size: int,
+        gradient_steps: int,
     ) -> dict[str, Any]:
-        """The JSON with batch, clipping and precision by our variables; rule, rate and log remain ours."""
+        """The JSON with batch, clipping and precision by our variables; rule, rate and log remain
+        ours.
+        """
         # The first two are done here; the last follows from the two other sizes.
         ours = {"optimizer", "scheduler", "train_batch_size"}
         given = {key: value for key, value in self.json().items() if key not in ours}
@@ -118,7 +131,9 @@ def merged(environ: Mapping[str, str]) -> Mapping[str, str]:
     world_size = environ.get("WORLD_SIZE", "").strip()
     ranks = int(world_size) if world_size.isdecimal() else 0
     filled = dict(environ)
-    for key, name, value, explicit in ds_config.meanings(ds_config.read(Path(path)), max(ranks, 1)):
+    for key, name, value, explicit in ds_config.meanings(
+        ds_config.read(Path(path)), max(ranks, 1)
+    ):
         mine = environ.get(name, "").strip()
         if not mine or mine == "auto":
             filled[name] = value

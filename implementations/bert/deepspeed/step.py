@@ -1,4 +1,6 @@
-"""The training step by DeepSpeed: its ZeRO stages 1 and 2, and offload; our losses, rules, rates and seeds."""
+"""The training step by DeepSpeed: its ZeRO stages 1 and 2, and offload; our losses, rules, rates
+and seeds.
+"""
 
 from __future__ import annotations
 
@@ -39,9 +41,13 @@ def load() -> Any:
         ) from None
     deepspeed.utils.logger.setLevel(logging.WARNING)
     # Our optimizer is tested with every stage.
-    deepspeed.utils.logger.addFilter(lambda record: "untested optimizer" not in record.getMessage())
+    deepspeed.utils.logger.addFilter(
+        lambda record: "untested optimizer" not in record.getMessage()
+    )
     # It calls collectives by names that PyTorch 2.13 warns about at every step.
-    warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
+    warnings.filterwarnings(
+        "ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning
+    )
     return deepspeed
 
 
@@ -52,18 +58,22 @@ def _choose_device(deepspeed: Any, world: World) -> None:
 
     if world.device.type == "cpu":
         set_accelerator(CPU_Accelerator())
-    # Not DeepSpeed's shared-memory all-reduce: compiling it takes minutes on a busy machine, and if killed leaves a
-    # lock on which all later runs hang. gloo does the same.
+    # Not DeepSpeed's shared-memory all-reduce: compiling it takes minutes on a busy machine, and if
+    # killed leaves a lock on which all later runs hang. gloo does the same.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     # Required by DeepSpeed; srun and a bare shell do not set it.
     announce("LOCAL_RANK", str(world.local_rank))
     if not distributed.is_initialized():  # DeepSpeed needs a group even for one rank
-        distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+        distributed.init_process_group(
+            "gloo", store=distributed.HashStore(), rank=0, world_size=1
+        )
     deepspeed.init_distributed(auto_mpi_discovery=False, dist_init_required=False)
 
 
 class DeepSpeedStep(Resumable):
-    """Callable training step over micro-batches, as bert.training.step.Step, run by a DeepSpeed engine."""
+    """Callable training step over micro-batches, as bert.training.step.Step, run by a DeepSpeed
+    engine.
+    """
 
     optimizer: ZeroState
 
@@ -79,8 +89,9 @@ class DeepSpeedStep(Resumable):
     ) -> None:
         """A collective.
 
-        ``model`` has placeholders (bert.model.init) in the dtype of ``precision``, which weights fill. masters yields
-        the same weights again, for fp32 masters. settings: DeepSpeed's complete JSON.
+        ``model`` has placeholders (bert.model.init) in the dtype of ``precision``, which weights
+        fill. masters yields the same weights again, for fp32 masters. settings: DeepSpeed's
+        complete JSON.
         """
         deepspeed = load()
         _choose_device(deepspeed, world)
@@ -97,10 +108,15 @@ class DeepSpeedStep(Resumable):
         fill_model(model, weights)
         self.update = ZeroRule(named.values(), optimizer.rule, world)
         self.engine, zero, _, _ = deepspeed.initialize(
-            model=model, optimizer=self.update, config=settings, dist_init_required=False
+            model=model,
+            optimizer=self.update,
+            config=settings,
+            dist_init_required=False,
         )
         masters_flat, segments = partition_of(zero, named.values())
-        if precision.is_low:  # DeepSpeed took its masters from the weights after the cast
+        if (
+            precision.is_low
+        ):  # DeepSpeed took its masters from the weights after the cast
             fill(masters_flat, segments, list(named), masters())
         # Last, since until then a step of ZeRO's changes nothing (see ZeroRule).
         rule = self.update.bind(list(named), masters_flat, segments)
@@ -116,10 +132,14 @@ class DeepSpeedStep(Resumable):
             # The engine multiplies by the loss scale and divides by the number of micro-batches.
             self.engine.backward(reduce(operator.add, losses))
             self.engine.step()  # counts, and updates after the last micro-batch
-            totals = totals or [torch.zeros((), device=self.world.device) for _ in losses]
+            totals = totals or [
+                torch.zeros((), device=self.world.device) for _ in losses
+            ]
             for total, loss in zip(totals, losses, strict=True):
                 total.add_(loss.detach(), alpha=1 / len(batches))
-        norm = torch.as_tensor(self.engine.get_global_grad_norm(), device=self.world.device).float()
+        norm = torch.as_tensor(
+            self.engine.get_global_grad_norm(), device=self.world.device
+        ).float()
         finite = torch.isfinite(norm)
         if self.scaler.enabled:
             self.scaler.update(finite)
@@ -133,7 +153,9 @@ class DeepSpeedStep(Resumable):
         yield self.engine.module
 
     def state_tensors(self) -> list[Tensor]:
-        """Masters and moments of this rank, on whatever device; ZeRO casts the weights from the masters."""
+        """Masters and moments of this rank, on whatever device; ZeRO casts the weights from the
+        masters.
+        """
         return list(self.optimizer.parts().values())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -1,7 +1,8 @@
 """Fused operations, one per file, each beside its plain PyTorch reference.
 
-``Config.resolve_attention`` picks the attention backend; ``bind_kernels`` binds every operation of the model to its
-reference or its fused kernel. Both are called once, before the model is built; nothing falls back silently afterwards.
+``Config.resolve_attention`` picks the attention backend; ``bind_kernels`` binds every operation of
+the model to its reference or its fused kernel. Both are called once, before the model is built;
+nothing falls back silently afterwards.
 """
 
 from __future__ import annotations
@@ -17,11 +18,17 @@ from torch import Tensor
 from bert.core.dist import World
 from bert.kernels import attention
 from bert.kernels.attention import benchmark
-from bert.kernels.operations import bias_gelu, cross_entropy, dropout_add_layer_norm, embeddings
+from bert.kernels.operations import (
+    bias_gelu,
+    cross_entropy,
+    dropout_add_layer_norm,
+    embeddings,
+)
 from bert.kernels.support import triton_support
 from common.env import ConfigError, env
 
-# The model's operations; FUSED also selects the optimizer's update (lamb) and the place of fp8 casts.
+# The model's operations; FUSED also selects the optimizer's update (lamb) and the place of fp8
+# casts.
 OPERATIONS: dict[str, ModuleType] = {
     "embeddings": embeddings,
     "dropout_add_layer_norm": dropout_add_layer_norm,
@@ -30,7 +37,9 @@ OPERATIONS: dict[str, ModuleType] = {
 }
 FUSABLE = (*OPERATIONS, "lamb", "fp8_cast")
 # Fused kernels required by others: fp8_cast is done inside the kernels whose results are cast.
-NEEDED: dict[str, tuple[str, ...]] = {"fp8_cast": ("dropout_add_layer_norm", "bias_gelu")}
+NEEDED: dict[str, tuple[str, ...]] = {
+    "fp8_cast": ("dropout_add_layer_norm", "bias_gelu")
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +58,9 @@ class Config:
     attention_fallback: str = ""
 
     def names(self, device: torch.device) -> set[str]:
-        """The operations that run fused on ``device``. Raises ConfigError for a name that is unknown or cannot run."""
+        """The operations that run fused on ``device``. Raises ConfigError for a name that is
+        unknown or cannot run.
+        """
         reason = triton_support.missing(device)
         if self.fused == "none" or (self.fused == "auto" and reason):
             return set()
@@ -75,7 +86,9 @@ class Config:
         """Text for ``--check``: the fused and the plain operations, or why none is fused."""
         fused = self.names(device)
         if not fused:
-            reason = "FUSED=none" if self.fused == "none" else triton_support.missing(device)
+            reason = (
+                "FUSED=none" if self.fused == "none" else triton_support.missing(device)
+            )
             return f"plain PyTorch ({reason})"
         plain = [name for name in FUSABLE if name not in fused]
         text = f"Triton for {', '.join(name for name in FUSABLE if name in fused)}"
@@ -84,10 +97,11 @@ class Config:
     def resolve_attention(
         self, model: benchmark.Model, dtype: torch.dtype, in_graph: bool, world: World
     ) -> tuple[Config, str]:
-        """Settings with the attention backend resolved, equal on all ranks, and the reason as text. A collective.
+        """Settings with the attention backend resolved, equal on all ranks, and the reason as text.
+        A collective.
 
-        On a GPU ATTENTION=auto is the fastest backend that works on every rank. Raises ConfigError if none works in the
-        CUDA graph, or not the one named.
+        On a GPU ATTENTION=auto is the fastest backend that works on every rank. Raises ConfigError
+        if none works in the CUDA graph, or not the one named.
         """
         device, name = world.device, self.attention
         plain = dataclasses.replace(self, attention="sdpa_loop")
@@ -115,7 +129,8 @@ class Config:
                 )
             return self, named
         tried = "; ".join(
-            f"{one.name} {one.problem or f'{one.milliseconds:.2f} ms'}" for one in of_all
+            f"{one.name} {one.problem or f'{one.milliseconds:.2f} ms'}"
+            for one in of_all
         )
         # sdpa_loop reads lengths on the host, so not in a graph.
         name = benchmark.fastest(of_all, in_graph) or "sdpa_loop"
@@ -132,7 +147,8 @@ class Config:
 class Kernels:
     """The operations of one model, bound. Signatures: the ``reference`` of each file.
 
-    fp8_cast: kernels cast their results to fp8 for the next product if the scale is known in advance.
+    fp8_cast: kernels cast their results to fp8 for the next product if the scale is known in
+    advance.
     """
 
     embeddings: Callable[..., Tensor]
@@ -144,8 +160,14 @@ class Kernels:
 
 
 def bind_kernels(config: Config, device: torch.device) -> Kernels:
-    """Binds every operation for ``device``. Raises ConfigError for what this hardware cannot run."""
-    name, second, fused = config.attention, config.attention_fallback, config.names(device)
+    """Binds every operation for ``device``. Raises ConfigError for what this hardware cannot
+    run.
+    """
+    name, second, fused = (
+        config.attention,
+        config.attention_fallback,
+        config.names(device),
+    )
     if name == "auto":  # outside of a run, where no other rank need agree
         results = benchmark.benchmark_backends(device) if device.type == "cuda" else []
         name = benchmark.fastest(results) or "sdpa_loop"

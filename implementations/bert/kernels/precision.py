@@ -43,7 +43,11 @@ class Config:
             raise ConfigError(
                 f"PRECISION={name} is for NVIDIA GPUs; AMD's fp8 has other formats: use bf16"
             )
-        if name == "fp8" and on_gpu and torch.cuda.get_device_capability(device) < (8, 9):
+        if (
+            name == "fp8"
+            and on_gpu
+            and torch.cuda.get_device_capability(device) < (8, 9)
+        ):
             raise ConfigError(
                 "PRECISION=fp8 needs compute capability 8.9 (Ada, Hopper) or later: use bf16"
             )
@@ -58,7 +62,9 @@ class Config:
         dtype = DTYPES[name]
         # bf16 has fp32's exponents, so that only gradients in fp16 underflow.
         scale = self.init_loss_scale if dtype == torch.float16 else None
-        return Precision(dtype=dtype, fp8=name == "fp8", tf32=name == "tf32", init_loss_scale=scale)
+        return Precision(
+            dtype=dtype, fp8=name == "fp8", tf32=name == "tf32", init_loss_scale=scale
+        )
 
 
 def resolved(name: str, device: torch.device) -> str:
@@ -69,7 +75,9 @@ def resolved(name: str, device: torch.device) -> str:
 
 
 def _is_ampere(device: torch.device) -> bool:
-    """Whether the hardware has matrix products in bf16 and tf32: Ampere and later, not V100 and T4; AMD has bf16."""
+    """Whether the hardware has matrix products in bf16 and tf32: Ampere and later, not V100 and T4;
+    AMD has bf16.
+    """
     return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
@@ -77,8 +85,8 @@ def _is_ampere(device: torch.device) -> bool:
 class Precision:
     """The numeric precision of a run on its device.
 
-    dtype: of weights and activations; tf32: for products of fp32 matrices; fp8: for the encoder's products;
-    init_loss_scale: None without loss scaling.
+    dtype: of weights and activations; tf32: for products of fp32 matrices; fp8: for the encoder's
+    products; init_loss_scale: None without loss scaling.
     """
 
     dtype: torch.dtype
@@ -90,11 +98,15 @@ class Precision:
 
     @property
     def scales_loss(self) -> bool:
-        """Whether losses are scaled; steps whose gradient overflows are then skipped, and the scale is lowered."""
+        """Whether losses are scaled; steps whose gradient overflows are then skipped, and the scale
+        is lowered.
+        """
         return self.init_loss_scale is not None
 
     def apply(self) -> None:
-        """Enables tf32 in cuBLAS if configured; else the default of PyTorch or the image remains."""
+        """Enables tf32 in cuBLAS if configured; else the default of PyTorch or the image
+        remains.
+        """
         if self.tf32:
             torch.backends.cuda.matmul.allow_tf32 = True
 
@@ -105,25 +117,31 @@ class Precision:
 
 
 def cast_with_masters(model: nn.Module, dtype: torch.dtype) -> dict[str, Tensor] | None:
-    """Casts the model's parameters in place; returns the fp32 originals by name, or None if it is fp32 already.
+    """Casts the model's parameters in place; returns the fp32 originals by name, or None if it is
+    fp32 already.
 
     The optimizer's masters thus have a checkpoint's full precision.
     """
     if dtype == torch.float32:
         return None
-    masters = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    masters = {
+        name: parameter.detach().clone() for name, parameter in model.named_parameters()
+    }
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
     return masters
 
 
 class LossScaler:
-    """Loss scale: halved when a gradient overflows (the step is skipped), doubled after growth_interval good steps.
+    """Loss scale: halved when a gradient overflows (the step is skipped), doubled after
+    growth_interval good steps.
 
     All state is on the device, so that the host need not wait to know whether a step overflowed.
     """
 
-    def __init__(self, precision: Precision, device: torch.device | None = None) -> None:
+    def __init__(
+        self, precision: Precision, device: torch.device | None = None
+    ) -> None:
         first = precision.init_loss_scale
         self.enabled = precision.scales_loss
         # 1.0 without loss scaling, so that a step need not distinguish the two.
@@ -143,7 +161,9 @@ class LossScaler:
         grow = self.num_good_steps == self.growth_interval
         self.num_good_steps.mul_(~grow)
         # Not below 1: what still overflows there is a failure, which StepCounter.resolve reports.
-        self.scale.mul_(torch.where(finite, torch.where(grow, 2.0, 1.0), 0.5)).clamp_(min=1.0)
+        self.scale.mul_(torch.where(finite, torch.where(grow, 2.0, 1.0), 0.5)).clamp_(
+            min=1.0
+        )
 
     def state_tensors(self) -> list[Tensor]:
         """Every tensor that a step changes."""

@@ -36,7 +36,8 @@ class MaskedLoss(NamedTuple):
 
 
 class Scored(NamedTuple):
-    """Scores at the masked positions [M, V] and their losses [M], scores of the sequences [S, 2]; fp32 at least.
+    """Scores at the masked positions [M, V] and their losses [M], scores of the sequences [S, 2];
+    fp32 at least.
 
     nsp is None for masked-LM alone.
     """
@@ -47,13 +48,21 @@ class Scored(NamedTuple):
 
 
 class BertEmbeddings(nn.Module):
-    """Word, position and segment embeddings, LayerNorm, dropout. Word rows beyond the vocabulary are padding."""
+    """Word, position and segment embeddings, LayerNorm, dropout. Word rows beyond the vocabulary
+    are padding.
+    """
 
     def __init__(self, config: BertConfig, kernels: Kernels) -> None:
         super().__init__()
-        self.word_embeddings = nn.Embedding(config.padded_vocab_size, config.hidden_size)
-        self.position_embeddings = nn.Embedding(config.max_position_embeddings, config.hidden_size)
-        self.token_type_embeddings = nn.Embedding(config.type_vocab_size, config.hidden_size)
+        self.word_embeddings = nn.Embedding(
+            config.padded_vocab_size, config.hidden_size
+        )
+        self.position_embeddings = nn.Embedding(
+            config.max_position_embeddings, config.hidden_size
+        )
+        self.token_type_embeddings = nn.Embedding(
+            config.type_vocab_size, config.hidden_size
+        )
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.dropout = config.hidden_dropout_prob
         self.kernel = kernels.embeddings
@@ -61,7 +70,11 @@ class BertEmbeddings(nn.Module):
     def forward(self, batch: Batch, forward_pass: ForwardPass) -> Tensor:
         """Embeds a batch: [T, D]."""
         tokens = batch.input_ids, batch.segment_ids, batch.position_ids
-        tables = self.word_embeddings, self.position_embeddings, self.token_type_embeddings
+        tables = (
+            self.word_embeddings,
+            self.position_embeddings,
+            self.token_type_embeddings,
+        )
         norm, dropout = self.LayerNorm, self.dropout if self.training else 0.0
         weights = [*(table.weight for table in tables), norm.weight, norm.bias]
         return self.kernel(*tokens, *weights, norm.eps, dropout, forward_pass.sites)
@@ -91,12 +104,18 @@ class Transform(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [M, D] -> [M, D]."""
-        projected = F.linear(x, self.dense.weight)  # the kernel adds the bias, with GELU
-        return self.LayerNorm(self.kernel(projected, self.dense.bias, self.approximation))
+        projected = F.linear(
+            x, self.dense.weight
+        )  # the kernel adds the bias, with GELU
+        return self.LayerNorm(
+            self.kernel(projected, self.dense.bias, self.approximation)
+        )
 
 
 class MaskedLanguageModel(nn.Module):
-    """Scores of every word at the masked positions; the decoder's weights are the word embeddings."""
+    """Scores of every word at the masked positions; the decoder's weights are the word
+    embeddings.
+    """
 
     def __init__(self, config: BertConfig, kernels: Kernels) -> None:
         super().__init__()
@@ -115,8 +134,12 @@ class MaskedLanguageModel(nn.Module):
         x = self.transform(x)
         if x.dtype not in LOW_PRECISION:
             return F.linear(x, word_embeddings, self.bias)
-        if x.is_cuda and "dtype" in torch.ops.aten.mm.overloads():  # PyTorch 2.8 or later
-            return torch.mm(x, word_embeddings.t(), out_dtype=torch.float32).add_(self.bias)
+        if (
+            x.is_cuda and "dtype" in torch.ops.aten.mm.overloads()
+        ):  # PyTorch 2.8 or later
+            return torch.mm(x, word_embeddings.t(), out_dtype=torch.float32).add_(
+                self.bias
+            )
         # Without such a product the operands are widened: more memory, no less exact.
         return F.linear(x.float(), word_embeddings.float(), self.bias.float())
 
@@ -148,7 +171,9 @@ class BertModel(nn.Module):
 
 
 class BertForPreTraining(Trainable):
-    """BERT with masked-LM and next-sentence heads, or the former alone; forward returns their losses."""
+    """BERT with masked-LM and next-sentence heads, or the former alone; forward returns their
+    losses.
+    """
 
     def __init__(self, config: BertConfig, kernels: Kernels) -> None:
         super().__init__()
@@ -172,7 +197,8 @@ class BertForPreTraining(Trainable):
 
     @contextlib.contextmanager
     def evaluating(self, calibrated: bool = False) -> Iterator[None]:
-        """Evaluation mode inside, for the current weights: no dropout; in fp8 if the run evaluates in fp8.
+        """Evaluation mode inside, for the current weights: no dropout; in fp8 if the run evaluates
+        in fp8.
 
         calibrated: in fp8 even before the first step, see Scaling.evaluation.
         """
@@ -195,8 +221,8 @@ class BertForPreTraining(Trainable):
         self.bert.encoder.recomputation = recomputation
 
     def _read(self, batch: PretrainingBatch) -> tuple[Tensor, Tensor]:
-        """Hidden states of the masked tokens [M, D] and of each sequence's first token [S, D]: all that the heads read,
-        and all that the last layer computes beyond keys and values.
+        """Hidden states of the masked tokens [M, D] and of each sequence's first token [S, D]: all
+        that the heads read, and all that the last layer computes beyond keys and values.
         """
         masked = batch.masked_positions
         # A padding sequence may begin at T, beyond the last token; its label is ignored.
@@ -207,7 +233,9 @@ class BertForPreTraining(Trainable):
         padding = -len(rows) % ROW_MULTIPLE if in_fp8 else 0
         # The added rows repeat token 0, and no head reads them.
         hidden = self.bert(batch, F.pad(rows, (0, padding)))  # (M + S + padding, D)
-        masked_hidden, first_hidden, _ = hidden.split([len(masked), len(first), padding])
+        masked_hidden, first_hidden, _ = hidden.split(
+            [len(masked), len(first), padding]
+        )
         return masked_hidden, first_hidden
 
     def _next_sentence(self, first: Tensor) -> Tensor | None:
@@ -218,7 +246,9 @@ class BertForPreTraining(Trainable):
     def scored(self, batch: PretrainingBatch) -> Scored:
         """Scores and losses per token and sequence; without gradients."""
         masked, first = self._read(batch)
-        mlm = self.cls.predictions.scores(masked, self.bert.embeddings.word_embeddings.weight)
+        mlm = self.cls.predictions.scores(
+            masked, self.bert.embeddings.word_embeddings.weight
+        )
         losses = self.cross_entropy(mlm, batch.masked_labels, self.config.vocab_size)
         nsp = self._next_sentence(first)
         if nsp is not None:
@@ -229,11 +259,15 @@ class BertForPreTraining(Trainable):
         """Losses of a batch, in fp32 at least. Labels of -100 are padding and ignored."""
         masked, first = self._read(batch)
         # Tied to the word embeddings, as in the original (Devlin et al. 2019).
-        mlm = self.cls.predictions(masked, self.bert.embeddings.word_embeddings.weight)  # (M, V)
+        mlm = self.cls.predictions(
+            masked, self.bert.embeddings.word_embeddings.weight
+        )  # (M, V)
         nsp = self._next_sentence(first)
         # By the true vocabulary: rows that only pad it stay out of the softmax, as in the
         # reference, which has none.
-        token_losses = self.cross_entropy(mlm, batch.masked_labels, self.config.vocab_size)  # (M,)
+        token_losses = self.cross_entropy(
+            mlm, batch.masked_labels, self.config.vocab_size
+        )  # (M,)
         # Counted on the device, where padding differs from batch to batch in one graph.
         # At least 1: a batch without masked tokens has loss 0, not NaN.
         num_masked = (batch.masked_labels != IGNORE).sum().clamp(min=1)

@@ -33,10 +33,12 @@ _ONLY = {
 
 @dataclass(frozen=True, kw_only=True)
 class BertConfig:
-    """Sizes and rates of a model, under the names of bert_config.json. The defaults are BERT-large, uncased.
+    """Sizes and rates of a model, under the names of bert_config.json. The defaults are BERT-large,
+    uncased.
 
-    hidden_act is Google's name: "gelu" is the tanh form. layer_norm_large_model: Habana's key for the Pre-LN layers of
-    BERT-1.5B and 5B (model/encoder.py). next_sentence: ours, False for masked-LM alone, without that head and pooler.
+    hidden_act is Google's name: "gelu" is the tanh form. layer_norm_large_model: Habana's key for
+    the Pre-LN layers of BERT-1.5B and 5B (model/encoder.py). next_sentence: ours, False for
+    masked-LM alone, without that head and pooler.
     """
 
     vocab_size: int = 30522
@@ -62,11 +64,18 @@ class BertConfig:
             right, expected = given is type(default), "true or false"
             if type(default) is float:
                 is_rate = name.endswith("_prob")
-                right = given in (int, float) and 0 <= value < (1 if is_rate else math.inf)
-                expected = "a probability, below 1" if is_rate else "a number of at least 0"
+                right = given in (int, float) and 0 <= value < (
+                    1 if is_rate else math.inf
+                )
+                expected = (
+                    "a probability, below 1" if is_rate else "a number of at least 0"
+                )
             elif type(default) is int:
                 low = 2 if name == "type_vocab_size" else 1  # segment ids are 0 and 1
-                right, expected = right and value >= low, f"an integer of at least {low}"
+                right, expected = (
+                    right and value >= low,
+                    f"an integer of at least {low}",
+                )
             elif name == "hidden_act":
                 right = right and value in GELU_APPROXIMATIONS
                 expected = f"one of {', '.join(GELU_APPROXIMATIONS)}"
@@ -80,9 +89,15 @@ class BertConfig:
 
     @property
     def identity(self) -> str:
-        """The model in one line for checkpoints; that of the usual model is the same as in earlier versions."""
+        """The model in one line for checkpoints; that of the usual model is the same as in earlier
+        versions.
+        """
         pre_norm, alone = self.layer_norm_large_model, not self.next_sentence
-        return repr(self) + " layer_norm_large_model" * pre_norm + " masked-LM alone" * alone
+        return (
+            repr(self)
+            + " layer_norm_large_model" * pre_norm
+            + " masked-LM alone" * alone
+        )
 
     @property
     def head_size(self) -> int:
@@ -91,7 +106,9 @@ class BertConfig:
 
     @property
     def padded_vocab_size(self) -> int:
-        """Rows of the word embedding: the vocabulary rounded up to a multiple of 8, for the GEMMs."""
+        """Rows of the word embedding: the vocabulary rounded up to a multiple of 8, for the
+        GEMMs.
+        """
         # 30,522 becomes 30,528, as in NVIDIA's checkpoint, for 16-bit tensor cores.
         return -(-self.vocab_size // 8) * 8
 
@@ -113,11 +130,14 @@ class BertConfig:
 
     @classmethod
     def from_json(cls, path: Path) -> BertConfig:
-        """Reads Google's bert_config.json, or a Hugging Face config.json, recognized by its ``model_type``.
+        """Reads Google's bert_config.json, or a Hugging Face config.json, recognized by its
+        ``model_type``.
 
-        In Habana's files, recognized by ``layer_norm_large_model``, "gelu" is the erf form, as Hugging Face's.
+        In Habana's files, recognized by ``layer_norm_large_model``, "gelu" is the erf form, as
+        Hugging Face's.
 
-        Raises ConfigError naming the file and the key, also for unknown keys, which might change the model.
+        Raises ConfigError naming the file and the key, also for unknown keys, which might change
+        the model.
         """
         try:
             values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -146,8 +166,14 @@ class BertConfig:
             raise ConfigError(
                 f"BERT_CONFIG={path}: {', '.join(missing)} missing: is this a bert_config.json?"
             )
-        settings = {key: value for key, value in values.items() if key in cls.__dataclass_fields__}
-        is_others = "model_type" in values or values.get("layer_norm_large_model") is True
+        settings = {
+            key: value
+            for key, value in values.items()
+            if key in cls.__dataclass_fields__
+        }
+        is_others = (
+            "model_type" in values or values.get("layer_norm_large_model") is True
+        )
         if is_others and settings.get("hidden_act", "gelu") in _HUGGING_FACE_ERF:
             settings["hidden_act"] = "gelu_erf"
         try:
@@ -161,10 +187,14 @@ class ModelFiles:
     """Where a run's bert_config.json is."""
 
     bert_config: Path | None = env(
-        "BERT_CONFIG", None, doc="bert_config.json; unset: the one in CHECKPOINTDIR_PHASE1"
+        "BERT_CONFIG",
+        None,
+        doc="bert_config.json; unset: the one in CHECKPOINTDIR_PHASE1",
     )
     phase1: Path | None = env(
-        "CHECKPOINTDIR_PHASE1", None, doc="folder of bert_config.json, vocab.txt and checkpoint"
+        "CHECKPOINTDIR_PHASE1",
+        None,
+        doc="folder of bert_config.json, vocab.txt and checkpoint",
     )
 
     @property

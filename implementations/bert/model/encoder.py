@@ -1,11 +1,12 @@
 """The encoder: transformer layers over a varlen batch.
 
-Each half of a layer ends in a LayerNorm. Post-LN, as the original: x = LayerNorm(x + dropout(half(x))). Pre-LN, by
-bert_config's layer_norm_large_model: a residual stream s, initially 0, s += dropout(half(x)), and x = LayerNorm(s); the
-embeddings are the first x, but not part of s. Parameters and their names are the same.
+Each half of a layer ends in a LayerNorm. Post-LN, as the original: x = LayerNorm(x +
+dropout(half(x))). Pre-LN, by bert_config's layer_norm_large_model: a residual stream s, initially
+0, s += dropout(half(x)), and x = LayerNorm(s); the embeddings are the first x, but not part of s.
+Parameters and their names are the same.
 
-Parameter names are those of Hugging Face's BERT, so that a state dict needs no map. Shapes: T tokens, D hidden width,
-F feed-forward width, N heads, H head width.
+Parameter names are those of Hugging Face's BERT, so that a state dict needs no map. Shapes: T
+tokens, D hidden width, F feed-forward width, N heads, H head width.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ from common.env import ConfigError
 class Hidden(NamedTuple):
     """Hidden states between two halves of a layer: x [T, D], the input of the next product.
 
-    residual: input of its residual connection, see dropout_add_layer_norm: the same numbers, or in Pre-LN the stream
-    (None: 0); x8: x in fp8, if the kernel that computed it also cast it.
+    residual: input of its residual connection, see dropout_add_layer_norm: the same numbers, or in
+    Pre-LN the stream (None: 0); x8: x in fp8, if the kernel that computed it also cast it.
     """
 
     x: Tensor
@@ -55,7 +56,9 @@ class Product(nn.Module):
         """Weight of the matrix product, [out, in]."""
         return self.dense.weight
 
-    def project(self, x: Tensor, bias: Tensor | None, x8: Tensor | None = None) -> Tensor:
+    def project(
+        self, x: Tensor, bias: Tensor | None, x8: Tensor | None = None
+    ) -> Tensor:
         """x W^T + bias. x8: x in fp8, if available."""
         if self.fp8 is not None and self.fp8.runs(self.training):
             return self.fp8(x, self.weight(), bias, x8)
@@ -77,11 +80,15 @@ class SelfAttention(Product):
     def contiguous_groups(self) -> list[tuple[Tensor, ...]]:
         """Groups of parameters that should be adjacent in an optimizer's flat buffers."""
         parts = (self.query, self.key, self.value)
-        return [tuple(part.weight for part in parts), tuple(part.bias for part in parts)]
+        return [
+            tuple(part.weight for part in parts),
+            tuple(part.bias for part in parts),
+        ]
 
     def weight(self) -> Tensor:
         """Fused QKV weight, [3D, D]."""
-        # Three parameters, because LAMB's trust ratio is per tensor; one GEMM, because it is faster.
+        # Three parameters, because LAMB's trust ratio is per tensor; one GEMM, because it is
+        # faster.
         return concat_view(self.query.weight, self.key.weight, self.value.weight)
 
     def forward(self, hidden: Hidden, forward_pass: ForwardPass) -> Tensor:
@@ -96,7 +103,9 @@ class SelfAttention(Product):
 
 
 class Residual(Product):
-    """LayerNorm(residual + dropout(dense(x))): the end of both halves of a layer; in Pre-LN also that sum."""
+    """LayerNorm(residual + dropout(dense(x))): the end of both halves of a layer; in Pre-LN also
+    that sum.
+    """
 
     def __init__(self, config: BertConfig, kernels: Kernels, in_features: int) -> None:
         super().__init__()
@@ -108,23 +117,33 @@ class Residual(Product):
         self.following: Fp8Linear | None = None
 
     def target(self, num_rows: int) -> Target | None:
-        """Cast target for the following fp8 product; None if it casts its input itself, or there is none."""
+        """Cast target for the following fp8 product; None if it casts its input itself, or there is
+        none.
+        """
         following = self.following
         # An evaluation before the first step runs in 16 bits.
         if following is None or not following.runs(self.training):
             return None
         return following.target(INPUT) if following.takes_cast(num_rows) else None
 
-    def forward(self, x: Tensor, residual: Tensor | None, forward_pass: ForwardPass) -> Hidden:
+    def forward(
+        self, x: Tensor, residual: Tensor | None, forward_pass: ForwardPass
+    ) -> Hidden:
         """x [T, in], residual [T, D] -> [T, D]; also in fp8 if the next product takes it."""
         projected = self.project(x, None)  # the kernel adds the bias
         norm, dropout = self.LayerNorm, self.dropout if self.training else 0.0
-        operands = Operands(projected, self.dense.bias, residual, norm.weight, norm.bias)
+        operands = Operands(
+            projected, self.dense.bias, residual, norm.weight, norm.bias
+        )
         sites, target = forward_pass.sites, self.target(len(projected))
         if target is None:
-            return Hidden(*self.kernel(*operands, norm.eps, dropout, sites, self.pre_norm), None)
+            return Hidden(
+                *self.kernel(*operands, norm.eps, dropout, sites, self.pre_norm), None
+            )
         # Cast where the numbers are computed: a cast of its own would read them from memory again.
-        return Hidden(*fused_with_cast(operands, norm.eps, dropout, sites, target, self.pre_norm))
+        return Hidden(
+            *fused_with_cast(operands, norm.eps, dropout, sites, target, self.pre_norm)
+        )
 
 
 class Attention(nn.Module):
@@ -195,7 +214,12 @@ class Layer(nn.Module):
             following=following,
             pre_norm=second.pre_norm,
         )
-        products = first.dense.weight, first.dense.bias, second.dense.weight, second.dense.bias
+        products = (
+            first.dense.weight,
+            first.dense.bias,
+            second.dense.weight,
+            second.dense.bias,
+        )
         weights = fp8_feed_forward.Weights(*products, norm.weight, norm.bias)
         inputs = hidden.x, hidden.x8, hidden.residual
         return Hidden(*fp8_feed_forward.feed_forward(*inputs, weights, settings))
@@ -206,7 +230,9 @@ class Encoder(nn.Module):
 
     def __init__(self, config: BertConfig, kernels: Kernels) -> None:
         super().__init__()
-        self.layer = nn.ModuleList(Layer(config, kernels) for _ in range(config.num_hidden_layers))
+        self.layer = nn.ModuleList(
+            Layer(config, kernels) for _ in range(config.num_hidden_layers)
+        )
         self.pre_norm = config.layer_norm_large_model
         self.sizes = config.hidden_size, config.intermediate_size
         self.cast_in_kernels = kernels.fp8_cast
@@ -241,7 +267,9 @@ class Encoder(nn.Module):
 
     @contextlib.contextmanager
     def fp8_evaluation(self, calibrated: bool) -> Iterator[None]:
-        """Evaluates in fp8 inside, if the run does: casts the current weights once. See Scaling.evaluation."""
+        """Evaluates in fp8 inside, if the run does: casts the current weights once. See
+        Scaling.evaluation.
+        """
         scaling = self.fp8_scaling
         if scaling is None:
             yield
@@ -253,13 +281,22 @@ class Encoder(nn.Module):
                 user.fp8.hold(user.weight())
             yield
 
-    def forward(self, x: Tensor, forward_pass: ForwardPass, rows: Tensor | None = None) -> Tensor:
-        """x [T, D] -> [T, D]; with ``rows`` [S] only these tokens' [S, D], which saves most of the last layer."""
+    def forward(
+        self, x: Tensor, forward_pass: ForwardPass, rows: Tensor | None = None
+    ) -> Tensor:
+        """x [T, D] -> [T, D]; with ``rows`` [S] only these tokens' [S, D], which saves most of the
+        last layer.
+        """
         hidden = Hidden(x, None if self.pre_norm else x, None)
         # Without gradients nothing is kept for a backward pass, so there is nothing to recompute.
-        recomputation = self.recomputation if self.training and torch.is_grad_enabled() else None
-        calls = [functools.partial(layer, forward_pass=forward_pass) for layer in self.layer]
-        # The heads read these tokens alone: attention of the last layer needs all keys, the rest does not.
+        recomputation = (
+            self.recomputation if self.training and torch.is_grad_enabled() else None
+        )
+        calls = [
+            functools.partial(layer, forward_pass=forward_pass) for layer in self.layer
+        ]
+        # The heads read these tokens alone: attention of the last layer needs all keys, the rest
+        # does not.
         calls[-1] = functools.partial(calls[-1], rows=rows)
         size = recomputation.layers if recomputation is not None else len(calls)
         for begin in range(0, len(calls), size):

@@ -13,12 +13,16 @@ from torch.overrides import TorchFunctionMode
 
 from bert.model.bert import BertForPreTraining
 
-CHUNK_SIZE = 1 << 24  # numbers at a time; a multiple of the 16 that PyTorch draws at once
+CHUNK_SIZE = (
+    1 << 24
+)  # numbers at a time; a multiple of the 16 that PyTorch draws at once
 META = torch.device("meta")
 
 
 class Chunk(NamedTuple):
-    """Parameter chunk: numbers ``start`` to ``start + len(values)`` of a flattened parameter; fp32, on the CPU."""
+    """Parameter chunk: numbers ``start`` to ``start + len(values)`` of a flattened parameter; fp32,
+    on the CPU.
+    """
 
     name: str
     start: int
@@ -41,10 +45,11 @@ def fill(model: nn.Module, chunks: Iterable[Chunk]) -> None:
 
 
 def first_weights(model: BertForPreTraining, seed: int) -> Iterator[Chunk]:
-    """Draws weights from N(0, initializer_range); biases and padding rows are 0 and LayerNorm is the identity.
+    """Draws weights from N(0, initializer_range); biases and padding rows are 0 and LayerNorm is
+    the identity.
 
-    A seed gives the same weights on every rank and device, as they are drawn on the CPU. Only the shapes of ``model``
-    matter.
+    A seed gives the same weights on every rank and device, as they are drawn on the CPU. Only the
+    shapes of ``model`` matter.
     """
     generator = torch.Generator().manual_seed(seed)
     words = model.bert.embeddings.word_embeddings
@@ -58,9 +63,12 @@ def first_weights(model: BertForPreTraining, seed: int) -> Iterator[Chunk]:
             for start, end in itertools.pairwise([*starts, size]):
                 is_scale = is_weight and isinstance(module, nn.LayerNorm)
                 values = torch.full((end - start,), float(is_scale))
-                # Drawn in the order of the modules: another order is another model for the same seed.
+                # Drawn in the order of the modules: another order is another model for the same
+                # seed.
                 if is_weight and isinstance(module, (nn.Linear, nn.Embedding)):
-                    values.normal_(0.0, model.config.initializer_range, generator=generator)
+                    values.normal_(
+                        0.0, model.config.initializer_range, generator=generator
+                    )
                 # Padding rows. They stay 0, as no token reads them and the softmax leaves them out.
                 if module is words:
                     values[max(0, size_without_padding - start) :] = 0.0
@@ -68,9 +76,13 @@ def first_weights(model: BertForPreTraining, seed: int) -> Iterator[Chunk]:
 
 
 class _NoDraws(TorchFunctionMode):
-    """Skips the initialization of PyTorch's modules, which takes seconds, even on the meta device."""
+    """Skips the initialization of PyTorch's modules, which takes seconds, even on the meta
+    device.
+    """
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         if getattr(func, "__module__", None) == "torch.nn.init":
             return kwargs["tensor"] if kwargs and "tensor" in kwargs else args[0]
         return func(*args, **(kwargs or {}))
@@ -83,13 +95,19 @@ def uninitialized(device: torch.device = META) -> Iterator[None]:
         yield
 
 
-def use_placeholders(model: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
-    """Gives a model on the meta device parameters of ``dtype`` on ``device``, each a single number expanded.
+def use_placeholders(
+    model: nn.Module, dtype: torch.dtype, device: torch.device
+) -> None:
+    """Gives a model on the meta device parameters of ``dtype`` on ``device``, each a single number
+    expanded.
 
-    They have the right shapes and take almost no memory; the sharded optimizer allocates the real ones.
+    They have the right shapes and take almost no memory; the sharded optimizer allocates the real
+    ones.
     """
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
             # Strides of 0: the shape of the parameter over one number.
-            placeholder = torch.zeros((), dtype=dtype, device=device).expand(parameter.shape)
+            placeholder = torch.zeros((), dtype=dtype, device=device).expand(
+                parameter.shape
+            )
             setattr(module, name, nn.Parameter(placeholder))

@@ -1,10 +1,10 @@
-"""Activation recomputation (Chen et al. 2016, arXiv 1604.06174): a segment of layers keeps only its input, and the
-backward pass runs it again.
+"""Activation recomputation (Chen et al. 2016, arXiv 1604.06174): a segment of layers keeps only its
+input, and the backward pass runs it again.
 
-The second run must equal the first bit for bit. The fused kernels number their dropout by its place in the forward
-pass, so the count is reset to where the segment began; PyTorch's own dropout draws from the random state, which is
-reset too, except in CUDA graphs, where it cannot be read: there all dropout must be the kernels'. fp8 records the same
-largest magnitudes twice.
+The second run must equal the first bit for bit. The fused kernels number their dropout by its place
+in the forward pass, so the count is reset to where the segment began; PyTorch's own dropout draws
+from the random state, which is reset too, except in CUDA graphs, where it cannot be read: there all
+dropout must be the kernels'. fp8 records the same largest magnitudes twice.
 """
 
 from __future__ import annotations
@@ -41,9 +41,14 @@ class Recomputation:
     random_state: bool
 
     def run(
-        self, segment: Callable[..., Tensors], inputs: Sequence[Tensor | None], sites: DropoutSites
+        self,
+        segment: Callable[..., Tensors],
+        inputs: Sequence[Tensor | None],
+        sites: DropoutSites,
     ) -> Tensors:
-        """``segment(*inputs)``, of which only the inputs are kept. sites: those of the forward pass."""
+        """``segment(*inputs)``, of which only the inputs are kept. sites: those of the forward
+        pass.
+        """
         begin = sites.num_sites, sites.seed
 
         @contextlib.contextmanager

@@ -15,7 +15,8 @@ from common.env import ConfigError
 
 
 class Trainable(nn.Module, ABC):
-    """A module whose forward pass returns the losses of its task's batch. The rest of training is task-independent.
+    """A module whose forward pass returns the losses of its task's batch. The rest of training is
+    task-independent.
 
     The batch is a subclass of data/batch.py's Batch with the task's label fields.
     """
@@ -26,10 +27,14 @@ class Trainable(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, batch: Any) -> tuple[Tensor, ...]:
-        """A NamedTuple of mean losses (0-d, fp32 at least). Their sum is minimized; their names are reported."""
+        """A NamedTuple of mean losses (0-d, fp32 at least). Their sum is minimized; their names are
+        reported.
+        """
 
     def use_fp8(self, device: torch.device) -> Scaling:
-        """Runs matrix products in fp8 from now on; returns their scales. Raises ConfigError if unsupported."""
+        """Runs matrix products in fp8 from now on; returns their scales. Raises ConfigError if
+        unsupported.
+        """
         raise ConfigError(
             f"PRECISION=fp8: {type(self).__name__} has no products in fp8: use PRECISION=bf16"
         )

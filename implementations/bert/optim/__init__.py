@@ -1,4 +1,6 @@
-"""Optimizers. OPTIMIZER selects the rule (rules.py); SHARD_OPTIMIZER shards its state over the ranks."""
+"""Optimizers. OPTIMIZER selects the rule (rules.py); SHARD_OPTIMIZER shards its state over the
+ranks.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ class Config:
         doc="optimizer; the closed division prescribes LAMB; bertadam: AdamW without bias correction",
     )
     sharded: bool | None = env(
-        "SHARD_OPTIMIZER", None, doc="1: shard the optimizer state (ZeRO-1); unset: on GPUs"
+        "SHARD_OPTIMIZER",
+        None,
+        doc="1: shard the optimizer state (ZeRO-1); unset: on GPUs",
     )
     shard_group: str | None = env(
         "SHARD_GROUP",
@@ -45,7 +49,10 @@ class Config:
         "clip each bucket of a micro-batch's gradient, with SHARD_OPTIMIZER=1",
     )
     max_grad_norm: float = env(
-        "MAX_GRAD_NORM", 1.0, above=0, doc="gradient norm above which gradients are scaled down"
+        "MAX_GRAD_NORM",
+        1.0,
+        above=0,
+        doc="gradient norm above which gradients are scaled down",
     )
     allreduce_dtype: str = env(
         "ALLREDUCE_DTYPE",
@@ -60,7 +67,9 @@ class Config:
     madgrad: rules.MadgradConfig = field(default_factory=rules.MadgradConfig)
 
     def check(self, device: torch.device) -> None:
-        """Raises ConfigError for an optimizer that cannot run on ``device``, and for conflicting settings."""
+        """Raises ConfigError for an optimizer that cannot run on ``device``, and for conflicting
+        settings.
+        """
         if not self.is_sharded(device):
             for setting, wanted in (
                 ("CLIP=bucket", self.clip == "bucket"),
@@ -76,7 +85,9 @@ class Config:
         return self.sharded if self.sharded is not None else device.type == "cuda"
 
     def group_size(self, num_ranks: int, ranks_per_node: int) -> int:
-        """Number of ranks that share a copy of the state. Raises ConfigError for an impossible SHARD_GROUP."""
+        """Number of ranks that share a copy of the state. Raises ConfigError for an impossible
+        SHARD_GROUP.
+        """
         sizes = {"all": num_ranks, "node": min(ranks_per_node or num_ranks, num_ranks)}
         if self.shard_group is None:
             # Not with one rank a node, or a last node not full: then all ranks share a copy.
@@ -174,7 +185,9 @@ def build(
 
 
 def contiguous_groups(model: nn.Module) -> list[Sequence[Tensor]]:
-    """Groups of parameters to lie one after the other: ``contiguous_groups()`` of the modules that have it."""
+    """Groups of parameters to lie one after the other: ``contiguous_groups()`` of the modules that
+    have it.
+    """
     return [
         group
         for module in model.modules()

@@ -17,28 +17,33 @@ from bert.optim.sharded import Sharded
 
 @dataclass(frozen=True, kw_only=True)
 class Clipping:
-    """Where gradients are clipped ("before", "after", "bucket"; see Gradients), and to which norm."""
+    """Where gradients are clipped ("before", "after", "bucket"; see Gradients), and to which
+    norm.
+    """
 
     when: str = "after"
     max_norm: float = 1.0
 
     def coefficient(self, norm: Tensor) -> Tensor:
-        """min(1, max_norm / norm): the factor for a gradient of this norm, as clip_grad_norm_ of PyTorch."""
+        """min(1, max_norm / norm): the factor for a gradient of this norm, as clip_grad_norm_ of
+        PyTorch.
+        """
         return (self.max_norm / (norm + 1e-6)).clamp(max=1.0)
 
 
 class Gradients:
     """Combines the gradients of micro-batches and ranks, and clips them on the way.
 
-    CLIP=after: the average over micro-batches and ranks is clipped by its norm. CLIP=before: the gradient of each
-    micro-batch is clipped by its own norm, then averaged: the rule of the published 8-GPU submissions; the update does
-    not depend on how micro-batches are distributed over ranks. CLIP=bucket: each of the K buckets of a micro-batch is
-    clipped to a norm of max_norm / sqrt(K), as soon as it is full, so that the whole has at most max_norm: the rule of
-    Samsung's 1,024-GPU submission. Micro-batches count equally, whatever their number of tokens.
+    CLIP=after: the average over micro-batches and ranks is clipped by its norm. CLIP=before: the
+    gradient of each micro-batch is clipped by its own norm, then averaged: the rule of the
+    published 8-GPU submissions; the update does not depend on how micro-batches are distributed
+    over ranks. CLIP=bucket: each of the K buckets of a micro-batch is clipped to a norm of max_norm
+    / sqrt(K), as soon as it is full, so that the whole has at most max_norm: the rule of Samsung's
+    1,024-GPU submission. Micro-batches count equally, whatever their number of tokens.
 
-    Each rank ends up with its shard of the average: reduced during the backward pass (CLIP=after), or after it.
-    forward: the model to call; norm: sum over the micro-batches so far; coefficient: of the last one. find_overflow:
-    the norm must show an overflow on any rank.
+    Each rank ends up with its shard of the average: reduced during the backward pass (CLIP=after),
+    or after it. forward: the model to call; norm: sum over the micro-batches so far; coefficient:
+    of the last one. find_overflow: the norm must show an overflow on any rank.
     """
 
     def __init__(
@@ -67,13 +72,16 @@ class Gradients:
     def micro_batch(self, first: bool, last: bool, factor: Tensor) -> Iterator[None]:
         """Around forward and backward of one micro-batch, whose loss is multiplied by ``factor``.
 
-        New weights are gathered during the first one; buckets are reduced in the backward pass of the last one.
+        New weights are gathered during the first one; buckets are reduced in the backward pass of
+        the last one.
         """
         self.loss_factor = factor
         if first:
             self.optimizer.weights.start_gather()
         # With CLIP=before the norm of the whole gradient must be known before any of it is sent.
-        with self.buckets.backward_pass(first=first, reduce=last and not self.clips_each):
+        with self.buckets.backward_pass(
+            first=first, reduce=last and not self.clips_each
+        ):
             yield
         self.optimizer.weights.wait()  # for what no stage of the forward pass has used
         if self.clips_each:
@@ -81,12 +89,19 @@ class Gradients:
 
     @torch.no_grad()
     def _clip(self, first: bool, last: bool, factor: Tensor) -> None:
-        """Adds the clipped gradient of a micro-batch to the sum. A single one is clipped in the update instead."""
+        """Adds the clipped gradient of a micro-batch to the sum. A single one is clipped in the
+        update instead.
+        """
         buckets, norm = self.buckets, self.optimizer.norm_received()
         self.norm = norm if first else self.norm + norm
         # The norm includes the factor of the loss, the bound does not.
         self.coefficient = self.clipping.coefficient(norm / factor)
-        if first and last and self.world.size == 1 and buckets.received is buckets.whole:
+        if (
+            first
+            and last
+            and self.world.size == 1
+            and buckets.received is buckets.whole
+        ):
             return  # the update multiplies by the coefficient anyway: one pass over the gradient less
         buckets.add_received(self.coefficient, first)
         # Applied now: the update must not do it again.
@@ -94,11 +109,12 @@ class Gradients:
 
     @torch.no_grad()
     def finish(self, scale: Tensor) -> tuple[Tensor, Tensor]:
-        """Averages and clips. Returns a norm that is finite unless a rank overflowed, and the update's grad_scale.
+        """Averages and clips. Returns a norm that is finite unless a rank overflowed, and the
+        update's grad_scale.
 
-        scale: the sum of the factors. The norm is that of the average before clipping; with CLIP=before, the mean over
-        this rank's micro-batches, with loss scaling that of the clipped average, as with CLIP=bucket; all times
-        ``scale``.
+        scale: the sum of the factors. The norm is that of the average before clipping; with
+        CLIP=before, the mean over this rank's micro-batches, with loss scaling that of the clipped
+        average, as with CLIP=bucket; all times ``scale``.
         """
         self.buckets.finish()
         if self.clips_each:

@@ -1,9 +1,10 @@
 """Parameters in flat buffers: their layout, a rank's shard, and the rules that update a shard.
 
-Parameters lie end to end in the order in which the backward pass finishes their gradients, and are split into buckets
-of whole parameters. Those of a group lie in one bucket, in the group's order, as one product computes their gradients.
-Buckets are reduced and gathered one at a time, that of a large parameter in slices of the usual bucket size. Each slice
-is divided evenly over the ranks; the shard of a rank is its parts of all slices, end to end.
+Parameters lie end to end in the order in which the backward pass finishes their gradients, and are
+split into buckets of whole parameters. Those of a group lie in one bucket, in the group's order, as
+one product computes their gradients. Buckets are reduced and gathered one at a time, that of a
+large parameter in slices of the usual bucket size. Each slice is divided evenly over the ranks; the
+shard of a rank is its parts of all slices, end to end.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ ALIGNMENT = 128
 
 
 class Slice(NamedTuple):
-    """Elements [begin, begin + size) of the whole buffer, [shard_begin, shard_begin + shard_size) of each shard."""
+    """Elements [begin, begin + size) of the whole buffer, [shard_begin, shard_begin + shard_size)
+    of each shard.
+    """
 
     begin: int
     size: int
@@ -59,7 +62,9 @@ class Bucket(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """A part of one parameter in a shard: elements [begin, begin + size) of the shard, [start, ...) of it."""
+    """A part of one parameter in a shard: elements [begin, begin + size) of the shard, [start, ...)
+    of it.
+    """
 
     parameter: int
     begin: int
@@ -68,9 +73,11 @@ class Segment(NamedTuple):
 
 
 class Layout:
-    """Layout of parameters of the given ``sizes`` (in elements, in the order of the model) over ``num_ranks``.
+    """Layout of parameters of the given ``sizes`` (in elements, in the order of the model) over
+    ``num_ranks``.
 
-    groups: indices of parameters to be contiguous, disjoint; a group lies where its last parameter would.
+    groups: indices of parameters to be contiguous, disjoint; a group lies where its last parameter
+    would.
     """
 
     def __init__(
@@ -80,7 +87,11 @@ class Layout:
         bucket_elements: int,
         groups: Sequence[Sequence[int]] = (),
     ) -> None:
-        self.sizes, self.num_ranks, self.bucket_elements = list(sizes), num_ranks, bucket_elements
+        self.sizes, self.num_ranks, self.bucket_elements = (
+            list(sizes),
+            num_ranks,
+            bucket_elements,
+        )
         self.begins = [0] * len(sizes)
         self.buckets: list[Bucket] = []
         self.total = self.shard_total = 0
@@ -93,7 +104,10 @@ class Layout:
             if parameter != max(group):
                 continue  # lies with the last parameter of its group
             # Before a whole group, never within one: its parameters must be in one bucket.
-            if members and filled + sum(sizes[member] for member in group) > bucket_elements:
+            if (
+                members
+                and filled + sum(sizes[member] for member in group) > bucket_elements
+            ):
                 self._close(members, filled)
                 members, filled = [], 0
             for member in group:
@@ -122,7 +136,9 @@ class Layout:
         return [part for bucket in self.buckets for part in bucket.slices]
 
     def segments(self, rank: int) -> list[Segment]:
-        """The parts of parameters in the shard of ``rank``, in order; with a single rank whole parameters."""
+        """The parts of parameters in the shard of ``rank``, in order; with a single rank whole
+        parameters.
+        """
         segments = []
         for bucket in self.buckets:
             slices = list(bucket.slices)
@@ -137,25 +153,32 @@ class Layout:
         return segments
 
     def parts(self, bucket: Bucket, low: int, high: int) -> list[Segment]:
-        """The parts of a bucket's parameters in elements [low, high) of the whole buffer; begin: from ``low`` on."""
+        """The parts of a bucket's parameters in elements [low, high) of the whole buffer; begin:
+        from ``low`` on.
+        """
         segments = []
         for parameter in bucket.parameters:
             first = self.begins[parameter]
             begin, end = max(first, low), min(first + self.sizes[parameter], high)
             if end > begin:
-                segments.append(Segment(parameter, begin - low, end - begin, begin - first))
+                segments.append(
+                    Segment(parameter, begin - low, end - begin, begin - first)
+                )
         return segments
 
     def views(self, flat: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
         """Each parameter's view of a whole buffer."""
         parts = zip(self.begins, self.sizes, parameters, strict=True)
         return [
-            flat[begin : begin + size].view(parameter.shape) for begin, size, parameter in parts
+            flat[begin : begin + size].view(parameter.shape)
+            for begin, size, parameter in parts
         ]
 
     def bucket_of_each(self) -> list[int]:
         """Index of each parameter's bucket."""
-        number_of = {p: i for i, bucket in enumerate(self.buckets) for p in bucket.parameters}
+        number_of = {
+            p: i for i, bucket in enumerate(self.buckets) for p in bucket.parameters
+        }
         return [number_of[parameter] for parameter in range(len(self.sizes))]
 
 
@@ -169,7 +192,9 @@ def fill(
     names: Sequence[str],
     chunks: Iterable[tuple[str, int, Tensor]],
 ) -> None:
-    """Copies parameter chunks, (name, first number, numbers), into the segments of a flat buffer that overlap them."""
+    """Copies parameter chunks, (name, first number, numbers), into the segments of a flat buffer
+    that overlap them.
+    """
     targets: dict[str, list[Segment]] = {}
     for segment in segments:
         targets.setdefault(names[segment.parameter], []).append(segment)
@@ -180,14 +205,18 @@ def fill(
             end = min(start + len(values), segment.start + segment.size)
             if end > begin:
                 target = segment.begin + begin - segment.start
-                flat[target : target + end - begin].copy_(values[begin - start : end - start])
+                flat[target : target + end - begin].copy_(
+                    values[begin - start : end - start]
+                )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shard:
-    """Flat buffers of equal length: fp32 masters, averaged gradient, weights in the model's type, the rule's states.
+    """Flat buffers of equal length: fp32 masters, averaged gradient, weights in the model's type,
+    the rule's states.
 
-    ``names``: of all parameters of the model; ``segments``: the parts of them in the buffers, with zeros between.
+    ``names``: of all parameters of the model; ``segments``: the parts of them in the buffers, with
+    zeros between.
     """
 
     names: list[str]
@@ -198,24 +227,34 @@ class Shard:
     states: dict[str, Tensor] = field(default_factory=dict)
 
     def state(self, name: str, *, of_weights: bool = False) -> Tensor:
-        """Makes a state of the rule, saved and restored by name: zeros, or a copy of the initial weights."""
-        self.states[name] = self.masters.clone() if of_weights else torch.zeros_like(self.masters)
+        """Makes a state of the rule, saved and restored by name: zeros, or a copy of the initial
+        weights.
+        """
+        self.states[name] = (
+            self.masters.clone() if of_weights else torch.zeros_like(self.masters)
+        )
         return self.states[name]
 
     def views(self, flat: Tensor) -> list[Tensor]:
         """The segments of a buffer."""
-        return [flat[segment.begin : segment.begin + segment.size] for segment in self.segments]
+        return [
+            flat[segment.begin : segment.begin + segment.size]
+            for segment in self.segments
+        ]
 
 
 class ListRule:
     """A rule on lists of tensors, applied to the segments; there may be none.
 
-    squared_norm(flat): of a flat buffer (0-d, fp32 at least). measure(): squared norms of the shard's gradient, per
-    parameter if the rule needs them, else of all [1]. step(): as a rule's; of the Update, grad_sq_norms is measure()
-    summed over the ranks, and all_reduce_sum takes sums [parameters, n].
+    squared_norm(flat): of a flat buffer (0-d, fp32 at least). measure(): squared norms of the
+    shard's gradient, per parameter if the rule needs them, else of all [1]. step(): as a rule's; of
+    the Update, grad_sq_norms is measure() summed over the ranks, and all_reduce_sum takes sums
+    [parameters, n].
     """
 
-    def __init__(self, shard: Shard, make_rule: Callable[[ParameterShards], Rule]) -> None:
+    def __init__(
+        self, shard: Shard, make_rule: Callable[[ParameterShards], Rule]
+    ) -> None:
         self.shard = shard
         self.gradients = shard.views(shard.gradient)
         self.device, self.num_parameters = shard.masters.device, len(shard.names)
@@ -230,13 +269,15 @@ class ListRule:
         )
         self.num_steps, self.needs_norms = self.rule.num_steps, self.rule.needs_norms
         self.owners = torch.tensor(owners, dtype=torch.int64, device=self.device)
-        # The first segments of all parameters, the second ones, ...: within a turn index_add_ adds once per parameter,
-        # so the order of summation is fixed, where atomics of a GPU would add in any order.
+        # The first segments of all parameters, the second ones, ...: within a turn index_add_ adds
+        # once per parameter, so the order of summation is fixed, where atomics of a GPU would add
+        # in any order.
         turns: dict[int, list[int]] = {}
         for number, owner in enumerate(owners):
             turns.setdefault(owners[:number].count(owner), []).append(number)
         self.turns = [
-            torch.tensor(turn, dtype=torch.int64, device=self.device) for turn in turns.values()
+            torch.tensor(turn, dtype=torch.int64, device=self.device)
+            for turn in turns.values()
         ]
 
     def _state(self, name: str, *, of_weights: bool = False) -> list[Tensor]:
@@ -247,7 +288,9 @@ class ListRule:
         shape = (self.num_parameters, *sums.shape[1:])
         whole = torch.zeros(shape, dtype=sums.dtype, device=self.device)
         for turn in self.turns:
-            whole.index_add_(0, self.owners.index_select(0, turn), sums.index_select(0, turn))
+            whole.index_add_(
+                0, self.owners.index_select(0, turn), sums.index_select(0, turn)
+            )
         return whole
 
     def squared_norm(self, flat: Tensor) -> Tensor:
@@ -259,7 +302,11 @@ class ListRule:
         if self.gradients:
             return self._of_parameters(squared_norms(self.gradients))
         # Nothing to measure here, but the sum over the ranks is a collective: zeros for it.
-        dtype = torch.float64 if self.shard.masters.dtype == torch.float64 else torch.float32
+        dtype = (
+            torch.float64
+            if self.shard.masters.dtype == torch.float64
+            else torch.float32
+        )
         return torch.zeros(self.num_parameters, dtype=dtype, device=self.device)
 
     def step(self, update: Update) -> None:
@@ -272,14 +319,18 @@ class ListRule:
             sq_norms = update.grad_sq_norms if self.needs_norms else None
             if sq_norms is not None:
                 sq_norms = sq_norms.index_select(0, self.owners)
-            of_segments = update._replace(grad_sq_norms=sq_norms, all_reduce_sum=sum_by_parameter)
+            of_segments = update._replace(
+                grad_sq_norms=sq_norms, all_reduce_sum=sum_by_parameter
+            )
             self.rule.step(self.gradients, of_segments)
         else:
             # A shard of padding alone has nothing to update, but its step count must agree.
             self.rule.count_step(update.apply_update)
             if num_sums := self.rule.num_sums:  # other ranks wait in the collective
                 dtype = self.shard.masters.dtype
-                sum_by_parameter(torch.zeros(0, num_sums, dtype=dtype, device=self.device))
+                sum_by_parameter(
+                    torch.zeros(0, num_sums, dtype=dtype, device=self.device)
+                )
         # The model's weights are rounded masters every time, so that no rounding adds up.
         self.shard.weights.copy_(self.shard.masters)
 
@@ -289,7 +340,9 @@ class FlatLamb:
 
     needs_norms = False
 
-    def __init__(self, shard: Shard, config: LambConfig, passes: Any = lamb_kernel) -> None:
+    def __init__(
+        self, shard: Shard, config: LambConfig, passes: Any = lamb_kernel
+    ) -> None:
         """passes: module with squared_norm, moments and update, as kernels/operations/lamb.py."""
         self.shard, self.config, self.passes = shard, config, passes
         device = shard.masters.device
@@ -305,8 +358,12 @@ class FlatLamb:
             # Whole cache lines, as the kernels take them; zeros stay 0 and add nothing.
             end = segment.begin + _round_up(segment.size, lamb_kernel.ALIGNMENT)
             spans[segment.parameter].append((segment.begin, end))
-        decays = [config.weight_decay if is_decayed(name) else 0.0 for name in shard.names]
-        self.layout = lamb_kernel.spans_layout(shard.masters.numel(), spans, decays, device)
+        decays = [
+            config.weight_decay if is_decayed(name) else 0.0 for name in shard.names
+        ]
+        self.layout = lamb_kernel.spans_layout(
+            shard.masters.numel(), spans, decays, device
+        )
 
     def squared_norm(self, flat: Tensor) -> Tensor:
         return self.passes.squared_norm(flat)
@@ -318,7 +375,8 @@ class FlatLamb:
         """Counts the step and sets its scalars; a skipped step's factor is nan."""
         apply_update, device = update.apply_update, self.scalars.device
         self.num_steps += 1 if apply_update is None else apply_update
-        # In fp64, as 1 - beta^t cancels; t = 0, if no step was taken, counts as 1 to avoid dividing by 0.
+        # In fp64, as 1 - beta^t cancels; t = 0, if no step was taken, counts as 1 to avoid dividing
+        # by 0.
         steps = self.num_steps.clamp(min=1).double()
         factor = torch.as_tensor(update.scale, dtype=torch.float32, device=device)
         self.scalars[0] = torch.as_tensor(update.lr, dtype=torch.float32, device=device)
@@ -331,7 +389,11 @@ class FlatLamb:
     def step(self, update: Update) -> None:
         self._begin(update)
         beta1, beta2, eps = self.config.beta1, self.config.beta2, self.config.eps
-        sums = self.passes.moments(self.layout, *self.buffers, self.scalars, beta1, beta2, eps)
+        sums = self.passes.moments(
+            self.layout, *self.buffers, self.scalars, beta1, beta2, eps
+        )
         sums = update.all_reduce_sum(sums)
         weights = self.shard.weights
-        self.passes.update(self.layout, *self.buffers[1:], weights, sums, self.scalars, eps)
+        self.passes.update(
+            self.layout, *self.buffers[1:], weights, sums, self.scalars, eps
+        )

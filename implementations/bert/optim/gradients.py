@@ -1,8 +1,9 @@
-"""Gradients on two levels: reduce-scattered within a group of ranks, then averaged across groups (mesh.py).
+"""Gradients on two levels: reduce-scattered within a group of ranks, then averaged across groups
+(mesh.py).
 
-The last micro-batch of a step sends each bucket (flat.py) as soon as the backward pass has filled it. Collectives must
-be started in the same order on all ranks: buckets are reduced in their own order, which is about that in which the
-backward pass fills them, and never by what is ready first.
+The last micro-batch of a step sends each bucket (flat.py) as soon as the backward pass has filled
+it. Collectives must be started in the same order on all ranks: buckets are reduced in their own
+order, which is about that in which the backward pass fills them, and never by what is ready first.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from bert.kernels.support import weight_gradient
 from bert.optim.flat import Bucket, Layout, Slice
 from bert.optim.mesh import Mesh
 
-# Slices being reduced from a copy at once, such as one in the group and one across groups; each costs its memory.
+# Slices being reduced from a copy at once, such as one in the group and one across groups; each
+# costs its memory.
 MAX_IN_FLIGHT = 2
 
 
@@ -43,7 +45,9 @@ class SliceReduction:
             self._average()
 
     def start_cross_group(self) -> None:
-        """Waits for the group's average, and starts that across groups; the second time nothing is left to do."""
+        """Waits for the group's average, and starts that across groups; the second time nothing is
+        left to do.
+        """
         if self.is_in_group:
             self.is_in_group = False
             self._wait()
@@ -54,7 +58,9 @@ class SliceReduction:
             self.work = self.mesh.average(self.piece)
 
     def finish(self) -> None:
-        """Waits for the average and puts it into the shard. On a GPU the stream waits, with gloo the host."""
+        """Waits for the average and puts it into the shard. On a GPU the stream waits, with gloo
+        the host.
+        """
         # A side stream does all of it; this stream waits for that one.
         if self.done_on_stream is not None:
             torch.cuda.current_stream().wait_event(self.done_on_stream)
@@ -65,7 +71,9 @@ class SliceReduction:
             self.target.copy_(self.piece)
 
     def finish_on(self, stream: torch.cuda.Stream) -> None:
-        """Has ``stream`` wait for one collective to start the next, while the backward pass goes on."""
+        """Has ``stream`` wait for one collective to start the next, while the backward pass goes
+        on.
+        """
         # Not before the backward pass has written the slice.
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -79,12 +87,13 @@ class SliceReduction:
 
 
 class GradientBuckets:
-    """Collects the gradients of micro-batches, and averages them over the ranks, each bucket as soon as it is full.
+    """Collects the gradients of micro-batches, and averages them over the ranks, each bucket as
+    soon as it is full.
 
-    shard: this rank's part of the average; communication_dtype: type in which gradients are sent. whole: this rank's
-    gradient (the shard itself in groups of one). received: where a backward pass leaves its gradients, ``whole`` itself
-    unless micro-batches are clipped before they are added (separate_receive_buffer), then of the parameters' type. All
-    are zero between the parameters.
+    shard: this rank's part of the average; communication_dtype: type in which gradients are sent.
+    whole: this rank's gradient (the shard itself in groups of one). received: where a backward pass
+    leaves its gradients, ``whole`` itself unless micro-batches are clipped before they are added
+    (separate_receive_buffer), then of the parameters' type. All are zero between the parameters.
     """
 
     def __init__(
@@ -102,12 +111,16 @@ class GradientBuckets:
         device, weight_dtype = parameters[0].device, parameters[0].dtype
         self.shard = self.whole = torch.zeros(layout.total, dtype=dtype, device=device)
         if mesh.size > 1:
-            self.shard = torch.zeros(layout.shard_total, dtype=dtype, device=mesh.world.device)
+            self.shard = torch.zeros(
+                layout.shard_total, dtype=dtype, device=mesh.world.device
+            )
         self.received = self.whole
         if separate_receive_buffer:
             self.received = torch.zeros(layout.total, dtype=weight_dtype, device=device)
         self.views = layout.views(self.received, parameters)
-        self.bucket_clip_factor: Callable[[list[Tensor]], Tensor] | None = None  # CLIP=bucket
+        self.bucket_clip_factor: Callable[[list[Tensor]], Tensor] | None = (
+            None  # CLIP=bucket
+        )
         self.is_first = self.reduces = True  # of the micro-batch of this backward pass
         self.num_sent = 0  # buckets, in this backward pass and after it
         self.in_flight: list[SliceReduction] = []  # oldest first
@@ -115,7 +128,9 @@ class GradientBuckets:
         # The second level waits for the first, which on the main stream would stop the pass.
         if mesh.groups > 1 and self.shard.device.type == "cuda":
             self.stream = torch.cuda.Stream(self.shard.device)
-        self.missing = [0] * len(layout.buckets)  # gradients, by bucket, of this backward pass
+        self.missing = [0] * len(
+            layout.buckets
+        )  # gradients, by bucket, of this backward pass
         for parameter, number in zip(parameters, layout.bucket_of_each(), strict=True):
             # Called once a backward pass, also for a parameter used twice, as the word embeddings.
             parameter.register_post_accumulate_grad_hook(
@@ -124,13 +139,17 @@ class GradientBuckets:
 
     @contextlib.contextmanager
     def backward_pass(self, *, first: bool, reduce: bool) -> Iterator[None]:
-        """Around the backward pass of one micro-batch. reduce: reduce full buckets while it runs."""
+        """Around the backward pass of one micro-batch. reduce: reduce full buckets while it
+        runs.
+        """
         self.is_first, self.reduces, self.num_sent = first, reduce, 0
         self.missing = [len(bucket.parameters) for bucket in self.layout.buckets]
         nowhere = [None] * len(self.parameters)
         # Gradients may be written in place if they are not added, and of the same type.
         in_place = not self._adds and self.received.dtype == self.parameters[0].dtype
-        weight_gradient.set_grad_buffers(self.parameters, self.views if in_place else nowhere)
+        weight_gradient.set_grad_buffers(
+            self.parameters, self.views if in_place else nowhere
+        )
         try:
             yield
         finally:
@@ -157,14 +176,21 @@ class GradientBuckets:
             self._send_next()
 
     def _receive(self, bucket: Bucket) -> None:
-        """Takes the gradients of a full bucket, clipped with CLIP=bucket; the parameters lose them."""
+        """Takes the gradients of a full bucket, clipped with CLIP=bucket; the parameters lose
+        them.
+        """
         views = [self.views[index] for index in bucket.parameters]
-        gradients: list[Tensor] = [self.parameters[index].grad for index in bucket.parameters]  # type: ignore[misc]
+        gradients: list[Tensor] = [
+            self.parameters[index].grad  # type: ignore[misc]
+            for index in bucket.parameters
+        ]
         if self.bucket_clip_factor is not None:
             dtype = self.received.dtype
             factor = self.bucket_clip_factor(gradients).to(dtype)
             gradients = list(
-                torch._foreach_mul([gradient.to(dtype) for gradient in gradients], factor)
+                torch._foreach_mul(
+                    [gradient.to(dtype) for gradient in gradients], factor
+                )
             )
         # Memory that the rest of the backward pass can use.
         for index in bucket.parameters:
@@ -184,8 +210,9 @@ class GradientBuckets:
 
     @torch.no_grad()
     def add_received(self, factor: Tensor, first: bool) -> None:
-        """Adds what was received, times ``factor``, to the whole. A factor of nan counts as 1: the gradient has the nan
-        already, and the zeros between parameters, which no gradient overwrites, must not get any.
+        """Adds what was received, times ``factor``, to the whole. A factor of nan counts as 1: the
+        gradient has the nan already, and the zeros between parameters, which no gradient
+        overwrites, must not get any.
         """
         factor = torch.where(torch.isfinite(factor), factor, 1.0).to(self.whole.dtype)
         if self.received is self.whole:
@@ -220,7 +247,9 @@ class GradientBuckets:
             self._start(part)
 
     def _start(self, part: Slice) -> None:
-        """Starts a reduction, and the second level of the one before it while this one is in the group."""
+        """Starts a reduction, and the second level of the one before it while this one is in the
+        group.
+        """
         sent = part.of_whole(self.whole).to(self.communication_dtype)
         reduction = SliceReduction(self.mesh, sent, part.of_shard(self.shard))
         if self.stream is not None:

@@ -1,7 +1,8 @@
-"""Hybrid sharding (Zhao et al. 2023, arXiv 2304.11277): every group of ranks shards a full copy of the state.
+"""Hybrid sharding (Zhao et al. 2023, arXiv 2304.11277): every group of ranks shards a full copy of
+the state.
 
-Within a group, usually a node, gradients are reduce-scattered and weights gathered; across groups each rank averages
-its shard of the gradients with the ranks that have the same shard.
+Within a group, usually a node, gradients are reduce-scattered and weights gathered; across groups
+each rank averages its shard of the gradients with the ranks that have the same shard.
 """
 
 from __future__ import annotations
@@ -25,13 +26,18 @@ class Mesh:
         self.group, self.rank = divmod(world.rank, size)
         self.within: distributed.ProcessGroup | None = None  # None: all ranks
         self.across: distributed.ProcessGroup | None = None
-        # Consecutive ranks share a node, whose links are fast; ranks with the same shard are ``size`` apart.
-        # With groups of 1 or of all, one level is trivial and the other is all ranks.
+        # Consecutive ranks share a node, whose links are fast; ranks with the same shard are
+        # ``size`` apart. With groups of 1 or of all, one level is trivial and the other is all
+        # ranks.
         if 1 < size < world.size:
-            self.within = world.subgroup(range(self.group * size, (self.group + 1) * size))
+            self.within = world.subgroup(
+                range(self.group * size, (self.group + 1) * size)
+            )
             self.across = world.subgroup(range(self.rank, world.size, size))
 
-    def reduce_scatter(self, shard: Tensor, gathered: Tensor) -> distributed.Work | None:
+    def reduce_scatter(
+        self, shard: Tensor, gathered: Tensor
+    ) -> distributed.Work | None:
         """Starts averaging ``gathered`` [size x n] over the group, see World."""
         return self.world.reduce_scatter(shard, gathered, self.within)
 
@@ -46,7 +52,8 @@ class Mesh:
     def sum(self, values: Tensor) -> Tensor:
         """Sums a tensor over the shards, in place: the same bits on every rank.
 
-        Not by an all-reduce per group: their orders of summation may differ, and the groups would diverge.
+        Not by an all-reduce per group: their orders of summation may differ, and the groups would
+        diverge.
         """
         if self.groups == 1:
             return self.world.sum(values)

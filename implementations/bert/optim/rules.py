@@ -1,10 +1,11 @@
 """The update rules, OPTIMIZER, on lists of tensors.
 
-A rule works on parts of parameters, flat: the segments in a rank's shard, whole ones in a group of one. For a norm over
-a whole parameter the caller adds up the sums of all ranks that hold a part of it (``Update.all_reduce_sum``).
+A rule works on parts of parameters, flat: the segments in a rank's shard, whole ones in a group of
+one. For a norm over a whole parameter the caller adds up the sums of all ranks that hold a part of
+it (``Update.all_reduce_sum``).
 
-A rule never waits for the device, so that a CUDA graph can replay it: what decides at run time, such as whether a
-gradient overflowed, is a tensor, and both outcomes are computed.
+A rule never waits for the device, so that a CUDA graph can replay it: what decides at run time,
+such as whether a gradient overflowed, is a tensor, and both outcomes are computed.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ Scalar = Tensor | float  # a tensor (0-d) on the device, or a number
 class Update(NamedTuple):
     """What a step takes besides the gradients.
 
-    scale: factor of the gradients, which carries clipping and unscaling. apply_update: bool (0-d), if false nothing
-    changes; None: true. grad_sq_norms [parts]: squared norm of the gradient of each part's whole parameter, before
-    ``scale``; for rules that need norms. all_reduce_sum: sums [parts, num_sums] over the parts -> those over the whole
-    parameters, by a collective.
+    scale: factor of the gradients, which carries clipping and unscaling. apply_update: bool (0-d),
+    if false nothing changes; None: true. grad_sq_norms [parts]: squared norm of the gradient of
+    each part's whole parameter, before ``scale``; for rules that need norms. all_reduce_sum: sums
+    [parts, num_sums] over the parts -> those over the whole parameters, by a collective.
     """
 
     lr: Scalar
@@ -40,8 +41,8 @@ class Update(NamedTuple):
 
 
 def is_decayed(name: str) -> bool:
-    """True for a parameter that is decayed and scaled by a trust ratio: all but biases and LayerNorm, as in Google's
-    BERT (optimization.py, exclude_from_weight_decay).
+    """True for a parameter that is decayed and scaled by a trust ratio: all but biases and
+    LayerNorm, as in Google's BERT (optimization.py, exclude_from_weight_decay).
     """
     return not (name.endswith("bias") or "LayerNorm" in name)
 
@@ -50,7 +51,8 @@ def is_decayed(name: str) -> bool:
 class ParameterShards:
     """The parts of parameters that a rule updates: fp32 masters, with their parameters' names.
 
-    state(name, of_weights): makes a state of the rule, of the masters' shapes: zeros, or a copy of the initial weights.
+    state(name, of_weights): makes a state of the rule, of the masters' shapes: zeros, or a copy of
+    the initial weights.
     """
 
     names: list[str]
@@ -60,7 +62,8 @@ class ParameterShards:
 
 
 class Rule:
-    """needs_norms: a step needs the squared norms of whole gradients; num_sums: columns of its sums over ranks.
+    """needs_norms: a step needs the squared norms of whole gradients; num_sums: columns of its sums
+    over ranks.
 
     decayed: indices of the parts with weight decay.
     """
@@ -71,7 +74,9 @@ class Rule:
     def __init__(self, shards: ParameterShards, weight_decay: float) -> None:
         self.shards, self.weight_decay = shards, weight_decay
         self.decayed = [
-            i for i, name in enumerate(shards.names) if weight_decay and is_decayed(name)
+            i
+            for i, name in enumerate(shards.names)
+            if weight_decay and is_decayed(name)
         ]
         # On the device: with loss scaling only it knows whether a step counts.
         self.num_steps = torch.zeros((), dtype=torch.int64, device=shards.device)
@@ -87,7 +92,9 @@ class Rule:
 
     def rate(self, lr: Scalar) -> Tensor:
         """The learning rate as a tensor of the masters' type."""
-        return torch.as_tensor(lr, dtype=self.shards.masters[0].dtype, device=self.shards.device)
+        return torch.as_tensor(
+            lr, dtype=self.shards.masters[0].dtype, device=self.shards.device
+        )
 
     def add_decay(self, tensors: list[Tensor]) -> None:
         """Adds wd p to the tensors of decayed parameters."""
@@ -107,19 +114,27 @@ class Rule:
 class MomentRule(Rule):
     """A rule on the moments of Adam (Kingma & Ba 2015, arXiv 1412.6980).
 
-    m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2; direction = (m / (1-b1^t)) / (sqrt(v / (1-b2^t)) + eps).
+    m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2; direction = (m / (1-b1^t)) / (sqrt(v / (1-b2^t)) +
+    eps).
     """
 
     bias_correction = True  # else m and v are not corrected
 
     def __init__(
-        self, shards: ParameterShards, config: LambConfig | LansConfig | AdamConfig | ACClipConfig
+        self,
+        shards: ParameterShards,
+        config: LambConfig | LansConfig | AdamConfig | ACClipConfig,
     ) -> None:
         super().__init__(shards, config.weight_decay)
         self.beta1, self.beta2, self.eps = config.beta1, config.beta2, config.eps
-        self.first, self.second = shards.state("first_moments"), shards.state("second_moments")
+        self.first, self.second = (
+            shards.state("first_moments"),
+            shards.state("second_moments"),
+        )
 
-    def update_moments(self, gradients: list[Tensor], apply_update: Tensor | None) -> None:
+    def update_moments(
+        self, gradients: list[Tensor], apply_update: Tensor | None
+    ) -> None:
         """Updates the moments by gradients of the masters' type, and counts the step."""
         self.count_step(apply_update)
         # A skipped step's gradients hold inf or nan, and in a moment these would stay.
@@ -156,12 +171,15 @@ class MomentRule(Rule):
         """1 - beta^t (0-d), or 1 without bias correction."""
         if not self.bias_correction:
             return torch.ones((), dtype=torch.float64, device=self.num_steps.device)
-        # In fp64, as 1 - beta^t cancels; t = 0, if no step was taken, counts as 1 to avoid dividing by 0.
+        # In fp64, as 1 - beta^t cancels; t = 0, if no step was taken, counts as 1 to avoid dividing
+        # by 0.
         return 1 - torch.pow(beta, self.num_steps.clamp(min=1).double())
 
 
 @contextlib.contextmanager
-def restored_unless(tensors: Sequence[Tensor], apply_update: Tensor | None) -> Iterator[None]:
+def restored_unless(
+    tensors: Sequence[Tensor], apply_update: Tensor | None
+) -> Iterator[None]:
     """Restores the tensors on exit unless ``apply_update``, whose value the host does not know."""
     if apply_update is None:
         yield
@@ -185,7 +203,9 @@ def trust_ratios(p_norms: Tensor, u_norms: Tensor) -> Tensor:
     return torch.where((p_norms > 0) & (u_norms > 0), p_norms / u_norms, 1.0)
 
 
-def scaled(gradients: Sequence[Tensor], masters: Sequence[Tensor], scale: Scalar) -> list[Tensor]:
+def scaled(
+    gradients: Sequence[Tensor], masters: Sequence[Tensor], scale: Scalar
+) -> list[Tensor]:
     """The gradients in the masters' type, times ``scale``, as new tensors."""
     # Cast first: divided by the loss scale in fp16, small gradients would become 0.
     same_type = [g.to(m.dtype) for g, m in zip(gradients, masters, strict=True)]
@@ -199,25 +219,36 @@ class LambConfig:
     """Hyper-parameters of LAMB."""
 
     beta1: float = env(
-        "OPT_LAMB_BETA_1", 0.9, at_least=0, below=1, doc="LAMB: decay of the first moment"
+        "OPT_LAMB_BETA_1",
+        0.9,
+        at_least=0,
+        below=1,
+        doc="LAMB: decay of the first moment",
     )
     beta2: float = env(
-        "OPT_LAMB_BETA_2", 0.999, at_least=0, below=1, doc="LAMB: decay of the second moment"
+        "OPT_LAMB_BETA_2",
+        0.999,
+        at_least=0,
+        below=1,
+        doc="LAMB: decay of the second moment",
     )
     # Added to the root of the second moment; as in all published submissions.
     eps: float = 1e-6
     weight_decay: float = env(
-        "WEIGHT_DECAY_RATE", 0.01, at_least=0, doc="LAMB: decay of all but biases and LayerNorm"
+        "WEIGHT_DECAY_RATE",
+        0.01,
+        at_least=0,
+        doc="LAMB: decay of all but biases and LayerNorm",
     )
 
 
 class LambRule(MomentRule):
     """LAMB of the published MLPerf BERT submissions (apex's FusedLAMB with use_nvlamb off).
 
-    With g the gradient times ``scale`` (which carries clipping and unscaling), per tensor p of step t:
-    u = (m / (1-b1^t)) / (sqrt(v / (1-b2^t)) + eps) + wd p; p -= lr * r * u, with r = ||p|| / ||u|| where weight decay
-    applies and both norms are positive, else 1 (You et al. 2020, arXiv 1904.00962,
-    algorithm 2, with the trust ratio left out without decay).
+    With g the gradient times ``scale`` (which carries clipping and unscaling), per tensor p of step
+    t: u = (m / (1-b1^t)) / (sqrt(v / (1-b2^t)) + eps) + wd p; p -= lr * r * u, with r = ||p|| /
+    ||u|| where weight decay applies and both norms are positive, else 1 (You et al. 2020, arXiv
+    1904.00962, algorithm 2, with the trust ratio left out without decay).
     """
 
     num_sums = 2  # of p^2 and of u^2; 0 for parameters without a trust ratio
@@ -225,20 +256,27 @@ class LambRule(MomentRule):
     def __init__(self, shards: ParameterShards, config: LambConfig) -> None:
         super().__init__(shards, config)
         # Made once: a list as an index is copied to the device, which no graph captures.
-        self.decayed_index = torch.tensor(self.decayed, dtype=torch.int64, device=shards.device)
+        self.decayed_index = torch.tensor(
+            self.decayed, dtype=torch.int64, device=shards.device
+        )
 
     def step(self, gradients: list[Tensor], update: Update) -> None:
         masters = self.shards.masters
         # The gradient is scaled before the moments see it: they outlive this step's scale.
-        self.update_moments(scaled(gradients, masters, update.scale), update.apply_update)
+        self.update_moments(
+            scaled(gradients, masters, update.scale), update.apply_update
+        )
         directions = self.directions(self.denominators())
         self.add_decay(directions)
         adapted = [directions[i] for i in self.decayed]
-        sums = torch.zeros(len(masters), 2, dtype=masters[0].dtype, device=self.shards.device)
+        sums = torch.zeros(
+            len(masters), 2, dtype=masters[0].dtype, device=self.shards.device
+        )
         if adapted:
             decayed_masters = [masters[i] for i in self.decayed]
             p_norms, u_norms = (
-                torch.stack(torch._foreach_norm(tensors)) for tensors in (decayed_masters, adapted)
+                torch.stack(torch._foreach_norm(tensors))
+                for tensors in (decayed_masters, adapted)
             )
             norms = torch.stack([p_norms, u_norms], dim=1)
             sums.index_copy_(0, self.decayed_index, norms.square())
@@ -262,12 +300,14 @@ class LansConfig:
 
 
 class LansRule(MomentRule):
-    """LANS: LAMB on normalised gradients with Nesterov's momentum (Zheng et al. 2020, arXiv 2006.13484).
+    """LANS: LAMB on normalised gradients with Nesterov's momentum (Zheng et al. 2020, arXiv
+    2006.13484).
 
-    With g the gradient times ``scale``, per tensor p of step t, n = g / (||g|| + eps), or g if it is 0:
-    m = b1 m + (1-b1) n; v = b2 v + (1-b2) n^2; d = sqrt(v / (1-b2^t)) + eps; r = (m / (1-b1^t)) / d + wd p;
-    c = n / d + wd p; p -= lr (b1 R(r) r + (1-b1) R(c) c), with R(x) = ||p|| / ||x|| where both are positive, else 1.
-    Norms are those of whole parameters. Biases and LayerNorm are not decayed, but have a ratio as well.
+    With g the gradient times ``scale``, per tensor p of step t, n = g / (||g|| + eps), or g if it
+    is 0: m = b1 m + (1-b1) n; v = b2 v + (1-b2) n^2; d = sqrt(v / (1-b2^t)) + eps; r = (m /
+    (1-b1^t)) / d + wd p; c = n / d + wd p; p -= lr (b1 R(r) r + (1-b1) R(c) c), with R(x) = ||p|| /
+    ||x|| where both are positive, else 1. Norms are those of whole parameters. Biases and LayerNorm
+    are not decayed, but have a ratio as well.
     """
 
     needs_norms = True
@@ -305,16 +345,30 @@ class AdamConfig:
     """Hyper-parameters of Adam."""
 
     beta1: float = env(
-        "OPT_ADAM_BETA_1", 0.9, at_least=0, below=1, doc="Adam: decay of the first moment"
+        "OPT_ADAM_BETA_1",
+        0.9,
+        at_least=0,
+        below=1,
+        doc="Adam: decay of the first moment",
     )
     beta2: float = env(
-        "OPT_ADAM_BETA_2", 0.999, at_least=0, below=1, doc="Adam: decay of the second moment"
+        "OPT_ADAM_BETA_2",
+        0.999,
+        at_least=0,
+        below=1,
+        doc="Adam: decay of the second moment",
     )
     eps: float = env(
-        "OPT_ADAM_EPSILON", 1e-8, above=0, doc="Adam: added to the root of the second moment"
+        "OPT_ADAM_EPSILON",
+        1e-8,
+        above=0,
+        doc="Adam: added to the root of the second moment",
     )
     weight_decay: float = env(
-        "OPT_ADAM_WEIGHT_DECAY", 0.01, at_least=0, doc="Adam: decay, as WEIGHT_DECAY_RATE"
+        "OPT_ADAM_WEIGHT_DECAY",
+        0.01,
+        at_least=0,
+        doc="Adam: decay, as WEIGHT_DECAY_RATE",
     )
 
 
@@ -337,12 +391,18 @@ class AdamRule(MomentRule):
         self.descend(directions, update)
 
     def _step_by_pytorch(self, gradients: list[Tensor], lr: float) -> None:
-        """The whole update by PyTorch's fused CPU kernel, 4 times as fast as separate operations."""
+        """The whole update by PyTorch's fused CPU kernel, 4 times as fast as separate
+        operations.
+        """
         tensors = self.shards.masters, gradients, self.first, self.second
         step: Callable[..., None] = adamw  # its signature has 20 arguments by place
         # Two calls, as one takes a single weight decay for all its tensors.
         for decayed in (True, False):
-            chosen = [i for i, name in enumerate(self.shards.names) if is_decayed(name) is decayed]
+            chosen = [
+                i
+                for i, name in enumerate(self.shards.names)
+                if is_decayed(name) is decayed
+            ]
             if not chosen:
                 continue
             step(
@@ -363,8 +423,8 @@ class AdamRule(MomentRule):
 
 
 class BertAdamRule(AdamRule):
-    """AdamW with b1^t and b2^t taken as 0: BERT's own optimizer, with which it was published and fine-tuned
-    (google-research/bert, optimization.py).
+    """AdamW with b1^t and b2^t taken as 0: BERT's own optimizer, with which it was published and
+    fine-tuned (google-research/bert, optimization.py).
     """
 
     bias_correction = False
@@ -382,12 +442,13 @@ class ACClipConfig:
 
 
 class ACClipRule(MomentRule):
-    """ACClip: momentum clipped element by element (Zhang et al. 2020, arXiv 1912.03194), as Samsung's BERT ran it.
+    """ACClip: momentum clipped element by element (Zhang et al. 2020, arXiv 1912.03194), as
+    Samsung's BERT ran it.
 
-    With g the gradient times ``scale``, element by element of step t:
-    m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2; tau = b2 tau + (1-b2) |g|^alpha;
-    k = min(tau^(1/alpha) / (|m| + eps), 1) / (sqrt(b2 v / (1-b2^t)) + eps); p -= lr / (1-b1^t) k m; then p *= 1 - lr wd
-    (not biases and LayerNorm).
+    With g the gradient times ``scale``, element by element of step t: m = b1 m + (1-b1) g; v = b2 v
+    + (1-b2) g^2; tau = b2 tau + (1-b2) |g|^alpha; k = min(tau^(1/alpha) / (|m| + eps), 1) /
+    (sqrt(b2 v / (1-b2^t)) + eps); p -= lr / (1-b1^t) k m; then p *= 1 - lr wd (not biases and
+    LayerNorm).
     """
 
     def __init__(self, shards: ParameterShards, config: ACClipConfig) -> None:
@@ -406,7 +467,9 @@ class ACClipRule(MomentRule):
         del values, powers
         # k m of the formula, in place.
         steps = list(torch._foreach_pow(self.magnitudes, 1 / self.alpha))
-        torch._foreach_div_(steps, torch._foreach_add(torch._foreach_abs(self.first), self.eps))
+        torch._foreach_div_(
+            steps, torch._foreach_add(torch._foreach_abs(self.first), self.eps)
+        )
         torch._foreach_clamp_max_(steps, 1.0)
         # b2 v and not v under the root, also Samsung's.
         correction = (self.beta2 / self.correction(self.beta2)).to(rate.dtype)
@@ -416,7 +479,9 @@ class ACClipRule(MomentRule):
         torch._foreach_div_(steps, denominators)
         torch._foreach_mul_(steps, self.first)
         with restored_unless(masters, update.apply_update):
-            torch._foreach_mul_(steps, rate / self.correction(self.beta1).to(rate.dtype))
+            torch._foreach_mul_(
+                steps, rate / self.correction(self.beta1).to(rate.dtype)
+            )
             torch._foreach_sub_(masters, steps)
             self.decay_masters(rate)
 
@@ -431,17 +496,21 @@ class MadgradConfig:
 
 
 class MadgradRule(Rule):
-    """MADGRAD (Defazio & Jelassi 2021, arXiv 2101.11075) with decoupled weight decay, as Samsung's BERT ran it.
+    """MADGRAD (Defazio & Jelassi 2021, arXiv 2101.11075) with decoupled weight decay, as Samsung's
+    BERT ran it.
 
-    With g the gradient times ``scale``, k the steps done before, x the first weights, L = (lr + eps) sqrt(k+1):
-    p *= 1 - (lr + eps) wd (not biases and LayerNorm); nu += L g^2; s += L g; z = x - s / (cbrt(nu) + eps);
-    p = momentum p + (1 - momentum) z.
+    With g the gradient times ``scale``, k the steps done before, x the first weights, L = (lr +
+    eps) sqrt(k+1): p *= 1 - (lr + eps) wd (not biases and LayerNorm); nu += L g^2; s += L g; z = x
+    - s / (cbrt(nu) + eps); p = momentum p + (1 - momentum) z.
     """
 
     def __init__(self, shards: ParameterShards, config: MadgradConfig) -> None:
         super().__init__(shards, config.weight_decay)
         self.config = config
-        self.squares, self.sums = shards.state("gradient_squares"), shards.state("gradient_sums")
+        self.squares, self.sums = (
+            shards.state("gradient_squares"),
+            shards.state("gradient_sums"),
+        )
         self.first_weights = shards.state("first_weights", of_weights=True)
 
     def step(self, gradients: list[Tensor], update: Update) -> None:
@@ -451,7 +520,9 @@ class MadgradRule(Rule):
         rate = self.rate(update.lr) + self.config.eps
         # k of the formula, the steps done, is on the device.
         weight = rate * (self.num_steps + 1).to(rate.dtype).sqrt()
-        with restored_unless([*masters, *self.squares, *self.sums], update.apply_update):
+        with restored_unless(
+            [*masters, *self.squares, *self.sums], update.apply_update
+        ):
             self.decay_masters(rate)
             weighted = torch._foreach_mul(gradients, weight)
             torch._foreach_add_(self.sums, weighted)

@@ -1,12 +1,14 @@
-"""An optimizer whose state is sharded over the ranks (ZeRO stage 1; Rajbhandari et al. 2020, arXiv 1910.02054).
+"""An optimizer whose state is sharded over the ranks (ZeRO stage 1; Rajbhandari et al. 2020, arXiv
+1910.02054).
 
-Weights and gradients live in two flat buffers of buckets (flat.py). During the backward pass each bucket is averaged
-as soon as its gradients are complete, and each rank receives its shard (gradients.py). It updates its shard of the fp32
-masters; norms over a parameter on several ranks are summed over them, so the update is that of whole parameters. The
-new weights are gathered bucket by bucket during the next forward pass, in the order in which it needs them
-(weights.py). With SHARD_GROUP all this happens within groups of ranks, and the shards of the gradients are averaged
-across groups (mesh.py). SHARD_OPTIMIZER=0 is a group of one: every rank has all of the state, and gradients are
-averaged.
+Weights and gradients live in two flat buffers of buckets (flat.py). During the backward pass each
+bucket is averaged as soon as its gradients are complete, and each rank receives its shard
+(gradients.py). It updates its shard of the fp32 masters; norms over a parameter on several ranks
+are summed over them, so the update is that of whole parameters. The new weights are gathered bucket
+by bucket during the next forward pass, in the order in which it needs them (weights.py). With
+SHARD_GROUP all this happens within groups of ranks, and the shards of the gradients are averaged
+across groups (mesh.py). SHARD_OPTIMIZER=0 is a group of one: every rank has all of the state, and
+gradients are averaged.
 """
 
 from __future__ import annotations
@@ -25,20 +27,22 @@ from bert.optim.rules import Scalar, Update
 from bert.optim.state import ShardState, held_spans
 from bert.optim.weights import WeightBuckets
 
-# Few collectives, each long enough for the full bandwidth, against early ones beside the backward pass.
+# Few collectives, each long enough for the full bandwidth, against early ones beside the backward
+# pass.
 BUCKET_BYTES = 64 << 20
 
 
 class Sharded(ShardState):
     """Applies a rule to this rank's shard of the parameters.
 
-    ``stages``: modules that together hold all parameters and whose calls make up the forward pass, in its order.
-    ``accumulate``: gradients of several micro-batches are added, in fp32. ``clip_each``: each of them is clipped first,
-    which takes a separate buffer. ``communication_dtype``: type in which gradients are sent; None: that of their sum.
-    ``group_size``: ranks that share a copy of the state; None: all. ``norm_per_parameter``: compute the norm from those
-    of the parameters; for groups of one.
-    ``first_weights``: (name, first number, numbers) of all parameters, if those given are placeholders; each rank keeps
-    what is in its shard. ``contiguous_groups``: groups of parameters, see Layout.
+    ``stages``: modules that together hold all parameters and whose calls make up the forward pass,
+    in its order. ``accumulate``: gradients of several micro-batches are added, in fp32.
+    ``clip_each``: each of them is clipped first, which takes a separate buffer.
+    ``communication_dtype``: type in which gradients are sent; None: that of their sum.
+    ``group_size``: ranks that share a copy of the state; None: all. ``norm_per_parameter``: compute
+    the norm from those of the parameters; for groups of one. ``first_weights``: (name, first
+    number, numbers) of all parameters, if those given are placeholders; each rank keeps what is in
+    its shard. ``contiguous_groups``: groups of parameters, see Layout.
     """
 
     def __init__(
@@ -62,24 +66,34 @@ class Sharded(ShardState):
         names, self.parameters = list(named), list(named.values())
         mesh = Mesh(world, group_size or world.size)
         dtype = self.parameters[0].dtype
-        assert all(p.dtype == dtype for p in self.parameters), "all weights are of one type"
+        assert all(p.dtype == dtype for p in self.parameters), (
+            "all weights are of one type"
+        )
         bucket_elements = bucket_bytes // dtype.itemsize
-        self.layout = layout_of(self.parameters, mesh.size, bucket_elements, contiguous_groups)
+        self.layout = layout_of(
+            self.parameters, mesh.size, bucket_elements, contiguous_groups
+        )
         segments = self.layout.segments(mesh.rank)
 
         # Masters in fp32: in bf16, with 8 bits, an update of 1/256 of a weight would be lost.
         master_dtype = torch.float64 if dtype == torch.float64 else torch.float32
-        masters_flat = torch.zeros(self.layout.shard_total, dtype=master_dtype, device=world.device)
+        masters_flat = torch.zeros(
+            self.layout.shard_total, dtype=master_dtype, device=world.device
+        )
         # Placeholders have no values: each rank's weights come from its shard, and are gathered.
         filled = first_weights is None
         if first_weights is None:
             first_weights = held_spans(segments, names, masters or named)
         fill(masters_flat, segments, names, first_weights)
-        self.weights = WeightBuckets(self.parameters, stages, self.layout, mesh, filled=filled)
+        self.weights = WeightBuckets(
+            self.parameters, stages, self.layout, mesh, filled=filled
+        )
         self.weights.shard.copy_(masters_flat)
 
         self.norm_per_parameter = norm_per_parameter
-        self.rounds_to_weight_dtype = norm_per_parameter and clip_each and not accumulate
+        self.rounds_to_weight_dtype = (
+            norm_per_parameter and clip_each and not accumulate
+        )
         # fp32 also where each rank clips its gradient by its own factor before the average.
         clips_before_average = norm_per_parameter and clip_each and world.size > 1
         sum_dtype = master_dtype if accumulate or clips_before_average else dtype
@@ -104,7 +118,8 @@ class Sharded(ShardState):
         # Squared norms of the averaged gradient, measured at most once a step.
         self.grad_sq_norms: Tensor | None = None
 
-    # --- gradients and update ----------------------------------------------------------------------------------------
+    # --- gradients and update
+    # ----------------------------------------------------------------------------------------
 
     def norm_received(self) -> Tensor:
         """L2 norm of this rank's gradient after the backward pass (0-d, fp32 at least)."""
@@ -119,7 +134,9 @@ class Sharded(ShardState):
 
     @torch.no_grad()
     def measure(self) -> Tensor:
-        """L2 norm of the averaged gradient (0-d, fp32 at least), the same on every rank. A collective."""
+        """L2 norm of the averaged gradient (0-d, fp32 at least), the same on every rank. A
+        collective.
+        """
         # A group of one has the whole average, so there is nothing to sum.
         if self.norm_per_parameter:
             return self.norm_received()
@@ -127,7 +144,9 @@ class Sharded(ShardState):
         return self.grad_sq_norms.sum().sqrt()
 
     def round_gradient(self) -> None:
-        """With one micro-batch clipped: to the weights' type, in which the backward pass produces gradients."""
+        """With one micro-batch clipped: to the weights' type, in which the backward pass produces
+        gradients.
+        """
         if self.rounds_to_weight_dtype:
             self.buckets.shard.copy_(self.buckets.shard.to(self.parameters[0].dtype))
 
@@ -135,7 +154,8 @@ class Sharded(ShardState):
     def step(
         self, lr: Scalar, grad_scale: Scalar = 1.0, apply_update: Tensor | None = None
     ) -> None:
-        """One update from the averaged gradient times ``grad_scale``, if ``apply_update`` (bool, 0-d).
+        """One update from the averaged gradient times ``grad_scale``, if ``apply_update`` (bool,
+        0-d).
 
         With tensors as arguments it does not wait for the device.
         """
@@ -143,14 +163,17 @@ class Sharded(ShardState):
         if self.rule.needs_norms and self.grad_sq_norms is None:
             self.grad_sq_norms = self.mesh.sum(self.rule.measure())
         grad_sq_norms, self.grad_sq_norms = self.grad_sq_norms, None
-        self.rule.step(Update(lr, grad_scale, apply_update, grad_sq_norms, self.mesh.sum))
+        self.rule.step(
+            Update(lr, grad_scale, apply_update, grad_sq_norms, self.mesh.sum)
+        )
         self.weights.mark_stale()
 
     def gather(self) -> None:
         """Makes all weights current on every rank. A collective, unless they are current."""
         self.weights.gather()
 
-    # --- state -------------------------------------------------------------------------------------------------------
+    # --- state
+    # -------------------------------------------------------------------------------------------------------
 
     def state_tensors(self) -> list[Tensor]:
         """Every tensor of this rank that a step changes, weights included."""
@@ -163,7 +186,9 @@ class Sharded(ShardState):
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores ``state_dict()``, weights included; other ranks' weights are gathered when needed."""
+        """Restores ``state_dict()``, weights included; other ranks' weights are gathered when
+        needed.
+        """
         super().load_state_dict(state)
         # Weights are rounded masters, so that a checkpoint needs none of its own.
         self.weights.shard.copy_(self.shard.masters)
@@ -178,6 +203,8 @@ def layout_of(
 ) -> Layout:
     """Layout of parameters over ``num_ranks``; contiguous_groups: groups of them."""
     number_of = {id(parameter): number for number, parameter in enumerate(parameters)}
-    groups = [[number_of[id(parameter)] for parameter in group] for group in contiguous_groups]
+    groups = [
+        [number_of[id(parameter)] for parameter in group] for group in contiguous_groups
+    ]
     sizes = [parameter.numel() for parameter in parameters]
     return Layout(sizes, num_ranks, bucket_elements, groups)

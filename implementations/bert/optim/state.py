@@ -1,4 +1,6 @@
-"""The state of a rule over flat shards, by parameter: what checkpoints hold, whatever the engine."""
+"""The state of a rule over flat shards, by parameter: what checkpoints hold, whatever the
+engine.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,18 @@ class ShardState:
     """num_steps: updates so far, on the device; shapes: of all parameters, by name."""
 
     def __init__(
-        self, shard: Shard, num_steps: Tensor, shapes: Mapping[str, torch.Size], mesh: Mesh
+        self,
+        shard: Shard,
+        num_steps: Tensor,
+        shapes: Mapping[str, torch.Size],
+        mesh: Mesh,
     ) -> None:
-        self.shard, self.num_steps, self.shapes, self.mesh = shard, num_steps, shapes, mesh
+        self.shard, self.num_steps, self.shapes, self.mesh = (
+            shard,
+            num_steps,
+            shapes,
+            mesh,
+        )
 
     def parts(self) -> dict[str, Tensor]:
         """The flat buffers: fp32 masters and the rule's states."""
@@ -32,7 +43,9 @@ class ShardState:
 
         The same for any number of ranks and either engine. Other ranks get only the step count.
         """
-        state: dict[str, Any] = {"num_steps": int(self.num_steps)}  # waits for the device
+        state: dict[str, Any] = {
+            "num_steps": int(self.num_steps)
+        }  # waits for the device
         for part, flat in self.parts().items():
             tensors = self.gathered(flat)
             if self.mesh.world.is_main:
@@ -40,7 +53,9 @@ class ShardState:
         return state
 
     def gathered(self, flat: Tensor) -> dict[str, Tensor]:
-        """The parameters in a flat buffer, on the CPU of rank 0; one at a time on the device. A collective."""
+        """The parameters in a flat buffer, on the CPU of rank 0; one at a time on the device. A
+        collective.
+        """
         world, tensors = self.mesh.world, {}
         if self.mesh.size == 1 and not world.is_main:
             return {}
@@ -58,11 +73,16 @@ class ShardState:
         return tensors
 
     def shard_state(self) -> dict[str, Any]:
-        """This rank's part of ``state_dict()``: its flat buffers, and (name, start, begin, size) of each segment.
+        """This rank's part of ``state_dict()``: its flat buffers, and (name, start, begin, size) of
+        each segment.
 
         Groups have equal shards, of which each saves a stretch [low, high).
         """
-        group, groups, size = self.mesh.group, self.mesh.groups, self.shard.masters.numel()
+        group, groups, size = (
+            self.mesh.group,
+            self.mesh.groups,
+            self.shard.masters.numel(),
+        )
         low, high = size * group // groups, size * (group + 1) // groups
         segments = []
         for segment in self.shard.segments:
@@ -84,7 +104,9 @@ class ShardState:
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores ``state_dict()`` of any engine and number of ranks. Raises KeyError for a missing name."""
+        """Restores ``state_dict()`` of any engine and number of ranks. Raises KeyError for a
+        missing name.
+        """
         # In place: rules and captured graphs hold this tensor.
         self.num_steps.fill_(int(state["num_steps"]))
         for part, flat in self.parts().items():
@@ -98,6 +120,8 @@ class ShardState:
 def held_spans(
     segments: Sequence[Segment], names: Sequence[str], tensors: Mapping[str, Tensor]
 ) -> Iterator[Span]:
-    """Of the parameters in a rank's segments alone: a checkpoint may be larger than the memory of a rank."""
+    """Of the parameters in a rank's segments alone: a checkpoint may be larger than the memory of a
+    rank.
+    """
     for name in dict.fromkeys(names[segment.parameter] for segment in segments):
         yield from spans_of(tensors, name)

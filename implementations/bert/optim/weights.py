@@ -13,10 +13,11 @@ from bert.optim.mesh import Mesh
 
 
 class WeightBuckets:
-    """The weights of all ranks in a flat buffer, of which the parameters are views, and this rank's shard of them.
+    """The weights of all ranks in a flat buffer, of which the parameters are views, and this rank's
+    shard of them.
 
-    stages: modules whose calls make up the forward pass, in its order; filled: the parameters have values; otherwise
-    the caller fills the shards, which are then gathered.
+    stages: modules whose calls make up the forward pass, in its order; filled: the parameters have
+    values; otherwise the caller fills the shards, which are then gathered.
     """
 
     def __init__(
@@ -33,26 +34,36 @@ class WeightBuckets:
         # With a group of one both are the same memory.
         self.shard = self.whole = torch.zeros(layout.total, dtype=dtype, device=device)
         if mesh.size > 1:
-            self.shard = torch.zeros(layout.shard_total, dtype=dtype, device=mesh.world.device)
+            self.shard = torch.zeros(
+                layout.shard_total, dtype=dtype, device=mesh.world.device
+            )
         views = layout.views(self.whole, parameters)
         with torch.no_grad():
             for parameter, view in zip(parameters, views, strict=True):
                 if filled:
                     view.copy_(parameter)
-                parameter.data = view  # modules and autograd keep their parameter objects
+                parameter.data = (
+                    view  # modules and autograd keep their parameter objects
+                )
         # Stale: other ranks' shards have changed since the last gather.
         self.stale = not filled and mesh.size > 1
-        self.in_flight: dict[int, list[distributed.Work | None]] = {}  # gathers, by bucket
+        self.in_flight: dict[
+            int, list[distributed.Work | None]
+        ] = {}  # gathers, by bucket
         self._gather_in_order_of(stages, parameters)
 
     def _gather_in_order_of(
         self, stages: Sequence[nn.Module], parameters: Sequence[nn.Parameter]
     ) -> None:
-        """Gathers buckets in the order in which the forward pass needs them; each stage waits for its own."""
+        """Gathers buckets in the order in which the forward pass needs them; each stage waits for
+        its own.
+        """
         self.gather_order: list[int] = []
         bucket_of = {
             id(parameter): number
-            for parameter, number in zip(parameters, self.layout.bucket_of_each(), strict=True)
+            for parameter, number in zip(
+                parameters, self.layout.bucket_of_each(), strict=True
+            )
         }
         staged: set[int] = set()
         for stage in stages:
@@ -75,13 +86,17 @@ class WeightBuckets:
         self.stale = self.mesh.size > 1
 
     def start_gather(self) -> None:
-        """Starts gathering the shards of all ranks; the forward pass waits for each bucket when it needs it."""
+        """Starts gathering the shards of all ranks; the forward pass waits for each bucket when it
+        needs it.
+        """
         if not self.stale:
             return
         self.stale = False
         for number in self.gather_order:
             self.in_flight[number] = [
-                self.mesh.all_gather(part.of_whole(self.whole), part.of_shard(self.shard))
+                self.mesh.all_gather(
+                    part.of_whole(self.whole), part.of_shard(self.shard)
+                )
                 for part in self.layout.buckets[number].slices
             ]
         if not self.all_in_stages:
@@ -93,7 +108,9 @@ class WeightBuckets:
         self.wait()
 
     def wait(self, buckets: set[int] | None = None) -> None:
-        """Waits for the gathers of these buckets; None: of all. On a GPU the stream waits, not the host."""
+        """Waits for the gathers of these buckets; None: of all. On a GPU the stream waits, not the
+        host.
+        """
         # A stage that runs again, in a later micro-batch, finds nothing to wait for.
         for number in list(self.in_flight) if buckets is None else buckets:
             for work in self.in_flight.pop(number, ()):

@@ -1,4 +1,6 @@
-"""``python -m bert --check``: validates settings, data and weights, and describes the run. Before any GPU is taken."""
+"""``python -m bert --check``: validates settings, data and weights, and describes the run. Before
+any GPU is taken.
+"""
 
 from __future__ import annotations
 
@@ -30,10 +32,16 @@ MOST_PASSES = 40  # over a text: as in BERT's own pretraining (Devlin et al. 201
 
 def identity(config: Config) -> dict[str, Any]:
     """What identifies a finished trial: settings by name, the model, and digests of data."""
-    facts = {name: value for name, value in settings(config).items() if name not in rundir.OUTPUT}
+    facts = {
+        name: value
+        for name, value in settings(config).items()
+        if name not in rundir.OUTPUT
+    }
     facts["BERT_CONFIG"] = config.model.identity
     path = config.checkpoint.init_checkpoint
-    facts["bytes of the starting weights"] = path.stat().st_size if path is not None else None
+    facts["bytes of the starting weights"] = (
+        path.stat().st_size if path is not None else None
+    )
     if not config.data.synthetic:
         facts["training data"] = contents(config.data.source[0])
     if config.evaluates and config.evaluate.evaldir is not None:
@@ -42,13 +50,17 @@ def identity(config: Config) -> dict[str, Any]:
 
 
 def contents(place: Path) -> str:
-    """Digest of names and sizes of record files, and of their folder's index, which has a digest of each."""
+    """Digest of names and sizes of record files, and of their folder's index, which has a digest of
+    each.
+    """
     paths = sorted(place.rglob("*.hdf5")) if place.is_dir() else [place]
     sizes = [(path.name, path.stat().st_size) for path in paths if path.is_file()]
     digest = hashlib.sha256(str(sizes).encode())
     for folder in sorted({path.parent for path in paths}):
         # By way of the index the digest covers contents too, without reading the records.
-        digest.update((folder / INDEX).read_bytes() if (folder / INDEX).is_file() else b"")
+        digest.update(
+            (folder / INDEX).read_bytes() if (folder / INDEX).is_file() else b""
+        )
     return digest.hexdigest()[:16]
 
 
@@ -60,16 +72,23 @@ def write_identity(config: Config) -> None:
 
 
 def check_finished(config: Config) -> None:
-    """Raises ConfigError if RUN_DIR has a finished trial of this number that differs from this one."""
+    """Raises ConfigError if RUN_DIR has a finished trial of this number that differs from this
+    one.
+    """
     folder = config.run.run_dir
-    if folder is not None and (result := folder / f"result_{config.run.trial}.txt").is_file():
+    if (
+        folder is not None
+        and (result := folder / f"result_{config.run.trial}.txt").is_file()
+    ):
         path = folder / f"identity_{config.run.trial}.json"
         known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
         rundir.check_same(result, known, identity(config))
 
 
 def report(config: Config) -> str:
-    """The settings and their consequences. Raises ConfigError or DataError for what would stop the run."""
+    """The settings and their consequences. Raises ConfigError or DataError for what would stop the
+    run.
+    """
     check_finished(config)
     is_closed = config.mlperf.division == "closed"
     # A check is one process, without the ranks whose run it describes.
@@ -77,7 +96,10 @@ def report(config: Config) -> str:
     saved = resume.newest(config, alone)
     model = memory.meta_model(config.model)
     weights = _weights(config, model, saved)
-    num_parameters, form = sum(p.numel() for p in model.parameters()), config.model.gelu_form
+    num_parameters, form = (
+        sum(p.numel() for p in model.parameters()),
+        config.model.gelu_form,
+    )
     heads = "both heads" if config.nsp else "masked-LM alone"
     data, evaluate, batch = config.data, config.evaluate, config.global_batch_size
     ranks = f"{config.dist.world_size} ranks"
@@ -108,13 +130,19 @@ def report(config: Config) -> str:
     return "\n".join(f"{name:<{width}}  {text}" for name, text in lines.items())
 
 
-def _weights(config: Config, model: BertForPreTraining, saved: dict[str, Any] | None) -> str:
+def _weights(
+    config: Config, model: BertForPreTraining, saved: dict[str, Any] | None
+) -> str:
     """Describes the weights that the run begins with. Raises ConfigError if it could not."""
     path, directory = config.checkpoint.init_checkpoint, config.checkpoint.directory
     if saved is not None:
         check_finite(saved["model"].items(), directory)
-        changed = resume.check_identity(config, resume.pick_seed(config.seed, saved), saved)
-        return "; ".join(filter(None, (f"step {saved['step']:,} of {directory}", changed)))
+        changed = resume.check_identity(
+            config, resume.pick_seed(config.seed, saved), saved
+        )
+        return "; ".join(
+            filter(None, (f"step {saved['step']:,} of {directory}", changed))
+        )
     if path is None:
         return "random"
     chunks, loaded = chunks_of(model, path, 0, config.may_have_new_heads, Checksum())
@@ -147,7 +175,11 @@ def _hours(config: Config, saved: dict[str, Any] | None) -> str:
 
 def _data(config: Config, saved: dict[str, Any] | None) -> str:
     """Describes the data. Raises DataError if no batches can be made of it."""
-    data, size, is_closed = config.data, config.model.vocab_size, config.mlperf.division == "closed"
+    data, size, is_closed = (
+        config.data,
+        config.model.vocab_size,
+        config.mlperf.division == "closed",
+    )
     # Records are only read here, and no GPU is taken before the run.
     world = World(dataclasses.replace(config.dist, world_size=1, rank=0, device="cpu"))
     folder, variable = data.source
@@ -183,7 +215,10 @@ def _data(config: Config, saved: dict[str, Any] | None) -> str:
         )
     rows = config.max_steps * data.rows_per_step * config.dist.world_size
     tokens = rows * len(first.input_ids) / max(1, first.num_rows)
-    epochs, copies = rows / int(row_counts.sum()), open_records(shards.paths[0])[1].dupe_factor
+    epochs, copies = (
+        rows / int(row_counts.sum()),
+        open_records(shards.paths[0])[1].dupe_factor,
+    )
     found = f"{len(shards)} files in {folder}; about {tokens:,.0f} tokens trained on, {epochs:.3g} epochs"
     if copies > 1:
         found += f" of {copies} copies of the text"
@@ -196,6 +231,8 @@ def _data(config: Config, saved: dict[str, Any] | None) -> str:
         mask, words = masks.tokens.mask, masks.tokens.size
         found += f"; MASKING=dynamic: other masks every epoch, token {mask} of {words:,} is [MASK]"
     if config.evaluates:
-        evaluator = Evaluator(config.evaluate, data.max_seq_length, size, shards.vocab_md5, world)
+        evaluator = Evaluator(
+            config.evaluate, data.max_seq_length, size, shards.vocab_md5, world
+        )
         found += f"; {evaluator.num_sequences:,} evaluation sequences"
     return found

@@ -1,9 +1,10 @@
 """MLPerf Training's rules for BERT's closed division, checked before a run starts.
 
-Sources, quoted with each rule: the training rules (training_policies/training_rules.adoc, round 5.0), the reference
-(BERT of mlcommons/training: modeling.py, optimization.py, run_pretraining.py, bert_config.json) and its README, to
-which the rules refer by "as the reference". They leave free: batch size, learning rate, warm-up, betas, epsilon, weight
-decay, number formats, and whether gradients are clipped before or after the all-reduce.
+Sources, quoted with each rule: the training rules (training_policies/training_rules.adoc, round
+5.0), the reference (BERT of mlcommons/training: modeling.py, optimization.py, run_pretraining.py,
+bert_config.json) and its README, to which the rules refer by "as the reference". They leave free:
+batch size, learning rate, warm-up, betas, epsilon, weight decay, number formats, and whether
+gradients are clipped before or after the all-reduce.
 """
 
 from __future__ import annotations
@@ -77,8 +78,9 @@ KEPT: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("SYNTH_DATA", "INIT_OPTIMIZER", "RESUME"), (False,)),
 }  # fmt: skip
 
-# md5 of the benchmark's files (MLCommons' retired_benchmarks/bert/dataset.md): model.ckpt-28252.index, its data and
-# bert_config.json, as prepare_data.sh notes them beside the converted checkpoint.
+# md5 of the benchmark's files (MLCommons' retired_benchmarks/bert/dataset.md):
+# model.ckpt-28252.index, its data and bert_config.json, as prepare_data.sh notes them beside the
+# converted checkpoint.
 _FILES = "f97de3ae180eb8d479555c939d50d048 50797acd537880bfb5a7ade80d976129 7f59165e21b7d566db610ff6756c926b"
 SOURCE_MD5 = hashlib.md5(_FILES.encode()).hexdigest()
 VOCAB_MD5 = "64800d5d8528ce344256daf115d4965e"
@@ -96,17 +98,28 @@ RECIPE = {
 
 
 def rule_interval(global_batch_size: int) -> int:
-    """Training samples between evaluations: floor(0.05 (230.23 GBS + 3,000,000) / 25,000) 25,000 (training rules)."""
+    """Training samples between evaluations: floor(0.05 (230.23 GBS + 3,000,000) / 25,000) 25,000
+    (training rules).
+    """
     # 150,000 for a batch of 768, that of the published runs on 8 GPUs.
     return int(0.05 * (230.23 * global_batch_size + 3_000_000) / 25_000) * 25_000
 
 
 def violations(config: Config) -> Iterator[str]:
     """Settings of a run and its model that the rules do not allow, each as NAME=VALUE (rule)."""
-    data, path, batch = config.data, config.checkpoint.init_checkpoint, config.global_batch_size
+    data, path, batch = (
+        config.data,
+        config.checkpoint.init_checkpoint,
+        config.global_batch_size,
+    )
     interval = rule_interval(batch)
-    intervals = interval, -(-interval // batch) * batch  # or that rounded up to whole steps
-    kept = KEPT | dict.fromkeys(("EVAL_ITER_SAMPLES", "EVAL_ITER_START_SAMPLES"), intervals)
+    intervals = (
+        interval,
+        -(-interval // batch) * batch,
+    )  # or that rounded up to whole steps
+    kept = KEPT | dict.fromkeys(
+        ("EVAL_ITER_SAMPLES", "EVAL_ITER_START_SAMPLES"), intervals
+    )
     kept |= {
         # NVIDIA's logs count a packed row as 2 sequences (1.999 on average), an unpacked one as 1.
         "PACKING_FACTOR": (2 if data.packed else 1,),
@@ -145,7 +158,9 @@ def starting_weights(path: Path) -> dict[str, Any]:
 
 
 def manifest_of(folder: Path, files: Collection[str]) -> dict[str, Any]:
-    """prepare_data.sh's manifest, above the folder, that lists most of these files; empty if none lists one."""
+    """prepare_data.sh's manifest, above the folder, that lists most of these files; empty if none
+    lists one.
+    """
     best: dict[str, Any] = {}
     for path in [
         found
@@ -166,7 +181,9 @@ def manifest_of(folder: Path, files: Collection[str]) -> dict[str, Any]:
 
 
 def digests_of(config: Config, source: RowSource) -> dict[str, str]:
-    """The content digest that is recorded of each training file, by name: in the folder's index, or else the file."""
+    """The content digest that is recorded of each training file, by name: in the folder's index, or
+    else the file.
+    """
     folder, found = config.data.source[0], {}
     for name, entry in source.identity().items():
         if name != "vocabulary":
@@ -181,32 +198,42 @@ def digests_of(config: Config, source: RowSource) -> dict[str, str]:
 def prove(config: Config, source: RowSource, world: World) -> None:
     """Compares training and evaluation data with their digests, file by file. A collective.
 
-    For after the clock, as no rank may read the data before it starts; ``--check`` does it beforehand,
-    and then it costs nothing here. Raises DataError naming the file.
+    For after the clock, as no rank may read the data before it starts; ``--check`` does it
+    beforehand, and then it costs nothing here. Raises DataError naming the file.
     """
     evaldir, digests = config.evaluate.evaldir, digests_of(config, source)
     assert evaldir is not None
-    expected = {path: digests.get(path.name, "") for path in list_shards(*config.data.source)}
+    expected = {
+        path: digests.get(path.name, "") for path in list_shards(*config.data.source)
+    }
     proof.check(expected | dict.fromkeys(list_shards(evaldir, "EVALDIR"), ""), world)
 
 
 def data_sets(config: Config, source: RowSource) -> dict[str, Any]:
-    """Identity of training and evaluation data, and what of it prepare_data.sh's manifest does not prove.
+    """Identity of training and evaluation data, and what of it prepare_data.sh's manifest does not
+    prove.
 
-    Raises ConfigError naming all that differs from the benchmark's recipe, or from what was prepared.
+    Raises ConfigError naming all that differs from the benchmark's recipe, or from what was
+    prepared.
     """
     (folder, variable), evaldir = config.data.source, config.evaluate.evaldir
     assert evaldir is not None
-    evaluation = [open_records(path)[1].content_digest for path in list_shards(evaldir, "EVALDIR")]
+    evaluation = [
+        open_records(path)[1].content_digest for path in list_shards(evaldir, "EVALDIR")
+    ]
     identity = source.identity()
     files = digests_of(config, source)
     wrong = []
     if source.vocab_md5 and source.vocab_md5 != VOCAB_MD5:
-        wrong.append(f"a vocabulary with md5 {source.vocab_md5}, not the benchmark's {VOCAB_MD5}")
+        wrong.append(
+            f"a vocabulary with md5 {source.vocab_md5}, not the benchmark's {VOCAB_MD5}"
+        )
     made = manifest_of(folder, files)
     if made:
         # Manifests older than these keys were made with these values.
-        recipe = {"do_lower_case": True, "nsp": True, "sequences": None} | made["recipe"]
+        recipe = {"do_lower_case": True, "nsp": True, "sequences": None} | made[
+            "recipe"
+        ]
         differ = [name for name, value in RECIPE.items() if recipe.get(name) != value]
         wrong += [f"{name} {recipe.get(name)}, not {RECIPE[name]}" for name in differ]
         texts = made["texts"]
@@ -223,10 +250,14 @@ def data_sets(config: Config, source: RowSource) -> dict[str, Any]:
             name for name in files | known if files.get(name) != known.get(name)
         ):
             some = ", ".join(differing[:3]) + (", ..." if len(differing) > 3 else "")
-            wrong.append(f"other record files than the {len(known)} that were prepared: {some}")
+            wrong.append(
+                f"other record files than the {len(known)} that were prepared: {some}"
+            )
         # In one file, and no other: each evaluation takes all of it.
         if evaluation != [made["digests"].get("part_eval_10k.hdf5")]:
-            wrong.append(f"EVALDIR={evaldir} is not the evaluation set that was prepared with it")
+            wrong.append(
+                f"EVALDIR={evaldir} is not the evaluation set that was prepared with it"
+            )
     if wrong:
         cure = "Prepare the data again with the defaults of prepare_data.sh, or set SUBMISSION_DIVISION=open"
         raise ConfigError(
@@ -239,13 +270,19 @@ def data_sets(config: Config, source: RowSource) -> dict[str, Any]:
     return facts | {"unproved": [] if made else list(facts)}
 
 
-def starting_point(config: Config, source: RowSource, first: Mapping[str, Any]) -> dict[str, Any]:
+def starting_point(
+    config: Config, source: RowSource, first: Mapping[str, Any]
+) -> dict[str, Any]:
     """Starting point of a closed run, for its log and environment; warns of what is not proved.
 
     first: result of starting_weights(). Raises ConfigError as data_sets() does.
     """
     sets = data_sets(config, source)
-    facts: dict[str, Any] = {**first, **sets, "unproved": [*first["unproved"], *sets["unproved"]]}
+    facts: dict[str, Any] = {
+        **first,
+        **sets,
+        "unproved": [*first["unproved"], *sets["unproved"]],
+    }
     if facts["unproved"]:
         names = ", ".join(name.replace("_", " ") for name in facts["unproved"])
         why = "no files of prepare_data.sh beside them"
@@ -259,18 +296,26 @@ def starting_point(config: Config, source: RowSource, first: Mapping[str, Any]) 
 
 
 def check(config: Config, starts: bool) -> None:
-    """Raises ConfigError naming every violation of a closed run at once; does nothing in the open division.
+    """Raises ConfigError naming every violation of a closed run at once; does nothing in the open
+    division.
 
-    starts: the run starts now, so that on GPUs caches must have been dropped; nobody submits a CPU run.
+    starts: the run starts now, so that on GPUs caches must have been dropped; nobody submits a CPU
+    run.
     """
     if config.mlperf.division != "closed":
         return
     # All at once: each attempt may wait hours in a queue.
     found = list(violations(config))
     # Only at the start: --check runs before the launch scripts have dropped the caches.
-    if starts and not config.mlperf.cache_cleared and pick_device(config.dist).type == "cuda":
+    if (
+        starts
+        and not config.mlperf.cache_cleared
+        and pick_device(config.dist).type == "cuda"
+    ):
         how = "the launch scripts do it where sudo allows it and CLEAR_CACHES is not 0"
-        found.append(f"CACHE_CLEARED=0 (page caches are dropped before each run; {how})")
+        found.append(
+            f"CACHE_CLEARED=0 (page caches are dropped before each run; {how})"
+        )
     if found:
         listed = "; ".join(found)
         raise ConfigError(

@@ -29,7 +29,11 @@ class Config(ModelFiles, Hardware):
     """Everything a run depends on."""
 
     seed: int | None = env(
-        "SEED", None, at_least=0, at_most=2**32 - 1, doc="seed of the run; unset: from the system"
+        "SEED",
+        None,
+        at_least=0,
+        at_most=2**32 - 1,
+        doc="seed of the run; unset: from the system",
     )
     max_samples: int = env(
         "MAX_SAMPLES_TERMINATION",
@@ -38,7 +42,9 @@ class Config(ModelFiles, Hardware):
         doc="limit of training samples; 0: 14,000,000 with a target, or none",
     )
     nsp: bool = env(
-        "NSP", True, doc="0: masked-LM alone, without next-sentence head and pooler (open division)"
+        "NSP",
+        True,
+        doc="0: masked-LM alone, without next-sentence head and pooler (open division)",
     )
     steps_this_run: int = env(
         "STEPS_THIS_RUN",
@@ -79,7 +85,9 @@ class Config(ModelFiles, Hardware):
         self.checkpoint.check()
         self.observers.check(self.run)
         self.capture.check(self.run, self.uses_graph)
-        self.profile.check(self.run, min(self.max_steps, self.steps_this_run or self.max_steps))
+        self.profile.check(
+            self.run, min(self.max_steps, self.steps_this_run or self.max_steps)
+        )
         if self.steps_this_run and self.checkpoint.directory is None:
             raise ConfigError(
                 "STEPS_THIS_RUN is set and CHECKPOINT_DIR is not: give the folder to continue from"
@@ -102,16 +110,21 @@ class Config(ModelFiles, Hardware):
             )
         if self.data.max_seq_length > self.model.max_position_embeddings:
             limit = f"max_position_embeddings {self.model.max_position_embeddings} of {self.bert_config_path}"
-            raise ConfigError(f"MAX_SEQ_LENGTH={self.data.max_seq_length} exceeds {limit}")
+            raise ConfigError(
+                f"MAX_SEQ_LENGTH={self.data.max_seq_length} exceeds {limit}"
+            )
         if not self.data.synthetic:
             # Raises if the folder is not given.
             _ = self.data.source
         if not self.data.synthetic and self.evaluate.evaldir is None and self.evaluates:
-            raise ConfigError("EVALDIR is not set: give the folder of the evaluation records")
+            raise ConfigError(
+                "EVALDIR is not set: give the folder of the evaluation records"
+            )
 
     @property
     def uses_graph(self) -> bool:
-        """Whether steps and evaluation run as CUDA graphs: CUDA_GRAPH, or else where it works and pays.
+        """Whether steps and evaluation run as CUDA graphs: CUDA_GRAPH, or else where it works and
+        pays.
 
         Unpacked rows are half padding, on which a graph would compute.
         """
@@ -130,15 +143,23 @@ class Config(ModelFiles, Hardware):
 
     @property
     def bert_config_path(self) -> Path:
-        """BERT_CONFIG; unset: the config.json beside an INIT_CHECKPOINT in the Hub's layout, else that of phase1."""
+        """BERT_CONFIG; unset: the config.json beside an INIT_CHECKPOINT in the Hub's layout, else
+        that of phase1.
+        """
         path = self.checkpoint.init_checkpoint
-        if self.bert_config is None and path is not None and path.name in huggingface.WEIGHTS:
+        if (
+            self.bert_config is None
+            and path is not None
+            and path.name in huggingface.WEIGHTS
+        ):
             return huggingface.config_beside(path) or super().bert_config_path
         return super().bert_config_path
 
     @property
     def may_have_new_heads(self) -> bool:
-        """Whether INIT_CHECKPOINT may lack heads, which are then drawn at random. The closed division's has them."""
+        """Whether INIT_CHECKPOINT may lack heads, which are then drawn at random. The closed
+        division's has them.
+        """
         return self.mlperf.division == "open" and not self.checkpoint.init_optimizer
 
     @cached_property
@@ -158,7 +179,9 @@ class Config(ModelFiles, Hardware):
     def max_steps(self) -> int:
         """Steps after which the run gives up: MAX_STEPS, or fewer by MAX_SAMPLES_TERMINATION."""
         most = self.schedule.max_steps * self.global_batch_size
-        samples = self.max_samples or (MAX_SAMPLES if self.evaluate.has_target else most)
+        samples = self.max_samples or (
+            MAX_SAMPLES if self.evaluate.has_target else most
+        )
         # Rounded up: the step in which the limit is reached is trained to its end.
         return min(self.schedule.max_steps, -(-samples // self.global_batch_size))
 
@@ -175,7 +198,8 @@ class Config(ModelFiles, Hardware):
         return bool(self.evaluation_steps)
 
     def of_trial(self) -> Config:
-        """The run with its own folder of checkpoints: CHECKPOINT_DIR, or of trial N > 0 trial_N in it.
+        """The run with its own folder of checkpoints: CHECKPOINT_DIR, or of trial N > 0 trial_N in
+        it.
 
         Trials never share one: each would continue the other's weights, or refuse the other's seed.
         """
@@ -183,14 +207,17 @@ class Config(ModelFiles, Hardware):
         if base is None or not self.run.trial:
             return self
         # Trial 0, also a run without trials, keeps the folder as it was given.
-        own = dataclasses.replace(self.checkpoint, directory=base / f"trial_{self.run.trial}")
+        own = dataclasses.replace(
+            self.checkpoint, directory=base / f"trial_{self.run.trial}"
+        )
         return dataclasses.replace(self, checkpoint=own)
 
     def rehearsed(self) -> Config:
         """The run to train: with REHEARSAL=1 its start, else the whole.
 
-        A rehearsal also evaluates before the first step, and ends after the evaluation at REHEARSAL_SAMPLES; its log
-        is of the open division, so that nobody takes it for a result. The learning rate depends on MAX_STEPS as usual.
+        A rehearsal also evaluates before the first step, and ends after the evaluation at
+        REHEARSAL_SAMPLES; its log is of the open division, so that nobody takes it for a result.
+        The learning rate depends on MAX_STEPS as usual.
         """
         if not self.rehearse:
             return self
@@ -209,7 +236,9 @@ class Config(ModelFiles, Hardware):
         )
 
     def emulated(self) -> Config:
-        """With EMULATE_RANKS without evaluations, which would be of a model of which one part is trained."""
+        """With EMULATE_RANKS without evaluations, which would be of a model of which one part is
+        trained.
+        """
         if not self.dist.emulate:
             return self
         none = dataclasses.replace(self.evaluate, every_samples=0)

@@ -1,10 +1,11 @@
 """Memory of a rank by part, estimated before anything starts, also for GPUs that are not there.
 
-Persistent memory is counted exactly: the optimizer is made on the meta device, without a process group, and its buffers
-are added up. Activations follow from the operations: T tokens of width D,
-feed-forward width F and b bytes per number keep in each layer (8 D + 2 F) T b with the fused kernels: queries, keys,
-values, context, two LayerNorms with their inputs, GELU with its input. Plain PyTorch also keeps dropout masks and the
-attention's result a second time, (11 D + 2 F) T b, and on a CPU with dropout the attention probabilities.
+Persistent memory is counted exactly: the optimizer is made on the meta device, without a process
+group, and its buffers are added up. Activations follow from the operations: T tokens of width D,
+feed-forward width F and b bytes per number keep in each layer (8 D + 2 F) T b with the fused
+kernels: queries, keys, values, context, two LayerNorms with their inputs, GELU with its input.
+Plain PyTorch also keeps dropout masks and the attention's result a second time, (11 D + 2 F) T b,
+and on a CPU with dropout the attention probabilities.
 """
 
 from __future__ import annotations
@@ -34,14 +35,15 @@ GIB = 2**30
 # CUDA context, kernels and NCCL's buffers: a guess, not measured.
 RUNTIME = {"cuda": 1 * GIB, "cpu": 0}
 PROCESS = GIB // 2  # host memory of Python with PyTorch: about, measured on CPUs
-# Tensors of the masters' size that an update without a kernel of its own makes, by OPTIMIZER: counted.
+# Tensors of the masters' size that an update without a kernel of its own makes, by OPTIMIZER:
+# counted.
 TEMPORARIES = {"lamb": 2, "lans": 3, "adamw": 3, "acclip": 3, "madgrad": 5}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What the memory of a rank depends on. tokens, masked: most in a micro-batch; length: most tokens of a sequence;
-    ranks_per_node: of the fullest node.
+    """What the memory of a rank depends on. tokens, masked: most in a micro-batch; length: most
+    tokens of a sequence; ranks_per_node: of the fullest node.
     """
 
     model: BertConfig
@@ -61,7 +63,11 @@ class Plan:
     def of(cls, config: Config) -> Plan:
         """Plan of a run on this machine's device."""
         device, data = config.device, config.data
-        num_ranks, sharded, group = config.dist.world_size, config.optim.is_sharded(device), None
+        num_ranks, sharded, group = (
+            config.dist.world_size,
+            config.optim.is_sharded(device),
+            None,
+        )
         if sharded:
             group = str(config.optim.group_size(num_ranks, config.dist.ranks_per_node))
         return cls(
@@ -84,16 +90,17 @@ def meta_model(config: BertConfig) -> BertForPreTraining:
     """The model on the meta device: shapes without values."""
     with uninitialized():
         return BertForPreTraining(
-            config, kernels.bind_kernels(kernels.Config(fused="none"), torch.device("cpu"))
+            config,
+            kernels.bind_kernels(kernels.Config(fused="none"), torch.device("cpu")),
         )
 
 
 def estimate(plan: Plan) -> dict[str, int]:
     """Bytes of one rank's device memory by part.
 
-    weights, gradients and states (with the fp32 masters) are persistent; activations: the transient peak of the
-    backward pass, with gradients not yet reduced, or of the update; runtime: the device's libraries. Raises
-    ConfigError for an unavailable optimizer.
+    weights, gradients and states (with the fp32 masters) are persistent; activations: the transient
+    peak of the backward pass, with gradients not yet reduced, or of the update; runtime: the
+    device's libraries. Raises ConfigError for an unavailable optimizer.
     """
     model = meta_model(plan.model)
     use_placeholders(model, plan.dtype, META)
@@ -101,13 +108,27 @@ def estimate(plan: Plan) -> dict[str, int]:
     settings.check(torch.device(plan.device_type))
     masters, b = None, plan.dtype.itemsize
     if plan.dtype != torch.float32:
-        masters = {name: torch.empty(p.shape, device=META) for name, p in model.named_parameters()}
-    world = World(DistConfig(device="cpu"))  # rank 0 of num_ranks, whose collectives send nothing
-    world.size, world.ranks_per_node, world.device = plan.num_ranks, plan.num_ranks, META
-    engine = optim.build(settings, model, masters, world, accumulate=plan.accumulate, fused=False)
+        masters = {
+            name: torch.empty(p.shape, device=META)
+            for name, p in model.named_parameters()
+        }
+    world = World(
+        DistConfig(device="cpu")
+    )  # rank 0 of num_ranks, whose collectives send nothing
+    world.size, world.ranks_per_node, world.device = (
+        plan.num_ranks,
+        plan.num_ranks,
+        META,
+    )
+    engine = optim.build(
+        settings, model, masters, world, accumulate=plan.accumulate, fused=False
+    )
     # The decoder's gradient of the word embeddings is held until the embeddings' own is there.
-    peaks = [activations(plan) + plan.model.padded_vocab_size * plan.model.hidden_size * b]
-    # Gradients held in a bucket during the backward pass, and the copies from which slices are reduced.
+    peaks = [
+        activations(plan) + plan.model.padded_vocab_size * plan.model.hidden_size * b
+    ]
+    # Gradients held in a bucket during the backward pass, and the copies from which slices are
+    # reduced.
     buckets, layout, copied = engine.buckets, engine.layout, 0
     if plan.num_ranks > 1 and buckets.communication_dtype != buckets.whole.dtype:
         largest = sorted(one.size for one in layout.slices)[-MAX_IN_FLIGHT:]
@@ -135,7 +156,9 @@ def activations(plan: Plan) -> int:
     # Per token: input, QKV, context and softmax.
     attention = 5 * width * b + 4 * shape.num_attention_heads
     # 16: mean and deviation of two LayerNorms for each token, in fp32.
-    rest = (3 * width + 2 * shape.intermediate_size + masks + (0 if plan.fused else width)) * b + 16
+    rest = (
+        3 * width + 2 * shape.intermediate_size + masks + (0 if plan.fused else width)
+    ) * b + 16
     joined = 3 * width * width * b  # weights of Q, K and V
     if not plan.fused and shape.attention_probs_dropout_prob:
         # In fp32 at least: of low-precision queries, keys and values only an fp32 copy is kept.
@@ -144,7 +167,12 @@ def activations(plan: Plan) -> int:
     layer = tokens * (attention + rest) + joined
     # Tokens that the heads read: the last layer's after its attention.
     read = plan.masked + tokens // plan.length
-    kept = (layers - 1) * layer + tokens * attention + read * (rest + 2 * width * b) + joined
+    kept = (
+        (layers - 1) * layer
+        + tokens * attention
+        + read * (rest + 2 * width * b)
+        + joined
+    )
     if k := plan.recompute_layers:
         # Pre-LN keeps the residual stream beside the input of the segment.
         inputs = (2 if shape.layer_norm_large_model else 1) * tokens * width * b
@@ -158,7 +186,8 @@ def activations(plan: Plan) -> int:
 def host_bytes(plan: Plan, checkpoint: CheckpointConfig, parts: dict[str, int]) -> int:
     """Peak host memory of all ranks of a node, for rank 0's node, which needs the most.
 
-    For the initial weights, then for checkpoints; on CPUs device memory as well. parts: result of ``estimate``.
+    For the initial weights, then for checkpoints; on CPUs device memory as well. parts: result of
+    ``estimate``.
     """
     beginning = saving = 0
     if not plan.optimizer.sharded:
@@ -178,7 +207,8 @@ def host_bytes(plan: Plan, checkpoint: CheckpointConfig, parts: dict[str, int]) 
 def describe(config: Config) -> str:
     """The estimate in words. Raises ConfigError if the GPU or its host has less memory.
 
-    If DEVICE=auto finds no GPU nothing is refused: the check then does not run on the machine of the run.
+    If DEVICE=auto finds no GPU nothing is refused: the check then does not run on the machine of
+    the run.
     """
     if config.zero.is_deepspeed:
         return "not estimated: deepspeed.runtime.zero has estimators for each stage"
@@ -186,7 +216,9 @@ def describe(config: Config) -> str:
     parts = estimate(plan)
     host, total = host_bytes(plan, config.checkpoint, parts), sum(parts.values())
     text = f"{total / GIB:.1f} GiB per rank: "
-    text += ", ".join(f"{name} {size / GIB:.1f}" for name, size in parts.items() if size)
+    text += ", ".join(
+        f"{name} {size / GIB:.1f}" for name, size in parts.items() if size
+    )
     if plan.device_type == "cuda":
         gpu = torch.cuda.get_device_properties(config.device).total_memory
         text += f"; the GPU has {gpu / GIB:.1f}"
@@ -206,9 +238,11 @@ def describe(config: Config) -> str:
 
 
 def host_capacity(root: Path = Path("/")) -> int:
-    """Bytes of memory for all processes of this node: the machine's, or the limit of a control group.
+    """Bytes of memory for all processes of this node: the machine's, or the limit of a control
+    group.
 
-    The limits of the process's group (v1 or v2) and its ancestors count. root: parent of /proc and /sys.
+    The limits of the process's group (v1 or v2) and its ancestors count. root: parent of /proc and
+    /sys.
     """
     found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for line in text_of(root / "proc/self/cgroup").splitlines():

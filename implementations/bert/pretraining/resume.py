@@ -32,8 +32,8 @@ Trainer = Step | DeepSpeedStep  # a training step and its state, whatever the en
 
 # May change where their product, a step's rows, does not.
 _ROWS = "WORLD_SIZE", "BATCHSIZE", "GRADIENT_STEPS"
-# What a resumed run may change; all other variables must stay (``run_identity``). How work is divided and computed:
-# losses then differ by rounding and by dropout's random numbers.
+# What a resumed run may change; all other variables must stay (``run_identity``). How work is
+# divided and computed: losses then differ by rounding and by dropout's random numbers.
 ROUNDING = {
     "DEVICE",
     "FUSED",
@@ -67,8 +67,8 @@ FREE = rundir.OUTPUT | {
 }
 
 
-# Settings that are gone, with the values at which they did what the code does now: a run that had another value cannot
-# be continued.
+# Settings that are gone, with the values at which they did what the code does now: a run that had
+# another value cannot be continued.
 GONE: dict[str, tuple[Any, ...]] = {
     "FP8_FAST_SUMS": (None, "forward"),
     "FP8_OUTPUT_PROJECTION": (None, False),
@@ -98,8 +98,8 @@ GONE: dict[str, tuple[Any, ...]] = {
 def newest(config: Config, world: World) -> dict[str, Any] | None:
     """What the run continues from: the newest checkpoint in its folder; None: it starts anew.
 
-    Without RESUME=1 only a restart of the very same run finds one there. Raises ConfigError, on every
-    rank, for a damaged checkpoint, and for one of another run without RESUME=1. A collective.
+    Without RESUME=1 only a restart of the very same run finds one there. Raises ConfigError, on
+    every rank, for a damaged checkpoint, and for one of another run without RESUME=1. A collective.
     """
     directory, problem, saved = config.checkpoint.directory, "", None
     found = sharded.complete(directory) if directory is not None else []
@@ -144,18 +144,27 @@ def owner(config: Config) -> dict[str, Any]:
         folder = folder.absolute()
         # The launch scripts' folder of a trial that is running; a restart may have another one.
         folder = folder.parent if folder.name.startswith("running_") else folder
-    return {"trial": config.run.trial, "run_dir": None if folder is None else str(folder)}
+    return {
+        "trial": config.run.trial,
+        "run_dir": None if folder is None else str(folder),
+    }
 
 
 def is_own(config: Config, path: Path) -> bool:
-    """Whether a checkpoint is of this very run, which was interrupted: as after a restart by the launcher."""
+    """Whether a checkpoint is of this very run, which was interrupted: as after a restart by the
+    launcher.
+    """
     index = path / sharded.INDEX if path.is_dir() else path
     try:
         # Mapped, as only the small entries are looked at.
         saved = torch.load(index, map_location="cpu", weights_only=True, mmap=True)
         mine, noted = owner(config), object_of(path.parent / OWNER)
         # Without RUN_DIR no run can be told from another one with the same settings.
-        if saved["ended"] or mine != {name: noted[name] for name in mine} or not mine["run_dir"]:
+        if (
+            saved["ended"]
+            or mine != {name: noted[name] for name in mine}
+            or not mine["run_dir"]
+        ):
             return False
         check_identity(config, pick_seed(config.seed, saved), saved)
     except Exception:  # damaged, of an earlier version, or of another run
@@ -168,13 +177,20 @@ def pick_seed(seed: int | None, saved: dict[str, Any] | None) -> int:
     if seed is not None:
         return seed
     # 32 bits from the system: the rules want seeds from the clock or the system.
-    return int(saved["run"]["SEED"]) if saved else int.from_bytes(os.urandom(4), "little")
+    return (
+        int(saved["run"]["SEED"]) if saved else int.from_bytes(os.urandom(4), "little")
+    )
 
 
 def restore(
-    config: Config, step: Trainer, seed: int, saved: dict[str, Any] | None, first_weights: int = 0
+    config: Config,
+    step: Trainer,
+    seed: int,
+    saved: dict[str, Any] | None,
+    first_weights: int = 0,
 ) -> tuple[int, int, int]:
-    """Restores a checkpoint, if any: (steps, batches, samples) done. Raises ConfigError if it is of another run.
+    """Restores a checkpoint, if any: (steps, batches, samples) done. Raises ConfigError if it is of
+    another run.
 
     first_weights: checksum of the weights that this run would start from.
     """
@@ -182,7 +198,11 @@ def restore(
         return 0, 0, 0
     changed = check_identity(config, seed, saved)
     path = config.checkpoint.init_checkpoint
-    noted = object_of(config.checkpoint.directory / OWNER) if config.checkpoint.directory else {}
+    noted = (
+        object_of(config.checkpoint.directory / OWNER)
+        if config.checkpoint.directory
+        else {}
+    )
     # Settings leave paths out, as they may move: the checksum tells that the weights are the same.
     if path is not None and noted.get("first_weights", first_weights) != first_weights:
         where = f"the checkpoint in CHECKPOINT_DIR={config.checkpoint.directory}"
@@ -199,14 +219,21 @@ def restore(
 def check_identity(config: Config, seed: int, saved: Mapping[str, Any]) -> str:
     """Raises ConfigError if the saved run is another one; describes changes of ROUNDING."""
     mine = run_identity(config, seed)
-    # A setting that the checkpoint does not know is new since, and its default does what was done before.
-    defaults = {variable.name: field.default for field, variable, _ in variables(Config)}
+    # A setting that the checkpoint does not know is new since, and its default does what was done
+    # before.
+    defaults = {
+        variable.name: field.default for field, variable, _ in variables(Config)
+    }
     before = {name: defaults.get(name) for name in mine} | saved["run"]
     # Rows depend on step and rank alone, and no micro-batch of a rank is clipped by itself.
     can_move = not config.data.for_unpacked and config.optim.clip == "after"
-    rows, rows_before = (math.prod(identity[name] for name in _ROWS) for identity in (mine, before))
+    rows, rows_before = (
+        math.prod(identity[name] for name in _ROWS) for identity in (mine, before)
+    )
     for name, value in mine.items():
-        if before.get(name) == value or (name in _ROWS and can_move and rows == rows_before):
+        if before.get(name) == value or (
+            name in _ROWS and can_move and rows == rows_before
+        ):
             continue
         cure = "use the same settings"
         if name in _ROWS and can_move:
@@ -219,7 +246,9 @@ def check_identity(config: Config, seed: int, saved: Mapping[str, Any]) -> str:
     for name in before.keys() - mine.keys():
         if before[name] not in GONE.get(name, ()):
             differs = f"is of a run with {name} {before[name]}, a setting that is gone"
-            cure = "use it as INIT_CHECKPOINT, or continue with the version that wrote it"
+            cure = (
+                "use it as INIT_CHECKPOINT, or continue with the version that wrote it"
+            )
             raise ConfigError(
                 f"RESUME=1: the checkpoint in {config.checkpoint.directory} {differs}: {cure}"
             )
@@ -244,7 +273,9 @@ def _computed(config: Config) -> dict[str, Any]:
 
 
 def shard_order(config: Config, saved: dict[str, Any] | None) -> tuple[int, int]:
-    """(ranks, rows of each in a step) that determine which rows a rank gets: those of the original run."""
+    """(ranks, rows of each in a step) that determine which rows a rank gets: those of the original
+    run.
+    """
     if saved is None:
         return config.dist.world_size, config.data.rows_per_step
     # A run that has moved to other ranks keeps the order it began with.
@@ -255,20 +286,28 @@ def shard_order(config: Config, saved: dict[str, Any] | None) -> tuple[int, int]
 def run_identity(config: Config, seed: int) -> dict[str, Any]:
     """What must not change between a run and its resumption, by variable."""
     others = ROUNDING.difference(_ROWS) | FREE | {"LR_DECAY_STEPS"}
-    kept = {name: value for name, value in settings(config).items() if name not in others}
+    kept = {
+        name: value for name, value in settings(config).items() if name not in others
+    }
     return {
         **kept,
         "SEED": seed,
         "MASKING": None if config.data.masking == "static" else config.data.masking,
         "PRECISION": resolved(config.precision.precision, config.device),
         # The run may become longer if the schedule's length is set separately.
-        "LR_DECAY_STEPS" if config.schedule.decay_steps else "MAX_STEPS": config.schedule.length,
+        "LR_DECAY_STEPS"
+        if config.schedule.decay_steps
+        else "MAX_STEPS": config.schedule.length,
         "BERT_CONFIG": config.model.identity,
     }
 
 
-def check_data(config: CheckpointConfig, saved: dict[str, Any] | None, data: RowSource) -> None:
-    """Raises ConfigError if the rows, or their vocabulary, are not those the weights were trained on."""
+def check_data(
+    config: CheckpointConfig, saved: dict[str, Any] | None, data: RowSource
+) -> None:
+    """Raises ConfigError if the rows, or their vocabulary, are not those the weights were trained
+    on.
+    """
     weights.check_vocabulary(config.init_checkpoint, data.vocab_md5)
     if saved is None:
         return
@@ -276,10 +315,10 @@ def check_data(config: CheckpointConfig, saved: dict[str, Any] | None, data: Row
     if before != row_counts or saved["data_digest"] != data_digest(data.identity()):
         mine = f"{sum(row_counts):,} in {len(row_counts)}{' with other contents' if before == row_counts else ''}"
         differs = f"{sum(before):,} rows in {len(before)} files, this one has {mine}"
-        problem = (
-            f"the checkpoint in {config.directory} is of a run on other training data, {differs}"
+        problem = f"the checkpoint in {config.directory} is of a run on other training data, {differs}"
+        raise ConfigError(
+            f"RESUME=1: {problem}: use the same data, or another CHECKPOINT_DIR"
         )
-        raise ConfigError(f"RESUME=1: {problem}: use the same data, or another CHECKPOINT_DIR")
 
 
 def data_digest(identity: Mapping[str, Any]) -> str:
@@ -288,7 +327,9 @@ def data_digest(identity: Mapping[str, Any]) -> str:
 
 
 def check_restored(trained: Trainer, world: World, path: Path | None) -> None:
-    """Raises ConfigError, on every rank, if the weights or moments read are not finite. A collective."""
+    """Raises ConfigError, on every rank, if the weights or moments read are not finite. A
+    collective.
+    """
     if isinstance(trained, Step):
         trained.optimizer.gather()
     if not is_finite(trained.state_tensors(), world):
@@ -299,10 +340,14 @@ def check_restored(trained: Trainer, world: World, path: Path | None) -> None:
 
 
 def check_ranks(config: Config, world: World, saved: dict[str, Any] | None) -> None:
-    """Raises ConfigError if a rank has other settings, code or checkpoint than most. A collective."""
+    """Raises ConfigError if a rank has other settings, code or checkpoint than most. A
+    collective.
+    """
     facts = rundir.shared_facts(config) | {"BERT_CONFIG": config.model}
     if saved is not None:  # a sharded one has a token
-        facts["the newest checkpoint"] = saved.get("token") or weights.checksum_of(saved["model"])
+        facts["the newest checkpoint"] = saved.get("token") or weights.checksum_of(
+            saved["model"]
+        )
     facts["CHECKPOINT_DIR"] = "unset" if config.checkpoint.directory is None else "set"
     if config.zero.is_deepspeed:
         facts["DEEPSPEED_CONFIG"] = config.zero.json()
@@ -310,7 +355,9 @@ def check_ranks(config: Config, world: World, saved: dict[str, Any] | None) -> N
 
 
 def check_weights(config: CheckpointConfig, world: World, checksum: int) -> None:
-    """Raises ConfigError if a rank starts from other weights than most. checksum: of this rank's. A collective."""
+    """Raises ConfigError if a rank starts from other weights than most. checksum: of this rank's. A
+    collective.
+    """
     world.agree(
         {"weights": f"{checksum:08x}"},
         f"is INIT_CHECKPOINT={config.init_checkpoint} the same on every node?",
@@ -318,7 +365,9 @@ def check_weights(config: CheckpointConfig, world: World, checksum: int) -> None
 
 
 class Saver:
-    """Saves the state of a run on a thread, from rank 0 or in shards; training only waits for a copy."""
+    """Saves the state of a run on a thread, from rank 0 or in shards; training only waits for a
+    copy.
+    """
 
     def __init__(
         self,
@@ -330,7 +379,9 @@ class Saver:
         shard_order: tuple[int, int],
         first_weights: int = 0,
     ) -> None:
-        """data: what is trained on; shard_order: see Sampler; first_weights: checksum of those of step 0."""
+        """data: what is trained on; shard_order: see Sampler; first_weights: checksum of those of
+        step 0.
+        """
         self.config, self.trained, self.world = config, trained, world
         self.writer = Writer(config.checkpoint)
         self.facts = {  # equal in all checkpoints of the run
@@ -357,31 +408,47 @@ class Saver:
             check_held()
         # A broken state must not push out the last sound one, of which only a few are kept.
         check_finite(self.trained.state_tensors(), world, step)
-        facts = {"step": step, "batches": batches, "samples": samples, "ended": ended, **self.facts}
+        facts = {
+            "step": step,
+            "batches": batches,
+            "samples": samples,
+            "ended": ended,
+            **self.facts,
+        }
         if config.shards:
             # 7 bytes: broadcast_int takes 63 bits.
             token = world.broadcast_int(int.from_bytes(os.urandom(7), "little"))
             shard, index = self.trained.shard_state()
             part = sharded.Part(
-                rank=world.rank, num_ranks=world.size, token=token, abandoned=self.writer.abandoned
+                rank=world.rank,
+                num_ranks=world.size,
+                token=token,
+                abandoned=self.writer.abandoned,
             )
             self.writer.start(step, {"shard": shard, "index": index | facts}, part)
         else:
             state = self.trained.state_dict()
             if world.is_main:
-                self.writer.start(step, state | facts | {"model": state["optimizer"]["masters"]})
+                self.writer.start(
+                    step, state | facts | {"model": state["optimizer"]["masters"]}
+                )
 
     def finish(self) -> bool:
-        """Waits for the last checkpoint; returns whether it was written, on every rank. A collective."""
+        """Waits for the last checkpoint; returns whether it was written, on every rank. A
+        collective.
+        """
         self.writer.wait()
         return not self.world.any(self.writer.error is not None)
 
 
-def warm_start(path: Path, optimizer: str, shapes: Mapping[str, torch.Size]) -> dict[str, Any]:
-    """Optimizer state for a warm start: the moments of the previous phase of pretraining, steps counted from 0.
+def warm_start(
+    path: Path, optimizer: str, shapes: Mapping[str, torch.Size]
+) -> dict[str, Any]:
+    """Optimizer state for a warm start: the moments of the previous phase of pretraining, steps
+    counted from 0.
 
-    path: a step_*.pt of this trainer; optimizer: this run's; shapes: of the model's parameters, by name. Raises
-    ConfigError for another file, or another optimizer, vocabulary or shape.
+    path: a step_*.pt of this trainer; optimizer: this run's; shapes: of the model's parameters, by
+    name. Raises ConfigError for another file, or another optimizer, vocabulary or shape.
     """
     try:
         saved = read_checkpoint(path, mmap=True)
@@ -392,14 +459,22 @@ def warm_start(path: Path, optimizer: str, shapes: Mapping[str, torch.Size]) -> 
     found = saved.get("optimizer") if isinstance(saved, Mapping) else None
     if not isinstance(found, Mapping) or "masters" not in found:
         expected = "expected a step_*.pt of this trainer, or set INIT_OPTIMIZER=0"
-        raise ConfigError(f"INIT_OPTIMIZER=1: {path} holds no optimizer state: {expected}")
+        raise ConfigError(
+            f"INIT_OPTIMIZER=1: {path} holds no optimizer state: {expected}"
+        )
     trained_with = saved.get("run", {}).get("OPTIMIZER")
     if trained_with != optimizer:
         differs = f"is of OPTIMIZER={trained_with}, this run has {optimizer}"
-        raise ConfigError(f"INIT_OPTIMIZER=1: {path} {differs}: use the same, or INIT_OPTIMIZER=0")
+        raise ConfigError(
+            f"INIT_OPTIMIZER=1: {path} {differs}: use the same, or INIT_OPTIMIZER=0"
+        )
     for part, tensors in found.items():
         if isinstance(tensors, Mapping) and (wrong := weights.misfits(shapes, tensors)):
-            some = "; ".join(wrong[:3]) + (f" and {len(wrong) - 3} more" if len(wrong) > 3 else "")
-            raise ConfigError(f"INIT_OPTIMIZER=1: {part} of {path} do not fit BERT_CONFIG: {some}")
+            some = "; ".join(wrong[:3]) + (
+                f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+            )
+            raise ConfigError(
+                f"INIT_OPTIMIZER=1: {part} of {path} do not fit BERT_CONFIG: {some}"
+            )
     # Bias correction begins anew, as the schedule does.
     return {**found, "num_steps": 0}

@@ -1,4 +1,6 @@
-"""One rank of one run, from the environment to its exit status: checked (``--check``) or trained."""
+"""One rank of one run, from the environment to its exit status: checked (``--check``) or
+trained.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ SUCCESS, NOT_REACHED = 0, 3
 
 
 def run(environ: Mapping[str, str], check_only: bool = False) -> int:
-    """Trains as configured by ``environ``, or with ``check_only`` describes the run; returns the exit status."""
+    """Trains as configured by ``environ``, or with ``check_only`` describes the run; returns the
+    exit status.
+    """
     run_config = rundir.Config()  # a check leaves nothing in the folder that it judges
     try:
         if not check_only:
@@ -41,17 +45,23 @@ def run(environ: Mapping[str, str], check_only: bool = False) -> int:
         with _claims(config, from_env(Job, environ)):
             return _train(config)
     except OccupiedError as error:
-        print(f"bert: error: {error}", file=sys.stderr)  # not into RUN_DIR, which may be another's
+        print(
+            f"bert: error: {error}", file=sys.stderr
+        )  # not into RUN_DIR, which may be another's
         return error.exit_status
     except Exception as error:
         return rundir.failed(run_config, "bert", error)
 
 
 def _check_gpu(config: Config) -> None:
-    """Raises ConfigError if a submission would silently train on a CPU, for weeks instead of minutes."""
+    """Raises ConfigError if a submission would silently train on a CPU, for weeks instead of
+    minutes.
+    """
     unseen = config.dist.device == "auto" and pick_device(config.dist).type == "cpu"
     if unseen and config.mlperf.division == "closed" and not config.data.synthetic:
-        raise ConfigError(f"no GPU is seen ({why_no_gpu()}): fix the driver, or set DEVICE=cpu")
+        raise ConfigError(
+            f"no GPU is seen ({why_no_gpu()}): fix the driver, or set DEVICE=cpu"
+        )
 
 
 def _claims(config: Config, job: Job) -> contextlib.ExitStack:
@@ -67,7 +77,11 @@ def _claims(config: Config, job: Job) -> contextlib.ExitStack:
 
 def _train(config: Config) -> int:
     is_main = config.dist.rank == 0
-    path = config.run.run_dir / f"result_{config.run.trial}.txt" if config.run.run_dir else None
+    path = (
+        config.run.run_dir / f"result_{config.run.trial}.txt"
+        if config.run.run_dir
+        else None
+    )
     # By RANK, as there is no process group yet to ask which rank logs.
     log = MlperfLog(config.mlperf, is_main, path)
     log.init_start()
@@ -82,12 +96,19 @@ def _train(config: Config) -> int:
         check.write_identity(config)  # off the clock: it looks at the data
     if ending.stopped and is_main:
         stopped = f"stopped at step {ending.step} ({ending.reason}); RESUME=1 continues"
-        rundir.write_error(config.run, stopped)  # tells the launcher that the run is not complete
+        rundir.write_error(
+            config.run, stopped
+        )  # tells the launcher that the run is not complete
         print(f"bert: {stopped}", file=sys.stderr, flush=True)
-    if ending.reached or ending.stopped or config.rehearse or not config.evaluate.has_target:
+    if (
+        ending.reached
+        or ending.stopped
+        or config.rehearse
+        or not config.evaluate.has_target
+    ):
         return SUCCESS
-    reason = (
-        f"the target accuracy {config.evaluate.target} was not reached in {config.max_steps} steps"
-    )
+    reason = f"the target accuracy {config.evaluate.target} was not reached in {config.max_steps} steps"
     # All ranks end with the same status, and one gives the reason.
-    return rundir.fail(config.run, "bert", reason, NOT_REACHED) if is_main else NOT_REACHED
+    return (
+        rundir.fail(config.run, "bert", reason, NOT_REACHED) if is_main else NOT_REACHED
+    )

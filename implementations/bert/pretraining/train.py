@@ -1,4 +1,6 @@
-"""Pretraining as MLPerf times it: initialise, start the clock, train to the target accuracy, stop the clock."""
+"""Pretraining as MLPerf times it: initialise, start the clock, train to the target accuracy, stop
+the clock.
+"""
 
 from __future__ import annotations
 
@@ -61,10 +63,11 @@ class Start:
 
 
 def pretrain(config: Config, world: World, log: MlperfLog) -> Ending:
-    """Runs to the end and returns why it ended. A collective: every rank calls it with the same settings.
+    """Runs to the end and returns why it ended. A collective: every rank calls it with the same
+    settings.
 
-    Before the clock: settings, kernels, weights, warm-up. On it: data, training, evaluation. After it:
-    the last checkpoint, the proof of the data, the summary.
+    Before the clock: settings, kernels, weights, warm-up. On it: data, training, evaluation. After
+    it: the last checkpoint, the proof of the data, the summary.
     """
     saved = resume.newest(config, world)
     # As early as can be: ranks with different settings would soon take part in different
@@ -72,7 +75,10 @@ def pretrain(config: Config, world: World, log: MlperfLog) -> Ending:
     resume.check_ranks(config, world, saved)
     # Where it comes from the system each rank has drawn another: rank 0's counts.
     seed = world.broadcast_int(resume.pick_seed(config.seed, saved))
-    hyperparameters, closed = config.hyperparameters(seed), config.mlperf.division == "closed"
+    hyperparameters, closed = (
+        config.hyperparameters(seed),
+        config.mlperf.division == "closed",
+    )
     known: dict[str, Any] = {}
     if closed and world.is_main and config.checkpoint.init_checkpoint is not None:
         # Off the clock: it reads all of the weights.
@@ -97,28 +103,51 @@ def pretrain(config: Config, world: World, log: MlperfLog) -> Ending:
     if closed and world.is_main:
         known = closed_division.starting_point(config, source, known)
     row_counts = source.row_counts()
-    log.data(int(np.diff(source[len(row_counts) - 1].masked_lm_offsets).max(initial=0)), known)
+    log.data(
+        int(np.diff(source[len(row_counts) - 1].masked_lm_offsets).max(initial=0)),
+        known,
+    )
     evaluator = None
     if config.evaluates:
         sizes = config.data.max_seq_length, config.model.vocab_size
-        evaluator = Evaluator(config.evaluate, *sizes, source.vocab_md5, world, evaluation_graph)
+        evaluator = Evaluator(
+            config.evaluate, *sizes, source.vocab_md5, world, evaluation_graph
+        )
     evaluation = Evaluation(evaluator, start.step, config.evaluate, log, sinks)
     shard_order = resume.shard_order(config, saved)
     data = training_data(config, world, source, seed, shard_order, start.batches + 1)
     progress = progress_of(config, world, start, int(row_counts.sum()), sinks)
-    saver = resume.Saver(config, start.step, world, seed, source, shard_order, start.first_weights)
+    saver = resume.Saver(
+        config, start.step, world, seed, source, shard_order, start.first_weights
+    )
     try:
         # Signals stop the run, also while its last checkpoint is written.
         with stop_of(config, world) as stop:
             ending = to_the_end(
-                config, world, seed, start, data, take_step, progress, evaluation, saver, stop
+                config,
+                world,
+                seed,
+                start,
+                data,
+                take_step,
+                progress,
+                evaluation,
+                saver,
+                stop,
             )
             if not ending.stopped:
                 # A run without a target is run for its length, and succeeds by reaching it.
                 untargeted = not (config.evaluate.has_target or config.dist.emulate)
-                log.run_stop(ending.samples, evaluation.num_sequences, ending.reached or untargeted)
+                log.run_stop(
+                    ending.samples,
+                    evaluation.num_sequences,
+                    ending.reached or untargeted,
+                )
             # Without a step there is nothing new to save.
-            if ending.batches > start.batches and config.checkpoint.directory is not None:
+            if (
+                ending.batches > start.batches
+                and config.checkpoint.directory is not None
+            ):
                 save_last(saver, ending, config.evaluate.has_target)
         if closed and not ending.stopped:
             # After run_stop: it reads all of the data.
@@ -140,7 +169,9 @@ def pretrain(config: Config, world: World, log: MlperfLog) -> Ending:
     return ending
 
 
-def start_of(config: Config, world: World, seed: int, saved: dict[str, Any] | None) -> Start:
+def start_of(
+    config: Config, world: World, seed: int, saved: dict[str, Any] | None
+) -> Start:
     """Model and step with the initial weights, moments of a warm start, or the saved state."""
     path, initial = config.checkpoint.init_checkpoint, Checksum()
     # The initial weights even if a checkpoint follows: their checksum is compared with the one that
@@ -148,23 +179,31 @@ def start_of(config: Config, world: World, seed: int, saved: dict[str, Any] | No
     model, step = build(config, world, seed, initial)
     if saved is None and config.checkpoint.init_optimizer and path is not None:
         shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
-        step.optimizer.load_state_dict(resume.warm_start(path, config.optim.optimizer, shapes))
+        step.optimizer.load_state_dict(
+            resume.warm_start(path, config.optim.optimizer, shapes)
+        )
     done, batches, samples = resume.restore(config, step, seed, saved, initial.value)
     if saved is not None or path is not None:
-        resume.check_restored(step, world, path if saved is None else config.checkpoint.directory)
+        resume.check_restored(
+            step, world, path if saved is None else config.checkpoint.directory
+        )
     return Start(
         model=model, step=step, first_weights=initial.value, done=done, batches=batches,
         samples=samples,
     )  # fmt: skip
 
 
-def checked_source(config: Config, world: World, saved: dict[str, Any] | None) -> RowSource:
+def checked_source(
+    config: Config, world: World, saved: dict[str, Any] | None
+) -> RowSource:
     """The rows to train on, the same on every rank and, of a run that continues, as they were."""
     source = open_source(config.data, config.model.vocab_size, pairs=config.nsp)
     world.agree(source.identity(), "are the training data the same on every node?")
     resume.check_data(config.checkpoint, saved, source)
     if saved is not None and isinstance(source, Shards):
-        proof.check(dict.fromkeys(source.paths, ""), world)  # not what they say of themselves
+        proof.check(
+            dict.fromkeys(source.paths, ""), world
+        )  # not what they say of themselves
     return source
 
 
@@ -179,7 +218,12 @@ def training_data(
     """This rank's micro-batches, from a step on."""
     settings, vocab_size = config.data, config.model.vocab_size
     sampler = Sampler(
-        source.row_counts(), settings.rows_per_step, seed, world.rank, world.size, shard_order
+        source.row_counts(),
+        settings.rows_per_step,
+        seed,
+        world.rank,
+        world.size,
+        shard_order,
     )
     masks = open_masks(settings, source, config.phase1, vocab_size, seed)
     pads = pad_and_pin(config, world)
@@ -190,7 +234,11 @@ def training_data(
 
 
 def progress_of(
-    config: Config, world: World, start: Start, num_rows: int, sinks: Sequence[MetricSink]
+    config: Config,
+    world: World,
+    start: Start,
+    num_rows: int,
+    sinks: Sequence[MetricSink],
 ) -> Progress:
     """What reports and sums up the run. Its time begins here."""
     rows_per_step = config.data.rows_per_step * world.size
@@ -226,7 +274,9 @@ def to_the_end(
     stop: Stop,
 ) -> Ending:
     """Trains to the target, the last step of the run or of this process, or a signal."""
-    last = min(config.max_steps, start.done + (config.steps_this_run or config.max_steps))
+    last = min(
+        config.max_steps, start.done + (config.steps_this_run or config.max_steps)
+    )
     schedule = StepSchedule(
         last=last, report_every=config.log_every_steps, checkpoint=config.checkpoint.is_due,
         evaluations=config.evaluation_steps,
@@ -247,7 +297,8 @@ def to_the_end(
 
 
 def save_last(saver: resume.Saver, ending: Ending, has_target: bool) -> None:
-    """Saves the state at the end. Raises TrainingError if it cannot be written and somebody needs it:
+    """Saves the state at the end. Raises TrainingError if it cannot be written and somebody needs
+    it:
 
     a run that was stopped, and one without a target, which is run for its weights.
     """
@@ -264,7 +315,9 @@ def save_last(saver: resume.Saver, ending: Ending, has_target: bool) -> None:
 def sustain(
     take_step: TrainingStep, data: TrainingData | DaliLoader, world: World, until: float
 ) -> None:
-    """The same work for a power meter, with a learning rate of 0, to a moment of time.monotonic()."""
+    """The same work for a power meter, with a learning rate of 0, to a moment of
+    time.monotonic().
+    """
     while world.any(time.monotonic() < until):
         for _ in range(10):  # world.any waits for the device
             take_step(data.next_step(), 0.0)
@@ -282,7 +335,9 @@ def report_emulation(world: World, batches: int, seconds: float) -> None:
 
 
 def resolve_kernels(config: Config, world: World) -> Config:
-    """The config with ATTENTION=auto resolved, which is printed and noted in the run's folder. A collective."""
+    """The config with ATTENTION=auto resolved, which is printed and noted in the run's folder. A
+    collective.
+    """
     kernels, words = config.kernels.resolve_attention(
         config.model, config.numerics.dtype, config.uses_graph, world
     )
@@ -290,7 +345,9 @@ def resolve_kernels(config: Config, world: World) -> Config:
         if world.device.type == "cuda":
             print(f"attention: {words}", file=sys.stderr, flush=True)
         fused = sorted(kernels.names(world.device))
-        rundir.add_to_environment(config.run, {"attention": kernels.attention, "fused": fused})
+        rundir.add_to_environment(
+            config.run, {"attention": kernels.attention, "fused": fused}
+        )
     return replace(config, kernels=kernels)
 
 
@@ -300,18 +357,22 @@ def build(
     seed: int,
     first_weights: Checksum | None = None,
 ) -> tuple[BertForPreTraining, resume.Trainer]:
-    """The model with its initial weights, and its training step. Raises ConfigError for weights that do not fit.
+    """The model with its initial weights, and its training step. Raises ConfigError for weights
+    that do not fit.
 
-    first_weights: becomes the checksum of the initial weights as they are read, the same for every engine.
+    first_weights: becomes the checksum of the initial weights as they are read, the same for every
+    engine.
 
-    ``config``: with the attention backend resolved. With a sharded optimizer no rank has all weights in fp32: they
-    come chunk by chunk, and each rank keeps those of its shard.
+    ``config``: with the attention backend resolved. With a sharded optimizer no rank has all
+    weights in fp32: they come chunk by chunk, and each rank keeps those of its shard.
     """
     kernels, device = bind_kernels(config.kernels, world.device), world.device
     path = config.checkpoint.init_checkpoint
     by_chunks = config.optim.is_sharded(device)  # always with DeepSpeed
 
-    def chunks(shapes: BertForPreTraining, so_far: Checksum) -> tuple[Iterator[Chunk], Loaded]:
+    def chunks(
+        shapes: BertForPreTraining, so_far: Checksum
+    ) -> tuple[Iterator[Chunk], Loaded]:
         """Initial weights of a model of shapes; the checksum is computed as they are read."""
         if path is None:
             return so_far.of(drawn_weights(shapes, seed)), Loaded([], [])
@@ -341,13 +402,17 @@ def build(
         given = config.zero.complete(
             config.optim, config.numerics, data.batch_size, data.gradient_steps
         )
-        step = DeepSpeedStep(model, config.numerics, config.optim, world, given, first, masters)
+        step = DeepSpeedStep(
+            model, config.numerics, config.optim, world, given, first, masters
+        )
     else:
         step = build_step(
             model, config.numerics, config.optim, world, accumulate=data.gradient_steps > 1,
             fused_update="lamb" in config.kernels.names(device), first_weights=first if by_chunks else None,
         )  # fmt: skip
-    resume.check_weights(config.checkpoint, world, so_far.value if checksum is None else checksum)
+    resume.check_weights(
+        config.checkpoint, world, so_far.value if checksum is None else checksum
+    )
     return model, step
 
 
@@ -357,13 +422,18 @@ def prepare(
     step: resume.Trainer,
     world: World,
 ) -> tuple[TrainingStep, EvaluationGraph | None]:
-    """Before the clock: compiles and records what the first step and evaluation would otherwise wait for."""
+    """Before the clock: compiles and records what the first step and evaluation would otherwise
+    wait for.
+    """
     take_step: TrainingStep = step
     graph, length = None, config.data.max_seq_length
     if isinstance(step, Step):
         untimed = warms_up(world.device)
         take_step = capture_or_warm_up(
-            step, lambda: dummy_batches(config, world), graph=config.uses_graph, warm_up=untimed
+            step,
+            lambda: dummy_batches(config, world),
+            graph=config.uses_graph,
+            warm_up=untimed,
         )
         if config.evaluates and take_step is not step:
             # Evaluation works without a graph, too.
@@ -376,19 +446,27 @@ def prepare(
     folder, trial = config.run.run_dir, config.run.trial
     if config.capture.capture:
         assert folder is not None
-        take_step = RecordedStep(folder / f"capture_{trial}", world.rank, model, take_step)
+        take_step = RecordedStep(
+            folder / f"capture_{trial}", world.rank, model, take_step
+        )
     if config.profile.span is not None and world.is_main:
         assert folder is not None
-        take_step = ProfiledStep(config.profile.span, folder / f"trace_{trial}.json", take_step)
+        take_step = ProfiledStep(
+            config.profile.span, folder / f"trace_{trial}.json", take_step
+        )
     return take_step, graph
 
 
 def warms_up(device: torch.device) -> bool:
-    """Whether an untimed step, rolled back, precedes the clock: GPUs load and choose kernels in it."""
+    """Whether an untimed step, rolled back, precedes the clock: GPUs load and choose kernels in
+    it.
+    """
     return device.type == "cuda"
 
 
-def pad_and_pin(config: Config, world: World) -> Callable[[PretrainingBatch], PretrainingBatch]:
+def pad_and_pin(
+    config: Config, world: World
+) -> Callable[[PretrainingBatch], PretrainingBatch]:
     """The data thread's last stage: pads a batch for a graph, and pins its memory for a GPU."""
     capacity = graph_capacity(config.data.capacity, config.data.batch_size)
 
@@ -404,9 +482,13 @@ def pad_and_pin(config: Config, world: World) -> Callable[[PretrainingBatch], Pr
 def dummy_batches(config: Config, world: World) -> list[PretrainingBatch]:
     """Micro-batches of one step on synthetic data, as the data thread provides them."""
     size, length = config.data.batch_size, config.data.max_seq_length
-    records = synthetic_records(size, length, config.model.vocab_size, config.data.packed, seed=0)
+    records = synthetic_records(
+        size, length, config.model.vocab_size, config.data.packed, seed=0
+    )
     batch = make_batch(
-        records, row_sequences(records, np.arange(min(size, records.num_rows)))[0], length
+        records,
+        row_sequences(records, np.arange(min(size, records.num_rows)))[0],
+        length,
     )
     # The same batch for each micro-batch: sizes matter here, and the step is undone.
     return [pad_and_pin(config, world)(batch)] * config.data.gradient_steps
@@ -414,7 +496,9 @@ def dummy_batches(config: Config, world: World) -> list[PretrainingBatch]:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Evaluates, logs, and tells whether the target is reached. evaluator: None if nothing is to be evaluated."""
+    """Evaluates, logs, and tells whether the target is reached. evaluator: None if nothing is to be
+    evaluated.
+    """
 
     evaluator: Evaluator | None
     trained: resume.Trainer
@@ -424,7 +508,9 @@ class Evaluation:
 
     @property
     def num_sequences(self) -> int:
-        return self.evaluator.num_sequences if self.evaluator else self.config.num_examples
+        return (
+            self.evaluator.num_sequences if self.evaluator else self.config.num_examples
+        )
 
     def run(self, step: int, samples: int) -> bool:
         """One evaluation after ``step``, of ``samples`` trained samples. A collective."""
@@ -435,7 +521,12 @@ class Evaluation:
             result = self.evaluator(model)
             self.log.eval_stop(samples, result.accuracy)
             seconds = time.monotonic() - begin
-        figures = {"step": step, "samples": samples, **result.figures(), "seconds": seconds}
+        figures = {
+            "step": step,
+            "samples": samples,
+            **result.figures(),
+            "seconds": seconds,
+        }
         for sink in self.sinks:
             sink("evaluation", figures)
         target = self.config.target
@@ -448,5 +539,9 @@ class Evaluation:
             if result.nsp_accuracy is not None:
                 parts.append(f"next sentence {result.nsp_accuracy:.4f}")
             when = f"evaluation at step {step}, {samples:,} samples"
-            print(f"{when}: {', '.join(parts)}, {seconds:.1f} s", file=sys.stderr, flush=True)
+            print(
+                f"{when}: {', '.join(parts)}, {seconds:.1f} s",
+                file=sys.stderr,
+                flush=True,
+            )
         return reached

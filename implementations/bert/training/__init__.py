@@ -1,1 +1,3 @@
-"""The training loop and what it drives: step, graph, metrics, schedule, evaluation, the MLPerf log."""
+"""The training loop and what it drives: step, graph, metrics, schedule, evaluation, the MLPerf
+log.
+"""

@@ -1,4 +1,6 @@
-"""Device-dependent settings, shared by all tasks: ranks, kernels, precision, graph and optimizer."""
+"""Device-dependent settings, shared by all tasks: ranks, kernels, precision, graph and
+optimizer.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ class Hardware:
         return Recomputation(layers, random_state=not uses_graph) if layers else None
 
     def check_device(self, *, uses_graph: bool) -> None:
-        """Raises ConfigError for what this machine's device cannot do. Requires ``dist.check()`` first."""
+        """Raises ConfigError for what this machine's device cannot do. Requires ``dist.check()``
+        first.
+        """
         self.precision.check(self.device)
         dtype = self.numerics.dtype
         self.optim.check(self.device)
@@ -62,7 +66,9 @@ class Hardware:
         attention.check(self.kernels.attention, self.device, dtype, uses_graph)
         if uses_graph and self.recompute.layers and not self.recomputes_in_graph:
             cure = "set ATTENTION=triton or cudnn_frontend, and FUSED=auto, or CUDA_GRAPH=0"
-            raise ConfigError(f"RECOMPUTE_LAYERS in a CUDA graph needs our own dropout: {cure}")
+            raise ConfigError(
+                f"RECOMPUTE_LAYERS in a CUDA graph needs our own dropout: {cure}"
+            )
         if not self.graph.cuda_graph:
             return
         if self.device.type != "cuda":

@@ -1,7 +1,9 @@
-"""Steps that leave files: CAPTURE, tensors of the first step to compare; PROFILE_STEPS, a trace of PyTorch's profiler.
+"""Steps that leave files: CAPTURE, tensors of the first step to compare; PROFILE_STEPS, a trace of
+PyTorch's profiler.
 
-RUN_DIR/capture_<TRIAL>/step_1_rank_<rank>.safetensors holds the outputs of every module, in the order of the
-forward pass, and their gradients. If a module runs twice (RECOMPUTE_LAYERS) its first run is kept.
+RUN_DIR/capture_<TRIAL>/step_1_rank_<rank>.safetensors holds the outputs of every module, in the
+order of the forward pass, and their gradients. If a module runs twice (RECOMPUTE_LAYERS) its first
+run is kept.
 """
 
 from __future__ import annotations
@@ -43,16 +45,29 @@ class CaptureConfig:
         if not self.capture:
             return
         if run.run_dir is None:
-            raise ConfigError("CAPTURE writes to RUN_DIR, which is not set: give the folder")
+            raise ConfigError(
+                "CAPTURE writes to RUN_DIR, which is not set: give the folder"
+            )
         if uses_graph:
-            raise ConfigError("CAPTURE needs steps outside of CUDA graphs: set CUDA_GRAPH=0")
+            raise ConfigError(
+                "CAPTURE needs steps outside of CUDA graphs: set CUDA_GRAPH=0"
+            )
 
 
 class RecordedStep:
-    """A training step whose first call is captured: two runs that agree in it agree in weights, data and kernels."""
+    """A training step whose first call is captured: two runs that agree in it agree in weights,
+    data and kernels.
+    """
 
-    def __init__(self, folder: Path, rank: int, model: nn.Module, take_step: TrainingStep) -> None:
-        self.folder, self.rank, self.model, self.take_step = folder, rank, model, take_step
+    def __init__(
+        self, folder: Path, rank: int, model: nn.Module, take_step: TrainingStep
+    ) -> None:
+        self.folder, self.rank, self.model, self.take_step = (
+            folder,
+            rank,
+            model,
+            take_step,
+        )
         self.done, self.micro_batch = False, 0
         self.tensors: dict[str, Tensor] = {}  # in the order of the step
 
@@ -81,14 +96,20 @@ class RecordedStep:
         # Gradients in the order of the backward pass: the first difference is where two runs part.
         order = [name for name in self.tensors if not name.endswith(".gradient")]
         order += [name for name in reversed(self.tensors) if name.endswith(".gradient")]
-        with whole_file(self.folder / f"step_1_rank_{self.rank}.safetensors") as partial:
-            safetensors.torch.save_file(self.tensors, partial, metadata={ORDER: json.dumps(order)})
+        with whole_file(
+            self.folder / f"step_1_rank_{self.rank}.safetensors"
+        ) as partial:
+            safetensors.torch.save_file(
+                self.tensors, partial, metadata={ORDER: json.dumps(order)}
+            )
         self.tensors = {}
         return result
 
     def _hook(self, name: str) -> Any:
         def keep(module: nn.Module, inputs: Any, result: Any) -> None:
-            for number, output in enumerate(result if isinstance(result, tuple) else (result,)):
+            for number, output in enumerate(
+                result if isinstance(result, tuple) else (result,)
+            ):
                 prefix = f"{self.micro_batch}.{name}" + (f".{number}" if number else "")
                 activation, gradient = f"{prefix}.activation", f"{prefix}.gradient"
                 is_second_run = activation in self.tensors
@@ -96,8 +117,12 @@ class RecordedStep:
                     continue
                 self._keep(activation, output)
                 if output.requires_grad:
-                    self.tensors[gradient] = torch.empty(0)  # keeps its position in the order
-                    output.register_hook(lambda tensor, name=gradient: self._keep(name, tensor))
+                    self.tensors[gradient] = torch.empty(
+                        0
+                    )  # keeps its position in the order
+                    output.register_hook(
+                        lambda tensor, name=gradient: self._keep(name, tensor)
+                    )
 
         return keep
 
@@ -107,24 +132,36 @@ class RecordedStep:
 
 
 def differences(reference: Path, other: Path) -> Iterator[tuple[str, float, float]]:
-    """(name, largest absolute difference, that relative to the reference's largest number) in the order of the step.
+    """(name, largest absolute difference, that relative to the reference's largest number) in the
+    order of the step.
 
-    Infinite if a tensor is missing in either or has another shape; tensors of ``other`` alone come last. Raises
-    DataError for a damaged file, or one not written by CAPTURE.
+    Infinite if a tensor is missing in either or has another shape; tensors of ``other`` alone come
+    last. Raises DataError for a damaged file, or one not written by CAPTURE.
     """
 
     def largest(tensor: Tensor) -> float:
         maximum = float(tensor.abs().max()) if tensor.numel() else 0.0
-        return float("inf") if math.isnan(maximum) else maximum  # comparisons with nan are False
+        return (
+            float("inf") if math.isnan(maximum) else maximum
+        )  # comparisons with nan are False
 
     with _opened(reference) as a, _opened(other) as b:
         order = [name for file in (a, b) for name in json.loads(file.metadata()[ORDER])]
         names_of = [(file, set(file.keys())) for file in (a, b)]
         for name in dict.fromkeys(order):
             # In fp64, so that the difference itself is not rounded.
-            pair = [file.get_tensor(name).double() for file, names in names_of if name in names]
-            if len(pair) == 2 and name.endswith(".gradient"):  # empty: never computed, as 0
-                pair = [x if x.numel() else torch.zeros_like(y) for x, y in (pair, pair[::-1])]
+            pair = [
+                file.get_tensor(name).double()
+                for file, names in names_of
+                if name in names
+            ]
+            if len(pair) == 2 and name.endswith(
+                ".gradient"
+            ):  # empty: never computed, as 0
+                pair = [
+                    x if x.numel() else torch.zeros_like(y)
+                    for x, y in (pair, pair[::-1])
+                ]
             if len(pair) < 2 or pair[0].shape != pair[1].shape:
                 yield name, float("inf"), float("inf")
                 continue
@@ -164,7 +201,9 @@ class ProfileConfig:
         return (int(numbers[1]), int(numbers[2])) if numbers else None
 
     def check(self, run: RunConfig, num_steps: int) -> None:
-        """Raises ConfigError for an invalid span of the ``num_steps`` of this process, and without RUN_DIR."""
+        """Raises ConfigError for an invalid span of the ``num_steps`` of this process, and without
+        RUN_DIR.
+        """
         if not self.steps:
             return
         if self.span is None or not 1 <= self.span[0] <= self.span[1]:
@@ -176,13 +215,19 @@ class ProfileConfig:
                 f"PROFILE_STEPS={self.steps}: this process takes {num_steps} steps: choose among these"
             )
         if run.run_dir is None:
-            raise ConfigError("PROFILE_STEPS writes to RUN_DIR, which is not set: give the folder")
+            raise ConfigError(
+                "PROFILE_STEPS writes to RUN_DIR, which is not set: give the folder"
+            )
 
 
 class ProfiledStep:
-    """A training step profiled from the ``first`` call to the ``last``; the trace is in Chrome's JSON format."""
+    """A training step profiled from the ``first`` call to the ``last``; the trace is in Chrome's
+    JSON format.
+    """
 
-    def __init__(self, span: tuple[int, int], path: Path, take_step: TrainingStep) -> None:
+    def __init__(
+        self, span: tuple[int, int], path: Path, take_step: TrainingStep
+    ) -> None:
         self.first, self.last = span
         self.path, self.take_step, self.count = path, take_step, 0
         self.profile: profile | None = None

@@ -28,9 +28,14 @@ NUM_COUNTS = 6  # see _count
 class Config:
     """When and on what to evaluate. The samples are training samples (sequences)."""
 
-    evaldir: Path | None = env("EVALDIR", None, doc="folder (or file) of evaluation records")
+    evaldir: Path | None = env(
+        "EVALDIR", None, doc="folder (or file) of evaluation records"
+    )
     num_examples: int = env(
-        "NUM_EVAL_EXAMPLES", 10000, at_least=0, doc="sequences of the evaluation set; 0: all"
+        "NUM_EVAL_EXAMPLES",
+        10000,
+        at_least=0,
+        doc="sequences of the evaluation set; 0: all",
     )
     batch_size: int = env(
         "EVAL_BATCHSIZE",
@@ -66,7 +71,9 @@ class Config:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """Figures of masked words (mlm) and next sentences (nsp); nsp is None without that head, or data without pairs."""
+    """Figures of masked words (mlm) and next sentences (nsp); nsp is None without that head, or
+    data without pairs.
+    """
 
     accuracy: float
     mlm_loss: float
@@ -74,11 +81,17 @@ class Result:
     nsp_accuracy: float | None
 
     def figures(self) -> dict[str, float]:
-        return {name: value for name, value in asdict(self).items() if value is not None}
+        return {
+            name: value for name, value in asdict(self).items() if value is not None
+        }
 
 
-def evaluation_steps(config: Config, global_batch_size: int, max_samples: int) -> set[int]:
-    """Steps to evaluate after: the first with at least start, start + every, ... nominal samples trained."""
+def evaluation_steps(
+    config: Config, global_batch_size: int, max_samples: int
+) -> set[int]:
+    """Steps to evaluate after: the first with at least start, start + every, ... nominal samples
+    trained.
+    """
     if not config.every_samples:
         return set()
     # The rule of the benchmark: none at 0 samples, the first after one interval.
@@ -99,9 +112,13 @@ class Evaluator:
         world: World,
         graph: EvaluationGraph | None = None,
     ) -> None:
-        """Raises DataError if the set is absent, too small, or of another vocabulary than ``vocab_md5``."""
+        """Raises DataError if the set is absent, too small, or of another vocabulary than
+        ``vocab_md5``.
+        """
         if config.evaldir is None:
-            raise DataError("EVALDIR is not set: give the folder of the evaluation records")
+            raise DataError(
+                "EVALDIR is not set: give the folder of the evaluation records"
+            )
         self.world, self.graph = world, graph
         shards = Shards(list_shards(config.evaldir, "EVALDIR"), max_seq_length)
         shards.vocab_md5 = vocab_md5
@@ -109,13 +126,14 @@ class Evaluator:
         records = concatenate([shards[number] for number in range(len(shards))])
         self.vocab_md5 = shards.vocab_md5
         if records.num_sequences < config.num_examples:
-            few = (
-                f"{records.num_sequences} sequences, and NUM_EVAL_EXAMPLES is {config.num_examples}"
-            )
+            few = f"{records.num_sequences} sequences, and NUM_EVAL_EXAMPLES is {config.num_examples}"
             raise DataError(
                 f"EVALDIR={config.evaldir}: {few}: prepare the evaluation set again, or lower that"
             )
-        if records.input_ids.max() >= vocab_size or records.masked_lm_ids.max() >= vocab_size:
+        if (
+            records.input_ids.max() >= vocab_size
+            or records.masked_lm_ids.max() >= vocab_size
+        ):
             raise DataError(
                 f"EVALDIR={config.evaldir}: token ids beyond vocab_size {vocab_size} of bert_config.json"
             )
@@ -126,25 +144,34 @@ class Evaluator:
         groups = [mine[begin : begin + size] for begin in range(0, len(mine), size)]
         if graph is not None:  # every batch costs its capacity, so as few as possible
             groups = fill_batches(records, mine, graph.room)
-        batches = [make_batch(records, sequences, max_seq_length) for sequences in groups]
+        batches = [
+            make_batch(records, sequences, max_seq_length) for sequences in groups
+        ]
         if graph is not None:
             batches = [static_batch(batch, graph.capacity) for batch in batches]
         # On the device from the start: an evaluation is on the clock.
-        self.batches: list[PretrainingBatch] = [batch.to(world.device) for batch in batches]
+        self.batches: list[PretrainingBatch] = [
+            batch.to(world.device) for batch in batches
+        ]
 
     @torch.no_grad()
     def __call__(self, model: BertForPreTraining) -> Result:
-        """Accuracy = correct / masked tokens over all ranks; losses are means over masked tokens and over sequences."""
+        """Accuracy = correct / masked tokens over all ranks; losses are means over masked tokens
+        and over sequences.
+        """
         totals = torch.zeros(NUM_COUNTS, dtype=torch.float64, device=self.world.device)
         with model.evaluating():
-            # The graph was recorded for evaluations after a step; before the first one there are no fp8 scales.
+            # The graph was recorded for evaluations after a step; before the first one there are no
+            # fp8 scales.
             graph = self.graph
             if graph is not None and graph.in_fp8 != model.evaluates_in_fp8:
                 graph = None
             for batch in self.batches:
                 totals += graph(batch) if graph is not None else _count(model, batch)
         # Here the host waits for the device.
-        correct, loss, masked, nsp_correct, nsp_loss, sequences = self.world.sum(totals).tolist()
+        correct, loss, masked, nsp_correct, nsp_loss, sequences = self.world.sum(
+            totals
+        ).tolist()
         return Result(
             accuracy=correct / masked,
             mlm_loss=loss / masked,
@@ -157,18 +184,28 @@ class EvaluationGraph:
     """The pass over one evaluation batch, recorded as a CUDA graph before the clock starts."""
 
     def __init__(
-        self, config: Config, max_seq_length: int, model: BertForPreTraining, device: torch.device
+        self,
+        config: Config,
+        max_seq_length: int,
+        model: BertForPreTraining,
+        device: torch.device,
     ) -> None:
-        """Capacity: EVAL_BATCHSIZE times ``max_seq_length`` tokens, about twice as many sequences of Wikipedia."""
+        """Capacity: EVAL_BATCHSIZE times ``max_seq_length`` tokens, about twice as many sequences
+        of Wikipedia.
+        """
         self.room = evaluation_room(config.batch_size, max_seq_length)
         self.capacity = graph_capacity(self.room, config.batch_size)
         # Any batch of this capacity: replays copy theirs into its memory.
-        self.batch = static_batch(dummy_batch(1, max_seq_length, model), self.capacity).to(device)
+        self.batch = static_batch(
+            dummy_batch(1, max_seq_length, model), self.capacity
+        ).to(device)
         self.counts = torch.zeros(NUM_COUNTS, dtype=torch.float64, device=device)
         with torch.no_grad(), model.evaluating(calibrated=True):
             self.in_fp8 = model.evaluates_in_fp8
             stream = warm_stream(lambda: _count(model, self.batch), 2, device)
-            self.graph = capture(lambda: self.counts.copy_(_count(model, self.batch)), stream)
+            self.graph = capture(
+                lambda: self.counts.copy_(_count(model, self.batch)), stream
+            )
 
     def __call__(self, batch: PretrainingBatch) -> Tensor:
         """The counts of a batch at capacity, on the device; valid until the next call."""
@@ -190,7 +227,9 @@ def dummy_batch(
 def warm_up(
     config: Config, max_seq_length: int, model: BertForPreTraining, device: torch.device
 ) -> None:
-    """A pass over a dummy batch, so that the first evaluation need not compile kernels. Changes no state."""
+    """A pass over a dummy batch, so that the first evaluation need not compile kernels. Changes no
+    state.
+    """
     with model.evaluating(calibrated=True):
         _count(model, dummy_batch(config.batch_size, max_seq_length, model).to(device))
 
@@ -202,8 +241,12 @@ def evaluation_room(batch_size: int, max_seq_length: int) -> PretrainingCapacity
 
 
 def share(records: Records, num_examples: int, rank: int, num_ranks: int) -> np.ndarray:
-    """A rank's sequences, shortest first; all ranks get equally many tokens, give or take a sequence."""
-    return np.argsort(records.sequence_lengths[:num_examples], kind="stable")[rank::num_ranks]
+    """A rank's sequences, shortest first; all ranks get equally many tokens, give or take a
+    sequence.
+    """
+    return np.argsort(records.sequence_lengths[:num_examples], kind="stable")[
+        rank::num_ranks
+    ]
 
 
 def fill_batches(
@@ -230,7 +273,8 @@ def fill_batches(
 def _count(model: BertForPreTraining, batch: PretrainingBatch) -> Tensor:
     """(correct, summed loss, masked tokens; correct, summed loss, sequences) of a batch [6].
 
-    In fp64: the accuracy must not depend on how the sequences are distributed over batches and ranks.
+    In fp64: the accuracy must not depend on how the sequences are distributed over batches and
+    ranks.
     """
     mlm, losses, nsp = model.scored(batch)
     counts = [
@@ -243,7 +287,9 @@ def _count(model: BertForPreTraining, batch: PretrainingBatch) -> Tensor:
     else:
         counts += [
             (nsp.argmax(dim=1) == batch.next_sentence_labels).sum(),
-            F.cross_entropy(nsp, batch.next_sentence_labels, ignore_index=IGNORE, reduction="sum"),
+            F.cross_entropy(
+                nsp, batch.next_sentence_labels, ignore_index=IGNORE, reduction="sum"
+            ),
             (batch.next_sentence_labels != IGNORE).sum(),
         ]
     return torch.stack([count.double() for count in counts])

@@ -1,8 +1,9 @@
-"""Before the clock: steps that compile kernels; a step or an evaluation pass captured as one CUDA graph.
+"""Before the clock: steps that compile kernels; a step or an evaluation pass captured as one CUDA
+graph.
 
-A graph is captured once, then launched with a single call. It works on fixed memory and fixed sizes (a Capacity), so
-batches are padded and copied in. The copies run ahead on a separate stream, from page-locked memory into one of two
-staging buffers, while the graph of the previous step still runs.
+A graph is captured once, then launched with a single call. It works on fixed memory and fixed sizes
+(a Capacity), so batches are padded and copied in. The copies run ahead on a separate stream, from
+page-locked memory into one of two staging buffers, while the graph of the previous step still runs.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from bert.kernels.support.graph_capture import CaptureError, capture, warm_strea
 from bert.training.step import Step, StepResult, TrainingStep
 from common.env import env
 
-NUM_WARM_UP_STEPS = 3  # before the capture: compile kernels, initialize libraries and communicators
+NUM_WARM_UP_STEPS = (
+    3  # before the capture: compile kernels, initialize libraries and communicators
+)
 NUM_STAGES = 2
 
 
@@ -35,25 +38,32 @@ class Config:
 
 
 def graph_capacity(capacity: AnyCapacity, num_rows: int) -> AnyCapacity:
-    """Capacity with room for the padding tokens, which form sequences of up to a row's length (static_batch)."""
+    """Capacity with room for the padding tokens, which form sequences of up to a row's length
+    (static_batch).
+    """
     return dataclasses.replace(capacity, sequences=capacity.sequences + num_rows)
 
 
 def static_batch(batch: AnyBatch, capacity: Capacity) -> AnyBatch:
-    """The batch padded to ``capacity``, with every token in some sequence; losses and gradients do not change.
+    """The batch padded to ``capacity``, with every token in some sequence; losses and gradients do
+    not change.
 
-    Attention libraries leave the output of tokens outside of all sequences undefined, even nan. Raises DataError if
-    the batch exceeds the capacity.
+    Attention libraries leave the output of tokens outside of all sequences undefined, even nan.
+    Raises DataError if the batch exceeds the capacity.
     """
     try:
         filled = batch.pad_to(capacity)
     except ValueError as error:
-        raise DataError(f"{error}: raise MAX_SEQUENCES_PER_ROW, or set CUDA_GRAPH=0") from None
+        raise DataError(
+            f"{error}: raise MAX_SEQUENCES_PER_ROW, or set CUDA_GRAPH=0"
+        ) from None
     # Padding tokens form sequences of up to full length; the sequences left over are empty.
     ends = batch.num_tokens + batch.max_seqlen * torch.arange(
         1, capacity.sequences - batch.num_sequences + 1, dtype=torch.int32
     )
-    offsets = torch.cat([batch.cu_seqlens, ends.clamp(max=capacity.tokens).to(torch.int32)])
+    offsets = torch.cat(
+        [batch.cu_seqlens, ends.clamp(max=capacity.tokens).to(torch.int32)]
+    )
     if int(offsets[-1]) < capacity.tokens:
         raise DataError(
             f"{capacity} leaves no room for the padding tokens: raise MAX_SEQUENCES_PER_ROW"
@@ -91,27 +101,37 @@ class StepGraph:
 
 
 class GraphedStep:
-    """Step's signature, run from a graph. Capturing leaves weights, optimizer, scales and RNG unchanged.
+    """Step's signature, run from a graph. Capturing leaves weights, optimizer, scales and RNG
+    unchanged.
 
-    The first fp8 step, which measures the scales, is a separate graph in the memory of the other: run eagerly, its
-    activations would need additional memory, and a batch that just fits would run out of it in the first step.
+    The first fp8 step, which measures the scales, is a separate graph in the memory of the other:
+    run eagerly, its activations would need additional memory, and a batch that just fits would run
+    out of it in the first step.
     """
 
     def __init__(self, step: Step, examples: Sequence[Batch]) -> None:
-        """``examples``: micro-batches at capacity, as in training. Raises CaptureError, on every rank."""
+        """``examples``: micro-batches at capacity, as in training. Raises CaptureError, on every
+        rank.
+        """
         self.step, self.device = step, step.world.device
         self.batches = [batch.to(self.device) for batch in examples]
-        self.stages = [[batch.to(self.device) for batch in examples] for _ in range(NUM_STAGES)]
+        self.stages = [
+            [batch.to(self.device) for batch in examples] for _ in range(NUM_STAGES)
+        ]
         self.count = 0
         self.copies = torch.cuda.Stream(self.device)
         # By stage: its batch is in it, has been copied out of it, and its step is done.
         self.arrived, self.consumed, self.finished = (
             [torch.cuda.Event() for _ in range(NUM_STAGES)] for _ in range(3)
         )
-        self.captured: dict[bool, StepGraph] = {}  # by whether the step measures fp8 scales
+        self.captured: dict[
+            bool, StepGraph
+        ] = {}  # by whether the step measures fp8 scales
         # The warm-up takes real steps, so that everything a step needs is compiled and allocated.
         with step.rollback():
-            stream = warm_stream(lambda: step.run(self.batches), NUM_WARM_UP_STEPS, self.device)
+            stream = warm_stream(
+                lambda: step.run(self.batches), NUM_WARM_UP_STEPS, self.device
+            )
         with step.rollback():
             earlier, failed = None, None
             try:
@@ -137,10 +157,14 @@ class GraphedStep:
         torch.cuda.synchronize(self.device)
 
     def __call__(self, batches: Sequence[Batch], lr: float | Tensor) -> StepResult:
-        """Trains on micro-batches in page-locked memory. The result is valid until the next call."""
+        """Trains on micro-batches in page-locked memory. The result is valid until the next
+        call.
+        """
         stage = self.count % NUM_STAGES
         self.count += 1
-        self.step.world.wait_for(self.finished[stage])  # run at most two steps ahead of the device
+        self.step.world.wait_for(
+            self.finished[stage]
+        )  # run at most two steps ahead of the device
         stream = torch.cuda.current_stream(self.device)
         with torch.cuda.stream(self.copies):
             # Not before the step has read this stage's last batch.
@@ -166,11 +190,12 @@ class GraphedStep:
 def capture_or_warm_up(
     step: Step, examples: Callable[[], Sequence[Batch]], *, graph: bool, warm_up: bool
 ) -> TrainingStep:
-    """The step for the loop: captured as a CUDA graph, or, without ``graph`` or if that fails (which is printed), the
-    step itself, run once if ``warm_up``.
+    """The step for the loop: captured as a CUDA graph, or, without ``graph`` or if that fails
+    (which is printed), the step itself, run once if ``warm_up``.
 
-    Afterwards kernels, allocator and communicators are ready; weights, moments, step count, scales and random states
-    are bit for bit unchanged. examples: micro-batches of one step, as the data source gives them.
+    Afterwards kernels, allocator and communicators are ready; weights, moments, step count, scales
+    and random states are bit for bit unchanged. examples: micro-batches of one step, as the data
+    source gives them.
     """
     if graph:
         try:

@@ -1,4 +1,6 @@
-"""The task-independent training loop: take a step, do what is due after it, until the target or the end."""
+"""The task-independent training loop: take a step, do what is due after it, until the target or the
+end.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,9 @@ MAX_CONSECUTIVE_OVERFLOWS = 50  # so many halvings bring any sensible loss scale
 class LoopHooks:
     """What the loop calls.
 
-    next_step: micro-batches of the next step, on the CPU or the device; seed: batch number -> random seed; evaluate:
-    (steps, samples) -> whether the target is reached; save: writes a checkpoint of (steps, batches, samples). The last
-    two are collectives.
+    next_step: micro-batches of the next step, on the CPU or the device; seed: batch number ->
+    random seed; evaluate: (steps, samples) -> whether the target is reached; save: writes a
+    checkpoint of (steps, batches, samples). The last two are collectives.
     """
 
     next_step: Callable[[], Sequence[Any]]
@@ -39,7 +41,8 @@ class LoopHooks:
 
 
 def train(hooks: LoopHooks) -> Ending:
-    """Runs to the end; every rank calls it with the same settings. The caller writes the last checkpoint.
+    """Runs to the end; every rank calls it with the same settings. The caller writes the last
+    checkpoint.
 
     Raises TrainingError if training has broken down, and what the hooks raise.
     """
@@ -80,7 +83,9 @@ def train(hooks: LoopHooks) -> Ending:
 
 
 def step_seed(seed: int, step: int, rank: int) -> int:
-    """Dropout seed of one step on one rank: independent streams, with no state to save in checkpoints."""
+    """Dropout seed of one step on one rank: independent streams, with no state to save in
+    checkpoints.
+    """
     (state,) = np.random.SeedSequence([seed, step, rank]).generate_state(1, np.uint64)
     return int(state >> np.uint64(1))  # positive as an int64
 
@@ -98,8 +103,8 @@ class Due(NamedTuple):
 class StepSchedule:
     """What is due after which steps; only there does the host synchronize with the device.
 
-    last: step at which the run ends; report_every: steps between reports; evaluations: steps (0: before the first);
-    checkpoint: whether one is due after a step.
+    last: step at which the run ends; report_every: steps between reports; evaluations: steps (0:
+    before the first); checkpoint: whether one is due after a step.
     """
 
     last: int
@@ -108,7 +113,9 @@ class StepSchedule:
     checkpoint: Callable[[int], bool] = lambda step: False
 
     def after(self, step: int) -> Due:
-        """What is due after ``step`` (1 is the first). An evaluation and the end are preceded by a report."""
+        """What is due after ``step`` (1 is the first). An evaluation and the end are preceded by a
+        report.
+        """
         evaluate, end = step in self.evaluations, step >= self.last
         report = evaluate or end or step % self.report_every == 0
         return Due(report, evaluate, self.checkpoint(step), end)
@@ -117,8 +124,9 @@ class StepSchedule:
 class StepCounter:
     """Counts optimizer steps and provides their learning rates.
 
-    With loss scaling, a batch whose gradient overflows is skipped. Only the device knows, so the rate is computed
-    there, and ``done`` may be too high until something is due, when the host waits for the device anyway.
+    With loss scaling, a batch whose gradient overflows is skipped. Only the device knows, so the
+    rate is computed there, and ``done`` may be too high until something is due, when the host waits
+    for the device anyway.
     """
 
     def __init__(
@@ -129,14 +137,18 @@ class StepCounter:
         done: int = 0,
         batches: int = 0,
     ) -> None:
-        """rate: learning rate of a step, 1 first; last: step at which the run ends; done, batches: before this run."""
+        """rate: learning rate of a step, 1 first; last: step at which the run ends; done, batches:
+        before this run.
+        """
         self.rate, self.scaler, self.done, self.batches = rate, scaler, done, batches
         self.resolved, self.resolved_batches = done, batches
         self.rates: Tensor | None = None
         if scaler.enabled:
             # All of them in advance, for the device to choose from.
             rates = [rate(step) for step in range(1, last + 1)]
-            self.rates = torch.tensor(rates, dtype=torch.float32, device=scaler.scale.device)
+            self.rates = torch.tensor(
+                rates, dtype=torch.float32, device=scaler.scale.device
+            )
 
     def begin(self) -> float | Tensor:
         """Begins a step; returns its learning rate."""
@@ -144,7 +156,8 @@ class StepCounter:
         self.batches += 1
         if self.rates is None:
             return self.rate(self.done)
-        # The step's index, which only the device knows: a gather there, where the host would have to wait.
+        # The step's index, which only the device knows: a gather there, where the host would have
+        # to wait.
         return torch.take(self.rates, self.batches - 1 - self.scaler.num_skipped_steps)
 
     def resolve(self) -> bool:
@@ -155,10 +168,17 @@ class StepCounter:
         if not self.scaler.enabled:
             return True
         # int() waits for the device.
-        expected, self.done = self.done, self.batches - int(self.scaler.num_skipped_steps)
+        expected, self.done = (
+            self.done,
+            self.batches - int(self.scaler.num_skipped_steps),
+        )
         if self.done > self.resolved:
             self.resolved, self.resolved_batches = self.done, self.batches
-        elif (count := self.batches - self.resolved_batches) > MAX_CONSECUTIVE_OVERFLOWS:
+        elif (
+            count := self.batches - self.resolved_batches
+        ) > MAX_CONSECUTIVE_OVERFLOWS:
             failure = f"gradients were not finite in {count} steps in a row after step {self.done}"
-            raise TrainingError(f"{failure}: lower LR or INIT_LOSS_SCALE, or look at the data")
+            raise TrainingError(
+                f"{failure}: lower LR or INIT_LOSS_SCALE, or look at the data"
+            )
         return self.done == expected

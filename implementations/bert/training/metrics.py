@@ -55,16 +55,20 @@ class Config:
             )
 
 
-# A sink takes (kind, figures). Kinds: "train" (a report), "evaluation", "summary" (the last; its "end" is the reason).
-# The first two hold numbers alone, among them "step".
+# A sink takes (kind, figures). Kinds: "train" (a report), "evaluation", "summary" (the last; its
+# "end" is the reason). The first two hold numbers alone, among them "step".
 MetricSink = Callable[[str, Mapping[str, Any]], object]
 
 
 def metrics_file(path: Path, first_step: int) -> MetricSink:
-    """One JSON object per line, with its kind. A resumed run appends; each step occurs once in the file."""
+    """One JSON object per line, with its kind. A resumed run appends; each step occurs once in the
+    file.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = (
-        path.read_text(encoding="utf-8").splitlines(True) if first_step and path.is_file() else []
+        path.read_text(encoding="utf-8").splitlines(True)
+        if first_step and path.is_file()
+        else []
     )
     # Lines of steps that are taken again go, and the cut-off last line of a killed run.
     lines_before = (
@@ -83,7 +87,9 @@ def tensorboard(folder: Path, first_step: int) -> MetricSink:
     from torch.utils.tensorboard import SummaryWriter
 
     # Hides the events of steps that a resumed run takes again.
-    writer = SummaryWriter(str(folder), purge_step=first_step + 1 if first_step else None)
+    writer = SummaryWriter(
+        str(folder), purge_step=first_step + 1 if first_step else None
+    )
 
     def write(kind: str, values: Mapping[str, Any]) -> None:
         if kind == "summary":
@@ -99,7 +105,9 @@ def tensorboard(folder: Path, first_step: int) -> MetricSink:
 
 
 def guarded(name: str, make: Callable[[], MetricSink]) -> MetricSink:
-    """A sink that may fail: at its first error the run prints a warning and continues without it."""
+    """A sink that may fail: at its first error the run prints a warning and continues without
+    it.
+    """
     working: list[MetricSink] = []  # empty once it has failed
 
     def attempt(act: Callable[[], object]) -> None:
@@ -109,14 +117,20 @@ def guarded(name: str, make: Callable[[], MetricSink]) -> MetricSink:
             working.clear()
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             print(
-                f"bert: warning: {name} gets no more figures: {reason}", file=sys.stderr, flush=True
+                f"bert: warning: {name} gets no more figures: {reason}",
+                file=sys.stderr,
+                flush=True,
             )
 
     attempt(lambda: working.append(make()))
-    return lambda kind, values: attempt(lambda: [sink(kind, values) for sink in working])
+    return lambda kind, values: attempt(
+        lambda: [sink(kind, values) for sink in working]
+    )
 
 
-def metric_sinks(config: Config, run: RunConfig, first_step: int) -> Sequence[MetricSink]:
+def metric_sinks(
+    config: Config, run: RunConfig, first_step: int
+) -> Sequence[MetricSink]:
     """The sinks of rank 0. first_step: step from which it resumes, else 0."""
     folder, trial = run.run_dir, run.trial
     if folder is None:
@@ -144,10 +158,17 @@ class Progress:
         done: int = 0,
         samples: int = 0,
     ) -> None:
-        """last: step at which the run ends; rate: learning rate of a step; epochs: of (batches, samples) trained on;
-        skips_overflows: loss scaling may skip steps; done, samples: steps and samples before this process.
+        """last: step at which the run ends; rate: learning rate of a step; epochs: of (batches,
+        samples) trained on; skips_overflows: loss scaling may skip steps; done, samples: steps and
+        samples before this process.
         """
-        self.world, self.last, self.rate, self.epochs, self.sinks = world, last, rate, epochs, sinks
+        self.world, self.last, self.rate, self.epochs, self.sinks = (
+            world,
+            last,
+            rate,
+            epochs,
+            sinks,
+        )
         self.skips_overflows = skips_overflows
         self.first_step, self.resumed_samples = done, samples
         self.local_samples = torch.zeros((), dtype=torch.int64, device=world.device)
@@ -155,12 +176,16 @@ class Progress:
         self.paused_seconds = self.span_paused_seconds = 0.0
         self.span_samples, self.span_first_step, self.span_steps = samples, done, 0
         self.names: tuple[str, ...] = ()
-        self.totals = torch.zeros(0, device=world.device)  # losses by name, then gradient norms
+        self.totals = torch.zeros(
+            0, device=world.device
+        )  # losses by name, then gradient norms
         self.overflows = torch.zeros((), dtype=torch.int64, device=world.device)
         self.last_loss: float | None = None  # of the last report
 
     def add(self, result: StepResult, batches: Sequence[Batch]) -> None:
-        """Adds a step; one whose gradient overflowed counts no samples. Does not wait for the device."""
+        """Adds a step; one whose gradient overflowed counts no samples. Does not wait for the
+        device.
+        """
         # The task's names come with its first result.
         if not self.names:
             self.names = result.losses._fields  # type: ignore[attr-defined]
@@ -170,13 +195,17 @@ class Progress:
         # Added up on the device; only a report reads them.
         self.totals += torch.stack([*result.losses, norm])
         self.span_steps += 1
-        self.local_samples += result.finite * sum(batch.num_sequences for batch in batches)
+        self.local_samples += result.finite * sum(
+            batch.num_sequences for batch in batches
+        )
         self.overflows += ~result.finite
 
     def samples(self) -> int:
         """Sequences trained on by all ranks. A collective."""
         # A clone, as sum() works in place; item() waits for the device.
-        return self.resumed_samples + int(self.world.sum(self.local_samples.clone()).item())
+        return self.resumed_samples + int(
+            self.world.sum(self.local_samples.clone()).item()
+        )
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -188,16 +217,19 @@ class Progress:
         self.span_paused_seconds += seconds
 
     def report(self, step: int, batches: int) -> None:
-        """Prints means over the ranks and over the steps since the last report, and writes them to the sinks.
+        """Prints means over the ranks and over the steps since the last report, and writes them to
+        the sinks.
 
-        A collective. batches: number so far, including those that overflowed. Raises TrainingError if training has
-        broken down.
+        A collective. batches: number so far, including those that overflowed. Raises TrainingError
+        if training has broken down.
         """
         span_steps = max(self.span_steps, 1)
         # Here the host waits for the device.
         means = self.world.sum(self.totals / (span_steps * self.world.size)).tolist()
         # All ranks skip the same steps, so the sum counts each once per rank.
-        overflows = int(self.world.sum(self.overflows.clone()).item()) // self.world.size
+        overflows = (
+            int(self.world.sum(self.overflows.clone()).item()) // self.world.size
+        )
         samples, now = self.samples(), time.monotonic()
         seconds = now - self.span_started - self.span_paused_seconds
         speed = (samples - self.span_samples) / max(seconds, 1e-9)
@@ -205,20 +237,28 @@ class Progress:
         loss, lr = sum(losses.values()), self.rate(step)
         if self.world.is_main:
             # Over all steps of this process, which varies less than a single span.
-            per_step = (now - self.started - self.paused_seconds) / max(step - self.first_step, 1)
+            per_step = (now - self.started - self.paused_seconds) / max(
+                step - self.first_step, 1
+            )
             parts = ", ".join(f"{name} {value:.4f}" for name, value in losses.items())
             line = f"step {step:>6}/{self.last}  loss {loss:.4f} ({parts})  lr {lr:.3e}  {speed:,.1f} sequences/s  "
             print(
-                f"{line}ETA {duration(per_step * (self.last - step))}", file=sys.stderr, flush=True
+                f"{line}ETA {duration(per_step * (self.last - step))}",
+                file=sys.stderr,
+                flush=True,
             )
         # A mean over all ranks, so that all of them raise, and none waits for another.
         if not math.isfinite(loss):
-            raise TrainingError(f"the loss is {loss} at step {step}: lower LR, or look at the data")
+            raise TrainingError(
+                f"the loss is {loss} at step {step}: lower LR, or look at the data"
+            )
         # Only loss scaling may skip steps (StepCounter.resolve ends a run that skips all).
         if overflows and not self.skips_overflows:
             failure = f"gradients were not finite in {overflows} of the {self.span_steps} steps up to step {step}"
             raise TrainingError(f"{failure}: lower LR, or look at the data")
-        num_norms = max(self.span_steps - overflows, 1)  # steps that overflowed count as 0
+        num_norms = max(
+            self.span_steps - overflows, 1
+        )  # steps that overflowed count as 0
         values = {
             "step": step,
             "epoch": self.epochs(batches, samples),
@@ -245,7 +285,8 @@ class Progress:
     def summary(self, ending: Ending) -> None:
         """Writes the figures of the whole run to the sinks.
 
-        raw_train_time: the loop with its evaluations and checkpoints; e2e_train_time: since the process began.
+        raw_train_time: the loop with its evaluations and checkpoints; e2e_train_time: since the
+        process began.
         """
         now = time.monotonic()
         seconds, samples = now - self.started, ending.samples - self.resumed_samples

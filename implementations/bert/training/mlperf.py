@@ -1,4 +1,6 @@
-"""Every MLPerf event of a run, in the order of ruleset 5.0.0. The only importer of mlperf_logging."""
+"""Every MLPerf event of a run, in the order of ruleset 5.0.0. The only importer of
+mlperf_logging.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,10 @@ class Config:
     """Facts about the submission for the log."""
 
     division: str = env(
-        "SUBMISSION_DIVISION", "closed", choices=("closed", "open"), doc="MLPerf division"
+        "SUBMISSION_DIVISION",
+        "closed",
+        choices=("closed", "open"),
+        doc="MLPerf division",
     )
     organization: str = env("SUBMISSION_ORG", "unknown", doc="submitter")
     platform: str = env(
@@ -38,7 +43,9 @@ class Config:
     )
     num_nodes: int = env("DGXNNODES", 1, at_least=1, doc="nodes")
     cache_cleared: bool = env(
-        "CACHE_CLEARED", False, doc="1: the launcher dropped the page caches before this run"
+        "CACHE_CLEARED",
+        False,
+        doc="1: the launcher dropped the page caches before this run",
     )
 
 
@@ -68,7 +75,9 @@ class MlperfLog:
                 setattr(handler, "handleError", _raise)  # noqa: B010 (else a full disk loses lines, and the run goes on)
             logger.addHandler(handler)
             # Names of files in the lines are relative to this folder.
-            log = mllog.MLLogger(logger, root_dir=str(Path(__file__).resolve().parents[2]))
+            log = mllog.MLLogger(
+                logger, root_dir=str(Path(__file__).resolve().parents[2])
+            )
             self._event, self._start, self._end = log.event, log.start, log.end
 
     def init_start(self) -> None:
@@ -85,7 +94,8 @@ class MlperfLog:
             constants.SUBMISSION_ORG: config.organization,
             constants.SUBMISSION_DIVISION: config.division,
             constants.SUBMISSION_STATUS: config.status,
-            constants.SUBMISSION_PLATFORM: config.platform or f"{config.num_nodes}x{config.system}",
+            constants.SUBMISSION_PLATFORM: config.platform
+            or f"{config.num_nodes}x{config.system}",
         }
         for key, value in (values | dict(hyperparameters)).items():
             self._event(key, value)
@@ -102,14 +112,20 @@ class MlperfLog:
         self._start(constants.RUN_START)
         # The checker wants an epoch or a block; published logs have both, in this order.
         self._start(constants.EPOCH_START, None, {"epoch_num": 0})
-        self._start(constants.BLOCK_START, None, {"first_epoch_num": 1, "epoch_count": 1})
+        self._start(
+            constants.BLOCK_START, None, {"first_epoch_num": 1, "epoch_count": 1}
+        )
 
     def clock_not_whole(self, step: int, samples: int) -> None:
         """Logs that this log's clock leaves out the steps before: the trial has no time."""
-        self._event("clock_not_whole", {"continued_at_step": step}, {"epoch_num": samples})
+        self._event(
+            "clock_not_whole", {"continued_at_step": step}, {"epoch_num": samples}
+        )
 
     def data(self, max_predictions: int, starting_point: Mapping[str, Any]) -> None:
-        """Logs what the open data tell: the most masked tokens of a sequence, and the run's starting point."""
+        """Logs what the open data tell: the most masked tokens of a sequence, and the run's
+        starting point.
+        """
         self._event("max_predictions_per_seq", max_predictions)
         if starting_point:
             self._event("starting_point", starting_point)
@@ -127,12 +143,20 @@ class MlperfLog:
         """A metric sink: logs losses, rate and throughput in samples a second of each report."""
         if kind == "train":
             # No ruleset fixes the content of tracked_stats; published logs have the throughput.
-            losses = {name: value for name, value in values.items() if name.endswith("loss")}
-            figures = {"throughput": values["sequences_per_second"], **losses, "lr": values["lr"]}
+            losses = {
+                name: value for name, value in values.items() if name.endswith("loss")
+            }
+            figures = {
+                "throughput": values["sequences_per_second"],
+                **losses,
+                "lr": values["lr"],
+            }
             self._event("tracked_stats", figures, {"epoch_num": values["samples"]})
 
     def run_stop(self, samples: int, eval_samples: int, success: bool) -> None:
-        """Logs the numbers of training and evaluation samples and stops the clock: the last line of a complete log."""
+        """Logs the numbers of training and evaluation samples and stops the clock: the last line of
+        a complete log.
+        """
         self._end(constants.BLOCK_STOP, None, {"first_epoch_num": 1})
         self._end(constants.EPOCH_STOP, None, {"epoch_num": samples})
         self._event(constants.TRAIN_SAMPLES, samples)

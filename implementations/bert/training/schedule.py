@@ -10,7 +10,9 @@ from common.env import ConfigError, env
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Rule, base rate, length and warm-up. Without LR_DECAY_STEPS, MAX_STEPS ends both the run and the decay."""
+    """Rule, base rate, length and warm-up. Without LR_DECAY_STEPS, MAX_STEPS ends both the run and
+    the decay.
+    """
 
     schedule: str = env(
         "LR_SCHEDULE",
@@ -20,22 +22,37 @@ class Config:
     )
     lr: float = env("LR", above=0, at_most=10, doc="base learning rate")
     max_steps: int = env(
-        "MAX_STEPS", at_least=1, doc="optimizer steps of the run, and of the learning rate's decay"
+        "MAX_STEPS",
+        at_least=1,
+        doc="optimizer steps of the run, and of the learning rate's decay",
     )
     decay_steps: int = env(
-        "LR_DECAY_STEPS", 0, at_least=0, doc="steps at which the rate reaches END_LR; 0: MAX_STEPS"
+        "LR_DECAY_STEPS",
+        0,
+        at_least=0,
+        doc="steps at which the rate reaches END_LR; 0: MAX_STEPS",
     )
     end_lr: float = env(
-        "END_LR", 0.0, at_least=0, doc="learning rate at the end of the decay and after it"
+        "END_LR",
+        0.0,
+        at_least=0,
+        doc="learning rate at the end of the decay and after it",
     )
     start_warmup_step: int = env(
         "START_WARMUP_STEP", 0, doc="step at which warm-up starts; may be negative"
     )
     warmup_steps: int = env(
-        "WARMUP_STEPS", 0, at_least=0, doc="length of the warm-up; 0: by WARMUP_PROPORTION"
+        "WARMUP_STEPS",
+        0,
+        at_least=0,
+        doc="length of the warm-up; 0: by WARMUP_PROPORTION",
     )
     warmup_proportion: float = env(
-        "WARMUP_PROPORTION", 0.0, at_least=0, at_most=1, doc="warm-up as a share of the steps"
+        "WARMUP_PROPORTION",
+        0.0,
+        at_least=0,
+        at_most=1,
+        doc="warm-up as a share of the steps",
     )
     constant_proportion: float = env(
         "CONSTANT_PROPORTION",
@@ -46,7 +63,9 @@ class Config:
     )
 
     def check(self) -> None:
-        """Raises ConfigError if settings contradict each other, or the rule does not use one that is set."""
+        """Raises ConfigError if settings contradict each other, or the rule does not use one that
+        is set.
+        """
         if self.end_lr > self.lr:
             raise ConfigError(
                 f"END_LR={self.end_lr:g} is above LR={self.lr:g}, where the decay begins"
@@ -70,7 +89,10 @@ class Config:
                 "START_WARMUP_STEP without WARMUP_STEPS: set WARMUP_STEPS, or START_WARMUP_STEP=0"
             )
         # Shares overlap above 1, and nothing is left to decay.
-        if RULES[self.schedule][0] is by_share and self.warmup_share + self.constant_proportion > 1:
+        if (
+            RULES[self.schedule][0] is by_share
+            and self.warmup_share + self.constant_proportion > 1
+        ):
             shares = f"CONSTANT_PROPORTION={self.constant_proportion:g} and a warm-up of {self.warmup_share:g}"
             raise ConfigError(f"{shares} of the steps: expected a sum of at most 1")
         if self.schedule == "samsung" and (warmup := self.warmup[0]) >= self.length:
@@ -94,7 +116,11 @@ class Config:
     @property
     def warmup_share(self) -> float:
         """The warm-up as a share of the schedule's length."""
-        return self.warmup_steps / self.length if self.warmup_steps else self.warmup_proportion
+        return (
+            self.warmup_steps / self.length
+            if self.warmup_steps
+            else self.warmup_proportion
+        )
 
     @property
     def degree(self) -> float:
@@ -106,10 +132,10 @@ class Config:
 def mlperf(step: int, config: Config) -> float:
     """The rule of the published MLPerf BERT submissions.
 
-    With o = 1 if the warm-up starts at 0 else 0 and t = step - o - start: base * t / warmup while t < warmup, then
-    end + (base - end) * (1 - (step - o) / decay_steps), and end after those steps. The two branches need not
-    meet: the published rule drops where warm-up ends (at 434x8, from 1.0 to 0.60 of the base), and runs are comparable
-    only if it is kept.
+    With o = 1 if the warm-up starts at 0 else 0 and t = step - o - start: base * t / warmup while t
+    < warmup, then end + (base - end) * (1 - (step - o) / decay_steps), and end after those steps.
+    The two branches need not meet: the published rule drops where warm-up ends (at 434x8, from 1.0
+    to 0.60 of the base), and runs are comparable only if it is kept.
     """
     warmup, start = config.warmup
     progress = step - 1 if start == 0 else step
@@ -122,10 +148,12 @@ def mlperf(step: int, config: Config) -> float:
 
 
 def by_share(step: int, config: Config) -> float:
-    """dle, poly and linear: with t = step / length, base * t / warmup, then a decay that reaches 0 at t = 1.
+    """dle, poly and linear: with t = step / length, base * t / warmup, then a decay that reaches 0
+    at t = 1.
 
-    dle (NVIDIA's DeepLearningExamples): base * sqrt(1 - t), which falls where warm-up ends. poly (Habana's BERT-1.5B
-    and 5B): a constant stretch, then a line. linear (fine-tuning's): a line from the base.
+    dle (NVIDIA's DeepLearningExamples): base * sqrt(1 - t), which falls where warm-up ends. poly
+    (Habana's BERT-1.5B and 5B): a constant stretch, then a line. linear (fine-tuning's): a line
+    from the base.
     """
     t, warmup, lr = step / config.length, config.warmup_share, config.lr
     left = max(0.0, 1 - t)
@@ -142,10 +170,11 @@ def by_share(step: int, config: Config) -> float:
 
 
 def samsung(step: int, config: Config) -> float:
-    """Samsung's 1,024 GPUs of v1.1: with D the length and W the warm-up, base * (step - start) / W, then a line that
-    reaches END_LR at D.
+    """Samsung's 1,024 GPUs of v1.1: with D the length and W the warm-up, base * (step - start) / W,
+    then a line that reaches END_LR at D.
 
-    The line is base only at step W: where the warm-up starts before 0, it is entered earlier, above base.
+    The line is base only at step W: where the warm-up starts before 0, it is entered earlier, above
+    base.
     """
     warmup, start = config.warmup
     if step > config.length:
@@ -172,7 +201,9 @@ def learning_rate(step: int, config: Config) -> float:
 
 
 def describe(config: Config) -> str:
-    """The rule, and its rate at the first step, at the end of the warm-up, in the middle and at the last step."""
+    """The rule, and its rate at the first step, at the end of the warm-up, in the middle and at the
+    last step.
+    """
     warmup, start = config.warmup
     # These warm up over a share of the steps, whose end need not be a whole step.
     if RULES[config.schedule][0] is by_share:
@@ -183,5 +214,7 @@ def describe(config: Config) -> str:
         max(config.max_steps // 2, 1),
         config.max_steps,
     )
-    rates = ", ".join(f"{learning_rate(step, config):.4g} at step {step:,}" for step in steps)
+    rates = ", ".join(
+        f"{learning_rate(step, config):.4g} at step {step:,}" for step in steps
+    )
     return f"{config.schedule}: {rates}"

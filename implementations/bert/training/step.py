@@ -28,10 +28,11 @@ from bert.training.stop import TrainingError
 class StepResult(NamedTuple):
     """Results of a step; 0-d, on the device.
 
-    losses: the task's NamedTuple, means of this rank's micro-batches. norm: of the average gradient before clipping;
-    with CLIP=before, the mean of the norms of this rank's micro-batches, in fp16 on several ranks that of the clipped
-    average. finite (bool): whether the gradient was; in fp8 also whether all tensors cast were, as saturation hides
-    inf. A step whose gradient is not finite leaves the weights unchanged with loss scaling (fp16), else it ruins them.
+    losses: the task's NamedTuple, means of this rank's micro-batches. norm: of the average gradient
+    before clipping; with CLIP=before, the mean of the norms of this rank's micro-batches, in fp16
+    on several ranks that of the clipped average. finite (bool): whether the gradient was; in fp8
+    also whether all tensors cast were, as saturation hides inf. A step whose gradient is not finite
+    leaves the weights unchanged with loss scaling (fp16), else it ruins them.
     """
 
     losses: tuple[Tensor, ...]
@@ -39,7 +40,8 @@ class StepResult(NamedTuple):
     finite: Tensor
 
 
-# An optimizer step over micro-batches, averaging their gradients, at a learning rate: Step, graph.GraphedStep, ...
+# An optimizer step over micro-batches, averaging their gradients, at a learning rate: Step,
+# graph.GraphedStep, ...
 TrainingStep = Callable[[Sequence[Batch], float | Tensor], StepResult]
 
 
@@ -53,13 +55,16 @@ def build_step(
     fused_update: bool,
     first_weights: Iterable[Chunk] | None = None,
 ) -> Step:
-    """Casts ``model``, which has its initial weights in fp32 on the device, and makes optimizer and step.
+    """Casts ``model``, which has its initial weights in fp32 on the device, and makes optimizer and
+    step.
 
-    accumulate: over several micro-batches; fused_update: by Triton kernels; first_weights: for a model of placeholders
-    (model/init.py), which a sharded optimizer fills.
+    accumulate: over several micro-batches; fused_update: by Triton kernels; first_weights: for a
+    model of placeholders (model/init.py), which a sharded optimizer fills.
     """
     precision.apply()
-    masters = cast_with_masters(model, precision.dtype) if first_weights is None else None
+    masters = (
+        cast_with_masters(model, precision.dtype) if first_weights is None else None
+    )
     fp8 = model.use_fp8(world.device) if precision.fp8 else None
     sharded_optimizer = optim.build(
         optimizer,
@@ -93,14 +98,21 @@ def preserved(tensors: Sequence[Tensor], device: torch.device) -> Iterator[None]
 
 def is_finite(state: Iterable[Tensor], world: World) -> bool:
     """Whether no rank has inf or nan in its ``state``. A collective, which waits for the device."""
-    tensors = [tensor for tensor in state if tensor.is_floating_point() and tensor.numel()]
+    tensors = [
+        tensor for tensor in state if tensor.is_floating_point() and tensor.numel()
+    ]
     # aminmax keeps nan and makes no copy, unlike isfinite() of tensors as large as the model.
-    extremes = [torch.stack(tensor.aminmax()).to(world.device, torch.float64) for tensor in tensors]
+    extremes = [
+        torch.stack(tensor.aminmax()).to(world.device, torch.float64)
+        for tensor in tensors
+    ]
     return not world.any(not torch.stack(extremes).isfinite().all())
 
 
 def check_finite(state: Iterable[Tensor], world: World, step: int) -> None:
-    """Before a checkpoint: raises TrainingError, on all ranks, if a state is not finite after ``step``."""
+    """Before a checkpoint: raises TrainingError, on all ranks, if a state is not finite after
+    ``step``.
+    """
     if not is_finite(state, world):
         cure = "lower LR, or look at the data; checkpoints of earlier steps are kept"
         raise TrainingError(
@@ -121,7 +133,10 @@ class Resumable:
 
     def shard_state(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """This rank's part of the sharded optimizer's state, and the state common to all ranks."""
-        return self.optimizer.shard_state(), {"optimizer": self.optimizer.index(), **self._scales()}
+        return self.optimizer.shard_state(), {
+            "optimizer": self.optimizer.index(),
+            **self._scales(),
+        }
 
     def _scales(self) -> dict[str, Any]:
         scales = {"scaler": self.scaler.state_dict()}
@@ -153,7 +168,9 @@ class Step(Resumable):
         self.scaler, self.fp8 = scaler, fp8
         # On the device, where a captured graph reads it.
         self.lr = torch.zeros((), dtype=torch.float32, device=world.device)
-        self.gradients = Gradients(model, optimizer, clipping, world, find_overflow=scaler.enabled)
+        self.gradients = Gradients(
+            model, optimizer, clipping, world, find_overflow=scaler.enabled
+        )
         # Timing hook, called at the end of a part of the step.
         self.mark: Callable[[str], None] = lambda part: None
 
@@ -169,7 +186,9 @@ class Step(Resumable):
         # The gradients of the micro-batches add up to their mean, times the loss scale.
         factor = self.scaler.scale / len(batches)
         for number, batch in enumerate(batches, start=1):
-            with self.gradients.micro_batch(number == 1, number == len(batches), factor):
+            with self.gradients.micro_batch(
+                number == 1, number == len(batches), factor
+            ):
                 losses = self.gradients.forward(batch)
                 # The losses count equally, as in BERT's paper: the sum of two means.
                 (functools.reduce(operator.add, losses) * factor).backward()
@@ -181,7 +200,9 @@ class Step(Resumable):
         unscaled = norm / self.scaler.scale
         finite = torch.isfinite(norm)
         # Only with loss scaling is an overflow part of normal training, and skipped.
-        self.optimizer.step(self.lr, grad_scale, finite if self.scaler.enabled else None)
+        self.optimizer.step(
+            self.lr, grad_scale, finite if self.scaler.enabled else None
+        )
         self.scaler.update(finite)
         if self.fp8 is not None:
             # ``and`` would read the tensor on the host, and wait.
@@ -191,7 +212,9 @@ class Step(Resumable):
 
     @property
     def needs_calibration_step(self) -> bool:
-        """Whether the next step measures its fp8 scales first, with other kernels than all later steps."""
+        """Whether the next step measures its fp8 scales first, with other kernels than all later
+        steps.
+        """
         return self.fp8 is not None and not self.fp8.calibrated
 
     def after_graph_replay(self) -> None:

@@ -1,4 +1,6 @@
-"""How a run ends: at its target, at its last step, by a signal on any rank, or because training has broken down."""
+"""How a run ends: at its target, at its last step, by a signal on any rank, or because training has
+broken down.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from bert.core.dist import World
 TARGET, LAST_STEP = "the target was reached", "the last step was reached"
 # SIGUSR1 is what run.sub has Slurm send two minutes before the time limit.
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
-AGREEMENT_SECONDS = 5.0  # between agreements of the ranks on signals, unless steps are longer
+AGREEMENT_SECONDS = (
+    5.0  # between agreements of the ranks on signals, unless steps are longer
+)
 
 
 class TrainingError(RuntimeError):
@@ -29,7 +33,9 @@ class TrainingError(RuntimeError):
 
 @dataclass(frozen=True)
 class Ending:
-    """Why a run ended, after how many steps, batches (including those that overflowed) and samples."""
+    """Why a run ended, after how many steps, batches (including those that overflowed) and
+    samples.
+    """
 
     reason: str
     step: int
@@ -49,12 +55,15 @@ class Ending:
 class Stop:
     """Handles SIGTERM and SIGUSR1 while entered; the ranks agree on the batch at which they end.
 
-    The agreement is an all-reduce that waits for the device, so it comes only about every AGREEMENT_SECONDS: as many
-    batches apart as the slowest rank takes in that time, by the same all-reduce.
+    The agreement is an all-reduce that waits for the device, so it comes only about every
+    AGREEMENT_SECONDS: as many batches apart as the slowest rank takes in that time, by the same
+    all-reduce.
     """
 
     def __init__(self, world: World, listen: bool, note: Path | None = None) -> None:
-        """listen: False keeps the signals' default handling; note: file for the last step at which the ranks agreed."""
+        """listen: False keeps the signals' default handling; note: file for the last step at which
+        the ranks agreed.
+        """
         self.world, self.note = world, note
         # Python allows handlers in the main thread only.
         self.listen = listen and threading.current_thread() is threading.main_thread()
@@ -65,7 +74,9 @@ class Stop:
 
     def __enter__(self) -> Stop:
         if self.listen:
-            self._before = {number: signal.signal(number, self._receive) for number in SIGNALS}
+            self._before = {
+                number: signal.signal(number, self._receive) for number in SIGNALS
+            }
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -77,7 +88,9 @@ class Stop:
         self.received_signal = number
 
     def agreed(self, batch: int, step: int) -> str | None:
-        """Name of a signal received by any rank, the same on every rank after the same batch, or None."""
+        """Name of a signal received by any rank, the same on every rank after the same batch, or
+        None.
+        """
         if not self.listen or batch < self.next_batch:
             return None
         received = self.received_signal
@@ -92,10 +105,14 @@ class Stop:
             number, slowest = self.world.max(values).tolist()  # waits for the device
             received = int(number)
             self._note(step)
-            self.next_batch = batch + max(1, int(AGREEMENT_SECONDS / max(slowest, 1e-6)))
+            self.next_batch = batch + max(
+                1, int(AGREEMENT_SECONDS / max(slowest, 1e-6))
+            )
         return signal.Signals(received).name if received else None
 
     def _note(self, step: int) -> None:
         if self.note is not None and self.world.is_main:
-            with suppress(OSError):  # only needed to tell, after a failure, how much is lost
+            with suppress(
+                OSError
+            ):  # only needed to tell, after a failure, how much is lost
                 self.note.write_text(f"{step}\n", encoding="ascii")

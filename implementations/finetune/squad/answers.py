@@ -1,8 +1,9 @@
 """Scores of tokens as answers, as in the SQuAD code of the BERT paper.
 
-The n best starts of a window are paired with its n best ends; a span lies in the context, starts at a token that has
-its maximum context in this window, and is short. Spans of all windows compete, each text once. SQuAD 2.0: the scores at
-[CLS] stand for "no answer", with their minimum over the windows.
+The n best starts of a window are paired with its n best ends; a span lies in the context, starts at
+a token that has its maximum context in this window, and is short. Spans of all windows compete,
+each text once. SQuAD 2.0: the scores at [CLS] stand for "no answer", with their minimum over the
+windows.
 """
 
 from __future__ import annotations
@@ -21,14 +22,18 @@ from finetune.squad.features import Features, collapse, has_most_context, word_n
 
 
 class Logits(NamedTuple):
-    """Scores of a window's tokens as start and end of the answer, float32 (length of the sequence,)."""
+    """Scores of a window's tokens as start and end of the answer, float32 (length of the
+    sequence,).
+    """
 
     start: np.ndarray
     end: np.ndarray
 
 
 class Rules(NamedTuple):
-    """n_best: starts, ends and answers kept; max_answer_length: tokens; version_2: a question may have no answer."""
+    """n_best: starts, ends and answers kept; max_answer_length: tokens; version_2: a question may
+    have no answer.
+    """
 
     # The defaults of the published run_squad.py, which NVIDIA's recipes keep.
     n_best: int = 20
@@ -49,15 +54,17 @@ class Candidate(NamedTuple):
 
 
 class Predictions(NamedTuple):
-    """By question: the answer; the best answers with probability and logits; margin of "no answer" over a span."""
+    """By question: the answer; the best answers with probability and logits; margin of "no answer"
+    over a span.
+    """
 
     answers: dict[str, str]
     n_best: dict[str, list[dict[str, str | float]]]
     null_odds: dict[str, float]
 
     def write(self, folder: Path) -> None:
-        """Writes predictions.json, nbest_predictions.json and, for SQuAD 2.0, null_odds.json, as the official script
-        reads them.
+        """Writes predictions.json, nbest_predictions.json and, for SQuAD 2.0, null_odds.json, as
+        the official script reads them.
         """
         folder.mkdir(parents=True, exist_ok=True)
         for name, values in zip(
@@ -65,7 +72,8 @@ class Predictions(NamedTuple):
         ):
             if values or name != "null_odds":
                 write_text(
-                    folder / f"{name}.json", json.dumps(values, indent=4, ensure_ascii=False) + "\n"
+                    folder / f"{name}.json",
+                    json.dumps(values, indent=4, ensure_ascii=False) + "\n",
                 )
 
 
@@ -77,9 +85,12 @@ def predict(
     """Answers to all questions of the features. logits: of every window."""
     found = Predictions({}, {}, {})
     bounds = np.flatnonzero(np.diff(features.question)) + 1
-    for rows in np.split(np.arange(len(features)), bounds):  # the windows of each question
+    for rows in np.split(
+        np.arange(len(features)), bounds
+    ):  # the windows of each question
         places = [
-            (int(features.window_start[row]), int(features.window_length[row])) for row in rows
+            (int(features.window_start[row]), int(features.window_length[row]))
+            for row in rows
         ]
         best_window = has_most_context(places, len(features.context_of(rows[0]).ids))
         spans = [
@@ -87,7 +98,8 @@ def predict(
             for row, mine in zip(rows, best_window, strict=True)
         ]
         nulls = [
-            Candidate("", float(logits[row].start[0]), float(logits[row].end[0])) for row in rows
+            Candidate("", float(logits[row].start[0]), float(logits[row].end[0]))
+            for row in rows
         ]
         # As published: the window that is least sure of "no answer" speaks for all.
         null = min(nulls, key=lambda candidate: candidate.score)
@@ -113,7 +125,9 @@ def predict(
         if rules.version_2:
             span = next((candidate for candidate in best if candidate.text), None)
             # JSON has no infinity.
-            odds = 1e9 if span is None else null.score - span.start_logit - span.end_logit
+            odds = (
+                1e9 if span is None else null.score - span.start_logit - span.end_logit
+            )
             # The published margin by which "no answer" must win is 0.
             answer = span.text if span is not None and odds <= 0 else ""
             found.null_odds[question] = odds
@@ -132,7 +146,9 @@ def _spans(
     mine: np.ndarray,
     rules: Rules,
 ) -> Spans:
-    """Candidates of a window, sorted by score of start, then of end. mine: tokens with maximum context here."""
+    """Candidates of a window, sorted by score of start, then of end. mine: tokens with maximum
+    context here.
+    """
     begin = features.window_start[row]
     length = features.window_length[row]
     offset = features.offset(row)
@@ -161,10 +177,16 @@ def _best(
     null: Candidate | None,
     n_best: int,
 ) -> list[Candidate]:
-    """The best answers to a question, each text once. null: "no answer", always among them; None for SQuAD 1.1."""
-    first, last, start, end = (np.concatenate(arrays) for arrays in zip(*spans, strict=True))
+    """The best answers to a question, each text once. null: "no answer", always among them; None
+    for SQuAD 1.1.
+    """
+    first, last, start, end = (
+        np.concatenate(arrays) for arrays in zip(*spans, strict=True)
+    )
     scores = np.append(start + end, [] if null is None else null.score)
-    context = features.dataset.contexts[features.dataset.questions[features.question[row]].context]
+    context = features.dataset.contexts[
+        features.dataset.questions[features.question[row]].context
+    ]
     words = word_numbers(context)
     pieces = features.context_of(row)
     found: dict[str, Candidate] = {}
@@ -187,7 +209,9 @@ def _best(
         found.setdefault(candidate.text, candidate)
     if null is not None:
         found.setdefault("", null)
-    return list(found.values()) or [Candidate("empty", 0.0, 0.0)]  # as in the published code
+    return list(found.values()) or [
+        Candidate("empty", 0.0, 0.0)
+    ]  # as in the published code
 
 
 def answer_text(
@@ -198,10 +222,11 @@ def answer_text(
     first: int,
     last: int,
 ) -> str:
-    """The part of the context's words that the tokens first to last spell; their words if characters do not match up.
+    """The part of the context's words that the tokens first to last spell; their words if
+    characters do not match up.
 
-    As in the published code (get_final_text): compares the non-space characters before and after normalization, if
-    their number is equal.
+    As in the published code (get_final_text): compares the non-space characters before and after
+    normalization, if their number is equal.
     """
     numbers = words[pieces.begins[[first, last]]]
     begin, stop = np.searchsorted(words, [numbers[0], numbers[1] + 1])
@@ -213,8 +238,17 @@ def answer_text(
     # The k-th visible character before normalization is
     # the k-th after it, if they are equally many.
     places = [i for i, character in enumerate(whole) if character != " "]
-    rank = {i: n for n, i in enumerate(i for i, character in enumerate(normal) if character != " ")}
+    rank = {
+        i: n
+        for n, i in enumerate(
+            i for i, character in enumerate(normal) if character != " "
+        )
+    }
     at = normal.find(spelt)
-    if at < 0 or len(places) != len(rank) or not {at, at + len(spelt) - 1} <= rank.keys():
+    if (
+        at < 0
+        or len(places) != len(rank)
+        or not {at, at + len(spelt) - 1} <= rank.keys()
+    ):
         return whole
     return whole[places[rank[at]] : places[rank[at + len(spelt) - 1]] + 1]

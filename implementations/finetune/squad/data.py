@@ -18,7 +18,9 @@ class Answer(NamedTuple):
 
 
 class Question(NamedTuple):
-    """A question about a context. No answers: it has none (2.0), or they are unknown (prediction)."""
+    """A question about a context. No answers: it has none (2.0), or they are unknown
+    (prediction).
+    """
 
     id: str
     text: str
@@ -48,9 +50,13 @@ def read(path: Path, version: str = "1.1", needs_answers: bool = True) -> Datase
         text = _part(entry, "question", str, where)
         if name in questions:
             raise DataError(f"{where} repeats the id {name!r} of an earlier question")
-        impossible = "is_impossible" in entry and _part(entry, "is_impossible", bool, where)
+        impossible = "is_impossible" in entry and _part(
+            entry, "is_impossible", bool, where
+        )
         if impossible and version == "1.1":
-            raise DataError(f"{where} has no answer, as in SQuAD 2.0: set SQUAD_VERSION=2.0")
+            raise DataError(
+                f"{where} has no answer, as in SQuAD 2.0: set SQUAD_VERSION=2.0"
+            )
         answers: list[Answer] = []
         if not impossible and (needs_answers or "answers" in entry):
             answers = _answers(entry, where)
@@ -110,7 +116,9 @@ def _entries(path: Path, content: Any) -> Iterator[tuple[str, str, Any]]:
 
 
 def _answers(entry: dict[str, Any], where: str) -> list[Answer]:
-    """Answers of a question: a list of objects as published, or an object of lists as ``datasets`` writes it."""
+    """Answers of a question: a list of objects as published, or an object of lists as ``datasets``
+    writes it.
+    """
     given = entry.get("answers")
     if isinstance(given, dict):
         texts = _part(given, "text", list, where)
@@ -120,6 +128,8 @@ def _answers(entry: dict[str, Any], where: str) -> list[Answer]:
     else:
         given = _part(entry, "answers", list, where)
     return [
-        Answer(_part(answer, "text", str, where), _part(answer, "answer_start", int, where))
+        Answer(
+            _part(answer, "text", str, where), _part(answer, "answer_start", int, where)
+        )
         for answer in given
     ]

@@ -1,8 +1,9 @@
 """Questions and contexts as windows of tokens, as in the SQuAD code of the BERT paper.
 
-A window is [CLS] question [SEP] part of the context [SEP]; a context that does not fit becomes overlapping windows. The
-answer of a training question is located by the words that its characters are in, then narrowed to the tokens that spell
-it. In a window without the whole answer, its position is [CLS].
+A window is [CLS] question [SEP] part of the context [SEP]; a context that does not fit becomes
+overlapping windows. The answer of a training question is located by the words that its characters
+are in, then narrowed to the tokens that spell it. In a window without the whole answer, its
+position is [CLS].
 """
 
 from __future__ import annotations
@@ -20,12 +21,16 @@ from finetune.squad.data import Answer, Dataset
 
 # Those of the published run_squad.py: str.split() has more, and would count other words.
 WHITESPACE = " \t\r\n\u202f"  # separates words
-_WHITESPACE_CODES = np.array([ord(character) for character in WHITESPACE], dtype=np.uint32)
+_WHITESPACE_CODES = np.array(
+    [ord(character) for character in WHITESPACE], dtype=np.uint32
+)
 _TO_SPACES = str.maketrans(dict.fromkeys(WHITESPACE, " "))
 
 
 class Limits(NamedTuple):
-    """Lengths in tokens: of a sequence, of a question (truncated), and between the starts of windows."""
+    """Lengths in tokens: of a sequence, of a question (truncated), and between the starts of
+    windows.
+    """
 
     # The defaults of the published run_squad.py, which NVIDIA's recipes keep.
     max_seq_length: int = 384
@@ -82,9 +87,11 @@ def make_features(
     limits: Limits,
     training: bool,
 ) -> tuple[Features, list[str]]:
-    """Features of all questions, and ids of questions left out because their answer is not in the context.
+    """Features of all questions, and ids of questions left out because their answer is not in the
+    context.
 
-    training: locates the first answer of each question. Raises DataError if the limits leave no room for a context.
+    training: locates the first answer of each question. Raises DataError if the limits leave no
+    room for a context.
     """
     contexts = tokenizer(dataset.contexts)
     queries = [
@@ -122,7 +129,9 @@ def make_features(
                 start, end = (token - begin + len(query) + 2 for token in span)
             rows.append((number, begin, length, start, end))
     # reshape: without any window the array would have no columns to unpack.
-    numbers, begins, lengths, starts, ends = np.array(rows, dtype=np.int32).reshape(-1, 5).T
+    numbers, begins, lengths, starts, ends = (
+        np.array(rows, dtype=np.int32).reshape(-1, 5).T
+    )
     return Features(
         dataset,
         contexts,
@@ -141,7 +150,9 @@ def windows(
     query_length: int,
     limits: Limits,
 ) -> list[tuple[int, int]]:
-    """(start, length) of the windows of a context; a context without tokens has one empty window."""
+    """(start, length) of the windows of a context; a context without tokens has one empty
+    window.
+    """
     # [CLS] and two [SEP].
     room = limits.max_seq_length - query_length - 3
     if room < 1:
@@ -156,7 +167,9 @@ def windows(
 
 
 def word_numbers(text: str) -> Integers:
-    """Index of the word that each character belongs to or follows, -1 before the first word, int32."""
+    """Index of the word that each character belongs to or follows, -1 before the first word,
+    int32.
+    """
     # Four bytes a character, so that indices are those of the text.
     codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
     blank = np.isin(codes, _WHITESPACE_CODES)
@@ -172,7 +185,8 @@ def answer_tokens(
     answer: Answer,
     answer_ids: Integers,
 ) -> tuple[int, int] | None:
-    """First and last token of an answer in its context; None if the words there do not contain its text.
+    """First and last token of an answer in its context; None if the words there do not contain its
+    text.
 
     Args: words: ``word_numbers`` of the text; answer_ids: tokens of the answer's text.
     """
@@ -204,14 +218,21 @@ def collapse(text: str) -> str:
     return " ".join(word for word in text.translate(_TO_SPACES).split(" ") if word)
 
 
-def has_most_context(windows_of_question: Sequence[tuple[int, int]], num_tokens: int) -> np.ndarray:
+def has_most_context(
+    windows_of_question: Sequence[tuple[int, int]], num_tokens: int
+) -> np.ndarray:
     """bool (W, tokens): whether a token has its maximum context in a window.
 
-    That is the window with the largest min(tokens before, tokens after) + 0.01 x length, the first of equals.
+    That is the window with the largest min(tokens before, tokens after) + 0.01 x length, the first
+    of equals.
     """
     tokens = np.arange(num_tokens)
     scores = np.full((len(windows_of_question), num_tokens), -1.0)
     for row, (begin, length) in zip(scores, windows_of_question, strict=True):
         inside = tokens[begin : begin + length]
-        row[inside] = np.minimum(inside - begin, begin + length - 1 - inside) + 0.01 * length
-    return (scores.argmax(axis=0) == np.arange(len(windows_of_question))[:, None]) & (scores >= 0)
+        row[inside] = (
+            np.minimum(inside - begin, begin + length - 1 - inside) + 0.01 * length
+        )
+    return (scores.argmax(axis=0) == np.arange(len(windows_of_question))[:, None]) & (
+        scores >= 0
+    )

@@ -15,11 +15,15 @@ PUNCTUATION = str.maketrans("", "", string.punctuation)
 def normalise(text: str) -> str:
     """Lower-cased text without punctuation and articles, words joined by single spaces."""
     # Order and rules of the official evaluation script.
-    return " ".join(re.sub(r"\b(a|an|the)\b", " ", text.lower().translate(PUNCTUATION)).split())
+    return " ".join(
+        re.sub(r"\b(a|an|the)\b", " ", text.lower().translate(PUNCTUATION)).split()
+    )
 
 
 def f1(prediction: str, answer: str, version_2: bool = False) -> float:
-    """Harmonic mean of precision and recall of the words. An empty answer (2.0) matches only an empty one."""
+    """Harmonic mean of precision and recall of the words. An empty answer (2.0) matches only an
+    empty one.
+    """
     found = normalise(prediction).split()
     wanted = normalise(answer).split()
     # As evaluate-v2.0.py: without words on one side, F1 is 1 or 0.
@@ -53,8 +57,8 @@ def score(
 ) -> dict[str, float]:
     """Mean exact match and F1 in percent over all questions; a missing answer counts as wrong.
 
-    The best match among several given answers counts. 2.0: also separately for questions with and without an answer
-    (HasAns, NoAns).
+    The best match among several given answers counts. 2.0: also separately for questions with and
+    without an answer (HasAns, NoAns).
     """
     version_2 = version == "2.0"
     parts = {"": list(questions)}
@@ -63,8 +67,13 @@ def score(
         parts["NoAns_"] = [question for question in questions if not question.answers]
     found = {}
     for prefix, part in parts.items():
-        rows = [_agreement(question, answers.get(question.id), version_2) for question in part]
+        rows = [
+            _agreement(question, answers.get(question.id), version_2)
+            for question in part
+        ]
         if rows:
-            found[f"{prefix}exact_match"] = 100 * (sum(exact for exact, _ in rows) / len(rows))
+            found[f"{prefix}exact_match"] = 100 * (
+                sum(exact for exact, _ in rows) / len(rows)
+            )
             found[f"{prefix}f1"] = 100 * (sum(one for _, one in rows) / len(rows))
     return found

@@ -1,4 +1,6 @@
-"""The layout of checkpoints is stable: those of earlier versions resume, and are written in the same way."""
+"""The layout of checkpoints is stable: those of earlier versions resume, and are written in the
+same way.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,10 @@ def _saved(model, precision):
     generator = torch.Generator().manual_seed(0)
     shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
     parts = {
-        part: {name: torch.rand(shape, generator=generator) for name, shape in shapes.items()}
+        part: {
+            name: torch.rand(shape, generator=generator)
+            for name, shape in shapes.items()
+        }
         for part in PARTS
     }
     state = {
@@ -61,10 +66,14 @@ def test_a_checkpoint_of_the_first_version_loads_and_is_written_again_as_it_was(
     numerics = PrecisionConfig(precision=precision).resolve(torch.device("cpu"))
     settings = optim.Config(optimizer=optimizer, sharded=sharded)
     world = World(DistConfig(device="cpu"))
-    step = build_step(model, numerics, settings, world, accumulate=False, fused_update=False)
+    step = build_step(
+        model, numerics, settings, world, accumulate=False, fused_update=False
+    )
     saved = _saved(model, precision)
     step.load_state_dict(saved)
     assert not step.needs_calibration_step
     for name, parameter in model.named_parameters():
-        assert torch.equal(parameter, saved["optimizer"]["masters"][name].to(parameter.dtype)), name
+        assert torch.equal(
+            parameter, saved["optimizer"]["masters"][name].to(parameter.dtype)
+        ), name
     _assert_same(step.state_dict(), saved)

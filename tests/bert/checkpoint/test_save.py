@@ -27,14 +27,23 @@ def test_only_the_newest_checkpoints_are_kept_and_a_damaged_one_is_named(tmp_pat
         load_newest(config)
 
 
-def test_checkpoints_of_all_kinds_count_together_and_what_killed_runs_left_over_goes(tmp_path):
-    for name in ("step_0000000001", "step_0000000004", ".step_0000000003.77", ".step_0000000009.7"):
+def test_checkpoints_of_all_kinds_count_together_and_what_killed_runs_left_over_goes(
+    tmp_path,
+):
+    for name in (
+        "step_0000000001",
+        "step_0000000004",
+        ".step_0000000003.77",
+        ".step_0000000009.7",
+    ):
         (tmp_path / name).mkdir()
         (tmp_path / name / "index.pt").touch()
     (tmp_path / ".step_0000000005.pt.partial").touch()
     save_checkpoint(Config(directory=tmp_path, keep=2), 3, {"step": 3})
     ahead = {".step_0000000009.7", ".step_0000000005.pt.partial"}
-    assert ahead < {path.name for path in tmp_path.iterdir()}, "another rank may be ahead"
+    assert ahead < {path.name for path in tmp_path.iterdir()}, (
+        "another rank may be ahead"
+    )
     sharded.remove_unfinished(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "step_0000000003.pt",
@@ -84,4 +93,8 @@ def test_a_checkpoint_reaches_the_disk_before_it_gets_its_name_and_the_name_afte
     monkeypatch.setattr(os, "replace", named)
     save_checkpoint(Config(directory=tmp_path, resume=True), 7, {"step": 7})
     name = "step_0000000007.pt"
-    assert order == [("fsync", f".{name}.partial"), ("replace", name), ("fsync", tmp_path.name)]
+    assert order == [
+        ("fsync", f".{name}.partial"),
+        ("replace", name),
+        ("fsync", tmp_path.name),
+    ]

@@ -33,12 +33,16 @@ CPU = torch.device("cpu")
 
 
 def _part(rank, num_ranks, token=7):
-    return sharded.Part(rank=rank, num_ranks=num_ranks, token=token, abandoned=threading.Event())
+    return sharded.Part(
+        rank=rank, num_ranks=num_ranks, token=token, abandoned=threading.Event()
+    )
 
 
 def _step(config, world, by_chunks, dtype=torch.bfloat16):
     with init.uninitialized() if by_chunks else CPU:
-        model = BertForPreTraining(config, kernels.bind_kernels(kernels.Config(fused="none"), CPU))
+        model = BertForPreTraining(
+            config, kernels.bind_kernels(kernels.Config(fused="none"), CPU)
+        )
     chunks = init.first_weights(model, 3) if by_chunks else None
     if by_chunks:
         init.use_placeholders(model, dtype, CPU)
@@ -59,7 +63,9 @@ def _step(config, world, by_chunks, dtype=torch.bfloat16):
 
 
 def _check_first_weights(world: World, config, path):
-    """Each rank's shard, read from a file by itself, is its part of the weights that were loaded whole."""
+    """Each rank's shard, read from a file by itself, is its part of the weights that were loaded
+    whole.
+    """
     steps = []
     for by_chunks in (False, True):
         with init.uninitialized() if by_chunks else CPU:
@@ -121,7 +127,9 @@ def _save_weights(model, config, directory):
         if name.startswith("bert.encoder.")
     }
     embeddings = {
-        name.removeprefix("bert."): t for name, t in tensors.items() if ".embeddings." in name
+        name.removeprefix("bert."): t
+        for name, t in tensors.items()
+        if ".embeddings." in name
     }
     torch.save({**encoder, **embeddings}, directory / "bare.pt")
     tensors[WORDS] = tensors[WORDS][: config.vocab_size].clone()
@@ -133,12 +141,17 @@ def _check_resumed(world: World, config, directory):
     saved = load_newest(Config(directory=directory, resume=True))
     assert saved["step"] == 5
     step.load_state_dict(saved)
-    state, expected = step.state_dict(), torch.load(directory / "whole.pt", weights_only=True)
+    state, expected = (
+        step.state_dict(),
+        torch.load(directory / "whole.pt", weights_only=True),
+    )
     step.optimizer.gather()
     if world.is_main:
         assert same(state, expected)
     for name, parameter in model.named_parameters():
-        assert torch.equal(parameter, expected["optimizer"]["masters"][name].bfloat16()), name
+        assert torch.equal(
+            parameter, expected["optimizer"]["masters"][name].bfloat16()
+        ), name
 
 
 def test_parts_of_two_ranks_and_weights_of_a_file_are_read_by_any_ranks_each_its_own_as_if_whole(
@@ -153,8 +166,12 @@ def test_weights_drawn_in_chunks_are_those_drawn_at_once(tiny, monkeypatch):
         init, "CHUNK_SIZE", 48
     )  # of 24 x 24 and 24 x 40 numbers; 216 x 24 leaves no rest, 3 x 24 a short one
     with init.uninitialized():
-        model = BertForPreTraining(tiny, kernels.bind_kernels(kernels.Config(fused="none"), CPU))
-    found = {name: torch.full(p.shape, float("nan")) for name, p in model.named_parameters()}
+        model = BertForPreTraining(
+            tiny, kernels.bind_kernels(kernels.Config(fused="none"), CPU)
+        )
+    found = {
+        name: torch.full(p.shape, float("nan")) for name, p in model.named_parameters()
+    }
     for name, start, values in init.first_weights(model, 11):
         found[name].view(-1)[start : start + len(values)] = values
     generator = torch.Generator().manual_seed(11)
@@ -174,8 +191,14 @@ def test_weights_drawn_in_chunks_are_those_drawn_at_once(tiny, monkeypatch):
 
 
 def _state(value):
-    shard = {"parts": {"masters": torch.full((3,), value)}, "segments": [("w", 0, 0, 3)]}
-    return {"shard": shard, "index": {"optimizer": {"num_steps": 1, "shapes": {"w": (3,)}}}}
+    shard = {
+        "parts": {"masters": torch.full((3,), value)},
+        "segments": [("w", 0, 0, 3)],
+    }
+    return {
+        "shard": shard,
+        "index": {"optimizer": {"num_steps": 1, "shapes": {"w": (3,)}}},
+    }
 
 
 def _newest(folder):
@@ -183,12 +206,16 @@ def _newest(folder):
     return saved and saved["model"]["w"].tolist()
 
 
-def test_a_rank_killed_while_it_writes_leaves_the_checkpoint_before(tmp_path, monkeypatch):
+def test_a_rank_killed_while_it_writes_leaves_the_checkpoint_before(
+    tmp_path, monkeypatch
+):
     _part(0, 1).write(tmp_path, 1, _state(1.0), keep=2)
     pid = os.fork()
     if pid == 0:  # killed in the middle of its file
         monkeypatch.setattr(
-            sharded.torch, "save", lambda state, file: (file.write(b"half"), time.sleep(900))
+            sharded.torch,
+            "save",
+            lambda state, file: (file.write(b"half"), time.sleep(900)),
         )
         try:
             _part(0, 1, token=8).write(tmp_path, 2, _state(2.0), keep=2)
@@ -227,9 +254,14 @@ def test_a_part_that_fails_or_never_comes_is_no_checkpoint(tmp_path, monkeypatch
 
 
 @pytest.mark.slow
-def test_a_sharded_run_that_is_interrupted_continues_bit_for_bit(prepared, run_bert, tmp_path):
+def test_a_sharded_run_that_is_interrupted_continues_bit_for_bit(
+    prepared, run_bert, tmp_path
+):
     def run(name, **settings):
-        folder = {"CHECKPOINT_DIR": str(tmp_path / name), "RUN_DIR": str(tmp_path / f"run_{name}")}
+        folder = {
+            "CHECKPOINT_DIR": str(tmp_path / name),
+            "RUN_DIR": str(tmp_path / f"run_{name}"),
+        }
         common = {
             "SHARD_OPTIMIZER": "1",
             "MAX_STEPS": "4",
@@ -256,4 +288,6 @@ def test_a_sharded_run_that_is_interrupted_continues_bit_for_bit(prepared, run_b
         assert same(dict(found["optimizer"][part]), expected["optimizer"][part])
     weights = Config(init_checkpoint=tmp_path / "parts").init_checkpoint
     assert same(dict(read_state_dict(weights)), expected["model"])
-    assert json.loads((tmp_path / "run_parts" / "config.json").read_text())["checkpoint"]["shards"]
+    assert json.loads((tmp_path / "run_parts" / "config.json").read_text())[
+        "checkpoint"
+    ]["shards"]

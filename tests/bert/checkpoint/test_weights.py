@@ -12,7 +12,9 @@ from common.env import ConfigError
 
 
 def _same(model, other):
-    for (name, a), (_, b) in zip(model.named_parameters(), other.named_parameters(), strict=True):
+    for (name, a), (_, b) in zip(
+        model.named_parameters(), other.named_parameters(), strict=True
+    ):
         assert torch.equal(a, b), name
 
 
@@ -25,7 +27,9 @@ def _unpadded(state, vocab_size):
 
 
 def _mlperf(state):
-    """The names of NVIDIA's converted model.ckpt-28252.pt: fused dense-and-activation layers, the decoder repeated."""
+    """The names of NVIDIA's converted model.ckpt-28252.pt: fused dense-and-activation layers, the
+    decoder repeated.
+    """
     dense = (".intermediate.dense.", "pooler.dense.", "transform.dense.")
     renamed = {}
     for name, tensor in state.items():
@@ -39,7 +43,8 @@ def _mlperf(state):
 
 
 @pytest.mark.parametrize(
-    "form", ["own", "mlperf", "mlperf-unpadded", "segmented", "safetensors", "hugging-face"]
+    "form",
+    ["own", "mlperf", "mlperf-unpadded", "segmented", "safetensors", "hugging-face"],
 )
 def test_weights_of_every_supported_form_load(tiny, make_model, tmp_path, form):
     source, target = (
@@ -48,7 +53,9 @@ def test_weights_of_every_supported_form_load(tiny, make_model, tmp_path, form):
     )
     state = dict(source.state_dict())
     path = tmp_path / (
-        "weights.safetensors" if form in ("safetensors", "hugging-face") else "weights.pt"
+        "weights.safetensors"
+        if form in ("safetensors", "hugging-face")
+        else "weights.pt"
     )
     if form == "own":
         torch.save(state, path)
@@ -59,7 +66,12 @@ def test_weights_of_every_supported_form_load(tiny, make_model, tmp_path, form):
     elif form == "segmented":
         torch.save(
             {
-                ("bert_model_segment." if n.startswith("bert.") else "heads_only_segment.") + n: t
+                (
+                    "bert_model_segment."
+                    if n.startswith("bert.")
+                    else "heads_only_segment."
+                )
+                + n: t
                 for n, t in state.items()
             },
             path,
@@ -69,7 +81,9 @@ def test_weights_of_every_supported_form_load(tiny, make_model, tmp_path, form):
     else:
         settings = {name: getattr(tiny, name) for name in tiny.__dataclass_fields__}
         settings["hidden_act"] = tiny.hugging_face_hidden_act
-        hugging_face = transformers.BertForPreTraining(transformers.BertConfig(**settings))
+        hugging_face = transformers.BertForPreTraining(
+            transformers.BertConfig(**settings)
+        )
         hugging_face.load_state_dict(_unpadded(state, tiny.vocab_size), strict=False)
         hugging_face.tie_weights()
         hugging_face.save_pretrained(tmp_path)
@@ -98,7 +112,8 @@ def test_weights_that_are_not_finite_are_refused(tiny, make_model, tmp_path):
     state["cls.predictions.bias"][2] = float("nan")
     torch.save(state, tmp_path / "w.pt")
     with pytest.raises(
-        ConfigError, match=r"cls.predictions.bias holds NaN or infinity: start from other weights"
+        ConfigError,
+        match=r"cls.predictions.bias holds NaN or infinity: start from other weights",
     ):
         load_weights(make_model(tiny, dtype=torch.float32), tmp_path / "w.pt")
 
@@ -126,7 +141,9 @@ def test_every_unmatched_name_is_listed(tiny, make_model, tmp_path):
 def test_an_untied_decoder_is_refused(tiny, make_model, tmp_path):
     model = make_model(tiny, dtype=torch.float32)
     state = dict(model.state_dict())
-    state["cls.predictions.decoder.weight"] = state["bert.embeddings.word_embeddings.weight"] + 1
+    state["cls.predictions.decoder.weight"] = (
+        state["bert.embeddings.word_embeddings.weight"] + 1
+    )
     torch.save(state, tmp_path / "w.pt")
     with pytest.raises(ConfigError, match=r"decoder\.weight differs"):
         load_weights(model, tmp_path / "w.pt")

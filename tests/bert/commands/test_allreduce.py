@@ -33,7 +33,8 @@ SETTINGS |= {"DIST_TIMEOUT": "200", "NCCL_TEST_MIN_GBPS": "0"}
 def test_the_sum_of_all_patterns_is_the_expected_one(world_size):
     count = 3 * allreduce.PERIOD
     total = sum(
-        (allreduce.pattern(count, rank, CPU) for rank in range(world_size)), torch.zeros(count)
+        (allreduce.pattern(count, rank, CPU) for rank in range(world_size)),
+        torch.zeros(count),
     )
     assert not len(allreduce.wrong_elements(total, world_size))
 
@@ -75,7 +76,8 @@ def test_the_roll_call_names_the_ranks_that_did_not_arrive():
     store = distributed.HashStore()
     store.set("here/1", "node")
     with pytest.raises(
-        allreduce.AllReduceError, match=r"2 of 4 ranks did not arrive in 0 s: rank 2, 3;"
+        allreduce.AllReduceError,
+        match=r"2 of 4 ranks did not arrive in 0 s: rank 2, 3;",
     ):
         allreduce.roll_call(store, 0, 4, 0.2)
 
@@ -95,7 +97,9 @@ def start(tmp_path, free_port) -> Callable[..., Command]:
             "MASTER_PORT": str(free_port),
             "RUN_DIR": str(tmp_path / "run"),
         }
-        return Command("bert.commands.allreduce", {"PATH": os.environ["PATH"]} | settings | env)
+        return Command(
+            "bert.commands.allreduce", {"PATH": os.environ["PATH"]} | settings | env
+        )
 
     return start
 
@@ -107,7 +111,8 @@ def test_ranks_that_add_right_pass_and_rank_0_prints_the_bandwidth(start, tmp_pa
     lines = ended[0].stdout.splitlines()
     assert len(lines) == len(allreduce.CPU_SIZES)
     assert all(
-        "all-reduce of 2 ranks (gloo)" in line and "GB/s, all sums right" in line for line in lines
+        "all-reduce of 2 ranks (gloo)" in line and "GB/s, all sums right" in line
+        for line in lines
     )
     assert ended[1].stdout == ""
     assert not (tmp_path / "run").exists()
@@ -117,19 +122,27 @@ def test_bandwidth_below_the_sites_demand_fails(monkeypatch):
     world = World(DistConfig(device="cpu"))
     world.rank, world.size = 1, 2
     monkeypatch.setattr(allreduce, "connect", lambda config: world)
-    monkeypatch.setattr(allreduce, "measure", lambda num_bytes, world: num_bytes / 1e9)  # 1 GB/s
+    monkeypatch.setattr(
+        allreduce, "measure", lambda num_bytes, world: num_bytes / 1e9
+    )  # 1 GB/s
     with pytest.raises(
         allreduce.AllReduceError, match=r"is 1.00 GB/s, below NCCL_TEST_MIN_GBPS=1.6$"
     ):
         allreduce.run(
-            from_env(allreduce.Config, SETTINGS | {"RANK": "1", "NCCL_TEST_MIN_GBPS": "1.6"})
+            from_env(
+                allreduce.Config, SETTINGS | {"RANK": "1", "NCCL_TEST_MIN_GBPS": "1.6"}
+            )
         )
 
 
 def test_under_torchrun_the_ranks_meet_at_the_store_that_it_has_opened(free_port):
-    store = distributed.TCPStore("127.0.0.1", free_port, is_master=True, wait_for_workers=False)
+    store = distributed.TCPStore(
+        "127.0.0.1", free_port, is_master=True, wait_for_workers=False
+    )
     environ = SETTINGS | {"WORLD_SIZE": "1", "RANK": "0", "MASTER_PORT": str(free_port)}
-    allreduce.run(from_env(allreduce.Config, environ | {"TORCHELASTIC_USE_AGENT_STORE": "True"}))
+    allreduce.run(
+        from_env(allreduce.Config, environ | {"TORCHELASTIC_USE_AGENT_STORE": "True"})
+    )
     assert store.check(["allreduce/here/0"])
     reason = f"rank 0 on .* does not reach rank 0 at 127.0.0.1:{free_port}: "
     with pytest.raises(
@@ -151,7 +164,11 @@ def test_a_rank_that_stops_makes_the_others_fail_by_the_timeout(start, tmp_path)
 
 
 def test_an_address_where_nobody_listens_is_named(tmp_path, capsys, free_port):
-    environ = SETTINGS | {"RANK": "1", "MASTER_PORT": str(free_port), "DIST_TIMEOUT": "1"}
+    environ = SETTINGS | {
+        "RANK": "1",
+        "MASTER_PORT": str(free_port),
+        "DIST_TIMEOUT": "1",
+    }
     assert main(["allreduce"], environ | {"RUN_DIR": str(tmp_path)}) == 1
     reason = f"does not reach rank 0 at 127.0.0.1:{free_port}: "
     assert reason in capsys.readouterr().err

@@ -23,11 +23,14 @@ def test_the_environment_is_what_is_set_but_for_the_place_of_a_rank(capsys):
     lines = sorted(capsys.readouterr().out.splitlines())
     assert lines == ["BATCHSIZE=4", "DATADIR=/a b", "LR=1e-3", "RUN_DIR=/results/run"]
     assert main(["deepspeed-config", "--environment"], {}) == 0
-    assert capsys.readouterr().out == "", "not an empty line, on which the launcher would fail"
+    assert capsys.readouterr().out == "", (
+        "not an empty line, on which the launcher would fail"
+    )
 
 
 @pytest.mark.parametrize(
-    ("value", "what"), [("a\nb", "a line break"), ("$HOME/data", "$"), ("a%nb", "%"), ('a"b', '"')]
+    ("value", "what"),
+    [("a\nb", "a line break"), ("$HOME/data", "$"), ("a%nb", "%"), ('a"b', '"')],
 )
 def test_a_value_that_would_not_arrive_unchanged_is_an_error(capsys, value, what):
     assert main(["deepspeed-config", "--environment"], {"DATADIR": value}) == 2

@@ -25,7 +25,9 @@ from ..states import newest, write_in_shards
 
 def run_evaluation(capsys, prepared, *arguments, **environ):
     """(exit status, stdout, stderr) of the command."""
-    settings = {name: prepared[name] for name in ("EVALDIR", "DEVICE", "OMP_NUM_THREADS")}
+    settings = {
+        name: prepared[name] for name in ("EVALDIR", "DEVICE", "OMP_NUM_THREADS")
+    }
     status = main(["evaluate", *map(str, arguments)], settings | environ)
     said = capsys.readouterr()
     return status, said.out, said.err
@@ -33,7 +35,9 @@ def run_evaluation(capsys, prepared, *arguments, **environ):
 
 @pytest.fixture
 def save(tiny, make_model, tmp_path):
-    """save(steps, **facts) -> a checkpoint as a run of the tiny model writes it; another seed at each step."""
+    """save(steps, **facts) -> a checkpoint as a run of the tiny model writes it; another seed at
+    each step.
+    """
 
     def write(steps, **facts):
         model = make_model(tiny, seed=steps, dtype=torch.float32)
@@ -42,9 +46,15 @@ def save(tiny, make_model, tmp_path):
             "step": steps,
             "samples": 6 * steps,
         }
-        state |= {"bert_config": dataclasses.asdict(tiny), "ended": False, "vocab_md5": "0" * 32}
+        state |= {
+            "bert_config": dataclasses.asdict(tiny),
+            "ended": False,
+            "vocab_md5": "0" * 32,
+        }
         return save_checkpoint(
-            CheckpointConfig(directory=tmp_path / "checkpoints", keep=9), steps, state | facts
+            CheckpointConfig(directory=tmp_path / "checkpoints", keep=9),
+            steps,
+            state | facts,
         )
 
     return write
@@ -56,11 +66,16 @@ def test_the_figures_are_those_of_the_run_and_watching_it_ends_with_it(
     folder = tmp_path / "run" / "checkpoints"
     finished = run_bert(
         prepared
-        | {"CHECKPOINT_DIR": str(folder), "CHECKPOINT_EVERY_STEPS": "4", "CHECKPOINT_KEEP": "9"}
+        | {
+            "CHECKPOINT_DIR": str(folder),
+            "CHECKPOINT_EVERY_STEPS": "4",
+            "CHECKPOINT_KEEP": "9",
+        }
     )
     assert finished.returncode == 3, finished.stderr  # the target is out of reach
     lines = [
-        json.loads(line) for line in (tmp_path / "run" / "metrics_0.jsonl").read_text().splitlines()
+        json.loads(line)
+        for line in (tmp_path / "run" / "metrics_0.jsonl").read_text().splitlines()
     ]
     found = {line["step"]: line for line in lines if line["kind"] == "evaluation"}
     status, out, _ = run_evaluation(
@@ -69,17 +84,23 @@ def test_the_figures_are_those_of_the_run_and_watching_it_ends_with_it(
     assert status == 0
     for line in map(json.loads, out.splitlines()):
         for name in ("accuracy", "mlm_loss", "nsp_loss", "nsp_accuracy"):
-            assert line[name] == pytest.approx(found[line["steps"]][name], rel=1e-6), name
+            assert line[name] == pytest.approx(found[line["steps"]][name], rel=1e-6), (
+                name
+            )
         assert (line["sequences"], line["trained_samples"] > 0) == (17, True)
     assert [json.loads(line)["steps"] for line in out.splitlines()] == [4, 8]
     assert newest(folder)["ended"]
 
 
-def test_a_checkpoint_in_shards_has_the_figures_of_one_in_a_file(save, prepared, tmp_path, capsys):
+def test_a_checkpoint_in_shards_has_the_figures_of_one_in_a_file(
+    save, prepared, tmp_path, capsys
+):
     """Given directly or by the folder of both, as the newer one."""
     state = torch.load(save(3), weights_only=True)
     folder = tmp_path / "checkpoints"
-    facts = {name: state[name] for name in ("samples", "bert_config", "ended", "vocab_md5")}
+    facts = {
+        name: state[name] for name in ("samples", "bert_config", "ended", "vocab_md5")
+    }
     path = write_in_shards(folder, 4, state["model"], **facts)
     lines = [
         json.loads(line)
@@ -110,7 +131,9 @@ def test_losses_and_accuracies_are_means_over_words_and_over_sequences(
     expected = {
         "accuracy": (logits.mlm.argmax(1) == batch.masked_labels).double().mean(),
         "mlm_loss": F.cross_entropy(logits.mlm, batch.masked_labels),
-        "nsp_accuracy": (logits.nsp.argmax(1) == batch.next_sentence_labels).double().mean(),
+        "nsp_accuracy": (logits.nsp.argmax(1) == batch.next_sentence_labels)
+        .double()
+        .mean(),
         "nsp_loss": F.cross_entropy(logits.nsp, batch.next_sentence_labels),
     }
     for name, value in expected.items():
@@ -129,11 +152,17 @@ def test_the_benchmarks_initial_checkpoint_is_known_by_its_accuracy(
         max_seq_length=48, vocab_md5=evaluation.VOCAB_MD5, random_seed=0, dupe_factor=1
     )
     write_records(
-        tmp_path / "eval" / "part_eval_10k.hdf5", make_records(20, packed=False, seed=9), metadata
+        tmp_path / "eval" / "part_eval_10k.hdf5",
+        make_records(20, packed=False, seed=9),
+        metadata,
     )
     weights = tmp_path / "phase1" / "model.ckpt-28252.pt"
-    torch.save({"model": dict(make_model(tiny, dtype=torch.float32).state_dict())}, weights)
-    (tmp_path / "phase1" / "bert_config.json").write_text(json.dumps(dataclasses.asdict(tiny)))
+    torch.save(
+        {"model": dict(make_model(tiny, dtype=torch.float32).state_dict())}, weights
+    )
+    (tmp_path / "phase1" / "bert_config.json").write_text(
+        json.dumps(dataclasses.asdict(tiny))
+    )
     real = evaluation.Evaluator.__call__
     monkeypatch.setattr(
         evaluation.Evaluator,
@@ -141,7 +170,11 @@ def test_the_benchmarks_initial_checkpoint_is_known_by_its_accuracy(
         lambda self, m: dataclasses.replace(real(self, m), accuracy=accuracy),
     )
     status, out, _ = run_evaluation(capsys, prepared, weights)
-    met = "met" if accuracy == 0.34085 else "not met: these are not the benchmark's weights"
+    met = (
+        "met"
+        if accuracy == 0.34085
+        else "not met: these are not the benchmark's weights"
+    )
     assert (
         out.splitlines()[-1]
         == f"0.34085 +- 0.0005 is expected of the benchmark's initial checkpoint: {met}"
@@ -162,14 +195,22 @@ def test_bad_input_is_one_line(save, prepared, capsys, tmp_path):
         ((tmp_path / "none",), {}, "no such file or folder: name a checkpoint"),
         ((tmp_path / "packed",), {}, "no step_* and no model.safetensors in it"),
         ((damaged,), {}, "not a readable checkpoint"),
-        ((bare,), {}, "no model config found: give its bert_config.json by --bert-config"),
+        (
+            (bare,),
+            {},
+            "no model config found: give its bert_config.json by --bert-config",
+        ),
         ((save(1),), {"EVALDIR": ""}, "EVALDIR is not set: give the folder"),
         (
             (save(1),),
             {"EVALDIR": str(tmp_path / "nowhere")},
             "no such folder; prepare the data first",
         ),
-        ((save(1),), {"NUM_EVAL_EXAMPLES": "99"}, "20 sequences, and NUM_EVAL_EXAMPLES is 99"),
+        (
+            (save(1),),
+            {"NUM_EVAL_EXAMPLES": "99"},
+            "20 sequences, and NUM_EVAL_EXAMPLES is 99",
+        ),
         ((save(2, **other),), {}, "made with another vocabulary"),
         ((save(1),), {"PRECISION": "fp7"}, "PRECISION='fp7': expected one of"),
     ]

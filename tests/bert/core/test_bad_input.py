@@ -42,18 +42,30 @@ def _pt(environment, value):
 
 CASES = {
     "missing variable": (lambda e: e.pop("LR"), "LR is not set"),
-    "malformed": (lambda e: e.update(BATCHSIZE="many"), "BATCHSIZE='many': expected an integer"),
-    "out of range": (lambda e: e.update(TARGET_MLM_ACCURACY="72"), "TARGET_MLM_ACCURACY='72'"),
+    "malformed": (
+        lambda e: e.update(BATCHSIZE="many"),
+        "BATCHSIZE='many': expected an integer",
+    ),
+    "out of range": (
+        lambda e: e.update(TARGET_MLM_ACCURACY="72"),
+        "TARGET_MLM_ACCURACY='72'",
+    ),
     "unknown attention": (lambda e: e.update(ATTENTION="best"), "ATTENTION=best"),
     "unknown fused name": (lambda e: e.update(FUSED="softmax"), "FUSED names softmax"),
-    "fused without the hardware": (lambda e: e.update(FUSED="bias_gelu"), "the device is a CPU"),
+    "fused without the hardware": (
+        lambda e: e.update(FUSED="bias_gelu"),
+        "the device is a CPU",
+    ),
     "no GPU": (lambda e: e.update(DEVICE="cuda"), "DEVICE=cuda"),
     "rank past the world": (lambda e: e.update(RANK="5"), "RANK=5"),
     "no data folder": (
         lambda e: e.update(DATADIR_PHASE2_PACKED="/nowhere"),
         "DATADIR_PHASE2_PACKED=/nowhere",
     ),
-    "data unset": (lambda e: e.pop("DATADIR_PHASE2_PACKED"), "DATADIR_PHASE2_PACKED is not set"),
+    "data unset": (
+        lambda e: e.pop("DATADIR_PHASE2_PACKED"),
+        "DATADIR_PHASE2_PACKED is not set",
+    ),
     "empty data folder": (
         lambda e: [p.unlink() for p in _shard(e).parent.iterdir()],
         "no record files",
@@ -87,7 +99,10 @@ CASES = {
         lambda e: _model(e, max_position_embeddings=32),
         "max_position_embeddings 32",
     ),
-    "data longer than rows": (lambda e: e.update(MAX_SEQ_LENGTH="32"), "MAX_SEQ_LENGTH"),
+    "data longer than rows": (
+        lambda e: e.update(MAX_SEQ_LENGTH="32"),
+        "MAX_SEQ_LENGTH",
+    ),
     "checkpoint missing": (
         lambda e: e.update(INIT_CHECKPOINT="/no.pt"),
         "INIT_CHECKPOINT=/no.pt: no such file",
@@ -101,10 +116,15 @@ CASES = {
         lambda e: _pt(e, {"x": torch.zeros(2)}),
         "x is not in this model",
     ),
-    "checkpoint with code": (lambda e: _pt(e, {"model": Path("/")}), "not a readable checkpoint"),
+    "checkpoint with code": (
+        lambda e: _pt(e, {"model": Path("/")}),
+        "not a readable checkpoint",
+    ),
     "number too large": (lambda e: e.update(MAX_STEPS="1e400"), "MAX_STEPS='1e400'"),
     "closed and resumed": (
-        lambda e: e.update(SUBMISSION_DIVISION="closed", RESUME="1", CHECKPOINT_DIR=e["EVALDIR"]),
+        lambda e: e.update(
+            SUBMISSION_DIVISION="closed", RESUME="1", CHECKPOINT_DIR=e["EVALDIR"]
+        ),
         "RESUME=1 (a run is timed from its start, and the log of a resumed one leaves out the time trained before)",
     ),
     "resume without folder": (lambda e: e.update(RESUME="1"), "CHECKPOINT_DIR is not"),
@@ -154,5 +174,9 @@ def test_a_submission_that_sees_no_gpu_stops_instead_of_training_on_the_cpu(prep
         ConfigError, match=r"^no GPU is seen \(.*\): fix the driver, or set DEVICE=cpu$"
     ):
         _check_gpu(from_env(Config, closed))
-    for changed in ({"DEVICE": "cpu"}, {"SUBMISSION_DIVISION": "open"}, {"SYNTH_DATA": "1"}):
+    for changed in (
+        {"DEVICE": "cpu"},
+        {"SUBMISSION_DIVISION": "open"},
+        {"SYNTH_DATA": "1"},
+    ):
         _check_gpu(from_env(Config, closed | changed))

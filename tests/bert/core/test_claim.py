@@ -22,11 +22,20 @@ def _quick(monkeypatch):
 
 @pytest.fixture
 def elsewhere(tmp_path):
-    """elsewhere(beats): a claim made on another machine, which beats until the test ends, or is dead."""
+    """elsewhere(beats): a claim made on another machine, which beats until the test ends, or is
+    dead.
+    """
     path, ended, threads = tmp_path / ".writer_0", threading.Event(), []
 
     def make(beats):
-        maker = {"host": "node7", "job": "42", "pid": 31, "start": "1", "pids": "x", "token": "t"}
+        maker = {
+            "host": "node7",
+            "job": "42",
+            "pid": 31,
+            "start": "1",
+            "pids": "x",
+            "token": "t",
+        }
         path.write_bytes(b"0" * 20 + json.dumps(maker).encode())
 
         def beat():
@@ -52,7 +61,9 @@ def test_a_second_writer_is_refused_with_host_and_process(tmp_path):
     with Claim(path, "CHECKPOINT_DIR=c"), pytest.raises(OccupiedError) as caught:
         Claim(path, "CHECKPOINT_DIR=c").__enter__()
     who = f"process {os.getpid()} on {os.uname().nodename}"
-    assert str(caught.value).startswith(f"CHECKPOINT_DIR=c: {who} writes to it: wait for it")
+    assert str(caught.value).startswith(
+        f"CHECKPOINT_DIR=c: {who} writes to it: wait for it"
+    )
     assert not path.exists(), "at its end it is free"
     with Claim(path, "CHECKPOINT_DIR=c"):
         pass
@@ -60,7 +71,9 @@ def test_a_second_writer_is_refused_with_host_and_process(tmp_path):
 
 def test_a_writer_on_another_machine_lives_by_its_beats(elsewhere):
     path = elsewhere(beats=True)
-    with pytest.raises(OccupiedError, match=r"process 31 on node7, job 42 writes to it"):
+    with pytest.raises(
+        OccupiedError, match=r"process 31 on node7, job 42 writes to it"
+    ):
         Claim(path, "RUN_DIR=r").__enter__()
     assert json.loads(path.read_bytes()[20:])["host"] == "node7"
 
@@ -78,7 +91,9 @@ def test_a_dead_writer_does_not_block_here_or_elsewhere(elsewhere):
     begun = time.monotonic()
     with Claim(path, "RUN_DIR=r") as held:
         assert held.is_held()
-        assert time.monotonic() - begun < 60, "the process is looked up, no beat is waited for"
+        assert time.monotonic() - begun < 60, (
+            "the process is looked up, no beat is waited for"
+        )
         assert {file.name for file in path.parent.iterdir()} == {"other"}
 
 

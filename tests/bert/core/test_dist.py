@@ -22,14 +22,20 @@ from ..ranks import run_ranks
 def _look(world: World, before: list[int]) -> None:
     """What was left before this world."""
     before.append(world.size)
-    assert [group.size() for group in dist._left] == before[:-1], "a group of which nothing is kept"
+    assert [group.size() for group in dist._left] == before[:-1], (
+        "a group of which nothing is kept"
+    )
 
 
 def _stopped(rank: int, odd: int, port: int, folder: Path) -> None:
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo")
+    os.environ.update(
+        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo"
+    )
     dist.PATIENCE = 4.0
     try:
-        with World(DistConfig(rank=rank, world_size=3, device="cpu", timeout_seconds=8)) as world:
+        with World(
+            DistConfig(rank=rank, world_size=3, device="cpu", timeout_seconds=8)
+        ) as world:
             world.barrier()
             if rank == odd:
                 os.kill(os.getpid(), signal.SIGSTOP)
@@ -41,12 +47,15 @@ def _stopped(rank: int, odd: int, port: int, folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "odd", [1, pytest.param(0, marks=pytest.mark.slow)], ids=["a rank", "the one with the store"]
+    "odd",
+    [1, pytest.param(0, marks=pytest.mark.slow)],
+    ids=["a rank", "the one with the store"],
 )
 def test_after_a_hang_the_others_name_missing_ranks_nodes_and_timeout(odd, tmp_path):
     ranks, port = [0, 1, 2], free_ports()
     started = [
-        context().Process(target=_stopped, args=(rank, odd, port, tmp_path)) for rank in ranks
+        context().Process(target=_stopped, args=(rank, odd, port, tmp_path))
+        for rank in ranks
     ]
     for process in started:
         process.start()
@@ -60,7 +69,9 @@ def test_after_a_hang_the_others_name_missing_ranks_nodes_and_timeout(odd, tmp_p
             "" if odd else ", where the store of the ranks is,"
         )
         what = "gloo:barrier, collective 2 at the latest"
-        assert said.startswith(f"{who} did not come to {what}, DIST_TIMEOUT=8 s ("), said
+        assert said.startswith(f"{who} did not come to {what}, DIST_TIMEOUT=8 s ("), (
+            said
+        )
     assert not (tmp_path / str(odd)).exists()
     first, *ranks_named = (tmp_path / "hang_0.txt").read_text().splitlines()
     assert first in {(tmp_path / str(rank)).read_text() for rank in others}

@@ -63,7 +63,9 @@ train.fill = odd
 """
 
 
-def test_no_rank_opens_the_data_before_run_start_is_written(prepared, run_bert, tmp_path):
+def test_no_rank_opens_the_data_before_run_start_is_written(
+    prepared, run_bert, tmp_path
+):
     (tmp_path / "opened").mkdir()
     (tmp_path / "first.py").write_text(SLOW_START)
     first = {"FIRST": str(tmp_path / "first.py")}
@@ -79,7 +81,9 @@ def test_no_rank_opens_the_data_before_run_start_is_written(prepared, run_bert, 
     assert min(times) / 1e6 >= started
 
 
-def test_a_rank_with_other_weights_is_named_before_the_clock(prepared, run_bert, tmp_path):
+def test_a_rank_with_other_weights_is_named_before_the_clock(
+    prepared, run_bert, tmp_path
+):
     (tmp_path / "first.py").write_text(ODD_WEIGHTS)
     finished = run_bert(prepared | {"FIRST": str(tmp_path / "first.py")}, ranks=3)
     assert finished.returncode == 2
@@ -100,7 +104,9 @@ def _odd_data(prepared, tmp_path):
     records, metadata = open_records(paths[1])
     ids = np.array(records.input_ids)
     ids[7] ^= 1
-    write_records(folder / paths[1].name, dataclasses.replace(records, input_ids=ids), metadata)
+    write_records(
+        folder / paths[1].name, dataclasses.replace(records, input_ids=ids), metadata
+    )
     for made in (folder, paths[0].parent):
         write_index(made, sorted(made.iterdir()))
     told = rf"rank 1 on \S+ has {paths[1].name}=\(\d+, '\w+'\), and rank 0 \(\d+, '"
@@ -123,7 +129,12 @@ def _odd_code(prepared, tmp_path):
     ("odd", "told"),
     [
         (
-            {"LR": "0.04", "OPT_LAMB_BETA_1": "0.8", "BATCHSIZE": "2", "CHECKPOINT_DIR": "here"},
+            {
+                "LR": "0.04",
+                "OPT_LAMB_BETA_1": "0.8",
+                "BATCHSIZE": "2",
+                "CHECKPOINT_DIR": "here",
+            },
             r"rank 1 on \S+ has (LR=0.04, and rank 0 0.05|OPT_LAMB_BETA_1=0.8, and rank 0 0.9).*; and 1 more: give all",
         ),
         (_odd_data, ""),
@@ -138,7 +149,9 @@ def test_a_rank_alone_with_other_settings_or_data_is_named_with_what_differs(
         odd, told = odd(prepared, tmp_path)
     finished = run_bert(prepared, ranks=3, odd=odd)
     assert finished.returncode == 2
-    assert re.search(f"ranks differ: .*{told}", finished.stderr.splitlines()[-1]), finished.stderr
+    assert re.search(f"ranks differ: .*{told}", finished.stderr.splitlines()[-1]), (
+        finished.stderr
+    )
     assert "step " not in finished.stderr, "before the first step"
 
 
@@ -169,23 +182,32 @@ class _Draws(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("shard", ["0", "1"], ids=["replicated", "sharded"])
-def test_each_weight_is_drawn_once_and_none_that_a_checkpoint_brings(shard, prepared, tmp_path):
+def test_each_weight_is_drawn_once_and_none_that_a_checkpoint_brings(
+    shard, prepared, tmp_path
+):
     config = from_env(Config, prepared | {"SHARD_OPTIMIZER": shard})
     world = World(DistConfig(device="cpu"))
     with _Draws() as draws:
         model, step = train.build(config, world, 7)
     assert draws.count == sum(p.numel() for p in model.parameters() if p.ndim > 1)
     drawn = step.state_dict()["optimizer"]["masters"]
-    weights = {name: tensor if "pooler" in name else 2 * tensor for name, tensor in drawn.items()}
+    weights = {
+        name: tensor if "pooler" in name else 2 * tensor
+        for name, tensor in drawn.items()
+    }
     torch.save(weights, tmp_path / "whole.pt")
     torch.save(
         {name: tensor for name, tensor in weights.items() if "pooler" not in name},
         tmp_path / "no_pooler.pt",
     )
     for name, count in (("whole", 0), ("no_pooler", draws.count)):
-        path = dataclasses.replace(config.checkpoint, init_checkpoint=tmp_path / f"{name}.pt")
+        path = dataclasses.replace(
+            config.checkpoint, init_checkpoint=tmp_path / f"{name}.pt"
+        )
         with _Draws() as again:
-            _, other = train.build(dataclasses.replace(config, checkpoint=path), world, 7)
+            _, other = train.build(
+                dataclasses.replace(config, checkpoint=path), world, 7
+            )
         assert again.count == count, name
         found = other.state_dict()["optimizer"]["masters"]
         assert all(torch.equal(found[key], weights[key]) for key in weights), name
@@ -198,7 +220,9 @@ def test_models_are_made_where_they_train(prepared):
     world.device = torch.device("meta")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            train, "fill", lambda model, chunks: places.extend(p.device for p in model.parameters())
+            train,
+            "fill",
+            lambda model, chunks: places.extend(p.device for p in model.parameters()),
         )
         patch.setattr("bert.pretraining.resume.check_weights", lambda *_: None)
         patch.setattr(train, "checksum_of", lambda _: 0)
@@ -229,7 +253,9 @@ def test_an_evaluation_without_a_graph_is_rehearsed_before_the_clock(
     train.prepare(config, model, step, world)
     assert seen == ([(False, False, 5)] if warm_up else [])
     assert model.training
-    assert all(torch.equal(a, b) for a, b in zip(before, step.state_tensors(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(before, step.state_tensors(), strict=True)
+    )
     assert torch.equal(random_state, torch.get_rng_state())
 
 
@@ -248,7 +274,9 @@ def _warmed(world):
             patch.setattr(home, name, noted)
         world.warm_up()
     assert {name for name, _ in called} == set(names)
-    assert "MAX" in " ".join(operation for name, operation in called if name == "all_reduce")
+    assert "MAX" in " ".join(
+        operation for name, operation in called if name == "all_reduce"
+    )
 
 
 def test_every_kind_of_collective_is_used_before_the_clock():

@@ -1,4 +1,6 @@
-"""One list of variables: the table follows the code, and a name that looks misspelt stops the run before it starts."""
+"""One list of variables: the table follows the code, and a name that looks misspelt stops the run
+before it starts.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,11 @@ import pytest
 from bert.core import variables
 from common.env import ConfigError
 
-# What shells, schedulers, containers, compilers and other libraries export on machines of this trade.
-ORDINARY = Path(__file__).with_name("ordinary_names.txt").read_text(encoding="utf-8").split()
+# What shells, schedulers, containers, compilers and other libraries export on machines of this
+# trade.
+ORDINARY = (
+    Path(__file__).with_name("ordinary_names.txt").read_text(encoding="utf-8").split()
+)
 
 TYPOS = {
     "BATCHSZIE": "BATCHSIZE",  # these four passed a whole check once, or a whole run
@@ -52,12 +57,16 @@ def test_all_misspelt_names_are_in_one_line():
 
 
 def test_a_name_of_our_kind_that_resembles_none_stops_too():
-    with pytest.raises(ConfigError, match=r"^OPT_LAMB_GAMMA: did you mean OPT_LAMB_BETA"):
+    with pytest.raises(
+        ConfigError, match=r"^OPT_LAMB_GAMMA: did you mean OPT_LAMB_BETA"
+    ):
         variables.check_names({"OPT_LAMB_GAMMA": "1"})
 
 
 def test_the_ordinary_environment_of_a_cluster_passes():
-    listed = [entry.name for entries in variables.groups().values() for entry in entries]
+    listed = [
+        entry.name for entries in variables.groups().values() for entry in entries
+    ]
     variables.check_names(dict.fromkeys([*ORDINARY, *listed], "1"))
 
 
@@ -66,7 +75,9 @@ def test_this_very_environment_passes():
 
 
 def test_every_synonym_names_a_variable():
-    listed = {entry.name for entries in variables.groups().values() for entry in entries}
+    listed = {
+        entry.name for entries in variables.groups().values() for entry in entries
+    }
     assert set(variables.SYNONYMS.values()) <= listed
     assert not set(variables.SYNONYMS) & listed
 
@@ -90,13 +101,18 @@ def test_the_table_shows_what_this_environment_sets():
     rows = variables.table({"LR": "0.02"}).splitlines()
     assert any(re.match(r"\* LR +0\.02 +base learning rate", row) for row in rows)
     assert any(re.match(r"  CLIP +after +", row) for row in rows)
-    assert max(map(len, variables.table({"DATADIR": "/x" * 30}, 100).splitlines())) <= 101
+    assert (
+        max(map(len, variables.table({"DATADIR": "/x" * 30}, 100).splitlines())) <= 101
+    )
 
 
 @pytest.mark.parametrize(
-    "arguments", [["bert", "--help"], ["bert", "--batchsze", "8"], ["bert.core.variables"]]
+    "arguments",
+    [["bert", "--help"], ["bert", "--batchsze", "8"], ["bert.core.variables"]],
 )
-def test_help_and_the_check_of_names_wait_for_no_heavy_import(arguments, repository, tmp_path):
+def test_help_and_the_check_of_names_wait_for_no_heavy_import(
+    arguments, repository, tmp_path
+):
     for package in ("torch", "numpy", "scipy", "h5py"):
         (tmp_path / f"{package}.py").write_text("raise SystemExit('imported')")
     path = f"{tmp_path}:{repository / 'implementations'}"

@@ -31,7 +31,9 @@ def make_records(num_sequences: int, seed: int = 0) -> Records:
     return Records(
         input_ids=rng.integers(1000, 30522, lengths.sum()).astype(np.int16),
         sequence_offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
-        segment_b_start=np.array([rng.integers(2, n - 1) for n in lengths], dtype=np.int16),
+        segment_b_start=np.array(
+            [rng.integers(2, n - 1) for n in lengths], dtype=np.int16
+        ),
         masked_lm_positions=np.concatenate([np.zeros(0), *masked]).astype(np.int16),
         masked_lm_ids=rng.integers(1000, 30522, sum(counts)).astype(np.int16),
         masked_lm_offsets=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
@@ -55,7 +57,9 @@ def ragged(file: h5py.File, name: str, rows: list[np.ndarray], dtype: type) -> N
     file.create_dataset(name, data=data, dtype=h5py.vlen_dtype(np.dtype(dtype)))
 
 
-def sequences_of(records: Records) -> list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
+def sequences_of(
+    records: Records,
+) -> list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
     """(ids, segment ids, masked positions, masked ids) of each sequence."""
     found = []
     for i in range(records.num_sequences):
@@ -63,13 +67,20 @@ def sequences_of(records: Records) -> list[tuple[np.ndarray, np.ndarray, np.ndar
         segments = (np.arange(len(ids)) >= records.segment_b_start[i]).astype(np.int8)
         masked = slice(*records.masked_lm_offsets[i : i + 2])
         found.append(
-            (ids, segments, records.masked_lm_positions[masked], records.masked_lm_ids[masked])
+            (
+                ids,
+                segments,
+                records.masked_lm_positions[masked],
+                records.masked_lm_ids[masked],
+            )
         )
     return found
 
 
 def write_habana(file: h5py.File, records: Records) -> None:
-    """Packed rows as the tables of Habana's packing script: up to 5 sequences of together 512 tokens a row."""
+    """Packed rows as the tables of Habana's packing script: up to 5 sequences of together 512
+    tokens a row.
+    """
     assert records.row_offsets is not None
     sequences, rows = sequences_of(records), records.num_rows
     widths = {"input_ids": 512, "input_mask": 512, "segment_ids": 512, "positions": 512,
@@ -80,7 +91,10 @@ def write_habana(file: h5py.File, records: Records) -> None:
         at = masked_at = 0
         for place, i in enumerate(range(*records.row_offsets[row : row + 2])):
             ids, segments, positions, labels = sequences[i]
-            span, masked = slice(at, at + len(ids)), slice(masked_at, masked_at + len(labels))
+            span, masked = (
+                slice(at, at + len(ids)),
+                slice(masked_at, masked_at + len(labels)),
+            )
             tables["input_ids"][row, span] = ids
             tables["input_mask"][row, span] = place + 1
             tables["segment_ids"][row, span] = segments
@@ -136,7 +150,8 @@ def write_nvidia(path: Path, records: Records, schema: str) -> None:
                     [
                         np.zeros(0, dtype),
                         *(
-                            sequences[i][column] + (lengths[row.start : i].sum() if shift else 0)
+                            sequences[i][column]
+                            + (lengths[row.start : i].sum() if shift else 0)
                             for i in row
                         ),
                     ]
@@ -144,12 +159,23 @@ def write_nvidia(path: Path, records: Records, schema: str) -> None:
                 for row in rows
             ]
             ragged(file, name, packed, dtype)
-        ragged(file, "packed_input_len", [lengths[row.start : row.stop] for row in rows], np.int16)
+        ragged(
+            file,
+            "packed_input_len",
+            [lengths[row.start : row.stop] for row in rows],
+            np.int16,
+        )
         counts = np.diff(records.masked_lm_offsets)
         ragged(
-            file, "packed_masked_lm_len", [counts[row.start : row.stop] for row in rows], np.int16
+            file,
+            "packed_masked_lm_len",
+            [counts[row.start : row.stop] for row in rows],
+            np.int16,
         )
         labels = records.next_sentence_labels
         ragged(
-            file, "next_sentence_labels", [labels[row.start : row.stop] for row in rows], np.int8
+            file,
+            "next_sentence_labels",
+            [labels[row.start : row.stop] for row in rows],
+            np.int8,
         )

@@ -38,16 +38,22 @@ def test_batch_is_its_sequences_end_to_end(make_records, batch_of):
             int(i >= start_b) for i in range(end - begin)
         ]
         m = records.masked_lm_offsets
-        positions = records.masked_lm_positions[m[sequence] : m[sequence + 1]].astype(np.int64)
+        positions = records.masked_lm_positions[m[sequence] : m[sequence + 1]].astype(
+            np.int64
+        )
         count = len(positions)
         assert (
-            batch.masked_positions[masked : masked + count].tolist() == (positions + begin).tolist()
+            batch.masked_positions[masked : masked + count].tolist()
+            == (positions + begin).tolist()
         )
         labels = records.masked_lm_ids[m[sequence] : m[sequence + 1]].tolist()
         assert batch.masked_labels[masked : masked + count].tolist() == labels
         masked += count
     assert masked == batch.num_masked
-    assert batch.next_sentence_labels.tolist() == records.next_sentence_labels[chosen].tolist()
+    assert (
+        batch.next_sentence_labels.tolist()
+        == records.next_sentence_labels[chosen].tolist()
+    )
 
 
 def test_a_token_beyond_the_vocabulary_is_reported(make_records):
@@ -55,7 +61,9 @@ def test_a_token_beyond_the_vocabulary_is_reported(make_records):
     largest = int(max(records.input_ids.max(), records.masked_lm_ids.max()))
     line = [records], [np.arange(4)], np.arange(4), 48
     assert gather_batch(*line, largest + 1).num_sequences == 4
-    with pytest.raises(DataError, match=f"token ids .* to {largest} .* vocab_size {largest}: "):
+    with pytest.raises(
+        DataError, match=f"token ids .* to {largest} .* vocab_size {largest}: "
+    ):
         gather_batch(*line, largest)
 
 
@@ -83,8 +91,13 @@ def test_batches_without_numba_are_the_same_and_a_line_says_so(tmp_path, monkeyp
     done = Command("without_numba", {"PATH": os.environ["PATH"]}, before=_here).finish()
     assert done.returncode == 0, done.stderr
     assert "bert: warning: data loading runs slower, interpreted" in done.stderr
-    records, without = synthetic_records(4, 512, 1000, packed=True, seed=3), torch.load("batch.pt")
-    for name, value in vars(make_batch(records, np.arange(records.num_sequences), 512)).items():
+    records, without = (
+        synthetic_records(4, 512, 1000, packed=True, seed=3),
+        torch.load("batch.pt"),
+    )
+    for name, value in vars(
+        make_batch(records, np.arange(records.num_sequences), 512)
+    ).items():
         assert torch.equal(torch.as_tensor(value), torch.as_tensor(without[name])), name
 
 
@@ -92,8 +105,12 @@ def test_a_sequence_without_a_pair_has_no_next_sentence(make_records):
     records = make_records(6, packed=False)
     starts = records.segment_b_start.copy()
     starts[[1, 4]] = records.sequence_lengths[[1, 4]]
-    batch = make_batch(dataclasses.replace(records, segment_b_start=starts), np.arange(6), 48)
+    batch = make_batch(
+        dataclasses.replace(records, segment_b_start=starts), np.arange(6), 48
+    )
     expected = records.next_sentence_labels.astype(np.int64)
     expected[[1, 4]] = -100
     assert batch.next_sentence_labels.tolist() == expected.tolist()
-    assert not batch.segment_ids[int(batch.cu_seqlens[1]) : int(batch.cu_seqlens[2])].any()
+    assert not batch.segment_ids[
+        int(batch.cu_seqlens[1]) : int(batch.cu_seqlens[2])
+    ].any()

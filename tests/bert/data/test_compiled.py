@@ -13,7 +13,9 @@ from ...forked import Command
 
 
 def _as_if_started_in(folder):
-    """Finds modules there, writes no byte code, and keeps machine code where the environment says."""
+    """Finds modules there, writes no byte code, and keeps machine code where the environment
+    says.
+    """
     sys.path.insert(0, folder)
     sys.dont_write_bytecode = True
     numba.config.reload_config()
@@ -22,12 +24,16 @@ def _as_if_started_in(folder):
 def said(folder, module, **environment):
     """Output of ``python -B -m module`` in the folder."""
     before = functools.partial(_as_if_started_in, str(folder))
-    done = Command(module, {"PATH": os.environ["PATH"]} | environment, before=before).finish()
+    done = Command(
+        module, {"PATH": os.environ["PATH"]} | environment, before=before
+    ).finish()
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-@pytest.mark.parametrize("chosen", [False, True], ids=["beside the sources", "in NUMBA_CACHE_DIR"])
+@pytest.mark.parametrize(
+    "chosen", [False, True], ids=["beside the sources", "in NUMBA_CACHE_DIR"]
+)
 def test_a_changed_helper_in_another_file_is_compiled_anew(chosen, tmp_path):
     head = "from bert.data.compiled import compiled\n"
     (tmp_path / "caller.py").write_text(

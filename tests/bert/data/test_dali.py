@@ -1,7 +1,8 @@
-"""DATA_LOADER=dali gives the batches of our loader: with DALI itself if it is installed, and with a stand-in.
+"""DATA_LOADER=dali gives the batches of our loader: with DALI itself if it is installed, and with a
+stand-in.
 
-The stand-in does what the adapter relies on: it asks for iterations ahead, ends with StopIteration once those that it
-holds are given out, and lends its buffers until the next run only.
+The stand-in does what the adapter relies on: it asks for iterations ahead, ends with StopIteration
+once those that it holds are given out, and lends its buffers until the next run only.
 """
 
 from __future__ import annotations
@@ -113,7 +114,9 @@ def _data(source, first_step=1, bad_batch=None):
 
     made: list = []
     config = Config(packed=True, batch_size=3, gradient_steps=2, max_seq_length=48)
-    sampler = Sampler(source.row_counts(), config.rows_per_step, seed=1, rank=0, world_size=1)
+    sampler = Sampler(
+        source.row_counts(), config.rows_per_step, seed=1, rank=0, world_size=1
+    )
     return TrainingData(source, sampler, config, 211, first_step, finish)
 
 
@@ -131,8 +134,13 @@ def _same(left, right):
 
 
 @pytest.mark.parametrize("first_step", [1, 4])
-def test_batches_are_our_loaders_bit_for_bit_from_any_step_on(pipelines, data, first_step):
-    ours, theirs = data(first_step=first_step), DaliLoader(data(first_step=first_step), CPU, 2)
+def test_batches_are_our_loaders_bit_for_bit_from_any_step_on(
+    pipelines, data, first_step
+):
+    ours, theirs = (
+        data(first_step=first_step),
+        DaliLoader(data(first_step=first_step), CPU, 2),
+    )
     kept = []
     for _ in range(7):
         left, right = ours.next_step(), theirs.next_step()
@@ -187,7 +195,9 @@ def test_a_run_by_dali_that_stops_and_resumes_trains_the_same_weights(
         environment["RUN_DIR"] = str(tmp_path / f"run_{len(trained)}")
         Path(environment["RUN_DIR"]).mkdir()
         config = from_env(RunConfig, environment)
-        log = MlperfLog(config.mlperf, True, Path(environment["RUN_DIR"], "result_0.txt"))
+        log = MlperfLog(
+            config.mlperf, True, Path(environment["RUN_DIR"], "result_0.txt")
+        )
         with World(config.dist) as world:
             return train.pretrain(config, world, log).step
 

@@ -13,7 +13,9 @@ from bert.data import digests
 
 
 def arguments(lengths: list[int], counts: list[int], seed: int) -> list[np.ndarray]:
-    """Random numbers of all 16 bits, in sequences of these lengths; of an odd seed, some ids of 17 bits."""
+    """Random numbers of all 16 bits, in sequences of these lengths; of an odd seed, some ids of 17
+    bits.
+    """
     rng = np.random.default_rng(seed)
 
     def numbers(*shape: int) -> np.ndarray:
@@ -29,7 +31,8 @@ def arguments(lengths: list[int], counts: list[int], seed: int) -> list[np.ndarr
         for ids in flat[::2]:
             ids[rng.random(len(ids)) < 0.003] += 1 << 16
     offsets = [
-        np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64) for sizes in (lengths, counts)
+        np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+        for sizes in (lengths, counts)
     ]
     return [numbers(len(lengths), 4), *flat, *offsets]
 
@@ -41,7 +44,8 @@ def hashed_apart(heads, input_ids, positions, labels, offsets, masked_offsets) -
     ):
         ids, to = input_ids[token:token_end], labels[masked:masked_end]
         wide = any(
-            part.size and not -(2**15) <= part.min() <= part.max() < 2**15 for part in (ids, to)
+            part.size and not -(2**15) <= part.min() <= part.max() < 2**15
+            for part in (ids, to)
         )
         dtype = np.int32 if wide else np.int16
         h = hashlib.blake2b(heads[i].tobytes(), digest_size=16)
@@ -55,7 +59,9 @@ def hashed_apart(heads, input_ids, positions, labels, offsets, masked_offsets) -
 
 @settings(deadline=None)  # the first call compiles
 @given(
-    st.lists(st.tuples(st.integers(0, 300), st.integers(0, 80)), min_size=1, max_size=8),
+    st.lists(
+        st.tuples(st.integers(0, 300), st.integers(0, 80)), min_size=1, max_size=8
+    ),
     st.integers(0, 99),
 )
 def test_the_sum_is_that_of_hashlib(sizes: list[tuple[int, int]], seed: int) -> None:
@@ -64,7 +70,9 @@ def test_the_sum_is_that_of_hashlib(sizes: list[tuple[int, int]], seed: int) -> 
 
 
 @pytest.mark.parametrize("length", [60, 61, 123, 124, 125])
-def test_a_sequence_that_ends_where_a_block_does_is_hashed_as_by_hashlib(length: int) -> None:
+def test_a_sequence_that_ends_where_a_block_does_is_hashed_as_by_hashlib(
+    length: int,
+) -> None:
     given_ = arguments([length] * 50, [0] * 50, length)  # with the head of four numbers
     assert digests.sum_of_hashes(*given_) == hashed_apart(*given_)
 

@@ -1,4 +1,6 @@
-"""Record files are read as written, damage is reported in one line, digests catch lost or doubled sequences."""
+"""Record files are read as written, damage is reported in one line, digests catch lost or doubled
+sequences.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ from .samples import METADATA, assert_equal, make_records, ragged, write_nvidia
 
 @pytest.mark.parametrize("num_sequences", [0, 1, 17])
 @pytest.mark.parametrize("packed", [False, True])
-def test_a_file_comes_back_as_written(tmp_path: Path, num_sequences: int, packed: bool) -> None:
+def test_a_file_comes_back_as_written(
+    tmp_path: Path, num_sequences: int, packed: bool
+) -> None:
     records = make_records(num_sequences)
     if packed:
         records = records.with_rows(np.arange(num_sequences + 1))
@@ -34,7 +38,9 @@ def test_a_file_comes_back_as_written(tmp_path: Path, num_sequences: int, packed
     found, metadata = verify_records(tmp_path / "a.hdf5")
     assert_equal(found, records)
     assert metadata == written
-    assert dataclasses.replace(metadata, content_digest="", multiset_digest="") == METADATA
+    assert (
+        dataclasses.replace(metadata, content_digest="", multiset_digest="") == METADATA
+    )
 
 
 def test_readers_map_the_file_and_copy_nothing(tmp_path: Path) -> None:
@@ -82,8 +88,12 @@ def test_selection_and_concatenation_keep_each_sequence(tmp_path: Path) -> None:
             assert np.array_equal(
                 getattr(chosen, name)[start:end], getattr(records, name)[first:last]
             )
-    assert_equal(concatenate([records.select(range(4)), records.select(range(4, 9))]), records)
-    rows = concatenate([records.with_rows([0, 2, 9]), records.with_rows([0, 9])]).row_offsets
+    assert_equal(
+        concatenate([records.select(range(4)), records.select(range(4, 9))]), records
+    )
+    rows = concatenate(
+        [records.with_rows([0, 2, 9]), records.with_rows([0, 9])]
+    ).row_offsets
     assert rows is not None
     assert rows.tolist() == [0, 2, 9, 18]
 
@@ -92,7 +102,10 @@ def test_multiset_digest_ignores_order_and_adds_up() -> None:
     records = make_records(20)
     order = np.random.default_rng(1).permutation(20)
     assert multiset_digest(records.select(order)) == multiset_digest(records)
-    parts = [multiset_digest(records.select(order[:7])), multiset_digest(records.select(order[7:]))]
+    parts = [
+        multiset_digest(records.select(order[:7])),
+        multiset_digest(records.select(order[7:])),
+    ]
     assert add_multiset_digests(parts) == multiset_digest(records)
 
 
@@ -108,12 +121,16 @@ def test_multiset_digest_sees_every_field_and_every_loss() -> None:
     ):
         changed = getattr(records, name).copy()
         changed[3] ^= 1
-        assert multiset_digest(dataclasses.replace(records, **{name: changed})) != digest, name
+        assert (
+            multiset_digest(dataclasses.replace(records, **{name: changed})) != digest
+        ), name
     assert multiset_digest(records.select(range(19))) != digest
     assert multiset_digest(records.select([*range(19), 18])) != digest
     moved = records.masked_lm_offsets.copy()
     moved[5] += 1
-    assert multiset_digest(dataclasses.replace(records, masked_lm_offsets=moved)) != digest
+    assert (
+        multiset_digest(dataclasses.replace(records, masked_lm_offsets=moved)) != digest
+    )
 
 
 def rewrite(path: Path, **changes: object) -> None:
@@ -126,10 +143,18 @@ def rewrite(path: Path, **changes: object) -> None:
 
 
 BAD_CONTENT = {
-    "segment B outside": {"segment_b_start": lambda r: r.segment_b_start + np.int16(100)},
-    "neither 0 nor 1": {"next_sentence_labels": lambda r: r.next_sentence_labels + np.int8(2)},
-    "position outside": {"masked_lm_positions": lambda r: r.masked_lm_positions + np.int16(64)},
-    "not ascending": {"masked_lm_positions": lambda r: r.masked_lm_positions * np.int16(0)},
+    "segment B outside": {
+        "segment_b_start": lambda r: r.segment_b_start + np.int16(100)
+    },
+    "neither 0 nor 1": {
+        "next_sentence_labels": lambda r: r.next_sentence_labels + np.int8(2)
+    },
+    "position outside": {
+        "masked_lm_positions": lambda r: r.masked_lm_positions + np.int16(64)
+    },
+    "not ascending": {
+        "masked_lm_positions": lambda r: r.masked_lm_positions * np.int16(0)
+    },
     "negative token": {"input_ids": lambda r: -r.input_ids},
     "changed after": {"input_ids": lambda r: r.input_ids + np.int16(1)},
     "length out of range": {
@@ -143,7 +168,9 @@ def test_verification_finds_bad_content(tmp_path: Path, message: str) -> None:
     path = tmp_path / "a.hdf5"
     records = make_records(9)
     write_records(path, records, METADATA)
-    rewrite(path, **{name: make(records) for name, make in BAD_CONTENT[message].items()})
+    rewrite(
+        path, **{name: make(records) for name, make in BAD_CONTENT[message].items()}
+    )
     with pytest.raises(DataError, match=message):
         verify_records(path)
 
@@ -205,7 +232,9 @@ def test_a_damaged_or_foreign_file_is_refused_on_opening_in_one_line(
     assert "\n" not in str(caught.value)
 
 
-def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(DataError, match="cannot write"):
         write_records(tmp_path / "none" / "a.hdf5", make_records(3), METADATA)
 
@@ -222,14 +251,18 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_inconsistent_records_are_not_written(tmp_path: Path) -> None:
-    records = dataclasses.replace(make_records(3), segment_b_start=np.zeros(2, np.int16))
+    records = dataclasses.replace(
+        make_records(3), segment_b_start=np.zeros(2, np.int16)
+    )
     with pytest.raises(DataError, match="segment_b_start"):
         write_records(tmp_path / "a.hdf5", records, METADATA)
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("schema", ["fixed", "variable", "packed", "habana"])
-def test_shards_of_others_read_as_the_same_sequences(tmp_path: Path, schema: str) -> None:
+def test_shards_of_others_read_as_the_same_sequences(
+    tmp_path: Path, schema: str
+) -> None:
     records = make_records(13)
     if schema in ("packed", "habana"):
         records = records.with_rows([0, 2, 3, 6, 9, 10, 13])
@@ -261,7 +294,9 @@ def test_a_packed_table_that_contradicts_itself_is_refused(
         verify_records(tmp_path / "part")
 
 
-@pytest.mark.parametrize("name", ["sequence_offsets", "masked_lm_offsets", "row_offsets"])
+@pytest.mark.parametrize(
+    "name", ["sequence_offsets", "masked_lm_offsets", "row_offsets"]
+)
 @pytest.mark.parametrize("value", [-1, 1 << 40, -(1 << 62)])
 def test_offsets_that_point_outside_are_found_before_they_are_followed(
     tmp_path: Path, name: str, value: int
@@ -295,7 +330,9 @@ def test_ids_that_records_cannot_hold_are_refused(
 ) -> None:
     records = make_records(4)
     write_nvidia(
-        tmp_path / "part", records.with_rows([0, 2, 4]) if schema == "packed" else records, schema
+        tmp_path / "part",
+        records.with_rows([0, 2, 4]) if schema == "packed" else records,
+        schema,
     )
     with h5py.File(tmp_path / "part", "r+") as file:
         rows = [np.array(row, np.int64) for row in file[name][:]]
@@ -306,13 +343,16 @@ def test_ids_that_records_cannot_hold_are_refused(
         else:
             ragged(file, name, rows, np.int64)
     with pytest.raises(
-        DataError, match=f"part: {name} has {odd}, and records hold -2147483648 to 2147483647"
+        DataError,
+        match=f"part: {name} has {odd}, and records hold -2147483648 to 2147483647",
     ):
         open_records(tmp_path / "part")
 
 
 @pytest.mark.parametrize("schema", ["fixed", "variable", "packed", "habana"])
-def test_shards_of_others_are_counted_without_reading_them(tmp_path, schema, monkeypatch):
+def test_shards_of_others_are_counted_without_reading_them(
+    tmp_path, schema, monkeypatch
+):
     records = make_records(13)
     if schema in ("packed", "habana"):
         records = records.with_rows([0, 2, 3, 6, 9, 10, 13])
@@ -321,8 +361,12 @@ def test_shards_of_others_are_counted_without_reading_them(tmp_path, schema, mon
     assert count_rows(tmp_path / "part") == records.num_rows
 
 
-@pytest.mark.parametrize("name", ["packed_input_len", "packed_masked_lm_len", "segment_ids"])
-def test_nvidia_made_shards_whose_lengths_disagree_are_refused(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["packed_input_len", "packed_masked_lm_len", "segment_ids"]
+)
+def test_nvidia_made_shards_whose_lengths_disagree_are_refused(
+    tmp_path: Path, name: str
+) -> None:
     path = tmp_path / "part"
     write_nvidia(path, make_records(4).with_rows([0, 2, 4]), "packed")
     with h5py.File(path, "r+") as file:
@@ -349,7 +393,9 @@ def test_wide_ids_are_kept_as_they_are_and_hashed_as_if_narrow_where_they_fit(
     )
     assert multiset_digest(stored) == multiset_digest(records)
     wide = dataclasses.replace(
-        stored, input_ids=stored.input_ids + 40_000, masked_lm_ids=stored.masked_lm_ids + 90_000
+        stored,
+        input_ids=stored.input_ids + 40_000,
+        masked_lm_ids=stored.masked_lm_ids + 90_000,
     )
     write_records(tmp_path / "a.hdf5", wide, METADATA)
     found, _ = verify_records(tmp_path / "a.hdf5")
@@ -377,7 +423,9 @@ def test_nvidia_made_shards_of_a_large_vocabulary_are_read(
 ) -> None:
     records = make_records(4)
     write_nvidia(
-        tmp_path / "part", records.with_rows([0, 2, 4]) if schema == "packed" else records, schema
+        tmp_path / "part",
+        records.with_rows([0, 2, 4]) if schema == "packed" else records,
+        schema,
     )
     with h5py.File(tmp_path / "part", "r+") as file:
         rows = [np.array(row, np.int32) for row in file[name][:]]

@@ -1,4 +1,6 @@
-"""A damaged HDF5 file is named, whatever the library does as it reads it, and the next one is read."""
+"""A damaged HDF5 file is named, whatever the library does as it reads it, and the next one is
+read.
+"""
 
 from __future__ import annotations
 
@@ -104,7 +106,9 @@ def test_an_interrupted_question_is_not_answered_to_the_next(
     assert open_records(tmp_path / "5.hdf5")[0].num_sequences == 5
 
 
-def test_a_forked_process_has_its_own_reader_and_none_is_left_behind(tmp_path: Path) -> None:
+def test_a_forked_process_has_its_own_reader_and_none_is_left_behind(
+    tmp_path: Path,
+) -> None:
     write_records(tmp_path / "a.hdf5", make_records(3), METADATA)
     open_records(tmp_path / "a.hdf5")
     pid = reader().pid
@@ -142,5 +146,7 @@ def test_the_reader_is_found_from_any_folder(tmp_path: Path) -> None:
     code += "from bert.data.format import open_records\n"
     code += "print(open_records('a.hdf5')[0].num_sequences)"
     line = [sys.executable, "-W", "error", "-c", code]
-    done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        line, cwd=tmp_path, capture_output=True, text=True, check=False
+    )
     assert (done.stdout, done.stderr) == ("3\n", "")

@@ -25,9 +25,16 @@ def test_an_epoch_of_batches_is_every_sequence_once(make_records, packed):
     )  # steps of 4 rows cross the ends of 7
     total = int(files.row_counts().sum())
     config = Config(batch_size=2, gradient_steps=2, packed=packed, max_seq_length=48)
-    sampler = Sampler(files.row_counts(), config.rows_per_step, seed=3, rank=0, world_size=1)
+    sampler = Sampler(
+        files.row_counts(), config.rows_per_step, seed=3, rank=0, world_size=1
+    )
     data = TrainingData(
-        files, sampler, config, vocab_size=211, first_step=1, pad_and_pin=lambda batch: batch
+        files,
+        sampler,
+        config,
+        vocab_size=211,
+        first_step=1,
+        pad_and_pin=lambda batch: batch,
     )
     seen = []
     rows = 0
@@ -41,7 +48,8 @@ def test_an_epoch_of_batches_is_every_sequence_once(make_records, packed):
     for records in files.files:
         o = records.sequence_offsets
         everything += [
-            tuple(records.input_ids[o[i] : o[i + 1]].tolist()) for i in range(records.num_sequences)
+            tuple(records.input_ids[o[i] : o[i + 1]].tolist())
+            for i in range(records.num_sequences)
         ]
     assert len(set(seen)) == len(seen)
     assert set(seen) <= set(everything)
@@ -52,14 +60,25 @@ def test_an_epoch_of_batches_is_every_sequence_once(make_records, packed):
 
 def test_rows_of_no_sequence_are_passed_over_and_no_micro_batch_is_empty(make_records):
     records = make_records(12, False, 1)
-    files = Files([records.with_rows([0, 0, 0, 4, 8, 8, 12, 12]), make_records(5, True, 2)])
+    files = Files(
+        [records.with_rows([0, 0, 0, 4, 8, 8, 12, 12]), make_records(5, True, 2)]
+    )
     config = Config(batch_size=1, gradient_steps=1, packed=True, max_seq_length=512)
-    sampler = Sampler(files.row_counts(), config.rows_per_step, seed=3, rank=0, world_size=1)
+    sampler = Sampler(
+        files.row_counts(), config.rows_per_step, seed=3, rank=0, world_size=1
+    )
     data = TrainingData(
-        files, sampler, config, vocab_size=211, first_step=1, pad_and_pin=lambda batch: batch
+        files,
+        sampler,
+        config,
+        vocab_size=211,
+        first_step=1,
+        pad_and_pin=lambda batch: batch,
     )
     seen = {
-        tuple(_tokens(batch)) for _ in range(sampler.steps_per_epoch) for batch in data.next_step()
+        tuple(_tokens(batch))
+        for _ in range(sampler.steps_per_epoch)
+        for batch in data.next_step()
     }
     data.close()
     o = records.sequence_offsets
@@ -80,8 +99,12 @@ def test_a_step_that_cannot_be_made_is_reported_at_its_turn(make_records, bad):
     made: list = []
     files = Files([make_records(40, False, 1)])
     config = Config(batch_size=2, gradient_steps=1, packed=False, max_seq_length=48)
-    sampler = Sampler(files.row_counts(), config.rows_per_step, seed=3, rank=0, world_size=1)
-    data = TrainingData(files, sampler, config, vocab_size=211, first_step=1, pad_and_pin=finish)
+    sampler = Sampler(
+        files.row_counts(), config.rows_per_step, seed=3, rank=0, world_size=1
+    )
+    data = TrainingData(
+        files, sampler, config, vocab_size=211, first_step=1, pad_and_pin=finish
+    )
     steps = [data.next_step()[0] for _ in range(bad - 1)]
     with pytest.raises(DataError, match="damaged"):
         data.next_step()

@@ -31,8 +31,12 @@ CLS, SEP, MASK = 1, 2, 3
 def original(records: Records) -> np.ndarray:
     """The tokens before the records' own masks."""
     tokens = records.input_ids.copy()
-    owner = np.repeat(np.arange(records.num_sequences), np.diff(records.masked_lm_offsets))
-    tokens[records.sequence_offsets[owner] + records.masked_lm_positions] = records.masked_lm_ids
+    owner = np.repeat(
+        np.arange(records.num_sequences), np.diff(records.masked_lm_offsets)
+    )
+    tokens[records.sequence_offsets[owner] + records.masked_lm_positions] = (
+        records.masked_lm_ids
+    )
     return tokens
 
 
@@ -43,7 +47,9 @@ def chosen_of(records: Records, epoch: int = 0, file: int = 0) -> Chosen:
 
 @pytest.fixture(scope="module")
 def many() -> Records:
-    """Half a million tokens of a vocabulary of 211, each sequence with [CLS] in front and [SEP] at the end."""
+    """Half a million tokens of a vocabulary of 211, each sequence with [CLS] in front and [SEP] at
+    the end.
+    """
     records = synthetic_records(2000, 512, WORDS, False, 0)
     starts, ends = records.sequence_offsets[:-1], records.sequence_offsets[1:] - 1
     free = ~np.isin(records.masked_lm_positions, [0])
@@ -75,13 +81,22 @@ def test_masks_are_15_percent_of_the_text_80_10_10(many: Records) -> None:
     assert abs(len(other) / len(now) - 0.1) < 0.01
     counts = np.bincount(other, minlength=WORDS)
     assert len(counts) == WORDS
-    assert 0.3 * counts.mean() < np.delete(counts, MASK).min() <= counts.max() < 2 * counts.mean()
+    assert (
+        0.3 * counts.mean()
+        < np.delete(counts, MASK).min()
+        <= counts.max()
+        < 2 * counts.mean()
+    )
     thirds = np.array_split(np.isin(np.arange(len(tokens)), where)[text], 3)
     assert all(abs(part.mean() - 0.15) < 0.006 for part in thirds), "everywhere alike"
-    assert (plain.input_ids.numpy() == many.input_ids).all(), "the batch given stays what it was"
+    assert (plain.input_ids.numpy() == many.input_ids).all(), (
+        "the batch given stays what it was"
+    )
 
 
-def test_another_epoch_file_or_seed_has_other_masks_and_the_same_the_same(many: Records) -> None:
+def test_another_epoch_file_or_seed_has_other_masks_and_the_same_the_same(
+    many: Records,
+) -> None:
     tokens = MaskTokens(CLS, SEP, MASK, WORDS)
     plain = make_batch(many, np.arange(many.num_sequences), 512)
 
@@ -125,25 +140,39 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_rank_world_size_and_resumption_change_no_mask(make_records, kind: str) -> None:
     settings = KINDS[kind]
-    source = Files([make_records(40, packed=kind == "packed", seed=seed) for seed in range(3)])
+    source = Files(
+        [make_records(40, packed=kind == "packed", seed=seed) for seed in range(3)]
+    )
     found: dict[tuple[int, int, int], set[tuple[int, ...]]] = {}
     epochs: dict[int, int] = {}
     for world in (1, 2, 3):
-        more = {name: world if value == -1 else value for name, value in settings.items()}
+        more = {
+            name: world if value == -1 else value for name, value in settings.items()
+        }
         config = Config(
-            batch_size=4, gradient_steps=2, max_seq_length=LENGTH, masking="dynamic", **more
+            batch_size=4,
+            gradient_steps=2,
+            max_seq_length=LENGTH,
+            masking="dynamic",
+            **more,
         )
         for rank in range(world):
             sampler = Sampler(source.row_counts(), config.rows_per_step, 5, rank, world)
-            masks = DynamicMasks(MaskTokens(CLS, SEP, MASK, WORDS), 5, config.capacity.masked)
-            data = TrainingData(source, sampler, config, WORDS, 1, lambda batch: batch, masks)
+            masks = DynamicMasks(
+                MaskTokens(CLS, SEP, MASK, WORDS), 5, config.capacity.masked
+            )
+            data = TrainingData(
+                source, sampler, config, WORDS, 1, lambda batch: batch, masks
+            )
             steps = [data.next_step() for _ in range(30 // world)]
             data.close()  # its thread has the batching until then
             chosen = [data.batching.step(step) for step in range(1, 30 // world + 1)]
             for batch, picked in zip(
                 itertools.chain(*steps), itertools.chain(*chosen), strict=True
             ):
-                parts = np.split(batch.input_ids.numpy(), batch.cu_seqlens.numpy()[1:-1])
+                parts = np.split(
+                    batch.input_ids.numpy(), batch.cu_seqlens.numpy()[1:-1]
+                )
                 keys = zip(
                     picked.epochs.tolist(),
                     picked.files.tolist(),
@@ -153,13 +182,17 @@ def test_rank_world_size_and_resumption_change_no_mask(make_records, kind: str) 
                 for key, part in zip(keys, parts, strict=True):
                     found.setdefault(key, set()).add(tuple(part.tolist()))
                     epochs[key[0]] = epochs.get(key[0], 0) + 1
-            resumed = TrainingData(source, sampler, config, WORDS, 5, lambda batch: batch, masks)
+            resumed = TrainingData(
+                source, sampler, config, WORDS, 5, lambda batch: batch, masks
+            )
             for expected, again in zip(steps[4], resumed.next_step(), strict=True):
                 assert torch.equal(expected.input_ids, again.input_ids)
                 assert torch.equal(expected.masked_positions, again.masked_positions)
             resumed.close()
     assert all(len(drawn) == 1 for drawn in found.values())
-    assert sum(epochs.values()) > 1.5 * len(found), "most sequences were seen by several"
+    assert sum(epochs.values()) > 1.5 * len(found), (
+        "most sequences were seen by several"
+    )
     assert min(epochs[0], epochs[1]) > 30
     both = [key for key in found if key[0] == 0 and (1, *key[1:]) in found]
     differing = sum(found[key] != found[(1, *key[1:])] for key in both)
@@ -169,26 +202,51 @@ def test_rank_world_size_and_resumption_change_no_mask(make_records, kind: str) 
 def test_every_batch_fits_the_fixed_sizes_of_a_graph() -> None:
     source = Files([synthetic_records(800, LENGTH, WORDS, True, 0)])
     config = Config(
-        batch_size=4, packed=True, max_seq_length=LENGTH, masking="dynamic", synthetic=True
+        batch_size=4,
+        packed=True,
+        max_seq_length=LENGTH,
+        masking="dynamic",
+        synthetic=True,
     )
     sampler = Sampler(source.row_counts(), config.rows_per_step, 5, 0, 1)
     masks = open_masks(config, source, None, WORDS, seed=1)
     assert masks is not None
     capacity = graph_capacity(config.capacity, 4)
     data = TrainingData(
-        source, sampler, config, WORDS, 1, lambda batch: static_batch(batch, capacity), masks
+        source,
+        sampler,
+        config,
+        WORDS,
+        1,
+        lambda batch: static_batch(batch, capacity),
+        masks,
     )
     counts = [
-        int((batch.masked_labels >= 0).sum()) for _ in range(200) for batch in data.next_step()
+        int((batch.masked_labels >= 0).sum())
+        for _ in range(200)
+        for batch in data.next_step()
     ]
     data.close()
     static = dataclasses.replace(config, masking="static").capacity
-    assert config.capacity == dataclasses.replace(static, masked=static.masked + margin(4 * LENGTH))
-    assert static.masked < max(counts) < config.capacity.masked, "the margin is needed, and enough"
+    assert config.capacity == dataclasses.replace(
+        static, masked=static.masked + margin(4 * LENGTH)
+    )
+    assert static.masked < max(counts) < config.capacity.masked, (
+        "the margin is needed, and enough"
+    )
 
 
 VOCABULARY = (
-    "\n".join(["[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]", *(f"w{i}" for i in range(5, WORDS))])
+    "\n".join(
+        [
+            "[PAD]",
+            "[CLS]",
+            "[SEP]",
+            "[MASK]",
+            "[UNK]",
+            *(f"w{i}" for i in range(5, WORDS)),
+        ]
+    )
     + "\n"
 )
 
@@ -204,14 +262,20 @@ def dynamic(prepared: dict[str, str]) -> dict[str, str]:
             records, metadata = open_records(shard)
             write_records(shard, records.select(range(records.num_sequences)).with_rows(records.row_offsets),
                           dataclasses.replace(metadata, vocab_md5=md5))  # fmt: skip
-    unscored = {"EVAL_ITER_START_SAMPLES": "", "EVAL_ITER_SAMPLES": "", "TARGET_MLM_ACCURACY": ""}
+    unscored = {
+        "EVAL_ITER_START_SAMPLES": "",
+        "EVAL_ITER_SAMPLES": "",
+        "TARGET_MLM_ACCURACY": "",
+    }
     return prepared | unscored | {"MASKING": "dynamic"}
 
 
 def test_the_ids_are_the_vocabularys(tmp_path: Path) -> None:
     path = tmp_path / "vocab.txt"
     path.write_text("##s\n[SEP]\nb\nb\n[MASK]\r\n[CLS]\n[UNK]\n[PAD]")
-    assert MaskTokens.read(path, "") == MaskTokens(cls=5, sep=1, mask=4, size=8), "by line"
+    assert MaskTokens.read(path, "") == MaskTokens(cls=5, sep=1, mask=4, size=8), (
+        "by line"
+    )
     with pytest.raises(DataError, match="made with another vocabulary"):
         MaskTokens.read(path, "0" * 32)
     path.write_text("a\n[SEP]\n")
@@ -221,23 +285,33 @@ def test_the_ids_are_the_vocabularys(tmp_path: Path) -> None:
         MaskTokens.read(tmp_path / "none", "")
 
 
-def test_a_vocabulary_that_is_not_the_models_is_refused(make_records, tmp_path: Path) -> None:
+def test_a_vocabulary_that_is_not_the_models_is_refused(
+    make_records, tmp_path: Path
+) -> None:
     source = Files([make_records(40)])
     config = Config(batch_size=4, masking="dynamic", datadir=tmp_path)
     with pytest.raises(ConfigError, match="CHECKPOINTDIR_PHASE1"):
         open_masks(config, source, None, WORDS, seed=1)
     (tmp_path / "vocab.txt").write_text(VOCABULARY)
-    with pytest.raises(DataError, match=f"{WORDS} tokens, bert_config.json vocab_size 200"):
+    with pytest.raises(
+        DataError, match=f"{WORDS} tokens, bert_config.json vocab_size 200"
+    ):
         open_masks(config, source, tmp_path, 200, seed=1)
     assert (
-        open_masks(dataclasses.replace(config, masking="static"), source, None, 200, seed=1) is None
+        open_masks(
+            dataclasses.replace(config, masking="static"), source, None, 200, seed=1
+        )
+        is None
     )
 
 
 def test_the_check_names_the_masking(dynamic: dict[str, str], run_bert) -> None:
     checked = run_bert(dynamic, arguments=("--check",))
     assert checked.returncode == 0, checked.stderr
-    assert "MASKING=dynamic: other masks every epoch, token 3 of 211 is [MASK]" in checked.stdout
+    assert (
+        "MASKING=dynamic: other masks every epoch, token 3 of 211 is [MASK]"
+        in checked.stdout
+    )
 
 
 def test_a_resumed_run_with_dynamic_masks_is_the_run_in_one_piece(dynamic: dict[str, str], run_bert,
@@ -252,7 +326,12 @@ def test_a_resumed_run_with_dynamic_masks_is_the_run_in_one_piece(dynamic: dict[
     whole = run("whole")
     run("parts", STEPS_THIS_RUN="3")
     refused = run_bert(
-        dynamic | {"CHECKPOINT_DIR": str(tmp_path / "parts"), "RESUME": "1", "MASKING": "static"}
+        dynamic
+        | {
+            "CHECKPOINT_DIR": str(tmp_path / "parts"),
+            "RESUME": "1",
+            "MASKING": "static",
+        }
     )
     assert "MASKING dynamic" in refused.stderr
     assert same(run("parts"), whole)

@@ -16,7 +16,9 @@ from bert.data.synthetic import wikipedia_like_lengths
 
 
 def wikipedia_lengths(num_sequences: int) -> np.ndarray:
-    """Lengths like MLPerf's Wikipedia: mean 254.5, 23.5% of 512 tokens, the others Beta(1.1, 2.164) on 5 to 511."""
+    """Lengths like MLPerf's Wikipedia: mean 254.5, 23.5% of 512 tokens, the others Beta(1.1, 2.164)
+    on 5 to 511.
+    """
     x = (np.arange(5, 512) - 4.5) / 507
     density = x**0.1 * (1 - x) ** 1.164
     shares = np.append(0.765 * density / density.sum(), 0.235)
@@ -77,7 +79,9 @@ def test_packing_is_deterministic_and_tells_equal_lengths_by_their_place() -> No
     [([512] * 7, 3, 7), ([256] * 8, 3, 4), ([170] * 9, 3, 3), ([1] * 9, 3, 3), ([500, 12, 300, 212], 3, 2), ([], 3, 0),
      ([128] * 8, 4, 2), ([100] * 5, 1, 5)],
 )  # fmt: skip
-def test_small_cases_take_the_fewest_rows(lengths: list[int], most: int, rows: int) -> None:
+def test_small_cases_take_the_fewest_rows(
+    lengths: list[int], most: int, rows: int
+) -> None:
     assert len(pack(np.array(lengths, dtype=np.int64), 512, most)[1]) - 1 == rows
 
 

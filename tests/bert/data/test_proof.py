@@ -31,7 +31,9 @@ def paths(prepared, tmp_path):
     return sorted((tmp_path / "packed").glob("*.hdf5"))
 
 
-def test_a_file_altered_under_a_kept_digest_is_named_before_and_after_it_was_proved(paths):
+def test_a_file_altered_under_a_kept_digest_is_named_before_and_after_it_was_proved(
+    paths,
+):
     proof.check(dict.fromkeys(paths, ""), ALONE)
     alter(paths[1])
     with pytest.raises(
@@ -46,10 +48,17 @@ def test_a_second_proof_reads_nothing_and_half_an_entry_is_none(paths, monkeypat
     digest = proof.digest_of(paths[0])
     (entry,) = (paths[0].parent / proof.FOLDER).iterdir()
     whole = entry.read_text()
-    monkeypatch.setattr(proof, "content_digest", lambda records: pytest.fail("read again"))
+    monkeypatch.setattr(
+        proof, "content_digest", lambda records: pytest.fail("read again")
+    )
     assert proof.digest_of(paths[0]) == digest
     monkeypatch.setattr(proof, "content_digest", lambda records: "read")
-    for text in (whole[:-9], whole.strip()[:-1] + "\n", "", whole.replace(" ", " 1", 1)):
+    for text in (
+        whole[:-9],
+        whole.strip()[:-1] + "\n",
+        "",
+        whole.replace(" ", " 1", 1),
+    ):
         entry.write_text(text)
         assert proof.digest_of(paths[0]) == "read"
 

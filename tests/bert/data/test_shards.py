@@ -23,7 +23,9 @@ METADATA = Metadata(max_seq_length=48, vocab_md5="0" * 32, random_seed=0, dupe_f
 def folder(tmp_path, make_records):
     for number in range(4):
         write_records(
-            tmp_path / f"part_{number}.hdf5", make_records(5 + number, number % 2 == 0), METADATA
+            tmp_path / f"part_{number}.hdf5",
+            make_records(5 + number, number % 2 == 0),
+            METADATA,
         )
     return tmp_path
 
@@ -60,10 +62,14 @@ def test_a_file_the_index_does_not_know_is_counted(folder, make_records):
 
 
 @pytest.mark.parametrize("same_rows", [True, False])
-def test_a_file_that_is_not_the_one_of_the_index_is_an_error(folder, make_records, same_rows):
+def test_a_file_that_is_not_the_one_of_the_index_is_an_error(
+    folder, make_records, same_rows
+):
     write_index(folder, list_shards(folder, "DATADIR"))
     write_records(
-        folder / "part_1.hdf5", make_records(6 if same_rows else 7, False, seed=9), METADATA
+        folder / "part_1.hdf5",
+        make_records(6 if same_rows else 7, False, seed=9),
+        METADATA,
     )
     source = opened(folder)
     source.row_counts()
@@ -72,7 +78,13 @@ def test_a_file_that_is_not_the_one_of_the_index_is_an_error(folder, make_record
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{}", "[1]", '{"format": "bert-records-index", "version": 1, "files": {"a": 1}}']
+    "text",
+    [
+        "",
+        "{}",
+        "[1]",
+        '{"format": "bert-records-index", "version": 1, "files": {"a": 1}}',
+    ],
 )
 def test_an_index_that_cannot_be_read_is_left_aside(folder, text):
     expected = opened(folder).row_counts()
@@ -106,7 +118,9 @@ def test_bins_are_the_folders_named_by_length(folder, make_records):
     for length in ("128", "48", "256"):
         (folder / length).mkdir()
         write_records(folder / length / "part_0.hdf5", make_records(3, False), METADATA)
-    assert [[path.parent.name for path in files] for files in list_bins(folder, "D")] == [
+    assert [
+        [path.parent.name for path in files] for files in list_bins(folder, "D")
+    ] == [
         ["48"],
         ["128"],
         ["256"],
@@ -142,7 +156,9 @@ def test_test_shards_beside_training_shards_are_skipped_with_a_message(
     for path in found:
         path.unlink()
     capsys.readouterr()
-    assert [path.stem for path in list_shards(tmp_path, "DATADIR_PHASE2")] == ["wiki_test_0"]
+    assert [path.stem for path in list_shards(tmp_path, "DATADIR_PHASE2")] == [
+        "wiki_test_0"
+    ]
     assert not capsys.readouterr().err
 
 

@@ -36,12 +36,21 @@ def own_step(world, config, rule, precision, accumulate):
     """Our own engine, sharded; accumulate: micro-batches in a step."""
     sharded = optim.Config(optimizer=rule, sharded=True)
     return build_step(
-        tiny_model(config), precision, sharded, world, accumulate=accumulate > 1, fused_update=False
+        tiny_model(config),
+        precision,
+        sharded,
+        world,
+        accumulate=accumulate > 1,
+        fused_update=False,
     )
 
 
-def deepspeed_step(world, config, rule, precision, accumulate, folder, *, recompute=0, **zero):
-    """DeepSpeed's, with the ``zero_optimization`` that is given; folder: for its JSON; recompute: RECOMPUTE_LAYERS."""
+def deepspeed_step(
+    world, config, rule, precision, accumulate, folder, *, recompute=0, **zero
+):
+    """DeepSpeed's, with the ``zero_optimization`` that is given; folder: for its JSON; recompute:
+    RECOMPUTE_LAYERS.
+    """
     rules = optim.Config(optimizer=rule)
     path = folder / f"ds_{world.rank}.json"
     path.write_text(json.dumps({"zero_optimization": zero}))
@@ -59,12 +68,15 @@ def curve(world, step, first, last, accumulate):
     """Losses and norms of steps first + 1 to last; the data depend on the step alone."""
     records = synthetic_records(40, LENGTH, VOCABULARY, False, seed=world.rank)
     data = [
-        make_batch(records, np.arange(begin, begin + ROWS), LENGTH) for begin in range(0, 40, ROWS)
+        make_batch(records, np.arange(begin, begin + ROWS), LENGTH)
+        for begin in range(0, 40, ROWS)
     ]
     figures = []
     for number in range(first, last):
         torch.manual_seed(100 * number + world.rank)
-        batches = [data[(accumulate * number + i) % len(data)] for i in range(accumulate)]
+        batches = [
+            data[(accumulate * number + i) % len(data)] for i in range(accumulate)
+        ]
         result = step(batches, 0.003 * 0.98**number)
         figures.append([*map(float, result.losses), float(result.norm)])
     return torch.tensor(figures)

@@ -1,4 +1,6 @@
-"""ENGINE=deepspeed on two real processes: the curves, weights and states are those of our own engine."""
+"""ENGINE=deepspeed on two real processes: the curves, weights and states are those of our own
+engine.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ pytestmark = pytest.mark.deepspeed
 
 
 def _same_state(world, mine, other, tolerance):
-    """Fails if masters or states differ. The gradient of a key's bias is 0 except rounding, which Adam amplifies."""
+    """Fails if masters or states differ. The gradient of a key's bias is 0 except rounding, which
+    Adam amplifies.
+    """
     mine, other = mine.state_dict()["optimizer"], other.state_dict()["optimizer"]
     assert mine.keys() == other.keys()
     assert mine["num_steps"] == other["num_steps"]
@@ -31,7 +35,11 @@ def _same_state(world, mine, other, tolerance):
             f"bert.encoder.layer.{i}.attention.self.key.bias" for i in range(2)
         }:
             torch.testing.assert_close(
-                mine[part][name], other[part][name], atol=tolerance, rtol=1e-3, msg=f"{part} {name}"
+                mine[part][name],
+                other[part][name],
+                atol=tolerance,
+                rtol=1e-3,
+                msg=f"{part} {name}",
             )
 
 
@@ -46,10 +54,16 @@ def _compare(world, config, folder, steps, cases):
 
 
 def test_adamw_in_every_stage_gives_the_loss_curve_of_our_own_engine(tiny, tmp_path):
-    run_ranks(_compare, 2, arguments=(tiny, tmp_path, 20, [("adamw", 1, zero) for zero in STAGES]))
+    run_ranks(
+        _compare,
+        2,
+        arguments=(tiny, tmp_path, 20, [("adamw", 1, zero) for zero in STAGES]),
+    )
 
 
-def test_rules_with_norms_see_whole_parameters_in_every_stage_and_offloaded(tiny, tmp_path):
+def test_rules_with_norms_see_whole_parameters_in_every_stage_and_offloaded(
+    tiny, tmp_path
+):
     offload = {"offload_optimizer": {"device": "cpu"}}
     cases = [
         *(("lamb", 2, zero) for zero in STAGES),
@@ -65,7 +79,9 @@ def _recomputed(world, config, folder):
             deepspeed_step(world, config, "lans", FP32, 2, folder, recompute=k, **zero)
             for k in (0, 1)
         )
-        assert torch.equal(curve(world, again, 0, 3, 2), curve(world, kept, 0, 3, 2)), zero
+        assert torch.equal(curve(world, again, 0, 3, 2), curve(world, kept, 0, 3, 2)), (
+            zero
+        )
 
 
 def test_recomputed_layers_give_the_same_losses_and_norms_bit_for_bit(tiny, tmp_path):
@@ -81,7 +97,9 @@ def _low_precision(world, config, folder):
         for name, tensor in state.get("masters", {}).items():
             assert torch.equal(tensor, exact[name]), name
         expected = curve(world, own_step(world, config, "lamb", precision, 1), 0, 6, 1)
-        torch.testing.assert_close(curve(world, engine, 0, 6, 1), expected, atol=0.02, rtol=0.02)
+        torch.testing.assert_close(
+            curve(world, engine, 0, 6, 1), expected, atol=0.02, rtol=0.02
+        )
         with engine.gathered() as model:
             assert next(model.parameters()).dtype == torch.bfloat16
 
@@ -92,7 +110,10 @@ def test_in_low_precision_the_masters_are_the_weights_before_the_cast(tiny, tmp_
 
 def _begin_with(world, environment, saved):
     _, trained = train.build(from_env(Config, merged(environment)), world, 7)
-    state, expected = trained.state_dict()["optimizer"], torch.load(saved, weights_only=True)
+    state, expected = (
+        trained.state_dict()["optimizer"],
+        torch.load(saved, weights_only=True),
+    )
     if world.is_main:
         assert state["masters"].keys() == expected.keys()
     for name, tensor in state["masters"].items() if world.is_main else ():
@@ -102,11 +123,14 @@ def _begin_with(world, environment, saved):
             assert torch.equal(parameter, expected[name].bfloat16()), name
 
 
-def test_a_run_begins_with_the_weights_of_its_checkpoint_in_full_precision(prepared, tmp_path):
+def test_a_run_begins_with_the_weights_of_its_checkpoint_in_full_precision(
+    prepared, tmp_path
+):
     config = BertConfig.from_json(tmp_path / "phase1" / "bert_config.json")
     saved = tmp_path / "weights.pt"
     torch.save(
-        {name: p.detach().clone() for name, p in tiny_model(config).named_parameters()}, saved
+        {name: p.detach().clone() for name, p in tiny_model(config).named_parameters()},
+        saved,
     )
     given = tmp_path / "ds.json"
     given.write_text(json.dumps({"zero_optimization": {"stage": 2}}))
@@ -117,11 +141,17 @@ def test_a_run_begins_with_the_weights_of_its_checkpoint_in_full_precision(prepa
 
 
 def _loss_scale(world, config, folder):
-    """From a scale that overflows: the steps that are skipped, the scales and the losses are our own engine's."""
+    """From a scale that overflows: the steps that are skipped, the scales and the losses are our
+    own engine's.
+    """
     from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
 
-    CPU_Accelerator.is_fp16_supported = lambda self: True  # slow without AVX-512, and right
-    precision = Precision(dtype=torch.float16, init_loss_scale=2.0**27, growth_interval=3)
+    CPU_Accelerator.is_fp16_supported = lambda self: (
+        True
+    )  # slow without AVX-512, and right
+    precision = Precision(
+        dtype=torch.float16, init_loss_scale=2.0**27, growth_interval=3
+    )
     for zero in STAGES:
         steps = [
             own_step(world, config, "lamb", precision, 1),
@@ -132,14 +162,16 @@ def _loss_scale(world, config, folder):
             seen = []
             for number in range(14):
                 found = curve(world, step, number, number + 1, 1)
-                seen.append((float(step.scaler.scale), bool(torch.isfinite(found[0, -1]))))
+                seen.append(
+                    (float(step.scaler.scale), bool(torch.isfinite(found[0, -1])))
+                )
             figures.append(found)
             scales.append(seen)
         assert scales[0] == scales[1], zero
         assert not scales[0][0][1], "the first step overflows"
-        assert any(later > sooner for (sooner, _), (later, _) in itertools.pairwise(scales[0])), (
-            "and the scale grows"
-        )
+        assert any(
+            later > sooner for (sooner, _), (later, _) in itertools.pairwise(scales[0])
+        ), "and the scale grows"
         torch.testing.assert_close(figures[1], figures[0], atol=0.01, rtol=0.01)
         state = steps[1].state_dict()["scaler"]
         assert state == steps[0].state_dict()["scaler"]
@@ -150,7 +182,9 @@ def _loss_scale(world, config, folder):
         assert steps[1].optimizer.zero.loss_scaler.loss_scale == state["scale"]
 
 
-def test_in_fp16_the_loss_scale_and_the_skipped_steps_are_those_of_our_own_engine(tiny, tmp_path):
+def test_in_fp16_the_loss_scale_and_the_skipped_steps_are_those_of_our_own_engine(
+    tiny, tmp_path
+):
     run_ranks(_loss_scale, 2, arguments=(tiny, tmp_path))
 
 
@@ -171,7 +205,9 @@ def _exchange(world, config, folder):
         own = own_step(world, config, "lamb", FP32, 1)
         own.load_state_dict(state[0])
         for continued in (rest, curve(world, own, 4, 8, 1)):
-            torch.testing.assert_close(torch.cat([begun, continued]), whole, atol=2e-5, rtol=1e-5)
+            torch.testing.assert_close(
+                torch.cat([begun, continued]), whole, atol=2e-5, rtol=1e-5
+            )
         with again.gathered() as model:
             weights = {name: p.detach().clone() for name, p in model.named_parameters()}
         if world.is_main:

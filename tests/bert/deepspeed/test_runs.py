@@ -1,4 +1,6 @@
-"""Whole runs with ENGINE=deepspeed: evaluation, log, and checkpoints of both kinds, from which both engines resume."""
+"""Whole runs with ENGINE=deepspeed: evaluation, log, and checkpoints of both kinds, from which both
+engines resume.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ def _events(environment, key):
 
 @pytest.fixture
 def environ(prepared, tmp_path):
-    """environ(stage or 0 for our own engine, **variables) of a run of 8 steps and two evaluations."""
+    """environ(stage or 0 for our own engine, **variables) of a run of 8 steps and two
+    evaluations.
+    """
 
     def make(stage, **variables):
         common = {
@@ -40,13 +44,17 @@ def environ(prepared, tmp_path):
             path = tmp_path / f"ds_{stage}.json"
             path.write_text(json.dumps({"zero_optimization": {"stage": stage}}))
             common |= {"ENGINE": "deepspeed", "DEEPSPEED_CONFIG": str(path)}
-        return prepared | common | {"RUN_DIR": str(tmp_path / f"run_{stage}")} | variables
+        return (
+            prepared | common | {"RUN_DIR": str(tmp_path / f"run_{stage}")} | variables
+        )
 
     return make
 
 
 def _losses(finished):
-    return [float(value) for value in re.findall(r"loss ([\d.]+) \(mlm", finished.stderr)]
+    return [
+        float(value) for value in re.findall(r"loss ([\d.]+) \(mlm", finished.stderr)
+    ]
 
 
 def _run(run_bert, environment):
@@ -55,14 +63,21 @@ def _run(run_bert, environment):
     return finished
 
 
-def test_a_run_in_stage_2_reports_and_evaluates_as_with_our_own_engine(environ, run_bert):
+def test_a_run_in_stage_2_reports_and_evaluates_as_with_our_own_engine(
+    environ, run_bert
+):
     looked_at = {"CAPTURE": "1", "PROFILE_STEPS": "2,3"}
     own, other = environ(0, **looked_at), environ(2, **looked_at)
     reports = [_losses(_run(run_bert, environment)) for environment in (own, other)]
     assert len(reports[0]) == 4
     assert reports[1] == pytest.approx(reports[0], abs=2e-4)
     assert len(_events(own, "eval_accuracy")) == 2
-    for key in ("eval_accuracy", "global_batch_size", "opt_base_learning_rate", "run_stop"):
+    for key in (
+        "eval_accuracy",
+        "global_batch_size",
+        "opt_base_learning_rate",
+        "run_stop",
+    ):
         assert _events(other, key) == _events(own, key), key
     for rank in "01":
         files = [
@@ -74,7 +89,9 @@ def test_a_run_in_stage_2_reports_and_evaluates_as_with_our_own_engine(environ, 
             word for name in found for word in name.split(".")
         }
         assert max(found.values()) < 1e-4, max(found, key=lambda name: found[name])
-    assert json.loads((Path(other["RUN_DIR"]) / "trace_0.json").read_text())["traceEvents"]
+    assert json.loads((Path(other["RUN_DIR"]) / "trace_0.json").read_text())[
+        "traceEvents"
+    ]
 
 
 def test_masked_lm_alone_trains_is_evaluated_and_saved_as_with_our_own_engine(
@@ -95,7 +112,9 @@ def test_masked_lm_alone_trains_is_evaluated_and_saved_as_with_our_own_engine(
         found.append((_losses(finished), _events(environment, "eval_accuracy")))
         saved = newest(tmp_path / str(engine))["model"]
         assert not [
-            name for name in saved if name.startswith(("bert.pooler.", "cls.seq_relationship."))
+            name
+            for name in saved
+            if name.startswith(("bert.pooler.", "cls.seq_relationship."))
         ]
     assert len(found[0][0]) == 4
     assert found[1][0] == pytest.approx(found[0][0], abs=2e-4)
@@ -107,10 +126,14 @@ def test_a_rank_alone_with_another_json_is_named(environ, run_bert):
     finished = run_bert(environ(1), ranks=2, odd={"DEEPSPEED_CONFIG": odd})
     assert finished.returncode == 2
     said = finished.stderr.splitlines()[-1]
-    assert re.search(r"ranks differ: rank 1 on \S+ has DEEPSPEED_CONFIG={.*'stage': 2", said), said
+    assert re.search(
+        r"ranks differ: rank 1 on \S+ has DEEPSPEED_CONFIG={.*'stage': 2", said
+    ), said
 
 
-def test_sharded_checkpoints_resume_exactly_and_move_to_our_own_engine(environ, run_bert, tmp_path):
+def test_sharded_checkpoints_resume_exactly_and_move_to_our_own_engine(
+    environ, run_bert, tmp_path
+):
     every = {"CHECKPOINT_SHARDS": "1", "CHECKPOINT_EVERY_STEPS": "4"}
     whole = environ(2, CHECKPOINT_DIR=str(tmp_path / "whole"), **every)
     _run(run_bert, whole)
@@ -128,7 +151,13 @@ def test_sharded_checkpoints_resume_exactly_and_move_to_our_own_engine(environ, 
             for name, tensor in found[part].items():
                 if stage:
                     assert torch.equal(tensor, expected[part][name]), f"{part} {name}"
-                elif not name.endswith("key.bias"):  # 0 but for rounding, which Adam blows up
+                elif not name.endswith(
+                    "key.bias"
+                ):  # 0 but for rounding, which Adam blows up
                     torch.testing.assert_close(
-                        tensor, expected[part][name], atol=2e-5, rtol=1e-3, msg=f"{part} {name}"
+                        tensor,
+                        expected[part][name],
+                        atol=2e-5,
+                        rtol=1e-3,
+                        msg=f"{part} {name}",
                     )

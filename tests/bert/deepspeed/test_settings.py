@@ -1,4 +1,6 @@
-"""DEEPSPEED_CONFIG: the JSON fills unset variables, and contradictions are errors of one line naming both."""
+"""DEEPSPEED_CONFIG: the JSON fills unset variables, and contradictions are errors of one line
+naming both.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from bert.pretraining.run import run
 from common.env import from_env
 
 DEEPSPEED = SimpleNamespace(  # as if it were installed, and heeded everything
-    runtime=SimpleNamespace(zero=SimpleNamespace(config=SimpleNamespace(DeepSpeedZeroConfig=dict)))
+    runtime=SimpleNamespace(
+        zero=SimpleNamespace(config=SimpleNamespace(DeepSpeedZeroConfig=dict))
+    )
 )
 PUBLISHED = {  # the recipe of the 5B model of the published DeepSpeed BERT, in its users' words
     "train_batch_size": 64,
@@ -27,7 +31,12 @@ PUBLISHED = {  # the recipe of the 5B model of the published DeepSpeed BERT, in 
     "bf16": {"enabled": True},
     "optimizer": {
         "type": "Adam",
-        "params": {"lr": 0.0015, "betas": [0.8, 0.99], "eps": 1e-7, "weight_decay": 0.02},
+        "params": {
+            "lr": 0.0015,
+            "betas": [0.8, 0.99],
+            "eps": 1e-7,
+            "weight_decay": 0.02,
+        },
     },
     "scheduler": {
         "type": "WarmupDecayLR",
@@ -38,7 +47,11 @@ PUBLISHED = {  # the recipe of the 5B model of the published DeepSpeed BERT, in 
             "warmup_type": "linear",
         },
     },
-    "zero_optimization": {"stage": 2, "overlap_comm": False, "reduce_bucket_size": 1.5e8},
+    "zero_optimization": {
+        "stage": 2,
+        "overlap_comm": False,
+        "reduce_bucket_size": 1.5e8,
+    },
     "zero_allow_untested_optimizer": True,
 }
 
@@ -56,7 +69,9 @@ DECAY = {
 
 @pytest.fixture
 def environ(prepared, tmp_path):
-    """environ(JSON, **variables): of a run with DeepSpeed; the variables that the JSON sets are unset."""
+    """environ(JSON, **variables): of a run with DeepSpeed; the variables that the JSON sets are
+    unset.
+    """
 
     def make(found, **variables):
         path = tmp_path / "ds.json"
@@ -82,13 +97,22 @@ def test_the_json_fills_what_is_unset(environ):
     config = from_env(Config, merged(environ(PUBLISHED)))
     assert (config.data.batch_size, config.data.gradient_steps) == (4, 2)
     assert config.precision.precision == "bf16"
-    assert (config.optim.optimizer, config.optim.max_grad_norm, config.optim.sharded) == (
+    assert (
+        config.optim.optimizer,
+        config.optim.max_grad_norm,
+        config.optim.sharded,
+    ) == (
         "adamw",
         0.5,
         True,
     )
     adam = config.optim.adam
-    assert (adam.beta1, adam.beta2, adam.eps, adam.weight_decay) == (0.8, 0.99, 1e-7, 0.02)
+    assert (adam.beta1, adam.beta2, adam.eps, adam.weight_decay) == (
+        0.8,
+        0.99,
+        1e-7,
+        0.02,
+    )
     rates = config.schedule
     assert (rates.schedule, rates.lr, rates.decay_steps, rates.warmup_steps) == (
         "poly",
@@ -99,21 +123,29 @@ def test_the_json_fills_what_is_unset(environ):
     assert config.log_every_steps == 10
     given = config.zero.complete(config.optim, config.numerics, 4, 2)
     assert given["zero_optimization"] == PUBLISHED["zero_optimization"]
-    assert (given["gradient_clipping"], given["bf16"]["enabled"], given["fp16"]["enabled"]) == (
+    assert (
+        given["gradient_clipping"],
+        given["bf16"]["enabled"],
+        given["fp16"]["enabled"],
+    ) == (
         0.5,
         True,
         False,
     )
     assert not given.keys() & {"optimizer", "scheduler", "train_batch_size"}
     assert (
-        from_env(Config, merged(environ(PUBLISHED | {"gradient_clipping": 0}))).optim.max_grad_norm
+        from_env(
+            Config, merged(environ(PUBLISHED | {"gradient_clipping": 0}))
+        ).optim.max_grad_norm
         == 1e30
     )
 
 
 @pytest.mark.parametrize("where", [(), ("optimizer",), ("optimizer", "params")])
 @pytest.mark.parametrize("value", [True, [], "AdamW", 1])
-def test_a_value_in_place_of_a_section_is_refused_in_one_line(environ, capsys, where, value):
+def test_a_value_in_place_of_a_section_is_refused_in_one_line(
+    environ, capsys, where, value
+):
     line = _refusal(environ(_put(where or ("zero_optimization",), value)), capsys)
     assert (
         f"{'.'.join(where) or 'zero_optimization'} is {json.dumps(value)}: expected an object, in braces"
@@ -121,9 +153,13 @@ def test_a_value_in_place_of_a_section_is_refused_in_one_line(environ, capsys, w
     )
 
 
-@pytest.mark.parametrize("key", ["bf16", "fp16", "scheduler", "activation_checkpointing"])
+@pytest.mark.parametrize(
+    "key", ["bf16", "fp16", "scheduler", "activation_checkpointing"]
+)
 def test_null_is_no_section_either(environ, capsys, key):
-    assert f"{key} is null: expected an object" in _refusal(environ({key: None}), capsys)
+    assert f"{key} is null: expected an object" in _refusal(
+        environ({key: None}), capsys
+    )
 
 
 @pytest.mark.parametrize(
@@ -146,7 +182,9 @@ def test_a_value_of_another_type_or_out_of_range_is_one_line_that_names_it(
 ):
     for value in values:
         line = _refusal(environ(_put(where, value)), capsys)
-        assert re.search(rf"{'.'.join(where)} is .*: expected (an? |two |true or )", line), line
+        assert re.search(
+            rf"{'.'.join(where)} is .*: expected (an? |two |true or )", line
+        ), line
 
 
 def _put(where, value):
@@ -184,14 +222,20 @@ def test_what_deepspeed_itself_refuses_is_one_line(environ, capsys, monkeypatch)
             -1,
             "zero_optimization.reduce_bucket_size: Input should be greater than 0",
         ),
-        "overlap_com": (True, "zero_optimization.overlap_com: Extra inputs are not permitted"),
+        "overlap_com": (
+            True,
+            "zero_optimization.overlap_com: Extra inputs are not permitted",
+        ),
         "offload_optimizer": (
             {"devise": "cpu"},
             "zero_optimization.offload_optimizer.devise: Extra inputs are not",
         ),
     }.items():
         line = _refusal(
-            environ({"zero_optimization": {"stage": 1, zero: words[0]}}, WORLD_SIZE="1"), capsys
+            environ(
+                {"zero_optimization": {"stage": 1, zero: words[0]}}, WORLD_SIZE="1"
+            ),
+            capsys,
         )
         assert f"DeepSpeed refuses {words[1]}" in line
     twice = {"stage": 2, "cpu_offload": True, "offload_optimizer": {"device": "cpu"}}
@@ -206,7 +250,9 @@ def test_what_is_auto_or_absent_is_left_to_the_variables(environ):
         "fp16": {"enabled": "auto"},
         "zero_optimization": {"stage": 1},
     }
-    config = from_env(Config, merged(environ(found, GRADIENT_STEPS="3", PRECISION="bf16")))
+    config = from_env(
+        Config, merged(environ(found, GRADIENT_STEPS="3", PRECISION="bf16"))
+    )
     assert (config.data.batch_size, config.data.gradient_steps) == (3, 3)
     assert config.precision.precision == "bf16"
 
@@ -238,7 +284,9 @@ def test_agreeing_settings_are_no_contradiction(environ):
         "PRECISION": "auto",
         "LR": "7e-4",
     }
-    assert from_env(Config, merged(environ(PUBLISHED, **same))).optim.max_grad_norm == 0.5
+    assert (
+        from_env(Config, merged(environ(PUBLISHED, **same))).optim.max_grad_norm == 0.5
+    )
 
 
 @pytest.mark.parametrize(
@@ -262,7 +310,10 @@ def test_agreeing_settings_are_no_contradiction(environ):
             },
             "64 is not train_micro_batch_size_per_gpu 4 x gradient_accumulation_steps 3 x 8 ranks",
         ),
-        ({"train_batch_size": "64"}, 'train_batch_size is "64": expected an integer, at least 1'),
+        (
+            {"train_batch_size": "64"},
+            'train_batch_size is "64": expected an integer, at least 1',
+        ),
         (
             {
                 "train_micro_batch_size_per_gpu": 4,
@@ -270,7 +321,10 @@ def test_agreeing_settings_are_no_contradiction(environ):
             },
             "LR='0'",
         ),
-        ({"train_batch_size": 64.5}, "train_batch_size is 64.5: expected an integer, at least 1"),
+        (
+            {"train_batch_size": 64.5},
+            "train_batch_size is 64.5: expected an integer, at least 1",
+        ),
         (
             {"sparse_attention": {"mode": "fixed"}},
             "sparse_attention: unsupported key: fix or remove it",
@@ -293,15 +347,24 @@ def test_agreeing_settings_are_no_contradiction(environ):
             {"activation_checkpointing": {"profile": False, "number_checkpoints": 4}},
             "activation_checkpointing.number_checkpoints: RECOMPUTE_LAYERS does that here",
         ),
-        ({"zero_optimization": {"stage": 3}}, "stage is 3: our rules run in stages 1 and 2"),
+        (
+            {"zero_optimization": {"stage": 3}},
+            "stage is 3: our rules run in stages 1 and 2",
+        ),
         ({"zero_optimization": {"stage": True}}, "stage is true"),
         (
             {"zero_optimization": {"stage": 1, "compute_grad_norm": False}},
             "compute_grad_norm is false",
         ),
-        ({"bf16": {"enabled": "false"}}, 'bf16.enabled is "false": expected true or false'),
+        (
+            {"bf16": {"enabled": "false"}},
+            'bf16.enabled is "false": expected true or false',
+        ),
         ({"bf16": {"enabld": True}}, "bf16.enabld: unsupported key"),
-        ({"bf16": {"enabled": True, "bf16_optimizer_states": True}}, "masters and states are fp32"),
+        (
+            {"bf16": {"enabled": True, "bf16_optimizer_states": True}},
+            "masters and states are fp32",
+        ),
         (
             {"fp16": {"enabled": True, "initial_scal_power": 3}},
             "fp16.initial_scal_power: unsupported key",
@@ -318,7 +381,10 @@ def test_agreeing_settings_are_no_contradiction(environ):
             {"optimizer": {"type": "Adam", "params": {"adam_w_mode": False}}},
             "optimizer.params.adam_w_mode is false: decay is decoupled",
         ),
-        ({"optimizer": {"type": "Lamb", "params": {"eps": 1e-8}}}, "optimizer.params.eps is 1e-08"),
+        (
+            {"optimizer": {"type": "Lamb", "params": {"eps": 1e-8}}},
+            "optimizer.params.eps is 1e-08",
+        ),
     ],
 )
 def test_an_invalid_json_is_refused_in_one_line(environ, capsys, found, words):
@@ -330,9 +396,18 @@ def test_an_invalid_json_is_refused_in_one_line(environ, capsys, found, words):
     [
         ({"zero_optimization": {}}, {}, "no zero_optimization.stage"),
         ({}, {"CLIP": "before"}, "CLIP=before: our own engine does that"),
-        ({}, {"ALLREDUCE_DTYPE": "weights"}, "ALLREDUCE_DTYPE=weights: our own engine does that"),
         (
-            {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "nvme"}}},
+            {},
+            {"ALLREDUCE_DTYPE": "weights"},
+            "ALLREDUCE_DTYPE=weights: our own engine does that",
+        ),
+        (
+            {
+                "zero_optimization": {
+                    "stage": 2,
+                    "offload_optimizer": {"device": "nvme"},
+                }
+            },
             {},
             'offload_optimizer.device is "nvme": not supported: set "cpu"',
         ),
@@ -352,21 +427,29 @@ def test_what_deepspeed_cannot_do_is_refused_before_the_start(
     )
 
 
-def test_without_deepspeed_one_line_says_how_to_install_it(environ, capsys, monkeypatch):
+def test_without_deepspeed_one_line_says_how_to_install_it(
+    environ, capsys, monkeypatch
+):
     monkeypatch.setitem(sys.modules, "deepspeed", None)
     line = _refusal(environ({"zero_optimization": {"stage": 2}}), capsys)
     assert "pip install -r requirements/deepspeed.txt" in line
 
 
 def test_the_json_goes_with_the_engine(environ, capsys):
-    assert "DEEPSPEED_CONFIG is not set" in _refusal(environ({}, DEEPSPEED_CONFIG=""), capsys)
+    assert "DEEPSPEED_CONFIG is not set" in _refusal(
+        environ({}, DEEPSPEED_CONFIG=""), capsys
+    )
     assert "ENGINE is not deepspeed" in _refusal(environ({}, ENGINE="own"), capsys)
 
 
 def test_our_loss_scale_is_the_one_that_deepspeed_begins_with(environ):
     config = from_env(
         Config,
-        merged(environ({"fp16": {"enabled": True, "hysteresis": 1, "initial_scale_power": 12}})),
+        merged(
+            environ(
+                {"fp16": {"enabled": True, "hysteresis": 1, "initial_scale_power": 12}}
+            )
+        ),
     )
     assert config.precision.init_loss_scale == 4096
     given = config.zero.complete(config.optim, config.numerics, 1, 1)

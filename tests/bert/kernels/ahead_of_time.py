@@ -1,9 +1,12 @@
-"""Compiles the Triton kernels without a GPU, as BERT-large launches them, and prints their resources.
+"""Compiles the Triton kernels without a GPU, as BERT-large launches them, and prints their
+resources.
 
-usage: python tests/bert/kernels/ahead_of_time.py [CAPABILITY ...] [--only NAME]   (default: 80 89 90 100 120)
+usage: python tests/bert/kernels/ahead_of_time.py [CAPABILITY ...] [--only NAME]   (default: 80 89
+90 100 120)
 
-One JSON line a kernel and target: registers and spilled bytes a thread, shared memory a program. Launches are recorded
-on the meta device, so types, constants and warps are those of the real call; nothing runs. Not under TRITON_INTERPRET.
+One JSON line a kernel and target: registers and spilled bytes a thread, shared memory a program.
+Launches are recorded on the meta device, so types, constants and warps are those of the real call;
+nothing runs. Not under TRITON_INTERPRET.
 """
 
 from __future__ import annotations
@@ -41,7 +44,10 @@ TYPES = {
     torch.float8_e4m3fn: "*fp8e4nv",
     torch.float8_e5m2: "*fp8e5",
 }
-RARE = ("attention_wide", "attention_fp32")  # of other models and precisions; they compile slowly
+RARE = (
+    "attention_wide",
+    "attention_fp32",
+)  # of other models and precisions; they compile slowly
 FP8_CAPABILITY = 89  # the first GPUs that know fp8
 CAPABILITIES = [80, 89, 90, 100, 120]
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
@@ -70,7 +76,9 @@ def source_of(function: JITFunction, args: tuple[Any, ...]) -> ASTSource:
             signature[param.name] = "fp32"
         if divisible:
             attributes[(number,)] = [["tt.divisibility", 16]]
-    return ASTSource(fn=function, signature=signature, constexprs=constants, attrs=attributes)
+    return ASTSource(
+        fn=function, signature=signature, constexprs=constants, attrs=attributes
+    )
 
 
 def calls() -> Iterator[tuple[str, Callable[[], object]]]:
@@ -79,17 +87,37 @@ def calls() -> Iterator[tuple[str, Callable[[], object]]]:
         for case in module.CASES:
             if case.large:
                 arguments = [
-                    0.1 if isinstance(a, float) and a == 0 else a for a in case.arguments(META)
+                    0.1 if isinstance(a, float) and a == 0 else a
+                    for a in case.arguments(META)
                 ]
-                yield name, functools.partial(_forward_and_backward, module.fused, *arguments)
-    attended = {"attention": (torch.bfloat16, 64), "attention_wide": (torch.bfloat16, 128)}
-    for name, (dtype, width) in (attended | {"attention_fp32": (torch.float32, 64)}).items():
+                yield (
+                    name,
+                    functools.partial(_forward_and_backward, module.fused, *arguments),
+                )
+    attended = {
+        "attention": (torch.bfloat16, 64),
+        "attention_wide": (torch.bfloat16, 128),
+    }
+    for name, (dtype, width) in (
+        attended | {"attention_fp32": (torch.float32, 64)}
+    ).items():
         qkv = torch.empty(
-            12_288, 3, 1024 // width, width, dtype=dtype, device=META, requires_grad=True
+            12_288,
+            3,
+            1024 // width,
+            width,
+            dtype=dtype,
+            device=META,
+            requires_grad=True,
         )
         cu_seqlens = torch.empty(97, dtype=torch.int32, device=META)
         arguments = qkv, ForwardPass(cu_seqlens, 512), 0.1
-        yield name, functools.partial(_forward_and_backward, triton_attention.attention, *arguments)
+        yield (
+            name,
+            functools.partial(
+                _forward_and_backward, triton_attention.attention, *arguments
+            ),
+        )
     yield "lamb", _lamb
     yield "fp8", _fp8_layer
     yield "fp8_evaluation", _fp8_evaluation
@@ -105,18 +133,24 @@ def _lamb() -> None:
     table = 30_528 * 1024
     spans = [[(0, table)], [(table, table + 1024)]]
     layout = lamb.spans_layout(table + 1024, spans, [0.01, 0.0], META)
-    gradient, low = (torch.empty(layout.size, dtype=torch.bfloat16, device=META) for _ in range(2))
+    gradient, low = (
+        torch.empty(layout.size, dtype=torch.bfloat16, device=META) for _ in range(2)
+    )
     master, first, second = (torch.empty(layout.size, device=META) for _ in range(3))
     scalars = torch.empty(4, device=META)
     lamb.squared_norm(gradient)
-    norms = lamb.moments(layout, gradient, master, first, second, scalars, 0.9, 0.999, 1e-6)
+    norms = lamb.moments(
+        layout, gradient, master, first, second, scalars, 0.9, 0.999, 1e-6
+    )
     lamb.update(layout, master, first, second, low, norms, scalars, 1e-6)
 
 
 def _fp8_layer() -> None:
     """A layer's fp8 products with the casts in the kernels, between two layers like it."""
     y, residual = _fp8_forward(_scaling(), 0.1)
-    torch.autograd.backward([y, residual], [torch.empty_like(y), torch.empty_like(residual)])
+    torch.autograd.backward(
+        [y, residual], [torch.empty_like(y), torch.empty_like(residual)]
+    )
 
 
 @torch.no_grad()
@@ -133,7 +167,9 @@ def _scaling() -> fp8.Scaling:
     return scaling
 
 
-def _fp8_forward(scaling: fp8.Scaling, dropout: float) -> tuple[torch.Tensor, torch.Tensor]:
+def _fp8_forward(
+    scaling: fp8.Scaling, dropout: float
+) -> tuple[torch.Tensor, torch.Tensor]:
     tokens, width, inner = 12_288, 1024, 4096
 
     def half(*shape: int) -> torch.Tensor:
@@ -145,7 +181,9 @@ def _fp8_forward(scaling: fp8.Scaling, dropout: float) -> tuple[torch.Tensor, to
         Operands(half(tokens, width), vectors[0], half(tokens, width), *vectors[1:]),
         DropoutSites(META),
     )
-    x, residual, x8 = fused_with_cast(operands, 1e-12, dropout, sites, first.target(fp8.INPUT))
+    x, residual, x8 = fused_with_cast(
+        operands, 1e-12, dropout, sites, first.target(fp8.INPUT)
+    )
     settings = fp8_feed_forward.Settings(
         first, second, "tanh", 1e-12, dropout, sites, qkv.target(fp8.INPUT)
     )
@@ -164,7 +202,9 @@ def _fp8_forward(scaling: fp8.Scaling, dropout: float) -> tuple[torch.Tensor, to
 
 
 def record(only: str, capability: int, rare: bool = True) -> dict[str, Launch]:
-    """Every kernel that the operations launch at BERT-large's sizes on a GPU, by name. rare: those of RARE, too."""
+    """Every kernel that the operations launch at BERT-large's sizes on a GPU, by name. rare: those
+    of RARE, too.
+    """
     found: dict[str, Launch] = {}
     operation = ""
     launches.assumed = capability
@@ -173,15 +213,21 @@ def record(only: str, capability: int, rare: bool = True) -> dict[str, Launch]:
         function: JITFunction, *positional: Any, grid: Any, warmup: bool, **named: Any
     ) -> None:
         options = {
-            name: named.pop(name) for name in named.keys() - {p.name for p in function.params}
+            name: named.pop(name)
+            for name in named.keys() - {p.name for p in function.params}
         }
         args = function.signature.bind(*positional, **named).args
-        assert all(0 < size < 2**16 or axis == 0 for axis, size in enumerate(grid)), grid
+        assert all(0 < size < 2**16 or axis == 0 for axis, size in enumerate(grid)), (
+            grid
+        )
         constants = "".join(
-            f"-{a}" for a, p in zip(args, function.params, strict=True) if p.is_constexpr
+            f"-{a}"
+            for a, p in zip(args, function.params, strict=True)
+            if p.is_constexpr
         )
         found.setdefault(
-            f"{operation}:{function.__name__}{constants}", (source_of(function, args), options)
+            f"{operation}:{function.__name__}{constants}",
+            (source_of(function, args), options),
         )
 
     JITFunction.run = launch  # type: ignore[method-assign]
@@ -196,7 +242,9 @@ def record(only: str, capability: int, rare: bool = True) -> dict[str, Launch]:
 
 
 def resources(cubin: bytes) -> dict[str, int]:
-    """Registers and bytes of local memory per thread, read from the machine code by Triton's copy of cuobjdump."""
+    """Registers and bytes of local memory per thread, read from the machine code by Triton's copy
+    of cuobjdump.
+    """
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
@@ -215,11 +263,21 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "capabilities", nargs="*", type=int, default=CAPABILITIES, help="such as 90 for Hopper"
+        "capabilities",
+        nargs="*",
+        type=int,
+        default=CAPABILITIES,
+        help="such as 90 for Hopper",
     )
-    parser.add_argument("--keep", type=Path, help="folder for the compiler's files of each kernel")
-    parser.add_argument("--only", default="", help="operations whose name has this in it")
-    parser.add_argument("--all", action="store_true", help="rare ones too: wide heads, fp32")
+    parser.add_argument(
+        "--keep", type=Path, help="folder for the compiler's files of each kernel"
+    )
+    parser.add_argument(
+        "--only", default="", help="operations whose name has this in it"
+    )
+    parser.add_argument(
+        "--all", action="store_true", help="rare ones too: wide heads, fp32"
+    )
     options = parser.parse_args()
     for capability in options.capabilities:
         for name, (source, launch_options) in record(
@@ -230,11 +288,18 @@ def main() -> None:
             )
             if options.keep:
                 for stage in ("ttgir", "ptx"):
-                    file = options.keep / f"{name.replace(':', '.')}.sm{capability}.{stage}"
+                    file = (
+                        options.keep
+                        / f"{name.replace(':', '.')}.sm{capability}.{stage}"
+                    )
                     file.write_text(compiled.asm[stage], encoding="utf-8")
-            figures = resources(compiled.asm["cubin"]) | {"shared_bytes": compiled.metadata.shared}
+            figures = resources(compiled.asm["cubin"]) | {
+                "shared_bytes": compiled.metadata.shared
+            }
             vectors = sorted(
-                set(re.findall(r"(?:ld|st)\.global[.\w:]*?\.(v\d)", compiled.asm["ptx"]))
+                set(
+                    re.findall(r"(?:ld|st)\.global[.\w:]*?\.(v\d)", compiled.asm["ptx"])
+                )
             )
             wgmma = "wgmma" in compiled.asm["ptx"]
             figures["symbol"] = compiled.metadata.name

@@ -1,4 +1,6 @@
-"""The kernels on a GPU where there is one, else in Triton's interpreter (which tests/conftest.py has asked for)."""
+"""The kernels on a GPU where there is one, else in Triton's interpreter (which tests/conftest.py
+has asked for).
+"""
 
 from __future__ import annotations
 
@@ -20,14 +22,18 @@ def _teach_the_interpreter_bf16_products() -> None:
 
     def create_dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
         if a.dtype.scalar == triton_support.tl.bfloat16:
-            a, b = (self.cast_impl(operand, triton_support.tl.float32) for operand in (a, b))
+            a, b = (
+                self.cast_impl(operand, triton_support.tl.float32) for operand in (a, b)
+            )
         return plain(self, a, b, *rest)
 
     builder.create_dot = create_dot
 
 
 def _teach_the_interpreter_to_round_to_fp8() -> None:
-    """Triton's interpreter loses a carry into the exponent (127 becomes 64) and turns NaN into numbers."""
+    """Triton's interpreter loses a carry into the exponent (127 becomes 64) and turns NaN into
+    numbers.
+    """
     interpreter = importlib.import_module("triton.runtime.interpreter")
     plain = interpreter._convert_float
     formats = {
@@ -51,7 +57,9 @@ if triton_support.triton is not None and not torch.cuda.is_available():
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With a GPU, tests that run the kernels are tests of the GPU, without a marker in their files."""
+    """With a GPU, tests that run the kernels are tests of the GPU, without a marker in their
+    files.
+    """
     for item in items if torch.cuda.is_available() else ():
         if item.path.parent == Path(__file__).parent and "device" in getattr(
             item, "fixturenames", ()

@@ -1,9 +1,11 @@
-"""Asks the real cuDNN, without a GPU, whether it has kernels for our graphs on an H200 that is described to it.
+"""Asks the real cuDNN, without a GPU, whether it has kernels for our graphs on an H200 that is
+described to it.
 
-usage: python tests/bert/kernels/described_gpu.py   (nvidia-cudnn-frontend and nvidia-cudnn-cu13 on PYTHONPATH, their
-libraries and those of stubs() on LD_LIBRARY_PATH)
+usage: python tests/bert/kernels/described_gpu.py   (nvidia-cudnn-frontend and nvidia-cudnn-cu13 on
+PYTHONPATH, their libraries and those of stubs() on LD_LIBRARY_PATH)
 
-Prints one JSON line: cuDNN's version and how many plans it proposes for each pass. They are not compiled, nothing runs.
+Prints one JSON line: cuDNN's version and how many plans it proposes for each pass. They are not
+compiled, nothing runs.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ H200 = {
     "smClockRateKHz": 1980000, "memClockRateKHz": 3201000, "memoryBusWidth": 6144, "l2CacheSize": 62914560,
     "isTccDriver": 0, "supportCoopLaunch": 1,
 }  # fmt: skip
-# Of the driver and of cuBLAS, which cuDNN looks for before it plans; no kernel is compiled or started by them.
+# Of the driver and of cuBLAS, which cuDNN looks for before it plans; no kernel is compiled or
+# started by them.
 DRIVER = [
     "cuCtxGetCurrent", "cuCtxGetLimit", "cuCtxPopCurrent", "cuCtxPushCurrent",
     "cuDeviceGet", "cuDeviceGetCount", "cuGetErrorName", "cuGetErrorString",
@@ -35,7 +38,9 @@ DRIVER = [
 
 
 def stubs(folder: Path) -> None:
-    """Builds libcuda.so.1 and libcublasLt.so.13 in the folder: every call fails, but those for versions."""
+    """Builds libcuda.so.1 and libcublasLt.so.13 in the folder: every call fails, but those for
+    versions.
+    """
     driver = "int cuInit(unsigned f) { return 0; } int cuDriverGetVersion(int *v) { *v = 13010; return 0; }"
     driver += "".join(f" int {name}(void) {{ return 100; }}" for name in DRIVER)
     cublas = "unsigned long cublasLtGetVersion(void) { return 130100; }"
@@ -70,7 +75,10 @@ def main() -> None:
         dtype=torch.bfloat16,
         dropout=0.1,
     )
-    where = {"device_property": cudnn.create_device_properties(json.dumps(H200)), "sm_version": 90}
+    where = {
+        "device_property": cudnn.create_device_properties(json.dumps(H200)),
+        "sm_version": 90,
+    }
     counts = {
         name: cudnn_frontend.make_graph(
             sizes, backward=name == "backward", **where

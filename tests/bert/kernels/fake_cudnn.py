@@ -1,8 +1,9 @@
-"""A stand-in for nvidia-cudnn-frontend: its graph interface as documented, computed by PyTorch on a CPU.
+"""A stand-in for nvidia-cudnn-frontend: its graph interface as documented, computed by PyTorch on a
+CPU.
 
-As strict as the library: steps in their order, every tensor given and no other, of the declared type, each at a
-multiple of 16 bytes. As unkind: what no sequence covers is left as it was, the sums there are not numbers, and dropout
-goes by seed and offset alone.
+As strict as the library: steps in their order, every tensor given and no other, of the declared
+type, each at a multiple of 16 bytes. As unkind: what no sequence covers is left as it was, the sums
+there are not numbers, and dropout goes by seed and offset alone.
 """
 
 from __future__ import annotations
@@ -66,11 +67,15 @@ class Described:
         self.ragged = ragged
         return self
 
-    def sequence(self, given: dict[Described, Tensor], number: int, length: int) -> Tensor:
+    def sequence(
+        self, given: dict[Described, Tensor], number: int, length: int
+    ) -> Tensor:
         """[length, N, H]: one sequence, where strides and offsets say that it lies."""
         data = given[self]
         begin = (
-            int(given[self.ragged][number]) if self.ragged is not None else number * self.stride[0]
+            int(given[self.ragged][number])
+            if self.ragged is not None
+            else number * self.stride[0]
         )
         shape = (length, self.dim[1], self.dim[3])
         strides = (self.stride[2], self.stride[1], self.stride[3])
@@ -81,7 +86,12 @@ class pygraph:
     """A graph of one operation."""
 
     def __init__(
-        self, *, io_data_type: Any, intermediate_data_type: Any, compute_data_type: Any, handle: Any
+        self,
+        *,
+        io_data_type: Any,
+        intermediate_data_type: Any,
+        compute_data_type: Any,
+        handle: Any,
     ) -> None:
         assert intermediate_data_type == compute_data_type == torch.float32
         assert handle == "handle"
@@ -95,7 +105,10 @@ class pygraph:
 
     def validate(self) -> None:
         self._step("validate")
-        assert all(len(t.dim) == len(t.stride) == 4 and t.dtype is not None for t in self.tensors)
+        assert all(
+            len(t.dim) == len(t.stride) == 4 and t.dtype is not None
+            for t in self.tensors
+        )
         assert all(t.is_output for t in self.outputs)
 
     def build_operation_graph(self) -> None:
@@ -117,11 +130,15 @@ class pygraph:
         assert self.done == len(STEPS)
         return WORKSPACE
 
-    def tensor(self, *, name: str, dim: list[int], stride: list[int], data_type: Any) -> Described:
+    def tensor(
+        self, *, name: str, dim: list[int], stride: list[int], data_type: Any
+    ) -> Described:
         self.tensors.append(Described(name, dim, stride, data_type))
         return self.tensors[-1]
 
-    def _settings(self, attn_scale, use_padding_mask, seq_len_q, seq_len_kv, dropout) -> None:
+    def _settings(
+        self, attn_scale, use_padding_mask, seq_len_q, seq_len_kv, dropout
+    ) -> None:
         assert use_padding_mask
         self.scale, self.lengths, self.dropout = attn_scale, seq_len_q, dropout
         assert seq_len_kv is seq_len_q
@@ -138,7 +155,17 @@ class pygraph:
         return self._results("O", "Stats")
 
     def sdpa_backward(
-        self, *, q, k, v, o, dO, stats, max_total_seq_len_q, max_total_seq_len_kv, **settings
+        self,
+        *,
+        q,
+        k,
+        v,
+        o,
+        dO,
+        stats,
+        max_total_seq_len_q,
+        max_total_seq_len_kv,
+        **settings,
     ):
         assert max_total_seq_len_q == max_total_seq_len_kv > 0
         self.q, self.k, self.v, self.o, self.gradient, self.stats, self.run = (
@@ -153,7 +180,9 @@ class pygraph:
         self._settings(**({"dropout": None} | settings))
         return self._results("dQ", "dK", "dV")
 
-    def execute(self, given: dict[Described, Tensor], workspace: Tensor, handle: Any) -> None:
+    def execute(
+        self, given: dict[Described, Tensor], workspace: Tensor, handle: Any
+    ) -> None:
         assert self.done == len(STEPS)
         assert handle == "handle"
         assert workspace.numel() == WORKSPACE
@@ -187,7 +216,9 @@ class pygraph:
         for number, length in enumerate(given[self.lengths].flatten().tolist()):
             p, keep = self._probabilities(given, number, length)
             v = self.v.sequence(given, number, length).float()
-            context.sequence(given, number, length).copy_(torch.einsum("nij,jnh->inh", p * keep, v))
+            context.sequence(given, number, length).copy_(
+                torch.einsum("nij,jnh->inh", p * keep, v)
+            )
             rows = stats.sequence(given, number, length)
             rows.copy_(
                 p.square().sum(-1).t()[..., None]
@@ -201,7 +232,8 @@ class pygraph:
                 for t in (self.q, self.k, self.v, self.o, self.gradient)
             )
             assert torch.equal(
-                self.stats.sequence(given, number, length)[..., 0], p.square().sum(-1).t()
+                self.stats.sequence(given, number, length)[..., 0],
+                p.square().sum(-1).t(),
             )
             dp = torch.einsum("inh,jnh->nij", do, v) * keep
             ds = p * (dp - (do * o).sum(-1).t()[..., None]) * self.scale

@@ -1,4 +1,6 @@
-"""What the fp8 kernels are checked on: the casts against PyTorch's own, the casts in kernels against separate ones."""
+"""What the fp8 kernels are checked on: the casts against PyTorch's own, the casts in kernels
+against separate ones.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,14 @@ from bert.kernels.operations.fp8_feed_forward import Settings, Weights, feed_for
 from bert.kernels.support.cases import Draw
 from bert.kernels.support.dropout import DropoutSites
 
-LARGE = (12_288, 1024, 4096)  # tokens, hidden and feed-forward width of 24 rows of BERT-large
-# Norm of a difference relative to the tensor's. Where a compiler contracts the arithmetic of two kernels differently,
-# one number in some thousands is rounded to its neighbour in fp8, an eighth away.
+LARGE = (
+    12_288,
+    1024,
+    4096,
+)  # tokens, hidden and feed-forward width of 24 rows of BERT-large
+# Norm of a difference relative to the tensor's. Where a compiler contracts the arithmetic of two
+# kernels differently, one number in some thousands is rounded to its neighbour in fp8, an eighth
+# away.
 TOLERANCE = 2e-3
 ORDER_TOLERANCE = 2.0**-7  # a sum in fp32 in another order, then one rounding to bf16
 OTHER_ORDER = "gradient of bias_1"
@@ -30,12 +37,17 @@ def new_target(dtype: torch.dtype, scale: float, device: torch.device) -> Target
     """A target that has seen nothing."""
     tensor = torch.tensor(scale, device=device)
     return Target(
-        dtype=dtype, scale=tensor, inverse=1 / tensor, largest=torch.zeros((), device=device)
+        dtype=dtype,
+        scale=tensor,
+        inverse=1 / tensor,
+        largest=torch.zeros((), device=device),
     )
 
 
 def cast_problems(device: torch.device, rows: int, columns: int) -> dict[str, str]:
-    """Differences from PyTorch's cast, in bits, in both orders; wrong magnitudes and column sums."""
+    """Differences from PyTorch's cast, in bits, in both orders; wrong magnitudes and column
+    sums.
+    """
     problems = {}
     x = Draw(device, 0).normal(rows, columns)
     x[::7, ::5] *= 2.0**14  # beyond the ends of both formats
@@ -57,11 +69,16 @@ def cast_problems(device: torch.device, rows: int, columns: int) -> dict[str, st
                 ("transposed", transposed, expected.t()),
                 ("transposed in fp8", transpose(cast), expected.t()),
             )
-            if not torch.equal(ours.view(torch.uint8), theirs.contiguous().view(torch.uint8))
+            if not torch.equal(
+                ours.view(torch.uint8), theirs.contiguous().view(torch.uint8)
+            )
         ]
         if target.largest != x.abs().max():
             wrong.append("largest magnitude")
-        if sums is None or relative_difference(sums, x.double().sum(0)) > ORDER_TOLERANCE:
+        if (
+            sums is None
+            or relative_difference(sums, x.double().sum(0)) > ORDER_TOLERANCE
+        ):
             wrong.append("column sums")
         if wrong:
             problems[str(dtype).removeprefix("torch.")] = "wrong: " + ", ".join(wrong)
@@ -71,16 +88,25 @@ def cast_problems(device: torch.device, rows: int, columns: int) -> dict[str, st
 def evaluation_differences(
     device: torch.device, tokens: int, width: int, inner: int
 ) -> dict[str, float]:
-    """Relative differences between an evaluation in fp8 and the forward pass of training without dropout, by name."""
+    """Relative differences between an evaluation in fp8 and the forward pass of training without
+    dropout, by name.
+    """
     layer = _Chain(device, tokens, width, inner, "tanh", dropout=0.0)
-    trained, evaluated = layer.run(in_kernels=True), layer.run(in_kernels=True, evaluates=True)
-    return {name: relative_difference(tensor, trained[name]) for name, tensor in evaluated.items()}
+    trained, evaluated = (
+        layer.run(in_kernels=True),
+        layer.run(in_kernels=True, evaluates=True),
+    )
+    return {
+        name: relative_difference(tensor, trained[name])
+        for name, tensor in evaluated.items()
+    }
 
 
 def relative_difference(ours: Tensor, theirs: Tensor) -> float:
     """Norm of the difference relative to the norm of ``theirs``; nan counts as infinite."""
     difference = (
-        (ours.double() - theirs.double()).norm() / theirs.double().norm().clamp(min=1e-300)
+        (ours.double() - theirs.double()).norm()
+        / theirs.double().norm().clamp(min=1e-300)
     ).item()
     return difference if difference == difference else float("inf")
 
@@ -88,13 +114,17 @@ def relative_difference(ours: Tensor, theirs: Tensor) -> float:
 def differences(
     device: torch.device, tokens: int, width: int, inner: int, approximate: str = "tanh", dropout: float = 0.1
 ) -> dict[str, float]:  # fmt: skip
-    """Relative differences between the casts in kernels and separate ones, by name: results, gradients, magnitudes.
+    """Relative differences between the casts in kernels and separate ones, by name: results,
+    gradients, magnitudes.
 
     The layer's chain from the end of its attention to the next layer's QKV product.
     """
     layer = _Chain(device, tokens, width, inner, approximate, dropout)
     separate, together = layer.run(in_kernels=False), layer.run(in_kernels=True)
-    return {name: relative_difference(together[name], tensor) for name, tensor in separate.items()}
+    return {
+        name: relative_difference(together[name], tensor)
+        for name, tensor in separate.items()
+    }
 
 
 class _Chain:
@@ -130,7 +160,9 @@ class _Chain:
         self.measured = scaling.state_dict()  # by a first step
 
     def run(self, in_kernels: bool, evaluates: bool = False) -> dict[str, Tensor]:
-        """Results, and of training gradients and the magnitudes seen; an evaluation casts in the kernels."""
+        """Results, and of training gradients and the magnitudes seen; an evaluation casts in the
+        kernels.
+        """
         scaling = Scaling(3, self.device)
         scaling.load_state_dict(self.measured)
         if not evaluates:
@@ -141,7 +173,9 @@ class _Chain:
 
     def _trained(self, scaling: Scaling, in_kernels: bool) -> dict[str, Tensor]:
         y, again, qkv = self._forward(scaling, in_kernels, held=False)
-        gradients = torch.autograd.grad([qkv, again], list(self.leaves.values()), self.upstream)
+        gradients = torch.autograd.grad(
+            [qkv, again], list(self.leaves.values()), self.upstream
+        )
         found = {
             f"gradient of {name}": gradient
             for name, gradient in zip(self.leaves, gradients, strict=True)
@@ -164,7 +198,11 @@ class _Chain:
         torch.manual_seed(2)
         sites = DropoutSites(self.device)
         begin = Operands(
-            leaf["x"], leaf["bias"], leaf["residual"], leaf["norm_weight"], leaf["norm_bias"]
+            leaf["x"],
+            leaf["bias"],
+            leaf["residual"],
+            leaf["norm_weight"],
+            leaf["norm_bias"],
         )
         end = (leaf["bias_2"], leaf["norm_weight_2"], leaf["norm_bias_2"])
         y8: Tensor | None = None

@@ -11,7 +11,11 @@ from bert.kernels.operations import lamb
 
 def make_layout(sizes, decays, device):
     """Layout of whole tensors of the given sizes, one after the other."""
-    ends = list(itertools.accumulate(-(-size // lamb.ALIGNMENT) * lamb.ALIGNMENT for size in sizes))
+    ends = list(
+        itertools.accumulate(
+            -(-size // lamb.ALIGNMENT) * lamb.ALIGNMENT for size in sizes
+        )
+    )
     spans = [[span] for span in itertools.pairwise([0, *ends])]
     return lamb.spans_layout(ends[-1], spans, decays, device)
 
@@ -42,7 +46,9 @@ def moments(
     valid = ~torch.isnan(scalars[1])
     scaled = gradient.to(master.dtype) * scalars[1]
     first.copy_(torch.where(valid, torch.lerp(first, scaled, 1 - beta1), first))
-    second.copy_(torch.where(valid, torch.lerp(second, scaled * scaled, 1 - beta2), second))
+    second.copy_(
+        torch.where(valid, torch.lerp(second, scaled * scaled, 1 - beta2), second)
+    )
     direction = _update_direction(layout, master, first, second, scalars, eps)
     sums = torch.zeros(len(layout.spans), 2, dtype=master.dtype, device=master.device)
     for spans, of_tensor in zip(layout.spans, sums, strict=True):
@@ -69,6 +75,8 @@ def update(
     for spans, ratio in zip(layout.spans, ratios, strict=True):
         for begin, end in spans:
             direction[begin:end] *= ratio
-    master.copy_(torch.where(torch.isnan(scalars[1]), master, master - scalars[0] * direction))
+    master.copy_(
+        torch.where(torch.isnan(scalars[1]), master, master - scalars[0] * direction)
+    )
     if parameters is not None:
         parameters.copy_(master)

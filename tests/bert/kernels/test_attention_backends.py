@@ -1,4 +1,6 @@
-"""Attention backends: missing requirements are reported before the run; on a GPU each equals the reference."""
+"""Attention backends: missing requirements are reported before the run; on a GPU each equals the
+reference.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ def test_backend_that_cannot_run_on_this_device_is_refused_by_name(name):
 
 def test_unknown_backend_is_refused_with_the_known_ones():
     with pytest.raises(
-        ConfigError, match="ATTENTION=fast: expected auto or one of cudnn_frontend, flash"
+        ConfigError,
+        match="ATTENTION=fast: expected auto or one of cudnn_frontend, flash",
     ):
         attention.check("fast", CPU, torch.bfloat16, in_graph=False)
 
@@ -41,10 +44,13 @@ def test_the_reference_is_refused_in_a_graph_and_is_the_default_on_a_cpu():
 
 
 def test_backend_of_the_tensor_cores_is_refused_in_fp32(monkeypatch):
-    installed = dataclasses.replace(attention._BACKENDS["flash"], missing=lambda device: None)
+    installed = dataclasses.replace(
+        attention._BACKENDS["flash"], missing=lambda device: None
+    )
     monkeypatch.setitem(attention._BACKENDS, "flash", installed)
     with pytest.raises(
-        ConfigError, match="ATTENTION=flash computes in bf16 or fp16: not with PRECISION=fp32"
+        ConfigError,
+        match="ATTENTION=flash computes in bf16 or fp16: not with PRECISION=fp32",
     ):
         attention.check("flash", CPU, torch.float32, in_graph=False)
 
@@ -66,7 +72,9 @@ def test_of_a_candidate_that_fails_in_a_graph_the_first_error_is_reported(monkey
         try:
             yield
         finally:
-            raise RuntimeError("operation failed due to a previous error during capture")
+            raise RuntimeError(
+                "operation failed due to a previous error during capture"
+            )
 
     def fails(qkv, forward_pass, dropout):
         with capture():
@@ -88,12 +96,18 @@ def test_a_wrong_backend_is_told_from_a_right_one(monkeypatch):
     assert "context differs" in benchmark.disagreement(leaks, CPU)
 
 
-def test_a_backend_that_trips_over_the_empty_sequences_of_a_graphs_batch_is_found(monkeypatch):
+def test_a_backend_that_trips_over_the_empty_sequences_of_a_graphs_batch_is_found(
+    monkeypatch,
+):
     monkeypatch.setattr(benchmark, "LENGTHS", (48, 33))
 
     def trips(qkv, forward_pass, dropout):
         context = attention.sdpa_loop(qkv, forward_pass, dropout)
-        return context * float("nan") if (forward_pass.cu_seqlens.diff() == 0).any() else context
+        return (
+            context * float("nan")
+            if (forward_pass.cu_seqlens.diff() == 0).any()
+            else context
+        )
 
     assert "context differs" in benchmark.disagreement(trips, CPU)
 
@@ -117,7 +131,9 @@ def test_dropout_keeps_the_mean_and_repeats_with_the_seed(name, gpu):
     cu_seqlens = benchmark.offsets(2, gpu)
     tokens = 2 * sum(benchmark.LENGTHS)
     qkv = torch.randn(tokens, 3, 16, 64, device=gpu, dtype=torch.bfloat16)
-    qkv[:, 2] = 1.0  # the context is then the mean kept probability over its scale: 1 on average
+    qkv[:, 2] = (
+        1.0  # the context is then the mean kept probability over its scale: 1 on average
+    )
     draws = []
     for seed in (1, 1, 2):
         torch.manual_seed(seed)
@@ -132,6 +148,8 @@ def test_dropout_keeps_the_mean_and_repeats_with_the_seed(name, gpu):
 def test_automatic_choice_is_a_backend_that_was_tried_with_success(gpu):
     chosen = benchmark.fastest(benchmark.benchmark_backends(gpu))
     good = {
-        trial.name for trial in benchmark.benchmark_backends(gpu) if trial.milliseconds is not None
+        trial.name
+        for trial in benchmark.benchmark_backends(gpu)
+        if trial.milliseconds is not None
     }
     assert chosen in good, benchmark.benchmark_backends(gpu)

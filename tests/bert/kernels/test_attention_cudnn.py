@@ -1,4 +1,6 @@
-"""cuDNN through its frontend, against a stand-in of the same interface; and that the real one has kernels for it."""
+"""cuDNN through its frontend, against a stand-in of the same interface; and that the real one has
+kernels for it.
+"""
 
 from __future__ import annotations
 
@@ -54,14 +56,20 @@ def _pass() -> ForwardPass:
 
 def _qkv(dtype=torch.bfloat16) -> torch.Tensor:
     generator = torch.Generator().manual_seed(3)
-    return torch.randn(OFFSETS[-1], 3, HEADS, WIDTH, generator=generator).to(dtype).requires_grad_()
+    return (
+        torch.randn(OFFSETS[-1], 3, HEADS, WIDTH, generator=generator)
+        .to(dtype)
+        .requires_grad_()
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_context_and_gradient_equal_the_reference(cudnn, dtype):
     qkv, upstream = (
         _qkv(dtype),
-        torch.randn(OFFSETS[-1], HEADS, WIDTH, generator=torch.Generator().manual_seed(4)),
+        torch.randn(
+            OFFSETS[-1], HEADS, WIDTH, generator=torch.Generator().manual_seed(4)
+        ),
     )
     context = cudnn_frontend.attention(qkv, _pass(), 0.0)
     context.backward(upstream.to(dtype))
@@ -79,13 +87,18 @@ def test_a_trial_of_it_finds_nothing_and_finds_masks_that_differ_between_the_pas
 
     def trial() -> str:
         torch.manual_seed(0)
-        return benchmark.disagreement(cudnn_frontend.attention, CPU, benchmark.Heads(num_heads=4))
+        return benchmark.disagreement(
+            cudnn_frontend.attention, CPU, benchmark.Heads(num_heads=4)
+        )
 
     assert trial() == ""
     forward = cudnn_frontend._start_backward
 
     def other_mask(plans, gradient, qkv, context, sums, shared):
-        changed = {name: value + 1 if name == "seed" else value for name, value in shared.items()}
+        changed = {
+            name: value + 1 if name == "seed" else value
+            for name, value in shared.items()
+        }
         return forward(plans, gradient, qkv, context, sums, changed)
 
     monkeypatch.setattr(cudnn_frontend, "_start_backward", other_mask)
@@ -103,7 +116,9 @@ def test_a_trial_finds_dropout_that_drops_nothing_or_does_not_scale(monkeypatch)
         return oracle(qkv, of, dropout) * (1 - dropout)
 
     # 1 - dropout but for what was drawn.
-    assert re.search(r"on average 0\.(8[89]|9[01])", benchmark.disagreement(unscaled, CPU))
+    assert re.search(
+        r"on average 0\.(8[89]|9[01])", benchmark.disagreement(unscaled, CPU)
+    )
 
 
 def test_sites_draw_apart_and_a_site_that_is_repeated_draws_the_same(cudnn):
@@ -167,7 +182,8 @@ def test_plans_are_made_once_a_size_and_both_passes_run_before_the_first_result(
 
 def test_sizes_without_a_plan_are_an_error_of_one_line(cudnn):
     with pytest.raises(
-        ConfigError, match=r"^ATTENTION=cudnn_frontend: no plan for .*multiple of 8; use auto$"
+        ConfigError,
+        match=r"^ATTENTION=cudnn_frontend: no plan for .*multiple of 8; use auto$",
     ):
         cudnn_frontend.attention(_qkv()[..., :12], _pass(), 0.1)
     with pytest.raises(TypeError, match="in bf16 or fp16"):
@@ -192,9 +208,13 @@ def test_under_auto_a_failure_is_one_line_and_the_fallback_takes_over_for_good(
     context.backward(torch.ones_like(context))
     assert torch.equal(context, attention.sdpa_loop(qkv, of, 0.0))
     assert len(calls) == 1
-    assert of.sites.num_sites == 0, "the fallback has the sites that it would have had alone"
+    assert of.sites.num_sites == 0, (
+        "the fallback has the sites that it would have had alone"
+    )
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("attention: cudnn_frontend failed, sdpa_loop takes its place: ")
+    assert line.startswith(
+        "attention: cudnn_frontend failed, sdpa_loop takes its place: "
+    )
     assert "CUDNN_STATUS EXECUTION_FAILED" in line
 
 
@@ -206,7 +226,9 @@ def test_what_falls_back_is_the_fastest_that_compiles_nothing():
         trial(name="triton", milliseconds=2.0),
     ]
     assert benchmark.fallback("cudnn_frontend", results) == "triton"
-    assert benchmark.fallback("triton", results) == "", "what is compiled once for all needs none"
+    assert benchmark.fallback("triton", results) == "", (
+        "what is compiled once for all needs none"
+    )
     assert benchmark.fallback("cudnn_frontend", results[:1]) == ""
 
 
@@ -220,7 +242,9 @@ def test_auto_always_has_the_fallback(cudnn, monkeypatch, capsys):
     monkeypatch.setattr(benchmark, "benchmark_backends", lambda device: results)
     chosen = kernels.bind_kernels(kernels.Config(fused="none"), torch.device("cuda"))
     qkv = _qkv()[..., :12]  # cuDNN takes multiples of 8
-    assert torch.equal(chosen.attention(qkv, _pass(), 0.0), attention.sdpa_loop(qkv, _pass(), 0.0))
+    assert torch.equal(
+        chosen.attention(qkv, _pass(), 0.0), attention.sdpa_loop(qkv, _pass(), 0.0)
+    )
     assert "sdpa_loop takes its place" in capsys.readouterr().err
 
 
@@ -255,20 +279,34 @@ def test_cudnn_itself_has_plans_for_both_passes_on_an_h200_that_is_described_to_
             str(target),
             *packages,
         ]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=240
+        )
         if done.returncode:
-            pytest.skip(f"cuDNN cannot be installed here: {done.stderr.splitlines()[-1]}")
+            pytest.skip(
+                f"cuDNN cannot be installed here: {done.stderr.splitlines()[-1]}"
+            )
     if shutil.which("cc") is None:
         pytest.skip("no C compiler")
     described_gpu.stubs(tmp_path)
-    libraries = [tmp_path, *sorted({path.parent for path in target.glob("nvidia/*/lib/*.so*")})]
+    libraries = [
+        tmp_path,
+        *sorted({path.parent for path in target.glob("nvidia/*/lib/*.so*")}),
+    ]
     environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(target), str(repository / "implementations")]),
+        "PYTHONPATH": os.pathsep.join(
+            [str(target), str(repository / "implementations")]
+        ),
         "LD_LIBRARY_PATH": os.pathsep.join(map(str, libraries)),
     }
     command = [sys.executable, described_gpu.__file__]
     done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, check=False, timeout=200
+        command,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=200,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout.splitlines()[-1])

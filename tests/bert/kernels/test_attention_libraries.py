@@ -1,4 +1,6 @@
-"""Attention packages, by stand-ins of their interfaces: arguments, results, and what is copied on the way."""
+"""Attention packages, by stand-ins of their interfaces: arguments, results, and what is copied on
+the way.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,11 @@ OFFSETS, HEADS, WIDTH = [0, 5, 5, 18, 18], 2, 8
 
 def _inputs():
     generator = torch.Generator().manual_seed(1)
-    qkv = torch.randn(OFFSETS[-1], 3, HEADS, WIDTH, generator=generator).bfloat16().requires_grad_()
+    qkv = (
+        torch.randn(OFFSETS[-1], 3, HEADS, WIDTH, generator=generator)
+        .bfloat16()
+        .requires_grad_()
+    )
     return qkv, torch.randn(OFFSETS[-1], HEADS, WIDTH, generator=generator).bfloat16()
 
 

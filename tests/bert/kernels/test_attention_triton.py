@@ -1,4 +1,6 @@
-"""Attention in Triton: context and gradients against the per-sequence loop, with the documented dropout mask."""
+"""Attention in Triton: context and gradients against the per-sequence loop, with the documented
+dropout mask.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,11 @@ def _inputs(device, dtype, head_size=16, lengths=LENGTHS, padding=PADDING, heads
     qkv = torch.randn(num_tokens, 3, heads, head_size, generator=generator) * 1.5
     upstream = torch.randn(num_tokens, heads, head_size, generator=generator)
     cu_seqlens = torch.tensor(offsets, dtype=torch.int32, device=device)
-    return qkv.to(device, dtype).requires_grad_(), upstream.to(device, dtype), cu_seqlens
+    return (
+        qkv.to(device, dtype).requires_grad_(),
+        upstream.to(device, dtype),
+        cu_seqlens,
+    )
 
 
 def _dropped(qkv: Tensor, cu_seqlens: Tensor, drop: Dropout) -> Tensor:
@@ -50,7 +56,9 @@ def _dropped(qkv: Tensor, cu_seqlens: Tensor, drop: Dropout) -> Tensor:
             mask = philox.keep_pairs(drop, begin, end - begin, head).to(qkv.device)
             heads.append((p * mask * drop.scale) @ v)
         contexts.append(torch.stack(heads, dim=1))
-    contexts.append(qkv.new_zeros(qkv.shape[0] - int(cu_seqlens[-1]), num_heads, head_size))
+    contexts.append(
+        qkv.new_zeros(qkv.shape[0] - int(cu_seqlens[-1]), num_heads, head_size)
+    )
     return torch.cat(contexts)
 
 
@@ -63,11 +71,14 @@ def _expected(exact: Tensor, cu_seqlens: Tensor, drop: Dropout) -> Tensor:
 
 
 def _assert_close(ours: Tensor, theirs: Tensor, tolerance: float) -> None:
-    error = (ours.double() - theirs).abs().max().item() / max(1.0, theirs.abs().max().item())
+    error = (ours.double() - theirs).abs().max().item() / max(
+        1.0, theirs.abs().max().item()
+    )
     assert error < tolerance, error
 
 
-# fp32 sums of up to 40 terms; in bf16 probabilities and results are rounded to 2^-8, and cut off in the interpreter.
+# fp32 sums of up to 40 terms; in bf16 probabilities and results are rounded to 2^-8, and cut off in
+# the interpreter.
 @pytest.mark.parametrize(
     ("dtype", "tolerance", "dropout"),
     [
@@ -77,13 +88,17 @@ def _assert_close(ours: Tensor, theirs: Tensor, tolerance: float) -> None:
         pytest.param(torch.bfloat16, 3e-2, 0.0, marks=pytest.mark.slow),
     ],
 )
-def test_context_and_gradients_equal_the_definition(device, small_tiles, dtype, tolerance, dropout):
+def test_context_and_gradients_equal_the_definition(
+    device, small_tiles, dtype, tolerance, dropout
+):
     qkv, upstream, cu_seqlens = _inputs(device, dtype)
     exact = qkv.detach().double().requires_grad_()
     torch.manual_seed(4)
     drop = ForwardPass(cu_seqlens, MAX_SEQLEN).sites.next(dropout)
     torch.manual_seed(4)
-    context = triton_attention.attention(qkv, ForwardPass(cu_seqlens, MAX_SEQLEN), dropout)
+    context = triton_attention.attention(
+        qkv, ForwardPass(cu_seqlens, MAX_SEQLEN), dropout
+    )
     expected = _expected(exact, cu_seqlens, drop)
     context.backward(upstream)
     expected.backward(upstream.double())
@@ -95,7 +110,9 @@ def test_context_and_gradients_equal_the_definition(device, small_tiles, dtype, 
 
 
 def test_any_head_width_is_padded_to_a_power_of_two(device, small_tiles):
-    qkv, _, cu_seqlens = _inputs(device, torch.float32, head_size=24, lengths=[19, 3], padding=0)
+    qkv, _, cu_seqlens = _inputs(
+        device, torch.float32, head_size=24, lengths=[19, 3], padding=0
+    )
     exact = qkv.detach().double().requires_grad_()
     forward_pass = ForwardPass(cu_seqlens, 19)
     context, expected = (
@@ -109,7 +126,9 @@ def test_any_head_width_is_padded_to_a_power_of_two(device, small_tiles):
 
 
 def test_large_scores_stay_finite(device, small_tiles):
-    """Keys that score -1000 and +1000: no power of two may overflow, in the last, partial block neither."""
+    """Keys that score -1000 and +1000: no power of two may overflow, in the last, partial block
+    neither.
+    """
     qkv, _, cu_seqlens = _inputs(device, torch.float32, lengths=[21], padding=0)
     with torch.no_grad():
         qkv[:, 1] *= 1000
@@ -140,7 +159,9 @@ def test_tiles_follow_offsets_that_change_in_place(device, small_tiles):
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_context_and_gradients_at_real_size(gpu, dropout):
     lengths = [512, 1, 511, 300, 64, 129, 255] * 8
-    qkv, upstream, cu_seqlens = _inputs(gpu, torch.bfloat16, 64, lengths, padding=17, heads=16)
+    qkv, upstream, cu_seqlens = _inputs(
+        gpu, torch.bfloat16, 64, lengths, padding=17, heads=16
+    )
     exact = qkv.detach().double().requires_grad_()
     results = []
     for _ in range(2):
@@ -152,7 +173,9 @@ def test_context_and_gradients_at_real_size(gpu, dropout):
     assert torch.equal(results[0][0], results[1][0])
     assert torch.equal(results[0][1], results[1][1])
     torch.manual_seed(4)
-    expected = _expected(exact, cu_seqlens, ForwardPass(cu_seqlens, 512).sites.next(dropout))
+    expected = _expected(
+        exact, cu_seqlens, ForwardPass(cu_seqlens, 512).sites.next(dropout)
+    )
     expected.backward(upstream.double())
     _assert_close(results[0][0], expected, 2e-2)
     _assert_close(results[0][1], exact.grad, 2e-2)

@@ -1,4 +1,6 @@
-"""The kernels compile for the GPUs they are meant for, without one: types, constants and warps of the real launches."""
+"""The kernels compile for the GPUs they are meant for, without one: types, constants and warps of
+the real launches.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +20,20 @@ BODIES = ("_forward", "_backward", "_query_gradient", "_key_gradient", "_moments
           "_gelu_cast", "_gelu_backward_cast", "_cast_transpose", "_transpose")  # fmt: skip
 
 
-def compiled(arguments: list[str], folder: Path, path: str = "") -> list[dict[str, Any]]:
-    """Output of ahead_of_time.py; compiled files are kept in ``folder`` by their sources. path: PYTHONPATH."""
+def compiled(
+    arguments: list[str], folder: Path, path: str = ""
+) -> list[dict[str, Any]]:
+    """Output of ahead_of_time.py; compiled files are kept in ``folder`` by their sources. path:
+    PYTHONPATH.
+    """
     if triton_support.triton is None:
         pytest.skip("Triton is not installed")
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment |= {"TRITON_CACHE_DIR": str(folder)} | ({"PYTHONPATH": path} if path else {})
+    environment = {
+        name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"
+    }
+    environment |= {"TRITON_CACHE_DIR": str(folder)} | (
+        {"PYTHONPATH": path} if path else {}
+    )
     result = subprocess.run(
         [sys.executable, str(SCRIPT), *arguments],
         env=environment,
@@ -47,9 +57,13 @@ def test_kernels_compile_without_spills_and_with_wide_accesses(repository):
         "lamb",
     }
     assert names == expected | {"fp8", "fp8_evaluation"}
-    modules = {path.stem for path in Path(triton_support.__file__).parents[1].rglob("*.py")}
+    modules = {
+        path.stem for path in Path(triton_support.__file__).parents[1].rglob("*.py")
+    }
     for kernel in kernels:
-        assert kernel["symbol"].partition("__")[0] in modules, "a profile shows whose kernel it is"
+        assert kernel["symbol"].partition("__")[0] in modules, (
+            "a profile shows whose kernel it is"
+        )
         assert kernel["spilled_bytes"] == 0, kernel
         assert kernel["shared_bytes"] <= 96 * 1024, kernel
         if (
@@ -62,7 +76,9 @@ def test_kernels_compile_without_spills_and_with_wide_accesses(repository):
         if any(body in kernel["kernel"] for body in BODIES):
             assert "v4" in kernel["vectors"], f"no 16-byte access in {kernel}"
             on_tensor_cores = kernel["kernel"].startswith("attention")
-            assert kernel["wgmma"] == on_tensor_cores, f"Hopper's matrix instructions: {kernel}"
+            assert kernel["wgmma"] == on_tensor_cores, (
+                f"Hopper's matrix instructions: {kernel}"
+            )
 
 
 @pytest.fixture(scope="session")
@@ -72,9 +88,20 @@ def triton_of(repository):
     def folder(version: str) -> Path:
         target = repository / ".cache" / f"triton-{version}"
         if not (target / "triton" / "__init__.py").is_file():
-            command = [sys.executable, "-m", "pip", "install", "--no-deps", "--target", str(target)]
+            command = [
+                sys.executable,
+                "-m",
+                "pip",
+                "install",
+                "--no-deps",
+                "--target",
+                str(target),
+            ]
             done = subprocess.run(
-                [*command, f"triton=={version}"], capture_output=True, text=True, check=False
+                [*command, f"triton=={version}"],
+                capture_output=True,
+                text=True,
+                check=False,
             )
             if done.returncode:
                 pytest.skip(

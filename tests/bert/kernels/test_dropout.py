@@ -1,5 +1,6 @@
-"""Dropout of the fused kernels: the masks are the documented ones, forward and backward, and fair coins; and what the
-layers of one forward pass share: a seed, numbered sites of dropout, and what is computed once.
+"""Dropout of the fused kernels: the masks are the documented ones, forward and backward, and fair
+coins; and what the layers of one forward pass share: a seed, numbered sites of dropout, and what is
+computed once.
 """
 
 from __future__ import annotations
@@ -36,13 +37,17 @@ def test_philox_gives_the_published_vectors():
         (10, 0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF): [0x2C3F628B, 0xAB4FD7AD],
     }
     for (rounds, key, *counter), words in pairs.items():
-        found = philox.philox2(np.uint64(key), [np.array([word]) for word in counter], rounds)
+        found = philox.philox2(
+            np.uint64(key), [np.array([word]) for word in counter], rounds
+        )
         assert [int(word[0]) for word in found] == words
 
 
 @pytest.fixture
 def drop(device) -> Dropout:
-    """The dropout that the first call of the next pass will draw: same generator state, same site."""
+    """The dropout that the first call of the next pass will draw: same generator state, same
+    site.
+    """
     torch.manual_seed(11)
     expected = DropoutSites(device).next(P)
     torch.manual_seed(11)
@@ -60,12 +65,18 @@ def test_layer_norm_drops_the_documented_elements_forward_and_backward(device, d
         residual + (x + bias) * mask * drop.scale, (WIDTH,), weight, norm_bias, 1e-12
     )
     result, _ = fused(*ours, 1e-12, P, DropoutSites(device))
-    upstream = torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(2)).to(device)
+    upstream = torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(2)).to(
+        device
+    )
     result.backward(upstream)
     expected.backward(upstream.double())
-    torch.testing.assert_close(result.detach().double(), expected.detach(), atol=2e-5, rtol=0)
+    torch.testing.assert_close(
+        result.detach().double(), expected.detach(), atol=2e-5, rtol=0
+    )
     for a, b in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(a.grad.double(), b.grad, atol=5e-5, rtol=0)  # sums of 13 rows
+        torch.testing.assert_close(
+            a.grad.double(), b.grad, atol=5e-5, rtol=0
+        )  # sums of 13 rows
 
 
 def test_embeddings_drop_the_documented_elements_forward_and_backward(device, drop):
@@ -75,15 +86,23 @@ def test_embeddings_drop_the_documented_elements_forward_and_backward(device, dr
     num_rows, width = len(ids), tables[0].shape[1]
     mask = philox.keep_rows(drop, num_rows, width).to(device)
     expected = (
-        module.reference(ids, segments, places, *exact, 1e-12, 0.0, DropoutSites(device))
+        module.reference(
+            ids, segments, places, *exact, 1e-12, 0.0, DropoutSites(device)
+        )
         * mask
         * drop.scale
     )
-    result = module.fused(ids, segments, places, *tables, 1e-12, P, DropoutSites(device))
-    upstream = torch.randn(num_rows, width, generator=torch.Generator().manual_seed(2)).to(device)
+    result = module.fused(
+        ids, segments, places, *tables, 1e-12, P, DropoutSites(device)
+    )
+    upstream = torch.randn(
+        num_rows, width, generator=torch.Generator().manual_seed(2)
+    ).to(device)
     result.backward(upstream)
     expected.backward(upstream.double())
-    torch.testing.assert_close(result.detach().double(), expected.detach(), atol=2e-5, rtol=0)
+    torch.testing.assert_close(
+        result.detach().double(), expected.detach(), atol=2e-5, rtol=0
+    )
     for a, b in zip(tables, exact, strict=True):
         torch.testing.assert_close(
             a.grad.double(), b.grad, atol=1e-4, rtol=0
@@ -96,7 +115,9 @@ def test_every_replay_of_a_graph_drops_other_elements_and_a_seed_repeats_them(gp
     zeros, ones = torch.zeros(1024, device=gpu), torch.ones(1024, device=gpu)
 
     def one_pass() -> torch.Tensor:
-        return fused(x, zeros, zeros.expand(64, 1024), ones, zeros, 1e-12, P, DropoutSites(gpu))[0]
+        return fused(
+            x, zeros, zeros.expand(64, 1024), ones, zeros, 1e-12, P, DropoutSites(gpu)
+        )[0]
 
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
@@ -114,7 +135,9 @@ def test_every_replay_of_a_graph_drops_other_elements_and_a_seed_repeats_them(gp
     assert not torch.equal(replays[0], replays[1])
     assert torch.equal(replays[2], replays[3])
     torch.manual_seed(5)
-    assert torch.equal(one_pass(), replays[2]), "a replay draws the seed that an eager pass draws"
+    assert torch.equal(one_pass(), replays[2]), (
+        "a replay draws the seed that an eager pass draws"
+    )
 
 
 def test_the_generator_fixes_every_mask_of_a_pass_and_sites_differ(device):
@@ -161,7 +184,9 @@ def test_no_dropout_takes_no_random_numbers(device):
 def _mask(
     form: str, site: int, probability: float, size: int = 1024, head: int = 0
 ) -> torch.Tensor:
-    drop = Dropout(torch.tensor([0x1234_5678_9ABC_DEF]), site, round(probability * 2**15), 1.0)
+    drop = Dropout(
+        torch.tensor([0x1234_5678_9ABC_DEF]), site, round(probability * 2**15), 1.0
+    )
     return (
         philox.keep_rows(drop, size, size)
         if form == "rows"
@@ -194,7 +219,10 @@ def test_masks_are_fair_and_neighbours_independent(form, probability):
         for lag in (1, 2, 3, 4, 8, 16, 24, 64, 128)
     }
     if form == "pairs":
-        pairs["head"] = (kept, _mask(form, 0, probability, head=1).double() - (1 - true))
+        pairs["head"] = (
+            kept,
+            _mask(form, 0, probability, head=1).double() - (1 - true),
+        )
         pairs["the other way"] = (kept, kept.T)
     for name, (a, b) in pairs.items():
         correlation = (a * b).mean().item() / variance
@@ -202,13 +230,16 @@ def test_masks_are_fair_and_neighbours_independent(form, probability):
 
 
 @pytest.mark.parametrize("probability", [0.1, 0.3, 1e-9, 1 - 1e-9])
-def test_survivors_are_scaled_by_the_exact_inverse_of_the_share_that_is_kept(probability):
+def test_survivors_are_scaled_by_the_exact_inverse_of_the_share_that_is_kept(
+    probability,
+):
     drop = DropoutSites(torch.device("cpu")).next(probability)
     assert abs(drop.threshold / 2**15 - probability) <= 2**-15
     assert drop.scale * (2**15 - drop.threshold) == pytest.approx(2**15, rel=1e-15)
 
 
-# --- a forward pass ---------------------------------------------------------------------------------------------------
+# --- a forward pass
+# ---------------------------------------------------------------------------------------------------
 
 
 def _pass() -> ForwardPass:

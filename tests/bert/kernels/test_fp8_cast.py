@@ -31,11 +31,18 @@ def test_kernels_equal_the_cast_of_pytorch_at_real_size(gpu):
     assert cast_problems(gpu, LARGE[0], LARGE[2]) == {}
 
 
-@pytest.mark.parametrize("wrong", ["cast", "transposed", "largest", "sums", "rows alone"])
+@pytest.mark.parametrize(
+    "wrong", ["cast", "transposed", "largest", "sums", "rows alone"]
+)
 def test_a_wrong_cast_is_found(wrong, monkeypatch):
     def broken(x, target, column_sums):
         cast, transposed, sums = cast_transpose(x, target, column_sums)
-        outcome = {"cast": cast, "transposed": transposed, "sums": sums, "largest": target.largest}
+        outcome = {
+            "cast": cast,
+            "transposed": transposed,
+            "sums": sums,
+            "largest": target.largest,
+        }
         outcome[wrong].view(-1)[0] = 1.0
         return cast, transposed, sums
 
@@ -48,7 +55,10 @@ def test_a_wrong_cast_is_found(wrong, monkeypatch):
         monkeypatch.setattr(fp8_cases, "cast_rows", broken_rows)
     else:
         monkeypatch.setattr(fp8_cases, "cast_transpose", broken)
-    assert set(cast_problems(torch.device("cpu"), 32, 48)) == {"float8_e4m3fn", "float8_e5m2"}
+    assert set(cast_problems(torch.device("cpu"), 32, 48)) == {
+        "float8_e4m3fn",
+        "float8_e5m2",
+    }
 
 
 @pytest.mark.parametrize("dtype", [FORWARD, BACKWARD], ids=["e4m3", "e5m2"])
@@ -67,7 +77,9 @@ def test_nan_stays_nan_and_what_is_not_finite_is_seen(dtype, bad, fused, request
     if bad != bad:
         assert values[3, 5].isnan()
     else:
-        assert values[3, 5] == torch.finfo(dtype).max * (1 if bad > 0 else -1)  # cut off
+        assert values[3, 5] == torch.finfo(dtype).max * (
+            1 if bad > 0 else -1
+        )  # cut off
     assert values.isnan().sum() == (bad != bad)
     assert values[17, 40] == -7.0
     # A finite tensor of the same product, of a later micro-batch, does not hide it.
@@ -79,7 +91,13 @@ def test_nan_stays_nan_and_what_is_not_finite_is_seen(dtype, bad, fused, request
 def test_transpose_moves_every_byte(shape, device):
     count = shape[0] * shape[1]
     x = torch.randint(
-        0, 256, (count,), dtype=torch.uint8, generator=torch.Generator().manual_seed(count)
+        0,
+        256,
+        (count,),
+        dtype=torch.uint8,
+        generator=torch.Generator().manual_seed(count),
     )
     x = x.view(shape).view(FORWARD)
-    assert torch.equal(transpose(x.to(device)).view(torch.uint8).cpu(), x.view(torch.uint8).t())
+    assert torch.equal(
+        transpose(x.to(device)).view(torch.uint8).cpu(), x.view(torch.uint8).t()
+    )

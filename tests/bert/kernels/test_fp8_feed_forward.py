@@ -32,8 +32,12 @@ SEPARATE_CASTS = "embeddings,dropout_add_layer_norm,bias_gelu"
 CASTS_IN_KERNELS = f"{SEPARATE_CASTS},fp8_cast"
 
 
-@pytest.mark.parametrize("approximate", ["tanh", pytest.param("none", marks=pytest.mark.slow)])
-def test_casts_in_kernels_equal_separate_ones_bit_for_bit(approximate, device, monkeypatch):
+@pytest.mark.parametrize(
+    "approximate", ["tanh", pytest.param("none", marks=pytest.mark.slow)]
+)
+def test_casts_in_kernels_equal_separate_ones_bit_for_bit(
+    approximate, device, monkeypatch
+):
     small = launches.Blocks(
         rows=16, columns=32
     )  # so that several tiles lie both ways, some of them in part
@@ -51,10 +55,17 @@ def test_the_chain_of_an_evaluation_is_that_of_training_and_a_stale_weight_shows
     device, monkeypatch
 ):
     found = fp8_cases.evaluation_differences(device, 16, 32, 32)
-    assert max(found.values()) <= (0.0 if device.type == "cpu" else fp8_cases.TOLERANCE), found
+    assert max(found.values()) <= (
+        0.0 if device.type == "cpu" else fp8_cases.TOLERANCE
+    ), found
     hold = fp8_linear.Fp8Linear.hold
-    monkeypatch.setattr(fp8_linear.Fp8Linear, "hold", lambda self, weight: hold(self, weight * 1.1))
-    assert min(fp8_cases.evaluation_differences(device, 16, 32, 32).values()) > fp8_cases.TOLERANCE
+    monkeypatch.setattr(
+        fp8_linear.Fp8Linear, "hold", lambda self, weight: hold(self, weight * 1.1)
+    )
+    assert (
+        min(fp8_cases.evaluation_differences(device, 16, 32, 32).values())
+        > fp8_cases.TOLERANCE
+    )
 
 
 @pytest.mark.gpu
@@ -66,7 +77,10 @@ def test_casts_in_kernels_equal_separate_ones_at_real_size(gpu):
 
 def _encoder(fused, device, config=CONFIG):
     encoder = Encoder(
-        config, kernels.bind_kernels(kernels.Config(fused=fused, attention="sdpa_loop"), device)
+        config,
+        kernels.bind_kernels(
+            kernels.Config(fused=fused, attention="sdpa_loop"), device
+        ),
     )
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -85,15 +99,21 @@ def _input(device, tokens):
     x = torch.randn(tokens, 32, generator=torch.Generator().manual_seed(3)).to(
         device, torch.bfloat16
     )
-    return x, ForwardPass(torch.tensor([0, 5, tokens], dtype=torch.int32, device=device), 16)
+    return x, ForwardPass(
+        torch.tensor([0, 5, tokens], dtype=torch.int32, device=device), 16
+    )
 
 
 def _run(encoder, device, tokens=16, factor=1e-3):
-    """Result, every gradient, and the magnitudes seen, by name; the same numbers and masks each time."""
+    """Result, every gradient, and the magnitudes seen, by name; the same numbers and masks each
+    time.
+    """
     x, forward_pass = _input(device, tokens)
     x.requires_grad_()
     generator = torch.Generator().manual_seed(4)
-    upstream = (factor * torch.randn(tokens, 32, generator=generator)).to(device, torch.bfloat16)
+    upstream = (factor * torch.randn(tokens, 32, generator=generator)).to(
+        device, torch.bfloat16
+    )
     torch.manual_seed(3)
     y = encoder(x, forward_pass)
     y.backward(upstream)
@@ -121,14 +141,20 @@ def scales():
     [
         ("none", 13, 12),
         ("none", 16, 12),
-        (CASTS_IN_KERNELS, 16, 1 + 3),  # of the embeddings, and of the last layer's few rows
+        (
+            CASTS_IN_KERNELS,
+            16,
+            1 + 3,
+        ),  # of the embeddings, and of the last layer's few rows
         (CASTS_IN_KERNELS, 13, 12),
     ],
 )
 def test_an_evaluation_is_the_forward_pass_of_training_without_dropout_bit_for_bit(
     fused, tokens, separate_casts, scales, device, monkeypatch
 ):
-    config = dataclasses.replace(CONFIG, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    config = dataclasses.replace(
+        CONFIG, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
+    )
     encoder = _encoder(fused, device, config)
     encoder.fp8_scaling.load_state_dict(scales)
     expected = _run(encoder, device, tokens)["result"]
@@ -145,7 +171,9 @@ def test_an_evaluation_is_the_forward_pass_of_training_without_dropout_bit_for_b
     monkeypatch.setattr(fp8_feed_forward, "gelu_cast", rows_alone)
     cast_rows, casts = fp8_linear.cast_rows, []
     monkeypatch.setattr(
-        fp8_linear, "cast_rows", lambda *args, **out: casts.append(out) or cast_rows(*args, **out)
+        fp8_linear,
+        "cast_rows",
+        lambda *args, **out: casts.append(out) or cast_rows(*args, **out),
     )
     encoder.eval()
     with torch.no_grad(), encoder.fp8_evaluation(calibrated=False):
@@ -157,7 +185,8 @@ def test_an_evaluation_is_the_forward_pass_of_training_without_dropout_bit_for_b
     assert torch.equal(some, expected[[1, 4, 9]])
     assert casts.count({}) == separate_casts
     assert all(
-        torch.equal(a, b) for a, b in zip(before, encoder.fp8_scaling.state_tensors(), strict=True)
+        torch.equal(a, b)
+        for a, b in zip(before, encoder.fp8_scaling.state_tensors(), strict=True)
     )
 
 
@@ -165,7 +194,9 @@ def _watched(encoder, device, monkeypatch, **arguments):
     """The outcome of a pass, and how often the feed-forward ran as one function."""
     calls = []
     plain = fp8_feed_forward.feed_forward
-    monkeypatch.setattr(fp8_feed_forward, "feed_forward", lambda *a: calls.append(1) or plain(*a))
+    monkeypatch.setattr(
+        fp8_feed_forward, "feed_forward", lambda *a: calls.append(1) or plain(*a)
+    )
     outcome = _run(encoder, device, **arguments)
     monkeypatch.undo()
     return outcome, len(calls)
@@ -186,14 +217,19 @@ def test_encoder_with_casts_in_kernels_is_the_one_with_separate_casts_bit_for_bi
     for name, tensor in separate.items():
         if name.endswith("intermediate.dense.bias"):  # a sum in another order
             torch.testing.assert_close(
-                together[name], tensor, rtol=2.0**-7, atol=2.0**-7 * float(tensor.abs().max())
+                together[name],
+                tensor,
+                rtol=2.0**-7,
+                atol=2.0**-7 * float(tensor.abs().max()),
             )
         else:
             assert torch.equal(together[name], tensor), name
 
 
 @pytest.mark.parametrize("fused", ["none", CASTS_IN_KERNELS])
-def test_sums_are_fast_forward_and_exact_backward_in_every_product(fused, device, monkeypatch):
+def test_sums_are_fast_forward_and_exact_backward_in_every_product(
+    fused, device, monkeypatch
+):
     encoder = _encoder(fused, device)
     encoder.fp8_scaling.calibrated = True
     found: dict[bool, list[bool]] = {
@@ -217,8 +253,14 @@ def test_sums_are_fast_forward_and_exact_backward_in_every_product(fused, device
 @pytest.mark.parametrize(
     "why", ["first step", "rows no multiple of 16", "evaluation", "GELU not fused"]
 )
-def test_where_kernels_cannot_cast_the_casts_are_separate(why, scales, device, monkeypatch):
-    fused = "embeddings,dropout_add_layer_norm" if why == "GELU not fused" else CASTS_IN_KERNELS
+def test_where_kernels_cannot_cast_the_casts_are_separate(
+    why, scales, device, monkeypatch
+):
+    fused = (
+        "embeddings,dropout_add_layer_norm"
+        if why == "GELU not fused"
+        else CASTS_IN_KERNELS
+    )
     encoder = _encoder(fused, device)
     if why != "first step":
         encoder.fp8_scaling.load_state_dict(scales)
@@ -229,13 +271,17 @@ def test_where_kernels_cannot_cast_the_casts_are_separate(why, scales, device, m
             mine.kernel = other.kernel
     monkeypatch.setattr(triton_support, "supported", lambda device: False)
     encoder.train(why != "evaluation")
-    _, calls = _watched(encoder, device, monkeypatch, tokens=13 if why.startswith("rows") else 16)
+    _, calls = _watched(
+        encoder, device, monkeypatch, tokens=13 if why.startswith("rows") else 16
+    )
     assert calls == 0
 
 
 @pytest.mark.parametrize("place", ["activation", "gradient"])
 @pytest.mark.parametrize("bad", [float("inf"), float("nan")])
-def test_what_is_not_finite_makes_the_step_not_finite_and_leaves_the_scales(place, bad, scales):
+def test_what_is_not_finite_makes_the_step_not_finite_and_leaves_the_scales(
+    place, bad, scales
+):
     encoder = _encoder("none", CPU)
     encoder.fp8_scaling.load_state_dict(scales)
     if place == "activation":
@@ -248,12 +294,16 @@ def test_what_is_not_finite_makes_the_step_not_finite_and_leaves_the_scales(plac
 
 def test_every_kernel_that_casts_lets_nan_through(device):
     x, gradient, weight = (
-        torch.ones(shape, dtype=torch.bfloat16, device=device) for shape in ((16, 32),) * 2 + (32,)
+        torch.ones(shape, dtype=torch.bfloat16, device=device)
+        for shape in ((16, 32),) * 2 + (32,)
     )
     poisoned = x.clone()
     poisoned[3, 5] = float("nan")
     drop = DropoutSites(device).next(0.0)
-    targets = [new_target(dtype, 1.0, device) for dtype in (FORWARD, BACKWARD, FORWARD, BACKWARD)]
+    targets = [
+        new_target(dtype, 1.0, device)
+        for dtype in (FORWARD, BACKWARD, FORWARD, BACKWARD)
+    ]
     casts = [
         fp8_feed_forward.gelu_cast(poisoned, weight, "none", targets[0])[0],
         fp8_feed_forward.gelu_backward_cast(poisoned, x, weight, "none", targets[1])[0],
@@ -274,6 +324,9 @@ def test_every_kernel_that_casts_lets_nan_through(device):
 
 def test_casts_in_kernels_without_these_kernels_are_refused(device):
     with pytest.raises(
-        ConfigError, match="FUSED=fp8_cast requires bias_gelu: add that, or drop fp8_cast"
+        ConfigError,
+        match="FUSED=fp8_cast requires bias_gelu: add that, or drop fp8_cast",
     ):
-        kernels.bind_kernels(kernels.Config(fused="dropout_add_layer_norm,fp8_cast"), device)
+        kernels.bind_kernels(
+            kernels.Config(fused="dropout_add_layer_norm,fp8_cast"), device
+        )

@@ -13,11 +13,14 @@ from bert.kernels.fp8.linear import Fp8Linear
 
 CPU = torch.device("cpu")
 ALONE = World(DistConfig(device="cpu"))
-# e4m3 has 3 mantissa bits, e5m2 has 2: relative rounding error of a product of random numbers, with some room.
+# e4m3 has 3 mantissa bits, e5m2 has 2: relative rounding error of a product of random numbers, with
+# some room.
 FORWARD_ERROR, BACKWARD_ERROR = 0.045, 0.075
 
 
-def _product(rows=48, width=32, outputs=64, magnitude=1.0, device=CPU, dtype=torch.float32):
+def _product(
+    rows=48, width=32, outputs=64, magnitude=1.0, device=CPU, dtype=torch.float32
+):
     generator = torch.Generator().manual_seed(0)
     x = (
         (magnitude * torch.randn(rows, width, generator=generator))
@@ -25,15 +28,21 @@ def _product(rows=48, width=32, outputs=64, magnitude=1.0, device=CPU, dtype=tor
         .requires_grad_()
     )
     weight = (
-        (0.02 * torch.randn(outputs, width, generator=generator)).to(device, dtype).requires_grad_()
+        (0.02 * torch.randn(outputs, width, generator=generator))
+        .to(device, dtype)
+        .requires_grad_()
     )
     bias = torch.randn(outputs, generator=generator).to(device, dtype).requires_grad_()
-    upstream = (1e-6 * torch.randn(rows, outputs, generator=generator)).to(device, dtype)
+    upstream = (1e-6 * torch.randn(rows, outputs, generator=generator)).to(
+        device, dtype
+    )
     return Scaling(2, device), x, weight, bias, upstream
 
 
 def _relative(value, reference):
-    return ((value.double() - reference.double()).norm() / reference.double().norm()).item()
+    return (
+        (value.double() - reference.double()).norm() / reference.double().norm()
+    ).item()
 
 
 def _run(scaling, x, weight, bias, upstream):
@@ -68,9 +77,15 @@ def test_scales_come_from_the_step_before_and_saturate():
     assert scaling.largest[1, INPUT] == x.abs().max()
     assert scaling.largest[1, GRADIENT] == upstream.abs().max()
     scaling.update(ALONE)
-    assert scaling.scales[1, WEIGHT].item() == pytest.approx(448 / weight.abs().max().item())
-    assert scaling.scales[1, GRADIENT].item() == pytest.approx(57344 / upstream.abs().max().item())
-    assert torch.equal(scaling.scales[0], torch.ones(3))  # the other product was not used
+    assert scaling.scales[1, WEIGHT].item() == pytest.approx(
+        448 / weight.abs().max().item()
+    )
+    assert scaling.scales[1, GRADIENT].item() == pytest.approx(
+        57344 / upstream.abs().max().item()
+    )
+    assert torch.equal(
+        scaling.scales[0], torch.ones(3)
+    )  # the other product was not used
     assert not scaling.largest.any()
     with torch.no_grad():
         x.mul_(
@@ -128,7 +143,9 @@ def test_hardware_product_equals_the_emulated_one(gpu):
     on_gpu, *tensors = _product(**shape, device=gpu, dtype=torch.bfloat16)
     on_cpu, *copies = _product(**shape, dtype=torch.bfloat16)
     for _ in range(2):
-        for ours, reference in zip(_run(on_gpu, *tensors), _run(on_cpu, *copies), strict=True):
+        for ours, reference in zip(
+            _run(on_gpu, *tensors), _run(on_cpu, *copies), strict=True
+        ):
             assert _relative(ours.cpu(), reference) < 5e-3
         for scaling in (on_gpu, on_cpu):
             scaling.calibrated = True

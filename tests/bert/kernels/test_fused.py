@@ -1,4 +1,6 @@
-"""Every fused operation against its reference: result and every gradient, on the cases beside the kernels."""
+"""Every fused operation against its reference: result and every gradient, on the cases beside the
+kernels.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +11,24 @@ from torch import Tensor
 from bert.kernels import OPERATIONS
 from bert.kernels.support.cases import Case
 
-# An exponential that overflows to infinity is meant: its reciprocal is 0. NumPy warns of it in the interpreter.
+# An exponential that overflows to infinity is meant: its reciprocal is 0. NumPy warns of it in the
+# interpreter.
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp")
 CASES = [
-    (name, case) for name, module in OPERATIONS.items() for case in getattr(module, "CASES", [])
+    (name, case)
+    for name, module in OPERATIONS.items()
+    for case in getattr(module, "CASES", [])
 ]
 SMALL = [
-    pytest.param(name, case, id=f"{name}-{case.name}") for name, case in CASES if not case.large
+    pytest.param(name, case, id=f"{name}-{case.name}")
+    for name, case in CASES
+    if not case.large
 ]
-LARGE = [pytest.param(name, case, id=f"{name}-{case.name}") for name, case in CASES if case.large]
+LARGE = [
+    pytest.param(name, case, id=f"{name}-{case.name}")
+    for name, case in CASES
+    if case.large
+]
 
 
 def _double(value: object) -> object:
@@ -45,10 +56,15 @@ def compare(name: str, case: Case, device: torch.device) -> None:
     theirs = tuple(_double(value) for value in ours)
     results, expected = tensors(module.fused(*ours)), tensors(module.reference(*theirs))
     errors = {
-        "result": max(error(a.detach(), b.detach()) for a, b in zip(results, expected, strict=True))
+        "result": max(
+            error(a.detach(), b.detach())
+            for a, b in zip(results, expected, strict=True)
+        )
     }
     generator = torch.Generator().manual_seed(5)
-    upstream = [torch.randn(a.shape, generator=generator).to(device, a.dtype) for a in results]
+    upstream = [
+        torch.randn(a.shape, generator=generator).to(device, a.dtype) for a in results
+    ]
     torch.autograd.backward(results, upstream)
     torch.autograd.backward(expected, [gradient.double() for gradient in upstream])
     for position, (a, b) in enumerate(zip(ours, theirs, strict=True)):
@@ -69,7 +85,9 @@ def test_fused_equals_reference_at_real_size(name, case, gpu):
     compare(name, case, gpu)
 
 
-@pytest.mark.parametrize(("name", "case"), [param for param in SMALL if "bfloat16" in param.id])
+@pytest.mark.parametrize(
+    ("name", "case"), [param for param in SMALL if "bfloat16" in param.id]
+)
 def test_the_same_input_gives_the_same_bits(name, case, device):
     results = []
     for _ in range(2):
@@ -77,6 +95,13 @@ def test_the_same_input_gives_the_same_bits(name, case, device):
         result = tensors(OPERATIONS[name].fused(*arguments))
         sum(tensor.float().square().sum() for tensor in result).backward()
         results.append(
-            [*result, *(a.grad for a in arguments if isinstance(a, Tensor) and a.requires_grad)]
+            [
+                *result,
+                *(
+                    a.grad
+                    for a in arguments
+                    if isinstance(a, Tensor) and a.requires_grad
+                ),
+            ]
         )
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))

@@ -1,4 +1,6 @@
-"""The attention backend of a run: the fastest that works on every rank, told before the clock and by --check."""
+"""The attention backend of a run: the fastest that works on every rank, told before the clock and
+by --check.
+"""
 
 from __future__ import annotations
 
@@ -28,17 +30,26 @@ def _gpu(monkeypatch):
 
 
 def _choose(monkeypatch, results, uses_graph=True, others=(), **settings):
-    """resolve_attention() on a GPU that exists in name only. others: trials on the GPUs of other ranks."""
+    """resolve_attention() on a GPU that exists in name only. others: trials on the GPUs of other
+    ranks.
+    """
     # it asks the GPU
-    monkeypatch.setattr(benchmark, "benchmark_backends", lambda device, heads, name: results)
+    monkeypatch.setattr(
+        benchmark, "benchmark_backends", lambda device, heads, name: results
+    )
 
     def gather(mine):
         known = [{trial.name: trial.milliseconds for trial in rank} for rank in others]
-        times = [[rank.get(name) or math.inf for name in attention.BACKENDS] for rank in known]
+        times = [
+            [rank.get(name) or math.inf for name in attention.BACKENDS]
+            for rank in known
+        ]
         return [mine, *times]
 
     world = SimpleNamespace(device=CUDA, gather=gather, any=lambda failed: failed)
-    precision = PrecisionConfig(precision=settings.pop("precision", "bf16")).resolve(CUDA)
+    precision = PrecisionConfig(precision=settings.pop("precision", "bf16")).resolve(
+        CUDA
+    )
     choice, words = kernels.Config(**settings).resolve_attention(
         BertConfig(), precision.dtype, uses_graph, world
     )
@@ -58,11 +69,16 @@ def test_auto_is_the_fastest_and_says_what_was_tried(monkeypatch):
     )  # fmt: skip
 
 
-def test_a_compiling_backend_is_used_only_in_graphs_and_replaced_if_it_fails(monkeypatch):
+def test_a_compiling_backend_is_used_only_in_graphs_and_replaced_if_it_fails(
+    monkeypatch,
+):
     tried = [*TRIALS, Trial(name="cudnn_frontend", milliseconds=0.3)]
     assert _choose(monkeypatch, tried)[::2] == ("cudnn_frontend", "triton")
     assert _choose(monkeypatch, tried, uses_graph=False)[::2] == ("triton", "")
-    assert _choose(monkeypatch, tried, attention="cudnn_frontend")[::2] == ("cudnn_frontend", "")
+    assert _choose(monkeypatch, tried, attention="cudnn_frontend")[::2] == (
+        "cudnn_frontend",
+        "",
+    )
 
 
 def _times(**milliseconds):
@@ -78,7 +94,8 @@ def test_auto_takes_the_fastest_that_works_on_every_rank(monkeypatch):
     assert "triton fails on another rank's GPU (rank 1)" in words
     assert _choose(monkeypatch, failed, others=[good])[0] == "flash"
     with pytest.raises(
-        ConfigError, match=r"attention triton fails on another rank's GPU \(rank 2\): set ATTENTION"
+        ConfigError,
+        match=r"attention triton fails on another rank's GPU \(rank 2\): set ATTENTION",
     ):
         _choose(monkeypatch, good, others=[good, failed], attention="triton")
 
@@ -101,8 +118,14 @@ def test_real_ranks_agree_on_what_works_and_how_fast_it_is():
 
 def test_what_replaces_a_backend_works_on_every_rank_too(monkeypatch):
     good = _times(cudnn_frontend=0.3, flash=0.5, triton=0.4)
-    elsewhere = [*_times(cudnn_frontend=0.3, flash=0.5), Trial(name="triton", problem="slow")]
-    assert _choose(monkeypatch, good, others=[elsewhere])[::2] == ("cudnn_frontend", "flash")
+    elsewhere = [
+        *_times(cudnn_frontend=0.3, flash=0.5),
+        Trial(name="triton", problem="slow"),
+    ]
+    assert _choose(monkeypatch, good, others=[elsewhere])[::2] == (
+        "cudnn_frontend",
+        "flash",
+    )
 
 
 def test_neither_noise_nor_one_rank_decides_between_backends(monkeypatch):
@@ -123,22 +146,36 @@ def test_nothing_that_works_is_an_error_in_a_graph_only(monkeypatch):
         _choose(monkeypatch, TRIALS[:1])
 
 
-def test_a_named_backend_is_tried_alone_and_refused_where_it_fails_and_fp32_tries_none(monkeypatch):
-    assert _choose(monkeypatch, [], attention="flash") == ("flash", "flash (ATTENTION)", "")
-    with pytest.raises(ConfigError, match=r"attention flash_attn_2 fails on this GPU \(not here\)"):
+def test_a_named_backend_is_tried_alone_and_refused_where_it_fails_and_fp32_tries_none(
+    monkeypatch,
+):
+    assert _choose(monkeypatch, [], attention="flash") == (
+        "flash",
+        "flash (ATTENTION)",
+        "",
+    )
+    with pytest.raises(
+        ConfigError, match=r"attention flash_attn_2 fails on this GPU \(not here\)"
+    ):
         _choose(monkeypatch, TRIALS[:1], attention="flash_attn_2")
     assert _choose(monkeypatch, [], precision="fp32")[0] == "sdpa_loop"
 
 
 def test_on_an_amd_gpu_runs_what_is_there_for_it_and_the_rest_is_refused(monkeypatch):
-    """PyTorch says of an MI300X that its capability is 9.4, as if it were an NVIDIA GPU past Hopper."""
+    """PyTorch says of an MI300X that its capability is 9.4, as if it were an NVIDIA GPU past
+    Hopper.
+    """
     monkeypatch.setattr(torch.version, "cuda", None)
     monkeypatch.setattr(torch.version, "hip", "6.4")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 4))
-    monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: True)
+    monkeypatch.setattr(
+        torch.backends.cuda, "is_flash_attention_available", lambda: True
+    )
     assert list(attention.candidates(CUDA)) == ["flash"]
     assert "AMD" in kernels.Config().describe(CUDA)
     assert PrecisionConfig().resolve(CUDA).dtype == torch.bfloat16
     for precision in ("fp8", "tf32"):
-        with pytest.raises(ConfigError, match=f"PRECISION={precision} is for NVIDIA GPUs"):
+        with pytest.raises(
+            ConfigError, match=f"PRECISION={precision} is for NVIDIA GPUs"
+        ):
             PrecisionConfig(precision=precision).check(CUDA)

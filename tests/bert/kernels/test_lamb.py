@@ -1,4 +1,6 @@
-"""Flat-buffer LAMB: the Triton passes against plain PyTorch, and both against the optimizer that works by tensor."""
+"""Flat-buffer LAMB: the Triton passes against plain PyTorch, and both against the optimizer that
+works by tensor.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +23,15 @@ EPS = 1e-6
 
 def _inside(layout, sizes=SIZES):
     return [
-        slice(begin, begin + size) for ((begin, _),), size in zip(layout.spans, sizes, strict=True)
+        slice(begin, begin + size)
+        for ((begin, _),), size in zip(layout.spans, sizes, strict=True)
     ]
 
 
 def _buffers(device, seed=0, dtype=torch.float32):
-    """Gradient, master and two moments with zeros between the tensors; the last tensor is 0, so it has no norm."""
+    """Gradient, master and two moments with zeros between the tensors; the last tensor is 0, so it
+    has no norm.
+    """
     generator = torch.Generator().manual_seed(seed)
     layout = plain_lamb.make_layout(SIZES, DECAYS, torch.device("cpu"))
     gradient, master, first, second = (torch.zeros(layout.size) for _ in range(4))
@@ -36,7 +41,10 @@ def _buffers(device, seed=0, dtype=torch.float32):
             master[inside] = torch.randn(size, generator=generator)
         first[inside] = torch.randn(size, generator=generator) * 0.1
         second[inside] = torch.rand(size, generator=generator)
-    return [gradient.to(device, dtype), *(buffer.to(device) for buffer in (master, first, second))]
+    return [
+        gradient.to(device, dtype),
+        *(buffer.to(device) for buffer in (master, first, second)),
+    ]
 
 
 def _scalars(device, lr=0.01, factor=0.5, step=3, beta1=0.6, beta2=0.85):
@@ -46,7 +54,9 @@ def _scalars(device, lr=0.01, factor=0.5, step=3, beta1=0.6, beta2=0.85):
 
 def _step(passes, layout, buffers, scalars, parameters):
     gradient, master, first, second = buffers
-    norms = passes.moments(layout, gradient, master, first, second, scalars, 0.6, 0.85, EPS)
+    norms = passes.moments(
+        layout, gradient, master, first, second, scalars, 0.6, 0.85, EPS
+    )
     passes.update(layout, master, first, second, parameters, norms, scalars, EPS)
     return norms
 
@@ -55,7 +65,10 @@ def _step(passes, layout, buffers, scalars, parameters):
 def test_passes_equal_plain_pytorch(device, dtype):
     layout = plain_lamb.make_layout(SIZES, DECAYS, device)
     ours, theirs = _buffers(device, dtype=dtype), _buffers(device, dtype=dtype)
-    low = [torch.empty(layout.size, dtype=torch.bfloat16, device=device).fill_(7) for _ in range(2)]
+    low = [
+        torch.empty(layout.size, dtype=torch.bfloat16, device=device).fill_(7)
+        for _ in range(2)
+    ]
     ours_norms = _step(lamb, layout, ours, _scalars(device), low[0])
     theirs_norms = _step(plain_lamb, layout, theirs, _scalars(device), low[1])
     torch.testing.assert_close(
@@ -76,7 +89,9 @@ def test_passes_equal_plain_pytorch(device, dtype):
 
 
 def test_norm_of_the_gradient_is_that_of_the_whole_buffer(device):
-    flat = torch.randn(3 * lamb.CHUNK + 77, generator=torch.Generator().manual_seed(1)).to(device)
+    flat = torch.randn(
+        3 * lamb.CHUNK + 77, generator=torch.Generator().manual_seed(1)
+    ).to(device)
     assert lamb.squared_norm(flat).item() == pytest.approx(
         flat.double().square().sum().item(), rel=1e-6
     )
@@ -103,7 +118,9 @@ def test_shards_that_add_up_their_norms_equal_the_whole(device, num_shards):
         shard = lamb.spans_layout(end - begin, spans, DECAYS, device)
         shards.append((shard, [buffer[begin:end] for buffer in buffers]))
     scalars = _scalars(device)
-    norms = sum(lamb.moments(shard, *views, scalars, 0.6, 0.85, EPS) for shard, views in shards)
+    norms = sum(
+        lamb.moments(shard, *views, scalars, 0.6, 0.85, EPS) for shard, views in shards
+    )
     for shard, (_, master, first, second) in shards:
         lamb.update(shard, master, first, second, None, norms, scalars, EPS)
     for a, b in zip(buffers[1:], whole[1:], strict=True):
@@ -128,11 +145,16 @@ def test_steps_equal_the_optimizer_that_works_by_tensor(device, passes):
     gradient, master, first, second = _buffers(device)
     first.zero_()
     second.zero_()
-    names = [f"{number}.{'weight' if decay else 'bias'}" for number, decay in enumerate(DECAYS)]
+    names = [
+        f"{number}.{'weight' if decay else 'bias'}"
+        for number, decay in enumerate(DECAYS)
+    ]
     spans = _inside(layout)
     parameters = [nn.Parameter(master[span].clone()) for span in spans]
     config = LambConfig(beta1=0.6, beta2=0.85, eps=EPS, weight_decay=0.1)
-    optimizer = Whole(zip(names, parameters, strict=True), lambda shards: LambRule(shards, config))
+    optimizer = Whole(
+        zip(names, parameters, strict=True), lambda shards: LambRule(shards, config)
+    )
     for step in range(1, 4):
         for parameter, span in zip(parameters, spans, strict=True):
             parameter.grad = gradient[span] * step
@@ -140,7 +162,9 @@ def test_steps_equal_the_optimizer_that_works_by_tensor(device, passes):
         buffers = [gradient * step, master, first, second]
         _step(passes, layout, buffers, _scalars(device, step=step), None)
     for parameter, span in zip(parameters, spans, strict=True):
-        torch.testing.assert_close(master[span], parameter.detach(), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(
+            master[span], parameter.detach(), rtol=1e-5, atol=1e-6
+        )
 
 
 def test_the_same_input_gives_the_same_bits(device):
@@ -163,8 +187,16 @@ def test_passes_equal_plain_pytorch_at_real_size(gpu):
     inside = torch.zeros(layout.size, device=gpu)
     for span in _inside(layout, sizes):
         inside[span] = 1
-    drawn = [torch.randn(layout.size, device=gpu, generator=generator) * inside for _ in range(3)]
-    start = [drawn[0].bfloat16(), drawn[1] * 0.02, drawn[2] * 1e-3, (drawn[2] * 1e-3).square()]
+    drawn = [
+        torch.randn(layout.size, device=gpu, generator=generator) * inside
+        for _ in range(3)
+    ]
+    start = [
+        drawn[0].bfloat16(),
+        drawn[1] * 0.02,
+        drawn[2] * 1e-3,
+        (drawn[2] * 1e-3).square(),
+    ]
     results = []
     for passes in (lamb, lamb, plain_lamb):
         buffers = [buffer.clone() for buffer in start]
@@ -174,5 +206,8 @@ def test_passes_equal_plain_pytorch_at_real_size(gpu):
     assert all(torch.equal(a, b) for a, b in zip(results[0], results[1], strict=True))
     for a, b in zip(results[0], results[2], strict=True):
         torch.testing.assert_close(
-            a.float(), b.float(), rtol=2**-7 if a.dtype == torch.bfloat16 else 1e-4, atol=1e-7
+            a.float(),
+            b.float(),
+            rtol=2**-7 if a.dtype == torch.bfloat16 else 1e-4,
+            atol=1e-7,
         )

@@ -14,9 +14,12 @@ from bert.model.bert import BertForPreTraining
 
 @pytest.fixture
 def models(tiny, make_model, device) -> list[BertForPreTraining]:
-    """The tiny model without dropout: fused in fp32, and references in fp64 with the same weights."""
+    """The tiny model without dropout: fused in fp32, and references in fp64 with the same
+    weights.
+    """
     fused = BertForPreTraining(
-        tiny, kernels.bind_kernels(kernels.Config(fused="all", attention="triton"), device)
+        tiny,
+        kernels.bind_kernels(kernels.Config(fused="all", attention="triton"), device),
     )
     reference = make_model(tiny)
     fused.load_state_dict(reference.state_dict())
@@ -27,7 +30,9 @@ def test_fused_model_equals_the_reference_model(models, make_records, batch_of, 
     records = make_records(2)
     batch = batch_of(records, np.arange(3))
     capacity = PretrainingCapacity(
-        tokens=batch.num_tokens + 2, sequences=batch.num_sequences + 1, masked=batch.num_masked + 2
+        tokens=batch.num_tokens + 2,
+        sequences=batch.num_sequences + 1,
+        masked=batch.num_masked + 2,
     )
     batch = batch.pad_to(capacity).to(device)
     losses = []
@@ -45,13 +50,15 @@ def test_fused_model_equals_the_reference_model(models, make_records, batch_of, 
 
 
 def test_every_operation_of_the_model_is_fused(models):
-    bound = {module.kernel for module in models[0].modules() if hasattr(module, "kernel")} | {
-        models[0].cross_entropy
-    }
+    bound = {
+        module.kernel for module in models[0].modules() if hasattr(module, "kernel")
+    } | {models[0].cross_entropy}
     assert bound == {module.fused for module in OPERATIONS.values()}
 
 
-def test_dropout_of_a_training_pass_is_fixed_by_the_seed(models, make_records, batch_of, device):
+def test_dropout_of_a_training_pass_is_fixed_by_the_seed(
+    models, make_records, batch_of, device
+):
     batch = batch_of(make_records(2), np.arange(1)).to(device)
     model = models[0].train()
     losses = []

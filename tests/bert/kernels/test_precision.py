@@ -17,13 +17,19 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 
 def test_tf32_is_fp32_whose_products_the_gpu_may_round():
-    before, resolved = torch.backends.cuda.matmul.allow_tf32, Config(precision="tf32").resolve(GPU)
+    before, resolved = (
+        torch.backends.cuda.matmul.allow_tf32,
+        Config(precision="tf32").resolve(GPU),
+    )
     try:
         torch.backends.cuda.matmul.allow_tf32 = False
         Config(precision="fp32").resolve(GPU).apply()
         assert not torch.backends.cuda.matmul.allow_tf32
         resolved.apply()
-        assert (resolved.dtype, torch.backends.cuda.matmul.allow_tf32) == (torch.float32, True)
+        assert (resolved.dtype, torch.backends.cuda.matmul.allow_tf32) == (
+            torch.float32,
+            True,
+        )
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before
 
@@ -39,7 +45,8 @@ def test_tf32_is_refused_where_no_hardware_has_it(monkeypatch):
         )
         if refused:
             with pytest.raises(
-                ConfigError, match=r"PRECISION=tf32 needs a GPU of compute capability 8\.0"
+                ConfigError,
+                match=r"PRECISION=tf32 needs a GPU of compute capability 8\.0",
             ):
                 Config(precision="tf32").check(device)
         else:
@@ -48,7 +55,8 @@ def test_tf32_is_refused_where_no_hardware_has_it(monkeypatch):
 
 def test_auto_is_resumed_by_the_name_of_what_it_was(prepared):
     auto, fp32, bf16 = (
-        from_env(RunConfig, prepared | {"PRECISION": name}) for name in ("auto", "fp32", "bf16")
+        from_env(RunConfig, prepared | {"PRECISION": name})
+        for name in ("auto", "fp32", "bf16")
     )
     saved = {"run": run_identity(auto, 7), "computed": resume._computed(auto)}
     saved |= {"step": 4, "batches": 5, "samples": 6}
@@ -58,6 +66,7 @@ def test_auto_is_resumed_by_the_name_of_what_it_was(prepared):
         assert restore(config, trained, 7, saved) == (4, 5, 6)
         assert trained.state["step"] == 4
     with pytest.raises(
-        ConfigError, match="is of a run with PRECISION fp32, this one has bf16: use the same"
+        ConfigError,
+        match="is of a run with PRECISION fp32, this one has bf16: use the same",
     ):
         restore(bf16, Trained(), 7, saved)

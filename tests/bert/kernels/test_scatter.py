@@ -21,10 +21,14 @@ RUNS = {
 @pytest.mark.parametrize("lengths", RUNS.values(), ids=RUNS)
 def test_sums_equal_index_add(device, lengths):
     generator = torch.Generator().manual_seed(0)
-    indices = torch.repeat_interleave(torch.arange(len(lengths)) * 2 + 1, torch.tensor(lengths))
+    indices = torch.repeat_interleave(
+        torch.arange(len(lengths)) * 2 + 1, torch.tensor(lengths)
+    )
     indices = indices[torch.randperm(len(indices), generator=generator)].int()
     rows = torch.randn(len(indices), 5, generator=generator)
-    num_indices = 2 * len(lengths) + 3  # every other row of the table, and the last ones, stay zero
+    num_indices = (
+        2 * len(lengths) + 3
+    )  # every other row of the table, and the last ones, stay zero
     expected = torch.zeros(num_indices, 5, dtype=torch.float64).index_add_(
         0, indices, rows.double()
     )

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-pytest.importorskip("mlperf_logging")  # of bert.pretraining.check; the kernels need it not
+pytest.importorskip(
+    "mlperf_logging"
+)  # of bert.pretraining.check; the kernels need it not
 
 from bert.kernels import FUSABLE, OPERATIONS, Config, bind_kernels
 from bert.pretraining import check
@@ -26,7 +28,8 @@ def test_auto_and_none_are_the_references_on_a_cpu():
 
 def test_asking_for_a_kernel_that_cannot_run_is_an_error():
     with pytest.raises(
-        ConfigError, match="FUSED asks for bias_gelu, lamb, but the device is a CPU: set FUSED=auto"
+        ConfigError,
+        match="FUSED asks for bias_gelu, lamb, but the device is a CPU: set FUSED=auto",
     ):
         Config(fused="lamb, bias_gelu").names(CPU)
     with pytest.raises(ConfigError, match="FUSED asks for bias_gelu"):
@@ -35,16 +38,25 @@ def test_asking_for_a_kernel_that_cannot_run_is_an_error():
 
 def test_an_unknown_kernel_is_an_error_that_names_the_known_ones(device):
     with pytest.raises(
-        ConfigError, match=r"FUSED names gelu: known are all, none, auto, embeddings, .*, lamb"
+        ConfigError,
+        match=r"FUSED names gelu: known are all, none, auto, embeddings, .*, lamb",
     ):
         Config(fused="gelu,lamb").names(device)
 
 
 def test_names_choose_kernels_one_by_one(device):
-    assert Config(fused="auto").names(device) == Config(fused="all").names(device) == set(FUSABLE)
-    bound = bind_kernels(Config(fused="cross_entropy,bias_gelu", attention="sdpa_loop"), device)
+    assert (
+        Config(fused="auto").names(device)
+        == Config(fused="all").names(device)
+        == set(FUSABLE)
+    )
+    bound = bind_kernels(
+        Config(fused="cross_entropy,bias_gelu", attention="sdpa_loop"), device
+    )
     assert bound.bias_gelu is OPERATIONS["bias_gelu"].fused
-    assert bound.dropout_add_layer_norm is OPERATIONS["dropout_add_layer_norm"].reference
+    assert (
+        bound.dropout_add_layer_norm is OPERATIONS["dropout_add_layer_norm"].reference
+    )
     described = Config(fused="cross_entropy,bias_gelu").describe(device)
     assert described.startswith(
         "Triton for bias_gelu, cross_entropy; plain PyTorch for embeddings, "
@@ -56,5 +68,7 @@ def test_check_names_what_is_used(prepared):
     assert ["kernels", "plain", "PyTorch", "(the", "device", "is", "a", "CPU)"] in [
         line.split() for line in report.splitlines()
     ]
-    with pytest.raises(ConfigError, match="FUSED asks for lamb, but the device is a CPU"):
+    with pytest.raises(
+        ConfigError, match="FUSED asks for lamb, but the device is a CPU"
+    ):
         check.report(from_env(RunConfig, prepared | {"FUSED": "lamb"}))

@@ -1,4 +1,6 @@
-"""A backend that crashes, hangs or breaks its process is excluded, and never harms the run; results are cached."""
+"""A backend that crashes, hangs or breaks its process is excluded, and never harms the run; results
+are cached.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,11 @@ def test_each_fault_costs_its_backend_and_later_ones_are_timed(monkeypatch):
     assert [trial.name for trial in found] == names
     for trial in found:
         assert trial.problem.startswith(PROBLEMS.get(trial.name, ""))
-        assert (trial.milliseconds is None) == (trial.name in PROBLEMS) == bool(trial.problem)
+        assert (
+            (trial.milliseconds is None)
+            == (trial.name in PROBLEMS)
+            == bool(trial.problem)
+        )
 
 
 def test_a_gpu_that_opens_for_one_process_alone_is_tried_by_that_one(monkeypatch):
@@ -64,16 +70,22 @@ def test_a_gpu_that_opens_for_one_process_alone_is_tried_by_that_one(monkeypatch
 
     monkeypatch.setattr(benchmark, "_attempt_apart", refused)
     monkeypatch.setattr(
-        benchmark, "attempt", lambda name, *_: benchmark.Trial(name=name, milliseconds=1.0)
+        benchmark,
+        "attempt",
+        lambda name, *_: benchmark.Trial(name=name, milliseconds=1.0),
     )
     found = benchmark.attempts(["triton", "flash"], CPU, HEADS)
-    assert found == [benchmark.Trial(name=name, milliseconds=1.0) for name in ("triton", "flash")]
+    assert found == [
+        benchmark.Trial(name=name, milliseconds=1.0) for name in ("triton", "flash")
+    ]
     assert asked == ["triton"], "it asks once"
 
 
 def test_a_process_that_hangs_is_killed_with_what_it_started(monkeypatch, tmp_path):
     started = tmp_path / "started"
-    compiler = "import os, time; open({!r}, 'w').write(str(os.getpid())); time.sleep(900)"
+    compiler = (
+        "import os, time; open({!r}, 'w').write(str(os.getpid())); time.sleep(900)"
+    )
     script = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {compiler.format(str(started))!r}])"
     monkeypatch.setattr(benchmark, "CHILD", script)
     monkeypatch.setattr(benchmark, "LIMIT", 3)
@@ -85,13 +97,18 @@ def test_a_process_that_hangs_is_killed_with_what_it_started(monkeypatch, tmp_pa
 
 @pytest.fixture
 def kept(monkeypatch, tmp_path):
-    """The cache file; benchmark_backends() runs in this process, and ``asked`` records its requests."""
+    """The cache file; benchmark_backends() runs in this process, and ``asked`` records its
+    requests.
+    """
     asked: list[list[str]] = []
     answers = {"triton": benchmark.Trial(name="triton", milliseconds=2.0)}
 
     def attempts(names, device, heads):
         asked.append(names)
-        return [answers.get(name, benchmark.Trial(name=name, problem="crashed")) for name in names]
+        return [
+            answers.get(name, benchmark.Trial(name=name, problem="crashed"))
+            for name in names
+        ]
 
     monkeypatch.setattr(triton_support, "triton", None)
     monkeypatch.setattr(benchmark, "cache_folder", lambda: tmp_path)
@@ -108,7 +125,9 @@ def _again(*arguments):
     return benchmark.benchmark_backends(CPU, *arguments)
 
 
-def test_results_are_cached_until_anything_they_depend_on_changes(kept, monkeypatch, tmp_path):
+def test_results_are_cached_until_anything_they_depend_on_changes(
+    kept, monkeypatch, tmp_path
+):
     asked, _ = kept
     first = _again()
     assert _again() == first
@@ -127,9 +146,17 @@ def test_results_are_cached_until_anything_they_depend_on_changes(kept, monkeypa
 
 @pytest.mark.parametrize(
     "change",
-    ["a package", "a package's version", "a variable", "a kernel's source", "launch settings"],
+    [
+        "a package",
+        "a package's version",
+        "a variable",
+        "a kernel's source",
+        "launch settings",
+    ],
 )
-def test_a_verdict_ends_with_anything_that_it_judged(change, kept, monkeypatch, tmp_path):
+def test_a_verdict_ends_with_anything_that_it_judged(
+    change, kept, monkeypatch, tmp_path
+):
     """Also what a backend loads without being named after it, such as flash-attn's compiler."""
     asked, _ = kept
     kernels = tmp_path / "kernels"
@@ -138,7 +165,9 @@ def test_a_verdict_ends_with_anything_that_it_judged(change, kept, monkeypatch, 
     (kernels / "softmax.py").write_text("pass\n")
     installed = [SimpleNamespace(name="nvidia-cutlass-dsl", version="4.0")]
     monkeypatch.setattr(benchmark, "KERNELS", kernels)
-    monkeypatch.setattr(benchmark.importlib.metadata, "distributions", lambda: installed)
+    monkeypatch.setattr(
+        benchmark.importlib.metadata, "distributions", lambda: installed
+    )
     _again()
     _again()
     assert len(asked) == 1
@@ -155,7 +184,9 @@ def test_a_verdict_ends_with_anything_that_it_judged(change, kept, monkeypatch, 
     assert len(asked) == 2
 
 
-def test_results_are_kept_beside_the_kernels_also_by_a_triton_without_knobs(monkeypatch, tmp_path):
+def test_results_are_kept_beside_the_kernels_also_by_a_triton_without_knobs(
+    monkeypatch, tmp_path
+):
     pytest.importorskip("triton")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     without = SimpleNamespace(__version__="3.2.0")
@@ -182,7 +213,8 @@ def test_an_illegal_access_on_a_gpu_costs_its_backend_alone(gpu, monkeypatch):
         "attention.BACKENDS['poisons'] = poisons\n"
     )
     script = benchmark.CHILD.replace(
-        "benchmark.main", f"attention = benchmark.attention; import torch\n{poison}benchmark.main"
+        "benchmark.main",
+        f"attention = benchmark.attention; import torch\n{poison}benchmark.main",
     )
     monkeypatch.setattr(benchmark, "CHILD", script)
     found = benchmark.attempts(["poisons", "triton"], gpu, benchmark.BERT_LARGE)

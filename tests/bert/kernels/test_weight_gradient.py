@@ -26,7 +26,10 @@ from bert.training.step import build_step
 
 def _parameters(*shapes: tuple[int, ...]) -> list[nn.Parameter]:
     generator = torch.Generator().manual_seed(1)
-    return [nn.Parameter(torch.randn(*shape, generator=generator).bfloat16()) for shape in shapes]
+    return [
+        nn.Parameter(torch.randn(*shape, generator=generator).bfloat16())
+        for shape in shapes
+    ]
 
 
 @pytest.mark.parametrize("with_bias", [True, False])
@@ -41,16 +44,23 @@ def test_a_product_leaves_its_gradient_in_the_offered_place(with_bias):
     result = weight_gradient.linear(x, weight, given)
     assert torch.equal(result, plain)
     result.backward(upstream)
-    assert all(torch.equal(p.grad, gradient) for p, gradient in zip(wanted, expected, strict=True))
+    assert all(
+        torch.equal(p.grad, gradient)
+        for p, gradient in zip(wanted, expected, strict=True)
+    )
     assert weight_gradient.same_memory(weight.grad, place), "kept by autograd as it is"
 
 
 def test_a_weight_that_is_used_twice_gets_the_sum():
     x, weight, upstream = _parameters((7, 5), (5, 5), (7, 5))
-    (expected,) = torch.autograd.grad(F.linear(F.linear(x, weight), weight), weight, upstream)
+    (expected,) = torch.autograd.grad(
+        F.linear(F.linear(x, weight), weight), weight, upstream
+    )
     place = torch.full_like(weight, float("nan")).detach()
     weight_gradient.set_grad_buffers([weight], [place])
-    weight_gradient.linear(weight_gradient.linear(x, weight, None), weight, None).backward(upstream)
+    weight_gradient.linear(
+        weight_gradient.linear(x, weight, None), weight, None
+    ).backward(upstream)
     assert torch.equal(weight.grad, expected)
     assert not weight_gradient.has_grad_buffer(weight)
 
@@ -72,14 +82,20 @@ class Copies(TorchDispatchMode):
             "aten::_foreach_copy_",
         ):
             first = args[0] if isinstance(args[0], (list, tuple)) else [args[0]]
-            self.numbers[name] = self.numbers.get(name, 0) + sum(tensor.numel() for tensor in first)
+            self.numbers[name] = self.numbers.get(name, 0) + sum(
+                tensor.numel() for tensor in first
+            )
         return function(*args, **(kwargs or {}))
 
 
 def _flat(shapes: list[tuple[int, ...]], gap: int = 0) -> list[nn.Parameter]:
     """Parameters adjacent in one tensor."""
     sizes = [torch.Size(shape).numel() for shape in shapes]
-    flat, begin, found = torch.arange(sum(sizes) + gap * len(sizes), dtype=torch.float32), 0, []
+    flat, begin, found = (
+        torch.arange(sum(sizes) + gap * len(sizes), dtype=torch.float32),
+        0,
+        [],
+    )
     for shape, size in zip(shapes, sizes, strict=True):
         found.append(nn.Parameter(torch.empty(shape)))
         found[-1].data = flat[begin : begin + size].view(shape)
@@ -111,7 +127,9 @@ def test_what_does_not_lie_side_by_side_is_concatenated(case):
     if case == "other order":
         parameters.reverse()
     if case == "other memory":
-        parameters[1] = _flat(shapes)[1]  # at the place that would follow, but for the memory
+        parameters[1] = _flat(shapes)[
+            1
+        ]  # at the place that would follow, but for the memory
         parameters[1].data += 100
     places = [p.detach() for p in _flat(shapes, gap=case == "places apart")]
     x, upstream = torch.randn(5, 3), torch.randn(5, 4)
@@ -129,19 +147,37 @@ def test_groups_lie_side_by_side_in_one_bucket_where_their_last_parameter_would(
     assert [b - layout.begins[1] for b in layout.begins[1:4]] == [0, 1024, 2048]
     assert layout.begins[5] - layout.begins[4] == 128
     assert (
-        layout.begins[7] < layout.begins[6] < layout.begins[4] < layout.begins[1] < layout.begins[0]
+        layout.begins[7]
+        < layout.begins[6]
+        < layout.begins[4]
+        < layout.begins[1]
+        < layout.begins[0]
     )
-    buckets = {p: number for number, bucket in enumerate(layout.buckets) for p in bucket.parameters}
+    buckets = {
+        p: number
+        for number, bucket in enumerate(layout.buckets)
+        for p in bucket.parameters
+    }
     assert sorted(buckets) == list(range(8))
     assert buckets[1] == buckets[2] == buckets[3]
-    assert all(bucket.size <= 4000 for bucket in layout.buckets), "a group counts as a whole"
+    assert all(bucket.size <= 4000 for bucket in layout.buckets), (
+        "a group counts as a whole"
+    )
     spans = sorted(zip(layout.begins, sizes, strict=True))
     assert all(a + size <= b for (a, size), (b, _) in itertools.pairwise(spans))
     assert all(begin % ALIGNMENT == 0 for begin in layout.begins)
 
 
 def _trained(
-    tiny, batches, precision, monkeypatch, *, offers, accumulate=False, steps=1, **settings
+    tiny,
+    batches,
+    precision,
+    monkeypatch,
+    *,
+    offers,
+    accumulate=False,
+    steps=1,
+    **settings,
 ):
     """Weights and norms after some steps, and what the last one copied."""
     torch.manual_seed(0)
@@ -152,7 +188,9 @@ def _trained(
     config = PrecisionConfig(precision=precision).resolve(torch.device("cpu"))
     with monkeypatch.context() as patched:
         if not offers:
-            patched.setattr(weight_gradient, "set_grad_buffers", lambda parameters, places: None)
+            patched.setattr(
+                weight_gradient, "set_grad_buffers", lambda parameters, places: None
+            )
         step = build_step(
             model, config, optim.Config(sharded=True, **settings), World(DistConfig(device="cpu")),
             accumulate=accumulate, fused_update=False,
@@ -160,7 +198,11 @@ def _trained(
         norms = [step(batches, 0.01).norm for _ in range(steps)]
         with Copies() as copies:
             norms.append(step(batches, 0.01).norm)
-    return [parameter.detach().clone() for parameter in model.parameters()], norms, copies.numbers
+    return (
+        [parameter.detach().clone() for parameter in model.parameters()],
+        norms,
+        copies.numbers,
+    )
 
 
 @pytest.mark.parametrize(
@@ -179,15 +221,22 @@ def test_training_is_bit_for_bit_that_with_gradients_copied(
             _trained(tiny, batches, precision, monkeypatch, offers=offers, **settings)
             for offers in (True, False)
         ]
-        for ours, theirs in zip(found[0][0] + found[0][1], found[1][0] + found[1][1], strict=True):
+        for ours, theirs in zip(
+            found[0][0] + found[0][1], found[1][0] + found[1][1], strict=True
+        ):
             assert torch.equal(ours, theirs)
 
 
-def test_of_the_encoders_weights_no_gradient_is_copied(tiny, make_records, batch_of, monkeypatch):
-    wide = dataclasses.replace(tiny, hidden_size=32, num_attention_heads=2, intermediate_size=64)
+def test_of_the_encoders_weights_no_gradient_is_copied(
+    tiny, make_records, batch_of, monkeypatch
+):
+    wide = dataclasses.replace(
+        tiny, hidden_size=32, num_attention_heads=2, intermediate_size=64
+    )
     batches = [batch_of(make_records(3), range(4))]
     ours, theirs = (
-        _trained(wide, batches, "bf16", monkeypatch, offers=offers)[2] for offers in (True, False)
+        _trained(wide, batches, "bf16", monkeypatch, offers=offers)[2]
+        for offers in (True, False)
     )
     weights = wide.num_hidden_layers * (
         4 * wide.hidden_size**2 + 2 * wide.hidden_size * wide.intermediate_size

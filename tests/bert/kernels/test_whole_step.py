@@ -1,4 +1,6 @@
-"""All fused kernels together in the model, the sharded optimizer and the evaluation, against the plain operations."""
+"""All fused kernels together in the model, the sharded optimizer and the evaluation, against the
+plain operations.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ from bert.training.step import build_step
 
 CONFIG = BertConfig(vocab_size=61, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
                     max_position_embeddings=16, initializer_range=0.2)  # fmt: skip
-NO_DROPOUT = dataclasses.replace(CONFIG, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+NO_DROPOUT = dataclasses.replace(
+    CONFIG, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
+)
 
 
 def _batch():
@@ -45,7 +49,9 @@ def _build(device, config, fused, precision="fp32"):
     world = World(DistConfig(device=device.type))
     settings = optim.Config(sharded=True)
     numerics = PrecisionConfig(precision=precision).resolve(world.device)
-    step = build_step(model, numerics, settings, world, accumulate=True, fused_update=fused)
+    step = build_step(
+        model, numerics, settings, world, accumulate=True, fused_update=fused
+    )
     return model, step
 
 
@@ -59,7 +65,11 @@ def test_fused_steps_and_evaluation_are_the_plain_ones(device):
         with torch.no_grad():
             counts = _count(model, batch.to(device)).tolist()
         outcomes.append(
-            (losses, counts, {name: p.detach().cpu() for name, p in model.named_parameters()})
+            (
+                losses,
+                counts,
+                {name: p.detach().cpu() for name, p in model.named_parameters()},
+            )
         )
     (plain_losses, plain_counts, plain), (losses, counts, weights) = outcomes
     torch.testing.assert_close(
@@ -69,7 +79,9 @@ def test_fused_steps_and_evaluation_are_the_plain_ones(device):
     for name in plain.keys() - {
         n for n in plain if n.endswith("key.bias")
     }:  # whose true gradient is 0
-        torch.testing.assert_close(weights[name], plain[name], atol=2e-4, rtol=2e-3, msg=name)
+        torch.testing.assert_close(
+            weights[name], plain[name], atol=2e-4, rtol=2e-3, msg=name
+        )
 
 
 @pytest.mark.slow

@@ -29,14 +29,18 @@ def _gradients(model, batches, weights):
 def test_packed_batch_gives_the_loss_and_every_gradient_of_its_sequences_alone(
     tiny, make_model, make_records, batch_of, seed
 ):
-    config = dataclasses.replace(tiny, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    config = dataclasses.replace(
+        tiny, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
+    )
     model = make_model(config, seed)
     records = make_records(4, seed=seed)
     packed = batch_of(records, range(records.num_sequences))
     alone = [batch_of(records, [i]) for i in range(records.num_sequences)]
 
     packed_loss, packed_gradients = _gradients(model, [packed], [(1.0, 1.0)])
-    weights = [(b.num_masked / packed.num_masked, 1 / packed.num_sequences) for b in alone]
+    weights = [
+        (b.num_masked / packed.num_masked, 1 / packed.num_sequences) for b in alone
+    ]
     alone_loss, alone_gradients = _gradients(model, alone, weights)
 
     assert packed_loss == pytest.approx(alone_loss, abs=1e-10)
@@ -52,7 +56,10 @@ def test_a_token_never_sees_another_sequence(tiny, make_model, make_records, bat
     batch = batch_of(records, [0, 1, 2])
     changed = batch.input_ids.clone()
     changed[: int(batch.cu_seqlens[1])] = 5  # only the first sequence
-    before, after = model.bert(batch), model.bert(dataclasses.replace(batch, input_ids=changed))
+    before, after = (
+        model.bert(batch),
+        model.bert(dataclasses.replace(batch, input_ids=changed)),
+    )
     cut = int(batch.cu_seqlens[1])
     assert not torch.allclose(before[:cut], after[:cut])
     assert torch.equal(before[cut:], after[cut:])
@@ -61,7 +68,9 @@ def test_a_token_never_sees_another_sequence(tiny, make_model, make_records, bat
 def test_padding_to_a_capacity_changes_no_loss_and_no_gradient(
     tiny, make_model, make_records, batch_of
 ):
-    config = dataclasses.replace(tiny, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    config = dataclasses.replace(
+        tiny, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
+    )
     model = make_model(config)
     batch = batch_of(make_records(3), range(4))
     padded = batch.pad_to(
@@ -94,7 +103,9 @@ def _hugging_face(config, state):
         else tensor
         for name, tensor in state.items()
     }
-    trimmed["cls.predictions.decoder.weight"] = trimmed["bert.embeddings.word_embeddings.weight"]
+    trimmed["cls.predictions.decoder.weight"] = trimmed[
+        "bert.embeddings.word_embeddings.weight"
+    ]
     trimmed["cls.predictions.decoder.bias"] = trimmed["cls.predictions.bias"]
     missing, unexpected = reference.load_state_dict(trimmed, strict=False)
     assert not unexpected
@@ -136,8 +147,12 @@ def test_outputs_are_those_of_hugging_face_on_padded_sequences(
     torch.testing.assert_close(
         logits.mlm, expected.prediction_logits[labels != -100], atol=1e-5, rtol=1e-5
     )
-    torch.testing.assert_close(logits.nsp, expected.seq_relationship_logits, atol=1e-5, rtol=1e-5)
-    assert float(losses.mlm + losses.nsp) == pytest.approx(float(expected.loss), abs=1e-5)
+    torch.testing.assert_close(
+        logits.nsp, expected.seq_relationship_logits, atol=1e-5, rtol=1e-5
+    )
+    assert float(losses.mlm + losses.nsp) == pytest.approx(
+        float(expected.loss), abs=1e-5
+    )
 
 
 def test_bert_large_has_the_398_tensors_of_the_published_logs():
@@ -160,7 +175,10 @@ def test_bert_large_has_the_398_tensors_of_the_published_logs():
 def test_scores_of_an_evaluation_are_not_rounded_to_the_weights_precision(
     dtype, tiny, make_model, make_records, batch_of
 ):
-    model, batch = make_model(tiny, dtype=dtype).eval(), batch_of(make_records(4), range(6))
+    model, batch = (
+        make_model(tiny, dtype=dtype).eval(),
+        batch_of(make_records(4), range(6)),
+    )
     seen = []
     model.cls.predictions.transform.register_forward_hook(
         lambda module, inputs, output: seen.append(output.double())
@@ -196,8 +214,12 @@ def test_the_last_layer_computes_only_what_the_heads_read_and_no_gradient_change
         model.recompute(Recomputation(recompute, random_state=False))
     rows = []
     for layer in model.bert.encoder.layer:
-        layer.output.dense.register_forward_pre_hook(lambda _, args: rows.append(len(args[0])))
-        layer.output.register_forward_pre_hook(lambda _, args: rows.append(len(args[0])))
+        layer.output.dense.register_forward_pre_hook(
+            lambda _, args: rows.append(len(args[0]))
+        )
+        layer.output.register_forward_pre_hook(
+            lambda _, args: rows.append(len(args[0]))
+        )
     loss, gradients = _gradients(model, [batch], [(1.0, 1.0)])
     assert rows[0] == 200
     assert 60 + 9 in rows, "masked tokens, and the first of each sequence"
@@ -206,4 +228,6 @@ def test_the_last_layer_computes_only_what_the_heads_read_and_no_gradient_change
     whole_loss, whole = _gradients(model, [batch], [(1.0, 1.0)])
     assert loss == pytest.approx(whole_loss, abs=1e-14)
     for name, gradient in whole.items():
-        torch.testing.assert_close(gradients[name], gradient, atol=1e-15, rtol=1e-12, msg=name)
+        torch.testing.assert_close(
+            gradients[name], gradient, atol=1e-15, rtol=1e-12, msg=name
+        )

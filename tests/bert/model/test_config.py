@@ -1,4 +1,6 @@
-"""bert_config.json of Google and config.json of Hugging Face: the same model, or a one-line error."""
+"""bert_config.json of Google and config.json of Hugging Face: the same model, or a one-line
+error.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def read(tmp_path):
         (None, "tanh", "erf"),
     ],
 )
-def test_the_form_of_gelu_depends_on_the_kind_of_config(word, google, hugging_face, read):
+def test_the_form_of_gelu_depends_on_the_kind_of_config(
+    word, google, hugging_face, read
+):
     values = (
         {**GOOGLE, "hidden_act": word}
         if word
@@ -70,7 +74,9 @@ def test_the_name_for_hugging_face_means_the_same_there(word, read):
     torch.testing.assert_close(
         theirs(x), F.gelu(x, approximate=config.gelu_approximation), atol=1e-12, rtol=0
     )
-    again = read(**{**GOOGLE, "hidden_act": config.hugging_face_hidden_act, "model_type": "bert"})
+    again = read(
+        **{**GOOGLE, "hidden_act": config.hugging_face_hidden_act, "model_type": "bert"}
+    )
     assert again.gelu_form == config.gelu_form
 
 
@@ -81,7 +87,11 @@ def test_a_config_that_hugging_face_writes_is_read(tmp_path):
     written.architectures = ["BertForPreTraining"]
     written.save_pretrained(tmp_path)
     config = BertConfig.from_json(tmp_path / "config.json")
-    assert (config.hidden_size, config.num_hidden_layers, config.gelu_form) == (64, 2, "erf")
+    assert (config.hidden_size, config.num_hidden_layers, config.gelu_form) == (
+        64,
+        2,
+        "erf",
+    )
     full = tmp_path / "full.json"
     full.write_text(json.dumps(written.to_dict()))
     assert BertConfig.from_json(full) == config
@@ -129,7 +139,9 @@ def test_a_key_that_changes_the_model_is_an_error(key, value, message, read):
         ("layer_norm_large_model", 1, "expected true or false"),
     ],
 )
-def test_a_wrong_value_is_an_error_that_names_file_and_key(key, value, expected, read, tmp_path):
+def test_a_wrong_value_is_an_error_that_names_file_and_key(
+    key, value, expected, read, tmp_path
+):
     with pytest.raises(ConfigError) as raised:
         read(**{**GOOGLE, key: value})
     start, _, reason = str(raised.value).partition(f": {key}={value!r}")
@@ -139,9 +151,14 @@ def test_a_wrong_value_is_an_error_that_names_file_and_key(key, value, expected,
 
 @pytest.mark.parametrize(
     ("kept", "reason"),
-    [({"hidden_size": 65}, "hidden_size=65 is not a multiple"), ({"of_later": 1}, "of_later")],
+    [
+        ({"hidden_size": 65}, "hidden_size=65 is not a multiple"),
+        ({"of_later": 1}, "of_later"),
+    ],
 )
-def test_a_model_that_a_checkpoint_cannot_have_is_an_error_that_names_it(kept, reason, tmp_path):
+def test_a_model_that_a_checkpoint_cannot_have_is_an_error_that_names_it(
+    kept, reason, tmp_path
+):
     path = tmp_path / "step_0000000001.pt"
     torch.save({"bert_config": kept}, path)
     with pytest.raises(ConfigError, match=rf"^{path}: bert_config: .*{reason}"):

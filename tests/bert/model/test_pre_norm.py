@@ -1,4 +1,6 @@
-"""BERT-1.5B and 5B: Pre-LN layers against a re-statement of their equations, and the published sizes."""
+"""BERT-1.5B and 5B: Pre-LN layers against a re-statement of their equations, and the published
+sizes.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def _gelu(x):
 
 
 def _restated(p, config, batch):
-    """Sum of the losses by the equations alone: p has the parameters by name; one sequence at a time, no dropout."""
+    """Sum of the losses by the equations alone: p has the parameters by name; one sequence at a
+    time, no dropout.
+    """
 
     def norm(name, x):
         return _norm(x, p[f"{name}.weight"], p[f"{name}.bias"], config.layer_norm_eps)
@@ -59,7 +63,8 @@ def _restated(p, config, batch):
             batch.segment_ids[part].long(),
         )
         h = norm(
-            "bert.embeddings.LayerNorm", sum(table[i] for table, i in zip(tables, ids, strict=True))
+            "bert.embeddings.LayerNorm",
+            sum(table[i] for table, i in zip(tables, ids, strict=True)),
         )
         stream = torch.zeros_like(h)
         for number in range(config.num_hidden_layers):
@@ -71,8 +76,12 @@ def _restated(p, config, batch):
                     dense(f"{name}.attention.self.{n}", h)[:, own]
                     for n in ("query", "key", "value")
                 )
-                heads.append(torch.softmax(q @ k.T / math.sqrt(config.head_size), dim=-1) @ v)
-            stream = stream + dense(f"{name}.attention.output.dense", torch.cat(heads, dim=1))
+                heads.append(
+                    torch.softmax(q @ k.T / math.sqrt(config.head_size), dim=-1) @ v
+                )
+            stream = stream + dense(
+                f"{name}.attention.output.dense", torch.cat(heads, dim=1)
+            )
             h = norm(f"{name}.attention.output.LayerNorm", stream)
             stream = stream + dense(
                 f"{name}.output.dense", _gelu(dense(f"{name}.intermediate.dense", h))
@@ -84,9 +93,14 @@ def _restated(p, config, batch):
         "cls.predictions.transform.LayerNorm",
         _gelu(dense("cls.predictions.transform.dense", h[batch.masked_positions])),
     )
-    scores = masked @ p["bert.embeddings.word_embeddings.weight"].T + p["cls.predictions.bias"]
+    scores = (
+        masked @ p["bert.embeddings.word_embeddings.weight"].T
+        + p["cls.predictions.bias"]
+    )
     scores = scores[:, : config.vocab_size]
-    words = torch.log_softmax(scores, dim=-1)[torch.arange(len(scores)), batch.masked_labels.long()]
+    words = torch.log_softmax(scores, dim=-1)[
+        torch.arange(len(scores)), batch.masked_labels.long()
+    ]
     first = torch.tanh(dense("bert.pooler.dense", h[batch.cu_seqlens[:-1].long()]))
     pairs = torch.log_softmax(dense("cls.seq_relationship", first), dim=-1)
     pairs = pairs[torch.arange(len(pairs)), batch.next_sentence_labels.long()]
@@ -108,7 +122,10 @@ def test_loss_and_every_gradient_are_those_of_the_equations(
     model, batch = make_model(pre_norm), batch_of(make_records(3), range(5))
     losses = model(batch)
     (losses.mlm + losses.nsp).backward()
-    copies = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
+    copies = {
+        name: p.detach().clone().requires_grad_()
+        for name, p in model.named_parameters()
+    }
     expected = _restated(copies, pre_norm, batch)
     expected.backward()
     assert (losses.mlm + losses.nsp).item() == pytest.approx(expected.item(), abs=1e-10)
@@ -123,7 +140,9 @@ def test_loss_and_every_gradient_are_those_of_the_equations(
     ]
 
 
-def test_fused_pre_norm_layers_equal_the_plain_ones(pre_norm, make_model, make_records, batch_of):
+def test_fused_pre_norm_layers_equal_the_plain_ones(
+    pre_norm, make_model, make_records, batch_of
+):
     pytest.importorskip("triton")
     model, batch = (
         make_model(pre_norm, dtype=torch.float32),
@@ -141,7 +160,9 @@ def test_fused_pre_norm_layers_equal_the_plain_ones(pre_norm, make_model, make_r
             loss.backward()
             results.append(loss.item())
     assert results[0] == pytest.approx(results[1], rel=1e-6)
-    for (name, theirs), ours in zip(model.named_parameters(), fused.parameters(), strict=True):
+    for (name, theirs), ours in zip(
+        model.named_parameters(), fused.parameters(), strict=True
+    ):
         scale = max(1e-3, theirs.grad.abs().max().item())
         assert (ours.grad - theirs.grad).abs().max().item() < 1e-4 * scale, name
 
@@ -164,7 +185,9 @@ def test_habanas_gelu_is_erf(tmp_path):
     path.write_text(path.read_text().replace("true", "false"))
     assert BertConfig.from_json(path).gelu_form == "tanh"
     path.write_text(path.read_text().replace("false", '"yes"'))
-    with pytest.raises(ConfigError, match="layer_norm_large_model='yes': expected true or false"):
+    with pytest.raises(
+        ConfigError, match="layer_norm_large_model='yes': expected true or false"
+    ):
         BertConfig.from_json(path)
 
 

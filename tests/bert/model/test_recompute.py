@@ -1,4 +1,6 @@
-"""RECOMPUTE_LAYERS: loss and every gradient are bit for bit those of kept activations, and less is kept."""
+"""RECOMPUTE_LAYERS: loss and every gradient are bit for bit those of kept activations, and less is
+kept.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ IN_GRAPH = "fused, without a random state, as in a CUDA graph"
 
 
 def _outcome(model, batch, recomputation):
-    """Losses and gradients of a pass with dropout, by name, and the bytes kept for its backward pass."""
+    """Losses and gradients of a pass with dropout, by name, and the bytes kept for its backward
+    pass.
+    """
     kept = {}
 
     def note(tensor):
@@ -43,21 +47,32 @@ def _outcome(model, batch, recomputation):
     sum(losses).backward()
     torch.rand(3)  # whatever comes next draws from the state that the pass left
     gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
-    return {"mlm": losses.mlm.detach(), "nsp": losses.nsp.detach(), **gradients}, sum(kept.values())
+    return {"mlm": losses.mlm.detach(), "nsp": losses.nsp.detach(), **gradients}, sum(
+        kept.values()
+    )
 
 
 @pytest.mark.parametrize(
     ("fused", "pre_norm"),
-    [("none", False), ("none", True), ("dropout_add_layer_norm", False), (IN_GRAPH, True)],
+    [
+        ("none", False),
+        ("none", True),
+        ("dropout_add_layer_norm", False),
+        (IN_GRAPH, True),
+    ],
 )
 def test_loss_and_gradients_are_those_of_kept_activations_bit_for_bit(
     fused, pre_norm, tiny, make_model, make_records, batch_of
 ):
-    """With "dropout_add_layer_norm" alone the seed is drawn within the first segment, among PyTorch's own dropout."""
+    """With "dropout_add_layer_norm" alone the seed is drawn within the first segment, among
+    PyTorch's own dropout.
+    """
     if fused != "none" and triton_support.triton is None:
         pytest.skip("Triton is not installed")
     layers = 2 if fused == IN_GRAPH else 3  # Triton's interpreter is slow
-    config = dataclasses.replace(tiny, num_hidden_layers=layers, layer_norm_large_model=pre_norm)
+    config = dataclasses.replace(
+        tiny, num_hidden_layers=layers, layer_norm_large_model=pre_norm
+    )
     names = (
         kernels.Config(fused="all", attention="triton")
         if fused == IN_GRAPH
@@ -81,12 +96,16 @@ def test_loss_and_gradients_are_those_of_kept_activations_bit_for_bit(
 def _trained(config, recomputation, precision, world, batches):
     """State after two steps, of which the first measures the fp8 scales."""
     torch.manual_seed(1)
-    model = BertForPreTraining(config, kernels.bind_kernels(kernels.Config(fused="none"), CPU))
+    model = BertForPreTraining(
+        config, kernels.bind_kernels(kernels.Config(fused="none"), CPU)
+    )
     if recomputation:
         model.recompute(recomputation)
     numerics = PrecisionConfig(precision=precision).resolve(CPU)
     settings = optim.Config(optimizer="adamw", sharded=True)
-    step = build_step(model, numerics, settings, world, accumulate=True, fused_update=False)
+    step = build_step(
+        model, numerics, settings, world, accumulate=True, fused_update=False
+    )
     for number in range(2):
         torch.manual_seed(number)
         step(batches, 0.01)
@@ -94,11 +113,20 @@ def _trained(config, recomputation, precision, world, batches):
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp8"])
-def test_two_sharded_steps_leave_the_same_state(precision, tiny, make_records, batch_of):
-    batches = [batch_of(make_records(2), np.arange(begin, begin + 2)) for begin in (0, 2)]
-    config, world = dataclasses.replace(tiny, num_hidden_layers=3), World(DistConfig(device="cpu"))
+def test_two_sharded_steps_leave_the_same_state(
+    precision, tiny, make_records, batch_of
+):
+    batches = [
+        batch_of(make_records(2), np.arange(begin, begin + 2)) for begin in (0, 2)
+    ]
+    config, world = (
+        dataclasses.replace(tiny, num_hidden_layers=3),
+        World(DistConfig(device="cpu")),
+    )
     plain = _trained(config, None, precision, world, batches)
-    again = _trained(config, Recomputation(2, random_state=True), precision, world, batches)
+    again = _trained(
+        config, Recomputation(2, random_state=True), precision, world, batches
+    )
     for part in ("masters", "first_moments", "second_moments"):
         for name, tensor in plain["optimizer"][part].items():
             assert torch.equal(again["optimizer"][part][name], tensor), (part, name)
@@ -107,17 +135,28 @@ def test_two_sharded_steps_leave_the_same_state(precision, tiny, make_records, b
 
 
 def _check_ranks(world, config):
-    """With sharded gradients each rank's states equal those without recomputation, and so do losses and gradients."""
-    records, states = synthetic_records(4, 48, config.vocab_size, packed=True, seed=0), []
-    batches = [make_batch(records, np.arange(begin, begin + 2), 48) for begin in (0, 2, 4, 6)]
+    """With sharded gradients each rank's states equal those without recomputation, and so do losses
+    and gradients.
+    """
+    records, states = (
+        synthetic_records(4, 48, config.vocab_size, packed=True, seed=0),
+        [],
+    )
+    batches = [
+        make_batch(records, np.arange(begin, begin + 2), 48) for begin in (0, 2, 4, 6)
+    ]
     for recomputation in (None, Recomputation(2, random_state=True)):
         torch.manual_seed(1)
-        model = BertForPreTraining(config, kernels.bind_kernels(kernels.Config(fused="none"), CPU))
+        model = BertForPreTraining(
+            config, kernels.bind_kernels(kernels.Config(fused="none"), CPU)
+        )
         if recomputation:
             model.recompute(recomputation)
         settings = optim.Config(optimizer="adamw", sharded=True)
         numerics = PrecisionConfig(precision="bf16").resolve(CPU)
-        step = build_step(model, numerics, settings, world, accumulate=True, fused_update=False)
+        step = build_step(
+            model, numerics, settings, world, accumulate=True, fused_update=False
+        )
         torch.manual_seed(world.rank)
         found = step(batches[world.rank :: 2], 0.01)
         states.append(
@@ -131,8 +170,12 @@ def _check_ranks(world, config):
     assert all(torch.equal(a, b) for a, b in zip(*states, strict=True))
 
 
-def test_on_two_ranks_with_sharding_loss_and_gradients_are_bit_for_bit_those_without(tiny):
-    run_ranks(_check_ranks, 2, arguments=(dataclasses.replace(tiny, num_hidden_layers=3),))
+def test_on_two_ranks_with_sharding_loss_and_gradients_are_bit_for_bit_those_without(
+    tiny,
+):
+    run_ranks(
+        _check_ranks, 2, arguments=(dataclasses.replace(tiny, num_hidden_layers=3),)
+    )
 
 
 def test_an_evaluation_keeps_nothing_and_computes_nothing_twice(
@@ -140,7 +183,9 @@ def test_an_evaluation_keeps_nothing_and_computes_nothing_twice(
 ):
     model = make_model(tiny).eval()
     model.recompute(Recomputation(1, random_state=True))
-    monkeypatch.setattr(Recomputation, "run", lambda *arguments: pytest.fail("recomputed"))
+    monkeypatch.setattr(
+        Recomputation, "run", lambda *arguments: pytest.fail("recomputed")
+    )
     with torch.no_grad():
         model(batch_of(make_records(1), np.arange(1)))
 
@@ -148,9 +193,13 @@ def test_an_evaluation_keeps_nothing_and_computes_nothing_twice(
 @pytest.mark.parametrize(
     ("attention", "allowed"), [("triton", True), ("auto", False), ("flash", False)]
 )
-def test_in_a_graph_all_dropout_must_be_our_own(attention, allowed, prepared, monkeypatch):
+def test_in_a_graph_all_dropout_must_be_our_own(
+    attention, allowed, prepared, monkeypatch
+):
     config = from_env(Config, prepared | {"RECOMPUTE_LAYERS": "1"})
-    monkeypatch.setattr(kernels.Config, "names", lambda self, device: {"dropout_add_layer_norm"})
+    monkeypatch.setattr(
+        kernels.Config, "names", lambda self, device: {"dropout_add_layer_norm"}
+    )
     monkeypatch.setattr("bert.kernels.attention.check", lambda *arguments: None)
     config = dataclasses.replace(
         config, kernels=dataclasses.replace(config.kernels, attention=attention)

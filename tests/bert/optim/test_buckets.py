@@ -34,7 +34,10 @@ def _sharded(world, dtype, **settings):
 
 def _own(model, micro, rank):
     return [
-        g.double() for g in torch.autograd.grad(model(_data(micro, rank)), list(model.parameters()))
+        g.double()
+        for g in torch.autograd.grad(
+            model(_data(micro, rank)), list(model.parameters())
+        )
     ]
 
 
@@ -62,7 +65,9 @@ def _check_bucket_clipping(world):
         for micro in range(2):
             own = _own(plain, micro, rank)
             for bucket in buckets:
-                norm = math.sqrt(sum(float(own[i].square().sum()) for i in bucket.parameters))
+                norm = math.sqrt(
+                    sum(float(own[i].square().sum()) for i in bucket.parameters)
+                )
                 clipped += norm > bound
                 for i in bucket.parameters:
                     expected[i] += own[i] * min(1.0, bound / norm) / (2 * world.size)
@@ -80,15 +85,20 @@ def _check_wire(world):
         model, optimizer = _sharded(
             world, torch.bfloat16, communication_dtype=torch.bfloat16 if low else None
         )
-        results[low], _ = _averaged(world, model, optimizer, Clipping(max_norm=1e9), one)
+        results[low], _ = _averaged(
+            world, model, optimizer, Clipping(max_norm=1e9), one
+        )
         assert optimizer.buckets.shard.dtype == torch.float32
-        assert optimizer.buckets.communication_dtype == (torch.bfloat16 if low else torch.float32)
+        assert optimizer.buckets.communication_dtype == (
+            torch.bfloat16 if low else torch.float32
+        )
     if world.is_main:
         for exact, sent in zip(results[False], results[True], strict=True):
             assert torch.equal(sent, sent.bfloat16().float())
             torch.testing.assert_close(sent, exact, rtol=2**-6, atol=1e-3)
         assert not all(
-            torch.equal(a, b) for a, b in zip(results[False], results[True], strict=True)
+            torch.equal(a, b)
+            for a, b in zip(results[False], results[True], strict=True)
         )
 
 
@@ -105,7 +115,9 @@ def test_one_rank_clips_every_bucket():
     _check_bucket_clipping(World(DistConfig(device="cpu")))
 
 
-@pytest.mark.parametrize("setting", [{"clip": "bucket"}, {"allreduce_dtype": "weights"}])
+@pytest.mark.parametrize(
+    "setting", [{"clip": "bucket"}, {"allreduce_dtype": "weights"}]
+)
 def test_what_only_a_sharded_optimizer_does_is_refused_elsewhere(setting):
     with pytest.raises(ConfigError, match="set SHARD_OPTIMIZER=1"):
         optim.Config(sharded=False, **setting).check(torch.device("cpu"))

@@ -14,14 +14,20 @@ from .whole import Whole
 
 
 def _lamb(named_parameters, masters=None, **settings):
-    return Whole(named_parameters, lambda shards: LambRule(shards, LambConfig(**settings)), masters)
+    return Whole(
+        named_parameters,
+        lambda shards: LambRule(shards, LambConfig(**settings)),
+        masters,
+    )
 
 
 def test_first_step_is_the_closed_form():
     """On step 1 the corrected moments are g and g^2, so the update is g / (|g| + eps) + wd p."""
     weight = nn.Parameter(torch.tensor([3.0, -4.0], dtype=torch.float64))
     bias = nn.Parameter(torch.tensor([1.0], dtype=torch.float64))
-    lamb = _lamb([("dense.weight", weight), ("dense.bias", bias)], eps=1e-6, weight_decay=0.1)
+    lamb = _lamb(
+        [("dense.weight", weight), ("dense.bias", bias)], eps=1e-6, weight_decay=0.1
+    )
     weight.grad = torch.tensor([0.5, 0.25], dtype=torch.float64)
     bias.grad = torch.tensor([-2.0], dtype=torch.float64)
     lamb.step(lr=0.01)
@@ -50,7 +56,10 @@ def _independent_lamb(parameters, gradients, decays, lr, b1, b2, eps, steps):
                     m[n][i] / (1 - b1**t) / (math.sqrt(v[n][i] / (1 - b2**t)) + eps)
                     + decays[n] * p[i]
                 )
-            p_norm, u_norm = math.sqrt(sum(x * x for x in p)), math.sqrt(sum(x * x for x in u))
+            p_norm, u_norm = (
+                math.sqrt(sum(x * x for x in p)),
+                math.sqrt(sum(x * x for x in u)),
+            )
             ratio = p_norm / u_norm if decays[n] and p_norm and u_norm else 1.0
             parameters[n] = [x - lr * ratio * y for x, y in zip(p, u, strict=True)]
     return parameters
@@ -63,11 +72,16 @@ def test_many_steps_equal_an_independent_implementation():
     start = [torch.randn(n, dtype=torch.float64, generator=generator) for n in sizes]
     start[3].zero_()  # a zero tensor has no norm to scale by
     gradients = [
-        [torch.randn(n, dtype=torch.float64, generator=generator) for n in sizes] for _ in range(6)
+        [torch.randn(n, dtype=torch.float64, generator=generator) for n in sizes]
+        for _ in range(6)
     ]
     parameters = [nn.Parameter(x.clone()) for x in start]
     lamb = _lamb(
-        zip(names, parameters, strict=True), beta1=0.6, beta2=0.85, eps=1e-6, weight_decay=0.1
+        zip(names, parameters, strict=True),
+        beta1=0.6,
+        beta2=0.85,
+        eps=1e-6,
+        weight_decay=0.1,
     )
     for step in gradients:
         for p, g in zip(parameters, step, strict=True):

@@ -1,4 +1,6 @@
-"""Groups of ranks that share the optimizer's state: the same updates as one group of all, the same bits in each."""
+"""Groups of ranks that share the optimizer's state: the same updates as one group of all, the same
+bits in each.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,8 @@ MODEL = BertConfig(
     max_position_embeddings=LENGTH, initializer_range=0.2,
 )  # fmt: skip
 EXACT = Precision(dtype=torch.float32)
-# Of the sums' order alone, after three steps in fp64. In bf16 the sums are rounded to 8 bits before they are averaged
-# over the groups, and again after.
+# Of the sums' order alone, after three steps in fp64. In bf16 the sums are rounded to 8 bits before
+# they are averaged over the groups, and again after.
 TOLERANCE = {"fp64": 1e-10, "bf16": 2e-2, "fp8": 2e-2}
 CASES = [
     ("fp64", 1, {"optimizer": "lamb"}),
@@ -55,7 +57,9 @@ def _step(world, precision, accumulate, group, **settings):
         if precision == "fp64"
         else PrecisionConfig(precision=precision).resolve(torch.device("cpu"))
     )
-    rules = optim.Config(sharded=True, max_grad_norm=0.5, shard_group=str(group), **settings)
+    rules = optim.Config(
+        sharded=True, max_grad_norm=0.5, shard_group=str(group), **settings
+    )
     return model, build_step(
         model, numerics, rules, world, accumulate=accumulate > 1, fused_update=False
     )
@@ -67,10 +71,15 @@ def _train(world, step, accumulate, numbers):
     for number in numbers:
         torch.manual_seed(100 * number + world.rank)
         records = synthetic_records(
-            2 * accumulate, LENGTH, VOCABULARY, packed=False, seed=10 * number + world.rank
+            2 * accumulate,
+            LENGTH,
+            VOCABULARY,
+            packed=False,
+            seed=10 * number + world.rank,
         )
         batches = [
-            make_batch(records, np.arange(2 * n, 2 * n + 2), LENGTH) for n in range(accumulate)
+            make_batch(records, np.arange(2 * n, 2 * n + 2), LENGTH)
+            for n in range(accumulate)
         ]
         norms.append(step(batches, 0.01).norm.double())
     step.optimizer.gather()
@@ -84,20 +93,33 @@ def _check_groups(world, group, cases):
             model, step = _step(world, precision, accumulate, size, **settings)
             norms = _train(world, step, accumulate, range(3))
             found.append(
-                (torch.cat([p.detach().double().reshape(-1) for p in model.parameters()]), norms)
+                (
+                    torch.cat(
+                        [p.detach().double().reshape(-1) for p in model.parameters()]
+                    ),
+                    norms,
+                )
             )
         (whole, norm), (grouped, norm_in_groups) = found
         tolerance = TOLERANCE[precision]
-        assert (whole - grouped).norm() <= tolerance * whole.norm(), (precision, settings)
+        assert (whole - grouped).norm() <= tolerance * whole.norm(), (
+            precision,
+            settings,
+        )
         if settings.get("clip") != "before":
             torch.testing.assert_close(norm, norm_in_groups, rtol=tolerance, atol=0)
         everyones = [torch.empty_like(grouped) for _ in range(world.size)]
         distributed.all_gather(everyones, grouped)
-        assert all(torch.equal(weights, grouped) for weights in everyones), (precision, settings)
+        assert all(torch.equal(weights, grouped) for weights in everyones), (
+            precision,
+            settings,
+        )
 
 
 def _check_checkpoints(world, folder):
-    """Moves a state from groups to one group and back, whole and in shards; bit for bit if the layout is the same."""
+    """Moves a state from groups to one group and back, whole and in shards; bit for bit if the
+    layout is the same.
+    """
     _, step = _step(world, "fp64", 2, 2, optimizer="lans")
     _train(world, step, 2, range(2))
     whole = [step.state_dict()]
@@ -107,13 +129,19 @@ def _check_checkpoints(world, folder):
         **shard,
         "parts": {name: flat.clone() for name, flat in shard["parts"].items()},
     }  # as the writer does
-    assert sum(size for *_, size in shard["segments"]) > 0, "every rank has something to write"
-    part = sharded.Part(rank=world.rank, num_ranks=world.size, token=1, abandoned=threading.Event())
+    assert sum(size for *_, size in shard["segments"]) > 0, (
+        "every rank has something to write"
+    )
+    part = sharded.Part(
+        rank=world.rank, num_ranks=world.size, token=1, abandoned=threading.Event()
+    )
     path = part.write(folder, 2, {"shard": shard, "index": index}, keep=9)
     world.barrier()
     read = sharded.read(path)
     for name, expected in whole[0]["optimizer"]["masters"].items():
-        held = sum(len(numbers) for _, _, numbers in read["optimizer"]["masters"].of(name))
+        held = sum(
+            len(numbers) for _, _, numbers in read["optimizer"]["masters"].of(name)
+        )
         assert held == expected.numel(), "every number once"
         assert torch.equal(read["optimizer"]["masters"][name], expected)
     weights = {}
@@ -122,11 +150,13 @@ def _check_checkpoints(world, folder):
             model, resumed = _step(world, "fp64", 2, group, optimizer="lans")
             resumed.load_state_dict(state)
             _train(world, resumed, 2, range(2, 4))
-            weights[group, source] = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+            weights[group, source] = torch.cat(
+                [p.detach().reshape(-1) for p in model.parameters()]
+            )
         assert torch.equal(weights[group, "whole"], weights[group, "shards"])
-        assert (weights[group, "whole"] - weights[2, "whole"]).norm() <= 1e-10 * weights[
-            2, "whole"
-        ].norm()
+        assert (
+            weights[group, "whole"] - weights[2, "whole"]
+        ).norm() <= 1e-10 * weights[2, "whole"].norm()
     _train(world, step, 2, range(2, 4))
     undisturbed = torch.cat([p.detach().reshape(-1) for p in step.model.parameters()])
     assert torch.equal(undisturbed, weights[2, "whole"])
@@ -134,15 +164,17 @@ def _check_checkpoints(world, folder):
 
 def _check_four(world, folder):
     values = torch.tensor([[1.0, world.rank]])
-    assert Mesh(world, 2).sum(values).tolist() == [[2.0, 2 * (world.rank // 2) * 2 + 1]], (
-        "of the shards of a group"
-    )
+    assert Mesh(world, 2).sum(values).tolist() == [
+        [2.0, 2 * (world.rank // 2) * 2 + 1]
+    ], "of the shards of a group"
     _check_groups(world, 2, CASES)
     _check_groups(world, 1, CASES[:1])
     _check_checkpoints(world, folder)
 
 
-def test_four_ranks_in_groups_take_the_steps_of_one_group_and_exchange_checkpoints(tmp_path):
+def test_four_ranks_in_groups_take_the_steps_of_one_group_and_exchange_checkpoints(
+    tmp_path,
+):
     run_ranks(_check_four, 4, arguments=(tmp_path,))
 
 

@@ -1,4 +1,6 @@
-"""Every rule: its formula written out again in fp64, and the same update however its state is sharded."""
+"""Every rule: its formula written out again in fp64, and the same update however its state is
+sharded.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,8 @@ def _gradients(step, share=0):
     return drawn
 
 
-# --- the formulas ----------------------------------------------------------------------------------------------------
+# --- the formulas
+# ----------------------------------------------------------------------------------------------------
 
 
 def _decay(name):
@@ -70,11 +73,18 @@ def _decay(name):
 
 
 def _ratio(p, u):
-    return float(p.norm() / u.norm()) if float(p.norm()) > 0 and float(u.norm()) > 0 else 1.0
+    return (
+        float(p.norm() / u.norm())
+        if float(p.norm()) > 0 and float(u.norm()) > 0
+        else 1.0
+    )
 
 
 def _lans(name, p, g, state, t, lr):
-    m, v = state.setdefault("m", torch.zeros_like(p)), state.setdefault("v", torch.zeros_like(p))
+    m, v = (
+        state.setdefault("m", torch.zeros_like(p)),
+        state.setdefault("v", torch.zeros_like(p)),
+    )
     n = g / (g.norm() + 1e-6) if float(g.norm()) > 0 else g
     state["m"], state["v"] = m, v = 0.6 * m + 0.4 * n, 0.85 * v + 0.15 * n**2
     d = torch.sqrt(v / (1 - 0.85**t)) + 1e-6
@@ -144,19 +154,27 @@ def test_rule_equals_its_formula(case):
                 name, expected[name], 0.5 * gradient, states[name], step + 1, lr
             )
         optimizer.step(
-            torch.tensor(lr, dtype=torch.float64), torch.tensor(0.5, dtype=torch.float64)
+            torch.tensor(lr, dtype=torch.float64),
+            torch.tensor(0.5, dtype=torch.float64),
         )
     for name, tensor in expected.items():
         torch.testing.assert_close(
-            parameters[name].detach(), tensor, atol=1e-12, rtol=1e-12, msg=f"{case} {name}"
+            parameters[name].detach(),
+            tensor,
+            atol=1e-12,
+            rtol=1e-12,
+            msg=f"{case} {name}",
         )
 
 
 def test_lans_first_step_on_a_scalar_is_the_closed_form():
-    """On step 1 r = c = sign(g) / (1 + eps) + wd p for one element, whose gradient is normalised to its sign."""
+    """On step 1 r = c = sign(g) / (1 + eps) + wd p for one element, whose gradient is normalised to
+    its sign.
+    """
     p = nn.Parameter(torch.tensor([3.0], dtype=torch.float64))
     optimizer = Whole(
-        [("w.weight", p)], lambda shards: rules.LansRule(shards, rules.LansConfig(eps=1e-12))
+        [("w.weight", p)],
+        lambda shards: rules.LansRule(shards, rules.LansConfig(eps=1e-12)),
     )
     p.grad = torch.tensor([-7.0], dtype=torch.float64)
     optimizer.step(0.01)
@@ -174,13 +192,19 @@ def test_a_step_not_kept_changes_nothing(name):
         for key, gradient in _gradients(step).items():
             parameters[key].grad = gradient.float() * (1.0 if keep else float("inf"))
         optimizer.step(
-            torch.tensor(0.1), torch.tensor(1.0 if keep else float("nan")), torch.tensor(keep)
+            torch.tensor(0.1),
+            torch.tensor(1.0 if keep else float("nan")),
+            torch.tensor(keep),
         )
-        same = [torch.equal(a, b) for a, b in zip(before, optimizer.state_tensors(), strict=True)]
+        same = [
+            torch.equal(a, b)
+            for a, b in zip(before, optimizer.state_tensors(), strict=True)
+        ]
         assert not all(same) if keep else all(same)
 
 
-# --- ranks -----------------------------------------------------------------------------------------------------------
+# --- ranks
+# -----------------------------------------------------------------------------------------------------------
 
 
 class _Sum(nn.Module):
@@ -191,7 +215,9 @@ class _Sum(nn.Module):
         self.parts = nn.ParameterList(parameters.values())
 
     def forward(self, gradients):
-        return sum((p * g).sum() for p, g in zip(self.parts, gradients.values(), strict=True))
+        return sum(
+            (p * g).sum() for p, g in zip(self.parts, gradients.values(), strict=True)
+        )
 
 
 def _engine(world, config, **settings):
@@ -224,11 +250,13 @@ def _alone(config, num_ranks):
     for step, lr in enumerate(RATES):
         for name, parameter in parameters.items():
             parameter.grad = (
-                sum(_gradients(step, rank)[name] for rank in range(num_ranks)) / num_ranks
+                sum(_gradients(step, rank)[name] for rank in range(num_ranks))
+                / num_ranks
             )
         norm = torch.stack([p.grad.norm() for p in parameters.values()]).norm()
         optimizer.step(
-            torch.tensor(lr, dtype=torch.float64), Clipping(max_norm=5.0).coefficient(norm)
+            torch.tensor(lr, dtype=torch.float64),
+            Clipping(max_norm=5.0).coefficient(norm),
         )
     return optimizer.state_dict()
 
@@ -247,7 +275,8 @@ def _check_rank(world):
         for one, its in ((model, optimizer), (again, resumed)):
             _train(world, one, its, range(2, len(RATES)))
         assert all(
-            torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True)
+            torch.equal(a, b)
+            for a, b in zip(model.parameters(), again.parameters(), strict=True)
         ), name
         found = optimizer.state_dict()
         if world.is_main:

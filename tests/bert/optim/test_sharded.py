@@ -1,4 +1,6 @@
-"""The sharded optimizer: equal to the replicated one on any number of ranks, exact norms, portable state."""
+"""The sharded optimizer: equal to the replicated one on any number of ranks, exact norms, portable
+state.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ class Chain(nn.Module):
         names = ["first", "LayerNorm", "bias", "dense", "last"]
         self.stages = nn.ModuleDict({name: nn.Module() for name in names})
         for name, shape in zip(names, SIZES, strict=True):
-            values = torch.randn(shape, dtype=torch.float64, generator=generator).to(dtype)
+            values = torch.randn(shape, dtype=torch.float64, generator=generator).to(
+                dtype
+            )
             self.stages[name].weight = nn.Parameter(values)
             self.stages[name].forward = self._forward(self.stages[name])
 
@@ -64,7 +68,9 @@ class Chain(nn.Module):
 def _data(step: int, rank: int) -> torch.Tensor:
     return (
         torch.randn(
-            512, dtype=torch.float64, generator=torch.Generator().manual_seed(100 * step + rank)
+            512,
+            dtype=torch.float64,
+            generator=torch.Generator().manual_seed(100 * step + rank),
         )
         / 30
     )
@@ -77,11 +83,14 @@ def _lrs(num_steps):
 def replicated(model: Chain) -> Whole:
     """The same rule on whole parameters."""
     return Whole(
-        model.named_parameters(), lambda shards: LambRule(shards, LambConfig(weight_decay=0.1))
+        model.named_parameters(),
+        lambda shards: LambRule(shards, LambConfig(weight_decay=0.1)),
     )
 
 
-def single_process(num_ranks: int, clip: str, num_steps: int, accumulate: int = 1) -> Whole:
+def single_process(
+    num_ranks: int, clip: str, num_steps: int, accumulate: int = 1
+) -> Whole:
     """The expected result: one process with the gradients of all ranks."""
     model = Chain()
     lamb = replicated(model)
@@ -106,11 +115,19 @@ def _train_alone(
         for parameter, total in zip(model.parameters(), totals, strict=True):
             parameter.grad = total
         norm = torch.stack([g.norm() for g in totals]).norm()
-        lamb.step(_lrs(steps.stop)[step], clipping.coefficient(norm) if clip == "after" else 1.0)
+        lamb.step(
+            _lrs(steps.stop)[step],
+            clipping.coefficient(norm) if clip == "after" else 1.0,
+        )
 
 
 def train(
-    world: World, model: Chain, optimizer: Sharded, clip: str, steps: range, accumulate: int = 1
+    world: World,
+    model: Chain,
+    optimizer: Sharded,
+    clip: str,
+    steps: range,
+    accumulate: int = 1,
 ) -> None:
     """Steps as Step.run takes them."""
     gradients = Gradients(model, optimizer, Clipping(when=clip), world, False)
@@ -118,9 +135,12 @@ def train(
     lrs = _lrs(steps.stop)
     for step in steps:
         for micro in range(accumulate):
-            with gradients.micro_batch(micro == 0, micro == accumulate - 1, scale / accumulate):
+            with gradients.micro_batch(
+                micro == 0, micro == accumulate - 1, scale / accumulate
+            ):
                 (
-                    gradients.forward(_data(step * accumulate + micro, world.rank)) / accumulate
+                    gradients.forward(_data(step * accumulate + micro, world.rank))
+                    / accumulate
                 ).backward()
         _, factor = gradients.finish(scale)
         optimizer.step(torch.tensor(lrs[step], dtype=torch.float64), factor)
@@ -152,12 +172,18 @@ def sharded(
 def _equal(model, state, reference, tolerance=1e-12):
     for name, parameter in model.named_parameters():
         expected = dict(zip(reference.names, reference.parameters, strict=True))[name]
-        torch.testing.assert_close(parameter, expected, atol=tolerance, rtol=tolerance, msg=name)
+        torch.testing.assert_close(
+            parameter, expected, atol=tolerance, rtol=tolerance, msg=name
+        )
     if state is not None:
         for key in ("masters", "first_moments", "second_moments"):
             for name, tensor in reference.state_dict()[key].items():
                 torch.testing.assert_close(
-                    state[key][name], tensor.double(), atol=tolerance, rtol=tolerance, msg=name
+                    state[key][name],
+                    tensor.double(),
+                    atol=tolerance,
+                    rtol=tolerance,
+                    msg=name,
                 )
 
 
@@ -181,11 +207,15 @@ def _check_rank(world, clip, accumulate, group):
     for a, b in zip(model.parameters(), again.parameters(), strict=True):
         assert torch.equal(a, b)
     if world.is_main:  # the same state with one rank, and replicated
-        _equal(_continued_alone(state[0], world.size, clip, accumulate), None, reference)
+        _equal(
+            _continued_alone(state[0], world.size, clip, accumulate), None, reference
+        )
 
 
 def _check_ranks(world, groups):
-    for group, clip, accumulate in itertools.product(groups, ("after", "before"), (1, 2)):
+    for group, clip, accumulate in itertools.product(
+        groups, ("after", "before"), (1, 2)
+    ):
         _check_rank(world, clip, accumulate, group)
 
 
@@ -269,8 +299,12 @@ def test_layout_gives_every_element_to_one_rank_once(sizes, num_ranks, bucket):
         segments = layout.segments(rank)
         for segment in segments:
             assert segment.begin % ALIGNMENT == 0
-            owned[segment.parameter].append((segment.start, segment.start + segment.size))
-        places = sorted((segment.begin, segment.begin + segment.size) for segment in segments)
+            owned[segment.parameter].append(
+                (segment.start, segment.start + segment.size)
+            )
+        places = sorted(
+            (segment.begin, segment.begin + segment.size) for segment in segments
+        )
         assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(places))
     for size, parts in zip(sizes, owned, strict=True):
         parts.sort()
@@ -279,7 +313,9 @@ def test_layout_gives_every_element_to_one_rank_once(sizes, num_ranks, bucket):
 
 
 def test_scale_of_the_loss_follows_overflows_on_the_device():
-    scaler = LossScaler(Precision(dtype=torch.float16, init_loss_scale=8.0, growth_interval=2))
+    scaler = LossScaler(
+        Precision(dtype=torch.float16, init_loss_scale=8.0, growth_interval=2)
+    )
     scales = []
     for finite in (True, False, True, True, False, False, False, False, False):
         scaler.update(torch.tensor(finite))

@@ -11,7 +11,9 @@ from bert.optim.gradients import SliceReduction
 class _Work:
     """A collective whose result is there only after the wait, as on a real network."""
 
-    def __init__(self, events: list[str], name: str, output: torch.Tensor, value: float) -> None:
+    def __init__(
+        self, events: list[str], name: str, output: torch.Tensor, value: float
+    ) -> None:
         self.events, self.name, self.output, self.value = events, name, output, value
         events.append(f"start {name}")
 
@@ -34,7 +36,9 @@ class _Mesh:
         return _Work(self.events, "groups", piece, 3.0)
 
 
-def _start(size: int, groups: int, held: float = 0.0, dtype: torch.dtype = torch.float32):
+def _start(
+    size: int, groups: int, held: float = 0.0, dtype: torch.dtype = torch.float32
+):
     mesh, target = _Mesh(size, groups), torch.full((4,), held)
     sent = target if size == 1 else torch.full((4 * size,), 9.0)
     return mesh, target, SliceReduction(mesh, sent.to(dtype), target)

@@ -40,7 +40,8 @@ class Whole:
 
     def _state(self, name, of_weights=False):
         self.states[name] = [
-            m.clone() if of_weights else torch.zeros_like(m) for m in self.shards.masters
+            m.clone() if of_weights else torch.zeros_like(m)
+            for m in self.shards.masters
         ]
         return self.states[name]
 

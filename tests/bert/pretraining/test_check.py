@@ -7,14 +7,17 @@ import shutil
 
 def test_the_check_describes_the_run(prepared, run_bert):
     done = run_bert(
-        prepared | {"WORLD_SIZE": "2", "EVAL_ITER_SAMPLES": "24"}, arguments=("--check",)
+        prepared | {"WORLD_SIZE": "2", "EVAL_ITER_SAMPLES": "24"},
+        arguments=("--check",),
     )
     assert done.returncode == 0, done.stderr
     said = {
-        line.split("  ")[0]: line.partition("  ")[2].strip() for line in done.stdout.splitlines()
+        line.split("  ")[0]: line.partition("  ")[2].strip()
+        for line in done.stdout.splitlines()
     }
     assert (
-        said["global batch"] == "6 sequences = 3 rows x 1 accumulated x 1 ranks x packing factor 2"
+        said["global batch"]
+        == "6 sequences = 3 rows x 1 accumulated x 1 ranks x packing factor 2"
     )
     assert said["steps"].startswith("at most 8 (48 samples)")
     assert said["learning rate"].startswith("mlperf: 0.05 at step 1, ")
@@ -36,7 +39,10 @@ def test_the_check_builds_the_batches_of_the_run(prepared, run_bert):
     }
     done = run_bert(unpacked, arguments=("--check",))
     assert done.returncode == 2
-    assert "EXCHANGE_GROUP=2 needs records that are not packed, and these are" in done.stderr
+    assert (
+        "EXCHANGE_GROUP=2 needs records that are not packed, and these are"
+        in done.stderr
+    )
 
 
 def test_a_refused_check_writes_nothing_into_the_folder_of_a_finished_run(
@@ -47,18 +53,27 @@ def test_a_refused_check_writes_nothing_into_the_folder_of_a_finished_run(
     run_bert(environment)
     (folder / "error_0.txt").unlink()  # it missed its target
     before = {path: path.read_bytes() for path in folder.iterdir()}
-    assert run_bert(environment | {"LR": "0.06"}, arguments=("--check",)).returncode == 2
+    assert (
+        run_bert(environment | {"LR": "0.06"}, arguments=("--check",)).returncode == 2
+    )
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
 
 
 def test_a_trial_that_is_done_counts_only_for_its_own_settings_and_data(
     prepared, run_bert, tmp_path
 ):
-    environment = prepared | {"RUN_DIR": str(tmp_path / "run"), "SEED": "5", "MAX_STEPS": "1"}
+    environment = prepared | {
+        "RUN_DIR": str(tmp_path / "run"),
+        "SEED": "5",
+        "MAX_STEPS": "1",
+    }
     done = run_bert(environment)
     assert (tmp_path / "run" / "result_0.txt").is_file(), done.stderr
     shutil.copytree(prepared["DATADIR_PHASE2_PACKED"], tmp_path / "data")
-    same = environment | {"DATADIR_PHASE2_PACKED": str(tmp_path / "data"), "LOG_EVERY_STEPS": "3"}
+    same = environment | {
+        "DATADIR_PHASE2_PACKED": str(tmp_path / "data"),
+        "LOG_EVERY_STEPS": "3",
+    }
     assert run_bert(same, arguments=("--check",)).returncode == 0
     (tmp_path / "data" / "index.json").unlink(missing_ok=True)
     first = min((tmp_path / "data").glob("*.hdf5"))

@@ -1,4 +1,6 @@
-"""The closed division refuses every value that its rules fix, before anything starts and all at once."""
+"""The closed division refuses every value that its rules fix, before anything starts and all at
+once.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ LARGE = {
 
 @pytest.fixture
 def closed(tmp_path):
-    """closed(model_changes, **variables) -> the Config of a closed run of 8 x 48 packed rows, with these changes."""
+    """closed(model_changes, **variables) -> the Config of a closed run of 8 x 48 packed rows, with
+    these changes.
+    """
 
     def make(model: dict | None = None, **changes: str) -> Config:
         (tmp_path / "bert_config.json").write_text(json.dumps(LARGE | (model or {})))
@@ -70,9 +74,15 @@ WRONG = {
         {"CLIP": "bucket", "SHARD_OPTIMIZER": "1"},
         "CLIP=bucket (the whole gradient is clipped",
     ),
-    "schedule": ({"LR_SCHEDULE": "poly"}, "LR_SCHEDULE=poly (the learning rate warms up linearly"),
+    "schedule": (
+        {"LR_SCHEDULE": "poly"},
+        "LR_SCHEDULE=poly (the learning rate warms up linearly",
+    ),
     "end rate": ({"END_LR": "1e-5"}, "END_LR=1e-05 (the learning rate decays to 0"),
-    "emulation": ({"WORLD_SIZE": "1", "EMULATE_RANKS": "8"}, "EMULATE_RANKS=8 (one rank without"),
+    "emulation": (
+        {"WORLD_SIZE": "1", "EMULATE_RANKS": "8"},
+        "EMULATE_RANKS=8 (one rank without",
+    ),
     "target": (
         {"TARGET_MLM_ACCURACY": "0.5"},
         "TARGET_MLM_ACCURACY=0.5 (the quality target is 0.720",
@@ -81,7 +91,10 @@ WRONG = {
         {"NUM_EVAL_EXAMPLES": "100"},
         "NUM_EVAL_EXAMPLES=100 (every evaluation takes all 10,000",
     ),
-    "length": ({"MAX_SEQ_LENGTH": "128"}, "MAX_SEQ_LENGTH=128 (sequences have up to 512 tokens"),
+    "length": (
+        {"MAX_SEQ_LENGTH": "128"},
+        "MAX_SEQ_LENGTH=128 (sequences have up to 512 tokens",
+    ),
     "interval": (
         {"EVAL_ITER_SAMPLES": "1000"},
         "EVAL_ITER_SAMPLES=1000 (evaluations come every floor(",
@@ -97,7 +110,10 @@ WRONG = {
         "BATCHING=bins (data is traversed in random",
     ),
     "next sentences": ({"NSP": "0"}, "NSP=0 (next sentences are predicted, too"),
-    "masks": ({"MASKING": "dynamic"}, "MASKING=dynamic (masks are those of the prepared data"),
+    "masks": (
+        {"MASKING": "dynamic"},
+        "MASKING=dynamic (masks are those of the prepared data",
+    ),
     "optimizer": (
         {"OPTIMIZER": "adamw"},
         "OPTIMIZER=adamw (LAMB is the benchmark's only optimizer",
@@ -106,7 +122,10 @@ WRONG = {
         {"RESUME": "1", "CHECKPOINT_DIR": "/tmp"},
         "RESUME=1 (a run is timed from its start",
     ),
-    "moments": ({"INIT_OPTIMIZER": "1"}, "INIT_OPTIMIZER=1 (LAMB's moments start from 0"),
+    "moments": (
+        {"INIT_OPTIMIZER": "1"},
+        "INIT_OPTIMIZER=1 (LAMB's moments start from 0",
+    ),
     "random weights": (
         {"INIT_CHECKPOINT": ""},
         "INIT_CHECKPOINT= (training starts from model.ckpt-28252",
@@ -137,10 +156,16 @@ WRONG_MODELS = {
         {"layer_norm_large_model": True, "hidden_act": "gelu_new"},
         "layer_norm_large_model=True in ",
     ),
-    "positions": ({"max_position_embeddings": 1024}, "max_position_embeddings=1024 in "),
+    "positions": (
+        {"max_position_embeddings": 1024},
+        "max_position_embeddings=1024 in ",
+    ),
     "segments": ({"type_vocab_size": 3}, "type_vocab_size=3 in "),
     "erf": ({"hidden_act": "gelu_erf"}, "hidden_act=gelu_erf in "),
-    "erf of Hugging Face": ({"model_type": "bert", "hidden_act": "gelu"}, "GELU is the tanh form"),
+    "erf of Hugging Face": (
+        {"model_type": "bert", "hidden_act": "gelu"},
+        "GELU is the tanh form",
+    ),
 }
 
 
@@ -214,7 +239,9 @@ def test_a_gpu_run_starts_only_with_dropped_caches(closed, monkeypatch):
     assert "CACHE_CLEARED=0 (page caches are dropped before each run" in refused(
         closed(), starts=True
     )
-    closed_division.check(closed(), starts=False)  # --check comes before they are dropped
+    closed_division.check(
+        closed(), starts=False
+    )  # --check comes before they are dropped
     closed_division.check(closed(CACHE_CLEARED="1"), starts=True)
     closed_division.check(closed(SUBMISSION_DIVISION="open"), starts=True)
 
@@ -235,7 +262,9 @@ def test_the_evaluation_interval_is_the_rules(batch_size, interval):
 
 
 @pytest.mark.parametrize("arguments", [["--check"], []])
-def test_the_command_stops_before_it_reads_data_or_weights(closed, tmp_path, capfd, arguments):
+def test_the_command_stops_before_it_reads_data_or_weights(
+    closed, tmp_path, capfd, arguments
+):
     from bert.__main__ import main
 
     (tmp_path / "bert_config.json").write_text(json.dumps(LARGE))
@@ -265,7 +294,10 @@ def test_weights_are_known_by_the_note_of_their_conversion_whatever_their_names_
 ):
     torch.manual_seed(0)
     words, bias = torch.randn(6, 4), torch.randn(4)
-    state = {"bert.embeddings.word_embeddings.weight": words, "bert.pooler.dense.bias": bias}
+    state = {
+        "bert.embeddings.word_embeddings.weight": words,
+        "bert.pooler.dense.bias": bias,
+    }
     torch.save(state, tmp_path / "plain.pt")
     padded = {
         "bert.pooler.dense_act.bias": bias,
@@ -273,21 +305,29 @@ def test_weights_are_known_by_the_note_of_their_conversion_whatever_their_names_
     }
     torch.save({"model": padded}, tmp_path / "w.pt")
     found = closed_division.starting_weights(tmp_path / "w.pt")
-    assert found == {"weights": weights.identity(tmp_path / "plain.pt"), "unproved": ["weights"]}
+    assert found == {
+        "weights": weights.identity(tmp_path / "plain.pt"),
+        "unproved": ["weights"],
+    }
     note = tmp_path / "w.json"
     note.write_text(
         json.dumps(
-            {"source": closed_division.SOURCE_MD5, "target": "", "tensors": found["weights"]}
+            {
+                "source": closed_division.SOURCE_MD5,
+                "target": "",
+                "tensors": found["weights"],
+            }
         )
     )
     assert closed_division.starting_weights(tmp_path / "w.pt")["unproved"] == []
     note.write_text(json.dumps({"source": "0" * 32, "tensors": found["weights"]}))
-    assert closed_division.starting_weights(tmp_path / "w.pt")["unproved"] == ["weights"], (
-        "of another checkpoint"
-    )
+    assert closed_division.starting_weights(tmp_path / "w.pt")["unproved"] == [
+        "weights"
+    ], "of another checkpoint"
     torch.save(padded | {"bert.pooler.dense_act.bias": bias + 1e-3}, tmp_path / "w.pt")
     with pytest.raises(
-        ConfigError, match=r"w.pt: not the weights that .*w.json describes: convert them again"
+        ConfigError,
+        match=r"w.pt: not the weights that .*w.json describes: convert them again",
     ):
         closed_division.starting_weights(tmp_path / "w.pt")
     (tmp_path / "w.pt").write_bytes(b"")
@@ -297,16 +337,24 @@ def test_weights_are_known_by_the_note_of_their_conversion_whatever_their_names_
 
 @pytest.fixture
 def manifest(prepared, tmp_path):
-    """manifest(**changes) writes the prepared-packed.json of the benchmark's data, with these changes."""
-    of = {path: open_records(path)[1].content_digest for path in tmp_path.glob("*/*.hdf5")}
+    """manifest(**changes) writes the prepared-packed.json of the benchmark's data, with these
+    changes.
+    """
+    of = {
+        path: open_records(path)[1].content_digest for path in tmp_path.glob("*/*.hdf5")
+    }
     files = {str(path.relative_to(tmp_path)): digest for path, digest in of.items()}
-    texts = {f"part-{i:05d}-of-00500": "0" * 32 for i in range(500)} | closed_division.TEXT_MD5
+    texts = {
+        f"part-{i:05d}-of-00500": "0" * 32 for i in range(500)
+    } | closed_division.TEXT_MD5
     write_index(tmp_path / "packed", sorted((tmp_path / "packed").glob("*.hdf5")))
 
     def write(**changes):
         right = {"files": files, "texts": texts, "recipe": closed_division.RECIPE}
         (tmp_path / "prepared-packed.json").write_text(
-            json.dumps({name: value | changes.get(name, {}) for name, value in right.items()})
+            json.dumps(
+                {name: value | changes.get(name, {}) for name, value in right.items()}
+            )
         )
 
     return write
@@ -314,7 +362,9 @@ def manifest(prepared, tmp_path):
 
 def _sets(prepared):
     config = from_env(Config, prepared)
-    return closed_division.data_sets(config, Shards(list_shards(*config.data.source), 48))
+    return closed_division.data_sets(
+        config, Shards(list_shards(*config.data.source), 48)
+    )
 
 
 @pytest.fixture
@@ -341,7 +391,10 @@ def test_data_are_known_by_what_prepare_data_left_beside_them(
         "bert: warning: weights not proved to be the benchmark's"
     )
     assert (
-        json.loads((config.run.run_dir / "environment.json").read_text())["starting_point"] == facts
+        json.loads((config.run.run_dir / "environment.json").read_text())[
+            "starting_point"
+        ]
+        == facts
     )
 
 
@@ -405,7 +458,9 @@ def test_data_altered_under_a_kept_digest_are_not_proved(
         assert closed_division.data_sets(config, source)["unproved"] == [], (
             "by what it says of itself"
         )
-        with pytest.raises(DataError, match=f"{path.name} was changed after it was written"):
+        with pytest.raises(
+            DataError, match=f"{path.name} was changed after it was written"
+        ):
             closed_division.prove(config, source, alone)
         path.write_bytes(before)
 

@@ -16,7 +16,9 @@ from common.env import ConfigError, from_env
 SETTINGS = {"SHARD_OPTIMIZER": "1", "EMULATE_RANKS": "16", "LOCAL_WORLD_SIZE": "8"}
 
 
-def test_one_rank_of_sixteen_trains_its_own_shard_and_says_that_it_is_no_result(prepared, run_bert):
+def test_one_rank_of_sixteen_trains_its_own_shard_and_says_that_it_is_no_result(
+    prepared, run_bert
+):
     finished = run_bert(prepared | SETTINGS | {"LR": "0.001"})  # a process of its own
     assert finished.returncode == 0, finished.stderr
     last = finished.stderr.splitlines()[-1]
@@ -51,7 +53,10 @@ def test_its_shard_is_that_of_one_of_sixteen(prepared, alone):
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"CHECKPOINT_DIR": "c"}, "one rank's part, which is no model: unset CHECKPOINT_DIR"),
+        (
+            {"CHECKPOINT_DIR": "c"},
+            "one rank's part, which is no model: unset CHECKPOINT_DIR",
+        ),
         ({"WORLD_SIZE": "2"}, "EMULATE_RANKS=16 with WORLD_SIZE=2: start one process"),
     ],
 )

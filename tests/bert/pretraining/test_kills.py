@@ -1,4 +1,5 @@
-"""kill -9 in both phases and between them: the same command continues, with the weights of an undisturbed run.
+"""kill -9 in both phases and between them: the same command continues, with the weights of an
+undisturbed run.
 
 The whole tour, of run_pretraining.sh and at ten moments, is in tests/launch/test_pretraining.py.
 """
@@ -18,7 +19,9 @@ def _stands(command):
 
 
 def run(environ, folder, moments):
-    """The trainer to its end; before, it is killed at each moment, when such a file is there, and begun again."""
+    """The trainer to its end; before, it is killed at each moment, when such a file is there, and
+    begun again.
+    """
     base = {
         "PATH": os.environ["PATH"],
         "HOME": "/nonexistent",
@@ -37,7 +40,9 @@ def run(environ, folder, moments):
     assert finished.returncode == 0, finished.stderr
 
 
-def test_killed_at_three_moments_it_ends_with_the_weights_of_an_undisturbed_run(prepared, tmp_path):
+def test_killed_at_three_moments_it_ends_with_the_weights_of_an_undisturbed_run(
+    prepared, tmp_path
+):
     settings = prepared | {"EVAL_ITER_SAMPLES": "0", "MAX_STEPS": "12", "LR_SCHEDULE": "dle",
                            "WARMUP_STEPS": "3", "CHECKPOINT_EVERY_STEPS": "2", "CHECKPOINT_KEEP": "99"}  # fmt: skip
     ends = []
@@ -49,7 +54,8 @@ def test_killed_at_three_moments_it_ends_with_the_weights_of_an_undisturbed_run(
         run(settings, one, first)
         assert newest(one)["step"] == 12
         run(
-            settings | {"LR": "0.01", "INIT_CHECKPOINT": str(one), "INIT_OPTIMIZER": "1"},
+            settings
+            | {"LR": "0.01", "INIT_CHECKPOINT": str(one), "INIT_OPTIMIZER": "1"},
             two,
             second,
         )

@@ -33,26 +33,39 @@ def test_a_run_without_a_target_succeeds_at_its_last_step(endless, run_bert):
     finished = run_bert(endless)
     assert finished.returncode == 0, finished.stderr
     folder = Path(endless["RUN_DIR"])
-    events = [json.loads(line[9:]) for line in (folder / "result_0.txt").read_text().splitlines()]
+    events = [
+        json.loads(line[9:])
+        for line in (folder / "result_0.txt").read_text().splitlines()
+    ]
     (stop,) = [event for event in events if event["key"] == "run_stop"]
     assert stop["metadata"]["status"] == "success"
-    (most,) = [event["value"] for event in events if event["key"] == "max_predictions_per_seq"]
+    (most,) = [
+        event["value"] for event in events if event["key"] == "max_predictions_per_seq"
+    ]
     shards = Path(endless["DATADIR_PHASE2_PACKED"]).glob("*.hdf5")
     assert most == max(
-        np.diff(open_records(path)[0].masked_lm_offsets).max() for path in sorted(shards)[-1:]
+        np.diff(open_records(path)[0].masked_lm_offsets).max()
+        for path in sorted(shards)[-1:]
     )
     assert not [event for event in events if event["key"].startswith("eval_a")]
     assert not (folder / "error_0.txt").exists()
-    assert json.loads((folder / "metrics_0.jsonl").read_text().splitlines()[-1])["step"] == 8
+    assert (
+        json.loads((folder / "metrics_0.jsonl").read_text().splitlines()[-1])["step"]
+        == 8
+    )
 
 
-def test_the_check_needs_no_evaluation_set_where_nothing_is_evaluated(endless, run_bert):
+def test_the_check_needs_no_evaluation_set_where_nothing_is_evaluated(
+    endless, run_bert
+):
     checked = run_bert(endless, arguments=("--check",))
     assert checked.returncode == 0, checked.stderr
     assert "evaluation     none, no target" in checked.stdout
 
 
-def test_a_run_in_parts_whose_end_moves_is_the_run_in_one_piece(endless, run_bert, tmp_path):
+def test_a_run_in_parts_whose_end_moves_is_the_run_in_one_piece(
+    endless, run_bert, tmp_path
+):
     whole = run_bert(endless)
     assert whole.returncode == 0, whole.stderr
     parts = endless | {"CHECKPOINT_DIR": str(tmp_path / "parts"), "RESUME": "1"}
@@ -79,7 +92,14 @@ def test_a_run_in_parts_whose_end_moves_is_the_run_in_one_piece(endless, run_ber
         ({"MAX_STEPS": "9000000"}, 2_333_334),
         ({"MAX_STEPS": "9000000", "TARGET_MLM_ACCURACY": "0"}, 9_000_000),
         ({"MAX_STEPS": "9000000", "EVAL_ITER_SAMPLES": "0"}, 9_000_000),
-        ({"MAX_STEPS": "9000000", "EVAL_ITER_SAMPLES": "0", "MAX_SAMPLES_TERMINATION": "60"}, 10),
+        (
+            {
+                "MAX_STEPS": "9000000",
+                "EVAL_ITER_SAMPLES": "0",
+                "MAX_SAMPLES_TERMINATION": "60",
+            },
+            10,
+        ),
     ],
     ids=["target", "no-target", "no-evaluation", "said"],
 )
@@ -88,7 +108,9 @@ def test_only_a_run_with_a_target_gives_up_by_itself(settings, steps, prepared):
 
 
 def test_a_part_of_a_run_that_could_not_continue_is_refused(prepared):
-    with pytest.raises(ConfigError, match="STEPS_THIS_RUN is set and CHECKPOINT_DIR is not"):
+    with pytest.raises(
+        ConfigError, match="STEPS_THIS_RUN is set and CHECKPOINT_DIR is not"
+    ):
         from_env(RunConfig, prepared | {"STEPS_THIS_RUN": "3"}).check()
 
 
@@ -97,7 +119,9 @@ def test_training_continues_while_a_checkpoint_is_written_and_does_not_change_it
 ):
     written, release = save.save_checkpoint, threading.Event()
     monkeypatch.setattr(
-        save, "save_checkpoint", lambda *arguments: release.wait(60) and written(*arguments)
+        save,
+        "save_checkpoint",
+        lambda *arguments: release.wait(60) and written(*arguments),
     )
     writer, tensor = Writer(Config(directory=tmp_path, keep=9)), torch.ones(3)
     shared = {"weights": tensor}
@@ -108,7 +132,8 @@ def test_training_continues_while_a_checkpoint_is_written_and_does_not_change_it
     writer.start(2, {"model": shared})  # waits for the first
     writer.wait()
     states = [
-        torch.load(tmp_path / f"step_000000000{step}.pt", weights_only=True) for step in (1, 2)
+        torch.load(tmp_path / f"step_000000000{step}.pt", weights_only=True)
+        for step in (1, 2)
     ]
     assert [float(state["model"]["weights"][0]) for state in states] == [1.0, 2.0]
     masters = states[0]["optimizer"]["masters"]["weights"]
@@ -117,7 +142,9 @@ def test_training_continues_while_a_checkpoint_is_written_and_does_not_change_it
     )
 
 
-def test_a_full_disk_is_reported_and_the_next_checkpoint_is_tried(tmp_path, monkeypatch, capfd):
+def test_a_full_disk_is_reported_and_the_next_checkpoint_is_tried(
+    tmp_path, monkeypatch, capfd
+):
     save, full = torch.save, [True]
 
     def torn(state, file):
@@ -131,7 +158,10 @@ def test_a_full_disk_is_reported_and_the_next_checkpoint_is_tried(tmp_path, monk
     writer = Writer(Config(directory=tmp_path))
     writer.start(4, {"step": 4})
     writer.wait()
-    assert "bert: warning: the checkpoint of step 4 cannot be written" in capfd.readouterr().err
+    assert (
+        "bert: warning: the checkpoint of step 4 cannot be written"
+        in capfd.readouterr().err
+    )
     assert not list(tmp_path.iterdir()), "the half that was written is gone"
     full[0] = False
     writer.start(8, {"step": 8})
@@ -163,27 +193,39 @@ def test_a_run_survives_a_full_disk_but_does_not_claim_that_its_last_weights_are
         "STEPS_THIS_RUN": steps_this_run,
     }  # fmt: skip
     finished = run_bert(environment)
-    assert [path.name for path in (tmp_path / "c").glob("[!.]*")] == ["step_0000000002.pt"]
+    assert [path.name for path in (tmp_path / "c").glob("[!.]*")] == [
+        "step_0000000002.pt"
+    ]
     assert "checkpoint of step 4 cannot be written to" in finished.stderr
     assert finished.returncode == 1
     where = "the last is step 8" if steps_this_run == "0" else "stopped at step 6"
-    assert f"{where}, and its checkpoint cannot be written" in finished.stderr.splitlines()[-1]
+    assert (
+        f"{where}, and its checkpoint cannot be written"
+        in finished.stderr.splitlines()[-1]
+    )
     if steps_this_run == "0":
         return
     again = run_bert(endless | {"RESUME": "1"})
     assert again.returncode == 0, again.stderr
     whole = run_bert(endless | {"CHECKPOINT_DIR": str(tmp_path / "whole")})
     assert whole.returncode == 0, whole.stderr
-    assert same(newest(tmp_path / "c"), newest(tmp_path / "whole")), "a full disk has lost nothing"
+    assert same(newest(tmp_path / "c"), newest(tmp_path / "whole")), (
+        "a full disk has lost nothing"
+    )
 
 
 @pytest.mark.parametrize("room", [4096, 20480], ids=["description", "log"])
-def test_a_full_disk_of_results_ends_the_run_with_that_reason(endless, run_bert, tmp_path, room):
+def test_a_full_disk_of_results_ends_the_run_with_that_reason(
+    endless, run_bert, tmp_path, room
+):
     small = tmp_path / "small"
     with small_disk(small, room):
         finished = run_bert(endless | {"RUN_DIR": str(small)})
         assert finished.returncode == 1
-        assert f"bert: error: No space left in {small}: " in finished.stderr.splitlines()[-1]
+        assert (
+            f"bert: error: No space left in {small}: "
+            in finished.stderr.splitlines()[-1]
+        )
         assert "Traceback" not in finished.stderr
 
 
@@ -202,15 +244,19 @@ def test_a_file_system_that_fills_up_keeps_the_last_good_checkpoint_and_the_run_
         resumed = often | {"CHECKPOINT_DIR": str(small), "RESUME": "1"}
         finished = run_bert(resumed)
         warnings = [line for line in finished.stderr.splitlines() if "warning" in line]
-        said = f"bert: warning: the checkpoint of step {{}} cannot be written to {small}: "
+        said = (
+            f"bert: warning: the checkpoint of step {{}} cannot be written to {small}: "
+        )
         assert [
-            line.startswith(said.format(step)) for line, step in zip(warnings, (6, 8), strict=True)
+            line.startswith(said.format(step))
+            for line, step in zip(warnings, (6, 8), strict=True)
         ] == [True, True]
         full = rf"No space left in {small}: step_0+8.pt needs {size / 1e6:,.1f} MB, \d.\d MB are free: make room there"
         assert re.search(full, warnings[-1])
         last = finished.stderr.splitlines()[-1]
         assert re.search(
-            rf"the last is step 8, and its checkpoint cannot be written \({full}\)", last
+            rf"the last is step 8, and its checkpoint cannot be written \({full}\)",
+            last,
         )
         assert finished.returncode == 1
         assert sorted(path.name for path in small.glob("[!.]*")) == [
@@ -218,7 +264,8 @@ def test_a_file_system_that_fills_up_keeps_the_last_good_checkpoint_and_the_run_
             "step_0000000004.pt",
         ]
         assert same(
-            newest(small), torch.load(tmp_path / "whole" / "step_0000000004.pt", weights_only=True)
+            newest(small),
+            torch.load(tmp_path / "whole" / "step_0000000004.pt", weights_only=True),
         )
         enlarge(small, 9 * size)
         again = run_bert(resumed)

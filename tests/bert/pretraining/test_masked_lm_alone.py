@@ -1,4 +1,6 @@
-"""NSP=0: masked-LM alone trains, resumes, is evaluated and exported as BertForMaskedLM, without any word of pairs."""
+"""NSP=0: masked-LM alone trains, resumes, is evaluated and exported as BertForMaskedLM, without any
+word of pairs.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,10 @@ def test_the_loss_is_hugging_faces_and_every_parameter_has_a_gradient(
     tiny, make_model, make_records
 ):
     shape = dataclasses.replace(
-        tiny, next_sentence=False, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
+        tiny,
+        next_sentence=False,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
     )
     model, records = make_model(shape), make_records(3, packed=False)
     assert not [name for name, _ in model.named_parameters() if name.startswith(HEAD)]
@@ -38,7 +43,10 @@ def test_the_loss_is_hugging_faces_and_every_parameter_has_a_gradient(
         hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
     )  # fmt: skip
     theirs = transformers.BertForMaskedLM(config).double()
-    kept = {name: p[:211] if p.shape[0] == 216 else p for name, p in model.named_parameters()}
+    kept = {
+        name: p[:211] if p.shape[0] == 216 else p
+        for name, p in model.named_parameters()
+    }
     missing, unexpected = theirs.load_state_dict(kept, strict=False)
     assert not unexpected
     assert all("decoder" in name or "position_ids" in name for name in missing)
@@ -47,7 +55,9 @@ def test_the_loss_is_hugging_faces_and_every_parameter_has_a_gradient(
     labels = torch.full((1, batch.num_tokens), -100)
     labels[0, batch.masked_positions.long()] = batch.masked_labels
     expected = theirs(
-        batch.input_ids.long()[None], token_type_ids=batch.segment_ids.long()[None], labels=labels
+        batch.input_ids.long()[None],
+        token_type_ids=batch.segment_ids.long()[None],
+        labels=labels,
     ).loss
     losses = model(batch)
     assert losses._fields == ("mlm",)
@@ -57,7 +67,9 @@ def test_the_loss_is_hugging_faces_and_every_parameter_has_a_gradient(
         model(static_batch(batch, room)).mlm, losses.mlm
     )  # filled up, as for a CUDA graph
     losses.mlm.backward()
-    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
+    assert all(
+        p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters()
+    )
     scored = model.scored(batch)
     assert scored.nsp is None
     torch.testing.assert_close(scored.mlm_losses.mean(), losses.mlm)
@@ -67,14 +79,25 @@ def test_the_loss_is_hugging_faces_and_every_parameter_has_a_gradient(
 def without_pairs(prepared: dict[str, str]) -> dict[str, str]:
     """The tiny run on records without pairs, its vocabulary beside the model."""
     vocabulary = Path(prepared["CHECKPOINTDIR_PHASE1"]) / "vocab.txt"
-    words = ["[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]", *(f"w{number}" for number in range(206))]
+    words = [
+        "[PAD]",
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+        "[UNK]",
+        *(f"w{number}" for number in range(206)),
+    ]
     vocabulary.write_text("\n".join(words) + "\n")
     md5 = hashlib.md5(vocabulary.read_bytes()).hexdigest()
     for folder in ("DATADIR_PHASE2_PACKED", "EVALDIR"):
         for path in Path(prepared[folder]).iterdir():
             records, metadata = open_records(path)
-            own = records.select(range(records.num_sequences)).with_rows(records.row_offsets)
-            own = dataclasses.replace(own, segment_b_start=own.sequence_lengths.astype(np.int16))
+            own = records.select(range(records.num_sequences)).with_rows(
+                records.row_offsets
+            )
+            own = dataclasses.replace(
+                own, segment_b_start=own.sequence_lengths.astype(np.int16)
+            )
             write_records(path, own, dataclasses.replace(metadata, vocab_md5=md5))
     return prepared | {"NSP": "0"}
 
@@ -106,7 +129,9 @@ def test_a_run_without_pairs_says_nothing_of_them_and_resumes_bit_for_bit(
         for text in (said, run("fp8", PRECISION="fp8"))
     ]
     assert losses[1] == pytest.approx(losses[0], abs=0.05)
-    assert not [name for name in newest(tmp_path / "whole")["model"] if name.startswith(HEAD)]
+    assert not [
+        name for name in newest(tmp_path / "whole")["model"] if name.startswith(HEAD)
+    ]
     paired = run_bert(without_pairs | {"NSP": "1", "RUN_DIR": str(tmp_path / "paired")})
     assert paired.returncode == 2
     assert "no pairs of sentences (--nsp 0): set NSP=0" in paired.stderr
@@ -116,20 +141,25 @@ def test_what_it_trains_is_evaluated_exported_and_continued(
     without_pairs, run_bert, tmp_path, capsys
 ):
     run, folder = tmp_path / "run", tmp_path / "run" / "checkpoints"
-    settings = without_pairs | {"CHECKPOINT_DIR": str(folder), "TARGET_MLM_ACCURACY": "0"}
+    settings = without_pairs | {
+        "CHECKPOINT_DIR": str(folder),
+        "TARGET_MLM_ACCURACY": "0",
+    }
     assert "masked-LM alone" in run_bert(settings, arguments=("--check",)).stdout
     finished = run_bert(settings)
     assert finished.returncode == 0, finished.stderr
     assert main(["export", str(run), "-o", str(tmp_path / "mine")], {}) == 0
-    assert json.loads((tmp_path / "mine" / "config.json").read_text())["architectures"] == [
-        "BertForMaskedLM"
-    ]
+    assert json.loads((tmp_path / "mine" / "config.json").read_text())[
+        "architectures"
+    ] == ["BertForMaskedLM"]
     _, info = transformers.AutoModelForMaskedLM.from_pretrained(
         tmp_path / "mine", output_loading_info=True
     )
     assert not [*info["missing_keys"], *info["unexpected_keys"]]
     assert "NSP=0 trained no pooler: AutoModel" in capsys.readouterr().err
-    evaluated = {name: without_pairs[name] for name in ("EVALDIR", "DEVICE", "OMP_NUM_THREADS")}
+    evaluated = {
+        name: without_pairs[name] for name in ("EVALDIR", "DEVICE", "OMP_NUM_THREADS")
+    }
     assert main(["evaluate", str(run), str(tmp_path / "mine")], evaluated) == 0
     titles, first, second = capsys.readouterr().out.splitlines()
     assert titles.split()[:5] == ["checkpoint", "steps", "accuracy", "mlm", "loss"]
@@ -141,13 +171,19 @@ def test_what_it_trains_is_evaluated_exported_and_continued(
     assert "made with another vocabulary (md5 " in capsys.readouterr().err
     another = run_bert(
         without_pairs
-        | {"INIT_CHECKPOINT": str(tmp_path / "mine"), "RUN_DIR": str(tmp_path / "other")}
+        | {
+            "INIT_CHECKPOINT": str(tmp_path / "mine"),
+            "RUN_DIR": str(tmp_path / "other"),
+        }
     )
     assert "model.safetensors: trained with another vocabulary (md5 " in another.stderr
     (tmp_path / "mine" / "vocab.txt").unlink()
     again = run_bert(
         without_pairs
-        | {"INIT_CHECKPOINT": str(tmp_path / "mine"), "RUN_DIR": str(tmp_path / "again")}
+        | {
+            "INIT_CHECKPOINT": str(tmp_path / "mine"),
+            "RUN_DIR": str(tmp_path / "again"),
+        }
     )
     assert again.returncode == 3, again.stderr
 
@@ -155,12 +191,15 @@ def test_what_it_trains_is_evaluated_exported_and_continued(
 def test_a_model_of_pairs_is_continued_without_them(tiny, make_model, tmp_path):
     whole = make_model(tiny, dtype=torch.float32)
     torch.save(dict(whole.state_dict()), tmp_path / "whole.pt")
-    alone = make_model(dataclasses.replace(tiny, next_sentence=False), seed=1, dtype=torch.float32)
+    alone = make_model(
+        dataclasses.replace(tiny, next_sentence=False), seed=1, dtype=torch.float32
+    )
     loaded = load_weights(alone, tmp_path / "whole.pt")
     assert loaded.new == []
     assert sorted(loaded.unused) == sorted(
         name for name, _ in whole.named_parameters() if name.startswith(HEAD)
     )
     assert all(
-        torch.equal(p, dict(whole.named_parameters())[name]) for name, p in alone.named_parameters()
+        torch.equal(p, dict(whole.named_parameters())[name])
+        for name, p in alone.named_parameters()
     )

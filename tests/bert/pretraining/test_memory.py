@@ -36,7 +36,9 @@ SHAPE = BertConfig(
 
 def _shapes(config):
     with uninitialized():
-        return BertForPreTraining(config, kernels.bind_kernels(kernels.Config(fused="none"), CPU))
+        return BertForPreTraining(
+            config, kernels.bind_kernels(kernels.Config(fused="none"), CPU)
+        )
 
 
 def _plan(batch, **settings):
@@ -50,7 +52,9 @@ def _plan(batch, **settings):
 
 def _measured(plan, batch):
     """The most bytes that tensors hold in a step."""
-    model = BertForPreTraining(plan.model, kernels.bind_kernels(kernels.Config(fused="none"), CPU))
+    model = BertForPreTraining(
+        plan.model, kernels.bind_kernels(kernels.Config(fused="none"), CPU)
+    )
     initialize(model, 0)
     if plan.recompute_layers:
         model.recompute(Recomputation(plan.recompute_layers, random_state=True))
@@ -88,11 +92,15 @@ def test_the_estimate_is_within_a_tenth_of_what_a_step_takes(
     records = make_records(rows, packed=False)
     batch = batch_of(records, np.arange(rows))
     plan = _plan(batch, length=_mean_length(batch), **settings)
-    assert sum(memory.estimate(plan).values()) == pytest.approx(_measured(plan, batch), rel=0.1)
+    assert sum(memory.estimate(plan).values()) == pytest.approx(
+        _measured(plan, batch), rel=0.1
+    )
 
 
 def _two_wide_steps(world, rows, length):
-    """Of a model as wide as BERT-1.5B with two layers, whose shard each rank draws, on real ranks."""
+    """Of a model as wide as BERT-1.5B with two layers, whose shard each rank draws, on real
+    ranks.
+    """
     shape = BertConfig(
         hidden_size=1600, num_hidden_layers=2, num_attention_heads=25, intermediate_size=6400,
         layer_norm_large_model=True,
@@ -111,7 +119,9 @@ def _two_wide_steps(world, rows, length):
     )  # fmt: skip
     buckets = step.optimizer.buckets
     gradients = [
-        tensor for tensor in (buckets.whole, buckets.shard, buckets.received) if tensor is not None
+        tensor
+        for tensor in (buckets.whole, buckets.shard, buckets.received)
+        if tensor is not None
     ]
     with Peak([*step.optimizer.state_tensors(), *gradients]) as peak:
         first = step([batch], 1e-3)
@@ -138,7 +148,9 @@ def test_two_steps_as_wide_as_bert_1_5b_on_two_ranks_take_the_estimated_memory()
 
 
 def _mean_length(batch):
-    """Of the sequence in which a token is, on average: the probabilities of attention are as many as that."""
+    """Of the sequence in which a token is, on average: the probabilities of attention are as many
+    as that.
+    """
     lengths = batch.cu_seqlens.diff().double()
     return float(lengths.square().sum() / lengths.sum())
 
@@ -155,14 +167,28 @@ def test_a_gpu_that_is_too_small_is_named_before_the_run(prepared, monkeypatch):
             "the GPU has 2.0; host 0.5 GiB for the ranks of a node; this machine has 8.0",
             False,
         ),
-        (1, 8, "out of memory: 1.0 GiB per rank.*the GPU has 1.0: lower BATCHSIZE", True),
-        (2, 0.25, r"out of memory: .*this machine has 0\.2: set SHARD_OPTIMIZER=1", True),
+        (
+            1,
+            8,
+            "out of memory: 1.0 GiB per rank.*the GPU has 1.0: lower BATCHSIZE",
+            True,
+        ),
+        (
+            2,
+            0.25,
+            r"out of memory: .*this machine has 0\.2: set SHARD_OPTIMIZER=1",
+            True,
+        ),
     ):
         properties = SimpleNamespace(total_memory=gpu * memory.GIB)
         monkeypatch.setattr(
-            torch.cuda, "get_device_properties", lambda device, properties=properties: properties
+            torch.cuda,
+            "get_device_properties",
+            lambda device, properties=properties: properties,
         )
-        monkeypatch.setattr(memory, "host_capacity", lambda node=node: int(node * memory.GIB))
+        monkeypatch.setattr(
+            memory, "host_capacity", lambda node=node: int(node * memory.GIB)
+        )
         if refused:
             with pytest.raises(ConfigError, match=words):
                 memory.describe(config)
@@ -170,20 +196,30 @@ def test_a_gpu_that_is_too_small_is_named_before_the_run(prepared, monkeypatch):
             assert words in memory.describe(config)
 
 
-def test_cpus_that_are_too_small_are_refused_where_the_run_is_to_be_on_cpus(prepared, monkeypatch):
+def test_cpus_that_are_too_small_are_refused_where_the_run_is_to_be_on_cpus(
+    prepared, monkeypatch
+):
     monkeypatch.setattr(memory, "host_capacity", lambda: 1)
     with pytest.raises(ConfigError, match="start fewer ranks on a node"):
         memory.describe(from_env(Config, prepared))
     told = memory.describe(from_env(Config, prepared | {"DEVICE": "auto"}))
-    assert "this machine has 0.0: TOO LITTLE for a run here (not tested for another machine" in told
+    assert (
+        "this machine has 0.0: TOO LITTLE for a run here (not tested for another machine"
+        in told
+    )
 
 
 def test_a_node_holds_what_its_ranks_hold_together(prepared):
-    """Of 6 ranks on 3 nodes, beside the processes themselves: weights to begin with, and then a checkpoint."""
+    """Of 6 ranks on 3 nodes, beside the processes themselves: weights to begin with, and then a
+    checkpoint.
+    """
 
     def needed(**settings):
         config = from_env(
-            Config, prepared | {"WORLD_SIZE": "6", "DGXNNODES": "3", "PRECISION": "bf16"} | settings
+            Config,
+            prepared
+            | {"WORLD_SIZE": "6", "DGXNNODES": "3", "PRECISION": "bf16"}
+            | settings,
         )
         plan = dataclasses.replace(memory.Plan.of(config), device_type="cuda")
         return memory.host_bytes(
@@ -192,7 +228,9 @@ def test_a_node_holds_what_its_ranks_hold_together(prepared):
 
     saving = {"CHECKPOINT_DIR": "/nowhere"}
     beginning, config = needed(SHARD_OPTIMIZER="0")
-    assert beginning == 2 * 4 * sum(p.numel() for p in _shapes(config.model).parameters())
+    assert beginning == 2 * 4 * sum(
+        p.numel() for p in _shapes(config.model).parameters()
+    )
     assert needed(SHARD_OPTIMIZER="1")[0] == 0
     assert needed(SHARD_OPTIMIZER="1", **saving)[0] == 6 * 1000, "rank 0 gathers"
     assert needed(SHARD_OPTIMIZER="1", CHECKPOINT_SHARDS="1", **saving)[0] == 2 * 1000
@@ -205,7 +243,11 @@ def test_the_limit_of_a_control_group_counts(tmp_path):
     group = tmp_path / "proc" / "self" / "cgroup"
     for said, file, limit in (
         ("0::/slurm/job_7\n", "sys/fs/cgroup/slurm/memory.max", "3000\n"),
-        ("5:cpu:/a\n9:memory:/b\n", "sys/fs/cgroup/memory/memory.limit_in_bytes", "2000\n"),
+        (
+            "5:cpu:/a\n9:memory:/b\n",
+            "sys/fs/cgroup/memory/memory.limit_in_bytes",
+            "2000\n",
+        ),
     ):
         group.write_text(said)
         assert memory.host_capacity(tmp_path) == whole
@@ -218,8 +260,14 @@ def test_the_limit_of_a_control_group_counts(tmp_path):
 
 def test_every_published_size_fits_where_its_configs_run(repository):
     """H100 with 80 GB; the sizes of docs/train.md."""
-    for name, ranks, rows, layers in (("1.5b", 8, 32, 0), ("5b", 8, 32, 1), ("5b", 128, 24, 1)):
-        model = BertConfig.from_json(repository / "configs" / "models" / f"bert_{name}.json")
+    for name, ranks, rows, layers in (
+        ("1.5b", 8, 32, 0),
+        ("5b", 8, 32, 1),
+        ("5b", 128, 24, 1),
+    ):
+        model = BertConfig.from_json(
+            repository / "configs" / "models" / f"bert_{name}.json"
+        )
         batch = SimpleNamespace(num_tokens=rows * 128, num_masked=rows * 20)
         settings = {
             "dtype": torch.bfloat16,

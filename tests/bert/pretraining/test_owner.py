@@ -1,4 +1,6 @@
-"""A folder of checkpoints belongs to one trial of one run, and what is read back is what was written."""
+"""A folder of checkpoints belongs to one trial of one run, and what is read back is what was
+written.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,11 @@ from common.env import from_env
 
 from ..states import newest, same
 
-UNTIMED = {"EVAL_ITER_SAMPLES": "0", "TARGET_MLM_ACCURACY": "0", "CHECKPOINT_EVERY_STEPS": "2"}
+UNTIMED = {
+    "EVAL_ITER_SAMPLES": "0",
+    "TARGET_MLM_ACCURACY": "0",
+    "CHECKPOINT_EVERY_STEPS": "2",
+}
 
 
 @pytest.fixture
@@ -26,7 +32,10 @@ def train(prepared, run_bert, tmp_path):
     """train(**settings): a run of eight steps into the folders ``run`` and ``c``."""
 
     def run(arguments=(), **settings):
-        folders = {"CHECKPOINT_DIR": str(tmp_path / "c"), "RUN_DIR": str(tmp_path / "run")}
+        folders = {
+            "CHECKPOINT_DIR": str(tmp_path / "c"),
+            "RUN_DIR": str(tmp_path / "run"),
+        }
         return run_bert(prepared | UNTIMED | folders | settings, arguments=arguments)
 
     return run
@@ -53,32 +62,49 @@ def test_trials_never_share_a_folder_and_each_resumes_its_own(train, tmp_path):
     assert '"key": "clock_not_whole", "value": {"continued_at_step": 4}' in log
 
 
-def test_a_fresh_run_that_finds_anothers_checkpoints_stops_and_names_both_ways_on(train, tmp_path):
+def test_a_fresh_run_that_finds_anothers_checkpoints_stops_and_names_both_ways_on(
+    train, tmp_path
+):
     done = train(STEPS_THIS_RUN="4")
     assert done.returncode == 0, done.stderr
     before = names(tmp_path / "c")
-    for changed in ({"RUN_DIR": str(tmp_path / "other")}, {"LR": "0.01"}, {"SEED": "9"}):
+    for changed in (
+        {"RUN_DIR": str(tmp_path / "other")},
+        {"LR": "0.01"},
+        {"SEED": "9"},
+    ):
         refused = train(**changed)
         assert refused.returncode == 2
         (line,) = refused.stderr.splitlines()
-        assert "holds step_0000000004.pt of another or an earlier run: set RESUME=1" in line
+        assert (
+            "holds step_0000000004.pt of another or an earlier run: set RESUME=1"
+            in line
+        )
         assert line.endswith("or for a new run give another CHECKPOINT_DIR")
     assert names(tmp_path / "c") == before
 
 
 def test_a_restart_of_the_very_same_run_continues_without_resume(train, tmp_path):
     assert train(CHECKPOINT_DIR=str(tmp_path / "whole")).returncode == 0
-    for staging in ("running_0", "running_0_1"):  # as the launch scripts name a trial's folder
+    for staging in (
+        "running_0",
+        "running_0_1",
+    ):  # as the launch scripts name a trial's folder
         steps = "4" if staging == "running_0" else "0"
         done = train(RUN_DIR=str(tmp_path / "run" / staging), STEPS_THIS_RUN=steps)
         assert done.returncode == 0, done.stderr
     assert same(newest(tmp_path / "whole")["model"], newest(tmp_path / "c")["model"])
     again = train(RUN_DIR=str(tmp_path / "run" / "running_0"))
-    assert again.returncode == 2, "a run that has ended is not restarted but another one"
+    assert again.returncode == 2, (
+        "a run that has ended is not restarted but another one"
+    )
 
 
 def test_the_second_of_two_writers_is_refused_and_touches_nothing(train, tmp_path):
-    for folder, name in ((tmp_path / "c", "CHECKPOINT_DIR"), (tmp_path / "run", "RUN_DIR")):
+    for folder, name in (
+        (tmp_path / "c", "CHECKPOINT_DIR"),
+        (tmp_path / "run", "RUN_DIR"),
+    ):
         with Claim(folder / ".writer_0", f"{name}={folder}"):
             refused = train()
             assert refused.returncode == 2
@@ -105,19 +131,29 @@ def test_a_run_does_not_continue_on_data_altered_in_place(train, tmp_path):
         file["masked_lm_ids"][3] ^= 1
     for arguments in ((), ("--check",)):
         refused = train(
-            RESUME="1", RUN_DIR=str(tmp_path / f"r{len(arguments)}"), arguments=arguments
+            RESUME="1",
+            RUN_DIR=str(tmp_path / f"r{len(arguments)}"),
+            arguments=arguments,
         )
         assert refused.returncode == 2
-        assert f"{path} was changed after it was written" in refused.stderr.splitlines()[-1]
+        assert (
+            f"{path} was changed after it was written"
+            in refused.stderr.splitlines()[-1]
+        )
 
 
 def flip(path, record_of="data/"):
     """Flips a bit in the middle of a record of tensors."""
     with zipfile.ZipFile(path) as archive:
-        record = max(archive.infolist(), key=lambda one: (record_of in one.filename, one.file_size))
+        record = max(
+            archive.infolist(),
+            key=lambda one: (record_of in one.filename, one.file_size),
+        )
         begin = record.header_offset + 30
         names = path.read_bytes()[begin - 4 : begin]
-        begin += int.from_bytes(names[:2], "little") + int.from_bytes(names[2:], "little")
+        begin += int.from_bytes(names[:2], "little") + int.from_bytes(
+            names[2:], "little"
+        )
     with open(path, "r+b") as file:
         file.seek(begin + record.file_size // 2)
         byte = file.read(1)[0]
@@ -126,7 +162,9 @@ def flip(path, record_of="data/"):
 
 
 @pytest.mark.parametrize("shards", ["0", "1"])
-def test_a_flipped_bit_is_named_and_the_checkpoint_before_is_offered(train, tmp_path, shards):
+def test_a_flipped_bit_is_named_and_the_checkpoint_before_is_offered(
+    train, tmp_path, shards
+):
     kind = {"SHARD_OPTIMIZER": "1", "CHECKPOINT_SHARDS": shards}
     assert train(**kind, STEPS_THIS_RUN="4").returncode == 0
     (_, last) = sharded.complete(tmp_path / "c")
@@ -137,7 +175,9 @@ def test_a_flipped_bit_is_named_and_the_checkpoint_before_is_offered(train, tmp_
     (line,) = refused.stderr.splitlines()
     assert f"step_0000000004{suffix}: damaged checkpoint (" in line
     assert "differs from its checksum" in line
-    assert line.endswith(f"remove it to resume from step_0000000002{suffix}, the one before")
+    assert line.endswith(
+        f"remove it to resume from step_0000000002{suffix}, the one before"
+    )
 
 
 def test_a_whole_shard_of_another_checkpoint_is_found(train, tmp_path):
@@ -146,17 +186,24 @@ def test_a_whole_shard_of_another_checkpoint_is_found(train, tmp_path):
     before, last = sharded.complete(tmp_path / "c")
     (last / "rank_00000.pt").write_bytes((before / "rank_00000.pt").read_bytes())
     sums.check(last / "rank_00000.pt")
-    with pytest.raises(sums.ChecksumError, match=r"rank_00000\.pt is of another checkpoint"):
+    with pytest.raises(
+        sums.ChecksumError, match=r"rank_00000\.pt is of another checkpoint"
+    ):
         sharded.check(last, 0, 1)
 
 
 def test_every_bit_of_a_file_is_found_or_changes_nothing_that_is_read(tmp_path):
-    path, state = tmp_path / "step_1.pt", {"a": torch.arange(40), "b": {"c": "text", "d": 1.5}}
+    path, state = (
+        tmp_path / "step_1.pt",
+        {"a": torch.arange(40), "b": {"c": "text", "d": 1.5}},
+    )
     torch.save(state, path)
     content = path.read_bytes()
     unseen = 0
     for place in range(0, len(content), 7):
-        path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+        path.write_bytes(
+            content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
+        )
         try:
             sums.check(path)
             unseen += not same(torch.load(path, weights_only=True), state)
@@ -175,8 +222,13 @@ def test_prune_leaves_the_parts_of_the_next_checkpoint(tmp_path):
 def test_another_split_of_the_batch_is_told_as_more_than_rounding(prepared):
     from bert.pretraining import resume
 
-    before = from_env(Config, merged(prepared | {"BATCHSIZE": "2", "GRADIENT_STEPS": "3"}))
-    saved = {"run": resume.run_identity(before, 7), "computed": resume._computed(before)}
+    before = from_env(
+        Config, merged(prepared | {"BATCHSIZE": "2", "GRADIENT_STEPS": "3"})
+    )
+    saved = {
+        "run": resume.run_identity(before, 7),
+        "computed": resume._computed(before),
+    }
     after = from_env(Config, prepared | {"BATCHSIZE": "6"})
     assert (
         "losses differ by the weight of each token in its micro-batch, more than by rounding"

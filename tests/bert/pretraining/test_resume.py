@@ -1,4 +1,6 @@
-"""RESUME=1 on another number of ranks: each step has the rows that it would have had, and gives the same weights."""
+"""RESUME=1 on another number of ranks: each step has the rows that it would have had, and gives the
+same weights.
+"""
 
 from __future__ import annotations
 
@@ -38,20 +40,27 @@ ROWS = {
 
 @pytest.fixture
 def train(prepared, run_bert, tmp_path):
-    """train(name, ranks, **settings): a run of six steps without dropout that saves into the folder ``name``."""
+    """train(name, ranks, **settings): a run of six steps without dropout that saves into the folder
+    ``name``.
+    """
     shape = tmp_path / "phase1" / "bert_config.json"
     no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     shape.write_text(json.dumps(json.loads(shape.read_text()) | no_dropout))
 
     def run(name, ranks, **settings):
-        folders = {"CHECKPOINT_DIR": str(tmp_path / name), "RUN_DIR": str(tmp_path / f"run_{name}")}
+        folders = {
+            "CHECKPOINT_DIR": str(tmp_path / name),
+            "RUN_DIR": str(tmp_path / f"run_{name}"),
+        }
         common = {
             "MAX_STEPS": "6",
             "EVAL_ITER_SAMPLES": "0",
             "TARGET_MLM_ACCURACY": "0",
             "LR": "0.001",
         }
-        return run_bert(prepared | common | ROWS[ranks] | folders | settings, ranks=ranks)
+        return run_bert(
+            prepared | common | ROWS[ranks] | folders | settings, ranks=ranks
+        )
 
     return run
 
@@ -106,9 +115,13 @@ class Trained:
         self.state = state
 
 
-def test_seed_and_shard_order_are_those_of_the_first_run_and_where_they_lie_in_rows_alone(prepared):
+def test_seed_and_shard_order_are_those_of_the_first_run_and_where_they_lie_in_rows_alone(
+    prepared,
+):
     def settings(**changed):
-        return from_env(Config, prepared | {"WORLD_SIZE": "2", "GRADIENT_STEPS": "2"} | changed)
+        return from_env(
+            Config, prepared | {"WORLD_SIZE": "2", "GRADIENT_STEPS": "2"} | changed
+        )
 
     def saved(config, **facts):
         before = resume.run_identity(config, 7) | {"WORLD_SIZE": 4, "GRADIENT_STEPS": 1}
@@ -169,7 +182,9 @@ def test_a_run_that_resumes_must_keep_what_changes_the_arithmetic(prepared, chan
     before = resume.run_identity(from_env(Config, prepared), 7)
     (name,) = changed
     config = from_env(Config, prepared | changed)
-    with pytest.raises(ConfigError, match=rf"is of a run with {name} .*: use the same settings"):
+    with pytest.raises(
+        ConfigError, match=rf"is of a run with {name} .*: use the same settings"
+    ):
         _restore(config, before)
 
 
@@ -178,9 +193,19 @@ def test_a_checkpoint_of_an_earlier_version_continues_if_a_setting_that_is_gone_
 ):
     config = from_env(Config, prepared)
     before = resume.run_identity(config, 7)
-    assert _restore(config, before | {"OPT_EPSILON": 1e-6, "FP8_RECIPE": None}) == (4, 5, 6)
-    for name, value in {"OPT_EPSILON": 1e-5, "FP8_RECIPE": "current", "UNHEARD_OF": 1}.items():
-        with pytest.raises(ConfigError, match=f"with {name} .*, a setting that is gone: use it as"):
+    assert _restore(config, before | {"OPT_EPSILON": 1e-6, "FP8_RECIPE": None}) == (
+        4,
+        5,
+        6,
+    )
+    for name, value in {
+        "OPT_EPSILON": 1e-5,
+        "FP8_RECIPE": "current",
+        "UNHEARD_OF": 1,
+    }.items():
+        with pytest.raises(
+            ConfigError, match=f"with {name} .*, a setting that is gone: use it as"
+        ):
             _restore(config, before | {name: value})
 
 
@@ -189,7 +214,9 @@ def test_a_setting_that_a_checkpoint_does_not_know_must_have_its_default(prepare
     before = resume.run_identity(config, 7)
     del before["EMULATE_RANKS"], before["NSP"]
     assert _restore(config, before) == (4, 5, 6)
-    with pytest.raises(ConfigError, match="is of a run with NSP True, this one has False"):
+    with pytest.raises(
+        ConfigError, match="is of a run with NSP True, this one has False"
+    ):
         _restore(from_env(Config, prepared | {"NSP": "0"}), before)
 
 
@@ -198,7 +225,9 @@ def test_every_variable_must_stay_or_is_listed_among_those_that_may_change(prepa
     listed = [resume.ROUNDING, resume.FREE]
     either = {"LR_DECAY_STEPS"}  # in the place of MAX_STEPS
     kept = (
-        resume.run_identity(config, 7).keys() - {"MAX_STEPS", "BERT_CONFIG", *resume._ROWS} | either
+        resume.run_identity(config, 7).keys()
+        - {"MAX_STEPS", "BERT_CONFIG", *resume._ROWS}
+        | either
     )
     assert sum(map(len, [kept, *listed])) == len(kept.union(*listed)), "in one of them"
     assert kept.union(*listed) == env.settings(config).keys()
@@ -209,21 +238,34 @@ def test_changes_that_affect_rounding_are_reported(prepared, capfd):
     run, computed = resume.run_identity(before, 7), resume._computed(before)
     assert _restore(before, run, computed=computed) == (4, 5, 6)
     assert capfd.readouterr().err == ""
-    moved = {"WORLD_SIZE": "2", "FUSED": "none", "EVAL_BATCHSIZE": "3", "CHECKPOINT_KEEP": "9"}
-    assert _restore(from_env(Config, prepared | moved), run, computed=computed) == (4, 5, 6)
+    moved = {
+        "WORLD_SIZE": "2",
+        "FUSED": "none",
+        "EVAL_BATCHSIZE": "3",
+        "CHECKPOINT_KEEP": "9",
+    }
+    assert _restore(from_env(Config, prepared | moved), run, computed=computed) == (
+        4,
+        5,
+        6,
+    )
     said = "WORLD_SIZE 1 -> 2, FUSED auto -> none, GRADIENT_STEPS 2 -> 1: losses differ by rounding, and by what dropout"
     assert f"bert: RESUME=1 with {said}" in capfd.readouterr().err
     clipped = from_env(Config, prepared | {"GRADIENT_STEPS": "2", "CLIP": "before"})
     with pytest.raises(
-        ConfigError, match="is of a run with WORLD_SIZE 1, this one has 2: use the same settings"
+        ConfigError,
+        match="is of a run with WORLD_SIZE 1, this one has 2: use the same settings",
     ):
         _restore(
-            from_env(Config, prepared | moved | {"CLIP": "before"}), resume.run_identity(clipped, 7)
+            from_env(Config, prepared | moved | {"CLIP": "before"}),
+            resume.run_identity(clipped, 7),
         )
 
 
 def test_other_data_of_the_same_size_is_refused_where_digests_tell(prepared):
-    config = from_env(Config, prepared | {"RESUME": "1", "CHECKPOINT_DIR": "/c"}).checkpoint
+    config = from_env(
+        Config, prepared | {"RESUME": "1", "CHECKPOINT_DIR": "/c"}
+    ).checkpoint
     folder = Path(prepared["DATADIR_PHASE2_PACKED"])
     data = Shards(sorted(folder.glob("*.hdf5")), 48)
     write_index(folder, data.paths)
@@ -235,10 +277,14 @@ def test_other_data_of_the_same_size_is_refused_where_digests_tell(prepared):
     records, metadata = open_records(data.paths[1])
     tokens = np.array(records.input_ids)
     tokens[5] += 1
-    write_records(data.paths[1], dataclasses.replace(records, input_ids=tokens), metadata)
+    write_records(
+        data.paths[1], dataclasses.replace(records, input_ids=tokens), metadata
+    )
     write_index(folder, data.paths)
     other = Shards(data.paths, 48)
-    with pytest.raises(ConfigError, match=r"this one has .* in 3 with other contents: use"):
+    with pytest.raises(
+        ConfigError, match=r"this one has .* in 3 with other contents: use"
+    ):
         resume.check_data(config, saved, other)
 
 
@@ -267,8 +313,13 @@ def test_weights_that_are_not_finite_are_refused_at_the_start_and_in_the_check(
         | {"RESUME": "1", "CHECKPOINT_DIR": str(tmp_path / "whole")}
         | {"MAX_STEPS": "6", "LR": "0.001", "GRADIENT_STEPS": "4"},
     )
-    for changed in (config, from_env(Config, prepared | {"INIT_CHECKPOINT": str(path)})):
-        with pytest.raises(ConfigError, match=r"cls.predictions.bias holds NaN or infinity"):
+    for changed in (
+        config,
+        from_env(Config, prepared | {"INIT_CHECKPOINT": str(path)}),
+    ):
+        with pytest.raises(
+            ConfigError, match=r"cls.predictions.bias holds NaN or infinity"
+        ):
             check.report(changed)
 
 
@@ -276,7 +327,9 @@ def _save_what_is_not_finite(world, environment, folder, bad):
     """A good checkpoint; then the last rank alone has a number that is not finite."""
     stage = {"DEEPSPEED_CONFIG": str(folder / f"ds_{world.rank}.json")}
     if "ENGINE" in environment:
-        Path(stage["DEEPSPEED_CONFIG"]).write_text(json.dumps({"zero_optimization": {"stage": 2}}))
+        Path(stage["DEEPSPEED_CONFIG"]).write_text(
+            json.dumps({"zero_optimization": {"stage": 2}})
+        )
         environment = environment | stage
     directory = folder / str(world.size)
     ranks = {
@@ -333,7 +386,11 @@ def test_a_run_whose_weights_break_between_reports_ends_at_the_checkpoint_and_ke
         "CHECKPOINT_EVERY_STEPS": "3",
         "LOG_EVERY_STEPS": "10",
     }
-    settings |= {"MAX_STEPS": "30", "EVAL_ITER_SAMPLES": "0", "TARGET_MLM_ACCURACY": "0"}
+    settings |= {
+        "MAX_STEPS": "30",
+        "EVAL_ITER_SAMPLES": "0",
+        "TARGET_MLM_ACCURACY": "0",
+    }
     settings |= {"FIRST": str(tmp_path / "first.py")}
     finished = run_bert(prepared | settings, ranks=2)
     assert finished.returncode == 1
@@ -347,11 +404,15 @@ def test_a_run_whose_weights_break_between_reports_ends_at_the_checkpoint_and_ke
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [(1, 2, 1), (4, 1, 2)])
 @pytest.mark.parametrize(
-    "settings", [REPLICATED, SHARDED, IN_SHARDS], ids=["replicated", "sharded", "in shards"]
+    "settings",
+    [REPLICATED, SHARDED, IN_SHARDS],
+    ids=["replicated", "sharded", "in shards"],
 )
 def test_a_run_moves_to_other_ranks_and_back(train, tmp_path, ranks, settings):
     _chain(
-        train, tmp_path, *((number, 2 * place, settings) for place, number in enumerate(ranks, 1))
+        train,
+        tmp_path,
+        *((number, 2 * place, settings) for place, number in enumerate(ranks, 1)),
     )
 
 
@@ -361,7 +422,9 @@ def test_shards_are_whole_and_whole_is_shards_on_other_ranks(train, tmp_path):
 
 
 @pytest.mark.deepspeed
-@pytest.mark.parametrize("stages", [(0, 2, 0), (2, 0, 1)], ids=["ours first", "DeepSpeed first"])
+@pytest.mark.parametrize(
+    "stages", [(0, 2, 0), (2, 0, 1)], ids=["ours first", "DeepSpeed first"]
+)
 def test_a_run_moves_between_engines_and_numbers_of_ranks(train, tmp_path, stages):
     """Ours on one rank, DeepSpeed on two, ours on one; and the other way, in shards."""
     parts = []

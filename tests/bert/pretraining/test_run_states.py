@@ -1,7 +1,8 @@
 """Runs that are started, resumed, killed, doubled, damaged and starved of room, in any order.
 
-After each operation every checkpoint equals that of an undisturbed run at the same step, none that was there is lost
-but by ``keep``, and what was refused has changed nothing. A few orders in the suite; more by
+After each operation every checkpoint equals that of an undisturbed run at the same step, none that
+was there is lost but by ``keep``, and what was refused has changed nothing. A few orders in the
+suite; more by
 
     python -m pytest tests/bert/pretraining/test_run_states.py -m slow [--hypothesis-seed=N]
 """
@@ -49,7 +50,10 @@ def machine(environment, run_bert, folder: Path):
     """The class of a state machine whose runs are in subfolders of ``folder``."""
     (folder / "full.py").write_text(FULL_DISK)
     whole = environment | {"CHECKPOINT_KEEP": "99", "CHECKPOINT_EVERY_STEPS": "1"}
-    whole |= {"CHECKPOINT_DIR": str(folder / "whole"), "RUN_DIR": str(folder / "whole_run")}
+    whole |= {
+        "CHECKPOINT_DIR": str(folder / "whole"),
+        "RUN_DIR": str(folder / "whole_run"),
+    }
     assert run_bert(whole).returncode == 0
     undisturbed = [state_of(path) for path in sharded.complete(folder / "whole")]
     numbers = iter(range(1 << 30))
@@ -118,7 +122,11 @@ def machine(environment, run_bert, folder: Path):
             assert self.last() >= before
 
         @precondition(lambda self: self.last())
-        @rule(changed=st.sampled_from([{"LR": "0.02"}, {"SEED": "9"}, {"OPTIMIZER": "lans"}]))
+        @rule(
+            changed=st.sampled_from(
+                [{"LR": "0.02"}, {"SEED": "9"}, {"OPTIMIZER": "lans"}]
+            )
+        )
         def resume_with_other_settings(self, changed):
             self.refused("is of a run with", RESUME="1", **changed)
             self.refused("of another or an earlier run: set RESUME=1", **changed)
@@ -126,7 +134,10 @@ def machine(environment, run_bert, folder: Path):
         @precondition(lambda self: self.last())
         @rule()
         def resume_on_other_data(self):
-            path = Path(self.settings["DATADIR_PHASE2_PACKED"]) / "part_00001_of_00003.hdf5"
+            path = (
+                Path(self.settings["DATADIR_PHASE2_PACKED"])
+                / "part_00001_of_00003.hdf5"
+            )
             before = path.read_bytes()
             with h5py.File(path, "r+") as file:
                 file["masked_lm_ids"][3] ^= 1
@@ -159,7 +170,9 @@ def machine(environment, run_bert, folder: Path):
         @invariant()
         def every_checkpoint_is_that_of_an_undisturbed_run(self):
             for path in sharded.complete(self.saved):
-                assert same(state_of(path), undisturbed[sharded.step_of(path) - 1]), path
+                assert same(state_of(path), undisturbed[sharded.step_of(path) - 1]), (
+                    path
+                )
 
     return Runs
 
@@ -182,4 +195,6 @@ def test_a_few_orders_of_what_befalls_a_run(prepared, run_bert, tmp_path):
 @pytest.mark.timeout(7200)
 def test_many_orders_of_what_befalls_a_run(prepared, run_bert, tmp_path):
     environment = prepared | UNTIMED | {"LR": "0.01", "SHARD_OPTIMIZER": "1"}
-    run_state_machine_as_test(machine(environment, run_bert, tmp_path), settings=_settings(60, 15))
+    run_state_machine_as_test(
+        machine(environment, run_bert, tmp_path), settings=_settings(60, 15)
+    )

@@ -1,4 +1,6 @@
-"""A task unknown to the package trains like pretraining: eagerly, sharded over ranks, accumulated, resumed."""
+"""A task unknown to the package trains like pretraining: eagerly, sharded over ranks, accumulated,
+resumed.
+"""
 
 from __future__ import annotations
 
@@ -48,12 +50,15 @@ class SpanLosses(NamedTuple):
 
 
 class SpanPrediction(Trainable):
-    """Finds a span in every sequence: two scores a token, softmax over the tokens of the sequence."""
+    """Finds a span in every sequence: two scores a token, softmax over the tokens of the
+    sequence.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.bert = BertModel(
-            SHAPE, kernels.bind_kernels(kernels.Config(fused="none"), torch.device("cpu"))
+            SHAPE,
+            kernels.bind_kernels(kernels.Config(fused="none"), torch.device("cpu")),
         )
         del self.bert.pooler  # the task has no use for it, so it would get no gradient
         self.scores = nn.Linear(SHAPE.hidden_size, 2)
@@ -69,12 +74,16 @@ class SpanPrediction(Trainable):
     def forward(self, batch: SpanBatch) -> SpanLosses:
         scores = self.scores(self.bert(batch)).float()  # (T, 2)
         tokens = torch.arange(len(scores), dtype=torch.int32)
-        sequence = torch.searchsorted(batch.cu_seqlens[1:].contiguous(), tokens, right=True)
+        sequence = torch.searchsorted(
+            batch.cu_seqlens[1:].contiguous(), tokens, right=True
+        )
         losses = []
         for column, labels in enumerate((batch.starts, batch.ends)):
             mine = sequence[None, :] == torch.arange(len(labels))[:, None]  # (S, T)
             table = torch.where(mine, scores[:, column], -1e4)
-            places = torch.where(labels == IGNORE, IGNORE, labels + batch.cu_seqlens[:-1])
+            places = torch.where(
+                labels == IGNORE, IGNORE, labels + batch.cu_seqlens[:-1]
+            )
             losses.append(F.cross_entropy(table, places, ignore_index=IGNORE))
         return SpanLosses(*losses)
 
@@ -84,7 +93,9 @@ def span_batch(seed: int, num_sequences: int = 6) -> SpanBatch:
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.randint(6, LENGTH + 1, (num_sequences,), generator=generator)
     offsets = F.pad(lengths.cumsum(0), (1, 0)).int()
-    words = torch.randint(10, VOCABULARY, (int(offsets[-1]),), generator=generator).int()
+    words = torch.randint(
+        10, VOCABULARY, (int(offsets[-1]),), generator=generator
+    ).int()
     starts = torch.randint(0, 3, (num_sequences,), generator=generator)
     ends = starts + torch.randint(1, 3, (num_sequences,), generator=generator)
     words[offsets[:-1] + starts], words[offsets[:-1] + ends] = ANSWER, END
@@ -101,7 +112,9 @@ def span_batch(seed: int, num_sequences: int = 6) -> SpanBatch:
     )
 
 
-def _step(world: World, *, sharded: bool, accumulate: bool = False, precision: str = "fp32"):
+def _step(
+    world: World, *, sharded: bool, accumulate: bool = False, precision: str = "fp32"
+):
     torch.manual_seed(0)
     model = SpanPrediction()
     settings = optim.Config(sharded=sharded, optimizer="adamw")
@@ -135,7 +148,9 @@ def _alone() -> World:
 
 
 @pytest.mark.parametrize(
-    ("sharded", "micro_batches"), [(False, 1), (True, 2)], ids=["replicated", "accumulated"]
+    ("sharded", "micro_batches"),
+    [(False, 1), (True, 2)],
+    ids=["replicated", "accumulated"],
 )
 def test_span_prediction_learns(sharded, micro_batches):
     world = _alone()
@@ -148,17 +163,22 @@ def test_span_prediction_resumes_from_a_checkpoint_exactly(tmp_path):
     whole, step = _step(world, sharded=True)
     _train(step, range(3), world)
     save_checkpoint(config, 3, step.state_dict())
-    saved = {name: parameter.detach().clone() for name, parameter in whole.named_parameters()}
+    saved = {
+        name: parameter.detach().clone() for name, parameter in whole.named_parameters()
+    }
     _train(step, range(3, 6), world)
     for sharded in (True, False):
         resumed, again = _step(world, sharded=sharded)
         again.load_state_dict(load_newest(config))
-        assert all(torch.equal(p, saved[name]) for name, p in resumed.named_parameters())
+        assert all(
+            torch.equal(p, saved[name]) for name, p in resumed.named_parameters()
+        )
     resumed, step = _step(world, sharded=True)
     step.load_state_dict(load_newest(config))
     _train(step, range(3, 6), world)
     assert all(
-        torch.equal(a, b) for a, b in zip(whole.parameters(), resumed.parameters(), strict=True)
+        torch.equal(a, b)
+        for a, b in zip(whole.parameters(), resumed.parameters(), strict=True)
     )
 
 
@@ -169,9 +189,12 @@ def test_fixed_sizes_fill_a_task_s_labels_with_their_own_padding():
     model = SpanPrediction().eval()
     for a, b in zip(model(plain), model(filled), strict=True):
         torch.testing.assert_close(a, b)
-    target = static_batch(span_batch(4), Capacity(tokens=plain.num_tokens + 20, sequences=9))
+    target = static_batch(
+        span_batch(4), Capacity(tokens=plain.num_tokens + 20, sequences=9)
+    )
     copy_batches(
-        [target], [static_batch(plain, Capacity(tokens=plain.num_tokens + 20, sequences=9))]
+        [target],
+        [static_batch(plain, Capacity(tokens=plain.num_tokens + 20, sequences=9))],
     )
     assert torch.equal(target.starts[:6], plain.starts)
 
@@ -182,11 +205,15 @@ def test_warming_up_another_task_leaves_no_trace():
     before = [tensor.clone() for tensor in step.state_tensors()]
     with step.rollback():
         _train(step, range(1), world)
-    assert all(torch.equal(a, b) for a, b in zip(before, step.state_tensors(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(before, step.state_tensors(), strict=True)
+    )
 
 
 def test_a_task_without_fp8_products_says_so():
-    with pytest.raises(ConfigError, match="PRECISION=fp8: SpanPrediction has no products in fp8"):
+    with pytest.raises(
+        ConfigError, match="PRECISION=fp8: SpanPrediction has no products in fp8"
+    ):
         _step(_alone(), sharded=True, precision="fp8")
 
 

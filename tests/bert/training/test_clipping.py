@@ -1,4 +1,6 @@
-"""CLIP=before: every micro-batch is clipped by its own norm, so the update does not depend on who computes it."""
+"""CLIP=before: every micro-batch is clipped by its own norm, so the update does not depend on who
+computes it.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,8 @@ def _micro_batches(step, world):
     count = NUM_MICRO_BATCHES // world.size
     numbers = range(world.rank * count, (world.rank + 1) * count)
     return [
-        make_batch(records, np.arange(NUM_ROWS * n, NUM_ROWS * (n + 1)), LENGTH) for n in numbers
+        make_batch(records, np.arange(NUM_ROWS * n, NUM_ROWS * (n + 1)), LENGTH)
+        for n in numbers
     ]
 
 
@@ -72,7 +75,9 @@ def _train_and_save(world, folder):
 @pytest.mark.parametrize(
     "ranks", [(1, 4), pytest.param((1, 2, 8), marks=pytest.mark.slow)], ids=str
 )
-def test_any_number_of_ranks_makes_the_same_update_of_the_same_micro_batches(ranks, tmp_path):
+def test_any_number_of_ranks_makes_the_same_update_of_the_same_micro_batches(
+    ranks, tmp_path
+):
     run_ranks(_train_and_save, *ranks, arguments=(tmp_path,))
     for name in DTYPES:
         expected = torch.load(tmp_path / f"{name}_0_1.pt")
@@ -82,13 +87,21 @@ def test_any_number_of_ranks_makes_the_same_update_of_the_same_micro_batches(ran
                 if name == "fp64" or not key.endswith(
                     "key.bias"
                 ):  # its true gradient is 0: rounding, normalised
-                    close = torch.allclose(tensor, expected[key], atol=tolerance, rtol=tolerance)
-                    assert close, (path.name, key, float((tensor - expected[key]).abs().max()))
+                    close = torch.allclose(
+                        tensor, expected[key], atol=tolerance, rtol=tolerance
+                    )
+                    assert close, (
+                        path.name,
+                        key,
+                        float((tensor - expected[key]).abs().max()),
+                    )
 
 
 @pytest.mark.parametrize("sharded", [False, True], ids=["replicated", "sharded"])
 def test_on_one_rank_before_is_not_after(sharded):
     world = World(DistConfig(device="cpu"))
-    before, after = (_trained(world, torch.float64, sharded, clip) for clip in ("before", "after"))
+    before, after = (
+        _trained(world, torch.float64, sharded, clip) for clip in ("before", "after")
+    )
     name = "bert.encoder.layer.0.intermediate.dense.weight"
     assert (before[name] - after[name]).norm() > 1e-3 * after[name].norm()

@@ -1,4 +1,6 @@
-"""CAPTURE: tensors by module in the order of the step, compared; PROFILE_STEPS: a trace of the chosen steps."""
+"""CAPTURE: tensors by module in the order of the step, compared; PROFILE_STEPS: a trace of the
+chosen steps.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,12 @@ def compare(*paths):
 
 @pytest.fixture
 def captured(tiny, make_model, make_records, batch_of, tmp_path):
-    """captured(name, spoil=None, recompute=False) -> the folder that two steps leave; one of them is written."""
-    batches = [batch_of(make_records(2), np.arange(begin, begin + 1)) for begin in (0, 1)]
+    """captured(name, spoil=None, recompute=False) -> the folder that two steps leave; one of them
+    is written.
+    """
+    batches = [
+        batch_of(make_records(2), np.arange(begin, begin + 1)) for begin in (0, 1)
+    ]
 
     def two_steps(name, spoil=None, recompute=False):
         model = make_model(tiny, dtype=torch.float32)
@@ -57,13 +63,16 @@ def captured(tiny, make_model, make_records, batch_of, tmp_path):
     return two_steps
 
 
-def test_the_first_module_that_differs_is_named_and_equal_runs_are_equal(captured, capsys):
+def test_the_first_module_that_differs_is_named_and_equal_runs_are_equal(
+    captured, capsys
+):
     one = captured("one")
     assert [path.name for path in one.iterdir()] == ["step_1_rank_0.safetensors"]
     (path,) = one.iterdir()
     names = [name.rpartition(".") for name, *_ in debug.differences(path, path)]
     forward, backward = (
-        [name for name, _, kind in names if kind == which] for which in ("activation", "gradient")
+        [name for name, _, kind in names if kind == which]
+        for which in ("activation", "gradient")
     )
     assert backward == [name for name in reversed(forward) if name in set(backward)], (
         "as the step computes them"
@@ -110,14 +119,18 @@ def file(tmp_path):
 @pytest.mark.parametrize("turned", [False, True], ids=["first", "second"])
 def test_a_tensor_that_only_one_of_two_has_differs(file, capsys, turned):
     less = file("less", **{"1.a.activation": torch.ones(3)})
-    more = file("more", **{"1.a.activation": torch.ones(3), "1.b.activation": torch.ones(3)})
+    more = file(
+        "more", **{"1.a.activation": torch.ones(3), "1.b.activation": torch.ones(3)}
+    )
     pair = (more, less) if turned else (less, more)
     assert compare(*pair) == 1
     assert capsys.readouterr().out.endswith("the first that differs: 1.b.activation\n")
 
 
 @pytest.mark.parametrize("turned", [False, True], ids=["first", "second"])
-def test_a_damaged_capture_is_bad_input_not_a_difference(file, tmp_path, capsys, turned):
+def test_a_damaged_capture_is_bad_input_not_a_difference(
+    file, tmp_path, capsys, turned
+):
     good, tensor = file("good", a=torch.ones(3)), {"a": torch.ones(3)}
     bad = {name: tmp_path / name for name in ("torn", "foreign", "folder")}
     bad["torn"].write_bytes(good.read_bytes()[:-3])
@@ -131,13 +144,18 @@ def test_a_damaged_capture_is_bad_input_not_a_difference(file, tmp_path, capsys,
 
 
 def test_a_missing_gradient_counts_as_zero(file):
-    never = file("never", **{"a.gradient": torch.empty(0), "a.activation": torch.empty(0)})
+    never = file(
+        "never", **{"a.gradient": torch.empty(0), "a.activation": torch.empty(0)}
+    )
     for value, worst in ((0.0, 0.0), (2.0, 2.0)):
         came = file(
-            "came", **{"a.gradient": torch.full((3,), value), "a.activation": torch.zeros(3)}
+            "came",
+            **{"a.gradient": torch.full((3,), value), "a.activation": torch.zeros(3)},
         )
         for one, other in ((never, came), (came, never)):
-            found = {name: absolute for name, absolute, _ in debug.differences(one, other)}
+            found = {
+                name: absolute for name, absolute, _ in debug.differences(one, other)
+            }
             assert found == {"a.gradient": worst, "a.activation": float("inf")}
 
 
@@ -162,12 +180,14 @@ def test_an_invalid_span_of_steps_is_refused(tmp_path):
     folder = rundir.Config(run_dir=tmp_path)
     ProfileConfig(steps="2,3").check(folder, 3)
     with pytest.raises(
-        ConfigError, match="PROFILE_STEPS=2,3: this process takes 2 steps: choose among these"
+        ConfigError,
+        match="PROFILE_STEPS=2,3: this process takes 2 steps: choose among these",
     ):
         ProfileConfig(steps="2,3").check(folder, 2)
     for steps in ("3", "3,2", "0,1", "a,b"):
         with pytest.raises(
-            ConfigError, match=r"PROFILE_STEPS='.*': expected the first and the last step"
+            ConfigError,
+            match=r"PROFILE_STEPS='.*': expected the first and the last step",
         ):
             ProfileConfig(steps=steps).check(folder, 8)
     with pytest.raises(ConfigError, match="PROFILE_STEPS writes to RUN_DIR"):

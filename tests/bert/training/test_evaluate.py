@@ -27,8 +27,13 @@ from bert.training.graph import graph_capacity, static_batch
         (0, 0, set()),
     ],
 )
-def test_evaluations_begin_at_their_start_and_go_on_at_their_interval(start, every, steps):
-    assert evaluation_steps(Config(start_samples=start, every_samples=every), 100, 1000) == steps
+def test_evaluations_begin_at_their_start_and_go_on_at_their_interval(
+    start, every, steps
+):
+    assert (
+        evaluation_steps(Config(start_samples=start, every_samples=every), 100, 1000)
+        == steps
+    )
 
 
 def test_ranks_share_the_first_examples_alone(make_records):
@@ -46,25 +51,39 @@ def test_each_rank_tells_the_accuracy_and_losses_of_all_of_them(prepared, tiny):
 
     def evaluated(rank, size, gather):
         world = SimpleNamespace(
-            rank=rank, size=size, device=torch.device("cpu"), agree=lambda *_: None, sum=gather
+            rank=rank,
+            size=size,
+            device=torch.device("cpu"),
+            agree=lambda *_: None,
+            sum=gather,
         )
-        config = Config(evaldir=Path(prepared["EVALDIR"]), num_examples=17, batch_size=4)
-        return Evaluator(config, tiny.max_position_embeddings, tiny.vocab_size, "", world)(model)
+        config = Config(
+            evaldir=Path(prepared["EVALDIR"]), num_examples=17, batch_size=4
+        )
+        return Evaluator(
+            config, tiny.max_position_embeddings, tiny.vocab_size, "", world
+        )(model)
 
     counts = []
     for rank in range(3):
         evaluated(rank, 3, lambda totals: counts.append(totals) or totals)
     together = evaluated(0, 3, lambda totals: sum(counts))
     alone = evaluated(0, 1, lambda totals: totals)
-    assert dataclasses.astuple(together) == pytest.approx(dataclasses.astuple(alone), rel=1e-6)
+    assert dataclasses.astuple(together) == pytest.approx(
+        dataclasses.astuple(alone), rel=1e-6
+    )
 
 
-def test_padding_of_a_fixed_capacity_counts_neither_as_words_nor_as_sequences(tiny, make_records):
+def test_padding_of_a_fixed_capacity_counts_neither_as_words_nor_as_sequences(
+    tiny, make_records
+):
     torch.manual_seed(0)
     model = BertForPreTraining(
         tiny, kernels.bind_kernels(kernels.Config(fused="none"), torch.device("cpu"))
     ).eval()
-    batch = make_batch(make_records(5, packed=False), np.arange(5), tiny.max_position_embeddings)
+    batch = make_batch(
+        make_records(5, packed=False), np.arange(5), tiny.max_position_embeddings
+    )
     room = PretrainingCapacity.of(3 * batch.num_tokens, 9)
     with torch.no_grad():
         exact, padded = (

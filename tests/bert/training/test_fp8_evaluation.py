@@ -1,4 +1,6 @@
-"""Evaluation in fp8 computes what training would with the current weights, and does not affect training."""
+"""Evaluation in fp8 computes what training would with the current weights, and does not affect
+training.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ class _Run:
             evaldir=Path(prepared["EVALDIR"]), num_examples=7, batch_size=2
         )
         graph = EvaluationGraph(self.config, LENGTH, model, CPU) if graphed else None
-        self.evaluator = Evaluator(self.config, LENGTH, model.config.vocab_size, "", WORLD, graph)
+        self.evaluator = Evaluator(
+            self.config, LENGTH, model.config.vocab_size, "", WORLD, graph
+        )
 
     def train(self, batches, numbers):
         losses = []
@@ -58,13 +62,17 @@ class _Run:
             return self.evaluator(model)
 
     def state(self):
-        return [t.clone() for t in (*self.step.state_tensors(), *self.model.parameters())]
+        return [
+            t.clone() for t in (*self.step.state_tensors(), *self.model.parameters())
+        ]
 
 
 @pytest.fixture
 def run(tiny, make_model, prepared):
     """run(): a run that has taken no step; the same weights each time."""
-    return lambda graphed=False: _Run(make_model(tiny, dtype=torch.float32), prepared, graphed)
+    return lambda graphed=False: _Run(
+        make_model(tiny, dtype=torch.float32), prepared, graphed
+    )
 
 
 @pytest.fixture
@@ -82,7 +90,9 @@ def test_training_with_evaluations_between_is_the_training_without_also_from_a_c
     for number in range(4):
         before, random_state = evaluated.state(), torch.get_rng_state()
         evaluated.evaluate()
-        assert all(torch.equal(a, b) for a, b in zip(before, evaluated.state(), strict=True))
+        assert all(
+            torch.equal(a, b) for a, b in zip(before, evaluated.state(), strict=True)
+        )
         assert torch.equal(torch.get_rng_state(), random_state)
         assert evaluated.step.needs_calibration_step == (number == 0)
         if number == 2:
@@ -91,10 +101,14 @@ def test_training_with_evaluations_between_is_the_training_without_also_from_a_c
             evaluated.evaluate()
         found += evaluated.train(batches, [number])
     assert found == losses
-    assert all(torch.equal(a, b) for a, b in zip(plain.state(), evaluated.state(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(plain.state(), evaluated.state(), strict=True)
+    )
 
 
-def test_it_is_near_the_evaluation_in_bf16_which_it_is_before_the_first_step(run, batches):
+def test_it_is_near_the_evaluation_in_bf16_which_it_is_before_the_first_step(
+    run, batches
+):
     fp8 = run()
 
     def reference():
@@ -111,7 +125,9 @@ def test_it_is_near_the_evaluation_in_bf16_which_it_is_before_the_first_step(run
     assert ours.mlm_loss == pytest.approx(theirs.mlm_loss, rel=0.02)
 
 
-def test_weights_are_cast_once_an_evaluation_and_again_for_the_next(run, batches, monkeypatch):
+def test_weights_are_cast_once_an_evaluation_and_again_for_the_next(
+    run, batches, monkeypatch
+):
     casts = []
 
     def counted(x, target, out=None):
@@ -123,24 +139,35 @@ def test_weights_are_cast_once_an_evaluation_and_again_for_the_next(run, batches
     ours.train(batches, [0])
     ours.evaluate()
     monkeypatch.setattr(fp8_linear, "cast_rows", counted)
-    places = [user.fp8.held.cast.data_ptr() for user in ours.model.bert.encoder.fp8_users]
+    places = [
+        user.fp8.held.cast.data_ptr() for user in ours.model.bert.encoder.fp8_users
+    ]
     ours.train(batches, [1])
     assert casts == []
     later = ours.evaluate()
     assert len(ours.evaluator.batches) == 4
     products = len(places)
     assert (sum(casts), len(casts)) == (products, products + 4 * products)
-    assert places == [user.fp8.held.cast.data_ptr() for user in ours.model.bert.encoder.fp8_users]
+    assert places == [
+        user.fp8.held.cast.data_ptr() for user in ours.model.bert.encoder.fp8_users
+    ]
     other = run()
     other.step.load_state_dict(ours.step.state_dict())
     assert other.evaluate() == later, "of the weights as they are now"
 
 
 class _Recorded:
-    """A recorded graph's behavior without a GPU: repeats the work, in the mode it was recorded in."""
+    """A recorded graph's behavior without a GPU: repeats the work, in the mode it was recorded
+    in.
+    """
 
     def __init__(self, run, scaling):
-        self.run, self.scaling, self.mode, self.starts = run, scaling, scaling.evaluates, 0
+        self.run, self.scaling, self.mode, self.starts = (
+            run,
+            scaling,
+            scaling.evaluates,
+            0,
+        )
         run()
 
     def replay(self):
@@ -187,7 +214,9 @@ def test_a_graph_recorded_before_the_first_step_evaluates_the_current_weights(
         for name, value in dataclasses.asdict(eager.evaluate()).items()
     }
     assert dataclasses.asdict(graphed.evaluate()) == close
-    assert recordings[0].starts == 0, "before the first step it is in bf16, which the graph is not"
+    assert recordings[0].starts == 0, (
+        "before the first step it is in bf16, which the graph is not"
+    )
     for number in (1, 2):
         assert graphed.train(batches, [number]) == eager.train(batches, [number])
         starts = recordings[0].starts

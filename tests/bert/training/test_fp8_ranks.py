@@ -1,4 +1,6 @@
-"""fp8 on several ranks: one set of scales, so that rank 0's checkpoint resumes every rank exactly."""
+"""fp8 on several ranks: one set of scales, so that rank 0's checkpoint resumes every rank
+exactly.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def _step(world, sharded):
         PrecisionConfig(precision="fp8").resolve(world.device),
         optim.Config(sharded=sharded),
     )
-    return build_step(model, precision, settings, world, accumulate=False, fused_update=False)
+    return build_step(
+        model, precision, settings, world, accumulate=False, fused_update=False
+    )
 
 
 def _train(step, world, numbers):

@@ -29,7 +29,13 @@ from bert.pretraining.config import Config
 from bert.pretraining.run import run
 from bert.training import evaluate, graph
 from bert.training.evaluate import Config as EvaluateConfig
-from bert.training.evaluate import EvaluationGraph, _count, evaluation_room, fill_batches, share
+from bert.training.evaluate import (
+    EvaluationGraph,
+    _count,
+    evaluation_room,
+    fill_batches,
+    share,
+)
 from bert.training.graph import GraphedStep, graph_capacity, static_batch
 from bert.training.step import build_step, preserved
 
@@ -50,7 +56,9 @@ def test_filled_batch_has_the_losses_and_gradients_of_the_plain_one(
     plain = batch_of(records, range(records.num_sequences))
     filled = static_batch(plain, _capacity(plain, 7, 48))
     assert int(filled.cu_seqlens[-1]) == filled.input_ids.numel() > plain.num_tokens
-    assert int((filled.cu_seqlens[1:] - filled.cu_seqlens[:-1]).max()) <= plain.max_seqlen
+    assert (
+        int((filled.cu_seqlens[1:] - filled.cu_seqlens[:-1]).max()) <= plain.max_seqlen
+    )
     results = []
     for batch in (plain, filled):
         model = make_model(tiny).eval()
@@ -66,7 +74,9 @@ def test_filled_batch_has_the_losses_and_gradients_of_the_plain_one(
         )
 
 
-def test_filling_up_a_full_batch_changes_nothing_but_the_empty_sequences(make_records, batch_of):
+def test_filling_up_a_full_batch_changes_nothing_but_the_empty_sequences(
+    make_records, batch_of
+):
     plain = batch_of(make_records(1, packed=False), [0])
     tokens = plain.num_tokens
     filled = static_batch(
@@ -77,7 +87,9 @@ def test_filling_up_a_full_batch_changes_nothing_but_the_empty_sequences(make_re
 
 
 @pytest.mark.parametrize("short", ["tokens", "sequences", "masked"])
-def test_batch_beyond_the_capacity_is_refused_with_what_to_do(short, make_records, batch_of):
+def test_batch_beyond_the_capacity_is_refused_with_what_to_do(
+    short, make_records, batch_of
+):
     plain = batch_of(make_records(3), range(4))
     sizes = {
         "tokens": plain.num_tokens + 1,
@@ -90,15 +102,24 @@ def test_batch_beyond_the_capacity_is_refused_with_what_to_do(short, make_record
 
 def _step(tiny, precision, shard, device=None, backend="auto"):
     device = device or torch.device("cpu")
-    choice = kernels.Config(fused="none" if device.type == "cpu" else "auto", attention=backend)
+    choice = kernels.Config(
+        fused="none" if device.type == "cpu" else "auto", attention=backend
+    )
     model = BertForPreTraining(tiny, kernels.bind_kernels(choice, device))
     initialize(model, 0)
     model.to(device)
-    config = PrecisionConfig(precision=precision, init_loss_scale=1024.0).resolve(device)
+    config = PrecisionConfig(precision=precision, init_loss_scale=1024.0).resolve(
+        device
+    )
     world = World(DistConfig(device=device.type))
     fused = device.type == "cuda"
     return model, build_step(
-        model, config, optim.Config(sharded=shard), world, accumulate=True, fused_update=fused
+        model,
+        config,
+        optim.Config(sharded=shard),
+        world,
+        accumulate=True,
+        fused_update=fused,
     )
 
 
@@ -112,7 +133,9 @@ def test_steps_inside_preserved_leave_every_bit_of_state_and_random_state(
 ):
     model, step = _step(tiny, precision, shard)
     batch = batch_of(make_records(3), range(4))
-    step([batch, batch], 0.01)  # moments, step count and scales away from their first values
+    step(
+        [batch, batch], 0.01
+    )  # moments, step count and scales away from their first values
     before = [tensor.clone() for tensor in step.state_tensors()]
     addresses = [tensor.data_ptr() for tensor in step.state_tensors()]
     weights = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -120,7 +143,10 @@ def test_steps_inside_preserved_leave_every_bit_of_state_and_random_state(
     with preserved(step.state_tensors(), step.world.device):
         step([batch, batch], 0.01)
         torch.rand(3)  # a step without dropout would leave the random state alone
-        changed = [not torch.equal(a, b) for a, b in zip(before, step.state_tensors(), strict=True)]
+        changed = [
+            not torch.equal(a, b)
+            for a, b in zip(before, step.state_tensors(), strict=True)
+        ]
         assert any(changed)
     for old, new, address in zip(before, step.state_tensors(), addresses, strict=True):
         assert torch.equal(old, new)
@@ -143,17 +169,29 @@ def test_state_tensors_are_all_that_a_step_changes(tiny, make_records, batch_of)
         torch.manual_seed(5)
         losses, norm, finite = step([batch], 0.01)
         outcomes.append(
-            [*losses, norm, finite, *[tensor.clone() for tensor in step.state_tensors()]]
+            [
+                *losses,
+                norm,
+                finite,
+                *[tensor.clone() for tensor in step.state_tensors()],
+            ]
         )
     for cold, warm in zip(*outcomes, strict=True):
         assert torch.equal(cold, warm)
 
 
 class _Replayed:
-    """A recorded graph's behavior without a GPU: repeats the work, in the mode it was recorded in."""
+    """A recorded graph's behavior without a GPU: repeats the work, in the mode it was recorded
+    in.
+    """
 
     def __init__(self, run, step, log):
-        self.run, self.step, self.known, self.log = run, step, not step.needs_calibration_step, log
+        self.run, self.step, self.known, self.log = (
+            run,
+            step,
+            not step.needs_calibration_step,
+            log,
+        )
         run()
 
     def replay(self):
@@ -167,14 +205,18 @@ class _Replayed:
 
 @pytest.fixture
 def graphed(monkeypatch):
-    """graphed(step, examples): a GraphedStep on the CPU, what it recorded (mode, after which), and what it started."""
+    """graphed(step, examples): a GraphedStep on the CPU, what it recorded (mode, after which), and
+    what it started.
+    """
     no_gpu.streams(monkeypatch)
 
     def build(step, examples):
         recorded, started = [], []
 
         def capture(run, stream, before=None):
-            recorded.append((not step.needs_calibration_step, before.known if before else None))
+            recorded.append(
+                (not step.needs_calibration_step, before.known if before else None)
+            )
             return _Replayed(run, step, started)
 
         monkeypatch.setattr(graph, "capture", capture)
@@ -201,7 +243,10 @@ def test_first_fp8_step_is_recorded_separately_in_the_memory_of_the_other(
             assert started == [False, True]
             started.clear()
             assert step.needs_calibration_step
-            assert all(torch.equal(a, b) for a, b in zip(before, step.state_tensors(), strict=True))
+            assert all(
+                torch.equal(a, b)
+                for a, b in zip(before, step.state_tensors(), strict=True)
+            )
         losses = []
         for number, batch in enumerate(batches):
             torch.manual_seed(number)
@@ -235,7 +280,9 @@ def test_a_step_whose_scales_are_known_is_recorded_once(
 def test_a_capture_that_fails_costs_the_graph_and_not_the_run(
     precision, elsewhere, monkeypatch, capsys, tiny, make_records, batch_of
 ):
-    """Fails as a kernel that cannot be captured, in the middle of the backward pass; or on another rank."""
+    """Fails as a kernel that cannot be captured, in the middle of the backward pass; or on another
+    rank.
+    """
     no_gpu.streams(monkeypatch)
     allocator = no_gpu.captures(monkeypatch)
     batch = static_batch(
@@ -251,16 +298,26 @@ def test_a_capture_that_fails_costs_the_graph_and_not_the_run(
             if elsewhere:
                 monkeypatch.setattr(step.world, "any", lambda flag: True)
             else:
-                next(model.bert.encoder.layer[0].parameters()).register_hook(no_gpu.uncapturable)
-            take = graph.capture_or_warm_up(step, lambda: [batch], graph=True, warm_up=False)
+                next(model.bert.encoder.layer[0].parameters()).register_hook(
+                    no_gpu.uncapturable
+                )
+            take = graph.capture_or_warm_up(
+                step, lambda: [batch], graph=True, warm_up=False
+            )
             said = capsys.readouterr().err
             assert take is step
             assert "steps run without a CUDA graph, which failed" in said
             assert ("on another rank" in said) is elsewhere
-            assert ("operation not permitted when stream is capturing" in said) is not elsewhere
+            assert (
+                "operation not permitted when stream is capturing" in said
+            ) is not elsewhere
             assert torch.cuda.current_stream() is no_gpu.STREAM
-            assert not allocator.open, "allocations of the eager steps would go to the pool"
-            assert elsewhere or not any(allocator.uses.values()), "its memory stays reserved"
+            assert not allocator.open, (
+                "allocations of the eager steps would go to the pool"
+            )
+            assert elsewhere or not any(allocator.uses.values()), (
+                "its memory stays reserved"
+            )
         losses = []
         for number in range(3):
             torch.manual_seed(number)
@@ -272,7 +329,9 @@ def test_a_capture_that_fails_costs_the_graph_and_not_the_run(
 
 
 @pytest.mark.parametrize("fails", ["at its end", "before it begins", "once captured"])
-def test_a_failed_capture_leaves_no_pool_open_or_in_use_and_holds_no_tensor(fails, monkeypatch):
+def test_a_failed_capture_leaves_no_pool_open_or_in_use_and_holds_no_tensor(
+    fails, monkeypatch
+):
     allocator = no_gpu.captures(monkeypatch)
     held = []
 
@@ -325,7 +384,9 @@ def test_a_run_goes_on_without_the_graphs_that_cannot_be_recorded(
             monkeypatch.setattr(evaluate, "capture", refused)
         folder = tmp_path / str(graphed)
         folder.mkdir()
-        assert run(prepared | {"RUN_DIR": str(folder), "SEED": "1", "LOG_EVERY_STEPS": "1"}) in (
+        assert run(
+            prepared | {"RUN_DIR": str(folder), "SEED": "1", "LOG_EVERY_STEPS": "1"}
+        ) in (
             0,
             3,
         )
@@ -335,7 +396,8 @@ def test_a_run_goes_on_without_the_graphs_that_cannot_be_recorded(
         ]
         losses.append([line["loss"] for line in lines if "loss" in line])
     assert (
-        "steps run without a CUDA graph, which failed: not permitted" in capsys.readouterr().err
+        "steps run without a CUDA graph, which failed: not permitted"
+        in capsys.readouterr().err
     ) is steps_fail
     assert len(losses[0]) == len(losses[1]) > 1
     assert losses[1] == pytest.approx(losses[0], rel=0.01), (
@@ -345,12 +407,16 @@ def test_a_run_goes_on_without_the_graphs_that_cannot_be_recorded(
 
 @given(st.integers(1, 60), st.integers(1, 9), st.integers(0, 1000))
 @settings(max_examples=40, deadline=None)
-def test_evaluation_batches_hold_every_sequence_once_within_the_room(count, batch_size, seed):
+def test_evaluation_batches_hold_every_sequence_once_within_the_room(
+    count, batch_size, seed
+):
     records = synthetic_records(count, 48, 211, packed=False, seed=seed)
     room = evaluation_room(batch_size, 48)
     order = np.random.default_rng(seed).permutation(records.num_sequences)
     batches = fill_batches(records, order, room)
-    assert sorted(np.concatenate(batches).tolist()) == list(range(records.num_sequences))
+    assert sorted(np.concatenate(batches).tolist()) == list(
+        range(records.num_sequences)
+    )
     for chosen in batches:
         static_batch(
             make_batch(records, chosen, 48), graph_capacity(room, batch_size)
@@ -358,8 +424,12 @@ def test_evaluation_batches_hold_every_sequence_once_within_the_room(count, batc
 
 
 @pytest.mark.parametrize(("num_ranks", "batch_size"), [(8, 16), (8, 48), (1, 48)])
-def test_evaluation_batches_are_full_and_every_rank_has_as_much_to_do(num_ranks, batch_size):
-    """10,000 sequences of Wikipedia's lengths: no rank takes a batch more than the tokens need, but for one in 100."""
+def test_evaluation_batches_are_full_and_every_rank_has_as_much_to_do(
+    num_ranks, batch_size
+):
+    """10,000 sequences of Wikipedia's lengths: no rank takes a batch more than the tokens need, but
+    for one in 100.
+    """
     records = synthetic_records(10_100, 512, 30_522, packed=False, seed=9)
     room = evaluation_room(batch_size, 512)
     shares = [share(records, 10_000, rank, num_ranks) for rank in range(num_ranks)]
@@ -367,7 +437,9 @@ def test_evaluation_batches_are_full_and_every_rank_has_as_much_to_do(num_ranks,
     tokens = [int(records.sequence_lengths[mine].sum()) for mine in shares]
     assert max(tokens) - min(tokens) <= 512
     for mine, of_rank in zip(shares, tokens, strict=True):
-        assert len(fill_batches(records, mine, room)) <= np.ceil(1.01 * of_rank / room.tokens)
+        assert len(fill_batches(records, mine, room)) <= np.ceil(
+            1.01 * of_rank / room.tokens
+        )
 
 
 @pytest.fixture
@@ -390,14 +462,18 @@ def _gpu_batches(count):
     for number in range(count):
         begin, end = records.row_offsets[[8 * number, 8 * number + 8]]
         plain = make_batch(records, np.arange(begin, end), 128)
-        room = PretrainingCapacity(tokens=8 * 128, sequences=24, masked=int(0.15 * 8 * 128 + 12))
+        room = PretrainingCapacity(
+            tokens=8 * 128, sequences=24, masked=int(0.15 * 8 * 128 + 12)
+        )
         batches.append(static_batch(plain, graph_capacity(room, 8)).pin_memory())
     return batches
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["bf16", "fp16", "fp8"])
-def test_graph_leaves_state_alone_and_then_trains_as_eager_steps_do(precision, gpu, small):
+def test_graph_leaves_state_alone_and_then_trains_as_eager_steps_do(
+    precision, gpu, small
+):
     batches = _gpu_batches(6)
     torch.manual_seed(3)
     runs = {}
@@ -408,7 +484,10 @@ def test_graph_leaves_state_alone_and_then_trains_as_eager_steps_do(precision, g
             before = [tensor.clone() for tensor in step.state_tensors()]
             random_state = torch.cuda.get_rng_state()
             take = GraphedStep(step, batches[:2])
-            assert all(torch.equal(a, b) for a, b in zip(before, step.state_tensors(), strict=True))
+            assert all(
+                torch.equal(a, b)
+                for a, b in zip(before, step.state_tensors(), strict=True)
+            )
             assert torch.equal(random_state, torch.cuda.get_rng_state())
         losses = []
         for number in range(6):
@@ -444,7 +523,9 @@ def test_replays_draw_new_dropout_masks_that_the_seed_fixes(gpu, small):
     losses = []
     for seed in (1, 2, 1):
         torch.manual_seed(seed)
-        losses.append(float(take(batches, 0.0).losses.mlm))  # a rate of 0: only the masks differ
+        losses.append(
+            float(take(batches, 0.0).losses.mlm)
+        )  # a rate of 0: only the masks differ
     assert losses[0] != losses[1]
     assert losses[0] == losses[2]
 

@@ -1,4 +1,6 @@
-"""The figures of a run: means, speeds and the time left; and their sinks, none of which can stop a run."""
+"""The figures of a run: means, speeds and the time left; and their sinks, none of which can stop a
+run.
+"""
 
 from __future__ import annotations
 
@@ -97,7 +99,12 @@ def test_a_report_has_the_means_since_the_last_one(clock):
         "step": 2, "epoch": 0.25, "samples": 16, "loss": 2.5, "mlm_loss": 2.0, "nsp_loss": 0.5, "lr": 0.002,
         "grad_norm": 3.0, "ms_per_step": 1000.0, "sequences_per_second": 8.0, "per_gpu": 8.0,
     }  # fmt: skip
-    assert (second["mlm_loss"], second["nsp_loss"], second["grad_norm"], second["samples"]) == (
+    assert (
+        second["mlm_loss"],
+        second["nsp_loss"],
+        second["grad_norm"],
+        second["samples"],
+    ) == (
         7.0,
         0.25,
         1.0,
@@ -113,7 +120,10 @@ def test_an_overflow_counts_for_neither_the_gradient_norm_nor_the_samples(clock)
     run.add(_result(norm=float("nan"), finite=False), BATCHES)
     clock.now += 1.0
     run.report(1, 3)
-    assert (seen.told[0][1]["grad_norm"], seen.told[0][1]["samples"]) == (pytest.approx(2.0), 8)
+    assert (seen.told[0][1]["grad_norm"], seen.told[0][1]["samples"]) == (
+        pytest.approx(2.0),
+        8,
+    )
 
 
 @pytest.mark.parametrize(
@@ -142,7 +152,11 @@ def test_the_summary_counts_this_process_alone(clock):
     run.summary(Ending(LAST_STEP, 250, 250, 2600))
     kind, values = seen.told[-1]
     assert kind == "summary"
-    assert (values["end"], values["step"], values["samples"]) == (LAST_STEP, 250, 1000 + 1600)
+    assert (values["end"], values["step"], values["samples"]) == (
+        LAST_STEP,
+        250,
+        1000 + 1600,
+    )
     assert (values["raw_train_time"], values["evaluation_time"]) == (
         pytest.approx(160.0),
         pytest.approx(60.0),
@@ -153,7 +167,12 @@ def test_the_summary_counts_this_process_alone(clock):
 
 
 TRAIN = {"step": 5, "samples": 40, "loss": 1.5, "lr": 0.01}
-SUMMARY = {"end": "the last step was reached", "step": 9, "samples": 72, "final_loss": 1.25}
+SUMMARY = {
+    "end": "the last step was reached",
+    "step": 9,
+    "samples": 72,
+    "final_loss": 1.25,
+}
 
 
 def _built(folder, names="", first_step=0):
@@ -172,7 +191,9 @@ def _lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_metrics_file_has_an_object_per_line_and_after_a_resume_each_step_once(tmp_path):
+def test_metrics_file_has_an_object_per_line_and_after_a_resume_each_step_once(
+    tmp_path,
+):
     _write(_built(tmp_path))
     whole = [{"kind": "train", **TRAIN}, {"kind": "evaluation", "step": 5, "samples": 40, "accuracy": 0.25},
              {"kind": "summary", **SUMMARY}]  # fmt: skip
@@ -232,26 +253,43 @@ def test_a_failing_sink_warns_once_and_is_left_out(tmp_path, monkeypatch, capfd)
 def test_a_sink_that_cannot_be_made_warns_once_too(tmp_path, capfd):
     (tmp_path / "metrics_3.jsonl").mkdir()
     _write(_built(tmp_path))
-    assert capfd.readouterr().err.count("bert: warning: metrics_3.jsonl gets no more figures") == 1
+    assert (
+        capfd.readouterr().err.count(
+            "bert: warning: metrics_3.jsonl gets no more figures"
+        )
+        == 1
+    )
 
 
 def test_what_cannot_be_written_is_refused_in_one_line(monkeypatch):
-    config, here = metrics.Config(metrics="tensorboard"), rundir.Config(run_dir=Path("x"))
+    config, here = (
+        metrics.Config(metrics="tensorboard"),
+        rundir.Config(run_dir=Path("x")),
+    )
     monkeypatch.setattr(metrics.importlib.util, "find_spec", lambda name: object())
     config.check(here)
     with pytest.raises(ConfigError, match="METRICS=tensorboard writes to RUN_DIR"):
         config.check(rundir.Config())
     monkeypatch.setattr(metrics.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match="METRICS=tensorboard: it is not installed: pip install"):
+    with pytest.raises(
+        ConfigError, match="METRICS=tensorboard: it is not installed: pip install"
+    ):
         config.check(here)
 
 
-def test_a_run_leaves_its_figures_whatever_becomes_of_a_sink(prepared, run_bert, tmp_path):
+def test_a_run_leaves_its_figures_whatever_becomes_of_a_sink(
+    prepared, run_bert, tmp_path
+):
     finished = run_bert(prepared | {"TRIAL": "3"}, ranks=2)
     assert finished.returncode == 3, finished.stderr
     *lines, summary = _lines(Path(prepared["RUN_DIR"]) / "metrics_3.jsonl")
     assert [line["step"] for line in lines if line["kind"] == "train"] == [2, 4, 6, 8]
-    assert [line["step"] for line in lines if line["kind"] == "evaluation"] == [2, 4, 6, 8]
+    assert [line["step"] for line in lines if line["kind"] == "evaluation"] == [
+        2,
+        4,
+        6,
+        8,
+    ]
     first = lines[0]
     assert first["loss"] == pytest.approx(first["mlm_loss"] + first["nsp_loss"])
     assert first["grad_norm"] > 0

@@ -1,8 +1,10 @@
-"""Twenty updates of the whole trainer on two ranks, against the reference's formulas written out again in fp64.
+"""Twenty updates of the whole trainer on two ranks, against the reference's formulas written out
+again in fp64.
 
-The re-statement takes one sequence at a time, without packing, padding, flat buffers or ranks: BERT's forward pass
-(google-research/bert, modeling.py), the losses, clipping of every micro-batch, LAMB with its list of parameters that
-are not decayed, and the learning rate with warm-up and polynomial decay of MLCommons' reference.
+The re-statement takes one sequence at a time, without packing, padding, flat buffers or ranks:
+BERT's forward pass (google-research/bert, modeling.py), the losses, clipping of every micro-batch,
+LAMB with its list of parameters that are not decayed, and the learning rate with warm-up and
+polynomial decay of MLCommons' reference.
 """
 
 from __future__ import annotations
@@ -39,11 +41,20 @@ NUM_STEPS, NUM_RANKS, NUM_MICRO_BATCHES, NUM_ROWS, LENGTH, VOCABULARY, NUM_HEADS
 MODEL = BertConfig(vocab_size=VOCABULARY, hidden_size=16, num_hidden_layers=2, num_attention_heads=NUM_HEADS,
                    intermediate_size=32, max_position_embeddings=LENGTH, initializer_range=0.2, hidden_act="gelu",
                    hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)  # fmt: skip
-BASE_RATE, WARMUP, BETA_1, BETA_2, EPSILON, DECAY, MAX_NORM = 1e-3, 4, 0.83, 0.925, 1e-6, 0.01, 1.0
+BASE_RATE, WARMUP, BETA_1, BETA_2, EPSILON, DECAY, MAX_NORM = (
+    1e-3,
+    4,
+    0.83,
+    0.925,
+    1e-6,
+    0.01,
+    1.0,
+)
 KEY_BIAS = "attention.self.key.bias"  # its true gradient is 0
 
 
-# --- the trainer -----------------------------------------------------------------------------------------------------
+# --- the trainer
+# -----------------------------------------------------------------------------------------------------
 
 
 def _batch(step, rank, micro):
@@ -58,7 +69,9 @@ def _model():
     )
     initialize(model, 0)
     generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():  # biases and norms away from 0 and 1, so that a wrong one shows
+    with (
+        torch.no_grad()
+    ):  # biases and norms away from 0 and 1, so that a wrong one shows
         for parameter in model.parameters():
             if parameter.ndim == 1:
                 parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
@@ -80,10 +93,14 @@ def _train(world, folder):
             accumulate=True,
             fused_update=False,
         )
-        schedule = ScheduleConfig(lr=BASE_RATE, max_steps=NUM_STEPS + 5, warmup_steps=WARMUP)
+        schedule = ScheduleConfig(
+            lr=BASE_RATE, max_steps=NUM_STEPS + 5, warmup_steps=WARMUP
+        )
         losses = []
         for number in range(NUM_STEPS):
-            batches = [_batch(number, world.rank, micro) for micro in range(NUM_MICRO_BATCHES)]
+            batches = [
+                _batch(number, world.rank, micro) for micro in range(NUM_MICRO_BATCHES)
+            ]
             result = step(batches, learning_rate(number + 1, schedule))
             losses.append([float(loss) for loss in result.losses])
         everyones = [None] * NUM_RANKS
@@ -93,18 +110,23 @@ def _train(world, folder):
             torch.save({"losses": everyones, **state}, folder / f"{int(sharded)}.pt")
 
 
-# --- the re-statement ------------------------------------------------------------------------------------------------
+# --- the re-statement
+# ------------------------------------------------------------------------------------------------
 
 
 def _rate(step):
-    """With n steps done before: base n / warm-up, then a line from the base at step 0 to 0 at the end."""
+    """With n steps done before: base n / warm-up, then a line from the base at step 0 to 0 at the
+    end.
+    """
     n = step - 1
     return BASE_RATE * (n / WARMUP if n < WARMUP else 1 - n / (NUM_STEPS + 5))
 
 
 def _norm(w, name, x):
     mean, variance = x.mean(-1, keepdim=True), x.var(-1, unbiased=False, keepdim=True)
-    return (x - mean) / torch.sqrt(variance + 1e-12) * w[f"{name}.weight"] + w[f"{name}.bias"]
+    return (x - mean) / torch.sqrt(variance + 1e-12) * w[f"{name}.weight"] + w[
+        f"{name}.bias"
+    ]
 
 
 def _dense(w, name, x):
@@ -138,33 +160,51 @@ def _encode(w, ids, segments):
             x + _dense(w, f"{layer}attention.output.dense", context),
         )
         wide = _gelu(_dense(w, f"{layer}intermediate.dense", x))
-        x = _norm(w, f"{layer}output.LayerNorm", x + _dense(w, f"{layer}output.dense", wide))
+        x = _norm(
+            w, f"{layer}output.LayerNorm", x + _dense(w, f"{layer}output.dense", wide)
+        )
     return x
 
 
 def _losses(w, batch):
     """(mean over the masked tokens, mean over the sequences)."""
-    offsets, masked, mlm, nsp = batch.cu_seqlens.tolist(), batch.masked_positions, [], []
+    offsets, masked, mlm, nsp = (
+        batch.cu_seqlens.tolist(),
+        batch.masked_positions,
+        [],
+        [],
+    )
     for number, (begin, end) in enumerate(itertools.pairwise(offsets)):
-        x = _encode(w, batch.input_ids[begin:end].long(), batch.segment_ids[begin:end].long())
+        x = _encode(
+            w, batch.input_ids[begin:end].long(), batch.segment_ids[begin:end].long()
+        )
         mine = (begin <= masked) & (masked < end)
-        t = _gelu(_dense(w, "cls.predictions.transform.dense", x[masked[mine].long() - begin]))
+        t = _gelu(
+            _dense(w, "cls.predictions.transform.dense", x[masked[mine].long() - begin])
+        )
         t = _norm(w, "cls.predictions.transform.LayerNorm", t)
-        logits = (t @ w["bert.embeddings.word_embeddings.weight"].t() + w["cls.predictions.bias"])[
-            :, :VOCABULARY
-        ]
+        logits = (
+            t @ w["bert.embeddings.word_embeddings.weight"].t()
+            + w["cls.predictions.bias"]
+        )[:, :VOCABULARY]
         mlm.append(
-            torch.logsumexp(logits, 1) - logits.gather(1, batch.masked_labels[mine, None])[:, 0]
+            torch.logsumexp(logits, 1)
+            - logits.gather(1, batch.masked_labels[mine, None])[:, 0]
         )
         pooled = torch.tanh(_dense(w, "bert.pooler.dense", x[0]))
         logits = _dense(w, "cls.seq_relationship", pooled)
-        nsp.append(torch.logsumexp(logits, 0) - logits[batch.next_sentence_labels[number]])
+        nsp.append(
+            torch.logsumexp(logits, 0) - logits[batch.next_sentence_labels[number]]
+        )
     return torch.cat(mlm).mean(), torch.stack(nsp).mean()
 
 
 def _reference():
     """(losses by rank and step, state) in fp64."""
-    w = {name: p.detach().double().requires_grad_() for name, p in _model().named_parameters()}
+    w = {
+        name: p.detach().double().requires_grad_()
+        for name, p in _model().named_parameters()
+    }
     m, v = ({name: torch.zeros_like(p) for name, p in w.items()} for _ in range(2))
     losses = np.zeros((NUM_RANKS, NUM_STEPS, 2))
     for t in range(1, NUM_STEPS + 1):
@@ -179,12 +219,18 @@ def _reference():
                 assert clip < 1, "nothing to clip"
                 for name, g in zip(w, own, strict=True):
                     gradient[name] += g * clip / (NUM_RANKS * NUM_MICRO_BATCHES)
-                losses[rank, t - 1] += [float(loss.detach()) / NUM_MICRO_BATCHES for loss in pair]
+                losses[rank, t - 1] += [
+                    float(loss.detach()) / NUM_MICRO_BATCHES for loss in pair
+                ]
         with torch.no_grad():
             for name, p in w.items():
                 m[name] = BETA_1 * m[name] + (1 - BETA_1) * gradient[name]
                 v[name] = BETA_2 * v[name] + (1 - BETA_2) * gradient[name] ** 2
-                u = m[name] / (1 - BETA_1**t) / (torch.sqrt(v[name] / (1 - BETA_2**t)) + EPSILON)
+                u = (
+                    m[name]
+                    / (1 - BETA_1**t)
+                    / (torch.sqrt(v[name] / (1 - BETA_2**t)) + EPSILON)
+                )
                 ratio = 1.0
                 if not any(word in name for word in ("bias", "LayerNorm")):
                     u = u + DECAY * p

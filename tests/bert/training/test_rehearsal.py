@@ -1,4 +1,6 @@
-"""REHEARSAL=1 trains the start of a closed run, and the review compares it with a band: all of it on a CPU."""
+"""REHEARSAL=1 trains the start of a closed run, and the review compares it with a band: all of it
+on a CPU.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def test_it_is_the_same_run_but_for_its_start_its_end_and_its_division(prepared)
     assert start.evaluation_steps == {0, 196, 391}
     assert start.mlperf.division == "open"
     for step in (1, 200, 391):
-        assert learning_rate(step, start.schedule) == learning_rate(step, whole.schedule)
+        assert learning_rate(step, start.schedule) == learning_rate(
+            step, whole.schedule
+        )
 
 
 @pytest.mark.parametrize(
@@ -55,7 +59,9 @@ def test_without_an_evaluation_there_is_nothing_to_compare(prepared):
         ConfigError,
         match=r"REHEARSAL=1 compares evaluations, but there are none: set EVAL_ITER_SAMPLES",
     ):
-        from_env(Config, prepared | {"EVAL_ITER_SAMPLES": "0", "REHEARSAL": "1"}).rehearsed()
+        from_env(
+            Config, prepared | {"EVAL_ITER_SAMPLES": "0", "REHEARSAL": "1"}
+        ).rehearsed()
 
 
 def test_the_closed_guard_holds_for_a_rehearsal(prepared, capfd):
@@ -65,7 +71,12 @@ def test_the_closed_guard_holds_for_a_rehearsal(prepared, capfd):
         main(
             [],
             prepared
-            | {"REHEARSAL": "1", "SUBMISSION_DIVISION": "closed", "RANK": "0", "WORLD_SIZE": "1"},
+            | {
+                "REHEARSAL": "1",
+                "SUBMISSION_DIVISION": "closed",
+                "RANK": "0",
+                "WORLD_SIZE": "1",
+            },
         )
         == 2
     )

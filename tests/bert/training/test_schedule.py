@@ -24,21 +24,27 @@ def test_rate_jumps_down_where_a_warm_up_with_negative_start_ends():
 
 
 def test_huge_negative_start_is_a_flat_rate_for_330_steps():
-    config = Config(lr=2.58e-3, max_steps=700, warmup_steps=200330, start_warmup_step=-200000)
+    config = Config(
+        lr=2.58e-3, max_steps=700, warmup_steps=200330, start_warmup_step=-200000
+    )
     assert learning_rate(1, config) == pytest.approx(2.58e-3 * 200001 / 200330)
     assert learning_rate(329, config) == pytest.approx(2.58e-3, rel=1e-5)
     assert learning_rate(330, config) == pytest.approx(2.58e-3 * (1 - 330 / 700))
 
 
 def test_a_start_before_the_whole_warm_up_means_no_warm_up():
-    config = Config(lr=2.58e-3, max_steps=780, warmup_steps=170200, start_warmup_step=-200000)
+    config = Config(
+        lr=2.58e-3, max_steps=780, warmup_steps=170200, start_warmup_step=-200000
+    )
     assert learning_rate(1, config) == pytest.approx(2.58e-3 * (1 - 1 / 780))
 
 
 def test_warm_up_from_zero_starts_at_zero():
     config = Config(lr=1.0, max_steps=100, warmup_proportion=0.1)
     assert config.warmup == (10, 0)
-    assert [learning_rate(step, config) for step in (1, 2, 10)] == pytest.approx([0.0, 0.1, 0.9])
+    assert [learning_rate(step, config) for step in (1, 2, 10)] == pytest.approx(
+        [0.0, 0.1, 0.9]
+    )
     assert learning_rate(11, config) == pytest.approx(1 - 10 / 100)
 
 
@@ -58,7 +64,12 @@ def test_contradictions_are_refused(settings):
 
 def test_a_decay_that_ends_before_the_run_stays_at_its_end():
     config = Config(
-        lr=4e-4, max_steps=299, decay_steps=179, end_lr=5e-5, warmup_steps=82, start_warmup_step=-16
+        lr=4e-4,
+        max_steps=299,
+        decay_steps=179,
+        end_lr=5e-5,
+        warmup_steps=82,
+        start_warmup_step=-16,
     )
     config.check()
     assert learning_rate(65, config) == pytest.approx(4e-4 * 81 / 82)
@@ -71,11 +82,16 @@ def test_an_end_above_the_base_is_refused():
         Config(lr=0.01, max_steps=9, end_lr=0.1).check()
 
 
-# Computed apart from this code, from the rules of DeepLearningExamples, Habana and Samsung: step -> share or rate.
+# Computed apart from this code, from the rules of DeepLearningExamples, Habana and Samsung: step ->
+# share or rate.
 DLE_1 = Config(schedule="dle", lr=6e-3, max_steps=7038, warmup_proportion=0.2843)
 DLE_2 = Config(schedule="dle", lr=4e-3, max_steps=1563, warmup_proportion=0.128)
 POLY = Config(
-    schedule="poly", lr=1.5e-3, max_steps=155_000, warmup_proportion=0.05, constant_proportion=0.25
+    schedule="poly",
+    lr=1.5e-3,
+    max_steps=155_000,
+    warmup_proportion=0.05,
+    constant_proportion=0.25,
 )
 SAMSUNG_SHARES = {
     1: 0.2073,
@@ -97,7 +113,10 @@ SAMSUNG = Config(
 @pytest.mark.parametrize(
     ("config", "rates"),
     [
-        (DLE_1, {1: 2.9986e-6, 2000: 5.9973e-3, 2001: 5.0759e-3, 7037: 7.152e-5, 7038: 0.0}),
+        (
+            DLE_1,
+            {1: 2.9986e-6, 2000: 5.9973e-3, 2001: 5.0759e-3, 7037: 7.152e-5, 7038: 0.0},
+        ),
         (DLE_2, {200: 3.9987e-3, 201: 3.7340e-3}),
         (
             POLY,
@@ -123,7 +142,10 @@ def test_published_rules_have_their_published_values(config, rates):
 
 def test_linear_rises_to_the_base_and_falls_to_zero_at_the_last_step():
     config = Config(schedule="linear", lr=3e-5, max_steps=200, warmup_proportion=0.1)
-    rates = [learning_rate(step, config) / 3e-5 for step in (1, 10, 19, 20, 110, 199, 200, 300)]
+    rates = [
+        learning_rate(step, config) / 3e-5
+        for step in (1, 10, 19, 20, 110, 199, 200, 300)
+    ]
     assert rates == pytest.approx([1 / 20, 1 / 2, 19 / 20, 1, 1 / 2, 1 / 180, 0, 0])
 
 
@@ -133,7 +155,9 @@ def test_a_warm_up_in_steps_is_one_in_shares_and_a_longer_schedule_than_the_run_
 ):
     steps = Config(schedule=schedule, lr=1.0, max_steps=200, warmup_steps=50)
     share = Config(schedule=schedule, lr=1.0, max_steps=200, warmup_proportion=0.25)
-    run = Config(schedule=schedule, lr=1.0, max_steps=77, decay_steps=200, warmup_steps=50)
+    run = Config(
+        schedule=schedule, lr=1.0, max_steps=77, decay_steps=200, warmup_steps=50
+    )
     for step in (1, 49, 50, 51, 77):
         expected = learning_rate(step, steps)
         assert learning_rate(step, share) == pytest.approx(expected)

@@ -21,7 +21,14 @@ from bert.training.step import build_step
 from common.env import ConfigError
 
 
-def _step(tiny, precision="fp32", shard=False, accumulate=False, dtype=torch.float32, **settings):
+def _step(
+    tiny,
+    precision="fp32",
+    shard=False,
+    accumulate=False,
+    dtype=torch.float32,
+    **settings,
+):
     model = BertForPreTraining(
         tiny, kernels.bind_kernels(kernels.Config(fused="none"), torch.device("cpu"))
     )
@@ -30,7 +37,10 @@ def _step(tiny, precision="fp32", shard=False, accumulate=False, dtype=torch.flo
     config = PrecisionConfig(precision=precision, init_loss_scale=1024.0).resolve(
         torch.device("cpu")
     )
-    world, settings = World(DistConfig(device="cpu")), optim.Config(sharded=shard, **settings)
+    world, settings = (
+        World(DistConfig(device="cpu")),
+        optim.Config(sharded=shard, **settings),
+    )
     return model, build_step(
         model, config, settings, world, accumulate=accumulate, fused_update=False
     )
@@ -41,23 +51,30 @@ def _weights(model):
 
 
 @pytest.mark.parametrize("shard", [False, True], ids=["replicated", "sharded"])
-def test_overflow_skips_the_step_halves_the_scale_and_says_so(shard, tiny, make_records, batch_of):
+def test_overflow_skips_the_step_halves_the_scale_and_says_so(
+    shard, tiny, make_records, batch_of
+):
     model, step = _step(tiny, "fp16", shard)
     batch = batch_of(make_records(3), range(4))
     assert step([batch], 0.01).finite
     before, scale = _weights(model), float(step.scaler.scale)
     state = [tensor.clone() for tensor in step.optimizer.state_tensors()]
-    poison = model.bert.pooler.dense.weight.register_hook(lambda gradient: gradient * float("inf"))
+    poison = model.bert.pooler.dense.weight.register_hook(
+        lambda gradient: gradient * float("inf")
+    )
     assert not step([batch], 0.01).finite
     poison.remove()
     assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
     assert all(
-        torch.equal(a, b) for a, b in zip(state, step.optimizer.state_tensors(), strict=True)
+        torch.equal(a, b)
+        for a, b in zip(state, step.optimizer.state_tensors(), strict=True)
     )
     assert float(step.scaler.scale) == scale / 2
     assert int(step.scaler.num_skipped_steps) == 1
     assert step([batch], 0.01).finite
-    assert not torch.equal(model.bert.pooler.dense.weight, before["bert.pooler.dense.weight"])
+    assert not torch.equal(
+        model.bert.pooler.dense.weight, before["bert.pooler.dense.weight"]
+    )
 
 
 @pytest.mark.parametrize("shard", [False, True], ids=["replicated", "sharded"])
@@ -96,7 +113,9 @@ def test_gradient_clipped_by_nan_leaves_nothing_behind(tiny, make_records, batch
 
 
 class _Watch(TorchDispatchMode):
-    """Counts operators, and those that wait for the device or copy from the host, which a graph cannot record."""
+    """Counts operators, and those that wait for the device or copy from the host, which a graph
+    cannot record.
+    """
 
     WAITING = (
         "_local_scalar_dense",
@@ -121,7 +140,9 @@ class _Watch(TorchDispatchMode):
 
 def _attention_without_reading_the_lengths(qkv, forward_pass, dropout):
     tokens = torch.arange(qkv.shape[0], dtype=torch.int32)
-    sequence = torch.searchsorted(forward_pass.cu_seqlens[1:].contiguous(), tokens, right=True)
+    sequence = torch.searchsorted(
+        forward_pass.cu_seqlens[1:].contiguous(), tokens, right=True
+    )
     query, key, value = qkv.permute(1, 2, 0, 3).unsqueeze(1)
     mask = sequence[:, None] == sequence[None, :]
     context = torch.nn.functional.scaled_dot_product_attention(
@@ -144,7 +165,9 @@ def test_nothing_in_a_step_waits_for_the_device(
         layer.attention.self.attention = _attention_without_reading_the_lengths
     if precision == "fp8":
         step.fp8.mark_calibrated()
-    monkeypatch.setattr(torch.Tensor, "tolist", lambda self: pytest.fail("the host read a tensor"))
+    monkeypatch.setattr(
+        torch.Tensor, "tolist", lambda self: pytest.fail("the host read a tensor")
+    )
     with _Watch() as watch:
         step.run([batch, batch])
     assert watch.seen > 300
@@ -152,7 +175,9 @@ def test_nothing_in_a_step_waits_for_the_device(
 
 
 @pytest.mark.parametrize("bad", [float("inf"), float("nan")])
-def test_an_fp8_step_that_saw_nan_or_inf_is_not_finite(bad, tiny, make_records, batch_of):
+def test_an_fp8_step_that_saw_nan_or_inf_is_not_finite(
+    bad, tiny, make_records, batch_of
+):
     model, step = _step(tiny, "fp8")
     batch = batch_of(make_records(3), range(4))
     assert step([batch], 0.01).finite
@@ -179,8 +204,12 @@ def test_the_rate_of_a_step_after_overflows_is_computed_without_waiting_for_the_
 
     config = from_env(Config, prepared | {"PRECISION": "fp16"})
     scaler = LossScaler(config.numerics)
-    steps = StepCounter(lambda step: learning_rate(step, config.schedule), config.max_steps, scaler)
-    monkeypatch.setattr(torch.Tensor, "tolist", lambda self: pytest.fail("the host read a tensor"))
+    steps = StepCounter(
+        lambda step: learning_rate(step, config.schedule), config.max_steps, scaler
+    )
+    monkeypatch.setattr(
+        torch.Tensor, "tolist", lambda self: pytest.fail("the host read a tensor")
+    )
     rates = []
     with _Watch() as watch:
         for finite in (True, False, True):
@@ -211,7 +240,9 @@ def test_a_step_that_overflows_trains_on_no_samples(tiny, make_records, batch_of
 
 
 @pytest.mark.parametrize("optimizer", ["lamb", "adamw"])
-def test_sharded_and_replicated_steps_are_the_same(optimizer, tiny, make_records, batch_of):
+def test_sharded_and_replicated_steps_are_the_same(
+    optimizer, tiny, make_records, batch_of
+):
     batch = batch_of(make_records(3), range(4))
     outcomes = []  # in fp64: the true gradient of key.bias is 0, and rounding would be normalised
     for shard in (False, True):
@@ -228,7 +259,9 @@ def test_sharded_and_replicated_steps_are_the_same(optimizer, tiny, make_records
             step([batch, batch], lr)
         outcomes.append(_weights(model))
     for name, weight in outcomes[0].items():
-        torch.testing.assert_close(outcomes[1][name], weight, atol=1e-6, rtol=1e-5, msg=name)
+        torch.testing.assert_close(
+            outcomes[1][name], weight, atol=1e-6, rtol=1e-5, msg=name
+        )
 
 
 def test_micro_batches_in_16_bits_are_added_up_in_fp32_whether_sharded_or_not(
@@ -236,7 +269,9 @@ def test_micro_batches_in_16_bits_are_added_up_in_fp32_whether_sharded_or_not(
 ):
     batch, outcomes = batch_of(make_records(3), range(4)), []
     for shard in (False, True):
-        model, step = _step(tiny, "bf16", shard=shard, accumulate=True, max_grad_norm=1e9)
+        model, step = _step(
+            tiny, "bf16", shard=shard, accumulate=True, max_grad_norm=1e9
+        )
         model.eval()
         for lr in (0.01, 0.02):
             step([batch, batch, batch], lr)
@@ -246,7 +281,9 @@ def test_micro_batches_in_16_bits_are_added_up_in_fp32_whether_sharded_or_not(
         assert torch.equal(outcomes[1][name], weight), name
 
 
-@pytest.mark.parametrize("clip", ["after", pytest.param("before", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "clip", ["after", pytest.param("before", marks=pytest.mark.slow)]
+)
 def test_sharded_run_is_the_replicated_one_on_two_ranks_and_resumes_its_checkpoint(
     prepared, run_bert, tmp_path, clip
 ):
@@ -263,7 +300,9 @@ def test_sharded_run_is_the_replicated_one_on_two_ranks_and_resumes_its_checkpoi
             "CHECKPOINT_DIR": str(folder),
             "RUN_DIR": str(tmp_path / f"run_{name}"),
         }
-        finished = run_bert(environment | {"SHARD_OPTIMIZER": str(int(name == "sharded"))}, ranks=2)
+        finished = run_bert(
+            environment | {"SHARD_OPTIMIZER": str(int(name == "sharded"))}, ranks=2
+        )
         assert finished.returncode == 3, finished.stderr
     (tmp_path / "replicated" / "step_0000000004.pt").rename(tmp_path / "whole.pt")
     resumed = common | {
@@ -285,7 +324,11 @@ def test_sharded_run_is_the_replicated_one_on_two_ranks_and_resumes_its_checkpoi
             }:
                 tensor = replicated[part][name]
                 torch.testing.assert_close(
-                    other[part][name], tensor, atol=1e-6, rtol=1e-4, msg=f"{part} {name}"
+                    other[part][name],
+                    tensor,
+                    atol=1e-6,
+                    rtol=1e-4,
+                    msg=f"{part} {name}",
                 )
 
 
@@ -294,7 +337,9 @@ def test_nan_in_one_gradient_is_reported_by_the_step_and_raised_by_progress(
 ):
     for shard in (False, True):
         model, step = _step(tiny, shard=shard)
-        model.bert.pooler.dense.weight.register_hook(lambda gradient: gradient * float("nan"))
+        model.bert.pooler.dense.weight.register_hook(
+            lambda gradient: gradient * float("nan")
+        )
         assert not step([batch_of(make_records(4), range(4))], 0.01).finite
 
 

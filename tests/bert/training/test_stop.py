@@ -1,4 +1,6 @@
-"""How runs end: with a checkpoint, also on a signal, from which the next run continues bit for bit."""
+"""How runs end: with a checkpoint, also on a signal, from which the next run continues bit for
+bit.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ NO_EVALUATION = {"EVAL_ITER_START_SAMPLES": "99999999", "LOG_EVERY_STEPS": "1"}
 
 
 def impatient() -> None:
-    """A small model would finish before ranks ask each other, or a signal arrives: it pauses after a progress line."""
+    """A small model would finish before ranks ask each other, or a signal arrives: it pauses after
+    a progress line.
+    """
     stop.AGREEMENT_SECONDS = 0.0
     write, said = sys.stderr.write, []
 
@@ -42,7 +46,9 @@ def impatient() -> None:
 
 
 def _stopped(environment, ranks, receiver, number, at):
-    """Starts the ranks, signals one of them when rank 0 has printed step ``at``; (exit statuses, stderr of rank 0)."""
+    """Starts the ranks, signals one of them when rank 0 has printed step ``at``; (exit statuses,
+    stderr of rank 0).
+    """
     environment = environment | {
         "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports()),
         "GLOO_SOCKET_IFNAME": "lo", "PATH": os.environ["PATH"], "STANDS_AFTER": f"step {at:>6}/",
@@ -59,7 +65,9 @@ def _stopped(environment, ranks, receiver, number, at):
     finally:
         for process in processes:
             process.kill()
-    return [process.returncode for process in done], done[0].stderr.splitlines(keepends=True)
+    return [process.returncode for process in done], done[0].stderr.splitlines(
+        keepends=True
+    )
 
 
 @pytest.mark.parametrize(
@@ -73,7 +81,12 @@ def _stopped(environment, ranks, receiver, number, at):
 def test_a_signal_to_any_rank_saves_and_the_next_run_continues_bit_for_bit(
     ranks, receiver, number, settings, prepared, run_bert, tmp_path
 ):
-    common = prepared | NO_EVALUATION | {"MAX_STEPS": "32", "CHECKPOINT_KEEP": "9"} | settings
+    common = (
+        prepared
+        | NO_EVALUATION
+        | {"MAX_STEPS": "32", "CHECKPOINT_KEEP": "9"}
+        | settings
+    )
     whole = run_bert(common | {"CHECKPOINT_DIR": str(tmp_path / "whole")}, ranks)
     assert whole.returncode == 3, whole.stderr
     parts = common | {
@@ -85,7 +98,8 @@ def test_a_signal_to_any_rank_saves_and_the_next_run_continues_bit_for_bit(
     saved = newest(tmp_path / "parts")
     assert 5 <= saved["step"] < 32
     assert (
-        said[-1] == f"bert: stopped at step {saved['step']} ({number.name}); RESUME=1 continues\n"
+        said[-1]
+        == f"bert: stopped at step {saved['step']} ({number.name}); RESUME=1 continues\n"
     )
     assert (
         (tmp_path / "run_parts" / "error_0.txt")
@@ -108,9 +122,14 @@ def test_without_a_folder_for_checkpoints_a_signal_ends_the_run_as_usual(prepare
 
 
 @pytest.mark.parametrize("target", ["0.9", "0.0001"], ids=["last-step", "target"])
-def test_a_run_saves_at_its_end_whatever_the_interval(target, prepared, run_bert, tmp_path):
+def test_a_run_saves_at_its_end_whatever_the_interval(
+    target, prepared, run_bert, tmp_path
+):
     folder = tmp_path / "c"
-    environment = prepared | {"CHECKPOINT_DIR": str(folder), "TARGET_MLM_ACCURACY": target}
+    environment = prepared | {
+        "CHECKPOINT_DIR": str(folder),
+        "TARGET_MLM_ACCURACY": target,
+    }
     finished = run_bert(environment)
     assert finished.returncode == (3 if target == "0.9" else 0), finished.stderr
     step = 8 if target == "0.9" else 4
@@ -144,10 +163,15 @@ def test_ranks_are_asked_as_often_as_the_slowest_one_needs(monkeypatch, done):
     monkeypatch.setattr(stop.time, "monotonic", lambda: next(clock))
     world = _World()
     listener = Stop(world, listen=True)
-    assert listener.agreed(done + 1, done + 1) is None  # 10 ms a batch: the next question in 5 s
+    assert (
+        listener.agreed(done + 1, done + 1) is None
+    )  # 10 ms a batch: the next question in 5 s
     assert listener.next_batch == done + 501
     world.other = signal.SIGUSR1
-    assert [listener.agreed(done + batch, done + batch) for batch in (2, 500)] == [None, None]
+    assert [listener.agreed(done + batch, done + batch) for batch in (2, 500)] == [
+        None,
+        None,
+    ]
     assert len(world.asked) == 1, "no collective in between"
     world.seconds = 20.0
     assert listener.agreed(done + 501, done + 501) == "SIGUSR1"
@@ -168,7 +192,9 @@ def test_alone_a_signal_is_seen_at_the_next_batch_without_a_collective(monkeypat
 def test_a_thread_that_cannot_listen_does_not():
     seen = []
     thread = threading.Thread(
-        target=lambda: seen.append(Stop(World(DistConfig(device="cpu")), listen=True).listen)
+        target=lambda: seen.append(
+            Stop(World(DistConfig(device="cpu")), listen=True).listen
+        )
     )
     thread.start()
     thread.join()

@@ -1,5 +1,6 @@
-"""A slow, plain re-statement of how SQuAD's questions become windows and scores become answers, one character, word and
-window at a time. Written from its description, to check the vectorised one against; shares no code with it.
+"""A slow, plain re-statement of how SQuAD's questions become windows and scores become answers, one
+character, word and window at a time. Written from its description, to check the vectorised one
+against; shares no code with it.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ def pieces_of_words(words, vocab):
     return pieces, first_piece, word_of
 
 
-def windows_of(context, question, answer, vocab, *, length=384, query_length=64, stride=128):
+def windows_of(
+    context, question, answer, vocab, *, length=384, query_length=64, stride=128
+):
     """None where the answer is not found, else windows as dicts. answer: (text, start) or None."""
     words, number = words_of(context)
     pieces, first_piece, _ = pieces_of_words(words, vocab)
@@ -57,7 +60,9 @@ def windows_of(context, question, answer, vocab, *, length=384, query_length=64,
         span = begin, end
         wanted = " ".join(pieces_of(text, vocab))
         spans = [(a, b) for a in range(begin, end + 1) for b in range(end, a - 1, -1)]
-        span = next(((a, b) for a, b in spans if " ".join(pieces[a : b + 1]) == wanted), span)
+        span = next(
+            ((a, b) for a, b in spans if " ".join(pieces[a : b + 1]) == wanted), span
+        )
     query = pieces_of(question, vocab)[:query_length]
     room = length - len(query) - 3
     starts = [0]
@@ -68,7 +73,11 @@ def windows_of(context, question, answer, vocab, *, length=384, query_length=64,
     for begin, end in bounds:
         tokens = ["[CLS]", *query, "[SEP]", *pieces[begin:end], "[SEP]"]
         inside = span is not None and begin <= span[0] and span[1] < end
-        places = tuple(place - begin + len(query) + 2 for place in span) if inside else (0, 0)
+        places = (
+            tuple(place - begin + len(query) + 2 for place in span)
+            if inside
+            else (0, 0)
+        )
         most = []
         for piece in range(begin, end):
             scores = {}
@@ -83,13 +92,16 @@ def windows_of(context, question, answer, vocab, *, length=384, query_length=64,
 
 
 def answer_of(context, pieces, word_of, first, last):
-    """The answer of pieces first to last of a context: their characters in its words, or else the words themselves.
+    """The answer of pieces first to last of a context: their characters in its words, or else the
+    words themselves.
 
     pieces: the tokens of the whole context; word_of: of each the number of its word.
     """
     words, _ = words_of(context)
     whole = " ".join(words[word_of[first] : word_of[last] + 1])
-    wanted = " ".join(pieces[first : last + 1]).replace(" ##", "").replace("##", "").split()
+    wanted = (
+        " ".join(pieces[first : last + 1]).replace(" ##", "").replace("##", "").split()
+    )
     wanted = " ".join(wanted)
     normal = " ".join(basic_tokens(whole))
     at = normal.find(wanted)
@@ -114,7 +126,9 @@ def answers_of(windows, logits, text_of, *, n_best=20, longest=30, version_2=Fal
     """
     everything, null = [], None
     for window, (starts, ends) in zip(windows, logits, strict=True):
-        top = [sorted(range(len(x)), key=lambda i: -x[i])[:n_best] for x in (starts, ends)]
+        top = [
+            sorted(range(len(x)), key=lambda i: -x[i])[:n_best] for x in (starts, ends)
+        ]
         for a in top[0]:
             for b in top[1]:
                 offset, size = window["offset"], len(window["most"])

@@ -1,4 +1,6 @@
-"""Answers, their probabilities and SQuAD 2.0's "no answer" equal a plain re-statement; so do exact match and F1."""
+"""Answers, their probabilities and SQuAD 2.0's "no answer" equal a plain re-statement; so do exact
+match and F1.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def tokenizer(tmp_path_factory):
 
 
 def odd(generator, text):
-    """The text with characters between its own that change their number, case or place in normalisation, or vanish."""
+    """The text with characters between its own that change their number, case or place in
+    normalisation, or vanish.
+    """
     kinds = [
         "İ",
         "ﬁ",
@@ -61,7 +65,9 @@ def odd(generator, text):
 @pytest.fixture(scope="module")
 def dataset():
     generator = random.Random(5)
-    contexts = [made_up.prose(generator, generator.randrange(2, 120)) for _ in range(25)]
+    contexts = [
+        made_up.prose(generator, generator.randrange(2, 120)) for _ in range(25)
+    ]
     contexts[1] = " \n" + contexts[1]
     contexts[2] = " ".join(
         generator.choices(["red", "cat"], k=70)
@@ -107,13 +113,22 @@ def test_answers_equal_the_restatement(tokenizer, dataset, rules):
     for question in dataset.questions:
         context = dataset.contexts[question.context]
         windows = oracle.windows_of(
-            context, question.text, None, tokenizer.ids, length=40, query_length=9, stride=11
+            context,
+            question.text,
+            None,
+            tokenizer.ids,
+            length=40,
+            query_length=9,
+            stride=11,
         )
         scores = [
-            [part.tolist() for part in pair] for pair in logits[position : position + len(windows)]
+            [part.tolist() for part in pair]
+            for pair in logits[position : position + len(windows)]
         ]
         position += len(windows)
-        pieces, _, word_of = oracle.pieces_of_words(oracle.words_of(context)[0], tokenizer.ids)
+        pieces, _, word_of = oracle.pieces_of_words(
+            oracle.words_of(context)[0], tokenizer.ids
+        )
         text_of = functools.partial(oracle.answer_of, context, pieces, word_of)
         expected, n_best, odds = oracle.answers_of(
             windows, scores, text_of, n_best=rules.n_best, longest=rules.max_answer_length, version_2=rules.version_2,
@@ -134,14 +149,16 @@ def test_answers_equal_the_restatement(tokenizer, dataset, rules):
 
 
 def answered(tokenizer, context, **scores):
-    """The answer where the tokens named have a high score as start or end. The question is one token long."""
+    """The answer where the tokens named have a high score as start or end. The question is one
+    token long.
+    """
     dataset = Dataset([context], [Question("a", "who", 0)])
     found, _ = make_features(dataset, tokenizer, Limits(), training=False)
     start, end = np.zeros((2, found.lengths[0]), dtype=np.float32)
     for name, value in scores.items():
-        (start if name.startswith("start") else end)[int(name.split("_")[1]) + found.offset(0)] = (
-            value
-        )
+        (start if name.startswith("start") else end)[
+            int(name.split("_")[1]) + found.offset(0)
+        ] = value
     return answers.predict(found, [Logits(start, end)], Rules()).answers["a"]
 
 
@@ -151,11 +168,15 @@ def test_an_answer_is_the_text_of_the_context_as_it_was_written(tokenizer):
     assert answered(tokenizer, context, start_6=9, end_10=9).startswith("(2")
 
 
-def test_a_span_that_ends_before_it_starts_or_lies_in_the_question_is_not_an_answer(tokenizer):
+def test_a_span_that_ends_before_it_starts_or_lies_in_the_question_is_not_an_answer(
+    tokenizer,
+):
     assert answered(tokenizer, "cat sat there", start_2=9, end_0=9, end_2=1) == "there"
     assert (
         answered(
-            tokenizer, "cat sat there", **{"start_-1": 99, "end_-1": 99, "start_1": 3, "end_1": 3}
+            tokenizer,
+            "cat sat there",
+            **{"start_-1": 99, "end_-1": 99, "start_1": 3, "end_1": 3},
         )
         == "sat"
     )
@@ -165,25 +186,37 @@ def test_a_context_without_tokens_has_an_empty_answer(tokenizer):
     dataset = Dataset(["\u0000"], [Question("a", "who", 0)])
     found, _ = make_features(dataset, tokenizer, Limits(), training=False)
     for version_2 in (False, True):
-        predictions = answers.predict(found, random_logits(found, 1), Rules(version_2=version_2))
-        assert predictions.answers == {"a": "" if version_2 else "empty"}  # as published
+        predictions = answers.predict(
+            found, random_logits(found, 1), Rules(version_2=version_2)
+        )
+        assert predictions.answers == {
+            "a": "" if version_2 else "empty"
+        }  # as published
         assert [entry["probability"] for entry in predictions.n_best["a"]] == [1.0]
 
 
 def test_the_files_hold_what_the_official_script_reads(tokenizer, dataset, tmp_path):
     found, _ = make_features(dataset, tokenizer, LIMITS, training=False)
     for version_2 in (False, True):
-        predictions = answers.predict(found, random_logits(found, 2), Rules(version_2=version_2))
+        predictions = answers.predict(
+            found, random_logits(found, 2), Rules(version_2=version_2)
+        )
         folder = tmp_path / str(version_2)
         predictions.write(folder)
         read = {
-            path.name: json.loads(path.read_text(encoding="utf-8")) for path in folder.iterdir()
+            path.name: json.loads(path.read_text(encoding="utf-8"))
+            for path in folder.iterdir()
         }
         assert read.pop("predictions.json") == predictions.answers
         assert read.pop("nbest_predictions.json") == predictions.n_best
         assert read == ({"null_odds.json": predictions.null_odds} if version_2 else {})
         for entries in predictions.n_best.values():
-            assert list(entries[0]) == ["text", "probability", "start_logit", "end_logit"]
+            assert list(entries[0]) == [
+                "text",
+                "probability",
+                "start_logit",
+                "end_logit",
+            ]
             assert sum(entry["probability"] for entry in entries) == pytest.approx(1)
 
 
@@ -191,9 +224,11 @@ def questions_and_answers(seed, count, unanswerable=0.0):
     generator = random.Random(seed)
     questions, predictions = [], {}
     for number in range(count):
-        # At least one word is no article: of an empty answer torchmetrics takes SQuAD 2.0's view, 1.1's script did not.
+        # At least one word is no article: of an empty answer torchmetrics takes SQuAD 2.0's view,
+        # 1.1's script did not.
         given = tuple(
-            Answer(made_up.prose(generator, generator.randrange(4)) + "cats", 0) for _ in range(3)
+            Answer(made_up.prose(generator, generator.randrange(4)) + "cats", 0)
+            for _ in range(3)
         )
         impossible = generator.random() < unanswerable
         questions.append(Question(str(number), "?", 0, () if impossible else given))
@@ -218,27 +253,37 @@ def test_scores_equal_torchmetrics_on_a_thousand_random_answers():
     target = [
         {
             "id": q.id,
-            "answers": {"text": [a.text for a in q.answers], "answer_start": [0] * len(q.answers)},
+            "answers": {
+                "text": [a.text for a in q.answers],
+                "answer_start": [0] * len(q.answers),
+            },
         }
         for q in questions
     ]
     expected = squad(
-        [{"id": name, "prediction_text": text} for name, text in predictions.items()], target
+        [{"id": name, "prediction_text": text} for name, text in predictions.items()],
+        target,
     )
     found = score(questions, predictions)
-    assert found["exact_match"] == pytest.approx(float(expected["exact_match"]), abs=1e-4)
+    assert found["exact_match"] == pytest.approx(
+        float(expected["exact_match"]), abs=1e-4
+    )
     assert found["f1"] == pytest.approx(float(expected["f1"]), abs=1e-4)
     assert 20 < found["exact_match"] < found["f1"] < 80
 
 
 def plain_words(text):
-    kept = "".join(character for character in text.lower() if character not in string.punctuation)
+    kept = "".join(
+        character for character in text.lower() if character not in string.punctuation
+    )
     return re.sub(r"\b(a|an|the)\b", " ", kept).split()
 
 
 def plain_score_2(question, prediction):
     """Exact match and F1 of SQuAD 2.0, of one question, by lists and loops."""
-    given = [words for answer in question.answers if (words := plain_words(answer.text))] or [[]]
+    given = [
+        words for answer in question.answers if (words := plain_words(answer.text))
+    ] or [[]]
     found = plain_words(prediction)
     best = 0.0
     for words in given:
@@ -257,9 +302,15 @@ def plain_score_2(question, prediction):
 
 def test_scores_of_version_2_equal_the_restatement():
     questions, predictions = questions_and_answers(2, 1000, unanswerable=0.4)
-    expected = [plain_score_2(question, predictions[question.id]) for question in questions]
+    expected = [
+        plain_score_2(question, predictions[question.id]) for question in questions
+    ]
     found = score(questions, predictions, "2.0")
-    for prefix, chosen in (("", {True, False}), ("HasAns_", {False}), ("NoAns_", {True})):
+    for prefix, chosen in (
+        ("", {True, False}),
+        ("HasAns_", {False}),
+        ("NoAns_", {True}),
+    ):
         rows = [
             row
             for row, question in zip(expected, questions, strict=True)
@@ -268,7 +319,9 @@ def test_scores_of_version_2_equal_the_restatement():
         assert found[f"{prefix}exact_match"] == pytest.approx(
             100 * sum(row[0] for row in rows) / len(rows)
         )
-        assert found[f"{prefix}f1"] == pytest.approx(100 * sum(row[1] for row in rows) / len(rows))
+        assert found[f"{prefix}f1"] == pytest.approx(
+            100 * sum(row[1] for row in rows) / len(rows)
+        )
     assert found["NoAns_f1"] > 10
     assert found["HasAns_f1"] > 10
 
@@ -279,10 +332,14 @@ def test_an_empty_answer_and_a_missing_one():
         score([question], {"a": ""}, "2.0")["exact_match"] == 100
     )  # an article alone is no answer
     several = Question("a", "?", 0, (Answer("the", 0), Answer("cat", 4)))
-    assert score([several], {"a": ""}, "2.0")["f1"] == 0  # beside a real one it does not count
+    assert (
+        score([several], {"a": ""}, "2.0")["f1"] == 0
+    )  # beside a real one it does not count
     assert f1("", "the") == 0
     assert f1("", "the", version_2=True) == 1
-    assert score([question, Question("b", "?", 0, (Answer("cat", 0),))], {"b": "The cat!"}) == {
+    assert score(
+        [question, Question("b", "?", 0, (Answer("cat", 0),))], {"b": "The cat!"}
+    ) == {
         "exact_match": 50.0,
         "f1": 50.0,
     }

@@ -1,4 +1,6 @@
-"""Windows equal a plain re-statement on made-up articles that hold every trap of SQuAD's contexts and answers."""
+"""Windows equal a plain re-statement on made-up articles that hold every trap of SQuAD's contexts
+and answers.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,13 @@ import pytest
 from bert.data.records import DataError
 from bert.data.tokens import WordPiece
 from finetune.squad import data as squad
-from finetune.squad.features import Limits, collapse, has_most_context, make_features, windows
+from finetune.squad.features import (
+    Limits,
+    collapse,
+    has_most_context,
+    make_features,
+    windows,
+)
 
 from .. import made_up
 from . import oracle
@@ -70,7 +78,11 @@ def assert_equal_to_the_restatement(dataset, tokenizer, limits):
     names = {number: token for token, number in tokenizer.ids.items()}
     position = 0
     for question in dataset.questions:
-        answer = (question.answers[0].text, question.answers[0].start) if question.answers else None
+        answer = (
+            (question.answers[0].text, question.answers[0].start)
+            if question.answers
+            else None
+        )
         expected = oracle.windows_of(
             dataset.contexts[question.context], question.text, answer, tokenizer.ids,
             length=limits.max_seq_length, query_length=limits.max_query_length, stride=limits.doc_stride,
@@ -80,7 +92,9 @@ def assert_equal_to_the_restatement(dataset, tokenizer, limits):
             ids, second = found.sequence(position)
             assert [names[i] for i in ids.tolist()] == window["tokens"], question
             assert window["segments"] == [0] * second + [1] * (len(ids) - second)
-            assert (found.starts[position], found.ends[position]) == window["answer"], question
+            assert (found.starts[position], found.ends[position]) == window["answer"], (
+                question
+            )
             assert found.lengths[position] == len(ids)
             assert found.offset(position) == window["offset"]
             position += 1
@@ -90,9 +104,13 @@ def assert_equal_to_the_restatement(dataset, tokenizer, limits):
             if dataset.questions[found.question[row]].id == question.id
         ]
         if rows:
-            spans = [(found.window_start[row], found.window_length[row]) for row in rows]
+            spans = [
+                (found.window_start[row], found.window_length[row]) for row in rows
+            ]
             most = has_most_context(spans, len(found.context_of(rows[0]).ids))
-            for (begin, length), mine, window in zip(spans, most, expected, strict=True):
+            for (begin, length), mine, window in zip(
+                spans, most, expected, strict=True
+            ):
                 assert mine[begin : begin + length].tolist() == window["most"]
     assert position == len(found)
     return found, left_out
@@ -127,7 +145,9 @@ def test_long_articles_equal_the_restatement_across_windows(tokenizer, limits):
         begin = generator.randrange(len(context) - 1)
         answer = context[begin : begin + generator.randrange(1, 60)]
         question = made_up.prose(generator, generator.randrange(1, 30))
-        items.append((context, question, (answer, begin) if generator.random() < 0.9 else None))
+        items.append(
+            (context, question, (answer, begin) if generator.random() < 0.9 else None)
+        )
     found, _ = assert_equal_to_the_restatement(dataset_of(items), tokenizer, limits)
     if limits.max_seq_length < 384:
         assert max(found.question.tolist().count(number) for number in range(40)) > 3
@@ -141,11 +161,16 @@ def test_long_articles_equal_the_restatement_across_windows(tokenizer, limits):
 
 
 def test_prediction_needs_no_answers_and_leaves_nothing_out(tokenizer):
-    dataset = dataset_of([("The cat sat.", "Who?", ("dog", 0)), ("\u0000 \ufffd", "Who?", None)])
+    dataset = dataset_of(
+        [("The cat sat.", "Who?", ("dog", 0)), ("\u0000 \ufffd", "Who?", None)]
+    )
     found, left_out = make_features(dataset, tokenizer, Limits(), training=False)
     assert not left_out
     assert found.starts.tolist() == found.ends.tolist() == [0, 0]
-    assert found.window_length.tolist() == [4, 0]  # a context without tokens is one empty window
+    assert found.window_length.tolist() == [
+        4,
+        0,
+    ]  # a context without tokens is one empty window
 
 
 def test_limits_without_room_are_an_error():
@@ -157,12 +182,18 @@ def file(tmp_path, questions, version="1.1", **article):
     path = tmp_path / "squad.json"
     paragraph = {"context": "The cat sat.", "qas": questions, **article}
     path.write_text(
-        json.dumps({"version": version, "data": [{"title": "x", "paragraphs": [paragraph]}]})
+        json.dumps(
+            {"version": version, "data": [{"title": "x", "paragraphs": [paragraph]}]}
+        )
     )
     return path
 
 
-QUESTION = {"id": "a", "question": "Who?", "answers": [{"text": "cat", "answer_start": 4}]}
+QUESTION = {
+    "id": "a",
+    "question": "Who?",
+    "answers": [{"text": "cat", "answer_start": 4}],
+}
 
 
 def test_a_file_of_either_version_is_read(tmp_path):
@@ -175,7 +206,10 @@ def test_a_file_of_either_version_is_read(tmp_path):
     assert second.answers == ()
     bare = {"id": "c", "question": "When?"}
     assert (
-        squad.read(file(tmp_path, [bare], "mine"), needs_answers=False).questions[0].answers == ()
+        squad.read(file(tmp_path, [bare], "mine"), needs_answers=False)
+        .questions[0]
+        .answers
+        == ()
     )
 
 
@@ -194,7 +228,9 @@ def test_a_file_of_either_version_is_read(tmp_path):
         ([QUESTION], {"context": None}, r"data\[0\].paragraphs\[0\] has no str 'context'"),
     ],
 )  # fmt: skip
-def test_a_wrong_file_is_one_line_that_names_the_place(tmp_path, questions, options, message):
+def test_a_wrong_file_is_one_line_that_names_the_place(
+    tmp_path, questions, options, message
+):
     with pytest.raises(DataError, match=message) as error:
         squad.read(file(tmp_path, questions, **options))
     assert "\n" not in str(error.value)

@@ -14,7 +14,11 @@ _FLOAT = 1  # of tensorflow.DataType
 
 
 def write_varint(value: int) -> bytes:
-    return bytes([value]) if value < 128 else bytes([value & 127 | 128]) + write_varint(value >> 7)
+    return (
+        bytes([value])
+        if value < 128
+        else bytes([value & 127 | 128]) + write_varint(value >> 7)
+    )
 
 
 def message(number: int, payload: bytes) -> bytes:
@@ -27,7 +31,9 @@ def write_bundle(prefix: Path, tensors: dict[str, np.ndarray]) -> None:
     entries, data = {b"": b"\x08\x01"}, b""
     for key, value in sorted(tensors.items()):
         raw = value.astype("<f4").tobytes()
-        sizes = b"".join(message(2, b"\x08" + write_varint(size)) for size in value.shape)
+        sizes = b"".join(
+            message(2, b"\x08" + write_varint(size)) for size in value.shape
+        )
         entries[key.encode()] = (
             b"\x08" + write_varint(_FLOAT) + message(2, sizes) + b"\x20" + write_varint(len(data))
             + b"\x28" + write_varint(len(raw)) + b"\x35" + masked_crc(raw)
@@ -46,7 +52,13 @@ def _table(entries: dict[bytes, bytes]) -> bytes:
         out += _block(records)
     index = {max(entries) + b"\x00": handles[0]}
     footer = handles[1] + _handle(out, index)
-    return out + _block(index) + footer + bytes(40 - len(footer)) + struct.pack("<Q", _MAGIC)
+    return (
+        out
+        + _block(index)
+        + footer
+        + bytes(40 - len(footer))
+        + struct.pack("<Q", _MAGIC)
+    )
 
 
 def _handle(before: bytes, records: dict[bytes, bytes]) -> bytes:
@@ -58,7 +70,9 @@ def _block(records: dict[bytes, bytes]) -> bytes:
     body, restarts = b"", []
     for key, value in sorted(records.items()):
         restarts.append(len(body))
-        body += b"\x00" + write_varint(len(key)) + write_varint(len(value)) + key + value
+        body += (
+            b"\x00" + write_varint(len(key)) + write_varint(len(value)) + key + value
+        )
     body += b"".join(struct.pack("<I", at) for at in restarts or [0]) + struct.pack(
         "<I", len(restarts) or 1
     )
@@ -83,10 +97,17 @@ def write_bert(prefix: Path, config: dict[str, int], seed: int) -> None:
         norms += [f"{scope}/attention/output", f"{scope}/output"]
         for name in ("self/query", "self/key", "self/value", "output/dense"):
             dense[f"{scope}/attention/{name}"] = h, h
-        dense[f"{scope}/intermediate/dense"], dense[f"{scope}/output/dense"] = (h, f), (f, h)
+        dense[f"{scope}/intermediate/dense"], dense[f"{scope}/output/dense"] = (
+            (h, f),
+            (f, h),
+        )
     for name in norms:
-        shapes |= dict.fromkeys((f"{name}/LayerNorm/gamma", f"{name}/LayerNorm/beta"), (h,))
+        shapes |= dict.fromkeys(
+            (f"{name}/LayerNorm/gamma", f"{name}/LayerNorm/beta"), (h,)
+        )
     for name, shape in dense.items():
         shapes |= {f"{name}/kernel": shape, f"{name}/bias": shape[1:]}
     random = np.random.default_rng(seed)
-    write_bundle(prefix, {name: random.normal(size=shape) for name, shape in shapes.items()})
+    write_bundle(
+        prefix, {name: random.normal(size=shape) for name, shape in shapes.items()}
+    )

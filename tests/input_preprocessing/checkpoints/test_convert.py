@@ -1,4 +1,6 @@
-"""TensorFlow checkpoints are converted exactly without TensorFlow; damage and mismatches are reported by name."""
+"""TensorFlow checkpoints are converted exactly without TensorFlow; damage and mismatches are
+reported by name.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,11 @@ import torch
 
 from bert.data.records import DataError
 from input_preprocessing.checkpoints import tf_names as names
-from input_preprocessing.checkpoints.convert import convert, read_pytorch, read_tensorflow
+from input_preprocessing.checkpoints.convert import (
+    convert,
+    read_pytorch,
+    read_tensorflow,
+)
 from input_preprocessing.tensorflow_files.bundle import Bundle, masked_crc, prefix_of
 
 from .bundle_writer import write_bundle
@@ -62,7 +68,13 @@ def test_conversion_accounts_for_every_variable(
     tmp_path: Path, values: dict[str, np.ndarray]
 ) -> None:
     shape, left_out = convert(PREFIX, tmp_path / "a.pt", "mlperf")
-    assert (shape.layers, shape.hidden, shape.feed_forward, shape.vocabulary, shape.positions) == (
+    assert (
+        shape.layers,
+        shape.hidden,
+        shape.feed_forward,
+        shape.vocabulary,
+        shape.positions,
+    ) == (
         2,
         8,
         32,
@@ -73,23 +85,34 @@ def test_conversion_accounts_for_every_variable(
     state = torch.load(tmp_path / "a.pt", weights_only=True)["model"]
     assert len(state) == len(values) + 1  # the decoder's weight is the word embeddings
     kernel = values["bert/encoder/layer_1/intermediate/dense/kernel"]
-    assert np.array_equal(state["bert.encoder.layer.1.intermediate.dense_act.weight"], kernel.T)
+    assert np.array_equal(
+        state["bert.encoder.layer.1.intermediate.dense_act.weight"], kernel.T
+    )
     words = values["bert/embeddings/word_embeddings"]
-    for name in ("bert.embeddings.word_embeddings.weight", "cls.predictions.decoder.weight"):
+    for name in (
+        "bert.embeddings.word_embeddings.weight",
+        "cls.predictions.decoder.weight",
+    ):
         assert np.array_equal(state[name][:29], words)
         assert state[name].shape == (32, 8)
         assert not state[name][29:].any()
     assert np.array_equal(
-        state["cls.seq_relationship.weight"], values["cls/seq_relationship/output_weights"]
+        state["cls.seq_relationship.weight"],
+        values["cls/seq_relationship/output_weights"],
     )
     assert np.array_equal(state["cls.predictions.transform.LayerNorm.bias"],
                           values["cls/predictions/transform/LayerNorm/beta"])  # fmt: skip
 
 
-def test_gradient_accumulators_are_left_out(tmp_path: Path, values: dict[str, np.ndarray]) -> None:
-    """As the reference's checkpoint_add_gradacc.py names them: a slot of zeros beside every variable."""
+def test_gradient_accumulators_are_left_out(
+    tmp_path: Path, values: dict[str, np.ndarray]
+) -> None:
+    """As the reference's checkpoint_add_gradacc.py names them: a slot of zeros beside every
+    variable.
+    """
     tensors = dict(values) | {
-        f"{name}/GradientAccumulator": np.zeros_like(value) for name, value in values.items()
+        f"{name}/GradientAccumulator": np.zeros_like(value)
+        for name, value in values.items()
     }
     write_bundle(tmp_path / "model.ckpt-1", tensors)
     found, left_out = read_tensorflow(tmp_path / "model.ckpt-1")
@@ -97,19 +120,29 @@ def test_gradient_accumulators_are_left_out(tmp_path: Path, values: dict[str, np
     assert found.keys() == read_tensorflow(PREFIX)[0].keys()
 
 
-def test_a_long_list_of_misfits_is_cut(tmp_path: Path, values: dict[str, np.ndarray]) -> None:
+def test_a_long_list_of_misfits_is_cut(
+    tmp_path: Path, values: dict[str, np.ndarray]
+) -> None:
     write_bundle(
         tmp_path / "model.ckpt-1",
         dict(values) | {f"bert/extra_{i}": np.zeros(1) for i in range(99)},
     )
-    with pytest.raises(DataError, match=r"bert\.extra_0 is unknown; .* and 91 more$") as caught:
+    with pytest.raises(
+        DataError, match=r"bert\.extra_0 is unknown; .* and 91 more$"
+    ) as caught:
         convert(tmp_path / "model.ckpt-1", tmp_path / "a.pt", "mlperf")
     assert len(str(caught.value)) < 500
 
 
-def test_a_checkpoint_of_tensorflow_2_is_told_what_to_give_instead(tmp_path: Path) -> None:
-    write_bundle(tmp_path / "model.ckpt-1", {"_CHECKPOINTABLE_OBJECT_GRAPH": np.zeros(1)})
-    with pytest.raises(DataError, match="is a checkpoint of TensorFlow 2; give that of tf1_ckpt"):
+def test_a_checkpoint_of_tensorflow_2_is_told_what_to_give_instead(
+    tmp_path: Path,
+) -> None:
+    write_bundle(
+        tmp_path / "model.ckpt-1", {"_CHECKPOINTABLE_OBJECT_GRAPH": np.zeros(1)}
+    )
+    with pytest.raises(
+        DataError, match="is a checkpoint of TensorFlow 2; give that of tf1_ckpt"
+    ):
         convert(tmp_path / "model.ckpt-1", tmp_path / "a.pt", "mlperf")
 
 
@@ -125,7 +158,9 @@ def test_all_kinds_of_file_hold_the_same_tensors(tmp_path: Path) -> None:
         ]
     ):
         target = tmp_path / f"{number}{suffix}"
-        convert(source, target, spelling, vocab_size=29, multiple=1 if number % 2 else 8)
+        convert(
+            source, target, spelling, vocab_size=29, multiple=1 if number % 2 else 8
+        )
         source = target
     found = read_pytorch(source)
     assert found.keys() == original.keys()
@@ -215,7 +250,10 @@ def test_a_decoder_that_is_not_tied_is_refused(tmp_path: Path) -> None:
     ("changed", "message"),
     [
         ({"num_hidden_layers": 3}, "num_hidden_layers 3, not 2"),
-        ({"hidden_size": 16, "vocab_size": 30}, "hidden_size 16, not 8, vocab_size 30, not 29"),
+        (
+            {"hidden_size": 16, "vocab_size": 30},
+            "hidden_size 16, not 8, vocab_size 30, not 29",
+        ),
         ({"vocab_size": None}, "not a BERT configuration"),
     ],
 )
@@ -233,7 +271,9 @@ def test_a_checkpoint_of_another_model_than_bert_config_is_refused(
         bert_config=tmp_path / "fits.json",
     )
     with pytest.raises(DataError, match=message):
-        convert(PREFIX, tmp_path / "c.pt", "mlperf", bert_config=tmp_path / "other.json")
+        convert(
+            PREFIX, tmp_path / "c.pt", "mlperf", bert_config=tmp_path / "other.json"
+        )
     assert not (tmp_path / "c.pt").exists()
 
 
@@ -243,7 +283,12 @@ def test_more_words_than_the_checkpoint_has_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_is_found_by_prefix_file_or_folder(tmp_path: Path) -> None:
-    for path in (PREFIX, Path(f"{PREFIX}.index"), Path(f"{PREFIX}.data-00000-of-00001"), SAVED):
+    for path in (
+        PREFIX,
+        Path(f"{PREFIX}.index"),
+        Path(f"{PREFIX}.data-00000-of-00001"),
+        SAVED,
+    ):
         assert prefix_of(path) == PREFIX
     with pytest.raises(DataError, match="0 checkpoints"):
         prefix_of(tmp_path)
@@ -254,13 +299,19 @@ def test_bf16_is_widened_in_both_formats(tmp_path: Path, name: str) -> None:
     convert(PREFIX, tmp_path / "a.pt", "mlperf")
     exact = read_pytorch(tmp_path / "a.pt")
     low = {key: torch.from_numpy(tensor).bfloat16() for key, tensor in exact.items()}
-    (torch.save if name.endswith(".pt") else safetensors.torch.save_file)(low, tmp_path / name)
+    (torch.save if name.endswith(".pt") else safetensors.torch.save_file)(
+        low, tmp_path / name
+    )
     for key, tensor in read_pytorch(tmp_path / name).items():
         assert tensor.dtype == np.float32
         assert np.array_equal(tensor, low[key].float().numpy())
 
 
 @pytest.mark.parametrize("name", ["a.pt", "a.safetensors"])
-def test_a_target_in_a_folder_that_does_not_exist_is_reported(tmp_path: Path, name: str) -> None:
-    with pytest.raises(DataError, match=rf"cannot write .*none/{name}: No such file or directory"):
+def test_a_target_in_a_folder_that_does_not_exist_is_reported(
+    tmp_path: Path, name: str
+) -> None:
+    with pytest.raises(
+        DataError, match=rf"cannot write .*none/{name}: No such file or directory"
+    ):
         convert(PREFIX, tmp_path / "none" / name, "mlperf")

@@ -1,4 +1,6 @@
-"""The checkpoint beside prepared data is converted, even if added or replaced later, and refused if it does not fit."""
+"""The checkpoint beside prepared data is converted, even if added or replaced later, and refused if
+it does not fit.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def test_a_checkpoint_that_comes_late_or_is_replaced_is_converted(
     fresh: Path, config: dict[str, int]
 ) -> None:
     prepare.main(options_of(fresh))
-    shards = {path: path.stat().st_mtime_ns for path in fresh.glob("packed_data/*.hdf5")}
+    shards = {
+        path: path.stat().st_mtime_ns for path in fresh.glob("packed_data/*.hdf5")
+    }
     converted = fresh / "phase1" / "model.ckpt-28252.pt"
     assert shards
     assert not converted.exists()
@@ -51,24 +55,34 @@ def test_a_checkpoint_that_comes_late_or_is_replaced_is_converted(
         write_bert(fresh / "download" / place / "model.ckpt-28252", config, seed=number)
         prepare.main(options_of(fresh))
         seen.append(
-            torch.load(converted, weights_only=True)["model"]["bert.pooler.dense_act.weight"]
+            torch.load(converted, weights_only=True)["model"][
+                "bert.pooler.dense_act.weight"
+            ]
             .sum()
             .item()
         )
         noted = json.loads(converted.with_suffix(".json").read_text())
-        assert noted["tensors"] == weights.identity(converted), "as the closed division knows them"
+        assert noted["tensors"] == weights.identity(converted), (
+            "as the closed division knows them"
+        )
     assert len(set(seen)) == 3
     assert not failures(verify.verify(fresh, jobs=1))
     stamp = converted.stat().st_mtime_ns
     prepare.main(options_of(fresh))
     assert converted.stat().st_mtime_ns == stamp
-    assert shards == {path: path.stat().st_mtime_ns for path in fresh.glob("packed_data/*.hdf5")}
+    assert shards == {
+        path: path.stat().st_mtime_ns for path in fresh.glob("packed_data/*.hdf5")
+    }
 
 
 def test_a_checkpoint_of_another_model_stops_before_hours_of_work(
     fresh: Path, config: dict[str, int]
 ) -> None:
-    write_bert(fresh / "download" / "model.ckpt-28252", config | {"num_hidden_layers": 2}, seed=0)
+    write_bert(
+        fresh / "download" / "model.ckpt-28252",
+        config | {"num_hidden_layers": 2},
+        seed=0,
+    )
     with pytest.raises(DataError, match="num_hidden_layers 1, not 2"):
         prepare.main(options_of(fresh))
     assert not list(fresh.glob("work/instances/*"))

@@ -1,4 +1,6 @@
-"""Inputs of a preparation are compared by content: only what depends on a changed input is remade."""
+"""Inputs of a preparation are compared by content: only what depends on a changed input is
+remade.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,12 @@ from input_preprocessing.stage import reading
 from input_preprocessing.stage.cli import run_stage
 from input_preprocessing.verify.verdict import failures, verify
 
-from ..conftest import made_up_documents, prepare_options, prepared_digests, write_documents
+from ..conftest import (
+    made_up_documents,
+    prepare_options,
+    prepared_digests,
+    write_documents,
+)
 
 
 def run(folder: Path) -> None:
@@ -58,11 +65,16 @@ def test_a_replaced_configuration_is_copied_and_the_records_stay(
 ) -> None:
     before = times(folder)
     config = folder / "download" / "bert_config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"num_hidden_layers": 2}))
+    config.write_text(
+        json.dumps(json.loads(config.read_text()) | {"num_hidden_layers": 2})
+    )
     run(folder)
     assert "bert_config.json is replaced by" in capsys.readouterr().err
     assert (
-        json.loads((folder / "phase1" / "bert_config.json").read_text())["num_hidden_layers"] == 2
+        json.loads((folder / "phase1" / "bert_config.json").read_text())[
+            "num_hidden_layers"
+        ]
+        == 2
     )
     assert times(folder) == before
     assert not failures(verify(folder, jobs=1))
@@ -108,7 +120,8 @@ def test_a_text_that_changes_during_a_run_stops_it(
 
     monkeypatch.setattr(prepare.steps, "make_training_files", slowly)
     with pytest.raises(
-        DataError, match="part-00000-of-00003 changed while it was read; run the same command again"
+        DataError,
+        match="part-00000-of-00003 changed while it was read; run the same command again",
     ):
         run(fresh)
     assert not list(fresh.glob("prepared-*"))
@@ -174,7 +187,12 @@ def test_another_corpus_in_the_same_folder_has_its_own_vocabulary_and_model(
         run_stage("corpus")
         run(folder)
     assert prepared_digests(again) == prepared_digests(afresh)
-    assert json.loads((again / "phase1" / "bert_config.json").read_text())["num_hidden_layers"] == 2
+    assert (
+        json.loads((again / "phase1" / "bert_config.json").read_text())[
+            "num_hidden_layers"
+        ]
+        == 2
+    )
 
 
 def test_a_corpus_is_not_made_twice_of_one_text_and_again_where_a_file_was_changed(
@@ -195,7 +213,9 @@ def test_a_corpus_is_not_made_twice_of_one_text_and_again_where_a_file_was_chang
     capsys.readouterr()
     run_stage("corpus")
     assert "nothing to do" in capsys.readouterr().err
-    assert {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in files} == files
+    assert {
+        path: (path.read_bytes(), path.stat().st_mtime_ns) for path in files
+    } == files
     part = next(folder.rglob("part-*"))
     part.write_text(part.read_text().replace("e", "E", 1))
     run_stage("corpus")

@@ -60,7 +60,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.send_response(206 if start else 200)
         self.send_header(
             "Content-Type",
-            "text/html" if content.startswith(b"<html>") else "application/octet-stream",
+            "text/html"
+            if content.startswith(b"<html>")
+            else "application/octet-stream",
         )
         self.send_header("Content-Length", str(len(content) - start))
         self.end_headers()
@@ -77,7 +79,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     monkeypatch.setattr(download, "RETRY_SECONDS", 0.01)
     with Server() as running:
-        thread = threading.Thread(target=running.serve_forever, args=(0.05,), daemon=True)
+        thread = threading.Thread(
+            target=running.serve_forever, args=(0.05,), daemon=True
+        )
         thread.start()
         yield running
         running.shutdown()
@@ -119,7 +123,9 @@ def test_a_download_goes_on_in_the_next_run(
     assert server.ranges == ["bytes=500000-"]
 
 
-def test_a_complete_but_unrenamed_download_is_kept(server: Server, tmp_path: Path) -> None:
+def test_a_complete_but_unrenamed_download_is_kept(
+    server: Server, tmp_path: Path
+) -> None:
     server.files["a.bin"] = CONTENT
     (tmp_path / ".a.bin.partial").write_bytes(CONTENT)
     assert download.fetch_file(public(), tmp_path, server.url).read_bytes() == CONTENT
@@ -136,7 +142,12 @@ def test_wrong_bytes_are_refused_and_removed(server: Server, tmp_path: Path) -> 
     with pytest.raises(DataError, match="has another file") as caught:
         download.fetch_file(public(), tmp_path, server.url)
     assert not list(tmp_path.iterdir())
-    for told in ("a.bin", "1.0 MB", public().digest.split()[1], str(tmp_path / "a.bin")):
+    for told in (
+        "a.bin",
+        "1.0 MB",
+        public().digest.split()[1],
+        str(tmp_path / "a.bin"),
+    ):
         assert told in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -189,7 +200,8 @@ def archive(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         "eval.txt": b"eval\n"
     }
     known = {
-        name: hashlib.md5(texts[name]).hexdigest() for name in ("part-00000-of-00003", "eval.txt")
+        name: hashlib.md5(texts[name]).hexdigest()
+        for name in ("part-00000-of-00003", "eval.txt")
     }
     monkeypatch.setattr(download, "TEXT_MD5", known)
     make_archive(mirror / "results_text.tar.gz", texts)
@@ -210,7 +222,9 @@ def make_archive(path: Path, texts: dict[str, bytes]) -> None:
             tar.addfile(member, io.BytesIO(content))
 
 
-def test_everything_comes_from_a_mirror_folder_unpacked(archive: Path, tmp_path: Path) -> None:
+def test_everything_comes_from_a_mirror_folder_unpacked(
+    archive: Path, tmp_path: Path
+) -> None:
     download.download(tmp_path / "download", str(archive))
     folder = tmp_path / "download"
     assert sorted(path.name for path in folder.iterdir()) == [

@@ -37,7 +37,9 @@ def site(server: Server, monkeypatch: pytest.MonkeyPatch) -> Server:  # noqa: F8
     """Small files in place of the real ones."""
     server.files = {file.name: QUESTIONS for file in finetuning.SOURCES["squad"]}
     server.files["CoLA.zip"] = archive(
-        "CoLA", train="x\t1\t\tA cat .\nx\t0\t*\tCat a .\n", test="index\tsentence\n0\tA dog .\n"
+        "CoLA",
+        train="x\t1\t\tA cat .\nx\t0\t*\tCat a .\n",
+        test="index\tsentence\n0\tA dog .\n",
     )
     server.files["msr_paraphrase_train.txt"] = "\r\n".join(PAIRS).encode()
     server.files["mrpc_dev_ids.tsv"] = b"1\t2\n4\t5\n"
@@ -50,7 +52,10 @@ def publish(monkeypatch: pytest.MonkeyPatch, site: Server) -> None:
     sources = {}
     for task in ("squad", "MRPC", "CoLA"):
         files = finetuning.SOURCES[task]
-        digests = [f"sha256 {hashlib.sha256(site.files[file.name]).hexdigest()}" for file in files]
+        digests = [
+            f"sha256 {hashlib.sha256(site.files[file.name]).hexdigest()}"
+            for file in files
+        ]
         sources[task] = tuple(
             dataclasses.replace(file, digest=digest, url=f"{site.url}/{file.name}")
             for file, digest in zip(files, digests, strict=True)
@@ -71,17 +76,22 @@ def test_squad_comes_from_its_site_and_goes_on_where_it_broke_off(
     assert len(site.ranges) == 5, "what is there is not fetched again"
 
 
-def test_glue_is_unpacked_and_mrpc_is_made_of_its_pairs(site: Server, tmp_path: Path) -> None:
+def test_glue_is_unpacked_and_mrpc_is_made_of_its_pairs(
+    site: Server, tmp_path: Path
+) -> None:
     finetuning.fetch("CoLA", tmp_path / "CoLA", site.url)
     names = sorted(path.name for path in (tmp_path / "CoLA").iterdir())
     assert names == ["CoLA.zip", "test.tsv", "train.tsv"]
     made = (tmp_path / "CoLA" / "test.tsv").read_bytes()
     (tmp_path / "CoLA" / "test.tsv").write_text("index\tsentence\n")
     finetuning.fetch("CoLA", tmp_path / "CoLA", site.url)
-    assert (tmp_path / "CoLA" / "test.tsv").read_bytes() == made, "of the archive that is there"
+    assert (tmp_path / "CoLA" / "test.tsv").read_bytes() == made, (
+        "of the archive that is there"
+    )
     finetuning.fetch("MRPC", tmp_path / "MRPC", site.url)
     tables = {
-        path.name: path.read_text().splitlines() for path in (tmp_path / "MRPC").glob("*[nv].tsv")
+        path.name: path.read_text().splitlines()
+        for path in (tmp_path / "MRPC").glob("*[nv].tsv")
     }
     header = PAIRS[0].removeprefix("\ufeff")
     assert tables == {
@@ -103,7 +113,13 @@ def test_glue_is_unpacked_and_mrpc_is_made_of_its_pairs(site: Server, tmp_path: 
             False,
             "has another file .sha256 44136fa355b3678a",
         ),
-        ("CoLA", "CoLA.zip", archive("CoLA", train="x\n" * 2), False, "has another file .sha256 "),
+        (
+            "CoLA",
+            "CoLA.zip",
+            archive("CoLA", train="x\n" * 2),
+            False,
+            "has another file .sha256 ",
+        ),
         ("MRPC", "mrpc_dev_ids.tsv", b"1\t2\n", False, "has another file .sha256 "),
         (
             "MRPC",
@@ -131,7 +147,9 @@ def test_other_files_than_the_published_ones_are_one_line(
 
 def test_archives_are_known_by_the_digests_that_others_recorded() -> None:
     for file in (file for files in finetuning.SOURCES.values() for file in files):
-        assert re.fullmatch("sha256 [0-9a-f]{64}|md5 [0-9a-f]{32}", file.digest), file.name
+        assert re.fullmatch("sha256 [0-9a-f]{64}|md5 [0-9a-f]{32}", file.digest), (
+            file.name
+        )
 
 
 def test_without_a_network_what_lies_there_is_checked(

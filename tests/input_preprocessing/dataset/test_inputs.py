@@ -18,11 +18,15 @@ from ..conftest import prepare_options
 
 def free(monkeypatch: pytest.MonkeyPatch, disk: float) -> None:
     monkeypatch.setattr(
-        shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(int(disk), 0, int(disk))
+        shutil,
+        "disk_usage",
+        lambda _: shutil._ntuple_diskusage(int(disk), 0, int(disk)),
     )
 
 
-def test_files_made_earlier_count_as_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_made_earlier_count_as_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # 0.9 bytes of records for each of ten passes over a byte, twice; and 10 MB.
     free(monkeypatch, 28_000_000 - 5_000)
     with pytest.raises(DataError, match="make room"):
@@ -36,7 +40,9 @@ def test_the_need_is_reported_and_checked_before_anything_is_downloaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     free(monkeypatch, 200e9)
-    monkeypatch.setattr(prepare.download, "download", lambda *_: pytest.fail("it downloads"))
+    monkeypatch.setattr(
+        prepare.download, "download", lambda *_: pytest.fail("it downloads")
+    )
     options = prepare_options(tmp_path / "data", "--packed-data", "--dupe-factor", "10")
     options.skip_download = False
     with pytest.raises(DataError, match=r"200\.0 GB free"):

@@ -59,7 +59,12 @@ def exported(repository: Path, phase: int, datadir: Path) -> dict[str, str]:
     }
     line = ["bash", "-euc", script]
     done = subprocess.run(
-        line, cwd=repository, env=environment, capture_output=True, text=True, check=True
+        line,
+        cwd=repository,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     return dict(item.split("=", 1) for item in done.stdout.split("\0") if item)
 
@@ -79,7 +84,9 @@ def test_the_pretraining_config_finds_the_data_of_each_phase(
     counts = records.masked_lm_offsets[1:] - records.masked_lm_offsets[:-1]
     assert counts.max() == min(masked, round(0.15 * length))
     assert (
-        open_records(prepared / str(length) / "eval" / "part_eval_10k.hdf5")[1].max_seq_length
+        open_records(prepared / str(length) / "eval" / "part_eval_10k.hdf5")[
+            1
+        ].max_seq_length
         == length
     )
 
@@ -166,7 +173,9 @@ def test_what_the_second_phase_lacks_stops_the_first_from_beginning(
         '{"vocab_size":9999,"max_position_embeddings":64}'
     )
     with pytest.raises(DataError, match="fewer than --max-seq-length 512"):
-        prepare.main(options(tmp_path / "data", "--skip-download", "--phases", "64:10,512:80"))
+        prepare.main(
+            options(tmp_path / "data", "--skip-download", "--phases", "64:10,512:80")
+        )
     assert not (tmp_path / "data" / "64" / "work").exists()
 
 
@@ -180,7 +189,9 @@ def test_the_disk_must_hold_the_shards_of_the_first_phase_while_the_second_works
         "--dupe-factor",
         "100",
     ]
-    size = sum(path.stat().st_size for path in (downloaded / "download" / "results4").iterdir())
+    size = sum(
+        path.stat().st_size for path in (downloaded / "download" / "results4").iterdir()
+    )
     enough_for_one = int(100 * 0.9 * size * 2 + 20_000_000)
     monkeypatch.setattr(
         shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1, 1, enough_for_one)
@@ -194,7 +205,10 @@ def test_the_disk_must_hold_the_shards_of_the_first_phase_while_the_second_works
     ("more", "message"),
     [
         (["--phases", "--max-seq-length", "128"], "omit --max-seq-length"),
-        (["--phases", "--max-predictions-per-seq", "20"], "omit --max-predictions-per-seq"),
+        (
+            ["--phases", "--max-predictions-per-seq", "20"],
+            "omit --max-predictions-per-seq",
+        ),
         (["--vocab-size", "500"], "--vocab-size requires --input"),
     ],
 )
@@ -207,17 +221,27 @@ def test_options_that_would_do_nothing_are_refused(
     assert not list(downloaded.rglob("work"))
 
 
-@pytest.mark.parametrize("wrong", ["128", "128:20,64:10", "128:20,128:20", "a:b", "128:20,"])
+@pytest.mark.parametrize(
+    "wrong", ["128", "128:20,64:10", "128:20,128:20", "a:b", "128:20,"]
+)
 def test_phases_are_growing_lengths_with_their_masked_tokens(wrong: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError):
         parse_phases(wrong)
 
 
-def test_a_text_that_was_downloaded_is_not_written_over(text: Path, fresh: Path) -> None:
+def test_a_text_that_was_downloaded_is_not_written_over(
+    text: Path, fresh: Path
+) -> None:
     (fresh / "download" / corpus.NOTE).unlink()
-    before = {path: path.read_bytes() for path in (fresh / "download").rglob("*") if path.is_file()}
+    before = {
+        path: path.read_bytes()
+        for path in (fresh / "download").rglob("*")
+        if path.is_file()
+    }
     with pytest.raises(DataError, match="has text not made by this command"):
         prepare.main(prepare_options(fresh, "--input", str(text)))
     assert {
-        path: path.read_bytes() for path in (fresh / "download").rglob("*") if path.is_file()
+        path: path.read_bytes()
+        for path in (fresh / "download").rglob("*")
+        if path.is_file()
     } == before

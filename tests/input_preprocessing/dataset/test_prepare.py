@@ -1,4 +1,6 @@
-"""Preparation: the same bytes for any number of jobs and after any interruption, and nothing lost on the way."""
+"""Preparation: the same bytes for any number of jobs and after any interruption, and nothing lost
+on the way.
+"""
 
 from __future__ import annotations
 
@@ -66,8 +68,12 @@ def test_any_number_of_jobs_gives_the_same_bytes(
         2,
     ]
     environment = {**os.environ, "PYTHON": sys.executable}
-    command = [str(part) for part in (script, *line, "--max-seq-length", 64, "--jobs", 3)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    command = [
+        str(part) for part in (script, *line, "--max-seq-length", 64, "--jobs", 3)
+    ]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, env=environment
+    )
     assert done.returncode == 0, done.stderr
     assert prepared_digests(folder) == prepared_digests(packed)
     assert "packed_data" in done.stderr
@@ -100,7 +106,9 @@ def test_kill_9_at_a_random_moment_changes_nothing(
         "2",
     ]
     for _ in range(3):
-        process = subprocess.Popen(line, stderr=subprocess.DEVNULL, start_new_session=True)
+        process = subprocess.Popen(
+            line, stderr=subprocess.DEVNULL, start_new_session=True
+        )
         time.sleep(random.Random(seed).uniform(0.3, 3.0))
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -137,10 +145,14 @@ def test_a_lost_or_changed_shard_is_made_again(packed: Path, tmp_path: Path) -> 
     assert prepared_digests(folder) == prepared_digests(packed)
 
 
-def test_the_evaluation_set_is_picked_as_the_benchmark_does(tmp_path: Path, packed: Path) -> None:
+def test_the_evaluation_set_is_picked_as_the_benchmark_does(
+    tmp_path: Path, packed: Path
+) -> None:
     source = packed / "packed_data" / "part_00000_of_00004.hdf5"
     records, metadata = open_records(source)
-    bert.data.format.write_records(tmp_path / "all.hdf5", records.with_rows(None), metadata)
+    bert.data.format.write_records(
+        tmp_path / "all.hdf5", records.with_rows(None), metadata
+    )
     count = records.num_sequences
     assert shards.pick_samples(tmp_path / "all.hdf5", tmp_path / "some.hdf5", 30) == 30
     chosen = open_records(tmp_path / "some.hdf5")[0]
@@ -155,12 +167,18 @@ def test_many_groups_shuffle_and_pack_all_sequences(packed: Path, tmp_path: Path
     source.mkdir()
     for path in (packed / "packed_data").glob("part_*"):
         records, metadata = open_records(path)
-        bert.data.format.write_records(source / path.name, records.with_rows(None), metadata)
+        bert.data.format.write_records(
+            source / path.name, records.with_rows(None), metadata
+        )
     total = multiset_digest(all_records(packed / "packed_data"))
     plan = shards.plan_shards
-    monkeypatch.setattr(shards, "plan_shards", lambda *a, **k: plan(*a, **k, group_size=100))
+    monkeypatch.setattr(
+        shards, "plan_shards", lambda *a, **k: plan(*a, **k, group_size=100)
+    )
     shards.shuffle_records(source, tmp_path / "a", shards=7, seed=1, jobs=1)
-    shards.pack_records(source, tmp_path / "b", shards=7, seed=1, max_sequences_per_row=2, jobs=1)
+    shards.pack_records(
+        source, tmp_path / "b", shards=7, seed=1, max_sequences_per_row=2, jobs=1
+    )
     shards.shuffle_records(source, tmp_path / "c", shards=7, seed=2, jobs=1)
     orders = [all_records(tmp_path / name) for name in "abc"]
     assert {multiset_digest(records) for records in orders} == {total}
@@ -182,7 +200,9 @@ def test_both_phases_are_prepared_from_one_download(
             "4",
         ]
         prepare.main(prepare_options(tmp_path / phase, "--packed-data", *line))
-    assert all_records(tmp_path / "phase-1" / "packed_data").sequence_lengths.max() == 32
+    assert (
+        all_records(tmp_path / "phase-1" / "packed_data").sequence_lengths.max() == 32
+    )
     assert prepared_digests(tmp_path / "phase-2") == prepared_digests(packed)
 
 
@@ -238,7 +258,9 @@ def test_bad_input_stops_with_one_line_and_makes_no_data(
 def test_a_small_disk_stops_it_before_it_starts(downloaded: Path, tmp_path: Path,
                                                 monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
     folder = copy_of(downloaded, tmp_path)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1, 1, 10_000_000))
+    monkeypatch.setattr(
+        shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1, 1, 10_000_000)
+    )
     with pytest.raises(DataError, match=r"10\.0 MB free"):
         prepare.main(prepare_options(folder, "--packed-data"))
     assert not (folder / "work").exists()
@@ -247,7 +269,9 @@ def test_a_small_disk_stops_it_before_it_starts(downloaded: Path, tmp_path: Path
 def test_too_many_shards_are_refused(downloaded: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="too few for 4000 shards"):
         prepare.main(
-            prepare_options(copy_of(downloaded, tmp_path), "--packed-data", "--shards", "4000")
+            prepare_options(
+                copy_of(downloaded, tmp_path), "--packed-data", "--shards", "4000"
+            )
         )
 
 

@@ -47,8 +47,12 @@ def folder(packed: Path, tmp_path: Path) -> Path:
 
 def files_of(folder: Path) -> dict[str, str]:
     """md5 of every file, including manifest and index, except those set aside."""
-    found = contents(folder) | {path.name: path.read_text() for path in folder.glob("prepared-*")}
-    return {name: md5 for name, md5 in found.items() if not name.startswith("set_aside")}
+    found = contents(folder) | {
+        path.name: path.read_text() for path in folder.glob("prepared-*")
+    }
+    return {
+        name: md5 for name, md5 in found.items() if not name.startswith("set_aside")
+    }
 
 
 def times(folder: Path) -> dict[Path, int]:
@@ -82,10 +86,16 @@ def relabel(folder: Path) -> None:
     """Changes the source recorded in a shard, with the right sequences."""
     records, metadata = open_records(folder / SHARD)
     kept = type(records)(
-        **{name: np.array(value) for name, value in vars(records).items() if value is not None}
+        **{
+            name: np.array(value)
+            for name, value in vars(records).items()
+            if value is not None
+        }
     )
     write_records(
-        folder / SHARD, kept, type(metadata)(**{**vars(metadata), "source": (("x", "y"),)})
+        folder / SHARD,
+        kept,
+        type(metadata)(**{**vars(metadata), "source": (("x", "y"),)}),
     )
 
 
@@ -95,15 +105,27 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], list[str], str]] = {
         [SHARD],
         "has other sequences than prepared",
     ),
-    "a shard that is not there": (lambda d: (d / SHARD).unlink(), [SHARD], "is missing"),
-    "a shard cut short": (lambda d: cut(d / SHARD), [SHARD], "is truncated|cannot be read"),
+    "a shard that is not there": (
+        lambda d: (d / SHARD).unlink(),
+        [SHARD],
+        "is missing",
+    ),
+    "a shard cut short": (
+        lambda d: cut(d / SHARD),
+        [SHARD],
+        "is truncated|cannot be read",
+    ),
     "a flipped bit": (lambda d: flip(d / SHARD), [SHARD], "."),
     "another shard's copy": (
         lambda d: shutil.copy(d / OTHER, d / SHARD),
         [SHARD],
         "has other sequences",
     ),
-    "attributes of another source": (relabel, [SHARD], "has another source than prepared"),
+    "attributes of another source": (
+        relabel,
+        [SHARD],
+        "has another source than prepared",
+    ),
     "the evaluation set": (
         lambda d: swap_for_a_whole_file(d, EVALUATION),
         [EVALUATION],
@@ -133,7 +155,9 @@ def test_damage_is_found_and_only_the_file_is_made_again(
     assert files_of(folder) == files_of(packed)
     after = times(folder)
     index = "packed_data/index.json"
-    allowed = {folder / path for path in wrong} | ({folder / index} if wrong == [SHARD] else set())
+    allowed = {folder / path for path in wrong} | (
+        {folder / index} if wrong == [SHARD] else set()
+    )
     assert {path for path in after if after[path] != before.get(path)} <= allowed
     told = capsys.readouterr().err
     assert re.search(rf"{folder / wrong[0]} .*({problem})", told)
@@ -151,7 +175,9 @@ def test_a_sound_folder_is_left_as_it_is_without_its_text(
     assert "nothing to repair, every file is as prepared" in capsys.readouterr().err
 
 
-def test_a_stray_file_is_moved_aside_and_none_is_lost(folder: Path, packed: Path) -> None:
+def test_a_stray_file_is_moved_aside_and_none_is_lost(
+    folder: Path, packed: Path
+) -> None:
     strays = [
         "packed_data/part_00000_of_00009.hdf5",
         "packed_data/mine",
@@ -165,9 +191,9 @@ def test_a_stray_file_is_moved_aside_and_none_is_lost(folder: Path, packed: Path
         for name in strays:
             aside = folder / "set_aside" / str(round_ + 1) / name
             assert aside.read_text() == f"{name} {round_}"
-    assert len([path for path in (folder / "set_aside").rglob("*") if path.is_file()]) == 2 * len(
-        strays
-    )
+    assert len(
+        [path for path in (folder / "set_aside").rglob("*") if path.is_file()]
+    ) == 2 * len(strays)
 
 
 def test_files_of_another_data_set_in_the_folder_are_no_strays(folder: Path) -> None:
@@ -178,18 +204,27 @@ def test_files_of_another_data_set_in_the_folder_are_no_strays(folder: Path) -> 
 
 
 @pytest.mark.parametrize("kind", ["--packed-data", "--binned-data", "--phases"])
-def test_every_kind_and_both_phases_are_repaired(fresh: Path, kind: str, two_bins: None) -> None:
+def test_every_kind_and_both_phases_are_repaired(
+    fresh: Path, kind: str, two_bins: None
+) -> None:
     more = ["32:5,64:9", "--max-seq-length", "512"] if kind == "--phases" else []
     shards = "1" if kind == "--binned-data" else "2"
     prepare.main(
-        prepare_options(fresh, kind, *more, "--shards", shards, "--num-eval-samples", "20")
+        prepare_options(
+            fresh, kind, *more, "--shards", shards, "--num-eval-samples", "20"
+        )
     )
     whole = contents(fresh)
     for path in (
-        p for p in fresh.rglob("part_*") if "00000_of" in p.name or p.name == "part_eval_10k.hdf5"
+        p
+        for p in fresh.rglob("part_*")
+        if "00000_of" in p.name or p.name == "part_eval_10k.hdf5"
     ):
         cut(path)
-    assert len(mend(fresh)[0]) == {"--packed-data": 2, "--binned-data": 3, "--phases": 4}[kind]
+    assert (
+        len(mend(fresh)[0])
+        == {"--packed-data": 2, "--binned-data": 3, "--phases": 4}[kind]
+    )
     assert contents(fresh) == whole
 
 
@@ -243,14 +278,18 @@ REFUSED: dict[str, tuple[Callable[[Path], object], list[str], str]] = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_repaired_is_a_one_line_error_and_nothing_is_changed(
-    folder: Path, name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    folder: Path,
+    name: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     change, more, message = REFUSED[name]
     swap_for_a_whole_file(folder)
     change(folder)
     before = contents(folder)
     monkeypatch.setattr(
-        "sys.argv", ["prepare", "--outputdir", str(folder), "--repair", "--jobs", "1", *more]
+        "sys.argv",
+        ["prepare", "--outputdir", str(folder), "--repair", "--jobs", "1", *more],
     )
     with pytest.raises(SystemExit) as ended:
         run_stage("prepare")
@@ -269,7 +308,8 @@ def test_what_comes_out_otherwise_than_prepared_is_an_error(folder: Path) -> Non
 def test_a_lost_checkpoint_without_its_source_is_an_error(folder: Path) -> None:
     edit_manifest(folder, files={"phase1/model.ckpt-28252.pt": "0" * 32})
     with pytest.raises(
-        DataError, match=r"model\.ckpt-28252\.pt is missing and cannot be remade as it was"
+        DataError,
+        match=r"model\.ckpt-28252\.pt is missing and cannot be remade as it was",
     ):
         mend(folder)
 

@@ -1,4 +1,5 @@
-"""A slow, plain re-statement of the reference's instance maker, on lists of strings and Python's own random module.
+"""A slow, plain re-statement of the reference's instance maker, on lists of strings and Python's
+own random module.
 
 Written from its description to check the compiled one; shares no code with it.
 """
@@ -47,7 +48,9 @@ def basic_tokens(text: str) -> list[str]:
             category = unicodedata.category(char)
             if category == "Mn":
                 continue
-            spaced += f" {char} " if char in ASCII_SYMBOLS or category[0] == "P" else char
+            spaced += (
+                f" {char} " if char in ASCII_SYMBOLS or category[0] == "P" else char
+            )
         spaced += " "
     return spaced.split()
 
@@ -83,7 +86,9 @@ def read_documents(data: bytes, vocab: dict[str, int]) -> list[list[list[str]]]:
         line = raw.decode("utf-8", "ignore").strip()
         if not line:
             documents.append([])
-        tokens = [piece for word in basic_tokens(line) for piece in word_pieces(word, vocab)]
+        tokens = [
+            piece for word in basic_tokens(line) for piece in word_pieces(word, vocab)
+        ]
         if tokens:
             documents[-1].append(tokens)
     return [document for document in documents if document]
@@ -104,9 +109,13 @@ def make_instances(
             for a, b, random_next in pairs_of(documents, index, target, rng):
                 truncate(a, b, room, rng)
                 tokens = ["[CLS]", *a, "[SEP]", *b, "[SEP]"]
-                count = min(max_predictions, max(1, round(len(tokens) * masked_lm_prob)))
+                count = min(
+                    max_predictions, max(1, round(len(tokens) * masked_lm_prob))
+                )
                 masked, positions, labels = mask(tokens, count, list(vocab), rng)
-                instances.append(Instance(masked, len(a) + 2, positions, labels, random_next))
+                instances.append(
+                    Instance(masked, len(a) + 2, positions, labels, random_next)
+                )
     rng.shuffle(instances)
     return instances
 
@@ -150,7 +159,9 @@ def truncate(a: list[str], b: list[str], room: int, rng: random.Random) -> None:
 def mask(
     tokens: list[str], count: int, words: list[str], rng: random.Random
 ) -> tuple[list[str], list[int], list[str]]:
-    candidates = [i for i, token in enumerate(tokens) if token not in ("[CLS]", "[SEP]")]
+    candidates = [
+        i for i, token in enumerate(tokens) if token not in ("[CLS]", "[SEP]")
+    ]
     rng.shuffle(candidates)
     masked = list(tokens)
     for i in candidates[:count]:

@@ -1,4 +1,6 @@
-"""Instances equal the reference's: on its own output, and on unusual texts compared with a plain re-implementation."""
+"""Instances equal the reference's: on its own output, and on unusual texts compared with a plain
+re-implementation.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,12 @@ from bert.data import compiled
 from bert.data.format import open_records, verify_records
 from bert.data.records import DataError, Records
 from input_preprocessing.instances import sampling as instances
-from input_preprocessing.instances.mersenne import initial_state, next_below, next_float, shuffle
+from input_preprocessing.instances.mersenne import (
+    initial_state,
+    next_below,
+    next_float,
+    shuffle,
+)
 from input_preprocessing.instances.options import SamplingConfig
 from input_preprocessing.instances.sampling import make_instances
 from input_preprocessing.stage.cli import run_stage
@@ -72,12 +79,16 @@ def ours(data: bytes, words: Vocabulary, **options: float) -> Records:
     return make_instances(tokenize(data, words), words, SamplingConfig(**options))  # type: ignore[arg-type]
 
 
-def assert_same(records: Records, expected: list[oracle.Instance], ids: dict[str, int]) -> None:
+def assert_same(
+    records: Records, expected: list[oracle.Instance], ids: dict[str, int]
+) -> None:
     assert records.num_sequences == len(expected)
     for i, instance in enumerate(expected):
         start, end = records.sequence_offsets[i : i + 2]
         first, last = records.masked_lm_offsets[i : i + 2]
-        assert records.input_ids[start:end].tolist() == [ids[token] for token in instance.tokens]
+        assert records.input_ids[start:end].tolist() == [
+            ids[token] for token in instance.tokens
+        ]
         assert records.masked_lm_positions[first:last].tolist() == instance.positions
         assert records.masked_lm_ids[first:last].tolist() == [
             ids[token] for token in instance.labels
@@ -93,7 +104,9 @@ def test_instances_are_the_references_own_bit_for_bit(
     golden = np.load(shared / "golden" / f"{case}.npz")
     target = tmp_path / "out.hdf5"
     words = vocabulary.load(shared / "golden" / "vocab.txt")
-    instances.write_instances(shared / "golden" / f"{case}.txt", target, words, SamplingConfig())
+    instances.write_instances(
+        shared / "golden" / f"{case}.txt", target, words, SamplingConfig()
+    )
     records, metadata = verify_records(target)
     for name in golden:
         assert np.array_equal(getattr(records, name), golden[name]), name
@@ -101,7 +114,9 @@ def test_instances_are_the_references_own_bit_for_bit(
 
 
 @pytest.mark.parametrize("name", ODD_TEXTS)
-def test_instances_of_odd_texts_equal_the_plain_restatement(words: Vocabulary, name: str) -> None:
+def test_instances_of_odd_texts_equal_the_plain_restatement(
+    words: Vocabulary, name: str
+) -> None:
     data = ODD_TEXTS[name]
     assert_same(ours(data, words), oracle.make_instances(data, words.ids), words.ids)
 
@@ -129,15 +144,25 @@ def test_instances_of_random_texts_equal_the_plain_restatement(
         "-",
         "\xad",
     ]
-    data = "".join(rng.choice(bits) + rng.choice(["", " ", " ", " "]) for _ in range(600)).encode()
+    data = "".join(
+        rng.choice(bits) + rng.choice(["", " ", " ", " "]) for _ in range(600)
+    ).encode()
     options = {
         "max_seq_length": rng.choice([5, 6, 16, 64, 128]),
         "dupe_factor": rng.choice([1, 2, 3]),
     }
-    settings = {"seed": rng.randrange(1 << 40), "masked_lm_prob": rng.choice([0.0, 0.15, 0.5, 1.0])}
+    settings = {
+        "seed": rng.randrange(1 << 40),
+        "masked_lm_prob": rng.choice([0.0, 0.15, 0.5, 1.0]),
+    }
     short, predictions = rng.choice([0.0, 0.1, 1.0]), rng.choice([1, 5, 76])
     expected = oracle.make_instances(
-        data, words.ids, max_predictions=predictions, short_seq_prob=short, **options, **settings
+        data,
+        words.ids,
+        max_predictions=predictions,
+        short_seq_prob=short,
+        **options,
+        **settings,
     )
     settings["random_seed"] = settings.pop("seed")
     records = ours(
@@ -159,21 +184,33 @@ def test_instances_of_prose_equal_the_plain_restatement_in_both_phases(
     documents = made_up_documents(40)
     data = "".join("\n".join(document) + "\n\n" for document in documents).encode()
     expected = oracle.make_instances(
-        data, words.ids, max_seq_length=length, max_predictions=predictions, dupe_factor=2
+        data,
+        words.ids,
+        max_seq_length=length,
+        max_predictions=predictions,
+        dupe_factor=2,
     )
     records = ours(
-        data, words, max_seq_length=length, max_predictions_per_seq=predictions, dupe_factor=2
+        data,
+        words,
+        max_seq_length=length,
+        max_predictions_per_seq=predictions,
+        dupe_factor=2,
     )
     assert_same(records, expected, words.ids)
     assert records.sequence_lengths.max() == length
-    assert np.diff(records.masked_lm_offsets).max() == min(predictions, round(0.15 * length))
+    assert np.diff(records.masked_lm_offsets).max() == min(
+        predictions, round(0.15 * length)
+    )
 
 
 @pytest.mark.parametrize("length", [16, 512])
 def test_without_pairs_full_sequences_hold_each_document_once_a_copy(
     words: Vocabulary, length: int
 ) -> None:
-    data = "".join("\n".join(document) + "\n\n" for document in made_up_documents(40)).encode()
+    data = "".join(
+        "\n".join(document) + "\n\n" for document in made_up_documents(40)
+    ).encode()
     text = tokenize(data, words)
     records = ours(data, words, max_seq_length=length, dupe_factor=2, nsp=False)
     counts = np.diff(records.masked_lm_offsets)
@@ -181,11 +218,15 @@ def test_without_pairs_full_sequences_hold_each_document_once_a_copy(
     records.input_ids[begins + records.masked_lm_positions] = records.masked_lm_ids
     cls, sep = words.ids["[CLS]"], words.ids["[SEP]"]
     found = sorted(
-        row.tolist() for row in np.split(records.input_ids, records.sequence_offsets[1:-1])
+        row.tolist()
+        for row in np.split(records.input_ids, records.sequence_offsets[1:-1])
     )
     expected = []
     for begin, end in itertools.pairwise(text.segment_offsets[text.document_offsets]):
-        runs = [text.tokens[i : min(i + length - 2, end)] for i in range(begin, end, length - 2)]
+        runs = [
+            text.tokens[i : min(i + length - 2, end)]
+            for i in range(begin, end, length - 2)
+        ]
         expected += 2 * [[cls, *run.tolist(), sep] for run in runs]
     assert found == sorted(expected)
     assert np.array_equal(records.segment_b_start, records.sequence_lengths)
@@ -194,7 +235,9 @@ def test_without_pairs_full_sequences_hold_each_document_once_a_copy(
     )
 
 
-def test_repeated_and_padded_vocabulary_lines_keep_their_first_id(tmp_path: Path) -> None:
+def test_repeated_and_padded_vocabulary_lines_keep_their_first_id(
+    tmp_path: Path,
+) -> None:
     data = b"[PAD]\r\n[UNK]\n  [CLS] \n[SEP]\n[UNK]\n\n[MASK]\nthe"
     path = tmp_path / "vocab.txt"
     path.write_bytes(data)
@@ -243,7 +286,9 @@ def command(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("seed", [-(2**63), -(2**63) - 1, 2**63, 18446744073709551627])
-def test_a_seed_of_any_size_is_recorded(words: Vocabulary, tmp_path: Path, seed: int) -> None:
+def test_a_seed_of_any_size_is_recorded(
+    words: Vocabulary, tmp_path: Path, seed: int
+) -> None:
     (tmp_path / "text").write_text("the cat\nsat the\n\ncat sat\n")
     config = SamplingConfig(random_seed=seed)
     instances.write_instances(tmp_path / "text", tmp_path / "out.hdf5", words, config)
@@ -255,7 +300,14 @@ def test_the_command_writes_records(tmp_path: Path) -> None:
     vocab.write_text("\n".join(WORDS), encoding="utf-8")
     text.write_bytes(b"the cat\n\nab\n")
     done = command(
-        "--input-file", text, "--vocab-file", vocab, "--output-file", out, "--dupe-factor", 2
+        "--input-file",
+        text,
+        "--vocab-file",
+        vocab,
+        "--output-file",
+        out,
+        "--dupe-factor",
+        2,
     )
     assert done.returncode == 0, done.stderr
     assert open_records(out)[0].num_sequences == 4
@@ -285,7 +337,9 @@ def test_the_command_refuses_bad_input_in_one_line(
             option: value,
         }
         monkeypatch.setattr(
-            sys, "argv", ["instances", *(str(item) for pair in line.items() for item in pair)]
+            sys,
+            "argv",
+            ["instances", *(str(item) for pair in line.items() for item in pair)],
         )
         with pytest.raises(SystemExit, match=message) as caught:
             run_stage("instances")
@@ -295,10 +349,14 @@ def test_the_command_refuses_bad_input_in_one_line(
 
 
 def test_the_first_run_says_that_it_compiles_and_compiles_once(
-    words: Vocabulary, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: Vocabulary,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     made = []
-    monkeypatch.setattr(instances, "make_instances", lambda *arguments: made.append(arguments))
+    monkeypatch.setattr(
+        instances, "make_instances", lambda *arguments: made.append(arguments)
+    )
     for kept in (False, True):
         monkeypatch.setattr(compiled, "is_cached", lambda function, kept=kept: kept)
         instances.compile_first(words, SamplingConfig())

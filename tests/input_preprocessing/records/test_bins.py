@@ -38,7 +38,9 @@ def test_each_bin_holds_the_sequences_of_its_lengths(
     source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = shards.plan_shards
-    monkeypatch.setattr(shards, "plan_shards", lambda *a, **k: plan(*a, **k, group_size=100))
+    monkeypatch.setattr(
+        shards, "plan_shards", lambda *a, **k: plan(*a, **k, group_size=100)
+    )
     target = make(source, "bins")
     assert sorted(path.name for path in target.iterdir()) == ["16", "32", "48", "64"]
     for low, high in zip((0, *EDGES), EDGES, strict=False):
@@ -50,9 +52,16 @@ def test_each_bin_holds_the_sequences_of_its_lengths(
 
 
 def test_the_order_within_a_bin_depends_on_the_seed_alone(source: Path) -> None:
-    first, again, other = make(source, "a"), make(source, "b", jobs=2), make(source, "c", seed=2)
+    first, again, other = (
+        make(source, "a"),
+        make(source, "b", jobs=2),
+        make(source, "c", seed=2),
+    )
     for edge in EDGES:
-        ids = [all_records(folder / str(edge)).input_ids for folder in (first, again, other)]
+        ids = [
+            all_records(folder / str(edge)).input_ids
+            for folder in (first, again, other)
+        ]
         assert np.array_equal(ids[0], ids[1])
         assert not np.array_equal(ids[0], ids[2])
 
@@ -71,7 +80,9 @@ def test_a_bin_of_few_sequences_makes_one_shard(
         assert len(list((target / "6").glob("*.hdf5"))) == 1
 
 
-def test_an_empty_bin_is_an_error(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_bin_is_an_error(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     use_edges(monkeypatch, 4, 64)
     with pytest.raises(DataError, match="no sequences of 1 to 4 tokens"):
         make(source, "b")

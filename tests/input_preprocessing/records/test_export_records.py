@@ -1,4 +1,6 @@
-"""Exports are what other trainers read, and importing them restores the records, including digest and rows."""
+"""Exports are what other trainers read, and importing them restores the records, including digest
+and rows.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,11 @@ import pytest
 from bert.data.format import multiset_digest, open_records, write_records
 from bert.data.records import IDS, DataError, Records
 from input_preprocessing.records import tfrecord_nvidia
-from input_preprocessing.records.tfrecord_nvidia import export_folder, folders_of, import_file
+from input_preprocessing.records.tfrecord_nvidia import (
+    export_folder,
+    folders_of,
+    import_file,
+)
 from input_preprocessing.stage.cli import run_stage
 from input_preprocessing.text.vocabulary import Vocabulary
 
@@ -25,7 +31,9 @@ METADATA = dataclasses.replace(samples.METADATA, max_seq_length=192)
 ROWS = [0, 2, 3, 6, 9, 10, 13]
 
 
-def export(source: Path, target: Path, kind: str, *, unpack: bool = False, masks: int = 12) -> str:
+def export(
+    source: Path, target: Path, kind: str, *, unpack: bool = False, masks: int = 12
+) -> str:
     return export_folder(
         source, target, kind=kind, unpack=unpack, max_predictions_per_seq=masks, jobs=1
     )
@@ -90,20 +98,26 @@ def test_unpacked_rows_are_the_same_sequences_one_by_one(tmp_path: Path) -> None
     assert_equal(tfrecord_nvidia.read_third_party(made)[0], records.with_rows(None))
 
 
-def test_ids_of_a_large_vocabulary_keep_their_type_though_all_are_small(tmp_path: Path) -> None:
+def test_ids_of_a_large_vocabulary_keep_their_type_though_all_are_small(
+    tmp_path: Path,
+) -> None:
     records = make_records(13).with_rows(ROWS)
     wide = dataclasses.replace(
         records, **{name: getattr(records, name).astype(np.int32) for name in IDS}
     )
     (tmp_path / "source").mkdir()
-    digest = write_records(tmp_path / "source" / "a.hdf5", wide, METADATA).content_digest
+    digest = write_records(
+        tmp_path / "source" / "a.hdf5", wide, METADATA
+    ).content_digest
     export(tmp_path / "source", tmp_path / "out", "nvidia")
     words = Vocabulary(tuple(map(str, range(40_000))), "ef" * 16)
     import_file(words, (tmp_path / "out" / "a.hdf5", tmp_path / "again.hdf5"))
     assert open_records(tmp_path / "again.hdf5")[1].content_digest == digest
 
 
-def test_a_prepared_folder_is_exported_folder_by_folder(packed: Path, tmp_path: Path) -> None:
+def test_a_prepared_folder_is_exported_folder_by_folder(
+    packed: Path, tmp_path: Path
+) -> None:
     assert folders_of(packed, tmp_path) == [
         (packed / name, tmp_path / name) for name in ("eval", "packed_data")
     ]  # fmt: skip
@@ -113,7 +127,9 @@ def test_a_prepared_folder_is_exported_folder_by_folder(packed: Path, tmp_path: 
             assert_equal(open_records(target / path.name)[0], open_records(path)[0])
 
 
-def test_finished_files_are_kept_and_other_options_write_them_again(tmp_path: Path) -> None:
+def test_finished_files_are_kept_and_other_options_write_them_again(
+    tmp_path: Path,
+) -> None:
     write_source(tmp_path / "source", ROWS)
     more = make_records(5, 1).with_rows([0, 2, 5])
     write_records(tmp_path / "source" / "part_1.hdf5", more, METADATA)
@@ -132,7 +148,9 @@ def test_finished_files_are_kept_and_other_options_write_them_again(tmp_path: Pa
     assert files[0].read_bytes() != made[0]
 
 
-def test_what_cannot_be_exported_is_reported_in_a_line_and_leaves_no_file(tmp_path: Path) -> None:
+def test_what_cannot_be_exported_is_reported_in_a_line_and_leaves_no_file(
+    tmp_path: Path,
+) -> None:
     records = write_source(tmp_path / "source", ROWS)
     with pytest.raises(DataError, match="masked tokens, at most 3 were asked for"):
         export(tmp_path / "source", tmp_path / "out", "tfrecord", masks=3)
@@ -148,7 +166,9 @@ def test_what_cannot_be_exported_is_reported_in_a_line_and_leaves_no_file(tmp_pa
     (tmp_path / "source" / "part_0.hdf5").write_bytes(data)
     with pytest.raises(DataError, match="was changed after it was written"):
         export(tmp_path / "source", tmp_path / "out", "nvidia")
-    assert not [path for path in (tmp_path / "out").iterdir() if path.name != "stage.json"]
+    assert not [
+        path for path in (tmp_path / "out").iterdir() if path.name != "stage.json"
+    ]
 
 
 def test_a_masked_first_token_is_not_written_as_padding(tmp_path: Path) -> None:
@@ -174,7 +194,12 @@ def test_the_commands_tell_the_same_digest_on_the_way_out_and_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def run(stage: str, source: str, target: str, *more: str) -> str:
-        folders = ["--source", str(tmp_path / source), "--target", str(tmp_path / target)]
+        folders = [
+            "--source",
+            str(tmp_path / source),
+            "--target",
+            str(tmp_path / target),
+        ]
         monkeypatch.setattr(sys, "argv", [stage, *folders, "--jobs", "1", *more])
         run_stage(stage)
         return capsys.readouterr().err

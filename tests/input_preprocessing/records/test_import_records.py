@@ -24,7 +24,9 @@ def command(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("kind", ["tfrecord", "fixed", "variable", "packed"])
-def test_a_foreign_file_becomes_records_of_the_same_sequences(tmp_path: Path, kind: str) -> None:
+def test_a_foreign_file_becomes_records_of_the_same_sequences(
+    tmp_path: Path, kind: str
+) -> None:
     records = make_records(13)
     if kind == "packed":
         records = records.with_rows([0, 2, 3, 6, 9, 10, 13])
@@ -55,13 +57,17 @@ def test_a_changed_source_or_vocabulary_is_imported_again_and_reported(
     assert import_file(None, (tmp_path / "a", tmp_path / "b.hdf5")) == (4, 4, 0)
     made = f"{tmp_path / 'b.hdf5'}: made again, since its source or vocabulary has changed\n"
     assert capsys.readouterr().err == made
-    assert open_records(tmp_path / "b.hdf5")[1].multiset_digest == multiset_digest(other)
+    assert open_records(tmp_path / "b.hdf5")[1].multiset_digest == multiset_digest(
+        other
+    )
     import_file(WORDS, (tmp_path / "a", tmp_path / "b.hdf5"))
     assert capsys.readouterr().err == made
     assert open_records(tmp_path / "b.hdf5")[1].vocab_md5 == WORDS.md5
 
 
-def test_the_command_imports_a_folder_of_shards_under_their_names(tmp_path: Path) -> None:
+def test_the_command_imports_a_folder_of_shards_under_their_names(
+    tmp_path: Path,
+) -> None:
     source = tmp_path / "packed_data"
     source.mkdir()
     parts = [make_records(9, seed=i).with_rows([0, 3, 5, 6, 9]) for i in range(3)]
@@ -80,13 +86,16 @@ def test_the_command_imports_a_folder_of_shards_under_their_names(tmp_path: Path
 def test_rows_of_no_sequence_are_left_out_and_counted(tmp_path: Path) -> None:
     source = tmp_path / "packed_data"
     source.mkdir()
-    write_nvidia(source / "part_0", make_records(9).with_rows([0, 0, 3, 5, 5, 9, 9]), "packed")
+    write_nvidia(
+        source / "part_0", make_records(9).with_rows([0, 0, 3, 5, 5, 9, 9]), "packed"
+    )
     done = command("--source", source, "--target", tmp_path / "out", "--jobs", 1)
     assert done.returncode == 0, done.stderr
     assert "9 sequences in 3 rows, 1 files" in done.stderr
     assert done.stderr.endswith("; 3 empty rows dropped\n")
     assert_equal(
-        verify_records(tmp_path / "out" / "part_0.hdf5")[0], make_records(9).with_rows([0, 3, 5, 9])
+        verify_records(tmp_path / "out" / "part_0.hdf5")[0],
+        make_records(9).with_rows([0, 3, 5, 9]),
     )
 
 
@@ -104,7 +113,9 @@ def test_bad_sources_are_reported_in_one_line_and_leave_nothing(tmp_path: Path) 
         with pytest.raises(DataError, match=message):
             import_file(words, (tmp_path / source, tmp_path / "out.hdf5"))
     assert not list(tmp_path.glob("*out*"))
-    done = command("--source", tmp_path / "text", "--target", tmp_path / "made", "--jobs", 1)
+    done = command(
+        "--source", tmp_path / "text", "--target", tmp_path / "made", "--jobs", 1
+    )
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
 
 

@@ -26,7 +26,9 @@ def test_a_sequence_lost_and_one_doubled_are_found(
         return order, None
 
     (tmp_path / "source").mkdir()
-    write_records(tmp_path / "source" / "part-0.hdf5", make_records(300, seed=0), METADATA)
+    write_records(
+        tmp_path / "source" / "part-0.hdf5", make_records(300, seed=0), METADATA
+    )
     given = {"shards": 1, "seed": 1, "jobs": 1}
     make(tmp_path / "source", tmp_path / "right", **given)
     monkeypatch.setattr(shards, "_shuffled", careless)

@@ -75,8 +75,12 @@ def work():
 """
 
 
-def start(folder: Path, body: str, jobs: int = 2, shell: str = "") -> subprocess.Popen[str]:
-    """A process that runs `work` as a command runs a stage; ready to be interrupted when this returns."""
+def start(
+    folder: Path, body: str, jobs: int = 2, shell: str = ""
+) -> subprocess.Popen[str]:
+    """A process that runs `work` as a command runs a stage; ready to be interrupted when this
+    returns.
+    """
     (folder / "slow.py").write_text(
         "import time\ntry:\n    time.sleep(60)\nexcept BaseException:\n    raise ImportError\n"
     )
@@ -90,7 +94,11 @@ def start(folder: Path, body: str, jobs: int = 2, shell: str = "") -> subprocess
     )
     line = ["bash", "-c", f"{shell} exec {sys.executable} {folder / 'command.py'}"]
     process = subprocess.Popen(
-        line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        line,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
@@ -99,7 +107,9 @@ def start(folder: Path, body: str, jobs: int = 2, shell: str = "") -> subprocess
 
 def without_progress(told: str) -> str:
     """Output of a stage without its progress line, which appears after two seconds."""
-    return "".join(line for line in told.splitlines(keepends=True) if not line.startswith("wait  "))
+    return "".join(
+        line for line in told.splitlines(keepends=True) if not line.startswith("wait  ")
+    )
 
 
 def threads(pid: int) -> int:
@@ -108,7 +118,9 @@ def threads(pid: int) -> int:
 
 def blocked(status: Path) -> set[int]:
     """Signals that a process blocks, from /proc/PID/status."""
-    line = next(line for line in status.read_text().splitlines() if line.startswith("SigBlk:"))
+    line = next(
+        line for line in status.read_text().splitlines() if line.startswith("SigBlk:")
+    )
     mask = int(line.split()[1], 16)
     return {number for number in range(1, 65) if mask >> (number - 1) & 1}
 
@@ -116,7 +128,9 @@ def blocked(status: Path) -> set[int]:
 @pytest.mark.parametrize(
     "body", [COMPILED_LOOP, IMPORT, DEAF], ids=["compiled loop", "import", "deaf"]
 )
-def test_a_signal_ends_what_does_not_listen_with_one_line(tmp_path: Path, body: str) -> None:
+def test_a_signal_ends_what_does_not_listen_with_one_line(
+    tmp_path: Path, body: str
+) -> None:
     process = start(tmp_path, body)
     process.send_signal(signal.SIGINT)
     _, told = process.communicate(timeout=240)
@@ -124,19 +138,27 @@ def test_a_signal_ends_what_does_not_listen_with_one_line(tmp_path: Path, body: 
     assert process.returncode == 130
 
 
-@pytest.mark.parametrize("whom", ["the parent alone", "all, as Ctrl-C", "a stage of one process"])
+@pytest.mark.parametrize(
+    "whom", ["the parent alone", "all, as Ctrl-C", "a stage of one process"]
+)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_workers_end_with_it_and_leave_nothing_unfinished(
     tmp_path: Path, number: signal.Signals, whom: str
 ) -> None:
     jobs = 1 if whom == "a stage of one process" else 2
     process = start(tmp_path, WORKERS, jobs)
-    wait_until(lambda: len([path for path in tmp_path.iterdir() if path.name.isdigit()]) == jobs)
+    wait_until(
+        lambda: (
+            len([path for path in tmp_path.iterdir() if path.name.isdigit()]) == jobs
+        )
+    )
     assert len(list(tmp_path.glob(".out_*.partial"))) == jobs
     workers = [int(path.name) for path in tmp_path.iterdir() if path.name.isdigit()]
     (os.killpg if whom == "all, as Ctrl-C" else os.kill)(process.pid, number)
     _, told = process.communicate(timeout=240)
-    line = LINE if number == signal.SIGINT else LINE.replace("interrupted", "terminated")
+    line = (
+        LINE if number == signal.SIGINT else LINE.replace("interrupted", "terminated")
+    )
     assert without_progress(told) == line
     assert told.endswith(line), "and nothing after it"
     assert process.returncode == 128 + number
@@ -149,7 +171,9 @@ def test_ctrl_c_for_another_command_of_a_background_jobs_group_ends_no_worker(
 ) -> None:
     """The shell has a job in the background ignore it; its workers do too."""
     process = start(tmp_path, WORKERS, shell="trap '' INT;")
-    wait_until(lambda: len([path for path in tmp_path.iterdir() if path.name.isdigit()]) == 2)
+    wait_until(
+        lambda: len([path for path in tmp_path.iterdir() if path.name.isdigit()]) == 2
+    )
     os.killpg(process.pid, signal.SIGINT)
     (tmp_path / "go").touch()
     assert without_progress(process.communicate(timeout=240)[1]) == ""
@@ -169,9 +193,13 @@ def test_a_worker_that_is_half_started_leaves_no_traceback(tmp_path: Path) -> No
 
 
 def test_signals_wait_while_a_worker_starts_and_no_longer(tmp_path: Path) -> None:
-    """Before a worker can end without a traceback it imports the main module: there its signals are blocked."""
+    """Before a worker can end without a traceback it imports the main module: there its signals are
+    blocked.
+    """
     process = start(tmp_path, STARTING + WORKERS)
-    wait_until(lambda: len([path for path in tmp_path.iterdir() if path.name.isdigit()]) == 2)
+    wait_until(
+        lambda: len([path for path in tmp_path.iterdir() if path.name.isdigit()]) == 2
+    )
     masks = [
         blocked(Path(f"/proc/{path.name}/status"))
         for path in tmp_path.iterdir()
@@ -186,17 +214,28 @@ def test_signals_wait_while_a_worker_starts_and_no_longer(tmp_path: Path) -> Non
     assert not any(both & mask for mask in masks), masks
 
 
-def test_a_command_in_the_background_ignores_ctrl_c_as_the_shell_asked(tmp_path: Path) -> None:
+def test_a_command_in_the_background_ignores_ctrl_c_as_the_shell_asked(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "command.py").write_text(
         "import os, signal\nfrom input_preprocessing.stage import interrupt\ninterrupt.install('stage')\n"
         "os.kill(os.getpid(), signal.SIGINT)\nprint('alive')\n"
     )
-    command = ["bash", "-c", f"trap '' INT; exec {sys.executable} {tmp_path / 'command.py'}"]
-    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "alive\n"
+    command = [
+        "bash",
+        "-c",
+        f"trap '' INT; exec {sys.executable} {tmp_path / 'command.py'}",
+    ]
+    assert (
+        subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        == "alive\n"
+    )
 
 
 def test_every_command_is_started_so(tmp_path: Path) -> None:
-    """SIGINT while a stage waits for its input: the line names the stage, and nothing is written."""
+    """SIGINT while a stage waits for its input: the line names the stage, and nothing is
+    written.
+    """
     os.mkfifo(tmp_path / "pipe")
     options = ["--input", tmp_path / "pipe", "--outputdir", tmp_path / "out"]
     process = subprocess.Popen(

@@ -37,9 +37,16 @@ def square(task: int) -> int:
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_results_come_in_the_order_of_the_tasks_whatever_their_weights(jobs: int) -> None:
+def test_results_come_in_the_order_of_the_tasks_whatever_their_weights(
+    jobs: int,
+) -> None:
     tasks = [5, 1, 4, 2]
-    assert run_tasks("x", square, tasks, jobs=jobs, weights=[1, 2, 3, 4]) == [25, 1, 16, 4]
+    assert run_tasks("x", square, tasks, jobs=jobs, weights=[1, 2, 3, 4]) == [
+        25,
+        1,
+        16,
+        4,
+    ]
     assert run_tasks("x", square, [], jobs=jobs) == []
 
 
@@ -57,7 +64,8 @@ def test_a_worker_that_is_killed_is_reported() -> None:
         run_tasks("x", square, [1, 99, 2], jobs=2)
 
 
-# A stage of two workers whose every message is more than a pipe holds, and who stand still at the moment named.
+# A stage of two workers whose every message is more than a pipe holds, and who stand still at the
+# moment named.
 STANDING = """
 import os, pathlib, sys, threading
 from functools import partial
@@ -102,7 +110,8 @@ def workers_of(pid: int) -> list[int]:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize(
-    "moment", [*MOMENTS, *(pytest.param(one, marks=pytest.mark.slow) for one in MORE_MOMENTS)]
+    "moment",
+    [*MOMENTS, *(pytest.param(one, marks=pytest.mark.slow) for one in MORE_MOMENTS)],
 )
 def test_a_worker_killed_from_outside_ends_the_stage_with_a_line(
     tmp_path: Path, moment: str
@@ -111,7 +120,10 @@ def test_a_worker_killed_from_outside_ends_the_stage_with_a_line(
     script.write_text(STANDING)
     line = [sys.executable, script, tmp_path, moment]
     parent = subprocess.Popen(
-        line, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": PYTHONPATH}
+        line,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": PYTHONPATH},
     )
     try:
         if moment == "started":
@@ -125,8 +137,12 @@ def test_a_worker_killed_from_outside_ends_the_stage_with_a_line(
             victim = int(next(tmp_path.glob("sending_*")).name.removeprefix("sending_"))
             wait_until(lambda: state(victim) == "S")
         else:
-            wait_until(lambda: [path for path in tmp_path.iterdir() if path.name.isdigit()])
-            victim = next(int(path.name) for path in tmp_path.iterdir() if path.name.isdigit())
+            wait_until(
+                lambda: [path for path in tmp_path.iterdir() if path.name.isdigit()]
+            )
+            victim = next(
+                int(path.name) for path in tmp_path.iterdir() if path.name.isdigit()
+            )
         workers = workers_of(parent.pid)
         os.kill(victim, signal.SIGKILL)
         parent.send_signal(signal.SIGCONT)
@@ -140,10 +156,14 @@ def test_a_worker_killed_from_outside_ends_the_stage_with_a_line(
     wait_until(lambda: not any(running(pid) for pid in workers))
 
 
-def test_a_worker_that_fails_or_is_ended_is_reported(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_worker_that_fails_or_is_ended_is_reported(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     with pytest.raises(DataError, match=r"x: a worker was ended by SIGTERM; run again"):
         run_tasks("x", square, [1, 98, 2], jobs=2)
-    with pytest.raises(DataError, match=r"x: a worker failed with status 1, see above; run again"):
+    with pytest.raises(
+        DataError, match=r"x: a worker failed with status 1, see above; run again"
+    ):
         run_tasks("x", square, [1, 97, 2], jobs=2)
     assert "KeyError: 97" in capfd.readouterr().err
 
@@ -163,7 +183,9 @@ def test_workers_end_with_the_process_that_started_them(tmp_path: Path) -> None:
         f"if __name__ == '__main__':\n    {line}\n"
     )
     parent = subprocess.Popen([sys.executable, script])
-    wait_until(lambda: len([path for path in tmp_path.iterdir() if path.name.isdigit()]) == 2)
+    wait_until(
+        lambda: len([path for path in tmp_path.iterdir() if path.name.isdigit()]) == 2
+    )
     parent.kill()
     parent.wait()
     workers = [int(path.name) for path in tmp_path.iterdir() if path.name.isdigit()]

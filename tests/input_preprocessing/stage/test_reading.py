@@ -37,7 +37,9 @@ def test_bytes_that_are_no_text_are_counted(
     (tmp_path / "text").write_bytes(data)
     file, md5 = open_text(tmp_path / "text", "--input")
     told = capsys.readouterr().err
-    assert (f": {expected} of {len(data):,} bytes are not UTF-8" in told) is bool(expected)
+    assert (f": {expected} of {len(data):,} bytes are not UTF-8" in told) is bool(
+        expected
+    )
     assert (file.read(), md5) == (data, hashlib.md5(data).hexdigest())
     assert read_text(tmp_path / "text", "--input") == (data, md5)
     assert capsys.readouterr().err == told
@@ -50,11 +52,17 @@ def test_a_few_wrong_bytes_are_warned_of_and_the_rest_read(
     path.write_bytes(GOOD + b"\xfc\xfd\n")
     assert read_text(path, "--input")[0] == path.read_bytes()
     told = capsys.readouterr().err
-    assert told == f"warning: {path}: 2 of {len(GOOD) + 3:,} bytes are not UTF-8 and are dropped\n"
+    assert (
+        told
+        == f"warning: {path}: 2 of {len(GOOD) + 3:,} bytes are not UTF-8 and are dropped\n"
+    )
     path.write_bytes(GOOD)
     read_text(path, "--input")
     assert not capsys.readouterr().err
-    for text, note in ((GOOD + b"\0", ""), ("The cat.\n".encode("utf-16-be"), "; is it UTF-16?")):
+    for text, note in (
+        (GOOD + b"\0", ""),
+        ("The cat.\n".encode("utf-16-be"), "; is it UTF-16?"),
+    ):
         path.write_bytes(text)
         assert read_text(path, "--input")[0] == text
         zeros = text.count(0)
@@ -72,7 +80,9 @@ def test_a_few_wrong_bytes_are_warned_of_and_the_rest_read(
         (bytes(range(256)) * 4, "not UTF-8"),
     ],
 )
-def test_text_of_another_encoding_is_refused(tmp_path: Path, data: bytes, message: str) -> None:
+def test_text_of_another_encoding_is_refused(
+    tmp_path: Path, data: bytes, message: str
+) -> None:
     (tmp_path / "text").write_bytes(data)
     with pytest.raises(DataError, match=message):
         read_text(tmp_path / "text", "--input")

@@ -1,4 +1,6 @@
-"""TFRecord files: byte for byte protobuf's own, read back as written, damage found by their checksums."""
+"""TFRecord files: byte for byte protobuf's own, read back as written, damage found by their
+checksums.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,11 @@ from bert.data.records import DataError, Records
 from input_preprocessing.instances import sampling as instances
 from input_preprocessing.instances.options import SamplingConfig
 from input_preprocessing.tensorflow_files.bundle import masked_crc
-from input_preprocessing.tensorflow_files.tfrecord import Widths, read_tfrecord, write_tfrecord
+from input_preprocessing.tensorflow_files.tfrecord import (
+    Widths,
+    read_tfrecord,
+    write_tfrecord,
+)
 from input_preprocessing.text import vocabulary
 
 from ... import forked
@@ -24,7 +30,11 @@ LENGTH, MASKS = 64, 12
 
 
 def varint(value: int) -> bytes:
-    return bytes([value]) if value < 128 else bytes([value & 127 | 128]) + varint(value >> 7)
+    return (
+        bytes([value])
+        if value < 128
+        else bytes([value & 127 | 128]) + varint(value >> 7)
+    )
 
 
 def field(number: int, payload: bytes) -> bytes:
@@ -75,7 +85,9 @@ def features_of(records: Records, i: int) -> dict[str, list[int] | list[float]]:
 
 
 @pytest.mark.parametrize("count", [0, 1, 530])
-def test_a_file_is_the_plain_encoding_and_reads_back(tmp_path: Path, count: int) -> None:
+def test_a_file_is_the_plain_encoding_and_reads_back(
+    tmp_path: Path, count: int
+) -> None:
     records = make_records(count)
     write_tfrecord(tmp_path / "a", records, Widths(LENGTH, MASKS))
     assert (tmp_path / "a").read_bytes() == b"".join(
@@ -89,7 +101,9 @@ def test_a_file_is_the_plain_encoding_and_reads_back(tmp_path: Path, count: int)
 def test_packed_rows_are_written_sequence_by_sequence(tmp_path: Path) -> None:
     records = make_records(9)
     write_tfrecord(tmp_path / "a", records, Widths(LENGTH, MASKS))
-    write_tfrecord(tmp_path / "b", records.with_rows([0, 1, 4, 6, 9]), Widths(LENGTH, MASKS))
+    write_tfrecord(
+        tmp_path / "b", records.with_rows([0, 1, 4, 6, 9]), Widths(LENGTH, MASKS)
+    )
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
@@ -107,10 +121,16 @@ def test_ids_of_a_large_vocabulary_are_written_and_read(tmp_path: Path) -> None:
     assert_equal(read_tfrecord(tmp_path / "a")[0], records)
 
 
-def test_the_references_instances_are_protobufs_own_bytes(shared: Path, tmp_path: Path) -> None:
-    """The digest is of the file after protobuf 7.36.2 parsed and serialised (deterministic) every Example in it."""
+def test_the_references_instances_are_protobufs_own_bytes(
+    shared: Path, tmp_path: Path
+) -> None:
+    """The digest is of the file after protobuf 7.36.2 parsed and serialised (deterministic) every
+    Example in it.
+    """
     words = vocabulary.load(shared / "golden" / "vocab.txt")
-    records, _ = instances.instances_of(shared / "golden" / "en_a.txt", words, SamplingConfig())
+    records, _ = instances.instances_of(
+        shared / "golden" / "en_a.txt", words, SamplingConfig()
+    )
     write_tfrecord(tmp_path / "a", records, Widths(512, 76))
     digest = hashlib.sha256((tmp_path / "a").read_bytes()).hexdigest()
     assert digest == "c009b0123186e2aa11e3b7a5dd41090bcd30b37c01832eb7aff70f2f643dcf27"
@@ -123,14 +143,19 @@ def test_any_order_of_features_and_unpacked_numbers_are_read(tmp_path: Path) -> 
         for i in range(3)
     ]
     (tmp_path / "a").write_bytes(
-        b"".join(frame(example(features, packed=i != 1)) for i, features in enumerate(shuffled))
+        b"".join(
+            frame(example(features, packed=i != 1))
+            for i, features in enumerate(shuffled)
+        )
     )
     assert_equal(read_tfrecord(tmp_path / "a")[0], records)
 
 
 def test_sequences_longer_than_asked_for_are_not_written(tmp_path: Path) -> None:
     for length, masks in ((32, MASKS), (LENGTH, 3)):
-        with pytest.raises(DataError, match=r"would hold \d+ (masked )?tokens, at most"):
+        with pytest.raises(
+            DataError, match=r"would hold \d+ (masked )?tokens, at most"
+        ):
             write_tfrecord(tmp_path / "a", make_records(20), Widths(length, masks))
     assert not list(tmp_path.iterdir())
 
@@ -148,7 +173,9 @@ def test_any_changed_byte_or_cut_is_found(tmp_path: Path, seed: int) -> None:
     else:
         data[at] ^= 1 << int(rng.integers(8))
     (tmp_path / "a").write_bytes(data)
-    with pytest.raises(DataError, match=r"ends within a record|checksum does not match"):
+    with pytest.raises(
+        DataError, match=r"ends within a record|checksum does not match"
+    ):
         read_tfrecord(tmp_path / "a")
 
 
@@ -158,7 +185,10 @@ ODD = {
     "lists of other sizes": ({"segment_ids": [0] * 63}, "values"),
     "padding in the middle": ({"input_mask": [1, 0, *[1] * 62]}, "padding"),
     "a position too large": ({"masked_lm_positions": [32768] * MASKS}, "above 32767"),
-    "a number of four bytes": ({"input_ids": [1 << 30] * LENGTH}, "negative or too large"),
+    "a number of four bytes": (
+        {"input_ids": [1 << 30] * LENGTH},
+        "negative or too large",
+    ),
     "three segments": (
         {"segment_ids": [0, 1, 2, *[2] * 61], "input_mask": [1] * LENGTH},
         "zeros and then ones",
@@ -167,10 +197,14 @@ ODD = {
 
 
 @pytest.mark.parametrize("name", ODD)
-def test_examples_of_something_else_are_refused_in_one_line(tmp_path: Path, name: str) -> None:
+def test_examples_of_something_else_are_refused_in_one_line(
+    tmp_path: Path, name: str
+) -> None:
     change, message = ODD[name]
     features = (
-        change if name.startswith("another") else {**features_of(make_records(1), 0), **change}
+        change
+        if name.startswith("another")
+        else {**features_of(make_records(1), 0), **change}
     )
     (tmp_path / "a").write_bytes(frame(example(features)))  # type: ignore[arg-type]
     with pytest.raises(DataError, match=message) as caught:
@@ -179,7 +213,9 @@ def test_examples_of_something_else_are_refused_in_one_line(tmp_path: Path, name
 
 
 def test_the_command_writes_a_tfrecord_file(tmp_path: Path) -> None:
-    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nthe\ncat\n")
+    (tmp_path / "vocab.txt").write_text(
+        "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nthe\ncat\n"
+    )
     (tmp_path / "text").write_text("the cat\nthe cat the\n\ncat\n")
     line = ["--input-file", tmp_path / "text", "--vocab-file", tmp_path / "vocab.txt"]
     line += ["--output-file", tmp_path / "out", "--format", "tfrecord"]

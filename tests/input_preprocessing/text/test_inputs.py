@@ -1,4 +1,6 @@
-"""Every file of a folder is in the corpus, or listed with the reason; what cannot be read is told all at once."""
+"""Every file of a folder is in the corpus, or listed with the reason; what cannot be read is told
+all at once.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,10 @@ PROSE = {"prose.txt": TEXT, "more.md": TEXT[::-1], "sub/page": TEXT[5:]}
 
 # name: content, and the reason why it is left out of a folder
 LEFT_OUT = {
-    "README.md": (b"About.", "README, licence or checksums: name it as --input to use it"),
+    "README.md": (
+        b"About.",
+        "README, licence or checksums: name it as --input to use it",
+    ),
     "sub/LICENSE": (b"Yours.", "README, licence or checksums"),
     "data.md5": (b"0a1b data", "README, licence or checksums"),
     ".git/config": (b"x", "hidden"),
@@ -35,10 +40,16 @@ LEFT_OUT = {
     "table.parquet": (b"PAR1...", "Parquet: convert it to text"),
     "book.docx": (b"PK\3\4...", "a zip archive or an office document"),
     "nothing": (b"", "empty"),
-    "settings.json": (b'{\n "a": 1\n}', "JSON, but not JSON Lines: write a record per line"),
+    "settings.json": (
+        b'{\n "a": 1\n}',
+        "JSON, but not JSON Lines: write a record per line",
+    ),
     "list.json": (b'[{"text": "a"}]', "JSON, but not JSON Lines"),
     "list": (b'[\n {"text": "a"}\n]', "JSON, but not JSON Lines"),
-    "wiki_00": (b'<doc id="1" title="T">\nT\n\nText.\n</doc>\n', "WikiExtractor's: have it write"),
+    "wiki_00": (
+        b'<doc id="1" title="T">\nT\n\nText.\n</doc>\n',
+        "WikiExtractor's: have it write",
+    ),
     "index.json": (b'{"a": 1}\n', "JSON without the field 'text'"),
     "words.json": (b"no JSON", "named .json and is no JSON"),
 }
@@ -47,7 +58,9 @@ LEFT_OUT = {
 def write(folder: Path, files: dict[str, str | bytes]) -> Path:
     for name, content in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
+        (folder / name).write_bytes(
+            content.encode() if isinstance(content, str) else content
+        )
     return folder
 
 
@@ -57,15 +70,24 @@ def corpus(monkeypatch: pytest.MonkeyPatch, out: Path, *words: str) -> None:
     run_stage("corpus")
 
 
-def test_each_file_is_used_or_listed_with_its_reason(tmp_path, monkeypatch, capsys) -> None:  # type: ignore[no-untyped-def]
-    folder = write(tmp_path / "in", {name: content for name, (content, _) in LEFT_OUT.items()})
+def test_each_file_is_used_or_listed_with_its_reason(
+    tmp_path, monkeypatch, capsys
+) -> None:  # type: ignore[no-untyped-def]
+    folder = write(
+        tmp_path / "in", {name: content for name, (content, _) in LEFT_OUT.items()}
+    )
     write(
-        folder, {f"{number}.txt": " ".join(document) for number, document in enumerate(DOCUMENTS)}
+        folder,
+        {
+            f"{number}.txt": " ".join(document)
+            for number, document in enumerate(DOCUMENTS)
+        },
     )
     corpus(monkeypatch, tmp_path / "out", "--input", str(folder))
     told = capsys.readouterr().err
     assert (
-        f"12 files used, {len(LEFT_OUT)} left out (3 README, licence or checksums, 3 HTML" in told
+        f"12 files used, {len(LEFT_OUT)} left out (3 README, licence or checksums, 3 HTML"
+        in told
     )
     assert "12 documents" not in told, "one of them is for evaluation"
     lines = (tmp_path / "out/download/left_out.tsv").read_text().splitlines()
@@ -75,7 +97,9 @@ def test_each_file_is_used_or_listed_with_its_reason(tmp_path, monkeypatch, caps
         assert reason in listed[str(folder / name.replace("/config", ""))]
 
 
-@pytest.mark.parametrize("name", [name for name in LEFT_OUT if "empty" not in LEFT_OUT[name][1]])
+@pytest.mark.parametrize(
+    "name", [name for name in LEFT_OUT if "empty" not in LEFT_OUT[name][1]]
+)
 def test_a_file_that_is_named_is_used_or_an_error(tmp_path: Path, name: str) -> None:
     content, reason = LEFT_OUT[name]
     path = write(tmp_path, {name: content}) / name
@@ -89,11 +113,15 @@ def test_a_file_that_is_named_is_used_or_an_error(tmp_path: Path, name: str) -> 
 
 def test_a_folder_of_readmes_alone_is_an_error(tmp_path: Path) -> None:
     folder = write(tmp_path / "in", {"README.md": "About.", ".hidden": "x"})
-    with pytest.raises(DataError, match=r"has no files of text \(1 hidden, 1 README, .*\)"):
+    with pytest.raises(
+        DataError, match=r"has no files of text \(1 hidden, 1 README, .*\)"
+    ):
         read_pool([str(folder)], "auto", "text", tmp_path / "out")
 
 
-def test_all_errors_are_told_at_once_by_the_names_that_the_user_knows(tmp_path: Path) -> None:
+def test_all_errors_are_told_at_once_by_the_names_that_the_user_knows(
+    tmp_path: Path,
+) -> None:
     bad = {
         "a.txt": "café ".encode("latin-1") * 9,
         "b.gz": gzip.compress(b'{"text": "a"}\n{"body": "b"}\n'),
@@ -113,11 +141,20 @@ def test_all_errors_are_told_at_once_by_the_names_that_the_user_knows(tmp_path: 
     assert all(str(folder / name) in listed for name in bad)
 
 
-def test_errors_beyond_what_is_looked_at_first_are_told_together(tmp_path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_errors_beyond_what_is_looked_at_first_are_told_together(
+    tmp_path, monkeypatch
+) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.setattr(sources, "_DETECTED_ON", 10)
-    lines = "".join(json.dumps({"text": "A cat sat here."}) + "\n" for _ in range(9)) + "{}\n"
-    folder = write(tmp_path / "in", {"a.jsonl": lines, "b.gz": gzip.compress(lines.encode())})
-    with pytest.raises(DataError, match=r"in/a.jsonl: line 10 has no text .*in/b.gz: line 10 has"):
+    lines = (
+        "".join(json.dumps({"text": "A cat sat here."}) + "\n" for _ in range(9))
+        + "{}\n"
+    )
+    folder = write(
+        tmp_path / "in", {"a.jsonl": lines, "b.gz": gzip.compress(lines.encode())}
+    )
+    with pytest.raises(
+        DataError, match=r"in/a.jsonl: line 10 has no text .*in/b.gz: line 10 has"
+    ):
         read_pool([str(folder)], "auto", "text", tmp_path / "out")
 
 
@@ -142,14 +179,18 @@ def test_a_text_of_one_line_or_one_paragraph_takes_little_memory(
         monkeypatch.setattr(sources, name, 10_000)
     monkeypatch.setattr(reading, "CHUNK", 10_000)
     sentence = "The naïve café sat on a mat of no great length, and so on. "
-    text = "".join(f"{number} {sentence}" for number in range(24_000)).replace(". ", "." + end)
+    text = "".join(f"{number} {sentence}" for number in range(24_000)).replace(
+        ". ", "." + end
+    )
     path = write(tmp_path, {"x": text}) / "x"
     tracemalloc.start()
     pool = read_pool([str(path)], "prose", "text", tmp_path / "out")
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     documents = list(pool.documents)
-    assert " ".join(" ".join(document) for document in documents) == " ".join(text.split())
+    assert " ".join(" ".join(document) for document in documents) == " ".join(
+        text.split()
+    )
     assert max(map(len, documents)) < 2 * sources.MOST_SENTENCES
     assert peak < len(text) / 2
 
@@ -157,12 +198,17 @@ def test_a_text_of_one_line_or_one_paragraph_takes_little_memory(
 def test_a_record_that_no_memory_holds_is_refused(tmp_path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.setattr(sources, "_MOST_RECORD", 1000)
     monkeypatch.setattr(sources, "PART_BYTES", 100)
-    path = write(tmp_path, {"x.jsonl": json.dumps({"text": "a" * 5000}) + "\n"}) / "x.jsonl"
+    path = (
+        write(tmp_path, {"x.jsonl": json.dumps({"text": "a" * 5000}) + "\n"})
+        / "x.jsonl"
+    )
     with pytest.raises(DataError, match="has a record of over 1,000 bytes; split it"):
         read_pool([str(path)], "auto", "text", tmp_path / "out")
 
 
-def test_deduplication_holds_a_hash_of_eight_bytes_a_document(tmp_path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_deduplication_holds_a_hash_of_eight_bytes_a_document(
+    tmp_path, monkeypatch
+) -> None:  # type: ignore[no-untyped-def]
     """Many short documents: the tables stay on the disk."""
     documents = [[f"Cat {number} sat."] for number in range(30_000)]
     path = sentences(tmp_path / "x", documents)
@@ -171,7 +217,9 @@ def test_deduplication_holds_a_hash_of_eight_bytes_a_document(tmp_path, monkeypa
            "--num-files", "50", "--vocab-file", str(vocabulary(tmp_path)), "--jobs", "1")  # fmt: skip
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak < 30_000 * 300, "of which the part that is cut into documents is the most"
+    assert peak < 30_000 * 300, (
+        "of which the part that is cut into documents is the most"
+    )
 
 
 def vocabulary(folder: Path) -> Path:

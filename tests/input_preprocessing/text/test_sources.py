@@ -37,7 +37,9 @@ class Pool(NamedTuple):
                 yield from sources.documents_of(lines, "sentences")
 
 
-def read_pool(inputs: Sequence[str], layout: str, key: str, folder: Path, jobs: int = 1) -> Pool:
+def read_pool(
+    inputs: Sequence[str], layout: str, key: str, folder: Path, jobs: int = 1
+) -> Pool:
     found, left_out = sources.find(inputs, layout, key, folder / "work", jobs)
     inputs_module.report(left_out, len(found), folder, " ".join(inputs))
     return Pool(found, sources.split(found, key, folder / "work", jobs))
@@ -106,7 +108,9 @@ def test_a_pipe_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [json_lines, sentences])
-def test_a_text_of_any_size_takes_the_same_memory(tmp_path: Path, monkeypatch, make) -> None:  # type: ignore[no-untyped-def]
+def test_a_text_of_any_size_takes_the_same_memory(
+    tmp_path: Path, monkeypatch, make
+) -> None:  # type: ignore[no-untyped-def]
     for module, name in (
         (sources, "_DETECTED_ON"),
         (sources, "CHUNK"),
@@ -117,7 +121,9 @@ def test_a_text_of_any_size_takes_the_same_memory(tmp_path: Path, monkeypatch, m
     document = [f"A {'cat' * 200} sat."] * 50
     make(tmp_path / "x", [document if make is sentences else " ".join(document)] * 150)
     tracemalloc.start()
-    count = sum(1 for _ in read_pool([str(tmp_path / "x")], "auto", "text", tmp_path).documents)
+    count = sum(
+        1 for _ in read_pool([str(tmp_path / "x")], "auto", "text", tmp_path).documents
+    )
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert count == 150
@@ -127,7 +133,9 @@ def test_a_text_of_any_size_takes_the_same_memory(tmp_path: Path, monkeypatch, m
 def test_prose_is_cut_into_documents_and_paragraphs(tmp_path: Path) -> None:
     text = "---\nOne. Two\r\nthree.\n \nFour. ---\n* * *\nFive.\n\n\t\nSix.\fSeven.\n\f\n\nEight.\n\n\n\n\nNine."
     (tmp_path / "x").write_bytes(text.encode())
-    documents = list(read_pool([str(tmp_path / "x")], "prose", "text", tmp_path).documents)
+    documents = list(
+        read_pool([str(tmp_path / "x")], "prose", "text", tmp_path).documents
+    )
     assert documents == [
         ["One.", "Two three.", "Four. --- Five."],
         ["Six."],
@@ -140,7 +148,9 @@ def test_prose_is_cut_into_documents_and_paragraphs(tmp_path: Path) -> None:
     )
     sizes = [
         len(document)
-        for document in read_pool([str(tmp_path / "x")], "prose", "text", tmp_path).documents
+        for document in read_pool(
+            [str(tmp_path / "x")], "prose", "text", tmp_path
+        ).documents
     ]
     assert sizes == [sources.MOST_SENTENCES] * 4 + [1]
 
@@ -157,7 +167,8 @@ def test_documents_go_to_the_files_in_turn_but_each_nth_which_is_for_evaluation(
         str(tmp_path / "out"),
     ]
     monkeypatch.setattr(
-        "sys.argv", [*line, "--num-files", "5", "--eval-share", "0.1", "--vocab-size", "200"]
+        "sys.argv",
+        [*line, "--num-files", "5", "--eval-share", "0.1", "--vocab-size", "200"],
     )
     run_stage("corpus")
     train = [document for i, document in enumerate(documents) if i % 10 != 5]
@@ -189,12 +200,17 @@ def test_a_file_that_changes_while_it_is_read_is_not_taken(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"text": "a"}\nnothing\n', "line 2 is not JSON .*; give JSON Lines, one record per line"),
+        (
+            '{"text": "a"}\nnothing\n',
+            "line 2 is not JSON .*; give JSON Lines, one record per line",
+        ),
         ('{"text": "a"}\n[1]\n', r"line 2 has no text 'text' \(it has list\)"),
         ('{"text": 3}\n', "line 1 has no text 'text'"),
     ],
 )
-def test_what_is_no_record_is_a_one_line_error(tmp_path: Path, text: str, message: str) -> None:
+def test_what_is_no_record_is_a_one_line_error(
+    tmp_path: Path, text: str, message: str
+) -> None:
     (tmp_path / "x").write_text(text)
     with pytest.raises(DataError, match=message) as caught:
         read_pool([str(tmp_path / "x")], "auto", "text", tmp_path)
@@ -228,7 +244,8 @@ def test_the_command_takes_several_inputs(
     told = capsys.readouterr().err
     assert "read as one sentence per line, JSON Lines; 30 documents" in told
     parts = "".join(
-        path.read_text() for path in (tmp_path / "out" / "download" / "results4").iterdir()
+        path.read_text()
+        for path in (tmp_path / "out" / "download" / "results4").iterdir()
     )
     assert DOCUMENTS[3][0] in parts
 
@@ -242,7 +259,9 @@ PACK = {
 
 @pytest.mark.parametrize("kind", PACK)
 @pytest.mark.parametrize("make", [json_lines, sentences])
-def test_packed_files_are_read_as_what_is_in_them(tmp_path: Path, make, kind: str) -> None:  # type: ignore[no-untyped-def]
+def test_packed_files_are_read_as_what_is_in_them(
+    tmp_path: Path, make, kind: str
+) -> None:  # type: ignore[no-untyped-def]
     plain = make(tmp_path / "x", DOCUMENTS if make is sentences else TEXTS).read_bytes()
     (tmp_path / f"x.{kind}").write_bytes(
         PACK[kind](plain[:700]) + PACK[kind](plain[700:])
@@ -266,7 +285,9 @@ def prose(path: Path, documents: list[list[str]]) -> Path:
 
 
 @pytest.mark.parametrize("make", [json_lines, sentences, prose])
-def test_where_a_file_is_cut_changes_no_document(tmp_path: Path, monkeypatch, make) -> None:  # type: ignore[no-untyped-def]
+def test_where_a_file_is_cut_changes_no_document(
+    tmp_path: Path, monkeypatch, make
+) -> None:  # type: ignore[no-untyped-def]
     documents = made_up_documents(60)
     path = make(
         tmp_path / "x",
@@ -314,7 +335,9 @@ def corpus_of(
     }
 
 
-def test_the_same_document_is_taken_once_and_reported(tmp_path: Path, monkeypatch, capsys) -> None:  # type: ignore[no-untyped-def]
+def test_the_same_document_is_taken_once_and_reported(
+    tmp_path: Path, monkeypatch, capsys
+) -> None:  # type: ignore[no-untyped-def]
     documents = made_up_documents(30)
     once = sentences(tmp_path / "once", documents)
     more = sentences(
@@ -335,12 +358,20 @@ def test_the_same_document_is_taken_once_and_reported(tmp_path: Path, monkeypatc
         corpus_of([few], tmp_path / "c", monkeypatch)
 
 
-def test_processes_and_kills_change_no_byte(tmp_path: Path, monkeypatch, capsys) -> None:  # type: ignore[no-untyped-def]
+def test_processes_and_kills_change_no_byte(
+    tmp_path: Path, monkeypatch, capsys
+) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.setattr(sources, "PART_BYTES", 2000)
-    inputs = [sentences(tmp_path / "a", made_up_documents(24)), json_lines(tmp_path / "b", TEXTS)]
+    inputs = [
+        sentences(tmp_path / "a", made_up_documents(24)),
+        json_lines(tmp_path / "b", TEXTS),
+    ]
     one = ["--jobs", "1", "--num-files", "1"]
     wanted = corpus_of(inputs, tmp_path / "one", monkeypatch, *one)
-    assert corpus_of(inputs, tmp_path / "three", monkeypatch, "--jobs", "3", *one[2:]) == wanted
+    assert (
+        corpus_of(inputs, tmp_path / "three", monkeypatch, "--jobs", "3", *one[2:])
+        == wanted
+    )
     made: list[Path] = []
     for name, moments in (("_split", (1, 3)), ("_deal", (0, 1))):
         module = sources if name == "_split" else corpus
@@ -358,7 +389,9 @@ def test_processes_and_kills_change_no_byte(tmp_path: Path, monkeypatch, capsys)
             with pytest.raises(KeyboardInterrupt):
                 corpus_of(inputs, tmp_path / "killed", monkeypatch, *one)
             monkeypatch.setattr(module, name, work)
-    times = {path: path.stat().st_mtime_ns for path in (tmp_path / "killed").rglob("part-*")}
+    times = {
+        path: path.stat().st_mtime_ns for path in (tmp_path / "killed").rglob("part-*")
+    }
     assert len(times) > 4
     assert corpus_of(inputs, tmp_path / "killed", monkeypatch, *one) == wanted
     shard = tmp_path / "killed/download/results4/part-00000-of-00001"

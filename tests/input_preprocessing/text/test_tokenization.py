@@ -1,4 +1,6 @@
-"""The tokenizer against an independent one on random Unicode, and against Python 3.7 on every code point."""
+"""The tokenizer against an independent one on random Unicode, and against Python 3.7 on every code
+point.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,11 @@ from input_preprocessing.text.vocabulary import Vocabulary
 
 legacy = pytest.importorskip("transformers.models.bert.tokenization_bert_legacy")
 
-CHARACTERS = [chr(c) for c in range(0x110000) if not 0xD800 <= c <= 0xDFFF and chr(c) not in "\r\n"]
+CHARACTERS = [
+    chr(c)
+    for c in range(0x110000)
+    if not 0xD800 <= c <= 0xDFFF and chr(c) not in "\r\n"
+]
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the"]
 ODD = [
     "İ",
@@ -86,10 +92,14 @@ def by_category() -> dict[str, list[str]]:
 
 @pytest.fixture(scope="module")
 def words() -> Vocabulary:
-    """Tokens of one to three characters of all scripts, so that what is dropped or kept shows in the tokens."""
+    """Tokens of one to three characters of all scripts, so that what is dropped or kept shows in
+    the tokens.
+    """
     rng = random.Random(0)
     letters = {
-        char for part in by_category().values() for char in rng.sample(part, min(len(part), 400))
+        char
+        for part in by_category().values()
+        for char in rng.sample(part, min(len(part), 400))
     } | set(ODD)
     plain = sorted(
         {
@@ -106,7 +116,9 @@ def words() -> Vocabulary:
 
 
 def strings(count: int, seed: int, words: Vocabulary) -> Iterator[str]:
-    """Random text: any code points, even parts of the categories, a block, odd ones, tokens, long words."""
+    """Random text: any code points, even parts of the categories, a block, odd ones, tokens, long
+    words.
+    """
     rng = random.Random(seed)
     categories = by_category()
     names = sorted(categories)
@@ -116,7 +128,9 @@ def strings(count: int, seed: int, words: Vocabulary) -> Iterator[str]:
         if kind == 0:
             yield "".join(rng.choices(CHARACTERS, k=size))
         elif kind == 1:
-            yield "".join(rng.choice(categories[rng.choice(names)]) for _ in range(size))
+            yield "".join(
+                rng.choice(categories[rng.choice(names)]) for _ in range(size)
+            )
         elif kind == 2:
             start = rng.randrange(0x20, 0x3000)
             yield "".join(chr(rng.randint(start, start + 96)) for _ in range(size))
@@ -124,10 +138,13 @@ def strings(count: int, seed: int, words: Vocabulary) -> Iterator[str]:
             yield "".join(rng.choices(ODD, k=size))
         elif kind == 4:
             yield "".join(
-                rng.choice(words.tokens) + rng.choice(("", " ", "\u0301", "-")) for _ in range(size)
+                rng.choice(words.tokens) + rng.choice(("", " ", "\u0301", "-"))
+                for _ in range(size)
             )
         elif kind == 5:
-            yield "".join(rng.choices("abcXYZ .,'-\t\u0301é", k=size * rng.choice((1, 1, 12))))
+            yield "".join(
+                rng.choices("abcXYZ .,'-\t\u0301é", k=size * rng.choice((1, 1, 12)))
+            )
         else:
             yield "x" * rng.randint(198, 202)
 
@@ -137,7 +154,9 @@ def cased() -> Vocabulary:
     """Tokens of one and two characters as they stand in text, capitals, accents and marks."""
     rng = random.Random(0)
     letters = {
-        char for part in by_category().values() for char in rng.sample(part, min(len(part), 400))
+        char
+        for part in by_category().values()
+        for char in rng.sample(part, min(len(part), 400))
     } | set(ODD)
     plain = sorted({char for letter in letters for char in letter if char.strip()})
     common = [*"abcdefghijklmnopqrstuvwxyzABCXYZ\u0301\u00e9\u00c9", *plain]
@@ -146,14 +165,22 @@ def cased() -> Vocabulary:
     return Vocabulary(tuple(dict.fromkeys(SPECIAL + tokens))[:32768], "")
 
 
-def ours(texts: list[str], words: Vocabulary, lower_case: bool = True) -> list[list[int]]:
-    """Tokens of each text; each line starts with an extra word, since lines without tokens would be dropped."""
-    found = tokenize("\n".join(f"the {text}" for text in texts).encode(), words, lower_case)
+def ours(
+    texts: list[str], words: Vocabulary, lower_case: bool = True
+) -> list[list[int]]:
+    """Tokens of each text; each line starts with an extra word, since lines without tokens would be
+    dropped.
+    """
+    found = tokenize(
+        "\n".join(f"the {text}" for text in texts).encode(), words, lower_case
+    )
     ends = found.segment_offsets
     return [found.tokens[start + 1 : end].tolist() for start, end in pairwise(ends)]
 
 
-def theirs(texts: list[str], words: Vocabulary, lower_case: bool = True) -> list[list[int]]:
+def theirs(
+    texts: list[str], words: Vocabulary, lower_case: bool = True
+) -> list[list[int]]:
     basic, pieces = (
         legacy.BasicTokenizer(do_lower_case=lower_case),
         legacy.WordpieceTokenizer(words.ids, "[UNK]", 200),
@@ -165,29 +192,36 @@ def theirs(texts: list[str], words: Vocabulary, lower_case: bool = True) -> list
 
 
 def is_dropped(text: str) -> bool:
-    """Holds unassigned or private characters: transformers drops all of category C, the reference Cc and Cf only."""
+    """Holds unassigned or private characters: transformers drops all of category C, the reference
+    Cc and Cf only.
+    """
     return any(unicodedata.category(char) in ("Cn", "Co") for char in text)
 
 
 def is_newer(text: str) -> bool:
     """Holds characters that are treated as Unicode 11.0 did, not as this Python does."""
     return any(
-        tokenization.unicode_category(ord(char)) != unicodedata.category(char) or char == "\u055f"
+        tokenization.unicode_category(ord(char)) != unicodedata.category(char)
+        or char == "\u055f"
         for char in text
     )
 
 
-def compare(count: int, seed: int, words: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All differences from transformers' tokenizer are the two of docs/data.md, and each is there for that reason."""
+def compare(
+    count: int, seed: int, words: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All differences from transformers' tokenizer are the two of docs/data.md, and each is there
+    for that reason.
+    """
     texts = [text for text in strings(count, seed, words) if not is_newer(text)]
     assert len(texts) > 0.8 * count
     plain = [text for text in texts if not is_dropped(text)]
     others = [text for text in texts if is_dropped(text)]
     tokens = ours(plain, words)
     assert tokens == theirs(plain, words)
-    assert sum(set(found) != {words.ids["[UNK]"]} for found in tokens) > len(plain) / 2, (
-        "most give known tokens"
-    )
+    assert (
+        sum(set(found) != {words.ids["[UNK]"]} for found in tokens) > len(plain) / 2
+    ), "most give known tokens"
     tokens = ours(others, words)
     assert tokens != theirs(others, words)
     monkeypatch.setattr(
@@ -207,8 +241,12 @@ def test_random_unicode_gives_the_tokens_of_transformers(
 def test_where_case_is_kept_letters_and_accents_stay_as_they_are(
     cased: Vocabulary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As transformers' tokenizer, but for what the reference does not do: composed forms (NFC), all of category C."""
-    stand_in = SimpleNamespace(category=unicodedata.category, normalize=lambda form, text: text)
+    """As transformers' tokenizer, but for what the reference does not do: composed forms (NFC), all
+    of category C.
+    """
+    stand_in = SimpleNamespace(
+        category=unicodedata.category, normalize=lambda form, text: text
+    )
     monkeypatch.setattr(legacy, "unicodedata", stand_in)
     monkeypatch.setattr(
         legacy,
@@ -227,7 +265,10 @@ def test_where_case_is_kept_letters_and_accents_stay_as_they_are(
     )
     (found,) = ours(["\u00c9 E\u0301 a"], cased, lower_case=False)
     assert [cased.tokens[token] for token in found] == ["\u00c9", "E", "##\u0301", "a"]
-    assert normalise("\u1734\U0001e900 X\u00e9", lower_case=False) == "\u1734\U0001e900 X\u00e9"
+    assert (
+        normalise("\u1734\U0001e900 X\u00e9", lower_case=False)
+        == "\u1734\U0001e900 X\u00e9"
+    )
 
 
 @pytest.mark.slow
@@ -239,7 +280,9 @@ def test_100_000_random_strings_give_the_tokens_of_transformers(
 
 
 def digest_of_words(codes: Iterable[int]) -> str:
-    """Digest of the words of a text in which each code point stands at a word's start, middle and end."""
+    """Digest of the words of a text in which each code point stands at a word's start, middle and
+    end.
+    """
     digest = hashlib.sha256()
     for code in codes:
         if not 0xD800 <= code <= 0xDFFF and code not in (10, 13):
@@ -259,7 +302,9 @@ SCRIPTS = [
 ]
 
 
-def test_a_text_of_more_odd_words_than_a_block_is_the_sum_of_its_lines(words: Vocabulary) -> None:
+def test_a_text_of_more_odd_words_than_a_block_is_the_sum_of_its_lines(
+    words: Vocabulary,
+) -> None:
     lines = [
         f"a{chr(0x100 + i % 500)}b the \u200b {chr(0x4E00 + i % 7)}.\x01".encode()
         for i in range(1000)
@@ -271,7 +316,9 @@ def test_a_text_of_more_odd_words_than_a_block_is_the_sum_of_its_lines(words: Vo
 
 
 def test_all_scripts_are_split_as_by_python_3_7() -> None:
-    """The digest is that of the words which oracle.basic_tokens gives on Python 3.7.16 (Unicode 11.0)."""
+    """The digest is that of the words which oracle.basic_tokens gives on Python 3.7.16 (Unicode
+    11.0).
+    """
     found = digest_of_words(code for part in SCRIPTS for code in part)
     assert found == "783fff2a3661604cbc3c1df3abf1ce3bc8a519e7985acbbea7da5a690638e23e"
 

@@ -51,18 +51,27 @@ def test_a_cased_preparation_keeps_capitals_and_accents_in_every_stage(
     assert all(word == word.lower() and "\u00e1" not in word for word in uncased)
     for name, lower in (("cased", False), ("uncased", True)):
         assert huggingface.lower_case(tmp_path / name / "phase1" / "vocab.txt") is lower
-        assert (tmp_path / name / "phase1" / "tokenizer_config.json").exists() is not lower
+        assert (
+            tmp_path / name / "phase1" / "tokenizer_config.json"
+        ).exists() is not lower
     assert not [
-        check for check in verify(tmp_path / "cased", jobs=1)["packed"] if check.holds is False
+        check
+        for check in verify(tmp_path / "cased", jobs=1)["packed"]
+        if check.holds is False
     ]
     prepare.main(prepare_options(tmp_path / "cased", *line, "--do-lower-case", "0"))
     assert "nothing to do" in capsys.readouterr().err
-    digest = open_records(tmp_path / "cased" / "eval" / "part_eval_10k.hdf5")[1].content_digest
+    digest = open_records(tmp_path / "cased" / "eval" / "part_eval_10k.hdf5")[
+        1
+    ].content_digest
     # The corpus stage makes an uncased vocabulary for the same folder, and all is made again.
     prepare.main(prepare_options(tmp_path / "cased", *line))
     assert original_words(tmp_path / "cased") == uncased
     assert (
-        open_records(tmp_path / "cased" / "eval" / "part_eval_10k.hdf5")[1].content_digest != digest
+        open_records(tmp_path / "cased" / "eval" / "part_eval_10k.hdf5")[
+            1
+        ].content_digest
+        != digest
     )
     assert not (tmp_path / "cased" / "phase1" / "tokenizer_config.json").exists()
 
@@ -77,9 +86,14 @@ def test_a_cased_preparation_keeps_capitals_and_accents_in_every_stage(
     ],
 )
 def test_a_vocabulary_that_does_not_look_like_the_text_is_pointed_out(
-    capsys: pytest.CaptureFixture[str], tokens: list[str], lower_case: bool, warning: str
+    capsys: pytest.CaptureFixture[str],
+    tokens: list[str],
+    lower_case: bool,
+    warning: str,
 ) -> None:
-    vocabulary.Vocabulary(("[UNK]", "[CLS]", "[SEP]", "[MASK]", *tokens), "").check_case(lower_case)
+    vocabulary.Vocabulary(
+        ("[UNK]", "[CLS]", "[SEP]", "[MASK]", *tokens), ""
+    ).check_case(lower_case)
     said = capsys.readouterr().err
     assert warning in said
     assert bool(said) is bool(warning)
@@ -87,15 +101,21 @@ def test_a_vocabulary_that_does_not_look_like_the_text_is_pointed_out(
 
 def test_what_was_made_before_there_was_a_choice_of_case_is_known_again() -> None:
     assert sampling_digest(SamplingConfig()) == "98045428e840d4f859113b4a622352d3"
-    assert sampling_digest(SamplingConfig(do_lower_case=False)) != sampling_digest(SamplingConfig())
+    assert sampling_digest(SamplingConfig(do_lower_case=False)) != sampling_digest(
+        SamplingConfig()
+    )
 
 
 FILLERS = 40_000
 
 
 @pytest.mark.slow  # compiles every stage for int32
-def test_a_vocabulary_above_32_768_goes_from_text_to_training_batches(tmp_path: Path) -> None:
-    """The instances are the plain restatement's; shards, evaluation set, audit and batches have the same ids."""
+def test_a_vocabulary_above_32_768_goes_from_text_to_training_batches(
+    tmp_path: Path,
+) -> None:
+    """The instances are the plain restatement's; shards, evaluation set, audit and batches have the
+    same ids.
+    """
     data = tmp_path / "data" / "download"
     (data / "results4").mkdir(parents=True)
     documents = made_up_documents(20)
@@ -111,12 +131,16 @@ def test_a_vocabulary_above_32_768_goes_from_text_to_training_batches(tmp_path: 
     records, _ = sampling.instances_of(text, words, config)
     assert records.input_ids.dtype == records.masked_lm_ids.dtype == np.int32
     assert records.input_ids.max() > FILLERS > 32_768
-    expected = oracle.make_instances(text.read_bytes(), words.ids, max_seq_length=64, dupe_factor=2)
+    expected = oracle.make_instances(
+        text.read_bytes(), words.ids, max_seq_length=64, dupe_factor=2
+    )
     assert records.num_sequences == len(expected)
     for i, instance in enumerate(expected):
         start, end = records.sequence_offsets[i : i + 2]
         first, last = records.masked_lm_offsets[i : i + 2]
-        assert [words.tokens[token] for token in records.input_ids[start:end]] == instance.tokens
+        assert [
+            words.tokens[token] for token in records.input_ids[start:end]
+        ] == instance.tokens
         assert [
             words.tokens[token] for token in records.masked_lm_ids[first:last]
         ] == instance.labels
@@ -124,14 +148,20 @@ def test_a_vocabulary_above_32_768_goes_from_text_to_training_batches(tmp_path: 
     rows = all_records(tmp_path / "data" / "packed_data")
     assert multiset_digest(rows) == multiset_digest(records)
     assert not [
-        check for check in verify(tmp_path / "data", jobs=1)["packed"] if check.holds is False
+        check
+        for check in verify(tmp_path / "data", jobs=1)["packed"]
+        if check.holds is False
     ]
     batch = make_batch(rows, np.arange(rows.num_sequences), 64)
     assert np.array_equal(batch.input_ids.numpy(), rows.input_ids)
     assert np.array_equal(batch.masked_labels.numpy(), rows.masked_lm_ids)
     narrow = make_records(3)
     mixed = gather_batch(
-        [narrow, rows], [np.array([0, 2]), np.array([1])], np.array([1, 0, 2]), 64, len(words)
+        [narrow, rows],
+        [np.array([0, 2]), np.array([1])],
+        np.array([1, 0, 2]),
+        64,
+        len(words),
     )
     assert int(mixed.input_ids.max()) <= len(words)
     assert mixed.num_sequences == 3
@@ -148,7 +178,15 @@ def test_half_a_million_tokens_are_distinguished_whole_and_in_pieces(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As many as the largest multilingual BERTs have."""
-    tokens = ("[UNK]", "[CLS]", "[SEP]", "[MASK]", *map(str, range(500_000)), "##a", "##ab")
+    tokens = (
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+        *map(str, range(500_000)),
+        "##a",
+        "##ab",
+    )
     words = vocabulary.Vocabulary(tokens, "")
     text = tokenize(b"499999 7 131068\n\n262143ab 500000 5a\n", words)
     assert [tokens[i] for i in text.tokens] == [
@@ -195,13 +233,17 @@ def test_how_well_a_vocabulary_fits_is_printed_before_anything_is_prepared(
     tokens = [words.tokens[token] for token in tokenize(text, words).tokens]
     each = len(tokens) / sum(not token.startswith("##") for token in tokens)
     assert (
-        f"vocabulary: {each:.2f} tokens per word, 0.00% of the tokens un" in capsys.readouterr().err
+        f"vocabulary: {each:.2f} tokens per word, 0.00% of the tokens un"
+        in capsys.readouterr().err
     )
-    characters_of_text = sorted(set(text.decode().lower().replace(" ", "").replace("\n", "")))
+    characters_of_text = sorted(
+        set(text.decode().lower().replace(" ", "").replace("\n", ""))
+    )
     letters = "".join(f"{letter}\n##{letter}\n" for letter in characters_of_text)
     given = tmp_path / "latin"
     given.write_text(
-        "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n" + letters.replace("\u0436", "e"), encoding="utf-8"
+        "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n" + letters.replace("\u0436", "e"),
+        encoding="utf-8",
     )
     monkeypatch.setattr("sys.argv", [*line[:-2], "--vocab-file", str(given)])
     run_stage("corpus")

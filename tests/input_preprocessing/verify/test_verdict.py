@@ -39,7 +39,8 @@ def rewrite(folder: Path, name: str, change: Callable[[Records], Records]) -> No
     path = folder / "prepared-packed.json"
     made = manifest.read(path)
     manifest.write(
-        path, dataclasses.replace(made, files={**made.files, name: written.content_digest})
+        path,
+        dataclasses.replace(made, files={**made.files, name: written.content_digest}),
     )
 
 
@@ -47,7 +48,9 @@ def one_sequence_twice(records: Records) -> Records:
     """Replaces one of two sequences of the same length by the other."""
     lengths = records.sequence_lengths.tolist()
     lost = next(i for i, length in enumerate(lengths) if length in lengths[:i])
-    chosen = [lengths.index(lengths[lost]) if i == lost else i for i in range(len(lengths))]
+    chosen = [
+        lengths.index(lengths[lost]) if i == lost else i for i in range(len(lengths))
+    ]
     return records.select(chosen).with_rows(records.row_offsets)
 
 
@@ -139,7 +142,9 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str, str]] = {
 
 @pytest.fixture
 def telling(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Takes sequences of 60 tokens, the longest of these tests, as long enough to be known again."""
+    """Takes sequences of 60 tokens, the longest of these tests, as long enough to be known
+    again.
+    """
     monkeypatch.setattr(audit, "TELLING_MASKS", 9)
 
 
@@ -167,7 +172,10 @@ def test_what_was_prepared_is_valid_for_every_kind(
     assert set(found) == {"packed", "binned", "unpacked"}
     assert not verify.failures(found)
     once = {
-        check.detail for checks in found.values() for check in checks if check.name == "coverage"
+        check.detail
+        for checks in found.values()
+        for check in checks
+        if check.name == "coverage"
     }
     assert len(once) == 1, "the same instances, however they are arranged"
 
@@ -206,16 +214,27 @@ def test_what_a_trainer_would_read_beside_the_digests_is_checked_too(
         with h5py.File(folder / EVALUATION, "r+") as file:
             file.attrs["source"] = file.attrs["source"].replace("evalset", "Evalset")
     failed = verify.failures(verify.verify(folder, jobs=1))
-    named = {"index": "index.json", "stray": "part_9.h5", "attribute": "part_eval_10k.hdf5"}[how]
+    named = {
+        "index": "index.json",
+        "stray": "part_9.h5",
+        "attribute": "part_eval_10k.hdf5",
+    }[how]
     assert len(failed) == 1
     assert named in failed[0]
 
 
-def command(*arguments: object, script: str | None = None) -> subprocess.CompletedProcess[str]:
+def command(
+    *arguments: object, script: str | None = None
+) -> subprocess.CompletedProcess[str]:
     if script is None:
         return forked.run("input_preprocessing", "verify", *arguments)
-    line, environ = [script, *map(str, arguments)], {**os.environ, "PYTHON": sys.executable}
-    return subprocess.run(line, env=environ, capture_output=True, text=True, check=False)
+    line, environ = (
+        [script, *map(str, arguments)],
+        {**os.environ, "PYTHON": sys.executable},
+    )
+    return subprocess.run(
+        line, env=environ, capture_output=True, text=True, check=False
+    )
 
 
 def test_the_command_prints_a_table_and_one_verdict(
@@ -224,7 +243,9 @@ def test_the_command_prints_a_table_and_one_verdict(
     done = command(packed, "--jobs", 1, script=str(repository / "verify_dataset.sh"))
     assert done.returncode == 0, done.stderr
     assert "coverage" in done.stdout
-    assert done.stdout.splitlines()[-1] == f"{packed}: valid: packed, all 11 checks hold"
+    assert (
+        done.stdout.splitlines()[-1] == f"{packed}: valid: packed, all 11 checks hold"
+    )
     folder = tmp_path / "data"
     shutil.copytree(packed, folder)
     (folder / SHARD).unlink()
@@ -237,13 +258,21 @@ def test_the_command_prints_a_table_and_one_verdict(
 
 
 def test_a_folder_that_was_not_prepared_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"has no prepared-\*\.json; .* import its records first"):
+    with pytest.raises(
+        DataError, match=r"has no prepared-\*\.json; .* import its records first"
+    ):
         verify.verify(tmp_path, jobs=1)
 
 
 @pytest.mark.parametrize(
     ("seen", "known", "holds"),
-    [(10, 118, None), (11, 118, False), (1, 118, True), (99, 10_000, True), (101, 10_000, False)],
+    [
+        (10, 118, None),
+        (11, 118, False),
+        (1, 118, True),
+        (99, 10_000, True),
+        (101, 10_000, False),
+    ],
 )
 def test_a_few_shared_texts_of_a_tiny_set_are_a_note_not_a_failure(
     packed: Path, seen: int, known: int, holds: bool | None
@@ -253,4 +282,6 @@ def test_a_few_shared_texts_of_a_tiny_set_are_a_note_not_a_failure(
     words = verify.vocabulary.load(packed / "phase1" / "vocab.txt")
     found = audit.audit(path, audit.rules_of(words, recipe))
     audits = [dataclasses.replace(found, seen=seen)]
-    assert verify.check_held_out(audits, np.arange(known, dtype=np.uint64)).holds is holds
+    assert (
+        verify.check_held_out(audits, np.arange(known, dtype=np.uint64)).holds is holds
+    )

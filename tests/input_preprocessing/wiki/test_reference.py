@@ -1,4 +1,6 @@
-"""The reference's own files are split like the reference does, byte for byte; other text by the same rule."""
+"""The reference's own files are split like the reference does, byte for byte; other text by the
+same rule.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,8 @@ from input_preprocessing.wiki import extract, split
 
 from ... import forked
 
-# Of the files of `tree`, what MLCommons' seperate_test_set.py (--num_test_articles=25) and do_gather.py
-# (--input_suffix=.4 --block_size=0.003) wrote.
+# Of the files of `tree`, what MLCommons' seperate_test_set.py (--num_test_articles=25) and
+# do_gather.py (--input_suffix=.4 --block_size=0.003) wrote.
 WRITTEN = {
     "eval.txt": "893af3709a8ac09c169b411373bec8bb",
     "part-00000-of-00005": "7ec85f3df433e34e1f63730e3af8fcc6",
@@ -29,7 +31,9 @@ WRITTEN = {
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """Seven made-up files of WikiExtractor's, of which only the size counts, and their sentences."""
+    """Seven made-up files of WikiExtractor's, of which only the size counts, and their
+    sentences.
+    """
     generator = random.Random(5)
     for number in range(7):
         folder = tmp_path / "text" / ("AA" if number < 4 else "AB")
@@ -42,7 +46,9 @@ def tree(tmp_path: Path) -> Path:
             for a in range(generator.randint(2, 30))
         ]
         text = "\n\n".join(articles) + ("\n\n" if number % 3 else "\n\n\n")
-        (folder / f"wiki_{number % 4:02d}.3").write_text(text, encoding="utf-8", newline="\n")
+        (folder / f"wiki_{number % 4:02d}.3").write_text(
+            text, encoding="utf-8", newline="\n"
+        )
         (folder / f"wiki_{number % 4:02d}").write_bytes(b"x" * (1000 + 137 * number))
     return tmp_path / "text"
 
@@ -61,7 +67,9 @@ def md5s(folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_the_references_files_give_what_its_scripts_do(tree: Path, tmp_path: Path) -> None:
+def test_the_references_files_give_what_its_scripts_do(
+    tree: Path, tmp_path: Path
+) -> None:
     made = split.split(tree, tmp_path / "out", jobs=1, num_eval_documents=25)
     assert md5s(tmp_path / "out") == WRITTEN
     assert made.held_out == 25
@@ -86,7 +94,9 @@ def test_files_of_the_same_name_in_two_folders_are_distinguished(
     tree: Path, tmp_path: Path
 ) -> None:
     split.split(tree, tmp_path / "out", jobs=1, num_eval_documents=25)
-    (tree / "AA/wiki_00.3").write_text((tree / "AA/wiki_00.3").read_text().replace("café", "tea"))
+    (tree / "AA/wiki_00.3").write_text(
+        (tree / "AA/wiki_00.3").read_text().replace("café", "tea")
+    )
     split.split(tree, tmp_path / "out", jobs=1, num_eval_documents=25)
     assert "tea" in (tmp_path / "out/part-00000-of-00005").read_text()
 
@@ -108,12 +118,16 @@ def test_every_file_holds_out_its_share() -> None:
     assert np.bincount(files[held_out]).tolist() == [1, 1, 1, 2] * 10
     assert (split.hold_out(files, 50, 12345) == held_out).all()
     assert (split.hold_out(files, 50, 1) != held_out).any()
-    assert split.hold_out(np.array([0, 0, 1]), 6, 0).all(), "a small file gives all it has"
+    assert split.hold_out(np.array([0, 0, 1]), 6, 0).all(), (
+        "a small file gives all it has"
+    )
 
 
 def test_text_counts_as_files_of_a_mebibyte() -> None:
     half = split.FILE_BYTES // 2
-    assert split.fill([half, half, 1, 3 * half, half, half, half], split.FILE_BYTES).tolist() == [
+    assert split.fill(
+        [half, half, 1, 3 * half, half, half, half], split.FILE_BYTES
+    ).tolist() == [
         0,
         0,
         1,
@@ -142,7 +156,16 @@ def test_a_damaged_dump_under_the_benchmarks_name_is_refused(tmp_path: Path) -> 
 
 
 def test_the_command_says_what_it_made(tree: Path, tmp_path: Path) -> None:
-    line = ["--source", tree, "--target", tmp_path / "out", "--num-eval-documents", 25, "--jobs", 1]
+    line = [
+        "--source",
+        tree,
+        "--target",
+        tmp_path / "out",
+        "--num-eval-documents",
+        25,
+        "--jobs",
+        1,
+    ]
     done = forked.run("input_preprocessing", "split", *line)
     assert done.returncode == 0, done.stderr
     assert "in 1 files, 25 for evaluation; eval.txt (md5 893af3709a8ac" in done.stderr

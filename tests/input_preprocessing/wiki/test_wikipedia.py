@@ -83,7 +83,9 @@ ARTICLES = [number for number in range(1, 61) if number % 7 and number % 11]
 def streams(data: bytes, cuts: list[int]) -> bytes:
     """The data as bzip2 streams, cut at these places."""
     bounds = [0, *sorted(cuts), len(data)]
-    return b"".join(bz2.compress(data[a:b]) for a, b in itertools.pairwise(bounds) if b > a)
+    return b"".join(
+        bz2.compress(data[a:b]) for a, b in itertools.pairwise(bounds) if b > a
+    )
 
 
 @pytest.fixture
@@ -103,19 +105,29 @@ def dump(tmp_path: Path, xml: bytes) -> Path:
 
 
 def numbers(folder: Path) -> list[int]:
-    return [found["id"] for path in sorted(folder.glob("pages-*")) for found in read_pages(path)]
+    return [
+        found["id"]
+        for path in sorted(folder.glob("pages-*"))
+        for found in read_pages(path)
+    ]
 
 
 @given(st.lists(st.integers(1, 5999), max_size=12), st.integers(200, 4000))
 @settings(max_examples=40, deadline=None)
 def test_every_page_is_in_exactly_one_range(tmp_path_factory, cuts, step):
     data = (
-        HEADER + "".join(page(number, article(number)) for number in range(20)) + "</mediawiki>"
+        HEADER
+        + "".join(page(number, article(number)) for number in range(20))
+        + "</mediawiki>"
     ).encode()
     path = tmp_path_factory.mktemp("dump") / "a.bz2"
     path.write_bytes(streams(data, [cut for cut in cuts if cut < len(data)]))
     size = path.stat().st_size
-    found = [xml for begin in range(0, size, step) for xml in read_dump(path, begin, begin + step)]
+    found = [
+        xml
+        for begin in range(0, size, step)
+        for xml in read_dump(path, begin, begin + step)
+    ]
     assert [parse_page(xml, path)["id"] for xml in found] == list(range(20))
     assert list(read_dump(path)) == found
 
@@ -142,14 +154,19 @@ def test_parts_of_a_dump_are_taken_in_the_order_of_their_numbers(tmp_path):
         ("articles1.xml-p1", 1),
     ):
         data = (HEADER + page(number, article(number)) + "</mediawiki>").encode()
-        (tmp_path / f"enwiki-pages-{part}.xml.bz2").write_bytes(streams(data, [len(HEADER)]))
+        (tmp_path / f"enwiki-pages-{part}.xml.bz2").write_bytes(
+            streams(data, [len(HEADER)])
+        )
     extract(list(tmp_path.glob("*.bz2")), tmp_path / "pages", jobs=1)
     assert numbers(tmp_path / "pages") == [1, 3, 9]
 
 
 def outcome(folder: Path) -> dict[str, str]:
     """md5 of every file of text."""
-    return {path.name: hashlib.md5(path.read_bytes()).hexdigest() for path in folder.iterdir()}
+    return {
+        path.name: hashlib.md5(path.read_bytes()).hexdigest()
+        for path in folder.iterdir()
+    }
 
 
 def make_text(dump: Path, folder: Path, jobs: int = 1) -> dict[str, str]:
@@ -171,7 +188,10 @@ def test_text_holds_every_article_once_in_shards_or_evaluation(made, dump):
     parts = [path.read_text("utf-8") for path in sorted(folder.glob("part-*-of-00004"))]
     held_out = (folder / "eval.txt").read_text("utf-8")
     documents = [
-        document for text in [*parts, held_out] for document in text.split("\n\n") if document
+        document
+        for text in [*parts, held_out]
+        for document in text.split("\n\n")
+        if document
     ]
     assert len(documents) == len(ARTICLES)
     assert {len(document.split("\n")) for document in documents} == {3, 4, 5, 6}
@@ -180,8 +200,12 @@ def test_text_holds_every_article_once_in_shards_or_evaluation(made, dump):
         len(ARTICLES) * 0.05
     )
     sizes = [len(part.encode()) for part in parts]
-    assert max(sizes) - min(sizes) < 2 * max(len(document.encode()) for document in documents)
-    names = ["".join(chr(97 + int(digit)) for digit in str(number)) for number in ARTICLES]
+    assert max(sizes) - min(sizes) < 2 * max(
+        len(document.encode()) for document in documents
+    )
+    names = [
+        "".join(chr(97 + int(digit)) for digit in str(number)) for number in ARTICLES
+    ]
     order = [name for part in parts for name in re.findall(r"about (\w+)", part)]
     assert order == [name for name in names if f"about {name} " not in held_out]
 
@@ -191,7 +215,9 @@ def test_a_replaced_dump_is_made_into_text_again(made, dump):
     pages = [page(number, article(number)) for number in range(100, 130)]
     dump.write_bytes(streams((HEADER + "".join(pages) + "</mediawiki>").encode(), []))
     assert make_text(dump, folder).keys() == made.keys()
-    texts = "".join(path.read_text("utf-8") for path in (folder / "results4").glob("part-*"))
+    texts = "".join(
+        path.read_text("utf-8") for path in (folder / "results4").glob("part-*")
+    )
     assert set(re.findall(r"about (\w+)", texts)) <= {
         f"b{chr(97 + n // 10)}{chr(97 + n % 10)}" for n in range(30)
     }
@@ -214,7 +240,9 @@ def test_pages_of_the_same_sizes_but_other_content_are_cleaned_again(dump, tmp_p
     size = write(data)
     clean(pages, text, jobs=1)
     assert write(data.replace(b"Sentence", b"Sequence"), recorded=False) == size
-    with pytest.raises(DataError, match=r"is missing or was changed; run .* extract again"):
+    with pytest.raises(
+        DataError, match=r"is missing or was changed; run .* extract again"
+    ):
         clean(pages, text, jobs=1)
     assert write(data.replace(b"Sentence", b"Sequence")) == size
     clean(pages, text, jobs=1)
@@ -242,7 +270,9 @@ def test_a_bit_that_fell_between_two_stages_is_named_and_only_its_file_made_agai
     assert len(whole) > 2
     damaged = sorted(path for path in folder.iterdir() if path.name[0] in "pt")[1]
     flip(damaged)
-    others = {path: path.stat().st_mtime_ns for path in folder.iterdir() if path.name in whole}
+    others = {
+        path: path.stat().st_mtime_ns for path in folder.iterdir() if path.name in whole
+    }
     with pytest.raises(
         DataError, match=rf"{damaged.name} is missing or was changed; run .*{stage}"
     ):
@@ -254,7 +284,9 @@ def test_a_bit_that_fell_between_two_stages_is_named_and_only_its_file_made_agai
     assert changed == [damaged]
 
 
-def test_a_file_of_an_interrupted_stage_is_kept_only_if_it_is_as_it_was_written(tmp_path):
+def test_a_file_of_an_interrupted_stage_is_kept_only_if_it_is_as_it_was_written(
+    tmp_path,
+):
     options = (tmp_path, "clean", ["text-*"], {"a": 1})
     StageFolder(*options)
     for name in ("text-1", "text-2", "text-3"):
@@ -269,7 +301,11 @@ def test_a_file_of_an_interrupted_stage_is_kept_only_if_it_is_as_it_was_written(
 
 
 def outcome_of(folder):
-    return {path.name: md5_of(path) for path in folder.iterdir() if path.suffix in (".gz", ".txt")}
+    return {
+        path.name: md5_of(path)
+        for path in folder.iterdir()
+        if path.suffix in (".gz", ".txt")
+    }
 
 
 def test_jobs_do_not_matter(made, tmp_path, dump):
@@ -280,7 +316,9 @@ class Killed(BaseException):
     """Stands for kill -9."""
 
 
-def test_killed_at_any_file_it_goes_on_to_the_same_bytes(made, dump, tmp_path, monkeypatch):
+def test_killed_at_any_file_it_goes_on_to_the_same_bytes(
+    made, dump, tmp_path, monkeypatch
+):
     rename, unlink = os.replace, Path.unlink
     for crash_at in range(1, 200, 3):
         folder = tmp_path / f"again{crash_at}"
@@ -354,13 +392,23 @@ def damaged(path: Path, how: str) -> None:
         )
     else:
         data = bytearray(
-            streams((HEADER + page(1, "x", namespace=4) + "</mediawiki>").encode(), [70])
+            streams(
+                (HEADER + page(1, "x", namespace=4) + "</mediawiki>").encode(), [70]
+            )
         )
     path.write_bytes(data)
 
 
 @pytest.mark.parametrize(
-    "how", ["truncated", "damaged", "not a bzip2", "middle of a page", "not XML", "no articles"]
+    "how",
+    [
+        "truncated",
+        "damaged",
+        "not a bzip2",
+        "middle of a page",
+        "not XML",
+        "no articles",
+    ],
 )
 def test_a_damaged_dump_is_one_clear_line(dump, tmp_path, how):
     damaged(dump, how)
@@ -372,7 +420,8 @@ def test_a_damaged_dump_is_one_clear_line(dump, tmp_path, how):
 
 def test_stages_out_of_order_or_on_foreign_files_are_refused(dump, tmp_path):
     with pytest.raises(
-        DataError, match=r"no finished output of extract; run python -m input_preprocessing extract"
+        DataError,
+        match=r"no finished output of extract; run python -m input_preprocessing extract",
     ):
         clean(tmp_path, tmp_path / "text", jobs=1)
     with pytest.raises(DataError, match="cannot read the dump"):
@@ -385,7 +434,9 @@ def test_stages_out_of_order_or_on_foreign_files_are_refused(dump, tmp_path):
     (tmp_path / "shards" / "part-00000-of-00500").write_text("the benchmark's own\n\n")
     with pytest.raises(DataError, match="was not made by split"):
         split(tmp_path / "text", tmp_path / "shards", jobs=1, shards=4)
-    assert (tmp_path / "shards" / "part-00000-of-00500").read_text() == "the benchmark's own\n\n"
+    assert (
+        tmp_path / "shards" / "part-00000-of-00500"
+    ).read_text() == "the benchmark's own\n\n"
     (tmp_path / "text" / "text-00001.txt").write_text("cut")
     with pytest.raises(DataError, match=r"text-00001\.txt is missing or was changed"):
         split(tmp_path / "text", tmp_path / "other", jobs=1, shards=4)
@@ -413,7 +464,9 @@ def test_runs_of_documents_keep_order_and_are_never_empty(sizes, data):
     assert np.array_equal(np.concatenate(runs), documents)
 
 
-def test_the_folder_of_a_stage_drops_files_of_another_recipe_only_and_says_so(tmp_path, capsys):
+def test_the_folder_of_a_stage_drops_files_of_another_recipe_only_and_says_so(
+    tmp_path, capsys
+):
     first = StageFolder(tmp_path, "clean", ["text-*"], {"a": 1})
     (tmp_path / "text-1").write_text("x")
     record(tmp_path / "text-1")
@@ -440,6 +493,8 @@ def test_the_command_lines_run_one_after_the_other(dump, tmp_path):
     assert "for evaluation" in run(
         "split", "--source", tmp_path / "t", "--target", tmp_path / "s", "--shards", "2"
     )
-    failed = forked.run("input_preprocessing", "clean", "--source", tmp_path, "--target", tmp_path)
+    failed = forked.run(
+        "input_preprocessing", "clean", "--source", tmp_path, "--target", tmp_path
+    )
     assert failed.returncode == 1
     assert len(failed.stderr.splitlines()) == 1

@@ -1,4 +1,6 @@
-"""Wiki mark-up becomes the sentences that a reader sees, without templates, tables, references and lists."""
+"""Wiki mark-up becomes the sentences that a reader sees, without templates, tables, references and
+lists.
+"""
 
 from __future__ import annotations
 
@@ -88,11 +90,20 @@ def test_a_reader_sees_only_the_running_text():
             "30 June and vin de pays, c. 1850.",
         ),
         ("The {{lang|de|'''Haus'''|extra=1}} {{unknown|x}}stands.", "The Haus stands."),
-        ("From 1914{{ndash}}18, {{as of|2010}} it was so.", "From 1914–18, as of 2010 it was so."),
+        (
+            "From 1914{{ndash}}18, {{as of|2010}} it was so.",
+            "From 1914–18, as of 2010 it was so.",
+        ),
         ("A&ndash;B &lt;tag&gt; &#x41; is here.", "A–B <tag> A is here."),
-        ("It is {{{1|the default}}} of a template.", "It is the default of a template."),
+        (
+            "It is {{{1|the default}}} of a template.",
+            "It is the default of a template.",
+        ),
         ("One<br />two three four.", "One two three four."),
-        ("Odd \u200bspaces\u00a0and\ttabs\u200e are gone .", "Odd spaces and tabs are gone."),
+        (
+            "Odd \u200bspaces\u00a0and\ttabs\u200e are gone .",
+            "Odd spaces and tabs are gone.",
+        ),
         ("He {{sic|hte}} said [[Foo (bar)|]] so [[Mexico|''Mexico'']].", None),
         ("Bare http://a.b/c links vanish in it.", "Bare links vanish in it."),
         (
@@ -104,14 +115,25 @@ def test_a_reader_sees_only_the_running_text():
 def test_inline_markup(markup, text):
     if text is None:  # no fixed text: only no mark-up
         assert not any(
-            mark in " ".join(sentences_of(markup) or []) for mark in ("[[", "{{", "''", "|")
+            mark in " ".join(sentences_of(markup) or [])
+            for mark in ("[[", "{{", "''", "|")
         )
     else:
         assert sentences_of(markup) == [text]
 
 
 @pytest.mark.parametrize(
-    "line", ["", "|", "|-", "{| class=x", "Short label", "12 34", "* item of a list.", "1984–1990."]
+    "line",
+    [
+        "",
+        "|",
+        "|-",
+        "{| class=x",
+        "Short label",
+        "12 34",
+        "* item of a list.",
+        "1984–1990.",
+    ],
 )
 def test_lines_that_are_no_prose_are_left_out(line):
     assert paragraphs_of(line) == []
@@ -132,7 +154,9 @@ def test_lines_that_are_no_prose_are_left_out(line):
 )
 def test_hopeless_markup_costs_one_article_at_the_most(hopeless):
     found = sentences_of(f"A good sentence before it.\n{hopeless}\n")
-    assert found is None or all("{{" not in sentence and "[[" not in sentence for sentence in found)
+    assert found is None or all(
+        "{{" not in sentence and "[[" not in sentence for sentence in found
+    )
 
 
 def test_a_parser_that_fails_costs_its_article_only(monkeypatch):
@@ -147,7 +171,9 @@ def test_a_parser_that_fails_costs_its_article_only(monkeypatch):
 @pytest.mark.parametrize("name", ["mwparserfromhell", "nupunkt"])
 def test_a_missing_library_is_named_in_one_line(monkeypatch, name):
     monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(DataError, match=rf"{name}.*not installed.*requirements/wiki.txt") as caught:
+    with pytest.raises(
+        DataError, match=rf"{name}.*not installed.*requirements/wiki.txt"
+    ) as caught:
         require()
     assert "\n" not in str(caught.value)
 

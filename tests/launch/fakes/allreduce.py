@@ -13,6 +13,8 @@ if outcome == "hang":
     time.sleep(600)
 if outcome == "fails":
     if os.environ["RANK"] == culprit:
-        (Path(os.environ["RUN_DIR"]) / "error_0.txt").write_text(f"rank {culprit}: wrong sums\n")
+        (Path(os.environ["RUN_DIR"]) / "error_0.txt").write_text(
+            f"rank {culprit}: wrong sums\n"
+        )
         sys.exit(1)
     time.sleep(600)

@@ -1,4 +1,5 @@
-"""Stands in for the trainers, by their contract with the launcher: TRIAL_<N> in the environment says how a trial goes.
+"""Stands in for the trainers, by their contract with the launcher: TRIAL_<N> in the environment
+says how a trial goes.
 
 Of pretraining the result is result_N.txt, of fine-tuning model_N/figures.json.
 """
@@ -22,8 +23,19 @@ KEPT = (
         "LR",
         "RUN_DIR",
     ),
-    *("OMP_NUM_THREADS", "SLURMD_NODENAME", "SLURM_MPI_TYPE", "CUDA_VISIBLE_DEVICES", "INSIDE"),
-    *("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "CUDA_CACHE_PATH", "NUMBA_CACHE_DIR"),
+    *(
+        "OMP_NUM_THREADS",
+        "SLURMD_NODENAME",
+        "SLURM_MPI_TYPE",
+        "CUDA_VISIBLE_DEVICES",
+        "INSIDE",
+    ),
+    *(
+        "TRITON_CACHE_DIR",
+        "TORCHINDUCTOR_CACHE_DIR",
+        "CUDA_CACHE_PATH",
+        "NUMBA_CACHE_DIR",
+    ),
     *(
         "TASK",
         "SEEDS",
@@ -46,7 +58,10 @@ def check() -> int:
     if os.environ.get("CHECK") == "bad":
         print("bert: error: LR='fast': expected a number", file=sys.stderr)
         return 2
-    if os.environ["RUN_DIR"] and os.environ.get("FINISHED") == f"another:{os.environ['TRIAL']}":
+    if (
+        os.environ["RUN_DIR"]
+        and os.environ.get("FINISHED") == f"another:{os.environ['TRIAL']}"
+    ):
         print(
             f"bert: error: trial {os.environ['TRIAL']} is of a run with SEED {os.environ.get('SEED')}",
             file=sys.stderr,
@@ -120,7 +135,11 @@ def hear(outcome: str, folder: Path, trial: str) -> None:
 
 
 def train() -> int:
-    folder, trial, rank = Path(os.environ["RUN_DIR"]), os.environ["TRIAL"], int(os.environ["RANK"])
+    folder, trial, rank = (
+        Path(os.environ["RUN_DIR"]),
+        os.environ["TRIAL"],
+        int(os.environ["RANK"]),
+    )
     if os.environ.get("RANK_MODULE") == "certify":
         (folder / "node").write_text(os.environ.get("SLURMD_NODENAME", "here"))
         return 0
@@ -130,7 +149,9 @@ def train() -> int:
         hear(outcome, folder, trial)
     seen = {name: os.environ.get(name) for name in KEPT} | {"TRIAL": trial}
     seen["SEES"] = [
-        path for path in os.environ.get("LOOK_FOR", "").split(":") if path and os.path.exists(path)
+        path
+        for path in os.environ.get("LOOK_FOR", "").split(":")
+        if path and os.path.exists(path)
     ]
     with open(os.environ["FAKE_CALLS"], "a") as file:
         file.write("rank " + json.dumps(seen) + "\n")
@@ -154,14 +175,24 @@ def train() -> int:
     if hangs or outcome in ("kill", "exit", "crash", "deaf", "saves"):
         time.sleep(900)  # in a collective that will never end
     if rank == 0 and outcome != "no-result":
-        whole(folder, trial, measured(folder, trial) if outcome == "measured" else "MLLOG whole\n")
+        whole(
+            folder,
+            trial,
+            measured(folder, trial) if outcome == "measured" else "MLLOG whole\n",
+        )
     if outcome == "stopped" and rank == 0:
-        return fail(folder, trial, 0, "stopped at step 7 (STEPS_THIS_RUN); RESUME=1 continues")
+        return fail(
+            folder, trial, 0, "stopped at step 7 (STEPS_THIS_RUN); RESUME=1 continues"
+        )
     if outcome == "not-reached":
         return (
-            fail(folder, trial, 3, "the target accuracy 0.72 was not reached") if rank == 0 else 3
+            fail(folder, trial, 3, "the target accuracy 0.72 was not reached")
+            if rank == 0
+            else 3
         )
     return 0
 
 
-sys.exit(check() if "--check" in sys.argv else seeds() if "seeds" in sys.argv else train())
+sys.exit(
+    check() if "--check" in sys.argv else seeds() if "seeds" in sys.argv else train()
+)

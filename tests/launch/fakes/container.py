@@ -1,7 +1,8 @@
-"""Stands in for docker and apptainer (its first argument): runs the command here, with what the options hand over.
+"""Stands in for docker and apptainer (its first argument): runs the command here, with what the
+options hand over.
 
-Records each call as JSON. The command sees the variables that the real program would give it; its files and RUN_DIR
-must lie under a path that is mounted as itself.
+Records each call as JSON. The command sees the variables that the real program would give it; its
+files and RUN_DIR must lie under a path that is mounted as itself.
 """
 
 import json
@@ -46,13 +47,17 @@ def parse(words: list[str]) -> tuple[dict[str, list[str]], str, list[str]]:
 
 def covered(path: str, mounts: list[str]) -> bool:
     sources = [
-        Path(mount.split(":")[0]) for mount in mounts if mount.split(":")[0] == mount.split(":")[1]
+        Path(mount.split(":")[0])
+        for mount in mounts
+        if mount.split(":")[0] == mount.split(":")[1]
     ]
     return any(Path(path).is_relative_to(source) for source in sources)
 
 
 def refuse(options: dict[str, list[str]]) -> int:
-    """Exit status and message of a daemon that has no GPUs or cannot raise limits; 0 if it accepts."""
+    """Exit status and message of a daemon that has no GPUs or cannot raise limits; 0 if it
+    accepts.
+    """
     if os.environ.get("NO_GPUS") and "--gpus" in options:
         print(
             'docker: Error response from daemon: could not select device driver "" with capabilities: [[gpu]].'
@@ -109,7 +114,8 @@ def main(words: list[str]) -> int:
         return 1
     if words[0] == "version" and os.environ.get("NO_DAEMON"):
         print(
-            "permission denied while trying to connect to the docker daemon socket", file=sys.stderr
+            "permission denied while trying to connect to the docker daemon socket",
+            file=sys.stderr,
         )
         return 1
     if words[0] == "image" and "Env" in words[-2]:

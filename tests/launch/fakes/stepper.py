@@ -1,6 +1,8 @@
-"""Stands in for pretraining where runs are disturbed: two ranks that step together over TCP, save, resume, refuse and hang.
+"""Stands in for pretraining where runs are disturbed: two ranks that step together over TCP, save,
+resume, refuse and hang.
 
-Its contract with the launcher and its rules of whose a checkpoint is are the trainer's, for the open division.
+Its contract with the launcher and its rules of whose a checkpoint is are the trainer's, for the
+open division.
 """
 
 import hashlib
@@ -24,7 +26,9 @@ def advance(seed: int, start: str, first: int, last: int) -> str:
 
 
 def hold(phase: str) -> None:
-    """Tells the test that the phase is reached, once, and waits for what it does; its answer may be the end of this process."""
+    """Tells the test that the phase is reached, once, and waits for what it does; its answer may be
+    the end of this process.
+    """
     folder = Path(os.environ["HOLD_DIR"])
     if phase != os.environ["HOLD"]:
         return
@@ -34,7 +38,9 @@ def hold(phase: str) -> None:
         return
     while not (folder / "go").exists():
         time.sleep(0.02)
-    number = {"stop": signal.SIGSTOP, "kill": signal.SIGKILL}.get((folder / "go").read_text())
+    number = {"stop": signal.SIGSTOP, "kill": signal.SIGKILL}.get(
+        (folder / "go").read_text()
+    )
     if number:
         os.kill(os.getpid(), number)
 
@@ -44,7 +50,10 @@ class Run:
 
     def __init__(self) -> None:
         self.rank, self.trial = int(os.environ["RANK"]), os.environ["TRIAL"]
-        self.folder, self.timeout = Path(os.environ["RUN_DIR"]), int(os.environ["DIST_TIMEOUT"])
+        self.folder, self.timeout = (
+            Path(os.environ["RUN_DIR"]),
+            int(os.environ["DIST_TIMEOUT"]),
+        )
         self.saved = Path(os.environ["CHECKPOINT_DIR"])
         if self.trial != "0":
             self.saved /= f"trial_{self.trial}"
@@ -95,17 +104,26 @@ class Run:
             return 0, seed, ""
         state = json.loads(found[-1].read_text())
         if os.environ.get("RESUME") != "1" and state["owner"] != owner:
-            self.fail(2, f"CHECKPOINT_DIR={self.saved} holds {found[-1].name} of another run")
+            self.fail(
+                2, f"CHECKPOINT_DIR={self.saved} holds {found[-1].name} of another run"
+            )
         if state["lr"] != os.environ["LR"] or seed not in (None, state["seed"]):
             self.fail(
-                2, f"the checkpoint in CHECKPOINT_DIR={self.saved} is of a run with another LR"
+                2,
+                f"the checkpoint in CHECKPOINT_DIR={self.saved} is of a run with another LR",
             )
         return state["step"], state["seed"], state["state"]
 
     def save(self, step: int, seed: int, state: str) -> None:
         self.saved.mkdir(parents=True, exist_ok=True)
         owner = {"trial": self.trial, "run": str(self.folder.parent)}
-        text = {"step": step, "seed": seed, "state": state, "lr": os.environ["LR"], "owner": owner}
+        text = {
+            "step": step,
+            "seed": seed,
+            "state": state,
+            "lr": os.environ["LR"],
+            "owner": owner,
+        }
         partial = self.saved / ".partial"
         partial.write_text(json.dumps(text))
         hold("checkpoint")
@@ -123,7 +141,11 @@ class Run:
             self.note("start", step)
         while step < STEPS:
             step += 1
-            for phase, at in {"first step": 1, "training": 12, "evaluation": 20}.items():
+            for phase, at in {
+                "first step": 1,
+                "training": 12,
+                "evaluation": 20,
+            }.items():
                 if self.rank == 1 and step >= at:
                     hold(phase)
             state = advance(seed, state, step, step)

@@ -34,7 +34,9 @@ def all_reduces(
     network: float,
     links: Mapping[int | tuple[int, int], float],
 ) -> dict[str, np.ndarray]:
-    """All-reduces of pairs of nodes (three per meeting), of each node and of all ranks; arguments as in ``make``."""
+    """All-reduces of pairs of nodes (three per meeting), of each node and of all ranks; arguments
+    as in ``make``.
+    """
     rows: list[tuple] = []
     for a, b in combinations(range(nodes), 2):
         factor = network * np.prod([links.get(key, 1.0) for key in (a, b, (a, b))])
@@ -42,14 +44,21 @@ def all_reduces(
             for rank in range(node * per_node, (node + 1) * per_node):
                 seconds = REDUCE_SECONDS * factor * jitter(3, generator, 0.02)
                 rows += [
-                    (rank, b"reduce_pairs", (a + b) % nodes, partner, one, 1e6) for one in seconds
+                    (rank, b"reduce_pairs", (a + b) % nodes, partner, one, 1e6)
+                    for one in seconds
                 ]
     for probe in (b"reduce_node", b"reduce_together")[nodes == 1 or per_node == 1 :]:
         for rank in range(nodes * per_node):
             seconds = REDUCE_SECONDS * network * jitter(ROUNDS, generator, 0.02)
-            rows += [(rank, probe, number, -1, one, 1e6) for number, one in enumerate(seconds)]
+            rows += [
+                (rank, probe, number, -1, one, 1e6)
+                for number, one in enumerate(seconds)
+            ]
     names = ("rank", "probe", "round", "partner", "seconds", "amount")
-    return {name: np.array([row[column] for row in rows]) for column, name in enumerate(names)}
+    return {
+        name: np.array([row[column] for row in rows])
+        for column, name in enumerate(names)
+    }
 
 
 def make(
@@ -66,11 +75,13 @@ def make(
     network: float = 1.0,
     rounds: int = ROUNDS,
 ) -> Records:
-    """Records of ranks with noise. slow: factor by (stage, rank); links: factor by node or pair, of the all-reduce;
-    starved: factor by rank that something else takes of its CPUs; with it the test ran on CPUs.
+    """Records of ranks with noise. slow: factor by (stage, rank); links: factor by node or pair, of
+    the all-reduce; starved: factor by rank that something else takes of its CPUs; with it the test
+    ran on CPUs.
 
-    step, between: noise of steps and spread of GPUs; common: noise of a round that all share; disturbed: share of steps
-    that something else delays; network: factor on every wait for others and on every all-reduce.
+    step, between: noise of steps and spread of GPUs; common: noise of a round that all share;
+    disturbed: share of steps that something else delays; network: factor on every wait for others
+    and on every all-reduce.
     """
     generator = np.random.default_rng(seed)
     ranks = nodes * per_node
@@ -95,7 +106,10 @@ def make(
         shared = 1 + common * np.abs(generator.standard_normal(rounds))
         for rank in range(ranks):
             times = (
-                STEP_SECONDS * speed[rank] * shared[:, None] * (slow or {}).get((stage, rank), 1.0)
+                STEP_SECONDS
+                * speed[rank]
+                * shared[:, None]
+                * (slow or {}).get((stage, rank), 1.0)
             )
             count = times.size * STEPS
             work = times * jitter((rounds, STEPS), generator, step)
@@ -148,7 +162,8 @@ def telemetry(devices: int, seconds: int) -> dict[str, np.ndarray]:
         "device": np.tile(np.arange(devices), seconds),
     }
     return found | {
-        name: np.full(count, value, np.float64) for name, value in zip(FIELDS, HEALTHY, strict=True)
+        name: np.full(count, value, np.float64)
+        for name, value in zip(FIELDS, HEALTHY, strict=True)
     }
 
 
@@ -172,7 +187,9 @@ def write(folder: Path, records: Records) -> None:
         tables = {}
         for table, columns in (("steps", records.steps), ("probes", records.probes)):
             chosen = np.isin(columns["rank"], [place.rank for place in places])
-            tables |= {f"{table}.{name}": column[chosen] for name, column in columns.items()}
+            tables |= {
+                f"{table}.{name}": column[chosen] for name, column in columns.items()
+            }
         samples = records.telemetry.get(node) or telemetry(0, 0)
         tables |= {f"telemetry.{name}": column for name, column in samples.items()}
         np.savez_compressed(

@@ -1,4 +1,6 @@
-"""Which ranks are named, depending on noise of rounds, rounds with lost time, and number of comparisons."""
+"""Which ranks are named, depending on noise of rounds, rounds with lost time, and number of
+comparisons.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,20 @@ RANKS, ROUNDS, TESTS, COMPARISONS = 4, 6, 80, 74
 
 
 def named(factor: float, noise: float) -> list[list[str]]:
-    """Names found in each of many tests in which rank 1 is slower by a factor and every round has ``noise``."""
+    """Names found in each of many tests in which rank 1 is slower by a factor and every round has
+    ``noise``.
+    """
     generator = np.random.default_rng(1)
     found = []
     for _ in range(TESTS):
         speed = 1 + 0.01 * generator.standard_normal(RANKS)
         speed[1] *= factor
         shared = 1 + 0.3 * np.abs(generator.standard_normal(ROUNDS))
-        times = speed[:, None] * shared * (1 + noise * generator.standard_normal((RANKS, ROUNDS)))
+        times = (
+            speed[:, None]
+            * shared
+            * (1 + noise * generator.standard_normal((RANKS, ROUNDS)))
+        )
         values = {str(rank): rounds.tolist() for rank, rounds in enumerate(times)}
         found.append([one.name for one in slow(values, COMPARISONS, min_excess=0.03)])
     return found
@@ -41,7 +49,8 @@ def resembling(generator, shape: tuple[int, int], correlation: float) -> np.ndar
     found = generator.standard_normal(shape)
     for number in range(1, shape[1]):
         found[:, number] = (
-            correlation * found[:, number - 1] + (1 - correlation**2) ** 0.5 * found[:, number]
+            correlation * found[:, number - 1]
+            + (1 - correlation**2) ** 0.5 * found[:, number]
         )
     return found
 
@@ -63,7 +72,8 @@ def test_with_autocorrelated_rounds_false_alarms_are_at_most_one_in_a_hundred(ra
         stages = np.split(times, 4, axis=1)
         known = {"min_excess": 0.03, "correlation": of_all(stages)}
         alarms += any(
-            slow(dict(enumerate(rounds)), 10 * ranks, **known) for rounds in [*stages, times]
+            slow(dict(enumerate(rounds)), 10 * ranks, **known)
+            for rounds in [*stages, times]
         )
     assert alarms <= 7  # 3, and what chance adds
 
@@ -99,7 +109,10 @@ def test_pauses_that_affect_all_equally_name_nobody():
     generator = np.random.default_rng(2)
     for disturbed in (0.05, 0.3, 0.8):
         assert (
-            sum(bool(hesitating(lost(generator, disturbed), RANKS, least=0.03)) for _ in range(200))
+            sum(
+                bool(hesitating(lost(generator, disturbed), RANKS, least=0.03))
+                for _ in range(200)
+            )
             <= 6
         )
 
@@ -108,9 +121,15 @@ def test_a_rank_that_pauses_in_a_third_of_its_rounds_is_named_with_frequency_and
     table = {str(rank): [0.0] * 24 for rank in range(RANKS)}
     table["2"][::3] = [0.3] * 8
     (found,) = hesitating(table, COMPARISONS, least=0.03)
-    assert (found.name, found.measure, round(found.excess, 3)) == ("2", "in 8 of 24 rounds", 0.1)
+    assert (found.name, found.measure, round(found.excess, 3)) == (
+        "2",
+        "in 8 of 24 rounds",
+        0.1,
+    )
     table["2"][3:] = [0.0] * 21
-    assert hesitating(table, COMPARISONS, least=0.0) == [], "a single pause is nobody's habit"
+    assert hesitating(table, COMPARISONS, least=0.0) == [], (
+        "a single pause is nobody's habit"
+    )
 
 
 def test_time_lost_by_all_in_the_same_round_names_nobody():
@@ -118,7 +137,11 @@ def test_time_lost_by_all_in_the_same_round_names_nobody():
     assert hesitating(table, COMPARISONS, least=0.03) == []
     table["2"] = [0.5, 0.3] * 12
     (found,) = hesitating(table, COMPARISONS, least=0.03)
-    assert (found.name, round(found.excess, 3), found.measure) == ("2", 0.15, "in 12 of 24 rounds")
+    assert (found.name, round(found.excess, 3), found.measure) == (
+        "2",
+        0.15,
+        "in 12 of 24 rounds",
+    )
 
 
 def test_small_losses_name_nobody_however_frequent():

@@ -12,7 +12,15 @@ from common.env import from_env
 from review.__main__ import main
 from review.acceptance.schema import Expected
 
-from .made_up import REDUCE_SECONDS, ROUNDS, SEQUENCES, STEP_SECONDS, WAIT_SECONDS, make, write
+from .made_up import (
+    REDUCE_SECONDS,
+    ROUNDS,
+    SEQUENCES,
+    STEP_SECONDS,
+    WAIT_SECONDS,
+    make,
+    write,
+)
 
 RATE = SEQUENCES / (STEP_SECONDS + WAIT_SECONDS)  # sequences/s of a healthy rank
 
@@ -44,14 +52,18 @@ def test_pass_warn_and_fail_are_the_exit_status(judged, share, status):
 
 
 def test_of_two_ranks_the_one_below_expectation_is_named(judged):
-    status, said = judged(make(1, 2, between=0, slow=slower(1.15, 1)), parallel=0.99 * RATE)
+    status, said = judged(
+        make(1, 2, between=0, slow=slower(1.15, 1)), parallel=0.99 * RATE
+    )
     assert status == 1
     assert "rank 1 on node0: " in said
     assert "rank 0 on node0: " not in said
 
 
 def test_if_most_ranks_fall_short_there_is_one_line(judged):
-    status, said = judged(make(2, 2, between=0, slow=slower(1.2, 0, 1, 2)), parallel=RATE)
+    status, said = judged(
+        make(2, 2, between=0, slow=slower(1.2, 0, 1, 2)), parallel=RATE
+    )
     assert status == 1
     assert said.count("% below") == 1
     assert "all ranks: " in said
@@ -141,10 +153,22 @@ def test_with_too_few_ranks_only_the_configs_limit_applies(judged):
         [*records.stages, "parallel", "together", "matmul"]
     )
     (line,) = [
-        one for one in judged(records, matmul=600)[1].splitlines() if "(600 expected)" in one
+        one
+        for one in judged(records, matmul=600)[1].splitlines()
+        if "(600 expected)" in one
     ]
     assert line.split() == [
-        *["matrix", "product", "600", "Tflop/s", "at", "least", "570", "(600", "expected)"]
+        *[
+            "matrix",
+            "product",
+            "600",
+            "Tflop/s",
+            "at",
+            "least",
+            "570",
+            "(600",
+            "expected)",
+        ]
     ]
 
 
@@ -155,11 +179,16 @@ def test_json_has_the_parts_of_the_load(judged):
         "rank 0 on node0": pytest.approx(600),
         "rank 1 on node0": pytest.approx(600),
     }
-    assert (found["unit"], found["limits"]) == ("Tflop/s", ["at least 617.5 (650 expected)"])
+    assert (found["unit"], found["limits"]) == (
+        "Tflop/s",
+        ["at least 617.5 (650 expected)"],
+    )
 
 
 @pytest.mark.parametrize("factor", [1.0, 1.5])
-def test_figures_of_a_good_machine_are_expected_by_a_file_to_source(judged, tmp_path, factor):
+def test_figures_of_a_good_machine_are_expected_by_a_file_to_source(
+    judged, tmp_path, factor
+):
     records = make(1, 4, between=0, step=0, slow=slower(factor, 1))
     status, said = judged(records, "--expect", str(tmp_path / "good.json"))
     if factor > 1:
@@ -190,6 +219,8 @@ def test_unmeasured_figures_are_noted_and_do_not_fail(judged):
 def test_an_all_reduce_of_two_nodes_counts_once_by_its_fastest_rank():
     records = make(nodes=4)
     found = records.reductions("reduce_pairs")
-    assert [len(pairs) for pairs in found.values()] == [1, 2, 1, 2], "pairs that met in each round"
+    assert [len(pairs) for pairs in found.values()] == [1, 2, 1, 2], (
+        "pairs that met in each round"
+    )
     quickest = sorted(min(times) for times in records.pairs().values())
     assert sorted(one for pairs in found.values() for one in pairs) == quickest

@@ -1,4 +1,6 @@
-"""A GPU with throttling, errors or a narrow bus is named with the reason; missing data accuse nobody."""
+"""A GPU with throttling, errors or a narrow bus is named with the reason; missing data accuse
+nobody.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,11 @@ def test_healthy_gpus_at_their_power_limit_pass():
         ),
         ({"ecc_uncorrected": 2}, "fail", "2 uncorrected memory errors during the test"),
         ({"ecc_corrected": 7}, "warn", "7 corrected memory errors during the test"),
-        ({"xid_count": 1, "xid_last": 79}, "fail", "1 Xid errors during the test, the last Xid 79"),
+        (
+            {"xid_count": 1, "xid_last": 79},
+            "fail",
+            "1 Xid errors during the test, the last Xid 79",
+        ),
         ({"nvlink_errors": 12}, "warn", "12 NVLink errors during the test"),
     ],
 )
@@ -119,7 +125,9 @@ def test_errors_and_throttling_in_the_burn_in_count_although_counters_restart(tm
         about=about,
         **{f"telemetry.{name}": column for name, column in later.items()},
     )
-    assert [(one.name, one.what.partition(" during")[0]) for one in certify(tmp_path).faults] == [
+    assert [
+        (one.name, one.what.partition(" during")[0]) for one in certify(tmp_path).faults
+    ] == [
         ("rank 6 on node1", "3 Xid errors"),
         ("rank 6 on node1", "5 corrected memory errors"),
     ]

@@ -31,7 +31,11 @@ def machine(**changes):
     found.places.update({rank: Place(rank, rank, "node0", name) for rank in range(8)})
     gpu = H100 | {name: value for name, value in changes.items() if name in H100}
     port = PORT | {name: value for name, value in changes.items() if name in PORT}
-    parts = {"node": {"GPUs": 8, "GPUs on the PCI bus": 8}, "mlx5_0/1": port, "mlx5_1/1": port}
+    parts = {
+        "node": {"GPUs": 8, "GPUs on the PCI bus": 8},
+        "mlx5_0/1": port,
+        "mlx5_1/1": port,
+    }
     parts |= {f"GPU {number}": gpu for number in range(8)}
     found.hardware["node0"] = {"parts": parts, "before": {}, "after": {}}
     return found
@@ -44,7 +48,12 @@ def test_a_machine_that_has_what_its_datasheet_says_passes():
 @pytest.mark.parametrize(
     ("fact", "value", "state", "said"),
     [
-        ("NVLinks", 0, "fail", "NVLinks 0, at least 18 expected (NVIDIA H100 datasheet)"),
+        (
+            "NVLinks",
+            0,
+            "fail",
+            "NVLinks 0, at least 18 expected (NVIDIA H100 datasheet)",
+        ),
         ("PCIe lanes", 8, "fail", "PCIe lanes 8, at least 16 expected"),
         ("PCIe generation", 3, "fail", "PCIe generation 3, at least 5 expected"),
         ("ECC", 0, "fail", "ECC is off"),
@@ -87,7 +96,9 @@ def test_a_gpu_is_judged_by_the_rates_of_its_own_datasheet(unknown):
             for rank in range(8)
             for number in range(6)
         ]
-        for column, name in enumerate(("rank", "probe", "round", "partner", "seconds", "amount")):
+        for column, name in enumerate(
+            ("rank", "probe", "round", "partner", "seconds", "amount")
+        ):
             found.probes[name] = np.array([row[column] for row in rows])
         judged = judge(found)
         assert judged.state == state
@@ -100,7 +111,10 @@ def test_a_gpu_is_judged_by_the_rates_of_its_own_datasheet(unknown):
 def test_a_model_without_figures_is_not_tested_against_them():
     found = judge(machine(name="NVIDIA Tomorrow"))
     assert found.state == "pass"
-    assert "the GPU model's figures (no figures of NVIDIA Tomorrow)" in found.tested["not tested"]
+    assert (
+        "the GPU model's figures (no figures of NVIDIA Tomorrow)"
+        in found.tested["not tested"]
+    )
 
 
 def test_names_of_the_published_gpus_have_a_row_of_their_own():

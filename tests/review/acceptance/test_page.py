@@ -1,4 +1,6 @@
-"""The page of an acceptance test: outliers, heat maps, timelines; it loads nothing from elsewhere."""
+"""The page of an acceptance test: outliers, heat maps, timelines; it loads nothing from
+elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_the_page_shows_verdict_outliers_a_heat_map_for_each_stage_and_timelines(folder):
+def test_the_page_shows_verdict_outliers_a_heat_map_for_each_stage_and_timelines(
+    folder,
+):
     assert main(["certify", str(folder), "-o", str(folder / "page.html")]) == 1
     page = (folder / "page.html").read_text()
     assert "<strong>Fail</strong>" in page
@@ -43,9 +47,13 @@ def test_the_page_shows_verdict_outliers_a_heat_map_for_each_stage_and_timelines
 
 def test_every_reason_of_the_verdict_is_on_the_page_and_in_its_table(tmp_path):
     records = make(
-        4, 2, slow={("parallel", 5): 1.3, **{("together", rank): 1.2 for rank in range(8)}}
+        4,
+        2,
+        slow={("parallel", 5): 1.3, **{("together", rank): 1.2 for rank in range(8)}},
     )
-    records.steps["checksum"][(records.steps["rank"] == 2) & (records.steps["step"] == 9)] += 1
+    records.steps["checksum"][
+        (records.steps["rank"] == 2) & (records.steps["step"] == 9)
+    ] += 1
     samples = telemetry(2, 30)
     samples["xid_count"][-1] += 1
     records.telemetry["node1"] = samples
@@ -53,18 +61,28 @@ def test_every_reason_of_the_verdict_is_on_the_page_and_in_its_table(tmp_path):
     (tmp_path / "config.json").write_text(
         json.dumps({"expected": {"parallel": 400.0, "together": 1e4}})
     )
-    (tmp_path / "burn_in.json").write_text(json.dumps({"duration": 86400, "checksums": [1]}))
+    (tmp_path / "burn_in.json").write_text(
+        json.dumps({"duration": 86400, "checksums": [1]})
+    )
     line = {"repeat": 2, "elapsed": 20.0, "seconds": {}, "different": {"3": 4}}
     (tmp_path / "burn_in_node0.jsonl").write_text(json.dumps(line) + "\n")
     found = certify(tmp_path)
     assert all(
-        (found.corrupt, found.burn_in.different, found.findings, found.reached, found.faults)
+        (
+            found.corrupt,
+            found.burn_in.different,
+            found.findings,
+            found.reached,
+            found.faults,
+        )
     ), "one of each"
     assert found.why()[-1].name == "burn-in"
     assert len(found.reasons()) == 7
     write_page(found, tmp_path / "page.html")
     page = html.unescape((tmp_path / "page.html").read_text())
-    assert [reason for reason in found.reasons() if f"<li>{reason}</li>" not in page] == []
+    assert [
+        reason for reason in found.reasons() if f"<li>{reason}</li>" not in page
+    ] == []
     table = page.partition('<table class="outliers">')[2].partition("</table>")[0]
     assert table.count('<th scope="row"') == len(found.reasons())
     assert (
@@ -85,7 +103,10 @@ def test_every_reason_of_the_verdict_is_on_the_page_and_in_its_table(tmp_path):
 def test_names_of_nodes_are_text_and_not_markup(tmp_path):
     records = make(1, 4)
     object.__setattr__(records, "nodes", ["<b>"])
-    places = {rank: type(place)(rank, rank, "<b>", "<i>") for rank, place in records.places.items()}
+    places = {
+        rank: type(place)(rank, rank, "<b>", "<i>")
+        for rank, place in records.places.items()
+    }
     object.__setattr__(records, "places", places)
     write(tmp_path, records)
     main(["certify", str(tmp_path), "-o", str(tmp_path / "page.html")])

@@ -1,4 +1,6 @@
-"""Estimated time to train and its place among published results, or why there is nothing to compare."""
+"""Estimated time to train and its place among published results, or why there is nothing to
+compare.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,12 @@ BERT_LARGE = table("benchmark_settings")["model"]
 STEP = STEP_SECONDS + WAIT_SECONDS
 CONFIG = {
     "model": BERT_LARGE,
-    "data": {"batch_size": 48, "gradient_steps": 1, "packing_factor": 2, "max_seq_length": 512},
+    "data": {
+        "batch_size": 48,
+        "gradient_steps": 1,
+        "packing_factor": 2,
+        "max_seq_length": 512,
+    },
     "schedule": {"lr": 0.00096, "max_steps": 3680, "decay_steps": 0},
 }
 
@@ -45,11 +52,19 @@ def test_the_time_to_train_is_at_the_end_of_text_json_and_page(server, capsys):
     assert (status, lines[-1]) == (0, "pass")
     assert lines[-2].startswith("  where this stands: about ")
     assert "at batch 768, place " in lines[-2]
-    assert main(["certify", str(folder), "--json", "-o", str(folder / "page.html")]) == 0
+    assert (
+        main(["certify", str(folder), "--json", "-o", str(folder / "page.html")]) == 0
+    )
     found = json.loads(capsys.readouterr().out)["standing"]
     steps = found["minutes"] * 60 / STEP / (1 + 10_000 / 150_000)
-    assert steps * 768 == pytest.approx(2.45e6, rel=0.03), "samples that this recipe takes"
-    assert (found["batch_size"], found["accelerators"], found["recipe"]) == (768, 8, True)
+    assert steps * 768 == pytest.approx(2.45e6, rel=0.03), (
+        "samples that this recipe takes"
+    )
+    assert (found["batch_size"], found["accelerators"], found["recipe"]) == (
+        768,
+        8,
+        True,
+    )
     assert found["text"] in lines[-2]
     assert f"<p>A{found['text'][1:]}.</p>" in (folder / "page.html").read_text()
 
@@ -65,7 +80,9 @@ def test_a_slower_step_or_a_longer_wait_lengthens_the_time_to_train(server):
             {"slow": {("together", rank): 1.5 for rank in range(8)}},
         )
     ]
-    assert found[1] / found[0] == pytest.approx((STEP_SECONDS + 3 * WAIT_SECONDS) / STEP, rel=0.02)
+    assert found[1] / found[0] == pytest.approx(
+        (STEP_SECONDS + 3 * WAIT_SECONDS) / STEP, rel=0.02
+    )
     assert found[2] / found[0] == pytest.approx(
         (1.5 * STEP_SECONDS + WAIT_SECONDS) / STEP, rel=0.02
     )
@@ -75,13 +92,23 @@ def test_a_slower_step_or_a_longer_wait_lengthens_the_time_to_train(server):
     ("config", "changes", "words"),
     [
         (CONFIG, {"starved": {}}, "this test was of CPUs"),
-        (CONFIG | {"model": BERT_LARGE | {"num_hidden_layers": 4}}, {}, "this was another model"),
-        (CONFIG | {"data": CONFIG["data"] | {"max_seq_length": 128}}, {}, "this was another model"),
+        (
+            CONFIG | {"model": BERT_LARGE | {"num_hidden_layers": 4}},
+            {},
+            "this was another model",
+        ),
+        (
+            CONFIG | {"data": CONFIG["data"] | {"max_seq_length": 128}},
+            {},
+            "this was another model",
+        ),
         ({}, {}, "this was another model"),
     ],
     ids=["CPUs", "small model", "short rows", "no settings"],
 )
-def test_cpus_and_other_models_have_nothing_to_compare_with(server, capsys, config, changes, words):
+def test_cpus_and_other_models_have_nothing_to_compare_with(
+    server, capsys, config, changes, words
+):
     _, lines = judged(server(config, **changes), capsys)
     assert lines[-2].startswith("  where this stands: nothing to compare with: ")
     assert words in lines[-2]

@@ -1,4 +1,6 @@
-"""The verdict of an acceptance test: only the culprit is named, with its stage; healthy machines pass."""
+"""The verdict of an acceptance test: only the culprit is named, with its stage; healthy machines
+pass.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def test_on_healthy_machines_nobody_is_named(nodes, per_node, noise):
 )
 def test_false_alarms_in_400_healthy_tests_are_within_chance(noise):
     named = sum(bool(judge(make(4, 4, seed, **noise)).findings) for seed in range(400))
-    assert named <= 10, "one in a hundred is allowed: more than ten of 400 have a chance of 0.3%"
+    assert named <= 10, (
+        "one in a hundred is allowed: more than ten of 400 have a chance of 0.3%"
+    )
 
 
 @pytest.mark.parametrize("stage", ["single", "parallel", "together"])
@@ -64,10 +68,14 @@ def test_a_node_slower_by_ten_percent_is_named_once_without_its_ranks():
 @pytest.mark.parametrize(
     ("nodes", "per_node", "slow"), [(1, 4, 2), (1, 8, 4), (1, 8, 5), (1, 4, 3)]
 )
-def test_where_half_or_most_ranks_are_slow_the_slow_group_is_named(nodes, per_node, slow):
+def test_where_half_or_most_ranks_are_slow_the_slow_group_is_named(
+    nodes, per_node, slow
+):
     found = judge(make(nodes, per_node, slow=everywhere(*range(slow), factor=1.3)))
     assert found.state == "fail"
-    (group,) = {members(one.name)[0]: members(one.name) for one in found.findings}.values()
+    (group,) = {
+        members(one.name)[0]: members(one.name) for one in found.findings
+    }.values()
     assert sorted(group) == [f"rank {rank} on node0" for rank in range(slow)]
     assert "two groups" in found.reasons()[0]
 
@@ -92,15 +100,22 @@ def test_half_of_the_nodes_with_shared_cpus_are_named():
 def test_a_wide_spread_or_bins_of_clocks_are_no_groups():
     generator = np.random.default_rng(0)
     for _ in range(40):
-        bins = {("parallel", rank): 1 + 0.03 * generator.integers(2) for rank in range(8)}
-        assert judge(make(1, 8, int(generator.integers(1000)), slow=bins)).findings == []
+        bins = {
+            ("parallel", rank): 1 + 0.03 * generator.integers(2) for rank in range(8)
+        }
+        assert (
+            judge(make(1, 8, int(generator.integers(1000)), slow=bins)).findings == []
+        )
         ladder = {("parallel", rank): 1 + 0.02 * rank for rank in range(8)}
         names = [one.name for one in judge(make(1, 8, slow=ladder)).findings]
         assert not any(": " in name for name in names)
 
 
 def test_a_node_with_shared_cpus_is_named_although_nodes_differ_in_speed():
-    uneven = {"between": 0.04, "step": 0.1}  # CPUs that differ, or are shared with other machines
+    uneven = {
+        "between": 0.04,
+        "step": 0.1,
+    }  # CPUs that differ, or are shared with other machines
     (found,) = judge(make(4, 2, starved={4: 1.1, 5: 1.1}, **uneven)).findings
     assert (found.what, found.stage, found.name) == ("starved", "single", "node node2")
     assert found.outlier.excess == pytest.approx(0.1, abs=0.02)
@@ -109,7 +124,11 @@ def test_a_node_with_shared_cpus_is_named_although_nodes_differ_in_speed():
 
 def test_a_slow_rank_with_a_shared_cpu_is_named_once():
     (found,) = judge(make(4, 2, starved={3: 1.2})).findings
-    assert (found.what, found.stage, found.name) == ("slow", "single", "rank 3 on node1")
+    assert (found.what, found.stage, found.name) == (
+        "slow",
+        "single",
+        "rank 3 on node1",
+    )
 
 
 def test_a_node_with_a_slow_network_is_named_without_its_partners():
@@ -119,7 +138,11 @@ def test_a_node_with_a_slow_network_is_named_without_its_partners():
 
 def test_a_single_slow_link_is_named_without_its_nodes():
     (found,) = judge(make(6, 2, links={(1, 3): 4.0})).findings
-    assert (found.what, found.kind, found.name) == ("network", "link", "link node1 - node3")
+    assert (found.what, found.kind, found.name) == (
+        "network",
+        "link",
+        "link node1 - node3",
+    )
 
 
 def test_a_rank_with_pauses_is_named_although_its_median_is_normal():
@@ -127,7 +150,11 @@ def test_a_rank_with_pauses_is_named_although_its_median_is_normal():
     chosen = (records.steps["rank"] == 3) & (records.steps["step"] % 7 == 2)
     records.steps["compute"][chosen] += 0.3
     (found,) = judge(records).findings
-    assert (found.what, found.stage, found.name) == ("hesitates", "single", "rank 3 on node1")
+    assert (found.what, found.stage, found.name) == (
+        "hesitates",
+        "single",
+        "rank 3 on node1",
+    )
 
 
 def test_a_rank_with_pauses_in_some_rounds_is_named_with_the_clearest_stage():
@@ -140,7 +167,11 @@ def test_a_rank_with_pauses_in_some_rounds_is_named_with_the_clearest_stage():
     )
     steps["compute"][chosen] += 2
     (found,) = judge(records).findings
-    assert (found.what, found.stage, found.name) == ("hesitates", "parallel", "rank 3 on node1")
+    assert (found.what, found.stage, found.name) == (
+        "hesitates",
+        "parallel",
+        "rank 3 on node1",
+    )
     assert "of 24 rounds" in found.reason().text()
 
 
@@ -149,7 +180,11 @@ def test_a_node_whose_ranks_all_pause_is_named_instead_of_them():
     chosen = np.isin(records.steps["rank"], (2, 3)) & (records.steps["step"] % 7 == 2)
     records.steps["compute"][chosen] += 0.3
     (found,) = judge(records).findings
-    assert (found.what, found.stage, found.name) == ("hesitates", "single", "node node1")
+    assert (found.what, found.stage, found.name) == (
+        "hesitates",
+        "single",
+        "node node1",
+    )
 
 
 def test_steps_of_unequal_work_are_compared_step_by_step():
@@ -204,13 +239,19 @@ def test_the_stage_with_shared_cpus_is_named():
     steps["cpu"][(steps["rank"] == 3) & (steps["stage"] == 0)] /= 1.015
     steps["cpu"][(steps["rank"] == 3) & (steps["stage"] == 1)] /= 1.3
     (found,) = judge(records).findings
-    assert (found.what, found.stage, found.name) == ("starved", "parallel", "rank 3 on node1")
+    assert (found.what, found.stage, found.name) == (
+        "starved",
+        "parallel",
+        "rank 3 on node1",
+    )
 
 
 def test_one_pause_in_one_round_names_nobody():
     records = make(4, 2)
     chosen = (
-        (records.steps["rank"] == 3) & (records.steps["step"] == 2) & (records.steps["round"] == 1)
+        (records.steps["rank"] == 3)
+        & (records.steps["step"] == 2)
+        & (records.steps["round"] == 1)
     )
     records.steps["compute"][chosen] += 5
     assert judge(records).findings == []
@@ -246,7 +287,10 @@ def test_a_rank_with_other_results_fails_the_test_with_its_step(tmp_path, capsys
     records = make(4, 2)
     steps = records.steps
     steps["checksum"][
-        (steps["rank"] == 6) & (steps["stage"] == 1) & (steps["round"] == 2) & (steps["step"] >= 9)
+        (steps["rank"] == 6)
+        & (steps["stage"] == 1)
+        & (steps["round"] == 2)
+        & (steps["step"] >= 9)
     ] += 4
     write(tmp_path, records)
     assert main(["certify", str(tmp_path)]) == 1
@@ -279,7 +323,9 @@ def test_weights_that_differ_between_ranks_by_design_are_compared_round_by_round
     together = records.steps["stage"] == 4
     records.steps["checksum"][together] += 1000 * records.steps["rank"][together]
     assert judge(records).state == "pass"
-    chosen = together & (records.steps["rank"] == 2) & (records.steps["round"] == ROUNDS - 1)
+    chosen = (
+        together & (records.steps["rank"] == 2) & (records.steps["round"] == ROUNDS - 1)
+    )
     records.steps["checksum"][chosen] ^= 1
     assert [one.name for one in judge(records).corrupt] == ["rank 2 on node1"]
 
@@ -292,16 +338,24 @@ def test_rounds_of_unequal_length_are_compared_over_their_common_steps():
         steps[name] = column[kept]
     assert judge(records).corrupt == []
     steps["checksum"][
-        (steps["stage"] == 3) & (steps["rank"] == 1) & (steps["round"] == 4) & (steps["step"] == 4)
+        (steps["stage"] == 3)
+        & (steps["rank"] == 1)
+        & (steps["round"] == 4)
+        & (steps["step"] == 4)
     ] += 1
-    assert [(one.name, one.step) for one in judge(records).corrupt] == [("rank 1 on node0", 4)]
+    assert [(one.name, one.step) for one in judge(records).corrupt] == [
+        ("rank 1 on node0", 4)
+    ]
 
 
 def test_a_round_with_fewer_steps_names_nobody():
     records = make(4, 2, slow={("parallel", 5): 1.25})
     steps = records.steps
     kept = (
-        (steps["stage"] != 0) | (steps["round"] != 1) | (steps["rank"] != 2) | (steps["step"] < 7)
+        (steps["stage"] != 0)
+        | (steps["round"] != 1)
+        | (steps["rank"] != 2)
+        | (steps["step"] < 7)
     )
     for name, column in steps.items():
         steps[name] = column[kept]
@@ -309,7 +363,10 @@ def test_a_round_with_fewer_steps_names_nobody():
     assert [(one.what, one.stage, one.name) for one in found.findings] == [
         ("slow", "parallel", "rank 5 on node2")
     ]
-    assert (np.isnan(records.seconds("single")).sum(axis=(1, 2)) == [0, 0, 13, 0, 0, 0, 0, 0]).all()
+    assert (
+        np.isnan(records.seconds("single")).sum(axis=(1, 2))
+        == [0, 0, 13, 0, 0, 0, 0, 0]
+    ).all()
     assert all(np.isfinite(own).all() for own in found.seconds.values())
 
 
@@ -328,14 +385,19 @@ def test_a_truncated_record_is_one_line(tmp_path, capsys, damage):
     else:
         path.write_bytes(path.read_bytes()[:1000] if damage == "cut" else b"")
     assert main(["certify", str(tmp_path)]) == 2
-    assert "certify_node1.npz: not the record of a finished test" in capsys.readouterr().err
+    assert (
+        "certify_node1.npz: not the record of a finished test"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_node_without_a_file_is_one_line(tmp_path, capsys):
     write(tmp_path, make(3, 2))
     (tmp_path / "certify_node1.npz").unlink()
     assert main(["certify", str(tmp_path)]) == 2
-    assert "no record of node1: the test did not finish there" in capsys.readouterr().err
+    assert (
+        "no record of node1: the test did not finish there" in capsys.readouterr().err
+    )
 
 
 def test_a_node_whose_file_lacks_a_rank_is_one_line(tmp_path, capsys):
@@ -346,7 +408,10 @@ def test_a_node_whose_file_lacks_a_rank_is_one_line(tmp_path, capsys):
     write(tmp_path / "fewer", records)
     (tmp_path / "fewer/certify_node1.npz").replace(tmp_path / "certify_node1.npz")
     assert main(["certify", str(tmp_path)]) == 2
-    assert "no record of some ranks: the test did not finish there" in capsys.readouterr().err
+    assert (
+        "no record of some ranks: the test did not finish there"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_folder_without_records_is_one_line(tmp_path, capsys):

@@ -1,4 +1,6 @@
-"""`watch` on an acceptance test: its stages, then the burn-in with the verdict so far, to the end."""
+"""`watch` on an acceptance test: its stages, then the burn-in with the verdict so far, to the
+end.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +83,9 @@ def states(folder, *moves):
 
 
 def test_a_burn_in_is_followed_from_its_stages_to_its_end(tmp_path):
-    found = states(tmp_path, Test.stages, repeat(1, 20.0), repeat(2, 60.0), repeat(3, 101.0))
+    found = states(
+        tmp_path, Test.stages, repeat(1, 20.0), repeat(2, 60.0), repeat(3, 101.0)
+    )
     assert [", ".join(state.parts()) for state in found] == [
         "certify: single, parallel",
         "certify: single, parallel, so far: pass",
@@ -94,10 +98,18 @@ def test_a_burn_in_is_followed_from_its_stages_to_its_end(tmp_path):
 
 def test_the_verdict_so_far_fails_from_the_first_different_repeat(tmp_path):
     found = states(
-        tmp_path, Test.stages, repeat(1, 20.0), repeat(2, 60.0, {"1": 4}), repeat(3, 101.0)
+        tmp_path,
+        Test.stages,
+        repeat(1, 20.0),
+        repeat(2, 60.0, {"1": 4}),
+        repeat(3, 101.0),
     )
     assert [state.verdict for state in found] == ["", "pass", "pass", "fail", "fail"]
-    assert found[3].parts()[2].startswith("rank 1 on node0: its weights differ from the first")
+    assert (
+        found[3]
+        .parts()[2]
+        .startswith("rank 1 on node0: its weights differ from the first")
+    )
     assert found[-1].verdict == "fail"
 
 
@@ -105,7 +117,9 @@ def test_each_poll_parses_only_new_lines(tmp_path, monkeypatch):
     taken = []
     take = Journal._parse
     monkeypatch.setattr(
-        Journal, "_parse", lambda journal, line: taken.append(line["repeat"]) or take(journal, line)
+        Journal,
+        "_parse",
+        lambda journal, line: taken.append(line["repeat"]) or take(journal, line),
     )
     journal, test = Journal(tmp_path), Test(tmp_path, [])
     for number in range(1, 6):
@@ -113,7 +127,9 @@ def test_each_poll_parses_only_new_lines(tmp_path, monkeypatch):
         with (tmp_path / "burn_in_node0.jsonl").open("a") as file:
             file.write('{"repeat": ')  # the line after it is just being written
         found = journal.read({})
-        whole = (tmp_path / "burn_in_node0.jsonl").read_bytes().rpartition(b"\n")[0] + b"\n"
+        whole = (tmp_path / "burn_in_node0.jsonl").read_bytes().rpartition(b"\n")[
+            0
+        ] + b"\n"
         (tmp_path / "burn_in_node0.jsonl").write_bytes(whole)
     assert taken == [1, 2, 3, 4, 5]
     assert (found.repeats, found.elapsed) == (5, 50.0)
@@ -155,10 +171,16 @@ def test_a_rank_that_is_slow_only_in_the_burn_in_is_named(tmp_path):
     test = Test(tmp_path, [])
     for repeat in range(1, 9):
         test.repeat(
-            repeat, 10.0 * repeat, seconds={rank: 0.1 + 0.01 * (rank == 5) for rank in range(8)}
+            repeat,
+            10.0 * repeat,
+            seconds={rank: 0.1 + 0.01 * (rank == 5) for rank in range(8)},
         )
     (found,) = certify(tmp_path).findings
-    assert (found.what, found.stage, found.name) == ("slow", "burn-in", "rank 5 on node2")
+    assert (found.what, found.stage, found.name) == (
+        "slow",
+        "burn-in",
+        "rank 5 on node2",
+    )
     assert found.outlier.excess == pytest.approx(0.1)
 
 
@@ -171,14 +193,19 @@ def test_a_stalled_burn_in_is_reported(tmp_path):
     assert [state.verdict for state in found[15:]] == ["pass", "warn", "pass"]
 
 
-def test_an_incomplete_burn_in_is_a_warning_with_the_command_to_resume(tmp_path, capsys):
+def test_an_incomplete_burn_in_is_a_warning_with_the_command_to_resume(
+    tmp_path, capsys
+):
     test = Test(tmp_path, [])
     test.stages()
     test.repeat(1, 99.0)
     assert main(["certify", str(tmp_path)]) == 3
     said = capsys.readouterr().out.splitlines()
     again = f"resume it with RUN_NAME={tmp_path.name} DURATION=100s, unless it is still running"
-    assert [said[-3], said[-1]] == [f"  burn-in: ended after 99% of 1:40: {again}", "warn"]
+    assert [said[-3], said[-1]] == [
+        f"  burn-in: ended after 99% of 1:40: {again}",
+        "warn",
+    ]
     test.repeat(2, 100.5)
     assert main(["certify", str(tmp_path)]) == 0
 
@@ -205,7 +232,9 @@ def test_a_test_without_burn_in_ends_with_its_verdict(tmp_path, capsys, factor, 
     write(tmp_path, make(1, 4, slow={("parallel", 2): factor}))
     assert main(["watch", str(tmp_path)]) == status
     (said,) = capsys.readouterr().out.splitlines()
-    assert said.startswith(f"certify: over, {['pass', 'fail, rank 2 on node0: '][status]}")
+    assert said.startswith(
+        f"certify: over, {['pass', 'fail, rank 2 on node0: '][status]}"
+    )
 
 
 def test_json_has_the_verdict_so_far(tmp_path, capsys):

@@ -1,4 +1,6 @@
-"""What is not BERT-large trained to the target is shown apart: never ranked, never official, whatever it says."""
+"""What is not BERT-large trained to the target is shown apart: never ranked, never official,
+whatever it says.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +36,14 @@ def test_a_run_of_the_benchmark_is_ranked_by_its_own_record(submission, capsys):
     [
         ({"model": {**LARGE, "num_hidden_layers": 2}}, "num_hidden_layers 2, not 24"),
         ({"model": None}, "does not record the model settings"),
-        ({"data": {"max_seq_length": 128, "synthetic": False}}, "max_seq_length 128, not 512"),
-        ({"data": {"max_seq_length": 512, "synthetic": True}}, "synthetic true, not false"),
+        (
+            {"data": {"max_seq_length": 128, "synthetic": False}},
+            "max_seq_length 128, not 512",
+        ),
+        (
+            {"data": {"max_seq_length": 512, "synthetic": True}},
+            "synthetic true, not false",
+        ),
         ({"evaluate": {"target": 0.1, "every_samples": 1}}, "target 0.1, not 0.720"),
         ({"mlperf": {"division": "open"}}, "run in the open division, not closed"),
         ({"mlperf": {}}, "division not recorded"),
@@ -55,20 +63,27 @@ def test_another_model_target_or_data_is_neither_ranked_nor_official(
     assert says in capsys.readouterr().out
 
 
-def test_a_record_that_cannot_be_read_is_not_taken_for_the_benchmark_s(submission, capsys):
+def test_a_record_that_cannot_be_read_is_not_taken_for_the_benchmark_s(
+    submission, capsys
+):
     (submission / "config.json").write_text('{"model": ')
     assert "unknown settings" in load_results(submission)[0].departures[0]
     assert league(submission, capsys)["apart"]
 
 
-def test_a_log_of_ours_that_calls_a_low_accuracy_success_stands_apart(tmp_path, writer, capsys):
+def test_a_log_of_ours_that_calls_a_low_accuracy_success_stands_apart(
+    tmp_path, writer, capsys
+):
     """As of a demonstration, whose record was not copied with its logs."""
     for number in range(10):
         log = writer(seed=number, division="open", target=0.103, interval=100_000)
-        log.change("eval_accuracy", value=0.103).write(tmp_path / "demo" / f"result_{number}.txt")
+        log.change("eval_accuracy", value=0.103).write(
+            tmp_path / "demo" / f"result_{number}.txt"
+        )
     found = league(tmp_path / "demo", capsys)
     assert (
-        "says success at an accuracy of 0.1030, below 0.720" in found["apart"][0]["departures"][0]
+        "says success at an accuracy of 0.1030, below 0.720"
+        in found["apart"][0]["departures"][0]
     )
     assert main(["show", str(tmp_path / "demo")]) == 0
     assert ", official" not in capsys.readouterr().out
@@ -80,7 +95,9 @@ def test_open_runs_say_that_their_data_are_not_shown_to_be_the_benchmark_s(
     for number in range(10):
         writer(seed=number, division="open").write(tmp_path / f"result_{number}.txt")
     record(tmp_path, mlperf={"division": "open"})
-    assert load_results(tmp_path)[0].departures == ["data not shown to be the benchmark's"]
+    assert load_results(tmp_path)[0].departures == [
+        "data not shown to be the benchmark's"
+    ]
 
 
 def test_every_carrier_of_a_score_says_unverified(submission, tmp_path, capsys):
@@ -91,7 +108,9 @@ def test_every_carrier_of_a_score_says_unverified(submission, tmp_path, capsys):
     target = str(submission)
     for command in ("show", "league", "compare"):
         targets = [target, target] if command == "compare" else [target]
-        for form in ((), ("--json",), ("--csv",)) if command == "show" else ((), ("--json",)):
+        for form in (
+            ((), ("--json",), ("--csv",)) if command == "show" else ((), ("--json",))
+        ):
             assert "unverified" in shown(command, *targets, *form), (command, form)
     for command in ("check", "select"):
         for form in ((), ("--json",)):

@@ -11,7 +11,12 @@ import pytest
 
 from review.league import estimate as module
 from review.league.entries import published
-from review.league.estimate import PLACEHOLDERS, estimate, evaluation_interval, predicted
+from review.league.estimate import (
+    PLACEHOLDERS,
+    estimate,
+    evaluation_interval,
+    predicted,
+)
 
 RECIPE = {"learning_rate": 0.00096, "steps": 3680}
 
@@ -53,7 +58,9 @@ def test_a_result_is_predicted_without_itself(monkeypatch):
 
 def test_a_result_with_its_own_recipe_and_rate_comes_out_near_its_own_minutes():
     (one,) = [
-        one for one in published() if (one.round, one.system) == ("5.0", "nyx_n1_ngc25.04_pytorch")
+        one
+        for one in published()
+        if (one.round, one.system) == ("5.0", "nyx_n1_ngc25.04_pytorch")
     ]
     found = estimate(one.training_rate, 0.0, one.batch_size, 8, **RECIPE)
     assert found.recipe
@@ -65,7 +72,13 @@ def test_a_result_with_its_own_recipe_and_rate_comes_out_near_its_own_minutes():
         for one in published()
         if one.accelerators == 8 and one.division == "closed" and one.minutes
     ]
-    assert 1 <= found.ranks[0] < found.ranks[1] < found.results <= len(rounds) - rounds.count("0.7")
+    assert (
+        1
+        <= found.ranks[0]
+        < found.ranks[1]
+        < found.results
+        <= len(rounds) - rounds.count("0.7")
+    )
 
 
 def test_the_interval_is_wider_without_a_recipe_far_from_results_and_for_a_noisy_step():
@@ -75,7 +88,9 @@ def test_the_interval_is_wider_without_a_recipe_far_from_results_and_for_a_noisy
         return found.high / found.low
 
     assert width(estimate(1e4, 0.0, 768, 8)) > 1.2 * width(near)
-    assert width(estimate(1e4, 0.0, 768, 8, learning_rate=0.01, steps=20_000)) > 1.2 * width(near)
+    assert width(
+        estimate(1e4, 0.0, 768, 8, learning_rate=0.01, steps=20_000)
+    ) > 1.2 * width(near)
     assert width(estimate(1e4, 0.05, 768, 8, **RECIPE)) > 1.05 * width(near)
     assert not estimate(1e4, 0.0, 128, 8, learning_rate=1e-4, steps=1000).recipe, (
         "what certify.sh sets is no recipe"
@@ -96,8 +111,12 @@ def test_the_sentence_names_place_neighbours_and_that_it_is_unverified():
     assert said.startswith("about 3.8")
     assert "published results with 8 accelerators, behind " in said
     assert said.endswith("; estimate, unverified")
-    assert "no published result has 5 accelerators" in str(estimate(11_500, 0.01, 768, 5))
-    fastest, slowest = (str(estimate(rate, 0.01, 768, 8, **RECIPE)) for rate in (1e6, 10))
+    assert "no published result has 5 accelerators" in str(
+        estimate(11_500, 0.01, 768, 5)
+    )
+    fastest, slowest = (
+        str(estimate(rate, 0.01, 768, 8, **RECIPE)) for rate in (1e6, 10)
+    )
     assert "behind" not in fastest
     assert "before" not in slowest
     assert dataclasses.asdict(estimate(1e4, 0.0, 768, 8))["results"] > 100
@@ -118,7 +137,12 @@ def test_placeholders_are_no_recipe_on_however_many_accelerators(repository):
     [
         (1e4, 1, 8, "batch size 1 is outside the published"),
         (1e4, 1_000_000, 8, "batch size 1e+06 is outside the published"),
-        (1e6, 768, 8, "125,000 sequences/s of each accelerator is beyond the fastest published"),
+        (
+            1e6,
+            768,
+            8,
+            "125,000 sequences/s of each accelerator is beyond the fastest published",
+        ),
         (1e5, 3072, 64, "above 16 accelerators such estimates were up to 15% too fast"),
     ],
 )
@@ -140,10 +164,14 @@ def test_within_what_was_published_there_is_no_doubt():
 
 
 @pytest.mark.parametrize(
-    ("rate", "error"), [(0.0, 0.0), (float("nan"), 0.0), (1e4, float("nan")), (float("inf"), 0.0)]
+    ("rate", "error"),
+    [(0.0, 0.0), (float("nan"), 0.0), (1e4, float("nan")), (float("inf"), 0.0)],
 )
 def test_without_a_measured_rate_there_is_no_estimate(rate, error):
-    assert estimate(rate, error, 768, 8) == "nothing to compare: the training rate was not measured"
+    assert (
+        estimate(rate, error, 768, 8)
+        == "nothing to compare: the training rate was not measured"
+    )
 
 
 def test_one_published_result_is_no_ranking():
@@ -154,5 +182,7 @@ def test_one_published_result_is_no_ranking():
     )
     (alone, *_) = [size for size, count in counts.items() if count == 1]
     said = str(estimate(1e3 * alone, 0.01, 16 * alone, int(alone)))
-    assert f"only one published result has {int(alone)} accelerators: no ranking" in said
+    assert (
+        f"only one published result has {int(alone)} accelerators: no ranking" in said
+    )
     assert "place" not in said

@@ -1,4 +1,6 @@
-"""`league` ranks results, measures their scaling, and ranks the user's own among the published ones."""
+"""`league` ranks results, measures their scaling, and ranks the user's own among the published
+ones.
+"""
 
 from __future__ import annotations
 
@@ -40,12 +42,25 @@ SCALING = [  # 8, 16 and 64 accelerators at 100%, 90% and 50% of the rate of one
 def test_the_digest_holds_every_published_result():
     found = published()
     rounds = sorted({one.round for one in found})
-    assert rounds == ["0.7", "1.0", "1.1", "2.0", "2.1", "3.0", "3.1", "4.0", "4.1", "5.0"]
+    assert rounds == [
+        "0.7",
+        "1.0",
+        "1.1",
+        "2.0",
+        "2.1",
+        "3.0",
+        "3.1",
+        "4.0",
+        "4.1",
+        "5.0",
+    ]
     assert len(found) == len({(one.round, one.folder) for one in found}) == 346
     by_folder = {(one.round, one.folder): one for one in found}
     lenovo = by_folder["5.0", "Lenovo/results/SR780aV3-8xB200_SXM_180GB/bert"]
     assert (lenovo.minutes, lenovo.joules, lenovo.checked) == (3.5713, 1949215.94, True)
-    assert all(one.folder.startswith(one.folder.split("/")[0] + "/results/") for one in found)
+    assert all(
+        one.folder.startswith(one.folder.split("/")[0] + "/results/") for one in found
+    )
     rates = [one.per_accelerator for one in found if one.per_accelerator]
     assert len(rates) > 330
     assert max(rates) < 1700
@@ -60,7 +75,9 @@ def test_the_digest_is_what_the_logs_of_published_results_give(real_folders):
         for name, value in vars(kept).items():
             # Kept with four digits of a minute, one of a rate, none of samples.
             slack = 6e-5 if "minutes" in name else 0.51 if name == "samples" else 0.051
-            wanted = pytest.approx(value, abs=slack) if isinstance(value, float) else value
+            wanted = (
+                pytest.approx(value, abs=slack) if isinstance(value, float) else value
+            )
             assert getattr(made, name) == wanted, name
 
 
@@ -82,7 +99,13 @@ def test_efficiency_is_against_the_smallest_system_of_the_same_kind():
 def test_results_are_ranked_by_what_is_asked_for(by, names):
     entries = [
         *SCALING[:1],
-        entry("two", accelerators=16, minutes=4.4, sequences_per_second=14400.0, joules=5.0),
+        entry(
+            "two",
+            accelerators=16,
+            minutes=4.4,
+            sequences_per_second=14400.0,
+            joules=5.0,
+        ),
     ]
     league = League((SCALING[2],), tuple(entries), by)
     assert [one.system for one in league.ranked][: len(names)] == names
@@ -93,7 +116,9 @@ def test_results_are_ranked_by_what_is_asked_for(by, names):
 
 
 def test_equal_results_share_a_rank():
-    league = League((), (entry("a", minutes=1.0), entry("b", minutes=1.0), entry("c", minutes=2.0)))
+    league = League(
+        (), (entry("a", minutes=1.0), entry("b", minutes=1.0), entry("c", minutes=2.0))
+    )
     assert [league.rank(one) for one in league.ranked] == [1, 1, 3]
 
 
@@ -106,7 +131,9 @@ def test_filters_leave_out_what_is_not_asked_for(capsys):
     }
     assert all("B200" in one["accelerator"] for one in found)
     assert main(["league", "--published", "--division", "open", "--json"]) == 0
-    assert {one["division"] for one in json.loads(capsys.readouterr().out)["results"]} == {"open"}
+    assert {
+        one["division"] for one in json.loads(capsys.readouterr().out)["results"]
+    } == {"open"}
 
 
 def test_own_results_stand_among_the_published_ones(submission, capsys):
@@ -145,7 +172,9 @@ def test_the_table_shows_the_first_and_ones_own(submission, capsys):
     assert re.search(r"yours +EXAMPLE +dgx +closed +1 x 8 +H100 +768", shown)
 
 
-def test_published_means_the_committed_factor_and_minutes_that_of_the_rules(submission, capsys):
+def test_published_means_the_committed_factor_and_minutes_that_of_the_rules(
+    submission, capsys
+):
     (submission / "scaling.json").write_text('{"scaling_factor": 1.5}')
     assert main(["league", str(submission), "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)["results"]
@@ -161,8 +190,16 @@ def test_published_means_the_committed_factor_and_minutes_that_of_the_rules(subm
 
 
 def test_the_same_logs_are_one_row_that_names_every_round(capsys):
-    again = {"minutes": 2.0, "samples": 2e6, "sequences_per_second": 1e4, "batch_size": 768.0}
-    first, other = entry("x", round="3.1", **again), entry("y", round="4.0", minutes=3.0)
+    again = {
+        "minutes": 2.0,
+        "samples": 2e6,
+        "sequences_per_second": 1e4,
+        "batch_size": 768.0,
+    }
+    first, other = (
+        entry("x", round="3.1", **again),
+        entry("y", round="4.0", minutes=3.0),
+    )
     league = League((), (entry("x", round="4.0", **again), other, first))
     assert league.ranked == [first, other]
     assert (league.rank(other), league.rounds(first)) == (2, ["3.1", "4.0"])
@@ -177,7 +214,9 @@ def test_results_of_other_benchmarks_are_left_out_by_name(command, submission, c
     other = submission.with_name("retinanet")
     shutil.copytree(submission, other)
     for path in other.glob("result_*.txt"):
-        path.write_text(path.read_text().replace('"value": "bert"', '"value": "retinanet"'))
+        path.write_text(
+            path.read_text().replace('"value": "bert"', '"value": "retinanet"')
+        )
     assert main([command, str(submission.parent), "--json"]) == 0
     said = capsys.readouterr()
     found = json.loads(said.out)
@@ -229,25 +268,40 @@ def test_the_page_draws_scaling_and_escapes_names(submission, tmp_path, capsys):
     assert headings[:3] == ["rank", "minutes", "/accel"], (
         "what counts is in sight without scrolling"
     )
-    first = re.findall(r"<t[dh][^>]*>([^<]*)</t[dh]>", page.split("<tbody>")[1])[: len(headings)]
+    first = re.findall(r"<t[dh][^>]*>([^<]*)</t[dh]>", page.split("<tbody>")[1])[
+        : len(headings)
+    ]
     own = dict(zip(headings, first, strict=True))
-    assert (own["round"], own["minutes"]) == ("yours", f"{load_results(hostile)[0].score:.4f}"), (
-        "its own row is on top"
-    )
+    assert (own["round"], own["minutes"]) == (
+        "yours",
+        f"{load_results(hostile)[0].score:.4f}",
+    ), "its own row is on top"
     assert page.count('<tr class="own">') == page.count("yours, unverified") == 1
     assert "Unverified until MLCommons has reviewed it" in html.unescape(page)
 
 
-def test_the_picture_of_the_readme_is_what_its_command_makes(repository, tmp_path, capsys):
+def test_the_picture_of_the_readme_is_what_its_command_makes(
+    repository, tmp_path, capsys
+):
     (command,) = re.findall(
-        r"`python -m review (league [^`]*--svg \S+)`", (repository / "README.md").read_text()
+        r"`python -m review (league [^`]*--svg \S+)`",
+        (repository / "README.md").read_text(),
     )
     *words, file = command.split()
     assert main([*words, str(tmp_path / "league.svg")]) == 0
     assert (tmp_path / "league.svg").read_text() == (repository / file).read_text()
     assert f"]({file})" in (repository / "README.md").read_text()
     assert (
-        main(["league", "--published", "--accelerators", "8", "--svg", str(tmp_path / "none.svg")])
+        main(
+            [
+                "league",
+                "--published",
+                "--accelerators",
+                "8",
+                "--svg",
+                str(tmp_path / "none.svg"),
+            ]
+        )
         == 2
     )
     assert "no chart, since" in capsys.readouterr().err
@@ -257,7 +311,10 @@ def test_only_the_script_of_the_page_may_run():
     page = build_page(League((), published()))
     (script,) = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    assert f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'\">" in page
+    assert (
+        f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'\">"
+        in page
+    )
     assert not re.search(r"\son\w+=|javascript:", page), "no other handler"
     assert '<div class="tools" hidden>' in page, (
         "without a script nothing is offered that needs one"
@@ -289,7 +346,12 @@ def in_a_browser(page, steps, tmp_path):
 
 def test_the_table_is_searched_and_sorted_with_ones_own_row_on_top(tmp_path):
     old = entry(
-        "old", round="0.7", nodes=1, accelerators=4, minutes=30.0, sequences_per_second=500.0
+        "old",
+        round="0.7",
+        nodes=1,
+        accelerators=4,
+        minutes=30.0,
+        sequences_per_second=500.0,
     )
     page = build_page(League((SCALING[1],), (SCALING[0], SCALING[2], old)))
     assert in_a_browser(page, "", tmp_path) == ["2", "1", "3", "4"]
@@ -298,7 +360,12 @@ def test_the_table_is_searched_and_sorted_with_ones_own_row_on_top(tmp_path):
     order = "heads.find((head) => head.textContent === '{}').firstChild.click();"
     assert in_a_browser(page, order.format("/accel"), tmp_path) == ["2", "4", "1", "3"]
     assert in_a_browser(page, order.format("system"), tmp_path) == ["2", "1", "4", "3"]
-    assert in_a_browser(page, 2 * order.format("system"), tmp_path) == ["2", "3", "4", "1"]
+    assert in_a_browser(page, 2 * order.format("system"), tmp_path) == [
+        "2",
+        "3",
+        "4",
+        "1",
+    ]
 
 
 def test_curves_are_of_systems_in_several_sizes():
@@ -327,16 +394,22 @@ def test_columns_are_sorted_by_what_they_mean():
     page = build_page(
         League((), (*SCALING, entry("old", round="0.7", minutes=30.0, accelerators=4)))
     )
-    cells = re.findall(r'<td data-label="(round|nodes x accel.)" data-key="([^"]*)"', page)
+    cells = re.findall(
+        r'<td data-label="(round|nodes x accel.)" data-key="([^"]*)"', page
+    )
     assert {(name, key) for name, key in cells if name == "nodes x accel."} == {
         ("nodes x accel.", str(count)) for count in (4, 8, 16, 64)
     }
     assert ("round", "0.7") in cells, "not the text of all rounds of the same logs"
-    greatest_first = re.findall(r'<th scope="col"[^>]*data-side="-1">([^<]*)</th>', page)
+    greatest_first = re.findall(
+        r'<th scope="col"[^>]*data-side="-1">([^<]*)</th>', page
+    )
     assert sorted(greatest_first) == ["/accel", "efficiency", "seq/s"]
 
 
-def test_minutes_and_published_minutes_are_explained_below_the_table(submission, capsys):
+def test_minutes_and_published_minutes_are_explained_below_the_table(
+    submission, capsys
+):
     assert main(["league", str(submission)]) == 0
     for shown in (capsys.readouterr().out, build_page(League((SCALING[0],), ()))):
         assert "minutes: the score by the installed rules" in " ".join(shown.split())

@@ -16,11 +16,22 @@ from review.verdict.checking import check
 
 VOID = {"meta", "br", "wbr", "link", "img", "input", "hr"}
 SELF_CLOSING = {"line", "circle", "rect", "polyline"}  # as inline SVG writes them
-LOADS = {"src", "srcset", "data", "action", "poster", "background", "formaction", "xlink:href"}
+LOADS = {
+    "src",
+    "srcset",
+    "data",
+    "action",
+    "poster",
+    "background",
+    "formaction",
+    "xlink:href",
+}
 
 
 class Page(HTMLParser):
-    """Parses strictly: every element is closed in its place, every id unique; collects what tests ask for."""
+    """Parses strictly: every element is closed in its place, every id unique; collects what tests
+    ask for.
+    """
 
     def __init__(self, page: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -66,14 +77,23 @@ def page_of(target: Path, with_check: bool = False) -> Page:
 @pytest.fixture(scope="module")
 def page(tmp_path_factory, make_submission):
     """The page of a valid submission, with what `check` says."""
-    return page_of(make_submission(tmp_path_factory.mktemp("report") / "EXAMPLE"), with_check=True)
+    return page_of(
+        make_submission(tmp_path_factory.mktemp("report") / "EXAMPLE"), with_check=True
+    )
 
 
 def test_the_page_refers_to_nothing_outside_itself(page):
     for tag, attributes in page.elements:
-        assert tag not in {"script", "link", "img", "iframe", "object", "embed", "base", "form"}, (
-            tag
-        )
+        assert tag not in {
+            "script",
+            "link",
+            "img",
+            "iframe",
+            "object",
+            "embed",
+            "base",
+            "form",
+        }, tag
         assert not LOADS & attributes.keys(), (tag, attributes)
         if "href" in attributes:
             assert attributes["href"].startswith("#"), attributes
@@ -83,7 +103,9 @@ def test_the_page_refers_to_nothing_outside_itself(page):
 
 
 def test_the_same_logs_make_the_same_page(submission):
-    assert build_page(load_results(submission), ()) == build_page(load_results(submission), ())
+    assert build_page(load_results(submission), ()) == build_page(
+        load_results(submission), ()
+    )
 
 
 def test_ids_are_unique_and_every_reference_has_its_target(page):
@@ -99,17 +121,25 @@ def test_ids_are_unique_and_every_reference_has_its_target(page):
 
 def test_every_run_appears_in_the_table_and_the_chart(page):
     rows = [
-        attributes for tag, attributes in page.elements if tag == "tr" and "data-run" in attributes
+        attributes
+        for tag, attributes in page.elements
+        if tag == "tr" and "data-run" in attributes
     ]
     assert [row["data-run"] for row in rows] == [str(i) for i in range(10)]
-    series = [a for tag, a in page.elements if tag == "g" and "series" in (a.get("class") or "")]
+    series = [
+        a
+        for tag, a in page.elements
+        if tag == "g" and "series" in (a.get("class") or "")
+    ]
     assert {a["data-run"] for a in series} == {str(i) for i in range(10)}
 
 
 def test_a_chart_says_in_words_what_it_shows_and_stays_within_its_frame(page):
     (drawing,) = [attributes for tag, attributes in page.elements if tag == "svg"]
     assert drawing["role"] == "img"
-    assert drawing["aria-label"] == ("Masked-LM accuracy over training: 10 of 10 runs reach 0.720.")
+    assert drawing["aria-label"] == (
+        "Masked-LM accuracy over training: 10 of 10 runs reach 0.720."
+    )
     _, _, width, height = map(float, drawing["viewbox"].split())
     for tag, attributes in page.elements:
         if tag == "circle":
@@ -130,7 +160,9 @@ def test_the_verdict_leads_and_equals_the_score(page, submission):
 def luminance(colour: str) -> float:
     """Relative luminance of #rrggbb (WCAG 2)."""
     channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    linear = [
+        c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels
+    ]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
@@ -181,7 +213,9 @@ def test_hostile_strings_are_shown_and_never_markup(tmp_path, writer):
     page = page_of(tmp_path / "run", with_check=True)
     for tag, attributes in page.elements:
         assert tag not in {"script", "img"}
-        assert not any(attribute.startswith("on") for attribute in attributes), attributes
+        assert not any(attribute.startswith("on") for attribute in attributes), (
+            attributes
+        )
     assert "<script>alert(1)</script>" in page.text
     assert "{{7*7}}" in page.text
 
@@ -204,8 +238,12 @@ def test_hostile_strings_are_shown_and_never_markup(tmp_path, writer):
         lambda log: log.change("eval_accuracy", value=1e308),
         lambda log: log.change("eval_accuracy", value=-1),
         lambda log: log.change("eval_accuracy", metadata={"epoch_num": 1e308}),
-        lambda log: log.change("tracked_stats", value={"throughput": 1e308, "loss": -1e308}),
-        lambda log: log.change("tracked_stats", value={"throughput": 1e-320, "loss": 0}),
+        lambda log: log.change(
+            "tracked_stats", value={"throughput": 1e308, "loss": -1e308}
+        ),
+        lambda log: log.change(
+            "tracked_stats", value={"throughput": 1e-320, "loss": 0}
+        ),
         lambda log: log.change("opt_base_learning_rate", value=10**400),
         lambda log: log.drop(*{line["key"] for line in log.lines}),
     ],
@@ -240,7 +278,10 @@ def test_runs_that_fail_and_crash_are_named_with_their_reason(tmp_path, writer):
 
 def test_report_writes_a_whole_file_and_says_which(tmp_path, submission, capsys):
     output = tmp_path / "out" / "page.html"
-    assert main(["report", str(submission / "result_0.txt"), "-o", str(output), "--json"]) == 0
+    assert (
+        main(["report", str(submission / "result_0.txt"), "-o", str(output), "--json"])
+        == 0
+    )
     said = json.loads(capsys.readouterr().out)
     assert said["passed"] is True
     assert [Path(name) for name in said["files"]] == list(output.parent.iterdir())
@@ -257,9 +298,14 @@ def test_two_results_share_a_page(tmp_path, writer):
 
 
 @pytest.mark.parametrize("output", ["", "file.txt/page.html"])
-def test_a_page_that_cannot_be_written_is_a_one_line_error(tmp_path, submission, capsys, output):
+def test_a_page_that_cannot_be_written_is_a_one_line_error(
+    tmp_path, submission, capsys, output
+):
     (tmp_path / "file.txt").write_text("")
-    assert main(["report", str(submission / "result_0.txt"), "-o", str(tmp_path / output)]) == 2
+    assert (
+        main(["report", str(submission / "result_0.txt"), "-o", str(tmp_path / output)])
+        == 2
+    )
     error = capsys.readouterr().err
     assert error.startswith("review: error: ")
     assert error.count("\n") == 1
@@ -273,7 +319,9 @@ def test_pages_of_published_results(real_folders):
 
 def test_the_verdict_names_the_log_that_it_is_about(submission):
     path = submission / "result_3.txt"
-    old, new = (f'"key": "max_sequence_length", "value": {value}' for value in (512, 128))
+    old, new = (
+        f'"key": "max_sequence_length", "value": {value}' for value in (512, 128)
+    )
     path.write_text(path.read_text().replace(old, new))
     page = page_of(submission, with_check=True)
     assert "max_sequence_length is 128, 512 expected, in result_3.txt" in page.text

@@ -34,7 +34,9 @@ def test_ticks_are_round_even_and_within_the_axis(low, width, count):
     assert all(axis.low - slack <= tick <= axis.high + slack for tick in ticks)
     assert len(ticks) <= count + 2
     steps = [second - first for first, second in itertools.pairwise(ticks)]
-    assert all(math.isclose(step, steps[0], rel_tol=1e-3, abs_tol=slack) for step in steps)
+    assert all(
+        math.isclose(step, steps[0], rel_tol=1e-3, abs_tol=slack) for step in steps
+    )
 
 
 @pytest.mark.parametrize(
@@ -85,7 +87,9 @@ def test_a_closed_run_has_no_target_of_its_own(tmp_path, writer):
 
 
 def test_accuracy_is_drawn_over_time_where_no_samples_are_logged(tmp_path, writer):
-    writer().change("eval_accuracy", metadata={"epoch_num": 1}).write(tmp_path / "result_0.txt")
+    writer().change("eval_accuracy", metadata={"epoch_num": 1}).write(
+        tmp_path / "result_0.txt"
+    )
     result = result_of(tmp_path)
     chart = accuracy_chart(result)
     assert chart.x.label.startswith("minutes")
@@ -96,7 +100,9 @@ def test_the_loss_is_drawn_where_it_is_logged(tmp_path, writer):
     log = writer()
     log.write(tmp_path / "result_0.txt")
     assert loss_chart(result_of(tmp_path)) is None
-    for index, line in enumerate(line for line in log.lines if line["key"] == "tracked_stats"):
+    for index, line in enumerate(
+        line for line in log.lines if line["key"] == "tracked_stats"
+    ):
         line["value"] = {"throughput": 1000.0, "loss": 8.0 - 0.1 * index}
     log.write(tmp_path / "result_0.txt")
     (line,) = loss_chart(result_of(tmp_path)).series
@@ -133,5 +139,6 @@ def test_names_of_curves_do_not_cover_each_other():
         assert x + half <= WIDTH + 1
         assert y >= 10, "in sight"
         assert all(
-            abs(y - b) >= 12.9 or abs(x - a) >= half + other for a, b, other in places[:index]
+            abs(y - b) >= 12.9 or abs(x - a) >= half + other
+            for a, b, other in places[:index]
         )

@@ -28,7 +28,9 @@ def event(key, value, time_ms, **metadata):
 
 
 def measurement(start, stop, seed, efficiency=None, stops=True):
-    """A node's power file: an uneven reading about every second, in disorder as several writers leave them."""
+    """A node's power file: an uneven reading about every second, in disorder as several writers
+    leave them.
+    """
     chance = random.Random(seed)
     lines = [
         event("power_reading", 8000 + 1000 * chance.random(), time)
@@ -37,12 +39,17 @@ def measurement(start, stop, seed, efficiency=None, stops=True):
     chance.shuffle(lines)
     lines.insert(0, event("power_measurement_start", None, start))
     lines += [event("conversion_eff", efficiency, start)] if efficiency else []
-    return "".join([*lines, event("power_measurement_stop", None, stop)] if stops else lines)
+    return "".join(
+        [*lines, event("power_measurement_stop", None, stop)] if stops else lines
+    )
 
 
 def write_measurements(folder, nodes=2, switches=0, **options):
     for index, path in enumerate(sorted(folder.glob("result_*.txt"))):
-        events = [json.loads(line.split(":::MLLOG ")[1]) for line in path.read_text().splitlines()]
+        events = [
+            json.loads(line.split(":::MLLOG ")[1])
+            for line in path.read_text().splitlines()
+        ]
         start, stop = (
             next(e["time_ms"] for e in events if e["key"] == key)
             for key in ("run_start", "run_stop")
@@ -50,7 +57,9 @@ def write_measurements(folder, nodes=2, switches=0, **options):
         place = folder / "power" / path.stem
         place.mkdir(parents=True)
         for node in range(nodes):
-            content = measurement(start - 400, stop + 900, 100 * index + node, **options)
+            content = measurement(
+                start - 400, stop + 900, 100 * index + node, **options
+            )
             (place / f"node_{node}.txt").write_text(content)
         for switch in range(switches):
             content = event("conversion_eff", 0.9, start) + event(
@@ -77,10 +86,16 @@ def test_the_energy_is_the_official_one(options, failing, submission, writer):
         writer(seed=77, target=0.7).write(submission / f"result_{failing}.txt")
     write_measurements(submission, **options)
     (result,) = load_results(submission)
-    (submission / "scaling.json").write_text(json.dumps({"scaling_factor": result.scaling_factor}))
+    (submission / "scaling.json").write_text(
+        json.dumps({"scaling_factor": result.scaling_factor})
+    )
     assert result.scaling_factor > 1 or failing is not None
-    assert (result.score, result.energy.joules) == pytest.approx(official(submission), rel=1e-13)
-    assert result.energy.watts == pytest.approx(result.energy.joules / result.score / 60, rel=0.01)
+    assert (result.score, result.energy.joules) == pytest.approx(
+        official(submission), rel=1e-13
+    )
+    assert result.energy.watts == pytest.approx(
+        result.energy.joules / result.score / 60, rel=0.01
+    )
 
 
 def test_without_power_there_is_no_energy(submission):
@@ -99,7 +114,9 @@ def test_a_run_without_readings_takes_the_energy_and_leaves_the_time(
     assert result["energy"]["joules"] is None
     assert result["energy"]["reason"] == "power/result_4 has no node_*.txt"
     assert not result["energy"]["official"]
-    assert [run["joules"] is None for run in result["runs"]] == [index == 4 for index in range(10)]
+    assert [run["joules"] is None for run in result["runs"]] == [
+        index == 4 for index in range(10)
+    ]
 
 
 def test_show_names_the_energy_beside_the_score(submission, power_files, capsys):
@@ -111,7 +128,9 @@ def test_show_names_the_energy_beside_the_score(submission, power_files, capsys)
     assert f"{result.joules(result.runs[0]) / 1000:,.1f} ok" in shown
 
 
-def test_compare_sees_that_one_result_takes_less_energy(submission, tmp_path, power_files):
+def test_compare_sees_that_one_result_takes_less_energy(
+    submission, tmp_path, power_files
+):
     other = tmp_path / "less" / "results" / "dgx" / "bert"
     shutil.copytree(submission, other)
     power_files(submission)
@@ -123,7 +142,9 @@ def test_compare_sees_that_one_result_takes_less_energy(submission, tmp_path, po
     assert comparison.ratios["energy"].significant
 
 
-def test_the_page_has_the_energy_of_each_run_and_of_the_result(submission, power_files, tmp_path):
+def test_the_page_has_the_energy_of_each_run_and_of_the_result(
+    submission, power_files, tmp_path
+):
     power_files(submission)
     (result,) = load_results(submission)
     assert main(["report", str(submission), "-o", str(tmp_path / "page.html")]) == 0

@@ -28,7 +28,9 @@ def write_log(path, sustained=None) -> None:
 
 @pytest.fixture
 def measure(tmp_path):
-    """measure({node: [(seconds after run_start, watts)]}) -> folder of a result, as packages hold it."""
+    """measure({node: [(seconds after run_start, watts)]}) -> folder of a result, as packages hold
+    it.
+    """
 
     def measure(nodes, source="ipmi", efficiency=1.0, sustained=None):
         (tmp_path / "samples").mkdir()
@@ -51,7 +53,9 @@ def measure(tmp_path):
 
 def official_energy(folder) -> float:
     """Joules of the run, by the official code."""
-    return _compute_total_power(str(folder), str(folder / "result_0.txt"), STOP - START, "5.0.0")
+    return _compute_total_power(
+        str(folder), str(folder / "result_0.txt"), STOP - START, "5.0.0"
+    )
 
 
 def test_constant_power_gives_power_times_time(measure):
@@ -78,22 +82,30 @@ def test_a_reading_holds_from_the_one_before_it(measure):
 
 
 def test_training_that_is_sustained_lends_its_mean_power_to_the_run(measure):
-    folder = measure({"n": [(-1, 9.0), (100, 400.0), (300, 550.0), (301, 9.0)]}, sustained=300)
+    folder = measure(
+        {"n": [(-1, 9.0), (100, 400.0), (300, 550.0), (301, 9.0)]}, sustained=300
+    )
     assert official_energy(folder) == pytest.approx((400 + 2 * 550) / 3 * 100)
 
 
 def test_gpus_alone_are_not_called_a_node(measure):
     folder = measure({"n": [(-1, 1.0), (101, 1.0)]}, source="nvml")
     lines, _ = parse_file(str(folder / "power" / "result_0" / "node_0.txt"), "5.0.0")
-    about = next(line.value["metadata"] for line in lines if line.key == "conversion_eff")
+    about = next(
+        line.value["metadata"] for line in lines if line.key == "conversion_eff"
+    )
     assert about["scope"] == "accelerators only"
 
 
-@pytest.mark.parametrize("samples", [[], [(1, 5.0), (101, 5.0)], [(-1, 5.0), (99, 5.0)]])
+@pytest.mark.parametrize(
+    "samples", [[], [(1, 5.0), (101, 5.0)], [(-1, 5.0), (99, 5.0)]]
+)
 def test_samples_that_do_not_cover_the_run_are_an_error_and_write_nothing(
     measure, tmp_path, samples
 ):
-    with pytest.raises(energy.EnergyError, match=r"n\.csv: the samples cover .*, not the run from"):
+    with pytest.raises(
+        energy.EnergyError, match=r"n\.csv: the samples cover .*, not the run from"
+    ):
         measure({"n": samples})
     assert not (tmp_path / "power").exists()
 
@@ -119,7 +131,9 @@ def test_foreign_files_are_one_line_each(monkeypatch, capsys, tmp_path):
 
     assert said() == f"power: error: {samples}: holds no samples (*.csv)\n"
     sample.write_text("hello\n")
-    assert said() == f"power: error: {sample}: does not begin with time_ms,watts_SOURCE\n"
+    assert (
+        said() == f"power: error: {sample}: does not begin with time_ms,watts_SOURCE\n"
+    )
     sample.write_text("time_ms,watts_ipmi\n1,two\n3,4\n")
     assert said() == f"power: error: {sample}:2: '1,two' is not time_ms,watts\n"
     result.write_text("nothing\n")

@@ -1,4 +1,6 @@
-"""Published runs are within the bands; a run that converges differently is reported while it runs."""
+"""Published runs are within the bands; a run that converges differently is reported while it
+runs.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def test_published_runs_are_inside(real_folders):
     for folder in real_folders:
         (result,) = load_results(folder)
         assert [
-            run.name for run in result.runs if published_curves.first_deviation(run) is not None
+            run.name
+            for run in result.runs
+            if published_curves.first_deviation(run) is not None
         ] == []
 
 
@@ -59,25 +63,36 @@ def test_a_run_outside_is_reported_with_its_samples_and_the_likeliest_cause(
     main(["check", str(path)])
     shown = capsys.readouterr().out
     assert (
-        f"outside the published runs: {accuracy:.4f} at {samples:,} samples, of 488 runs" in shown
+        f"outside the published runs: {accuracy:.4f} at {samples:,} samples, of 488 runs"
+        in shown
     )
     assert cause in shown.partition("likely causes: ")[2].partition(";")[0]
     assert main(["watch", "--once", str(path)]) == 0
-    assert f"outside the published runs: {accuracy:.4f} at {samples:,}" in capsys.readouterr().out
+    assert (
+        f"outside the published runs: {accuracy:.4f} at {samples:,}"
+        in capsys.readouterr().out
+    )
     assert main(["watch", "--once", "--json", str(path)]) == 0
     assert (
-        json.loads(capsys.readouterr().out)["outside_published"]["evaluation"]["samples"] == samples
+        json.loads(capsys.readouterr().out)["outside_published"]["evaluation"][
+            "samples"
+        ]
+        == samples
     )
 
 
-def test_other_hyper_parameters_are_the_first_cause_and_no_warning(writer, tmp_path, capsys):
+def test_other_hyper_parameters_are_the_first_cause_and_no_warning(
+    writer, tmp_path, capsys
+):
     log = writer().change("opt_base_learning_rate", value=0.0004)
     log.change("eval_accuracy", value=0.72)
     path = log.write(tmp_path / "result_0.txt")
     main(["check", "--strict", str(path)])
     shown = capsys.readouterr().out
     assert "note        eval_accuracy is outside the published runs" in shown
-    assert "likely causes: opt_base_learning_rate is 0.0004, published 0.00096;" in shown
+    assert (
+        "likely causes: opt_base_learning_rate is 0.0004, published 0.00096;" in shown
+    )
 
 
 def test_a_run_to_another_target_has_no_published_runs(writer, tmp_path):

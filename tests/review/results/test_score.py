@@ -58,11 +58,15 @@ def test_reference_points_are_the_official_ones(ruleset):
             assert point.mean == pytest.approx(record["RCP Mean"], rel=1e-12)
             assert point.std == pytest.approx(record["RCP Stdev"], rel=1e-12)
             assert point.minimum == pytest.approx(record["Min Epochs"], abs=2e-4)
-            assert point.mean / point.minimum == pytest.approx(record["Max Speedup"], rel=1e-9)
+            assert point.mean / point.minimum == pytest.approx(
+                record["Max Speedup"], rel=1e-9
+            )
 
 
 @settings(
-    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=15,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(
     batch_size=st.sampled_from(
@@ -99,24 +103,33 @@ def test_the_verdict_on_the_edge_is_the_official_one(writer, tmp_path, official_
             last["metadata"]["epoch_num"] = samples
             log.write(tmp_path / f"result_{index}.txt")
         (result,) = load_results(tmp_path)
-        assert (result.rcp_test.passed, official_rcp(tmp_path)[0]) == (expected, expected)
+        assert (result.rcp_test.passed, official_rcp(tmp_path)[0]) == (
+            expected,
+            expected,
+        )
 
 
 @settings(
-    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=8,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(
     counts=st.lists(st.integers(10, 20), min_size=10, max_size=10),
     speeds=st.lists(st.floats(5, 20), min_size=10, max_size=10),
     failing=st.none() | st.integers(0, 9),
 )
-def test_the_score_is_the_official_one(counts, speeds, failing, writer, tmp_path, official_rcp):
+def test_the_score_is_the_official_one(
+    counts, speeds, failing, writer, tmp_path, official_rcp
+):
     from mlperf_logging.result_summarizer import result_summarizer
 
     folder = tmp_path / "results" / "box" / "bert"
     for index, (count, seconds) in enumerate(zip(counts, speeds, strict=True)):
         target = 0.7 if index == failing else 0.7203
-        log = writer(seed=index, evaluations=count, seconds_per_evaluation=seconds, target=target)
+        log = writer(
+            seed=index, evaluations=count, seconds_per_evaluation=seconds, target=target
+        )
         log.write(folder / f"result_{index}.txt")
     factor = official_rcp(folder)[2]
     (folder / "scaling.json").write_text(json.dumps({"scaling_factor": factor}))
@@ -143,10 +156,14 @@ def test_fewer_runs_have_a_median_and_the_reason_why_there_is_no_score(submissio
 
 def test_every_obstacle_to_an_official_score_is_named(submission, writer):
     for index in (2, 5):
-        log = writer(seed=77, evaluations=14, start_ms=1_760_000_000_000 + index * 600_000)
+        log = writer(
+            seed=77, evaluations=14, start_ms=1_760_000_000_000 + index * 600_000
+        )
         log.drop("eval_samples").write(submission / f"result_{index}.txt")
     for index in (0, 1, 3, 4):
-        log = writer(seed=index, evaluations=12, start_ms=1_770_000_000_000 + index * 600_000)
+        log = writer(
+            seed=index, evaluations=12, start_ms=1_770_000_000_000 + index * 600_000
+        )
         log.write(submission / f"result_{index}.txt")
     (result,) = load_results(submission)
     assert result.obstacles == [
@@ -159,7 +176,9 @@ def test_every_obstacle_to_an_official_score_is_named(submission, writer):
 def test_a_run_that_continued_after_a_restart_has_no_time_and_every_command_says_so(
     submission, capsys
 ):
-    """Its run_start is the restart's, so that run_stop minus run_start leaves out the time before."""
+    """Its run_start is the restart's, so that run_stop minus run_start leaves out the time
+    before.
+    """
     path = submission / "result_4.txt"
     lines = path.read_text().splitlines()
     at = next(i for i, line in enumerate(lines) if '"run_start"' in line)
@@ -171,7 +190,9 @@ def test_a_run_that_continued_after_a_restart_has_no_time_and_every_command_says
     (result,) = load_results(submission)
     assert (result.runs[4].minutes, result.official) == (None, False)
     for command in ("show", "check", "report"):
-        output = ["-o", str(submission.parent / "page.html")] if command == "report" else []
+        output = (
+            ["-o", str(submission.parent / "page.html")] if command == "report" else []
+        )
         main([command, str(submission), *output])
     said = capsys.readouterr().out + (submission.parent / "page.html").read_text()
     assert said.count("no time of result_4.txt: continued after a restart") == 2

@@ -36,27 +36,39 @@ def mutations():
         "cache_clear",
     ):
         yield f"{key} twice", lambda log, key=key: log.text() + line(log, key)
-        yield f"{key} twice, differing", lambda log, key=key: log.text() + line(log, key, value=7)
+        yield (
+            f"{key} twice, differing",
+            lambda log, key=key: log.text() + line(log, key, value=7),
+        )
     yield (
         "without epoch and block starts",
         lambda log: log.drop("epoch_start", "block_start").text(),
     )
     yield "without any stop", lambda log: log.drop("epoch_stop", "block_stop").text()
-    yield "without evaluation times", lambda log: log.drop("eval_start", "eval_stop").text()
+    yield (
+        "without evaluation times",
+        lambda log: log.drop("eval_start", "eval_stop").text(),
+    )
     for key, fields in VALUES:
         yield (
             f"{key} {fields}",
             lambda log, key=key, fields=fields: log.change(key, **fields).text(),
         )
     for old, new in TEXTS:
-        yield f"text {old} to {new!r}", lambda log, old=old, new=new: log.text().replace(old, new)
+        yield (
+            f"text {old} to {new!r}",
+            lambda log, old=old, new=new: log.text().replace(old, new),
+        )
     yield "nothing", lambda log: ""
     yield "noise", lambda log: "\x00\xff noise\r" + log.text()
     yield "prefixed", lambda log: log.text(prefix="\x1b[32m12: ")
     yield "coloured at the end", lambda log: log.text().replace("}\n", "}\x1b[0m\n")
     yield "cut off", lambda log: log.text()[:-40]
     yield "carriage returns", lambda log: log.text().replace("\n", "\r")
-    yield "reversed", lambda log: "".join(reversed(log.text().splitlines(keepends=True)))
+    yield (
+        "reversed",
+        lambda log: "".join(reversed(log.text().splitlines(keepends=True))),
+    )
     yield "deeply nested", lambda log: log.text() + ":::MLLOG " + "[" * 20_000 + "\n"
 
 
@@ -121,20 +133,30 @@ def test_verdict_equals_the_official_one_on_mutated_logs(
     assert Run(read_log(path)).compliant == official_compliance(path)
 
 
-def test_a_valid_log_passes_and_each_missing_key_is_named(writer, tmp_path, official_compliance):
+def test_a_valid_log_passes_and_each_missing_key_is_named(
+    writer, tmp_path, official_compliance
+):
     path = writer().write(tmp_path / "result_0.txt")
     assert official_compliance(path)
     assert check_compliance(read_log(path)) == []
     writer().drop("eval_samples").write(path)
     (finding,) = check_compliance(read_log(path))
-    assert (finding.key, finding.rule, finding.hint) == ("eval_samples", "EXACTLY_ONE", "log 10000")
+    assert (finding.key, finding.rule, finding.hint) == (
+        "eval_samples",
+        "EXACTLY_ONE",
+        "log 10000",
+    )
 
 
 def test_findings_name_the_line(writer, tmp_path):
     log = writer().change("gradient_accumulation_steps", value=0)
-    (finding,) = check_compliance(read_log(log.write(tmp_path / "result_0.txt", prefix="noise\n")))
+    (finding,) = check_compliance(
+        read_log(log.write(tmp_path / "result_0.txt", prefix="noise\n"))
+    )
     number = next(
-        i for i, record in enumerate(log.lines) if record["key"] == "gradient_accumulation_steps"
+        i
+        for i, record in enumerate(log.lines)
+        if record["key"] == "gradient_accumulation_steps"
     )
     assert finding.line == 2 * number + 2
 
@@ -153,7 +175,9 @@ def test_every_ruleset_with_bert_agrees_with_the_official_checker(
     }
     for name, log in variants.items():
         path = log.write(tmp_path / "result_0.txt")
-        assert Run(read_log(path), ruleset).compliant == official_compliance(path, ruleset), name
+        assert Run(read_log(path), ruleset).compliant == official_compliance(
+            path, ruleset
+        ), name
 
 
 def test_rulesets_without_bert_are_refused_with_those_that_have_it(writer, tmp_path):
@@ -163,19 +187,30 @@ def test_rulesets_without_bert_are_refused_with_those_that_have_it(writer, tmp_p
     assert rulesets()[-1] == "5.0.0"
 
 
-def test_verdict_equals_the_official_one_on_published_logs(real_folders, official_compliance):
-    for path in [path for folder in real_folders for path in folder.glob("result_*.txt")]:
+def test_verdict_equals_the_official_one_on_published_logs(
+    real_folders, official_compliance
+):
+    for path in [
+        path for folder in real_folders for path in folder.glob("result_*.txt")
+    ]:
         assert Run(read_log(path)).compliant == official_compliance(path), path
 
 
 NUMBER = st.one_of(st.integers(-5, 10**7), st.floats())
-VALUE = st.one_of(st.none(), st.booleans(), NUMBER, st.text(max_size=3), st.lists(st.none()))
+VALUE = st.one_of(
+    st.none(), st.booleans(), NUMBER, st.text(max_size=3), st.lists(st.none())
+)
 
 
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
-@given(seed=st.integers(0, 2**32), edits=st.lists(st.tuples(st.integers(0, 4), VALUE), max_size=4))
+@given(
+    seed=st.integers(0, 2**32),
+    edits=st.lists(st.tuples(st.integers(0, 4), VALUE), max_size=4),
+)
 def test_verdict_equals_the_official_one_under_random_edits(
     seed, edits, writer, tmp_path, official_compliance
 ):
@@ -190,10 +225,14 @@ def test_verdict_equals_the_official_one_under_random_edits(
         elif kind == 2:
             record["value"] = value
         elif kind == 3:
-            record["metadata"] = {choose.choice(["epoch_num", "samples_count", "status"]): value}
+            record["metadata"] = {
+                choose.choice(["epoch_num", "samples_count", "status"]): value
+            }
         else:
             record[choose.choice(["key", "time_ms", "metadata"])] = value
     path = log.write(tmp_path / "result_0.txt")
     run = Run(read_log(path))
     assert run.compliant == official_compliance(path)
-    assert run.compliant == (not [finding for finding in run.findings if finding.severity == ERROR])
+    assert run.compliant == (
+        not [finding for finding in run.findings if finding.severity == ERROR]
+    )

@@ -13,7 +13,8 @@ NOTES |= {"results_of_system", "field_asked"}
 
 def test_every_rule_is_used_and_every_one_that_is_used_is_there(repository):
     sources = "\n".join(
-        path.read_text(encoding="utf-8") for path in (repository / "review").rglob("*.py")
+        path.read_text(encoding="utf-8")
+        for path in (repository / "review").rglob("*.py")
     )
     rules = {name for name in _rules() if name not in ("official", "tables")}
     assert [name for name in sorted(rules) if f'"{name}"' not in sources] == []
@@ -24,7 +25,13 @@ def test_every_rule_is_used_and_every_one_that_is_used_is_there(repository):
 
 
 def test_a_rule_says_what_it_asks_and_what_to_do_and_how_bad_it_is():
-    rules = {name: rule for name, rule in _rules().items() if name not in ("official", "tables")}
+    rules = {
+        name: rule
+        for name, rule in _rules().items()
+        if name not in ("official", "tables")
+    }
     assert all(rule["rule"] and rule["hint"] for rule in rules.values())
     assert {rule.get("severity", "error") for rule in rules.values()} == set(SEVERITIES)
-    assert {name for name, rule in rules.items() if rule.get("severity") == "note"} == NOTES
+    assert {
+        name for name, rule in rules.items() if rule.get("severity") == "note"
+    } == NOTES

@@ -1,4 +1,6 @@
-"""A package is what MLCommons takes: official checkers pass, the code is the commit that ran, whole or not at all."""
+"""A package is what MLCommons takes: official checkers pass, the code is the commit that ran, whole
+or not at all.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ def git(folder: Path, *arguments: str) -> str:
         "commit.gpgsign=false",
     ]
     command = ["git", "-C", str(folder), *identity, *arguments]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    return subprocess.run(
+        command, check=True, capture_output=True, text=True
+    ).stdout.strip()
 
 
 def commit_all(folder: Path) -> str:
@@ -124,7 +128,9 @@ def test_the_official_tools_accept_the_package_and_give_our_score(request_, tmp_
         root, tmp_path / "copy" / "EXAMPLE"
     )  # the official checkers write into what they check
     assert official.check_package(tmp_path / "copy" / "EXAMPLE", "5.0.0").passed
-    assert tree(tmp_path / "copy" / "EXAMPLE") == before, "scaling.json is there already, and right"
+    assert tree(tmp_path / "copy" / "EXAMPLE") == before, (
+        "scaling.json is there already, and right"
+    )
     (result,) = load_results(root / "results" / "BOX" / "bert")
     assert result.scaling_factor > 1
     place = str(root / "results" / "BOX" / "bert")
@@ -155,23 +161,30 @@ def test_train_samples_stand_in_for_an_epoch_num_that_counts_epochs(request_):
     assert main([*line, "--rcp-bert-train-samples"]) == 0
     assert (request_.output / "EXAMPLE.tar.gz").is_file()
     root = request_.output / "EXAMPLE"
-    readme = next(root.glob("benchmarks/bert/implementations/*/README-BOX.md")).read_text()
-    assert "| samples of the RCP test | train_samples (--rcp-bert-train-samples) |" in readme
+    readme = next(
+        root.glob("benchmarks/bert/implementations/*/README-BOX.md")
+    ).read_text()
+    assert (
+        "| samples of the RCP test | train_samples (--rcp-bert-train-samples) |"
+        in readme
+    )
     (result,) = load_results(root / "results" / "BOX" / "bert", train_samples=True)
     assert f"| BOX | 8 | {result.score:.4f} | 10 |" in (root / "README.md").read_text()
 
 
 def test_logs_are_copied_byte_for_byte_and_numbered_from_zero(request_):
     for index in reversed(range(10)):  # some submitters count from 1
-        (request_.runs / f"result_{index}.txt").rename(request_.runs / f"result_{index + 1}.txt")
+        (request_.runs / f"result_{index}.txt").rename(
+            request_.runs / f"result_{index + 1}.txt"
+        )
     assert package(request_).passed
     results = request_.output / "EXAMPLE" / "results" / "BOX" / "bert"
     for index in range(10):
         copied = (results / f"result_{index}.txt").read_bytes()
         assert copied == (request_.runs / f"result_{index + 1}.txt").read_bytes()
-    assert {path.name for path in results.iterdir()} == {f"result_{i}.txt" for i in range(10)} | {
-        "scaling.json"
-    }
+    assert {path.name for path in results.iterdir()} == {
+        f"result_{i}.txt" for i in range(10)
+    } | {"scaling.json"}
 
 
 def test_the_code_is_that_of_the_commit_that_ran(request_, repository_):
@@ -180,7 +193,14 @@ def test_the_code_is_that_of_the_commit_that_ran(request_, repository_):
     commit_all(repository_)
     (repository_ / "run.sub").write_text("not even committed\n")
     assert package(request_).passed
-    code = request_.output / "EXAMPLE" / "benchmarks" / "bert" / "implementations" / "pytorch"
+    code = (
+        request_.output
+        / "EXAMPLE"
+        / "benchmarks"
+        / "bert"
+        / "implementations"
+        / "pytorch"
+    )
     for name, content in FILES.items():
         hidden = any(part.startswith(".") for part in Path(name).parts)
         assert (code / name).exists() != hidden, name
@@ -225,10 +245,17 @@ def test_what_fails_a_check_is_not_written(request_, writer):
     assert not made.passed
     assert not made.files
     assert not request_.output.exists()
-    assert list(request_.output.parent.iterdir()) == [], "no temporary folder stays behind"
+    assert list(request_.output.parent.iterdir()) == [], (
+        "no temporary folder stays behind"
+    )
     said = " ".join(finding.message for one in made.checked for finding in one.findings)
     assert "0.720" in said or "target" in said
-    places = [str(finding.file) for one in made.checked for finding in one.findings if finding.file]
+    places = [
+        str(finding.file)
+        for one in made.checked
+        for finding in one.findings
+        if finding.file
+    ]
     assert all(place.startswith(str(request_.output)) for place in places), (
         "no names of temporary folders"
     )
@@ -247,10 +274,14 @@ def test_a_second_system_joins_the_package(request_):
     changed = {name for name in first if both[name] != first[name]}
     assert changed == {"README.md"}
     assert "| BOX2 |" in both["README.md"].decode()
-    assert [path.name for path in request_.output.parent.iterdir()] == [request_.output.name]
+    assert [path.name for path in request_.output.parent.iterdir()] == [
+        request_.output.name
+    ]
 
 
-def test_a_system_of_another_commit_needs_an_implementation_of_its_own(request_, repository_):
+def test_a_system_of_another_commit_needs_an_implementation_of_its_own(
+    request_, repository_
+):
     assert package(request_).passed
     (repository_ / "run.sub").write_text("echo 2\n")
     other = replace(request_, system="BOX2", add=True, commit=commit_all(repository_))
@@ -340,10 +371,14 @@ def test_a_commit_without_the_scripts_of_the_rules_is_refused(request_, reposito
         package(replace(request_, commit=commit_all(repository_)))
 
 
-def test_the_command_packages_this_repository(request_, repository, monkeypatch, capsys):
+def test_the_command_packages_this_repository(
+    request_, repository, monkeypatch, capsys
+):
     monkeypatch.setattr(package_module, "REPOSITORY", repository)
     if subprocess.run(
-        ["git", "-C", str(repository), "rev-parse", "HEAD"], capture_output=True, check=False
+        ["git", "-C", str(repository), "rev-parse", "HEAD"],
+        capture_output=True,
+        check=False,
     ).returncode:
         pytest.skip("not a git checkout")
     arguments = [
@@ -360,7 +395,14 @@ def test_the_command_packages_this_repository(request_, repository, monkeypatch,
     config = next((repository / "configs").glob("config_*x*.sh")).name
     assert main([*arguments, "--commit", "HEAD", "--config", config]) == 0
     assert json.loads(capsys.readouterr().out)["passed"] is True
-    code = request_.output / "EXAMPLE" / "benchmarks" / "bert" / "implementations" / "pytorch"
+    code = (
+        request_.output
+        / "EXAMPLE"
+        / "benchmarks"
+        / "bert"
+        / "implementations"
+        / "pytorch"
+    )
     assert {*SCRIPTS, "run.sub", "configs", "input_preprocessing"} <= {
         path.name for path in code.iterdir()
     }
@@ -411,7 +453,11 @@ def test_the_energy_of_a_run_stays_with_its_log(request_, power_files):
     ]
     (before,), (after,) = load_results(runs), load_results(results)
     assert after.energy.joules == before.energy.joules
-    readme = request_.output / "EXAMPLE" / "benchmarks/bert/implementations/pytorch/README-BOX.md"
+    readme = (
+        request_.output
+        / "EXAMPLE"
+        / "benchmarks/bert/implementations/pytorch/README-BOX.md"
+    )
     assert f"| energy | {after.energy.joules:,.2f} J |" in readme.read_text()
 
 
@@ -429,7 +475,11 @@ def test_a_package_lies_wherever_its_folder_is_reached_from(
 
 def test_runs_of_another_model_are_not_packaged_as_closed(request_):
     path = request_.runs / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "model": {"hidden_size": 128}}))
-    with pytest.raises(ReviewError, match="not the benchmark: hidden_size 128, not 1024"):
+    path.write_text(
+        json.dumps({**json.loads(path.read_text()), "model": {"hidden_size": 128}})
+    )
+    with pytest.raises(
+        ReviewError, match="not the benchmark: hidden_size 128, not 1024"
+    ):
         package(request_)
     assert not request_.output.exists()

@@ -29,7 +29,11 @@ def setup(repository, tmp_path):
         for name in have:
             tool(tools / name)
         needed = ":".join(
-            {str(Path(path).parent) for name in ("bash", "dirname") if (path := shutil.which(name))}
+            {
+                str(Path(path).parent)
+                for name in ("bash", "dirname")
+                if (path := shutil.which(name))
+            }
         )
         hidden = {
             name
@@ -41,9 +45,18 @@ def setup(repository, tmp_path):
         environment = {**os.environ, "PATH": f"{tools}:{needed}"}
         command = ["bash", str(tmp_path / "setup.sh"), *arguments]
         ran = subprocess.run(
-            command, capture_output=True, text=True, env=environment, cwd="/", check=False
+            command,
+            capture_output=True,
+            text=True,
+            env=environment,
+            cwd="/",
+            check=False,
         )
-        return ran.returncode, ran.stderr, calls.read_text().splitlines() if calls.exists() else []
+        return (
+            ran.returncode,
+            ran.stderr,
+            calls.read_text().splitlines() if calls.exists() else [],
+        )
 
     return run
 
@@ -54,7 +67,9 @@ def test_without_arguments_it_makes_the_environment_beside_itself(setup):
 
 def test_docker_builds_the_image_of_that_name(setup):
     assert setup("docker", have=["docker"])[2] == ["docker build -t mlperf-bert ."]
-    assert setup("docker", "mine:1", have=["docker"])[2][-1] == "docker build -t mine:1 ."
+    assert (
+        setup("docker", "mine:1", have=["docker"])[2][-1] == "docker build -t mine:1 ."
+    )
 
 
 def test_enroot_imports_what_docker_built_and_never_overwrites(setup, tmp_path):

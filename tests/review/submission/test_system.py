@@ -1,4 +1,6 @@
-"""A system description has what can be probed, no blanks that crash the official tools, and passes them."""
+"""A system description has what can be probed, no blanks that crash the official tools, and passes
+them.
+"""
 
 from __future__ import annotations
 
@@ -43,10 +45,22 @@ EMPTY_SLOT = "\nHandle 0x0021, DMI type 17, 92 bytes\nMemory Device\n\tSize: No 
 GPU = "NVIDIA H100 80GB HBM3, 81559, 1980, 5, 16, 550.54.15\n"
 DISKS: list[dict[str, Any]] = [
     *(
-        {"name": f"nvme{i}n1", "type": "disk", "size": 3840755982336, "rota": False, "tran": "nvme"}
+        {
+            "name": f"nvme{i}n1",
+            "type": "disk",
+            "size": 3840755982336,
+            "rota": False,
+            "tran": "nvme",
+        }
         for i in range(8)
     ),
-    {"name": "sda", "type": "disk", "size": "16000900661248", "rota": "1", "tran": "sas"},
+    {
+        "name": "sda",
+        "type": "disk",
+        "size": "16000900661248",
+        "rota": "1",
+        "tran": "sas",
+    },
     {"name": "loop0", "type": "loop", "size": 5, "rota": False, "tran": None},
     {"name": "zram0", "type": "disk", "size": 0, "rota": False, "tran": None},
 ]
@@ -71,7 +85,9 @@ DGX_FILES = {
     "/proc/meminfo": "MemTotal:       2113453236 kB\n",
 }
 for index in range(10):
-    DGX_FILES[f"/sys/class/infiniband/mlx5_{index}/ports/1/rate"] = "400 Gb/sec (4X NDR)"
+    DGX_FILES[f"/sys/class/infiniband/mlx5_{index}/ports/1/rate"] = (
+        "400 Gb/sec (4X NDR)"
+    )
     DGX_FILES[f"/sys/class/infiniband/mlx5_{index}/ports/1/link_layer"] = "InfiniBand"
     DGX_FILES[f"/sys/class/infiniband/mlx5_{index}/ports/1/state"] = (
         "4: ACTIVE" if index < 8 else "1: DOWN"
@@ -88,7 +104,12 @@ class Fake(Machine):
     def run(self, *command):
         line = " ".join(command)
         return next(
-            (output for start, output in self.commands.items() if line.startswith(start)), ""
+            (
+                output
+                for start, output in self.commands.items()
+                if line.startswith(start)
+            ),
+            "",
         )
 
     def read(self, path):
@@ -96,14 +117,20 @@ class Fake(Machine):
 
     def paths(self, folder, pattern):
         return sorted(
-            path for path in self.files if path.startswith(folder) and Path(path).match(pattern)
+            path
+            for path in self.files
+            if path.startswith(folder) and Path(path).match(pattern)
         )
 
     def version(self, package):
         return self.packages.get(package, "")
 
 
-NGC = {"NVIDIA_PYTORCH_VERSION": "25.04", "CUDA_VERSION": "12.9.0.036", "NCCL_VERSION": "2.26.3"}
+NGC = {
+    "NVIDIA_PYTORCH_VERSION": "25.04",
+    "CUDA_VERSION": "12.9.0.036",
+    "NCCL_VERSION": "2.26.3",
+}
 DGX = Fake(DGX_COMMANDS, DGX_FILES, NGC, {"transformer-engine": "2.2.0"})
 
 
@@ -152,16 +179,21 @@ def test_without_dmidecode_the_kernel_says_how_much_memory_there_is():
 
 
 @pytest.mark.parametrize(
-    "garbage", ["", "error\n", "\0\1", "a,b\n" * 3, "{}", "[1]", '{"blockdevices": [3]}', ":\n::"]
+    "garbage",
+    ["", "error\n", "\0\1", "a,b\n" * 3, "{}", "[1]", '{"blockdevices": [3]}', ":\n::"],
 )
 def test_probes_survive_whatever_commands_print(tmp_path, garbage):
-    machine = Fake(dict.fromkeys(DGX_COMMANDS, garbage), dict.fromkeys(DGX_FILES, garbage))
+    machine = Fake(
+        dict.fromkeys(DGX_COMMANDS, garbage), dict.fromkeys(DGX_FILES, garbage)
+    )
     described = system.describe([], machine)
     assert described.fields.keys() == FIELDS.keys()
     system.write(described, tmp_path / "x.json")
 
 
-def test_a_machine_that_says_nothing_has_no_blank_that_crashes_the_official_summarizer(tmp_path):
+def test_a_machine_that_says_nothing_has_no_blank_that_crashes_the_official_summarizer(
+    tmp_path,
+):
     described = system.describe([], Fake())
     path = tmp_path / "systems" / "silent.json"
     system.write(described, path)
@@ -174,7 +206,9 @@ def test_a_machine_that_says_nothing_has_no_blank_that_crashes_the_official_summ
 
 def test_this_very_machine_is_described_and_passes(tmp_path, capsys):
     path = tmp_path / "here.json"
-    assert main(["system", "-o", str(path), "--set", "submitter=EXAMPLE", "--json"]) == 0
+    assert (
+        main(["system", "-o", str(path), "--set", "submitter=EXAMPLE", "--json"]) == 0
+    )
     said = json.loads(capsys.readouterr().out)
     fields = json.loads(path.read_text())
     assert said["fields"] == fields
@@ -212,14 +246,18 @@ def test_a_run_tells_the_versions_that_ran(tmp_path):
     assert fields["submitter"] == "EXAMPLE"
     assert (fields["number_of_nodes"], fields["accelerators_per_node"]) == ("2", "4")
     stack = fields["other_software_stack"]
-    assert stack["cuda_version"] == "13.0", "what ran counts before what this machine has"
+    assert stack["cuda_version"] == "13.0", (
+        "what ran counts before what this machine has"
+    )
     assert stack["cudnn_version"] == "91900"
     assert stack["nccl_version"] == "2.26.3"
 
 
 def test_update_fills_blanks_and_keeps_the_rest(tmp_path, capsys):
     path = tmp_path / "x.json"
-    path.write_text(json.dumps({"cooling": "", "system_name": "Box", "framework_name": "ours"}))
+    path.write_text(
+        json.dumps({"cooling": "", "system_name": "Box", "framework_name": "ours"})
+    )
     arguments = ["system", "-o", str(path), "--set", "cooling=air"]
     assert main(arguments) == 2
     assert "--update" in capsys.readouterr().err
@@ -249,7 +287,9 @@ def test_update_fills_blanks_and_keeps_the_rest(tmp_path, capsys):
         (["-o", "{folder}/list.json/x.json"], "list.json"),
     ],
 )
-def test_wrong_input_is_a_one_line_error_and_writes_nothing(tmp_path, capsys, arguments, says):
+def test_wrong_input_is_a_one_line_error_and_writes_nothing(
+    tmp_path, capsys, arguments, says
+):
     (tmp_path / "list.json").write_text("[1]")
     (tmp_path / "broken.json").write_text("{")
     before = sorted(tmp_path.rglob("*"))
@@ -272,9 +312,16 @@ def test_a_machine_without_the_commands_is_no_error():
         system.parse_settings(["x"])
 
 
-def test_the_answers_to_fill_in_are_known_fields_and_blank_ones_are_no_answer(repository):
-    answers = system.known(read_object(repository / "systems" / "answers.json"), "answers.json")
-    assert {name for name, wanted in FIELDS.items() if wanted} - set(probe(DGX)) <= set(answers) | {
-        "number_of_nodes"
-    }
-    assert system.describe([("file", answers)], DGX).fields["system_name"] == "NVIDIA DGXH100"
+def test_the_answers_to_fill_in_are_known_fields_and_blank_ones_are_no_answer(
+    repository,
+):
+    answers = system.known(
+        read_object(repository / "systems" / "answers.json"), "answers.json"
+    )
+    assert {name for name, wanted in FIELDS.items() if wanted} - set(probe(DGX)) <= set(
+        answers
+    ) | {"number_of_nodes"}
+    assert (
+        system.describe([("file", answers)], DGX).fields["system_name"]
+        == "NVIDIA DGXH100"
+    )

@@ -22,7 +22,9 @@ def duplicate(source: Path, target: Path) -> Path:
 
 
 def official(organization: Path) -> bool:
-    """The package checker's verdict on a copy, without any of this project's code; a crash is a failure."""
+    """The package checker's verdict on a copy, without any of this project's code; a crash is a
+    failure.
+    """
     import yaml
     from mlperf_logging.compliance_checker import mlp_compliance
     from mlperf_logging.package_checker import package_checker
@@ -98,7 +100,9 @@ def scale_samples(factor):
     def change(events):
         for event in events:
             if "epoch_num" in event["metadata"]:
-                event["metadata"]["epoch_num"] = int(event["metadata"]["epoch_num"] * factor)
+                event["metadata"]["epoch_num"] = int(
+                    event["metadata"]["epoch_num"] * factor
+                )
 
     return lambda folder: edit(folder, *ALL, change=change)
 
@@ -114,12 +118,19 @@ def shift(key, seconds):
 
 def initial(accuracy):
     def change(events):
-        start = next(i for i, event in enumerate(events) if event["key"] == "eval_start")
+        start = next(
+            i for i, event in enumerate(events) if event["key"] == "eval_start"
+        )
         first = next(event for event in events if event["key"] == "eval_accuracy")
         metadata = first["metadata"] | {"epoch_num": 0}
         events.insert(
             start,
-            first | {"value": accuracy, "metadata": metadata, "time_ms": events[start]["time_ms"]},
+            first
+            | {
+                "value": accuracy,
+                "metadata": metadata,
+                "time_ms": events[start]["time_ms"],
+            },
         )
 
     return lambda folder: edit(folder, 2, change=change)
@@ -138,7 +149,10 @@ def system(**fields):
         path = folder.parents[2] / "systems" / "dgx.json"
         content = json.loads(path.read_text()) | fields
         path.write_text(
-            json.dumps({key: value for key, value in content.items() if value != "DROP"}, indent=1)
+            json.dumps(
+                {key: value for key, value in content.items() if value != "DROP"},
+                indent=1,
+            )
         )
 
     return mutate
@@ -277,14 +291,22 @@ VALUES = [
 def damage(folder, choose):
     """Changes events of one, two or all logs at random; may cut one off."""
     for _ in range(choose.choice([1, 1, 2, 3])):
-        names = choose.choice([[choose.randrange(10)], choose.sample(range(10), 2), ALL])
+        names = choose.choice(
+            [[choose.randrange(10)], choose.sample(range(10), 2), ALL]
+        )
         seed = choose.random()
 
         def change(events, seed=seed):
             same = random.Random(seed)
-            event, kind, value = same.choice(events), same.randrange(6), same.choice(VALUES)
+            event, kind, value = (
+                same.choice(events),
+                same.randrange(6),
+                same.choice(VALUES),
+            )
             for one in (
-                [e for e in events if e["key"] == event["key"]] if same.random() < 0.5 else [event]
+                [e for e in events if e["key"] == event["key"]]
+                if same.random() < 0.5
+                else [event]
             ):
                 if kind == 0:
                     events.remove(one)
@@ -341,7 +363,9 @@ def misplace(folder, choose):
                 path.mkdir()
             elif kind == 1:
                 path.symlink_to(
-                    choose.choice(["..", "nowhere", path.name, "/dev/null", "result_0.txt", "."])
+                    choose.choice(
+                        ["..", "nowhere", path.name, "/dev/null", "result_0.txt", "."]
+                    )
                 )
             elif kind == 2 and path.suffix != ".json":
                 os.mkfifo(path)

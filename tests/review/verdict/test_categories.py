@@ -36,7 +36,11 @@ def test_every_spelling_of_a_category_is_known(status, logged):
     ("status", "logged", "says"),
     [
         ("Preview", "onprem", "is 'Preview', in the logs 'onprem'"),
-        ("Available on-premise", "preview", "is 'Available on-premise', in the logs 'preview'"),
+        (
+            "Available on-premise",
+            "preview",
+            "is 'Available on-premise', in the logs 'preview'",
+        ),
         ("Available cloud", "research", "is 'Available cloud', in the logs 'research'"),
         ("Research, Development, or Internal (RDI)", "cloud", "in the logs 'cloud'"),
         ("Preview", "preview", None),
@@ -49,8 +53,14 @@ def test_a_description_of_another_category_than_the_logs_is_a_warning(
     system = submission.parents[2] / "systems" / "dgx.json"
     system.write_text(json.dumps({**json.loads(system.read_text()), "status": status}))
     for path in submission.glob("result_*.txt"):
-        path.write_text(path.read_text().replace('"value": "onprem"', f'"value": "{logged}"'))
+        path.write_text(
+            path.read_text().replace('"value": "onprem"', f'"value": "{logged}"')
+        )
     (result,) = load_results(submission)
-    found = [f.message for f in own_findings(result) if f.key == "status" and f.severity == WARNING]
+    found = [
+        f.message
+        for f in own_findings(result)
+        if f.key == "status" and f.severity == WARNING
+    ]
     assert len(found) == (says is not None)
     assert says is None or says in found[0]

@@ -54,13 +54,21 @@ OFFICIAL_FAILURES = [
         put("seed", value=3),
         ("error", "result_1.txt", "seed", "is 3, as in result_0.txt"),
     ),
-    ("one without seed", drop("seed", 5), ("error", "result_5.txt", "seed", "is missing")),
+    (
+        "one without seed",
+        drop("seed", 5),
+        ("error", "result_5.txt", "seed", "is missing"),
+    ),
     (
         "a seed of words",
         put("seed", 5, value="five"),
         ("error", "result_5.txt", "seed", "not a seed"),
     ),
-    ("half the samples", scale_samples(0.5), ("error", "bert", "RCP", "the minimum is")),
+    (
+        "half the samples",
+        scale_samples(0.5),
+        ("error", "bert", "RCP", "the minimum is"),
+    ),
     (
         "no reference",
         put("global_batch_size", value=32768),
@@ -86,13 +94,21 @@ OFFICIAL_FAILURES = [
         drop("train_samples"),
         ("error", "result_8.txt", "train_samples", "is missing"),
     ),
-    ("a field is missing", system(cooling="DROP"), ("error", "dgx.json", "cooling", "is missing")),
+    (
+        "a field is missing",
+        system(cooling="DROP"),
+        ("error", "dgx.json", "cooling", "is missing"),
+    ),
     (
         "a field is a number",
         system(accelerators_per_node=8),
         ("error", "dgx.json", "accelerators_per_node", "a string"),
     ),
-    ("unknown status", system(status="on shelf"), ("error", "dgx.json", "status", "'on shelf'")),
+    (
+        "unknown status",
+        system(status="on shelf"),
+        ("error", "dgx.json", "status", "'on shelf'"),
+    ),
     (
         "description is no JSON",
         rewrite("../../../systems/dgx.json", "{"),
@@ -149,7 +165,11 @@ OFFICIAL_FAILURES = [
         put("eval_accuracy", 3, value={}),
         ("error", "result_3.txt", None, "cannot be evaluated"),
     ),
-    ("a copied log", copy_log, ("error", "result_3.txt", "run_start", "that of result_1.txt")),
+    (
+        "a copied log",
+        copy_log,
+        ("error", "result_3.txt", "run_start", "that of result_1.txt"),
+    ),
 ]
 OVERLOOKED = [
     ("one aborted", put("run_stop", 2, metadata={"status": "aborted"}), None),
@@ -215,7 +235,11 @@ OVERLOOKED = [
         drop("submission_org"),
         ("warning", "result_0.txt", "submission_org", "is missing"),
     ),
-    ("blank cooling", system(cooling=""), ("warning", "dgx.json", "cooling", "is blank")),
+    (
+        "blank cooling",
+        system(cooling=""),
+        ("warning", "dgx.json", "cooling", "is blank"),
+    ),
     (
         "blank count",
         system(number_of_nodes=""),
@@ -226,13 +250,21 @@ OVERLOOKED = [
         system(number_of_nodes="one"),
         ("error", "dgx.json", "number_of_nodes", "'one'"),
     ),
-    ("submitter", system(submitter="OTHER"), ("warning", "dgx.json", "submitter", "'OTHER'")),
+    (
+        "submitter",
+        system(submitter="OTHER"),
+        ("warning", "dgx.json", "submitter", "'OTHER'"),
+    ),
     (
         "caches not cleared",
         put("cache_clear", value=False),
         ("warning", "result_0.txt", "cache_clear", "is false"),
     ),
-    ("stray file", rewrite("notes.md", ""), ("warning", "bert", None, "also holds notes.md")),
+    (
+        "stray file",
+        rewrite("notes.md", ""),
+        ("warning", "bert", None, "also holds notes.md"),
+    ),
     (
         "stale scaling",
         rewrite("scaling.json", '{"scaling_factor": 2}'),
@@ -260,27 +292,37 @@ CASES = OFFICIAL_FAILURES + OVERLOOKED
 @pytest.mark.parametrize(
     ("name", "mutate", "expected"), [pytest.param(*case, id=case[0]) for case in CASES]
 )
-def test_each_mutation_has_the_official_verdict_and_is_found(name, mutate, expected, submission):
+def test_each_mutation_has_the_official_verdict_and_is_found(
+    name, mutate, expected, submission
+):
     mutate(submission)
     (result, *_) = check(submission.parents[2])
     # The slow tests, which run the same on published results, ask the official tools anew.
     assert result.official_passed == (name in [case[0] for case in OVERLOOKED])
     if expected:
         severity, file, key, message = expected
-        found = [(f.severity, f.file.name, f.key, message in f.message) for f in result.findings]
+        found = [
+            (f.severity, f.file.name, f.key, message in f.message)
+            for f in result.findings
+        ]
         assert (severity, file, key, True) in found, result.findings
     assert result.passed() == (not [f for f in result.findings if f.severity == ERROR])
     if not result.official_passed:
         reasons = [f for f in result.findings if f.severity == ERROR]
         assert reasons
-        assert all(f.source != "package" and f.rule and f.hint for f in reasons), reasons
+        assert all(f.source != "package" and f.rule and f.hint for f in reasons), (
+            reasons
+        )
     (shown,) = load_results(result.path)
-    if not any(f.source == "system" for f in result.findings):  # which is not what `show` looks at
+    if not any(
+        f.source == "system" for f in result.findings
+    ):  # which is not what `show` looks at
         assert shown.official == result.official_passed, shown.obstacles
 
 
 @pytest.mark.parametrize(
-    "seed", [*range(5), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(5, 60))]
+    "seed",
+    [*range(5), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(5, 60))],
 )
 def test_a_result_damaged_at_random_has_the_official_verdict(seed, submission):
     damage(submission, random.Random(seed))
@@ -297,7 +339,9 @@ def test_each_mutation_of_published_results_has_the_official_verdict(
 ):
     for folder in real_folders:
         organization = duplicate(folder.parents[2], tmp_path / folder.parents[2].name)
-        (organization / "results" / folder.parent.name).rename(organization / "results" / "dgx")
+        (organization / "results" / folder.parent.name).rename(
+            organization / "results" / "dgx"
+        )
         (organization / "systems" / f"{folder.parent.name}.json").rename(
             organization / "systems" / "dgx.json"
         )
@@ -328,12 +372,16 @@ def test_nothing_is_written_into_the_checked_tree(submission):
 def test_messages_name_the_checked_tree_and_not_the_copy(submission):
     remove(0)(submission)
     (result,) = check(submission)
-    said = "\n".join(message for outcome in result.outcomes for message in outcome.messages)
+    said = "\n".join(
+        message for outcome in result.outcomes for message in outcome.messages
+    )
     assert str(submission) in said
     assert "review-check-" not in said
 
 
-def test_a_folder_without_a_submission_around_it_is_checked_as_one(submission, tmp_path):
+def test_a_folder_without_a_submission_around_it_is_checked_as_one(
+    submission, tmp_path
+):
     loose = tmp_path / "loose" / "run"
     shutil.copytree(submission, loose)
     (result,) = check(loose)
@@ -384,7 +432,9 @@ def link(name, to):
     [
         rewrite("power", ""),
         lambda folder: (folder / "power").mkdir(),
-        lambda folder: (folder / "power" / "result_0" / "node_x.txt").mkdir(parents=True),
+        lambda folder: (folder / "power" / "result_0" / "node_x.txt").mkdir(
+            parents=True
+        ),
         link("power", "/dev/null"),
         link("../../again", ".."),
         lambda folder: (folder.parents[1] / "other" / "bert").mkdir(parents=True),
@@ -399,9 +449,10 @@ def test_what_stops_the_official_checker_is_not_official(mutate, submission, cap
     assert not official(submission.parents[2])
     (result, *_) = check(submission.parents[2])
     assert not result.official_passed
-    assert all(f.message.count("official package_checker crashes") == 0 for f in result.findings), (
-        result.findings
-    )
+    assert all(
+        f.message.count("official package_checker crashes") == 0
+        for f in result.findings
+    ), result.findings
     main(["show", "--json", str(submission)])
     assert not json.loads(capsys.readouterr().out)[0]["official"]
 
@@ -436,7 +487,9 @@ def test_a_pipe_that_would_keep_the_official_checker_waiting_is_refused_and_name
     assert not checked[0].official_passed
     assert "TimeoutError" not in str([one.outcomes for one in checked])
     path = (submission / name).resolve()
-    assert path in [f.file.resolve() for f in checked[0].findings if f.severity == ERROR and f.file]
+    assert path in [
+        f.file.resolve() for f in checked[0].findings if f.severity == ERROR and f.file
+    ]
     main(["show", "--json", str(submission)])
     assert not json.loads(capsys.readouterr().out)[0]["official"]
 
@@ -472,10 +525,13 @@ def test_a_description_is_read_in_the_encoding_that_the_official_checker_takes(
 ):
     path = submission.parents[2] / "systems" / "dgx.json"
     path.write_text(
-        path.read_text().replace('"system_name": "', '"system_name": "é'), encoding="utf-8"
+        path.read_text().replace('"system_name": "', '"system_name": "é'),
+        encoding="utf-8",
     )
     for encoding, stands in (("utf-8", True), ("ascii", False)):
-        monkeypatch.setattr("locale.getpreferredencoding", lambda _, encoding=encoding: encoding)
+        monkeypatch.setattr(
+            "locale.getpreferredencoding", lambda _, encoding=encoding: encoding
+        )
         main(["show", "--json", str(submission)])
         assert json.loads(capsys.readouterr().out)[0]["official"] == stands
 
@@ -494,7 +550,9 @@ def test_a_description_without_results_is_checked_as_officially(submission):
     assert not official(root)
     organization = check(root)[-1]
     assert not organization.passed()
-    assert ("spare.json", "cooling") in [(f.file.name, f.key) for f in organization.findings]
+    assert ("spare.json", "cooling") in [
+        (f.file.name, f.key) for f in organization.findings
+    ]
 
 
 def test_missing_scripts_are_named(submission):
@@ -506,7 +564,12 @@ def test_missing_scripts_are_named(submission):
         for finding in check(submission.parents[2])[-1].findings
         if finding.severity == "warning"
     }
-    assert found == {"README.md", "init_datasets.sh", "verify_dataset.sh", "run_and_time.sh"}
+    assert found == {
+        "README.md",
+        "init_datasets.sh",
+        "verify_dataset.sh",
+        "run_and_time.sh",
+    }
 
 
 def test_a_folder_without_logs_is_an_error_of_usage(tmp_path):

@@ -1,4 +1,6 @@
-"""Whatever a file holds, every command ends with an exit code and at most one line of error: never a traceback."""
+"""Whatever a file holds, every command ends with an exit code and at most one line of error: never
+a traceback.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ FAST = [
 
 
 def run_all(folder, capsys, commands=FAST):
-    """Runs the commands on a folder, as an exception would escape main; returns the JSON of `show`."""
+    """Runs the commands on a folder, as an exception would escape main; returns the JSON of
+    `show`.
+    """
     for command, *options in commands:
         targets = [str(folder)] * (2 if command == "compare" else 1)
         code = main([command, *options, *targets])
@@ -38,7 +42,10 @@ def run_all(folder, capsys, commands=FAST):
         assert shown.err.count("\n") <= 1, shown.err
         assert (code == 2) == shown.err.startswith("review: error: ")
         if "--json" in options and code != 2:
-            json.loads(shown.out, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+            json.loads(
+                shown.out,
+                parse_constant=lambda name: pytest.fail(f"{name} is not JSON"),
+            )
     return load_results(folder)
 
 
@@ -87,19 +94,24 @@ def test_odd_files_among_good_ones_cost_no_more_than_themselves(submission, caps
 
 
 @settings(
-    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=20,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(end=st.integers(0, 14_000))
 def test_truncated_logs(end, writer, tmp_path, capsys):
     (tmp_path / "result_0.txt").write_bytes(writer(evaluations=5).text().encode()[:end])
-    (result,) = run_all(tmp_path, capsys, [["show", "--json"], ["watch", "--once", "--json"]])
+    (result,) = run_all(
+        tmp_path, capsys, [["show", "--json"], ["watch", "--once", "--json"]]
+    )
     assert result.runs[0].status in ("empty", "incomplete", "success")
 
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda children: (
-        st.lists(children, max_size=3) | st.dictionaries(st.text(max_size=3), children, max_size=3)
+        st.lists(children, max_size=3)
+        | st.dictionaries(st.text(max_size=3), children, max_size=3)
     ),
     max_leaves=5,
 )
@@ -109,9 +121,14 @@ FIELD = st.sampled_from(
 
 
 @settings(
-    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=30,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
-@given(seed=st.integers(0, 2**32), edits=st.lists(st.tuples(FIELD, JSON), min_size=1, max_size=30))
+@given(
+    seed=st.integers(0, 2**32),
+    edits=st.lists(st.tuples(FIELD, JSON), min_size=1, max_size=30),
+)
 def test_wrong_types_anywhere(seed, edits, writer, tmp_path, capsys):
     log, choose = writer(evaluations=4), random.Random(seed)
     for field, value in edits:
@@ -124,12 +141,19 @@ def test_wrong_types_anywhere(seed, edits, writer, tmp_path, capsys):
     run_all(
         tmp_path,
         capsys,
-        [["show"], ["show", "--json"], ["compare", "--json"], ["watch", "--once", "--json"]],
+        [
+            ["show"],
+            ["show", "--json"],
+            ["compare", "--json"],
+            ["watch", "--once", "--json"],
+        ],
     )
 
 
 @settings(
-    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=20,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(data=st.binary(max_size=300), at=st.integers(0, 8000))
 def test_bytes_written_over_a_log(data, at, writer, tmp_path, capsys):
@@ -144,11 +168,14 @@ def test_check_survives_wrong_types(mutation, submission, capsys):
     choose = random.Random(mutation)
     values = [None, [], {}, "x", -1, 1e308, True, ""]
     for path in sorted(submission.glob("result_*.txt"))[:4]:
-        lines = [json.loads(line.split(":::MLLOG ")[1]) for line in path.read_text().splitlines()]
+        lines = [
+            json.loads(line.split(":::MLLOG ")[1])
+            for line in path.read_text().splitlines()
+        ]
         for _ in range(6):
-            choose.choice(lines)[choose.choice(["key", "value", "metadata", "time_ms"])] = (
-                choose.choice(values)
-            )
+            choose.choice(lines)[
+                choose.choice(["key", "value", "metadata", "time_ms"])
+            ] = choose.choice(values)
         path.write_text("".join(f":::MLLOG {json.dumps(line)}\n" for line in lines))
     system = submission.parents[2] / "systems" / "dgx.json"
     fields = json.loads(system.read_text())
@@ -160,8 +187,13 @@ def test_check_survives_wrong_types(mutation, submission, capsys):
 def test_srun_prefixes_and_colours_change_nothing(writer, tmp_path, capsys):
     plain = Run(read_log(writer().write(tmp_path / "plain" / "result_0.txt")))
     lines = writer().text().splitlines()
-    prefixed = [f"{i % 16:>2}: \x1b[32m[rank{i}]\x1b[0m {line}\r" for i, line in enumerate(lines)]
-    noisy = [extra for line in prefixed for extra in (line, " 3: step 100 loss 2.5 it/s", "")]
+    prefixed = [
+        f"{i % 16:>2}: \x1b[32m[rank{i}]\x1b[0m {line}\r"
+        for i, line in enumerate(lines)
+    ]
+    noisy = [
+        extra for line in prefixed for extra in (line, " 3: step 100 loss 2.5 it/s", "")
+    ]
     path = tmp_path / "noisy" / "result_0.txt"
     path.parent.mkdir()
     path.write_bytes("\n".join(noisy).encode())
@@ -177,7 +209,9 @@ def test_srun_prefixes_and_colours_change_nothing(writer, tmp_path, capsys):
 
 
 def test_3472_ranks_in_900_kilobytes_are_counted(writer, tmp_path, capsys):
-    path = real_log(writer, ranks=3472).write(tmp_path / "result_0.txt", prefix="1234: ")
+    path = real_log(writer, ranks=3472).write(
+        tmp_path / "result_0.txt", prefix="1234: "
+    )
     assert path.stat().st_size > 600_000
     (result,) = run_all(tmp_path, capsys)
     assert result.accelerators == 3472
@@ -211,17 +245,25 @@ def test_other_frameworks_count_samples_in_their_own_way(writer, tmp_path, capsy
     assert not result.runs[0].compliant  # the official checker wants epoch_num
 
 
-def test_evaluations_that_are_logged_after_the_run_keep_their_times(writer, tmp_path, capsys):
+def test_evaluations_that_are_logged_after_the_run_keep_their_times(
+    writer, tmp_path, capsys
+):
     log = writer()
     late = [line for line in log.lines if line["key"] in ("eval_accuracy", "run_stop")]
     log.lines = [
-        line for line in log.lines if line not in late and line["key"] != "tracked_stats"
+        line
+        for line in log.lines
+        if line not in late and line["key"] != "tracked_stats"
     ] + late
     log.drop("eval_start", "eval_stop").change("cache_clear", value=None)
     path = log.write(tmp_path / "result_0.txt", prefix="\n")
     (result,) = run_all(tmp_path, capsys)
     (run,) = result.runs
-    assert (run.compliant, len(run.evaluations), run.samples) == (True, 17, 17 * 150_000)
+    assert (run.compliant, len(run.evaluations), run.samples) == (
+        True,
+        17,
+        17 * 150_000,
+    )
     assert run.last_rate == pytest.approx(11_449, abs=2)
     assert main(["check", str(path)]) == 0
     shown = capsys.readouterr().out
@@ -230,7 +272,9 @@ def test_evaluations_that_are_logged_after_the_run_keep_their_times(writer, tmp_
 
 
 def earlier_round(log):
-    """The log as ruleset 2.0.0 wants it: epsilon of another name, and every tensor of BERT-large initialised."""
+    """The log as ruleset 2.0.0 wants it: epsilon of another name, and every tensor of BERT-large
+    initialised.
+    """
     rules = (
         package_folder() / "compliance_checker" / "training_2.0.0" / "closed_bert.yaml"
     ).read_text()
@@ -241,7 +285,9 @@ def earlier_round(log):
     for tensor in dict.fromkeys(re.findall(r'"((?:bert|cls)/[^"]+)"', rules)):
         metadata = line["metadata"] | {"tensor": tensor}
         log.lines.insert(
-            at, line | {"key": "weights_initialization", "value": None, "metadata": metadata}
+            at,
+            line
+            | {"key": "weights_initialization", "value": None, "metadata": metadata},
         )
     return log
 
@@ -249,9 +295,9 @@ def earlier_round(log):
 def test_logs_of_an_earlier_round_name_their_ruleset(submission, writer, capsys):
     for path in submission.glob("result_*.txt"):
         number = int(path.stem[7:])
-        earlier_round(writer(seed=number, start_ms=1_650_000_000_000 + 600_000 * number)).write(
-            path
-        )
+        earlier_round(
+            writer(seed=number, start_ms=1_650_000_000_000 + 600_000 * number)
+        ).write(path)
     assert main(["show", str(submission)]) == 0
     assert "another round: try --ruleset 2.0.0" in capsys.readouterr().out
     assert main(["show", "--ruleset", "2.0.0", str(submission)]) == 0
@@ -290,7 +336,9 @@ def test_a_folder_or_a_link_to_nowhere_named_like_a_log(tmp_path, writer, capsys
     run_all(tmp_path, capsys)
 
 
-def test_names_with_brackets_spaces_and_bytes_that_are_no_text(submission, tmp_path, capsys):
+def test_names_with_brackets_spaces_and_bytes_that_are_no_text(
+    submission, tmp_path, capsys
+):
     folder = tmp_path / os.fsdecode(b"a [bold] \xff b")
     shutil.copytree(submission, folder)
     run_all(folder, capsys, [*FAST, ["check"]])

@@ -1,4 +1,6 @@
-"""Rules that no official tool tests: fixed values, implausible clocks, copies, files of other kinds."""
+"""Rules that no official tool tests: fixed values, implausible clocks, copies, files of other
+kinds.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +84,12 @@ DOUBTFUL = [
     (
         "80 accelerators",
         both(system(accelerators_per_node="80"), ranks(8)),
-        ("warning", "dgx.json", "accelerators_per_node", "80 accelerators in all, 8 ranks"),
+        (
+            "warning",
+            "dgx.json",
+            "accelerators_per_node",
+            "80 accelerators in all, 8 ranks",
+        ),
     ),
     (
         "weights of unknown origin",
@@ -102,7 +109,11 @@ DOUBTFUL = [
         move("cache_clear", "run_start"),
         ("error", "result_0.txt", "cache_clear", "after run_start"),
     ),
-    ("two on a line", glue, ("warning", "result_6.txt", "eval_start", "the last of several")),
+    (
+        "two on a line",
+        glue,
+        ("warning", "result_6.txt", "eval_start", "the last of several"),
+    ),
     (
         "aborted at the target",
         put("run_stop", 2, metadata={"status": "aborted"}),
@@ -113,7 +124,11 @@ DOUBTFUL = [
         put("submission_org", value="SUBMISSION_ORG_PLACEHOLDER"),
         ("warning", "result_0.txt", "submission_org", "PLACEHOLDER"),
     ),
-    ("seed of a person", put("seed", 0, value=42), ("warning", "result_0.txt", "seed", "is 42")),
+    (
+        "seed of a person",
+        put("seed", 0, value=42),
+        ("warning", "result_0.txt", "seed", "is 42"),
+    ),
     (
         "too often",
         scale_samples(0.02),
@@ -173,7 +188,10 @@ def test_each_damage_is_found(name, mutate, expected, submission):
     mutate(submission)
     (result,) = load_results(submission)
     severity, file, key, message = expected
-    found = [(f.severity, f.file.name, f.key, message in f.message) for f in own_findings(result)]
+    found = [
+        (f.severity, f.file.name, f.key, message in f.message)
+        for f in own_findings(result)
+    ]
     assert (severity, file, key, True) in found, own_findings(result)
 
 
@@ -189,7 +207,8 @@ def test_the_one_run_that_may_fail_fails_nothing_else(lines, submission):
 
 
 @pytest.mark.parametrize(
-    "mutate", [copy_with_another_clock, *(case[1] for case in CLOCKS), system(status="on shelf")]
+    "mutate",
+    [copy_with_another_clock, *(case[1] for case in CLOCKS), system(status="on shelf")],
 )
 def test_nothing_is_called_official_that_check_rejects(mutate, submission, capsys):
     mutate(submission)
@@ -226,7 +245,10 @@ def test_the_last_line_counts_what_is_printed_above_it(submission, capsys):
     assert main(["check", str(submission)]) == 0
     shown = capsys.readouterr().out
     assert shown.count("  warning   ") == shown.count("  note   ") == 1
-    assert shown.splitlines()[-1] == "PASS: 1 warning at 10 places, 1 note  unverified by MLCommons"
+    assert (
+        shown.splitlines()[-1]
+        == "PASS: 1 warning at 10 places, 1 note  unverified by MLCommons"
+    )
 
 
 def test_one_bad_file_does_not_hide_the_rest(submission, capsys):
@@ -245,7 +267,9 @@ def test_one_bad_file_does_not_hide_the_rest(submission, capsys):
     assert "result_11.txt is not a regular file" in shown
 
 
-def test_a_folder_that_vanishes_during_the_walk_is_left_out(submission, monkeypatch, capsys):
+def test_a_folder_that_vanishes_during_the_walk_is_left_out(
+    submission, monkeypatch, capsys
+):
     (submission.parent / "gone").mkdir()
     (submission.parent / "gone" / "result_0.txt").write_text("")
     real = tree.result_files
@@ -267,16 +291,23 @@ def test_a_log_of_another_benchmark_says_so_once(submission, capsys):
         f.message
         for f in result.findings
         if f.file and f.file.name == "result_3.txt" and f.source == "compliance"
-    ] == ["is 'llama2_70b_lora': not a log of BERT, not checked further; one run of ten may fail"]
+    ] == [
+        "is 'llama2_70b_lora': not a log of BERT, not checked further; one run of ten may fail"
+    ]
 
 
-@pytest.mark.parametrize("content", [gzip.compress(b":::MLLOG {}\n"), b""], ids=["gzip", "empty"])
+@pytest.mark.parametrize(
+    "content", [gzip.compress(b":::MLLOG {}\n"), b""], ids=["gzip", "empty"]
+)
 def test_a_file_that_is_no_log_is_reported_in_one_finding(content, submission):
     (submission / "result_4.txt").write_bytes(content)
     (result, *_) = check(submission)
-    messages = {f.message for f in result.findings if f.file and f.file.name == "result_4.txt"}
+    messages = {
+        f.message for f in result.findings if f.file and f.file.name == "result_4.txt"
+    }
     assert any(
-        message.startswith("no MLLOG lines: it is empty, or no log") for message in messages
+        message.startswith("no MLLOG lines: it is empty, or no log")
+        for message in messages
     ), messages
     assert not any(message == "is missing" for message in messages), messages
 
@@ -289,7 +320,9 @@ def test_a_missing_pair_of_keys_is_named_once(tmp_path, writer):
     ]
 
 
-def test_what_an_official_tool_warns_of_in_passing_is_passed_on(submission, power_files):
+def test_what_an_official_tool_warns_of_in_passing_is_passed_on(
+    submission, power_files
+):
     power_files(submission)
     (submission / "power" / "result_2" / "notes.txt").write_text("")
     (result, *_) = check(submission)

@@ -53,7 +53,11 @@ def thinned(every, first=0):
         path = power / "result_3" / "node_0.txt"
         lines = path.read_text().splitlines(keepends=True)
         path.write_text(
-            "".join(line for i, line in enumerate(lines[:-1]) if i < 2 + first or i % every == 0)
+            "".join(
+                line
+                for i, line in enumerate(lines[:-1])
+                if i < 2 + first or i % every == 0
+            )
             + lines[-1]
         )
 
@@ -75,7 +79,9 @@ def stops_at_its_start(power):
 
 def more_nodes_than_one(power):
     path = power / "result_3" / "node_0.txt"
-    (power / "result_3" / "node_1.txt").write_text(path.read_text().replace("5003", "5004"))
+    (power / "result_3" / "node_1.txt").write_text(
+        path.read_text().replace("5003", "5004")
+    )
 
 
 def renumbered(power):
@@ -84,21 +90,26 @@ def renumbered(power):
 
 def accelerators_only(power):
     path = power / "result_3" / "node_0.txt"
-    path.write_text(path.read_text().replace('"scope": "node"', '"scope": "accelerators only"'))
+    path.write_text(
+        path.read_text().replace('"scope": "node"', '"scope": "accelerators only"')
+    )
 
 
 def impossible_efficiency(power):
     path = power / "result_3" / "node_0.txt"
     path.write_text(
         path.read_text().replace(
-            '"key": "conversion_eff", "value": 1.0', '"key": "conversion_eff", "value": 94'
+            '"key": "conversion_eff", "value": 1.0',
+            '"key": "conversion_eff", "value": 94',
         )
     )
 
 
 def kilowatts(power):
     for path in power.rglob("node_0.txt"):
-        path.write_text(re.sub(r'"value": 5(\d\d\d)\.', r'"value": 5.\1', path.read_text()))
+        path.write_text(
+            re.sub(r'"value": 5(\d\d\d)\.', r'"value": 5.\1', path.read_text())
+        )
 
 
 def no_number(power):
@@ -126,8 +137,16 @@ def test_power_of_the_run_itself_is_no_error(submission, power_files):
         (stops_at_its_start, "power/result_3/node_0.txt", "gives no energy"),
         (more_nodes_than_one, "power/result_3", "has 2 nodes, most runs 1"),
         (renumbered, "power/result_3", "holds node_1.txt, not node_0.txt"),
-        (accelerators_only, "power/result_3/node_0.txt", "is of the accelerators alone"),
-        (impossible_efficiency, "power/result_3/node_0.txt", "has a conversion_eff of 94"),
+        (
+            accelerators_only,
+            "power/result_3/node_0.txt",
+            "is of the accelerators alone",
+        ),
+        (
+            impossible_efficiency,
+            "power/result_3/node_0.txt",
+            "has a conversion_eff of 94",
+        ),
         (switch_without_watts, "power/result_", "lacks interconnect_power_est"),
         (remove_one, "power/result_3", "has no power files"),
         (zero, "power/result_3/node_0.txt", "nothing but 0 W"),
@@ -136,7 +155,9 @@ def test_power_of_the_run_itself_is_no_error(submission, power_files):
         (another_day, "power/result_3/node_0.txt", "s before run_stop of result_3.txt"),
     ],
 )
-def test_power_of_something_else_is_found(change, file, message, submission, power_files):
+def test_power_of_something_else_is_found(
+    change, file, message, submission, power_files
+):
     power_files(submission)
     change(submission / "power")
     found = errors(submission)
@@ -147,7 +168,9 @@ def test_power_of_something_else_is_found(change, file, message, submission, pow
 def test_a_system_of_two_nodes_needs_the_readings_of_both(submission, power_files):
     power_files(submission)
     path = submission.parents[2] / "systems" / "dgx.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "number_of_nodes": "2"}))
+    path.write_text(
+        json.dumps({**json.loads(path.read_text()), "number_of_nodes": "2"})
+    )
     assert errors(submission) == [("power", "holds readings of 1 of the 2 nodes")]
 
 
@@ -157,7 +180,11 @@ def test_a_minute_without_readings_is_seen(submission, power_files):
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(lines[:70] + lines[90:]))
     (result,) = load_results(submission)
-    (found,) = [f for f in own_findings(result) if f.key == "power" and "no reading" in f.message]
+    (found,) = [
+        f
+        for f in own_findings(result)
+        if f.key == "power" and "no reading" in f.message
+    ]
     assert (found.severity, found.message) == (
         WARNING,
         "has no reading for 21.0 s of the timed part",

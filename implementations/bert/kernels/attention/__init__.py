@@ -1,8 +1,9 @@
-"""Self-attention over a packed batch: every sequence attends only to itself. One signature, several backends.
+"""Self-attention over a packed batch: every sequence attends only to itself. One signature, several
+backends.
 
-A backend maps qkv [T, 3, N, H], the forward pass (its sequences) and the dropout probability to the context [T, N, H],
-which is undefined at tokens beyond cu_seqlens[-1]; batches for a graph have none (graph.py). benchmark.py
-tests backends on a GPU.
+A backend maps qkv [T, 3, N, H], the forward pass (its sequences) and the dropout probability to the
+context [T, N, H], which is undefined at tokens beyond cu_seqlens[-1]; batches for a graph have none
+(graph.py). benchmark.py tests backends on a GPU.
 """
 
 from __future__ import annotations
@@ -26,12 +27,16 @@ Attention = Callable[[Tensor, ForwardPass, float], Tensor]
 
 
 def sdpa_loop(qkv: Tensor, forward_pass: ForwardPass, dropout: float) -> Tensor:
-    """One scaled_dot_product_attention per sequence: the reference, and the fastest on a CPU (no masked-out work)."""
+    """One scaled_dot_product_attention per sequence: the reference, and the fastest on a CPU (no
+    masked-out work).
+    """
     offsets = forward_pass.cu_seqlens.tolist()
     # The last length is that of the tokens beyond all sequences.
-    lengths = [end - begin for begin, end in itertools.pairwise([*offsets, qkv.shape[0]])]
-    # Split, not sliced: gradients of the parts are concatenated; those of slices would each take a pass over all
-    # tokens.
+    lengths = [
+        end - begin for begin, end in itertools.pairwise([*offsets, qkv.shape[0]])
+    ]
+    # Split, not sliced: gradients of the parts are concatenated; those of slices would each take a
+    # pass over all tokens.
     query, key, value = (
         part.split(lengths, dim=2) for part in qkv.permute(1, 2, 0, 3).unsqueeze(1)
     )  # (1, N, L, H)
@@ -61,16 +66,24 @@ class Backend:
 
 _BACKENDS: dict[str, Backend] = {
     "cudnn_frontend": Backend(
-        cudnn_frontend.attention, needs(package("cudnn", "nvidia-cudnn-frontend")), compiles=True
+        cudnn_frontend.attention,
+        needs(package("cudnn", "nvidia-cudnn-frontend")),
+        compiles=True,
     ),
     "flash": Backend(libraries.flash, needs(libraries.flash_absent, on_rocm=True)),
-    "triton": Backend(triton_attention.attention, triton_support.missing, has_fp32=True),
+    "triton": Backend(
+        triton_attention.attention, triton_support.missing, has_fp32=True
+    ),
     "flash_attn_2": Backend(
         libraries.flash_attn_2, needs(package("flash_attn", "flash-attn"), on_rocm=True)
     ),
-    "sdpa_loop": Backend(sdpa_loop, lambda device: None, has_fp32=True, on_device=False),
+    "sdpa_loop": Backend(
+        sdpa_loop, lambda device: None, has_fp32=True, on_device=False
+    ),
 }
-BACKENDS: dict[str, Attention] = {name: backend.run for name, backend in _BACKENDS.items()}
+BACKENDS: dict[str, Attention] = {
+    name: backend.run for name, backend in _BACKENDS.items()
+}
 COMPILING = {name for name, backend in _BACKENDS.items() if backend.compiles}
 
 
@@ -79,12 +92,16 @@ def check(name: str, device: torch.device, dtype: torch.dtype, in_graph: bool) -
     if name == "auto":
         return
     if name not in _BACKENDS:
-        raise ConfigError(f"ATTENTION={name}: expected auto or one of {', '.join(_BACKENDS)}")
+        raise ConfigError(
+            f"ATTENTION={name}: expected auto or one of {', '.join(_BACKENDS)}"
+        )
     backend = _BACKENDS[name]
     if reason := backend.missing(device):
         raise ConfigError(f"ATTENTION={name} cannot run here: {reason}; use auto")
     if dtype == torch.float32 and not backend.has_fp32:
-        raise ConfigError(f"ATTENTION={name} computes in bf16 or fp16: not with PRECISION=fp32")
+        raise ConfigError(
+            f"ATTENTION={name} computes in bf16 or fp16: not with PRECISION=fp32"
+        )
     if in_graph and not backend.on_device:
         raise ConfigError(
             f"ATTENTION={name} reads the lengths on the host: set CUDA_GRAPH=0, or use auto"
@@ -98,7 +115,9 @@ def candidates(device: torch.device) -> list[str]:
 
 
 def with_fallback(first: str, second: str) -> Attention:
-    """Backend ``first``, until it raises an error: then ``second`` replaces it for good, which is printed."""
+    """Backend ``first``, until it raises an error: then ``second`` replaces it for good, which is
+    printed.
+    """
     failed = False
 
     def run(qkv: Tensor, forward_pass: ForwardPass, dropout: float) -> Tensor:

@@ -1,11 +1,12 @@
 """Trials of attention backends on a GPU, before the clock, each in a process of its own.
 
-Versions of the libraries differ in support and speed. Each backend runs on a model's heads, is checked against the
-reference and timed in a CUDA graph. A failure that breaks the CUDA context (an unfinished capture, an illegal access)
-ends with its process; a hang is ended at a time limit. It costs that backend, never the run.
+Versions of the libraries differ in support and speed. Each backend runs on a model's heads, is
+checked against the reference and timed in a CUDA graph. A failure that breaks the CUDA context (an
+unfinished capture, an illegal access) ends with its process; a hang is ended at a time limit. It
+costs that backend, never the run.
 
-The results are cached beside the compiled kernels, by all that they judged: GPU, driver, every installed package, the
-variables that steer libraries, heads, and the sources of the kernels.
+The results are cached beside the compiled kernels, by all that they judged: GPU, driver, every
+installed package, the variables that steer libraries, heads, and the sources of the kernels.
 """
 
 from __future__ import annotations
@@ -96,7 +97,9 @@ class Model(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """Milliseconds of a forward and a backward pass with dropout on 24,576 tokens, or why the trial failed."""
+    """Milliseconds of a forward and a backward pass with dropout on 24,576 tokens, or why the trial
+    failed.
+    """
 
     name: str
     milliseconds: float | None = None
@@ -104,28 +107,40 @@ class Trial:
 
 
 def fallback(name: str, results: list[Trial]) -> str:
-    """Backend to use if ``name`` fails at a run's sizes; empty if there is none, or it is not needed."""
-    return (fastest(results, in_graph=False) or "") if name in attention.COMPILING else ""
+    """Backend to use if ``name`` fails at a run's sizes; empty if there is none, or it is not
+    needed.
+    """
+    return (
+        (fastest(results, in_graph=False) or "") if name in attention.COMPILING else ""
+    )
 
 
 def fastest(results: list[Trial], in_graph: bool = True) -> str | None:
     """Name of the fastest successful trial among the backends for auto, in a CUDA graph or without.
 
-    Of those within MARGIN of the fastest the first in the table of backends, so that noise changes no run's kernels.
+    Of those within MARGIN of the fastest the first in the table of backends, so that noise changes
+    no run's kernels.
     """
-    times = {trial.name: trial.milliseconds for trial in results if trial.milliseconds is not None}
+    times = {
+        trial.name: trial.milliseconds
+        for trial in results
+        if trial.milliseconds is not None
+    }
     # Without a graph every batch has other sizes, for each of which these would compile a plan.
     usable = [name for name in times if in_graph or name not in attention.COMPILING]
     if not usable:
         return None
     limit = (1 + MARGIN) * min(times[name] for name in usable)
     return min(
-        (name for name in usable if times[name] <= limit), key=list(attention.BACKENDS).index
+        (name for name in usable if times[name] <= limit),
+        key=list(attention.BACKENDS).index,
     )
 
 
 def agreed(results: list[Trial], world: World) -> list[Trial]:
-    """The trials as all ranks see them: failed if it failed on any, else the median of their times. A collective."""
+    """The trials as all ranks see them: failed if it failed on any, else the median of their times.
+    A collective.
+    """
     own = {trial.name: trial.milliseconds for trial in results}
     times = [own.get(name) for name in attention.BACKENDS]
     # A number for every backend, tried or not, as ranks gather lists of equal lengths.
@@ -152,14 +167,20 @@ def benchmark_backends(
     names = attention.candidates(device) if name == "auto" else [name]
     # The list of names is part of the key: another package makes another set of trials.
     path = _cache_file(device, heads, names)
-    with contextlib.suppress(OSError, ValueError, TypeError):  # no results yet, or a damaged file
-        return [Trial(**trial) for trial in json.loads(path.read_text(encoding="utf-8"))]
+    with contextlib.suppress(
+        OSError, ValueError, TypeError
+    ):  # no results yet, or a damaged file
+        return [
+            Trial(**trial) for trial in json.loads(path.read_text(encoding="utf-8"))
+        ]
     found = attempts(names, device, heads)
     # If all fail the cause may lie elsewhere.
     if any(trial.milliseconds is not None for trial in found):
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_text(path, json.dumps([asdict(trial) for trial in found], indent=1) + "\n")
+            write_text(
+                path, json.dumps([asdict(trial) for trial in found], indent=1) + "\n"
+            )
     return found
 
 
@@ -175,27 +196,49 @@ def _cache_file(device: torch.device, heads: Heads, names: list[str]) -> Path:
     libraries = torch.__version__, torch.version.cuda, torch.backends.cudnn.version()
     sources = [path.read_bytes() for path in sorted(KERNELS.rglob("*.py"))]
     asked = repr(
-        (gpu, driver, libraries, packages(), beginning_with(*STEERING), heads, names, sources)
+        (
+            gpu,
+            driver,
+            libraries,
+            packages(),
+            beginning_with(*STEERING),
+            heads,
+            names,
+            sources,
+        )
     )
-    return cache_folder() / f"trials-{hashlib.sha256(asked.encode()).hexdigest()[:24]}.json"
+    return (
+        cache_folder()
+        / f"trials-{hashlib.sha256(asked.encode()).hexdigest()[:24]}.json"
+    )
 
 
 def packages() -> list[str]:
-    """Every installed package with its version: a backend loads others than the one that it is named after."""
-    return sorted(f"{one.name}=={one.version}" for one in importlib.metadata.distributions())
+    """Every installed package with its version: a backend loads others than the one that it is
+    named after.
+    """
+    return sorted(
+        f"{one.name}=={one.version}" for one in importlib.metadata.distributions()
+    )
 
 
 def cache_folder() -> Path:
-    """A folder beside Triton's compiled kernels, set by KERNEL_CACHE; without Triton nothing is cached."""
+    """A folder beside Triton's compiled kernels, set by KERNEL_CACHE; without Triton nothing is
+    cached.
+    """
     if triton_support.triton is None:
         return Path(os.devnull)
     # The manager of one entry knows the folder in every version, triton.knobs only from 3.4 on.
-    manager = importlib.import_module("triton.runtime.cache").FileCacheManager("attention")
+    manager = importlib.import_module("triton.runtime.cache").FileCacheManager(
+        "attention"
+    )
     return Path(manager.cache_dir)
 
 
 def attempts(names: list[str], device: torch.device, heads: Heads) -> list[Trial]:
-    """A trial of each, in a process of its own; in this one on a GPU in compute mode EXCLUSIVE_PROCESS."""
+    """A trial of each, in a process of its own; in this one on a GPU in compute mode
+    EXCLUSIVE_PROCESS.
+    """
     found = []
     for name in names:
         trial = _attempt_apart(name, device, heads)
@@ -212,7 +255,11 @@ def _attempt_apart(name: str, device: torch.device, heads: Heads) -> Trial:
         asked = {
             "name": name,
             "device": str(device),
-            "heads": [heads.num_heads, heads.head_size, str(heads.dtype).removeprefix("torch.")],
+            "heads": [
+                heads.num_heads,
+                heads.head_size,
+                str(heads.dtype).removeprefix("torch."),
+            ],
             "answer": str(answer),
         }
         with log.open("wb") as output:
@@ -245,7 +292,9 @@ def main(text: str) -> None:
     asked = json.loads(text)
     num_heads, head_size, dtype = asked["heads"]
     heads = Heads(num_heads=num_heads, head_size=head_size, dtype=getattr(torch, dtype))
-    faulthandler.dump_traceback_later(2 * LIMIT, exit=True)  # even if the parent is gone
+    faulthandler.dump_traceback_later(
+        2 * LIMIT, exit=True
+    )  # even if the parent is gone
     trial = attempt(asked["name"], torch.device(asked["device"]), heads)
     write_text(Path(asked["answer"]), json.dumps(asdict(trial)))
     # Teardown may hang or abort in a context that a trial has broken.
@@ -273,17 +322,27 @@ def offsets(repeats: int, device: torch.device) -> Tensor:
     return torch.tensor([0, *ends], dtype=torch.int32, device=device)
 
 
-def disagreement(run: Attention, device: torch.device, heads: Heads = BERT_LARGE) -> str:
-    """Problem of a backend: context or gradient unlike the fp32 reference's, or wrong dropout; empty if there is none.
+def disagreement(
+    run: Attention, device: torch.device, heads: Heads = BERT_LARGE
+) -> str:
+    """Problem of a backend: context or gradient unlike the fp32 reference's, or wrong dropout;
+    empty if there is none.
 
-    Dropout does not change the expected context. For a given mask the context is linear in the values, so that the
-    products of context and its gradient and of values and theirs agree if both passes drop the same.
+    Dropout does not change the expected context. For a given mask the context is linear in the
+    values, so that the products of context and its gradient and of values and theirs agree if both
+    passes drop the same.
     """
     generator = torch.Generator(device).manual_seed(0)
     forward_pass = ForwardPass(offsets(1, device), MAX_LENGTH)
     shape = (sum(LENGTHS), 3, heads.num_heads, heads.head_size)
-    qkv = torch.randn(shape, generator=generator, device=device).to(heads.dtype).requires_grad_()
-    upstream = torch.randn(shape[0], *shape[2:], generator=generator, device=device).to(heads.dtype)
+    qkv = (
+        torch.randn(shape, generator=generator, device=device)
+        .to(heads.dtype)
+        .requires_grad_()
+    )
+    upstream = torch.randn(shape[0], *shape[2:], generator=generator, device=device).to(
+        heads.dtype
+    )
     context = run(qkv, forward_pass, 0.0)
     (gradient,) = torch.autograd.grad(context, qkv, upstream)
     # In fp32 from the same rounded numbers: the difference is the backend's own.
@@ -307,7 +366,9 @@ def disagreement(run: Attention, device: torch.device, heads: Heads = BERT_LARGE
     # The projection on the context without dropout, 1 if survivors are scaled right.
     share = ((dropped * kept).sum() / kept.square().sum()).item()
     if not abs(share - 1) <= TOLERANCE:
-        return f"with dropout its context is on average {share:.3g} of what it is without"
+        return (
+            f"with dropout its context is on average {share:.3g} of what it is without"
+        )
     by_values = (qkv.detach()[:, 2].float() * gradient[:, 2].float()).sum()
     share = (by_values / dropped.square().sum()).item()
     if not abs(share - 1) <= TOLERANCE:
@@ -319,15 +380,21 @@ def _time(run: Attention, device: torch.device, heads: Heads) -> float:
     """Milliseconds of both passes in a CUDA graph, which also shows that it works in one."""
     cu_seqlens = offsets(NUM_REPEATS, device)
     shape = NUM_REPEATS * sum(LENGTHS), heads.num_heads, heads.head_size
-    qkv = torch.randn(shape[0], 3, *shape[1:], device=device, dtype=heads.dtype, requires_grad=True)
+    qkv = torch.randn(
+        shape[0], 3, *shape[1:], device=device, dtype=heads.dtype, requires_grad=True
+    )
     gradient = torch.randn(shape, device=device, dtype=heads.dtype)
 
     def both_passes(count: int) -> None:
-        forward_pass = ForwardPass(cu_seqlens, MAX_LENGTH)  # shared, as by the layers of a model
+        forward_pass = ForwardPass(
+            cu_seqlens, MAX_LENGTH
+        )  # shared, as by the layers of a model
         for _ in range(count):
             torch.autograd.grad(run(qkv, forward_pass, DROPOUT), qkv, gradient)
 
-    graph = capture(lambda: both_passes(NUM_TIMED), warm_stream(lambda: both_passes(3), 1, device))
+    graph = capture(
+        lambda: both_passes(NUM_TIMED), warm_stream(lambda: both_passes(3), 1, device)
+    )
     # The first launch of a graph is slow, and not timed.
     graph.replay()
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

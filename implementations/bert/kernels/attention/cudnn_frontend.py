@@ -1,12 +1,14 @@
-"""cuDNN's fused attention through nvidia-cudnn-frontend (the module ``cudnn``), on the packed projections in place.
+"""cuDNN's fused attention through nvidia-cudnn-frontend (the module ``cudnn``), on the packed
+projections in place.
 
-Queries, keys and values are read from the projection's output, by strides and by offsets of each sequence ("ragged"
-tensors), and their gradients are written side by side into one tensor: nothing is copied or stacked. cuDNN compiles a
-plan for each size of batch, so this is for batches of a fixed capacity, as in a CUDA graph.
+Queries, keys and values are read from the projection's output, by strides and by offsets of each
+sequence ("ragged" tensors), and their gradients are written side by side into one tensor: nothing
+is copied or stacked. cuDNN compiles a plan for each size of batch, so this is for batches of a
+fixed capacity, as in a CUDA graph.
 
-Dropout uses cuDNN's own random numbers, with a seed per site of the forward pass, so that recomputation repeats the
-mask. The gradient of the queries is summed by atomic additions, and so not reproducible bit for bit. No fp8: cuDNN has
-no fp8 backward pass of ragged sequences on Hopper.
+Dropout uses cuDNN's own random numbers, with a seed per site of the forward pass, so that
+recomputation repeats the mask. The gradient of the queries is summed by atomic additions, and so
+not reproducible bit for bit. No fp8: cuDNN has no fp8 backward pass of ragged sequences on Hopper.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ from common.env import ConfigError
 from common.process import root_cause
 
 SITES = 256  # seeds made at a time
-SEED_STEP = 0x9E3779B97F4A7C15 - 2**64  # odd, so that no two sites of a pass share a seed
+SEED_STEP = (
+    0x9E3779B97F4A7C15 - 2**64
+)  # odd, so that no two sites of a pass share a seed
 MOST_PLANS = 16  # sizes of batches whose plans are cached
 
 
@@ -52,8 +56,9 @@ class Graph(NamedTuple):
 def make_graph(sizes: Sizes, *, backward: bool, **where: Any) -> Graph:
     """A forward or backward pass, not compiled yet; ``where`` goes to ``pygraph``.
 
-    Forward: packed projections (q, k, v) -> context, sums (logarithms of the softmax's); backward: these and the
-    context's gradient -> dq, dk, dv. The workspace is for the tokens, not for sequences of full length.
+    Forward: packed projections (q, k, v) -> context, sums (logarithms of the softmax's); backward:
+    these and the context's gradient -> dq, dk, dv. The workspace is for the tokens, not for
+    sequences of full length.
     """
     cudnn = importlib.import_module("cudnn")
     types = cudnn.data_type
@@ -77,7 +82,10 @@ def make_graph(sizes: Sizes, *, backward: bool, **where: Any) -> Graph:
         tensors[name] = tensor
         return tensor
 
-    softmax: dict[str, Any] = {"attn_scale": 1 / math.sqrt(sizes.width), "use_padding_mask": True}
+    softmax: dict[str, Any] = {
+        "attn_scale": 1 / math.sqrt(sizes.width),
+        "use_padding_mask": True,
+    }
     softmax |= {"seq_len_q": tensors["lengths"], "seq_len_kv": tensors["lengths"]}
     if sizes.dropout:
         softmax["dropout"] = sizes.dropout, tensors["seed"], tensors["offset"]
@@ -116,7 +124,9 @@ def _shared_tensors(graph: Any, sizes: Sizes, types: Any) -> dict[str, Any]:
     if sizes.dropout:
         shared |= {"seed": (1, types.INT64), "offset": (1, types.INT64)}
     return {
-        name: graph.tensor(name=name, dim=[count, 1, 1, 1], stride=[1, 1, 1, 1], data_type=kind)
+        name: graph.tensor(
+            name=name, dim=[count, 1, 1, 1], stride=[1, 1, 1, 1], data_type=kind
+        )
         for name, (count, kind) in shared.items()
     }
 
@@ -125,7 +135,12 @@ def _form(name: str, sizes: Sizes, types: Any) -> tuple[list[int], list[int], An
     """Shape [S, N, longest, H or 1], strides, type, and the name of a ragged tensor's offsets."""
     batch, heads, longest = sizes.num_sequences, sizes.num_heads, sizes.longest
     if name == "sums":
-        return [batch, heads, longest, 1], [heads * longest, longest, 1, 1], types.FLOAT, ""
+        return (
+            [batch, heads, longest, 1],
+            [heads * longest, longest, 1, 1],
+            types.FLOAT,
+            "",
+        )
     row, offsets = heads * sizes.width, "context_offsets"
     if name not in ("context", "gradient"):
         row, offsets = 3 * row, "packed_offsets"
@@ -140,7 +155,8 @@ class Plans:
     def __init__(self, sizes: Sizes, device: torch.device) -> None:
         self.sizes, self.handle = sizes, _handle(device)
         self.forward, self.backward = (
-            make_graph(sizes, backward=backward, handle=self.handle) for backward in (False, True)
+            make_graph(sizes, backward=backward, handle=self.handle)
+            for backward in (False, True)
         )
         for graph, _ in (self.forward, self.backward):
             graph.build_plans()
@@ -183,7 +199,9 @@ def _plans(sizes: Sizes, device: torch.device) -> Plans:
 
 
 def _offsets(forward_pass: ForwardPass, sizes: Sizes) -> dict[str, Tensor]:
-    """Lengths, and offsets in elements of packed projections and contexts; computed once a forward pass."""
+    """Lengths, and offsets in elements of packed projections and contexts; computed once a forward
+    pass.
+    """
     once, cu_seqlens = forward_pass.once, forward_pass.cu_seqlens
     row = sizes.num_heads * sizes.width
     assert sizes.num_tokens * 3 * row < 2**31, "offsets are int32"
@@ -215,7 +233,9 @@ def _seeds(forward_pass: ForwardPass, dropout: float) -> dict[str, Tensor]:
 
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, qkv: Tensor, plans: Plans, shared: dict[str, Tensor]) -> Tensor:
+    def forward(
+        ctx: Any, qkv: Tensor, plans: Plans, shared: dict[str, Tensor]
+    ) -> Tensor:
         qkv = qkv.contiguous()
         sizes = plans.sizes
         # Not ragged: (S, N, longest).
@@ -224,13 +244,12 @@ class _Attention(torch.autograd.Function):
         context = qkv.new_empty(sizes.num_tokens, sizes.num_heads, sizes.width)
         q, k, v = qkv.unbind(1)
         plans.run(
-            plans.forward, {"q": q, "k": k, "v": v, "context": context, "sums": sums, **shared}
+            plans.forward,
+            {"q": q, "k": k, "v": v, "context": context, "sums": sums, **shared},
         )
         ctx.names, ctx.plans = list(shared), plans
         ctx.save_for_backward(qkv, context, sums, *shared.values())
-        if (
-            not plans.tried
-        ):  # so that errors of the backward pass come now, while another backend can take over
+        if not plans.tried:  # so that errors of the backward pass come now, while another backend can take over
             _start_backward(plans, context, qkv, context, sums, shared)
             plans.tried = True
         return context
@@ -240,7 +259,9 @@ class _Attention(torch.autograd.Function):
         qkv, context, sums, *values = ctx.saved_tensors
         shared = dict(zip(ctx.names, values, strict=True))
         return (
-            _start_backward(ctx.plans, gradient.contiguous(), qkv, context, sums, shared),
+            _start_backward(
+                ctx.plans, gradient.contiguous(), qkv, context, sums, shared
+            ),
             None,
             None,
         )
@@ -256,22 +277,33 @@ def _start_backward(
 ) -> Tensor:
     qkv_gradient = torch.empty_like(qkv)
     parts = zip(
-        ("q", "k", "v", "dq", "dk", "dv"), (*qkv.unbind(1), *qkv_gradient.unbind(1)), strict=True
+        ("q", "k", "v", "dq", "dk", "dv"),
+        (*qkv.unbind(1), *qkv_gradient.unbind(1)),
+        strict=True,
     )
     plans.run(
         plans.backward,
-        {**dict(parts), "context": context, "gradient": gradient, "sums": sums, **shared},
+        {
+            **dict(parts),
+            "context": context,
+            "gradient": gradient,
+            "sums": sums,
+            **shared,
+        },
     )
     return qkv_gradient
 
 
 def attention(qkv: Tensor, forward_pass: ForwardPass, dropout: float) -> Tensor:
-    """qkv [T, 3, N, H] in bf16 or fp16 -> context [T, N, H]. Raises ConfigError if cuDNN has no plan for the sizes.
+    """qkv [T, 3, N, H] in bf16 or fp16 -> context [T, N, H]. Raises ConfigError if cuDNN has no
+    plan for the sizes.
 
     Context and gradient are undefined at tokens beyond cu_seqlens[-1].
     """
     if qkv.dtype not in (torch.float16, torch.bfloat16):
-        raise TypeError(f"ATTENTION=cudnn_frontend computes in bf16 or fp16, not in {qkv.dtype}")
+        raise TypeError(
+            f"ATTENTION=cudnn_frontend computes in bf16 or fp16, not in {qkv.dtype}"
+        )
     num_tokens, _, num_heads, width = qkv.shape
     sizes = Sizes(
         num_sequences=len(forward_pass.cu_seqlens) - 1,
@@ -283,5 +315,7 @@ def attention(qkv: Tensor, forward_pass: ForwardPass, dropout: float) -> Tensor:
         dropout=dropout,
     )
     plans = _plans(sizes, qkv.device)
-    shared = _offsets(forward_pass, sizes) | (_seeds(forward_pass, dropout) if dropout else {})
+    shared = _offsets(forward_pass, sizes) | (
+        _seeds(forward_pass, dropout) if dropout else {}
+    )
     return _Attention.apply(qkv, plans, shared)

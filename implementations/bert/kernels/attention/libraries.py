@@ -1,5 +1,5 @@
-"""Attention of libraries: FlashAttention-2 of PyTorch, and of the package flash-attn, imported at first use. Arguments:
-those of ``Attention``.
+"""Attention of libraries: FlashAttention-2 of PyTorch, and of the package flash-attn, imported at
+first use. Arguments: those of ``Attention``.
 
 torch.nn.attention.varlen has no dropout, so its underlying operator is called; PyTorch derives it.
 """
@@ -19,7 +19,8 @@ from bert.kernels.support.dropout import ForwardPass
 def needs(
     absent: Callable[[], str | None], on_rocm: bool = False
 ) -> Callable[[torch.device], str | None]:
-    """``Backend.missing`` of a library for GPUs from compute capability 8.0 on. absent: why it is not here, or None.
+    """``Backend.missing`` of a library for GPUs from compute capability 8.0 on. absent: why it is
+    not here, or None.
 
     on_rocm: also available on AMD GPUs, whose compute capability is not comparable.
     """
@@ -63,6 +64,8 @@ def flash_absent() -> str | None:
 
 
 def flash_attn_2(qkv: Tensor, forward_pass: ForwardPass, dropout: float) -> Tensor:
-    """The flash-attn package, version 2: its packed function takes qkv whole, and writes one gradient."""
+    """The flash-attn package, version 2: its packed function takes qkv whole, and writes one
+    gradient.
+    """
     run = importlib.import_module("flash_attn").flash_attn_varlen_qkvpacked_func
     return run(qkv, forward_pass.cu_seqlens, forward_pass.max_seqlen, dropout_p=dropout)

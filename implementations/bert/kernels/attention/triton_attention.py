@@ -1,15 +1,18 @@
-"""Self-attention over a packed batch in Triton, with dropout: the backend where no library has both.
+"""Self-attention over a packed batch in Triton, with dropout: the backend where no library has
+both.
 
-Flash attention (Dao et al. 2022, arXiv 2205.14135): a program takes a block of queries of one head of one sequence and
-loops over the keys; only the context and, for each row, the logarithm of its softmax's sum are stored. The backward
-pass is two kernels, one by blocks of queries (their gradient), one by blocks of keys (gradients of keys and values),
-which recompute the probabilities: two products more than with atomic additions, but reproducible bit for bit.
+Flash attention (Dao et al. 2022, arXiv 2205.14135): a program takes a block of queries of one head
+of one sequence and loops over the keys; only the context and, for each row, the logarithm of its
+softmax's sum are stored. The backward pass is two kernels, one by blocks of queries (their
+gradient), one by blocks of keys (gradients of keys and values), which recompute the probabilities:
+two products more than with atomic additions, but reproducible bit for bit.
 
-Dropout drops probabilities after the softmax. The mask depends on the places of query and key in their sequence, not on
-block sizes.
+Dropout drops probabilities after the softmax. The mask depends on the places of query and key in
+their sequence, not on block sizes.
 
-Programs get their work from a list of tiles, made on the device once per forward pass and shared by all layers. Its
-length depends on the capacities alone, so the grid can be part of a CUDA graph; the few surplus programs end at once.
+Programs get their work from a list of tiles, made on the device once per forward pass and shared by
+all layers. Its length depends on the capacities alone, so the grid can be part of a CUDA graph; the
+few surplus programs end at once.
 """
 
 # mypy: allow-untyped-defs
@@ -22,7 +25,14 @@ import torch
 from torch import Tensor
 
 from bert.kernels.support import launches
-from bert.kernels.support.dropout import Dropout, ForwardPass, kept, pair_key, pair_words, survives
+from bert.kernels.support.dropout import (
+    Dropout,
+    ForwardPass,
+    kept,
+    pair_key,
+    pair_words,
+    survives,
+)
 from bert.kernels.support.launches import Blocks
 from bert.kernels.support.triton_support import constexpr, jit, next_power_of_2, tl
 
@@ -31,26 +41,44 @@ LOG2_E = 1.4426950408889634
 
 
 def _blocks(kernel: str, qkv: Tensor) -> Blocks:
-    wide = ", fp32" if qkv.dtype == torch.float32 else ", wide" if qkv.shape[-1] > 64 else ""
+    wide = (
+        ", fp32"
+        if qkv.dtype == torch.float32
+        else ", wide"
+        if qkv.shape[-1] > 64
+        else ""
+    )
     return launches.blocks(f"attention {kernel}{wide}", qkv.device)
 
 
 @jit
 def _load_tile(
-    pointer, row, length, stride, width: constexpr, block: constexpr, partial: constexpr = True
+    pointer,
+    row,
+    length,
+    stride,
+    width: constexpr,
+    block: constexpr,
+    partial: constexpr = True,
 ):
-    """Rows of a head, [rows, block]: zeros past ``width`` columns and, of a ``partial`` tile, past ``length`` rows."""
+    """Rows of a head, [rows, block]: zeros past ``width`` columns and, of a ``partial`` tile, past
+    ``length`` rows.
+    """
     column = tl.arange(0, block)
     pointers = pointer + row.to(tl.int64)[:, None] * stride + column[None, :]
     if width == block and not partial:
         return tl.load(pointers)
     if width == block:
         return tl.load(pointers, mask=(row < length)[:, None], other=0.0)
-    return tl.load(pointers, mask=(row < length)[:, None] & (column < width)[None, :], other=0.0)
+    return tl.load(
+        pointers, mask=(row < length)[:, None] & (column < width)[None, :], other=0.0
+    )
 
 
 @jit
-def _store_tile(pointer, row, length, stride, values, width: constexpr, block: constexpr):
+def _store_tile(
+    pointer, row, length, stride, values, width: constexpr, block: constexpr
+):
     column = tl.arange(0, block)
     pointers = pointer + row.to(tl.int64)[:, None] * stride + column[None, :]
     inside = (row < length)[:, None] & (column < width)[None, :]
@@ -59,9 +87,17 @@ def _store_tile(pointer, row, length, stride, values, width: constexpr, block: c
 
 @jit
 def _list_tiles(
-    cu_seqlens, tiles, num_sequences, num_tokens, num_tiles, rows: constexpr, sequences: constexpr
+    cu_seqlens,
+    tiles,
+    num_sequences,
+    num_tokens,
+    num_tiles,
+    rows: constexpr,
+    sequences: constexpr,
 ):
-    """One program. A tile: begin and length of its sequence, its first row in it, and 1 for padding."""
+    """One program. A tile: begin and length of its sequence, its first row in it, and 1 for
+    padding.
+    """
     sequence = tl.arange(0, sequences)
     begin = tl.load(cu_seqlens + sequence, mask=sequence <= num_sequences, other=0)
     end = tl.load(cu_seqlens + sequence + 1, mask=sequence < num_sequences, other=0)
@@ -77,17 +113,23 @@ def _list_tiles(
         tl.store(slot, begin, mask=number < count)
         tl.store(slot + 1, length, mask=number < count)
         tl.store(slot + 2, sequence * 0 + number * rows, mask=number < count)
-        tl.store(slot + 3, (sequence == num_sequences).to(tl.int32), mask=number < count)
+        tl.store(
+            slot + 3, (sequence == num_sequences).to(tl.int32), mask=number < count
+        )
     # Surplus tiles have length 0, at which a program ends.
     for start in range(tl.sum(count, axis=0), num_tiles, sequences):
         tl.store(
-            tiles + 4 * (start + sequence) + 1, sequence * 0, mask=start + sequence < num_tiles
+            tiles + 4 * (start + sequence) + 1,
+            sequence * 0,
+            mask=start + sequence < num_tiles,
         )
 
 
 @jit
 def _tile(tiles):
-    """This program's tile: begin and length of its sequence, its first row in it, whether it is padding."""
+    """This program's tile: begin and length of its sequence, its first row in it, whether it is
+    padding.
+    """
     slot = tiles + 4 * tl.program_id(0)
     return tl.load(slot), tl.load(slot + 1), tl.load(slot + 2), tl.load(slot + 3)
 
@@ -111,7 +153,9 @@ def _attend(
     width: constexpr,
     block_keys: constexpr,
 ):
-    """One block of keys of the forward pass. Probabilities are powers of two of scores times log2(e)."""
+    """One block of keys of the forward pass. Probabilities are powers of two of scores times
+    log2(e).
+    """
     block: constexpr = query.shape[1]
     place = start + tl.arange(0, block_keys)
     k = _load_tile(key, place, length, 3 * hidden, width, block, partial)
@@ -263,7 +307,9 @@ def _query_gradient_step(
     place = start + tl.arange(0, block_keys)
     k = _load_tile(key, place, length, 3 * hidden, width, block, partial)
     v = _load_tile(key + hidden, place, length, 3 * hidden, width, block, partial)
-    p = tl.exp2(tl.dot(q, tl.trans(k), input_precision="ieee") * log2_scale - log_sum[:, None])
+    p = tl.exp2(
+        tl.dot(q, tl.trans(k), input_precision="ieee") * log2_scale - log_sum[:, None]
+    )
     if partial:
         # A score of 0 for a key that is not there would be a probability.
         p = tl.where((place < length)[None, :], p, 0.0)
@@ -299,9 +345,11 @@ def _query_gradient(
     block_queries: constexpr,
     block_keys: constexpr,
 ):
-    """Grid as forward. Also stores delta, each row's sum of gradient times context, for the other kernel.
+    """Grid as forward. Also stores delta, each row's sum of gradient times context, for the other
+    kernel.
 
-    Within the loops everything, delta too, is divided by the dropout's scale; the results are multiplied by it.
+    Within the loops everything, delta too, is divided by the dropout's scale; the results are
+    multiplied by it.
     """
     head = tl.program_id(1)
     hidden = num_heads * width
@@ -313,7 +361,9 @@ def _query_gradient(
         if padding == 1:
             zeros = tl.zeros([block_queries, block], tl.float32)
             for part in tl.static_range(3):
-                _store_tile(target + part * hidden, row, length, stride, zeros, width, block)
+                _store_tile(
+                    target + part * hidden, row, length, stride, zeros, width, block
+                )
         else:
             query = qkv + begin.to(tl.int64) * stride + head * width
             own = begin.to(tl.int64) * hidden + head * width
@@ -371,7 +421,13 @@ def _query_gradient(
                     block_keys,
                 )
             _store_tile(
-                target, row, length, stride, accumulator * (scale * drop_scale), width, block
+                target,
+                row,
+                length,
+                stride,
+                accumulator * (scale * drop_scale),
+                width,
+                block,
             )
 
 
@@ -409,20 +465,30 @@ def _key_gradient(
         v = _load_tile(query + 2 * hidden, place, length, stride, width, block)
         k_gradient = tl.zeros([block_keys, block], tl.float32)
         v_gradient = tl.zeros([block_keys, block], tl.float32)
-        philox_key, offset = pair_key(tl.load(seed), site, head, begin) if threshold > 0 else (0, 0)
-        down, across = tl.arange(0, block_keys)[:, None], tl.arange(0, block_queries)[None, :]
+        philox_key, offset = (
+            pair_key(tl.load(seed), site, head, begin) if threshold > 0 else (0, 0)
+        )
+        down, across = (
+            tl.arange(0, block_keys)[:, None],
+            tl.arange(0, block_queries)[None, :],
+        )
         # Keys stay in registers, queries pass by: no additions to memory, and so a fixed order.
         for start in range(0, length, block_queries):
             row = start + tl.arange(0, block_queries)
             q = _load_tile(query, row, length, stride, width, block)
             do = _load_tile(do_pointer, row, length, hidden, width, block)
             flat = head * num_tokens + begin + row
-            # Both of a row at once: separately, Triton 3.6 copies four bytes at a time, 200 more instructions.
+            # Both of a row at once: separately, Triton 3.6 copies four bytes at a time, 200 more
+            # instructions.
             both = sums + 2 * flat[:, None] + tl.arange(0, 2)[None, :]
-            log_sum, delta = tl.split(tl.load(both, mask=(row < length)[:, None], other=0.0))
-            # Beyond the end query and gradient are 0, and so add nothing; keys beyond it are not stored.
+            log_sum, delta = tl.split(
+                tl.load(both, mask=(row < length)[:, None], other=0.0)
+            )
+            # Beyond the end query and gradient are 0, and so add nothing; keys beyond it are not
+            # stored.
             p = tl.exp2(
-                tl.dot(k, tl.trans(q), input_precision="ieee") * log2_scale - log_sum[None, :]
+                tl.dot(k, tl.trans(q), input_precision="ieee") * log2_scale
+                - log_sum[None, :]
             )
             dp = tl.dot(v, tl.trans(do), input_precision="ieee")
             weights = p
@@ -430,15 +496,29 @@ def _key_gradient(
                 words = pair_words(philox_key, offset, start, across, first, down)
                 keep = kept(words, threshold)
                 weights, dp = p * keep, dp * keep
-            v_gradient = tl.dot(weights.to(do.dtype), do, v_gradient, input_precision="ieee")
+            v_gradient = tl.dot(
+                weights.to(do.dtype), do, v_gradient, input_precision="ieee"
+            )
             ds = p * (dp - delta[None, :])
             k_gradient = tl.dot(ds.to(q.dtype), q, k_gradient, input_precision="ieee")
         target = qkv_gradient + begin.to(tl.int64) * stride + head * width
         _store_tile(
-            target + hidden, place, length, stride, k_gradient * (scale * drop_scale), width, block
+            target + hidden,
+            place,
+            length,
+            stride,
+            k_gradient * (scale * drop_scale),
+            width,
+            block,
         )
         _store_tile(
-            target + 2 * hidden, place, length, stride, v_gradient * drop_scale, width, block
+            target + 2 * hidden,
+            place,
+            length,
+            stride,
+            v_gradient * drop_scale,
+            width,
+            block,
         )
 
 
@@ -453,7 +533,9 @@ def _tiles(forward_pass: ForwardPass, num_tokens: int, rows: int) -> Tensor:
         )  # at most one partial tile per sequence and for the padding
         tiles = torch.empty(num_tiles, 4, dtype=torch.int32, device=cu_seqlens.device)
         lanes = next_power_of_2(num_sequences + 1)
-        _list_tiles[(1,)](cu_seqlens, tiles, num_sequences, num_tokens, num_tiles, rows, lanes)
+        _list_tiles[(1,)](
+            cu_seqlens, tiles, num_sequences, num_tokens, num_tiles, rows, lanes
+        )
         return tiles
 
     return forward_pass.once(("attention tiles", num_tokens, rows), make)
@@ -461,12 +543,19 @@ def _tiles(forward_pass: ForwardPass, num_tokens: int, rows: int) -> Tensor:
 
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, qkv: Tensor, forward_pass: ForwardPass, drop: Dropout) -> Tensor:
+    def forward(
+        ctx: Any, qkv: Tensor, forward_pass: ForwardPass, drop: Dropout
+    ) -> Tensor:
         qkv = qkv.contiguous()
         num_tokens, _, num_heads, width = qkv.shape
-        context = torch.empty(num_tokens, num_heads, width, dtype=qkv.dtype, device=qkv.device)
-        # For each row the logarithm of its softmax's sum and, set in the backward pass, delta (see _query_gradient).
-        sums = torch.empty(num_heads, num_tokens, 2, dtype=torch.float32, device=qkv.device)
+        context = torch.empty(
+            num_tokens, num_heads, width, dtype=qkv.dtype, device=qkv.device
+        )
+        # For each row the logarithm of its softmax's sum and, set in the backward pass, delta (see
+        # _query_gradient).
+        sums = torch.empty(
+            num_heads, num_tokens, 2, dtype=torch.float32, device=qkv.device
+        )
         blocks = _blocks("forward", qkv)
         # Each of the three lists is made by the first layer and read by all others.
         tiles = _tiles(forward_pass, num_tokens, blocks.rows)
@@ -489,8 +578,12 @@ class _Attention(torch.autograd.Function):
             blocks.columns,
             **blocks.options,
         )
-        query_tiles = _tiles(forward_pass, num_tokens, _blocks("query gradient", qkv).rows)
-        key_tiles = _tiles(forward_pass, num_tokens, _blocks("key gradient", qkv).columns)
+        query_tiles = _tiles(
+            forward_pass, num_tokens, _blocks("query gradient", qkv).rows
+        )
+        key_tiles = _tiles(
+            forward_pass, num_tokens, _blocks("key gradient", qkv).columns
+        )
         ctx.save_for_backward(qkv, query_tiles, key_tiles, context, sums)
         ctx.drop = drop
         return context
@@ -502,7 +595,11 @@ class _Attention(torch.autograd.Function):
         num_tokens, _, num_heads, width = qkv.shape
         # Not zeroed: the two kernels write every token, padding too.
         qkv_gradient = torch.empty_like(qkv)
-        scale, block, drop = 1 / math.sqrt(width), max(16, next_power_of_2(width)), ctx.drop
+        scale, block, drop = (
+            1 / math.sqrt(width),
+            max(16, next_power_of_2(width)),
+            ctx.drop,
+        )
         # First, as it stores the delta that the keys' kernel reads.
         blocks = _blocks("query gradient", qkv)
         _query_gradient[(len(query_tiles), num_heads)](
@@ -553,6 +650,7 @@ class _Attention(torch.autograd.Function):
 def attention(qkv: Tensor, forward_pass: ForwardPass, dropout: float) -> Tensor:
     """qkv [T, 3, N, H] -> context [T, N, H]. Sequences may be longer than max_seqlen.
 
-    Zero (context and gradient) at tokens beyond cu_seqlens[-1]. bf16 and fp16 use the tensor cores, fp32 does not.
+    Zero (context and gradient) at tokens beyond cu_seqlens[-1]. bf16 and fp16 use the tensor cores,
+    fp32 does not.
     """
     return _Attention.apply(qkv, forward_pass, forward_pass.sites.next(dropout))

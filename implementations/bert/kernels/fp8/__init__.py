@@ -1,12 +1,13 @@
 """fp8 numbers: their formats, the scales of a model's products, and the product itself.
 
-Activations and weights are cast to e4m3, gradients to e5m2 (Micikevicius et al. 2022, arXiv 2209.05433). A tensor is
-multiplied by its scale, cast with saturation, and the product is divided by both scales. The scale brings the largest
-magnitude of the step before to the largest number of the format, so that a tensor is read once; the first step measures
-each tensor itself. In the forward pass the tensor cores keep partial sums at lower precision, in the backward pass not.
+Activations and weights are cast to e4m3, gradients to e5m2 (Micikevicius et al. 2022, arXiv
+2209.05433). A tensor is multiplied by its scale, cast with saturation, and the product is divided
+by both scales. The scale brings the largest magnitude of the step before to the largest number of
+the format, so that a tensor is read once; the first step measures each tensor itself. In the
+forward pass the tensor cores keep partial sums at lower precision, in the backward pass not.
 
-What is not a number must not be hidden by the saturation: NaN stays NaN, and a largest magnitude that is inf or NaN
-makes the step count as not finite, which stops the run.
+What is not a number must not be hidden by the saturation: NaN stays NaN, and a largest magnitude
+that is inf or NaN makes the step count as not finite, which stops the run.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ ROW_MULTIPLE = 16  # what the hardware's product wants of every dimension
 class Target:
     """Where and how a kernel casts a tensor to fp8.
 
-    scale: what it is multiplied by; inverse: what undoes that; largest: raised to its largest magnitude; None if not
-    tracked. fp32, 0-d.
+    scale: what it is multiplied by; inverse: what undoes that; largest: raised to its largest
+    magnitude; None if not tracked. fp32, 0-d.
     """
 
     dtype: torch.dtype
@@ -47,18 +48,22 @@ class Target:
 
 
 class Scaling:
-    """Scales of all fp8 products of a model, and the largest magnitudes seen in the step in progress.
+    """Scales of all fp8 products of a model, and the largest magnitudes seen in the step in
+    progress.
 
-    scales, inverses, largest: fp32 [products, 3] on the device, by INPUT, WEIGHT and GRADIENT. ``calibrated``: a step
-    has measured them, so that a scale is known before its tensor is computed. ``evaluates``: an evaluation in fp8 is
-    under way, which changes nothing here. Both are known on the host, because they decide which kernels run.
+    scales, inverses, largest: fp32 [products, 3] on the device, by INPUT, WEIGHT and GRADIENT.
+    ``calibrated``: a step has measured them, so that a scale is known before its tensor is
+    computed. ``evaluates``: an evaluation in fp8 is under way, which changes nothing here. Both are
+    known on the host, because they decide which kernels run.
     """
 
     def __init__(self, num_products: int, device: torch.device) -> None:
         self.calibrated = self.evaluates = False
         self.scales, self.inverses = torch.ones(2, num_products, 3, device=device)
         self.largest = torch.zeros(num_products, 3, device=device)
-        self.maxima = torch.tensor([torch.finfo(dtype).max for dtype in FORMATS], device=device)
+        self.maxima = torch.tensor(
+            [torch.finfo(dtype).max for dtype in FORMATS], device=device
+        )
 
     def target(self, number: int, which: int) -> Target:
         """Cast target of one tensor of a product, with the scale known in advance."""
@@ -77,7 +82,8 @@ class Scaling:
     def evaluation(self, calibrated: bool = False) -> Iterator[None]:
         """Inside, products without a backward pass are in fp8 if a step has measured scales.
 
-        calibrated: as if one had, with the scales that are there, for a graph that is recorded before the first step.
+        calibrated: as if one had, with the scales that are there, for a graph that is recorded
+        before the first step.
         """
         before = self.calibrated
         self.calibrated = before or calibrated
@@ -95,25 +101,34 @@ class Scaling:
         # The infinity norm is the largest magnitude, without a copy of abs(x).
         seen = torch.linalg.vector_norm(x, float("inf"), dtype=torch.float32)
         # Zeros alone, or an inf, give no scale: 1.
-        scale = torch.where((seen > 0) & torch.isfinite(seen), self.maxima[which] / seen, 1.0)
-        return Target(dtype=target.dtype, scale=scale, inverse=1 / scale, largest=target.largest)
+        scale = torch.where(
+            (seen > 0) & torch.isfinite(seen), self.maxima[which] / seen, 1.0
+        )
+        return Target(
+            dtype=target.dtype, scale=scale, inverse=1 / scale, largest=target.largest
+        )
 
     @torch.no_grad()
     def update(self, world: World) -> Tensor:
-        """After a step: scales from the largest magnitudes seen in it. A tensor with none, or with inf, keeps its.
+        """After a step: scales from the largest magnitudes seen in it. A tensor with none, or with
+        inf, keeps its.
 
-        The magnitudes are those of all ranks (a collective): equal scales everywhere, so that the ranks' gradients have
-        the same resolution, and the checkpoint of rank 0 holds what every rank needs to resume exactly. 72 x 3 numbers
-        for BERT-large are as quick as the smallest message, some ten microseconds of a step; to collect the scales of
-        every rank only for a checkpoint would save that, at the price of a checkpoint that depends on the ranks' order.
+        The magnitudes are those of all ranks (a collective): equal scales everywhere, so that the
+        ranks' gradients have the same resolution, and the checkpoint of rank 0 holds what every
+        rank needs to resume exactly. 72 x 3 numbers for BERT-large are as quick as the smallest
+        message, some ten microseconds of a step; to collect the scales of every rank only for a
+        checkpoint would save that, at the price of a checkpoint that depends on the ranks' order.
 
         Returns whether all magnitudes were finite (bool, 0-d).
         """
-        # As integers: the order of magnitudes is that of their bits, with NaN on top, which a maximum might drop.
+        # As integers: the order of magnitudes is that of their bits, with NaN on top, which a
+        # maximum might drop.
         world.max(self.largest.view(torch.int32))
         seen = self.largest
         finite = torch.isfinite(seen)
-        self.scales.copy_(torch.where((seen > 0) & finite, self.maxima / seen, self.scales))
+        self.scales.copy_(
+            torch.where((seen > 0) & finite, self.maxima / seen, self.scales)
+        )
         self.inverses.copy_(1 / self.scales)
         # In place: captured kernels raise the numbers in this memory.
         self.largest.zero_()
@@ -150,14 +165,23 @@ def product(
     fast: bool,
     out: Tensor | None = None,
 ) -> Tensor:
-    """a [M, K] row-major times b [K, N] column-major, both fp8, times both factors, plus bias [N] -> [M, N].
+    """a [M, K] row-major times b [K, N] column-major, both fp8, times both factors, plus bias [N]
+    -> [M, N].
 
-    ``fast`` lets the tensor cores keep their partial sums at lower precision. out: of ``dtype``, written where given.
+    ``fast`` lets the tensor cores keep their partial sums at lower precision. out: of ``dtype``,
+    written where given.
     """
     # cuBLAS on the hardware; elsewhere the exact product of the same fp8 numbers, in fp32.
     if a.is_cuda:
         return torch._scaled_mm(
-            a, b, a_inverse, b_inverse, bias=bias, out_dtype=dtype, use_fast_accum=fast, out=out
+            a,
+            b,
+            a_inverse,
+            b_inverse,
+            bias=bias,
+            out_dtype=dtype,
+            use_fast_accum=fast,
+            out=out,
         )
     y = (a.float() @ b.float()) * (a_inverse * b_inverse)
     y = (y if bias is None else y + bias).to(dtype)

@@ -1,11 +1,13 @@
-"""Casts to fp8, and what the products want of the result: both orders, since Hopper's matrix instructions take the
-summed dimension innermost in either operand, and a tensor is summed over one dimension forward, the other backward.
+"""Casts to fp8, and what the products want of the result: both orders, since Hopper's matrix
+instructions take the summed dimension innermost in either operand, and a tensor is summed over one
+dimension forward, the other backward.
 
-Elementwise kernels work on square tiles and write both orders at once. A kernel that works on whole rows writes the row
-order alone, and ``transpose`` makes the other one in the backward pass, from one byte an element to one.
+Elementwise kernels work on square tiles and write both orders at once. A kernel that works on whole
+rows writes the row order alone, and ``transpose`` makes the other one in the backward pass, from
+one byte an element to one.
 
-A tile's largest magnitude goes to memory by one atomic maximum of its bits as an integer, whose order is that of the
-magnitudes, inf and NaN above them. Saturation lets NaN through.
+A tile's largest magnitude goes to memory by one atomic maximum of its bits as an integer, whose
+order is that of the magnitudes, inf and NaN above them. Saturation lets NaN through.
 """
 
 # mypy: allow-untyped-defs
@@ -23,33 +25,53 @@ from bert.kernels.support.triton_support import constexpr, jit, tl
 
 @jit
 def by_eights(offset, inside):
-    """Offsets of a tile [R, C] of fp8 numbers in rows of a multiple of 16, with less alignment than Triton could infer.
+    """Offsets of a tile [R, C] of fp8 numbers in rows of a multiple of 16, with less alignment than
+    Triton could infer.
 
-    It would give each thread 16 of a row, the widest store, and would lay out the whole kernel for that: loads of bf16
-    that skip every other 16 bytes, and in kernels on whole rows sums across warps and twice the registers. Here it
-    learns of eight in line, as many as a thread loads of bf16 at once; the select makes it forget the others.
+    It would give each thread 16 of a row, the widest store, and would lay out the whole kernel for
+    that: loads of bf16 that skip every other 16 bytes, and in kernels on whole rows sums across
+    warps and twice the registers. Here it learns of eight in line, as many as a thread loads of
+    bf16 at once; the select makes it forget the others.
     """
-    return tl.max_contiguous(tl.multiple_of(tl.where(inside, offset, 0), [1, 8]), [1, 8])
+    return tl.max_contiguous(
+        tl.multiple_of(tl.where(inside, offset, 0), [1, 8]), [1, 8]
+    )
 
 
 @jit
 def magnitude_bits(value):
-    """The magnitudes of fp32 numbers as integers of the same order; inf is above all numbers, NaN above inf."""
+    """The magnitudes of fp32 numbers as integers of the same order; inf is above all numbers, NaN
+    above inf.
+    """
     return value.to(tl.int32, bitcast=True) & 0x7FFFFFFF
 
 
 @jit
 def to_fp8(value, scale, maximum: constexpr, dtype: constexpr):
-    """fp32 -> fp8: scaled, rounded to nearest, beyond the largest number cut off to it; NaN stays NaN."""
-    return tl.clamp(value * scale, -maximum, maximum, propagate_nan=tl.PropagateNan.ALL).to(dtype)
+    """fp32 -> fp8: scaled, rounded to nearest, beyond the largest number cut off to it; NaN stays
+    NaN.
+    """
+    return tl.clamp(
+        value * scale, -maximum, maximum, propagate_nan=tl.PropagateNan.ALL
+    ).to(dtype)
 
 
 @jit
 def store_both_orders(
-    value, cast, transposed, scale, largest, row, column, num_rows, num_columns, maximum: constexpr
+    value,
+    cast,
+    transposed,
+    scale,
+    largest,
+    row,
+    column,
+    num_rows,
+    num_columns,
+    maximum: constexpr,
 ):
-    """Writes a tile (fp32, 0 outside of the tensor) as fp8 in both orders, and raises the largest magnitude; the
-    transposed order and the magnitude only where there is room for them."""
+    """Writes a tile (fp32, 0 outside of the tensor) as fp8 in both orders, and raises the largest
+    magnitude; the transposed order and the magnitude only where there is room for them.
+    """
     # Before scaling: the next step's scale follows from the true magnitude.
     if largest is not None:
         tl.atomic_max(largest, tl.max(magnitude_bits(value)), sem="relaxed")
@@ -81,7 +103,8 @@ def _cast_transpose(
     block_rows: constexpr,
     block: constexpr,
 ):
-    # One dimension of programs, columns fastest: the second dimension of a grid is limited to 65,535.
+    # One dimension of programs, columns fastest: the second dimension of a grid is limited to
+    # 65,535.
     blocks_across = tl.cdiv(num_columns, block)
     column = tl.program_id(0) % blocks_across * block + tl.arange(0, block)
     tile = tl.program_id(0) // blocks_across
@@ -94,13 +117,23 @@ def _cast_transpose(
         line = partials + tile.to(tl.int64) * num_columns + column
         tl.store(line, tl.sum(value, axis=0), mask=column < num_columns)
     store_both_orders(
-        value, cast, transposed, scale, largest, row, column, num_rows, num_columns, maximum
+        value,
+        cast,
+        transposed,
+        scale,
+        largest,
+        row,
+        column,
+        num_rows,
+        num_columns,
+        maximum,
     )
 
 
 @jit
 def _transpose(x, output, num_rows, num_words, block: constexpr):
-    # Words of four bytes: four rows of them become four columns, byte by byte, in the registers of a thread.
+    # Words of four bytes: four rows of them become four columns, byte by byte, in the registers of
+    # a thread.
     blocks_across = tl.cdiv(num_words, block)
     word = tl.program_id(0) % blocks_across * block + tl.arange(0, block)
     quad = tl.program_id(0) // blocks_across * block + tl.arange(0, block)
@@ -119,9 +152,13 @@ def _transpose(x, output, num_rows, num_words, block: constexpr):
         tl.store(across + byte * num_quads, tl.trans(low | (high << 16)), mask=inside_t)
 
 
-def new_both_orders(num_rows: int, num_columns: int, target: Target) -> tuple[Tensor, Tensor]:
+def new_both_orders(
+    num_rows: int, num_columns: int, target: Target
+) -> tuple[Tensor, Tensor]:
     """Room for a tensor in fp8 [R, C] and transposed [C, R]."""
-    cast = torch.empty(num_rows, num_columns, dtype=target.dtype, device=target.scale.device)
+    cast = torch.empty(
+        num_rows, num_columns, dtype=target.dtype, device=target.scale.device
+    )
     return cast, cast.new_empty(num_columns, num_rows)
 
 
@@ -134,13 +171,18 @@ def cast_arguments(target: Target | None) -> dict[str, Any]:
     """Keyword arguments of a kernel that may cast its result; without a target it does not."""
     if target is None:
         return {"cast_scale": None, "largest": None, "maximum": 0.0}
-    return {"cast_scale": target.scale, "largest": bits(target.largest), "maximum": target.maximum}
+    return {
+        "cast_scale": target.scale,
+        "largest": bits(target.largest),
+        "maximum": target.maximum,
+    }
 
 
 def cast_transpose(
     x: Tensor, target: Target, column_sums: bool = False
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """x [R, C] in fp8 [R, C], transposed [C, R], and if wanted its sums over rows [C] in its own type.
+    """x [R, C] in fp8 [R, C], transposed [C, R], and if wanted its sums over rows [C] in its own
+    type.
 
     R and C must be multiples of 16, as for the product.
     Reads 2 bytes an element (bf16) and writes 1 + 1; raises ``target.largest`` to max |x|.
@@ -153,9 +195,25 @@ def cast_transpose(
         return cast, cast.t().contiguous(), x.sum(0) if column_sums else None
     cast, transposed = new_both_orders(x.shape[0], x.shape[1], target)
     shape = launches.blocks("cast", x.device).tiles(*x.shape)[0], x.shape[1]
-    partials = torch.empty(shape, dtype=torch.float32, device=x.device) if column_sums else None
-    _start_cast(x, cast, transposed, partials, target.scale, bits(target.largest), target.maximum)
-    return cast, transposed, None if partials is None else arithmetic.column_sums(partials, x.dtype)
+    partials = (
+        torch.empty(shape, dtype=torch.float32, device=x.device)
+        if column_sums
+        else None
+    )
+    _start_cast(
+        x,
+        cast,
+        transposed,
+        partials,
+        target.scale,
+        bits(target.largest),
+        target.maximum,
+    )
+    return (
+        cast,
+        transposed,
+        None if partials is None else arithmetic.column_sums(partials, x.dtype),
+    )
 
 
 def cast_rows(x: Tensor, target: Target, out: Tensor | None = None) -> Tensor:
@@ -163,7 +221,11 @@ def cast_rows(x: Tensor, target: Target, out: Tensor | None = None) -> Tensor:
 
     R and C as of ``cast_transpose``. Reads 2 bytes an element (bf16) and writes 1; raises nothing.
     """
-    cast = torch.empty(x.shape, dtype=target.dtype, device=x.device) if out is None else out
+    cast = (
+        torch.empty(x.shape, dtype=target.dtype, device=x.device)
+        if out is None
+        else out
+    )
     if not triton_support.supported(x.device):
         return cast.copy_(_plain(x, target))
     _start_cast(x, cast, None, None, target.scale, None, target.maximum)
@@ -189,7 +251,11 @@ def _start_cast(x: Tensor, cast: Tensor, *arguments: Any) -> None:
 
 
 def _plain(x: Tensor, target: Target) -> Tensor:
-    return (x.float() * target.scale).clamp(-target.maximum, target.maximum).to(target.dtype)
+    return (
+        (x.float() * target.scale)
+        .clamp(-target.maximum, target.maximum)
+        .to(target.dtype)
+    )
 
 
 def transpose(x: Tensor) -> Tensor:
@@ -203,6 +269,11 @@ def transpose(x: Tensor) -> Tensor:
     words, block = num_columns // 4, take.columns // 4
     grid = (-(-words // block) * -(-num_rows // take.rows),)
     _transpose[grid](
-        x.view(torch.int32), output.view(torch.int32), num_rows, words, block, **take.options
+        x.view(torch.int32),
+        output.view(torch.int32),
+        num_rows,
+        words,
+        block,
+        **take.options,
     )
     return output

@@ -1,10 +1,12 @@
-"""A linear layer in fp8: x W^T forward, dy W and dy^T x backward, each operand with one scale a tensor.
+"""A linear layer in fp8: x W^T forward, dy W and dy^T x backward, each operand with one scale a
+tensor.
 
-Its input comes in fp8 from the kernel that computed it, or is cast here, in both orders in one pass, as the weight and
-the gradient are. Where there is no such hardware the product is done in fp32 on the same fp8 numbers.
+Its input comes in fp8 from the kernel that computed it, or is cast here, in both orders in one
+pass, as the weight and the gradient are. Where there is no such hardware the product is done in
+fp32 on the same fp8 numbers.
 
-In an evaluation weights do not change: each is cast once, before its first batch, and nothing is kept for a backward
-pass.
+In an evaluation weights do not change: each is cast once, before its first batch, and nothing is
+kept for a backward pass.
 """
 
 from __future__ import annotations
@@ -15,9 +17,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bert.kernels.fp8 import GRADIENT, INPUT, ROW_MULTIPLE, WEIGHT, Scaling, Target, product
+from bert.kernels.fp8 import (
+    GRADIENT,
+    INPUT,
+    ROW_MULTIPLE,
+    WEIGHT,
+    Scaling,
+    Target,
+    product,
+)
 from bert.kernels.fp8.cast import cast_rows, cast_transpose, transpose
-from bert.kernels.support.weight_gradient import parameters_of, pop_grad_buffer, write_into
+from bert.kernels.support.weight_gradient import (
+    parameters_of,
+    pop_grad_buffer,
+    write_into,
+)
 
 
 class Held(NamedTuple):
@@ -35,7 +49,9 @@ class Fp8Linear:
         self.held: Held | None = None
 
     def runs(self, training: bool) -> bool:
-        """Whether the product is done in fp8: in training, and in evaluations once there are scales."""
+        """Whether the product is done in fp8: in training, and in evaluations once there are
+        scales.
+        """
         return training or self.scaling.evaluates
 
     def takes_cast(self, num_rows: int) -> bool:
@@ -48,12 +64,15 @@ class Fp8Linear:
 
     @torch.no_grad()
     def hold(self, weight: Tensor) -> None:
-        """Casts the weight [N, K] for the evaluation that begins; each time into the memory where a graph reads it."""
+        """Casts the weight [N, K] for the evaluation that begins; each time into the memory where a
+        graph reads it.
+        """
         target = self.scaling.target_for(weight, self.number, WEIGHT)
         # Allocated once, as a captured evaluation reads the same memory every time.
         if self.held is None:
             self.held = Held(
-                torch.empty_like(weight, dtype=target.dtype), torch.empty_like(target.inverse)
+                torch.empty_like(weight, dtype=target.dtype),
+                torch.empty_like(target.inverse),
             )
         cast_rows(weight, target, out=self.held.cast)
         self.held.inverse.copy_(target.inverse)
@@ -61,16 +80,21 @@ class Fp8Linear:
     def held_product(
         self, x8: Tensor, x_inverse: Tensor, bias: Tensor | None, dtype: torch.dtype
     ) -> Tensor:
-        """x8 [T, K] times the weight that is held, plus bias [N] -> [T, N] of ``dtype``, without gradients."""
+        """x8 [T, K] times the weight that is held, plus bias [N] -> [T, N] of ``dtype``, without
+        gradients.
+        """
         assert self.held is not None
-        return product(x8, self.held.cast.t(), x_inverse, self.held.inverse, bias, dtype, fast=True)
+        return product(
+            x8, self.held.cast.t(), x_inverse, self.held.inverse, bias, dtype, fast=True
+        )
 
     def __call__(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, x8: Tensor | None = None
     ) -> Tensor:
         """x [T, K], weight [N, K], bias [N] -> [T, N] in x's type. N and K are multiples of 16.
 
-        x8: x in fp8, as ``target(INPUT)`` says, where it is there already. In an evaluation the weight held counts.
+        x8: x in fp8, as ``target(INPUT)`` says, where it is there already. In an evaluation the
+        weight held counts.
         """
         num_rows = x.shape[0]
         missing = -num_rows % ROW_MULTIPLE
@@ -112,7 +136,9 @@ class _Fp8Product(torch.autograd.Function):
         ctx.scaling, ctx.number = scaling, number
         ctx.sums_bias = bias is not None and ctx.needs_input_grad[3]
         ctx.sources = parameters_of(weight)
-        return product(x8, w8.t(), x_target.inverse, w_target.inverse, bias, x.dtype, fast=True)
+        return product(
+            x8, w8.t(), x_target.inverse, w_target.inverse, bias, x.dtype, fast=True
+        )
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
@@ -120,14 +146,19 @@ class _Fp8Product(torch.autograd.Function):
         gradient = gradient.contiguous()
         # e5m2: gradients span more magnitudes than activations, and need fewer digits.
         target = ctx.scaling.target_for(gradient, ctx.number, GRADIENT)
-        g8, g8_t, bias_gradient = cast_transpose(gradient, target, column_sums=ctx.sums_bias)
+        g8, g8_t, bias_gradient = cast_transpose(
+            gradient, target, column_sums=ctx.sums_bias
+        )
         # (T, N) times (N, K).
         dtype = gradient.dtype
-        x_gradient = product(g8, w8_t.t(), target.inverse, w_inverse, None, dtype, fast=False)
+        x_gradient = product(
+            g8, w8_t.t(), target.inverse, w_inverse, None, dtype, fast=False
+        )
         x8_t = transpose(x8) if x8_t is None else x8_t
         # (N, T) times (T, K), written into the optimizer's buffer where it has one.
         operands = g8_t, x8_t.t(), target.inverse, x_inverse, None, dtype
         weight_gradient = write_into(
-            pop_grad_buffer(ctx.sources), lambda out: product(*operands, fast=False, out=out)
+            pop_grad_buffer(ctx.sources),
+            lambda out: product(*operands, fast=False, out=out),
         )
         return x_gradient, None, weight_gradient, bias_gradient, None, None

@@ -1,1 +1,3 @@
-"""The model's and the optimizer's operations: a Triton kernel beside its plain PyTorch reference."""
+"""The model's and the optimizer's operations: a Triton kernel beside its plain PyTorch
+reference.
+"""

@@ -1,15 +1,17 @@
 """GELU(x + bias), by the tanh formula, which is the benchmark's, or exact (erf).
 
-Fused, each pass reads its inputs and writes its result once; the backward pass recomputes x + bias and sums the bias'
-gradient over rows on the way, always in the same order.
+Fused, each pass reads its inputs and writes its result once; the backward pass recomputes x + bias
+and sums the bias' gradient over rows on the way, always in the same order.
 
-The exact form computes the normal distribution function from exp(-x^2/2), which its derivative needs anyway, and the
-polynomial 7.1.26 of Abramowitz and Stegun; its error is below 1e-7, as that of libm's fp32 erf, at half the
-instructions. They matter: an H200 is bound by instructions above about 28 per element at 4 bytes, above 41 at 6.
-Compiled for sm_90 the passes take 28 and 32, by the tanh formula 19 and 27.
+The exact form computes the normal distribution function from exp(-x^2/2), which its derivative
+needs anyway, and the polynomial 7.1.26 of Abramowitz and Stegun; its error is below 1e-7, as that
+of libm's fp32 erf, at half the instructions. They matter: an H200 is bound by instructions above
+about 28 per element at 4 bytes, above 41 at 6. Compiled for sm_90 the passes take 28 and 32, by the
+tanh formula 19 and 27.
 
-Kept beside libraries: torch.compile's forward pass is as good, its bias gradient a second pass over memory; Liger has
-GELU with gates only; apex's and cublasLt's epilogues do not return GELU's input, which then costs a product.
+Kept beside libraries: torch.compile's forward pass is as good, its bias gradient a second pass over
+memory; Liger has GELU with gates only; apex's and cublasLt's epilogues do not return GELU's input,
+which then costs a product.
 """
 
 # mypy: allow-untyped-defs
@@ -36,7 +38,11 @@ def reference(x: Tensor, bias: Tensor, approximate: str) -> Tensor:
 def _case(
     rows: int, width: int, approximate: str, spread: float = 1.0
 ) -> Callable[[Draw], tuple[Any, ...]]:
-    return lambda draw: (draw.normal(rows, width) * spread, draw.normal(width), approximate)
+    return lambda draw: (
+        draw.normal(rows, width) * spread,
+        draw.normal(width),
+        approximate,
+    )
 
 
 CASES: list[Case] = [
@@ -62,15 +68,23 @@ def _value_and_slope(h, tanh: constexpr):
     if tanh:
         # 1/2 (1 + tanh(u)) is the logistic function of 2u; u = sqrt(2/pi) (h + 0.044715 h^3).
         square = h * h
-        power = -2.302208198144325 * h * (1.0 + 0.044715 * square)  # 2 sqrt(2/pi) log2(e)
+        power = (
+            -2.302208198144325 * h * (1.0 + 0.044715 * square)
+        )  # 2 sqrt(2/pi) log2(e)
         gate = 1.0 / (1.0 + tl.exp2(power))
-        slope = gate + h * gate * (1.0 - gate) * (1.5957691216057308 * (1.0 + 0.134145 * square))
+        slope = gate + h * gate * (1.0 - gate) * (
+            1.5957691216057308 * (1.0 + 0.134145 * square)
+        )
     else:
         density = tl.exp2(-0.7213475204444817 * h * h)  # exp(-h^2 / 2)
         t = 1.0 / (1.0 + 0.23164190 * tl.abs(h))  # 0.3275911 |h| / sqrt(2)
         tail = t * (
             0.127414796
-            + t * (-0.142248368 + t * (0.7107068705 + t * (-0.7265760135 + t * 0.5307027145)))
+            + t
+            * (
+                -0.142248368
+                + t * (0.7107068705 + t * (-0.7265760135 + t * 0.5307027145))
+            )
         )
         tail *= density  # the distribution function at -|h|; the coefficients are halved for it
         gate = tl.where(h < 0.0, tail, 1.0 - tail)
@@ -80,9 +94,17 @@ def _value_and_slope(h, tanh: constexpr):
 
 @jit
 def _forward(
-    x, bias, output, num_rows, width, tanh: constexpr, block_rows: constexpr, block: constexpr
+    x,
+    bias,
+    output,
+    num_rows,
+    width,
+    tanh: constexpr,
+    block_rows: constexpr,
+    block: constexpr,
 ):
-    # One dimension of programs, columns fastest: the second dimension of a grid is limited to 65,535.
+    # One dimension of programs, columns fastest: the second dimension of a grid is limited to
+    # 65,535.
     num_columns = tl.cdiv(width, block)
     column = tl.program_id(0) % num_columns * block + tl.arange(0, block)
     row = tl.program_id(0) // num_columns * block_rows + tl.arange(0, block_rows)
@@ -113,7 +135,9 @@ def _backward(
     b = tl.load(bias + column, mask=in_column, other=0.0).to(tl.float32)
     total = tl.zeros([block], tl.float32)
     # Down its columns, with the sum for the bias in registers.
-    for tile in range(tl.program_id(1), tl.cdiv(num_rows, block_rows), tl.num_programs(1)):
+    for tile in range(
+        tl.program_id(1), tl.cdiv(num_rows, block_rows), tl.num_programs(1)
+    ):
         row = tile * block_rows + tl.arange(0, block_rows)
         inside = (row < num_rows)[:, None] & in_column[None, :]
         offset = row.to(tl.int64)[:, None] * width + column[None, :]
@@ -123,7 +147,9 @@ def _backward(
         dh = dy * slope
         tl.store(x_gradient + offset, dh.to(x_gradient.dtype.element_ty), mask=inside)
         total += tl.sum(dh, axis=0)
-    tl.store(partials + tl.program_id(1).to(tl.int64) * width + column, total, mask=in_column)
+    tl.store(
+        partials + tl.program_id(1).to(tl.int64) * width + column, total, mask=in_column
+    )
 
 
 class _BiasGelu(torch.autograd.Function):
@@ -136,7 +162,15 @@ class _BiasGelu(torch.autograd.Function):
         take, tanh = launches.blocks("bias_gelu", x.device), approximate == "tanh"
         grid = (take.tiles(num_rows, width)[1],)
         _forward[grid](
-            x, bias, output, num_rows, width, tanh, take.rows, take.columns, **take.options
+            x,
+            bias,
+            output,
+            num_rows,
+            width,
+            tanh,
+            take.rows,
+            take.columns,
+            **take.options,
         )
         ctx.save_for_backward(x, bias)
         ctx.tanh = tanh
@@ -153,7 +187,8 @@ class _BiasGelu(torch.autograd.Function):
         num_columns = num_tiles // down
         # All resident programs, divided among the blocks of columns.
         programs = -(
-            -triton_support.num_programs(x.device, take.programs, num_tiles) // num_columns
+            -triton_support.num_programs(x.device, take.programs, num_tiles)
+            // num_columns
         )
         partials = torch.empty(programs, width, dtype=torch.float32, device=x.device)
         x_gradient = torch.empty_like(x)

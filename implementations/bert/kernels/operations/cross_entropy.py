@@ -1,10 +1,11 @@
 """Cross-entropy of the masked-LM head over a vocabulary padded for speed.
 
-Fused, the forward pass reads the logits once, and the backward pass overwrites them by their gradient: a hundred
-megabytes less, and no softmax is stored. A second backward pass is an error, as the logits are gone.
+Fused, the forward pass reads the logits once, and the backward pass overwrites them by their
+gradient: a hundred megabytes less, and no softmax is stored. A second backward pass is an error, as
+the logits are gone.
 
-Kept beside libraries: Liger's moves as many bytes, but reads the number of labels and the incoming gradient on the
-host, which a CUDA graph does not allow; it is in no NGC image.
+Kept beside libraries: Liger's moves as many bytes, but reads the number of labels and the incoming
+gradient on the host, which a CUDA graph does not allow; it is in no NGC image.
 """
 
 # mypy: allow-untyped-defs
@@ -26,9 +27,11 @@ IGNORE = -100
 
 
 def reference(logits: Tensor, labels: Tensor, vocab_size: int) -> Tensor:
-    """Loss of each row: logits [M, V], labels int [M] (-100 = no label) -> float [M], 0 where there is no label.
+    """Loss of each row: logits [M, V], labels int [M] (-100 = no label) -> float [M], 0 where there
+    is no label.
 
-    Columns from ``vocab_size`` on are padding and excluded from the softmax. At least fp32 throughout.
+    Columns from ``vocab_size`` on are padding and excluded from the softmax. At least fp32
+    throughout.
     """
     logits = logits[:, :vocab_size]
     if logits.dtype in (torch.float16, torch.bfloat16):
@@ -42,7 +45,11 @@ def _case(
     def build(draw: Draw) -> tuple[Any, ...]:
         labels = draw.integers(vocab_size, rows).long()
         ignored = torch.arange(rows, device=labels.device) % 5 == 3
-        return draw.normal(rows, width) * spread, torch.where(ignored, IGNORE, labels), vocab_size
+        return (
+            draw.normal(rows, width) * spread,
+            torch.where(ignored, IGNORE, labels),
+            vocab_size,
+        )
 
     return build
 
@@ -71,7 +78,8 @@ def _forward(
     within = tl.arange(0, depth)[:, None] * block + tl.arange(0, block)[None, :]
     maximum = tl.full([block], float("-inf"), tl.float32)
     total = tl.zeros([block], tl.float32)
-    # An online softmax in each of ``block`` lanes, over ``depth`` logits at a time: 1 + 1/depth exps per logit.
+    # An online softmax in each of ``block`` lanes, over ``depth`` logits at a time: 1 + 1/depth
+    # exps per logit.
     for begin in range(0, width, depth * block):
         column = begin + within
         # Loads are bounded by the padded width, a multiple of 8, so that they are 16 bytes wide.
@@ -80,10 +88,14 @@ def _forward(
         larger = tl.maximum(maximum, tl.max(x, axis=0))
         # A lane that has seen padding alone: -inf minus -inf would be nan.
         shift = tl.where(larger == float("-inf"), 0.0, larger)
-        total = total * tl.exp(maximum - shift) + tl.sum(tl.exp(x - shift[None, :]), axis=0)
+        total = total * tl.exp(maximum - shift) + tl.sum(
+            tl.exp(x - shift[None, :]), axis=0
+        )
         maximum = larger
     row_maximum = tl.max(maximum, axis=0)
-    log_sum = row_maximum + tl.log(tl.sum(total * tl.exp(maximum - row_maximum), axis=0))
+    log_sum = row_maximum + tl.log(
+        tl.sum(total * tl.exp(maximum - row_maximum), axis=0)
+    )
     label = tl.load(labels + row)
     counts = label != ignore
     chosen = tl.load(line + label, mask=counts, other=0.0).to(tl.float32)
@@ -93,7 +105,14 @@ def _forward(
 
 @jit
 def _backward(
-    gradient, logits, labels, log_sums, width, vocab_size, ignore: constexpr, block: constexpr
+    gradient,
+    logits,
+    labels,
+    log_sums,
+    width,
+    vocab_size,
+    ignore: constexpr,
+    block: constexpr,
 ):
     row = tl.program_id(0)
     line = logits + row.to(tl.int64) * width
@@ -114,12 +133,22 @@ class _CrossEntropy(torch.autograd.Function):
     def forward(ctx: Any, logits: Tensor, labels: Tensor, vocab_size: int) -> Tensor:
         assert logits.is_contiguous(), "the gradient is written over the logits"
         num_rows, width = logits.shape
-        losses, log_sums = torch.empty(2, num_rows, dtype=torch.float32, device=logits.device)
+        losses, log_sums = torch.empty(
+            2, num_rows, dtype=torch.float32, device=logits.device
+        )
         if num_rows:
             take = launches.blocks("cross_entropy forward", logits.device)
             sizes = take.rows, take.columns
             _forward[(num_rows,)](
-                logits, labels, losses, log_sums, width, vocab_size, IGNORE, *sizes, **take.options
+                logits,
+                labels,
+                losses,
+                log_sums,
+                width,
+                vocab_size,
+                IGNORE,
+                *sizes,
+                **take.options,
             )
         ctx.save_for_backward(logits, labels, log_sums)
         ctx.vocab_size = vocab_size

@@ -1,23 +1,26 @@
 """The end of both halves of an encoder layer: LayerNorm(residual + dropout(x + bias)).
 
-The result is returned twice, for the next product and for the residual connection around it, so that the kernel can add
-up their gradients; those of one tensor used twice would be summed in a separate pass over memory.
+The result is returned twice, for the next product and for the residual connection around it, so
+that the kernel can add up their gradients; those of one tensor used twice would be summed in a
+separate pass over memory.
 
-Fused, the forward pass reads x and the residual once and writes the result; the backward pass reads them again with
-the incoming gradient and recomputes sum and dropout, so that only two numbers per row are stored. Gradients of bias,
-weight and norm_bias are summed over rows within each program, then over programs, always in the same order.
+Fused, the forward pass reads x and the residual once and writes the result; the backward pass reads
+them again with the incoming gradient and recomputes sum and dropout, so that only two numbers per
+row are stored. Gradients of bias, weight and norm_bias are summed over rows within each program,
+then over programs, always in the same order.
 
-With ``pre_norm`` the second result is the sum that was normalized, the residual stream of a Pre-LN layer, which may
-begin here (no residual). Fused, that sum is stored for the backward pass instead of the operands, and normalized after
-rounding; the gradients of both results are added up in the same pass.
+With ``pre_norm`` the second result is the sum that was normalized, the residual stream of a Pre-LN
+layer, which may begin here (no residual). Fused, that sum is stored for the backward pass instead
+of the operands, and normalized after rounding; the gradients of both results are added up in the
+same pass.
 
-With a Target, the forward pass also writes the result in fp8 for the next product, one more byte per element instead of
-four of a separate cast; the backward pass writes x's gradient in fp8 only. Both round to x's type first, and so equal a
-separate cast.
+With a Target, the forward pass also writes the result in fp8 for the next product, one more byte
+per element instead of four of a separate cast; the backward pass writes x's gradient in fp8 only.
+Both round to x's type first, and so equal a separate cast.
 
-Kept beside libraries: Liger's and TransformerEngine's LayerNorm take neither dropout nor residual, so that the sum is
-written and read once more; torch.compile fuses all of it, but not the cast in both orders, nor the mask's recomputation
-from a seed that a replayed graph changes.
+Kept beside libraries: Liger's and TransformerEngine's LayerNorm take neither dropout nor residual,
+so that the sum is written and read once more; torch.compile fuses all of it, but not the cast in
+both orders, nor the mask's recomputation from a seed that a replayed graph changes.
 """
 
 # mypy: allow-untyped-defs
@@ -41,7 +44,13 @@ from bert.kernels.support.arithmetic import (
 )
 from bert.kernels.support.cases import Case, Draw, each_dtype, large
 from bert.kernels.support.dropout import Dropout, DropoutSites, keep_rows
-from bert.kernels.support.triton_support import constexpr, jit, next_power_of_2, row_warps, tl
+from bert.kernels.support.triton_support import (
+    constexpr,
+    jit,
+    next_power_of_2,
+    row_warps,
+    tl,
+)
 
 
 def reference(
@@ -55,7 +64,8 @@ def reference(
     sites: DropoutSites,
     pre_norm: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """x, residual [T, D]; bias, weight, norm_bias [D]. Returns the same [T, D] twice; with ``pre_norm`` it and the sum.
+    """x, residual [T, D]; bias, weight, norm_bias [D]. Returns the same [T, D] twice; with
+    ``pre_norm`` it and the sum.
 
     Dropout is PyTorch's own; only the fused kernel takes a site.
     """
@@ -74,9 +84,23 @@ def _case(
 
     def build(draw: Draw) -> tuple[Any, ...]:
         x, residual = draw.normal(rows, width), draw.normal(rows, width)
-        bias, weight, norm_bias = draw.normal(width), draw.normal(width), draw.normal(width)
+        bias, weight, norm_bias = (
+            draw.normal(width),
+            draw.normal(width),
+            draw.normal(width),
+        )
         sites = DropoutSites(draw.device)
-        return x, bias, None if first else residual, weight, norm_bias, 1e-12, 0.0, sites, pre_norm
+        return (
+            x,
+            bias,
+            None if first else residual,
+            weight,
+            norm_bias,
+            1e-12,
+            0.0,
+            sites,
+            pre_norm,
+        )
 
     return build
 
@@ -86,10 +110,22 @@ CASES: list[Case] = [
     *each_dtype("primes", _case(13, 97)),
     *each_dtype("one_row", _case(1, 24)),
     *each_dtype("pre_norm", _case(13, 97, pre_norm=True), _ROUNDED_SUM, factor=2),
-    *each_dtype("first_pre_norm", _case(7, 24, pre_norm=True, first=True), _ROUNDED_SUM, factor=2),
+    *each_dtype(
+        "first_pre_norm",
+        _case(7, 24, pre_norm=True, first=True),
+        _ROUNDED_SUM,
+        factor=2,
+    ),
     large("48_rows_of_bert_large", _case(24_576, 1024)),
-    large("32_rows_of_bert_1.5b", _case(4_096, 1600, pre_norm=True), _ROUNDED_SUM, factor=2),
-    large("24_rows_of_bert_5b", _case(3_072, 2560, pre_norm=True), _ROUNDED_SUM, factor=2),
+    large(
+        "32_rows_of_bert_1.5b",
+        _case(4_096, 1600, pre_norm=True),
+        _ROUNDED_SUM,
+        factor=2,
+    ),
+    large(
+        "24_rows_of_bert_5b", _case(3_072, 2560, pre_norm=True), _ROUNDED_SUM, factor=2
+    ),
 ]
 
 
@@ -199,14 +235,21 @@ def _backward(
         # The result was returned twice; of Pre-LN the second one is the sum, which is added below.
         if both and bias is not None:
             dy += tl.load(gradient_2 + offset, mask=inside, other=0.0).to(tl.float32)
-        z = tl.load(x + offset, mask=inside, other=0.0).to(tl.float32)  # without bias x is the sum
+        z = tl.load(x + offset, mask=inside, other=0.0).to(
+            tl.float32
+        )  # without bias x is the sum
         # The mask is computed again, not stored.
         keep_scale = tl.full([block_rows, block], 1.0, tl.float32)
         if threshold > 0:
-            keep_scale = tl.where(keep_rows(seed, site, row, column, threshold), scale, 0.0)
+            keep_scale = tl.where(
+                keep_rows(seed, site, row, column, threshold), scale, 0.0
+            )
         if bias is not None:
             h = z + b[None, :]
-            z = tl.load(residual + offset, mask=inside, other=0.0).to(tl.float32) + h * keep_scale
+            z = (
+                tl.load(residual + offset, mask=inside, other=0.0).to(tl.float32)
+                + h * keep_scale
+            )
         mean = tl.load(mean_in + row, mask=in_row, other=0.0)
         rstd = tl.load(rstd_in + row, mask=in_row, other=0.0)
         normalized = tl.where(inside, (z - mean[:, None]) * rstd[:, None], 0.0)
@@ -216,19 +259,25 @@ def _backward(
         dh = tl.where(inside, dz * keep_scale, 0.0)
         if residual_gradient is not None:
             tl.store(
-                residual_gradient + offset, dz.to(residual_gradient.dtype.element_ty), mask=inside
+                residual_gradient + offset,
+                dz.to(residual_gradient.dtype.element_ty),
+                mask=inside,
             )
         # In registers until the end of all tiles; fp32, as thousands of rows are summed.
         bias_sum += tl.sum(dh, axis=0)
         weight_sum += tl.sum(dy * normalized, axis=0)
         norm_bias_sum += tl.sum(dy, axis=0)
         if largest is None:
-            tl.store(x_gradient + offset, dh.to(x_gradient.dtype.element_ty), mask=inside)
+            tl.store(
+                x_gradient + offset, dh.to(x_gradient.dtype.element_ty), mask=inside
+            )
         else:
             # Rounded first, as a separate cast would have read it.
             value = dh.to(x.dtype.element_ty).to(tl.float32)
             magnitude = tl.maximum(magnitude, tl.max(magnitude_bits(value), axis=0))
-            value = to_fp8(value, tl.load(cast_scale), maximum, x_gradient.dtype.element_ty)
+            value = to_fp8(
+                value, tl.load(cast_scale), maximum, x_gradient.dtype.element_ty
+            )
             tl.store(x_gradient + by_eights(offset, inside), value, mask=inside)
     # Bias, weight and norm_bias: (programs, 3, D).
     line = partials + tl.program_id(0).to(tl.int64) * 3 * width + column
@@ -243,7 +292,9 @@ FITTING_WIDTH = 1024  # up to which registers are limited
 
 
 class Operands(NamedTuple):
-    """The tensors of the operation, or their gradients: x, residual [T, D]; bias, weight, norm_bias [D]."""
+    """The tensors of the operation, or their gradients: x, residual [T, D]; bias, weight, norm_bias
+    [D].
+    """
 
     x: Tensor
     bias: Tensor
@@ -265,9 +316,15 @@ class Saved(NamedTuple):
 
 
 def start_forward(
-    operands: Operands, eps: float, drop: Dropout, target: Target | None, pre_norm: bool = False
+    operands: Operands,
+    eps: float,
+    drop: Dropout,
+    target: Target | None,
+    pre_norm: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor | None, Saved]:
-    """Launches the kernel. Returns both results, the first one also in fp8 if there is a target, and Saved."""
+    """Launches the kernel. Returns both results, the first one also in fp8 if there is a target,
+    and Saved.
+    """
     x = operands.x.contiguous()
     residual = None if operands.residual is None else operands.residual.contiguous()
     num_rows, width = x.shape
@@ -299,15 +356,25 @@ def start_forward(
         num_warps=row_warps(take.num_warps, width),
     )
     if sums is not None:
-        return output, sums, cast, Saved(sums, None, residual, operands.weight, mean, rstd)
+        return (
+            output,
+            sums,
+            cast,
+            Saved(sums, None, residual, operands.weight, mean, rstd),
+        )
     saved = Saved(x, operands.bias, residual, operands.weight, mean, rstd)
     # The same memory, but to autograd a second result, not a view.
-    stream = output.new_empty(0).set_(output.untyped_storage(), 0, output.shape, output.stride())
+    stream = output.new_empty(0).set_(
+        output.untyped_storage(), 0, output.shape, output.stride()
+    )
     return output, stream, cast, saved
 
 
 def start_backward(
-    saved: Saved, drop: Dropout, gradients: Sequence[Tensor | None], target: Target | None
+    saved: Saved,
+    drop: Dropout,
+    gradients: Sequence[Tensor | None],
+    target: Target | None,
 ) -> Operands:
     """Launches the kernel on Saved and the gradients of the two results, None for an unused one.
 
@@ -320,10 +387,14 @@ def start_backward(
     num_rows, width = x.shape
     take = launches.blocks("layer norm backward", x.device)
     # A line of partial sums for each program: no more than are resident.
-    num_programs = triton_support.num_programs(x.device, take.programs, -(-num_rows // take.rows))
+    num_programs = triton_support.num_programs(
+        x.device, take.programs, -(-num_rows // take.rows)
+    )
     partials = torch.empty(num_programs, 3, width, dtype=torch.float32, device=x.device)
     x_gradient = torch.empty_like(x, dtype=x.dtype if target is None else target.dtype)
-    residual_gradient = None if saved.residual is None else torch.empty_like(saved.residual)
+    residual_gradient = (
+        None if saved.residual is None else torch.empty_like(saved.residual)
+    )
     _backward[(num_programs,)](
         # With one gradient both names are its memory, and the kernel reads it once.
         gradient_1=given[0],
@@ -350,16 +421,27 @@ def start_backward(
         num_warps=row_warps(take.num_warps, width),
         maxnreg=take.max_registers if width <= FITTING_WIDTH else None,
     )
-    bias_gradient, weight_gradient, norm_bias_gradient = column_sums(partials, saved.weight.dtype)
+    bias_gradient, weight_gradient, norm_bias_gradient = column_sums(
+        partials, saved.weight.dtype
+    )
     return Operands(
-        x_gradient, bias_gradient, residual_gradient, weight_gradient, norm_bias_gradient
+        x_gradient,
+        bias_gradient,
+        residual_gradient,
+        weight_gradient,
+        norm_bias_gradient,
     )
 
 
 class _DropoutAddLayerNorm(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, eps: float, drop: Dropout, target: Target | None, pre_norm: bool, *operands: Any
+        ctx: Any,
+        eps: float,
+        drop: Dropout,
+        target: Target | None,
+        pre_norm: bool,
+        *operands: Any,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         output, stream, cast, saved = start_forward(
             Operands(*operands), eps, drop, target, pre_norm
@@ -392,7 +474,9 @@ def fused(
 ) -> tuple[Tensor, Tensor]:
     """``reference`` in one kernel each way; dropout of the next of ``sites``."""
     operands = Operands(x, bias, residual, weight, norm_bias)
-    y, stream, _ = _DropoutAddLayerNorm.apply(eps, sites.next(dropout), None, pre_norm, *operands)
+    y, stream, _ = _DropoutAddLayerNorm.apply(
+        eps, sites.next(dropout), None, pre_norm, *operands
+    )
     return y, stream
 
 
@@ -405,4 +489,6 @@ def fused_with_cast(
     pre_norm: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """``fused``, and its first result in fp8 [T, D] (no gradient)."""
-    return _DropoutAddLayerNorm.apply(eps, sites.next(dropout), target, pre_norm, *operands)
+    return _DropoutAddLayerNorm.apply(
+        eps, sites.next(dropout), target, pre_norm, *operands
+    )

@@ -1,10 +1,10 @@
 """Embeddings: word + position + segment, LayerNorm, dropout.
 
-Fused, the sum is never stored: the backward pass gathers it again. The tables' gradients are summed in a fixed order
-(``scatter``); PyTorch's own may use atomics.
+Fused, the sum is never stored: the backward pass gathers it again. The tables' gradients are summed
+in a fixed order (``scatter``); PyTorch's own may use atomics.
 
-Kept beside libraries: none sums three tables with LayerNorm and dropout in one pass; it is 0.2% of a modelled step, and
-there for the fixed order.
+Kept beside libraries: none sums three tables with LayerNorm and dropout in one pass; it is 0.2% of
+a modelled step, and there for the fixed order.
 """
 
 # mypy: allow-untyped-defs
@@ -22,7 +22,13 @@ from bert.kernels.support import launches, triton_support
 from bert.kernels.support.arithmetic import centered_rows, column_sums, gradient_of_rows
 from bert.kernels.support.cases import Case, Draw, each_dtype, large
 from bert.kernels.support.dropout import Dropout, DropoutSites, keep_rows
-from bert.kernels.support.triton_support import constexpr, jit, next_power_of_2, row_warps, tl
+from bert.kernels.support.triton_support import (
+    constexpr,
+    jit,
+    next_power_of_2,
+    row_warps,
+    tl,
+)
 
 
 def reference(
@@ -40,8 +46,9 @@ def reference(
 ) -> Tensor:
     """Embedded tokens.
 
-    input_ids, segment_ids (0 or 1), position_ids: int [T]; word [V, D], position [P, D], segment [2 or more, D];
-    weight, bias [D]. Returns [T, D]. Dropout is PyTorch's own; only the fused kernel takes a site.
+    input_ids, segment_ids (0 or 1), position_ids: int [T]; word [V, D], position [P, D], segment [2
+    or more, D]; weight, bias [D]. Returns [T, D]. Dropout is PyTorch's own; only the fused kernel
+    takes a site.
     """
     x = (
         F.embedding(input_ids, word)
@@ -55,7 +62,9 @@ def reference(
 def _case(
     tokens: int, vocab_size: int, positions: int, width: int, frequent: float
 ) -> Callable[[Draw], Any]:
-    """``frequent``: share of tokens that are one word, such as [MASK]; its run is longer than a chunk."""
+    """``frequent``: share of tokens that are one word, such as [MASK]; its run is longer than a
+    chunk.
+    """
 
     def build(draw: Draw) -> tuple[Any, ...]:
         ids = draw.integers(vocab_size, tokens)
@@ -82,12 +91,17 @@ def _case(
     return build
 
 
-_REASON = "the gradient of a row of the sum is rounded, and so are the sums of them by word"
+_REASON = (
+    "the gradient of a row of the sum is rounded, and so are the sums of them by word"
+)
 CASES: list[Case] = [
     *each_dtype("primes", _case(37, 23, 17, 97, frequent=0.6), _REASON, factor=2),
     *each_dtype("one_token", _case(1, 3, 2, 24, frequent=0.0), _REASON, factor=2),
     large(
-        "48_rows_of_bert_large", _case(24_576, 30_528, 512, 1024, frequent=0.12), _REASON, factor=2
+        "48_rows_of_bert_large",
+        _case(24_576, 30_528, 512, 1024, frequent=0.12),
+        _REASON,
+        factor=2,
     ),
 ]
 
@@ -174,14 +188,18 @@ def _backward(
     bias_sum = tl.zeros([block], tl.float32)
     side_0_sum = tl.zeros([block], tl.float32)
     side_1_sum = tl.zeros([block], tl.float32)
-    for tile in range(tl.program_id(0), tl.cdiv(num_rows, block_rows), tl.num_programs(0)):
+    for tile in range(
+        tl.program_id(0), tl.cdiv(num_rows, block_rows), tl.num_programs(0)
+    ):
         row = tile * block_rows + tl.arange(0, block_rows)
         in_row = row < num_rows
         inside = in_row[:, None] & in_column[None, :]
         offset = row.to(tl.int64)[:, None] * width + column[None, :]
         dy = tl.load(gradient + offset, mask=inside, other=0.0).to(tl.float32)
         if threshold > 0:
-            dy = tl.where(keep_rows(seed, site, row, column, threshold), dy * scale, 0.0)
+            dy = tl.where(
+                keep_rows(seed, site, row, column, threshold), dy * scale, 0.0
+            )
         x = _rows(word, input_ids, row, in_row, column, inside, width)
         x += _rows(position, position_ids, row, in_row, column, inside, width)
         x += _rows(segment, segment_ids, row, in_row, column, inside, width)
@@ -235,13 +253,17 @@ class _Embeddings(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        input_ids, _, position_ids, word, position, segment, weight, *_ = ctx.saved_tensors
+        input_ids, _, position_ids, word, position, segment, weight, *_ = (
+            ctx.saved_tensors
+        )
         num_rows, width = gradient.shape
         take = launches.blocks("embeddings", word.device)
         num_programs = triton_support.num_programs(
             word.device, take.programs, -(-num_rows // take.rows)
         )
-        partials = torch.empty(num_programs, 4, width, dtype=torch.float32, device=word.device)
+        partials = torch.empty(
+            num_programs, 4, width, dtype=torch.float32, device=word.device
+        )
         x_gradient = torch.empty(num_rows, width, dtype=word.dtype, device=word.device)
         _backward[(num_programs,)](
             gradient.contiguous(),

@@ -1,27 +1,32 @@
-"""The second half of an encoder layer in fp8: LayerNorm(x + dropout(W_2 GELU(W_1 x + b_1) + b_2)), as one function.
+"""The second half of an encoder layer in fp8: LayerNorm(x + dropout(W_2 GELU(W_1 x + b_1) + b_2)),
+as one function.
 
-Being one, nothing between its two products exists in bf16 that only a cast would read: GELU leaves its result in fp8,
-in both orders, and its backward pass the gradient; the backward pass of dropout_add_layer_norm leaves that of the
-second product. The scales must be known in advance: calibrated.
+Being one, nothing between its two products exists in bf16 that only a cast would read: GELU leaves
+its result in fp8, in both orders, and its backward pass the gradient; the backward pass of
+dropout_add_layer_norm leaves that of the second product. The scales must be known in advance:
+calibrated.
 
-Bytes that the kernels around the fp8 products of a layer move, for each element [T, D] of a hidden state, F = 4 D:
+Bytes that the kernels around the fp8 products of a layer move, for each element [T, D] of a hidden
+state, F = 4 D:
 
-    what                                         separate casts             here
-    input of QKV, of the first product           2 (2 + 1 + 1)              2 (1) and 2 (1 + 1) for the other order
-    GELU                                         4 (2 + 2), 4 (2 + 1 + 1)   4 (2 + 1 + 1)
-    gradient of GELU                             4 (4 + 2), 4 (2 + 1 + 1)   4 (4 + 1 + 1)
-    gradient of the second product               2 written, 2 + 1 + 1       1 written, 1 + 1
-    gradient of QKV, for its bias again          3 (2 + 1 + 1), 3 (2)       3 (2 + 1 + 1)
-    together                                     104                        61
+    what                                         separate casts             here input of QKV, of
+    the first product           2 (2 + 1 + 1)              2 (1) and 2 (1 + 1) for the other order
+    GELU                                         4 (2 + 2), 4 (2 + 1 + 1)   4 (2 + 1 + 1) gradient
+    of GELU                             4 (4 + 2), 4 (2 + 1 + 1)   4 (4 + 1 + 1) gradient of the
+    second product               2 written, 2 + 1 + 1       1 written, 1 + 1 gradient of QKV, for
+    its bias again          3 (2 + 1 + 1), 3 (2)       3 (2 + 1 + 1) together
+    104                        61
 
-With BERT-large's 12,288 tokens of 1,024 in 24 layers that is 31.4 GB and 18.4 GB a step: 3.0 ms of an H200's memory.
+With BERT-large's 12,288 tokens of 1,024 in 24 layers that is 31.4 GB and 18.4 GB a step: 3.0 ms of
+an H200's memory.
 
-Compiled for sm_90 the two GELU kernels take 32 and 44 instructions an element by the tanh formula; 28 and 41 are what
-an H200 has time for while it moves the 4 and 6 bytes.
+Compiled for sm_90 the two GELU kernels take 32 and 44 instructions an element by the tanh formula;
+28 and 41 are what an H200 has time for while it moves the 4 and 6 bytes.
 
-Everything is rounded to the type of the activations before it is cast, as if it had been written and read again, so
-that all results equal those of the separate kernels bit for bit, but the gradient of b_1, whose sum is in another
-order: by tiles, then over tiles. That gradient too is the same every time.
+Everything is rounded to the type of the activations before it is cast, as if it had been written
+and read again, so that all results equal those of the separate kernels bit for bit, but the
+gradient of b_1, whose sum is in another order: by tiles, then over tiles. That gradient too is the
+same every time.
 """
 
 # mypy: allow-untyped-defs
@@ -104,7 +109,11 @@ def _gelu_backward_cast(
     h = tl.load(x + offset, mask=inside, other=0.0).to(tl.float32) + b[None, :]
     _, slope = _value_and_slope(h, tanh)
     dh = dy * slope  # 0 outside, as dy is
-    tl.store(partials + tile.to(tl.int64) * width + column, tl.sum(dh, axis=0), mask=in_column)
+    tl.store(
+        partials + tile.to(tl.int64) * width + column,
+        tl.sum(dh, axis=0),
+        mask=in_column,
+    )
     value = rounded(dh, x.dtype.element_ty)
     store_both_orders(
         value, cast, transposed, scale, largest, row, column, num_rows, width, maximum
@@ -114,7 +123,9 @@ def _gelu_backward_cast(
 def gelu_cast(
     x: Tensor, bias: Tensor, approximate: str, target: Target, rows_alone: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """GELU(x + bias) of x [R, F] in fp8 [R, F] and transposed [F, R], but for a product without a backward pass."""
+    """GELU(x + bias) of x [R, F] in fp8 [R, F] and transposed [F, R], but for a product without a
+    backward pass.
+    """
     num_rows, width = x.shape
     cast = torch.empty(num_rows, width, dtype=target.dtype, device=x.device)
     transposed = None if rows_alone else cast.new_empty(width, num_rows)
@@ -167,8 +178,9 @@ def gelu_backward_cast(
 
 
 class Settings(NamedTuple):
-    """Non-tensor arguments. following: cast target of the result, if the next product takes fp8; pre_norm: see
-    dropout_add_layer_norm."""
+    """Non-tensor arguments. following: cast target of the result, if the next product takes fp8;
+    pre_norm: see dropout_add_layer_norm.
+    """
 
     first: Fp8Linear
     second: Fp8Linear
@@ -194,7 +206,12 @@ class Weights(NamedTuple):
 class _FeedForward(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, settings: Settings, x: Tensor, x8: Tensor, residual: Tensor, *weights: Tensor
+        ctx: Any,
+        settings: Settings,
+        x: Tensor,
+        x8: Tensor,
+        residual: Tensor,
+        *weights: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         first, second = settings.first, settings.second
         weight_1, bias_1, weight_2, bias_2, norm_weight, norm_bias = weights
@@ -212,7 +229,9 @@ class _FeedForward(torch.autograd.Function):
         )  # (T, D)
         # Kept for the backward pass, which makes the same mask again.
         ctx.drop = settings.sites.next(settings.dropout)
-        operands = norm_kernels.Operands(projected, bias_2, residual, norm_weight, norm_bias)
+        operands = norm_kernels.Operands(
+            projected, bias_2, residual, norm_weight, norm_bias
+        )
         output, stream, cast, saved = norm_kernels.start_forward(
             operands, settings.eps, ctx.drop, settings.following, settings.pre_norm
         )
@@ -250,25 +269,44 @@ class _FeedForward(torch.autograd.Function):
         g_inverse = target.inverse
         # (D, T) times (T, F), the shape of weight_2.
         operands = transpose(g8), a8_t.t(), g_inverse, a_inverse, None, dtype, False
-        weight_2 = write_into(pop_grad_buffer(ctx.weights[1:]), lambda out: product(*operands, out))
+        weight_2 = write_into(
+            pop_grad_buffer(ctx.weights[1:]), lambda out: product(*operands, out)
+        )
         target = settings.first.target(GRADIENT)
-        a_gradient = product(g8, w2_t.t(), g_inverse, w2_inverse, None, dtype, fast=False)  # (T, F)
+        a_gradient = product(
+            g8, w2_t.t(), g_inverse, w2_inverse, None, dtype, fast=False
+        )  # (T, F)
         h8, h8_t, bias_1 = gelu_backward_cast(
             a_gradient, inner, bias_1, settings.approximate, target
         )
         # (F, T) times (T, D), the shape of weight_1.
         others = h8_t, transpose(x8).t(), target.inverse, x_inverse, None, dtype, False
-        weight_1 = write_into(pop_grad_buffer(ctx.weights[:1]), lambda out: product(*others, out))
+        weight_1 = write_into(
+            pop_grad_buffer(ctx.weights[:1]), lambda out: product(*others, out)
+        )
         x = product(h8, w1_t.t(), target.inverse, w1_inverse, None, dtype, fast=False)
-        return None, x, None, residual, weight_1, bias_1, weight_2, bias_2, norm_weight, norm_bias
+        return (
+            None,
+            x,
+            None,
+            residual,
+            weight_1,
+            bias_1,
+            weight_2,
+            bias_2,
+            norm_weight,
+            norm_bias,
+        )
 
 
 def feed_forward(
     x: Tensor, x8: Tensor, residual: Tensor, weights: Weights, settings: Settings
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """x and residual [T, D] (as dropout_add_layer_norm leaves them), x8 [T, D]: x in fp8 for the first product.
+    """x and residual [T, D] (as dropout_add_layer_norm leaves them), x8 [T, D]: x in fp8 for the
+    first product.
 
-    Returns the two results [T, D] of dropout_add_layer_norm, and the first one in fp8 where something takes it.
+    Returns the two results [T, D] of dropout_add_layer_norm, and the first one in fp8 where
+    something takes it.
     """
     first, second = settings.first, settings.second
     if not first.scaling.evaluates:
@@ -276,7 +314,9 @@ def feed_forward(
     # An evaluation: no transposes, and weights cast once (Fp8Linear.hold).
     inner = first.held_product(x8, first.target(INPUT).inverse, None, x.dtype)  # (T, F)
     target = second.target(INPUT)
-    a8, _ = gelu_cast(inner, weights.bias_1, settings.approximate, target, rows_alone=True)
+    a8, _ = gelu_cast(
+        inner, weights.bias_1, settings.approximate, target, rows_alone=True
+    )
     projected = second.held_product(a8, target.inverse, None, x.dtype)  # (T, D)
     operands = norm_kernels.Operands(
         projected, weights.bias_2, residual, weights.norm_weight, weights.norm_bias

@@ -1,17 +1,20 @@
-"""LAMB over flat buffers, in two passes: 40 bytes per parameter, where one tensor at a time takes over twice that.
+"""LAMB over flat buffers, in two passes: 40 bytes per parameter, where one tensor at a time takes
+over twice that.
 
-All parameters lie end to end in one buffer, aligned to ALIGNMENT and padded with zeros; so do the gradients, moments
-and low-precision copies. The first pass updates the moments and computes the squared norms of each tensor and of its
-update; the second recomputes the update and applies it. Between the two, ranks that share the buffers add up the norms.
-Sums are taken in chunks, then over chunks, always in the same order: results are reproducible bit for bit, and all
-ranks compute the same norms.
+All parameters lie end to end in one buffer, aligned to ALIGNMENT and padded with zeros; so do the
+gradients, moments and low-precision copies. The first pass updates the moments and computes the
+squared norms of each tensor and of its update; the second recomputes the update and applies it.
+Between the two, ranks that share the buffers add up the norms. Sums are taken in chunks, then over
+chunks, always in the same order: results are reproducible bit for bit, and all ranks compute the
+same norms.
 
-Everything that changes from step to step is on the device, for replayed CUDA graphs: ``scalars``, fp32 [4], holds the
-learning rate, the factor of the gradients (clipping and unscaling), 1 / (1 - beta1^t) and 1 / (1 - beta2^t). A factor
-of nan skips the step: nothing changes.
+Everything that changes from step to step is on the device, for replayed CUDA graphs: ``scalars``,
+fp32 [4], holds the learning rate, the factor of the gradients (clipping and unscaling), 1 / (1 -
+beta1^t) and 1 / (1 - beta2^t). A factor of nan skips the step: nothing changes.
 
-Kept beside libraries: apex's FusedLAMB takes no bf16 and keeps learning rate and step number on the host, where a graph
-freezes them; its FusedMixedPrecisionLamb updates whole parameters on every rank, not its shard.
+Kept beside libraries: apex's FusedLAMB takes no bf16 and keeps learning rate and step number on the
+host, where a graph freezes them; its FusedMixedPrecisionLamb updates whole parameters on every
+rank, not its shard.
 """
 
 # mypy: allow-untyped-defs
@@ -36,9 +39,9 @@ CHUNK = 16384  # elements a program works on; a multiple of its block
 class Layout:
     """Where the tensors of a model lie in a flat buffer, or in one shard of it.
 
-    Chunk c is elements [begin[c], begin[c] + length[c]) of the shard and belongs to tensor ``tensor[c]``; tensor i has
-    chunks [offsets[i], offsets[i+1]), none if the shard has nothing of it. ``decay`` fp32 [tensors]: weight decay;
-    tensors with 0 have no trust ratio either.
+    Chunk c is elements [begin[c], begin[c] + length[c]) of the shard and belongs to tensor
+    ``tensor[c]``; tensor i has chunks [offsets[i], offsets[i+1]), none if the shard has nothing of
+    it. ``decay`` fp32 [tensors]: weight decay; tensors with 0 have no trust ratio either.
     """
 
     size: int
@@ -67,13 +70,17 @@ def spans_layout(
         for first in range(start, stop, CHUNK)
     ]
     begins, lengths, tensors = zip(*chunks, strict=True) if chunks else ((), (), ())
-    counts = [sum(-(-(stop - start) // CHUNK) for start, stop in parts) for parts in spans]
+    counts = [
+        sum(-(-(stop - start) // CHUNK) for start, stop in parts) for parts in spans
+    ]
     return Layout(
         size=size,
         begin=torch.tensor(begins, dtype=torch.int64, device=device),
         length=torch.tensor(lengths, dtype=torch.int32, device=device),
         tensor=torch.tensor(tensors, dtype=torch.int32, device=device),
-        offsets=torch.tensor([0, *itertools.accumulate(counts)], dtype=torch.int32, device=device),
+        offsets=torch.tensor(
+            [0, *itertools.accumulate(counts)], dtype=torch.int32, device=device
+        ),
         decay=torch.tensor(decays, dtype=torch.float32, device=device),
         spans=spans,
     )
@@ -107,7 +114,9 @@ def _chunk_of(begins, lengths, scalars):
     # The compiler reads 16 bytes at a time only if it knows that tensors are aligned.
     begin = tl.multiple_of(tl.load(begins + chunk), 64)
     # nan differs from itself: the chunks of a skipped step are empty.
-    return begin, tl.multiple_of(tl.where(factor == factor, tl.load(lengths + chunk), 0), 64)
+    return begin, tl.multiple_of(
+        tl.where(factor == factor, tl.load(lengths + chunk), 0), 64
+    )
 
 
 @jit
@@ -188,11 +197,20 @@ def _update(
     begin, length = _chunk_of(begins, lengths, scalars)
     tensor = tl.load(tensors + tl.program_id(0))
     decay = tl.load(decays + tensor)
-    rate, correction_1, correction_2 = tl.load(scalars), tl.load(scalars + 2), tl.load(scalars + 3)
-    master_norm, update_norm = tl.load(norms + 2 * tensor), tl.load(norms + 2 * tensor + 1)
+    rate, correction_1, correction_2 = (
+        tl.load(scalars),
+        tl.load(scalars + 2),
+        tl.load(scalars + 3),
+    )
+    master_norm, update_norm = (
+        tl.load(norms + 2 * tensor),
+        tl.load(norms + 2 * tensor + 1),
+    )
     scaled = (decay > 0.0) & (master_norm > 0.0) & (update_norm > 0.0)
     # Both branches are computed, so the divisor must not be 0 in either.
-    rate *= tl.where(scaled, tl.sqrt(master_norm / tl.where(scaled, update_norm, 1.0)), 1.0)
+    rate *= tl.where(
+        scaled, tl.sqrt(master_norm / tl.where(scaled, update_norm, 1.0)), 1.0
+    )
     for step in range(0, length, block):
         within = step + tl.arange(0, block)
         inside = within < length
@@ -203,16 +221,22 @@ def _update(
         p -= rate * ((m * correction_1) / (tl.sqrt(v * correction_2) + eps) + decay * p)
         tl.store(master + element, p, mask=inside)
         if parameters is not None:
-            tl.store(parameters + element, p.to(parameters.dtype.element_ty), mask=inside)
+            tl.store(
+                parameters + element, p.to(parameters.dtype.element_ty), mask=inside
+            )
 
 
 def _launch(kernel: Any, layout: Layout, *arguments: Any) -> None:
-    """Launches a kernel, whose first arguments are begins, lengths, tensors and decays, with a program per chunk."""
+    """Launches a kernel, whose first arguments are begins, lengths, tensors and decays, with a
+    program per chunk.
+    """
     # A shard of padding alone has no chunks.
     if layout.begin.numel():
         chunks = layout.begin, layout.length, layout.tensor, layout.decay
         take = launches.blocks("lamb", layout.begin.device)
-        kernel[(layout.begin.numel(),)](*chunks, *arguments, take.columns, **take.options)
+        kernel[(layout.begin.numel(),)](
+            *chunks, *arguments, take.columns, **take.options
+        )
 
 
 def squared_norm(flat: Tensor) -> Tensor:
@@ -221,7 +245,9 @@ def squared_norm(flat: Tensor) -> Tensor:
     partials = torch.empty(count, dtype=torch.float32, device=flat.device)
     output = torch.empty((), dtype=torch.float32, device=flat.device)
     take = launches.blocks("lamb", flat.device)
-    _squared_sums[(count,)](flat, partials, flat.numel(), CHUNK, take.columns, **take.options)
+    _squared_sums[(count,)](
+        flat, partials, flat.numel(), CHUNK, take.columns, **take.options
+    )
     # A single program, so that the chunks are added in one order.
     _total[(1,)](partials, output, count, 1024, num_warps=8)
     return output
@@ -238,15 +264,30 @@ def moments(
     beta2: float,
     eps: float,
 ) -> Tensor:
-    """Updates the moments in place from g = factor * gradient, m = b1 m + (1-b1) g, v = b2 v + (1-b2) g^2.
+    """Updates the moments in place from g = factor * gradient, m = b1 m + (1-b1) g, v = b2 v +
+    (1-b2) g^2.
 
-    Returns fp32 [tensors, 2]: this shard's part of the squared norms of each tensor and of its update u =
-    (m c1) / (sqrt(v c2) + eps) + decay p. All buffers have ``layout.size`` elements; master and moments fp32, the
-    gradient of any floating type. Formula: You et al. 2020, arXiv 1904.00962, algorithm 2 (optim/rules.py, LambRule).
+    Returns fp32 [tensors, 2]: this shard's part of the squared norms of each tensor and of its
+    update u = (m c1) / (sqrt(v c2) + eps) + decay p. All buffers have ``layout.size`` elements;
+    master and moments fp32, the gradient of any floating type. Formula: You et al. 2020, arXiv
+    1904.00962, algorithm 2 (optim/rules.py, LambRule).
     """
-    partials = torch.empty(layout.begin.numel(), 2, dtype=torch.float32, device=master.device)
+    partials = torch.empty(
+        layout.begin.numel(), 2, dtype=torch.float32, device=master.device
+    )
     rates = 1 - beta1, 1 - beta2
-    _launch(_moments, layout, gradient, master, first, second, scalars, partials, *rates, eps)
+    _launch(
+        _moments,
+        layout,
+        gradient,
+        master,
+        first,
+        second,
+        scalars,
+        partials,
+        *rates,
+        eps,
+    )
     num_tensors = len(layout.spans)
     sums = torch.empty(num_tensors, 2, dtype=torch.float32, device=master.device)
     _by_tensor[(num_tensors, 2)](layout.offsets, partials, sums, 128, num_warps=4)
@@ -263,8 +304,10 @@ def update(
     scalars: Tensor,
     eps: float,
 ) -> None:
-    """p -= lr r u in place; r: root of the ratio of the norms where decay applies and both are positive, else 1.
+    """p -= lr r u in place; r: root of the ratio of the norms where decay applies and both are
+    positive, else 1.
 
-    ``parameters`` (of any floating type, or None) receives the rounded result; norms: of ``moments``, over all ranks.
+    ``parameters`` (of any floating type, or None) receives the rounded result; norms: of
+    ``moments``, over all ranks.
     """
     _launch(_update, layout, master, first, second, parameters, norms, scalars, eps)

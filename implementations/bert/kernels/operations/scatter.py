@@ -1,8 +1,10 @@
-"""Sums of rows by index, the gradient of an embedding table: always in the same order, without atomics.
+"""Sums of rows by index, the gradient of an embedding table: always in the same order, without
+atomics.
 
-The indices are sorted (stably), and a program takes CHUNK sorted places: a small matrix product computes the sum of
-each run of equal indices. The sum of a run within the chunk is written to the table at once. A longer run has a partial
-sum in every chunk it touches, which a second kernel adds up in order, in the program of the chunk where the run begins.
+The indices are sorted (stably), and a program takes CHUNK sorted places: a small matrix product
+computes the sum of each run of equal indices. The sum of a run within the chunk is written to the
+table at once. A longer run has a partial sum in every chunk it touches, which a second kernel adds
+up in order, in the program of the chunk where the run begins.
 """
 
 # mypy: allow-untyped-defs
@@ -20,7 +22,15 @@ CHUNK, GROUP = 16, 16
 
 @jit
 def _sum_runs(
-    rows, indices, order, table, partials, num_rows, width, chunk: constexpr, block: constexpr
+    rows,
+    indices,
+    order,
+    table,
+    partials,
+    num_rows,
+    width,
+    chunk: constexpr,
+    block: constexpr,
 ):
     begin = tl.program_id(0) * chunk
     place = begin + tl.arange(0, chunk)
@@ -33,7 +43,9 @@ def _sum_runs(
     across = tl.load(indices + begin + tl.arange(0, chunk), mask=inside, other=-1)
     source = tl.load(order + place, mask=inside, other=0)
     in_tile = inside[:, None] & in_column[None, :]
-    tile = tl.load(rows + source[:, None] * width + column[None, :], mask=in_tile, other=0.0)
+    tile = tl.load(
+        rows + source[:, None] * width + column[None, :], mask=in_tile, other=0.0
+    )
     # 1 where two places have one index: each row of the product is the sum of a run.
     same = (index[:, None] == across[None, :]).to(tl.float32).to(tile.dtype)
     # ieee, since fp32 rows would otherwise be rounded to tf32.
@@ -56,7 +68,11 @@ def _sum_runs(
         + column[None, :]
         + tl.zeros([chunk, 1], tl.int32)
     )
-    tl.store(partial, total, mask=(earlier & inside & (ends | last))[:, None] & in_column[None, :])
+    tl.store(
+        partial,
+        total,
+        mask=(earlier & inside & (ends | last))[:, None] & in_column[None, :],
+    )
     begins_here = inside & last & (following == index) & (index != before)
     tl.store(partial + width, total, mask=begins_here[:, None] & in_column[None, :])
 
@@ -83,17 +99,24 @@ def _join_runs(
     # Only where a run begins that goes on: its program adds up the chunks after it.
     if (index == following) & (index != before):
         total = tl.load(
-            partials + (2 * own + 1).to(tl.int64) * width + column, mask=in_column, other=0.0
+            partials + (2 * own + 1).to(tl.int64) * width + column,
+            mask=in_column,
+            other=0.0,
         )
         base = own + 1
         more = 1
         while more > 0:
             number = base + tl.arange(0, group)
-            first = tl.load(indices + number * chunk, mask=number < num_chunks, other=-1)
+            first = tl.load(
+                indices + number * chunk, mask=number < num_chunks, other=-1
+            )
             member = first == index
-            heads = partials + (2 * number).to(tl.int64)[:, None] * width + column[None, :]
+            heads = (
+                partials + (2 * number).to(tl.int64)[:, None] * width + column[None, :]
+            )
             total += tl.sum(
-                tl.load(heads, mask=member[:, None] & in_column[None, :], other=0.0), axis=0
+                tl.load(heads, mask=member[:, None] & in_column[None, :], other=0.0),
+                axis=0,
             )
             # Until a chunk begins with another index.
             more = tl.min(member.to(tl.int32), axis=0)
@@ -106,7 +129,8 @@ def _join_runs(
 
 
 def sum_by_index(rows: Tensor, indices: Tensor, num_indices: int) -> Tensor:
-    """Table [num_indices, D] whose row i is the sum of the rows [T, D] with index i, computed in fp32; 0 if none.
+    """Table [num_indices, D] whose row i is the sum of the rows [T, D] with index i, computed in
+    fp32; 0 if none.
 
     indices: int [T] in [0, num_indices).
     """
@@ -118,11 +142,22 @@ def sum_by_index(rows: Tensor, indices: Tensor, num_indices: int) -> Tensor:
     # Stable: rows of one index keep their order, and their sum its bits.
     sorted_indices, order = torch.sort(indices, stable=True)
     num_chunks = -(-num_rows // CHUNK)
-    partials = torch.empty(num_chunks, 2, width, dtype=torch.float32, device=rows.device)
+    partials = torch.empty(
+        num_chunks, 2, width, dtype=torch.float32, device=rows.device
+    )
     take = launches.blocks("scatter", rows.device)
     grid, block = (num_chunks, -(-width // take.columns)), take.columns
     _sum_runs[grid](
-        rows, sorted_indices, order, table, partials, num_rows, width, CHUNK, block, **take.options
+        rows,
+        sorted_indices,
+        order,
+        table,
+        partials,
+        num_rows,
+        width,
+        CHUNK,
+        block,
+        **take.options,
     )
     _join_runs[grid](
         sorted_indices,

@@ -1,1 +1,3 @@
-"""Below all kernels: Triton, launch settings, arithmetic, random numbers, graph capture, gradient buffers."""
+"""Below all kernels: Triton, launch settings, arithmetic, random numbers, graph capture, gradient
+buffers.
+"""

@@ -1,4 +1,6 @@
-"""Arithmetic that several kernels share: rounding, LayerNorm of rows in registers, and sums over rows."""
+"""Arithmetic that several kernels share: rounding, LayerNorm of rows in registers, and sums over
+rows.
+"""
 
 # mypy: allow-untyped-defs
 from __future__ import annotations
@@ -17,7 +19,9 @@ def rounded(x, dtype: constexpr):
 
 @jit
 def centered_rows(z, inside, width, eps):
-    """LayerNorm of rows z, fp32: the rows less their means, 0 outside; their means, and 1 / their deviations."""
+    """LayerNorm of rows z, fp32: the rows less their means, 0 outside; their means, and 1 / their
+    deviations.
+    """
     # Mean, then squares around it: E[z^2] - E[z]^2 would cancel.
     mean = tl.sum(tl.where(inside, z, 0.0), axis=1) / width
     centered = tl.where(inside, z - mean[:, None], 0.0)
@@ -36,7 +40,12 @@ def gradient_of_rows(dy, weight, normalized, rstd, width):
 
 @jit
 def _column_sums(
-    partials, output, num_rows, num_columns, block_rows: constexpr, block_columns: constexpr
+    partials,
+    output,
+    num_rows,
+    num_columns,
+    block_rows: constexpr,
+    block_columns: constexpr,
 ):
     # One program for all rows of its columns: the order of additions is that of the loop.
     column = tl.program_id(0) * block_columns + tl.arange(0, block_columns)
@@ -44,7 +53,11 @@ def _column_sums(
     total = tl.zeros([block_rows, block_columns], tl.float32)
     for begin in range(0, num_rows, block_rows):
         inside = (begin + row < num_rows)[:, None] & (column < num_columns)[None, :]
-        pointers = partials + (begin + row).to(tl.int64)[:, None] * num_columns + column[None, :]
+        pointers = (
+            partials
+            + (begin + row).to(tl.int64)[:, None] * num_columns
+            + column[None, :]
+        )
         total += tl.load(pointers, mask=inside, other=0.0)
     tl.store(
         output + column,
@@ -54,7 +67,8 @@ def _column_sums(
 
 
 def column_sums(partials: Tensor, dtype: torch.dtype) -> Tensor:
-    """Sums the programs' partial results, fp32 [P, ...], over the first dimension, in one launch: [...] of ``dtype``.
+    """Sums the programs' partial results, fp32 [P, ...], over the first dimension, in one launch:
+    [...] of ``dtype``.
 
     Always in the same order, so that results are reproducible bit for bit.
     """
@@ -62,5 +76,7 @@ def column_sums(partials: Tensor, dtype: torch.dtype) -> Tensor:
     output = torch.empty(partials.shape[1:], dtype=dtype, device=partials.device)
     block_rows, block_columns = 32, 32
     grid = (-(-num_columns // block_columns),)
-    _column_sums[grid](partials, output, num_rows, num_columns, block_rows, block_columns)
+    _column_sums[grid](
+        partials, output, num_rows, num_columns, block_rows, block_columns
+    )
     return output

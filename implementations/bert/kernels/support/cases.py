@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Spacing of the type's numbers just above 1: results are summed in fp32 and rounded (or truncated) once.
+# Spacing of the type's numbers just above 1: results are summed in fp32 and rounded (or truncated)
+# once.
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}
 
 
@@ -37,9 +38,10 @@ class Draw:
 class Case:
     """One comparison of ``fused`` with ``reference``.
 
-    ``build`` makes the arguments in order, floating tensors in fp32, which are cast to ``dtype``. The result and the
-    gradient of each floating tensor must be within ``tolerance`` of the reference in fp64 on the same numbers,
-    relative to the tensor's largest element (or to 1). ``large`` cases have BERT-large's sizes, for GPUs.
+    ``build`` makes the arguments in order, floating tensors in fp32, which are cast to ``dtype``.
+    The result and the gradient of each floating tensor must be within ``tolerance`` of the
+    reference in fp64 on the same numbers, relative to the tensor's largest element (or to 1).
+    ``large`` cases have BERT-large's sizes, for GPUs.
     """
 
     name: str
@@ -69,7 +71,11 @@ def each_dtype(
     """The case in fp32, bf16 and fp16 with ``factor`` times the usual tolerances."""
     return [
         Case(
-            f"{name}-{str(dtype).removeprefix('torch.')}", dtype, factor * tolerance, reason, build
+            f"{name}-{str(dtype).removeprefix('torch.')}",
+            dtype,
+            factor * tolerance,
+            reason,
+            build,
         )
         for dtype, tolerance in TOLERANCE.items()
     ]
@@ -82,4 +88,11 @@ def large(
     factor: float = 1,
 ) -> Case:
     """A case of real size in bf16."""
-    return Case(name, torch.bfloat16, factor * TOLERANCE[torch.bfloat16], reason, build, large=True)
+    return Case(
+        name,
+        torch.bfloat16,
+        factor * TOLERANCE[torch.bfloat16],
+        reason,
+        build,
+        large=True,
+    )

@@ -1,15 +1,17 @@
 """Counter-based dropout of the fused kernels, and the forward pass whose layers share its seed.
 
-Dropout is recomputed in the backward pass, so no mask is stored. Whether an element is kept depends only on a 64-bit
-seed on the device, the number of the call within the forward pass (site) and the element's coordinates, so that masks
-do not depend on tile sizes, and a replayed CUDA graph that draws a new seed drops other elements.
+Dropout is recomputed in the backward pass, so no mask is stored. Whether an element is kept depends
+only on a 64-bit seed on the device, the number of the call within the forward pass (site) and the
+element's coordinates, so that masks do not depend on tile sizes, and a replayed CUDA graph that
+draws a new seed drops other elements.
 
-The random numbers are Philox's (Salmon et al. 2011, who found no statistical weakness from 7 rounds on). A call yields
-16 bits per element, of which 15 are used. Elements that share a call are held by one thread, so that the compiler
-merges their calls: for Philox4x32-7 with the seed as key 8 neighbors in a row, where threads hold whole rows
-(``keep_rows``); for Philox2x32-7 with a key by sequence and head two keys 8 apart of two queries 8 apart, which a
-thread holds of a product and of its transpose (``pair_words``). The probability is exact to 2^-15 and survivors are
-scaled by the exact inverse of the rounded one.
+The random numbers are Philox's (Salmon et al. 2011, who found no statistical weakness from 7 rounds
+on). A call yields 16 bits per element, of which 15 are used. Elements that share a call are held by
+one thread, so that the compiler merges their calls: for Philox4x32-7 with the seed as key 8
+neighbors in a row, where threads hold whole rows (``keep_rows``); for Philox2x32-7 with a key by
+sequence and head two keys 8 apart of two queries 8 apart, which a thread holds of a product and of
+its transpose (``pair_words``). The probability is exact to 2^-15 and survivors are scaled by the
+exact inverse of the rounded one.
 """
 
 # mypy: allow-untyped-defs
@@ -43,9 +45,9 @@ class Dropout:
 class DropoutSites:
     """The applications of dropout in one forward pass, numbered in order.
 
-    The first one draws the seed of all from the device's generator: torch.manual_seed before a step fixes every mask of
-    that step. To run part of the pass again with the same masks (activation recomputation), reset ``num_sites`` to its
-    value at the begin of that part.
+    The first one draws the seed of all from the device's generator: torch.manual_seed before a step
+    fixes every mask of that step. To run part of the pass again with the same masks (activation
+    recomputation), reset ``num_sites`` to its value at the begin of that part.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -70,8 +72,8 @@ class DropoutSites:
 class ForwardPass:
     """State shared by the layers in one forward pass over a varlen batch.
 
-    cu_seqlens: int32 [S+1], offsets of the sequences, on the device; they must not change during the pass.
-    max_seqlen: upper bound of the sequences' lengths.
+    cu_seqlens: int32 [S+1], offsets of the sequences, on the device; they must not change during
+    the pass. max_seqlen: upper bound of the sequences' lengths.
     """
 
     def __init__(self, cu_seqlens: Tensor, max_seqlen: int) -> None:
@@ -95,9 +97,16 @@ def _product(constant: constexpr, word):
 
 @jit
 def philox(seed, c0, c1, c2, c3):
-    """The four words (uint32) of Philox4x32-7: key ``seed`` (int64), counters c0 to c3, integers of 32 bits."""
+    """The four words (uint32) of Philox4x32-7: key ``seed`` (int64), counters c0 to c3, integers of
+    32 bits.
+    """
     key_0, key_1 = seed.to(tl.uint32), (seed >> 32).to(tl.uint32)
-    c0, c1, c2, c3 = c0.to(tl.uint32), c1.to(tl.uint32), c2.to(tl.uint32), c3.to(tl.uint32)
+    c0, c1, c2, c3 = (
+        c0.to(tl.uint32),
+        c1.to(tl.uint32),
+        c2.to(tl.uint32),
+        c3.to(tl.uint32),
+    )
     for _ in tl.static_range(7):
         high_0, low_0 = _product(0xD2511F53, c0)
         high_1, low_1 = _product(0xCD9E8D57, c2)
@@ -109,12 +118,14 @@ def philox(seed, c0, c1, c2, c3):
 
 @jit
 def keep_rows(seed, site, row, column, threshold: constexpr):
-    """Mask [rows, columns] of elements that survive; row, column: int32. 8 neighbors in a row share a call: each takes
-    half of one of its four words.
+    """Mask [rows, columns] of elements that survive; row, column: int32. 8 neighbors in a row share
+    a call: each takes half of one of its four words.
     """
     column, row = column[None, :], row[:, None]
     # All four words in every element; the compiler keeps one call for those that share it.
-    word_0, word_1, word_2, word_3 = philox(tl.load(seed), column >> 3, row, row * 0, site << 16)
+    word_0, word_1, word_2, word_3 = philox(
+        tl.load(seed), column >> 3, row, row * 0, site << 16
+    )
     right = (column & 2) != 0
     lower, upper = tl.where(right, word_1, word_0), tl.where(right, word_3, word_2)
     word = tl.where((column & 4) != 0, upper, lower)
@@ -135,11 +146,12 @@ def pair_key(seed, site, head, begin):
 
 @jit
 def pair_words(philox_key, offset, first_query, query, first_key, key):
-    """Words whose bits 16 to 30 decide on the attention probabilities of a block of queries and one of keys.
+    """Words whose bits 16 to 30 decide on the attention probabilities of a block of queries and one
+    of keys.
 
-    philox_key, offset: ``pair_key``; first_query, first_key: places in the sequence where the blocks begin, multiples
-    of 16; query, key: int32 places in the blocks, which broadcast. They are separate from the firsts so that the
-    compiler knows their bits.
+    philox_key, offset: ``pair_key``; first_query, first_key: places in the sequence where the
+    blocks begin, multiples of 16; query, key: int32 places in the blocks, which broadcast. They are
+    separate from the firsts so that the compiler knows their bits.
     """
     c0, c1 = (
         (first_key + (key & ~8)).to(tl.uint32),

@@ -15,8 +15,12 @@ class CaptureError(RuntimeError):
     """Work could not be captured, on this rank or another one. It may still be run eagerly."""
 
 
-def warm_stream(run: Callable[[], object], times: int, device: torch.device) -> torch.cuda.Stream:
-    """A stream on which ``run`` has run ``times`` times, so that kernels and communicators are ready for a capture."""
+def warm_stream(
+    run: Callable[[], object], times: int, device: torch.device
+) -> torch.cuda.Stream:
+    """A stream on which ``run`` has run ``times`` times, so that kernels and communicators are
+    ready for a capture.
+    """
     # The default stream cannot be captured, and libraries hold workspaces by stream.
     stream = torch.cuda.Stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
@@ -29,19 +33,24 @@ def warm_stream(run: Callable[[], object], times: int, device: torch.device) -> 
 
 
 def capture(
-    run: Callable[[], object], stream: torch.cuda.Stream, before: torch.cuda.CUDAGraph | None = None
+    run: Callable[[], object],
+    stream: torch.cuda.Stream,
+    before: torch.cuda.CUDAGraph | None = None,
 ) -> torch.cuda.CUDAGraph:
     """The graph of what ``run`` launches on the device; it must have been warmed up on ``stream``.
 
-    Reuses the memory of the graph ``before`` except tensors still referenced: temporaries of that graph are invalid
-    once this one is launched. Raises CaptureError, leaving the device's state unchanged.
+    Reuses the memory of the graph ``before`` except tensors still referenced: temporaries of that
+    graph are invalid once this one is launched. Raises CaptureError, leaving the device's state
+    unchanged.
     """
     graph, outside = torch.cuda.CUDAGraph(), torch.cuda.current_stream(stream.device)
     # Made here, as a graph tells its pool only after a capture that succeeded.
     pool = torch.cuda.graph_pool_handle() if before is None else before.pool()
     try:
         # Other threads (data, NCCL's watchdog) may use the device meanwhile.
-        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+        with torch.cuda.graph(
+            graph, pool=pool, stream=stream, capture_error_mode="thread_local"
+        ):
             run()
     except Exception as error:
         _undo(stream, outside, pool)
@@ -50,17 +59,23 @@ def capture(
     return graph
 
 
-def _undo(stream: torch.cuda.Stream, outside: torch.cuda.Stream, pool: tuple[int, int]) -> None:
-    """Ends what torch.cuda.graph leaves open when its exit raises: stream, allocations to the pool, random numbers.
+def _undo(
+    stream: torch.cuda.Stream, outside: torch.cuda.Stream, pool: tuple[int, int]
+) -> None:
+    """Ends what torch.cuda.graph leaves open when its exit raises: stream, allocations to the pool,
+    random numbers.
 
-    It has no try/finally, and CUDAGraph.capture_end raises before it ends anything if the capture is invalid.
+    It has no try/finally, and CUDAGraph.capture_end raises before it ends anything if the capture
+    is invalid.
     """
     torch.cuda.set_stream(outside)
     with suppress(
         RuntimeError
     ):  # raised if it has ended: the graph was captured but not instantiated
         torch._C._cuda_endAllocateToPool(stream.device_index, pool)
-    with suppress(RuntimeError):  # raised if capture_begin failed before it took the pool
+    with suppress(
+        RuntimeError
+    ):  # raised if capture_begin failed before it took the pool
         torch._C._cuda_releasePool(stream.device_index, pool)
     with suppress(
         RuntimeError
@@ -70,7 +85,9 @@ def _undo(stream: torch.cuda.Stream, outside: torch.cuda.Stream, pool: tuple[int
 
 
 def _forget_tensors(error: BaseException) -> None:
-    """Clears the frames that an error and its causes hold, and with them the activations of the failed capture."""
+    """Clears the frames that an error and its causes hold, and with them the activations of the
+    failed capture.
+    """
     one: BaseException | None = error
     while one is not None:
         traceback.clear_frames(one.__traceback__)

@@ -1,7 +1,9 @@
-"""Launch settings of the Triton kernels: one table, by kernel and architecture, chosen from compiled counts.
+"""Launch settings of the Triton kernels: one table, by kernel and architecture, chosen from
+compiled counts.
 
-``python tests/bert/kernels/ahead_of_time.py`` prints the counts for any of these architectures without a GPU: in 16
-bits no setting spills registers. The same settings in all runs, so that results are reproducible bit for bit.
+``python tests/bert/kernels/ahead_of_time.py`` prints the counts for any of these architectures
+without a GPU: in 16 bits no setting spills registers. The same settings in all runs, so that
+results are reproducible bit for bit.
 """
 
 from __future__ import annotations
@@ -14,10 +16,11 @@ import torch
 
 @dataclass(frozen=True, kw_only=True)
 class Blocks:
-    """A program's settings: rows and columns of its block, warps, pipeline stages, maximum registers per thread.
+    """A program's settings: rows and columns of its block, warps, pipeline stages, maximum
+    registers per thread.
 
-    For attention rows are queries (a multiple of 16) and columns keys (of 32). programs: of a persistent kernel, per
-    multiprocessor.
+    For attention rows are queries (a multiple of 16) and columns keys (of 32). programs: of a
+    persistent kernel, per multiprocessor.
     """
 
     rows: int = 1
@@ -49,25 +52,32 @@ def _attention(rows: int, columns: int, num_stages: int = 2, **others: int) -> B
 # By the lowest compute capability, times 10, for which they hold.
 TABLE: dict[str, dict[int, Blocks]] = {
     "embeddings": {80: Blocks(rows=2, programs=3)},
-    # For rows of 1,024: 64 bytes per thread and row block in flight forward, 96 backward; barriers only in row sums.
+    # For rows of 1,024: 64 bytes per thread and row block in flight forward, 96 backward; barriers
+    # only in row sums.
     "layer norm forward": {80: Blocks(rows=4)},
-    # A multiprocessor's 65,536 registers for four programs of four warps: with the cast the compiler would use some
-    # more, and the last programs would wait for the first ones to end. On Blackwell it would spill.
+    # A multiprocessor's 65,536 registers for four programs of four warps: with the cast the
+    # compiler would use some more, and the last programs would wait for the first ones to end. On
+    # Blackwell it would spill.
     "layer norm backward": {
         80: Blocks(rows=2, programs=4, max_registers=128),
         100: Blocks(rows=2, programs=3, max_registers=168),
     },
-    # Blocks of 4 x 1,024 elements: 64 bytes per thread and input in flight; backward as many programs as are resident.
+    # Blocks of 4 x 1,024 elements: 64 bytes per thread and input in flight; backward as many
+    # programs as are resident.
     "bias_gelu": {80: Blocks(rows=4, columns=1024, programs=5)},
-    # Both passes have 64 bytes per thread in flight; a program does a row forward, a block of a row backward.
+    # Both passes have 64 bytes per thread in flight; a program does a row forward, a block of a row
+    # backward.
     "cross_entropy forward": {80: Blocks(rows=4, columns=1024)},
     "cross_entropy backward": {80: Blocks(columns=4096)},
     "lamb": {80: Blocks(columns=2048, num_warps=8)},
     "scatter": {80: Blocks(columns=256)},
-    # 128-byte lines of the input and of the transposed fp8, 64-byte halves of the fp8 in row order; 32 elements per
-    # thread, at 60 to 74 registers three or four programs of eight warps per multiprocessor.
+    # 128-byte lines of the input and of the transposed fp8, 64-byte halves of the fp8 in row order;
+    # 32 elements per thread, at 60 to 74 registers three or four programs of eight warps per
+    # multiprocessor.
     "cast": {80: Blocks(rows=128, columns=64, num_warps=8)},
-    "transpose": {80: Blocks(rows=128, columns=128)},  # bytes; 32 words per thread in flight
+    "transpose": {
+        80: Blocks(rows=128, columns=128)
+    },  # bytes; 32 words per thread in flight
     # Two or three programs per multiprocessor; on Hopper wgmma in every product.
     "attention forward": {
         80: _attention(64, 32, max_registers=168),
@@ -104,9 +114,7 @@ TABLE: dict[str, dict[int, Blocks]] = {
     "attention key gradient, fp32": {80: _attention(32, 32, 1)},
 }
 
-assumed = (
-    90  # architecture without a GPU, for kernels interpreted, recorded or compiled ahead of time
-)
+assumed = 90  # architecture without a GPU, for kernels interpreted, recorded or compiled ahead of time
 
 
 def blocks(kernel: str, device: torch.device) -> Blocks:

@@ -1,7 +1,7 @@
 """Optional use of Triton: the decorator of kernels, supported devices, and the sizes of grids.
 
-Triton is imported if PyTorch sees a GPU, or if it has been imported already: the tests import it in interpreter mode
-(TRITON_INTERPRET=1), and compile kernels without a GPU.
+Triton is imported if PyTorch sees a GPU, or if it has been imported already: the tests import it in
+interpreter mode (TRITON_INTERPRET=1), and compile kernels without a GPU.
 """
 
 # mypy: allow-untyped-defs
@@ -35,12 +35,14 @@ _interpreted = False
 def jit(function: Callable[..., Any]) -> Any:
     """triton.jit, or without Triton the bare function, which is then never called.
 
-    Profilers show the kernel with its module's name, as many are called _forward. Integers that change from call to
-    call (``site``) are not specialized, which would recompile the kernel.
+    Profilers show the kernel with its module's name, as many are called _forward. Integers that
+    change from call to call (``site``) are not specialized, which would recompile the kernel.
     """
     if triton is None:
         return function
-    changing = [name for name in ("site",) if name in inspect.signature(function).parameters]
+    changing = [
+        name for name in ("site",) if name in inspect.signature(function).parameters
+    ]
     name = f"{function.__module__.rpartition('.')[2]}_{function.__name__}"
     return triton.jit(function, do_not_specialize=changing, repr=lambda _: name)
 
@@ -72,7 +74,9 @@ def missing(device: torch.device) -> str | None:
 
 
 def supported(device: torch.device) -> bool:
-    """Whether the Triton kernels run: on NVIDIA GPUs from compute capability 8.0 on, with Triton installed."""
+    """Whether the Triton kernels run: on NVIDIA GPUs from compute capability 8.0 on, with Triton
+    installed.
+    """
     return missing(device) is None
 
 
@@ -82,13 +86,17 @@ def _multiprocessors(index: int | None) -> int:
 
 
 def num_programs(device: torch.device, per_multiprocessor: int, num_tiles: int) -> int:
-    """Grid of a persistent kernel: ``per_multiprocessor`` programs each, but no more than there are tiles."""
+    """Grid of a persistent kernel: ``per_multiprocessor`` programs each, but no more than there are
+    tiles.
+    """
     multiprocessors = _multiprocessors(device.index) if device.type == "cuda" else 1
     return max(1, min(multiprocessors * per_multiprocessor, num_tiles))
 
 
 def row_warps(num_warps: int, width: int) -> int:
-    """Warps of a program that holds whole rows: ``num_warps`` up to a width of 1,024, above it in proportion."""
+    """Warps of a program that holds whole rows: ``num_warps`` up to a width of 1,024, above it in
+    proportion.
+    """
     return num_warps * max(1, next_power_of_2(width) // 1024)
 
 

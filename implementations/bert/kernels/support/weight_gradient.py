@@ -1,9 +1,11 @@
-"""Weight gradients written directly into the optimizer's buffer, and weights of several layers used as one.
+"""Weight gradients written directly into the optimizer's buffer, and weights of several layers used
+as one.
 
-During a backward pass an optimizer with a flat buffer sets each parameter's part of it as its gradient buffer. The
-product that computes the gradient pops it and writes there, which saves a copy; other operations (sums, a parameter
-used twice) leave it and return a new tensor, which the optimizer copies as usual. It is an attribute of the parameter,
-since autograd's functions get tensors and no optimizer.
+During a backward pass an optimizer with a flat buffer sets each parameter's part of it as its
+gradient buffer. The product that computes the gradient pops it and writes there, which saves a
+copy; other operations (sums, a parameter used twice) leave it and return a new tensor, which the
+optimizer copies as usual. It is an attribute of the parameter, since autograd's functions get
+tensors and no optimizer.
 """
 
 from __future__ import annotations
@@ -19,15 +21,23 @@ from torch import Tensor
 BUFFER, PARAMETERS = "gradient_buffer", "gradient_parameters"
 
 
-def set_grad_buffers(parameters: Iterable[Tensor], places: Iterable[Tensor | None]) -> None:
-    """Sets memory for the parameters' gradients, of their shapes and types; None: there is none any more."""
+def set_grad_buffers(
+    parameters: Iterable[Tensor], places: Iterable[Tensor | None]
+) -> None:
+    """Sets memory for the parameters' gradients, of their shapes and types; None: there is none any
+    more.
+    """
     for parameter, place in zip(parameters, places, strict=True):
         setattr(parameter, BUFFER, place)
 
 
 def has_grad_buffer(weight: Tensor) -> bool:
-    """Whether there is memory for the gradient of a parameter, or of parameters combined by ``concat_view``."""
-    return all(getattr(source, BUFFER, None) is not None for source in parameters_of(weight))
+    """Whether there is memory for the gradient of a parameter, or of parameters combined by
+    ``concat_view``.
+    """
+    return all(
+        getattr(source, BUFFER, None) is not None for source in parameters_of(weight)
+    )
 
 
 def parameters_of(weight: Tensor) -> tuple[Tensor, ...]:
@@ -38,19 +48,26 @@ def parameters_of(weight: Tensor) -> tuple[Tensor, ...]:
 def pop_grad_buffer(parameters: Sequence[Tensor]) -> Tensor | None:
     """Contiguous memory for the gradients of these parameters; None if none is set.
 
-    A buffer is popped once: a second product of the same weight gets None, and autograd adds both up elsewhere.
+    A buffer is popped once: a second product of the same weight gets None, and autograd adds both
+    up elsewhere.
     """
     places = [getattr(parameter, BUFFER, None) for parameter in parameters]
     set_grad_buffers(parameters, [None] * len(places))
     return _in_one_piece(places)
 
 
-def write_into(place: Tensor | None, compute: Callable[[Tensor | None], Tensor]) -> Tensor:
-    """``compute(out)`` with the place as ``out``; a tensor that autograd can keep as the gradient."""
+def write_into(
+    place: Tensor | None, compute: Callable[[Tensor | None], Tensor]
+) -> Tensor:
+    """``compute(out)`` with the place as ``out``; a tensor that autograd can keep as the
+    gradient.
+    """
     if place is None:
         return compute(None)
     compute(place)
-    return place.view_as(place)  # autograd would copy the place itself, as others hold it
+    return place.view_as(
+        place
+    )  # autograd would copy the place itself, as others hold it
 
 
 def _in_one_piece(parts: Sequence[Tensor | None]) -> Tensor | None:
@@ -85,7 +102,12 @@ def same_memory(a: Tensor, b: Tensor) -> bool:
         a.untyped_storage()._cdata == b.untyped_storage()._cdata
         and a.storage_offset() == b.storage_offset()
     )
-    return shares and a.dtype == b.dtype and a.shape == b.shape and a.stride() == b.stride()
+    return (
+        shares
+        and a.dtype == b.dtype
+        and a.shape == b.shape
+        and a.stride() == b.stride()
+    )
 
 
 class _Joined(torch.autograd.Function):
@@ -104,7 +126,9 @@ def concat_view(*parameters: Tensor) -> Tensor:
     """torch.cat(parameters), without a copy if they are adjacent in memory."""
     # As the optimizer lays them out (contiguous_groups); before it exists they are apart.
     whole = _in_one_piece(parameters)
-    made: Tensor = torch.cat(parameters) if whole is None else _Joined.apply(whole, *parameters)
+    made: Tensor = (
+        torch.cat(parameters) if whole is None else _Joined.apply(whole, *parameters)
+    )
     setattr(made, PARAMETERS, parameters)
     return made
 
@@ -124,7 +148,11 @@ class _Linear(torch.autograd.Function):
         weight_gradient = write_into(
             pop_grad_buffer(ctx.sources), lambda out: torch.mm(gradient.t(), x, out=out)
         )
-        return x_gradient, weight_gradient, gradient.sum(0) if ctx.needs_input_grad[2] else None
+        return (
+            x_gradient,
+            weight_gradient,
+            gradient.sum(0) if ctx.needs_input_grad[2] else None,
+        )
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
