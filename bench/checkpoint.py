@@ -17,9 +17,9 @@ from typing import Any
 from lib import ROOT, Parser, emit, integer, medians, wall_seconds
 from torch_lib import TINY, device, new_model, new_step, packed_batches, synchronize
 
-from bert.checkpoint.save import Config, Writer, save_checkpoint
+from bert.checkpoint.save import CheckpointConfig, Writer, save_checkpoint
 from bert.checkpoint.sharded import num_bytes
-from bert.kernels.precision import Config as PrecisionConfig
+from bert.kernels.precision import PrecisionConfig
 from bert.model.config import BertConfig
 
 
@@ -30,8 +30,8 @@ def measure(config: BertConfig, folder: Path, repeats: int) -> dict[str, Any]:
     short = dataclasses.replace(config, max_position_embeddings=128)
     batches = [batch.to(device()) for batch in packed_batches(1, 1, short)]
     writer, settings = (
-        Writer(Config(directory=folder, keep=1)),
-        Config(directory=folder, keep=1),
+        Writer(CheckpointConfig(directory=folder, keep=1)),
+        CheckpointConfig(directory=folder, keep=1),
     )
 
     def take_steps() -> None:

@@ -33,7 +33,7 @@ from bert.checkpoint import huggingface
 from bert.data.batch import PretrainingBatch, PretrainingCapacity, make_batch
 from bert.data.records import Records
 from bert.kernels.operations.cross_entropy import IGNORE
-from bert.kernels.precision import Config as PrecisionConfig
+from bert.kernels.precision import PrecisionConfig
 from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
 from bert.training.graph import GraphedStep, graph_capacity, static_batch
@@ -173,7 +173,7 @@ def curve(variant: Variant, data: list[PretrainingBatch]) -> np.ndarray:
     on_gpu = device().type == "cuda"
     # The fast backends need 16 bits.
     attention = "auto" if on_gpu and variant.precision != "fp32" else "sdpa_loop"
-    choice = kernels.Config(fused=variant.fused, attention=attention)
+    choice = kernels.KernelsConfig(fused=variant.fused, attention=attention)
     model, precision = (
         new_model(MODEL, choice).to(device()),
         PrecisionConfig(precision=variant.precision),
@@ -243,7 +243,7 @@ class PlainLamb:
     """
 
     def __init__(self, named: Iterable[tuple[str, nn.Parameter]]) -> None:
-        self.settings, self.steps = optim.Config().lamb, 0
+        self.settings, self.steps = optim.OptimizerConfig().lamb, 0
         # Parameter, whether it decays, and its two moments.
         self.state = [
             (

@@ -19,7 +19,7 @@ from lib import Parser, emit, in_turns, integer, medians, wall_seconds
 from torch_lib import TINY, new_model, new_step, packed_batches
 from train_step import build_peer
 
-from bert.kernels.precision import Config as PrecisionConfig
+from bert.kernels.precision import PrecisionConfig
 from bert.model.config import BertConfig
 
 SMALL = BertConfig(

@@ -14,7 +14,7 @@ from pathlib import Path
 from lib import Parser, cpu_seconds, emit, integer
 
 from bert.data.format import write_records
-from bert.data.loader import Config, TrainingData, open_source
+from bert.data.loader import LoaderConfig, TrainingData, open_source
 from bert.data.records import Metadata
 from bert.data.sampler import Sampler
 from bert.data.shards import write_index
@@ -41,7 +41,7 @@ def write_files(folder: Path, packed: bool) -> None:
     write_index(folder, names)
 
 
-def rate(config: Config, steps: int) -> dict[str, float]:
+def rate(config: LoaderConfig, steps: int) -> dict[str, float]:
     """Sequences per CPU second and tokens per row, in random order, after a first pass."""
     source = open_source(config, _VOCABULARY)
     sampler = Sampler(source.row_counts(), config.rows_per_step, 1, 0, 1)
@@ -86,10 +86,10 @@ def main() -> None:
         write_files(folder / "packed", packed=True)
         write_files(folder / "unpacked", packed=False)
         configs = {
-            "packed": Config(
+            "packed": LoaderConfig(
                 packed=True, datadir_packed=folder / "packed", batch_size=size
             ),
-            "unpacked": Config(
+            "unpacked": LoaderConfig(
                 datadir=folder / "unpacked", batch_size=size, batching="rows"
             ),
         }

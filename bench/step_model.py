@@ -36,15 +36,14 @@ from train_step import PARTS, capacity
 from triton.runtime.jit import JITFunction
 
 from bert import kernels, optim
-from bert.core.dist import Config as DistConfig
-from bert.core.dist import World
+from bert.core.dist import DistConfig, World
 from bert.data.batch import PretrainingBatch
 from bert.kernels.fp8 import linear as fp8_linear
 from bert.kernels.operations import fp8_feed_forward
 from bert.kernels.support import launches, triton_support
 from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
-from bert.optim.sharded import BUCKET_BYTES, Sharded, layout_of
+from bert.optim.sharded import BUCKET_BYTES, FlatOptimizer, layout_of
 from bert.pretraining.memory import meta_model
 from bert.training.graph import static_batch
 from review.league import entries
@@ -238,7 +237,7 @@ def record(
         META,
     ):
         chosen = kernels.bind_kernels(
-            kernels.Config(fused="all", attention="triton"), META
+            kernels.KernelsConfig(fused="all", attention="triton"), META
         )
         model = BertForPreTraining(config, chosen)
         model.to(torch.bfloat16)
@@ -254,9 +253,9 @@ def record(
         world = World(DistConfig(device="cpu"))
         # On one rank, and without a GPU; the buffers are on the meta device as well.
         world.device = META
-        sharded = Sharded(  # for its flat buffers of weights and gradients
+        sharded = FlatOptimizer(  # for its flat buffers of weights and gradients
             model.named_parameters(),
-            lambda shard: optim.Config().flat_rule(shard, fused=True),
+            lambda shard: optim.OptimizerConfig().flat_rule(shard, fused=True),
             world,
             stages=model.stages(),
             contiguous_groups=optim.contiguous_groups(model),

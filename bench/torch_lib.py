@@ -13,11 +13,10 @@ import torch
 from lib import output_of
 
 from bert import kernels, optim
-from bert.core.dist import Config as DistConfig
-from bert.core.dist import World
+from bert.core.dist import DistConfig, World
 from bert.data.batch import PretrainingBatch, make_batch
 from bert.data.synthetic import synthetic_records
-from bert.kernels.precision import Config as PrecisionConfig
+from bert.kernels.precision import PrecisionConfig
 from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
 from bert.model.init import initialize
@@ -31,7 +30,7 @@ TINY = {
     "intermediate_size": 64,
     "max_position_embeddings": 64,
 }
-PLAIN = kernels.Config(fused="none", attention="sdpa_loop")
+PLAIN = kernels.KernelsConfig(fused="none", attention="sdpa_loop")
 # Takes the number of the call, to rotate among inputs so that caches stay cold.
 Call = Callable[[int], object]
 
@@ -41,7 +40,9 @@ def device() -> torch.device:
     return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 
 
-def new_model(config: BertConfig, choice: kernels.Config = PLAIN) -> BertForPreTraining:
+def new_model(
+    config: BertConfig, choice: kernels.KernelsConfig = PLAIN
+) -> BertForPreTraining:
     """The initial model of a run, on the CPU."""
     model = BertForPreTraining(config, kernels.bind_kernels(choice, device()))
     initialize(model, seed=0)
@@ -54,10 +55,13 @@ def new_step(
     fused_update: bool = False,
     **optimizer: Any,
 ) -> Step:
-    """A step of the trainer on one rank; ``optimizer``: settings of optim.Config."""
+    """A step of the trainer on one rank; ``optimizer``: settings of OptimizerConfig."""
     # A step needs a world even on one rank: it joins no process group then.
     world = World(DistConfig(device=next(model.parameters()).device.type))
-    rules, resolved = optim.Config(**optimizer), precision.resolve(world.device)
+    rules, resolved = (
+        optim.OptimizerConfig(**optimizer),
+        precision.resolve(world.device),
+    )
     return build_step(
         model, resolved, rules, world, accumulate=False, fused_update=fused_update
     )

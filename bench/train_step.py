@@ -42,7 +42,7 @@ from torch_lib import (
 from bert import kernels
 from bert.data.batch import PretrainingBatch, PretrainingCapacity
 from bert.kernels.operations.cross_entropy import IGNORE
-from bert.kernels.precision import Config as PrecisionConfig
+from bert.kernels.precision import PrecisionConfig
 from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
 from bert.training.graph import GraphedStep, graph_capacity, static_batch
@@ -111,7 +111,7 @@ def build_ours(
     """step(n) of this trainer as in a run, with batches in page-locked memory."""
     on_gpu = device().type == "cuda"
     fused, backend = (variant.fused, "auto") if on_gpu else ("none", "sdpa_loop")
-    choice = kernels.Config(fused=fused, attention=backend)
+    choice = kernels.KernelsConfig(fused=fused, attention=backend)
     with torch.device("meta"):
         model = BertForPreTraining(config, kernels.bind_kernels(choice, device()))
     model.to_empty(device=device())

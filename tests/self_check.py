@@ -30,13 +30,12 @@ from torch_lib import TINY, device, packed_batches
 from train_step import Variant, build_ours, capacity
 
 from bert import kernels, optim
-from bert.core.dist import Config as DistConfig
-from bert.core.dist import World
+from bert.core.dist import DistConfig, World
 from bert.kernels.attention import benchmark
 from bert.kernels.fp8 import Scaling
 from bert.kernels.fp8.linear import Fp8Linear
 from bert.kernels.operations import scatter
-from bert.kernels.precision import Config as PrecisionConfig
+from bert.kernels.precision import PrecisionConfig
 from bert.kernels.support import triton_support, weight_gradient
 from bert.kernels.support.dropout import DropoutSites
 from bert.model.bert import BertForPreTraining
@@ -269,7 +268,7 @@ def whole_step() -> dict[str, str]:
     )
     batch, found = packed_batches(2, 1, config)[0].to(device()), []
     for names, dtype in (("auto", torch.bfloat16), ("none", torch.float64)):
-        choice = kernels.Config(
+        choice = kernels.KernelsConfig(
             fused=names, attention="auto" if names == "auto" else "sdpa_loop"
         )
         model = BertForPreTraining(config, kernels.bind_kernels(choice, device()))
@@ -326,12 +325,12 @@ def graphs() -> dict[str, str]:
     batches = [batch.pin_memory() if on_gpu else batch for batch in batches]
 
     def new_step(precision: str) -> Step:
-        choice = kernels.Config(fused="auto" if on_gpu else "none")
+        choice = kernels.KernelsConfig(fused="auto" if on_gpu else "none")
         model = BertForPreTraining(config, kernels.bind_kernels(choice, device()))
         initialize(model, 0)
         resolved = PrecisionConfig(precision=precision).resolve(device())
         rules, world = (
-            optim.Config(sharded=True),
+            optim.OptimizerConfig(sharded=True),
             World(DistConfig(device=device().type)),
         )
         return build_step(

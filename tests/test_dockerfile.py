@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from bert.pretraining.config import Config
+from bert.pretraining.config import PretrainingConfig
 from common import env
 
 
@@ -71,7 +71,7 @@ def test_the_image_sets_no_variable_of_the_trainer_or_the_launcher(repository):
         for name in re.findall(r"\$\{?([A-Z][A-Z0-9_]+)", path.read_text())
     }
     assert not words & (
-        read | {variable.name for _, variable, _ in env.variables(Config)}
+        read | {variable.name for _, variable, _ in env.variables(PretrainingConfig)}
     )
     assert not any("tensorflow" in line.lower() for line in lines)
 

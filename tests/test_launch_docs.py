@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from bert.core import variables
-from bert.pretraining.config import Config
+from bert.pretraining.config import PretrainingConfig
 from common import env
-from finetune.config import Config as FineTuning
+from finetune.config import FinetuneConfig
 
 # Set by Slurm, by ssh or by the launcher itself; or paths of system files that tests replace.
 NOT_FOR_USERS = {
@@ -105,7 +105,7 @@ def read_from_environment(scripts: dict[str, str]) -> dict[str, set[str]]:
 def test_every_variable_of_the_launcher_is_listed_or_the_trainers(scripts, table):
     trainer = {
         variable.name
-        for kind in (Config, FineTuning)
+        for kind in (PretrainingConfig, FinetuneConfig)
         for _, variable, _ in env.variables(kind)
     }
     missing = set(read_from_environment(scripts)) - set(table) - trainer - NOT_FOR_USERS
@@ -134,7 +134,9 @@ def test_every_setting_of_the_trainer_is_listed_once():
         entry.name for entries in variables.groups().values() for entry in entries
     ]
     assert len(listed) == len(set(listed))
-    missing = {variable.name for _, variable, _ in env.variables(Config)} - set(listed)
+    missing = {
+        variable.name for _, variable, _ in env.variables(PretrainingConfig)
+    } - set(listed)
     assert not missing, (
         f"add {sorted(missing)} to a group of launch/variables.txt, then run: make variables"
     )

@@ -88,9 +88,9 @@ def main(arguments: list[str], environ: Mapping[str, str]) -> int:
                 else variables.markdown()
             )
             return 0
-        from bert.pretraining.run import Config, run
+        from bert.pretraining.run import PretrainingConfig, run
 
-        variables.check_read(given, Config)
+        variables.check_read(given, PretrainingConfig)
     except ConfigError as error:
         return refuse("bert", error, environ)
     return run(environ, options.check)

@@ -22,11 +22,10 @@ import torch
 
 from bert.core import rundir
 from bert.core.dist import Address
-from bert.pretraining.config import Config as TrainerConfig
+from bert.pretraining.config import PretrainingConfig
 from certify import burn_in, hardware, tools
 from certify.burn_in import BurnIn
-from certify.load import Config as LoadConfig
-from certify.load import Load
+from certify.load import Load, LoadConfig
 from certify.meeting import Meeting
 from certify.telemetry import Gpus, Sampler
 from common.env import ConfigError, env, from_env
@@ -37,7 +36,7 @@ from review.acceptance.schema import Expected
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(Address):
+class CertifyConfig(Address):
     """Rendezvous address, and the expected parts of each node."""
 
     node: str = env("SLURMD_NODENAME", "", doc="this node's name; set by Slurm")
@@ -185,13 +184,13 @@ def write(
 
 def main(environ: Mapping[str, str]) -> int:
     """Runs the test on this rank; returns the exit status."""
-    run = rundir.Config()
+    run = rundir.RunConfig()
     try:
-        run = from_env(rundir.Config, environ)
-        config, load = from_env(Config, environ), from_env(LoadConfig, environ)
-        trainer = from_env(TrainerConfig, environ)
+        run = from_env(rundir.RunConfig, environ)
+        config, load = from_env(CertifyConfig, environ), from_env(LoadConfig, environ)
+        trainer = from_env(PretrainingConfig, environ)
         figures = from_env(Expected, environ).figures()
-        wanted, parts = from_env(tools.Config, environ), config.expected_parts()
+        wanted, parts = from_env(tools.ToolsConfig, environ), config.expected_parts()
         programs = wanted.programs(trainer.device.type == "cuda")
         trainer.check()
         ranks = trainer.dist

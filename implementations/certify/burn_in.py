@@ -23,7 +23,7 @@ import torch
 
 from bert.core import rundir
 from bert.kernels import precision
-from bert.pretraining.config import Config as TrainerConfig
+from bert.pretraining.config import PretrainingConfig
 from certify import hardware
 from certify.load import Load
 from certify.meeting import Meeting
@@ -38,12 +38,12 @@ SAVE_SECONDS = 300.0  # between writes of the telemetry
 DRIVER = Path("/proc/driver/nvidia/version")
 
 
-def described_model(trainer: TrainerConfig) -> dict[str, Any]:
+def described_model(trainer: PretrainingConfig) -> dict[str, Any]:
     """The model itself, whose file may change."""
     return dataclasses.asdict(trainer.model) | {"gelu_form": trainer.model.gelu_form}
 
 
-def facts(trainer: TrainerConfig, meeting: Meeting) -> dict[str, Any]:
+def facts(trainer: PretrainingConfig, meeting: Meeting) -> dict[str, Any]:
     """Everything but the choice of kernels that determines the weights bit for bit: ranks,
     settings, versions.
     """

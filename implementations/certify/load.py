@@ -31,7 +31,7 @@ from bert.data.loader import TrainingData, open_source
 from bert.data.sampler import Sampler
 from bert.kernels import fp8
 from bert.pretraining import train
-from bert.pretraining.config import Config as TrainerConfig
+from bert.pretraining.config import PretrainingConfig
 from bert.training.graph import capture_or_warm_up
 from bert.training.step import Step, TrainingStep
 from certify.meeting import Meeting, pairings
@@ -67,7 +67,7 @@ INTEGERS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
+class LoadConfig:
     """Length of the test, and a drill that it must detect."""
 
     seconds: float = env(
@@ -133,7 +133,7 @@ class Load:
     """
 
     def __init__(
-        self, config: Config, trainer: TrainerConfig, meeting: Meeting
+        self, config: LoadConfig, trainer: PretrainingConfig, meeting: Meeting
     ) -> None:
         self.config, self.meeting = config, meeting
         # Alone, each rank does what rank 0 would, so that all do the same.

@@ -12,8 +12,7 @@ from collections.abc import Sequence
 
 import torch.distributed as distributed
 
-from bert.core.dist import Config as DistConfig
-from bert.core.dist import World
+from bert.core.dist import DistConfig, World
 from common.env import ConfigError
 from review.acceptance.schema import Place
 

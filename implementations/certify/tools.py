@@ -54,7 +54,7 @@ class ToolError(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
+class ToolsConfig:
     """Tools to run, and their options."""
 
     tools: str = env(
@@ -136,7 +136,7 @@ class Reading:
 
 
 def run(
-    config: Config,
+    config: ToolsConfig,
     programs: Mapping[str, str],
     meeting: Meeting,
     folder: Path,

@@ -48,9 +48,9 @@ def main(arguments: list[str], environ: Mapping[str, str]) -> int:
         given = variables.from_options(words, [*COMMANDS, "--check", "--help"])
         # Only now: PyTorch comes with it.
         from bert.training import schedule
-        from finetune.train import Config, run
+        from finetune.train import FinetuneConfig, run
 
-        variables.check_read(given, Config, schedule.Config)
+        variables.check_read(given, FinetuneConfig, schedule.ScheduleConfig)
     except ConfigError as error:
         return refuse("finetune", error, environ)
     return run({**environ, **given}, options.check)

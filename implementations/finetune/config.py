@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bert.checkpoint import huggingface
-from bert.checkpoint.save import Config as CheckpointConfig
+from bert.checkpoint.save import CheckpointConfig
 from bert.core import rundir
 from bert.model.config import BertConfig
 from bert.training import metrics, schedule
@@ -31,7 +31,7 @@ ROUNDING = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(Hardware):
+class FinetuneConfig(Hardware):
     """One task on one model. BATCHSIZE, MAX_SEQ_LENGTH and the like are as in bert, in
     sequences.
     """
@@ -141,8 +141,8 @@ class Config(Hardware):
     )
 
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-    run: rundir.Config = field(default_factory=rundir.Config)
-    observers: metrics.Config = field(default_factory=metrics.Config)
+    run: rundir.RunConfig = field(default_factory=rundir.RunConfig)
+    observers: metrics.MetricsConfig = field(default_factory=metrics.MetricsConfig)
 
     def check(self) -> None:
         """Raises ConfigError for contradictory settings."""
@@ -261,9 +261,9 @@ class Config(Hardware):
         return self.run.run_dir / f"model_{self.run.trial}"
 
 
-def read(environ: Mapping[str, str]) -> Config:
+def read(environ: Mapping[str, str]) -> FinetuneConfig:
     """The checked settings in ``environ``. Raises ConfigError."""
-    config = from_env(Config, with_defaults(environ))
+    config = from_env(FinetuneConfig, with_defaults(environ))
     if environ.get("MAX_STEPS"):
         raise ConfigError(
             "MAX_STEPS is set: EPOCHS determines the length of fine-tuning; unset MAX_STEPS"
@@ -291,10 +291,12 @@ def with_defaults(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def learning_rates(environ: Mapping[str, str], num_steps: int) -> schedule.Config:
+def learning_rates(
+    environ: Mapping[str, str], num_steps: int
+) -> schedule.ScheduleConfig:
     """Learning-rate schedule of a run of ``num_steps`` steps. Raises ConfigError."""
     rates = from_env(
-        schedule.Config, {**with_defaults(environ), "MAX_STEPS": str(num_steps)}
+        schedule.ScheduleConfig, {**with_defaults(environ), "MAX_STEPS": str(num_steps)}
     )
     rates.check()
     return rates

@@ -162,10 +162,10 @@ def load(folder: Path, device: str = "auto") -> Saved:
     usual = "cuda" if torch.cuda.is_available() else "cpu"
     place = torch.device(usual if device == "auto" else device)
     # PRECISION's default on this device: prediction does not read the run's environment.
-    numerics = precision.Config().resolve(place)
+    numerics = precision.PrecisionConfig().resolve(place)
     # The fast backends need 16 bits.
     attention = "auto" if numerics.is_low else "sdpa_loop"
-    bound = kernels.bind_kernels(kernels.Config(attention=attention), place)
+    bound = kernels.bind_kernels(kernels.KernelsConfig(attention=attention), place)
     shape = BertConfig.from_json(folder / "config.json")
     model: SpanPrediction | Classification
     if facts["task"] == "squad":

@@ -20,7 +20,7 @@ from common.env import ConfigError
 from common.files import write_text
 from finetune import glue, tables
 from finetune.batches import Samples
-from finetune.config import Config
+from finetune.config import FinetuneConfig
 from finetune.dialect import Reading
 from finetune.models import Classification, SpanPrediction
 from finetune.squad import data as squad
@@ -29,7 +29,7 @@ from finetune.squad.features import Features, Limits, make_features
 from finetune.squad.score import score
 
 
-def build(config: Config, tokenizer: WordPiece) -> Squad | Glue:
+def build(config: FinetuneConfig, tokenizer: WordPiece) -> Squad | Glue:
     """The task, with the data that the mode needs. Raises DataError."""
     return (
         Squad(config, tokenizer) if config.task == "squad" else Glue(config, tokenizer)
@@ -52,7 +52,7 @@ def samples_of(windows: Features) -> Samples:
 class TaskData:
     """Data of a task. notes: for people, about the data; digests: of its files."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: FinetuneConfig) -> None:
         self.config = config
         self.notes = list[str]()
         self.digests = dict[str, str]()
@@ -63,7 +63,7 @@ class TaskData:
 class Squad(TaskData):
     """SQuAD: DATA/train-v1.1.json and DATA/dev-v1.1.json, or those of v2.0."""
 
-    def __init__(self, config: Config, tokenizer: WordPiece) -> None:
+    def __init__(self, config: FinetuneConfig, tokenizer: WordPiece) -> None:
         super().__init__(config)
         self.version = version = config.squad_version
         limits = Limits(config.length)
@@ -123,7 +123,7 @@ class Squad(TaskData):
 class Glue(TaskData):
     """A GLUE task or a user's own table: train, dev and test in DATA, as .tsv, .csv or .jsonl."""
 
-    def __init__(self, config: Config, tokenizer: WordPiece) -> None:
+    def __init__(self, config: FinetuneConfig, tokenizer: WordPiece) -> None:
         super().__init__(config)
         self.task = glue.TASKS[config.task]
         self.tokenizer = tokenizer
@@ -237,7 +237,7 @@ class Glue(TaskData):
         }
 
 
-def _layout(config: Config) -> tables.Layout:
+def _layout(config: FinetuneConfig) -> tables.Layout:
     """Columns of a user's own table: as set, else as in the training of the model."""
     facts = {} if config.trains else config.described
     reading = Reading(

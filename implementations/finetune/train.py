@@ -32,16 +32,18 @@ from common.files import object_of, write_text
 from finetune import config as settings
 from finetune import models, saved, tasks
 from finetune.batches import Order, Samples, micro_batches
-from finetune.config import Config, learning_rates
+from finetune.config import FinetuneConfig, learning_rates
 from finetune.models import FineTuned
 
 
 def run(environ: Mapping[str, str], check_only: bool = False) -> int:
     """Fine-tunes, or with ``check_only`` prints what would run; returns the exit status."""
-    run_config = rundir.Config()  # a check leaves nothing in the folder that it judges
+    run_config = (
+        rundir.RunConfig()
+    )  # a check leaves nothing in the folder that it judges
     try:
         if not check_only:
-            run_config = from_env(rundir.Config, environ)
+            run_config = from_env(rundir.RunConfig, environ)
         variables.check_names(environ)
         config = settings.read(environ)
         if check_only:
@@ -62,7 +64,7 @@ def run(environ: Mapping[str, str], check_only: bool = False) -> int:
         return rundir.failed(run_config, "finetune", error)
 
 
-def report(config: Config, environ: Mapping[str, str]) -> str:
+def report(config: FinetuneConfig, environ: Mapping[str, str]) -> str:
     """Settings and what follows from them. Raises ConfigError or DataError for anything that would
     stop the run.
     """
@@ -103,7 +105,7 @@ def report(config: Config, environ: Mapping[str, str]) -> str:
 class Run(NamedTuple):
     """A model with its task and training step."""
 
-    config: Config
+    config: FinetuneConfig
     environ: Mapping[str, str]
     world: World
     task: tasks.Squad | tasks.Glue
@@ -112,7 +114,7 @@ class Run(NamedTuple):
     identity: dict[str, Any]  # what a resumed run must have in common with it
 
 
-def finetune(config: Config, environ: Mapping[str, str], world: World) -> None:
+def finetune(config: FinetuneConfig, environ: Mapping[str, str], world: World) -> None:
     """Trains, predicts and scores, depending on the mode. A collective."""
     # Before anything is drawn; each step seeds dropout anew in the loop.
     torch.manual_seed(config.trial_seed)
@@ -175,7 +177,7 @@ def finetune(config: Config, environ: Mapping[str, str], world: World) -> None:
 
 
 def build(
-    config: Config,
+    config: FinetuneConfig,
     environ: Mapping[str, str],
     world: World,
     task: tasks.Squad | tasks.Glue,
@@ -219,7 +221,7 @@ def build(
     return Run(config, environ, world, task, model, step, identity)
 
 
-def load_weights(config: Config, model: FineTuned) -> Loaded:
+def load_weights(config: FinetuneConfig, model: FineTuned) -> Loaded:
     """Sets the initial weights. Raises ConfigError for weights that do not fit."""
     path = config.checkpoint.init_checkpoint
     assert path is not None
@@ -236,7 +238,7 @@ def load_weights(config: Config, model: FineTuned) -> Loaded:
 
 
 def identity_of(
-    config: Config,
+    config: FinetuneConfig,
     environ: Mapping[str, str],
     task: tasks.Squad | tasks.Glue,
     model: FineTuned,
@@ -269,7 +271,7 @@ def identity_of(
     return {name: value for name, value in facts.items() if name not in free}
 
 
-def num_steps(config: Config, num_samples: int) -> int:
+def num_steps(config: FinetuneConfig, num_samples: int) -> int:
     return max(1, math.ceil(num_samples * config.epochs / config.samples_per_step))
 
 

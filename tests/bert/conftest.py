@@ -54,7 +54,9 @@ def make_model() -> Callable[..., BertForPreTraining]:
     ) -> BertForPreTraining:
         model = BertForPreTraining(
             config,
-            kernels.bind_kernels(kernels.Config(fused="none"), torch.device("cpu")),
+            kernels.bind_kernels(
+                kernels.KernelsConfig(fused="none"), torch.device("cpu")
+            ),
         )
         initialize(model, seed)
         with (

@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 
-from bert.core.dist import Config as DistConfig
-from bert.core.dist import World
+from bert.core.dist import DistConfig, World
 
 from ..forked import context
 from ..waiting import free_ports

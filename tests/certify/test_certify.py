@@ -19,13 +19,13 @@ import pytest
 import torch
 from torch.distributed import HashStore
 
-from bert.pretraining.config import Config as Trainer
+from bert.pretraining.config import PretrainingConfig
 from bert.training.graph import CaptureError
 from certify import load as load_module
 from certify.__main__ import certify as run_load
 from certify.__main__ import main
 from certify.burn_in import BurnIn
-from certify.load import Config, Load, checksum
+from certify.load import Load, LoadConfig, checksum
 from certify.meeting import Meeting, pairings
 from certify.telemetry import Sampler
 from common.env import ConfigError, from_env
@@ -146,9 +146,9 @@ def load(tmp_path):
             "SUBMISSION_DIVISION": "open",
             "EVAL_ITER_SAMPLES": "1000",
         } | settings
-        trainer = from_env(Trainer, environ)
+        trainer = from_env(PretrainingConfig, environ)
         return Load(
-            from_env(Config, environ),
+            from_env(LoadConfig, environ),
             trainer,
             Meeting(trainer.dist, HashStore(), "here"),
         )
@@ -181,7 +181,7 @@ def test_a_rank_alone_uses_the_cuda_graph_of_a_benchmark_run(alone, monkeypatch)
             taken.append(len(batches))
             return self.step(batches, lr)
 
-    monkeypatch.setattr(Trainer, "uses_graph", property(lambda _: True))
+    monkeypatch.setattr(PretrainingConfig, "uses_graph", property(lambda _: True))
     monkeypatch.setattr("bert.training.graph.GraphedStep", Graph)
     folder = alone()
     record = np.load(folder / "certify_here.npz")
@@ -202,7 +202,7 @@ def test_after_a_failed_capture_the_parts_of_a_step_are_recorded(load, monkeypat
     def fail(*_):
         raise CaptureError("out of memory")
 
-    monkeypatch.setattr(Trainer, "uses_graph", property(lambda _: True))
+    monkeypatch.setattr(PretrainingConfig, "uses_graph", property(lambda _: True))
     monkeypatch.setattr("bert.training.graph.GraphedStep", fail)
     made = load()
     trainee = made.trainee(made.alone)
@@ -225,7 +225,7 @@ def test_a_flipped_bit_is_reported_with_rank_and_step(alone):
 @pytest.mark.parametrize("flip", ["1", "1:0", "-1:2", "1:2:3"])
 def test_a_malformed_drill_is_bad_input(flip):
     with pytest.raises(ConfigError, match=f"CERTIFY_FLIP='{flip}': expected RANK:STEP"):
-        from_env(Config, SETTINGS | {"CERTIFY_FLIP": flip})
+        from_env(LoadConfig, SETTINGS | {"CERTIFY_FLIP": flip})
 
 
 @pytest.mark.parametrize(
@@ -337,7 +337,7 @@ def test_a_burn_in_repeats_bit_for_bit_and_resumes(alone):
 @pytest.fixture
 def program(tmp_path, monkeypatch):
     """Runs the program of one rank in this process; returns its exit status."""
-    monkeypatch.setattr("certify.__main__.Config.store", lambda *_: HashStore())
+    monkeypatch.setattr("certify.__main__.CertifyConfig.store", lambda *_: HashStore())
 
     def start(**settings: str) -> int:
         (tmp_path / "model.json").write_text(json.dumps(MODEL))
@@ -440,7 +440,7 @@ def test_a_malformed_duration_is_bad_input(duration):
     with pytest.raises(
         ConfigError, match=f"DURATION='{duration}': expected a number and s, m, h or d"
     ):
-        from_env(Config, SETTINGS | {"DURATION": duration})
+        from_env(LoadConfig, SETTINGS | {"DURATION": duration})
 
 
 @pytest.mark.parametrize("nodes", [2, 3, 4, 7, 16])

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from torch.distributed import HashStore
 
-from bert.core.dist import Config
+from bert.core.dist import DistConfig
 from certify.meeting import Meeting
 
 
@@ -35,7 +35,7 @@ def test_the_number_of_reads_is_proportional_to_the_number_of_ranks():
 
     def rank(number):
         meeting = Meeting(
-            Config(world_size=size, rank=number, local_rank=number % 4),
+            DistConfig(world_size=size, rank=number, local_rank=number % 4),
             store,
             f"node{number // 4}",
         )

@@ -499,7 +499,7 @@ def test_a_program_that_cannot_start_is_a_fault(tmp_path):
 )
 def test_a_requested_tool_that_cannot_run_is_one_line(asked, said):
     with pytest.raises(ConfigError, match=said):
-        from_env(tools.Config, {"CERTIFY_TOOLS": asked}).programs(on_gpus=True)
+        from_env(tools.ToolsConfig, {"CERTIFY_TOOLS": asked}).programs(on_gpus=True)
 
 
 def test_by_default_installed_tools_run_on_gpus_and_none_runs_none(
@@ -507,16 +507,17 @@ def test_by_default_installed_tools_run_on_gpus_and_none_runs_none(
 ):
     path = program(tmp_path, "all_reduce_perf", "")
     monkeypatch.setenv("PATH", str(tmp_path))
-    unset = from_env(tools.Config, {})
+    unset = from_env(tools.ToolsConfig, {})
     assert unset.programs(on_gpus=True) == {"all_reduce_perf": str(path)}
     assert unset.programs(on_gpus=False) == {}
     assert (
-        from_env(tools.Config, {"CERTIFY_TOOLS": "none"}).programs(on_gpus=True) == {}
+        from_env(tools.ToolsConfig, {"CERTIFY_TOOLS": "none"}).programs(on_gpus=True)
+        == {}
     )
 
 
 def test_over_all_nodes_the_users_command_starts_one_process_per_gpu():
-    found = from_env(tools.Config, {"CERTIFY_MPI": "srun --mpi=pmix -n 16"})
+    found = from_env(tools.ToolsConfig, {"CERTIFY_MPI": "srun --mpi=pmix -n 16"})
     sizes = ["-b", "1K", "-e", "1G", "-f", "2"]
     over_all = ["srun", "--mpi=pmix", "-n", "16"]
     assert dict(found.commands({"all_reduce_perf": "/a"}, 8, 2)) == {
@@ -527,13 +528,16 @@ def test_over_all_nodes_the_users_command_starts_one_process_per_gpu():
     )
     assert both["all_reduce_perf_mpi"] == [*over_all, "/b", *sizes, "-g", "1"]
     assert (
-        dict(from_env(tools.Config, {}).commands({"all_reduce_perf": "/a"}, 1, 2)) == {}
+        dict(from_env(tools.ToolsConfig, {}).commands({"all_reduce_perf": "/a"}, 1, 2))
+        == {}
     )
 
 
 def test_a_long_burn_in_has_the_thorough_diagnosis():
     for level in (2, 3):
-        found = dict(from_env(tools.Config, {}).commands({"dcgmi": "/d"}, 8, level))
+        found = dict(
+            from_env(tools.ToolsConfig, {}).commands({"dcgmi": "/d"}, 8, level)
+        )
         assert found == {"dcgmi": ["/d", "diag", "-j", "-r", str(level)]}
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bert.core import dist
-from bert.pretraining.config import Config
+from bert.pretraining.config import PretrainingConfig
 from bert.training import schedule
 from common.env import ConfigError, env, from_env, variables
 
@@ -65,9 +65,9 @@ def test_any_text_gives_a_config_or_a_config_error(environ):
 
 
 def test_every_variable_is_documented_and_read_once():
-    names = [variable.name for _, variable, _ in variables(Config)]
+    names = [variable.name for _, variable, _ in variables(PretrainingConfig)]
     assert len(names) == len(set(names))
-    for _, variable, _ in variables(Config):
+    for _, variable, _ in variables(PretrainingConfig):
         assert variable.doc, variable.name
 
 
@@ -82,6 +82,6 @@ def test_every_variable_is_documented_and_read_once():
 def test_a_wrong_value_of_the_trainer_says_what_is_meant(name, value, told):
     with pytest.raises(ConfigError, match=re.escape(told)):
         from_env(
-            dist.Config if name == "DEVICE" else schedule.Config,
+            dist.DistConfig if name == "DEVICE" else schedule.ScheduleConfig,
             {"LR": "1", name: value},
         )

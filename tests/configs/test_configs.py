@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from bert.pretraining import check, closed_division
-from bert.pretraining.config import Config
+from bert.pretraining.config import PretrainingConfig
 from common import env
 from review.rulebook import rcp
 
@@ -72,7 +72,7 @@ def load(tmp_path, exported):
     """
     (tmp_path / "bert_config.json").write_text(json.dumps(BERT_LARGE))
 
-    def load(path: Path, **site: str) -> Config:
+    def load(path: Path, **site: str) -> PretrainingConfig:
         values = exported[path.name]
         world = int(values["DGXNNODES"]) * int(values["DGXNGPU"])
         environ = values | {
@@ -81,7 +81,7 @@ def load(tmp_path, exported):
             "WORLD_SIZE": str(world),
             "DEVICE": "cpu",
         }
-        config = env.from_env(Config, environ | site)
+        config = env.from_env(PretrainingConfig, environ | site)
         config.check()
         return config
 
@@ -164,7 +164,9 @@ def test_every_exported_name_is_read(repository, exported):
         for path in scripts
         for name in re.findall(r"\$\{?[!#]?([A-Z][A-Z0-9_]+)", path.read_text())
     }
-    read |= {variable.name for _, variable, _ in env.variables(Config)} | READ_ELSEWHERE
+    read |= {
+        variable.name for _, variable, _ in env.variables(PretrainingConfig)
+    } | READ_ELSEWHERE
     for config, values in exported.items():
         unread = set(values) - read
         assert not unread, f"{config} exports {unread}, which nobody reads"

@@ -52,7 +52,10 @@ def exported():
 def test_every_recipe_has_the_published_batches_and_schedules(exported):
     assert len(exported) == 8 * 2 * 2 * len(NODES)
     for (_, phase, packed, nodes), values in exported.items():
-        data, rates = from_env(loader.Config, values), from_env(schedule.Config, values)
+        data, rates = (
+            from_env(loader.LoaderConfig, values),
+            from_env(schedule.ScheduleConfig, values),
+        )
         gpus = int(values["DGXNNODES"]) * int(values["DGXNGPU"])
         assert gpus == 8 * int(nodes)
         assert data.rows_per_step * data.packing_factor * gpus == BATCH[phase], (
@@ -89,9 +92,9 @@ def test_a_micro_batch_fits_the_gpus_memory_and_share(exported):
 
 
 def test_every_exported_name_is_read(exported, repository):
-    from bert.pretraining.config import Config
+    from bert.pretraining.config import PretrainingConfig
 
-    known = {variable.name for _, variable, _ in variables(Config)}
+    known = {variable.name for _, variable, _ in variables(PretrainingConfig)}
     listed = (repository / "launch" / "variables.txt").read_text()
     known |= set(re.findall(r"^([A-Z][A-Z0-9_]+)", listed, flags=re.MULTILINE))
     known |= {
@@ -122,7 +125,10 @@ def test_the_table_of_recipes_in_the_documentation_is_theirs(exported, repositor
 @pytest.mark.parametrize("gpus", [1, 2, 4, 8])
 def test_a_day_plans_its_hours_with_the_published_batch(name, gpus):
     values = sourced(name, DGXNGPU=str(gpus))
-    data, rates = from_env(loader.Config, values), from_env(schedule.Config, values)
+    data, rates = (
+        from_env(loader.LoaderConfig, values),
+        from_env(schedule.ScheduleConfig, values),
+    )
     assert data.rows_per_step * gpus == 4096
     assert (values["NSP"], values["NUM_PHASES"], data.max_seq_length, data.masking) == (
         "0",
@@ -130,7 +136,7 @@ def test_a_day_plans_its_hours_with_the_published_batch(name, gpus):
         128,
         "dynamic",
     )
-    one = from_env(schedule.Config, sourced(name, DGXNGPU="1"))
+    one = from_env(schedule.ScheduleConfig, sourced(name, DGXNGPU="1"))
     assert abs(rates.max_steps - gpus * one.max_steps) < gpus
 
 
@@ -142,12 +148,12 @@ def test_a_model_is_continued_from_its_folder(gpu):
             DGXNGPU=str(gpus),
             INIT_CHECKPOINT="/models/bert-base-uncased",
         )
-        data = from_env(loader.Config, values)
+        data = from_env(loader.LoaderConfig, values)
         assert (values["INIT_CHECKPOINT"], data.rows_per_step * gpus) == (
             "/models/bert-base-uncased",
             256,
         )
-        assert (from_env(schedule.Config, values).lr, data.source[0]) == (
+        assert (from_env(schedule.ScheduleConfig, values).lr, data.source[0]) == (
             1e-4,
             Path("/data/packed_data"),
         )

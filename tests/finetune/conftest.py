@@ -55,7 +55,8 @@ def squad_environment(tmp_path_factory):
         (folder / f"{name}-v1.1.json").write_text(json.dumps(content))
     (folder / "vocab.txt").write_text("\n".join(made_up.VOCABULARY), encoding="utf-8")
     model = SpanPrediction(
-        SHAPE, kernels.bind_kernels(kernels.Config(fused="none"), torch.device("cpu"))
+        SHAPE,
+        kernels.bind_kernels(kernels.KernelsConfig(fused="none"), torch.device("cpu")),
     )
     models.initialize(model, 0)
     (folder / "config.json").write_text(json.dumps(models.hugging_face_config(model)))

@@ -28,7 +28,9 @@ LENGTHS = [5, 1, 17, 9, 2]
 
 
 def model_of(kind, shape=SHAPE):
-    plain = kernels.bind_kernels(kernels.Config(fused="none"), torch.device("cpu"))
+    plain = kernels.bind_kernels(
+        kernels.KernelsConfig(fused="none"), torch.device("cpu")
+    )
     model = (
         SpanPrediction(shape, plain)
         if kind == "squad"

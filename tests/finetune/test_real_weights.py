@@ -45,7 +45,9 @@ def test_the_logits_of_an_exported_model_are_those_of_transformers(
 ):
     transformers = pytest.importorskip("transformers")
     shape = BertConfig.from_json(pretrained / "config.json")
-    plain = kernels.bind_kernels(kernels.Config(fused="none"), torch.device("cpu"))
+    plain = kernels.bind_kernels(
+        kernels.KernelsConfig(fused="none"), torch.device("cpu")
+    )
     spans = kind == "QuestionAnswering"
     model = SpanPrediction(shape, plain) if spans else Classification(shape, plain, 2)
     models.initialize(model, seed=1)

@@ -16,7 +16,7 @@ import torch
 from bert.training.loop import StepCounter
 from common.env import ConfigError, variables
 from finetune import config
-from finetune.config import Config
+from finetune.config import FinetuneConfig
 from finetune.glue import TASKS
 from finetune.train import run
 
@@ -517,5 +517,7 @@ def test_casing_and_length_are_the_models(squad_environment, tmp_path):
 
 
 def test_the_choices_of_the_variables_are_the_tasks():
-    choices = {variable.name: variable.choices for _, variable, _ in variables(Config)}
+    choices = {
+        variable.name: variable.choices for _, variable, _ in variables(FinetuneConfig)
+    }
     assert choices["TASK"] == ("squad", *TASKS)

@@ -182,7 +182,7 @@ def test_fine_tuning_on_two_nodes_trains_each_seed_and_reports_failures_last(tra
     (folder / "vocab.txt").write_text("\n".join(vocabulary))
     model = Classification(
         shape,
-        kernels.bind_kernels(kernels.Config(fused="none"), torch.device("cpu")),
+        kernels.bind_kernels(kernels.KernelsConfig(fused="none"), torch.device("cpu")),
         2,
     )
     models.initialize(model, 0)

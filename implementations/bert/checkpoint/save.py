@@ -17,7 +17,7 @@ from common.files import damage
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
+class CheckpointConfig:
     """What a run starts from and which checkpoints it writes."""
 
     init_checkpoint: Path | None = env(
@@ -93,7 +93,7 @@ class Config:
             raise ConfigError(f"INIT_CHECKPOINT={path}: {what}")
 
 
-def save_checkpoint(config: Config, step: int, state: dict[str, Any]) -> Path:
+def save_checkpoint(config: CheckpointConfig, step: int, state: dict[str, Any]) -> Path:
     """Writes CHECKPOINT_DIR/step_<step>.pt whole or not at all, then removes all but the newest
     ``keep``.
     """
@@ -113,7 +113,7 @@ class Writer:
     last checkpoint.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: CheckpointConfig) -> None:
         self.config = config
         self.error: Exception | None = None
         self.abandoned = (
@@ -232,7 +232,7 @@ def check_checkpoint(path: Path, rank: int = 0, size: int = 1) -> None:
         sums.check(path)
 
 
-def load_newest(config: Config) -> dict[str, Any] | None:
+def load_newest(config: CheckpointConfig) -> dict[str, Any] | None:
     """The newest checkpoint's state with RESUME=1, if there is one. Raises ConfigError if it is
     damaged.
     """

@@ -32,14 +32,14 @@ LIMIT_SECONDS = 300  # of the whole test; DIST_TIMEOUT if that is less
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(dist.Address):
+class AllReduceConfig(dist.Address):
     min_bandwidth: float = env(
         "NCCL_TEST_MIN_GBPS",
         at_least=0,
         doc="GB/s the largest all-reduce must reach; set by the launcher",
     )
-    dist: dist.Config = field(default_factory=dist.Config)
-    run: rundir.Config = field(default_factory=rundir.Config)
+    dist: dist.DistConfig = field(default_factory=dist.DistConfig)
+    run: rundir.RunConfig = field(default_factory=rundir.RunConfig)
 
     @property
     def seconds(self) -> int:
@@ -133,7 +133,7 @@ def measure(num_bytes: int, world: World) -> float:
     return (time.perf_counter() - start) / TIMED
 
 
-def connect(config: Config) -> World:
+def connect(config: AllReduceConfig) -> World:
     """Roll call, then the process group on the same store."""
     rank, size, seconds = config.dist.rank, config.dist.world_size, config.seconds
     try:
@@ -146,7 +146,7 @@ def connect(config: Config) -> World:
     return World(dataclasses.replace(config.dist, timeout_seconds=seconds), store)
 
 
-def run(config: Config) -> None:
+def run(config: AllReduceConfig) -> None:
     """The test on this rank. Raises AllReduceError."""
     with connect(config) as world:
         bandwidth = 0.0
@@ -172,10 +172,10 @@ def main(environ: Mapping[str, str]) -> int:
     """Runs the test in a thread, as a hung collective cannot be interrupted; returns the exit
     status.
     """
-    run_config = rundir.Config()
+    run_config = rundir.RunConfig()
     try:
-        run_config = from_env(rundir.Config, environ)
-        config = from_env(Config, environ)
+        run_config = from_env(rundir.RunConfig, environ)
+        config = from_env(AllReduceConfig, environ)
         config.dist.check()
     except ConfigError as error:
         return rundir.fail(run_config, PROGRAM, str(error), 2)

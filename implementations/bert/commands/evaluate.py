@@ -28,8 +28,10 @@ _COLUMNS = "accuracy", "mlm_loss", "nsp_loss", "nsp_accuracy"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(trained.Source):
-    evaluate: evaluation.Config = field(default_factory=evaluation.Config)
+class EvaluateConfig(trained.Source):
+    evaluate: evaluation.EvaluationConfig = field(
+        default_factory=evaluation.EvaluationConfig
+    )
 
 
 def evaluate(
@@ -58,7 +60,7 @@ def evaluate(
         help="the model's bert_config.json, if not found otherwise",
     )
     options = parser.parse_args(arguments)
-    config = from_env(Config, environ)
+    config = from_env(EvaluateConfig, environ)
     is_given = environ.get("NUM_EVAL_EXAMPLES", "").strip()
     samples = config.evaluate.num_examples if is_given else 0
     evaluator = CheckpointEvaluator(config, samples, options.bert_config)
@@ -98,7 +100,9 @@ def _print_row(figures: Mapping[str, Any], with_titles: bool, whole_path: bool) 
 class CheckpointEvaluator:
     """Evaluates one weights file after another; model and evaluation set are reused."""
 
-    def __init__(self, config: Config, samples: int, bert_config: Path | None) -> None:
+    def __init__(
+        self, config: EvaluateConfig, samples: int, bert_config: Path | None
+    ) -> None:
         """samples: sequences to evaluate on, 0 for all. Raises DataError without an evaluation
         set.
         """

@@ -11,7 +11,7 @@ import torch
 
 from bert.checkpoint import huggingface
 from bert.commands import weights as trained
-from bert.kernels import Config, bind_kernels
+from bert.kernels import KernelsConfig, bind_kernels
 from bert.model.bert import BertForPreTraining
 from common.env import ConfigError
 
@@ -63,7 +63,7 @@ def export(
         vocab_file, kernels = (
             trained.vocabulary(source, options.vocab),
             # Only names and shapes matter here: the plainest kernels, which run everywhere.
-            Config(fused="none", attention="sdpa_loop"),
+            KernelsConfig(fused="none", attention="sdpa_loop"),
         )
         model = BertForPreTraining(
             source.shape, bind_kernels(kernels, torch.device("cpu"))

@@ -53,7 +53,7 @@ class HangError(RuntimeError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
+class DistConfig:
     """This process's rank and device. torchrun or run_and_time.sh exports the rank variables."""
 
     rank: int = env(
@@ -157,7 +157,7 @@ class Address:
         return distributed.PrefixStore(name, store)
 
 
-def pick_device(config: Config) -> torch.device:
+def pick_device(config: DistConfig) -> torch.device:
     use_cuda = config.device == "cuda" or (
         config.device == "auto" and torch.cuda.is_available()
     )
@@ -190,7 +190,9 @@ class World:
     and every collective is the identity.
     """
 
-    def __init__(self, config: Config, store: distributed.Store | None = None) -> None:
+    def __init__(
+        self, config: DistConfig, store: distributed.Store | None = None
+    ) -> None:
         """store: for the rendezvous; None: at MASTER_ADDR and MASTER_PORT."""
         self.rank, self.local_rank, self.size = (
             config.rank,

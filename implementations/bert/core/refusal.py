@@ -15,6 +15,8 @@ def refuse(program: str, error: ConfigError, environ: Mapping[str, str]) -> int:
         from bert.core import rundir  # imports PyTorch, which takes seconds
 
         with suppress(ConfigError):  # for TRIAL
-            return rundir.fail(from_env(rundir.Config, environ), program, str(error), 2)
+            return rundir.fail(
+                from_env(rundir.RunConfig, environ), program, str(error), 2
+            )
     print(f"{program}: error: {error}", file=sys.stderr)
     return 2

@@ -54,7 +54,7 @@ OUTPUT = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
+class RunConfig:
     """Where a run's files go. The launch scripts set both."""
 
     run_dir: Path | None = env(
@@ -85,7 +85,7 @@ class Config:
         raise AssertionError  # ExitStack does not suppress errors
 
 
-def write_description(config: Config, tree: Any, derived: dict[str, Any]) -> None:
+def write_description(config: RunConfig, tree: Any, derived: dict[str, Any]) -> None:
     """Writes config.json (every setting of the run, and derived values) and environment.json (the
     machine).
 
@@ -105,7 +105,7 @@ def write_description(config: Config, tree: Any, derived: dict[str, Any]) -> Non
     )
 
 
-def add_to_environment(config: Config, facts: dict[str, Any]) -> None:
+def add_to_environment(config: RunConfig, facts: dict[str, Any]) -> None:
     """Adds facts learnt after write_description, such as the attention backend, to
     environment.json.
     """
@@ -165,7 +165,7 @@ def check_same(
         )
 
 
-def write_error(config: Config, reason: str) -> None:
+def write_error(config: RunConfig, reason: str) -> None:
     """Leaves the reason of a failure for the launcher; the first reason is kept."""
     if config.run_dir is None:
         return
@@ -181,7 +181,7 @@ def write_error(config: Config, reason: str) -> None:
         pass  # The reason is on stderr as well; a full disk must not hide it behind a second error.
 
 
-def fail(config: Config, program: str, reason: str, status: int) -> int:
+def fail(config: RunConfig, program: str, reason: str, status: int) -> int:
     """Reports the failure in one line on stderr, and in RUN_DIR for the launcher; returns the exit
     status.
     """
@@ -191,7 +191,7 @@ def fail(config: Config, program: str, reason: str, status: int) -> int:
     return status
 
 
-def failed(config: Config, program: str, error: Exception) -> int:
+def failed(config: RunConfig, program: str, error: Exception) -> int:
     """``fail`` for the error being handled, with its ``exit_status``; without one, status 1 after a
     traceback.
 

@@ -27,12 +27,12 @@ LIST = _CHECKOUT / "launch" / "variables.txt"
 PAGE = _CHECKOUT / "docs" / "variables.md"
 # The Configs of the programs, with those that they hold. By name: this module lies below them.
 CONFIGS = (
-    "bert.pretraining.config:Config",
-    "bert.commands.allreduce:Config",
-    "finetune.config:Config",
-    "certify.__main__:Config",
-    "certify.load:Config",
-    "certify.tools:Config",
+    "bert.pretraining.config:PretrainingConfig",
+    "bert.commands.allreduce:AllReduceConfig",
+    "finetune.config:FinetuneConfig",
+    "certify.__main__:CertifyConfig",
+    "certify.load:LoadConfig",
+    "certify.tools:ToolsConfig",
     "review.acceptance.schema:Expected",
 )
 

@@ -26,7 +26,7 @@ _STEPS_AHEAD = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
+class LoaderConfig:
     """Where the rows come from and how many a rank takes."""
 
     packed: bool = env(
@@ -147,7 +147,9 @@ class Config:
         return folder, variable
 
 
-def open_source(config: Config, vocab_size: int, pairs: bool = False) -> RowSource:
+def open_source(
+    config: LoaderConfig, vocab_size: int, pairs: bool = False
+) -> RowSource:
     """The rows to train on. Raises DataError if there are none, or with ``pairs`` no sentence
     pairs.
     """
@@ -177,7 +179,9 @@ def open_source(config: Config, vocab_size: int, pairs: bool = False) -> RowSour
     return source
 
 
-def make_batching(source: RowSource, sampler: Sampler, config: Config) -> Batching:
+def make_batching(
+    source: RowSource, sampler: Sampler, config: LoaderConfig
+) -> Batching:
     """The micro-batches of each step. Raises DataError or ConfigError if the settings do not fit
     the data.
     """
@@ -198,7 +202,11 @@ def make_batching(source: RowSource, sampler: Sampler, config: Config) -> Batchi
 
 
 def open_masks(
-    config: Config, source: RowSource, phase1: Path | None, vocab_size: int, seed: int
+    config: LoaderConfig,
+    source: RowSource,
+    phase1: Path | None,
+    vocab_size: int,
+    seed: int,
 ) -> DynamicMasks | None:
     """Dynamic masks; None with MASKING=static, which uses the records' own.
 
@@ -230,7 +238,7 @@ class TrainingData:
         self,
         source: RowSource,
         sampler: Sampler,
-        config: Config,
+        config: LoaderConfig,
         vocab_size: int,
         first_step: int,
         pad_and_pin: Callable[[PretrainingBatch], PretrainingBatch],

@@ -14,14 +14,14 @@ import torch
 from bert.deepspeed import ds_config
 from bert.deepspeed.step import load
 from bert.kernels.precision import Precision
-from bert.optim import Config as OptimizerConfig
+from bert.optim import OptimizerConfig
 from common.env import BOOLEANS, ConfigError, env
 
 NEVER = 1 << 62  # steps between DeepSpeed's own progress lines
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
+class EngineConfig:
     """Sharding engine settings."""
 
     engine: str = env(

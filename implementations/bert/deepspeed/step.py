@@ -23,7 +23,7 @@ from bert.kernels.precision import LossScaler, Precision
 from bert.model.init import Chunk
 from bert.model.init import fill as fill_model
 from bert.model.trainable import Trainable
-from bert.optim import Config as OptimizerConfig
+from bert.optim import OptimizerConfig
 from bert.optim.flat import fill
 from bert.training.step import Resumable, StepResult
 from common.env import ConfigError, announce

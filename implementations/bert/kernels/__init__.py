@@ -1,6 +1,6 @@
 """Fused operations, one per file, each beside its plain PyTorch reference.
 
-``Config.resolve_attention`` picks the attention backend; ``bind_kernels`` binds every operation of
+``KernelsConfig.resolve_attention`` picks the attention backend; ``bind_kernels`` binds every operation of
 the model to its reference or its fused kernel. Both are called once, before the model is built;
 nothing falls back silently afterwards.
 """
@@ -43,7 +43,7 @@ NEEDED: dict[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
+class KernelsConfig:
     """Which fused kernels and which attention backend a run uses."""
 
     fused: str = env(
@@ -96,7 +96,7 @@ class Config:
 
     def resolve_attention(
         self, model: benchmark.Model, dtype: torch.dtype, in_graph: bool, world: World
-    ) -> tuple[Config, str]:
+    ) -> tuple[KernelsConfig, str]:
         """Settings with the attention backend resolved, equal on all ranks, and the reason as text.
         A collective.
 
@@ -159,7 +159,7 @@ class Kernels:
     fp8_cast: bool
 
 
-def bind_kernels(config: Config, device: torch.device) -> Kernels:
+def bind_kernels(config: KernelsConfig, device: torch.device) -> Kernels:
     """Binds every operation for ``device``. Raises ConfigError for what this hardware cannot
     run.
     """

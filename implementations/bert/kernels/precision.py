@@ -20,7 +20,7 @@ DTYPES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
+class PrecisionConfig:
     """Precision of weights and activations; the optimizer keeps fp32 masters."""
 
     precision: str = env(

@@ -24,7 +24,7 @@ Tensors = TypeVar("Tensors", bound="tuple[Tensor | None, ...]")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
+class RecomputeConfig:
     layers: int = env(
         "RECOMPUTE_LAYERS",
         0,

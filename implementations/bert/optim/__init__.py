@@ -16,12 +16,12 @@ from bert.model.trainable import Trainable
 from bert.optim import rules
 from bert.optim.flat import FlatLamb, ListRule, Shard
 from bert.optim.rules import ParameterShards, Rule
-from bert.optim.sharded import Sharded
+from bert.optim.sharded import FlatOptimizer
 from common.env import ConfigError, env
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
+class OptimizerConfig:
     """Which optimizer, how gradients are clipped, and the optimizers' own settings."""
 
     optimizer: str = env(
@@ -131,7 +131,7 @@ class Config:
         }
 
 
-RULES: dict[str, Callable[[ParameterShards, Config], Rule]] = {
+RULES: dict[str, Callable[[ParameterShards, OptimizerConfig], Rule]] = {
     "lamb": lambda shards, config: rules.LambRule(shards, config.lamb),
     "lans": lambda shards, config: rules.LansRule(shards, config.lans),
     "adamw": lambda shards, config: rules.AdamRule(shards, config.adam),
@@ -142,7 +142,7 @@ RULES: dict[str, Callable[[ParameterShards, Config], Rule]] = {
 
 
 def build(
-    config: Config,
+    config: OptimizerConfig,
     model: Trainable,
     masters: dict[str, Tensor] | None,
     world: World,
@@ -150,7 +150,7 @@ def build(
     accumulate: bool,
     fused: bool,
     first_weights: Iterable[tuple[str, int, Tensor]] | None = None,
-) -> Sharded:
+) -> FlatOptimizer:
     """The optimizer of ``model``, on its device. masters, accumulate, first_weights: as in Sharded.
 
     Raises ConfigError if SHARD_GROUP=node and ranks are numbered round-robin over the nodes.
@@ -168,7 +168,7 @@ def build(
             f"rank {world.rank} is number {world.local_rank} of its node's {per_node}: {cure}"
         )
     sends_low = config.allreduce_dtype == "weights"
-    return Sharded(
+    return FlatOptimizer(
         model.named_parameters(),
         lambda shard: config.flat_rule(shard, fused and is_sharded),
         world,

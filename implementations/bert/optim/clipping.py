@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from bert.core.dist import World
 from bert.optim.rules import squared_norms
-from bert.optim.sharded import Sharded
+from bert.optim.sharded import FlatOptimizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class Gradients:
     def __init__(
         self,
         model: nn.Module,
-        optimizer: Sharded,
+        optimizer: FlatOptimizer,
         clipping: Clipping,
         world: World,
         find_overflow: bool,

@@ -32,7 +32,7 @@ from bert.optim.weights import WeightBuckets
 BUCKET_BYTES = 64 << 20
 
 
-class Sharded(ShardState):
+class FlatOptimizer(ShardState):
     """Applies a rule to this rank's shard of the parameters.
 
     ``stages``: modules that together hold all parameters and whose calls make up the forward pass,

@@ -13,7 +13,7 @@ from typing import Any
 from bert.checkpoint.weights import Checksum, check_finite, chunks_of
 from bert.core import rundir
 from bert.core.dist import World
-from bert.data import proof
+from bert.data import integrity
 from bert.data.format import open_records
 from bert.data.loader import make_batching, open_masks, open_source
 from bert.data.records import DataError
@@ -21,7 +21,7 @@ from bert.data.sampler import Sampler
 from bert.data.shards import INDEX, Shards
 from bert.model.bert import BertForPreTraining
 from bert.pretraining import closed_division, memory, resume
-from bert.pretraining.config import Config
+from bert.pretraining.config import PretrainingConfig
 from bert.training import schedule
 from bert.training.evaluate import Evaluator
 from common.env import settings
@@ -30,7 +30,7 @@ from common.files import text_of, write_text
 MOST_PASSES = 40  # over a text: as in BERT's own pretraining (Devlin et al. 2019, A.2)
 
 
-def identity(config: Config) -> dict[str, Any]:
+def identity(config: PretrainingConfig) -> dict[str, Any]:
     """What identifies a finished trial: settings by name, the model, and digests of data."""
     facts = {
         name: value
@@ -64,14 +64,14 @@ def contents(place: Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def write_identity(config: Config) -> None:
+def write_identity(config: PretrainingConfig) -> None:
     """RUN_DIR/identity_<TRIAL>.json, for ``check_finished``."""
     if config.run.run_dir is not None:
         path = config.run.run_dir / f"identity_{config.run.trial}.json"
         write_text(path, json.dumps(identity(config), indent=2) + "\n")
 
 
-def check_finished(config: Config) -> None:
+def check_finished(config: PretrainingConfig) -> None:
     """Raises ConfigError if RUN_DIR has a finished trial of this number that differs from this
     one.
     """
@@ -85,7 +85,7 @@ def check_finished(config: Config) -> None:
         rundir.check_same(result, known, identity(config))
 
 
-def report(config: Config) -> str:
+def report(config: PretrainingConfig) -> str:
     """The settings and their consequences. Raises ConfigError or DataError for what would stop the
     run.
     """
@@ -131,7 +131,7 @@ def report(config: Config) -> str:
 
 
 def _weights(
-    config: Config, model: BertForPreTraining, saved: dict[str, Any] | None
+    config: PretrainingConfig, model: BertForPreTraining, saved: dict[str, Any] | None
 ) -> str:
     """Describes the weights that the run begins with. Raises ConfigError if it could not."""
     path, directory = config.checkpoint.init_checkpoint, config.checkpoint.directory
@@ -159,7 +159,7 @@ def _weights(
     return text
 
 
-def _hours(config: Config, saved: dict[str, Any] | None) -> str:
+def _hours(config: PretrainingConfig, saved: dict[str, Any] | None) -> str:
     """Hours of the remaining steps at the rate that the run in RUN_DIR had last."""
     text, folder = "", config.run.run_dir
     if folder is not None:
@@ -173,7 +173,7 @@ def _hours(config: Config, saved: dict[str, Any] | None) -> str:
     return f"{hours:.1f} hours for {steps:,} steps at {rates[-1]:,.0f} sequences/s, as in {folder}"
 
 
-def _data(config: Config, saved: dict[str, Any] | None) -> str:
+def _data(config: PretrainingConfig, saved: dict[str, Any] | None) -> str:
     """Describes the data. Raises DataError if no batches can be made of it."""
     data, size, is_closed = (
         config.data,
@@ -200,7 +200,7 @@ def _data(config: Config, saved: dict[str, Any] | None) -> str:
     if is_closed:
         closed_division.prove(config, shards, world)
     elif saved is not None:
-        proof.check(dict.fromkeys(shards.paths, ""), world)
+        integrity.check(dict.fromkeys(shards.paths, ""), world)
     # Seed and rank 0: only whether the rows fill a step matters, and that depends on neither.
     sampler = Sampler(row_counts, data.rows_per_step, 0, 0, config.dist.world_size)
     make_batching(shards, sampler, data)

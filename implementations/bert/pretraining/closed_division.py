@@ -20,13 +20,13 @@ from typing import Any
 from bert.checkpoint import weights
 from bert.core import rundir
 from bert.core.dist import World, pick_device
-from bert.data import proof
+from bert.data import integrity
 from bert.data.format import open_records
 from bert.data.sampler import RowSource
 from bert.data.shards import list_shards
 from bert.model.config import BertConfig
 from bert.pretraining import resume
-from bert.pretraining.config import Config
+from bert.pretraining.config import PretrainingConfig
 from common.env import ConfigError, settings
 from common.files import object_of
 
@@ -105,7 +105,7 @@ def rule_interval(global_batch_size: int) -> int:
     return int(0.05 * (230.23 * global_batch_size + 3_000_000) / 25_000) * 25_000
 
 
-def violations(config: Config) -> Iterator[str]:
+def violations(config: PretrainingConfig) -> Iterator[str]:
     """Settings of a run and its model that the rules do not allow, each as NAME=VALUE (rule)."""
     data, path, batch = (
         config.data,
@@ -180,7 +180,7 @@ def manifest_of(folder: Path, files: Collection[str]) -> dict[str, Any]:
     return best
 
 
-def digests_of(config: Config, source: RowSource) -> dict[str, str]:
+def digests_of(config: PretrainingConfig, source: RowSource) -> dict[str, str]:
     """The content digest that is recorded of each training file, by name: in the folder's index, or
     else the file.
     """
@@ -195,7 +195,7 @@ def digests_of(config: Config, source: RowSource) -> dict[str, str]:
     return found
 
 
-def prove(config: Config, source: RowSource, world: World) -> None:
+def prove(config: PretrainingConfig, source: RowSource, world: World) -> None:
     """Compares training and evaluation data with their digests, file by file. A collective.
 
     For after the clock, as no rank may read the data before it starts; ``--check`` does it
@@ -206,10 +206,12 @@ def prove(config: Config, source: RowSource, world: World) -> None:
     expected = {
         path: digests.get(path.name, "") for path in list_shards(*config.data.source)
     }
-    proof.check(expected | dict.fromkeys(list_shards(evaldir, "EVALDIR"), ""), world)
+    integrity.check(
+        expected | dict.fromkeys(list_shards(evaldir, "EVALDIR"), ""), world
+    )
 
 
-def data_sets(config: Config, source: RowSource) -> dict[str, Any]:
+def data_sets(config: PretrainingConfig, source: RowSource) -> dict[str, Any]:
     """Identity of training and evaluation data, and what of it prepare_data.sh's manifest does not
     prove.
 
@@ -271,7 +273,7 @@ def data_sets(config: Config, source: RowSource) -> dict[str, Any]:
 
 
 def starting_point(
-    config: Config, source: RowSource, first: Mapping[str, Any]
+    config: PretrainingConfig, source: RowSource, first: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Starting point of a closed run, for its log and environment; warns of what is not proved.
 
@@ -295,7 +297,7 @@ def starting_point(
     return facts
 
 
-def check(config: Config, starts: bool) -> None:
+def check(config: PretrainingConfig, starts: bool) -> None:
     """Raises ConfigError naming every violation of a closed run at once; does nothing in the open
     division.
 

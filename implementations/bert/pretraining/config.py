@@ -1,4 +1,4 @@
-"""The Config tree of a run: the components' settings and constraints between them."""
+"""The tree of settings of a run: the components' settings and constraints between them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from bert.checkpoint import huggingface
-from bert.checkpoint.save import Config as CheckpointConfig
+from bert.checkpoint.save import CheckpointConfig
 from bert.core import rundir
 from bert.data import loader
 from bert.deepspeed import settings
@@ -25,7 +25,7 @@ MAX_SAMPLES = 14_000_000  # after which a run that has not reached its target gi
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(ModelFiles, Hardware):
+class PretrainingConfig(ModelFiles, Hardware):
     """Everything a run depends on."""
 
     seed: int | None = env(
@@ -67,16 +67,16 @@ class Config(ModelFiles, Hardware):
         doc="1: train the start of a closed run to compare it with published ones (docs/review.md)",
     )
 
-    data: loader.Config
-    evaluate: evaluate.Config
-    schedule: schedule.Config
+    data: loader.LoaderConfig
+    evaluate: evaluate.EvaluationConfig
+    schedule: schedule.ScheduleConfig
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-    mlperf: mlperf.Config = field(default_factory=mlperf.Config)
-    run: rundir.Config = field(default_factory=rundir.Config)
-    observers: metrics.Config = field(default_factory=metrics.Config)
+    mlperf: mlperf.MlperfConfig = field(default_factory=mlperf.MlperfConfig)
+    run: rundir.RunConfig = field(default_factory=rundir.RunConfig)
+    observers: metrics.MetricsConfig = field(default_factory=metrics.MetricsConfig)
     capture: debug.CaptureConfig = field(default_factory=debug.CaptureConfig)
     profile: debug.ProfileConfig = field(default_factory=debug.ProfileConfig)
-    zero: settings.Config = field(default_factory=settings.Config)
+    zero: settings.EngineConfig = field(default_factory=settings.EngineConfig)
 
     def check(self) -> None:
         """Raises ConfigError for settings that contradict each other, before anything starts."""
@@ -197,7 +197,7 @@ class Config(ModelFiles, Hardware):
     def evaluates(self) -> bool:
         return bool(self.evaluation_steps)
 
-    def of_trial(self) -> Config:
+    def of_trial(self) -> PretrainingConfig:
         """The run with its own folder of checkpoints: CHECKPOINT_DIR, or of trial N > 0 trial_N in
         it.
 
@@ -212,7 +212,7 @@ class Config(ModelFiles, Hardware):
         )
         return dataclasses.replace(self, checkpoint=own)
 
-    def rehearsed(self) -> Config:
+    def rehearsed(self) -> PretrainingConfig:
         """The run to train: with REHEARSAL=1 its start, else the whole.
 
         A rehearsal also evaluates before the first step, and ends after the evaluation at
@@ -235,7 +235,7 @@ class Config(ModelFiles, Hardware):
             mlperf=dataclasses.replace(self.mlperf, division="open"),
         )
 
-    def emulated(self) -> Config:
+    def emulated(self) -> PretrainingConfig:
         """With EMULATE_RANKS without evaluations, which would be of a model of which one part is
         trained.
         """

@@ -18,14 +18,13 @@ import torch
 from torch import Tensor
 
 from bert import kernels, optim
-from bert.checkpoint.save import Config as CheckpointConfig
-from bert.core.dist import Config as DistConfig
-from bert.core.dist import World
+from bert.checkpoint.save import CheckpointConfig
+from bert.core.dist import DistConfig, World
 from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
 from bert.model.init import uninitialized, use_placeholders
 from bert.optim.gradients import MAX_IN_FLIGHT
-from bert.pretraining.config import Config
+from bert.pretraining.config import PretrainingConfig
 from common.env import ConfigError
 from common.files import text_of
 
@@ -47,7 +46,7 @@ class Plan:
     """
 
     model: BertConfig
-    optimizer: optim.Config
+    optimizer: optim.OptimizerConfig
     dtype: torch.dtype
     fused: bool
     num_ranks: int
@@ -60,7 +59,7 @@ class Plan:
     ranks_per_node: int = 1
 
     @classmethod
-    def of(cls, config: Config) -> Plan:
+    def of(cls, config: PretrainingConfig) -> Plan:
         """Plan of a run on this machine's device."""
         device, data = config.device, config.data
         num_ranks, sharded, group = (
@@ -91,7 +90,9 @@ def meta_model(config: BertConfig) -> BertForPreTraining:
     with uninitialized():
         return BertForPreTraining(
             config,
-            kernels.bind_kernels(kernels.Config(fused="none"), torch.device("cpu")),
+            kernels.bind_kernels(
+                kernels.KernelsConfig(fused="none"), torch.device("cpu")
+            ),
         )
 
 
@@ -204,7 +205,7 @@ def host_bytes(plan: Plan, checkpoint: CheckpointConfig, parts: dict[str, int]) 
     return max(beginning, saving) + plan.ranks_per_node * (PROCESS + device)
 
 
-def describe(config: Config) -> str:
+def describe(config: PretrainingConfig) -> str:
     """The estimate in words. Raises ConfigError if the GPU or its host has less memory.
 
     If DEVICE=auto finds no GPU nothing is refused: the check then does not run on the machine of

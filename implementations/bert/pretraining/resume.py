@@ -15,15 +15,14 @@ from typing import Any
 import torch
 
 from bert.checkpoint import save, sharded, weights
-from bert.checkpoint.save import Config as CheckpointConfig
-from bert.checkpoint.save import Writer, read_checkpoint
+from bert.checkpoint.save import CheckpointConfig, Writer, read_checkpoint
 from bert.core import rundir
 from bert.core.claim import check_held
 from bert.core.dist import World
 from bert.data.sampler import RowSource
 from bert.deepspeed.step import DeepSpeedStep
 from bert.kernels.precision import resolved
-from bert.pretraining.config import Config
+from bert.pretraining.config import PretrainingConfig
 from bert.training.step import Step, check_finite, is_finite
 from common.env import ConfigError, settings, variables
 from common.files import damage, object_of, write_text
@@ -95,7 +94,7 @@ GONE: dict[str, tuple[Any, ...]] = {
 }
 
 
-def newest(config: Config, world: World) -> dict[str, Any] | None:
+def newest(config: PretrainingConfig, world: World) -> dict[str, Any] | None:
     """What the run continues from: the newest checkpoint in its folder; None: it starts anew.
 
     Without RESUME=1 only a restart of the very same run finds one there. Raises ConfigError, on
@@ -127,7 +126,7 @@ def _read(path: Path, world: World) -> dict[str, Any]:
     return saved
 
 
-def _foreign(config: Config, path: Path) -> str:
+def _foreign(config: PretrainingConfig, path: Path) -> str:
     ways = "for a new run give another CHECKPOINT_DIR"
     if config.mlperf.division == "open":
         ways = f"set RESUME=1 to continue it, or {ways}"
@@ -137,7 +136,7 @@ def _foreign(config: Config, path: Path) -> str:
 OWNER = ".owner.json"  # in a folder of checkpoints: whose it is
 
 
-def owner(config: Config) -> dict[str, Any]:
+def owner(config: PretrainingConfig) -> dict[str, Any]:
     """The trial, and its run's folder, to which a folder of checkpoints belongs."""
     folder = config.run.run_dir
     if folder is not None:
@@ -150,7 +149,7 @@ def owner(config: Config) -> dict[str, Any]:
     }
 
 
-def is_own(config: Config, path: Path) -> bool:
+def is_own(config: PretrainingConfig, path: Path) -> bool:
     """Whether a checkpoint is of this very run, which was interrupted: as after a restart by the
     launcher.
     """
@@ -183,7 +182,7 @@ def pick_seed(seed: int | None, saved: dict[str, Any] | None) -> int:
 
 
 def restore(
-    config: Config,
+    config: PretrainingConfig,
     step: Trainer,
     seed: int,
     saved: dict[str, Any] | None,
@@ -216,13 +215,16 @@ def restore(
     return int(saved["step"]), int(saved["batches"]), int(saved["samples"])
 
 
-def check_identity(config: Config, seed: int, saved: Mapping[str, Any]) -> str:
+def check_identity(
+    config: PretrainingConfig, seed: int, saved: Mapping[str, Any]
+) -> str:
     """Raises ConfigError if the saved run is another one; describes changes of ROUNDING."""
     mine = run_identity(config, seed)
     # A setting that the checkpoint does not know is new since, and its default does what was done
     # before.
     defaults = {
-        variable.name: field.default for field, variable, _ in variables(Config)
+        variable.name: field.default
+        for field, variable, _ in variables(PretrainingConfig)
     }
     before = {name: defaults.get(name) for name in mine} | saved["run"]
     # Rows depend on step and rank alone, and no micro-batch of a rank is clipped by itself.
@@ -268,11 +270,13 @@ def check_identity(config: Config, seed: int, saved: Mapping[str, Any]) -> str:
     return f"{', '.join(changed)}: losses differ by {what}"
 
 
-def _computed(config: Config) -> dict[str, Any]:
+def _computed(config: PretrainingConfig) -> dict[str, Any]:
     return {name: value for name, value in settings(config).items() if name in ROUNDING}
 
 
-def shard_order(config: Config, saved: dict[str, Any] | None) -> tuple[int, int]:
+def shard_order(
+    config: PretrainingConfig, saved: dict[str, Any] | None
+) -> tuple[int, int]:
     """(ranks, rows of each in a step) that determine which rows a rank gets: those of the original
     run.
     """
@@ -283,7 +287,7 @@ def shard_order(config: Config, saved: dict[str, Any] | None) -> tuple[int, int]
     return found
 
 
-def run_identity(config: Config, seed: int) -> dict[str, Any]:
+def run_identity(config: PretrainingConfig, seed: int) -> dict[str, Any]:
     """What must not change between a run and its resumption, by variable."""
     others = ROUNDING.difference(_ROWS) | FREE | {"LR_DECAY_STEPS"}
     kept = {
@@ -339,7 +343,9 @@ def check_restored(trained: Trainer, world: World, path: Path | None) -> None:
         )
 
 
-def check_ranks(config: Config, world: World, saved: dict[str, Any] | None) -> None:
+def check_ranks(
+    config: PretrainingConfig, world: World, saved: dict[str, Any] | None
+) -> None:
     """Raises ConfigError if a rank has other settings, code or checkpoint than most. A
     collective.
     """
@@ -371,7 +377,7 @@ class Saver:
 
     def __init__(
         self,
-        config: Config,
+        config: PretrainingConfig,
         trained: Trainer,
         world: World,
         seed: int,

@@ -14,7 +14,7 @@ from bert.core.claim import Job, OccupiedError
 from bert.core.dist import World, pick_device, why_no_gpu
 from bert.deepspeed.settings import merged
 from bert.pretraining import check, closed_division
-from bert.pretraining.config import Config
+from bert.pretraining.config import PretrainingConfig
 from bert.pretraining.train import pretrain
 from bert.training.mlperf import MlperfLog
 from common.env import ConfigError, from_env
@@ -26,13 +26,15 @@ def run(environ: Mapping[str, str], check_only: bool = False) -> int:
     """Trains as configured by ``environ``, or with ``check_only`` describes the run; returns the
     exit status.
     """
-    run_config = rundir.Config()  # a check leaves nothing in the folder that it judges
+    run_config = (
+        rundir.RunConfig()
+    )  # a check leaves nothing in the folder that it judges
     try:
         if not check_only:
-            run_config = from_env(rundir.Config, environ)
+            run_config = from_env(rundir.RunConfig, environ)
         # Before values are read: a misspelt name explains what is missing after it.
         variables.check_names(environ)
-        config = from_env(Config, merged(environ))
+        config = from_env(PretrainingConfig, merged(environ))
         config.check()
         closed_division.check(config, starts=not check_only)
         if not check_only:
@@ -53,7 +55,7 @@ def run(environ: Mapping[str, str], check_only: bool = False) -> int:
         return rundir.failed(run_config, "bert", error)
 
 
-def _check_gpu(config: Config) -> None:
+def _check_gpu(config: PretrainingConfig) -> None:
     """Raises ConfigError if a submission would silently train on a CPU, for weeks instead of
     minutes.
     """
@@ -64,7 +66,7 @@ def _check_gpu(config: Config) -> None:
         )
 
 
-def _claims(config: Config, job: Job) -> contextlib.ExitStack:
+def _claims(config: PretrainingConfig, job: Job) -> contextlib.ExitStack:
     """Rank 0's claims on the folders that a run writes to."""
     # One claim for all ranks: the others end with rank 0.
     if config.dist.rank:
@@ -75,7 +77,7 @@ def _claims(config: Config, job: Job) -> contextlib.ExitStack:
     )
 
 
-def _train(config: Config) -> int:
+def _train(config: PretrainingConfig) -> int:
     is_main = config.dist.rank == 0
     path = (
         config.run.run_dir / f"result_{config.run.trial}.txt"

@@ -19,7 +19,7 @@ import torch
 from bert.checkpoint.weights import Checksum, Loaded, checksum_of, chunks_of
 from bert.core import rundir
 from bert.core.dist import World
-from bert.data import proof
+from bert.data import integrity
 from bert.data.batch import PretrainingBatch, make_batch
 from bert.data.dali import DaliLoader
 from bert.data.loader import TrainingData, open_masks, open_source
@@ -33,11 +33,10 @@ from bert.model.bert import BertForPreTraining
 from bert.model.init import Chunk, fill, uninitialized, use_placeholders
 from bert.model.init import first_weights as drawn_weights
 from bert.pretraining import closed_division, resume
-from bert.pretraining.config import Config
+from bert.pretraining.config import PretrainingConfig
 from bert.pretraining.memory import meta_model
 from bert.training.debug import ProfiledStep, RecordedStep
-from bert.training.evaluate import Config as EvaluationConfig
-from bert.training.evaluate import EvaluationGraph, Evaluator, warm_up
+from bert.training.evaluate import EvaluationConfig, EvaluationGraph, Evaluator, warm_up
 from bert.training.graph import capture_or_warm_up, graph_capacity, static_batch
 from bert.training.loop import LoopHooks, StepCounter, StepSchedule, step_seed, train
 from bert.training.metrics import MetricSink, Progress, metric_sinks
@@ -62,7 +61,7 @@ class Start:
     samples: int
 
 
-def pretrain(config: Config, world: World, log: MlperfLog) -> Ending:
+def pretrain(config: PretrainingConfig, world: World, log: MlperfLog) -> Ending:
     """Runs to the end and returns why it ended. A collective: every rank calls it with the same
     settings.
 
@@ -170,7 +169,7 @@ def pretrain(config: Config, world: World, log: MlperfLog) -> Ending:
 
 
 def start_of(
-    config: Config, world: World, seed: int, saved: dict[str, Any] | None
+    config: PretrainingConfig, world: World, seed: int, saved: dict[str, Any] | None
 ) -> Start:
     """Model and step with the initial weights, moments of a warm start, or the saved state."""
     path, initial = config.checkpoint.init_checkpoint, Checksum()
@@ -194,21 +193,21 @@ def start_of(
 
 
 def checked_source(
-    config: Config, world: World, saved: dict[str, Any] | None
+    config: PretrainingConfig, world: World, saved: dict[str, Any] | None
 ) -> RowSource:
     """The rows to train on, the same on every rank and, of a run that continues, as they were."""
     source = open_source(config.data, config.model.vocab_size, pairs=config.nsp)
     world.agree(source.identity(), "are the training data the same on every node?")
     resume.check_data(config.checkpoint, saved, source)
     if saved is not None and isinstance(source, Shards):
-        proof.check(
+        integrity.check(
             dict.fromkeys(source.paths, ""), world
         )  # not what they say of themselves
     return source
 
 
 def training_data(
-    config: Config,
+    config: PretrainingConfig,
     world: World,
     source: RowSource,
     seed: int,
@@ -234,7 +233,7 @@ def training_data(
 
 
 def progress_of(
-    config: Config,
+    config: PretrainingConfig,
     world: World,
     start: Start,
     num_rows: int,
@@ -254,7 +253,7 @@ def progress_of(
     )
 
 
-def stop_of(config: Config, world: World) -> Stop:
+def stop_of(config: PretrainingConfig, world: World) -> Stop:
     """Listens to signals if the run can save what it has."""
     folder = config.run.run_dir
     note = folder / f"step_{config.run.trial}.txt" if folder else None
@@ -262,7 +261,7 @@ def stop_of(config: Config, world: World) -> Stop:
 
 
 def to_the_end(
-    config: Config,
+    config: PretrainingConfig,
     world: World,
     seed: int,
     start: Start,
@@ -334,7 +333,7 @@ def report_emulation(world: World, batches: int, seconds: float) -> None:
     print(f"bert: {what}", file=sys.stderr, flush=True)
 
 
-def resolve_kernels(config: Config, world: World) -> Config:
+def resolve_kernels(config: PretrainingConfig, world: World) -> PretrainingConfig:
     """The config with ATTENTION=auto resolved, which is printed and noted in the run's folder. A
     collective.
     """
@@ -352,7 +351,7 @@ def resolve_kernels(config: Config, world: World) -> Config:
 
 
 def build(
-    config: Config,
+    config: PretrainingConfig,
     world: World,
     seed: int,
     first_weights: Checksum | None = None,
@@ -417,7 +416,7 @@ def build(
 
 
 def prepare(
-    config: Config,
+    config: PretrainingConfig,
     model: BertForPreTraining,
     step: resume.Trainer,
     world: World,
@@ -465,7 +464,7 @@ def warms_up(device: torch.device) -> bool:
 
 
 def pad_and_pin(
-    config: Config, world: World
+    config: PretrainingConfig, world: World
 ) -> Callable[[PretrainingBatch], PretrainingBatch]:
     """The data thread's last stage: pads a batch for a graph, and pins its memory for a GPU."""
     capacity = graph_capacity(config.data.capacity, config.data.batch_size)
@@ -479,7 +478,7 @@ def pad_and_pin(
     return finish
 
 
-def dummy_batches(config: Config, world: World) -> list[PretrainingBatch]:
+def dummy_batches(config: PretrainingConfig, world: World) -> list[PretrainingBatch]:
     """Micro-batches of one step on synthetic data, as the data thread provides them."""
     size, length = config.data.batch_size, config.data.max_seq_length
     records = synthetic_records(

@@ -9,16 +9,12 @@ from functools import cached_property
 
 import torch
 
-from bert.core.dist import Config as DistConfig
-from bert.core.dist import pick_device
-from bert.kernels import Config as KernelsConfig
-from bert.kernels import attention
-from bert.kernels.precision import Config as PrecisionConfig
-from bert.kernels.precision import Precision
-from bert.model.recompute import Config as RecomputeConfig
-from bert.model.recompute import Recomputation
-from bert.optim import Config as OptimizerConfig
-from bert.training.graph import Config as GraphConfig
+from bert.core.dist import DistConfig, pick_device
+from bert.kernels import KernelsConfig, attention
+from bert.kernels.precision import Precision, PrecisionConfig
+from bert.model.recompute import Recomputation, RecomputeConfig
+from bert.optim import OptimizerConfig
+from bert.training.graph import GraphConfig
 from common.env import ConfigError
 
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
-from bert.core.rundir import Config as RunConfig
+from bert.core.rundir import RunConfig
 from bert.data.batch import Batch
 from bert.data.records import DataError
 from bert.training.step import StepResult, TrainingStep

@@ -25,7 +25,7 @@ NUM_COUNTS = 6  # see _count
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
+class EvaluationConfig:
     """When and on what to evaluate. The samples are training samples (sequences)."""
 
     evaldir: Path | None = env(
@@ -87,7 +87,7 @@ class Result:
 
 
 def evaluation_steps(
-    config: Config, global_batch_size: int, max_samples: int
+    config: EvaluationConfig, global_batch_size: int, max_samples: int
 ) -> set[int]:
     """Steps to evaluate after: the first with at least start, start + every, ... nominal samples
     trained.
@@ -105,7 +105,7 @@ class Evaluator:
 
     def __init__(
         self,
-        config: Config,
+        config: EvaluationConfig,
         max_seq_length: int,
         vocab_size: int,
         vocab_md5: str,
@@ -185,7 +185,7 @@ class EvaluationGraph:
 
     def __init__(
         self,
-        config: Config,
+        config: EvaluationConfig,
         max_seq_length: int,
         model: BertForPreTraining,
         device: torch.device,
@@ -225,7 +225,10 @@ def dummy_batch(
 
 @torch.no_grad()
 def warm_up(
-    config: Config, max_seq_length: int, model: BertForPreTraining, device: torch.device
+    config: EvaluationConfig,
+    max_seq_length: int,
+    model: BertForPreTraining,
+    device: torch.device,
 ) -> None:
     """A pass over a dummy batch, so that the first evaluation need not compile kernels. Changes no
     state.

@@ -29,7 +29,7 @@ NUM_STAGES = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
+class GraphConfig:
     cuda_graph: bool | None = env(
         "CUDA_GRAPH",
         None,

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from bert.core.dist import World
-from bert.core.rundir import Config as RunConfig
+from bert.core.rundir import RunConfig
 from bert.data.batch import Batch
 from bert.training.step import StepResult
 from bert.training.stop import Ending, TrainingError
@@ -32,7 +32,7 @@ PROCESS_STARTED = time.monotonic()  # but for the first imports
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
+class MetricsConfig:
     """A sink beside metrics_<TRIAL>.jsonl."""
 
     metrics: str = env(
@@ -129,7 +129,7 @@ def guarded(name: str, make: Callable[[], MetricSink]) -> MetricSink:
 
 
 def metric_sinks(
-    config: Config, run: RunConfig, first_step: int
+    config: MetricsConfig, run: RunConfig, first_step: int
 ) -> Sequence[MetricSink]:
     """The sinks of rank 0. first_step: step from which it resumes, else 0."""
     folder, trial = run.run_dir, run.trial

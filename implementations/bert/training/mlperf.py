@@ -17,7 +17,7 @@ from common.env import env
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
+class MlperfConfig:
     """Facts about the submission for the log."""
 
     division: str = env(
@@ -61,7 +61,9 @@ class MlperfLog:
     Sample counts are sequences trained on, the epoch_num of BERT's rules.
     """
 
-    def __init__(self, config: Config, is_main: bool, path: Path | None = None) -> None:
+    def __init__(
+        self, config: MlperfConfig, is_main: bool, path: Path | None = None
+    ) -> None:
         self.config = config
         self._event: Callable[..., object] = lambda *_: None
         self._start = self._end = self._event

@@ -9,7 +9,7 @@ from common.env import ConfigError, env
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
+class ScheduleConfig:
     """Rule, base rate, length and warm-up. Without LR_DECAY_STEPS, MAX_STEPS ends both the run and
     the decay.
     """
@@ -129,7 +129,7 @@ class Config:
         return 0.5 if self.schedule == "dle" else 1.0
 
 
-def mlperf(step: int, config: Config) -> float:
+def mlperf(step: int, config: ScheduleConfig) -> float:
     """The rule of the published MLPerf BERT submissions.
 
     With o = 1 if the warm-up starts at 0 else 0 and t = step - o - start: base * t / warmup while t
@@ -147,7 +147,7 @@ def mlperf(step: int, config: Config) -> float:
     return config.end_lr + (config.lr - config.end_lr) * remaining
 
 
-def by_share(step: int, config: Config) -> float:
+def by_share(step: int, config: ScheduleConfig) -> float:
     """dle, poly and linear: with t = step / length, base * t / warmup, then a decay that reaches 0
     at t = 1.
 
@@ -169,7 +169,7 @@ def by_share(step: int, config: Config) -> float:
     return lr * left / decay if decay > 0 else 0.0
 
 
-def samsung(step: int, config: Config) -> float:
+def samsung(step: int, config: ScheduleConfig) -> float:
     """Samsung's 1,024 GPUs of v1.1: with D the length and W the warm-up, base * (step - start) / W,
     then a line that reaches END_LR at D.
 
@@ -186,7 +186,7 @@ def samsung(step: int, config: Config) -> float:
 
 
 # Function of each rule, and those variables it uses that not all rules do.
-RULES: dict[str, tuple[Callable[[int, Config], float], set[str]]] = {
+RULES: dict[str, tuple[Callable[[int, ScheduleConfig], float], set[str]]] = {
     "mlperf": (mlperf, {"END_LR", "START_WARMUP_STEP"}),
     "dle": (by_share, set()),
     "poly": (by_share, {"CONSTANT_PROPORTION"}),
@@ -195,12 +195,12 @@ RULES: dict[str, tuple[Callable[[int, Config], float], set[str]]] = {
 }
 
 
-def learning_rate(step: int, config: Config) -> float:
+def learning_rate(step: int, config: ScheduleConfig) -> float:
     """Learning rate of optimizer step ``step`` (1 is the first)."""
     return RULES[config.schedule][0](step, config)
 
 
-def describe(config: Config) -> str:
+def describe(config: ScheduleConfig) -> str:
     """The rule, and its rate at the first step, at the end of the warm-up, in the middle and at the
     last step.
     """

@@ -18,9 +18,9 @@ from bert.kernels.fp8 import Scaling
 from bert.kernels.precision import LossScaler, Precision, cast_with_masters
 from bert.model.init import Chunk
 from bert.model.trainable import Trainable
-from bert.optim import Config as OptimizerConfig
+from bert.optim import OptimizerConfig
 from bert.optim.clipping import Clipping, Gradients
-from bert.optim.sharded import Sharded
+from bert.optim.sharded import FlatOptimizer
 from bert.optim.state import ShardState
 from bert.training.stop import TrainingError
 
@@ -153,12 +153,12 @@ class Resumable:
 class Step(Resumable):
     """Callable training step over micro-batches."""
 
-    optimizer: Sharded
+    optimizer: FlatOptimizer
 
     def __init__(
         self,
         model: Trainable,
-        optimizer: Sharded,
+        optimizer: FlatOptimizer,
         clipping: Clipping,
         scaler: LossScaler,
         fp8: Scaling | None,

@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from bert import kernels, optim
-from bert.core.dist import Config as DistConfig
-from bert.core.dist import World
-from bert.kernels.precision import Config as PrecisionConfig
+from bert.core.dist import DistConfig, World
+from bert.kernels.precision import PrecisionConfig
 from bert.model.bert import BertForPreTraining
 from bert.training.step import build_step
 
@@ -61,10 +60,11 @@ def test_a_checkpoint_of_the_first_version_loads_and_is_written_again_as_it_was(
     optimizer, precision, sharded, tiny
 ):
     model = BertForPreTraining(
-        tiny, kernels.bind_kernels(kernels.Config(fused="none"), torch.device("cpu"))
+        tiny,
+        kernels.bind_kernels(kernels.KernelsConfig(fused="none"), torch.device("cpu")),
     )
     numerics = PrecisionConfig(precision=precision).resolve(torch.device("cpu"))
-    settings = optim.Config(optimizer=optimizer, sharded=sharded)
+    settings = optim.OptimizerConfig(optimizer=optimizer, sharded=sharded)
     world = World(DistConfig(device="cpu"))
     step = build_step(
         model, numerics, settings, world, accumulate=False, fused_update=False

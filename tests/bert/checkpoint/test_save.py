@@ -9,12 +9,17 @@ import pytest
 import torch
 
 from bert.checkpoint import sharded
-from bert.checkpoint.save import Config, load_newest, save_checkpoint, saved_checkpoints
+from bert.checkpoint.save import (
+    CheckpointConfig,
+    load_newest,
+    save_checkpoint,
+    saved_checkpoints,
+)
 from common.env import ConfigError
 
 
 def test_only_the_newest_checkpoints_are_kept_and_a_damaged_one_is_named(tmp_path):
-    config = Config(directory=tmp_path, resume=True, keep=2)
+    config = CheckpointConfig(directory=tmp_path, resume=True, keep=2)
     for step in (5, 10, 200):
         save_checkpoint(config, step, {"step": step})
     assert [path.name for path in saved_checkpoints(tmp_path)] == [
@@ -39,7 +44,7 @@ def test_checkpoints_of_all_kinds_count_together_and_what_killed_runs_left_over_
         (tmp_path / name).mkdir()
         (tmp_path / name / "index.pt").touch()
     (tmp_path / ".step_0000000005.pt.partial").touch()
-    save_checkpoint(Config(directory=tmp_path, keep=2), 3, {"step": 3})
+    save_checkpoint(CheckpointConfig(directory=tmp_path, keep=2), 3, {"step": 3})
     ahead = {".step_0000000009.7", ".step_0000000005.pt.partial"}
     assert ahead < {path.name for path in tmp_path.iterdir()}, (
         "another rank may be ahead"
@@ -58,12 +63,12 @@ def test_a_model_name_of_the_hub_gets_the_download_command(path):
     with pytest.raises(
         ConfigError, match=f"INIT_CHECKPOINT={path}: no such file or folder; .* {fetch}"
     ):
-        Config(init_checkpoint=Path(path)).check()
+        CheckpointConfig(init_checkpoint=Path(path)).check()
 
 
 @pytest.mark.parametrize("keep", [1, 2])
 def test_a_failed_write_leaves_the_older_checkpoint(keep, tmp_path, monkeypatch):
-    config = Config(directory=tmp_path, resume=True, keep=keep)
+    config = CheckpointConfig(directory=tmp_path, resume=True, keep=keep)
     save_checkpoint(config, 1, {"step": 1})
 
     def full(*_):
@@ -91,7 +96,7 @@ def test_a_checkpoint_reaches_the_disk_before_it_gets_its_name_and_the_name_afte
 
     monkeypatch.setattr(os, "fsync", synced)
     monkeypatch.setattr(os, "replace", named)
-    save_checkpoint(Config(directory=tmp_path, resume=True), 7, {"step": 7})
+    save_checkpoint(CheckpointConfig(directory=tmp_path, resume=True), 7, {"step": 7})
     name = "step_0000000007.pt"
     assert order == [
         ("fsync", f".{name}.partial"),

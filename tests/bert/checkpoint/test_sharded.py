@@ -15,7 +15,7 @@ import torch
 from bert import kernels, optim
 from bert.checkpoint import sharded
 from bert.checkpoint.huggingface import WORDS
-from bert.checkpoint.save import Config, load_newest, saved_checkpoints
+from bert.checkpoint.save import CheckpointConfig, load_newest, saved_checkpoints
 from bert.checkpoint.weights import Checksum, chunks_of, load_weights, read_state_dict
 from bert.core.dist import World
 from bert.kernels.precision import Precision
@@ -41,14 +41,14 @@ def _part(rank, num_ranks, token=7):
 def _step(config, world, by_chunks, dtype=torch.bfloat16):
     with init.uninitialized() if by_chunks else CPU:
         model = BertForPreTraining(
-            config, kernels.bind_kernels(kernels.Config(fused="none"), CPU)
+            config, kernels.bind_kernels(kernels.KernelsConfig(fused="none"), CPU)
         )
     chunks = init.first_weights(model, 3) if by_chunks else None
     if by_chunks:
         init.use_placeholders(model, dtype, CPU)
     else:
         init.initialize(model, 3)
-    settings = optim.Config(
+    settings = optim.OptimizerConfig(
         optimizer="madgrad", sharded=True
     )  # one of its states is a copy of the first weights
     return model, build_step(
@@ -70,7 +70,7 @@ def _check_first_weights(world: World, config, path):
     for by_chunks in (False, True):
         with init.uninitialized() if by_chunks else CPU:
             model = BertForPreTraining(
-                config, kernels.bind_kernels(kernels.Config(fused="none"), CPU)
+                config, kernels.bind_kernels(kernels.KernelsConfig(fused="none"), CPU)
             )
         checksum, chunks = Checksum(), None
         if by_chunks:
@@ -81,13 +81,13 @@ def _check_first_weights(world: World, config, path):
             expected = load_weights(model, path, True)
         steps.append(
             build_step(
-                model, Precision(dtype=torch.bfloat16), optim.Config(sharded=True), world,
+                model, Precision(dtype=torch.bfloat16), optim.OptimizerConfig(sharded=True), world,
                 accumulate=False, fused_update=False, first_weights=chunks,
             )
         )  # fmt: skip
     assert same(steps[0].state_dict(), steps[1].state_dict())
     assert loaded == expected
-    resume.check_weights(Config(), world, checksum.value)
+    resume.check_weights(CheckpointConfig(), world, checksum.value)
 
 
 def _check_ranks(world: World, shape, directory):
@@ -138,7 +138,7 @@ def _save_weights(model, config, directory):
 
 def _check_resumed(world: World, config, directory):
     model, step = _step(config, world, True)
-    saved = load_newest(Config(directory=directory, resume=True))
+    saved = load_newest(CheckpointConfig(directory=directory, resume=True))
     assert saved["step"] == 5
     step.load_state_dict(saved)
     state, expected = (
@@ -167,7 +167,7 @@ def test_weights_drawn_in_chunks_are_those_drawn_at_once(tiny, monkeypatch):
     )  # of 24 x 24 and 24 x 40 numbers; 216 x 24 leaves no rest, 3 x 24 a short one
     with init.uninitialized():
         model = BertForPreTraining(
-            tiny, kernels.bind_kernels(kernels.Config(fused="none"), CPU)
+            tiny, kernels.bind_kernels(kernels.KernelsConfig(fused="none"), CPU)
         )
     found = {
         name: torch.full(p.shape, float("nan")) for name, p in model.named_parameters()
@@ -202,7 +202,7 @@ def _state(value):
 
 
 def _newest(folder):
-    saved = load_newest(Config(directory=folder, resume=True))
+    saved = load_newest(CheckpointConfig(directory=folder, resume=True))
     return saved and saved["model"]["w"].tolist()
 
 
@@ -286,7 +286,7 @@ def test_a_sharded_run_that_is_interrupted_continues_bit_for_bit(
     found = sharded.read(path)
     for part in ("masters", "first_moments", "second_moments"):
         assert same(dict(found["optimizer"][part]), expected["optimizer"][part])
-    weights = Config(init_checkpoint=tmp_path / "parts").init_checkpoint
+    weights = CheckpointConfig(init_checkpoint=tmp_path / "parts").init_checkpoint
     assert same(dict(read_state_dict(weights)), expected["model"])
     assert json.loads((tmp_path / "run_parts" / "config.json").read_text())[
         "checkpoint"

@@ -11,8 +11,7 @@ import torch.distributed as distributed
 
 from bert.__main__ import main
 from bert.commands import allreduce
-from bert.core.dist import Config as DistConfig
-from bert.core.dist import World
+from bert.core.dist import DistConfig, World
 from common.env import from_env
 
 from ...forked import Command
@@ -130,7 +129,8 @@ def test_bandwidth_below_the_sites_demand_fails(monkeypatch):
     ):
         allreduce.run(
             from_env(
-                allreduce.Config, SETTINGS | {"RANK": "1", "NCCL_TEST_MIN_GBPS": "1.6"}
+                allreduce.AllReduceConfig,
+                SETTINGS | {"RANK": "1", "NCCL_TEST_MIN_GBPS": "1.6"},
             )
         )
 
@@ -141,14 +141,17 @@ def test_under_torchrun_the_ranks_meet_at_the_store_that_it_has_opened(free_port
     )
     environ = SETTINGS | {"WORLD_SIZE": "1", "RANK": "0", "MASTER_PORT": str(free_port)}
     allreduce.run(
-        from_env(allreduce.Config, environ | {"TORCHELASTIC_USE_AGENT_STORE": "True"})
+        from_env(
+            allreduce.AllReduceConfig,
+            environ | {"TORCHELASTIC_USE_AGENT_STORE": "True"},
+        )
     )
     assert store.check(["allreduce/here/0"])
     reason = f"rank 0 on .* does not reach rank 0 at 127.0.0.1:{free_port}: "
     with pytest.raises(
         allreduce.AllReduceError, match=reason
     ):  # it cannot listen there a second time
-        allreduce.run(from_env(allreduce.Config, environ))
+        allreduce.run(from_env(allreduce.AllReduceConfig, environ))
 
 
 def test_a_rank_that_stops_makes_the_others_fail_by_the_timeout(start, tmp_path):

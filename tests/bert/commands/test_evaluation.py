@@ -12,8 +12,7 @@ import torch.nn.functional as F
 
 from bert.__main__ import main
 from bert.checkpoint import huggingface
-from bert.checkpoint.save import Config as CheckpointConfig
-from bert.checkpoint.save import save_checkpoint
+from bert.checkpoint.save import CheckpointConfig, save_checkpoint
 from bert.commands import evaluate as evaluation
 from bert.data.batch import make_batch
 from bert.data.format import write_records

@@ -17,15 +17,14 @@ import torch
 
 from bert.__main__ import main
 from bert.checkpoint import huggingface
-from bert.checkpoint.save import Config as CheckpointConfig
-from bert.checkpoint.save import save_checkpoint
+from bert.checkpoint.save import CheckpointConfig, save_checkpoint
 from bert.checkpoint.weights import load_weights
 from bert.commands import weights as trained
 from bert.data.batch import Batch, make_batch
 from bert.data.tokens import WordPiece
 from bert.model.config import BertConfig
 from bert.pretraining import check
-from bert.pretraining.config import Config
+from bert.pretraining.config import PretrainingConfig
 from common.env import ConfigError, from_env
 
 from ..states import write_in_shards
@@ -185,12 +184,12 @@ def test_any_model_of_the_hubs_layout_starts_a_run(
         )
     assert (len(list(folder.glob("*.safetensors"))) > 1) is (form == "sharded")
     environ = prepared | {"INIT_CHECKPOINT": str(folder)}
-    config = from_env(Config, environ)
+    config = from_env(PretrainingConfig, environ)
     config.checkpoint.check()
     assert config.model == model.config, "the GELU form too"
     assert (
         from_env(
-            Config,
+            PretrainingConfig,
             prepared | {"INIT_CHECKPOINT": str(config.checkpoint.init_checkpoint)},
         ).model
         == model.config
@@ -210,7 +209,7 @@ def test_any_model_of_the_hubs_layout_starts_a_run(
             drawn[name] if name in loaded.new else dict(model.named_parameters())[name]
         )
         assert torch.equal(parameter[:211], expected[:211]), name
-    closed = from_env(Config, environ | {"SUBMISSION_DIVISION": "closed"})
+    closed = from_env(PretrainingConfig, environ | {"SUBMISSION_DIVISION": "closed"})
     if form in kinds:
         with pytest.raises(ConfigError, match=r"cls\.predictions\.bias is missing"):
             load_weights(
@@ -224,7 +223,9 @@ def test_the_check_says_which_heads_are_new(run, prepared, tmp_path):
         trained.find(folder)[-1]).shape, "BertModel")))  # fmt: skip
     model.save_pretrained(tmp_path / "hub")
     said = check.report(
-        from_env(Config, prepared | {"INIT_CHECKPOINT": str(tmp_path / "hub")})
+        from_env(
+            PretrainingConfig, prepared | {"INIT_CHECKPOINT": str(tmp_path / "hub")}
+        )
     )
     (weights,) = [line for line in said.splitlines() if line.startswith("weights")]
     assert "model.safetensors: new cls.predictions.bias, " in weights

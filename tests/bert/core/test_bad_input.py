@@ -11,7 +11,7 @@ import h5py
 import pytest
 import torch
 
-from bert.pretraining.config import Config
+from bert.pretraining.config import PretrainingConfig
 from common.env import ConfigError, from_env
 
 
@@ -173,10 +173,10 @@ def test_a_submission_that_sees_no_gpu_stops_instead_of_training_on_the_cpu(prep
     with pytest.raises(
         ConfigError, match=r"^no GPU is seen \(.*\): fix the driver, or set DEVICE=cpu$"
     ):
-        _check_gpu(from_env(Config, closed))
+        _check_gpu(from_env(PretrainingConfig, closed))
     for changed in (
         {"DEVICE": "cpu"},
         {"SUBMISSION_DIVISION": "open"},
         {"SYNTH_DATA": "1"},
     ):
-        _check_gpu(from_env(Config, closed | changed))
+        _check_gpu(from_env(PretrainingConfig, closed | changed))

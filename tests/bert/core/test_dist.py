@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from bert.core import dist, rundir
-from bert.core.dist import Config as DistConfig
-from bert.core.dist import HangError, World
+from bert.core.dist import DistConfig, HangError, World
 from common.process import hard_exit
 
 from ...forked import context
@@ -41,7 +40,7 @@ def _stopped(rank: int, odd: int, port: int, folder: Path) -> None:
                 os.kill(os.getpid(), signal.SIGSTOP)
             world.barrier()
     except HangError as error:
-        rundir.failed(rundir.Config(run_dir=folder), "bert", error)
+        rundir.failed(rundir.RunConfig(run_dir=folder), "bert", error)
         (folder / str(rank)).write_text(str(error))
     hard_exit(1)
 

@@ -17,12 +17,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from bert.checkpoint.weights import checksum_of
 from bert.core import dist
-from bert.core.dist import Config as DistConfig
-from bert.core.dist import World
+from bert.core.dist import DistConfig, World
 from bert.data.format import open_records, write_records
 from bert.data.shards import write_index
 from bert.pretraining import train
-from bert.pretraining.config import Config
+from bert.pretraining.config import PretrainingConfig
 from bert.training import evaluate
 from common.env import from_env
 
@@ -185,7 +184,7 @@ class _Draws(TorchDispatchMode):
 def test_each_weight_is_drawn_once_and_none_that_a_checkpoint_brings(
     shard, prepared, tmp_path
 ):
-    config = from_env(Config, prepared | {"SHARD_OPTIMIZER": shard})
+    config = from_env(PretrainingConfig, prepared | {"SHARD_OPTIMIZER": shard})
     world = World(DistConfig(device="cpu"))
     with _Draws() as draws:
         model, step = train.build(config, world, 7)
@@ -215,7 +214,7 @@ def test_each_weight_is_drawn_once_and_none_that_a_checkpoint_brings(
 
 def test_models_are_made_where_they_train(prepared):
     """A device on which nothing can be computed shows any number moved there later."""
-    config = from_env(Config, prepared | {"SHARD_OPTIMIZER": "0"})
+    config = from_env(PretrainingConfig, prepared | {"SHARD_OPTIMIZER": "0"})
     places, world = [], World(DistConfig(device="cpu"))
     world.device = torch.device("meta")
     with pytest.MonkeyPatch.context() as patch:
@@ -235,7 +234,7 @@ def test_models_are_made_where_they_train(prepared):
 def test_an_evaluation_without_a_graph_is_rehearsed_before_the_clock(
     warm_up, prepared, monkeypatch
 ):
-    config = from_env(Config, prepared | {"EVAL_BATCHSIZE": "5"})
+    config = from_env(PretrainingConfig, prepared | {"EVAL_BATCHSIZE": "5"})
     world = World(DistConfig(device="cpu"))
     model, step = train.build(config, world, 7)
     before, random_state = (

@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bert.data.loader import Config, TrainingData, make_batching
+from bert.data.loader import LoaderConfig, TrainingData, make_batching
 from bert.data.records import DataError
 from bert.data.sampler import Sampler
 from bert.data.synthetic import synthetic_records
@@ -36,7 +36,7 @@ def bins():
 
 
 def config(**settings):
-    return Config(
+    return LoaderConfig(
         **{"batch_size": 4, "gradient_steps": 2, "max_seq_length": LENGTH, **settings}
     )
 
@@ -211,7 +211,7 @@ def test_batches_keep_within_the_capacity(bins):
 )
 def test_settings_that_contradict_each_other_stop_at_once(variables, message):
     with pytest.raises(ConfigError, match=message):
-        from_env(Config, {"BATCHSIZE": "4", **variables})
+        from_env(LoaderConfig, {"BATCHSIZE": "4", **variables})
 
 
 def test_settings_that_do_not_fit_the_data_are_errors(files, bins, make_records):

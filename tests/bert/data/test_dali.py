@@ -19,11 +19,11 @@ import torch
 from bert.core.dist import World
 from bert.data import dali
 from bert.data.dali import DaliLoader
-from bert.data.loader import Config, TrainingData
+from bert.data.loader import LoaderConfig, TrainingData
 from bert.data.records import DataError
 from bert.data.sampler import Sampler
 from bert.pretraining import train
-from bert.pretraining.config import Config as RunConfig
+from bert.pretraining.config import PretrainingConfig
 from bert.training.mlperf import MlperfLog
 from common.env import ConfigError, from_env
 
@@ -113,7 +113,9 @@ def _data(source, first_step=1, bad_batch=None):
         return batch
 
     made: list = []
-    config = Config(packed=True, batch_size=3, gradient_steps=2, max_seq_length=48)
+    config = LoaderConfig(
+        packed=True, batch_size=3, gradient_steps=2, max_seq_length=48
+    )
     sampler = Sampler(
         source.row_counts(), config.rows_per_step, seed=1, rank=0, world_size=1
     )
@@ -194,7 +196,7 @@ def test_a_run_by_dali_that_stops_and_resumes_trains_the_same_weights(
         environment = prepared | settings
         environment["RUN_DIR"] = str(tmp_path / f"run_{len(trained)}")
         Path(environment["RUN_DIR"]).mkdir()
-        config = from_env(RunConfig, environment)
+        config = from_env(PretrainingConfig, environment)
         log = MlperfLog(
             config.mlperf, True, Path(environment["RUN_DIR"], "result_0.txt")
         )
@@ -227,8 +229,8 @@ def test_without_dali_the_setting_is_an_error_in_one_line(monkeypatch):
     with pytest.raises(
         ConfigError, match=r"DATA_LOADER=dali: .* pip install -r requirements/dali\.txt"
     ) as caught:
-        from_env(Config, {"BATCHSIZE": "1", "DATA_LOADER": "dali"})
+        from_env(LoaderConfig, {"BATCHSIZE": "1", "DATA_LOADER": "dali"})
     assert "\n" not in str(caught.value)
     with pytest.raises(ConfigError, match="DATA_LOADER='dally'"):
-        from_env(Config, {"BATCHSIZE": "1", "DATA_LOADER": "dally"})
-    assert from_env(Config, {"BATCHSIZE": "1"}).loader == "thread"
+        from_env(LoaderConfig, {"BATCHSIZE": "1", "DATA_LOADER": "dally"})
+    assert from_env(LoaderConfig, {"BATCHSIZE": "1"}).loader == "thread"

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from bert.data.loader import Config, TrainingData
+from bert.data.loader import LoaderConfig, TrainingData
 from bert.data.records import DataError
 from bert.data.sampler import Sampler
 
@@ -24,7 +24,9 @@ def test_an_epoch_of_batches_is_every_sequence_once(make_records, packed):
         [make_records(7, packed, seed) for seed in range(3)]
     )  # steps of 4 rows cross the ends of 7
     total = int(files.row_counts().sum())
-    config = Config(batch_size=2, gradient_steps=2, packed=packed, max_seq_length=48)
+    config = LoaderConfig(
+        batch_size=2, gradient_steps=2, packed=packed, max_seq_length=48
+    )
     sampler = Sampler(
         files.row_counts(), config.rows_per_step, seed=3, rank=0, world_size=1
     )
@@ -63,7 +65,9 @@ def test_rows_of_no_sequence_are_passed_over_and_no_micro_batch_is_empty(make_re
     files = Files(
         [records.with_rows([0, 0, 0, 4, 8, 8, 12, 12]), make_records(5, True, 2)]
     )
-    config = Config(batch_size=1, gradient_steps=1, packed=True, max_seq_length=512)
+    config = LoaderConfig(
+        batch_size=1, gradient_steps=1, packed=True, max_seq_length=512
+    )
     sampler = Sampler(
         files.row_counts(), config.rows_per_step, seed=3, rank=0, world_size=1
     )
@@ -98,7 +102,9 @@ def test_a_step_that_cannot_be_made_is_reported_at_its_turn(make_records, bad):
 
     made: list = []
     files = Files([make_records(40, False, 1)])
-    config = Config(batch_size=2, gradient_steps=1, packed=False, max_seq_length=48)
+    config = LoaderConfig(
+        batch_size=2, gradient_steps=1, packed=False, max_seq_length=48
+    )
     sampler = Sampler(
         files.row_counts(), config.rows_per_step, seed=3, rank=0, world_size=1
     )

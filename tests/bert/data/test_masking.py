@@ -13,7 +13,7 @@ import torch
 
 from bert.data.batch import make_batch
 from bert.data.format import open_records, write_records
-from bert.data.loader import Config, TrainingData, open_masks
+from bert.data.loader import LoaderConfig, TrainingData, open_masks
 from bert.data.masking import DynamicMasks, MaskTokens, margin
 from bert.data.records import DataError, Records
 from bert.data.sampler import Chosen, Sampler
@@ -149,7 +149,7 @@ def test_rank_world_size_and_resumption_change_no_mask(make_records, kind: str) 
         more = {
             name: world if value == -1 else value for name, value in settings.items()
         }
-        config = Config(
+        config = LoaderConfig(
             batch_size=4,
             gradient_steps=2,
             max_seq_length=LENGTH,
@@ -201,7 +201,7 @@ def test_rank_world_size_and_resumption_change_no_mask(make_records, kind: str) 
 
 def test_every_batch_fits_the_fixed_sizes_of_a_graph() -> None:
     source = Files([synthetic_records(800, LENGTH, WORDS, True, 0)])
-    config = Config(
+    config = LoaderConfig(
         batch_size=4,
         packed=True,
         max_seq_length=LENGTH,
@@ -289,7 +289,7 @@ def test_a_vocabulary_that_is_not_the_models_is_refused(
     make_records, tmp_path: Path
 ) -> None:
     source = Files([make_records(40)])
-    config = Config(batch_size=4, masking="dynamic", datadir=tmp_path)
+    config = LoaderConfig(batch_size=4, masking="dynamic", datadir=tmp_path)
     with pytest.raises(ConfigError, match="CHECKPOINTDIR_PHASE1"):
         open_masks(config, source, None, WORDS, seed=1)
     (tmp_path / "vocab.txt").write_text(VOCABULARY)

@@ -26,7 +26,8 @@ FP32 = Precision(dtype=torch.float32)
 def tiny_model(config):
     """The model with its first weights."""
     model = BertForPreTraining(
-        config, kernels.bind_kernels(kernels.Config(fused="none"), torch.device("cpu"))
+        config,
+        kernels.bind_kernels(kernels.KernelsConfig(fused="none"), torch.device("cpu")),
     )
     initialize(model, 0)
     return model
@@ -34,7 +35,7 @@ def tiny_model(config):
 
 def own_step(world, config, rule, precision, accumulate):
     """Our own engine, sharded; accumulate: micro-batches in a step."""
-    sharded = optim.Config(optimizer=rule, sharded=True)
+    sharded = optim.OptimizerConfig(optimizer=rule, sharded=True)
     return build_step(
         tiny_model(config),
         precision,
@@ -51,10 +52,10 @@ def deepspeed_step(
     """DeepSpeed's, with the ``zero_optimization`` that is given; folder: for its JSON; recompute:
     RECOMPUTE_LAYERS.
     """
-    rules = optim.Config(optimizer=rule)
+    rules = optim.OptimizerConfig(optimizer=rule)
     path = folder / f"ds_{world.rank}.json"
     path.write_text(json.dumps({"zero_optimization": zero}))
-    given = settings.Config(engine="deepspeed", path=path).complete(
+    given = settings.EngineConfig(engine="deepspeed", path=path).complete(
         rules, precision, ROWS, accumulate
     )
     model, weights = tiny_model(config), partial(first_weights, tiny_model(config), 0)

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from bert.deepspeed.settings import merged
-from bert.pretraining.config import Config
+from bert.pretraining.config import PretrainingConfig
 from bert.pretraining.run import run
 from common.env import from_env
 
@@ -94,7 +94,7 @@ def _refusal(environment, capsys):
 
 
 def test_the_json_fills_what_is_unset(environ):
-    config = from_env(Config, merged(environ(PUBLISHED)))
+    config = from_env(PretrainingConfig, merged(environ(PUBLISHED)))
     assert (config.data.batch_size, config.data.gradient_steps) == (4, 2)
     assert config.precision.precision == "bf16"
     assert (
@@ -135,7 +135,7 @@ def test_the_json_fills_what_is_unset(environ):
     assert not given.keys() & {"optimizer", "scheduler", "train_batch_size"}
     assert (
         from_env(
-            Config, merged(environ(PUBLISHED | {"gradient_clipping": 0}))
+            PretrainingConfig, merged(environ(PUBLISHED | {"gradient_clipping": 0}))
         ).optim.max_grad_norm
         == 1e30
     )
@@ -251,7 +251,7 @@ def test_what_is_auto_or_absent_is_left_to_the_variables(environ):
         "zero_optimization": {"stage": 1},
     }
     config = from_env(
-        Config, merged(environ(found, GRADIENT_STEPS="3", PRECISION="bf16"))
+        PretrainingConfig, merged(environ(found, GRADIENT_STEPS="3", PRECISION="bf16"))
     )
     assert (config.data.batch_size, config.data.gradient_steps) == (3, 3)
     assert config.precision.precision == "bf16"
@@ -285,7 +285,10 @@ def test_agreeing_settings_are_no_contradiction(environ):
         "LR": "7e-4",
     }
     assert (
-        from_env(Config, merged(environ(PUBLISHED, **same))).optim.max_grad_norm == 0.5
+        from_env(
+            PretrainingConfig, merged(environ(PUBLISHED, **same))
+        ).optim.max_grad_norm
+        == 0.5
     )
 
 
@@ -444,7 +447,7 @@ def test_the_json_goes_with_the_engine(environ, capsys):
 
 def test_our_loss_scale_is_the_one_that_deepspeed_begins_with(environ):
     config = from_env(
-        Config,
+        PretrainingConfig,
         merged(
             environ(
                 {"fp16": {"enabled": True, "hysteresis": 1, "initial_scale_power": 12}}

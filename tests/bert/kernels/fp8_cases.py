@@ -9,8 +9,7 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from bert.core.dist import Config as DistConfig
-from bert.core.dist import World
+from bert.core.dist import DistConfig, World
 from bert.kernels.fp8 import BACKWARD, FORWARD, INPUT, Scaling, Target
 from bert.kernels.fp8.cast import cast_rows, cast_transpose, transpose
 from bert.kernels.fp8.linear import Fp8Linear

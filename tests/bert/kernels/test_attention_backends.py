@@ -40,7 +40,10 @@ def test_the_reference_is_refused_in_a_graph_and_is_the_default_on_a_cpu():
     with pytest.raises(ConfigError, match="reads the lengths on the host"):
         attention.check("sdpa_loop", CPU, torch.bfloat16, in_graph=True)
     attention.check("sdpa_loop", CPU, torch.bfloat16, in_graph=False)
-    assert kernels.bind_kernels(kernels.Config(), CPU).attention is attention.sdpa_loop
+    assert (
+        kernels.bind_kernels(kernels.KernelsConfig(), CPU).attention
+        is attention.sdpa_loop
+    )
 
 
 def test_backend_of_the_tensor_cores_is_refused_in_fp32(monkeypatch):

@@ -240,7 +240,9 @@ def test_auto_always_has_the_fallback(cudnn, monkeypatch, capsys):
         trial(name="sdpa_loop", milliseconds=2.0),
     ]
     monkeypatch.setattr(benchmark, "benchmark_backends", lambda device: results)
-    chosen = kernels.bind_kernels(kernels.Config(fused="none"), torch.device("cuda"))
+    chosen = kernels.bind_kernels(
+        kernels.KernelsConfig(fused="none"), torch.device("cuda")
+    )
     qkv = _qkv()[..., :12]  # cuDNN takes multiples of 8
     assert torch.equal(
         chosen.attention(qkv, _pass(), 0.0), attention.sdpa_loop(qkv, _pass(), 0.0)

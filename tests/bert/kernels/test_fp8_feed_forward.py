@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from bert import kernels
-from bert.core.dist import Config as DistConfig
-from bert.core.dist import World
+from bert.core.dist import DistConfig, World
 from bert.kernels import fp8
 from bert.kernels.fp8 import BACKWARD, FORWARD
 from bert.kernels.fp8 import linear as fp8_linear
@@ -79,7 +78,7 @@ def _encoder(fused, device, config=CONFIG):
     encoder = Encoder(
         config,
         kernels.bind_kernels(
-            kernels.Config(fused=fused, attention="sdpa_loop"), device
+            kernels.KernelsConfig(fused=fused, attention="sdpa_loop"), device
         ),
     )
     generator = torch.Generator().manual_seed(1)
@@ -328,5 +327,5 @@ def test_casts_in_kernels_without_these_kernels_are_refused(device):
         match="FUSED=fp8_cast requires bias_gelu: add that, or drop fp8_cast",
     ):
         kernels.bind_kernels(
-            kernels.Config(fused="dropout_add_layer_norm,fp8_cast"), device
+            kernels.KernelsConfig(fused="dropout_add_layer_norm,fp8_cast"), device
         )

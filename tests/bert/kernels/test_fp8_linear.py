@@ -6,8 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from bert.core.dist import Config as DistConfig
-from bert.core.dist import World
+from bert.core.dist import DistConfig, World
 from bert.kernels.fp8 import GRADIENT, INPUT, WEIGHT, Scaling
 from bert.kernels.fp8.linear import Fp8Linear
 

@@ -14,7 +14,7 @@ from bert import kernels
 from bert.kernels import attention
 from bert.kernels.attention import benchmark
 from bert.kernels.attention.benchmark import Trial
-from bert.kernels.precision import Config as PrecisionConfig
+from bert.kernels.precision import PrecisionConfig
 from bert.model.config import BertConfig
 from common.env import ConfigError
 
@@ -50,7 +50,7 @@ def _choose(monkeypatch, results, uses_graph=True, others=(), **settings):
     precision = PrecisionConfig(precision=settings.pop("precision", "bf16")).resolve(
         CUDA
     )
-    choice, words = kernels.Config(**settings).resolve_attention(
+    choice, words = kernels.KernelsConfig(**settings).resolve_attention(
         BertConfig(), precision.dtype, uses_graph, world
     )
     return choice.attention, words, choice.attention_fallback
@@ -172,7 +172,7 @@ def test_on_an_amd_gpu_runs_what_is_there_for_it_and_the_rest_is_refused(monkeyp
         torch.backends.cuda, "is_flash_attention_available", lambda: True
     )
     assert list(attention.candidates(CUDA)) == ["flash"]
-    assert "AMD" in kernels.Config().describe(CUDA)
+    assert "AMD" in kernels.KernelsConfig().describe(CUDA)
     assert PrecisionConfig().resolve(CUDA).dtype == torch.bfloat16
     for precision in ("fp8", "tf32"):
         with pytest.raises(

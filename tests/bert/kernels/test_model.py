@@ -19,7 +19,9 @@ def models(tiny, make_model, device) -> list[BertForPreTraining]:
     """
     fused = BertForPreTraining(
         tiny,
-        kernels.bind_kernels(kernels.Config(fused="all", attention="triton"), device),
+        kernels.bind_kernels(
+            kernels.KernelsConfig(fused="all", attention="triton"), device
+        ),
     )
     reference = make_model(tiny)
     fused.load_state_dict(reference.state_dict())

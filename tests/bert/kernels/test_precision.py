@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bert.kernels.precision import Config
+from bert.kernels.precision import PrecisionConfig
 from bert.pretraining import resume
-from bert.pretraining.config import Config as RunConfig
+from bert.pretraining.config import PretrainingConfig
 from bert.pretraining.resume import restore, run_identity
 from common.env import ConfigError, from_env
 
@@ -19,11 +19,11 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda")
 def test_tf32_is_fp32_whose_products_the_gpu_may_round():
     before, resolved = (
         torch.backends.cuda.matmul.allow_tf32,
-        Config(precision="tf32").resolve(GPU),
+        PrecisionConfig(precision="tf32").resolve(GPU),
     )
     try:
         torch.backends.cuda.matmul.allow_tf32 = False
-        Config(precision="fp32").resolve(GPU).apply()
+        PrecisionConfig(precision="fp32").resolve(GPU).apply()
         assert not torch.backends.cuda.matmul.allow_tf32
         resolved.apply()
         assert (resolved.dtype, torch.backends.cuda.matmul.allow_tf32) == (
@@ -48,14 +48,14 @@ def test_tf32_is_refused_where_no_hardware_has_it(monkeypatch):
                 ConfigError,
                 match=r"PRECISION=tf32 needs a GPU of compute capability 8\.0",
             ):
-                Config(precision="tf32").check(device)
+                PrecisionConfig(precision="tf32").check(device)
         else:
-            Config(precision="tf32").check(device)
+            PrecisionConfig(precision="tf32").check(device)
 
 
 def test_auto_is_resumed_by_the_name_of_what_it_was(prepared):
     auto, fp32, bf16 = (
-        from_env(RunConfig, prepared | {"PRECISION": name})
+        from_env(PretrainingConfig, prepared | {"PRECISION": name})
         for name in ("auto", "fp32", "bf16")
     )
     saved = {"run": run_identity(auto, 7), "computed": resume._computed(auto)}

@@ -9,9 +9,9 @@ pytest.importorskip(
     "mlperf_logging"
 )  # of bert.pretraining.check; the kernels need it not
 
-from bert.kernels import FUSABLE, OPERATIONS, Config, bind_kernels
+from bert.kernels import FUSABLE, OPERATIONS, KernelsConfig, bind_kernels
 from bert.pretraining import check
-from bert.pretraining.config import Config as RunConfig
+from bert.pretraining.config import PretrainingConfig
 from common.env import ConfigError, from_env
 
 CPU = torch.device("cpu")
@@ -19,11 +19,11 @@ CPU = torch.device("cpu")
 
 def test_auto_and_none_are_the_references_on_a_cpu():
     for value in ("auto", "none"):
-        assert Config(fused=value).names(CPU) == set()
-        bound = bind_kernels(Config(fused=value), CPU)
+        assert KernelsConfig(fused=value).names(CPU) == set()
+        bound = bind_kernels(KernelsConfig(fused=value), CPU)
         for name, module in OPERATIONS.items():
             assert getattr(bound, name) is module.reference
-    assert Config().describe(CPU) == "plain PyTorch (the device is a CPU)"
+    assert KernelsConfig().describe(CPU) == "plain PyTorch (the device is a CPU)"
 
 
 def test_asking_for_a_kernel_that_cannot_run_is_an_error():
@@ -31,9 +31,9 @@ def test_asking_for_a_kernel_that_cannot_run_is_an_error():
         ConfigError,
         match="FUSED asks for bias_gelu, lamb, but the device is a CPU: set FUSED=auto",
     ):
-        Config(fused="lamb, bias_gelu").names(CPU)
+        KernelsConfig(fused="lamb, bias_gelu").names(CPU)
     with pytest.raises(ConfigError, match="FUSED asks for bias_gelu"):
-        Config(fused="all").names(CPU)
+        KernelsConfig(fused="all").names(CPU)
 
 
 def test_an_unknown_kernel_is_an_error_that_names_the_known_ones(device):
@@ -41,34 +41,34 @@ def test_an_unknown_kernel_is_an_error_that_names_the_known_ones(device):
         ConfigError,
         match=r"FUSED names gelu: known are all, none, auto, embeddings, .*, lamb",
     ):
-        Config(fused="gelu,lamb").names(device)
+        KernelsConfig(fused="gelu,lamb").names(device)
 
 
 def test_names_choose_kernels_one_by_one(device):
     assert (
-        Config(fused="auto").names(device)
-        == Config(fused="all").names(device)
+        KernelsConfig(fused="auto").names(device)
+        == KernelsConfig(fused="all").names(device)
         == set(FUSABLE)
     )
     bound = bind_kernels(
-        Config(fused="cross_entropy,bias_gelu", attention="sdpa_loop"), device
+        KernelsConfig(fused="cross_entropy,bias_gelu", attention="sdpa_loop"), device
     )
     assert bound.bias_gelu is OPERATIONS["bias_gelu"].fused
     assert (
         bound.dropout_add_layer_norm is OPERATIONS["dropout_add_layer_norm"].reference
     )
-    described = Config(fused="cross_entropy,bias_gelu").describe(device)
+    described = KernelsConfig(fused="cross_entropy,bias_gelu").describe(device)
     assert described.startswith(
         "Triton for bias_gelu, cross_entropy; plain PyTorch for embeddings, "
     )
 
 
 def test_check_names_what_is_used(prepared):
-    report = check.report(from_env(RunConfig, prepared))
+    report = check.report(from_env(PretrainingConfig, prepared))
     assert ["kernels", "plain", "PyTorch", "(the", "device", "is", "a", "CPU)"] in [
         line.split() for line in report.splitlines()
     ]
     with pytest.raises(
         ConfigError, match="FUSED asks for lamb, but the device is a CPU"
     ):
-        check.report(from_env(RunConfig, prepared | {"FUSED": "lamb"}))
+        check.report(from_env(PretrainingConfig, prepared | {"FUSED": "lamb"}))

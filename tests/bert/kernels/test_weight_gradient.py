@@ -12,9 +12,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bert import kernels, optim
-from bert.core.dist import Config as DistConfig
-from bert.core.dist import World
-from bert.kernels.precision import Config as PrecisionConfig
+from bert.core.dist import DistConfig, World
+from bert.kernels.precision import PrecisionConfig
 from bert.kernels.support import weight_gradient
 from bert.model.bert import BertForPreTraining
 from bert.model.init import initialize
@@ -182,7 +181,8 @@ def _trained(
     """Weights and norms after some steps, and what the last one copied."""
     torch.manual_seed(0)
     model = BertForPreTraining(
-        tiny, kernels.bind_kernels(kernels.Config(fused="none"), torch.device("cpu"))
+        tiny,
+        kernels.bind_kernels(kernels.KernelsConfig(fused="none"), torch.device("cpu")),
     )
     initialize(model, 0)
     config = PrecisionConfig(precision=precision).resolve(torch.device("cpu"))
@@ -192,7 +192,7 @@ def _trained(
                 weight_gradient, "set_grad_buffers", lambda parameters, places: None
             )
         step = build_step(
-            model, config, optim.Config(sharded=True, **settings), World(DistConfig(device="cpu")),
+            model, config, optim.OptimizerConfig(sharded=True, **settings), World(DistConfig(device="cpu")),
             accumulate=accumulate, fused_update=False,
         )  # fmt: skip
         norms = [step(batches, 0.01).norm for _ in range(steps)]

@@ -10,11 +10,10 @@ import pytest
 import torch
 
 from bert import kernels, optim
-from bert.core.dist import Config as DistConfig
-from bert.core.dist import World
+from bert.core.dist import DistConfig, World
 from bert.data.batch import PretrainingCapacity, make_batch
 from bert.data.synthetic import synthetic_records
-from bert.kernels.precision import Config as PrecisionConfig
+from bert.kernels.precision import PrecisionConfig
 from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
 from bert.model.init import initialize
@@ -39,7 +38,7 @@ def _batch():
 
 
 def _build(device, config, fused, precision="fp32"):
-    choice = kernels.Config(
+    choice = kernels.KernelsConfig(
         fused="all" if fused else "none", attention="triton" if fused else "sdpa_loop"
     )
     model = BertForPreTraining(config, kernels.bind_kernels(choice, device))
@@ -47,7 +46,7 @@ def _build(device, config, fused, precision="fp32"):
     model.to(device)
     # World on the CPU takes tensors on either device: one rank sends nothing.
     world = World(DistConfig(device=device.type))
-    settings = optim.Config(sharded=True)
+    settings = optim.OptimizerConfig(sharded=True)
     numerics = PrecisionConfig(precision=precision).resolve(world.device)
     step = build_step(
         model, numerics, settings, world, accumulate=True, fused_update=fused

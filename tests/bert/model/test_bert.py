@@ -163,7 +163,8 @@ def test_bert_large_has_the_398_tensors_of_the_published_logs():
 
     with uninitialized():
         model = BertForPreTraining(
-            BertConfig(), kernels.bind_kernels(kernels.Config(), torch.device("cpu"))
+            BertConfig(),
+            kernels.bind_kernels(kernels.KernelsConfig(), torch.device("cpu")),
         )
     assert len(list(model.parameters())) == 398
     assert (

@@ -150,7 +150,10 @@ def test_fused_pre_norm_layers_equal_the_plain_ones(
     )
     with kernels.triton_support.interpreted():
         choice = kernels.bind_kernels(
-            kernels.Config(fused="dropout_add_layer_norm", attention="sdpa_loop"), CPU
+            kernels.KernelsConfig(
+                fused="dropout_add_layer_norm", attention="sdpa_loop"
+            ),
+            CPU,
         )
         fused = BertForPreTraining(pre_norm, choice)
         fused.load_state_dict(model.state_dict())
@@ -172,7 +175,9 @@ def test_the_models_have_the_published_numbers_of_parameters(name, repository):
     """With the rows that pad the vocabulary to a multiple of 8, as the publications count them."""
     config = BertConfig.from_json(repository / "configs" / "models" / f"{name}.json")
     with uninitialized():
-        model = BertForPreTraining(config, kernels.bind_kernels(kernels.Config(), CPU))
+        model = BertForPreTraining(
+            config, kernels.bind_kernels(kernels.KernelsConfig(), CPU)
+        )
     assert sum(p.numel() for p in model.parameters()) == SIZES[name]
     assert config.layer_norm_large_model == (name not in ("bert_base", "bert_large"))
 

@@ -11,15 +11,14 @@ import pytest
 import torch
 
 from bert import kernels, optim
-from bert.core.dist import Config as DistConfig
-from bert.core.dist import World
+from bert.core.dist import DistConfig, World
 from bert.data.batch import make_batch
 from bert.data.synthetic import synthetic_records
-from bert.kernels.precision import Config as PrecisionConfig
+from bert.kernels.precision import PrecisionConfig
 from bert.kernels.support import triton_support
 from bert.model.bert import BertForPreTraining
 from bert.model.recompute import Recomputation
-from bert.pretraining.config import Config
+from bert.pretraining.config import PretrainingConfig
 from bert.training.step import build_step
 from common.env import ConfigError, from_env
 
@@ -74,9 +73,9 @@ def test_loss_and_gradients_are_those_of_kept_activations_bit_for_bit(
         tiny, num_hidden_layers=layers, layer_norm_large_model=pre_norm
     )
     names = (
-        kernels.Config(fused="all", attention="triton")
+        kernels.KernelsConfig(fused="all", attention="triton")
         if fused == IN_GRAPH
-        else kernels.Config(fused=fused)
+        else kernels.KernelsConfig(fused=fused)
     )
     records = make_records(4)
     batch = batch_of(records, [int(np.diff(records.sequence_offsets).argmin())])
@@ -97,12 +96,12 @@ def _trained(config, recomputation, precision, world, batches):
     """State after two steps, of which the first measures the fp8 scales."""
     torch.manual_seed(1)
     model = BertForPreTraining(
-        config, kernels.bind_kernels(kernels.Config(fused="none"), CPU)
+        config, kernels.bind_kernels(kernels.KernelsConfig(fused="none"), CPU)
     )
     if recomputation:
         model.recompute(recomputation)
     numerics = PrecisionConfig(precision=precision).resolve(CPU)
-    settings = optim.Config(optimizer="adamw", sharded=True)
+    settings = optim.OptimizerConfig(optimizer="adamw", sharded=True)
     step = build_step(
         model, numerics, settings, world, accumulate=True, fused_update=False
     )
@@ -148,11 +147,11 @@ def _check_ranks(world, config):
     for recomputation in (None, Recomputation(2, random_state=True)):
         torch.manual_seed(1)
         model = BertForPreTraining(
-            config, kernels.bind_kernels(kernels.Config(fused="none"), CPU)
+            config, kernels.bind_kernels(kernels.KernelsConfig(fused="none"), CPU)
         )
         if recomputation:
             model.recompute(recomputation)
-        settings = optim.Config(optimizer="adamw", sharded=True)
+        settings = optim.OptimizerConfig(optimizer="adamw", sharded=True)
         numerics = PrecisionConfig(precision="bf16").resolve(CPU)
         step = build_step(
             model, numerics, settings, world, accumulate=True, fused_update=False
@@ -196,9 +195,9 @@ def test_an_evaluation_keeps_nothing_and_computes_nothing_twice(
 def test_in_a_graph_all_dropout_must_be_our_own(
     attention, allowed, prepared, monkeypatch
 ):
-    config = from_env(Config, prepared | {"RECOMPUTE_LAYERS": "1"})
+    config = from_env(PretrainingConfig, prepared | {"RECOMPUTE_LAYERS": "1"})
     monkeypatch.setattr(
-        kernels.Config, "names", lambda self, device: {"dropout_add_layer_norm"}
+        kernels.KernelsConfig, "names", lambda self, device: {"dropout_add_layer_norm"}
     )
     monkeypatch.setattr("bert.kernels.attention.check", lambda *arguments: None)
     config = dataclasses.replace(

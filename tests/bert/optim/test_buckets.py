@@ -8,12 +8,11 @@ import pytest
 import torch
 
 from bert import optim
-from bert.core.dist import Config as DistConfig
-from bert.core.dist import World
+from bert.core.dist import DistConfig, World
 from bert.optim.clipping import Clipping, Gradients
 from bert.optim.flat import ListRule
 from bert.optim.rules import LambConfig, LambRule
-from bert.optim.sharded import Sharded
+from bert.optim.sharded import FlatOptimizer
 from common.env import ConfigError
 
 from ..ranks import run_ranks
@@ -25,7 +24,7 @@ MAX_NORM = 0.3
 def _sharded(world, dtype, **settings):
     model = Chain(dtype)
     rule = LambConfig()
-    optimizer = Sharded(
+    optimizer = FlatOptimizer(
         model.named_parameters(), lambda shard: ListRule(shard, lambda shards: LambRule(shards, rule)), world,
         stages=list(model.stages.values()), accumulate=True, bucket_bytes=BUCKET_BYTES, **settings,
     )  # fmt: skip
@@ -120,5 +119,5 @@ def test_one_rank_clips_every_bucket():
 )
 def test_what_only_a_sharded_optimizer_does_is_refused_elsewhere(setting):
     with pytest.raises(ConfigError, match="set SHARD_OPTIMIZER=1"):
-        optim.Config(sharded=False, **setting).check(torch.device("cpu"))
-    optim.Config(sharded=True, **setting).check(torch.device("cpu"))
+        optim.OptimizerConfig(sharded=False, **setting).check(torch.device("cpu"))
+    optim.OptimizerConfig(sharded=True, **setting).check(torch.device("cpu"))

@@ -15,8 +15,7 @@ from bert import kernels, optim
 from bert.checkpoint import sharded
 from bert.data.batch import make_batch
 from bert.data.synthetic import synthetic_records
-from bert.kernels.precision import Config as PrecisionConfig
-from bert.kernels.precision import Precision
+from bert.kernels.precision import Precision, PrecisionConfig
 from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
 from bert.model.init import initialize
@@ -47,7 +46,8 @@ CASES = [
 
 def _step(world, precision, accumulate, group, **settings):
     model = BertForPreTraining(
-        MODEL, kernels.bind_kernels(kernels.Config(fused="none"), torch.device("cpu"))
+        MODEL,
+        kernels.bind_kernels(kernels.KernelsConfig(fused="none"), torch.device("cpu")),
     )
     initialize(model, 0)
     if precision == "fp64":
@@ -57,7 +57,7 @@ def _step(world, precision, accumulate, group, **settings):
         if precision == "fp64"
         else PrecisionConfig(precision=precision).resolve(torch.device("cpu"))
     )
-    rules = optim.Config(
+    rules = optim.OptimizerConfig(
         sharded=True, max_grad_norm=0.5, shard_group=str(group), **settings
     )
     return model, build_step(
@@ -192,7 +192,9 @@ def test_eight_ranks_in_groups_take_the_steps_of_one_group(group):
     ],
 )  # fmt: skip
 def test_the_size_of_a_group_follows_from_the_layout(setting, ranks, per_node, size):
-    assert optim.Config(shard_group=setting).group_size(ranks, per_node) == size
+    assert (
+        optim.OptimizerConfig(shard_group=setting).group_size(ranks, per_node) == size
+    )
 
 
 @pytest.mark.parametrize(
@@ -200,4 +202,4 @@ def test_the_size_of_a_group_follows_from_the_layout(setting, ranks, per_node, s
 )
 def test_an_impossible_group_is_refused_in_one_line(setting, per_node):
     with pytest.raises(ConfigError, match=f"SHARD_GROUP={setting} with 16 ranks"):
-        optim.Config(shard_group=setting).group_size(16, per_node)
+        optim.OptimizerConfig(shard_group=setting).group_size(16, per_node)

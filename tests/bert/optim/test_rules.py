@@ -12,12 +12,11 @@ import torch
 from torch import nn
 
 from bert import optim
-from bert.core.dist import Config as DistConfig
-from bert.core.dist import World
+from bert.core.dist import DistConfig, World
 from bert.optim import RULES, rules
 from bert.optim.clipping import Clipping, Gradients
 from bert.optim.flat import ListRule
-from bert.optim.sharded import Sharded
+from bert.optim.sharded import FlatOptimizer
 
 from ..ranks import run_ranks
 from .whole import Whole
@@ -40,7 +39,7 @@ CONFIG = {
 
 
 def _config(name, **changes):
-    return optim.Config(optimizer=name, **(CONFIG | changes))
+    return optim.OptimizerConfig(optimizer=name, **(CONFIG | changes))
 
 
 def _weights(dtype=torch.float64):
@@ -222,7 +221,7 @@ class _Sum(nn.Module):
 
 def _engine(world, config, **settings):
     parameters = _weights()
-    optimizer = Sharded(
+    optimizer = FlatOptimizer(
         parameters.items(),
         lambda shard: ListRule(shard, config.rule),
         world,

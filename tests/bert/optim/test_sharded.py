@@ -13,13 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from bert.core.dist import Config as DistConfig
-from bert.core.dist import World
+from bert.core.dist import DistConfig, World
 from bert.kernels.precision import LossScaler, Precision
 from bert.optim.clipping import Clipping, Gradients
 from bert.optim.flat import ALIGNMENT, FlatLamb, Layout, ListRule
 from bert.optim.rules import LambConfig, LambRule
-from bert.optim.sharded import Sharded
+from bert.optim.sharded import FlatOptimizer
 
 from ..kernels import plain_lamb
 from ..ranks import run_ranks
@@ -124,7 +123,7 @@ def _train_alone(
 def train(
     world: World,
     model: Chain,
-    optimizer: Sharded,
+    optimizer: FlatOptimizer,
     clip: str,
     steps: range,
     accumulate: int = 1,
@@ -154,7 +153,7 @@ def sharded(
     accumulate: int = 1,
     fused_layout: bool = False,
     group: int | None = None,
-) -> Sharded:
+) -> FlatOptimizer:
     """The optimizer over the model's stages."""
     config = LambConfig(weight_decay=0.1)
 
@@ -163,7 +162,7 @@ def sharded(
             return FlatLamb(shard, config, plain_lamb)
         return ListRule(shard, lambda shards: LambRule(shards, config))
 
-    return Sharded(
+    return FlatOptimizer(
         model.named_parameters(), make_rule, world, stages=list(model.stages.values()), clip_each=clip == "before",
         accumulate=accumulate > 1, bucket_bytes=BUCKET_BYTES, group_size=group,
     )  # fmt: skip
@@ -273,7 +272,7 @@ def test_a_step_not_kept_changes_nothing_and_counts_nothing():
 def test_weights_in_low_precision_follow_fp32_masters_that_were_there_before_the_cast():
     world, model = World(DistConfig(device="cpu")), Chain(torch.bfloat16)
     exact = {name: torch.rand(p.shape) for name, p in model.named_parameters()}
-    optimizer = Sharded(
+    optimizer = FlatOptimizer(
         model.named_parameters(),
         lambda shard: ListRule(shard, lambda p: LambRule(p, LambConfig())),
         world,

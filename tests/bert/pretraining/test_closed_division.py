@@ -12,13 +12,12 @@ import torch
 import torch.nn.functional as F
 
 from bert.checkpoint import weights
-from bert.core.dist import Config as DistConfig
-from bert.core.dist import World
+from bert.core.dist import DistConfig, World
 from bert.data.format import open_records
 from bert.data.records import DataError
 from bert.data.shards import Shards, list_shards, write_index
 from bert.pretraining import closed_division
-from bert.pretraining.config import Config
+from bert.pretraining.config import PretrainingConfig
 from common.env import ConfigError, from_env
 
 LARGE = {
@@ -38,7 +37,7 @@ def closed(tmp_path):
     these changes.
     """
 
-    def make(model: dict | None = None, **changes: str) -> Config:
+    def make(model: dict | None = None, **changes: str) -> PretrainingConfig:
         (tmp_path / "bert_config.json").write_text(json.dumps(LARGE | (model or {})))
         (tmp_path / "weights.pt").touch()
         environ = {
@@ -57,7 +56,7 @@ def closed(tmp_path):
             "EVAL_ITER_START_SAMPLES": "150000",
             "EVAL_ITER_SAMPLES": "150000",
         }
-        config = from_env(Config, environ | changes)
+        config = from_env(PretrainingConfig, environ | changes)
         config.check()
         return config
 
@@ -169,7 +168,7 @@ WRONG_MODELS = {
 }
 
 
-def refused(config: Config, starts: bool = False) -> str:
+def refused(config: PretrainingConfig, starts: bool = False) -> str:
     with pytest.raises(ConfigError) as caught:
         closed_division.check(config, starts)
     assert "\n" not in str(caught.value)
@@ -361,7 +360,7 @@ def manifest(prepared, tmp_path):
 
 
 def _sets(prepared):
-    config = from_env(Config, prepared)
+    config = from_env(PretrainingConfig, prepared)
     return closed_division.data_sets(
         config, Shards(list_shards(*config.data.source), 48)
     )
@@ -380,7 +379,7 @@ def test_data_are_known_by_what_prepare_data_left_beside_them(
     manifest()
     known = _sets(prepared)
     assert known == unknown | {"unproved": []}
-    config = from_env(Config, prepared)
+    config = from_env(PretrainingConfig, prepared)
     source, first = (
         Shards(list_shards(*config.data.source), 48),
         {"weights": "ab", "unproved": ["weights"]},
@@ -448,7 +447,10 @@ def test_data_altered_under_a_kept_digest_are_not_proved(
     prepared, manifest, of_the_benchmark, tmp_path
 ):
     manifest()
-    config, alone = from_env(Config, prepared), World(DistConfig(device="cpu"))
+    config, alone = (
+        from_env(PretrainingConfig, prepared),
+        World(DistConfig(device="cpu")),
+    )
     source = Shards(list_shards(*config.data.source), 48)
     closed_division.prove(config, source, alone)
     for path in (tmp_path / "eval" / "part_eval_10k.hdf5", source.paths[2]):

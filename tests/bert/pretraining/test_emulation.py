@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bert.core import dist
-from bert.pretraining.config import Config
+from bert.pretraining.config import PretrainingConfig
 from bert.pretraining.train import build
 from common.env import ConfigError, from_env
 
@@ -41,7 +41,7 @@ def alone():
 
 def test_its_shard_is_that_of_one_of_sixteen(prepared, alone):
     """In two groups of eight an eighth of all parameters, padded to whole lines."""
-    config = from_env(Config, prepared | SETTINGS | {"SHARD_GROUP": "node"})
+    config = from_env(PretrainingConfig, prepared | SETTINGS | {"SHARD_GROUP": "node"})
     with dist.World(config.dist) as world:
         assert world.size == 16
         _, step = build(config, world, 7)
@@ -62,4 +62,4 @@ def test_its_shard_is_that_of_one_of_sixteen(prepared, alone):
 )
 def test_what_one_rank_of_many_cannot_do_is_refused(prepared, changed, said):
     with pytest.raises(ConfigError, match=said):
-        from_env(Config, prepared | SETTINGS | changed).check()
+        from_env(PretrainingConfig, prepared | SETTINGS | changed).check()

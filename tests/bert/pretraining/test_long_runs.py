@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from bert.checkpoint import save
-from bert.checkpoint.save import Config, Writer
+from bert.checkpoint.save import CheckpointConfig, Writer
 from bert.data.format import open_records
-from bert.pretraining.config import Config as RunConfig
+from bert.pretraining.config import PretrainingConfig
 from common.env import ConfigError, from_env
 
 from ...disks import enlarge, small_disk
@@ -104,14 +104,14 @@ def test_a_run_in_parts_whose_end_moves_is_the_run_in_one_piece(
     ids=["target", "no-target", "no-evaluation", "said"],
 )
 def test_only_a_run_with_a_target_gives_up_by_itself(settings, steps, prepared):
-    assert from_env(RunConfig, prepared | settings).max_steps == steps
+    assert from_env(PretrainingConfig, prepared | settings).max_steps == steps
 
 
 def test_a_part_of_a_run_that_could_not_continue_is_refused(prepared):
     with pytest.raises(
         ConfigError, match="STEPS_THIS_RUN is set and CHECKPOINT_DIR is not"
     ):
-        from_env(RunConfig, prepared | {"STEPS_THIS_RUN": "3"}).check()
+        from_env(PretrainingConfig, prepared | {"STEPS_THIS_RUN": "3"}).check()
 
 
 def test_training_continues_while_a_checkpoint_is_written_and_does_not_change_it(
@@ -123,7 +123,7 @@ def test_training_continues_while_a_checkpoint_is_written_and_does_not_change_it
         "save_checkpoint",
         lambda *arguments: release.wait(60) and written(*arguments),
     )
-    writer, tensor = Writer(Config(directory=tmp_path, keep=9)), torch.ones(3)
+    writer, tensor = Writer(CheckpointConfig(directory=tmp_path, keep=9)), torch.ones(3)
     shared = {"weights": tensor}
     writer.start(1, {"model": shared, "optimizer": {"masters": shared}})
     tensor.add_(1)  # the next step, while the thread still waits
@@ -155,7 +155,7 @@ def test_a_full_disk_is_reported_and_the_next_checkpoint_is_tried(
         save(state, file)
 
     monkeypatch.setattr(torch, "save", torn)
-    writer = Writer(Config(directory=tmp_path))
+    writer = Writer(CheckpointConfig(directory=tmp_path))
     writer.start(4, {"step": 4})
     writer.wait()
     assert (

@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from bert import kernels, optim
-from bert.core.dist import Config as DistConfig
-from bert.core.dist import World
+from bert.core.dist import DistConfig, World
 from bert.data.batch import PretrainingBatch
 from bert.kernels.precision import Precision
 from bert.model.bert import BertForPreTraining
@@ -20,7 +19,7 @@ from bert.model.config import BertConfig
 from bert.model.init import first_weights, initialize, uninitialized, use_placeholders
 from bert.model.recompute import Recomputation
 from bert.pretraining import memory
-from bert.pretraining.config import Config
+from bert.pretraining.config import PretrainingConfig
 from bert.training.step import build_step
 from common.env import ConfigError, from_env
 
@@ -37,13 +36,13 @@ SHAPE = BertConfig(
 def _shapes(config):
     with uninitialized():
         return BertForPreTraining(
-            config, kernels.bind_kernels(kernels.Config(fused="none"), CPU)
+            config, kernels.bind_kernels(kernels.KernelsConfig(fused="none"), CPU)
         )
 
 
 def _plan(batch, **settings):
     common = {
-        "model": SHAPE, "optimizer": optim.Config(sharded=True), "dtype": torch.float32, "fused": False, "num_ranks": 1,
+        "model": SHAPE, "optimizer": optim.OptimizerConfig(sharded=True), "dtype": torch.float32, "fused": False, "num_ranks": 1,
         "tokens": batch.num_tokens, "masked": batch.num_masked, "length": 48, "accumulate": False,
         "recompute_layers": 0, "device_type": "cpu",
     }  # fmt: skip
@@ -53,7 +52,7 @@ def _plan(batch, **settings):
 def _measured(plan, batch):
     """The most bytes that tensors hold in a step."""
     model = BertForPreTraining(
-        plan.model, kernels.bind_kernels(kernels.Config(fused="none"), CPU)
+        plan.model, kernels.bind_kernels(kernels.KernelsConfig(fused="none"), CPU)
     )
     initialize(model, 0)
     if plan.recompute_layers:
@@ -82,7 +81,7 @@ def _measured(plan, batch):
                 )
             },
         ),
-        (4, {"optimizer": optim.Config(optimizer="lans", sharded=False)}),
+        (4, {"optimizer": optim.OptimizerConfig(optimizer="lans", sharded=False)}),
     ],
     ids=["plain", "recompute", "bf16", "pre_norm", "replicated"],
 )
@@ -106,7 +105,7 @@ def _two_wide_steps(world, rows, length):
         layer_norm_large_model=True,
     )  # fmt: skip
     batch = _whole_rows(rows, length, shape.vocab_size)
-    optimizer = optim.Config(optimizer="lans", sharded=True)
+    optimizer = optim.OptimizerConfig(optimizer="lans", sharded=True)
     plan = _plan(
         batch, model=shape, optimizer=optimizer, num_ranks=world.size, length=length, recompute_layers=1,
     )  # fmt: skip
@@ -156,7 +155,7 @@ def _mean_length(batch):
 
 
 def test_a_gpu_that_is_too_small_is_named_before_the_run(prepared, monkeypatch):
-    config = from_env(Config, prepared | {"CHECKPOINT_DIR": "/nowhere"})
+    config = from_env(PretrainingConfig, prepared | {"CHECKPOINT_DIR": "/nowhere"})
     assert "this machine has" in memory.describe(config)
     on_a_gpu = dataclasses.replace(memory.Plan.of(config), device_type="cuda")
     monkeypatch.setattr(memory.Plan, "of", lambda config: on_a_gpu)
@@ -201,8 +200,8 @@ def test_cpus_that_are_too_small_are_refused_where_the_run_is_to_be_on_cpus(
 ):
     monkeypatch.setattr(memory, "host_capacity", lambda: 1)
     with pytest.raises(ConfigError, match="start fewer ranks on a node"):
-        memory.describe(from_env(Config, prepared))
-    told = memory.describe(from_env(Config, prepared | {"DEVICE": "auto"}))
+        memory.describe(from_env(PretrainingConfig, prepared))
+    told = memory.describe(from_env(PretrainingConfig, prepared | {"DEVICE": "auto"}))
     assert (
         "this machine has 0.0: TOO LITTLE for a run here (not tested for another machine"
         in told
@@ -216,7 +215,7 @@ def test_a_node_holds_what_its_ranks_hold_together(prepared):
 
     def needed(**settings):
         config = from_env(
-            Config,
+            PretrainingConfig,
             prepared
             | {"WORLD_SIZE": "6", "DGXNNODES": "3", "PRECISION": "bf16"}
             | settings,
@@ -281,7 +280,7 @@ def test_every_published_size_fits_where_its_configs_run(repository):
             model=model,
             num_ranks=ranks,
             recompute_layers=layers,
-            optimizer=optim.Config(optimizer="lans", sharded=True),
+            optimizer=optim.OptimizerConfig(optimizer="lans", sharded=True),
             **settings,
         )
         parts = memory.estimate(plan)
@@ -303,7 +302,7 @@ def test_memory_is_counted_on_devices_without_numbers_too():
 @pytest.mark.parametrize("sharded", [False, True])
 def test_an_update_makes_as_many_tensors_as_the_estimate_counts(optimizer, sharded):
     model = memory.meta_model(SHAPE)
-    settings = optim.Config(optimizer=optimizer, sharded=sharded)
+    settings = optim.OptimizerConfig(optimizer=optimizer, sharded=sharded)
     world = World(DistConfig(device="cpu"))
     world.device = memory.META
     engine = optim.build(settings, model, None, world, accumulate=True, fused=False)

@@ -15,7 +15,7 @@ import torch
 from bert.checkpoint import sharded, sums
 from bert.core.claim import Claim
 from bert.deepspeed.settings import merged
-from bert.pretraining.config import Config
+from bert.pretraining.config import PretrainingConfig
 from common.env import from_env
 
 from ..states import newest, same
@@ -223,13 +223,13 @@ def test_another_split_of_the_batch_is_told_as_more_than_rounding(prepared):
     from bert.pretraining import resume
 
     before = from_env(
-        Config, merged(prepared | {"BATCHSIZE": "2", "GRADIENT_STEPS": "3"})
+        PretrainingConfig, merged(prepared | {"BATCHSIZE": "2", "GRADIENT_STEPS": "3"})
     )
     saved = {
         "run": resume.run_identity(before, 7),
         "computed": resume._computed(before),
     }
-    after = from_env(Config, prepared | {"BATCHSIZE": "6"})
+    after = from_env(PretrainingConfig, prepared | {"BATCHSIZE": "6"})
     assert (
         "losses differ by the weight of each token in its micro-batch, more than by rounding"
         in (resume.check_identity(after, 7, saved))

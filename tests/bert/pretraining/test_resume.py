@@ -20,7 +20,7 @@ from bert.data.loader import open_source
 from bert.data.shards import Shards, write_index
 from bert.deepspeed.settings import merged
 from bert.pretraining import check, resume
-from bert.pretraining.config import Config
+from bert.pretraining.config import PretrainingConfig
 from bert.pretraining.train import build
 from bert.training.stop import TrainingError
 from common import env
@@ -120,7 +120,8 @@ def test_seed_and_shard_order_are_those_of_the_first_run_and_where_they_lie_in_r
 ):
     def settings(**changed):
         return from_env(
-            Config, prepared | {"WORLD_SIZE": "2", "GRADIENT_STEPS": "2"} | changed
+            PretrainingConfig,
+            prepared | {"WORLD_SIZE": "2", "GRADIENT_STEPS": "2"} | changed,
         )
 
     def saved(config, **facts):
@@ -179,9 +180,9 @@ def _restore(config, run, **facts):
     ids=lambda changed: next(iter(changed)),
 )
 def test_a_run_that_resumes_must_keep_what_changes_the_arithmetic(prepared, changed):
-    before = resume.run_identity(from_env(Config, prepared), 7)
+    before = resume.run_identity(from_env(PretrainingConfig, prepared), 7)
     (name,) = changed
-    config = from_env(Config, prepared | changed)
+    config = from_env(PretrainingConfig, prepared | changed)
     with pytest.raises(
         ConfigError, match=rf"is of a run with {name} .*: use the same settings"
     ):
@@ -191,7 +192,7 @@ def test_a_run_that_resumes_must_keep_what_changes_the_arithmetic(prepared, chan
 def test_a_checkpoint_of_an_earlier_version_continues_if_a_setting_that_is_gone_had_todays_value(
     prepared,
 ):
-    config = from_env(Config, prepared)
+    config = from_env(PretrainingConfig, prepared)
     before = resume.run_identity(config, 7)
     assert _restore(config, before | {"OPT_EPSILON": 1e-6, "FP8_RECIPE": None}) == (
         4,
@@ -210,18 +211,18 @@ def test_a_checkpoint_of_an_earlier_version_continues_if_a_setting_that_is_gone_
 
 
 def test_a_setting_that_a_checkpoint_does_not_know_must_have_its_default(prepared):
-    config = from_env(Config, prepared)
+    config = from_env(PretrainingConfig, prepared)
     before = resume.run_identity(config, 7)
     del before["EMULATE_RANKS"], before["NSP"]
     assert _restore(config, before) == (4, 5, 6)
     with pytest.raises(
         ConfigError, match="is of a run with NSP True, this one has False"
     ):
-        _restore(from_env(Config, prepared | {"NSP": "0"}), before)
+        _restore(from_env(PretrainingConfig, prepared | {"NSP": "0"}), before)
 
 
 def test_every_variable_must_stay_or_is_listed_among_those_that_may_change(prepared):
-    config = from_env(Config, prepared)
+    config = from_env(PretrainingConfig, prepared)
     listed = [resume.ROUNDING, resume.FREE]
     either = {"LR_DECAY_STEPS"}  # in the place of MAX_STEPS
     kept = (
@@ -234,7 +235,7 @@ def test_every_variable_must_stay_or_is_listed_among_those_that_may_change(prepa
 
 
 def test_changes_that_affect_rounding_are_reported(prepared, capfd):
-    before = from_env(Config, prepared | {"GRADIENT_STEPS": "2"})
+    before = from_env(PretrainingConfig, prepared | {"GRADIENT_STEPS": "2"})
     run, computed = resume.run_identity(before, 7), resume._computed(before)
     assert _restore(before, run, computed=computed) == (4, 5, 6)
     assert capfd.readouterr().err == ""
@@ -244,27 +245,31 @@ def test_changes_that_affect_rounding_are_reported(prepared, capfd):
         "EVAL_BATCHSIZE": "3",
         "CHECKPOINT_KEEP": "9",
     }
-    assert _restore(from_env(Config, prepared | moved), run, computed=computed) == (
+    assert _restore(
+        from_env(PretrainingConfig, prepared | moved), run, computed=computed
+    ) == (
         4,
         5,
         6,
     )
     said = "WORLD_SIZE 1 -> 2, FUSED auto -> none, GRADIENT_STEPS 2 -> 1: losses differ by rounding, and by what dropout"
     assert f"bert: RESUME=1 with {said}" in capfd.readouterr().err
-    clipped = from_env(Config, prepared | {"GRADIENT_STEPS": "2", "CLIP": "before"})
+    clipped = from_env(
+        PretrainingConfig, prepared | {"GRADIENT_STEPS": "2", "CLIP": "before"}
+    )
     with pytest.raises(
         ConfigError,
         match="is of a run with WORLD_SIZE 1, this one has 2: use the same settings",
     ):
         _restore(
-            from_env(Config, prepared | moved | {"CLIP": "before"}),
+            from_env(PretrainingConfig, prepared | moved | {"CLIP": "before"}),
             resume.run_identity(clipped, 7),
         )
 
 
 def test_other_data_of_the_same_size_is_refused_where_digests_tell(prepared):
     config = from_env(
-        Config, prepared | {"RESUME": "1", "CHECKPOINT_DIR": "/c"}
+        PretrainingConfig, prepared | {"RESUME": "1", "CHECKPOINT_DIR": "/c"}
     ).checkpoint
     folder = Path(prepared["DATADIR_PHASE2_PACKED"])
     data = Shards(sorted(folder.glob("*.hdf5")), 48)
@@ -308,14 +313,14 @@ def test_weights_that_are_not_finite_are_refused_at_the_start_and_in_the_check(
             in refused.stderr
         )
     config = from_env(
-        Config,
+        PretrainingConfig,
         prepared
         | {"RESUME": "1", "CHECKPOINT_DIR": str(tmp_path / "whole")}
         | {"MAX_STEPS": "6", "LR": "0.001", "GRADIENT_STEPS": "4"},
     )
     for changed in (
         config,
-        from_env(Config, prepared | {"INIT_CHECKPOINT": str(path)}),
+        from_env(PretrainingConfig, prepared | {"INIT_CHECKPOINT": str(path)}),
     ):
         with pytest.raises(
             ConfigError, match=r"cls.predictions.bias holds NaN or infinity"
@@ -337,7 +342,9 @@ def _save_what_is_not_finite(world, environment, folder, bad):
         "WORLD_SIZE": str(world.size),
         "RANK": str(world.rank),
     }
-    config = from_env(Config, merged(environment | ranks | {"CHECKPOINT_KEEP": "1"}))
+    config = from_env(
+        PretrainingConfig, merged(environment | ranks | {"CHECKPOINT_KEEP": "1"})
+    )
     _, step = build(config, world, 7)
     saver = resume.Saver(config, step, world, 7, open_source(config.data, 211), (1, 1))
     saver.save(1, 1, 1)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from bert.pretraining import check, resume
-from bert.pretraining.config import Config
+from bert.pretraining.config import PretrainingConfig
 from common.env import ConfigError, from_env
 
 from ..states import newest, same
@@ -74,7 +74,8 @@ def state(shapes):
 
 def _read(path, prepared, shapes):
     config = from_env(
-        Config, prepared | {"INIT_CHECKPOINT": str(path), "INIT_OPTIMIZER": "1"}
+        PretrainingConfig,
+        prepared | {"INIT_CHECKPOINT": str(path), "INIT_OPTIMIZER": "1"},
     )
     return resume.warm_start(
         config.checkpoint.init_checkpoint, config.optim.optimizer, shapes
@@ -117,7 +118,7 @@ def test_what_does_not_fit_is_one_line(
 
 def test_a_warm_start_without_a_checkpoint_is_refused(prepared):
     with pytest.raises(ConfigError, match="INIT_OPTIMIZER=1 needs INIT_CHECKPOINT"):
-        from_env(Config, prepared | {"INIT_OPTIMIZER": "1"}).check()
+        from_env(PretrainingConfig, prepared | {"INIT_OPTIMIZER": "1"}).check()
 
 
 def test_weights_of_another_vocabulary_are_refused_by_the_check_and_by_the_run(
@@ -130,7 +131,7 @@ def test_weights_of_another_vocabulary_are_refused_by_the_check_and_by_the_run(
     }
     path = tmp_path / "step_0000000001.pt"
     torch.save({"model": tensors, "vocab_md5": "1" * 32}, path)
-    config = from_env(Config, prepared | {"INIT_CHECKPOINT": str(path)})
+    config = from_env(PretrainingConfig, prepared | {"INIT_CHECKPOINT": str(path)})
     message = "step_0000000001.pt: trained with another vocabulary .md5 1{32}. than that of the training data .0{32}."
     with pytest.raises(ConfigError, match=message):
         check.report(config)

@@ -13,12 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bert import kernels, optim
-from bert.checkpoint.save import Config as CheckpointConfig
-from bert.checkpoint.save import load_newest, save_checkpoint
-from bert.core.dist import Config as DistConfig
-from bert.core.dist import World
+from bert.checkpoint.save import CheckpointConfig, load_newest, save_checkpoint
+from bert.core.dist import DistConfig, World
 from bert.data.batch import Batch, Capacity, padded
-from bert.kernels.precision import Config as PrecisionConfig
+from bert.kernels.precision import PrecisionConfig
 from bert.model.bert import BertModel
 from bert.model.config import BertConfig
 from bert.model.trainable import Trainable
@@ -58,7 +56,9 @@ class SpanPrediction(Trainable):
         super().__init__()
         self.bert = BertModel(
             SHAPE,
-            kernels.bind_kernels(kernels.Config(fused="none"), torch.device("cpu")),
+            kernels.bind_kernels(
+                kernels.KernelsConfig(fused="none"), torch.device("cpu")
+            ),
         )
         del self.bert.pooler  # the task has no use for it, so it would get no gradient
         self.scores = nn.Linear(SHAPE.hidden_size, 2)
@@ -117,7 +117,7 @@ def _step(
 ):
     torch.manual_seed(0)
     model = SpanPrediction()
-    settings = optim.Config(sharded=sharded, optimizer="adamw")
+    settings = optim.OptimizerConfig(sharded=sharded, optimizer="adamw")
     numerics = PrecisionConfig(precision=precision).resolve(world.device)
     return model, build_step(
         model, numerics, settings, world, accumulate=accumulate, fused_update=False

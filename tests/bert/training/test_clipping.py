@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from bert import kernels, optim
-from bert.core.dist import Config as DistConfig
-from bert.core.dist import World
+from bert.core.dist import DistConfig, World
 from bert.data.batch import make_batch
 from bert.data.synthetic import synthetic_records
 from bert.kernels.precision import Precision
@@ -43,11 +42,12 @@ def _micro_batches(step, world):
 
 def _trained(world, dtype, sharded, clip="before"):
     model = BertForPreTraining(
-        MODEL, kernels.bind_kernels(kernels.Config(fused="none"), torch.device("cpu"))
+        MODEL,
+        kernels.bind_kernels(kernels.KernelsConfig(fused="none"), torch.device("cpu")),
     )
     initialize(model, 0)
     model.to(dtype)
-    settings = optim.Config(sharded=sharded, clip=clip)
+    settings = optim.OptimizerConfig(sharded=sharded, clip=clip)
     accumulate = world.size < NUM_MICRO_BATCHES
     step = build_step(
         model,

@@ -14,8 +14,7 @@ import torch
 from bert import optim
 from bert.__main__ import main
 from bert.core import rundir
-from bert.core.dist import Config as DistConfig
-from bert.core.dist import World
+from bert.core.dist import DistConfig, World
 from bert.kernels.precision import Precision
 from bert.model.recompute import Recomputation
 from bert.training import debug
@@ -45,7 +44,7 @@ def captured(tiny, make_model, make_records, batch_of, tmp_path):
         if recompute:
             model.recompute(Recomputation(1, random_state=True))
         world = World(DistConfig(device="cpu"))
-        settings = optim.Config(optimizer="adamw", sharded=False)
+        settings = optim.OptimizerConfig(optimizer="adamw", sharded=False)
         step = build_step(
             model,
             Precision(dtype=torch.float32),
@@ -93,11 +92,11 @@ def test_the_first_module_that_differs_is_named_and_equal_runs_are_equal(
 
 
 def test_what_cannot_be_captured_is_refused_before_the_run(tmp_path):
-    folder = rundir.Config(run_dir=tmp_path)
+    folder = rundir.RunConfig(run_dir=tmp_path)
     asked = CaptureConfig(capture=True)
     asked.check(folder, uses_graph=False)
     for arguments, message in (
-        ((rundir.Config(), False), "CAPTURE writes to RUN_DIR"),
+        ((rundir.RunConfig(), False), "CAPTURE writes to RUN_DIR"),
         ((folder, True), "set CUDA_GRAPH=0"),
     ):
         with pytest.raises(ConfigError, match=message):
@@ -177,7 +176,7 @@ def _steps_in(trace):
 
 
 def test_an_invalid_span_of_steps_is_refused(tmp_path):
-    folder = rundir.Config(run_dir=tmp_path)
+    folder = rundir.RunConfig(run_dir=tmp_path)
     ProfileConfig(steps="2,3").check(folder, 3)
     with pytest.raises(
         ConfigError,
@@ -191,4 +190,4 @@ def test_an_invalid_span_of_steps_is_refused(tmp_path):
         ):
             ProfileConfig(steps=steps).check(folder, 8)
     with pytest.raises(ConfigError, match="PROFILE_STEPS writes to RUN_DIR"):
-        ProfileConfig(steps="2,3").check(rundir.Config(), 8)
+        ProfileConfig(steps="2,3").check(rundir.RunConfig(), 8)

@@ -13,7 +13,13 @@ import torch
 from bert import kernels
 from bert.data.batch import PretrainingCapacity, make_batch
 from bert.model.bert import BertForPreTraining
-from bert.training.evaluate import Config, Evaluator, _count, evaluation_steps, share
+from bert.training.evaluate import (
+    EvaluationConfig,
+    Evaluator,
+    _count,
+    evaluation_steps,
+    share,
+)
 from bert.training.graph import graph_capacity, static_batch
 
 
@@ -31,7 +37,9 @@ def test_evaluations_begin_at_their_start_and_go_on_at_their_interval(
     start, every, steps
 ):
     assert (
-        evaluation_steps(Config(start_samples=start, every_samples=every), 100, 1000)
+        evaluation_steps(
+            EvaluationConfig(start_samples=start, every_samples=every), 100, 1000
+        )
         == steps
     )
 
@@ -46,7 +54,8 @@ def test_ranks_share_the_first_examples_alone(make_records):
 def test_each_rank_tells_the_accuracy_and_losses_of_all_of_them(prepared, tiny):
     torch.manual_seed(0)
     model = BertForPreTraining(
-        tiny, kernels.bind_kernels(kernels.Config(fused="none"), torch.device("cpu"))
+        tiny,
+        kernels.bind_kernels(kernels.KernelsConfig(fused="none"), torch.device("cpu")),
     )
 
     def evaluated(rank, size, gather):
@@ -57,7 +66,7 @@ def test_each_rank_tells_the_accuracy_and_losses_of_all_of_them(prepared, tiny):
             agree=lambda *_: None,
             sum=gather,
         )
-        config = Config(
+        config = EvaluationConfig(
             evaldir=Path(prepared["EVALDIR"]), num_examples=17, batch_size=4
         )
         return Evaluator(
@@ -79,7 +88,8 @@ def test_padding_of_a_fixed_capacity_counts_neither_as_words_nor_as_sequences(
 ):
     torch.manual_seed(0)
     model = BertForPreTraining(
-        tiny, kernels.bind_kernels(kernels.Config(fused="none"), torch.device("cpu"))
+        tiny,
+        kernels.bind_kernels(kernels.KernelsConfig(fused="none"), torch.device("cpu")),
     ).eval()
     batch = make_batch(
         make_records(5, packed=False), np.arange(5), tiny.max_position_embeddings

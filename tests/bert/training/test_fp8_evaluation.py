@@ -12,10 +12,9 @@ import pytest
 import torch
 
 from bert import kernels, optim
-from bert.core.dist import Config as DistConfig
-from bert.core.dist import World
+from bert.core.dist import DistConfig, World
 from bert.kernels.fp8 import linear as fp8_linear
-from bert.kernels.precision import Config as PrecisionConfig
+from bert.kernels.precision import PrecisionConfig
 from bert.model.bert import BertForPreTraining
 from bert.training import evaluate
 from bert.training.evaluate import EvaluationGraph, Evaluator, warm_up
@@ -37,12 +36,12 @@ class _Run:
         self.step = build_step(
             model,
             precision,
-            optim.Config(sharded=True),
+            optim.OptimizerConfig(sharded=True),
             WORLD,
             accumulate=False,
             fused_update=False,
         )
-        self.config = evaluate.Config(
+        self.config = evaluate.EvaluationConfig(
             evaldir=Path(prepared["EVALDIR"]), num_examples=7, batch_size=2
         )
         graph = EvaluationGraph(self.config, LENGTH, model, CPU) if graphed else None
@@ -113,7 +112,8 @@ def test_it_is_near_the_evaluation_in_bf16_which_it_is_before_the_first_step(
 
     def reference():
         model = BertForPreTraining(
-            fp8.model.config, kernels.bind_kernels(kernels.Config(fused="none"), CPU)
+            fp8.model.config,
+            kernels.bind_kernels(kernels.KernelsConfig(fused="none"), CPU),
         )
         model.to(torch.bfloat16).load_state_dict(fp8.model.state_dict())
         return fp8.evaluator(model)  # that never heard of fp8

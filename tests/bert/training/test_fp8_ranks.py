@@ -14,7 +14,7 @@ from bert import kernels, optim
 from bert.data.batch import make_batch
 from bert.data.synthetic import synthetic_records
 from bert.kernels.fp8 import GRADIENT, INPUT, Scaling
-from bert.kernels.precision import Config as PrecisionConfig
+from bert.kernels.precision import PrecisionConfig
 from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
 from bert.model.init import initialize
@@ -28,12 +28,13 @@ MODEL = BertConfig(vocab_size=61, hidden_size=16, num_hidden_layers=1, num_atten
 
 def _step(world, sharded):
     model = BertForPreTraining(
-        MODEL, kernels.bind_kernels(kernels.Config(fused="none"), torch.device("cpu"))
+        MODEL,
+        kernels.bind_kernels(kernels.KernelsConfig(fused="none"), torch.device("cpu")),
     )
     initialize(model, 0)
     precision, settings = (
         PrecisionConfig(precision="fp8").resolve(world.device),
-        optim.Config(sharded=sharded),
+        optim.OptimizerConfig(sharded=sharded),
     )
     return build_step(
         model, precision, settings, world, accumulate=False, fused_update=False

@@ -14,22 +14,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bert import kernels, optim
-from bert.core.dist import Config as DistConfig
-from bert.core.dist import World
+from bert.core.dist import DistConfig, World
 from bert.data.batch import PretrainingCapacity, make_batch
 from bert.data.records import DataError
 from bert.data.synthetic import synthetic_records
-from bert.kernels.precision import Config as PrecisionConfig
+from bert.kernels.precision import PrecisionConfig
 from bert.kernels.support import graph_capture
 from bert.kernels.support.graph_capture import CaptureError
 from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
 from bert.model.init import initialize
-from bert.pretraining.config import Config
+from bert.pretraining.config import PretrainingConfig
 from bert.pretraining.run import run
 from bert.training import evaluate, graph
-from bert.training.evaluate import Config as EvaluateConfig
 from bert.training.evaluate import (
+    EvaluationConfig,
     EvaluationGraph,
     _count,
     evaluation_room,
@@ -102,7 +101,7 @@ def test_batch_beyond_the_capacity_is_refused_with_what_to_do(
 
 def _step(tiny, precision, shard, device=None, backend="auto"):
     device = device or torch.device("cpu")
-    choice = kernels.Config(
+    choice = kernels.KernelsConfig(
         fused="none" if device.type == "cpu" else "auto", attention=backend
     )
     model = BertForPreTraining(tiny, kernels.bind_kernels(choice, device))
@@ -116,7 +115,7 @@ def _step(tiny, precision, shard, device=None, backend="auto"):
     return model, build_step(
         model,
         config,
-        optim.Config(sharded=shard),
+        optim.OptimizerConfig(sharded=shard),
         world,
         accumulate=True,
         fused_update=fused,
@@ -379,7 +378,9 @@ def test_a_run_goes_on_without_the_graphs_that_cannot_be_recorded(
     for graphed in (False, True):
         if graphed:
             no_gpu.streams(monkeypatch)
-            monkeypatch.setattr(Config, "uses_graph", property(lambda _: True))
+            monkeypatch.setattr(
+                PretrainingConfig, "uses_graph", property(lambda _: True)
+            )
             monkeypatch.setattr(graph, "capture", refused if steps_fail else replayed)
             monkeypatch.setattr(evaluate, "capture", refused)
         folder = tmp_path / str(graphed)
@@ -533,7 +534,7 @@ def test_replays_draw_new_dropout_masks_that_the_seed_fixes(gpu, small):
 @pytest.mark.gpu
 def test_graphed_evaluation_counts_as_the_eager_one(gpu, small):
     model, _ = _step(small, "bf16", True, gpu)
-    config = EvaluateConfig(start_samples=1, every_samples=1, batch_size=8)
+    config = EvaluationConfig(start_samples=1, every_samples=1, batch_size=8)
     graph = EvaluationGraph(config, 128, model, gpu)
     records = synthetic_records(40, 128, 2048, packed=False, seed=2)
     for chosen in fill_batches(records, np.arange(40), graph.room):

@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from bert.core import rundir
-from bert.core.dist import Config as DistConfig
-from bert.core.dist import World
+from bert.core.dist import DistConfig, World
 from bert.model.bert import Losses
 from bert.training import metrics
 from bert.training.metrics import Progress
@@ -176,8 +175,8 @@ SUMMARY = {
 
 
 def _built(folder, names="", first_step=0):
-    run = rundir.Config(run_dir=folder, trial=3)
-    return metrics.metric_sinks(metrics.Config(metrics=names), run, first_step)
+    run = rundir.RunConfig(run_dir=folder, trial=3)
+    return metrics.metric_sinks(metrics.MetricsConfig(metrics=names), run, first_step)
 
 
 def _write(built):
@@ -263,13 +262,13 @@ def test_a_sink_that_cannot_be_made_warns_once_too(tmp_path, capfd):
 
 def test_what_cannot_be_written_is_refused_in_one_line(monkeypatch):
     config, here = (
-        metrics.Config(metrics="tensorboard"),
-        rundir.Config(run_dir=Path("x")),
+        metrics.MetricsConfig(metrics="tensorboard"),
+        rundir.RunConfig(run_dir=Path("x")),
     )
     monkeypatch.setattr(metrics.importlib.util, "find_spec", lambda name: object())
     config.check(here)
     with pytest.raises(ConfigError, match="METRICS=tensorboard writes to RUN_DIR"):
-        config.check(rundir.Config())
+        config.check(rundir.RunConfig())
     monkeypatch.setattr(metrics.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(
         ConfigError, match="METRICS=tensorboard: it is not installed: pip install"

@@ -23,8 +23,7 @@ from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
 from bert.model.init import initialize
 from bert.optim import rules
-from bert.training.schedule import Config as ScheduleConfig
-from bert.training.schedule import learning_rate
+from bert.training.schedule import ScheduleConfig, learning_rate
 from bert.training.step import build_step
 
 from ..ranks import run_ranks
@@ -65,7 +64,8 @@ def _batch(step, rank, micro):
 
 def _model():
     model = BertForPreTraining(
-        MODEL, kernels.bind_kernels(kernels.Config(fused="none"), torch.device("cpu"))
+        MODEL,
+        kernels.bind_kernels(kernels.KernelsConfig(fused="none"), torch.device("cpu")),
     )
     initialize(model, 0)
     generator = torch.Generator().manual_seed(1)
@@ -81,7 +81,7 @@ def _model():
 
 def _train(world, folder):
     for sharded in (False, True):
-        settings = optim.Config(
+        settings = optim.OptimizerConfig(
             sharded=sharded, clip="before", max_grad_norm=MAX_NORM,
             lamb=rules.LambConfig(beta1=BETA_1, beta2=BETA_2, eps=EPSILON, weight_decay=DECAY),
         )  # fmt: skip

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bert.pretraining.config import Config
+from bert.pretraining.config import PretrainingConfig
 from bert.training.schedule import learning_rate
 from common.env import ConfigError, from_env
 from review.results import published_curves
@@ -26,8 +26,8 @@ def test_it_is_the_same_run_but_for_its_start_its_end_and_its_division(prepared)
         "EVAL_ITER_START_SAMPLES": "150000",
         "SUBMISSION_DIVISION": "closed",
     }
-    whole = from_env(Config, environ).rehearsed()
-    start = from_env(Config, environ | {"REHEARSAL": "1"}).rehearsed()
+    whole = from_env(PretrainingConfig, environ).rehearsed()
+    start = from_env(PretrainingConfig, environ | {"REHEARSAL": "1"}).rehearsed()
     assert (whole.max_steps, whole.mlperf.division) == (3680, "closed")
     assert 0 not in whole.evaluation_steps
     assert start.max_steps == 391  # the first step with 300,000 samples
@@ -49,7 +49,7 @@ def test_it_ends_with_an_evaluation(prepared, every, last):
         "EVAL_ITER_START_SAMPLES": str(every),
         "REHEARSAL": "1",
     }
-    start = from_env(Config, environ | {"MAX_STEPS": "1000000"}).rehearsed()
+    start = from_env(PretrainingConfig, environ | {"MAX_STEPS": "1000000"}).rehearsed()
     assert start.max_samples == last
     assert start.max_steps in start.evaluation_steps
 
@@ -60,7 +60,7 @@ def test_without_an_evaluation_there_is_nothing_to_compare(prepared):
         match=r"REHEARSAL=1 compares evaluations, but there are none: set EVAL_ITER_SAMPLES",
     ):
         from_env(
-            Config, prepared | {"EVAL_ITER_SAMPLES": "0", "REHEARSAL": "1"}
+            PretrainingConfig, prepared | {"EVAL_ITER_SAMPLES": "0", "REHEARSAL": "1"}
         ).rehearsed()
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from bert.training.schedule import Config, describe, learning_rate
+from bert.training.schedule import ScheduleConfig, describe, learning_rate
 from common.env import ConfigError
 
 
 def test_without_warm_up_the_first_step_has_the_base_rate_and_decay_is_linear():
-    config = Config(lr=0.00096, max_steps=3680)
+    config = ScheduleConfig(lr=0.00096, max_steps=3680)
     assert learning_rate(1, config) == pytest.approx(0.00096)
     assert learning_rate(2, config) == pytest.approx(0.00096 * (1 - 1 / 3680))
     assert learning_rate(3680, config) == pytest.approx(0.00096 / 3680)
@@ -17,14 +17,16 @@ def test_without_warm_up_the_first_step_has_the_base_rate_and_decay_is_linear():
 
 def test_rate_jumps_down_where_a_warm_up_with_negative_start_ends():
     """434x8: 0.35 of the base at step 1, 1.0 just before step 190, then 0.60."""
-    config = Config(lr=3.6e-3, max_steps=480, warmup_steps=290, start_warmup_step=-100)
+    config = ScheduleConfig(
+        lr=3.6e-3, max_steps=480, warmup_steps=290, start_warmup_step=-100
+    )
     assert learning_rate(1, config) == pytest.approx(3.6e-3 * 101 / 290)
     assert learning_rate(189, config) == pytest.approx(3.6e-3 * 289 / 290)
     assert learning_rate(190, config) == pytest.approx(3.6e-3 * (1 - 190 / 480))
 
 
 def test_huge_negative_start_is_a_flat_rate_for_330_steps():
-    config = Config(
+    config = ScheduleConfig(
         lr=2.58e-3, max_steps=700, warmup_steps=200330, start_warmup_step=-200000
     )
     assert learning_rate(1, config) == pytest.approx(2.58e-3 * 200001 / 200330)
@@ -33,14 +35,14 @@ def test_huge_negative_start_is_a_flat_rate_for_330_steps():
 
 
 def test_a_start_before_the_whole_warm_up_means_no_warm_up():
-    config = Config(
+    config = ScheduleConfig(
         lr=2.58e-3, max_steps=780, warmup_steps=170200, start_warmup_step=-200000
     )
     assert learning_rate(1, config) == pytest.approx(2.58e-3 * (1 - 1 / 780))
 
 
 def test_warm_up_from_zero_starts_at_zero():
-    config = Config(lr=1.0, max_steps=100, warmup_proportion=0.1)
+    config = ScheduleConfig(lr=1.0, max_steps=100, warmup_proportion=0.1)
     assert config.warmup == (10, 0)
     assert [learning_rate(step, config) for step in (1, 2, 10)] == pytest.approx(
         [0.0, 0.1, 0.9]
@@ -49,7 +51,7 @@ def test_warm_up_from_zero_starts_at_zero():
 
 
 def test_rate_is_never_negative_past_the_end():
-    assert learning_rate(5000, Config(lr=1.0, max_steps=100)) == 0.0
+    assert learning_rate(5000, ScheduleConfig(lr=1.0, max_steps=100)) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -59,11 +61,11 @@ def test_rate_is_never_negative_past_the_end():
 )
 def test_contradictions_are_refused(settings):
     with pytest.raises(ConfigError, match="WARMUP"):
-        Config(lr=1.0, max_steps=10, **settings).check()
+        ScheduleConfig(lr=1.0, max_steps=10, **settings).check()
 
 
 def test_a_decay_that_ends_before_the_run_stays_at_its_end():
-    config = Config(
+    config = ScheduleConfig(
         lr=4e-4,
         max_steps=299,
         decay_steps=179,
@@ -79,14 +81,16 @@ def test_a_decay_that_ends_before_the_run_stays_at_its_end():
 
 def test_an_end_above_the_base_is_refused():
     with pytest.raises(ConfigError, match=r"END_LR=0\.1 is above LR=0\.01"):
-        Config(lr=0.01, max_steps=9, end_lr=0.1).check()
+        ScheduleConfig(lr=0.01, max_steps=9, end_lr=0.1).check()
 
 
 # Computed apart from this code, from the rules of DeepLearningExamples, Habana and Samsung: step ->
 # share or rate.
-DLE_1 = Config(schedule="dle", lr=6e-3, max_steps=7038, warmup_proportion=0.2843)
-DLE_2 = Config(schedule="dle", lr=4e-3, max_steps=1563, warmup_proportion=0.128)
-POLY = Config(
+DLE_1 = ScheduleConfig(
+    schedule="dle", lr=6e-3, max_steps=7038, warmup_proportion=0.2843
+)
+DLE_2 = ScheduleConfig(schedule="dle", lr=4e-3, max_steps=1563, warmup_proportion=0.128)
+POLY = ScheduleConfig(
     schedule="poly",
     lr=1.5e-3,
     max_steps=155_000,
@@ -104,7 +108,7 @@ SAMSUNG_SHARES = {
     299: 0.1258,
 }
 SAMSUNG_LR = 3.9299421615882676e-4
-SAMSUNG = Config(
+SAMSUNG = ScheduleConfig(
     schedule="samsung", lr=SAMSUNG_LR, end_lr=4.94549100544884e-5, max_steps=299, decay_steps=179, warmup_steps=82,
     start_warmup_step=-16,
 )  # fmt: skip
@@ -141,7 +145,9 @@ def test_published_rules_have_their_published_values(config, rates):
 
 
 def test_linear_rises_to_the_base_and_falls_to_zero_at_the_last_step():
-    config = Config(schedule="linear", lr=3e-5, max_steps=200, warmup_proportion=0.1)
+    config = ScheduleConfig(
+        schedule="linear", lr=3e-5, max_steps=200, warmup_proportion=0.1
+    )
     rates = [
         learning_rate(step, config) / 3e-5
         for step in (1, 10, 19, 20, 110, 199, 200, 300)
@@ -153,9 +159,11 @@ def test_linear_rises_to_the_base_and_falls_to_zero_at_the_last_step():
 def test_a_warm_up_in_steps_is_one_in_shares_and_a_longer_schedule_than_the_run_is_cut_off(
     schedule,
 ):
-    steps = Config(schedule=schedule, lr=1.0, max_steps=200, warmup_steps=50)
-    share = Config(schedule=schedule, lr=1.0, max_steps=200, warmup_proportion=0.25)
-    run = Config(
+    steps = ScheduleConfig(schedule=schedule, lr=1.0, max_steps=200, warmup_steps=50)
+    share = ScheduleConfig(
+        schedule=schedule, lr=1.0, max_steps=200, warmup_proportion=0.25
+    )
+    run = ScheduleConfig(
         schedule=schedule, lr=1.0, max_steps=77, decay_steps=200, warmup_steps=50
     )
     for step in (1, 49, 50, 51, 77):
@@ -166,7 +174,9 @@ def test_a_warm_up_in_steps_is_one_in_shares_and_a_longer_schedule_than_the_run_
 
 @pytest.mark.parametrize("schedule", ["dle", "poly", "linear"])
 def test_a_run_that_is_all_warm_up_has_a_rate_at_every_step(schedule):
-    config = Config(schedule=schedule, lr=1.0, max_steps=10, warmup_proportion=1.0)
+    config = ScheduleConfig(
+        schedule=schedule, lr=1.0, max_steps=10, warmup_proportion=1.0
+    )
     config.check()
     assert [learning_rate(step, config) for step in (1, 9)] == pytest.approx([0.1, 0.9])
     assert 0 <= learning_rate(10, config) <= 1
@@ -184,7 +194,7 @@ def test_a_setting_the_rule_does_not_use_is_refused_by_name(schedule, settings, 
     with pytest.raises(
         ConfigError, match=f"LR_SCHEDULE={schedule} does not use {name}: leave it unset"
     ):
-        Config(schedule=schedule, lr=1.0, max_steps=100, **settings).check()
+        ScheduleConfig(schedule=schedule, lr=1.0, max_steps=100, **settings).check()
 
 
 @pytest.mark.parametrize(
@@ -203,7 +213,7 @@ def test_a_setting_the_rule_does_not_use_is_refused_by_name(schedule, settings, 
 )
 def test_a_schedule_without_room_is_refused(settings, message):
     with pytest.raises(ConfigError, match=message):
-        Config(lr=1.0, max_steps=10, **settings).check()
+        ScheduleConfig(lr=1.0, max_steps=10, **settings).check()
 
 
 def test_the_schedule_is_described_by_four_rates():

@@ -10,10 +10,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bert import kernels, optim
-from bert.core.dist import Config as DistConfig
-from bert.core.dist import HangError, World
-from bert.kernels.precision import Config as PrecisionConfig
-from bert.kernels.precision import LossScaler
+from bert.core.dist import DistConfig, HangError, World
+from bert.kernels.precision import LossScaler, PrecisionConfig
 from bert.model.bert import BertForPreTraining
 from bert.model.init import initialize
 from bert.training.schedule import learning_rate
@@ -30,7 +28,8 @@ def _step(
     **settings,
 ):
     model = BertForPreTraining(
-        tiny, kernels.bind_kernels(kernels.Config(fused="none"), torch.device("cpu"))
+        tiny,
+        kernels.bind_kernels(kernels.KernelsConfig(fused="none"), torch.device("cpu")),
     )
     initialize(model, 0)
     model.to(dtype)
@@ -39,7 +38,7 @@ def _step(
     )
     world, settings = (
         World(DistConfig(device="cpu")),
-        optim.Config(sharded=shard, **settings),
+        optim.OptimizerConfig(sharded=shard, **settings),
     )
     return model, build_step(
         model, config, settings, world, accumulate=accumulate, fused_update=False
@@ -198,11 +197,11 @@ def test_fp8_refuses_sizes_that_no_hardware_takes(tiny):
 def test_the_rate_of_a_step_after_overflows_is_computed_without_waiting_for_the_device(
     prepared, monkeypatch
 ):
-    from bert.pretraining.config import Config
+    from bert.pretraining.config import PretrainingConfig
     from bert.training.loop import StepCounter
     from common.env import from_env
 
-    config = from_env(Config, prepared | {"PRECISION": "fp16"})
+    config = from_env(PretrainingConfig, prepared | {"PRECISION": "fp16"})
     scaler = LossScaler(config.numerics)
     steps = StepCounter(
         lambda step: learning_rate(step, config.schedule), config.max_steps, scaler

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bert.core.dist import Config as DistConfig
-from bert.core.dist import World
+from bert.core.dist import DistConfig, World
 from bert.training import stop
 from bert.training.stop import Stop
 

@@ -15,10 +15,9 @@ import torch
 from bert.core.dist import World
 from bert.data.format import open_records, write_records
 from bert.data.records import Records
-from bert.kernels.precision import Config as PrecisionConfig
-from bert.kernels.precision import LossScaler, Precision
+from bert.kernels.precision import LossScaler, Precision, PrecisionConfig
 from bert.pretraining import train
-from bert.pretraining.config import Config
+from bert.pretraining.config import PretrainingConfig
 from bert.training.mlperf import MlperfLog
 from bert.training.schedule import learning_rate
 from common.env import from_env
@@ -409,7 +408,7 @@ def _train_with_overflows(environment, monkeypatch, overflow):
     with monkeypatch.context() as patch:
         patch.setattr(train.TrainingData, "next_step", next_step)
         patch.setattr(train, "build", poisoned)
-        config = from_env(Config, environment)
+        config = from_env(PretrainingConfig, environment)
         log = MlperfLog(
             config.mlperf, True, Path(environment["RUN_DIR"], "result_0.txt")
         )
@@ -446,7 +445,7 @@ def test_run_with_overflows_is_the_run_without_their_batches(
             _train_with_overflows(environment, monkeypatch, name == "overflows")
         )
     (weights, rates, said), (others, tried, told) = outcomes
-    schedule = from_env(Config, prepared | settings).schedule
+    schedule = from_env(PretrainingConfig, prepared | settings).schedule
     assert rates == [
         pytest.approx(learning_rate(step, schedule), rel=1e-6) for step in range(1, 9)
     ]

@@ -12,7 +12,7 @@ import pytest
 from bert.data.format import open_records
 from bert.data.records import DataError
 from bert.pretraining import check
-from bert.pretraining.config import Config
+from bert.pretraining.config import PretrainingConfig
 from common import env
 from input_preprocessing.dataset import prepare
 from input_preprocessing.stage.cli import parse_phases, parser_of
@@ -75,7 +75,9 @@ def test_the_pretraining_config_finds_the_data_of_each_phase(
 ) -> None:
     site = {"DEVICE": "cpu", "WORLD_SIZE": "1", "BATCHSIZE": "4", "GRADIENT_STEPS": "1"}
     site["CHECKPOINT_DIR"] = str(prepared / "checkpoints")
-    config = env.from_env(Config, exported(repository, phase, prepared) | site)
+    config = env.from_env(
+        PretrainingConfig, exported(repository, phase, prepared) | site
+    )
     config.check()
     report = check.report(config)
     assert f"files in {prepared}/{length}/hdf5/training" in report

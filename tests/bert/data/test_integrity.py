@@ -7,14 +7,14 @@ import os
 import h5py
 import pytest
 
-from bert.core.dist import Config, World
-from bert.data import proof
+from bert.core.dist import DistConfig, World
+from bert.data import integrity
 from bert.data.format import open_records
 from bert.data.records import DataError
 
 from ..ranks import run_ranks
 
-ALONE = World(Config(device="cpu"))
+ALONE = World(DistConfig(device="cpu"))
 
 
 def alter(path):
@@ -34,25 +34,25 @@ def paths(prepared, tmp_path):
 def test_a_file_altered_under_a_kept_digest_is_named_before_and_after_it_was_proved(
     paths,
 ):
-    proof.check(dict.fromkeys(paths, ""), ALONE)
+    integrity.check(dict.fromkeys(paths, ""), ALONE)
     alter(paths[1])
     with pytest.raises(
         DataError, match=r"part_00001_of_00003.hdf5 was changed after it was written"
     ):
-        proof.check(dict.fromkeys(paths, ""), ALONE)
+        integrity.check(dict.fromkeys(paths, ""), ALONE)
     with pytest.raises(DataError, match="part_00000"):
-        proof.check({paths[0]: "0" * 32}, ALONE)
+        integrity.check({paths[0]: "0" * 32}, ALONE)
 
 
 def test_a_second_proof_reads_nothing_and_half_an_entry_is_none(paths, monkeypatch):
-    digest = proof.digest_of(paths[0])
-    (entry,) = (paths[0].parent / proof.FOLDER).iterdir()
+    digest = integrity.digest_of(paths[0])
+    (entry,) = (paths[0].parent / integrity.FOLDER).iterdir()
     whole = entry.read_text()
     monkeypatch.setattr(
-        proof, "content_digest", lambda records: pytest.fail("read again")
+        integrity, "content_digest", lambda records: pytest.fail("read again")
     )
-    assert proof.digest_of(paths[0]) == digest
-    monkeypatch.setattr(proof, "content_digest", lambda records: "read")
+    assert integrity.digest_of(paths[0]) == digest
+    monkeypatch.setattr(integrity, "content_digest", lambda records: "read")
     for text in (
         whole[:-9],
         whole.strip()[:-1] + "\n",
@@ -60,15 +60,15 @@ def test_a_second_proof_reads_nothing_and_half_an_entry_is_none(paths, monkeypat
         whole.replace(" ", " 1", 1),
     ):
         entry.write_text(text)
-        assert proof.digest_of(paths[0]) == "read"
+        assert integrity.digest_of(paths[0]) == "read"
 
 
 def test_data_that_are_read_only_are_proved_without_a_cache(paths, monkeypatch):
     def refuse(*_, **__):
         raise PermissionError
 
-    monkeypatch.setattr(proof.Path, "mkdir", refuse)
-    assert proof.digest_of(paths[0]) == open_records(paths[0])[1].content_digest
+    monkeypatch.setattr(integrity.Path, "mkdir", refuse)
+    assert integrity.digest_of(paths[0]) == open_records(paths[0])[1].content_digest
 
 
 def _check(world, folder):
@@ -77,7 +77,7 @@ def _check(world, folder):
     with pytest.raises(
         DataError, match=r"rank 2 on \S+: .*/copy/part_00002_of_00003.hdf5 was changed"
     ):
-        proof.check(dict.fromkeys(sorted(mine.glob("*.hdf5")), ""), world)
+        integrity.check(dict.fromkeys(sorted(mine.glob("*.hdf5")), ""), world)
 
 
 def test_a_rank_with_other_content_is_named_on_every_rank(paths, tmp_path):
