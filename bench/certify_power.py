@@ -15,7 +15,8 @@ import itertools
 import numpy as np
 from lib import Parser, emit, integer
 
-from review.acceptance.comparison import OVERALL, Question, members, of_all
+from review.acceptance.comparisons import OVERALL, Comparison
+from review.acceptance.outliers import autocorrelation_of_all, members
 
 STAGES, ROUNDS, BETWEEN = 5, 16, 0.003
 SLOW, HALF_SLOW = 0.05, 0.10
@@ -43,17 +44,17 @@ def named(
         )
     table = level * (1 + noise)
     stages = np.split(table, STAGES, axis=1)
-    shared = of_all(stages[:-1])  # not of the matrix product
+    shared = autocorrelation_of_all(stages[:-1])  # not of the matrix product
     found: set[str] = set()
     for rounds in [*stages, table]:
         values = {str(rank): own for rank, own in enumerate(rounds)}
-        question = Question(
+        comparison = Comparison(
             "slow", "rank", values, ("",) * rounds.shape[1], correlation=shared
         )
         # The ranks of one node, and the node; elsewhere pauses are compared as well.
         compared = ranks + 1 if rounds is table else (ranks + 1) * 2 * STAGES
         comparisons = compared / (OVERALL if rounds is table else 1 - OVERALL)
-        for one in question.outliers(comparisons):
+        for one in comparison.outliers(comparisons):
             found.update(members(one.name))
     return found
 

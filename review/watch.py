@@ -527,7 +527,7 @@ class TestFollower:
             # Without a verdict, another attempt at the next poll.
             self._judged = judged if self._found else []
         found = self._found
-        burn = self._journal.read(found.records.places if found else {})
+        burn = self._journal.read(found.records.ranks if found else {})
         config = tree.read_json(self.path / "config.json")
         seconds = float(config.get("burn_in_seconds", burn.duration if burn else 0.0))
         if burn is not None:

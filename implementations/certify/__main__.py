@@ -158,14 +158,12 @@ def write(
             ]
             tables[name] = np.concatenate(parts)
         node = meeting.nodes[meeting.node]
-        places = [meeting.places[rank] for rank in meeting.node_ranks]
+        ranks = [meeting.ranks[rank] for rank in meeting.node_ranks]
         record = {
             "node": node,
             "nodes": meeting.nodes,
             "size": meeting.size,
-            "ranks": [
-                vars(place) | {"device": devices[place.rank]} for place in places
-            ],
+            "ranks": [vars(info) | {"device": devices[info.rank]} for info in ranks],
             "ended": time.time(),
             "on_cpus": load.device.type == "cpu",
             "tools": about["tools"],

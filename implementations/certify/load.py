@@ -170,9 +170,9 @@ class Load:
         for number in range(rounds):
             # By local rank, so that one rank of each node is at
             # work, and all nodes take as many turns.
-            for turn in range(1 + max(place.local_rank for place in meeting.places)):
+            for turn in range(1 + max(info.local_rank for info in meeting.ranks)):
                 meeting.barrier()
-                if turn == meeting.places[meeting.rank].local_rank:
+                if turn == meeting.ranks[meeting.rank].local_rank:
                     self._round(trainee, "single", number, count)
             meeting.barrier()
             # The drill spares the other rounds: most must agree for the odd one to be named.

@@ -14,7 +14,7 @@ import torch.distributed as distributed
 
 from bert.core.dist import DistConfig, World
 from common.env import ConfigError
-from review.acceptance.schema import Place
+from review.acceptance.schema import RankInfo
 
 
 class Meeting:
@@ -32,10 +32,11 @@ class Meeting:
         answers = [
             one.rsplit(" ", 1) for one in self.exchange(f"{node} {config.local_rank}")
         ]
-        self.places = [
-            Place(rank, int(local), name) for rank, (name, local) in enumerate(answers)
+        self.ranks = [
+            RankInfo(rank, int(local), name)
+            for rank, (name, local) in enumerate(answers)
         ]
-        self.nodes = list(dict.fromkeys(place.node for place in self.places))
+        self.nodes = list(dict.fromkeys(info.node for info in self.ranks))
         self.node = self.nodes.index(node)
         self.node_ranks = self.members(self.node)
         self.leads_node = self.rank == self.node_ranks[0]
@@ -96,7 +97,7 @@ class Meeting:
     def members(self, *nodes: int) -> list[int]:
         """Ranks of these nodes."""
         return [
-            place.rank for place in self.places if self.nodes.index(place.node) in nodes
+            info.rank for info in self.ranks if self.nodes.index(info.node) in nodes
         ]
 
     def world(self, ranks: Sequence[int]) -> World:

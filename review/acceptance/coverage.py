@@ -65,7 +65,7 @@ def _untested(records: Records, node: str) -> dict[str, str]:
         found["kernel_log"] = "its lines of the test are overwritten"
     if len(records.nodes) < 2 or "together" not in records.stages:
         found["network"] = "one node"
-    ranks = [rank for rank, place in records.places.items() if place.node == node]
+    ranks = [rank for rank, info in records.ranks.items() if info.node == node]
     if not np.isin(records.measured("disk")["rank"], ranks).any():
         found["disk"] = "no data set is configured"
     # A program counts as run if it left any record, of whatever test.

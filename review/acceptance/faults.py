@@ -87,7 +87,7 @@ def corrupt(records: Records) -> tuple[list[Corruption], bool]:
                     for i, (own, other) in enumerate(zip(checks, common, strict=True))
                     if own != other
                 )
-                found[rank] = Corruption(records.places[rank].name, stage, number, step)
+                found[rank] = Corruption(records.ranks[rank].name, stage, number, step)
     return [found[rank] for rank in sorted(found)], comparable
 
 
@@ -99,7 +99,7 @@ def _groups(records: Records) -> list[list[tuple[str, int, int, list[int]]]]:
         # nan marks the steps that a rank did not take.
         steps = np.sum(~np.isnan(records.by_step(stage, "data")), axis=2)
         by_rank: list[list[tuple[str, int, int, list[int]]]] = [
-            [] for _ in records.places
+            [] for _ in records.ranks
         ]
         for rank, number in np.argwhere(steps).tolist():
             checks = checksums[rank, number, : steps[rank, number]].tolist()
@@ -116,7 +116,7 @@ def _groups(records: Records) -> list[list[tuple[str, int, int, list[int]]]]:
     return [group for group in groups if group]
 
 
-def faults(records: Records) -> Iterator[Reason]:
+def gpu_faults(records: Records) -> Iterator[Reason]:
     """Throttling, errors and narrow buses of all GPUs; none where a driver reports nothing."""
     gpus = list(devices(records))
     read = {
@@ -172,13 +172,13 @@ def _silent(name: str, samples: Columns, read: set[str]) -> Iterator[Reason]:
 
 def devices(records: Records) -> Iterator[tuple[str, Columns]]:
     """Name of each GPU's rank, and its samples."""
-    for place in records.places.values():
-        table = records.telemetry.get(place.node)
+    for info in records.ranks.values():
+        table = records.telemetry.get(info.node)
         if table is not None:
-            chosen = table["device"] == place.local_rank
+            chosen = table["device"] == info.local_rank
             if chosen.any():
                 yield (
-                    place.name,
+                    info.name,
                     {field: column[chosen] for field, column in table.items()},
                 )
 

@@ -15,11 +15,12 @@ from types import MappingProxyType
 
 import numpy as np
 
-from review.acceptance.comparison import MIN_EXCESS, MIN_PEERS, OF_MEDIAN
+from review.acceptance.comparisons import MIN_EXCESS
 from review.acceptance.coverage import AREAS
 from review.acceptance.faults import usual_parts
 from review.acceptance.floors import least
 from review.acceptance.journal import Reason
+from review.acceptance.outliers import MIN_PEERS, OF_MEDIAN
 from review.acceptance.records import Records, known
 from review.acceptance.schema import (
     ALL_NODES,
@@ -147,17 +148,17 @@ def measure(records: Records, name: str) -> dict[str, list[float]]:
         return {}
     # The fastest of each round shows the network, the others what disturbs it.
     if name == "reduce_together":
-        work = bus_bandwidth(records, name, len(records.places))
+        work = bus_bandwidth(records, name, len(records.ranks))
         return {
             EVERYONE: [work / min(times) for times in records.reductions(name).values()]
         }
     found = {}
     table = amount / records.probe(name) / _PER_UNIT[UNITS[name]]
-    for place, rates in zip(records.places.values(), table, strict=True):
+    for info, rates in zip(records.ranks.values(), table, strict=True):
         if len(kept := known(rates)):
-            who = place.name
+            who = info.name
             if name in COLLECTIVES:
-                who = f"node {place.node}"
+                who = f"node {info.node}"
             elif name.endswith(ALL_NODES):
                 who = EVERYONE
             found[who] = kept.tolist()
@@ -169,9 +170,9 @@ def floors(records: Records) -> dict[str, dict[str, float]]:
     unknown models.
     """
     found: dict[str, dict[str, float]] = {}
-    for name, place in itertools.product(PROBES, records.places.values()):
-        if not records.on_cpus and (rate := least(name, place.device)):
-            found.setdefault(name, {})[place.name] = rate
+    for name, info in itertools.product(PROBES, records.ranks.values()):
+        if not records.on_cpus and (rate := least(name, info.device)):
+            found.setdefault(name, {})[info.name] = rate
     return found
 
 
@@ -285,7 +286,7 @@ def figures(
 ) -> list[Measured]:
     """Seconds of each stage, then rates and probes. seconds: per step by stage [ranks]."""
     than_peers = LIMIT.format(MIN_EXCESS["slow"], "slower")
-    compared = (than_peers,) if len(records.places) >= MIN_PEERS else ()
+    compared = (than_peers,) if len(records.ranks) >= MIN_PEERS else ()
     found = []
     for stage, own in seconds.items():
         values = dict(zip(records.names, (1e3 * own).tolist(), strict=True))

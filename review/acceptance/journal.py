@@ -19,7 +19,7 @@ from common.durations import duration
 from review.logs.output import ReviewError
 
 if TYPE_CHECKING:
-    from review.acceptance.schema import Place
+    from review.acceptance.schema import RankInfo
 
 EXIT = {"pass": 0, "warn": 3, "fail": 1}  # exit status by state, the best first
 # Even, since two rounds become one when all are full.
@@ -142,10 +142,10 @@ class Journal:
         self._read: dict[Path, int] = {}  # bytes read of each node's journal
         self._different: dict[
             int, tuple[str, int]
-        ] = {}  # by rank: first place, number of repeats
+        ] = {}  # by rank: where first, number of repeats
         self._rounds = Rounds()
 
-    def read(self, places: Mapping[int, Place]) -> BurnIn | None:
+    def read(self, ranks: Mapping[int, RankInfo]) -> BurnIn | None:
         """None without a burn-in. Raises ReviewError for invalid files."""
         path = self.folder / "burn_in.json"
         if not path.exists():
@@ -174,7 +174,7 @@ class Journal:
             ) from None
         different = [
             Reason(
-                places[rank].name if rank in places else f"rank {rank}",
+                ranks[rank].name if rank in ranks else f"rank {rank}",
                 f"its weights differ from the first repeat, first in {first}",
                 stage="burn-in",
                 sure=f"{count:,} of {self._repeats:,} repeats",

@@ -43,7 +43,7 @@ def write_page(found: Certificate, output: Path) -> None:
             f"{output} is a folder: name a file, such as {output / 'certify.html'}"
         )
     records = found.records
-    devices = ", ".join(sorted({place.device for place in records.places.values()}))
+    devices = ", ".join(sorted({info.device for info in records.ranks.values()}))
     rates = {
         one.name: f"{digits(statistics.median(one.values.values()))} {one.unit}"
         for one in found.figures
@@ -60,7 +60,7 @@ def write_page(found: Certificate, output: Path) -> None:
     page = render(
         "certify.html",
         title=f"Acceptance test of {records.folder.name}",
-        subtitle=f"{len(records.places)} ranks on {len(records.nodes)} nodes · {devices}",
+        subtitle=f"{len(records.ranks)} ranks on {len(records.nodes)} nodes · {devices}",
         state=STYLES[found.state],
         headline=HEADLINES[found.state] + SOFTWARE * records.on_cpus,
         reasons=found.reasons(),
@@ -116,7 +116,7 @@ def _map(
     """
     center = float(np.nanmedian(seconds))
     rows: dict[str, list[dict[str, str]]] = {node: [] for node in records.nodes}
-    for rank, place in records.places.items():
+    for rank, info in records.ranks.items():
         excess = float(seconds[rank] / center - 1)
         if not math.isnan(excess):
             cell = {
@@ -126,9 +126,9 @@ def _map(
                 ),
                 "heat": f"{min(abs(excess) / FULL, 1.0):.2f}",
                 "side": "slow" if excess >= 0 else "quick",
-                "tip": f"{place.name}: {seconds[rank] * 1e3:,.2f} ms, {excess:+.1%}",
+                "tip": f"{info.name}: {seconds[rank] * 1e3:,.2f} ms, {excess:+.1%}",
             }
-            rows[place.node].append(cell)
+            rows[info.node].append(cell)
     middle = ", ".join(filter(None, (f"{center * 1e3:,.2f} ms", rate)))
     width = max(map(len, rows.values()))
     return {"title": LABELS[stage], "median": middle, "rows": rows, "width": width}
@@ -138,9 +138,7 @@ def timelines(records: Records, accused: Sequence[str] = ()) -> list[Chart]:
     """Clock, power and temperature by device over the test; if too many, of the accused and some
     others.
     """
-    ranks = {
-        (place.node, place.local_rank): place.name for place in records.places.values()
-    }
+    ranks = {(info.node, info.local_rank): info.name for info in records.ranks.values()}
     series: dict[str, Columns] = {}
     for node, table in records.telemetry.items():
         for device in np.unique(table["device"]).tolist():

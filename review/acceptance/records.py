@@ -18,14 +18,14 @@ from review.acceptance.schema import (
     UNREADABLE,
     VERSION,
     Columns,
-    Place,
+    RankInfo,
 )
 from review.logs.output import ReviewError
 
 
 @dataclass(frozen=True)
 class Records:
-    """A whole test. steps, probes: columns; places: by rank, in order; telemetry: by node; on_cpus:
+    """A whole test. steps, probes: columns; ranks: by number, in order; telemetry: by node; on_cpus:
     no GPUs; ended: Unix time, 0 if unknown.
 
     hardware: by node, its ``parts``, its devices' fault counts ``before`` and ``after``, ``uptime``
@@ -34,7 +34,7 @@ class Records:
     """
 
     folder: Path
-    places: dict[int, Place]
+    ranks: dict[int, RankInfo]
     nodes: list[str]
     steps: Columns
     probes: Columns
@@ -47,11 +47,11 @@ class Records:
     @property
     def ranks_per_node(self) -> int:
         """Of the largest node."""
-        return max(place.local_rank for place in self.places.values()) + 1
+        return max(info.local_rank for info in self.ranks.values()) + 1
 
     @property
     def names(self) -> list[str]:
-        return [place.name for place in self.places.values()]
+        return [info.name for info in self.ranks.values()]
 
     @property
     def reports(self) -> list[dict[str, Any]]:
@@ -83,11 +83,11 @@ class Records:
         # Sparse: a rank has no row for a step that it did not
         # take, such as in a round in which it rests.
         chosen = self.steps["stage"] == list(STAGES).index(stage)
-        place = tuple(self.steps[name][chosen] for name in ("rank", "round", "step"))
+        index = tuple(self.steps[name][chosen] for name in ("rank", "round", "step"))
         values: np.ndarray = sum(self.steps[name][chosen] for name in columns)
-        rounds, steps = (int(numbers.max()) + 1 for numbers in place[1:])
-        table = np.full((len(self.places), rounds, steps), missing, values.dtype)
-        table[place] = values
+        rounds, steps = (int(numbers.max()) + 1 for numbers in index[1:])
+        table = np.full((len(self.ranks), rounds, steps), missing, values.dtype)
+        table[index] = values
         return table
 
     def seconds(self, stage: str, whole: bool = False) -> np.ndarray:
@@ -117,9 +117,7 @@ class Records:
 
     def _by_node(self, name: str) -> Iterator[tuple[int, int, int, int, float]]:
         """(round, rank, node number, partner, seconds) of each measurement."""
-        nodes = {
-            rank: self.nodes.index(place.node) for rank, place in self.places.items()
-        }
+        nodes = {rank: self.nodes.index(info.node) for rank, info in self.ranks.items()}
         measured = self.measured(name)
         columns = (
             measured[column].tolist()
@@ -136,8 +134,8 @@ class Records:
         rows = self.measured(name)
         sizes = rows["amount"][rows["amount"] <= largest]
         chosen = rows["amount"] == sizes.max(initial=0)
-        table = np.full((len(self.places), 1 + rows["round"].max(initial=-1)), np.nan)
-        # fmax ignores the nan of cells not set yet; .at takes each row, also of equal places.
+        table = np.full((len(self.ranks), 1 + rows["round"].max(initial=-1)), np.nan)
+        # fmax ignores the nan of cells not set yet; .at takes each row, also of equal cells.
         np.fmax.at(
             table,
             (rows["rank"][chosen], rows["round"][chosen]),
@@ -191,12 +189,12 @@ def read(folder: Path) -> Records:
         raise ReviewError(
             f"{folder}: no certify_<node>.npz: give the folder that certify.sh or certify.sub printed"
         )
-    places, tools, telemetry, hardware = {}, {}, {}, {}
+    ranks, tools, telemetry, hardware = {}, {}, {}, {}
     ended = 0.0
     for about, tables in files:
         node = about["node"]
         for one in about["ranks"]:
-            places[one["rank"]] = Place(**one | {"node": node})
+            ranks[one["rank"]] = RankInfo(**one | {"node": node})
         tools[node] = about.get("tools", [])
         later, samples = _burn_in(folder / f"burn_in_{node}.npz")
         telemetry[node] = _joined([tables["telemetry"], *samples])
@@ -210,13 +208,13 @@ def read(folder: Path) -> Records:
     first, _ = files[0]
     # Every record names all nodes of its test, so that a lost one is missed.
     missing = [node for node in first["nodes"] if node not in tools]
-    if missing or len(places) != first["size"]:
+    if missing or len(ranks) != first["size"]:
         raise ReviewError(
             f"{folder}: no record of {', '.join(missing) or 'some ranks'}: the test did not finish there"
         )
     return Records(
         folder=folder,
-        places=dict(sorted(places.items())),
+        ranks=dict(sorted(ranks.items())),
         nodes=first["nodes"],
         steps=_joined([tables["steps"] for _, tables in files]),
         probes=_joined([tables["probes"] for _, tables in files]),

@@ -107,7 +107,7 @@ SAMPLE = np.dtype(
 
 
 @dataclass(frozen=True)
-class Place:
+class RankInfo:
     """Node, GPU number and device name of a rank."""
 
     rank: int

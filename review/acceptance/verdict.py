@@ -14,21 +14,13 @@ from typing import Any
 import numpy as np
 
 from review.acceptance import coverage, figures, schema
-from review.acceptance.comparison import (
-    MIN_PEERS,
-    OF_MEDIAN,
-    OVERALL,
-    Outlier,
-    Question,
-    members,
-    questions,
-)
+from review.acceptance.comparisons import OVERALL, Comparison, all_comparisons
 from review.acceptance.faults import (
     Corruption,
     corrupt,
     device_history,
     devices,
-    faults,
+    gpu_faults,
     kind_of,
     odd_parts,
     throttled,
@@ -36,6 +28,7 @@ from review.acceptance.faults import (
 )
 from review.acceptance.figures import Measured, Reached
 from review.acceptance.journal import EXIT, BurnIn, Journal, Reason
+from review.acceptance.outliers import MIN_PEERS, OF_MEDIAN, Outlier, members
 from review.acceptance.records import Records, read
 from review.acceptance.schema import (
     BURN_IN,
@@ -269,7 +262,7 @@ def certify(folder: Path) -> Certificate:
     records = read(folder)
     expected, seconds, parts, required = figures.settings(folder)
     # A burn-in that was asked for and never began is reported as 0 seconds of it.
-    burnt = Journal(folder).read(records.places) or (
+    burnt = Journal(folder).read(records.ranks) or (
         BurnIn(0, 0.0, seconds, []) if seconds else None
     )
     return judge(records, burnt, expected, parts, required)
@@ -283,13 +276,13 @@ def judge(
     required: Sequence[str] = (),
 ) -> Certificate:
     """Finds slow, corrupt and faulty parts, with notes on what cannot be judged."""
-    compared = [*questions(records, burnt.rounds if burnt else {})]
+    compared = [*all_comparisons(records, burnt.rounds if burnt else {})]
     broken, repeats = corrupt(records)
     notes = []
-    if len(records.places) < MIN_PEERS:
+    if len(records.ranks) < MIN_PEERS:
         few = f"fewer than {MIN_PEERS} ranks: too few to single out a slow one"
-        # On shared CPUs behind() accuses nobody, see _findings().
-        alone = records.on_cpus or len(records.places) == 1
+        # On shared CPUs slower_than_fastest() accuses nobody, see _findings().
+        alone = records.on_cpus or len(records.ranks) == 1
         notes.append(few if alone else f"{few}; compared with the fastest")
     if 1 < len(records.nodes) < MIN_PEERS:
         notes.append(f"fewer than {MIN_PEERS} nodes: too few to single out a slow one")
@@ -312,7 +305,7 @@ def judge(
         findings=_findings(records, compared),
         corrupt=broken,
         faults=[
-            *faults(records),
+            *gpu_faults(records),
             *odd_parts(records, parts),
             *device_history(records),
             *tool_faults(records),
@@ -327,7 +320,7 @@ def judge(
     )
 
 
-def _findings(records: Records, compared: list[Question]) -> list[Finding]:
+def _findings(records: Records, compared: list[Comparison]) -> list[Finding]:
     """Each culprit once, in the stage that shows it first, without the ranks and links of a node
     that is named.
     """
@@ -338,18 +331,18 @@ def _findings(records: Records, compared: list[Question]) -> list[Finding]:
         for overall, share in ((True, OVERALL), (False, 1 - OVERALL))
     }
     found: dict[str, Finding] = {}
-    for question in compared:
-        for one in question.outliers(comparisons[question.overall]):
+    for comparison in compared:
+        for one in comparison.outliers(comparisons[comparison.overall]):
             if one.state == "warn" and records.on_cpus:
                 continue  # of two processes on shared CPUs, one is often slower
-            stage = question.shown_in(one.name)
+            stage = comparison.shown_in(one.name)
             if first := found.get(one.name):
                 if stage not in (first.stage, *first.also):
                     found[one.name] = replace(first, also=(*first.also, stage))
-            elif not _explained(records, one.name, question.kind, found):
+            elif not _explained(records, one.name, comparison.kind, found):
                 evidence = _throttling(records, one.name)
                 found[one.name] = Finding(
-                    question.what, stage, question.kind, one, evidence
+                    comparison.what, stage, comparison.kind, one, evidence
                 )
     return list(found.values())
 
@@ -365,9 +358,9 @@ def _explained(
     # A slow GPU makes all its pairs slow, and a slow node all its links.
     if kind == "pair":
         of_ranks = [
-            place for place in records.places.values() if place.name in named["rank"]
+            info for info in records.ranks.values() if info.name in named["rank"]
         ]
-        gpus = {(place.node, f"GPU {place.local_rank}") for place in of_ranks}
+        gpus = {(info.node, f"GPU {info.local_rank}") for info in of_ranks}
         pair, _, node = name.partition(" of ")
         return node in nodes or any((node, gpu) in gpus for gpu in pair.split(" from "))
     return kind == "link" and bool(nodes & set(name.removeprefix("link ").split(" - ")))
@@ -385,9 +378,9 @@ def _names(found: Iterable[Finding], kind: str) -> set[str]:
 def _throttling(records: Records, name: str) -> str:
     """Why the GPU of a rank, or the first such of a node, throttles; empty if none does."""
     own = {
-        place.name
-        for place in records.places.values()
-        if name in (place.name, f"node {place.node}")
+        info.name
+        for info in records.ranks.values()
+        if name in (info.name, f"node {info.node}")
     }
     reasons = (throttled(samples) for rank, samples in devices(records) if rank in own)
     return next(filter(None, reasons), "")
@@ -409,7 +402,7 @@ def standing(records: Records) -> Estimate | str:
     rounds = np.nanmedian(
         records.by_step("together", *PARTS), axis=(0, 2)
     )  # seconds per step
-    step, ranks = float(np.median(rounds)), len(records.places)
+    step, ranks = float(np.median(rounds)), len(records.ranks)
     # Sequences per step over all ranks.
     batch = data["batch_size"] * data["gradient_steps"] * data["packing_factor"] * ranks
     error = OF_MEDIAN * float(np.std(rounds, ddof=1)) / len(rounds) ** 0.5 / step
@@ -420,7 +413,7 @@ def standing(records: Records) -> Estimate | str:
 
 def print_certificate(found: Certificate) -> None:
     """Prints numbers, notes and reasons, and the verdict on the last line."""
-    print(f"{len(found.records.places)} ranks on {len(found.records.nodes)} nodes")
+    print(f"{len(found.records.ranks)} ranks on {len(found.records.nodes)} nodes")
     for one in found.figures:
         low, high = one.shown
         print(
@@ -445,7 +438,7 @@ def line(found: Certificate) -> str:
     left = coverage.short(records)
     not_tested = f"; not tested: {left}" if left else ""
     if not reasons:
-        who = f"{len(records.places)} ranks of {', '.join(records.nodes)}"
+        who = f"{len(records.ranks)} ranks of {', '.join(records.nodes)}"
         return f"{found.said}: {who}{not_tested}"
     more = f" and {len(reasons) - 1} more" if len(reasons) > 1 else ""
     return "; ".join([f"{found.said}: {reasons[0]}{more}{not_tested}", *_drains(found)])

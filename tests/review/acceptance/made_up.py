@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from review.acceptance.records import Records
-from review.acceptance.schema import ALONE, PARTS, STAGES, Place
+from review.acceptance.schema import ALONE, PARTS, STAGES, RankInfo
 
 ROUNDS, STEPS = 6, 20
 STEP_SECONDS, WAIT_SECONDS, REDUCE_SECONDS = 0.1, 0.01, 0.02
@@ -128,8 +128,8 @@ def make(
                 rows[name].append(column)
     return Records(
         folder=Path("made up"),
-        places={
-            rank: Place(rank, rank % per_node, f"node{rank // per_node}", "CPU")
+        ranks={
+            rank: RankInfo(rank, rank % per_node, f"node{rank // per_node}", "CPU")
             for rank in range(ranks)
         },
         nodes=[f"node{node}" for node in range(nodes)],
@@ -170,23 +170,23 @@ def telemetry(devices: int, seconds: int) -> dict[str, np.ndarray]:
 def write(folder: Path, records: Records) -> None:
     """Writes the files as the ranks do."""
     for number, node in enumerate(records.nodes):
-        places = [place for place in records.places.values() if place.node == node]
+        ranks = [info for info in records.ranks.values() if info.node == node]
         about = {
             "version": 3,
             "node": node,
             "number": number,
             "nodes": records.nodes,
-            "size": len(records.places),
+            "size": len(records.ranks),
         }
         about |= {
             "on_cpus": records.on_cpus,
             "hardware": records.hardware.get(node, {}),
             "tools": records.tools.get(node, []),
-            "ranks": [vars(place) for place in places],
+            "ranks": [vars(info) for info in ranks],
         }
         tables = {}
         for table, columns in (("steps", records.steps), ("probes", records.probes)):
-            chosen = np.isin(columns["rank"], [place.rank for place in places])
+            chosen = np.isin(columns["rank"], [info.rank for info in ranks])
             tables |= {
                 f"{table}.{name}": column[chosen] for name, column in columns.items()
             }

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from review.acceptance.floors import TABLE, floor_of
-from review.acceptance.schema import Place
+from review.acceptance.schema import RankInfo
 from review.acceptance.verdict import judge
 
 from .made_up import make
@@ -28,7 +28,7 @@ def machine(**changes):
     """One node of eight equal GPUs and two ports; changes: facts of every GPU or port, by name."""
     found = make(1, 8)
     name = changes.get("name", H100["name"])
-    found.places.update({rank: Place(rank, rank, "node0", name) for rank in range(8)})
+    found.ranks.update({rank: RankInfo(rank, rank, "node0", name) for rank in range(8)})
     gpu = H100 | {name: value for name, value in changes.items() if name in H100}
     port = PORT | {name: value for name, value in changes.items() if name in PORT}
     parts = {
@@ -89,7 +89,7 @@ def test_gpus_on_the_bus_that_no_driver_runs_fail(seen):
 def test_a_gpu_is_judged_by_the_rates_of_its_own_datasheet(unknown):
     found = machine()
     for rank in unknown:  # a model without figures leaves the others theirs
-        found.places[rank] = Place(rank, rank, "node0", "NVIDIA Tomorrow")
+        found.ranks[rank] = RankInfo(rank, rank, "node0", "NVIDIA Tomorrow")
     for rate, state in ((600e12, "pass"), (300e12, "fail")):
         rows = [
             (rank, b"matmul", number, -1, 1e12 / rate, 1e12)

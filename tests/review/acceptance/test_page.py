@@ -103,11 +103,11 @@ def test_every_reason_of_the_verdict_is_on_the_page_and_in_its_table(tmp_path):
 def test_names_of_nodes_are_text_and_not_markup(tmp_path):
     records = make(1, 4)
     object.__setattr__(records, "nodes", ["<b>"])
-    places = {
-        rank: type(place)(rank, rank, "<b>", "<i>")
-        for rank, place in records.places.items()
+    ranks = {
+        rank: type(info)(rank, rank, "<b>", "<i>")
+        for rank, info in records.ranks.items()
     }
-    object.__setattr__(records, "places", places)
+    object.__setattr__(records, "ranks", ranks)
     write(tmp_path, records)
     main(["certify", str(tmp_path), "-o", str(tmp_path / "page.html")])
     assert "<b>" not in (tmp_path / "page.html").read_text()

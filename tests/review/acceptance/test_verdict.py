@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from review.__main__ import main
-from review.acceptance.comparison import members
+from review.acceptance.outliers import members
 from review.acceptance.schema import PARTS
 from review.acceptance.verdict import certify, judge, line
 
@@ -403,7 +403,7 @@ def test_a_node_without_a_file_is_one_line(tmp_path, capsys):
 def test_a_node_whose_file_lacks_a_rank_is_one_line(tmp_path, capsys):
     records = make(3, 2)
     write(tmp_path, records)
-    records.places.pop(3)
+    records.ranks.pop(3)
     (tmp_path / "fewer").mkdir()
     write(tmp_path / "fewer", records)
     (tmp_path / "fewer/certify_node1.npz").replace(tmp_path / "certify_node1.npz")

@@ -9,7 +9,12 @@ import importlib
 import numpy as np
 import pytest
 
-from review.acceptance.comparison import autocorrelation, hesitating, of_all, slow
+from review.acceptance.outliers import (
+    autocorrelation,
+    autocorrelation_of_all,
+    find_slow,
+    find_stalls,
+)
 
 RANKS, ROUNDS, TESTS, COMPARISONS = 4, 6, 80, 74
 
@@ -30,7 +35,12 @@ def named(factor: float, noise: float) -> list[list[str]]:
             * (1 + noise * generator.standard_normal((RANKS, ROUNDS)))
         )
         values = {str(rank): rounds.tolist() for rank, rounds in enumerate(times)}
-        found.append([one.name for one in slow(values, COMPARISONS, min_excess=0.03)])
+        found.append(
+            [
+                one.name
+                for one in find_slow(values, COMPARISONS, min_excess=0.03, spread=0.01)
+            ]
+        )
     return found
 
 
@@ -70,9 +80,13 @@ def test_with_autocorrelated_rounds_false_alarms_are_at_most_one_in_a_hundred(ra
     for _ in range(300):
         times = 1 + 0.05 * resembling(generator, (ranks, 4 * ROUNDS), 0.8)
         stages = np.split(times, 4, axis=1)
-        known = {"min_excess": 0.03, "correlation": of_all(stages)}
+        known = {
+            "min_excess": 0.03,
+            "spread": 0.01,
+            "correlation": autocorrelation_of_all(stages),
+        }
         alarms += any(
-            slow(dict(enumerate(rounds)), 10 * ranks, **known)
+            find_slow(dict(enumerate(rounds)), 10 * ranks, **known)
             for rounds in [*stages, times]
         )
     assert alarms <= 7  # 3, and what chance adds
@@ -110,7 +124,7 @@ def test_pauses_that_affect_all_equally_name_nobody():
     for disturbed in (0.05, 0.3, 0.8):
         assert (
             sum(
-                bool(hesitating(lost(generator, disturbed), RANKS, least=0.03))
+                bool(find_stalls(lost(generator, disturbed), RANKS, min_excess=0.03))
                 for _ in range(200)
             )
             <= 6
@@ -120,23 +134,23 @@ def test_pauses_that_affect_all_equally_name_nobody():
 def test_a_rank_that_pauses_in_a_third_of_its_rounds_is_named_with_frequency_and_loss():
     table = {str(rank): [0.0] * 24 for rank in range(RANKS)}
     table["2"][::3] = [0.3] * 8
-    (found,) = hesitating(table, COMPARISONS, least=0.03)
+    (found,) = find_stalls(table, COMPARISONS, min_excess=0.03)
     assert (found.name, found.measure, round(found.excess, 3)) == (
         "2",
         "in 8 of 24 rounds",
         0.1,
     )
     table["2"][3:] = [0.0] * 21
-    assert hesitating(table, COMPARISONS, least=0.0) == [], (
+    assert find_stalls(table, COMPARISONS, min_excess=0.0) == [], (
         "a single pause is nobody's habit"
     )
 
 
 def test_time_lost_by_all_in_the_same_round_names_nobody():
     table = {str(rank): [0.5, 0.0] * 12 for rank in range(RANKS)}
-    assert hesitating(table, COMPARISONS, least=0.03) == []
+    assert find_stalls(table, COMPARISONS, min_excess=0.03) == []
     table["2"] = [0.5, 0.3] * 12
-    (found,) = hesitating(table, COMPARISONS, least=0.03)
+    (found,) = find_stalls(table, COMPARISONS, min_excess=0.03)
     assert (found.name, round(found.excess, 3), found.measure) == (
         "2",
         0.15,
@@ -147,4 +161,4 @@ def test_time_lost_by_all_in_the_same_round_names_nobody():
 def test_small_losses_name_nobody_however_frequent():
     table = {str(rank): [0.0] * 24 for rank in range(RANKS)}
     table["2"][::2] = [0.04] * 12
-    assert hesitating(table, COMPARISONS, least=0.03) == []
+    assert find_stalls(table, COMPARISONS, min_excess=0.03) == []

@@ -1,0 +1,268 @@
+"""What a test compares: ranks with ranks, nodes with nodes, links with links, by what they show.
+
+Four kinds: ``slow`` (time of a round), ``starved`` (time per CPU second), ``hesitates`` (time lost
+in pauses), ``network`` (all-reduces and other transfers). outliers.py judges each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from review.acceptance import outliers
+from review.acceptance.outliers import Outlier, Times
+from review.acceptance.records import Records, known
+from review.acceptance.schema import ALONE, BURN_IN, COLLECTIVES, COPIES, PARTS
+
+# Share of the false alarms that comparisons over all stages may have: they are few and clear.
+OVERALL = 0.7
+# Smaller ones do not matter.
+MIN_EXCESS = {"slow": 0.03, "starved": 0.03, "hesitates": 0.03, "network": 0.15}
+# Prior standard deviation between healthy ones.
+SPREAD = {"slow": 0.01, "starved": 0.01, "network": 0.05}
+PAIRED = [name for name in COPIES if name.startswith("device_to_device")]
+VARYING = ("disk", "disk_node")  # as much as a network does
+SMALL_MESSAGE = 1 << 15  # bytes of an all-reduce that take as long as an empty one
+STALL = 1.25  # of a typical step; time beyond it is lost
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """what: a kind as above; kind: node, rank, pair or link; values: by name and round; stages: of
+    each round; overall: of all stages together.
+    """
+
+    what: str
+    kind: str
+    values: Times
+    stages: tuple[str, ...]
+    paired: bool = True
+    correlation: float = 0.0
+    overall: bool = False
+
+    def outliers(self, comparisons: float) -> list[Outlier]:
+        """Single ones, or else a slow group. comparisons: in the whole test."""
+        least = MIN_EXCESS[self.what]
+        if self.what == "hesitates":
+            return outliers.find_stalls(self.values, comparisons, min_excess=least)
+        spread = SPREAD[self.what]
+        single = outliers.find_slow(
+            self.values,
+            comparisons,
+            min_excess=least,
+            spread=spread,
+            paired=self.paired,
+            correlation=self.correlation,
+        )
+        # GPUs and pairs on two sockets are two groups by design; so are networks of two levels.
+        grouped = self.what == "network" or {*self.stages} & {*COPIES}
+        if single or grouped:
+            return single
+        return outliers.find_slow_group(
+            self.values, comparisons, spread=spread, paired=self.paired
+        )
+
+    def shown_in(self, name: str) -> str:
+        """The stage that shows it best: in which most rounds are far above the median, the first of
+        equals.
+        """
+        stages = [*dict.fromkeys(self.stages)]
+        if len(stages) == 1 or name not in self.values:  # a group
+            return stages[0]
+        median = np.nanmedian([*self.values.values()], axis=0)
+        far_above = np.array(self.values[name]) - median > MIN_EXCESS[self.what]
+        of_stage = np.array(self.stages)
+        return max(
+            stages, key=lambda stage: float(np.mean(far_above[of_stage == stage]))
+        )
+
+
+def all_comparisons(
+    records: Records, burn_in: Mapping[int, Sequence[float]]
+) -> Iterator[Comparison]:
+    """All comparisons of the test, in the order of the stages. burn_in: seconds of its steps by
+    rank and round.
+
+    Each stage is compared separately, and all together: a small excess in all of them is clearer
+    over more rounds.
+    """
+    by_kind = _stages(records)
+    correlation = {
+        what: outliers.autocorrelation_of_all([*by_kind[what].values()])
+        for what in ("slow", "starved")
+        if by_kind[what]
+    }
+    for stage in by_kind["slow"]:
+        for what in correlation:
+            if stage in by_kind[what]:
+                alone = {stage: by_kind[what][stage]}
+                yield from _per_rank_and_node(records, what, alone, correlation[what])
+    if "matmul" in records.probed:  # compute like most of a step, so its rounds join
+        product = records.probe("matmul")
+        by_kind["slow"]["matmul"] = product / np.nanmedian(product)
+    for what, tables in by_kind.items():
+        overall = what != "hesitates"
+        bound = correlation.get(what, 0.0)
+        yield from _per_rank_and_node(records, what, tables, bound, overall)
+    for probe in records.probed:
+        yield from _of_probe(records, probe)
+    yield from _of_network(records)
+    if set(burn_in) >= set(records.ranks):  # else the missing one would not be missed
+        seconds = np.array([burn_in[rank] for rank in records.ranks])
+        yield from _per_rank_and_node(records, "slow", {BURN_IN: seconds})
+
+
+def _stages(records: Records) -> dict[str, dict[str, np.ndarray]]:
+    """What the steps of each stage show, by kind and stage [ranks, rounds]."""
+    by_kind: dict[str, dict[str, np.ndarray]] = {
+        "slow": {},
+        "starved": {},
+        "hesitates": {},
+    }
+    # Not pairs: they have few rounds, and `node` compares the same.
+    for stage in [name for name in records.stages if name != "pairs"]:
+        times = records.relative(stage)  # [ranks, rounds, steps]
+        by_kind["slow"][stage] = np.apply_along_axis(_typical, 2, times)
+        by_kind["hesitates"][stage] = np.apply_along_axis(_lost, 2, times)
+        # CPU time of a GPU's process says nothing about the GPU.
+        if records.on_cpus and stage in ALONE:
+            cpu_seconds = np.maximum(records.by_step(stage, "cpu"), 1e-6)
+            per_cpu_second = records.by_step(stage, *PARTS) / cpu_seconds
+            times = per_cpu_second / np.nanmedian(per_cpu_second)
+            by_kind["starved"][stage] = np.apply_along_axis(_typical, 2, times)
+    return by_kind
+
+
+def _of_probe(records: Records, probe: str) -> Iterator[Comparison]:
+    """Comparisons of one part of the load that was measured separately."""
+    if probe in PAIRED:
+        yield from _of_gpu_pairs(records, probe)
+    else:
+        what = "network" if probe in VARYING else "slow"
+        yield from _per_rank_and_node(records, what, {probe: records.probe(probe)})
+    if probe in COLLECTIVES:  # latency may be bad where bandwidth is not
+        small = records.probe(probe, largest=SMALL_MESSAGE)
+        yield from _per_rank_and_node(records, "network", {probe: small})
+
+
+def _of_network(records: Records) -> Iterator[Comparison]:
+    """All-reduces of pairs of nodes: of a node with any partner, then of each link."""
+    pairs = records.pairs()
+    meetings: dict[str, list[float]] = {}
+    for pair, seconds in pairs.items():
+        for node in pair:
+            meetings.setdefault(f"node {records.nodes[node]}", []).append(min(seconds))
+    most = max(map(len, meetings.values()), default=0)  # nodes meet different numbers
+    filled = {
+        node: times + [np.nan] * (most - len(times)) for node, times in meetings.items()
+    }
+    # Pairs meet one after the other, so the columns are not of the same time.
+    yield Comparison("network", "node", filled, ("pairs",) * most, paired=False)
+    links = {
+        f"link {records.nodes[a]} - {records.nodes[b]}": times
+        for (a, b), times in pairs.items()
+    }
+    yield Comparison("network", "link", links, ("pairs",), paired=False)
+
+
+def _of_gpu_pairs(records: Records, probe: str) -> Iterator[Comparison]:
+    """Copies between a node's GPUs: of a GPU with its typical partner, then of each pair by itself.
+
+    A GPU whose pairs are slow would make every other's slowest pair slow: the typical one tells it
+    from a bad link.
+    """
+    rows = records.measured(probe)
+    rank_of = {
+        (info.node, info.local_rank): rank for rank, info in records.ranks.items()
+    }
+    num_rounds = int(rows["round"].max(initial=-1)) + 1
+    pairs: dict[str, np.ndarray] = {}
+    of_gpu: dict[int, list[np.ndarray]] = {}
+    columns = (rows[name].tolist() for name in ("rank", "partner", "round", "seconds"))
+    for rank, partner, number, seconds in zip(*columns, strict=True):
+        info = records.ranks[rank]
+        name = f"GPU {info.local_rank} from GPU {partner} of {info.node}"
+        if name not in pairs:
+            pairs[name] = np.full(num_rounds, np.nan)
+            # Both ends share the array, which the following rows fill.
+            of_gpu.setdefault(rank, []).append(pairs[name])
+            if (info.node, partner) in rank_of:
+                peer = rank_of[info.node, partner]
+                of_gpu.setdefault(peer, []).append(pairs[name])
+        pairs[name][number] = seconds
+    typical = {
+        records.ranks[rank].name: _lower_median(times)
+        for rank, times in sorted(of_gpu.items())
+        if len(times) > 2  # two GPUs share their only pair
+    }
+    stages = (probe,) * num_rounds
+    if typical:
+        yield Comparison("slow", "rank", typical, stages)
+    of_pairs = {name: times.tolist() for name, times in pairs.items()}
+    yield Comparison("slow", "pair", of_pairs, stages)
+
+
+def _per_rank_and_node(
+    records: Records,
+    what: str,
+    by_stage: Mapping[str, np.ndarray],
+    correlation: float = 0.0,
+    overall: bool = False,
+) -> Iterator[Comparison]:
+    """Comparisons of nodes and of ranks; of pauses only of ranks if each node has one. by_stage:
+    [ranks, rounds].
+
+    A node is as slow as the faster half of its ranks: one slow rank does not make a slow node.
+    Measurements of one rank for its node are compared between nodes only.
+    """
+    if not by_stage:
+        return
+    table = np.concatenate([*by_stage.values()], axis=1)
+    stages = tuple(
+        stage for stage, values in by_stage.items() for _ in range(values.shape[1])
+    )
+    of_ranks = {
+        rank: times for rank, times in enumerate(table) if not np.isnan(times).all()
+    }
+    if not of_ranks:  # no message of this size
+        return
+    of_nodes: dict[str, list[np.ndarray]] = {}
+    for rank, times in of_ranks.items():
+        of_nodes.setdefault(f"node {records.ranks[rank].node}", []).append(times)
+    one_rank_a_node = len(records.ranks) == len(records.nodes)
+    if what != "hesitates" or not one_rank_a_node:
+        typical = {node: _lower_median(times) for node, times in of_nodes.items()}
+        yield Comparison(
+            what, "node", typical, stages, correlation=correlation, overall=overall
+        )
+    if len(of_ranks) > len(of_nodes) or one_rank_a_node:
+        named = {records.ranks[rank].name: times for rank, times in of_ranks.items()}
+        yield Comparison(
+            what, "rank", named, stages, correlation=correlation, overall=overall
+        )
+
+
+def _lower_median(rows: list[np.ndarray]) -> np.ndarray:
+    """Of each round over the rows; nan, for what was not measured, sorts last."""
+    lower_median: np.ndarray = np.sort(rows, axis=0)[(len(rows) - 1) // 2]
+    return lower_median
+
+
+def _typical(times: np.ndarray) -> float:
+    """Mean of the middle half: robust to a few disturbed steps like a median, with a smaller
+    error.
+    """
+    times = np.sort(known(times))
+    cut = len(times) // 4
+    middle = times[cut : len(times) - cut]
+    return float(np.mean(middle)) if len(middle) else np.nan
+
+
+def _lost(times: np.ndarray) -> float:
+    """Fraction of time lost in steps beyond STALL of the typical one."""
+    times = known(times)
+    if not len(times):
+        return np.nan
+    return float(np.mean(np.clip(times / _typical(times) - STALL, 0, None)))
