@@ -13,12 +13,12 @@ fi
 readonly RANKS_OF_NODE=${DGXNGPU:-1}
 # nvidia-smi, and so the binding, numbers the GPUs in this order.
 export CUDA_DEVICE_ORDER=${CUDA_DEVICE_ORDER:-PCI_BUS_ID}
-if [[ ${RANK:-0} == 0 ]]; then binding::table "$RANKS_OF_NODE" >&2 || true; fi
 # CPU threads of a rank: Slurm's tasks share the node; run_local.sh sets them for torchrun.
 if [[ -z ${OMP_NUM_THREADS:-} ]]; then OMP_NUM_THREADS=$(binding::threads "$RANKS_OF_NODE"); fi
 export OMP_NUM_THREADS
-binding::apply "${LOCAL_RANK:-0}" "$RANKS_OF_NODE"
-binding::nics "${LOCAL_RANK:-0}"
+# Without site and PYTHONPATH, which take time; a rank that is not bound still trains.
+NICS=$("${PYTHON:-python}" -I -S "$REPO_DIR/launch/node/binding.py" "$$" "${LOCAL_RANK:-0}" "$RANKS_OF_NODE") || true
+if [[ $NICS ]]; then export NCCL_IB_HCA=$NICS; fi
 kernel_cache::export
 export PYTHONPATH=$REPO_DIR/implementations:$REPO_DIR${PYTHONPATH:+:$PYTHONPATH}
 # When NCCL aborts ranks on a timeout, PyTorch dumps their last collectives here.

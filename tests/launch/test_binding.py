@@ -88,33 +88,38 @@ class Node:
         write(self.sys / f"class/infiniband/{name}/ports/1/state", state)
         (self.sys / f"class/infiniband/{name}/device").symlink_to(real)
 
-    def call(self, command: str, **env: str) -> str:
-        """Output of a command of binding.sh."""
+    def bind(
+        self, rank: int, ranks: int, **env: str
+    ) -> subprocess.CompletedProcess[str]:
+        """binding.py for a process of its own: the CPUs of that are the last line of its stdout."""
+        bound = "python3 -I -S launch/node/binding.py $$ $0 $1 && taskset -pc $$"
+        given = {
+            "PATH": os.environ["PATH"],
+            "SYSFS": str(self.sys),
+            "TOPOLOGY_GPUS": "",
+        }
+        given |= {"PROC_STATUS": str(self.root / "status"), "RANK": "1"} | env
+        command = ["bash", "-c", bound, str(rank), str(ranks)]
         done = subprocess.run(
-            [
-                "bash",
-                "-c",
-                f"set -euo pipefail; source launch/node/binding.sh; {command}",
-            ],
+            command,
             cwd=self.repository,
-            env={
-                "PATH": f"{self.root / 'bin'}:{os.environ['PATH']}",
-                "SYSFS": str(self.sys),
-            }
-            | {"PROC_STATUS": str(self.root / "status"), "TOPOLOGY_GPUS": ""}
-            | self.env
-            | env,
+            env=given,
             capture_output=True,
             text=True,
             check=False,
         )
         assert done.returncode == 0, done.stderr
-        return (done.stdout + done.stderr).strip()
+        return done
+
+    def table(self, ranks: int, **env: str) -> list[list[str]]:
+        """Columns of each rank: number, GPU, NUMA node, cards, CPUs."""
+        shown = self.bind(0, ranks, RANK="0", **env).stderr.splitlines()
+        assert shown[1].split() == ["run:", "rank", "GPU", "NUMA", "NIC", "CPUs"]
+        return [line.split(maxsplit=5)[1:] for line in shown[2 : 2 + ranks]]
 
     def cpus(self, ranks: int, mode: str, **env: str) -> list[str]:
         """CPU list of each rank."""
-        loop = f'for ((r = 0; r < {ranks}; r++)); do echo "=$(binding::cpus $r {ranks} {mode})"; done'
-        return [line[1:] for line in self.call(loop, **env).splitlines()]
+        return [row[-1] for row in self.table(ranks, BINDING=mode, **env)]
 
 
 ADDRESSES = [
@@ -124,7 +129,6 @@ ADDRESSES = [
 
 @pytest.fixture
 def make_node(tmp_path: Path, repository: Path) -> Callable[..., Node]:
-    (tmp_path / "bin").mkdir()
     return lambda **sizes: Node(tmp_path, repository, **sizes)
 
 
@@ -218,26 +222,35 @@ def test_cpu_ranks_spread_over_the_sockets(make_node):
 def test_without_sysfs_nothing_is_bound_and_nothing_fails(tmp_path, repository):
     node = Node(tmp_path, repository, num_cpus=0, num_numa=0)
     node.allow("0-3")
-    assert node.cpus(2, "numa") == ["", ""]
-    assert "is not bound: no CPU near its GPU is allowed here" in node.call(
-        "binding::apply 0 2"
+    said = node.bind(0, 2).stderr
+    assert (
+        said
+        == "run: warning: local rank 0 is not bound: no CPU near its GPU is allowed here\n"
     )
 
 
 def test_threads_of_a_rank_are_its_share_of_the_allowed_cpus(dgx):
-    dgx.allow("0-83,96-179")
-    assert dgx.call("binding::threads 8") == "21"
-    dgx.allow("0")
-    assert dgx.call("binding::threads 8") == "1"
+    for cpus, threads in (("0-83,96-179", "21"), ("0", "1")):
+        dgx.allow(cpus)
+        asked = f"PROC_STATUS={dgx.root}/status; . launch/node/binding.sh; binding::threads 8"
+        done = subprocess.run(
+            ["bash", "-c", asked],
+            cwd=dgx.repository,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert done.stdout == f"{threads}\n"
 
 
 def test_each_gpu_is_shown_with_its_nearest_active_card(dgx):
     dgx.nic("mlx5_8", "0000:03:03.0", 0, under="0000:03:01.0", state="1: DOWN")
     dgx.nic("a_storage", "0000:77:00.0", 0, under="0000:77:01.0")
-    table = dgx.call("binding::table 8", SLURMD_NODENAME="dgx7").splitlines()
-    assert table[0] == "run: binding numa on dgx7"
-    rows = [line.split()[1:] for line in table[2:]]
-    assert rows == [
+    assert (
+        "run: binding numa on dgx7\n"
+        in dgx.bind(0, 8, RANK="0", SLURMD_NODENAME="dgx7").stderr
+    )
+    assert dgx.table(8) == [
         [
             str(number),
             address,
@@ -254,7 +267,7 @@ def test_a_card_of_the_same_socket_is_nearer_than_one_of_the_other(make_node):
     node.gpu(ADDRESSES[7], 1, under="0000:05:01.0")
     node.nic("mlx5_0", "0000:01:00.0", 0, under="0000:01:01.0")
     node.nic("mlx5_1", "0000:02:00.0", 1, under="0000:02:01.0")
-    assert node.call("topology::nics $(topology::gpu 0)") == "mlx5_1"
+    assert node.table(1)[0][3] == "mlx5_1"
 
 
 def test_a_process_is_bound_to_a_cpu_it_may_use(make_node):
@@ -263,31 +276,28 @@ def test_a_process_is_bound_to_a_cpu_it_may_use(make_node):
     node.device(ADDRESSES[0], 0, vendor="0x10de", **{"class": "0x030200"})
     write(node.sys / f"bus/pci/devices/{ADDRESSES[0]}/local_cpulist", f"{mine},100000")
     node.allow(str(mine))
-    done = node.call("binding::apply 0 1; taskset -pc $$")
-    assert done.endswith(f"current affinity list: {mine}")
-    assert "warning" not in done
+    done = node.bind(0, 1)
+    assert done.stdout.endswith(f"current affinity list: {mine}\n")
+    assert done.stderr == ""
 
 
-def test_a_refused_binding_is_a_warning(dgx):
-    (dgx.root / "bin" / "taskset").write_text("#!/bin/sh\nexit 1\n")
-    (dgx.root / "bin" / "taskset").chmod(0o755)
-    assert dgx.call("binding::apply 4 8; echo on") == (
-        f"on\nrun: warning: local rank 4 is not bound: taskset rejects the CPUs {SECOND}"
-    )
+def test_a_refused_binding_is_a_warning(make_node):
+    node = make_node(num_cpus=2000, num_numa=1)
+    node.allow("1000-1999")  # of which this machine has none
+    why = "local rank 1 is not bound: the kernel rejects the CPUs 1000-1999"
+    assert node.bind(1, 2).stderr == f"run: warning: {why}\n"
 
 
 def test_binding_none_binds_nothing(dgx):
-    (dgx.root / "bin" / "taskset").write_text("#!/bin/sh\necho called\n")
-    (dgx.root / "bin" / "taskset").chmod(0o755)
-    assert dgx.call("binding::apply 0 8", BINDING="none") == ""
+    dgx.allow("1000-1999")
+    assert dgx.bind(1, 8, BINDING="none").stderr == ""
+    assert dgx.cpus(8, "none") == ["as given"] * 8
 
 
 def nics(node: Node, rank: int, **env: str) -> str:
-    return node.call(
-        f'binding::nics {rank}; echo "${{NCCL_IB_HCA-unset}}"',
-        NIC_BINDING="nearest",
-        **env,
-    )
+    """What is printed for NCCL_IB_HCA, and said."""
+    done = node.bind(rank, 8, **{"NIC_BINDING": "nearest", "BINDING": "none"} | env)
+    return done.stdout.rpartition("pid ")[0].strip() + done.stderr
 
 
 def test_a_rank_uses_the_cards_nearest_to_its_gpu_by_exact_name(dgx):
@@ -304,14 +314,13 @@ def test_a_rank_follows_the_visible_devices_to_its_cards(dgx):
 
 
 def test_the_users_choice_of_cards_wins_and_none_is_made_by_default(dgx):
-    assert nics(dgx, 0, NCCL_IB_HCA="mlx5_5") == "mlx5_5"
-    assert dgx.call('binding::nics 0; echo "${NCCL_IB_HCA-unset}"') == "unset"
+    assert nics(dgx, 0, NCCL_IB_HCA="mlx5_5") == ""
+    assert nics(dgx, 0, NIC_BINDING="none") == ""
 
 
 def test_without_an_active_card_nccl_chooses_with_a_warning(make_node):
     node = make_node(num_cpus=8)
     node.gpu(ADDRESSES[0], 0, under="0000:05:01.0")
     node.nic("mlx5_0", "0000:05:02.0", 0, under="0000:05:01.0", state="1: DOWN")
-    said = nics(node, 0)
-    assert "NCCL chooses" in said
-    assert "unset" in said.split("\n")
+    why = "local rank 0 has no GPU or no active card in sysfs"
+    assert nics(node, 0) == f"run: warning: NIC_BINDING=nearest: {why}: NCCL chooses\n"
