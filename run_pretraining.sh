@@ -65,11 +65,11 @@ pretraining::run() {
   exit "$status"
 }
 
-# Submits a phase; prints the number of its job. Further arguments are sbatch's.
+# Submits a phase; prints the number of its job. Further arguments are sbatch's. The job starts in this folder, where relative
+# paths of the settings hold.
 pretraining::submit() (
   pretraining::settings "$1"
-  cd -- "$REPO_DIR"
-  submit::job --parsable --kill-on-invalid-dep=yes "${@:2}" run.sub
+  submit::job --parsable --kill-on-invalid-dep=yes "${@:2}" "$REPO_DIR/run.sub"
 )
 
 if [[ $MODE == --check ]]; then pretraining::check; fi

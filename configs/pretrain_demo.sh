@@ -2,7 +2,7 @@
 # make pretrain-demo: 6 layers on 2 processes of any machine, masked-LM only, continued from INIT_CHECKPOINT or from scratch.
 # shellcheck source=configs/begin.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/begin.sh"
-export DGXNNODES=1 DGXNGPU=2 DEVICE=auto SEED=1 MAX_SEQ_LENGTH=128 LR=5e-4 MAX_STEPS=100 INIT_CHECKPOINT=${INIT_CHECKPOINT-}
+export DGXNNODES=1 DGXNGPU=${DGXNGPU:-2} DEVICE=auto SEED=1 MAX_SEQ_LENGTH=128 LR=5e-4 MAX_STEPS=100 INIT_CHECKPOINT=${INIT_CHECKPOINT-}
 export BATCH=16 ROWS=8
 # shellcheck source=configs/own_text.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/own_text.sh"

@@ -79,7 +79,7 @@ sweep::start() {
   elif ((local_runs)); then
     exec "$REPO_DIR/run_local.sh"
   else
-    job=$(cd -- "$REPO_DIR" && submit::job --parsable --job-name="$RUN_NAME" run.sub) || exit
+    job=$(submit::job --parsable --job-name="$RUN_NAME" "$REPO_DIR/run.sub") || exit
     echo "$RUN_NAME: job $job"
   fi
 }

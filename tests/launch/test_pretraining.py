@@ -150,33 +150,23 @@ def test_wrong_usage_is_one_line(checkout, command, message):
     assert not checkout.logdir.exists() or not list(checkout.logdir.iterdir())
 
 
-def test_slurm_gets_both_phases_as_a_chain(checkout):
+def test_slurm_gets_both_phases_as_a_chain_that_starts_in_the_users_folder(checkout):
     checkout.stand_in(
         "sbatch",
-        'echo "chain $PHASE $INIT_OPTIMIZER $*" >>"$FAKE_CALLS"; echo "4${PHASE}"',
+        'echo "chain $PHASE $INIT_OPTIMIZER in $PWD: $*" >>"$FAKE_CALLS"; echo "4${PHASE}"',
     )
     finished = checkout.run(
-        f"{COMMAND} --slurm", config=f"{CONFIG}.sh", INIT_OPTIMIZER=""
+        f'"a checkout/run_pretraining.sh" {CONFIG} --slurm',
+        config=f"{CONFIG}.sh",
+        after="cd ..",
+        INIT_OPTIMIZER="",
     )
     assert finished.returncode == 0, finished.stderr
-    first, second = checkout.calls("chain")
-    assert first.split() == [
-        "1",
-        "-N",
-        "1",
-        "--parsable",
-        "--kill-on-invalid-dep=yes",
-        "run.sub",
-    ]
-    assert second.split() == [
-        "2",
-        "1",
-        "-N",
-        "1",
-        "--parsable",
-        "--kill-on-invalid-dep=yes",
-        "--dependency=afterok:41",
-        "run.sub",
+    where = f"in {checkout.root.parent}: -N 1 --parsable --kill-on-invalid-dep=yes"
+    script = f"{checkout.root}/run.sub"
+    assert checkout.calls("chain") == [
+        f"1  {where} {script}",
+        f"2 1 {where} --dependency=afterok:41 {script}",
     ]
     assert "phase 1 is job 41, phase 2 job 42 after it" in finished.stderr
 
