@@ -123,7 +123,7 @@ def some_of(samples: tasks.Samples, count: int) -> tasks.Samples:
 def build(folder: Path) -> tuple[Ours, HuggingFace]:
     """Both trainers with the same initial weights."""
     environment = {
-        "TASK": "TSV",
+        "TASK": "table",
         "DATA": str(folder / "data"),
         "INIT_CHECKPOINT": str(folder / "weights" / "model.safetensors"),
         "BATCHSIZE": str(BATCH_SIZE),

@@ -12,6 +12,7 @@ import csv
 import gzip
 import io
 import json
+import re
 import zlib
 from collections import Counter
 from dataclasses import dataclass
@@ -31,7 +32,13 @@ _FOREIGN = {
     ),
     b"PAR1": ("Parquet", "write it with pandas' to_json(orient='records', lines=True)"),
     b"BZh": ("bzip2", "unpack it, or pack it with gzip"),
+    b"\x28\xb5\x2f\xfd": ("zstd", "unpack it, or pack it with gzip"),
+    b"\xd0\xcf\x11\xe0": ("an old Excel workbook", "save the sheet as CSV (UTF-8)"),
+    b"<!doctype": ("a web page", "save the table as CSV (UTF-8)"),
+    b"<html": ("a web page", "save the table as CSV (UTF-8)"),
 }
+# JSON, whatever the file is called.
+_RECORD, _LIST = re.compile(r'\s*\{\s*["}]'), re.compile(r'\s*\[\s*["{[\]]')
 _QUOTES = "double the quotation marks within a quoted cell"
 # csv refuses cells above 131,072 characters otherwise.
 csv.field_size_limit(1 << 30)  # cells may be long
@@ -72,23 +79,28 @@ def read(path: Path, reading: Reading, plain_quotes: bool = False) -> RowFile:
         suffix.lstrip(".").lower() for suffix in path.suffixes if suffix != ".gz"
     ]
     kind = suffixes[-1] if suffixes and suffixes[-1] in KINDS else ""
-    start = text.lstrip()[:1]
-    if start == "[" and kind in ("", "jsonl"):
+    if _LIST.match(text):
         cure = (
             "write an object per line, as pandas' to_json(orient='records', lines=True)"
         )
         raise DataError(f"{path}: is one JSON list: {cure}")
-    if kind == "jsonl" or (not kind and start == "{"):
+    if kind == "jsonl" or _RECORD.match(text):
         return RowFile(_records(path, text), True, "JSON Lines")
     separator = _separator(path, text, kind, reading.separator)
     parse = _parse(text, separator or ",")
+    lines = enumerate(text.split("\n"), 1)
+    plain = _Parse([(number, _cells(line, separator)) for number, line in lines])
     # Only in TSV are quotation marks usually text; in CSV one that does not close is an error.
-    is_quoted = not plain_quotes and (
-        separator not in ("", "\t") or _encloses(text, parse)
+    is_text = plain_quotes or reading.separator == "none"
+    is_quoted = not is_text and (
+        separator not in ("", "\t") or _encloses(text, parse, plain)
     )
+    if is_quoted and not separator and parse.long_rows:
+        told = f"{parse.long_rows[0]}: quotation marks enclose several lines"
+        cure = "give --separator ',' if they are one text, or none: a text per line"
+        raise DataError(f"{path}:{told}: {cure}")
     if not is_quoted:
-        lines = enumerate(text.split("\n"), 1)
-        parse = _Parse([(number, _cells(line, separator)) for number, line in lines])
+        parse = plain
     if parse.problem:
         raise DataError(f"{path}{parse.problem}")
     last = max(number for number, cells in parse.rows if cells)
@@ -99,6 +111,9 @@ def read(path: Path, reading: Reading, plain_quotes: bool = False) -> RowFile:
         if cells or (is_one_column and number < last)
     ]
     form = f"separator {SEPARATORS.get(separator, repr(separator))}"
+    # A quotation mark that stands for itself may have joined two rows.
+    if parse.long_rows:
+        form += f", rows of several lines: {len(parse.long_rows):,}"
     return RowFile(rows, False, form if separator else "a text per line")
 
 
@@ -116,13 +131,13 @@ def _text(path: Path, encoding: str) -> str:
         raise DataError(f"{path}: {told}") from None
     except OSError as error:
         raise DataError(f"{path}: {error.strerror or error}") from None
+    start = data[:99].lstrip(b"\xef\xbb\xbf \t\r\n").lower()
     for signature, (what, cure) in _FOREIGN.items():
-        if data.startswith(signature):
+        if start.startswith(signature.lower()):
             raise DataError(f"{path}: is {what}: {cure}")
     is_utf16 = data.startswith((b"\xff\xfe", b"\xfe\xff"))
     try:
-        # utf-8-sig also reads files without a mark.
-        text = data.decode(encoding or ("utf-16" if is_utf16 else "utf-8-sig"))
+        text = data.decode(encoding or ("utf-16" if is_utf16 else "utf-8"))
     except LookupError:
         raise DataError(
             f"--encoding {encoding}: no such encoding, such as cp1252"
@@ -132,8 +147,12 @@ def _text(path: Path, encoding: str) -> str:
         line = data.split(b"\n")[number - 1]
         # As Western European software would have written it.
         guess = f"in cp1252 it is {line.decode('cp1252', 'replace')!r:.60}"
-        told = f"line {number} is not {encoding or 'UTF-8'}; {guess}: give --encoding cp1252"
-        raise DataError(f"{path}: {told}") from None
+        told = f"line {number} is not {encoding or 'UTF-8'}"
+        cure = "another --encoding" if encoding else "--encoding cp1252"
+        raise DataError(f"{path}: {told}; {guess}: give {cure}") from None
+    text = text.removeprefix("\ufeff")
+    if "\n" not in text:  # old Macintosh
+        text = text.replace("\r", "\n")
     if "\0" in text:  # all separators fail then, for another reason
         number = 1 + text[: text.index("\0")].count("\n")
         cure = "is it UTF-16? give --encoding utf-16le"
@@ -149,10 +168,25 @@ def _records(path: Path, text: str) -> list[tuple[int, Row]]:
         if not line.strip():
             continue
         try:
-            rows.append((number, json.loads(line)))
+            record = json.loads(line, object_pairs_hook=_unique)
+            if not isinstance(record, dict):
+                raise ValueError("no object")
+            # Half of a character could not be written to the output.
+            json.dumps(record, ensure_ascii=False).encode()
         except ValueError as error:
             raise DataError(f"{path}:{number}: not JSONL ({error})") from None
+        rows.append((number, record))
     return rows
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object. Raises ValueError for a name that occurs twice, whose first value would be
+    lost.
+    """
+    names = Counter(name for name, _ in pairs)
+    if twice := [name for name, count in names.items() if count > 1]:
+        raise ValueError(f"two values of {twice[0]!r}")
+    return dict(pairs)
 
 
 def _cells(line: str, separator: str) -> list[str]:
@@ -176,6 +210,13 @@ class _Parse(NamedTuple):
         return Counter(len(cells) for _, cells in self.rows if cells)
 
     @property
+    def long_rows(self) -> list[int]:
+        """First lines of the rows with a line break in a cell."""
+        return [
+            line for line, cells in self.rows if any("\n" in cell for cell in cells)
+        ]
+
+    @property
     def is_rectangular(self) -> bool:
         # A wrong separator seldom passes: texts and prices have unequal numbers of commas.
         return not self.problem and len(self.widths) == 1
@@ -197,10 +238,19 @@ def _parse(text: str, separator: str) -> _Parse:
     return _Parse(rows)
 
 
-def _encloses(text: str, parse: _Parse) -> bool:
-    """Whether quotation marks enclose cells: some do, and each that begins a cell also ends it."""
+def _encloses(text: str, parse: _Parse, plain: _Parse) -> bool:
+    """Whether quotation marks enclose cells: some do, and each that begins a cell also ends it.
+
+    plain: the file with quotation marks as text. If that makes a table of more rows, two marks of
+    speech have joined some.
+    """
     begins = text.startswith('"') or any(f'{before}"' in text for before in ",\t\n\r")
-    return begins and parse.is_rectangular
+    joins = (
+        max(plain.widths) > 1
+        and plain.is_rectangular
+        and len(plain.rows) > len(parse.rows)
+    )
+    return begins and parse.is_rectangular and not joins
 
 
 def _separator(path: Path, text: str, kind: str, given: str) -> str:
@@ -210,7 +260,7 @@ def _separator(path: Path, text: str, kind: str, given: str) -> str:
         if len(separator) > 1:
             raise DataError(f"--separator {given}: expected one character, tab or none")
         return separator
-    if kind == "tsv":
+    if kind == "tsv" and "\t" in text:
         return "\t"
     parses = {mark: _parse(text, mark) for mark in SEPARATORS}
     # No separator occurs: a text per line.
@@ -223,6 +273,8 @@ def _separator(path: Path, text: str, kind: str, given: str) -> str:
         for mark, parse in parses.items()
         if parse.is_rectangular and max(parse.widths) > 1
     ]
+    if kind == "tsv":  # of a column without a tab, unless another mark makes more
+        right = ["\t", *right]
     if len(right) == 1:
         return right[0]
     if right:

