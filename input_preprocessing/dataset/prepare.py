@@ -31,7 +31,7 @@ from bert.data.records import DataError
 from common.durations import duration
 from input_preprocessing.dataset import download, repair, steps
 from input_preprocessing.instances.options import SamplingConfig, sampling_config
-from input_preprocessing.records.shards import check_target
+from input_preprocessing.records.sharding import check_target
 from input_preprocessing.stage import cli, manifest
 from input_preprocessing.text import corpus, vocabulary
 

@@ -23,7 +23,7 @@ from input_preprocessing.instances.sampling import (
     metadata_of,
     write_instances,
 )
-from input_preprocessing.records import shards
+from input_preprocessing.records import bins, evalset, pack, sharding, shuffle
 from input_preprocessing.stage import manifest
 from input_preprocessing.stage.cli import human_bytes
 from input_preprocessing.stage.parallel import run_tasks
@@ -239,7 +239,7 @@ class Job:
     def edges(self) -> tuple[int, ...]:
         """Maximal tokens of each bin of binned data."""
         return (
-            shards.edges_of(self.config.max_seq_length) if self.kind == "binned" else ()
+            bins.edges_of(self.config.max_seq_length) if self.kind == "binned" else ()
         )
 
     def digests_of(self, paths: list[Path]) -> dict[str, str]:
@@ -414,7 +414,7 @@ def make_evaluation_set(job: Job) -> tuple[Path, int]:
     """
     eval_file = job.outputdir / "eval" / "part_eval_10k.hdf5"
     eval_file.parent.mkdir(exist_ok=True)
-    return eval_file, shards.pick_samples(
+    return eval_file, evalset.pick_samples(
         job.eval_instances, eval_file, job.options.num_eval_samples
     )
 
@@ -429,10 +429,10 @@ def make_training_files(job: Job) -> tuple[Path, str]:
     options, target = job.options, job.outputdir / "hdf5" / "bins"
     given = {"seed": job.config.random_seed, "jobs": options.jobs}
     if job.kind == "binned":
-        return target, shards.bin_records(
+        return target, bins.bin_records(
             job.instances, target, shards=options.shards, **given
         )
-    given["shards"] = shards.num_shards(
+    given["shards"] = sharding.num_shards(
         sum(open_records(path)[0].num_sequences for path in job.instances_of_texts),
         options.shards,
     )
@@ -440,8 +440,8 @@ def make_training_files(job: Job) -> tuple[Path, str]:
         target = target.with_name(
             UNPACKED_FOLDER if options.phases else f"training-{given['shards']}"
         )
-        return target, shards.shuffle_records(job.instances, target, **given)
+        return target, shuffle.shuffle_records(job.instances, target, **given)
     target, most = job.outputdir / "packed_data", options.max_sequences_per_row
-    return target, shards.pack_records(
+    return target, pack.pack_records(
         job.instances, target, max_sequences_per_row=most, **given
     )

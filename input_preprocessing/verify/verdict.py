@@ -24,7 +24,7 @@ from bert.data.format import open_records
 from bert.data.records import DataError, Records
 from bert.data.shards import INDEX
 from input_preprocessing.instances.options import SamplingConfig
-from input_preprocessing.records.shards import NUM_EVAL_SAMPLES
+from input_preprocessing.records.evalset import NUM_EVAL_SAMPLES
 from input_preprocessing.stage import manifest
 from input_preprocessing.stage.parallel import run_tasks
 from input_preprocessing.text import vocabulary

@@ -13,7 +13,7 @@ import pytest
 from bert.data.format import verify_records
 from bert.data.records import Records, concatenate
 from input_preprocessing.dataset import prepare
-from input_preprocessing.records import shards
+from input_preprocessing.records import bins
 from input_preprocessing.stage.cli import parser_of
 
 from .. import forked
@@ -135,7 +135,7 @@ def packed(downloaded: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def two_bins(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bins of at most 32 and 64 tokens: of quarters some would be empty in so little text."""
-    monkeypatch.setattr(shards, "edges_of", lambda _: (32, 64))
+    monkeypatch.setattr(bins, "edges_of", lambda _: (32, 64))
 
 
 def flip(path: Path) -> None:

@@ -29,7 +29,7 @@ from input_preprocessing.checkpoints import convert as convert_checkpoint
 from input_preprocessing.dataset import download, finetuning, prepare
 from input_preprocessing.instances import sampling as instances
 from input_preprocessing.instances.options import SamplingConfig
-from input_preprocessing.records import shards, tfrecord_nvidia
+from input_preprocessing.records import bins, evalset, pack, shuffle, tfrecord_nvidia
 from input_preprocessing.text import vocabulary
 
 from ..bert.data.samples import METADATA, make_records
@@ -220,11 +220,13 @@ STAGES: dict[str, Stage] = {
     "instances": (make_text, run_instances),
     "evalset": (
         make_source,
-        lambda d: shards.pick_samples(d / "source" / "part-0.hdf5", d / "out.hdf5", 40),
+        lambda d: evalset.pick_samples(
+            d / "source" / "part-0.hdf5", d / "out.hdf5", 40
+        ),
     ),
-    "shuffle": (make_source, dealt(shards.shuffle_records)),
-    "pack": (make_source, dealt(shards.pack_records, max_sequences_per_row=3)),
-    "bins": (make_source, dealt(shards.bin_records)),
+    "shuffle": (make_source, dealt(shuffle.shuffle_records)),
+    "pack": (make_source, dealt(pack.pack_records, max_sequences_per_row=3)),
+    "bins": (make_source, dealt(bins.bin_records)),
     "import_records": (make_source, run_import),
     "export_records": (make_source, lambda d: run_export(d, "tfrecord")),
     "export_records to NVIDIA's layout": (

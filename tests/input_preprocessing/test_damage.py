@@ -16,7 +16,7 @@ from bert.data.format import open_records, write_records
 from bert.data.records import DataError
 from input_preprocessing.dataset import prepare, repair, steps
 from input_preprocessing.instances.options import SamplingConfig
-from input_preprocessing.records import shards
+from input_preprocessing.records import evalset, pack, shuffle
 from input_preprocessing.stage import manifest
 from input_preprocessing.stage.cli import parser_of
 from input_preprocessing.verify import verdict
@@ -74,7 +74,7 @@ def test_the_evaluation_set_is_not_picked_from_damaged_instances(
 ) -> None:
     alter_first_id(path)
     with pytest.raises(DataError, match=r"part\.hdf5 was changed after it was written"):
-        shards.pick_samples(path, tmp_path / "eval.hdf5", 5)
+        evalset.pick_samples(path, tmp_path / "eval.hdf5", 5)
     assert not (tmp_path / "eval.hdf5").exists()
 
 
@@ -90,7 +90,7 @@ def test_shards_of_damaged_instances_name_them_and_are_not_kept(
     with pytest.raises(
         DataError, match=r"source/a\.hdf5 was changed after it was written"
     ):
-        shards.pack_records(tmp_path / "source", tmp_path / "out", **given)
+        pack.pack_records(tmp_path / "source", tmp_path / "out", **given)
     assert not list((tmp_path / "out").glob("part_*"))
 
 
@@ -125,11 +125,11 @@ def test_a_damaged_shard_of_an_interrupted_run_is_made_again(
     (tmp_path / "source").mkdir()
     shutil.move(path, tmp_path / "source" / "a.hdf5")
     given = {"shards": None, "seed": 1, "jobs": 1}
-    shards.shuffle_records(tmp_path / "source", tmp_path / "out", **given)
+    shuffle.shuffle_records(tmp_path / "source", tmp_path / "out", **given)
     shard = next((tmp_path / "out").glob("part_*"))
     before = shard.read_bytes()
     alter_first_id(shard)
-    shards.shuffle_records(tmp_path / "source", tmp_path / "out", **given)
+    shuffle.shuffle_records(tmp_path / "source", tmp_path / "out", **given)
     assert shard.read_bytes() == before
 
 

@@ -22,7 +22,7 @@ from bert.data.format import multiset_digest, open_records
 from bert.data.records import DataError
 from bert.data.shards import Entry, read_index
 from input_preprocessing.dataset import prepare
-from input_preprocessing.records import shards
+from input_preprocessing.records import evalset, pack, sharding, shuffle
 
 from ..conftest import all_records, prepare_options, prepared_digests
 
@@ -154,11 +154,11 @@ def test_the_evaluation_set_is_picked_as_the_benchmark_does(
         tmp_path / "all.hdf5", records.with_rows(None), metadata
     )
     count = records.num_sequences
-    assert shards.pick_samples(tmp_path / "all.hdf5", tmp_path / "some.hdf5", 30) == 30
+    assert evalset.pick_samples(tmp_path / "all.hdf5", tmp_path / "some.hdf5", 30) == 30
     chosen = open_records(tmp_path / "some.hdf5")[0]
     expected = records.select([int(i * (count / 30)) for i in range(30)])
     assert np.array_equal(chosen.input_ids, expected.input_ids)
-    assert shards.pick_samples(tmp_path / "all.hdf5", tmp_path / "some.hdf5") == count
+    assert evalset.pick_samples(tmp_path / "all.hdf5", tmp_path / "some.hdf5") == count
 
 
 def test_many_groups_shuffle_and_pack_all_sequences(packed: Path, tmp_path: Path,
@@ -171,15 +171,15 @@ def test_many_groups_shuffle_and_pack_all_sequences(packed: Path, tmp_path: Path
             source / path.name, records.with_rows(None), metadata
         )
     total = multiset_digest(all_records(packed / "packed_data"))
-    plan = shards.plan_shards
+    plan = sharding.plan_shards
     monkeypatch.setattr(
-        shards, "plan_shards", lambda *a, **k: plan(*a, **k, group_size=100)
+        sharding, "plan_shards", lambda *a, **k: plan(*a, **k, group_size=100)
     )
-    shards.shuffle_records(source, tmp_path / "a", shards=7, seed=1, jobs=1)
-    shards.pack_records(
+    shuffle.shuffle_records(source, tmp_path / "a", shards=7, seed=1, jobs=1)
+    pack.pack_records(
         source, tmp_path / "b", shards=7, seed=1, max_sequences_per_row=2, jobs=1
     )
-    shards.shuffle_records(source, tmp_path / "c", shards=7, seed=2, jobs=1)
+    shuffle.shuffle_records(source, tmp_path / "c", shards=7, seed=2, jobs=1)
     orders = [all_records(tmp_path / name) for name in "abc"]
     assert {multiset_digest(records) for records in orders} == {total}
     assert not np.array_equal(orders[0].input_ids, orders[2].input_ids)

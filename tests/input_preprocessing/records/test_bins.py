@@ -10,7 +10,7 @@ import pytest
 from bert.data.digests import add_multiset_digests
 from bert.data.format import multiset_digest, write_records
 from bert.data.records import DataError
-from input_preprocessing.records import shards
+from input_preprocessing.records import bins, sharding
 
 from ...bert.data.samples import METADATA, make_records
 from ..conftest import all_records
@@ -30,16 +30,16 @@ def source(tmp_path: Path) -> Path:
 
 def make(source: Path, name: str, *, seed: int = 1, jobs: int = 1) -> Path:
     target = source.parent / name
-    shards.bin_records(source, target, shards=3, seed=seed, jobs=jobs)
+    bins.bin_records(source, target, shards=3, seed=seed, jobs=jobs)
     return target
 
 
 def test_each_bin_holds_the_sequences_of_its_lengths(
     source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = shards.plan_shards
+    plan = sharding.plan_shards
     monkeypatch.setattr(
-        shards, "plan_shards", lambda *a, **k: plan(*a, **k, group_size=100)
+        sharding, "plan_shards", lambda *a, **k: plan(*a, **k, group_size=100)
     )
     target = make(source, "bins")
     assert sorted(path.name for path in target.iterdir()) == ["16", "32", "48", "64"]
@@ -67,7 +67,7 @@ def test_the_order_within_a_bin_depends_on_the_seed_alone(source: Path) -> None:
 
 
 def use_edges(patch: pytest.MonkeyPatch, *edges: int) -> None:
-    patch.setattr(shards, "edges_of", lambda _: edges)
+    patch.setattr(bins, "edges_of", lambda _: edges)
 
 
 def test_a_bin_of_few_sequences_makes_one_shard(
@@ -76,7 +76,7 @@ def test_a_bin_of_few_sequences_makes_one_shard(
     use_edges(monkeypatch, 6, 64)
     target = source.parent / "few"
     for wanted in (1, None):
-        shards.bin_records(source, target, shards=wanted, seed=1, jobs=1)
+        bins.bin_records(source, target, shards=wanted, seed=1, jobs=1)
         assert len(list((target / "6").glob("*.hdf5"))) == 1
 
 
@@ -89,7 +89,7 @@ def test_an_empty_bin_is_an_error(
 
 
 def test_bins_are_quarters_of_the_longest_sequence() -> None:
-    assert shards.edges_of(512) == (128, 256, 384, 512)
+    assert bins.edges_of(512) == (128, 256, 384, 512)
 
 
 def test_bins_of_earlier_edges_are_removed_but_no_file_of_others(

@@ -9,13 +9,13 @@ import pytest
 
 from bert.data.format import write_records
 from bert.data.records import DataError, Records
-from input_preprocessing.records import shards
+from input_preprocessing.records import bins, sharding, shuffle
 
 from ...bert.data.samples import METADATA, make_records
 
 
 @pytest.mark.parametrize(
-    "make", [shards.shuffle_records, shards.bin_records], ids=["shuffle", "bins"]
+    "make", [shuffle.shuffle_records, bins.bin_records], ids=["shuffle", "bins"]
 )
 def test_a_sequence_lost_and_one_doubled_are_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make
@@ -31,6 +31,6 @@ def test_a_sequence_lost_and_one_doubled_are_found(
     )
     given = {"shards": 1, "seed": 1, "jobs": 1}
     make(tmp_path / "source", tmp_path / "right", **given)
-    monkeypatch.setattr(shards, "_shuffled", careless)
+    monkeypatch.setattr(sharding, "in_random_order", careless)
     with pytest.raises(DataError, match="hold exactly the sequences of"):
         make(tmp_path / "source", tmp_path / "wrong", **given)

@@ -1,5 +1,4 @@
-"""Stages that make training files from instances (shuffled, packed or binned), and the evaluation
-set.
+"""From instances to shards of training files, for the stages shuffle, pack and bins.
 
 Sequences go from many record files to groups of shards. Shuffling and packing work group by group,
 so that a worker holds at most about a million sequences. Each sequence goes to a random group. The
@@ -31,11 +30,9 @@ from bert.data.format import (
     without_digests,
     write_records,
 )
-from bert.data.packing import pack
 from bert.data.records import DataError, Metadata, Records, concatenate
 from bert.data.shards import INDEX, write_index
 from input_preprocessing.instances.mersenne import initial_state, next_below, shuffle
-from input_preprocessing.stage.cli import OPTIONS, check_not_source
 from input_preprocessing.stage.parallel import WORTH_WORKERS, run_tasks
 
 SEQUENCES_PER_GROUP = 1_000_000  # at most; 0.7 GB at the mean length of Wikipedia
@@ -95,58 +92,47 @@ def plan_shards(
         DataError: no sources, no sequences, or files made with different options.
     """
     opened = [open_records(path) for path in sources]
+    metadata = [found for _, found in opened]
     sizes = [records.num_sequences for records, _ in opened]
     if lengths:
         for number, (records, _) in enumerate(opened):
-            sizes[number] = len(_chosen(records, lengths))
+            sizes[number] = len(_of_lengths(records, lengths))
             records.release()
-    if not sum(sizes):
-        what = (
-            f"sequences of {lengths[0] + 1} to {lengths[1]} tokens"
-            if lengths
-            else "sequences"
-        )
-        raise DataError(f"no {what} in {sources[0].parent}")
-    _check_alike(sources, [metadata for _, metadata in opened])
-    shards = num_shards(sum(sizes), shards)
+    total = sum(sizes)
+    if not total:
+        of_bin = f" of {lengths[0] + 1} to {lengths[1]} tokens" if lengths else ""
+        raise DataError(f"no sequences{of_bin} in {sources[0].parent}")
+    _check_alike(sources, metadata)
+    shards = num_shards(total, shards)
     # A shard is made by one group, so there are at most as many groups.
-    groups = min(shards, -(-sum(sizes) // group_size))
-    shard_offsets = tuple(shards * g // groups for g in range(groups + 1))
+    groups = min(shards, -(-total // group_size))
+    shard_offsets = tuple(shards * group // groups for group in range(groups + 1))
     recipe = f"{stage} shards={shards} seed={seed} group_size={group_size}"
-    contents = _contents([metadata for _, metadata in opened])
+    source = f"{len(sources)}{_SOURCE}", _contents(metadata)
     made_by = stage, hashlib.md5(recipe.encode()).hexdigest()
-    origin = ((f"{len(sources)}{_SOURCE}", contents), made_by)
-    # Every sequence draws a shard and goes to that shard's group.
-    state = initial_state(seed)
-    group_of_shard = np.repeat(np.arange(groups), np.diff(shard_offsets))
-    # Column 0 stays zero, so that the sums along a row are offsets.
-    counts = np.zeros((len(sizes), groups + 1), dtype=np.int64)
-    for row, size in zip(counts, sizes, strict=True):
-        _draw_groups(state, size, group_of_shard, row[1:])
     return ShardPlan(
         sources=tuple(sources),
         target=target,
         num_shards=shards,
         shard_offsets=shard_offsets,
         lengths=lengths,
-        metadata=dataclasses.replace(without_digests(opened[0][1]), source=origin),
-        run_offsets=np.cumsum(counts, axis=1),
-        multiset=add_multiset_digests(
-            [metadata.multiset_digest for _, metadata in opened]
+        metadata=dataclasses.replace(
+            without_digests(metadata[0]), source=(source, made_by)
         ),
+        run_offsets=_run_offsets(sizes, shard_offsets, seed),
+        multiset=add_multiset_digests([one.multiset_digest for one in metadata]),
     )
 
 
-def _check_alike(paths: Sequence[Path], found: Sequence[Metadata]) -> None:
+def _check_alike(paths: Sequence[Path], metadata: Sequence[Metadata]) -> None:
     """Raises DataError for files of different options: a shard mixes sequences of all and states
     these once.
     """
-    for path, metadata in zip(paths, found, strict=True):
+    for path, other in zip(paths, metadata, strict=True):
         for name in ("vocab_md5", "max_seq_length", "random_seed", "dupe_factor"):
-            if getattr(metadata, name) != getattr(found[0], name):
-                both = f"{path} and {paths[0]}"
+            if getattr(other, name) != getattr(metadata[0], name):
                 raise DataError(
-                    f"{both} differ in {name}; prepare both with the same options"
+                    f"{path} and {paths[0]} differ in {name}; prepare both with the same options"
                 )
 
 
@@ -157,7 +143,7 @@ def _contents(sources: Sequence[Metadata]) -> str:
     ).hexdigest()
 
 
-def _chosen(records: Records, lengths: tuple[int, int]) -> Integers:
+def _of_lengths(records: Records, lengths: tuple[int, int]) -> Integers:
     """Indices of the sequences of more than lengths[0] and at most lengths[1] tokens."""
     sizes = records.sequence_lengths
     return np.flatnonzero((sizes > lengths[0]) & (sizes <= lengths[1]))
@@ -179,6 +165,24 @@ def num_shards(num_sequences: int, wanted: int | None) -> int:
     return wanted
 
 
+def _run_offsets(
+    sizes: Sequence[int], shard_offsets: Sequence[int], seed: int
+) -> Integers:
+    """Of each file's sequences, where each group's run begins [files, groups + 1].
+
+    Every sequence draws a shard, and goes to that shard's group.
+    """
+    groups = len(shard_offsets) - 1
+    group_of_shard = np.repeat(np.arange(groups), np.diff(shard_offsets))
+    state = initial_state(seed)
+    # Column 0 stays zero, so that the sums along a row are offsets.
+    counts = np.zeros((len(sizes), groups + 1), dtype=np.int64)
+    for row, size in zip(counts, sizes, strict=True):
+        _draw_groups(state, size, group_of_shard, row[1:])
+    offsets: Integers = np.cumsum(counts, axis=1)
+    return offsets
+
+
 @compiled
 def _draw_groups(state, size, group_of_shard, counts):  # type: ignore[no-untyped-def]
     for _ in range(size):
@@ -193,6 +197,11 @@ def random_order(count: int, seed: int, group: int, use: int) -> Integers:
     # A generator of its own for each group and use: workers and nodes make groups in any order.
     shuffle(initial_state((seed << 64) + (group << 8) + use), order)
     return order
+
+
+def in_random_order(seed: int, records: Records, group: int) -> tuple[Integers, None]:
+    """Arranges a group's sequences, unpacked."""
+    return random_order(records.num_sequences, seed, group, use=0), None
 
 
 @lru_cache(maxsize=1)
@@ -225,52 +234,52 @@ def _views(records: Records, start: int, end: int) -> Records:
 def _make_group(plan: ShardPlan, arrange: Arrange, group: int) -> list[str]:
     """Writes the missing shards of a group; returns the multiset digests of all its shards."""
     shards = range(plan.shard_offsets[group], plan.shard_offsets[group + 1])
-    found: list[str | None] = [None] * len(shards)
-    for i, shard in enumerate(
-        shards
-    ):  # keep those made from the same sources with the same options
-        with suppress(DataError):
-            kept, metadata = verify_records(plan.shard_path(shard))
-            kept.release()
-            if without_digests(metadata) == plan.metadata:
-                found[i] = metadata.multiset_digest
+    digests = [_finished(plan, shard) for shard in shards]
     # The sources need not be opened, which takes a while for hundreds of files.
-    if all(found):
-        return [digest for digest in found if digest]
+    if all(digests):
+        return [digest for digest in digests if digest]
+    records = _gather(plan, group)
+    order, row_offsets = arrange(records, group)
+    packed = row_offsets is not None
+    offsets = np.arange(len(order) + 1) if row_offsets is None else row_offsets
+    num_rows = len(offsets) - 1
+    for i, shard in enumerate(shards):
+        if digests[i] is None:
+            # Rows are dealt evenly to the group's shards; there is one offset more than rows.
+            first, end = (num_rows * part // len(shards) for part in (i, i + 1))
+            rows = offsets[first : end + 1]
+            content = records.select(order[rows[0] : rows[-1]])
+            if packed:
+                content = content.with_rows(rows - rows[0])
+            written = write_records(plan.shard_path(shard), content, plan.metadata)
+            digests[i] = written.multiset_digest
+    return [digest for digest in digests if digest]
+
+
+def _finished(plan: ShardPlan, shard: int) -> str | None:
+    """The multiset digest of a shard that is there, undamaged, of these sources and options."""
+    with suppress(DataError):
+        records, metadata = verify_records(plan.shard_path(shard))
+        records.release()
+        if without_digests(metadata) == plan.metadata:
+            return metadata.multiset_digest
+    return None
+
+
+def _gather(plan: ShardPlan, group: int) -> Records:
+    """A group's sequences, one run of each source file."""
     sources = _open_all(plan.sources, plan.metadata.source[0][1])
-    runs = zip(
-        sources, plan.run_offsets[:, group], plan.run_offsets[:, group + 1], strict=True
-    )
+    starts, ends = plan.run_offsets[:, group], plan.run_offsets[:, group + 1]
+    runs = zip(sources, starts.tolist(), ends.tolist(), strict=True)
     if plan.lengths is None:
-        parts = [_views(records, int(start), int(end)) for records, start, end in runs]
+        parts = [_views(records, start, end) for records, start, end in runs]
     else:
         parts = [
-            records.select(_chosen(records, plan.lengths)[start:end])
+            records.select(_of_lengths(records, plan.lengths)[start:end])
             for records, start, end in runs
         ]
-    records = concatenate(
-        parts, lambda number: sources[number].release()
-    )  # or a worker would end up holding all
-    order, row_offsets = arrange(records, group)
-    num_rows = len(order) if row_offsets is None else len(row_offsets) - 1
-    for i, shard in enumerate(shards):
-        if found[i] is None:
-            # Rows are dealt evenly to the group's shards; there is one offset more than rows.
-            rows = slice(
-                num_rows * i // len(shards), num_rows * (i + 1) // len(shards) + 1
-            )
-            offsets = (
-                np.arange(num_rows + 1)[rows]
-                if row_offsets is None
-                else row_offsets[rows]
-            )
-            chosen = records.select(order[offsets[0] : offsets[-1]])
-            if row_offsets is not None:
-                chosen = chosen.with_rows(offsets - offsets[0])
-            found[i] = write_records(
-                plan.shard_path(shard), chosen, plan.metadata
-            ).multiset_digest
-    return [digest for digest in found if digest]
+    # Each is let go once copied, or a worker would end up holding all.
+    return concatenate(parts, lambda number: sources[number].release())
 
 
 def check_target(
@@ -341,9 +350,6 @@ def make_shards(plan: ShardPlan, arrange: Arrange, *, label: str, jobs: int) -> 
     return made
 
 
-NUM_EVAL_SAMPLES: int = OPTIONS["evalset"]["--num-samples"]["default"]
-
-
 def source_files(folder: Path) -> list[Path]:
     """Record files of a folder, by name. Raises DataError if there are none."""
     files = sorted(
@@ -374,148 +380,7 @@ def _verify(path: Path) -> None:
     verify_records(path)[0].release()
 
 
-def _shuffled(seed: int, records: Records, group: int) -> tuple[Integers, None]:
-    return random_order(records.num_sequences, seed, group, use=0), None
-
-
-def _packed(
-    seed: int, max_tokens: int, max_sequences: int, records: Records, group: int
-) -> tuple[Integers, Integers]:
-    """Packs a group's sequences in random order into rows, and shuffles the rows."""
-    # Before: pack() takes sequences of one length in the order given. After: it leaves rows of one
-    # pattern side by side.
-    mixed = random_order(records.num_sequences, seed, group, use=0)
-    order, row_offsets = pack(
-        records.sequence_lengths[mixed], max_tokens, max_sequences
-    )
-    rows = random_order(len(row_offsets) - 1, seed, group, use=1)
-    sizes = np.diff(row_offsets)[rows]
-    offsets = np.concatenate([[0], np.cumsum(sizes)])
-    # Of each sequence (S,), row by row: its index in `order`, the row's start plus its place in it.
-    where = np.repeat(row_offsets[rows] - offsets[:-1], sizes) + np.arange(offsets[-1])
-    return mixed[order[where]], offsets
-
-
-def shuffle_records(
-    source: Path, target: Path, *, shards: int | None, seed: int, jobs: int
-) -> str:
-    """Writes the sequences of the files in `source`, shuffled, as shards to `target`; returns their
-    multiset digest.
-    """
-    files = verified_files(source, jobs)
-    plan = plan_shards(files, target, stage="shuffle", shards=shards, seed=seed)
-    return make_shards(plan, partial(_shuffled, seed), label="shuffle", jobs=jobs)
-
-
-def pack_records(
-    source: Path,
-    target: Path,
-    *,
-    shards: int | None,
-    seed: int,
-    max_sequences_per_row: int,
-    jobs: int,
-) -> str:
-    """Writes the sequences of the files in `source`, packed, as shards to `target`; returns their
-    multiset digest.
-    """
-    plan = plan_shards(
-        verified_files(source, jobs),
-        target,
-        stage=f"pack {max_sequences_per_row}",
-        shards=shards,
-        seed=seed,
-    )
-    arrange = partial(
-        _packed, seed, plan.metadata.max_seq_length, max_sequences_per_row
-    )
-    return make_shards(plan, arrange, label="pack", jobs=jobs)
-
-
-def edges_of(max_seq_length: int) -> tuple[int, ...]:
-    """Maximal tokens of each bin: quarters of the maximal sequence length."""
-    return tuple(max_seq_length * quarter // 4 for quarter in (1, 2, 3, 4))
-
-
-def bin_records(
-    source: Path, target: Path, *, shards: int | None, seed: int, jobs: int
-) -> str:
-    """Writes the sequences of the files in `source` to one folder per bin; returns their multiset
-    digest.
-
-    Args:
-        source: folder of record files.
-        target: parent of the bins' folders.
-        shards: of each bin; None: by its size.
-        seed: of the shuffle.
-        jobs: worker processes.
-
-    Raises:
-        DataError: a bin is empty, or the bins do not hold all sequences.
-    """
-    files = verified_files(source, jobs)
-    edges = edges_of(open_records(files[0])[1].max_seq_length)
-    digests = []
-    for low, high in zip((0, *edges), edges, strict=False):
-        stage, folder = f"bin {low} {high}", target / str(high)
-        plan = plan_shards(
-            files, folder, stage=stage, shards=shards, seed=seed, lengths=(low, high)
-        )
-        label = f"bin {low + 1}-{high}"
-        digests.append(
-            make_shards(plan, partial(_shuffled, seed), label=label, jobs=jobs)
-        )
-    made = add_multiset_digests(digests)
-    # Any plan's digest is that of all sequences, of which each bin holds some: compared at the end.
-    if made != plan.multiset:
-        reason = f"the bins up to {edges[-1]} tokens do not hold exactly the sequences of {source}"
-        raise DataError(f"{target}: {reason}; remove it and run again")
-    for folder in target.iterdir():  # remove bins of earlier edges
-        if folder.is_dir() and folder.name.isdigit() and int(folder.name) not in edges:
-            check_target(folder)
-            for path in folder.iterdir():
-                if path.name == INDEX or path.name.lstrip(".").startswith("part_"):
-                    path.unlink()
-            if not any(folder.iterdir()):
-                folder.rmdir()
-    return made
-
-
-def pick_samples(
-    source: Path, target: Path, num_samples: int = NUM_EVAL_SAMPLES
-) -> int:
-    """Writes `num_samples` evenly spaced sequences, or all if there are fewer; prints and returns
-    their number.
-
-    Raises:
-        DataError: unreadable or empty source, or unwritable target.
-    """
-    records, metadata = verify_records(source)
-    count = records.num_sequences
-    if not count:
-        raise DataError(
-            f"{source} has no sequences to evaluate on; check the evaluation text"
-        )
-    # The reference's pick_eval_samples.py, in its order of operations: the quotient is rounded.
-    chosen = (
-        range(count)
-        if count <= num_samples
-        else [int(i * (count / num_samples)) for i in range(num_samples)]
-    )
-    origin = (*metadata.source, (f"evalset {num_samples}", metadata.content_digest))
-    write_records(
-        target, records.select(chosen), dataclasses.replace(metadata, source=origin)
-    )
-    short = (
-        f" (all available; {num_samples:,} were requested)"
-        if count < num_samples
-        else ""
-    )
-    print(f"{target}: {len(chosen):,} evaluation samples{short}", file=sys.stderr)
-    return len(chosen)
-
-
-def _run(options: argparse.Namespace, make: Callable[..., str]) -> None:
+def run_stage(options: argparse.Namespace, make: Callable[..., str]) -> None:
     """Calls `make` with the options of the stage, and prints the number of shards."""
     files, target = source_files(options.source), options.target
     # In a stage run by hand another source is more likely a wrong --target than a new text, so its
@@ -525,38 +390,3 @@ def _run(options: argparse.Namespace, make: Callable[..., str]) -> None:
         check_target(folder, files, contents)
     make(**vars(options))
     print(f"{target}: {len(list(target.rglob('part_*.hdf5')))} shards", file=sys.stderr)
-
-
-def shuffle_main(options: argparse.Namespace) -> None:
-    """Shuffles all sequences of a folder of record files into shards, seeded, in bounded memory."""
-    _run(options, shuffle_records)
-
-
-def pack_main(options: argparse.Namespace) -> None:
-    """Packs the sequences of a folder of record files into rows, and the rows, in random order,
-    into shards.
-
-    Each row has at most --max-sequences-per-row sequences, and at most as many tokens as the
-    maximal sequence length.
-    """
-    _run(options, pack_records)
-
-
-def bins_main(options: argparse.Namespace) -> None:
-    """Splits the sequences of a folder of record files by length, and shuffles each bin into
-    separate shards.
-
-    Bins of 128, 256, 384 and 512 tokens (quarters of the maximal sequence length): TARGET/128 has
-    the sequences of at most 128 tokens, TARGET/256 those of 129 to 256, and so on, each as
-    part_XXXXX_of_XXXXX.hdf5. Batches with a fixed number from each bin have about the same number
-    of tokens on every rank.
-    """
-    _run(options, bin_records)
-
-
-def evalset_main(options: argparse.Namespace) -> None:
-    """Picks the evaluation samples: --num-samples of a record file's n sequences, at int(i * (n /
-    num_samples)).
-    """
-    check_not_source(options.target, options.source)
-    pick_samples(options.source, options.target, options.num_samples)

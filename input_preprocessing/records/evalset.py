@@ -1,0 +1,53 @@
+"""Stage `evalset`: the evaluation samples."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from bert.data.format import verify_records, write_records
+from bert.data.records import DataError
+from input_preprocessing.stage.cli import OPTIONS, check_not_source
+
+NUM_EVAL_SAMPLES: int = OPTIONS["evalset"]["--num-samples"]["default"]
+
+
+def pick_samples(
+    source: Path, target: Path, num_samples: int = NUM_EVAL_SAMPLES
+) -> int:
+    """Writes `num_samples` evenly spaced sequences, or all if there are fewer; prints and returns
+    their number.
+
+    Raises:
+        DataError: unreadable or empty source, or unwritable target.
+    """
+    records, metadata = verify_records(source)
+    count = records.num_sequences
+    if not count:
+        raise DataError(
+            f"{source} has no sequences to evaluate on; check the evaluation text"
+        )
+    picked: Sequence[int] = range(count)
+    short = ""
+    if count < num_samples:
+        short = f" (all available; {num_samples:,} were requested)"
+    else:
+        # The reference's pick_eval_samples.py, in its order of operations: the quotient is rounded.
+        step = count / num_samples
+        picked = [int(number * step) for number in range(num_samples)]
+    origin = (*metadata.source, (f"evalset {num_samples}", metadata.content_digest))
+    metadata = dataclasses.replace(metadata, source=origin)
+    write_records(target, records.select(picked), metadata)
+    print(f"{target}: {len(picked):,} evaluation samples{short}", file=sys.stderr)
+    return len(picked)
+
+
+def main(options: argparse.Namespace) -> None:
+    """Picks the evaluation samples: --num-samples of a record file's n sequences, at int(i * (n /
+    num_samples)).
+    """
+    check_not_source(options.target, options.source)
+    pick_samples(options.source, options.target, options.num_samples)
