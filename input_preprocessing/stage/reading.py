@@ -58,13 +58,15 @@ def readable(what: object, hint: str) -> Iterator[None]:
         raise DataError(f"cannot read {what}: {error.strerror}; {hint}") from error
 
 
-def open_text(path: Path, option: str) -> tuple[BinaryIO, str]:
+def open_text(
+    path: Path, option: str, name: Path | None = None
+) -> tuple[BinaryIO, str]:
     """Opens a text file, checked like in `read_text` but not kept in memory; also returns its
-    md5.
+    md5. name: as the user knows it, if the path is its unpacked copy.
     """
     with readable(f"the text {path}", f"check {option}"):
         file: BinaryIO = open(path, "rb")  # noqa: SIM115 (the caller's)
-        md5 = _check(path, iter(lambda: file.read(CHUNK), b""))
+        md5 = _check(name or path, iter(lambda: file.read(CHUNK), b""))
         file.seek(0)
     return file, md5
 

@@ -8,8 +8,8 @@ small BERT with that vocabulary. Duplicate documents are dropped.
 
 Inputs are files, and folders with all text below them, pooled: plain text (UTF-8) and JSON Lines
 (--text-field names the text), each also as gzip, bzip2 or zstd; formats are detected by content.
-Files that are no text (hidden, README, licence, HTML, binary, empty) are counted, and listed with
-the reason in OUTPUTDIR/download/left_out.tsv; text that cannot be read stops the command, all files
+Files that are no text (hidden, README, licence, HTML, tables, binary, empty) are counted, and listed
+with the reason in OUTPUTDIR/download/left_out.tsv; text that cannot be read stops the command, all files
 at once.
 
 Plain text may have one sentence per line and a blank line between documents, or be prose; the

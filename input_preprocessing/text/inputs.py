@@ -20,8 +20,15 @@ from input_preprocessing.stage.manifest import write_text
 
 LIST = "left_out.tsv"  # in the download folder: path, and why it is not in the corpus
 _ABOUT_DATA = re.compile(r"README|LICEN[CS]E|.*\.(md5|sha\d+)$", re.IGNORECASE)
-_MARK_UP = re.compile(rb"\s*<(!doctype html|html|\?xml)\b", re.IGNORECASE)
-_MARK_UP_SUFFIXES = (".html", ".htm", ".xhtml")
+_MARK_UP = re.compile(
+    rb"\s*<(!--|\?xml|(!doctype|html|head|body|div|p|table|article|svg|rss|feed)[\s>])",
+    re.IGNORECASE,
+)
+_MARK_UP_SUFFIXES = (".html", ".htm", ".xhtml", ".xml", ".svg")
+_PACKED_SUFFIXES = (".gz", ".bz2", ".zst")
+_BLANK = b"\xef\xbb\xbf \t\r\n\f"  # with a byte order mark
+# No text has them in numbers, in whatever encoding of one byte or of UTF-8.
+_CONTROLS = bytes(set(range(32)) - set(b"\t\n\f\r"))
 _BINARY = {
     b"PAR1": "Parquet",
     b"%PDF": "PDF",
@@ -72,34 +79,40 @@ def files_in(folder: Path) -> Iterator[Path | LeftOut]:
             yield path
 
 
-def check_prose(path: Path, start: bytes) -> None:
-    """Raises NoText for a file that starts like mark-up or a binary format."""
-    # The bytes are a byte order mark and white space, which JSON files begin with at times.
-    if path.suffix == ".json" and not start.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(
-        (b"{", b"[")
-    ):
+def check_prose(path: Path, start: bytes, is_found: bool) -> None:
+    """Raises NoText for a file that starts like mark-up, a table or a binary format.
+
+    is_found: in a folder, where an empty file is no error.
+    """
+    packed = path.suffix.lower() in _PACKED_SUFFIXES
+    suffix = (path.with_suffix("") if packed else path).suffix.lower()
+    content = start.lstrip(_BLANK)
+    if is_found and not content:
+        raise NoText(f"{path} is empty")
+    if suffix == ".json" and not content.startswith((b"{", b"[")):
         raise NoText(f"{path} is named .json and is no JSON")
-    if (
-        _MARK_UP.match(start.removeprefix(b"\xef\xbb\xbf"))
-        or path.suffix in _MARK_UP_SUFFIXES
-    ):
+    if _MARK_UP.match(content) or suffix in _MARK_UP_SUFFIXES:
         raise NoText(
             f"{path} is HTML or XML: extract its text, for example with trafilatura"
         )
+    if suffix in (".csv", ".tsv"):
+        raise NoText(f"{path} is a table: write its text column as JSON Lines")
     if start.startswith(b"<doc "):
         raise NoText(
             f"{path} is WikiExtractor's: have it write JSON Lines, with its --json"
         )
+    if start[257:262] == b"ustar":
+        raise NoText(f"{path} is a tar archive: unpack it")
     for signature, kind in _BINARY.items():
         if start.startswith(signature):
             raise NoText(f"{path} is {kind}: convert it to text")
     is_wide = start.startswith(
         (b"\xff\xfe", b"\xfe\xff")
     )  # UTF-16, an error of its own
-    # NULs that are more than a rare accident; a text of few is read without them, as by the
-    # reference.
-    if not is_wide and start.count(0) > len(start) / 100:
-        raise NoText(f"{path} is not text: it holds NUL bytes")
+    # More than rare accidents; NULs of a text are dropped, as by the reference.
+    controls = len(start) - len(start.translate(None, _CONTROLS))
+    if not is_wide and controls > 1 + len(start) / 100:
+        raise NoText(f"{path} is not text: it holds control characters")
 
 
 def report(left_out: Sequence[LeftOut], used: int, folder: Path, named: str) -> str:

@@ -140,9 +140,7 @@ def _look(
 def _source(
     layout: str, text_key: str, name: Path, unpacked: Path, is_found: bool
 ) -> Source:
-    """unpacked: where to write a packed file; is_found: in a folder, where an empty file is no
-    error.
-    """
+    """unpacked: where to write a packed file; is_found: in a folder."""
     path = name
     if (
         path.exists() and not path.is_file()
@@ -150,8 +148,6 @@ def _source(
         raise DataError(f"{path} is no regular file; give one")
     with readable(f"the text {path}", "check --input"), open(path, "rb") as start:
         stamp, magic = stamp_of(os.fstat(start.fileno())), start.read(8)
-    if is_found and not magic:
-        raise NoText(f"{path} is empty")
     for signature, packed in _PACKED.items():
         if magic.startswith(signature):
             _unpack(path, packed, unpacked)
@@ -161,8 +157,8 @@ def _source(
             break
     with open(path, "rb") as content:
         beginning = content.read(CHUNK)
-    check_prose(name, beginning)
-    opened, md5 = open_text(path, "--input")
+    check_prose(name, beginning, is_found)
+    opened, md5 = open_text(path, "--input", name)
     # utf-8-sig: a byte order mark is no part of the first word.
     with io.TextIOWrapper(
         opened, encoding="utf-8-sig", errors="ignore", newline=""

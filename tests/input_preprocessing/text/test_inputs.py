@@ -5,7 +5,10 @@ all at once.
 from __future__ import annotations
 
 import gzip
+import io
 import json
+import random
+import tarfile
 import tracemalloc
 from pathlib import Path
 
@@ -23,6 +26,16 @@ DOCUMENTS = made_up_documents(12)
 TEXT = " ".join([*DOCUMENTS[0], *DOCUMENTS[1]])
 PROSE = {"prose.txt": TEXT, "more.md": TEXT[::-1], "sub/page": TEXT[5:]}
 
+
+def tar_of(text: str) -> bytes:
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as archive:
+        member = tarfile.TarInfo("book.txt")
+        member.size = len(text)
+        archive.addfile(member, io.BytesIO(text.encode()))
+    return file.getvalue()
+
+
 # name: content, and the reason why it is left out of a folder
 LEFT_OUT = {
     "README.md": (
@@ -36,7 +49,17 @@ LEFT_OUT = {
     "page": (b"\n<!DOCTYPE html><p>Text.</p>", "HTML or XML"),
     "dump.xml": (b'\xef\xbb\xbf<?xml version="1.0"?><a/>', "HTML or XML"),
     "paper.txt": (b"%PDF-1.7 ...", "PDF: convert it to text"),
-    "old.doc": (b"\xd0\xcf\x11\xe0" + bytes(99), "not text: it holds NUL bytes"),
+    "old.doc": (b"\xd0\xcf\x11\xe0" + bytes(99), "not text: it holds control"),
+    # As many NULs as by chance, as in what is compressed.
+    "photo.jpg": (random.Random(1).randbytes(9000), "not text: it holds control"),
+    "books.gz": (gzip.compress(tar_of(TEXT * 9)), "a tar archive: unpack it"),
+    "PAGE.HTM": (b"Text.", "HTML or XML"),
+    "part": (b'<div class="x">Text.</div>', "HTML or XML"),
+    "table.csv.gz": (
+        gzip.compress(b"id,text\n1,a\n"),
+        "a table: write its text column",
+    ),
+    "blank": (b"\xef\xbb\xbf \n\n", "empty"),
     "table.parquet": (b"PAR1...", "Parquet: convert it to text"),
     "book.docx": (b"PK\3\4...", "a zip archive or an office document"),
     "nothing": (b"", "empty"),
@@ -86,7 +109,7 @@ def test_each_file_is_used_or_listed_with_its_reason(
     corpus(monkeypatch, tmp_path / "out", "--input", str(folder))
     told = capsys.readouterr().err
     assert (
-        f"12 files used, {len(LEFT_OUT)} left out (3 README, licence or checksums, 3 HTML"
+        f"12 files used, {len(LEFT_OUT)} left out (5 HTML or XML, 3 README, licence or checksums"
         in told
     )
     assert "12 documents" not in told, "one of them is for evaluation"
