@@ -126,6 +126,7 @@ FORBIDDEN: dict[str, tuple[set[str], dict[str, list[str]]]] = {
             **{
                 f"bert.data.{name}": [""]
                 for name in (
+                    "kept_digests",
                     "records",
                     "format",
                     "digests",

@@ -7,7 +7,6 @@ import json
 import os
 import pickle
 import shutil
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -89,13 +88,6 @@ def write_text(path: Path, text: str) -> None:
     """Writes a file whole or not at all."""
     with whole_file(path) as partial:
         partial.write_text(text, encoding="utf-8")
-
-
-def write_shared(path: Path, text: str) -> None:
-    """The same where several processes may write the file at a time: each by a name of its own."""
-    own = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    write_text(own, text)
-    os.replace(own, path)
 
 
 def text_of(path: Path) -> str:

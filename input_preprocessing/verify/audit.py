@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from bert.data import kept_digests
 from bert.data.compiled import compiled
 from bert.data.format import verify_records
 from bert.data.records import Metadata
@@ -88,7 +89,10 @@ def audit(path: Path, rules: Rules, known: Hashes | None = None) -> Audit:
     Raises:
         DataError: unreadable, out of range, or a digest does not match.
     """
+    identity = kept_digests.identity_of(path)
     records, metadata = verify_records(path)
+    # So that a run which follows need not read the file again.
+    kept_digests.keep(path, identity, metadata.content_digest)
     originals = np.zeros(records.num_sequences, dtype=np.uint64)
     counts = np.zeros(2, dtype=np.int64)
     fault, where = _check(

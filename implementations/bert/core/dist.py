@@ -448,8 +448,7 @@ class World:
         shown = {name: repr(value) for name, value in facts.items()}
         if len(self.peers(sorted(shown.items()))) == self.size:
             return
-        gathered: list[Any] = [None] * self.size
-        distributed.all_gather_object(gathered, (platform.node(), shown))
+        gathered = self.objects((platform.node(), shown))
         deviating = []
         for name in dict.fromkeys(
             name for _, facts_of in gathered for name in facts_of
@@ -484,10 +483,14 @@ class World:
         """The text of the first rank that has one, on every rank; empty if none has. A
         collective.
         """
-        gathered: list[Any] = [text] * self.size
+        return next(filter(None, self.objects(text)), "")
+
+    def objects(self, mine: Any) -> list[Any]:
+        """Every rank's object, by rank; on every process. A collective."""
+        gathered = [mine] * self.size
         if self.joined:
-            distributed.all_gather_object(gathered, text)
-        return next(filter(None, gathered), "")
+            distributed.all_gather_object(gathered, mine)
+        return gathered
 
     def any(self, flag: bool) -> bool:
         """True on every process if it is true on any."""

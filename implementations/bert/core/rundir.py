@@ -66,6 +66,16 @@ class RunConfig:
         at_least=0,
         doc="number of this run in its folder: result_<TRIAL>.txt",
     )
+    log_dir: Path | None = env(
+        "LOGDIR",
+        None,
+        doc="parent folder of the run folders; digests of data are kept there",
+    )
+
+    @property
+    def digests(self) -> Path | None:
+        """Where digests of data are kept that lie in folders which cannot be written."""
+        return None if self.log_dir is None else self.log_dir / ".digests"
 
     def claims(self, job: str, *others: tuple[Path, str]) -> contextlib.ExitStack:
         """Claims this trial's files in RUN_DIR, and other folders, given with their settings'

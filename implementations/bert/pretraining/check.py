@@ -16,7 +16,7 @@ from bert.core.dist import World
 from bert.data import integrity
 from bert.data.format import open_records
 from bert.data.loader import make_batching, open_masks, open_source
-from bert.data.records import DataError
+from bert.data.records import SUFFIXES, DataError
 from bert.data.sampler import Sampler
 from bert.data.shards import INDEX, Shards
 from bert.model.bert import BertForPreTraining
@@ -53,8 +53,9 @@ def contents(place: Path) -> str:
     """Digest of names and sizes of record files, and of their folder's index, which has a digest of
     each.
     """
-    paths = sorted(place.rglob("*.hdf5")) if place.is_dir() else [place]
-    sizes = [(path.name, path.stat().st_size) for path in paths if path.is_file()]
+    paths = sorted(place.rglob("*")) if place.is_dir() else [place]
+    paths = [path for path in paths if path.suffix in SUFFIXES and path.is_file()]
+    sizes = [(path.name, path.stat().st_size) for path in paths]
     digest = hashlib.sha256(str(sizes).encode())
     for folder in sorted({path.parent for path in paths}):
         # By way of the index the digest covers contents too, without reading the records.
@@ -200,7 +201,7 @@ def _data(config: PretrainingConfig, saved: dict[str, Any] | None) -> str:
     if is_closed:
         closed_division.prove(config, shards, world)
     elif saved is not None:
-        integrity.check(dict.fromkeys(shards.paths, ""), world)
+        integrity.check(dict.fromkeys(shards.paths, ""), world, config.run.digests)
     # Seed and rank 0: only whether the rows fill a step matters, and that depends on neither.
     sampler = Sampler(row_counts, data.rows_per_step, 0, 0, config.dist.world_size)
     make_batching(shards, sampler, data)

@@ -21,7 +21,7 @@ from bert.checkpoint import weights
 from bert.core import rundir
 from bert.core.dist import World, pick_device
 from bert.data import integrity
-from bert.data.format import open_records
+from bert.data.format import recorded_digest
 from bert.data.sampler import RowSource
 from bert.data.shards import list_shards
 from bert.model.config import BertConfig
@@ -190,25 +190,22 @@ def digests_of(config: PretrainingConfig, source: RowSource) -> dict[str, str]:
             _, digest = entry  # without an index its size
             path = folder if folder.is_file() else folder / name
             if not isinstance(digest, str):
-                digest = open_records(path)[1].content_digest
+                digest = recorded_digest(path)
             found[Path(name).name] = digest
     return found
 
 
 def prove(config: PretrainingConfig, source: RowSource, world: World) -> None:
-    """Compares training and evaluation data with their digests, file by file. A collective.
+    """Compares the training data with their digests, file by file. A collective.
 
-    For after the clock, as no rank may read the data before it starts; ``--check`` does it
-    beforehand, and then it costs nothing here. Raises DataError naming the file.
+    For after the clock, which it would hold up; ``--check`` does it beforehand, and then it costs
+    nothing here. The evaluation set is compared as it is read. Raises DataError naming the file.
     """
-    evaldir, digests = config.evaluate.evaldir, digests_of(config, source)
-    assert evaldir is not None
+    digests = digests_of(config, source)
     expected = {
         path: digests.get(path.name, "") for path in list_shards(*config.data.source)
     }
-    integrity.check(
-        expected | dict.fromkeys(list_shards(evaldir, "EVALDIR"), ""), world
-    )
+    integrity.check(expected, world, config.run.digests)
 
 
 def data_sets(config: PretrainingConfig, source: RowSource) -> dict[str, Any]:
@@ -220,9 +217,7 @@ def data_sets(config: PretrainingConfig, source: RowSource) -> dict[str, Any]:
     """
     (folder, variable), evaldir = config.data.source, config.evaluate.evaldir
     assert evaldir is not None
-    evaluation = [
-        open_records(path)[1].content_digest for path in list_shards(evaldir, "EVALDIR")
-    ]
+    evaluation = [recorded_digest(path) for path in list_shards(evaldir, "EVALDIR")]
     identity = source.identity()
     files = digests_of(config, source)
     wrong = []

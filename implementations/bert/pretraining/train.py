@@ -200,9 +200,8 @@ def checked_source(
     world.agree(source.identity(), "are the training data the same on every node?")
     resume.check_data(config.checkpoint, saved, source)
     if saved is not None and isinstance(source, Shards):
-        integrity.check(
-            dict.fromkeys(source.paths, ""), world
-        )  # not what they say of themselves
+        # Not what they say of themselves.
+        integrity.check(dict.fromkeys(source.paths, ""), world, config.run.digests)
     return source
 
 

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bert.core.dist import World
+from bert.data import integrity
 from bert.data.batch import PretrainingBatch, PretrainingCapacity, make_batch
 from bert.data.records import DataError, Records, concatenate
 from bert.data.shards import Shards, list_shards
@@ -123,6 +124,7 @@ class Evaluator:
         shards = Shards(list_shards(config.evaldir, "EVALDIR"), max_seq_length)
         shards.vocab_md5 = vocab_md5
         world.agree(shards.identity(), "is EVALDIR the same on every node?")
+        integrity.check(dict.fromkeys(shards.paths, ""), world)  # small: milliseconds
         records = concatenate([shards[number] for number in range(len(shards))])
         self.vocab_md5 = shards.vocab_md5
         if records.num_sequences < config.num_examples:

@@ -8,11 +8,12 @@ import h5py
 import pytest
 
 from bert.core.dist import DistConfig, World
-from bert.data import integrity
+from bert.data import integrity, kept_digests
 from bert.data.format import open_records
 from bert.data.records import DataError
 
 from ..ranks import run_ranks
+from .samples import make_records, write_nvidia
 
 ALONE = World(DistConfig(device="cpu"))
 
@@ -45,14 +46,14 @@ def test_a_file_altered_under_a_kept_digest_is_named_before_and_after_it_was_pro
 
 
 def test_a_second_proof_reads_nothing_and_half_an_entry_is_none(paths, monkeypatch):
-    digest = integrity.digest_of(paths[0])
-    (entry,) = (paths[0].parent / integrity.FOLDER).iterdir()
+    digest = kept_digests.digest_of(paths[0])
+    (entry,) = (paths[0].parent / kept_digests.FOLDER).iterdir()
     whole = entry.read_text()
     monkeypatch.setattr(
-        integrity, "content_digest", lambda records: pytest.fail("read again")
+        kept_digests, "content_digest", lambda records: pytest.fail("read again")
     )
-    assert integrity.digest_of(paths[0]) == digest
-    monkeypatch.setattr(integrity, "content_digest", lambda records: "read")
+    assert kept_digests.digest_of(paths[0]) == digest
+    monkeypatch.setattr(kept_digests, "content_digest", lambda records: "read")
     for text in (
         whole[:-9],
         whole.strip()[:-1] + "\n",
@@ -60,15 +61,21 @@ def test_a_second_proof_reads_nothing_and_half_an_entry_is_none(paths, monkeypat
         whole.replace(" ", " 1", 1),
     ):
         entry.write_text(text)
-        assert integrity.digest_of(paths[0]) == "read"
+        assert kept_digests.digest_of(paths[0]) == "read"
 
 
-def test_data_that_are_read_only_are_proved_without_a_cache(paths, monkeypatch):
-    def refuse(*_, **__):
-        raise PermissionError
-
-    monkeypatch.setattr(integrity.Path, "mkdir", refuse)
-    assert integrity.digest_of(paths[0]) == open_records(paths[0])[1].content_digest
+def test_digests_of_data_that_are_read_only_are_kept_in_the_spare_folder(
+    paths, tmp_path, monkeypatch
+):
+    spare = tmp_path / "logs"
+    (paths[0].parent / kept_digests.FOLDER).write_text("")  # root may write anywhere
+    known = open_records(paths[0])[1].content_digest
+    assert kept_digests.digest_of(paths[0]) == known
+    assert kept_digests.digest_of(paths[0], spare) == known
+    monkeypatch.setattr(kept_digests, "content_digest", lambda _: "read")
+    assert kept_digests.digest_of(paths[0]) == "read"
+    assert kept_digests.digest_of(paths[0], spare) == known
+    assert kept_digests.digest_of(paths[1], spare) == "read"
 
 
 def _check(world, folder):
@@ -86,3 +93,19 @@ def test_a_rank_with_other_content_is_named_on_every_rank(paths, tmp_path):
         (tmp_path / "copy" / path.name).write_bytes(path.read_bytes())
     alter(tmp_path / "copy" / paths[2].name)
     run_ranks(_check, 3, arguments=(tmp_path,))
+
+
+def _check_foreign(world, folder):
+    with pytest.raises(
+        DataError,
+        match=r"^rank 2 on \S+: .*/part has other contents than that of rank 0",
+    ):
+        integrity.check({folder / str(world.rank) / "part": ""}, world)
+
+
+def test_files_without_a_digest_are_compared_between_the_ranks_copies(tmp_path):
+    for rank, seed in enumerate((1, 1, 2)):
+        (tmp_path / str(rank)).mkdir()
+        write_nvidia(tmp_path / str(rank) / "part", make_records(9, seed), "variable")
+    integrity.check({tmp_path / "0" / "part": ""}, ALONE)
+    run_ranks(_check_foreign, 3, arguments=(tmp_path,))

@@ -18,6 +18,7 @@ from bert.data.records import DataError
 from bert.data.shards import Shards, list_shards, write_index
 from bert.pretraining import closed_division
 from bert.pretraining.config import PretrainingConfig
+from bert.training.evaluate import Evaluator
 from common.env import ConfigError, from_env
 
 LARGE = {
@@ -453,18 +454,21 @@ def test_data_altered_under_a_kept_digest_are_not_proved(
     )
     source = Shards(list_shards(*config.data.source), 48)
     closed_division.prove(config, source, alone)
-    for path in (tmp_path / "eval" / "part_eval_10k.hdf5", source.paths[2]):
-        before = path.read_bytes()
+    evaluation, training = tmp_path / "eval" / "part_eval_10k.hdf5", source.paths[2]
+    for path in (evaluation, training):
         with h5py.File(path, "r+") as file:
             file["masked_lm_ids"][...] = 7
-        assert closed_division.data_sets(config, source)["unproved"] == [], (
-            "by what it says of itself"
-        )
-        with pytest.raises(
-            DataError, match=f"{path.name} was changed after it was written"
-        ):
-            closed_division.prove(config, source, alone)
-        path.write_bytes(before)
+    assert closed_division.data_sets(config, source)["unproved"] == [], (
+        "by what they say of themselves"
+    )
+    with pytest.raises(
+        DataError, match=f"{training.name} was changed after it was written"
+    ):
+        closed_division.prove(config, source, alone)
+    with pytest.raises(
+        DataError, match=f"{evaluation.name} was changed after it was written"
+    ):
+        Evaluator(config.evaluate, 48, config.model.vocab_size, "", alone)
 
 
 def test_another_vocabulary_is_refused(prepared, manifest):

@@ -64,6 +64,8 @@ def test_each_rank_tells_the_accuracy_and_losses_of_all_of_them(prepared, tiny):
             size=size,
             device=torch.device("cpu"),
             agree=lambda *_: None,
+            peers=lambda _: [rank],
+            objects=lambda mine: [mine],
             sum=gather,
         )
         config = EvaluationConfig(

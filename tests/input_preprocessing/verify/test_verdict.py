@@ -15,6 +15,7 @@ import h5py
 import numpy as np
 import pytest
 
+from bert.data import kept_digests
 from bert.data.format import open_records, write_records
 from bert.data.records import DataError, Records
 from input_preprocessing.dataset import prepare
@@ -285,3 +286,15 @@ def test_a_few_shared_texts_of_a_tiny_set_are_a_note_not_a_failure(
     assert (
         verify.check_held_out(audits, np.arange(known, dtype=np.uint64)).holds is holds
     )
+
+
+def test_a_run_need_not_read_again_what_was_verified(packed, tmp_path, monkeypatch):
+    folder = tmp_path / "data"
+    shutil.copytree(packed, folder, ignore=shutil.ignore_patterns("download"))
+    verify.verify(folder, jobs=1)
+    monkeypatch.setattr(
+        kept_digests, "content_digest", lambda _: pytest.fail("read again")
+    )
+    for name, digest in manifest.read(folder / "prepared-packed.json").files.items():
+        if name.endswith(".hdf5"):
+            assert kept_digests.digest_of(folder / name) == digest

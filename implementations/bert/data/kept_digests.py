@@ -1,0 +1,73 @@
+"""Content digests of record files, computed once.
+
+A digest is kept for as long as the file is the same one: a write changes ctime, which no program
+can set back. The second run therefore reads nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from contextlib import suppress
+from pathlib import Path
+
+from bert.data.format import content_digest, open_records
+from common.files import text_of
+
+FOLDER = ".digests"
+
+
+def digest_of(path: Path, spare: Path | None = None) -> str:
+    """The content digest of what a file holds, computed or kept from the last time.
+
+    spare: a folder to keep it in where that of the file cannot be written, as in a container.
+    Raises DataError.
+    """
+    identity = identity_of(path)
+    for kept in _places(path, identity, spare):
+        known, _, digest = text_of(kept).rpartition(" ")
+        if known and known == identity and len(digest) == 32:
+            return digest
+    digest = content_digest(open_records(path)[0])
+    keep(path, identity, digest, spare)
+    return digest
+
+
+def keep(path: Path, identity: str, digest: str, spare: Path | None = None) -> None:
+    """Keeps the digest of a file that had this identity before it was read."""
+    if identity != identity_of(path):  # somebody wrote to it meanwhile
+        return
+    for kept in _places(path, identity, spare):
+        own = kept.with_name(
+            f"{kept.name}.{uuid.uuid4().hex}"
+        )  # several ranks may write
+        with suppress(OSError):
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            own.write_text(f"{identity} {digest}\n")
+            # Not synced, which takes longer than to read a small file: half of it is no digest.
+            os.replace(own, kept)
+            return
+
+
+def identity_of(path: Path) -> str:
+    """Size, times, number and device of a file; empty if there is none."""
+    with suppress(OSError):
+        found = os.stat(path)
+        numbers = (
+            found.st_size,
+            found.st_mtime_ns,
+            found.st_ctime_ns,
+            found.st_ino,
+            found.st_dev,
+        )
+        return " ".join(map(str, numbers))
+    return ""
+
+
+def _places(path: Path, identity: str, spare: Path | None) -> list[Path]:
+    """Where the digest of a file may be kept: beside it, or in the spare folder."""
+    folder = path.parent.absolute()
+    # With the device, whose number may differ between nodes that share the folder.
+    name = f"{path.name}.{identity.rpartition(' ')[2]}.digest"
+    spares = [spare / folder.relative_to("/") / name] if spare else []
+    return [folder / FOLDER / name, *spares]
