@@ -3,7 +3,7 @@
 # job. Sourced by run.sub and certify.sub.
 # shellcheck disable=SC2034,SC2154 # patience is for ending.sh, nodes is the sourcing script's
 
-declare -a step=() step_options=() # srun for a step, by slurm::step; its options that are the same for all
+declare -a step=() step_options=() # the start of a step, by slurm::step; its options that are the same for all
 declare step_problem=''
 declare -i patience=20 # seconds that ranks get to end after a signal to this script
 
@@ -42,9 +42,8 @@ slurm::options() {
   # Otherwise sbatch's options for tasks and GPUs would apply to each step too, or contradict it.
   unset SLURM_NNODES SLURM_JOB_NUM_NODES SLURM_NTASKS SLURM_NPROCS SLURM_NTASKS_PER_NODE SLURM_TASKS_PER_NODE SLURM_CPUS_PER_TASK SLURM_DISTRIBUTION \
     SLURM_CPU_BIND SLURM_GPUS SLURM_GPUS_PER_NODE SLURM_GPUS_PER_TASK SLURM_GPU_BIND SLURM_GRES SLURM_TRES_PER_TASK
-  # Beside the guards, and although resources of a step that ended with a lost node are not released. A step that asks for a node
-  # that is lost would wait for ever.
-  step_options=(--overlap --immediate=300 --distribution=block --input=none)
+  # Beside the guards, and although resources of a step that ended with a lost node are not released.
+  step_options=(--overlap --distribution=block --input=none)
   # Slurm's own binding ignores GPUs; run_and_time.sh binds.
   if grep -q '^TaskPlugin.*affinity' <<<"$config"; then step_options+=(--cpu-bind=none); fi
   # A step that does not ask for GPUs gets none, even in a job that has them all.
@@ -56,7 +55,7 @@ slurm::options() {
 slurm::step() {
   local -r others=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | grep -vxF -f <(printf '%s\n' "$@") | paste -sd,)
   # srun would also use the other nodes with which the job started.
-  step=(srun --nodes="$#" ${others:+--exclude="$others"} "${step_options[@]}")
+  step=("$REPO_DIR/launch/slurm/step.sh" --nodes="$#" ${others:+--exclude="$others"} "${step_options[@]}")
 }
 
 # Does a step start on these nodes (nodes), and does each see the repository? Otherwise sets step_problem.
@@ -78,14 +77,11 @@ slurm::check_nodes() {
   return 1
 }
 
-# Does a step with these options of srun start?
-slurm::starts() { [[ $("$@" echo started 2>/dev/null) == *started* ]]; }
-
 # The ranks find each other by MASTER_ADDR, so `none` is enough; it replaces another SLURM_MPI_TYPE that starts no step: srun also
 # lists types whose library is missing.
 slurm::mpi_type() {
   local -r wanted=${SLURM_MPI_TYPE:-none}
-  if [[ $wanted == none ]] || slurm::starts srun --mpi="$wanted" --nodes=1 --ntasks=1; then
+  if [[ $wanted == none ]] || [[ $("${step[@]}" --mpi="$wanted" --nodes=1 --ntasks=1 echo started 2>/dev/null) == *started* ]]; then
     echo "$wanted"
   else
     log::warn "SLURM_MPI_TYPE=$wanted does not start a step (is its library on every node?): using none"

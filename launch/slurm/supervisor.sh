@@ -78,6 +78,6 @@ guard::start() {
 # What attempts did is undone already, if a step could be started for that.
 platform::end() {
   if [[ ! $guard ]]; then return 0; fi
-  kill -TERM "$guard" 2>/dev/null || true
+  kill -TERM -- "-$guard" 2>/dev/null || true
   child::wait "$guard" "$patience" >/dev/null 2>&1 || true
 }

@@ -166,6 +166,24 @@ def test_options_of_sbatch_do_not_reach_the_steps(slurm):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("unknown", ["node0", ""])
+def test_a_step_refused_by_a_controller_that_does_not_know_its_nodes_yet_is_tried_again(
+    slurm, unknown
+):
+    """Any other error of srun is final."""
+    once = '(set -o noclobber && : >"$0.{0}") 2>/dev/null'
+    slurm.stand_in("sinfo", f"if {once.format('asked')}; then echo {unknown}; fi")
+    refuse = 'echo "srun: error: refused" >&2; exit "$SLURM_EXIT_ERROR"'
+    slurm.stand_in(
+        "srun",
+        f'if [[ "$*" == *--check* ]] && {once.format("asked")}; then {refuse}; fi\n{srun()}',
+    )
+    done = slurm.run("./run.sub")
+    assert (done.returncode == 0) == bool(unknown), done.stderr
+    if not unknown:
+        assert last_line(done.stderr).endswith("cannot run: refused")
+
+
 def srun() -> str:
     return (Path(__file__).parent / "fakes" / "srun.sh").read_text()
 
