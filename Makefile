@@ -91,7 +91,7 @@ variables:
 
 ## make configs [A=.. B=..]   print all configs as a table, or compare two
 configs:
-	@./launch/tools/configs.sh $(A) $(B)
+	@./launch/tools/configs.py $(A) $(B)
 
 ## make doctor            check whether this machine is ready for run.sub
 doctor: $(RUN)

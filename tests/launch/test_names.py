@@ -114,7 +114,7 @@ def test_your_exports_win_over_env_sh_and_an_edited_env_sh_over_its_previous_ver
 
 
 def test_the_list_of_configs_and_the_difference_of_two(checkout):
-    table = sourced(checkout, "launch/tools/configs.sh").stdout.splitlines()
+    table = sourced(checkout, "launch/tools/configs.py").stdout.splitlines()
     assert table[0].split()[:3] == ["config", "nodes", "GPUs"]
     assert len(table) == 1 + len(list((checkout.root / "configs").glob("config_*.sh")))
     row = next(
@@ -134,7 +134,7 @@ def test_the_list_of_configs_and_the_difference_of_two(checkout):
     ]
     rows = sourced(
         checkout,
-        "launch/tools/configs.sh DGXH100_4x8x48x1_pack config_GB200_2x4x48x1_pack.sh",
+        "launch/tools/configs.py DGXH100_4x8x48x1_pack config_GB200_2x4x48x1_pack.sh",
     ).stdout.splitlines()
     assert {"-LR=0.002711", "+LR=0.00096"} <= set(rows)
     assert not any("BATCHSIZE" in row for row in rows), "the same in both"
@@ -150,6 +150,6 @@ def test_the_list_of_configs_and_the_difference_of_two(checkout):
 )
 def test_a_config_that_is_not_found_is_one_line(checkout, arguments, said):
     with pytest.raises(subprocess.CalledProcessError) as caught:
-        sourced(checkout, f"launch/tools/configs.sh {arguments}")
+        sourced(checkout, f"launch/tools/configs.py {arguments}")
     assert caught.value.returncode == 2
     assert caught.value.stderr.startswith(f"configs: error: {said}")
