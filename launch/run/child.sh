@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Child processes that end with the script that started them, however it ends, or after a time limit. Sourced.
 
-declare child='' child_ended=''
+declare child='' child_ended='' child_starter=''
 
 # Ends a background job, with its process group if it has its own, once its starter is gone, which works even if that was
 # killed. Arguments: the job; the process that it must not outlive (this script); the seconds that it gets to end; a command to run
@@ -59,13 +59,14 @@ child::lives() {
   fi
 }
 
-# Runs a command that ends with this script; use with `trap child::end TERM INT HUP QUIT`. Exit status: the command's, but
-# never 0 after a signal.
+# Runs a command that ends with this script, or with the process child_starter; use with `trap child::end TERM INT HUP QUIT`. The trap
+# only passes the signal on: a wait inside it, nested in the one below, may never end (bash 5.2). Exit status: the command's, but never 0
+# after a signal.
 child::run() {
   local status=0
   "$@" &
   child=$!
-  child::bind "$child"
+  child::bind "$child" "${child_starter:-$$}"
   if [[ $child_ended ]]; then child::end; fi # the signal came before the command had started
   wait "$child" || status=$?
   while kill -0 "$child" 2>/dev/null; do wait "$child" || status=$?; done

@@ -58,39 +58,33 @@ trial::interrupted() {
 }
 
 # Why a trial failed, in one line. Arguments: its number, the exit status of its ranks, its folder, the kind of their record. The first
-# available of: a reason known to this script, a rank's own, the platform's, a full disk, the last error in the output.
+# available of: a reason known to this script, the missing ranks, a rank's own, the platform's, a full disk; none says where to look.
 trial::reason() {
   local -r trial=$1 status=$2 folder=$3 kind=$4
   local reason=${reasons[trial]:-}
+  if [[ ! $reason && $kind == hung ]]; then reason=$(trial::missing_ranks "$trial" "$folder"); fi
   if [[ ! $reason ]]; then reason=$(head -n 1 -- "$folder/error_$trial.txt" 2>/dev/null) || true; fi
-  if [[ ! $reason || $kind == killed || $kind == crashed ]]; then
-    reason=$(trial::missing_ranks "$RUN_DIR/output_$trial.txt" "$folder/hang_$trial.txt" "$reason")
-  fi
   if [[ ! $reason && $status -gt 128 ]]; then reason=$(runner::ended_by "$(kill -l "$status")"); fi
   if [[ ! $reason ]] && trial::disk_full; then reason="no space left on LOGDIR=$LOGDIR"; fi
-  if [[ ! $reason ]]; then # only to be read: no rank has reported anything
-    reason=$(tail -n 200 -- "$RUN_DIR/output_$trial.txt" 2>/dev/null | sed -n 's/.*error: //p' | tail -n 1) || true
-  fi
-  echo "${reason:-no reason given (exit status $status), see output_$trial.txt}"
+  echo "${reason:-no rank gave a reason (exit status $status); output_$trial.txt ends with: $(tail -n 1 -- "$RUN_DIR/output_$trial.txt" 2>/dev/null)}"
 }
 
-# NCCL's watchdog aborts each rank that waits longer than DIST_TIMEOUT, and prints a line; ranks without that line are the
-# missing ones. Arguments: output of the ranks; file for the collective and a line per missing rank; text if no rank waited.
+# After a timeout of NCCL: the ranks that did not reach the collective, in one line, and in the trial's folder ($2) in a line each. Every
+# rank that lives has dumped its collectives then (run_and_time.sh); those that are gone, stopped or cut off have not. Prints nothing
+# after another one, whose missing ranks the trainer itself has named.
 trial::missing_ranks() {
-  local -r waits='s/.*Rank \([0-9]*\)\] Watchdog caught collective operation timeout: .*OpType=\([A-Z_]*\).*/\1 \2/p'
-  local -r waited=$(sed -n "$waits" -- "$1" 2>/dev/null | sort -u)
+  local -r dump=$2/nccl_$1_rank_ hang=$2/hang_$1.txt
   local -a names absent=()
   local rank list
-  if [[ ! $waited ]]; then echo "$3" && return; fi
+  if [[ -e $hang ]] || ! compgen -G "$dump*" >/dev/null; then return 0; fi
   mapfile -t names < <(runner::nodes)
   for ((rank = 0; rank < WORLD_SIZE; rank++)); do
-    if ! grep -q "^$rank " <<<"$waited"; then absent+=("rank $rank on ${names[rank / DGXNGPU]}"); fi
+    if [[ ! -e $dump$rank ]]; then absent+=("rank $rank on ${names[rank / DGXNGPU]}"); fi
   done
-  touch -- "${2%/*}/.waited" 2>/dev/null || true
-  printf '%s\n' "did not come to ${waited##* }:" "${absent[@]% on *}" >"$2" 2>/dev/null || true
+  printf '%s\n' 'did not reach a collective:' "${absent[@]% on *}" >"$hang" || true # the disk may be full
   if ((${#absent[@]} > 8)); then absent=("${absent[@]:0:8}" "$((${#absent[@]} - 8)) more"); fi
-  printf -v list ', %s' "${absent[@]:-each rank waits: the others}"
-  echo "${list#, } did not come to ${waited##* }, DIST_TIMEOUT=${DIST_TIMEOUT:-600} s: ended, stopped, hung or cut off from" \
+  printf -v list ', %s' "${absent[@]:-a rank that lives, see nccl_$1_rank_*,}"
+  echo "${list#, } did not reach a collective, DIST_TIMEOUT=${DIST_TIMEOUT:-600} s: ended, stopped, hung or cut off from" \
     'the network; raise DIST_TIMEOUT if it is only slow'
 }
 

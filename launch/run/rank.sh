@@ -16,6 +16,10 @@ report() {
     "$NOT_REACHED") kind=not_reached ;;
     4) kind=hung ;;
     129 | 130 | 143) kind=ended ;; # most likely killed by the launcher because another rank failed
+    134)
+      # PyTorch aborts a rank whose NCCL collective timed out, and has it dump its collectives before.
+      if [[ -e $RUN_DIR/nccl_${TRIAL:-0}_rank_$NUMBER ]]; then kind=hung; else kind=crashed; fi
+      ;;
     137) kind=killed ;;
     *) if ((status > 128)); then kind=crashed; fi ;;
   esac
@@ -59,18 +63,12 @@ if ((${WORLD_SIZE:-${SLURM_NTASKS:-1}} > 1)); then
   labeller=$!
   trap end_label EXIT
 fi
-status=0 ended=0 trainer=''
-# A launcher that ends this rank because of another one signals this shell, not the trainer. The trap only passes the signal on:
-# a wait inside the trap, nested in the one below, may never end (bash 5.2).
-trap 'ended=1; [[ ! $trainer ]] || kill -TERM "$trainer" 2>/dev/null' TERM INT HUP USR1
-"$(dirname -- "${BASH_SOURCE[0]}")/../../run_and_time.sh" 3>&- &
-trainer=$!
-# torchrun starts each rank in a new session, so a signal that kills torchrun does not reach it.
-child::bind "$trainer" "$PPID"
-if ((ended)); then kill -TERM "$trainer" 2>/dev/null; fi # the signal came before the trainer had started
-wait "$trainer" || status=$?
-while ((ended)) && kill -0 "$trainer" 2>/dev/null; do wait "$trainer"; done
-((ended)) && exit 143
+# A launcher that ends this rank because of another one signals this shell, not the trainer.
+trap child::end TERM INT HUP USR1
+# torchrun starts each rank in a new session, so a signal that kills torchrun does not reach it: the trainer ends with torchrun.
+child_starter=$PPID status=0
+child::run "$(dirname -- "${BASH_SOURCE[0]}")/../../run_and_time.sh" 3>&- || status=$?
+if [[ $child_ended ]]; then exit 143; fi
 if ((status)) && [[ -n ${RUN_DIR:-} ]]; then
   ((status == NOT_REACHED && NUMBER > 0)) && exit 0 # rank 0 reports it for all
   report "$status" 2>/dev/null

@@ -109,13 +109,13 @@ trial::collect() {
     reasons[trial]=$(trial::reason "$trial" "$status" "$staging" "$kind")
     # The disk may be full.
     { echo "${reasons[trial]}" >"$staging/error_$trial.txt"; } 2>/dev/null || true
-    if [[ $kind == hung || -e $staging/.waited ]]; then
+    if [[ $kind == hung ]]; then
       trial::report "$staging/hang_$trial.txt"
     elif [[ $kind ]]; then
       record::report "$kind" "$rank" "$node" "$step" "$reason"
     fi
   fi
-  rm -f -- "$staging"/{status,.waited}
+  rm -f -- "$staging/status"
   if [[ -e $staging/result_$trial.txt ]]; then mv -f -- "$staging/result_$trial.txt" "$RUN_DIR/$log"; fi
   find "$staging" -mindepth 1 -maxdepth 1 -exec mv -f -t "$RUN_DIR" -- {} +
   rmdir -- "$staging"

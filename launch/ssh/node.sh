@@ -35,5 +35,7 @@ status=0
 wait "$COMMAND" || status=$?
 kill -TERM -- "-$WATCH" 2>/dev/null
 if ((status)) && [[ -s $RUN_DIR/status ]]; then cat -- "$RUN_DIR/status"; fi
+# The names of NCCL's dumps, which tell who did not reach a collective.
+if [[ $own ]]; then (cd -- "$RUN_DIR" && compgen -G 'nccl_*_rank_*'); fi
 if [[ $own ]]; then rm -rf -- "$own" && rmdir -p --ignore-fail-on-non-empty -- "$(dirname -- "$own")" 2>/dev/null; fi
 exit "$status"

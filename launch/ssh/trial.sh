@@ -35,9 +35,11 @@ ssh::together() {
 # Waits for every machine. The first failure gives the exit status and, if LOGDIR is not shared, the reason.
 ssh::wait() {
   local -r work=$1 ended=$2
-  local node status fd first=0 left=${#hosts[@]}
+  local node status fd line first=0 left=${#hosts[@]}
   for (( ; left > 0; left--)); do
     read -r node status <&"$ended"
+    # The names of dumps that this machine does not have.
+    while read -r line; do if [[ $line == nccl_* ]]; then : >>"$RUN_DIR/$line"; fi; done <"$work/reason.$node"
     if ((status && ! first)); then
       first=$status
       ssh::reason "${hosts[node]}" "$status" "$(<"$work/reason.$node")"

@@ -170,9 +170,9 @@ def test_a_signal_that_comes_just_as_a_trainer_starts_ends_it(checkout):
     started = checkout.root.parent / "started"
     shorten(
         checkout,
-        "run/rank.sh",
-        "trainer=$!\n",
-        f"touch '{started}'; sleep 1\ntrainer=$!\n",
+        "run/child.sh",
+        "  child=$!\n",
+        f"touch '{started}'; sleep 1\n  child=$!\n",
     )
     checkout.logdir.mkdir()
     alone = {
