@@ -49,7 +49,7 @@ def _results(target: Path, arguments: argparse.Namespace) -> list[Result]:
 
 def _checked(arguments: argparse.Namespace) -> list[checking.Checked]:
     targets, given = arguments.target, (arguments.ruleset, arguments.train_samples)
-    return [one for target in targets for one in checking.check(target, *given)]
+    return [checked for target in targets for checked in checking.check(target, *given)]
 
 
 def _tables(module: ModuleType, arguments: argparse.Namespace) -> int:
@@ -70,11 +70,11 @@ def _tables(module: ModuleType, arguments: argparse.Namespace) -> int:
 
 def _check(arguments: argparse.Namespace) -> int:
     checked = _checked(arguments)
-    passed = all(one.passed(arguments.strict) for one in checked)
-    found = {"passed": passed, "checked": checked}
+    passed = all(result.passed(arguments.strict) for result in checked)
+    answer = {"passed": passed, "checked": checked}
     emit(
         arguments,
-        json=lambda: found,
+        json=lambda: answer,
         parts=lambda: checking.parts(checked, arguments.strict),
     )
     return 0 if passed else 1
@@ -86,11 +86,11 @@ def _report(arguments: argparse.Namespace) -> int:
     ]
     checked = _checked(arguments)
     write_report(results, checked, arguments.output)
-    found = {
-        "passed": all(one.passed() for one in checked),
+    answer = {
+        "passed": all(result.passed() for result in checked),
         "files": [arguments.output],
     }
-    emit(arguments, json=lambda: found, text=lambda: print(arguments.output))
+    emit(arguments, json=lambda: answer, text=lambda: print(arguments.output))
     return 0
 
 
@@ -117,7 +117,7 @@ def _league(arguments: argparse.Namespace) -> int:
         raise ReviewError("league needs a folder of results, --published, or both")
     if arguments.top < 0:
         raise ReviewError(f"--top must be 0 or more, got {arguments.top}")
-    own = [
+    own_entries = [
         entries.entry_of(result, "yours", target)
         for target in arguments.target
         for result in _results(target, arguments)
@@ -131,7 +131,7 @@ def _league(arguments: argparse.Namespace) -> int:
         and arguments.accelerator.casefold() in entry.accelerator.casefold()
         and arguments.accelerators in (None, entry.accelerators)
     ]
-    league = ranking.League.of(own, others, arguments.by)
+    league = ranking.League.of(own_entries, others, arguments.by)
     if arguments.output is not None:
         write_whole(arguments.output, page.build_page(league))
     if arguments.svg is not None:
@@ -176,13 +176,13 @@ def _rcp(arguments: argparse.Namespace) -> int:
 
 
 def _rehearsal(arguments: argparse.Namespace) -> int:
-    found = published_curves.rehearsal(arguments.target)
+    rehearsal = published_curves.rehearsal(arguments.target)
     emit(
         arguments,
-        json=lambda: found,
-        text=lambda: published_curves.print_rehearsal(found),
+        json=lambda: rehearsal,
+        text=lambda: published_curves.print_rehearsal(rehearsal),
     )
-    return 0 if found.go else 1
+    return 0 if rehearsal.go else 1
 
 
 def _system(arguments: argparse.Namespace) -> int:
@@ -204,13 +204,13 @@ def _system(arguments: argparse.Namespace) -> int:
         given.append((str(arguments.run_folder), system.from_run(arguments.run_folder)))
     described = system.describe(given, system.Machine())
     system.write(described, output)
-    found = {
+    answer = {
         "file": output,
         "blank": described.blanks,
         "fields": described.fields,
         "sources": described.sources,
     }
-    emit(arguments, json=lambda: found, text=lambda: print(output))
+    emit(arguments, json=lambda: answer, text=lambda: print(output))
     if described.blanks and not arguments.json:
         print(
             f"still blank, but required by the rules: {', '.join(described.blanks)}",

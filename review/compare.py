@@ -137,7 +137,7 @@ def means(result: Result) -> dict[str, Mean | None]:
     From four runs on, the best and the worst are left out; a failed run is the worst.
     """
     factor, point = result.scaling_factor, result.rcp_point
-    found: dict[str, Mean | None] = {}
+    averages: dict[str, Mean | None] = {}
     # Of the runs that count; a failed one is added below, where it matters.
     values: dict[str, list[float | None]] = {
         "time": [run.minutes and run.minutes * factor for run in result.counted],
@@ -167,12 +167,12 @@ def means(result: Result) -> dict[str, Mean | None]:
         ):
             # Only where it is trimmed off again: nothing can be averaged with infinity.
             sane.append(math.inf)
-        found[measure] = (
+        averages[measure] = (
             trimmed_mean(sane, 1 if len(sane) >= _LEAST_TRIMMED else 0)
             if complete
             else None
         )
-    return found
+    return averages
 
 
 @dataclass(frozen=True)
@@ -187,29 +187,29 @@ class Comparison:
     @functools.cached_property
     def means(self) -> dict[str, tuple[Mean, Mean]]:
         """(other, baseline) of each measure that both have."""
-        found = {}
+        pairs = {}
         others, bases = means(self.other), means(self.baseline)
         for name in MEASURES:
-            one, base = others[name], bases[name]
-            if one and base and one.value > 0 and base.value > 0:
-                found[name] = (one, base)
-        return found
+            other, base = others[name], bases[name]
+            if other and base and other.value > 0 and base.value > 0:
+                pairs[name] = (other, base)
+        return pairs
 
     @functools.cached_property
     def ratios(self) -> dict[str, Ratio]:
-        found = {}
+        ratios = {}
         enough = (
             min(len(self.baseline.counted), len(self.other.counted)) >= _LEAST_TRIMMED
         )
         for measure, (other, baseline) in self.means.items():
             # Above 1 is better in every measure, so times and samples are inverted.
-            one = (
+            measured = (
                 ratio(other, baseline)
                 if measure in _MORE_IS_BETTER
                 else ratio(baseline, other)
             )
-            found[measure] = one if enough else Ratio(value=one.value)
-        return found
+            ratios[measure] = measured if enough else Ratio(value=measured.value)
+        return ratios
 
     @functools.cached_property
     def unlike(self) -> list[str]:
@@ -221,21 +221,21 @@ class Comparison:
         ]
 
     def verdict(self) -> str:
-        found = self.ratios.get("time")
-        if found is None:
+        time = self.ratios.get("time")
+        if time is None:
             return "no times to compare"
-        word = "faster" if found.value >= 1 else "slower"
-        factor = max(found.value, 1 / found.value)
+        word = "faster" if time.value >= 1 else "slower"
+        factor = max(time.value, 1 / time.value)
         much = f"{factor:.1f} times" if factor >= 2 else f"{100 * (factor - 1):.1f}%"
         faster = f"{much} {word}"
         if self.unlike:
             return f"not comparable, they differ in {', '.join(self.unlike)}: nominally {faster}"
-        if found.p is None:
+        if time.p is None:
             least = f"at least {_LEAST_TRIMMED} each are needed"
             return f"{faster}; too few runs to tell whether by chance, {least}"
-        if found.significant:
-            return f"{faster}, significant at 5% (p = {found.p:.2g})"
-        return f"no significant difference in time: {faster}, p = {found.p:.2g}"
+        if time.significant:
+            return f"{faster}, significant at 5% (p = {time.p:.2g})"
+        return f"no significant difference in time: {faster}, p = {time.p:.2g}"
 
 
 def _task(result: Result) -> dict[str, Any]:
@@ -289,8 +289,12 @@ def as_json(results: Sequence[Result]) -> dict[str, Any]:
             measure: mean and mean.value for measure, mean in means(result).items()
         }
         described.append({**checking.as_dict(result), "name": name, "means": values})
-    for name, one in zip(names[1:], compare(results), strict=True):
-        outcome = {"verdict": one.verdict(), "unlike": one.unlike, "ratios": one.ratios}
+    for name, comparison in zip(names[1:], compare(results), strict=True):
+        outcome = {
+            "verdict": comparison.verdict(),
+            "unlike": comparison.unlike,
+            "ratios": comparison.ratios,
+        }
         comparisons.append({"name": name, "baseline": names[0], **outcome})
     differing = differing_hyperparameters(results)
     return {
@@ -314,12 +318,12 @@ def parts(results: Sequence[Result]) -> list[Part]:
     """The results, a table of their figures, and the comparison of each with the first."""
     names, comparisons = _names(results), compare(results)
     # Numbers head the columns; names of systems are too long for that.
-    heads = [f"[{place}]" for place in range(1, len(results) + 1)]
+    heads = [f"[{number}]" for number in range(1, len(results) + 1)]
     columns = [Column("", wraps=True)]
     columns += [Column(head, right=True, wraps=True) for head in heads]
     made: list[Part] = [
-        Heading(f"{head} {name}", one.subtitle)
-        for head, name, one in zip(heads, names, results, strict=True)
+        Heading(f"{head} {name}", result.subtitle)
+        for head, name, result in zip(heads, names, results, strict=True)
     ]
     made.append(Table(columns, _figures(results)))
     for name, comparison in zip(names[1:], comparisons, strict=True):
@@ -330,7 +334,7 @@ def parts(results: Sequence[Result]) -> list[Part]:
         ]
     if differing := differing_hyperparameters(results):
         logged = [
-            [key, *("-" if one is None else text(one) for one in values)]
+            [key, *("-" if value is None else text(value) for value in values)]
             for key, values in differing.items()
         ]
         made += [Heading("hyper-parameters that differ"), Table(columns, logged)]
@@ -344,26 +348,34 @@ def _figures(results: Sequence[Result]) -> list[list[str]]:
         return [label, *map(cell, results)]
 
     def measure_row(measure: str, shown: Callable[[float | None], str]) -> list[str]:
-        values = (one[measure] for one in measured)
+        values = (averages[measure] for averages in measured)
         return [
             MEASURES[measure],
             *(shown(mean.value if mean else None) for mean in values),
         ]
 
-    def rcp_test(one: Result) -> str:
+    def rcp_test(result: Result) -> str:
         return (
             "-"
-            if one.rcp_test is None
+            if result.rcp_test is None
             else "passed"
-            if one.rcp_test.passed
+            if result.rcp_test.passed
             else "failed"
         )
 
     rows = [
-        row("runs that count", lambda one: f"{len(one.counted)} of {len(one.runs)}"),
-        row("score, minutes, unverified", lambda one: number_text(one.score, ",.4f")),
-        row("median minutes", lambda one: number_text(one.median_minutes, ",.4f")),
-        row("scaling factor", lambda one: f"{one.scaling_factor:.6f}"),
+        row(
+            "runs that count",
+            lambda result: f"{len(result.counted)} of {len(result.runs)}",
+        ),
+        row(
+            "score, minutes, unverified",
+            lambda result: number_text(result.score, ",.4f"),
+        ),
+        row(
+            "median minutes", lambda result: number_text(result.median_minutes, ",.4f")
+        ),
+        row("scaling factor", lambda result: f"{result.scaling_factor:.6f}"),
         row("RCP test", rcp_test),
         measure_row("normalized_time", lambda value: number_text(value, ",.4f")),
         measure_row("samples", lambda value: number_text(value, ",.0f")),
@@ -371,7 +383,10 @@ def _figures(results: Sequence[Result]) -> list[list[str]]:
     if any(result.energy for result in results):
         joules = [result.energy.joules if result.energy else None for result in results]
         rows.append(
-            ["energy, kJ", *(number_text(one and one / 1000, ",.1f") for one in joules)]
+            [
+                "energy, kJ",
+                *(number_text(value and value / 1000, ",.1f") for value in joules),
+            ]
         )
     return rows + [measure_row(measure, rate_text) for measure in _MORE_IS_BETTER]
 
@@ -384,9 +399,13 @@ def _ratios(comparison: Comparison) -> Table:
         Column(heading, right=True) for heading in ("speed-up", "95% interval", "p")
     ]
     rows = []
-    for measure, one in comparison.ratios.items():
-        style = "" if not one.significant else "green" if one.value > 1 else "red"
-        interval = "-" if one.low is None else f"{one.low:.4f} to {one.high:.4f}"
-        cells = [f"{one.value:.4f}", interval, number_text(one.p, ".2g")]
+    for measure, against in comparison.ratios.items():
+        style = (
+            "" if not against.significant else "green" if against.value > 1 else "red"
+        )
+        interval = (
+            "-" if against.low is None else f"{against.low:.4f} to {against.high:.4f}"
+        )
+        cells = [f"{against.value:.4f}", interval, number_text(against.p, ".2g")]
         rows.append([MEASURES[measure], *(Text(cell, style) for cell in cells)])
     return Table(headings, rows)

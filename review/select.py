@@ -76,7 +76,7 @@ class Selection:
     @functools.cached_property
     def median(self) -> float:
         """Median score of all sets; infinite if half of them or more do not count."""
-        return statistics.median(one.score for one in self.sets)
+        return statistics.median(candidate.score for candidate in self.sets)
 
     @functools.cached_property
     def chosen(self) -> RunSet | None:
@@ -84,16 +84,16 @@ class Selection:
         if math.isinf(self.median):
             return None
 
-        def order(one: RunSet) -> tuple[float, float, int]:
+        def order(candidate: RunSet) -> tuple[float, float, int]:
             # Rounded, so that a tie is not decided by the last bits.
-            distance = round(abs(one.score - self.median), 9)
-            return distance, -one.score, one.first
+            distance = round(abs(candidate.score - self.median), 9)
+            return distance, -candidate.score, candidate.first
 
         return min(self.sets, key=order)
 
     @property
     def reason(self) -> str:
-        invalid = sum(math.isinf(one.score) for one in self.sets)
+        invalid = sum(math.isinf(candidate.score) for candidate in self.sets)
         sets = "1 set" if len(self.sets) == 1 else f"{len(self.sets)} sets"
         without = f", {invalid} of which would not count" if invalid else ""
         if self.chosen is None:
@@ -102,10 +102,10 @@ class Selection:
         return f"closest to the median of {sets}{without}: {scores}"
 
     def as_dict(self) -> dict[str, Any]:
-        found = pick(
+        answer = pick(
             self, "folder median_minutes=median chosen reason crashed=crashes sets"
         )
-        return {**found, "unverified": True}
+        return {**answer, "unverified": True}
 
 
 def select(result: Result) -> Selection:
@@ -186,17 +186,28 @@ def write(selection: Selection, output: Path) -> None:
 
 def parts(selection: Selection, output: Path | None) -> list[Part]:
     chosen, rows = selection.chosen, []
-    for one in selection.sets:
-        runs = one.result.runs
-        minutes = "does not count" if math.isinf(one.score) else f"{one.score:.4f}"
+    for candidate in selection.sets:
+        runs = candidate.result.runs
+        minutes = (
+            "does not count"
+            if math.isinf(candidate.score)
+            else f"{candidate.score:.4f}"
+        )
         note = (
             "submit this one"
-            if one is chosen
-            else text("; ".join(one.result.obstacles))
+            if candidate is chosen
+            else text("; ".join(candidate.result.obstacles))
         )
         first, last = runs[0], runs[-1]
         rows.append(
-            [str(one.first + 1), first.name, last.name, _date(first), minutes, note],
+            [
+                str(candidate.first + 1),
+                first.name,
+                last.name,
+                _date(first),
+                minutes,
+                note,
+            ],
         )
     columns = [
         Column("set", right=True),
@@ -205,7 +216,9 @@ def parts(selection: Selection, output: Path | None) -> list[Part]:
         Column("started"),
     ]
     columns += [Column("minutes", right=True), Column("", wraps=True)]
-    styles = ["bold green" if one is chosen else "" for one in selection.sets]
+    styles = [
+        "bold green" if candidate is chosen else "" for candidate in selection.sets
+    ]
     made: list[Part] = [
         Heading(
             text(selection.folder.name or str(selection.folder)),

@@ -92,5 +92,5 @@ def _table(result: Result) -> Table:
         )
     styles = ["dim" if run.path in result.dropped else "" for run in result.runs]
     styles += ["red"] * len(result.crashes)
-    rows = [[record.get(one.heading, "") for one in shown] for record in records]
+    rows = [[record.get(column.heading, "") for column in shown] for record in records]
     return Table(shown, rows, styles)

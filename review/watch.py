@@ -301,7 +301,7 @@ class Standing:
 
 @dataclass(frozen=True)
 class Certification:
-    """State of an acceptance test. phase: what it does now; found: the verdict so far, None before
+    """State of an acceptance test. phase: what it does now; certificate: the verdict so far, None before
     the stages are over.
 
     silent: seconds since the last repeat; broken: why the load did not run.
@@ -309,7 +309,7 @@ class Certification:
 
     path: Path
     phase: str
-    found: Certificate | None
+    certificate: Certificate | None
     burn: BurnIn | None
     silent: float
     broken: str | None
@@ -318,11 +318,11 @@ class Certification:
     @property
     def verdict(self) -> str:
         """Verdict if the test ended now; empty before there is one."""
-        return self.found.state if self.found else ""
+        return self.certificate.state if self.certificate else ""
 
     @property
     def reasons(self) -> list[str]:
-        return self.found.reasons() if self.found else []
+        return self.certificate.reasons() if self.certificate else []
 
     @property
     def stalled(self) -> bool:
@@ -465,22 +465,22 @@ class Follower:
         try:
             stat = self.path.stat()
             # With the inode: another trial's log may have the same name and size.
-            found = (self.path, stat.st_ino, stat.st_size, stat.st_mtime_ns)
-            if self._run is None or self._read != found:
+            stamp = (self.path, stat.st_ino, stat.st_size, stat.st_mtime_ns)
+            if self._run is None or self._read != stamp:
                 data = self.path.read_bytes()
                 whole = data[
                     : data.rfind(b"\n") + 1
                 ]  # the last line may be half written
                 self._run, self._read = (
                     Run(parse(self.path, whole), self.ruleset),
-                    found,
+                    stamp,
                 )
         except FileNotFoundError:
             folder, name = self.path.parent, self.path.name
             # One level up, and renamed if the trial failed.
             moved = [
-                folder.parent / one
-                for one in (name, name.replace("result_", "failed_", 1))
+                folder.parent / new_name
+                for new_name in (name, name.replace("result_", "failed_", 1))
             ]
             if not _RUNNING.fullmatch(folder.name) or not any(
                 path.is_file() for path in moved
@@ -526,13 +526,13 @@ class TestFollower:
                 self._found = certify(self.path)
             # Without a verdict, another attempt at the next poll.
             self._judged = judged if self._found else []
-        found = self._found
-        burn = self._journal.read(found.records.ranks if found else {})
+        certificate = self._found
+        burn = self._journal.read(certificate.records.ranks if certificate else {})
         config = tree.read_json(self.path / "config.json")
         seconds = float(config.get("burn_in_seconds", burn.duration if burn else 0.0))
         if burn is not None:
             burn = replace(burn, duration=seconds)
-        done = found is not None and (
+        done = certificate is not None and (
             burn.elapsed >= seconds if burn is not None else not seconds
         )
         stage = "burn-in" if burn else "over" if done else "starting"
@@ -546,13 +546,13 @@ class TestFollower:
             text_of(self.path / "error_0.txt"),
         )
         state = Certification(
-            self.path, stage, found, burn, silent, error or None, done
+            self.path, stage, certificate, burn, silent, error or None, done
         )
-        if found is None:
+        if certificate is None:
             return state
         # As long as it moves, a burn-in has not ended early.
         running = burn and replace(burn, running=not state.stalled)
-        return replace(state, found=replace(found, burn_in=running))
+        return replace(state, certificate=replace(certificate, burn_in=running))
 
 
 class Runs:
@@ -575,47 +575,47 @@ class Runs:
         single one.
         """
         # First, since moved logs are known by their new paths afterwards.
-        found = self._look(self._followers, now)
-        known = {state.path for state in found.values()}
+        states = self._look(self._followers, now)
+        known = {state.path for state in states.values()}
         new: dict[Path, Follower | TestFollower] = {
             path: TestFollower(path) if path.is_dir() else Follower(path, self.ruleset)
             for target in self.targets
             for path in find_logs(target)
             if path not in known
         }
-        found |= self._look(new, now)
+        states |= self._look(new, now)
         everyone = self._followers | new
-        self._followers = {path: everyone[path] for path in found}
+        self._followers = {path: everyone[path] for path in states}
         # No log yet is not idle: the first trial is still to come.
-        idle = found and all(
-            one.done or one.broken is not None for one in found.values()
+        idle = states and all(
+            state.done or state.broken is not None for state in states.values()
         )
         self._now, self._idle_since = (
             now,
             min(self._idle_since, now) if idle else math.inf,
         )
         order = {
-            path: (str(one.path.parent), tree.natural_order(one.path))
-            for path, one in found.items()
+            path: (str(state.path.parent), tree.natural_order(state.path))
+            for path, state in states.items()
         }
         return {
-            path: found[path] for path in sorted(found, key=lambda path: order[path])
+            path: states[path] for path in sorted(states, key=lambda path: order[path])
         }
 
     def _look(
         self, followers: Mapping[Path, Follower | TestFollower], now: float
     ) -> dict[Path, State]:
-        found: dict[Path, State] = {}
+        states: dict[Path, State] = {}
         for path, follower in followers.items():
             with (
                 contextlib.nullcontext()
                 if self.alone
                 else contextlib.suppress(ReviewError)
             ):
-                found[path] = follower.poll(now)
-        return found
+                states[path] = follower.poll(now)
+        return states
 
-    def ended(self, found: Mapping[Path, State]) -> bool:
+    def ended(self, states: Mapping[Path, State]) -> bool:
         """Whether none is active and no further one has started for a minute."""
         return self._now - self._idle_since >= (0 if self.alone else _IDLE_SECONDS)
 
@@ -624,8 +624,8 @@ def watch(runs: Runs, interval: float, *, as_json: bool, once: bool) -> int:
     """Shows the runs until they have ended. Returns the first exit status that is not 0."""
     shown: dict[Path, object] = {}
 
-    def report(found: Mapping[Path, State]) -> None:
-        for path, state in found.items():
+    def report(states: Mapping[Path, State]) -> None:
+        for path, state in states.items():
             if shown.get(path) == state.news:
                 continue
             shown[path] = state.news
@@ -637,14 +637,14 @@ def watch(runs: Runs, interval: float, *, as_json: bool, once: bool) -> int:
 
     states = output.follow(runs.poll, runs.ended, interval)
     # Every state is news to show_states(); report() decides run by run.
-    found = output.show_states(
+    last = output.show_states(
         states, report, lambda _: object(), render, as_json=as_json, once=once
     )
-    for state in found.values():
+    for state in last.values():
         if state.broken is not None:
             reason = f"{text(str(state.path))}: did not run: {text(state.broken.splitlines()[0])}"
             print(f"review: {reason}", file=sys.stderr)
-    return next((state.status for state in found.values() if state.status), 0)
+    return next((state.status for state in last.values() if state.status), 0)
 
 
 _COLUMNS = (
@@ -659,25 +659,25 @@ _COLUMNS = (
 )
 
 
-def render(found: Mapping[Path, State], out: Console) -> RenderableType:
+def render(by_path: Mapping[Path, State], out: Console) -> RenderableType:
     """Terminal view: a row per run; a single run also gets a progress bar and all its figures."""
     from rich.console import Group
     from rich.progress_bar import ProgressBar
     from rich.text import Text
 
-    states = [*found.values()]
+    states = [*by_path.values()]
     if not states:
         return Text("waiting for the first result_*.txt", "dim")
     rows = []
-    for one in states:
-        phase = "stalled" if one.stalled else one.phase
-        phase = "broken" if one.broken is not None else phase
-        rows.append([text("/".join(one.path.parts[-2:])), phase, *one.cells()])
+    for state in states:
+        phase = "stalled" if state.stalled else state.phase
+        phase = "broken" if state.broken is not None else phase
+        rows.append([text("/".join(state.path.parts[-2:])), phase, *state.cells()])
     colours = {0: "green", EXIT["warn"]: "yellow"}
-    ended = [one.done or one.broken is not None for one in states]
+    ended = [state.done or state.broken is not None for state in states]
     styles = [
-        colours.get(one.status, "red") if over else ""
-        for one, over in zip(states, ended, strict=True)
+        colours.get(state.status, "red") if over else ""
+        for state, over in zip(states, ended, strict=True)
     ]
     table = output.table(*output.fit(list(_COLUMNS), rows, out.width), styles)
     if len(states) > 1:

@@ -42,7 +42,9 @@ def read_tensorflow(prefix: Path) -> tuple[parameters.Tensors, Counter[str]]:
             f"{prefix} is a checkpoint of TensorFlow 2; give that of tf1_ckpt"
         )
     others = {
-        name: what for name in bundle.entries if (what := parameters.left_out_as(name))
+        name: reason
+        for name in bundle.entries
+        if (reason := parameters.left_out_as(name))
     }
     wanted = [name for name in bundle.entries if name not in others]
     tensors = dict(parameters.from_tf1(name, bundle.read(name)) for name in wanted)
@@ -170,7 +172,7 @@ def convert(
 def main(options: argparse.Namespace) -> None:
     shape, left_out = convert(**vars(options))
     others = ", ".join(
-        f"{what} ({number})" for what, number in sorted(left_out.items())
+        f"{reason} ({number})" for reason, number in sorted(left_out.items())
     )
     sizes = f"{shape.layers} layers, {shape.hidden} wide, {shape.vocabulary} words"
     summary = f"{sizes}, {len(shape.parameters())} parameters; left out: {others or 'nothing'}"

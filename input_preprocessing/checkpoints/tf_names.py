@@ -59,8 +59,8 @@ def left_out_as(name: str) -> str | None:
     """
     return next(
         (
-            what
-            for pattern, what in _TABLE["left_out"].items()
+            reason
+            for pattern, reason in _TABLE["left_out"].items()
             if re.search(pattern, name)
         ),
         None,

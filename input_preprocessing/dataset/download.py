@@ -193,17 +193,17 @@ def fetch_file(file: PublicFile, folder: Path, mirror: str | None) -> Path:
                     f"{reason}; check space and permissions, run again"
                 ) from error
             # Both are empty for the archive of the text: its contents are compared later.
-            found = file.digest_of(partial)
-            if found == file.digest:
+            digest = file.digest_of(partial)
+            if digest == file.digest:
                 os.replace(partial, target)
                 return target
             partial.unlink()
-            reasons.append(f"a source has another file ({found})")
-    what = f"{human_bytes(file.size)}, " * bool(file.size) + (
+            reasons.append(f"a source has another file ({digest})")
+    about = f"{human_bytes(file.size)}, " * bool(file.size) + (
         file.digest or "13 GB of text within"
     )
     raise DataError(
-        f"cannot download {file.name} ({what}): {'; '.join(reasons)}; put it at {target} and run again"
+        f"cannot download {file.name} ({about}): {'; '.join(reasons)}; put it at {target} and run again"
     )
 
 

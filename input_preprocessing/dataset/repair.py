@@ -44,9 +44,13 @@ def examine(folder: Path, made: manifest.Manifest, jobs: int) -> list[Fault]:
     paths = [folder / name for name in made.files]
     weights = [path.stat().st_size if path.is_file() else 0 for path in paths]
     look = partial(_problem_of, folder, made)
-    found = run_tasks("read files", look, list(made.files), jobs=jobs, weights=weights)
+    conditions = run_tasks(
+        "read files", look, list(made.files), jobs=jobs, weights=weights
+    )
     faults = [
-        Fault(name, text) for name, text in zip(made.files, found, strict=True) if text
+        Fault(name, text)
+        for name, text in zip(made.files, conditions, strict=True)
+        if text
     ]
     wrong = {fault.file for fault in faults}
     for parent in manifest.odd_indices(folder, made, wrong):
@@ -133,12 +137,12 @@ def _repair(path: Path, options: argparse.Namespace) -> list[Fault]:
 
 
 def _set_aside(folder: Path, names: Sequence[str]) -> None:
-    places = (folder / SET_ASIDE / str(number) for number in itertools.count(1))
-    place = next(place for place in places if not place.exists())
+    folders = (folder / SET_ASIDE / str(number) for number in itertools.count(1))
+    free = next(free for free in folders if not free.exists())
     for name in names:
-        (place / name).parent.mkdir(parents=True, exist_ok=True)
-        os.replace(folder / name, place / name)
-        print(f"{folder / name} was moved to {place / name}", file=sys.stderr)
+        (free / name).parent.mkdir(parents=True, exist_ok=True)
+        os.replace(folder / name, free / name)
+        print(f"{folder / name} was moved to {free / name}", file=sys.stderr)
 
 
 def _remake(job: steps.Job, made: manifest.Manifest, files: Sequence[str]) -> None:
@@ -173,7 +177,7 @@ def _job(
     """
     recipe, download = made.recipe, steps.download_folder(options)
     recorded = {name: recipe[name] for name in _OPTIONS}
-    own = argparse.Namespace(
+    job_options = argparse.Namespace(
         **{
             **vars(options),
             **recorded,
@@ -187,7 +191,10 @@ def _job(
     inputs = steps.find_inputs(download, folder / "phase1", options.vocab_file)
     words = vocabulary.load(inputs.vocab)
     job = steps.Job(
-        options=own, config=sampling_config(own), inputs=inputs, words=words
+        options=job_options,
+        config=sampling_config(job_options),
+        inputs=inputs,
+        words=words,
     )
     again = "restore the original, or prepare again without --repair"
     if words.md5 != recipe["vocab_md5"]:

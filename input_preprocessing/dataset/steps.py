@@ -371,13 +371,13 @@ def _make_instances_of(
     source, target = task
     if target.is_file():
         try:
-            found, metadata = verify_records(target)
+            records, metadata = verify_records(target)
         except DataError as error:
             print(f"{str(error).partition(';')[0]}; it is made again", file=sys.stderr)
         else:
             md5 = read_text(source, "--downloaddir")[1]
             if without_digests(metadata) == metadata_of(source, md5, words, config):
-                return found.num_sequences, md5
+                return records.num_sequences, md5
     count, metadata = write_instances(source, target, words, config)
     return count, metadata.source[0][1]
 

@@ -92,7 +92,7 @@ def plan_shards(
         DataError: no sources, no sequences, or files made with different options.
     """
     opened = [open_records(path) for path in sources]
-    metadata = [found for _, found in opened]
+    metadata = [of_file for _, of_file in opened]
     sizes = [records.num_sequences for records, _ in opened]
     if lengths:
         for number, (records, _) in enumerate(opened):
@@ -120,7 +120,9 @@ def plan_shards(
             without_digests(metadata[0]), source=(source, made_by)
         ),
         run_offsets=_run_offsets(sizes, shard_offsets, seed),
-        multiset=add_multiset_digests([one.multiset_digest for one in metadata]),
+        multiset=add_multiset_digests(
+            [of_file.multiset_digest for of_file in metadata]
+        ),
     )
 
 

@@ -114,12 +114,12 @@ def plan_files(
     """
     files = [source]
     if source.is_dir():
-        found = [
+        targets = [
             path
             for path in source.iterdir()
             if path.is_file() and not path.name.startswith(".")
         ]
-        files = sorted(path for path in found if path.suffix not in NOT_RECORDS)
+        files = sorted(path for path in targets if path.suffix not in NOT_RECORDS)
     if not files:
         raise DataError(f"no files in {source}; check --source")
     planned: dict[Path, Path] = {}
@@ -197,8 +197,8 @@ def export_folder(
         DataError: a damaged source, or not a record file; too many masks; or an unwritable target.
     """
     files = plan_files(source, target, SUFFIXES[kind])
-    found = [(path, *open_records(path)) for path, _ in files]
-    for path, _, metadata in found:
+    opened = [(path, *open_records(path)) for path, _ in files]
+    for path, _, metadata in opened:
         if not metadata.content_digest:
             raise DataError(
                 f"{path} is not a record file; run import_records on it first"
@@ -206,9 +206,9 @@ def export_folder(
     # All files of a folder get the same widths: TensorFlow's reader expects features of one size.
     widths = None
     if kind == "tfrecord":
-        longest = max(metadata.max_seq_length for *_, metadata in found)
+        longest = max(metadata.max_seq_length for *_, metadata in opened)
         widths = tfrecord.Widths(longest, max_predictions_per_seq)
-    digests = {path.name: metadata.content_digest for path, _, metadata in found}
+    digests = {path.name: metadata.content_digest for path, _, metadata in opened}
     recipe = {"format": kind, "unpack": unpack, "widths": widths, "source": digests}
     patterns = [f"*{suffix}" for suffix in SUFFIXES.values()]
     folder = manifest.StageFolder(target, "export_records", patterns, recipe, jobs=jobs)
@@ -218,8 +218,8 @@ def export_folder(
         weights = [path.stat().st_size for path, _ in tasks]
         run_tasks("export", write, tasks, jobs=jobs, weights=weights)
         folder.finish([made.name for _, made in files])
-    sequences = sum(records.num_sequences for _, records, _ in found)
-    digest = add_multiset_digests([metadata.multiset_digest for *_, metadata in found])
+    sequences = sum(records.num_sequences for _, records, _ in opened)
+    digest = add_multiset_digests([metadata.multiset_digest for *_, metadata in opened])
     size = human_bytes(sum(made.stat().st_size for _, made in files))
     return (
         f"{sequences:,} sequences, {len(files)} files, {size}, multiset digest {digest}"

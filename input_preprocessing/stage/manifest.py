@@ -103,12 +103,12 @@ class Manifest:
         wanted = {
             key: value for key, value in self.recipe.items() if hasattr(metadata, key)
         }
-        found = {key: getattr(metadata, key) for key in wanted}
+        recorded = {key: getattr(metadata, key) for key in wanted}
         wanted["source"] = self.sources.get(str(Path(name).parent))
-        found["source"] = [list(each) for each in metadata.source]
+        recorded["source"] = [list(each) for each in metadata.source]
         for key, value in wanted.items():
-            if found[key] != value:
-                return f"another {key} than prepared ({found[key]}, not {value})"
+            if recorded[key] != value:
+                return f"another {key} than prepared ({recorded[key]}, not {value})"
         return ""
 
 
@@ -121,23 +121,23 @@ def strays(folder: Path) -> list[Path]:
     parents = {
         path.parent for path in known if path.suffix == ".hdf5" and path.parent.is_dir()
     }
-    found = []
+    paths = []
     for path in sorted(path for parent in parents for path in parent.iterdir()):
         hidden = path.name.startswith(".")
         if path.suffix in ({".partial"} if hidden else SUFFIXES):
-            found += [path] if path.is_file() and path not in known else []
-    return found
+            paths += [path] if path.is_file() and path not in known else []
+    return paths
 
 
 def odd_indices(folder: Path, made: Manifest, wrong: Iterable[str]) -> list[Path]:
     """Folders of records whose index is missing or is of others; not those with wrong records."""
-    found = []
+    paths = []
     for parent in sorted({Path(name).parent for name in made.records}):
         names = [name for name in made.records if Path(name).parent == parent]
         shards = sorted(folder / name for name in names)
         if not set(names) & set(wrong) and not is_index_of(folder / parent, shards):
-            found.append(parent)
-    return found
+            paths.append(parent)
+    return paths
 
 
 def write_text(path: Path, text: str) -> None:
@@ -307,9 +307,9 @@ def contents_of(
     """
     weights = [path.stat().st_size for path in paths]
     workers = jobs if sum(weights) > WORTH_WORKERS else 1
-    found = run_tasks(label, md5_of, paths, jobs=workers, weights=weights)
+    digests = run_tasks(label, md5_of, paths, jobs=workers, weights=weights)
     names = [str(path.relative_to(base)) if base else path.name for path in paths]
-    return dict(zip(names, found, strict=True))
+    return dict(zip(names, digests, strict=True))
 
 
 def finished_files(folder: Path, stage: str, jobs: int) -> dict[Path, str]:

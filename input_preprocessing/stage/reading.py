@@ -50,12 +50,12 @@ def changed(path: Path) -> DataError:
 
 
 @contextmanager
-def readable(what: object, hint: str) -> Iterator[None]:
+def readable(name: object, hint: str) -> Iterator[None]:
     """Turns OSError into DataError. what: the file, for the message."""
     try:
         yield
     except OSError as error:
-        raise DataError(f"cannot read {what}: {error.strerror}; {hint}") from error
+        raise DataError(f"cannot read {name}: {error.strerror}; {hint}") from error
 
 
 def open_text(
@@ -97,16 +97,16 @@ def read_text(path: Path, option: str) -> tuple[bytes, str]:
 
 
 def slices(
-    paths: Sequence[Path], places: npt.NDArray[np.int64]
+    paths: Sequence[Path], positions: npt.NDArray[np.int64]
 ) -> Iterator[list[bytes]]:
     """Contents at places (file, begin, end), (N, 3): a list per file, in file order."""
-    for number in np.unique(places[:, 0]).tolist():
+    for number in np.unique(positions[:, 0]).tolist():
         with open(paths[number], "rb") as file:
-            found = []
-            for begin, end in places[places[:, 0] == number, 1:].tolist():
+            texts = []
+            for begin, end in positions[positions[:, 0] == number, 1:].tolist():
                 file.seek(begin)
-                found.append(file.read(end - begin))
-        yield found
+                texts.append(file.read(end - begin))
+        yield texts
 
 
 def _check(path: Path, chunks: Iterable[bytes]) -> str:

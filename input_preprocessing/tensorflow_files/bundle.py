@@ -239,10 +239,10 @@ def prefix_of(path: Path) -> Path:
         DataError: the folder holds none or several.
     """
     if path.is_dir():
-        found = sorted(path.glob("*.index"))
-        if len(found) != 1:
+        indices = sorted(path.glob("*.index"))
+        if len(indices) != 1:
             raise DataError(
-                f"{path} holds {len(found)} checkpoints (*.index); give the prefix of one"
+                f"{path} holds {len(indices)} checkpoints (*.index); give the prefix of one"
             )
-        path = found[0]
+        path = indices[0]
     return Path(re.sub(r"\.(index|meta|data-\d{5}-of-\d{5})$", "", str(path)))

@@ -100,10 +100,10 @@ def write_tfrecord(path: Path, records: Records, widths: Widths) -> None:
         "tokens": (records.sequence_lengths, widths.tokens),
         "masked tokens": (np.diff(records.masked_lm_offsets), widths.masks),
     }
-    for what, (found, limit) in counts.items():
-        if (most := int(found.max(initial=0))) > limit:
+    for name, (count, limit) in counts.items():
+        if (most := int(count.max(initial=0))) > limit:
             raise DataError(
-                f"{path}: an Example would hold {most} {what}, at most {limit} were asked for; allow more"
+                f"{path}: an Example would hold {most} {name}, at most {limit} were asked for; allow more"
             )
     # No Example has more bytes than `room`: varints take at most three each, weights four, and the
     # rest is for names and heads.
@@ -123,7 +123,7 @@ def write_tfrecord(path: Path, records: Records, widths: Widths) -> None:
             prefixes = [b"\x0a" + bytes([len(name)]) + name.encode() for name in NAMES]
             values = [features[name][0] for name in NAMES]
             starts = offsets_of(list(map(len, values)))[:-1]
-            places = [
+            positions = [
                 features[name][1] + start
                 for name, start in zip(NAMES, starts, strict=True)
             ]
@@ -133,7 +133,7 @@ def write_tfrecord(path: Path, records: Records, widths: Widths) -> None:
                 bounds,
                 scratch,
                 np.concatenate(values, dtype=np.int32),
-                np.stack(places),
+                np.stack(positions),
                 np.array([_width_of(name, widths) for name in NAMES]),
                 np.frombuffer(b"".join(prefixes), np.uint8),
                 offsets_of(list(map(len, prefixes))),
@@ -184,7 +184,7 @@ def _put_head(out, at, tag, size):  # type: ignore[no-untyped-def]
 
 @compiled
 def _encode(  # type: ignore[no-untyped-def]
-    out, bounds, scratch, values, places, widths, prefixes, prefix_ends, floats
+    out, bounds, scratch, values, positions, widths, prefixes, prefix_ends, floats
 ):
     """Writes an Example per row, the i-th to out[bounds[i, 0]:bounds[i, 1]].
 
@@ -196,7 +196,7 @@ def _encode(  # type: ignore[no-untyped-def]
         at += 6  # space for the head, whose size is known only at the end
         body = at
         for f in range(widths.size):
-            first, last = places[f, row], places[f, row + 1]
+            first, last = positions[f, row], positions[f, row + 1]
             size, missing = (
                 0,
                 widths[f] - (last - first),
@@ -247,19 +247,19 @@ def read_tfrecord(path: Path) -> tuple[Records, Metadata]:
         # The length, 8 bytes, and its checksum.
         head = data[at : at + 12].tobytes()
         end = at + 12 + int.from_bytes(head[:8], "little")
-        number, what = len(parts), ""
+        number, problem = len(parts), ""
         if data.size >= at + 16 and head[8:] != masked_crc(head[:8]):
-            what = "is damaged: a checksum does not match"
+            problem = "is damaged: a checksum does not match"
         elif end + 4 > data.size:
-            what = "ends within a record"
+            problem = "ends within a record"
         elif data[end : end + 4].tobytes() != masked_crc(
             example := data[at + 12 : end].tobytes()
         ):
-            what = "is damaged: a checksum does not match"
-        if what:
+            problem = "is damaged: a checksum does not match"
+        if problem:
             where = f"record {number}, byte {at}"
             raise DataError(
-                f"{path} {what} ({where}); copy it again, or it is not a TFRecord file"
+                f"{path} {problem} ({where}); copy it again, or it is not a TFRecord file"
             )
         try:
             features = _parse_example(example)
@@ -297,7 +297,7 @@ def _parse_example(data: bytes) -> dict[str, Integers]:
     Raises:
         ValueError: not an Example, or a number is out of range.
     """
-    found = {}
+    parsed = {}
     for number, features in fields(data):
         for _, entry in (
             fields(features) if number == 1 and isinstance(features, bytes) else ()
@@ -314,8 +314,8 @@ def _parse_example(data: bytes) -> dict[str, Integers]:
                         for number, part in fields(values)
                         if number == 1
                     ]
-            found[name.decode("utf-8", "replace")] = np.concatenate(arrays)
-    return found
+            parsed[name.decode("utf-8", "replace")] = np.concatenate(arrays)
+    return parsed
 
 
 def _numbers(part: int | bytes, kind: int) -> Integers:

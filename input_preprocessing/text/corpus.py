@@ -218,23 +218,23 @@ def _deal(parts: list[Path], starts: Numbers, task: tuple[Numbers, Path]) -> Non
     chosen, target = task
     if not target.is_file():
         with atomic_file(target) as unfinished, open(unfinished, "wb") as output:
-            for found in slices(parts, _places(parts, starts, chosen)):
-                output.writelines(found)
+            for texts in slices(parts, _places(parts, starts, chosen)):
+                output.writelines(texts)
 
 
 def _places(parts: list[Path], starts: Numbers, chosen: Numbers) -> Numbers:
     """(part, begin, end) of each document, (N, 3)."""
-    places = np.empty((len(chosen), 3), dtype=np.int64)
+    positions = np.empty((len(chosen), 3), dtype=np.int64)
     bounds = np.searchsorted(chosen, starts)
     for number, (low, high) in enumerate(pairwise(bounds.tolist())):
         if low < high:
             ends = np.load(parts[number].with_suffix(".npy"), mmap_mode="r")[:, 0]
             inside = chosen[low:high] - starts[number]
-            places[low:high, 0] = number
+            positions[low:high, 0] = number
             # A document begins where the one before it in its part ends.
-            places[low:high, 1] = np.where(inside > 0, ends[inside - 1], 0)
-            places[low:high, 2] = ends[inside]
-    return places
+            positions[low:high, 1] = np.where(inside > 0, ends[inside - 1], 0)
+            positions[low:high, 2] = ends[inside]
+    return positions
 
 
 def _files(download: Path) -> dict[str, str]:
@@ -267,12 +267,12 @@ def make(options: argparse.Namespace, download: Path) -> None:
         )
     vocab_md5 = vocabulary.load(options.vocab_file).md5 if options.vocab_file else ""
     work = download / "corpus"  # removed at the end
-    found, left_out = sources.find(
+    texts, left_out = sources.find(
         options.input, options.layout, options.text_key, work, options.jobs
     )
-    if told := inputs.report(left_out, len(found), download, " ".join(options.input)):
+    if told := inputs.report(left_out, len(texts), download, " ".join(options.input)):
         print(f"corpus: {told}", file=sys.stderr)
-    digests = [source.md5 for source in found]
+    digests = [source.md5 for source in texts]
     md5 = (
         digests[0]
         if len(digests) == 1
@@ -297,11 +297,11 @@ def make(options: argparse.Namespace, download: Path) -> None:
         raise DataError(
             f"{download}/results4 has text not made by this command; move it, or give another folder"
         )
-    parts = sources.split(found, options.text_key, work, options.jobs)
+    parts = sources.split(texts, options.text_key, work, options.jobs)
     unfinished = {"recipe": recipe, "files": {}}
     # Before the first file: it claims the folder, and tells the next run whose files are in it.
     write_text(note, json.dumps(unfinished, indent=1) + "\n")
-    kinds = list(dict.fromkeys(source.kind for source in found))
+    kinds = list(dict.fromkeys(source.kind for source in texts))
     summary = _write(options, parts, kinds, download, begun=made == unfinished)
     write_text(
         note, json.dumps({"recipe": recipe, "files": _files(download)}, indent=1) + "\n"

@@ -104,11 +104,11 @@ def find(
         if name == PYDOC or not path.is_dir():
             files.append((path, False))
             continue
-        for found in files_in(path):
-            if isinstance(found, LeftOut):
-                left_out.append(found)
+        for file in files_in(path):
+            if isinstance(file, LeftOut):
+                left_out.append(file)
             else:
-                files.append((found, True))
+                files.append((file, True))
     sizes = [path.stat().st_size if path.is_file() else 0 for path, _ in files]
     look = partial(_look, layout, text_key, folder)
     tasks = [(number, *file) for number, file in enumerate(files)]
@@ -170,11 +170,11 @@ def _source(
         kind = JSON
         # JSON Lines end at line feeds alone; other line ends may stand within a record.
         with open(path, encoding="utf-8-sig", errors="ignore", newline="\n") as lines:
-            found = _layout_of(_json_lines(path, lines, text_key, 0), layout)
+            detected = _layout_of(_json_lines(path, lines, text_key, 0), layout)
     else:
-        found = detect_layout(start_of_text) if layout == "auto" else layout
-        kind = LAYOUTS[found]
-    return Source(path, kind, found, _cuts(path, kind, stamp[0]), md5, stamp, name)
+        detected = detect_layout(start_of_text) if layout == "auto" else layout
+        kind = LAYOUTS[detected]
+    return Source(path, kind, detected, _cuts(path, kind, stamp[0]), md5, stamp, name)
 
 
 def _unpack(path: Path, packed: str, unpacked: Path) -> None:
@@ -225,7 +225,7 @@ def _to_document_end(content: BinaryIO, is_prose: bool) -> None:
         line = content.readline(_PATIENCE)
         blank = 0 if line.strip() else blank + 1
     if line and not line.endswith(b"\n"):
-        *_, last = [0, *(found.end() for found in _SENTENCE_END.finditer(line))]
+        *_, last = [0, *(match.end() for match in _SENTENCE_END.finditer(line))]
         # Without a sentence's end at a space, or at least not within a character of UTF-8.
         last = (
             last or line.rfind(b" ") + 1 or len(line.decode("utf-8", "ignore").encode())
@@ -428,14 +428,14 @@ def _json_lines(
 ) -> Iterator[str]:
     """Texts of JSON Lines. begin: offset of the lines in the file, for messages."""
 
-    def wrong(what: str) -> DataError:
+    def wrong(reason: str) -> DataError:
         with open(path, "rb") as file:
             # The lines of the parts before are counted only here, for the message.
             before = sum(
                 file.read(min(CHUNK, begin - at)).count(b"\n")
                 for at in range(0, begin, CHUNK)
             )
-        return DataError(f"{path}: line {before + number} {what}")
+        return DataError(f"{path}: line {before + number} {reason}")
 
     for number, line in enumerate(lines, 1):  # noqa: B007 (of the message)
         if not line.strip():

@@ -209,10 +209,13 @@ def _check_numbers(
     manifest's.
     """
     problem = ""
-    for what in ("sequences", "rows", "tokens"):
-        found, said = sum(getattr(audit, what) for audit in audits), getattr(made, what)
-        if found != said and not problem:
-            problem = f"{found:,} {what}, {said:,} were prepared according to {name}"
+    for unit in ("sequences", "rows", "tokens"):
+        counted, said = (
+            sum(getattr(audit, unit) for audit in audits),
+            getattr(made, unit),
+        )
+        if counted != said and not problem:
+            problem = f"{counted:,} {unit}, {said:,} were prepared according to {name}"
     text = f"{made.sequences:,} sequences in {made.rows:,} rows, {made.tokens:,} tokens"
     counts = _check("counts", text, problem)
     # The shards' sequences are exactly the training instances, with repetitions.
@@ -257,8 +260,8 @@ def _check_evaluation(audits: Sequence[Audit], made: manifest.Manifest) -> Check
             other = (
                 f"their digest is {digest}, not the published {PUBLISHED_EVALUATION}"
             )
-            what = f"{audit.path}: {text}, of the benchmark's text and options"
-            problem = f"{what}, but {other}: prepare it again"
+            words = f"{audit.path}: {text}, of the benchmark's text and options"
+            problem = f"{words}, but {other}: prepare it again"
         text += f": exactly the published ones ({digest})"
     return _check("evaluation", text, problem)
 
@@ -296,41 +299,41 @@ def check_held_out(audits: Sequence[Audit], known: Hashes | None) -> Check:
     return Check("held out", seen <= _MOST_SEEN * len(known) or tolerable, text)
 
 
-def failures(found: dict[str, list[Check]]) -> list[str]:
+def failures(by_part: dict[str, list[Check]]) -> list[str]:
     """Failed checks, as text."""
     failed = (
         (name, check)
-        for name, checks in found.items()
+        for name, checks in by_part.items()
         for check in checks
         if check.holds is False
     )
     return [f"{name}: {check.name}: {check.detail}" for name, check in failed]
 
 
-def verdict(folder: Path, found: dict[str, list[Check]]) -> str:
+def verdict(folder: Path, by_part: dict[str, list[Check]]) -> str:
     """The verdict in one line."""
-    total = sum(len(checks) for checks in found.values())
-    if failed := failures(found):
+    total = sum(len(checks) for checks in by_part.values())
+    if failed := failures(by_part):
         return (
             f"{folder}: NOT VALID: {len(failed)} of {total} checks failed; {failed[0]}"
         )
-    return f"{folder}: valid: {', '.join(found)}, all {total} checks hold"
+    return f"{folder}: valid: {', '.join(by_part)}, all {total} checks hold"
 
 
 def main(options: argparse.Namespace) -> None:
-    found = verify(options.folder, jobs=options.jobs)
+    by_part = verify(options.folder, jobs=options.jobs)
     if options.json:
         checked = {
             name: [check._asdict() for check in checks]
-            for name, checks in found.items()
+            for name, checks in by_part.items()
         }
-        print(json.dumps({"valid": not failures(found), "checks": checked}))
-    for name, checks in found.items() if not options.json else ():
+        print(json.dumps({"valid": not failures(by_part), "checks": checked}))
+    for name, checks in by_part.items() if not options.json else ():
         print(f"{name}\n")
         for check in checks:
             print(f" {check.name:<16} {_MARKS[check.holds]:<6} {check.detail}")
         print()
-    line = verdict(options.folder, found)
-    if failures(found):
+    line = verdict(options.folder, by_part)
+    if failures(by_part):
         raise DataError(line)
     print(line, file=sys.stderr if options.json else sys.stdout)

@@ -85,8 +85,10 @@ def sentences_of(wikitext: str) -> list[str] | None:
         return None  # bad mark-up must not end a run over six million articles
     sentences = []
     for paragraph in paragraphs_of(text):
-        found = (_SPACES.sub(" ", sentence).strip() for sentence in tokenize(paragraph))
-        sentences += [sentence for sentence in found if sentence]
+        pieces = (
+            _SPACES.sub(" ", sentence).strip() for sentence in tokenize(paragraph)
+        )
+        sentences += [sentence for sentence in pieces if sentence]
     return sentences
 
 

@@ -154,23 +154,23 @@ def read_dump(path: Path, begin: int = 0, end: int | None = None) -> Iterator[by
             mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
         ):
             # A header has ten bytes and is of the range in which its first byte lies.
-            found = _STREAM.search(data, begin, min(len(data), end + 9))
-        if found is None:
+            match = _STREAM.search(data, begin, min(len(data), end + 9))
+        if match is None:
             return
-        start = found.start()
+        start = match.start()
     buffer = bytearray()
-    own: int | None = (
+    kept_end: int | None = (
         None  # bytes of the buffer from streams of this range; None: all so far
     )
     for stream, block in _blocks(path, start):
-        if own is None and end is not None and stream >= end:
-            own = len(buffer)
+        if kept_end is None and end is not None and stream >= end:
+            kept_end = len(buffer)
         buffer += block
         done = 0
         while True:
             page = buffer.find(_OPEN, done)
             # The next page starts in a stream of the next range, which has it.
-            if own is not None and not 0 <= page < own:
+            if kept_end is not None and not 0 <= page < kept_end:
                 return
             close = buffer.find(_CLOSE, page) if page >= 0 else -1
             if close < 0:
@@ -180,7 +180,7 @@ def read_dump(path: Path, begin: int = 0, end: int | None = None) -> Iterator[by
             done = close + len(_CLOSE)
             yield bytes(buffer[page:done])
         del buffer[:keep]
-        own = None if own is None else own - keep
+        kept_end = None if kept_end is None else kept_end - keep
     if buffer.find(_OPEN) >= 0:
         raise DataError(f"{path} ends in the middle of a page; download it again")
 

@@ -104,9 +104,9 @@ def split(
     else:
         cleaned = finished_files(source, "clean", jobs)
         texts, md5s = list(cleaned), {path.name: md5 for path, md5 in cleaned.items()}
-    places = [(number, path, is_reference) for number, path in enumerate(texts)]
+    numbered = [(number, path, is_reference) for number, path in enumerate(texts)]
     documents = np.concatenate(
-        run_tasks("split: documents", _documents, places, jobs=jobs)
+        run_tasks("split: documents", _documents, numbered, jobs=jobs)
     )
     files = documents[:, 0]
     if not is_reference:
@@ -211,15 +211,17 @@ def fill(sizes: Iterable[int], most: int) -> Integers:
 def cut(documents: Integers, count: int) -> list[Integers]:
     """Cuts the documents (file, begin, end) into `count` non-empty runs of about equal bytes."""
     ends = np.cumsum(documents[:, 2] - documents[:, 1])
-    places = (
+    positions = (
         np.searchsorted(ends, ends[-1] * np.arange(1, count) / count, side="left") + 1
     )
     first = np.arange(1, count)
-    places = (
-        np.maximum.accumulate(np.maximum(places - first, 0)) + first
+    positions = (
+        np.maximum.accumulate(np.maximum(positions - first, 0)) + first
     )  # one document a run, from the front
-    places = np.minimum(places, len(documents) - count + first)  # and from the back
-    return np.split(documents, places)
+    positions = np.minimum(
+        positions, len(documents) - count + first
+    )  # and from the back
+    return np.split(documents, positions)
 
 
 def _documents(task: tuple[int, Path, bool]) -> Integers:
@@ -251,9 +253,9 @@ def _write(texts: list[Path], task: tuple[Integers, Path, bool]) -> None:
     if is_recorded(target):
         return
     with atomic_file(target) as unfinished, open(unfinished, "wb") as output:
-        for found in slices(texts, documents):
+        for pieces in slices(texts, documents):
             output.write(
-                b"".join(each + _BLANK for each in found)[: -1 if gathered else None]
+                b"".join(each + _BLANK for each in pieces)[: -1 if gathered else None]
             )
     record(target)
 

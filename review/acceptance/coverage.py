@@ -47,32 +47,32 @@ def _untested(records: Records, node: str) -> dict[str, str]:
     """Why areas were not tested on a node."""
     hardware = records.hardware.get(node, {})
     parts = hardware.get("parts", {})
-    found = {}
+    reasons = {}
     if not (records.on_cpus or parts.get(NODE, {}).get("GPUs")):
-        found["inventory"] = NO_NVML
+        reasons["inventory"] = NO_NVML
     if not parts:
-        found["inventory"] = "not recorded"
+        reasons["inventory"] = "not recorded"
     if records.on_cpus:
-        found |= dict.fromkeys(("datasheet", "health", "telemetry"), NO_GPU)
+        reasons |= dict.fromkeys(("datasheet", "health", "telemetry"), NO_GPU)
     else:
-        found |= _untested_gpus(records, node)
+        reasons |= _untested_gpus(records, node)
     log = hardware.get("kernel_log", {})
     if log.get("lines") is None:
-        found["kernel_log"] = "this user may not read it"
+        reasons["kernel_log"] = "this user may not read it"
     # Seconds since boot. The log was read after the test began, in the same boot, and its first
     # line is later still: the kernel's buffer has gone round.
     elif log["read"] >= hardware.get("uptime", 0.0) < log["first"]:
-        found["kernel_log"] = "its lines of the test are overwritten"
+        reasons["kernel_log"] = "its lines of the test are overwritten"
     if len(records.nodes) < 2 or "together" not in records.stages:
-        found["network"] = "one node"
+        reasons["network"] = "one node"
     ranks = [rank for rank, info in records.ranks.items() if info.node == node]
     if not np.isin(records.measured("disk")["rank"], ranks).any():
-        found["disk"] = "no data set is configured"
+        reasons["disk"] = "no data set is configured"
     # A program counts as run if it left any record, of whatever test.
-    ran = {program(one["name"]) for one in records.tools.get(node, [])}
+    ran = {program(tool["name"]) for tool in records.tools.get(node, [])}
     programs = {"nccl": NCCL_TESTS, "nvbandwidth": NVBANDWIDTH, "dcgmi": DIAGNOSTIC}
     missing = [area for area, name in programs.items() if name not in ran]
-    return found | dict.fromkeys(missing, "not installed, or excluded")
+    return reasons | dict.fromkeys(missing, "not installed, or excluded")
 
 
 def _untested_gpus(records: Records, node: str) -> dict[str, str]:
@@ -83,26 +83,28 @@ def _untested_gpus(records: Records, node: str) -> dict[str, str]:
     }
     unknown = sorted(name for name in models if not floor_of(name))
     samples = records.telemetry.get(node, {})
-    found = {}
+    reasons = {}
     if not models or unknown:
-        found["datasheet"] = (
+        reasons["datasheet"] = (
             f"no figures of {', '.join(unknown)}" if models else NO_NVML
         )
     # The counts before alone cannot show what the test itself did.
     if not any(device.startswith("GPU ") for device in hardware.get("after", {})):
-        found["health"] = NO_NVML
+        reasons["health"] = NO_NVML
     if not any(
         (~np.isnan(samples[field])).any() for field in FIELDS if field in samples
     ):
-        found["telemetry"] = NO_NVML
-    return found
+        reasons["telemetry"] = NO_NVML
+    return reasons
 
 
 def untested(records: Records) -> dict[str, dict[str, str]]:
     """Why each area was not tested, by node; empty for one that was tested on every node."""
     reasons = {node: _untested(records, node) for node in records.nodes}
     found = {
-        area: {node: own[area] for node, own in reasons.items() if area in own}
+        area: {
+            node: by_area[area] for node, by_area in reasons.items() if area in by_area
+        }
         for area in AREAS
     }
     # A single node runs such a test for all.
@@ -132,7 +134,7 @@ def short(records: Records) -> str:
     for label, why in _areas(records):
         if why != NO_GPU:
             labels.setdefault(why, []).append(label)
-    return ", ".join(f"{', '.join(own)} ({why})" for why, own in labels.items())
+    return ", ".join(f"{', '.join(areas)} ({why})" for why, areas in labels.items())
 
 
 def _areas(records: Records) -> Iterator[tuple[str, str]]:

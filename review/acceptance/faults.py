@@ -70,7 +70,7 @@ def corrupt(records: Records) -> tuple[list[Corruption], bool]:
     All took the same steps from the same weights. More than half of those that should agree must do
     so; otherwise the load is not reproducible on this system and proves nothing.
     """
-    found: dict[int, Corruption] = {}
+    differing: dict[int, Corruption] = {}
     comparable = False
     for group in _groups(records):
         # Pairs of nodes take as many steps as their time allows: compare those that all have taken.
@@ -81,14 +81,18 @@ def corrupt(records: Records) -> tuple[list[Corruption], bool]:
             continue
         comparable = True
         for (stage, rank, number, _), checks in zip(group, checksums, strict=True):
-            if checks != common and rank not in found:
+            if checks != common and rank not in differing:
                 step = next(
                     i
-                    for i, (own, other) in enumerate(zip(checks, common, strict=True))
-                    if own != other
+                    for i, (checksum, other) in enumerate(
+                        zip(checks, common, strict=True)
+                    )
+                    if checksum != other
                 )
-                found[rank] = Corruption(records.ranks[rank].name, stage, number, step)
-    return [found[rank] for rank in sorted(found)], comparable
+                differing[rank] = Corruption(
+                    records.ranks[rank].name, stage, number, step
+                )
+    return [differing[rank] for rank in sorted(differing)], comparable
 
 
 def _groups(records: Records) -> list[list[tuple[str, int, int, list[int]]]]:
@@ -104,7 +108,7 @@ def _groups(records: Records) -> list[list[tuple[str, int, int, list[int]]]]:
         for rank, number in np.argwhere(steps).tolist():
             checks = checksums[rank, number, : steps[rank, number]].tolist()
             by_rank[rank].append((stage, rank, number, checks))
-        everyone = [one for rounds in by_rank for one in rounds]
+        everyone = [checks_of_round for rounds in by_rank for checks_of_round in rounds]
         # Alone, ranks take the same steps from the same weights
         # in all rounds: one group over both stages.
         if stage in ALONE:
@@ -145,8 +149,10 @@ def gpu_faults(records: Records) -> Iterator[Reason]:
             now = max(known(samples[field]), default=np.nan)
             most = max(known(samples[f"{field}_most"]), default=np.nan)
             if now < most:  # False for nan
-                what = f"{words}: {now:.0f} of the {most:.0f} that GPU and slot support"
-                yield Reason(name, what, "warn")
+                message = (
+                    f"{words}: {now:.0f} of the {most:.0f} that GPU and slot support"
+                )
+                yield Reason(name, message, "warn")
 
 
 def _silent(name: str, samples: Columns, read: set[str]) -> Iterator[Reason]:
@@ -165,7 +171,7 @@ def _silent(name: str, samples: Columns, read: set[str]) -> Iterator[Reason]:
         after = duration(last - float(samples["time"][0]))
         yield Reason(name, f"reported nothing any more {after} after the start")
     if missing := [
-        one for one in ASKED if one in read and not len(known(samples[one]))
+        field for field in ASKED if field in read and not len(known(samples[field]))
     ]:
         yield Reason(name, f"{', '.join(missing)} cannot be read, of other GPUs it can")
 
@@ -253,17 +259,17 @@ def _kernel_log(node: str, hardware: Mapping[str, Any]) -> Iterator[Reason]:
     began = hardware.get("uptime", 0.0)
     if log.get("read", 0.0) < began:  # the node has started again since
         began = 0.0
-    found: dict[tuple[str, str], list[float]] = {}
+    times_of: dict[tuple[str, str], list[float]] = {}
     for at, line in log.get("lines") or ():
-        found.setdefault(_meaning(line), []).append(at)
-    for (what, state), times in found.items():
+        times_of.setdefault(_meaning(line), []).append(at)
+    for (fault, state), times in times_of.items():
         during = [at for at in times if at >= began]
         if during:
-            words = f"{len(during)} {what} in the kernel log during the test"
+            words = f"{len(during)} {fault} in the kernel log during the test"
         else:
             age = duration(log["read"] - max(times))
             words, state = (
-                f"{len(times)} {what} in the kernel log, the last {age} ago",
+                f"{len(times)} {fault} in the kernel log, the last {age} ago",
                 "warn",
             )
         yield Reason(f"node {node}", words, state)
@@ -274,9 +280,9 @@ def _meaning(line: str) -> tuple[str, str]:
     if xid := re.search(XID, line):
         mild = int(xid[2]) in TABLES["mild_xids"]
         return f"Xid {xid[2]} of {xid[1]}", "warn" if mild else "fail"
-    for pattern, (what, state) in TABLES["kernel_log"].items():
+    for pattern, (fault, state) in TABLES["kernel_log"].items():
         if re.search(pattern, line):
-            return what, state
+            return fault, state
     # Only lines of known faults are recorded: this one is from another version.
     return line, "fail"
 
@@ -286,11 +292,11 @@ def tool_faults(records: Records) -> Iterator[Reason]:
     for node, tools in records.tools.items():
         for tool in tools:
             name = tool["name"]
-            for device, state, what in tool["faults"]:
+            for device, state, fault in tool["faults"]:
                 where = (
                     name if name.endswith(ALL_NODES) else f"{device or name} of {node}"
                 )
-                yield Reason(where, what, state, stage=name if device else "")
+                yield Reason(where, fault, state, stage=name if device else "")
 
 
 def usual_parts(hardware: Mapping[str, Mapping[str, Facts]]) -> Facts:
@@ -303,15 +309,15 @@ def usual_parts(hardware: Mapping[str, Mapping[str, Facts]]) -> Facts:
             for name, value in facts.items():
                 if value is not None and name not in OWN:
                     values.setdefault((kind_of(device), name), []).append(value)
-    found: Facts = {}
+    usual: Facts = {}
     for (kind, name), given in values.items():
         common, count = Counter(given).most_common(1)[0]
         # Floats within 1% are one value; and what most nodes lack is not usual.
-        if 2 * max(count, sum(_same(common, one) for one in given)) > max(
+        if 2 * max(count, sum(_same(common, value) for value in given)) > max(
             len(given), len(hardware)
         ):
-            found.setdefault(kind, {})[name] = common
-    return found
+            usual.setdefault(kind, {})[name] = common
+    return usual
 
 
 def odd_parts(records: Records, expected: Facts | None = None) -> Iterator[Reason]:
@@ -325,12 +331,12 @@ def odd_parts(records: Records, expected: Facts | None = None) -> Iterator[Reaso
     for node, hardware in records.hardware.items():
         yield from below_floors(node, hardware.get("parts", {}), records.on_cpus)
     if len(records.hardware) == 2:
-        one, other = (
+        first, other = (
             usual_parts({node: hardware}) for node, hardware in records.hardware.items()
         )
         where = " and ".join(records.hardware)
-        for kind in dict.fromkeys((*one, *other)):
-            mine, others = one.get(kind, {}), other.get(kind, {})
+        for kind in dict.fromkeys((*first, *other)):
+            mine, others = first.get(kind, {}), other.get(kind, {})
             for name in dict.fromkeys((*mine, *others)):
                 values = [facts.get(name, "unknown") for facts in (mine, others)]
                 if not _same(*values):

@@ -84,7 +84,7 @@ def settings(folder: Path) -> tuple[dict[str, float], float, Facts | None, list[
     try:
         config = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         figures = config.get("expected", {})
-        found = {name: float(figures[name]) for name in UNITS if figures.get(name)}
+        expected = {name: float(figures[name]) for name in UNITS if figures.get(name)}
         seconds, parts = (
             float(config.get("burn_in_seconds", 0)),
             config.get("expected_parts"),
@@ -95,7 +95,7 @@ def settings(folder: Path) -> tuple[dict[str, float], float, Facts | None, list[
         # A test whose name is mistyped would never be missed.
         if not {*required} <= {*AREAS}:
             raise ValueError
-        return found, seconds, parts, required
+        return expected, seconds, parts, required
     except (OSError, ValueError, TypeError, AttributeError):
         raise ReviewError(
             f"{path}: not the settings of a test; run certify.sh again"
@@ -109,23 +109,23 @@ def check(
 
     One entry for each rank that falls short, or one for all ranks if most or none of them do.
     """
-    found, notes = [], []
+    reached, notes = [], []
     for name, value in expected.items():
         measured = measure(records, name)
         judged = [_judge(who, name, value, rounds) for who, rounds in measured.items()]
-        short = [one for one in judged if one.state != "pass"]
+        short = [figure for figure in judged if figure.state != "pass"]
         if not judged:
             notes.append(
                 f"{name}={value:g}: not measured in this test ({LABELS[name]})"
             )
         elif short and 2 * len(short) <= len(judged):
-            found += short
+            reached += short
         else:
             # If most fall short, one line for all says more: the
             # cause is common, or the figure is wrong.
             everyone = [float(np.median(rounds)) for rounds in zip(*measured.values())]  # noqa: B905  # rounds may differ
-            found.append(_judge(EVERYONE, name, value, everyone))
-    return found, notes
+            reached.append(_judge(EVERYONE, name, value, everyone))
+    return reached, notes
 
 
 def measure(records: Records, name: str) -> dict[str, list[float]]:
@@ -152,7 +152,7 @@ def measure(records: Records, name: str) -> dict[str, list[float]]:
         return {
             EVERYONE: [work / min(times) for times in records.reductions(name).values()]
         }
-    found = {}
+    by_who = {}
     table = amount / records.probe(name) / _PER_UNIT[UNITS[name]]
     for info, rates in zip(records.ranks.values(), table, strict=True):
         if len(kept := known(rates)):
@@ -161,31 +161,31 @@ def measure(records: Records, name: str) -> dict[str, list[float]]:
                 who = f"node {info.node}"
             elif name.endswith(ALL_NODES):
                 who = EVERYONE
-            found[who] = kept.tolist()
-    return found
+            by_who[who] = kept.tolist()
+    return by_who
 
 
 def floors(records: Records) -> dict[str, dict[str, float]]:
     """Lowest healthy rate of each probe by rank, by the datasheet of its GPU; none on CPUs and for
     unknown models.
     """
-    found: dict[str, dict[str, float]] = {}
+    limits: dict[str, dict[str, float]] = {}
     for name, info in itertools.product(PROBES, records.ranks.values()):
         if not records.on_cpus and (rate := least(name, info.device)):
-            found.setdefault(name, {})[info.name] = rate
-    return found
+            limits.setdefault(name, {})[info.name] = rate
+    return limits
 
 
 def below(records: Records, limits: Mapping[str, Mapping[str, float]]) -> list[Reason]:
     """Ranks that reach less than any healthy GPU of their model."""
-    found = []
+    reasons = []
     for name, by_rank in limits.items():
         for who, rounds in measure(records, name).items():
             rate, limit = statistics.median(rounds), by_rank.get(who, 0.0)
             if rate < limit:
                 words = f"{digits(rate)} {UNITS[name]}, at least {digits(limit)} by its datasheet"
-                found.append(Reason(who, words, stage=LABELS[name]))
-    return found
+                reasons.append(Reason(who, words, stage=LABELS[name]))
+    return reasons
 
 
 def bus_bandwidth(records: Records, name: str, size: int) -> float:
@@ -239,7 +239,7 @@ def expectations(records: Records) -> str:
     """Figures of this test for EXPECTED_FIGURES: medians over ranks and rounds, to four digits."""
     rates = {
         # All ranks and rounds alike: the median is what a typical rank reaches.
-        name: [one for rounds in measure(records, name).values() for one in rounds]
+        name: [value for rounds in measure(records, name).values() for value in rounds]
         for name in UNITS
     }
     return " ".join(
@@ -287,10 +287,10 @@ def figures(
     """Seconds of each stage, then rates and probes. seconds: per step by stage [ranks]."""
     than_peers = LIMIT.format(MIN_EXCESS["slow"], "slower")
     compared = (than_peers,) if len(records.ranks) >= MIN_PEERS else ()
-    found = []
-    for stage, own in seconds.items():
-        values = dict(zip(records.names, (1e3 * own).tolist(), strict=True))
-        found.append(
+    measured = []
+    for stage, of_ranks in seconds.items():
+        values = dict(zip(records.names, (1e3 * of_ranks).tolist(), strict=True))
+        measured.append(
             Measured(stage, STEP, values, compared if stage != "pairs" else ())
         )
     for name, unit in UNITS.items():
@@ -310,16 +310,20 @@ def figures(
             least_of_all = digits(min(lowest[name].values()))
             limits = (*limits, f"at least {least_of_all} by the datasheet")
         if values:
-            found.append(Measured(name, unit, values, limits))
-    return found + _reductions(records)
+            measured.append(Measured(name, unit, values, limits))
+    return measured + _reductions(records)
 
 
 def _reductions(records: Records) -> list[Measured]:
     """All-reduces of each node and of pairs of nodes."""
-    found = []
+    rows = []
     # Nodes that take part: one, or the two of a pair.
     for name, nodes in (("reduce_node", 1), ("reduce_pairs", 2)):
-        times = [one for groups in records.reductions(name).values() for one in groups]
+        times = [
+            seconds
+            for groups in records.reductions(name).values()
+            for seconds in groups
+        ]
         if not times:
             continue
         rate = bus_bandwidth(records, name, nodes * records.ranks_per_node)
@@ -332,5 +336,5 @@ def _reductions(records: Records) -> list[Measured]:
         limits = (
             (LIMIT.format(MIN_EXCESS["network"], "more time"),) if comparable else ()
         )
-        found.append(Measured(name, GBPS, values, limits))
-    return found
+        rows.append(Measured(name, GBPS, values, limits))
+    return rows

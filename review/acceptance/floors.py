@@ -72,11 +72,11 @@ def _of_port(name: str, facts: Mapping[str, Any], parts: Facts) -> Iterator[Reas
     """
     state = facts.get("state")
     peers = [
-        one
-        for one in parts.values()
-        if "rate" in one and one.get("type") == facts.get("type")
+        part
+        for part in parts.values()
+        if "rate" in part and part.get("type") == facts.get("type")
     ]
-    if state == "DOWN" and not any(one.get("state") == "ACTIVE" for one in peers):
+    if state == "DOWN" and not any(peer.get("state") == "ACTIVE" for peer in peers):
         yield Reason(name, "is down, as is every port of its type", "warn")
     # DOWN beside ports of its type that work, or up half-way (INIT, ARMED).
     elif state not in ("ACTIVE", None):

@@ -80,12 +80,12 @@ class BurnIn:
         return [*self.different, Reason("burn-in", f"{ended}: {resume}", "warn")]
 
     def as_dict(self) -> dict[str, Any]:
-        found = {
+        answer = {
             name: value
             for name, value in vars(self).items()
             if name not in ("rounds", "running")
         }
-        return found | {"different": [one.text() for one in self.different]}
+        return answer | {"different": [reason.text() for reason in self.different]}
 
 
 class Rounds:
@@ -101,10 +101,10 @@ class Rounds:
         """repeat: counted from 1."""
         while (repeat - 1) // self.width >= MAX_ROUNDS:
             self.width *= 2
-            for one, sums in self._sums.items():
+            for column, sums in self._sums.items():
                 # [MAX_ROUNDS, 2] -> [MAX_ROUNDS / 2, 2, 2]: neighbours
                 # are added, the upper half is free again.
-                self._sums[one] = np.pad(
+                self._sums[column] = np.pad(
                     sums.reshape(-1, 2, 2).sum(axis=1), ((0, MAX_ROUNDS // 2), (0, 0))
                 )
         self._sums.setdefault(rank, np.zeros((MAX_ROUNDS, 2)))[

@@ -34,7 +34,7 @@ FULL = 0.10  # excess over the median with full colour
 MAX_LINES, MAX_POINTS = 10, 80  # of a chart, of a line
 
 
-def write_page(found: Certificate, output: Path) -> None:
+def write_page(certificate: Certificate, output: Path) -> None:
     """Raises ReviewError."""
     from review.report.page import render
 
@@ -42,12 +42,12 @@ def write_page(found: Certificate, output: Path) -> None:
         raise ReviewError(
             f"{output} is a folder: name a file, such as {output / 'certify.html'}"
         )
-    records = found.records
+    records = certificate.records
     devices = ", ".join(sorted({info.device for info in records.ranks.values()}))
     rates = {
-        one.name: f"{digits(statistics.median(one.values.values()))} {one.unit}"
-        for one in found.figures
-        if one.name in PROBES or one.name in COPIES
+        figure.name: f"{digits(statistics.median(figure.values.values()))} {figure.unit}"
+        for figure in certificate.figures
+        if figure.name in PROBES or figure.name in COPIES
     }
     of_ranks = [name for name in records.probed if name in PROBES or name in COPIES]
     probes = {
@@ -55,24 +55,27 @@ def write_page(found: Certificate, output: Path) -> None:
         for name in of_ranks
     }
     # Charts of too many lines keep those of the accused.
-    accused = [one.name for one in found.why()]
+    accused = [reason.name for reason in certificate.why()]
     charts = timelines(records, accused)
     page = render(
         "certify.html",
         title=f"Acceptance test of {records.folder.name}",
         subtitle=f"{len(records.ranks)} ranks on {len(records.nodes)} nodes · {devices}",
-        state=STYLES[found.state],
-        headline=HEADLINES[found.state] + SOFTWARE * records.on_cpus,
-        reasons=found.reasons(),
-        standing=str(found.standing),
-        notes=found.notes,
-        tested=found.tested,
-        bought=found.bought,
-        outliers=[vars(one) | {"style": STYLES[one.state]} for one in found.why()],
-        numbers=_numbers(found),
+        state=STYLES[certificate.state],
+        headline=HEADLINES[certificate.state] + SOFTWARE * records.on_cpus,
+        reasons=certificate.reasons(),
+        standing=str(certificate.standing),
+        notes=certificate.notes,
+        tested=certificate.tested,
+        bought=certificate.bought,
+        outliers=[
+            vars(reason) | {"style": STYLES[reason.state]}
+            for reason in certificate.why()
+        ],
+        numbers=_numbers(certificate),
         maps=[
             _map(records, name, seconds, rates.get(name, ""))
-            for name, seconds in (found.seconds | probes).items()
+            for name, seconds in (certificate.seconds | probes).items()
         ],
         figures=charts,
         most_lines=max((len(chart.series) for chart in charts), default=0),
@@ -80,29 +83,35 @@ def write_page(found: Certificate, output: Path) -> None:
     write_whole(output, page)
 
 
-def _numbers(found: Certificate) -> list[dict[str, str]]:
+def _numbers(certificate: Certificate) -> list[dict[str, str]]:
     """Every number with its limit, and whether it is within it.
 
     A stage has a row for its seconds, which are compared between ranks, and one for its rate, which
     a config expects.
     """
-    short = [one for one in found.reached if one.state != "pass"]
-    marks = {(one.figure, UNITS[one.figure]): STYLES[one.state] for one in short}
+    short = [reached for reached in certificate.reached if reached.state != "pass"]
+    marks = {
+        (reached.figure, UNITS[reached.figure]): STYLES[reached.state]
+        for reached in short
+    }
     marks |= {
-        (one.stage, STEP if one.stage in STAGES else UNITS.get(one.stage, GBPS)): "bad"
-        for one in found.findings
+        (
+            finding.stage,
+            STEP if finding.stage in STAGES else UNITS.get(finding.stage, GBPS),
+        ): "bad"
+        for finding in certificate.findings
     }
     rows = []
-    for one in found.figures:
-        low, high = one.shown
+    for figure in certificate.figures:
+        low, high = figure.shown
         row = {
-            "what": one.label,
+            "what": figure.label,
             "low": low,
             "high": high,
-            "unit": one.unit,
-            "limit": one.limit,
+            "unit": figure.unit,
+            "limit": figure.limit,
         }
-        rows.append(row | {"state": marks.get((one.name, one.unit), "")})
+        rows.append(row | {"state": marks.get((figure.name, figure.unit), "")})
     return rows
 
 
@@ -147,7 +156,7 @@ def timelines(records: Records, accused: Sequence[str] = ()) -> list[Chart]:
             series[name] = {field: column[chosen] for field, column in table.items()}
     charts = []
     for field, (key, title, unit) in TABLES["timelines"].items():
-        medians = {name: median(one[field]) for name, one in series.items()}
+        medians = {name: median(columns[field]) for name, columns in series.items()}
         known = {
             name: level for name, level in medians.items() if not math.isnan(level)
         }
@@ -169,15 +178,15 @@ def _timeline(
     devices: Mapping[str, Columns],
 ) -> Chart:
     """A line for each device; points without a value are left out."""
-    begin = min(float(one["time"].min()) for one in devices.values())
+    begin = min(float(columns["time"].min()) for columns in devices.values())
     lines = []
-    for run, (name, one) in enumerate(devices.items()):
+    for run, (name, columns) in enumerate(devices.items()):
         # Every n-th sample: a burn-in of days has no more points than a short test.
-        step = max(1, math.ceil(len(one["time"]) / MAX_POINTS))
-        minutes = ((one["time"][::step] - begin) / 60).tolist()
+        step = max(1, math.ceil(len(columns["time"]) / MAX_POINTS))
+        minutes = ((columns["time"][::step] - begin) / 60).tolist()
         points = tuple(
             Point(x, y, f"{name}: {y:,.0f} {unit} at {x:.1f} minutes")
-            for x, y in zip(minutes, one[field][::step].tolist(), strict=True)
+            for x, y in zip(minutes, columns[field][::step].tolist(), strict=True)
             if not math.isnan(y)
         )
         lines.append(Series(run=run, name=name, points=points))

@@ -147,28 +147,28 @@ class Records:
         """Seconds of an all-reduce by round: the fastest in each group of ranks, since the others
         were disturbed.
         """
-        found: dict[int, dict[frozenset[int], float]] = {}
+        rounds: dict[int, dict[frozenset[int], float]] = {}
         for number, _, node, partner, seconds in self._by_node(name):
             # All ranks are one group; else those of a node, or of a pair of nodes.
             group = (
                 frozenset() if name == "reduce_together" else frozenset({node, partner})
             )
-            best = found.setdefault(number, {})
+            best = rounds.setdefault(number, {})
             best[group] = min(best.get(group, seconds), seconds)
-        return {number: [*best.values()] for number, best in sorted(found.items())}
+        return {number: [*best.values()] for number, best in sorted(rounds.items())}
 
     def pairs(self) -> dict[tuple[int, int], list[float]]:
         """Seconds of each all-reduce between two nodes, of its fastest rank, by the numbers of the
         nodes.
         """
-        found: dict[tuple[int, int], dict[int, list[float]]] = {}
+        times_of: dict[tuple[int, int], dict[int, list[float]]] = {}
         for _, rank, node, partner, seconds in self._by_node("reduce_pairs"):
             # Both nodes of a pair report it, each with the other as partner.
             pair = min(node, partner), max(node, partner)
-            found.setdefault(pair, {}).setdefault(rank, []).append(seconds)
+            times_of.setdefault(pair, {}).setdefault(rank, []).append(seconds)
         return {
             pair: [min(times) for times in zip(*ranks.values(), strict=True)]
-            for pair, ranks in sorted(found.items())
+            for pair, ranks in sorted(times_of.items())
         }
 
 
@@ -193,8 +193,8 @@ def read(folder: Path) -> Records:
     ended = 0.0
     for about, tables in files:
         node = about["node"]
-        for one in about["ranks"]:
-            ranks[one["rank"]] = RankInfo(**one | {"node": node})
+        for info in about["ranks"]:
+            ranks[info["rank"]] = RankInfo(**info | {"node": node})
         tools[node] = about.get("tools", [])
         later, samples = _burn_in(folder / f"burn_in_{node}.npz")
         telemetry[node] = _joined([tables["telemetry"], *samples])
@@ -228,7 +228,9 @@ def read(folder: Path) -> Records:
 
 def _joined(tables: Sequence[Columns]) -> Columns:
     """Rows of tables that have the columns of the first."""
-    return {name: np.concatenate([one[name] for one in tables]) for name in tables[0]}
+    return {
+        name: np.concatenate([table[name] for table in tables]) for name in tables[0]
+    }
 
 
 def _burn_in(path: Path) -> tuple[dict[str, Any], list[Columns]]:

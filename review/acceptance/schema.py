@@ -132,7 +132,7 @@ class Expected:
 
     def figures(self) -> dict[str, float]:
         """Expected figures by name. Raises ConfigError."""
-        found: dict[str, float] = {}
+        figures: dict[str, float] = {}
         for word in self.text.replace(",", " ").split():
             name, _, value = word.partition("=")
             if name not in UNITS:
@@ -150,8 +150,8 @@ class Expected:
                 raise ConfigError(
                     f"EXPECTED_FIGURES: {word}: expected {name}= a number above 0"
                 )
-            found[name] = float(value)
-        return found
+            figures[name] = float(value)
+        return figures
 
 
 def write(

@@ -65,7 +65,9 @@ class Finding:
             "over 1,000,000" if chance < 1e-6 else f"{float(f'{1 / chance:.1g}'):,.0f}"
         )
         also = (
-            f"also: {', '.join(LABELS[one] for one in self.also)}" if self.also else ""
+            f"also: {', '.join(LABELS[stage] for stage in self.also)}"
+            if self.also
+            else ""
         )
         words = (
             WORDS[self.what]
@@ -109,7 +111,7 @@ class Certificate:
     def versions(self) -> dict[str, str]:
         """Of packages, and of other programs, which may differ between nodes."""
         environment = self._environment
-        found = environment.get("packages", {}) | {
+        versions = environment.get("packages", {}) | {
             name: environment.get(name) for name in ("cuda", "cudnn", "nccl", "python")
         }
         programs: dict[str, set[str]] = {}
@@ -117,10 +119,11 @@ class Certificate:
             programs.setdefault(coverage.program(tool["name"]), set()).add(
                 tool["version"]
             )
-        found |= {
-            name: " and ".join(sorted(own - {""})) for name, own in programs.items()
+        versions |= {
+            name: " and ".join(sorted(different - {""}))
+            for name, different in programs.items()
         }
-        return {name: str(version) for name, version in found.items() if version}
+        return {name: str(version) for name, version in versions.items() if version}
 
     @cached_property
     def _environment(self) -> dict[str, Any]:
@@ -146,8 +149,8 @@ class Certificate:
         left += coverage.lines(records)
         for tool in records.reports:
             left += [
-                f"{LABELS.get(one, one)} (skipped by {tool['name']})"
-                for one in tool["skipped"]
+                f"{LABELS.get(test, test)} (skipped by {tool['name']})"
+                for test in tool["skipped"]
             ]
         ended = datetime.fromtimestamp(records.ended, timezone.utc).strftime(
             "%Y-%m-%d %H:%M UTC"
@@ -181,17 +184,19 @@ class Certificate:
                 alike.setdefault((kind_of(device), words), []).append(
                     f"{device} of {node}"
                 )
-        found = [
+        lines = [
             (owners[0] if len(owners) == 1 else f"{len(owners)} x {kind}", words)
             for (kind, words), owners in alike.items()
         ]
-        return found + ([("serial numbers", ", ".join(serials))] if serials else [])
+        return lines + ([("serial numbers", ", ".join(serials))] if serials else [])
 
     @property
     def state(self) -> str:
         """pass, warn or fail: the worst of all reasons."""
         # EXIT begins with the best.
-        return max((one.state for one in self.why()), key=[*EXIT].index, default="pass")
+        return max(
+            (reason.state for reason in self.why()), key=[*EXIT].index, default="pass"
+        )
 
     @property
     def said(self) -> str:
@@ -212,16 +217,16 @@ class Certificate:
             else []
         )
         return [
-            *(one.reason() for one in self.corrupt),
-            *(one for one in burnt if one.state == "fail"),
-            *(one.reason() for one in self.findings),
-            *(one.reason() for one in self.reached if one.state != "pass"),
+            *(corruption.reason() for corruption in self.corrupt),
+            *(reason for reason in burnt if reason.state == "fail"),
+            *(finding.reason() for finding in self.findings),
+            *(reached.reason() for reached in self.reached if reached.state != "pass"),
             *self.faults,
-            *(one for one in burnt if one.state == "warn"),
+            *(reason for reason in burnt if reason.state == "warn"),
         ]
 
     def reasons(self) -> list[str]:
-        return [one.text() for one in self.why()]
+        return [reason.text() for reason in self.why()]
 
     @cached_property
     def figures(self) -> list[Measured]:
@@ -239,8 +244,8 @@ class Certificate:
             "findings": self.findings,
             "corrupt": self.corrupt,
             "faults": [
-                {"name": one.name, "state": one.state, "reason": one.what}
-                for one in self.faults
+                {"name": fault.name, "state": fault.state, "reason": fault.what}
+                for fault in self.faults
             ],
             "expected": self.reached,
             "burn_in": self.burn_in,
@@ -251,8 +256,8 @@ class Certificate:
             "notes": self.notes,
             "figures": self.figures,
             "seconds_per_step": {
-                stage: dict(zip(names, own.tolist(), strict=True))
-                for stage, own in self.seconds.items()
+                stage: dict(zip(names, of_ranks.tolist(), strict=True))
+                for stage, of_ranks in self.seconds.items()
             },
         }
 
@@ -292,7 +297,7 @@ def judge(
         )
     reached, not_measured = figures.check(records, expected)
     notes += not_measured + [
-        one.reason().text() for one in reached if one.state == "pass"
+        rate.reason().text() for rate in reached if rate.state == "pass"
     ]
     notes += [burnt.text()] if burnt else []
     floors = figures.floors(records)
@@ -326,35 +331,39 @@ def _findings(records: Records, compared: list[Comparison]) -> list[Finding]:
     """
     # Each kind of comparison has its share of the false alarms that a test may have (Bonferroni).
     comparisons = {
-        overall: sum(len(one.values) for one in compared if one.overall is overall)
+        overall: sum(
+            len(comparison.values)
+            for comparison in compared
+            if comparison.overall is overall
+        )
         / share
         for overall, share in ((True, OVERALL), (False, 1 - OVERALL))
     }
-    found: dict[str, Finding] = {}
+    findings: dict[str, Finding] = {}
     for comparison in compared:
-        for one in comparison.outliers(comparisons[comparison.overall]):
-            if one.state == "warn" and records.on_cpus:
+        for outlier in comparison.outliers(comparisons[comparison.overall]):
+            if outlier.state == "warn" and records.on_cpus:
                 continue  # of two processes on shared CPUs, one is often slower
-            stage = comparison.shown_in(one.name)
-            if first := found.get(one.name):
+            stage = comparison.shown_in(outlier.name)
+            if first := findings.get(outlier.name):
                 if stage not in (first.stage, *first.also):
-                    found[one.name] = replace(first, also=(*first.also, stage))
-            elif not _explained(records, one.name, comparison.kind, found):
-                evidence = _throttling(records, one.name)
-                found[one.name] = Finding(
-                    comparison.what, stage, comparison.kind, one, evidence
+                    findings[outlier.name] = replace(first, also=(*first.also, stage))
+            elif not _explained(records, outlier.name, comparison.kind, findings):
+                evidence = _throttling(records, outlier.name)
+                findings[outlier.name] = Finding(
+                    comparison.what, stage, comparison.kind, outlier, evidence
                 )
-    return list(found.values())
+    return list(findings.values())
 
 
 def _explained(
-    records: Records, name: str, kind: str, found: Mapping[str, Finding]
+    records: Records, name: str, kind: str, findings: Mapping[str, Finding]
 ) -> bool:
     """Whether a node or GPU that is already named explains it."""
-    named = {kind: _names(found.values(), kind) for kind in ("node", "rank")}
-    nodes = {one.removeprefix("node ") for one in named["node"]}
+    named = {kind: _names(findings.values(), kind) for kind in ("node", "rank")}
+    nodes = {node.removeprefix("node ") for node in named["node"]}
     if kind == "rank":
-        return all(one.partition(" on ")[2] in nodes for one in members(name))
+        return all(member.partition(" on ")[2] in nodes for member in members(name))
     # A slow GPU makes all its pairs slow, and a slow node all its links.
     if kind == "pair":
         of_ranks = [
@@ -366,31 +375,33 @@ def _explained(
     return kind == "link" and bool(nodes & set(name.removeprefix("link ").split(" - ")))
 
 
-def _names(found: Iterable[Finding], kind: str) -> set[str]:
+def _names(findings: Iterable[Finding], kind: str) -> set[str]:
     return {
-        one
-        for finding in found
+        member
+        for finding in findings
         if finding.kind == kind
-        for one in members(finding.name)
+        for member in members(finding.name)
     }
 
 
 def _throttling(records: Records, name: str) -> str:
     """Why the GPU of a rank, or the first such of a node, throttles; empty if none does."""
-    own = {
+    names = {
         info.name
         for info in records.ranks.values()
         if name in (info.name, f"node {info.node}")
     }
-    reasons = (throttled(samples) for rank, samples in devices(records) if rank in own)
+    reasons = (
+        throttled(samples) for rank, samples in devices(records) if rank in names
+    )
     return next(filter(None, reasons), "")
 
 
 def standing(records: Records) -> Estimate | str:
     """Estimate from the stage with all ranks; a str says why there is none."""
     model, data, schedule = (
-        read_json(records.folder / "config.json", one)
-        for one in ("model", "data", "schedule")
+        read_json(records.folder / "config.json", section)
+        for section in ("model", "data", "schedule")
     )
     if records.on_cpus:
         return "nothing to compare with: published results are of accelerators, this test was of CPUs"
@@ -411,58 +422,69 @@ def standing(records: Records) -> Estimate | str:
     return estimate(batch / step, error, batch, ranks, schedule.get("lr") or 0, steps)
 
 
-def print_certificate(found: Certificate) -> None:
+def print_certificate(certificate: Certificate) -> None:
     """Prints numbers, notes and reasons, and the verdict on the last line."""
-    print(f"{len(found.records.ranks)} ranks on {len(found.records.nodes)} nodes")
-    for one in found.figures:
-        low, high = one.shown
+    print(
+        f"{len(certificate.records.ranks)} ranks on {len(certificate.records.nodes)} nodes"
+    )
+    for figure in certificate.figures:
+        low, high = figure.shown
         print(
-            f"  {one.label:<40} {low:>10} {'to' if low else '':2} {high:>10} {one.unit:<11}  {one.limit}"
+            f"  {figure.label:<40} {low:>10} {'to' if low else '':2} {high:>10} {figure.unit:<11}  {figure.limit}"
         )
     for name in ("tested", "not tested"):
-        print(f"  {name:<40} {found.tested[name]}")
-    for line in (*found.notes, *found.reasons()):
+        print(f"  {name:<40} {certificate.tested[name]}")
+    for line in (*certificate.notes, *certificate.reasons()):
         print(f"  {line}")
-    print(f"  where this stands: {found.standing}")
-    print(found.said)
+    print(f"  where this stands: {certificate.standing}")
+    print(certificate.said)
 
 
-def line(found: Certificate) -> str:
+def line(certificate: Certificate) -> str:
     """The verdict, the first reason, what was not tested, and the commands that drain failed nodes
     in Slurm.
     """
-    records = found.records
+    records = certificate.records
     reasons = [
-        one.text() for one in sorted(found.why(), key=lambda one: one.state != "fail")
+        reason.text()
+        for reason in sorted(
+            certificate.why(), key=lambda reason: reason.state != "fail"
+        )
     ]
     left = coverage.short(records)
     not_tested = f"; not tested: {left}" if left else ""
     if not reasons:
         who = f"{len(records.ranks)} ranks of {', '.join(records.nodes)}"
-        return f"{found.said}: {who}{not_tested}"
+        return f"{certificate.said}: {who}{not_tested}"
     more = f" and {len(reasons) - 1} more" if len(reasons) > 1 else ""
-    return "; ".join([f"{found.said}: {reasons[0]}{more}{not_tested}", *_drains(found)])
+    return "; ".join(
+        [f"{certificate.said}: {reasons[0]}{more}{not_tested}", *_drains(certificate)]
+    )
 
 
-def _drains(found: Certificate) -> list[str]:
+def _drains(certificate: Certificate) -> list[str]:
     """A command for each reason that fails, with its nodes."""
     # Quoted: reasons have spaces, and the line is made to be pasted.
     return [
         f"scontrol update nodename={','.join(nodes)} state=drain "
         + shlex.quote(f"reason=certify: {reason}")
-        for reason, nodes in failed_nodes(found).items()
+        for reason, nodes in failed_nodes(certificate).items()
     ]
 
 
-def failed_nodes(found: Certificate) -> dict[str, list[str]]:
+def failed_nodes(certificate: Certificate) -> dict[str, list[str]]:
     """The nodes that each reason that fails names; all nodes if none is named."""
-    failing = [one for one in found.why() if one.state == "fail"]
+    failing = [reason for reason in certificate.why() if reason.state == "fail"]
     of_nodes: dict[str, list[str]] = {}
-    for node in found.records.nodes:
+    for node in certificate.records.nodes:
         # As a whole word: n1 must not drain n10.
-        own = [one for one in failing if node in one.name.replace(",", " ").split()]
-        if own:
-            of_nodes.setdefault(own[0].text(), []).append(node)
+        naming = [
+            reason
+            for reason in failing
+            if node in reason.name.replace(",", " ").split()
+        ]
+        if naming:
+            of_nodes.setdefault(naming[0].text(), []).append(node)
     if failing and not of_nodes:
-        of_nodes[failing[0].text()] = found.records.nodes
+        of_nodes[failing[0].text()] = certificate.records.nodes
     return of_nodes

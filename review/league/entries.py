@@ -135,11 +135,11 @@ def entry_of(result: Result, label: str, root: Path) -> Entry:
         else mean * (1.0 if committed is None else committed),
         checked=result.official,
         # Of the runs that make the minutes, so that samples, rate and time fit each other.
-        samples=_mean([_samples(one) for one in kept]),
+        samples=_mean([_samples(run) for run in kept]),
         sequences_per_second=_mean(
-            [_samples(one) and one.sequences_per_second for one in kept]
+            [_samples(run) and run.sequences_per_second for run in kept]
         ),
-        training_rate=_mean([_samples(one) and one.training_rate for one in kept]),
+        training_rate=_mean([_samples(run) and run.training_rate for run in kept]),
         joules=result.energy.joules if result.energy else None,
         hyperparameters=logged(run),
         folder=_place(result.folder, root),
@@ -197,8 +197,8 @@ def published() -> tuple[Entry, ...]:
     """All BERT results of MLPerf Training rounds 0.7 to 5.0, from the logs that MLCommons
     published.
     """
-    types = {one.name: one.type for one in fields(Entry)}
-    found = []
+    types = {column.name: column.type for column in fields(Entry)}
+    entries = []
     lines = PUBLISHED.read_text(encoding="utf-8").splitlines(keepends=True)
     # The lines with # name the commits that the rows were made from.
     for row in csv.DictReader(line for line in lines if not line.startswith("#")):
@@ -208,5 +208,5 @@ def published() -> tuple[Entry, ...]:
                 known[name] = float(value) if value else None
         known["checked"] = known["checked"] == "yes"
         values = {key: float(row[key]) for key in HYPERPARAMETERS if row[key]}
-        found.append(Entry(**known, hyperparameters=values))
-    return tuple(found)
+        entries.append(Entry(**known, hyperparameters=values))
+    return tuple(entries)

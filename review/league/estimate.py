@@ -68,22 +68,26 @@ class Estimate:
         time = f"about {_minutes(self.minutes)} min ({interval}) to train BERT-large"
         time += f" to 0.720 at batch {self.batch_size:g}"
         time += "" if self.recipe else " with usual hyper-parameters"
-        place = f"no published result has {self.accelerators} accelerators"
+        words = f"no published result has {self.accelerators} accelerators"
         if self.results == 1:
-            place = f"only one published result has {self.accelerators} accelerators: no ranking"
+            words = f"only one published result has {self.accelerators} accelerators: no ranking"
         elif self.results:
             first, last = self.ranks
-            place = f"place {first}{f' to {last}' if last > first else ''} "
-            place += f"among the {self.results} published results "
-            place += f"with {self.accelerators} accelerators, "
+            words = f"place {first}{f' to {last}' if last > first else ''} "
+            words += f"among the {self.results} published results "
+            words += f"with {self.accelerators} accelerators, "
             neighbours = []
-            for word, one in (("behind", self.faster), ("before", self.slower)):
-                if one:
-                    about = f"{_minutes(one.minutes)} min, round {one.round}"
-                    neighbours.append(f"{word} {one.submitter} {one.system} ({about})")
-            place += " and ".join(neighbours)
+            for word, neighbour in (("behind", self.faster), ("before", self.slower)):
+                if neighbour:
+                    about = (
+                        f"{_minutes(neighbour.minutes)} min, round {neighbour.round}"
+                    )
+                    neighbours.append(
+                        f"{word} {neighbour.submitter} {neighbour.system} ({about})"
+                    )
+            words += " and ".join(neighbours)
         doubts = "".join(f"; doubtful: {doubt}" for doubt in self.doubts)
-        return f"{time}, {place}{doubts}; estimate, unverified"
+        return f"{time}, {words}{doubts}; estimate, unverified"
 
     def as_dict(self) -> dict[str, Any]:
         return {**vars(self), "text": str(self)}
@@ -106,15 +110,15 @@ def estimate(
     """
     if not (0 < rate < math.inf and 0 <= error < math.inf and batch_size > 0):
         return "nothing to compare: the training rate was not measured"
-    _, places, _ = _data()
+    _, points, _ = _data()
     meant = learning_rate > 0 and (learning_rate, steps) != PLACEHOLDERS
     # Fewer samples than any published run: the steps of a short test, not of a recipe.
-    recipe = meant and steps * batch_size >= math.exp(places[:, 1].min())
-    place = np.log(
+    recipe = meant and steps * batch_size >= math.exp(points[:, 1].min())
+    point = np.log(
         [batch_size, steps * batch_size, learning_rate] if recipe else [batch_size]
     )
-    doubts = dict([*_outside(place, places), *_beyond(rate, accelerators)])
-    minutes, spread = time_to_train(*_samples(place), rate, batch_size)
+    doubts = dict([*_outside(point, points), *_beyond(rate, accelerators)])
+    minutes, spread = time_to_train(*_samples(point), rate, batch_size)
     # Independent errors add in squares.
     spread = math.hypot(spread, error, *doubts.values())
     low = minutes * math.exp(-DEVIATIONS * spread)
@@ -122,12 +126,15 @@ def estimate(
     # The league has resubmissions in one row, so that no result counts twice.
     ranked = League((), published()).ranked
     peers = [
-        one
-        for one in ranked
-        if one.minutes and _trained_alike(one) and one.accelerators == accelerators
+        entry
+        for entry in ranked
+        if entry.minutes
+        and _trained_alike(entry)
+        and entry.accelerators == accelerators
     ]
     first, middle, last = (
-        sum((one.minutes or 0) < end for one in peers) for end in (low, minutes, high)
+        sum((entry.minutes or 0) < end for entry in peers)
+        for end in (low, minutes, high)
     )
     return Estimate(
         minutes=minutes,
@@ -144,7 +151,7 @@ def estimate(
     )
 
 
-def _outside(place: np.ndarray, places: np.ndarray) -> Iterator[tuple[str, float]]:
+def _outside(point: np.ndarray, points: np.ndarray) -> Iterator[tuple[str, float]]:
     """What lies outside the published range, and how far in logarithms."""
     names = (
         "batch size",
@@ -152,7 +159,7 @@ def _outside(place: np.ndarray, places: np.ndarray) -> Iterator[tuple[str, float
         "learning rate",
     )
     # Without a recipe, only the batch size has a range to be outside of.
-    for name, value, column in zip(names, place, places.T, strict=False):
+    for name, value, column in zip(names, point, points.T, strict=False):
         low, high = column.min(), column.max()
         # Slack for the rounding of logarithms.
         if (distance := max(low - value, value - high)) > 1e-9:
@@ -172,7 +179,7 @@ def _beyond(rate: float, accelerators: int) -> Iterator[tuple[str, float]]:
             f"above {MANY} accelerators such estimates were up to 15% too fast",
             MANY_SPREAD,
         )
-    fastest = max(one.per_accelerator or 0.0 for one in published())
+    fastest = max(entry.per_accelerator or 0.0 for entry in published())
     if rate / accelerators > fastest:
         each = f"{rate / accelerators:,.0f} sequences/s of each accelerator"
         words = f"{each} is beyond the fastest published, {fastest:,.0f}"
@@ -197,9 +204,9 @@ def time_to_train(
     )
 
 
-def _trained_alike(one: Entry) -> bool:
+def _trained_alike(entry: Entry) -> bool:
     """Whether a result is closed and trained to 0.720; round 0.7 had 0.712."""
-    return one.division == "closed" and one.round != "0.7"
+    return entry.division == "closed" and entry.round != "0.7"
 
 
 @functools.cache
@@ -208,43 +215,43 @@ def _data() -> tuple[list[Entry], np.ndarray, np.ndarray]:
     the learning rate has decayed, learning rate) [results, 3], and of minutes times sequences per
     minute, with the RCP factor [results].
     """
-    found, places, samples = [], [], []
-    for one in League((), published()).ranked:
+    entries, points, samples = [], [], []
+    for entry in League((), published()).ranked:
         # Runs without a schedule in their logs cannot be placed.
-        steps, rate = (one.hyperparameters.get(key, 0.0) for key in (_STEPS, _RATE))
+        steps, rate = (entry.hyperparameters.get(key, 0.0) for key in (_STEPS, _RATE))
         if (
-            _trained_alike(one)
-            and one.minutes
-            and one.logs
+            _trained_alike(entry)
+            and entry.minutes
+            and entry.logs
             and steps
-            and one.batch_size
+            and entry.batch_size
         ):
-            found.append(one)
-            places.append([one.batch_size, one.batch_size * steps, rate])
-            samples.append(60 * one.minutes * (one.sequences_per_second or 0.0))
-    return found, np.log(places), np.log(samples)
+            entries.append(entry)
+            points.append([entry.batch_size, entry.batch_size * steps, rate])
+            samples.append(60 * entry.minutes * (entry.sequences_per_second or 0.0))
+    return entries, np.log(points), np.log(samples)
 
 
-def _equations(places: np.ndarray) -> np.ndarray:
+def _equations(points: np.ndarray) -> np.ndarray:
     """Kriging equations of results at these places [results + 1, results + 1]; last row: the
     weights sum to 1.
     """
-    slope, nugget = BY_RECIPE if places.shape[1] > 1 else BY_BATCH
+    slope, nugget = BY_RECIPE if points.shape[1] > 1 else BY_BATCH
     # Distances in logarithms [results, results].
-    distances = np.sqrt(((places[:, None] - places[None]) ** 2).sum(axis=-1))
+    distances = np.sqrt(((points[:, None] - points[None]) ** 2).sum(axis=-1))
     # The row and column of ones are the constraint on the weights, its multiplier the last unknown.
     equations = np.pad(
-        nugget**2 * np.eye(len(places)) - slope * distances, (0, 1), constant_values=1.0
+        nugget**2 * np.eye(len(points)) - slope * distances, (0, 1), constant_values=1.0
     )
     equations[-1, -1] = 0
     return equations
 
 
-def _samples(place: np.ndarray) -> tuple[float, float]:
+def _samples(point: np.ndarray) -> tuple[float, float]:
     """Logarithm of the samples predicted at a place, and its standard deviation."""
-    _, places, samples = _data()
+    _, points, samples = _data()
     # Row 0 is the place asked for, the others are the published results.
-    every = _equations(np.vstack([place, places[:, : len(place)]]))
+    every = _equations(np.vstack([point, points[:, : len(point)]]))
     weights = np.linalg.solve(every[1:, 1:], every[1:, 0])
     variance = every[0, 0] - float(weights @ every[1:, 0])
     return float(weights[:-1] @ samples), math.sqrt(variance)
@@ -257,11 +264,11 @@ def predicted(recipe: bool) -> tuple[list[Entry], np.ndarray, np.ndarray]:
     Leave-one-out by a single inverse (Dubrule, Cross validation of kriging in a unique
     neighborhood, 1983).
     """
-    found, places, samples = _data()
-    inverse = np.linalg.inv(_equations(places if recipe else places[:, :1]))
+    entries, points, samples = _data()
+    inverse = np.linalg.inv(_equations(points if recipe else points[:, :1]))
     diagonal = np.diag(inverse)[:-1]
     return (
-        found,
+        entries,
         samples - inverse[:-1, :-1] @ samples / diagonal,
         1 / np.sqrt(diagonal),
     )

@@ -34,14 +34,20 @@ def scaling(league: League) -> Chart | None:
     Own results make curves of their own, which come first; published ones are those of the closed
     division.
     """
-    own = {one.kind[1:]: one for one in league.own}
+    systems = {entry.kind[1:]: entry for entry in league.own}
     curves = [
-        (True, f"yours, {_short_name(one)}", _best_by_size(league.own, one))
-        for one in own.values()
+        (True, f"yours, {_short_name(entry)}", _best_by_size(league.own, entry))
+        for entry in systems.values()
     ]
-    closed = [one for one in league.others if one.division == "closed"]
-    for name in dict.fromkeys(_short_name(one) for one in closed if one.accelerator):
-        same = [one for one in closed if one.accelerator and _short_name(one) == name]
+    closed = [entry for entry in league.others if entry.division == "closed"]
+    for name in dict.fromkeys(
+        _short_name(entry) for entry in closed if entry.accelerator
+    ):
+        same = [
+            entry
+            for entry in closed
+            if entry.accelerator and _short_name(entry) == name
+        ]
         curves.append((False, name, _best_by_size(same)))
 
     def reach(curve: tuple[bool, str, dict[float, Entry]]) -> float:
@@ -49,14 +55,15 @@ def scaling(league: League) -> Chart | None:
         return max(sizes) / min(sizes) if sizes else 0.0
 
     # Only what at least doubles in size shows how a system scales.
-    curves = [one for one in curves if reach(one) >= 2]
-    curves.sort(key=lambda one: (one[0], reach(one)), reverse=True)
+    curves = [curve for curve in curves if reach(curve) >= 2]
+    curves.sort(key=lambda curve: (curve[0], reach(curve)), reverse=True)
     if not curves:
         return None
     lines = []
     for index, (_, name, best) in enumerate(curves[:_MOST_CURVES]):
         points = [
-            Point(x, one.minutes or 0.0, _tip(one)) for x, one in sorted(best.items())
+            Point(x, entry.minutes or 0.0, _tip(entry))
+            for x, entry in sorted(best.items())
         ]
         lines.append(Series(run=index, name=name, label=name, points=tuple(points)))
     counts = [point.x for line in lines for point in line.points]
@@ -110,7 +117,7 @@ def _best_by_size(
         ):
             before = best.get(entry.accelerators, entry)
             best[entry.accelerators] = min(
-                before, entry, key=lambda one: one.minutes or 0
+                before, entry, key=lambda result: result.minutes or 0
             )
     return best
 
@@ -119,12 +126,15 @@ def build_page(league: League) -> str:
     """The page, own results on top. Raises ReviewError if jinja2 is missing."""
     drawn = scaling(league)
     # One's own rows first, whatever their rank: that is what the reader looks for.
-    own = [one for one in league.ranked if league.is_own(one)]
-    entries = [*own, *(one for one in league.ranked if not league.is_own(one))]
+    own_entries = [entry for entry in league.ranked if league.is_own(entry)]
+    entries = [
+        *own_entries,
+        *(entry for entry in league.ranked if not league.is_own(entry)),
+    ]
     rounds = sorted({entry.round for entry in league.others})
-    first = [one for name in _FIRST for one in CELLS if one.heading == name]
-    order = [*first, *(one for one in CELLS if one not in first)]
-    about = [f"{len(own)} of your own"] if own else []
+    first = [column for name in _FIRST for column in CELLS if column.heading == name]
+    order = [*first, *(column for column in CELLS if column not in first)]
+    about = [f"{len(own_entries)} of your own"] if own_entries else []
     if rounds:
         published = (
             f"{len(league.others)} published in rounds {rounds[0]} to {rounds[-1]}"
@@ -132,23 +142,24 @@ def build_page(league: League) -> str:
         about.append(f"{published}, resubmissions in one row")
     rows = [
         {
-            "own": league.is_own(one),
-            "cells": [CELLS[column](league, one) for column in order],
+            "own": league.is_own(entry),
+            "cells": [CELLS[column](league, entry) for column in order],
             "keys": [
-                _SORTED_BY.get(column.heading, lambda _: None)(one) for column in order
+                _SORTED_BY.get(column.heading, lambda _: None)(entry)
+                for column in order
             ],
         }
-        for one in entries
+        for entry in entries
     ]
     return render(
         "league.html",
         script="league.js",
         title=f"{len(league.ranked)} results",
         subtitle=", ".join(about),
-        standing=[f"{one.system}: {league.standing(one)}" for one in own]
+        standing=[f"{entry.system}: {league.standing(entry)}" for entry in own_entries]
         if league.others
         else [],
-        apart=[f"{one.system}: {apart_text(one)}" for one in league.apart],
+        apart=[f"{entry.system}: {apart_text(entry)}" for entry in league.apart],
         more_is_better=_MORE_IS_BETTER,
         unverified=UNVERIFIED,
         chart=drawn,

@@ -56,11 +56,16 @@ class League:
     apart: tuple[Entry, ...] = ()
 
     @classmethod
-    def of(cls, own: Sequence[Entry], others: Sequence[Entry], by: str) -> League:
+    def of(
+        cls, own_entries: Sequence[Entry], others: Sequence[Entry], by: str
+    ) -> League:
         """A league in which own results that are not of the benchmark stand apart."""
-        ranked = tuple(one for one in own if not one.departures)
+        ranked = tuple(entry for entry in own_entries if not entry.departures)
         return cls(
-            ranked, tuple(others), by, tuple(one for one in own if one.departures)
+            ranked,
+            tuple(others),
+            by,
+            tuple(entry for entry in own_entries if entry.departures),
         )
 
     def __post_init__(self) -> None:
@@ -76,11 +81,11 @@ class League:
 
     def _order(self, entry: Entry) -> tuple[Any, ...]:
         _, value, sign = BY[self.by]
-        found = value(entry)
+        figure = value(entry)
         # The names decide among equals, so that the table comes out the same each time.
         return (
-            found is None,
-            sign * (found or 0.0),
+            figure is None,
+            sign * (figure or 0.0),
             entry.round,
             entry.submitter,
             entry.system,
@@ -91,16 +96,16 @@ class League:
         """Groups of equal logs: the user's own or first submission, then resubmissions. By energy,
         per measurement.
         """
-        found: dict[Any, list[Entry]] = {}
-        others = sorted(self.others, key=lambda one: one.round)
+        groups: dict[Any, list[Entry]] = {}
+        others = sorted(self.others, key=lambda entry: entry.round)
         for entry in [*self.own, *others]:
             # Logs too little known to recognise are taken for logs of their own.
             key = (
                 entry.logs or id(entry),
                 entry.joules if self.by == "energy" else None,
             )
-            found.setdefault(key, []).append(entry)
-        return found
+            groups.setdefault(key, []).append(entry)
+        return groups
 
     def rounds(self, entry: Entry) -> list[str]:
         """Its round, and those in which the same logs were resubmitted."""
@@ -108,22 +113,24 @@ class League:
         for ones in self._same_logs.values():
             if ones[0] is entry:
                 same = ones
-        return list(dict.fromkeys(one.round for one in same))
+        return list(dict.fromkeys(result.round for result in same))
 
     def is_own(self, entry: Entry) -> bool:
         # By identity: one's own result may equal a published one in every value.
-        return any(entry is one for one in self.own)
+        return any(entry is result for result in self.own)
 
     def rank(self, entry: Entry, among: Sequence[Entry] | None = None) -> int | None:
         """Rank from 1, shared by equal values; None if it has no value."""
         _, value, sign = BY[self.by]
-        own = value(entry)
-        if own is None:
+        figure = value(entry)
+        if figure is None:
             return None
         values = [
-            found for one in among or self.ranked if (found := value(one)) is not None
+            other
+            for result in among or self.ranked
+            if (other := value(result)) is not None
         ]
-        return 1 + sum(sign * found < sign * own for found in values)
+        return 1 + sum(sign * other < sign * figure for other in values)
 
     def efficiency(self, entry: Entry) -> float | None:
         """Rate per accelerator relative to the smallest system of its kind; None if there is only
@@ -143,33 +150,40 @@ class League:
         """Results of several sizes by round, submitter, division and accelerator, the smallest
         first.
         """
-        found: dict[tuple[str, str, str, str], list[Entry]] = {}
-        known = [one for one in (*self.own, *self.others) if one.per_accelerator]
+        kinds: dict[tuple[str, str, str, str], list[Entry]] = {}
+        known = [entry for entry in (*self.own, *self.others) if entry.per_accelerator]
         # Of equal sizes, the fastest is the one that others are measured by.
         for entry in sorted(
             known,
-            key=lambda one: (one.accelerators or 0.0, -(one.per_accelerator or 0.0)),
+            key=lambda entry: (
+                entry.accelerators or 0.0,
+                -(entry.per_accelerator or 0.0),
+            ),
         ):
-            found.setdefault(entry.kind, []).append(entry)
+            kinds.setdefault(entry.kind, []).append(entry)
         return {
             kind: ones
-            for kind, ones in found.items()
-            if len({one.accelerators for one in ones}) > 1
+            for kind, ones in kinds.items()
+            if len({entry.accelerators for entry in ones}) > 1
         }
 
     def standing(self, entry: Entry) -> str:
         """Rank within its division and among systems of its size, in words."""
-        division = [one for one in self.ranked if one.division == entry.division]
-        size = [one for one in division if one.accelerators == entry.accelerators]
-        place = self.rank(entry, division)
+        division = [
+            result for result in self.ranked if result.division == entry.division
+        ]
+        size = [
+            result for result in division if result.accelerators == entry.accelerators
+        ]
+        rank = self.rank(entry, division)
         of_size = self.rank(entry, size)
-        if place is None:
+        if rank is None:
             return f"has no {BY[self.by][0]} to rank it by"
         label, value, _ = BY[self.by]
-        known = sum(value(one) is not None for one in division)
-        peers = sum(value(one) is not None for one in size)
+        known = sum(value(result) is not None for result in division)
+        peers = sum(value(result) is not None for result in size)
         results = f"{entry.division or 'division unknown'} results"
-        standing = f"rank {place} of {known} {results} by {label}"
+        standing = f"rank {rank} of {known} {results} by {label}"
         if entry.accelerators and peers > 1:
             standing += (
                 f", {of_size} of {peers} with {entry.accelerators:g} accelerators"
@@ -178,28 +192,28 @@ class League:
 
     def as_dict(self) -> dict[str, Any]:
         results = []
-        for one in self.ranked:
+        for entry in self.ranked:
             about = {
-                "rank": self.rank(one),
-                "efficiency": self.efficiency(one),
-                "own": self.is_own(one),
-                UNVERIFIED: self.is_own(one),
+                "rank": self.rank(entry),
+                "efficiency": self.efficiency(entry),
+                "own": self.is_own(entry),
+                UNVERIFIED: self.is_own(entry),
             }
             # The first of its rounds is its own.
-            again = self.rounds(one)[1:]
-            results.append({**one.as_dict(), **about, "resubmitted": again})
+            again = self.rounds(entry)[1:]
+            results.append({**entry.as_dict(), **about, "resubmitted": again})
         standing = [
             {
-                "folder": one.folder,
-                "system": one.system,
-                "said": self.standing(one),
+                "folder": entry.folder,
+                "system": entry.system,
+                "said": self.standing(entry),
                 UNVERIFIED: True,
             }
-            for one in self.own
+            for entry in self.own
         ]
         apart = [
-            {**one.as_dict(), "departures": one.departures, UNVERIFIED: True}
-            for one in self.apart
+            {**entry.as_dict(), "departures": entry.departures, UNVERIFIED: True}
+            for entry in self.apart
         ]
         return {"by": self.by, "results": results, "standing": standing, "apart": apart}
 
@@ -228,29 +242,33 @@ def _minutes(entry: Entry) -> str:
 
 
 CELLS: dict[Column, Callable[[League, Entry], str]] = {
-    Column("rank", right=True): lambda league, one: number_text(league.rank(one), "d"),
-    Column("round"): lambda league, one: ", ".join(league.rounds(one)),
-    Column("submitter", drop=4, wraps=True): lambda _, one: _short(one.submitter),
-    Column("system", wraps=True): lambda _, one: _short(one.system),
-    Column("division", drop=2): lambda _, one: one.division,
-    Column("nodes x accel.", right=True): lambda _, one: size(one),
-    Column("accelerator", drop=3, wraps=True): lambda _, one: _short(one.accelerator),
-    Column("batch", right=True, drop=5): lambda _, one: number_text(
-        one.batch_size, "g"
+    Column("rank", right=True): lambda league, entry: number_text(
+        league.rank(entry), "d"
     ),
-    Column("minutes", right=True): lambda _, one: _minutes(one),
-    Column("published", right=True, drop=3): lambda _, one: number_text(
-        one.published_minutes, ",.4f"
+    Column("round"): lambda league, entry: ", ".join(league.rounds(entry)),
+    Column("submitter", drop=4, wraps=True): lambda _, entry: _short(entry.submitter),
+    Column("system", wraps=True): lambda _, entry: _short(entry.system),
+    Column("division", drop=2): lambda _, entry: entry.division,
+    Column("nodes x accel.", right=True): lambda _, entry: size(entry),
+    Column("accelerator", drop=3, wraps=True): lambda _, entry: _short(
+        entry.accelerator
     ),
-    Column("seq/s", right=True, drop=6): lambda _, one: rate_text(
-        one.sequences_per_second
+    Column("batch", right=True, drop=5): lambda _, entry: number_text(
+        entry.batch_size, "g"
     ),
-    Column("/accel", right=True): lambda _, one: rate_text(one.per_accelerator),
-    Column("efficiency", right=True, drop=7): lambda league, one: number_text(
-        league.efficiency(one), ".1%"
+    Column("minutes", right=True): lambda _, entry: _minutes(entry),
+    Column("published", right=True, drop=3): lambda _, entry: number_text(
+        entry.published_minutes, ",.4f"
     ),
-    Column("MJ", right=True, drop=1): lambda _, one: number_text(
-        one.joules and one.joules / 1e6, ",.3f"
+    Column("seq/s", right=True, drop=6): lambda _, entry: rate_text(
+        entry.sequences_per_second
+    ),
+    Column("/accel", right=True): lambda _, entry: rate_text(entry.per_accelerator),
+    Column("efficiency", right=True, drop=7): lambda league, entry: number_text(
+        league.efficiency(entry), ".1%"
+    ),
+    Column("MJ", right=True, drop=1): lambda _, entry: number_text(
+        entry.joules and entry.joules / 1e6, ",.3f"
     ),
 }
 COLUMNS = tuple(CELLS)
@@ -259,24 +277,26 @@ COLUMNS = tuple(CELLS)
 def parts(league: League, top: int | None) -> list[Part]:
     """The table and the standing of the user's own results."""
     entries = []
-    for place, one in enumerate(league.ranked):
-        if top is None or place < top or league.is_own(one):
-            entries.append(one)
-    made = [[cell(league, one) for cell in CELLS.values()] for one in entries]
+    for index, entry in enumerate(league.ranked):
+        if top is None or index < top or league.is_own(entry):
+            entries.append(entry)
+    made = [[cell(league, entry) for cell in CELLS.values()] for entry in entries]
     # Figures that no row has are left out; the first eight columns name the result.
     blank = {i for i in range(8, len(COLUMNS)) if all(row[i] == "-" for row in made)}
     known = [i for i in range(len(COLUMNS)) if i not in blank]
-    styles = ["bold green" if league.is_own(one) else "" for one in entries]
+    styles = ["bold green" if league.is_own(entry) else "" for entry in entries]
     rows = [[row[i] for i in known] for row in made]
-    found: list[Part] = [Table([COLUMNS[i] for i in known], rows, styles)]
+    shown: list[Part] = [Table([COLUMNS[i] for i in known], rows, styles)]
     if hidden := len(league.ranked) - len(entries):
-        found.append(Line("", f"{hidden} more: --top 0 shows all {len(league.ranked)}"))
-    found.append(Line("", EXPLAINED, "dim"))
-    for one in league.ranked:
-        if league.is_own(one):
-            said = f"{one.system}: {league.standing(one)}; {UNVERIFIED}"
-            found.append(Line("yours", said, "bold"))
-    for one in league.apart:
-        said = f"{one.system}: {_minutes(one)} min, {UNVERIFIED}, {apart_text(one)}"
-        found.append(Line("apart", said, "yellow"))
-    return found
+        shown.append(Line("", f"{hidden} more: --top 0 shows all {len(league.ranked)}"))
+    shown.append(Line("", EXPLAINED, "dim"))
+    for entry in league.ranked:
+        if league.is_own(entry):
+            said = f"{entry.system}: {league.standing(entry)}; {UNVERIFIED}"
+            shown.append(Line("yours", said, "bold"))
+    for entry in league.apart:
+        said = (
+            f"{entry.system}: {_minutes(entry)} min, {UNVERIFIED}, {apart_text(entry)}"
+        )
+        shown.append(Line("apart", said, "yellow"))
+    return shown

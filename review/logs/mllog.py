@@ -34,7 +34,7 @@ class Event(NamedTuple):  # not a dataclass: a large log has tens of thousands
             map(self.metadata.get, names) if isinstance(self.metadata, dict) else ()
         )
         return next(
-            (found for value in values if (found := number(value)) is not None), None
+            (known for value in values if (known := number(value)) is not None), None
         )
 
 

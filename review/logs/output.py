@@ -110,13 +110,13 @@ def pick(value: Any, names: str) -> dict[str, Any]:
 
     None if a part of the path is None.
     """
-    found = {}
+    values = {}
     for key, _, path in (name.partition("=") for name in names.split()):
         part = value
         for attribute in (path or key).split("."):
             part = None if part is None else getattr(part, attribute)
-        found[key] = part
-    return found
+        values[key] = part
+    return values
 
 
 def csv_text(rows: Iterable[Sequence[Any]]) -> str:
@@ -197,8 +197,8 @@ def fit(
     from rich.cells import cell_len
 
     widths = [
-        max([len(one.heading), *(cell_len(str(row[i])) for row in rows)])
-        for i, one in enumerate(columns)
+        max([len(column.heading), *(cell_len(str(row[i])) for row in rows)])
+        for i, column in enumerate(columns)
     ]
     kept = list(range(len(columns)))
     can_go = [index for index in kept if columns[index].drop]
@@ -220,12 +220,12 @@ def table(
 
     drawn = table.Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
     # Text that cannot wrap is cut with an ellipsis: a fold in the middle of a number misleads.
-    for one in columns:
+    for column in columns:
         drawn.add_column(
-            one.heading,
-            justify="right" if one.right else "left",
-            no_wrap=not one.wraps,
-            overflow="fold" if one.wraps else "ellipsis",
+            column.heading,
+            justify="right" if column.right else "left",
+            no_wrap=not column.wraps,
+            overflow="fold" if column.wraps else "ellipsis",
         )
     for row, style in itertools.zip_longest(rows, styles, fillvalue=""):
         # As Text: in a plain str rich would read [brackets] of file names as its own markup.

@@ -63,7 +63,7 @@ def find_results(target: Path) -> list[tuple[Path, list[Path]]]:
                 file=sys.stderr,
             )
 
-    found = []
+    results = []
     for name, folders, files in os.walk(target, onerror=unreadable):
         # Changed in place: os.walk descends only into the names that are left.
         folders[:] = sorted(
@@ -76,12 +76,12 @@ def find_results(target: Path) -> list[tuple[Path, list[Path]]]:
             with contextlib.suppress(
                 FileNotFoundError
             ):  # removed meanwhile, in a tree of live runs
-                found.append((Path(name), result_files(Path(name))))
-    if not found:
+                results.append((Path(name), result_files(Path(name))))
+    if not results:
         raise ReviewError(
             f"{target}: no result_*.txt here or below; give a log, or the folder with the logs"
         )
-    return found
+    return results
 
 
 def copy_runs(logs: Iterable[Path], target: Path) -> dict[str, str]:
@@ -202,8 +202,8 @@ def count_ranks(folder: Path) -> tuple[int | None, bool]:
 
 def count(value: Any) -> int | None:
     """A non-negative integer, possibly given as text; else None."""
-    found = re.fullmatch(r"\s*(\d+)(?:\.0)?\s*", str(value))
-    return int(found[1]) if found and not isinstance(value, bool) else None
+    digits = re.fullmatch(r"\s*(\d+)(?:\.0)?\s*", str(value))
+    return int(digits[1]) if digits and not isinstance(value, bool) else None
 
 
 def run(command: Sequence[str], failure: str, timeout: float = 600) -> bytes:

@@ -58,10 +58,10 @@ class Axis:
         ticks: list[float] = []
         # More steps per power of ten only while they fit.
         for steps in ((1,), (1, 3), (1, 2, 5)):
-            found = [step * 10.0**power for power in powers for step in steps]
+            values = [step * 10.0**power for power in powers for step in steps]
             # With slack for rounding, so that an end that is a tick has its label.
             within = [
-                one for one in found if self.low * 0.999 <= one <= self.high * 1.001
+                tick for tick in values if self.low * 0.999 <= tick <= self.high * 1.001
             ]
             ticks = within if len(within) <= count or not ticks else ticks
         return ticks
@@ -70,7 +70,7 @@ class Axis:
         rough = (self.high - self.low) / count
         power = 10 ** math.floor(math.log10(rough))
         steps = (factor * power for factor in (1, 2, 2.5, 5, 10))
-        step = next(one for one in steps if one >= rough * 0.999)
+        step = next(step for step in steps if step >= rough * 0.999)
         first = math.ceil(self.low / step - 1e-9)
         return [i * step for i in range(first, math.floor(self.high / step + 1e-9) + 1)]
 
@@ -203,16 +203,16 @@ def _body(chart: Chart) -> list[str]:
             _text(left + 6, at - 6, f"target {chart.target:.3f}", style="note target")
         )
     ends = []
-    for one in chart.series:
-        places = [(x(point.x), y(point.y)) for point in one.points]
-        path = " ".join(f"{a:.1f},{b:.1f}" for a, b in places)
+    for line in chart.series:
+        points = [(x(point.x), y(point.y)) for point in line.points]
+        path = " ".join(f"{a:.1f},{b:.1f}" for a, b in points)
         parts = [_tag("polyline", points=path)]
-        for (a, b), point in zip(places, one.points, strict=True):
+        for (a, b), point in zip(points, line.points, strict=True):
             tip = _tag("title", escape(point.tip))
             parts.append(_tag("circle", tip, cx=a, cy=b, r=2.2))
-        style = f"series {one.style}"
-        body.append(_tag("g", "".join(parts), class_=style, data_run=one.run))
-        ends += [(*places[-1], one)] if one.label else []
+        style = f"series {line.style}"
+        body.append(_tag("g", "".join(parts), class_=style, data_run=line.run))
+        ends += [(*points[-1], line)] if line.label else []
     # What comes later lies on top: no curve may cross a label.
     return [*body, *_end_labels(ends)]
 
@@ -221,15 +221,15 @@ def _end_labels(ends: Iterable[tuple[float, float, Series]]) -> Iterator[str]:
     """Names of curves above their ends (x, y), moved up so that none overlaps another."""
     placed: list[tuple[float, float, float]] = []  # middle, half width, y of the text
     # From the bottom up, as labels give way upwards; y grows downwards in SVG.
-    for x, y, one in sorted(ends, key=lambda end: -end[1]):
-        half = 0.58 * _width(one.label)  # bold
+    for x, y, line in sorted(ends, key=lambda end: -end[1]):
+        half = 0.58 * _width(line.label)  # bold
         x, y = min(x + half, WIDTH - half), y - 8
         near = [at for other, wide, at in placed if abs(other - x) < wide + half]
         while covered := [at for at in near if abs(at - y) < _LINE]:
             y = min(covered) - _LINE
         placed.append((x, half, y))
-        label = _text(x, y, one.label, "middle", "note end")
-        yield _tag("g", label, class_=f"series {one.style}", data_run=one.run)
+        label = _text(x, y, line.label, "middle", "note end")
+        yield _tag("g", label, class_=f"series {line.style}", data_run=line.run)
 
 
 @functools.cache

@@ -60,13 +60,13 @@ def build_page(results: Sequence[Result], checked: Sequence[Checked]) -> str:
     """The page, with the findings of `check` on the same target. Raises ReviewError if jinja2 is
     missing.
     """
-    by_path = {one.path: one for one in checked}
+    by_path = {result.path: result for result in checked}
     pages = []
     for index, result in enumerate(results):
-        own = by_path.pop(result.folder, None)
-        if own is None and len(result.runs) == 1:  # a single log
-            own = by_path.pop(result.runs[0].path, None)
-        pages.append(_result(result, own, f"r{index}"))
+        verdict = by_path.pop(result.folder, None)
+        if verdict is None and len(result.runs) == 1:  # a single log
+            verdict = by_path.pop(result.runs[0].path, None)
+        pages.append(_result(result, verdict, f"r{index}"))
     return render(
         "report.html",
         title=text(results[0].name) if len(pages) == 1 else f"{len(pages)} results",
@@ -97,10 +97,12 @@ def _verdict(result: Result, checked: Checked | None) -> tuple[str, str]:
     if result.official and (checked is None or checked.passed()):
         return "good", f"Official score: {result.score:.4f} minutes, unverified"
     errors = [
-        one for one in (checked.findings if checked else ()) if one.severity == ERROR
+        finding
+        for finding in (checked.findings if checked else ())
+        if finding.severity == ERROR
     ]
     # Too few runs is no fault: the others may be on their way.
-    if any(one.source != "runs" for one in errors) or result.failed_runs > 1:
+    if any(finding.source != "runs" for finding in errors) or result.failed_runs > 1:
         return "bad", "Does not count"
     return "warn", "Not official yet"
 

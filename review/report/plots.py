@@ -33,14 +33,14 @@ def _curves(
     result: Result, points_of: Callable[[Run], Iterable[Point]]
 ) -> tuple[Series, ...]:
     """A curve of each run with points."""
-    found = []
+    curves = []
     for index, run in enumerate(result.runs):
         if points := tuple(points_of(run)):
             counted = run.path not in result.dropped
-            found.append(
+            curves.append(
                 Series(run=index, name=run.name, points=points, counted=counted)
             )
-    return tuple(found)
+    return tuple(curves)
 
 
 def _chart(
@@ -76,19 +76,23 @@ def _accuracies(result: Result) -> tuple[str, tuple[Series, ...]]:
     minutes.
     """
     counts = any(
-        one.samples is not None for run in result.runs for one in run.evaluations
+        evaluation.samples is not None
+        for run in result.runs
+        for evaluation in run.evaluations
     )
 
     def points(run: Run) -> Iterable[Point]:
         start = run.run_start.time_ms if run.run_start else None
-        for one in run.evaluations:
-            minutes = None if start is None else (one.time_ms - start) / 60_000
+        for evaluation in run.evaluations:
+            minutes = None if start is None else (evaluation.time_ms - start) / 60_000
             # Runs that do not count samples are left out then, rather than drawn on another axis.
-            x = one.samples if counts else minutes
-            if x is not None and _plausible(x) and 0 <= one.accuracy <= 1:
+            x = evaluation.samples if counts else minutes
+            if x is not None and _plausible(x) and 0 <= evaluation.accuracy <= 1:
                 at = f"{x:,.0f} samples" if counts else f"{x:.2f} min"
                 yield Point(
-                    x, one.accuracy, f"{run.name}: accuracy {one.accuracy:.4f}, {at}"
+                    x,
+                    evaluation.accuracy,
+                    f"{run.name}: accuracy {evaluation.accuracy:.4f}, {at}",
                 )
 
     return "samples trained" if counts else "minutes since run_start", _curves(

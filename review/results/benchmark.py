@@ -44,7 +44,7 @@ def departures(
     ):  # the rules of the closed one reject these
         if not (_is_own(run) and run.converged):
             continue
-        best = max((one.accuracy for one in run.evaluations), default=0.0)
+        best = max((evaluation.accuracy for evaluation in run.evaluations), default=0.0)
         samples = number(run.log.value("eval_samples")) or 0
         # "success" with a lower target of one's own would be ranked among those who reached 0.720.
         if best < target:

@@ -178,17 +178,15 @@ def read_samples(path: Path) -> tuple[str, list[Sample]]:
     if not lines or not lines[0].startswith("time_ms,watts_"):
         raise EnergyError(f"{path}: does not begin with time_ms,watts_SOURCE")
     samples = []
-    for place, line in enumerate(lines[1:], 2):
+    for row, line in enumerate(lines[1:], 2):
         time_ms, _, watts = line.partition(",")
         try:
             samples.append((float(time_ms), float(watts)))
         except ValueError:
             # Any other damaged line is an error; energy with a hole would be too low.
-            if place == len(lines):
+            if row == len(lines):
                 break  # the sampler was stopped within its last line
-            raise EnergyError(
-                f"{path}:{place}: {line!r} is not time_ms,watts"
-            ) from None
+            raise EnergyError(f"{path}:{row}: {line!r} is not time_ms,watts") from None
     return lines[0].removeprefix("time_ms,watts_"), sorted(samples)
 
 
@@ -212,7 +210,7 @@ def readings(
 
 
 def lines(
-    node: str, source: str, found: list[Sample], start_ms: float, efficiency: float
+    node: str, source: str, samples: list[Sample], start_ms: float, efficiency: float
 ) -> Iterator[str]:
     """MLLOG lines of one node."""
 
@@ -236,10 +234,10 @@ def lines(
         "power_measurement_start", None, start_ms, "INTERVAL_START", {"host": node}
     )
     yield event("conversion_eff", efficiency, start_ms, "POINT_IN_TIME", about)
-    for time_ms, watts in found:
+    for time_ms, watts in samples:
         yield event("power_reading", watts, time_ms, "POINT_IN_TIME", {"host": node})
     yield event(
-        "power_measurement_stop", None, found[-1][0], "INTERVAL_END", {"host": node}
+        "power_measurement_stop", None, samples[-1][0], "INTERVAL_END", {"host": node}
     )
 
 
@@ -258,18 +256,18 @@ def write(samples: Path, result: Path, output: Path, efficiency: float) -> list[
     texts, report = [], []
     # Sorted by host, so that node_0.txt is the same machine in all runs.
     for path in sorted(samples.glob("*.csv")):
-        source, found = read_samples(path)
-        found = readings(path, found, start.time_ms, stop.time_ms)
-        written = lines(path.stem, source, found, start.time_ms, efficiency)
+        source, raw = read_samples(path)
+        raw = readings(path, raw, start.time_ms, stop.time_ms)
+        written = lines(path.stem, source, raw, start.time_ms, efficiency)
         texts.append("\n".join(written) + "\n")
-        times = [start.time_ms, *(time for time, _ in found)]
+        times = [start.time_ms, *(time for time, _ in raw)]
         energy = sum(
             watts * (time - before)
-            for before, (time, watts) in zip(times, found, strict=False)
+            for before, (time, watts) in zip(times, raw, strict=False)
         )
         # Start and stop may fall in the same millisecond.
         mean = energy / max(times[-1] - times[0], 1e-9)
-        report.append(f"{path.stem}: {mean:.0f} W ({source}, {len(found)} readings)")
+        report.append(f"{path.stem}: {mean:.0f} W ({source}, {len(raw)} readings)")
     if not texts:
         raise EnergyError(f"{samples}: holds no samples (*.csv)")
     # Only when all nodes are known to be sound: a partial set would pass for a smaller system.

@@ -91,14 +91,14 @@ class CurveRange:
 @functools.cache
 def published() -> tuple[CurveRange, ...]:
     """All published bands, by batch size; within a size the one with the most runs first."""
-    found = []
+    ranges = []
     for entry in read_object(TABLE)["bands"]:
         points = tuple(sorted(map(tuple, entry["points"])))
         size = entry["batch_size"]
         runs = entry["runs"]
         source = entry["source"]
-        found.append(CurveRange(size, runs, source, points, entry["recipe"]))
-    return tuple(sorted(found, key=lambda band: (band.batch_size, -band.runs)))
+        ranges.append(CurveRange(size, runs, source, points, entry["recipe"]))
+    return tuple(sorted(ranges, key=lambda band: (band.batch_size, -band.runs)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,10 +127,10 @@ def range_of(run: Run) -> CurveRange | None:
     """The range of the run's batch size and recipe, else the one of most runs of its batch size,
     else None.
     """
-    found = [band for band in published() if band.batch_size == run.batch_size]
-    own = recipe(run)
-    same = [band for band in found if band.recipe == own]
-    return next(iter([*same, *found]), None)
+    ranges = [band for band in published() if band.batch_size == run.batch_size]
+    settings = recipe(run)
+    same = [band for band in ranges if band.recipe == settings]
+    return next(iter([*same, *ranges]), None)
 
 
 def first_deviation(run: Run) -> Deviation | None:
@@ -142,20 +142,20 @@ def first_deviation(run: Run) -> Deviation | None:
     band = range_of(run)
     if band is None or not run.counts_samples:
         return None
-    for one in run.evaluations:
-        samples = one.samples or 0
+    for evaluation in run.evaluations:
+        samples = evaluation.samples or 0
         # Between points a curve is not straight, so accuracies are judged near a point only.
         near = any(
             abs(samples - point) <= max(2 * band.batch_size, 0.01 * point)
             for point, _, _ in band.points
         )
-        point = band.compare(samples, one.accuracy) if samples and near else None
+        point = band.compare(samples, evaluation.accuracy) if samples and near else None
         if point is not None and not point.within_range:
             causes = likely_causes(samples, point.verdict == "high", band, run)
             low = point.low - point.margin
             high = point.high + point.margin
             return Deviation(
-                one, low, high, band.runs, band.recipe == recipe(run), causes
+                evaluation, low, high, band.runs, band.recipe == recipe(run), causes
             )
     return None
 
@@ -168,11 +168,11 @@ def likely_causes(
     Args: high: it is above the band. sound_start: the accuracy before the first step was the
     checkpoint's.
     """
-    own = recipe(run)
+    settings = recipe(run)
     differing = []
     for key, value in band.recipe.items():
-        if own[key] != value:
-            differing.append(f"{key} is {own[key]:g}, published {value:g}")
+        if settings[key] != value:
+            differing.append(f"{key} is {settings[key]:g}, published {value:g}")
     if high:
         others = [
             "another evaluation set, or one that is part of the training data",
@@ -268,20 +268,26 @@ def rehearsal(target: Path) -> Rehearsal:
     run = Run(read_log(max(logs, key=lambda path: path.stat().st_mtime)))
     band = range_of(run)
     if band is None:
-        known = ", ".join(dict.fromkeys(f"{one.batch_size:,}" for one in published()))
+        known = ", ".join(
+            dict.fromkeys(f"{curve.batch_size:,}" for curve in published())
+        )
         size = run.batch_size or "unknown"
         why = f"fewer than ten published runs have batch size {size}"
         raise ReviewError(f"{run.path}: {why}: rehearse a config with one of {known}")
     points = []
-    for one in (one for one in run.evaluations if one.samples is not None):
+    for evaluation in (
+        evaluation for evaluation in run.evaluations if evaluation.samples is not None
+    ):
         # Bands begin at the first evaluation; before it the checkpoint's accuracy is known.
-        if one.samples == 0:
+        if evaluation.samples == 0:
             low, high = (
                 INITIAL_ACCURACY - INITIAL_TOLERANCE,
                 INITIAL_ACCURACY + INITIAL_TOLERANCE,
             )
-            points.append(Point(0, one.accuracy, low, high, 0.0))
-        elif point := band.compare(one.samples or 0, one.accuracy, LEAST_MARGIN):
+            points.append(Point(0, evaluation.accuracy, low, high, 0.0))
+        elif point := band.compare(
+            evaluation.samples or 0, evaluation.accuracy, LEAST_MARGIN
+        ):
             points.append(point)
     if not points:
         raise ReviewError(
@@ -290,22 +296,22 @@ def rehearsal(target: Path) -> Rehearsal:
     return Rehearsal(run, band, tuple(points))
 
 
-def print_rehearsal(found: Rehearsal) -> None:
-    band = found.band
-    print(found.run.path)
+def print_rehearsal(rehearsal: Rehearsal) -> None:
+    band = rehearsal.band
+    print(rehearsal.run.path)
     print(
         f"compared with {band.runs} runs of batch size {band.batch_size:,}: {band.source}"
     )
     print(f"{'samples':>12} {'accuracy':>10} {'published':>18}")
-    for point in found.points:
+    for point in rehearsal.points:
         span = f"{point.low:.4f} to {point.high:.4f}"
         print(
             f"{point.samples:>12,.0f} {point.accuracy:>10.4f} {span:>18}  {point.verdict}"
         )
-    for place, cause in enumerate(found.causes(), 1):
-        print(f"{place}. {cause}")
+    for rank, cause in enumerate(rehearsal.causes(), 1):
+        print(f"{rank}. {cause}")
     print(
         "GO: the run starts like the published ones"
-        if found.go
+        if rehearsal.go
         else "NO GO: outside the published runs; see above"
     )

@@ -87,12 +87,12 @@ class Run:
 
     @functools.cached_property
     def _clock(self) -> dict[str, Event]:
-        found: dict[str, Event] = {}
+        events: dict[str, Event] = {}
         # The summarizer stops as soon as it has both, and until then keeps the latest of each.
         for event in self.log.events:
-            if event.key in ("run_start", "run_stop") and len(found) < 2:
-                found[event.key] = event
-        return found
+            if event.key in ("run_start", "run_stop") and len(events) < 2:
+                events[event.key] = event
+        return events
 
     @property
     def run_start(self) -> Event | None:
@@ -176,9 +176,9 @@ class Run:
         logs.
         """
         counts = [
-            found
+            samples
             for event in self.log.all("eval_accuracy")
-            if (found := event.meta("epoch_num")) is not None
+            if (samples := event.meta("epoch_num")) is not None
         ]
         # No run evaluates within its first step, so that
         # counts below one batch are epochs or steps.
@@ -187,7 +187,7 @@ class Run:
     @functools.cached_property
     def evaluations(self) -> list[Evaluation]:
         """Evaluations up to run_stop, in log order."""
-        found: list[Evaluation] = []
+        evaluations: list[Evaluation] = []
         start, stop = None, None
         for event in self.log.events:
             if event.key == "eval_start":
@@ -218,17 +218,17 @@ class Run:
                     samples = steps * self.batch_size
                 # Without eval_stop, the accuracy is logged when the evaluation is over.
                 end = stop if stop is not None or start is None else event.time_ms
-                one = Evaluation(
+                evaluation = Evaluation(
                     samples=samples,
                     accuracy=accuracy,
                     time_ms=event.time_ms,
                     line=event.line,
                 )
-                found.append(replace(one, start_ms=start, stop_ms=end))
+                evaluations.append(replace(evaluation, start_ms=start, stop_ms=end))
                 start = stop = None
             elif event.key == "run_stop":
                 break
-        return found
+        return evaluations
 
     @functools.cached_property
     def converged(self) -> bool:
@@ -321,7 +321,11 @@ class Run:
             )
             if rate is not None:
                 return rate
-        counted = [one for one in self.evaluations if one.samples is not None]
+        counted = [
+            evaluation
+            for evaluation in self.evaluations
+            if evaluation.samples is not None
+        ]
         if not counted or self.run_start is None:
             return None
         last = counted[-1]

@@ -216,19 +216,21 @@ class Result:
         """
         if not (self.folder / tree.POWER).is_dir():
             return None
-        found = {run.path: run_energy(self.folder, run) for run in self.runs}
+        energies = {run.path: run_energy(self.folder, run) for run in self.runs}
         # The official summarizer needs the energy of every compliant run.
-        counted = [found[run.path] for run in self.counted]
-        reason = next((one.reason for one in counted if one.joules is None), None)
+        counted = [energies[run.path] for run in self.counted]
+        reason = next(
+            (energy.reason for energy in counted if energy.joules is None), None
+        )
         if reason is not None or not self.kept:
-            return Energy(runs=found, reason=reason or "the runs give no score")
-        kept = [found[run.path] for run in self.kept]
+            return Energy(runs=energies, reason=reason or "the runs give no score")
+        kept = [energies[run.path] for run in self.kept]
         joules, watts = (
-            math.fsum(getattr(one, name) for one in kept) / len(kept)
+            math.fsum(getattr(energy, name) for energy in kept) / len(kept)
             for name in ("joules", "watts")
         )
         # The factor lengthens the time and with it the energy; the power stays what was measured.
-        return Energy(runs=found, joules=joules * self.scaling_factor, watts=watts)
+        return Energy(runs=energies, joules=joules * self.scaling_factor, watts=watts)
 
     def joules(self, run: Run) -> float | None:
         """Energy of one of its runs; None if not measured."""
@@ -383,8 +385,8 @@ class Result:
                 if len(self.seed_findings) > 1
                 else ""
             )
-            place = "" if first.file is None else f" of {text(first.file.name)}"
-            reasons.append(f"seed{place} {first.message}{more}")
+            where = "" if first.file is None else f" of {text(first.file.name)}"
+            reasons.append(f"seed{where} {first.message}{more}")
         return reasons
 
     @functools.cached_property
@@ -467,22 +469,22 @@ def check_seeds(runs: Sequence[Run]) -> list[Finding]:
     Every run logs integer seeds, and no two runs log the same seed from the same line of code. It
     also fails on any malformed line of a log.
     """
-    found: list[Finding] = []
+    findings: list[Finding] = []
     seen: dict[tuple[Any, ...] | None, Run] = {}
     for run in runs:
         events = run.log.all("seed")
-        places = [_place(event) for event in events]
+        locations = [_place(event) for event in events]
         # In the order of the seed checker: it parses a whole log first, then looks for seeds.
         if run.log.errors:
             first = run.log.errors[0]
             message = f"cannot be read, since a line {first.reason}"
-            found.append(
+            findings.append(
                 replace(
                     run.broken("seed_unreadable", message, key="seed"), line=first.line
                 )
             )
         elif not run.log.events:
-            found.append(
+            findings.append(
                 run.broken(
                     "seed_no_lines",
                     "cannot be read: the file has no MLLOG lines",
@@ -490,32 +492,32 @@ def check_seeds(runs: Sequence[Run]) -> list[Finding]:
                 )
             )
         elif not events:
-            found.append(run.broken("seed_missing", "is missing", key="seed"))
-        elif None in places:
-            found.append(
+            findings.append(run.broken("seed_missing", "is missing", key="seed"))
+        elif None in locations:
+            findings.append(
                 run.broken(
                     "seed_odd",
                     "is not a seed that can be compared",
-                    events[places.index(None)],
+                    events[locations.index(None)],
                 )
             )
         else:
-            for event, place in zip(events, places, strict=True):
+            for event, location in zip(events, locations, strict=True):
                 # Also within a run: the seed checker does not ask
                 # which log the earlier seed is from.
-                if place in seen:
+                if location in seen:
                     where = (
                         "twice"
-                        if seen[place] is run
-                        else f"as in {seen[place].path.name}"
+                        if seen[location] is run
+                        else f"as in {seen[location].path.name}"
                     )
-                    found.append(
+                    findings.append(
                         run.broken(
                             "seed_again", f"is {int(event.value)}, {where}", event
                         )
                     )
-                seen.setdefault(place, run)
-    return found
+                seen.setdefault(location, run)
+    return findings
 
 
 def _place(event: Event) -> tuple[Any, ...] | None:
@@ -523,8 +525,8 @@ def _place(event: Event) -> tuple[Any, ...] | None:
     try:
         # int() like there, so that "7" and 7.0 are seeds; the file and the line may be anything in
         # JSON, and a list cannot be looked up.
-        place = (event.metadata["file"], event.metadata["lineno"], int(event.value))
-        hash(place)
+        location = (event.metadata["file"], event.metadata["lineno"], int(event.value))
+        hash(location)
     except (TypeError, ValueError, OverflowError, KeyError):
         return None
-    return place
+    return location

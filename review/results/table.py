@@ -57,7 +57,7 @@ _COLUMNS: dict[Column, Callable[[Run, Result], str]] = {
 
 def columns(result: Result) -> list[Column]:
     """The columns, kJ only if power was measured."""
-    return [one for one in _COLUMNS if result.energy or one.heading != "kJ"]
+    return [column for column in _COLUMNS if result.energy or column.heading != "kJ"]
 
 
 def cells(run: Run, result: Result) -> dict[str, str]:

@@ -51,7 +51,7 @@ def package_folder() -> Path:
 
 def rulesets() -> list[str]:
     """Training rulesets with BERT, oldest first."""
-    found = []
+    names = []
     # A rule file alone is not enough: 5.1.0 still ships
     # closed_bert.yaml, but no longer allows bert.
     for path in (package_folder() / "compliance_checker").glob(
@@ -61,13 +61,13 @@ def rulesets() -> list[str]:
         if path.with_name("open_bert.yaml").is_file() and "'bert'" in common.read_text(
             encoding="utf-8"
         ):
-            found.append(path.parent.name.removeprefix("training_"))
+            names.append(path.parent.name.removeprefix("training_"))
 
     def numbers(name: str) -> list[int]:
         # By number: "10.0.0" would come before "2.0.0" as text.
         return [int(part) for part in name.split(".") if part.isdigit()]
 
-    return sorted(found, key=numbers)
+    return sorted(names, key=numbers)
 
 
 @functools.cache
@@ -83,8 +83,8 @@ def _rule_file(path: Path) -> _Rules:
         kind, rule = next(iter(entry.items()))
         rules[rule["NAME"] if kind == "KEY" else kind] = {
             name: [
-                str(one).strip()
-                for one in (source if isinstance(source, list) else [source])
+                str(part).strip()
+                for part in (source if isinstance(source, list) else [source])
             ]
             for name, source in rule.items()
         }
@@ -100,12 +100,12 @@ def _names(event: Event) -> dict[str, Any]:
     """Variables of a line that snippets use."""
     # Names that the snippets know: `ll` the line, `v` its value and metadata.
     value = {"value": event.value, "metadata": event.metadata}
-    place = {
+    location = {
         "full_string": event.text,
         "lineno": event.line,
         "timestamp": event.time_ms,
     }
-    return {"ll": SimpleNamespace(key=event.key, value=value, **place), "v": value}
+    return {"ll": SimpleNamespace(key=event.key, value=value, **location), "v": value}
 
 
 class _Check:
@@ -130,11 +130,8 @@ class _Check:
         **more: Any,
     ) -> None:
         """Adds a finding. ``more``: severity, crash."""
-        place = {
-            "file": self.log.path,
-            "line": event.line if event else None,
-            "key": key,
-        }
+        line = event.line if event else None
+        location: dict[str, Any] = {"file": self.log.path, "line": line, "key": key}
         hints = (
             hint
             for pattern, hint in official()["hints_by_rule"].items()
@@ -143,10 +140,11 @@ class _Check:
         # The key's own hint is about its presence, which does not help one whose time is too long.
         by_key = {} if "first_init_start" in rule else official()["hints"]
         hint = by_key.get(key or "") or next(hints, None)
-        found = Finding(ERROR, message, "compliance", rule=rule, hint=hint, **place)  # type: ignore[arg-type]
+        about = {"rule": rule, "hint": hint, **location}
+        finding = Finding(ERROR, message, "compliance", **about)
         # Without a key nothing can be replaced later: the official checker keeps these for good.
         (self.general if key is None else self.by_key.setdefault(key, [])).append(
-            replace(found, **more)
+            replace(finding, **more)
         )
 
     def apply(self, rules: _Rules) -> None:
@@ -277,7 +275,7 @@ class _Check:
             choice = sorted({key, *(other.strip() for other in others)})
             message = f"one of {' or '.join(choice)} is required, none is logged"
             if not any(map(reported.get, choice)) and all(
-                message != one.message for one in self.general
+                message != finding.message for finding in self.general
             ):
                 self.say(
                     message, required
@@ -296,9 +294,9 @@ def check_compliance(log: Log, ruleset: str = DEFAULT_RULESET) -> list[Finding]:
         "keep other output off the line, or remove the truncated line of a killed run"
     )
     for error in log.errors:
-        place = (log.path, error.line, None, _ONE_OBJECT, hint, error.fatal)
+        location = (log.path, error.line, None, _ONE_OBJECT, hint, error.fatal)
         check.general.append(
-            Finding(ERROR, f"the line {error.reason}", "compliance", *place)
+            Finding(ERROR, f"the line {error.reason}", "compliance", *location)
         )
     # The official checker goes on to list every key as missing; one reason says it better.
     if not log.events:
@@ -335,7 +333,7 @@ def check_compliance(log: Log, ruleset: str = DEFAULT_RULESET) -> list[Finding]:
         return 1 if finding.key == "run_stop" else 2 if finding.key is None else 3
 
     # The sort is stable: within a weight, findings stay in the order of the rules.
-    by_key = [one for found in check.by_key.values() for one in found]
+    by_key = [finding for findings in check.by_key.values() for finding in findings]
     return sorted([*by_key, *check.general], key=weight)
 
 

@@ -40,7 +40,7 @@ def check_description(path: Path, ruleset: str) -> list[Finding]:
     """Checks a system description: findings of source "system" are official ones, of source "rules"
     ours.
     """
-    found: list[Finding] = []
+    findings: list[Finding] = []
     try:
         if (
             path.exists() and not path.is_file()
@@ -65,7 +65,7 @@ def check_description(path: Path, ruleset: str) -> list[Finding]:
         # JSON has no line numbers once parsed, so the line is looked up by the quoted name.
         match = re.search(rf'"{re.escape(key)}"\s*:', content)
         line = content.count("\n", 0, match.start()) + 1 if match else None
-        found.append(broken(rule, message, path, line, key, **values))
+        findings.append(broken(rule, message, path, line, key, **values))
 
     for key in FIELDS:
         if key not in fields:
@@ -95,4 +95,4 @@ def check_description(path: Path, ruleset: str) -> list[Finding]:
             say("field_count_blank", "is blank", key)
         elif required:
             say("field_blank", "is blank", key)
-    return found
+    return findings

@@ -63,11 +63,11 @@ def _run(tool: str, call: Callable[[], Any], words: str = "") -> Outcome:
     """
 
     def passes(records: list[logging.LogRecord]) -> bool:
-        found = call()
+        answer = call()
         return (
             any(words in record.getMessage() for record in records)
             if words
-            else found[0]
+            else answer[0]
         )
 
     passed, messages, crash = _fork(passes)
@@ -114,9 +114,9 @@ def _child(call: _Call, sender: Connection) -> None:
     # logging.disable() of the caller would hide the words that are the verdict.
     logging.disable(logging.NOTSET)
     warnings.simplefilter("ignore")
-    sys.stdout, records, found, crash = io.StringIO(), collector.buffer, None, None
+    sys.stdout, records, answer, crash = io.StringIO(), collector.buffer, None, None
     try:
-        found = call(records)
+        answer = call(records)
     except (Exception, SystemExit) as error:  # any exception is a verdict on this input
         crash = f"{type(error).__name__}: {error}"
     messages = tuple(
@@ -124,7 +124,7 @@ def _child(call: _Call, sender: Connection) -> None:
         for record in records
         if record.levelno >= logging.WARNING
     )
-    sender.send((found, messages, crash))
+    sender.send((answer, messages, crash))
 
 
 def check_compliance(path: Path, ruleset: str) -> Outcome:

@@ -123,7 +123,7 @@ def points(ruleset: str = DEFAULT_RULESET) -> tuple[Rcp, ...]:
         raise ReviewError(
             f"mlperf_logging has no BERT reference points for ruleset {ruleset}"
         )
-    found = []
+    points = []
     for record in read_object(_path(ruleset)).values():
         # BERT's "epochs" are training samples (rules, "Epoch reporting").
         runs = record["Epochs to converge"]
@@ -137,12 +137,12 @@ def points(ruleset: str = DEFAULT_RULESET) -> tuple[Rcp, ...]:
             std=std,
             minimum=minimum_mean(mean, std, len(runs) - 2),
         )
-        found.append(
+        points.append(
             replace(
                 point, runs=tuple(sorted(runs)), hyperparameters=record["Hyperparams"]
             )
         )
-    return tuple(sorted(found, key=lambda point: point.batch_size))
+    return tuple(sorted(points, key=lambda point: point.batch_size))
 
 
 @functools.cache

@@ -45,7 +45,7 @@ class Package:
 
     @property
     def passed(self) -> bool:
-        return all(one.passed() for one in self.checked)
+        return all(result.passed() for result in self.checked)
 
     def as_dict(self) -> dict[str, Any]:
         return pick(self, "passed files sha256=digest checked")
@@ -75,7 +75,7 @@ def package(request: argparse.Namespace) -> Package:
                 shutil.copytree(output / organization, root, symlinks=True)
             _build(request, result, description, code, root)
             checked = _verify(request, root, output / organization)
-            if not all(one.passed() for one in checked):
+            if not all(result.passed() for result in checked):
                 return Package(checked, (), None)
             archive = whole / f"{organization}.tar.gz"
             _archive(root, archive)
@@ -114,8 +114,8 @@ def _check_names(request: argparse.Namespace, output: Path) -> None:
 def _result(request: argparse.Namespace) -> Result:
     results = _load(request, request.runs)
     if len(results) != 1 or request.runs.is_file():
-        what = f"the one folder that holds the result_*.txt of {request.system}"
-        raise ReviewError(f"{request.runs}: give {what}")
+        wanted = f"the one folder that holds the result_*.txt of {request.system}"
+        raise ReviewError(f"{request.runs}: give {wanted}")
     result = results[0]
     if not result.runs:
         raise ReviewError(f"{request.runs}: no result_*.txt, only trials that failed")
@@ -203,7 +203,7 @@ def _write(path: Path, content: str) -> None:
 
 
 def _verify(
-    request: argparse.Namespace, root: Path, place: Path
+    request: argparse.Namespace, root: Path, target: Path
 ) -> tuple[Checked, ...]:
     """Writes scaling.json like the official package checker, and checks everything; reports paths
     in ``place``.
@@ -217,20 +217,20 @@ def _verify(
             )
 
     def moved(path: Path) -> Path:
-        return place / path.relative_to(root) if path.is_relative_to(root) else path
+        return target / path.relative_to(root) if path.is_relative_to(root) else path
 
     def renamed(finding: Finding) -> Finding:
-        message = finding.message.replace(str(root), str(place))
+        message = finding.message.replace(str(root), str(target))
         return replace(
             finding, message=message, file=moved(finding.file) if finding.file else None
         )
 
     checked = check(root, train_samples=request.train_samples)
-    found = []
-    for one in checked:
-        findings = tuple(map(renamed, one.findings))
-        found.append(replace(one, path=moved(one.path), findings=findings))
-    return tuple(found)
+    problems = []
+    for verdict in checked:
+        findings = tuple(map(renamed, verdict.findings))
+        problems.append(replace(verdict, path=moved(verdict.path), findings=findings))
+    return tuple(problems)
 
 
 def _archive(root: Path, path: Path) -> None:
@@ -331,7 +331,9 @@ class Code:
         data = _git("archive", "--format=tar", self.commit)
         with tarfile.open(fileobj=io.BytesIO(data)) as tar:
             members = [
-                one for one in tar.getmembers() if not re.search(r"(^|/)\.", one.name)
+                member
+                for member in tar.getmembers()
+                if not re.search(r"(^|/)\.", member.name)
             ]
             # The rules name these files, at the top of the implementation.
             missing = sorted(set(SCRIPTS) - {member.name for member in members})
@@ -357,13 +359,13 @@ def find_code(runs: Path, commit: str | None, config: str | None) -> Code:
     wanted = commit or _recorded_commit(runs)
     try:
         # ^{commit} follows a tag to its commit, and refuses files and trees.
-        found = _git("rev-parse", "--verify", "--quiet", f"{wanted}^{{commit}}")
+        full_hash = _git("rev-parse", "--verify", "--quiet", f"{wanted}^{{commit}}")
     except ReviewError:
-        what = "fetch it, or give another with --commit"
+        hint = "fetch it, or give another with --commit"
         raise ReviewError(
-            f"{REPOSITORY} has no commit {text(wanted)}: {what}"
+            f"{REPOSITORY} has no commit {text(wanted)}: {hint}"
         ) from None
-    full = found.decode().strip()
+    full = full_hash.decode().strip()
     # With -z, as git quotes unusual names otherwise.
     listed = _git("ls-tree", "-r", "--name-only", "-z", full)
     files = listed.decode("utf-8", "replace").split("\0")
@@ -377,9 +379,9 @@ def find_code(runs: Path, commit: str | None, config: str | None) -> Code:
         system = read_json(runs / "config.json", "mlperf").get("system")
         name = f"configs/config_{system}.sh"
         if name not in files:
-            what = "give it with --config, such as configs/FILE.sh"
+            hint = "give it with --config, such as configs/FILE.sh"
             raise ReviewError(
-                f"{runs / 'config.json'} does not record which config ran: {what}"
+                f"{runs / 'config.json'} does not record which config ran: {hint}"
             )
     return Code(full, name)
 
@@ -390,10 +392,12 @@ def _recorded_commit(runs: Path) -> str:
     if not isinstance(commit, str) or not commit:
         raise ReviewError(f"{record} records no commit: give it with --commit")
     if commit.endswith("-dirty"):
-        what = (
+        origin = (
             "commit it and run again, or give the commit that contains it with --commit"
         )
-        raise ReviewError(f"the code that ran is {text(commit)}, not committed: {what}")
+        raise ReviewError(
+            f"the code that ran is {text(commit)}, not committed: {origin}"
+        )
     # Output of `git describe --always`: the commit, possibly after the last tag, or a tag alone.
     described = re.fullmatch(r"(?:.+-\d+-g)?([0-9a-f]{7,64})", commit)
     if described:

@@ -94,16 +94,18 @@ def describe(
         stacks = [values.get(_STACK) for _, values in reversed(layers)]
         merged = [stack for stack in stacks if isinstance(stack, Mapping)]
         stack: dict[str, Any] = {}
-        for one in merged:
-            stack |= one
+        for name in merged:
+            stack |= name
         fields[_STACK] = _value(_STACK, stack)
     # Fields of other tools in the file that is updated are kept.
-    own: dict[str, Any] = {}
+    described: dict[str, Any] = {}
     for _, values in reversed(given):
-        own |= {name: values[name] for name in values if name not in FIELDS}
-    own |= {name: fields[name] for name in ASKED if name in fields}
+        described |= {name: values[name] for name in values if name not in FIELDS}
+    described |= {name: fields[name] for name in ASKED if name in fields}
     known = {name: sources[name] for name in (*FIELDS, *ASKED) if name in sources}
-    return Description({name: fields.get(name, "") for name in FIELDS} | own, known)
+    return Description(
+        {name: fields.get(name, "") for name in FIELDS} | described, known
+    )
 
 
 def _value(name: str, value: Any) -> Any:
@@ -131,7 +133,7 @@ def from_run(folder: Path) -> dict[str, Any]:
     # PyTorch is the framework, not part of the stack.
     stack |= {f"{name}_version": packages[name] for name in packages if name != "torch"}
     stack["kernel_version"] = environment.get("platform")
-    found: dict[str, Any] = {
+    facts: dict[str, Any] = {
         # The trainer's default, which is no answer.
         "submitter": None
         if mlperf.get("organization") == "unknown"
@@ -142,11 +144,11 @@ def from_run(folder: Path) -> dict[str, Any]:
         "other_software_stack": {name: value for name, value in stack.items() if value},
     }
     if isinstance(gpus, list) and gpus:
-        found |= {
+        facts |= {
             "accelerators_per_node": str(len(gpus)),
             "accelerator_model_name": text(gpus[0]),
         }
-    return found
+    return facts
 
 
 def known(fields: Mapping[str, Any], where: object) -> dict[str, Any]:
@@ -186,8 +188,10 @@ def write(description: Description, path: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="review-system-") as folder:
         draft = Path(folder) / path.name
         draft.write_text(content, encoding="utf-8")
-        found = check_description(draft, DEFAULT_RULESET)
-        if error := next((one for one in found if one.severity == ERROR), None):
+        findings = check_description(draft, DEFAULT_RULESET)
+        if error := next(
+            (finding for finding in findings if finding.severity == ERROR), None
+        ):
             raise ReviewError(f"{error.key} {error.message}: {error.hint}")
         outcome = official.check_system(draft, DEFAULT_RULESET)
         if not outcome.passed:
@@ -234,7 +238,7 @@ def probe(machine: Machine) -> dict[str, Any]:
     # Found along with the GPUs, but part of the software.
     if driver := accelerators.pop("nvidia_kernel_driver", ""):
         software["other_software_stack"]["nvidia_kernel_driver"] = driver
-    found = {
+    facts = {
         **_host(machine),
         **_memory(machine),
         **_storage(machine),
@@ -242,7 +246,7 @@ def probe(machine: Machine) -> dict[str, Any]:
         **accelerators,
         **software,
     }
-    return {name: value for name, value in found.items() if value not in BLANK}
+    return {name: value for name, value in facts.items() if value not in BLANK}
 
 
 def _search(pattern: str, content: str) -> str:

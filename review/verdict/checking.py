@@ -71,7 +71,8 @@ class Checked:
 
     def as_dict(self) -> dict[str, Any]:
         official = {
-            one.tool: pick(one, "passed messages crash") for one in self.outcomes
+            outcome.tool: pick(outcome, "passed messages crash")
+            for outcome in self.outcomes
         }
         verdicts = {
             "path": self.path,
@@ -126,22 +127,24 @@ def own_findings(result: Result) -> list[Finding]:
 
     def accepted(run: Run, findings: list[Finding]) -> Iterator[Finding]:
         """Turns errors of the single failing run, which counts as the slowest, into warnings."""
-        for one in findings:
+        for finding in findings:
             # A crash of the checker takes all runs of the folder with it.
             if (
                 run is result.accepted_failure
-                and one.severity == ERROR
-                and not one.crash
+                and finding.severity == ERROR
+                and not finding.crash
             ):
-                one = replace(
-                    one,
+                finding = replace(
+                    finding,
                     severity=WARNING,
-                    message=f"{one.message}; one run of ten may fail",
+                    message=f"{finding.message}; one run of ten may fail",
                 )
-            yield one
+            yield finding
 
-    found = [one for run in result.runs for one in accepted(run, run.findings)]
-    found += [
+    ours_and_theirs = [
+        finding for run in result.runs for finding in accepted(run, run.findings)
+    ]
+    ours_and_theirs += [
         *_check_count(result),
         *_check_benchmark(result),
         *result.seed_findings,
@@ -155,21 +158,21 @@ def own_findings(result: Result) -> list[Finding]:
                 for finding in ours
                 if finding.message != training_rules.NOT_SAMPLES
             ]
-        found += accepted(run, ours)
+        ours_and_theirs += accepted(run, ours)
     reused = {
-        finding.file for finding in found if finding.source == "seeds"
+        finding.file for finding in ours_and_theirs if finding.source == "seeds"
     }  # already reported
-    found += [
+    ours_and_theirs += [
         f
         for f in training_rules.check_runs(result)
         if f.key != "seed" or f.file not in reused
     ]
-    found += check_power(result)
+    ours_and_theirs += check_power(result)
     if tree.organization(result.folder) is not None:
         system = tree.system_file(result.folder)
-        found += submission_rules.check_folder(result)
-        found += check_description(system, result.ruleset) if system else []
-    return found
+        ours_and_theirs += submission_rules.check_folder(result)
+        ours_and_theirs += check_description(system, result.ruleset) if system else []
+    return ours_and_theirs
 
 
 def obstacles(result: Result) -> list[str]:
@@ -271,10 +274,12 @@ def _check_result(result: Result, root: Path | None) -> Checked:
         outcomes = [
             official.check_compliance(run.path, run.ruleset) for run in result.runs
         ]
-        messages = tuple(message for one in outcomes for message in one.messages)
-        crash = next((one.crash for one in outcomes if one.crash), None)
+        messages = tuple(
+            message for outcome in outcomes for message in outcome.messages
+        )
+        crash = next((outcome.crash for outcome in outcomes if outcome.crash), None)
         # No run at all is no pass.
-        passed = bool(outcomes) and all(one.passed for one in outcomes)
+        passed = bool(outcomes) and all(outcome.passed for outcome in outcomes)
         outcome = official.Outcome(
             tool="compliance_checker", passed=passed, messages=messages, crash=crash
         )
@@ -300,21 +305,23 @@ def _checked(
     findings: list[Finding],
 ) -> Checked:
     """Makes the findings agree with the official verdict, and sorts them by severity."""
-    official_ones = [one.severity for one in findings if one.source in _OFFICIAL]
+    official_ones = [
+        finding.severity for finding in findings if finding.source in _OFFICIAL
+    ]
     rule = "the official checkers pass"
     failing = [outcome for outcome in outcomes if not outcome.passed]
     # The official verdict stands: a failure that nothing of ours explains is told in its words.
     if failing and ERROR not in official_ones:
         tree_of = str((tree.organization(path) or path).absolute())
-        for one in failing:
+        for outcome in failing:
             why = (
-                f"crashes: {one.crash}"
-                if one.crash
-                else "; ".join(one.messages) or "gives no reason"
+                f"crashes: {outcome.crash}"
+                if outcome.crash
+                else "; ".join(outcome.messages) or "gives no reason"
             )
-            source = "repository" if one.tool == "repo_checker" else "package"
+            source = "repository" if outcome.tool == "repo_checker" else "package"
             why = why.replace(f"{tree_of}/", "").replace(tree_of, "the submission")
-            message = f"the official {one.tool} {why}"
+            message = f"the official {outcome.tool} {why}"
             findings = [
                 *findings,
                 Finding(ERROR, message, source, path, rule=rule, hint="its own words"),
@@ -322,20 +329,24 @@ def _checked(
     elif not failing:
         # And an error of ours that the checkers do not share is no more than a warning.
         wrong = [
-            one for one in findings if one.source in _OFFICIAL and one.severity == ERROR
+            finding
+            for finding in findings
+            if finding.source in _OFFICIAL and finding.severity == ERROR
         ]
         hint = "the official checker accepts it"
         findings = [
-            replace(one, severity=WARNING, hint=hint) if one in wrong else one
-            for one in findings
+            replace(finding, severity=WARNING, hint=hint)
+            if finding in wrong
+            else finding
+            for finding in findings
         ]
         if not {ERROR, WARNING} & set(
             official_ones
         ):  # no finding of ours explains its warnings
             messages = dict.fromkeys(
-                (one.tool, line.split("\n")[0])
-                for one in outcomes
-                for line in one.messages
+                (outcome.tool, line.split("\n")[0])
+                for outcome in outcomes
+                for line in outcome.messages
             )
             for tool, line in messages:
                 note = f"the official {tool} says: {line}"
@@ -353,7 +364,7 @@ def _checked(
         path,
         title,
         outcomes,
-        tuple(sorted(findings, key=lambda one: SEVERITIES.index(one.severity))),
+        tuple(sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))),
     )
 
 
@@ -411,18 +422,24 @@ def _check_benchmark(result: Result) -> Iterator[Finding]:
 
 def groups(findings: Sequence[Finding]) -> list[list[Finding]]:
     """Findings grouped by rule and message, in order of first occurrence."""
-    found: dict[tuple[str | None, ...], list[Finding]] = {}
-    for one in findings:
+    by_kind: dict[tuple[str | None, ...], list[Finding]] = {}
+    for finding in findings:
         # Ten logs with one fault make one entry with ten places.
-        key = (one.severity, one.source, one.message, one.rule, one.hint)
-        found.setdefault(key, []).append(one)
-    return list(found.values())
+        key = (
+            finding.severity,
+            finding.source,
+            finding.message,
+            finding.rule,
+            finding.hint,
+        )
+        by_kind.setdefault(key, []).append(finding)
+    return list(by_kind.values())
 
 
 def subject(group: Sequence[Finding], base: Path) -> str:
     """The keys or files, and the message about them."""
-    keys = dict.fromkeys(one.key for one in group if one.key)
-    files = [_file(one, base) for one in group]
+    keys = dict.fromkeys(finding.key for finding in group if finding.key)
+    files = [_file(finding, base) for finding in group]
     names = _listed(keys or dict.fromkeys(filter(None, files)))
     return text(f"{names} {group[0].message}" if names else group[0].message)
 
@@ -438,12 +455,12 @@ def shortened(rule: str) -> str:
 
 def places(group: Sequence[Finding], base: Path) -> str:
     """Files with line numbers; empty if the findings are about whole files."""
-    if not any(one.line or one.key for one in group):
+    if not any(finding.line or finding.key for finding in group):
         return ""
     files: dict[str, dict[str, None]] = {}
-    for one in group:
-        files.setdefault(_file(one, base), {}).update(
-            {} if one.line is None else {str(one.line): None}
+    for finding in group:
+        files.setdefault(_file(finding, base), {}).update(
+            {} if finding.line is None else {str(finding.line): None}
         )
     return _listed(
         f"{name}:{','.join(lines)}" if lines else name
@@ -486,11 +503,11 @@ def with_places(group: Sequence[Finding], base: Path) -> str:
 def parts(checked: Sequence[Checked], strict: bool = False) -> list[Part]:
     """All findings, then the verdict with their number."""
     made: list[Part] = []
-    for one in checked:
-        verdict = "pass" if one.passed(strict) else "fail"
-        made.append(Heading(text(one.title), verdict, str(one.path)))
+    for result in checked:
+        verdict = "pass" if result.passed(strict) else "fail"
+        made.append(Heading(text(result.title), verdict, str(result.path)))
         tools = []
-        for outcome in one.outcomes:
+        for outcome in result.outcomes:
             crash = (
                 f"crashes: {shortened(text(outcome.crash))}" if outcome.crash else ""
             )
@@ -498,25 +515,27 @@ def parts(checked: Sequence[Checked], strict: bool = False) -> list[Part]:
                 f"{outcome.tool} {crash or ('passes' if outcome.passed else 'fails')}"
             )
         made.append(Line("official", ", ".join(tools)))
-        for group in groups(one.findings):
-            first, at = group[0], places(group, one.path)
+        for group in groups(result.findings):
+            first, at = group[0], places(group, result.path)
             style = _STYLES[first.severity]
-            made.append(Line(first.severity, subject(group, one.path), style))
+            made.append(Line(first.severity, subject(group, result.path), style))
             rule = f"rule {shortened(first.rule or '')} [{first.source}]"
             lines = at and f"at   {at}", rule, first.hint and f"do   {first.hint}"
             made += [Line("", text(line)) for line in lines if line]
     counts = []
     for severity in _STYLES:
-        found = [
+        answer = [
             group
-            for one in checked
-            for group in groups(one.findings)
+            for result in checked
+            for group in groups(result.findings)
             if group[0].severity == severity
         ]
-        if found:
-            in_all = sum(len(group) for group in found)
-            at = f" at {in_all} places" if in_all > len(found) else ""
-            counts.append(f"{len(found)} {severity}{'s' if len(found) > 1 else ''}{at}")
-    verdict = "PASS" if all(one.passed(strict) for one in checked) else "FAIL"
+        if answer:
+            in_all = sum(len(group) for group in answer)
+            at = f" at {in_all} places" if in_all > len(answer) else ""
+            counts.append(
+                f"{len(answer)} {severity}{'s' if len(answer) > 1 else ''}{at}"
+            )
+    verdict = "PASS" if all(result.passed(strict) for result in checked) else "FAIL"
     listed = ", ".join(counts) or "nothing found"
     return [*made, Heading(f"{verdict}: {listed}", "unverified by MLCommons")]

@@ -41,9 +41,9 @@ def check_power(result: Result) -> Iterator[Finding]:
     known: dict[str, Path] = {}
     measured = [(run, result.energy.runs[run.path].files) for run in result.runs]
     for run, files in measured:
-        place = folder / run.path.stem
+        files_of_run = folder / run.path.stem
         if not files:
-            yield _broken("power_of_all_runs", "has no power files", place)
+            yield _broken("power_of_all_runs", "has no power files", files_of_run)
         for kind in ("node", "sw"):
             names = {
                 file.path.name for file in files if file.path.name.startswith(kind)
@@ -51,9 +51,12 @@ def check_power(result: Result) -> Iterator[Finding]:
             wanted = {f"{kind}_{number}.txt" for number in range(len(names))}
             if names != wanted:
                 held, missing = (
-                    ", ".join(sorted(one)) for one in (names - wanted, wanted - names)
+                    ", ".join(sorted(difference))
+                    for difference in (names - wanted, wanted - names)
                 )
-                yield _broken("power_names", f"holds {held}, not {missing}", place)
+                yield _broken(
+                    "power_names", f"holds {held}, not {missing}", files_of_run
+                )
         for file in files:
             # By content: a copied measurement has the same lines under any name.
             content = "\n".join(event.text for event in file.log.events)
@@ -79,7 +82,7 @@ def check_power(result: Result) -> Iterator[Finding]:
     with_files = [(run.path.stem, files) for run, files in measured if files]
     for label in ("nodes", "switches") if with_files else ():
         counts = {
-            name: sum(one.is_node is (label == "nodes") for one in files)
+            name: sum(file.is_node is (label == "nodes") for file in files)
             for name, files in with_files
         }
         # What most runs have is taken for the system; the odd ones are named.
@@ -199,14 +202,14 @@ def _check_cover(
     # Both ends count, so that silence after the start or before the end is a gap, too.
     gap = max(b - a for a, b in pairwise([first, *within, last])) / 1000
     if max(late, early) > _SLACK_MS:
-        side, what = (
+        side, edge = (
             ("starts", "after run_start")
             if late >= early
             else ("stops", "before run_stop")
         )
         yield _broken(
             "power_covers",
-            f"{side} {max(late, early) / 1000:,.0f} s {what} of {run.path.name}",
+            f"{side} {max(late, early) / 1000:,.0f} s {edge} of {run.path.name}",
             file.path,
         )
     elif gap > _GAP:

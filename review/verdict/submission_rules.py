@@ -38,10 +38,10 @@ _BYPASSES = ("rcp-bypass", "seed-checker-bypass")
 
 def check_folder(result: Result) -> list[Finding]:
     """Checks a result folder within its submission."""
-    folder, found = result.folder, []
+    folder, findings = result.folder, []
     name = folder.resolve().name
     if name != BENCHMARK:
-        found.append(
+        findings.append(
             broken("folder_name", f"is named {name!r}", folder, name=BENCHMARK)
         )
     try:
@@ -62,8 +62,8 @@ def check_folder(result: Result) -> list[Finding]:
         shown = ", ".join(strays[:5]) + (
             f" and {len(strays) - 5} more" if len(strays) > 5 else ""
         )
-        found.append(broken("strays", f"also holds {shown}", folder))
-    found += [
+        findings.append(broken("strays", f"also holds {shown}", folder))
+    findings += [
         *_check_parameters(folder / PARAMETERS),
         *_check_parameters(folder.parent / PARAMETERS),
     ]
@@ -79,25 +79,25 @@ def check_folder(result: Result) -> list[Finding]:
                 f"says {factor:.6f}, these runs give {result.scaling_factor:.6f}",
                 WARNING,
             )
-        found.append(
+        findings.append(
             broken("scaling", message, scaling, key="scaling_factor", severity=severity)
         )
     root = tree.organization(folder)
-    own = folder.resolve().parent
+    parent = folder.resolve().parent
     for path in (
-        path for path in (undescribed(root) if root else ()) if path != own
+        path for path in (undescribed(root) if root else ()) if path != parent
     ):  # its own is checked elsewhere
-        found.append(
+        findings.append(
             broken("described", "has no such description", path, system=path.name)
         )
     for path in descriptions(root) if root else ():  # a rejected one fails all results
-        if path.stem != own.name:
-            found += [
-                one
-                for one in check_description(path, result.ruleset)
-                if one.severity == ERROR
+        if path.stem != parent.name:
+            findings += [
+                finding
+                for finding in check_description(path, result.ruleset)
+                if finding.severity == ERROR
             ]
-    return [*found, *_check_power_folder(result), *_check_against_logs(result)]
+    return [*findings, *_check_power_folder(result), *_check_against_logs(result)]
 
 
 def descriptions(root: Path) -> list[Path]:
@@ -119,7 +119,7 @@ def undescribed(root: Path) -> Iterator[Path]:
             if (
                 "division" not in described
                 and path.is_dir()
-                and any(one.is_dir() for one in path.iterdir())
+                and any(child.is_dir() for child in path.iterdir())
             ):
                 yield path
         # A folder that cannot be listed stops the checker as well.
@@ -236,20 +236,20 @@ def _check_against_logs(result: Result) -> Iterator[Finding]:
 
 def check_organization(root: Path) -> list[Finding]:
     """Checks a submission's README, code and descriptions."""
-    found = []
+    findings = []
     for name in ("README.md", "LICENSE.md"):
         # "Customary" in the rules, with or without the ending.
         forms = (root / name, root / name.removesuffix(".md"))
         if not any(path.is_file() for path in forms):
-            found.append(broken("customary", "is missing", root / name))
+            findings.append(broken("customary", "is missing", root / name))
     implementations = root / "benchmarks" / BENCHMARK / "implementations"
     folders = sorted(path for path in implementations.glob("*") if path.is_dir())
     if not folders:
-        found.append(
+        findings.append(
             broken("implementation", "holds no implementation", implementations)
         )
     scripts = [folder / name for folder in folders for name in SCRIPTS]
-    found += [
+    findings += [
         broken("scripts", "is missing", script)
         for script in scripts
         if not script.is_file()
@@ -260,7 +260,7 @@ def check_organization(root: Path) -> list[Finding]:
         if not (root / "results" / path.stem).is_dir()
     ]
     return [
-        *found,
+        *findings,
         *(
             broken("results_of_system", "describes a system without results", path)
             for path in idle

@@ -111,15 +111,17 @@ def _rcp_advice(result: Result) -> Iterator[str]:
         over = f"{_COUNTED * short:,.0f} over the {_COUNTED} runs that count"
         yield f"the mean is {mean:,.0f} samples, {least}: {short:,.0f} short on average, {over}"
     near = [] if batch is None else rcp.nearest(batch, result.ruleset)
-    for one in near:
+    for point in near:
         runs = (
-            one.runs
-            and f", {len(one.runs)} runs from {one.runs[0]:,} to {one.runs[-1]:,}"
+            point.runs
+            and f", {len(point.runs)} runs from {point.runs[0]:,} to {point.runs[-1]:,}"
         )
-        yield f"reference of batch {one.batch_size:,}: {one.describe()}{runs or ''}"
+        yield f"reference of batch {point.batch_size:,}: {point.describe()}{runs or ''}"
     if point is None and batch is not None:
         above = (
-            f"; the largest is {max(one.batch_size for one in near):,}" if near else ""
+            f"; the largest is {max(point.batch_size for point in near):,}"
+            if near
+            else ""
         )
         # A new reference point takes twice as many runs as a submission.
         run = f"run the reference {2 * rcp.RUNS} times at {batch:g}"

@@ -63,16 +63,16 @@ def check_run(run: Run, division: str | None = None) -> list[Finding]:
     """Checks a single log. ``division``: of its result; None: as logged."""
     if not run.log.events:
         return []  # reported by the compliance rules
-    found = [*_check_clock(run), *_check_submission(run)]
+    findings = [*_check_clock(run), *_check_submission(run)]
     # The open division fixes none of these.
     if (division or run.log.value("submission_division")) == "closed":
-        found += [
+        findings += [
             *_check_fixed_values(run),
             *_check_evaluations(run),
             *_check_interval(run),
             *_check_trained(run),
         ]
-    return found
+    return findings
 
 
 def _check_clock(run: Run) -> Iterator[Finding]:
@@ -178,14 +178,14 @@ def _check_fixed_values(run: Run) -> Iterator[Finding]:
         if isinstance(limits.get("is"), str):
             # Vendors write the name in either case.
             return str(value).casefold() == limits["is"]
-        found = number(value)
-        if found is None or (limits.get("whole") and found != int(found)):
+        known = number(value)
+        if known is None or (limits.get("whole") and known != int(known)):
             return False
         if "is" in limits:
-            return found == limits["is"]
+            return known == limits["is"]
         above = limits.get("above", -math.inf)
         below = limits.get("below", math.inf)
-        return above < found < below and found >= limits.get("from", found)
+        return above < known < below and known >= limits.get("from", known)
 
     for key, limits in table("closed_values").items():
         wrong = [
@@ -222,7 +222,7 @@ def _check_evaluations(run: Run) -> Iterator[Finding]:
 
 
 def _check_interval(run: Run) -> Iterator[Finding]:
-    counted = [one for one in run.evaluations if one.samples]
+    counted = [evaluation for evaluation in run.evaluations if evaluation.samples]
     batch = run.batch_size
     if (
         batch is None
@@ -232,27 +232,31 @@ def _check_interval(run: Run) -> Iterator[Finding]:
     ):
         return
     expected = evaluation_interval(batch)
-    counts = [one.samples or 0 for one in counted]
+    counts = [evaluation.samples or 0 for evaluation in counted]
     # The first interval begins at 0 samples.
     steps = []
     before = 0.0
-    for one, now in zip(counted, counts, strict=True):
-        steps.append((now - before, one))
+    for evaluation, now in zip(counted, counts, strict=True):
+        steps.append((now - before, evaluation))
         before = now
     mean = counts[-1] / len(counts)
     # Steps are whole batches, and packed batches vary in sequences.
-    odd = [(step, one) for step, one in steps if abs(step - expected) > 2 * batch]
-    backwards = [one for step, one in steps if step <= 0]
+    odd = [
+        (step, evaluation)
+        for step, evaluation in steps
+        if abs(step - expected) > 2 * batch
+    ]
+    backwards = [evaluation for step, evaluation in steps if step <= 0]
     if backwards:
-        place, message = (
+        evaluation, message = (
             backwards[0],
             "does not count more samples than the evaluation before",
         )
     # Rounding up to whole batches moves an evaluation by less than one.
     elif abs(mean - expected) > batch:
-        place, message = counted[0], f"comes every {mean:,.0f} samples on average"
+        evaluation, message = counted[0], f"comes every {mean:,.0f} samples on average"
     elif odd:
-        place, message = (
+        evaluation, message = (
             odd[0][1],
             f"comes {odd[0][0]:,.0f} samples after the evaluation before",
         )
@@ -262,7 +266,12 @@ def _check_interval(run: Run) -> Iterator[Finding]:
         ERROR if 0 < mean < expected / 2 else WARNING
     )  # published results deviate by up to a quarter
     yield run.broken(
-        "interval", message, place, severity=severity, batch=batch, expected=expected
+        "interval",
+        message,
+        evaluation,
+        severity=severity,
+        batch=batch,
+        expected=expected,
     )
 
 
@@ -335,24 +344,24 @@ def _check_trained(run: Run) -> Iterator[Finding]:
 
 def check_runs(result: Result) -> list[Finding]:
     """Checks the runs of a result against each other."""
-    found = [
+    findings = [
         *_check_copies(result),
         *_check_overlap(result),
         *_check_alike(result, SUBMISSION, "one_submitter"),
     ]
     if result.division == "closed":
-        found += [
+        findings += [
             *_check_alike(result, OPTIMIZATION, "one_configuration"),
             *_check_seeds(result),
         ]
-        found += _check_alike(result, ["starting_point"], "one_starting_point")
-    return found
+        findings += _check_alike(result, ["starting_point"], "one_starting_point")
+    return findings
 
 
 def _canonical(value: Any) -> str:
-    found = number(value)
+    known = number(value)
     return (
-        text(value) if found is None else f"{found:.12g}"
+        text(value) if known is None else f"{known:.12g}"
     )  # the same for 100 and 100.0
 
 
