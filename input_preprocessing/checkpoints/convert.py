@@ -5,8 +5,8 @@ The source is a TensorFlow checkpoint (its prefix, one of its files or its folde
 .safetensors file; the target's suffix decides its format. Every parameter is accounted for, by name
 and shape; optimizer slots are skipped. TensorFlow is not needed.
   .pt           {"model": state dict}, MLPerf's names (--names mlperf), the vocabulary padded to a
-  multiple of 8 .safetensors  the same tensors (--names huggingface for transformers'
-  BertForPreTraining)
+                multiple of 8
+  .safetensors  the same tensors (--names huggingface for transformers' BertForPreTraining)
 """
 
 from __future__ import annotations

@@ -5,15 +5,18 @@ pair, mask) of every text shard and of eval.txt, evaluation set, and packed rows
 binned sequences. Writes to OUTPUTDIR:
   packed_data/part_XXXXX_of_XXXXX.hdf5              with --packed-data
   hdf5/bins/{128,256,384,512}/part_...              with --binned-data
-  hdf5/training-SHARDS/part_XXXXX_of_XXXXX.hdf5     without either eval/part_eval_10k.hdf5 phase1/
-  vocab.txt, bert_config.json, and model.ckpt-28252.pt if available
+  hdf5/training-SHARDS/part_XXXXX_of_XXXXX.hdf5     without either
+  eval/part_eval_10k.hdf5
+  phase1/                                           vocab.txt, bert_config.json, and, if available,
+                                                    model.ckpt-28252.pt
   prepared-{packed,binned,unpacked}.json            manifest: what was made from what
 With --phases it writes all this to OUTPUTDIR/128 and OUTPUTDIR/512, from the same text, for
 run_pretraining.sh; shuffled sequences are then in hdf5/training. With --input, the text in
-DOWNLOADDIR is first made from your own files. Work files are in OUTPUTDIR/work until the end. It
-can be stopped at any moment, even by kill -9, and run again: finished files are kept, and the
-result is byte-identical to that of an uninterrupted run, whatever --jobs. --repair finds files that
-were damaged later and remakes them, with the options recorded in prepared-*.json.
+DOWNLOADDIR is first made from your own files.
+Work files are in OUTPUTDIR/work until the end. It can be stopped at any moment, even by kill -9,
+and run again: finished files are kept, and the result is byte-identical to that of an uninterrupted
+run, whatever --jobs. --repair finds files that were damaged later and remakes them, with the
+options recorded in prepared-*.json.
 """
 
 from __future__ import annotations
