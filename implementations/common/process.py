@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import ctypes
 import inspect
 import os
 import resource
+import signal
 import sys
 from collections.abc import Callable, Mapping
 from typing import NoReturn
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def hard_exit(status: int) -> NoReturn:
@@ -97,6 +101,16 @@ def run_command(
             raise
         print(f"{program}: error: {error}", file=sys.stderr)
         return 2
+
+
+def end_with(parent: int) -> None:
+    """Has the kernel kill this process with the one that started it, however that ends (Linux
+    only).
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # already dead
+            os._exit(1)
 
 
 def limit_cpu(seconds: int) -> None:

@@ -4,7 +4,6 @@ left.
 
 from __future__ import annotations
 
-import ctypes
 import multiprocessing
 import os
 import signal
@@ -19,10 +18,10 @@ from typing import Any, TextIO, TypeVar
 
 from bert.data.records import DataError
 from common.durations import duration
+from common.process import end_with
 from input_preprocessing.stage import interrupt
 
 WORTH_WORKERS = 1e9  # bytes; reading fewer is faster than starting workers
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -112,10 +111,7 @@ def _work(pipe: Connection, parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     interrupt.install(None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, interrupt.SIGNALS)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # already dead
-            os._exit(1)
+    end_with(parent)
     with suppress(EOFError, ConnectionError):
         # Ready: from now on a signal ends this process without a traceback.
         pipe.send(None)

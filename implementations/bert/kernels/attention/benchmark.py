@@ -12,7 +12,6 @@ installed package, the variables that steer libraries, heads, and the sources of
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import functools
 import hashlib
 import importlib
@@ -67,10 +66,15 @@ STEERING = (
 )
 LIMIT = 120  # seconds of a trial, of which its process may take half to import PyTorch
 BUSY = "busy or unavailable"  # in the driver's error
-CHILD = (
-    "import sys; sys.path[:0] = sys.argv[2:]; "
-    "from bert.kernels.attention import benchmark; benchmark.main(sys.argv[1])"
-)
+# Ends with its parent from the first moment, as it would go on using the GPU.
+CHILD = """
+import json, sys
+sys.path[:0] = sys.argv[2:]
+from common.process import end_with
+end_with(json.loads(sys.argv[1])["parent"])
+from bert.kernels.attention import benchmark
+benchmark.main(sys.argv[1])
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,6 +265,7 @@ def _attempt_apart(name: str, device: torch.device, heads: Heads) -> Trial:
                 str(heads.dtype).removeprefix("torch."),
             ],
             "answer": str(answer),
+            "parent": os.getpid(),
         }
         with log.open("wb") as output:
             process = subprocess.Popen(
@@ -292,9 +297,6 @@ def main(text: str) -> None:
     asked = json.loads(text)
     num_heads, head_size, dtype = asked["heads"]
     heads = Heads(num_heads=num_heads, head_size=head_size, dtype=getattr(torch, dtype))
-    faulthandler.dump_traceback_later(
-        2 * LIMIT, exit=True
-    )  # even if the parent is gone
     trial = attempt(asked["name"], torch.device(asked["device"]), heads)
     write_text(Path(asked["answer"]), json.dumps(asdict(trial)))
     # Teardown may hang or abort in a context that a trial has broken.
