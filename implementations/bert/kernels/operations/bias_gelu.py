@@ -10,8 +10,9 @@ about 28 per element at 4 bytes, above 41 at 6. Compiled for sm_90 the passes ta
 tanh formula 19 and 27.
 
 Kept beside libraries: torch.compile's forward pass is as good, its bias gradient a second pass over
-memory; Liger has GELU with gates only; apex's and cublasLt's epilogues do not return GELU's input,
-which then costs a product.
+memory; Liger has GELU with gates only. cublasLt's epilogues GELU_AUX and DGELU, which PyTorch does
+not expose but apex and TransformerEngine do, save 2 of 6 bytes an element forward, 4 of 8 backward:
+4% of a modelled bf16 step on an H200, if the products lose nothing by it. To be measured first.
 """
 
 # mypy: allow-untyped-defs

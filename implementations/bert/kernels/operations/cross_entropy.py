@@ -5,7 +5,8 @@ gradient: a hundred megabytes less, and no softmax is stored. A second backward 
 the logits are gone.
 
 Kept beside libraries: Liger's moves as many bytes, but reads the number of labels and the incoming
-gradient on the host, which a CUDA graph does not allow; it is in no NGC image.
+gradient on the host, which a CUDA graph does not allow, and is in no NGC image; TransformerEngine's
+writes the gradient in fp32; apex's writes it beside the logits, which it keeps.
 """
 
 # mypy: allow-untyped-defs

@@ -9,13 +9,13 @@ calibrated.
 Bytes that the kernels around the fp8 products of a layer move, for each element [T, D] of a hidden
 state, F = 4 D:
 
-    what                                         separate casts             here input of QKV, of
-    the first product           2 (2 + 1 + 1)              2 (1) and 2 (1 + 1) for the other order
-    GELU                                         4 (2 + 2), 4 (2 + 1 + 1)   4 (2 + 1 + 1) gradient
-    of GELU                             4 (4 + 2), 4 (2 + 1 + 1)   4 (4 + 1 + 1) gradient of the
-    second product               2 written, 2 + 1 + 1       1 written, 1 + 1 gradient of QKV, for
-    its bias again          3 (2 + 1 + 1), 3 (2)       3 (2 + 1 + 1) together
-    104                        61
+    what                               separate casts             here
+    input of QKV, of the first product 2 (2 + 1 + 1)              2 (1), 2 (1 + 1) to transpose
+    GELU                               4 (2 + 2), 4 (2 + 1 + 1)   4 (2 + 1 + 1)
+    gradient of GELU                   4 (4 + 2), 4 (2 + 1 + 1)   4 (4 + 1 + 1)
+    gradient of the second product     2 written, 2 + 1 + 1       1 written, 1 + 1
+    gradient of QKV, of its bias       3 (2 + 1 + 1), 3 (2)       3 (2 + 1 + 1)
+    together                           104                        61
 
 With BERT-large's 12,288 tokens of 1,024 in 24 layers that is 31.4 GB and 18.4 GB a step: 3.0 ms of
 an H200's memory.
@@ -203,6 +203,51 @@ class Weights(NamedTuple):
     norm_bias: Tensor
 
 
+class Operand(NamedTuple):
+    """A factor of a product: fp8 numbers, and what undoes their scale (fp32, 0-d)."""
+
+    numbers: Tensor
+    inverse: Tensor
+
+
+def _product(
+    a: Operand, b: Operand, dtype: torch.dtype, fast: bool = False, out: Any = None
+) -> Tensor:
+    """a [M, K] times b [N, K] transposed -> [M, N] of ``dtype``."""
+    factors = a.numbers, b.numbers.t(), a.inverse, b.inverse
+    return product(*factors, None, dtype, fast, out)
+
+
+def _weight_gradient(
+    weight: Tensor, gradient_t: Operand, input_t: Operand, dtype: torch.dtype
+) -> Tensor:
+    """[N, T] times [T, K], where the optimizer has memory for the weight's gradient or elsewhere.
+
+    Both in the order of a product's transposes: gradient_t [N, T], input_t [K, T].
+    """
+    place = pop_grad_buffer((weight,))
+    return write_into(place, lambda out: _product(gradient_t, input_t, dtype, out=out))
+
+
+class Kept(NamedTuple):
+    """What the backward pass reads: of each factor the order that it multiplies.
+
+    x8 [T, D] in the order that is there; inner [T, F]: the first product; a8_t [F, T]: GELU's
+    result; w1_t [D, F] and w2_t [F, D]; what undoes the scale of each.
+    """
+
+    x8: Tensor
+    x_inverse: Tensor
+    inner: Tensor
+    bias_1: Tensor
+    a8_t: Tensor
+    a_inverse: Tensor
+    w1_t: Tensor
+    w1_inverse: Tensor
+    w2_t: Tensor
+    w2_inverse: Tensor
+
+
 class _FeedForward(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -211,34 +256,48 @@ class _FeedForward(torch.autograd.Function):
         x: Tensor,
         x8: Tensor,
         residual: Tensor,
-        *weights: Tensor,
+        *tensors: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
+        weights, dtype = Weights(*tensors), x.dtype
         first, second = settings.first, settings.second
-        weight_1, bias_1, weight_2, bias_2, norm_weight, norm_bias = weights
         x_inverse, a_target = first.target(INPUT).inverse, second.target(INPUT)
         # Weights change every step, and so are cast in each.
         w1_target, w2_target = first.target(WEIGHT), second.target(WEIGHT)
-        w1, w1_t, _ = cast_transpose(weight_1, w1_target)
-        w2, w2_t, _ = cast_transpose(weight_2, w2_target)
-        inner = product(
-            x8, w1.t(), x_inverse, w1_target.inverse, None, x.dtype, fast=True
+        w1, w1_t, _ = cast_transpose(weights.weight_1, w1_target)
+        w2, w2_t, _ = cast_transpose(weights.weight_2, w2_target)
+        inner = _product(
+            Operand(x8, x_inverse), Operand(w1, w1_target.inverse), dtype, fast=True
         )  # (T, F)
-        a8, a8_t = gelu_cast(inner, bias_1, settings.approximate, a_target)
-        projected = product(
-            a8, w2.t(), a_target.inverse, w2_target.inverse, None, x.dtype, fast=True
+        a8, a8_t = gelu_cast(inner, weights.bias_1, settings.approximate, a_target)
+        projected = _product(
+            Operand(a8, a_target.inverse),
+            Operand(w2, w2_target.inverse),
+            dtype,
+            fast=True,
         )  # (T, D)
         # Kept for the backward pass, which makes the same mask again.
         ctx.drop = settings.sites.next(settings.dropout)
         operands = norm_kernels.Operands(
-            projected, bias_2, residual, norm_weight, norm_bias
+            projected, weights.bias_2, residual, weights.norm_weight, weights.norm_bias
         )
         output, stream, cast, saved = norm_kernels.start_forward(
             operands, settings.eps, ctx.drop, settings.following, settings.pre_norm
         )
-        inverses = (x_inverse, w1_target.inverse, a_target.inverse, w2_target.inverse)
-        # Of each operand the order that the backward pass reads; x8 in the order that is there.
-        ctx.save_for_backward(x8, inner, bias_1, a8_t, w1_t, w2_t, *inverses, *saved)
-        ctx.settings, ctx.weights = settings, (weight_1, weight_2)
+        assert a8_t is not None
+        kept = Kept(
+            x8=x8,
+            x_inverse=x_inverse,
+            inner=inner,
+            bias_1=weights.bias_1,
+            a8_t=a8_t,
+            a_inverse=a_target.inverse,
+            w1_t=w1_t,
+            w1_inverse=w1_target.inverse,
+            w2_t=w2_t,
+            w2_inverse=w2_target.inverse,
+        )
+        ctx.save_for_backward(*kept, *saved)
+        ctx.settings, ctx.weights = settings, (weights.weight_1, weights.weight_2)
         # An unused result then has no gradient, instead of zeros to be read.
         ctx.set_materialize_grads(False)
         if cast is not None:
@@ -247,56 +306,44 @@ class _FeedForward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        (
-            x8,
-            inner,
-            bias_1,
-            a8_t,
-            w1_t,
-            w2_t,
-            x_inverse,
-            w1_inverse,
-            a_inverse,
-            w2_inverse,
-            *saved,
-        ) = ctx.saved_tensors
-        settings, dtype = ctx.settings, inner.dtype
-        # Backwards: dropout and LayerNorm, second product, GELU, first product.
-        target = settings.second.target(GRADIENT)
-        g8, bias_2, residual, norm_weight, norm_bias = norm_kernels.start_backward(
-            norm_kernels.Saved(*saved), ctx.drop, gradients[:2], target
+        saved, settings = ctx.saved_tensors, ctx.settings
+        kept = Kept(*saved[: len(Kept._fields)])
+        of_norm = norm_kernels.Saved(*saved[len(Kept._fields) :])
+        dtype = kept.inner.dtype
+        # Dropout and LayerNorm: y [T, D] is the second product's result.
+        y_target = settings.second.target(GRADIENT)
+        y8, *of_rest = norm_kernels.start_backward(
+            of_norm, ctx.drop, gradients[:2], y_target
         )
-        g_inverse = target.inverse
-        # (D, T) times (T, F), the shape of weight_2.
-        operands = transpose(g8), a8_t.t(), g_inverse, a_inverse, None, dtype, False
-        weight_2 = write_into(
-            pop_grad_buffer(ctx.weights[1:]), lambda out: product(*operands, out)
-        )
-        target = settings.first.target(GRADIENT)
-        a_gradient = product(
-            g8, w2_t.t(), g_inverse, w2_inverse, None, dtype, fast=False
-        )  # (T, F)
-        h8, h8_t, bias_1 = gelu_backward_cast(
-            a_gradient, inner, bias_1, settings.approximate, target
-        )
-        # (F, T) times (T, D), the shape of weight_1.
-        others = h8_t, transpose(x8).t(), target.inverse, x_inverse, None, dtype, False
-        weight_1 = write_into(
-            pop_grad_buffer(ctx.weights[:1]), lambda out: product(*others, out)
-        )
-        x = product(h8, w1_t.t(), target.inverse, w1_inverse, None, dtype, fast=False)
-        return (
-            None,
-            x,
-            None,
-            residual,
-            weight_1,
-            bias_1,
+        bias_2, residual, norm_weight, norm_bias = of_rest
+        # The second product, of a [T, F] and W_2 [D, F].
+        weight_1, weight_2 = ctx.weights
+        weight_2 = _weight_gradient(
             weight_2,
-            bias_2,
-            norm_weight,
-            norm_bias,
+            Operand(transpose(y8), y_target.inverse),
+            Operand(kept.a8_t, kept.a_inverse),
+            dtype,
         )
+        a_gradient = _product(
+            Operand(y8, y_target.inverse), Operand(kept.w2_t, kept.w2_inverse), dtype
+        )
+        # GELU: h [T, F] is the first product's result.
+        h_target = settings.first.target(GRADIENT)
+        h8, h8_t, bias_1 = gelu_backward_cast(
+            a_gradient, kept.inner, kept.bias_1, settings.approximate, h_target
+        )
+        # The first product, of x [T, D] and W_1 [F, D].
+        weight_1 = _weight_gradient(
+            weight_1,
+            Operand(h8_t, h_target.inverse),
+            Operand(transpose(kept.x8), kept.x_inverse),
+            dtype,
+        )
+        x = _product(
+            Operand(h8, h_target.inverse), Operand(kept.w1_t, kept.w1_inverse), dtype
+        )
+        of_weights = Weights(weight_1, bias_1, weight_2, bias_2, norm_weight, norm_bias)
+        return None, x, None, residual, *of_weights
 
 
 def feed_forward(

@@ -14,7 +14,7 @@ beta1^t) and 1 / (1 - beta2^t). A factor of nan skips the step: nothing changes.
 
 Kept beside libraries: apex's FusedLAMB takes no bf16 and keeps learning rate and step number on the
 host, where a graph freezes them; its FusedMixedPrecisionLamb updates whole parameters on every
-rank, not its shard.
+rank, not its shard; its DistributedFusedLAMB takes gradients in fp16 only.
 """
 
 # mypy: allow-untyped-defs
