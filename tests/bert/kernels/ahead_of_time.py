@@ -1,8 +1,7 @@
 """Compiles the Triton kernels without a GPU, as BERT-large launches them, and prints their
 resources.
 
-usage: python tests/bert/kernels/ahead_of_time.py [CAPABILITY ...] [--only NAME]   (default: 80 89
-90 100 120)
+usage: python tests/bert/kernels/ahead_of_time.py [CAPABILITY ...] [--only NAME] [--all]
 
 One JSON line a kernel and target: registers and spilled bytes a thread, shared memory a program.
 Launches are recorded on the meta device, so types, constants and warps are those of the real call;
@@ -49,7 +48,7 @@ RARE = (
     "attention_fp32",
 )  # of other models and precisions; they compile slowly
 FP8_CAPABILITY = 89  # the first GPUs that know fp8
-CAPABILITIES = [80, 89, 90, 100, 120]
+CAPABILITIES = [80, 89, 90, 100, 103, 120]
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 
 META = torch.device("meta")
@@ -267,7 +266,7 @@ def main() -> None:
         nargs="*",
         type=int,
         default=CAPABILITIES,
-        help="such as 90 for Hopper",
+        help="such as 90 for Hopper (default: 80 89 90 100 103 120)",
     )
     parser.add_argument(
         "--keep", type=Path, help="folder for the compiler's files of each kernel"

@@ -1,10 +1,10 @@
 """Asks the real cuDNN, without a GPU, whether it has kernels for our graphs on an H200 that is
 described to it.
 
-usage: python tests/bert/kernels/described_gpu.py   (nvidia-cudnn-frontend and nvidia-cudnn-cu13 on
-PYTHONPATH, their libraries and those of stubs() on LD_LIBRARY_PATH)
+usage: python tests/bert/kernels/described_gpu.py
 
-Prints one JSON line: cuDNN's version and how many plans it proposes for each pass. They are not
+It wants nvidia-cudnn-frontend and nvidia-cudnn-cu13 on PYTHONPATH, their libraries and those of
+stubs() on LD_LIBRARY_PATH. Prints one JSON line: cuDNN's version and how many plans it proposes for each pass. They are not
 compiled, nothing runs.
 """
 

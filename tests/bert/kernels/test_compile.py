@@ -114,7 +114,7 @@ def triton_of(repository):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("version", ["3.5.1", "3.6.0", "3.7.1", "3.8.0", "3.9.0"])
-@pytest.mark.parametrize("capability", ["80", "89", "90", "100", "120"])
+@pytest.mark.parametrize("capability", ["80", "89", "90", "100", "103", "120"])
 def test_every_kernel_compiles_for_every_architecture_under_each_version_of_triton(
     capability, version, triton_of, repository, tmp_path
 ):
