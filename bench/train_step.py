@@ -84,25 +84,31 @@ def groups(on_gpu: bool) -> dict[str, list[Variant]]:
     # Casts to fp8 occur in none of these variants.
     fusable = [name for name in kernels.FUSABLE if name != "fp8_cast"]
     each = [
-        Variant(name=f"ours, without fused {name}", fused=without(name))
+        Variant(name=f"ours, without fused {name}", fused=without({name}))
         for name in fusable
     ]
     return {
-        "rows 24": [ours(), fp8(), Variant(name="ours, eager", graph=False), unfused],
+        "rows 24": [
+            ours(),
+            fp8(),
+            Variant(name="ours, eager", graph=False),
+            unfused,
+            *each,
+        ],
         "rows 48": [ours(rows=48), fp8(rows=48)],
         "rows 96": [ours(rows=96), fp8(rows=96)],
         "peers": [eager, compiled],
-        "kernels": [ours(), *each, unfused],
     }
 
 
-def without(name: str) -> str:
-    """FUSED without a kernel and those that need it."""
-    return ",".join(
-        other
-        for other in kernels.FUSABLE
-        if other != name and name not in kernels.NEEDED.get(other, ())
-    )
+def without(names: set[str]) -> str:
+    """FUSED without these kernels and those that need them."""
+    left = [
+        name
+        for name in kernels.FUSABLE
+        if name not in names and not names & {*kernels.NEEDED.get(name, ())}
+    ]
+    return ",".join(left) or "none"
 
 
 def build_ours(

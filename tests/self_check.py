@@ -2,7 +2,8 @@
 
 Prints a JSON line after each check, with those before it; the last one also has the machine, and
 "way_down": the settings that leave out what was found wrong, to be added one at a time from the
-first.
+first. After an error that the GPU repeats from then on, such as an illegal access, the checks that
+are left are "not tested": the first problem of the last one is at fault.
 
 usage: python tests/self_check.py [--tiny]
 """
@@ -27,7 +28,7 @@ sys.path.insert(1, str(Path(__file__).parents[1] / "bench"))
 import fp8_cases
 from lib import Parser, emit, explain
 from torch_lib import TINY, device, packed_batches
-from train_step import Variant, build_ours, capacity
+from train_step import Variant, build_ours, capacity, without
 
 from bert import kernels, optim
 from bert.core.dist import DistConfig, World
@@ -229,7 +230,9 @@ def sums_and_masks() -> dict[str, str]:
         (scatter.sum_by_index(rows, indices, 500) - expected).norm() / expected.norm()
     ).item()
     if not error <= 1e-6:
-        problems["scatter"] = f"differs by {error:.3g} of its norm, above 1e-6"
+        problems["embeddings scatter"] = (
+            f"differs by {error:.3g} of its norm, above 1e-6"
+        )
     x = torch.ones(4_096, 1024, device=device(), requires_grad=True)
     zero, one, rate = (
         torch.zeros(1024, device=device()),
@@ -251,9 +254,13 @@ def sums_and_masks() -> dict[str, str]:
     (gradient,) = torch.autograd.grad(stream.sum(), x)
     share = (stream == 0).float().mean().item()
     if not torch.equal(gradient, stream):
-        problems["dropout"] = "the two passes drop different elements"
+        problems["dropout_add_layer_norm mask"] = (
+            "the two passes drop different elements"
+        )
     elif not abs(share - rate) <= 1e-3:
-        problems["dropout"] = f"{share:.4f} of the elements are dropped, not {rate}"
+        problems["dropout_add_layer_norm mask"] = (
+            f"{share:.4f} of the elements are dropped, not {rate}"
+        )
     return problems
 
 
@@ -310,16 +317,14 @@ def attention_backends() -> dict[str, str]:
     }
 
 
-def graphs() -> dict[str, str]:
+def graphs(tiny: bool = False) -> dict[str, str]:
     """A graphed step leaves all state as it was, and then trains as an eager one; on a CPU only the
     first part.
     """
     on_gpu = device().type == "cuda"
-    config = (
-        BertConfig(num_hidden_layers=2, vocab_size=2048)
-        if on_gpu
-        else BertConfig(**TINY)
-    )
+    config = BertConfig(num_hidden_layers=2, vocab_size=2048)
+    if tiny or not on_gpu:
+        config = BertConfig(**TINY)
     room = capacity(4, config.max_position_embeddings)
     batches = [static_batch(batch, room) for batch in packed_batches(4, 4, config)]
     batches = [batch.pin_memory() if on_gpu else batch for batch in batches]
@@ -339,7 +344,7 @@ def graphs() -> dict[str, str]:
             rules,
             world,
             accumulate=False,
-            fused_update=on_gpu,
+            fused_update="lamb" in choice.names(device()),
         )
 
     def problem_of(precision: str) -> str:
@@ -376,13 +381,11 @@ def graphs() -> dict[str, str]:
     return problems
 
 
-def finite_steps() -> dict[str, str]:
+def finite_steps(tiny: bool = False) -> dict[str, str]:
     """The default variant at a real size takes steps whose losses and gradients are finite."""
-    config = (
-        BertConfig(**TINY)
-        if device().type != "cuda"
-        else BertConfig(num_hidden_layers=4)
-    )
+    config = BertConfig(num_hidden_layers=4)
+    if tiny or device().type != "cuda":
+        config = BertConfig(**TINY)
     run = build_ours(Variant(name="ours", rows=4), config, packed_batches(4, 2, config))
     problems = {}
     for number in range(2):
@@ -404,6 +407,9 @@ CHECKS = (
     graphs,
     finite_steps,
 )
+SIZED = (graphs, finite_steps)
+# Each of their problems begins with the operation that is wrong.
+ALONE = {"fused_kernels", "optimizers", "sums_and_masks"}
 # What leaves out the part that a check found wrong, in the order of docs/train.md.
 CURES = {
     "graphs": "CUDA_GRAPH=0",
@@ -418,9 +424,27 @@ CURES = {
 }
 
 
-def way_down(failed: list[str]) -> list[str]:
-    """Settings without what failed, the least loss first."""
-    return list(dict.fromkeys(cure for name, cure in CURES.items() if name in failed))
+def way_down(failed: dict[str, dict[str, str]]) -> list[str]:
+    """Settings without what failed, the least loss first. failed: the problems by check."""
+    cures = [cure for name, cure in CURES.items() if name in failed]
+    operations = {
+        problem.split()[0] for name in failed.keys() & ALONE for problem in failed[name]
+    }
+    if operations and operations <= set(kernels.FUSABLE):
+        cures.insert(cures.index("FUSED=none"), f"FUSED={without(operations)}")
+        if "whole_step" not in failed:
+            cures = [cure for cure in cures if cure != "FUSED=none"]
+    return list(dict.fromkeys(cures))
+
+
+def lost() -> bool:
+    """Whether the GPU only repeats an earlier error."""
+    try:
+        if device().type == "cuda":
+            torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False
 
 
 def main() -> int:
@@ -428,14 +452,22 @@ def main() -> int:
     parser.add_argument(
         "--tiny", action="store_true", help="what runs on a CPU, to try the script out"
     )
-    parser.parse_args()
+    tiny = parser.parse_args().tiny
     result: dict[str, Any] = {}
-    for check in CHECKS:
+    for number, check in enumerate(CHECKS, start=1):
         try:
-            result[check.__name__] = check() or "ok"
+            found = check(tiny) if check in SIZED else check()
+            result[check.__name__] = found or "ok"
         except Exception as error:
             result[check.__name__] = {"failed": explain(error)}
         emit("self_check", result)  # at once: the next check may run past the limit
+        problems = result[check.__name__]
+        if problems != "ok" and lost():
+            result |= dict.fromkeys((c.__name__ for c in CHECKS[number:]), "not tested")
+            first = dict(list(problems.items())[:1])
+            result["way_down"] = way_down({check.__name__: first})
+            emit("self_check", result)
+            return 1
     failed = [name for name, outcome in result.items() if isinstance(outcome, dict)]
     if device().type == "cuda":
         result["chosen_attention"] = benchmark.fastest(
@@ -446,7 +478,7 @@ def main() -> int:
             for name in failed
             if name != "attention_backends" or result["chosen_attention"] is None
         ]
-    result["way_down"] = way_down(failed)
+    result["way_down"] = way_down({name: result[name] for name in failed})
     emit("self_check", result)
     return int(bool(failed))
 

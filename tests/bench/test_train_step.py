@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import time
 
 import numpy as np
@@ -116,6 +117,9 @@ def test_every_triton_kernel_has_a_part_and_its_module_in_a_profile(repository, 
     assert names - helpers == set(bench("train_step").PARTS)
 
 
+WITHOUT_GELU = "FUSED=embeddings,dropout_add_layer_norm,cross_entropy"  # without GELU and the casts in it
+
+
 def test_self_check_names_the_setting_that_leaves_out_what_is_wrong(
     repository, monkeypatch
 ):
@@ -123,10 +127,39 @@ def test_self_check_names_the_setting_that_leaves_out_what_is_wrong(
     self_check = importlib.import_module("self_check")
     checked = {check.__name__ for check in self_check.CHECKS}
     assert set(self_check.CURES) == checked
-    assert self_check.way_down([]) == []
-    assert self_check.way_down(["whole_step", "fused_kernels", "graphs"]) == [
-        "CUDA_GRAPH=0", "FUSED=none",
-    ]  # fmt: skip
-    assert self_check.way_down(["attention_backends"]) == [
-        "ATTENTION=sdpa_loop CUDA_GRAPH=0"
-    ]
+    others = {"graphs": {"bf16": "loss"}, "attention_backends": {"flash": "nan"}}
+    way = ["CUDA_GRAPH=0", "ATTENTION=sdpa_loop CUDA_GRAPH=0"]
+    assert self_check.way_down({}) == []
+    assert self_check.way_down(others) == way
+    wrong = {
+        "fused_kernels": {"bias_gelu tanh-bf16": "error 1"},
+        "optimizers": {"lamb b": "1"},
+    }
+    assert self_check.way_down(others | wrong) == [way[0], WITHOUT_GELU, way[1]]
+    whole = wrong | {"whole_step": {"loss": "5"}}
+    assert self_check.way_down(whole) == [WITHOUT_GELU, "FUSED=none"]
+    unknown = {"fused_kernels": {"failed": "no compiler"}}
+    assert self_check.way_down(unknown) == ["FUSED=none"]
+
+
+def test_self_check_ends_at_an_error_that_the_gpu_repeats(
+    repository, monkeypatch, capsys
+):
+    """An illegal access: what comes after it cannot be judged, and is not at fault."""
+    monkeypatch.syspath_prepend(str(repository / "tests"))
+    self_check = importlib.import_module("self_check")
+
+    def fused_kernels():
+        monkeypatch.setattr(self_check, "lost", lambda: True)
+        names = ("bias_gelu tanh-bf16", "cross_entropy", "embeddings")
+        return dict.fromkeys(names, "an illegal memory access was encountered")
+
+    def graphs():
+        raise AssertionError("nothing runs on that GPU any more")
+
+    monkeypatch.setattr(self_check, "CHECKS", (fused_kernels, graphs))
+    monkeypatch.setattr("sys.argv", ["self_check.py"])
+    assert self_check.main() == 1
+    last = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert last["graphs"] == "not tested"
+    assert last["way_down"] == [f"{WITHOUT_GELU},lamb"]
