@@ -1,4 +1,4 @@
-"""Runs all GPU checks and benchmarks in one command and under nine minutes, from a plain checkout.
+"""Runs all GPU checks and benchmarks in one command and nine minutes, from a plain checkout.
 
 Needs torch, triton, h5py and transformers with their dependencies; installs nothing. Every
 item is a separate process with a time limit, the most valuable first, so that one that hangs, dies
@@ -10,7 +10,7 @@ SIGTERM, which ends the item that runs. What self_check has not found right is "
 Exit status: 1 if an item failed or found a fault, 2, at once, if there is no GPU, 128 and more
 after a signal.
 
-usage: python bench/gpu_all.py [--output DIR] [--seconds 520] [--only steps_48 ...] [--tiny]
+usage: python bench/gpu_all.py [--output DIR] [--seconds 540] [--only steps_48 ...] [--tiny]
        python bench/gpu_all.py machine    prints GPU, clocks, driver and versions
 """
 
@@ -35,6 +35,7 @@ BENCH = Path(__file__).resolve().parent
 # As timeout(1) has it.
 KILLED = 124  # exit status of an item that exceeded its limit
 STACKS = 5  # seconds that a process may take to dump its stacks
+STUCK = 10  # and to end when killed: one that is stuck in the driver does not
 SELF_CHECK = str(ROOT / "tests" / "self_check.py")
 
 
@@ -42,47 +43,51 @@ SELF_CHECK = str(ROOT / "tests" / "self_check.py")
 class Item:
     """A process: a script of this folder with arguments, and its time limit in seconds.
 
-    tiny: more arguments in a --tiny run; None: not part of it.
+    tiny: more arguments in a --tiny run. on_cpu: has something to do there.
     """
 
     name: str
     command: tuple[str, ...]
     seconds: float
-    tiny: tuple[str, ...] | None = None
+    tiny: tuple[str, ...] = ("--tiny",)
+    on_cpu: bool = False
 
 
-def _steps(name: str, group: str, seconds: float, tiny: bool = False) -> Item:
+def _steps(name: str, group: str, seconds: float, on_cpu: bool = False) -> Item:
     command = ("train_step.py", "--group", group)
-    return Item(
-        name=name, command=command, seconds=seconds, tiny=("--tiny",) if tiny else None
-    )
+    return Item(name=name, command=command, seconds=seconds, on_cpu=on_cpu)
 
 
-# In this order as time allows: what runs, then whether it is right, then how fast.
+# In this order: what runs, then whether it is right, then how fast. All limits together are the
+# time of a run, so that an item that hangs takes no other's. They are estimates: PyTorch is read
+# from a cold disk, and self_check compiles most kernels and tries attention's backends.
 ITEMS = [
-    # PyTorch is read from a cold disk.
-    Item(name="machine", command=("gpu_all.py", "machine"), seconds=45, tiny=()),
-    Item(name="self_check", command=(SELF_CHECK,), seconds=85, tiny=("--tiny",)),
-    _steps("steps_48", "rows 48", 80),
     Item(
-        name="profile",
-        command=("train_step.py", "--profile"),
-        seconds=45,
-        tiny=("--tiny",),
+        name="machine",
+        command=("gpu_all.py", "machine"),
+        seconds=40,
+        tiny=(),
+        on_cpu=True,
     ),
-    _steps("steps_96", "rows 96", 60),
-    _steps("peers", "peers", 120, tiny=True),
-    Item(name="attention", command=("kernels.py", "attention"), seconds=35),
-    Item(name="gemm", command=("kernels.py", "gemm"), seconds=40, tiny=("--tiny",)),
-    _steps("steps_24", "rows 24", 70, tiny=True),
-    _steps("steps_fused", "kernels", 90),
+    Item(name="self_check", command=(SELF_CHECK,), seconds=90, on_cpu=True),
+    _steps("steps_48", "rows 48", 65),
+    Item(
+        name="profile", command=("train_step.py", "--profile"), seconds=35, on_cpu=True
+    ),
+    _steps("steps_96", "rows 96", 40),
+    _steps("peers", "peers", 85, on_cpu=True),
+    Item(name="attention", command=("kernels.py", "attention"), seconds=15),
+    Item(name="gemm", command=("kernels.py", "gemm"), seconds=30, on_cpu=True),
+    _steps("steps_24", "rows 24", 90, on_cpu=True),
     Item(
         name="convergence",
         command=("convergence.py",),
-        seconds=60,
+        seconds=50,
         tiny=("--steps", "25"),
+        on_cpu=True,
     ),
 ]
+SECONDS = sum(item.seconds for item in ITEMS)
 
 
 class Recorder:
@@ -131,9 +136,8 @@ def exit_status(process: subprocess.Popen[bytes], limit: float) -> int:
         return KILLED
     finally:
         kill(process)
-        # A process stuck in the driver cannot be killed.
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(10)
+            process.wait(STUCK)
 
 
 def run(item: Item, limit: float, tiny: bool, recorder: Recorder) -> dict[str, Any]:
@@ -146,7 +150,7 @@ def run(item: Item, limit: float, tiny: bool, recorder: Recorder) -> dict[str, A
     recorder.log.write(f"=== {item.name}\n".encode())
     start = recorder.log.tell()
     process = subprocess.Popen(
-        [*command, *((item.tiny if tiny else None) or ())],
+        [*command, *(item.tiny if tiny else ())],
         cwd=ROOT,
         env=environment,
         start_new_session=True,  # to kill an item together with its children
@@ -194,11 +198,14 @@ def run(item: Item, limit: float, tiny: bool, recorder: Recorder) -> dict[str, A
 
 
 def run_all(items: list[Item], end: float, tiny: bool, recorder: Recorder) -> int:
-    """Runs the items as time allows, none without a GPU; returns how many failed."""
+    """Runs the items as time allows, without a GPU none or tiny ones; returns how many failed."""
     failed = 0
     for item in items:
-        if recorder.signum or (no_gpu(recorder.results) and not tiny):
+        missing = no_gpu(recorder.results)
+        if recorder.signum or (missing and not tiny):
             break
+        if missing and not item.on_cpu:
+            continue
         patience = (
             3 if tiny else 1
         )  # a busy CPU may be slow, and nothing is measured there
@@ -350,7 +357,10 @@ def main() -> int:
         help="(default: $OUT, else bench_results)",
     )
     parser.add_argument(
-        "--seconds", type=integer, default=520, help="total time limit (default 520)"
+        "--seconds",
+        type=integer,
+        default=SECONDS,
+        help=f"total time limit (default {SECONDS})",
     )
     parser.add_argument(
         "--only",
@@ -368,8 +378,7 @@ def main() -> int:
         item
         for item in ITEMS
         # machine always runs: it says what the figures were measured on.
-        if (not options.only or item.name in (*options.only, "machine"))
-        and (item.tiny is not None or not options.tiny)
+        if not options.only or item.name in (*options.only, "machine")
     ]
     options.output.mkdir(parents=True, exist_ok=True)
     recorder = Recorder(options.output)

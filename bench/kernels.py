@@ -114,7 +114,7 @@ def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument("kernel", choices=["attention", "gemm"])
     parser.add_argument(
-        "--tiny", action="store_true", help="gemm: a small size, to try it out on a CPU"
+        "--tiny", action="store_true", help="gemm: a small size, on a CPU too"
     )
     options = parser.parse_args()
     if not torch.cuda.is_available() and not (
