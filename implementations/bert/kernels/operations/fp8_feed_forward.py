@@ -308,17 +308,19 @@ class _FeedForward(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         saved, settings = ctx.saved_tensors, ctx.settings
         kept = Kept(*saved[: len(Kept._fields)])
-        of_norm = norm_kernels.Saved(*saved[len(Kept._fields) :])
         dtype = kept.inner.dtype
         # Dropout and LayerNorm: y [T, D] is the second product's result.
         y_target = settings.second.target(GRADIENT)
-        y8, *of_rest = norm_kernels.start_backward(
-            of_norm, ctx.drop, gradients[:2], y_target
+        of_norm = norm_kernels.start_backward(
+            norm_kernels.Saved(*saved[len(Kept._fields) :]),
+            ctx.drop,
+            gradients[:2],
+            y_target,
         )
-        bias_2, residual, norm_weight, norm_bias = of_rest
+        y8 = of_norm.x
         # The second product, of a [T, F] and W_2 [D, F].
         weight_1, weight_2 = ctx.weights
-        weight_2 = _weight_gradient(
+        weight_2_gradient = _weight_gradient(
             weight_2,
             Operand(transpose(y8), y_target.inverse),
             Operand(kept.a8_t, kept.a_inverse),
@@ -329,21 +331,28 @@ class _FeedForward(torch.autograd.Function):
         )
         # GELU: h [T, F] is the first product's result.
         h_target = settings.first.target(GRADIENT)
-        h8, h8_t, bias_1 = gelu_backward_cast(
+        h8, h8_t, bias_1_gradient = gelu_backward_cast(
             a_gradient, kept.inner, kept.bias_1, settings.approximate, h_target
         )
         # The first product, of x [T, D] and W_1 [F, D].
-        weight_1 = _weight_gradient(
+        weight_1_gradient = _weight_gradient(
             weight_1,
             Operand(h8_t, h_target.inverse),
             Operand(transpose(kept.x8), kept.x_inverse),
             dtype,
         )
-        x = _product(
+        x_gradient = _product(
             Operand(h8, h_target.inverse), Operand(kept.w1_t, kept.w1_inverse), dtype
         )
-        of_weights = Weights(weight_1, bias_1, weight_2, bias_2, norm_weight, norm_bias)
-        return None, x, None, residual, *of_weights
+        of_weights = (
+            weight_1_gradient,
+            bias_1_gradient,
+            weight_2_gradient,
+            of_norm.bias,
+            of_norm.weight,
+            of_norm.norm_bias,
+        )
+        return None, x_gradient, None, of_norm.residual, *of_weights
 
 
 def feed_forward(
