@@ -21,7 +21,7 @@ from input_preprocessing.stage.manifest import write_text
 LIST = "left_out.tsv"  # in the download folder: path, and why it is not in the corpus
 _ABOUT_DATA = re.compile(r"README|LICEN[CS]E|.*\.(md5|sha\d+)$", re.IGNORECASE)
 _MARK_UP = re.compile(
-    rb"\s*<(!--|\?xml|(!doctype|html|head|body|div|p|table|article|svg|rss|feed)[\s>])",
+    rb"\s*<(\?xml|(!doctype|html|head|body|div|p|table|article|svg|rss|feed)[\s>])",
     re.IGNORECASE,
 )
 _MARK_UP_SUFFIXES = (".html", ".htm", ".xhtml", ".xml", ".svg")
@@ -91,7 +91,9 @@ def check_prose(path: Path, start: bytes, is_found: bool) -> None:
         raise NoText(f"{path} is empty")
     if suffix == ".json" and not content.startswith((b"{", b"[")):
         raise NoText(f"{path} is named .json and is no JSON")
-    if _MARK_UP.match(content) or suffix in _MARK_UP_SUFFIXES:
+    # Markdown may begin with a tag.
+    is_mark_up = suffix != ".md" and _MARK_UP.match(content)
+    if is_mark_up or suffix in _MARK_UP_SUFFIXES:
         raise NoText(
             f"{path} is HTML or XML: extract its text, for example with trafilatura"
         )

@@ -313,6 +313,7 @@ def test_a_config_of_one_phase_ends_after_it_and_its_check_trains_nothing(
     assert checked.returncode == 0, checked.stderr
     said = dict(line.split("  ", 1) for line in checked.stdout.splitlines())
     assert said["time"].strip().startswith("unknown: run a few steps")
+    assert "; a text of about " in said["data"]
     assert "tokens trained on" in said["data"]
     assert "epochs: more than the" not in said["data"]
     assert not (tmp_path / "results").exists()

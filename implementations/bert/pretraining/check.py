@@ -27,6 +27,8 @@ from bert.training.evaluate import Evaluator
 from common.env import settings
 from common.files import text_of, write_text
 
+# Gururangan et al. 2020, "Don't Stop Pretraining", tables 1, 3 and 5.
+WORTH = "continuing has helped with 2 to 8 billion tokens of a domain, or with the task's own texts"
 MOST_PASSES = 40  # over a text: as in BERT's own pretraining (Devlin et al. 2019, A.2)
 
 
@@ -215,17 +217,23 @@ def _data(config: PretrainingConfig, saved: dict[str, Any] | None) -> str:
             f"{variable}={folder}: made with another vocabulary than {vocab}; prepare the data again"
         )
     rows = config.max_steps * data.rows_per_step * config.dist.world_size
-    tokens = rows * len(first.input_ids) / max(1, first.num_rows)
-    epochs, copies = (
-        rows / int(row_counts.sum()),
+    row_tokens = len(first.input_ids) / max(1, first.num_rows)
+    num_rows, copies = (
+        int(row_counts.sum()),
         open_records(shards.paths[0])[1].dupe_factor,
     )
-    found = f"{len(shards)} files in {folder}; about {tokens:,.0f} tokens trained on, {epochs:.3g} epochs"
+    epochs = rows / num_rows
+    text = f"a text of about {num_rows * row_tokens / copies:,.0f} tokens"
+    trained = f"about {rows * row_tokens:,.0f} tokens trained on, {epochs:.3g} epochs"
+    found = f"{len(shards)} files in {folder}; {text}; {trained}"
     if copies > 1:
         found += f" of {copies} copies of the text"
     # Each copy of the text in the records is another pass over it.
     if not is_closed and epochs * copies > MOST_PASSES:
         found += f": more than BERT's own {MOST_PASSES} passes: lower MAX_STEPS, or give more text"
+    start = config.checkpoint
+    if not is_closed and start.init_checkpoint and not start.init_optimizer:
+        found += f"; {WORTH}"
     if unproved:
         found += "; not proved to be the benchmark's"
     if masks := open_masks(data, shards, config.phase1, size, seed=0):

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+from pathlib import Path
+
+import h5py
+import pytest
 
 
 def test_the_check_describes_the_run(prepared, run_bert):
@@ -25,6 +30,15 @@ def test_the_check_describes_the_run(prepared, run_bert):
         "the open division may choose its interval"
     )
     assert said["data"].startswith("3 files in ")
+    assert "continuing has helped" not in said["data"], "it starts from scratch"
+    ids = copies = 0
+    for path in Path(prepared["DATADIR_PHASE2_PACKED"]).glob("*.hdf5"):
+        with h5py.File(path) as file:
+            ids += len(file["input_ids"])
+            copies = file.attrs["dupe_factor"]
+    told = re.search(r"a text of about ([\d,]+) tokens", said["data"])
+    assert told is not None
+    assert int(told[1].replace(",", "")) == pytest.approx(ids / copies, rel=0.05)
     assert said["attention"] == "sdpa_loop (the device is a CPU)"
     assert "GELU in its tanh form" in said["model"]
 
