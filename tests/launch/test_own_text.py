@@ -23,15 +23,15 @@ from ..bert.states import newest, same
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 ROWS = 9000  # two whole chunks of predictions, and a part of one
 
-# Name -> its command, in a shell in the checkout; MINE is the folder of all output.
+# Name -> its command, in a shell in the folder of all output: the commands work from any.
 WAY = {
-    "prepare": "input_preprocessing/prepare_data.sh --outputdir $MINE/data --packed-data --nsp 0 --dupe-factor 1 "
-    "--max-seq-length 64 --max-predictions-per-seq 10 --input pydoc --vocab-file $MINE/../model/vocab.txt --jobs 2",
-    "train": "DATADIR=$MINE/data INIT_CHECKPOINT=$MINE/../model ./run_pretraining.sh $MINE/../pretrain_mine",
-    "export": "python -m bert export $MINE/results/pretrain_mine -o $MINE/my-bert",
-    "finetune": "./run_finetuning.sh glue TASK=table DATA=$MINE/../table INIT_CHECKPOINT=$MINE/my-bert RUN_NAME=tuned "
-    "CHECKPOINT_DIR=$MINE/results/tuned/checkpoints CHECKPOINT_EVERY_STEPS=10 RESUME=1 BATCHSIZE=8 LR=1e-3 EPOCHS=8",
-    "predict": "python -m finetune predict $MINE/results/tuned --input $MINE/../new.csv --output $MINE/predicted.csv",
+    "prepare": "$REPOSITORY/input_preprocessing/prepare_data.sh --outputdir data --packed-data --nsp 0 --dupe-factor 1 "
+    "--max-seq-length 64 --max-predictions-per-seq 10 --input pydoc --vocab-file ../model/vocab.txt --jobs 2",
+    "train": "DATADIR=data INIT_CHECKPOINT=../model $REPOSITORY/run_pretraining.sh ../pretrain_mine",
+    "export": "python -m bert export results/pretrain_mine -o my-bert",
+    "finetune": "$REPOSITORY/run_finetuning.sh glue TASK=table DATA=../table INIT_CHECKPOINT=my-bert RUN_NAME=tuned "
+    "CHECKPOINT_DIR=results/tuned/checkpoints CHECKPOINT_EVERY_STEPS=10 RESUME=1 BATCHSIZE=8 LR=1e-3 EPOCHS=8",
+    "predict": "python -m finetune predict results/tuned --input ../new.csv --output predicted.csv",
 }
 MOMENTS = [  # a file, and the bytes that it has at least
     ("prepare", "data/download/corpus/*.partial", 0),
@@ -61,7 +61,7 @@ def go(folder: Path, repository: Path, moments: list[tuple[str, str, int]]) -> N
     folder.mkdir()
     environ = {
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "HOME": str(folder), "MINE": str(folder),
-        "LOGDIR": str(folder / "results"), "OMP_NUM_THREADS": "1", "DEVICE": "cpu", "SEED": "1",
+        "REPOSITORY": str(repository), "OMP_NUM_THREADS": "1", "DEVICE": "cpu", "SEED": "1",
         "PYTHONPATH": f"{repository / 'implementations'}:{repository}",
     }  # fmt: skip
     for name, command in WAY.items():
@@ -71,7 +71,7 @@ def go(folder: Path, repository: Path, moments: list[tuple[str, str, int]]) -> N
         ]:
             process = subprocess.Popen(
                 ["bash", "-c", f"exec 2>&1; {command}"],
-                cwd=repository,
+                cwd=folder,
                 env=environ,
                 stdout=subprocess.PIPE,
                 text=True,
