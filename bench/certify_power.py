@@ -45,18 +45,20 @@ def named(
     table = level * (1 + noise)
     stages = np.split(table, STAGES, axis=1)
     shared = autocorrelation_of_all(stages[:-1])  # not of the matrix product
-    found: set[str] = set()
+    names: set[str] = set()
     for rounds in [*stages, table]:
-        values = {str(rank): own for rank, own in enumerate(rounds)}
+        values = {
+            str(rank): values_of_rank for rank, values_of_rank in enumerate(rounds)
+        }
         comparison = Comparison(
             "slow", "rank", values, ("",) * rounds.shape[1], correlation=shared
         )
         # The ranks of one node, and the node; elsewhere pauses are compared as well.
         compared = ranks + 1 if rounds is table else (ranks + 1) * 2 * STAGES
         comparisons = compared / (OVERALL if rounds is table else 1 - OVERALL)
-        for one in comparison.outliers(comparisons):
-            found.update(members(one.name))
-    return found
+        for outlier in comparison.outliers(comparisons):
+            names.update(members(outlier.name))
+    return names
 
 
 def main() -> None:
@@ -64,7 +66,7 @@ def main() -> None:
     parser.add_argument("--tests", type=integer, default=1000)
     parser.add_argument(
         "--ranks",
-        type=lambda text: [int(one) for one in text.split(",")],
+        type=lambda text: [int(number) for number in text.split(",")],
         default=[4, 8, 64, 512],
     )
     options = parser.parse_args()

@@ -65,7 +65,7 @@ def pairs(on_gpu: bool) -> dict[str, tuple[Variant, Variant, float]]:
         Variant(name=name, precision=name, fused="none", graph=False)
         for name in ("fp32", "bf16", "fp8")
     )
-    found = {
+    variants = {
         "bf16 against fp32": (bf16, fp32, 0.1),
         "fp8 against bf16": (fp8, bf16, 0.15),
     }
@@ -74,10 +74,10 @@ def pairs(on_gpu: bool) -> dict[str, tuple[Variant, Variant, float]]:
         fused = dataclasses.replace(bf16, fused="auto")
         graphed = dataclasses.replace(fused, graph=True)
         graphed_fp8 = dataclasses.replace(graphed, precision="fp8")
-        found["fused against reference"] = (fused, bf16, 0.1)
-        found["graph against eager"] = (graphed, fused, 0.1)
-        found["fp8 in kernels and graph against bf16"] = (graphed_fp8, fused, 0.15)
-    return found
+        variants["fused against reference"] = (fused, bf16, 0.1)
+        variants["graph against eager"] = (graphed, fused, 0.1)
+        variants["fp8 in kernels and graph against bf16"] = (graphed_fp8, fused, 0.15)
+    return variants
 
 
 def records(num_sequences: int, seed: int) -> Records:
@@ -93,7 +93,7 @@ def records(num_sequences: int, seed: int) -> Records:
     topics = generator.integers(0, NUM_TOPICS, num_sequences)
     for number, (begin, length) in enumerate(zip(starts[:-1], lengths, strict=True)):
         # Ids 0 and 1 are padding and the masked word.
-        own = (
+        ids = (
             2
             + TOPIC_WORDS * topics[number]
             + generator.integers(0, TOPIC_WORDS, length)
@@ -105,10 +105,10 @@ def records(num_sequences: int, seed: int) -> Records:
             )
         )
         positions.append(masked)
-        labels.append(own[masked])
+        labels.append(ids[masked])
         counts.append(len(masked))
         words[begin : begin + length] = np.where(
-            np.isin(np.arange(length), masked), MASK, own
+            np.isin(np.arange(length), masked), MASK, ids
         )
     return Records(
         input_ids=words,
@@ -194,17 +194,17 @@ def compare(steps: int) -> dict[str, Any]:
     # Each variant trains once, though several pairs have it.
     both = [variant for fast, plain, _ in wanted.values() for variant in (fast, plain)]
     curves = {variant: curve(variant, data) for variant in dict.fromkeys(both)}
-    found: dict[str, Any] = {}
+    differences: dict[str, Any] = {}
     for name, (fast, plain, allowed) in wanted.items():
         gap = float(np.abs(curves[fast] - curves[plain]).max())
-        found[name] = {
+        differences[name] = {
             "largest_gap": round(gap, 4),
             "allowed": allowed,
             "overlay": gap <= allowed,
             "fast": curves[fast].round(4).tolist(),
             "plain": curves[plain].round(4).tolist(),
         }
-    return {"pairs": found}
+    return {"pairs": differences}
 
 
 class Trained(NamedTuple):
@@ -341,12 +341,12 @@ def main() -> None:
     # Losses are reshaped to whole windows.
     if steps % WINDOW:
         parser.error(f"--steps {steps}: expected a multiple of {WINDOW}")
-    found = (
+    results = (
         agreement(ours(steps), hugging_faces(steps))
         if options.against
         else compare(steps)
     )
-    emit("convergence", vars(options) | {"steps": steps} | found)
+    emit("convergence", vars(options) | {"steps": steps} | results)
 
 
 if __name__ == "__main__":

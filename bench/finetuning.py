@@ -45,9 +45,9 @@ class Ours:
 
     def predict(self, samples: tasks.Samples) -> np.ndarray:
         """Predicted labels; batches sorted by length."""
-        found = predict(self.run.model, samples, self.run.world, BATCH_SIZE)
+        scores = predict(self.run.model, samples, self.run.world, BATCH_SIZE)
         self.run.model.train()
-        return np.array([row.argmax() for row in found])
+        return np.array([row.argmax() for row in scores])
 
 
 class HuggingFace:
@@ -103,13 +103,13 @@ class HuggingFace:
             if by_length
             else np.arange(count)
         )
-        found = np.empty(count, dtype=np.int64)
+        classes = np.empty(count, dtype=np.int64)
         for begin in range(0, count, BATCH_SIZE):
             chosen = order[begin : begin + BATCH_SIZE]
             scored = self.model(**self.padded(samples, chosen.tolist()))
-            found[chosen] = scored.logits.argmax(dim=1).numpy()
+            classes[chosen] = scored.logits.argmax(dim=1).numpy()
         self.model.train()
-        return found
+        return classes
 
 
 def some_of(samples: tasks.Samples, count: int) -> tasks.Samples:

@@ -305,7 +305,7 @@ def best_settings(results: list[dict[str, Any]]) -> str:
     ]
     if not rates:
         return ""
-    rate, chosen = max(rates, key=lambda found: found[0])
+    rate, chosen = max(rates, key=lambda pair: pair[0])
     exports = " ".join(f"{name}={value}" for name, value in chosen.items())
     return f"# best settings of this GPU: {rate:,.0f} sequences/s\nexport {exports}\n"
 

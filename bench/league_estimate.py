@@ -24,26 +24,34 @@ from review.league import estimate
 def table() -> dict[str, dict[str, Any]]:
     results, by_recipe, recipe_spread = estimate.predicted(recipe=True)
     _, by_batch, batch_spread = estimate.predicted(recipe=False)
-    minutes = np.array([one.minutes for one in results])
+    minutes = np.array([result.minutes for result in results])
     # Samples to the target: the result's own minutes at its own rate.
     true = np.log(
-        60 * minutes * np.array([one.sequences_per_second for one in results])
+        60 * minutes * np.array([result.sequences_per_second for result in results])
     )
     # Without the result itself: it would predict itself.
     same = [
-        [o.samples for o in results if o is not one and o.batch_size == one.batch_size]
-        for one in results
+        [
+            o.samples
+            for o in results
+            if o is not result and o.batch_size == result.batch_size
+        ]
+        for result in results
     ]
     naive = [np.mean(samples) if samples else 0 for samples in same]
     # A batch size that nobody else used has no naive prediction.
     peers = np.array(naive) > 0
     alone = [
         (
-            *estimate.time_to_train(samples, spread, one.training_rate, one.batch_size),
-            one.minutes,
+            *estimate.time_to_train(
+                samples, spread, result.training_rate, result.batch_size
+            ),
+            result.minutes,
         )
-        for one, samples, spread in zip(results, by_recipe, recipe_spread, strict=True)
-        if one.training_rate
+        for result, samples, spread in zip(
+            results, by_recipe, recipe_spread, strict=True
+        )
+        if result.training_rate
     ]
     return {
         "naive": _row(np.log(np.array(naive)[peers]) - true[peers]),

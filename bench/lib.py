@@ -129,8 +129,8 @@ def medians(times: Mapping[str, list[float]]) -> dict[str, float]:
 def ratios(times: list[float], others: list[float]) -> list[float]:
     """Median, minimum and maximum of the ratios of times taken in the same turns."""
     # Of the same turn, so that a slow moment of the machine cancels out.
-    found = [a / b for a, b in zip(times, others, strict=True)]
-    return [round(pick(found), 3) for pick in (statistics.median, min, max)]
+    quotients = [a / b for a, b in zip(times, others, strict=True)]
+    return [round(pick(quotients), 3) for pick in (statistics.median, min, max)]
 
 
 def output_of(*command: str) -> str:
@@ -149,7 +149,7 @@ def machine() -> dict[str, Any]:
     model = re.search(
         r"^model name\s*: (.*)", output_of("cat", "/proc/cpuinfo"), re.MULTILINE
     )
-    found: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "cpu": model[1] if model else platform.machine(),
         "cpus": len(os.sched_getaffinity(0)),
         "memory_gib": round(
@@ -162,16 +162,16 @@ def machine() -> dict[str, Any]:
     torch = sys.modules.get("torch")
     # A benchmark without torch must not wait seconds for its import.
     if torch is not None and torch.cuda.is_available():
-        found["gpu"] = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
-        found |= {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
-    found["commit"] = (
+        facts["gpu"] = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
+        facts |= {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
+    facts["commit"] = (
         output_of("git", "-C", str(ROOT), "rev-parse", "--short", "HEAD") or "unknown"
     )
-    found["python"] = platform.python_version()
+    facts["python"] = platform.python_version()
     for name in PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
+            facts[name] = importlib.metadata.version(name)
+    return facts
 
 
 def emit(benchmark: str, figures: Mapping[str, Any], *, data: str = "") -> None:

@@ -331,9 +331,9 @@ def buckets(config: BertConfig, sharers: int) -> list[tuple[int, bool]]:
         list(model.parameters()), sharers, elements, optim.contiguous_groups(model)
     )
     return [
-        (one.size, not place)
+        (part.size, not number)
         for bucket in layout.buckets
-        for place, one in enumerate(bucket.slices)
+        for number, part in enumerate(bucket.slices)
     ]
 
 
@@ -353,10 +353,10 @@ def predict(
     accumulate: batches per step, which updates and communicates once, with gradients in fp32 if
     above 1. whole: see ``record``.
     """
-    found, num_sequences = recorded_step(config, rows, precision, whole)
+    launches, num_sequences = recorded_step(config, rows, precision, whole)
     parts: dict[str, float] = {}
     phases = {"forward": 0.0, "backward": 0.0, "update": 0.0}
-    for launch in found:
+    for launch in launches:
         spent = launch.seconds(rates)
         name = f"products {launch.phase}" if launch.part == "products" else launch.part
         parts[name] = parts.get(name, 0.0) + spent
@@ -389,10 +389,10 @@ def predict(
         "milliseconds": {name: round(spent * 1e3, 3) for name, spent in parts.items()},
         "total": round(total * 1e3, 2),
         "sequences_per_second": round(accumulate * num_sequences / total, 1),
-        "launches": len(found),
-        "gigabytes": round(sum(launch.num_bytes for launch in found) / 1e9, 1),
+        "launches": len(launches),
+        "gigabytes": round(sum(launch.num_bytes for launch in launches) / 1e9, 1),
         "product_operations": sum(
-            launch.operations for launch in found if launch.part != "attention"
+            launch.operations for launch in launches if launch.part != "attention"
         ),
     }
 
@@ -414,7 +414,7 @@ class System:
         precision = "bf16" if self.gpu == "a100" else "fp8"
         rates = dataclasses.replace(GPUS[self.gpu], latency=latency)
         # Their trainers compute the last layer for all tokens.
-        found = predict(
+        figures = predict(
             BertConfig(),
             self.rows,
             precision,
@@ -423,7 +423,7 @@ class System:
             self.accumulate,
             whole=True,
         )
-        return float(found["sequences_per_second"])
+        return float(figures["sequences_per_second"])
 
 
 def system_of(entry: entries.Entry) -> tuple[str, int, int, int] | None:
@@ -453,12 +453,12 @@ def systems() -> list[System]:
     alike: dict[tuple[str, int, int, int], set[float]] = {}
     for entry in entries.published():
         # The rate between evaluations where a log has it, as the model has no evaluations.
-        rate, found = (
+        rate, modelled = (
             entry.training_rate or entry.sequences_per_second,
             system_of(entry),
         )
-        if rate and found:
-            alike.setdefault(found, set()).add(rate / found[1])
+        if rate and modelled:
+            alike.setdefault(modelled, set()).add(rate / modelled[1])
     return [
         System(gpu=gpu, gpus=gpus, rows=rows, accumulate=steps, rates=tuple(rates))
         for (gpu, gpus, rows, steps), rates in sorted(alike.items())
@@ -467,13 +467,13 @@ def systems() -> list[System]:
 
 def published() -> str:
     """Table of the league's systems and the model, with the fitted constants."""
-    known = systems()
-    middles = [statistics.median(system.rates) for system in known]
+    modelled_systems = systems()
+    middles = [statistics.median(system.rates) for system in modelled_systems]
 
     def errors(latency: float) -> list[float]:
         return [
             math.log(system.predicted(latency) / middle)
-            for system, middle in zip(known, middles, strict=True)
+            for system, middle in zip(modelled_systems, middles, strict=True)
         ]
 
     # By least squares. A common factor moves all logarithms alike, so the variance fits the
@@ -493,16 +493,16 @@ def published() -> str:
         "error",
     )
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
-    found = []
-    for system, middle in zip(known, middles, strict=True):
+    deviations = []
+    for system, middle in zip(modelled_systems, middles, strict=True):
         predicted = share * system.predicted(latency)
-        found.append(predicted / middle - 1)
+        deviations.append(predicted / middle - 1)
         steps = f" x {system.accumulate}" if system.accumulate > 1 else ""
         lines.append(
             f"| {system.gpus:,} {system.gpu.upper()} | {system.gpus // 8} | {system.rows}{steps} "
-            f"| {len(system.rates)} | {middle:.0f} | {predicted:.0f} | {found[-1]:+.0%} |"
+            f"| {len(system.rates)} | {middle:.0f} | {predicted:.0f} | {deviations[-1]:+.0%} |"
         )
-    absolute = sorted(map(abs, found))
+    absolute = sorted(map(abs, deviations))
     return "\n".join(
         [
             *lines,
@@ -545,7 +545,7 @@ def main() -> None:
         print(published())
         return
     rates = GPUS[options.gpu]
-    found = predict(
+    figures = predict(
         BertConfig(),
         options.rows,
         options.precision,
@@ -554,7 +554,7 @@ def main() -> None:
         options.accumulate,
     )
     names = ("gpu", "precision", "rows", "gpus", "accumulate")
-    emit("step_model", {name: getattr(options, name) for name in names} | found)
+    emit("step_model", {name: getattr(options, name) for name in names} | figures)
 
 
 if __name__ == "__main__":

@@ -61,9 +61,9 @@ class Variant:
 
     def settings(self) -> dict[str, str]:
         """Of a run of ours, where they are not the default."""
-        found = {"PRECISION": self.precision, "BATCHSIZE": str(self.rows)}
-        found |= {"FUSED": self.fused} if self.fused != "auto" else {}
-        return found | ({} if self.graph else {"CUDA_GRAPH": "0"})
+        variables = {"PRECISION": self.precision, "BATCHSIZE": str(self.rows)}
+        variables |= {"FUSED": self.fused} if self.fused != "auto" else {}
+        return variables | ({} if self.graph else {"CUDA_GRAPH": "0"})
 
 
 def groups(on_gpu: bool) -> dict[str, list[Variant]]:
@@ -231,9 +231,9 @@ def measured(
     rounds: times that are taken, each of ``steps`` passes over NUM_BATCHES batches.
     """
     on_gpu, begin = torch.cuda.is_available(), time.monotonic()
-    found: dict[str, Any] = {"variant": variant.name, "rows": variant.rows}
+    row: dict[str, Any] = {"variant": variant.name, "rows": variant.rows}
     if not variant.peer:
-        found["settings"] = variant.settings()
+        row["settings"] = variant.settings()
     run: Any = None
     numbers = itertools.count()
     # The same for all variants of this size, so that only code differs.
@@ -248,25 +248,25 @@ def measured(
         for _ in range(NUM_BATCHES):
             run(next(numbers))
         synchronize()
-        found["build_seconds"] = round(time.monotonic() - begin, 1)
+        row["build_seconds"] = round(time.monotonic() - begin, 1)
         # Every batch equally often.
         times = [
             milliseconds(lambda: run(next(numbers)), steps * NUM_BATCHES)
             for _ in range(rounds)
         ]
-        found |= figures(times, config, batches, ceiling)
+        row |= figures(times, config, batches, ceiling)
         peak = torch.cuda.max_memory_allocated() if on_gpu else 0
-        found["peak_gib"] = round(peak / 2**30, 2)
+        row["peak_gib"] = round(peak / 2**30, 2)
         # Read while the GPU is still warm.
-        found["clocks"] = gpu_state()
+        row["clocks"] = gpu_state()
     except Exception as error:  # out of memory, no such backend, a library's errors
-        found["problem"] = explain(error)
+        row["problem"] = explain(error)
     # A reference left here would keep this variant's memory from the next one.
     run = None
     gc.collect()
     with contextlib.suppress(RuntimeError):  # an earlier error, which the GPU repeats
         torch.cuda.empty_cache()
-    return found
+    return row
 
 
 def figures(
@@ -317,13 +317,13 @@ LIBRARIES = {  # other libraries' kernels; the first match counts
 
 def by_part(kernels: Iterable[tuple[str, float]]) -> dict[str, float]:
     """Sums (kernel name, milliseconds) by part of the step."""
-    found: dict[str, float] = {}
+    seconds: dict[str, float] = {}
     for name, spent in kernels:
         ours = (part for module, part in PARTS.items() if name.startswith(f"{module}_"))
         others = (part for part, names in LIBRARIES.items() if names.search(name))
         part = next(itertools.chain(ours, others), "other")
-        found[part] = found.get(part, 0.0) + spent
-    return found
+        seconds[part] = seconds.get(part, 0.0) + spent
+    return seconds
 
 
 def profiled(precision: str, rows: int, config: BertConfig) -> dict[str, Any]:
@@ -401,13 +401,11 @@ def main() -> None:
     for variant in available[options.group]:
         if options.tiny:
             variant = dataclasses.replace(variant, rows=variant.rows // 12)
-        found = measured(
-            variant, config, *((1, 1) if options.tiny else (5, 4)), ceiling
-        )
+        row = measured(variant, config, *((1, 1) if options.tiny else (5, 4)), ceiling)
         # At once, so that it survives a kill.
         emit(
             "train_step",
-            {"group": options.group, "ceiling_tflops": round(ceiling, 4)} | found,
+            {"group": options.group, "ceiling_tflops": round(ceiling, 4)} | row,
         )
 
 

@@ -168,20 +168,20 @@ def from_env(config_class: type[ConfigT], environ: Mapping[str, str]) -> ConfigT
 
 def settings(config: Any) -> dict[str, Any]:
     """Values of a Config and its nested Configs by variable, except paths, which may move."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     paths = {
         variable.name for _, variable, kind in variables(type(config)) if kind is Path
     }
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if dataclasses.is_dataclass(value):
-            found |= settings(value)
+            values |= settings(value)
         elif (
             "env" in field.metadata
             and (name := field.metadata["env"].name) not in paths
         ):
-            found[name] = value
-    return found
+            values[name] = value
+    return values
 
 
 def beginning_with(*prefixes: str) -> dict[str, str]:

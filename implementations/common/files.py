@@ -27,11 +27,11 @@ def is_full(error: BaseException) -> bool:
     return full or isinstance(error, NoSpaceError)
 
 
-def no_space(folder: Path, what: str = "") -> NoSpaceError:
+def no_space(folder: Path, file: str = "") -> NoSpaceError:
     """The error for a full disk; what: the file that was being written."""
     free = shutil.disk_usage(folder).free / 1e6 if folder.is_dir() else 0.0
     return NoSpaceError(
-        f"No space left in {folder}: {what or 'a file'}, {free:,.1f} MB are free: make room there"
+        f"No space left in {folder}: {file or 'a file'}, {free:,.1f} MB are free: make room there"
     )
 
 
@@ -101,8 +101,8 @@ def text_of(path: Path) -> str:
 def object_of(path: Path) -> dict[str, Any]:
     """The object in a JSON file; empty if it cannot be read, or is none."""
     with suppress(OSError, ValueError):
-        found = json.loads(path.read_text(encoding="utf-8"))
-        return found if isinstance(found, dict) else {}
+        parsed = json.loads(path.read_text(encoding="utf-8"))
+        return parsed if isinstance(parsed, dict) else {}
     return {}
 
 

@@ -98,11 +98,11 @@ class Order:
         count = self.batch_size * self.num_micro_batches * self.world_size
         # Places in an endless row of epochs. Ranks take turns: a global batch holds the same
         # samples on any number of ranks.
-        places = np.arange(
+        positions = np.arange(
             (step - 1) * count + self.rank, step * count, self.world_size
         )
-        epochs, within = np.divmod(places, self.num_samples)
-        chosen = np.empty(len(places), dtype=np.int64)
+        epochs, within = np.divmod(positions, self.num_samples)
+        chosen = np.empty(len(positions), dtype=np.int64)
         for epoch in np.unique(epochs).tolist():
             chosen[epochs == epoch] = _permutation(self.seed, epoch, self.num_samples)[
                 within[epochs == epoch]

@@ -82,8 +82,8 @@ def predict(
             raise ConfigError(
                 f"{options.folder} answers questions: give --question and --context, or --input FILE"
             )
-        (found,) = model.predict([(options.question, options.context)])
-        for entry in found["n_best"][:SHOWN_ANSWERS]:
+        (prediction,) = model.predict([(options.question, options.context)])
+        for entry in prediction["n_best"][:SHOWN_ANSWERS]:
             print(f"{entry['probability']:.4f}  {entry['text'] or '(no answer)'}")
     else:
         count = model.facts["num_texts"]
@@ -91,10 +91,10 @@ def predict(
             raise ConfigError(
                 f"{options.folder} takes {count} of --text, or --input FILE"
             )
-        (found,) = model.predict([tuple(options.text)])
-        shares = found.get("probabilities", {})
+        (prediction,) = model.predict([tuple(options.text)])
+        shares = prediction.get("probabilities", {})
         if not shares:
-            print(found["prediction"])
+            print(prediction["prediction"])
         for name in sorted(shares, key=lambda name: -shares[name]):
             print(f"{shares[name]:.4f}  {name}")
 

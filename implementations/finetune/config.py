@@ -277,10 +277,10 @@ def read(environ: Mapping[str, str]) -> FinetuneConfig:
     if base is None:
         return config
     # A folder per seed, so that no trial resumes from another's checkpoint.
-    own = dataclasses.replace(
+    checkpoint = dataclasses.replace(
         config.checkpoint, directory=base / f"seed_{config.trial_seed}"
     )
-    return dataclasses.replace(config, checkpoint=own)
+    return dataclasses.replace(config, checkpoint=checkpoint)
 
 
 def with_defaults(environ: Mapping[str, str]) -> dict[str, str]:

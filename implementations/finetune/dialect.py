@@ -132,9 +132,9 @@ def _text(path: Path, encoding: str) -> str:
     except OSError as error:
         raise DataError(f"{path}: {error.strerror or error}") from None
     start = data[:99].lstrip(b"\xef\xbb\xbf \t\r\n").lower()
-    for signature, (what, cure) in _FOREIGN.items():
+    for signature, (format_name, cure) in _FOREIGN.items():
         if start.startswith(signature.lower()):
-            raise DataError(f"{path}: is {what}: {cure}")
+            raise DataError(f"{path}: is {format_name}: {cure}")
     is_utf16 = data.startswith((b"\xff\xfe", b"\xfe\xff"))
     try:
         text = data.decode(encoding or ("utf-16" if is_utf16 else "utf-8"))

@@ -49,11 +49,14 @@ def predict(
     texts = [table.text(row) for _, row in rows]
     labels = model.facts.get("labels", ())
     shares = [f"probability_{label}" for label in labels]
-    own = ["prediction", *(shares or (["probability"] if model.answers else []))]
+    new_columns = [
+        "prediction",
+        *(shares or (["probability"] if model.answers else [])),
+    ]
     names = list(dict.fromkeys(name for _, row in rows for name in row))
     # The user's columns stay as they are, such as those of an earlier prediction.
     marks = chain([""], (f"_{number}" for number in count(2)))
-    added = (*own, "probabilities")
+    added = (*new_columns, "probabilities")
     mark = next(m for m in marks if not {f"{name}{m}" for name in added} & {*names})
     if mark:
         _say(f"{source} has such columns: the new ones are called prediction{mark} ...")
@@ -66,13 +69,14 @@ def predict(
         _say(
             f"no text in {lines_told(lacking)}: no prediction for {len(lacking):,} rows"
         )
-    found = _predictions(model, texts, batch_size)
+    predictions = _predictions(model, texts, batch_size)
     # Without the other answers to a question.
     predicted = [
-        row | {f"{name}{mark}": one[name] for name in one if name in added}
-        for (_, row), one in zip(rows, found, strict=True)
+        row
+        | {f"{name}{mark}": prediction[name] for name in prediction if name in added}
+        for (_, row), prediction in zip(rows, predictions, strict=True)
     ]
-    every = [*names, *(f"{name}{mark}" for name in own)]
+    every = [*names, *(f"{name}{mark}" for name in new_columns)]
     _write(target, kind, every, predicted, mark)
 
 
@@ -105,14 +109,12 @@ def _predictions(
 ) -> list[dict[str, Any]]:
     """Prediction of each row; null if it has no text."""
     present = [text for text in texts if text is not None]
-    found: list[dict[str, Any]] = []
+    predictions: list[dict[str, Any]] = []
     for begin in range(0, len(present), CHUNK):
-        found += model.predict(present[begin : begin + CHUNK], batch_size)
-        _say(f"{len(found):,} of {len(present):,} rows")
-    predictions = iter(found)
-    return [
-        {"prediction": None} if text is None else next(predictions) for text in texts
-    ]
+        predictions += model.predict(present[begin : begin + CHUNK], batch_size)
+        _say(f"{len(predictions):,} of {len(present):,} rows")
+    in_order = iter(predictions)
+    return [{"prediction": None} if text is None else next(in_order) for text in texts]
 
 
 def _write(

@@ -53,12 +53,12 @@ def scores_of(
     """Scores of a rank's share of the samples, by index."""
     # Dealt by length, so that all ranks have nearly as many tokens.
     order = np.argsort(-samples.lengths, kind="stable")[rank::num_ranks]
-    found: dict[int, np.ndarray] = {}
+    by_number: dict[int, np.ndarray] = {}
     for begin in range(0, len(order), batch_size):
         numbers = order[begin : begin + batch_size]
         scores = batch_scores(model, samples.batch(numbers).to(device))
-        found |= zip(numbers.tolist(), scores, strict=True)
-    return found
+        by_number |= zip(numbers.tolist(), scores, strict=True)
+    return by_number
 
 
 def predict(
@@ -71,11 +71,11 @@ def predict(
     computes its share.
     """
     model.eval()
-    found = scores_of(model, samples, batch_size, world.device, world.rank, world.size)
+    mine = scores_of(model, samples, batch_size, world.device, world.rank, world.size)
     # Of objects, as a rank's windows have different lengths.
-    gathered: list[Any] = [found] * world.size
+    gathered: list[Any] = [mine] * world.size
     if world.size > 1:
-        distributed.all_gather_object(gathered, found)
+        distributed.all_gather_object(gathered, mine)
     scores = {number: row for part in gathered for number, row in part.items()}
     return [scores[number] for number in range(len(scores))] if world.is_main else []
 
@@ -95,8 +95,8 @@ class Saved(NamedTuple):
 
     def scores(self, samples: Samples, batch_size: int) -> list[np.ndarray]:
         """Scores of all samples, in order."""
-        found = scores_of(self.model, samples, batch_size, self.device)
-        return [found[number] for number in range(len(found))]
+        by_number = scores_of(self.model, samples, batch_size, self.device)
+        return [by_number[number] for number in range(len(by_number))]
 
     def predict(
         self, texts: Sequence[tuple[str, ...]], batch_size: int = 32
@@ -112,10 +112,10 @@ class Saved(NamedTuple):
         # The labels are never read; their name makes it a batch of classes.
         samples = Samples(sequences, {"labels": np.zeros(len(texts))})
         rows = self.scores(samples, batch_size)
-        found = [glue.prediction(row, self.facts["labels"]) for row in rows]
+        predictions = [glue.prediction(row, self.facts["labels"]) for row in rows]
         return [
             {"prediction": prediction} | ({"probabilities": shares} if shares else {})
-            for prediction, shares in found
+            for prediction, shares in predictions
         ]
 
     def _answer(
@@ -135,13 +135,15 @@ class Saved(NamedTuple):
         rules = answers.Rules(version_2=self.facts["squad_version"] == "2.0")
         logits = [answers.Logits(*window.T) for window in scores]
         predicted = answers.predict(features, logits, rules)
-        found = []
+        predictions = []
         for question, answer in predicted.answers.items():
             best = predicted.n_best[question]
             shares = [entry["probability"] for entry in best if entry["text"] == answer]
             share = shares[0] if shares else 0.0
-            found.append({"prediction": answer, "probability": share, "n_best": best})
-        return found
+            predictions.append(
+                {"prediction": answer, "probability": share, "n_best": best}
+            )
+        return predictions
 
 
 def load(folder: Path, device: str = "auto") -> Saved:
@@ -160,12 +162,12 @@ def load(folder: Path, device: str = "auto") -> Saved:
         told = f"no GPU found ({why_no_gpu()}): fix the driver, or omit --device"
         raise ConfigError(f"--device cuda: {told}")
     usual = "cuda" if torch.cuda.is_available() else "cpu"
-    place = torch.device(usual if device == "auto" else device)
+    target = torch.device(usual if device == "auto" else device)
     # PRECISION's default on this device: prediction does not read the run's environment.
-    numerics = precision.PrecisionConfig().resolve(place)
+    numerics = precision.PrecisionConfig().resolve(target)
     # The fast backends need 16 bits.
     attention = "auto" if numerics.is_low else "sdpa_loop"
-    bound = kernels.bind_kernels(kernels.KernelsConfig(attention=attention), place)
+    bound = kernels.bind_kernels(kernels.KernelsConfig(attention=attention), target)
     shape = BertConfig.from_json(folder / "config.json")
     model: SpanPrediction | Classification
     if facts["task"] == "squad":
@@ -177,10 +179,10 @@ def load(folder: Path, device: str = "auto") -> Saved:
     # A head drawn at random would predict noise without a word.
     if lacking:
         raise ConfigError(f"{folder}: model.safetensors lacks {', '.join(lacking)}")
-    model.to(place, numerics.dtype).eval()
+    model.to(target, numerics.dtype).eval()
     return Saved(
         model,
         WordPiece(folder / "vocab.txt", facts["lower_case"]),
         facts,
-        place,
+        target,
     )

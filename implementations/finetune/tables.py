@@ -301,23 +301,25 @@ def read(path: Path, layout: Layout, num_texts: int = 0) -> Table:
     rows = Rows(path, layout, labelled=True, num_texts=num_texts)
     # labels by line
     texts = _texts(rows)
-    found = dict[int, str]()
+    labels_by_row = dict[int, str]()
     for number, row in rows:
         value = row.get(rows.label, "")
         if isinstance(value, (list, dict)):
             told = f"label {json.dumps(value)[:60]}: several labels an example are not supported"
             raise DataError(f"{path}:{number}: {told}: give one")
-        found[number] = value.strip() if isinstance(value, str) else json.dumps(value)
+        labels_by_row[number] = (
+            value.strip() if isinstance(value, str) else json.dumps(value)
+        )
     names = layout.labels
     if layout.numbers or (
-        layout.numbers is None and not names and _are_numbers(path, found)
+        layout.numbers is None and not names and _are_numbers(path, labels_by_row)
     ):
-        labels, told = _targets(path, found)
+        labels, told = _targets(path, labels_by_row)
     else:
-        names = names or _classes(rows, list(found.values()))
-        labels, told = _ids(rows, found, names)
+        names = names or _classes(rows, list(labels_by_row.values()))
+        labels, told = _ids(rows, labels_by_row, names)
     columns, label = (rows.texts, rows.label) if rows.named else ((), "")
-    about = f"{len(found):,} examples, text {' | '.join(rows.texts)}, label {rows.label}: {told}"
+    about = f"{len(labels_by_row):,} examples, text {' | '.join(rows.texts)}, label {rows.label}: {told}"
     return Table(
         texts,
         labels,
@@ -328,9 +330,9 @@ def read(path: Path, layout: Layout, num_texts: int = 0) -> Table:
     )
 
 
-def _are_numbers(path: Path, found: Mapping[int, str]) -> bool:
+def _are_numbers(path: Path, labels_by_row: Mapping[int, str]) -> bool:
     """Whether labels are regression targets: numbers, of which some have decimals."""
-    labels = [label for label in found.values() if not is_missing(label)]
+    labels = [label for label in labels_by_row.values() if not is_missing(label)]
     if labels and all(map(_DECIMAL_COMMA.fullmatch, labels)):
         raise DataError(
             f"{path}: labels such as {labels[0]!r} have a decimal comma: write a point"
@@ -341,23 +343,25 @@ def _are_numbers(path: Path, found: Mapping[int, str]) -> bool:
     return None not in values and any(value % 1 for value in values if value)
 
 
-def _targets(path: Path, found: Mapping[int, str]) -> tuple[np.ndarray, str]:
+def _targets(path: Path, labels_by_row: Mapping[int, str]) -> tuple[np.ndarray, str]:
     """Targets of a regression, and a summary."""
-    for number, label in found.items():
+    for number, label in labels_by_row.items():
         if _number(label) is None:
             told = f"label {label!r:.60} is not a number, others are (regression)"
             raise DataError(f"{path}:{number}: {told}")
-    targets = np.array([float(label) for label in found.values()], dtype=np.float32)
+    targets = np.array(
+        [float(label) for label in labels_by_row.values()], dtype=np.float32
+    )
     told = f"numbers from {targets.min():g} to {targets.max():g}, mean {targets.mean():.4g}"
     return targets, told
 
 
-def _classes(rows: Rows, found: Sequence[str]) -> tuple[str, ...]:
+def _classes(rows: Rows, labels: Sequence[str]) -> tuple[str, ...]:
     """The labels that occur. Raises DataError if they are apparently texts, or all the same."""
-    names = set(found)
+    names = set(labels)
     # Nearly every line has another label: those are texts, identifiers or numbers.
-    if len(names) - 1 > max(3, len(found) / 2):
-        told = f"{len(names):,} different labels in {len(found):,} lines ({some(sorted(names))})"
+    if len(names) - 1 > max(3, len(labels) / 2):
+        told = f"{len(names):,} different labels in {len(labels):,} lines ({some(sorted(names))})"
         cure = "the label is the last column, after the text, or named by LABEL_COLUMN; REGRESSION=1 for numbers"
         raise DataError(f"{rows.path}: {told}: {cure}")
     # Sorted, so that a label's number does not depend on the order of the rows.
@@ -366,24 +370,24 @@ def _classes(rows: Rows, found: Sequence[str]) -> tuple[str, ...]:
 
 def _ids(
     rows: Rows,
-    found: Mapping[int, str],
+    labels_by_row: Mapping[int, str],
     known: tuple[str, ...],
 ) -> tuple[np.ndarray, str]:
     """Class ids, and a summary."""
     path = rows.path
     ids = {name: number for number, name in enumerate(known)}
-    if wrong := [number for number, name in found.items() if name not in ids]:
+    if wrong := [number for number, name in labels_by_row.items() if name not in ids]:
         where = f"in column {rows.label}" if rows.named else "in the last column"
-        told = f"label {found[wrong[0]]!r:.60}, expected one of {some(known)} {where}"
+        told = f"label {labels_by_row[wrong[0]]!r:.60}, expected one of {some(known)} {where}"
         raise DataError(f"{path}:{wrong[0]}: {told} ({lines_told(wrong)})")
     if len(known) < 2:
         told = f"every label is {known[0]!r}: expected at least two different ones"
         raise DataError(f"{path}: {told}")
-    counts = Counter(found.values()).most_common()
+    counts = Counter(labels_by_row.values()).most_common()
     each = some([f"{count:,} {name}" for name, count in counts])
     # What a model scores that always says the most frequent class.
-    share = f"{counts[0][1] / len(found):.2%} the first"
-    labels = np.array([ids[name] for name in found.values()], dtype=np.int64)
+    share = f"{counts[0][1] / len(labels_by_row):.2%} the first"
+    labels = np.array([ids[name] for name in labels_by_row.values()], dtype=np.int64)
     return labels, f"{len(known)} classes: {each} ({share})"
 
 
@@ -428,12 +432,12 @@ def table_in(folder: Path, *stems: str) -> Path:
     formats.
     """
     for stem in stems:
-        found = [path for end in _ENDS if (path := folder / f"{stem}.{end}").is_file()]
+        tables = [path for end in _ENDS if (path := folder / f"{stem}.{end}").is_file()]
         # One of the two would be ignored, perhaps the newer one.
-        if len(found) > 1:
+        if len(tables) > 1:
             raise DataError(
-                f"{folder}: {found[0].name} and {found[1].name}: which one? remove the other"
+                f"{folder}: {tables[0].name} and {tables[1].name}: which one? remove the other"
             )
-        if found:
-            return found[0]
+        if tables:
+            return tables[0]
     raise DataError(f"{folder / stems[0]}.tsv: No such file, nor .csv or .jsonl")

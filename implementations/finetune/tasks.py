@@ -70,13 +70,15 @@ class Squad(TaskData):
         if config.trains:
             path = config.data / f"train-v{version}.json"
             dataset = squad.read(path, version)
-            found, left_out = make_features(dataset, tokenizer, limits, training=True)
-            if not len(found):
+            features, left_out = make_features(
+                dataset, tokenizer, limits, training=True
+            )
+            if not len(features):
                 raise DataError(f"{path}: no answer is at its answer_start")
-            self.train = samples_of(found)
+            self.train = samples_of(features)
             self.digests["training data"] = digest(path)
             self.notes.append(
-                f"training: {len(found.queries):,} questions, {len(found):,} windows"
+                f"training: {len(features.queries):,} questions, {len(features):,} windows"
             )
             if left_out:
                 self.notes.append(
@@ -104,11 +106,13 @@ class Squad(TaskData):
         are known.
         """
         rules = Rules(version_2=self.version == "2.0")
-        found = predict(self.features, [Logits(*window.T) for window in scores], rules)
-        found.write(folder)
+        predictions = predict(
+            self.features, [Logits(*window.T) for window in scores], rules
+        )
+        predictions.write(folder)
         if self.config.mode == "prediction":
             return {}
-        return score(self.features.dataset.questions, found.answers, self.version)
+        return score(self.features.dataset.questions, predictions.answers, self.version)
 
     def description(self) -> dict[str, Any]:
         """Training settings that prediction needs (task.json)."""

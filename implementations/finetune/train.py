@@ -289,16 +289,16 @@ def resume(run: Run) -> Start:
     of another run.
     """
     config = run.config.checkpoint
-    found = load_newest(config)
-    if found is None:
+    saved = load_newest(config)
+    if saved is None:
         return Start()
-    if difference := rundir.difference(found["run"], run.identity):
+    if difference := rundir.difference(saved["run"], run.identity):
         where = f"RESUME=1: the checkpoint in {config.directory} is {difference}"
         raise ConfigError(
             f"{where}: use the same settings and data, or another CHECKPOINT_DIR"
         )
-    run.step.load_state_dict(found)
-    return Start(*(found[name] for name in Start._fields))
+    run.step.load_state_dict(saved)
+    return Start(*(saved[name] for name in Start._fields))
 
 
 def train_on(run: Run, samples: Samples) -> tuple[Ending, dict[str, Any]]:

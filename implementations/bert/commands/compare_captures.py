@@ -27,26 +27,29 @@ def compare_captures(
 
     def files(path: Path) -> dict[str, Path]:
         if path.is_dir():
-            return {
-                found.name: found for found in sorted(path.glob("step_*.safetensors"))
-            }
+            captures = sorted(path.glob("step_*.safetensors"))
+            return {capture.name: capture for capture in captures}
         return {"": path} if path.is_file() else {}
 
-    one, other = files(options.one), files(options.other)
+    captures, others = files(options.one), files(options.other)
     # Unequal names would compare different steps, or leave out some without a word.
-    if not one or one.keys() != other.keys():
+    if not captures or captures.keys() != others.keys():
         raise DataError(
             f"{options.one} and {options.other} hold no captures of the same steps and ranks"
         )
-    first = None
-    for name, path in one.items():
-        for module, absolute, relative in differences(path, other[name]):
+    first_difference = None
+    for name, path in captures.items():
+        for module, absolute, relative in differences(path, others[name]):
             if relative > options.tolerance:
                 # In the order of the computation: what follows the first difference may only
                 # inherit it.
-                first = first or f"{module}{f' of {name}' if name else ''}"
+                first_difference = (
+                    first_difference or f"{module}{f' of {name}' if name else ''}"
+                )
                 print(
                     f"{name}  {module:<60} {absolute:10.3g} {relative:10.3g}".lstrip()
                 )
-    print(f"the first that differs: {first}" if first else "equal")
-    return 1 if first else 0
+    print(
+        f"the first that differs: {first_difference}" if first_difference else "equal"
+    )
+    return 1 if first_difference else 0

@@ -49,8 +49,8 @@ def _environment(environ: Mapping[str, str]) -> Iterator[str]:
             value = environ.get(entry.name, "").strip()
             if value and entry.name not in PLACE_OF_A_RANK:
                 if odd := sorted(set(value) & set('\n"$`\\%')):
-                    what = "a line break" if odd[0] == "\n" else odd[0]
+                    character = "a line break" if odd[0] == "\n" else odd[0]
                     raise ConfigError(
-                        f"{entry.name} has {what} in it, which DeepSpeed's launcher does not hand on"
+                        f"{entry.name} has {character} in it, which DeepSpeed's launcher does not hand on"
                     )
                 yield f"{entry.name}={value}"

@@ -64,8 +64,8 @@ def evaluate(
     is_given = environ.get("NUM_EVAL_EXAMPLES", "").strip()
     samples = config.evaluate.num_examples if is_given else 0
     evaluator = CheckpointEvaluator(config, samples, options.bert_config)
-    found = [path for place in options.paths for path in trained.find(place)]
-    for number, path in enumerate(found):
+    checkpoints = [path for given in options.paths for path in trained.find(given)]
+    for number, path in enumerate(checkpoints):
         figures = evaluator(path)
         if options.json:
             print(json.dumps(figures), flush=True)

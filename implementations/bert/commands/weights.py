@@ -71,12 +71,12 @@ def find(path: Path) -> list[Path]:
         path / "checkpoints",
         path / "phase1" / "checkpoints",
     ):
-        if found := saved_checkpoints(folder):
-            return found
+        if checkpoints := saved_checkpoints(folder):
+            return checkpoints
     # CHECKPOINT_DIR may lie outside of the run's folder, whose config.json names it.
     elsewhere = _settings(path).get("checkpoint", {}).get("directory")
-    if elsewhere and (found := saved_checkpoints(Path(elsewhere))):
-        return found
+    if elsewhere and (checkpoints := saved_checkpoints(Path(elsewhere))):
+        return checkpoints
     if weights := huggingface.weights_in(path):
         return [weights]
     raise ConfigError(
@@ -139,17 +139,17 @@ def vocabulary(trained: Trained, given: Path | None = None) -> Path:
     # Beside the weights, and in the run's folder above its folder of checkpoints; links are
     # followed, as a run may be elsewhere.
     near = [path.parent, *list(path.resolve().parents)[1:3]]
-    places = [given] if given else [folder / "vocab.txt" for folder in near]
+    candidates = [given] if given else [folder / "vocab.txt" for folder in near]
     if given is None:
         for settings in map(_settings, near):
             phase1, config = settings.get("phase1"), settings.get("bert_config")
-            places += [Path(phase1) / "vocab.txt"] if phase1 else []
-            places += [Path(config).parent / "vocab.txt"] if config else []
-    for place in places:
+            candidates += [Path(phase1) / "vocab.txt"] if phase1 else []
+            candidates += [Path(config).parent / "vocab.txt"] if config else []
+    for candidate in candidates:
         # A path that was given must hold; the others are only tried.
-        if place.is_file() or given:
-            huggingface.check_vocabulary(place, trained.shape, trained.vocab_md5)
-            return place
+        if candidate.is_file() or given:
+            huggingface.check_vocabulary(candidate, trained.shape, trained.vocab_md5)
+            return candidate
     raise ConfigError(f"{trained.path}: its vocab.txt is not found: give it by --vocab")
 
 

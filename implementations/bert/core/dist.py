@@ -435,8 +435,8 @@ class World:
         everyones = mine.repeat(self.size)
         if work := self.all_gather(everyones, mine):
             work.wait()
-        found: list[list[float]] = everyones.view(self.size, -1).tolist()
-        return found
+        by_rank: list[list[float]] = everyones.view(self.size, -1).tolist()
+        return by_rank
 
     def agree(self, facts: Mapping[str, Any], cure: str) -> None:
         """Raises ConfigError, on every rank, if facts differ between ranks; it names the ranks that

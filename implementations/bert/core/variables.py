@@ -104,15 +104,15 @@ class Entry:
 
 def declared() -> dict[str, Entry]:
     """The settings of all programs. Imports them, and so PyTorch."""
-    found: dict[str, Entry] = {}
-    for place in CONFIGS:
-        module, _, name = place.partition(":")
+    entries: dict[str, Entry] = {}
+    for reference in CONFIGS:
+        module, _, name = reference.partition(":")
         for field, variable, _ in variables(
             getattr(importlib.import_module(module), name)
         ):
             entry = Entry(variable.name, shown(field.default), variable.meaning)
-            found.setdefault(variable.name, entry)
-    return found
+            entries.setdefault(variable.name, entry)
+    return entries
 
 
 def shown(default: Any) -> str:
@@ -144,16 +144,16 @@ def groups() -> dict[str, list[Entry]]:
     list.
     """
     settings = declared()
-    found: dict[str, list[Entry]] = {}
+    by_title: dict[str, list[Entry]] = {}
     for title, name, rest in _listed():
         if not rest and name not in settings:
             raise ValueError(
                 f"{LIST}: {name} is not a setting of the trainer and has no description here"
             )
-        found.setdefault(title, []).append(
+        by_title.setdefault(title, []).append(
             Entry(name, rest[0] or "unset", rest[1]) if rest else settings[name]
         )
-    return found
+    return by_title
 
 
 def table(environ: Mapping[str, str], width: int | None = None) -> str:
@@ -221,7 +221,7 @@ def from_options(words: Sequence[str], others: Collection[str] = ()) -> dict[str
     if words and not listed:
         names = list(declared())  # the package without its checkout
     options = {f"--{name.lower().replace('_', '-')}": name for name in names}
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     rest = iter(words)
     for word in rest:
         option, has_value, value = word.partition("=")
@@ -249,8 +249,8 @@ def from_options(words: Sequence[str], others: Collection[str] = ()) -> dict[str
         # a sign, as in --start-warmup-step -76.
         if not has_value and (value := next(rest, "--")).startswith("--"):
             raise ConfigError(f"{option}: its value is missing")
-        found[options[spelt]] = value
-    return found
+        values[options[spelt]] = value
+    return values
 
 
 def check_read(given: Iterable[str], *configs: type) -> None:

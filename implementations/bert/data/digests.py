@@ -70,20 +70,21 @@ def sum_of_hashes(
             + width * lengths[some].sum()
             + (1 + width) * counts[some].sum()
         )
-        messages, places = (
+        messages, message_ends = (
             np.empty(int(most), np.int16),
             np.zeros(len(heads[some]) + 1, np.int64),
         )
         _lay_out(
-            heads[some], input_ids, positions, labels, offsets[bounds], masked_offsets[bounds], messages, places
+            heads[some], input_ids, positions, labels, offsets[bounds], masked_offsets[bounds], messages,
+            message_ends,
         )  # fmt: skip
         data = messages.data.cast("B")
         # hashlib in C, a call a sequence, on slices that are not copied.
-        for begin_of, end_of in itertools.pairwise(places.tolist()):
-            found = hashlib.blake2b(
+        for begin_of, end_of in itertools.pairwise(message_ends.tolist()):
+            hashed = hashlib.blake2b(
                 data[begin_of:end_of], digest_size=HASH_BYTES
             ).digest()
-            total += int.from_bytes(found, "little")
+            total += int.from_bytes(hashed, "little")
     return total % (1 << 128)
 
 
@@ -99,9 +100,11 @@ def digest_of_tensors(tensors: Iterable[tuple[str, Array]]) -> str:
     total = 0
     for name, tensor in tensors:
         numbers = np.ascontiguousarray(tensor, "<f4").tobytes().rstrip(b"\0")
-        found = hashlib.blake2b(name.encode() + b"\n" + numbers, digest_size=HASH_BYTES)
+        hashed = hashlib.blake2b(
+            name.encode() + b"\n" + numbers, digest_size=HASH_BYTES
+        )
         # A sum, as for sequences, since files of weights list their tensors in different orders.
-        total += int.from_bytes(found.digest(), "little")
+        total += int.from_bytes(hashed.digest(), "little")
     return f"{total % (1 << 128):032x}"
 
 

@@ -37,13 +37,13 @@ def check(
         number, (path, wanted) = item
         try:
             recorded = wanted or recorded_digest(path)
-            found = digest_of(path, spare) if recorded or has_copies else ""
+            computed = digest_of(path, spare) if recorded or has_copies else ""
         except DataError as error:
             return number, "", str(error)
-        if not recorded or found == recorded:
-            return number, "" if recorded else found, ""
+        if not recorded or computed == recorded:
+            return number, "" if recorded else computed, ""
         changed = (
-            f"was changed after it was written (digest {found}, recorded {recorded})"
+            f"was changed after it was written (digest {computed}, recorded {recorded})"
         )
         return number, "", f"{path} {changed}: copy or prepare it again"
 

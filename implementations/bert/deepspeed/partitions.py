@@ -42,10 +42,10 @@ def partition_of(
         if mapping is None:  # this rank has nothing of it
             continue
         # Its place in the partition; lp_fragment_address is that in the parameter.
-        place = mapping.get_hp_fragment_address()
+        fragment = mapping.get_hp_fragment_address()
         start = mapping.lp_fragment_address.start
         segments.append(
-            Segment(number, begin=place.start, size=place.numel, start=start)
+            Segment(number, begin=fragment.start, size=fragment.numel, start=start)
         )
     return group["params"][0].detach(), segments
 

@@ -51,15 +51,15 @@ def identity(config: PretrainingConfig) -> dict[str, Any]:
     return facts
 
 
-def contents(place: Path) -> str:
+def contents(path: Path) -> str:
     """Digest of names and sizes of record files, and of their folder's index, which has a digest of
     each.
     """
-    paths = sorted(place.rglob("*")) if place.is_dir() else [place]
-    paths = [path for path in paths if path.suffix in SUFFIXES and path.is_file()]
-    sizes = [(path.name, path.stat().st_size) for path in paths]
+    files = sorted(path.rglob("*")) if path.is_dir() else [path]
+    files = [file for file in files if file.suffix in SUFFIXES and file.is_file()]
+    sizes = [(file.name, file.stat().st_size) for file in files]
     digest = hashlib.sha256(str(sizes).encode())
-    for folder in sorted({path.parent for path in paths}):
+    for folder in sorted({file.parent for file in files}):
         # By way of the index the digest covers contents too, without reading the records.
         digest.update(
             (folder / INDEX).read_bytes() if (folder / INDEX).is_file() else b""
@@ -225,23 +225,23 @@ def _data(config: PretrainingConfig, saved: dict[str, Any] | None) -> str:
     epochs = rows / num_rows
     text = f"a text of about {num_rows * row_tokens / copies:,.0f} tokens"
     trained = f"about {rows * row_tokens:,.0f} tokens trained on, {epochs:.3g} epochs"
-    found = f"{len(shards)} files in {folder}; {text}; {trained}"
+    summary = f"{len(shards)} files in {folder}; {text}; {trained}"
     if copies > 1:
-        found += f" of {copies} copies of the text"
+        summary += f" of {copies} copies of the text"
     # Each copy of the text in the records is another pass over it.
     if not is_closed and epochs * copies > MOST_PASSES:
-        found += f": more than BERT's own {MOST_PASSES} passes: lower MAX_STEPS, or give more text"
+        summary += f": more than BERT's own {MOST_PASSES} passes: lower MAX_STEPS, or give more text"
     start = config.checkpoint
     if not is_closed and start.init_checkpoint and not start.init_optimizer:
-        found += f"; {WORTH}"
+        summary += f"; {WORTH}"
     if unproved:
-        found += "; not proved to be the benchmark's"
+        summary += "; not proved to be the benchmark's"
     if masks := open_masks(data, shards, config.phase1, size, seed=0):
         mask, words = masks.tokens.mask, masks.tokens.size
-        found += f"; MASKING=dynamic: other masks every epoch, token {mask} of {words:,} is [MASK]"
+        summary += f"; MASKING=dynamic: other masks every epoch, token {mask} of {words:,} is [MASK]"
     if config.evaluates:
         evaluator = Evaluator(
             config.evaluate, data.max_seq_length, size, shards.vocab_md5, world
         )
-        found += f"; {evaluator.num_sequences:,} evaluation sequences"
-    return found
+        summary += f"; {evaluator.num_sequences:,} evaluation sequences"
+    return summary

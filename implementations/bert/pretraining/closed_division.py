@@ -146,15 +146,15 @@ def starting_weights(path: Path) -> dict[str, Any]:
 
     Raises ConfigError if they are not those that were converted.
     """
-    found, note = weights.identity(path), path.with_suffix(".json")
+    identity, note = weights.identity(path), path.with_suffix(".json")
     noted = object_of(note)
-    if noted.get("tensors", found) != found:
+    if noted.get("tensors", identity) != identity:
         raise ConfigError(
             f"INIT_CHECKPOINT={path}: not the weights that {note} describes: convert them again"
         )
     # By what the conversion noted of its sources, of which the tensors tell nothing.
     proved = "tensors" in noted and noted.get("source") == SOURCE_MD5
-    return {"weights": found, "unproved": [] if proved else ["weights"]}
+    return {"weights": identity, "unproved": [] if proved else ["weights"]}
 
 
 def manifest_of(folder: Path, files: Collection[str]) -> dict[str, Any]:
@@ -163,9 +163,9 @@ def manifest_of(folder: Path, files: Collection[str]) -> dict[str, Any]:
     """
     best: dict[str, Any] = {}
     for path in [
-        found
+        manifest
         for above in folder.resolve().parents[:2]
-        for found in sorted(above.glob("prepared-*.json"))
+        for manifest in sorted(above.glob("prepared-*.json"))
     ]:
         with contextlib.suppress(OSError, ValueError, KeyError, AttributeError):
             read = json.loads(path.read_text(encoding="utf-8"))
@@ -184,15 +184,15 @@ def digests_of(config: PretrainingConfig, source: RowSource) -> dict[str, str]:
     """The content digest that is recorded of each training file, by name: in the folder's index, or
     else the file.
     """
-    folder, found = config.data.source[0], {}
+    folder, digests = config.data.source[0], {}
     for name, entry in source.identity().items():
         if name != "vocabulary":
             _, digest = entry  # without an index its size
             path = folder if folder.is_file() else folder / name
             if not isinstance(digest, str):
                 digest = recorded_digest(path)
-            found[Path(name).name] = digest
-    return found
+            digests[Path(name).name] = digest
+    return digests
 
 
 def prove(config: PretrainingConfig, source: RowSource, world: World) -> None:
@@ -302,7 +302,7 @@ def check(config: PretrainingConfig, starts: bool) -> None:
     if config.mlperf.division != "closed":
         return
     # All at once: each attempt may wait hours in a queue.
-    found = list(violations(config))
+    problems = list(violations(config))
     # Only at the start: --check runs before the launch scripts have dropped the caches.
     if (
         starts
@@ -310,11 +310,11 @@ def check(config: PretrainingConfig, starts: bool) -> None:
         and pick_device(config.dist).type == "cuda"
     ):
         how = "the launch scripts do it where sudo allows it and CLEAR_CACHES is not 0"
-        found.append(
+        problems.append(
             f"CACHE_CLEARED=0 (page caches are dropped before each run; {how})"
         )
-    if found:
-        listed = "; ".join(found)
+    if problems:
+        listed = "; ".join(problems)
         raise ConfigError(
             f"the closed division does not allow {listed}. Correct this, or set SUBMISSION_DIVISION=open"
         )

@@ -207,10 +207,10 @@ class PretrainingConfig(ModelFiles, Hardware):
         if base is None or not self.run.trial:
             return self
         # Trial 0, also a run without trials, keeps the folder as it was given.
-        own = dataclasses.replace(
+        checkpoint = dataclasses.replace(
             self.checkpoint, directory=base / f"trial_{self.run.trial}"
         )
-        return dataclasses.replace(self, checkpoint=own)
+        return dataclasses.replace(self, checkpoint=checkpoint)
 
     def rehearsed(self) -> PretrainingConfig:
         """The run to train: with REHEARSAL=1 its start, else the whole.

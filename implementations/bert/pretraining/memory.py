@@ -132,7 +132,7 @@ def estimate(plan: Plan) -> dict[str, int]:
     # reduced.
     buckets, layout, copied = engine.buckets, engine.layout, 0
     if plan.num_ranks > 1 and buckets.communication_dtype != buckets.whole.dtype:
-        largest = sorted(one.size for one in layout.slices)[-MAX_IN_FLIGHT:]
+        largest = sorted(part.size for part in layout.slices)[-MAX_IN_FLIGHT:]
         copied = sum(largest) * buckets.communication_dtype.itemsize
     peaks.append(max(bucket.size for bucket in layout.buckets) * b + copied)
     if not (plan.fused and settings.optimizer == "lamb"):
@@ -245,7 +245,7 @@ def host_capacity(root: Path = Path("/")) -> int:
     The limits of the process's group (v1 or v2) and its ancestors count. root: parent of /proc and
     /sys.
     """
-    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for line in text_of(root / "proc/self/cgroup").splitlines():
         _, controllers, group = line.split(":", 2)
         if controllers not in ("", "memory"):
@@ -255,5 +255,5 @@ def host_capacity(root: Path = Path("/")) -> int:
         for folder in (below, *below.parents):
             text = text_of(root / "sys/fs/cgroup" / name.format(folder))
             if text.isdigit():  # else "max"
-                found.append(int(text))
-    return min(found)
+                limits.append(int(text))
+    return min(limits)

@@ -83,16 +83,16 @@ def predict(
     rules: Rules,
 ) -> Predictions:
     """Answers to all questions of the features. logits: of every window."""
-    found = Predictions({}, {}, {})
+    predictions = Predictions({}, {}, {})
     bounds = np.flatnonzero(np.diff(features.question)) + 1
     for rows in np.split(
         np.arange(len(features)), bounds
     ):  # the windows of each question
-        places = [
+        positions = [
             (int(features.window_start[row]), int(features.window_length[row]))
             for row in rows
         ]
-        best_window = has_most_context(places, len(features.context_of(rows[0]).ids))
+        best_window = has_most_context(positions, len(features.context_of(rows[0]).ids))
         spans = [
             _spans(features, row, logits[row], mine, rules)
             for row, mine in zip(rows, best_window, strict=True)
@@ -112,7 +112,7 @@ def predict(
         )
         question = features.dataset.questions[features.question[rows[0]]].id
         shares = probabilities(np.array([candidate.score for candidate in best]))
-        found.n_best[question] = [
+        predictions.n_best[question] = [
             {
                 "text": candidate.text,
                 "probability": float(share),
@@ -130,9 +130,9 @@ def predict(
             )
             # The published margin by which "no answer" must win is 0.
             answer = span.text if span is not None and odds <= 0 else ""
-            found.null_odds[question] = odds
-        found.answers[question] = answer
-    return found
+            predictions.null_odds[question] = odds
+        predictions.answers[question] = answer
+    return predictions
 
 
 # First and last token in the context, and their scores.
@@ -189,9 +189,9 @@ def _best(
     ]
     words = word_numbers(context)
     pieces = features.context_of(row)
-    found: dict[str, Candidate] = {}
+    best: dict[str, Candidate] = {}
     for i in np.argsort(-scores, kind="stable").tolist():
-        if len(found) == n_best:
+        if len(best) == n_best:
             break
         # The last place of the sorted scores is that of "no answer".
         candidate = null
@@ -206,10 +206,10 @@ def _best(
             )
             candidate = Candidate(answer, float(start[i]), float(end[i]))
         assert candidate is not None
-        found.setdefault(candidate.text, candidate)
+        best.setdefault(candidate.text, candidate)
     if null is not None:
-        found.setdefault("", null)
-    return list(found.values()) or [
+        best.setdefault("", null)
+    return list(best.values()) or [
         Candidate("empty", 0.0, 0.0)
     ]  # as in the published code
 
@@ -237,7 +237,7 @@ def answer_text(
     normal = " ".join(tokenizer.words(whole))
     # The k-th visible character before normalization is
     # the k-th after it, if they are equally many.
-    places = [i for i, character in enumerate(whole) if character != " "]
+    visible = [i for i, character in enumerate(whole) if character != " "]
     rank = {
         i: n
         for n, i in enumerate(
@@ -247,8 +247,8 @@ def answer_text(
     at = normal.find(spelt)
     if (
         at < 0
-        or len(places) != len(rank)
+        or len(visible) != len(rank)
         or not {at, at + len(spelt) - 1} <= rank.keys()
     ):
         return whole
-    return whole[places[rank[at]] : places[rank[at + len(spelt) - 1]] + 1]
+    return whole[visible[rank[at]] : visible[rank[at + len(spelt) - 1]] + 1]

@@ -158,12 +158,12 @@ def windows(
     if room < 1:
         problem = f"MAX_SEQ_LENGTH={limits.max_seq_length} leaves no room for a context after a question of"
         raise DataError(f"{problem} {query_length} tokens: raise it")
-    found, start = [(0, min(num_tokens, room))], 0
-    while start + found[-1][1] < num_tokens:
+    spans, start = [(0, min(num_tokens, room))], 0
+    while start + spans[-1][1] < num_tokens:
         # A stride above the window would leave tokens out.
-        start += min(found[-1][1], limits.doc_stride)
-        found.append((start, min(num_tokens - start, room)))
-    return found
+        start += min(spans[-1][1], limits.doc_stride)
+        spans.append((start, min(num_tokens - start, room)))
+    return spans
 
 
 def word_numbers(text: str) -> Integers:

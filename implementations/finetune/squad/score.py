@@ -24,13 +24,13 @@ def f1(prediction: str, answer: str, version_2: bool = False) -> float:
     """Harmonic mean of precision and recall of the words. An empty answer (2.0) matches only an
     empty one.
     """
-    found = normalise(prediction).split()
+    words = normalise(prediction).split()
     wanted = normalise(answer).split()
     # As evaluate-v2.0.py: without words on one side, F1 is 1 or 0.
-    if version_2 and not (found and wanted):
-        return float(found == wanted)
-    common = sum((Counter(found) & Counter(wanted)).values())
-    return 2 * common / (len(found) + len(wanted)) if common else 0.0
+    if version_2 and not (words and wanted):
+        return float(words == wanted)
+    common = sum((Counter(words) & Counter(wanted)).values())
+    return 2 * common / (len(words) + len(wanted)) if common else 0.0
 
 
 def _agreement(
@@ -65,15 +65,15 @@ def score(
     if version_2:
         parts["HasAns_"] = [question for question in questions if question.answers]
         parts["NoAns_"] = [question for question in questions if not question.answers]
-    found = {}
+    figures = {}
     for prefix, part in parts.items():
         rows = [
             _agreement(question, answers.get(question.id), version_2)
             for question in part
         ]
         if rows:
-            found[f"{prefix}exact_match"] = 100 * (
+            figures[f"{prefix}exact_match"] = 100 * (
                 sum(exact for exact, _ in rows) / len(rows)
             )
-            found[f"{prefix}f1"] = 100 * (sum(one for _, one in rows) / len(rows))
-    return found
+            figures[f"{prefix}f1"] = 100 * (sum(f1 for _, f1 in rows) / len(rows))
+    return figures
