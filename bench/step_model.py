@@ -43,7 +43,8 @@ from bert.kernels.operations import fp8_feed_forward
 from bert.kernels.support import launches, triton_support
 from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
-from bert.optim.sharded import BUCKET_BYTES, FlatOptimizer, layout_of
+from bert.optim.layout import layout_of
+from bert.optim.sharded import BUCKET_BYTES, FlatOptimizer
 from bert.pretraining.memory import meta_model
 from bert.training.graph import static_batch
 from review.league import entries

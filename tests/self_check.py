@@ -43,7 +43,8 @@ from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
 from bert.model.init import initialize
 from bert.optim import rules
-from bert.optim.flat import FlatLamb, Layout, ListRule, Shard
+from bert.optim.flat import FlatLamb, ListRule, Shard
+from bert.optim.layout import Layout
 from bert.training.graph import GraphedStep, static_batch
 from bert.training.step import Step, build_step
 
@@ -187,7 +188,7 @@ def _masters_after_steps(sizes: dict[str, int], exact: bool) -> list[Tensor]:
     masters = torch.zeros(layout.shard_total, dtype=dtypes[0], device=device())
     gradient, weights = (torch.zeros_like(masters, dtype=dtypes[1]) for _ in range(2))
     shard = Shard(
-        names=list(sizes),
+        shapes={name: torch.Size([size]) for name, size in sizes.items()},
         segments=layout.segments(0),
         masters=masters,
         gradient=gradient,

@@ -21,7 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from bert.core.dist import World
-from bert.optim.flat import ListRule, Segment, Shard
+from bert.optim.flat import ListRule, Shard
+from bert.optim.layout import Segment
 from bert.optim.mesh import Mesh
 from bert.optim.rules import ParameterShards, Rule, Update
 from bert.optim.state import ShardState
@@ -67,13 +68,16 @@ class ZeroRule(torch.optim.Optimizer):
         self.make_rule, self.world = make_rule, world
 
     def bind(
-        self, names: list[str], masters: Tensor, segments: list[Segment]
+        self,
+        shapes: Mapping[str, torch.Size],
+        masters: Tensor,
+        segments: list[Segment],
     ) -> ListRule:
-        """Registers the partition and returns its rule. ``names``: of all parameters, by the
-        segments' numbers.
+        """Registers the partition and returns its rule. ``shapes``: of all parameters, in the order
+        of the segments' numbers.
         """
         shard = Shard(
-            names=names,
+            shapes=shapes,
             segments=segments,
             masters=masters,
             gradient=masters.new_zeros(0),  # ZeRO passes one at each step
@@ -106,12 +110,10 @@ class ZeroRule(torch.optim.Optimizer):
 
 
 class ZeroState(ShardState):
-    """State of the rule that ``zero``, DeepSpeed's optimizer, drives. shapes: of all parameters."""
+    """State of the rule that ``zero``, DeepSpeed's optimizer, drives."""
 
-    def __init__(
-        self, zero: Any, rule: ListRule, shapes: Mapping[str, torch.Size], world: World
-    ) -> None:
-        super().__init__(rule.shard, rule.num_steps, shapes, Mesh(world, world.size))
+    def __init__(self, zero: Any, rule: ListRule, world: World) -> None:
+        super().__init__(rule.shard, rule.num_steps, Mesh(world, world.size))
         self.zero = zero
 
     @torch.no_grad()

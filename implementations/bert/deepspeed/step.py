@@ -24,7 +24,7 @@ from bert.model.init import Chunk
 from bert.model.init import fill as fill_model
 from bert.model.trainable import Trainable
 from bert.optim import OptimizerConfig
-from bert.optim.flat import fill
+from bert.optim.layout import fill
 from bert.training.step import Resumable, StepResult
 from common.env import ConfigError, announce
 
@@ -119,8 +119,8 @@ class DeepSpeedStep(Resumable):
         ):  # DeepSpeed took its masters from the weights after the cast
             fill(masters_flat, segments, list(named), masters())
         # Last, since until then a step of ZeRO's changes nothing (see ZeroRule).
-        rule = self.update.bind(list(named), masters_flat, segments)
-        self.optimizer = ZeroState(zero, rule, shapes, world)
+        rule = self.update.bind(shapes, masters_flat, segments)
+        self.optimizer = ZeroState(zero, rule, world)
 
     def __call__(self, batches: Sequence[Batch], lr: float | Tensor) -> StepResult:
         """Trains on the micro-batches; their gradients are averaged."""

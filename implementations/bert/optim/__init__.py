@@ -4,7 +4,7 @@ ranks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,16 @@ from bert.optim.rules import ParameterShards, Rule
 from bert.optim.sharded import FlatOptimizer
 from common.env import ConfigError, env
 
+# The rule of each OPTIMIZER, and the field of OptimizerConfig with its settings ("": it has none).
+RULES: dict[str, tuple[type[Rule], str]] = {
+    "lamb": (rules.LambRule, "lamb"),
+    "lans": (rules.LansRule, "lans"),
+    "adamw": (rules.AdamRule, "adam"),
+    "bertadam": (rules.BertAdamRule, "adam"),
+    "acclip": (rules.ACClipRule, "acclip"),
+    "madgrad": (rules.MadgradRule, "madgrad"),
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
@@ -27,7 +37,7 @@ class OptimizerConfig:
     optimizer: str = env(
         "OPTIMIZER",
         "lamb",
-        choices=("lamb", "lans", "adamw", "bertadam", "acclip", "madgrad"),
+        choices=tuple(RULES),
         doc="optimizer; the closed division prescribes LAMB; bertadam: AdamW without bias correction",
     )
     sharded: bool | None = env(
@@ -70,7 +80,12 @@ class OptimizerConfig:
         """Raises ConfigError for an optimizer that cannot run on ``device``, and for conflicting
         settings.
         """
-        if not self.is_sharded(device):
+        if self.is_sharded(device):
+            if self.rule_class.needs_whole:
+                raise ConfigError(
+                    f"OPTIMIZER={self.optimizer} updates whole parameters: set SHARD_OPTIMIZER=0"
+                )
+        else:
             for setting, wanted in (
                 ("CLIP=bucket", self.clip == "bucket"),
                 ("ALLREDUCE_DTYPE=weights", self.allreduce_dtype == "weights"),
@@ -102,7 +117,16 @@ class OptimizerConfig:
 
     def rule(self, shards: ParameterShards) -> Rule:
         """The update rule over the given parts of parameters."""
-        return RULES[self.optimizer](shards, self)
+        return self.rule_class(shards, self.settings)
+
+    @property
+    def rule_class(self) -> type[Rule]:
+        return RULES[self.optimizer][0]
+
+    @property
+    def settings(self) -> Any:
+        """The rule's own settings; None if it has none."""
+        return getattr(self, RULES[self.optimizer][1], None)
 
     def flat_rule(self, shard: Shard, fused: bool) -> ListRule | FlatLamb:
         """The update rule over a shard; ``fused``: by Triton kernels if it has any."""
@@ -123,22 +147,11 @@ class OptimizerConfig:
                 "opt_lamb_weight_decay_rate": self.lamb.weight_decay,
             }
         names = {"eps": "epsilon", "beta1": "beta_1", "beta2": "beta_2"}  # MLLOG's
-        group = "adam" if self.optimizer in ("adamw", "bertadam") else self.optimizer
-        settings = getattr(self, group, None)  # an optimizer may have none
+        settings = vars(self.settings) if self.settings else {}
         return {"opt_name": self.optimizer} | {
             f"opt_{self.optimizer}_{names.get(name, name)}": value
-            for name, value in (vars(settings).items() if settings else ())
+            for name, value in settings.items()
         }
-
-
-RULES: dict[str, Callable[[ParameterShards, OptimizerConfig], Rule]] = {
-    "lamb": lambda shards, config: rules.LambRule(shards, config.lamb),
-    "lans": lambda shards, config: rules.LansRule(shards, config.lans),
-    "adamw": lambda shards, config: rules.AdamRule(shards, config.adam),
-    "bertadam": lambda shards, config: rules.BertAdamRule(shards, config.adam),
-    "acclip": lambda shards, config: rules.ACClipRule(shards, config.acclip),
-    "madgrad": lambda shards, config: rules.MadgradRule(shards, config.madgrad),
-}
 
 
 def build(

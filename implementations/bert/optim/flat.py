@@ -1,22 +1,22 @@
-"""Parameters in flat buffers: their layout, a rank's shard, and the rules that update a shard.
+"""A rank's shard as flat buffers, and the two ways to update it: any rule on lists of tensors, or
+LAMB by fused passes.
 
-Parameters lie end to end in the order in which the backward pass finishes their gradients, and are
-split into buckets of whole parameters. Those of a group lie in one bucket, in the group's order, as
-one product computes their gradients. Buckets are reduced and gathered one at a time, that of a
-large parameter in slices of the usual bucket size. Each slice is divided evenly over the ranks; the
-shard of a rank is its parts of all slices, end to end.
+A shard holds parts of parameters (layout.py), and other ranks the rest of them. A rule thinks of
+whole parameters, so each way adds up its norms twice: over the parts in this shard, then over the
+ranks, by ``Update.all_reduce_sum``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from bert.kernels.operations import lamb as lamb_kernel
+from bert.optim.layout import Segment
 from bert.optim.rules import (
     LambConfig,
     ParameterShards,
@@ -26,205 +26,26 @@ from bert.optim.rules import (
     squared_norms,
 )
 
-# Elements: every parameter and every shard begins on a full cache line, in any precision.
-ALIGNMENT = 128
-
-
-class Slice(NamedTuple):
-    """Elements [begin, begin + size) of the whole buffer, [shard_begin, shard_begin + shard_size)
-    of each shard.
-    """
-
-    begin: int
-    size: int
-    shard_begin: int
-    shard_size: int
-
-    def of_whole(self, flat: Tensor) -> Tensor:
-        """Its part of a whole buffer."""
-        return flat[self.begin : self.begin + self.size]
-
-    def of_shard(self, flat: Tensor) -> Tensor:
-        """Its part of a rank's shard."""
-        return flat[self.shard_begin : self.shard_begin + self.shard_size]
-
-
-class Bucket(NamedTuple):
-    """Parameters whose gradients are reduced together, and the slices in which they lie."""
-
-    parameters: tuple[int, ...]
-    slices: tuple[Slice, ...]
-
-    @property
-    def size(self) -> int:
-        """Elements in all slices."""
-        return sum(part.size for part in self.slices)
-
-
-class Segment(NamedTuple):
-    """A part of one parameter in a shard: elements [begin, begin + size) of the shard, [start, ...)
-    of it.
-    """
-
-    parameter: int
-    begin: int
-    size: int
-    start: int
-
-
-class Layout:
-    """Layout of parameters of the given ``sizes`` (in elements, in the order of the model) over
-    ``num_ranks``.
-
-    groups: indices of parameters to be contiguous, disjoint; a group lies where its last parameter
-    would.
-    """
-
-    def __init__(
-        self,
-        sizes: Sequence[int],
-        num_ranks: int,
-        bucket_elements: int,
-        groups: Sequence[Sequence[int]] = (),
-    ) -> None:
-        self.sizes, self.num_ranks, self.bucket_elements = (
-            list(sizes),
-            num_ranks,
-            bucket_elements,
-        )
-        self.begins = [0] * len(sizes)
-        self.buckets: list[Bucket] = []
-        self.total = self.shard_total = 0
-        group_of = {parameter: group for group in groups for parameter in group}
-        members: list[int] = []
-        filled = 0
-        # The backward pass finishes the last parameter's gradient first.
-        for parameter in reversed(range(len(sizes))):
-            group = group_of.get(parameter, (parameter,))
-            if parameter != max(group):
-                continue  # lies with the last parameter of its group
-            # Before a whole group, never within one: its parameters must be in one bucket.
-            if (
-                members
-                and filled + sum(sizes[member] for member in group) > bucket_elements
-            ):
-                self._close(members, filled)
-                members, filled = [], 0
-            for member in group:
-                self.begins[member] = self.total + filled
-                members.append(member)
-                filled += _round_up(sizes[member], ALIGNMENT)
-        if members:
-            self._close(members, filled)
-
-    def _close(self, members: list[int], filled: int) -> None:
-        """Ends a bucket: as few slices of one size as hold it, each divisible by the ranks."""
-        num_slices = -(-filled // self.bucket_elements)
-        # Each rank's part of a slice begins aligned, too.
-        size = _round_up(-(-filled // num_slices), ALIGNMENT * self.num_ranks)
-        shard_size = size // self.num_ranks
-        slices = []
-        # Rounded up, the slices may be fewer than planned.
-        for _ in range(-(-filled // size)):
-            slices.append(Slice(self.total, size, self.shard_total, shard_size))
-            self.total += size
-            self.shard_total += shard_size
-        self.buckets.append(Bucket(tuple(members), tuple(slices)))
-
-    @property
-    def slices(self) -> list[Slice]:
-        return [part for bucket in self.buckets for part in bucket.slices]
-
-    def segments(self, rank: int) -> list[Segment]:
-        """The parts of parameters in the shard of ``rank``, in order; with a single rank whole
-        parameters.
-        """
-        segments = []
-        for bucket in self.buckets:
-            slices = list(bucket.slices)
-            if self.num_ranks == 1:  # as one, so that no parameter is cut
-                slices = [slices[0]._replace(size=bucket.size, shard_size=bucket.size)]
-            for part in slices:
-                low = part.begin + rank * part.shard_size
-                segments += [
-                    segment._replace(begin=part.shard_begin + segment.begin)
-                    for segment in self.parts(bucket, low, low + part.shard_size)
-                ]
-        return segments
-
-    def parts(self, bucket: Bucket, low: int, high: int) -> list[Segment]:
-        """The parts of a bucket's parameters in elements [low, high) of the whole buffer; begin:
-        from ``low`` on.
-        """
-        segments = []
-        for parameter in bucket.parameters:
-            first = self.begins[parameter]
-            begin, end = max(first, low), min(first + self.sizes[parameter], high)
-            if end > begin:
-                segments.append(
-                    Segment(parameter, begin - low, end - begin, begin - first)
-                )
-        return segments
-
-    def views(self, flat: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
-        """Each parameter's view of a whole buffer."""
-        parts = zip(self.begins, self.sizes, parameters, strict=True)
-        return [
-            flat[begin : begin + size].view(parameter.shape)
-            for begin, size, parameter in parts
-        ]
-
-    def bucket_of_each(self) -> list[int]:
-        """Index of each parameter's bucket."""
-        number_of = {
-            p: i for i, bucket in enumerate(self.buckets) for p in bucket.parameters
-        }
-        return [number_of[parameter] for parameter in range(len(self.sizes))]
-
-
-def _round_up(number: int, multiple: int) -> int:
-    return -(-number // multiple) * multiple
-
-
-def fill(
-    flat: Tensor,
-    segments: Sequence[Segment],
-    names: Sequence[str],
-    chunks: Iterable[tuple[str, int, Tensor]],
-) -> None:
-    """Copies parameter chunks, (name, first number, numbers), into the segments of a flat buffer
-    that overlap them.
-    """
-    targets: dict[str, list[Segment]] = {}
-    for segment in segments:
-        targets.setdefault(names[segment.parameter], []).append(segment)
-    for name, start, values in chunks:
-        for segment in targets.get(name, ()):
-            # In elements of the parameter, of which chunk and segment may hold different parts.
-            begin = max(start, segment.start)
-            end = min(start + len(values), segment.start + segment.size)
-            if end > begin:
-                target = segment.begin + begin - segment.start
-                flat[target : target + end - begin].copy_(
-                    values[begin - start : end - start]
-                )
-
 
 @dataclass(frozen=True, kw_only=True)
 class Shard:
     """Flat buffers of equal length: fp32 masters, averaged gradient, weights in the model's type,
     the rule's states.
 
-    ``names``: of all parameters of the model; ``segments``: the parts of them in the buffers, with
-    zeros between.
+    ``shapes``: of all parameters of the model, by name, in its order; ``segments``: the parts of
+    them in the buffers, with zeros between.
     """
 
-    names: list[str]
+    shapes: Mapping[str, torch.Size]
     segments: list[Segment]
     masters: Tensor
     gradient: Tensor
     weights: Tensor
     states: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def names(self) -> list[str]:
+        return list(self.shapes)
 
     def state(self, name: str, *, of_weights: bool = False) -> Tensor:
         """Makes a state of the rule, saved and restored by name: zeros, or a copy of the initial
@@ -257,28 +78,30 @@ class ListRule:
     ) -> None:
         self.shard = shard
         self.gradients = shard.views(shard.gradient)
-        self.device, self.num_parameters = shard.masters.device, len(shard.names)
+        self.device, self.num_parameters = shard.masters.device, len(shard.shapes)
         owners = [segment.parameter for segment in shard.segments]
+        names, shapes = shard.names, list(shard.shapes.values())
         self.rule = make_rule(
             ParameterShards(
-                names=[shard.names[owner] for owner in owners],
+                names=[names[owner] for owner in owners],
+                shapes=[shapes[owner] for owner in owners],
+                starts=[segment.start for segment in shard.segments],
                 masters=shard.views(shard.masters),
                 device=self.device,
                 state=self._state,
             )
         )
+        if self.rule.needs_whole:
+            assert all(
+                segment.size == shapes[segment.parameter].numel()
+                for segment in shard.segments
+            ), "a rule on whole parameters got parts"
         self.num_steps, self.needs_norms = self.rule.num_steps, self.rule.needs_norms
-        self.owners = torch.tensor(owners, dtype=torch.int64, device=self.device)
-        # The first segments of all parameters, the second ones, ...: within a turn index_add_ adds
-        # once per parameter, so the order of summation is fixed, where atomics of a GPU would add
-        # in any order.
-        turns: dict[int, list[int]] = {}
-        for number, owner in enumerate(owners):
-            turns.setdefault(owners[:number].count(owner), []).append(number)
-        self.turns = [
-            torch.tensor(turn, dtype=torch.int64, device=self.device)
-            for turn in turns.values()
-        ]
+        self.owners = self._indices(owners)
+        self.turns = [self._indices(turn) for turn in _turns(owners)]
+
+    def _indices(self, numbers: Sequence[int]) -> Tensor:
+        return torch.tensor(numbers, dtype=torch.int64, device=self.device)
 
     def _state(self, name: str, *, of_weights: bool = False) -> list[Tensor]:
         return self.shard.views(self.shard.state(name, of_weights=of_weights))
@@ -288,9 +111,8 @@ class ListRule:
         shape = (self.num_parameters, *sums.shape[1:])
         whole = torch.zeros(shape, dtype=sums.dtype, device=self.device)
         for turn in self.turns:
-            whole.index_add_(
-                0, self.owners.index_select(0, turn), sums.index_select(0, turn)
-            )
+            owners = self.owners.index_select(0, turn)
+            whole.index_add_(0, owners, sums.index_select(0, turn))
         return whole
 
     def squared_norm(self, flat: Tensor) -> Tensor:
@@ -302,11 +124,7 @@ class ListRule:
         if self.gradients:
             return self._of_parameters(squared_norms(self.gradients))
         # Nothing to measure here, but the sum over the ranks is a collective: zeros for it.
-        dtype = (
-            torch.float64
-            if self.shard.masters.dtype == torch.float64
-            else torch.float32
-        )
+        dtype = torch.promote_types(self.shard.masters.dtype, torch.float32)
         return torch.zeros(self.num_parameters, dtype=dtype, device=self.device)
 
     def step(self, update: Update) -> None:
@@ -335,6 +153,24 @@ class ListRule:
         self.shard.weights.copy_(self.shard.masters)
 
 
+def _turns(owners: Sequence[int]) -> list[list[int]]:
+    """Indices of segments such that a turn has one of each parameter: the first ones, the second
+    ones, ...
+
+    Within a turn index_add_ adds once per parameter, so that the order of summation is fixed; the
+    atomics of a GPU would add several in any order.
+    """
+    turns: list[list[int]] = []
+    seen: dict[int, int] = {}
+    for number, owner in enumerate(owners):
+        turn = seen.get(owner, 0)
+        seen[owner] = turn + 1
+        if turn == len(turns):
+            turns.append([])
+        turns[turn].append(number)
+    return turns
+
+
 class FlatLamb:
     """LAMB by the two passes of kernels/operations/lamb.py over a shard. Methods: ListRule's."""
 
@@ -349,17 +185,18 @@ class FlatLamb:
         moments = shard.state("first_moments"), shard.state("second_moments")
         self.buffers = (shard.gradient, shard.masters, *moments)
         self.num_steps = torch.zeros((), dtype=torch.int64, device=device)
-        self.scalars = torch.zeros(
-            4, dtype=torch.float32, device=device
-        )  # see kernels/operations/lamb.py
-        # A span is a segment with the zeros after it.
-        spans: list[list[tuple[int, int]]] = [[] for _ in shard.names]
+        # Learning rate, factor of the gradients, and both bias corrections: see
+        # kernels/operations/lamb.py.
+        self.scalars = torch.zeros(4, dtype=torch.float32, device=device)
+        spans: list[list[tuple[int, int]]] = [[] for _ in shard.shapes]
         for segment in shard.segments:
-            # Whole cache lines, as the kernels take them; zeros stay 0 and add nothing.
-            end = segment.begin + _round_up(segment.size, lamb_kernel.ALIGNMENT)
+            # The kernels take whole cache lines: a span is a segment with the zeros after it,
+            # which stay 0 and add nothing.
+            lines = -(-segment.size // lamb_kernel.ALIGNMENT)
+            end = segment.begin + lines * lamb_kernel.ALIGNMENT
             spans[segment.parameter].append((segment.begin, end))
         decays = [
-            config.weight_decay if is_decayed(name) else 0.0 for name in shard.names
+            config.weight_decay if is_decayed(name) else 0.0 for name in shard.shapes
         ]
         self.layout = lamb_kernel.spans_layout(
             shard.masters.numel(), spans, decays, device

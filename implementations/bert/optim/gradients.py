@@ -1,7 +1,7 @@
 """Gradients on two levels: reduce-scattered within a group of ranks, then averaged across groups
 (mesh.py).
 
-The last micro-batch of a step sends each bucket (flat.py) as soon as the backward pass has filled
+The last micro-batch of a step sends each bucket (layout.py) as soon as the backward pass has filled
 it. Collectives must be started in the same order on all ranks: buckets are reduced in their own
 order, which is about that in which the backward pass fills them, and never by what is ready first.
 """
@@ -16,7 +16,7 @@ import torch.distributed as distributed
 from torch import Tensor, nn
 
 from bert.kernels.support import weight_gradient
-from bert.optim.flat import Bucket, Layout, Slice
+from bert.optim.layout import Bucket, Layout, Slice
 from bert.optim.mesh import Mesh
 
 # Slices being reduced from a copy at once, such as one in the group and one across groups; each

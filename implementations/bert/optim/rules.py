@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -49,30 +49,39 @@ def is_decayed(name: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class ParameterShards:
-    """The parts of parameters that a rule updates: fp32 masters, with their parameters' names.
+    """The parts of parameters that a rule updates: fp32 masters, flat, with names and shapes of
+    their parameters.
 
-    state(name, of_weights): makes a state of the rule, of the masters' shapes: zeros, or a copy of
-    the initial weights.
+    starts: element i of a part is element start + i of its parameter, flattened. state(name,
+    of_weights): makes a state of the rule, of the masters' shapes: zeros, or a copy of the initial
+    weights.
     """
 
     names: list[str]
+    shapes: list[torch.Size]
+    starts: list[int]
     masters: list[Tensor]
     device: torch.device
     state: Callable[..., list[Tensor]]
 
 
 class Rule:
-    """needs_norms: a step needs the squared norms of whole gradients; num_sums: columns of its sums
-    over ranks.
+    """needs_norms: a step needs the squared norms of whole gradients; needs_whole: the parts must be
+    whole parameters, as for products of matrices; num_sums: columns of its sums over ranks.
 
-    decayed: indices of the parts with weight decay.
+    num_temporaries: tensors of the masters' size that a step makes at most: counted. decayed:
+    indices of the parts with weight decay.
     """
 
     needs_norms = False
+    needs_whole = False
     num_sums = 0
+    num_temporaries = 3
 
-    def __init__(self, shards: ParameterShards, weight_decay: float) -> None:
-        self.shards, self.weight_decay = shards, weight_decay
+    def __init__(self, shards: ParameterShards, config: Any = None) -> None:
+        """config: settings of the rule, with its ``weight_decay`` if it has one."""
+        self.shards = shards
+        self.weight_decay = weight_decay = getattr(config, "weight_decay", 0.0)
         self.decayed = [
             i
             for i, name in enumerate(shards.names)
@@ -125,7 +134,7 @@ class MomentRule(Rule):
         shards: ParameterShards,
         config: LambConfig | LansConfig | AdamConfig | ACClipConfig,
     ) -> None:
-        super().__init__(shards, config.weight_decay)
+        super().__init__(shards, config)
         self.beta1, self.beta2, self.eps = config.beta1, config.beta2, config.eps
         self.first, self.second = (
             shards.state("first_moments"),
@@ -252,6 +261,7 @@ class LambRule(MomentRule):
     """
 
     num_sums = 2  # of p^2 and of u^2; 0 for parameters without a trust ratio
+    num_temporaries = 2
 
     def __init__(self, shards: ParameterShards, config: LambConfig) -> None:
         super().__init__(shards, config)
@@ -504,8 +514,10 @@ class MadgradRule(Rule):
     - s / (cbrt(nu) + eps); p = momentum p + (1 - momentum) z.
     """
 
+    num_temporaries = 5
+
     def __init__(self, shards: ParameterShards, config: MadgradConfig) -> None:
-        super().__init__(shards, config.weight_decay)
+        super().__init__(shards, config)
         self.config = config
         self.squares, self.sums = (
             shards.state("gradient_squares"),

@@ -1,7 +1,7 @@
 """An optimizer whose state is sharded over the ranks (ZeRO stage 1; Rajbhandari et al. 2020, arXiv
 1910.02054).
 
-Weights and gradients live in two flat buffers of buckets (flat.py). During the backward pass each
+Weights and gradients live in two flat buffers of buckets (layout.py). During the backward pass each
 bucket is averaged as soon as its gradients are complete, and each rank receives its shard
 (gradients.py). It updates its shard of the fp32 masters; norms over a parameter on several ranks
 are summed over them, so the update is that of whole parameters. The new weights are gathered bucket
@@ -20,8 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from bert.core.dist import World
-from bert.optim.flat import FlatLamb, Layout, ListRule, Shard, fill
+from bert.optim.flat import FlatLamb, ListRule, Shard
 from bert.optim.gradients import GradientBuckets
+from bert.optim.layout import fill, layout_of
 from bert.optim.mesh import Mesh
 from bert.optim.rules import Scalar, Update
 from bert.optim.state import ShardState, held_spans
@@ -63,33 +64,25 @@ class FlatOptimizer(ShardState):
         contiguous_groups: Sequence[Sequence[Tensor]] = (),
     ) -> None:
         named = dict(named_parameters)
-        names, self.parameters = list(named), list(named.values())
-        mesh = Mesh(world, group_size or world.size)
+        self.parameters = list(named.values())
         dtype = self.parameters[0].dtype
         assert all(p.dtype == dtype for p in self.parameters), (
             "all weights are of one type"
         )
-        bucket_elements = bucket_bytes // dtype.itemsize
+        mesh = Mesh(world, group_size or world.size)
         self.layout = layout_of(
-            self.parameters, mesh.size, bucket_elements, contiguous_groups
+            self.parameters,
+            mesh.size,
+            bucket_bytes // dtype.itemsize,
+            contiguous_groups,
         )
-        segments = self.layout.segments(mesh.rank)
-
         # Masters in fp32: in bf16, with 8 bits, an update of 1/256 of a weight would be lost.
-        master_dtype = torch.float64 if dtype == torch.float64 else torch.float32
-        masters_flat = torch.zeros(
-            self.layout.shard_total, dtype=master_dtype, device=world.device
-        )
-        # Placeholders have no values: each rank's weights come from its shard, and are gathered.
-        filled = first_weights is None
-        if first_weights is None:
-            first_weights = held_spans(segments, names, masters or named)
-        fill(masters_flat, segments, names, first_weights)
-        self.weights = WeightBuckets(
-            self.parameters, stages, self.layout, mesh, filled=filled
-        )
-        self.weights.shard.copy_(masters_flat)
+        master_dtype = torch.promote_types(dtype, torch.float32)
 
+        # One buffer for each role; the masters get the first values, the weights are cast from them.
+        self.weights = WeightBuckets(
+            self.parameters, stages, self.layout, mesh, filled=first_weights is None
+        )
         self.norm_per_parameter = norm_per_parameter
         self.rounds_to_weight_dtype = (
             norm_per_parameter and clip_each and not accumulate
@@ -106,15 +99,21 @@ class FlatOptimizer(ShardState):
             separate_receive_buffer=accumulate and clip_each,
         )
         shard = Shard(
-            names=names,
-            segments=segments,
-            masters=masters_flat,
+            shapes={name: parameter.shape for name, parameter in named.items()},
+            segments=self.layout.segments(mesh.rank),
+            masters=torch.zeros(
+                self.layout.shard_total, dtype=master_dtype, device=world.device
+            ),
             gradient=self.buckets.shard,
             weights=self.weights.shard,
         )
+        if first_weights is None:
+            first_weights = held_spans(shard, masters or named)
+        fill(shard.masters, shard.segments, shard.names, first_weights)
+        shard.weights.copy_(shard.masters)
+
         self.rule = make_rule(shard)
-        shapes = {name: parameter.shape for name, parameter in named.items()}
-        super().__init__(shard, self.rule.num_steps, shapes, mesh)
+        super().__init__(shard, self.rule.num_steps, mesh)
         # Squared norms of the averaged gradient, measured at most once a step.
         self.grad_sq_norms: Tensor | None = None
 
@@ -193,18 +192,3 @@ class FlatOptimizer(ShardState):
         # Weights are rounded masters, so that a checkpoint needs none of its own.
         self.weights.shard.copy_(self.shard.masters)
         self.weights.mark_stale()
-
-
-def layout_of(
-    parameters: Sequence[Tensor],
-    num_ranks: int,
-    bucket_elements: int,
-    contiguous_groups: Sequence[Sequence[Tensor]],
-) -> Layout:
-    """Layout of parameters over ``num_ranks``; contiguous_groups: groups of them."""
-    number_of = {id(parameter): number for number, parameter in enumerate(parameters)}
-    groups = [
-        [number_of[id(parameter)] for parameter in group] for group in contiguous_groups
-    ]
-    sizes = [parameter.numel() for parameter in parameters]
-    return Layout(sizes, num_ranks, bucket_elements, groups)

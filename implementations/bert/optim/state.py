@@ -4,35 +4,26 @@ engine.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from bert.checkpoint.sharded import Span, spans_of
-from bert.optim.flat import Segment, Shard, fill
+from bert.optim.flat import Shard
+from bert.optim.layout import fill
 from bert.optim.mesh import Mesh
 
 MASTERS = "masters"
 
 
 class ShardState:
-    """num_steps: updates so far, on the device; shapes: of all parameters, by name."""
+    """num_steps: updates so far, on the device."""
 
-    def __init__(
-        self,
-        shard: Shard,
-        num_steps: Tensor,
-        shapes: Mapping[str, torch.Size],
-        mesh: Mesh,
-    ) -> None:
-        self.shard, self.num_steps, self.shapes, self.mesh = (
-            shard,
-            num_steps,
-            shapes,
-            mesh,
-        )
+    def __init__(self, shard: Shard, num_steps: Tensor, mesh: Mesh) -> None:
+        self.shard, self.num_steps, self.mesh = shard, num_steps, mesh
+        self.shapes = shard.shapes
 
     def parts(self) -> dict[str, Tensor]:
         """The flat buffers: fp32 masters and the rule's states."""
@@ -85,11 +76,12 @@ class ShardState:
         )
         low, high = size * group // groups, size * (group + 1) // groups
         segments = []
+        names = self.shard.names
         for segment in self.shard.segments:
             begin = max(segment.begin, low)
             end = min(segment.begin + segment.size, high)
             if end > begin:
-                name = self.shard.names[segment.parameter]
+                name = names[segment.parameter]
                 start = segment.start + begin - segment.begin
                 segments.append((name, start, begin - low, end - begin))
         return {
@@ -113,15 +105,14 @@ class ShardState:
             # Of all parameters, not of this shard's alone, so that every rank raises.
             if missing := [name for name in self.shapes if name not in state[part]]:
                 raise KeyError(missing[0])
-            spans = held_spans(self.shard.segments, self.shard.names, state[part])
+            spans = held_spans(self.shard, state[part])
             fill(flat, self.shard.segments, self.shard.names, spans)
 
 
-def held_spans(
-    segments: Sequence[Segment], names: Sequence[str], tensors: Mapping[str, Tensor]
-) -> Iterator[Span]:
+def held_spans(shard: Shard, tensors: Mapping[str, Tensor]) -> Iterator[Span]:
     """Of the parameters in a rank's segments alone: a checkpoint may be larger than the memory of a
     rank.
     """
-    for name in dict.fromkeys(names[segment.parameter] for segment in segments):
+    names = shard.names
+    for name in dict.fromkeys(names[segment.parameter] for segment in shard.segments):
         yield from spans_of(tensors, name)

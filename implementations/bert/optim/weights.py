@@ -8,7 +8,7 @@ import torch
 import torch.distributed as distributed
 from torch import nn
 
-from bert.optim.flat import Layout
+from bert.optim.layout import Layout
 from bert.optim.mesh import Mesh
 
 

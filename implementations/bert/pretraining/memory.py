@@ -34,9 +34,6 @@ GIB = 2**30
 # CUDA context, kernels and NCCL's buffers: a guess, not measured.
 RUNTIME = {"cuda": 1 * GIB, "cpu": 0}
 PROCESS = GIB // 2  # host memory of Python with PyTorch: about, measured on CPUs
-# Tensors of the masters' size that an update without a kernel of its own makes, by OPTIMIZER:
-# counted.
-TEMPORARIES = {"lamb": 2, "lans": 3, "adamw": 3, "acclip": 3, "madgrad": 5}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +133,8 @@ def estimate(plan: Plan) -> dict[str, int]:
         copied = sum(largest) * buckets.communication_dtype.itemsize
     peaks.append(max(bucket.size for bucket in layout.buckets) * b + copied)
     if not (plan.fused and settings.optimizer == "lamb"):
-        peaks.append(TEMPORARIES[settings.optimizer] * engine.shard.masters.nbytes)
+        temporaries = settings.rule_class.num_temporaries
+        peaks.append(temporaries * engine.shard.masters.nbytes)
     persistent: dict[str, list[Tensor]] = {
         "weights": [engine.weights.whole, engine.weights.shard],
         "gradients": [buckets.whole, buckets.shard, buckets.received],

@@ -17,8 +17,8 @@ from bert.kernels.precision import PrecisionConfig
 from bert.kernels.support import weight_gradient
 from bert.model.bert import BertForPreTraining
 from bert.model.init import initialize
-from bert.optim.flat import ALIGNMENT, Layout
 from bert.optim.gradients import GradientBuckets
+from bert.optim.layout import ALIGNMENT, Layout
 from bert.optim.mesh import Mesh
 from bert.training.step import build_step
 

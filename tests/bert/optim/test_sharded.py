@@ -16,7 +16,8 @@ from torch import nn
 from bert.core.dist import DistConfig, World
 from bert.kernels.precision import LossScaler, Precision
 from bert.optim.clipping import Clipping, Gradients
-from bert.optim.flat import ALIGNMENT, FlatLamb, Layout, ListRule
+from bert.optim.flat import FlatLamb, ListRule
+from bert.optim.layout import ALIGNMENT, Layout
 from bert.optim.rules import LambConfig, LambRule
 from bert.optim.sharded import FlatOptimizer
 

@@ -22,7 +22,12 @@ class Whole:
         ]
         self.states = {}
         self.shards = ParameterShards(
-            names=self.names, masters=copies, device=copies[0].device, state=self._state
+            names=self.names,
+            shapes=[p.shape for p in self.parameters],
+            starts=[0] * len(copies),
+            masters=copies,
+            device=copies[0].device,
+            state=self._state,
         )
         self.rule = make_rule(self.shards)
 

@@ -298,7 +298,7 @@ def test_memory_is_counted_on_devices_without_numbers_too():
     assert peak.most == 8000
 
 
-@pytest.mark.parametrize("optimizer", memory.TEMPORARIES)
+@pytest.mark.parametrize("optimizer", optim.RULES)
 @pytest.mark.parametrize("sharded", [False, True])
 def test_an_update_makes_as_many_tensors_as_the_estimate_counts(optimizer, sharded):
     model = memory.meta_model(SHAPE)
@@ -308,5 +308,5 @@ def test_an_update_makes_as_many_tensors_as_the_estimate_counts(optimizer, shard
     engine = optim.build(settings, model, None, world, accumulate=True, fused=False)
     with Peak() as update:
         engine.step(0.1)
-    expected = memory.TEMPORARIES[optimizer] * engine.shard.masters.nbytes
+    expected = settings.rule_class.num_temporaries * engine.shard.masters.nbytes
     assert update.most == pytest.approx(expected, rel=0.02)
