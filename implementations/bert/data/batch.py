@@ -22,9 +22,6 @@ from bert.kernels.operations.cross_entropy import IGNORE
 AnyBatch = TypeVar("AnyBatch", bound="Batch")
 AnyCapacity = TypeVar("AnyCapacity", bound="Capacity")
 MASKED_SHARE = 0.15  # share of masked tokens in the benchmark's data
-_BEGIN, _MASKED_BEGIN, _SEGMENT_B, _NEXT_SENTENCE = range(
-    4
-)  # rows of heads: one column a sequence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,9 +123,8 @@ class PretrainingCapacity(Capacity):
         """Capacity for the benchmark's data, where 15% of the tokens of each sequence are masked,
         rounded.
         """
-        masked = int(
-            MASKED_SHARE * tokens + 0.5 * sequences
-        )  # each sequence rounds up by 0.5
+        # Rounding adds at most half a token to each sequence.
+        masked = int(MASKED_SHARE * tokens + 0.5 * sequences)
         return cls(tokens=tokens, sequences=sequences, masked=masked)
 
 
@@ -168,38 +164,14 @@ def gather_batch(
     int64 [S]. max_seqlen bounds their lengths, vocab_size token ids (None: not checked). Raises
     DataError for offsets outside of the records, and for token ids of another vocabulary.
     """
-    sequences = np.ascontiguousarray(sequences, dtype=np.int64)
     # Two passes over the sources: the heads give the sizes of the batch, so that tokens are copied
     # once, to their place.
-    heads = np.empty((4, len(sequences)), np.int64)
-    starts, masked_starts = np.zeros((2, len(sequences) + 1), np.int64)
-    for records, where in zip(sources, indices, strict=True):
-        is_sound = _read_heads(
-            records.sequence_offsets,
-            records.masked_lm_offsets,
-            records.segment_b_start,
-            records.next_sentence_labels,
-            len(records.input_ids),
-            len(records.masked_lm_ids),
-            max_seqlen,
-            where,
-            sequences,
-            heads,
-            starts,
-            masked_starts,
-        )
-        if not is_sound:
-            cure = "find the damaged file with python -m input_preprocessing verify"
-            raise DataError(
-                f"training data: offsets beyond their file, or over {max_seqlen} tokens; {cure}"
-            )
-    # Lengths, shifted by one, become offsets (S + 1) in place.
-    np.cumsum(starts, out=starts)
-    np.cumsum(masked_starts, out=masked_starts)
-    tokens = np.empty((3, int(starts[-1])), np.int32)  # ids, segments, positions
-    masked_positions = np.empty(int(masked_starts[-1]), np.int32)
+    heads = _heads_of(sources, indices, sequences, max_seqlen)
+    num_tokens, num_masked = int(heads[_START, -1]), int(heads[_MASKED_START, -1])
+    tokens = np.empty((3, num_tokens), np.int32)  # ids, segments, positions
+    masked_positions = np.empty(num_masked, np.int32)
     # 64 bits, as PyTorch's cross-entropy takes no narrower labels.
-    masked_labels = np.empty(int(masked_starts[-1]), np.int64)
+    masked_labels = np.empty(num_masked, np.int64)
     for records, where in zip(sources, indices, strict=True):
         smallest, largest = _copy_sequences(
             records.input_ids,
@@ -207,8 +179,6 @@ def gather_batch(
             records.masked_lm_ids,
             where,
             heads,
-            starts,
-            masked_starts,
             tokens,
             masked_positions,
             masked_labels,
@@ -223,29 +193,67 @@ def gather_batch(
         input_ids=torch.from_numpy(tokens[0]),
         segment_ids=torch.from_numpy(tokens[1]),
         position_ids=torch.from_numpy(tokens[2]),
-        cu_seqlens=torch.from_numpy(starts.astype(np.int32)),
+        cu_seqlens=torch.from_numpy(heads[_START].astype(np.int32)),
         masked_positions=torch.from_numpy(masked_positions),
         masked_labels=torch.from_numpy(masked_labels),
-        next_sentence_labels=torch.from_numpy(heads[_NEXT_SENTENCE]),
+        next_sentence_labels=torch.from_numpy(heads[_NEXT_SENTENCE, :-1]),
         max_seqlen=max_seqlen,
-        num_tokens=int(starts[-1]),
+        num_tokens=num_tokens,
         num_sequences=len(sequences),
-        num_masked=int(masked_starts[-1]),
+        num_masked=num_masked,
     )
 
 
-# Read-only, as the arrays of mapped files are.
+# Rows of the heads of a batch, int64 [6, S + 1], a column a sequence. In its records: first token,
+# first masked one, tokens before segment B, label.
+_BEGIN, _MASKED_BEGIN, _SEGMENT_B, _NEXT_SENTENCE = range(4)
+# In the batch: its first token and first masked one; the last column has the totals.
+_START, _MASKED_START = 4, 5
+
+
+def _heads_of(
+    sources: Sequence[Records],
+    indices: Sequence[np.ndarray],
+    sequences: np.ndarray,
+    max_seqlen: int,
+) -> np.ndarray:
+    """The heads of a batch. Raises DataError for offsets outside of the records."""
+    heads = np.zeros((6, len(sequences) + 1), np.int64)
+    for records, where in zip(sources, indices, strict=True):
+        is_sound = _read_heads(
+            records.sequence_offsets,
+            records.masked_lm_offsets,
+            records.segment_b_start,
+            records.next_sentence_labels,
+            len(records.input_ids),
+            len(records.masked_lm_ids),
+            max_seqlen,
+            where,
+            np.ascontiguousarray(sequences, dtype=np.int64),
+            heads,
+        )
+        if not is_sound:
+            cure = "find the damaged file with python -m input_preprocessing verify"
+            raise DataError(
+                f"training data: offsets beyond their file, or over {max_seqlen} tokens; {cure}"
+            )
+    # Lengths, each in the column after its own, become offsets in place.
+    for row in (_START, _MASKED_START):
+        np.cumsum(heads[row], out=heads[row])
+    return heads
+
+
+# Types of the compiled functions' arguments. Read-only, as the arrays of mapped files are.
 _NARROW, _WIDE = array("int16", readonly=True), array("int32", readonly=True)
+_LABELS, _OFFSETS = array("int8", readonly=True), array("int64", readonly=True)
+_NUMBER = scalar("int64")
 _INT64, _HEADS = array("int64"), array("int64", ndim=2)
 
 
-_READ_OFFSETS, _NUMBER = array("int64", readonly=True), scalar("int64")
-
-
 @compiled_for(
-    *(_READ_OFFSETS, _READ_OFFSETS, _NARROW, array("int8", readonly=True)),
+    *(_OFFSETS, _OFFSETS, _NARROW, _LABELS),
     *(_NUMBER, _NUMBER, _NUMBER),
-    *(_INT64, _INT64, _HEADS, _INT64, _INT64),
+    *(_INT64, _INT64, _HEADS),
 )
 def _read_heads(  # type: ignore[no-untyped-def]
     sequence_offsets,
@@ -258,83 +266,77 @@ def _read_heads(  # type: ignore[no-untyped-def]
     where,
     sequences,
     heads,
-    lengths,
-    counts,
 ):
-    """Fills `heads` and, shifted by one, lengths and counts of masked tokens; returns whether all
-    are in the records.
+    """Fills columns ``where`` of the heads, with lengths for starts; returns whether all are in the
+    records.
 
     Compiled code does not check bounds; offsets of a damaged file must not reach it.
     """
     for i in where:
         sequence = sequences[i]
         begin, end = sequence_offsets[sequence], sequence_offsets[sequence + 1]
-        masked_begin, masked_end = (
-            masked_offsets[sequence],
-            masked_offsets[sequence + 1],
-        )
-        if not (0 <= begin <= end <= num_tokens and end - begin <= max_seqlen):
+        masked_begin = masked_offsets[sequence]
+        masked_end = masked_offsets[sequence + 1]
+        segment_b = segment_b_start[sequence]
+        length = end - begin
+        if not (0 <= begin <= end <= num_tokens and length <= max_seqlen):
             return False
-        if not (
-            0 <= masked_begin <= masked_end <= num_masked
-            and 0 <= segment_b_start[sequence] <= end - begin
-        ):
+        if not 0 <= masked_begin <= masked_end <= num_masked:
+            return False
+        if not 0 <= segment_b <= length:
             return False
         heads[_BEGIN, i], heads[_MASKED_BEGIN, i] = begin, masked_begin
-        heads[_SEGMENT_B, i] = segment_b_start[sequence]
-        heads[_NEXT_SENTENCE, i] = next_sentence_labels[sequence]
-        if segment_b_start[sequence] == end - begin:
-            heads[_NEXT_SENTENCE, i] = IGNORE  # no pair
-        lengths[i + 1], counts[i + 1] = end - begin, masked_end - masked_begin
+        heads[_SEGMENT_B, i] = segment_b
+        has_pair = segment_b < length
+        heads[_NEXT_SENTENCE, i] = (
+            next_sentence_labels[sequence] if has_pair else IGNORE
+        )
+        heads[_START, i + 1] = length
+        heads[_MASKED_START, i + 1] = masked_end - masked_begin
     return True
 
 
-_OTHERS = _INT64, _HEADS, _INT64, _INT64, array("int32", ndim=2), array("int32"), _INT64
+_INTO_BATCH = _INT64, _HEADS, array("int32", ndim=2), array("int32"), _INT64
 
 
 # Ids of 16 bits, or of 32 for vocabularies above 32,768: machine code for each.
-@compiled_for((_NARROW, _NARROW, _NARROW, *_OTHERS), (_WIDE, _NARROW, _WIDE, *_OTHERS))
+@compiled_for(
+    (_NARROW, _NARROW, _NARROW, *_INTO_BATCH), (_WIDE, _NARROW, _WIDE, *_INTO_BATCH)
+)
 def _copy_sequences(  # type: ignore[no-untyped-def]
     input_ids,
     positions,
     labels,
     where,
     heads,
-    starts,
-    masked_starts,
     tokens,
     masked_positions,
     masked_labels,
 ):
-    """Copies one source's sequences to indices ``where`` of the batch; returns the smallest and
+    """Copies one source's sequences to columns ``where`` of the batch; returns the smallest and
     largest token id.
     """
     smallest = largest = 0
     for i in where:  # by slices, which are fast without the compiler too
-        start, end = starts[i], starts[i + 1]
+        start, end = heads[_START, i], heads[_START, i + 1]
         if start == end:
             continue
         begin, segment_b = heads[_BEGIN, i], start + heads[_SEGMENT_B, i]
-        source = input_ids[begin : begin + end - start]
-        smallest, largest = min(smallest, source.min()), max(largest, source.max())
-        tokens[0, start:end] = source
+        ids = input_ids[begin : begin + end - start]
+        smallest, largest = min(smallest, ids.min()), max(largest, ids.max())
+        tokens[0, start:end] = ids
         tokens[1, start:segment_b] = 0
         tokens[1, segment_b:end] = 1
         tokens[2, start:end] = np.arange(end - start)
-        first, last, begin = (
-            masked_starts[i],
-            masked_starts[i + 1],
-            heads[_MASKED_BEGIN, i],
-        )
-        if first < last:
-            # Relative to the sequence in records, absolute in the batch.
-            masked_positions[first:last] = (
-                positions[begin : begin + last - first] + start
-            )
-            answers = labels[begin : begin + last - first]
-            smallest, largest = (
-                min(smallest, answers.min()),
-                max(largest, answers.max()),
-            )
-            masked_labels[first:last] = answers
+        first, last = heads[_MASKED_START, i], heads[_MASKED_START, i + 1]
+        if first == last:
+            continue
+        begin = heads[_MASKED_BEGIN, i]
+        stop = begin + last - first
+        # Relative to the sequence in records, absolute in the batch.
+        masked_positions[first:last] = positions[begin:stop] + start
+        originals = labels[begin:stop]
+        smallest = min(smallest, originals.min())
+        largest = max(largest, originals.max())
+        masked_labels[first:last] = originals
     return smallest, largest
