@@ -30,7 +30,7 @@ from bert.core.dist import World
 from bert.data.loader import TrainingData, open_source
 from bert.data.sampler import Sampler
 from bert.kernels import fp8
-from bert.pretraining import train
+from bert.pretraining import build
 from bert.pretraining.config import PretrainingConfig
 from bert.training.graph import capture_or_warm_up
 from bert.training.step import Step, TrainingStep
@@ -151,7 +151,7 @@ class Load:
             )
             # One backend for all: a rank with another one
             # rounds differently and would look corrupt.
-            self.trainer = train.resolve_kernels(trainer, everyone)
+            self.trainer = build.resolve_kernels(trainer, everyone)
             meeting.barrier()  # a rank that leaves the group while another still joins would break it
         self.device = self.alone.device
         self.sequences: dict[
@@ -288,9 +288,9 @@ class Load:
         """
         torch.manual_seed(SEED)
         graph = world is self.alone and self.trainer.uses_graph
-        model, step = train.build(self.trainer, world, SEED)
+        model, step = build.build(self.trainer, world, SEED)
         assert isinstance(step, Step)
-        example = partial(train.dummy_batches, self.trainer, world)
+        example = partial(build.dummy_batches, self.trainer, world)
         take_step = capture_or_warm_up(step, example, graph=graph, warm_up=False)
         recorder = Recorder(self.device)
         # A graph replays kernels alone: hooks and marks would run once, at its capture. The capture
@@ -349,7 +349,7 @@ class Load:
         # As the only rank of one, from the first row, so that
         # all ranks and rounds take the same batches.
         sampler = Sampler(self.source.row_counts(), data.rows_per_step, SEED, 0, 1)
-        finish = train.pad_and_pin(self.trainer, self.alone)
+        finish = build.pad_and_pin(self.trainer, self.alone)
         batches = TrainingData(
             self.source, sampler, data, self.trainer.model.vocab_size, 1, finish
         )

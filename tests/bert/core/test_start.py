@@ -20,7 +20,7 @@ from bert.core import dist
 from bert.core.dist import DistConfig, World
 from bert.data.format import open_records, write_records
 from bert.data.shards import write_index
-from bert.pretraining import train
+from bert.pretraining import build
 from bert.pretraining.config import PretrainingConfig
 from bert.training import evaluate
 from common.env import from_env
@@ -52,13 +52,13 @@ sys.addaudithook(noted)
 ODD_WEIGHTS = """
 import os
 import torch
-from bert.pretraining import train
-filled = train.fill
+from bert.pretraining import build
+filled = build.fill
 def odd(model, chunks):
     filled(model, chunks)
     if os.environ["RANK"] == "2":
         model.bert.pooler.dense.weight.data.view(torch.int32)[3, 5] ^= 1
-train.fill = odd
+build.fill = odd
 """
 
 
@@ -114,7 +114,7 @@ def _odd_data(prepared, tmp_path):
 
 def _odd_code(prepared, tmp_path):
     implementations = tmp_path / "implementations"
-    shutil.copytree(Path(train.__file__).parents[2], implementations)
+    shutil.copytree(Path(build.__file__).parents[2], implementations)
     with (implementations / "bert" / "optim" / "lamb.py").open("a") as file:
         file.write("# another line\n")
     # Compiling the copy takes longer than all else, and nothing that is compiled runs.
@@ -187,7 +187,7 @@ def test_each_weight_is_drawn_once_and_none_that_a_checkpoint_brings(
     config = from_env(PretrainingConfig, prepared | {"SHARD_OPTIMIZER": shard})
     world = World(DistConfig(device="cpu"))
     with _Draws() as draws:
-        model, step = train.build(config, world, 7)
+        model, step = build.build(config, world, 7)
     assert draws.count == sum(p.numel() for p in model.parameters() if p.ndim > 1)
     drawn = step.state_dict()["optimizer"]["masters"]
     weights = {
@@ -204,7 +204,7 @@ def test_each_weight_is_drawn_once_and_none_that_a_checkpoint_brings(
             config.checkpoint, init_checkpoint=tmp_path / f"{name}.pt"
         )
         with _Draws() as again:
-            _, other = train.build(
+            _, other = build.build(
                 dataclasses.replace(config, checkpoint=path), world, 7
             )
         assert again.count == count, name
@@ -219,14 +219,14 @@ def test_models_are_made_where_they_train(prepared):
     world.device = torch.device("meta")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            train,
+            build,
             "fill",
             lambda model, chunks: places.extend(p.device for p in model.parameters()),
         )
         patch.setattr("bert.pretraining.resume.check_weights", lambda *_: None)
-        patch.setattr(train, "checksum_of", lambda _: 0)
-        patch.setattr(train, "build_step", lambda *_, **__: None)
-        train.build(config, world, 7)
+        patch.setattr(build, "checksum_of", lambda _: 0)
+        patch.setattr(build, "build_step", lambda *_, **__: None)
+        build.build(config, world, 7)
     assert {place.type for place in places} == {"meta"}
 
 
@@ -236,7 +236,7 @@ def test_an_evaluation_without_a_graph_is_rehearsed_before_the_clock(
 ):
     config = from_env(PretrainingConfig, prepared | {"EVAL_BATCHSIZE": "5"})
     world = World(DistConfig(device="cpu"))
-    model, step = train.build(config, world, 7)
+    model, step = build.build(config, world, 7)
     before, random_state = (
         [tensor.clone() for tensor in step.state_tensors()],
         torch.get_rng_state(),
@@ -248,8 +248,8 @@ def test_an_evaluation_without_a_graph_is_rehearsed_before_the_clock(
         return counted(of, batch)
 
     monkeypatch.setattr(evaluate, "_count", count)
-    monkeypatch.setattr(train, "warms_up", lambda device: warm_up)
-    train.prepare(config, model, step, world)
+    monkeypatch.setattr(build, "warms_up", lambda device: warm_up)
+    build.prepare(config, model, step, world)
     assert seen == ([(False, False, 5)] if warm_up else [])
     assert model.training
     assert all(

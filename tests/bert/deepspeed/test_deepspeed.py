@@ -13,7 +13,7 @@ import torch
 from bert.deepspeed.settings import merged
 from bert.kernels.precision import Precision
 from bert.model.config import BertConfig
-from bert.pretraining import train
+from bert.pretraining import build
 from bert.pretraining.config import PretrainingConfig
 from common.env import from_env
 
@@ -109,7 +109,7 @@ def test_in_low_precision_the_masters_are_the_weights_before_the_cast(tiny, tmp_
 
 
 def _begin_with(world, environment, saved):
-    _, trained = train.build(from_env(PretrainingConfig, merged(environment)), world, 7)
+    _, trained = build.build(from_env(PretrainingConfig, merged(environment)), world, 7)
     state, expected = (
         trained.state_dict()["optimizer"],
         torch.load(saved, weights_only=True),
