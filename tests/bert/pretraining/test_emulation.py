@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from bert.core import dist
+from bert.pretraining.build import build
 from bert.pretraining.config import PretrainingConfig
-from bert.pretraining.train import build
 from common.env import ConfigError, from_env
 
 SETTINGS = {"SHARD_OPTIMIZER": "1", "EMULATE_RANKS": "16", "LOCAL_WORLD_SIZE": "8"}

@@ -20,8 +20,8 @@ from bert.data.loader import open_source
 from bert.data.shards import Shards, write_index
 from bert.deepspeed.settings import merged
 from bert.pretraining import check, resume
+from bert.pretraining.build import build
 from bert.pretraining.config import PretrainingConfig
-from bert.pretraining.train import build
 from bert.training.stop import TrainingError
 from common import env
 from common.env import ConfigError, from_env

@@ -221,7 +221,7 @@ def test_two_ranks_are_one_rank_with_twice_the_batch(
 def test_warm_up_leaves_the_run_as_it_is_without(prepared, run_bert, tmp_path):
     states = []
     for warm in ("0", "1"):
-        first = f"from bert.pretraining import train\ntrain.warms_up = lambda device: {warm} == 1\n"
+        first = f"from bert.pretraining import build\nbuild.warms_up = lambda device: {warm} == 1\n"
         (tmp_path / f"warm{warm}.py").write_text(first)
         environment = prepared | {
             "FIRST": str(tmp_path / f"warm{warm}.py"), "CHECKPOINT_DIR": str(tmp_path / warm), "CHECKPOINT_EVERY_STEPS": "4",
