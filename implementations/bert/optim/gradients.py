@@ -9,6 +9,7 @@ order, which is about that in which the backward pass fills them, and never by w
 from __future__ import annotations
 
 import contextlib
+import enum
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
@@ -24,51 +25,59 @@ from bert.optim.mesh import Mesh
 MAX_IN_FLIGHT = 2
 
 
+class State(enum.Enum):
+    """How far a slice is on its way to the shard; a level of one rank or one group is left out."""
+
+    IN_GROUP = "a reduce-scatter over the group is under way"
+    ACROSS_GROUPS = "its average over the groups is under way"
+    IN_SHARD = "the average is in the shard, as far as the stream is concerned"
+
+
 class SliceReduction:
-    """A slice of the gradient on its way to the shard: over its group, then across groups.
+    """A slice of the gradient on its way to the shard: IN_GROUP, ACROSS_GROUPS, IN_SHARD.
 
     sent: the slice, in the type in which it is sent; target: its part of the shard.
     """
 
     def __init__(self, mesh: Mesh, sent: Tensor, target: Tensor) -> None:
         self.mesh, self.sent, self.target = mesh, sent, target
-        self.is_in_group = mesh.size > 1
-        self.done_on_stream: torch.cuda.Event | None = None
         self.work: distributed.Work | None = None
+        self.in_shard: torch.cuda.Event | None = None  # of a side stream
         # Both levels send in the same type, also where the shard is fp32.
         self.piece = target if target.dtype == sent.dtype else sent
-        if self.is_in_group:
+        if mesh.size > 1:
             if self.piece is sent:
                 self.piece = torch.empty_like(target, dtype=sent.dtype)
             self.work = mesh.reduce_scatter(self.piece, sent)
+            self.state = State.IN_GROUP
         else:  # a group of one has its average
-            self._average()
+            self._go_across_groups()
 
-    def start_cross_group(self) -> None:
-        """Waits for the group's average, and starts that across groups; the second time nothing is
-        left to do.
-        """
-        if self.is_in_group:
-            self.is_in_group = False
-            self._wait()
-            self._average()
-
-    def _average(self) -> None:
+    def _go_across_groups(self) -> None:
         if self.mesh.groups > 1:
             self.work = self.mesh.average(self.piece)
+        self.state = State.ACROSS_GROUPS
+
+    def start_cross_group(self) -> None:
+        """Waits for the group's average, and starts that across groups, unless it was started."""
+        if self.state is State.IN_GROUP:
+            self._wait()
+            self._go_across_groups()
 
     def finish(self) -> None:
         """Waits for the average and puts it into the shard. On a GPU the stream waits, with gloo
         the host.
         """
-        # A side stream does all of it; this stream waits for that one.
-        if self.done_on_stream is not None:
-            torch.cuda.current_stream().wait_event(self.done_on_stream)
+        if self.state is State.IN_SHARD:
+            # A side stream has done all of it; this stream waits for that one.
+            assert self.in_shard is not None
+            torch.cuda.current_stream().wait_event(self.in_shard)
             return
         self.start_cross_group()
         self._wait()
         if self.piece is not self.target:
             self.target.copy_(self.piece)
+        self.state = State.IN_SHARD
 
     def finish_on(self, stream: torch.cuda.Stream) -> None:
         """Has ``stream`` wait for one collective to start the next, while the backward pass goes
@@ -78,7 +87,7 @@ class SliceReduction:
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             self.finish()
-            self.done_on_stream = stream.record_event()
+            self.in_shard = stream.record_event()
 
     def _wait(self) -> None:
         if self.work is not None:

@@ -61,7 +61,7 @@ def test_a_weight_that_is_used_twice_gets_the_sum():
         weight_gradient.linear(x, weight, None), weight, None
     ).backward(upstream)
     assert torch.equal(weight.grad, expected)
-    assert not weight_gradient.has_grad_buffer(weight)
+    assert not weight_gradient.GradientTarget(weight).is_set
 
 
 class Copies(TorchDispatchMode):
@@ -189,7 +189,7 @@ def _trained(
     with monkeypatch.context() as patched:
         if not offers:
             patched.setattr(
-                weight_gradient, "set_grad_buffers", lambda parameters, places: None
+                weight_gradient, "set_grad_buffers", lambda parameters, buffers: None
             )
         step = build_step(
             model, config, optim.OptimizerConfig(sharded=True, **settings), World(DistConfig(device="cpu")),
@@ -253,18 +253,18 @@ def test_an_offer_ends_with_the_backward_pass_even_if_it_fails():
 
     def fail() -> None:
         with buckets.backward_pass(first=True, reduce=False):
-            seen.append(weight_gradient.has_grad_buffer(weight))
+            seen.append(weight_gradient.GradientTarget(weight).is_set)
             raise RuntimeError("no")
 
     with pytest.raises(RuntimeError, match="no"):
         fail()
     assert seen == [True]
-    assert not weight_gradient.has_grad_buffer(weight)
+    assert not weight_gradient.GradientTarget(weight).is_set
     with (
         pytest.raises(AssertionError, match="got no gradient"),
         buckets.backward_pass(first=False, reduce=False),
     ):
-        seen.append(weight_gradient.has_grad_buffer(weight))
+        seen.append(weight_gradient.GradientTarget(weight).is_set)
     assert seen == [True, False], "it would overwrite what is to be added to"
     sums = GradientBuckets(
         [weight], Layout([128], 1, 1000), mesh, torch.float32, torch.float32, separate_receive_buffer=False,
@@ -273,5 +273,5 @@ def test_an_offer_ends_with_the_backward_pass_even_if_it_fails():
         pytest.raises(AssertionError, match="got no gradient"),
         sums.backward_pass(first=True, reduce=False),
     ):
-        seen.append(weight_gradient.has_grad_buffer(weight))
+        seen.append(weight_gradient.GradientTarget(weight).is_set)
     assert seen == [True, False, False], "sums of another type"

@@ -27,11 +27,7 @@ from bert.kernels.fp8 import (
     product,
 )
 from bert.kernels.fp8.cast import cast_rows, cast_transpose, transpose
-from bert.kernels.support.weight_gradient import (
-    parameters_of,
-    pop_grad_buffer,
-    write_into,
-)
+from bert.kernels.support.weight_gradient import GradientTarget
 
 
 class Held(NamedTuple):
@@ -135,7 +131,7 @@ class _Fp8Product(torch.autograd.Function):
         )
         ctx.scaling, ctx.number = scaling, number
         ctx.sums_bias = bias is not None and ctx.needs_input_grad[3]
-        ctx.sources = parameters_of(weight)
+        ctx.weight_target = GradientTarget(weight)
         return product(
             x8, w8.t(), x_target.inverse, w_target.inverse, bias, x.dtype, fast=True
         )
@@ -157,8 +153,7 @@ class _Fp8Product(torch.autograd.Function):
         x8_t = transpose(x8) if x8_t is None else x8_t
         # (N, T) times (T, K), written into the optimizer's buffer where it has one.
         operands = g8_t, x8_t.t(), target.inverse, x_inverse, None, dtype
-        weight_gradient = write_into(
-            pop_grad_buffer(ctx.sources),
-            lambda out: product(*operands, fast=False, out=out),
+        weight_gradient = ctx.weight_target.write(
+            lambda out: product(*operands, fast=False, out=out)
         )
         return x_gradient, None, weight_gradient, bias_gradient, None, None

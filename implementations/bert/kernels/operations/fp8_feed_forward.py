@@ -47,7 +47,7 @@ from bert.kernels.support import launches
 from bert.kernels.support.arithmetic import column_sums, rounded
 from bert.kernels.support.dropout import DropoutSites
 from bert.kernels.support.triton_support import constexpr, jit, tl
-from bert.kernels.support.weight_gradient import pop_grad_buffer, write_into
+from bert.kernels.support.weight_gradient import GradientTarget
 
 
 @jit
@@ -225,8 +225,9 @@ def _weight_gradient(
 
     Both in the order of a product's transposes: gradient_t [N, T], input_t [K, T].
     """
-    place = pop_grad_buffer((weight,))
-    return write_into(place, lambda out: _product(gradient_t, input_t, dtype, out=out))
+    return GradientTarget(weight).write(
+        lambda out: _product(gradient_t, input_t, dtype, out=out)
+    )
 
 
 class Kept(NamedTuple):

@@ -1,11 +1,11 @@
 """Weight gradients written directly into the optimizer's buffer, and weights of several layers used
 as one.
 
-During a backward pass an optimizer with a flat buffer sets each parameter's part of it as its
-gradient buffer. The product that computes the gradient pops it and writes there, which saves a
-copy; other operations (sums, a parameter used twice) leave it and return a new tensor, which the
-optimizer copies as usual. It is an attribute of the parameter, since autograd's functions get
-tensors and no optimizer.
+During a backward pass an optimizer with a flat buffer sets each parameter's part of it as the
+target of its gradient. The product that computes the gradient writes there (``GradientTarget``),
+which saves a copy; other operations (sums, a parameter used twice) leave it and return a new
+tensor, which the optimizer copies as usual. The buffer is an attribute of the parameter, since
+autograd's functions get tensors and no optimizer.
 """
 
 from __future__ import annotations
@@ -22,52 +22,44 @@ BUFFER, PARAMETERS = "gradient_buffer", "gradient_parameters"
 
 
 def set_grad_buffers(
-    parameters: Iterable[Tensor], places: Iterable[Tensor | None]
+    parameters: Iterable[Tensor], buffers: Iterable[Tensor | None]
 ) -> None:
     """Sets memory for the parameters' gradients, of their shapes and types; None: there is none any
     more.
     """
-    for parameter, place in zip(parameters, places, strict=True):
-        setattr(parameter, BUFFER, place)
+    for parameter, buffer in zip(parameters, buffers, strict=True):
+        setattr(parameter, BUFFER, buffer)
 
 
-def has_grad_buffer(weight: Tensor) -> bool:
-    """Whether there is memory for the gradient of a parameter, or of parameters combined by
-    ``concat_view``.
+class GradientTarget:
+    """Where the gradient of a weight goes: the memory that is set for the weight, or for the
+    parameters of which ``concat_view`` made it.
     """
-    return all(
-        getattr(source, BUFFER, None) is not None for source in parameters_of(weight)
-    )
 
+    def __init__(self, weight: Tensor) -> None:
+        self.parameters: tuple[Tensor, ...] = getattr(weight, PARAMETERS, (weight,))
 
-def parameters_of(weight: Tensor) -> tuple[Tensor, ...]:
-    """The parameters of ``weight``: itself, or those that were joined."""
-    return getattr(weight, PARAMETERS, (weight,))
+    @property
+    def is_set(self) -> bool:
+        return all(buffer is not None for buffer in self._buffers())
 
+    def _buffers(self) -> list[Tensor | None]:
+        return [getattr(parameter, BUFFER, None) for parameter in self.parameters]
 
-def pop_grad_buffer(parameters: Sequence[Tensor]) -> Tensor | None:
-    """Contiguous memory for the gradients of these parameters; None if none is set.
+    def write(self, compute: Callable[[Tensor | None], Tensor]) -> Tensor:
+        """``compute(out)`` with that memory as ``out``, or with None; returns a tensor that
+        autograd can keep as the gradient.
 
-    A buffer is popped once: a second product of the same weight gets None, and autograd adds both
-    up elsewhere.
-    """
-    places = [getattr(parameter, BUFFER, None) for parameter in parameters]
-    set_grad_buffers(parameters, [None] * len(places))
-    return _in_one_piece(places)
-
-
-def write_into(
-    place: Tensor | None, compute: Callable[[Tensor | None], Tensor]
-) -> Tensor:
-    """``compute(out)`` with the place as ``out``; a tensor that autograd can keep as the
-    gradient.
-    """
-    if place is None:
-        return compute(None)
-    compute(place)
-    return place.view_as(
-        place
-    )  # autograd would copy the place itself, as others hold it
+        The memory serves once: a second product of the same weight gets None, and autograd adds
+        both up elsewhere.
+        """
+        out = _in_one_piece(self._buffers())
+        set_grad_buffers(self.parameters, [None] * len(self.parameters))
+        if out is None:
+            return compute(None)
+        compute(out)
+        # A view, as autograd would copy the tensor itself, which others hold.
+        return out.view_as(out)
 
 
 def _in_one_piece(parts: Sequence[Tensor | None]) -> Tensor | None:
@@ -137,7 +129,7 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.sources = parameters_of(weight)
+        ctx.target = GradientTarget(weight)
         return F.linear(x, weight, bias)
 
     @staticmethod
@@ -145,8 +137,8 @@ class _Linear(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         x_gradient = gradient @ weight if ctx.needs_input_grad[0] else None
         # (N, T) times (T, K): in the layout of the weight, as the buffer has it.
-        weight_gradient = write_into(
-            pop_grad_buffer(ctx.sources), lambda out: torch.mm(gradient.t(), x, out=out)
+        weight_gradient = ctx.target.write(
+            lambda out: torch.mm(gradient.t(), x, out=out)
         )
         return (
             x_gradient,
@@ -158,6 +150,6 @@ class _Linear(torch.autograd.Function):
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """F.linear of x [T, K], weight [N, K], whose gradient is written to the buffer set for it."""
     # Without a buffer PyTorch's own function does the same with less overhead.
-    if torch.is_grad_enabled() and has_grad_buffer(weight):
+    if torch.is_grad_enabled() and GradientTarget(weight).is_set:
         return _Linear.apply(x, weight, bias)
     return F.linear(x, weight, bias)
