@@ -36,6 +36,29 @@ def predict(
     the predictions as additional columns; a row without text has none. For SQuAD's JSON see
     MODE=prediction.
     """
+    _add_predict_options(parser)
+    options = parser.parse_args(arguments)
+    # Before the model is loaded, which takes seconds.
+    if (options.input is None) != (options.output is None):
+        raise ConfigError("--input needs --output, and --output needs --input")
+    model = saved.load(options.folder, options.device)
+    if options.input is not None:
+        columns = column_names(options.text_columns)
+        reading = Reading(
+            separator=options.separator,
+            encoding=options.encoding,
+            no_header=options.no_header,
+        )
+        files.predict(
+            model, options.input, options.output, columns, options.batch_size, reading
+        )
+    elif model.answers:
+        _print_answers(model, options)
+    else:
+        _print_prediction(model, options)
+
+
+def _add_predict_options(parser: argparse.ArgumentParser) -> None:
     _add_model(parser)
     parser.add_argument("--input", type=Path, help="file to predict")
     parser.add_argument("--output", type=Path, help="X.csv or X.jsonl")
@@ -62,41 +85,30 @@ def predict(
     parser.add_argument("--question", help="SQuAD: the question")
     parser.add_argument("--context", help="SQuAD: the text that contains the answer")
     parser.add_argument("--text", action="append", help="the text; twice for a pair")
-    options = parser.parse_args(arguments)
-    # Before the model is loaded, which takes seconds.
-    if (options.input is None) != (options.output is None):
-        raise ConfigError("--input needs --output, and --output needs --input")
-    model = saved.load(options.folder, options.device)
-    if options.input is not None:
-        columns = column_names(options.text_columns)
-        reading = Reading(
-            separator=options.separator,
-            encoding=options.encoding,
-            no_header=options.no_header,
+
+
+def _print_answers(model: saved.Saved, options: argparse.Namespace) -> None:
+    """The best answers to a question, with their probabilities."""
+    if options.question is None or options.context is None:
+        raise ConfigError(
+            f"{options.folder} answers questions: give --question and --context, or --input FILE"
         )
-        files.predict(
-            model, options.input, options.output, columns, options.batch_size, reading
-        )
-    elif model.answers:
-        if options.question is None or options.context is None:
-            raise ConfigError(
-                f"{options.folder} answers questions: give --question and --context, or --input FILE"
-            )
-        (prediction,) = model.predict([(options.question, options.context)])
-        for entry in prediction["n_best"][:SHOWN_ANSWERS]:
-            print(f"{entry['probability']:.4f}  {entry['text'] or '(no answer)'}")
-    else:
-        count = model.facts["num_texts"]
-        if len(options.text or ()) != count:
-            raise ConfigError(
-                f"{options.folder} takes {count} of --text, or --input FILE"
-            )
-        (prediction,) = model.predict([tuple(options.text)])
-        shares = prediction.get("probabilities", {})
-        if not shares:
-            print(prediction["prediction"])
-        for name in sorted(shares, key=lambda name: -shares[name]):
-            print(f"{shares[name]:.4f}  {name}")
+    (prediction,) = model.predict([(options.question, options.context)])
+    for entry in prediction["n_best"][:SHOWN_ANSWERS]:
+        print(f"{entry['probability']:.4f}  {entry['text'] or '(no answer)'}")
+
+
+def _print_prediction(model: saved.Saved, options: argparse.Namespace) -> None:
+    """The labels of a text by probability, or its number."""
+    count = model.facts["num_texts"]
+    if len(options.text or ()) != count:
+        raise ConfigError(f"{options.folder} takes {count} of --text, or --input FILE")
+    (prediction,) = model.predict([tuple(options.text)])
+    shares = prediction.get("probabilities", {})
+    if not shares:
+        print(prediction["prediction"])
+    for name in sorted(shares, key=lambda name: -shares[name]):
+        print(f"{shares[name]:.4f}  {name}")
 
 
 def benchmark(

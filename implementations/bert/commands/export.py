@@ -26,6 +26,20 @@ def export(
     AutoModelForPreTraining (with NSP=0 AutoModelForMaskedLM) and the fill-mask pipeline load it, as
     do INIT_CHECKPOINT=FOLDER and fine-tuning.
     """
+    _add_options(parser)
+    options = parser.parse_args(arguments)
+    try:
+        _check_target(options.output)
+        # The newest of a folder.
+        source = trained.describe(trained.find(options.path)[-1], options.bert_config)
+        _write(options.output, source, trained.vocabulary(source, options.vocab))
+    except OSError as error:  # a full disk
+        raise ConfigError(str(error)) from None
+    _report(options.output, source)
+    return 0
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "path", type=Path, help="a run's folder, a checkpoint, or a folder of them"
     )
@@ -47,41 +61,39 @@ def export(
         type=Path,
         help="the model's bert_config.json, if not found otherwise",
     )
-    options = parser.parse_args(arguments)
-    folder = options.output
-    try:
-        # A folder with other things in it is not ours to write to; an earlier export is replaced.
-        others = not folder.is_dir() or any(
-            path.name[0] != "." for path in folder.iterdir()
+
+
+def _check_target(folder: Path) -> None:
+    """Raises ConfigError for a folder with other things in it, which is not ours to write to; an
+    earlier export is replaced.
+    """
+    others = not folder.is_dir() or any(
+        path.name[0] != "." for path in folder.iterdir()
+    )
+    if folder.exists() and others and not huggingface.weights_in(folder):
+        raise ConfigError(
+            f"{folder}: exists and holds no model: give a new folder by -o"
         )
-        if folder.exists() and others and not huggingface.weights_in(folder):
-            raise ConfigError(
-                f"{folder}: exists and holds no model: give a new folder by -o"
-            )
-        # The newest of a folder.
-        source = trained.describe(trained.find(options.path)[-1], options.bert_config)
-        vocab_file, kernels = (
-            trained.vocabulary(source, options.vocab),
-            # Only names and shapes matter here: the plainest kernels, which run everywhere.
-            KernelsConfig(fused="none", attention="sdpa_loop"),
-        )
-        model = BertForPreTraining(
-            source.shape, bind_kernels(kernels, torch.device("cpu"))
-        )
-        trained.load(source, model)
-        kind = "PreTraining" if source.shape.next_sentence else "MaskedLM"
-        values = huggingface.config_values(source.shape, f"BertFor{kind}")
-        lower_case = huggingface.lower_case(vocab_file)
-        huggingface.write(
-            folder,
-            dict(model.named_parameters()),
-            source.shape,
-            values,
-            vocab_file,
-            lower_case,
-        )
-    except OSError as error:  # a full disk
-        raise ConfigError(str(error)) from None
+
+
+def _write(folder: Path, source: trained.Trained, vocab_file: Path) -> None:
+    # Only names and shapes matter here: the plainest kernels, which run everywhere.
+    kernels = KernelsConfig(fused="none", attention="sdpa_loop")
+    model = BertForPreTraining(source.shape, bind_kernels(kernels, torch.device("cpu")))
+    trained.load(source, model)
+    kind = "PreTraining" if source.shape.next_sentence else "MaskedLM"
+    huggingface.write(
+        folder,
+        dict(model.named_parameters()),
+        source.shape,
+        huggingface.config_values(source.shape, f"BertFor{kind}"),
+        vocab_file,
+        huggingface.lower_case(vocab_file),
+    )
+
+
+def _report(folder: Path, source: trained.Trained) -> None:
+    """Says on stderr what was exported, and what its readers have to know."""
     if source.shape.layer_norm_large_model:
         cure = "load it as INIT_CHECKPOINT"
         print(f"bert export: {folder}: {huggingface.PRE_LN}: {cure}", file=sys.stderr)
@@ -95,4 +107,3 @@ def export(
         print(
             f"bert export: {folder}: NSP=0 trained no pooler: {cure}", file=sys.stderr
         )
-    return 0

@@ -41,51 +41,59 @@ def sum_of_hashes(
         ValueError: offsets that fall, or reach beyond the arrays; compiled code does not check
         bounds.
     """
+    _check_offsets(input_ids, positions, labels, offsets, masked_offsets)
     lengths, counts = np.diff(offsets), np.diff(masked_offsets)
+    input_ids, labels = (
+        ids if ids.itemsize == 2 else np.ascontiguousarray(ids, np.int32)
+        for ids in (input_ids, labels)
+    )
+    width = max(input_ids.itemsize, labels.itemsize) // 2  # 16-bit numbers of an id
+    total = 0
+    for begin in range(0, len(heads), _AT_ONCE):
+        end = min(begin + _AT_ONCE, len(heads))
+        some, bounds = slice(begin, end), slice(begin, end + 1)
+        most = (
+            _HEAD * (end - begin)
+            + width * lengths[some].sum()
+            + (1 + width) * counts[some].sum()
+        )
+        messages = np.empty(int(most), np.int16)
+        message_ends = np.zeros(end - begin + 1, np.int64)
+        _lay_out(
+            heads[some],
+            input_ids,
+            positions,
+            labels,
+            offsets[bounds],
+            masked_offsets[bounds],
+            messages,
+            message_ends,
+        )
+        data = messages.data.cast("B")
+        # hashlib in C, a call a sequence, on slices that are not copied.
+        for begin_of, end_of in itertools.pairwise(message_ends.tolist()):
+            message = data[begin_of:end_of]
+            hashed = hashlib.blake2b(message, digest_size=HASH_BYTES).digest()
+            total += int.from_bytes(hashed, "little")
+    return total % (1 << 128)
+
+
+def _check_offsets(
+    input_ids: Array,
+    positions: Array,
+    labels: Array,
+    offsets: Array,
+    masked_offsets: Array,
+) -> None:
+    """Before compiled code, which would read beyond the arrays."""
     ends = (
         (offsets, len(input_ids)),
         (masked_offsets, len(positions)),
         (masked_offsets, len(labels)),
     )
-    # Before the compiled code, which would read beyond the arrays.
-    if (
-        (lengths < 0).any()
-        or (counts < 0).any()
-        or any(o[0] < 0 or o[-1] > end for o, end in ends)
-    ):
-        raise ValueError("offsets fall or reach beyond the arrays")
-    input_ids, labels = (
-        ids if ids.itemsize == 2 else np.ascontiguousarray(ids, np.int32)
-        for ids in (input_ids, labels)
-    )
-    width = max(input_ids.itemsize, labels.itemsize) // 2
-    total = 0
-    for begin in range(0, len(heads), _AT_ONCE):
-        some, bounds = (
-            slice(begin, begin + _AT_ONCE),
-            slice(begin, begin + _AT_ONCE + 1),
-        )
-        most = (
-            _HEAD * len(heads[some])
-            + width * lengths[some].sum()
-            + (1 + width) * counts[some].sum()
-        )
-        messages, message_ends = (
-            np.empty(int(most), np.int16),
-            np.zeros(len(heads[some]) + 1, np.int64),
-        )
-        _lay_out(
-            heads[some], input_ids, positions, labels, offsets[bounds], masked_offsets[bounds], messages,
-            message_ends,
-        )  # fmt: skip
-        data = messages.data.cast("B")
-        # hashlib in C, a call a sequence, on slices that are not copied.
-        for begin_of, end_of in itertools.pairwise(message_ends.tolist()):
-            hashed = hashlib.blake2b(
-                data[begin_of:end_of], digest_size=HASH_BYTES
-            ).digest()
-            total += int.from_bytes(hashed, "little")
-    return total % (1 << 128)
+    for bounds, end in ends:
+        if (np.diff(bounds) < 0).any() or bounds[0] < 0 or bounds[-1] > end:
+            raise ValueError("offsets fall or reach beyond the arrays")
 
 
 def add_multiset_digests(digests: Sequence[str]) -> str:

@@ -106,43 +106,33 @@ def make_features(
     left_out = []
     for number, question in enumerate(dataset.questions):
         pieces = contexts[question.context]
-        query = queries[number]
         span = None
         if training and question.answers:
-            answer = question.answers[0]
-            text = dataset.contexts[question.context]
             span = answer_tokens(
-                text,
+                dataset.contexts[question.context],
                 words[question.context],
                 pieces,
-                answer,
+                question.answers[0],
                 answers[number].ids,
             )
             # The published code leaves out what it cannot find, too.
             if span is None:
                 left_out.append(question.id)
                 continue
-        for begin, length in windows(len(pieces.ids), len(query), limits):
+        query_length = len(queries[number])
+        for begin, length in windows(len(pieces.ids), query_length, limits):
             # 0 is [CLS]: this window has no answer, or not all of it.
             start = end = 0
             if span is not None and begin <= span[0] and span[1] < begin + length:
-                start, end = (token - begin + len(query) + 2 for token in span)
+                # Behind [CLS], the query and [SEP].
+                start, end = (token - begin + query_length + 2 for token in span)
             rows.append((number, begin, length, start, end))
     # reshape: without any window the array would have no columns to unpack.
     numbers, begins, lengths, starts, ends = (
         np.array(rows, dtype=np.int32).reshape(-1, 5).T
     )
-    return Features(
-        dataset,
-        contexts,
-        queries,
-        numbers,
-        begins,
-        lengths,
-        starts,
-        ends,
-        tokenizer,
-    ), left_out
+    columns = numbers, begins, lengths, starts, ends
+    return Features(dataset, contexts, queries, *columns, tokenizer), left_out
 
 
 def windows(
