@@ -407,7 +407,7 @@ def test_columns_are_sorted_by_what_they_mean():
     assert sorted(greatest_first) == ["/accel", "efficiency", "seq/s"]
 
 
-def test_minutes_and_published_minutes_are_explained_below_the_table(
+def test_minutes_and_published_minutes_are_explained_at_the_table(
     submission, capsys
 ):
     assert main(["league", str(submission)]) == 0
