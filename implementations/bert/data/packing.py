@@ -9,6 +9,7 @@ arXiv 2107.02027.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,9 +17,8 @@ import numpy.typing as npt
 from bert.data.records import DataError, offsets_of
 
 Integers = npt.NDArray[np.int64]
-_CLOSE_ENOUGH = (
-    1e-5  # relative distance to the bound at which no more patterns are sought
-)
+# Relative distance to the bound at which no more patterns are sought.
+_CLOSE_ENOUGH = 1e-5
 _MAX_ROUNDS = 60
 _FEW = 10_000  # sequences up to which best fit alone may beat the rounded program
 _TRIES = 64  # lengths tried as the longest of the rest of a row
@@ -33,10 +33,10 @@ def pack(
     """Packs all sequences.
 
     Args:
-        lengths: tokens of each sequence, (N,), from 1 to max_tokens. max_tokens, max_sequences:
-        limits of a row. program: solve the linear program, which needs scipy; otherwise best fit
-        packs everything, into about 1% more
-            rows, or as few for some hundreds of sequences.
+        lengths: tokens of each sequence, (N,), from 1 to max_tokens.
+        max_tokens, max_sequences: limits of a row.
+        program: solve the linear program, which needs scipy; otherwise best fit packs everything,
+            into about 1% more rows, or as few for some hundreds of sequences.
 
     Returns:
         order (N,) and row_offsets (R + 1,): row r holds the sequences
@@ -107,67 +107,84 @@ def _solve(
 ) -> tuple[Integers, npt.NDArray[np.float64]]:
     """Patterns and fractional amounts that cover the histogram with the fewest rows, to within
     _CLOSE_ENOUGH.
-    """
-    from scipy.optimize import linprog  # here, so that benchmarks run without scipy
-    from scipy.sparse import csr_array
 
+    By column generation: solve for the patterns so far, price each length by the duals, add the
+    patterns that are worth more than a row, until none is, or the rows are close to a lower bound.
+    """
     if not histogram.any():
         return np.zeros((0, max_sequences), np.int64), np.zeros(0)
     total = int(histogram.sum())
-    bound = max(
-        (histogram * np.arange(len(histogram))).sum() / max_tokens,
-        total / max_sequences,
-    )
-    patterns = set()
-    for length in range(
-        1, max_tokens + 1
-    ):  # a slot of the length, the rest shared evenly
-        rest, others = max_tokens - length, max_sequences - 1
-        shares = (
-            [rest // others + (i < rest % others) for i in range(others)]
-            if others
-            else []
-        )
-        patterns.add(tuple(sorted([length, *shares], reverse=True)))
-    ordered = sorted(patterns)
-    handed = np.arange(max_tokens)
+    # No packing has fewer rows than the tokens fill, or the sequences.
+    num_tokens = (histogram * np.arange(len(histogram))).sum()
+    bound = max(num_tokens / max_tokens, total / max_sequences)
+    patterns = sorted(_first_patterns(max_tokens, max_sequences))
+    seen = set(patterns)
     for _ in range(_MAX_ROUNDS):
-        columns = np.array(ordered, dtype=np.int64)
-        # An equation per length, shortest first: slots of patterns of that length, plus those
-        # handed down from the length above, minus those handed down to the length below, equal the
-        # sequences of that length.
-        size, used = len(columns), columns.reshape(-1) > 0
-        lines = np.concatenate([columns.reshape(-1)[used] - 1, handed, handed[:-1]])
-        pattern_of_slot = np.repeat(np.arange(size), max_sequences)[used]
-        variables = np.concatenate([pattern_of_slot, size + handed, size + handed[1:]])
-        factors = np.concatenate(
-            [np.ones(used.sum()), -np.ones(max_tokens), np.ones(max_tokens - 1)]
-        )
-        shape = (max_tokens, size + max_tokens)
-        result = linprog(
-            np.concatenate([np.ones(size), np.zeros(max_tokens)]),
-            A_eq=csr_array((factors, (lines, variables)), shape=shape),
-            b_eq=histogram[1:] / total,  # scaled: the solver's tolerances are absolute
-            # The dual simplex ends in a basic solution, with at most one fraction for each length.
-            # An interior point has many more, and all are rounded down.
-            method="highs-ds",
-        )
-        if not result.success:
-            raise RuntimeError(f"packing program not solved: {result.message}")
+        columns = np.array(patterns, dtype=np.int64)
+        result = _solve_for(columns, histogram / total, max_tokens)
         rows = result.fun * total
         improving, best_value = _price(
             result.eqlin.marginals, max_tokens, max_sequences
         )
         # Farley's bound: the duals, made feasible by scaling.
         bound = max(bound, rows / max(1.0, best_value))
-        fresh = [pattern for pattern in improving if pattern not in patterns]
+        fresh = [pattern for pattern in improving if pattern not in seen]
         # Rows are whole: within half a row of the bound there is none to gain.
         if not fresh or rows <= bound + max(_CLOSE_ENOUGH * bound, 0.5):
             break
-        patterns.update(fresh)
-        ordered += fresh
-    amounts = result.x[:size]
+        seen.update(fresh)
+        patterns += fresh
+    amounts = result.x[: len(columns)]
     return columns[amounts > 0], amounts[amounts > 0] * total
+
+
+def _first_patterns(max_tokens: int, max_sequences: int) -> set[tuple[int, ...]]:
+    """For each length a slot of it, and the rest of the row shared evenly by the others."""
+    others = max_sequences - 1
+    patterns = set()
+    for length in range(1, max_tokens + 1):
+        rest = max_tokens - length
+        shares = [rest // others + (i < rest % others) for i in range(others)]
+        patterns.add(tuple(sorted([length, *shares], reverse=True)))
+    return patterns
+
+
+def _solve_for(
+    columns: Integers, shares: npt.NDArray[np.float64], max_tokens: int
+) -> Any:
+    """linprog's result: how much of each pattern (columns: sizes of its slots, [P, max_sequences])
+    covers the shares of the lengths with the fewest rows.
+
+    Variables: the patterns' amounts, then for each length how many of its slots are handed down to
+    the next shorter one. An equation per length, shortest first: slots of patterns of that length,
+    plus those handed down from the length above, minus those handed down to the length below, equal
+    the sequences of that length.
+    """
+    from scipy.optimize import linprog  # here, so that benchmarks run without scipy
+    from scipy.sparse import csr_array
+
+    size, max_sequences = columns.shape
+    slots = columns.reshape(-1)
+    used = slots > 0
+    handed = np.arange(max_tokens)
+    lines = np.concatenate([slots[used] - 1, handed, handed[:-1]])
+    pattern_of_slot = np.repeat(np.arange(size), max_sequences)[used]
+    variables = np.concatenate([pattern_of_slot, size + handed, size + handed[1:]])
+    factors = np.concatenate(
+        [np.ones(used.sum()), -np.ones(max_tokens), np.ones(max_tokens - 1)]
+    )
+    shape = (max_tokens, size + max_tokens)
+    result = linprog(
+        np.concatenate([np.ones(size), np.zeros(max_tokens)]),
+        A_eq=csr_array((factors, (lines, variables)), shape=shape),
+        b_eq=shares[1:],  # of all sequences: the solver's tolerances are absolute
+        # The dual simplex ends in a basic solution, with at most one fraction for each length.
+        # An interior point has many more, and all are rounded down.
+        method="highs-ds",
+    )
+    if not result.success:
+        raise RuntimeError(f"packing program not solved: {result.message}")
+    return result
 
 
 def _price(

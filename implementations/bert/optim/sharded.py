@@ -79,7 +79,7 @@ class FlatOptimizer(ShardState):
         # Masters in fp32: in bf16, with 8 bits, an update of 1/256 of a weight would be lost.
         master_dtype = torch.promote_types(dtype, torch.float32)
 
-        # One buffer for each role; the masters get the first values, the weights are cast from them.
+        # A buffer for each role; the masters get the first values, the weights are cast from them.
         self.weights = WeightBuckets(
             self.parameters, stages, self.layout, mesh, filled=first_weights is None
         )

@@ -55,9 +55,7 @@ def pretrain(config: PretrainingConfig, world: World, log: MlperfLog) -> Ending:
     start = start_of(config, world, seed, saved)
     log.weights(name for name, _ in start.model.named_parameters())
     take_step, evaluation_graph = prepare(config, start.model, start.trainer, world)
-    sinks: list[MetricSink] = [log.stats]
-    if world.is_main:
-        sinks += metric_sinks(config.observers, config.run, start.steps_done)
+    sinks = sinks_of(config, world, log, start)
     world.barrier()
 
     log.run_start()
@@ -90,17 +88,7 @@ def pretrain(config: PretrainingConfig, world: World, log: MlperfLog) -> Ending:
     )
     try:
         ending = run.to_run_stop()
-        if is_closed(config) and not ending.stopped:
-            # After run_stop: it reads all of the data.
-            closed_division.prove(config, source, world)
-        run.progress.summary(ending)
-        seconds = time.monotonic() - run_start
-        if config.dist.emulate:
-            report_emulation(world, ending.batches, seconds)
-        if config.sustained_minutes and not ending.stopped:
-            until = run_start + 60 * config.sustained_minutes
-            sustain(take_step, run.data, world, until)
-            log.sustained_stop()
+        run.after_run_stop(ending, source, run_start)
     except BaseException:
         # Other ranks may never write their parts: rank 0's thread must not wait for them.
         run.saver.writer.abandoned.set()
@@ -168,6 +156,16 @@ def start_of(
         batches=batches,
         samples=samples,
     )
+
+
+def sinks_of(
+    config: PretrainingConfig, world: World, log: MlperfLog, start: Start
+) -> list[MetricSink]:
+    """Where metrics go: the MLPerf log, and on rank 0 the run's folder."""
+    sinks: list[MetricSink] = [log.stats]
+    if world.is_main:
+        sinks += metric_sinks(config.observers, config.run, start.steps_done)
+    return sinks
 
 
 # --- on the clock
@@ -335,6 +333,23 @@ class Run:
         if ending.reason == LAST_STEP and last < config.max_steps:
             return replace(ending, reason="STEPS_THIS_RUN")
         return ending
+
+    def after_run_stop(
+        self, ending: Ending, source: RowSource, run_start: float
+    ) -> None:
+        """What takes time that is not the run's: the digests of the data, the summary, the work for
+        a power meter.
+        """
+        config, world = self.config, self.world
+        if is_closed(config) and not ending.stopped:
+            closed_division.prove(config, source, world)  # reads all of the data
+        self.progress.summary(ending)
+        if config.dist.emulate:
+            report_emulation(world, ending.batches, time.monotonic() - run_start)
+        if config.sustained_minutes and not ending.stopped:
+            until = run_start + 60 * config.sustained_minutes
+            sustain(self.take_step, self.data, world, until)
+            self.log.sustained_stop()
 
 
 def stop_of(config: PretrainingConfig, world: World) -> Stop:
