@@ -8,7 +8,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from bert.checkpoint.save import load_newest, save_checkpoint
 from bert.checkpoint.weights import Loaded, checksum_of
 from bert.core import rundir, variables
 from bert.core.dist import World
+from bert.data.batch import Batch
 from bert.data.tokens import WordPiece
 from bert.kernels import bind_kernels
 from bert.training import schedule
@@ -310,56 +311,44 @@ def train_on(run: Run, samples: Samples) -> tuple[Ending, dict[str, Any]]:
     last = num_steps(config, num_samples)
     start = resume(run)
     rate = partial(learning_rate, config=learning_rates(run.environ, last))
-    sinks = (
-        metric_sinks(config.observers, config.run, start.step) if world.is_main else []
-    )
     progress = Progress(
-        world, last=last, rate=rate, epochs=lambda _, count: count / num_samples,
-        skips_overflows=step.scaler.enabled, done=start.step, samples=start.samples, sinks=sinks,
-    )  # fmt: skip
+        world,
+        last=last,
+        rate=rate,
+        epochs=lambda _, count: count / num_samples,
+        skips_overflows=step.scaler.enabled,
+        done=start.step,
+        samples=start.samples,
+        sinks=(
+            metric_sinks(config.observers, config.run, start.step)
+            if world.is_main
+            else []
+        ),
+    )
     begin = time.monotonic()
 
     def save(steps: int, batches: int, samples: int) -> None:
-        check_finite(step.state_tensors(), world, steps)
-        # A collective: each rank gives its shard.
-        state = step.state_dict()
-        if world.is_main:
-            now = Start(
-                steps, batches, samples, start.seconds + time.monotonic() - begin
-            )
-            save_checkpoint(
-                config.checkpoint, steps, state | now._asdict() | {"run": run.identity}
-            )
-        world.barrier()
+        seconds = start.seconds + time.monotonic() - begin
+        save_state(run, Start(steps, batches, samples, seconds))
 
-    order = Order(
-        num_samples,
-        config.batch_size,
-        config.gradient_steps,
-        config.trial_seed,
-        world.rank,
-        world.size,
-    )
-    on_gpu = world.device.type == "cuda"
-    batches = micro_batches(samples, order, start.batches + 1, pin=on_gpu)
-    due = StepSchedule(
-        last=last,
-        report_every=config.log_every_steps,
-        checkpoint=config.checkpoint.is_due,
-    )
     with Stop(world, listen=config.checkpoint.directory is not None) as stop:
-        hooks = LoopHooks(
-            next_step=partial(next, batches),
-            take_step=step,
-            steps=StepCounter(rate, last, step.scaler, start.step, start.batches),
-            schedule=due,
-            progress=progress,
-            stop=stop,
-            seed=lambda batch: step_seed(config.trial_seed, batch, world.rank),
-            evaluate=lambda steps, samples: False,
-            save=save,
+        ending = train(
+            LoopHooks(
+                next_step=partial(next, batches_of(run, samples, start.batches + 1)),
+                take_step=step,
+                steps=StepCounter(rate, last, step.scaler, start.step, start.batches),
+                schedule=StepSchedule(
+                    last=last,
+                    report_every=config.log_every_steps,
+                    checkpoint=config.checkpoint.is_due,
+                ),
+                progress=progress,
+                stop=stop,
+                seed=lambda batch: step_seed(config.trial_seed, batch, world.rank),
+                evaluate=lambda steps, samples: False,
+                save=save,
+            )
         )
-        ending = train(hooks)
     seconds = start.seconds + time.monotonic() - begin
     if ending.stopped:
         save(ending.step, ending.batches, ending.samples)
@@ -369,6 +358,32 @@ def train_on(run: Run, samples: Samples) -> tuple[Ending, dict[str, Any]]:
         "e2e_train_time": seconds,
         "training_sequences_per_second": ending.samples / seconds,
     }
+
+
+def batches_of(run: Run, samples: Samples, first_step: int) -> Iterator[list[Batch]]:
+    """This rank's micro-batches of each step, from one on."""
+    config, world = run.config, run.world
+    order = Order(
+        len(samples.lengths),
+        config.batch_size,
+        config.gradient_steps,
+        config.trial_seed,
+        world.rank,
+        world.size,
+    )
+    on_gpu = world.device.type == "cuda"
+    return micro_batches(samples, order, first_step, pin=on_gpu)
+
+
+def save_state(run: Run, now: Start) -> None:
+    """Writes a checkpoint, from rank 0. A collective."""
+    check_finite(run.step.state_tensors(), run.world, now.step)
+    # A collective: each rank gives its shard.
+    state = run.step.state_dict()
+    if run.world.is_main:
+        facts = now._asdict() | {"run": run.identity}
+        save_checkpoint(run.config.checkpoint, now.step, state | facts)
+    run.world.barrier()
 
 
 def _say(world: World, text: str) -> None:

@@ -178,54 +178,27 @@ def _hours(config: PretrainingConfig, saved: dict[str, Any] | None) -> str:
 
 def _data(config: PretrainingConfig, saved: dict[str, Any] | None) -> str:
     """Describes the data. Raises DataError if no batches can be made of it."""
-    data, size, is_closed = (
-        config.data,
-        config.model.vocab_size,
-        config.mlperf.division == "closed",
-    )
+    data, size = config.data, config.model.vocab_size
+    is_closed = config.mlperf.division == "closed"
     # Records are only read here, and no GPU is taken before the run.
     world = World(dataclasses.replace(config.dist, world_size=1, rank=0, device="cpu"))
-    folder, variable = data.source
     shards = open_source(data, size, pairs=config.nsp)
     assert isinstance(shards, Shards)
-    first, row_counts = shards[0], shards.row_counts()
-    if data.packed and first.row_offsets is None:
-        raise DataError(
-            f"{variable}={folder}: these records are not packed; set PACKED=0, or give the packed folder"
-        )
-    resume.check_data(config.checkpoint, saved, shards)
-    # The first file, as another vocabulary shows there; the loader looks at every batch.
-    if int(first.input_ids.max()) >= size:
-        raise DataError(
-            f"{variable}={folder}: token ids beyond vocab_size {size} of bert_config.json"
-        )
+    _check_records(config, saved, shards)
     unproved = is_closed and closed_division.data_sets(config, shards)["unproved"]
     if is_closed:
         closed_division.prove(config, shards, world)
     elif saved is not None:
         integrity.check(dict.fromkeys(shards.paths, ""), world, config.run.digests)
-    # Seed and rank 0: only whether the rows fill a step matters, and that depends on neither.
-    sampler = Sampler(row_counts, data.rows_per_step, 0, 0, config.dist.world_size)
-    make_batching(shards, sampler, data)
-    vocab = config.phase1 / "vocab.txt" if config.phase1 else None
-    if (
-        vocab
-        and vocab.is_file()
-        and hashlib.md5(vocab.read_bytes()).hexdigest() != shards.vocab_md5
-    ):
-        raise DataError(
-            f"{variable}={folder}: made with another vocabulary than {vocab}; prepare the data again"
-        )
+
+    first, num_rows = shards[0], int(shards.row_counts().sum())
+    copies = open_records(shards.paths[0])[1].dupe_factor
     rows = config.max_steps * data.rows_per_step * config.dist.world_size
     row_tokens = len(first.input_ids) / max(1, first.num_rows)
-    num_rows, copies = (
-        int(row_counts.sum()),
-        open_records(shards.paths[0])[1].dupe_factor,
-    )
     epochs = rows / num_rows
     text = f"a text of about {num_rows * row_tokens / copies:,.0f} tokens"
     trained = f"about {rows * row_tokens:,.0f} tokens trained on, {epochs:.3g} epochs"
-    summary = f"{len(shards)} files in {folder}; {text}; {trained}"
+    summary = f"{len(shards)} files in {data.source[0]}; {text}; {trained}"
     if copies > 1:
         summary += f" of {copies} copies of the text"
     # Each copy of the text in the records is another pass over it.
@@ -245,3 +218,31 @@ def _data(config: PretrainingConfig, saved: dict[str, Any] | None) -> str:
         )
         summary += f"; {evaluator.num_sequences:,} evaluation sequences"
     return summary
+
+
+def _check_records(
+    config: PretrainingConfig, saved: dict[str, Any] | None, shards: Shards
+) -> None:
+    """Raises DataError for records of another kind or vocabulary, or too few for a step."""
+    data, first = config.data, shards[0]
+    folder, variable = data.source
+    if data.packed and first.row_offsets is None:
+        raise DataError(
+            f"{variable}={folder}: these records are not packed; set PACKED=0, or give the packed folder"
+        )
+    resume.check_data(config.checkpoint, saved, shards)
+    # The first file, as another vocabulary shows there; the loader looks at every batch.
+    if int(first.input_ids.max()) >= config.model.vocab_size:
+        raise DataError(
+            f"{variable}={folder}: token ids beyond vocab_size {config.model.vocab_size} of bert_config.json"
+        )
+    # Seed and rank 0: only whether the rows fill a step matters, and that depends on neither.
+    num_ranks = config.dist.world_size
+    sampler = Sampler(shards.row_counts(), data.rows_per_step, 0, 0, num_ranks)
+    make_batching(shards, sampler, data)
+    vocab = config.phase1 / "vocab.txt" if config.phase1 else None
+    if vocab and vocab.is_file():
+        if hashlib.md5(vocab.read_bytes()).hexdigest() != shards.vocab_md5:
+            raise DataError(
+                f"{variable}={folder}: made with another vocabulary than {vocab}; prepare the data again"
+            )
