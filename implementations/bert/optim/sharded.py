@@ -84,11 +84,10 @@ class FlatOptimizer(ShardState):
             self.parameters, stages, self.layout, mesh, filled=first_weights is None
         )
         self.norm_per_parameter = norm_per_parameter
-        self.rounds_to_weight_dtype = (
-            norm_per_parameter and clip_each and not accumulate
-        )
+        clips_whole = norm_per_parameter and clip_each
+        self.rounds_to_weight_dtype = clips_whole and not accumulate
         # fp32 also where each rank clips its gradient by its own factor before the average.
-        clips_before_average = norm_per_parameter and clip_each and world.size > 1
+        clips_before_average = clips_whole and world.size > 1
         sum_dtype = master_dtype if accumulate or clips_before_average else dtype
         self.buckets = GradientBuckets(
             self.parameters,
@@ -98,15 +97,7 @@ class FlatOptimizer(ShardState):
             communication_dtype or sum_dtype,
             separate_receive_buffer=accumulate and clip_each,
         )
-        shard = Shard(
-            shapes={name: parameter.shape for name, parameter in named.items()},
-            segments=self.layout.segments(mesh.rank),
-            masters=torch.zeros(
-                self.layout.shard_total, dtype=master_dtype, device=world.device
-            ),
-            gradient=self.buckets.shard,
-            weights=self.weights.shard,
-        )
+        shard = self._new_shard(named, mesh, master_dtype)
         if first_weights is None:
             first_weights = held_spans(shard, masters or named)
         fill(shard.masters, shard.segments, shard.names, first_weights)
@@ -116,6 +107,19 @@ class FlatOptimizer(ShardState):
         super().__init__(shard, self.rule.num_steps, mesh)
         # Squared norms of the averaged gradient, measured at most once a step.
         self.grad_sq_norms: Tensor | None = None
+
+    def _new_shard(
+        self, named: Mapping[str, nn.Parameter], mesh: Mesh, dtype: torch.dtype
+    ) -> Shard:
+        """This rank's shard; its masters are still 0."""
+        size, device = self.layout.shard_total, mesh.world.device
+        return Shard(
+            shapes={name: parameter.shape for name, parameter in named.items()},
+            segments=self.layout.segments(mesh.rank),
+            masters=torch.zeros(size, dtype=dtype, device=device),
+            gradient=self.buckets.shard,
+            weights=self.weights.shard,
+        )
 
     # --- gradients and update
     # ----------------------------------------------------------------------------------------

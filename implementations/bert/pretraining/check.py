@@ -241,8 +241,9 @@ def _check_records(
     sampler = Sampler(shards.row_counts(), data.rows_per_step, 0, 0, num_ranks)
     make_batching(shards, sampler, data)
     vocab = config.phase1 / "vocab.txt" if config.phase1 else None
-    if vocab and vocab.is_file():
-        if hashlib.md5(vocab.read_bytes()).hexdigest() != shards.vocab_md5:
-            raise DataError(
-                f"{variable}={folder}: made with another vocabulary than {vocab}; prepare the data again"
-            )
+    if vocab is None or not vocab.is_file():
+        return
+    if hashlib.md5(vocab.read_bytes()).hexdigest() != shards.vocab_md5:
+        raise DataError(
+            f"{variable}={folder}: made with another vocabulary than {vocab}; prepare the data again"
+        )

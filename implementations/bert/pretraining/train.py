@@ -66,6 +66,7 @@ def pretrain(config: PretrainingConfig, world: World, log: MlperfLog) -> Ending:
     source = checked_source(config, world, saved)
     log_data(config, world, log, source, weights_facts)
     shard_order = resume.shard_order(config, saved)
+    evaluator = evaluator_of(config, world, source, evaluation_graph)
     run = Run(
         config=config,
         world=world,
@@ -74,13 +75,7 @@ def pretrain(config: PretrainingConfig, world: World, log: MlperfLog) -> Ending:
         start=start,
         take_step=take_step,
         data=training_data(config, world, source, seed, shard_order, start.batches + 1),
-        evaluation=Evaluation(
-            evaluator_of(config, world, source, evaluation_graph),
-            start.trainer,
-            config.evaluate,
-            log,
-            sinks,
-        ),
+        evaluation=Evaluation(evaluator, start.trainer, config.evaluate, log, sinks),
         progress=progress_of(config, world, start, source, sinks),
         saver=resume.Saver(
             config, start.trainer, world, seed, source, shard_order, start.first_weights
