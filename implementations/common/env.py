@@ -55,9 +55,8 @@ class Variable:
     name: str
     doc: str = ""
     choices: tuple[str, ...] = ()
-    synonyms: tuple[
-        tuple[str, str], ...
-    ] = ()  # others' words for a choice, to be suggested
+    # Others' words for a choice, to be suggested.
+    synonyms: tuple[tuple[str, str], ...] = ()
     auto: bool = False  # "auto" is accepted as well, and read as None
     at_least: float | None = None
     at_most: float | None = None
@@ -240,9 +239,8 @@ def _parse(text: str, kind: type) -> Any:
     if kind is float and not math.isfinite(float(text)):
         raise ValueError
     if kind is int and any(c in text for c in ".eE"):
-        number = float(
-            text
-        )  # "1e6" is how people write sample counts; "1.5" is not a count
+        # "1e6" is how people write sample counts; "1.5" is not a count.
+        number = float(text)
         if number != int(number):
             raise ValueError
         return int(number)

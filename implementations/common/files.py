@@ -12,9 +12,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-unfinished: set[Path] = (
-    set()
-)  # files this process is writing, to be removed if it is ended meanwhile
+# Files this process is writing, to be removed if it is ended meanwhile.
+unfinished: set[Path] = set()
 
 
 class NoSpaceError(OSError):
@@ -58,9 +57,8 @@ def whole_file(path: Path, num_bytes: int = 0) -> Iterator[Path]:
         # Libraries report a full disk as errors of their own, so the disk is asked.
         full = is_full(error) or (isinstance(error, Exception) and has_no_room(partial))
         with suppress(OSError):
-            partial.unlink(
-                missing_ok=True
-            )  # on a full disk the next attempt needs its room
+            # On a full disk the next attempt needs its room.
+            partial.unlink(missing_ok=True)
         if full:
             needs = (
                 f"needs {num_bytes / 1e6:,.1f} MB"
@@ -110,9 +108,8 @@ def name_folder(hidden: Path, path: Path) -> None:
     """Renames a complete folder, replacing one of the same name, and syncs the change."""
     replaced = path.with_name(f".{path.name}.replaced")
     if path.exists():
-        shutil.rmtree(
-            replaced, ignore_errors=True
-        )  # left by a run that was killed here
+        # Left by a run that was killed here.
+        shutil.rmtree(replaced, ignore_errors=True)
         # A folder that is not empty cannot be replaced by a rename: the old one steps aside first.
         os.rename(path, replaced)
     os.rename(hidden, path)

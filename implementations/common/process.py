@@ -35,9 +35,8 @@ def status_of(main: Callable[[], int | None]) -> int:
     try:
         try:
             status = main() or 0
-        except (
-            SystemExit
-        ) as ended:  # 0 of --help, 2 of a wrong word, or the line of an error
+        # 0 of --help, 2 of a wrong word, or the line of an error.
+        except SystemExit as ended:
             status = (
                 ended.code
                 if isinstance(ended.code, int)

@@ -40,9 +40,8 @@ class Samples:
     (N,).
     """
 
-    sequences: Sequence[
-        tuple[Integers, int]
-    ]  # token ids, where the second segment starts
+    # Token ids, where the second segment starts.
+    sequences: Sequence[tuple[Integers, int]]
     labels: dict[str, np.ndarray]
 
     @cached_property

@@ -157,9 +157,8 @@ def benchmark(
         milliseconds = []
         for _ in range(WARM_UP_BATCHES + options.batches):
             begin = time.perf_counter()
-            model.scores(
-                samples, size
-            )  # synchronizes: the scores are copied to the host
+            # Synchronizes: the scores are copied to the host.
+            model.scores(samples, size)
             milliseconds.append(1000 * (time.perf_counter() - begin))
         timed = np.array(milliseconds[WARM_UP_BATCHES:])
         figures = {

@@ -187,9 +187,8 @@ def hugging_face_config(
     )
     values = huggingface.config_values(model.config, f"BertFor{kind}")
     if isinstance(model, Classification) and model.classifier.out_features == 1:
-        labels = (
-            "LABEL_0",
-        )  # Hugging Face's regression: one output, and this problem_type
+        # Hugging Face's regression: one output, and this problem_type.
+        labels = ("LABEL_0",)
         values["problem_type"] = "regression"
     if labels:
         values["id2label"] = {str(number): name for number, name in enumerate(labels)}

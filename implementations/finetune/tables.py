@@ -16,21 +16,21 @@ from bert.data.records import DataError
 from finetune import dialect
 from finetune.dialect import KINDS, Reading
 
-_USUAL = re.compile(
-    r"id|idx|index|labels?|(text|sentence|question)s?[ _]?[12ab]?"
-)  # names that occur in headers
+# Names that occur in headers.
+_USUAL = re.compile(r"id|idx|index|labels?|(text|sentence|question)s?[ _]?[12ab]?")
 # Labels and numbers of rows; pandas writes its index under an empty name, and reads that as
 # "Unnamed: 0".
 _NO_TEXT = re.compile(r"|unnamed: \d+|id|idx|index|labels?")
 _PROSE = re.compile(r".{41,}|.*[.!?]|\S+(\s+\S+){4,}", re.DOTALL)  # no name of a column
 _DECIMAL_COMMA = re.compile(r"-?\d+,\d+")
 _ENDS = [*KINDS, *(f"{kind}.gz" for kind in KINDS)]
+# As pandas, JSON and spreadsheets write a missing value.
 MISSING = (
     "",
     "nan",
     "null",
     "<na>",
-)  # as pandas, JSON and spreadsheets write a missing value
+)
 
 
 @dataclass(frozen=True, kw_only=True)

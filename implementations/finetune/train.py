@@ -39,9 +39,8 @@ from finetune.models import FineTuned
 
 def run(environ: Mapping[str, str], check_only: bool = False) -> int:
     """Fine-tunes, or with ``check_only`` prints what would run; returns the exit status."""
-    run_config = (
-        rundir.RunConfig()
-    )  # a check leaves nothing in the folder that it judges
+    # A check leaves nothing in the folder that it judges.
+    run_config = rundir.RunConfig()
     try:
         if not check_only:
             run_config = from_env(rundir.RunConfig, environ)
@@ -132,9 +131,8 @@ def finetune(config: FinetuneConfig, environ: Mapping[str, str], world: World) -
                 f"stopped at step {ending.step} ({ending.reason}); RESUME=1 continues"
             )
             if world.is_main:
-                rundir.write_error(
-                    config.run, reason
-                )  # the launcher sees an incomplete run
+                # The launcher sees an incomplete run.
+                rundir.write_error(config.run, reason)
             _say(world, reason)
             return
         figures |= trained

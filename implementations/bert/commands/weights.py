@@ -29,9 +29,10 @@ class Source(Hardware):
         """A model for inference on this device, without weights."""
         self.dist.check()
         self.precision.check(self.device)
+        # No graph: sizes differ.
         choice, _ = self.kernels.resolve_attention(
             shape, self.numerics.dtype, False, world
-        )  # no graph: sizes differ
+        )
         return (
             BertForPreTraining(shape, bind_kernels(choice, self.device))
             .to(self.device, self.numerics.dtype)

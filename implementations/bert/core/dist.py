@@ -224,9 +224,8 @@ class World:
         elif self.joined:
             backend = "nccl" if use_cuda else "gloo"
             timeout = datetime.timedelta(seconds=config.timeout_seconds)
-            announce(
-                "TORCH_FR_BUFFER_SIZE", "2000"
-            )  # turns on PyTorch's flight recorder of collectives
+            # Turns on PyTorch's flight recorder of collectives.
+            announce("TORCH_FR_BUFFER_SIZE", "2000")
             distributed.init_process_group(
                 backend,
                 store=store,
@@ -239,9 +238,8 @@ class World:
             self.store.set(f"node/{self.rank}", platform.node())
             self.first_node = "its node"
             with suppress(distributed.DistError):  # rank 0 may be done already
-                self.first_node = self.store.get(
-                    "node/0"
-                ).decode()  # read now: it may not answer once ranks hang
+                # Read now: it may not answer once ranks hang.
+                self.first_node = self.store.get("node/0").decode()
 
     def __enter__(self) -> World:
         return self

@@ -27,11 +27,8 @@ from common.files import NoSpaceError, is_full, no_space, write_text
 # Not torch, whose metadata lacks the build (+cu130).
 _PACKAGES = "triton", "numpy", "h5py", "mlperf-logging"
 
-_OWN = (
-    "RANK",
-    "LOCAL_RANK",
-    "OMP_NUM_THREADS",
-)  # may differ between the ranks of a run
+# May differ between the ranks of a run.
+_OWN = "RANK", "LOCAL_RANK", "OMP_NUM_THREADS"
 # Settings of the process, the machine and the output, which do not change what a run computes.
 OUTPUT = {
     "RESUME",

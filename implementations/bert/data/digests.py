@@ -148,9 +148,8 @@ def _lay_out(  # type: ignore[no-untyped-def]
     for i in range(heads.shape[0]):
         first, last = masked_offsets[i], masked_offsets[i + 1]
         sequence, answers = input_ids[offsets[i] : offsets[i + 1]], labels[first:last]
-        wide = _is_wide(sequence) or _is_wide(
-            answers
-        )  # no loop over both: one may be writable, another type to numba
+        # No loop over both: one may be writable, another type to numba.
+        wide = _is_wide(sequence) or _is_wide(answers)
         message[size : size + _HEAD] = heads[i]
         size = _put_ids(message, size + _HEAD, sequence, wide)
         message[size : size + last - first] = positions[first:last]

@@ -151,9 +151,8 @@ def write_records(
                 offsets = {
                     name: dataset.id.get_offset() or 0 for name, dataset in sets.items()
                 }
-        except (
-            RuntimeError
-        ) as error:  # HDF5 reports a failed flush (disk full) this way
+        # HDF5 reports a failed flush (disk full) this way.
+        except RuntimeError as error:
             raise OSError(str(error)) from error
         with open(partial, "r+b") as raw:
             # A full disk is found here, where it is an OSError.
@@ -334,9 +333,8 @@ def check_contents(
         raise DataError(f"{path} has a negative token id; prepare it again")
     if records.row_offsets is not None:
         per_row = np.diff(records.row_offsets)
-        fewest = (
-            1 if metadata.content_digest else 0
-        )  # others' packers leave rows of no sequence
+        # Others' packers leave rows of no sequence.
+        fewest = 1 if metadata.content_digest else 0
         bad = per_row < fewest
         if not bad.any():  # or the offsets may point anywhere
             # Tokens of each row (R): both kinds of offsets are cumulative.

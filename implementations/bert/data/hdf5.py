@@ -152,9 +152,8 @@ def serve() -> None:
 def _contents(file: h5py.File) -> tuple[dict[str, int | str], dict[str, Dataset]]:
     attributes: dict[str, int | str] = {}
     for name in file.attrs:
-        with suppress(
-            Exception
-        ):  # of another type, or damaged: as if it were not there
+        # Of another type, or damaged: as if it were not there.
+        with suppress(Exception):
             value = file.attrs[name]
             if isinstance(value, (str, np.integer)):
                 attributes[name] = value if isinstance(value, str) else int(value)

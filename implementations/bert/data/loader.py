@@ -281,9 +281,8 @@ class TrainingData:
 
     def _make(self, chosen: Chosen) -> PretrainingBatch:
         files, indices = [int(chosen.files[0])], [np.arange(len(chosen.files))]
-        if (
-            chosen.files != files[0]
-        ).any():  # rare: the micro-batch crosses the end of a file
+        # Rare: the micro-batch crosses the end of a file.
+        if (chosen.files != files[0]).any():
             files = np.unique(chosen.files).tolist()
             # Where each file's sequences go in the batch; their order does not change.
             indices = [np.flatnonzero(chosen.files == file) for file in files]

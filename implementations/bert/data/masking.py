@@ -23,10 +23,8 @@ from bert.data.batch import MASKED_SHARE, PretrainingBatch
 from bert.data.records import DataError
 from bert.data.sampler import Chosen
 
-_TO_MASK, _TO_RANDOM = (
-    0.8,
-    0.9,
-)  # bounds of the draw that decides what replaces a chosen token
+# Bounds of the draw that decides what replaces a chosen token.
+_TO_MASK, _TO_RANDOM = 0.8, 0.9
 _DRAWS = 3  # per position: whether it is chosen, what replaces it, which random token
 _DEVIATIONS = 6  # standard deviations of headroom: practically never exceeded
 _GAMMA, _MIX_1, _MIX_2 = (

@@ -69,11 +69,8 @@ def read(file: Hdf5File) -> tuple[Records, Metadata]:
         return _read(file)
     except DataError:
         raise
-    except (
-        ValueError,
-        IndexError,
-        TypeError,
-    ) as error:  # ours, or of shapes that do not fit
+    # Ours, or of shapes that do not fit.
+    except (ValueError, IndexError, TypeError) as error:
         problem = f"is inconsistent ({error}); copy or prepare it again"
         raise DataError(f"{file.path} {problem}") from error
 
@@ -129,9 +126,8 @@ def _tables_of_rows(flat: Columns, mask: Array, weights: Array) -> _Sequences:
         or (weights.sum(axis=1) != per_row).any()
     ):
         raise ValueError("input_mask does not number the sequences of a row")
-    number = (
-        offsets_of(per_row)[:-1, None] - 1 + mask
-    )  # of each token's sequence in the file
+    # Of each token's sequence in the file.
+    number = offsets_of(per_row)[:-1, None] - 1 + mask
     masked = flat["masked_lm_ids"] != 0
     # Habana pads ids with 0, which is [PAD] and never a label.
     row, _ = np.nonzero(masked)

@@ -87,10 +87,9 @@ class Sampler:
     ) -> Iterator[tuple[int, np.ndarray]]:
         """Rows [begin, end) of the epoch's order."""
         order, starts = self._order(epoch)
-        # From the right, past files without rows, which begin where the next one does.
-        number = (
-            int(np.searchsorted(starts, begin, side="right")) - 1
-        )  # of the file in the order
+        # Which file of the order, from the right: past files without rows, which begin where the
+        # next one does.
+        number = int(np.searchsorted(starts, begin, side="right")) - 1
         while begin < end:
             start = int(starts[number])
             stop = min(end, int(starts[number + 1]))

@@ -14,10 +14,8 @@ _NUM_ROWS = 16_384
 _FEW_ROWS = 512
 # Share of Wikipedia's sequences that are full (Krell et al. 2021, arXiv 2107.02027).
 _FULL_SHARE = 0.235
-_BETA = (
-    1.1,
-    2.164,
-)  # shape of the other lengths, chosen for Wikipedia's mean of 254.5 at 512
+# Shape of the other lengths, chosen for Wikipedia's mean of 254.5 at 512.
+_BETA = 1.1, 2.164
 
 
 def wikipedia_like_lengths(

@@ -114,9 +114,8 @@ class DeepSpeedStep(Resumable):
             dist_init_required=False,
         )
         masters_flat, segments = partition_of(zero, named.values())
-        if (
-            precision.is_low
-        ):  # DeepSpeed took its masters from the weights after the cast
+        # DeepSpeed took its masters from the weights after the cast.
+        if precision.is_low:
             fill(masters_flat, segments, list(named), masters())
         # Last, since until then a step of ZeRO's changes nothing (see ZeroRule).
         rule = self.update.bind(shapes, masters_flat, segments)

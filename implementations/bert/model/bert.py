@@ -104,9 +104,8 @@ class Transform(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [M, D] -> [M, D]."""
-        projected = F.linear(
-            x, self.dense.weight
-        )  # the kernel adds the bias, with GELU
+        # The kernel adds the bias, with GELU.
+        projected = F.linear(x, self.dense.weight)
         return self.LayerNorm(
             self.kernel(projected, self.dense.bias, self.approximation)
         )
@@ -134,9 +133,8 @@ class MaskedLanguageModel(nn.Module):
         x = self.transform(x)
         if x.dtype not in LOW_PRECISION:
             return F.linear(x, word_embeddings, self.bias)
-        if (
-            x.is_cuda and "dtype" in torch.ops.aten.mm.overloads()
-        ):  # PyTorch 2.8 or later
+        # From PyTorch 2.8 on: no copies of both factors in fp32.
+        if x.is_cuda and "dtype" in torch.ops.aten.mm.overloads():
             return torch.mm(x, word_embeddings.t(), out_dtype=torch.float32).add_(
                 self.bias
             )

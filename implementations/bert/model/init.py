@@ -13,9 +13,8 @@ from torch.overrides import TorchFunctionMode
 
 from bert.model.bert import BertForPreTraining
 
-CHUNK_SIZE = (
-    1 << 24
-)  # numbers at a time; a multiple of the 16 that PyTorch draws at once
+# Numbers at a time; a multiple of the 16 that PyTorch draws at once.
+CHUNK_SIZE = 1 << 24
 META = torch.device("meta")
 
 

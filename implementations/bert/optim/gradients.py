@@ -137,9 +137,8 @@ class GradientBuckets:
         # The second level waits for the first, which on the main stream would stop the pass.
         if mesh.groups > 1 and self.shard.device.type == "cuda":
             self.stream = torch.cuda.Stream(self.shard.device)
-        self.missing = [0] * len(
-            layout.buckets
-        )  # gradients, by bucket, of this backward pass
+        # Gradients, by bucket, of this backward pass.
+        self.missing = [0] * len(layout.buckets)
         for parameter, number in zip(parameters, layout.bucket_of_each(), strict=True):
             # Called once a backward pass, also for a parameter used twice, as the word embeddings.
             parameter.register_post_accumulate_grad_hook(

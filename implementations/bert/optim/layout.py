@@ -166,9 +166,8 @@ def _backward_order(
     """All parameters by group, in the order in which the backward pass finishes them: the last of
     the model first.
     """
-    group_of = {
-        parameter: tuple(group) for group in groups for parameter in group
-    }  # any other is alone
+    # Any other parameter is a group of its own.
+    group_of = {parameter: tuple(group) for group in groups for parameter in group}
     parameters = reversed(range(num_parameters))
     ordered = (group_of.get(parameter, (parameter,)) for parameter in parameters)
     return list(dict.fromkeys(ordered))  # each group once, where its first one comes

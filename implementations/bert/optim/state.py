@@ -34,9 +34,8 @@ class ShardState:
 
         The same for any number of ranks and either engine. Other ranks get only the step count.
         """
-        state: dict[str, Any] = {
-            "num_steps": int(self.num_steps)
-        }  # waits for the device
+        # Waits for the device.
+        state: dict[str, Any] = {"num_steps": int(self.num_steps)}
         for part, flat in self.parts().items():
             tensors = self.gathered(flat)
             if self.mesh.world.is_main:

@@ -47,9 +47,8 @@ class WeightBuckets:
                 )
         # Stale: other ranks' shards have changed since the last gather.
         self.stale = not filled and mesh.size > 1
-        self.in_flight: dict[
-            int, list[distributed.Work | None]
-        ] = {}  # gathers, by bucket
+        # Gathers that nothing has waited for yet, by bucket.
+        self.in_flight: dict[int, list[distributed.Work | None]] = {}
         self._gather_in_order_of(stages, parameters)
 
     def _gather_in_order_of(

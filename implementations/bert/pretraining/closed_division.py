@@ -113,10 +113,8 @@ def violations(config: PretrainingConfig) -> Iterator[str]:
         config.global_batch_size,
     )
     interval = rule_interval(batch)
-    intervals = (
-        interval,
-        -(-interval // batch) * batch,
-    )  # or that rounded up to whole steps
+    # As the rule has it, or rounded up to whole steps.
+    intervals = interval, -(-interval // batch) * batch
     kept = KEPT | dict.fromkeys(
         ("EVAL_ITER_SAMPLES", "EVAL_ITER_START_SAMPLES"), intervals
     )

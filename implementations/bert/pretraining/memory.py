@@ -110,9 +110,8 @@ def estimate(plan: Plan) -> dict[str, int]:
             name: torch.empty(p.shape, device=META)
             for name, p in model.named_parameters()
         }
-    world = World(
-        DistConfig(device="cpu")
-    )  # rank 0 of num_ranks, whose collectives send nothing
+    # Rank 0 of num_ranks, whose collectives send nothing.
+    world = World(DistConfig(device="cpu"))
     world.size, world.ranks_per_node, world.device = (
         plan.num_ranks,
         plan.num_ranks,

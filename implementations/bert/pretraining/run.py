@@ -26,9 +26,8 @@ def run(environ: Mapping[str, str], check_only: bool = False) -> int:
     """Trains as configured by ``environ``, or with ``check_only`` describes the run; returns the
     exit status.
     """
-    run_config = (
-        rundir.RunConfig()
-    )  # a check leaves nothing in the folder that it judges
+    # A check leaves nothing in the folder that it judges.
+    run_config = rundir.RunConfig()
     try:
         if not check_only:
             run_config = from_env(rundir.RunConfig, environ)
@@ -47,9 +46,8 @@ def run(environ: Mapping[str, str], check_only: bool = False) -> int:
         with _claims(config, from_env(Job, environ)):
             return _train(config)
     except OccupiedError as error:
-        print(
-            f"bert: error: {error}", file=sys.stderr
-        )  # not into RUN_DIR, which may be another's
+        # Not into RUN_DIR, which may be another's.
+        print(f"bert: error: {error}", file=sys.stderr)
         return error.exit_status
     except Exception as error:
         return rundir.failed(run_config, "bert", error)
@@ -98,9 +96,8 @@ def _train(config: PretrainingConfig) -> int:
         check.write_identity(config)  # off the clock: it looks at the data
     if ending.stopped and is_main:
         stopped = f"stopped at step {ending.step} ({ending.reason}); RESUME=1 continues"
-        rundir.write_error(
-            config.run, stopped
-        )  # tells the launcher that the run is not complete
+        # Tells the launcher that the run is not complete.
+        rundir.write_error(config.run, stopped)
         print(f"bert: {stopped}", file=sys.stderr, flush=True)
     if (
         ending.reached

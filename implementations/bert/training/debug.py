@@ -117,9 +117,8 @@ class RecordedStep:
                     continue
                 self._keep(activation, output)
                 if output.requires_grad:
-                    self.tensors[gradient] = torch.empty(
-                        0
-                    )  # keeps its position in the order
+                    # Keeps its position in the order.
+                    self.tensors[gradient] = torch.empty(0)
                     output.register_hook(
                         lambda tensor, name=gradient: self._keep(name, tensor)
                     )
@@ -141,9 +140,8 @@ def differences(reference: Path, other: Path) -> Iterator[tuple[str, float, floa
 
     def largest(tensor: Tensor) -> float:
         maximum = float(tensor.abs().max()) if tensor.numel() else 0.0
-        return (
-            float("inf") if math.isnan(maximum) else maximum
-        )  # comparisons with nan are False
+        # Comparisons with nan are False.
+        return float("inf") if math.isnan(maximum) else maximum
 
     with _opened(reference) as a, _opened(other) as b:
         order = [name for file in (a, b) for name in json.loads(file.metadata()[ORDER])]
@@ -155,9 +153,8 @@ def differences(reference: Path, other: Path) -> Iterator[tuple[str, float, floa
                 for file, names in names_of
                 if name in names
             ]
-            if len(pair) == 2 and name.endswith(
-                ".gradient"
-            ):  # empty: never computed, as 0
+            # An empty gradient was never computed, and is 0.
+            if len(pair) == 2 and name.endswith(".gradient"):
                 pair = [
                     x if x.numel() else torch.zeros_like(y)
                     for x, y in (pair, pair[::-1])

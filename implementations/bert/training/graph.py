@@ -124,9 +124,8 @@ class GraphedStep:
         self.arrived, self.consumed, self.finished = (
             [torch.cuda.Event() for _ in range(NUM_STAGES)] for _ in range(3)
         )
-        self.captured: dict[
-            bool, StepGraph
-        ] = {}  # by whether the step measures fp8 scales
+        # By whether the step measures fp8 scales.
+        self.captured: dict[bool, StepGraph] = {}
         # The warm-up takes real steps, so that everything a step needs is compiled and allocated.
         with step.rollback():
             stream = warm_stream(
@@ -135,9 +134,8 @@ class GraphedStep:
         with step.rollback():
             earlier, failed = None, None
             try:
-                while (
-                    step.needs_calibration_step not in self.captured
-                ):  # a measuring step is followed by one that does not measure
+                # A measuring step is followed by one that does not measure.
+                while step.needs_calibration_step not in self.captured:
                     measures = step.needs_calibration_step
                     earlier = self.captured[measures] = StepGraph(
                         step, self.batches, stream, earlier
@@ -162,9 +160,8 @@ class GraphedStep:
         """
         stage = self.count % NUM_STAGES
         self.count += 1
-        self.step.world.wait_for(
-            self.finished[stage]
-        )  # run at most two steps ahead of the device
+        # Run at most two steps ahead of the device.
+        self.step.world.wait_for(self.finished[stage])
         stream = torch.cuda.current_stream(self.device)
         with torch.cuda.stream(self.copies):
             # Not before the step has read this stage's last batch.

@@ -176,9 +176,8 @@ class Progress:
         self.paused_seconds = self.span_paused_seconds = 0.0
         self.span_samples, self.span_first_step, self.span_steps = samples, done, 0
         self.names: tuple[str, ...] = ()
-        self.totals = torch.zeros(
-            0, device=world.device
-        )  # losses by name, then gradient norms
+        # Losses by name, then gradient norms.
+        self.totals = torch.zeros(0, device=world.device)
         self.overflows = torch.zeros((), dtype=torch.int64, device=world.device)
         self.last_loss: float | None = None  # of the last report
 
@@ -256,9 +255,8 @@ class Progress:
         if overflows and not self.skips_overflows:
             failure = f"gradients were not finite in {overflows} of the {self.span_steps} steps up to step {step}"
             raise TrainingError(f"{failure}: lower LR, or look at the data")
-        num_norms = max(
-            self.span_steps - overflows, 1
-        )  # steps that overflowed count as 0
+        # Steps that overflowed count as 0.
+        num_norms = max(self.span_steps - overflows, 1)
         values = {
             "step": step,
             "epoch": self.epochs(batches, samples),

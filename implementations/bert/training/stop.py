@@ -112,7 +112,6 @@ class Stop:
 
     def _note(self, step: int) -> None:
         if self.note is not None and self.world.is_main:
-            with suppress(
-                OSError
-            ):  # only needed to tell, after a failure, how much is lost
+            # Only needed to tell, after a failure, how much is lost.
+            with suppress(OSError):
                 self.note.write_text(f"{step}\n", encoding="ascii")

@@ -85,9 +85,8 @@ def predict(
     """Answers to all questions of the features. logits: of every window."""
     predictions = Predictions({}, {}, {})
     bounds = np.flatnonzero(np.diff(features.question)) + 1
-    for rows in np.split(
-        np.arange(len(features)), bounds
-    ):  # the windows of each question
+    # The windows of each question.
+    for rows in np.split(np.arange(len(features)), bounds):
         positions = [
             (int(features.window_start[row]), int(features.window_length[row]))
             for row in rows
@@ -209,9 +208,8 @@ def _best(
         best.setdefault(candidate.text, candidate)
     if null is not None:
         best.setdefault("", null)
-    return list(best.values()) or [
-        Candidate("empty", 0.0, 0.0)
-    ]  # as in the published code
+    # As in the published code.
+    return list(best.values()) or [Candidate("empty", 0.0, 0.0)]
 
 
 def answer_text(
