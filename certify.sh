@@ -25,8 +25,8 @@ if [[ $quick ]]; then
   variables::default CERTIFY_TOOLS none
 fi
 certify::require_gpus ''
-certify::defaults
 export DGXNNODES=1
+certify::defaults
 RUN_NAME=${RUN_NAME:-certify_$(uname -n)_$(date +%Y%m%d-%H%M%S)}
 variables::load
 export CONTAINER_RUNTIME=none CERTIFY_LINE=${quick:+--line}

@@ -1,11 +1,12 @@
 """Power of the acceptance test: how often it finds slow ranks, and false alarms, simulated.
 
-A test has four stages and the matrix product, of 16 rounds each, compared separately and all
+A test has four stages and the matrix product, of 16 rounds each (as many as CERTIFY_SECONDS / 1.25,
+up to 64), compared separately and all
 together, as certify does. The noise of a round is independent between ranks (common noise cancels)
 and between rounds, or has an autocorrelation of 0.8. Healthy ranks differ by 0.3%. One rank, or
 half of them (by a tenth), is slow. Prints one JSON line, with a row per number of ranks and noise.
 
-usage: python bench/certify_power.py [--tests 1000] [--ranks 4,8,64,512]
+usage: python bench/certify_power.py [--tests 1000] [--ranks 4,8,64,512] [--rounds 16]
 """
 
 from __future__ import annotations
@@ -29,14 +30,15 @@ def named(
     correlation: float,
     excess: float,
     num_slow: int = 1,
+    num_rounds: int = ROUNDS,
 ) -> set[str]:
     """Ranks that one test names; the first ``num_slow`` are slower by ``excess``."""
     # [ranks, 1]: a rank's own level, [ranks, rounds]: its noise.
     level = 1 + BETWEEN * generator.standard_normal((ranks, 1))
     level[:num_slow] *= 1 + excess
     # First-order autoregressive process.
-    noise = deviation * generator.standard_normal((ranks, STAGES * ROUNDS))
-    for number in range(1, STAGES * ROUNDS):
+    noise = deviation * generator.standard_normal((ranks, STAGES * num_rounds))
+    for number in range(1, STAGES * num_rounds):
         noise[:, number] = (
             # The root keeps the deviation the same for any correlation.
             correlation * noise[:, number - 1]
@@ -64,6 +66,7 @@ def named(
 def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument("--tests", type=integer, default=1000)
+    parser.add_argument("--rounds", type=integer, default=ROUNDS)
     parser.add_argument(
         "--ranks",
         type=lambda text: [int(number) for number in text.split(",")],
@@ -81,14 +84,17 @@ def main() -> None:
         for _ in range(options.tests):
             # Exactly the slow half must be named, and none of the others.
             half = {str(rank) for rank in range(ranks // 2)}
-            counts["false_alarms"] += bool(named(*case, 0.0))
-            counts["slow_rank_named"] += "0" in named(*case, SLOW)
-            counts["slow_half_named"] += named(*case, HALF_SLOW, len(half)) == half
+            rounds = options.rounds
+            counts["false_alarms"] += bool(named(*case, 0.0, 1, rounds))
+            counts["slow_rank_named"] += "0" in named(*case, SLOW, 1, rounds)
+            slow = named(*case, HALF_SLOW, len(half), rounds)
+            counts["slow_half_named"] += slow == half
         row = {"ranks": ranks, "noise": deviation, "autocorrelation": correlation}
         rows.append(
             row | {name: count / options.tests for name, count in counts.items()}
         )
-    emit("certify_power", {"tests": options.tests, "rows": rows})
+    about = {"tests": options.tests, "rounds": options.rounds, "rows": rows}
+    emit("certify_power", about)
 
 
 if __name__ == "__main__":

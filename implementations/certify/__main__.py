@@ -102,7 +102,7 @@ def certify(
             about["hardware"] = {
                 "parts": hardware.inventory(Gpus([])),
                 "before": hardware.health(Gpus([])),
-                "uptime": hardware.uptime(),
+                "log_before": hardware.kernel_log(),
             }
         rows, about["tools"] = measure()
         load.probes += rows

@@ -8,6 +8,7 @@ Imports no torch.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import platform
 import re
@@ -158,28 +159,37 @@ def health(gpus: Gpus, root: Path = Path("/")) -> Facts:
 
 
 def uptime(root: Path = Path("/")) -> float:
-    """Seconds since boot, the clock of the kernel log; 0 if unknown."""
+    """Seconds since boot; 0 if unknown."""
     with contextlib.suppress(ValueError, IndexError):
         return float(text_of(root / "proc/uptime").split()[0])
     return 0.0
 
 
 def kernel_log(root: Path = Path("/")) -> dict[str, Any]:
-    """The log's faults as [seconds since boot, line], when it was read, and the time of its first
-    line.
+    """The log's faults as [seconds since boot, line], the times of its first and last line, which
+    boot it is of, and the uptime as it was read.
 
     ``lines`` is None where the log cannot be read: this user may not, or the ring is empty.
     """
-    stamped = re.findall(r"^\[ *(\d+\.\d+)\] (.*)$", _dmesg(), re.MULTILINE)
     known = [re.compile(pattern) for pattern in (XID, *TABLES["kernel_log"])]
-    lines = [
-        [float(at), line]
-        for at, line in stamped
-        if any(one.search(line) for one in known)
-    ]
+    times, lines = [], []
+    for line in _dmesg().splitlines():
+        stamp = re.match(r"\[ *(\d+)[.,](\d+)\]", line)
+        # A fault whose time cannot be read counts as one of the test.
+        at = float(f"{stamp[1]}.{stamp[2]}") if stamp else math.inf
+        if stamp:
+            times.append(at)
+        if any(one.search(line) for one in known):
+            lines.append([at, line.partition("] ")[2] or line])
     # The log is a ring: what came before its first line is lost, and the verdict must know.
-    first = float(stamped[0][0]) if stamped else 0.0
-    return {"read": uptime(root), "first": first, "lines": lines if stamped else None}
+    first, last = (times[0], times[-1]) if times else (0.0, 0.0)
+    return {
+        "boot": text_of(root / "proc/sys/kernel/random/boot_id"),
+        "read": uptime(root),
+        "first": first,
+        "last": last,
+        "lines": lines if times else None,
+    }
 
 
 def _dmesg() -> str:
@@ -211,10 +221,14 @@ def _count(path: Path) -> int | None:
 
 
 def _answers(facts: dict[str, Any]) -> dict[str, Any]:
-    """Facts with None for an empty answer; bytes decoded."""
+    """Facts with None for an answer that says nothing; bytes decoded."""
     # Older versions of nvidia-ml-py return bytes.
     texts = {
         name: value.decode() if isinstance(value, bytes) else value
         for name, value in facts.items()
     }
-    return {name: None if value == "" else value for name, value in texts.items()}
+    # The last condition is true of nan alone.
+    return {
+        name: None if value in ("", "N/A") or value != value else value
+        for name, value in texts.items()
+    }

@@ -43,7 +43,8 @@ SEED = 0  # the same for all ranks and rounds: the same work, bit for bit
 LEARNING_RATE = 1e-4
 WARM_UP_STEPS = 3
 MIN_STEPS = 4  # per round
-ROUNDS = 16  # of a stage; each is compared
+ROUNDS, MAX_ROUNDS = 16, 64  # of a stage; each is compared
+ROUND_SECONDS = 1.25  # more time means more rounds, and beyond MAX_ROUNDS longer ones
 QUICK_SECONDS, QUICK_ROUNDS = (
     2.0,
     6,
@@ -78,6 +79,7 @@ class LoadConfig:
         "",
         doc="burn-in after the stages, such as 24h, 30m or 90s; unset: none",
     )
+    disk: bool = env("CERTIFY_DISK", True, doc="reads the configured data set")
     flip: str = env(
         "CERTIFY_FLIP",
         "",
@@ -96,7 +98,9 @@ class LoadConfig:
 
     @property
     def rounds(self) -> int:
-        return ROUNDS if self.seconds > QUICK_SECONDS else QUICK_ROUNDS
+        if self.seconds <= QUICK_SECONDS:
+            return QUICK_ROUNDS
+        return min(max(ROUNDS, round(self.seconds / ROUND_SECONDS)), MAX_ROUNDS)
 
     @property
     def burn_in_seconds(self) -> float:
@@ -205,7 +209,10 @@ class Load:
         No cache answers: all ranks draw from one shuffled list of blocks, in an order that no test
         had before, and no block is read twice. A data set with too few blocks is not measured.
         """
-        meeting, rounds = self.meeting, self.config.rounds
+        if not self.config.disk:
+            return
+        # A longer test needs no larger data set.
+        meeting, rounds = self.meeting, min(self.config.rounds, ROUNDS)
         nodes = range(len(meeting.nodes))
         turns = [("disk", nodes)]
         # With one node, its own turn would be that of all again.
@@ -459,7 +466,8 @@ def read_block(path: Path, offset: int) -> None:
             file = os.open(path, os.O_RDONLY)
             os.posix_fadvise(file, offset, READ_BYTES, os.POSIX_FADV_DONTNEED)
         try:
-            os.preadv(file, [buffer], offset)
+            if os.preadv(file, [buffer], offset) != READ_BYTES:
+                raise OSError(f"{path}: cut off at {offset:,} bytes while it was read")
         finally:
             os.close(file)
 

@@ -11,7 +11,7 @@ import importlib
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -23,6 +23,7 @@ from review.acceptance.schema import FIELDS, SAMPLE
 MAX_SAMPLES = (
     20_000  # at twice as many, every other sample is dropped and the interval doubles
 )
+PATIENCE = 30.0  # seconds for a sample that hangs
 # Links of an H100; errors of a link: replay, recovery, CRC of flits and of data.
 _NVLINKS, _NVLINK_COUNTERS = 18, 4
 _NAN = float("nan")
@@ -164,10 +165,16 @@ class Sampler:
         self._thread.start()
 
     def stop(self) -> np.ndarray:
-        """Ends the thread; returns all rows (SAMPLE)."""
+        """Ends the thread; returns all rows (SAMPLE), the last of them without values if sampling
+        had already ended.
+        """
+        failed = not self._thread.is_alive()
         self._over.set()
         # A driver that hangs must not hold up the record; the thread is a daemon.
-        self._thread.join(self.interval + 30)
+        self._thread.join(self.interval + PATIENCE)
+        if failed or self._thread.is_alive():
+            # The verdict takes the time since the last values for the GPUs' silence.
+            self._add({"device": number} for number in range(len(self.gpus.devices)))
         return self.rows()
 
     def rows(self) -> np.ndarray:
@@ -179,10 +186,13 @@ class Sampler:
 
     def sample(self) -> None:
         """Takes a row of every GPU."""
+        self._add(self.gpus.sample())
+
+    def _add(self, rows: Iterable[Mapping[str, float]]) -> None:
         now = time.time()
         table = [
             (now, values["device"], *(values.get(name, _NAN) for name in FIELDS))
-            for values in self.gpus.sample()
+            for values in rows
         ]
         self._samples.append(np.array(table, SAMPLE))
         if len(self._samples) >= 2 * MAX_SAMPLES:

@@ -12,10 +12,19 @@ certify::defaults() {
   variables::default MAX_STEPS 1000
   variables::default EVAL_ITER_SAMPLES 1000000
   variables::default EVAL_ITER_START_SAMPLES 1000000
+  if [[ ${CERTIFY_MINUTES:-} && ! ${CERTIFY_SECONDS:-} ]]; then certify::share_minutes; fi
   variables::default CERTIFY_SECONDS 20
   export CERTIFY_SIZE=$((gpus ? 1024 : 256)) # width of the model without a config
   export SYNTH_DATA=1 SUBMISSION_DIVISION=open INIT_CHECKPOINT='' NEXP=1 NCCL_TEST=0 STAGE_DIR='' TRIAL=0 SPARE_NODES=0
   export RANK_MODULE=certify
+}
+
+# Sets CERTIFY_SECONDS, so that all stages together take CERTIFY_MINUTES. Needs DGXNNODES.
+certify::share_minutes() {
+  local stages=$((DGXNGPU + 2)) # single takes one for each rank of a node; then parallel, together
+  if ((DGXNNODES > 1)); then stages=$((stages + 2)); fi # node, pairs
+  [[ $CERTIFY_MINUTES =~ ^[1-9][0-9]{0,4}$ ]] || log::die "CERTIFY_MINUTES='$CERTIFY_MINUTES': expected whole minutes, from 1 on"
+  CERTIFY_SECONDS=$((60 * CERTIFY_MINUTES / stages))
 }
 
 # Prints the number of GPUs that the driver runs; it may hang with one that is broken.
@@ -90,13 +99,14 @@ certify::run() {
 }
 
 certify::main() {
-  local output status=0
+  local output where status=0
   trial::traps
   runner::prepare
   preflight::outputs
   certify::prepare
+  [[ ${DEVICE:-} == cuda ]] || where=', on CPUs'
   [[ ${CERTIFY_LINE:-} ]] ||
-    log::info "certifying $DGXNNODES nodes of $DGXNGPU ranks each, about $CERTIFY_SECONDS s a stage, the first for each rank: $RUN_DIR"
+    log::info "certifying $DGXNNODES nodes of $DGXNGPU ranks each${where:-}, about $CERTIFY_SECONDS s a stage, the first for each rank: $RUN_DIR"
   if ((DGXNNODES > 1)); then preflight::record; fi
   certify::run
   output=$(runner::python -m review certify "$RUN_DIR" ${CERTIFY_LINE:+"$CERTIFY_LINE"} 2>&1) || status=$?

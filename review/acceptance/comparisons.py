@@ -7,13 +7,13 @@ in pauses), ``network`` (all-reduces and other transfers). outliers.py judges ea
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from review.acceptance import outliers
 from review.acceptance.outliers import Outlier, Times
-from review.acceptance.records import Records, known
+from review.acceptance.records import Records, known, lower_median
 from review.acceptance.schema import ALONE, BURN_IN, COLLECTIVES, COPIES, PARTS
 
 # Share of the false alarms that comparisons over all stages may have: they are few and clear.
@@ -56,13 +56,21 @@ class Comparison:
             paired=self.paired,
             correlation=self.correlation,
         )
-        # GPUs and pairs on two sockets are two groups by design; so are networks of two levels.
-        grouped = self.what == "network" or {*self.stages} & {*COPIES}
-        if single or grouped:
+        # GPUs and pairs on two sockets are two groups by design.
+        if single or {*self.stages} & {*COPIES}:
             return single
-        return outliers.find_slow_group(
-            self.values, comparisons, spread=spread, paired=self.paired
+        found = outliers.find_slow_group(
+            self.values,
+            comparisons,
+            min_gap=max(outliers.MIN_GAP, least),
+            spread=spread,
+            paired=self.paired,
         )
+        # So may be a network of two levels.
+        may_be_meant = "pairs" in self.stages
+        return [
+            replace(group, state="warn") if may_be_meant else group for group in found
+        ]
 
     def shown_in(self, name: str) -> str:
         """The stage that shows it best: in which most rounds are far above the median, the first of
@@ -148,18 +156,28 @@ def _of_probe(records: Records, probe: str) -> Iterator[Comparison]:
 
 
 def _of_network(records: Records) -> Iterator[Comparison]:
-    """All-reduces of pairs of nodes: of a node with any partner, then of each link."""
+    """All-reduces of pairs of nodes: of a node with any partner, with its best ones, of each link.
+
+    Where half of the nodes are slow, a good one meets mostly slow partners; its best ones tell it.
+    """
     pairs = records.pairs()
     meetings: dict[str, list[float]] = {}
+    every: dict[str, list[float]] = {}
     for pair, seconds in pairs.items():
         for node in pair:
-            meetings.setdefault(f"node {records.nodes[node]}", []).append(min(seconds))
+            name = f"node {records.nodes[node]}"
+            meetings.setdefault(name, []).append(min(seconds))
+            every.setdefault(name, []).extend(seconds)
     most = max(map(len, meetings.values()), default=0)  # nodes meet different numbers
     filled = {
         node: times + [np.nan] * (most - len(times)) for node, times in meetings.items()
     }
     # Pairs meet one after the other, so the columns are not of the same time.
     yield Comparison("network", "node", filled, ("pairs",) * most, paired=False)
+    fewest = min((len(times) // 3 for times in every.values()), default=0)
+    if fewest:
+        best = {node: sorted(times)[:fewest] for node, times in every.items()}
+        yield Comparison("network", "node", best, ("pairs",) * fewest, paired=False)
     links = {
         f"link {records.nodes[a]} - {records.nodes[b]}": times
         for (a, b), times in pairs.items()
@@ -173,31 +191,13 @@ def _of_gpu_pairs(records: Records, probe: str) -> Iterator[Comparison]:
     A GPU whose pairs are slow would make every other's slowest pair slow: the typical one tells it
     from a bad link.
     """
-    rows = records.measured(probe)
-    rank_of = {
-        (info.node, info.local_rank): rank for rank, info in records.ranks.items()
-    }
-    num_rounds = int(rows["round"].max(initial=-1)) + 1
-    pairs: dict[str, np.ndarray] = {}
-    of_gpu: dict[int, list[np.ndarray]] = {}
-    columns = (rows[name].tolist() for name in ("rank", "partner", "round", "seconds"))
-    for rank, partner, number, seconds in zip(*columns, strict=True):
-        info = records.ranks[rank]
-        name = f"GPU {info.local_rank} from GPU {partner} of {info.node}"
-        if name not in pairs:
-            pairs[name] = np.full(num_rounds, np.nan)
-            # Both ends share the array, which the following rows fill.
-            of_gpu.setdefault(rank, []).append(pairs[name])
-            if (info.node, partner) in rank_of:
-                peer = rank_of[info.node, partner]
-                of_gpu.setdefault(peer, []).append(pairs[name])
-        pairs[name][number] = seconds
+    pairs, of_gpu = records.gpu_pairs(probe)
+    stages = (probe,) * max(map(len, pairs.values()))
     typical = {
-        records.ranks[rank].name: _lower_median(times)
+        records.ranks[rank].name: lower_median(times)
         for rank, times in sorted(of_gpu.items())
         if len(times) > 2  # two GPUs share their only pair
     }
-    stages = (probe,) * num_rounds
     if typical:
         yield Comparison("slow", "rank", typical, stages)
     of_pairs = {name: times.tolist() for name, times in pairs.items()}
@@ -233,7 +233,7 @@ def _per_rank_and_node(
         of_nodes.setdefault(f"node {records.ranks[rank].node}", []).append(times)
     one_rank_a_node = len(records.ranks) == len(records.nodes)
     if what != "hesitates" or not one_rank_a_node:
-        typical = {node: _lower_median(times) for node, times in of_nodes.items()}
+        typical = {node: lower_median(times) for node, times in of_nodes.items()}
         yield Comparison(
             what, "node", typical, stages, correlation=correlation, overall=overall
         )
@@ -242,12 +242,6 @@ def _per_rank_and_node(
         yield Comparison(
             what, "rank", named, stages, correlation=correlation, overall=overall
         )
-
-
-def _lower_median(rows: list[np.ndarray]) -> np.ndarray:
-    """Of each round over the rows; nan, for what was not measured, sorts last."""
-    lower_median: np.ndarray = np.sort(rows, axis=0)[(len(rows) - 1) // 2]
-    return lower_median
 
 
 def _typical(times: np.ndarray) -> float:

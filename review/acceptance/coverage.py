@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from review.acceptance.floors import floor_of
+from review.acceptance.faults import log_began
+from review.acceptance.floors import floor_of, rated
 from review.acceptance.journal import Reason
 from review.acceptance.records import Records
 from review.acceptance.schema import (
@@ -59,20 +60,26 @@ def _untested(records: Records, node: str) -> dict[str, str]:
     log = hardware.get("kernel_log", {})
     if log.get("lines") is None:
         reasons["kernel_log"] = "this user may not read it"
-    # Seconds since boot. The log was read after the test began, in the same boot, and its first
-    # line is later still: the kernel's buffer has gone round.
-    elif log["read"] >= hardware.get("uptime", 0.0) < log["first"]:
+    # The first line left is later than the last one before the test: the kernel's buffer has gone
+    # round, or the node has started again.
+    elif log_began(hardware) < log["first"]:
         reasons["kernel_log"] = "its lines of the test are overwritten"
     if len(records.nodes) < 2 or "together" not in records.stages:
         reasons["network"] = "one node"
     ranks = [rank for rank, info in records.ranks.items() if info.node == node]
     if not np.isin(records.measured("disk")["rank"], ranks).any():
-        reasons["disk"] = "no data set is configured"
-    # A program counts as run if it left any record, of whatever test.
-    ran = {program(tool["name"]) for tool in records.tools.get(node, [])}
+        reasons["disk"] = "no data set is configured, it is small, or CERTIFY_DISK=0"
     programs = {"nccl": NCCL_TESTS, "nvbandwidth": NVBANDWIDTH, "dcgmi": DIAGNOSTIC}
-    missing = [area for area, name in programs.items() if name not in ran]
-    return reasons | dict.fromkeys(missing, "not installed, or excluded")
+    for area, name in programs.items():
+        # A program counts as run if it left any record, of whatever test.
+        ran = [
+            one for one in records.tools.get(node, []) if program(one["name"]) == name
+        ]
+        if not ran:
+            reasons[area] = "not installed, or excluded"
+        elif all({*COPIES} <= {*one["skipped"]} for one in ran):
+            reasons[area] = "it skipped every test"
+    return reasons
 
 
 def _untested_gpus(records: Records, node: str) -> dict[str, str]:
@@ -89,8 +96,14 @@ def _untested_gpus(records: Records, node: str) -> dict[str, str]:
             f"no figures of {', '.join(unknown)}" if models else NO_NVML
         )
     # The counts before alone cannot show what the test itself did.
-    if not any(device.startswith("GPU ") for device in hardware.get("after", {})):
+    after = hardware.get("after", {})
+    counts = [
+        own.values() for device, own in after.items() if device.startswith("GPU ")
+    ]
+    if not counts:
         reasons["health"] = NO_NVML
+    elif any(all(count is None for count in own) for own in counts):
+        reasons["health"] = "not reported"
     if not any(
         (~np.isnan(samples[field])).any() for field in FIELDS if field in samples
     ):
@@ -142,27 +155,44 @@ def _areas(records: Records) -> Iterator[tuple[str, str]]:
     for area, nodes in untested(records).items():
         for why in dict.fromkeys(nodes.values()):
             of_nodes = [node for node, reason in nodes.items() if reason == why]
-            where = (
-                ""
-                if len(of_nodes) == len(records.nodes)
-                else f" on {', '.join(of_nodes)}"
-            )
-            yield f"{AREAS[area]}{where}", why
+            yield f"{AREAS[area]}{_on(records, of_nodes)}", why
 
 
 def _unknown_facts(records: Records) -> list[str]:
     """What a driver or the system was asked for and did not say, of all devices of a kind
-    together.
+    together, with the nodes if others told it.
     """
-    found = [
-        f"{name} of {device.partition(' ')[0]} (not reported)"
-        for hardware in records.hardware.values()
-        for table in ("parts", "after")
-        for device, facts in hardware.get(table, {}).items()
-        for name, value in facts.items()
-        if value is None
+    silent: dict[str, list[str]] = {}
+    for node in records.nodes:
+        for name in dict.fromkeys(_unknown_of(records, node)):
+            silent.setdefault(name, []).append(node)
+    return [
+        f"{name}{_on(records, nodes)} (not reported)" for name, nodes in silent.items()
     ]
-    return [*dict.fromkeys(found)]
+
+
+def _unknown_of(records: Records, node: str) -> Iterator[str]:
+    hardware = records.hardware.get(node, {})
+    for table in ("parts", "before", "after"):
+        for device, facts in hardware.get(table, {}).items():
+            for name, value in facts.items():
+                if value is None:
+                    yield f"{name} of {device.partition(' ')[0]}"
+    for device, facts in hardware.get("parts", {}).items():
+        # Only InfiniBand and RoCE ports have a rate.
+        if "rate" in facts and not rated(facts):
+            yield f"rated speed of {device} ({facts.get('type')})"
+    samples = records.telemetry.get(node, {})
+    # A node without any is an area that was not tested.
+    fields = [field for field in FIELDS if field in samples and field != "xid_last"]
+    heard = {field for field in fields if (~np.isnan(samples[field])).any()}
+    if heard:
+        yield from (f"{field} of telemetry" for field in fields if field not in heard)
+
+
+def _on(records: Records, nodes: Sequence[str]) -> str:
+    """Names the nodes if others differ."""
+    return "" if len(nodes) == len(records.nodes) else f" on {', '.join(nodes)}"
 
 
 def missing(records: Records, required: Sequence[str]) -> list[Reason]:

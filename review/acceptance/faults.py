@@ -140,6 +140,8 @@ def gpu_faults(records: Records) -> Iterator[Reason]:
             if more > 0:
                 last = samples["xid_last"][-1] if field == "xid_count" else np.nan
                 which = "" if np.isnan(last) else f", the last Xid {last:.0f}"
+                if field == "xid_count" and _only_mild(samples):
+                    state = "warn"
                 yield Reason(name, f"{more:.0f} {words} during the test{which}", state)
         for field, words in (
             ("pcie_generation", "PCIe generation"),
@@ -153,6 +155,13 @@ def gpu_faults(records: Records) -> Iterator[Reason]:
                     f"{words}: {now:.0f} of the {most:.0f} that GPU and slot support"
                 )
                 yield Reason(name, message, "warn")
+
+
+def _only_mild(samples: Columns) -> bool:
+    """Whether every Xid is known, since at most one came with a sample, and is an application's."""
+    more = np.diff(known(samples["xid_count"]), prepend=0.0)
+    seen = {*known(samples["xid_last"]).astype(int).tolist()}
+    return bool((more <= 1).all()) and bool(seen) and seen <= {*TABLES["mild_xids"]}
 
 
 def _silent(name: str, samples: Columns, read: set[str]) -> Iterator[Reason]:
@@ -256,14 +265,12 @@ def _kernel_log(node: str, hardware: Mapping[str, Any]) -> Iterator[Reason]:
     their age.
     """
     log = hardware.get("kernel_log") or {}
-    began = hardware.get("uptime", 0.0)
-    if log.get("read", 0.0) < began:  # the node has started again since
-        began = 0.0
+    began = log_began(hardware)
     times_of: dict[tuple[str, str], list[float]] = {}
     for at, line in log.get("lines") or ():
         times_of.setdefault(_meaning(line), []).append(at)
     for (fault, state), times in times_of.items():
-        during = [at for at in times if at >= began]
+        during = [at for at in times if at > began]
         if during:
             words = f"{len(during)} {fault} in the kernel log during the test"
         else:
@@ -273,6 +280,17 @@ def _kernel_log(node: str, hardware: Mapping[str, Any]) -> Iterator[Reason]:
                 "warn",
             )
         yield Reason(f"node {node}", words, state)
+
+
+def log_began(hardware: Mapping[str, Any]) -> float:
+    """Time of the kernel log's last line before the test, by its own clock, which drifts from the
+    uptime's; -inf if the node has started again since.
+    """
+    before, log = hardware.get("log_before") or {}, hardware.get("kernel_log") or {}
+    if before.get("boot") != log.get("boot"):
+        return -math.inf
+    # An empty log or one that could not be read has no last line.
+    return float(before.get("last") or before.get("read") or -math.inf)
 
 
 def _meaning(line: str) -> tuple[str, str]:

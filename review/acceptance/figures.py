@@ -18,10 +18,10 @@ import numpy as np
 from review.acceptance.comparisons import MIN_EXCESS
 from review.acceptance.coverage import AREAS
 from review.acceptance.faults import usual_parts
-from review.acceptance.floors import least
+from review.acceptance.floors import PAIRS, least
 from review.acceptance.journal import Reason
 from review.acceptance.outliers import MIN_PEERS, OF_MEDIAN
-from review.acceptance.records import Records, known
+from review.acceptance.records import Records, known, lower_median
 from review.acceptance.schema import (
     ALL_NODES,
     COLLECTIVES,
@@ -170,8 +170,10 @@ def floors(records: Records) -> dict[str, dict[str, float]]:
     unknown models.
     """
     limits: dict[str, dict[str, float]] = {}
-    for name, info in itertools.product(PROBES, records.ranks.values()):
-        if not records.on_cpus and (rate := least(name, info.device)):
+    names = (*PROBES, PAIRS)
+    for name, info in itertools.product(names, records.ranks.values()):
+        rate = least(name, info.device, records.ranks_per_node)
+        if not records.on_cpus and rate:
             limits.setdefault(name, {})[info.name] = rate
     return limits
 
@@ -180,12 +182,23 @@ def below(records: Records, limits: Mapping[str, Mapping[str, float]]) -> list[R
     """Ranks that reach less than any healthy GPU of their model."""
     reasons = []
     for name, by_rank in limits.items():
-        for who, rounds in measure(records, name).items():
+        measured = measure(records, name) if name != PAIRS else _typical_pairs(records)
+        for who, rounds in measured.items():
             rate, limit = statistics.median(rounds), by_rank.get(who, 0.0)
             if rate < limit:
                 words = f"{digits(rate)} {UNITS[name]}, at least {digits(limit)} by its datasheet"
                 reasons.append(Reason(who, words, stage=LABELS[name]))
     return reasons
+
+
+def _typical_pairs(records: Records) -> dict[str, list[float]]:
+    """GB/s of a typical pair of each GPU by round; a slow pair alone is its link's fault."""
+    _, of_gpu = records.gpu_pairs(PAIRS)
+    # tools.py enters each copy as one of a GB.
+    return {
+        records.ranks[rank].name: known(1 / lower_median(own)).tolist()
+        for rank, own in of_gpu.items()
+    }
 
 
 def bus_bandwidth(records: Records, name: str, size: int) -> float:

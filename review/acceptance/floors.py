@@ -13,6 +13,8 @@ from review.acceptance.journal import Reason
 from review.acceptance.schema import NODE, Facts
 
 TABLE = read_table(__file__, "floors.yaml")
+PAIRS = "device_to_device_memcpy_read_ce"
+DIRECT = 4  # GPUs of a board that are connected without a switch
 # Facts of a GPU and their floor's name; below a setting's floor (True) a site may have meant it: a
 # warning.
 _FACTS = {
@@ -56,13 +58,13 @@ def _of_gpu(name: str, facts: Mapping[str, Any]) -> Iterator[Reason]:
     for fact, (column, may_be_meant) in _FACTS.items() if floor else ():
         value = facts.get(fact)
         # A fact that the driver does not tell is not judged; coverage says so.
-        if value is not None and value < floor[column]:
+        if value is not None and not value >= floor[column]:
             words = (
                 f"{fact} {value}, at least {floor[column]} expected ({floor['source']})"
             )
             yield Reason(name, words, "warn" if may_be_meant else "fail")
-    # Not any falsehood: None is unknown, and what is unknown is no fault.
-    if floor and facts.get("ECC") == 0:
+    # None is unknown, which coverage says.
+    if floor and facts.get("ECC") not in (1, None):
         yield Reason(name, f"ECC is off, on expected ({floor['source']})")
 
 
@@ -81,17 +83,29 @@ def _of_port(name: str, facts: Mapping[str, Any], parts: Facts) -> Iterator[Reas
     # DOWN beside ports of its type that work, or up half-way (INIT, ARMED).
     elif state not in ("ACTIVE", None):
         yield Reason(name, f"state {state}, ACTIVE expected")
-    rated = TABLE["ports"].get(facts.get("type"))
     rate = re.match(r"[\d.]+", str(facts.get("rate")))
-    if state == "ACTIVE" and rated and rate and float(rate[0]) < rated:
-        words = f"runs at {rate[0]} of the {rated} Gbit/s that its type has (NVIDIA's product page)"
+    if not rate and facts.get("rate") is not None:
+        yield Reason(name, f"rate {facts['rate']}: not a number")
+    if state == "ACTIVE" and rate and float(rate[0]) < rated(facts):
+        words = f"runs at {rate[0]} of the {rated(facts)} Gbit/s that its type has (NVIDIA's product page)"
         yield Reason(name, words, "warn")
 
 
-def least(probe: str, gpu: str) -> float:
-    """Lowest healthy rate of a probe (Tflop/s, GB/s) on a GPU, by its name; 0 without a floor."""
+def rated(port: Mapping[str, Any]) -> int:
+    """Gbit/s of a port by its type; 0 for an unknown one."""
+    return int(TABLE["ports"].get(port.get("type"), 0))
+
+
+def least(probe: str, gpu: str, peers: int) -> float:
+    """Lowest healthy rate of a probe (Tflop/s, GB/s) on a GPU, by its name; 0 without a floor.
+
+    peers: GPUs of its node. More than four are connected by switches, through which one of them has
+    all links of another; of up to four, each pair may have its own share of the links.
+    """
     floor = floor_of(gpu)
+    links = floor.get("links", 0) // (1 if peers > DIRECT else DIRECT - 1)
     peaks = {
+        PAIRS: links * floor.get("link_gbps", 0.0),
         "copy": floor.get("memory_gbps", 0.0),
         "matmul": floor.get("bf16_tflops", 0.0),
         "host_copy": TABLE["pcie_gbps"].get(floor.get("generation"), 0.0)

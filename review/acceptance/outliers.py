@@ -220,9 +220,14 @@ def find_slow(
 
 
 def find_slow_group(
-    values: Times, comparisons: float, *, spread: float, paired: bool = True
+    values: Times,
+    comparisons: float,
+    *,
+    spread: float,
+    paired: bool = True,
+    min_gap: float = MIN_GAP,
 ) -> list[Outlier]:
-    """Two groups, at least MIN_GAP apart: the slow one, as a single finding with its members'
+    """Two groups, at least ``min_gap`` apart: the slow one, as a single finding with its members'
     names.
 
     Where half are slow, no median tells them from the others. Levels in ascending order are cut
@@ -244,7 +249,7 @@ def find_slow_group(
     excess = float(np.mean(slow) / np.mean(fast)) - 1
     # Without a gap between them it is a wide spread, not two groups.
     nearest = float(slow[0] / fast[-1]) - 1
-    too_close = excess < MIN_GAP or nearest < MIN_GAP / 2
+    too_close = excess < min_gap or nearest < min_gap / 2
     if too_close or table.shape[1] < MIN_ROUNDS:
         return []
     noise = RoundNoise(table - level[:, None])
@@ -258,7 +263,7 @@ def find_slow_group(
     log_chance = _log_tail(statistic, freedom) + math.log(comparisons) + log_splits
     if log_chance >= math.log(FALSE_ALARMS):
         return []
-    names = [[*values][index] for index in order[cut:].tolist()]
+    names = [[*values][index] for index in sorted(order[cut:].tolist())]
     who = f"{len(names)} of {count}: {', '.join(names)}"
     spread_of_fast = float(fast[-1] / fast[0] - 1)
     measure = f"two groups, the other {cut} within {spread_of_fast:.1%}"

@@ -28,8 +28,8 @@ class Records:
     """A whole test. steps, probes: columns; ranks: by number, in order; telemetry: by node; on_cpus:
     no GPUs; ended: Unix time, 0 if unknown.
 
-    hardware: by node, its ``parts``, its devices' fault counts ``before`` and ``after``, ``uptime``
-    at the start and ``kernel_log``; tools: by node, name, version, faults and skipped tests of each
+    hardware: by node, its ``parts``, its devices' fault counts ``before`` and ``after``,
+    ``log_before`` and ``kernel_log``, the kernel's log; tools: by node, name, version, faults and skipped tests of each
     tool. Both are empty in older records.
     """
 
@@ -171,6 +171,33 @@ class Records:
             for pair, ranks in sorted(times_of.items())
         }
 
+    def gpu_pairs(
+        self, probe: str
+    ) -> tuple[dict[str, np.ndarray], dict[int, list[np.ndarray]]]:
+        """Seconds by round of each copy between a node's GPUs, by its name, and by the ranks of
+        both GPUs.
+        """
+        rows = self.measured(probe)
+        ranks = {
+            (info.node, info.local_rank): rank for rank, info in self.ranks.items()
+        }
+        rounds = int(rows["round"].max(initial=-1)) + 1
+        pairs: dict[str, np.ndarray] = {}
+        of_gpu: dict[int, list[np.ndarray]] = {}
+        columns = zip(
+            *(rows[name].tolist() for name in ("rank", "partner", "round", "seconds")),
+            strict=True,
+        )
+        for rank, partner, number, seconds in columns:
+            info = self.ranks[rank]
+            name = f"GPU {info.local_rank} from GPU {partner} of {info.node}"
+            if name not in pairs:
+                pairs[name] = np.full(rounds, np.nan)
+                for one in {rank, ranks.get((info.node, partner), rank)}:
+                    of_gpu.setdefault(one, []).append(pairs[name])
+            pairs[name][number] = seconds
+        return pairs, of_gpu
+
 
 def known(values: np.ndarray) -> np.ndarray:
     """Values that are not nan."""
@@ -180,6 +207,12 @@ def known(values: np.ndarray) -> np.ndarray:
 def median(values: np.ndarray) -> float:
     """Median of the values that are not nan; nan if there are none."""
     return float(np.median(known(values))) if len(known(values)) else np.nan
+
+
+def lower_median(times: Sequence[np.ndarray]) -> np.ndarray:
+    """Of each round over rows; nan, for what was not measured, sorts last."""
+    lower: np.ndarray = np.sort(times, axis=0)[(len(times) - 1) // 2]
+    return lower
 
 
 def read(folder: Path) -> Records:

@@ -42,6 +42,7 @@ from review.logs.tree import read_json
 from review.rulebook.rules import table
 
 WORDS = schema.TABLES["slowness"]
+MOST_LINKS = 8  # of a group, shown
 
 
 @dataclass(frozen=True)
@@ -69,13 +70,14 @@ class Finding:
             if self.also
             else ""
         )
-        words = (
-            WORDS[self.what]
-            if self.outlier.state == "fail"
-            else "slower than the fastest"
-        )
+        # Of few ranks, the fastest is the measure; of a group, those outside it.
+        alone = self.outlier.state == "fail" or self.what == "network"
+        names = self.name.split(", ")
+        # Nodes and ranks are all listed, as they are drained by name.
+        cut = ", ..." if self.kind == "link" and len(names) > MOST_LINKS else ""
+        words = WORDS[self.what] if alone else "slower than the fastest"
         return Reason(
-            self.name,
+            ", ".join(names[:MOST_LINKS]) + cut if cut else self.name,
             f"{self.outlier.excess:.1%} {words}",
             self.outlier.state,
             stage=LABELS[self.stage],
@@ -372,7 +374,9 @@ def _explained(
         gpus = {(info.node, f"GPU {info.local_rank}") for info in of_ranks}
         pair, _, node = name.partition(" of ")
         return node in nodes or any((node, gpu) in gpus for gpu in pair.split(" from "))
-    return kind == "link" and bool(nodes & set(name.removeprefix("link ").split(" - ")))
+    return kind == "link" and all(
+        nodes & {*one.removeprefix("link ").split(" - ")} for one in members(name)
+    )
 
 
 def _names(findings: Iterable[Finding], kind: str) -> set[str]:

@@ -1,4 +1,5 @@
-"""Mutated outputs of other tools: what a reader takes for good must be whole.
+"""Mutated outputs of other tools, and answers of NVML, sysfs and the kernel log: what a reader takes
+for good must be whole.
 
 usage: python -m tests.certify.fuzz [--cases 10000] [--seed 0]
 """
@@ -8,10 +9,16 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 
-from certify import tools
+from certify import hardware, tools
+from review.acceptance import coverage
+from review.acceptance.faults import device_history, gpu_faults, odd_parts
+from review.acceptance.schema import FIELDS, TABLES, RankInfo
 
+from ..review.acceptance.made_up import make, telemetry
 from .test_tools import COPIES, PAIRS, SIZES, dcgm4, diagnosis, nccl_tests, nvbandwidth
 
 GPUS = 2
@@ -130,11 +137,119 @@ def wrong_passes(cases: int, seed: int) -> list[str]:
     return found
 
 
+DEVICE = {
+    "name": "NVIDIA H100 80GB HBM3", "memory MiB": 81559, "VBIOS": "96.00", "PCIe generation": 5, "PCIe lanes": 16,
+    "NVLinks": 18, "ECC": 1, "power limit W": 700, "SM MHz": 1980, "serial": "1651",
+}  # fmt: skip
+PORT = {
+    "state": "4: ACTIVE",
+    "rate": "400 Gb/sec (4X NDR)",
+    "hca_type": "MT4129",
+    "fw_ver": "28.39",
+}
+LOG = "[    0.000000] Linux\n[  400.000000] usb 1-1: new\n"
+XID = "[  500.250000] NVRM: Xid (PCI:0000:3b:00): 79, pid=1\n"
+TEXTS = ["", "N/A", None]
+WORSE = {  # of each kind of fact, answers that are no good ones
+    **{key: [None, 0, -1, float("nan")] for key in DEVICE},
+    **dict.fromkeys(("name", "VBIOS", "serial"), TEXTS),
+    **{key: [None, -1, float("nan"), 3] for key in hardware.FAULTS},
+    **dict.fromkeys(("state", "hca_type", "fw_ver"), TEXTS),
+    "rate": ["", "N/A", None, "nan", "-1", "0 Gb/sec", "inf", "100 Gb/sec"],
+    **{key: ["", "N/A", "-1", "nan", None, "7"] for key in TABLES["port_counters"]},
+    **{key: [float("nan")] for key in FIELDS if key != "xid_last"},
+}
+
+
+class Driver:
+    """Stands in for certify.telemetry.Gpus: one GPU, with these answers."""
+
+    nvml = True
+
+    def __init__(self, answers: dict) -> None:
+        self.answers = answers
+
+    def ask(self, question, *arguments):
+        if question == "nvmlDeviceGetCount":
+            return 1
+        asked = {
+            id(ask): name for name, ask in (hardware._GPU | hardware.FAULTS).items()
+        }
+        return self.answers.get(asked.get(id(question), ""), question)
+
+
+def observed(folder, gpu: dict, port: dict, fields: dict, log: str):
+    """Records of a node of one GPU and one port, read by the readers from these answers."""
+    card = folder / "sys/class/infiniband/mlx5_0"
+    for name, text in port.items():
+        path = card / ("" if name in ("hca_type", "fw_ver") else "ports/1") / name
+        if name in TABLES["port_counters"]:
+            path = card / "ports/1/counters" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        if text is not None:
+            path.write_text(text)
+    found = make(1, 1, rounds=3)
+    found.ranks[0] = RankInfo(0, 0, "node0", DEVICE["name"])
+    hardware._dmesg = lambda: log
+    before = {"boot": "", "first": 0.0, "last": 450.0, "lines": []}
+    none = dict.fromkeys(hardware.FAULTS, 0)
+    quiet = port | dict.fromkeys(TABLES["port_counters"], "0")
+    counts = {name: 0 for name in quiet if name in TABLES["port_counters"]}
+    found.hardware["node0"] = {
+        "parts": hardware.inventory(Driver(gpu), folder),
+        "before": {"GPU 0": none, "mlx5_0/1": counts},
+        "after": hardware.health(Driver(gpu), folder),
+        "log_before": before,
+        "kernel_log": hardware.kernel_log(folder),
+    }
+    samples = telemetry(1, 9)
+    for name, value in fields.items():
+        samples[name][:] = value
+    found.telemetry["node0"] = samples
+    return found
+
+
+def said(found) -> tuple[set[str], set[str]]:
+    """Faults, and what was not tested."""
+    reasons = [*gpu_faults(found), *odd_parts(found), *device_history(found)]
+    return {one.text() for one in reasons}, {*coverage.lines(found)}
+
+
+def wrong_machines(cases: int, seed: int, folder) -> list[str]:
+    """Machines with an answer that is no good one, of which nothing is said; and bad ones that another
+    answer hides.
+    """
+    chance, wrong = random.Random(seed), []
+    gpu = DEVICE | dict.fromkeys(hardware.FAULTS, 0)
+    port = PORT | dict.fromkeys(TABLES["port_counters"], "0")
+    whole = said(observed(folder, gpu, port, {}, LOG))
+    assert whole[0] == set(), whole
+    for number in range(cases):
+        name = chance.choice([*WORSE])
+        value = chance.choice(WORSE[name])
+        is_bad, log = number % 2 == 1, LOG
+        if is_bad:
+            mutation = chance.choice(
+                [decimal_comma, swap, repeat, lambda text, _: text]
+            )
+            log = mutation(LOG + XID, chance)
+        given = [one | ({name: value} if name in one else {}) for one in (gpu, port)]
+        fields = {name: value} if name in FIELDS else {}
+        reasons, untested = said(observed(folder, *given, fields, log))
+        silent = not (reasons | untested) - (whole[0] | whole[1])
+        if silent or (is_bad and not any("Xid 79" in one for one in reasons)):
+            wrong.append(f"case {number}: {name}={value!r}{' beside an Xid' * is_bad}")
+    return wrong
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     wrong = wrong_passes(options.cases, options.seed)
-    print(*wrong, f"{len(wrong)} of {options.cases} mutants pass wrongly", sep="\n")
+    with tempfile.TemporaryDirectory() as name:
+        wrong += wrong_machines(options.cases, options.seed, Path(name))
+    print(*wrong, f"{len(wrong)} of {2 * options.cases} mutants pass wrongly", sep="\n")
     raise SystemExit(bool(wrong))

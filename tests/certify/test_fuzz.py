@@ -4,7 +4,9 @@ hold.
 
 from __future__ import annotations
 
-from .fuzz import BAD, GOOD, passes, wrong_passes
+from certify import hardware
+
+from .fuzz import BAD, GOOD, passes, wrong_machines, wrong_passes
 
 
 def test_the_originals_are_what_they_should_be():
@@ -14,3 +16,8 @@ def test_the_originals_are_what_they_should_be():
 
 def test_no_mutant_of_a_tools_output_passes_wrongly():
     assert wrong_passes(600, seed=0) == []
+
+
+def test_no_answer_of_nvml_sysfs_or_the_kernel_log_is_dropped(tmp_path, monkeypatch):
+    monkeypatch.setattr(hardware, "_dmesg", hardware._dmesg)  # fuzz replaces it
+    assert wrong_machines(300, 0, tmp_path) == []

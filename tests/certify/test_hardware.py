@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
 from certify import hardware
 from certify.telemetry import Gpus
 from review.__main__ import main
-from review.acceptance.schema import TABLES
+from review.acceptance.schema import COPIES, TABLES
 from review.acceptance.verdict import certify, judge, line
 
-from ..review.acceptance.made_up import make, write
+from ..review.acceptance.made_up import make, telemetry, write
 from .test_telemetry import nvml  # noqa: F401
 
 NODE = {
@@ -260,11 +261,15 @@ XID = "NVRM: Xid (PCI:0000:3b:00): {}, pid=1, more words"
 def test_the_kernel_log_is_read_with_its_times(monkeypatch, tmp_path):
     text = f"[    1.000000] Linux\n[   20.500000] {XID.format(79)}\n[   21.000000] usb 1-1: new\n"
     monkeypatch.setattr(hardware, "_dmesg", lambda: text)
-    (tmp_path / "proc").mkdir()
+    boot = tmp_path / "proc/sys/kernel/random/boot_id"
+    boot.parent.mkdir(parents=True)
+    boot.write_text("b0\n")
     (tmp_path / "proc/uptime").write_text("100.25 300.00\n")
     assert hardware.kernel_log(tmp_path) == {
+        "boot": "b0",
         "read": 100.25,
         "first": 1.0,
+        "last": 21.0,
         "lines": [[20.5, XID.format(79)]],
     }
     monkeypatch.setattr(hardware, "_dmesg", lambda: "")
@@ -292,12 +297,14 @@ def test_a_fault_of_the_kernel_log_fails_in_the_test_and_warns_with_its_age_befo
     line, during, what
 ):
     for at, state, words in (
-        (500.0, during, f"1 {what} in the kernel log during the test"),
-        (30.0, "warn", f"1 {what} in the kernel log, the last 16:10 ago"),
+        # By the log's own clock: here half a minute behind the uptime's.
+        (400.1, during, f"1 {what} in the kernel log during the test"),
+        (400.0, "warn", f"1 {what} in the kernel log, the last 10:00 ago"),
     ):
         found = records()
-        log = {"read": 1000.0, "first": 0.0, "lines": [[at, line]]}
-        found.hardware["node2"] |= {"uptime": 400.0, "kernel_log": log}
+        before = {"boot": "b0", "read": 430.0, "first": 0.0, "last": 400.0, "lines": []}
+        log = before | {"read": 1000.0, "last": 401.0, "lines": [[at, line]]}
+        found.hardware["node2"] |= {"log_before": before, "kernel_log": log}
         judged = judge(found)
         assert (judged.state, judged.reasons()) == (state, [f"node node2: {words}"])
 
@@ -306,14 +313,16 @@ def test_a_fault_of_the_kernel_log_fails_in_the_test_and_warns_with_its_age_befo
     ("log", "said"),
     [
         ({}, "kernel log on node2 (this user may not read it)"),
-        ({"read": 900.0, "first": 500.0, "lines": []}, "kernel log on node2 (its lines of the test are overwritten)"),
+        ({"boot": "b0", "first": 500.0, "lines": []}, "kernel log on node2 (its lines of the test are overwritten)"),
+        ({"boot": "b1", "first": 0.0, "lines": []}, "kernel log on node2 (its lines of the test are overwritten)"),
     ],
 )  # fmt: skip
 def test_a_kernel_log_that_was_not_read_whole_is_not_tested(log, said):
     found = records()
-    whole = {"read": 900.0, "first": 0.0, "lines": []}
+    whole = {"boot": "b0", "first": 0.0, "last": 400.0, "lines": []}
     for node, facts in found.hardware.items():
-        facts |= {"uptime": 400.0, "kernel_log": log if node == "node2" else whole}
+        own = log if node == "node2" else whole
+        facts |= {"log_before": whole, "kernel_log": own}
     judged = judge(found)
     assert judged.state == "pass"
     assert said in judged.tested["not tested"].split("; ")
@@ -400,6 +409,40 @@ def test_a_tool_that_one_node_lacks_is_not_tested_there_and_fails_where_it_is_re
     assert demanded.reasons() == [
         "node node2: nvbandwidth: required, not tested: not installed, or excluded"
     ]
+
+
+def untested(found):
+    return judge(found).tested["not tested"].split("; ")
+
+
+def test_a_program_that_skipped_all_its_tests_has_tested_nothing():
+    found = records(1)
+    report = {"name": "nvbandwidth", "version": "0.8", "faults": []}
+    found.tools["node0"] = [report | {"skipped": [*COPIES]}]
+    assert "nvbandwidth (it skipped every test)" in untested(found)
+    assert judge(found, required=["nvbandwidth"]).state == "fail"
+    found.tools["node0"] = [report | {"skipped": [*COPIES][1:]}]
+    assert judge(found, required=["nvbandwidth"]).state == "pass"
+
+
+def test_what_a_driver_does_not_tell_is_listed_with_the_node_where_others_do():
+    found = records()
+    for node in found.nodes:
+        found.telemetry[node] = telemetry(2, 9)
+        found.telemetry[node]["nvlink_errors"][:] = np.nan
+    found.telemetry["node3"]["xid_count"][:] = np.nan
+    for facts in found.hardware.values():
+        facts["before"]["mlx5_0/1"] = {"link_downed": None, "symbol_error": 1}
+    found.hardware["node2"]["after"]["GPU 0"] = {"row remappings that failed": None}
+    assert {
+        "link_downed of mlx5_0/1 (not reported)",
+        "nvlink_errors of telemetry (not reported)",
+        "xid_count of telemetry on node3 (not reported)",
+        "row remappings that failed of GPU on node2 (not reported)",
+        "rated speed of mlx5_0/1 (None) (not reported)",
+        "health of GPUs on node2 (not reported)",
+    } <= {*untested(found)}
+    assert judge(found, required=["health"]).reasons()[-1].startswith("node node2: ")
 
 
 def test_inventory_and_health_are_listed_as_tested():

@@ -8,13 +8,17 @@ import ctypes
 import re
 import shutil
 import subprocess
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from certify.telemetry import MAX_SAMPLES, Gpus, Sampler
 from review.acceptance.schema import FIELDS
+
+from ..waiting import wait_until
 
 SOURCE = Path(__file__).with_name("fake_nvml.c")
 FUNCTIONS = re.findall(r"^ANSWER\((\w+)", SOURCE.read_text(), re.M)
@@ -82,6 +86,33 @@ def test_an_unsupported_driver_or_unknown_gpu_gives_rows_of_nan(nvml, monkeypatc
     rows = sampler.rows()
     assert rows["device"].tolist() == [0, 1]
     assert all(np.isnan(rows[name]).all() for name in FIELDS)
+
+
+@pytest.mark.parametrize("fault", ["hangs", "raises", "none"])
+def test_a_driver_that_ends_the_sampling_leaves_a_last_row_without_values(
+    monkeypatch, fault
+):
+    released, taken = threading.Event(), []
+
+    def sample():
+        taken.append(1)
+        if fault != "none" and len(taken) > 1:
+            assert fault == "hangs"  # else the thread ends here
+            released.wait(60)
+        return [{"device": 0, "watts": 300.0}]
+
+    monkeypatch.setattr("certify.telemetry.PATIENCE", 0.1)
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    gpus = SimpleNamespace(devices=[None], sample=sample)
+    sampler = Sampler(gpus, interval=0.01)
+    sampler.start()
+    wait_until(lambda: len(taken) > 1)
+    if fault == "raises":
+        sampler._thread.join(60)
+    rows = sampler.stop()
+    released.set()
+    assert rows["watts"][0] == 300
+    assert np.isnan(rows["watts"][-1]) == (fault != "none")
 
 
 def test_without_nvidia_ml_py_or_without_a_driver_there_are_no_gpus(monkeypatch):

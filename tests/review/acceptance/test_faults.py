@@ -45,6 +45,16 @@ def test_healthy_gpus_at_their_power_limit_pass():
             "fail",
             "1 Xid errors during the test, the last Xid 79",
         ),
+        (
+            {"xid_count": 1, "xid_last": 31},
+            "warn",
+            "1 Xid errors during the test, the last Xid 31",
+        ),
+        (
+            {"xid_count": 2, "xid_last": 31},
+            "fail",
+            "2 Xid errors during the test, the last Xid 31",
+        ),
         ({"nvlink_errors": 12}, "warn", "12 NVLink errors during the test"),
     ],
 )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import permutations
+
 import numpy as np
 import pytest
 
-from review.acceptance.floors import TABLE, floor_of
+from review.acceptance.floors import PAIRS, TABLE, floor_of
 from review.acceptance.schema import RankInfo
 from review.acceptance.verdict import judge
 
@@ -52,7 +54,7 @@ def test_a_machine_that_has_what_its_datasheet_says_passes():
             "NVLinks",
             0,
             "fail",
-            "NVLinks 0, at least 18 expected (NVIDIA H100 datasheet)",
+            "NVLinks 0, at least 18 expected (NVIDIA H100 datasheet 2287922)",
         ),
         ("PCIe lanes", 8, "fail", "PCIe lanes 8, at least 16 expected"),
         ("PCIe generation", 3, "fail", "PCIe generation 3, at least 5 expected"),
@@ -106,6 +108,30 @@ def test_a_gpu_is_judged_by_the_rates_of_its_own_datasheet(unknown):
         f"rank {rank} on node0" for rank in range(8) if rank not in unknown
     ]
     assert "300 Tflop/s, at least 445.1 by its datasheet" in judged.reasons()[0]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "rate", "state"),
+    [(8, 250.0, "fail"), (8, 280.0, "pass"), (4, 95.0, "pass")],
+)
+def test_links_of_all_gpus_at_half_their_rate_are_seen_on_one_machine(
+    gpus, rate, state
+):
+    found = make(1, gpus)
+    name = H100["name"]
+    found.ranks.update(
+        {rank: RankInfo(rank, rank, "node0", name) for rank in range(gpus)}
+    )
+    rows = [
+        (rank, PAIRS.encode(), number, peer, 1 / rate, 1e9)
+        for rank, peer in permutations(range(gpus), 2)
+        for number in range(3)
+    ]
+    for column, name in enumerate(found.probes):
+        found.probes[name] = np.array([row[column] for row in rows])
+    judged = judge(found)
+    assert judged.state == state
+    assert len(judged.reasons()) == (gpus if state == "fail" else 0)
 
 
 def test_a_model_without_figures_is_not_tested_against_them():

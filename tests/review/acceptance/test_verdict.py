@@ -5,6 +5,7 @@ pass.
 from __future__ import annotations
 
 import re
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -89,6 +90,37 @@ def test_where_half_of_the_nodes_are_slow_they_are_named_and_drained(nodes):
         f"node node{number}" for number in half
     }
     assert f"nodename={','.join(f'node{number}' for number in half)} " in line(found)
+
+
+@pytest.mark.parametrize("nodes", [4, 8])
+def test_half_of_the_nodes_with_a_slow_network_are_a_group(nodes):
+    half = range(nodes // 2)
+    pairs = {pair: 1.6 for pair in combinations(range(nodes), 2) if pair[0] in half}
+    found = judge(make(nodes, 2, links=pairs))
+    (group,) = found.findings
+    assert (found.state, group.stage) == ("warn", "pairs"), "it may be the design"
+    assert members(group.name) == [f"node node{number}" for number in half]
+
+
+def test_half_of_the_nodes_with_a_slow_disk_fail():
+    records = make(8, 1)
+    rows = [
+        (rank, b"disk", number, -1, 0.01 * (2 if rank < 4 else 1), 1e8)
+        for rank in range(8)
+        for number in range(6)
+    ]
+    for column, name in enumerate(records.probes):
+        records.probes[name] = np.array([row[column] for row in rows])
+    found = judge(records)
+    (group,) = found.findings
+    assert (found.state, group.stage, len(members(group.name))) == ("fail", "disk", 4)
+
+
+def test_slow_links_between_two_halves_are_a_group_of_links():
+    apart = {pair: 2.0 for pair in combinations(range(8), 2) if pair[0] < 4 <= pair[1]}
+    (group,) = judge(make(8, 2, links=apart)).findings
+    assert (group.kind, len(members(group.name))) == ("link", 16)
+    assert "link node1 - node7, ...: 10" in group.reason().text()
 
 
 def test_half_of_the_nodes_with_shared_cpus_are_named():
