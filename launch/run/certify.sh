@@ -21,8 +21,8 @@ certify::defaults() {
 
 # Sets CERTIFY_SECONDS, so that all stages together take CERTIFY_MINUTES. Needs DGXNNODES.
 certify::share_minutes() {
-  local stages=$((DGXNGPU + 2)) # single takes one for each rank of a node; then parallel, together
-  if ((DGXNNODES > 1)); then stages=$((stages + 2)); fi # node, pairs
+  # single takes one stage's time for each rank of a node; then parallel, together, and node, pairs.
+  local -r stages=$((DGXNGPU + (DGXNNODES > 1 ? 4 : 2)))
   [[ $CERTIFY_MINUTES =~ ^[1-9][0-9]{0,4}$ ]] || log::die "CERTIFY_MINUTES='$CERTIFY_MINUTES': expected whole minutes, from 1 on"
   CERTIFY_SECONDS=$((60 * CERTIFY_MINUTES / stages))
 }
