@@ -116,6 +116,23 @@ def test_rows_come_back_in_order_with_label_and_probabilities(
     ) == sorted([source, target])
 
 
+def test_a_model_of_named_columns_is_evaluated_on_a_table_without_a_header(
+    model, squad_environment, tmp_path
+):
+    (tmp_path / "dev.csv").write_text("the cat was red,True\nthe cat was here,False\n")
+    environment = squad_environment | {
+        "TASK": "table",
+        "MODE": "eval",
+        "DATA": str(tmp_path),
+        "NO_HEADER": "1",
+        "INIT_CHECKPOINT": str(model / "model_0"),
+        "RUN_DIR": str(tmp_path / "run"),
+    }
+    assert run(environment) == 0
+    figures = json.loads((tmp_path / "run/model_0/figures.json").read_text())
+    assert figures["accuracy"] == 1
+
+
 def test_numbers_are_learnt_and_predicted(squad_environment, tmp_path, capsys):
     rows = [
         f"the cat was {word}\t{n}.5"
