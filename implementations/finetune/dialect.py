@@ -87,14 +87,13 @@ def read(path: Path, reading: Reading, plain_quotes: bool = False) -> RowFile:
     if kind == "jsonl" or _RECORD.match(text):
         return RowFile(_records(path, text), True, "JSON Lines")
     separator = _separator(path, text, kind, reading.separator)
-    parse = _parse(text, separator or ",")
-    lines = enumerate(text.split("\n"), 1)
-    plain = _Parse([(number, _cells(line, separator)) for number, line in lines])
-    # Only in TSV are quotation marks usually text; in CSV one that does not close is an error.
+    parse = plain = _parse(text, separator or ",")
     is_text = plain_quotes or reading.separator == "none"
-    is_quoted = not is_text and (
-        separator not in ("", "\t") or _encloses(text, parse, plain)
-    )
+    # Only in TSV are quotation marks usually text; in CSV one that does not close is an error.
+    if is_text or separator in ("", "\t"):
+        lines = enumerate(text.split("\n"), 1)
+        plain = _Parse([(number, _cells(line, separator)) for number, line in lines])
+    is_quoted = not is_text and (plain is parse or _encloses(text, parse, plain))
     if is_quoted and not separator and parse.long_rows:
         told = f"{parse.long_rows[0]}: quotation marks enclose several lines"
         cure = "give --separator ',' if they are one text, or none: a text per line"
