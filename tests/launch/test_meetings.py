@@ -321,12 +321,8 @@ class SlurmMeeting(Meeting):
             if self.row.trains:
                 time.sleep(8)
             else:
-                wait_until(
-                    lambda: (
-                        self.nodes.state(int(victim.removeprefix("node")))
-                        != "allocated"
-                    )
-                )
+                number = int(victim.removeprefix("node"))
+                wait_until(lambda: self.nodes.state(number).startswith("down"))
             self.nodes.call("start", victim.removeprefix("node"))
 
     def mine(self) -> str:
