@@ -149,9 +149,8 @@ def _write(
         raise DataError(
             f"{has}, {needed}; put {gap} between documents, or give more text"
         )
-    step = max(
-        2, round(1 / options.eval_share)
-    )  # every n-th document is for evaluation
+    # Every n-th document is for evaluation, at least one.
+    step = max(2, min(round(1 / options.eval_share), len(kept)))
     held_out = np.arange(len(kept)) % step == step // 2
     training, evaluation = kept[~held_out], kept[held_out]
     # Characters of the training documents.

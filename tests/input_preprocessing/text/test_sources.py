@@ -350,6 +350,10 @@ def test_the_same_document_is_taken_once_and_reported(
     assert "29 documents" in (told := capsys.readouterr().err)
     assert "2 for evaluation, 3 duplicates dropped" in told
     assert made == corpus_of([once, last], tmp_path / "b", monkeypatch)[name]
+    four = sentences(tmp_path / "four", documents[:4])
+    corpus_of([four], tmp_path / "d", monkeypatch)
+    assert "3 documents" in (told := capsys.readouterr().err)
+    assert "1 for evaluation" in told
     few = sentences(tmp_path / "few", documents[:2] * 4)
     with pytest.raises(
         SystemExit,
