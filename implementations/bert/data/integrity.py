@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from bert.core.dist import World
-from bert.data.format import recorded_digest
 from bert.data.kept_digests import digest_of, identity_of
 from bert.data.records import DataError
 
@@ -17,10 +16,9 @@ _THREADS = 4  # BLAKE2b runs beside Python
 
 
 def check(
-    expected: Mapping[Path, str], world: World, spare: Path | None = None
+    recorded: Mapping[Path, str], world: World, spare: Path | None = None
 ) -> None:
-    """Compares the content of files with the digests expected; "" stands for what the file records
-    of itself.
+    """Compares the content of files with the digests recorded of them (Shards.recorded_digests).
 
     Files without a digest, as of other makers, are compared between ranks that see copies of them;
     where all see the same ones there is nothing to compare them with. spare: see digest_of.
@@ -28,22 +26,21 @@ def check(
     Raises DataError, on every rank, naming the rank and the first file that differs. A collective.
     """
     # Ranks that see the same inodes see the same files: each reads its share of them.
-    group = world.peers([identity_of(path) for path in expected])
-    mine = list(enumerate(expected.items()))[group.index(world.rank) :: len(group)]
+    group = world.peers([identity_of(path) for path in recorded])
+    mine = list(enumerate(recorded.items()))[group.index(world.rank) :: len(group)]
     has_copies = len(group) < world.size
 
     def look(item: tuple[int, tuple[Path, str]]) -> tuple[int, str, str]:
         """The file's number, its digest if it records none, and what is wrong with it."""
-        number, (path, wanted) = item
+        number, (path, known) = item
         try:
-            recorded = wanted or recorded_digest(path)
-            computed = digest_of(path, spare) if recorded or has_copies else ""
+            computed = digest_of(path, spare) if known or has_copies else ""
         except DataError as error:
             return number, "", str(error)
-        if not recorded or computed == recorded:
-            return number, "" if recorded else computed, ""
+        if not known or computed == known:
+            return number, "" if known else computed, ""
         changed = (
-            f"was changed after it was written (digest {computed}, recorded {recorded})"
+            f"was changed after it was written (digest {computed}, recorded {known})"
         )
         return number, "", f"{path} {changed}: copy or prepare it again"
 
@@ -57,7 +54,7 @@ def check(
             raise DataError(
                 f"rank {rank} on {node}: {problem}" if world.size > 1 else problem
             )
-    for number, path in enumerate(expected):
+    for number, path in enumerate(recorded):
         if differs := _difference([digests.get(number, "") for *_, digests in reports]):
             rank, other = differs
             contents = f"has other contents than that of rank {other}; copy it again"

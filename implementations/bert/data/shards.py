@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from bert.data.format import atomic_file, open_records
+from bert.data.format import atomic_file, open_records, recorded_digest
 from bert.data.hdf5 import open_hdf5
 from bert.data.records import SUFFIXES, DataError, Records
 
@@ -204,6 +204,16 @@ class Shards:
             # By name and not by path: nodes may have the data mounted at different places.
             facts[name] = (entry.rows, entry.content_digest or path.stat().st_size)
         return facts
+
+    def recorded_digests(self) -> dict[Path, str]:
+        """The content digest of each file by its folder's index, or else by the file itself; empty
+        for one of other makers.
+        """
+        self.row_counts()
+        return {
+            path: entry.content_digest or recorded_digest(path)
+            for path, entry in self._entries.items()
+        }
 
     def __getitem__(self, number: int) -> Records:
         """The records of one file. Raises DataError for a file that cannot be used in this run."""

@@ -189,7 +189,7 @@ def _data(config: PretrainingConfig, saved: dict[str, Any] | None) -> str:
     if is_closed:
         closed_division.prove(config, shards, world)
     elif saved is not None:
-        integrity.check(dict.fromkeys(shards.paths, ""), world, config.run.digests)
+        integrity.check(shards.recorded_digests(), world, config.run.digests)
 
     first, num_rows = shards[0], int(shards.row_counts().sum())
     copies = open_records(shards.paths[0])[1].dupe_factor

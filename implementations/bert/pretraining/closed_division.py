@@ -22,8 +22,7 @@ from bert.core import rundir
 from bert.core.dist import World, pick_device
 from bert.data import integrity
 from bert.data.format import recorded_digest
-from bert.data.sampler import RowSource
-from bert.data.shards import list_shards
+from bert.data.shards import Shards, list_shards
 from bert.model.config import BertConfig
 from bert.pretraining import resume
 from bert.pretraining.config import PretrainingConfig
@@ -178,35 +177,16 @@ def manifest_of(folder: Path, files: Collection[str]) -> dict[str, Any]:
     return best
 
 
-def digests_of(config: PretrainingConfig, source: RowSource) -> dict[str, str]:
-    """The content digest that is recorded of each training file, by name: in the folder's index, or
-    else the file.
-    """
-    folder, digests = config.data.source[0], {}
-    for name, entry in source.identity().items():
-        if name != "vocabulary":
-            _, digest = entry  # without an index its size
-            path = folder if folder.is_file() else folder / name
-            if not isinstance(digest, str):
-                digest = recorded_digest(path)
-            digests[Path(name).name] = digest
-    return digests
-
-
-def prove(config: PretrainingConfig, source: RowSource, world: World) -> None:
+def prove(config: PretrainingConfig, source: Shards, world: World) -> None:
     """Compares the training data with their digests, file by file. A collective.
 
     For after the clock, which it would hold up; ``--check`` does it beforehand, and then it costs
     nothing here. The evaluation set is compared as it is read. Raises DataError naming the file.
     """
-    digests = digests_of(config, source)
-    expected = {
-        path: digests.get(path.name, "") for path in list_shards(*config.data.source)
-    }
-    integrity.check(expected, world, config.run.digests)
+    integrity.check(source.recorded_digests(), world, config.run.digests)
 
 
-def data_sets(config: PretrainingConfig, source: RowSource) -> dict[str, Any]:
+def data_sets(config: PretrainingConfig, source: Shards) -> dict[str, Any]:
     """Identity of training and evaluation data, and what of it prepare_data.sh's manifest does not
     prove.
 
@@ -217,7 +197,7 @@ def data_sets(config: PretrainingConfig, source: RowSource) -> dict[str, Any]:
     assert evaldir is not None
     evaluation = [recorded_digest(path) for path in list_shards(evaldir, "EVALDIR")]
     identity = source.identity()
-    files = digests_of(config, source)
+    files = {path.name: digest for path, digest in source.recorded_digests().items()}
     wrong = []
     if source.vocab_md5 and source.vocab_md5 != VOCAB_MD5:
         wrong.append(
@@ -266,7 +246,7 @@ def data_sets(config: PretrainingConfig, source: RowSource) -> dict[str, Any]:
 
 
 def starting_point(
-    config: PretrainingConfig, source: RowSource, first: Mapping[str, Any]
+    config: PretrainingConfig, source: Shards, first: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Starting point of a closed run, for its log and environment; warns of what is not proved.
 

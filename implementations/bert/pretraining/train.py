@@ -175,7 +175,7 @@ def checked_source(
     resume.check_data(config.checkpoint, saved, source)
     if saved is not None and isinstance(source, Shards):
         # Not what they say of themselves.
-        integrity.check(dict.fromkeys(source.paths, ""), world, config.run.digests)
+        integrity.check(source.recorded_digests(), world, config.run.digests)
     return source
 
 
@@ -188,7 +188,7 @@ def log_data(
 ) -> None:
     """Logs what is trained on, and in the closed division where the run starts from."""
     facts = weights_facts
-    if is_closed(config) and world.is_main:
+    if is_closed(config) and world.is_main and isinstance(source, Shards):
         facts = closed_division.starting_point(config, source, weights_facts)
     # Of one shard: the others were made with the same max_predictions_per_seq.
     last_shard = source[len(source.row_counts()) - 1]
@@ -336,7 +336,7 @@ class Run:
         a power meter.
         """
         config, world = self.config, self.world
-        if is_closed(config) and not ending.stopped:
+        if is_closed(config) and not ending.stopped and isinstance(source, Shards):
             closed_division.prove(config, source, world)  # reads all of the data
         self.progress.summary(ending)
         if config.dist.emulate:

@@ -11,6 +11,7 @@ from bert.core.dist import DistConfig, World
 from bert.data import integrity, kept_digests
 from bert.data.format import open_records
 from bert.data.records import DataError
+from bert.data.shards import Shards
 
 from ..ranks import run_ranks
 from .samples import make_records, write_nvidia
@@ -35,12 +36,12 @@ def paths(prepared, tmp_path):
 def test_a_file_altered_under_a_kept_digest_is_named_before_and_after_it_was_proved(
     paths,
 ):
-    integrity.check(dict.fromkeys(paths, ""), ALONE)
+    integrity.check(Shards(paths, 64).recorded_digests(), ALONE)
     alter(paths[1])
     with pytest.raises(
         DataError, match=r"part_00001_of_00003.hdf5 was changed after it was written"
     ):
-        integrity.check(dict.fromkeys(paths, ""), ALONE)
+        integrity.check(Shards(paths, 64).recorded_digests(), ALONE)
     with pytest.raises(DataError, match="part_00000"):
         integrity.check({paths[0]: "0" * 32}, ALONE)
 
@@ -84,7 +85,9 @@ def _check(world, folder):
     with pytest.raises(
         DataError, match=r"rank 2 on \S+: .*/copy/part_00002_of_00003.hdf5 was changed"
     ):
-        integrity.check(dict.fromkeys(sorted(mine.glob("*.hdf5")), ""), world)
+        integrity.check(
+            Shards(sorted(mine.glob("*.hdf5")), 64).recorded_digests(), world
+        )
 
 
 def test_a_rank_with_other_content_is_named_on_every_rank(paths, tmp_path):
