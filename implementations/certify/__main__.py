@@ -63,14 +63,14 @@ class CertifyConfig(Address):
     def expected_parts(self) -> Any:
         """Contents of EXPECTED_INVENTORY; None if unset. Raises ConfigError."""
         try:
-            found = (
+            parts = (
                 json.loads(self.inventory.read_text(encoding="utf-8"))
                 if self.inventory
                 else None
             )
             # {**found} raises TypeError for a list or a number, which is JSON and no inventory.
-            if found is not None and not all(
-                isinstance(facts, dict) for facts in {**found}.values()
+            if parts is not None and not all(
+                isinstance(facts, dict) for facts in {**parts}.values()
             ):
                 raise TypeError
         except (OSError, ValueError, TypeError):
@@ -78,7 +78,7 @@ class CertifyConfig(Address):
             raise ConfigError(
                 f"EXPECTED_INVENTORY={self.inventory}: not an inventory: {made}"
             ) from None
-        return found
+        return parts
 
 
 def certify(
@@ -142,16 +142,16 @@ def write(
     """
     meeting = load.meeting
     # Through the store: a process group over all ranks exists only within a stage.
-    own = {
+    measured = {
         "steps": np.concatenate(load.rows),
         "probes": np.array(load.probes, schema.PROBE),
     }
-    for name, rows in own.items():
+    for name, rows in measured.items():
         meeting.store.set(f"{name}/{meeting.rank}", rows.tobytes())  # type: ignore[arg-type]  # bytes work too
     devices = meeting.exchange(burn_in.device_name(load.device))
     if sampler is not None:
         tables = {"telemetry": sampler.stop()}
-        for name, rows in own.items():
+        for name, rows in measured.items():
             parts = [
                 np.frombuffer(meeting.store.get(f"{name}/{rank}"), rows.dtype)
                 for rank in meeting.node_ranks
@@ -176,7 +176,7 @@ def write(
         schema.write(folder / f"certify_{node}.npz", record, tables)
     # Every node has read its rows; left in the store, they would stay in rank 0's memory.
     meeting.barrier()
-    for name in own:
+    for name in probes:
         meeting.store.delete_key(f"{name}/{meeting.rank}")
 
 

@@ -48,7 +48,10 @@ def facts(trainer: PretrainingConfig, meeting: Meeting) -> dict[str, Any]:
     settings, versions.
     """
     environment = rundir.environment(trainer.device)
-    found: dict[str, Any] = {"ranks": meeting.size, "nodes": ", ".join(meeting.nodes)}
+    described: dict[str, Any] = {
+        "ranks": meeting.size,
+        "nodes": ", ".join(meeting.nodes),
+    }
     for group in (
         trainer.optim,
         trainer.recompute,
@@ -57,23 +60,25 @@ def facts(trainer: PretrainingConfig, meeting: Meeting) -> dict[str, Any]:
         trainer.graph,
         trainer.precision,
     ):
-        found |= settings(group)
+        described |= settings(group)
     settled = precision.resolved(trainer.precision.precision, trainer.device)
-    found |= {"PRECISION": settled, **described_model(trainer)}
+    described |= {"PRECISION": settled, **described_model(trainer)}
     # The number of threads determines the order of a CPU's sums, and so their rounding.
-    found |= {
+    described |= {
         "OMP_NUM_THREADS": trainer.dist.num_threads,
         "device": device_name(trainer.device),
     }
     # Another version of a library or driver may choose other kernels, which round differently.
-    found |= environment["packages"] | {
+    described |= environment["packages"] | {
         name: environment[name] for name in ("cuda", "cudnn", "nccl", "python")
     }
-    found["driver"] = (
+    described["driver"] = (
         DRIVER.read_text(encoding="utf-8").splitlines()[0] if DRIVER.is_file() else None
     )
-    found["commit"] = (environment["git_commit"] or "unknown").removesuffix("-dirty")
-    return found
+    described["commit"] = (environment["git_commit"] or "unknown").removesuffix(
+        "-dirty"
+    )
+    return described
 
 
 def device_name(device: torch.device) -> str:
@@ -136,10 +141,10 @@ class BurnIn:
             if self.samples.exists()
             else {"time": ()}
         )
-        found = np.empty(len(columns["time"]), schema.SAMPLE)
+        samples = np.empty(len(columns["time"]), schema.SAMPLE)
         for name, column in columns.items():
-            found[name] = column
-        return found
+            samples[name] = column
+        return samples
 
     def run(self, sampler: Sampler | None = None) -> None:
         """Repeats until the time is over. sampler: already started; stopped here."""
@@ -175,7 +180,9 @@ class BurnIn:
                 )
                 self._write_first(reference)
             pairs = enumerate(zip(checksums, reference, strict=True))
-            different = next((step for step, (own, first) in pairs if own != first), -1)
+            different = next(
+                (step for step, (mine, first) in pairs if mine != first), -1
+            )
             repeat += 1
             elapsed = self.meeting.max(time.monotonic() - started)
             self._report(repeat, elapsed, seconds, different)
@@ -239,18 +246,18 @@ class BurnIn:
         differs, or -1.
         """
         answers = [
-            json.loads(one)
-            for one in self.meeting.exchange(json.dumps([seconds, different]))
+            json.loads(answer)
+            for answer in self.meeting.exchange(json.dumps([seconds, different]))
         ]
         if self.meeting.leads_node:
-            own = {rank: answers[rank] for rank in self.meeting.node_ranks}
+            of_node = {rank: answers[rank] for rank in self.meeting.node_ranks}
             line = {
                 "repeat": repeat,
                 "elapsed": elapsed,
-                "seconds": {rank: spent for rank, (spent, _) in own.items()},
+                "seconds": {rank: spent for rank, (spent, _) in of_node.items()},
             }
             line["different"] = {
-                rank: step for rank, (_, step) in own.items() if step >= 0
+                rank: step for rank, (_, step) in of_node.items() if step >= 0
             }
             with open(self.journal, "a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")

@@ -91,12 +91,12 @@ def inventory(gpus: Gpus, root: Path = Path("/")) -> Facts:
         "memory modules": _modules(root),
         "GPUs on the PCI bus": on_bus,
     }
-    found: Facts = {NODE: facts}
+    parts: Facts = {NODE: facts}
     if gpus.nvml:
         devices = _gpu_facts(gpus, _GPU)
         facts["driver"] = gpus.ask("nvmlSystemGetDriverVersion")
         facts["GPUs"] = len(devices)
-        found |= devices
+        parts |= devices
     # GPUs that no driver runs are unknown, not absent: the verdict fails.
     elif on_bus:
         facts |= {"driver": None, "GPUs": None}
@@ -111,14 +111,14 @@ def inventory(gpus: Gpus, root: Path = Path("/")) -> Facts:
             "type": text_of(card / "hca_type"),
             "firmware": text_of(card / "fw_ver"),
         }
-        found[f"{card.name}/{port.name}"] = words
+        parts[f"{card.name}/{port.name}"] = words
     # Only physical interfaces have a device: no loopback, bridge or tunnel.
     for card in sorted((root / "sys/class/net").glob("*/device")):
-        found[card.parent.name] = {
+        parts[card.parent.name] = {
             "state": text_of(card.parent / "operstate"),
             "Mbit/s": text_of(card.parent / "speed"),
         }
-    return {device: _answers(facts) for device, facts in found.items()}
+    return {device: _answers(facts) for device, facts in parts.items()}
 
 
 def _modules(root: Path) -> str | None:
@@ -145,17 +145,17 @@ def health(gpus: Gpus, root: Path = Path("/")) -> Facts:
     """Fault counts by device: of GPUs, those of their lifetime; of network ports, running
     counters.
     """
-    found = _gpu_facts(gpus, FAULTS)
+    counters = _gpu_facts(gpus, FAULTS)
     for port in (root / "sys/class/infiniband").glob("*/ports/*"):
         counts = {
             name: _count(port / "counters" / name) for name in TABLES["port_counters"]
         }
-        found[f"{port.parents[1].name}/{port.name}"] = counts
+        counters[f"{port.parents[1].name}/{port.name}"] = counts
     for card in (root / "sys/class/net").glob("*/device"):
-        found[card.parent.name] = {
+        counters[card.parent.name] = {
             "carrier_changes": _count(card.parent / "carrier_changes")
         }
-    return found
+    return counters
 
 
 def uptime(root: Path = Path("/")) -> float:
@@ -179,7 +179,7 @@ def kernel_log(root: Path = Path("/")) -> dict[str, Any]:
         at = float(f"{stamp[1]}.{stamp[2]}") if stamp else math.inf
         if stamp:
             times.append(at)
-        if any(one.search(line) for one in known):
+        if any(known_fault.search(line) for known_fault in known):
             lines.append([at, line.partition("] ")[2] or line])
     # The log is a ring: what came before its first line is lost, and the verdict must know.
     first, last = (times[0], times[-1]) if times else (0.0, 0.0)
@@ -203,7 +203,7 @@ def _dmesg() -> str:
 
 def _gpu_facts(gpus: Gpus, questions: Mapping[str, Question]) -> Facts:
     count = gpus.ask("nvmlDeviceGetCount") if gpus.nvml else 0
-    found: Facts = {}
+    devices: Facts = {}
     for number in range(count or 0):
         # A GPU that fell off the bus has no handle: all of its facts are unknown.
         gpu = gpus.ask("nvmlDeviceGetHandleByIndex", number)
@@ -211,8 +211,8 @@ def _gpu_facts(gpus: Gpus, questions: Mapping[str, Question]) -> Facts:
             name: None if gpu is None else gpus.ask(question, gpu)
             for name, question in questions.items()
         }
-        found[f"GPU {number}"] = _answers(answers)
-    return found
+        devices[f"GPU {number}"] = _answers(answers)
+    return devices
 
 
 def _count(path: Path) -> int | None:

@@ -189,8 +189,8 @@ class Load:
         self._read_data()
         if len(meeting.nodes) > 1:
             self._group("node", meeting.members(meeting.node), range(rounds))
-            found = pairings(len(meeting.nodes), MAX_PAIRINGS)
-            for number, pairs in enumerate(found):  # all pairs at once
+            pairing = pairings(len(meeting.nodes), MAX_PAIRINGS)
+            for number, pairs in enumerate(pairing):  # all pairs at once
                 partner = (dict(pairs) | {b: a for a, b in pairs}).get(
                     meeting.node, NOBODY
                 )
@@ -200,7 +200,7 @@ class Load:
                     if partner == NOBODY
                     else meeting.members(meeting.node, partner)
                 )
-                self._group("pairs", members, [number], len(found), partner)
+                self._group("pairs", members, [number], len(pairing), partner)
         self._group("together", range(meeting.size), range(rounds))
 
     def _read_data(self) -> None:
@@ -373,7 +373,9 @@ class Load:
                 trainee.take_step(batch, LEARNING_RATE)
                 # Before the checksum, which is no part of the step.
                 trainee.recorder.end(whole=trainee.take_step is not trainee.step)
-                self.sequences[number] = sum(one.num_sequences for one in batch)
+                self.sequences[number] = sum(
+                    micro_batch.num_sequences for micro_batch in batch
+                )
                 if drill and self.config.flipped == (self.meeting.rank, number):
                     flip(weights[0])
                 # Stays on the device: reading it here would stop the host in every step.
@@ -419,40 +421,42 @@ def build_probes(device: torch.device) -> list[tuple[str, float, Callable[[], ob
         )
         for _ in range(2)
     )
-    found: list[tuple[str, float, Callable[[], object]]] = [
+    probes: list[tuple[str, float, Callable[[], object]]] = [
         ("matmul", 2 * size**3, lambda: a @ b)
     ]
     # fp8 products need Ada (8.9) or Hopper.
     if cuda and torch.cuda.get_device_capability(device) >= (8, 9):
-        one = torch.ones((), device=device)
+        unscaled = torch.ones((), device=device)
         left, right = a.to(fp8.FORWARD), b.to(fp8.FORWARD).t()
-        run = partial(fp8.product, left, right, one, one, None, torch.bfloat16, True)
-        found.append(("matmul_fp8", 2 * size**3, run))
+        run = partial(
+            fp8.product, left, right, unscaled, unscaled, None, torch.bfloat16, True
+        )
+        probes.append(("matmul_fp8", 2 * size**3, run))
     source, target = (
         torch.empty(num_bytes, dtype=torch.uint8, device=device) for _ in range(2)
     )
-    found.append(
+    probes.append(
         ("copy", 2 * num_bytes, lambda: target.copy_(source))
     )  # read and written
     if cuda:
         # Page-locked, since a copy from pageable memory would measure the host's own copying.
         host = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
-        found.append(
+        probes.append(
             ("host_copy", num_bytes, lambda: target.copy_(host, non_blocking=True))
         )
-    return found
+    return probes
 
 
 def blocks_of(folder: Path, order: int) -> list[tuple[Path, int]]:
     """(file, offset) of all whole blocks of READ_BYTES below a folder, shuffled by ``order``."""
-    found = [
+    blocks = [
         (path, offset)
         for path in sorted(folder.rglob("*"))
         if path.is_file()
         for offset in range(0, path.stat().st_size - READ_BYTES + 1, READ_BYTES)
     ]
-    random.Random(order).shuffle(found)
-    return found
+    random.Random(order).shuffle(blocks)
+    return blocks
 
 
 def read_block(path: Path, offset: int) -> None:

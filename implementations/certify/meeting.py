@@ -30,7 +30,7 @@ class Meeting:
         store.set_timeout(datetime.timedelta(seconds=config.timeout_seconds))
         self._number = 0
         answers = [
-            one.rsplit(" ", 1) for one in self.exchange(f"{node} {config.local_rank}")
+            line.rsplit(" ", 1) for line in self.exchange(f"{node} {config.local_rank}")
         ]
         self.ranks = [
             RankInfo(rank, int(local), name)
@@ -59,8 +59,12 @@ class Meeting:
         now, before = f"{self._number}", f"{self._number - 1}"
         # An atomic counter: exactly one rank is the last.
         if self.store.add(f"{now}/came", 1) == self.size:
-            found = [one.decode() for one in self.store.multi_get(keys)] if keys else []
-            self.store.set(f"{now}/all", json.dumps(found))
+            gathered = (
+                [answer.decode() for answer in self.store.multi_get(keys)]
+                if keys
+                else []
+            )
+            self.store.set(f"{now}/all", json.dumps(gathered))
             for name in ("came", "all"):  # every rank has read the previous answers
                 self.store.delete_key(f"{before}/{name}")
         answers: list[str] = json.loads(self.store.get(f"{now}/all"))
@@ -92,7 +96,7 @@ class Meeting:
 
     def max(self, value: float) -> float:
         """Maximum over all ranks."""
-        return max(float(one) for one in self.exchange(repr(value)))
+        return max(float(number) for number in self.exchange(repr(value)))
 
     def members(self, *nodes: int) -> list[int]:
         """Ranks of these nodes."""

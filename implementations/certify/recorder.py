@@ -53,8 +53,8 @@ class Recorder:
             self.mark("gradients")
 
         self._hooks = {
-            one: one.register_post_accumulate_grad_hook(mark)
-            for one in model.parameters()
+            weight: weight.register_post_accumulate_grad_hook(mark)
+            for weight in model.parameters()
         }
 
     def watch_last(self) -> None:
@@ -81,16 +81,16 @@ class Recorder:
         """
         if not self._steps:
             return
-        step, place = self._steps[-1], _MARKS.index(name)
+        step, column = self._steps[-1], _MARKS.index(name)
         if self.device.type != "cuda":
-            step[place] = time.perf_counter()
+            step[column] = time.perf_counter()
             return
         # Each micro-batch marks its gradients: the same event is recorded again.
-        if step[place] is None:
-            step[place] = (
+        if step[column] is None:
+            step[column] = (
                 self._free.pop() if self._free else torch.cuda.Event(enable_timing=True)
             )
-        step[place].record()
+        step[column].record()
 
     def end(self, whole: bool = False) -> None:
         """Ends a step on the host. whole: it was one CUDA graph, which has no marks inside and

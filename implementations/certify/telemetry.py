@@ -45,7 +45,9 @@ class Gpus:
                 self.nvml = nvml
         # One handle for each local rank, in its order, which may differ from NVML's.
         handles = (f"GPU-{uuid}".encode() for uuid in uuids if self.nvml)
-        self.devices = [self.ask("nvmlDeviceGetHandleByUUID", one) for one in handles]
+        self.devices = [
+            self.ask("nvmlDeviceGetHandleByUUID", handle) for handle in handles
+        ]
         self._events = [
             None if device is None else self.ask(_listen, device)
             for device in self.devices

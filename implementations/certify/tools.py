@@ -75,7 +75,7 @@ class ToolsConfig:
             return {
                 name: path for name in KNOWN if on_gpus and (path := shutil.which(name))
             }
-        found = {}
+        programs = {}
         for word in self.tools.split() if self.tools != "none" else ():
             name, path = Path(word).name, shutil.which(word)
             if name not in KNOWN:
@@ -90,8 +90,8 @@ class ToolsConfig:
                 raise ConfigError(
                     f"CERTIFY_TOOLS: {word} needs CERTIFY_MPI, the command that launches it on all nodes"
                 )
-            found[name] = path
-        return found
+            programs[name] = path
+        return programs
 
     def commands(
         self, programs: Mapping[str, str], gpus: int, level: int
@@ -162,7 +162,7 @@ def run(
         # With the launcher's variables of this rank, a tool would take itself for a rank of the
         # job.
         foreign = ("PMI", "OMPI_") if over_all else ("PMI", "OMPI_", "SLURM_")
-        own = {
+        of_node = {
             name: value
             for name, value in environ.items()
             if not name.startswith(foreign)
@@ -170,15 +170,15 @@ def run(
         for name, command in commands.items():
             if name.endswith(ALL_NODES) == over_all and meeting.rank == ranks[0]:
                 outputs = folder / f"tools_{meeting.nodes[meeting.node]}"
-                about, rates = test(name, command, len(ranks), outputs, limit, own)
+                about, rates = test(name, command, len(ranks), outputs, limit, of_node)
                 reports.append(about)
-                for number, what, gpu, peer, amount, rate in rates:
+                for number, measured, gpu, peer, amount, rate in rates:
                     # Tools see every GPU of the node, also those that the job has no rank for.
                     if gpu < len(ranks):
                         rows.append(
                             (
                                 ranks[gpu],
-                                what.encode(),
+                                measured.encode(),
                                 number,
                                 peer,
                                 amount / rate / 1e9,
@@ -210,13 +210,15 @@ def test(
         try:
             output = folder / f"{name}_{number}.txt"
             status, text = execute(command, output, seconds, environ)
-            found = read(name, status, text, ranks)
+            reading = read(name, status, text, ranks)
         except ToolError as error:
             about["faults"].append(("", "fail", str(error)))
             break
-        about |= {"version": found.version, "skipped": found.skipped}
-        about["faults"] += [one for one in found.faults if one not in about["faults"]]
-        rates += [(number, *rate) for rate in found.rates]
+        about |= {"version": reading.version, "skipped": reading.skipped}
+        about["faults"] += [
+            fault for fault in reading.faults if fault not in about["faults"]
+        ]
+        rates += [(number, *rate) for rate in reading.rates]
     return about, rates
 
 
@@ -254,7 +256,7 @@ def execute(
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
     return status, "\n".join(
-        one.read_text(encoding="utf-8", errors="replace") for one in (path, errors)
+        file.read_text(encoding="utf-8", errors="replace") for file in (path, errors)
     )
 
 
@@ -274,11 +276,11 @@ def read(name: str, status: int, text: str, ranks: int) -> Reading:
     )
     try:
         if name == DIAGNOSTIC:
-            found = read_dcgmi(text)
+            reading = read_dcgmi(text)
         elif name == NVBANDWIDTH:
-            found = read_nvbandwidth(text, ranks)
+            reading = read_nvbandwidth(text, ranks)
         else:
-            found = read_nccl_tests(name, text, ranks)
+            reading = read_nccl_tests(name, text, ranks)
     # RecursionError is json's answer to brackets nested thousands deep.
     except (
         KeyError,
@@ -290,14 +292,14 @@ def read(name: str, status: int, text: str, ranks: int) -> Reading:
     ):
         short = "its output is truncated or has an unknown format"
         raise ToolError(": ".join([ended if status else short, *lines[-1:]])) from None
-    failed = any(state == "fail" for _, state, _ in found.faults)
+    failed = any(state == "fail" for _, state, _ in reading.faults)
     # dcgmi's status is not 0 for a setting either; a status that stands for a signal never is one.
-    of_setting = name == DIAGNOSTIC and bool(found.faults) and status > 160
+    of_setting = name == DIAGNOSTIC and bool(reading.faults) and status > 160
     if status and not failed and not of_setting:
         raise ToolError(": ".join([ended, *lines[-1:]]))
-    if name == DIAGNOSTIC and len(found.gpus) < ranks:
-        found.fail(f"tested {len(found.gpus)} of {ranks} GPUs")
-    return found
+    if name == DIAGNOSTIC and len(reading.gpus) < ranks:
+        reading.fail(f"tested {len(reading.gpus)} of {ranks} GPUs")
+    return reading
 
 
 def is_positive(value: float) -> bool:
@@ -320,10 +322,12 @@ def read_nccl_tests(name: str, text: str, ranks: int) -> Reading:
         raise ToolError(
             f"had {took_part} ranks instead of {ranks}: for several processes, build it with MPI=1"
         )
-    found = Reading(version[1] if version else "")
+    reading = Reading(version[1] if version else "")
     if version and version[2]:
         code = int(version[2])
-        found.version += f" with NCCL {code // 10000}.{code // 100 % 100}.{code % 100}"
+        reading.version += (
+            f" with NCCL {code // 10000}.{code // 100 % 100}.{code % 100}"
+        )
     rows = [
         words
         for words in map(str.split, text.splitlines())
@@ -340,7 +344,7 @@ def read_nccl_tests(name: str, text: str, ranks: int) -> Reading:
     if (
         len(table) != NUM_SIZES or largest < 0.9 * LARGEST
     ):  # sizes are multiples of the ranks
-        found.fail(
+        reading.fail(
             f"measured {len(table)} of {NUM_SIZES} sizes, the largest {largest:,} bytes"
         )
     factor = bus / algorithm if is_positive(algorithm) else math.nan
@@ -349,13 +353,13 @@ def read_nccl_tests(name: str, text: str, ranks: int) -> Reading:
         if not rate >= 1 and size < SURE_SIZE:  # too few digits
             rate = size / microseconds / 1e3 * factor if microseconds else math.nan
         if is_positive(rate):
-            found.rates.append((name, 0, NOBODY, float(size), rate))
+            reading.rates.append((name, 0, NOBODY, float(size), rate))
         # Sizes are rounded down to multiples of the ranks: the smallest may be 0 bytes.
         elif size:
-            found.fail(f"{rate:g} GB/s at {size:,} bytes")
+            reading.fail(f"{rate:g} GB/s at {size:,} bytes")
     if wrong:
-        found.fail(f"{wrong:,} wrong values in its results")
-    return found
+        reading.fail(f"{wrong:,} wrong values in its results")
+    return reading
 
 
 def read_nvbandwidth(text: str, gpus: int) -> Reading:
@@ -365,26 +369,26 @@ def read_nvbandwidth(text: str, gpus: int) -> Reading:
     report = _document(text)["nvbandwidth"]
     if error := report.get("error"):
         raise ToolError(_one_line(error))
-    found = Reading(str(report["version"]))
+    reading = Reading(str(report["version"]))
     if warning := report.get("warning"):
-        found.faults.append(("", "warn", _one_line(warning)))
+        reading.faults.append(("", "warn", _one_line(warning)))
     cases = {case["name"]: case for case in report["testcases"]}
     # By the names asked for, so that a test that is missing in the report is a fault.
     for name in COPIES:
         case = cases.get(name, {"status": "Not Found"})
         status = case["status"]
         if status == "Waived":
-            found.skipped.append(name)
+            reading.skipped.append(name)
         elif status != "Passed":
             why = _one_line(case.get("error", ""))
-            found.fail(f"{name}: {': '.join(filter(None, (str(status), why)))}")
+            reading.fail(f"{name}: {': '.join(filter(None, (str(status), why)))}")
         else:
-            _read_matrix(found, name, case["bandwidth_matrix"], gpus)
-    return found
+            _read_matrix(reading, name, case["bandwidth_matrix"], gpus)
+    return reading
 
 
 def _read_matrix(
-    found: Reading, name: str, matrix: Sequence[Sequence[Any]], gpus: int
+    reading: Reading, name: str, matrix: Sequence[Sequence[Any]], gpus: int
 ) -> None:
     """Adds GB/s of one row (from or to the host), or of each pair; N/A belongs to a GPU with itself
     only.
@@ -393,7 +397,7 @@ def _read_matrix(
     columns = min((len(cells) for cells in matrix), default=0)
     seen = min(columns, len(matrix)) if in_pairs else columns
     if seen < gpus:
-        found.fail(f"{name}: measured {seen} of {gpus} GPUs")
+        reading.fail(f"{name}: measured {seen} of {gpus} GPUs")
     for row, cells in enumerate(matrix):
         for column, cell in enumerate(cells):
             if in_pairs and row == column:
@@ -402,10 +406,10 @@ def _read_matrix(
             rate = math.nan if cell == "N/A" else float(cell)
             if is_positive(rate):
                 # nvbandwidth prints rates only; of 1e9 nominal bytes they become seconds.
-                found.rates.append((name, gpu, peer, 1e9, rate))
+                reading.rates.append((name, gpu, peer, 1e9, rate))
             else:
                 who = f"GPU {gpu} from GPU {peer}" if in_pairs else f"GPU {gpu}"
-                found.fail(f"{name}: {who}: {cell} GB/s", f"GPU {gpu}")
+                reading.fail(f"{name}: {who}: {cell} GB/s", f"GPU {gpu}")
 
 
 def read_dcgmi(text: str) -> Reading:
@@ -414,7 +418,7 @@ def read_dcgmi(text: str) -> Reading:
     report = document.get("DCGM Diagnostic") or document["DCGM GPU Diagnostic"]
     if error := report.get("runtime_error"):
         raise ToolError(_one_line(error))
-    found = Reading(
+    reading = Reading(
         str(
             document.get("metadata", document).get("version")
             or report.get("version")
@@ -425,13 +429,13 @@ def read_dcgmi(text: str) -> Reading:
         test for category in report["test_categories"] for test in category["tests"]
     ]
     for test in tests:
-        _read_diagnosis(found, test)
-    if not tests or len(found.skipped) == len(tests):
+        _read_diagnosis(reading, test)
+    if not tests or len(reading.skipped) == len(tests):
         raise ToolError("ran no test")
-    return found
+    return reading
 
 
-def _read_diagnosis(found: Reading, test: Mapping[str, Any]) -> None:
+def _read_diagnosis(reading: Reading, test: Mapping[str, Any]) -> None:
     """Adds the faults of one test: those of its results, and of its summary where that says
     more.
     """
@@ -443,22 +447,24 @@ def _read_diagnosis(found: Reading, test: Mapping[str, Any]) -> None:
     for result in results:
         # A GPU that no result names was not tested.
         if (device := _device(result)).startswith("GPU"):
-            found.gpus.add(device)
+            reading.gpus.add(device)
     given = [*results, *([summary] if summary else [])]
     if not given:
-        found.fail(f"{name}: no result")
+        reading.fail(f"{name}: no result")
         return
     # Some tests have only a summary.
     skipped = [
         result for result in results or given if _status(result) in ("skip", "not run")
     ]
     if len(skipped) == len(results or given):
-        found.skipped.append(name)
+        reading.skipped.append(name)
     else:
-        found.skipped += [f"{name} of {_device(one) or 'a GPU'}" for one in skipped]
+        reading.skipped += [
+            f"{name} of {_device(entry) or 'a GPU'}" for entry in skipped
+        ]
     failed = [result for result in results if _fault(name, result)]
     faults = [fault for result in failed if (fault := _fault(name, result))]
-    found.faults += faults
+    reading.faults += faults
     fault = _fault(name, summary) if summary else None
     if summary and fault:
         told = {words for result in failed for words in _warnings(result)}
@@ -468,14 +474,16 @@ def _read_diagnosis(found: Reading, test: Mapping[str, Any]) -> None:
             of_settings and _status(summary) == "fail" and {*_warnings(summary)} <= told
         )
         if not repeated:
-            found.faults.append(fault)
+            reading.faults.append(fault)
 
 
 def _warnings(result: Mapping[str, Any]) -> list[str]:
     listed = result.get("warnings", [])
     texts = [
-        one if isinstance(one, str) else one.get("warning") or one.get("warnings")
-        for one in listed
+        warning
+        if isinstance(warning, str)
+        else warning.get("warning") or warning.get("warnings")
+        for warning in listed
     ]
     return [_one_line(text) for text in texts if text]
 
@@ -494,8 +502,8 @@ def _is_setting(result: Mapping[str, Any]) -> bool:
     """Whether all that a result complains of can be set: no part is broken."""
     warnings = result.get("warnings", [])
     return bool(warnings) and all(
-        isinstance(one, dict) and one.get("error_severity") == SETTING
-        for one in warnings
+        isinstance(warning, dict) and warning.get("error_severity") == SETTING
+        for warning in warnings
     )
 
 

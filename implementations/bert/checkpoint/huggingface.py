@@ -81,10 +81,10 @@ def check_vocabulary(vocab_file: Path, config: BertConfig, md5: str = "") -> Non
         raise ConfigError(
             f"{vocab_file} has {number} words, and the model {config.vocab_size}: give its own vocab.txt"
         )
-    found = hashlib.md5(vocab_file.read_bytes()).hexdigest()
-    if md5 and found != md5:
+    md5_of_file = hashlib.md5(vocab_file.read_bytes()).hexdigest()
+    if md5 and md5_of_file != md5:
         raise ConfigError(
-            f"{vocab_file} has md5 {found}, and the model was trained with {md5}: give its own vocab.txt"
+            f"{vocab_file} has md5 {md5_of_file}, and the model was trained with {md5}: give its own vocab.txt"
         )
 
 

@@ -54,13 +54,11 @@ class CheckpointConfig:
     def __post_init__(self) -> None:
         """Resolves an INIT_CHECKPOINT that is a folder to its newest checkpoint, or its weights."""
         if self.init_checkpoint is not None and self.init_checkpoint.is_dir():
-            found = [
+            path = [
                 *saved_checkpoints(self.init_checkpoint)[-1:],
                 huggingface.weights_in(self.init_checkpoint),
             ]
-            object.__setattr__(
-                self, "init_checkpoint", found[0] or self.init_checkpoint
-            )
+            object.__setattr__(self, "init_checkpoint", path[0] or self.init_checkpoint)
 
     def is_due(self, step: int) -> bool:
         """Whether a checkpoint is written after ``step``."""
@@ -76,7 +74,7 @@ class CheckpointConfig:
             raise ConfigError("INIT_OPTIMIZER=1 needs INIT_CHECKPOINT")
         if self.init_checkpoint is not None and not self.init_checkpoint.is_file():
             path = self.init_checkpoint
-            what = (
+            problem = (
                 "no step_* and no model.safetensors in it"
                 if path.is_dir()
                 else "no such file"
@@ -89,8 +87,8 @@ class CheckpointConfig:
                 and len(path.parts) < 3
             ):
                 fetch = f"hf download {path} --local-dir {path.name}"
-                what += f" or folder; a model of the Hub is not fetched: {fetch}, then INIT_CHECKPOINT={path.name}"
-            raise ConfigError(f"INIT_CHECKPOINT={path}: {what}")
+                problem += f" or folder; a model of the Hub is not fetched: {fetch}, then INIT_CHECKPOINT={path.name}"
+            raise ConfigError(f"INIT_CHECKPOINT={path}: {problem}")
 
 
 def save_checkpoint(config: CheckpointConfig, step: int, state: dict[str, Any]) -> Path:
@@ -197,8 +195,8 @@ def saved_checkpoints(directory: Path) -> list[Path]:
     """
     if (directory / sharded.INDEX).is_file():
         return [directory / sharded.INDEX]
-    found = sharded.complete(directory)
-    return [path / sharded.INDEX if path.is_dir() else path for path in found]
+    paths = sharded.complete(directory)
+    return [path / sharded.INDEX if path.is_dir() else path for path in paths]
 
 
 def step_path(path: Path) -> Path:
@@ -236,26 +234,26 @@ def load_newest(config: CheckpointConfig) -> dict[str, Any] | None:
     """The newest checkpoint's state with RESUME=1, if there is one. Raises ConfigError if it is
     damaged.
     """
-    found = (
+    checkpoints = (
         saved_checkpoints(config.directory)
         if config.directory is not None and config.resume
         else []
     )
-    if not found:
+    if not checkpoints:
         return None
     try:
-        check_checkpoint(found[-1])
-        return read_checkpoint(found[-1])
+        check_checkpoint(checkpoints[-1])
+        return read_checkpoint(checkpoints[-1])
     except Exception as error:
-        raise damaged(step_path(found[-1]), error) from None
+        raise damaged(step_path(checkpoints[-1]), error) from None
 
 
 def damaged(path: Path, error: Exception) -> ConfigError:
     """The error for a checkpoint that cannot be used, which names the one before it."""
     before = [
-        found.name
-        for found in sharded.complete(path.parent)
-        if sharded.step_of(found) < sharded.step_of(path)
+        earlier.name
+        for earlier in sharded.complete(path.parent)
+        if sharded.step_of(earlier) < sharded.step_of(path)
     ]
     cure = (
         f"to resume from {before[-1]}, the one before"

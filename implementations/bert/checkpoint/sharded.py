@@ -192,12 +192,12 @@ class ShardedTensors(Mapping[str, Tensor]):
             self.spans[name].append((start, numbers))
 
     def __getitem__(self, name: str) -> Tensor:
-        found = torch.empty(
+        whole = torch.empty(
             self.shapes[name].numel(), dtype=self.spans[name][0][1].dtype
         )
         for _, start, numbers in self.of(name):
-            found[start : start + len(numbers)].copy_(numbers)
-        return found.view(self.shapes[name])
+            whole[start : start + len(numbers)].copy_(numbers)
+        return whole.view(self.shapes[name])
 
     def of(self, name: str) -> Iterator[Span]:
         """The spans of a parameter in the files."""

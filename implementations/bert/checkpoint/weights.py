@@ -247,12 +247,12 @@ def misfits(
     """What is missing, unexpected or of another shape; with a vocab_size its rows may be padded
     differently.
     """
-    found = [
+    problems = [
         f"{name} is missing"
         for name in shapes
         if name not in tensors and name not in excused
     ]
-    found += [
+    problems += [
         f"{name} is not in this model"
         for name in tensors
         if name not in shapes and name not in excused
@@ -270,8 +270,8 @@ def misfits(
             and source[1:] == target[1:]
             and vocab_size <= (*source, 0)[0] <= target[0]
         ):
-            found.append(f"{name} is {tuple(source)}, expected {tuple(target)}")
-    return found
+            problems.append(f"{name} is {tuple(source)}, expected {tuple(target)}")
+    return problems
 
 
 @torch.no_grad()
@@ -322,10 +322,10 @@ class Checksum:
 
 def checksum_of(tensors: Mapping[str, Tensor]) -> int:
     """Checksum (32 bits) of names and contents."""
-    found = Checksum()
+    checksum = Checksum()
     for name, tensor in tensors.items():
-        found.add(name, tensor)
-    return found.value
+        checksum.add(name, tensor)
+    return checksum.value
 
 
 def vocabulary_of(path: Path) -> str:

@@ -128,12 +128,12 @@ class Claim:
 
     def _take_over(self) -> None:
         """Removes a dead maker's claim. Raises OccupiedError for a live one."""
-        found = _read(self.path)
-        if _lives(self.path, found):
+        content = _read(self.path)
+        if _lives(self.path, content):
             raise OccupiedError(
-                f"{self.setting}: {_who(_maker(found))} writes to it: wait for it, end it, or give another"
+                f"{self.setting}: {_who(_maker(content))} writes to it: wait for it, end it, or give another"
             )
-        self._remove(_maker(found))
+        self._remove(_maker(content))
 
     def _remove(self, maker: dict[str, Any]) -> None:
         """Removes the claim of this maker, who was read there; another's stays."""
@@ -191,8 +191,8 @@ def _read(path: Path) -> bytes:
 
 def _maker(content: bytes) -> dict[str, Any]:
     with suppress(ValueError):
-        found = json.loads(content[_DIGITS:])
-        return found if isinstance(found, dict) else {}
+        maker = json.loads(content[_DIGITS:])
+        return maker if isinstance(maker, dict) else {}
     return {}
 
 

@@ -38,27 +38,27 @@ def keep(path: Path, identity: str, digest: str, spare: Path | None = None) -> N
     if identity != identity_of(path):  # somebody wrote to it meanwhile
         return
     for kept in _places(path, identity, spare):
-        own = kept.with_name(
+        temporary = kept.with_name(
             f"{kept.name}.{uuid.uuid4().hex}"
         )  # several ranks may write
         with suppress(OSError):
             kept.parent.mkdir(parents=True, exist_ok=True)
-            own.write_text(f"{identity} {digest}\n")
+            temporary.write_text(f"{identity} {digest}\n")
             # Not synced, which takes longer than to read a small file: half of it is no digest.
-            os.replace(own, kept)
+            os.replace(temporary, kept)
             return
 
 
 def identity_of(path: Path) -> str:
     """Size, times, number and device of a file; empty if there is none."""
     with suppress(OSError):
-        found = os.stat(path)
+        status = os.stat(path)
         numbers = (
-            found.st_size,
-            found.st_mtime_ns,
-            found.st_ctime_ns,
-            found.st_ino,
-            found.st_dev,
+            status.st_size,
+            status.st_mtime_ns,
+            status.st_ctime_ns,
+            status.st_ino,
+            status.st_dev,
         )
         return " ".join(map(str, numbers))
     return ""

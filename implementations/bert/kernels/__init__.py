@@ -129,8 +129,8 @@ class KernelsConfig:
                 )
             return self, named
         tried = "; ".join(
-            f"{one.name} {one.problem or f'{one.milliseconds:.2f} ms'}"
-            for one in of_all
+            f"{trial.name} {trial.problem or f'{trial.milliseconds:.2f} ms'}"
+            for trial in of_all
         )
         # sdpa_loop reads lengths on the host, so not in a graph.
         name = benchmark.fastest(of_all, in_graph) or "sdpa_loop"

@@ -101,16 +101,24 @@ def newest(config: PretrainingConfig, world: World) -> dict[str, Any] | None:
     every rank, for a damaged checkpoint, and for one of another run without RESUME=1. A collective.
     """
     directory, problem, saved = config.checkpoint.directory, "", None
-    found = sharded.complete(directory) if directory is not None else []
-    if found and not config.checkpoint.resume and not is_own(config, found[-1]):
-        problem = _foreign(config, found[-1])
-    elif found and not config.checkpoint.resume and config.mlperf.division == "closed":
-        found = []  # timed from its start: what the attempt before saved is written over
-    if found and not problem:
+    checkpoints = sharded.complete(directory) if directory is not None else []
+    if (
+        checkpoints
+        and not config.checkpoint.resume
+        and not is_own(config, checkpoints[-1])
+    ):
+        problem = _foreign(config, checkpoints[-1])
+    elif (
+        checkpoints
+        and not config.checkpoint.resume
+        and config.mlperf.division == "closed"
+    ):
+        checkpoints = []  # timed from its start: what the attempt before saved is written over
+    if checkpoints and not problem:
         try:
-            saved = _read(found[-1], world)
+            saved = _read(checkpoints[-1], world)
         except Exception as error:
-            damaged = save.damaged(found[-1], error)
+            damaged = save.damaged(checkpoints[-1], error)
             problem = str(error if isinstance(error, ConfigError) else damaged)
     # Folders may differ: a rank that stopped alone would leave the rest in a collective.
     if problem := world.first_text(problem):
@@ -263,11 +271,11 @@ def check_identity(
     ]
     if not changed:
         return ""
-    what = "rounding, and by what dropout draws"
+    cause = "rounding, and by what dropout draws"
     if earlier["BATCHSIZE"] != now["BATCHSIZE"]:
         # A micro-batch's loss is the mean over its own masked tokens, whose number differs.
-        what = f"the weight of each token in its micro-batch, more than by {what}"
-    return f"{', '.join(changed)}: losses differ by {what}"
+        cause = f"the weight of each token in its micro-batch, more than by {cause}"
+    return f"{', '.join(changed)}: losses differ by {cause}"
 
 
 def _computed(config: PretrainingConfig) -> dict[str, Any]:
@@ -283,8 +291,8 @@ def shard_order(
     if saved is None:
         return config.dist.world_size, config.data.rows_per_step
     # A run that has moved to other ranks keeps the order it began with.
-    found: tuple[int, int] = saved["dealt"]
-    return found
+    dealt: tuple[int, int] = saved["dealt"]
+    return dealt
 
 
 def run_identity(config: PretrainingConfig, seed: int) -> dict[str, Any]:
@@ -462,8 +470,8 @@ def warm_start(
         raise ConfigError(
             f"INIT_OPTIMIZER=1: {path} is not a readable checkpoint ({damage(error)})"
         ) from None
-    found = saved.get("optimizer") if isinstance(saved, Mapping) else None
-    if not isinstance(found, Mapping) or "masters" not in found:
+    state = saved.get("optimizer") if isinstance(saved, Mapping) else None
+    if not isinstance(state, Mapping) or "masters" not in state:
         expected = "expected a step_*.pt of this trainer, or set INIT_OPTIMIZER=0"
         raise ConfigError(
             f"INIT_OPTIMIZER=1: {path} holds no optimizer state: {expected}"
@@ -474,7 +482,7 @@ def warm_start(
         raise ConfigError(
             f"INIT_OPTIMIZER=1: {path} {differs}: use the same, or INIT_OPTIMIZER=0"
         )
-    for part, tensors in found.items():
+    for part, tensors in state.items():
         if isinstance(tensors, Mapping) and (wrong := weights.misfits(shapes, tensors)):
             some = "; ".join(wrong[:3]) + (
                 f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
@@ -483,4 +491,4 @@ def warm_start(
                 f"INIT_OPTIMIZER=1: {part} of {path} do not fit BERT_CONFIG: {some}"
             )
     # Bias correction begins anew, as the schedule does.
-    return {**found, "num_steps": 0}
+    return {**state, "num_steps": 0}

@@ -145,8 +145,8 @@ def agreed(results: list[Trial], world: World) -> list[Trial]:
     """The trials as all ranks see them: failed if it failed on any, else the median of their times.
     A collective.
     """
-    own = {trial.name: trial.milliseconds for trial in results}
-    times = [own.get(name) for name in attention.BACKENDS]
+    mine = {trial.name: trial.milliseconds for trial in results}
+    times = [mine.get(name) for name in attention.BACKENDS]
     # A number for every backend, tried or not, as ranks gather lists of equal lengths.
     of_ranks = world.gather([math.inf if time is None else time for time in times])
     by_backend = dict(zip(attention.BACKENDS, zip(*of_ranks, strict=True), strict=True))
@@ -177,15 +177,15 @@ def benchmark_backends(
         return [
             Trial(**trial) for trial in json.loads(path.read_text(encoding="utf-8"))
         ]
-    found = attempts(names, device, heads)
+    trials = attempts(names, device, heads)
     # If all fail the cause may lie elsewhere.
-    if any(trial.milliseconds is not None for trial in found):
+    if any(trial.milliseconds is not None for trial in trials):
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
             write_text(
-                path, json.dumps([asdict(trial) for trial in found], indent=1) + "\n"
+                path, json.dumps([asdict(trial) for trial in trials], indent=1) + "\n"
             )
-    return found
+    return trials
 
 
 def problem_of(name: str, results: list[Trial]) -> str:
@@ -222,7 +222,8 @@ def packages() -> list[str]:
     named after.
     """
     return sorted(
-        f"{one.name}=={one.version}" for one in importlib.metadata.distributions()
+        f"{package.name}=={package.version}"
+        for package in importlib.metadata.distributions()
     )
 
 
@@ -243,13 +244,13 @@ def attempts(names: list[str], device: torch.device, heads: Heads) -> list[Trial
     """A trial of each, in a process of its own; in this one on a GPU in compute mode
     EXCLUSIVE_PROCESS.
     """
-    found = []
+    trials = []
     for name in names:
         trial = _attempt_apart(name, device, heads)
         if BUSY in trial.problem:
             return [attempt(name, device, heads) for name in names]
-        found.append(trial)
-    return found
+        trials.append(trial)
+    return trials
 
 
 def _attempt_apart(name: str, device: torch.device, heads: Heads) -> Trial:
@@ -351,13 +352,13 @@ def disagreement(
     exact = qkv.detach().float().requires_grad_()
     expected = attention.sdpa_loop(exact, forward_pass, 0.0)
     (expected_gradient,) = torch.autograd.grad(expected, exact, upstream.float())
-    for what, value, reference in (
+    for result, value, reference in (
         ("context", context, expected),
         ("gradient", gradient, expected_gradient),
     ):
         error = ((value.detach().float() - reference).norm() / reference.norm()).item()
         if not error <= TOLERANCE:  # nan included
-            return f"its {what} differs from the reference's by {error:.3g}"
+            return f"its {result} differs from the reference's by {error:.3g}"
     kept = context.detach().float()
     context = run(qkv, forward_pass, DROPOUT)
     # The context as its own gradient, for the products compared below.

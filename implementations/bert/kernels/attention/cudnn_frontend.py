@@ -174,8 +174,10 @@ class Plans:
         workspace = torch.empty(
             max(1, graph.graph.get_workspace_size()), dtype=torch.uint8, device=device
         )
-        found = {tensor: given[name].detach() for name, tensor in graph.tensors.items()}
-        graph.graph.execute(found, workspace, handle=self.handle)
+        operands = {
+            tensor: given[name].detach() for name, tensor in graph.tensors.items()
+        }
+        graph.graph.execute(operands, workspace, handle=self.handle)
 
 
 @functools.cache
@@ -215,7 +217,7 @@ def _offsets(forward_pass: ForwardPass, sizes: Sizes) -> dict[str, Tensor]:
 def _seeds(forward_pass: ForwardPass, dropout: float) -> dict[str, Tensor]:
     """Seed and offset of the next site, each aligned to 16 bytes."""
     drop = forward_pass.sites.next(dropout)
-    block, place = divmod(drop.site, SITES)
+    block, number = divmod(drop.site, SITES)
     seed = drop.seed
     assert seed is not None
 
@@ -227,7 +229,7 @@ def _seeds(forward_pass: ForwardPass, dropout: float) -> dict[str, Tensor]:
         return seeds
 
     # One launch for the seeds of many layers.
-    seeds = forward_pass.once(("cudnn", "seeds", block), make)[place]
+    seeds = forward_pass.once(("cudnn", "seeds", block), make)[number]
     return {"seed": seeds[:1], "offset": seeds[2:3]}
 
 

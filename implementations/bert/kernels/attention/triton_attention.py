@@ -157,12 +157,12 @@ def _attend(
     log2(e).
     """
     block: constexpr = query.shape[1]
-    place = start + tl.arange(0, block_keys)
-    k = _load_tile(key, place, length, 3 * hidden, width, block, partial)
+    key_row = start + tl.arange(0, block_keys)
+    k = _load_tile(key, key_row, length, 3 * hidden, width, block, partial)
     scores = tl.dot(query, tl.trans(k), input_precision="ieee")
     # Keys beyond the sequence were read as 0, whose score of 0 would count.
     if partial:
-        scores = tl.where((place < length)[None, :], scores, float("-inf"))
+        scores = tl.where((key_row < length)[None, :], scores, float("-inf"))
     larger = tl.maximum(maximum, tl.max(scores, axis=1) * log2_scale)
     # In the first block exp2(-inf) = 0 drops what is not there yet.
     shrink = tl.exp2(maximum - larger)
@@ -175,7 +175,7 @@ def _attend(
         column = tl.arange(0, block_keys)[None, :]
         words = pair_words(philox_key, offset, first, row, start, column)
         weights = tl.where(survives(words, threshold), weights, 0.0)
-    v = _load_tile(key + hidden, place, length, 3 * hidden, width, block, partial)
+    v = _load_tile(key + hidden, key_row, length, 3 * hidden, width, block, partial)
     accumulator = accumulator * shrink[:, None]
     accumulator = tl.dot(weights, v, accumulator, input_precision="ieee")
     return accumulator, larger, total
@@ -304,15 +304,15 @@ def _query_gradient_step(
 ):
     """One block of keys of the gradient of the queries, divided by the dropout's scale."""
     block: constexpr = q.shape[1]
-    place = start + tl.arange(0, block_keys)
-    k = _load_tile(key, place, length, 3 * hidden, width, block, partial)
-    v = _load_tile(key + hidden, place, length, 3 * hidden, width, block, partial)
+    key_row = start + tl.arange(0, block_keys)
+    k = _load_tile(key, key_row, length, 3 * hidden, width, block, partial)
+    v = _load_tile(key + hidden, key_row, length, 3 * hidden, width, block, partial)
     p = tl.exp2(
         tl.dot(q, tl.trans(k), input_precision="ieee") * log2_scale - log_sum[:, None]
     )
     if partial:
         # A score of 0 for a key that is not there would be a probability.
-        p = tl.where((place < length)[None, :], p, 0.0)
+        p = tl.where((key_row < length)[None, :], p, 0.0)
     dp = tl.dot(gradient, tl.trans(v), input_precision="ieee")
     if threshold > 0:
         row = tl.arange(0, q.shape[0])[:, None]
@@ -366,10 +366,10 @@ def _query_gradient(
                 )
         else:
             query = qkv + begin.to(tl.int64) * stride + head * width
-            own = begin.to(tl.int64) * hidden + head * width
+            of_head = begin.to(tl.int64) * hidden + head * width
             q = _load_tile(query, row, length, stride, width, block)
-            do = _load_tile(gradient + own, row, length, hidden, width, block)
-            o = _load_tile(context + own, row, length, hidden, width, block)
+            do = _load_tile(gradient + of_head, row, length, hidden, width, block)
+            o = _load_tile(context + of_head, row, length, hidden, width, block)
             delta = tl.sum(do.to(tl.float32) * o.to(tl.float32), axis=1) / drop_scale
             flat = head * num_tokens + begin + row
             # Before the key gradient's kernel, which is launched after this one on the same stream.
@@ -456,13 +456,13 @@ def _key_gradient(
     hidden = num_heads * width
     stride = 3 * hidden
     begin, length, first, padding = _tile(tiles)
-    place = first + tl.arange(0, block_keys)
+    key_row = first + tl.arange(0, block_keys)
     # The query gradient's kernel has zeroed all three parts at padding tokens.
     if (length > 0) & (padding == 0):
         query = qkv + begin.to(tl.int64) * stride + head * width
         do_pointer = gradient + begin.to(tl.int64) * hidden + head * width
-        k = _load_tile(query + hidden, place, length, stride, width, block)
-        v = _load_tile(query + 2 * hidden, place, length, stride, width, block)
+        k = _load_tile(query + hidden, key_row, length, stride, width, block)
+        v = _load_tile(query + 2 * hidden, key_row, length, stride, width, block)
         k_gradient = tl.zeros([block_keys, block], tl.float32)
         v_gradient = tl.zeros([block_keys, block], tl.float32)
         philox_key, offset = (
@@ -504,7 +504,7 @@ def _key_gradient(
         target = qkv_gradient + begin.to(tl.int64) * stride + head * width
         _store_tile(
             target + hidden,
-            place,
+            key_row,
             length,
             stride,
             k_gradient * (scale * drop_scale),
@@ -513,7 +513,7 @@ def _key_gradient(
         )
         _store_tile(
             target + 2 * hidden,
-            place,
+            key_row,
             length,
             stride,
             v_gradient * drop_scale,

@@ -458,8 +458,10 @@ class _DropoutAddLayerNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        found = start_backward(Saved(*ctx.saved_tensors), ctx.drop, gradients[:2], None)
-        return None, None, None, None, *found
+        of_inputs = start_backward(
+            Saved(*ctx.saved_tensors), ctx.drop, gradients[:2], None
+        )
+        return None, None, None, None, *of_inputs
 
 
 def fused(

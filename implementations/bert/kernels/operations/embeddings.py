@@ -69,7 +69,9 @@ def _case(
     def build(draw: Draw) -> tuple[Any, ...]:
         ids = draw.integers(vocab_size, tokens)
         ids[draw.integers(1000, tokens) < 1000 * frequent] = vocab_size // 2
-        place = torch.arange(tokens, dtype=torch.int32, device=ids.device) % positions
+        position = (
+            torch.arange(tokens, dtype=torch.int32, device=ids.device) % positions
+        )
         tables = (
             draw.normal(vocab_size, width),
             draw.normal(positions, width),
@@ -79,7 +81,7 @@ def _case(
         return (
             ids,
             draw.integers(2, tokens),
-            place,
+            position,
             *tables,
             draw.normal(width),
             draw.normal(width),

@@ -33,15 +33,15 @@ def _sum_runs(
     block: constexpr,
 ):
     begin = tl.program_id(0) * chunk
-    place = begin + tl.arange(0, chunk)
-    inside = place < num_rows
+    row = begin + tl.arange(0, chunk)
+    inside = row < num_rows
     column = tl.program_id(1) * block + tl.arange(0, block)
     in_column = column < width
     # -1 beyond the end and -2 before the begin match no index, nor each other.
-    index = tl.load(indices + place, mask=inside, other=-1)
-    following = tl.load(indices + place + 1, mask=place + 1 < num_rows, other=-1)
+    index = tl.load(indices + row, mask=inside, other=-1)
+    following = tl.load(indices + row + 1, mask=row + 1 < num_rows, other=-1)
     across = tl.load(indices + begin + tl.arange(0, chunk), mask=inside, other=-1)
-    source = tl.load(order + place, mask=inside, other=0)
+    source = tl.load(order + row, mask=inside, other=0)
     in_tile = inside[:, None] & in_column[None, :]
     tile = tl.load(
         rows + source[:, None] * width + column[None, :], mask=in_tile, other=0.0
@@ -89,21 +89,21 @@ def _join_runs(
     group: constexpr,
     block: constexpr,
 ):
-    own = tl.program_id(0)
+    program = tl.program_id(0)
     column = tl.program_id(1) * block + tl.arange(0, block)
     in_column = column < width
-    end = (own + 1) * chunk
+    end = (program + 1) * chunk
     index = tl.load(indices + end - 1, mask=end <= num_rows, other=-1)
     following = tl.load(indices + end, mask=end < num_rows, other=-2)
-    before = tl.load(indices + own * chunk - 1, mask=own > 0, other=-2)
+    before = tl.load(indices + program * chunk - 1, mask=program > 0, other=-2)
     # Only where a run begins that goes on: its program adds up the chunks after it.
     if (index == following) & (index != before):
         total = tl.load(
-            partials + (2 * own + 1).to(tl.int64) * width + column,
+            partials + (2 * program + 1).to(tl.int64) * width + column,
             mask=in_column,
             other=0.0,
         )
-        base = own + 1
+        base = program + 1
         more = 1
         while more > 0:
             number = base + tl.arange(0, group)

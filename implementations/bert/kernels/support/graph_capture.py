@@ -88,7 +88,7 @@ def _forget_tensors(error: BaseException) -> None:
     """Clears the frames that an error and its causes hold, and with them the activations of the
     failed capture.
     """
-    one: BaseException | None = error
-    while one is not None:
-        traceback.clear_frames(one.__traceback__)
-        one = one.__cause__ or one.__context__
+    failure: BaseException | None = error
+    while failure is not None:
+        traceback.clear_frames(failure.__traceback__)
+        failure = failure.__cause__ or failure.__context__
