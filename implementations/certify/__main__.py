@@ -26,7 +26,7 @@ from bert.pretraining.config import PretrainingConfig
 from certify import burn_in, hardware, tools
 from certify.burn_in import BurnIn
 from certify.load import Load, LoadConfig
-from certify.meeting import Meeting
+from certify.store_group import StoreGroup
 from certify.telemetry import Gpus, Sampler
 from common.env import ConfigError, env, from_env
 from common.process import run_and_exit
@@ -90,13 +90,13 @@ def certify(
     measure: runs external tools first, while the GPUs are idle; returns rows of ``probes`` and
     entries of ``about``.
     """
-    meeting, seconds = load.meeting, load.config.burn_in_seconds
+    peers, seconds = load.peers, load.config.burn_in_seconds
     # burn_in.json is written after the record of the stages.
     done = bool(seconds) and (folder / burn_in.FIRST).exists()
-    meeting.barrier()  # every rank has checked before any writes
+    peers.barrier()  # every rank has checked before any writes
     if not done:
         about: dict[str, Any] = {}
-        if meeting.leads_node:
+        if peers.leads_node:
             # Faults are counted before and after: what grew in between fails, what is older warns.
             # hardware asks NVML by index, so these Gpus need no handles.
             about["hardware"] = {
@@ -106,24 +106,24 @@ def certify(
             }
         rows, about["tools"] = measure()
         load.probes += rows
-        sampler = telemetry(meeting)
+        sampler = telemetry(peers)
         load.run()
         write(folder, load, sampler, about)
         # A burn-in takes hours, and the rows of the stages are in the record now.
         load.rows.clear()
     if seconds:
         repeats = BurnIn(load, folder, seconds)
-        repeats.run(telemetry(meeting, repeats.sampled()))
-    meeting.leave()
+        repeats.run(telemetry(peers, repeats.sampled()))
+    peers.leave()
 
 
-def telemetry(meeting: Meeting, earlier: np.ndarray | None = None) -> Sampler | None:
+def telemetry(peers: StoreGroup, earlier: np.ndarray | None = None) -> Sampler | None:
     """Starts sampling the node's GPUs on its first rank; None on others. earlier: rows of an
     earlier process.
     """
-    if not meeting.leads_node:
+    if not peers.leads_node:
         return None
-    count = len(meeting.node_ranks) if torch.cuda.is_available() else 0
+    count = len(peers.node_ranks) if torch.cuda.is_available() else 0
     # CUDA and NVML may number the GPUs differently; the UUID is the same in both.
     uuids = [
         str(getattr(torch.cuda.get_device_properties(number), "uuid", ""))
@@ -140,29 +140,29 @@ def write(
     """Writes the measurements of a node's ranks, on its first rank. A collective. about: hardware
     and tools.
     """
-    meeting = load.meeting
+    peers = load.peers
     # Through the store: a process group over all ranks exists only within a stage.
     measured = {
         "steps": np.concatenate(load.rows),
         "probes": np.array(load.probes, schema.PROBE),
     }
     for name, rows in measured.items():
-        meeting.store.set(f"{name}/{meeting.rank}", rows.tobytes())  # type: ignore[arg-type]  # bytes work too
-    devices = meeting.exchange(burn_in.device_name(load.device))
+        peers.store.set(f"{name}/{peers.rank}", rows.tobytes())  # type: ignore[arg-type]  # bytes work too
+    devices = peers.exchange(burn_in.device_name(load.device))
     if sampler is not None:
         tables = {"telemetry": sampler.stop()}
         for name, rows in measured.items():
             parts = [
-                np.frombuffer(meeting.store.get(f"{name}/{rank}"), rows.dtype)
-                for rank in meeting.node_ranks
+                np.frombuffer(peers.store.get(f"{name}/{rank}"), rows.dtype)
+                for rank in peers.node_ranks
             ]
             tables[name] = np.concatenate(parts)
-        node = meeting.nodes[meeting.node]
-        ranks = [meeting.ranks[rank] for rank in meeting.node_ranks]
+        node = peers.nodes[peers.node]
+        ranks = [peers.ranks[rank] for rank in peers.node_ranks]
         record = {
             "node": node,
-            "nodes": meeting.nodes,
-            "size": meeting.size,
+            "nodes": peers.nodes,
+            "size": peers.size,
             "ranks": [vars(info) | {"device": devices[info.rank]} for info in ranks],
             "ended": time.time(),
             "on_cpus": load.device.type == "cpu",
@@ -175,9 +175,9 @@ def write(
         }
         schema.write(folder / f"certify_{node}.npz", record, tables)
     # Every node has read its rows; left in the store, they would stay in rank 0's memory.
-    meeting.barrier()
-    for name in probes:
-        meeting.store.delete_key(f"{name}/{meeting.rank}")
+    peers.barrier()
+    for name in measured:
+        peers.store.delete_key(f"{name}/{peers.rank}")
 
 
 def main(environ: Mapping[str, str]) -> int:
@@ -206,7 +206,7 @@ def main(environ: Mapping[str, str]) -> int:
         store = config.store(
             "certify", ranks.rank, ranks.world_size, ranks.timeout_seconds
         )
-        meeting = Meeting(
+        peers = StoreGroup(
             ranks, store, config.node or platform.node()
         )  # waits for all ranks
         # Rank 0 compares, and its reason is raised on all ranks. The kernels are compared later:
@@ -214,10 +214,10 @@ def main(environ: Mapping[str, str]) -> int:
         if load.burn_in_seconds:
             burn_in.refuse_other(
                 run.run_dir,
-                meeting,
-                burn_in.facts(trainer, meeting) if meeting.rank == 0 else {},
+                peers,
+                burn_in.facts(trainer, peers) if peers.rank == 0 else {},
             )
-        if meeting.rank == 0:
+        if peers.rank == 0:
             derived = {
                 "expected": figures,
                 "expected_parts": parts,
@@ -226,13 +226,13 @@ def main(environ: Mapping[str, str]) -> int:
                 "model": burn_in.described_model(trainer),
             }
             rundir.write_description(run, trainer, derived)
-        meeting.barrier()
+        peers.barrier()
         # A burn-in of half an hour or more has the time that a thorough diagnosis takes.
         thorough = load.burn_in_seconds >= 1800
         measure = partial(
-            tools.run, wanted, programs, meeting, run.run_dir, environ, thorough
+            tools.run, wanted, programs, peers, run.run_dir, environ, thorough
         )
-        certify(Load(load, trainer, meeting), run.run_dir, measure)
+        certify(Load(load, trainer, peers), run.run_dir, measure)
     except Exception as error:
         return rundir.failed(run, "certify", error)
     return 0

@@ -26,7 +26,7 @@ from bert.kernels import precision
 from bert.pretraining.config import PretrainingConfig
 from certify import hardware
 from certify.load import Load
-from certify.meeting import Meeting
+from certify.store_group import StoreGroup
 from certify.telemetry import Gpus, Sampler
 from common.durations import duration
 from common.env import settings
@@ -43,14 +43,14 @@ def described_model(trainer: PretrainingConfig) -> dict[str, Any]:
     return dataclasses.asdict(trainer.model) | {"gelu_form": trainer.model.gelu_form}
 
 
-def facts(trainer: PretrainingConfig, meeting: Meeting) -> dict[str, Any]:
+def facts(trainer: PretrainingConfig, peers: StoreGroup) -> dict[str, Any]:
     """Everything but the choice of kernels that determines the weights bit for bit: ranks,
     settings, versions.
     """
     environment = rundir.environment(trainer.device)
     described: dict[str, Any] = {
-        "ranks": meeting.size,
-        "nodes": ", ".join(meeting.nodes),
+        "ranks": peers.size,
+        "nodes": ", ".join(peers.nodes),
     }
     for group in (
         trainer.optim,
@@ -90,12 +90,12 @@ def device_name(device: torch.device) -> str:
     )
 
 
-def refuse_other(folder: Path, meeting: Meeting, facts: Mapping[str, Any]) -> None:
+def refuse_other(folder: Path, peers: StoreGroup, facts: Mapping[str, Any]) -> None:
     """Raises ConfigError on all ranks if the burn-in in this folder was started with other
     facts.
     """
     reason, path = "", folder / FIRST
-    if meeting.rank == 0 and path.exists():
+    if peers.rank == 0 and path.exists():
         earlier = json.loads(path.read_text(encoding="utf-8")).get("facts", {})
         # The default, a dictionary that no value equals, makes a fact that was not recorded differ.
         name = next(
@@ -113,7 +113,7 @@ def refuse_other(folder: Path, meeting: Meeting, facts: Mapping[str, Any]) -> No
                 else f"{name} is not recorded"
             )
             reason = f"{folder} has a burn-in that cannot be resumed: {words}: choose another RUN_NAME"
-    meeting.refuse(reason)
+    peers.refuse(reason)
 
 
 class BurnIn:
@@ -121,15 +121,15 @@ class BurnIn:
 
     def __init__(self, load: Load, folder: Path, duration: float) -> None:
         """duration: seconds in total, including earlier processes."""
-        self.load, self.meeting, self.duration = load, load.meeting, duration
+        self.load, self.peers, self.duration = load, load.peers, duration
         self.folder, self.first = folder, folder / FIRST
         self.facts: dict[str, Any] = {}
-        if self.meeting.rank == 0:
+        if self.peers.rank == 0:
             # Load has resolved ATTENTION=auto by now; another backend rounds differently.
-            self.facts = facts(load.trainer, self.meeting) | settings(
+            self.facts = facts(load.trainer, self.peers) | settings(
                 load.trainer.kernels
             )
-        self.node = self.meeting.nodes[self.meeting.node]
+        self.node = self.peers.nodes[self.peers.node]
         self.journal, self.samples = (
             folder / f"burn_in_{self.node}.{kind}" for kind in ("jsonl", "npz")
         )
@@ -149,7 +149,7 @@ class BurnIn:
     def run(self, sampler: Sampler | None = None) -> None:
         """Repeats until the time is over. sampler: already started; stopped here."""
         # Again, now with the kernels among the facts.
-        refuse_other(self.folder, self.meeting, self.facts)
+        refuse_other(self.folder, self.peers, self.facts)
         saved = time.monotonic()
         trainee = self.load.trainee(self.load.alone)
         count = self.load.count_steps(trainee, self.load.config.rounds)
@@ -162,7 +162,7 @@ class BurnIn:
         # All ranks agree on elapsed: one that stopped by its own clock would leave the others
         # waiting.
         while not reference or elapsed < self.duration:
-            self.meeting.barrier()
+            self.peers.barrier()
             # From the initial weights. The drill spares the first repeat, the reference.
             with trainee.step.rollback():
                 checksums = self.load.take_steps(
@@ -174,9 +174,9 @@ class BurnIn:
             # A rank that is wrong in its first repeat must not become the reference of the others.
             if not reference:  # the first repeat of most ranks
                 reference = json.loads(
-                    Counter(self.meeting.exchange(json.dumps(checksums))).most_common(
-                        1
-                    )[0][0]
+                    Counter(self.peers.exchange(json.dumps(checksums))).most_common(1)[
+                        0
+                    ][0]
                 )
                 self._write_first(reference)
             pairs = enumerate(zip(checksums, reference, strict=True))
@@ -184,7 +184,7 @@ class BurnIn:
                 (step for step, (mine, first) in pairs if mine != first), -1
             )
             repeat += 1
-            elapsed = self.meeting.max(time.monotonic() - started)
+            elapsed = self.peers.max(time.monotonic() - started)
             self._report(repeat, elapsed, seconds, different)
             # A burn-in may end with the machine: what was sampled until then is evidence.
             if sampler is not None and time.monotonic() - saved >= SAVE_SECONDS:
@@ -212,26 +212,26 @@ class BurnIn:
         done: tuple[list[int], int, float] = [], 0, 0.0
         text = (
             self.journal.read_text(encoding="utf-8")
-            if self.meeting.leads_node and self.journal.exists()
+            if self.peers.leads_node and self.journal.exists()
             else ""
         )
         whole = text[: text.rfind("\n") + 1]
         if whole != text:  # the last line is incomplete after a power failure
             write_text(self.journal, whole)
-        if self.meeting.rank == 0 and self.first.exists():
+        if self.peers.rank == 0 and self.first.exists():
             checksums = json.loads(self.first.read_text(encoding="utf-8"))["checksums"]
             # DURATION may differ from before; other facts would have been refused.
             self._write_first(checksums)
             last = json.loads(whole.splitlines()[-1]) if whole else {}
             done = checksums, last.get("repeat", 0), last.get("elapsed", 0.0)
         reference, repeat, elapsed = json.loads(
-            self.meeting.exchange(json.dumps(done))[0]
+            self.peers.exchange(json.dumps(done))[0]
         )
         return reference, repeat, elapsed
 
     def _write_first(self, checksums: list[int]) -> None:
         """Writes burn_in.json on rank 0."""
-        if self.meeting.rank == 0:
+        if self.peers.rank == 0:
             about = {
                 "duration": self.duration,
                 "checksums": checksums,
@@ -247,10 +247,10 @@ class BurnIn:
         """
         answers = [
             json.loads(answer)
-            for answer in self.meeting.exchange(json.dumps([seconds, different]))
+            for answer in self.peers.exchange(json.dumps([seconds, different]))
         ]
-        if self.meeting.leads_node:
-            of_node = {rank: answers[rank] for rank in self.meeting.node_ranks}
+        if self.peers.leads_node:
+            of_node = {rank: answers[rank] for rank in self.peers.node_ranks}
             line = {
                 "repeat": repeat,
                 "elapsed": elapsed,
@@ -271,6 +271,6 @@ class BurnIn:
             if wrong
             else "all identical"
         )
-        self.meeting.say(
+        self.peers.print_rank0(
             f"burn-in {duration(elapsed)} of {duration(self.duration)}: repeat {repeat}, {words}"
         )

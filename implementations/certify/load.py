@@ -34,8 +34,8 @@ from bert.pretraining import build
 from bert.pretraining.config import PretrainingConfig
 from bert.training.graph import capture_or_warm_up
 from bert.training.step import Step, TrainingStep
-from certify.meeting import Meeting, pairings
 from certify.recorder import Recorder
+from certify.store_group import StoreGroup, pairings
 from common.env import ConfigError, env, settings
 from review.acceptance.schema import NOBODY, PARTS, STAGES, STEP
 
@@ -137,12 +137,12 @@ class Load:
     """
 
     def __init__(
-        self, config: LoadConfig, trainer: PretrainingConfig, meeting: Meeting
+        self, config: LoadConfig, trainer: PretrainingConfig, peers: StoreGroup
     ) -> None:
-        self.config, self.meeting = config, meeting
+        self.config, self.peers = config, peers
         # Alone, each rank does what rank 0 would, so that all do the same.
         self.alone = World(dataclasses.replace(trainer.dist, rank=0, world_size=1))
-        with meeting.world(range(meeting.size)) as everyone:
+        with peers.world(range(peers.size)) as everyone:
             facts = (
                 rundir.shared_facts(trainer)
                 | settings(config)
@@ -156,7 +156,7 @@ class Load:
             # One backend for all: a rank with another one
             # rounds differently and would look corrupt.
             self.trainer = build.resolve_kernels(trainer, everyone)
-            meeting.barrier()  # a rank that leaves the group while another still joins would break it
+            peers.barrier()  # a rank that leaves the group while another still joins would break it
         self.device = self.alone.device
         self.sequences: dict[
             int, int
@@ -166,42 +166,42 @@ class Load:
 
     def run(self) -> None:
         """Runs all stages, each for about CERTIFY_SECONDS."""
-        meeting, rounds = self.meeting, self.config.rounds
+        peers, rounds = self.peers, self.config.rounds
         trainee = self.trainee(self.alone)
         count = self.count_steps(trainee, rounds)
         self.check_drill(count)
-        meeting.say(f"certify: single, parallel: {count} steps in each round")
+        peers.print_rank0(f"certify: single, parallel: {count} steps in each round")
         for number in range(rounds):
             # By local rank, so that one rank of each node is at
             # work, and all nodes take as many turns.
-            for turn in range(1 + max(info.local_rank for info in meeting.ranks)):
-                meeting.barrier()
-                if turn == meeting.ranks[meeting.rank].local_rank:
+            for turn in range(1 + max(info.local_rank for info in peers.ranks)):
+                peers.barrier()
+                if turn == peers.ranks[peers.rank].local_rank:
                     self._round(trainee, "single", number, count)
-            meeting.barrier()
+            peers.barrier()
             # The drill spares the other rounds: most must agree for the odd one to be named.
             self._round(trainee, "parallel", number, count, drill=number == rounds - 1)
         probes = build_probes(self.device)
         for number in range(rounds):
             for name, amount, work in probes:  # on all ranks at once
-                meeting.barrier()
+                peers.barrier()
                 self._probe(name, number, measure(work, self.device), amount)
         self._read_data()
-        if len(meeting.nodes) > 1:
-            self._group("node", meeting.members(meeting.node), range(rounds))
-            pairing = pairings(len(meeting.nodes), MAX_PAIRINGS)
+        if len(peers.nodes) > 1:
+            self._group("node", peers.members(peers.node), range(rounds))
+            pairing = pairings(len(peers.nodes), MAX_PAIRINGS)
             for number, pairs in enumerate(pairing):  # all pairs at once
                 partner = (dict(pairs) | {b: a for a, b in pairs}).get(
-                    meeting.node, NOBODY
+                    peers.node, NOBODY
                 )
                 # The ranks of a node that rests are a group each: creating a trainee needs one.
                 members = (
-                    [meeting.rank]
+                    [peers.rank]
                     if partner == NOBODY
-                    else meeting.members(meeting.node, partner)
+                    else peers.members(peers.node, partner)
                 )
                 self._group("pairs", members, [number], len(pairing), partner)
-        self._group("together", range(meeting.size), range(rounds))
+        self._group("together", range(peers.size), range(rounds))
 
     def _read_data(self) -> None:
         """Reads the configured data set: all ranks at once, then one node at a time. A collective.
@@ -212,26 +212,24 @@ class Load:
         if not self.config.disk:
             return
         # A longer test needs no larger data set.
-        meeting, rounds = self.meeting, min(self.config.rounds, ROUNDS)
-        nodes = range(len(meeting.nodes))
+        peers, rounds = self.peers, min(self.config.rounds, ROUNDS)
+        nodes = range(len(peers.nodes))
         turns = [("disk", nodes)]
         # With one node, its own turn would be that of all again.
         if len(nodes) > 1:
             turns += [("disk_node", range(node, node + 1)) for node in nodes]
-        order = int(meeting.exchange(str(int.from_bytes(os.urandom(8), "big")))[0])
+        order = int(peers.exchange(str(int.from_bytes(os.urandom(8), "big")))[0])
         folder = self.trainer.data.datadir_packed or self.trainer.data.datadir
-        blocks = (
-            blocks_of(folder, order)[meeting.rank :: meeting.size] if folder else []
-        )
+        blocks = blocks_of(folder, order)[peers.rank :: peers.size] if folder else []
         # Two turns of READS blocks in each round: of all nodes, and of the own one.
         enough = len(blocks) >= READS * rounds * 2
         # All ranks or none: the barriers below count every rank.
-        if meeting.max(float(not enough)):
+        if peers.max(float(not enough)):
             return
         for number in range(rounds):
             for name, at_work in turns:
-                meeting.barrier()
-                if meeting.node in at_work:
+                peers.barrier()
+                if peers.node in at_work:
                     begin = time.perf_counter()
                     for _ in range(READS):
                         read_block(*blocks.pop())
@@ -246,7 +244,7 @@ class Load:
         if self.config.flipped and self.config.flipped[1] >= count:
             reason = f"CERTIFY_FLIP={self.config.flip}: a round has only {count} steps: give an earlier step, "
             reason += f"or raise CERTIFY_SECONDS above {self.config.seconds:g}"
-        self.meeting.refuse(reason)
+        self.peers.refuse(reason)
 
     def _group(
         self,
@@ -261,13 +259,13 @@ class Load:
         """
         # A group's keys in the store bear the number of the
         # last barrier, so its ranks must share it.
-        self.meeting.barrier()
-        with self.meeting.world(ranks) as world:
+        self.peers.barrier()
+        with self.peers.world(ranks) as world:
             trainee = self.trainee(world)
             count = self.count_steps(trainee, rounds or len(numbers))
-            self.meeting.say(f"certify: {stage}: {count} steps in each round")
+            self.peers.print_rank0(f"certify: {stage}: {count} steps in each round")
             for number in numbers:
-                self.meeting.barrier()
+                self.peers.barrier()
                 if stage != "pairs" or partner != NOBODY:
                     self._round(trainee, stage, number, count, partner)
                     # All-reduces as large as the gradients in 16 bits; their sums are checked.
@@ -287,7 +285,7 @@ class Load:
                             size,
                             partner,
                         )
-            self.meeting.barrier()
+            self.peers.barrier()
 
     def trainee(self, world: World) -> Trainee:
         """A model trained by the ranks of ``world``; alone as in a benchmark run, with a CUDA graph
@@ -316,7 +314,7 @@ class Load:
             self.take_steps(trainee, WARM_UP_STEPS)
             parts = trainee.recorder.take()
         # All take equally many steps, or the ranks of a group would wait for one another in vain.
-        slowest = self.meeting.max(statistics.median(parts.sum(axis=1).tolist()))
+        slowest = self.peers.max(statistics.median(parts.sum(axis=1).tolist()))
         return max(MIN_STEPS, int(self.config.seconds / rounds / slowest))
 
     def _round(
@@ -335,7 +333,7 @@ class Load:
             checksums = self.take_steps(trainee, count, drill)
             parts = trainee.recorder.take()
         rows = np.zeros(count, STEP)
-        rows["rank"], rows["stage"] = self.meeting.rank, list(STAGES).index(stage)
+        rows["rank"], rows["stage"] = self.peers.rank, list(STAGES).index(stage)
         rows["round"], rows["partner"], rows["step"] = number, partner, np.arange(count)
         for column, part in enumerate(PARTS):
             rows[part] = parts[:, column]
@@ -376,7 +374,7 @@ class Load:
                 self.sequences[number] = sum(
                     micro_batch.num_sequences for micro_batch in batch
                 )
-                if drill and self.config.flipped == (self.meeting.rank, number):
+                if drill and self.config.flipped == (self.peers.rank, number):
                     flip(weights[0])
                 # Stays on the device: reading it here would stop the host in every step.
                 checksums[number] = checksum(weights)
@@ -393,7 +391,7 @@ class Load:
         partner: int = NOBODY,
     ) -> None:
         self.probes.append(
-            (self.meeting.rank, name.encode(), number, partner, seconds, amount)
+            (self.peers.rank, name.encode(), number, partner, seconds, amount)
         )
 
 

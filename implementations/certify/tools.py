@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from certify.meeting import Meeting
+from certify.store_group import StoreGroup
 from common.env import ConfigError, env
 from review.acceptance.schema import (
     ALL_NODES,
@@ -138,7 +138,7 @@ class Reading:
 def run(
     config: ToolsConfig,
     programs: Mapping[str, str],
-    meeting: Meeting,
+    peers: StoreGroup,
     folder: Path,
     environ: Mapping[str, str],
     thorough: bool = False,
@@ -150,15 +150,15 @@ def run(
     each tool.
     """
     level, limit = THOROUGH if thorough else BRIEF
-    commands = dict(config.commands(programs, len(meeting.node_ranks), level))
+    commands = dict(config.commands(programs, len(peers.node_ranks), level))
     # Meanwhile the other ranks wait in the store, longer than its usual limit allows.
-    patience = meeting.config.timeout_seconds + ROUNDS * limit * len(commands)
-    meeting.store.set_timeout(datetime.timedelta(seconds=patience))
+    patience = peers.config.timeout_seconds + ROUNDS * limit * len(commands)
+    peers.store.set_timeout(datetime.timedelta(seconds=patience))
     rows: list[tuple[Any, ...]] = []
     reports: list[dict[str, Any]] = []
     # One after the other: a test of a node would take bandwidth from one over all nodes.
     for over_all in (False, True):
-        ranks = range(meeting.size) if over_all else meeting.node_ranks
+        ranks = range(peers.size) if over_all else peers.node_ranks
         # With the launcher's variables of this rank, a tool would take itself for a rank of the
         # job.
         foreign = ("PMI", "OMPI_") if over_all else ("PMI", "OMPI_", "SLURM_")
@@ -168,8 +168,8 @@ def run(
             if not name.startswith(foreign)
         }
         for name, command in commands.items():
-            if name.endswith(ALL_NODES) == over_all and meeting.rank == ranks[0]:
-                outputs = folder / f"tools_{meeting.nodes[meeting.node]}"
+            if name.endswith(ALL_NODES) == over_all and peers.rank == ranks[0]:
+                outputs = folder / f"tools_{peers.nodes[peers.node]}"
                 about, rates = test(name, command, len(ranks), outputs, limit, of_node)
                 reports.append(about)
                 for number, measured, gpu, peer, amount, rate in rates:
@@ -185,10 +185,8 @@ def run(
                                 amount,
                             )
                         )
-        meeting.barrier()
-    meeting.store.set_timeout(
-        datetime.timedelta(seconds=meeting.config.timeout_seconds)
-    )
+        peers.barrier()
+    peers.store.set_timeout(datetime.timedelta(seconds=peers.config.timeout_seconds))
     return rows, reports
 
 

@@ -26,7 +26,7 @@ from certify.__main__ import certify as run_load
 from certify.__main__ import main
 from certify.burn_in import BurnIn
 from certify.load import Load, LoadConfig, checksum
-from certify.meeting import Meeting, pairings
+from certify.store_group import StoreGroup, pairings
 from certify.telemetry import Sampler
 from common.env import ConfigError, from_env
 from review.acceptance.verdict import certify
@@ -150,7 +150,7 @@ def load(tmp_path):
         return Load(
             from_env(LoadConfig, environ),
             trainer,
-            Meeting(trainer.dist, HashStore(), "here"),
+            StoreGroup(trainer.dist, HashStore(), "here"),
         )
 
     return make

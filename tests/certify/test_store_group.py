@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from torch.distributed import HashStore
 
 from bert.core.dist import DistConfig
-from certify.meeting import Meeting
+from certify.store_group import StoreGroup
 
 
 class Counted:
@@ -34,18 +34,18 @@ def test_the_number_of_reads_is_proportional_to_the_number_of_ranks():
     size, store = 12, Counted()
 
     def rank(number):
-        meeting = Meeting(
+        peers = StoreGroup(
             DistConfig(world_size=size, rank=number, local_rank=number % 4),
             store,
             f"node{number // 4}",
         )
         for _ in range(5):
-            meeting.barrier()
+            peers.barrier()
         return (
-            meeting.nodes,
-            meeting.members(1),
-            meeting.max(float(number)),
-            meeting.exchange(str(number)),
+            peers.nodes,
+            peers.members(1),
+            peers.max(float(number)),
+            peers.exchange(str(number)),
         )
 
     with ThreadPoolExecutor(size) as pool:

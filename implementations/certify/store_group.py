@@ -17,7 +17,7 @@ from common.env import ConfigError
 from review.acceptance.schema import RankInfo
 
 
-class Meeting:
+class StoreGroup:
     """A rank's view of all ranks. Every rank creates one and calls its methods in the same
     order.
     """
@@ -45,14 +45,14 @@ class Meeting:
         """Values of all ranks, by rank."""
         self._number += 1
         self.store.set(f"{self._number}/{self.rank}", value)
-        return self._meet([f"{self._number}/{rank}" for rank in range(self.size)])
+        return self._gather([f"{self._number}/{rank}" for rank in range(self.size)])
 
     def barrier(self) -> None:
         """Waits for every rank, in whatever process group."""
         self._number += 1
-        self._meet([])
+        self._gather([])
 
-    def _meet(self, keys: list[str]) -> list[str]:
+    def _gather(self, keys: list[str]) -> list[str]:
         """Waits for every rank; returns the values of the keys, read only by the last to arrive: N
         reads, not N x N.
         """
@@ -72,7 +72,7 @@ class Meeting:
         self.store.delete_key(f"{now}/{self.rank}")
         return answers
 
-    def say(self, line: str) -> None:
+    def print_rank0(self, line: str) -> None:
         """Prints to stderr on rank 0."""
         if self.rank == 0:
             print(line, file=sys.stderr, flush=True)
