@@ -42,7 +42,7 @@ LAYERS: dict[str, list[set[str]]] = {
         {"__main__"},
     ],
     "implementations/certify": [
-        {"meeting"},
+        {"store_group"},
         {"recorder", "telemetry"},
         {"hardware", "tools"},
         {"load"},
