@@ -46,7 +46,7 @@ test: $(DEV)
 
 ## make test-pythons      make test with every Python from 3.10 to 3.13 found on PATH, in pyenv or in /usr/bin
 test-pythons:
-	@./launch/tools/test_pythons.sh
+	@./tests/pythons.py
 
 ## make test-slow         the slow tests; installs DeepSpeed into VENV, as do the next two
 test-slow: $(DEEPSPEED)

@@ -157,9 +157,8 @@ def nearest_cards(gpu: str) -> list[str]:
 
 def show(ranks: int, gpus: list[list[str]]) -> None:
     """The binding of all ranks of this node, for the log."""
-    lines = [
-        f"binding {MODE} on {os.environ.get('SLURMD_NODENAME') or os.uname().nodename}"
-    ]
+    node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
+    lines = [f"binding {MODE} on {node}"]
     row = "{:>4}  {:<12}  {:>4}  {:<10}  {}"
     lines.append(row.format("rank", "GPU", "NUMA", "NIC", "CPUs"))
     for rank in range(ranks):
@@ -168,11 +167,11 @@ def show(ranks: int, gpus: list[list[str]]) -> None:
         cards = ",".join(nearest_cards(gpu)) or "-"
         cpus = compress(cpus_of(rank, ranks, gpus)) if MODE != "none" else ""
         lines.append(row.format(rank, gpu or "-", numa, cards, cpus or "as given"))
+    say(*lines)
+
+
+def say(*lines: str) -> None:
     print(*(f"run: {line}" for line in lines), sep="\n", file=sys.stderr)
-
-
-def warn(text: str) -> None:
-    print(f"run: warning: {text}", file=sys.stderr)
 
 
 def main(process: int, rank: int, ranks: int) -> None:
@@ -181,28 +180,23 @@ def main(process: int, rank: int, ranks: int) -> None:
     if os.environ.get("RANK", "0") == "0":
         show(ranks, gpus)
     cpus = cpus_of(rank, ranks, gpus) if MODE != "none" else set()
-    if cpus:
-        try:
+    problem = "" if cpus or MODE == "none" else "no CPU near its GPU is allowed here"
+    try:
+        if cpus:
             os.sched_setaffinity(process, cpus)
-        except OSError:
-            warn(
-                f"local rank {rank} is not bound: the kernel rejects the CPUs {compress(cpus)}"
-            )
-    elif MODE != "none":
-        warn(f"local rank {rank} is not bound: no CPU near its GPU is allowed here")
-    # The user's NCCL_IB_HCA wins.
-    if os.environ.get("NIC_BINDING", "none") != "none" and not os.environ.get(
-        "NCCL_IB_HCA"
-    ):
-        gpu = gpu_of(rank, gpus)
-        cards = nearest_cards(gpu)
-        if gpu and cards:
-            print(
-                f"={','.join(cards)}"
-            )  # "=" matches exact names: mlx5_1 is not mlx5_10
-        else:
-            who = f"local rank {rank} has no GPU or no active card in sysfs"
-            warn(f"NIC_BINDING=nearest: {who}: NCCL chooses")
+    except OSError:
+        problem = f"the kernel rejects the CPUs {compress(cpus)}"
+    if problem:
+        say(f"warning: local rank {rank} is not bound: {problem}")
+    wanted = os.environ.get("NIC_BINDING", "none") != "none"
+    if not wanted or os.environ.get("NCCL_IB_HCA"):
+        return
+    gpu = gpu_of(rank, gpus)
+    if gpu and (cards := nearest_cards(gpu)):
+        print(f"={','.join(cards)}")  # "=": exact names, as mlx5_1 is not mlx5_10
+    else:
+        who = f"local rank {rank} has no GPU or no active card in sysfs"
+        say(f"warning: NIC_BINDING=nearest: {who}: NCCL chooses")
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # Did a command run on every node? Only the nodes' own output counts: if a Slurm plugin fails on a node, srun may start nothing
-# there and still end with status 0. A command that succeeded on a node prints "answer NODE" there (launch/run/answer.sh).
+# there and still end with status 0. A command that succeeded on a node prints "answer NODE" there (launch/node/run_and_answer.sh).
 # Sourced by the run scripts, which define runner::everywhere and, if they know the names, runner::nodes.
 
 declare answers_output=''
 
 # Runs a command on every node; true only if each reports success. answers_output: all output.
 answers::everywhere() {
-  answers_output=$(runner::everywhere "$REPO_DIR/launch/run/answer.sh" "$@" 2>&1) && answers::complete "$answers_output"
+  answers_output=$(runner::everywhere "$REPO_DIR/launch/node/run_and_answer.sh" "$@" 2>&1) && answers::complete "$answers_output"
 }
 
 # Runs a command and streams its output, without the answers, to stderr; sets answers_output. Status: the command's.

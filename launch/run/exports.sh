@@ -1,14 +1,16 @@
 #!/usr/bin/env bash
 # The user's exports win over env.sh and a config, in any order; exports of a previous config do not, so that sourcing another
 # config leaves nothing of the first. Sourced by env.sh, configs/begin.sh and common.sh.
-#   exports::begin WHO    before a file exports; WHO is SITE (env.sh) or CONFIG
-#   exports::restore      restores and reports the user's values
-#   exports::record_roots NAME...  saves what these folders were when the paths below them were derived
+# Each of these files (WHO: SITE is env.sh, CONFIG a config) notes in the variable WHO_EXPORTS what it exported, as NAME=VALUE entries that
+# each end in a separator. What is exported with another value than is noted there is the user's.
+#   exports::begin WHO    before a file exports: takes back what is noted, and remembers what is left, the user's
+#   exports::restore      gives the user's values back, with a line for each that the file would have changed
+#   exports::record WHO   after a file exports: notes it
+#   exports::record_roots NAME...  notes these folders, from which other paths were derived, in ROOT_EXPORTS
 #   exports::follow       in a run script: moves such paths to where the folders are now
-#   exports::record WHO   after a file exports: saves NAME=VALUE of all its exports in WHO_EXPORTS
 EXPORTS_SEPARATOR=$'\x1f'
 
-# Prints NAME=VALUE of all exported variables except the two records and multi-line values.
+# Prints NAME=VALUE of all exported variables except the notes and multi-line values.
 exports::list() {
   local name
   for name in $(compgen -e); do
@@ -16,25 +18,24 @@ exports::list() {
   done
 }
 
-# Did WHO ($1) export NAME=VALUE ($2)?
+# Has WHO ($1) noted NAME=VALUE ($2)?
 exports::recorded() {
-  local -r record=$1_EXPORTS
-  [[ $EXPORTS_SEPARATOR${!record-} == *"$EXPORTS_SEPARATOR$2$EXPORTS_SEPARATOR"* ]]
+  local -r noted=$1_EXPORTS
+  [[ $EXPORTS_SEPARATOR${!noted-} == *"$EXPORTS_SEPARATOR$2$EXPORTS_SEPARATOR"* ]]
 }
 
 exports::begin() {
-  local entry name
-  local -r site=$EXPORTS_SEPARATOR${SITE_EXPORTS-}
+  local entry name site
+  local -a sites=()
+  # A config may have overridden what env.sh exported.
+  if [[ $1 == CONFIG ]]; then IFS=$EXPORTS_SEPARATOR read -ra sites <<<"${SITE_EXPORTS-}"; fi
   while IFS= read -r entry; do
+    if ! exports::recorded "$1" "$entry"; then continue; fi
     name=${entry%%=*}
-    if exports::recorded "$1" "$entry"; then
-      unset "$name"
-      # Restores env.sh's value if a config had overridden it.
-      if [[ $1 == CONFIG && $site == *"$EXPORTS_SEPARATOR$name="* ]]; then
-        entry=${site#*"$EXPORTS_SEPARATOR$name="}
-        export "$name=${entry%%"$EXPORTS_SEPARATOR"*}"
-      fi
-    fi
+    unset "$name"
+    for site in "${sites[@]}"; do
+      if [[ $site == "$name="* ]]; then export "${site?}"; fi
+    done
   done < <(exports::list)
   EXPORTS_BEFORE=$(exports::list)
 }
@@ -61,26 +62,25 @@ exports::record() {
 
 exports::record_roots() {
   local name
-  ROOT_EXPORTS=$EXPORTS_SEPARATOR
+  ROOT_EXPORTS=''
   for name in "$@"; do ROOT_EXPORTS+=$name=${!name}$EXPORTS_SEPARATOR; done
   export ROOT_EXPORTS
 }
 
-# A path that env.sh derived, and nobody set since, follows its folder to where that was exported afterwards.
 exports::follow() {
-  local root entry name before
+  local root entry name before path
   local -a roots entries
   IFS=$EXPORTS_SEPARATOR read -ra roots <<<"${ROOT_EXPORTS-}"
   IFS=$EXPORTS_SEPARATOR read -ra entries <<<"${SITE_EXPORTS-}"
   for root in "${roots[@]}"; do
     name=${root%%=*} before=${root#*=}
-    if [[ ! $name || ${!name:-} == "$before" || ! ${!name:-} ]]; then continue; fi
+    if [[ ! ${!name:-} || ${!name} == "$before" ]]; then continue; fi # it is where it was
     for entry in "${entries[@]}"; do
-      if [[ ${entry#*=} == "$before"/* && $(exports::value "${entry%%=*}") == "${entry#*=}" ]]; then
-        export "${entry%%=*}=${!name}${entry#*="$before"}"
+      path=${entry%%=*}
+      # Only what env.sh derived and nobody has set since.
+      if [[ ${entry#*=} == "$before"/* && ${!path-} == "${entry#*=}" ]]; then
+        export "$path=${!name}${entry#*="$before"}"
       fi
     done
   done
 }
-
-exports::value() { printf '%s' "${!1-}"; }

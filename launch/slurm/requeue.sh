@@ -18,14 +18,9 @@ requeue::job() {
   log::warn "job $SLURM_JOB_ID is not requeued: $output"
 }
 
-# Nodes can be excluded only once the job is pending, when nothing of it runs, so a job of one CPU does that, and ends as soon as it
-# has, or the job runs again or is gone. Argument: the nodes.
+# Has these nodes ($1) excluded, by a job of its own, since this one cannot do it while it runs.
 requeue::exclude() {
-  local -r id=$SLURM_JOB_ID starts=${SLURM_RESTART_COUNT:-0} nodes=$DGXNNODES-$((DGXNNODES + SPARE_NODES))
-  local -r again="scontrol --oneliner show job $id | grep -v ' Restarts=$starts ' | grep -q ' JobState=RUNNING '"
-  local -r gone="! scontrol --oneliner show job $id | grep -qE ' JobState=(RUNNING|PENDING|COMPLETING|REQUEUE|REQUEUED|SUSPENDED|CONFIGURING) '"
-  local -r set="scontrol update jobid=$id ExcNodeList=$1 NumNodes=$nodes"
   sbatch --quiet --job-name="without_$1" --nodes=1 --ntasks=1 --gres=none --time=10 --output=/dev/null --exclude="$1" \
-    --wrap="until $set; do if $again || $gone; then exit 1; fi; sleep 2; done" ||
+    "$REPO_DIR/launch/slurm/exclude.sh" "$SLURM_JOB_ID" "${SLURM_RESTART_COUNT:-0}" "$1" "$DGXNNODES-$((DGXNNODES + SPARE_NODES))" ||
     log::warn "$1 may be among the nodes of this job again"
 }

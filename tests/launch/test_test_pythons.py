@@ -36,7 +36,7 @@ def run(repository, tmp_path):
             "PATH": f"{tools}:{os.environ['PATH']}",
             "PYTHON": "python-of-the-launcher",
         }
-        script = repository / "launch" / "tools" / "test_pythons.sh"
+        script = repository / "tests" / "pythons.py"
         done = subprocess.run(
             [script, *map(str, arguments)],
             env=environment,

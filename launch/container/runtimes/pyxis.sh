@@ -42,7 +42,7 @@ pyxis::import() {
   [[ $CONT != /* ]] || log::die "CONT_FILE is for an image of a registry, and CONT=$CONT is a file: unset CONT_FILE"
   CONT=$(realpath -m -- "$CONT_FILE")
   log::info "image $image in $CONT"
-  answers::streamed "${srun[@]}" --overlap --nodes=1 --ntasks=1 "$REPO_DIR/launch/run/answer.sh" \
+  answers::streamed "${srun[@]}" --overlap --nodes=1 --ntasks=1 "$REPO_DIR/launch/node/run_and_answer.sh" \
     "$REPO_DIR/launch/container/import_image.sh" "$image" "$CONT" || true
   grep -q '^answer ' <<<"$answers_output" ||
     log::die "CONT=$image: not imported: $(pyxis::reason "$answers_output")"
@@ -54,7 +54,7 @@ container::create() {
   container::arguments
   # An import takes minutes: shows pyxis' output meanwhile.
   answers::streamed "${srun[@]}" --ntasks="$DGXNNODES" --ntasks-per-node=1 --container-image="$CONT" "${container[@]}" \
-    "$REPO_DIR/launch/run/answer.sh" true || true
+    "$REPO_DIR/launch/node/run_and_answer.sh" true || true
   answers::complete "$answers_output" ||
     answers::die "CONT=$CONT: its container could not be created on every node" "$answers_output" "$(pyxis::reason "$answers_output")"
 }
