@@ -13,7 +13,7 @@ with the reason in OUTPUTDIR/download/left_out.tsv; text that cannot be read sto
 at once.
 
 Plain text may have one sentence per line and a blank line between documents, or be prose; the
-layout is detected and printed, or set by --layout. Memory grows by about 40 bytes a document and
+layout is detected and printed, or set by --layout. Memory grows by about 65 bytes a document and
 not with the text; the disk needs its size in addition until it is written. Run again, it resumes;
 the result does not depend on --jobs. `--input pydoc` is the language reference that comes with
 Python (PSF licence): real English prose without a download.
@@ -57,7 +57,8 @@ TEXT_OPTIONS = (
     "layers",
     "hidden_size",
 )
-VOCABULARY_BYTES = 200_000_000  # of the first shards, to train a vocabulary on
+# Of the first shards, to train a vocabulary on: 0.5 GB of memory, if every tenth word is another.
+VOCABULARY_BYTES = 100_000_000
 NOTE = "corpus.json"  # in the download folder: recipe, and md5 of each file
 
 
