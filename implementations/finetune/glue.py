@@ -159,7 +159,9 @@ def encode(
     for text, a, b in zip(texts, first, second, strict=True):
         is_pair = len(text) == 2
         # Special tokens: [CLS] and [SEP], for a pair one more [SEP].
-        keep_a, keep_b = kept(len(a.ids), len(b.ids), max_seq_length - 2 - is_pair)
+        keep_a, keep_b = truncated_lengths(
+            len(a.ids), len(b.ids), max_seq_length - 2 - is_pair
+        )
         ids = [tokenizer.cls, *a.ids[:keep_a], tokenizer.sep]
         begin = len(ids)  # of the second segment; without one, past the end
         if is_pair:
@@ -168,7 +170,7 @@ def encode(
     return sequences
 
 
-def kept(a: int, b: int, room: int) -> tuple[int, int]:
+def truncated_lengths(a: int, b: int, room: int) -> tuple[int, int]:
     """Tokens kept of each text of a pair: the longer one is truncated until both fit, b if they are
     equal.
     """

@@ -191,7 +191,7 @@ def warms_up(device: torch.device) -> bool:
 def pad_and_pin(
     config: PretrainingConfig, world: World
 ) -> Callable[[PretrainingBatch], PretrainingBatch]:
-    """The data thread's last stage: pads a batch for a graph, and pins its memory for a GPU."""
+    """The data thread's last step: pads a batch for a graph, and pins its memory for a GPU."""
     capacity = graph_capacity(config.data.capacity, config.data.batch_size)
 
     def finish(batch: PretrainingBatch) -> PretrainingBatch:

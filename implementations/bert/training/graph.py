@@ -22,10 +22,10 @@ from bert.kernels.support.graph_capture import CaptureError, capture, warm_strea
 from bert.training.step import Step, StepResult, TrainingStep
 from common.env import env
 
-NUM_WARM_UP_STEPS = (
-    3  # before the capture: compile kernels, initialize libraries and communicators
-)
-NUM_STAGES = 2
+# Before the capture: compile kernels, initialize libraries and communicators.
+NUM_WARM_UP_STEPS = 3
+# The next step's batch arrives in one while the graph reads the other's copy.
+NUM_STAGING_BUFFERS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,14 +115,15 @@ class GraphedStep:
         """
         self.step, self.device = step, step.world.device
         self.batches = [batch.to(self.device) for batch in examples]
-        self.stages = [
-            [batch.to(self.device) for batch in examples] for _ in range(NUM_STAGES)
+        self.staging = [
+            [batch.to(self.device) for batch in examples]
+            for _ in range(NUM_STAGING_BUFFERS)
         ]
         self.count = 0
         self.copies = torch.cuda.Stream(self.device)
-        # By stage: its batch is in it, has been copied out of it, and its step is done.
+        # By staging buffer: its batch is in it, has been copied out of it, and its step is done.
         self.arrived, self.consumed, self.finished = (
-            [torch.cuda.Event() for _ in range(NUM_STAGES)] for _ in range(3)
+            [torch.cuda.Event() for _ in range(NUM_STAGING_BUFFERS)] for _ in range(3)
         )
         # By whether the step measures fp8 scales.
         self.captured: dict[bool, StepGraph] = {}
@@ -158,25 +159,25 @@ class GraphedStep:
         """Trains on micro-batches in page-locked memory. The result is valid until the next
         call.
         """
-        stage = self.count % NUM_STAGES
+        slot = self.count % NUM_STAGING_BUFFERS
         self.count += 1
         # Run at most two steps ahead of the device.
-        self.step.world.wait_for(self.finished[stage])
+        self.step.world.wait_for(self.finished[slot])
         stream = torch.cuda.current_stream(self.device)
         with torch.cuda.stream(self.copies):
-            # Not before the step has read this stage's last batch.
-            self.copies.wait_event(self.consumed[stage])
-            copy_batches(self.stages[stage], batches)
-            self.arrived[stage].record(self.copies)
+            # Not before the step has read this buffer's last batch.
+            self.copies.wait_event(self.consumed[slot])
+            copy_batches(self.staging[slot], batches)
+            self.arrived[slot].record(self.copies)
         # The stream waits, not the host.
-        stream.wait_event(self.arrived[stage])
+        stream.wait_event(self.arrived[slot])
         # Within the device, behind the graph's last replay, which reads the same memory.
-        copy_batches(self.batches, self.stages[stage])
-        self.consumed[stage].record(stream)
+        copy_batches(self.batches, self.staging[slot])
+        self.consumed[slot].record(stream)
         self.step.lr.fill_(lr)
         captured = self.captured[self.step.needs_calibration_step]
         self._start(captured)
-        self.finished[stage].record(stream)
+        self.finished[slot].record(stream)
         return captured.result
 
     def _start(self, captured: StepGraph) -> None:
