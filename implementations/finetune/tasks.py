@@ -151,6 +151,8 @@ class Glue(TaskData):
     def _read_training(self) -> None:
         path = tables.table_in(self.config.data, "train")
         table = tables.read(path, self.layout)
+        # What training found in the file holds for dev, test and later predictions: a column or a
+        # label of another order there must not change what a score means.
         self.layout = replace(
             self.layout,
             labels=table.names,
@@ -187,11 +189,13 @@ class Glue(TaskData):
         length = self.config.length
         sequences = glue.encode(table.texts, self.tokenizer, length)
         if full := sum(len(ids) == length for ids, _ in sequences):
+            # Full ones may have been cut, which costs accuracy without a word.
             told = f"{full:,} of {len(sequences):,} examples fill {length} tokens"
             self.notes.append(f"{told}: what is longer is cut there (MAX_SEQ_LENGTH)")
         return Samples(sequences, {"labels": table.labels})
 
     def model(self, config: BertConfig, kernels: Kernels) -> Classification:
+        # One output without labels: a regression.
         return Classification(config, kernels, len(self.layout.labels) or 1)
 
     def finish(self, scores: Sequence[np.ndarray], folder: Path) -> dict[str, float]:
@@ -222,6 +226,7 @@ class Glue(TaskData):
                     answers = glue.SERVER_NAMES.get(part, self.config.task)
                     _write_rows(folder / f"{answers}.tsv", [row[:2] for row in rows])
                 continue
+            # A class by its largest score; a regression has one score, which is the number.
             values = np.array(
                 [row.argmax() if names else row[0] for row in scores[begin:end]]
             )

@@ -68,6 +68,7 @@ def report(config: FinetuneConfig, environ: Mapping[str, str]) -> str:
     """Settings and what follows from them. Raises ConfigError or DataError for anything that would
     stop the run.
     """
+    # The check does what the run does first: it reads the data and the weights.
     task = tasks.build(config, WordPiece(config.vocabulary, config.lower_case))
     model = task.model(config.model, bind_kernels(config.kernels, config.device))
     loaded = load_weights(config, model)
@@ -209,6 +210,7 @@ def build(
     # One of the fused kernels is the whole update.
     fused = "lamb" in choice.names(world.device)
     accumulate = config.gradient_steps > 1
+    # The trainer's own step: fine-tuning differs in the model and the batches alone.
     step = build_step(
         model,
         config.numerics,

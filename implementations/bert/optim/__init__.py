@@ -130,6 +130,7 @@ class OptimizerConfig:
 
     def flat_rule(self, shard: Shard, fused: bool) -> ListRule | FlatLamb:
         """The update rule over a shard; ``fused``: by Triton kernels if it has any."""
+        # The only rule with kernels of its own: all others run as PyTorch's operations on lists.
         if fused and self.optimizer == "lamb":
             return FlatLamb(shard, self.lamb)
         return ListRule(shard, self.rule)
@@ -180,6 +181,7 @@ def build(
         raise ConfigError(
             f"rank {world.rank} is number {world.local_rank} of its node's {per_node}: {cure}"
         )
+    # Half the bytes on the network: sums of micro-batches are rounded to the weights' type first.
     sends_low = config.allreduce_dtype == "weights"
     return FlatOptimizer(
         model.named_parameters(),

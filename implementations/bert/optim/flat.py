@@ -182,6 +182,7 @@ class FlatLamb:
         """passes: module with squared_norm, moments and update, as kernels/operations/lamb.py."""
         self.shard, self.config, self.passes = shard, config, passes
         device = shard.masters.device
+        # By the names that LambRule uses: a checkpoint of either can be continued by the other.
         moments = shard.state("first_moments"), shard.state("second_moments")
         self.buffers = (shard.gradient, shard.masters, *moments)
         self.num_steps = torch.zeros((), dtype=torch.int64, device=device)
@@ -229,6 +230,8 @@ class FlatLamb:
         sums = self.passes.moments(
             self.layout, *self.buffers, self.scalars, beta1, beta2, eps
         )
+        # Between the passes: a trust ratio needs the norms of whole parameters, which lie on
+        # several ranks.
         sums = update.all_reduce_sum(sums)
         weights = self.shard.weights
         self.passes.update(

@@ -173,6 +173,7 @@ class GradientBuckets:
     @torch.no_grad()
     def _gradient_ready(self, number: int) -> None:
         """Called by autograd when a parameter of bucket ``number`` has its gradient."""
+        # Parameters of a bucket finish in an order that autograd decides; the count does not care.
         self.missing[number] -= 1
         if self.missing[number]:
             return

@@ -87,6 +87,8 @@ class Layout:
         self.begins = [0] * len(sizes)  # of each parameter in the whole buffer
         self.buckets: list[Bucket] = []
         self.total = self.shard_total = 0
+        # In this order the first bucket is full, and sent, while most of the backward pass is still
+        # ahead.
         ordered = _backward_order(len(sizes), groups)
         for members in _fill_buckets(ordered, sizes, bucket_elements):
             self._append_bucket(members, bucket_elements)

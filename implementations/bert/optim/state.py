@@ -73,6 +73,7 @@ class ShardState:
             self.mesh.groups,
             self.shard.masters.numel(),
         )
+        # Each group writes another part of what all have, so that the groups share the writing.
         low, high = size * group // groups, size * (group + 1) // groups
         segments = []
         names = self.shard.names

@@ -37,6 +37,8 @@ class WeightBuckets:
             self.shard = torch.zeros(
                 layout.shard_total, dtype=dtype, device=mesh.world.device
             )
+        # From here on the parameters are views of the buffer: what is gathered into it is what they
+        # hold.
         views = layout.views(self.whole, parameters)
         with torch.no_grad():
             for parameter, view in zip(parameters, views, strict=True):

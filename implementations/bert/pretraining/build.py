@@ -70,6 +70,7 @@ def build(
     """
     device = world.device
     by_chunks = config.optim.is_sharded(device)
+    # Without PyTorch's own initialization, which would draw all weights to be overwritten.
     with uninitialized(torch.device("meta") if by_chunks else device):
         model = BertForPreTraining(config.model, bind_kernels(config.kernels, device))
     as_read = first_weights or Checksum()
@@ -153,6 +154,7 @@ def prepare(
     graph, length = None, config.data.max_seq_length
     if isinstance(step, Step):
         untimed = warms_up(world.device)
+        # On dummy batches of the run's capacity; the steps taken are undone bit for bit.
         take_step = capture_or_warm_up(
             step,
             lambda: dummy_batches(config, world),
@@ -173,6 +175,7 @@ def prepare(
         take_step = RecordedStep(
             folder / f"capture_{trial}", world.rank, model, take_step
         )
+    # One rank's trace is enough, and its files are large.
     if config.profile.span is not None and world.is_main:
         assert folder is not None
         take_step = ProfiledStep(

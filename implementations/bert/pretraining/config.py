@@ -132,6 +132,8 @@ class PretrainingConfig(ModelFiles, Hardware):
             return self.graph.cuda_graph
         if self.zero.is_deepspeed:
             return False
+        # Auto: recording costs seconds before the clock and saves launches in every step, so only
+        # where it works.
         device, fp32 = self.device, self.numerics.dtype == torch.float32
         # A loop over sequences cannot be recorded, as their number differs from batch to batch; in
         # fp32 auto chooses it.
@@ -227,6 +229,7 @@ class PretrainingConfig(ModelFiles, Hardware):
                 "REHEARSAL=1 compares evaluations, but there are none: set EVAL_ITER_SAMPLES"
             )
         start = self.evaluate.start_samples or every
+        # Whole intervals, since only at an evaluation is there a published figure to compare with.
         intervals = max(0, -(-(REHEARSAL_SAMPLES - start) // every))
         return dataclasses.replace(
             self,

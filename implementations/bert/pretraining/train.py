@@ -53,11 +53,13 @@ def pretrain(config: PretrainingConfig, world: World, log: MlperfLog) -> Ending:
     log.submission(config.hyperparameters(seed))
     config = resolve_kernels(config, world)
     start = start_of(config, world, seed, saved)
+    # An event for each tensor, before run_start, as published logs have them.
     log.weights(name for name, _ in start.model.named_parameters())
     take_step, evaluation_graph = prepare(config, start.model, start.trainer, world)
     sinks = sinks_of(config, world, log, start)
     world.barrier()
 
+    # Here the clock starts: all above is initialization, which MLPerf does not time.
     log.run_start()
     if saved is not None:
         log.clock_not_whole(start.steps_done, start.samples)
@@ -375,6 +377,7 @@ class Evaluation:
     def run(self, step: int, samples: int) -> bool:
         """One evaluation after ``step``, of ``samples`` trained samples. A collective."""
         assert self.evaluator is not None
+        # A sharded optimizer gathers the last step's weights here, else in the next forward pass.
         with self.trained.gathered() as model:
             begin = time.monotonic()
             self.log.eval_start(samples)

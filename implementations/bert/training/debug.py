@@ -82,6 +82,7 @@ class RecordedStep:
         def next_micro_batch(*_: object) -> None:
             self.micro_batch += 1
 
+        # Hooks live for this one step: they copy every activation to the host, and are slow.
         handles = [self.model.register_forward_pre_hook(next_micro_batch)]
         for name, module in self.model.named_modules():
             # named_modules() begins with the model, without a name; a ModuleList is never called.

@@ -127,6 +127,7 @@ class Evaluator:
         integrity.check(shards.recorded_digests(), world)  # small: milliseconds
         records = concatenate([shards[number] for number in range(len(shards))])
         self.vocab_md5 = shards.vocab_md5
+        # Fewer would be another test: the accuracy of a part of the set says nothing about 0.720.
         if records.num_sequences < config.num_examples:
             few = f"{records.num_sequences} sequences, and NUM_EVAL_EXAMPLES is {config.num_examples}"
             raise DataError(
@@ -146,6 +147,7 @@ class Evaluator:
         groups = [mine[begin : begin + size] for begin in range(0, len(mine), size)]
         if graph is not None:  # every batch costs its capacity, so as few as possible
             groups = fill_batches(records, mine, graph.room)
+        # Made once and kept on the device: every evaluation of a run uses the same batches.
         batches = [
             make_batch(records, sequences, max_seq_length) for sequences in groups
         ]
@@ -211,6 +213,8 @@ class EvaluationGraph:
 
     def __call__(self, batch: PretrainingBatch) -> Tensor:
         """The counts of a batch at capacity, on the device; valid until the next call."""
+        # The graph reads this memory; stream order makes the copy precede it, without the host
+        # waiting.
         copy_batches([self.batch], [batch])
         self.graph.replay()
         return self.counts
@@ -249,6 +253,7 @@ def share(records: Records, num_examples: int, rank: int, num_ranks: int) -> np.
     """A rank's sequences, shortest first; all ranks get equally many tokens, give or take a
     sequence.
     """
+    # Dealt like cards after sorting: each rank gets the same mix of lengths.
     return np.argsort(records.sequence_lengths[:num_examples], kind="stable")[
         rank::num_ranks
     ]

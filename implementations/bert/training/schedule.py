@@ -138,6 +138,7 @@ def mlperf(step: int, config: ScheduleConfig) -> float:
     to 0.60 of the base), and runs are comparable only if it is kept.
     """
     warmup, start = config.warmup
+    # The published code counts steps from 0 here, and from 1 where START_WARMUP_STEP is set.
     progress = step - 1 if start == 0 else step
     # With a start far below 0 and a warm-up shorter than that, as published for GB200, never.
     if progress - start < warmup:
@@ -157,6 +158,7 @@ def by_share(step: int, config: ScheduleConfig) -> float:
     """
     t, warmup, lr = step / config.length, config.warmup_share, config.lr
     left = max(0.0, 1 - t)
+    # Warm-up is the same line in all three; they differ in what follows.
     if t < warmup:
         return lr * t / warmup
     if config.schedule == "dle":
