@@ -29,7 +29,7 @@ slurm::check() {
 
 # Nodes of this job, without those that Slurm has lost.
 slurm::nodes() {
-  local -r list=$(slurm::job | sed -n 's/.* NodeList=\([^ ]*\).*/\1/p')
+  local -r list=$(slurm::job | sed -n 's/.* NodeList=\([^ (]*\).*/\1/p') # (null) once the job is requeued
   scontrol show hostnames "${list:-$SLURM_JOB_NODELIST}"
 }
 
@@ -55,7 +55,7 @@ slurm::options() {
 slurm::step() {
   local -r others=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | grep -vxF -f <(printf '%s\n' "$@") | paste -sd,)
   # srun would also use the other nodes with which the job started.
-  step=("$REPO_DIR/launch/slurm/step.sh" --nodes="$#" ${others:+--exclude="$others"} "${step_options[@]}")
+  step=("$REPO_DIR/launch/slurm/step.sh" "$*" --nodes="$#" ${others:+--exclude="$others"} "${step_options[@]}")
 }
 
 # Does a step start on these nodes (nodes), and does each see the repository? Otherwise sets step_problem.
@@ -72,7 +72,7 @@ slurm::check_nodes() {
   if ((status == not_seen)); then
     step_problem="$(grep -v -m 1 '^answer \|^srun: ' <<<"$output") does not see $REPO_DIR: put the repository on storage that all nodes share"
   else
-    step_problem="GPU_GRES=${GPU_GRES:-gpu}: a step with ${step[*]:1} does not start: $(answers::why "$output")"
+    step_problem="GPU_GRES=${GPU_GRES:-gpu}: a step with ${step[*]:2} does not start: $(answers::why "$output")"
   fi
   return 1
 }
@@ -132,10 +132,13 @@ slurm::time_limit_near() {
   trial::interrupted USR1 143
 }
 
-# Nodes of the ranks that Slurm has lost or that do not respond, separated by spaces.
+# Nodes of the ranks that Slurm has taken from the job, even if they are back, or that do not respond, separated by spaces.
 slurm::lost_nodes() {
-  timeout --signal=KILL 5 sinfo --noheader --Node --nodes="$(paste -sd, < <(printf '%s\n' "${nodes[@]}"))" --format='%N %T' 2>/dev/null |
-    awk '$2 ~ /[*]$|^down/ { print $1 }' | sort -u | paste -sd' '
+  {
+    printf '%s\n' "${nodes[@]}" | grep -vxF -f <(slurm::nodes) || true
+    timeout --signal=KILL 5 sinfo --noheader --Node --nodes="$(paste -sd, < <(printf '%s\n' "${nodes[@]}"))" --format='%N %T' 2>/dev/null |
+      awk '$2 ~ /[*]$|^down/ { print $1 }'
+  } | sort -u | paste -sd' '
 }
 
 # Reports them.

@@ -184,6 +184,29 @@ def test_a_step_refused_by_a_controller_that_does_not_know_its_nodes_yet_is_trie
         assert last_line(done.stderr).endswith("cannot run: refused")
 
 
+def test_a_node_that_slurm_took_from_the_job_is_lost_even_if_it_is_back(slurm):
+    """No step waits for it, and the run goes on without it."""
+    taken = '$(test -e "$FAKE_CALLS.taken" || echo ,node1)'
+    shown = f"*'show job'*) echo \"JobId=7 BatchHost=node0 NodeList=node0{taken} \" ;;\n  *) exit 1"
+    scontrol = SCONTROL.replace("*) exit 1", shown).replace(
+        "echo node0 ;;", 'tr , "\\n" <<<"$3" ;;'
+    )
+    slurm.stand_in("scontrol", scontrol)
+    slurm.stand_in("sbatch", "")
+    path = slurm.root / "launch" / "slurm" / "step.sh"
+    path.write_text(path.read_text().replace("TRY=20", "TRY=1"))
+    busy = 'if [[ "$*" == *" --ntasks=2 "*--kill-on-bad-exit* ]]; then touch "$FAKE_CALLS.taken"; sleep 2; exit "$SLURM_EXIT_ERROR"; fi'
+    slurm.stand_in("srun", f"{busy}\n{srun()}")
+    two = {"SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "node0,node1"}
+    done = slurm.run(
+        "./run.sub", after="export DGXNNODES=2 DGXNGPU=1 RUN_NAME=taken", **two
+    )
+    assert done.returncode == 1
+    assert any("'requeue'" in call for call in slurm.calls("scontrol")), done.stderr
+    (noted,) = (slurm.run_dir / "restarts.txt").read_text().splitlines()
+    assert noted.endswith("without node1: lost by Slurm; the trial is repeated")
+
+
 def srun() -> str:
     return (Path(__file__).parent / "fakes" / "srun.sh").read_text()
 
