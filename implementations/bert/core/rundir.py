@@ -222,7 +222,17 @@ def failed(config: RunConfig, program: str, error: Exception) -> int:
         return fail(config, program, str(words), 1)
     # Nobody foresaw this error, so its place is worth more than a short output.
     traceback.print_exc()
-    return fail(config, program, f"{type(error).__name__}: {error}"[:2000], 1)
+    words = f"{type(error).__name__}: {error}"[:2000]
+    return fail(config, program, words + _advice(error), 1)
+
+
+def _advice(error: Exception) -> str:
+    """What to do after an error on a GPU; empty on a CPU."""
+    if not torch.cuda.is_initialized():
+        return ""
+    if isinstance(error, torch.OutOfMemoryError):
+        return ": lower BATCHSIZE and raise GRADIENT_STEPS, or set RECOMPUTE_LAYERS"
+    return ": python tests/self_check.py names the setting that leaves out what fails"
 
 
 def environment(device: torch.device) -> dict[str, Any]:
