@@ -98,7 +98,8 @@ def captures(monkeypatch):
 
     class Capture:
         def __init__(self, graph, *, pool, stream, capture_error_mode):
-            self.graph, self.stream, self.pool = graph, stream, pool
+            self.graph, self.stream = graph, stream
+            self.pool = pool or (0, next(handles))  # one of its own
 
         def __enter__(self):
             self.before, current[0] = current[0], self.stream

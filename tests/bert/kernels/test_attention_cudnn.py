@@ -253,10 +253,15 @@ def test_auto_always_has_the_fallback(cudnn, monkeypatch, capsys):
 def test_the_package_is_asked_for_by_its_name_where_a_gpu_could_use_it(monkeypatch):
     missing = attention._BACKENDS["cudnn_frontend"].missing
     assert "GPU" in missing(CPU)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    found = missing(torch.device("cuda"))
-    assert found == "the package nvidia-cudnn-frontend with cudnn is not installed"
+    for capability, found in {
+        (7, 5): "it needs compute capability 8.0 or later",
+        (8, 0): "the package nvidia-cudnn-frontend with cudnn is not installed",
+    }.items():
+        monkeypatch.setattr(
+            torch.cuda, "get_device_capability", lambda _, its=capability: its
+        )
+        assert missing(torch.device("cuda")) == found
 
 
 @pytest.mark.slow

@@ -5,6 +5,8 @@ are cached.
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,7 +17,7 @@ from bert.kernels import attention
 from bert.kernels.attention import benchmark
 from bert.kernels.support import triton_support
 
-from ...waiting import wait_until
+from ...waiting import running, wait_until
 
 CPU = torch.device("cpu")
 HEADS = benchmark.Heads(dtype=torch.float32)
@@ -93,6 +95,23 @@ def test_a_process_that_hangs_is_killed_with_what_it_started(monkeypatch, tmp_pa
         benchmark.Trial(name="triton", problem="ran past 3 s")
     ]
     wait_until(lambda: not Path("/proc", started.read_text()).exists())
+
+
+def test_a_trial_ends_with_the_process_that_asked_for_it(tmp_path):
+    """Killed outright: the trial would go on using the GPU."""
+    started = tmp_path / "started"
+    hangs = f"import os, time; open({str(started)!r}, 'w').write(str(os.getpid())); time.sleep(900)"
+    script = (
+        "import torch\nfrom bert.kernels.attention import benchmark\n"
+        f"child = benchmark.CHILD.replace('from bert.kernels', {hangs!r} + ' #')\n"
+        "benchmark.CHILD = child\n"
+        "benchmark.attempts(['triton'], torch.device('cpu'), benchmark.BERT_LARGE)\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", script])
+    wait_until(lambda: started.exists() and started.read_text())
+    parent.kill()
+    parent.wait()
+    wait_until(lambda: not running(int(started.read_text())))
 
 
 @pytest.fixture
