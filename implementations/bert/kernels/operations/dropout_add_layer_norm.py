@@ -422,16 +422,8 @@ def start_backward(
         num_warps=row_warps(take.num_warps, width),
         maxnreg=take.max_registers if width <= FITTING_WIDTH else None,
     )
-    bias_gradient, weight_gradient, norm_bias_gradient = column_sums(
-        partials, saved.weight.dtype
-    )
-    return Operands(
-        x_gradient,
-        bias_gradient,
-        residual_gradient,
-        weight_gradient,
-        norm_bias_gradient,
-    )
+    bias_gradient, *of_norm = column_sums(partials, saved.weight.dtype)
+    return Operands(x_gradient, bias_gradient, residual_gradient, *of_norm)
 
 
 class _DropoutAddLayerNorm(torch.autograd.Function):
