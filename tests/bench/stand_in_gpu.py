@@ -1,0 +1,406 @@
+"""A GPU in name, for whole scripts on a build of PyTorch for CPUs: tensors on cuda:0.
+
+They compute on the CPU, but to all of PyTorch they are CUDA's. As there, tensors of two devices do
+not mix; a stream that captures runs nothing, keeps what is launched, and refuses what would wait
+for it; a capture that failed leaves its stream current and its pool of memory open, since
+torch.cuda.graph is PyTorch's own; a replay repeats the operations in the same memory, with new
+random numbers. Unlike there, everything is done at once, and there is no Triton.
+stand_in_gpu.cpp must have been loaded before.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from importlib.machinery import PathFinder
+from types import SimpleNamespace
+
+import torch
+from torch.profiler import ProfilerActivity
+from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
+
+aten = torch.ops.aten
+GPU, HOST = torch.device("cuda", 0), torch.device("cpu")
+MIXED = "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!"
+REFUSED = "CUDA error: operation not permitted when stream is capturing"
+BROKEN = "CUDA error: operation failed due to a previous error during capture"
+COPIES = {aten.copy_.default, aten._to_copy.default}
+READS = {
+    aten._local_scalar_dense.default,
+    aten.nonzero.default,
+    aten.equal.default,
+}
+SET = aten.set_.source_Storage_storage_offset
+LAUNCH_NOTHING = ("aten::empty", "aten::new_empty", "aten::set_")
+
+
+class GpuTensor(torch.Tensor):
+    """``host`` has its numbers."""
+
+    @staticmethod
+    def __new__(cls, host):
+        made = torch.Tensor._make_wrapper_subclass(
+            cls,
+            host.size(),
+            strides=host.stride(),
+            storage_offset=host.storage_offset(),
+            dtype=host.dtype,
+            device=GPU,
+        )
+        made.host = host
+        return made
+
+    @property
+    def data(self):
+        return self.detach()
+
+    @data.setter
+    def data(self, other):
+        torch.Tensor.data.__set__(self, other)
+        self.host = other.host
+
+    def untyped_storage(self):
+        found = super().untyped_storage()
+        found.host = self.host.untyped_storage()
+        return found
+
+    def tolist(self):
+        return self.cpu().tolist()
+
+    def __format__(self, how):
+        return format(self.host, how)
+
+    def __repr__(self):
+        return f"{self.host!r} on {GPU}"
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        return launched(function, args, kwargs or {})
+
+
+class Device(TorchDispatchMode):
+    """Of a thread: where tensors are made on the device."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        return launched(function, args, kwargs or {})
+
+
+def launched(function, args, kwargs):
+    """Calls an operation of PyTorch, whose tensors may lie on the device."""
+    given = tensors_in((args, kwargs))
+    ours = [tensor for tensor in given if isinstance(tensor, GpuTensor)]
+    asked = kwargs.get("device")
+    on_device = bool(ours) if asked is None else torch.device(asked).type == "cuda"
+    if function is aten.copy_.default:
+        on_device = isinstance(args[0], GpuTensor)
+    if not ours and not on_device:
+        return ON_HOST.get(function, function)(*args, **kwargs)
+    copies = function in COPIES
+    # A number that lies on the host goes along with a launch.
+    others = [tensor for tensor in given if not isinstance(tensor, GpuTensor)]
+    foreign = [tensor for tensor in others if tensor.ndim or copies]
+    if ours and foreign and not copies:
+        raise RuntimeError(MIXED)
+    run = ON_DEVICE.get(function, function)
+    host_args, host_kwargs = tree_map(on_host, (args, kwargs))
+    if state.graph is None:
+        result = run(*host_args, **host_kwargs)
+    else:
+        pageable = not all(hasattr(one, "pinned") for one in foreign)
+        state.graph.permit(on_device and function not in READS and not pageable)
+        result = state.graph.keep(function, run, host_args, host_kwargs)
+    if not on_device:
+        return result
+    known = {id(one.host): one for one in ours}  # of what is changed in place
+    made = tree_map_only(
+        torch.Tensor,
+        lambda one: known[id(one)] if id(one) in known else GpuTensor(one),
+        result,
+    )
+    if not ours or run is not function:
+        return made
+    return return_and_correct_aliasing(function, args, kwargs, made)
+
+
+def tensors_in(values):
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
+
+
+def on_host(value):
+    if isinstance(value, GpuTensor | torch.UntypedStorage):
+        return value.host
+    if isinstance(value, torch.device):
+        return HOST if value.type == "cuda" else value
+    # A number that goes along with a launch is what it was then.
+    is_number = isinstance(value, torch.Tensor) and not value.ndim
+    return value.clone() if is_number else value
+
+
+def sequences(qkv, offsets, dropout, seed):
+    """Of each sequence its slice, operands [N, L, H], probabilities [N, L, L] and their dropout."""
+    generator = torch.Generator().manual_seed(int(seed))
+    for begin, end in itertools.pairwise(offsets.tolist()):
+        q, k, v = (part[begin:end].float().transpose(0, 1) for part in qkv)
+        p = torch.softmax(q @ k.mT / math.sqrt(q.shape[-1]), dim=-1)
+        kept = torch.rand(p.shape, generator=generator) >= dropout
+        yield slice(begin, end), (q, k, v), p, kept / (1 - dropout)
+
+
+def flash_forward(query, key, value, offsets, _, *rest, **__):
+    seed = torch.randint(2**31, (1,))
+    output = torch.full_like(query, math.nan)  # also beyond the sequences
+    for place, (_, _, v), p, kept in sequences(
+        (query, key, value), offsets, rest[2], seed
+    ):
+        output[place] = ((p * kept) @ v).transpose(0, 1).to(output.dtype)
+    return output, seed.float(), seed, seed.clone(), seed.clone()
+
+
+def flash_backward(gradient, query, key, value, *rest, **_):
+    offsets, dropout, seed = rest[2], rest[6], rest[8]
+    found = [torch.full_like(one, math.nan) for one in (query, key, value)]
+    for place, (q, k, v), p, kept in sequences(
+        (query, key, value), offsets, dropout, seed
+    ):
+        do = gradient[place].float().transpose(0, 1)
+        dp = (do @ v.mT) * kept
+        ds = p * (dp - (dp * p).sum(-1, keepdim=True)) / math.sqrt(q.shape[-1])
+        parts = ds @ k, ds.mT @ q, (p * kept).mT @ do
+        for one, part in zip(found, parts, strict=True):
+            one[place] = part.transpose(0, 1).to(one.dtype)
+    return tuple(found)
+
+
+def scaled_product(
+    a, b, a_scale, b_scale, bias=None, _=None, out_dtype=None, fast=False, out=None
+):
+    assert all(size % 16 == 0 for size in (*a.shape, b.shape[1])), (
+        "as the hardware wants it"
+    )
+    y = (a.float() @ b.float()) * (a_scale * b_scale)
+    y = (y if bias is None else y + bias).to(out_dtype)
+    return y if out is None else out.copy_(y)
+
+
+def product(a, b):
+    """Of a benchmark's at real size nothing is computed."""
+    return (
+        aten.mm.default(a, b)
+        if a.numel() * b.shape[1] < 1e9
+        else a.new_empty(len(a), b.shape[1])
+    )
+
+
+def pin(tensor, *_):
+    made = tensor.clone()
+    made.pinned = True
+    return made
+
+
+ON_HOST = {
+    aten.is_pinned.default: lambda tensor, *_: hasattr(tensor, "pinned"),
+    aten._pin_memory.default: pin,
+}
+ON_DEVICE = {
+    aten._flash_attention_forward.default: flash_forward,
+    aten._flash_attention_backward.default: flash_backward,
+    aten._scaled_mm.default: scaled_product,
+    aten._scaled_mm.out: scaled_product,
+    aten.mm.default: product,
+    aten._fused_sdp_choice.default: lambda *_, **__: 0,  # written out
+}
+
+
+class Stream:
+    device, device_index = GPU, 0
+
+    def __init__(self, device=None):
+        pass
+
+    def wait_stream(self, _):
+        pass
+
+    wait_event = wait_stream
+
+
+class Event:
+    def __init__(self, enable_timing=False):
+        self.timed, self.moment = enable_timing, None
+
+    def record(self, stream=None):
+        self.moment = time.perf_counter()
+
+    def query(self):
+        return True
+
+    def synchronize(self):
+        synchronize()
+
+    def elapsed_time(self, later):
+        if not (self.timed and later.timed):
+            raise RuntimeError(
+                "Both events must be created with argument 'enable_timing=True'."
+            )
+        return 1e3 * (later.moment - self.moment)
+
+
+class CUDAGraph:
+    """What a capture kept, in order. changed, made: tensors by their memory's place."""
+
+    def __init__(self):
+        self.operations, self.changed, self.made = [], {}, {}
+        self.invalid, self.ended = False, False
+
+    def capture_begin(self, pool=None, **_):
+        if state.stream is DEFAULT:
+            raise RuntimeError("CUDA graphs must be captured on a non-default stream.")
+        self.pool_id = pool or graph_pool_handle()
+        state.open.append(self.pool_id)
+        state.graph = self
+
+    def capture_end(self):
+        state.graph = None
+        if self.invalid:
+            raise RuntimeError(BROKEN)
+        end_allocations(0, self.pool_id)
+        self.ended = True
+        # Nothing has run: what was there is as it was, what is new has no numbers yet.
+        for tensor, before in self.changed.values():
+            tensor.copy_(before)
+        for tensor in self.made.values():
+            if tensor.is_floating_point() and tensor.element_size() > 1:
+                tensor.fill_(math.nan)
+
+    def pool(self):
+        if not self.ended:
+            raise RuntimeError(
+                "Called CUDAGraph::pool() without a preceding successful capture."
+            )
+        return self.pool_id
+
+    def permit(self, allowed):
+        if not allowed:
+            self.invalid = True
+            raise RuntimeError(REFUSED)
+
+    def keep(self, function, run, args, kwargs):
+        """Keeps an operation. It runs all the same, for the shapes of its results."""
+        given = tensors_in((args, kwargs))
+        launches = not (
+            function.is_view or function._schema.name.startswith(LAUNCH_NOTHING)
+        )
+        if launches and function._schema.is_mutable:
+            for tensor in given:
+                if place(tensor) not in self.made and place(tensor) not in self.changed:
+                    whole = tensor.new_empty(0).set_(tensor.untyped_storage())
+                    self.changed[place(tensor)] = whole, whole.clone()
+        result = run(*args, **kwargs)
+        found, there = tensors_in(result), [*map(place, given)]
+        if function is not SET:
+            self.made |= {place(one): one for one in found if place(one) not in there}
+        if launches:
+            self.operations.append((run, args, kwargs, found))
+        return result
+
+    def replay(self):
+        for run, args, kwargs, found in self.operations:
+            for before, after in zip(
+                found, tensors_in(run(*args, **kwargs)), strict=True
+            ):
+                if before is not after:
+                    before.copy_(after)
+
+
+def place(tensor):
+    return tensor.untyped_storage().data_ptr()
+
+
+DEFAULT = Stream()
+state = SimpleNamespace(stream=DEFAULT, graph=None, open=[], handles=itertools.count(1))
+
+
+def graph_pool_handle():
+    return 0, next(state.handles)
+
+
+def end_allocations(_, pool):
+    if pool not in state.open:
+        raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
+    state.open.remove(pool)
+
+
+def synchronize(device=None):
+    if state.graph is not None:
+        state.graph.permit(False)
+
+
+def profile(*, activities, its=torch.profiler.profile):
+    """Of the CPU."""
+    assert activities == [ProfilerActivity.CUDA]
+    return its(activities=[ProfilerActivity.CPU])
+
+
+STATED = {
+    "is_available": True,
+    "is_initialized": True,
+    "device_count": 1,
+    "current_device": 0,
+    "get_device_name": "NVIDIA stand-in",
+    "get_device_capability": (9, 0),
+    "get_device_properties": SimpleNamespace(multi_processor_count=132),
+    "mem_get_info": (2**35, 2**36),
+    "max_memory_allocated": 2**30,
+    "init": None,
+    "set_device": None,
+    "empty_cache": None,
+    "reset_peak_memory_stats": None,
+}
+GENERATOR = SimpleNamespace(
+    graphsafe_set_state=lambda _: None, clone_state=lambda: None
+)
+REPLACED = {
+    "Stream": Stream,
+    "Event": Event,
+    "CUDAGraph": CUDAGraph,
+    "current_stream": lambda device=None: state.stream,
+    "set_stream": lambda stream: setattr(state, "stream", stream),
+    "synchronize": synchronize,
+    "graph_pool_handle": graph_pool_handle,
+    "get_rng_state": lambda device=None: torch.get_rng_state(),
+    "set_rng_state": lambda found, device=None: torch.set_rng_state(found),
+    "default_generators": (GENERATOR,),
+}
+
+
+def install():
+    """From here on this process sees the GPU."""
+    find = PathFinder.find_spec.__func__
+    PathFinder.find_spec = classmethod(
+        lambda cls, name, *rest: None if name == "triton" else find(cls, name, *rest)
+    )
+    for name, value in STATED.items():
+        setattr(torch.cuda, name, lambda *_, value=value: value)
+    for name, value in REPLACED.items():
+        setattr(torch.cuda, name, value)
+    torch.version.cuda = "13.0"
+    torch.backends.cuda.is_built = lambda: True
+    torch.backends.cuda.is_flash_attention_available = lambda: True
+    torch.profiler.profile = profile
+    torch.compile = lambda model: model
+    torch._C._cuda_endAllocateToPool = end_allocations
+    torch._C._cuda_releasePool = lambda *_: None
+    torch._C._host_emptyCache = lambda: None
+    # torch.tensor goes to the device by a copy. Module.to makes new parameters, as those of the
+    # host cannot become tensors of this class. Threads of autograd would not see the device.
+    torch._C._set_only_lift_cpu_tensors(True)
+    torch.__future__.set_overwrite_module_params_on_conversion(True)
+    torch.autograd.set_multithreading_enabled(False).__enter__()
+    Device().__enter__()
+    from bert.kernels.attention import benchmark
+
+    benchmark.LENGTHS, benchmark.NUM_REPEATS = (
+        (48, 33, 40, 56),
+        1,
+    )  # trials take seconds

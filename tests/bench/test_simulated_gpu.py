@@ -1,0 +1,139 @@
+"""bench/gpu_all.py from start to end on a GPU in name (stand_in_gpu.py), with tiny models: what its
+items do where there is a GPU, in their order, and what a signal leaves.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch
+
+from ..waiting import running, wait_until
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real GPU"),
+    pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler"),
+]
+START = """
+import ctypes, sys
+ctypes.CDLL({library!r})
+sys.path.append({folder!r})
+import stand_in_gpu
+stand_in_gpu.install()
+"""
+
+
+@pytest.fixture(scope="module")
+def simulated(repository, tmp_path_factory):
+    """The environment of processes that see the GPU."""
+    folder, library = tmp_path_factory.mktemp("gpu"), Path(torch.__file__).parent
+    headers = [library / "include", library / "include/torch/csrc/api/include"]
+    subprocess.run(
+        ["c++", "-shared", "-fPIC", "-std=c++20", *(f"-I{path}" for path in headers),
+         str(Path(__file__).with_name("stand_in_gpu.cpp")), "-o", str(folder / "gpu.so"),
+         f"-L{library / 'lib'}", f"-Wl,-rpath,{library / 'lib'}", "-lc10", "-ltorch_cpu"],
+        check=True,
+    )  # fmt: skip
+    (folder / "sitecustomize.py").write_text(
+        START.format(library=str(folder / "gpu.so"), folder=str(Path(__file__).parent))
+    )
+    paths = [str(folder), str(repository / "implementations")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+    environment.pop("TRITON_INTERPRET", None)
+    return environment | {"OMP_NUM_THREADS": "1"}
+
+
+def _started(repository, environment, output, *arguments):
+    script = str(repository / "bench" / "gpu_all.py")
+    command = [sys.executable, script, "--tiny", "--output", str(output), *arguments]
+    return subprocess.Popen(
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.timeout(1800)
+def test_every_item_runs_in_its_order_and_every_step_has_its_row(
+    repository, simulated, tmp_path
+):
+    """There is no Triton: steps that ask for a kernel are no figure, and say why."""
+    process = _started(repository, simulated, tmp_path, "--seconds", "1700")
+    out, err = process.communicate()
+    log = (tmp_path / "stages.log").read_text()
+    results = [
+        json.loads(line)
+        for line in (tmp_path / "results.jsonl").read_text().splitlines()
+    ]
+    endings = {line["stage"]: line for line in results if line.get("ended")}
+    order = "machine self_check steps_48 profile steps_96 peers attention gemm steps_24"
+    assert list(endings) == [*order.split(), "convergence"], err
+    failed = {name for name, ending in endings.items() if ending["status"]}
+    assert failed == {"steps_24"}, log[-20_000:]
+    assert "but Triton is not installed" in endings["steps_24"]["reason"]
+    assert process.returncode == 1
+    rows = [line.split(" | ") for line in out.splitlines() if line.startswith("| rows")]
+    for _, variant, _, figure, *_ in rows:
+        assert ("unmeasured" in figure) == ("without fused" in variant), (
+            variant,
+            figure,
+        )
+    measured = [variant for _, variant, *_ in rows]
+    assert measured[:4] == ["ours", "ours, fp8"] * 2
+    assert "\nexport PRECISION=" in out
+    found = {line["stage"]: line for line in results if not line.get("ended")}
+    assert found["self_check"]["chosen_attention"] == "flash"
+    assert [trial["name"] for trial in found["attention"]["trials"]] == ["flash"]
+    assert all(pair["overlay"] for pair in found["convergence"]["pairs"].values())
+
+
+def _using(folder):
+    """Processes that see the GPU."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            paths = re.findall(rb"PYTHONPATH=([^\0]*)", (path / "environ").read_bytes())
+            if any(folder.encode() in one for one in paths) and running(int(path.name)):
+                found.append(int(path.name))
+    return found
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("item", "moment"),
+    [
+        ("machine", "=== machine"),
+        ("self_check", "=== self_check"),
+        ("self_check", '"attention_backends"'),
+        ("profile", '"step_profile"'),
+        ("peers", '"Hugging Face, eager"'),
+    ],
+)
+def test_a_signal_at_any_moment_leaves_no_process_on_the_gpu(
+    item, moment, repository, simulated, tmp_path
+):
+    """Neither the item nor the trial of attention that it started."""
+    process = _started(repository, simulated, tmp_path, "--only", item)
+    log, folder = tmp_path / "stages.log", simulated["PYTHONPATH"].split(":")[0]
+    trial = item == "self_check" and moment == "=== self_check"
+    # gpu_all, its item, and the trial.
+    wait_until(lambda: log.exists() and moment in log.read_text(errors="replace"))
+    wait_until(lambda: not trial or len(_using(folder)) == 3)
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate()
+    assert process.returncode == 128 + signal.SIGTERM
+    assert f"{item:<14} FAILED (143)" in out
+    assert "ended by SIGTERM" in out
+    wait_until(lambda: not _using(folder))
