@@ -222,8 +222,8 @@ def failed(config: RunConfig, program: str, error: Exception) -> int:
         return fail(config, program, str(words), 1)
     # Nobody foresaw this error, so its place is worth more than a short output.
     traceback.print_exc()
-    words = f"{type(error).__name__}: {error}"[:2000]
-    return fail(config, program, words + _advice(error), 1)
+    said = f"{type(error).__name__}: {error}"[:2000]
+    return fail(config, program, said + _advice(error), 1)
 
 
 def _advice(error: Exception) -> str:
