@@ -53,8 +53,8 @@ class Item:
     on_cpu: bool = False
 
 
-def _steps(name: str, group: str, seconds: float, on_cpu: bool = False) -> Item:
-    command = ("train_step.py", "--group", group)
+def _steps(name: str, seconds: float, *arguments: str, on_cpu: bool = False) -> Item:
+    command = ("train_step.py", *arguments)
     return Item(name=name, command=command, seconds=seconds, on_cpu=on_cpu)
 
 
@@ -70,15 +70,13 @@ ITEMS = [
         on_cpu=True,
     ),
     Item(name="self_check", command=(SELF_CHECK,), seconds=90, on_cpu=True),
-    _steps("steps_48", "rows 48", 65),
-    Item(
-        name="profile", command=("train_step.py", "--profile"), seconds=35, on_cpu=True
-    ),
-    _steps("steps_96", "rows 96", 40),
-    _steps("peers", "peers", 85, on_cpu=True),
+    _steps("steps_48", 65, "--group", "rows 48"),
+    _steps("profile", 35, "--profile", on_cpu=True),
+    _steps("steps_96", 40, "--group", "rows 96"),
+    _steps("peers", 85, "--group", "peers", on_cpu=True),
     Item(name="attention", command=("kernels.py", "attention"), seconds=15),
     Item(name="gemm", command=("kernels.py", "gemm"), seconds=30, on_cpu=True),
-    _steps("steps_24", "rows 24", 90, on_cpu=True),
+    _steps("steps_24", 90, "--group", "rows 24", on_cpu=True),
     Item(
         name="convergence",
         command=("convergence.py",),

@@ -345,15 +345,15 @@ class _FeedForward(torch.autograd.Function):
         x_gradient = _product(
             Operand(h8, h_target.inverse), Operand(kept.w1_t, kept.w1_inverse), dtype
         )
-        of_weights = (
+        of_first = (
+            x_gradient,
+            None,
+            of_norm.residual,
             weight_1_gradient,
             bias_1_gradient,
-            weight_2_gradient,
-            of_norm.bias,
-            of_norm.weight,
-            of_norm.norm_bias,
         )
-        return None, x_gradient, None, of_norm.residual, *of_weights
+        of_second = weight_2_gradient, of_norm.bias, of_norm.weight, of_norm.norm_bias
+        return None, *of_first, *of_second
 
 
 def feed_forward(
