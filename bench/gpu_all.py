@@ -36,10 +36,11 @@ BENCH = Path(__file__).resolve().parent
 KILLED = 124  # exit status of an item that exceeded its limit
 STACKS = 5  # seconds that a process may take to dump its stacks
 STUCK = 10  # and to end when killed: one that is stuck in the driver does not
+STEPS = "train_step.py"
 SELF_CHECK = str(ROOT / "tests" / "self_check.py")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Item:
     """A process: a script of this folder with arguments, and its time limit in seconds.
 
@@ -53,37 +54,20 @@ class Item:
     on_cpu: bool = False
 
 
-def _steps(name: str, seconds: float, *arguments: str, on_cpu: bool = False) -> Item:
-    command = ("train_step.py", *arguments)
-    return Item(name=name, command=command, seconds=seconds, on_cpu=on_cpu)
-
-
 # In this order: what runs, then whether it is right, then how fast. All limits together are the
 # time of a run, so that an item that hangs takes no other's. They are estimates: PyTorch is read
 # from a cold disk, and self_check compiles most kernels and tries attention's backends.
 ITEMS = [
-    Item(
-        name="machine",
-        command=("gpu_all.py", "machine"),
-        seconds=40,
-        tiny=(),
-        on_cpu=True,
-    ),
-    Item(name="self_check", command=(SELF_CHECK,), seconds=90, on_cpu=True),
-    _steps("steps_48", 65, "--group", "rows 48"),
-    _steps("profile", 35, "--profile", on_cpu=True),
-    _steps("steps_96", 40, "--group", "rows 96"),
-    _steps("peers", 85, "--group", "peers", on_cpu=True),
-    Item(name="attention", command=("kernels.py", "attention"), seconds=15),
-    Item(name="gemm", command=("kernels.py", "gemm"), seconds=30, on_cpu=True),
-    _steps("steps_24", 90, "--group", "rows 24", on_cpu=True),
-    Item(
-        name="convergence",
-        command=("convergence.py",),
-        seconds=50,
-        tiny=("--steps", "25"),
-        on_cpu=True,
-    ),
+    Item("machine", ("gpu_all.py", "machine"), 40, tiny=(), on_cpu=True),
+    Item("self_check", (SELF_CHECK,), 90, on_cpu=True),
+    Item("steps_48", (STEPS, "--group", "rows 48"), 65),
+    Item("profile", (STEPS, "--profile"), 35, on_cpu=True),
+    Item("steps_96", (STEPS, "--group", "rows 96"), 40),
+    Item("peers", (STEPS, "--group", "peers"), 85, on_cpu=True),
+    Item("attention", ("kernels.py", "attention"), 15),
+    Item("gemm", ("kernels.py", "gemm"), 30, on_cpu=True),
+    Item("steps_24", (STEPS, "--group", "rows 24"), 90, on_cpu=True),
+    Item("convergence", ("convergence.py",), 50, ("--steps", "25"), on_cpu=True),
 ]
 SECONDS = sum(item.seconds for item in ITEMS)
 
