@@ -59,9 +59,8 @@ def make_model() -> Callable[..., BertForPreTraining]:
             ),
         )
         initialize(model, seed)
-        with (
-            torch.no_grad()
-        ):  # biases and norms away from 0 and 1, so that a wrong one shows
+        # Biases and norms away from 0 and 1, so that a wrong one shows.
+        with torch.no_grad():
             for parameter in model.parameters():
                 if (
                     parameter.ndim == 1
@@ -88,9 +87,8 @@ def make_records() -> Callable[..., Records]:
 
     def make(num_rows: int, packed: bool = True, seed: int = 0) -> Records:
         records = synthetic_records(num_rows, LENGTH, VOCABULARY, packed, seed)
-        common = (
-            np.arange(len(records.masked_lm_ids)) % 2 == 0
-        )  # half the labels are one word: something to learn
+        # Half the labels are one word: something to learn.
+        common = np.arange(len(records.masked_lm_ids)) % 2 == 0
         labels = np.where(common, 7, records.masked_lm_ids).astype(np.int16)
         return dataclasses.replace(records, masked_lm_ids=labels)
 

@@ -13,9 +13,8 @@ from finetune import tables
 from finetune.dialect import Reading
 from finetune.tables import Layout
 
-TRAINED = Layout(
-    usual=("text",), label="stars", labels=("neg", "pos")
-)  # of a model: its columns and labels
+# Of a model: its columns and labels.
+TRAINED = Layout(usual=("text",), label="stars", labels=("neg", "pos"))
 FINE, BAD = "A fine film, long.", "Bad; very bad."
 
 

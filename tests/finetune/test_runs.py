@@ -369,9 +369,8 @@ def test_a_users_table_is_learnt_and_its_labels_are_kept(squad_environment, tmp_
         "colour",
         "place",
     ]
-    (tmp_path / "dev.tsv").write_text(
-        "blue\tcolour\n"
-    )  # one label only: the others are the model's
+    # One label only: the others are the model's.
+    (tmp_path / "dev.tsv").write_text("blue\tcolour\n")
     model = {
         "MODE": "eval",
         "INIT_CHECKPOINT": str(folder),
@@ -522,10 +521,11 @@ def test_casing_and_length_are_the_models(squad_environment, tmp_path):
         "INIT_CHECKPOINT": str(tmp_path / "weights.pt"),
         "MAX_SEQ_LENGTH": "",
     }
+    # Its positions.
     assert (config.read(environment).lower_case, config.read(environment).length) == (
         True,
         48,
-    )  # its positions
+    )
     (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": false}')
     (tmp_path / "task.json").write_text('{"task": "squad", "max_seq_length": 40}')
     assert not config.read(environment).lower_case

@@ -50,9 +50,8 @@ def test_sst2_has_a_header_and_its_label_second(tmp_path):
 
 @pytest.mark.parametrize("extra", [0, 4])
 def test_mnli_has_its_label_last_however_many_columns_there_are(tmp_path, extra):
-    cells = (
-        [f"c{i}" for i in range(8)] + ["A man.", "A cat."] + ["entailment"] * extra
-    )  # votes of single people
+    # Votes of single people.
+    cells = [f"c{i}" for i in range(8)] + ["A man.", "A cat."] + ["entailment"] * extra
     votes = [f"label{i}" for i in range(extra)]
     lines = [
         "\t".join([*"abcdefgh", "sentence1", "sentence2", *votes, "gold_label"]),
@@ -71,17 +70,19 @@ def test_a_users_table_has_its_label_last_with_or_without_a_header(tmp_path):
         assert table.texts[:3] == [("good",), ("bad",), ("so so",)]
         assert table.names == ("neg", "neutral", "pos")
         assert table.labels.tolist() == [2, 0, 1] * 2
+    # Excel's mark.
     assert read(tmp_path, "\ufeffgood\tx\nbad\ty\n" + "so\tx\n", "TSV").texts[0] == (
         "good",
-    )  # Excel's mark
+    )
     assert read(tmp_path, "a\tb\tyes\nc\td\tno\n" + "e\tf\tyes", "TSV").texts[:2] == [
         ("a", "b"),
         ("c", "d"),
     ]
+    # A class of that name.
     assert read(tmp_path, "a\tlabel\nb\tx\nc\tlabel\n", "TSV").names == (
         "label",
         "x",
-    )  # a class of that name
+    )
     assert read(tmp_path, "good\tpos\n", "TSV", ("neg", "pos")).labels.tolist() == [1]
 
 
@@ -287,9 +288,8 @@ def test_every_format_gives_the_named_columns(tmp_path, kind):
     assert table.summary.endswith(
         "; 3 examples, text review, label stars: 2 classes: 2 yes, 1 no (66.67% the first)"
     )
-    (tmp_path / "x").write_bytes(
-        path.read_bytes()
-    )  # without an ending, as standard input
+    # Without an ending, as standard input.
+    (tmp_path / "x").write_bytes(path.read_bytes())
     assert (
         tables.read(tmp_path / "x", Layout(texts=("review",), label="stars")).texts
         == table.texts

@@ -58,9 +58,8 @@ def lower_case(vocab_file: Path) -> bool:
 
 def _words(vocab_file: Path) -> list[str]:
     try:
-        return (
-            vocab_file.read_text(encoding="utf-8").removesuffix("\n").split("\n")
-        )  # not splitlines: U+2028 is a word
+        # Not splitlines: U+2028 is a word.
+        return vocab_file.read_text(encoding="utf-8").removesuffix("\n").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
         raise ConfigError(

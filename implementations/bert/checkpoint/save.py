@@ -114,9 +114,8 @@ class Writer:
     def __init__(self, config: CheckpointConfig) -> None:
         self.config = config
         self.error: Exception | None = None
-        self.abandoned = (
-            threading.Event()
-        )  # set if other ranks may never write their shards
+        # Set if other ranks may never write their shards.
+        self.abandoned = threading.Event()
         self._thread: threading.Thread | None = None
 
     def start(

@@ -172,9 +172,8 @@ def _file_name(rank: int) -> str:
     return f"rank_{rank:05d}.pt"
 
 
-Span = tuple[
-    str, int, Tensor
-]  # part of a flattened parameter: its name, index of the first number, the numbers
+# Part of a flattened parameter: its name, index of the first number, the numbers.
+Span = tuple[str, int, Tensor]
 
 
 class ShardedTensors(Mapping[str, Tensor]):
@@ -249,9 +248,8 @@ def check(path: Path, rank: int, size: int) -> None:
     # The index on every rank: what it says of the parts must be sound before they are compared.
     sums.check(path / INDEX)
     index = torch.load(path / INDEX, map_location="cpu", weights_only=True)
-    known = index.get(
-        "sums", {}
-    )  # earlier versions noted none: a file's own tell all but a swap
+    # Earlier versions noted none: a file's own tell all but a swap.
+    known = index.get("sums", {})
     for number in range(rank, index["num_ranks"], size):
         sums.check(path / _file_name(number), known.get(_file_name(number)))
 

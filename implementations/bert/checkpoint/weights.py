@@ -31,18 +31,20 @@ _RENAMES = [
     ("LayerNorm.gamma", "LayerNorm.weight"),
     ("LayerNorm.beta", "LayerNorm.bias"),
 ]
+# In a foreign state dict.
 _TIED = {
     "cls.predictions.decoder.weight": WORDS,
     "cls.predictions.decoder.bias": BIAS,
-}  # in a foreign state dict
+}
 # Buffers of indices, which older versions of transformers saved along.
 _NO_WEIGHTS = ("bert.embeddings.position_ids", "bert.embeddings.token_type_ids")
 _BARE = ("embeddings.", "encoder.", "pooler.")  # of an encoder saved by itself
 _NEW_HEADS = ("cls.", "bert.pooler.")  # may be missing in an encoder's file
+# Absent from masked-LM alone.
 _NEXT_SENTENCE = (
     "bert.pooler.",
     "cls.seq_relationship.",
-)  # absent from masked-LM alone
+)
 SAMPLE = (
     256  # approximate count of numbers per tensor in the checksum that ranks compare
 )

@@ -174,9 +174,8 @@ def _start(pid: int) -> str:
             .rpartition(")")[2]
             .split()
         )
-        return (
-            "" if fields[0] in "ZX" else fields[19]
-        )  # state; field 22, as the name is cut off
+        # The state (zombie, dead) and field 22, the start: pid and name are cut off.
+        return "" if fields[0] in "ZX" else fields[19]
     return ""
 
 

@@ -38,9 +38,8 @@ def keep(path: Path, identity: str, digest: str, spare: Path | None = None) -> N
     if identity != identity_of(path):  # somebody wrote to it meanwhile
         return
     for kept in _places(path, identity, spare):
-        temporary = kept.with_name(
-            f"{kept.name}.{uuid.uuid4().hex}"
-        )  # several ranks may write
+        # Several ranks may write.
+        temporary = kept.with_name(f"{kept.name}.{uuid.uuid4().hex}")
         with suppress(OSError):
             kept.parent.mkdir(parents=True, exist_ok=True)
             temporary.write_text(f"{identity} {digest}\n")

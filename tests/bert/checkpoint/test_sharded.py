@@ -48,9 +48,8 @@ def _step(config, world, by_chunks, dtype=torch.bfloat16):
         init.use_placeholders(model, dtype, CPU)
     else:
         init.initialize(model, 3)
-    settings = optim.OptimizerConfig(
-        optimizer="madgrad", sharded=True
-    )  # one of its states is a copy of the first weights
+    # One of its states is a copy of the first weights.
+    settings = optim.OptimizerConfig(optimizer="madgrad", sharded=True)
     return model, build_step(
         model,
         Precision(dtype=dtype),
@@ -162,9 +161,8 @@ def test_parts_of_two_ranks_and_weights_of_a_file_are_read_by_any_ranks_each_its
 
 
 def test_weights_drawn_in_chunks_are_those_drawn_at_once(tiny, monkeypatch):
-    monkeypatch.setattr(
-        init, "CHUNK_SIZE", 48
-    )  # of 24 x 24 and 24 x 40 numbers; 216 x 24 leaves no rest, 3 x 24 a short one
+    # Of 24 x 24 and 24 x 40 numbers; 216 x 24 leaves no rest, 3 x 24 a short one.
+    monkeypatch.setattr(init, "CHUNK_SIZE", 48)
     with init.uninitialized():
         model = BertForPreTraining(
             tiny, kernels.bind_kernels(kernels.KernelsConfig(fused="none"), CPU)

@@ -121,9 +121,8 @@ def test_bandwidth_below_the_sites_demand_fails(monkeypatch):
     world = World(DistConfig(device="cpu"))
     world.rank, world.size = 1, 2
     monkeypatch.setattr(allreduce, "connect", lambda config: world)
-    monkeypatch.setattr(
-        allreduce, "measure", lambda num_bytes, world: num_bytes / 1e9
-    )  # 1 GB/s
+    # 1 GB/s.
+    monkeypatch.setattr(allreduce, "measure", lambda num_bytes, world: num_bytes / 1e9)
     with pytest.raises(
         allreduce.AllReduceError, match=r"is 1.00 GB/s, below NCCL_TEST_MIN_GBPS=1.6$"
     ):
@@ -148,9 +147,8 @@ def test_under_torchrun_the_ranks_meet_at_the_store_that_it_has_opened(free_port
     )
     assert store.check(["allreduce/here/0"])
     reason = f"rank 0 on .* does not reach rank 0 at 127.0.0.1:{free_port}: "
-    with pytest.raises(
-        allreduce.AllReduceError, match=reason
-    ):  # it cannot listen there a second time
+    # It cannot listen there a second time.
+    with pytest.raises(allreduce.AllReduceError, match=reason):
         allreduce.run(from_env(allreduce.AllReduceConfig, environ))
 
 

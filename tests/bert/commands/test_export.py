@@ -238,10 +238,11 @@ def test_an_export_that_was_killed_is_done_again_and_leaves_nothing_of_the_first
     folder, _ = run
     left = tmp_path / "killed"
     left.mkdir()
+    # Ours, and safetensors' own.
     for name in (
         ".model.safetensors.partial",
         ".tmpAbCdEf",
-    ):  # ours, and safetensors' own
+    ):
         (left / name).write_bytes(b"half")
     assert main(["export", str(folder), "-o", str(left)], {}) == 0
     names = {path.name for path in left.iterdir()}

@@ -15,9 +15,8 @@ from bert.core.claim import Claim, OccupiedError, TakenOverError, check_held
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
-    monkeypatch.setattr(
-        claim, "BEAT_SECONDS", 0.2
-    )  # a thread of a busy machine pauses longer than one beat
+    # A thread of a busy machine pauses longer than one beat.
+    monkeypatch.setattr(claim, "BEAT_SECONDS", 0.2)
 
 
 @pytest.fixture

@@ -9,9 +9,8 @@ from bert.core import rundir
 
 
 def test_the_version_of_torch_names_its_build(monkeypatch):
-    monkeypatch.setattr(
-        torch, "__version__", "2.13.0+cu130"
-    )  # whose package metadata say 2.13.0
+    # Whose package metadata say 2.13.0.
+    monkeypatch.setattr(torch, "__version__", "2.13.0+cu130")
     packages = rundir.environment(torch.device("cpu"))["packages"]
     assert packages["torch"] == "2.13.0+cu130"
     assert packages["numpy"]

@@ -104,9 +104,8 @@ def test_an_epoch_of_bins_ends_with_the_bin_that_runs_out_first(make_records):
 
 
 def test_each_bin_is_shuffled_in_an_order_of_its_own(make_records):
-    source = Files(
-        [make_records(30, packed=False, seed=3) for _ in range(3)]
-    )  # as many rows in each
+    # As many rows in each.
+    source = Files([make_records(30, packed=False, seed=3) for _ in range(3)])
     batching = batching_of(
         source,
         config(batching="bins", batch_size=3, gradient_steps=1, bin_counts="1:1:1"),
@@ -128,9 +127,8 @@ def test_exchange_deals_the_longest_first_and_every_second_round_backwards(bins)
     hands = [
         [lengths(bins, dealt[rank][micro]) for rank in range(2)] for micro in range(2)
     ]
-    hands = [
-        hands[micro][rank] for micro in range(2) for rank in range(2)
-    ]  # in the order they are dealt to
+    # In the order they are dealt to.
+    hands = [hands[micro][rank] for micro in range(2) for rank in range(2)]
     deck = sorted(np.concatenate(hands).tolist(), reverse=True)
     expected = [
         [deck[0], deck[7], deck[8], deck[15]],

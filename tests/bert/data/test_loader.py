@@ -20,9 +20,8 @@ def _tokens(batch):
 
 @pytest.mark.parametrize("packed", [True, False])
 def test_an_epoch_of_batches_is_every_sequence_once(make_records, packed):
-    files = Files(
-        [make_records(7, packed, seed) for seed in range(3)]
-    )  # steps of 4 rows cross the ends of 7
+    # Steps of 4 rows cross the ends of 7.
+    files = Files([make_records(7, packed, seed) for seed in range(3)])
     total = int(files.row_counts().sum())
     config = LoaderConfig(
         batch_size=2, gradient_steps=2, packed=packed, max_seq_length=48

@@ -146,9 +146,8 @@ def _loss_scale(world, config, folder):
     """
     from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
 
-    CPU_Accelerator.is_fp16_supported = lambda self: (
-        True
-    )  # slow without AVX-512, and right
+    # Slow without AVX-512, and right.
+    CPU_Accelerator.is_fp16_supported = lambda self: True
     precision = Precision(
         dtype=torch.float16, init_loss_scale=2.0**27, growth_interval=3
     )
@@ -199,9 +198,8 @@ def _exchange(world, config, folder):
         again = deepspeed_step(world, config, "lamb", FP32, 1, folder, **zero)
         again.load_state_dict(state[0])
         rest = curve(world, again, 4, 8, 1)
-        assert torch.equal(rest, curve(world, engine, 4, 8, 1)), (
-            zero
-        )  # bit for bit: nothing is missing
+        # Bit for bit: nothing is missing.
+        assert torch.equal(rest, curve(world, engine, 4, 8, 1)), zero
         own = own_step(world, config, "lamb", FP32, 1)
         own.load_state_dict(state[0])
         for continued in (rest, curve(world, own, 4, 8, 1)):

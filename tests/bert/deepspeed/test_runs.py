@@ -151,9 +151,8 @@ def test_sharded_checkpoints_resume_exactly_and_move_to_our_own_engine(
             for name, tensor in found[part].items():
                 if stage:
                     assert torch.equal(tensor, expected[part][name]), f"{part} {name}"
-                elif not name.endswith(
-                    "key.bias"
-                ):  # 0 but for rounding, which Adam blows up
+                # 0 but for rounding, which Adam blows up.
+                elif not name.endswith("key.bias"):
                     torch.testing.assert_close(
                         tensor,
                         expected[part][name],

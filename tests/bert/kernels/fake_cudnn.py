@@ -220,9 +220,8 @@ class pygraph:
                 torch.einsum("nij,jnh->inh", p * keep, v)
             )
             rows = stats.sequence(given, number, length)
-            rows.copy_(
-                p.square().sum(-1).t()[..., None]
-            )  # some number: the backward pass is to get the same back
+            # Some number: the backward pass is to get the same back.
+            rows.copy_(p.square().sum(-1).t()[..., None])
 
     def _backward(self, given) -> None:
         for number, length in enumerate(given[self.lengths].flatten().tolist()):

@@ -26,6 +26,7 @@ from .. import no_gpu
 from . import described_gpu, fake_cudnn
 
 CPU = torch.device("cpu")
+# Odd lengths, of 1, and empty ones in the middle and at the end.
 OFFSETS = [
     0,
     5,
@@ -35,7 +36,7 @@ OFFSETS = [
     40,
     40,
     40,
-]  # odd lengths, of 1, and empty ones in the middle and at the end
+]
 HEADS, WIDTH, LONGEST = 3, 16, 24
 
 

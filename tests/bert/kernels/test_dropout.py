@@ -74,9 +74,8 @@ def test_layer_norm_drops_the_documented_elements_forward_and_backward(device, d
         result.detach().double(), expected.detach(), atol=2e-5, rtol=0
     )
     for a, b in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(
-            a.grad.double(), b.grad, atol=5e-5, rtol=0
-        )  # sums of 13 rows
+        # Sums of 13 rows.
+        torch.testing.assert_close(a.grad.double(), b.grad, atol=5e-5, rtol=0)
 
 
 def test_embeddings_drop_the_documented_elements_forward_and_backward(device, drop):
@@ -104,9 +103,8 @@ def test_embeddings_drop_the_documented_elements_forward_and_backward(device, dr
         result.detach().double(), expected.detach(), atol=2e-5, rtol=0
     )
     for a, b in zip(tables, exact, strict=True):
-        torch.testing.assert_close(
-            a.grad.double(), b.grad, atol=1e-4, rtol=0
-        )  # sums of up to 37 rows
+        # Sums of up to 37 rows.
+        torch.testing.assert_close(a.grad.double(), b.grad, atol=1e-4, rtol=0)
 
 
 @pytest.mark.gpu

@@ -77,9 +77,8 @@ def test_nan_stays_nan_and_what_is_not_finite_is_seen(dtype, bad, fused, request
     if bad != bad:
         assert values[3, 5].isnan()
     else:
-        assert values[3, 5] == torch.finfo(dtype).max * (
-            1 if bad > 0 else -1
-        )  # cut off
+        # Cut off.
+        assert values[3, 5] == torch.finfo(dtype).max * (1 if bad > 0 else -1)
     assert values.isnan().sum() == (bad != bad)
     assert values[17, 40] == -7.0
     # A finite tensor of the same product, of a later micro-batch, does not hide it.

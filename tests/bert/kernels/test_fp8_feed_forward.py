@@ -37,15 +37,13 @@ CASTS_IN_KERNELS = f"{SEPARATE_CASTS},fp8_cast"
 def test_casts_in_kernels_equal_separate_ones_bit_for_bit(
     approximate, device, monkeypatch
 ):
-    small = launches.Blocks(
-        rows=16, columns=32
-    )  # so that several tiles lie both ways, some of them in part
+    # So that several tiles lie both ways, some of them in part.
+    small = launches.Blocks(rows=16, columns=32)
     monkeypatch.setitem(launches.TABLE, "cast", {0: small})
     found = fp8_cases.differences(device, 32, 48, 80, approximate)
     assert found.pop(fp8_cases.OTHER_ORDER) <= fp8_cases.ORDER_TOLERANCE
-    if (
-        device.type == "cpu"
-    ):  # on a GPU the compiler may contract the arithmetic of two kernels differently
+    # On a GPU the compiler may contract the arithmetic of two kernels differently.
+    if device.type == "cpu":
         assert set(found.values()) == {0.0}, found
     assert max(found.values()) <= fp8_cases.TOLERANCE, found
 
@@ -140,11 +138,12 @@ def scales():
     [
         ("none", 13, 12),
         ("none", 16, 12),
+        # Of the embeddings, and of the last layer's few rows.
         (
             CASTS_IN_KERNELS,
             16,
             1 + 3,
-        ),  # of the embeddings, and of the last layer's few rows
+        ),
         (CASTS_IN_KERNELS, 13, 12),
     ],
 )
@@ -177,9 +176,8 @@ def test_an_evaluation_is_the_forward_pass_of_training_without_dropout_bit_for_b
     encoder.eval()
     with torch.no_grad(), encoder.fp8_evaluation(calibrated=False):
         found = encoder(*_input(device, tokens))
-        some = encoder(
-            *_input(device, tokens), torch.tensor([1, 4, 9], device=device)
-        )  # no multiple of 16 at the end
+        # No multiple of 16 at the end.
+        some = encoder(*_input(device, tokens), torch.tensor([1, 4, 9], device=device))
     assert torch.equal(found, expected)
     assert torch.equal(some, expected[[1, 4, 9]])
     assert casts.count({}) == separate_casts
@@ -231,10 +229,11 @@ def test_sums_are_fast_forward_and_exact_backward_in_every_product(
 ):
     encoder = _encoder(fused, device)
     encoder.fp8_scaling.calibrated = True
+    # By whether the product is of the forward pass.
     found: dict[bool, list[bool]] = {
         True: [],
         False: [],
-    }  # by whether the product is of the forward pass
+    }
 
     def recorded(*args, **named):
         given = inspect.signature(product).bind(*args, **named).arguments
@@ -314,9 +313,8 @@ def test_every_kernel_that_casts_lets_nan_through(device):
     for number, (cast, target) in enumerate(zip(casts, targets, strict=True)):
         nan = cast.float().isnan()
         assert nan[3, 5], number
-        assert nan[3].all() or nan.sum() == 1, (
-            number
-        )  # LayerNorm spreads it over the row, and no further
+        # LayerNorm spreads it over the row, and no further.
+        assert nan[3].all() or nan.sum() == 1, number
         assert not nan[4].any()
         assert target.largest.isnan(), number
 

@@ -82,14 +82,12 @@ def test_scales_come_from_the_step_before_and_saturate():
     assert scaling.scales[1, GRADIENT].item() == pytest.approx(
         57344 / upstream.abs().max().item()
     )
-    assert torch.equal(
-        scaling.scales[0], torch.ones(3)
-    )  # the other product was not used
+    # The other product was not used.
+    assert torch.equal(scaling.scales[0], torch.ones(3))
     assert not scaling.largest.any()
     with torch.no_grad():
-        x.mul_(
-            4
-        )  # beyond the scale of the step before: clipped to the format's largest number, not inf
+        # Beyond the scale of the step before: clipped to the format's largest number, not inf.
+        x.mul_(4)
     y = Fp8Linear(scaling, 1)(x, weight, bias)
     assert torch.isfinite(y).all()
     scaling.update(ALONE)

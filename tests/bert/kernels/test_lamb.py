@@ -71,9 +71,8 @@ def test_passes_equal_plain_pytorch(device, dtype):
     ]
     ours_norms = _step(lamb, layout, ours, _scalars(device), low[0])
     theirs_norms = _step(plain_lamb, layout, theirs, _scalars(device), low[1])
-    torch.testing.assert_close(
-        ours_norms, theirs_norms, rtol=1e-5, atol=1e-6
-    )  # sums of fp32 squares, other order
+    # Sums of fp32 squares, other order.
+    torch.testing.assert_close(ours_norms, theirs_norms, rtol=1e-5, atol=1e-6)
     for a, b in zip(ours[1:], theirs[1:], strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
     if device.type == "cuda":

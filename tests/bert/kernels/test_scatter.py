@@ -26,13 +26,11 @@ def test_sums_equal_index_add(device, lengths):
     )
     indices = indices[torch.randperm(len(indices), generator=generator)].int()
     rows = torch.randn(len(indices), 5, generator=generator)
-    num_indices = (
-        2 * len(lengths) + 3
-    )  # every other row of the table, and the last ones, stay zero
+    # Every other row of the table, and the last ones, stay zero.
+    num_indices = 2 * len(lengths) + 3
     expected = torch.zeros(num_indices, 5, dtype=torch.float64).index_add_(
         0, indices, rows.double()
     )
     result = sum_by_index(rows.to(device), indices.to(device), num_indices)
-    torch.testing.assert_close(
-        result.cpu().double(), expected, atol=2e-5, rtol=0
-    )  # up to 300 fp32 terms
+    # Up to 300 fp32 terms.
+    torch.testing.assert_close(result.cpu().double(), expected, atol=2e-5, rtol=0)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-pytest.importorskip(
-    "mlperf_logging"
-)  # of bert.pretraining.check; the kernels need it not
+# Of bert.pretraining.check; the kernels need it not.
+pytest.importorskip("mlperf_logging")
 
 from bert.kernels import FUSABLE, OPERATIONS, KernelsConfig, bind_kernels
 from bert.pretraining import check

@@ -126,9 +126,8 @@ def test_what_does_not_lie_side_by_side_is_concatenated(case):
     if case == "other order":
         parameters.reverse()
     if case == "other memory":
-        parameters[1] = _flat(shapes)[
-            1
-        ]  # at the place that would follow, but for the memory
+        # At the place that would follow, but for the memory.
+        parameters[1] = _flat(shapes)[1]
         parameters[1].data += 100
     places = [p.detach() for p in _flat(shapes, gap=case == "places apart")]
     x, upstream = torch.randn(5, 3), torch.randn(5, 4)

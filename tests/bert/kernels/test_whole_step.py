@@ -75,9 +75,8 @@ def test_fused_steps_and_evaluation_are_the_plain_ones(device):
         torch.tensor(losses), torch.tensor(plain_losses), atol=1e-4, rtol=1e-4
     )
     assert counts == pytest.approx(plain_counts, rel=1e-4)
-    for name in plain.keys() - {
-        n for n in plain if n.endswith("key.bias")
-    }:  # whose true gradient is 0
+    # Whose true gradient is 0.
+    for name in plain.keys() - {n for n in plain if n.endswith("key.bias")}:
         torch.testing.assert_close(
             weights[name], plain[name], atol=2e-4, rtol=2e-3, msg=name
         )

@@ -167,9 +167,8 @@ def test_bert_large_has_the_398_tensors_of_the_published_logs():
             kernels.bind_kernels(kernels.KernelsConfig(), torch.device("cpu")),
         )
     assert len(list(model.parameters())) == 398
-    assert (
-        sum(p.numel() for p in model.parameters()) == 336_226_108 + 6 * 1025
-    )  # Google's, plus 6 padding words
+    # Google's, plus 6 padding words.
+    assert sum(p.numel() for p in model.parameters()) == 336_226_108 + 6 * 1025
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

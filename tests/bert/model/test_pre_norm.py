@@ -199,6 +199,5 @@ def test_habanas_gelu_is_erf(tmp_path):
 def test_a_checkpoint_of_post_norm_layers_is_not_one_of_pre_norm_layers(tiny):
     large = dataclasses.replace(tiny, layer_norm_large_model=True)
     assert large.identity != tiny.identity
-    assert (
-        "layer_norm_large_model" not in tiny.identity
-    )  # as checkpoints of earlier versions have it
+    # As checkpoints of earlier versions have it.
+    assert "layer_norm_large_model" not in tiny.identity

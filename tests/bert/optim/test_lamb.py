@@ -36,9 +36,8 @@ def test_first_step_is_the_closed_form():
     assert weight.tolist() == pytest.approx(
         [3.0 - 0.01 * ratio * u[0], -4.0 - 0.01 * ratio * u[1]], abs=1e-12
     )
-    assert bias.tolist() == pytest.approx(
-        [1.0 + 0.01 * 2.0 / (2.0 + 1e-6)], abs=1e-12
-    )  # no decay: no trust ratio
+    # No decay: no trust ratio.
+    assert bias.tolist() == pytest.approx([1.0 + 0.01 * 2.0 / (2.0 + 1e-6)], abs=1e-12)
 
 
 def _independent_lamb(parameters, gradients, decays, lr, b1, b2, eps, steps):

@@ -125,10 +125,11 @@ def _check_checkpoints(world, folder):
     whole = [step.state_dict()]
     distributed.broadcast_object_list(whole, 0)
     shard, index = step.shard_state()
+    # As the writer does.
     shard = {
         **shard,
         "parts": {name: flat.clone() for name, flat in shard["parts"].items()},
-    }  # as the writer does
+    }
     assert sum(size for *_, size in shard["segments"]) > 0, (
         "every rank has something to write"
     )

@@ -177,9 +177,8 @@ def test_lans_first_step_on_a_scalar_is_the_closed_form():
     )
     p.grad = torch.tensor([-7.0], dtype=torch.float64)
     optimizer.step(0.01)
-    assert float(p.detach()) == pytest.approx(
-        3.0 + 0.01 * 3.0, abs=1e-9
-    )  # lr ||p|| against the gradient's sign
+    # Lr ||p|| against the gradient's sign.
+    assert float(p.detach()) == pytest.approx(3.0 + 0.01 * 3.0, abs=1e-9)
 
 
 @pytest.mark.parametrize("name", RULES)

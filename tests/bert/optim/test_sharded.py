@@ -25,13 +25,14 @@ from ..kernels import plain_lamb
 from ..ranks import run_ranks
 from .whole import Whole
 
+# Uneven: tensors that span shards, and shards without a tensor.
 SIZES = [
     (5, 67),
     (300,),
     (1,),
     (129, 3),
     (7, 11),
-]  # uneven: tensors that span shards, and shards without a tensor
+]
 BUCKET_BYTES = 2400  # several buckets
 
 

@@ -223,10 +223,11 @@ def test_every_rule_has_a_wrong_value_among_the_tests():
         ),
         *({"GRADIENT_STEPS": "2"}, {"LR_DECAY_STEPS": "4000"}),
         {"PACKED": "0", "PACKING_FACTOR": "1", "EXCHANGE_GROUP": "8"},
+        # 196 whole steps of 768.
         {
             "EVAL_ITER_SAMPLES": "150528",
             "EVAL_ITER_START_SAMPLES": "150528",
-        },  # 196 whole steps of 768
+        },
     ],
     ids=lambda changes: " ".join(f"{name}={value}" for name, value in changes.items()),
 )
@@ -239,9 +240,8 @@ def test_a_gpu_run_starts_only_with_dropped_caches(closed, monkeypatch):
     assert "CACHE_CLEARED=0 (page caches are dropped before each run" in refused(
         closed(), starts=True
     )
-    closed_division.check(
-        closed(), starts=False
-    )  # --check comes before they are dropped
+    # --check comes before they are dropped.
+    closed_division.check(closed(), starts=False)
     closed_division.check(closed(CACHE_CLEARED="1"), starts=True)
     closed_division.check(closed(SUBMISSION_DIVISION="open"), starts=True)
 

@@ -63,9 +63,8 @@ def test_the_loss_is_hugging_faces_and_every_parameter_has_a_gradient(
     assert losses._fields == ("mlm",)
     assert losses.mlm.item() == pytest.approx(expected.item(), abs=1e-9)
     room = graph_capacity(PretrainingCapacity(tokens=64, sequences=3, masked=16), 2)
-    torch.testing.assert_close(
-        model(static_batch(batch, room)).mlm, losses.mlm
-    )  # filled up, as for a CUDA graph
+    # Filled up, as for a CUDA graph.
+    torch.testing.assert_close(model(static_batch(batch, room)).mlm, losses.mlm)
     losses.mlm.backward()
     assert all(
         p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters()

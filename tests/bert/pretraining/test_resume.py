@@ -31,11 +31,12 @@ from ..ranks import run_ranks
 REPLICATED = {"SHARD_OPTIMIZER": "0"}
 SHARDED = {"SHARD_OPTIMIZER": "1"}
 IN_SHARDS = SHARDED | {"CHECKPOINT_SHARDS": "1"}
+# By ranks: micro-batches of three rows.
 ROWS = {
     1: {"GRADIENT_STEPS": "4"},
     2: {"GRADIENT_STEPS": "2"},
     4: {},
-}  # by ranks: micro-batches of three rows
+}
 
 
 @pytest.fixture

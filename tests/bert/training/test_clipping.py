@@ -84,9 +84,8 @@ def test_any_number_of_ranks_makes_the_same_update_of_the_same_micro_batches(
         tolerance = 1e-12 if name == "fp64" else 1e-5
         for path in sorted(tmp_path.glob(f"{name}_*.pt")):
             for key, tensor in torch.load(path).items():
-                if name == "fp64" or not key.endswith(
-                    "key.bias"
-                ):  # its true gradient is 0: rounding, normalised
+                # Its true gradient is 0: rounding, normalised.
+                if name == "fp64" or not key.endswith("key.bias"):
                     close = torch.allclose(
                         tensor, expected[key], atol=tolerance, rtol=tolerance
                     )

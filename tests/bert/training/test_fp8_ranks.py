@@ -43,9 +43,10 @@ def _step(world, sharded):
 
 def _train(step, world, numbers):
     for number in numbers:
+        # Data of its own.
         records = synthetic_records(
             4, 16, 61, packed=False, seed=10 * number + world.rank
-        )  # data of its own
+        )
         torch.manual_seed(10 * number + world.rank)
         assert step([make_batch(records, np.arange(4), 16)], 0.01).finite
 

@@ -132,9 +132,8 @@ def test_steps_inside_preserved_leave_every_bit_of_state_and_random_state(
 ):
     model, step = _step(tiny, precision, shard)
     batch = batch_of(make_records(3), range(4))
-    step(
-        [batch, batch], 0.01
-    )  # moments, step count and scales away from their first values
+    # Moments, step count and scales away from their first values.
+    step([batch, batch], 0.01)
     before = [tensor.clone() for tensor in step.state_tensors()]
     addresses = [tensor.data_ptr() for tensor in step.state_tensors()]
     weights = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -419,9 +418,8 @@ def test_evaluation_batches_hold_every_sequence_once_within_the_room(
         range(records.num_sequences)
     )
     for chosen in batches:
-        static_batch(
-            make_batch(records, chosen, 48), graph_capacity(room, batch_size)
-        )  # raises where it does not fit
+        # Raises where it does not fit.
+        static_batch(make_batch(records, chosen, 48), graph_capacity(room, batch_size))
 
 
 @pytest.mark.parametrize(("num_ranks", "batch_size"), [(8, 16), (8, 48), (1, 48)])
@@ -524,9 +522,8 @@ def test_replays_draw_new_dropout_masks_that_the_seed_fixes(gpu, small):
     losses = []
     for seed in (1, 2, 1):
         torch.manual_seed(seed)
-        losses.append(
-            float(take(batches, 0.0).losses.mlm)
-        )  # a rate of 0: only the masks differ
+        # A rate of 0: only the masks differ.
+        losses.append(float(take(batches, 0.0).losses.mlm))
     assert losses[0] != losses[1]
     assert losses[0] == losses[2]
 

@@ -200,9 +200,8 @@ def test_metrics_file_has_an_object_per_line_and_after_a_resume_each_step_once(
     _write(_built(tmp_path, first_step=9))
     assert _lines(tmp_path / "metrics_3.jsonl") == whole * 2
     with open(tmp_path / "metrics_3.jsonl", "a") as file:
-        file.write(
-            '{"kind": "train", "step": 12}\n{"kind": "tra'
-        )  # after its checkpoint, and killed
+        # After its checkpoint, and killed.
+        file.write('{"kind": "train", "step": 12}\n{"kind": "tra')
     _write(_built(tmp_path, first_step=9))
     assert _lines(tmp_path / "metrics_3.jsonl") == whole * 3
     _write(_built(tmp_path))

@@ -69,9 +69,8 @@ def _model():
     )
     initialize(model, 0)
     generator = torch.Generator().manual_seed(1)
-    with (
-        torch.no_grad()
-    ):  # biases and norms away from 0 and 1, so that a wrong one shows
+    # Biases and norms away from 0 and 1, so that a wrong one shows.
+    with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 1:
                 parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.1)

@@ -105,9 +105,8 @@ def test_gradient_clipped_by_nan_leaves_nothing_behind(tiny, make_records, batch
     _, step = _step(tiny, "fp16", shard=True)
     batch = batch_of(make_records(3), range(4))
     assert step([batch], 0.01).finite
-    step.optimizer.buckets.add_received(
-        torch.tensor(float("nan")), True
-    )  # CLIP=before, a rank that overflowed
+    # CLIP=before, a rank that overflowed.
+    step.optimizer.buckets.add_received(torch.tensor(float("nan")), True)
     assert step([batch], 0.01).finite
 
 

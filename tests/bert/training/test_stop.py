@@ -162,9 +162,8 @@ def test_ranks_are_asked_as_often_as_the_slowest_one_needs(monkeypatch, done):
     monkeypatch.setattr(stop.time, "monotonic", lambda: next(clock))
     world = _World()
     listener = Stop(world, listen=True)
-    assert (
-        listener.agreed(done + 1, done + 1) is None
-    )  # 10 ms a batch: the next question in 5 s
+    # 10 ms a batch: the next question in 5 s.
+    assert listener.agreed(done + 1, done + 1) is None
     assert listener.next_batch == done + 501
     world.other = signal.SIGUSR1
     assert [listener.agreed(done + batch, done + batch) for batch in (2, 500)] == [

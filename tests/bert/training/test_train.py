@@ -191,9 +191,8 @@ def test_two_ranks_are_one_rank_with_twice_the_batch(
     model = Path(prepared["CHECKPOINTDIR_PHASE1"], "bert_config.json")
     no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     model.write_text(json.dumps(json.loads(model.read_text()) | no_dropout))
-    if (
-        "BATCHSIZE" in one_rank
-    ):  # ranks weigh equally, so a joint mean is theirs only where they hold equally much
+    # Ranks weigh equally, so a joint mean is theirs only where they hold equally much.
+    if "BATCHSIZE" in one_rank:
         _like_sequences(prepared["DATADIR_PHASE2_PACKED"])
     common = prepared | {"CLIP": clip, "MAX_STEPS": "3", "CHECKPOINT_EVERY_STEPS": "3"}
     # Out of reach for CLIP=before, whose local norms differ from the joint one by design.

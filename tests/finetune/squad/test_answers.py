@@ -69,9 +69,8 @@ def dataset():
         made_up.prose(generator, generator.randrange(2, 120)) for _ in range(25)
     ]
     contexts[1] = " \n" + contexts[1]
-    contexts[2] = " ".join(
-        generator.choices(["red", "cat"], k=70)
-    )  # the same answer in many places and windows
+    # The same answer in many places and windows.
+    contexts[2] = " ".join(generator.choices(["red", "cat"], k=70))
     contexts[3:9] = [odd(generator, context) for context in contexts[3:9]]
     questions = [
         Question(
@@ -189,9 +188,8 @@ def test_a_context_without_tokens_has_an_empty_answer(tokenizer):
         predictions = answers.predict(
             found, random_logits(found, 1), Rules(version_2=version_2)
         )
-        assert predictions.answers == {
-            "a": "" if version_2 else "empty"
-        }  # as published
+        # As published.
+        assert predictions.answers == {"a": "" if version_2 else "empty"}
         assert [entry["probability"] for entry in predictions.n_best["a"]] == [1.0]
 
 
@@ -328,13 +326,11 @@ def test_scores_of_version_2_equal_the_restatement():
 
 def test_an_empty_answer_and_a_missing_one():
     question = Question("a", "?", 0, (Answer("the", 0),))
-    assert (
-        score([question], {"a": ""}, "2.0")["exact_match"] == 100
-    )  # an article alone is no answer
+    # An article alone is no answer.
+    assert score([question], {"a": ""}, "2.0")["exact_match"] == 100
     several = Question("a", "?", 0, (Answer("the", 0), Answer("cat", 4)))
-    assert (
-        score([several], {"a": ""}, "2.0")["f1"] == 0
-    )  # beside a real one it does not count
+    # Beside a real one it does not count.
+    assert score([several], {"a": ""}, "2.0")["f1"] == 0
     assert f1("", "the") == 0
     assert f1("", "the", version_2=True) == 1
     assert score(

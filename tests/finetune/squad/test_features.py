@@ -167,10 +167,11 @@ def test_prediction_needs_no_answers_and_leaves_nothing_out(tokenizer):
     found, left_out = make_features(dataset, tokenizer, Limits(), training=False)
     assert not left_out
     assert found.starts.tolist() == found.ends.tolist() == [0, 0]
+    # A context without tokens is one empty window.
     assert found.window_length.tolist() == [
         4,
         0,
-    ]  # a context without tokens is one empty window
+    ]
 
 
 def test_limits_without_room_are_an_error():
