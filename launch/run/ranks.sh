@@ -2,6 +2,8 @@
 # All ranks of one run as a separate process group. Sourced by trial.sh.
 # shellcheck disable=SC2154 # group and lock_file are of ending.sh and variables.sh
 
+readonly OUTLIVE=90 # seconds that a launcher gets to end the other ranks when one has failed
+
 # Runs the ranks as a background job, so that a signal to this script is handled at once and ends them all.
 # Arguments: their folder, the file of their output, the seconds after which they are ended (0: never).
 trial::ranks() {
@@ -21,10 +23,24 @@ trial::ranks() {
   group=$!
   unset before
   child::bind "$group" "$$" 20 runner::cleanup
+  trial::bound "$group" "$folder/status" &
   set +m
   if ((limit)); then child::wait "$group" "$limit" 40 || status=$?; else wait "$group" || status=$?; fi
   group=''
   return "$status"
+}
+
+# Ends the ranks ($1) that outlive the record of a failure ($2): srun waits for ever for a rank whose node was restarted so soon that
+# Slurm did not notice.
+trial::bound() {
+  local -i waited=0
+  set +e
+  trap '' TERM INT HUP QUIT USR1
+  exec </dev/null >/dev/null 2>&1 3>&- {never}<> <(:) {lock_file}>&-
+  while child::lives "$1"; do
+    read -rt 1 -u "$never"
+    if [[ -s $2 ]] && ((waited++ == OUTLIVE)); then child::stop "$1" 20; fi
+  done
 }
 
 # Signals the ranks of a running trial to end. Argument: the signal that this script got.

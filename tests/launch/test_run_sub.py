@@ -207,6 +207,16 @@ def test_a_node_that_slurm_took_from_the_job_is_lost_even_if_it_is_back(slurm):
     assert noted.endswith("without node1: lost by Slurm; the trial is repeated")
 
 
+def test_ranks_whose_launcher_does_not_end_after_a_failure_are_ended(slurm):
+    path = slurm.root / "launch" / "run" / "ranks.sh"
+    path.write_text(path.read_text().replace("OUTLIVE=90", "OUTLIVE=1"))
+    stays = """[[ "$*" != *--kill-on-bad-exit* ]] || trap 'sleep 600' EXIT"""
+    slurm.stand_in("srun", f"{stays}\n{srun()}")
+    done = slurm.run("./run.sub", TRIAL_0="crash:0")
+    assert done.returncode == 1
+    assert last_line(done.stderr).endswith("trial 0: the loss is nan at step 3")
+
+
 def srun() -> str:
     return (Path(__file__).parent / "fakes" / "srun.sh").read_text()
 
