@@ -1,13 +1,16 @@
-"""Why a file cannot be read."""
+"""Why a file cannot be read or written."""
 
 from __future__ import annotations
 
 import pickle
+from contextlib import suppress
 
 import pytest
 import torch
 
-from common.files import damage
+from common.files import NoSpaceError, damage, whole_file
+
+from ..disks import small_disk
 
 
 def test_pytorchs_advice_to_trust_a_file_is_not_given_for_a_damaged_one(tmp_path):
@@ -20,3 +23,19 @@ def test_pytorchs_advice_to_trust_a_file_is_not_given_for_a_damaged_one(tmp_path
         == "the archive ends too soon"
     )
     assert damage(EOFError()) == "EOFError"
+
+
+def test_a_full_disk_is_named_whatever_error_a_library_raises_for_it(tmp_path):
+    def write(num_bytes):
+        with whole_file(tmp_path / "disk" / "a.pt", 2_000_000) as partial:
+            with suppress(OSError):
+                partial.write_bytes(bytes(num_bytes))
+            raise RuntimeError("basic_ios::clear: iostream error")
+
+    with small_disk(tmp_path / "disk", 1 << 20):
+        with pytest.raises(
+            NoSpaceError, match=r"disk: a\.pt needs 2\.0 MB, \d\.\d MB are free"
+        ):
+            write(2 << 20)
+        with pytest.raises(RuntimeError, match="basic_ios"):
+            write(1)

@@ -132,6 +132,21 @@ def test_a_run_gives_up_after_as_many_restarts_without_progress(repository, tmp_
 
 
 @pytest.mark.parametrize(
+    "signal", ["", "USR1"], ids=["after a hang", "at the time limit"]
+)
+def test_the_last_line_says_that_the_run_gave_up_and_why(repository, tmp_path, signal):
+    (tmp_path / "records").write_text(
+        "missing\t3\tn2\t-\thung\nlast\t-\t-\t-\ttrial 0: hung\n"
+    )
+    stubs = 'for name in blame choose requeue why; do eval "platform::$name() { :; }"; done; '
+    attempts = "for i in 1 2 3 4; do (supervisor::restart); done"
+    begun = f"REPO_DIR=$PWD; source launch/supervisor.sh; {stubs} status=75 signalled={signal}; "
+    said = shell(repository, tmp_path, begun + attempts, **RESUMES)
+    gave_up = "run: error: gave up: 3 restarts brought no new checkpoint after step 0"
+    assert said[-1] == f"{gave_up}; trial 0: hung"
+
+
+@pytest.mark.parametrize(
     ("env", "said"),
     [
         ({"RESUME": "1"}, "continues from step 40"),
@@ -151,3 +166,21 @@ def test_a_restart_says_whether_the_trial_continues(repository, tmp_path, env, s
         repository, tmp_path, note, CHECKPOINT_DIR=str(tmp_path / "saved"), **env
     )
     assert told == [f"without n1: hung; {said}"]
+
+
+def test_each_attempt_is_a_process_with_nodes_and_a_name_of_its_own(checkout):
+    """What the first one made readonly, as the name of its containers, does not bind the second."""
+    says = 'readonly ATTEMPT_NAME PLATFORM=$1; echo "$ATTEMPT_NAME ${*:3}"; exit 75'
+    (checkout.root / "launch" / "attempt.sh").write_text(
+        f"#!/usr/bin/env bash\n{says}\n"
+    )
+    script = "source launch/supervisor.sh; PLATFORM=slurm WORK=trial; "
+    script += "nodes=(n1 n2); supervisor::attempt; nodes=(n2 n3); supervisor::attempt"
+    said = shell(
+        checkout.root,
+        checkout.root,
+        script,
+        SLURM_JOB_ID="7",
+        REPO_DIR=str(checkout.root),
+    )
+    assert said == ["bert_7_0 n1 n2", "bert_7_0_1 n2 n3"]
