@@ -12,6 +12,7 @@ usage: python bench/certify_power.py [--tests 1000] [--ranks 4,8,64,512] [--roun
 from __future__ import annotations
 
 import itertools
+from functools import partial
 
 import numpy as np
 from lib import Parser, emit, integer
@@ -77,18 +78,18 @@ def main() -> None:
     for ranks, deviation, correlation in itertools.product(
         options.ranks, (0.005, 0.01, 0.02, 0.05), (0.0, 0.8)
     ):
-        case = (generator, ranks, deviation, correlation)
+        slow_ones = partial(
+            named, generator, ranks, deviation, correlation, num_rounds=options.rounds
+        )
         counts = dict.fromkeys(
             ("false_alarms", "slow_rank_named", "slow_half_named"), 0
         )
         for _ in range(options.tests):
             # Exactly the slow half must be named, and none of the others.
             half = {str(rank) for rank in range(ranks // 2)}
-            rounds = options.rounds
-            counts["false_alarms"] += bool(named(*case, 0.0, 1, rounds))
-            counts["slow_rank_named"] += "0" in named(*case, SLOW, 1, rounds)
-            slow = named(*case, HALF_SLOW, len(half), rounds)
-            counts["slow_half_named"] += slow == half
+            counts["false_alarms"] += bool(slow_ones(0.0))
+            counts["slow_rank_named"] += "0" in slow_ones(SLOW)
+            counts["slow_half_named"] += slow_ones(HALF_SLOW, len(half)) == half
         row = {"ranks": ranks, "noise": deviation, "autocorrelation": correlation}
         rows.append(
             row | {name: count / options.tests for name, count in counts.items()}

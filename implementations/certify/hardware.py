@@ -222,13 +222,11 @@ def _count(path: Path) -> int | None:
 
 def _answers(facts: dict[str, Any]) -> dict[str, Any]:
     """Facts with None for an answer that says nothing; bytes decoded."""
+    return {name: _answer(value) for name, value in facts.items()}
+
+
+def _answer(value: Any) -> Any:
     # Older versions of nvidia-ml-py return bytes.
-    texts = {
-        name: value.decode() if isinstance(value, bytes) else value
-        for name, value in facts.items()
-    }
+    told = value.decode() if isinstance(value, bytes) else value
     # The last condition is true of nan alone.
-    return {
-        name: None if value in ("", "N/A") or value != value else value
-        for name, value in texts.items()
-    }
+    return None if told in ("", "N/A") or told != told else told

@@ -9,7 +9,7 @@ import numpy as np
 from review.acceptance.faults import log_began
 from review.acceptance.floors import floor_of, rated
 from review.acceptance.journal import Reason
-from review.acceptance.records import Records
+from review.acceptance.records import Records, known
 from review.acceptance.schema import (
     ALL_NODES,
     COPIES,
@@ -89,7 +89,6 @@ def _untested_gpus(records: Records, node: str) -> dict[str, str]:
         str(facts.get("name")) for gpu, facts in parts.items() if gpu.startswith("GPU ")
     }
     unknown = sorted(name for name in models if not floor_of(name))
-    samples = records.telemetry.get(node, {})
     reasons = {}
     if not models or unknown:
         reasons["datasheet"] = (
@@ -104,9 +103,7 @@ def _untested_gpus(records: Records, node: str) -> dict[str, str]:
         reasons["health"] = NO_NVML
     elif any(all(count is None for count in own) for own in counts):
         reasons["health"] = "not reported"
-    if not any(
-        (~np.isnan(samples[field])).any() for field in FIELDS if field in samples
-    ):
+    if not _heard(records, node):
         reasons["telemetry"] = NO_NVML
     return reasons
 
@@ -182,12 +179,18 @@ def _unknown_of(records: Records, node: str) -> Iterator[str]:
         # Only InfiniBand and RoCE ports have a rate.
         if "rate" in facts and not rated(facts):
             yield f"rated speed of {device} ({facts.get('type')})"
-    samples = records.telemetry.get(node, {})
-    # A node without any is an area that was not tested.
-    fields = [field for field in FIELDS if field in samples and field != "xid_last"]
-    heard = {field for field in fields if (~np.isnan(samples[field])).any()}
-    if heard:
-        yield from (f"{field} of telemetry" for field in fields if field not in heard)
+    # A node without any is an area that was not tested; one without an Xid has no last one.
+    if heard := _heard(records, node):
+        silent = [field for field in FIELDS if field not in heard | {"xid_last"}]
+        yield from (f"{field} of telemetry" for field in silent)
+
+
+def _heard(records: Records, node: str) -> set[str]:
+    """Fields that some GPU of the node reported."""
+    columns = records.telemetry.get(node, {}).items()
+    return {
+        field for field, column in columns if field in FIELDS and len(known(column))
+    }
 
 
 def _on(records: Records, nodes: Sequence[str]) -> str:

@@ -60,7 +60,7 @@ def write_page(certificate: Certificate, output: Path) -> None:
     page = render(
         "certify.html",
         title=f"Acceptance test of {records.folder.name}",
-        subtitle=f"{len(records.ranks)} ranks on {len(records.nodes)} nodes · {devices}",
+        subtitle=f"{records.extent} · {devices}",
         state=STYLES[certificate.state],
         headline=HEADLINES[certificate.state] + SOFTWARE * records.on_cpus,
         reasons=certificate.reasons(),

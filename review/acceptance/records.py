@@ -50,6 +50,13 @@ class Records:
         return max(info.local_rank for info in self.ranks.values()) + 1
 
     @property
+    def extent(self) -> str:
+        """Such as "8 ranks on 1 node"."""
+        counts = {"rank": len(self.ranks), "node": len(self.nodes)}
+        words = [f"{count} {what}{'s' * (count > 1)}" for what, count in counts.items()]
+        return " on ".join(words) + ", on CPUs" * self.on_cpus
+
+    @property
     def names(self) -> list[str]:
         return [info.name for info in self.ranks.values()]
 
@@ -90,17 +97,10 @@ class Records:
         table[index] = values
         return table
 
-    def seconds(self, stage: str, whole: bool = False) -> np.ndarray:
-        """Seconds of each rank's own work [ranks, rounds, steps]: without the wait for other ranks
-        unless ``whole``.
-        """
-        return self.by_step(
-            stage,
-            "data",
-            "compute",
-            "update",
-            *(("wait",) if whole or stage in ALONE else ()),
-        )
+    def seconds(self, stage: str) -> np.ndarray:
+        """Seconds of each rank's own work [ranks, rounds, steps]: without the wait for others."""
+        wait = ("wait",) if stage in ALONE else ()
+        return self.by_step(stage, "data", "compute", "update", *wait)
 
     def relative(self, stage: str) -> np.ndarray:
         """``seconds``, each over the median of that step over all ranks and rounds, because steps
@@ -281,11 +281,17 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Columns]]:
     try:
         about, tables = schema.read(path)
         # A record that was cut off, or of another version, lacks some of what readers rely on.
-        whole = about["version"] == VERSION and about["size"] > 0
-        whole = whole and all((about["ranks"], about["nodes"], "on_cpus" in about))
-        whole = whole and len(tables["steps"]["checksum"]) > 0
-        whole = (
-            whole and "seconds" in tables["probes"] and "device" in tables["telemetry"]
+        whole = about["version"] == VERSION and all(
+            (
+                *(
+                    about["size"] > 0,
+                    about["ranks"],
+                    about["nodes"],
+                    "on_cpus" in about,
+                ),
+                len(tables["steps"]["checksum"]) > 0,
+                *("seconds" in tables["probes"], "device" in tables["telemetry"]),
+            )
         )
     except UNREADABLE:
         whole = False

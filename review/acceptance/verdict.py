@@ -72,12 +72,13 @@ class Finding:
         )
         # Of few ranks, the fastest is the measure; of a group, those outside it.
         alone = self.outlier.state == "fail" or self.what == "network"
-        names = self.name.split(", ")
+        who = self.name.split(", ")
         # Nodes and ranks are all listed, as they are drained by name.
-        cut = ", ..." if self.kind == "link" and len(names) > MOST_LINKS else ""
+        if self.kind == "link" and len(who) > MOST_LINKS:
+            who = [*who[:MOST_LINKS], "..."]
         words = WORDS[self.what] if alone else "slower than the fastest"
         return Reason(
-            ", ".join(names[:MOST_LINKS]) + cut if cut else self.name,
+            ", ".join(who),
             f"{self.outlier.excess:.1%} {words}",
             self.outlier.state,
             stage=LABELS[self.stage],
@@ -174,23 +175,28 @@ class Certificate:
         serial numbers.
         """
         alike: dict[tuple[str, str], list[str]] = {}
-        serials = []
-        for node, hardware in self.records.hardware.items():
-            for device, facts in hardware.get("parts", {}).items():
+        serials: dict[str, list[str]] = {}
+        for node in self.records.nodes:
+            parts = self.records.hardware.get(node, {}).get("parts", {})
+            for device, facts in parts.items():
                 known = {
                     name: value for name, value in facts.items() if value is not None
                 }
                 if serial := known.pop("serial", ""):
-                    serials.append(f"{device} of {node} {serial}")
+                    number = device.removeprefix("GPU ")
+                    serials.setdefault(node, []).append(f"{number} {serial}")
                 words = ", ".join(f"{name} {value}" for name, value in known.items())
-                alike.setdefault((kind_of(device), words), []).append(
-                    f"{device} of {node}"
-                )
+                # Ports of one card are numbered: mlx5_0/1.
+                kind = kind_of(device).partition("_")[0]
+                alike.setdefault((kind, words), []).append(f"{device} of {node}")
         lines = [
             (owners[0] if len(owners) == 1 else f"{len(owners)} x {kind}", words)
             for (kind, words), owners in alike.items()
         ]
-        return lines + ([("serial numbers", ", ".join(serials))] if serials else [])
+        return lines + [
+            (f"serial numbers of {node}", ", ".join(own))
+            for node, own in serials.items()
+        ]
 
     @property
     def state(self) -> str:
@@ -428,9 +434,7 @@ def standing(records: Records) -> Estimate | str:
 
 def print_certificate(certificate: Certificate) -> None:
     """Prints numbers, notes and reasons, and the verdict on the last line."""
-    print(
-        f"{len(certificate.records.ranks)} ranks on {len(certificate.records.nodes)} nodes"
-    )
+    print(certificate.records.extent)
     for figure in certificate.figures:
         low, high = figure.shown
         print(

@@ -487,6 +487,28 @@ def test_the_data_set_is_read_past_the_page_cache_and_no_block_twice(
     assert read[len(before) :] != before, "another test reads in another order"
 
 
+def test_with_the_disk_off_no_data_set_is_read(tmp_path, load):
+    with open(tmp_path / "a", "wb") as file:
+        file.truncate(30 * load_module.READ_BYTES)
+    made = load(DATADIR_PHASE2=str(tmp_path), CERTIFY_DISK="0")
+    made._read_data()
+    assert made.probes == []
+
+
+def test_a_read_that_is_cut_off_is_no_measurement(tmp_path):
+    (tmp_path / "a").write_bytes(bytes(load_module.READ_BYTES // 2))
+    with pytest.raises(OSError, match="cut off at 0 bytes"):
+        load_module.read_block(tmp_path / "a", 0)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "rounds"), [("2", 3), ("2.1", 16), ("20", 16), ("40", 32), ("9e9", 64)]
+)
+def test_more_time_is_more_rounds(seconds, rounds):
+    config = from_env(LoadConfig, SETTINGS | {"CERTIFY_SECONDS": seconds})
+    assert config.rounds == rounds
+
+
 def test_a_data_set_that_is_too_small_is_not_read(tmp_path, load):
     (tmp_path / "data").mkdir()
     with open(tmp_path / "data/a", "wb") as file:

@@ -106,3 +106,22 @@ def test_help_prints_the_head_of_the_script(repository):
     assert "--quick" in done.stdout
     assert "Exit status" in done.stdout
     assert "set -euo" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("minutes", "nodes", "said"),
+    [("15", 1, "90"), ("15", 4, "75"), ("soon", 1, "CERTIFY_MINUTES='soon': expected")],
+)
+def test_the_stages_share_the_minutes(repository, minutes, nodes, said):
+    script = f"source {repository}/launch/run/log.sh; source {repository}/launch/run/certify.sh"
+    script += "; certify::share_minutes; echo $CERTIFY_SECONDS"
+    environ = {"CERTIFY_MINUTES": minutes, "DGXNGPU": "8", "DGXNNODES": str(nodes)}
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", script],
+        env={"PATH": os.environ["PATH"]} | environ,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert said in done.stdout + done.stderr
+    assert (done.returncode == 0) == (minutes == "15")

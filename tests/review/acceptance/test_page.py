@@ -90,14 +90,16 @@ def test_every_reason_of_the_verdict_is_on_the_page_and_in_its_table(tmp_path):
         in table
     )
     assert "10,000 sequences/s expected, " in table
-    numbers = page.partition('<table class="numbers">')[2].partition("</table>")[0]
-    marked = re.findall(r'class="bad-text">([^<]*)</th>.*?<td>([^<]*)</td>', numbers)
+    numbers = page.partition('<table class="numbers stacked">')[2].partition(
+        "</table>"
+    )[0]
+    marked = re.findall(r'class="bad-text">([^<]*)</th>.*?"Unit">([^<]*)</td>', numbers)
     assert marked == [
         ("all ranks, each by itself", "ms a step"),
         ("all ranks, each by itself", "sequences/s"),
         ("all ranks, gradients reduced", "sequences/s"),
     ]
-    assert "<td>at least 9,500 (10,000 expected)</td>" in numbers
+    assert ">at least 9,500 (10,000 expected)</td>" in numbers
 
 
 def test_names_of_nodes_are_text_and_not_markup(tmp_path):
@@ -137,5 +139,6 @@ def test_the_page_lists_what_the_nodes_have_and_names_cpus(tmp_path):
     write_page(certify(tmp_path), tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
     assert '<th scope="row">2 x node</th><td>CPUs 192</td>' in page
-    assert "GPU 0 of node0 1node0, GPU 0 of node1 1node1" in page
+    assert '<th scope="row">serial numbers of node1</th><td>0 1node1</td>' in page
     assert "the software only, the test ran on CPUs" in page
+    assert "4 ranks on 2 nodes, on CPUs · " in page
