@@ -57,7 +57,7 @@ TEXT_OPTIONS = (
     "layers",
     "hidden_size",
 )
-# Of the first shards, to train a vocabulary on: 0.5 GB of memory, if every tenth word is another.
+# Of the first shards, to train a vocabulary on: 0.6 GB of memory, if every tenth word is another.
 VOCABULARY_BYTES = 100_000_000
 NOTE = "corpus.json"  # in the download folder: recipe, and md5 of each file
 
