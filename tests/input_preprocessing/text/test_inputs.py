@@ -24,7 +24,7 @@ from .test_sources import read_pool, sentences
 
 DOCUMENTS = made_up_documents(12)
 TEXT = " ".join([*DOCUMENTS[0], *DOCUMENTS[1]])
-PROSE = {"prose.txt": TEXT, "more.md": f"<p>{TEXT[::-1]}", "sub/page": TEXT[5:]}
+PROSE = {"prose.txt": TEXT, "more.md": TEXT[::-1], "sub/page": TEXT[5:]}
 
 
 def tar_of(text: str) -> bytes:
@@ -102,7 +102,7 @@ def test_each_file_is_used_or_listed_with_its_reason(
     write(
         folder,
         {
-            f"{number}.txt": " ".join(document)
+            f"{number}.md": f"<p>{' '.join(document)}"
             for number, document in enumerate(DOCUMENTS)
         },
     )
