@@ -93,7 +93,7 @@ def read(path: Path, reading: Reading, plain_quotes: bool = False) -> RowFile:
     if is_text or separator in ("", "\t"):
         lines = enumerate(text.split("\n"), 1)
         plain = _Parse([(number, _cells(line, separator)) for number, line in lines])
-    is_quoted = not is_text and (plain is parse or _encloses(text, parse, plain))
+    is_quoted = not is_text and _encloses(text, parse, plain)
     if is_quoted and not separator and parse.long_rows:
         told = f"{parse.long_rows[0]}: quotation marks enclose several lines"
         cure = "give --separator ',' if they are one text, or none: a text per line"
