@@ -238,9 +238,7 @@ def _mask(  # type: ignore[no-untyped-def]
     mask,
     vocabulary_size,
     count,
-    candidates,
-    partners,
-    replaced,
+    scratch,
     masked,
     end,
 ):
@@ -248,12 +246,12 @@ def _mask(  # type: ignore[no-untyped-def]
     returns the new end.
 
     `masked` needs space for one entry per token: unmasked ones are written, too, and then
-    overwritten.
+    overwritten. scratch: three arrays with an entry for each position of a sequence.
     """
+    candidates, partners, replaced = scratch
     length_a = pair[1] - pair[0]
-    num_candidates = (
-        length_a + pair[3] - pair[2]
-    )  # text holds neither [CLS] nor [SEP]: the tokenizer splits them
+    # The text holds neither [CLS] nor [SEP]: the tokenizer splits them.
+    num_candidates = length_a + pair[3] - pair[2]
     # All positions but those of [CLS] (0), the first [SEP] (length_a + 1) and the last one.
     for i in range(length_a):
         candidates[i] = i + 1
@@ -293,12 +291,11 @@ def _mask(  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _random_run(  # type: ignore[no-untyped-def]
-    state, segment_offsets, document_offsets, order, document_index, target, pair
-):
+def _random_run(state, documents, document_index, target, pair):  # type: ignore[no-untyped-def]
     """Fills pair[2:4] with segments of another document (ten tries), from a random one on, up to
     the target length.
     """
+    order, document_offsets, segment_offsets = documents
     # After ten draws of this same document the reference takes it all the same, as it must where
     # a file holds no other.
     other = 0
@@ -318,12 +315,11 @@ def _random_run(  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _next_pair(  # type: ignore[no-untyped-def]
-    state, segment_offsets, document_offsets, order, document_index, start, target, pair
-):
+def _next_pair(state, documents, document_index, start, target, pair):  # type: ignore[no-untyped-def]
     """Makes the pair of the chunk that starts at segment `start`; returns the first unused
     segment.
     """
+    order, document_offsets, segment_offsets = documents
     last = document_offsets[order[document_index] + 1]
     end = start + 1
     # A chunk ends with the document, or with the segment that reaches the target length.
@@ -339,15 +335,7 @@ def _next_pair(  # type: ignore[no-untyped-def]
     if chunk == 1 or mersenne.next_float(state) < 0.5:
         pair[4] = 1
         target_b = target - (pair[1] - pair[0])
-        _random_run(
-            state,
-            segment_offsets,
-            document_offsets,
-            order,
-            document_index,
-            target_b,
-            pair,
-        )
+        _random_run(state, documents, document_index, target_b, pair)
         return middle  # the unused segments are put back
     pair[4] = 0
     pair[2] = segment_offsets[middle]
@@ -357,37 +345,37 @@ def _next_pair(  # type: ignore[no-untyped-def]
 
 @compiled
 def _next_instance(  # type: ignore[no-untyped-def]
-    state,
-    segment_offsets,
-    document_offsets,
-    order,
-    document_index,
-    start,
-    target,
-    max_num_tokens,
-    nsp,
-    pair,
+    state, documents, document_index, start, target, max_num_tokens, nsp, pair
 ):
     """Fills the bounds of a pair, or of one run and an empty one; returns the first unused
     segment.
     """
     if not nsp:
+        _, _, segment_offsets = documents
         pair[:] = 0
         pair[0] = segment_offsets[start]
         pair[1] = segment_offsets[start + 1]
         return start + 1
-    start = _next_pair(
-        state,
-        segment_offsets,
-        document_offsets,
-        order,
-        document_index,
-        start,
-        target,
-        pair,
-    )
+    start = _next_pair(state, documents, document_index, start, target, pair)
     _truncate(state, pair, max_num_tokens)
     return start
+
+
+@compiled
+def _space(size, max_seq_length, mask_type):  # type: ignore[no-untyped-def]
+    """Arrays of `sample` to begin with, doubled when exceeded, and scratch space of `_mask`.
+
+    For sequences of full length, and 15% of `size` tokens masked, for which a sixth is enough.
+    """
+    rows = max(16, size // (max_seq_length - 3))
+    scratch = (
+        np.empty(max_seq_length, dtype=np.int32),
+        np.empty(max_seq_length, dtype=np.int64),
+        np.empty(max_seq_length, dtype=mask_type.dtype),
+    )
+    pairs = np.empty((rows, 5), dtype=np.int64)
+    masked = np.empty(max(max_seq_length, size // 6), dtype=mask_type.dtype)
+    return pairs, np.zeros(rows + 1, dtype=np.int64), masked, scratch
 
 
 @compiled
@@ -407,72 +395,48 @@ def sample(  # type: ignore[no-untyped-def]
 ):
     """All pairs in the order drawn: (N, 5) bounds and label, masked offsets (N + 1,), masks (M,).
 
-    mask_type: an empty array with the dtype of the masks. nsp: make pairs; else each segment is a
-    sequence.
+    mask_type: an empty array with that dtype. nsp: make pairs; else each segment is a sequence.
     """
     # Documents are shuffled once, before all passes.
     order = np.arange(document_offsets.size - 1)
     mersenne.shuffle(state, order)
+    documents = (order, document_offsets, segment_offsets)
     max_num_tokens = max_seq_length - 3
-    # Sizes to begin with, doubled when exceeded: sequences of full length, and 15% of the tokens
-    # masked, for which a sixth is enough.
-    pairs = np.empty(
-        (max(16, dupe_factor * tokens.size // max_num_tokens), 5), dtype=np.int64
-    )
-    masked_offsets = np.zeros(pairs.shape[0] + 1, dtype=np.int64)
-    masked = np.empty(
-        max(max_seq_length, dupe_factor * tokens.size // 6), dtype=mask_type.dtype
-    )
-    candidates = np.empty(max_seq_length, dtype=np.int32)
-    partners = np.empty(max_seq_length, dtype=np.int64)
-    replaced = np.empty(max_seq_length, dtype=mask_type.dtype)
-    mask = np.int64(special[2])
-    count = 0
-    at = 0
-    for _ in range(dupe_factor):
-        for document_index in range(order.size):
-            target = max_num_tokens
-            # Some targets are short, as fine-tuning sees short texts, too:
-            # randint(2, max_num_tokens).
-            if nsp and mersenne.next_float(state) < short_seq_prob:
-                target = 2 + mersenne.next_below(state, max_num_tokens - 1)
-            start = document_offsets[order[document_index]]
-            last = document_offsets[order[document_index] + 1]
-            while start < last:
-                if count + 1 >= pairs.shape[0]:
-                    pairs = grown(pairs)
-                    masked_offsets = grown(masked_offsets)
-                # _mask() writes an entry for every token before it keeps the masked ones.
-                if at + max_seq_length > masked.shape[0]:
-                    masked = grown(masked)
-                pair = pairs[count]
-                start = _next_instance(
-                    state,
-                    segment_offsets,
-                    document_offsets,
-                    order,
-                    document_index,
-                    start,
-                    target,
-                    max_num_tokens,
-                    nsp,
-                    pair,
-                )
-                # With [CLS] and the [SEP] after each segment.
-                length = (3 if nsp else 2) + pair[1] - pair[0] + pair[3] - pair[2]
-                at = _mask(
-                    state,
-                    tokens,
-                    pair,
-                    mask,
-                    vocabulary_size,
-                    num_predictions[length],
-                    candidates,
-                    partners,
-                    replaced,
-                    masked,
-                    at,
-                )
-                count += 1
-                masked_offsets[count] = at
+    size = dupe_factor * tokens.size
+    pairs, masked_offsets, masked, scratch = _space(size, max_seq_length, mask_type)
+    mask, count, at = np.int64(special[2]), 0, 0
+    for number in range(dupe_factor * order.size):
+        document_index = number % order.size
+        target = max_num_tokens
+        # Some targets are short, as fine-tuning sees short texts, too: randint(2, max_num_tokens).
+        if nsp and mersenne.next_float(state) < short_seq_prob:
+            target = 2 + mersenne.next_below(state, max_num_tokens - 1)
+        document = order[document_index]
+        start, last = document_offsets[document], document_offsets[document + 1]
+        while start < last:
+            if count + 1 >= pairs.shape[0]:
+                pairs = grown(pairs)
+                masked_offsets = grown(masked_offsets)
+            # _mask() writes an entry for every token before it keeps the masked ones.
+            if at + max_seq_length > masked.shape[0]:
+                masked = grown(masked)
+            pair = pairs[count]
+            start = _next_instance(
+                state,
+                documents,
+                document_index,
+                start,
+                target,
+                max_num_tokens,
+                nsp,
+                pair,
+            )
+            # With [CLS] and the [SEP] after each segment.
+            length = (3 if nsp else 2) + pair[1] - pair[0] + pair[3] - pair[2]
+            most = num_predictions[length]
+            at = _mask(
+                state, tokens, pair, mask, vocabulary_size, most, scratch, masked, at
+            )
+            count += 1
+            masked_offsets[count] = at
     return pairs[:count], masked_offsets[: count + 1], masked[:at]

@@ -27,7 +27,7 @@ import json
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -128,40 +128,23 @@ def _write(
     begun: bool,
 ) -> str:
     """Writes all files except those of an earlier run with the same recipe; returns a summary."""
+    # Of each document: where it ends in its part, characters, hash of 8 bytes.
     tables = [np.load(part.with_suffix(".npy"), mmap_mode="r") for part in parts]
-    starts = np.cumsum(
-        [0, *map(len, tables)]
-    )  # number of the first document of each part
-    # Of each document only a hash of 8 bytes is held; where it is, its part's table says.
-    # Of equal documents the first is kept, and the order stays that of the input.
-    kept = np.sort(
-        np.unique(np.concatenate([table[:, 2] for table in tables]), return_index=True)[
-            1
-        ]
-    )
-    if len(kept) < sources.FEWEST_DOCUMENTS:
-        gap = (
-            "a blank line"
-            if sources.LAYOUTS["sentences"] in kinds
-            else "two blank lines"
-        )
-        has = f"{' '.join(options.input)} has {len(kept)} document{'s' * (len(kept) != 1)} (read as {', '.join(kinds)})"
-        needed = f"at least {sources.FEWEST_DOCUMENTS} different ones are needed"
-        raise DataError(
-            f"{has}, {needed}; put {gap} between documents, or give more text"
-        )
+    # Number of the first document of each part.
+    starts = np.cumsum([0, *map(len, tables)])
+    kept = _without_duplicates(tables)
+    _check_enough(options, kinds, len(kept))
     # Every n-th document is for evaluation, at least one.
     step = max(2, min(round(1 / options.eval_share), len(kept)))
     held_out = np.arange(len(kept)) % step == step // 2
     training, evaluation = kept[~held_out], kept[held_out]
-    # Characters of the training documents.
-    size = 0
+    characters = 0
     for table, first, last in zip(tables, starts, starts[1:], strict=False):
         begin, end = np.searchsorted(training, (first, last))
-        size += int(table[training[begin:end] - first, 1].sum())
+        characters += int(table[training[begin:end] - first, 1].sum())
     # Documents go round-robin to part files of at least two documents, since a random next sentence
     # comes from another document of the same file.
-    wanted = options.num_files or min(MOST_SHARDS, size // SHARD_BYTES + 1)
+    wanted = options.num_files or min(MOST_SHARDS, characters // SHARD_BYTES + 1)
     count = min(wanted, len(training) // 2) or 1
     text = download / "results4"
     text.mkdir(parents=True, exist_ok=True)
@@ -173,28 +156,63 @@ def _write(
     tasks = [(training[i::count], shard) for i, shard in enumerate(shards)]
     tasks.append((evaluation, text / "eval.txt"))
     weights = [len(numbers) for numbers, _ in tasks]
-    jobs = sources.workers(options.jobs, size)
+    jobs = sources.workers(options.jobs, characters)
     deal = partial(_deal, parts, starts)
     run_tasks("corpus: shards", deal, tasks, jobs=jobs, weights=weights)
+    words = _write_vocabulary(options, shards, download)
+    size = human_bytes(sum(path.stat().st_size for path in shards))
+    repeated = int(starts[-1]) - len(kept)
+    dropped = f", {repeated} duplicates dropped" if repeated else ""
+    fit = fit_of(words, text / "eval.txt", options.do_lower_case)
+    return (
+        f"{len(training)} documents ({size}) in {count} files, {len(evaluation)} for evaluation"
+        f"{dropped}, {len(words)} tokens in the vocabulary\n{fit}"
+    )
+
+
+def _without_duplicates(
+    tables: Sequence[npt.NDArray[np.uint64]],
+) -> npt.NDArray[np.intp]:
+    """Numbers of the documents to keep, of equal ones the first, in the order of the input.
+
+    Equal by a hash of 8 bytes, all that is held of a document.
+    """
+    hashes = np.concatenate([table[:, 2] for table in tables])
+    _, first = np.unique(hashes, return_index=True)
+    return np.sort(first)
+
+
+def _check_enough(options: argparse.Namespace, kinds: list[str], count: int) -> None:
+    """Raises DataError for too few documents: often a file whose layout was misread."""
+    if count >= sources.FEWEST_DOCUMENTS:
+        return
+    by_line = sources.LAYOUTS["sentences"] in kinds
+    gap = "a blank line" if by_line else "two blank lines"
+    documents = f"{count} document{'s' * (count != 1)} (read as {', '.join(kinds)})"
+    needed = f"at least {sources.FEWEST_DOCUMENTS} different ones are needed"
+    raise DataError(
+        f"{' '.join(options.input)} has {documents}, {needed}; "
+        f"put {gap} between documents, or give more text"
+    )
+
+
+def _write_vocabulary(
+    options: argparse.Namespace, shards: list[Path], download: Path
+) -> vocabulary.Vocabulary:
+    """Writes vocab.txt, given or trained on the first shards, and bert_config.json."""
+    path = download / "vocab.txt"
     if options.vocab_file:
-        with atomic_file(download / "vocab.txt") as unfinished:
+        with atomic_file(path) as unfinished:
             shutil.copyfile(options.vocab_file, unfinished)
     else:
         sizes = np.cumsum([shard.stat().st_size for shard in shards])
         learnt = shards[: int(np.searchsorted(sizes, VOCABULARY_BYTES)) + 1]
-        train_vocabulary(
-            learnt, options.vocab_size, download / "vocab.txt", options.do_lower_case
-        )
-    words = vocabulary.load(download / "vocab.txt")
-    config = bert_config(
-        len(words), options.layers, options.hidden_size, options.max_seq_length
-    )
+        train_vocabulary(learnt, options.vocab_size, path, options.do_lower_case)
+    words = vocabulary.load(path)
+    shape = options.layers, options.hidden_size, options.max_seq_length
+    config = bert_config(len(words), *shape)
     write_text(download / "bert_config.json", json.dumps(config, indent=2) + "\n")
-    made = f"{len(training)} documents ({human_bytes(sum(path.stat().st_size for path in shards))}) in {count} files"
-    repeated = int(starts[-1]) - len(kept)
-    dropped = f", {repeated} duplicates dropped" if repeated else ""
-    fit = fit_of(words, text / "eval.txt", options.do_lower_case)
-    return f"{made}, {len(evaluation)} for evaluation{dropped}, {len(words)} tokens in the vocabulary\n{fit}"
+    return words
 
 
 def fit_of(words: vocabulary.Vocabulary, text: Path, lower_case: bool) -> str:

@@ -95,16 +95,9 @@ def split(
     Raises:
         DataError: `source` is not finished, or has too few documents for so many shards.
     """
-    texts = (
-        sorted(source.glob(SENTENCES)) if not (source / STAGE_FILE).is_file() else []
-    )
-    is_reference = bool(texts)
-    if is_reference:
-        md5s = contents_of(texts, "check text", jobs, base=source)
-    else:
-        cleaned = finished_files(source, "clean", jobs)
-        texts, md5s = list(cleaned), {path.name: md5 for path, md5 in cleaned.items()}
+    texts, md5s, is_reference = _texts(source, jobs)
     numbered = [(number, path, is_reference) for number, path in enumerate(texts)]
+    # (file, begin, end) of each document, in bytes [documents, 3].
     documents = np.concatenate(
         run_tasks("split: documents", _documents, numbered, jobs=jobs)
     )
@@ -128,9 +121,8 @@ def split(
         "num_eval_documents": num_eval_documents,
         "seed": seed,
     }
-    folder = StageFolder(
-        target, "split", ("part-*-of-*", "eval.txt"), recipe, jobs=jobs
-    )
+    outputs = ("part-*-of-*", "eval.txt")
+    folder = StageFolder(target, "split", outputs, recipe, jobs=jobs)
     if not folder.finished:
         tasks = [
             (part, target / name, gathered)
@@ -142,6 +134,16 @@ def split(
         folder.finish([*names, "eval.txt"])
     md5 = md5_of(target / "eval.txt")
     return Split(len(parts), len(training), int(held_out.sum()), md5)
+
+
+def _texts(source: Path, jobs: int) -> tuple[list[Path], dict[str, str], bool]:
+    """The files of sentences, their md5 by name, and whether the reference's programs made them."""
+    if not (source / STAGE_FILE).is_file():
+        texts = sorted(source.glob(SENTENCES))
+        if texts:
+            return texts, contents_of(texts, "check text", jobs, base=source), True
+    cleaned = finished_files(source, "clean", jobs)
+    return list(cleaned), {path.name: md5 for path, md5 in cleaned.items()}, False
 
 
 def _gather(texts: list[Path], training: Integers) -> list[Integers]:

@@ -39,15 +39,13 @@ def scaling(league: League) -> Chart | None:
         (True, f"yours, {_short_name(entry)}", _best_by_size(league.own, entry))
         for entry in systems.values()
     ]
-    closed = [entry for entry in league.others if entry.division == "closed"]
-    for name in dict.fromkeys(
-        _short_name(entry) for entry in closed if entry.accelerator
-    ):
-        same = [
-            entry
-            for entry in closed
-            if entry.accelerator and _short_name(entry) == name
-        ]
+    closed = [
+        entry
+        for entry in league.others
+        if entry.division == "closed" and entry.accelerator
+    ]
+    for name in dict.fromkeys(map(_short_name, closed)):
+        same = [entry for entry in closed if _short_name(entry) == name]
         curves.append((False, name, _best_by_size(same)))
 
     def reach(curve: tuple[bool, str, dict[float, Entry]]) -> float:

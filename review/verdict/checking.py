@@ -41,6 +41,7 @@ from review.verdict.power_rules import check_power
 # Sources of findings that repeat what an official tool tests, and that it may overrule.
 _OFFICIAL = ("compliance", "runs", "seeds", "rcp", "system", "package", "repository")
 _STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}
+_PASSES = "the official checkers pass"
 _MOST_PLACES = 6
 _LONGEST_RULE = 300  # some official rules are lists of hundreds of names
 
@@ -200,70 +201,62 @@ def energy_obstacles(result: Result) -> list[str]:
 
 def as_dict(result: Result) -> dict[str, Any]:
     """A result for JSON."""
-    reasons, against = obstacles(result), energy_obstacles(result)
-    point, energy, mean = result.rcp_point, result.energy, result.mean_samples
+    reasons = obstacles(result)
+    point, mean = result.rcp_point, result.mean_samples
     test = pick(result, "passed=rcp_test.passed reason=rcp_test.reason")
     margin = None if mean is None or point is None else mean - point.minimum
-    without = (
-        {
-            path.name: run.reason
-            for path, run in energy.runs.items()
-            if run.reason is not None
-        }
-        if energy
-        else {}
-    )
-    measured = pick(energy, "joules mean_watts=watts reason")
-    counts = (
-        not reasons and not against and energy is not None and energy.joules is not None
-    )
     return {
         **pick(
             result,
             "folder name organization platform division ruleset"
-            " complies_with_other_ruleset=other_ruleset",
+            " complies_with_other_ruleset=other_ruleset global_batch_size=batch_size"
+            " accelerators processes_without_accelerator=processes",
         ),
-        **pick(
-            result,
-            "global_batch_size=batch_size accelerators processes_without_accelerator=processes",
-        ),
-        "runs": [
-            {
-                "file": run.path,
-                "seed": run.seeds[0] if run.seeds else None,
-                **pick(run, "status init_seconds minutes"),
-                "evaluations": len(run.evaluations),
-                **pick(
-                    run, "samples first_accuracy final_accuracy sequences_per_second"
-                ),
-                "sequences_per_second_per_accelerator": result.rate_per_accelerator(
-                    run
-                ),
-                "evaluation_share": run.evaluation_share,
-                "joules": result.joules(run),
-                **pick(run, "compliant findings"),
-                "dropped": result.dropped.get(run.path),
-            }
-            for run in result.runs
-        ],
+        "runs": [_run_as_dict(result, run) for run in result.runs],
         **pick(
             result,
             "crashed=crashes unreadable olympic_minutes"
-            " raw_olympic_minutes_not_checked=reached_minutes",
+            " raw_olympic_minutes_not_checked=reached_minutes median_minutes mean_samples",
         ),
-        **pick(result, "median_minutes mean_samples"),
         "rcp": point and {**test, **pick(point, "mean std minimum"), "margin": margin},
         **pick(result, "scaling_factor score_minutes=score"),
-        "energy": energy
-        and {
-            **measured,
-            "runs_without": without,
-            "obstacles": against,
-            "official": counts,
-        },
+        "energy": _energy_as_dict(result, reasons),
         "official": result.score is not None and not reasons,
         "unverified": True,  # no result of this round's rules is reviewed by MLCommons
         "obstacles": reasons,
+    }
+
+
+def _run_as_dict(result: Result, run: Run) -> dict[str, Any]:
+    return {
+        "file": run.path,
+        "seed": run.seeds[0] if run.seeds else None,
+        **pick(run, "status init_seconds minutes"),
+        "evaluations": len(run.evaluations),
+        **pick(run, "samples first_accuracy final_accuracy sequences_per_second"),
+        "sequences_per_second_per_accelerator": result.rate_per_accelerator(run),
+        "evaluation_share": run.evaluation_share,
+        "joules": result.joules(run),
+        **pick(run, "compliant findings"),
+        "dropped": result.dropped.get(run.path),
+    }
+
+
+def _energy_as_dict(result: Result, reasons: list[str]) -> dict[str, Any] | None:
+    """None if it was not measured. reasons: why the result itself would not stand."""
+    energy, against = result.energy, energy_obstacles(result)
+    if energy is None:
+        return None
+    without = {
+        path.name: run.reason
+        for path, run in energy.runs.items()
+        if run.reason is not None
+    }
+    return {
+        **pick(energy, "joules mean_watts=watts reason"),
+        "runs_without": without,
+        "obstacles": against,
+        "official": not reasons and not against and energy.joules is not None,
     }
 
 
@@ -305,67 +298,57 @@ def _checked(
     findings: list[Finding],
 ) -> Checked:
     """Makes the findings agree with the official verdict, and sorts them by severity."""
-    official_ones = [
+    severities = {
         finding.severity for finding in findings if finding.source in _OFFICIAL
-    ]
-    rule = "the official checkers pass"
+    }
     failing = [outcome for outcome in outcomes if not outcome.passed]
     # The official verdict stands: a failure that nothing of ours explains is told in its words.
-    if failing and ERROR not in official_ones:
-        tree_of = str((tree.organization(path) or path).absolute())
-        for outcome in failing:
-            why = (
-                f"crashes: {outcome.crash}"
-                if outcome.crash
-                else "; ".join(outcome.messages) or "gives no reason"
-            )
-            source = "repository" if outcome.tool == "repo_checker" else "package"
-            why = why.replace(f"{tree_of}/", "").replace(tree_of, "the submission")
-            message = f"the official {outcome.tool} {why}"
-            findings = [
-                *findings,
-                Finding(ERROR, message, source, path, rule=rule, hint="its own words"),
-            ]
+    if failing and ERROR not in severities:
+        findings = [*findings, *(_failure(outcome, path) for outcome in failing)]
     elif not failing:
         # And an error of ours that the checkers do not share is no more than a warning.
-        wrong = [
-            finding
-            for finding in findings
-            if finding.source in _OFFICIAL and finding.severity == ERROR
-        ]
-        hint = "the official checker accepts it"
         findings = [
-            replace(finding, severity=WARNING, hint=hint)
-            if finding in wrong
+            replace(finding, severity=WARNING, hint="the official checker accepts it")
+            if finding.source in _OFFICIAL and finding.severity == ERROR
             else finding
             for finding in findings
         ]
-        if not {ERROR, WARNING} & set(
-            official_ones
-        ):  # no finding of ours explains its warnings
-            messages = dict.fromkeys(
-                (outcome.tool, line.split("\n")[0])
-                for outcome in outcomes
-                for line in outcome.messages
-            )
-            for tool, line in messages:
-                note = f"the official {tool} says: {line}"
-                findings.append(
-                    Finding(
-                        NOTE,
-                        note,
-                        "package",
-                        path,
-                        rule=rule,
-                        hint="its own words; it passes",
-                    )
-                )
-    return Checked(
-        path,
-        title,
-        outcomes,
-        tuple(sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))),
+        if not {ERROR, WARNING} & severities:
+            findings += _warnings(outcomes, path)
+    findings = sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))
+    return Checked(path, title, outcomes, tuple(findings))
+
+
+def _failure(outcome: official.Outcome, path: Path) -> Finding:
+    """Why an official tool fails, in its words, without the submission's own path."""
+    root = str((tree.organization(path) or path).absolute())
+    why = "; ".join(outcome.messages) or "gives no reason"
+    why = f"crashes: {outcome.crash}" if outcome.crash else why
+    why = why.replace(f"{root}/", "").replace(root, "the submission")
+    source = "repository" if outcome.tool == "repo_checker" else "package"
+    message = f"the official {outcome.tool} {why}"
+    return Finding(ERROR, message, source, path, rule=_PASSES, hint="its own words")
+
+
+def _warnings(outcomes: Sequence[official.Outcome], path: Path) -> list[Finding]:
+    """What official tools say though they pass, each once: no finding of ours explains it."""
+    messages = dict.fromkeys(
+        (outcome.tool, message.split("\n")[0])
+        for outcome in outcomes
+        for message in outcome.messages
     )
+    hint = "its own words; it passes"
+    return [
+        Finding(
+            NOTE,
+            f"the official {tool} says: {message}",
+            "package",
+            path,
+            rule=_PASSES,
+            hint=hint,
+        )
+        for tool, message in messages
+    ]
 
 
 def _check_count(result: Result) -> Iterator[Finding]:

@@ -8,7 +8,7 @@ reading per second spread over the timed part, at least 60 readings.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -38,69 +38,69 @@ def check_power(result: Result) -> Iterator[Finding]:
     folder = result.folder / tree.POWER
     if result.energy is None:
         return
-    known: dict[str, Path] = {}
     measured = [(run, result.energy.runs[run.path].files) for run in result.runs]
+    seen: dict[str, Path] = {}
     for run, files in measured:
-        files_of_run = folder / run.path.stem
-        if not files:
-            yield _broken("power_of_all_runs", "has no power files", files_of_run)
-        for kind in ("node", "sw"):
-            names = {
-                file.path.name for file in files if file.path.name.startswith(kind)
-            }
-            wanted = {f"{kind}_{number}.txt" for number in range(len(names))}
-            if names != wanted:
-                held, missing = (
-                    ", ".join(sorted(difference))
-                    for difference in (names - wanted, wanted - names)
-                )
-                yield _broken(
-                    "power_names", f"holds {held}, not {missing}", files_of_run
-                )
+        yield from _check_names(folder / run.path.stem, files)
         for file in files:
             # By content: a copied measurement has the same lines under any name.
             content = "\n".join(event.text for event in file.log.events)
-            other = known.setdefault(content, file.path)
+            other = seen.setdefault(content, file.path)
             # Not for switches: equal ones have equal estimates.
             if other is not file.path and file.log.events and file.is_node:
-                yield _broken(
-                    "power_copy", f"is a copy of {other.relative_to(folder)}", file.path
-                )
-            estimates = [
-                number(event.value) for event in file.log.all("interconnect_power_est")
-            ]
+                message = f"is a copy of {other.relative_to(folder)}"
+                yield _broken("power_copy", message, file.path)
             if file.is_node:
-                yield from _check_node(
-                    file, run, max(_described(result, "accelerators_per_node"), 1)
-                )
-            elif not any(estimates):
-                message = (
-                    "estimates 0 W" if estimates else "lacks interconnect_power_est"
-                )
-                yield _broken("power_of_switches", message, file.path)
+                accelerators = max(_described(result, "accelerators_per_node"), 1)
+                yield from _check_node(file, run, accelerators)
+            else:
+                yield from _check_switch(file)
     # Runs without files are named above; they must not count as runs of 0 nodes.
-    with_files = [(run.path.stem, files) for run, files in measured if files]
-    for label in ("nodes", "switches") if with_files else ():
+    with_files = {run.path.stem: files for run, files in measured if files}
+    if with_files:
+        yield from _check_system(result, folder, with_files)
+
+
+def _check_names(folder: Path, files: Sequence[PowerFile]) -> Iterator[Finding]:
+    """A run's files are numbered from 0, and there are some."""
+    if not files:
+        yield _broken("power_of_all_runs", "has no power files", folder)
+    for kind in ("node", "sw"):
+        names = {file.path.name for file in files if file.path.name.startswith(kind)}
+        wanted = {f"{kind}_{number}.txt" for number in range(len(names))}
+        if names != wanted:
+            held = ", ".join(sorted(names - wanted))
+            missing = ", ".join(sorted(wanted - names))
+            yield _broken("power_names", f"holds {held}, not {missing}", folder)
+
+
+def _check_switch(file: PowerFile) -> Iterator[Finding]:
+    """A switch has an estimate instead of readings."""
+    estimates = file.log.all("interconnect_power_est")
+    if not any(number(event.value) for event in estimates):
+        message = "estimates 0 W" if estimates else "lacks interconnect_power_est"
+        yield _broken("power_of_switches", message, file.path)
+
+
+def _check_system(
+    result: Result, folder: Path, with_files: Mapping[str, Sequence[PowerFile]]
+) -> Iterator[Finding]:
+    """All runs measured the same nodes and switches, as many as the description says."""
+    for label in ("nodes", "switches"):
         counts = {
             name: sum(file.is_node is (label == "nodes") for file in files)
-            for name, files in with_files
+            for name, files in with_files.items()
         }
         # What most runs have is taken for the system; the odd ones are named.
         common = Counter(counts.values()).most_common(1)[0][0]
         for name, count in counts.items():
             if count != common:
-                yield _broken(
-                    "power_same_system",
-                    f"has {count} {label}, most runs {common}",
-                    folder / name,
-                )
+                message = f"has {count} {label}, most runs {common}"
+                yield _broken("power_same_system", message, folder / name)
         nodes = _described(result, "number_of_nodes")
         if label == "nodes" and nodes not in (-1, common):
-            yield _broken(
-                "power_of_all_nodes",
-                f"holds readings of {common} of the {nodes} nodes",
-                folder,
-            )
+            message = f"holds readings of {common} of the {nodes} nodes"
+            yield _broken("power_of_all_nodes", message, folder)
 
 
 def _described(result: Result, field: str) -> int:

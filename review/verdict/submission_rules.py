@@ -38,66 +38,64 @@ _BYPASSES = ("rcp-bypass", "seed-checker-bypass")
 
 def check_folder(result: Result) -> list[Finding]:
     """Checks a result folder within its submission."""
-    folder, findings = result.folder, []
-    name = folder.resolve().name
-    if name != BENCHMARK:
-        findings.append(
-            broken("folder_name", f"is named {name!r}", folder, name=BENCHMARK)
-        )
-    try:
-        expected = {path.name for path in tree.result_files(folder)} | {
-            "scaling.json",
-            PARAMETERS,
-            tree.POWER,
-        }
-        # Hidden files are left to the repository checker, which rejects them.
-        strays = sorted(
-            name
-            for name in os.listdir(folder)
-            if name not in expected and not name.startswith(".")
-        )
-    except OSError as error:
-        raise ReviewError(f"{folder}: {error.strerror}") from None
-    if strays:
-        shown = ", ".join(strays[:5]) + (
-            f" and {len(strays) - 5} more" if len(strays) > 5 else ""
-        )
-        findings.append(broken("strays", f"also holds {shown}", folder))
-    findings += [
+    folder = result.folder
+    findings = [
+        *_check_names(folder),
         *_check_parameters(folder / PARAMETERS),
         *_check_parameters(folder.parent / PARAMETERS),
+        *_check_scaling(result),
     ]
-    scaling = folder / "scaling.json"
-    factor = number(tree.read_json(scaling).get("scaling_factor"))
-    if os.path.lexists(scaling) and (
-        factor is None or not math.isclose(factor, result.scaling_factor, rel_tol=1e-9)
-    ):
-        # A stale factor is a warning, as the package checker writes the file anew.
-        message, severity = "has no scaling_factor that is a number", ERROR
-        if factor is not None:
-            message, severity = (
-                f"says {factor:.6f}, these runs give {result.scaling_factor:.6f}",
-                WARNING,
-            )
-        findings.append(
-            broken("scaling", message, scaling, key="scaling_factor", severity=severity)
-        )
     root = tree.organization(folder)
-    parent = folder.resolve().parent
-    for path in (
-        path for path in (undescribed(root) if root else ()) if path != parent
-    ):  # its own is checked elsewhere
-        findings.append(
-            broken("described", "has no such description", path, system=path.name)
-        )
+    system = folder.resolve().parent
+    # The system's own description is checked elsewhere.
+    for path in undescribed(root) if root else ():
+        if path != system:
+            message = "has no such description"
+            findings.append(broken("described", message, path, system=path.name))
     for path in descriptions(root) if root else ():  # a rejected one fails all results
-        if path.stem != parent.name:
-            findings += [
-                finding
-                for finding in check_description(path, result.ruleset)
-                if finding.severity == ERROR
-            ]
+        if path.stem != system.name:
+            about = check_description(path, result.ruleset)
+            findings += [finding for finding in about if finding.severity == ERROR]
     return [*findings, *_check_power_folder(result), *_check_against_logs(result)]
+
+
+def _check_names(folder: Path) -> Iterator[Finding]:
+    """The folder's own name, and files that do not belong there. Raises ReviewError."""
+    name = folder.resolve().name
+    if name != BENCHMARK:
+        yield broken("folder_name", f"is named {name!r}", folder, name=BENCHMARK)
+    try:
+        expected = {path.name for path in tree.result_files(folder)}
+        held = os.listdir(folder)
+    except OSError as error:
+        raise ReviewError(f"{folder}: {error.strerror}") from None
+    expected |= {"scaling.json", PARAMETERS, tree.POWER}
+    # Hidden files are left to the repository checker, which rejects them.
+    strays = sorted(
+        name for name in held if name not in expected and not name.startswith(".")
+    )
+    if strays:
+        more = f" and {len(strays) - 5} more" if len(strays) > 5 else ""
+        shown = ", ".join(strays[:5]) + more
+        yield broken("strays", f"also holds {shown}", folder)
+
+
+def _check_scaling(result: Result) -> Iterator[Finding]:
+    """The committed factor is that of these runs. A stale one is a warning, as the package checker
+    writes the file anew.
+    """
+    path = result.folder / "scaling.json"
+    factor = number(tree.read_json(path).get("scaling_factor"))
+    if not os.path.lexists(path):
+        return
+    if factor is None:
+        message, severity = "has no scaling_factor that is a number", ERROR
+    elif not math.isclose(factor, result.scaling_factor, rel_tol=1e-9):
+        message = f"says {factor:.6f}, these runs give {result.scaling_factor:.6f}"
+        severity = WARNING
+    else:
+        return
+    yield broken("scaling", message, path, key="scaling_factor", severity=severity)
 
 
 def descriptions(root: Path) -> list[Path]:

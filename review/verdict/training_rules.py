@@ -277,69 +277,68 @@ def _check_interval(run: Run) -> Iterator[Finding]:
 
 def _check_trained(run: Run) -> Iterator[Finding]:
     """Start and end against the rules, and implausible seeds, samples and accuracies."""
-    reached = next((e for e in run.evaluations if e.accuracy >= TARGET_ACCURACY), None)
-    if reached is not None and reached is not run.evaluations[-1]:
-        at = (
-            f" at {reached.samples:,.0f} samples" if reached.samples is not None else ""
-        )
-        message = (
-            f"reached the target{at}, in line {reached.line}, but the run continues"
-        )
-        yield run.broken("ends_at_target", message, run.evaluations[-1])
+    yield from _check_end(run)
     event = run.log.first("seed")
     if event is not None and number(event.value) in _LIKELY_MADE_UP:  # None is not
         yield run.broken("seed_unset", f"is {text(event.value)}", event)
     event = run.log.first("train_samples")
-    last = run.evaluations[-1] if run.evaluations else None
     trained = number(event.value) if event is not None else None
-    if (
-        last is not None
-        and trained is not None
-        and run.counts_samples
-        and trained < (last.samples or 0) / 2
-    ):
-        message = f"is {trained:,.0f}, the last evaluation came at {last.samples:,.0f}"
-        yield run.broken("train_samples", message, event)
-    too_high = [e for e in run.evaluations if e.accuracy > _MOST_ACCURATE]
-    if too_high:
-        message = f"is {too_high[0].accuracy:.4f}, which no published run reached"
-        yield run.broken("too_accurate", message, too_high[0], target=TARGET_ACCURACY)
-    at_target = any(e.accuracy >= TARGET_ACCURACY for e in run.evaluations)
-    if run.run_stop is not None and run.status == "aborted" and at_target:
-        yield run.broken(
-            "success", "says aborted, though the target was reached", run.run_stop
-        )
+    if trained is not None and run.counts_samples and run.evaluations:
+        last = run.evaluations[-1].samples
+        # The last evaluation cannot come long after the last sample.
+        if last is not None and trained < last / 2:
+            message = f"is {trained:,.0f}, the last evaluation came at {last:,.0f}"
+            yield run.broken("train_samples", message, event)
+    for evaluation in run.evaluations:
+        if evaluation.accuracy > _MOST_ACCURATE:
+            message = f"is {evaluation.accuracy:.4f}, which no published run reached"
+            yield run.broken(
+                "too_accurate", message, evaluation, target=TARGET_ACCURACY
+            )
+            break
+    yield from _check_curve(run)
+    # Logged by this repository's trainer about weights and data.
+    event = run.log.first("starting_point")
+    if event is not None and isinstance(event.value, dict):
+        unproved = event.value.get("unproved")
+        if unproved:
+            message = f"does not prove {text(unproved)}"
+            yield run.broken("starting_point", message, event)
+
+
+def _check_end(run: Run) -> Iterator[Finding]:
+    """A run ends at the first evaluation that reaches the target, as a success."""
+    reached = next((e for e in run.evaluations if e.accuracy >= TARGET_ACCURACY), None)
+    if reached is None:
+        return
+    if reached is not run.evaluations[-1]:
+        known = reached.samples is not None
+        at = f" at {reached.samples:,.0f} samples" if known else ""
+        line = reached.line
+        message = f"reached the target{at}, in line {line}, but the run continues"
+        yield run.broken("ends_at_target", message, run.evaluations[-1])
+    if run.run_stop is not None and run.status == "aborted":
+        message = "says aborted, though the target was reached"
+        yield run.broken("success", message, run.run_stop)
+
+
+def _check_curve(run: Run) -> Iterator[Finding]:
+    """Its accuracies lie within those of published runs of its batch size."""
     deviation = first_deviation(run)
-    if deviation is not None:
-        # With other hyper-parameters another curve is no wonder, only worth knowing.
-        severity, recipe = (
-            (WARNING, "")
-            if deviation.same_recipe
-            else (NOTE, ", though of other hyper-parameters")
-        )
-        known: dict[str, Any] = {
-            "severity": severity,
-            "batch": run.batch_size,
-            "recipe": recipe,
-        }
-        causes = "; ".join(deviation.causes)
-        yield run.broken(
-            "published_runs",
-            f"is {deviation.describe()}",
-            deviation.evaluation,
-            causes=causes,
-            **known,
-        )
-    event = run.log.first(
-        "starting_point"
-    )  # logged by this repository's trainer about weights and data
-    unproved = (
-        event.value.get("unproved")
-        if event is not None and isinstance(event.value, dict)
-        else None
-    )
-    if unproved:
-        yield run.broken("starting_point", f"does not prove {text(unproved)}", event)
+    if deviation is None:
+        return
+    # With other hyper-parameters another curve is no wonder, only worth knowing.
+    severity, recipe = WARNING, ""
+    if not deviation.same_recipe:
+        severity, recipe = NOTE, ", though of other hyper-parameters"
+    about: dict[str, Any] = {
+        "severity": severity,
+        "batch": run.batch_size,
+        "recipe": recipe,
+        "causes": "; ".join(deviation.causes),
+    }
+    message = f"is {deviation.describe()}"
+    yield run.broken("published_runs", message, deviation.evaluation, **about)
 
 
 def check_runs(result: Result) -> list[Finding]:
