@@ -35,6 +35,7 @@ def _results(target: Path, arguments: argparse.Namespace) -> list[Result]:
     results = load_results(
         target, arguments.ruleset, getattr(arguments, "train_samples", False)
     )
+    # A submission holds a folder for each of its benchmarks.
     others = [result.other_benchmark for result in results if result.other_benchmark]
     named = ", ".join(sorted(set(others)))
     if len(others) == len(results):
@@ -47,6 +48,12 @@ def _results(target: Path, arguments: argparse.Namespace) -> list[Result]:
     return [result for result in results if not result.other_benchmark]
 
 
+def _all_results(arguments: argparse.Namespace) -> list[Result]:
+    return [
+        result for target in arguments.target for result in _results(target, arguments)
+    ]
+
+
 def _checked(arguments: argparse.Namespace) -> list[checking.Checked]:
     targets, given = arguments.target, (arguments.ruleset, arguments.train_samples)
     return [checked for target in targets for checked in checking.check(target, *given)]
@@ -54,9 +61,7 @@ def _checked(arguments: argparse.Namespace) -> list[checking.Checked]:
 
 def _tables(module: ModuleType, arguments: argparse.Namespace) -> int:
     """`show` and `compare`, which differ in the module that formats the results."""
-    results = [
-        result for target in arguments.target for result in _results(target, arguments)
-    ]
+    results = _all_results(arguments)
     if getattr(arguments, "csv", False):
         print(csv_text(show.csv_rows(results)), end="")
         return 0
@@ -81,10 +86,7 @@ def _check(arguments: argparse.Namespace) -> int:
 
 
 def _report(arguments: argparse.Namespace) -> int:
-    results = [
-        result for target in arguments.target for result in _results(target, arguments)
-    ]
-    checked = _checked(arguments)
+    results, checked = _all_results(arguments), _checked(arguments)
     write_report(results, checked, arguments.output)
     answer = {
         "passed": all(result.passed() for result in checked),
@@ -144,8 +146,10 @@ def _league(arguments: argparse.Namespace) -> int:
 
 def _watch(arguments: argparse.Namespace) -> int:
     interval, as_json, once = arguments.interval, arguments.json, arguments.once
+    # In this form, as nan is not above 0 either.
     if not interval > 0:
         raise ReviewError(f"--interval must be above 0 s, got {interval}")
+    # One target is followed by its newest log, several as they are.
     targets: list[Path] = arguments.target
     if not arguments.all and len(targets) == 1:
         first = targets[0]

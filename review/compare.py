@@ -70,6 +70,7 @@ def trimmed_mean(values: Sequence[float], trim: int = 1) -> Mean:
     is left.
     """
     ordered = sorted(values)
+    # Infinite times sort last, so trimming takes a failed run first.
     kept = ordered[trim : len(ordered) - trim]
     if not kept or not all(map(math.isfinite, kept)):
         raise ValueError("nothing to average")
@@ -158,6 +159,7 @@ def means(result: Result) -> dict[str, Mean | None]:
     }
     for measure, logged in values.items():
         sane = [value for value in logged if value is not None and 0 < value < _LARGEST]
+        # A mean over some of the runs would be of another set than the others.
         complete = bool(sane) and len(sane) == len(logged)
         # The failed run is the slowest; its samples and its rate say nothing.
         if (
@@ -224,6 +226,7 @@ class Comparison:
         time = self.ratios.get("time")
         if time is None:
             return "no times to compare"
+        # Ratios are turned so that above 1 is better.
         word = "faster" if time.value >= 1 else "slower"
         factor = max(time.value, 1 / time.value)
         much = f"{factor:.1f} times" if factor >= 2 else f"{100 * (factor - 1):.1f}%"

@@ -53,6 +53,7 @@ class RunSet:
     @functools.cached_property
     def score(self) -> float:
         """Minutes; infinite if the set would not count."""
+        # Infinite, not left out: the rule takes the median over all sets.
         score = self.result.score
         return math.inf if score is None or self.result.obstacles else score
 
@@ -93,6 +94,7 @@ class Selection:
 
     @property
     def reason(self) -> str:
+        # Said even where a set is chosen: they count in the median.
         invalid = sum(math.isinf(candidate.score) for candidate in self.sets)
         sets = "1 set" if len(self.sets) == 1 else f"{len(self.sets)} sets"
         without = f", {invalid} of which would not count" if invalid else ""

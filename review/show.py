@@ -60,6 +60,7 @@ def csv_rows(results: Sequence[Result]) -> list[list[Any]]:
     records = []
     for whole in map(checking.as_dict, results):
         shared = {name: whole[name] for name in (*_OF_RESULT, *_OF_SCORE)}
+        # Flat, as a row of CSV has no objects.
         shared["energy_joules"] = whole["energy"]["joules"] if whole["energy"] else None
         records += [
             shared | {name: run[name] for name in run if name != "findings"}
@@ -76,6 +77,7 @@ def _table(result: Result) -> Table:
     shown, records = columns(result), []
     for run in result.runs:
         record: dict[str, str | Text] = {**cells(run, result)}
+        # Colour repeats the word, so that nothing is lost without a terminal.
         verdict = Text("ok", "green") if run.compliant else Text("fails", "red")
         if result.pretrains and run.converged:
             verdict = Text("no target", "dim")

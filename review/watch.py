@@ -329,6 +329,7 @@ class Certification:
         """Whether a burn-in has been silent for far longer than a repeat takes."""
         if self.burn is None or self.done:
             return False
+        # Mean so far; nothing is known before the first has ended.
         repeat = self.burn.elapsed / max(self.burn.repeats, 1)
         return self.silent > max(_STALLED_SECONDS, _SILENT_REPEATS * repeat)
 
@@ -576,6 +577,7 @@ class Runs:
         """
         # First, since moved logs are known by their new paths afterwards.
         states = self._look(self._followers, now)
+        # A log that has moved is not another one.
         known = {state.path for state in states.values()}
         new: dict[Path, Follower | TestFollower] = {
             path: TestFollower(path) if path.is_dir() else Follower(path, self.ruleset)

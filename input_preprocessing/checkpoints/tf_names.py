@@ -71,6 +71,7 @@ def from_tf1(name: str, tensor: npt.NDArray[Any]) -> tuple[str, npt.NDArray[Any]
     """Hugging Face name and value of a TensorFlow 1 variable."""
     for pattern, replacement in _TABLE["tensorflow1"].items():
         name = re.sub(pattern, replacement, name)
+    # TensorFlow multiplies x W with W [in, out], PyTorch x W^T with W [out, in].
     if name.endswith("/kernel"):
         # A copy, not a view.
         name, tensor = (
@@ -88,6 +89,7 @@ def check_complete(tensors: Tensors, where: str) -> Shape:
         DataError: parameters are missing, unknown or of another shape; the message lists the first
         ones.
     """
+    # Layers are counted by their names: a checkpoint states no sizes.
     layers = {
         int(match[1])
         for name in tensors
@@ -152,6 +154,7 @@ def check_config(shape: Shape, path: Path) -> None:
 
 def resize_vocabulary(tensors: Tensors, size: int) -> Tensors:
     """Truncates word embeddings and their bias to `size` rows, or pads them with zeros."""
+    # The benchmark pads its vocabulary of 30,522 to 30,528, a multiple of 8 for tensor cores.
     missing = max(0, size - tensors[WORDS].shape[0])
     words = np.pad(tensors[WORDS][:size], ((0, missing), (0, 0)))
     bias = np.pad(tensors[BIAS][:size], (0, missing))

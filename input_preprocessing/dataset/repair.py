@@ -53,6 +53,7 @@ def examine(folder: Path, made: manifest.Manifest, jobs: int) -> list[Fault]:
         if text
     ]
     wrong = {fault.file for fault in faults}
+    # An index beside a faulty shard is written anew with it.
     for parent in manifest.odd_indices(folder, made, wrong):
         faults.append(
             Fault(str(parent / INDEX), "is missing or does not match the shards")
@@ -80,6 +81,7 @@ def _problem_of(folder: Path, made: manifest.Manifest, name: str) -> str:
         return str(error).removeprefix(str(path)).partition(";")[0].lstrip(" :")
     if metadata.content_digest != digest:
         return "has other sequences than prepared"
+    # Right contents, but a header that states other options than the manifest.
     other = made.difference(name, metadata)
     return f"has {other}" if other else ""
 

@@ -90,6 +90,7 @@ def parse_phases(text: str) -> tuple[tuple[int, int], ...]:
     a sequence.
     """
     if not re.fullmatch(r"\d+:\d+(,\d+:\d+)*", text):
+        # What --phases without a value stands for.
         published = OPTIONS["prepare"]["--phases"]["const"]
         raise argparse.ArgumentTypeError(
             f"{text!r} is not a list of LENGTH:MASKED, such as {published}"

@@ -197,6 +197,7 @@ def _check_options(
         other = made.difference(str(each.path.relative_to(folder)), each.metadata)
         if other and not problem:
             problem = f"{each.path} has {other}"
+    # Shown even if all is well: a reader compares them with another data set's.
     names = ("max_seq_length", "random_seed", "dupe_factor", "vocab_md5")
     text = ", ".join(f"{name} {made.recipe[name]}" for name in names)
     return _check("options", text, problem)
@@ -210,6 +211,7 @@ def _check_numbers(
     """
     problem = ""
     for unit in ("sequences", "rows", "tokens"):
+        # Said by the manifest, counted in the files.
         counted, said = (
             sum(getattr(audit, unit) for audit in audits),
             getattr(made, unit),
@@ -281,6 +283,7 @@ def _is_benchmarks(made: manifest.Manifest) -> bool:
 
 def published_digest(records: Records) -> str:
     """Digest of input_ids like NVIDIA's: md5 of the printed list of the md5 of each printed row."""
+    # offsets[0] is 0 and the last one the end: neither splits.
     rows = np.split(records.input_ids, records.sequence_offsets[1:-1])
     return hashlib.md5(
         str(
@@ -295,6 +298,7 @@ def check_held_out(audits: Sequence[Audit], known: Hashes | None) -> Check:
         return Check("held out", None, "unknown: all evaluation samples are too short")
     seen = sum(audit.seen for audit in audits)
     text = f"{seen:,} training sequences have the text of one of {len(known):,} evaluation samples"
+    # Short texts repeat by chance (headings, lists): a few are no leak, and not proof of none.
     tolerable = None if seen <= _FEW_SEEN else False
     return Check("held out", seen <= _MOST_SEEN * len(known) or tolerable, text)
 

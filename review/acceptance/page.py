@@ -123,6 +123,7 @@ def _map(
 
     seconds: by rank; rate: median rate with its unit, if there is one.
     """
+    # nan where a rank was not measured.
     center = float(np.nanmedian(seconds))
     rows: dict[str, list[dict[str, str]]] = {node: [] for node in records.nodes}
     for rank, info in records.ranks.items():
@@ -139,6 +140,7 @@ def _map(
             }
             rows[info.node].append(cell)
     middle = ", ".join(filter(None, (f"{center * 1e3:,.2f} ms", rate)))
+    # Nodes may hold different numbers of GPUs.
     width = max(map(len, rows.values()))
     return {"title": LABELS[stage], "median": middle, "rows": rows, "width": width}
 
@@ -161,6 +163,7 @@ def timelines(records: Records, accused: Sequence[str] = ()) -> list[Chart]:
             name: level for name, level in medians.items() if not math.isnan(level)
         }
         if known:
+            # Stable: those accused first, the others in the order of ranks.
             order = sorted(known, key=lambda name: name not in accused)
             shown = {name: series[name] for name in order[:MAX_LINES]}
             low, high = min(known.values()), max(known.values())

@@ -105,7 +105,9 @@ def entry_of(result: Result, label: str, root: Path) -> Entry:
     division = (result.division or "").casefold()
     kept = result.kept if result.score is not None else result.reached_kept
     nodes = number(tree.count(described.get("number_of_nodes")))
+    # An empty log, of a run that died at once, has no status and no hyper-parameters.
     run = next((run for run in result.runs if run.log.events), None)
+    # reached_minutes: of logs that no installed rules accept.
     mean = result.reached_minutes if result.score is None else result.olympic_minutes
     committed = number(
         tree.read_json(result.folder / "scaling.json").get("scaling_factor")
@@ -184,6 +186,7 @@ def logged(run: Run | None) -> dict[str, float]:
 
 
 def _place(folder: Path, root: Path) -> str:
+    # The folder may have been given by another way than the root.
     folder, root = folder.resolve(), root.resolve()
     return (
         folder.relative_to(root).as_posix()

@@ -58,6 +58,7 @@ def scaling(league: League) -> Chart | None:
     if not curves:
         return None
     lines = []
+    # More lines could not be told apart.
     for index, (_, name, best) in enumerate(curves[:_MOST_CURVES]):
         points = [
             Point(x, entry.minutes or 0.0, _tip(entry))
@@ -66,6 +67,7 @@ def scaling(league: League) -> Chart | None:
         lines.append(Series(run=index, name=name, label=name, points=tuple(points)))
     counts = [point.x for line in lines for point in line.points]
     minutes = [point.y for line in lines for point in line.points]
+    # Beside every picture of a result, by MLCommons' guidelines.
     whose = ", yours unverified" if league.own else ""
     return Chart(
         key="scaling",

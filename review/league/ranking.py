@@ -136,6 +136,7 @@ class League:
         """Rate per accelerator relative to the smallest system of its kind; None if there is only
         one size.
         """
+        # The smallest size of a kind is the one that others are measured by.
         smallest = self.kinds.get(entry.kind, [None])[0]
         if (
             smallest is None
@@ -181,6 +182,7 @@ class League:
             return f"has no {BY[self.by][0]} to rank it by"
         label, value, _ = BY[self.by]
         known = sum(value(result) is not None for result in division)
+        # A place among one is no place.
         peers = sum(value(result) is not None for result in size)
         results = f"{entry.division or 'division unknown'} results"
         standing = f"rank {rank} of {known} {results} by {label}"
@@ -201,6 +203,7 @@ class League:
             }
             # The first of its rounds is its own.
             again = self.rounds(entry)[1:]
+            # No departures: only results of the benchmark are ranked.
             results.append({**entry.as_dict(), **about, "resubmitted": again})
         standing = [
             {

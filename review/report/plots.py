@@ -36,6 +36,7 @@ def _curves(
     curves = []
     for index, run in enumerate(result.runs):
         if points := tuple(points_of(run)):
+            # A run that the olympic mean drops is drawn paler.
             counted = run.path not in result.dropped
             curves.append(
                 Series(run=index, name=run.name, points=points, counted=counted)
@@ -55,6 +56,7 @@ def _chart(
     xs = [point.x for curve in curves for point in curve.points]
     ys = [point.y for curve in curves for point in curve.points]
     ys += [] if target is None else [target]
+    # At least a thousandth, or equal values would leave an axis without height.
     room = _MARGIN * max(max(ys) - min(ys), 1e-3)
     return Chart(
         key=key,
@@ -63,6 +65,7 @@ def _chart(
         x=Axis(label=x, low=0.0, high=max(xs)),
         y=Axis(
             label=y,
+            # Neither a loss nor an accuracy is negative.
             low=max(min(ys) - room, 0.0),
             high=max(ys) + room,
         ),

@@ -84,6 +84,7 @@ class CurveRange:
             return None
         low = float(np.interp(samples, known, lows))
         high = float(np.interp(samples, known, highs))
+        # Of n runs the next lies outside their range with chance 2 / (n + 1).
         margin = (high - low) * min(1.0, _LEAST_RUNS / self.runs) + _ROUNDING
         return Point(samples, accuracy, low, high, max(margin, least_margin))
 
@@ -130,6 +131,7 @@ def range_of(run: Run) -> CurveRange | None:
     ranges = [band for band in published() if band.batch_size == run.batch_size]
     settings = recipe(run)
     same = [band for band in ranges if band.recipe == settings]
+    # published() has the band of most runs first.
     return next(iter([*same, *ranges]), None)
 
 
@@ -265,6 +267,7 @@ def rehearsal(target: Path) -> Rehearsal:
     logs = [target] if target.is_file() else list(target.glob("result_*.txt"))
     if not logs:
         raise ReviewError(f"{target}: no result_*.txt: did the rehearsal finish?")
+    # The newest: a folder may hold the rehearsals of several days.
     run = Run(read_log(max(logs, key=lambda path: path.stat().st_mtime)))
     band = range_of(run)
     if band is None:
@@ -275,9 +278,9 @@ def rehearsal(target: Path) -> Rehearsal:
         why = f"fewer than ten published runs have batch size {size}"
         raise ReviewError(f"{run.path}: {why}: rehearse a config with one of {known}")
     points = []
-    for evaluation in (
-        evaluation for evaluation in run.evaluations if evaluation.samples is not None
-    ):
+    for evaluation in run.evaluations:
+        if evaluation.samples is None:
+            continue
         # Bands begin at the first evaluation; before it the checkpoint's accuracy is known.
         if evaluation.samples == 0:
             low, high = (
@@ -285,10 +288,10 @@ def rehearsal(target: Path) -> Rehearsal:
                 INITIAL_ACCURACY + INITIAL_TOLERANCE,
             )
             points.append(Point(0, evaluation.accuracy, low, high, 0.0))
-        elif point := band.compare(
-            evaluation.samples or 0, evaluation.accuracy, LEAST_MARGIN
-        ):
-            points.append(point)
+        else:
+            samples, accuracy = evaluation.samples, evaluation.accuracy
+            if point := band.compare(samples, accuracy, LEAST_MARGIN):
+                points.append(point)
     if not points:
         raise ReviewError(
             f"{run.path}: none of its evaluations is at a sample count that published runs cover"

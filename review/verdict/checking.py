@@ -63,6 +63,7 @@ class Checked:
         """Whether it counts: it passes the official checkers and has no errors, with ``strict`` no
         warnings either.
         """
+        # Errors of ours count although the official checkers pass: rules that they do not test.
         severities = {finding.severity for finding in self.findings}
         return (
             self.official_passed
@@ -93,6 +94,7 @@ def check(
     results = load_results(target, ruleset, train_samples)
     if target.is_file():
         run = results[0].runs[0]
+        # The package checker takes folders; a log alone is judged by the rules for logs.
         outcome = official.check_compliance(run.path, run.ruleset)
         findings = [*run.findings, *training_rules.check_run(run)]
         return [_checked(run.path, run.path.name, (outcome,), findings)]

@@ -30,6 +30,7 @@ def summary(result: Result) -> list[Line]:
         words = f"logs of another round: try --ruleset {result.other_ruleset}"
         lines.append(Line("ruleset", words, "yellow"))
     minutes = [run.minutes for run in result.counted]
+    # Of a single run the lines above have said it.
     if len(minutes) > 1:
         spread = f"median {result.median_minutes:.4f}, fastest {minutes[0]:.4f}"
         spread += f", slowest {minutes[-1]:.4f} min"
