@@ -13,16 +13,9 @@ from review.__main__ import main
 from review.logs.mllog import Log, parse, read_log
 from review.logs.output import ReviewError, follow
 from review.results.run import Run
+from review.results.run_state import RunState, curve_share
 from review.results.score import Result, load_results
-from review.watch import (
-    Follower,
-    Runs,
-    Standing,
-    curve_share,
-    find_log,
-    render,
-    wait_for_log,
-)
+from review.watch import LogTail, Runs, find_log, render, wait_for_log
 
 
 class Grower:
@@ -62,8 +55,8 @@ def states(tmp_path, writer):
     """Every state of a run of 17 evaluations, seen line by line."""
     grower = Grower(tmp_path / "result_0.txt", writer().lines)
     grower.now = grower.lines[0]["time_ms"]
-    follower = Follower(grower.path)
-    return list(follow(follower.poll, ended, 1.0, grower.clock, grower.sleep))
+    tail = LogTail(grower.path)
+    return list(follow(tail.poll, ended, 1.0, grower.clock, grower.sleep))
 
 
 def test_a_growing_log_goes_through_the_phases_to_its_end(states):
@@ -114,7 +107,7 @@ def test_a_run_without_a_target_is_watched_to_its_last_step_and_nothing_of_the_b
     at = [i for i, line in enumerate(lines) if line["key"] == "eval_stop"][2] + 1
     path = tmp_path / "result_0.txt"
     path.write_text("".join(f":::MLLOG {json.dumps(line)}\n" for line in lines[:at]))
-    state = Follower(path).poll(lines[at - 1]["time_ms"] / 1000)
+    state = LogTail(path).poll(lines[at - 1]["time_ms"] / 1000)
     end = 20_000 * state.run.batch_size
     assert (state.phase, state.projection, state.share) == (
         "training",
@@ -137,10 +130,10 @@ def test_a_silent_run_is_stalled_after_a_minute(writer):
     at = next(i for i, line in enumerate(lines) if line["key"] == "eval_accuracy") + 1
     run = written(lines[:at])
     now = lines[at - 1]["time_ms"]
-    assert not Standing(single(run), now + 59_000).stalled
-    assert Standing(single(run), now + 61_000).stalled
+    assert not RunState(single(run), now + 59_000).stalled
+    assert RunState(single(run), now + 61_000).stalled
     assert (
-        Standing(single(run), now - 5_000).samples == 150_000
+        RunState(single(run), now - 5_000).samples == 150_000
     )  # a clock that is behind
 
 
@@ -182,7 +175,7 @@ def test_projections_of_published_runs_are_near_what_came(real_folders, part, er
         for run in result.runs
     ]:
         half, now = cut(run, max(2, int(part * len(run.evaluations))))
-        misses.append(Standing(single(half), now).projection / run.samples - 1)
+        misses.append(RunState(single(half), now).projection / run.samples - 1)
     assert math.sqrt(sum(miss * miss for miss in misses) / len(misses)) < error
 
 
@@ -231,14 +224,14 @@ def test_projections_of_other_rounds_are_within_what_is_documented(
         )
         header[-1]["metadata"]["epoch_num"] = samples
         if samples >= 0.6 * total:
-            projected = Standing(single(written(header)), 1.75e12).projection
+            projected = RunState(single(written(header)), 1.75e12).projection
             assert abs(projected / total - 1) < error
 
 
 def test_the_time_to_go_comes_true_where_the_projection_does(writer, real_folders):
     run = Run(read_log(real_folders[0] / "result_3.txt"))
     half, now = cut(run, 12)
-    standing = Standing(single(half), now)
+    standing = RunState(single(half), now)
     left = (run.run_stop.time_ms - now) / 1000
     assert standing.eta == pytest.approx(left, rel=0.35)
 
@@ -247,25 +240,25 @@ def test_half_written_lines_are_left_for_the_next_look(tmp_path, writer):
     path = writer().write(tmp_path / "result_0.txt")
     data = path.read_bytes()
     path.write_bytes(data[:-20])
-    follower = Follower(path)
-    standing = follower.poll(0)
+    tail = LogTail(path)
+    standing = tail.poll(0)
     assert not standing.done
     assert not standing.run.log.errors
     path.write_bytes(data)
-    assert follower.poll(0).done
+    assert tail.poll(0).done
 
 
 def test_the_log_is_followed_to_where_the_launcher_moves_it(tmp_path, writer):
     path = writer().drop("run_stop").write(tmp_path / "running_3" / "result_3.txt")
-    follower = Follower(path)
-    assert not follower.poll(0).done
+    tail = LogTail(path)
+    assert not tail.poll(0).done
     (tmp_path / "failed_3.txt").write_bytes(path.read_bytes())
     (tmp_path / "error_3.txt").write_text("rank 5 ran out of memory\n")
     path.unlink()
-    assert follower.poll(0).run.status == "incomplete"
-    assert follower.poll(0).broken == "rank 5 ran out of memory"
+    assert tail.poll(0).run.status == "incomplete"
+    assert tail.poll(0).broken == "rank 5 ran out of memory"
     states = follow(
-        follower.poll,
+        tail.poll,
         ended,
         1.0,
         sleep=lambda _: pytest.fail("waits for a trial that broke"),
@@ -275,11 +268,11 @@ def test_the_log_is_followed_to_where_the_launcher_moves_it(tmp_path, writer):
 
 def test_a_log_that_is_gone_is_a_one_line_error(tmp_path, writer, capsys):
     path = writer().drop("run_stop").write(tmp_path / "result_0.txt")
-    follower = Follower(path)
-    follower.poll(0)
+    tail = LogTail(path)
+    tail.poll(0)
     path.unlink()
     with pytest.raises(ReviewError, match="is gone"):
-        follower.poll(0)
+        tail.poll(0)
     runs = Runs([writer().drop("run_stop").write(path)])
     assert [*runs.poll(0)] == [path]
     path.unlink()
@@ -335,7 +328,7 @@ def test_every_state_can_be_drawn(width, states):
 def test_the_target_of_an_open_run_is_that_of_its_configuration(tmp_path, writer):
     path = writer(division="open").write(tmp_path / "result_0.txt")
     (tmp_path / "config.json").write_text('{"evaluate": {"target": 0.1}}')
-    assert Follower(path).poll(0).target == 0.1
+    assert LogTail(path).poll(0).target == 0.1
 
 
 def test_durations_are_for_people():
@@ -350,9 +343,9 @@ def test_durations_are_for_people():
 def test_a_growing_log_ends_as_the_whole_one(tmp_path, writer):
     lines = writer().lines
     grower = Grower(tmp_path / "result_0.txt", lines, step=10)
-    follower = Follower(grower.path)
+    tail = LogTail(grower.path)
     grower.now = lines[0]["time_ms"]
-    states = list(follow(follower.poll, ended, 1.0, grower.clock, grower.sleep))
+    states = list(follow(tail.poll, ended, 1.0, grower.clock, grower.sleep))
     assert [event.line for event in states[-1].run.log.events] == list(
         range(1, len(lines) + 1)
     )
@@ -361,13 +354,13 @@ def test_a_growing_log_ends_as_the_whole_one(tmp_path, writer):
 
 def test_a_log_written_anew_is_read_from_its_start(tmp_path, writer):
     path = writer(seed=1).write(tmp_path / "result_0.txt")
-    follower = Follower(path)
-    assert follower.poll(1.75e9).run.seeds == [1]
+    tail = LogTail(path)
+    assert tail.poll(1.75e9).run.seeds == [1]
     path.unlink()
     writer(seed=2, evaluations=18).write(path)
-    assert follower.poll(1.75e9).run.seeds == [2]
+    assert tail.poll(1.75e9).run.seeds == [2]
     writer(seed=3, evaluations=2).write(path)  # shorter, in the same file
-    assert follower.poll(1.75e9).run.seeds == [3]
+    assert tail.poll(1.75e9).run.seeds == [3]
 
 
 def test_watch_waits_for_the_first_log(tmp_path, writer, capsys):
@@ -392,8 +385,8 @@ def test_a_stalled_run_has_no_time_to_go(tmp_path, writer):
     log.lines = log.lines[: len(log.lines) * 2 // 3]
     run = Run(read_log(log.write(tmp_path / "result_0.txt")))
     now = log.lines[-1]["time_ms"]
-    assert Standing(single(run), now).eta is not None
-    stalled = Standing(single(run), now + 200_000)
+    assert RunState(single(run), now).eta is not None
+    stalled = RunState(single(run), now + 200_000)
     assert stalled.stalled
     assert stalled.eta is None
     assert "to go" not in " ".join(stalled.parts())

@@ -12,9 +12,10 @@ import pytest
 
 from review.__main__ import main
 from review.acceptance.journal import MAX_ROUNDS, Journal, Rounds
+from review.acceptance.live import AcceptanceTail
 from review.acceptance.verdict import certify
 from review.logs.output import follow
-from review.watch import TestFollower, wait_for_log
+from review.watch import wait_for_log
 
 from .made_up import make, write
 
@@ -70,10 +71,10 @@ def repeat(*arguments):
 def states(folder, *moves):
     test = Test(folder, moves)
     test.start()
-    follower = TestFollower(folder)
+    tail = AcceptanceTail(folder)
     return list(
         follow(
-            follower.poll,
+            tail.poll,
             lambda state: state.done or state.broken is not None,
             5.0,
             test.clock,

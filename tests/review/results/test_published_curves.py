@@ -12,8 +12,8 @@ from review.__main__ import main
 from review.logs.mllog import read_log
 from review.results import published_curves
 from review.results.run import Run
+from review.results.run_state import RunState
 from review.results.score import load_results
-from review.watch import Standing
 
 
 def test_the_table_holds_ten_runs_of_one_system():
@@ -99,4 +99,4 @@ def test_a_run_to_another_target_has_no_published_runs(writer, tmp_path):
     writer(division="open", target=0.3, evaluations=3).write(tmp_path / "result_0.txt")
     (result,) = load_results(tmp_path)
     (tmp_path / "config.json").write_text('{"evaluate": {"target": 0.3}}')
-    assert Standing(result, 1.75e12).deviation is None
+    assert RunState(result, 1.75e12).deviation is None
