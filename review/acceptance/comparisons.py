@@ -232,15 +232,15 @@ def _per_rank_and_node(
     for rank, times in of_ranks.items():
         of_nodes.setdefault(f"node {records.ranks[rank].node}", []).append(times)
     one_rank_a_node = len(records.ranks) == len(records.nodes)
+    compared: dict[str, Times] = {}
     if what != "hesitates" or not one_rank_a_node:
-        typical = {node: lower_median(times) for node, times in of_nodes.items()}
-        yield Comparison(
-            what, "node", typical, stages, correlation=correlation, overall=overall
-        )
+        compared["node"] = {node: lower_median(rows) for node, rows in of_nodes.items()}
     if len(of_ranks) > len(of_nodes) or one_rank_a_node:
-        named = {records.ranks[rank].name: times for rank, times in of_ranks.items()}
+        names = {rank: info.name for rank, info in records.ranks.items()}
+        compared["rank"] = {names[rank]: times for rank, times in of_ranks.items()}
+    for kind, values in compared.items():
         yield Comparison(
-            what, "rank", named, stages, correlation=correlation, overall=overall
+            what, kind, values, stages, correlation=correlation, overall=overall
         )
 
 
