@@ -41,6 +41,7 @@ def read_tensorflow(prefix: Path) -> tuple[parameters.Tensors, Counter[str]]:
         raise DataError(
             f"{prefix} is a checkpoint of TensorFlow 2; give that of tf1_ckpt"
         )
+    # Optimizer states and counters; a name that no list knows stays, and is reported as unknown.
     others = {
         name: reason
         for name in bundle.entries
@@ -66,6 +67,7 @@ def read_pytorch(path: Path) -> parameters.Tensors:
             state = load_file(path)
         else:
             loaded = torch.load(path, map_location="cpu", weights_only=True)
+            # MLPerf's files hold {"model": ...}, others the state dict itself.
             state = loaded.get("model", loaded)
         # To fp32, in which the trainer keeps its master weights; NumPy has no bfloat16.
         return parameters.from_pytorch(
@@ -161,6 +163,7 @@ def convert(
         raise DataError(
             f"--vocab-size {size}: {source} has only {shape.vocabulary} words"
         )
+    # Before padding, as the file has the size of the vocabulary.
     if bert_config:
         parameters.check_config(replace(shape, vocabulary=size), bert_config)
     # 30,522 words become 30,528 rows: tensor cores want sizes that are multiples of 8.

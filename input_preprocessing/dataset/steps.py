@@ -94,6 +94,7 @@ def find_inputs(download: Path, phase1: Path, vocab_file: Path | None) -> Inputs
         command = f"python -m input_preprocessing corpus --outputdir {download.parent} --input FILE"
         advice = f"download the data, or make it from your own text with {command}"
         raise DataError(f"no text {folder}/part-XXXXX-of-XXXXX; {advice}")
+    # The last name says how many parts the set has.
     names, total = {path.name for path in texts}, texts[-1].name.rpartition("-")[2]
     wanted = {f"part-{i:05d}-of-{total}" for i in range(int(total))}
     if odd := sorted(names ^ wanted):
@@ -147,6 +148,7 @@ def check_config(inputs: Inputs, words: Vocabulary, config: SamplingConfig) -> N
         raise DataError(
             f"{path} is not a BERT configuration ({error}); replace it"
         ) from error
+    # Fewer tokens than rows are fine: models are padded to a multiple of 8.
     if vocab_size < len(words):
         raise DataError(
             f"{path} has vocab_size {vocab_size}, {inputs.vocab} {len(words)} tokens; give a pair"
@@ -251,6 +253,7 @@ class Job:
 
     def recipe(self) -> dict[str, object]:
         """Everything that determines the result, except the text."""
+        # Unpacked rows hold one sequence, whatever the option says.
         most = self.options.max_sequences_per_row if self.kind == "packed" else 1
         return {
             "vocab_md5": self.words.md5,
@@ -272,6 +275,7 @@ class Job:
         """
         try:
             made = manifest.read(self.manifest)
+            # Cheapest first: options, then headers, then the texts.
             if made.recipe != self.recipe():
                 return False
             for path in (self.outputdir / name for name in made.files):

@@ -113,6 +113,7 @@ def plan_files(
         DataError: there are none, or two have the same target.
     """
     files = [source]
+    # Hidden files are those of a run that was killed.
     if source.is_dir():
         targets = [
             path
@@ -131,6 +132,7 @@ def plan_files(
             raise DataError(
                 f"{path} and {planned[made]} would both become {made}; move one of them"
             )
+        # By resolved path: a link would hide that both are one file.
         if made.resolve() == path.resolve():
             raise DataError(f"{made} would be overwritten; give another --target")
         planned[made] = path
@@ -219,6 +221,7 @@ def export_folder(
         run_tasks("export", write, tasks, jobs=jobs, weights=weights)
         folder.finish([made.name for _, made in files])
     sequences = sum(records.num_sequences for _, records, _ in opened)
+    # Of the same sequences, in whatever format: an import of the export must show it again.
     digest = add_multiset_digests([metadata.multiset_digest for *_, metadata in opened])
     size = human_bytes(sum(made.stat().st_size for _, made in files))
     return (

@@ -69,6 +69,7 @@ def fields(data: bytes) -> Iterator[tuple[int, Value]]:
     at = 0
     while at < len(data):
         key, at = read_varint(data, at)
+        # Wire types: 0 varint, 1 eight bytes, 2 length and bytes, 5 four bytes.
         kind = key & 7
         if kind == 0:
             value: Value
@@ -136,6 +137,7 @@ class Bundle:
             raise DataError(
                 f"{self.prefix}: tensor {name} {kind}, which is not supported"
             )
+        # Little endian, whatever this machine is.
         raw = self.read_bytes(name)
         if _DTYPES[entry.dtype] == "bfloat16":
             # A bfloat16 is the upper half of a float32.
@@ -215,6 +217,7 @@ def _read_block(data: bytes, offset: int, size: int) -> Iterator[tuple[bytes, by
         raise ValueError("truncated block")
     if masked_crc(block + trailer[:1]) != trailer[1:]:
         raise ValueError("wrong block checksum")
+    # TensorFlow writes checkpoints without compression; only the table format knows it.
     if trailer[0]:
         raise ValueError(f"it is compressed, by method {trailer[0]}")
     # Restart points, for binary searches, follow the records, and their number is last.

@@ -178,6 +178,7 @@ class _Text:
         name = str(node.tag).strip().lower()
         if name in _TABLE["dropped_tags"]:
             return ""
+        # The item itself is text after this mark, up to the end of the line.
         if name in ("li", "dt", "dd") and node.wiki_markup:
             return _LIST
         if name == "br":

@@ -54,6 +54,15 @@ def test_no_equal_rank_is_named_however_noisy_the_rounds():
         assert not any(named(1.0, noise))
 
 
+def test_a_single_round_names_nobody():
+    values = {str(rank): [1.0] * 6 for rank in range(8)}
+    values["3"] = [1.5] + [float("nan")] * 5
+    assert find_slow(values, 1, min_excess=0.03, spread=0.01) == []
+    values["3"] = [1.5] * 6
+    (outlier,) = find_slow(values, 1, min_excess=0.03, spread=0.01)
+    assert outlier.name == "3"
+
+
 def resembling(generator, shape: tuple[int, int], correlation: float) -> np.ndarray:
     """Autocorrelated noise with standard deviation 1."""
     found = generator.standard_normal(shape)
