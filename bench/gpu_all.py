@@ -110,9 +110,8 @@ def exit_status(process: subprocess.Popen[bytes], limit: float) -> int:
     try:
         return process.wait(limit)
     except subprocess.TimeoutExpired:
-        process.send_signal(
-            signal.SIGABRT
-        )  # faulthandler dumps the stacks of all threads
+        # Faulthandler dumps the stacks of all threads.
+        process.send_signal(signal.SIGABRT)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(STACKS)
         return KILLED
@@ -188,9 +187,8 @@ def run_all(items: list[Item], end: float, tiny: bool, recorder: Recorder) -> in
             break
         if missing and not item.on_cpu:
             continue
-        patience = (
-            3 if tiny else 1
-        )  # a busy CPU may be slow, and nothing is measured there
+        # A busy CPU may be slow, and nothing is measured there.
+        patience = 3 if tiny else 1
         limit = min(patience * item.seconds, end - time.monotonic())
         # Less than 10 s would only import PyTorch.
         if limit < min(10, item.seconds):
@@ -364,9 +362,8 @@ def main() -> int:
     ]
     options.output.mkdir(parents=True, exist_ok=True)
     recorder = Recorder(options.output)
-    resource.setrlimit(
-        resource.RLIMIT_CORE, (0, 0)
-    )  # an item that dies leaves no file of its memory
+    # An item that dies leaves no file of its memory.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     # The machine may be taken away at any moment: what was measured is still shown.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, recorder.end)

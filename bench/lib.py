@@ -23,10 +23,11 @@ from typing import Any, NoReturn
 
 ROOT = Path(__file__).resolve().parents[1]
 # Before installed packages, so that the checkout's own code is measured.
+# So that a plain checkout suffices.
 sys.path[1:1] = [
     str(ROOT / "implementations"),
     str(ROOT),
-]  # so that a plain checkout suffices
+]
 from common.process import root_cause  # noqa: E402  (found by the line above)
 
 PACKAGES = (

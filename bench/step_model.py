@@ -77,9 +77,8 @@ class Rates:
     launches: float = 5e5  # 2 us for the smallest is assumed
     # Bytes per second each way, within a node; here and below 80% is assumed.
     nvlink: float = 0.8 * 450e9
-    nic: float = (
-        0.8 * 50e9
-    )  # a GPU's share of its node's network: 8 x 400 Gbit/s for 8 GPUs
+    # A GPU's share of its node's network: 8 x 400 Gbit/s for 8 GPUs.
+    nic: float = 0.8 * 50e9
     latency: float = 5e-6
 
 
@@ -382,9 +381,8 @@ def predict(
             # A bucket's slices are ready together, so its time counts with the first.
             spans = [phases[phase] / count * is_first for _, is_first in sent]
             parts["communication"] += exposed_seconds(transfers, spans)
-        parts["communication"] += (
-            2 * rates.latency * math.log2(sharers)
-        )  # sums of norms
+        # Sums of norms.
+        parts["communication"] += 2 * rates.latency * math.log2(sharers)
     total = sum(parts.values())
     return {
         "milliseconds": {name: round(spent * 1e3, 3) for name, spent in parts.items()},

@@ -206,9 +206,8 @@ def main(environ: Mapping[str, str]) -> int:
         store = config.store(
             "certify", ranks.rank, ranks.world_size, ranks.timeout_seconds
         )
-        peers = StoreGroup(
-            ranks, store, config.node or platform.node()
-        )  # waits for all ranks
+        # Waits for all ranks.
+        peers = StoreGroup(ranks, store, config.node or platform.node())
         # Rank 0 compares, and its reason is raised on all ranks. The kernels are compared later:
         # their choice is measured when Load is made.
         if load.burn_in_seconds:

@@ -45,10 +45,11 @@ WARM_UP_STEPS = 3
 MIN_STEPS = 4  # per round
 ROUNDS, MAX_ROUNDS = 16, 64  # of a stage; each is compared
 ROUND_SECONDS = 1.25  # more time means more rounds, and beyond MAX_ROUNDS longer ones
+# Of a stage of `certify.sh --quick` and of START_TEST.
 QUICK_SECONDS, QUICK_ROUNDS = (
     2.0,
     6,
-)  # of a stage of `certify.sh --quick` and of START_TEST
+)
 # Each pairing costs a process group, a model and its warm-up.
 MAX_PAIRINGS = 7
 MIN_BYTES = 1 << 20  # size of an all-reduce
@@ -59,12 +60,13 @@ SIZE, CPU_SIZE = 8192, 256  # rows and columns of a square matrix
 COPY_BYTES, CPU_COPY_BYTES = 1 << 30, 1 << 24
 READ_BYTES, READS = 1 << 22, 4  # of the data set in a round
 REPEATS = 10
+# By bytes of an element.
 INTEGERS = {
     1: torch.uint8,
     2: torch.int16,
     4: torch.int32,
     8: torch.int64,
-}  # by bytes of an element
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,9 +160,8 @@ class Load:
             self.trainer = build.resolve_kernels(trainer, everyone)
             peers.barrier()  # a rank that leaves the group while another still joins would break it
         self.device = self.alone.device
-        self.sequences: dict[
-            int, int
-        ] = {}  # by step; the same for all ranks, stages and rounds
+        # By step; the same for all ranks, stages and rounds.
+        self.sequences: dict[int, int] = {}
         self.rows: list[np.ndarray] = []
         self.probes: list[tuple[Any, ...]] = []  # rows of PROBE
 
@@ -433,9 +434,8 @@ def build_probes(device: torch.device) -> list[tuple[str, float, Callable[[], ob
     source, target = (
         torch.empty(num_bytes, dtype=torch.uint8, device=device) for _ in range(2)
     )
-    probes.append(
-        ("copy", 2 * num_bytes, lambda: target.copy_(source))
-    )  # read and written
+    # Read and written.
+    probes.append(("copy", 2 * num_bytes, lambda: target.copy_(source)))
     if cuda:
         # Page-locked, since a copy from pageable memory would measure the host's own copying.
         host = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)

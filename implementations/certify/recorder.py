@@ -15,13 +15,14 @@ from torch import nn
 
 from review.acceptance.schema import PARTS
 
+# A part lies between two marks.
 _MARKS = (
     "start",
     "data",
     "gradients",
     "reduced",
     "updated",
-)  # a part lies between two marks
+)
 
 
 class Recorder:
@@ -33,9 +34,8 @@ class Recorder:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.cpu: np.ndarray = np.empty(
-            0, np.float32
-        )  # CPU seconds of this process in each step last taken
+        # CPU seconds of this process in each step last taken.
+        self.cpu: np.ndarray = np.empty(0, np.float32)
         self._steps: list[list[Any]] = []
         self._cpu: list[list[float]] = []
         # Events are used again: a burn-in would create millions.

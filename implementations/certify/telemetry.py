@@ -52,9 +52,8 @@ class Gpus:
             None if device is None else self.ask(_listen, device)
             for device in self.devices
         ]
-        self._xid = [
-            [0.0, _NAN] for _ in self.devices
-        ]  # count since the start, and the last one
+        # Count since the start, and the last one.
+        self._xid = [[0.0, _NAN] for _ in self.devices]
 
     def ask(self, question: Question, *arguments: Any) -> Any:
         """NVML's answer; None if the driver, the GPU or nvidia-ml-py does not support the
@@ -97,9 +96,8 @@ def _throttle(nvml: Any, device: Any) -> int:
     try:
         return int(nvml.nvmlDeviceGetCurrentClocksEventReasons(device))
     except (nvml.NVMLError, AttributeError):
-        return int(
-            nvml.nvmlDeviceGetCurrentClocksThrottleReasons(device)
-        )  # its name until R535
+        # Its name until R535.
+        return int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(device))
 
 
 def _nvlink_errors(nvml: Any, device: Any) -> int | None:

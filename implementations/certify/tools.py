@@ -339,9 +339,8 @@ def read_nccl_tests(name: str, text: str, ranks: int) -> Reading:
     if not any(is_positive(bus) for *_, bus in table):
         raise ToolError("measured no bandwidth")
     largest, _, algorithm, bus = max(table)
-    if (
-        len(table) != NUM_SIZES or largest < 0.9 * LARGEST
-    ):  # sizes are multiples of the ranks
+    # Sizes are multiples of the ranks.
+    if len(table) != NUM_SIZES or largest < 0.9 * LARGEST:
         reading.fail(
             f"measured {len(table)} of {NUM_SIZES} sizes, the largest {largest:,} bytes"
         )

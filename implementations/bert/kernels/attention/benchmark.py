@@ -171,9 +171,8 @@ def benchmark_backends(
     names = attention.candidates(device) if name == "auto" else [name]
     # The list of names is part of the key: another package makes another set of trials.
     path = _cache_file(device, heads, names)
-    with contextlib.suppress(
-        OSError, ValueError, TypeError
-    ):  # no results yet, or a damaged file
+    # No results yet, or a damaged file.
+    with contextlib.suppress(OSError, ValueError, TypeError):
         return [
             Trial(**trial) for trial in json.loads(path.read_text(encoding="utf-8"))
         ]
@@ -389,9 +388,8 @@ def _time(run: Attention, device: torch.device, heads: Heads) -> float:
     gradient = torch.randn(shape, device=device, dtype=heads.dtype)
 
     def both_passes(count: int) -> None:
-        forward_pass = ForwardPass(
-            cu_seqlens, MAX_LENGTH
-        )  # shared, as by the layers of a model
+        # Shared, as by the layers of a model.
+        forward_pass = ForwardPass(cu_seqlens, MAX_LENGTH)
         for _ in range(count):
             torch.autograd.grad(run(qkv, forward_pass, DROPOUT), qkv, gradient)
 

@@ -27,9 +27,8 @@ from common.env import ConfigError
 from common.process import root_cause
 
 SITES = 256  # seeds made at a time
-SEED_STEP = (
-    0x9E3779B97F4A7C15 - 2**64
-)  # odd, so that no two sites of a pass share a seed
+# Odd, so that no two sites of a pass share a seed.
+SEED_STEP = 0x9E3779B97F4A7C15 - 2**64
 MOST_PLANS = 16  # sizes of batches whose plans are cached
 
 

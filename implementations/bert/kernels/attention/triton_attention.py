@@ -101,9 +101,8 @@ def _list_tiles(
     sequence = tl.arange(0, sequences)
     begin = tl.load(cu_seqlens + sequence, mask=sequence <= num_sequences, other=0)
     end = tl.load(cu_seqlens + sequence + 1, mask=sequence < num_sequences, other=0)
-    end = tl.where(
-        sequence == num_sequences, num_tokens, end
-    )  # tokens beyond the last sequence form another
+    # Tokens beyond the last sequence form another.
+    end = tl.where(sequence == num_sequences, num_tokens, end)
     length = tl.where(sequence <= num_sequences, end - begin, 0)
     count = tl.cdiv(length, rows)
     # Where each sequence's tiles begin in the list: the sum of the counts before it.
@@ -528,9 +527,8 @@ def _tiles(forward_pass: ForwardPass, num_tokens: int, rows: int) -> Tensor:
 
     def make() -> Tensor:
         num_sequences = cu_seqlens.numel() - 1
-        num_tiles = (
-            num_tokens // rows + num_sequences + 1
-        )  # at most one partial tile per sequence and for the padding
+        # At most one partial tile per sequence and for the padding.
+        num_tiles = num_tokens // rows + num_sequences + 1
         tiles = torch.empty(num_tiles, 4, dtype=torch.int32, device=cu_seqlens.device)
         lanes = next_power_of_2(num_sequences + 1)
         _list_tiles[(1,)](

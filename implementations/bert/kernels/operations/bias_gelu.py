@@ -70,9 +70,8 @@ def _value_and_slope(h, tanh: constexpr):
     if tanh:
         # 1/2 (1 + tanh(u)) is the logistic function of 2u; u = sqrt(2/pi) (h + 0.044715 h^3).
         square = h * h
-        power = (
-            -2.302208198144325 * h * (1.0 + 0.044715 * square)
-        )  # 2 sqrt(2/pi) log2(e)
+        # The factor is -2 sqrt(2 / pi) log2(e).
+        power = -2.302208198144325 * h * (1.0 + 0.044715 * square)
         gate = 1.0 / (1.0 + tl.exp2(power))
         slope = gate + h * gate * (1.0 - gate) * (
             1.5957691216057308 * (1.0 + 0.134145 * square)

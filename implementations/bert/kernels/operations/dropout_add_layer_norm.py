@@ -236,9 +236,8 @@ def _backward(
         # The result was returned twice; of Pre-LN the second one is the sum, which is added below.
         if both and bias is not None:
             dy += tl.load(gradient_2 + offset, mask=inside, other=0.0).to(tl.float32)
-        z = tl.load(x + offset, mask=inside, other=0.0).to(
-            tl.float32
-        )  # without bias x is the sum
+        # Without bias x is the sum.
+        z = tl.load(x + offset, mask=inside, other=0.0).to(tl.float32)
         # The mask is computed again, not stored.
         keep_scale = tl.full([block_rows, block], 1.0, tl.float32)
         if threshold > 0:

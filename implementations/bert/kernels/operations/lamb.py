@@ -50,9 +50,8 @@ class Layout:
     tensor: Tensor  # int32 [C]
     offsets: Tensor  # int32 [tensors + 1]
     decay: Tensor  # fp32 [tensors]
-    spans: Sequence[
-        Sequence[tuple[int, int]]
-    ]  # of each tensor, of each of its parts in the shard: begin, end
+    # Of each tensor, of each of its parts in the shard: begin, end.
+    spans: Sequence[Sequence[tuple[int, int]]]
 
 
 def spans_layout(

@@ -69,17 +69,14 @@ def _undo(
     is invalid.
     """
     torch.cuda.set_stream(outside)
-    with suppress(
-        RuntimeError
-    ):  # raised if it has ended: the graph was captured but not instantiated
+    # Raised if it has ended: the graph was captured but not instantiated.
+    with suppress(RuntimeError):
         torch._C._cuda_endAllocateToPool(stream.device_index, pool)
-    with suppress(
-        RuntimeError
-    ):  # raised if capture_begin failed before it took the pool
+    # Raised if capture_begin failed before it took the pool.
+    with suppress(RuntimeError):
         torch._C._cuda_releasePool(stream.device_index, pool)
-    with suppress(
-        RuntimeError
-    ):  # a generator that is still registered with the graph refuses to draw
+    # A generator that is still registered with the graph refuses to draw.
+    with suppress(RuntimeError):
         generator = torch.cuda.default_generators[stream.device_index]
         generator.graphsafe_set_state(generator.clone_state())
 

@@ -75,9 +75,8 @@ TABLE: dict[str, dict[int, Blocks]] = {
     # 32 elements per thread, at 60 to 74 registers three or four programs of eight warps per
     # multiprocessor.
     "cast": {80: Blocks(rows=128, columns=64, num_warps=8)},
-    "transpose": {
-        80: Blocks(rows=128, columns=128)
-    },  # bytes; 32 words per thread in flight
+    # Bytes; 32 words per thread in flight.
+    "transpose": {80: Blocks(rows=128, columns=128)},
     # Two or three programs per multiprocessor; on Hopper wgmma in every product.
     "attention forward": {
         80: _attention(64, 32, max_registers=168),
