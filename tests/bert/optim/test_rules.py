@@ -15,7 +15,7 @@ from bert import optim
 from bert.core.dist import DistConfig, World
 from bert.optim import RULES, rules
 from bert.optim.clipping import Clipping, Gradients
-from bert.optim.flat import ListRule
+from bert.optim.flat import ListRule, _turns
 from bert.optim.sharded import FlatOptimizer
 
 from ..ranks import run_ranks
@@ -199,6 +199,11 @@ def test_a_step_not_kept_changes_nothing(name):
             for a, b in zip(before, optimizer.state_tensors(), strict=True)
         ]
         assert not all(same) if keep else all(same)
+
+
+def test_within_a_turn_each_parameter_is_added_once():
+    """So that the order of summation is fixed, on a GPU, too."""
+    assert _turns([0, 0, 1, 0, 1]) == [[0, 2], [1, 4], [3]]
 
 
 # --- ranks
