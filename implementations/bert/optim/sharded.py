@@ -102,7 +102,6 @@ class FlatOptimizer(ShardState):
             first_weights = held_spans(shard, masters or named)
         fill(shard.masters, shard.segments, shard.names, first_weights)
         shard.weights.copy_(shard.masters)
-
         self.rule = make_rule(shard)
         super().__init__(shard, self.rule.num_steps, mesh)
         # Squared norms of the averaged gradient, measured at most once a step.
