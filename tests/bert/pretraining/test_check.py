@@ -9,6 +9,8 @@ from pathlib import Path
 import h5py
 import pytest
 
+from bert.pretraining import check
+
 
 def test_the_check_describes_the_run(prepared, run_bert):
     done = run_bert(
@@ -106,3 +108,13 @@ def test_a_trial_that_is_done_counts_only_for_its_own_settings_and_data(
         assert done.returncode == 2
         assert f"result_0.txt is of a run with {name} " in said, said
         assert said.endswith("use the same settings and data, or another RUN_NAME")
+
+
+@pytest.mark.parametrize("name", ["part_00000.hdf5", "part_00000.hdf", "part_00000"])
+def test_a_finished_trial_is_known_by_its_data_whatever_the_files_are_called(
+    name, tmp_path
+):
+    (tmp_path / name).write_bytes(b"a")
+    before = check.contents(tmp_path)
+    (tmp_path / name).write_bytes(b"ab")
+    assert check.contents(tmp_path) != before
