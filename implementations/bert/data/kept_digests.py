@@ -34,9 +34,9 @@ def digest_of(path: Path, spare: Path | None = None) -> str:
 
 
 def keep(path: Path, identity: str, digest: str, spare: Path | None = None) -> None:
-    """Keeps the digest of a file that had this identity before it was read."""
-    if identity != identity_of(path):  # somebody wrote to it meanwhile
-        return
+    """Keeps the digest of a file that had this identity before it was read; one that was written to
+    meanwhile has another by now.
+    """
     for kept in _places(path, identity, spare):
         # Several ranks may write.
         temporary = kept.with_name(f"{kept.name}.{uuid.uuid4().hex}")
