@@ -19,6 +19,7 @@ from bert.data import kept_digests
 from bert.data.format import open_records, write_records
 from bert.data.records import DataError, Records
 from input_preprocessing.dataset import prepare
+from input_preprocessing.instances.options import SamplingConfig
 from input_preprocessing.stage import manifest
 from input_preprocessing.verify import audit
 from input_preprocessing.verify import verdict as verify
@@ -298,3 +299,29 @@ def test_a_run_need_not_read_again_what_was_verified(packed, tmp_path, monkeypat
     for name, digest in manifest.read(folder / "prepared-packed.json").files.items():
         if name.endswith(".hdf5"):
             assert kept_digests.digest_of(folder / name) == digest
+
+
+def test_other_evaluation_samples_of_the_benchmarks_text_and_options_are_a_failure(
+    packed, monkeypatch
+):
+    made = manifest.read(packed / "prepared-packed.json")
+    recipe = {**made.recipe, **dataclasses.asdict(SamplingConfig())}
+    recipe |= {"num_eval_samples": 10_000, "vocab_md5": manifest.VOCAB_MD5}
+    benchmark = dataclasses.replace(made, recipe=recipe, texts=manifest.TEXT_MD5)
+    assert verify._is_benchmarks(benchmark)
+    assert not verify._is_benchmarks(dataclasses.replace(benchmark, texts={}))
+    assert not verify._is_benchmarks(dataclasses.replace(benchmark, recipe=made.recipe))
+    monkeypatch.setattr(verify, "_is_benchmarks", lambda _: True)
+    found = {check.name: check for check in verify.verify(packed, jobs=1)["packed"]}
+    assert found["evaluation"].holds is False
+    assert (
+        f"not the published {verify.PUBLISHED_EVALUATION}" in found["evaluation"].detail
+    )
+
+
+def test_a_manifest_that_was_changed_is_not_read(packed, tmp_path):
+    entries = json.loads((packed / "prepared-packed.json").read_text())
+    entries["versions"]["Python"] = "2.7"
+    (tmp_path / "prepared-packed.json").write_text(json.dumps(entries))
+    with pytest.raises(DataError, match="was changed after it was written"):
+        manifest.read(tmp_path / "prepared-packed.json")
