@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -282,10 +283,12 @@ def test_shards_of_others_read_as_the_same_sequences(
         ("next_sentence_weights", (0, 0), 0),
         ("masked_lm_positions", (0, 0), 511),
         ("masked_lm_positions", (0, 0), 600),
+        ("masked_lm_positions", (1, 0), 511),
+        ("next_sentence_weights", (...,), [[1, 0, 0, 0, 0], [1, 1, 1, 1, 0]]),
     ],
 )
 def test_a_packed_table_that_contradicts_itself_is_refused(
-    tmp_path: Path, name: str, place: tuple[int, int], value: int
+    tmp_path: Path, name: str, place: tuple[Any, ...], value: Any
 ) -> None:
     write_nvidia(tmp_path / "part", make_records(5).with_rows([0, 2, 5]), "habana")
     with h5py.File(tmp_path / "part", "r+") as file:
