@@ -375,6 +375,8 @@ def test_curves_are_of_systems_in_several_sizes():
         (16, 4.4),
         (64, 2.0),
     ]
+    assert "yours unverified" in scaling(league).alt
+    assert "unverified" not in scaling(League((), tuple(SCALING))).alt
     assert scaling(League((SCALING[0],), ())) is None
     assert "<svg" not in build_page(League((SCALING[0],), ()))
 
