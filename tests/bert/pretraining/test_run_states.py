@@ -215,11 +215,13 @@ def machine(environment, run_bert, folder: Path, ways):
             moment = self.folder(trial) / when.format(min(before // 2 * 2 + 2, STEPS))
             given = self.given(trial, "one rank", shards | base)
             command = Command("bert", given | {"STANDS_AT": str(moment)})
-            wait_until(lambda: not command.running() or state(command.pid) == "T")
-            if second and command.running():
-                self.refused(trial, f"process {command.pid} on", RESUME="1")
-            command.kill()
-            self.note(trial, "one rank", before)
+            try:
+                wait_until(lambda: not command.running() or state(command.pid) == "T")
+                self.note(trial, "one rank", before)
+                if second and command.running():
+                    self.refused(trial, f"process {command.pid} on", RESUME="1")
+            finally:
+                command.kill()  # one that stands still would outlive this test
             assert self.last(trial) >= before
 
         @precondition(lambda self: self.last(0))
