@@ -104,6 +104,7 @@ TABLE: dict[str, dict[int, Blocks]] = {
     "attention query gradient, wide": {
         80: _attention(32, 32),
         90: _attention(64, 64),
+        103: _attention(64, 64, 1),
         120: _attention(32, 32),
     },
     "attention key gradient, wide": {80: _attention(64, 32)},
