@@ -35,9 +35,10 @@ def main() -> None:
     else:
         del sys.argv[1]
         interrupt.install(f"python -m input_preprocessing {name}")
+        # Imported after install(), as it takes time.
         from input_preprocessing.stage.cli import (
             run_stage,
-        )  # imported after install(), as it takes time
+        )
 
         run_stage(name)
 

@@ -242,9 +242,8 @@ def _package(arguments: argparse.Namespace) -> int:
 
 _TYPES = {"path": Path, "int": int, "float": float}
 _FIELDS = 'such as {"cooling": "air", ...}'
-_COMMANDS: dict[
-    str, Callable[[argparse.Namespace], int]
-] = {  # names as in commands.yaml
+# Names as in commands.yaml.
+_COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "show": partial(_tables, show),
     "check": _check,
     "compare": partial(_tables, compare),

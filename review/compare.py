@@ -106,10 +106,11 @@ def ratio(above: Mean, below: Mean) -> Ratio:
     degrees of freedom, with the counts of the trimmed means (Yuen 1974). p: two-sided test that the
     logarithm is 0, so p < 0.05 exactly if the interval excludes 1.
     """
+    # Imported here: takes 0.2 s, which most commands do not need.
     from scipy.special import (
         stdtr,
         stdtrit,
-    )  # imported here: takes 0.2 s, which most commands do not need
+    )
 
     if below.value == 0:
         raise ValueError("a ratio to zero")
@@ -246,9 +247,8 @@ def _task(result: Result) -> dict[str, Any]:
     config.json.
     """
     known: dict[str, Any] = {"division": result.division, "target": result.target}
-    if (
-        result.division == "closed"
-    ):  # the same data set for everybody, whatever its path
+    # The same data set for everybody, whatever its path.
+    if result.division == "closed":
         return known
     run = next((run for run in result.runs if run.log.events), None)
     for key in ("submission_benchmark", "eval_samples", "max_sequence_length"):

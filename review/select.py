@@ -36,10 +36,11 @@ from review.logs.tree import copy_runs
 from review.results.run import Run
 from review.results.score import REQUIRED_RUNS, Result
 
+# Written by this repository's runs, read by `package`.
 _ALONG = (
     "config.json",
     "environment.json",
-)  # written by this repository's runs, read by `package`
+)
 RECORD = "selection.json"
 
 

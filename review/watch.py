@@ -106,9 +106,8 @@ class LogTail:
             stamp = (self.path, stat.st_ino, stat.st_size, stat.st_mtime_ns)
             if self._run is None or self._read != stamp:
                 data = self.path.read_bytes()
-                whole = data[
-                    : data.rfind(b"\n") + 1
-                ]  # the last line may be half written
+                # The last line may be half written.
+                whole = data[: data.rfind(b"\n") + 1]
                 self._run, self._read = (
                     Run(parse(self.path, whole), self.ruleset),
                     stamp,

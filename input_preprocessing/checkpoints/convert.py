@@ -103,9 +103,10 @@ def write_pytorch(path: Path, tensors: parameters.Tensors) -> None:
     arrays = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
     with atomic_file(path) as partial:
         if path.suffix == ".safetensors":
+            # save_file leaves a temporary file when killed.
             from safetensors.numpy import (
                 save,
-            )  # save_file leaves a temporary file when killed
+            )
 
             partial.write_bytes(save(arrays, metadata={"format": "pt"}))
         else:
@@ -121,9 +122,8 @@ def write_pytorch(path: Path, tensors: parameters.Tensors) -> None:
             try:
                 with open(partial, "wb") as file:
                     torch.save({"model": state}, file)
-            except (
-                RuntimeError
-            ) as error:  # PyTorch's for a failed write, without the reason
+            # PyTorch's for a failed write, without the reason.
+            except RuntimeError as error:
                 raise DataError(
                     f"cannot write {path}; check space and permissions, run again"
                 ) from error

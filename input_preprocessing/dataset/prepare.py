@@ -48,9 +48,8 @@ def start(options: argparse.Namespace) -> steps.Job | None:
     config = sampling_config(options)
     outputdir: Path = options.outputdir
     folder = steps.download_folder(options)
-    share = (
-        1 + options.phases_after / 2
-    )  # the shards of each later phase take half the disk
+    # The shards of each later phase take half the disk.
+    share = 1 + options.phases_after / 2
     if not (options.skip_download or options.input):
         if not (folder / "results4").is_dir():
             # By the published sizes, before hours of downloading.

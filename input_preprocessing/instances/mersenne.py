@@ -141,9 +141,8 @@ def shuffle_with(state, values, partners):  # type: ignore[no-untyped-def]
         while ((i + 1) >> bits) > 0:
             bits += 1
         shift = np.uint32(32 - bits)
-        last = max(
-            (1 << (bits - 1)) - 1, 1
-        )  # the number of bits is the same down to here
+        # The number of bits is the same down to here.
+        last = max((1 << (bits - 1)) - 1, 1)
         while i >= last:
             if at == END:
                 at = refill(state, at)

@@ -30,9 +30,8 @@ class SamplingConfig:
     random_seed: int = _default("random_seed")
     dupe_factor: int = _default("dupe_factor")
     do_lower_case: bool = _default("do_lower_case")
-    nsp: bool = _default(
-        "nsp"
-    )  # sentence pairs for next-sentence prediction; else full sequences of a document
+    # Sentence pairs for next-sentence prediction; else full sequences of a document.
+    nsp: bool = _default("nsp")
 
     def __post_init__(self) -> None:
         # 5: [CLS], two [SEP] and a token for each segment. 32,767: positions are int16.

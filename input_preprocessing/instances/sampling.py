@@ -24,10 +24,11 @@ from input_preprocessing.stage.reading import read_text
 from input_preprocessing.text.tokenization import TokenizedText, grown, tokenize
 from input_preprocessing.text.vocabulary import Vocabulary
 
+# The 53 bits of random() are below these iff it is below 0.5, 0.8.
 _HALF, _FOUR_FIFTHS = (
     1 << 52,
     int(0.8 * 2**53),
-)  # the 53 bits of random() are below these iff it is below 0.5, 0.8
+)
 
 
 def instances_of(
@@ -94,9 +95,8 @@ def make_instances(
         dtype=text.tokens.dtype,
     )
     # An id of 15 bits above a position of 16 fits int32; ids of a larger vocabulary need int64.
-    mask_type = np.empty(
-        0, dtype=np.int32 if text.tokens.itemsize == 2 else np.int64
-    )  # holds a position and an id
+    # Holds a position and an id.
+    mask_type = np.empty(0, dtype=np.int32 if text.tokens.itemsize == 2 else np.int64)
     state = mersenne.initial_state(config.random_seed)
     pairs, masked_offsets, masked = sample(
         state,

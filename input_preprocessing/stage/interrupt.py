@@ -19,10 +19,11 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
+# Seconds to wait for workers to start, and to end.
 _LONGEST_HOLD, _LONGEST_END = (
     20.0,
     2.0,
-)  # seconds to wait for workers to start, and to end
+)
 _received, _held = threading.Event(), threading.Event()
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -38,9 +39,8 @@ def install(program: str | None) -> None:
     # set_wakeup_fd() demands it.
     os.set_blocking(writer, False)
     for number in SIGNALS:
-        if (
-            signal.getsignal(number) != signal.SIG_IGN
-        ):  # ignored under nohup and in background jobs
+        # Ignored under nohup and in background jobs.
+        if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, _park)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     threading.Thread(

@@ -29,9 +29,8 @@ from common.tables import read_table
 from input_preprocessing.stage.parallel import WORTH_WORKERS, run_tasks
 from input_preprocessing.stage.reading import readable
 
-PUBLISHED = read_table(
-    __file__, "published.yaml"
-)  # files of the benchmark and for fine-tuning
+# Files of the benchmark and for fine-tuning.
+PUBLISHED = read_table(__file__, "published.yaml")
 NUM_PARTS: int = PUBLISHED["text_parts"]
 TEXT_MD5: dict[str, str] = PUBLISHED["text_md5"]
 VOCAB_MD5: str = next(
@@ -57,9 +56,8 @@ class Manifest:
     files: dict[str, str]  # digest_of each file, by path in the folder
     license: str = ""  # of the texts, in manifests of earlier versions
     versions: dict[str, str]  # of the software used
-    sources: dict[
-        str, list[list[str]]
-    ]  # what the records of each folder say they were made of
+    # What the records of each folder say they were made of.
+    sources: dict[str, list[list[str]]]
 
     @property
     def records(self) -> list[str]:  # training files
@@ -78,9 +76,8 @@ class Manifest:
         """Whether the text is the benchmark's (False: partly, None: not at all), and the same in
         words.
         """
-        count = (
-            len(self.texts) - 1
-        )  # the evaluation text is among the texts, but is no part
+        # The evaluation text is among the texts, but is no part.
+        count = len(self.texts) - 1
         wrong = [name for name, md5 in TEXT_MD5.items() if self.texts.get(name) != md5]
         if len(wrong) == len(TEXT_MD5):
             return (

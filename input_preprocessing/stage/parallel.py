@@ -120,10 +120,11 @@ def _work(pipe: Connection, parent: int) -> None:
             task = pipe.recv()
             try:
                 result = function(task)
+            # Any other error ends the worker with a traceback.
             except (
                 DataError,
                 OSError,
-            ) as error:  # any other error ends the worker with a traceback
+            ) as error:
                 result = error
             pipe.send(result)
 
@@ -161,14 +162,12 @@ def _run_pool(
     progress: Progress,
 ) -> list[Result]:
     workers = _start_workers(min(jobs, len(tasks)))
-    left = sorted(
-        range(len(tasks)), key=lambda i: costs[i]
-    )  # taken from the end: longest first
+    # Taken from the end: longest first.
+    left = sorted(range(len(tasks)), key=lambda i: costs[i])
     results: dict[int, Result] = {}
     failure: Exception | None = None
-    awaited: dict[Any, int | None] = dict.fromkeys(
-        workers
-    )  # task of each worker; None: starting
+    # Task of each worker; None: starting.
+    awaited: dict[Any, int | None] = dict.fromkeys(workers)
     pipe: Any
     try:
         while awaited:

@@ -68,9 +68,8 @@ def row_features(records: Records) -> dict[str, tuple[Array, Array]]:
     in_sequence = np.arange(len(records.input_ids)) - np.repeat(
         records.sequence_offsets[:-1], lengths
     )
-    in_row = records.sequence_offsets[:-1] - np.repeat(
-        tokens[:-1], np.diff(rows)
-    )  # first token of a sequence
+    # First token of a sequence.
+    in_row = records.sequence_offsets[:-1] - np.repeat(tokens[:-1], np.diff(rows))
     positions = records.masked_lm_positions + np.repeat(in_row, counts)
     features = {
         "input_ids": (records.input_ids, tokens),
@@ -197,10 +196,11 @@ def _encode(  # type: ignore[no-untyped-def]
         body = at
         for f in range(widths.size):
             first, last = positions[f, row], positions[f, row + 1]
+            # Bytes, and values of padding.
             size, missing = (
                 0,
                 widths[f] - (last - first),
-            )  # bytes, and values of padding
+            )
             if f == floats:  # 1.0, little-endian
                 size, missing = 4 * (last - first), 4 * missing
                 scratch[:size] = 0

@@ -108,9 +108,8 @@ def check_prose(path: Path, start: bytes, is_found: bool) -> None:
     for signature, kind in _BINARY.items():
         if start.startswith(signature):
             raise NoText(f"{path} is {kind}: convert it to text")
-    is_wide = start.startswith(
-        (b"\xff\xfe", b"\xfe\xff")
-    )  # UTF-16, an error of its own
+    # UTF-16, an error of its own.
+    is_wide = start.startswith((b"\xff\xfe", b"\xfe\xff"))
     # More than rare accidents; NULs of a text are dropped, as by the reference.
     controls = len(start) - len(start.translate(None, _CONTROLS))
     if not is_wide and controls > 1 + len(start) / 100:

@@ -54,9 +54,8 @@ _MOST_RECORD = (
 _PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\x28\xb5\x2f\xfd": "zstd"}
 _SENTENCE_END = re.compile(rb"""[.!?]["')\]]*\s""")
 _END = re.compile(r"""(?<=[.!?])["')\]”’]*\s+(?=["'(\[“‘]*[A-Z0-9])""")
-_RULE = re.compile(
-    r"[^\w\s](?:\W*[^\w\s])?\s*"
-)  # a rule under a heading or between sections
+# A rule under a heading or between sections.
+_RULE = re.compile(r"[^\w\s](?:\W*[^\w\s])?\s*")
 _TERMINATED = re.compile(r"""[.!?:;]["')\]”’]*$""")
 _ABBREVIATION = re.compile(
     r"(?:\b(?:Mr|Mrs|Ms|Dr|Prof|St|Sr|Jr|Rev|Gen|Col|Capt|Lt|Hon|vs|e\.g|i\.e|cf|Fig|No|Vol|pp?|ch|sec|ed|al|approx)"
@@ -142,9 +141,8 @@ def _source(
 ) -> Source:
     """unpacked: where to write a packed file; is_found: in a folder."""
     path = name
-    if (
-        path.exists() and not path.is_file()
-    ):  # such as a pipe, which can be read only once
+    # Such as a pipe, which can be read only once.
+    if path.exists() and not path.is_file():
         raise DataError(f"{path} is no regular file; give one")
     with readable(f"the text {path}", "check --input"), open(path, "rb") as start:
         stamp, magic = stamp_of(os.fstat(start.fileno())), start.read(8)

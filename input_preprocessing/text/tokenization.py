@@ -63,9 +63,8 @@ _REPLACED = {0x1734: "\u1714"}
 class TokenizedText:
     """Documents of segments of tokens, flattened."""
 
-    tokens: (
-        npt.NDArray[np.int16] | npt.NDArray[np.int32]
-    )  # depending on the vocabulary's size
+    # Depending on the vocabulary's size.
+    tokens: npt.NDArray[np.int16] | npt.NDArray[np.int32]
     segment_offsets: npt.NDArray[np.int64]  # segment s is tokens [o[s], o[s + 1])
     document_offsets: npt.NDArray[np.int64]  # document d is segments [o[d], o[d + 1])
 
@@ -136,9 +135,8 @@ def _tables(lower_case: bool) -> tuple[_Table, _Table]:
             return chr(shield)
         if lower_case and code in _REPLACED:
             return _REPLACED[code]
-        return (
-            " " if char.isspace() else char
-        )  # U+2028, U+2029: the reference's str.split() splits there
+        # U+2028, U+2029: the reference's str.split() splits there.
+        return " " if char.isspace() else char
 
     def split(code: int) -> str | None:
         """Drops combining marks unless cased, puts spaces around punctuation, removes shields."""
@@ -179,9 +177,8 @@ def prepare(data: bytes, lower_case: bool = True) -> bytes:
     spans = _odd_words(np.frombuffer(data, dtype=np.uint8), _IS_ODD)
     if not len(spans):
         return data
-    blocks = np.split(
-        spans, range(_BLOCK, len(spans), _BLOCK)
-    )  # a Python list of all of them would take gigabytes
+    # A Python list of all of them would take gigabytes.
+    blocks = np.split(spans, range(_BLOCK, len(spans), _BLOCK))
     originals = list(
         dict.fromkeys(
             data[start:end] for block in blocks for start, end in block.tolist()
@@ -246,9 +243,8 @@ def tokenize(
     dropped.
     """
     text = np.frombuffer(prepare(data, lower_case), dtype=np.uint8)
-    tokens = np.empty(
-        text.size, dtype=id_dtype(len(vocabulary))
-    )  # a token has at least one byte
+    # A token has at least one byte.
+    tokens = np.empty(text.size, dtype=id_dtype(len(vocabulary)))
     # The last line need not end with a line feed, hence one more.
     num_lines = int(np.count_nonzero(text == ord("\n"))) + 1
     segment_offsets = np.zeros(num_lines + 1, dtype=np.int64)

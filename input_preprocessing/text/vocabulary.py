@@ -66,9 +66,8 @@ class Vocabulary:
         encoded = [token.encode() for token in self.tokens]
         data = np.frombuffer(b"".join(encoded), dtype=np.uint8)
         ends = np.cumsum([len(token) for token in encoded], dtype=np.int64)
-        if (
-            len(data) > NODE_MASK - 1
-        ):  # at most one node per byte, besides the two roots
+        # At most one node per byte, besides the two roots.
+        if len(data) > NODE_MASK - 1:
             raise DataError(
                 f"the vocabulary's tokens have {len(data):,} bytes; at most {NODE_MASK - 1:,} are allowed"
             )
@@ -122,9 +121,8 @@ def _insert_tokens(data, ends, entries, ids):  # type: ignore[no-untyped-def]
         end = ends[token]
         node = 0
         i = start
-        if (
-            end - start > 2 and data[start] == 35 and data[start + 1] == 35
-        ):  # "##x" continues a word
+        # "##x" continues a word.
+        if end - start > 2 and data[start] == 35 and data[start + 1] == 35:
             node = 1
             i = start + 2
         slot = 0

@@ -36,9 +36,8 @@ from input_preprocessing.wiki.extract import read_pages
 
 MODULES = ("mwparserfromhell", "nupunkt")
 
-_VERBATIM = str.maketrans(
-    "{}[]|<", "\ue000\ue001\ue002\ue003\ue004\ue005"
-)  # protects mark-up within nowiki
+# Protects mark-up within nowiki.
+_VERBATIM = str.maketrans("{}[]|<", "\ue000\ue001\ue002\ue003\ue004\ue005")
 _AS_WRITTEN = {new: old for old, new in _VERBATIM.items()}
 _LIST = "\x02"  # marks lines of list items, which are dropped later
 _TABLE = read_table(__file__, "wikitext.yaml")

@@ -37,9 +37,8 @@ from input_preprocessing.stage.manifest import (
 from input_preprocessing.stage.parallel import run_tasks
 
 CHUNK_BYTES = 32_000_000  # of the dump per file: 555 files for enwiki 2020
-_STREAM = re.compile(
-    rb"BZh[1-9]1AY&SY"
-)  # header of a stream and of its first block: ten bytes, byte-aligned
+# Header of a stream and of its first block: ten bytes, byte-aligned.
+_STREAM = re.compile(rb"BZh[1-9]1AY&SY")
 _READ = 1 << 18
 _OPEN, _CLOSE = b"<page>", b"</page>"
 

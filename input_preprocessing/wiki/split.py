@@ -217,12 +217,10 @@ def cut(documents: Integers, count: int) -> list[Integers]:
         np.searchsorted(ends, ends[-1] * np.arange(1, count) / count, side="left") + 1
     )
     first = np.arange(1, count)
-    positions = (
-        np.maximum.accumulate(np.maximum(positions - first, 0)) + first
-    )  # one document a run, from the front
-    positions = np.minimum(
-        positions, len(documents) - count + first
-    )  # and from the back
+    # One document a run, from the front.
+    positions = np.maximum.accumulate(np.maximum(positions - first, 0)) + first
+    # And from the back.
+    positions = np.minimum(positions, len(documents) - count + first)
     return np.split(documents, positions)
 
 

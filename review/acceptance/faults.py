@@ -31,21 +31,22 @@ from review.acceptance.schema import (
 
 MIN_SAMPLES = 5
 MIN_SHARE = 0.05  # of the time
+# Fail if they grow; other port counters: warn.
 LINK_CHANGES = (
     "link_downed",
     "carrier_changes",
-)  # fail if they grow; other port counters: warn
+)
+# Warn if they differ; others: fail.
 VERSIONS = (
     "kernel",
     "driver",
     "VBIOS",
     "BIOS",
     "firmware",
-)  # warn if they differ; others: fail
+)
 OWN = ("serial",)  # of each part another
-ASKED = [
-    field for field in FIELDS if not field.startswith("xid_")
-]  # anew for each sample
+# Anew for each sample.
+ASKED = [field for field in FIELDS if not field.startswith("xid_")]
 GONE_SECONDS = 5.0  # without a sample at the end of the telemetry
 
 

@@ -93,9 +93,8 @@ class Rounds:
 
     def __init__(self) -> None:
         self.width = 1  # repeats per round
-        self._sums: dict[
-            int, np.ndarray
-        ] = {}  # by rank: seconds and repeats of each round [MAX_ROUNDS, 2]
+        # By rank: seconds and repeats of each round [MAX_ROUNDS, 2].
+        self._sums: dict[int, np.ndarray] = {}
 
     def add(self, rank: int, repeat: int, seconds: float) -> None:
         """repeat: counted from 1."""
@@ -140,9 +139,8 @@ class Journal:
         self._started = started
         self._duration, self._elapsed, self._repeats = 0.0, 0.0, 0
         self._read: dict[Path, int] = {}  # bytes read of each node's journal
-        self._different: dict[
-            int, tuple[str, int]
-        ] = {}  # by rank: where first, number of repeats
+        # By rank: where first, number of repeats.
+        self._different: dict[int, tuple[str, int]] = {}
         self._rounds = Rounds()
 
     def read(self, ranks: Mapping[int, RankInfo]) -> BurnIn | None:

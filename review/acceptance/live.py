@@ -144,9 +144,8 @@ class AcceptanceTail:
         judged = [(path.name, path.stat().st_mtime_ns) for path in records]
         if judged != self._judged:
             self._found = None
-            with contextlib.suppress(
-                ReviewError
-            ):  # files of other nodes are still to come
+            # Files of other nodes are still to come.
+            with contextlib.suppress(ReviewError):
                 self._found = certify(self.path)
             # Without a verdict, another attempt at the next poll.
             self._judged = judged if self._found else []
@@ -160,9 +159,8 @@ class AcceptanceTail:
             burn.elapsed >= seconds if burn is not None else not seconds
         )
         stage = "burn-in" if burn else "over" if done else "starting"
-        if (
-            stage == "starting"
-        ):  # not during a burn-in: the load's output grows with each repeat
+        # Not during a burn-in: the load's output grows with each repeat.
+        if stage == "starting":
             stage = [stage, *_STAGE.findall(text_of(self.path / "output.txt"))][-1]
         changed = [path.stat().st_mtime for path in self.path.glob("burn_in_*.jsonl")]
         silent, error = (

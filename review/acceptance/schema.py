@@ -23,9 +23,8 @@ from common.files import whole_file
 from common.tables import read_table
 
 Columns = dict[str, np.ndarray]
-Facts = dict[
-    str, dict[str, Any]
-]  # by device (NODE, GPU 0, mlx5_0/1, eth0), then by name
+# By device (NODE, GPU 0, mlx5_0/1, eth0), then by name.
+Facts = dict[str, dict[str, Any]]
 NODE = "node"
 XID = r"NVRM: Xid \(([^)]*)\): (\d+)"  # a GPU's error in the kernel log: bus address, number
 UNREADABLE = (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile)

@@ -420,9 +420,8 @@ def standing(records: Records) -> Estimate | str:
     if not large or data.get("max_seq_length") != wanted["data"]["max_seq_length"]:
         return "nothing to compare with: published results are of BERT-large at 512 tokens, this was another model"
     # With the wait, as a step of training has it.
-    rounds = np.nanmedian(
-        records.by_step("together", *PARTS), axis=(0, 2)
-    )  # seconds per step
+    # Seconds per step.
+    rounds = np.nanmedian(records.by_step("together", *PARTS), axis=(0, 2))
     step, ranks = float(np.median(rounds)), len(records.ranks)
     # Sequences per step over all ranks.
     batch = data["batch_size"] * data["gradient_steps"] * data["packing_factor"] * ranks

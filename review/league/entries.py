@@ -26,10 +26,11 @@ HYPERPARAMETERS = (
     "opt_epsilon",
     "gradient_accumulation_steps",
 )
+# Range for a run to the target; a log that counts epochs is far below.
 _SANE_SAMPLES = (
     1e5,
     1e8,
-)  # range for a run to the target; a log that counts epochs is far below
+)
 PUBLISHED = Path(__file__).with_name("published.csv")
 
 

@@ -35,10 +35,11 @@ EVALUATION, EVALUATION_SPREAD = 1.0, 0.3
 # published results with more, each predicted from the others, took 4 to 15% longer, and 75% of them
 # lay within the interval.
 MANY, MANY_SPREAD = 16, 0.10
+# Learning rate and steps that certify.sh sets without a config.
 PLACEHOLDERS = (
     1e-4,
     1000,
-)  # learning rate and steps that certify.sh sets without a config
+)
 _STEPS, _RATE = "opt_learning_rate_training_steps", "opt_base_learning_rate"
 
 

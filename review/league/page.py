@@ -20,11 +20,12 @@ _SORTED_BY: dict[str, Callable[[Entry], object]] = {
     "round": lambda entry: entry.round,
     "nodes x accel.": lambda entry: entry.accelerators,
 }
+# The first click shows the greatest on top.
 _MORE_IS_BETTER = (
     "seq/s",
     "/accel",
     "efficiency",
-)  # the first click shows the greatest on top
+)
 
 
 def scaling(league: League) -> Chart | None:

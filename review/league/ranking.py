@@ -20,9 +20,8 @@ from review.logs.output import (
     rate_text,
 )
 
-BY: dict[
-    str, tuple[str, Callable[[Entry], float | None], int]
-] = {  # name: label, value, 1 if less is better else -1
+# Name: label, value, 1 if less is better else -1.
+BY: dict[str, tuple[str, Callable[[Entry], float | None], int]] = {
     "minutes": ("minutes", lambda entry: entry.minutes, 1),
     "published": ("published minutes", lambda entry: entry.published_minutes, 1),
     "rate": ("sequences/s", lambda entry: entry.sequences_per_second, -1),

@@ -54,9 +54,8 @@ class Log:
     path: Path
     events: tuple[Event, ...]
     errors: tuple[LineError, ...]
-    glued: frozenset[int] = (
-        frozenset()
-    )  # numbers of lines with several events, of which only the last is read
+    # Numbers of lines with several events, of which only the last is read.
+    glued: frozenset[int] = frozenset()
 
     def all(self, key: str) -> list[Event]:
         return [event for event in self.events if event.key == key]
@@ -143,9 +142,8 @@ def _parse_line(line: int, full: str) -> tuple[Event | None, LineError | None]:
     except ValueError as reason:
         error, record = LineError(line, f"is not JSON: {reason}", False), None
         with contextlib.suppress(ValueError, RecursionError):
-            record = _DECODE(body)[
-                0
-            ]  # an object followed by something else, such as a colour code
+            # An object followed by something else, such as a colour code.
+            record = _DECODE(body)[0]
         if record is None:
             return None, error
     if (

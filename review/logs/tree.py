@@ -73,9 +73,8 @@ def find_results(target: Path) -> list[tuple[Path, list[Path]]]:
         if any(
             RESULT_NAME.fullmatch(file) or _CRASH_NAME.fullmatch(file) for file in files
         ):
-            with contextlib.suppress(
-                FileNotFoundError
-            ):  # removed meanwhile, in a tree of live runs
+            # Removed meanwhile, in a tree of live runs.
+            with contextlib.suppress(FileNotFoundError):
                 results.append((Path(name), result_files(Path(name))))
     if not results:
         raise ReviewError(

@@ -39,9 +39,8 @@ def departures(
     target = target_of(ruleset)
     if (folder / RECORD).is_file():
         yield from _recorded_departures(folder, runs, division, target)
-    for run in (
-        runs if division != "closed" else ()
-    ):  # the rules of the closed one reject these
+    # The rules of the closed one reject these.
+    for run in runs if division != "closed" else ():
         if not (_is_own(run) and run.converged):
             continue
         best = max((evaluation.accuracy for evaluation in run.evaluations), default=0.0)

@@ -27,9 +27,8 @@ BENCHMARK = "bert"
 _NO_EVENTS = "a log has MLLOG lines"
 _ONE_OBJECT = "every line with :::MLLOG is one JSON object"
 _KNOWN_RULES = "the division and the benchmark are known"
-_Rules = dict[
-    str, dict[str, list[str]]
-]  # key, BEGIN or END -> name in the YAML file -> snippets of Python
+# Key, BEGIN or END -> name in the YAML file -> snippets of Python.
+_Rules = dict[str, dict[str, list[str]]]
 
 
 def evaluation_interval(batch_size: float) -> int:
@@ -277,9 +276,8 @@ class _Check:
             if not any(map(reported.get, choice)) and all(
                 message != finding.message for finding in self.general
             ):
-                self.say(
-                    message, required
-                )  # every one of the keys has this rule: report it once
+                # Every one of the keys has this rule: report it once.
+                self.say(message, required)
 
 
 def check_compliance(log: Log, ruleset: str = DEFAULT_RULESET) -> list[Finding]:

@@ -42,13 +42,11 @@ def check_description(path: Path, ruleset: str) -> list[Finding]:
     """
     findings: list[Finding] = []
     try:
-        if (
-            path.exists() and not path.is_file()
-        ):  # opening a pipe would wait for its writer
+        # Opening a pipe would wait for its writer.
+        if path.exists() and not path.is_file():
             return [broken("description", "is not a regular file", path)]
-        content = path.read_text(
-            locale.getpreferredencoding(False)
-        )  # like the official checker
+        # Like the official checker.
+        content = path.read_text(locale.getpreferredencoding(False))
         fields = json.loads(content)
     except FileNotFoundError:
         return [broken("description", "is missing", path)]

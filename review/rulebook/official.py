@@ -28,9 +28,8 @@ from review.logs.output import ReviewError
 
 USAGE = "training"
 LIMIT = 300  # CPU seconds per result; ten logs of 3,472 ranks take a tenth of it
-_STUCK = (
-    6 * 3600
-)  # seconds after which a checker waits for something that will not come, such as a lost disk
+# Seconds after which a checker waits for something that will not come, such as a lost disk.
+_STUCK = 6 * 3600
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -46,9 +46,8 @@ class Rcp:
     mean: float
     std: float
     minimum: float
-    runs: tuple[
-        int, ...
-    ] = ()  # samples of each reference run; none for an interpolated point
+    # Samples of each reference run; none for an interpolated point.
+    runs: tuple[int, ...] = ()
     hyperparameters: dict[str, Any] | None = None
     interpolated_from: tuple[int, int] | None = None
 
@@ -88,9 +87,10 @@ def minimum_mean(mean: float, std: float, reference_runs: int) -> float:
 
     Args: mean, std: of the reference, samples. reference_runs: number of them in the test.
     """
+    # Imported here: takes 0.2 s, which most commands do not need.
     from scipy.special import (
         stdtrit,
-    )  # imported here: takes 0.2 s, which most commands do not need
+    )
 
     if std == 0:
         return mean
@@ -209,9 +209,8 @@ def judge(
         return Verdict(passed=False, reason=reason, scaling_factor=1.0, point=None)
     # Only faster convergence than the reference lengthens the time; slower is its own penalty.
     factor = max(1.0, point.mean / mean_samples) if mean_samples > 0 else 1.0
-    passed = mean_samples >= point.mean / (
-        point.mean / point.minimum
-    )  # rounded like the official maximal speed-up
+    # Rounded like the official maximal speed-up.
+    passed = mean_samples >= point.mean / (point.mean / point.minimum)
     # Not even slower than the smallest reference: then the
     # official checker asks for one of its size.
     if not passed and reason.startswith("RCP not found"):

@@ -119,9 +119,8 @@ def _result(request: argparse.Namespace) -> Result:
     result = results[0]
     if not result.runs:
         raise ReviewError(f"{request.runs}: no result_*.txt, only trials that failed")
-    if (
-        result.departures and result.division == "closed"
-    ):  # the package leaves their record out
+    # The package leaves their record out.
+    if result.departures and result.division == "closed":
         why = "; ".join(result.departures)
         raise ReviewError(
             f"{request.runs}: not the benchmark: {why}: submit other runs"

@@ -116,9 +116,8 @@ def check(
         outcomes = [official.check_repository(root)]
         findings = submission_rules.check_organization(root)
         for path in submission_rules.descriptions(root):
-            if not (
-                root / "results" / path.stem
-            ).is_dir():  # the others are checked with their results
+            # The others are checked with their results.
+            if not (root / "results" / path.stem).is_dir():
                 findings += check_description(path, ruleset)
                 outcomes.append(official.check_system(path, ruleset))
         checked.append(_checked(root, root.name, tuple(outcomes), findings))
@@ -162,9 +161,8 @@ def own_findings(result: Result) -> list[Finding]:
                 if finding.message != training_rules.NOT_SAMPLES
             ]
         ours_and_theirs += accepted(run, ours)
-    reused = {
-        finding.file for finding in ours_and_theirs if finding.source == "seeds"
-    }  # already reported
+    # Already reported.
+    reused = {finding.file for finding in ours_and_theirs if finding.source == "seeds"}
     ours_and_theirs += [
         f
         for f in training_rules.check_runs(result)

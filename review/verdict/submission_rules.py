@@ -286,9 +286,8 @@ def stage(result: Result, root: Path | None, into: Path) -> Path:
     for path in source.iterdir():
         if path.name in opened or tree.RESULT_NAME.fullmatch(path.name):
             _link(target / path.name, path)
-    if (
-        source / "scaling.json"
-    ).is_dir():  # a file of this name is written by the checker
+    # A file of this name is written by the checker.
+    if (source / "scaling.json").is_dir():
         (target / "scaling.json").mkdir()
     if root is None:
         fields = {
@@ -300,9 +299,8 @@ def stage(result: Result, root: Path | None, into: Path) -> Path:
             json.dumps(fields), encoding="utf-8"
         )
         return organization
-    for path in undescribed(
-        root
-    ):  # without their logs, but the checker has to crash on them
+    # Without their logs, but the checker has to crash on them.
+    for path in undescribed(root):
         (organization / "results" / path.name / "other").mkdir(
             parents=True, exist_ok=True
         )

@@ -36,6 +36,7 @@ NOT_SAMPLES = "has an epoch_num that does not count samples"
 _PLACEHOLDERS = (None, "", "unknown", "reference_implementation")
 # As logs have them; descriptions use other words (submission_rules.categories).
 _STATUSES = ("onprem", "cloud", "preview", "research")
+# A clock or /dev/urandom rarely returns these.
 _LIKELY_MADE_UP = {
     0,
     1,
@@ -45,7 +46,7 @@ _LIKELY_MADE_UP = {
     12345,
     1337,
     2**31 - 1,
-}  # a clock or /dev/urandom rarely returns these
+}
 # A run stops at the first evaluation from 0.720 on; no published one reached 0.722.
 _MOST_ACCURATE = 0.73
 _LARGEST_BATCH = 1e9  # above any real one, and small enough to compute with
@@ -53,10 +54,11 @@ _LEAST_SERIES = (
     4  # evaluations; so many equal accuracies of two runs are no coincidence
 )
 _SLACK_MS = 1000  # ranks may log out of order within a moment
+# 2014, before the first round, to 2099; times in seconds are far below.
 _EARLIEST_MS, _LATEST_MS = (
     1.4e12,
     4.1e12,
-)  # 2014, before the first round, to 2099; times in seconds are far below
+)
 
 
 def check_run(run: Run, division: str | None = None) -> list[Finding]:
@@ -163,9 +165,8 @@ def _check_submission(run: Run) -> Iterator[Finding]:
         and cleared.line > run.run_start.line
     ):
         yield run.broken("cleared_before", "comes after run_start", cleared)
-    if (
-        cleared is not None and cleared.value is False
-    ):  # many logs have null for cleared caches
+    # Many logs have null for cleared caches.
+    if cleared is not None and cleared.value is False:
         yield run.broken("cleared", "is false", cleared)
 
 
@@ -262,9 +263,8 @@ def _check_interval(run: Run) -> Iterator[Finding]:
         )
     else:
         return
-    severity = (
-        ERROR if 0 < mean < expected / 2 else WARNING
-    )  # published results deviate by up to a quarter
+    # Published results deviate by up to a quarter.
+    severity = ERROR if 0 < mean < expected / 2 else WARNING
     yield run.broken(
         "interval",
         message,
@@ -359,9 +359,8 @@ def check_runs(result: Result) -> list[Finding]:
 
 def _canonical(value: Any) -> str:
     known = number(value)
-    return (
-        text(value) if known is None else f"{known:.12g}"
-    )  # the same for 100 and 100.0
+    # The same for 100 and 100.0.
+    return text(value) if known is None else f"{known:.12g}"
 
 
 def _check_alike(result: Result, keys: Sequence[str], rule: str) -> Iterator[Finding]:
