@@ -112,18 +112,14 @@ def _rcp_advice(result: Result) -> Iterator[str]:
         over = f"{_COUNTED * short:,.0f} over the {_COUNTED} runs that count"
         yield f"the mean is {mean:,.0f} samples, {least}: {short:,.0f} short on average, {over}"
     near = [] if batch is None else rcp.nearest(batch, result.ruleset)
-    for point in near:
-        runs = (
-            point.runs
-            and f", {len(point.runs)} runs from {point.runs[0]:,} to {point.runs[-1]:,}"
-        )
-        yield f"reference of batch {point.batch_size:,}: {point.describe()}{runs or ''}"
+    for reference in near:
+        line = f"reference of batch {reference.batch_size:,}: {reference.describe()}"
+        if runs := reference.runs:
+            line += f", {len(runs)} runs from {runs[0]:,} to {runs[-1]:,}"
+        yield line
     if point is None and batch is not None:
-        above = (
-            f"; the largest is {max(point.batch_size for point in near):,}"
-            if near
-            else ""
-        )
+        largest = max((reference.batch_size for reference in near), default=None)
+        above = "" if largest is None else f"; the largest is {largest:,}"
         # A new reference point takes twice as many runs as a submission.
         run = f"run the reference {2 * rcp.RUNS} times at {batch:g}"
         yield f"no reference covers batch {batch:g}{above}: {run}"
