@@ -99,6 +99,9 @@ trial::collect() {
   power::stop
   if record::read 2>/dev/null <"$staging/status"; then
     case $kind in bad_input) status=2 ;; not_reached) status=3 ;; *) status=1 ;; esac
+  elif ((status == 137)) && [[ ! $interrupted ]]; then
+    # A launcher that loses a connection kills the ranks together with the shells that would have left their record.
+    kind=killed rank=- node=- step=- reason='the ranks were killed (SIGKILL)'
   fi
   # A run that was asked to stop has saved and exits with 0, but is incomplete, and leaves the reason.
   if [[ $status == 0 && -s $staging/error_$trial.txt ]]; then status=1; fi

@@ -520,6 +520,21 @@ def test_a_lost_node_is_excluded_also_if_slurm_kills_the_other_ranks(slurm):
     )
 
 
+@pytest.mark.parametrize("resume", ["1", "0"])
+def test_ranks_that_are_killed_without_a_record_are_started_once_more(slurm, resume):
+    """srun aborts a step whose connection is reset, and kills what would leave a record."""
+    killed = slurm.root / "killed"
+    first = f'[[ "$*" == *--kill-on-bad-exit* && ! -e "{killed}" ]]'
+    slurm.stand_in(
+        "srun", f'if {first}; then touch "{killed}"; exit 137; fi\n' + srun()
+    )
+    done = slurm.run(
+        "./run.sub", CHECKPOINT_DIR=str(slurm.root / "saved"), RESUME=resume, NEXP="1"
+    )
+    assert done.returncode == (0 if resume == "1" else 1), done.stderr
+    assert ("the ranks were killed (SIGKILL); " in done.stderr) == (resume == "1")
+
+
 def test_a_node_on_which_no_step_starts_is_left_out_if_there_is_a_spare(slurm):
     slurm.stand_in(
         "scontrol", SCONTROL.replace("echo node0 ;;", "printf 'node0\\nnode1\\n' ;;")
