@@ -8,10 +8,8 @@
 set -euo pipefail
 REPO_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 readonly REPO_DIR
-for part in supervisor run/certify; do
-  # shellcheck source=/dev/null
-  source "$REPO_DIR/launch/$part.sh"
-done
+# shellcheck source=launch/load.sh
+source "$REPO_DIR/launch/load.sh" supervisor run/certify
 
 quick=${1:-}
 if [[ $quick == --help || $quick == -h ]]; then

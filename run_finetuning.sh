@@ -9,10 +9,8 @@
 set -euo pipefail
 REPO_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 readonly REPO_DIR
-for part in run/log run/variables slurm/submit; do
-  # shellcheck source=/dev/null
-  source "$REPO_DIR/launch/$part.sh"
-done
+# shellcheck source=launch/load.sh
+source "$REPO_DIR/launch/load.sh" run/log run/variables slurm/submit
 
 usage() {
   sed -n '2,/^set /s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"

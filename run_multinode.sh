@@ -11,10 +11,8 @@ hosts=()
 
 REPO_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 readonly REPO_DIR
-for part in supervisor ssh/hosts; do
-  # shellcheck source=/dev/null
-  source "$REPO_DIR/launch/$part.sh"
-done
+# shellcheck source=launch/load.sh
+source "$REPO_DIR/launch/load.sh" supervisor ssh/hosts
 
 hosts::load
 variables::trainer

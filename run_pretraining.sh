@@ -8,10 +8,8 @@
 set -euo pipefail
 REPO_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 readonly REPO_DIR
-for part in run/log run/child run/variables slurm/submit; do
-  # shellcheck source=/dev/null
-  source "$REPO_DIR/launch/$part.sh"
-done
+# shellcheck source=launch/load.sh
+source "$REPO_DIR/launch/load.sh" run/log run/child run/variables slurm/submit
 
 pretraining::usage() { log::die "usage: ./run_pretraining.sh configs/pretrain_NAME [--slurm | --check]"; }
 

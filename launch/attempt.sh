@@ -7,10 +7,8 @@ readonly REPO_DIR PLATFORM=$1 WORK=$2
 shift 2
 # shellcheck disable=SC2034 # for the platform
 declare -a nodes=("$@")
-for part in run/trial container/container "$PLATFORM/runner"; do
-  # shellcheck source=/dev/null
-  source "$REPO_DIR/launch/$part.sh"
-done
+# shellcheck source=launch/load.sh
+source "$REPO_DIR/launch/load.sh" run/trial container/container "$PLATFORM/runner"
 if [[ $WORK == trial ]]; then
   variables::trainer
   trainer::defaults

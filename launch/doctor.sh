@@ -9,10 +9,8 @@ set -uo pipefail
 REPO_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)
 readonly REPO_DIR GROUPS_ALL=(slurm container ssh machine gpu data)
 readonly PROC_SYS=${PROC_SYS:-/proc/sys}
-for part in run/log run/variables run/answers node/binding container/container ssh/hosts ssh/ssh; do
-  # shellcheck source=/dev/null
-  source "$REPO_DIR/launch/$part.sh"
-done
+# shellcheck source=launch/load.sh
+source "$REPO_DIR/launch/load.sh" run/log run/variables run/answers node/binding container/container ssh/hosts ssh/ssh
 # With several nodes at once, each prefixes its lines with its name.
 NODE=''
 if ((${SLURM_STEP_NUM_TASKS:-1} > 1)); then NODE="${SLURMD_NODENAME:-$(uname -n)}:"; fi

@@ -9,10 +9,8 @@
 #   platform::requeue TEXT   has the job started again elsewhere, and does not return unless that is impossible
 #   platform::end            before this script exits
 # shellcheck disable=SC2154 # the plan of a restart is of run/restart.sh
-for part in run/log run/variables run/child run/record run/restart container/container; do
-  # shellcheck source=/dev/null
-  source "$REPO_DIR/launch/$part.sh"
-done
+# shellcheck source=launch/load.sh
+source "$REPO_DIR/launch/load.sh" run/log run/variables run/child run/record run/restart container/container
 declare -a nodes=()
 declare attempt='' signalled=''
 declare -i attempts=0 status=0

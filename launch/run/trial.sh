@@ -12,11 +12,9 @@
 # All ranks run launch/run/rank.sh with the trainer RANK_MODULE (bert or finetune, see trainer_bert.sh), or with a test before
 # the first trial (NCCL_TEST=1).
 # A trial writes to RUN_DIR/running_N. Its log becomes RUN_DIR/result_N.txt once complete, failed_N.txt otherwise.
-for part in run/log run/variables run/child run/record run/restart run/answers run/port run/ending run/ranks run/preflight \
-  run/nccl_test run/certify run/start_test run/power run/rehearsal node/state; do
-  # shellcheck source=/dev/null
-  source "$REPO_DIR/launch/$part.sh"
-done
+# shellcheck source=launch/load.sh
+source "$REPO_DIR/launch/load.sh" run/log run/variables run/child run/record run/restart run/answers run/port run/ending run/ranks run/preflight \
+  run/nccl_test run/certify run/start_test run/power run/rehearsal node/state
 declare restart_suffix='' # suffix of folders after a restart: old ranks on a node that is cut off may still write to theirs
 
 trial::main() {

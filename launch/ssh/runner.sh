@@ -1,10 +1,8 @@
 #!/usr/bin/env bash
 # Ranks on several machines over ssh: the functions that trial.sh needs.
 # shellcheck disable=SC2034,SC2154 # hosts is for ssh.sh, command for ssh::together; nodes is attempt.sh's
-for part in run/platform ssh/ssh ssh/trial; do
-  # shellcheck source=/dev/null
-  source "$REPO_DIR/launch/$part.sh"
-done
+# shellcheck source=launch/load.sh
+source "$REPO_DIR/launch/load.sh" run/platform ssh/ssh ssh/trial
 declare -a hosts=("${nodes[@]}") container=() command=()
 
 runner::prepare() {

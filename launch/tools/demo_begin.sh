@@ -4,10 +4,8 @@
 # shellcheck disable=SC2034 # REPO_DIR is for the files sourced here, CORPUS for the demos
 readonly REPO_DIR=$PWD PYTHON=${PYTHON:-$PWD/.venv/bin/python} CORPUS=${CORPUS:-pydoc}
 export PYTHON PYTHONPATH=implementations${PYTHONPATH:+:$PYTHONPATH}
-for part in run/log run/child run/variables; do
-  # shellcheck source=/dev/null
-  source "launch/$part.sh"
-done
+# shellcheck source=launch/load.sh
+source launch/load.sh run/log run/child run/variables
 
 demo::step() { printf '\n== %s\n' "$*" >&2; }
 
