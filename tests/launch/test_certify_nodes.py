@@ -43,6 +43,8 @@ SETTINGS = {
     "DEVICE": "cpu",
     "OMP_NUM_THREADS": "1",
     "DGXNGPU": str(RANKS),
+    # The nodes share a name that may resolve to the loopback address.
+    "GLOO_SOCKET_IFNAME": "eth0",
 }
 JOB_SECONDS = 300
 SECONDS = 10  # of a stage
@@ -157,7 +159,8 @@ class Nodes:
         print(output)
         found = certify(self.folder / "results" / name)
         assert status == {"pass": 0, "warn": 3, "fail": 1}[found.state], output
-        assert output.strip().splitlines()[-1] == found.state
+        verdict = output.strip().splitlines()[-1]
+        assert verdict == f"{found.state} (software only: the test ran on CPUs)"
         return found
 
     def slurm(self, *command: str, limit: float = 60, **settings: str) -> str:
