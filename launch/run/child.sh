@@ -9,16 +9,24 @@ declare child='' child_ended='' child_starter=''
 child::bind() {
   local -r job=$1 starter=${2:-$$} seconds=${3:-20}
   (
-    set +e
-    trap '' TERM INT HUP QUIT USR1
-    exec </dev/null >/dev/null 2>&1 3>&- {never}<> <(:) # waits without starting a process every second next to timed ranks
-    if [[ ${lock_file:-} ]]; then exec {lock_file}>&-; fi
-    while child::lives "$job" && child::lives "$starter"; do read -rt 1 -u "$never"; done
+    child::become_watcher
+    while child::lives "$job" && child::lives "$starter"; do child::pause; done
     if child::lives "$starter"; then exit; fi
     child::stop "$job" "$seconds"
     "${@:4}"
   ) &
 }
+
+# Makes this subshell, which looks at others once a second, outlive signals and hold no file of the script that started it.
+child::become_watcher() {
+  set +e
+  trap '' TERM INT HUP QUIT USR1
+  exec </dev/null >/dev/null 2>&1 3>&- {never}<> <(:)
+  if [[ ${lock_file:-} ]]; then exec {lock_file}>&-; fi
+}
+
+# A second, without starting a process next to timed ranks.
+child::pause() { read -rt 1 -u "$never"; }
 
 # Terminates a job ($1), with its process group if it has its own, and kills it after $2 seconds. Does not wait for the kill: a
 # process that hangs in a driver call cannot be killed.

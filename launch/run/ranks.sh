@@ -34,11 +34,9 @@ trial::ranks() {
 # Slurm did not notice.
 trial::bound() {
   local -i waited=0
-  set +e
-  trap '' TERM INT HUP QUIT USR1
-  exec </dev/null >/dev/null 2>&1 3>&- {never}<> <(:) {lock_file}>&-
+  child::become_watcher
   while child::lives "$1"; do
-    read -rt 1 -u "$never"
+    child::pause
     if [[ -s $2 ]] && ((waited++ == OUTLIVE)); then child::stop "$1" 20; fi
   done
 }
