@@ -218,6 +218,7 @@ def _heads_of(
     max_seqlen: int,
 ) -> np.ndarray:
     """The heads of a batch. Raises DataError for offsets outside of the records."""
+    sequences = np.ascontiguousarray(sequences, dtype=np.int64)
     heads = np.zeros((6, len(sequences) + 1), np.int64)
     for records, where in zip(sources, indices, strict=True):
         is_sound = _read_heads(
@@ -229,7 +230,7 @@ def _heads_of(
             len(records.masked_lm_ids),
             max_seqlen,
             where,
-            np.ascontiguousarray(sequences, dtype=np.int64),
+            sequences,
             heads,
         )
         if not is_sound:

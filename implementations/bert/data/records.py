@@ -34,9 +34,8 @@ class Records:
     meaningless.
     """
 
-    input_ids: (
-        Array  # int16 (tokens,); int32 of a vocabulary above 32,768, as masked_lm_ids
-    )
+    # int16 (tokens,); int32 of a vocabulary above 32,768, as masked_lm_ids
+    input_ids: Array
     sequence_offsets: Array  # int64 (N + 1,)
     segment_b_start: Array  # int16 (N,)
     masked_lm_positions: Array  # int16 (M,)

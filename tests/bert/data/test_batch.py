@@ -67,6 +67,30 @@ def test_a_token_beyond_the_vocabulary_is_reported(make_records):
         gather_batch(*line, largest)
 
 
+@pytest.mark.parametrize(
+    ("field", "index", "value"),
+    [
+        ("sequence_offsets", 4, 1 << 40),
+        ("sequence_offsets", 0, -1),
+        ("sequence_offsets", 1, 0),
+        ("masked_lm_offsets", 4, 1 << 40),
+        ("masked_lm_offsets", 0, -1),
+        ("masked_lm_offsets", 1, 1 << 20),
+        ("segment_b_start", 2, 49),
+        ("segment_b_start", 2, -1),
+    ],
+)
+def test_offsets_outside_of_the_records_never_reach_compiled_code(
+    make_records, field, index, value
+):
+    records = make_records(4)
+    offsets = getattr(records, field).copy()
+    offsets[index] = value
+    damaged = dataclasses.replace(records, **{field: offsets})
+    with pytest.raises(DataError, match="verify"):
+        make_batch(damaged, np.arange(4), 48)
+
+
 # Of a process that has imported both.
 WITHOUT_NUMBA = """
 import sys
