@@ -169,7 +169,8 @@ def kernel_log(root: Path = Path("/")) -> dict[str, Any]:
     """The log's faults as [seconds since boot, line], the times of its first and last line, which
     boot it is of, and the uptime as it was read.
 
-    ``lines`` is None where the log cannot be read: this user may not, or the ring is empty.
+    ``lines`` is None where the log cannot be read: this user may not, or the ring is empty, or no
+    line has a time and none is a fault.
     """
     known = [re.compile(pattern) for pattern in (XID, *TABLES["kernel_log"])]
     times, lines = [], []
@@ -188,7 +189,7 @@ def kernel_log(root: Path = Path("/")) -> dict[str, Any]:
         "read": uptime(root),
         "first": first,
         "last": last,
-        "lines": lines if times else None,
+        "lines": lines if times or lines else None,
     }
 
 

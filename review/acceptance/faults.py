@@ -139,8 +139,8 @@ def gpu_faults(records: Records) -> Iterator[Reason]:
             )
             more = float(np.sum(np.where(counts < before, counts, counts - before)))
             if more > 0:
-                last = samples["xid_last"][-1] if field == "xid_count" else np.nan
-                which = "" if np.isnan(last) else f", the last Xid {last:.0f}"
+                xids = known(samples["xid_last"]) if field == "xid_count" else ()
+                which = f", the last Xid {xids[-1]:.0f}" if len(xids) else ""
                 if field == "xid_count" and _only_mild(samples):
                     state = "warn"
                 yield Reason(name, f"{more:.0f} {words} during the test{which}", state)
@@ -285,10 +285,10 @@ def _kernel_log(node: str, hardware: Mapping[str, Any]) -> Iterator[Reason]:
 
 def log_began(hardware: Mapping[str, Any]) -> float:
     """Time of the kernel log's last line before the test, by its own clock, which drifts from the
-    uptime's; -inf if the node has started again since.
+    uptime's; -inf if the node has started again since, or may have.
     """
     before, log = hardware.get("log_before") or {}, hardware.get("kernel_log") or {}
-    if before.get("boot") != log.get("boot"):
+    if not log.get("boot") or before.get("boot") != log["boot"]:
         return -math.inf
     # An empty log or one that could not be read has no last line.
     return float(before.get("last") or before.get("read") or -math.inf)

@@ -195,10 +195,11 @@ def _typical_pairs(records: Records) -> dict[str, list[float]]:
     """GB/s of a typical pair of each GPU by round; a slow pair alone is its link's fault."""
     _, of_gpu = records.gpu_pairs(PAIRS)
     # tools.py enters each copy as one of a GB.
-    return {
+    rates = {
         records.ranks[rank].name: known(1 / lower_median(own)).tolist()
         for rank, own in of_gpu.items()
     }
+    return {name: by_round for name, by_round in rates.items() if by_round}
 
 
 def bus_bandwidth(records: Records, name: str, size: int) -> float:

@@ -192,7 +192,10 @@ def observed(folder, gpu: dict, port: dict, fields: dict, log: str):
     found = make(1, 1, rounds=3)
     found.ranks[0] = RankInfo(0, 0, "node0", DEVICE["name"])
     hardware._dmesg = lambda: log
-    before = {"boot": "", "first": 0.0, "last": 450.0, "lines": []}
+    boot = folder / "proc/sys/kernel/random/boot_id"
+    boot.parent.mkdir(parents=True, exist_ok=True)
+    boot.write_text("b0")
+    before = {"boot": "b0", "first": 0.0, "last": 450.0, "lines": []}
     none = dict.fromkeys(hardware.FAULTS, 0)
     quiet = port | dict.fromkeys(TABLES["port_counters"], "0")
     counts = {name: 0 for name in quiet if name in TABLES["port_counters"]}

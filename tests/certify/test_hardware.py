@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -274,6 +275,9 @@ def test_the_kernel_log_is_read_with_its_times(monkeypatch, tmp_path):
     }
     monkeypatch.setattr(hardware, "_dmesg", lambda: "")
     assert hardware.kernel_log(tmp_path)["lines"] is None
+    # printk.time=0
+    monkeypatch.setattr(hardware, "_dmesg", lambda: f"Linux\n{XID.format(79)}\n")
+    assert hardware.kernel_log(tmp_path)["lines"] == [[math.inf, XID.format(79)]]
 
 
 @pytest.mark.parametrize(
@@ -327,6 +331,17 @@ def test_a_kernel_log_that_was_not_read_whole_is_not_tested(log, said):
     assert judged.state == "pass"
     assert said in judged.tested["not tested"].split("; ")
     assert judge(found, required=["kernel_log"]).state == "fail"
+
+
+def test_a_kernel_log_of_an_unknown_boot_is_not_tested_and_its_faults_count():
+    found = records()
+    before = {"boot": "", "first": 0.0, "last": 400.0, "lines": []}
+    log = before | {"lines": [[20.0, XID.format(79)]]}
+    found.hardware["node2"] |= {"log_before": before, "kernel_log": log}
+    judged = judge(found)
+    assert judged.state == "fail"
+    assert "79 of PCI:0000:3b:00 in the kernel log during" in judged.reasons()[0]
+    assert "kernel log on node2" in judged.tested["not tested"]
 
 
 @pytest.mark.parametrize("device", ["GPU 1", "mlx5_0/1"])

@@ -65,6 +65,16 @@ def test_a_fault_is_named_with_its_gpu(changes, state, said):
     assert fault.what.startswith(said)
 
 
+def test_an_xid_is_named_although_sampling_ended_with_it():
+    records = with_telemetry(xid_count=1, xid_last=79)
+    samples = records.telemetry["node1"]
+    last = np.flatnonzero(samples["device"] == 2)[-1]
+    for name in FIELDS:
+        samples[name][last] = np.nan
+    said = [fault.what for fault in judge(records).faults]
+    assert any("during the test, the last Xid 79" in what for what in said), said
+
+
 def test_a_bus_that_is_narrower_than_its_slot_is_named():
     records = with_telemetry()
     samples = records.telemetry["node0"]

@@ -132,6 +132,12 @@ def test_links_of_all_gpus_at_half_their_rate_are_seen_on_one_machine(
     judged = judge(found)
     assert judged.state == state
     assert len(judged.reasons()) == (gpus if state == "fail" else 0)
+    # Of most pairs each round lacks the time: there is no typical one to judge.
+    numbers = (found.probes["rank"] + found.probes["partner"]) % 3
+    measured = found.probes["round"] == numbers
+    for name, values in found.probes.items():
+        found.probes[name] = values[measured]
+    assert judge(found).state
 
 
 def test_a_model_without_figures_is_not_tested_against_them():
