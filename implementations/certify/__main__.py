@@ -68,7 +68,7 @@ class CertifyConfig(Address):
                 if self.inventory
                 else None
             )
-            # {**found} raises TypeError for a list or a number, which is JSON and no inventory.
+            # {**parts} raises TypeError for a list or a number, which is JSON and no inventory.
             if parts is not None and not all(
                 isinstance(facts, dict) for facts in {**parts}.values()
             ):

@@ -100,10 +100,10 @@ class Rounds:
         """repeat: counted from 1."""
         while (repeat - 1) // self.width >= MAX_ROUNDS:
             self.width *= 2
-            for column, sums in self._sums.items():
+            for other, sums in self._sums.items():
                 # [MAX_ROUNDS, 2] -> [MAX_ROUNDS / 2, 2, 2]: neighbours
                 # are added, the upper half is free again.
-                self._sums[column] = np.pad(
+                self._sums[other] = np.pad(
                     sums.reshape(-1, 2, 2).sum(axis=1), ((0, MAX_ROUNDS // 2), (0, 0))
                 )
         self._sums.setdefault(rank, np.zeros((MAX_ROUNDS, 2)))[

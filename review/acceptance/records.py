@@ -29,8 +29,8 @@ class Records:
     no GPUs; ended: Unix time, 0 if unknown.
 
     hardware: by node, its ``parts``, its devices' fault counts ``before`` and ``after``,
-    ``log_before`` and ``kernel_log``, the kernel's log; tools: by node, name, version, faults and skipped tests of each
-    tool. Both are empty in older records.
+    ``log_before`` and ``kernel_log``, the kernel's log; tools: by node, name, version, faults and
+    skipped tests of each tool. Both are empty in older records.
     """
 
     folder: Path
@@ -283,14 +283,13 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Columns]]:
         # A record that was cut off, or of another version, lacks some of what readers rely on.
         whole = about["version"] == VERSION and all(
             (
-                *(
-                    about["size"] > 0,
-                    about["ranks"],
-                    about["nodes"],
-                    "on_cpus" in about,
-                ),
+                about["size"] > 0,
+                about["ranks"],
+                about["nodes"],
+                "on_cpus" in about,
                 len(tables["steps"]["checksum"]) > 0,
-                *("seconds" in tables["probes"], "device" in tables["telemetry"]),
+                "seconds" in tables["probes"],
+                "device" in tables["telemetry"],
             )
         )
     except UNREADABLE:

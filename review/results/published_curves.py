@@ -283,15 +283,13 @@ def rehearsal(target: Path) -> Rehearsal:
             continue
         # Bands begin at the first evaluation; before it the checkpoint's accuracy is known.
         if evaluation.samples == 0:
-            low, high = (
-                INITIAL_ACCURACY - INITIAL_TOLERANCE,
-                INITIAL_ACCURACY + INITIAL_TOLERANCE,
-            )
+            low = INITIAL_ACCURACY - INITIAL_TOLERANCE
+            high = INITIAL_ACCURACY + INITIAL_TOLERANCE
             points.append(Point(0, evaluation.accuracy, low, high, 0.0))
-        else:
-            samples, accuracy = evaluation.samples, evaluation.accuracy
-            if point := band.compare(samples, accuracy, LEAST_MARGIN):
-                points.append(point)
+        elif point := band.compare(
+            evaluation.samples, evaluation.accuracy, LEAST_MARGIN
+        ):
+            points.append(point)
     if not points:
         raise ReviewError(
             f"{run.path}: none of its evaluations is at a sample count that published runs cover"

@@ -225,11 +225,11 @@ def _verify(
         )
 
     checked = check(root, train_samples=request.train_samples)
-    problems = []
+    as_given = []
     for verdict in checked:
         findings = tuple(map(renamed, verdict.findings))
-        problems.append(replace(verdict, path=moved(verdict.path), findings=findings))
-    return tuple(problems)
+        as_given.append(replace(verdict, path=moved(verdict.path), findings=findings))
+    return tuple(as_given)
 
 
 def _archive(root: Path, path: Path) -> None:

@@ -94,8 +94,8 @@ def describe(
         stacks = [values.get(_STACK) for _, values in reversed(layers)]
         merged = [stack for stack in stacks if isinstance(stack, Mapping)]
         stack: dict[str, Any] = {}
-        for name in merged:
-            stack |= name
+        for entries in merged:
+            stack |= entries
         fields[_STACK] = _value(_STACK, stack)
     # Fields of other tools in the file that is updated are kept.
     described: dict[str, Any] = {}

@@ -507,17 +507,17 @@ def parts(checked: Sequence[Checked], strict: bool = False) -> list[Part]:
             made += [Line("", text(line)) for line in lines if line]
     counts = []
     for severity in _STYLES:
-        answer = [
+        of_severity = [
             group
             for result in checked
             for group in groups(result.findings)
             if group[0].severity == severity
         ]
-        if answer:
-            in_all = sum(len(group) for group in answer)
-            at = f" at {in_all} places" if in_all > len(answer) else ""
+        if of_severity:
+            in_all = sum(len(group) for group in of_severity)
+            at = f" at {in_all} places" if in_all > len(of_severity) else ""
             counts.append(
-                f"{len(answer)} {severity}{'s' if len(answer) > 1 else ''}{at}"
+                f"{len(of_severity)} {severity}{'s' if len(of_severity) > 1 else ''}{at}"
             )
     verdict = "PASS" if all(result.passed(strict) for result in checked) else "FAIL"
     listed = ", ".join(counts) or "nothing found"
