@@ -130,9 +130,10 @@ def _text(path: Path, encoding: str) -> str:
         raise DataError(f"{path}: {told}") from None
     except OSError as error:
         raise DataError(f"{path}: {error.strerror or error}") from None
-    start = data[:99].lstrip(b"\xef\xbb\xbf \t\r\n").lower()
+    mark_up = data[:99].lstrip(b"\xef\xbb\xbf \t\r\n").lower()
     for signature, (format_name, cure) in _FOREIGN.items():
-        if start.startswith(signature.lower()):
+        start = mark_up if signature.startswith(b"<") else data
+        if start.startswith(signature):
             raise DataError(f"{path}: is {format_name}: {cure}")
     is_utf16 = data.startswith((b"\xff\xfe", b"\xfe\xff"))
     try:
@@ -244,12 +245,10 @@ def _encloses(text: str, parse: _Parse, plain: _Parse) -> bool:
     speech have joined some.
     """
     begins = text.startswith('"') or any(f'{before}"' in text for before in ",\t\n\r")
-    joins = (
-        max(plain.widths) > 1
-        and plain.is_rectangular
-        and len(plain.rows) > len(parse.rows)
-    )
-    return begins and parse.is_rectangular and not joins
+    if not (begins and parse.is_rectangular):
+        return False
+    is_table = plain.is_rectangular and max(plain.widths) > 1
+    return not (is_table and len(plain.rows) > len(parse.rows))
 
 
 def _separator(path: Path, text: str, kind: str, given: str) -> str:

@@ -53,6 +53,7 @@ TRAINING = {
     "no header, numbers in front": (b"1,good,x\n2,bad,y\n", [("good",), ("bad",)]),
     "a header in doubt": (b"review,mood\ngood,x\nbad,y\n" * 1, ":1: is it a header"),
     "TSV with speech over two rows": (b'text\tlabel\n"So good.\tx\nSo bad."\ty\n', [('"So good.',), ('So bad."',)]),
+    "a header like the first bytes of Parquet": (b"par1,label\na,x\nb,y\n", [("a",), ("b",)]),
     "TSV that has commas for tabs": (b"text,label\na,x\nb,y\n", "is the separator tab or ','?"),
     "TSV with old Macintosh line ends": (b"text\tlabel\ra\tx\rb\ty\r", [("a",), ("b",)]),
     "two labels": (b"text,Label,label\na,1,x\nb,2,y\n", "which of the columns text, Label, label is the label"),
@@ -136,6 +137,10 @@ def test_quotation_marks_around_lines_are_asked_about_or_counted(tmp_path):
 
     with pytest.raises(DataError, match=":1: quotation marks enclose several lines"):
         texts("")
+    unclosed = tmp_path / "unclosed.csv"
+    unclosed.write_text('"abc, 1\nd,2\n')
+    with pytest.raises(DataError, match=r":1: not CSV .*: double the quotation marks"):
+        tables.read(unclosed, Layout(reading=Reading(separator=",")))
     assert texts(",") == ["So good.\nSo bad.", "well"]
     assert texts("none") == ['"So good.', 'So bad."', "well"]
     path.write_text('text,label\n"So good.,x\nSo bad.",y\nwell,x\n')
