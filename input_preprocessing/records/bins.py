@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 from functools import partial
 from pathlib import Path
 
+from bert.data import kept_digests
 from bert.data.digests import add_multiset_digests
 from bert.data.format import open_records
 from bert.data.records import DataError
@@ -66,6 +68,8 @@ def _remove_other_bins(target: Path, edges: tuple[int, ...]) -> None:
             for path in folder.iterdir():
                 if path.name == INDEX or path.name.lstrip(".").startswith("part_"):
                     path.unlink()
+            # Digests of the shards that are gone.
+            shutil.rmtree(folder / kept_digests.FOLDER, ignore_errors=True)
             if not any(folder.iterdir()):
                 folder.rmdir()
 

@@ -52,7 +52,7 @@ OUTPUT = {
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """Where a run's files go. The launch scripts set both."""
+    """Where a run's files go. The launch scripts set them."""
 
     run_dir: Path | None = env(
         "RUN_DIR", None, doc="folder of this run's files; unset: none are written"
@@ -68,11 +68,6 @@ class RunConfig:
         None,
         doc="parent folder of the run folders; digests of data are kept there",
     )
-
-    @property
-    def digests(self) -> Path | None:
-        """Where digests of data are kept that lie in folders which cannot be written."""
-        return None if self.log_dir is None else self.log_dir / ".digests"
 
     def claims(self, job: str, *others: tuple[Path, str]) -> contextlib.ExitStack:
         """Claims this trial's files in RUN_DIR, and other folders, given with their settings'

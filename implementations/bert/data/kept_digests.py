@@ -20,7 +20,7 @@ FOLDER = ".digests"
 def digest_of(path: Path, spare: Path | None = None) -> str:
     """The content digest of what a file holds, computed or kept from the last time.
 
-    spare: a folder to keep it in where that of the file cannot be written, as in a container.
+    spare: a folder to keep it below where that of the file cannot be written, as in a container.
     Raises DataError.
     """
     identity = identity_of(path)
@@ -68,5 +68,5 @@ def _places(path: Path, identity: str, spare: Path | None) -> list[Path]:
     folder = path.parent.absolute()
     # With the device, whose number may differ between nodes that share the folder.
     name = f"{path.name}.{identity.rpartition(' ')[2]}.digest"
-    spares = [spare / folder.relative_to("/") / name] if spare else []
+    spares = [spare / FOLDER / folder.relative_to("/") / name] if spare else []
     return [folder / FOLDER / name, *spares]

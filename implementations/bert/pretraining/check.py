@@ -55,8 +55,14 @@ def contents(path: Path) -> str:
     """Digest of names and sizes of record files, and of their folder's index, which has a digest of
     each.
     """
-    files = sorted(path.rglob("*")) if path.is_dir() else [path]
-    files = [file for file in files if file.suffix in SUFFIXES and file.is_file()]
+    files = [path]
+    if path.is_dir():
+        files = [
+            file
+            for file in sorted(path.rglob("*"))
+            if file.suffix in SUFFIXES and not file.name.startswith(".")
+        ]
+    files = [file for file in files if file.is_file()]
     sizes = [(file.name, file.stat().st_size) for file in files]
     digest = hashlib.sha256(str(sizes).encode())
     for folder in sorted({file.parent for file in files}):
@@ -93,7 +99,7 @@ def report(config: PretrainingConfig) -> str:
     run.
     """
     check_finished(config)
-    is_closed = config.mlperf.division == "closed"
+    is_closed = config.mlperf.is_closed
     # A check is one process, without the ranks whose run it describes.
     alone = World(dataclasses.replace(config.dist, world_size=1, rank=0, local_rank=0))
     saved = resume.newest(config, alone)
@@ -155,7 +161,7 @@ def _weights(
         shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
         resume.warm_start(path, config.optim.optimizer, shapes)
     text = f"{path}: {loaded}" if any(loaded) else str(path)
-    if config.mlperf.division == "closed":
+    if config.mlperf.is_closed:
         first = closed_division.starting_weights(path)
         proved = "not proved" if first["unproved"] else "proved"
         text += f": {first['weights']}, {proved} to be model.ckpt-28252"
@@ -179,7 +185,7 @@ def _hours(config: PretrainingConfig, saved: dict[str, Any] | None) -> str:
 def _data(config: PretrainingConfig, saved: dict[str, Any] | None) -> str:
     """Describes the data. Raises DataError if no batches can be made of it."""
     data, size = config.data, config.model.vocab_size
-    is_closed = config.mlperf.division == "closed"
+    is_closed = config.mlperf.is_closed
     # Records are only read here, and no GPU is taken before the run.
     world = World(dataclasses.replace(config.dist, world_size=1, rank=0, device="cpu"))
     shards = open_source(data, size, pairs=config.nsp)
@@ -189,7 +195,7 @@ def _data(config: PretrainingConfig, saved: dict[str, Any] | None) -> str:
     if is_closed:
         closed_division.prove(config, shards, world)
     elif saved is not None:
-        integrity.check(shards.recorded_digests(), world, config.run.digests)
+        integrity.check(shards.recorded_digests(), world, config.run.log_dir)
 
     first, num_rows = shards[0], int(shards.row_counts().sum())
     copies = open_records(shards.paths[0])[1].dupe_factor

@@ -183,7 +183,7 @@ def prove(config: PretrainingConfig, source: Shards, world: World) -> None:
     For after the clock, which it would hold up; ``--check`` does it beforehand, and then it costs
     nothing here. The evaluation set is compared as it is read. Raises DataError naming the file.
     """
-    integrity.check(source.recorded_digests(), world, config.run.digests)
+    integrity.check(source.recorded_digests(), world, config.run.log_dir)
 
 
 def data_sets(config: PretrainingConfig, source: Shards) -> dict[str, Any]:
@@ -277,7 +277,7 @@ def check(config: PretrainingConfig, starts: bool) -> None:
     starts: the run starts now, so that on GPUs caches must have been dropped; nobody submits a CPU
     run.
     """
-    if config.mlperf.division != "closed":
+    if not config.mlperf.is_closed:
         return
     # All at once: each attempt may wait hours in a queue.
     problems = list(violations(config))

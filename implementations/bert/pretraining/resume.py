@@ -108,11 +108,7 @@ def newest(config: PretrainingConfig, world: World) -> dict[str, Any] | None:
         and not is_own(config, checkpoints[-1])
     ):
         problem = _foreign(config, checkpoints[-1])
-    elif (
-        checkpoints
-        and not config.checkpoint.resume
-        and config.mlperf.division == "closed"
-    ):
+    elif checkpoints and not config.checkpoint.resume and config.mlperf.is_closed:
         checkpoints = []  # timed from its start: what the attempt before saved is written over
     if checkpoints and not problem:
         try:

@@ -58,7 +58,7 @@ def _check_gpu(config: PretrainingConfig) -> None:
     minutes.
     """
     unseen = config.dist.device == "auto" and pick_device(config.dist).type == "cpu"
-    if unseen and config.mlperf.division == "closed" and not config.data.synthetic:
+    if unseen and config.mlperf.is_closed and not config.data.synthetic:
         raise ConfigError(
             f"no GPU is seen ({why_no_gpu()}): fix the driver, or set DEVICE=cpu"
         )

@@ -99,14 +99,10 @@ def pretrain(config: PretrainingConfig, world: World, log: MlperfLog) -> Ending:
 # --- before the clock
 
 
-def is_closed(config: PretrainingConfig) -> bool:
-    return config.mlperf.division == "closed"
-
-
 def initial_weights_facts(config: PretrainingConfig, world: World) -> dict[str, Any]:
     """What rank 0 of a closed run notes of INIT_CHECKPOINT; else nothing."""
     path = config.checkpoint.init_checkpoint
-    if not is_closed(config) or not world.is_main or path is None:
+    if not config.mlperf.is_closed or not world.is_main or path is None:
         return {}
     return closed_division.starting_weights(path)
 
@@ -177,7 +173,7 @@ def checked_source(
     resume.check_data(config.checkpoint, saved, source)
     if saved is not None and isinstance(source, Shards):
         # Not what they say of themselves.
-        integrity.check(source.recorded_digests(), world, config.run.digests)
+        integrity.check(source.recorded_digests(), world, config.run.log_dir)
     return source
 
 
@@ -190,7 +186,7 @@ def log_data(
 ) -> None:
     """Logs what is trained on, and in the closed division where the run starts from."""
     facts = weights_facts
-    if is_closed(config) and world.is_main and isinstance(source, Shards):
+    if config.mlperf.is_closed and world.is_main and isinstance(source, Shards):
         facts = closed_division.starting_point(config, source, weights_facts)
     # Of one shard: the others were made with the same max_predictions_per_seq.
     last_shard = source[len(source.row_counts()) - 1]
@@ -338,7 +334,11 @@ class Run:
         a power meter.
         """
         config, world = self.config, self.world
-        if is_closed(config) and not ending.stopped and isinstance(source, Shards):
+        if (
+            config.mlperf.is_closed
+            and not ending.stopped
+            and isinstance(source, Shards)
+        ):
             closed_division.prove(config, source, world)  # reads all of the data
         self.progress.summary(ending)
         if config.dist.emulate:

@@ -48,6 +48,10 @@ class MlperfConfig:
         doc="1: the launcher dropped the page caches before this run",
     )
 
+    @property
+    def is_closed(self) -> bool:
+        return self.division == "closed"
+
 
 def _raise(record: logging.LogRecord) -> None:
     error = sys.exc_info()[1]

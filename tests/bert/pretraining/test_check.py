@@ -118,3 +118,15 @@ def test_a_finished_trial_is_known_by_its_data_whatever_the_files_are_called(
     before = check.contents(tmp_path)
     (tmp_path / name).write_bytes(b"ab")
     assert check.contents(tmp_path) != before
+
+
+def test_of_a_finished_trials_data_a_single_file_counts_and_a_hidden_one_does_not(
+    tmp_path,
+):
+    data = tmp_path / "x.bin"
+    data.write_bytes(b"a")
+    before = check.contents(data), check.contents(tmp_path)
+    data.write_bytes(b"ab")
+    (tmp_path / ".DS_Store").write_bytes(b"a")
+    assert check.contents(data) != before[0]
+    assert check.contents(tmp_path) == before[1]

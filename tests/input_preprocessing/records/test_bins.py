@@ -98,6 +98,8 @@ def test_bins_of_earlier_edges_are_removed_but_no_file_of_others(
     use_edges(monkeypatch, 32, 64)
     target = make(source, "bins")
     (target / "32" / "notes.txt").touch()
+    (target / "32" / ".digests").mkdir()
+    (target / "32" / ".digests" / "part_00000.hdf5.1.digest").touch()
     use_edges(monkeypatch, 16, 64)
     make(source, "bins")
     assert sorted(path.name for path in target.rglob("*") if not path.name.startswith("part_")) == [
