@@ -24,14 +24,11 @@ if (3, 10) <= sys.version_info[:2] <= (3, 13):
 def candidates():
     """Interpreters that may be there."""
     names = ["python3", "python3.10", "python3.11", "python3.12", "python3.13"]
-    roots = [Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")]
-    pyenv = [
-        path for root in roots for path in sorted(root.glob("versions/*/bin/python"))
-    ]
+    root = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
     return [
         *filter(None, map(which, names)),
         *(f"/usr/bin/{name}" for name in names),
-        *pyenv,
+        *sorted(root.glob("versions/*/bin/python")),
     ]
 
 

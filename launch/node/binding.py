@@ -88,9 +88,8 @@ def gpu_of(rank: int, gpus: list[list[str]]) -> str:
     device = visible[rank] if rank < len(visible) and visible[rank] else str(rank)
     for index, uuid, address in gpus:
         if device in (index, uuid):
-            return address.lower()[
-                -12:
-            ]  # the driver's PCI domain has 8 digits, that of sysfs 4
+            # The driver's PCI domain has 8 digits, that of sysfs 4.
+            return address.lower()[-12:]
     # Without the driver's help: in the order of their addresses.
     found = [
         path.name
@@ -106,9 +105,8 @@ def near(rank: int, ranks: int, gpu: str) -> str:
     if gpu and (local := text_of(SYSFS / f"bus/pci/devices/{gpu}/local_cpulist")):
         return local
     nodes = sorted((SYSFS / "devices/system/node").glob("node[0-9]*"), key=natural)
-    lists = [
-        cpus for node in nodes if (cpus := text_of(node / "cpulist"))
-    ]  # others: memory only
+    # Others are memory only.
+    lists = [cpus for node in nodes if (cpus := text_of(node / "cpulist"))]
     return lists[rank * len(lists) // ranks] if lists else ""
 
 
@@ -116,24 +114,27 @@ def share(cpus: set[int], index: int, peers: int) -> set[int]:
     """Whole cores: share ``index`` of ``peers``; all if there are fewer cores than that."""
     siblings = "devices/system/cpu/cpu{}/topology/thread_siblings_list"
     # A core is named by its first hardware thread.
-    core_of = {cpu: expand(text_of(SYSFS / siblings.format(cpu)))[:1] for cpu in cpus}
-    cores = sorted(core for core in {*map(tuple, core_of.values())} if core)
-    mine = [
-        core for place, core in enumerate(cores) if place * peers // len(cores) == index
-    ]
+    core_of = {
+        cpu: min(expand(text_of(SYSFS / siblings.format(cpu))), default=-1)
+        for cpu in cpus
+    }
+    cores = sorted({*core_of.values()} - {-1})
     if len(cores) < peers:
         return cpus
-    return {cpu for cpu in cpus if tuple(core_of[cpu]) in mine}
+    mine = {
+        core
+        for number, core in enumerate(cores)
+        if number * peers // len(cores) == index
+    }
+    return {cpu for cpu in cpus if core_of[cpu] in mine}
 
 
-def cpus_of(rank: int, ranks: int, gpus: list[list[str]]) -> set[int]:
-    """CPUs of a local rank; empty if unknown."""
-    places = [near(peer, ranks, gpu_of(peer, gpus)) for peer in range(ranks)]
-    cpus = allowed().intersection(expand(places[rank]))
+def cpus_of(rank: int, lists: list[str]) -> set[int]:
+    """CPUs of a local rank, of the list of those near each rank; empty if unknown."""
+    mine = lists[rank]
+    cpus = allowed().intersection(expand(mine))
     if MODE == "exclusive":
-        return share(
-            cpus, places[:rank].count(places[rank]), places.count(places[rank])
-        )
+        return share(cpus, lists[:rank].count(mine), lists.count(mine))
     return cpus
 
 
@@ -155,17 +156,17 @@ def nearest_cards(gpu: str) -> list[str]:
     return [name for name, distance in distances.items() if distance == best]
 
 
-def show(ranks: int, gpus: list[list[str]]) -> None:
+def show(near_cpus: list[str], gpus: list[list[str]]) -> None:
     """The binding of all ranks of this node, for the log."""
     node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
     lines = [f"binding {MODE} on {node}"]
     row = "{:>4}  {:<12}  {:>4}  {:<10}  {}"
     lines.append(row.format("rank", "GPU", "NUMA", "NIC", "CPUs"))
-    for rank in range(ranks):
+    for rank in range(len(near_cpus)):
         gpu = gpu_of(rank, gpus)
         numa = text_of(SYSFS / f"bus/pci/devices/{gpu or 'none'}/numa_node")
         cards = ",".join(nearest_cards(gpu)) or "-"
-        cpus = compress(cpus_of(rank, ranks, gpus)) if MODE != "none" else ""
+        cpus = compress(cpus_of(rank, near_cpus)) if MODE != "none" else ""
         lines.append(row.format(rank, gpu or "-", numa, cards, cpus or "as given"))
     say(*lines)
 
@@ -177,9 +178,10 @@ def say(*lines: str) -> None:
 def main(process: int, rank: int, ranks: int) -> None:
     """Binds the process. Prints NCCL_IB_HCA, if it is to be set."""
     gpus = driver_gpus()
+    near_cpus = [near(peer, ranks, gpu_of(peer, gpus)) for peer in range(ranks)]
     if os.environ.get("RANK", "0") == "0":
-        show(ranks, gpus)
-    cpus = cpus_of(rank, ranks, gpus) if MODE != "none" else set()
+        show(near_cpus, gpus)
+    cpus = cpus_of(rank, near_cpus) if MODE != "none" else set()
     problem = "" if cpus or MODE == "none" else "no CPU near its GPU is allowed here"
     try:
         if cpus:

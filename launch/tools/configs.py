@@ -13,9 +13,7 @@ from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parents[2] / "configs"
 # All that a config exports, in an environment of its own.
-EXPORTS = (
-    "cd ..; source configs/$0 && exec env -0 -u PWD -u OLDPWD -u SHLVL -u _ -u PATH"
-)
+EXPORTS = "source configs/$0; exec env -0 -u PWD -u OLDPWD -u SHLVL -u _ -u PATH"
 
 
 def exports(name: str) -> "dict[str, str]":
@@ -23,7 +21,7 @@ def exports(name: str) -> "dict[str, str]":
     command = ["bash", "-euc", EXPORTS, f"config_{name}.sh"]
     given = {"PATH": os.environ["PATH"]}
     done = subprocess.run(
-        command, cwd=FOLDER, env=given, stdout=subprocess.PIPE, check=True
+        command, cwd=FOLDER.parent, env=given, stdout=subprocess.PIPE, check=True
     )
     entries = [
         entry.split("=", 1) for entry in done.stdout.decode().split("\0") if entry

@@ -34,8 +34,6 @@ def guard(checkout):
         "SLURM_PROCID": "0",
         "SLURMD_NODENAME": "dgx2",
         "SLURM_JOB_NODELIST": "dgx[1-3]",
-    }
-    given |= {
         "RUN_NAME": "run",
         "DGXNNODES": "2",
         "SPARE_NODES": "0",
