@@ -41,6 +41,17 @@ def running(pid: int) -> bool:
     return state(pid) not in ("", "Z", "X")
 
 
+def processes_with(folder: Path | str) -> list[int]:
+    """Living processes with this folder in their environment."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            is_named = str(folder).encode() in (process / "environ").read_bytes()
+            if is_named and running(int(process.name)):
+                found.append(int(process.name))
+    return found
+
+
 def free_ports(count: int = 1) -> int:
     """First of ``count`` consecutive free ports."""
     for _ in range(1000):

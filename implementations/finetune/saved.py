@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-import torch.distributed as distributed
 
 from bert import kernels
 from bert.checkpoint import huggingface
@@ -73,10 +72,8 @@ def predict(
     model.eval()
     mine = scores_of(model, samples, batch_size, world.device, world.rank, world.size)
     # Of objects, as a rank's windows have different lengths.
-    gathered: list[Any] = [mine] * world.size
-    if world.size > 1:
-        distributed.all_gather_object(gathered, mine)
-    scores = {number: row for part in gathered for number, row in part.items()}
+    parts = world.objects(mine)
+    scores = {number: row for part in parts for number, row in part.items()}
     return [scores[number] for number in range(len(scores))] if world.is_main else []
 
 

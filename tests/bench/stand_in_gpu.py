@@ -400,7 +400,5 @@ def install():
     Device().__enter__()
     from bert.kernels.attention import benchmark
 
-    benchmark.LENGTHS, benchmark.NUM_REPEATS = (
-        (48, 33, 40, 56),
-        1,
-    )  # trials take seconds
+    # Trials take seconds.
+    benchmark.LENGTHS, benchmark.NUM_REPEATS = (48, 33, 40, 56), 1

@@ -6,18 +6,16 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch
 
-from ..waiting import running, wait_until
+from ..waiting import processes_with, wait_until
 
 pytestmark = [
     pytest.mark.slow,
@@ -99,17 +97,6 @@ def test_every_item_runs_in_its_order_and_every_step_has_its_row(
     assert all(pair["overlay"] for pair in found["convergence"]["pairs"].values())
 
 
-def _using(folder):
-    """Processes that see the GPU."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            paths = re.findall(rb"PYTHONPATH=([^\0]*)", (path / "environ").read_bytes())
-            if any(folder.encode() in one for one in paths) and running(int(path.name)):
-                found.append(int(path.name))
-    return found
-
-
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("item", "moment"),
@@ -130,10 +117,10 @@ def test_a_signal_at_any_moment_leaves_no_process_on_the_gpu(
     trial = item == "self_check" and moment == "=== self_check"
     # gpu_all, its item, and the trial.
     wait_until(lambda: log.exists() and moment in log.read_text(errors="replace"))
-    wait_until(lambda: not trial or len(_using(folder)) == 3)
+    wait_until(lambda: not trial or len(processes_with(folder)) == 3)
     process.send_signal(signal.SIGTERM)
     out, _ = process.communicate()
     assert process.returncode == 128 + signal.SIGTERM
     assert f"{item:<14} FAILED (143)" in out
     assert "ended by SIGTERM" in out
-    wait_until(lambda: not _using(folder))
+    wait_until(lambda: not processes_with(folder))

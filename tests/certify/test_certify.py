@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import json
 import os
@@ -31,7 +30,7 @@ from certify.telemetry import Sampler
 from common.env import ConfigError, from_env
 from review.acceptance.verdict import certify
 
-from ..waiting import wait_until
+from ..waiting import processes_with, wait_until
 
 MODEL = {
     "vocab_size": 211,
@@ -83,16 +82,6 @@ def run(
     process = start(repository, folder, *words, **env)
     out, errors = process.communicate(timeout=300)
     return subprocess.CompletedProcess(process.args, process.returncode, out, errors)
-
-
-def processes_with(folder: Path) -> list[Path]:
-    """Processes with this folder in their environment."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if str(folder).encode() in (process / "environ").read_bytes():
-                found.append(process)
-    return found
 
 
 def test_a_machine_whose_ranks_compute_the_same_passes(

@@ -65,14 +65,10 @@ class RowNormalised(Rule):
             p.sub_(self.rate(update.lr) * g / of_rows[row].view(g.shape))
 
 
-@pytest.fixture
-def _added(monkeypatch):
+def test_a_rule_on_whole_parameters_sees_their_shapes_and_is_refused_a_shard(
+    monkeypatch,
+):
     monkeypatch.setitem(RULES, "muon", (Muon, ""))
-    monkeypatch.setitem(RULES, "rows", (RowNormalised, ""))
-
-
-@pytest.mark.usefixtures("_added")
-def test_a_rule_on_whole_parameters_sees_their_shapes_and_is_refused_a_shard():
     parameters = _weights()
     before = parameters["b.weight"].detach().clone()
     optimizer = Whole(parameters.items(), optim.OptimizerConfig(optimizer="muon").rule)

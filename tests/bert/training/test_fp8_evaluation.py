@@ -140,7 +140,7 @@ def test_weights_are_cast_once_an_evaluation_and_again_for_the_next(
     ours.evaluate()
     monkeypatch.setattr(fp8_linear, "cast_rows", counted)
     places = [
-        user.fp8.held.cast.data_ptr() for user in ours.model.bert.encoder.fp8_users
+        user.fp8.held.numbers.data_ptr() for user in ours.model.bert.encoder.fp8_users
     ]
     ours.train(batches, [1])
     assert casts == []
@@ -149,7 +149,7 @@ def test_weights_are_cast_once_an_evaluation_and_again_for_the_next(
     products = len(places)
     assert (sum(casts), len(casts)) == (products, products + 4 * products)
     assert places == [
-        user.fp8.held.cast.data_ptr() for user in ours.model.bert.encoder.fp8_users
+        user.fp8.held.numbers.data_ptr() for user in ours.model.bert.encoder.fp8_users
     ]
     other = run()
     other.step.load_state_dict(ours.step.state_dict())

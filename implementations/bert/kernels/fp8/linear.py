@@ -30,10 +30,10 @@ from bert.kernels.fp8.cast import cast_rows, cast_transpose, transpose
 from bert.kernels.support.weight_gradient import GradientTarget
 
 
-class Held(NamedTuple):
-    """A weight [N, K] in fp8 for an evaluation, and what undoes its scale (fp32, 0-d)."""
+class Operand(NamedTuple):
+    """A matrix in fp8, and what undoes its scale (fp32, 0-d)."""
 
-    cast: Tensor
+    numbers: Tensor
     inverse: Tensor
 
 
@@ -42,7 +42,8 @@ class Fp8Linear:
 
     def __init__(self, scaling: Scaling, number: int) -> None:
         self.scaling, self.number = scaling, number
-        self.held: Held | None = None
+        # The weight [N, K] during an evaluation.
+        self.held: Operand | None = None
 
     def runs(self, training: bool) -> bool:
         """Whether the product is done in fp8: in training, and in evaluations once there are
@@ -66,11 +67,11 @@ class Fp8Linear:
         target = self.scaling.target_for(weight, self.number, WEIGHT)
         # Allocated once, as a captured evaluation reads the same memory every time.
         if self.held is None:
-            self.held = Held(
+            self.held = Operand(
                 torch.empty_like(weight, dtype=target.dtype),
                 torch.empty_like(target.inverse),
             )
-        cast_rows(weight, target, out=self.held.cast)
+        cast_rows(weight, target, out=self.held.numbers)
         self.held.inverse.copy_(target.inverse)
 
     def held_product(
@@ -81,7 +82,13 @@ class Fp8Linear:
         """
         assert self.held is not None
         return product(
-            x8, self.held.cast.t(), x_inverse, self.held.inverse, bias, dtype, fast=True
+            x8,
+            self.held.numbers.t(),
+            x_inverse,
+            self.held.inverse,
+            bias,
+            dtype,
+            fast=True,
         )
 
     def __call__(

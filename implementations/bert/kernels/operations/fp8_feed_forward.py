@@ -40,7 +40,7 @@ from torch import Tensor
 from bert.kernels.fp8 import GRADIENT, INPUT, WEIGHT, Target, product
 from bert.kernels.fp8 import cast as fp8_cast
 from bert.kernels.fp8.cast import bits, cast_transpose, store_both_orders, transpose
-from bert.kernels.fp8.linear import Fp8Linear
+from bert.kernels.fp8.linear import Fp8Linear, Operand
 from bert.kernels.operations import dropout_add_layer_norm as norm_kernels
 from bert.kernels.operations.bias_gelu import _value_and_slope
 from bert.kernels.support import launches
@@ -201,13 +201,6 @@ class Weights(NamedTuple):
     bias_2: Tensor
     norm_weight: Tensor
     norm_bias: Tensor
-
-
-class Operand(NamedTuple):
-    """A factor of a product: fp8 numbers, and what undoes their scale (fp32, 0-d)."""
-
-    numbers: Tensor
-    inverse: Tensor
 
 
 def _product(
