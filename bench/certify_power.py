@@ -1,10 +1,10 @@
 """Power of the acceptance test: how often it finds slow ranks, and false alarms, simulated.
 
 A test has four stages and the matrix product, of 16 rounds each (as many as CERTIFY_SECONDS / 1.25,
-up to 64), compared separately and all
-together, as certify does. The noise of a round is independent between ranks (common noise cancels)
-and between rounds, or has an autocorrelation of 0.8. Healthy ranks differ by 0.3%. One rank, or
-half of them (by a tenth), is slow. Prints one JSON line, with a row per number of ranks and noise.
+up to 64), compared separately and all together, as certify does. The noise of a round is
+independent between ranks (common noise cancels) and between rounds, or has an autocorrelation of
+0.8. Healthy ranks differ by 0.3%. One rank, or half of them (by a tenth), is slow. Prints one JSON
+line, with a row per number of ranks and noise.
 
 usage: python bench/certify_power.py [--tests 1000] [--ranks 4,8,64,512] [--rounds 16]
 """

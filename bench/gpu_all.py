@@ -55,8 +55,9 @@ class Item:
 
 
 # In this order: what runs, then whether it is right, then how fast. All limits together are the
-# time of a run, so that an item that hangs takes no other's. They are estimates: PyTorch is read
-# from a cold disk, and self_check compiles most kernels and tries attention's backends.
+# time of a run, so that an item that hangs takes no other's but for the seconds it takes to end
+# it. They are estimates: PyTorch is read from a cold disk, and self_check compiles most kernels
+# and tries attention's backends.
 ITEMS = [
     Item("machine", ("gpu_all.py", "machine"), 40, tiny=(), on_cpu=True),
     Item("self_check", (SELF_CHECK,), 90, on_cpu=True),

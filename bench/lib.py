@@ -22,12 +22,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 ROOT = Path(__file__).resolve().parents[1]
-# Before installed packages, so that the checkout's own code is measured.
-# So that a plain checkout suffices.
-sys.path[1:1] = [
-    str(ROOT / "implementations"),
-    str(ROOT),
-]
+# So that a plain checkout suffices; before installed packages, so that its own code is measured.
+sys.path[1:1] = [str(ROOT / "implementations"), str(ROOT)]
 from common.process import root_cause  # noqa: E402  (found by the line above)
 
 PACKAGES = (

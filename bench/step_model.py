@@ -353,10 +353,10 @@ def predict(
     accumulate: batches per step, which updates and communicates once, with gradients in fp32 if
     above 1. whole: see ``record``.
     """
-    launches, num_sequences = recorded_step(config, rows, precision, whole)
+    recorded, num_sequences = recorded_step(config, rows, precision, whole)
     parts: dict[str, float] = {}
     phases = {"forward": 0.0, "backward": 0.0, "update": 0.0}
-    for launch in launches:
+    for launch in recorded:
         spent = launch.seconds(rates)
         name = f"products {launch.phase}" if launch.part == "products" else launch.part
         parts[name] = parts.get(name, 0.0) + spent
@@ -388,10 +388,10 @@ def predict(
         "milliseconds": {name: round(spent * 1e3, 3) for name, spent in parts.items()},
         "total": round(total * 1e3, 2),
         "sequences_per_second": round(accumulate * num_sequences / total, 1),
-        "launches": len(launches),
-        "gigabytes": round(sum(launch.num_bytes for launch in launches) / 1e9, 1),
+        "launches": len(recorded),
+        "gigabytes": round(sum(launch.num_bytes for launch in recorded) / 1e9, 1),
         "product_operations": sum(
-            launch.operations for launch in launches if launch.part != "attention"
+            launch.operations for launch in recorded if launch.part != "attention"
         ),
     }
 

@@ -317,13 +317,13 @@ LIBRARIES = {  # other libraries' kernels; the first match counts
 
 def by_part(kernels: Iterable[tuple[str, float]]) -> dict[str, float]:
     """Sums (kernel name, milliseconds) by part of the step."""
-    seconds: dict[str, float] = {}
+    totals: dict[str, float] = {}
     for name, spent in kernels:
         ours = (part for module, part in PARTS.items() if name.startswith(f"{module}_"))
         others = (part for part, names in LIBRARIES.items() if names.search(name))
         part = next(itertools.chain(ours, others), "other")
-        seconds[part] = seconds.get(part, 0.0) + spent
-    return seconds
+        totals[part] = totals.get(part, 0.0) + spent
+    return totals
 
 
 def profiled(precision: str, rows: int, config: BertConfig) -> dict[str, Any]:

@@ -36,9 +36,7 @@ def main() -> None:
         del sys.argv[1]
         interrupt.install(f"python -m input_preprocessing {name}")
         # Imported after install(), as it takes time.
-        from input_preprocessing.stage.cli import (
-            run_stage,
-        )
+        from input_preprocessing.stage.cli import run_stage
 
         run_stage(name)
 

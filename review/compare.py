@@ -107,10 +107,7 @@ def ratio(above: Mean, below: Mean) -> Ratio:
     logarithm is 0, so p < 0.05 exactly if the interval excludes 1.
     """
     # Imported here: takes 0.2 s, which most commands do not need.
-    from scipy.special import (
-        stdtr,
-        stdtrit,
-    )
+    from scipy.special import stdtr, stdtrit
 
     if below.value == 0:
         raise ValueError("a ratio to zero")

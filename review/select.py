@@ -37,10 +37,7 @@ from review.results.run import Run
 from review.results.score import REQUIRED_RUNS, Result
 
 # Written by this repository's runs, read by `package`.
-_ALONG = (
-    "config.json",
-    "environment.json",
-)
+_ALONG = "config.json", "environment.json"
 RECORD = "selection.json"
 
 

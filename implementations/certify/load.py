@@ -46,16 +46,12 @@ MIN_STEPS = 4  # per round
 ROUNDS, MAX_ROUNDS = 16, 64  # of a stage; each is compared
 ROUND_SECONDS = 1.25  # more time means more rounds, and beyond MAX_ROUNDS longer ones
 # Of a stage of `certify.sh --quick` and of START_TEST.
-QUICK_SECONDS, QUICK_ROUNDS = (
-    2.0,
-    6,
-)
+QUICK_SECONDS, QUICK_ROUNDS = 2.0, 6
 # Each pairing costs a process group, a model and its warm-up.
 MAX_PAIRINGS = 7
 MIN_BYTES = 1 << 20  # size of an all-reduce
-REDUCTIONS = (
-    3  # back to back: the fastest shows the network, the others what disturbs it
-)
+# Back to back: the fastest shows the network, the others what disturbs it.
+REDUCTIONS = 3
 SIZE, CPU_SIZE = 8192, 256  # rows and columns of a square matrix
 COPY_BYTES, CPU_COPY_BYTES = 1 << 30, 1 << 24
 READ_BYTES, READS = 1 << 22, 4  # of the data set in a round

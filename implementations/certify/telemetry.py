@@ -20,9 +20,8 @@ import numpy as np
 from review.acceptance.schema import FIELDS, SAMPLE
 
 # At one a second, samples are first thinned after 11 hours.
-MAX_SAMPLES = (
-    20_000  # at twice as many, every other sample is dropped and the interval doubles
-)
+# At twice as many, every other sample is dropped and the interval doubles.
+MAX_SAMPLES = 20_000
 PATIENCE = 30.0  # seconds for a sample that hangs
 # Links of an H100; errors of a link: replay, recovery, CRC of flits and of data.
 _NVLINKS, _NVLINK_COUNTERS = 18, 4

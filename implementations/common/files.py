@@ -27,7 +27,7 @@ def is_full(error: BaseException) -> bool:
 
 
 def no_space(folder: Path, file: str = "") -> NoSpaceError:
-    """The error for a full disk; what: the file that was being written."""
+    """The error for a full disk; file: the one that was being written."""
     free = shutil.disk_usage(folder).free / 1e6 if folder.is_dir() else 0.0
     return NoSpaceError(
         f"No space left in {folder}: {file or 'a file'}, {free:,.1f} MB are free: make room there"

@@ -25,12 +25,7 @@ _PROSE = re.compile(r".{41,}|.*[.!?]|\S+(\s+\S+){4,}", re.DOTALL)  # no name of 
 _DECIMAL_COMMA = re.compile(r"-?\d+,\d+")
 _ENDS = [*KINDS, *(f"{kind}.gz" for kind in KINDS)]
 # As pandas, JSON and spreadsheets write a missing value.
-MISSING = (
-    "",
-    "nan",
-    "null",
-    "<na>",
-)
+MISSING = "", "nan", "null", "<na>"
 
 
 @dataclass(frozen=True, kw_only=True)

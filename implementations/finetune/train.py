@@ -290,16 +290,16 @@ def resume(run: Run) -> Start:
     of another run.
     """
     config = run.config.checkpoint
-    saved = load_newest(config)
-    if saved is None:
+    state = load_newest(config)
+    if state is None:
         return Start()
-    if difference := rundir.difference(saved["run"], run.identity):
+    if difference := rundir.difference(state["run"], run.identity):
         where = f"RESUME=1: the checkpoint in {config.directory} is {difference}"
         raise ConfigError(
             f"{where}: use the same settings and data, or another CHECKPOINT_DIR"
         )
-    run.step.load_state_dict(saved)
-    return Start(*(saved[name] for name in Start._fields))
+    run.step.load_state_dict(state)
+    return Start(*(state[name] for name in Start._fields))
 
 
 def train_on(run: Run, samples: Samples) -> tuple[Ending, dict[str, Any]]:

@@ -104,9 +104,7 @@ def write_pytorch(path: Path, tensors: parameters.Tensors) -> None:
     with atomic_file(path) as partial:
         if path.suffix == ".safetensors":
             # save_file leaves a temporary file when killed.
-            from safetensors.numpy import (
-                save,
-            )
+            from safetensors.numpy import save
 
             partial.write_bytes(save(arrays, metadata={"format": "pt"}))
         else:

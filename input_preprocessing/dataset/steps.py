@@ -36,9 +36,8 @@ from input_preprocessing.stage.reading import (
 )
 from input_preprocessing.text.vocabulary import Vocabulary
 
-_RECORD_BYTES_PER_TEXT_BYTE = (
-    0.9  # per dupe_factor; measured with the benchmark's options
-)
+# Per dupe_factor; measured with the benchmark's options.
+_RECORD_BYTES_PER_TEXT_BYTE = 0.9
 # The benchmark's public files: the text, then with its archive, the TensorFlow and the converted
 # checkpoint.
 PUBLIC_TEXT = 13_200_000_000

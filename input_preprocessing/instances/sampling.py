@@ -25,10 +25,7 @@ from input_preprocessing.text.tokenization import TokenizedText, grown, tokenize
 from input_preprocessing.text.vocabulary import Vocabulary
 
 # The 53 bits of random() are below these iff it is below 0.5, 0.8.
-_HALF, _FOUR_FIFTHS = (
-    1 << 52,
-    int(0.8 * 2**53),
-)
+_HALF, _FOUR_FIFTHS = 1 << 52, int(0.8 * 2**53)
 
 
 def instances_of(

@@ -54,14 +54,13 @@ class ShardPlan:
     target: Path  # folder of the shards
     num_shards: int
     metadata: Metadata  # of the shards, without digests
-    shard_offsets: tuple[
-        int, ...
-    ]  # (groups + 1,): group g makes shards [o[g], o[g + 1])
-    run_offsets: Integers  # (files, groups + 1): group g takes sequences [o[f, g], o[f, g + 1]) of file f
+    # (groups + 1,): group g makes shards [o[g], o[g + 1])
+    shard_offsets: tuple[int, ...]
+    # (files, groups + 1): group g takes sequences [o[f, g], o[f, g + 1]) of file f
+    run_offsets: Integers
     multiset: str  # digest of all sequences of the sources
-    lengths: tuple[int, int] | None = (
-        None  # only sequences of more than [0] and at most [1] tokens, numbered as such
-    )
+    # Only sequences of more than [0] and at most [1] tokens, numbered as such.
+    lengths: tuple[int, int] | None = None
 
     def shard_path(self, shard: int) -> Path:
         return self.target / f"part_{shard:05d}_of_{self.num_shards:05d}.hdf5"

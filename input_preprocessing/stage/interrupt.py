@@ -20,10 +20,7 @@ from types import FrameType
 from typing import Any
 
 # Seconds to wait for workers to start, and to end.
-_LONGEST_HOLD, _LONGEST_END = (
-    20.0,
-    2.0,
-)
+_LONGEST_HOLD, _LONGEST_END = 20.0, 2.0
 _received, _held = threading.Event(), threading.Event()
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 

@@ -121,10 +121,7 @@ def _work(pipe: Connection, parent: int) -> None:
             try:
                 result = function(task)
             # Any other error ends the worker with a traceback.
-            except (
-                DataError,
-                OSError,
-            ) as error:
+            except (DataError, OSError) as error:
                 result = error
             pipe.send(result)
 

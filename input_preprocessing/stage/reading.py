@@ -17,9 +17,8 @@ import numpy.typing as npt
 
 from bert.data.records import DataError
 
-MOST_UNDECODABLE = (
-    0.001  # share of a text's bytes; above, it is in another encoding or no text
-)
+# Share of a text's bytes; above, it is in another encoding or no text.
+MOST_UNDECODABLE = 0.001
 CHUNK = 1 << 20  # bytes
 _SIGNATURES = {
     b"\x1f\x8b": "gzip",
@@ -51,7 +50,7 @@ def changed(path: Path) -> DataError:
 
 @contextmanager
 def readable(name: object, hint: str) -> Iterator[None]:
-    """Turns OSError into DataError. what: the file, for the message."""
+    """Turns OSError into DataError. name: the file's, for the message."""
     try:
         yield
     except OSError as error:
@@ -99,7 +98,7 @@ def read_text(path: Path, option: str) -> tuple[bytes, str]:
 def slices(
     paths: Sequence[Path], positions: npt.NDArray[np.int64]
 ) -> Iterator[list[bytes]]:
-    """Contents at places (file, begin, end), (N, 3): a list per file, in file order."""
+    """Contents at positions (file, begin, end), (N, 3): a list per file, in file order."""
     for number in np.unique(positions[:, 0]).tolist():
         with open(paths[number], "rb") as file:
             texts = []

@@ -187,7 +187,7 @@ def _encode(  # type: ignore[no-untyped-def]
 ):
     """Writes an Example per row, the i-th to out[bounds[i, 0]:bounds[i, 1]].
 
-    Feature f is values[places[f, i]:places[f, i + 1]], padded to widths[f]; for f == floats it is
+    Feature f is values[positions[f, i]:positions[f, i + 1]], padded to widths[f]; for f == floats it is
     as many ones.
     """
     at = 0
@@ -197,10 +197,7 @@ def _encode(  # type: ignore[no-untyped-def]
         for f in range(widths.size):
             first, last = positions[f, row], positions[f, row + 1]
             # Bytes, and values of padding.
-            size, missing = (
-                0,
-                widths[f] - (last - first),
-            )
+            size, missing = 0, widths[f] - (last - first)
             if f == floats:  # 1.0, little-endian
                 size, missing = 4 * (last - first), 4 * missing
                 scratch[:size] = 0

@@ -48,9 +48,8 @@ PYDOC = "pydoc"
 PART_BYTES = 8_000_000  # minimal size of a part
 _PATIENCE = 1_000_000  # bytes after these in which to look for the end of a document
 _DETECTED_ON = 2_000_000  # characters
-_MOST_RECORD = (
-    64_000_000  # bytes of a JSON record, which is held in memory several times over
-)
+# Bytes of a JSON record, which is held in memory several times over.
+_MOST_RECORD = 64_000_000
 _PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\x28\xb5\x2f\xfd": "zstd"}
 _SENTENCE_END = re.compile(rb"""[.!?]["')\]]*\s""")
 _END = re.compile(r"""(?<=[.!?])["')\]”’]*\s+(?=["'(\[“‘]*[A-Z0-9])""")

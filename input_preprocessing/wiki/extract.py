@@ -158,9 +158,8 @@ def read_dump(path: Path, begin: int = 0, end: int | None = None) -> Iterator[by
             return
         start = match.start()
     buffer = bytearray()
-    kept_end: int | None = (
-        None  # bytes of the buffer from streams of this range; None: all so far
-    )
+    # Bytes of the buffer from streams of this range; None: all so far.
+    kept_end: int | None = None
     for stream, block in _blocks(path, start):
         if kept_end is None and end is not None and stream >= end:
             kept_end = len(buffer)

@@ -46,9 +46,8 @@ from input_preprocessing.stage.reading import slices
 NUM_SHARDS = 500
 NUM_EVAL_DOCUMENTS: int = OPTIONS["split"]["--num-eval-documents"]["default"]
 _BLANK = b"\n\n"
-DOCUMENTS_PER_SHARD = (
-    20  # at least; random next sentences are drawn from the same shard
-)
+# At least; random next sentences are drawn from the same shard.
+DOCUMENTS_PER_SHARD = 20
 _MOST_FOR_EVALUATION = 0.05  # maximal share of the documents, if there are few
 SENTENCES = "??/wiki_??.3"  # written by the scripts for WikiExtractor's ??/wiki_??, one sentence per line
 SEED_STEP = 13  # between the seeds of consecutive files

@@ -32,10 +32,7 @@ from review.acceptance.schema import (
 MIN_SAMPLES = 5
 MIN_SHARE = 0.05  # of the time
 # Fail if they grow; other port counters: warn.
-LINK_CHANGES = (
-    "link_downed",
-    "carrier_changes",
-)
+LINK_CHANGES = "link_downed", "carrier_changes"
 # Warn if they differ; others: fail.
 VERSIONS = (
     "kernel",
@@ -139,8 +136,9 @@ def gpu_faults(records: Records) -> Iterator[Reason]:
             )
             more = float(np.sum(np.where(counts < before, counts, counts - before)))
             if more > 0:
-                xids = known(samples["xid_last"]) if field == "xid_count" else ()
-                which = f", the last Xid {xids[-1]:.0f}" if len(xids) else ""
+                xids = known(samples["xid_last"])
+                is_xid = field == "xid_count" and len(xids) > 0
+                which = f", the last Xid {xids[-1]:.0f}" if is_xid else ""
                 if field == "xid_count" and _only_mild(samples):
                     state = "warn"
                 yield Reason(name, f"{more:.0f} {words} during the test{which}", state)

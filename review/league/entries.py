@@ -27,10 +27,7 @@ HYPERPARAMETERS = (
     "gradient_accumulation_steps",
 )
 # Range for a run to the target; a log that counts epochs is far below.
-_SANE_SAMPLES = (
-    1e5,
-    1e8,
-)
+_SANE_SAMPLES = 1e5, 1e8
 PUBLISHED = Path(__file__).with_name("published.csv")
 
 

@@ -36,10 +36,7 @@ EVALUATION, EVALUATION_SPREAD = 1.0, 0.3
 # lay within the interval.
 MANY, MANY_SPREAD = 16, 0.10
 # Learning rate and steps that certify.sh sets without a config.
-PLACEHOLDERS = (
-    1e-4,
-    1000,
-)
+PLACEHOLDERS = 1e-4, 1000
 _STEPS, _RATE = "opt_learning_rate_training_steps", "opt_base_learning_rate"
 
 

@@ -21,11 +21,7 @@ _SORTED_BY: dict[str, Callable[[Entry], object]] = {
     "nodes x accel.": lambda entry: entry.accelerators,
 }
 # The first click shows the greatest on top.
-_MORE_IS_BETTER = (
-    "seq/s",
-    "/accel",
-    "efficiency",
-)
+_MORE_IS_BETTER = "seq/s", "/accel", "efficiency"
 
 
 def scaling(league: League) -> Chart | None:

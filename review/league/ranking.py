@@ -99,10 +99,7 @@ class League:
         others = sorted(self.others, key=lambda entry: entry.round)
         for entry in [*self.own, *others]:
             # Logs too little known to recognise are taken for logs of their own.
-            key = (
-                entry.logs or id(entry),
-                entry.joules if self.by == "energy" else None,
-            )
+            key = entry.logs or id(entry), entry.joules if self.by == "energy" else None
             groups.setdefault(key, []).append(entry)
         return groups
 

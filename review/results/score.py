@@ -440,9 +440,8 @@ def load_results(
                 if stat.S_ISREG(path.stat().st_mode):
                     runs.append(Run(read_log(path), ruleset))
                 else:
-                    unreadable[path] = (
-                        "is not a regular file"  # opening a pipe would wait for its writer
-                    )
+                    # Opening a pipe would wait for its writer.
+                    unreadable[path] = "is not a regular file"
             except OSError as error:
                 unreadable[path] = f"cannot be read: {error.strerror}"
         results.append(

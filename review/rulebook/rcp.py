@@ -88,9 +88,7 @@ def minimum_mean(mean: float, std: float, reference_runs: int) -> float:
     Args: mean, std: of the reference, samples. reference_runs: number of them in the test.
     """
     # Imported here: takes 0.2 s, which most commands do not need.
-    from scipy.special import (
-        stdtrit,
-    )
+    from scipy.special import stdtrit
 
     if std == 0:
         return mean

@@ -30,9 +30,8 @@ _STACK = "other_software_stack"
 _DEFAULTS = {
     name: field["default"] for name, field in TABLE.items() if "default" in field
 }
-_TIMEOUT = (
-    60  # seconds per command; nvidia-smi is slow on a node whose driver is not resident
-)
+# Seconds per command; nvidia-smi is slow on a node whose driver is not resident.
+_TIMEOUT = 60
 _GIGABYTES = {"MB": 1 / 1024, "GB": 1, "TB": 1024}
 _GPU_QUERY = (
     "name",
@@ -410,9 +409,8 @@ def _accelerators(machine: Machine) -> dict[str, str]:
     listed = machine.run("nvidia-smi", "nvlink", "-s") if len(rows) > 1 else ""
     first = listed.split("GPU 1:")[0]
     if rates := [float(rate) for rate in re.findall(r"Link \d+: ([\d.]+) GB/s", first)]:
-        link = (
-            f"NVLink, {len(rates)} links, {2 * sum(rates):.0f} GB/s"  # both directions
-        )
+        # Both directions.
+        link = f"NVLink, {len(rates)} links, {2 * sum(rates):.0f} GB/s"
     kinds = (kind for part, kind in _MEMORY.items() if part in name)
     return {
         "accelerators_per_node": str(len(rows)),

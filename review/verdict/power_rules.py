@@ -25,10 +25,7 @@ KEY = "power"  # of these findings: they invalidate the energy of a result, not 
 _broken = partial(broken, key=KEY)
 _SLACK_MS = 10_000  # for clock differences between machines and the sampling interval
 # Mean seconds between readings: error, warning; sampling itself takes a moment.
-_SLOWEST, _SLOW = (
-    1.5,
-    1.1,
-)
+_SLOWEST, _SLOW = 1.5, 1.1
 _GAP = 5.0  # seconds without a reading
 _LEAST_READINGS = 60
 _LEAST_WATTS = 25  # per accelerator of a node: less than an idle one draws with its share of the host

@@ -50,15 +50,11 @@ _LIKELY_MADE_UP = {
 # A run stops at the first evaluation from 0.720 on; no published one reached 0.722.
 _MOST_ACCURATE = 0.73
 _LARGEST_BATCH = 1e9  # above any real one, and small enough to compute with
-_LEAST_SERIES = (
-    4  # evaluations; so many equal accuracies of two runs are no coincidence
-)
+# Evaluations; so many equal accuracies of two runs are no coincidence.
+_LEAST_SERIES = 4
 _SLACK_MS = 1000  # ranks may log out of order within a moment
 # 2014, before the first round, to 2099; times in seconds are far below.
-_EARLIEST_MS, _LATEST_MS = (
-    1.4e12,
-    4.1e12,
-)
+_EARLIEST_MS, _LATEST_MS = 1.4e12, 4.1e12
 
 
 def check_run(run: Run, division: str | None = None) -> list[Finding]:

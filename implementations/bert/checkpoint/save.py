@@ -54,11 +54,12 @@ class CheckpointConfig:
     def __post_init__(self) -> None:
         """Resolves an INIT_CHECKPOINT that is a folder to its newest checkpoint, or its weights."""
         if self.init_checkpoint is not None and self.init_checkpoint.is_dir():
-            path = [
+            candidates = [
                 *saved_checkpoints(self.init_checkpoint)[-1:],
                 huggingface.weights_in(self.init_checkpoint),
             ]
-            object.__setattr__(self, "init_checkpoint", path[0] or self.init_checkpoint)
+            found = candidates[0] or self.init_checkpoint
+            object.__setattr__(self, "init_checkpoint", found)
 
     def is_due(self, step: int) -> bool:
         """Whether a checkpoint is written after ``step``."""

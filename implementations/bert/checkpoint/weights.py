@@ -41,13 +41,9 @@ _NO_WEIGHTS = ("bert.embeddings.position_ids", "bert.embeddings.token_type_ids")
 _BARE = ("embeddings.", "encoder.", "pooler.")  # of an encoder saved by itself
 _NEW_HEADS = ("cls.", "bert.pooler.")  # may be missing in an encoder's file
 # Absent from masked-LM alone.
-_NEXT_SENTENCE = (
-    "bert.pooler.",
-    "cls.seq_relationship.",
-)
-SAMPLE = (
-    256  # approximate count of numbers per tensor in the checksum that ranks compare
-)
+_NEXT_SENTENCE = "bert.pooler.", "cls.seq_relationship."
+# Approximate count of numbers per tensor in the checksum that ranks compare.
+SAMPLE = 256
 
 
 def canonical_name(name: str) -> str:

@@ -47,9 +47,8 @@ class DaliLoader:
         self.loader, self.device = loader, device
         self._given: deque[list[PretrainingBatch]] = deque()  # steps in the pipeline
         self._kept: deque[list[PretrainingBatch]] = deque(maxlen=_KEPT)
-        self._error: Exception | None = (
-            None  # of the loader, raised at its step: DALI prefetches
-        )
+        # Of the loader, raised at its step: DALI prefetches.
+        self._error: Exception | None = None
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         gpu: Any = None if self._stream is None else device.index or 0
         # Annotations are postponed, so the type is a string here.

@@ -24,9 +24,8 @@ from bert.data.records import SUFFIXES, DataError, Records
 
 INDEX = "index.json"
 _KIND, _VERSION = "bert-records-index", 1
-_MAX_OPEN = (
-    128  # files, with a descriptor each: bins and exchange alternate between many files
-)
+# Files, with a descriptor each: bins and exchange alternate between many files.
+_MAX_OPEN = 128
 
 
 def list_shards(folder: Path, variable: str) -> list[Path]:

@@ -165,7 +165,9 @@ def build(
     fused: bool,
     first_weights: Iterable[tuple[str, int, Tensor]] | None = None,
 ) -> FlatOptimizer:
-    """The optimizer of ``model``, on its device. masters, accumulate, first_weights: as in Sharded.
+    """The optimizer of ``model``, on its device.
+
+    masters, accumulate, first_weights: as in FlatOptimizer.
 
     Raises ConfigError if SHARD_GROUP=node and ranks are numbered round-robin over the nodes.
     """

@@ -127,9 +127,8 @@ class GradientBuckets:
         if separate_receive_buffer:
             self.received = torch.zeros(layout.total, dtype=weight_dtype, device=device)
         self.views = layout.views(self.received, parameters)
-        self.bucket_clip_factor: Callable[[list[Tensor]], Tensor] | None = (
-            None  # CLIP=bucket
-        )
+        # CLIP=bucket.
+        self.bucket_clip_factor: Callable[[list[Tensor]], Tensor] | None = None
         self.is_first = self.reduces = True  # of the micro-batch of this backward pass
         self.num_sent = 0  # buckets, in this backward pass and after it
         self.in_flight: list[SliceReduction] = []  # oldest first

@@ -44,9 +44,8 @@ class WeightBuckets:
             for parameter, view in zip(parameters, views, strict=True):
                 if filled:
                     view.copy_(parameter)
-                parameter.data = (
-                    view  # modules and autograd keep their parameter objects
-                )
+                # Modules and autograd keep their parameter objects.
+                parameter.data = view
         # Stale: other ranks' shards have changed since the last gather.
         self.stale = not filled and mesh.size > 1
         # Gathers that nothing has waited for yet, by bucket.

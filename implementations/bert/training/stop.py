@@ -20,9 +20,8 @@ from bert.core.dist import World
 TARGET, LAST_STEP = "the target was reached", "the last step was reached"
 # SIGUSR1 is what run.sub has Slurm send two minutes before the time limit.
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
-AGREEMENT_SECONDS = (
-    5.0  # between agreements of the ranks on signals, unless steps are longer
-)
+# Between agreements of the ranks on signals, unless steps are longer.
+AGREEMENT_SECONDS = 5.0
 
 
 class TrainingError(RuntimeError):

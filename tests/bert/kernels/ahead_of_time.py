@@ -44,10 +44,7 @@ TYPES = {
     torch.float8_e5m2: "*fp8e5",
 }
 # Of other models and precisions; they compile slowly.
-RARE = (
-    "attention_wide",
-    "attention_fp32",
-)
+RARE = "attention_wide", "attention_fp32"
 FP8_CAPABILITY = 89  # the first GPUs that know fp8
 CAPABILITIES = [80, 89, 90, 100, 103, 120]
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"

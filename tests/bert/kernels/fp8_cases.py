@@ -20,11 +20,7 @@ from bert.kernels.support.cases import Draw
 from bert.kernels.support.dropout import DropoutSites
 
 # Tokens, hidden and feed-forward width of 24 rows of BERT-large.
-LARGE = (
-    12_288,
-    1024,
-    4096,
-)
+LARGE = 12_288, 1024, 4096
 # Norm of a difference relative to the tensor's. Where a compiler contracts the arithmetic of two
 # kernels differently, one number in some thousands is rounded to its neighbour in fp8, an eighth
 # away.
