@@ -111,7 +111,11 @@ class Meeting:
         pattern = HELD.get(self.row.phase, "no such command")
         (self.folder / "hook.sh").write_text(HOOK % (pattern, self.hold, self.hold))
         ssh = SSH.replace("OF_HOST", f"BASH_ENV={self.folder}/hook.sh OF_HOST")
-        self.checkout.stand_in("ssh", ssh.replace("--wait", "--fork --wait"))
+        ssh = ssh.replace("exec setsid --wait", "setsid --fork --wait").rstrip()
+        lost = f"[[ $host == dgx2 && -e {self.hold}/lost ]] && exit 255"  # as ssh does
+        self.checkout.stand_in(
+            "ssh", f"{ssh} || {{ status=$?; {lost}; exit $status; }}\n"
+        )
         self.checkout.stand_in("enroot", ENROOT)
         program = f'exec "$REAL_PYTHON" -S "{FAKES}/container.py" apptainer "$@"'
         self.checkout.stand_in("apptainer", program)
@@ -231,6 +235,7 @@ def run_here(meeting: Meeting) -> None:
         client = f"setsid --fork --wait .* OF_HOST=dgx2 .*{meeting.folder}.* watch "
         clients = processes(client).splitlines()
         assert clients, process.communicate(timeout=120)
+        (meeting.hold / "lost").touch()
         for line in clients:
             number = line.split()[0]
             if row.event == "power off node":
