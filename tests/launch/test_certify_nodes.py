@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import shlex
 import shutil
 import signal
@@ -114,7 +115,7 @@ class Nodes:
             filler.wait(30)
 
     def limit(self, results: Path, slowed: int | None, over: threading.Event) -> None:
-        """Sets each node's share of the CPU once its ranks have connected."""
+        """Sets each node's share of the CPU once its ranks have connected, until the test is over."""
         while not (results / "config.json").exists():
             if over.wait(0.2):
                 return
@@ -132,6 +133,12 @@ class Nodes:
             for process in self.ranks(node):
                 for setting in ("cpu", "cpuset"):
                     (group(setting, node) / "cgroup.procs").write_text(str(process))
+        # Who runs behind whom within a period decides how cold its caches are: it changes.
+        while not over.wait(0.05):
+            node = random.randint(1, NODES)
+            quota = SLOWED if node == slowed else QUOTA
+            setting = "cpu.cfs_quota_us"  # begins a new period
+            (group(setting, node) / setting).write_text(str(quota))
 
     def run(self, name: str, **more: str) -> Certificate:
         """Runs the job."""
@@ -370,14 +377,14 @@ class Culprit:
     slowed: int | None = None
 
 
-ALONE = ("single", "parallel")
+OWN_TIME = ("single", "parallel", "together")  # not the network's
 CULPRITS = {
     "nothing": None,
-    "CPUs": Culprit("node node4", ("slow", "starved"), ALONE, slowed=4),
+    "CPUs": Culprit("node node4", ("slow", "starved"), OWN_TIME, slowed=4),
     "pauses": Culprit(
         "rank 1 on node2",
         ("hesitates",),
-        ALONE,
+        OWN_TIME,
         lambda nodes: nodes.paused(2, 0.4, 2.0),
     ),
     "network": Culprit(
