@@ -61,7 +61,7 @@ test-slurm: $(DEEPSPEED)
 test-meetings: export MEETINGS_SEED := $(or $(MEETINGS_SEED),$(shell echo $$RANDOM))
 test-meetings: $(DEV)
 	@echo "MEETINGS_SEED=$(MEETINGS_SEED)"
-	@$(VENV)/bin/python -m pytest -v tests/launch/test_meetings.py -k '$(if $(ROW),row$(ROW):,rows)'
+	@$(VENV)/bin/python -m pytest -v -rs tests/launch/test_meetings.py -k '$(if $(ROW),row$(ROW):,rows)'
 
 ## make test-deepspeed    ENGINE=deepspeed on two processes; installs DeepSpeed into VENV
 test-deepspeed: $(DEEPSPEED)

@@ -24,7 +24,7 @@ from bert.deepspeed.step import DeepSpeedStep
 from bert.kernels.precision import resolved
 from bert.pretraining.config import PretrainingConfig
 from bert.training.step import Step, check_finite, is_finite
-from common.env import ConfigError, settings, variables
+from common.env import ConfigError, settings
 from common.files import damage, object_of, write_text
 
 Trainer = Step | DeepSpeedStep  # a training step and its state, whatever the engine
@@ -92,6 +92,10 @@ GONE: dict[str, tuple[Any, ...]] = {
     "OPT_MADGRAD_MOMENTUM": (0.9,),
     "OPT_MADGRAD_WEIGHT_DECAY": (0.0,),
 }
+
+# Settings that checkpoints of earlier versions lack, with the values at which they do what was done
+# then.
+NEW: dict[str, Any] = {"EMULATE_RANKS": 0}
 
 
 def newest(config: PretrainingConfig, world: World) -> dict[str, Any] | None:
@@ -224,13 +228,7 @@ def check_identity(
 ) -> str:
     """Raises ConfigError if the saved run is another one; describes changes of ROUNDING."""
     mine = run_identity(config, seed)
-    # A setting that the checkpoint does not know is new since, and its default does what was done
-    # before.
-    defaults = {
-        variable.name: field.default
-        for field, variable, _ in variables(PretrainingConfig)
-    }
-    before = {name: defaults.get(name) for name in mine} | saved["run"]
+    before = NEW | saved["run"]
     # Rows depend on step and rank alone, and no micro-batch of a rank is clipped by itself.
     can_move = not config.data.for_unpacked and config.optim.clip == "after"
     rows, rows_before = (
