@@ -97,9 +97,10 @@ def inventory(gpus: Gpus, root: Path = Path("/")) -> Facts:
         facts["driver"] = gpus.ask("nvmlSystemGetDriverVersion")
         facts["GPUs"] = len(devices)
         parts |= devices
-    # GPUs that no driver runs are unknown, not absent: the verdict fails.
+    # Without NVML, what a loaded driver runs is unknown; an absent one runs no GPU.
     elif on_bus:
-        facts |= {"driver": None, "GPUs": None}
+        loaded = (root / "proc/driver/nvidia").exists()
+        facts |= {"driver": None, "GPUs": None if loaded else 0}
     for port in sorted((root / "sys/class/infiniband").glob("*/ports/*")):
         card = port.parents[1]
         words: dict[str, Any] = {

@@ -42,8 +42,9 @@ def below_floors(node: str, parts: Facts, on_cpus: bool) -> Iterator[Reason]:
     of_node = parts.get(NODE, {})
     # The PCI bus knows GPUs that a dead driver does not.
     on_bus, seen = of_node.get("GPUs on the PCI bus") or 0, of_node.get("GPUs")
-    if not on_cpus and on_bus > (seen or 0):
-        words = f"the driver runs {seen or 0} of the {on_bus} GPUs on the PCI bus"
+    # None is unknown, which coverage says.
+    if not on_cpus and seen is not None and on_bus > seen:
+        words = f"the driver runs {seen} of the {on_bus} GPUs on the PCI bus"
         yield Reason(f"node {node}", words)
     for device, facts in parts.items():
         if device.startswith("GPU "):

@@ -250,10 +250,17 @@ def test_gpus_on_the_bus_are_counted_whether_or_not_a_driver_runs_them(tmp_path)
         folder.mkdir(parents=True)
         (folder / "vendor").write_text(vendor + "\n")
         (folder / "class").write_text(kind + "\n")
-    parts = hardware.inventory(Gpus([]), tmp_path)["node"]
-    assert parts["GPUs on the PCI bus"] == 2
-    if Gpus([]).nvml is None:
-        assert (parts["driver"], parts["GPUs"]) == (None, None)
+    without = Gpus([])
+    without.nvml = None
+    parts = hardware.inventory(without, tmp_path)["node"]
+    assert (parts["GPUs on the PCI bus"], parts["driver"], parts["GPUs"]) == (
+        2,
+        None,
+        0,
+    )
+    # A driver that could not be asked.
+    (tmp_path / "proc/driver/nvidia").mkdir(parents=True)
+    assert hardware.inventory(without, tmp_path)["node"]["GPUs"] is None
 
 
 XID = "NVRM: Xid (PCI:0000:3b:00): {}, pid=1, more words"

@@ -7,9 +7,10 @@ from itertools import permutations
 import numpy as np
 import pytest
 
+from review.acceptance import coverage
 from review.acceptance.floors import PAIRS, TABLE, floor_of
 from review.acceptance.schema import RankInfo
-from review.acceptance.verdict import judge
+from review.acceptance.verdict import judge, line
 
 from .made_up import make
 
@@ -79,12 +80,26 @@ def test_a_port_that_is_down_beside_one_that_is_up_fails():
     assert judge(found).reasons() == ["mlx5_1/1 of node0: state DOWN, ACTIVE expected"]
 
 
-@pytest.mark.parametrize("seen", [None, 0, 7])
+@pytest.mark.parametrize("seen", [0, 7])
 def test_gpus_on_the_bus_that_no_driver_runs_fail(seen):
     found = machine()
     found.hardware["node0"]["parts"]["node"]["GPUs"] = seen
-    words = f"node node0: the driver runs {seen or 0} of the 8 GPUs on the PCI bus"
+    words = f"node node0: the driver runs {seen} of the 8 GPUs on the PCI bus"
     assert judge(found).reasons() == [words]
+
+
+def test_gpus_that_cannot_be_asked_for_want_of_nvml_are_not_tested():
+    found = machine()
+    own = found.hardware["node0"]["parts"]
+    own["node"]["GPUs"] = None
+    found.hardware["node0"]["parts"] = {"node": own["node"]}
+    judged = judge(found)
+    assert judged.state == "pass"
+    assert (
+        f"inventory, the GPU model's figures, health of GPUs, telemetry of GPUs ({coverage.NO_NVML})"
+        in line(judged)
+    )
+    assert judge(found, required=["inventory"]).state == "fail"
 
 
 @pytest.mark.parametrize("unknown", [(), (0, 3)])
