@@ -35,24 +35,14 @@ variables::trainer() {
 }
 
 variables::load() {
+  local setting
   exports::follow
   variables::check_names
   if declare -F trainer::defaults >/dev/null; then trainer::defaults; fi # the doctor has no trainer
-  variables::default DGXNNODES 1
-  variables::default SPARE_NODES 0
-  variables::default NEXP 1
-  variables::default LOGDIR results
-  variables::default CLEAR_CACHES 1
-  variables::default CHECK_COMPLIANCE 1
-  variables::default MLPERF_RULESET 5.0.0
-  variables::default NCCL_TEST 0
-  variables::default START_TEST 0
-  variables::default NCCL_TEST_MIN_GBPS 0
-  variables::default REHEARSAL 0
-  variables::default POWER 0
-  variables::default PYTHON python
-  variables::default BINDING numa
-  variables::default NIC_BINDING none
+  for setting in DGXNNODES=1 SPARE_NODES=0 NEXP=1 LOGDIR=results CLEAR_CACHES=1 CHECK_COMPLIANCE=1 MLPERF_RULESET=5.0.0 NCCL_TEST=0 \
+    START_TEST=0 NCCL_TEST_MIN_GBPS=0 REHEARSAL=0 POWER=0 PYTHON=python BINDING=numa NIC_BINDING=none; do
+    variables::default "${setting%%=*}" "${setting#*=}"
+  done
   variables::check
   variables::default SUBMISSION_PLATFORM "${DGXNNODES}x${DGXSYSTEM%_*x*x*}"
   export WORLD_SIZE=$((DGXNNODES * DGXNGPU)) LOCAL_WORLD_SIZE=$DGXNGPU
@@ -68,11 +58,7 @@ variables::check() {
   [[ $SPARE_NODES =~ ^[0-9]+$ ]] || log::die "SPARE_NODES='$SPARE_NODES': expected an integer, at least 0"
   [[ $SPARE_NODES == 0 || ${SLURM_JOB_ID:-} ]] || log::die "SPARE_NODES=$SPARE_NODES is for jobs of Slurm: sbatch run.sub"
   variables::one_of CLEAR_CACHES 0 1 require
-  variables::one_of CHECK_COMPLIANCE 0 1
-  variables::one_of NCCL_TEST 0 1
-  variables::one_of START_TEST 0 1
-  variables::one_of REHEARSAL 0 1
-  variables::one_of POWER 0 1
+  for name in CHECK_COMPLIANCE NCCL_TEST START_TEST REHEARSAL POWER; do variables::one_of "$name" 0 1; done
   [[ $NCCL_TEST_MIN_GBPS =~ ^[0-9]*[.]?[0-9]+$ ]] || log::die "NCCL_TEST_MIN_GBPS='$NCCL_TEST_MIN_GBPS': expected a number"
   variables::one_of BINDING numa exclusive none
   variables::one_of NIC_BINDING nearest none

@@ -60,9 +60,6 @@ def site(checkout):
         "srun": SRUN,
         "nvidia-smi": SMI,
         "sbatch": "",
-        "unshare": 'exit "${NO_USERNS:-0}"',
-        "enroot": '[[ $1 != list || ! ${NO_ENROOT:-} ]] || { echo "[ERROR] mkdir: Permission denied" >&2; exit 1; }; '
-        "[[ $1 != version ]] || echo 3.5.0",
         "sudo": "[[ ! ${NO_SUDO:-} ]]",
         "scontrol": "echo NodeName=$3 ${SPEC:-}",
         "df": "printf 'Avail\\n%sG\\n' \"${FREE-900}\"",
@@ -132,8 +129,6 @@ def test_a_healthy_site_passes(site):
             "partition",
             "gres",
             "pyxis",
-            "user namespaces",
-            "enroot",
         ),
         *("CPUs", "memlock", "drop caches", "LOGDIR", "GPUs", "driver"),
         *("DATADIR_PHASE2_PACKED", "EVALDIR", "CHECKPOINTDIR_PHASE1", "data manifest"),
@@ -215,13 +210,6 @@ def test_slurm_problems_are_named_with_the_fix(site, broken, check, finding, cur
     ("broken", "check", "finding", "cure"),
     [
         (
-            {"NO_USERNS": "1"},
-            "user namespaces",
-            "unshare --user failed",
-            "sysctl -w user.max_user_namespaces",
-        ),
-        ({"NO_ENROOT": "1"}, "enroot", "Permission denied", "ENROOT_DATA_PATH"),
-        (
             {"CONT": "missing.sqsh"},
             "pyxis",
             "missing.sqsh: no such image: enroot import",
@@ -231,13 +219,13 @@ def test_slurm_problems_are_named_with_the_fix(site, broken, check, finding, cur
             {"CONTAINER": CORRUPT},
             "pyxis",
             "bert.sqsh does not run on a node of the partition: FATAL ERROR: File sys",
-            "srun",
+            "enroot list",
         ),
         (
             {"CONTAINER": NO_START},
             "pyxis",
             "task 0 launch failed: Plugin initialization failed",
-            "srun launch/doctor.sh",
+            "kernel.unprivileged_userns_clone (1)",
         ),
     ],
 )
@@ -266,15 +254,6 @@ def test_several_nodes_prefix_their_lines_with_their_names(site):
         site, "slurm", SLURM_STEP_NUM_TASKS="2", SLURMD_NODENAME="dgx7"
     ).stdout.splitlines()
     assert all(line.startswith("dgx7: ") for line in lines)
-
-
-def test_a_kernel_that_forbids_user_namespaces_is_named_with_the_setting(site):
-    (site.root.parent / "data" / "proc" / "user" / "max_user_namespaces").write_text(
-        "0\n"
-    )
-    found = rows(doctor(site, "container").stdout)["user namespaces"]
-    assert found == ("fail", "user.max_user_namespaces is 0", found[2])
-    assert found[2].startswith("sudo sysctl -w user.max_user_namespaces=100000")
 
 
 @pytest.mark.parametrize(
@@ -360,9 +339,8 @@ def test_the_whole_data_set_is_verified_on_request(site, status, result):
 
 
 def test_a_login_node_is_not_blamed_for_having_no_gpu(site):
-    for name in ("nvidia-smi", "enroot"):
-        (site.root.parent / "bin" / name).unlink()
-    done = doctor(site, "gpu", "container", SLURM_PROCID="")
+    (site.root.parent / "bin" / "nvidia-smi").unlink()
+    done = doctor(site, "gpu", SLURM_PROCID="")
     found = rows(done.stdout)
     if os.path.exists("/dev/nvidiactl"):
         pytest.skip("this machine has a GPU")
@@ -372,7 +350,6 @@ def test_a_login_node_is_not_blamed_for_having_no_gpu(site):
         "this node submits jobs",
         "srun --exclusive launch/doctor.sh machine gpu data",
     )
-    assert found["enroot"][0] == "skip"
 
 
 def test_without_a_config_only_what_needs_one_is_skipped(site):

@@ -101,8 +101,6 @@ pyxis::reason() {
 
 container::doctor() {
   local output
-  pyxis::doctor_namespaces
-  pyxis::doctor_enroot
   # The run's own check and message, which has not run anything yet.
   if output=$(container::check 2>&1 >/dev/null); then
     pyxis::doctor_runs
@@ -136,23 +134,6 @@ container::doctor_platform() {
   fi
 }
 
-pyxis::doctor_enroot() {
-  local output
-  if ! command -v enroot >/dev/null; then
-    if doctor::on_compute_node; then
-      doctor::row fail enroot 'not on PATH' 'install enroot on every node'
-    else
-      doctor::row skip enroot 'not on this machine; only compute nodes need it' 'srun launch/doctor.sh container'
-    fi
-    return
-  fi
-  if ! output=$(enroot list 2>&1); then
-    doctor::row fail enroot "enroot list: ${output##*$'\n'}" "ENROOT_DATA_PATH and ENROOT_RUNTIME_PATH in /etc/enroot/enroot.conf: folders this user can write"
-    return
-  fi
-  doctor::row pass enroot "version $(enroot version)"
-}
-
 # Runs a command in a container of the image, on this node of a job or on any free node.
 pyxis::doctor_runs() {
   local -a step=(srun --nodes=1 --ntasks=1)
@@ -173,7 +154,7 @@ pyxis::doctor_runs() {
     doctor::row skip pyxis "not tried: no node was free within a minute ($(answers::reason "$output"))" 'try again later: launch/doctor.sh container'
   else
     doctor::row fail pyxis "$CONT does not run on $where: $(DGXNNODES=1 pyxis::reason "$output")" \
-      'srun launch/doctor.sh container: user namespaces, enroot, its folders'
+      'on that node: enroot list; sysctl user.max_user_namespaces kernel.unprivileged_userns_clone (1) kernel.apparmor_restrict_unprivileged_userns (0)'
   fi
 }
 
@@ -181,20 +162,3 @@ pyxis::image() (
   container::check >/dev/null 2>&1
   echo "$CONT"
 )
-
-# enroot needs unprivileged user namespaces.
-pyxis::doctor_namespaces() {
-  local file
-  for file in user/max_user_namespaces:0:100000 kernel/unprivileged_userns_clone:0:1 kernel/apparmor_restrict_unprivileged_userns:1:0; do
-    IFS=: read -r name bad good <<<"$file"
-    if [[ $(cat "$PROC_SYS/$name" 2>/dev/null) == "$bad" ]]; then
-      doctor::row fail 'user namespaces' "${name//\//.} is $bad" "sudo sysctl -w ${name//\//.}=$good (and in /etc/sysctl.d)"
-      return
-    fi
-  done
-  if unshare --user --map-root-user true 2>/dev/null; then
-    doctor::row pass 'user namespaces' 'an unprivileged one could be created'
-  else
-    doctor::row fail 'user namespaces' 'unshare --user failed' 'sudo sysctl -w user.max_user_namespaces=100000'
-  fi
-}
