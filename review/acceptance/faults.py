@@ -15,7 +15,7 @@ import numpy as np
 
 from common.durations import duration
 from review.acceptance.floors import below_floors
-from review.acceptance.journal import Reason
+from review.acceptance.journal import Reason, listed
 from review.acceptance.records import Records, known, median
 from review.acceptance.schema import (
     ALL_NODES,
@@ -320,45 +320,64 @@ def usual_parts(hardware: Mapping[str, Mapping[str, Facts]]) -> Facts:
     """Parts of more than half of the nodes; of GPUs, of more than half of all GPUs, under the name
     GPU.
     """
-    values: dict[tuple[str, str], list[Any]] = {}
-    for node in hardware.values():
-        for device, facts in node.get("parts", {}).items():
-            for name, value in facts.items():
-                if value is not None and name not in OWN:
-                    values.setdefault((kind_of(device), name), []).append(value)
     usual: Facts = {}
-    for (kind, name), given in values.items():
-        common, count = Counter(given).most_common(1)[0]
-        # Floats within 1% are one value; and what most nodes lack is not usual.
-        if 2 * max(count, sum(_same(common, value) for value in given)) > max(
-            len(given), len(hardware)
-        ):
+    for (kind, name), values in _told(hardware).items():
+        given = [value for value in values.values() if value is not None]
+        sides = _sides(dict(enumerate(given)))
+        common = max(sides, key=lambda value: len(sides[value]), default=None)
+        # What most nodes lack is not usual.
+        if given and 2 * len(sides[common]) > max(len(given), len(hardware)):
             usual.setdefault(kind, {})[name] = common
     return usual
+
+
+def _told(
+    hardware: Mapping[str, Mapping[str, Facts]],
+) -> dict[tuple[str, str], dict[str, Any]]:
+    """What each device says of a fact, by kind of device and the fact's name."""
+    told: dict[tuple[str, str], dict[str, Any]] = {}
+    for node, facts_of in hardware.items():
+        for device, facts in facts_of.get("parts", {}).items():
+            for name, value in facts.items():
+                if name not in OWN:
+                    of_fact = told.setdefault((kind_of(device), name), {})
+                    of_fact[_where(device, node)] = value
+    return told
+
+
+def _sides(values: Mapping[Any, Any]) -> dict[Any, list[Any]]:
+    """Who says each value; floats within 1% are one."""
+    sides: dict[Any, list[Any]] = {}
+    for who, value in values.items():
+        side = next((known for known in sides if _same(known, value)), value)
+        sides.setdefault(side, []).append(who)
+    return sides
 
 
 def odd_parts(records: Records, expected: Facts | None = None) -> Iterator[Reason]:
     """Parts that differ from the majority's, from ``expected``, or from what the GPU's model has.
 
-    Of two nodes that differ, neither is the odd one.
+    Without a majority, nobody is the odd one.
     """
-    yield from _differences(records, usual_parts(records.hardware), "elsewhere")
+    usual = usual_parts(records.hardware)
+    yield from _differences(records, usual, "elsewhere")
     if expected:
         yield from _differences(records, expected, "expected")
     for node, hardware in records.hardware.items():
         yield from below_floors(node, hardware.get("parts", {}), records.on_cpus)
-    if len(records.hardware) == 2:
-        first, other = (
-            usual_parts({node: hardware}) for node, hardware in records.hardware.items()
-        )
-        where = " and ".join(records.hardware)
-        for kind in dict.fromkeys((*first, *other)):
-            mine, others = first.get(kind, {}), other.get(kind, {})
-            for name in dict.fromkeys((*mine, *others)):
-                values = [facts.get(name, "unknown") for facts in (mine, others)]
-                if not _same(*values):
-                    words = f"{name} {values[0]} and {values[1]}"
-                    yield Reason(f"{kind} of {where}", words, _part_state(name))
+    for (kind, name), values in _told(records.hardware).items():
+        # Each GPU that is missing is so by a fact of its node.
+        nodes = () if kind == "GPU" else records.hardware
+        every = dict.fromkeys([_where(kind, node) for node in nodes], "missing")
+        sides = _sides(every | values)
+        most = max(map(len, sides.values()))
+        if name not in usual.get(kind, {}) and 2 * most <= len(every | values):
+            words = " and ".join(
+                f"{'unknown' if value is None else value} ({listed(who)})"
+                for value, who in sides.items()
+            )
+            where = f"{kind} of {', '.join(records.hardware)}"
+            yield Reason(where, f"{name} {words}", _part_state(name))
 
 
 def _differences(records: Records, usual: Facts, words: str) -> Iterator[Reason]:

@@ -7,7 +7,7 @@ Imports no scipy, so that `watch` starts at once.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import floor
 from pathlib import Path
@@ -24,6 +24,13 @@ if TYPE_CHECKING:
 EXIT = {"pass": 0, "warn": 3, "fail": 1}  # exit status by state, the best first
 # Even, since two rounds become one when all are full.
 MAX_ROUNDS = 64
+MOST_LISTED = 8
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first MOST_LISTED of them in words."""
+    more = ["..."] if len(names) > MOST_LISTED else []
+    return ", ".join([*names[:MOST_LISTED], *more])
 
 
 @dataclass(frozen=True)

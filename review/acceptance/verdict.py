@@ -27,7 +27,7 @@ from review.acceptance.faults import (
     tool_faults,
 )
 from review.acceptance.figures import Measured, Reached
-from review.acceptance.journal import EXIT, BurnIn, Journal, Reason
+from review.acceptance.journal import EXIT, BurnIn, Journal, Reason, listed
 from review.acceptance.outliers import MIN_PEERS, OF_MEDIAN, Outlier, members
 from review.acceptance.records import Records, read
 from review.acceptance.schema import (
@@ -42,7 +42,6 @@ from review.logs.tree import read_json
 from review.rulebook.rules import table
 
 WORDS = schema.TABLES["slowness"]
-MOST_LINKS = 8  # of a group, shown
 
 
 @dataclass(frozen=True)
@@ -72,13 +71,11 @@ class Finding:
         )
         # Of few ranks, the fastest is the measure; of a group, those outside it.
         alone = self.outlier.state == "fail" or self.what == "network"
-        who = self.name.split(", ")
         # Nodes and ranks are all listed, as they are drained by name.
-        if self.kind == "link" and len(who) > MOST_LINKS:
-            who = [*who[:MOST_LINKS], "..."]
+        who = listed(self.name.split(", ")) if self.kind == "link" else self.name
         words = WORDS[self.what] if alone else "slower than the fastest"
         return Reason(
-            ", ".join(who),
+            who,
             f"{self.outlier.excess:.1%} {words}",
             self.outlier.state,
             stage=LABELS[self.stage],

@@ -110,7 +110,54 @@ def test_the_odd_node_is_named_with_what_differs(device, name, value, state, sai
 def test_of_two_differing_nodes_neither_is_called_odd():
     found = records(2)
     found.hardware["node1"]["parts"]["node"]["CPUs"] = 96
-    assert judge(found).reasons() == ["node of node0 and node1: CPUs 192 and 96"]
+    said = "node of node0, node1: CPUs 192 (node node0) and 96 (node node1)"
+    assert judge(found).reasons() == [said]
+
+
+@pytest.mark.parametrize(
+    ("device", "name", "value", "state", "said"),
+    [
+        ("node", "memory GiB", 1007.1, "fail", "1007.1 (node node0, node node1) and 2015.4 (node node2, node node3)"),
+        ("node", "GPUs", 4, "fail", "4 (node node0, node node1) and 2 (node node2, node node3)"),
+        ("node", "driver", None, "warn", "unknown (node node0, node node1) and 560.35.03 (node node2, node node3)"),
+        ("mlx5_0/1", "", None, "fail",
+         "missing (mlx5_0/1 of node0, mlx5_0/1 of node1) and ACTIVE (mlx5_0/1 of node2, mlx5_0/1 of node3)"),
+    ],
+)  # fmt: skip
+def test_parts_that_differ_on_half_of_the_nodes_name_both_halves(
+    device, name, value, state, said
+):
+    found = records()
+    for node in ("node0", "node1"):
+        parts = found.hardware[node]["parts"]
+        parts[device] = parts[device] | {name: value}
+        if not name:
+            del parts[device]
+    judged = judge(found)
+    assert judged.state == state
+    assert judged.reasons()[0] == (
+        f"{device} of node0, node1, node2, node3: {name or 'state'} {said}"
+    )
+
+
+def test_half_of_the_gpus_of_one_node_with_other_parts_are_named():
+    found = records(1)
+    parts = found.hardware["node0"]["parts"]
+    parts |= {
+        f"GPU {number}": GPU | {"PCIe lanes": 4 + 12 * (number % 2)}
+        for number in range(18)
+    }
+    (said,) = judge(found).reasons()
+    assert said.startswith(
+        "GPU of node0: PCIe lanes 4 (GPU 0 of node0, GPU 2 of node0, "
+    )
+    assert ", GPU 14 of node0, ...) and 16 (GPU 1 of node0, " in said
+    parts["GPU 2"] = GPU
+    assert (
+        judge(found)
+        .reasons()[0]
+        .startswith("GPU 0 of node0: PCIe lanes 4, elsewhere 16")
+    )
 
 
 def test_a_machine_is_compared_with_a_good_machines_parts(tmp_path, capsys):
@@ -385,7 +432,7 @@ def test_of_two_nodes_each_lacks_what_only_the_other_has(lacking):
     del found.hardware[lacking]["parts"]["mlx5_0/1"]
     judged = judge(found)
     assert judged.state == "fail"
-    assert judged.reasons()[0].startswith("mlx5_0/1 of node0 and node1: state ")
+    assert judged.reasons()[0].startswith("mlx5_0/1 of node0, node1: state ")
     found = records(2)
     found.hardware[lacking]["parts"]["node"]["driver"] = None
     assert judge(found).state == "warn"
