@@ -49,7 +49,6 @@ trial::interrupted() {
   trial::signal_group "$signal"
   reason=$(runner::why "$signal")
   trial::end_group "$deadline"
-  rm -rf -- "${RUN_DIR:-$REPO_DIR/no run yet}/running_nccl_test"
   if [[ -n $current ]]; then
     reasons[current]=$reason
     trial::collect "$current" "$status" || true
@@ -57,16 +56,32 @@ trial::interrupted() {
   attempt::end "$status" "$reason${RUN_NAME:+; ${CONTINUED_BY-RUN_NAME=$RUN_NAME continues with the missing trials}}"
 }
 
-# Why a trial failed, in one line. Arguments: its number, the exit status of its ranks, its folder, the kind of their record. The first
-# available of: a reason known to this script, the missing ranks, a rank's own, the platform's, a full disk; none says where to look.
+# The record of ranks that ended with a status ($2) in a folder ($1), if they ended badly: sets kind, rank, node, step and reason.
+trial::record() {
+  if record::read 2>/dev/null <"$1/status"; then return 0; fi
+  # A launcher that loses a connection kills the ranks together with the shells that would have left their record.
+  if (($2 == 137)) && [[ ! $interrupted ]]; then kind=killed rank=- node=- step=- reason='the ranks were killed (SIGKILL)'; fi
+}
+
+# Reports it; for ranks that hung, the missing ones, which this file ($1) lists.
+trial::blame() {
+  if [[ $kind == hung ]]; then
+    trial::report "$1"
+  elif [[ $kind ]]; then
+    record::report "$kind" "$rank" "$node" "$step" "$reason"
+  fi
+}
+
+# Why a trial failed, in one line. Arguments: its number, the exit status of its ranks, its folder, the kind of their record, the file
+# of their output. The first available of: a reason known to this script, the missing ranks, a rank's own, the platform's, a full disk; none says where to look.
 trial::reason() {
-  local -r trial=$1 status=$2 folder=$3 kind=$4
+  local -r trial=$1 status=$2 folder=$3 kind=$4 output=${5:-$RUN_DIR/output_$1.txt}
   local reason=${reasons[trial]:-}
   if [[ ! $reason && $kind == hung ]]; then reason=$(trial::missing_ranks "$trial" "$folder"); fi
   if [[ ! $reason ]]; then reason=$(head -n 1 -- "$folder/error_$trial.txt" 2>/dev/null) || true; fi
   if [[ ! $reason && $status -gt 128 ]]; then reason=$(runner::ended_by "$(kill -l "$status")"); fi
   if [[ ! $reason ]] && trial::disk_full; then reason="no space left on LOGDIR=$LOGDIR"; fi
-  echo "${reason:-no rank gave a reason (exit status $status); output_$trial.txt ends with: $(tail -n 1 -- "$RUN_DIR/output_$trial.txt" 2>/dev/null)}"
+  echo "${reason:-no rank gave a reason (exit status $status); ${output##*/} ends with: $(tail -n 1 -- "$output" 2>/dev/null)}"
 }
 
 # After a timeout of NCCL: the ranks that did not reach the collective, in one line, and in the trial's folder ($2) in a line each. Every

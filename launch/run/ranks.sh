@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # All ranks of one run as a separate process group. Sourced by trial.sh.
-# shellcheck disable=SC2154 # group and lock_file are of ending.sh and variables.sh
+# shellcheck disable=SC2034,SC2154 # group, reasons and the fields of a record are of ending.sh, lock_file of variables.sh
 
 readonly OUTLIVE=90 # seconds that a launcher gets to end the other ranks when one has failed
 
@@ -28,6 +28,23 @@ trial::ranks() {
   if ((limit)); then child::wait "$group" "$limit" 40 || status=$?; else wait "$group" || status=$?; fi
   group=''
   return "$status"
+}
+
+# Runs the ranks of a test in a new folder ($1), for at most $2 seconds (0: as long as it takes). If one fails, or leaves no file $3,
+# sets problem to the reason, and reports it as that of a trial.
+trial::test() {
+  local -r folder=$1 limit=$2 proof=${3:-}
+  local kind='' rank node step reason status=0
+  local -a reasons=()
+  rm -rf -- "$folder"
+  mkdir -- "$folder"
+  trial::ranks "$folder" "$folder/output.txt" "$limit" || status=$?
+  if ((status == 124)); then reasons=("it did not end in $limit s"); fi
+  trial::record "$folder" "$status"
+  if [[ $status == 0 && ! $kind ]] && [[ ! $proof || -s $folder/$proof ]]; then return 0; fi
+  problem=$(trial::reason 0 "$status" "$folder" "$kind" "$folder/output.txt")
+  trial::blame "$folder/hang_0.txt"
+  return 1
 }
 
 # Ends the ranks ($1) that outlive the record of a failure ($2): srun waits for ever for a rank whose node was restarted so soon that

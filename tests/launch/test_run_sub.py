@@ -326,7 +326,7 @@ NOT_STARTED = "srun: error: task 0 launch failed: Plugin initialization failed"
         ),
         (
             "--kill-on-bad-exit",
-            "the all-reduce test failed: task 0 launch failed: Plugin initialization failed; see",
+            "the all-reduce test failed: .*task 0 launch failed: Plugin initialization failed; see",
         ),
         ("drop_caches", "CLEAR_CACHES=require, and the page caches were not dropped"),
         (
@@ -555,6 +555,21 @@ def test_a_node_on_which_no_step_starts_is_left_out_if_there_is_a_spare(slurm):
     training = [call for call in slurm.calls("srun") if "--kill-on-bad-exit" in call]
     assert len(training) == 1
     assert "'--exclude=node0'" in training[0]
+
+
+def test_a_node_that_the_all_reduce_test_misses_is_left_out_if_there_is_a_spare(slurm):
+    slurm.stand_in(
+        "scontrol", SCONTROL.replace("echo node0 ;;", "printf 'node0\\nnode1\\n' ;;")
+    )
+    done = slurm.run(
+        "./run.sub",
+        SLURM_JOB_NUM_NODES="2",
+        SPARE_NODES="1",
+        NCCL_TEST="1",
+        ALLREDUCE="missing:1",
+    )
+    assert done.returncode == 0, done.stderr
+    assert "restarts on node1, without node0: rank 1 on node0 did not" in done.stderr
 
 
 def test_the_job_is_signalled_two_minutes_before_its_time_limit(repository):

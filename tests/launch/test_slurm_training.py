@@ -63,7 +63,7 @@ def test_two_nodes_of_two_ranks_train_to_the_target_in_each_trial(training):
         job.last_line
         == f"run: all 2 trials reached the target: {training.checkout.run_dir}"
     )
-    test = (training.checkout.run_dir / "nccl_test.txt").read_text()
+    test = (training.checkout.run_dir / "nccl_test" / "bandwidth.txt").read_text()
     assert test.count("all-reduce of 4 ranks (gloo)") == 2
     assert test.count("all sums right") == 2
     seeds = set()

@@ -15,8 +15,9 @@ import torch
 import torch.distributed as distributed
 
 from bert.core import dist, rundir
-from bert.core.dist import World
+from bert.core.dist import HangError, World
 from common.env import ConfigError, env, from_env
+from common.files import write_text
 from common.process import hard_exit
 
 # Sums are at most 30 x ranks, and fp32 is exact up to 2**24: any difference is a fault.
@@ -49,6 +50,8 @@ class AllReduceConfig(dist.Address):
 
 class AllReduceError(RuntimeError):
     """The test has failed. The message is for the user."""
+
+    exit_status = 1
 
 
 def pattern(count: int, rank: int, device: torch.device) -> torch.Tensor:
@@ -91,7 +94,7 @@ def bus_bandwidth(num_bytes: int, seconds: float, world_size: int) -> float:
 def roll_call(
     store: distributed.Store, rank: int, world_size: int, seconds: float
 ) -> None:
-    """Waits until every rank has arrived. Raises AllReduceError naming those that have not."""
+    """Waits until every rank has arrived. Raises HangError naming those that have not."""
     store.set(f"here/{rank}", platform.node())
     missing, deadline = set(range(world_size)), time.monotonic() + seconds
     while missing := {other for other in missing if not store.check([f"here/{other}"])}:
@@ -100,7 +103,9 @@ def roll_call(
                 ", ..." if len(missing) > 20 else ""
             )
             late = f"{len(missing)} of {world_size} ranks did not arrive in {seconds:.0f} s: rank {names}"
-            raise AllReduceError(f"{late}; see their output, or raise DIST_TIMEOUT")
+            raise HangError(
+                f"{late}; see their output, or raise DIST_TIMEOUT", sorted(missing)
+            )
         time.sleep(0.05)
 
 
@@ -147,9 +152,11 @@ def connect(config: AllReduceConfig) -> World:
 
 
 def run(config: AllReduceConfig) -> None:
-    """The test on this rank. Raises AllReduceError."""
+    """The test on this rank. Rank 0 leaves RUN_DIR/bandwidth.txt. Raises AllReduceError and
+    HangError.
+    """
     with connect(config) as world:
-        bandwidth = 0.0
+        bandwidth, lines = 0.0, list[str]()
         # The largest last: its bandwidth is that of a step's gradients, and is judged below.
         for num_bytes in GPU_SIZES if world.device.type == "cuda" else CPU_SIZES:
             seconds = measure(num_bytes, world)
@@ -157,15 +164,18 @@ def run(config: AllReduceConfig) -> None:
             if world.is_main:
                 backend = distributed.get_backend() if world.joined else "alone"
                 rate = f"{num_bytes / MIB:4.0f} MiB in {seconds * 1e3:9.3f} ms, bus bandwidth {bandwidth:8.2f} GB/s"
-                print(
-                    f"all-reduce of {world.size} ranks ({backend}): {rate}, all sums right",
-                    flush=True,
+                lines.append(
+                    f"all-reduce of {world.size} ranks ({backend}): {rate}, all sums right\n"
                 )
+                print(lines[-1], end="", flush=True)
         if bandwidth < config.min_bandwidth:
             low = f"below NCCL_TEST_MIN_GBPS={config.min_bandwidth:g}"
             raise AllReduceError(
                 f"the bus bandwidth of all-reduce is {bandwidth:.2f} GB/s, {low}"
             )
+        if world.is_main and config.run.run_dir is not None:
+            config.run.run_dir.mkdir(parents=True, exist_ok=True)
+            write_text(config.run.run_dir / "bandwidth.txt", "".join(lines))
 
 
 def main(environ: Mapping[str, str]) -> int:
@@ -190,20 +200,14 @@ def main(environ: Mapping[str, str]) -> int:
     # A daemon, so that a rank that hangs does not outlive the report.
     thread = threading.Thread(target=body, daemon=True)
     thread.start()
-    # Later than the timeout of the collectives, whose own error says more.
-    thread.join(config.seconds + 5)
-    reason = f"rank {config.dist.rank} on {platform.node()}"
+    # Later than the timeout of the collectives and its ranks' names, which say more.
+    thread.join(config.seconds + 2 * dist.PATIENCE + 5)
     if thread.is_alive():
-        reason += f" hangs in an all-reduce after {config.seconds} s; NCCL_DEBUG=INFO shows its interfaces"
-    elif not failure:
-        return 0
-    else:
-        reason = (
-            str(failure[0])
-            if isinstance(failure[0], AllReduceError)
-            else f"{reason}: {failure[0]!r}"
-        )
-    return rundir.fail(run_config, PROGRAM, reason, 1)
+        hangs = f"hangs in an all-reduce after {config.seconds} s; NCCL_DEBUG=INFO shows its interfaces"
+        failure = [
+            AllReduceError(f"rank {config.dist.rank} on {platform.node()} {hangs}")
+        ]
+    return rundir.failed(run_config, PROGRAM, failure[0]) if failure else 0
 
 
 def allreduce(
@@ -214,7 +218,7 @@ def allreduce(
 
     The ranks first answer a roll call, which names missing ones. Then they all-reduce vectors with
     known sums, with the devices and the backend of training, and rank 0 prints the bandwidth. Exit
-    status: 0, 1 if the test fails, 2 for bad input; the reason is one line on stderr and in
+    status: 0, 1 if the test fails, 4 if ranks are missing, 2 for bad input; the reason is one line on stderr and in
     RUN_DIR.
     """
     parser.parse_args(arguments)

@@ -11,7 +11,7 @@ import torch.distributed as distributed
 
 from bert.__main__ import main
 from bert.commands import allreduce
-from bert.core.dist import DistConfig, World
+from bert.core.dist import DistConfig, HangError, World
 from common.env import from_env
 
 from ...forked import Command
@@ -75,10 +75,10 @@ def test_the_roll_call_names_the_ranks_that_did_not_arrive():
     store = distributed.HashStore()
     store.set("here/1", "node")
     with pytest.raises(
-        allreduce.AllReduceError,
-        match=r"2 of 4 ranks did not arrive in 0 s: rank 2, 3;",
-    ):
+        HangError, match=r"2 of 4 ranks did not arrive in 0 s: rank 2, 3;"
+    ) as caught:
         allreduce.roll_call(store, 0, 4, 0.2)
+    assert caught.value.absent == [2, 3]
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def test_ranks_that_add_right_pass_and_rank_0_prints_the_bandwidth(start, tmp_pa
         for line in lines
     )
     assert ended[1].stdout == ""
-    assert not (tmp_path / "run").exists()
+    assert (tmp_path / "run" / "bandwidth.txt").read_text() == ended[0].stdout
 
 
 def test_bandwidth_below_the_sites_demand_fails(monkeypatch):
@@ -153,13 +153,15 @@ def test_under_torchrun_the_ranks_meet_at_the_store_that_it_has_opened(free_port
 
 
 def test_a_rank_that_stops_makes_the_others_fail_by_the_timeout(start, tmp_path):
+    (tmp_path / "run").mkdir()
     second = start(1, DIST_TIMEOUT="1", STANDS_AT=str(tmp_path))
     wait_until(lambda: state(second.pid) == "T")
     try:
         first = start(0, DIST_TIMEOUT="1").finish()
     finally:
         second.kill()
-    assert first.returncode == 1
+    assert first.returncode == 4
+    assert (tmp_path / "run" / "hang_0.txt").read_text().endswith("\nrank 1\n")
     assert "error: 1 of 2 ranks did not arrive in 1 s: rank 1;" in first.stderr
     assert "did not arrive" in (tmp_path / "run" / "error_0.txt").read_text()
 
