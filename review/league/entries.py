@@ -14,6 +14,7 @@ from review.logs import tree
 from review.logs.mllog import number, text
 from review.results.run import Run
 from review.results.score import Result
+from review.verdict.checking import is_official
 
 HYPERPARAMETERS = (
     "opt_base_learning_rate",
@@ -133,7 +134,7 @@ def entry_of(result: Result, label: str, root: Path) -> Entry:
         published_minutes=None
         if mean is None
         else mean * (1.0 if committed is None else committed),
-        checked=result.official,
+        checked=is_official(result),
         # Of the runs that make the minutes, so that samples, rate and time fit each other.
         samples=_mean([_samples(run) for run in kept]),
         sequences_per_second=_mean(

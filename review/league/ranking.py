@@ -33,11 +33,11 @@ BY: dict[str, tuple[str, Callable[[Entry], float | None], int]] = {
     "energy": ("joules", lambda entry: entry.joules, 1),
 }
 _LONGEST = 36  # characters of a cell
-NOT_CHECKED = "*"
+NOT_ACCEPTED = "*"
 EXPLAINED = (
     "minutes: the score by the installed rules of the round, with their factor for fast "
     "convergence; published: the olympic mean times the factor committed with the logs; "
-    f"{NOT_CHECKED} not checked: olympic mean of logs that no installed rules accept"
+    f"{NOT_ACCEPTED} not accepted by the rules; without a score the olympic mean"
 )
 UNVERIFIED = "unverified"
 
@@ -235,7 +235,7 @@ def _short(content: str) -> str:
 
 
 def _minutes(entry: Entry) -> str:
-    return number_text(entry.minutes, ",.4f") + NOT_CHECKED * (
+    return number_text(entry.minutes, ",.4f") + NOT_ACCEPTED * (
         not entry.checked and entry.minutes is not None
     )
 

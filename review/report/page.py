@@ -16,7 +16,14 @@ from review.report.chart import COLOURS, draw
 from review.report.plots import charts
 from review.results.score import Result
 from review.results.table import cells, columns
-from review.verdict.checking import Checked, groups, places, shortened, subject
+from review.verdict.checking import (
+    Checked,
+    groups,
+    is_official,
+    places,
+    shortened,
+    subject,
+)
 from review.verdict.summary import summary
 
 
@@ -94,7 +101,7 @@ def _result(result: Result, checked: Checked | None, identifier: str) -> dict[st
 
 def _verdict(result: Result, checked: Checked | None) -> tuple[str, str]:
     """State and headline: does the result count?"""
-    if result.official and (checked is None or checked.passed()):
+    if is_official(result) and (checked is None or checked.passed()):
         return "good", f"Official score: {result.score:.4f} minutes, unverified"
     errors = [
         finding

@@ -130,7 +130,7 @@ class Run:
 
     @functools.cached_property
     def minutes(self) -> float | None:
-        """Time from run_start to run_stop; None if the clock is not whole."""
+        """Time from run_start to run_stop; None if the clock is not whole or does not advance."""
         if (
             self.run_start is None
             or self.run_stop is None
@@ -138,7 +138,8 @@ class Run:
         ):
             return None
         # In the summarizer's order, so that the last digits agree.
-        return number((self.run_stop.time_ms - self.run_start.time_ms) / 60 / 1000)
+        minutes = number((self.run_stop.time_ms - self.run_start.time_ms) / 60 / 1000)
+        return minutes if minutes is not None and minutes > 0 else None
 
     @functools.cached_property
     def init_seconds(self) -> float | None:
@@ -286,7 +287,7 @@ class Run:
     @functools.cached_property
     def sequences_per_second(self) -> float | None:
         """Samples over the whole timed span, evaluations included."""
-        if not self.samples or not self.minutes or self.minutes <= 0:
+        if not self.samples or not self.minutes:
             return None
         return self.samples / (self.minutes * 60)
 
@@ -299,12 +300,7 @@ class Run:
             if evaluation.seconds is not None
         ]
         # The share of only some evaluations would look too small.
-        if (
-            not seconds
-            or len(seconds) < len(self.evaluations)
-            or not self.minutes
-            or self.minutes <= 0
-        ):
+        if not seconds or len(seconds) < len(self.evaluations) or not self.minutes:
             return None
         return sum(seconds) / (self.minutes * 60)
 

@@ -403,10 +403,6 @@ class Result:
             (ruleset for ruleset in others if Run(run.log, ruleset).compliant), None
         )
 
-    @property
-    def official(self) -> bool:
-        return not self.obstacles and self.score is not None
-
 
 def _timed(runs: Iterable[Run]) -> list[Run]:
     """Runs with a time, fastest first."""

@@ -193,6 +193,10 @@ def obstacles(result: Result) -> list[str]:
     return [*result.obstacles, *ours]
 
 
+def is_official(result: Result) -> bool:
+    return result.score is not None and not obstacles(result)
+
+
 def energy_obstacles(result: Result) -> list[str]:
     """Reasons why the energy would not stand as submitted; none if it was not measured."""
     others = [f for f in check_power(result) if f.severity == ERROR]

@@ -82,9 +82,13 @@ def _check_clock(run: Run) -> Iterator[Finding]:
     if run.continued_at is not None:
         message = f"says that the run continued at {run.continued_at:,.0f} samples: it has no time"
         yield run.broken("whole_clock", message, run.log.first("clock_not_whole"))
-    if run.minutes is not None and run.minutes <= 0:
+    if (
+        run.run_start
+        and run.run_stop
+        and (early := run.run_start.time_ms - run.run_stop.time_ms) >= 0
+    ):
         yield run.broken(
-            "clock", f"comes {-60 * run.minutes:.1f} s before run_start", run.run_stop
+            "clock", f"comes {early / 1000:.1f} s before run_start", run.run_stop
         )
     undated = [
         event for event in clock if not _EARLIEST_MS <= event.time_ms <= _LATEST_MS

@@ -25,7 +25,7 @@ from typing import Any
 from review.__main__ import main as review
 from review.verdict.checking import check
 
-from .conftest import write_submission
+from .conftest import OWN, write_submission
 from .verdict.damage import damage, misplace, official
 
 LARGE = {
@@ -41,6 +41,8 @@ RECORD: dict[str, Any] = {  # config.json of a run of the benchmark
     "evaluate": {"target": 0.72, "every_samples": 150_000},
     "mlperf": {"division": "closed"},
 }
+# What may be there instead of a record: nothing, a folder, a link, or what records nothing.
+WITHOUT = (None, "folder", "link", "{}", "[]", '{"model": "x", "mlperf": "y"}')
 _OTHERS = (None, 0, 1, 128, 0.1, True, "large", [], {})
 KINDS = "events", "places", "bytes", "record"
 
@@ -65,6 +67,8 @@ def mutate(folder: Path, kind: str, choose: random.Random) -> None:
         )
     elif choose.random() < 0.2:
         _change_bytes(folder / "config.json", choose)
+    elif choose.random() < 0.3:
+        take_record(folder / "config.json", choose.choice(WITHOUT))
     else:
         record = json.loads(json.dumps(RECORD))
         section = choose.choice(sorted(record))
@@ -75,6 +79,16 @@ def mutate(folder: Path, kind: str, choose: random.Random) -> None:
         else:
             record[section][name] = choose.choice(values)
         (folder / "config.json").write_text(json.dumps(record))
+
+
+def take_record(path: Path, instead: str | None) -> None:
+    path.unlink(missing_ok=True)
+    if instead == "folder":
+        path.mkdir()
+    elif instead == "link":
+        path.symlink_to("nowhere")
+    elif instead is not None:
+        path.write_text(instead)
 
 
 def _description(folder: Path) -> Path:
@@ -106,7 +120,7 @@ def is_of_the_benchmark(folder: Path) -> bool:
             for name, value in values.items()
             if name != "every_samples"
         )
-    except (ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError):
         return False
 
 
@@ -149,7 +163,7 @@ def _json(command: str, folder: Path) -> Any:
 def run_one(folder: Path, seed: int, number: int) -> tuple[str, str]:
     """Damages a new folder below ``folder``; returns the kind of damage, and what was got wrong."""
     choose = random.Random(f"{seed} {number}")
-    results = write_submission(folder / "EXAMPLE")
+    results = write_submission(folder / "EXAMPLE", file=OWN)
     (results / "config.json").write_text(json.dumps(RECORD))
     kind = KINDS[number % len(KINDS)]
     mutate(results, kind, choose)

@@ -10,8 +10,11 @@ import pytest
 
 from review.__main__ import main
 from review.results.score import load_results
+from review.verdict.checking import is_official
 
-from ..mutations import LARGE, RECORD
+from ..conftest import OWN, write_submission
+from ..mutations import LARGE, RECORD, WITHOUT, take_record
+from ..verdict.damage import ALL, both, edit, put, system
 
 
 def record(folder, **sections):
@@ -25,7 +28,7 @@ def league(folder, capsys):
 
 def test_a_run_of_the_benchmark_is_ranked_by_its_own_record(submission, capsys):
     record(submission)
-    assert load_results(submission)[0].official
+    assert is_official(load_results(submission)[0])
     found = league(submission, capsys)
     assert found["apart"] == []
     assert [one["own"] for one in found["results"]].count(True) == 1
@@ -54,7 +57,7 @@ def test_another_model_target_or_data_is_neither_ranked_nor_official(
 ):
     record(submission, **sections)
     (result,) = load_results(submission)
-    assert not result.official
+    assert not is_official(result)
     assert says in "; ".join(result.departures)
     found = league(submission, capsys)
     assert not any(one["own"] for one in found["results"])
@@ -71,19 +74,79 @@ def test_a_record_that_cannot_be_read_is_not_taken_for_the_benchmark_s(
     assert league(submission, capsys)["apart"]
 
 
+@pytest.mark.parametrize("instead", WITHOUT)
+@pytest.mark.parametrize("division", ["closed", "open"])
+def test_a_run_of_ours_without_its_settings_is_neither_ranked_nor_official(
+    division, instead, tmp_path, capsys
+):
+    folder = write_submission(tmp_path / "EXAMPLE", file=OWN)
+    both(put("submission_division", value=division), system(division=division))(folder)
+    take_record(folder / "config.json", instead)
+    (result,) = load_results(folder)
+    assert not is_official(result)
+    assert "settings" in result.departures[0]
+    assert not any(one["own"] for one in league(folder, capsys)["results"])
+
+
+def test_logs_of_others_need_no_record_of_ours(submission, capsys):
+    (submission / "config.json").write_text('{"their": "own"}')
+    assert is_official(load_results(submission)[0])
+    assert league(submission, capsys)["apart"] == []
+
+
+@pytest.mark.parametrize("accuracy", [0.7, 75.0])
+def test_a_closed_run_of_ours_that_never_reached_the_target_is_not_ranked(
+    accuracy, tmp_path, capsys
+):
+    folder = write_submission(tmp_path / "EXAMPLE", file=OWN)
+    record(folder)
+    put("eval_accuracy", value=accuracy)(folder)
+    found = league(folder, capsys)
+    assert "says success at" in found["apart"][0]["departures"][0]
+
+
+@pytest.mark.parametrize("accuracy", [75.0, -1])
+def test_an_accuracy_that_is_no_share_is_not_official(accuracy, submission, capsys):
+    def change(events):
+        first = next(event for event in events if event["key"] == "eval_accuracy")
+        first["value"] = accuracy
+
+    edit(submission, *ALL, change=change)
+    assert not is_official(load_results(submission)[0])
+    (own,) = [one for one in league(submission, capsys)["results"] if one["own"]]
+    assert not own["checked"]
+
+
+@pytest.mark.parametrize("milliseconds", [0, -60_000])
+def test_runs_that_stop_before_they_start_have_no_rank(
+    milliseconds, submission, capsys
+):
+    start = load_results(submission)[0].runs[0].run_start.time_ms
+    put("run_start", time_ms=start)(submission)
+    put("run_stop", 3, time_ms=start + milliseconds)(submission)
+    (result,) = load_results(submission)
+    assert result.runs[3].minutes is None
+    assert not is_official(result)
+    put("run_stop", time_ms=start + milliseconds)(submission)
+    (own,) = [one for one in league(submission, capsys)["results"] if one["own"]]
+    assert (own["minutes"], own["rank"], own["checked"]) == (None, None, False)
+
+
 def test_a_log_of_ours_that_calls_a_low_accuracy_success_stands_apart(
     tmp_path, writer, capsys
 ):
     """As of a demonstration, whose record was not copied with its logs."""
     for number in range(10):
-        log = writer(seed=number, division="open", target=0.103, interval=100_000)
+        log = writer(
+            seed=number, division="open", target=0.103, interval=100_000, file=OWN
+        )
         log.change("eval_accuracy", value=0.103).write(
             tmp_path / "demo" / f"result_{number}.txt"
         )
     found = league(tmp_path / "demo", capsys)
     assert (
         "says success at an accuracy of 0.1030, below 0.720"
-        in found["apart"][0]["departures"][0]
+        in found["apart"][0]["departures"][1]
     )
     assert main(["show", str(tmp_path / "demo")]) == 0
     assert ", official" not in capsys.readouterr().out
@@ -93,7 +156,9 @@ def test_open_runs_say_that_their_data_are_not_shown_to_be_the_benchmark_s(
     tmp_path, writer, capsys
 ):
     for number in range(10):
-        writer(seed=number, division="open").write(tmp_path / f"result_{number}.txt")
+        writer(seed=number, division="open", file=OWN).write(
+            tmp_path / f"result_{number}.txt"
+        )
     record(tmp_path, mlperf={"division": "open"})
     assert load_results(tmp_path)[0].departures == [
         "data not shown to be the benchmark's"

@@ -22,8 +22,10 @@ from review.results.score import load_results
 from review.rulebook import official
 from review.submission import package as package_module
 from review.submission.package import find_code, package
+from review.verdict.checking import check
 from review.verdict.submission_rules import SCRIPTS
 
+from ..conftest import OWN
 from ..mutations import RECORD
 
 CONFIG = "configs/config_BOX_1x8x48x1_pack.sh"
@@ -478,8 +480,21 @@ def test_runs_of_another_model_are_not_packaged_as_closed(request_):
     path.write_text(
         json.dumps({**json.loads(path.read_text()), "model": {"hidden_size": 128}})
     )
-    with pytest.raises(
-        ReviewError, match="not the benchmark: hidden_size 128, not 1024"
-    ):
-        package(request_)
+    made = package(request_)
+    assert not made.passed
+    assert any(
+        "not the benchmark: hidden_size 128, not 1024" in finding.message
+        for result in made.checked
+        for finding in result.findings
+    )
     assert not request_.output.exists()
+
+
+def test_a_package_of_our_runs_records_their_settings(request_):
+    for log in request_.runs.glob("result_*.txt"):
+        log.write_text(log.read_text().replace('"train.py"', f'"{OWN}"'))
+    assert package(request_).passed
+    (facts,) = request_.output.rglob("BOX_*.json")
+    facts.write_text(json.dumps({**json.loads(facts.read_text()), "settings": {}}))
+    (checked, *_) = check(request_.output)
+    assert "its settings are not recorded" in checked.findings[0].message
