@@ -7,7 +7,7 @@ until scontrol update "jobid=$JOB" "ExcNodeList=$NODES" "NumNodes=$NUMBER"; do
   shown=$(scontrol --oneliner show job "$JOB")
   case $shown in
     *' JobState=RUNNING '*) [[ $shown == *" Restarts=$RESTARTS "* ]] || exit 1 ;;
-    *' JobState='@(PENDING|COMPLETING|REQUEUE|REQUEUED|SUSPENDED|CONFIGURING)' '*) ;;
+    *' JobState=PENDING '* | *' JobState=COMPLETING '* | *' JobState=REQUEUE'* | *' JobState=SUSPENDED '* | *' JobState=CONFIGURING '*) ;;
     *) exit 1 ;;
   esac
   sleep 2

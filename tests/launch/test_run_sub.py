@@ -520,6 +520,38 @@ def test_a_lost_node_is_excluded_also_if_slurm_kills_the_other_ranks(slurm):
     )
 
 
+@pytest.mark.parametrize(
+    ("states", "updates"),
+    [
+        ("RUNNING COMPLETING PENDING", 3),
+        ("COMPLETING GONE", 2),
+        ("RUNNING RESTARTED", 2),
+    ],
+)
+def test_nodes_are_excluded_once_the_job_is_pending_or_not_at_all(
+    slurm, states, updates
+):
+    turns = slurm.root / "turns"
+    state = f'states=({states}); turn=$(cat "{turns}" 2>/dev/null || echo 0); state=${{states[turn]}}\n'
+    shown = 'echo "JobId=7 JobState=$state Restarts=0 X=1"'
+    slurm.stand_in(
+        "scontrol",
+        state
+        + f"""if [[ $1 == update ]]; then [[ $state == PENDING ]] && exit; exit 1; fi
+echo $((turn + 1)) >"{turns}"
+case $state in GONE) exit 1 ;; RESTARTED) echo "JobId=7 JobState=RUNNING Restarts=1 X=1" ;; *) {shown} ;; esac""",
+    )
+    slurm.stand_in("sleep", "")
+    command = ["launch/slurm/exclude.sh", "7", "0", "node1,node2", "2-3"]
+    done = subprocess.run(
+        command, cwd=slurm.root, env=slurm.env, capture_output=True, text=True
+    )
+    assert (done.returncode == 0) == ("PENDING" in states), done.stderr
+    asked = [call for call in slurm.calls("scontrol") if "update" in call]
+    assert len(asked) == updates
+    assert "ExcNodeList=node1,node2" in asked[-1]
+
+
 @pytest.mark.parametrize("resume", ["1", "0"])
 def test_ranks_that_are_killed_without_a_record_are_started_once_more(slurm, resume):
     """srun aborts a step whose connection is reset, and kills what would leave a record."""
