@@ -96,7 +96,7 @@ def _read(file: Hdf5File) -> tuple[Records, Metadata]:
     elif "next_sentence_weights" in names:
         sequences = _tables_of_rows(flat, *(file.read(name)[0] for name in _OF_ROWS))
     else:
-        sequences = _tables(flat, file.read("input_mask")[0] != 0)
+        sequences = _tables(flat, file.read("input_mask")[0])
     _check(sequences)
     max_seq_length = sequences.width
     if not is_table:  # only shards of export_records record the length limit
@@ -167,6 +167,8 @@ def _packed(flat: Columns, entries: Columns) -> _Sequences:
     in_row = starts[:-1] - np.repeat(starts[rows[:-1]], sequences_of_row)
     positions = flat["masked_lm_positions"] - np.repeat(in_row, masked)
     flat["masked_lm_positions"] = positions.astype(np.int16)
+    if not np.array_equal(flat["masked_lm_positions"], positions):
+        raise ValueError("a masked position is outside of its row")
     return _Sequences(flat, lengths, masked, rows)
 
 
@@ -175,13 +177,17 @@ def _variable_length(flat: Columns, entries: Columns) -> _Sequences:
     return _Sequences(flat, entries["input_ids"], masked)
 
 
-def _tables(flat: Columns, is_token: Array) -> _Sequences:
+def _tables(flat: Columns, mask: Array) -> _Sequences:
     """Tables (N, width), padded at the end."""
     width = flat["input_ids"].shape[1]
+    lengths = (mask != 0).sum(axis=1)
+    is_token = np.arange(width) < lengths[:, None]
+    if not np.array_equal(mask, is_token):
+        raise ValueError("a row of input_mask is not ones, then zeros")
     flat |= {name: flat[name][is_token] for name in ("input_ids", "segment_ids")}
     num_rows, num_positions = flat["masked_lm_positions"].shape
     flat, masked = _without_padding(flat, np.full(num_rows, num_positions))
-    return _Sequences(flat, is_token.sum(axis=1), masked, width=width)
+    return _Sequences(flat, lengths, masked, width=width)
 
 
 def _without_padding(flat: Columns, positions_of: Array) -> tuple[Columns, Array]:
@@ -221,8 +227,11 @@ def _records(sequences: _Sequences) -> Records:
     segment_b_start = np.zeros(len(sequences.lengths), np.int16)
     # Not without a sequence: reduceat needs a first index.
     if len(sequences.lengths):  # the number of tokens of segment A
-        is_first = flat["segment_ids"] == 0
-        np.add.reduceat(is_first, sequence_offsets[:-1], out=segment_b_start)
+        segments = flat["segment_ids"]
+        np.add.reduceat(segments == 0, sequence_offsets[:-1], out=segment_b_start)
+        falls = 1 + np.flatnonzero(segments[1:] < segments[:-1])
+        if (segments & ~1).any() or not np.isin(falls, sequence_offsets).all():
+            raise ValueError("segment_ids of a sequence are not zeros, then ones")
     records = Records(
         input_ids=flat["input_ids"].astype(dtype),
         sequence_offsets=sequence_offsets,

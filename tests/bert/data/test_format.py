@@ -297,6 +297,46 @@ def test_a_packed_table_that_contradicts_itself_is_refused(
         verify_records(tmp_path / "part")
 
 
+@pytest.mark.parametrize("schema", ["fixed", "variable", "packed"])
+@pytest.mark.parametrize(
+    ("name", "place", "value", "says"),
+    [
+        ("masked_lm_positions", 0, 64, "masked position outside"),
+        ("masked_lm_positions", 0, -3, "masked position outside"),
+        ("masked_lm_positions", 0, 70_000, "outside of its row|records hold"),
+        ("input_mask", 3, 0, "not ones, then zeros"),
+        ("input_mask", 3, 2, "not ones, then zeros"),
+        ("next_sentence_labels", 0, 77, "neither 0 nor 1"),
+        ("segment_ids", 0, 1, "not zeros, then ones"),
+        ("segment_ids", 0, -1, "not zeros, then ones"),
+    ],
+)
+def test_shards_of_others_that_contradict_themselves_are_refused_on_opening(
+    tmp_path: Path, schema: str, name: str, place: int, value: int, says: str
+) -> None:
+    """A position of another sequence, a mask with a hole: training would go on with other words."""
+    records = make_records(4)
+    path = tmp_path / "part"
+    if schema == "packed":
+        records = records.with_rows([0, 2, 4])
+    write_nvidia(path, records, schema)
+    with h5py.File(path, "r+") as file:
+        if name not in file:
+            return
+        rows = [np.array(row, np.int64) for row in file[name][:]]
+        if rows[1].ndim == 0:  # a label, of which a sequence has one
+            rows[1] = np.array(value)
+        else:
+            rows[1][place] = value
+        del file[name]
+        if schema == "fixed" or rows[1].ndim == 0:
+            file[name] = np.stack(rows)
+        else:
+            ragged(file, name, rows, np.int64)
+    with pytest.raises(DataError, match=says):
+        open_records(path)
+
+
 @pytest.mark.parametrize(
     "name", ["sequence_offsets", "masked_lm_offsets", "row_offsets"]
 )
