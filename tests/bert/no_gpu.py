@@ -1,4 +1,6 @@
-"""Stand-ins for a GPU's streams and events, to run steps at fixed sizes like a graph's on a CPU."""
+"""Stand-ins for a GPU's streams, events and graphs, to run steps at fixed sizes like a graph's on a
+CPU.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,8 @@ import itertools
 from types import SimpleNamespace
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from bert.core.dist import World
 
@@ -74,9 +78,16 @@ class Allocator:
 
 
 class CUDAGraph:
-    """Tells its pool only after a capture that succeeded, as PyTorch's."""
+    """What a capture launched, with the memory that it used: a replay does that and nothing else,
+    whatever the host has decided since.
+
+    Tells its pool only after a capture that succeeded, as PyTorch's.
+    """
 
     pool_id = None
+
+    def __init__(self):
+        self.launches = []
 
     def pool(self):
         if self.pool_id is None:
@@ -85,16 +96,52 @@ class CUDAGraph:
             )
         return self.pool_id
 
+    @torch.no_grad()
     def replay(self):
-        pass
+        for launch in self.launches:
+            launch()
+
+
+class _Recording(TorchDispatchMode):
+    """Inside, operations run and are recorded; collectives are recorded alone."""
+
+    def __init__(self, launches):
+        super().__init__()
+        self.launches = launches
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function is torch.ops.aten._local_scalar_dense.default:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        kwargs = kwargs or {}
+        results = function(*args, **kwargs)
+
+        def launch():
+            again = function(*args, **kwargs)
+            for old, new in zip(tree_leaves(results), tree_leaves(again), strict=True):
+                # Else written in place, or a view.
+                if isinstance(old, torch.Tensor) and old.data_ptr() != new.data_ptr():
+                    old.copy_(new)
+
+        if "empty" not in function.name():  # memory, which the recording keeps
+            self.launches.append(launch)
+        return results
+
+
+class _CapturedWork:
+    """Of a collective that only a replay starts."""
+
+    def wait(self):
+        if torch.cuda.current_stream() is STREAM:
+            raise RuntimeError("waits for a collective of a capture")
 
 
 def captures(monkeypatch):
-    """torch.cuda.graph runs what it captures. If that fails its stream stays current and its pool
-    open and in use, as with PyTorch, whose graph.__exit__ has no try/finally and whose capture_end
-    raises first. Returns the allocator.
+    """torch.cuda.graph records what it captures. If that fails its stream stays current and its
+    pool open and in use, as with PyTorch, whose graph.__exit__ has no try/finally and whose
+    capture_end raises first. Returns the allocator.
     """
     current, allocator, handles = [STREAM], Allocator(), itertools.count(1)
+    recordings = []
 
     class Capture:
         def __init__(self, graph, *, pool, stream, capture_error_mode):
@@ -104,9 +151,12 @@ def captures(monkeypatch):
         def __enter__(self):
             self.before, current[0] = current[0], self.stream
             allocator.begin(self.pool)
+            recordings.append(_Recording(self.graph.launches).__enter__())
 
-        def __exit__(self, kind, *_):
+        def __exit__(self, kind, *reason):
+            recordings.pop().__exit__(kind, *reason)
             if kind is not None:
+                self.graph.launches.clear()
                 raise RuntimeError(
                     "operation failed due to a previous error during capture"
                 )
@@ -114,6 +164,23 @@ def captures(monkeypatch):
             self.graph.pool_id = self.pool
             current[0] = self.before
 
+    def recorded(run, waits):
+        def start(world, *arguments):
+            if not recordings:
+                return run(world, *arguments)
+
+            def launch():
+                if hasattr(work := run(world, *arguments), "wait"):
+                    work.wait()
+
+            recordings[-1].launches.append(launch)
+            return arguments[0] if waits else _CapturedWork()
+
+        return start
+
+    for name in ("sum", "max", "reduce_scatter", "average", "all_gather"):
+        run = recorded(getattr(World, name), name in ("sum", "max"))
+        monkeypatch.setattr(World, name, run)
     monkeypatch.setattr(torch.cuda, "graph", Capture)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", CUDAGraph)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, next(handles)))

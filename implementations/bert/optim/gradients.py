@@ -150,6 +150,7 @@ class GradientBuckets:
         runs.
         """
         self.is_first, self.reduces, self.num_sent = first, reduce, 0
+        self.in_flight = []  # but for a capture that failed it is so already
         self.missing = [len(bucket.parameters) for bucket in self.layout.buckets]
         nowhere = [None] * len(self.parameters)
         # Gradients may be written in place if they are not added, and of the same type.

@@ -138,6 +138,8 @@ class GraphedStep:
                 # A measuring step is followed by one that does not measure.
                 while step.needs_calibration_step not in self.captured:
                     measures = step.needs_calibration_step
+                    # Current now, but not at a replay: each gathers the weights.
+                    step.optimizer.weights.mark_stale()
                     earlier = self.captured[measures] = StepGraph(
                         step, self.batches, stream, earlier
                     )
@@ -147,6 +149,8 @@ class GraphedStep:
             if step.world.any(failed is not None):
                 failed = failed or CaptureError("on another rank")
                 self.captured.clear()  # the error holds this object, and a graph its memory
+                # A gather that the capture has started never runs.
+                step.optimizer.weights.mark_stale()
             else:
                 for captured in self.captured.values():
                     self._start(captured)  # the first launch of a graph is slow

@@ -348,6 +348,7 @@ def test_a_failed_capture_leaves_no_pool_open_or_in_use_and_holds_no_tensor(
         def __exit__(self, *reason):
             super().__exit__(*reason)
             if fails == "once captured":
+                self.graph.launches.clear()
                 raise RuntimeError("out of memory while the graph was instantiated")
 
     monkeypatch.setattr(torch.cuda, "graph", Refuses)

@@ -1,0 +1,174 @@
+"""Captured steps on several ranks: a replay launches what was captured, and the host decides
+nothing in it.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from bert import kernels, optim
+from bert.data.batch import PretrainingCapacity, make_batch
+from bert.data.synthetic import synthetic_records
+from bert.kernels.precision import PrecisionConfig
+from bert.model.bert import BertForPreTraining
+from bert.model.config import BertConfig
+from bert.model.init import initialize
+from bert.model.recompute import Recomputation
+from bert.optim.sharded import FlatOptimizer
+from bert.training.graph import (
+    GraphedStep,
+    capture_or_warm_up,
+    graph_capacity,
+    static_batch,
+)
+from bert.training.step import build_step
+
+from .. import no_gpu
+from ..ranks import run_ranks
+
+MODEL = BertConfig(vocab_size=61, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32,
+                   max_position_embeddings=16, initializer_range=0.2)  # fmt: skip
+
+
+class Variant(NamedTuple):
+    """resumed: the state is that after a step, with fp8 scales that are known."""
+
+    precision: str
+    settings: dict[str, Any]
+    micro_batches: int = 1
+    resumed: bool = False
+    recomputes: bool = False
+
+
+# By number of ranks.
+VARIANTS = {
+    2: [
+        Variant("fp32", {}),
+        Variant("bf16", {"sharded": False, "clip": "before"}, micro_batches=2),
+        Variant("bf16", {"clip": "bucket"}, micro_batches=2),
+        Variant("bf16", {"optimizer": "madgrad"}, recomputes=True),
+        Variant("fp16", {"optimizer": "adamw", "clip": "before"}),
+        Variant("fp16", {"optimizer": "lans"}, micro_batches=2),
+        Variant("fp8", {}),
+        Variant("fp8", {"clip": "before"}, micro_batches=2, resumed=True),
+    ],
+    4: [
+        Variant("bf16", {"shard_group": "2"}, resumed=True),
+        Variant(
+            "fp8", {"shard_group": "2", "allreduce_dtype": "weights"}, micro_batches=2
+        ),
+    ],
+}
+
+
+def _batches(world):
+    """Of equal lengths, which the CPU's attention reads on the host."""
+    records = synthetic_records(4, 16, 61, packed=False, seed=world.rank)
+    plain = make_batch(records, np.arange(4), 16)
+    room = PretrainingCapacity(tokens=64, sequences=8, masked=plain.num_masked + 5)
+    first = static_batch(plain, graph_capacity(room, 4))
+    return [
+        dataclasses.replace(first, input_ids=(first.input_ids + number) % 61)
+        for number in range(3)
+    ]
+
+
+def _step(world, variant, batches):
+    config = MODEL
+    if variant.recomputes:  # PyTorch's dropout cannot be repeated in a graph
+        config = dataclasses.replace(
+            MODEL, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
+        )
+    model = BertForPreTraining(
+        config,
+        kernels.bind_kernels(kernels.KernelsConfig(fused="none"), torch.device("cpu")),
+    )
+    if variant.recomputes:
+        model.recompute(Recomputation(1, random_state=False))
+    initialize(model, 0)
+    # Several buckets, in this process of a rank.
+    FlatOptimizer.__init__.__kwdefaults__["bucket_bytes"] = 6000
+    numerics = PrecisionConfig(precision=variant.precision, init_loss_scale=1024.0)
+    step = build_step(
+        model,
+        numerics.resolve(world.device),
+        optim.OptimizerConfig(**{"sharded": True} | variant.settings),
+        world,
+        accumulate=variant.micro_batches > 1,
+        fused_update=False,
+    )
+    if variant.resumed:
+        torch.manual_seed(world.rank)
+        step(batches[: variant.micro_batches], 0.01)
+    return step
+
+
+def _outcome(world, step, take, batches, micro_batches):
+    """Results of three steps, with an evaluation among them, and the state after them."""
+    results = []
+    for number in range(3):
+        torch.manual_seed(10 * number + world.rank)
+        chosen = [batches[(number + i) % len(batches)] for i in range(micro_batches)]
+        losses, norm, finite = take(chosen, 0.01 * (number + 1))
+        results += [tensor.clone() for tensor in (*losses, norm, finite)]
+        if number == 1:
+            step.optimizer.gather()
+    step.optimizer.gather()
+    return [*results, *(tensor.clone() for tensor in step.state_tensors())]
+
+
+def _check_replays(world):
+    batches = _batches(world)
+    for variant in VARIANTS[world.size]:
+        step = _step(world, variant, batches)
+        expected = _outcome(world, step, step, batches, variant.micro_batches)
+        with pytest.MonkeyPatch.context() as patch:
+            no_gpu.streams(patch)
+            no_gpu.captures(patch)
+            step = _step(world, variant, batches)
+            # On a CPU the memory of the graph is that of its examples.
+            take = GraphedStep(step, copy.deepcopy(batches[: variant.micro_batches]))
+            found = _outcome(world, step, take, batches, variant.micro_batches)
+        for number, pair in enumerate(zip(found, expected, strict=True)):
+            assert torch.equal(*pair), (variant, number)
+
+
+def test_replays_change_results_and_state_as_eager_steps_do_bit_for_bit():
+    run_ranks(_check_replays, 2, 4)
+
+
+def _check_failures(world):
+    batches, variant = _batches(world), Variant("bf16", {}, resumed=True)
+    step = _step(world, variant, batches)
+    expected = _outcome(world, step, step, batches, 1)
+    for place in ("forward", "backward"):
+        for ranks in ([0, 1], [1]):
+            with pytest.MonkeyPatch.context() as patch:
+                no_gpu.streams(patch)
+                no_gpu.captures(patch)
+                step = _step(world, variant, batches)
+                layer = step.model.bert.encoder.layer[0]
+                if world.rank in ranks and place == "forward":
+                    layer.register_forward_hook(no_gpu.uncapturable)
+                elif world.rank in ranks:
+                    next(layer.parameters()).register_hook(no_gpu.uncapturable)
+                take = capture_or_warm_up(
+                    step, lambda: batches[:1], graph=True, warm_up=False
+                )
+                assert take is step
+                found = _outcome(world, step, take, batches, 1)
+            for number, pair in enumerate(zip(found, expected, strict=True)):
+                assert torch.equal(*pair), (place, ranks, number)
+
+
+def test_after_a_capture_that_fails_eager_steps_wait_for_nothing_of_it():
+    """In the forward pass, as weights are gathered, and in the backward pass, as gradients are
+    reduced; on every rank or on one.
+    """
+    run_ranks(_check_failures, 2)
