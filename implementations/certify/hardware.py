@@ -74,7 +74,8 @@ def inventory(gpus: Gpus, root: Path = Path("/")) -> Facts:
     models = [
         line.partition(":")[2].strip()
         for line in cpuinfo
-        if line.startswith("model name")
+        # ARM names no models, but numbers its parts.
+        if line.startswith(("model name", "CPU part"))
     ]
     memory = re.search(r"MemTotal: +(\d+) kB", text_of(root / "proc/meminfo"))
     on_bus = count_on_bus(root)
@@ -83,7 +84,6 @@ def inventory(gpus: Gpus, root: Path = Path("/")) -> Facts:
         "system": f"{text_of(board / 'sys_vendor')} {text_of(board / 'product_name')}".strip(),
         "BIOS": text_of(board / "bios_version"),
         "kernel": platform.release(),
-        # ARM's /proc/cpuinfo names no models.
         "CPUs": len(models) or os.cpu_count(),
         "CPU": (models or [""])[0],
         "memory GiB": round(int(memory[1]) / 2**20, 1) if memory else None,

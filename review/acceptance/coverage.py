@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,9 +17,12 @@ from review.acceptance.schema import (
     COPIES,
     DIAGNOSTIC,
     FIELDS,
+    LABELS,
     NCCL_TESTS,
     NODE,
     NVBANDWIDTH,
+    TABLES,
+    TOOLS,
 )
 
 # Area, as REQUIRED_TESTS names it, and its label.
@@ -28,13 +33,41 @@ AREAS = {
     "kernel_log": "kernel log",
     "telemetry": "telemetry of GPUs",
     "network": "network between nodes",
-    "disk": "read of the data set",
+    "disk": LABELS["disk"],
     "nccl": NCCL_TESTS,
     "nvbandwidth": NVBANDWIDTH,
     "dcgmi": f"{DIAGNOSTIC} diag",
+    "corruption": "silent corruption",
 }
+# Program of an area, figures that judge one, areas of the facts of a node's hardware.
+PROGRAMS = {"nccl": NCCL_TESTS, "nvbandwidth": NVBANDWIDTH, "dcgmi": DIAGNOSTIC}
+FIGURES = {
+    "network": ("reduce_pairs", "reduce_together"),
+    "disk": ("disk", "disk_node"),
+    "nccl": tuple(name for name in TOOLS if name not in COPIES),
+}
+FACTS = {
+    "parts": ("inventory", "datasheet"),
+    "before": ("health",),
+    "after": ("health",),
+}
+# Some good machines cannot tell these: they are listed, but missing in no area.
+OPTIONAL = {
+    *("memory modules", "serial", "MIG", "NVLink version", "nvlink_errors"),
+    *("type", "Mbit/s", *TABLES["port_counters"]),
+}
+UNJUDGED = "measured, nothing to judge it by"
 NO_GPU = "the test ran on CPUs"
 NO_NVML = "no driver, or nvidia-ml-py is not installed"
+
+
+class Gap(NamedTuple):
+    """What was not tested on a node, and why. areas: those that are not fully tested without it."""
+
+    node: str
+    what: str
+    why: str
+    areas: tuple[str, ...] = ()
 
 
 def program(tool: str) -> str:
@@ -69,11 +102,15 @@ def _untested(records: Records, node: str) -> dict[str, str]:
     ranks = [rank for rank, info in records.ranks.items() if info.node == node]
     if not np.isin(records.measured("disk")["rank"], ranks).any():
         reasons["disk"] = "no data set is configured, it is small, or CERTIFY_DISK=0"
-    programs = {"nccl": NCCL_TESTS, "nvbandwidth": NVBANDWIDTH, "dcgmi": DIAGNOSTIC}
-    for area, name in programs.items():
-        # A program counts as run if it left any record, of whatever test.
+    for area, name in PROGRAMS.items():
+        # A program counts as run if it left any record, of whatever test. A single node runs those
+        # over all nodes.
         ran = [
-            one for one in records.tools.get(node, []) if program(one["name"]) == name
+            one
+            for at, reports in records.tools.items()
+            for one in reports
+            if program(one["name"]) == name
+            and (at == node or one["name"].endswith(ALL_NODES))
         ]
         if not ran:
             reasons[area] = "not installed, or excluded"
@@ -108,81 +145,90 @@ def _untested_gpus(records: Records, node: str) -> dict[str, str]:
     return reasons
 
 
-def untested(records: Records) -> dict[str, dict[str, str]]:
-    """Why each area was not tested, by node; empty for one that was tested on every node."""
-    reasons = {node: _untested(records, node) for node in records.nodes}
-    found = {
-        area: {
-            node: by_area[area] for node, by_area in reasons.items() if area in by_area
-        }
-        for area in AREAS
-    }
-    # A single node runs such a test for all.
-    if any(tool["name"].endswith(ALL_NODES) for tool in records.reports):
-        found["nccl"] = {}
-    return found
+def gaps(records: Records, judged: Mapping[str, bool], repeats: bool) -> list[Gap]:
+    """All that was not tested, by node. judged: whether each measured figure has a limit; repeats:
+    whether weights could be compared.
+    """
+    found: list[Gap] = []
+    for node in records.nodes:
+        reasons = _untested(records, node)
+        if not repeats:
+            reasons["corruption"] = "steps do not repeat bit for bit on this system"
+        for area, names in FIGURES.items():
+            if not any(judged.get(name) for name in names):
+                reasons.setdefault(area, UNJUDGED)
+        found += [
+            Gap(node, AREAS[area], reasons[area], (area,))
+            for area in AREAS
+            if area in reasons
+        ]
+        found += [
+            Gap(node, LABELS[name], UNJUDGED)
+            for name, limited in judged.items()
+            if not limited
+        ]
+        found += _unknown_facts(records, node)
+        for tool in records.tools.get(node, []):
+            name = program(tool["name"])
+            areas = tuple(area for area, own in PROGRAMS.items() if own == name)
+            found += [
+                Gap(node, LABELS.get(test, test), f"skipped by {name}", areas)
+                for test in tool["skipped"]
+            ]
+    return list(dict.fromkeys(found))
 
 
-def tested_areas(records: Records) -> list[str]:
+def tested_areas(records: Records, found: Sequence[Gap]) -> list[str]:
     """Labels of areas that were tested on some node."""
-    left = untested(records)
-    return [
-        AREAS[area] for area, nodes in left.items() if len(nodes) < len(records.nodes)
-    ]
+    left = Counter(gap.what for gap in found)
+    return [label for label in AREAS.values() if left[label] < len(records.nodes)]
 
 
-def lines(records: Records) -> list[str]:
-    """Each area that was not tested, with the nodes if others were, and why; then unknown facts."""
-    areas = [f"{label} ({why})" for label, why in _areas(records)]
-    return areas + _unknown_facts(records)
+def lines(records: Records, found: Sequence[Gap]) -> list[str]:
+    """Each gap once, with its nodes if others have none, and why."""
+    return [f"{what} ({why})" for what, why in _merged(records, found)]
 
 
-def short(records: Records) -> str:
-    """Areas that were not tested, by reason; on CPUs without those of GPUs."""
+def short(records: Records, found: Sequence[Gap]) -> str:
+    """Gaps by reason; on CPUs without those of GPUs."""
     # Grouped by reason, as this is for one line.
     labels: dict[str, list[str]] = {}
-    for label, why in _areas(records):
+    for what, why in _merged(records, found):
         if why != NO_GPU:
-            labels.setdefault(why, []).append(label)
-    return ", ".join(f"{', '.join(areas)} ({why})" for why, areas in labels.items())
+            labels.setdefault(why, []).append(what)
+    return ", ".join(f"{', '.join(whats)} ({why})" for why, whats in labels.items())
 
 
-def _areas(records: Records) -> Iterator[tuple[str, str]]:
-    """(label, with the nodes if it was tested on others; why) of each area that was not tested."""
-    for area, nodes in untested(records).items():
-        for why in dict.fromkeys(nodes.values()):
-            of_nodes = [node for node, reason in nodes.items() if reason == why]
-            yield f"{AREAS[area]}{_on(records, of_nodes)}", why
+def _merged(records: Records, found: Sequence[Gap]) -> Iterator[tuple[str, str]]:
+    nodes: dict[tuple[str, str], list[str]] = {}
+    for gap in found:
+        nodes.setdefault((gap.what, gap.why), []).append(gap.node)
+    for (what, why), own in nodes.items():
+        on = "" if len(own) == len(records.nodes) else f" on {', '.join(own)}"
+        yield f"{what}{on}", why
 
 
-def _unknown_facts(records: Records) -> list[str]:
-    """What a driver or the system was asked for and did not say, of all devices of a kind
-    together, with the nodes if others told it.
-    """
-    silent: dict[str, list[str]] = {}
-    for node in records.nodes:
-        for name in dict.fromkeys(_unknown_of(records, node)):
-            silent.setdefault(name, []).append(node)
-    return [
-        f"{name}{_on(records, nodes)} (not reported)" for name, nodes in silent.items()
-    ]
-
-
-def _unknown_of(records: Records, node: str) -> Iterator[str]:
+def _unknown_facts(records: Records, node: str) -> Iterator[Gap]:
+    """What a driver or the system was asked for and did not say."""
     hardware = records.hardware.get(node, {})
-    for table in ("parts", "before", "after"):
+    silent: list[tuple[str, str, tuple[str, ...]]] = []
+    for table, areas in FACTS.items():
         for device, facts in hardware.get(table, {}).items():
-            for name, value in facts.items():
-                if value is None:
-                    yield f"{name} of {device.partition(' ')[0]}"
+            kind = device.partition(" ")[0]
+            names = [name for name, value in facts.items() if value is None]
+            silent += [(name, kind, areas) for name in names]
     for device, facts in hardware.get("parts", {}).items():
         # Only InfiniBand and RoCE ports have a rate.
         if "rate" in facts and not rated(facts):
-            yield f"rated speed of {device} ({facts.get('type')})"
+            silent.append(("rated speed", f"{device} ({facts.get('type')})", ()))
     # A node without any is an area that was not tested; one without an Xid has no last one.
     if heard := _heard(records, node):
-        silent = [field for field in FIELDS if field not in heard | {"xid_last"}]
-        yield from (f"{field} of telemetry" for field in silent)
+        for field in FIELDS:
+            if field not in heard | {"xid_last"}:
+                silent.append((field, "telemetry", ("telemetry",)))
+    for name, of, areas in silent:
+        required = () if name in OPTIONAL else areas
+        yield Gap(node, f"{name} of {of}", "not reported", required)
 
 
 def _heard(records: Records, node: str) -> set[str]:
@@ -193,16 +239,10 @@ def _heard(records: Records, node: str) -> set[str]:
     }
 
 
-def _on(records: Records, nodes: Sequence[str]) -> str:
-    """Names the nodes if others differ."""
-    return "" if len(nodes) == len(records.nodes) else f" on {', '.join(nodes)}"
-
-
-def missing(records: Records, required: Sequence[str]) -> list[Reason]:
+def missing(found: Sequence[Gap], required: Sequence[str]) -> list[Reason]:
     """Failures for what a config or site demands and the test did not cover."""
-    left = untested(records)
     return [
-        Reason(f"node {node}", f"{AREAS[area]}: required, not tested: {why}")
-        for area in required
-        for node, why in left[area].items()
+        Reason(f"node {gap.node}", f"{gap.what}: required, not tested: {gap.why}")
+        for gap in found
+        if {*gap.areas} & {*required}
     ]

@@ -15,7 +15,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from review.acceptance.comparisons import MIN_EXCESS
+from review.acceptance.comparisons import MIN_EXCESS, VARYING
 from review.acceptance.coverage import AREAS
 from review.acceptance.faults import usual_parts
 from review.acceptance.floors import PAIRS, least
@@ -102,30 +102,24 @@ def settings(folder: Path) -> tuple[dict[str, float], float, Facts | None, list[
         ) from None
 
 
-def check(
-    records: Records, expected: Mapping[str, float]
-) -> tuple[list[Reached], list[str]]:
-    """Compares measurements with the expected figures; notes on those that were not measured.
+def check(records: Records, expected: Mapping[str, float]) -> list[Reached]:
+    """Compares measurements with the expected figures.
 
     One entry for each rank that falls short, or one for all ranks if most or none of them do.
     """
-    reached, notes = [], []
+    reached = []
     for name, value in expected.items():
         measured = measure(records, name)
         judged = [_judge(who, name, value, rounds) for who, rounds in measured.items()]
         short = [figure for figure in judged if figure.state != "pass"]
-        if not judged:
-            notes.append(
-                f"{name}={value:g}: not measured in this test ({LABELS[name]})"
-            )
-        elif short and 2 * len(short) <= len(judged):
+        if short and 2 * len(short) <= len(judged):
             reached += short
-        else:
+        elif judged:
             # If most fall short, one line for all says more: the
             # cause is common, or the figure is wrong.
             everyone = [float(np.median(rounds)) for rounds in zip(*measured.values())]  # noqa: B905  # rounds may differ
             reached.append(_judge(EVERYONE, name, value, everyone))
-    return reached, notes
+    return reached
 
 
 def measure(records: Records, name: str) -> dict[str, list[float]]:
@@ -312,8 +306,12 @@ def figures(
             who: statistics.median(rounds)
             for who, rounds in measure(records, name).items()
         }
-        of_nodes = name in COLLECTIVES and len(records.nodes) >= MIN_PEERS
-        limits = compared if of_nodes or name in PROBES or name in COPIES else ()
+        of_nodes = name in COLLECTIVES or name in VARYING
+        peers = records.nodes if of_nodes else records.ranks
+        limits: tuple[str, ...] = ()
+        if len(peers) >= MIN_PEERS and name in PROBES | COLLECTIVES | COPIES:
+            what = "network" if name in VARYING else "slow"
+            limits = (LIMIT.format(MIN_EXCESS[what], "slower"),)
         if wanted := expected.get(name):
             limits = (
                 f"at least {digits((1 - FAIL) * wanted)} ({digits(wanted)} expected)",

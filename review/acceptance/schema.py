@@ -47,7 +47,9 @@ BURN_IN = "burn-in"
 # Unit of each rate that a config may expect.
 UNITS = {"parallel": "sequences/s", "together": "sequences/s"}
 UNITS |= {"matmul": "Tflop/s", "matmul_fp8": "Tflop/s"}
-UNITS |= dict.fromkeys(("copy", "host_copy", "disk", "reduce_together", *TOOLS), "GB/s")
+UNITS |= dict.fromkeys(
+    ("copy", "host_copy", "disk", "disk_node", "reduce_together", *TOOLS), "GB/s"
+)
 LABELS = STAGES | PROBES | TOOLS | REDUCTIONS | {BURN_IN: "burn-in"}
 PARTS = ("data", "compute", "wait", "update")  # of a step
 NOBODY = -1  # partner of a node without one

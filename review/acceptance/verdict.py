@@ -15,6 +15,7 @@ import numpy as np
 
 from review.acceptance import coverage, figures, schema
 from review.acceptance.comparisons import OVERALL, Comparison, all_comparisons
+from review.acceptance.coverage import Gap
 from review.acceptance.faults import (
     Corruption,
     corrupt,
@@ -70,7 +71,7 @@ class Finding:
             else ""
         )
         # Of few ranks, the fastest is the measure; of a group, those outside it.
-        alone = self.outlier.state == "fail" or self.what == "network"
+        alone = self.outlier.state == "fail" or self.stage == "pairs"
         # Nodes and ranks are all listed, as they are drained by name.
         who = listed(self.name.split(", ")) if self.kind == "link" else self.name
         words = WORDS[self.what] if alone else "slower than the fastest"
@@ -88,7 +89,8 @@ class Finding:
 class Certificate:
     """The result of a test.
 
-    seconds: median per step by stage [ranks], without the wait for others.
+    seconds: median per step by stage [ranks], without the wait for others; figures: every measured
+    number; judged: whether it has a limit, but for steps; gaps: what was not tested.
     """
 
     records: Records
@@ -99,8 +101,9 @@ class Certificate:
     notes: list[str]
     burn_in: BurnIn | None
     reached: list[Reached]
-    expected: Mapping[str, float]
-    floors: Mapping[str, Mapping[str, float]]
+    figures: list[Measured]
+    judged: Mapping[str, bool]
+    gaps: list[Gap]
 
     @cached_property
     def standing(self) -> Estimate | str:
@@ -136,8 +139,12 @@ class Certificate:
         done = {*records.stages, *records.probed}
         done |= {name for name in schema.REDUCTIONS if records.reductions(name)}
         done |= {BURN_IN} if self.burn_in else set()
-        tested = [label for name, label in LABELS.items() if name in done]
-        tested += coverage.tested_areas(records)
+        tested = [
+            label
+            for name, label in LABELS.items()
+            if name in done and self.judged.get(name, True)
+        ]
+        tested += coverage.tested_areas(records, self.gaps)
         programs = {coverage.program(tool["name"]) for tool in records.reports}
         left = [
             label
@@ -146,12 +153,7 @@ class Certificate:
             if name not in done
             and (name not in TOOLS or coverage.program(name) in programs)
         ]
-        left += coverage.lines(records)
-        for tool in records.reports:
-            left += [
-                f"{LABELS.get(test, test)} (skipped by {tool['name']})"
-                for test in tool["skipped"]
-            ]
+        left += coverage.lines(records, self.gaps)
         ended = datetime.fromtimestamp(records.ended, timezone.utc).strftime(
             "%Y-%m-%d %H:%M UTC"
         )
@@ -233,11 +235,6 @@ class Certificate:
     def reasons(self) -> list[str]:
         return [reason.text() for reason in self.why()]
 
-    @cached_property
-    def figures(self) -> list[Measured]:
-        """Every measured number with its limits."""
-        return figures.figures(self.records, self.seconds, self.expected, self.floors)
-
     def as_dict(self) -> dict[str, Any]:
         names = self.records.names
         return {
@@ -296,22 +293,26 @@ def judge(
         notes.append(few if alone else f"{few}; compared with the fastest")
     if 1 < len(records.nodes) < MIN_PEERS:
         notes.append(f"fewer than {MIN_PEERS} nodes: too few to single out a slow one")
-    if not repeats:
-        notes.append(
-            "steps do not repeat bit for bit on this system: silent corruption cannot be detected"
-        )
-    reached, not_measured = figures.check(records, expected)
-    notes += not_measured + [
-        rate.reason().text() for rate in reached if rate.state == "pass"
-    ]
+    reached = figures.check(records, expected)
+    notes += [rate.reason().text() for rate in reached if rate.state == "pass"]
     notes += [burnt.text()] if burnt else []
     floors = figures.floors(records)
+    seconds = {
+        stage: np.nanmedian(records.seconds(stage), axis=(1, 2))
+        for stage in records.stages
+    }
+    measured = figures.figures(records, seconds, expected, floors)
+    judged = {one.name: bool(one.limits) for one in measured if one.name not in seconds}
+    gaps = coverage.gaps(records, judged, repeats)
+    gaps += [
+        Gap(node, f"{name}={value:g}", "expected, not measured")
+        for name, value in expected.items()
+        if name not in {rate.figure for rate in reached}
+        for node in records.nodes
+    ]
     return Certificate(
         records=records,
-        seconds={
-            stage: np.nanmedian(records.seconds(stage), axis=(1, 2))
-            for stage in records.stages
-        },
+        seconds=seconds,
         findings=_findings(records, compared),
         corrupt=broken,
         faults=[
@@ -320,13 +321,14 @@ def judge(
             *device_history(records),
             *tool_faults(records),
             *figures.below(records, floors),
-            *coverage.missing(records, required),
+            *coverage.missing(gaps, required),
         ],
         notes=notes,
         burn_in=burnt,
         reached=reached,
-        expected=expected,
-        floors=floors,
+        figures=measured,
+        judged=judged,
+        gaps=gaps,
     )
 
 
@@ -455,7 +457,7 @@ def line(certificate: Certificate) -> str:
             certificate.why(), key=lambda reason: reason.state != "fail"
         )
     ]
-    left = coverage.short(records)
+    left = coverage.short(records, certificate.gaps)
     not_tested = f"; not tested: {left}" if left else ""
     if not reasons:
         who = f"{len(records.ranks)} ranks of {', '.join(records.nodes)}"

@@ -210,10 +210,13 @@ def test_the_fastest_all_reduce_counts(judged):
     assert "50 of 50 GB/s expected" in judged(records, reduce_together=50.0)[1]
 
 
-def test_unmeasured_figures_are_noted_and_do_not_fail(judged):
+def test_expected_figures_that_were_not_measured_are_not_tested_in_the_line_too(judged):
     status, said = judged(make(1, 2), disk=3.0)
     assert status == 0
-    assert "disk=3: not measured in this test" in said
+    assert "disk=3 (expected, not measured)" in said
+    assert (
+        "disk=3 (expected, not measured)" in judged(make(1, 2), "--line", disk=3.0)[1]
+    )
 
 
 def test_an_all_reduce_of_two_nodes_counts_once_by_its_fastest_rank():

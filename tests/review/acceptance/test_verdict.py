@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from review.__main__ import main
+from review.acceptance.coverage import UNJUDGED
 from review.acceptance.outliers import members
 from review.acceptance.schema import PARTS
 from review.acceptance.verdict import certify, judge, line
@@ -339,7 +340,80 @@ def test_without_reproducible_steps_corruption_is_not_judged():
     )
     found = judge(records)
     assert found.state == "pass"
-    assert any("do not repeat bit for bit" in note for note in found.notes)
+    said = "silent corruption (steps do not repeat bit for bit on this system)"
+    assert said in found.tested["not tested"]
+    assert said in line(found)
+    assert judge(records, required=["corruption"]).state == "fail"
+
+
+def with_network_disk_and_nccl(nodes):
+    found = make(nodes, 2)
+    for probe in (b"disk", b"disk_node", b"all_reduce_perf"):
+        rows = [
+            (rank, probe, number, -1, 0.01, 1e8)
+            for rank in range(0, 2 * nodes, 1 + (probe == b"all_reduce_perf"))
+            for number in range(6)
+        ]
+        for column, name in enumerate(found.probes):
+            values = np.array([row[column] for row in rows])
+            found.probes[name] = np.concatenate([found.probes[name], values])
+    for node in found.nodes:
+        report = {
+            "name": "all_reduce_perf",
+            "version": "2",
+            "faults": [],
+            "skipped": [],
+        }
+        found.tools[node] = [report]
+    return found
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 3])
+def test_rates_of_few_nodes_that_nothing_limits_are_not_tested(nodes):
+    found = judge(with_network_disk_and_nccl(nodes))
+    assert found.state == "pass"
+    names = {gap.what for gap in found.gaps if gap.why == UNJUDGED}
+    assert f"({UNJUDGED})" in line(found)
+    unjudged = {"read of the data disk", "nccl-tests", "all-reduce of all ranks"}
+    unjudged |= {"network between nodes"} if nodes > 1 else set()
+    assert unjudged <= names
+    assert not names & {*found.tested["tested"].split("; ")}
+    areas = ["disk", "nccl", "network"][: 2 + (nodes > 1)]
+    for area in areas:
+        assert judge(with_network_disk_and_nccl(nodes), required=[area]).state == "fail"
+    expected = {"disk": 9e-3, "reduce_together": 1e-3, "all_reduce_perf": 9e-3}
+    judged = judge(with_network_disk_and_nccl(nodes), None, expected, None, areas)
+    assert judged.state == "pass"
+
+
+def test_rates_of_four_nodes_are_compared_and_tested():
+    found = judge(with_network_disk_and_nccl(4), required=["network", "disk", "nccl"])
+    assert found.state == "pass"
+    limits = {one.name: one.limit for one in found.figures}
+    assert (
+        limits["disk"]
+        == limits["disk_node"]
+        == ("at most 15% slower than the median, or by chance")
+    )
+    assert {"network between nodes", "read of the data disk, one node at a time"} <= {
+        *found.tested["tested"].split("; ")
+    }
+
+
+@pytest.mark.parametrize(
+    ("nodes", "words"),
+    [
+        (4, "100.0% slower transfers than the median"),
+        (2, "100.0% slower than the fastest"),
+    ],
+)
+def test_a_slow_disk_is_said_to_be_no_all_reduce(nodes, words):
+    records = with_network_disk_and_nccl(nodes)
+    slow = (records.probes["probe"] == b"disk") & (records.probes["rank"] // 2 == 1)
+    records.probes["seconds"][slow] *= 2
+    (found,) = judge(records).findings
+    assert found.reason().what == words
+    assert (found.name, found.stage) == ("node node1", "disk")
 
 
 def test_of_two_differing_ranks_neither_is_called_corrupt():
