@@ -8,8 +8,10 @@ declare current='' group='' interrupted=''
 declare -i patience=20 deadline=0 # seconds that ranks get to end after a signal to this script; when that time is over
 
 trial::conclude() {
-  local list at text
-  while read -r at text; do log::info "restarted at $at, $text"; done < <(cut -f 4,5 -- "$RUN_DIR/restarts.txt" 2>/dev/null)
+  local list
+  if [[ -e $RUN_DIR/restarts.txt ]]; then
+    awk -F '\t' -v skip="$LEFT_OUT" '$2 != skip { print "run: restarted at " $4 ", " $5 }' "$RUN_DIR/restarts.txt" >&2
+  fi
   if ((${#failures[@]})); then
     printf -v list '; %s' "${failures[@]}"
     attempt::end 1 "${#failures[@]} of $NEXP trials failed: ${list#; }"

@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
 # Whether a run that failed is started again, and with what: the records of an attempt, the newest checkpoint, and what was tried
-# before. RUN_DIR/restarts.txt has a line for each restart: job, progress, excluded nodes, time, text. Sourced by supervisor.sh and by
-# the guard of a node.
+# before. RUN_DIR/restarts.txt has a line for each restart: job, progress, excluded nodes, time, text; also for nodes that a start left
+# out, with LEFT_OUT as the progress. Sourced by supervisor.sh and by the guard of a node.
 # shellcheck disable=SC2034,SC2154 # the plan is read by supervisor.sh; LOGDIR and RUN_NAME are of variables.sh
 
 readonly AGAIN=75   # exit status of an attempt that ended because a new start may help (EX_TEMPFAIL)
 readonly RESTARTS=3 # at most, without a new checkpoint or a finished trial between them
+readonly LEFT_OUT='left out'
 declare -a blamed=()
 declare cause='' gave_up='' restart_text=''
-declare -i restart_limit=$RESTARTS
+declare -i restart_limit=$RESTARTS can_leave_out=1
 
 # Does the user want runs to be resumed? As Python reads a setting that is 0 or 1.
 restart::wanted() { [[ ${RESUME:-} == @(1|[Tt]rue|TRUE|[Yy]es|YES|[Oo]n|ON) ]]; }
@@ -28,12 +29,10 @@ restart::trial() {
   echo "${newest:-0}"
 }
 
-# Step of the newest checkpoint of the trial that ran last; 0 if there is none. The trainer keeps those of trial N > 0 in trial_N.
+# Step of the newest checkpoint of the trial that ran last; 0 if there is none.
 restart::checkpoint() {
-  local newest='' trial folder=${CHECKPOINT_DIR:-}
-  trial=$(restart::trial)
-  if ((trial)); then folder+=/trial_$trial; fi
-  if restart::continues && [[ -d $folder ]]; then
+  local newest='' folder
+  if restart::continues && folder=$(trainer::checkpoints "$(restart::trial)") && [[ -d $folder ]]; then
     newest=$(find "$folder" -maxdepth 2 -path "$folder/trial_*" -prune -o -name 'step_*.pt' -o -path '*/step_*/index.pt' |
       sed -nE 's/.*_0*([0-9]+)(\.pt|\/[a-z]+\.pt)$/\1/p' | sort -n | tail -n 1)
   fi
@@ -77,7 +76,7 @@ restart::would_help() {
   if ((${#lost[@]})); then
     mapfile -t blamed < <(printf '%s\n' "${!lost[@]}" | sort -V)
     cause='lost by Slurm' # which may have killed the others
-  elif ((${#of[@]})); then
+  elif ((${#of[@]} && can_leave_out)); then
     mapfile -t blamed < <(printf '%s\n' "${!of[@]}" | sort -V)
     cause=${of[${blamed[0]}]}
   elif [[ $killed ]] && restart::resumes; then
@@ -97,15 +96,16 @@ restart::progress() {
 # May there be another restart? Otherwise sets gave_up. Argument: restarts without progress that are allowed.
 restart::allowed() {
   local -r progress=$(restart::progress)
-  if (($(tail -n "$1" "$(restart::file)" 2>/dev/null | cut -f 1,2 | grep -cxF "$(restart::job)"$'\t'"$progress") < $1)); then return 0; fi
+  if (($(cut -f 1,2 "$(restart::file)" 2>/dev/null | grep -v $'\t'"$LEFT_OUT\$" | tail -n "$1" |
+    grep -cxF "$(restart::job)"$'\t'"$progress") < $1)); then return 0; fi
   gave_up="gave up: $1 restart$( (($1 == 1)) || echo s) brought no new checkpoint after step ${progress##* }"
   return 1
 }
 
 # Notes a restart in restarts.txt; sets restart_text. Arguments: the reason, the nodes to leave out.
 restart::note() {
-  local -r step=$(restart::checkpoint) folder=$LOGDIR/$RUN_NAME
-  local -r reached=$(cat -- "$folder"/{,running_*/}step_*.txt 2>/dev/null | sort -n | tail -n 1)
+  local -r step=$(restart::checkpoint) folder=$LOGDIR/$RUN_NAME trial=$(restart::trial)
+  local -r reached=$(cat -- "$folder"/{,running_*/}"step_$trial.txt" 2>/dev/null | sort -n | tail -n 1)
   restart_text="${2:+without ${*:2}: }$1"
   if ! restart::continues; then
     restart_text+='; the trial is repeated'
@@ -113,6 +113,11 @@ restart::note() {
     restart_text+="; continues from step $step"
     if ((reached > step)); then restart_text+=", repeating about $((reached - step)) steps"; fi
   fi
-  mkdir -p -- "$folder"
-  printf '%s\t%s\t%s\t%s\t%s\n' "$(restart::job)" "$(restart::progress)" "${*:2}" "$(date +%FT%T)" "$restart_text" >>"$(restart::file)"
+  restart::write "$(restart::progress)" "$restart_text" "${@:2}"
+}
+
+# Adds a line. Arguments: progress, text, nodes.
+restart::write() {
+  mkdir -p -- "$LOGDIR/$RUN_NAME"
+  printf '%s\t%s\t%s\t%s\t%s\n' "$(restart::job)" "$1" "${*:3}" "$(date +%FT%T)" "$2" >>"$(restart::file)"
 }

@@ -48,7 +48,7 @@ slurm::leave_out_broken() {
   if ((${#fit[@]} == 0)); then log::die "$reason"; fi
   nodes=("${fit[@]}")
   if ((${#broken[@]})); then
-    restart::note "$reason" "${broken[@]}"
+    restart::write "$LEFT_OUT" "$reason" "${broken[@]}"
     log::warn "without ${broken[*]}: $reason"
   fi
 }

@@ -8,14 +8,18 @@ from pathlib import Path
 
 import pytest
 
+from common.env import from_env
+from finetune.config import FinetuneConfig, with_defaults
+
 RESUMES = {"RESUME": "1", "CHECKPOINT_DIR": "/nowhere"}
 SPARE = {"SPARE_NODES": "1"}
+PLAN = 'if restart::would_help; then echo "$cause, $restart_limit, ${blamed[*]}"; else echo no; fi'
 
 
 def shell(repository: Path, folder: Path, script: str, **env: str) -> list[str]:
     parts = "".join(
         f"source launch/run/{name}.sh; "
-        for name in ("log", "record", "restart", "answers")
+        for name in ("log", "record", "restart", "answers", "trainer_bert")
     )
     settings = {
         "ATTEMPT_STATUS": str(folder / "records"),
@@ -39,8 +43,7 @@ def planned(repository: Path, folder: Path, records: list[str], **env: str) -> s
     (folder / "records").write_text(
         "".join(line.replace(" ", "\t") + "\n" for line in records)
     )
-    plan = 'if restart::would_help; then echo "$cause, $restart_limit, ${blamed[*]}"; else echo no; fi'
-    return shell(repository, folder, plan, **env)[-1]
+    return shell(repository, folder, PLAN, **env)[-1]
 
 
 @pytest.mark.parametrize(
@@ -65,6 +68,24 @@ def test_records_decide_whether_and_without_which_nodes_a_run_starts_again(
     repository, tmp_path, records, env, plan
 ):
     assert planned(repository, tmp_path, records, **env) == plan
+
+
+@pytest.mark.parametrize(
+    ("records", "plan"),
+    [
+        (["missing 3 n2 - hung"], "no"),
+        (["unfit - n2 - slow"], "no"),
+        (["killed 3 n2 7 SIGKILL", "missing 3 n2 - hung"], "SIGKILL, 1, "),
+    ],
+)
+def test_where_no_node_can_be_left_out_none_is_blamed(
+    repository, tmp_path, records, plan
+):
+    (tmp_path / "records").write_text(
+        "".join(line.replace(" ", "\t") + "\n" for line in records)
+    )
+    script = f"source launch/run/platform.sh; {PLAN}"
+    assert shell(repository, tmp_path, script, **RESUMES)[-1] == plan
 
 
 def test_nodes_that_did_not_answer_are_reported_if_others_did(repository, tmp_path):
@@ -117,6 +138,45 @@ def test_progress_is_that_of_the_trial_that_ran_last(repository, tmp_path):
     assert shell(repository, tmp_path, "restart::progress", **settings) == [
         "1 trials, step 900"
     ]
+
+
+@pytest.mark.parametrize(
+    "seeds", [{}, {"SEED": "7"}, {"SEED": "7", "SEEDS": "4, 09,5"}]
+)
+def test_checkpoints_of_fine_tuning_are_looked_for_where_its_trainer_puts_them(
+    repository, tmp_path, seeds
+):
+    given = seeds | {"TRIAL": "1", "BATCHSIZE": "1", "LR": "1", "EPOCHS": "1"}
+    given |= {"TASK": "MRPC", "DATA": "x", "INIT_CHECKPOINT": "x"}
+    if "SEED" in given:  # as the launcher exports it to a trial
+        given["SEED"] = str(int(given["SEED"]) + 1)
+    config = from_env(FinetuneConfig, with_defaults(given))
+    folder = tmp_path / "saved" / f"seed_{config.trial_seed}"
+    folder.mkdir(parents=True)
+    (folder / "step_40.pt").touch()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "output_1.txt").touch()
+    settings = RESUMES | {"CHECKPOINT_DIR": str(tmp_path / "saved")} | seeds
+    script = "source launch/run/trainer_finetune.sh; restart::checkpoint"
+    assert shell(repository, tmp_path, script, **settings) == ["40"]
+
+
+def test_steps_of_other_trials_are_not_said_to_be_repeated(repository, tmp_path):
+    (tmp_path / "run").mkdir()
+    for name in ("step_0", "output_1", "step_1"):
+        (tmp_path / "run" / f"{name}.txt").write_text(
+            "900" if name == "step_0" else "7"
+        )
+    note = "restart::note hung; echo $restart_text"
+    settings = RESUMES | {"CHECKPOINT_DIR": str(tmp_path)}
+    said = shell(repository, tmp_path, note, **settings)
+    assert said == ["hung; continues from step 0, repeating about 7 steps"]
+
+
+def test_nodes_that_are_left_out_at_a_start_are_no_restart(repository, tmp_path):
+    leave_out = 'restart::write "$LEFT_OUT" bad n1; '
+    script = f"restart_text=why; {leave_out * 3} restart::allowed 1 && restart::excluded; echo $restart_text"
+    assert shell(repository, tmp_path, script) == ["n1", "why"]
 
 
 def test_a_run_gives_up_after_as_many_restarts_without_progress(repository, tmp_path):

@@ -230,8 +230,9 @@ def test_the_end_lists_every_restart_also_without_a_lost_node(checkout):
         ("7", "0 trials, step 4", "node1", "12:00", "without node1: gone"),
         ("7", "", "", "13:00", "the time limit"),
     ]
+    left_out = ("7", "left out", "node2", "12:30", "bad")
     (folder / "restarts.txt").write_text(
-        "".join("\t".join(line) + "\n" for line in lines)
+        "".join("\t".join(line) + "\n" for line in (*lines, left_out))
     )
     done = checkout.run(LOCAL, after="export NEXP=1 RUN_NAME=again")
     assert done.returncode == 0, done.stderr
