@@ -54,8 +54,10 @@ class Recomputation:
         @contextlib.contextmanager
         def again() -> Iterator[None]:
             end = sites.num_sites, sites.seed
-            # If there was no seed yet, it is drawn again from the same random state.
-            sites.num_sites, sites.seed = begin
+            sites.num_sites = begin[0]
+            # If there was no seed yet, it is drawn again from the same random state, or kept.
+            if self.random_state:
+                sites.seed = begin[1]
             try:
                 yield
             finally:

@@ -4,6 +4,7 @@ kernels for it.
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import json
 import os
@@ -11,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+import weakref
 
 import pytest
 import torch
@@ -179,6 +181,33 @@ def test_plans_are_made_once_a_size_and_both_passes_run_before_the_first_result(
         _qkv().detach(), ForwardPass(torch.tensor([0, 40], dtype=torch.int32), 40), 0.1
     )
     assert len(cudnn.built) == 4
+
+
+def test_the_plans_of_a_graph_are_kept_while_other_sizes_come_and_go(
+    cudnn, monkeypatch
+):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(cudnn_frontend, "_captured", set())
+    for size, captures in ((40, True), (39, False)):
+        monkeypatch.setattr(
+            torch.cuda,
+            "is_current_stream_capturing",
+            lambda captures=captures: captures,
+        )
+        _attend(size)
+    captured, other = (weakref.ref(graph) for graph in cudnn.built[::2])
+    cudnn.built.clear()
+    for size in range(cudnn_frontend.MOST_PLANS):
+        _attend(size + 1)
+    cudnn.built.clear()
+    gc.collect()
+    assert captured() is not None
+    assert other() is None
+
+
+def _attend(longest: int) -> None:
+    offsets = torch.tensor(OFFSETS, dtype=torch.int32)
+    cudnn_frontend.attention(_qkv().detach(), ForwardPass(offsets, 40 + longest), 0.1)
 
 
 def test_sizes_without_a_plan_are_an_error_of_one_line(cudnn):

@@ -16,6 +16,7 @@ from bert.data.batch import make_batch
 from bert.data.synthetic import synthetic_records
 from bert.kernels.precision import PrecisionConfig
 from bert.kernels.support import triton_support
+from bert.kernels.support.dropout import DropoutSites
 from bert.model.bert import BertForPreTraining
 from bert.model.recompute import Recomputation
 from bert.pretraining.config import PretrainingConfig
@@ -90,6 +91,22 @@ def test_loss_and_gradients_are_those_of_kept_activations_bit_for_bit(
             assert kept < 0.8 * all_kept
             for name, tensor in plain.items():
                 assert torch.equal(again[name], tensor), (segment, name)
+
+
+def test_a_seed_that_is_drawn_within_a_segment_serves_its_second_run_in_a_graph_too():
+    """As with dropout of attention alone: a graph cannot set the random state back."""
+    sites, seeds = DropoutSites(CPU), []
+
+    def segment(x):
+        seeds.append(sites.next(0.5).seed.clone())
+        return (x.exp(),)
+
+    (result,) = Recomputation(1, random_state=False).run(
+        segment, [torch.ones(1, requires_grad=True)], sites
+    )
+    result.backward()
+    first, second = seeds
+    assert first == second
 
 
 def _trained(config, recomputation, precision, world, batches):

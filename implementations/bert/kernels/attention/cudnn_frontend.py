@@ -199,6 +199,10 @@ def _plans(sizes: Sizes, device: torch.device) -> Plans:
         ) from error
 
 
+# Of passes in CUDA graphs, kept for good: a replay goes on using them, which the cache does not see.
+_captured: set[Plans] = set()
+
+
 def _offsets(forward_pass: ForwardPass, sizes: Sizes) -> dict[str, Tensor]:
     """Lengths, and offsets in elements of packed projections and contexts; computed once a forward
     pass.
@@ -316,6 +320,8 @@ def attention(qkv: Tensor, forward_pass: ForwardPass, dropout: float) -> Tensor:
         dropout=dropout,
     )
     plans = _plans(sizes, qkv.device)
+    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        _captured.add(plans)
     shared = _offsets(forward_pass, sizes) | (
         _seeds(forward_pass, dropout) if dropout else {}
     )
