@@ -169,6 +169,7 @@ def write(
             "tools": about["tools"],
             "hardware": {
                 **about["hardware"],
+                "data_set": load.data_set,
                 "after": hardware.health(Gpus([])),
                 "kernel_log": hardware.kernel_log(),
             },

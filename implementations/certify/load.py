@@ -8,6 +8,7 @@ from the machine.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import mmap
 import os
@@ -160,6 +161,8 @@ class Load:
         self.sequences: dict[int, int] = {}
         self.rows: list[np.ndarray] = []
         self.probes: list[tuple[Any, ...]] = []  # rows of PROBE
+        # Its name, blocks that this rank sees, and blocks that the test needs; empty without one.
+        self.data_set: dict[str, Any] = {}
 
     def run(self) -> None:
         """Runs all stages, each for about CERTIFY_SECONDS."""
@@ -216,13 +219,21 @@ class Load:
         if len(nodes) > 1:
             turns += [("disk_node", range(node, node + 1)) for node in nodes]
         order = int(peers.exchange(str(int.from_bytes(os.urandom(8), "big")))[0])
-        folder = self.trainer.data.datadir_packed or self.trainer.data.datadir
-        blocks = blocks_of(folder, order)[peers.rank :: peers.size] if folder else []
+        blocks = []
         # Two turns of READS blocks in each round: of all nodes, and of the own one.
-        enough = len(blocks) >= READS * rounds * 2
+        needed = READS * rounds * 2 * peers.size
+        with contextlib.suppress(ConfigError):  # no folder is configured
+            folder, variable = self.trainer.data.source
+            blocks = blocks_of(folder, order)
+            self.data_set = {
+                "name": f"{variable}={folder}",
+                "blocks": len(blocks),
+                "needed": needed,
+            }
         # All ranks or none: the barriers below count every rank.
-        if peers.max(float(not enough)):
+        if peers.max(float(len(blocks) < needed)):
             return
+        blocks = blocks[peers.rank :: peers.size]
         for number in range(rounds):
             for name, at_work in turns:
                 peers.barrier()

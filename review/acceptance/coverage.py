@@ -101,7 +101,11 @@ def _untested(records: Records, node: str) -> dict[str, str]:
         reasons["network"] = "one node"
     ranks = [rank for rank, info in records.ranks.items() if info.node == node]
     if not np.isin(records.measured("disk")["rank"], ranks).any():
-        reasons["disk"] = "no data set is configured, it is small, or CERTIFY_DISK=0"
+        reasons["disk"] = "no data set is configured, or CERTIFY_DISK=0"
+        if data := hardware.get("data_set"):
+            reasons["disk"] = (
+                "{name} has {blocks} blocks of 4 MiB, {needed} are needed on every node"
+            ).format(**data)
     for area, name in PROGRAMS.items():
         # A program counts as run if it left any record, of whatever test. A single node runs those
         # over all nodes.

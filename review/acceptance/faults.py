@@ -234,6 +234,16 @@ def device_history(records: Records) -> Iterator[Reason]:
         yield from _kernel_log(node, hardware)
 
 
+def unseen_data(records: Records) -> Iterator[Reason]:
+    """Nodes that do not see the data set that others see."""
+    sets = {node: own.get("data_set") for node, own in records.hardware.items()}
+    seen = any(data and data["blocks"] for data in sets.values())
+    for node, data in sets.items():
+        if seen and data and not data["blocks"]:
+            words = f"{data['name']} is not there, on other nodes it is"
+            yield Reason(f"node {node}", words)
+
+
 def _counted(
     where: str, device: str, name: str, old: Any, now: Any
 ) -> Iterator[Reason]:

@@ -26,6 +26,7 @@ from review.acceptance.faults import (
     odd_parts,
     throttled,
     tool_faults,
+    unseen_data,
 )
 from review.acceptance.figures import Measured, Reached
 from review.acceptance.journal import EXIT, BurnIn, Journal, Reason, listed
@@ -319,6 +320,7 @@ def judge(
             *gpu_faults(records),
             *odd_parts(records, parts),
             *device_history(records),
+            *unseen_data(records),
             *tool_faults(records),
             *figures.below(records, floors),
             *coverage.missing(gaps, required),

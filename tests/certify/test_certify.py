@@ -463,14 +463,14 @@ def test_the_data_set_is_read_past_the_page_cache_and_no_block_twice(
         "open",
         lambda path, how, *more: (flags.append(how), opened(path, how, *more))[1],
     )
-    made = load(DATADIR_PHASE2=str(tmp_path / "data"))
+    made = load(DATADIR_PHASE2=str(tmp_path / "data"), PACKED="0")
     made._read_data()
     assert [(name, number) for _, name, number, *_ in made.probes] == [
         (b"disk", n) for n in range(3)
     ]
     assert len(read) == len({*read}) == 3 * load_module.READS
     assert flags.count(os.O_RDONLY | os.O_DIRECT) == len(read)
-    again = load(DATADIR_PHASE2=str(tmp_path / "data"))
+    again = load(DATADIR_PHASE2=str(tmp_path / "data"), PACKED="0")
     before = [*read]
     again._read_data()
     assert read[len(before) :] != before, "another test reads in another order"
@@ -479,7 +479,7 @@ def test_the_data_set_is_read_past_the_page_cache_and_no_block_twice(
 def test_with_the_disk_off_no_data_set_is_read(tmp_path, load):
     with open(tmp_path / "a", "wb") as file:
         file.truncate(30 * load_module.READ_BYTES)
-    made = load(DATADIR_PHASE2=str(tmp_path), CERTIFY_DISK="0")
+    made = load(DATADIR_PHASE2=str(tmp_path), PACKED="0", CERTIFY_DISK="0")
     made._read_data()
     assert made.probes == []
 
@@ -502,6 +502,25 @@ def test_a_data_set_that_is_too_small_is_not_read(tmp_path, load):
     (tmp_path / "data").mkdir()
     with open(tmp_path / "data/a", "wb") as file:
         file.truncate(23 * load_module.READ_BYTES)
-    made = load(DATADIR_PHASE2=str(tmp_path / "data"))
+    made = load(DATADIR_PHASE2=str(tmp_path / "data"), PACKED="0")
     made._read_data()
     assert made.probes == []
+    assert made.data_set["blocks"] == 23 < made.data_set["needed"] == 24
+
+
+def test_the_data_set_that_is_read_is_that_of_the_config(tmp_path, load):
+    folders = {name: tmp_path / name for name in ("whole", "packed")}
+    for folder in folders.values():
+        folder.mkdir()
+    with open(folders["whole"] / "a", "wb") as file:
+        file.truncate(30 * load_module.READ_BYTES)
+    settings = {
+        "DATADIR_PHASE2": str(folders["whole"]),
+        "DATADIR_PHASE2_PACKED": str(folders["packed"]),
+    }
+    unpacked, packed = (load(**settings, PACKED=value) for value in "01")
+    for made in (unpacked, packed):
+        made._read_data()
+    assert len(unpacked.probes) == 3
+    assert packed.probes == []
+    assert packed.data_set["name"] == f"DATADIR_PHASE2_PACKED={folders['packed']}"

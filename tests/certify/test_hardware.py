@@ -344,11 +344,18 @@ def test_the_kernel_log_is_read_with_its_times(monkeypatch, tmp_path):
         ("NVRM: GPU 0000:3b:00.0: GPU has fallen off the bus.", "fail", "GPU fallen off the bus"),
         ("nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 20034, Fatal, Link 30", "fail", "NVSwitch error"),
         ("nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 12028, Non-fatal, Link 32", "warn", "NVSwitch error"),
+        ("NVRM: GPU lost from the bus.", "fail", "GPU fallen off the bus"),
+        ("{1}[Hardware Error]: event severity: corrected", "warn", "corrected hardware error"),
+        ("{1}[Hardware Error]: event severity: fatal", "fail", "hardware error"),
         ("mce: [Hardware Error]: Machine check events logged", "fail", "machine check"),
         ("EDAC MC0: 1 UE memory read error on CPU_SrcID#0", "fail", "uncorrected memory error"),
         ("EDAC MC0: 1 CE memory read error on CPU_SrcID#0", "warn", "corrected memory error"),
         ("pcieport 0000:00:01.0: PCIe Bus Error: severity=Uncorrected (Fatal)", "fail", "uncorrected PCIe error"),
         ("pcieport 0000:00:01.0: PCIe Bus Error: severity=Corrected", "warn", "corrected PCIe error"),
+        ("pcieport 0000:00:01.0: PCIe Bus Error: severity=Correctable", "warn", "corrected PCIe error"),
+        ("pcieport 0000:00:01.0: PCIe Bus Error: severity=Uncorrectable (Fatal)", "fail", "uncorrected PCIe error"),
+        ("pcieport 0000:00:01.0: AER: Correctable error message received", "warn", "corrected PCIe error"),
+        ("pcieport 0000:00:01.0: AER: Uncorrectable (Non-Fatal) error", "fail", "uncorrected PCIe error"),
     ],
 )  # fmt: skip
 def test_a_fault_of_the_kernel_log_fails_in_the_test_and_warns_with_its_age_before(
@@ -365,6 +372,38 @@ def test_a_fault_of_the_kernel_log_fails_in_the_test_and_warns_with_its_age_befo
         found.hardware["node2"] |= {"log_before": before, "kernel_log": log}
         judged = judge(found)
         assert (judged.state, judged.reasons()) == (state, [f"node node2: {words}"])
+
+
+def test_the_details_of_a_corrected_error_are_no_machine_check(monkeypatch, tmp_path):
+    told = (
+        "Hardware error from APEI Generic",
+        "event severity: corrected",
+        " section_type: memory error",
+    )
+    lines = [f"{{1}}[Hardware Error]: {words}" for words in told]
+    text = "".join(f"[    1.000000] {line}\n" for line in lines)
+    monkeypatch.setattr(hardware, "_dmesg", lambda: text)
+    assert hardware.kernel_log(tmp_path)["lines"] == [[1.0, lines[1]]]
+
+
+def test_a_node_that_does_not_see_the_data_set_of_the_others_is_named():
+    found = records()
+    for node, facts in found.hardware.items():
+        blocks = 0 if node == "node2" else 500
+        facts["data_set"] = {
+            "name": "DATADIR_PHASE2=/d",
+            "blocks": blocks,
+            "needed": 400,
+        }
+    judged = judge(found)
+    assert judged.reasons() == [
+        "node node2: DATADIR_PHASE2=/d is not there, on other nodes it is"
+    ]
+    said = "DATADIR_PHASE2=/d has 0 blocks of 4 MiB, 400 are needed on every node"
+    assert f"read of the data disk on node2 ({said})" in judged.tested["not tested"]
+    for facts in found.hardware.values():
+        facts["data_set"]["blocks"] = 0
+    assert judge(found).state == "pass", "no node has one"
 
 
 @pytest.mark.parametrize(
