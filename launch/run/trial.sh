@@ -29,8 +29,8 @@ trial::main() {
   variables::make_run_dir
   if [[ -s $RUN_DIR/restarts.txt ]]; then restart_suffix=_$(wc -l <"$RUN_DIR/restarts.txt"); fi
   log::info "results go to $RUN_DIR"
-  preflight::record
   trial::check_finished # before anything is written that belongs to this run alone
+  preflight::record
   nccl_test::run
   start_test::run
   local trial status
@@ -54,7 +54,7 @@ trial::check_finished() {
     trainer::complete "$TRIAL" "$RUN_DIR" || continue
     # Nothing is written into the folder of a run that this one may turn out not to be.
     output=$(trial::export_seed && runner::python -m "${RANK_MODULE:-bert}" --check 2>&1) && continue
-    log::die "$(answers::program_error "$output")"
+    log::die "this configuration cannot run: $(answers::program_error "$output")"
   done
 }
 

@@ -63,7 +63,7 @@ class Row(NamedTuple):
         """Can it happen on this platform, and does the run come so far?"""
         if self.phase == "container" and self.runtime not in ("pyxis", "apptainer"):
             return False
-        if self.refused and self.trains:
+        if self.refused and (self.trains or self.phase in ("start test", "end")):
             return False
         if (
             self.event in ("stop", "kill")

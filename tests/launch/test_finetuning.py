@@ -83,7 +83,7 @@ def test_every_seed_is_a_trial_and_runs_once(site):
     done = finetune(site, *words, FINISHED="another:1", SEED="3")
     assert (done.returncode, last_line(done.stderr)) == (
         2,
-        "run: error: trial 1 is of a run with SEED 4",
+        "run: error: this configuration cannot run: trial 1 is of a run with SEED 4",
     )
     assert len(site.ranks()) == 4
 

@@ -345,3 +345,37 @@ def test_a_config_is_found_by_its_name_from_any_folder(
         f"BERT_CONFIG={tmp_path}/phase1/bert_config.json: No such file"
         in checked.stderr
     )
+
+
+def test_a_run_continues_in_its_own_name_and_no_other_takes_its_checkpoints(
+    tiny, repository, tmp_path, quick_python
+):
+    """Without RESUME=1, both trials, also one that lost its result after its last checkpoint."""
+    line = f"source {tiny}.sh && exec ./run_local.sh"
+
+    def run(name, folder, **more):
+        environ = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "NEXP": "2"}
+        environ |= {"EVAL_ITER_SAMPLES": "0", "MAX_STEPS": "8", "NCCL_TEST": "0"}
+        environ |= {"PYTHON": str(quick_python), "LOGDIR": str(tmp_path / "results")}
+        environ |= {"RUN_NAME": name, "CHECKPOINT_DIR": str(tmp_path / folder)}
+        return subprocess.run(
+            ["bash", "-c", line], cwd=repository, env=environ | more,
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+
+    def states(folder):
+        return {name: newest(tmp_path / folder / name) for name in ("", "trial_1")}
+
+    assert run("whole", "undisturbed").returncode == 0
+    stopped = run("parts", "saved", STEPS_THIS_RUN="4")
+    assert "2 of 2 trials failed" in stopped.stderr.splitlines()[-1]
+    other = run("other", "saved")
+    assert other.returncode == 2
+    said = other.stderr.splitlines()[-1]
+    assert "holds step_0000000004.pt of another or an earlier run" in said
+    assert not (tmp_path / "results" / "other").exists()
+    for _ in range(2):
+        done = run("parts", "saved")
+        assert done.returncode == 0, done.stderr
+        assert same(states("undisturbed"), states("saved"))
+        (tmp_path / "results" / "parts" / "result_1.txt").unlink()

@@ -80,29 +80,29 @@ def write_identity(config: PretrainingConfig) -> None:
         write_text(path, json.dumps(identity(config), indent=2) + "\n")
 
 
-def check_finished(config: PretrainingConfig) -> None:
-    """Raises ConfigError if RUN_DIR has a finished trial of this number that differs from this
+def check_finished(config: PretrainingConfig) -> bool:
+    """Whether RUN_DIR has this trial finished. Raises ConfigError if that one differs from this
     one.
     """
-    folder = config.run.run_dir
-    if (
-        folder is not None
-        and (result := folder / f"result_{config.run.trial}.txt").is_file()
-    ):
-        path = folder / f"identity_{config.run.trial}.json"
-        known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
-        rundir.check_same(result, known, identity(config))
+    folder, trial = config.run.run_dir, config.run.trial
+    if folder is None or not (result := folder / f"result_{trial}.txt").is_file():
+        return False
+    path = folder / f"identity_{trial}.json"
+    known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+    rundir.check_same(result, known, identity(config))
+    return True
 
 
 def report(config: PretrainingConfig) -> str:
     """The settings and their consequences. Raises ConfigError or DataError for what would stop the
     run.
     """
-    check_finished(config)
+    is_finished = check_finished(config)
     is_closed = config.mlperf.is_closed
     # A check is one process, without the ranks whose run it describes.
     alone = World(dataclasses.replace(config.dist, world_size=1, rank=0, local_rank=0))
-    saved = resume.newest(config, alone)
+    # A trial that is finished continues from nothing.
+    saved = None if is_finished else resume.newest(config, alone)
     model = memory.meta_model(config.model)
     weights = _weights(config, model, saved)
     num_parameters, form = (

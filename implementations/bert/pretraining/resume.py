@@ -108,6 +108,7 @@ def newest(config: PretrainingConfig, world: World) -> dict[str, Any] | None:
     checkpoints = sharded.complete(directory) if directory is not None else []
     if (
         checkpoints
+        and world.is_main  # another node may not share RUN_DIR
         and not config.checkpoint.resume
         and not is_own(config, checkpoints[-1])
     ):
@@ -165,18 +166,28 @@ def is_own(config: PretrainingConfig, path: Path) -> bool:
     try:
         # Mapped, as only the small entries are looked at.
         saved = torch.load(index, map_location="cpu", weights_only=True, mmap=True)
-        mine, noted = owner(config), object_of(path.parent / OWNER)
-        # Without RUN_DIR no run can be told from another one with the same settings.
-        if (
-            saved["ended"]
-            or mine != {name: noted[name] for name in mine}
-            or not mine["run_dir"]
-        ):
+        if not was_begun(config) or (saved["ended"] and has_result(config)):
             return False
         check_identity(config, pick_seed(config.seed, saved), saved)
     except Exception:  # damaged, of an earlier version, or of another run
         return False
     return True
+
+
+def was_begun(config: PretrainingConfig) -> bool:
+    """Whether this very trial has begun before, by its folder of checkpoints."""
+    folder, mine = config.checkpoint.directory, owner(config)
+    # Without RUN_DIR no run can be told from another one with the same settings.
+    return (
+        folder is not None
+        and mine["run_dir"] is not None
+        and mine.items() <= object_of(folder / OWNER).items()
+    )
+
+
+def has_result(config: PretrainingConfig) -> bool:
+    """Whether the launch scripts have this trial's result, the last of what a trial leaves."""
+    return Path(owner(config)["run_dir"], f"result_{config.run.trial}.txt").is_file()
 
 
 def pick_seed(seed: int | None, saved: dict[str, Any] | None) -> int:

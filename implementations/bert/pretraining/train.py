@@ -111,7 +111,8 @@ def initial_weights_facts(config: PretrainingConfig, world: World) -> dict[str, 
 class Start:
     """The model at the step where this process begins.
 
-    first_weights: checksum of those of step 0; steps_done, batches, samples: before this process.
+    first_weights: checksum of those of step 0; steps_done, batches, samples: before this process;
+    ended: the run, which then lost its result.
     """
 
     model: BertForPreTraining
@@ -120,6 +121,7 @@ class Start:
     steps_done: int
     batches: int
     samples: int
+    ended: bool
 
 
 def start_of(
@@ -148,6 +150,7 @@ def start_of(
         steps_done=steps_done,
         batches=batches,
         samples=samples,
+        ended=saved is not None and saved["ended"],
     )
 
 
@@ -319,6 +322,7 @@ class Run:
                 seed=lambda batch: step_seed(self.seed, batch, self.world.rank),
                 evaluate=self.evaluation.run,
                 save=self.saver.save,
+                ended=start.ended,
             )
         )
         # Not the last step of the run: by another reason it counts as stopped, and RESUME=1

@@ -38,6 +38,7 @@ class LoopHooks:
     seed: Callable[[int], int]
     evaluate: Callable[[int, int], bool]
     save: Callable[[int, int, int], None]
+    ended: bool = False  # by the checkpoint that the run continues from
 
 
 def train(hooks: LoopHooks) -> Ending:
@@ -53,8 +54,9 @@ def train(hooks: LoopHooks) -> Ending:
         with progress.paused():  # evaluation is not training time
             return hooks.evaluate(steps.done, samples)
 
-    # A resumed run was evaluated before its first step already.
-    reached = steps.batches == 0 and schedule.after(0).evaluate and evaluate()
+    # A resumed run has been evaluated here before, but what came of it is lost if it had ended.
+    is_known = steps.batches > 0 and not hooks.ended
+    reached = not is_known and schedule.after(steps.done).evaluate and evaluate()
     stopped = None
 
     while not reached and not stopped and steps.done < schedule.last:

@@ -18,6 +18,7 @@ from bert.deepspeed.settings import merged
 from bert.pretraining.config import PretrainingConfig
 from common.env import from_env
 
+from ..conftest import NOTHING
 from ..states import newest, same
 
 UNTIMED = {
@@ -31,12 +32,12 @@ UNTIMED = {
 def train(prepared, run_bert, tmp_path):
     """train(**settings): a run of eight steps into the folders ``run`` and ``c``."""
 
-    def run(arguments=(), **settings):
+    def run(arguments=(), ranks=1, odd=NOTHING, **settings):
         folders = {
             "CHECKPOINT_DIR": str(tmp_path / "c"),
             "RUN_DIR": str(tmp_path / "run"),
         }
-        return run_bert(prepared | UNTIMED | folders | settings, arguments=arguments)
+        return run_bert(prepared | UNTIMED | folders | settings, ranks, arguments, odd)
 
     return run
 
@@ -95,10 +96,36 @@ def test_a_restart_of_the_very_same_run_continues_without_resume(train, tmp_path
         done = train(RUN_DIR=str(tmp_path / "run" / staging), STEPS_THIS_RUN=steps)
         assert done.returncode == 0, done.stderr
     assert same(newest(tmp_path / "whole")["model"], newest(tmp_path / "c")["model"])
+    # As they collect it.
+    (tmp_path / "run" / "running_0_1" / "result_0.txt").rename(
+        tmp_path / "run" / "result_0.txt"
+    )
     again = train(RUN_DIR=str(tmp_path / "run" / "running_0"))
     assert again.returncode == 2, (
         "a run that has ended is not restarted but another one"
     )
+
+
+def test_a_run_that_ended_and_lost_its_result_ends_in_the_same_way_again(
+    train, tmp_path
+):
+    target = {"EVAL_ITER_SAMPLES": "24", "TARGET_MLM_ACCURACY": "0.3"}
+    staging, before = str(tmp_path / "run" / "running_0"), None
+    for _ in range(2):
+        done = train(**target, MAX_STEPS="20", RUN_DIR=staging)
+        assert done.returncode == 0, done.stderr
+        before = before or newest(tmp_path / "c")
+        assert same(before, newest(tmp_path / "c"))
+    assert before["ended"]
+    assert before["step"] < 20
+
+
+def test_whose_a_checkpoint_is_is_for_rank_0_to_say(train, tmp_path):
+    """Over ssh the other machines may not see the folder of the run."""
+    for steps in ("4", "0"):
+        ranks = {"STEPS_THIS_RUN": steps, "RUN_DIR": str(tmp_path / "run")}
+        done = train(**ranks, ranks=2, odd={"RUN_DIR": str(tmp_path / f"tmp_{steps}")})
+        assert done.returncode == 0, done.stderr
 
 
 def test_the_second_of_two_writers_is_refused_and_touches_nothing(train, tmp_path):

@@ -89,7 +89,9 @@ def inside(words: list[str]) -> int:
             | dict(item.split("=", 1) for item in options.get("--env", []))
         )
     mounts = options.get("--volume", []) + options.get("--bind", [])
-    needed = [environ["RUN_DIR"]] if environ.get("RUN_DIR") else []
+    run_dir = environ.get("RUN_DIR")
+    # A check writes nothing, and before the first trial there is no folder yet.
+    needed = [run_dir] if run_dir and "--check" not in command else []
     for path in [
         *needed,
         *(word for word in command if word.startswith("/") and Path(word).is_file()),
