@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from bert.checkpoint.huggingface import BIAS, WEIGHTS, WORDS
-from bert.checkpoint.save import is_ours, read_checkpoint
+from bert.checkpoint.save import check_checkpoint, is_ours, read_checkpoint
 from bert.checkpoint.sharded import ShardedTensors
 from bert.data.digests import digest_of_tensors
 from bert.model.bert import BertForPreTraining
@@ -56,15 +56,21 @@ def canonical_name(name: str) -> str:
     return name
 
 
-def read_state_dict(path: Path) -> Mapping[str, Tensor]:
+def read_state_dict(
+    path: Path, share: tuple[int, int] = (0, 1)
+) -> Mapping[str, Tensor]:
     """Tensors by canonical name from a .safetensors file or a PyTorch file (a state dict, or one
     under "model").
 
     PyTorch files are read with weights_only; for the Hub's model.safetensors.index.json all its
     files are read. Files are memory-mapped; a sharded checkpoint gives ShardedTensors. Raises
-    ConfigError for a file that cannot be read.
+    ConfigError for a file that cannot be read, or is not as this trainer wrote it.
+
+    share: rank and number of ranks, each of which compares its part of a sharded checkpoint.
     """
     try:
+        if is_ours(path):
+            check_checkpoint(path, *share)
         loaded = _read(path)
     except Exception as error:  # each format has its own errors for a damaged file
         if path.suffix in (".txt", ".json", ".tsv") and not path.name.endswith(
@@ -156,15 +162,16 @@ def chunks_of(
     seed: int,
     new_heads: bool,
     checksum: Checksum,
+    share: tuple[int, int] = (0, 1),
 ) -> tuple[Iterator[Chunk], Loaded]:
     """The weights of ``load_weights`` as parameter chunks, of which only the parts used are read.
 
     Only the shapes of ``model`` matter. New heads are drawn by ``first_weights`` with the seed. The
     checksum covers the drawn weights, a sample of each tensor in the file (not all, to avoid
     reading all), and the token of a sharded checkpoint. Raises ConfigError as ``load_weights``
-    does.
+    does. share: see ``read_state_dict``.
     """
-    tensors, loaded = _matched(model, path, new_heads)
+    tensors, loaded = _matched(model, path, new_heads, share)
     parameters = dict(model.named_parameters())
 
     def chunks() -> Iterator[Chunk]:
@@ -190,10 +197,13 @@ def chunks_of(
 
 
 def _matched(
-    model: BertForPreTraining, path: Path, new_heads: bool
+    model: BertForPreTraining,
+    path: Path,
+    new_heads: bool,
+    share: tuple[int, int] = (0, 1),
 ) -> tuple[Mapping[str, Tensor], Loaded]:
     """The tensors in a checkpoint; the parameters missing and unused, where allowed."""
-    tensors, problems = read_state_dict(path), []
+    tensors, problems = read_state_dict(path, share), []
     if isinstance(tensors, dict):
         for name in _NO_WEIGHTS:
             tensors.pop(name, None)

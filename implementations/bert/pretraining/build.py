@@ -115,7 +115,8 @@ def initial_weights(
     path = config.checkpoint.init_checkpoint
     if path is None:
         return so_far.of(drawn_weights(shapes, seed)), Loaded([], [])
-    return chunks_of(shapes, path, seed, config.may_have_new_heads, so_far)
+    share = config.dist.rank, config.dist.world_size
+    return chunks_of(shapes, path, seed, config.may_have_new_heads, so_far, share)
 
 
 def _deepspeed_step(
