@@ -129,13 +129,16 @@ def step_of(path: Path) -> int:
 
 
 def prune(directory: Path, keep: int, step: int) -> None:
-    """Removes all complete checkpoints but the newest ``keep`` of all kinds, and incomplete ones up
-    to ``step``.
+    """Removes all complete checkpoints but the newest ``keep`` of all kinds up to ``step``, the one
+    just written, and incomplete ones up to it.
 
-    Not those after it: ranks that are ahead write the parts of the next one already.
+    Complete ones after it are of an attempt that is being repeated. Not incomplete ones: ranks that
+    are ahead write the parts of the next one already.
     """
     hidden = [path for path in _unfinished(directory) if step_of(path) <= step]
-    _remove([*complete(directory)[:-keep], *hidden])
+    known = complete(directory)
+    kept = [path for path in known if step_of(path) <= step][-keep:]
+    _remove([path for path in known if path not in kept] + hidden)
 
 
 def remove_unfinished(directory: Path) -> None:

@@ -113,8 +113,8 @@ def newest(config: PretrainingConfig, world: World) -> dict[str, Any] | None:
         and not is_own(config, checkpoints[-1])
     ):
         problem = _foreign(config, checkpoints[-1])
-    elif checkpoints and not config.checkpoint.resume and config.mlperf.is_closed:
-        checkpoints = []  # timed from its start: what the attempt before saved is written over
+    elif is_repeated(config):
+        checkpoints = []  # what the attempt before saved is written over
     if checkpoints and not problem:
         try:
             saved = _read(checkpoints[-1], world)
@@ -183,6 +183,16 @@ def was_begun(config: PretrainingConfig) -> bool:
         and mine["run_dir"] is not None
         and mine.items() <= object_of(folder / OWNER).items()
     )
+
+
+def is_repeated(config: PretrainingConfig) -> bool:
+    """Whether a restart is a new run: the closed division's is timed from its start."""
+    return config.mlperf.is_closed and not config.checkpoint.resume
+
+
+def has_whole_clock(config: PretrainingConfig, saved: dict[str, Any] | None) -> bool:
+    """Whether the time of this trial begins now: this is its first start, or a new run."""
+    return saved is None and (is_repeated(config) or not was_begun(config))
 
 
 def has_result(config: PretrainingConfig) -> bool:

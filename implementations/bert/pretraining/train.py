@@ -61,7 +61,7 @@ def pretrain(config: PretrainingConfig, world: World, log: MlperfLog) -> Ending:
 
     # Here the clock starts: all above is initialization, which MLPerf does not time.
     log.run_start()
-    if saved is not None:
+    if not resume.has_whole_clock(config, saved):
         log.clock_not_whole(start.steps_done, start.samples)
     world.barrier()  # no rank may read the data set before run_start is logged
     run_start = time.monotonic()

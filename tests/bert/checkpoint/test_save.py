@@ -37,7 +37,7 @@ def test_checkpoints_of_all_kinds_count_together_and_what_killed_runs_left_over_
 ):
     for name in (
         "step_0000000001",
-        "step_0000000004",
+        "step_0000000002",
         ".step_0000000003.77",
         ".step_0000000009.7",
     ):
@@ -51,8 +51,8 @@ def test_checkpoints_of_all_kinds_count_together_and_what_killed_runs_left_over_
     )
     sharded.remove_unfinished(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "step_0000000002",
         "step_0000000003.pt",
-        "step_0000000004",
     ]
 
 

@@ -210,8 +210,8 @@ def test_bad_input_is_one_line(save, prepared, capsys, tmp_path):
             {"NUM_EVAL_EXAMPLES": "99"},
             "20 sequences, and NUM_EVAL_EXAMPLES is 99",
         ),
-        ((save(2, **other),), {}, "made with another vocabulary"),
         ((save(1),), {"PRECISION": "fp7"}, "PRECISION='fp7': expected one of"),
+        ((save(2, **other),), {}, "made with another vocabulary"),
     ]
     for arguments, environ, message in cases:
         status, out, err = run_evaluation(capsys, prepared, *arguments, **environ)

@@ -15,6 +15,7 @@ import torch
 from bert.checkpoint import sharded, sums
 from bert.core.claim import Claim
 from bert.deepspeed.settings import merged
+from bert.pretraining import resume
 from bert.pretraining.config import PretrainingConfig
 from common.env import from_env
 
@@ -104,6 +105,29 @@ def test_a_restart_of_the_very_same_run_continues_without_resume(train, tmp_path
     assert again.returncode == 2, (
         "a run that has ended is not restarted but another one"
     )
+
+
+def test_a_trial_whose_first_start_is_not_in_its_log_has_no_time(
+    train, prepared, tmp_path
+):
+    """Restarted before its first checkpoint; in the closed division that is another run."""
+    assert train(STEPS_THIS_RUN="2").returncode == 0
+    for path in sharded.complete(tmp_path / "c"):
+        path.unlink()
+    given = prepared | {"CHECKPOINT_DIR": str(tmp_path / "c"), "DGXSYSTEM": "x"}
+    for division, resume_, whole in (
+        ("open", "0", False),
+        ("closed", "0", True),
+        ("closed", "1", False),
+    ):
+        given |= {"SUBMISSION_DIVISION": division, "RESUME": resume_}
+        config = from_env(PretrainingConfig, given)
+        assert resume.has_whole_clock(config, None) == whole
+    config = from_env(PretrainingConfig, given | {"RUN_DIR": str(tmp_path / "r")})
+    assert resume.has_whole_clock(config, None)
+    assert train().returncode == 0
+    log = (tmp_path / "run" / "result_0.txt").read_text()
+    assert '"key": "clock_not_whole", "value": {"continued_at_step": 0}' in log
 
 
 def test_a_run_that_ended_and_lost_its_result_ends_in_the_same_way_again(
@@ -208,6 +232,22 @@ def test_a_flipped_bit_is_named_and_the_checkpoint_before_is_offered(
     )
 
 
+@pytest.mark.parametrize("shards", ["0", "1"])
+def test_a_flipped_bit_in_the_weights_to_start_from_is_found(train, tmp_path, shards):
+    kind = {"SHARD_OPTIMIZER": "1", "CHECKPOINT_SHARDS": shards}
+    assert train(**kind, STEPS_THIS_RUN="2").returncode == 0
+    (path,) = sharded.complete(tmp_path / "c")
+    flip(path / "rank_00000.pt" if shards == "1" else path)
+    other = {"CHECKPOINT_DIR": str(tmp_path / "d"), "INIT_CHECKPOINT": str(path)}
+    for arguments in ((), ("--check",)):
+        folder = str(tmp_path / f"r{len(arguments)}")
+        refused = train(arguments, **other, RUN_DIR=folder)
+        assert refused.returncode == 2
+        said = refused.stderr.splitlines()[-1]
+        assert "differs from its checksum" in said
+        assert f"INIT_CHECKPOINT={path}" in said
+
+
 def test_a_whole_shard_of_another_checkpoint_is_found(train, tmp_path):
     kind = {"SHARD_OPTIMIZER": "1", "CHECKPOINT_SHARDS": "1"}
     assert train(**kind, STEPS_THIS_RUN="4").returncode == 0
@@ -240,6 +280,13 @@ def test_every_bit_of_a_file_is_found_or_changes_nothing_that_is_read(tmp_path):
     assert unseen == 0
 
 
+def test_a_repeated_attempt_replaces_the_checkpoints_of_the_one_before(tmp_path):
+    for step in (900, 1000, 100):
+        (tmp_path / f"step_{step:010d}.pt").touch()
+    sharded.prune(tmp_path, 2, 100)
+    assert names(tmp_path) == ["step_0000000100.pt"]
+
+
 def test_prune_leaves_the_parts_of_the_next_checkpoint(tmp_path):
     for name in (".step_0000000002.7", ".step_0000000006.8"):
         (tmp_path / name).mkdir()
@@ -248,8 +295,6 @@ def test_prune_leaves_the_parts_of_the_next_checkpoint(tmp_path):
 
 
 def test_another_split_of_the_batch_is_told_as_more_than_rounding(prepared):
-    from bert.pretraining import resume
-
     before = from_env(
         PretrainingConfig, merged(prepared | {"BATCHSIZE": "2", "GRADIENT_STEPS": "3"})
     )
