@@ -9,7 +9,7 @@ source "$(dirname -- "${BASH_SOURCE[0]}")/record.sh"
 readonly NUMBER=${RANK:-${SLURM_PROCID:-0}} NOT_REACHED=3
 
 report() {
-  local -r status=$1 error=$RUN_DIR/error_${TRIAL:-0}.txt node=${SLURMD_NODENAME:-$(uname -n)}
+  local -r status=$1 node=${SLURMD_NODENAME:-$(uname -n)}
   local kind=failed reason="rank $NUMBER on $node ended with exit status $1, see output_${TRIAL:-0}.txt" step
   case $status in
     2) kind=bad_input ;;
@@ -24,11 +24,8 @@ report() {
     *) if ((status > 128)); then kind=crashed; fi ;;
   esac
   if ((status > 128)); then reason="rank $NUMBER on $node was killed by SIG$(kill -l "$status")"; fi
-  # The other ranks report broken connections; this is the cause.
-  if [[ $kind == killed || $kind == crashed ]]; then rm -f -- "$error"; fi
-  (set -o noclobber && echo "$reason" >"$error") # the trainer's own reason stays
   step=$(head -n 1 -- "$RUN_DIR/step_${TRIAL:-0}.txt")
-  record::leave "$RUN_DIR" "$kind" "$NUMBER" "$node" "$step" "$(head -n 1 -- "$error")"
+  record::explain "$RUN_DIR" "$kind" "$NUMBER" "$node" "$step" "$reason"
 }
 
 # Every shard and connection needs a file descriptor; many systems have a soft limit of 1024. Never lowers the limit, never fails.

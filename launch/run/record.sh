@@ -37,6 +37,14 @@ record::leave() {
   rm -f -- "$beside"
 }
 
+# The same, with the reason of the rank's trainer if it has left one. The causes replace it: the other ranks report broken connections.
+record::explain() {
+  local -r error=$1/error_${TRIAL:-0}.txt
+  if [[ $2 == killed || $2 == crashed ]]; then rm -f -- "$error"; fi
+  (set -o noclobber && echo "$6" >"$error") 2>/dev/null
+  record::leave "${@:1:5}" "$(head -n 1 -- "$error")"
+}
+
 # Reads one record from stdin into kind, rank, node, step, reason, which the caller declares. A line that is cut off is none.
 record::read() {
   local -r tabs=$'[^\t]+\t[^\t]+\t[^\t]+\t[^\t]+\t[^\t]+'

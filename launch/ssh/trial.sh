@@ -32,33 +32,35 @@ ssh::together() {
   ssh::wait "$work" "$ended"
 }
 
-# Waits for every machine. The first failure gives the exit status and, if LOGDIR is not shared, the reason.
+# Waits for every machine, and for what those that do not share LOGDIR tell. The first failure gives the exit status.
 ssh::wait() {
-  local -r work=$1 ended=$2
-  local node status fd line first=0 left=${#hosts[@]}
+  local -r work=$1 ended=$2 error=$RUN_DIR/error_$TRIAL.txt
+  local number status fd line first=0 left=${#hosts[@]}
   for (( ; left > 0; left--)); do
-    read -r node status <&"$ended"
+    read -r number status <&"$ended"
     # The names of dumps that this machine does not have.
-    while read -r line; do if [[ $line == nccl_* ]]; then : >>"$RUN_DIR/$line"; fi; done <"$work/reason.$node"
+    while read -r line; do if [[ $line == nccl_* ]]; then : >>"$RUN_DIR/$line"; fi; done <"$work/reason.$number"
+    ssh::record <"$work/reason.$number"
     if ((status && ! first)); then
       first=$status
-      ssh::reason "${hosts[node]}" "$status" "$(<"$work/reason.$node")"
+      if [[ ! -s $error ]]; then ssh::reason "${hosts[number]}" "$status" >"$error"; fi
       for fd in "${inputs[@]}"; do exec {fd}>&-; done
     fi
   done
   return "$first"
 }
 
-ssh::reason() {
-  local -r host=$1 status=$2 error=$RUN_DIR/error_$TRIAL.txt
+# Leaves the record of a machine's rank, and its reason, here.
+ssh::record() {
   local kind rank node step reason
-  [[ -s $error ]] && return
-  if record::read <<<"$3"; then
-    record::line "$kind" "$rank" "$node" "$step" "$reason" >"$RUN_DIR/status"
-    echo "$reason" >"$error"
-  elif ((status == 255)); then
-    echo "$host: the ssh connection ended, see output_$TRIAL.txt" >"$error"
+  if record::read; then record::explain "$RUN_DIR" "$kind" "$rank" "$node" "$step" "$reason" || true; fi
+}
+
+# Why a machine failed that left no record.
+ssh::reason() {
+  if (($2 == 255)); then
+    echo "$1: the ssh connection ended, see output_$TRIAL.txt"
   else
-    echo "$host: the ranks ended with exit status $status, see output_$TRIAL.txt" >"$error"
+    echo "$1: the ranks ended with exit status $2, see output_$TRIAL.txt"
   fi
 }

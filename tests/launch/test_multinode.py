@@ -147,6 +147,26 @@ def test_a_machine_that_does_not_share_the_results_still_reports_why_it_failed(
     )
 
 
+@pytest.mark.parametrize("said", ["killed\t1\tnode2\t7\tby SIGKILL", ""])
+def test_a_rank_that_was_killed_is_the_cause_whichever_machine_ends_first(
+    repository, tmp_path, said
+):
+    """Rank 0's machine, which alone shares the results, reports a broken connection before."""
+    reset = "failed\t0\tnode1\t7\tConnection closed by peer"
+    (tmp_path / "status").write_text(f"{reset}\n")
+    (tmp_path / "error_0.txt").write_text("Connection closed by peer\n")
+    (tmp_path / "reason.0").write_text(f"{reset}\n")
+    (tmp_path / "reason.1").write_text(f"{said}\nnccl_0_rank_1\n")
+    script = "source launch/run/record.sh; source launch/ssh/trial.sh; exec 9<<<$'0 1\\n1 137'; "
+    script += f"hosts=(node1 node2) RUN_DIR={tmp_path} TRIAL=0; ssh::wait {tmp_path} 9"
+    done = subprocess.run(["bash", "-euc", script], cwd=repository, check=False)
+    assert done.returncode == 1
+    assert (tmp_path / "status").read_text() == f"{said or reset}\n"
+    reason = (said or reset).split("\t")[-1]
+    assert (tmp_path / "error_0.txt").read_text() == f"{reason}\n"
+    assert (tmp_path / "nccl_0_rank_1").exists()
+
+
 def test_a_machine_reports_the_reason_of_its_rank_and_keeps_nothing(machines, tmp_path):
     folder = tmp_path / "elsewhere" / "run" / "running_0"
     entries = {"RUN_DIR": str(folder), "TRIAL": "0", "DGXNGPU": "1"}
