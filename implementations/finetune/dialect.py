@@ -8,6 +8,7 @@ holds the answers.
 
 from __future__ import annotations
 
+import codecs
 import csv
 import gzip
 import io
@@ -31,11 +32,20 @@ _FOREIGN = {
         "save the sheet as CSV (UTF-8)",
     ),
     b"PAR1": ("Parquet", "write it with pandas' to_json(orient='records', lines=True)"),
+    b"\x1f\x8b": ("gzip within gzip", "unpack it"),
     b"BZh": ("bzip2", "unpack it, or pack it with gzip"),
     b"\x28\xb5\x2f\xfd": ("zstd", "unpack it, or pack it with gzip"),
     b"\xd0\xcf\x11\xe0": ("an old Excel workbook", "save the sheet as CSV (UTF-8)"),
     b"<!doctype": ("a web page", "save the table as CSV (UTF-8)"),
     b"<html": ("a web page", "save the table as CSV (UTF-8)"),
+}
+# UTF-32's mark begins with UTF-16's.
+_MARKS = {
+    codecs.BOM_UTF32_LE: "utf-32",
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+    b"": "utf-8",
 }
 # JSON, whatever the file is called.
 _RECORD, _LIST = re.compile(r'\s*\{\s*["}]'), re.compile(r'\s*\[\s*["{[\]]')
@@ -113,12 +123,14 @@ def read(path: Path, reading: Reading, plain_quotes: bool = False) -> RowFile:
     # A quotation mark that stands for itself may have joined two rows.
     if parse.long_rows:
         form += f", rows of several lines: {len(parse.long_rows):,}"
+    if blank := sum(number <= last for number, _ in parse.rows) - len(rows):
+        form += f", blank lines left out: {blank:,}"
     return RowFile(rows, False, form if separator else "a text per line")
 
 
 def _text(path: Path, encoding: str) -> str:
-    """The text of a file, unpacked if it is gzip. No encoding: UTF-8, or UTF-16 with its mark.
-    Raises DataError.
+    """The text of a file, unpacked if it is gzip. No encoding: UTF-8, or UTF-16 or UTF-32 with
+    its mark. Raises DataError.
     """
     try:
         data = path.read_bytes()
@@ -135,19 +147,20 @@ def _text(path: Path, encoding: str) -> str:
         start = mark_up if signature.startswith(b"<") else data
         if start.startswith(signature):
             raise DataError(f"{path}: is {format_name}: {cure}")
-    is_utf16 = data.startswith((b"\xff\xfe", b"\xfe\xff"))
+    marked = next(name for mark, name in _MARKS.items() if data.startswith(mark))
     try:
-        text = data.decode(encoding or ("utf-16" if is_utf16 else "utf-8"))
+        text = data.decode(encoding or marked)
     except LookupError:
         raise DataError(
             f"--encoding {encoding}: no such encoding, such as cp1252"
         ) from None
-    except UnicodeDecodeError as error:
-        number = 1 + data.count(b"\n", 0, error.start)
+    except UnicodeError as error:
+        # Some encodings do not say where.
+        number = 1 + data.count(b"\n", 0, getattr(error, "start", 0))
         line = data.split(b"\n")[number - 1]
         # As Western European software would have written it.
         guess = f"in cp1252 it is {line.decode('cp1252', 'replace')!r:.60}"
-        told = f"line {number} is not {encoding or 'UTF-8'}"
+        told = f"line {number} is not {encoding or marked.upper()}"
         cure = "another --encoding" if encoding else "--encoding cp1252"
         raise DataError(f"{path}: {told}; {guess}: give {cure}") from None
     text = text.removeprefix("\ufeff")
@@ -173,7 +186,8 @@ def _records(path: Path, text: str) -> list[tuple[int, Row]]:
                 raise ValueError("no object")
             # Half of a character could not be written to the output.
             json.dumps(record, ensure_ascii=False).encode()
-        except ValueError as error:
+        # A line of thousands of brackets makes the parser run out of stack.
+        except (ValueError, RecursionError) as error:
             raise DataError(f"{path}:{number}: not JSONL ({error})") from None
         rows.append((number, record))
     return rows
@@ -192,7 +206,8 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _cells(line: str, separator: str) -> list[str]:
     """Cells of a line where quotation marks are text; none of a blank one."""
     line = line.rstrip("\r")
-    if not line.strip():
+    # Separators alone are a row of empty cells.
+    if not line:
         return []
     return line.split(separator) if separator else [line]
 

@@ -19,13 +19,18 @@ from finetune.dialect import KINDS, Reading
 # Names that occur in headers.
 _USUAL = re.compile(r"id|idx|index|labels?|(text|sentence|question)s?[ _]?[12ab]?")
 # Labels and numbers of rows; pandas writes its index under an empty name, and reads that as
-# "Unnamed: 0".
-_NO_TEXT = re.compile(r"|unnamed: \d+|id|idx|index|labels?")
+# "Unnamed: 0". Many data sets have a label by number and by name.
+_NO_TEXT = re.compile(
+    r"|unnamed: \d+|id|idx|index|labels?|label[_ ].*|.*[_ ]labels?", re.DOTALL
+)
 _PROSE = re.compile(r".{41,}|.*[.!?]|\S+(\s+\S+){4,}", re.DOTALL)  # no name of a column
 _DECIMAL_COMMA = re.compile(r"-?\d+,\d+")
+_LARGEST = float(np.finfo(np.float32).max)  # of a regression
 _ENDS = [*KINDS, *(f"{kind}.gz" for kind in KINDS)]
 # As pandas, JSON and spreadsheets write a missing value.
 MISSING = "", "nan", "null", "<na>"
+# Words of a text, but no class.
+_NO_LABEL = *MISSING, "na", "n/a", "#n/a"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,8 +131,16 @@ class Rows:
             return False
         if len(names) > 1 and layout.labels and last and last <= known:
             return True
-        # A sentence is no name of a column; a short text may be one.
-        return False if any(map(_PROSE.fullmatch, names)) else None
+        ends = [row[-1].strip() for row in self.others]
+        if len(names) == 1:
+            is_name = names[0][-1:] == "?" and not any(end[-1:] == "?" for end in ends)
+        else:
+            is_name = (
+                self.labelled and names[-1] not in ends and len({*ends}) < len(ends)
+            )
+        # A sentence is no name of a column, unless it is a survey's question: it alone asks, or
+        # what stands beside it is no label where labels recur. A short text may be one.
+        return None if is_name or not any(map(_PROSE.fullmatch, names)) else False
 
     def _is_numeric(self, column: int) -> bool:
         """Whether a column holds numbers alone, below the first line."""
@@ -305,13 +318,21 @@ def read(path: Path, layout: Layout, num_texts: int = 0) -> Table:
         labels_by_row[number] = (
             value.strip() if isinstance(value, str) else json.dumps(value)
         )
+    # Of two texts that nobody named, one may be the label in other words.
+    given = list(labels_by_row.values())
+    for name, values in zip(rows.texts, zip(*texts, strict=True), strict=True):
+        pairs = {*zip(values, given, strict=True)}
+        is_label = len({*values}) == len({*given}) == len(pairs) < len(given)
+        if is_label and len(rows.texts) > 1 and not layout.texts:
+            told = f"column {name!r} says the same as the label"
+            raise DataError(f"{path}: {told}: {_COLUMNS_CURE}")
     names = layout.labels
     if layout.numbers or (
         layout.numbers is None and not names and _are_numbers(path, labels_by_row)
     ):
         labels, told = _targets(path, labels_by_row)
     else:
-        names = names or _classes(rows, list(labels_by_row.values()))
+        names = names or _classes(rows, labels_by_row)
         labels, told = _ids(rows, labels_by_row, names)
     columns, label = (rows.texts, rows.label) if rows.named else ((), "")
     about = f"{len(labels_by_row):,} examples, text {' | '.join(rows.texts)}, label {rows.label}: {told}"
@@ -341,8 +362,9 @@ def _are_numbers(path: Path, labels_by_row: Mapping[int, str]) -> bool:
 def _targets(path: Path, labels_by_row: Mapping[int, str]) -> tuple[np.ndarray, str]:
     """Targets of a regression, and a summary."""
     for number, label in labels_by_row.items():
-        if _number(label) is None:
-            told = f"label {label!r:.60} is not a number, others are (regression)"
+        value = _number(label)
+        if value is None or abs(value) > _LARGEST:
+            told = f"label {label!r:.60} is not a number up to {_LARGEST:.0e}, others are (regression)"
             raise DataError(f"{path}:{number}: {told}")
     targets = np.array(
         [float(label) for label in labels_by_row.values()], dtype=np.float32
@@ -351,16 +373,25 @@ def _targets(path: Path, labels_by_row: Mapping[int, str]) -> tuple[np.ndarray, 
     return targets, told
 
 
-def _classes(rows: Rows, labels: Sequence[str]) -> tuple[str, ...]:
-    """The labels that occur. Raises DataError if they are apparently texts, or all the same."""
+def _classes(rows: Rows, labels_by_row: Mapping[int, str]) -> tuple[str, ...]:
+    """The labels that occur. Raises DataError if they are apparently texts, or two are one
+    number.
+    """
+    labels = list(labels_by_row.values())
     names = set(labels)
     # Nearly every line has another label: those are texts, identifiers or numbers.
     if len(names) - 1 > max(3, len(labels) / 2):
         told = f"{len(names):,} different labels in {len(labels):,} lines ({some(sorted(names))})"
         cure = "the label is the last column, after the text, or named by LABEL_COLUMN; REGRESSION=1 for numbers"
         raise DataError(f"{rows.path}: {told}: {cure}")
+    spellings = dict[float, str]()
+    for number, label in labels_by_row.items():
+        value = _number(label)
+        if value is not None and (other := spellings.setdefault(value, label)) != label:
+            told = f"label {label!r}, in other lines {other!r}: write one number in one way"
+            raise DataError(f"{rows.path}:{number}: {told}")
     # Sorted, so that a label's number does not depend on the order of the rows.
-    return tuple(sorted(name for name in names if not is_missing(name)))
+    return tuple(sorted(name for name in names if name.lower() not in _NO_LABEL))
 
 
 def _ids(

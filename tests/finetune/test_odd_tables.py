@@ -56,6 +56,18 @@ TRAINING = {
     "a header like the first bytes of Parquet": (b"par1,label\na,x\nb,y\n", [("a",), ("b",)]),
     "TSV that has commas for tabs": (b"text,label\na,x\nb,y\n", "is the separator tab or ','?"),
     "TSV with old Macintosh line ends": (b"text\tlabel\ra\tx\rb\ty\r", [("a",), ("b",)]),
+    "the label's name beside it": (b"text,label,label_text\na,0,x\nb,1,y\n", [("a",), ("b",)]),
+    "a column of other labels": (b"gold_label,text,label\nx,a,0\ny,b,1\n", [("a",), ("b",)]),
+    "the label in another column": (b"text,mood,label\na,good,0\nb,bad,1\nc,good,0\n", "column 'mood' says the same as the label: set TEXT_COLUMNS"),
+    "a survey's question as header": (b"What did you think of our product?,sentiment\nGood.,x\nBad.,y\nFine.,x\nNo.,y\n", ":1: is it a header"),
+    "a number in two spellings": (b"text,label\na,1\nb,0\nc,1.0\n", ":4: label '1.0', in other lines '1'"),
+    "a label NA": (b"text,label\na,x\nb,NA\nc,y\nd,#N/A\n", ":3: label 'NA', expected one of x, y .*lines 3, 5"),
+    "a target beyond 32 bits": (b"text,label\na,1.5\nb,1e300\n", ":3: label '1e300' is not a number up to 3e.38"),
+    "TSV with a row of tabs": (b"text\tlabel\na\tx\n\t\nb\ty\n", "no text in lines 3"),
+    "JSONL nested without end": (b'{"text": "a", "label": ' + b"[" * 100_000 + b"\n", ":1: not JSONL"),
+    "UTF-32 with its mark": ("text,label\nä,x\nb,y\n".encode("utf-32"), [("ä",), ("b",)]),
+    "UTF-16 that is cut off": ("text,label\nä,x\nb,y\n".encode("utf-16")[:-1], "is not UTF-16"),
+    "gzip in gzip": (gzip.compress(gzip.compress(b"text,label\na,x\nb,y\n")), "is gzip within gzip: unpack it"),
     "two labels": (b"text,Label,label\na,1,x\nb,2,y\n", "which of the columns text, Label, label is the label"),
     "a separator at each end": (b"text,label,\na,x,\nb,y,\n", [("a",), ("b",)]),
     "CSV that holds JSON Lines": (b'{"text": "a", "label": "x"}\n{"text": "b", "label": "y"}\n', [("a",), ("b",)]),
@@ -104,6 +116,9 @@ def test_a_given_encoding_reads_what_is_not_utf_8(tmp_path):
     assert table.texts == [("café",), ("b",)]
     with pytest.raises(DataError, match="--encoding cp1252x: no such encoding"):
         tables.read(path, Layout(reading=Reading(encoding="cp1252x")))
+    path.write_bytes(b"text,label\na-x.y\n")
+    with pytest.raises(DataError, match="is not punycode"):
+        tables.read(path, Layout(reading=Reading(encoding="punycode")))
     path.write_bytes("\ufefftext,label\na,x\nb,y\n".encode("utf-16-le"))
     marked = tables.read(path, Layout(reading=Reading(encoding="utf-16le")))
     assert marked.columns == ("text",)
@@ -147,6 +162,19 @@ def test_quotation_marks_around_lines_are_asked_about_or_counted(tmp_path):
     assert "rows of several lines: 1" in tables.read(path, Layout()).summary
 
 
+def test_a_row_of_empty_cells_is_kept_and_blank_lines_are_counted(tmp_path):
+    path = tmp_path / "new.tsv"
+    path.write_text("text\tlabel\na\tx\n\t\n\nb\ty\n\n")
+    rows = tables.Rows(path, Layout(), labelled=False)
+    assert [number for number, _ in rows] == [2, 3, 5]
+    assert "blank lines left out: 1" in rows.describe()
+    one = tmp_path / "one.csv"
+    one.write_text("text\na\n\nb\n")
+    rows = tables.Rows(one, Layout(), labelled=False)
+    assert len(list(rows)) == 3
+    assert "blank" not in rows.describe()
+
+
 # Text to predict with a model that was trained on the column text, or on a file without a header.
 PREDICTION = {
     "no header": (
@@ -171,6 +199,10 @@ PREDICTION = {
         b"so good,pos\nso bad,neg\n",
         ["so good", "so bad"],
     ),
+    "a survey's question as header": (
+        b"What did you like?\nThe food.\nNothing.\n",
+        "is it a header",
+    ),
     "an index without a header": (
         b"0,so good,\n1,so bad,\n",
         "is it a header|must be text|expected",
@@ -183,7 +215,10 @@ def test_an_odd_file_to_predict_gives_each_row_or_is_refused(tmp_path, name):
     content, expected = PREDICTION[name]
     path = tmp_path / "new.csv"
     path.write_bytes(content)
-    if name == "no header":
+    if name == "a survey's question as header":
+        with pytest.raises(DataError, match=expected):
+            tables.read_texts(path, Layout(), 1)
+    elif name == "no header":
         with pytest.raises(DataError, match=r"give --separator \(none"):
             tables.read_texts(path, TRAINED, 1)
         layout = Layout(reading=Reading(separator="none"), labels=TRAINED.labels)

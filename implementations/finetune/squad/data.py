@@ -81,11 +81,11 @@ def _json(path: Path) -> Any:
         raise DataError(f"{path}: {error.strerror}") from None
     try:
         return json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         try:
             # ``datasets`` exports one record per line.
             return [json.loads(line) for line in data.splitlines() if line.strip()]
-        except ValueError:
+        except (ValueError, RecursionError):
             raise DataError(f"{path}: not JSON ({error})") from None
 
 
@@ -123,7 +123,10 @@ def _answers(entry: dict[str, Any], where: str) -> list[Answer]:
     if isinstance(given, dict):
         texts = _part(given, "text", list, where)
         starts = _part(given, "answer_start", list, where)
-        pairs = zip(texts, starts, strict=False)
+        if len(texts) != len(starts):
+            told = f"{len(texts)} texts of answers, but {len(starts)} of answer_start"
+            raise DataError(f"{where} has {told}")
+        pairs = zip(texts, starts, strict=True)
         given = [{"text": text, "answer_start": start} for text, start in pairs]
     else:
         given = _part(entry, "answers", list, where)

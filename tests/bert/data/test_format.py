@@ -303,7 +303,7 @@ def test_a_packed_table_that_contradicts_itself_is_refused(
     [
         ("masked_lm_positions", 0, 64, "masked position outside"),
         ("masked_lm_positions", 0, -3, "masked position outside"),
-        ("masked_lm_positions", 0, 70_000, "outside of its row|records hold"),
+        ("masked_lm_positions", 0, 65_537, "outside of its row|records hold"),
         ("input_mask", 3, 0, "not ones, then zeros"),
         ("input_mask", 3, 2, "not ones, then zeros"),
         ("next_sentence_labels", 0, 77, "neither 0 nor 1"),

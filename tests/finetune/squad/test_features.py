@@ -238,7 +238,7 @@ def test_a_wrong_file_is_one_line_that_names_the_place(
 
 
 @pytest.mark.parametrize(("text", "message"), [("{", "not JSON"), ("[1]", r"data\[0\] has no list 'paragraphs'"), ("{}", "no list 'data'"),
-                                               ('{"data": [3]}', r"data\[0\] has no list 'paragraphs'")])  # fmt: skip
+                                               ("[" * 100_000, "not JSON"), ('{"data": [3]}', r"data\[0\] has no list 'paragraphs'")])  # fmt: skip
 def test_what_is_not_squad_is_one_line(tmp_path, text, message):
     (tmp_path / "x.json").write_text(text)
     with pytest.raises(DataError, match=message):
@@ -284,5 +284,11 @@ def test_squad_as_datasets_exports_it_is_the_same_data(tmp_path):
         (tmp_path / f"{number}.json").write_text(text)
         found.append(squad.read(tmp_path / f"{number}.json", "2.0"))
     assert found[0] == found[1] == found[2]
+    records[0]["answers"] = {"text": ["red", "cat"], "answer_start": [12]}
+    (tmp_path / "short.json").write_text(json.dumps(records))
+    with pytest.raises(
+        DataError, match="record 1 has 2 texts of answers, but 1 of answer_start"
+    ):
+        squad.read(tmp_path / "short.json", "2.0")
     with pytest.raises(DataError, match=r"record 2 \(b\) has no answer"):
         squad.read(tmp_path / "2.json", "1.1")
