@@ -17,6 +17,7 @@ import torch
 from bert.checkpoint.save import load_newest, save_checkpoint
 from bert.checkpoint.weights import Loaded, checksum_of
 from bert.core import rundir, variables
+from bert.core.claim import Job, check_held
 from bert.core.dist import World
 from bert.data.batch import Batch
 from bert.data.tokens import WordPiece
@@ -53,12 +54,14 @@ def run(environ: Mapping[str, str], check_only: bool = False) -> int:
             raise ConfigError(
                 "RUN_DIR is not set: give the folder for the model and the predictions"
             )
-        if config.dist.rank == 0:
-            rundir.write_description(
-                config.run, config, {"model": config.model, "seed": config.trial_seed}
-            )
-        with World(config.dist) as world:
-            finetune(config, environ, world)
+        job = from_env(Job, environ).number
+        rank, directory = config.dist.rank, config.checkpoint.directory
+        with config.run.claims(job, rank, directory):
+            if rank == 0:
+                derived = {"model": config.model, "seed": config.trial_seed}
+                rundir.write_description(config.run, config, derived)
+            with World(config.dist) as world:
+                finetune(config, environ, world)
         return 0
     except Exception as error:
         return rundir.failed(run_config, "finetune", error)
@@ -286,18 +289,24 @@ class Start(NamedTuple):
 
 
 def resume(run: Run) -> Start:
-    """Loads the newest checkpoint, if the run resumes and there is one. Raises ConfigError for one
-    of another run.
+    """Loads the newest checkpoint, if there is one, and makes the folder the run's own. Raises
+    ConfigError for one of another run. A collective.
     """
-    config = run.config.checkpoint
-    state = load_newest(config)
-    if state is None:
-        return Start()
-    if difference := rundir.difference(state["run"], run.identity):
-        where = f"RESUME=1: the checkpoint in {config.directory} is {difference}"
+    config, mine = run.config.checkpoint, run.config.run
+    is_own = mine.has_begun(config.directory) and not mine.has_left(
+        f"{run.config.folder().name}/figures.json"
+    )
+    # Another node may not share RUN_DIR.
+    state = load_newest(config, run.world.broadcast_int(is_own) == 1)
+    if state and (difference := rundir.difference(state["run"], run.identity)):
+        where = f"the checkpoint in {config.directory} is {difference}"
         raise ConfigError(
             f"{where}: use the same settings and data, or another CHECKPOINT_DIR"
         )
+    if config.directory is not None and run.world.is_main:
+        mine.own(config.directory)
+    if state is None:
+        return Start()
     run.step.load_state_dict(state)
     return Start(*(state[name] for name in Start._fields))
 
@@ -381,6 +390,7 @@ def save_state(run: Run, now: Start) -> None:
     # A collective: each rank gives its shard.
     state = run.step.state_dict()
     if run.world.is_main:
+        check_held()
         facts = now._asdict() | {"run": run.identity}
         save_checkpoint(run.config.checkpoint, now.step, state | facts)
     run.world.barrier()

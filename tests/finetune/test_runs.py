@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from bert.core.claim import Claim
 from bert.training.loop import StepCounter
 from common.env import ConfigError, variables
 from finetune import config
@@ -135,7 +136,7 @@ def test_non_finite_weights_are_not_saved(
         "not finite at step 1, and are not saved"
         in capsys.readouterr().err.splitlines()[-1]
     )
-    assert not [*tmp_path.glob("model_0/*"), *tmp_path.glob("c/*")]
+    assert not [*tmp_path.glob("model_0/*"), *tmp_path.glob("c/*/step_*")]
 
 
 def test_a_killed_run_resumes_to_the_same_predictions(short, tmp_path):
@@ -230,6 +231,42 @@ def test_every_seed_has_a_folder_of_checkpoints(squad_environment, tmp_path):
     assert [str(path.relative_to(tmp_path / "c").parent) for path in sorted((tmp_path / "c").rglob("*.pt"))] == [
         "seed_4", "seed_7",
     ]  # fmt: skip
+
+
+def test_a_folder_of_checkpoints_belongs_to_one_trial_of_one_run(
+    squad_environment, tmp_path, capsys
+):
+    folder, home = tmp_path / "c" / "seed_3", tmp_path / "run"
+    environment = squad_environment | {
+        "MODE": "train", "EPOCHS": "0.2", "CHECKPOINT_DIR": str(tmp_path / "c"), "CHECKPOINT_EVERY_STEPS": "2",
+    }  # fmt: skip
+
+    def train(where):
+        status, said = run(environment | {"RUN_DIR": str(where)}), capsys.readouterr()
+        return status, said.err.splitlines()[-1]
+
+    def saved():
+        return {path.name: path.stat().st_mtime_ns for path in folder.glob("step_*")}
+
+    assert train(home / "running_0")[0] == 0
+    before = saved()
+    assert train(home / "running_0_1")[0] == 0
+    assert saved() == before, "a restart continues from the last one"
+    (home / "running_0_1" / "model_0").rename(home / "model_0")
+    for where in (home / "running_0", tmp_path / "other"):
+        status, said = train(where)
+        assert status == 2
+        assert f"CHECKPOINT_DIR={folder} holds step_0000000004.pt of another" in said
+    for path, name in (
+        (folder / ".writer", f"CHECKPOINT_DIR={folder}"),
+        (tmp_path / "third" / ".writer_0", f"RUN_DIR={tmp_path / 'third'}"),
+    ):
+        with Claim(path, name):
+            status, said = train(tmp_path / "third")
+            assert status == 2
+            assert f"{name}: process {os.getpid()} on" in said
+        assert not (tmp_path / "third" / "error_0.txt").exists()
+    assert saved() == before
 
 
 def test_a_resumed_run_reports_the_time_of_all_its_parts(squad_environment, tmp_path):

@@ -80,11 +80,14 @@ def test_every_seed_is_a_trial_and_runs_once(site):
     )
     assert finetune(site, *words).returncode == 0
     assert len(site.ranks()) == 4, "a seed that has its figures is not trained again"
+    topology = (site.run_dir / "topology.txt").stat().st_mtime_ns
     done = finetune(site, *words, FINISHED="another:1", SEED="3")
     assert (done.returncode, last_line(done.stderr)) == (
         2,
         "run: error: this configuration cannot run: trial 1 is of a run with SEED 4",
     )
+    assert finetune(site, *words, FINISHED="another:0").returncode == 2
+    assert (site.run_dir / "topology.txt").stat().st_mtime_ns == topology
     assert len(site.ranks()) == 4
 
 

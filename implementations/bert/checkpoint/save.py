@@ -230,22 +230,32 @@ def check_checkpoint(path: Path, rank: int = 0, size: int = 1) -> None:
         sums.check(path)
 
 
-def load_newest(config: CheckpointConfig) -> dict[str, Any] | None:
-    """The newest checkpoint's state with RESUME=1, if there is one. Raises ConfigError if it is
-    damaged.
+def load_newest(
+    config: CheckpointConfig, is_own: bool = False
+) -> dict[str, Any] | None:
+    """The newest checkpoint's state, if there is one. Raises ConfigError if it is damaged, or,
+    without RESUME=1, not the run's own.
     """
-    checkpoints = (
-        saved_checkpoints(config.directory)
-        if config.directory is not None and config.resume
-        else []
-    )
+    directory = config.directory
+    checkpoints = saved_checkpoints(directory) if directory is not None else []
     if not checkpoints:
         return None
+    if not config.resume and not is_own:
+        raise foreign(step_path(checkpoints[-1]))
     try:
         check_checkpoint(checkpoints[-1])
         return read_checkpoint(checkpoints[-1])
     except Exception as error:
         raise damaged(step_path(checkpoints[-1]), error) from None
+
+
+def foreign(path: Path, can_resume: bool = True) -> ConfigError:
+    """The error for another run's checkpoint, which names the ways on."""
+    ways = "for a new run give another CHECKPOINT_DIR"
+    if can_resume:
+        ways = f"set RESUME=1 to continue it, or {ways}"
+    held = f"CHECKPOINT_DIR={path.parent} holds {path.name}"
+    return ConfigError(f"{held} of another or an earlier run: {ways}")
 
 
 def damaged(path: Path, error: Exception) -> ConfigError:

@@ -19,13 +19,15 @@ from typing import Any
 
 import torch
 
-from bert.core.claim import Claim
+from bert.core.claim import Claim, OccupiedError
 from bert.core.dist import HangError
 from common.env import ConfigError, env, settings
-from common.files import NoSpaceError, is_full, no_space, write_text
+from common.files import NoSpaceError, is_full, no_space, object_of, write_text
 
 # Not torch, whose metadata lacks the build (+cu130).
 _PACKAGES = "triton", "numpy", "h5py", "mlperf-logging"
+
+OWNER = ".owner.json"  # in a folder of checkpoints: whose it is
 
 # May differ between the ranks of a run.
 _OWN = "RANK", "LOCAL_RANK", "OMP_NUM_THREADS"
@@ -69,19 +71,51 @@ class RunConfig:
         doc="parent folder of the run folders; digests of data are kept there",
     )
 
-    def claims(self, job: str, *others: tuple[Path, str]) -> contextlib.ExitStack:
-        """Claims this trial's files in RUN_DIR, and other folders, given with their settings'
-        names.
+    @property
+    def owner(self) -> dict[str, Any]:
+        """The trial, and its run's folder, to which a folder of checkpoints belongs."""
+        folder = self.run_dir
+        if folder is not None:
+            folder = folder.absolute()
+            # The launch scripts' folder of a trial that is running; a restart may have another one.
+            folder = folder.parent if folder.name.startswith("running_") else folder
+        return {"trial": self.trial, "run_dir": None if folder is None else str(folder)}
+
+    def has_begun(self, checkpoints: Path | None) -> bool:
+        """Whether this very trial has begun before, by its folder of checkpoints."""
+        mine = self.owner
+        # Without RUN_DIR no run can be told from another one with the same settings.
+        return (
+            checkpoints is not None
+            and mine["run_dir"] is not None
+            and mine.items() <= object_of(checkpoints / OWNER).items()
+        )
+
+    def has_left(self, result: str) -> bool:
+        """Whether the run's folder has this file: of a trial that is complete."""
+        return Path(self.owner["run_dir"], result).is_file()
+
+    def own(self, checkpoints: Path, **facts: Any) -> None:
+        """Notes in a folder of checkpoints whose it is, and what else tells that."""
+        text = json.dumps(self.owner | facts, indent=2, default=str)
+        write_text(checkpoints / OWNER, text + "\n")
+
+    def claims(
+        self, job: str, rank: int, checkpoints: Path | None
+    ) -> contextlib.ExitStack:
+        """Rank 0's claims on the folder of checkpoints and on this trial's files in RUN_DIR.
 
         job: Slurm's number. Raises OccupiedError if another process writes to one of them.
         """
-        folders = [*others]
-        if self.run_dir is not None:
-            folders.append((self.run_dir, "RUN_DIR"))
+        folders = [
+            (checkpoints, "CHECKPOINT_DIR", ".writer"),
+            (self.run_dir, "RUN_DIR", f".writer_{self.trial}"),
+        ]
         with contextlib.ExitStack() as held:
-            for folder, name in folders:
-                path = folder / f".writer_{self.trial}"
-                held.enter_context(Claim(path, f"{name}={folder}", job))
+            for folder, name, file in folders:
+                # One claim for all ranks: the others end with rank 0.
+                if folder is not None and rank == 0:
+                    held.enter_context(Claim(folder / file, f"{name}={folder}", job))
             # All or none: if one folder is occupied, leaving the stack gives the others back.
             return held.pop_all()
         raise AssertionError  # ExitStack does not suppress errors
@@ -199,6 +233,8 @@ def failed(config: RunConfig, program: str, error: Exception) -> int:
 
     For a HangError: RUN_DIR/hang_<TRIAL>.txt has the message and a line per missing rank.
     """
+    if isinstance(error, OccupiedError):
+        config = RunConfig()  # not into RUN_DIR, which may be another's
     if isinstance(error, HangError) and config.run_dir is not None:
         told = config.run_dir / f"hang_{config.trial}.txt"
         # Of all ranks one list is enough.

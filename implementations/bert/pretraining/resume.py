@@ -25,7 +25,7 @@ from bert.kernels.precision import resolved
 from bert.pretraining.config import PretrainingConfig
 from bert.training.step import Step, check_finite, is_finite
 from common.env import ConfigError, settings
-from common.files import damage, object_of, write_text
+from common.files import damage, object_of
 
 Trainer = Step | DeepSpeedStep  # a training step and its state, whatever the engine
 
@@ -112,7 +112,8 @@ def newest(config: PretrainingConfig, world: World) -> dict[str, Any] | None:
         and not config.checkpoint.resume
         and not is_own(config, checkpoints[-1])
     ):
-        problem = _foreign(config, checkpoints[-1])
+        is_open = config.mlperf.division == "open"
+        problem = str(save.foreign(checkpoints[-1], can_resume=is_open))
     elif is_repeated(config):
         checkpoints = []  # what the attempt before saved is written over
     if checkpoints and not problem:
@@ -135,29 +136,6 @@ def _read(path: Path, world: World) -> dict[str, Any]:
     return saved
 
 
-def _foreign(config: PretrainingConfig, path: Path) -> str:
-    ways = "for a new run give another CHECKPOINT_DIR"
-    if config.mlperf.division == "open":
-        ways = f"set RESUME=1 to continue it, or {ways}"
-    return f"CHECKPOINT_DIR={path.parent} holds {path.name} of another or an earlier run: {ways}"
-
-
-OWNER = ".owner.json"  # in a folder of checkpoints: whose it is
-
-
-def owner(config: PretrainingConfig) -> dict[str, Any]:
-    """The trial, and its run's folder, to which a folder of checkpoints belongs."""
-    folder = config.run.run_dir
-    if folder is not None:
-        folder = folder.absolute()
-        # The launch scripts' folder of a trial that is running; a restart may have another one.
-        folder = folder.parent if folder.name.startswith("running_") else folder
-    return {
-        "trial": config.run.trial,
-        "run_dir": None if folder is None else str(folder),
-    }
-
-
 def is_own(config: PretrainingConfig, path: Path) -> bool:
     """Whether a checkpoint is of this very run, which was interrupted: as after a restart by the
     launcher.
@@ -166,23 +144,15 @@ def is_own(config: PretrainingConfig, path: Path) -> bool:
     try:
         # Mapped, as only the small entries are looked at.
         saved = torch.load(index, map_location="cpu", weights_only=True, mmap=True)
-        if not was_begun(config) or (saved["ended"] and has_result(config)):
+        result = f"result_{config.run.trial}.txt"
+        if not config.run.has_begun(path.parent) or (
+            saved["ended"] and config.run.has_left(result)
+        ):
             return False
         check_identity(config, pick_seed(config.seed, saved), saved)
     except Exception:  # damaged, of an earlier version, or of another run
         return False
     return True
-
-
-def was_begun(config: PretrainingConfig) -> bool:
-    """Whether this very trial has begun before, by its folder of checkpoints."""
-    folder, mine = config.checkpoint.directory, owner(config)
-    # Without RUN_DIR no run can be told from another one with the same settings.
-    return (
-        folder is not None
-        and mine["run_dir"] is not None
-        and mine.items() <= object_of(folder / OWNER).items()
-    )
 
 
 def is_repeated(config: PretrainingConfig) -> bool:
@@ -192,12 +162,9 @@ def is_repeated(config: PretrainingConfig) -> bool:
 
 def has_whole_clock(config: PretrainingConfig, saved: dict[str, Any] | None) -> bool:
     """Whether the time of this trial begins now: this is its first start, or a new run."""
-    return saved is None and (is_repeated(config) or not was_begun(config))
-
-
-def has_result(config: PretrainingConfig) -> bool:
-    """Whether the launch scripts have this trial's result, the last of what a trial leaves."""
-    return Path(owner(config)["run_dir"], f"result_{config.run.trial}.txt").is_file()
+    return saved is None and (
+        is_repeated(config) or not config.run.has_begun(config.checkpoint.directory)
+    )
 
 
 def pick_seed(seed: int | None, saved: dict[str, Any] | None) -> int:
@@ -227,7 +194,7 @@ def restore(
     changed = check_identity(config, seed, saved)
     path = config.checkpoint.init_checkpoint
     noted = (
-        object_of(config.checkpoint.directory / OWNER)
+        object_of(config.checkpoint.directory / rundir.OWNER)
         if config.checkpoint.directory
         else {}
     )
@@ -423,8 +390,7 @@ class Saver:
             sharded.remove_unfinished(folder)
             folder.mkdir(parents=True, exist_ok=True)
             known = {name: self.facts[name] for name in ("run", "data_digest")}
-            whose = owner(config) | known | {"first_weights": first_weights}
-            write_text(folder / OWNER, json.dumps(whose, indent=2, default=str) + "\n")
+            config.run.own(folder, **known, first_weights=first_weights)
 
     def save(self, step: int, batches: int, samples: int, ended: bool = False) -> None:
         """Starts writing a checkpoint. ``ended``: the run is over. A collective.

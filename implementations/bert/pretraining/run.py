@@ -4,13 +4,12 @@ trained.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import sys
 from collections.abc import Mapping
 
 from bert.core import rundir, variables
-from bert.core.claim import Job, OccupiedError
+from bert.core.claim import Job
 from bert.core.dist import World, pick_device, why_no_gpu
 from bert.deepspeed.settings import merged
 from bert.pretraining import check, closed_division
@@ -43,12 +42,10 @@ def run(environ: Mapping[str, str], check_only: bool = False) -> int:
         if check_only:
             print(check.report(config))
             return SUCCESS
-        with _claims(config, from_env(Job, environ)):
+        job = from_env(Job, environ).number
+        rank, directory = config.dist.rank, config.checkpoint.directory
+        with config.run.claims(job, rank, directory):
             return _train(config)
-    except OccupiedError as error:
-        # Not into RUN_DIR, which may be another's.
-        print(f"bert: error: {error}", file=sys.stderr)
-        return error.exit_status
     except Exception as error:
         return rundir.failed(run_config, "bert", error)
 
@@ -62,17 +59,6 @@ def _check_gpu(config: PretrainingConfig) -> None:
         raise ConfigError(
             f"no GPU is seen ({why_no_gpu()}): fix the driver, or set DEVICE=cpu"
         )
-
-
-def _claims(config: PretrainingConfig, job: Job) -> contextlib.ExitStack:
-    """Rank 0's claims on the folders that a run writes to."""
-    # One claim for all ranks: the others end with rank 0.
-    if config.dist.rank:
-        return contextlib.ExitStack()
-    folder = config.checkpoint.directory
-    return config.run.claims(
-        job.number, *([(folder, "CHECKPOINT_DIR")] if folder is not None else [])
-    )
 
 
 def _train(config: PretrainingConfig) -> int:

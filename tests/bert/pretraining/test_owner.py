@@ -153,16 +153,16 @@ def test_whose_a_checkpoint_is_is_for_rank_0_to_say(train, tmp_path):
 
 
 def test_the_second_of_two_writers_is_refused_and_touches_nothing(train, tmp_path):
-    for folder, name in (
-        (tmp_path / "c", "CHECKPOINT_DIR"),
-        (tmp_path / "run", "RUN_DIR"),
+    for folder, name, file in (
+        (tmp_path / "c", "CHECKPOINT_DIR", ".writer"),
+        (tmp_path / "run", "RUN_DIR", ".writer_0"),
     ):
-        with Claim(folder / ".writer_0", f"{name}={folder}"):
+        with Claim(folder / file, f"{name}={folder}"):
             refused = train()
             assert refused.returncode == 2
             (line,) = refused.stderr.splitlines()
             assert f"{name}={folder}: process {os.getpid()} on" in line
-            assert names(folder) == [".writer_0"]
+            assert names(folder) == [file]
         assert names(folder) == []
 
 

@@ -249,7 +249,8 @@ def machine(environment, run_bert, folder: Path, ways):
 
         @rule(name=st.sampled_from(["CHECKPOINT_DIR", "RUN_DIR"]))
         def two_at_once(self, name):
-            with Claim(Path(self.settings[name]) / ".writer_0", name):
+            file = ".writer" if name == "CHECKPOINT_DIR" else ".writer_0"
+            with Claim(Path(self.settings[name]) / file, name):
                 self.refused(0, f"process {os.getpid()} on", RESUME="1")
 
         @rule(trial=trials)
