@@ -41,7 +41,8 @@ MEASURES: dict[str, str] = table("measures")
 _MORE_IS_BETTER = ("throughput", "throughput_per_accelerator")
 LEVEL = 0.95  # of confidence intervals
 _LARGEST_REACH = 50.0  # half width in the logarithm; a wider interval is meaningless
-_LARGEST = 1e100  # of any measure, so that its square is finite
+# Of any measure, as its inverse the least: squares are finite, and not 0.
+_LARGEST = 1e100
 _LEAST_TRIMMED = 4  # runs; with fewer, none is left out, and no significance is claimed
 _SETTINGS = {  # sections of config.json that define the task
     "data": ("synthetic", "datadir", "datadir_packed"),
@@ -156,7 +157,11 @@ def means(result: Result) -> dict[str, Mean | None]:
         ],
     }
     for measure, logged in values.items():
-        sane = [value for value in logged if value is not None and 0 < value < _LARGEST]
+        sane = [
+            value
+            for value in logged
+            if value is not None and 1 / _LARGEST < value < _LARGEST
+        ]
         # A mean over some of the runs would be of another set than the others.
         complete = bool(sane) and len(sane) == len(logged)
         # The failed run is the slowest; its samples and its rate say nothing.

@@ -125,7 +125,15 @@ def report(left_out: Sequence[LeftOut], used: int, folder: Path, named: str) -> 
     path = folder / LIST
     if left_out:
         folder.mkdir(parents=True, exist_ok=True)
-        write_text(path, "".join(f"{file}\t{reason}\n" for file, reason, _ in left_out))
+        # A name may hold a tab, a line break, or bytes that are no UTF-8.
+        cells = [
+            [
+                text if text.isprintable() else ascii(text)[1:-1]
+                for text in (str(left.path), left.reason)
+            ]
+            for left in left_out
+        ]
+        write_text(path, "".join("\t".join(row) + "\n" for row in cells))
     else:
         path.unlink(missing_ok=True)
     if errors := [left.reason for left in left_out if left.is_error]:

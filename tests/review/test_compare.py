@@ -12,6 +12,8 @@ from review.compare import compare
 from review.logs.output import ReviewError
 from review.results.score import load_results
 
+from .verdict.damage import ALL, put
+
 
 def results(*folders):
     return [result for folder in folders for result in load_results(folder)]
@@ -34,6 +36,16 @@ def test_a_result_equals_itself(submission):
         assert found.p == pytest.approx(1)
         assert not found.significant
     assert "no significant difference" in comparison.verdict()
+
+
+@pytest.mark.parametrize("milliseconds", [1e300, 1e160, 1.7e308])
+@pytest.mark.parametrize("names", [(3,), (3, 4), ALL])
+def test_impossible_times_stop_no_comparison(
+    names, milliseconds, submission, faster, capsys
+):
+    put("run_stop", *names, time_ms=milliseconds)(faster)
+    for pair in ((submission, faster), (faster, submission)):
+        assert main(["compare", *map(str, pair)]) == 0
 
 
 def test_a_faster_machine_is_seen_through_the_noise_of_convergence(submission, faster):

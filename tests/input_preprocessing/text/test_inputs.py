@@ -7,6 +7,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
 import random
 import tarfile
 import tracemalloc
@@ -118,6 +119,20 @@ def test_each_file_is_used_or_listed_with_its_reason(
     assert len(listed) == len(LEFT_OUT)
     for name, (_, reason) in LEFT_OUT.items():
         assert reason in listed[str(folder / name.replace("/config", ""))]
+
+
+def test_a_name_with_tabs_line_breaks_or_other_bytes_is_one_cell_of_the_list(
+    tmp_path, monkeypatch, capsys
+) -> None:  # type: ignore[no-untyped-def]
+    names = ["a\tb.html", "c\nd.html", os.fsdecode(b"\xff.html"), "ä.html"]
+    folder = write(tmp_path / "in", dict.fromkeys(names, "<p>Text.") | PROSE)
+    write(folder, {f"{n}.txt": " ".join(text) for n, text in enumerate(DOCUMENTS)})
+    corpus(monkeypatch, tmp_path / "out", "--input", str(folder))
+    lines = (tmp_path / "out/download/left_out.tsv").read_text("utf-8").splitlines()
+    assert [line.split("\t")[0] for line in lines] == [
+        str(folder / name)
+        for name in ("a\\tb.html", "c\\nd.html", "ä.html", "\\udcff.html")
+    ]
 
 
 @pytest.mark.parametrize(
