@@ -420,13 +420,13 @@ ALONE = {"fused_kernels", "optimizers", "sums_and_masks"}
 # What leaves out the part that a check found wrong, in the order of docs/train.md.
 CURES = {
     "graphs": "CUDA_GRAPH=0",
-    "weight_gradients": "SHARD_OPTIMIZER=0",
-    "fp8_kernels": "PRECISION=bf16",
     "fused_kernels": "FUSED=none",
     "optimizers": "FUSED=none",
     "sums_and_masks": "FUSED=none",
     "whole_step": "FUSED=none",
     "attention_backends": "ATTENTION=sdpa_loop CUDA_GRAPH=0",
+    "fp8_kernels": "PRECISION=bf16",
+    "weight_gradients": "SHARD_OPTIMIZER=0",
     "finite_steps": "FUSED=none CUDA_GRAPH=0 ATTENTION=sdpa_loop",
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import time
 
 import numpy as np
@@ -127,6 +128,11 @@ def test_self_check_names_the_setting_that_leaves_out_what_is_wrong(
     self_check = importlib.import_module("self_check")
     checked = {check.__name__ for check in self_check.CHECKS}
     assert set(self_check.CURES) == checked
+    *cures, leaves_most_out = self_check.CURES.values()
+    page = (repository / "docs" / "train.md").read_text()
+    steps = re.findall(r"^\| \d \| `([A-Z_]+=\w+)`", page, re.MULTILINE)
+    assert [*dict.fromkeys(cure.split()[0] for cure in cures)] == steps
+    assert set(leaves_most_out.split()) <= set(steps)
     others = {"graphs": {"bf16": "loss"}, "attention_backends": {"flash": "nan"}}
     way = ["CUDA_GRAPH=0", "ATTENTION=sdpa_loop CUDA_GRAPH=0"]
     assert self_check.way_down({}) == []

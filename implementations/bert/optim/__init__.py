@@ -191,6 +191,7 @@ def build(
         world,
         stages=model.stages(),
         masters=masters,
+        in_place=is_sharded,
         accumulate=accumulate,
         clip_each=config.clip == "before",
         communication_dtype=next(model.parameters()).dtype if sends_low else None,

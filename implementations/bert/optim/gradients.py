@@ -103,6 +103,7 @@ class GradientBuckets:
     whole: this rank's gradient (the shard itself in groups of one). received: where a backward pass
     leaves its gradients, ``whole`` itself unless micro-batches are clipped before they are added
     (separate_receive_buffer), then of the parameters' type. All are zero between the parameters.
+    in_place: products may write their weights' gradients there.
     """
 
     def __init__(
@@ -114,9 +115,10 @@ class GradientBuckets:
         communication_dtype: torch.dtype,
         *,
         separate_receive_buffer: bool,
+        in_place: bool = True,
     ) -> None:
         self.parameters, self.layout, self.mesh = parameters, layout, mesh
-        self.communication_dtype = communication_dtype
+        self.communication_dtype, self.in_place = communication_dtype, in_place
         device, weight_dtype = parameters[0].device, parameters[0].dtype
         self.shard = self.whole = torch.zeros(layout.total, dtype=dtype, device=device)
         if mesh.size > 1:
@@ -153,10 +155,10 @@ class GradientBuckets:
         self.in_flight = []  # but for a capture that failed it is so already
         self.missing = [len(bucket.parameters) for bucket in self.layout.buckets]
         nowhere = [None] * len(self.parameters)
-        # Gradients may be written in place if they are not added, and of the same type.
-        in_place = not self._adds and self.received.dtype == self.parameters[0].dtype
+        # If they are not added, and of the same type.
+        fits = not self._adds and self.received.dtype == self.parameters[0].dtype
         weight_gradient.set_grad_buffers(
-            self.parameters, self.views if in_place else nowhere
+            self.parameters, self.views if self.in_place and fits else nowhere
         )
         try:
             yield

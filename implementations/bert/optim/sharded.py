@@ -37,7 +37,8 @@ class FlatOptimizer(ShardState):
     """Applies a rule to this rank's shard of the parameters.
 
     ``stages``: modules that together hold all parameters and whose calls make up the forward pass,
-    in its order. ``accumulate``: gradients of several micro-batches are added, in fp32.
+    in its order. ``in_place``: see GradientBuckets. ``accumulate``: gradients of several
+    micro-batches are added, in fp32.
     ``clip_each``: each of them is clipped first, which takes a separate buffer.
     ``communication_dtype``: type in which gradients are sent; None: that of their sum.
     ``group_size``: ranks that share a copy of the state; None: all. ``norm_per_parameter``: compute
@@ -54,6 +55,7 @@ class FlatOptimizer(ShardState):
         *,
         stages: Sequence[nn.Module] = (),
         masters: dict[str, Tensor] | None = None,
+        in_place: bool = True,
         accumulate: bool = False,
         clip_each: bool = False,
         communication_dtype: torch.dtype | None = None,
@@ -96,6 +98,7 @@ class FlatOptimizer(ShardState):
             sum_dtype,
             communication_dtype or sum_dtype,
             separate_receive_buffer=accumulate and clip_each,
+            in_place=in_place,
         )
         shard = self._new_shard(named, mesh, master_dtype)
         if first_weights is None:

@@ -191,7 +191,7 @@ def _trained(
                 weight_gradient, "set_grad_buffers", lambda parameters, buffers: None
             )
         step = build_step(
-            model, config, optim.OptimizerConfig(sharded=True, **settings), World(DistConfig(device="cpu")),
+            model, config, optim.OptimizerConfig(**{"sharded": True} | settings), World(DistConfig(device="cpu")),
             accumulate=accumulate, fused_update=False,
         )  # fmt: skip
         norms = [step(batches, 0.01).norm for _ in range(steps)]
@@ -241,6 +241,19 @@ def test_of_the_encoders_weights_no_gradient_is_copied(
         4 * wide.hidden_size**2 + 2 * wide.hidden_size * wide.intermediate_size
     )
     assert theirs["aten::_foreach_copy_"] - ours["aten::_foreach_copy_"] == weights
+
+
+def test_without_sharding_nothing_is_offered_and_training_is_the_same_bit_for_bit(
+    tiny, make_records, batch_of, monkeypatch
+):
+    batches = [batch_of(make_records(3), range(4))]
+    ours, plain, sharded = (
+        _trained(tiny, batches, "bf16", monkeypatch, offers=offers, sharded=shards)
+        for offers, shards in ((True, False), (False, False), (True, True))
+    )
+    assert ours[2] == plain[2], "as many numbers are copied"
+    for one, other in zip(ours[0], sharded[0], strict=True):
+        assert torch.equal(one, other)
 
 
 def test_an_offer_ends_with_the_backward_pass_even_if_it_fails():

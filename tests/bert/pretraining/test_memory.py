@@ -61,7 +61,7 @@ def _measured(plan, batch):
         model, Precision(dtype=plan.dtype), plan.optimizer, World(DistConfig(device="cpu")),
         accumulate=plan.accumulate, fused_update=False,
     )  # fmt: skip
-    buffers = [step.optimizer.buckets.whole] if plan.optimizer.sharded else []
+    buffers = [step.optimizer.buckets.whole]
     with Peak([*step.optimizer.state_tensors(), *buffers]) as peak:
         step([batch], 0.01)
     return peak.most
