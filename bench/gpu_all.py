@@ -6,7 +6,7 @@ or cannot start loses no other item's figures. At its limit an item dumps every 
 Written to <output> as they arrive: all output of the items in stages.log, with full tracebacks;
 all results in results.jsonl, one JSON line each, the last of an item being its exit. How each item
 ended, the tables of docs/evidence.md and the best settings of this GPU come last, also after
-SIGTERM, which ends the item that runs. What self_check has not found right is "unmeasured".
+SIGTERM and SIGHUP, which end the item that runs. What self_check has not found right is "unmeasured".
 Exit status: 1 if an item failed or found a fault, 2, at once, if there is no GPU, 128 and more
 after a signal.
 
@@ -366,7 +366,7 @@ def main() -> int:
     # An item that dies leaves no file of its memory.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     # The machine may be taken away at any moment: what was measured is still shown.
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, recorder.end)
     failed = run_all(items, time.monotonic() + options.seconds, options.tiny, recorder)
     missing = no_gpu(recorder.results)

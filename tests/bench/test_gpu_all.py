@@ -155,9 +155,12 @@ def _whole_run(repository, folder, scripts):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("moment", range(5))
-def test_sigterm_ends_the_item_that_runs_and_prints_what_there_is(
-    moment, repository, tmp_path
+@pytest.mark.parametrize(
+    ("moment", "signum"),
+    [*((moment, signal.SIGTERM) for moment in range(5)), (2, signal.SIGHUP)],
+)
+def test_a_signal_ends_the_item_that_runs_and_prints_what_there_is(
+    moment, signum, repository, tmp_path
 ):
     line, there = json.dumps(STEP), tmp_path / "there"
     scripts = [f"print('{line}', flush=True)\n"] * 5
@@ -166,16 +169,16 @@ def test_sigterm_ends_the_item_that_runs_and_prints_what_there_is(
     )
     process = _whole_run(repository, tmp_path, scripts)
     wait_until(lambda: there.exists() and there.read_text())
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(signum)
     out, _ = process.communicate(timeout=120)
-    assert process.returncode == 128 + signal.SIGTERM
+    assert process.returncode == 128 + signum
     wait_until(lambda: not running(int(there.read_text())))
     names = ("machine", "self_check", "steps_48", "profile", "steps_96")
     shown = [line.split()[:2] for line in out.splitlines() if line.startswith(names)]
     assert shown == [[name, "ok"] for name in names[:moment]] + [
         [names[moment], "FAILED"]
     ]
-    assert "ended by SIGTERM" in out
+    assert f"ended by {signum.name}" in out
     assert ("97.10" in out) is (moment > 1), (
         "no figure counts before self_check has ended well"
     )
