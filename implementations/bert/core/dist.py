@@ -270,7 +270,7 @@ class World:
                 known[0],
                 str(error).splitlines()[0].rpartition("] ")[2],
             )
-            missing = f"{names} did not come to {_collective()}, DIST_TIMEOUT={self.timeout_seconds} s ({reason})"
+            missing = f"{names} did not reach {_collective()}, DIST_TIMEOUT={self.timeout_seconds} s ({reason})"
             causes = "ended, stopped, hung or cut off from the network; raise DIST_TIMEOUT if it is only slow"
             raise HangError(f"{missing}: {causes}", absent) from error
 

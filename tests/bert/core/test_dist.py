@@ -68,9 +68,7 @@ def test_after_a_hang_the_others_name_missing_ranks_nodes_and_timeout(odd, tmp_p
             "" if odd else ", where the store of the ranks is,"
         )
         what = "gloo:barrier, collective 2 at the latest"
-        assert said.startswith(f"{who} did not come to {what}, DIST_TIMEOUT=8 s ("), (
-            said
-        )
+        assert said.startswith(f"{who} did not reach {what}, DIST_TIMEOUT=8 s ("), said
     assert not (tmp_path / str(odd)).exists()
     first, *ranks_named = (tmp_path / "hang_0.txt").read_text().splitlines()
     assert first in {(tmp_path / str(rank)).read_text() for rank in others}

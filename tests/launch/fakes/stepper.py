@@ -93,8 +93,8 @@ class Run:
         if told:
             return stopping or told == b"1"
         rank = 1 - self.rank
-        (self.folder / f"hang_{self.trial}.txt").write_text(f"did not come to all_reduce:\nrank {rank}\n")  # fmt: skip
-        self.fail(4, f"rank {rank} did not come to all_reduce")
+        (self.folder / f"hang_{self.trial}.txt").write_text(f"did not reach all_reduce:\nrank {rank}\n")  # fmt: skip
+        self.fail(4, f"rank {rank} did not reach all_reduce")
         return True
 
     def resume(self) -> tuple[int, int, str]:
