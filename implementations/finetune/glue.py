@@ -60,7 +60,7 @@ def pearson_and_spearman(predicted: Labels, true: Labels) -> float:
 
 
 def probabilities(scores: npt.NDArray[np.floating]) -> npt.NDArray[np.float64]:
-    """Softmax."""
+    """Softmax of the scores of a sequence [labels]."""
     # Less the maximum, as exp overflows above 88 in fp32.
     shares = np.exp(scores - scores.max(), dtype=np.float64)
     return np.asarray(shares / shares.sum())

@@ -46,7 +46,7 @@ class Records:
 
     @property
     def ranks_per_node(self) -> int:
-        """Of the largest node."""
+        """Ranks on the largest node."""
         return max(info.local_rank for info in self.ranks.values()) + 1
 
     @property

@@ -181,7 +181,6 @@ class BertForPreTraining(Trainable):
         self.cls = PretrainingHeads(config, kernels)
 
     def stages(self) -> list[nn.Module]:
-        """See Trainable."""
         # The decoder's weight belongs to the first stage, as the embeddings': its gradient is
         # complete only at the end of the backward pass.
         stages = [self.bert.embeddings, *self.bert.encoder.layer, self.cls.predictions]
@@ -190,7 +189,6 @@ class BertForPreTraining(Trainable):
         return stages
 
     def use_fp8(self, device: torch.device) -> Scaling:
-        """See Trainable."""
         return self.bert.encoder.use_fp8(device)
 
     @contextlib.contextmanager
@@ -215,7 +213,6 @@ class BertForPreTraining(Trainable):
         return scaling is not None and scaling.evaluates
 
     def recompute(self, recomputation: Recomputation) -> None:
-        """See Trainable."""
         self.bert.encoder.recomputation = recomputation
 
     def _read(self, batch: PretrainingBatch) -> tuple[Tensor, Tensor]:

@@ -20,7 +20,7 @@ class Mesh:
     """
 
     def __init__(self, world: World, size: int) -> None:
-        """A collective."""
+        """Makes this rank's process groups: a collective of the ranks of each."""
         assert world.size % size == 0
         self.world, self.size, self.groups = world, size, world.size // size
         self.group, self.rank = divmod(world.rank, size)
