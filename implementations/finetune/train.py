@@ -17,7 +17,7 @@ import torch
 from bert.checkpoint.save import load_newest, save_checkpoint
 from bert.checkpoint.weights import Loaded, checksum_of
 from bert.core import rundir, variables
-from bert.core.claim import Job, check_held
+from bert.core.claim import check_held
 from bert.core.dist import World
 from bert.data.batch import Batch
 from bert.data.tokens import WordPiece
@@ -54,9 +54,8 @@ def run(environ: Mapping[str, str], check_only: bool = False) -> int:
             raise ConfigError(
                 "RUN_DIR is not set: give the folder for the model and the predictions"
             )
-        job = from_env(Job, environ).number
         rank, directory = config.dist.rank, config.checkpoint.directory
-        with config.run.claims(job, rank, directory):
+        with config.run.claims(environ, rank, directory):
             if rank == 0:
                 derived = {"model": config.model, "seed": config.trial_seed}
                 rundir.write_description(config.run, config, derived)

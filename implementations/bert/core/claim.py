@@ -24,6 +24,9 @@ from common.env import ConfigError, env
 
 BEAT_SECONDS = 5.0
 SILENT_BEATS = 4  # without a beat for so long the writer is dead
+# An earlier attempt of the job, on a node that Slurm has lost, ends when it misses the others; the
+# other ranks of this one wait longer than this for rank 0 (DIST_TIMEOUT).
+PATIENCE_SECONDS = 500.0
 # The file begins with the beat as so many digits, then the maker as JSON: of fixed width, so that a
 # beat overwrites the last one and nothing else.
 _DIGITS = 20
@@ -75,6 +78,7 @@ class Claim:
         }
         self._ended = threading.Event()
         self._file = -1
+        self._until = time.monotonic() + PATIENCE_SECONDS
 
     def __enter__(self) -> Claim:
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -127,9 +131,13 @@ class Claim:
                 self._beat(number)
 
     def _take_over(self) -> None:
-        """Removes a dead maker's claim. Raises OccupiedError for a live one."""
+        """Removes a dead maker's claim. Raises OccupiedError for a live one, of this job at last."""
         content = _read(self.path)
         if _lives(self.path, content):
+            job = _maker(content).get("job")
+            if job and job == self.maker["job"] and time.monotonic() < self._until:
+                time.sleep(BEAT_SECONDS)
+                return
             raise OccupiedError(
                 f"{self.setting}: {_who(_maker(content))} writes to it: wait for it, end it, or give another"
             )

@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 
-from bert.core.claim import Claim, OccupiedError
+from bert.core.claim import Claim, Job, OccupiedError
 from bert.core.dist import HangError
-from common.env import ConfigError, env, settings
+from common.env import ConfigError, env, from_env, settings
 from common.files import NoSpaceError, is_full, no_space, object_of, write_text
 
 # Not torch, whose metadata lacks the build (+cu130).
@@ -83,12 +83,11 @@ class RunConfig:
 
     def has_begun(self, checkpoints: Path | None) -> bool:
         """Whether this very trial has begun before, by its folder of checkpoints."""
-        mine = self.owner
         # Without RUN_DIR no run can be told from another one with the same settings.
         return (
             checkpoints is not None
-            and mine["run_dir"] is not None
-            and mine.items() <= object_of(checkpoints / OWNER).items()
+            and self.run_dir is not None
+            and self.owner.items() <= object_of(checkpoints / OWNER).items()
         )
 
     def has_left(self, result: str) -> bool:
@@ -101,12 +100,13 @@ class RunConfig:
         write_text(checkpoints / OWNER, text + "\n")
 
     def claims(
-        self, job: str, rank: int, checkpoints: Path | None
+        self, environ: Mapping[str, str], rank: int, checkpoints: Path | None
     ) -> contextlib.ExitStack:
         """Rank 0's claims on the folder of checkpoints and on this trial's files in RUN_DIR.
 
-        job: Slurm's number. Raises OccupiedError if another process writes to one of them.
+        Raises OccupiedError if another process writes to one of them.
         """
+        job = from_env(Job, environ).number
         folders = [
             (checkpoints, "CHECKPOINT_DIR", ".writer"),
             (self.run_dir, "RUN_DIR", f".writer_{self.trial}"),

@@ -112,8 +112,7 @@ def newest(config: PretrainingConfig, world: World) -> dict[str, Any] | None:
         and not config.checkpoint.resume
         and not is_own(config, checkpoints[-1])
     ):
-        is_open = config.mlperf.division == "open"
-        problem = str(save.foreign(checkpoints[-1], can_resume=is_open))
+        problem = str(save.foreign(checkpoints[-1], not config.mlperf.is_closed))
     elif is_repeated(config):
         checkpoints = []  # what the attempt before saved is written over
     if checkpoints and not problem:

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Mapping
 
 from bert.core import rundir, variables
-from bert.core.claim import Job
 from bert.core.dist import World, pick_device, why_no_gpu
 from bert.deepspeed.settings import merged
 from bert.pretraining import check, closed_division
@@ -42,9 +41,8 @@ def run(environ: Mapping[str, str], check_only: bool = False) -> int:
         if check_only:
             print(check.report(config))
             return SUCCESS
-        job = from_env(Job, environ).number
         rank, directory = config.dist.rank, config.checkpoint.directory
-        with config.run.claims(job, rank, directory):
+        with config.run.claims(environ, rank, directory):
             return _train(config)
     except Exception as error:
         return rundir.failed(run_config, "bert", error)

@@ -6,6 +6,7 @@ import json
 import os
 import threading
 import time
+from contextlib import suppress
 
 import pytest
 
@@ -41,7 +42,7 @@ def elsewhere(tmp_path):
             for number in range(1, 10_000):
                 if ended.wait(0.02):
                     return
-                with open(path, "r+b") as file:
+                with suppress(FileNotFoundError), open(path, "r+b") as file:
                     file.write(f"{number:020}".encode())
 
         if beats:
@@ -75,6 +76,21 @@ def test_a_writer_on_another_machine_lives_by_its_beats(elsewhere):
     ):
         Claim(path, "RUN_DIR=r").__enter__()
     assert json.loads(path.read_bytes()[20:])["host"] == "node7"
+
+
+def test_a_restart_waits_for_an_earlier_attempt_of_its_job(elsewhere, monkeypatch):
+    path = elsewhere(beats=True)
+    monkeypatch.setattr(claim, "PATIENCE_SECONDS", 1.0)
+    begun = time.monotonic()
+    with pytest.raises(OccupiedError, match="on node7, job 42 writes to it"):
+        Claim(path, "CHECKPOINT_DIR=c", "42").__enter__()
+    assert time.monotonic() - begun >= 1
+    monkeypatch.setattr(claim, "PATIENCE_SECONDS", 60.0)
+    leaves = threading.Timer(1, path.unlink)
+    leaves.start()
+    with Claim(path, "CHECKPOINT_DIR=c", "42") as held:
+        assert held.is_held()
+    leaves.join()
 
 
 def test_a_dead_writer_does_not_block_here_or_elsewhere(elsewhere):
