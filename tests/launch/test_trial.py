@@ -198,8 +198,12 @@ def test_a_continued_run_still_counts_the_trial_that_missed_its_target(checkout)
     assert not checkout.ranks(), "repeating it would be choosing among results"
 
 
-@pytest.mark.parametrize("resume", ["1", ""])
-def test_a_resumed_trial_keeps_its_earlier_metrics(checkout, resume):
+@pytest.mark.parametrize(
+    ("division", "resume"), [("closed", "1"), ("closed", ""), ("open", "")]
+)
+def test_a_resumed_trial_keeps_its_earlier_metrics(
+    checkout, tmp_path, division, resume
+):
     """The metrics in the killed trial's folder are newer than those of the earlier, stopped one."""
     folder = checkout.logdir / "figures"
     for number, place in enumerate((folder, folder / "running_0")):
@@ -207,7 +211,10 @@ def test_a_resumed_trial_keeps_its_earlier_metrics(checkout, resume):
         (place / "tensorboard_0" / f"events.{number}").touch()
         (place / "metrics_0.jsonl").write_text(f"{number}\n")
         os.utime(place / "metrics_0.jsonl", (1e9 + number, 1e9 + number))
-    done = checkout.run(LOCAL, after=f"export NEXP=1 RUN_NAME=figures RESUME={resume}")
+    given = (
+        f"RESUME={resume} SUBMISSION_DIVISION={division} CHECKPOINT_DIR={tmp_path}/c"
+    )
+    done = checkout.run(LOCAL, after=f"export NEXP=1 RUN_NAME=figures {given}")
     assert done.returncode == 0, done.stderr
     kept = {
         path.name: path.read_text()
@@ -216,7 +223,7 @@ def test_a_resumed_trial_keeps_its_earlier_metrics(checkout, resume):
     }
     assert kept == (
         {"metrics_0.jsonl": "1\n", "events.0": "", "events.1": ""}
-        if resume
+        if resume or division == "open"
         else {"metrics_0.jsonl": "0\n"}
     )
     assert not list(folder.glob("*/metrics_0.jsonl"))
