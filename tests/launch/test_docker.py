@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -115,7 +116,7 @@ def test_without_gpus_none_are_requested(docker):
 def test_a_daemon_that_cannot_raise_limits_runs_without_them(docker):
     done = docker.run(DOCKER, NO_LIMITS="1")
     assert done.returncode == 0, done.stderr
-    assert "warning: docker cannot raise the limits" in done.stderr
+    assert "warning: containers start only without the limits memlock" in done.stderr
     assert not any("--ulimit" in run["options"] for run in runs(docker))
 
 
@@ -371,6 +372,39 @@ def test_a_signal_reaches_the_container(docker):
     assert process.returncode == 143
     assert "RUN_NAME=stopped continues" in last_line(errors)
     assert (docker.run_dir / "failed_0.txt").exists()
+
+
+def test_a_node_finds_and_removes_the_containers_of_its_job_whatever_ended_it(docker):
+    """Those of the job's attempts; of another job and of a run without Slurm none."""
+    listed = "0a1_bert_7_0\n0b2_bert_7_0_1\n0c3_bert_8_0\n0d4_host-71-17"
+    done = docker.run(
+        "launch/node/cleanup.sh now", SLURM_JOB_ID="7", LISTED=listed, ATTEMPT_NAME="x"
+    )
+    assert done.returncode == 0, done.stderr
+    calls = [json.loads(call)["words"] for call in docker.calls("docker")]
+    key = f"mlperf-bert-run-{os.getuid()}"
+    assert [f"label={key}" in call for call in calls] == [True, False, False]
+    assert calls[0][-1] == f'{{{{.ID}}}}_{{{{.Label "{key}"}}}}'
+    assert calls[1:] == [["rm", "--force", "0a1"], ["rm", "--force", "0b2"]]
+
+
+def test_containers_of_a_job_bear_the_name_of_their_attempt(repository):
+    script = 'source launch/container/runtimes/docker.sh; echo "$DOCKER_LABEL"'
+    environ = os.environ | {"REPO_DIR": str(repository), "ATTEMPT_NAME": "bert_7_0_1"}
+    labels = [
+        subprocess.run(
+            ["bash", "-uc", script],
+            cwd=repository,
+            env=environ | {"PLATFORM": platform},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for platform in ("slurm", "ssh")
+    ]
+    key = f"mlperf-bert-run-{os.getuid()}"
+    assert labels[0] == f"{key}=bert_7_0_1\n"
+    assert "bert_" not in labels[1].removeprefix(key)
 
 
 @pytest.mark.slurm

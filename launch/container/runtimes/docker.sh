@@ -6,8 +6,10 @@ runtime_platforms=(slurm ssh local) runtime_default_on=(ssh local)
 # shellcheck source=launch/run/environment.sh
 source "$REPO_DIR/launch/run/environment.sh"
 
-# Only containers with this label are ever removed.
-DOCKER_LABEL=mlperf-bert-run=$(uname -n)-$$-$(date +%s)
+# Only this user's containers with this label are ever removed; in a job they are found by their attempt.
+DOCKER_KEY=mlperf-bert-run-$(id -u)
+DOCKER_LABEL=$DOCKER_KEY=$(uname -n)-$$-$(date +%s)
+if [[ ${PLATFORM:-} == slurm ]]; then DOCKER_LABEL=$DOCKER_KEY=$ATTEMPT_NAME; fi
 docker_limits=(--ulimit memlock=-1 --ulimit stack=67108864) # not declared: this file is sourced in a function
 
 container::check() {
@@ -22,16 +24,14 @@ container::create() {
   answers::everywhere docker image inspect --format '{{.Id}}' "$CONT" ||
     log::die "CONT=$CONT: no such image on every node: docker build -t $CONT . (or docker pull $CONT)"
   docker::starts && return
+  local -r output=$answers_output
   # A daemon without CAP_SYS_RESOURCE, such as a rootless one, cannot raise limits.
-  if grep -qiE 'rlimit|ulimit|memlock' <<<"$answers_output"; then
-    docker_limits=()
-    docker::starts && log::warn 'docker cannot raise the limits memlock and stack here; InfiniBand may need them' && return
+  docker_limits=()
+  docker::starts && log::warn "containers start only without the limits memlock and stack, which InfiniBand may need: $(answers::why "$output")" && return
+  if DEVICE=cpu docker::starts; then
+    log::die "CONT=$CONT: docker cannot give it GPUs: $(answers::why "$output"): install the NVIDIA container toolkit, or set DEVICE=cpu"
   fi
-  if [[ ${DEVICE:-auto} != cpu ]] && grep -qiE 'gpu|nvidia|device driver' <<<"$answers_output"; then
-    log::die "CONT=$CONT: docker cannot give it GPUs: $(answers::why "$answers_output"):" \
-      'install the NVIDIA container toolkit, or set DEVICE=cpu'
-  fi
-  answers::die "CONT=$CONT: its container does not start on every node" "$answers_output"
+  answers::die "CONT=$CONT: its container does not start on every node" "$output"
 }
 
 docker::starts() {
@@ -67,6 +67,9 @@ docker::environment() {
   environment::names | grep -vxF -- "${image:-HOME}"
   printf '%s\n' SLURM_PROCID SLURM_LOCALID SLURM_NTASKS SLURMD_NODENAME
 }
+
+container::on_node_list() { timeout 20 docker ps --all --filter "label=$DOCKER_KEY" --format "{{.ID}}_{{.Label \"$DOCKER_KEY\"}}"; }
+container::on_node_remove() { docker rm --force "${1%%_*}"; }
 
 container::remove() {
   # shellcheck disable=SC2016 # $1 is of the inner shell
