@@ -17,6 +17,7 @@ from finetune.config import FinetuneConfig
 # Set by Slurm, by ssh or by the launcher itself; or paths of system files that tests replace.
 NOT_FOR_USERS = {
     *(
+        "PLATFORM",
         "SLURM_JOB_ID",
         "SLURM_PROCID",
         "SLURM_RESTART_COUNT",

@@ -27,7 +27,7 @@ attempt::end() {
 
 # Ends the attempt if a new one may help, by its records.
 attempt::again() {
-  runner::blame
+  platform::blame
   if restart::would_help; then attempt::end "$AGAIN" "$1"; fi
 }
 
@@ -49,7 +49,7 @@ trial::interrupted() {
   interrupted=$signal
   trap '' INT TERM HUP QUIT USR1
   trial::signal_group "$signal"
-  reason=$(runner::why "$signal")
+  reason=$(platform::why "$signal")
   trial::end_group "$deadline"
   if [[ -n $current ]]; then
     reasons[current]=$reason

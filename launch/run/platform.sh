@@ -12,6 +12,4 @@ platform::requeue() { :; }
 platform::end() { :; }
 
 runner::nodes() { printf '%s\n' "${nodes[@]}"; }
-runner::why() { echo "interrupted by SIG$1"; }
 runner::ended_by() { :; }
-runner::blame() { :; }

@@ -7,8 +7,7 @@
 #   runner::python ARG...  one Python process in the environment of the ranks
 #   runner::cleanup        removes what prepare created, also after a failure
 #   runner::nodes          the nodes, one a line, rank 0's first
-#   runner::why SIGNAL     why the attempt got a signal, in words
-#   runner::blame          after a failed trial: reports nodes that are lost
+# and as supervisor.sh describes them, platform::why and platform::blame.
 # All ranks run launch/run/rank.sh with the trainer RANK_MODULE (bert or finetune, see trainer_bert.sh), or with a test before
 # the first trial (NCCL_TEST=1).
 # A trial writes to RUN_DIR/running_N. Its log becomes RUN_DIR/result_N.txt once complete, failed_N.txt otherwise.
@@ -95,12 +94,8 @@ trial::collect() {
   local status=$2 log=failed_$1.txt kind='' rank node step reason
   current='' # read by trial::interrupted
   power::stop
-  if record::read 2>/dev/null <"$staging/status"; then
-    case $kind in bad_input) status=2 ;; not_reached) status=3 ;; *) status=1 ;; esac
-  elif ((status == 137)) && [[ ! $interrupted ]]; then
-    # A launcher that loses a connection kills the ranks together with the shells that would have left their record.
-    kind=killed rank=- node=- step=- reason='the ranks were killed (SIGKILL)'
-  fi
+  trial::record "$staging" "$status"
+  case $kind in '') ;; bad_input) status=2 ;; not_reached) status=3 ;; *) status=$((status > 3 ? status : 1)) ;; esac
   # A run that was asked to stop has saved and exits with 0, but is incomplete, and leaves the reason.
   if [[ $status == 0 && -s $staging/error_$trial.txt ]]; then status=1; fi
   if [[ $status == [03] ]]; then
@@ -110,11 +105,7 @@ trial::collect() {
     reasons[trial]=$(trial::reason "$trial" "$status" "$staging" "$kind")
     # The disk may be full.
     { echo "${reasons[trial]}" >"$staging/error_$trial.txt"; } 2>/dev/null || true
-    if [[ $kind == hung ]]; then
-      trial::report "$staging/hang_$trial.txt"
-    elif [[ $kind ]]; then
-      record::report "$kind" "$rank" "$node" "$step" "$reason"
-    fi
+    trial::blame "$staging/hang_$trial.txt"
   fi
   rm -f -- "$staging/status"
   if [[ -e $staging/result_$trial.txt ]]; then mv -f -- "$staging/result_$trial.txt" "$RUN_DIR/$log"; fi

@@ -142,13 +142,13 @@ slurm::lost_nodes() {
 }
 
 # Reports them.
-slurm::blame() {
+platform::blame() {
   local node
   for node in $(slurm::lost_nodes); do record::report lost - "$node" - 'lost by Slurm'; done
 }
 
 # Why the job ends, in words. Argument: the signal that this script got.
-slurm::why() {
+platform::why() {
   local cause silent=''
   cause=$(slurm::cause "$1") || silent=" (Slurm's controller did not say why)"
   echo "${cause:-interrupted by SIG$1$silent}"

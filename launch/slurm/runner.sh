@@ -34,11 +34,7 @@ runner::sweep() {
 
 runner::nodes() { printf '%s\n' "${nodes[@]}"; }
 
-runner::why() { slurm::why "$1"; }
-
 runner::ended_by() { slurm::cause "$1" || true; }
-
-runner::blame() { slurm::blame; }
 
 runner::everywhere() { "${srun[@]}" --ntasks="$DGXNNODES" --ntasks-per-node=1 "$@"; }
 
@@ -63,7 +59,7 @@ runner::cleanup() {
   if [[ $interrupted && $interrupted != USR1 ]] || ((${#srun[@]} == 0)); then return 0; fi
   container::remove
   if [[ ! ${CONTAINER_NAME:-}${GPU_CLOCKS:-}${STAGED:-} ]]; then return 0; fi
-  runner::blame
+  platform::blame
   mapfile -t failed < <(awk -F '\t' '$1 ~ /^(lost|missing|unfit|broken)$/ { print $3 }' "$ATTEMPT_STATUS" | sort -u)
   mapfile -t fit < <(printf '%s\n' "${nodes[@]}" | grep -vxF -f <(printf '%s\n' "${failed[@]:-}"))
   if ((${#failed[@]})); then runner::undo 30 "${failed[@]}" & fi

@@ -53,10 +53,6 @@ slurm::leave_out_broken() {
   fi
 }
 
-platform::blame() { slurm::blame; }
-
-platform::why() { slurm::why "$1"; }
-
 platform::requeue() { requeue::job "$1"; }
 
 # Guards take GPUs only if they reset their clocks. --no-kill: the others stay when a node is lost.

@@ -32,35 +32,21 @@ ssh::together() {
   ssh::wait "$work" "$ended"
 }
 
-# Waits for every machine, and for what those that do not share LOGDIR tell. The first failure gives the exit status.
+# Waits for every machine. The first failure gives the exit status. What a machine that does not share LOGDIR tells is left here.
 ssh::wait() {
   local -r work=$1 ended=$2 error=$RUN_DIR/error_$TRIAL.txt
-  local number status fd line first=0 left=${#hosts[@]}
+  local number status fd line first=0 left=${#hosts[@]} kind rank node step reason
   for (( ; left > 0; left--)); do
     read -r number status <&"$ended"
     # The names of dumps that this machine does not have.
     while read -r line; do if [[ $line == nccl_* ]]; then : >>"$RUN_DIR/$line"; fi; done <"$work/reason.$number"
-    ssh::record <"$work/reason.$number"
+    if record::read <"$work/reason.$number"; then record::explain "$RUN_DIR" "$kind" "$rank" "$node" "$step" "$reason" || true; fi
     if ((status && ! first)); then
-      first=$status
-      if [[ ! -s $error ]]; then ssh::reason "${hosts[number]}" "$status" >"$error"; fi
+      first=$status reason="the ranks ended with exit status $status"
+      if ((status == 255)); then reason='the ssh connection ended'; fi
+      if [[ ! -s $error ]]; then echo "${hosts[number]}: $reason, see output_$TRIAL.txt" >"$error"; fi
       for fd in "${inputs[@]}"; do exec {fd}>&-; done
     fi
   done
   return "$first"
-}
-
-# Leaves the record of a machine's rank, and its reason, here.
-ssh::record() {
-  local kind rank node step reason
-  if record::read; then record::explain "$RUN_DIR" "$kind" "$rank" "$node" "$step" "$reason" || true; fi
-}
-
-# Why a machine failed that left no record.
-ssh::reason() {
-  if (($2 == 255)); then
-    echo "$1: the ssh connection ended, see output_$TRIAL.txt"
-  else
-    echo "$1: the ranks ended with exit status $2, see output_$TRIAL.txt"
-  fi
 }

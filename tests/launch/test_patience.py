@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -94,7 +95,8 @@ def test_a_hung_guard_is_abandoned(pyxis):
     for number in processes(
         pyxis.root.parent
     ).split():  # a real step would be ended by Slurm
-        os.kill(int(number), signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.kill(int(number), signal.SIGKILL)
 
 
 @pytest.mark.parametrize("signalled", [False, True])
