@@ -151,8 +151,10 @@ def run(
     """
     level, limit = THOROUGH if thorough else BRIEF
     commands = dict(config.commands(programs, len(peers.node_ranks), level))
-    # Meanwhile the other ranks wait in the store, longer than its usual limit allows.
-    patience = peers.config.timeout_seconds + ROUNDS * limit * len(commands)
+    # Meanwhile the other ranks wait in the store, longer than its usual limit allows, and for nodes
+    # that have more programs than their own.
+    own = peers.config.timeout_seconds + ROUNDS * limit * len(commands)
+    patience = peers.max(own)
     peers.store.set_timeout(datetime.timedelta(seconds=patience))
     rows: list[tuple[Any, ...]] = []
     reports: list[dict[str, Any]] = []
@@ -306,15 +308,16 @@ def is_positive(value: float) -> bool:
 
 
 def read_nccl_tests(name: str, text: str, ranks: int) -> Reading:
-    """Out-of-place bus bandwidths by size.
+    """Out-of-place bus bandwidths by size; those in place are only checked.
 
     A row has size, count, type, redop and root, then time (us), algbw, busbw (GB/s) and #wrong out
-    of place, and the same four in place. Small bandwidths are printed as 0.00 and are taken from
-    the time, with the factor from algorithm to bus bandwidth that the largest size shows.
+    of place, and the same four in place, N/A where a collective has none. Small bandwidths are
+    printed as 0.00 and are taken from the time, with the factor from algorithm to bus bandwidth
+    that the largest size shows.
     """
     version = re.search(r"nccl-tests version (\S+)(?:.*nccl-library=(\d+))?", text)
     # Printed after the table: where the output was cut off, this raises IndexError.
-    wrong = int(re.findall(r"Out of bounds values *: *(\d+)", text)[-1])
+    count, verdict = re.findall(r"Out of bounds values *: *(\d+) *(\w*)", text)[-1]
     took_part = len({*re.findall(r"^# +Rank +(\d+)", text, re.M)})
     if took_part != ranks:
         raise ToolError(
@@ -334,28 +337,35 @@ def read_nccl_tests(name: str, text: str, ranks: int) -> Reading:
     # A row that was cut off must not count as a size with fewer columns.
     if any(len(words) != 13 for words in rows):
         raise ValueError(name)
-    wrong = max(wrong, *(int(words[8]) for words in rows), 0)
+    in_place = [words for words in rows if words[9] != "N/A"]
+    checked = [words[12] for words in in_place if words[12] != "N/A"]
+    wrong = max(map(int, [count, *(words[8] for words in rows), *checked]))
     table = [(int(words[0]), *map(float, words[5:8])) for words in rows]
     if not any(is_positive(bus) for *_, bus in table):
         raise ToolError("measured no bandwidth")
     largest, _, algorithm, bus = max(table)
-    # Sizes are multiples of the ranks.
-    if len(table) != NUM_SIZES or largest < 0.9 * LARGEST:
+    # Sizes are rounded down to multiples of the ranks: the smallest may be 0 elements.
+    empty = [words for words in rows if words[:2] == ["0", "0"]]
+    measured = len({size for size, *_ in table if size}) + len(empty)
+    if measured != NUM_SIZES or largest < 0.9 * LARGEST:
         reading.fail(
-            f"measured {len(table)} of {NUM_SIZES} sizes, the largest {largest:,} bytes"
+            f"measured {measured} of {NUM_SIZES} sizes, the largest {largest:,} bytes"
         )
     factor = bus / algorithm if is_positive(algorithm) else math.nan
-    for size, microseconds, _, rate in table:
+    table += [(int(words[0]), *map(float, words[9:12])) for words in in_place]
+    for number, (size, microseconds, _, rate) in enumerate(table):
         # `not >=` is true of nan too.
         if not rate >= 1 and size < SURE_SIZE:  # too few digits
             rate = size / microseconds / 1e3 * factor if microseconds else math.nan
-        if is_positive(rate):
+        where = "" if number < len(rows) else " in place"
+        if size and not is_positive(rate):
+            reading.fail(f"{rate:g} GB/s at {size:,} bytes{where}")
+        elif size and not where:
             reading.rates.append((name, 0, NOBODY, float(size), rate))
-        # Sizes are rounded down to multiples of the ranks: the smallest may be 0 bytes.
-        elif size:
-            reading.fail(f"{rate:g} GB/s at {size:,} bytes")
     if wrong:
         reading.fail(f"{wrong:,} wrong values in its results")
+    elif verdict != "OK":
+        reading.fail(f"its values: {verdict or 'no verdict'}")
     return reading
 
 
@@ -429,7 +439,8 @@ def read_dcgmi(text: str) -> Reading:
     ]
     for test in tests:
         _read_diagnosis(reading, test)
-    if not tests or len(reading.skipped) == len(tests):
+    # Also where there is none.
+    if {str(test["name"]) for test in tests} <= {*reading.skipped}:
         raise ToolError("ran no test")
     return reading
 

@@ -115,7 +115,7 @@ def is_whole(name: str, found: tools.Reading) -> bool:
             (test, gpu, -1) for test in COPIES if test != PAIRS for gpu in range(GPUS)
         }
         return {one for one in pairs | host if one[0] not in found.skipped} <= have
-    return len(rates) == len(SIZES)
+    return {size for *_, size, _ in rates} == {*SIZES}
 
 
 def wrong_passes(cases: int, seed: int) -> list[str]:

@@ -12,6 +12,7 @@ import re
 import stat
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -336,6 +337,11 @@ def cut_row(text, size, cells):
         (cut_row(nccl_tests(), 1024, "nan 0.00 0.00 0 9.0 5.0 5.0 0"), "nan GB/s at 1,024 bytes"),
         (cut_row(nccl_tests(), 1024, "0.00 0.00 0.00 0 9.0 5.0 5.0 0"), "nan GB/s at 1,024 bytes"),
         (cut_row(nccl_tests(), 1024, "9.0 0.05 0.05 3 9.0 5.0 5.0 0"), "3 wrong values in its results"),
+        (nccl_tests(sizes=[*SIZES[:-2], SIZES[3], SIZES[-1]]), "measured 20 of 21 sizes, the largest 1,073,741,824 bytes"),
+        (nccl_tests(sizes=[1024] * 20 + [1 << 30]), "measured 2 of 21 sizes, the largest 1,073,741,824 bytes"),
+        (cut_row(nccl_tests(), 1 << 20, "9.0 5.0 5.0 0 9.0 5.0 5.0 7"), "7 wrong values in its results"),
+        (cut_row(nccl_tests(), 1 << 20, "9.0 5.0 5.0 0 nan 5.0 0.00 0"), "0 GB/s at 1,048,576 bytes in place"),
+        (nccl_tests().replace(": 0 OK", ": 0 FAILED"), "its values: FAILED"),
     ],
 )  # fmt: skip
 def test_a_collective_that_did_not_measure_every_size_is_a_fault(text, said):
@@ -440,6 +446,46 @@ def test_a_gpu_that_dcgm_leaves_out_is_a_fault_and_one_that_it_skips_is_not_test
     )
     assert found.faults == [("", "fail", "tested 2 of 3 GPUs")]
     assert found.skipped == ["software of GPU 1"]
+
+
+def test_a_size_that_is_printed_twice_and_a_collective_without_in_place_results_pass():
+    text = nccl_tests(sizes=[*SIZES, SIZES[-1]])
+    assert tools.read("all_reduce_perf", 0, text, 2).faults == []
+    text = cut_row(nccl_tests(), 1 << 20, "9.0 5.0 5.0 0 N/A N/A N/A N/A")
+    assert tools.read("all_reduce_perf", 0, text, 2).faults == []
+
+
+def test_tests_that_dcgm_skips_on_some_gpus_are_not_all_tests():
+    told = diagnosis(
+        [{"status": "Pass"}, {"status": "Skip"}, {"status": "Skip"}], gpus=3
+    )
+    assert tools.read("dcgmi", 0, told, 3).skipped == [
+        "software of GPU 1",
+        "software of GPU 2",
+    ]
+
+
+def test_one_gpu_has_no_other_to_copy_from_and_skips_nothing():
+    told = nvbandwidth(gpus=1)
+    told["nvbandwidth"]["testcases"][2]["status"] = "Waived"
+    assert tools.read("nvbandwidth", 0, json.dumps(told), 1).skipped == []
+
+
+def test_a_node_without_programs_waits_as_long_as_the_others_need(tmp_path):
+    asked, limits = [], []
+    peers = SimpleNamespace(
+        config=SimpleNamespace(timeout_seconds=600),
+        node_ranks=[0],
+        size=1,
+        rank=0,
+        barrier=lambda: None,
+        max=lambda own: (asked.append(own), 3600.0)[1],
+        store=SimpleNamespace(
+            set_timeout=lambda time: limits.append(time.total_seconds())
+        ),
+    )
+    tools.run(from_env(tools.ToolsConfig, {}), {}, peers, tmp_path, {})
+    assert (asked, limits) == ([600], [3600, 600])
 
 
 def program(
