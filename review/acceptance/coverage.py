@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -25,37 +24,12 @@ from review.acceptance.schema import (
     TOOLS,
 )
 
-# Area, as REQUIRED_TESTS names it, and its label.
-AREAS = {
-    "inventory": "inventory",
-    "datasheet": "the GPU model's figures",
-    "health": "health of GPUs",
-    "kernel_log": "kernel log",
-    "telemetry": "telemetry of GPUs",
-    "network": "network between nodes",
-    "disk": LABELS["disk"],
-    "nccl": NCCL_TESTS,
-    "nvbandwidth": NVBANDWIDTH,
-    "dcgmi": f"{DIAGNOSTIC} diag",
-    "corruption": "silent corruption",
-}
-# Program of an area, figures that judge one, areas of the facts of a node's hardware.
+# Label of each area that REQUIRED_TESTS may name.
+AREAS = TABLES["areas"]
+# Program of an area, and figures that judge one.
 PROGRAMS = {"nccl": NCCL_TESTS, "nvbandwidth": NVBANDWIDTH, "dcgmi": DIAGNOSTIC}
-FIGURES = {
-    "network": ("reduce_pairs", "reduce_together"),
-    "disk": ("disk", "disk_node"),
-    "nccl": tuple(name for name in TOOLS if name not in COPIES),
-}
-FACTS = {
-    "parts": ("inventory", "datasheet"),
-    "before": ("health",),
-    "after": ("health",),
-}
-# Some good machines cannot tell these: they are listed, but missing in no area.
-OPTIONAL = {
-    *("memory modules", "serial", "MIG", "NVLink version", "nvlink_errors"),
-    *("type", "Mbit/s", *TABLES["port_counters"]),
-}
+FIGURES = TABLES["judged_by"] | {"nccl": {*TOOLS} - {*COPIES}}
+OPTIONAL = {*TABLES["optional"], *TABLES["port_counters"]}
 UNJUDGED = "measured, nothing to judge it by"
 NO_GPU = "the test ran on CPUs"
 NO_NVML = "no driver, or nvidia-ml-py is not installed"
@@ -161,11 +135,7 @@ def gaps(records: Records, judged: Mapping[str, bool], repeats: bool) -> list[Ga
         for area, names in FIGURES.items():
             if not any(judged.get(name) for name in names):
                 reasons.setdefault(area, UNJUDGED)
-        found += [
-            Gap(node, AREAS[area], reasons[area], (area,))
-            for area in AREAS
-            if area in reasons
-        ]
+        found += [Gap(node, AREAS[area], why, (area,)) for area, why in reasons.items()]
         found += [
             Gap(node, LABELS[name], UNJUDGED)
             for name, limited in judged.items()
@@ -184,8 +154,9 @@ def gaps(records: Records, judged: Mapping[str, bool], repeats: bool) -> list[Ga
 
 def tested_areas(records: Records, found: Sequence[Gap]) -> list[str]:
     """Labels of areas that were tested on some node."""
-    left = Counter(gap.what for gap in found)
-    return [label for label in AREAS.values() if left[label] < len(records.nodes)]
+    left = [gap.what for gap in found]
+    count = len(records.nodes)
+    return [label for label in AREAS.values() if left.count(label) < count]
 
 
 def lines(records: Records, found: Sequence[Gap]) -> list[str]:
@@ -214,25 +185,23 @@ def _merged(records: Records, found: Sequence[Gap]) -> Iterator[tuple[str, str]]
 
 def _unknown_facts(records: Records, node: str) -> Iterator[Gap]:
     """What a driver or the system was asked for and did not say."""
-    hardware = records.hardware.get(node, {})
-    silent: list[tuple[str, str, tuple[str, ...]]] = []
-    for table, areas in FACTS.items():
-        for device, facts in hardware.get(table, {}).items():
-            kind = device.partition(" ")[0]
-            names = [name for name, value in facts.items() if value is None]
-            silent += [(name, kind, areas) for name in names]
-    for device, facts in hardware.get("parts", {}).items():
-        # Only InfiniBand and RoCE ports have a rate.
-        if "rate" in facts and not rated(facts):
-            silent.append(("rated speed", f"{device} ({facts.get('type')})", ()))
+    tables = dict(records.hardware.get(node, {}))
     # A node without any is an area that was not tested; one without an Xid has no last one.
     if heard := _heard(records, node):
-        for field in FIELDS:
-            if field not in heard | {"xid_last"}:
-                silent.append((field, "telemetry", ("telemetry",)))
-    for name, of, areas in silent:
-        required = () if name in OPTIONAL else areas
-        yield Gap(node, f"{name} of {of}", "not reported", required)
+        heard |= {"xid_last"}
+        fields = {field: True if field in heard else None for field in FIELDS}
+        tables["telemetry"] = {"telemetry": fields}
+    for table, areas in TABLES["areas_of_facts"].items():
+        for device, facts in tables.get(table, {}).items():
+            kind = device.partition(" ")[0]
+            for name, value in facts.items():
+                if value is None:
+                    lacking = () if name in OPTIONAL else tuple(areas)
+                    yield Gap(node, f"{name} of {kind}", "not reported", lacking)
+            # Only InfiniBand and RoCE ports have a rate.
+            if "rate" in facts and not rated(facts):
+                rating = f"rated speed of {device} ({facts.get('type')})"
+                yield Gap(node, rating, "not reported")
 
 
 def _heard(records: Records, node: str) -> set[str]:

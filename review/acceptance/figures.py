@@ -8,7 +8,7 @@ import itertools
 import json
 import shlex
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -39,7 +39,6 @@ WARN, FAIL = 0.03, 0.05  # slower by this fraction, and by more than noise expla
 DEVIATIONS = 3.0
 EVERYONE = "all ranks"
 STEP, GBPS = "ms a step", "GB/s"
-LIMIT = "at most {:.0%} {} than the median, or by chance"
 
 
 _PER_UNIT = {"Tflop/s": 1e12, GBPS: 1e9}
@@ -293,25 +292,21 @@ def figures(
     lowest: Mapping[str, Mapping[str, float]] = MappingProxyType({}),
 ) -> list[Measured]:
     """Seconds of each stage, then rates and probes. seconds: per step by stage [ranks]."""
-    than_peers = LIMIT.format(MIN_EXCESS["slow"], "slower")
-    compared = (than_peers,) if len(records.ranks) >= MIN_PEERS else ()
     measured = []
     for stage, of_ranks in seconds.items():
         values = dict(zip(records.names, (1e3 * of_ranks).tolist(), strict=True))
-        measured.append(
-            Measured(stage, STEP, values, compared if stage != "pairs" else ())
-        )
+        limits = _than_peers("slow", records.ranks) if stage != "pairs" else ()
+        measured.append(Measured(stage, STEP, values, limits))
     for name, unit in UNITS.items():
         values = {
             who: statistics.median(rounds)
             for who, rounds in measure(records, name).items()
         }
         of_nodes = name in COLLECTIVES or name in VARYING
-        peers = records.nodes if of_nodes else records.ranks
-        limits: tuple[str, ...] = ()
-        if len(peers) >= MIN_PEERS and name in PROBES | COLLECTIVES | COPIES:
+        limits = ()
+        if name in PROBES | COLLECTIVES | COPIES:
             what = "network" if name in VARYING else "slow"
-            limits = (LIMIT.format(MIN_EXCESS[what], "slower"),)
+            limits = _than_peers(what, records.nodes if of_nodes else records.ranks)
         if wanted := expected.get(name):
             limits = (
                 f"at least {digits((1 - FAIL) * wanted)} ({digits(wanted)} expected)",
@@ -324,6 +319,13 @@ def figures(
         if values:
             measured.append(Measured(name, unit, values, limits))
     return measured + _reductions(records)
+
+
+def _than_peers(what: str, peers: Sized) -> tuple[str, ...]:
+    """The limit of a comparison; none where they are too few."""
+    few = len(peers) < MIN_PEERS
+    words = f"at most {MIN_EXCESS[what]:.0%} slower than the median, or by chance"
+    return () if few else (words,)
 
 
 def _reductions(records: Records) -> list[Measured]:
@@ -344,9 +346,6 @@ def _reductions(records: Records) -> list[Measured]:
             EVERYONE: rate / statistics.median(times),
             "quickest": rate / min(times),
         }
-        comparable = nodes == 2 and len(records.nodes) >= MIN_PEERS
-        limits = (
-            (LIMIT.format(MIN_EXCESS["network"], "more time"),) if comparable else ()
-        )
+        limits = _than_peers("network", records.nodes) if nodes == 2 else ()
         rows.append(Measured(name, GBPS, values, limits))
     return rows

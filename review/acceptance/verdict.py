@@ -91,7 +91,7 @@ class Certificate:
     """The result of a test.
 
     seconds: median per step by stage [ranks], without the wait for others; figures: every measured
-    number; judged: whether it has a limit, but for steps; gaps: what was not tested.
+    number; gaps: what was not tested.
     """
 
     records: Records
@@ -103,7 +103,6 @@ class Certificate:
     burn_in: BurnIn | None
     reached: list[Reached]
     figures: list[Measured]
-    judged: Mapping[str, bool]
     gaps: list[Gap]
 
     @cached_property
@@ -140,10 +139,11 @@ class Certificate:
         done = {*records.stages, *records.probed}
         done |= {name for name in schema.REDUCTIONS if records.reductions(name)}
         done |= {BURN_IN} if self.burn_in else set()
+        unjudged = {gap.what for gap in self.gaps if gap.why == coverage.UNJUDGED}
         tested = [
             label
             for name, label in LABELS.items()
-            if name in done and self.judged.get(name, True)
+            if name in done and label not in unjudged
         ]
         tested += coverage.tested_areas(records, self.gaps)
         programs = {coverage.program(tool["name"]) for tool in records.reports}
@@ -329,7 +329,6 @@ def judge(
         burn_in=burnt,
         reached=reached,
         figures=measured,
-        judged=judged,
         gaps=gaps,
     )
 

@@ -143,7 +143,7 @@ def test_every_number_is_printed_with_its_unit_and_its_limit(judged):
         "all ranks, gradients reduced sequences/s": "no limit",
         "all-reduce of all ranks GB/s": "no limit",
         "all-reduce of each node GB/s": "no limit",
-        "all-reduce of two nodes GB/s": "at most 15% more time than the median, or by chance",
+        "all-reduce of two nodes GB/s": "at most 15% slower than the median, or by chance",
     }
 
 
