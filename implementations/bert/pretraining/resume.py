@@ -66,38 +66,6 @@ FREE = rundir.OUTPUT | {
 }
 
 
-# Settings that are gone, with the values at which they did what the code does now: a run that had
-# another value cannot be continued.
-GONE: dict[str, tuple[Any, ...]] = {
-    "FP8_FAST_SUMS": (None, "forward"),
-    "FP8_OUTPUT_PROJECTION": (None, False),
-    "FP8_RECIPE": (None, "delayed"),
-    "LAMB_RATIO": ("decayed",),
-    "LOSS_SCALE": (0.0,),
-    "LOSS_SCALE_GROWTH": (2000,),
-    "LR_DECAY_POWER": (1.0,),
-    "ONLINE_BUFFER": (512,),
-    "OPT_ACCLIP_ALPHA": (1.0,),
-    "OPT_ACCLIP_BETA_1": (0.9,),
-    "OPT_ACCLIP_BETA_2": (0.99,),
-    "OPT_ACCLIP_EPSILON": (1e-5,),
-    "OPT_ACCLIP_WEIGHT_DECAY": (1e-5,),
-    "OPT_ADAM_BIAS_CORRECTION": (True,),
-    "OPT_EPSILON": (1e-6,),
-    "OPT_LANS_BETA_1": (0.9,),
-    "OPT_LANS_BETA_2": (0.999,),
-    "OPT_LANS_EPSILON": (1e-6,),
-    "OPT_LANS_WEIGHT_DECAY": (0.01,),
-    "OPT_MADGRAD_EPSILON": (1e-6,),
-    "OPT_MADGRAD_MOMENTUM": (0.9,),
-    "OPT_MADGRAD_WEIGHT_DECAY": (0.0,),
-}
-
-# Settings that checkpoints of earlier versions lack, with the values at which they do what was done
-# then.
-NEW: dict[str, Any] = {"EMULATE_RANKS": 0}
-
-
 def newest(config: PretrainingConfig, world: World) -> dict[str, Any] | None:
     """What the run continues from: the newest checkpoint in its folder; None: it starts anew.
 
@@ -215,7 +183,7 @@ def check_identity(
 ) -> str:
     """Raises ConfigError if the saved run is another one; describes changes of ROUNDING."""
     mine = run_identity(config, seed)
-    before = NEW | saved["run"]
+    before = saved["run"]
     # Rows depend on step and rank alone, and no micro-batch of a rank is clipped by itself.
     can_move = not config.data.for_unpacked and config.optim.clip == "after"
     rows, rows_before = (
@@ -234,15 +202,12 @@ def check_identity(
         raise ConfigError(
             f"RESUME=1: the checkpoint in {config.checkpoint.directory} {differs}: {cure}"
         )
-    for name in before.keys() - mine.keys():
-        if before[name] not in GONE.get(name, ()):
-            differs = f"is of a run with {name} {before[name]}, a setting that is gone"
-            cure = (
-                "use it as INIT_CHECKPOINT, or continue with the version that wrote it"
-            )
-            raise ConfigError(
-                f"RESUME=1: the checkpoint in {config.checkpoint.directory} {differs}: {cure}"
-            )
+    if gone := sorted(before.keys() - mine.keys()):
+        differs = f"is of an earlier version, with the setting {gone[0]}, which is gone"
+        cure = "use it as INIT_CHECKPOINT, or continue with the version that wrote it"
+        raise ConfigError(
+            f"RESUME=1: the checkpoint in {config.checkpoint.directory} {differs}: {cure}"
+        )
     now = _computed(config)
     earlier = saved["computed"] | {name: before[name] for name in _ROWS}
     changed = [
