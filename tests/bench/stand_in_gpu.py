@@ -368,6 +368,7 @@ REPLACED = {
     "set_stream": lambda stream: setattr(state, "stream", stream),
     "synchronize": synchronize,
     "graph_pool_handle": graph_pool_handle,
+    "is_current_stream_capturing": lambda: state.graph is not None,
     "get_rng_state": lambda device=None: torch.get_rng_state(),
     "set_rng_state": lambda found, device=None: torch.set_rng_state(found),
     "default_generators": (GENERATOR,),

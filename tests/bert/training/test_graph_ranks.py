@@ -59,7 +59,6 @@ VARIANTS = {
         Variant("fp8", {"clip": "before"}, micro_batches=2, resumed=True),
     ],
     4: [
-        Variant("bf16", {"shard_group": "2"}, resumed=True),
         Variant(
             "fp8", {"shard_group": "2", "allreduce_dtype": "weights"}, micro_batches=2
         ),
