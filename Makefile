@@ -89,9 +89,9 @@ variables:
 	@PYTHONPATH=implementations:. $(VENV)/bin/python -m bert --variables markdown >docs/variables.md.new
 	@mv -- docs/variables.md.new docs/variables.md
 
-## make configs [A=.. B=..]   print all configs as a table, or compare two
+## make configs           print all configs as a table
 configs:
-	@./launch/tools/configs.py $(A) $(B)
+	@./launch/tools/configs.py
 
 ## make doctor            check whether this machine is ready for run.sub
 doctor: $(RUN)
