@@ -230,5 +230,5 @@ def _answers(facts: dict[str, Any]) -> dict[str, Any]:
 def _answer(value: Any) -> Any:
     # Older versions of nvidia-ml-py return bytes.
     told = value.decode() if isinstance(value, bytes) else value
-    # The last condition is true of nan alone.
-    return None if told in ("", "N/A") or told != told else told
+    # The kernel's speed of a port that is down is -1; the last condition is true of nan alone.
+    return None if told in ("", "N/A", "-1") or told != told else told

@@ -12,7 +12,7 @@ certify::defaults() {
   variables::default MAX_STEPS 1000
   variables::default EVAL_ITER_SAMPLES 1000000
   variables::default EVAL_ITER_START_SAMPLES 1000000
-  if [[ ${CERTIFY_MINUTES:-} && ! ${CERTIFY_SECONDS:-} ]]; then certify::share_minutes; fi
+  if [[ ${CERTIFY_MINUTES:-} ]]; then certify::share_minutes; fi
   variables::default CERTIFY_SECONDS 20
   export CERTIFY_SIZE=$((gpus ? 1024 : 256)) # width of the model without a config
   export SYNTH_DATA=1 SUBMISSION_DIVISION=open INIT_CHECKPOINT='' NEXP=1 NCCL_TEST=0 STAGE_DIR='' TRIAL=0 SPARE_NODES=0 CHECKPOINT_DIR=''
@@ -24,7 +24,10 @@ certify::share_minutes() {
   # single takes one stage's time for each rank of a node; then parallel, together, and node, pairs.
   local -r stages=$((DGXNGPU + (DGXNNODES > 1 ? 4 : 2)))
   [[ $CERTIFY_MINUTES =~ ^[1-9][0-9]{0,4}$ ]] || log::die "CERTIFY_MINUTES='$CERTIFY_MINUTES': expected whole minutes, from 1 on"
+  [[ ! ${CERTIFY_SECONDS:-} ]] ||
+    log::die "CERTIFY_MINUTES=$CERTIFY_MINUTES and CERTIFY_SECONDS=$CERTIFY_SECONDS (2 by --quick): give one of them"
   CERTIFY_SECONDS=$((60 * CERTIFY_MINUTES / stages))
+  if ((CERTIFY_SECONDS == 0)); then CERTIFY_SECONDS=1; fi
 }
 
 # Prints the number of GPUs that the driver runs; it may hang with one that is broken.

@@ -394,19 +394,20 @@ def _differences(records: Records, usual: Facts, words: str) -> Iterator[Reason]
     """words: where the facts of ``usual`` are from."""
     for node, hardware in records.hardware.items():
         parts = hardware.get("parts", {})
-        # GPUs are counted by a fact of their node; a missing port or disk is only seen here.
         missing: Facts = {
-            kind: {} for kind in usual if kind != "GPU" and kind not in parts
+            kind: {} for kind in usual if kind not in {*parts, *map(kind_of, parts)}
         }
         for device, facts in (parts | missing).items():
-            for name, wanted in usual.get(kind_of(device), {}).items():
+            # An expected inventory may name a single GPU.
+            of_device = usual.get(kind_of(device), {}) | usual.get(device, {})
+            for name, wanted in of_device.items():
                 has = facts.get(name)
                 if not _same(has, wanted):
                     shown = (
                         has
                         if has is not None
                         else "unknown"
-                        if device in parts
+                        if device in parts or device.startswith("GPU")
                         else "missing"
                     )
                     said = f"{name} {shown}, {words} {wanted}"

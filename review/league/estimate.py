@@ -103,13 +103,13 @@ def estimate(
     standard error.
 
     ``batch_size``: sequences per step over all accelerators. ``learning_rate``, and ``steps`` until
-    it has decayed: ignored if they are placeholders, or fewer samples than in any published result.
+    it has decayed: ignored if one is a placeholder, or fewer samples than in any published result.
     A str says why there is none.
     """
     if not (0 < rate < math.inf and 0 <= error < math.inf and batch_size > 0):
         return "nothing to compare: the training rate was not measured"
     _, points, _ = _data()
-    meant = learning_rate > 0 and (learning_rate, steps) != PLACEHOLDERS
+    meant = learning_rate > 0 and not {learning_rate, steps} & {*PLACEHOLDERS}
     # Fewer samples than any published run: the steps of a short test, not of a recipe.
     recipe = meant and steps * batch_size >= math.exp(points[:, 1].min())
     point = np.log(

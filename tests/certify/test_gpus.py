@@ -113,15 +113,31 @@ def test_help_prints_the_head_of_the_script(repository):
     [("15", 1, "90"), ("15", 4, "75"), ("soon", 1, "CERTIFY_MINUTES='soon': expected")],
 )
 def test_the_stages_share_the_minutes(repository, minutes, nodes, said):
+    done = share(repository, minutes, nodes)
+    assert said in done.stdout + done.stderr
+    assert (done.returncode == 0) == (minutes == "15")
+
+
+def test_few_minutes_of_many_ranks_leave_a_second_and_minutes_beside_seconds_stop(
+    repository,
+):
+    assert share(repository, "1", 1, DGXNGPU="64").stdout == "1\n"
+    done = share(repository, "15", 1, CERTIFY_SECONDS="2")
+    assert done.returncode == 2
+    assert (
+        "CERTIFY_MINUTES=15 and CERTIFY_SECONDS=2 (2 by --quick): give one"
+        in done.stderr
+    )
+
+
+def share(repository, minutes, nodes, **more):
     script = f"source {repository}/launch/run/log.sh; source {repository}/launch/run/certify.sh"
     script += "; certify::share_minutes; echo $CERTIFY_SECONDS"
     environ = {"CERTIFY_MINUTES": minutes, "DGXNGPU": "8", "DGXNNODES": str(nodes)}
-    done = subprocess.run(
+    return subprocess.run(
         ["bash", "-euo", "pipefail", "-c", script],
-        env={"PATH": os.environ["PATH"]} | environ,
+        env={"PATH": os.environ["PATH"]} | environ | more,
         capture_output=True,
         text=True,
         check=False,
     )
-    assert said in done.stdout + done.stderr
-    assert (done.returncode == 0) == (minutes == "15")

@@ -258,7 +258,11 @@ def test_ports_and_network_cards_are_read_from_sysfs(tmp_path):
         (port / name).write_text(text + "\n")
     card = tmp_path / "sys/class/net/eth0"
     (card / "device").mkdir(parents=True)
-    for name, text in {"operstate": "up", "carrier_changes": "2"}.items():
+    for name, text in {
+        "operstate": "up",
+        "carrier_changes": "2",
+        "speed": "-1",
+    }.items():
         (card / name).write_text(text + "\n")
     unknown = {"link_layer": None, "type": None, "firmware": None}
     assert hardware.inventory(Gpus([]), tmp_path)["mlx5_0/1"] == PORT | unknown
@@ -486,6 +490,21 @@ def test_expected_parts_add_to_the_comparison_of_peers():
     found.hardware["node2"]["parts"]["node"]["GPUs"] = 1
     said = judge(found, parts={"node": {"GPUs": 2}}).reasons()
     assert said == ["node node2: GPUs 1, elsewhere 2", "node node2: GPUs 1, expected 2"]
+
+
+@pytest.mark.parametrize("device", ["GPU", "GPU 0"])
+def test_an_expected_gpu_is_compared_by_its_kind_or_number_and_unknown_is_no_pass(
+    device,
+):
+    found = records(1)
+    said = judge(found, parts={device: {"PCIe lanes": 8}}).reasons()
+    assert said[0] == "GPU 0 of node0: PCIe lanes 16, expected 8"
+    assert len(said) == (2 if device == "GPU" else 1)
+    parts = found.hardware["node0"]["parts"]
+    found.hardware["node0"]["parts"] = {"node": parts["node"]}
+    assert judge(found, parts={device: {"PCIe lanes": 8}}).reasons() == [
+        f"{device} of node0: PCIe lanes unknown, expected 8"
+    ]
 
 
 def test_serial_numbers_differ_on_good_machines():

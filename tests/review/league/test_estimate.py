@@ -127,6 +127,9 @@ def test_placeholders_are_no_recipe_on_however_many_accelerators(repository):
     found = estimate(1e6, 0.0, 16 * 1024, 1024, learning_rate=rate, steps=steps)
     assert not found.recipe
     assert found.minutes == estimate(1e6, 0.0, 16 * 1024, 1024).minutes
+    for half in ((rate, 3680), (0.00096, steps)):
+        given = dict(zip(("learning_rate", "steps"), half, strict=True))
+        assert not estimate(1e6, 0.0, 16 * 1024, 1024, **given).recipe, "set in part"
     defaults = (repository / "launch/run/certify.sh").read_text()
     assert f"variables::default LR {rate:.4f}\n" in defaults
     assert f"variables::default MAX_STEPS {steps}\n" in defaults
