@@ -9,8 +9,6 @@ line, with a row per number of ranks and noise.
 usage: python bench/certify_power.py [--tests 1000] [--ranks 4,8,64,512] [--rounds 16]
 """
 
-from __future__ import annotations
-
 import itertools
 from functools import partial
 

@@ -13,8 +13,6 @@ usage: python bench/convergence.py [--steps 300]
        python bench/convergence.py --against huggingface [--steps 500]
 """
 
-from __future__ import annotations
-
 import dataclasses
 import tempfile
 from collections.abc import Iterable, Iterator

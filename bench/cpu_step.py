@@ -7,8 +7,6 @@ time, 4 layers x 256. The ratios are the figures; the rates depend on the machin
 usage: python bench/cpu_step.py [--repeats 6] [--rows 4] [--threads 1]
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable
 from functools import partial

@@ -10,8 +10,6 @@ usage: python bench/finetuning.py FOLDER [--repeats 5]
        FOLDER is the one that `make finetune-demo` creates
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from functools import partial

@@ -14,8 +14,6 @@ usage: python bench/gpu_all.py [--output DIR] [--seconds 540] [--only steps_48 .
        python bench/gpu_all.py machine    prints GPU, clocks, driver and versions
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

@@ -10,8 +10,6 @@ gemm       TFLOP/s of the products of a layer, forward and backward, in bf16 and
 usage: python bench/kernels.py attention|gemm
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

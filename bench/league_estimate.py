@@ -9,8 +9,6 @@ time them. covered: fraction of the results within the 90% interval. Prints one 
 usage: python bench/league_estimate.py
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from typing import Any

@@ -1,7 +1,5 @@
 """Shared by all benchmarks: command line, timing in turns, machine, one JSON line. No torch."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import functools

@@ -5,8 +5,6 @@ Files as written by `prepare_data.sh`, with Wikipedia's length distribution (syn
 usage: python bench/loader.py [--rows-per-step 48] [--steps 400]
 """
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 from pathlib import Path

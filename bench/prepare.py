@@ -11,8 +11,6 @@ usage: python bench/prepare.py instances TEXT VOCAB [--reference FOLDER --refere
        TEXT has one sentence per line and a blank line after each document
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import shutil

@@ -7,8 +7,6 @@ usage: python bench/reference_instances.py FOLDER TEXT VOCAB OUTPUT
        FOLDER holds create_pretraining_data.py and tokenization.py of MLCommons' training repository
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import random

@@ -14,8 +14,6 @@ usage: python bench/step_model.py [--gpu h200] [--precision fp8] [--rows 48] [--
        python bench/step_model.py --published
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

@@ -1,7 +1,5 @@
 """Shared by benchmarks with torch: batches with Wikipedia's lengths, GPU timing, ceilings."""
 
-from __future__ import annotations
-
 import itertools
 import statistics
 import time

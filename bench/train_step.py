@@ -9,8 +9,6 @@ usage: python bench/train_step.py [--group "rows 24"]
        python bench/train_step.py --profile
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import gc

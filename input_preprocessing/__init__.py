@@ -2,8 +2,6 @@
 function per stage.
 """
 
-from __future__ import annotations
-
 # Name: function of the command, summary. In the order of a preparation.
 STAGES = {
     "prepare": (

@@ -2,8 +2,6 @@
 lists the stages.
 """
 
-from __future__ import annotations
-
 import sys
 
 from common.process import status_of

@@ -1,7 +1,5 @@
 """`python -m review COMMAND`: exit code 0 is a pass, 1 a failed check, 2 wrong usage."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Callable

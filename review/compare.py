@@ -12,8 +12,6 @@ that a run that
 If both have power files, the joules of each run are compared as well.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Sequence

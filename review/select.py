@@ -6,8 +6,6 @@ submit is the one whose score is closest to the median of all sets (never the fa
 one in a tie.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import math

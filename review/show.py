@@ -1,7 +1,5 @@
 """`show`: a table of runs for each result, with the score below it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +11,7 @@ from review.verdict import checking
 from review.verdict.summary import summary
 
 if TYPE_CHECKING:
-    from rich.text import Text
+    pass
 
 _OF_RESULT = (
     "name",

@@ -4,8 +4,6 @@ file per node.
 Exit status: 0 success, 1 crash, 2 bad input.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -5,8 +5,6 @@ repeat, burn_in_<node>.npz the node's telemetry. A test resumes from them only w
 machines, settings and versions: others compute other bits.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

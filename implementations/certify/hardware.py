@@ -5,8 +5,6 @@ A fact that was asked for and not answered is None: unknown, which the verdict n
 Imports no torch.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os

@@ -6,8 +6,6 @@ starts from the same weights: any difference between ranks or rounds, in time or
 from the machine.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import mmap

@@ -3,8 +3,6 @@
 Steps are not synchronized with the device: a mark is a CUDA event, read after the last step.
 """
 
-from __future__ import annotations
-
 import time
 from itertools import pairwise
 from typing import Any

@@ -2,8 +2,6 @@
 nodes, all ranks.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import datetime
 import json

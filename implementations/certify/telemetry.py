@@ -4,8 +4,6 @@ Through nvidia-ml-py, if it and a driver are installed. Values that a driver doe
 nan.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import itertools

@@ -5,8 +5,6 @@ Their measurements become rows of the table ``probes``, their versions and fault
 ``about``; their output stays in RUN_DIR/tools_<node>.
 """
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import json

@@ -12,8 +12,6 @@ and ``from_env(Config, os.environ)`` builds it, or stops with one line that name
 value and what was expected. This is the only module of the package that reads the environment.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import difflib

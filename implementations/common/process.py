@@ -1,7 +1,5 @@
 """Command lines, exit statuses, and the error of a chain to report."""
 
-from __future__ import annotations
-
 import argparse
 import ctypes
 import inspect

@@ -1,7 +1,5 @@
 """YAML files beside the modules that own them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

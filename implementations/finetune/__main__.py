@@ -6,8 +6,6 @@ Any setting may also be given as an option, which overrides the variable: --lr 3
 Exit status: 0 success, 1 crash, 2 bad input.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """The commands predict, benchmark and seeds."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import statistics

@@ -1,7 +1,5 @@
 """Settings of fine-tuning: its own, and those of bert's components."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field

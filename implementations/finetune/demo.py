@@ -7,8 +7,6 @@ PyPI's vaderSentiment (MIT; Hutto and Gilbert, ICWSM 2014). The label is the sig
 sentence assigns it to training or test.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import io

@@ -6,8 +6,6 @@ alone makes it rectangular. What cannot be told from the file is asked for by na
 holds the answers.
 """
 
-from __future__ import annotations
-
 import codecs
 import csv
 import gzip

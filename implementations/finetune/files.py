@@ -1,7 +1,5 @@
 """Prediction of files: every row, in order, with the model's prediction."""
 
-from __future__ import annotations
-
 import csv
 import json
 import sys

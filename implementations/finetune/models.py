@@ -3,8 +3,6 @@
 Parameter names are Hugging Face's.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """A saved fine-tuned model and its predictions: scores, answers, probabilities of labels."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple

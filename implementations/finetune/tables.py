@@ -1,7 +1,5 @@
 """Tables of text, and examples from them with a label or a number each."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter

@@ -2,8 +2,6 @@
 predictions and metrics.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import sys

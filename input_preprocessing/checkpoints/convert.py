@@ -9,8 +9,6 @@ and shape; optimizer slots are skipped. TensorFlow is not needed.
   .safetensors  the same tensors (--names huggingface for transformers' BertForPreTraining)
 """
 
-from __future__ import annotations
-
 import argparse
 import pickle
 import sys

@@ -4,8 +4,6 @@ Conversions go through Hugging Face's names. The others only spell them differen
 TensorFlow's dense kernels are transposed.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import dataclass

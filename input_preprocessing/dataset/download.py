@@ -7,8 +7,6 @@ URL or folder with the files. A file is complete if its md5 is right; if no sour
 message says which file to put where.
 """
 
-from __future__ import annotations
-
 import argparse
 import http.client
 import os

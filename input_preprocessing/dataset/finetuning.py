@@ -6,8 +6,6 @@ verified without a network. MRPC is made like GLUE's, from Microsoft's pairs and
 development pairs.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import zipfile

@@ -19,8 +19,6 @@ run, whatever --jobs. --repair finds files that were damaged later and remakes t
 options recorded in prepared-*.json.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import shutil

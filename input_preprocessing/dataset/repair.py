@@ -4,8 +4,6 @@ Options are taken from the manifest, which stays unchanged: remade files must ma
 belong to no data set are moved to OUTPUTDIR/set_aside instead of deleted.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import itertools

@@ -1,7 +1,5 @@
 """Inputs, requirements and steps of a preparation; steps keep finished files."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import hashlib

@@ -6,8 +6,6 @@ the same order. `--format tfrecord` writes the reference's file format for other
 stages need records.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 

@@ -16,8 +16,6 @@ refill is called in the loop itself: inside another function, numba would count 
 number.
 """
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Options of the instance maker. Imports nothing slow, so that --help answers at once."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import hashlib

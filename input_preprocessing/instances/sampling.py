@@ -7,8 +7,6 @@ bounds are kept until the order is known. Without next-sentence prediction a doc
 runs of a full sequence, and the second run is empty.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Stage `bins`: instances into bins of similar length, each shuffled into shards of its own."""
 
-from __future__ import annotations
-
 import argparse
 import shutil
 from functools import partial

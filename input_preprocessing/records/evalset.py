@@ -1,7 +1,5 @@
 """Stage `evalset`: the evaluation samples."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import sys

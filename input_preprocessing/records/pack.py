@@ -1,7 +1,5 @@
 """Stage `pack`: instances into shards of packed rows."""
 
-from __future__ import annotations
-
 import argparse
 from functools import partial
 from pathlib import Path

@@ -8,8 +8,6 @@ uniformly random permutation. All random numbers come from CPython's Mersenne Tw
 depend on versions or --jobs.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import hashlib

@@ -1,7 +1,5 @@
 """Stage `shuffle`: instances into shards in random order."""
 
-from __future__ import annotations
-
 import argparse
 from functools import partial
 from pathlib import Path

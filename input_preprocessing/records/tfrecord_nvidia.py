@@ -1,7 +1,5 @@
 """Import and export of third-party formats of training instances: TFRecord, NVIDIA's HDF5."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import sys

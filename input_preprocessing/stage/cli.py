@@ -2,8 +2,6 @@
 formatting.
 """
 
-from __future__ import annotations
-
 import argparse
 import fcntl
 import importlib

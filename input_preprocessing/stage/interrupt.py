@@ -7,8 +7,6 @@ Imports only the standard library, so that a command can install this before it 
 else.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

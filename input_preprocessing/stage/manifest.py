@@ -7,8 +7,6 @@ md5 beside it. A second run keeps files that still have their md5, and so does t
 them. Files of another recipe are removed before any new one is written.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json

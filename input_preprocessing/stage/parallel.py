@@ -2,8 +2,6 @@
 left.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

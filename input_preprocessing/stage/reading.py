@@ -1,7 +1,5 @@
 """Reads input files: one that changes while it is read, or is not text as expected, is an error."""
 
-from __future__ import annotations
-
 import codecs
 import hashlib
 import os

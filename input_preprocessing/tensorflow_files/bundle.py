@@ -6,8 +6,6 @@ TensorFlow writes without compression; PREFIX.data-SSSSS-of-NNNNN are the tensor
 bytes. Block, record and tensor checksums are verified.
 """
 
-from __future__ import annotations
-
 import re
 import struct
 from collections.abc import Iterator

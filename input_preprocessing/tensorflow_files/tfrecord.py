@@ -7,8 +7,6 @@ max_predictions_per_seq), masked_lm_weights (float32), next_sentence_labels (int
 read in any order and written sorted by name. TensorFlow is not needed.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import NamedTuple
 

@@ -19,8 +19,6 @@ the result does not depend on --jobs. `--input pydoc` is the language reference 
 Python (PSF licence): real English prose without a download.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

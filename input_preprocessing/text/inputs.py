@@ -5,8 +5,6 @@ A file is left out where it is plainly no prose: the reason is listed. What look
 cannot be read is an error, since its loss would go unnoticed among thousands of files.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections import Counter

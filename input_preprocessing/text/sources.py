@@ -7,8 +7,6 @@ part is larger than memory. Each part yields a file of its documents, with a sen
 blank line after each document, and a table of the documents.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

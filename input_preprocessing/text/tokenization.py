@@ -11,8 +11,6 @@ assigned later count as letters without case, like unassigned ones then, and thr
 their old category. So tokens do not depend on the Python version (3.7 or later).
 """
 
-from __future__ import annotations
-
 import unicodedata
 from bisect import bisect_right
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The WordPiece vocabulary: token ids, and the trie that the tokenizer walks."""
 
-from __future__ import annotations
-
 import hashlib
 import sys
 from dataclasses import dataclass

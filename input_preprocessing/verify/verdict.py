@@ -5,8 +5,6 @@ FOLDER is the --outputdir of prepare_data.sh; every data set finished there (pre
 verified. Prints a table and a one-line verdict; exit code 0 only if no check fails.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import hashlib

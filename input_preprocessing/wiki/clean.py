@@ -10,8 +10,6 @@ The mark-up is parsed by mwparserfromhell, sentences are split by nupunkt (the P
 in the reference's preparation); both are optional dependencies, see requirements/wiki.txt.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import importlib.metadata

@@ -10,8 +10,6 @@ Finished files are kept when run again; the result does not depend on --jobs.
 # can each process a byte range. A page belongs to the range in which the stream with its first byte
 # begins: every page is in exactly one range, even if streams do not end between pages.
 
-from __future__ import annotations
-
 import argparse
 import bz2
 import gzip

@@ -13,8 +13,6 @@ those of 2020 produce other text, and so other articles per file. The result is 
 published md5 and reported.
 """
 
-from __future__ import annotations
-
 import argparse
 import random
 import re

@@ -1,7 +1,5 @@
 """The command `certify` of `python -m review`. Imports happen when it runs."""
 
-from __future__ import annotations
-
 import argparse
 
 from review.acceptance.journal import EXIT

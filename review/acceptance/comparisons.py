@@ -4,8 +4,6 @@ Four kinds: ``slow`` (time of a round), ``starved`` (time per CPU second), ``hes
 in pauses), ``network`` (all-reduces and other transfers). outliers.py judges each.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """What a test did and did not cover, by area and node: a verdict holds only for what was tested."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 

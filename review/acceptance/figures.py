@@ -2,8 +2,6 @@
 the config.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import shlex

@@ -27,8 +27,6 @@ A chance is multiplied by the number of comparisons in the whole test (Bonferron
 the expected number of such findings per test of healthy machines; below FALSE_ALARMS it counts.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Mapping, Sequence

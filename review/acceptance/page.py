@@ -2,8 +2,6 @@
 telemetry over time.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Mapping, Sequence

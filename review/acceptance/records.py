@@ -1,7 +1,5 @@
 """Records of an acceptance test: certify_<node>.npz of every node, as tables by rank and round."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -5,8 +5,6 @@ column, and ``about``: JSON on the node and its ranks. burn_in_<node>.npz holds 
 burn-in in the same format.
 """
 
-from __future__ import annotations
-
 import difflib
 import json
 import re

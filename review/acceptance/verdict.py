@@ -1,7 +1,5 @@
 """`python -m review certify`: the verdict on the records of an acceptance test."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace

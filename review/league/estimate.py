@@ -10,8 +10,6 @@ used, and the interval is wider. `bench/league_estimate.py` predicts every publi
 others.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Iterator

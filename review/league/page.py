@@ -1,7 +1,5 @@
 """The league as a self-contained HTML page: ranks and scaling."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Reads the MLLOG lines of any vendor's result file; other output may be interleaved."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

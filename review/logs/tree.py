@@ -1,7 +1,5 @@
 """Finds result folders, with their system descriptions and accelerator counts."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

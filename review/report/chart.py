@@ -4,8 +4,6 @@ On a page, colours are CSS variables, to follow light and dark mode. A stand-alo
 its title and light colours.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import re

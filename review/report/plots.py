@@ -1,7 +1,5 @@
 """Charts of a result: accuracy and loss of its runs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 

@@ -6,8 +6,6 @@ nothing. Logs of other submitters count as they say: the official rules and the 
 submission cover the rest.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any

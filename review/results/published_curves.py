@@ -8,8 +8,6 @@ the range of the other ten. So an accuracy counts as wrong only if it is outside
 than a margin.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass

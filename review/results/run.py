@@ -1,7 +1,5 @@
 """Figures of one run from its log: samples, seconds, sequences per second."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 from dataclasses import dataclass, replace

@@ -5,8 +5,6 @@ the last two evaluations, which follows a curve of fixed shape over the share of
 (_ACCURACIES).
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

@@ -1,7 +1,5 @@
 """Result of a folder of runs: olympic score, RCP test, and what keeps it from being official."""
 
-from __future__ import annotations
-
 import functools
 import math
 import stat

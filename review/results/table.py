@@ -1,7 +1,5 @@
 """The table of a result's runs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from review.logs.mllog import text

@@ -7,8 +7,6 @@ earlier one for the same key, a key required once may be repeated with the same 
 "submission_*" keys are checked once. A crash of the official checker is a finding here.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import math

@@ -5,8 +5,6 @@ meaningful response in most fields, and the official summarizer crashes on count
 integers.
 """
 
-from __future__ import annotations
-
 import json
 import locale
 import re

@@ -7,8 +7,6 @@ captured; a crash or timeout is a failure with a reason, and callers pass a copy
 writes.
 """
 
-from __future__ import annotations
-
 import importlib
 import io
 import logging

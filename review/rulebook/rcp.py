@@ -7,8 +7,6 @@ converge more slowly than the interpolation of their neighbours are pruned, othe
 interpolated. Data: rcps_bert.json of the mlperf_logging package.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Sequence

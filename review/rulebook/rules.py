@@ -1,7 +1,5 @@
 """Access to rules.yaml, and findings by its rules."""
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@ The official package checker decides on a copy of each result. This package find
 with the line and what to do; if the two differ, the official verdict stands.
 """
 
-from __future__ import annotations
-
 import functools
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence

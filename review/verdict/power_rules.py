@@ -5,8 +5,6 @@ Rules (MLPerf Training, power measurement, "Requirements"): all nodes, all runs,
 reading per second spread over the timed part, at least 60 readings.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial

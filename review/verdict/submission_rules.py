@@ -5,8 +5,6 @@ The tree is ORG/systems/SYSTEM.json, ORG/results/SYSTEM/bert/result_0..9.txt and
 ORG/benchmarks/bert/implementations/NAME/ (submission_rules, "Directory structure").
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """A result in a few lines, below its table and on its page."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from review.logs.output import Line

@@ -5,8 +5,6 @@ frequency"), the submission_rules and the reference implementation, as of v5.0. 
 rule; a warning needs a human to look; a note is worth knowing.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import Counter

@@ -2,8 +2,6 @@
 files.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """A run's own checkpoints: saved on a thread, whole or not at all, listed, and read."""
 
-from __future__ import annotations
-
 import sys
 import threading
 from dataclasses import dataclass

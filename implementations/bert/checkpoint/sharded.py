@@ -7,8 +7,6 @@ which is renamed when all are done, so that it appears whole or not at all. All 
 same folder.
 """
 
-from __future__ import annotations
-
 import shutil
 import threading
 import time

@@ -3,8 +3,6 @@
 torch.load does not compare them, so that a flipped bit is read as a weight.
 """
 
-from __future__ import annotations
-
 import zipfile
 import zlib
 from pathlib import Path

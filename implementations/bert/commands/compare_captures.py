@@ -1,7 +1,5 @@
 """``python -m bert compare-captures``."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The `deepspeed` launcher's file of variables."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Iterator, Mapping
 

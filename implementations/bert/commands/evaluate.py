@@ -1,7 +1,5 @@
 """``python -m bert evaluate``."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import json

@@ -1,7 +1,5 @@
 """``python -m bert export``."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Finding trained weights: in a run's folder, among its checkpoints, or in the Hub's layout."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A wrong command line, told before PyTorch is imported."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from contextlib import suppress

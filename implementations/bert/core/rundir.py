@@ -1,7 +1,5 @@
 """A run's folder: configuration, environment and, after a failure, the reason in one line."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import hashlib

@@ -6,8 +6,6 @@ and meaning. ``python -m bert.core.variables`` is the check alone, for the launc
 Python: exit status 2 for a name that looks like a mistake.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import difflib
 import importlib

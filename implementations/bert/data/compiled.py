@@ -3,8 +3,6 @@
 Without numba the same functions are interpreted, with the same results and a warning.
 """
 
-from __future__ import annotations
-
 import hashlib
 import sys
 from collections.abc import Callable

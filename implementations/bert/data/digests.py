@@ -4,8 +4,6 @@ The hash is BLAKE2b (RFC 7693) of 16 bytes without a key. Compiled code lays out
 feeding hashlib a sequence in pieces takes longer than hashing it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 from collections.abc import Iterable, Sequence

@@ -8,8 +8,6 @@ sequences [row_offsets[r], row_offsets[r + 1]). There is no padding.
 N sequences, R rows, M masked tokens.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json

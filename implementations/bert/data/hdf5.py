@@ -6,8 +6,6 @@ first needed, serves any number of files, and is replaced after a file that it d
 which is then named. Contiguous datasets are only located by it, for the caller to map.
 """
 
-from __future__ import annotations
-
 import os
 import pickle
 import resource

@@ -1,7 +1,5 @@
 """Record files are compared by their content, not by what they say of themselves."""
 
-from __future__ import annotations
-
 import platform
 from collections import Counter
 from collections.abc import Mapping, Sequence

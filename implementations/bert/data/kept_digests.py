@@ -4,8 +4,6 @@ A digest is kept for as long as the file is the same one: a write changes ctime,
 can set back. The second run therefore reads nothing.
 """
 
-from __future__ import annotations
-
 import os
 import uuid
 from contextlib import suppress

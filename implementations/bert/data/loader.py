@@ -1,7 +1,5 @@
 """The data loader: a rank's micro-batches of each step, prepared some steps ahead on a thread."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import re

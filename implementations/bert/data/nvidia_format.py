@@ -11,8 +11,6 @@ each token the number of its sequence, from 1, and 0 at padding, next_sentence_w
 sequence.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

@@ -6,8 +6,6 @@ and the remaining sequences are packed best fit. Deterministic. Packing for BERT
 arXiv 2107.02027.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

@@ -5,8 +5,6 @@ without opening it.
 that is opened, and a file without an entry is opened immediately.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import sys

@@ -1,7 +1,5 @@
 """Synthetic sequences, to try a machine before it has data."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """WordPiece tokenization with the character span of each token."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path

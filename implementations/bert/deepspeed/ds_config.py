@@ -5,8 +5,6 @@ DeepSpeed validates zero_optimization itself (``validate``). This module checks 
 variable, that would change the arithmetic, or that DeepSpeed would silently ignore.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator

@@ -12,8 +12,6 @@ is in this file, and is that of the version in requirements/deepspeed.txt: of Ze
 ``_hp_mapping`` ("hp": the fp32 partition, "lp": the weights).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 

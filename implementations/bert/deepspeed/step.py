@@ -2,8 +2,6 @@
 and seeds.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import operator

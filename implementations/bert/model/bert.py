@@ -1,7 +1,5 @@
 """BERT and its two pretraining heads, on a varlen batch."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from typing import NamedTuple

@@ -9,8 +9,6 @@ Parameter names are those of Hugging Face's BERT, so that a state dict needs no 
 tokens, D hidden width, F feed-forward width, N heads, H head width.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence

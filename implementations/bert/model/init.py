@@ -1,7 +1,5 @@
 """Random initial weights, drawn in parameter chunks, so that no rank holds all of a large model."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 from collections.abc import Iterable, Iterator

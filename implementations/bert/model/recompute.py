@@ -7,8 +7,6 @@ from the random state, which is reset too, except in CUDA graphs, where it canno
 dropout must be the kernels'. fp8 records the same largest magnitudes twice.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Interface between a training step and a model with its task."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Gradients of micro-batches and ranks combined, and clipped on the way."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections.abc import Iterator

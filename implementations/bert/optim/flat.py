@@ -6,8 +6,6 @@ whole parameters, so each way adds up its norms twice: over the parts in this sh
 ranks, by ``Update.all_reduce_sum``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -6,8 +6,6 @@ it. Collectives must be started in the same order on all ranks: buckets are redu
 order, which is about that in which the backward pass fills them, and never by what is ready first.
 """
 
-from __future__ import annotations
-
 import contextlib
 import enum
 from collections.abc import Callable, Iterator, Sequence

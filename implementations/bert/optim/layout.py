@@ -15,8 +15,6 @@
    end; what it has of one parameter is a segment.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 

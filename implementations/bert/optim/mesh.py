@@ -5,8 +5,6 @@ Within a group, usually a node, gradients are reduce-scattered and weights gathe
 each rank averages its shard of the gradients with the ranks that have the same shard.
 """
 
-from __future__ import annotations
-
 import torch.distributed as distributed
 from torch import Tensor
 

@@ -11,8 +11,6 @@ across groups (mesh.py). SHARD_OPTIMIZER=0 is a group of one: every rank has all
 gradients are averaged.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The weights of all ranks, gathered bucket by bucket while the forward pass runs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -3,8 +3,6 @@ otherwise compile, load or measure in the first timed step. All of it on synthet
 rules allow no look at the data set before run_start.
 """
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from collections.abc import Callable, Iterator

@@ -2,8 +2,6 @@
 any GPU is taken.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json

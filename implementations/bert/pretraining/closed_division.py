@@ -7,8 +7,6 @@ batch size, learning rate, warm-up, betas, epsilon, weight decay, number formats
 gradients are clipped before or after the all-reduce.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Resuming: what is saved, what must stay the same, and the warm start."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json

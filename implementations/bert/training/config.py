@@ -2,8 +2,6 @@
 optimizer.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from functools import cached_property
 

@@ -6,8 +6,6 @@ order of the forward pass, and their gradients. If a module runs twice (RECOMPUT
 run is kept.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

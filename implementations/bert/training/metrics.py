@@ -4,8 +4,6 @@ To stderr; to the sinks: metrics_<TRIAL>.jsonl, TensorBoard. Only at reports, wh
 wait for the device.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import json

@@ -2,8 +2,6 @@
 mlperf_logging.
 """
 
-from __future__ import annotations
-
 import logging
 import sys
 from collections.abc import Callable, Iterable, Mapping

@@ -1,7 +1,5 @@
 """Learning-rate rules, LR_SCHEDULE: pure functions of the step."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -6,8 +6,6 @@ each text once. SQuAD 2.0: the scores at [CLS] stand for "no answer", with their
 windows.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """SQuAD's files: contexts, and questions about them with their answers."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -6,8 +6,6 @@ are in, then narrowed to the tokens that spell it. In a window without the whole
 position is [CLS].
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,7 +1,5 @@
 """Exact match and F1 of answers, as in SQuAD's official evaluation scripts."""
 
-from __future__ import annotations
-
 import re
 import string
 from collections import Counter
