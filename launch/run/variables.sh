@@ -12,7 +12,7 @@ variables::default() {
   export "${name?}"
 }
 
-# Refuses exported names that look like misspelt settings (BATCHSZIE). Any Python from 3.8 on can check this; on a node without
+# Refuses exported names that look like misspelt settings (BATCHSZIE). Any Python from 3.10 on can check this; on a node without
 # one, the trainer's own check does it, in the container and before the first trial.
 variables::check_names() {
   local python output status
