@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 
 import pytest
 
@@ -51,6 +52,21 @@ def test_its_own_check_and_the_platforms_that_it_names_are_respected(toy):
     assert done.stderr.splitlines()[-1].startswith(
         "run: error: CONTAINER_RUNTIME=toy is for Local: use docker"
     )
+
+
+@pytest.mark.parametrize("name", ["pyxis", "apptainer", "docker"])
+def test_a_runtime_is_read_before_an_attempt_has_a_name(checkout, name):
+    file = checkout.root / "launch" / "container" / "runtimes" / f"{name}.sh"
+    line = ["bash", "-euc", 'PLATFORM=slurm REPO_DIR=$1; source "$2"; echo ${runtime_platforms[*]}', "-"]  # fmt: skip
+    done = subprocess.run(
+        [*line, str(checkout.root), str(file)],
+        env=checkout.env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "slurm" in done.stdout
 
 
 def test_the_doctor_checks_it(toy):

@@ -9,7 +9,7 @@ source "$REPO_DIR/launch/run/environment.sh"
 # Only this user's containers with this label are ever removed; in a job they are found by their attempt.
 DOCKER_KEY=mlperf-bert-run-$(id -u)
 DOCKER_LABEL=$DOCKER_KEY=$(uname -n)-$$-$(date +%s)
-if [[ ${PLATFORM:-} == slurm ]]; then DOCKER_LABEL=$DOCKER_KEY=$ATTEMPT_NAME; fi
+if [[ ${PLATFORM:-} == slurm ]]; then DOCKER_LABEL=$DOCKER_KEY=${ATTEMPT_NAME:-}; fi
 docker_limits=(--ulimit memlock=-1 --ulimit stack=67108864) # not declared: this file is sourced in a function
 
 container::check() {
