@@ -233,10 +233,12 @@ def run_here(meeting: Meeting) -> None:
         meeting.fill()
     elif row.event in ("cut network", "power off node"):
         client = f"setsid --fork --wait .* OF_HOST=dgx2 .*{meeting.folder}.* watch "
-        clients = processes(client).splitlines()
-        assert clients, process.communicate(timeout=120)
+        # The machine that is held may be faster than the other one.
+        wait_for(
+            lambda: processes(client), 30, lambda: process.communicate(timeout=120)
+        )
         (meeting.hold / "lost").touch()
-        for line in clients:
+        for line in processes(client).splitlines():
             number = line.split()[0]
             if row.event == "power off node":
                 subprocess.run(["pkill", "-KILL", "-P", number], check=False)
