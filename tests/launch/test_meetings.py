@@ -107,6 +107,10 @@ class Meeting:
         review.write_text(hold + review.read_text())
         guard = root / "launch" / "slurm" / "guard.sh"
         guard.write_text(guard.read_text().replace("INTERVAL=20", "INTERVAL=3"))
+        # Machines without Slurm are one, whose disk they would fill at the same time.
+        stage = root / "launch" / "node" / "stage.sh"
+        one_by_one = f"shift\nexec {{lock}}<{self.folder}/stage && flock $lock\n"
+        stage.write_text(stage.read_text().replace("shift\n", one_by_one, 1))
         (binaries / "sync").unlink()
         pattern = HELD.get(self.row.phase, "no such command")
         (self.folder / "hook.sh").write_text(HOOK % (pattern, self.hold, self.hold))

@@ -16,15 +16,24 @@ while (($# > 1)); do
 done
 export MASTER_ADDR=$master MASTER_PORT=$port WORLD_SIZE=$((nodes * count)) LOCAL_RANK
 trap 'kill $(jobs -p) 2>/dev/null; exit 1' TERM
-for ((LOCAL_RANK = 0; LOCAL_RANK < count; LOCAL_RANK++)); do RANK=$((node_rank * count + LOCAL_RANK)) setsid "$1" & done
+pids=()
+for ((LOCAL_RANK = 0; LOCAL_RANK < count; LOCAL_RANK++)); do
+  RANK=$((node_rank * count + LOCAL_RANK)) setsid "$1" &
+  pids+=("$!")
+done
 status=0
-for ((i = 0; i < count; i++)); do
-  wait -n || {
+exec {clock}<> <(:)
+while ((${#pids[@]})); do
+  read -r -t 0.05 -u "$clock" || true # wait -n may miss a rank that ends at that moment
+  for i in "${!pids[@]}"; do
+    if kill -0 "${pids[i]}" 2>/dev/null; then continue; fi
+    ended=${pids[i]}
+    unset "pids[i]"
+    if wait "$ended"; then continue; fi
     status=1
-    mapfile -t left < <(jobs -pr)
-    if ((${#left[@]})); then kill "${left[@]}" 2>/dev/null; fi
-    (sleep 5 && kill -KILL "${left[@]}" 2>/dev/null) >/dev/null 2>&1 & # torchrun itself waits for 30 s
+    if ((${#pids[@]})); then kill "${pids[@]}" 2>/dev/null; fi
+    (sleep 5 && kill -KILL "${pids[@]}" 2>/dev/null) >/dev/null 2>&1 & # torchrun itself waits for 30 s
     disown
-  }
+  done
 done
 exit "$status"

@@ -3,7 +3,7 @@
 case " $* " in
   *' --help '*) echo "${SRUN_HELP-}" && exit ;;
 esac
-count=1 node_tasks=1
+count=1 node_tasks=1 pids=()
 while [[ ${1:-} == -* ]]; do
   case $1 in
     --ntasks=*) count=${1#*=} ;;
@@ -18,7 +18,9 @@ trap 'kill $(jobs -p) 2>/dev/null; exit 143' TERM
 trap 'echo srun_got USR1 >>"$FAKE_CALLS"' USR1 # the real one passes it on to its tasks
 for ((i = 0; i < count; i++)); do
   SLURM_PROCID=$i SLURM_LOCALID=$((i % node_tasks)) SLURM_NTASKS=$count SLURMD_NODENAME=node$((i / node_tasks)) "$@" <&0 &
+  pids+=("$!")
 done
 status=0
-while [[ $(jobs -pr) ]]; do wait -n || status=$?; done
+while [[ $(jobs -pr) ]]; do wait "${pids[@]}"; done        # a signal interrupts it
+for pid in "${pids[@]}"; do wait "$pid" || status=$?; done # wait -n misses one that ends just then
 exit "$status"
