@@ -270,7 +270,8 @@ class World:
                 known[0],
                 str(error).splitlines()[0].rpartition("] ")[2],
             )
-            missing = f"{names} did not reach {_collective()}, DIST_TIMEOUT={self.timeout_seconds} s ({reason})"
+            collective = _collective(self.device.type == "cuda")
+            missing = f"{names} did not reach {collective}, DIST_TIMEOUT={self.timeout_seconds} s ({reason})"
             causes = "ended, stopped, hung or cut off from the network; raise DIST_TIMEOUT if it is only slow"
             raise HangError(f"{missing}: {causes}", absent) from error
 
@@ -517,13 +518,14 @@ def _where_they_differ(*texts: str) -> list[str]:
     return [f"{'...' if begin else ''}{text[begin : begin + 80]}" for text in texts]
 
 
-def _collective() -> str:
+def _collective(on_gpu: bool) -> str:
     """Name of the first collective not recorded as complete; for gloo only the last one started is
     recorded.
     """
-    # The flight recorder's record of this process's last collectives.
-    recorded = getattr(torch._C._distributed_c10d, "_dump_fr_trace_json", None)
-    entries = json.loads(recorded())["entries"] if recorded is not None else []
+    # NCCL has a flight recorder of its own. One that has recorded nothing leaves out "entries".
+    name = f"_dump_{'nccl' if on_gpu else 'fr'}_trace_json"
+    recorded = getattr(torch._C._distributed_c10d, name, None)
+    entries = json.loads(recorded()).get("entries", []) if recorded is not None else []
     running = [entry for entry in entries if entry["state"] != "completed"]
     if not running:
         return "a collective"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import signal
 from pathlib import Path
 
 import pytest
+import torch
 
 from bert.core import dist, rundir
 from bert.core.dist import DistConfig, HangError, World
@@ -73,6 +75,39 @@ def test_after_a_hang_the_others_name_missing_ranks_nodes_and_timeout(odd, tmp_p
     first, *ranks_named = (tmp_path / "hang_0.txt").read_text().splitlines()
     assert first in {(tmp_path / str(rank)).read_text() for rank in others}
     assert ranks_named == [f"rank {odd}"]
+
+
+STARTED = {
+    "state": "started",
+    "collective_seq_id": 7,
+    "profiling_name": "nccl:all_reduce",
+}
+
+
+@pytest.mark.parametrize(
+    ("entries", "collective"),
+    [({}, "a collective"), ({"entries": [STARTED]}, "nccl:all_reduce, collective 7")],
+    ids=["empty", "filled"],
+)
+def test_after_a_hang_on_gpus_nccls_recorder_is_read_and_may_be_empty(
+    entries, collective, monkeypatch
+):
+    monkeypatch.setattr(dist, "PATIENCE", 0.2)
+    monkeypatch.setattr(
+        torch._C._distributed_c10d,
+        "_dump_nccl_trace_json",
+        lambda: json.dumps({"version": "2.10"} | entries).encode(),
+        raising=False,
+    )
+    world = World(DistConfig(device="cpu"))
+    world.joined, world.size, world.device = True, 2, torch.device("cuda")
+    world.store, world.first_node = torch.distributed.HashStore(), "n0"
+    for rank in range(2):
+        world.store.set(f"node/{rank}", f"n{rank}")
+    with pytest.raises(HangError) as raised, world:
+        raise HangError("rank 0: the GPU did not finish a step")
+    assert raised.value.absent == [1]
+    assert str(raised.value).startswith(f"rank 1 on n1 did not reach {collective}, ")
 
 
 def test_a_destroyed_group_is_kept_alive():
