@@ -17,6 +17,7 @@ from importlib.machinery import PathFinder
 from types import SimpleNamespace
 
 import torch
+from random_states import Generator
 from torch.profiler import ProfilerActivity
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
@@ -106,6 +107,8 @@ def launched(function, args, kwargs):
     run = ON_DEVICE.get(function, function)
     host_args, host_kwargs = tree_map(on_host, (args, kwargs))
     if state.graph is None:
+        if torch.Tag.nondeterministic_seeded in function.tags:
+            GENERATOR.check()
         result = run(*host_args, **host_kwargs)
     else:
         pageable = not all(hasattr(one, "pinned") for one in foreign)
@@ -258,13 +261,14 @@ class CUDAGraph:
             raise RuntimeError("CUDA graphs must be captured on a non-default stream.")
         self.pool_id = pool or graph_pool_handle()
         state.open.append(self.pool_id)
-        state.graph = self
+        state.graph, self.random = self, GENERATOR.begin()
 
     def capture_end(self):
         state.graph = None
         if self.invalid:
             raise RuntimeError(BROKEN)
         end_allocations(0, self.pool_id)
+        GENERATOR.end(self.random)
         self.ended = True
         # Nothing has run: what was there is as it was, what is new has no numbers yet.
         for tensor, before in self.changed.values():
@@ -305,6 +309,9 @@ class CUDAGraph:
         return result
 
     def replay(self):
+        GENERATOR.replay(self.random, self.launch)
+
+    def launch(self):
         for run, args, kwargs, found in self.operations:
             for before, after in zip(
                 found, tensors_in(run(*args, **kwargs)), strict=True
@@ -317,7 +324,7 @@ def place(tensor):
     return tensor.untyped_storage().data_ptr()
 
 
-DEFAULT = Stream()
+DEFAULT, GENERATOR = Stream(), Generator()
 state = SimpleNamespace(stream=DEFAULT, graph=None, open=[], handles=itertools.count(1))
 
 
@@ -357,9 +364,6 @@ STATED = {
     "empty_cache": None,
     "reset_peak_memory_stats": None,
 }
-GENERATOR = SimpleNamespace(
-    graphsafe_set_state=lambda _: None, clone_state=lambda: None
-)
 REPLACED = {
     "Stream": Stream,
     "Event": Event,

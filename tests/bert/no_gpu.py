@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from types import SimpleNamespace
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from bert.core.dist import World
+
+from ..bench.random_states import Generator
 
 
 class Stream:
@@ -84,7 +85,7 @@ class CUDAGraph:
     Tells its pool only after a capture that succeeded, as PyTorch's.
     """
 
-    pool_id = None
+    pool_id = random = None
 
     def __init__(self):
         self.launches = []
@@ -96,8 +97,12 @@ class CUDAGraph:
             )
         return self.pool_id
 
-    @torch.no_grad()
     def replay(self):
+        generator = torch.cuda.default_generators[None]
+        generator.replay(self.random, self.run)
+
+    @torch.no_grad()
+    def run(self):
         for launch in self.launches:
             launch()
 
@@ -141,7 +146,7 @@ def captures(monkeypatch):
     capture_end raises first. Returns the allocator.
     """
     current, allocator, handles = [STREAM], Allocator(), itertools.count(1)
-    recordings = []
+    recordings, generator = [], Generator()
 
     class Capture:
         def __init__(self, graph, *, pool, stream, capture_error_mode):
@@ -151,6 +156,7 @@ def captures(monkeypatch):
         def __enter__(self):
             self.before, current[0] = current[0], self.stream
             allocator.begin(self.pool)
+            self.graph.random = generator.begin()
             recordings.append(_Recording(self.graph.launches).__enter__())
 
         def __exit__(self, kind, *reason):
@@ -161,6 +167,7 @@ def captures(monkeypatch):
                     "operation failed due to a previous error during capture"
                 )
             allocator.end(None, self.pool)
+            generator.end(self.graph.random)
             self.graph.pool_id = self.pool
             current[0] = self.before
 
@@ -188,9 +195,6 @@ def captures(monkeypatch):
         torch._C, "_cuda_endAllocateToPool", allocator.end, raising=False
     )
     monkeypatch.setattr(torch._C, "_cuda_releasePool", allocator.release, raising=False)
-    generator = SimpleNamespace(
-        graphsafe_set_state=lambda state: None, clone_state=lambda: None
-    )
     monkeypatch.setattr(torch.cuda, "default_generators", {None: generator})
     monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: current[0])
     monkeypatch.setattr(

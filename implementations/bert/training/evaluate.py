@@ -208,7 +208,9 @@ class EvaluationGraph:
             self.in_fp8 = model.evaluates_in_fp8
             stream = warm_stream(lambda: _count(model, self.batch), 2, device)
             self.graph = capture(
-                lambda: self.counts.copy_(_count(model, self.batch)), stream
+                lambda: self.counts.copy_(_count(model, self.batch)),
+                stream,
+                draws=False,
             )
 
     def __call__(self, batch: PretrainingBatch) -> Tensor:

@@ -189,7 +189,7 @@ def test_a_graph_recorded_before_the_first_step_evaluates_the_current_weights(
     no_gpu.streams(monkeypatch)
     recordings = []
 
-    def capture(function, stream):
+    def capture(function, stream, draws):
         model = graphed_model[0]
         recordings.append(_Recorded(function, model.bert.encoder.fp8_scaling))
         recordings[-1].modules = list(model.modules())

@@ -371,7 +371,7 @@ def test_a_run_goes_on_without_the_graphs_that_cannot_be_recorded(
         run()
         return SimpleNamespace(replay=run)
 
-    def refused(*_):
+    def refused(*_, **__):
         raise CaptureError("not permitted")
 
     losses = []

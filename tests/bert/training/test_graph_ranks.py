@@ -4,6 +4,7 @@ nothing in it.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 from typing import Any, NamedTuple
@@ -16,11 +17,14 @@ from bert import kernels, optim
 from bert.data.batch import PretrainingCapacity, make_batch
 from bert.data.synthetic import synthetic_records
 from bert.kernels.precision import PrecisionConfig
+from bert.kernels.support.graph_capture import CaptureError
 from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
 from bert.model.init import initialize
 from bert.model.recompute import Recomputation
 from bert.optim.sharded import FlatOptimizer
+from bert.training import evaluate
+from bert.training.evaluate import EvaluationConfig, EvaluationGraph
 from bert.training.graph import (
     GraphedStep,
     capture_or_warm_up,
@@ -171,3 +175,32 @@ def test_after_a_capture_that_fails_eager_steps_wait_for_nothing_of_it():
     reduced; on every rank or on one.
     """
     run_ranks(_check_failures, 2)
+
+
+def _check_evaluation(world):
+    batches, variant = _batches(world), Variant("bf16", {})
+    step = _step(world, variant, batches)
+    expected = _outcome(world, step, step, batches, 1)
+    for fails in (False, True):
+        with pytest.MonkeyPatch.context() as patch:
+            no_gpu.streams(patch)
+            no_gpu.captures(patch)
+            step = _step(world, variant, batches)
+            take = GraphedStep(step, copy.deepcopy(batches[:1]))
+
+            def count(model, batch, fails=fails):
+                if fails:
+                    no_gpu.uncapturable()
+                return torch.zeros(evaluate.NUM_COUNTS)
+
+            patch.setattr(evaluate, "_count", count)
+            with pytest.raises(CaptureError) if fails else contextlib.nullcontext():
+                EvaluationGraph(EvaluationConfig(), 16, step.model, world.device)
+            found = _outcome(world, step, take, batches, 1)
+        for number, pair in enumerate(zip(found, expected, strict=True)):
+            assert torch.equal(*pair), (fails, number)
+
+
+def test_the_seed_reaches_captured_steps_whether_or_not_the_evaluation_is_captured():
+    """Its capture follows that of the steps, whose dropout shows the seed."""
+    run_ranks(_check_evaluation, 2)

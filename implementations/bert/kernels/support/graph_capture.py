@@ -36,16 +36,23 @@ def capture(
     run: Callable[[], object],
     stream: torch.cuda.Stream,
     before: torch.cuda.CUDAGraph | None = None,
+    *,
+    draws: bool = True,
 ) -> torch.cuda.CUDAGraph:
     """The graph of what ``run`` launches on the device; it must have been warmed up on ``stream``.
 
     Reuses the memory of the graph ``before`` except tensors still referenced: temporaries of that
-    graph are invalid once this one is launched. Raises CaptureError, leaving the device's state
-    unchanged.
+    graph are invalid once this one is launched. draws: random numbers, by the seed set before each
+    replay. Raises CaptureError, leaving the device's state unchanged.
     """
     graph, outside = torch.cuda.CUDAGraph(), torch.cuda.current_stream(stream.device)
     # Made here, as a graph tells its pool only after a capture that succeeded.
     pool = torch.cuda.graph_pool_handle() if before is None else before.pool()
+    generator = torch.cuda.default_generators[stream.device_index]
+    state = generator.graphsafe_get_state()
+    if not draws:
+        # A graph draws from the state of its capture for good, and one that fails spoils it.
+        generator.graphsafe_set_state(generator.clone_state())
     try:
         # Other threads (data, NCCL's watchdog) may use the device meanwhile.
         with torch.cuda.graph(
@@ -56,6 +63,9 @@ def capture(
         _undo(stream, outside, pool)
         _forget_tensors(error)
         raise CaptureError(" ".join(str(root_cause(error)).split())[:200]) from error
+    finally:
+        if not draws:
+            generator.graphsafe_set_state(state)
     return graph
 
 
