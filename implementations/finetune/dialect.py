@@ -23,27 +23,41 @@ from bert.data.records import DataError
 KINDS = ("tsv", "csv", "jsonl")
 SEPARATORS = {",": "','", ";": "';'", "|": "'|'", "\t": "tab"}
 SPELLINGS = {"tab": "\t", "none": ""}  # of --separator, besides the character
-# First bytes of the files that people give by mistake.
+_UNPACK = "unpack it, or pack it with gzip"
+_SHEET = "save the table as CSV (UTF-8)"
+_EXPORT = "write it with pandas' to_json(orient='records', lines=True)"
+# First bytes of the files that people give by mistake; of those in lower case, any case.
 _FOREIGN = {
-    b"PK\x03\x04": (
+    (b"PK\x03\x04",): (
         "an Excel workbook or a zip archive",
-        "save the sheet as CSV (UTF-8)",
+        "save the sheet as CSV (UTF-8), or unpack it",
     ),
-    b"PAR1": ("Parquet", "write it with pandas' to_json(orient='records', lines=True)"),
-    b"\x1f\x8b": ("gzip within gzip", "unpack it"),
-    b"BZh": ("bzip2", "unpack it, or pack it with gzip"),
-    b"\x28\xb5\x2f\xfd": ("zstd", "unpack it, or pack it with gzip"),
-    b"\xd0\xcf\x11\xe0": ("an old Excel workbook", "save the sheet as CSV (UTF-8)"),
-    b"<!doctype": ("a web page", "save the table as CSV (UTF-8)"),
-    b"<html": ("a web page", "save the table as CSV (UTF-8)"),
+    (b"\xd0\xcf\x11\xe0",): ("an old Excel workbook", _SHEET),
+    (b"%PDF",): ("PDF", _SHEET),
+    (b"{\\rtf",): ("RTF", _SHEET),
+    (b"<!doctype", b"<html", b"<table", b"<!--", b"<?xml"): (
+        "a web page or XML",
+        _SHEET,
+    ),
+    (b"PAR1",): ("Parquet", _EXPORT),
+    (b"ARROW1",): ("Arrow", _EXPORT),
+    (b"SQLite format 3",): ("an SQLite database", _EXPORT),
+    (b"\x80\x04", b"\x80\x05"): ("a pickle of Python", _EXPORT),
+    (b"\x1f\x8b",): ("gzip within gzip", "unpack it"),
+    (b"BZh",): ("bzip2", _UNPACK),
+    (b"\xfd7zXZ",): ("xz", _UNPACK),
+    (b"7z\xbc\xaf",): ("7-Zip", _UNPACK),
+    (b"\x28\xb5\x2f\xfd",): ("zstd", _UNPACK),
+    (b"version https://git-lfs",): ("a pointer of Git LFS", "git lfs pull"),
+    (b"sep=",): ("a table below Excel's line sep=", "remove that line"),
 }
 # UTF-32's mark begins with UTF-16's.
 _MARKS = {
-    codecs.BOM_UTF32_LE: "utf-32",
-    codecs.BOM_UTF32_BE: "utf-32",
-    codecs.BOM_UTF16_LE: "utf-16",
-    codecs.BOM_UTF16_BE: "utf-16",
-    b"": "utf-8",
+    codecs.BOM_UTF32_LE: "UTF-32",
+    codecs.BOM_UTF32_BE: "UTF-32",
+    codecs.BOM_UTF16_LE: "UTF-16",
+    codecs.BOM_UTF16_BE: "UTF-16",
+    codecs.BOM_UTF8: "UTF-8",
 }
 # JSON, whatever the file is called.
 _RECORD, _LIST = re.compile(r'\s*\{\s*["}]'), re.compile(r'\s*\[\s*["{[\]]')
@@ -82,7 +96,7 @@ def read(path: Path, reading: Reading, plain_quotes: bool = False) -> RowFile:
     Raises DataError for an unreadable file, and for one that can be read in several ways, or in
     none.
     """
-    text = _text(path, reading.encoding)
+    text, encoding = _text(path, reading.encoding)
     suffixes = [
         suffix.lstrip(".").lower() for suffix in path.suffixes if suffix != ".gz"
     ]
@@ -93,7 +107,7 @@ def read(path: Path, reading: Reading, plain_quotes: bool = False) -> RowFile:
         )
         raise DataError(f"{path}: is one JSON list: {cure}")
     if kind == "jsonl" or _RECORD.match(text):
-        return RowFile(_records(path, text), True, "JSON Lines")
+        return RowFile(_records(path, text), True, f"{encoding}JSON Lines")
     separator = _separator(path, text, kind, reading.separator)
     parse = plain = _parse(text, separator or ",")
     is_text = plain_quotes or reading.separator == "none"
@@ -123,12 +137,12 @@ def read(path: Path, reading: Reading, plain_quotes: bool = False) -> RowFile:
         form += f", rows of several lines: {len(parse.long_rows):,}"
     if blank := sum(number <= last for number, _ in parse.rows) - len(rows):
         form += f", blank lines left out: {blank:,}"
-    return RowFile(rows, False, form if separator else "a text per line")
+    return RowFile(rows, False, encoding + (form if separator else "a text per line"))
 
 
-def _text(path: Path, encoding: str) -> str:
-    """The text of a file, unpacked if it is gzip. No encoding: UTF-8, or UTF-16 or UTF-32 with
-    its mark. Raises DataError.
+def _text(path: Path, encoding: str) -> tuple[str, str]:
+    """The text of a file, unpacked if it is gzip, and what to say of its encoding. Raises
+    DataError.
     """
     try:
         data = path.read_bytes()
@@ -140,37 +154,71 @@ def _text(path: Path, encoding: str) -> str:
         raise DataError(f"{path}: {told}") from None
     except OSError as error:
         raise DataError(f"{path}: {error.strerror or error}") from None
-    mark_up = data[:99].lstrip(b"\xef\xbb\xbf \t\r\n").lower()
-    for signature, (format_name, cure) in _FOREIGN.items():
-        start = mark_up if signature.startswith(b"<") else data
-        if start.startswith(signature):
-            raise DataError(f"{path}: is {format_name}: {cure}")
-    marked = next(name for mark, name in _MARKS.items() if data.startswith(mark))
-    try:
-        text = data.decode(encoding or marked)
-    except LookupError:
-        raise DataError(
-            f"--encoding {encoding}: no such encoding, such as cp1252"
-        ) from None
-    except UnicodeError as error:
-        # Some encodings do not say where.
-        number = 1 + data.count(b"\n", 0, getattr(error, "start", 0))
-        line = data.split(b"\n")[number - 1]
-        # As Western European software would have written it.
-        guess = f"in cp1252 it is {line.decode('cp1252', 'replace')!r:.60}"
-        told = f"line {number} is not {encoding or marked.upper()}"
-        cure = "another --encoding" if encoding else "--encoding cp1252"
-        raise DataError(f"{path}: {told}; {guess}: give {cure}") from None
+    _refuse_foreign(path, data)
+    text, found = _decoded(path, data, encoding)
     text = text.removeprefix("\ufeff")
+    _refuse_foreign(path, text[:99].lstrip().lower().encode(errors="replace"))
     if "\n" not in text:  # old Macintosh
         text = text.replace("\r", "\n")
-    if "\0" in text:  # all separators fail then, for another reason
-        number = 1 + text[: text.index("\0")].count("\n")
-        cure = "is it UTF-16? give --encoding utf-16le"
-        raise DataError(f"{path}:{number}: has a NUL character: {cure}")
     if not text.strip():
         raise DataError(f"{path}: has no examples")
-    return text
+    return text, found
+
+
+def _refuse_foreign(path: Path, start: bytes) -> None:
+    for signatures, (format_name, cure) in _FOREIGN.items():
+        if start.startswith(signatures):
+            raise DataError(f"{path}: is {format_name}: {cure}")
+
+
+def _decoded(path: Path, data: bytes, given: str) -> tuple[str, str]:
+    """The text, and what to say if its encoding is not the given one.
+
+    The mark tells, and so does UTF-8 beyond ASCII, which other encodings are not by chance: cp1252
+    would read it as other letters. Without either and none given: UTF-8. Raises DataError.
+    """
+    marked = next((name for mark, name in _MARKS.items() if data.startswith(mark)), "")
+    in_utf8, others = list[int](), list[int]()  # lines beyond ASCII
+    if marked in ("", "UTF-8"):
+        for number, line in enumerate(data.split(b"\n"), 1):
+            try:
+                line.decode()
+                if not line.isascii():
+                    in_utf8.append(number)
+            except UnicodeError:
+                others.append(number)
+    is_utf8 = in_utf8 and not others
+    encoding = marked or ("UTF-8" if is_utf8 or not given else given)
+    failed = None
+    try:
+        differs = given and codecs.lookup(given) != codecs.lookup(encoding)
+        text = data.decode(encoding)
+    except LookupError:
+        told = f"--encoding {given}: no such encoding, such as cp1252"
+        raise DataError(told) from None
+    except UnicodeError as error:
+        failed, text = error, "" if marked else data.decode("latin-1")
+    if "\0" in text:  # all separators fail then, for another reason
+        number = 1 + text[: text.index("\0")].count("\n")
+        order = "le" if data.index(b"\0") % 2 else "be"
+        cure = f"is it UTF-16? give --encoding utf-16{order}"
+        raise DataError(f"{path}:{number}: has a NUL character: {cure}")
+    # Of an encoding with several bytes a character, a short line may be UTF-8 by chance.
+    is_single = not failed and len(text) == len(data)
+    if others and in_utf8 and (is_single or len(in_utf8) >= len(others)):
+        told = f"line {others[0]} is not UTF-8, line {in_utf8[0]} is: two encodings"
+        raise DataError(f"{path}: {told}: write all lines in UTF-8")
+    if failed:
+        # Some encodings do not say where.
+        number = 1 + data.count(b"\n", 0, getattr(failed, "start", 0))
+        line = data.split(b"\n")[number - 1]
+        cure = "another --encoding"
+        if not given:
+            guess = f"{line.decode('cp1252', 'replace')!r:.60}"
+            cure = f"--encoding, such as cp1252 (Windows in Western Europe: {guess})"
+        cure = "write it again" if marked else f"give {cure}"
+        raise DataError(f"{path}: line {number} is not {encoding}: {cure}")
+    return text, f"{encoding} (not {given}), " if differs else ""
 
 
 def _records(path: Path, text: str) -> list[tuple[int, Row]]:

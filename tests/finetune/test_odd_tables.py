@@ -29,8 +29,15 @@ TRAINING = {
     "bars": (b"text|label\na, b|x\nc; d|y\n", [("a, b",), ("c; d",)]),
     "a byte-order mark": (b"\xef\xbb\xbftext,label\na,x\nb,y\n", [("a",), ("b",)]),
     "UTF-16 with its mark": ("text,label\nä,x\nb,y\n".encode("utf-16"), [("ä",), ("b",)]),
-    "UTF-16 without a mark": ("text,label\na,x\nb,y\n".encode("utf-16-le"), "NUL .*give --encoding utf-16le"),
-    "Latin-1": ("text,label\na,x\ncafé,y\n".encode("latin-1"), "line 3 is not UTF-8; in cp1252 it is 'café,y': give --encoding cp1252"),
+    "UTF-16 without a mark": ("text,label\na,x\nb,y\n".encode("utf-16-be"), "NUL .*give --encoding utf-16be"),
+    "Latin-1": ("text,label\na,x\ncafé,y\n".encode("latin-1"), r"line 3 is not UTF-8: give --encoding, such as cp1252 .Windows in Western Europe: 'café,y'"),
+    "two encodings": ("text,label\ncafé,x\n".encode() + "naïve,y\n".encode("latin-1"), "line 3 is not UTF-8, line 2 is: two encodings"),
+    "UTF-16 without a mark, of other letters": ("文,标签\n好,正\n".encode("utf-16-le"), "NUL .*give --encoding utf-16le"),
+    "a web page in UTF-16": ("<html>a,b".encode("utf-16"), "is a web page"),
+    "PDF": (b"%PDF-1.4\n%\xe2\xe3\n", "is PDF: save the table as CSV"),
+    "xz": (b"\xfd7zXZ\0\1", "is xz: unpack it"),
+    "a pickle": (b"\x80\x04\x95abc", "is a pickle of Python: write it with"),
+    "Excel's line on top": (b"sep=;\ntext;label\na;x\nb;y\n", "Excel's line sep=: remove that line"),
     "a NUL": (b"text,label\na\0b,x\nb,y\n", ":2: has a NUL character"),
     "quotes and newlines in cells": (b'text,label\n"A ""fine"",\nfilm",x\nb,y\n', [('A "fine",\nfilm',), ("b",)]),
     "a quote that does not close": (b'text,label\na,x\n"b,y\nc,x\n', r":3: not CSV .*: double the quotation marks"),
@@ -76,11 +83,11 @@ TRAINING = {
     "a key twice": (b'{"text": "a", "text": "b", "label": "x"}\n', ":1: not JSONL .two values of 'text'"),
     "half a character": (b'{"text": "a \\ud83d", "label": "x"}\n', ":1: not JSONL .*surrogates not allowed"),
     "JSONL of numbers": (b"1\n2\n", ":1: not JSONL .no object"),
-    "an old Excel workbook": (b"\xd0\xcf\x11\xe0rest", "is an old Excel workbook: save the sheet as CSV"),
+    "an old Excel workbook": (b"\xd0\xcf\x11\xe0rest", "is an old Excel workbook: save the table as CSV"),
     "zstd": (b"\x28\xb5\x2f\xfdrest", "is zstd: unpack it"),
     "a JSON list": (b'[{"text": "a", "label": "x"}]\n', "is one JSON list: write an object per line"),
     "a broken record": (b'{"text": "a", "label": "x"}\n{"text": \n', ":2: not JSONL"),
-    "an Excel workbook": (b"PK\x03\x04rest", "is an Excel workbook or a zip archive: save the sheet as CSV"),
+    "an Excel workbook": (b"PK\x03\x04rest", "is an Excel workbook or a zip archive: save the sheet as CSV .UTF-8., or unpack it"),
     "Parquet": (b"PAR1rest", "is Parquet: write it with"),
     "bzip2": (b"BZh9rest", "is bzip2: unpack it"),
     "gzip": (gzip.compress(b"text,label\na,x\nb,y\n"), [("a",), ("b",)]),
@@ -122,6 +129,23 @@ def test_a_given_encoding_reads_what_is_not_utf_8(tmp_path):
     path.write_bytes("\ufefftext,label\na,x\nb,y\n".encode("utf-16-le"))
     marked = tables.read(path, Layout(reading=Reading(encoding="utf-16le")))
     assert marked.columns == ("text",)
+
+
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_utf_8_is_read_as_such_whatever_encoding_is_given(tmp_path, mark):
+    path = tmp_path / "dev.csv"
+    path.write_text(f"{mark}text,label\ncafé,x\nb,y\n", encoding="utf-8")
+    given = Layout(reading=Reading(encoding="cp1252"))
+    table = tables.read(path, given)
+    assert (table.columns, table.texts) == (("text",), [("café",), ("b",)])
+    assert "dev.csv: UTF-8 (not cp1252), separator" in table.summary
+    path.write_bytes("text,label\ncafé,x\nnaïf,y\n".encode() + b"caf\xe9,y\n")
+    with pytest.raises(DataError, match="line 4 is not UTF-8, line 2 is"):
+        tables.read(path, given)
+    # Two bytes of Chinese may be UTF-8 by chance.
+    path.write_bytes("text,label\n拢,x\n好,y\n中文,y\n".encode("gbk"))
+    table = tables.read(path, Layout(reading=Reading(encoding="gbk")))
+    assert table.texts == [("拢",), ("好",), ("中文",)]
 
 
 def test_columns_of_a_file_without_a_header_are_named_by_number(tmp_path):
