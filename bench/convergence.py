@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from lib import Parser, emit, integer
 from torch import Tensor, nn
-from torch_lib import device, new_model, new_step
+from torch_lib import device, new_model, new_step, no_fp8, precisions
 from train_step import Variant, inputs_of
 
 from bert import kernels, optim
@@ -75,7 +75,11 @@ def pairs(on_gpu: bool) -> dict[str, tuple[Variant, Variant, float]]:
         variants["fused against reference"] = (fused, bf16, 0.1)
         variants["graph against eager"] = (graphed, fused, 0.1)
         variants["fp8 in kernels and graph against bf16"] = (graphed_fp8, fused, 0.15)
-    return variants
+    return {
+        name: pair
+        for name, pair in variants.items()
+        if pair[0].precision in precisions()
+    }
 
 
 def records(num_sequences: int, seed: int) -> Records:
@@ -202,7 +206,7 @@ def compare(steps: int) -> dict[str, Any]:
             "fast": curves[fast].round(4).tolist(),
             "plain": curves[plain].round(4).tolist(),
         }
-    return {"pairs": differences}
+    return {"pairs": differences, "no_fp8": no_fp8()}
 
 
 class Trained(NamedTuple):

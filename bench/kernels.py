@@ -22,6 +22,8 @@ from torch_lib import (
     gpu_state,
     matmul_ceiling,
     median_milliseconds,
+    no_fp8,
+    precisions,
 )
 
 from bert.kernels.attention import benchmark
@@ -82,7 +84,7 @@ def layer_rates(tokens: int, width: int, inner: int) -> dict[str, Any]:
         shapes[name, "weight_gradient"] = outputs, tokens, inputs
     operations = {key: 2.0 * math.prod(shape) for key, shape in shapes.items()}
     table: dict[str, Any] = {}
-    for precision in ("bf16", "fp8"):
+    for precision in precisions():
         rates = {
             key: product_rate(*shape, key[1], precision)
             for key, shape in shapes.items()
@@ -105,6 +107,7 @@ def measure_gemm(tiny: bool) -> dict[str, Any]:
         "copy_gb_per_s": 0 if tiny else round(copy_bandwidth()),
         "tflops": {str(size[0]): layer_rates(*size) for size in sizes},
         "clocks": gpu_state(),
+        "no_fp8": no_fp8(),
     }
 
 

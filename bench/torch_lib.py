@@ -19,6 +19,7 @@ from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
 from bert.model.init import initialize
 from bert.training.step import Step, build_step
+from common.env import ConfigError
 
 TINY = {
     "vocab_size": 211,
@@ -36,6 +37,20 @@ Call = Callable[[int], object]
 def device() -> torch.device:
     """The GPU if there is one, else the CPU."""
     return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def no_fp8() -> str:
+    """Why the device does not compute in fp8; empty if it does."""
+    try:
+        PrecisionConfig(precision="fp8").check(device())
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def precisions() -> list[str]:
+    """What is compared, as far as the device has it."""
+    return ["bf16"] if no_fp8() else ["bf16", "fp8"]
 
 
 def new_model(

@@ -33,7 +33,9 @@ from torch_lib import (
     milliseconds,
     model_flops,
     new_step,
+    no_fp8,
     packed_batches,
+    precisions,
     synchronize,
 )
 
@@ -232,6 +234,8 @@ def measured(
     row: dict[str, Any] = {"variant": variant.name, "rows": variant.rows}
     if not variant.peer:
         row["settings"] = variant.settings()
+    if variant.precision == "fp8" and no_fp8():
+        return row | {"left_out": no_fp8()}
     run: Any = None
     numbers = itertools.count()
     # The same for all variants of this size, so that only code differs.
@@ -386,7 +390,7 @@ def main() -> None:
     options = parser.parse_args()
     config = BertConfig(**TINY) if options.tiny else BertConfig()
     if options.profile:
-        for precision in ("bf16", "fp8"):
+        for precision in precisions():
             try:
                 emit(
                     "step_profile",

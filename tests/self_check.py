@@ -27,7 +27,7 @@ sys.path.insert(1, str(Path(__file__).parents[1] / "bench"))
 
 import fp8_cases
 from lib import Parser, emit, explain
-from torch_lib import TINY, device, packed_batches
+from torch_lib import TINY, device, no_fp8, packed_batches, precisions
 from train_step import Variant, build_ours, capacity, without
 
 from bert import kernels, optim
@@ -103,10 +103,7 @@ def fp8_kernels() -> dict[str, str]:
     """The casts against PyTorch's, the casts in kernels against separate ones, and an evaluation
     against training, at BERT-large's sizes.
     """
-    if not triton_support.supported(device()) or torch.cuda.get_device_capability() < (
-        8,
-        9,
-    ):
+    if no_fp8() or not triton_support.supported(device()):
         return {}
     tokens, width, inner = fp8_cases.LARGE
     problems = fp8_cases.cast_problems(device(), tokens, inner)
@@ -142,7 +139,7 @@ def weight_gradients() -> dict[str, str]:
     runs: dict[str, Callable[[], Tensor]] = {
         "bf16": lambda: weight_gradient.linear(x, weight, None)
     }
-    if device().type != "cuda" or torch.cuda.get_device_capability() >= (8, 9):
+    if not no_fp8():
         fp8 = Fp8Linear(Scaling(1, device()), 0)
         runs["fp8"] = lambda: fp8(x, weight, None)
     problems = {}
@@ -378,7 +375,7 @@ def graphs(tiny: bool = False) -> dict[str, str]:
         return ""
 
     problems = {}
-    for precision in ("bf16", "fp8"):
+    for precision in precisions():
         try:
             problem = problem_of(precision)
         except Exception as error:
@@ -460,7 +457,7 @@ def main() -> int:
         "--tiny", action="store_true", help="what runs on a CPU, to try the script out"
     )
     tiny = parser.parse_args().tiny
-    result: dict[str, Any] = {}
+    result: dict[str, Any] = {"no_fp8": no_fp8()}
     for number, check in enumerate(CHECKS, start=1):
         try:
             found = check(tiny) if check in SIZED else check()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import time
 from importlib.machinery import PathFinder
 from types import SimpleNamespace
@@ -179,6 +180,7 @@ def flash_backward(gradient, query, key, value, *rest, **_):
 def scaled_product(
     a, b, a_scale, b_scale, bias=None, _=None, out_dtype=None, fast=False, out=None
 ):
+    assert torch.cuda.get_device_capability() >= (8, 9), "no such hardware"
     assert all(size % 16 == 0 for size in (*a.shape, b.shape[1])), (
         "as the hardware wants it"
     )
@@ -355,7 +357,9 @@ STATED = {
     "device_count": 1,
     "current_device": 0,
     "get_device_name": "NVIDIA stand-in",
-    "get_device_capability": (9, 0),
+    "get_device_capability": tuple(
+        map(int, os.environ.get("STAND_IN_CAPABILITY", "9.0").split("."))
+    ),
     "get_device_properties": SimpleNamespace(multi_processor_count=132),
     "mem_get_info": (2**35, 2**36),
     "max_memory_allocated": 2**30,

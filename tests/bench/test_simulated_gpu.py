@@ -76,7 +76,7 @@ def test_every_item_runs_in_its_order_and_every_step_has_its_row(
         for line in (tmp_path / "results.jsonl").read_text().splitlines()
     ]
     endings = {line["stage"]: line for line in results if line.get("ended")}
-    order = "machine self_check steps_48 profile steps_96 peers attention gemm steps_24"
+    order = "machine attention self_check steps_48 profile steps_96 peers gemm steps_24"
     assert list(endings) == [*order.split(), "convergence"], err
     failed = {name for name, ending in endings.items() if ending["status"]}
     assert failed == {"steps_24"}, log[-20_000:]
@@ -95,6 +95,38 @@ def test_every_item_runs_in_its_order_and_every_step_has_its_row(
     assert found["self_check"]["chosen_attention"] == "flash"
     assert [trial["name"] for trial in found["attention"]["trials"]] == ["flash"]
     assert all(pair["overlay"] for pair in found["convergence"]["pairs"].values())
+
+
+@pytest.mark.timeout(900)
+def test_on_a_gpu_without_fp8_all_else_is_checked_and_measured(
+    repository, simulated, tmp_path
+):
+    items = ["self_check", "steps_48", "profile", "gemm", "convergence"]
+    process = _started(
+        repository,
+        simulated | {"STAND_IN_CAPABILITY": "8.0"},
+        tmp_path,
+        *("--seconds", "800", "--only", *items),
+    )
+    out, _ = process.communicate()
+    assert process.returncode == 0, (tmp_path / "stages.log").read_text()[-20_000:]
+    reason = (
+        "PRECISION=fp8 needs compute capability 8.9 (Ada, Hopper) or later: use bf16"
+    )
+    assert "unmeasured" not in _row(out, "ours")
+    assert f"unmeasured ({reason})" in _row(out, "ours, fp8")
+    lines = (tmp_path / "results.jsonl").read_text().splitlines()
+    found = {
+        line["stage"]: line for line in map(json.loads, lines) if "ended" not in line
+    }
+    for name in ("self_check", "gemm", "convergence"):
+        assert found[name]["no_fp8"] == reason
+    assert [*found["gemm"]["tflops"]["64"]] == ["bf16"]
+    assert found["profile"]["profile"] == "bf16"
+
+
+def _row(out, variant):
+    return next(line for line in out.splitlines() if f"| {variant} |" in line)
 
 
 @pytest.mark.timeout(900)
