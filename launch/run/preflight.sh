@@ -3,14 +3,16 @@
 # shellcheck disable=SC2154 # answers_output, RUN_DIR and variables_outputs are of answers.sh and variables.sh
 
 # The trainer's own check, with its output, of the first trial that is to run: a restart is one only in the name of its run. Without
-# output it did not run, whatever the exit status.
+# an answer it did not run, whatever the exit status.
 preflight::check() {
-  local -x TRIAL=0 RUN_DIR
+  local -r python=$PYTHON
+  local -x TRIAL=0 RUN_DIR PYTHON=$REPO_DIR/launch/node/run_and_answer.sh
   RUN_DIR=$(realpath -m -- "$LOGDIR")/$RUN_NAME
   while ((TRIAL < NEXP - 1)) && trainer::complete "$TRIAL" "$RUN_DIR"; do TRIAL=$((TRIAL + 1)); done
   if [[ -n ${SEED:-} ]]; then local -x SEED=$((SEED + TRIAL)); fi
   log::info 'checking the configuration'
-  if answers::streamed runner::python -m "${RANK_MODULE:-bert}" --check && grep -q '^global batch ' <<<"$answers_output"; then return 0; fi
+  if answers::streamed runner::python env "PYTHON=$python" "$python" -m "${RANK_MODULE:-bert}" --check &&
+    grep -q '^answer ' <<<"$answers_output"; then return 0; fi
   log::die "this configuration cannot run: $(answers::program_error "$answers_output")"
 }
 

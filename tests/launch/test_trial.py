@@ -367,15 +367,6 @@ def test_ranks_get_an_absolute_folder_and_their_rank_variables(checkout):
     )
 
 
-def test_a_check_without_output_has_not_run(checkout):
-    (checkout.root / "implementations" / "bert" / "__main__.py").write_text("")
-    done = checkout.run(LOCAL)
-    assert done.returncode == 2
-    assert (
-        last_line(done.stderr) == "run: error: this configuration cannot run: no output"
-    )
-
-
 def test_a_full_disk_is_named_although_nothing_could_be_written(checkout, tmp_path):
     """On a file system that fills up as the trials start."""
     results = tmp_path / "small"

@@ -176,7 +176,7 @@ def main() -> None:
         run.fail = lambda status, reason: sys.exit(f"bert: error: {reason}")
         if not (run.folder / f"result_{run.trial}.txt").exists():
             run.resume()
-        print("global batch 2")
+        print("the fit of this configuration")
     elif os.environ.get("RANK_MODULE") == "certify":
         (Path(os.environ["RUN_DIR"]) / "node").write_text("here")
         hold("start test")
