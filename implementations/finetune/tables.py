@@ -22,13 +22,16 @@ _NO_TEXT = re.compile(
     r"|unnamed: \d+|id|idx|index|labels?|label[_ ].*|.*[_ ]labels?", re.DOTALL
 )
 _PROSE = re.compile(r".{41,}|.*[.!?]|\S+(\s+\S+){4,}", re.DOTALL)  # no name of a column
-_DECIMAL_COMMA = re.compile(r"-?\d+,\d+")
+# Numbers of any country, and dates in digits.
+_NUMERAL = re.compile(r"[-+\u2212]?\d[\d.,]*")
+_DECIMALS = re.compile(r"\d[.,]\d")
+_UNSPACED = re.compile("[\u0e00-\u109f\u3040-\u9fff]")  # letters of Thai, Chinese, ...
 _LARGEST = float(np.finfo(np.float32).max)  # of a regression
 _ENDS = [*KINDS, *(f"{kind}.gz" for kind in KINDS)]
 # As pandas, JSON and spreadsheets write a missing value.
 MISSING = "", "nan", "null", "<na>"
-# Words of a text, but no class.
-_NO_LABEL = *MISSING, "na", "n/a", "#n/a"
+# Words of a text, but no class, and no number.
+_NO_VALUE = *MISSING, "na", "n/a", "#n/a"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +99,28 @@ class Rows:
         if len(self.texts) not in (1, 2) or len(self.texts) != count:
             wanted = f"{num_texts or 'one or two'} of the columns {some(self.cells)} must be text"
             raise DataError(f"{path}: {wanted}: {_COLUMNS_CURE}")
+        if self.guessed and not num_texts and len(self.texts) == 2:
+            self._check_pair()
+
+    def _check_pair(self) -> None:
+        """Raises DataError unless the names of two columns, or most of their cells, say that they
+        are texts: an identifier, a date or an author is none.
+        """
+        prose = []
+        for name in self.texts:
+            cells = [row[name] for _, row in self if not is_missing(row[name])]
+            sentences = list(filter(_is_sentence, cells))
+            # A category has few values.
+            is_varied = 10 * len({*sentences}) > len(cells)
+            if (self.has_header and _USUAL.fullmatch(name.lower())) or (
+                is_varied and 2 * len(sentences) >= len(cells)
+            ):
+                prose.append(name)
+        if len(prose) < 2:
+            choices = [*(prose or self.texts), ",".join(self.texts)]
+            cure = " or ".join(f"TEXT_COLUMNS={choice}" for choice in choices)
+            told = f"are the columns {some(self.texts)} a pair of texts?"
+            raise DataError(f"{self.path}: {told} set {cure} (predict: --text-columns)")
 
     def _finds_header(self) -> bool | None:
         """Whether the first line names the columns. None: in doubt."""
@@ -106,6 +131,10 @@ class Rows:
             return True
         if layout.names:
             return set(layout.texts) <= set(names)
+        # Names that a file without a header gets.
+        is_numbered = all(name.startswith("column_") for name in self.wanted)
+        if self.wanted and is_numbered and not {*self.wanted} <= {*names}:
+            return False
         if (
             layout.published
             or self.wanted
@@ -116,12 +145,19 @@ class Rows:
         lower = [name.lower() for name in names]
         if {"label", "labels"} & set(lower) or all(map(_USUAL.fullmatch, lower)):
             return True
-        # A column of numbers: a number on top is one more, a word on top is its name.
-        numeric = [
-            name for column, name in enumerate(names) if self._is_numeric(column)
-        ]
+        # A column of numbers: a number on top is one more, a word on top is its name, unless a
+        # sentence is beside it. A missing or marked number is no name.
+        numeric = {i: name for i, name in enumerate(names) if self._is_numeric(i)}
         if numeric:
-            return not any(map(_is_number, numeric))
+            if any(map(_is_number, numeric.values())):
+                return False
+            is_named = any(
+                not _is_void(name) and not re.search(r"\d", name)
+                for name in numeric.values()
+            )
+            others = [name for i, name in enumerate(names) if i not in numeric]
+            has_prose = any(map(_PROSE.fullmatch, others))
+            return is_named if is_named != has_prose else None
         # A label on top that recurs below makes the first line a row.
         last = {row[-1].strip() for row in self.others}
         known = set(layout.labels) or (last if self.labelled else set())
@@ -140,10 +176,11 @@ class Rows:
         # what stands beside it is no label where labels recur. A short text may be one.
         return None if is_name or not any(map(_PROSE.fullmatch, names)) else False
 
-    def _is_numeric(self, column: int) -> bool:
-        """Whether a column holds numbers alone, below the first line."""
-        cells = [row[column] for row in self.others if column < len(row)]
-        return bool(cells) and all(map(_is_number, cells))
+    def _is_numeric(self, column: int, *top: str) -> bool:
+        """Whether a column holds numbers alone, apart from missing ones, below the first line."""
+        cells = [*top, *(row[column] for row in self.others if column < len(row))]
+        present = [cell for cell in cells if not _is_void(cell)]
+        return bool(present) and all(map(_is_number, present))
 
     def _choose_columns(self) -> None:
         """By the names that are given, else all texts and, without a header, the last as the
@@ -173,15 +210,14 @@ class Rows:
         if self.label in layout.texts:
             told = f"column {self.label!r} is the label, not a text"
             raise DataError(f"{path}: {told}: {_COLUMNS_CURE}")
+        self.guessed = not texts
+        top = [] if self.has_header else self.cells
         self.texts = texts or tuple(
             name
             for column, name in enumerate(names)
             if name != self.label
             and not _NO_TEXT.fullmatch(name.lower())
-            and not (
-                self._is_numeric(column)
-                and (self.has_header or _is_number(self.cells[column]))
-            )
+            and not self._is_numeric(column, *top[column : column + 1])
         )
 
     def _label(self, texts: Sequence[str]) -> str:
@@ -263,6 +299,17 @@ def is_missing(value: Any) -> bool:
     return value is None or value != value
 
 
+def _is_void(cell: str) -> bool:
+    """Whether a cell is missing, also as people write it by hand."""
+    return cell.strip().lower() in _NO_VALUE
+
+
+def _is_sentence(cell: str) -> bool:
+    """Whether a cell has more words than a name has, or letters where none are between spaces."""
+    words = [word for word in cell.split() if any(map(str.isalpha, word))]
+    return len(words) > 2 or len(_UNSPACED.findall(cell)) > 5
+
+
 def lines_told(numbers: Sequence[int]) -> str:
     """Line numbers, shortened."""
     return f"lines {some([str(number) for number in numbers])}"
@@ -325,9 +372,7 @@ def read(path: Path, layout: Layout, num_texts: int = 0) -> Table:
             told = f"column {name!r} says the same as the label"
             raise DataError(f"{path}: {told}: {_COLUMNS_CURE}")
     names = layout.labels
-    if layout.numbers or (
-        layout.numbers is None and not names and _are_numbers(path, labels_by_row)
-    ):
+    if layout.numbers or (layout.numbers is None and not names and _are_numbers(given)):
         labels, told = _targets(path, labels_by_row)
     else:
         names = names or _classes(rows, labels_by_row)
@@ -344,36 +389,37 @@ def read(path: Path, layout: Layout, num_texts: int = 0) -> Table:
     )
 
 
-def _are_numbers(path: Path, labels_by_row: Mapping[int, str]) -> bool:
-    """Whether labels are regression targets: numbers, of which some have decimals."""
-    labels = [label for label in labels_by_row.values() if not is_missing(label)]
-    if labels and all(map(_DECIMAL_COMMA.fullmatch, labels)):
-        raise DataError(
-            f"{path}: labels such as {labels[0]!r} have a decimal comma: write a point"
-        )
+def _are_numbers(given: Sequence[str]) -> bool:
+    """Whether labels are regression targets: most are numbers, and some have decimals."""
+    labels = [label for label in given if not is_missing(label)]
     # Integers may be grades or classes, so they are classes unless REGRESSION=1; pandas writes them
     # as 1.0 where one is missing.
-    values = [_number(label) for label in labels]
-    return None not in values and any(value % 1 for value in values if value)
+    are_most = 2 * sum(map(_is_number, labels)) > len(labels)
+    return are_most and any(map(_has_decimals, labels))
+
+
+def _has_decimals(label: str) -> bool:
+    value = _number(label)
+    # As written in another country, or with a unit.
+    return value % 1 != 0 if value is not None else bool(_DECIMALS.search(label))
 
 
 def _targets(path: Path, labels_by_row: Mapping[int, str]) -> tuple[np.ndarray, str]:
     """Targets of a regression, and a summary."""
-    for number, label in labels_by_row.items():
-        value = _number(label)
-        if value is None or abs(value) > _LARGEST:
-            told = f"label {label!r:.60} is not a number up to {_LARGEST:.0e}, others are (regression)"
-            raise DataError(f"{path}:{number}: {told}")
-    targets = np.array(
-        [float(label) for label in labels_by_row.values()], dtype=np.float32
-    )
+    values = {number: _number(label) for number, label in labels_by_row.items()}
+    wrong = [n for n, value in values.items() if value is None or abs(value) > _LARGEST]
+    if wrong:
+        told = f"label {labels_by_row[wrong[0]]!r:.60} is not a number up to {_LARGEST:.0e}"
+        cure = "write it with a decimal point, or set REGRESSION=0 for classes"
+        raise DataError(f"{path}:{wrong[0]}: {told} ({lines_told(wrong)}): {cure}")
+    targets = np.array([*values.values()], dtype=np.float32)
     told = f"numbers from {targets.min():g} to {targets.max():g}, mean {targets.mean():.4g}"
     return targets, told
 
 
 def _classes(rows: Rows, labels_by_row: Mapping[int, str]) -> tuple[str, ...]:
     """The labels that occur. Raises DataError if they are apparently texts, or two are one
-    number.
+    number, or one word, such as TRUE and True.
     """
     labels = list(labels_by_row.values())
     names = set(labels)
@@ -382,14 +428,15 @@ def _classes(rows: Rows, labels_by_row: Mapping[int, str]) -> tuple[str, ...]:
         told = f"{len(names):,} different labels in {len(labels):,} lines ({some(sorted(names))})"
         cure = "the label is the last column, after the text, or named by LABEL_COLUMN; REGRESSION=1 for numbers"
         raise DataError(f"{rows.path}: {told}: {cure}")
-    spellings = dict[float, str]()
+    spellings = dict[float | str, str]()
     for number, label in labels_by_row.items():
         value = _number(label)
-        if value is not None and (other := spellings.setdefault(value, label)) != label:
-            told = f"label {label!r}, in other lines {other!r}: write one number in one way"
+        key = label.casefold() if value is None else value
+        if (other := spellings.setdefault(key, label)) != label:
+            told = f"label {label!r}, in other lines {other!r}: write it in one way"
             raise DataError(f"{rows.path}:{number}: {told}")
     # Sorted, so that a label's number does not depend on the order of the rows.
-    return tuple(sorted(name for name in names if name.lower() not in _NO_LABEL))
+    return tuple(sorted(name for name in names if not _is_void(name)))
 
 
 def _ids(
@@ -446,9 +493,7 @@ def _number(text: str) -> float | None:
 
 def _is_number(text: str) -> bool:
     """Whether a cell is a number, also as Excel writes it where the decimal sign is a comma."""
-    return (
-        _number(text) is not None or _DECIMAL_COMMA.fullmatch(text.strip()) is not None
-    )
+    return _number(text) is not None or bool(_NUMERAL.fullmatch(text.strip()))
 
 
 def table_in(folder: Path, *stems: str) -> Path:

@@ -51,7 +51,14 @@ TRAINING = {
     "a label NaN": (b"text,label\na,x\nb,NaN\nc,y\n", ":3: label 'NaN', expected one of x, y"),
     "a label null": (b'{"text": "a", "label": "x"}\n{"text": "b", "label": null}\n{"text": "c", "label": "y"}\n', ":2: label 'null'"),
     "a target NaN": (b'{"text": "a", "label": 1.5}\n{"text": "b", "label": NaN}\n', ":2: label 'NaN' is not a number"),
-    "targets with decimal commas": (b"text;label\na;1,5\nb;2,5\n", "labels such as '1,5' have a decimal comma"),
+    "targets with decimal commas": (b"text;label\na;1,5\nb;2,5\n", r":2: label '1,5' is not a number .*lines 2, 3.: write it with a decimal point"),
+    "targets as German Excel writes them": (b"text;label\na;1,5\nb;2\nc;2,5\nd;3\n", r":2: label '1,5' is not a number .*lines 2, 4"),
+    "a target with its unit": (b"text,label\na,1.5\nb,2\nc,2.5 stars\nd,-\n" + b"e,2.5\n", r":4: label '2.5 stars' is not a number .*lines 4, 5.* REGRESSION=0"),
+    "a target with a long minus": ("text,label\na,−1.5\nb,2.5\n".encode(), ":2: label '−1.5' is not a number"),
+    "classes that mention numbers": (b"text,label\na,2.5 stars\nb,none\n", [("a",), ("b",)]),
+    "a label in two cases": (b"text,label\na,TRUE\nb,FALSE\nc,True\n", ":4: label 'True', in other lines 'TRUE': write it in one way"),
+    "prices of which one is missing": (b"price,text,label\n3,a,x\n,b,y\nn/a,c,x\n", [("a",), ("b",), ("c",)]),
+    "German dates": (b"datum;text;label\n01.02.2026;a;x\n02.02.2026;b;y\n", [("a",), ("b",)]),
     "several labels": (b'{"text": "a", "label": ["x", "y"]}\n', ":1: label .*several labels an example are not supported"),
     "an empty text": (b"text,label\na,x\n,y\n", "no text in lines 3: remove"),
     "a text null": (b'{"text": "a", "label": "x"}\n{"text": null, "label": "y"}\n', "no text in lines 2"),
@@ -65,7 +72,7 @@ TRAINING = {
     "TSV with old Macintosh line ends": (b"text\tlabel\ra\tx\rb\ty\r", [("a",), ("b",)]),
     "the label's name beside it": (b"text,label,label_text\na,0,x\nb,1,y\n", [("a",), ("b",)]),
     "a column of other labels": (b"gold_label,text,label\nx,a,0\ny,b,1\n", [("a",), ("b",)]),
-    "the label in another column": (b"text,mood,label\na,good,0\nb,bad,1\nc,good,0\n", "column 'mood' says the same as the label: set TEXT_COLUMNS"),
+    "the label in another column": (b"text,question,label\na,good,0\nb,bad,1\nc,good,0\n", "column 'question' says the same as the label: set TEXT_COLUMNS"),
     "a survey's question as header": (b"What did you think of our product?,sentiment\nGood.,x\nBad.,y\nFine.,x\nNo.,y\n", ":1: is it a header"),
     "a number in two spellings": (b"text,label\na,1\nb,0\nc,1.0\n", ":4: label '1.0', in other lines '1'"),
     "a label NA": (b"text,label\na,x\nb,NA\nc,y\nd,#N/A\n", ":3: label 'NA', expected one of x, y .*lines 3, 5"),
@@ -148,6 +155,65 @@ def test_utf_8_is_read_as_such_whatever_encoding_is_given(tmp_path, mark):
     assert table.texts == [("拢",), ("好",), ("中文",)]
 
 
+PAIRS = {
+    "MRPC": [("He said the foodservice pie business doesn 't fit.", "The foodservice pie business does not fit."),
+             ("Magnarelli said Racicot hated the regime.", "His wife said he was devoted to his work.")],
+    "QNLI": [("When did it end?", "It ended in 1648, after thirty years."), ("Who won?", "Nobody won the long war.")],
+    "STS-B": [("A plane is taking off.", "An air plane is taking off."), ("A man is playing.", "A man plays a flute.")],
+    "short questions": [("How old is he?", "What is his age?"), ("Who are you?", "Where is it?"), ("Why?", "Why not?")],
+    "Chinese": [("花呗如何还款", "花呗怎么还款的"), ("我的手机号换了", "换手机号怎么办")],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize("header", ["premise\thypothesis\tlabel\n", ""])
+def test_a_pair_of_sentences_is_read_without_being_named(tmp_path, name, header):
+    path = tmp_path / "train.tsv"
+    lines = ["\t".join([*pair, str(n % 2)]) for n, pair in enumerate(PAIRS[name])]
+    path.write_text(header + "\n".join(lines), encoding="utf-8")
+    reading = Reading(no_header=not header)
+    assert tables.read(path, Layout(reading=reading)).texts == PAIRS[name]
+
+
+# A column that is no text, beside one that is.
+BESIDE = {
+    "uuid": ["f3a-1", "bc2-7", "c33-9"],
+    "date": ["2020-01-01", "12 May 2020", "2021-02-02"],
+    "url": ["http://a/b-c-d", "http://b", "http://c"],
+    "split": ["train"] * 3,
+    "price": ["1.50 EUR", "2.30 EUR", "9"],
+    "verified": ["True", "False", "True"],
+    "author": ["Anna M. Smith", "Al Bo", "Anna Smith"],
+    "notes": ["", "", ""],
+}
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_an_identifier_a_date_or_a_price_is_no_text_of_a_pair(tmp_path, name):
+    path = tmp_path / "train.csv"
+    texts = ["a fine old film", "a bad old film", "well, it was so so"]
+    rows = [
+        f'{cell},"{text}",{label}\n'
+        for cell, text, label in zip(BESIDE[name], texts, "xyy", strict=True)
+    ]
+    path.write_text(f"{name},review,label\n" + "".join(rows))
+    told = f"columns {name}, review a pair of texts. set TEXT_COLUMNS=review or "
+    with pytest.raises(DataError, match=told):
+        tables.read(path, Layout())
+    # Also where the names are given that a file without a header gets.
+    path.write_text("".join(rows))
+    given = Layout(texts=("column_2",))
+    assert tables.read(path, given).texts == [(text,) for text in texts]
+
+
+def test_a_category_of_three_words_is_no_text(tmp_path):
+    path = tmp_path / "train.csv"
+    rows = [f"Home and Garden,this is review {n},{n % 2}\n" for n in range(20)]
+    path.write_text("category,review,label\n" + "".join(rows))
+    with pytest.raises(DataError, match="set TEXT_COLUMNS=review or"):
+        tables.read(path, Layout())
+
+
 def test_columns_of_a_file_without_a_header_are_named_by_number(tmp_path):
     path = tmp_path / "train.csv"
     path.write_text("pos,so good,a\nneg,so bad,b\npos,well,c\n")
@@ -206,6 +272,23 @@ PREDICTION = {
         ["--separator none", "It is good."],
     ),
     "the model's column among others": (b"id,text,price\n1,a,2\n2,b,3\n", ["a", "b"]),
+    "numbers of which the first is missing": (
+        b",This is a good film.\n1,bad\n2,good\n",
+        ["This is a good film.", "bad", "good"],
+    ),
+    "numbers of which the first is written as n/a": (
+        b"n/a,This is a good film.\n1,bad\n,good\n",
+        ["This is a good film.", "bad", "good"],
+    ),
+    "numbers of which the first is marked": (
+        b"#1,This is a good film.\n2,bad\n3,good\n",
+        "1 of the columns #1",
+    ),
+    "numbers below a word and a sentence": (
+        b"none,This is a good film.\n2,bad\n3,good\n",
+        "is it a header",
+    ),
+    "numbers without a name": (b",review\n0,bad\n1,good\n", "is it a header"),
     "another single column": (
         b"id,price\n1,2\n2,3\n",
         "no column 'text', which the model was trained on",
@@ -247,6 +330,14 @@ def test_an_odd_file_to_predict_gives_each_row_or_is_refused(tmp_path, name):
             tables.read_texts(path, TRAINED, 1)
         layout = Layout(reading=Reading(separator="none"), labels=TRAINED.labels)
         assert len(tables.read_texts(path, layout, 1).texts) == 3
+    elif name.startswith("numbers"):
+        layout = Layout(labels=TRAINED.labels)
+        if isinstance(expected, list):
+            found = tables.read_texts(path, layout, 1).texts
+            assert found == [(text,) for text in expected]
+        else:
+            with pytest.raises(DataError, match=expected):
+                tables.read_texts(path, layout, 1)
     elif isinstance(expected, list):
         assert tables.read_texts(path, TRAINED, 1).texts == [
             (text,) for text in expected

@@ -74,9 +74,10 @@ def test_a_users_table_has_its_label_last_with_or_without_a_header(tmp_path):
     assert read(tmp_path, "\ufeffgood\tx\nbad\ty\n" + "so\tx\n", "TSV").texts[0] == (
         "good",
     )
-    assert read(tmp_path, "a\tb\tyes\nc\td\tno\n" + "e\tf\tyes", "TSV").texts[:2] == [
-        ("a", "b"),
-        ("c", "d"),
+    pairs = "A man is here.\ta cat sleeps\tyes\na dog runs\ta dog ran\tno\ne\tf\tyes"
+    assert read(tmp_path, pairs, "TSV").texts[:2] == [
+        ("A man is here.", "a cat sleeps"),
+        ("a dog runs", "a dog ran"),
     ]
     # A class of that name.
     assert read(tmp_path, "a\tlabel\nb\tx\nc\tlabel\n", "TSV").names == (
@@ -173,7 +174,12 @@ def test_every_file_that_glue_publishes_is_read(tmp_path, task):
         ("TSV", 1, "review\tlabel\ngood\tx\n", [("good",)]),
         ("TSV", 2, "A cat.\tb\nc\td\n", [("A cat.", "b"), ("c", "d")]),
         ("TSV", 0, "a\tx\nc\ty\n", [("a",), ("c",)]),
-        ("TSV", 0, "A cat.\tb\nc\td\n", [("A cat.", "b"), ("c", "d")]),
+        (
+            "TSV",
+            0,
+            "A cat is here.\twhere is it\n",
+            [("A cat is here.", "where is it")],
+        ),
         ("TSV", 1, "a\tx\nc\td\n", None),
         ("TSV", 2, "a\nc\n", None),
     ],
