@@ -10,7 +10,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from bert.checkpoint.save import CheckpointConfig
 from bert.core import rundir
 from bert.core.dist import Address
 from bert.pretraining.config import PretrainingConfig
@@ -185,7 +186,12 @@ def main(environ: Mapping[str, str]) -> int:
     try:
         run = from_env(rundir.RunConfig, environ)
         config, load = from_env(CertifyConfig, environ), from_env(LoadConfig, environ)
-        trainer = from_env(PretrainingConfig, environ)
+        # The run's load without what it starts from, saves and continues.
+        trainer = replace(
+            from_env(PretrainingConfig, environ),
+            checkpoint=CheckpointConfig(),
+            steps_this_run=0,
+        )
         figures = from_env(Expected, environ).figures()
         wanted, parts = from_env(tools.ToolsConfig, environ), config.expected_parts()
         programs = wanted.programs(trainer.device.type == "cuda")

@@ -348,6 +348,14 @@ def program(tmp_path, monkeypatch):
     return start
 
 
+def test_what_a_run_starts_from_saves_and_continues_is_nothing_to_its_start_test(
+    program, tmp_path
+):
+    run = {"RESUME": "1", "CHECKPOINT_EVERY_STEPS": "4", "CHECKPOINT_SHARDS": "1"}
+    run |= {"INIT_OPTIMIZER": "1", "STEPS_THIS_RUN": "3", "CHECKPOINT_DIR": ""}
+    assert program(**run, INIT_CHECKPOINT=str(tmp_path / "none.pt")) == 0
+
+
 def test_a_burn_in_with_other_settings_is_refused_and_its_files_are_unchanged(
     program, tmp_path, capsys
 ):
