@@ -77,14 +77,17 @@ variables::name_run() {
   if [[ $REHEARSAL == 1 && $RUN_NAME != *_rehearsal ]]; then RUN_NAME+=_rehearsal; fi
 }
 
-# Creates and locks the run's folder, LOGDIR/RUN_NAME.
+# Creates and locks the run's folder, LOGDIR/RUN_NAME, which belongs to one kind of run: another would empty its trials. Its .lock
+# tells the kind and the last writer.
 variables::make_run_dir() {
-  mkdir -p -- "$LOGDIR" 2>/dev/null || log::die "LOGDIR=$LOGDIR: cannot create this folder; choose one you can write to"
-  LOGDIR=$(cd -- "$LOGDIR" && pwd -P)
-  RUN_DIR=$LOGDIR/$RUN_NAME
-  export LOGDIR RUN_DIR
-  { mkdir -p -- "$RUN_DIR" && : >>"$RUN_DIR/.lock"; } 2>/dev/null ||
+  local work='' writer=''
+  LOGDIR=$(realpath -m -- "$LOGDIR")
+  export LOGDIR RUN_DIR=$LOGDIR/$RUN_NAME
+  { mkdir -p -- "$RUN_DIR" && exec {lock_file}>>"$RUN_DIR/.lock"; } 2>/dev/null ||
     log::die "LOGDIR=$LOGDIR: cannot write there; choose a folder you can write to"
-  exec {lock_file}>>"$RUN_DIR/.lock"
-  flock -n "$lock_file" || log::die "RUN_NAME=$RUN_NAME: another run is writing to $RUN_DIR; choose another name"
+  read -r work writer <"$RUN_DIR/.lock" || true
+  flock -n "$lock_file" ||
+    log::die "RUN_NAME=$RUN_NAME: ${writer:-another run} writes to $RUN_DIR: wait for it, end it, or choose another name"
+  [[ ! $work || $work == "${RANK_MODULE:-bert}" ]] || log::die "RUN_NAME=$RUN_NAME: $RUN_DIR is of ${work/#bert/pretraining}: choose another name"
+  echo "${RANK_MODULE:-bert} process $$ on $(uname -n)${SLURM_JOB_ID:+, job $SLURM_JOB_ID}" >"$RUN_DIR/.lock"
 }

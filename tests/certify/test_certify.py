@@ -258,6 +258,20 @@ def test_a_quick_test_prints_one_line_and_rejects_unknown_options(
     assert "certify.sh --quik: expected --quick" in done.stderr
 
 
+def test_certify_leaves_the_folder_of_a_run_as_it_is(repository, tmp_path):
+    folder = tmp_path / "results" / "test"
+    folder.mkdir(parents=True)
+    files = {".lock": "bert process 7 on n1\n", "error_0.txt": "stopped\n"}
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    done = run(repository, tmp_path, "--quick")
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].endswith(
+        f"{folder} is of pretraining: choose another name"
+    )
+    assert {path.name: path.read_text() for path in folder.iterdir()} == files
+
+
 @pytest.mark.parametrize(
     ("how", "reason"),
     [

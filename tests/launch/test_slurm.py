@@ -99,7 +99,7 @@ def test_a_log_folder_that_cannot_be_created_ends_the_job(slurm):
     job = slurm.run(after="export LOGDIR=file/results")
     assert job.exit_code == 2
     assert job.last_line.startswith("run: error: LOGDIR=")
-    assert "cannot create this folder; choose one you can write to" in job.last_line
+    assert "cannot write there; choose a folder you can write to" in job.last_line
 
 
 def test_scancel_ends_every_rank_and_says_how_to_continue(slurm):

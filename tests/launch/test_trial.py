@@ -28,6 +28,10 @@ def processes(folder: Path) -> str:
     ).stdout
 
 
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 def test_trials_that_reach_the_target_succeed_and_leave_numbered_logs(checkout):
     del checkout.env["BINDING"]
     done = checkout.run(LOCAL, after="export NEXP=2")
@@ -252,13 +256,38 @@ def test_the_end_lists_every_restart_also_without_a_lost_node(checkout):
 
 
 def test_two_launchers_do_not_share_a_folder(checkout):
+    folder = checkout.logdir / "same"
     first = checkout.popen(LOCAL, after="export RUN_NAME=same", TRIAL_0="hang")
     wait_until((checkout.logdir / "same" / "running_0" / "result_0.txt").exists)
     second = checkout.run(LOCAL, after="export RUN_NAME=same")
+    writer = (folder / ".lock").read_text().strip().removeprefix("bert ")
     first.send_signal(signal.SIGTERM)
     first.communicate(timeout=240)
     assert second.returncode == 2
-    assert "another run is writing" in last_line(second.stderr)
+    assert writer.startswith("process ")
+    assert writer.endswith(f" on {os.uname().nodename}")
+    assert last_line(second.stderr) == (
+        f"run: error: RUN_NAME=same: {writer} writes to {folder}: wait for it, end it, or choose another name"
+    )
+
+
+@pytest.mark.parametrize(
+    ("owner", "other"), [("bert", "finetune"), ("finetune", "bert")]
+)
+def test_a_folder_of_another_kind_of_run_is_left_as_it_is(checkout, owner, other):
+    first = checkout.run(LOCAL, RANK_MODULE=owner, after="export RUN_NAME=mix")
+    assert first.returncode == 0, first.stderr
+    kept = contents(checkout.run_dir)
+    second = checkout.run(LOCAL, RANK_MODULE=other, after="export RUN_NAME=mix")
+    assert second.returncode == 2
+    kind = owner.replace("bert", "pretraining")
+    assert last_line(second.stderr) == (
+        f"run: error: RUN_NAME=mix: {checkout.run_dir} is of {kind}: choose another name"
+    )
+    assert contents(checkout.run_dir) == kept
+    (checkout.run_dir / ".lock").write_text("")  # as earlier versions left it
+    third = checkout.run(LOCAL, RANK_MODULE=owner, after="export RUN_NAME=mix")
+    assert third.returncode == 0, third.stderr
 
 
 @pytest.mark.parametrize(
