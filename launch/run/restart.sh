@@ -17,8 +17,10 @@ restart::wanted() { [[ ${RESUME:-} == @(1|[Tt]rue|TRUE|[Yy]es|YES|[Oo]n|ON) ]]; 
 # May a run that hangs, is killed or reaches its time limit be started again? It then resumes.
 restart::resumes() { [[ ${CHECKPOINT_DIR:-} ]] && restart::wanted; }
 
-# Does it continue the trial? The trainer resumes a checkpoint of the very same run by itself, but in the closed division.
-restart::continues() { restart::resumes || [[ ${CHECKPOINT_DIR:-} && ${SUBMISSION_DIVISION:-} == open ]]; }
+# Does it continue the trial? The trainer resumes a checkpoint of the very same run by itself, but in pretraining's closed division.
+restart::continues() {
+  restart::resumes || [[ ${CHECKPOINT_DIR:-} && (${SUBMISSION_DIVISION:-} == open || ${RANK_MODULE:-} == finetune) ]]
+}
 
 # The trial that ran last, by its output; 0 before any.
 restart::trial() {
@@ -33,8 +35,7 @@ restart::trial() {
 restart::checkpoint() {
   local newest='' folder
   if restart::continues && folder=$(trainer::checkpoints "$(restart::trial)") && [[ -d $folder ]]; then
-    newest=$(find "$folder" -maxdepth 2 -path "$folder/trial_*" -prune -o -name 'step_*.pt' -o -path '*/step_*/index.pt' |
-      sed -nE 's/.*_0*([0-9]+)(\.pt|\/[a-z]+\.pt)$/\1/p' | sort -n | tail -n 1)
+    newest=$(find "$folder/" -maxdepth 2 -printf '%P\n' | sed -nE 's/^step_0*([0-9]+)(\/index)?\.pt$/\1/p' | sort -n | tail -n 1)
   fi
   echo "${newest:-0}"
 }

@@ -71,10 +71,11 @@ variables::one_of() {
   [[ " $* " == *" ${!name} "* ]] || log::die "$name='${!name}': expected one of $*"
 }
 
-# Sets RUN_NAME. That of an earlier run continues it.
+# Sets RUN_NAME. That of an earlier run continues it. A rehearsal has a name and checkpoints of its own: the run to come is another.
 variables::name_run() {
   export RUN_NAME=${RUN_NAME:-${DGXSYSTEM}_$(date +%Y%m%d-%H%M%S)}
   if [[ $REHEARSAL == 1 && $RUN_NAME != *_rehearsal ]]; then RUN_NAME+=_rehearsal; fi
+  if [[ $REHEARSAL == 1 && ${CHECKPOINT_DIR:-} && $CHECKPOINT_DIR != */rehearsal ]]; then export CHECKPOINT_DIR+=/rehearsal; fi
 }
 
 # Creates and locks the run's folder, LOGDIR/RUN_NAME, which belongs to one kind of run: another would empty its trials. Its .lock

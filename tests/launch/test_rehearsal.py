@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 
 def test_a_rehearsal_is_one_trial_that_is_judged(checkout):
     done = checkout.run(
@@ -26,6 +28,16 @@ def test_a_rehearsal_outside_the_published_runs_fails_with_that_as_its_last_line
     last = done.stderr.splitlines()[-1]
     assert last.startswith("run: error: ")
     assert last.endswith("the rehearsal differs from published runs, see above")
+
+
+@pytest.mark.parametrize("folder", ["saved", "saved/rehearsal"])
+def test_a_rehearsal_has_checkpoints_of_its_own(checkout, tmp_path, folder):
+    """Also when it is started again, with the folder that it has."""
+    given = str(tmp_path / folder)
+    checkout.run("./run_local.sh", REHEARSAL="1", CHECKPOINT_DIR=given)
+    assert {rank["CHECKPOINT_DIR"] for rank in checkout.ranks()} == {
+        str(tmp_path / "saved" / "rehearsal")
+    }
 
 
 def test_a_rehearsal_that_crashes_is_not_judged(checkout):

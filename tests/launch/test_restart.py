@@ -121,8 +121,15 @@ def test_the_first_rank_that_fails_leaves_its_record_and_one_that_is_killed_repl
 def test_progress_is_that_of_the_trial_that_ran_last(repository, tmp_path):
     """Trial 0 came further; a restart of trial 1 continues from its own checkpoint."""
     checkpoints, run = tmp_path / "saved", tmp_path / "run"
+    (checkpoints / "trial_1/step_0000000090").mkdir(parents=True)
+    (checkpoints / "trial_1/step_0000000090/rank_00090.pt").touch()
     for number, path in enumerate(
-        ("step_900.pt", "trial_1/step_40.pt", "trial_2/step_70.pt")
+        (
+            "step_900.pt",
+            "trial_1/step_0000000040/index.pt",
+            "trial_2/step_70.pt",
+            "rehearsal/step_950.pt",
+        )
     ):
         (checkpoints / path).parent.mkdir(parents=True, exist_ok=True)
         (checkpoints / path).touch()
@@ -214,6 +221,7 @@ def test_the_last_line_says_that_the_run_gave_up_and_why(repository, tmp_path, s
             {"SUBMISSION_DIVISION": "open"},
             "continues from step 40",
         ),  # the trainer's own rule
+        ({"RANK_MODULE": "finetune"}, "continues from step 40"),
         ({"SUBMISSION_DIVISION": "closed"}, "the trial is repeated"),
         ({}, "the trial is repeated"),
     ],
@@ -221,7 +229,9 @@ def test_the_last_line_says_that_the_run_gave_up_and_why(repository, tmp_path, s
 def test_a_restart_says_whether_the_trial_continues(repository, tmp_path, env, said):
     (tmp_path / "saved").mkdir()
     (tmp_path / "saved" / "step_40.pt").touch()
-    note = "restart::note hung n1; echo $restart_text"
+    (tmp_path / "saved" / "seed_1").symlink_to(tmp_path / "saved")
+    trainer = f"source launch/run/trainer_{env.get('RANK_MODULE', 'bert')}.sh; "
+    note = f"{trainer}restart::note hung n1; echo $restart_text"
     told = shell(
         repository, tmp_path, note, CHECKPOINT_DIR=str(tmp_path / "saved"), **env
     )

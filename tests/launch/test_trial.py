@@ -203,10 +203,16 @@ def test_a_continued_run_still_counts_the_trial_that_missed_its_target(checkout)
 
 
 @pytest.mark.parametrize(
-    ("division", "resume"), [("closed", "1"), ("closed", ""), ("open", "")]
+    ("division", "resume", "trainer"),
+    [
+        ("closed", "1", "bert"),
+        ("closed", "", "bert"),
+        ("open", "", "bert"),
+        ("closed", "", "finetune"),
+    ],
 )
 def test_a_resumed_trial_keeps_its_earlier_metrics(
-    checkout, tmp_path, division, resume
+    checkout, tmp_path, division, resume, trainer
 ):
     """The metrics in the killed trial's folder are newer than those of the earlier, stopped one."""
     folder = checkout.logdir / "figures"
@@ -218,7 +224,8 @@ def test_a_resumed_trial_keeps_its_earlier_metrics(
     given = (
         f"RESUME={resume} SUBMISSION_DIVISION={division} CHECKPOINT_DIR={tmp_path}/c"
     )
-    done = checkout.run(LOCAL, after=f"export NEXP=1 RUN_NAME=figures {given}")
+    after = f"export NEXP=1 RUN_NAME=figures RANK_MODULE={trainer} {given}"
+    done = checkout.run(LOCAL, after=after)
     assert done.returncode == 0, done.stderr
     kept = {
         path.name: path.read_text()
@@ -227,7 +234,7 @@ def test_a_resumed_trial_keeps_its_earlier_metrics(
     }
     assert kept == (
         {"metrics_0.jsonl": "1\n", "events.0": "", "events.1": ""}
-        if resume or division == "open"
+        if resume or division == "open" or trainer == "finetune"
         else {"metrics_0.jsonl": "0\n"}
     )
     assert not list(folder.glob("*/metrics_0.jsonl"))
