@@ -390,12 +390,14 @@ class Saver:
                     step, state | facts | {"model": state["optimizer"]["masters"]}
                 )
 
-    def finish(self) -> bool:
-        """Waits for the last checkpoint; returns whether it was written, on every rank. A
-        collective.
+    def finish(self) -> str:
+        """Waits for the last checkpoint; returns why it was not written, on every rank; empty if
+        it was. A collective.
         """
         self.writer.wait()
-        return not self.world.any(self.writer.error is not None)
+        error = self.writer.error
+        # An error without words has a name.
+        return self.world.first_text("" if error is None else str(error) or repr(error))
 
 
 def warm_start(

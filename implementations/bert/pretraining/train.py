@@ -424,10 +424,10 @@ def save_last(saver: resume.Saver, ending: Ending, has_target: bool) -> None:
     a run that was stopped, and one without a target, which is run for its weights.
     """
     saver.save(ending.step, ending.batches, ending.samples, ended=not ending.stopped)
-    if saver.finish() or not (ending.stopped or not has_target):
+    why = saver.finish()
+    if not why or (has_target and not ending.stopped):
         return
     where = f"{'stopped at' if ending.stopped else 'the last is'} step {ending.step}"
-    why = saver.writer.error or "another rank says why"
     raise TrainingError(
         f"{where}, and its checkpoint cannot be written ({why}): RESUME=1 continues from the one before"
     )

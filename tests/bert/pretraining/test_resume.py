@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from bert.checkpoint import save
 from bert.checkpoint.save import saved_checkpoints
 from bert.checkpoint.weights import read_state_dict
 from bert.data.format import open_records, write_records
@@ -22,7 +23,8 @@ from bert.deepspeed.settings import merged
 from bert.pretraining import check, resume
 from bert.pretraining.build import build
 from bert.pretraining.config import PretrainingConfig
-from bert.training.stop import TrainingError
+from bert.pretraining.train import save_last
+from bert.training.stop import LAST_STEP, Ending, TrainingError
 from common import env
 from common.env import ConfigError, from_env
 
@@ -311,6 +313,28 @@ def test_weights_that_are_not_finite_are_refused_at_the_start_and_in_the_check(
             check.report(changed)
 
 
+def _save_on_a_full_disk(world, environment, folder):
+    """Rank 0 alone writes."""
+
+    def fail(*_: object) -> None:
+        raise OSError("No space left")
+
+    save.save_checkpoint = fail
+    ranks = {"WORLD_SIZE": str(world.size), "RANK": str(world.rank)}
+    settings = environment | ranks | {"CHECKPOINT_DIR": str(folder)}
+    config = from_env(PretrainingConfig, settings)
+    _, step = build(config, world, 7)
+    saver = resume.Saver(config, step, world, 7, open_source(config.data, 211), (1, 1))
+    ending = Ending(reason=LAST_STEP, step=1, batches=1, samples=1)
+    with pytest.raises(TrainingError, match=r"be written \(No space left\)"):
+        save_last(saver, ending, has_target=False)
+
+
+def test_every_rank_says_why_the_last_checkpoint_is_not_written(prepared, tmp_path):
+    """As the launcher shows the reason of whichever rank is first."""
+    run_ranks(_save_on_a_full_disk, 2, arguments=(prepared, tmp_path))
+
+
 def _save_what_is_not_finite(world, environment, folder, bad):
     """A good checkpoint; then the last rank alone has a number that is not finite."""
     stage = {"DEEPSPEED_CONFIG": str(folder / f"ds_{world.rank}.json")}
@@ -331,7 +355,7 @@ def _save_what_is_not_finite(world, environment, folder, bad):
     _, step = build(config, world, 7)
     saver = resume.Saver(config, step, world, 7, open_source(config.data, 211), (1, 1))
     saver.save(1, 1, 1)
-    assert saver.finish()
+    assert not saver.finish()
     good = sorted(path.name for path in directory.iterdir())
     if world.rank == world.size - 1:
         max(step.state_tensors(), key=torch.Tensor.numel).view(-1)[3] = bad
