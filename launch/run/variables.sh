@@ -55,14 +55,15 @@ variables::check() {
   for name in DGXNNODES DGXNGPU NEXP; do
     [[ ${!name} =~ ^[1-9][0-9]*$ ]] || log::die "$name='${!name}': expected an integer, at least 1"
   done
-  [[ $SPARE_NODES =~ ^[0-9]+$ ]] || log::die "SPARE_NODES='$SPARE_NODES': expected an integer, at least 0"
+  [[ $SPARE_NODES =~ ^(0|[1-9][0-9]*)$ ]] || log::die "SPARE_NODES='$SPARE_NODES': expected an integer, at least 0"
   [[ $SPARE_NODES == 0 || ${SLURM_JOB_ID:-} ]] || log::die "SPARE_NODES=$SPARE_NODES is for jobs of Slurm: sbatch run.sub"
   variables::one_of CLEAR_CACHES 0 1 require
   for name in CHECK_COMPLIANCE NCCL_TEST START_TEST REHEARSAL POWER; do variables::one_of "$name" 0 1; done
   [[ $NCCL_TEST_MIN_GBPS =~ ^[0-9]*[.]?[0-9]+$ ]] || log::die "NCCL_TEST_MIN_GBPS='$NCCL_TEST_MIN_GBPS': expected a number"
   variables::one_of BINDING numa exclusive none
   variables::one_of NIC_BINDING nearest none
-  [[ ! ${SEED:-} || $SEED =~ ^[0-9]+$ ]] || log::die "SEED='$SEED': expected an integer, or nothing"
+  [[ ! ${SEED:-} || $SEED =~ ^[0-9]{1,18}$ ]] || log::die "SEED='$SEED': expected an integer of at most 18 digits, or nothing"
+  if [[ ${SEED:-} ]]; then export SEED=$((10#$SEED)); fi # the shell takes 010 for 8
 }
 
 variables::one_of() {

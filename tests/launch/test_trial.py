@@ -132,6 +132,16 @@ def test_a_start_test_that_fails_ends_the_run_before_any_trial(checkout, unfit):
     assert bool(checkout.ranks()) != unfit
 
 
+@pytest.mark.parametrize("setting", ["SPARE_NODES=08", "SEED=1e3", f"SEED={10**18}"])
+def test_a_number_that_the_shell_would_misread_is_one_line(checkout, setting):
+    done = checkout.run(LOCAL, after=f"export {setting}")
+    assert done.returncode == 2
+    name, _, value = setting.partition("=")
+    assert last_line(done.stderr).startswith(
+        f"run: error: {name}='{value}': expected an integer"
+    )
+
+
 def test_bad_settings_stop_before_anything_is_written(checkout):
     done = checkout.run(LOCAL, CHECK="bad")
     assert done.returncode == 2
@@ -352,12 +362,13 @@ def test_a_killed_script_ends_its_ranks(checkout, victim, outcome):
     ), "asked before it is killed"
 
 
-def test_each_trial_has_its_own_seed(checkout):
-    checkout.run(LOCAL, after="export NEXP=2 SEED=5")
-    assert [rank["SEED"] for rank in checkout.ranks() if rank["RANK"] == "0"] == [
-        "5",
-        "6",
-    ]
+@pytest.mark.parametrize(
+    ("seed", "seeds"), [("5", ["5", "6"]), ("08", ["8", "9"]), ("010", ["10", "11"])]
+)
+def test_each_trial_has_its_own_seed(checkout, seed, seeds):
+    checkout.run(LOCAL, after=f"export NEXP=2 SEED={seed}")
+    given = [rank["SEED"] for rank in checkout.ranks() if rank["RANK"] == "0"]
+    assert given == seeds
     checkout.calls_file.unlink()
     checkout.run(LOCAL, after="export NEXP=2 SEED= LOGDIR=elsewhere")
     assert {rank["SEED"] for rank in checkout.ranks()} == {""}, (
