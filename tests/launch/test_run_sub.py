@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import os
 import re
+import shutil
 import signal as signal_module
 import subprocess
 import time
@@ -104,6 +105,45 @@ def test_a_job_is_named_after_its_config_and_number(slurm):
     assert done.returncode == 0, done.stderr
     assert slurm.run_dir.name == "P8000H100_1x8x48x1_pack_today_7"
     assert {rank["WORLD_SIZE"] for rank in slurm.ranks()} == {"2"}
+
+
+@pytest.mark.parametrize("script", ["run.sub", "certify.sub"])
+def test_a_job_finds_the_repository_of_its_command_before_that_of_its_submission(
+    repository, tmp_path, script
+):
+    for name in ("spool", "command", "submission", "bin"):
+        (tmp_path / name / "launch").mkdir(parents=True)
+    for part in ("supervisor", "load"):
+        for name in ("command", "submission"):
+            (tmp_path / name / "launch" / f"{part}.sh").write_text(
+                "echo $REPO_DIR; exit"
+            )
+    copy = shutil.copy(repository / script, tmp_path / "spool")
+    scontrol = tmp_path / "bin" / "scontrol"
+    scontrol.write_text(f"#!/bin/sh\necho '   Command={tmp_path}/command/{script}'")
+    scontrol.chmod(0o755)
+
+    def found() -> subprocess.CompletedProcess[str]:
+        environ = os.environ | {
+            "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
+            "SLURM_SUBMIT_DIR": str(tmp_path / "submission"),
+        }
+        return subprocess.run(
+            ["bash", copy],
+            cwd=tmp_path,
+            env=environ,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    assert found().stdout.strip() == str(tmp_path / "command")
+    scontrol.unlink()
+    assert found().stdout.strip() == str(tmp_path / "submission")
+    shutil.rmtree(tmp_path / "submission")
+    lost = found()
+    assert lost.returncode == 2
+    assert "the repository was not found" in last_line(lost.stderr)
 
 
 def test_outside_a_job_it_says_how_to_submit(slurm):
