@@ -9,9 +9,8 @@ preflight::check() {
   local -x TRIAL=0 RUN_DIR PYTHON=$REPO_DIR/launch/node/run_and_answer.sh
   RUN_DIR=$(realpath -m -- "$LOGDIR")/$RUN_NAME
   while ((TRIAL < NEXP - 1)) && trainer::complete "$TRIAL" "$RUN_DIR"; do TRIAL=$((TRIAL + 1)); done
-  if [[ -n ${SEED:-} ]]; then local -x SEED=$((SEED + TRIAL)); fi
   log::info 'checking the configuration'
-  if answers::streamed runner::python env "PYTHON=$python" "$python" -m "${RANK_MODULE:-bert}" --check &&
+  if trial::with_seed answers::streamed runner::python env "PYTHON=$python" "$python" -m "${RANK_MODULE:-bert}" --check &&
     grep -q '^answer ' <<<"$answers_output"; then return 0; fi
   log::die "this configuration cannot run: $(answers::program_error "$answers_output")"
 }

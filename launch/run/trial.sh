@@ -52,13 +52,16 @@ trial::check_finished() {
   for ((TRIAL = 0; TRIAL < NEXP; TRIAL++)); do
     trainer::complete "$TRIAL" "$RUN_DIR" || continue
     # Nothing is written into the folder of a run that this one may turn out not to be.
-    output=$(trial::export_seed && runner::python -m "${RANK_MODULE:-bert}" --check 2>&1) && continue
+    output=$(trial::with_seed runner::python -m "${RANK_MODULE:-bert}" --check 2>&1) && continue
     log::die "this configuration cannot run: $(answers::program_error "$output")"
   done
 }
 
-# Each trial has its own seed.
-trial::export_seed() { if [[ -n ${SEED:-} ]]; then export SEED=$((SEED + TRIAL)); fi; }
+# Runs a command with the seed of the trial TRIAL; SEED stays unset, or empty, where it is.
+trial::with_seed() {
+  if [[ ${SEED:-} ]]; then local -x SEED=$((10#$SEED + TRIAL)); fi
+  "$@"
+}
 
 # One trial: returns 0 (target reached), 3 (not reached), 2 (bad input) or 1 (crashed).
 trial::run() {
@@ -83,9 +86,8 @@ trial::run() {
 
 trial::launch() {
   local -rx TRIAL=$1 CACHE_CLEARED=$2
-  if [[ -n ${SEED:-} ]]; then local -x SEED=$((SEED + TRIAL)); fi
   current=$TRIAL
-  trial::ranks "$RUN_DIR/running_$TRIAL$restart_suffix" "$RUN_DIR/output_$TRIAL.txt" 0
+  trial::with_seed trial::ranks "$RUN_DIR/running_$TRIAL$restart_suffix" "$RUN_DIR/output_$TRIAL.txt" 0
 }
 
 # Moves the trial's files into RUN_DIR; names distinguish complete logs from broken ones.

@@ -370,6 +370,9 @@ def test_each_trial_has_its_own_seed(checkout, seed, seeds):
     given = [rank["SEED"] for rank in checkout.ranks() if rank["RANK"] == "0"]
     assert given == seeds
     checkout.calls_file.unlink()
+    checkout.run(LOCAL, after="export SEED=08 LOGDIR=decimal")
+    assert {rank["SEED"] for rank in checkout.ranks()} == {"8"}
+    checkout.calls_file.unlink()
     checkout.run(LOCAL, after="export NEXP=2 SEED= LOGDIR=elsewhere")
     assert {rank["SEED"] for rank in checkout.ranks()} == {""}, (
         "unset, so that each takes the system's entropy"
