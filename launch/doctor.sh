@@ -36,9 +36,8 @@ doctor::row() {
 # passes, the check.
 doctor::run_check() {
   local -r name=$1 fine=$2
-  shift 2
   local output
-  if output=$("$@" 2>&1 >/dev/null); then
+  if output=$("${@:3}" 2>&1 >/dev/null); then
     doctor::row pass "$name" "$fine"
   else
     doctor::row fail "$name" "${output##*run: error: }"

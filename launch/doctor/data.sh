@@ -3,23 +3,22 @@
 # shellcheck disable=SC2154
 
 doctor::data() {
-  local variable=DATADIR_PHASE2
+  local name training=''
   if [[ ${SYNTH_DATA:-0} == 1 ]]; then
     doctor::row skip data 'SYNTH_DATA=1'
   else
-    if [[ ${PACKED:-1} == 1 ]]; then variable=DATADIR_PHASE2_PACKED; fi
-    doctor::folder "$variable" 'input_preprocessing/prepare_data.sh --outputdir DIR --packed-data'
-    doctor::folder EVALDIR 'input_preprocessing/prepare_data.sh --outputdir DIR --packed-data'
-    doctor::folder CHECKPOINTDIR_PHASE1 'input_preprocessing/prepare_data.sh --outputdir DIR --packed-data'
-    doctor::manifest "${!variable:-}"
+    if doctor::has_config; then training=$(variables::data); else doctor::needs_config 'training data'; fi
+    for name in ${training:+"$training"} EVALDIR CHECKPOINTDIR_PHASE1; do doctor::folder "$name"; done
+    name=${training:-EVALDIR} # of the same --outputdir
+    doctor::manifest "${!name:-}"
   fi
   doctor::trainer
 }
 
 doctor::folder() {
-  local -r variable=$1 fix=$2
-  local -r folder=${!variable:-}
-  local count outside
+  local -r variable=$1 folder=${!1:-}
+  local count outside fix='input_preprocessing/prepare_data.sh --outputdir DIR'
+  if [[ $(variables::data) == *_PACKED ]]; then fix+=' --packed-data'; fi
   if [[ ! $folder ]]; then
     doctor::row fail "$variable" 'not set' 'source env.sh'
   elif [[ ! -d $folder || ! -r $folder ]]; then

@@ -24,11 +24,10 @@ node_state::lock_clocks() {
 
 # With STAGE_DIR, copies the data to every node, and points the data variables to the copies.
 node_state::stage() {
-  local variable=DATADIR_PHASE2 name
+  local name
   local -a sources=()
   if [[ ! ${STAGE_DIR:-} ]]; then return 0; fi
-  if [[ ${PACKED:-1} == 1 ]]; then variable=DATADIR_PHASE2_PACKED; fi
-  for name in "$variable" EVALDIR; do
+  for name in "$(variables::data)" EVALDIR; do
     [[ ${!name:-} ]] || log::die "STAGE_DIR is set, and $name is not"
     sources+=("$name=$(realpath -- "${!name}")")
     export "$name=$STAGED/$name"

@@ -27,6 +27,13 @@ variables::check_names() {
 # shellcheck source=launch/run/exports.sh
 source "$REPO_DIR/launch/run/exports.sh"
 
+# Prints the variable of the training data that PACKED selects, whose words and default are the trainer's.
+variables::data() {
+  local packed
+  read -r packed <<<"${PACKED:-}" # without spaces around it
+  case ${packed,,} in 1 | true | yes | on) echo DATADIR_PHASE2_PACKED ;; *) echo DATADIR_PHASE2 ;; esac
+}
+
 # Sources the launcher's side of the trainer RANK_MODULE.
 variables::trainer() {
   [[ -r $REPO_DIR/launch/run/trainer_${RANK_MODULE:-bert}.sh ]] || log::die "RANK_MODULE=$RANK_MODULE: expected bert or finetune"
@@ -67,9 +74,8 @@ variables::check() {
 }
 
 variables::one_of() {
-  local -r name=$1
-  shift
-  [[ " $* " == *" ${!name} "* ]] || log::die "$name='${!name}': expected one of $*"
+  local -r name=$1 choices=${*:2}
+  [[ " $choices " == *" ${!name} "* ]] || log::die "$name='${!name}': expected one of $choices"
 }
 
 # Sets RUN_NAME. That of an earlier run continues it. A rehearsal has a name and checkpoints of its own: the run to come is another.

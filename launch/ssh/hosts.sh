@@ -17,9 +17,7 @@ hosts::load() {
     # shellcheck source=/dev/null
     source "$config"
   fi
-  if [[ -n ${INPUT_DIR:-} ]]; then
-    if [[ ${PACKED:-0} == 1 ]]; then export DATADIR_PHASE2_PACKED=$INPUT_DIR; else export DATADIR_PHASE2=$INPUT_DIR; fi
-  fi
+  if [[ -n ${INPUT_DIR:-} ]]; then export "$(variables::data)=$INPUT_DIR"; fi
   if [[ -n ${EVAL_DIR:-} ]]; then export EVALDIR=$EVAL_DIR; fi
   if [[ -n ${CHECKPOINTDIR_PHASE1:-} && -z ${INIT_CHECKPOINT+x} ]]; then
     export INIT_CHECKPOINT=$CHECKPOINTDIR_PHASE1/model.ckpt-28252.pt

@@ -367,6 +367,8 @@ def test_without_a_config_only_what_needs_one_is_skipped(site):
     assert found["checkpoint, run"][0] == "skip"
     assert "config" in found["checkpoint, run"][2]
     assert found["EVALDIR"][0] == "pass", "env.sh was sourced"
+    assert found["training data"][0] == "skip", "which it is, a config says"
+    assert found["data manifest"][0] == "pass"
 
 
 def test_machines_that_ssh_does_not_reach_fail(site):

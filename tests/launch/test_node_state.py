@@ -7,9 +7,13 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
+
+from bert.data.loader import LoaderConfig
+from common.env import BOOLEANS, from_env
 
 from ..waiting import wait_until
 
@@ -152,6 +156,36 @@ def test_ranks_read_data_staged_to_the_nodes_disk_which_is_removed_at_the_end(
     assert f"reads {data}/bert_" in output
     assert "['e.hdf5']" in output
     assert list(data.iterdir()) == []
+
+
+def test_without_packed_the_folder_is_staged_that_the_trainer_reads(checkout, data):
+    unpacked = data.parent / "data" / "hdf5" / "training-4320"
+    unpacked.mkdir(parents=True)
+    (unpacked / "u.hdf5").write_text("u")
+    trainer = checkout.root / "implementations" / "bert" / "__main__.py"
+    trainer.write_text(SEES.replace("_PACKED", "") + trainer.read_text())
+    done = checkout.run(LOCAL, after="unset PACKED")
+    assert "staged 2 files, " in done.stderr
+    assert f"reads {data}/bert_" in (checkout.run_dir / "output_0.txt").read_text()
+
+
+@pytest.mark.parametrize("word", ["", *BOOLEANS, "True", " YES "])
+def test_the_launcher_reads_packed_as_the_trainer_does(repository, word):
+    script = (
+        "source launch/run/variables.sh; variables::data; unset PACKED; variables::data"
+    )
+    environ = os.environ | {"REPO_DIR": str(repository), "PACKED": word}
+    said = subprocess.run(
+        ["bash", "-euc", script],
+        cwd=repository,
+        env=environ,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    for environment, variable in zip(({"PACKED": word}, {}), said.split(), strict=True):
+        packed = from_env(LoaderConfig, {"BATCHSIZE": "1"} | environment).packed
+        assert (variable == "DATADIR_PHASE2_PACKED") == packed
 
 
 def stage(checkout, target: Path, **env: str):
