@@ -262,7 +262,7 @@ class PretrainingConfig(ModelFiles, Hardware):
             # Under both names, as NVIDIA's logs have it.
             "num_warmup_steps": warmup_steps,
             "start_warmup_step": start_warmup_step,
-            "opt_lamb_learning_rate_decay_poly_power": self.schedule.degree,
+            "opt_lamb_learning_rate_decay_poly_power": self.schedule.rule.degree,
             "opt_end_learning_rate": self.schedule.end_lr,
             **self.optim.hyperparameters(),
             "opt_gradient_clip_norm": self.optim.max_grad_norm,

@@ -1,9 +1,102 @@
 """Learning-rate rules, LR_SCHEDULE: pure functions of the step."""
 
-from collections.abc import Callable
+# The rules, whose names LR_SCHEDULE chooses from, come before the config that they read.
+from __future__ import annotations
+
+from collections.abc import Callable, Set
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from common.env import ConfigError, env
+
+
+class ScheduleRule(NamedTuple):
+    """A rule, and what is particular to it."""
+
+    # Of a step from 1 on; raises ConfigError for settings that it cannot follow.
+    rate: Callable[[int, ScheduleConfig], float]
+    # Variables that not all rules use.
+    uses: Set[str] = frozenset()
+    # The warm-up, LR * step / its steps, need not end with a whole step; rate is of what follows.
+    by_share: bool = False
+    # Power of the decay, which the MLPerf log states: opt_lamb_learning_rate_decay_poly_power.
+    degree: float = 1.0
+
+
+def mlperf(step: int, config: ScheduleConfig) -> float:
+    """The rule of the published MLPerf BERT submissions.
+
+    With o = 1 if the warm-up starts at 0 else 0 and t = step - o - start: base * t / warmup while t
+    < warmup, then end + (base - end) * (1 - (step - o) / decay_steps), and end after those steps.
+    The two branches need not meet: the published rule drops where warm-up ends (at 434x8, from 1.0
+    to 0.60 of the base), and runs are comparable only if it is kept.
+    """
+    warmup, start = config.warmup
+    # The published code counts steps from 0 here, and from 1 where START_WARMUP_STEP is set.
+    progress = step - 1 if start == 0 else step
+    # With a start far below 0 and a warm-up shorter than that, as published for GB200, never.
+    if progress - start < warmup:
+        # 0 before a warm-up that starts later than the run.
+        return config.lr * max(0.0, (progress - start) / warmup)
+    return config.end_lr + (config.lr - config.end_lr) * _left(progress, config)
+
+
+def dle(step: int, config: ScheduleConfig) -> float:
+    """NVIDIA's DeepLearningExamples: with t = step / length, base * sqrt(1 - t), which falls where
+    warm-up ends.
+    """
+    return config.lr * _left(step, config) ** config.rule.degree
+
+
+def poly(step: int, config: ScheduleConfig) -> float:
+    """Habana's BERT-1.5B and 5B: a constant stretch, then a line to 0."""
+    flat = config.warmup_share + config.constant_proportion
+    if step / config.length < flat:
+        return config.lr
+    decay = 1 - config.warmup_share - config.constant_proportion
+    return config.lr * _left(step, config) / decay if decay > 0 else 0.0
+
+
+def linear(step: int, config: ScheduleConfig) -> float:
+    """Fine-tuning's: a line from the base to 0."""
+    decay = 1 - config.warmup_share
+    left = _left(step, config)
+    return (
+        config.lr * left / decay if decay > 0 else config.lr * (step <= config.length)
+    )
+
+
+def samsung(step: int, config: ScheduleConfig) -> float:
+    """Samsung's 1,024 GPUs of v1.1: with D the length and W the warm-up, base * (step - start) / W,
+    then a line that reaches END_LR at D.
+
+    The line is base only at step W: where the warm-up starts before 0, it is entered earlier, above
+    base.
+    """
+    warmup, start = config.warmup
+    if warmup >= config.length:
+        raise ConfigError(
+            f"LR_SCHEDULE=samsung: a warm-up of {warmup} of {config.length} steps leaves none to decay"
+        )
+    if step > config.length:
+        return config.end_lr
+    if step - start < warmup:
+        return config.lr * (step - start) / warmup
+    share = (step - warmup) / (config.length - warmup)
+    return config.end_lr + (config.lr - config.end_lr) * (1 - share)
+
+
+def _left(step: int, config: ScheduleConfig) -> float:
+    return max(0.0, 1 - step / config.length)
+
+
+RULES = {
+    "mlperf": ScheduleRule(mlperf, {"END_LR", "START_WARMUP_STEP"}),
+    "dle": ScheduleRule(dle, by_share=True, degree=0.5),
+    "poly": ScheduleRule(poly, {"CONSTANT_PROPORTION"}, by_share=True),
+    "linear": ScheduleRule(linear, by_share=True),
+    "samsung": ScheduleRule(samsung, {"END_LR", "START_WARMUP_STEP"}),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,7 +108,7 @@ class ScheduleConfig:
     schedule: str = env(
         "LR_SCHEDULE",
         "mlperf",
-        choices=("mlperf", "dle", "poly", "linear", "samsung"),
+        choices=tuple(RULES),
         doc="learning-rate rule, see docs/train.md",
     )
     lr: float = env("LR", above=0, at_most=10, doc="base learning rate")
@@ -72,13 +165,13 @@ class ScheduleConfig:
             raise ConfigError(
                 "WARMUP_STEPS and WARMUP_PROPORTION are both set: leave one of them at 0"
             )
-        changed = {
-            "END_LR": self.end_lr != 0,
-            "START_WARMUP_STEP": self.start_warmup_step != 0,
-            "CONSTANT_PROPORTION": self.constant_proportion != 0,
+        values = {
+            "END_LR": self.end_lr,
+            "START_WARMUP_STEP": self.start_warmup_step,
+            "CONSTANT_PROPORTION": self.constant_proportion,
         }
-        is_set = {name for name, differs in changed.items() if differs}
-        if unused := is_set - RULES[self.schedule][1]:
+        is_set = {name for name, value in values.items() if value}
+        if unused := is_set - self.rule.uses:
             raise ConfigError(
                 f"LR_SCHEDULE={self.schedule} does not use {', '.join(sorted(unused))}: leave it unset"
             )
@@ -87,16 +180,10 @@ class ScheduleConfig:
                 "START_WARMUP_STEP without WARMUP_STEPS: set WARMUP_STEPS, or START_WARMUP_STEP=0"
             )
         # Shares overlap above 1, and nothing is left to decay.
-        if (
-            RULES[self.schedule][0] is by_share
-            and self.warmup_share + self.constant_proportion > 1
-        ):
+        if self.rule.by_share and self.warmup_share + self.constant_proportion > 1:
             shares = f"CONSTANT_PROPORTION={self.constant_proportion:g} and a warm-up of {self.warmup_share:g}"
             raise ConfigError(f"{shares} of the steps: expected a sum of at most 1")
-        if self.schedule == "samsung" and (warmup := self.warmup[0]) >= self.length:
-            raise ConfigError(
-                f"LR_SCHEDULE=samsung: a warm-up of {warmup} of {self.length} steps leaves none to decay"
-            )
+        learning_rate(1, self)  # the rule may refuse
 
     @property
     def length(self) -> int:
@@ -114,90 +201,20 @@ class ScheduleConfig:
     @property
     def warmup_share(self) -> float:
         """The warm-up as a share of the schedule's length."""
-        return (
-            self.warmup_steps / self.length
-            if self.warmup_steps
-            else self.warmup_proportion
-        )
+        return self.warmup_steps / self.length or self.warmup_proportion
 
     @property
-    def degree(self) -> float:
-        """Power of the decay, which the MLPerf log states."""
-        # 1 is the benchmark's opt_lamb_learning_rate_decay_poly_power.
-        return 0.5 if self.schedule == "dle" else 1.0
-
-
-def mlperf(step: int, config: ScheduleConfig) -> float:
-    """The rule of the published MLPerf BERT submissions.
-
-    With o = 1 if the warm-up starts at 0 else 0 and t = step - o - start: base * t / warmup while t
-    < warmup, then end + (base - end) * (1 - (step - o) / decay_steps), and end after those steps.
-    The two branches need not meet: the published rule drops where warm-up ends (at 434x8, from 1.0
-    to 0.60 of the base), and runs are comparable only if it is kept.
-    """
-    warmup, start = config.warmup
-    # The published code counts steps from 0 here, and from 1 where START_WARMUP_STEP is set.
-    progress = step - 1 if start == 0 else step
-    # With a start far below 0 and a warm-up shorter than that, as published for GB200, never.
-    if progress - start < warmup:
-        # 0 before a warm-up that starts later than the run.
-        return config.lr * max(0.0, (progress - start) / warmup)
-    remaining = max(0.0, 1.0 - progress / config.length)
-    return config.end_lr + (config.lr - config.end_lr) * remaining
-
-
-def by_share(step: int, config: ScheduleConfig) -> float:
-    """dle, poly and linear: with t = step / length, base * t / warmup, then a decay that reaches 0
-    at t = 1.
-
-    dle (NVIDIA's DeepLearningExamples): base * sqrt(1 - t), which falls where warm-up ends. poly
-    (Habana's BERT-1.5B and 5B): a constant stretch, then a line. linear (fine-tuning's): a line
-    from the base.
-    """
-    t, warmup, lr = step / config.length, config.warmup_share, config.lr
-    left = max(0.0, 1 - t)
-    # Warm-up is the same line in all three; they differ in what follows.
-    if t < warmup:
-        return lr * t / warmup
-    if config.schedule == "dle":
-        return lr * left**config.degree
-    if config.schedule == "linear":
-        return lr * left / (1 - warmup) if warmup < 1 else lr * (t <= 1)
-    if t < warmup + config.constant_proportion:
-        return lr
-    decay = 1 - warmup - config.constant_proportion
-    return lr * left / decay if decay > 0 else 0.0
-
-
-def samsung(step: int, config: ScheduleConfig) -> float:
-    """Samsung's 1,024 GPUs of v1.1: with D the length and W the warm-up, base * (step - start) / W,
-    then a line that reaches END_LR at D.
-
-    The line is base only at step W: where the warm-up starts before 0, it is entered earlier, above
-    base.
-    """
-    warmup, start = config.warmup
-    if step > config.length:
-        return config.end_lr
-    if step - start < warmup:
-        return config.lr * (step - start) / warmup
-    share = (step - warmup) / (config.length - warmup)
-    return config.end_lr + (config.lr - config.end_lr) * (1 - share)
-
-
-# Function of each rule, and those variables it uses that not all rules do.
-RULES: dict[str, tuple[Callable[[int, ScheduleConfig], float], set[str]]] = {
-    "mlperf": (mlperf, {"END_LR", "START_WARMUP_STEP"}),
-    "dle": (by_share, set()),
-    "poly": (by_share, {"CONSTANT_PROPORTION"}),
-    "linear": (by_share, set()),
-    "samsung": (samsung, {"END_LR", "START_WARMUP_STEP"}),
-}
+    def rule(self) -> ScheduleRule:
+        """That of the schedule's name."""
+        return RULES[self.schedule]
 
 
 def learning_rate(step: int, config: ScheduleConfig) -> float:
     """Learning rate of optimizer step ``step`` (1 is the first)."""
-    return RULES[config.schedule][0](step, config)
+    t, warmup = step / config.length, config.warmup_share
+    if config.rule.by_share and t < warmup:
+        return config.lr * t / warmup
+    return config.rule.rate(step, config)
 
 
 def describe(config: ScheduleConfig) -> str:
@@ -205,8 +222,7 @@ def describe(config: ScheduleConfig) -> str:
     last step.
     """
     warmup, start = config.warmup
-    # These warm up over a share of the steps, whose end need not be a whole step.
-    if RULES[config.schedule][0] is by_share:
+    if config.rule.by_share:
         warmup = round(config.length * config.warmup_share)
     steps = (
         1,

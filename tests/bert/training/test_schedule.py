@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bert.training.schedule import ScheduleConfig, describe, learning_rate
+from bert.training.schedule import RULES, ScheduleConfig, describe, learning_rate
 from common.env import ConfigError
 
 
@@ -214,6 +214,11 @@ def test_a_setting_the_rule_does_not_use_is_refused_by_name(schedule, settings, 
 def test_a_schedule_without_room_is_refused(settings, message):
     with pytest.raises(ConfigError, match=message):
         ScheduleConfig(lr=1.0, max_steps=10, **settings).check()
+
+
+def test_every_rule_is_documented(repository):
+    table = (repository / "docs" / "train.md").read_text(encoding="utf-8")
+    assert [rule for rule in RULES if f"\n| `{rule}` |" not in table] == []
 
 
 def test_the_schedule_is_described_by_four_rates():
