@@ -6,11 +6,14 @@ tasks: tests/bert/training/test_another_task.py.
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import json
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -24,12 +27,15 @@ from bert.kernels.support import triton_support
 from bert.kernels.support.cases import Case
 from bert.model.bert import Losses
 from bert.pretraining.config import PretrainingConfig
+from bert.training.schedule import ScheduleRule
 from bert.training.step import StepResult
-from common.env import from_env
+from certify import hardware
+from common.env import ConfigError, from_env
 from input_preprocessing import STAGES
 from input_preprocessing.stage import cli
 from review.acceptance.journal import Reason
 from review.acceptance.records import Records
+from review.acceptance.schema import TABLES
 
 from .bert.kernels.test_fused import compare
 from .configs.test_configs import BERT_LARGE, CONFIGS, exports
@@ -85,6 +91,77 @@ def test_a_metric_is_one_line(edited: Edited) -> None:
         )
     progress.report(3, 3)
     assert told[0]["span_steps"] == 3
+
+
+def test_a_schedule_is_a_function_and_a_line(edited: Edited) -> None:
+    schedule = edited(
+        "bert.training.schedule",
+        {'    "linear": ScheduleRule(linear, by_share=True),\n': '"flat": flat,\n'},
+        flat=ScheduleRule(lambda step, config: config.lr, by_share=True),
+    )
+    environ = {"LR": "0.5", "MAX_STEPS": "8", "WARMUP_STEPS": "2"}
+    config = from_env(schedule.ScheduleConfig, environ | {"LR_SCHEDULE": "flat"})
+    config.check()
+    assert schedule.describe(config).startswith("flat: 0.25 at step 1, 0.5 at step 2,")
+    with pytest.raises(ConfigError, match="LR_SCHEDULE=flat does not use END_LR"):
+        replace(config, end_lr=0.1).check()
+
+
+def test_an_area_of_the_acceptance_test_is_an_entry_and_a_line(
+    edited: Edited, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(TABLES["areas"], "labels", "labels of nodes")
+    coverage = edited(
+        "review.acceptance.coverage",
+        {
+            '        reasons["telemetry"] = NO_NVML\n': '    reasons["labels"] = "none"\n'
+        },
+    )
+    gap = coverage.Gap("node1", "labels of nodes", "none", ("labels",))
+    assert gap in coverage.gaps(make(2, 4), {}, True)
+
+
+def test_a_port_counter_is_a_word(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    counter = tmp_path / "sys/class/infiniband/mlx5_0/ports/1/counters/discards"
+    counter.parent.mkdir(parents=True)
+    counter.write_text("7\n")
+    names = [*TABLES["port_counters"], "discards"]
+    monkeypatch.setitem(TABLES, "port_counters", names)
+    counts = hardware.health(hardware.Gpus([]), tmp_path)["mlx5_0/1"]
+    assert counts["discards"] == 7
+
+
+def test_what_contributing_names_is_made_in_the_file_that_it_names(
+    repository: Path,
+) -> None:
+    text = (repository / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    places = re.findall(r"`(\w+)`,? of\s`([\w/]+\.(?:py|yaml))`", text)
+    assert len(places) > 10
+    for name, file in places:
+        candidates = [
+            path
+            for root in ("implementations", "input_preprocessing", "review", "tests")
+            for path in (repository / root).rglob("*" + Path(file).suffix)
+            if f"/{path.relative_to(repository)}".endswith(f"/{file}")
+        ]
+        assert any(_makes(path, name) for path in candidates), f"{name} of {file}"
+
+
+def _makes(path: Path, name: str) -> bool:
+    """Whether a file has this key, function, class or value, itself and not by another name."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".yaml":
+        return re.search(rf"^{name}:", text, re.MULTILINE) is not None
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name:
+            return True
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            if any(isinstance(t, ast.Name) and t.id == name for t in targets):
+                return isinstance(node.value, ast.Dict | ast.Tuple | ast.List)
+    return False
 
 
 def test_an_acceptance_check_is_a_function_and_a_line(edited: Edited) -> None:
