@@ -3,7 +3,7 @@
 # synthetic data, without checkpoint or data set: docs/certify.md.
 #   [source configs/config_<SYSTEM>_....sh;] ./certify.sh [--quick]   the config's batch and model, or BERT-large on all GPUs
 # --quick: stages of 2 seconds, no other tools, and a one-line verdict, for a health check between jobs.
-# DEVICE=cpu: tests the CPUs, of a machine that has no GPU to begin with also without it.
+# DEVICE=cpu: tests the CPUs. A machine without any sign of a GPU is tested so by itself.
 # Exit status: 0 pass, 3 pass with warnings, 1 fail, 2 bad input.
 set -euo pipefail
 REPO_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Sources parts of the launcher, by their paths in launch/ without .sh. Usage: source launch/load.sh run/log run/child ...
-# A part may load others: each of these loops has its own list.
+# A part may load others by the same loop: the arguments of `source` are the positional parameters within that call alone.
 for part; do
   # shellcheck source=/dev/null
   source "$REPO_DIR/launch/$part.sh"

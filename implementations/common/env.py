@@ -4,12 +4,13 @@
 A component declares its settings once, in a frozen keyword-only dataclass::
 
     @dataclass(frozen=True, kw_only=True)
-    class Config:
+    class ScheduleConfig:
         lr: float = env("LR", above=0)                          # required
         max_steps: int = env("MAX_STEPS", 1000, at_least=1)     # with its only default
 
-and ``from_env(Config, os.environ)`` builds it, or stops with one line that names the variable, its
-value and what was expected. This is the only module of the package that reads the environment.
+and ``from_env(ScheduleConfig, os.environ)`` builds it, or stops with one line that names the
+variable, its value and what was expected. This is the only module of the package that reads the
+environment.
 """
 
 import contextlib
@@ -82,7 +83,7 @@ class Variable:
         ]
         return ", ".join([words, *limits]) + ", or auto" * self.auto
 
-    def meant(self, text: str) -> str:
+    def suggestion(self, text: str) -> str:
         """The choice closest to ``text``, ignoring case and punctuation; empty if none is close."""
         # Case and punctuation aside: sdpa-loop and SDPA_LOOP are one word.
         plain = {
@@ -224,7 +225,7 @@ def _read(field: dataclasses.Field[Any], hint: Any, environ: Mapping[str, str]) 
         value = _parse(text, kind)
         if variable.allows(value):
             return value
-    hint = f"; did you mean {meant}?" if (meant := variable.meant(text)) else ""
+    hint = f"; did you mean {near}?" if (near := variable.suggestion(text)) else ""
     raise ConfigError(
         f"{variable.name}={text!r}: expected {variable.expectation(kind)}{hint}"
     )

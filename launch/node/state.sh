@@ -17,7 +17,7 @@ node_state::check() {
 
 node_state::lock_clocks() {
   if [[ ! ${GPU_CLOCKS:-} ]]; then return 0; fi
-  answers::everywhere "$REPO_DIR/launch/node/clocks.sh" set ||
+  answers::run_on_all_nodes "$REPO_DIR/launch/node/clocks.sh" set ||
     answers::die "GPU_CLOCKS=$GPU_CLOCKS: not set on every node" "$answers_output"
   log::info "GPU clocks locked to $GPU_CLOCKS MHz on every node until the end"
 }
@@ -33,7 +33,7 @@ node_state::stage() {
     export "$name=$STAGED/$name"
   done
   log::info "staging to $STAGED on every node: ${sources[*]}"
-  answers::everywhere "$REPO_DIR/launch/node/stage.sh" "$STAGED" "${sources[@]}" ||
+  answers::run_on_all_nodes "$REPO_DIR/launch/node/stage.sh" "$STAGED" "${sources[@]}" ||
     answers::die "STAGE_DIR=$STAGE_DIR: not staged on every node" "$answers_output"
   local -r digests=$(sed -n 's/^staged //p' <<<"$answers_output" | sort -u)
   (($(wc -l <<<"$digests") == 1)) ||
@@ -50,11 +50,11 @@ node_state::drop_caches() {
   case $CLEAR_CACHES in
     0) return 1 ;;
     require)
-      answers::everywhere "$REPO_DIR/launch/node/drop_caches.sh" || log::die "CLEAR_CACHES=require, and the page caches were not dropped:" \
+      answers::run_on_all_nodes "$REPO_DIR/launch/node/drop_caches.sh" || log::die "CLEAR_CACHES=require, and the page caches were not dropped:" \
         "allow 'sudo sysctl' as launch/doctor.sh says, or set CLEAR_CACHES=1"
       ;;
     1)
-      answers::everywhere "$REPO_DIR/launch/node/drop_caches.sh" && return
+      answers::run_on_all_nodes "$REPO_DIR/launch/node/drop_caches.sh" && return
       log::warn "page caches not dropped (launch/doctor.sh says what sudo must allow): a closed run on GPUs will not start"
       return 1
       ;;

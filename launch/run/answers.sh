@@ -6,7 +6,7 @@
 declare answers_output=''
 
 # Runs a command on every node; true only if each reports success. answers_output: all output.
-answers::everywhere() {
+answers::run_on_all_nodes() {
   answers_output=$(runner::everywhere "$REPO_DIR/launch/node/run_and_answer.sh" "$@" 2>&1) && answers::complete "$answers_output"
 }
 

@@ -5,7 +5,7 @@
 # State of the loop: failures so far, reason per failed trial, current trial, its process group, the signal that ends the attempt.
 declare -a failures=() reasons=()
 declare current='' group='' interrupted=''
-declare -i patience=20 deadline=0 # seconds that ranks get to end after a signal to this script; when that time is over
+declare -i shutdown_seconds=20 deadline=0 # that ranks get to end after a signal to this script; when they are over
 
 trial::conclude() {
   local list
@@ -45,7 +45,7 @@ trial::interrupted() {
   local -r signal=$1 status=$2
   local reason
   IFS=$' \t\n' # the signal may have come within `IFS= read`
-  deadline=$((SECONDS + patience))
+  deadline=$((SECONDS + shutdown_seconds))
   interrupted=$signal
   trap '' INT TERM HUP QUIT USR1
   trial::signal_group "$signal"

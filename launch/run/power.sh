@@ -3,13 +3,13 @@
 # files of the MLPerf power rules, written by review.results.energy from the samples between run_start and run_stop.
 # shellcheck disable=SC2154 # RUN_DIR and lock_file are of variables.sh, deadline is of ending.sh
 
-readonly POWER_PATIENCE=60 # seconds after the stop request, after which a reading counts as hung
+readonly STOP_SECONDS=60 # seconds after the stop request, after which a reading counts as hung
 declare power_job='' power_folder=''
 
 # Stops with one line if a node cannot read its power.
 power::check() {
   if [[ $POWER != 1 ]]; then return 0; fi
-  answers::everywhere "$REPO_DIR/launch/node/power_sampler.sh" check ||
+  answers::run_on_all_nodes "$REPO_DIR/launch/node/power_sampler.sh" check ||
     answers::die "POWER=1: not every node can measure its power" "$answers_output"
 }
 
@@ -31,7 +31,7 @@ power::start() {
 power::stop() {
   if [[ -z $power_job ]]; then return 0; fi
   touch -- "$power_folder/stop"
-  local seconds=$POWER_PATIENCE
+  local seconds=$STOP_SECONDS
   if ((deadline)); then seconds=$((deadline > SECONDS ? deadline - SECONDS + 3 : 3)); fi # Slurm waits no longer
   child::wait "$power_job" "$seconds" ||
     log::warn "power was not sampled to the end on every node: $(tail -n 1 -- "$power_folder/errors")"

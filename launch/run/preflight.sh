@@ -24,7 +24,7 @@ preflight::outputs() {
     export "$name=$(realpath -ms -- "${!name}")"
     if [[ ${!name} == "$(realpath -ms -- "$LOGDIR")"/* ]]; then continue; fi
     # shellcheck disable=SC2016 # of the inner shell
-    answers::everywhere bash -c 'mkdir -p -- "$1" && { [[ $2 != CHECKPOINT_DIR ]] || { probe=$(mktemp -d -p "$1") && rmdir -- "$probe"; }; }' \
+    answers::run_on_all_nodes bash -c 'mkdir -p -- "$1" && { [[ $2 != CHECKPOINT_DIR ]] || { probe=$(mktemp -d -p "$1") && rmdir -- "$probe"; }; }' \
       - "${!name}" "$name" || answers::die "$name=${!name}: not a folder on every node" "$answers_output"
   done
 }

@@ -2,7 +2,7 @@
 # On one node of a job, outside containers, from before the first attempt to the end: undoes what the job did to the node when Slurm
 # ends the job, since no step can be started for that any more, and has the job requeued if Slurm loses the node of its script, in
 # whatever phase: with --no-kill nobody else would. Started by slurm/supervisor.sh, one a node, in the order of the nodes.
-# shellcheck disable=SC2034,SC2154 # patience is for job.sh, restart_text is of restart.sh
+# shellcheck disable=SC2034,SC2154 # restart_text is of restart.sh
 set -uo pipefail
 REPO_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd -P)
 readonly REPO_DIR
@@ -10,7 +10,6 @@ readonly REPO_DIR
 source "$REPO_DIR/launch/load.sh" run/log run/restart slurm/job slurm/requeue ${CHECKPOINT_DIR:+"run/trainer_${RANK_MODULE:-bert}"}
 readonly INTERVAL=20 # seconds between two looks of the first node that may have to act
 readonly ASKING=8    # nodes that look, each more rarely than the one before it, so that the controller is not asked by all at once
-patience=30          # for the controller
 
 guard::undo() {
   trap '' TERM INT HUP

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # The Slurm job of a run: checks that the allocation fits the config, prepares srun, and finds out how and why Slurm ends the
 # job. Sourced by run.sub and certify.sub.
-# shellcheck disable=SC2034,SC2154 # patience is for ending.sh, nodes is the sourcing script's
+# shellcheck disable=SC2034,SC2154 # shutdown_seconds is for ending.sh, nodes is the sourcing script's
 
 declare -a step=() step_options=() # the start of a step, by slurm::step; its options that are the same for all
 declare step_problem=''
-declare -i patience=20 # seconds that ranks get to end after a signal to this script
+declare -i shutdown_seconds=20 # that ranks get to end after a signal to this script
 
 slurm::check() {
   local -r wanted=$((DGXNNODES + SPARE_NODES))
@@ -48,7 +48,7 @@ slurm::options() {
   if grep -q '^TaskPlugin.*affinity' <<<"$config"; then step_options+=(--cpu-bind=none); fi
   # A step that does not ask for GPUs gets none, even in a job that has them all.
   if [[ ${DEVICE:-auto} != cpu && $gres != none && -n ${SLURM_GPUS_ON_NODE:-} ]]; then step_options+=(--gres="$gres:$DGXNGPU"); fi
-  slurm::patience "$config"
+  slurm::shutdown_seconds "$config"
 }
 
 # Sets the array step, the command prefix of a step on these nodes.
@@ -112,14 +112,14 @@ slurm::run_name() {
 
 # Sets how long the ranks may take to end: Slurm kills this script too, KillWait seconds after its first signal, and the last
 # line must be printed before. Argument: Slurm's configuration.
-slurm::patience() {
+slurm::shutdown_seconds() {
   local -r kill_wait=$(sed -n 's/^KillWait *= *\([0-9]*\).*/\1/p' <<<"$1")
-  patience=$((${kill_wait:-30} * 2 / 3))
+  shutdown_seconds=$((${kill_wait:-30} * 2 / 3))
 }
 
 # This job as shown by Slurm, in one line; nothing if the controller does not answer in time.
 slurm::job() {
-  timeout --signal=KILL "$((patience < 18 ? patience / 2 + 1 : 10))" \
+  timeout --signal=KILL "$((shutdown_seconds < 18 ? shutdown_seconds / 2 + 1 : 10))" \
     scontrol --oneliner show job "$SLURM_JOB_ID" 2>/dev/null || true
 }
 
@@ -128,7 +128,7 @@ slurm::time_limit_near() {
   local -r end=$(slurm::job | sed -n 's/.* EndTime=\([^ ]*\).*/\1/p')
   local left=0
   if [[ $end == ????-??-??T* ]]; then left=$(($(date -d "$end" +%s) - $(date +%s) - 30)); fi
-  if ((left > patience)); then patience=$((left < 600 ? left : 600)); fi
+  if ((left > shutdown_seconds)); then shutdown_seconds=$((left < 600 ? left : 600)); fi
   trial::interrupted USR1 143
 }
 

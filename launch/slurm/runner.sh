@@ -4,7 +4,7 @@
 # shellcheck source=launch/slurm/job.sh
 source "$REPO_DIR/launch/slurm/job.sh"
 declare -a srun=() container=()
-readonly SWEEP_PATIENCE=60 UNDO_PATIENCE=300 # seconds: containers and staged data are large
+readonly SWEEP_SECONDS=60 UNDO_SECONDS=300 # seconds: containers and staged data are large
 
 runner::prepare() {
   trap slurm::time_limit_near USR1 # two minutes before the time limit, see --signal in run.sub
@@ -24,11 +24,11 @@ runner::prepare() {
 runner::sweep() {
   set -m
   {
-    runner::everywhere timeout -k 5 "$SWEEP_PATIENCE" "$REPO_DIR/launch/node/cleanup.sh" leftovers 2>&1 | { grep --line-buffered '^run: ' >&2 || true; }
+    runner::everywhere timeout -k 5 "$SWEEP_SECONDS" "$REPO_DIR/launch/node/cleanup.sh" leftovers 2>&1 | { grep --line-buffered '^run: ' >&2 || true; }
   } &
   group=$! # trial::interrupted ends it
   set +m
-  child::wait "$group" "$((SWEEP_PATIENCE + 30))" || log::warn 'leftovers of dead jobs could not be removed from the nodes'
+  child::wait "$group" "$((SWEEP_SECONDS + 30))" || log::warn 'leftovers of dead jobs could not be removed from the nodes'
   group=''
 }
 
@@ -63,7 +63,7 @@ runner::cleanup() {
   mapfile -t failed < <(awk -F '\t' '$1 ~ /^(lost|missing|unfit|broken)$/ { print $3 }' "$ATTEMPT_STATUS" | sort -u)
   mapfile -t fit < <(printf '%s\n' "${nodes[@]}" | grep -vxF -f <(printf '%s\n' "${failed[@]:-}"))
   if ((${#failed[@]})); then runner::undo 30 "${failed[@]}" & fi
-  if ((${#fit[@]})); then runner::undo "$UNDO_PATIENCE" "${fit[@]}"; fi
+  if ((${#fit[@]})); then runner::undo "$UNDO_SECONDS" "${fit[@]}"; fi
   wait
 }
 

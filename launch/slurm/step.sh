@@ -3,14 +3,14 @@
 # over, which for a node that is lost must not be never; and a controller that was restarted refuses each step with --exclude at once
 # ("Memory required by task is not available") until its nodes have answered. Any other error is final, and so is a node that Slurm
 # has taken from the job. Usage: step.sh 'NODE...' OPTION... COMMAND...
-# shellcheck disable=SC2034,SC2154 # patience is for job.sh
+# shellcheck disable=SC2034,SC2154 # shutdown_seconds is for job.sh
 set -uo pipefail
 # shellcheck source=launch/slurm/job.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/job.sh"
 read -ra nodes <<<"$1"
 shift
-readonly REFUSED=86          # exit status of srun for its own errors
-readonly TRY=20 PATIENCE=300 # seconds
+readonly REFUSED=86           # exit status of srun for its own errors
+readonly TRY=20 ALL_TRIES=300 # seconds
 signalled=''
 
 step::lost() { printf '%s\n' "${nodes[@]}" | grep -qvxF -f <(slurm::nodes); }
@@ -21,7 +21,7 @@ while :; do
   begun=$SECONDS status=0
   SLURM_EXIT_ERROR=$REFUSED srun --immediate="$TRY" "$@" || status=$?
   if ((status != REFUSED)); then exit "$status"; fi
-  if [[ $signalled ]] || ((SECONDS >= PATIENCE)); then exit 1; fi
+  if [[ $signalled ]] || ((SECONDS >= ALL_TRIES)); then exit 1; fi
   if ((SECONDS < begun + TRY - 1)) && ! step::unknown || step::lost; then exit 1; fi
   sleep 1
 done

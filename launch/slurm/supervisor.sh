@@ -73,5 +73,5 @@ guard::start() {
 platform::end() {
   if [[ ! $guard ]]; then return 0; fi
   kill -TERM -- "-$guard" 2>/dev/null || true
-  child::wait "$guard" "$patience" >/dev/null 2>&1 || true
+  child::wait "$guard" "$shutdown_seconds" >/dev/null 2>&1 || true
 }

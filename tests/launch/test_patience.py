@@ -60,7 +60,7 @@ def test_a_group_with_only_a_zombie_left_is_not_alive(repository):
 
 
 def test_a_hung_power_reading_is_abandoned(checkout):
-    shorten(checkout, "run/power.sh", "POWER_PATIENCE=60", "POWER_PATIENCE=1")
+    shorten(checkout, "run/power.sh", "STOP_SECONDS=60", "STOP_SECONDS=1")
     checkout.stand_in(
         "ipmitool", f'if [[ -e "{checkout.logdir}" ]]; then {HANGS}; fi\n{IPMI}'
     )
@@ -83,8 +83,8 @@ def test_an_nvidia_smi_that_hangs_at_the_clock_reset_is_abandoned(checkout):
 
 
 def test_a_hung_guard_is_abandoned(pyxis):
-    shorten(pyxis, "slurm/runner.sh", "UNDO_PATIENCE=300", "UNDO_PATIENCE=4")
-    shorten(pyxis, "slurm/job.sh", "patience=20", "patience=4")
+    shorten(pyxis, "slurm/runner.sh", "UNDO_SECONDS=300", "UNDO_SECONDS=4")
+    shorten(pyxis, "slurm/job.sh", "shutdown_seconds=20", "shutdown_seconds=4")
     pyxis.stand_in(
         "enroot", f"case $1 in list) echo pyxis_bert_7_0 ;; remove) {HANGS} ;; esac"
     )
@@ -104,7 +104,7 @@ def test_a_slow_removal_of_leftovers_is_reported_and_abandoned_also_at_a_signal(
     pyxis, signalled
 ):
     if not signalled:
-        shorten(pyxis, "slurm/runner.sh", "SWEEP_PATIENCE=60", "SWEEP_PATIENCE=1")
+        shorten(pyxis, "slurm/runner.sh", "SWEEP_SECONDS=60", "SWEEP_SECONDS=1")
     there = pyxis.root.parent / "there"
     hangs = f'if [[ "$*" == *99_0 ]]; then touch "{there}"; {HANGS}; fi'
     pyxis.stand_in(
@@ -132,7 +132,7 @@ def test_a_slow_removal_of_leftovers_is_reported_and_abandoned_also_at_a_signal(
 
 
 def test_a_hung_reading_does_not_delay_the_last_line_of_an_interrupted_run(checkout):
-    shorten(checkout, "run/ending.sh", "patience=20", "patience=1")
+    shorten(checkout, "run/ending.sh", "shutdown_seconds=20", "shutdown_seconds=1")
     checkout.stand_in(
         "ipmitool", f'if [[ -e "{checkout.logdir}/ended" ]]; then {HANGS}; fi\n{IPMI}'
     )

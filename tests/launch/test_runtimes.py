@@ -10,7 +10,7 @@ import pytest
 TOY = """
 runtime_platforms=(local) runtime_default_on=()
 container::check() { [[ $CONT == toy-* ]] || log::die "CONT=$CONT: expected toy-NAME"; }
-container::create() { answers::everywhere true || answers::die 'toy' "$answers_output"; }
+container::create() { answers::run_on_all_nodes true || answers::die 'toy' "$answers_output"; }
 container::arguments() { container=(env INSIDE="$CONT"); }
 container::remove() { echo removed >>"$FAKE_CALLS"; }
 """

@@ -198,9 +198,9 @@ def check_names(environ: Mapping[str, str]) -> None:
         return  # the package without its checkout
     known = [name for _, name, _ in _listed()]
     mistakes = [
-        f"{name}: did you mean {meant}?"
+        f"{name}: did you mean {near}?"
         for name in sorted(environ)
-        if (meant := _meant(name, known))
+        if (near := _suggestion(name, known))
     ]
     if mistakes:
         raise ConfigError(
@@ -263,7 +263,7 @@ def check_read(given: Iterable[str], *configs: type) -> None:
             )
 
 
-def _meant(name: str, known: list[str]) -> str | None:
+def _suggestion(name: str, known: list[str]) -> str | None:
     """The variable most likely meant by ``name``; None if it is one itself, or not ours."""
     if name in known or name in FOREIGN:
         return None

@@ -21,7 +21,7 @@ container::check() {
 
 # Nothing to create: checks that every node can run the image.
 container::create() {
-  answers::everywhere "$APPTAINER" exec "$CONT" true ||
+  answers::run_on_all_nodes "$APPTAINER" exec "$CONT" true ||
     answers::die "CONT=$CONT: $APPTAINER cannot run it on every node" "$answers_output"
 }
 

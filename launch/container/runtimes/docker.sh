@@ -19,9 +19,9 @@ container::check() {
 
 # Nothing to create: checks that every node has docker and the image, and that a container starts there.
 container::create() {
-  answers::everywhere docker version --format '{{.Server.Version}}' ||
+  answers::run_on_all_nodes docker version --format '{{.Server.Version}}' ||
     log::die "docker does not answer: $(answers::why "$answers_output"); start it, or join the group docker"
-  answers::everywhere docker image inspect --format '{{.Id}}' "$CONT" ||
+  answers::run_on_all_nodes docker image inspect --format '{{.Id}}' "$CONT" ||
     log::die "CONT=$CONT: no such image on every node: docker build -t $CONT . (or docker pull $CONT)"
   docker::starts && return
   local -r output=$answers_output
@@ -36,7 +36,7 @@ container::create() {
 
 docker::starts() {
   container::arguments
-  answers::everywhere "${container[@]}" true
+  answers::run_on_all_nodes "${container[@]}" true
 }
 
 container::arguments() {
