@@ -71,12 +71,13 @@ def new_step(
     """A step of the trainer on one rank; ``optimizer``: settings of OptimizerConfig."""
     # A step needs a world even on one rank: it joins no process group then.
     world = World(DistConfig(device=next(model.parameters()).device.type))
-    rules, resolved = (
-        optim.OptimizerConfig(**optimizer),
-        precision.resolve(world.device),
-    )
     return build_step(
-        model, resolved, rules, world, accumulate=False, fused_update=fused_update
+        model,
+        precision.resolve(world.device),
+        optim.OptimizerConfig(**optimizer),
+        world,
+        accumulate=False,
+        fused_update=fused_update,
     )
 
 

@@ -447,11 +447,8 @@ def _read_diagnosis(reading: Reading, test: Mapping[str, Any]) -> None:
     """Adds the faults of one test: those of its results, and of its summary where that says
     more.
     """
-    name, results, summary = (
-        str(test["name"]),
-        test.get("results", []),
-        test.get("test_summary"),
-    )
+    name, summary = str(test["name"]), test.get("test_summary")
+    results = test.get("results", [])
     for result in results:
         # A GPU that no result names was not tested.
         if (device := _device(result)).startswith("GPU"):

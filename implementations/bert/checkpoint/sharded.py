@@ -52,10 +52,8 @@ class Part:
         Raises ShardError if another rank has failed, OSError on a full disk.
         """
         # With the token: parts that a killed run left for the same step do not mix with these.
-        hidden, path = (
-            directory / f".step_{step:010d}.{self.token:016x}",
-            directory / f"step_{step:010d}",
-        )
+        hidden = directory / f".step_{step:010d}.{self.token:016x}"
+        path = directory / f"step_{step:010d}"
         hidden.mkdir(parents=True, exist_ok=True)
         try:
             save(hidden / _file_name(self.rank), state["shard"])

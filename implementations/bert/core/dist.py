@@ -141,17 +141,14 @@ class Address:
         within ``seconds``.
         """
         # torchrun's agent listens at this port already: rank 0 is then a client like the others.
-        here, timeout = (
-            rank == 0 and not self.agent_store,
-            datetime.timedelta(seconds=seconds),
-        )
+        here = rank == 0 and not self.agent_store
         # Does not wait for the others: who waits by name (roll_call) can say which rank is missing.
         store = distributed.TCPStore(
             self.master_addr,
             self.master_port,
             size,
             here,
-            timeout=timeout,
+            timeout=datetime.timedelta(seconds=seconds),
             wait_for_workers=False,
         )
         return distributed.PrefixStore(name, store)
@@ -194,17 +191,13 @@ class World:
         self, config: DistConfig, store: distributed.Store | None = None
     ) -> None:
         """store: for the rendezvous; None: at MASTER_ADDR and MASTER_PORT."""
-        self.rank, self.local_rank, self.size = (
-            config.rank,
-            config.local_rank,
-            config.world_size,
-        )
+        self.rank = config.rank
+        self.local_rank = config.local_rank
+        self.size = config.world_size
         self.ranks_per_node = config.ranks_per_node or config.world_size
         self.device = pick_device(config)
-        self.timeout_seconds, self.joined = (
-            config.timeout_seconds,
-            config.world_size > 1,
-        )
+        self.timeout_seconds = config.timeout_seconds
+        self.joined = config.world_size > 1
         use_cuda = self.device.type == "cuda"
         if use_cuda:
             if config.local_rank >= torch.cuda.device_count():
@@ -266,10 +259,8 @@ class World:
             )
             asking.start()
             asking.join(2 * PATIENCE)
-            (absent, names), reason = (
-                known[0],
-                str(error).splitlines()[0].rpartition("] ")[2],
-            )
+            absent, names = known[0]
+            reason = str(error).splitlines()[0].rpartition("] ")[2]
             collective = _collective(self.device.type == "cuda")
             missing = f"{names} did not reach {collective}, DIST_TIMEOUT={self.timeout_seconds} s ({reason})"
             causes = "ended, stopped, hung or cut off from the network; raise DIST_TIMEOUT if it is only slow"
@@ -286,10 +277,8 @@ class World:
         # Each rank whose collective failed says so: those that say nothing are the ones waited for.
         self.store.set(f"waits/{self.rank}", "")
         # Rank 0, which may host the store, gives up last.
-        deadline, everyone = (
-            time.monotonic() + PATIENCE / (2 if self.rank else 1),
-            [*range(self.size)],
-        )
+        deadline = time.monotonic() + PATIENCE / (2 if self.rank else 1)
+        everyone = [*range(self.size)]
         while not have_reported(everyone) and time.monotonic() < deadline:
             time.sleep(0.2)
         absent = [rank for rank in everyone if not have_reported([rank])]

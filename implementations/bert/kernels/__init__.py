@@ -163,11 +163,8 @@ def bind_kernels(config: KernelsConfig, device: torch.device) -> Kernels:
     """Binds every operation for ``device``. Raises ConfigError for what this hardware cannot
     run.
     """
-    name, second, fused = (
-        config.attention,
-        config.attention_fallback,
-        config.names(device),
-    )
+    name, second = config.attention, config.attention_fallback
+    fused = config.names(device)
     if name == "auto":  # outside of a run, where no other rank need agree
         results = benchmark.benchmark_backends(device) if device.type == "cuda" else []
         name = benchmark.fastest(results) or "sdpa_loop"
@@ -177,8 +174,8 @@ def bind_kernels(config: KernelsConfig, device: torch.device) -> Kernels:
             f"ATTENTION={config.attention}: expected auto or one of {', '.join(attention.BACKENDS)}"
         )
     bound = {
-        name: module.fused if name in fused else module.reference
-        for name, module in OPERATIONS.items()
+        operation: module.fused if operation in fused else module.reference
+        for operation, module in OPERATIONS.items()
     }
     # Only a backend that compiles a plan for each size may fail at a run's sizes, and has a second.
     run = attention.with_fallback(name, second) if second else attention.BACKENDS[name]

@@ -72,10 +72,8 @@ class BertConfig:
                 )
             elif type(default) is int:
                 low = 2 if name == "type_vocab_size" else 1  # segment ids are 0 and 1
-                right, expected = (
-                    right and value >= low,
-                    f"an integer of at least {low}",
-                )
+                right = right and value >= low
+                expected = f"an integer of at least {low}"
             elif name == "hidden_act":
                 right = right and value in GELU_APPROXIMATIONS
                 expected = f"one of {', '.join(GELU_APPROXIMATIONS)}"

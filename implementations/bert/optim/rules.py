@@ -136,10 +136,8 @@ class MomentRule(Rule):
     ) -> None:
         super().__init__(shards, config)
         self.beta1, self.beta2, self.eps = config.beta1, config.beta2, config.eps
-        self.first, self.second = (
-            shards.state("first_moments"),
-            shards.state("second_moments"),
-        )
+        self.first = shards.state("first_moments")
+        self.second = shards.state("second_moments")
 
     def update_moments(
         self, gradients: list[Tensor], apply_update: Tensor | None
@@ -519,10 +517,8 @@ class MadgradRule(Rule):
     def __init__(self, shards: ParameterShards, config: MadgradConfig) -> None:
         super().__init__(shards, config)
         self.config = config
-        self.squares, self.sums = (
-            shards.state("gradient_squares"),
-            shards.state("gradient_sums"),
-        )
+        self.squares = shards.state("gradient_squares")
+        self.sums = shards.state("gradient_sums")
         self.first_weights = shards.state("first_weights", of_weights=True)
 
     def step(self, gradients: list[Tensor], update: Update) -> None:

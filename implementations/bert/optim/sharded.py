@@ -122,12 +122,10 @@ class FlatOptimizer(ShardState):
         )
 
     # --- gradients and update
-    # ----------------------------------------------------------------------------------------
 
     def norm_received(self) -> Tensor:
         """L2 norm of this rank's gradient after the backward pass (0-d, fp32 at least)."""
         buckets = self.buckets
-        assert buckets.received is not None
         if not self.norm_per_parameter:
             return self.rule.squared_norm(buckets.received).sqrt()
         # By parameter and in fp32, since squares of fp16 numbers overflow from 256 on.
@@ -176,7 +174,6 @@ class FlatOptimizer(ShardState):
         self.weights.gather()
 
     # --- state
-    # -------------------------------------------------------------------------------------------------------
 
     def state_tensors(self) -> list[Tensor]:
         """Every tensor of this rank that a step changes, weights included."""

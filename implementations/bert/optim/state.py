@@ -66,11 +66,8 @@ class ShardState:
 
         Groups have equal shards, of which each saves a stretch [low, high).
         """
-        group, groups, size = (
-            self.mesh.group,
-            self.mesh.groups,
-            self.shard.masters.numel(),
-        )
+        group, groups = self.mesh.group, self.mesh.groups
+        size = self.shard.masters.numel()
         # Each group writes another part of what all have, so that the groups share the writing.
         low, high = size * group // groups, size * (group + 1) // groups
         segments = []

@@ -103,10 +103,8 @@ def report(config: PretrainingConfig) -> str:
     saved = None if is_finished else resume.newest(config, alone)
     model = memory.meta_model(config.model)
     weights = _weights(config, model, saved)
-    num_parameters, form = (
-        sum(p.numel() for p in model.parameters()),
-        config.model.gelu_form,
-    )
+    num_parameters = sum(p.numel() for p in model.parameters())
+    form = config.model.gelu_form
     heads = "both heads" if config.nsp else "masked-LM alone"
     data, evaluate, batch = config.data, config.evaluate, config.global_batch_size
     ranks = f"{config.dist.world_size} ranks"

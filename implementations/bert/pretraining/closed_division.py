@@ -104,11 +104,8 @@ def rule_interval(global_batch_size: int) -> int:
 
 def violations(config: PretrainingConfig) -> Iterator[str]:
     """Settings of a run and its model that the rules do not allow, each as NAME=VALUE (rule)."""
-    data, path, batch = (
-        config.data,
-        config.checkpoint.init_checkpoint,
-        config.global_batch_size,
-    )
+    data, batch = config.data, config.global_batch_size
+    path = config.checkpoint.init_checkpoint
     interval = rule_interval(batch)
     # As the rule has it, or rounded up to whole steps.
     intervals = interval, -(-interval // batch) * batch

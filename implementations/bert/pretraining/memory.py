@@ -59,11 +59,8 @@ class Plan:
     def of(cls, config: PretrainingConfig) -> Plan:
         """Plan of a run on this machine's device."""
         device, data = config.device, config.data
-        num_ranks, sharded, group = (
-            config.dist.world_size,
-            config.optim.is_sharded(device),
-            None,
-        )
+        num_ranks, group = config.dist.world_size, None
+        sharded = config.optim.is_sharded(device)
         if sharded:
             group = str(config.optim.group_size(num_ranks, config.dist.ranks_per_node))
         return cls(
@@ -112,11 +109,8 @@ def estimate(plan: Plan) -> dict[str, int]:
         }
     # Rank 0 of num_ranks, whose collectives send nothing.
     world = World(DistConfig(device="cpu"))
-    world.size, world.ranks_per_node, world.device = (
-        plan.num_ranks,
-        plan.num_ranks,
-        META,
-    )
+    world.size = world.ranks_per_node = plan.num_ranks
+    world.device = META
     engine = optim.build(
         settings, model, masters, world, accumulate=plan.accumulate, fused=False
     )

@@ -60,12 +60,8 @@ class RecordedStep:
     def __init__(
         self, folder: Path, rank: int, model: nn.Module, take_step: TrainingStep
     ) -> None:
-        self.folder, self.rank, self.model, self.take_step = (
-            folder,
-            rank,
-            model,
-            take_step,
-        )
+        self.folder, self.rank = folder, rank
+        self.model, self.take_step = model, take_step
         self.done, self.micro_batch = False, 0
         self.tensors: dict[str, Tensor] = {}  # in the order of the step
 

@@ -169,11 +169,9 @@ class StepCounter:
         """
         if not self.scaler.enabled:
             return True
+        expected = self.done
         # int() waits for the device.
-        expected, self.done = (
-            self.done,
-            self.batches - int(self.scaler.num_skipped_steps),
-        )
+        self.done = self.batches - int(self.scaler.num_skipped_steps)
         if self.done > self.resolved:
             self.resolved, self.resolved_batches = self.done, self.batches
         elif (

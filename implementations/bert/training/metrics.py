@@ -160,13 +160,8 @@ class Progress:
         samples) trained on; skips_overflows: loss scaling may skip steps; done, samples: steps and
         samples before this process.
         """
-        self.world, self.last, self.rate, self.epochs, self.sinks = (
-            world,
-            last,
-            rate,
-            epochs,
-            sinks,
-        )
+        self.world, self.sinks = world, sinks
+        self.last, self.rate, self.epochs = last, rate, epochs
         self.skips_overflows = skips_overflows
         self.first_step, self.resumed_samples = done, samples
         self.local_samples = torch.zeros((), dtype=torch.int64, device=world.device)

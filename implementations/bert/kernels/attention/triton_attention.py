@@ -467,10 +467,8 @@ def _key_gradient(
         philox_key, offset = (
             pair_key(tl.load(seed), site, head, begin) if threshold > 0 else (0, 0)
         )
-        down, across = (
-            tl.arange(0, block_keys)[:, None],
-            tl.arange(0, block_queries)[None, :],
-        )
+        down = tl.arange(0, block_keys)[:, None]
+        across = tl.arange(0, block_queries)[None, :]
         # Keys stay in registers, queries pass by: no additions to memory, and so a fixed order.
         for start in range(0, length, block_queries):
             row = start + tl.arange(0, block_queries)
@@ -593,11 +591,8 @@ class _Attention(torch.autograd.Function):
         num_tokens, _, num_heads, width = qkv.shape
         # Not zeroed: the two kernels write every token, padding too.
         qkv_gradient = torch.empty_like(qkv)
-        scale, block, drop = (
-            1 / math.sqrt(width),
-            max(16, next_power_of_2(width)),
-            ctx.drop,
-        )
+        scale, drop = 1 / math.sqrt(width), ctx.drop
+        block = max(16, next_power_of_2(width))
         # First, as it stores the delta that the keys' kernel reads.
         blocks = _blocks("query gradient", qkv)
         _query_gradient[(len(query_tiles), num_heads)](

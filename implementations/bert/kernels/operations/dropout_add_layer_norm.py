@@ -85,11 +85,7 @@ def _case(
 
     def build(draw: Draw) -> tuple[Any, ...]:
         x, residual = draw.normal(rows, width), draw.normal(rows, width)
-        bias, weight, norm_bias = (
-            draw.normal(width),
-            draw.normal(width),
-            draw.normal(width),
-        )
+        bias, weight, norm_bias = (draw.normal(width) for _ in range(3))
         sites = DropoutSites(draw.device)
         return (
             x,

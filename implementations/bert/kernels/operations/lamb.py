@@ -137,11 +137,9 @@ def _moments(
 ):
     chunk = tl.program_id(0)
     begin, length = _chunk_of(begins, lengths, scalars)
-    factor, correction_1, correction_2 = (
-        tl.load(scalars + 1),
-        tl.load(scalars + 2),
-        tl.load(scalars + 3),
-    )
+    factor = tl.load(scalars + 1)
+    correction_1 = tl.load(scalars + 2)
+    correction_2 = tl.load(scalars + 3)
     decay = tl.load(decays + tl.load(tensors + chunk))
     # By lane, to be added up once after the loop.
     master_sum = tl.zeros([block], tl.float32)
@@ -196,15 +194,11 @@ def _update(
     begin, length = _chunk_of(begins, lengths, scalars)
     tensor = tl.load(tensors + tl.program_id(0))
     decay = tl.load(decays + tensor)
-    rate, correction_1, correction_2 = (
-        tl.load(scalars),
-        tl.load(scalars + 2),
-        tl.load(scalars + 3),
-    )
-    master_norm, update_norm = (
-        tl.load(norms + 2 * tensor),
-        tl.load(norms + 2 * tensor + 1),
-    )
+    rate = tl.load(scalars)
+    correction_1 = tl.load(scalars + 2)
+    correction_2 = tl.load(scalars + 3)
+    master_norm = tl.load(norms + 2 * tensor)
+    update_norm = tl.load(norms + 2 * tensor + 1)
     scaled = (decay > 0.0) & (master_norm > 0.0) & (update_norm > 0.0)
     # Both branches are computed, so the divisor must not be 0 in either.
     rate *= tl.where(
