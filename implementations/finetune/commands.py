@@ -101,7 +101,9 @@ def _print_prediction(model: saved.Saved, options: argparse.Namespace) -> None:
     count = model.facts["num_texts"]
     if len(options.text or ()) != count:
         raise ConfigError(f"{options.folder} takes {count} of --text, or --input FILE")
-    (prediction,) = model.predict([tuple(options.text)])
+    (prediction,) = predictions = model.predict([tuple(options.text)])
+    if note := model.cut_note(predictions):
+        files.say(note)
     shares = prediction.get("probabilities", {})
     if not shares:
         print(prediction["prediction"])

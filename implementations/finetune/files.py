@@ -57,14 +57,14 @@ def predict(
     added = (*new_columns, "probabilities")
     mark = next(m for m in marks if not {f"{name}{m}" for name in added} & {*names})
     if mark:
-        _say(f"{source} has such columns: the new ones are called prediction{mark} ...")
+        say(f"{source} has such columns: the new ones are called prediction{mark} ...")
     told = f"{len(rows):,} rows, {table.describe()}; predicting from {' | '.join(table.texts)}"
-    _say(f"{source}: {told}")
+    say(f"{source}: {told}")
     lacking = [
         line for (line, _), text in zip(rows, texts, strict=True) if text is None
     ]
     if lacking:
-        _say(
+        say(
             f"no text in {lines_told(lacking)}: no prediction for {len(lacking):,} rows"
         )
     predictions = _predictions(model, texts, batch_size)
@@ -110,7 +110,9 @@ def _predictions(
     predictions: list[dict[str, Any]] = []
     for begin in range(0, len(present), CHUNK):
         predictions += model.predict(present[begin : begin + CHUNK], batch_size)
-        _say(f"{len(predictions):,} of {len(present):,} rows")
+        say(f"{len(predictions):,} of {len(present):,} rows")
+    if note := model.cut_note(predictions):
+        say(note)
     in_order = iter(predictions)
     return [{"prediction": None} if text is None else next(in_order) for text in texts]
 
@@ -156,5 +158,5 @@ def _cell(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
     print(f"finetune: {text}", file=sys.stderr, flush=True)

@@ -168,6 +168,14 @@ def encode(
     return sequences
 
 
+def cut_note(num_full: int, total: int, length: int) -> str:
+    """What to say of sequences that are full, as they may have been cut, which costs accuracy
+    without a word; "" if none is.
+    """
+    told = f"{num_full:,} of {total:,} examples fill {length} tokens"
+    return f"{told}: what is longer is cut there (MAX_SEQ_LENGTH)" if num_full else ""
+
+
 def truncated_lengths(a: int, b: int, room: int) -> tuple[int, int]:
     """Tokens kept of each text of a pair: the longer one is truncated until both fit, b if they are
     equal.

@@ -99,19 +99,27 @@ class Saved(NamedTuple):
         """Predictions for texts, pairs, or (question, context) pairs.
 
         Keys: "prediction"; "probabilities" by label, or "probability" and "n_best" of answers ("":
-        no answer).
+        no answer); except of answers "full": whether a text may have been cut.
         """
         if self.answers:
             return self._answer(texts, batch_size)
-        sequences = glue.encode(texts, self.tokenizer, self.facts["max_seq_length"])
+        length = self.facts["max_seq_length"]
+        sequences = glue.encode(texts, self.tokenizer, length)
         # The labels are never read; their name makes it a batch of classes.
         samples = Samples(sequences, {"labels": np.zeros(len(texts))})
+        predictions = []
         rows = self.scores(samples, batch_size)
-        predictions = [glue.prediction(row, self.facts["labels"]) for row in rows]
-        return [
-            {"prediction": prediction} | ({"probabilities": shares} if shares else {})
-            for prediction, shares in predictions
-        ]
+        for row, (ids, _) in zip(rows, sequences, strict=True):
+            prediction, shares = glue.prediction(row, self.facts["labels"])
+            predictions.append({"prediction": prediction, "full": len(ids) == length})
+            if shares:
+                predictions[-1]["probabilities"] = shares
+        return predictions
+
+    def cut_note(self, predictions: Sequence[dict[str, Any]]) -> str:
+        """What to say of the predictions' texts that may have been cut."""
+        full = sum(prediction.get("full", False) for prediction in predictions)
+        return glue.cut_note(full, len(predictions), self.facts["max_seq_length"])
 
     def _answer(
         self, texts: Sequence[tuple[str, ...]], batch_size: int

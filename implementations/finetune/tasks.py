@@ -188,10 +188,9 @@ class Glue(TaskData):
     def _samples(self, table: tables.Table) -> Samples:
         length = self.config.length
         sequences = glue.encode(table.texts, self.tokenizer, length)
-        if full := sum(len(ids) == length for ids, _ in sequences):
-            # Full ones may have been cut, which costs accuracy without a word.
-            told = f"{full:,} of {len(sequences):,} examples fill {length} tokens"
-            self.notes.append(f"{told}: what is longer is cut there (MAX_SEQ_LENGTH)")
+        full = sum(len(ids) == length for ids, _ in sequences)
+        if note := glue.cut_note(full, len(sequences), length):
+            self.notes.append(note)
         return Samples(sequences, {"labels": table.labels})
 
     def model(self, config: BertConfig, kernels: Kernels) -> Classification:

@@ -304,6 +304,21 @@ def test_a_text_per_line_comes_back_with_its_blank_lines(model, tmp_path, capsys
     assert [row["prediction"] is None for row in rows] == [False, True, False]
 
 
+def test_texts_that_may_be_cut_are_counted(model, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(files, "CHUNK", 2)
+    texts = ["the cat was red", "red " * 99, "here", "old " * 99]
+    source = write(tmp_path / "in.jsonl", [{"words": text} for text in texts], "jsonl")
+    told = "examples fill 48 tokens: what is longer is cut there"
+    assert predict(model, source, tmp_path / "out.jsonl") == 0
+    assert capsys.readouterr().err.count(f"2 of 4 {told}") == 1
+    (*_, row) = map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())
+    assert list(row) == ["words", "prediction", "probabilities"]
+    for text, count in (("red " * 99, 1), ("red", 0)):
+        alone = ["predict", str(model), "--text", text, "--device", "cpu"]
+        assert main(alone, {}) == 0
+        assert capsys.readouterr().err.count(f"1 of 1 {told}") == count
+
+
 def test_a_full_disk_is_one_line(model, tmp_path, monkeypatch, capsys):
     (tmp_path / "in.csv").write_text("words\nthe cat was red\n")
 
