@@ -27,7 +27,6 @@ _NUMERAL = re.compile(r"[-+\u2212]?\d[\d.,]*")
 _DECIMALS = re.compile(r"\d[.,]\d")
 _UNSPACED = re.compile("[\u0e00-\u109f\u3040-\u9fff]")  # letters of Thai, Chinese, ...
 _LARGEST = float(np.finfo(np.float32).max)  # of a regression
-_ENDS = [*KINDS, *(f"{kind}.gz" for kind in KINDS)]
 # As pandas, JSON and spreadsheets write a missing value.
 MISSING = "", "nan", "null", "<na>"
 # Words of a text, but no class, and no number.
@@ -497,16 +496,18 @@ def _is_number(text: str) -> bool:
 
 
 def table_in(folder: Path, *stems: str) -> Path:
-    """The first of these tables in a folder, in any format. Raises DataError if it exists in two
-    formats.
+    """The first of these tables in a folder, of any format, which reading it may refuse. Raises
+    DataError for several files of one name, or none.
     """
+    names = sorted(path.name for path in folder.iterdir())
     for stem in stems:
-        tables = [path for end in _ENDS if (path := folder / f"{stem}.{end}").is_file()]
-        # One of the two would be ignored, perhaps the newer one.
-        if len(tables) > 1:
+        found = [name for name in names if name.lower().startswith(f"{stem}.")]
+        # One of them would be ignored, perhaps the newer one.
+        if len(found) > 1:
             raise DataError(
-                f"{folder}: {tables[0].name} and {tables[1].name}: which one? remove the other"
+                f"{folder}: {some(found)}: which one? remove or rename the others"
             )
-        if tables:
-            return tables[0]
-    raise DataError(f"{folder / stems[0]}.tsv: No such file, nor .csv or .jsonl")
+        if found:
+            return folder / found[0]
+    told = f"no {' or '.join(stems)} as {', '.join(f'.{kind}' for kind in KINDS)}"
+    raise DataError(f"{folder}: {told} (it has {some(names)})")

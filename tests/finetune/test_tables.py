@@ -359,8 +359,27 @@ def test_what_cannot_be_inferred_from_the_file_is_asked_for(
     assert "\n" not in str(caught.value)
 
 
-def test_a_table_in_two_formats_is_not_guessed(tmp_path):
-    for name in ("train.csv", "train.tsv"):
+@pytest.mark.parametrize(
+    "other", ["train.tsv", "train.xlsx", "Train.CSV", "train.csv.zip", "train.parquet"]
+)
+def test_a_table_beside_another_of_its_name_is_not_guessed(tmp_path, other):
+    for name in ("train.csv", other):
         (tmp_path / name).touch()
-    with pytest.raises(DataError, match=r"train.tsv and train.csv: which one\?"):
+    with pytest.raises(DataError, match=r"train\..*: which one\?") as caught:
         tables.table_in(tmp_path, "train")
+    assert other in str(caught.value)
+
+
+def test_a_table_alone_is_read_whatever_its_name_ends_in_or_refused_by_what_it_is(
+    tmp_path,
+):
+    (tmp_path / "Test.CSV").write_text("text,label\na,x\nb,y\n")
+    (tmp_path / "dev.csv").touch()
+    path = tables.table_in(tmp_path, "test", "dev")
+    assert tables.read(path, Layout()).texts == [("a",), ("b",)]
+    (tmp_path / "train.xlsx").write_bytes(b"PK\3\4")
+    with pytest.raises(DataError, match=r"train.xlsx: is an Excel workbook"):
+        tables.read(tables.table_in(tmp_path, "train"), Layout())
+    told = r"no dev_matched as .tsv, .csv, .jsonl .it has Test.CSV, dev.csv, train.xlsx"
+    with pytest.raises(DataError, match=told):
+        tables.table_in(tmp_path, "dev_matched")
