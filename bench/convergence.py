@@ -176,10 +176,8 @@ def curve(variant: Variant, data: list[PretrainingBatch]) -> np.ndarray:
     # The fast backends need 16 bits.
     attention = "auto" if on_gpu and variant.precision != "fp32" else "sdpa_loop"
     choice = kernels.KernelsConfig(fused=variant.fused, attention=attention)
-    model, precision = (
-        new_model(MODEL, choice).to(device()),
-        PrecisionConfig(precision=variant.precision),
-    )
+    model = new_model(MODEL, choice).to(device())
+    precision = PrecisionConfig(precision=variant.precision)
     fused_update = "lamb" in choice.names(device())
     step: Any = new_step(model, precision, fused_update=fused_update, sharded=True)
     if on_gpu:

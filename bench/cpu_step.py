@@ -45,10 +45,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         )
     in_turns(steps, 1)  # allocator and thread pools warm
     times = in_turns(steps, options.repeats, wall_seconds)
-    fastest, middle = (
-        {name: min(spans) for name, spans in times.items()},
-        medians(times),
-    )
+    fastest = {name: min(spans) for name, spans in times.items()}
+    middle = medians(times)
     return {
         "rows": options.rows,
         "threads": options.threads,

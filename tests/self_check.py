@@ -332,10 +332,8 @@ def graphs(tiny: bool = False) -> dict[str, str]:
         model = BertForPreTraining(config, kernels.bind_kernels(choice, device()))
         initialize(model, 0)
         resolved = PrecisionConfig(precision=precision).resolve(device())
-        rules, world = (
-            optim.OptimizerConfig(sharded=True),
-            World(DistConfig(device=device().type)),
-        )
+        rules = optim.OptimizerConfig(sharded=True)
+        world = World(DistConfig(device=device().type))
         return build_step(
             model.to(device()),
             resolved,

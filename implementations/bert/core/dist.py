@@ -260,7 +260,7 @@ class World:
             asking.start()
             asking.join(2 * PATIENCE)
             absent, names = known[0]
-            reason = str(error).splitlines()[0].rpartition("] ")[2]
+            reason = str(error).partition("\n")[0].rpartition("] ")[2]
             collective = _collective(self.device.type == "cuda")
             missing = f"{names} did not reach {collective}, DIST_TIMEOUT={self.timeout_seconds} s ({reason})"
             causes = "ended, stopped, hung or cut off from the network; raise DIST_TIMEOUT if it is only slow"

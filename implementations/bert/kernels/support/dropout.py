@@ -101,12 +101,8 @@ def philox(seed, c0, c1, c2, c3):
     32 bits.
     """
     key_0, key_1 = seed.to(tl.uint32), (seed >> 32).to(tl.uint32)
-    c0, c1, c2, c3 = (
-        c0.to(tl.uint32),
-        c1.to(tl.uint32),
-        c2.to(tl.uint32),
-        c3.to(tl.uint32),
-    )
+    c0, c1 = c0.to(tl.uint32), c1.to(tl.uint32)
+    c2, c3 = c2.to(tl.uint32), c3.to(tl.uint32)
     for _ in tl.static_range(7):
         high_0, low_0 = _product(0xD2511F53, c0)
         high_1, low_1 = _product(0xCD9E8D57, c2)
@@ -153,10 +149,8 @@ def pair_words(philox_key, offset, first_query, query, first_key, key):
     blocks begin, multiples of 16; query, key: int32 places in the blocks, which broadcast. They are
     separate from the firsts so that the compiler knows their bits.
     """
-    c0, c1 = (
-        (first_key + (key & ~8)).to(tl.uint32),
-        (first_query + (query & ~8)).to(tl.uint32) ^ offset,
-    )
+    c0 = (first_key + (key & ~8)).to(tl.uint32)
+    c1 = (first_query + (query & ~8)).to(tl.uint32) ^ offset
     for _ in tl.static_range(7):
         high, low = _product(0xD256D193, c0)
         c0, c1 = high ^ c1 ^ philox_key, low
