@@ -147,13 +147,14 @@ class Rows:
         # A column of numbers: a number on top is one more, a word on top is its name, unless a
         # sentence is beside it. A missing or marked number is no name.
         numeric = {i: name for i, name in enumerate(names) if self._is_numeric(i)}
+        tops = numeric.values()
+        if any(map(_is_number, tops)):
+            return False
+        # Of pandas' index, or of identifiers, whatever is beside it.
+        if any(name and _NO_TEXT.fullmatch(name.lower()) for name in tops):
+            return True
         if numeric:
-            if any(map(_is_number, numeric.values())):
-                return False
-            is_named = any(
-                not _is_void(name) and not re.search(r"\d", name)
-                for name in numeric.values()
-            )
+            is_named = any(not _is_void(n) and not re.search(r"\d", n) for n in tops)
             others = [name for i, name in enumerate(names) if i not in numeric]
             has_prose = any(map(_PROSE.fullmatch, others))
             return is_named if is_named != has_prose else None

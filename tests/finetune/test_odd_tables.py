@@ -288,6 +288,11 @@ PREDICTION = {
         b"none,This is a good film.\n2,bad\n3,good\n",
         "is it a header",
     ),
+    "numbers below pandas' name": (b"Unnamed: 0,review\n0,bad\n1,so\n", ["bad", "so"]),
+    "numbers beside a survey's question": (
+        b"id,What did you like about it?\n1,The food.\n2,Nothing.\n",
+        ["The food.", "Nothing."],
+    ),
     "numbers without a name": (b",review\n0,bad\n1,good\n", "is it a header"),
     "another single column": (
         b"id,price\n1,2\n2,3\n",
