@@ -128,6 +128,7 @@ FORBIDDEN: dict[str, tuple[set[str], dict[str, list[str]]]] = {
                 for name in (
                     "kept_digests",
                     "records",
+                    "prepared",
                     "format",
                     "digests",
                     "hdf5",

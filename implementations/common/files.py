@@ -96,8 +96,10 @@ def text_of(path: Path) -> str:
 
 def object_of(path: Path) -> dict[str, Any]:
     """The object in a JSON file; empty if it cannot be read, or is none."""
-    with suppress(OSError, ValueError):
-        parsed = json.loads(path.read_text(encoding="utf-8"))
+    # Nesting too deep is a RecursionError.
+    with suppress(OSError, ValueError, RecursionError):
+        # A pipe would be waited for.
+        parsed = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
         return parsed if isinstance(parsed, dict) else {}
     return {}
 

@@ -20,12 +20,11 @@ import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
+from bert.data.prepared import NUM_PARTS, TEXT_MD5
 from bert.data.records import DataError
 from input_preprocessing.stage.cli import human_bytes
 from input_preprocessing.stage.manifest import (
-    NUM_PARTS,
     PUBLISHED,
-    TEXT_MD5,
     hash_of,
     md5_of,
 )

@@ -27,6 +27,7 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
+from bert.data import prepared
 from bert.data.format import open_records
 from bert.data.records import DataError
 from common.durations import duration
@@ -64,11 +65,11 @@ def start(options: argparse.Namespace) -> steps.Job | None:
     job = steps.Job(options=options, config=config, inputs=inputs, words=words)
     steps.check_config(inputs, words, config)
     if job.is_finished():
-        made = manifest.read(job.manifest)
+        made = prepared.read(job.manifest)
         # Model sizes or checkpoint may be new or replaced.
         files = made.files | job.digests_of(job.fill_phase1())
         if files != made.files:
-            manifest.write(job.manifest, dataclasses.replace(made, files=files))
+            prepared.write(job.manifest, dataclasses.replace(made, files=files))
         done = f"{outputdir} is already prepared ({job.manifest.name}); nothing to do"
         print(f"{done} (--repair reads and compares every file)", file=sys.stderr)
         return None
@@ -115,7 +116,7 @@ def finish(job: steps.Job) -> None:
             rows += records.num_rows
             tokens += len(records.input_ids)
             capacity += records.num_rows * metadata.max_seq_length
-    made = manifest.Manifest(
+    made = prepared.Manifest(
         text=f"{sequences:,} sequences in {rows:,} rows, {tokens / capacity:.2%} full, {len(shard_files)} shards",
         sequences=sequences,
         rows=rows,
@@ -128,7 +129,7 @@ def finish(job: steps.Job) -> None:
         versions=manifest.versions(),
         sources=sources,
     )
-    manifest.write(job.manifest, made)
+    prepared.write(job.manifest, made)
     print(
         f"{target}: {made.text}; done in {duration(time.monotonic() - started)}",
         file=sys.stderr,

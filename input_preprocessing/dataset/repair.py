@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from bert.data import prepared
 from bert.data.format import verify_records
 from bert.data.records import DataError
 from bert.data.shards import INDEX, write_index
@@ -37,7 +38,7 @@ class Fault(NamedTuple):
     stray: bool = False  # belongs to no data set; other faulty files are remade
 
 
-def examine(folder: Path, made: manifest.Manifest, jobs: int) -> list[Fault]:
+def examine(folder: Path, made: prepared.Manifest, jobs: int) -> list[Fault]:
     """All faults of a data set's files, by file name."""
     paths = [folder / name for name in made.files]
     weights = [path.stat().st_size if path.is_file() else 0 for path in paths]
@@ -62,7 +63,7 @@ def examine(folder: Path, made: manifest.Manifest, jobs: int) -> list[Fault]:
     return sorted(faults)
 
 
-def _problem_of(folder: Path, made: manifest.Manifest, name: str) -> str:
+def _problem_of(folder: Path, made: prepared.Manifest, name: str) -> str:
     """The problem of a file, in words; empty if there is none."""
     path, digest = folder / name, made.files[name]
     if not path.is_file():
@@ -109,7 +110,7 @@ def repair(options: argparse.Namespace) -> list[Fault]:
 
 
 def _repair(path: Path, options: argparse.Namespace) -> list[Fault]:
-    folder, made = path.parent, manifest.read(path)
+    folder, made = path.parent, prepared.read(path)
     faults = examine(folder, made, options.jobs)
     for fault in faults:
         print(f"{folder / fault.file} {fault.problem}", file=sys.stderr)
@@ -145,7 +146,7 @@ def _set_aside(folder: Path, names: Sequence[str]) -> None:
         print(f"{folder / name} was moved to {free / name}", file=sys.stderr)
 
 
-def _remake(job: steps.Job, made: manifest.Manifest, files: Sequence[str]) -> None:
+def _remake(job: steps.Job, made: prepared.Manifest, files: Sequence[str]) -> None:
     """Makes the files again, from new instances."""
     training = [name for name in files if name in made.records]
     is_evaluation = any(name in made.evaluation for name in files)
@@ -165,7 +166,7 @@ def _remake(job: steps.Job, made: manifest.Manifest, files: Sequence[str]) -> No
 
 def _job(
     folder: Path,
-    made: manifest.Manifest,
+    made: prepared.Manifest,
     options: argparse.Namespace,
     wrong: Sequence[str],
 ) -> steps.Job:

@@ -10,6 +10,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
+from bert.data import prepared
 from bert.data.digests import digest_of_tensors
 from bert.data.format import atomic_file, open_records, verify_records, without_digests
 from bert.data.records import DataError
@@ -271,7 +272,7 @@ class Job:
         exist.
         """
         try:
-            made = manifest.read(self.manifest)
+            made = prepared.read(self.manifest)
             # Cheapest first: options, then headers, then the texts.
             if made.recipe != self.recipe():
                 return False

@@ -9,6 +9,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 
+from bert.data import prepared
 from bert.data.digests import add_multiset_digests
 from bert.data.format import (
     atomic_file,
@@ -172,7 +173,7 @@ def folders_of(source: Path, target: Path) -> list[tuple[Path, Path]]:
     files = [
         name
         for path in source.glob("prepared-*.json")
-        for name in manifest.read(path).files
+        for name in prepared.read(path).files
     ]
     names = {name for name in files if name.endswith(".hdf5")}
     parents = sorted({Path(name).parent for name in names})

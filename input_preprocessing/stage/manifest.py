@@ -1,5 +1,4 @@
-"""Records of files: published ones (published.yaml), those of a stage (stage.json) and a data set
-(prepared-*.json).
+"""Records of files: published ones (published.yaml) and those of a stage (stage.json).
 
 ``stage.json`` in an output folder holds the stage's recipe (everything that determines the content)
 and, once the stage is finished, the md5 of each of its files; until then each finished file has its
@@ -7,7 +6,6 @@ md5 beside it. A second run keeps files that still have their md5, and so does t
 them. Files of another recipe are removed before any new one is written.
 """
 
-import dataclasses
 import hashlib
 import json
 import platform
@@ -19,8 +17,9 @@ from typing import Any
 import h5py
 import numpy as np
 
+from bert.data import prepared
 from bert.data.format import VERSION, atomic_file
-from bert.data.records import SUFFIXES, DataError, Metadata
+from bert.data.records import SUFFIXES, DataError
 from bert.data.shards import is_index_of
 from common.files import object_of, text_of
 from common.tables import read_table
@@ -29,89 +28,14 @@ from input_preprocessing.stage.reading import readable
 
 # Files of the benchmark and for fine-tuning.
 PUBLISHED = read_table(__file__, "published.yaml")
-NUM_PARTS: int = PUBLISHED["text_parts"]
-TEXT_MD5: dict[str, str] = PUBLISHED["text_md5"]
-VOCAB_MD5: str = next(
-    file["digest"].removeprefix("md5 ")
-    for file in PUBLISHED["benchmark"]
-    if file["name"] == "vocab.txt"
-)
 STAGE_FILE = "stage.json"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Manifest:
-    """A finished data set."""
-
-    text: str  # summary for display
-    sequences: int
-    rows: int
-    tokens: int
-    eval_samples: int
-    multiset_digest: str  # of the training instances, in any order
-    texts: dict[str, str]  # md5 of each text file
-    recipe: dict[str, Any]  # all options that determine the result
-    files: dict[str, str]  # digest_of each file, by path in the folder
-    license: str = ""  # of the texts, in manifests of earlier versions
-    versions: dict[str, str]  # of the software used
-    # What the records of each folder say they were made of.
-    sources: dict[str, list[list[str]]]
-
-    @property
-    def records(self) -> list[str]:  # training files
-        return [
-            name
-            for name in self.files
-            if name.endswith(".hdf5") and not name.startswith("eval/")
-        ]
-
-    @property
-    def evaluation(self) -> list[str]:
-        return [name for name in self.files if name.startswith("eval/")]
-
-    @property
-    def benchmark_text(self) -> tuple[bool | None, str]:
-        """Whether the text is the benchmark's (False: partly, None: not at all), and the same in
-        words.
-        """
-        # The evaluation text is among the texts, but is no part.
-        count = len(self.texts) - 1
-        wrong = [name for name, md5 in TEXT_MD5.items() if self.texts.get(name) != md5]
-        if len(wrong) == len(TEXT_MD5):
-            return (
-                None,
-                f"not the benchmark's: {count} training files of another corpus",
-            )
-        if wrong or count != NUM_PARTS:
-            lacks = f"{[*wrong, 'a part'][0]} is missing or has another md5"
-            return False, f"partly the benchmark's: {lacks}"
-        return (
-            True,
-            f"the benchmark's: {NUM_PARTS} parts, all {len(TEXT_MD5)} known md5",
-        )
-
-    def difference(self, name: str, metadata: Metadata) -> str:
-        """The attribute in which a record file is not as prepared, with both values; empty if none.
-
-        Digests of contents do not cover attributes.
-        """
-        wanted = {
-            key: value for key, value in self.recipe.items() if hasattr(metadata, key)
-        }
-        recorded = {key: getattr(metadata, key) for key in wanted}
-        wanted["source"] = self.sources.get(str(Path(name).parent))
-        recorded["source"] = [list(each) for each in metadata.source]
-        for key, value in wanted.items():
-            if recorded[key] != value:
-                return f"another {key} than prepared ({recorded[key]}, not {value})"
-        return ""
 
 
 def strays(folder: Path) -> list[Path]:
     """Files beside the listed records of a folder that a trainer would read, or a killed run
     left.
     """
-    manifests = map(read, folder.glob("prepared-*.json"))
+    manifests = map(prepared.read, folder.glob("prepared-*.json"))
     known = {folder / name for each in manifests for name in each.files}
     parents = {
         path.parent for path in known if path.suffix == ".hdf5" and path.parent.is_dir()
@@ -124,7 +48,9 @@ def strays(folder: Path) -> list[Path]:
     return paths
 
 
-def odd_indices(folder: Path, made: Manifest, wrong: Iterable[str]) -> list[Path]:
+def odd_indices(
+    folder: Path, made: prepared.Manifest, wrong: Iterable[str]
+) -> list[Path]:
     """Folders of records whose index is missing or is of others; not those with wrong records."""
     paths = []
     for parent in sorted({Path(name).parent for name in made.records}):
@@ -166,30 +92,6 @@ def versions() -> dict[str, str]:
         "h5py": h5py.__version__,
         "HDF5": h5py.version.hdf5_version,
     }
-
-
-def write(path: Path, manifest: Manifest) -> None:
-    entries = dataclasses.asdict(manifest)
-    write_text(
-        path, json.dumps({**entries, "md5": _md5_of_entries(entries)}, indent=1) + "\n"
-    )
-
-
-def read(path: Path) -> Manifest:
-    """A manifest as it was written. Raises DataError if it was not, or by another version."""
-    entries = object_of(path)
-    recorded = entries.pop("md5", None)
-    wanted = {field.name for field in dataclasses.fields(Manifest)}
-    if recorded != _md5_of_entries(entries) or entries.keys() != wanted:
-        raise DataError(
-            f"{path} is unreadable, was changed after it was written or is of another version; "
-            "restore it, or prepare the data again"
-        )
-    return Manifest(**entries)
-
-
-def _md5_of_entries(entries: dict[str, Any]) -> str:
-    return hashlib.md5(json.dumps(entries, sort_keys=True).encode()).hexdigest()
 
 
 class StageFolder:

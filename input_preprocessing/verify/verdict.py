@@ -7,7 +7,6 @@ verified. Prints a table and a one-line verdict; exit code 0 only if no check fa
 
 import argparse
 import dataclasses
-import hashlib
 import json
 import sys
 from collections.abc import Sequence
@@ -17,9 +16,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from bert.data import prepared
 from bert.data.digests import add_multiset_digests
 from bert.data.format import open_records
-from bert.data.records import DataError, Records
+from bert.data.prepared import PUBLISHED_EVALUATION, published_digest
+from bert.data.records import DataError
 from bert.data.shards import INDEX
 from input_preprocessing.instances.options import SamplingConfig
 from input_preprocessing.records.evalset import NUM_EVAL_SAMPLES
@@ -27,10 +28,6 @@ from input_preprocessing.stage import manifest
 from input_preprocessing.stage.parallel import run_tasks
 from input_preprocessing.text import vocabulary
 from input_preprocessing.verify.audit import Audit, Hashes, Rules, audit, rules_of
-
-# Digest of input_ids of the benchmark's 10,000 evaluation samples, from NVIDIA's
-# eval_varlength.chk.
-PUBLISHED_EVALUATION = "611d8bae26646145e1c33338a27ba124"
 
 # Tolerance of the shares of masks; exceeded by chance in one of 500 million data sets.
 _SIGMAS = 6.0
@@ -55,15 +52,15 @@ def _check(name: str, text: str, problem: str | None = None) -> Check:
 
 def verify(folder: Path, *, jobs: int) -> dict[str, list[Check]]:
     """Checks of every data set in the folder, by its name. Raises DataError if there is none."""
-    prepared = sorted(folder.glob("prepared-*.json"))
-    if not prepared:
+    manifests = sorted(folder.glob("prepared-*.json"))
+    if not manifests:
         raise DataError(
             f"{folder} has no prepared-*.json; give the folder of a data set, or import its records first"
         )
-    names = [path.stem.removeprefix("prepared-") for path in prepared]
+    names = [path.stem.removeprefix("prepared-") for path in manifests]
     return {
         name: _verify(folder, path, jobs)
-        for name, path in zip(names, prepared, strict=True)
+        for name, path in zip(names, manifests, strict=True)
     }
 
 
@@ -88,7 +85,7 @@ def _audit_all(
 
 def _check_contents(
     folder: Path,
-    made: manifest.Manifest,
+    made: prepared.Manifest,
     audits: Sequence[Audit],
     errors: Sequence[str],
 ) -> Check:
@@ -142,7 +139,7 @@ def _content_checks(audits: list[Audit]) -> list[Check]:
 
 
 def _verify(folder: Path, path: Path, jobs: int) -> list[Check]:
-    made = manifest.read(path)
+    made = prepared.read(path)
     words = vocabulary.load(folder / "phase1" / "vocab.txt")
     rules = rules_of(words, made.recipe)
     present = {name for name in made.files if (folder / name).is_file()}
@@ -168,7 +165,7 @@ def _verify(folder: Path, path: Path, jobs: int) -> list[Check]:
 
 
 def _check_files(
-    folder: Path, made: manifest.Manifest, present: set[str], is_readable: bool
+    folder: Path, made: prepared.Manifest, present: set[str], is_readable: bool
 ) -> Check:
     """All files are present with their indices, and no others that a trainer would read."""
     problem = ""
@@ -187,7 +184,7 @@ def _check_files(
 
 
 def _check_options(
-    folder: Path, made: manifest.Manifest, audits: Sequence[Audit]
+    folder: Path, made: prepared.Manifest, audits: Sequence[Audit]
 ) -> Check:
     """All files were made with the manifest's options, from its texts."""
     problem = ""
@@ -202,7 +199,7 @@ def _check_options(
 
 
 def _check_numbers(
-    made: manifest.Manifest, name: str, audits: Sequence[Audit]
+    made: prepared.Manifest, name: str, audits: Sequence[Audit]
 ) -> list[Check]:
     """Counts and digest are those of all training instances, and rows as wanted. name: the
     manifest's.
@@ -238,7 +235,7 @@ def _check_numbers(
     return [counts, once, _check("rows", text, problem)]
 
 
-def _check_evaluation(audits: Sequence[Audit], made: manifest.Manifest) -> Check:
+def _check_evaluation(audits: Sequence[Audit], made: prepared.Manifest) -> Check:
     """Whether the evaluation set is valid, of the prepared size and, for the benchmark's text, the
     published one.
     """
@@ -266,7 +263,7 @@ def _check_evaluation(audits: Sequence[Audit], made: manifest.Manifest) -> Check
     return _check("evaluation", text, problem)
 
 
-def _is_benchmarks(made: manifest.Manifest) -> bool:
+def _is_benchmarks(made: prepared.Manifest) -> bool:
     """Whether evaluation text, vocabulary and options are the benchmark's: the published digest is
     that of them.
     """
@@ -274,20 +271,9 @@ def _is_benchmarks(made: manifest.Manifest) -> bool:
         "num_eval_samples": NUM_EVAL_SAMPLES,
         **dataclasses.asdict(SamplingConfig()),
     }
-    wanted["vocab_md5"] = manifest.VOCAB_MD5
+    wanted["vocab_md5"] = prepared.VOCAB_MD5
     same_options = all(made.recipe[name] == value for name, value in wanted.items())
-    return same_options and made.texts.get("eval.txt") == manifest.TEXT_MD5["eval.txt"]
-
-
-def published_digest(records: Records) -> str:
-    """Digest of input_ids like NVIDIA's: md5 of the printed list of the md5 of each printed row."""
-    # offsets[0] is 0 and the last one the end: neither splits.
-    rows = np.split(records.input_ids, records.sequence_offsets[1:-1])
-    return hashlib.md5(
-        str(
-            [hashlib.md5(str(ids.tolist()).encode()).hexdigest() for ids in rows]
-        ).encode()
-    ).hexdigest()
+    return same_options and made.texts.get("eval.txt") == prepared.TEXT_MD5["eval.txt"]
 
 
 def check_held_out(audits: Sequence[Audit], known: Hashes | None) -> Check:

@@ -26,11 +26,11 @@ import numpy as np
 import numpy.typing as npt
 
 from bert.data.format import atomic_file
+from bert.data.prepared import TEXT_MD5
 from bert.data.records import DataError
 from input_preprocessing.stage.cli import OPTIONS, human_bytes
 from input_preprocessing.stage.manifest import (
     STAGE_FILE,
-    TEXT_MD5,
     StageFolder,
     contents_of,
     finished_files,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bert.data import hdf5
+from bert.data import hdf5, prepared
 from bert.data.format import open_records, write_records
 from bert.data.records import DataError
 from input_preprocessing.dataset import prepare, repair, steps
@@ -193,18 +193,18 @@ def test_another_digest_of_the_benchmark_s_evaluation_set_is_a_failure(
     folder: Path,
 ) -> None:
     path = folder / "prepared-packed.json"
-    made = manifest.read(path)
+    made = prepared.read(path)
     recipe = {**made.recipe, **vars(SamplingConfig()), "num_eval_samples": 10_000}
-    recipe["vocab_md5"] = manifest.VOCAB_MD5
-    texts = {**made.texts, "eval.txt": manifest.TEXT_MD5["eval.txt"]}
-    benchmark = manifest.Manifest(**{**vars(made), "recipe": recipe, "texts": texts})
+    recipe["vocab_md5"] = prepared.VOCAB_MD5
+    texts = {**made.texts, "eval.txt": prepared.TEXT_MD5["eval.txt"]}
+    benchmark = prepared.Manifest(**{**vars(made), "recipe": recipe, "texts": texts})
     rules = verdict.Rules(special=(2, 3, 4), vocab_size=30522, num_masked=(1,) * 65)
     audited = verdict.audit(folder / "eval" / "part_eval_10k.hdf5", rules)
     audited = verdict.Audit(**{**vars(audited), "fault": ""})
     found = verdict._check_evaluation([audited], benchmark)
     assert found.holds is False
     assert "not the published" in found.detail
-    own_words = manifest.Manifest(
+    own_words = prepared.Manifest(
         **{**vars(benchmark), "recipe": {**recipe, "vocab_md5": "0"}}
     )
     assert verdict._check_evaluation([audited], own_words).holds is True

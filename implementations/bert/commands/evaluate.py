@@ -12,9 +12,9 @@ from typing import Any
 from bert.checkpoint.save import step_path
 from bert.commands import weights as trained
 from bert.core.dist import World
+from bert.data.prepared import VOCAB_MD5
 from bert.data.records import DataError
 from bert.model.bert import BertForPreTraining
-from bert.pretraining.closed_division import VOCAB_MD5
 from bert.training import evaluate as evaluation
 from bert.training.evaluate import Evaluator
 from common.env import from_env

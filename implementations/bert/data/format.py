@@ -280,13 +280,10 @@ def open_records(path: str | os.PathLike[str]) -> tuple[Records, Metadata]:
     return records, metadata
 
 
-def recorded_digest(path: Path) -> str:
-    """The content digest that a file states of itself; empty for one of other makers. Raises
-    DataError.
-    """
-    attributes = open_hdf5(path).attributes
-    is_ours = attributes.get("format") == FORMAT
-    return str(attributes.get("content_digest", "")) if is_ours else ""
+def recorded_digest(file: Hdf5File) -> str:
+    """The content digest that a file states of itself; empty for one of other makers."""
+    is_ours = file.attributes.get("format") == FORMAT
+    return str(file.attributes.get("content_digest", "")) if is_ours else ""
 
 
 def check_contents(

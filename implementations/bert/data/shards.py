@@ -19,6 +19,7 @@ import numpy as np
 from bert.data.format import atomic_file, open_records, recorded_digest
 from bert.data.hdf5 import open_hdf5
 from bert.data.records import SUFFIXES, DataError, Records
+from common.files import object_of
 
 INDEX = "index.json"
 _KIND, _VERSION = "bert-records-index", 1
@@ -85,7 +86,7 @@ def list_bins(folder: Path, variable: str) -> list[list[Path]]:
 
 @dataclass(frozen=True)
 class Entry:
-    """Index entry of a file. content_digest: "" if only the rows are known."""
+    """Index entry of a file. content_digest: "" of one of other makers."""
 
     rows: int
     content_digest: str = ""
@@ -102,9 +103,10 @@ def write_index(folder: Path, paths: Sequence[Path]) -> None:
 
 def is_index_of(folder: Path, paths: Sequence[Path]) -> bool:
     """Whether the folder's index matches these files. Raises DataError if one cannot be read."""
+    index, text = folder / INDEX, _index_of(paths)
     try:
-        # Compared as bytes: the same files give the same text.
-        return (folder / INDEX).read_bytes() == _index_of(paths).encode()
+        # Compared as bytes: the same files give the same text. A pipe would be waited for.
+        return index.is_file() and index.read_bytes() == text.encode()
     except OSError:
         return False
 
@@ -122,28 +124,29 @@ def _index_of(paths: Sequence[Path]) -> str:
 
 def read_index(folder: Path) -> dict[str, Entry]:
     """Entries by file name; none without a readable index."""
+    index = object_of(folder / INDEX)
     try:
-        index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
         if (index["format"], index["version"]) != (_KIND, _VERSION):
             return {}
         return {
             str(name): Entry(int(rows), str(digest))
             for name, (rows, digest) in index["files"].items()
         }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
         return {}
 
 
-def count_rows(path: Path) -> int:
-    """Rows of a file, reading as little as possible. Raises DataError for a file without
-    records.
+def entry_of(path: Path) -> Entry:
+    """What an index would say of a file, reading as little as possible. Raises DataError for a
+    file without records.
     """
-    datasets = open_hdf5(path).datasets
+    file = open_hdf5(path)
+    datasets, digest = file.datasets, recorded_digest(file)
     if "input_ids" in datasets:  # else no records, of this format or of other makers'
         for name, ends in (("row_offsets", 1), ("next_sentence_labels", 0)):
             if name in datasets and datasets[name].shape:
-                return datasets[name].shape[0] - ends
-    return open_records(path)[0].num_rows  # or its DataError
+                return Entry(datasets[name].shape[0] - ends, digest)
+    return Entry(open_records(path)[0].num_rows, digest)  # or its DataError
 
 
 class Shards:
@@ -179,9 +182,9 @@ class Shards:
                 for folder in {path.parent for path in self.paths}
             }
             for path in self.paths:
-                self._entries[path] = indices[path.parent].get(path.name) or Entry(
-                    count_rows(path)
-                )
+                # An entry without a digest proves nothing.
+                entry = indices[path.parent].get(path.name, Entry(0))
+                self._entries[path] = entry if entry.content_digest else entry_of(path)
             # Opened for its vocab_md5, with which those of all others are compared.
             _ = self[0]
         return np.array(
@@ -189,8 +192,8 @@ class Shards:
         )
 
     def identity(self) -> dict[str, Any]:
-        """For comparison between ranks: each file's rows and content digest, or else size, by
-        name.
+        """For comparison between ranks, and with a run that is resumed: each file's rows and content
+        digest, or else size, by name.
         """
         self.row_counts()
         facts: dict[str, Any] = {"vocabulary": self.vocab_md5}
@@ -207,10 +210,7 @@ class Shards:
         for one of other makers.
         """
         self.row_counts()
-        return {
-            path: entry.content_digest or recorded_digest(path)
-            for path, entry in self._entries.items()
-        }
+        return {path: entry.content_digest for path, entry in self._entries.items()}
 
     def __getitem__(self, number: int) -> Records:
         """The records of one file. Raises DataError for a file that cannot be used in this run."""

@@ -7,19 +7,25 @@ batch size, learning rate, warm-up, betas, epsilon, weight decay, number formats
 gradients are clipped before or after the all-reduce.
 """
 
-import contextlib
 import hashlib
-import json
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from bert.checkpoint import weights
 from bert.core import rundir
 from bert.core.dist import World, pick_device
-from bert.data import integrity
-from bert.data.format import recorded_digest
+from bert.data import integrity, prepared
+from bert.data.format import open_records, recorded_digest
+from bert.data.hdf5 import open_hdf5
+from bert.data.prepared import (
+    PUBLISHED_EVALUATION,
+    VOCAB_MD5,
+    Manifest,
+    published_digest,
+)
+from bert.data.records import DataError
 from bert.data.shards import Shards, list_shards
 from bert.model.config import BertConfig
 from bert.pretraining import resume
@@ -80,12 +86,6 @@ KEPT: dict[str, tuple[Any, ...]] = {
 # converted checkpoint.
 _FILES = "f97de3ae180eb8d479555c939d50d048 50797acd537880bfb5a7ade80d976129 7f59165e21b7d566db610ff6756c926b"
 SOURCE_MD5 = hashlib.md5(_FILES.encode()).hexdigest()
-VOCAB_MD5 = "64800d5d8528ce344256daf115d4965e"
-TEXT_MD5 = {
-    "eval.txt": "2a220f790517261547b1b45ed3ada07a",
-    "part-00000-of-00500": "a64a7c31eff5cd38ae6d94f7a6229dab",
-}
-NUM_TEXTS = 501  # 500 parts and eval.txt
 # How the benchmark's data are made (reference, README), by the keys of prepared-*.json.
 RECIPE = {
     "max_seq_length": 512, "max_predictions_per_seq": 76, "masked_lm_prob": 0.15, "short_seq_prob": 0.1,
@@ -149,36 +149,57 @@ def starting_weights(path: Path) -> dict[str, Any]:
     return {"weights": identity, "unproved": [] if proved else ["weights"]}
 
 
-def manifest_of(folder: Path, files: Collection[str]) -> dict[str, Any]:
-    """prepare_data.sh's manifest, above the folder, that lists most of these files; empty if none
-    lists one.
+def manifest_of(source: Shards) -> Manifest | None:
+    """prepare_data.sh's manifest, above the folder, that lists most of these files, or of their
+    names; None if none lists one.
+
+    Raises DataError naming a manifest that was changed.
     """
-    best: dict[str, Any] = {}
-    for path in [
-        manifest
-        for above in folder.resolve().parents[:2]
-        for manifest in sorted(above.glob("prepared-*.json"))
-    ]:
-        with contextlib.suppress(OSError, ValueError, KeyError, AttributeError):
-            read = json.loads(path.read_text(encoding="utf-8"))
-            prepared = {
-                Path(name).name: digest
-                for name, digest in read["files"].items()
-                if name.endswith(".hdf5")
-            }
-            common = len(prepared.keys() & set(files))
-            if common > best.get("common", 0):
-                best = read | {"digests": prepared, "common": common}
-    return best
+    files = _digests_of(source)
+
+    def alike(made: Manifest) -> tuple[int, int]:
+        listed = _records_of(made)
+        # Packed and unpacked files may have the same names.
+        same = sum(files.get(name) == digest for name, digest in listed.items())
+        return same, len(files.keys() & listed)
+
+    manifests = [
+        prepared.read(path)
+        for above in source.paths[0].parent.resolve().parents[:2]
+        for path in sorted(above.glob("prepared-*.json"))
+    ]
+    best = max(manifests, key=alike, default=None)
+    return best if best and any(alike(best)) else None
+
+
+def _digests_of(source: Shards) -> dict[str, str]:
+    return {path.name: digest for path, digest in source.recorded_digests().items()}
+
+
+def _records_of(made: Manifest) -> dict[str, str]:
+    return {Path(name).name: made.files[name] for name in made.records}
 
 
 def prove(config: PretrainingConfig, source: Shards, world: World) -> None:
-    """Compares the training data with their digests, file by file. A collective.
+    """Compares the training data with their digests, file by file, and the evaluation samples with
+    the published ones. A collective.
 
     For after the clock, which it would hold up; ``--check`` does it beforehand, and then it costs
-    nothing here. The evaluation set is compared as it is read. Raises DataError naming the file.
+    nothing here. That the evaluation set is as it was prepared is found as it is read. Raises
+    DataError naming the file.
     """
     integrity.check(source.recorded_digests(), world, config.run.log_dir)
+    problem = ""
+    evaldir = config.evaluate.evaldir
+    # With a manifest the text is the benchmark's, and the set one file.
+    if world.is_main and evaldir and manifest_of(source):
+        (path,) = list_shards(evaldir, "EVALDIR")
+        digest = published_digest(open_records(path)[0])
+        if digest != PUBLISHED_EVALUATION:
+            other = f"digest {digest}, not the published {PUBLISHED_EVALUATION}"
+            problem = f"{path}: its samples have the {other}: prepare it again"
+    if problem := world.objects(problem)[0]:
+        raise DataError(problem)
 
 
 def data_sets(config: PretrainingConfig, source: Shards) -> dict[str, Any]:
@@ -186,36 +207,28 @@ def data_sets(config: PretrainingConfig, source: Shards) -> dict[str, Any]:
     prove.
 
     Raises ConfigError naming all that differs from the benchmark's recipe, or from what was
-    prepared.
+    prepared; DataError as manifest_of() does.
     """
     (folder, variable), evaldir = config.data.source, config.evaluate.evaldir
     assert evaldir is not None
-    evaluation = [recorded_digest(path) for path in list_shards(evaldir, "EVALDIR")]
+    evaluation = [
+        recorded_digest(open_hdf5(path)) for path in list_shards(evaldir, "EVALDIR")
+    ]
     identity = source.identity()
-    files = {path.name: digest for path, digest in source.recorded_digests().items()}
-    wrong = []
+    files, made, wrong = _digests_of(source), manifest_of(source), []
     if source.vocab_md5 and source.vocab_md5 != VOCAB_MD5:
         wrong.append(
             f"a vocabulary with md5 {source.vocab_md5}, not the benchmark's {VOCAB_MD5}"
         )
-    made = manifest_of(folder, files)
     if made:
         # Manifests older than these keys were made with these values.
-        recipe = {"do_lower_case": True, "nsp": True, "sequences": None} | made[
-            "recipe"
-        ]
+        recipe = {"do_lower_case": True, "nsp": True, "sequences": None} | made.recipe
         differ = [name for name, value in RECIPE.items() if recipe.get(name) != value]
         wrong += [f"{name} {recipe.get(name)}, not {RECIPE[name]}" for name in differ]
-        texts = made["texts"]
-        others = [name for name, md5 in TEXT_MD5.items() if texts.get(name) != md5]
-        wrong += [f"another text: {name} has md5 {texts.get(name)}" for name in others]
-        if len(texts) != NUM_TEXTS:
-            wrong.append(f"{len(texts)} texts, not {NUM_TEXTS}")
-        known = {
-            name: digest
-            for name, digest in made["digests"].items()
-            if not name.startswith("part_eval")
-        }
+        is_benchmarks, words = made.benchmark_text
+        if not is_benchmarks:
+            wrong.append(f"a text that is {words}")
+        known = _records_of(made)
         if differing := sorted(
             name for name in files | known if files.get(name) != known.get(name)
         ):
@@ -224,7 +237,7 @@ def data_sets(config: PretrainingConfig, source: Shards) -> dict[str, Any]:
                 f"other record files than the {len(known)} that were prepared: {some}"
             )
         # In one file, and no other: each evaluation takes all of it.
-        if evaluation != [made["digests"].get("part_eval_10k.hdf5")]:
+        if evaluation != [made.files[name] for name in made.evaluation]:
             wrong.append(
                 f"EVALDIR={evaldir} is not the evaluation set that was prepared with it"
             )

@@ -22,7 +22,7 @@ from bert.data.format import (
     write_records,
 )
 from bert.data.records import DataError, concatenate
-from bert.data.shards import count_rows
+from bert.data.shards import entry_of
 
 from .samples import METADATA, assert_equal, make_records, ragged, write_nvidia
 
@@ -401,7 +401,7 @@ def test_shards_of_others_are_counted_without_reading_them(
         records = records.with_rows([0, 2, 3, 6, 9, 10, 13])
     write_nvidia(tmp_path / "part", records, schema)
     monkeypatch.delattr("bert.data.shards.open_records")
-    assert count_rows(tmp_path / "part") == records.num_rows
+    assert entry_of(tmp_path / "part").rows == records.num_rows
 
 
 @pytest.mark.parametrize(

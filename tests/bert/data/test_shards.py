@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import h5py
 import numpy as np
@@ -83,7 +84,9 @@ def test_a_file_that_is_not_the_one_of_the_index_is_an_error(
         "",
         "{}",
         "[1]",
+        "[" * 100_000,
         '{"format": "bert-records-index", "version": 1, "files": {"a": 1}}',
+        '{"format": "bert-records-index", "version": 1, "files": {"a": [1e400, "x"]}}',
     ],
 )
 def test_an_index_that_cannot_be_read_is_left_aside(folder, text):
@@ -94,6 +97,28 @@ def test_an_index_that_cannot_be_read_is_left_aside(folder, text):
         json.dumps({"format": "bert-records-index", "version": 99, "files": {}})
     )
     assert np.array_equal(opened(folder).row_counts(), expected)
+
+
+def test_data_have_one_identity_with_an_index_and_without(folder, make_records):
+    known = opened(folder).identity()
+    write_index(folder, list_shards(folder, "DATADIR"))
+    assert opened(folder).identity() == known
+    index = json.loads((folder / "index.json").read_text())
+    index["files"] = {name: [rows, ""] for name, (rows, _) in index["files"].items()}
+    (folder / "index.json").write_text(json.dumps(index))
+    assert opened(folder).identity() == known, "an index without digests"
+    (folder / "index.json").unlink()
+    path = folder / "part_1.hdf5"
+    size = path.stat().st_size
+    write_records(path, make_records(6, False, seed=9), METADATA)
+    assert path.stat().st_size == size
+    assert opened(folder).identity() != known, "other contents"
+
+
+def test_an_index_that_is_a_pipe_is_not_waited_for(folder):
+    os.mkfifo(folder / "index.json")
+    assert len(opened(folder).row_counts()) == 4
+    assert not shards.is_index_of(folder, list_shards(folder, "DATADIR"))
 
 
 def test_counting_rows_of_a_broken_or_foreign_file_says_so(folder):

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 from bert.checkpoint import weights
 from bert.core.dist import DistConfig, World
+from bert.data import prepared as manifests
 from bert.data.format import open_records
 from bert.data.records import DataError
 from bert.data.shards import Shards, list_shards, write_index
@@ -336,7 +337,7 @@ def test_weights_are_known_by_the_note_of_their_conversion_whatever_their_names_
 
 
 @pytest.fixture
-def manifest(prepared, tmp_path):
+def manifest(prepared, tmp_path, monkeypatch):
     """manifest(**changes) writes the prepared-packed.json of the benchmark's data, with these
     changes.
     """
@@ -346,16 +347,23 @@ def manifest(prepared, tmp_path):
     files = {str(path.relative_to(tmp_path)): digest for path, digest in of.items()}
     texts = {
         f"part-{i:05d}-of-00500": "0" * 32 for i in range(500)
-    } | closed_division.TEXT_MD5
+    } | manifests.TEXT_MD5
     write_index(tmp_path / "packed", sorted((tmp_path / "packed").glob("*.hdf5")))
 
-    def write(**changes):
+    samples = open_records(tmp_path / "eval" / "part_eval_10k.hdf5")[0]
+    published = manifests.published_digest(samples)
+    monkeypatch.setattr(closed_division, "PUBLISHED_EVALUATION", published)
+
+    def write(name="packed", **changes):
         right = {"files": files, "texts": texts, "recipe": closed_division.RECIPE}
-        (tmp_path / "prepared-packed.json").write_text(
-            json.dumps(
-                {name: value | changes.get(name, {}) for name, value in right.items()}
-            )
+        made = manifests.Manifest(
+            **{key: value | changes.get(key, {}) for key, value in right.items()},
+            **dict.fromkeys(("sequences", "rows", "tokens", "eval_samples"), 1),
+            **dict.fromkeys(("text", "multiset_digest"), ""),
+            versions={},
+            sources={},
         )
+        manifests.write(tmp_path / f"prepared-{name}.json", made)
 
     return write
 
@@ -405,8 +413,14 @@ def test_data_are_known_by_what_prepare_data_left_beside_them(
         ({"recipe": {"masked_lm_prob": 0.2}}, "masked_lm_prob 0.2, not 0.15"),
         ({"recipe": {"sequences": 1000}}, "sequences 1000, not None"),
         ({"recipe": {"do_lower_case": False}}, "do_lower_case False, not True"),
-        ({"texts": {"eval.txt": "1" * 32}}, "another text: eval.txt has md5 1111"),
-        ({"texts": {"mine.txt": "1" * 32}}, "502 texts, not 501"),
+        (
+            {"texts": {"eval.txt": "1" * 32}},
+            "a text that is partly the benchmark's: eval.txt is missing or has another md5",
+        ),
+        (
+            {"texts": {"mine.txt": "1" * 32}},
+            "a text that is partly the benchmark's: a part is missing",
+        ),
         (
             {"files": {"packed/part_00001_of_00003.hdf5": "1" * 32}},
             "other record files than the 3 that were prepared: part_00001_of_00003.hdf5",
@@ -469,6 +483,63 @@ def test_data_altered_under_a_kept_digest_are_not_proved(
         DataError, match=f"{evaluation.name} was changed after it was written"
     ):
         Evaluator(config.evaluate, 48, config.model.vocab_size, "", alone)
+
+
+def test_other_evaluation_samples_than_the_published_ones_are_not_proved(
+    prepared, manifest, of_the_benchmark, monkeypatch
+):
+    """Those that were damaged before prepare_data.sh noted their digest."""
+    manifest()
+    monkeypatch.undo()
+    config = from_env(PretrainingConfig, prepared)
+    source = Shards(list_shards(*config.data.source), 48)
+    published = manifests.PUBLISHED_EVALUATION
+    with pytest.raises(
+        DataError, match=rf"part_eval_10k.hdf5: .*, not the published {published}"
+    ):
+        closed_division.prove(config, source, World(DistConfig(device="cpu")))
+
+
+def test_a_manifest_of_other_files_with_the_same_names_is_none(
+    prepared, manifest, of_the_benchmark, tmp_path
+):
+    others = {
+        f"packed/{path.name}": "1" * 32 for path in tmp_path.glob("packed/*.hdf5")
+    }
+    manifest("another", files=others)
+    manifest()
+    assert _sets(prepared)["unproved"] == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "signed"),
+    [
+        ({"rows": 7}, False),
+        ({"recipe": None}, True),
+        ({"texts": [1]}, True),
+        ({"files": 5}, True),
+        ("no recipe", True),
+        ("[" * 100_000, False),
+        ("", False),
+    ],
+)
+def test_a_changed_manifest_is_named_and_not_believed(
+    prepared, manifest, of_the_benchmark, tmp_path, changes, signed
+):
+    manifest()
+    path = tmp_path / "prepared-packed.json"
+    entries = json.loads(path.read_text())
+    if changes == "no recipe":
+        del entries["recipe"]
+    elif isinstance(changes, dict):
+        entries |= changes
+    if signed:
+        entries.pop("md5")
+        entries["md5"] = manifests._md5_of_entries(entries)
+    is_text = isinstance(changes, str) and changes != "no recipe"
+    path.write_text(changes if is_text else json.dumps(entries))
+    with pytest.raises(DataError, match=r"prepared-packed.json .* was changed after"):
+        _sets(prepared)
 
 
 def test_another_vocabulary_is_refused(prepared, manifest):

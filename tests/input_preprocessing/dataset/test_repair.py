@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bert.data import prepared
 from bert.data.format import open_records, write_records
 from bert.data.records import DataError
 from input_preprocessing.dataset import prepare, repair
-from input_preprocessing.stage import manifest
 from input_preprocessing.stage.cli import parser_of, run_stage
 from input_preprocessing.verify.verdict import failures, verify
 
@@ -66,9 +66,9 @@ def times(folder: Path) -> dict[Path, int]:
 def edit_manifest(folder: Path, **tables: dict[str, Any]) -> None:
     """Changes entries of tables of the manifest, with its own digest."""
     path = folder / "prepared-packed.json"
-    made = manifest.read(path)
+    made = prepared.read(path)
     changed = {name: {**getattr(made, name), **table} for name, table in tables.items()}
-    manifest.write(path, dataclasses.replace(made, **changed))
+    prepared.write(path, dataclasses.replace(made, **changed))
 
 
 def swap_for_a_whole_file(folder: Path, name: str = SHARD) -> None:

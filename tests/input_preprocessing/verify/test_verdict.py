@@ -15,12 +15,11 @@ import h5py
 import numpy as np
 import pytest
 
-from bert.data import kept_digests
+from bert.data import kept_digests, prepared
 from bert.data.format import open_records, write_records
 from bert.data.records import DataError, Records
 from input_preprocessing.dataset import prepare
 from input_preprocessing.instances.options import SamplingConfig
-from input_preprocessing.stage import manifest
 from input_preprocessing.verify import audit
 from input_preprocessing.verify import verdict as verify
 
@@ -39,8 +38,8 @@ def rewrite(folder: Path, name: str, change: Callable[[Records], Records]) -> No
                                            for f in dataclasses.fields(Records)})  # fmt: skip
     written = write_records(folder / name, change(copy), metadata)
     path = folder / "prepared-packed.json"
-    made = manifest.read(path)
-    manifest.write(
+    made = prepared.read(path)
+    prepared.write(
         path,
         dataclasses.replace(made, files={**made.files, name: written.content_digest}),
     )
@@ -69,7 +68,7 @@ def set_at(array: np.ndarray, index: int | np.ndarray, value: int) -> np.ndarray
 
 def edit_manifest(folder: Path, **changes: object) -> None:
     path = folder / "prepared-packed.json"
-    manifest.write(path, dataclasses.replace(manifest.read(path), **changes))
+    prepared.write(path, dataclasses.replace(prepared.read(path), **changes))
 
 
 def swap(folder: Path) -> None:
@@ -98,7 +97,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "a sequence lost, one doubled": (lambda d: rewrite(d, SHARD, one_sequence_twice), "coverage", "permutation"),
     "other counts": (lambda d: edit_manifest(d, tokens=5), "counts", "5 were prepared"),
     "rows of more sequences": (
-        lambda d: edit_manifest(d, recipe={**manifest.read(d / "prepared-packed.json").recipe,
+        lambda d: edit_manifest(d, recipe={**prepared.read(d / "prepared-packed.json").recipe,
                                            "max_sequences_per_row": 1}),
         "rows", "at most 1",
     ),
@@ -199,7 +198,7 @@ def test_the_published_digest_is_that_of_lists_as_text() -> None:
         masked_lm_ids=empty, masked_lm_offsets=np.zeros(3, np.int64), next_sentence_labels=np.zeros(2, np.int8),
     )  # fmt: skip
     # echo -n '[101, 7, 102]' | md5sum, and so on; then of "['...', '...']"
-    assert verify.published_digest(records) == "e4812af44a7458295207d5d48a5aad58"
+    assert prepared.published_digest(records) == "e4812af44a7458295207d5d48a5aad58"
 
 
 @pytest.mark.parametrize("how", ["index", "attribute", "stray"])
@@ -280,7 +279,7 @@ def test_a_few_shared_texts_of_a_tiny_set_are_a_note_not_a_failure(
     packed: Path, seen: int, known: int, holds: bool | None
 ) -> None:
     (path, *_) = sorted((packed / "packed_data").glob("part_*"))
-    recipe = manifest.read(packed / "prepared-packed.json").recipe
+    recipe = prepared.read(packed / "prepared-packed.json").recipe
     words = verify.vocabulary.load(packed / "phase1" / "vocab.txt")
     found = audit.audit(path, audit.rules_of(words, recipe))
     audits = [dataclasses.replace(found, seen=seen)]
@@ -296,7 +295,7 @@ def test_a_run_need_not_read_again_what_was_verified(packed, tmp_path, monkeypat
     monkeypatch.setattr(
         kept_digests, "content_digest", lambda _: pytest.fail("read again")
     )
-    for name, digest in manifest.read(folder / "prepared-packed.json").files.items():
+    for name, digest in prepared.read(folder / "prepared-packed.json").files.items():
         if name.endswith(".hdf5"):
             assert kept_digests.digest_of(folder / name) == digest
 
@@ -304,10 +303,10 @@ def test_a_run_need_not_read_again_what_was_verified(packed, tmp_path, monkeypat
 def test_other_evaluation_samples_of_the_benchmarks_text_and_options_are_a_failure(
     packed, monkeypatch
 ):
-    made = manifest.read(packed / "prepared-packed.json")
+    made = prepared.read(packed / "prepared-packed.json")
     recipe = {**made.recipe, **dataclasses.asdict(SamplingConfig())}
-    recipe |= {"num_eval_samples": 10_000, "vocab_md5": manifest.VOCAB_MD5}
-    benchmark = dataclasses.replace(made, recipe=recipe, texts=manifest.TEXT_MD5)
+    recipe |= {"num_eval_samples": 10_000, "vocab_md5": prepared.VOCAB_MD5}
+    benchmark = dataclasses.replace(made, recipe=recipe, texts=prepared.TEXT_MD5)
     assert verify._is_benchmarks(benchmark)
     assert not verify._is_benchmarks(dataclasses.replace(benchmark, texts={}))
     assert not verify._is_benchmarks(dataclasses.replace(benchmark, recipe=made.recipe))
@@ -315,7 +314,8 @@ def test_other_evaluation_samples_of_the_benchmarks_text_and_options_are_a_failu
     found = {check.name: check for check in verify.verify(packed, jobs=1)["packed"]}
     assert found["evaluation"].holds is False
     assert (
-        f"not the published {verify.PUBLISHED_EVALUATION}" in found["evaluation"].detail
+        f"not the published {prepared.PUBLISHED_EVALUATION}"
+        in found["evaluation"].detail
     )
 
 
@@ -324,4 +324,4 @@ def test_a_manifest_that_was_changed_is_not_read(packed, tmp_path):
     entries["versions"]["Python"] = "2.7"
     (tmp_path / "prepared-packed.json").write_text(json.dumps(entries))
     with pytest.raises(DataError, match="was changed after it was written"):
-        manifest.read(tmp_path / "prepared-packed.json")
+        prepared.read(tmp_path / "prepared-packed.json")

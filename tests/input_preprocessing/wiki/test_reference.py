@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bert.data import prepared
 from bert.data.records import DataError
-from input_preprocessing.stage import manifest
 from input_preprocessing.wiki import extract, split
 
 from ... import forked
@@ -84,7 +84,7 @@ def test_the_benchmarks_evaluation_text_is_known_and_another_is_called_so(
         f"md5 {WRITTEN['eval.txt']}) is not the benchmark's (2a220f790517261547b1b45ed3ada07a)"
         in other.note
     )
-    monkeypatch.setitem(manifest.TEXT_MD5, "eval.txt", WRITTEN["eval.txt"])
+    monkeypatch.setitem(prepared.TEXT_MD5, "eval.txt", WRITTEN["eval.txt"])
     made = split.split(tree, tmp_path / "a", jobs=1, num_eval_documents=25)
     assert made.note == "eval.txt is the benchmark's, byte for byte"
 
