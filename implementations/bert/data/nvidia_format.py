@@ -38,7 +38,13 @@ _PACKED = {  # positions count from the beginning of the row, and need more than
     "packed_masked_lm_len": np.int64,
     "masked_lm_positions": np.int64,
 }
-_OF_ROWS = "input_mask", "next_sentence_weights"  # of Habana's
+# Habana's tables, by those that are as large.
+_OF_ROWS = {
+    "input_mask": "input_ids",
+    "segment_ids": "input_ids",
+    "next_sentence_weights": "next_sentence_labels",
+    "masked_lm_positions": "masked_lm_ids",
+}
 Columns = dict[str, Array]
 
 
@@ -92,7 +98,9 @@ def _read(file: Hdf5File) -> tuple[Records, Metadata]:
     elif "input_mask" not in names:
         raise ValueError("fixed-length input_ids but no input_mask")
     elif "next_sentence_weights" in names:
-        sequences = _tables_of_rows(flat, *(file.read(name)[0] for name in _OF_ROWS))
+        for name in _OF_ROWS.keys() - flat.keys():
+            flat[name], _ = _numbers(file, name, np.int16)
+        sequences = _tables_of_rows(flat)
     else:
         sequences = _tables(flat, file.read("input_mask")[0])
     _check(sequences)
@@ -106,22 +114,28 @@ def _read(file: Hdf5File) -> tuple[Records, Metadata]:
     return _records(sequences), metadata
 
 
-def _tables_of_rows(flat: Columns, mask: Array, weights: Array) -> _Sequences:
+def _tables_of_rows(flat: Columns) -> _Sequences:
     """Habana's tables [rows, width], by way of NVIDIA's packed columns.
 
     Raises:
         ValueError: sequences of a row that do not follow one another, or counts that disagree.
     """
+    mask, weights = flat["input_mask"], flat["next_sentence_weights"]
+    for name, like in _OF_ROWS.items():
+        shape = flat[name].shape
+        if shape != flat[like].shape or len(shape) != 2 or shape[0] != len(mask):
+            raise ValueError(f"{name} and {like} are not tables of one size")
     real, per_row = mask > 0, mask.max(axis=1, initial=0).astype(np.int64)
     # The number to the left of each token [R, width], 0 before the first: numbers may stay or rise
     # by one.
     first = np.concatenate([np.zeros((len(mask), 1), mask.dtype), mask[:, :-1]], axis=1)
     steps = (mask.astype(np.int64) - first)[real]
     padded_inside = (real[:, 1:] & ~real[:, :-1]).any()
+    has_sequence = np.arange(weights.shape[1]) < per_row[:, None]
     if (
         padded_inside
         or not np.isin(steps, (0, 1)).all()
-        or (weights.sum(axis=1) != per_row).any()
+        or not np.array_equal(weights, has_sequence)
     ):
         raise ValueError("input_mask does not number the sequences of a row")
     # Of each token's sequence in the file.

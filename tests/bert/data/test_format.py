@@ -285,6 +285,8 @@ def test_shards_of_others_read_as_the_same_sequences(
         ("masked_lm_positions", (0, 0), 600),
         ("masked_lm_positions", (1, 0), 511),
         ("next_sentence_weights", (...,), [[1, 0, 0, 0, 0], [1, 1, 1, 1, 0]]),
+        ("next_sentence_weights", (0,), [0, 1, 1, 0, 0]),
+        ("next_sentence_weights", (0,), [2, 0, 0, 0, 0]),
     ],
 )
 def test_a_packed_table_that_contradicts_itself_is_refused(
@@ -294,6 +296,30 @@ def test_a_packed_table_that_contradicts_itself_is_refused(
     with h5py.File(tmp_path / "part", "r+") as file:
         file[name][place] = value
     with pytest.raises(DataError, match="is inconsistent"):
+        verify_records(tmp_path / "part")
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "says"),
+    [
+        ("input_mask", lambda table: table.astype(np.float32), "no whole numbers"),
+        ("next_sentence_weights", lambda table: table / 1.0, "no whole numbers"),
+        ("next_sentence_weights", lambda table: table[:, 0], "tables of one size"),
+        ("next_sentence_weights", lambda table: table[:, :-1], "tables of one size"),
+        ("input_mask", lambda table: table[:-1], "tables of one size"),
+        ("segment_ids", lambda table: table[:, :-1], "tables of one size"),
+        ("masked_lm_positions", lambda table: table[:, :-1], "tables of one size"),
+    ],
+)
+def test_a_packed_table_of_another_shape_or_type_is_refused_in_words(
+    tmp_path: Path, name: str, change: Any, says: str
+) -> None:
+    write_nvidia(tmp_path / "part", make_records(5).with_rows([0, 2, 5]), "habana")
+    with h5py.File(tmp_path / "part", "r+") as file:
+        table = change(file[name][:])
+        del file[name]
+        file[name] = table
+    with pytest.raises(DataError, match=says):
         verify_records(tmp_path / "part")
 
 
