@@ -118,7 +118,10 @@ def _repair(path: Path, options: argparse.Namespace) -> list[Fault]:
     files = [name for name in wrong if name in made.files]
     # Checks the inputs before anything is changed.
     job = _job(folder, made, options, files) if files else None
-    _set_aside(folder, [fault.file for fault in faults if fault.stray])
+    odd = [
+        fault.file for fault in faults if fault.stray or (folder / fault.file).is_dir()
+    ]
+    _set_aside(folder, odd)
     if job:
         _remake(job, made, files)
     for parent in {Path(name).parent for name in wrong if Path(name).name == INDEX}:

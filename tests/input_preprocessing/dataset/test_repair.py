@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -82,6 +83,11 @@ def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-2000])
 
 
+def in_place_of(path: Path, make: Callable[[Path], None]) -> None:
+    path.unlink()
+    make(path)
+
+
 def relabel(folder: Path) -> None:
     """Changes the source recorded in a shard, with the right sequences."""
     records, metadata = open_records(folder / SHARD)
@@ -140,6 +146,21 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], list[str], str]] = {
         lambda d: flip(d / "packed_data/index.json"),
         ["packed_data/index.json"],
         "does not match",
+    ),
+    "a pipe as the index": (
+        lambda d: in_place_of(d / "packed_data/index.json", os.mkfifo),
+        ["packed_data/index.json"],
+        "does not match",
+    ),
+    "a folder as the index": (
+        lambda d: in_place_of(d / "packed_data/index.json", os.mkdir),
+        ["packed_data/index.json"],
+        "does not match",
+    ),
+    "a folder as a shard": (
+        lambda d: in_place_of(d / SHARD, os.mkdir),
+        [SHARD],
+        "is missing",
     ),
 }
 
