@@ -10,7 +10,7 @@ from typing import Any
 
 from common.process import status_of
 from common.tables import read_table
-from review import compare, select, show, watch
+from review import compare, show, watch
 from review.acceptance.commands import certify
 from review.league import entries, page, ranking
 from review.logs.output import Heading, ReviewError, csv_text, emit, pick, write_whole
@@ -92,24 +92,6 @@ def _report(arguments: argparse.Namespace) -> int:
     }
     emit(arguments, json=lambda: answer, text=lambda: print(arguments.output))
     return 0
-
-
-def _select(arguments: argparse.Namespace) -> int:
-    results = load_results(arguments.target, arguments.ruleset)
-    if len(results) != 1 or arguments.target.is_file():
-        raise ReviewError(
-            f"{arguments.target}: give the one folder that holds all runs of a system"
-        )
-    selection = select.select(results[0])
-    # Written before anything is printed: a full disk must not leave a table that says "written".
-    if arguments.output is not None:
-        select.write(selection, arguments.output)
-    emit(
-        arguments,
-        json=lambda: selection,
-        parts=lambda: select.parts(selection, arguments.output),
-    )
-    return 0 if selection.chosen else 1
 
 
 def _league(arguments: argparse.Namespace) -> int:
@@ -249,7 +231,6 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "rcp": _rcp,
     "rehearsal": _rehearsal,
     "certify": certify,
-    "select": _select,
     "league": _league,
     "report": _report,
     "system": _system,

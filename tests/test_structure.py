@@ -87,7 +87,7 @@ LAYERS: dict[str, list[set[str]]] = {
         {"acceptance.page", "acceptance.live"},
         {"acceptance.commands"},
         {"acceptance"},
-        {"show", "compare", "select", "watch"},
+        {"show", "compare", "watch"},
         {"__main__"},
     ],
 }

@@ -81,19 +81,14 @@ def find_results(target: Path) -> list[tuple[Path, list[Path]]]:
     return results
 
 
-def copy_runs(logs: Iterable[Path], target: Path) -> dict[str, str]:
-    """Copies logs and their power files, numbered from 0; returns {new name: old name}. Raises
-    OSError.
-    """
-    names = {}
+def copy_runs(logs: Iterable[Path], target: Path) -> None:
+    """Copies logs and their power files, numbered from 0. Raises OSError."""
     # The official checkers expect result_0.txt onwards; power files belong to a log by its name.
     for index, log in enumerate(logs):
-        names[f"result_{index}.txt"] = log.name
         shutil.copyfile(log, target / f"result_{index}.txt")
         power = log.parent / POWER / log.stem
         if power.is_dir():
             shutil.copytree(power, target / POWER / f"result_{index}")
-    return names
 
 
 def crashes(folder: Path) -> dict[int, str]:
