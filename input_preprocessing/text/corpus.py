@@ -22,6 +22,7 @@ Python (PSF licence): real English prose without a download.
 import argparse
 import hashlib
 import json
+import re
 import shutil
 import sys
 from collections import Counter
@@ -42,7 +43,11 @@ from input_preprocessing.stage.manifest import md5_of, write_text
 from input_preprocessing.stage.parallel import run_tasks
 from input_preprocessing.stage.reading import slices
 from input_preprocessing.text import inputs, sources, vocabulary
-from input_preprocessing.text.tokenization import normalise, tokenize
+from input_preprocessing.text.tokenization import (
+    MAX_CHARACTERS_PER_WORD,
+    normalise,
+    tokenize,
+)
 
 SHARD_BYTES = 250_000
 MOST_SHARDS = 500
@@ -57,6 +62,8 @@ TEXT_OPTIONS = (
 )
 # Of the first shards, to train a vocabulary on: 0.6 GB of memory, if every tenth word is another.
 VOCABULARY_BYTES = 100_000_000
+# The trainer's time grows with the square of a word's length.
+_UNKNOWN_WORD = re.compile(rf"[^\s!-/:-@\[-`{{-~]{{{MAX_CHARACTERS_PER_WORD + 1},}}")
 NOTE = "corpus.json"  # in the download folder: recipe, and md5 of each file
 
 
@@ -75,7 +82,8 @@ def train_vocabulary(
             with open(path, encoding="utf-8") as file:
                 while block := file.readlines(1 << 20):
                     # By our tokenizer, so that the words counted are those that instances have.
-                    yield from normalise("".join(block), lower_case).split("\n")
+                    text = normalise("".join(block), lower_case)
+                    yield from _UNKNOWN_WORD.sub(" ", text).split("\n")
 
     characters: Counter[str] = Counter()
     for line in lines():
@@ -136,10 +144,8 @@ def _write(
     step = max(2, min(round(1 / options.eval_share), len(kept)))
     held_out = np.arange(len(kept)) % step == step // 2
     training, evaluation = kept[~held_out], kept[held_out]
-    characters = 0
-    for table, first, last in zip(tables, starts, starts[1:], strict=False):
-        begin, end = np.searchsorted(training, (first, last))
-        characters += int(table[training[begin:end] - first, 1].sum())
+    lengths = np.concatenate([table[:, 1] for table in tables])
+    characters = int(lengths[training].sum())
     # Documents go round-robin to part files of at least two documents, since a random next sentence
     # comes from another document of the same file.
     wanted = options.num_files or min(MOST_SHARDS, characters // SHARD_BYTES + 1)
@@ -161,7 +167,7 @@ def _write(
     size = human_bytes(sum(path.stat().st_size for path in shards))
     repeated = int(starts[-1]) - len(kept)
     dropped = f", {repeated} duplicates dropped" if repeated else ""
-    fit = fit_of(words, text / "eval.txt", options.do_lower_case)
+    fit = fit_of(words, text / "eval.txt", options)
     return (
         f"{len(training)} documents ({size}) in {count} files, {len(evaluation)} for evaluation"
         f"{dropped}, {len(words)} tokens in the vocabulary\n{fit}"
@@ -213,16 +219,21 @@ def _write_vocabulary(
     return words
 
 
-def fit_of(words: vocabulary.Vocabulary, text: Path, lower_case: bool) -> str:
-    """How well a vocabulary fits the first million bytes of a text (BERT's on English: 1.2 and
-    0.00%).
+def fit_of(
+    words: vocabulary.Vocabulary, text: Path, options: argparse.Namespace
+) -> str:
+    """How well vocabulary and sequences fit the first million bytes of a text (BERT's on English:
+    1.2 and 0.00%).
     """
     with open(text, "rb") as file:
-        tokens = tokenize(file.read(1_000_000), words, lower_case).tokens
+        tokenized = tokenize(file.read(1_000_000), words, options.do_lower_case)
+    tokens, lengths = tokenized.tokens, np.diff(tokenized.segment_offsets)
     continues = np.array([token.startswith("##") for token in words.tokens])
     begun = np.count_nonzero(~continues[tokens]) or 1
     unknown = np.count_nonzero(tokens == words.ids["[UNK]"]) / (len(tokens) or 1)
     fit = f"{len(tokens) / begun:.2f} tokens per word, {unknown:.2%} of the tokens unknown"
+    if long := lengths[lengths > options.max_seq_length - 3].sum():
+        fit += f"\n{long / len(tokens):.2%} of the tokens are in sentences that no sequence holds: their rest is lost"
     return f"vocabulary: {fit}"
 
 
@@ -296,6 +307,8 @@ def make(options: argparse.Namespace, download: Path) -> None:
     )
     named = {name: getattr(options, name) for name in (*TEXT_OPTIONS, "max_seq_length")}
     recipe = {"text": md5, "vocab_file": vocab_md5, **named, "documents": "different"}
+    # Corpora of versions that knew the ends of English sentences only are made again.
+    recipe["sentences"] = "of any script"
     # Named only if cased: recipes from before there was a choice must still be equal.
     if not options.do_lower_case:
         recipe["do_lower_case"] = False

@@ -18,8 +18,17 @@ from input_preprocessing.stage.manifest import write_text
 
 LIST = "left_out.tsv"  # in the download folder: path, and why it is not in the corpus
 _ABOUT_DATA = re.compile(r"README|LICEN[CS]E|.*\.(md5|sha\d+)$", re.IGNORECASE)
+MARK_UP = "HTML or XML: extract its text, for example with trafilatura"
 _MARK_UP = re.compile(
     rb"\s*<(\?xml|(!doctype|html|head|body|div|p|table|article|svg|rss|feed)[\s>])",
+    re.IGNORECASE,
+)
+# Closing tags of any name, and HTML's others but after a word: vector<int>, a<b>c and <name> are
+# none.
+_TAG = re.compile(
+    r"</[a-z][\w:.-]*\s*>|(?<!\w)<(?:a|article|aside|b|body|br|center|code|dd|div|dl|dt|em|font|footer|form|h[1-6]|head|header|hr|html|i"
+    r"|iframe|img|input|label|li|link|main|meta|nav|ol|option|p|pre|ref|script|section|small|span|strong|style|sub|sup|table|tbody|td"
+    r"|th|thead|title|tr|u|ul)(?:\s+[\w:-]+\s*=[^<>]*|\s*/?)>",
     re.IGNORECASE,
 )
 _MARK_UP_SUFFIXES = (".html", ".htm", ".xhtml", ".xml", ".svg")
@@ -27,11 +36,16 @@ _PACKED_SUFFIXES = (".gz", ".bz2", ".zst")
 _BLANK = b"\xef\xbb\xbf \t\r\n\f"  # with a byte order mark
 # No text has them in numbers, in whatever encoding of one byte or of UTF-8.
 _CONTROLS = bytes(set(range(32)) - set(b"\t\n\f\r"))
-_BINARY = {
-    b"PAR1": "Parquet",
-    b"%PDF": "PDF",
-    b"{\\rtf": "RTF",
-    b"PK\3\4": "a zip archive or an office document",
+_SIGNATURES = {
+    rb"PAR1": "Parquet: convert it to text",
+    rb"%PDF": "PDF: convert it to text",
+    rb"\{\\rtf": "RTF: convert it to text",
+    rb"PK\x03\x04": "a zip archive or an office document: convert it to text",
+    rb"<doc ": "WikiExtractor's: have it write JSON Lines, with its --json",
+    rb"WARC/\d": "a web archive: extract its text, for example with trafilatura",
+    rb"From \S+ +(Mon|Tue|Wed|Thu|Fri|Sat|Sun) [A-Z][a-z]{2} ": "a mailbox: extract the text of its messages",
+    rb"(?s).{257}ustar": "a tar archive: unpack it",
+    rb"version https://git-lfs": "a Git LFS pointer: get the file itself with git lfs pull",
 }
 
 
@@ -51,15 +65,11 @@ def files_in(folder: Path) -> Iterator[Path | LeftOut]:
     """All files below a folder, sorted; what is hidden is listed once, by its highest name."""
     hidden = set[Path]()
     for path in sorted(folder.rglob("*")):
-        parts = path.relative_to(folder).parts
-        first = next(
-            (number for number, part in enumerate(parts) if part.startswith(".")), None
-        )
-        if first is not None:
-            top = folder.joinpath(*parts[: first + 1])
-            if top not in hidden:
-                hidden.add(top)
-                yield LeftOut(top, "hidden")
+        if not hidden.isdisjoint(path.parents):
+            continue
+        if path.name.startswith("."):
+            hidden.add(path)
+            yield LeftOut(path, "hidden")
         elif path.is_dir() and not path.is_symlink():
             # rglob() passes over such a folder in silence.
             if not os.access(path, os.R_OK | os.X_OK):
@@ -77,13 +87,23 @@ def files_in(folder: Path) -> Iterator[Path | LeftOut]:
             yield path
 
 
+def suffix_of(path: Path) -> str:
+    """Lower-cased, of what is packed."""
+    packed = path.suffix.lower() in _PACKED_SUFFIXES
+    return (path.with_suffix("") if packed else path).suffix.lower()
+
+
+def is_marked_up(start: str) -> bool:
+    """Whether a text has a tag in 200 characters, and more than one."""
+    return len(_TAG.findall(start)) > 1 + len(start) / 200
+
+
 def check_prose(path: Path, start: bytes, is_found: bool) -> None:
     """Raises NoText for a file that starts like mark-up, a table or a binary format.
 
     is_found: in a folder, where an empty file is no error.
     """
-    packed = path.suffix.lower() in _PACKED_SUFFIXES
-    suffix = (path.with_suffix("") if packed else path).suffix.lower()
+    suffix = suffix_of(path)
     content = start.lstrip(_BLANK)
     if is_found and not content:
         raise NoText(f"{path} is empty")
@@ -92,20 +112,12 @@ def check_prose(path: Path, start: bytes, is_found: bool) -> None:
     # Markdown may begin with a tag.
     is_mark_up = suffix != ".md" and _MARK_UP.match(content)
     if is_mark_up or suffix in _MARK_UP_SUFFIXES:
-        raise NoText(
-            f"{path} is HTML or XML: extract its text, for example with trafilatura"
-        )
+        raise NoText(f"{path} is {MARK_UP}")
     if suffix in (".csv", ".tsv"):
         raise NoText(f"{path} is a table: write its text column as JSON Lines")
-    if start.startswith(b"<doc "):
-        raise NoText(
-            f"{path} is WikiExtractor's: have it write JSON Lines, with its --json"
-        )
-    if start[257:262] == b"ustar":
-        raise NoText(f"{path} is a tar archive: unpack it")
-    for signature, kind in _BINARY.items():
-        if start.startswith(signature):
-            raise NoText(f"{path} is {kind}: convert it to text")
+    for signature, kind in _SIGNATURES.items():
+        if re.match(signature, start):
+            raise NoText(f"{path} is {kind}")
     # UTF-16, an error of its own.
     is_wide = start.startswith((b"\xff\xfe", b"\xfe\xff"))
     # More than rare accidents; NULs of a text are dropped, as by the reference.

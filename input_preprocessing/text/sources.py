@@ -35,7 +35,15 @@ from input_preprocessing.stage.reading import (
     readable,
     stamp_of,
 )
-from input_preprocessing.text.inputs import LeftOut, NoText, check_prose, files_in
+from input_preprocessing.text.inputs import (
+    MARK_UP,
+    LeftOut,
+    NoText,
+    check_prose,
+    files_in,
+    is_marked_up,
+    suffix_of,
+)
 
 # Name: description.
 LAYOUTS = {"sentences": "one sentence per line", "prose": "prose, cut into sentences"}
@@ -50,13 +58,37 @@ _DETECTED_ON = 2_000_000  # characters
 _MOST_RECORD = 64_000_000
 _PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\x28\xb5\x2f\xfd": "zstd"}
 _SENTENCE_END = re.compile(rb"""[.!?]["')\]]*\s""")
-_END = re.compile(r"""(?<=[.!?])["')\]”’]*\s+(?=["'(\[“‘]*[A-Z0-9])""")
+_CLOSING = """"')\\]”’“»」』）》】"""
+# Full stops of scripts without capitals: they end a sentence whatever follows, also without a space.
+_STOPS = "。！？｡।॥؟۔։።፧။។"
+_END = re.compile(
+    # All of them first, by which the search is twice as fast.
+    rf"""[.!?{_STOPS}](?:(?<=[.!?])[{_CLOSING}]*\s+(?=["'(\[“‘„«¿¡]*([^\W_a-z]))"""
+    rf"|(?<=[{_STOPS}])[{_CLOSING}]*\s*(?![\s{_CLOSING}{_STOPS}]))"
+)
+# Thai to Burmese, Khmer, Chinese and Japanese, with their punctuation: they are written without
+# spaces, so that each character counts as a word.
+_CHARACTERS = r"\u0e00-\u109f\u1780-\u17ff\u3000-\u30ff\u3400-\u9fff\uf900-\ufaff\uff00-\uff9f\U00020000-\U0003ffff"
+_WORD = rf"(?:[{_CHARACTERS}]|[^\s{_CHARACTERS}]+(?![^\s{_CHARACTERS}]))\s*"
+# A sentence of more than 350 words is hardly one, and longer than most sequences: it is cut to
+# pieces of at most 100, if possible at the end of a clause.
+_PIECE = re.compile(
+    rf"""
+    \A (?! (?=.{{351}}) (?:{_WORD}){{351}} ) .+  # a whole sentence
+    | (?:{_WORD}){{1,100}} $  # the rest
+    | (?:{_WORD}){{50,100}} (?: (?<=[,;:،؛、，；：]) | (?<=[,;:،؛]\s) )
+    | (?:{_WORD}){{1,100}}
+    """,
+    re.VERBOSE,
+)
+# Other brackets may begin prose.
+_OTHER_JSON = re.compile(r"""\s*(\[\s*["{]|[\[{]\s*\n)""")
 # A rule under a heading or between sections.
 _RULE = re.compile(r"[^\w\s](?:\W*[^\w\s])?\s*")
-_TERMINATED = re.compile(r"""[.!?:;]["')\]”’]*$""")
+_TERMINATED = re.compile(rf"[.!?:;{_STOPS}][{_CLOSING}]*$")
 _ABBREVIATION = re.compile(
     r"(?:\b(?:Mr|Mrs|Ms|Dr|Prof|St|Sr|Jr|Rev|Gen|Col|Capt|Lt|Hon|vs|e\.g|i\.e|cf|Fig|No|Vol|pp?|ch|sec|ed|al|approx)"
-    r"|\b[A-Z])\.$"
+    r"|\b[^\W\d_a-z])\.$"
 )
 
 
@@ -159,16 +191,16 @@ def _source(
         opened, encoding="utf-8-sig", errors="ignore", newline=""
     ) as text:
         start_of_text = text.read(_DETECTED_ON)
-    if _is_json_lines(
-        path, start_of_text, text_key, is_found and name.suffix == ".json"
-    ):
-        kind = JSON
+    is_json = _is_json_lines(name, start_of_text, text_key, is_found)
+    if is_json:
         # JSON Lines end at line feeds alone; other line ends may stand within a record.
         with open(path, encoding="utf-8-sig", errors="ignore", newline="\n") as lines:
-            detected = _layout_of(_json_lines(path, lines, text_key, 0), layout)
-    else:
-        detected = detect_layout(start_of_text) if layout == "auto" else layout
-        kind = LAYOUTS[detected]
+            records = lines.readlines(_DETECTED_ON)
+        start_of_text = "\n".join(_json_lines(path, records, text_key, 0))
+    if is_marked_up(start_of_text):
+        raise NoText(f"{name} is {MARK_UP}")
+    detected = detect_layout(start_of_text) if layout == "auto" else layout
+    kind = JSON if is_json else LAYOUTS[detected]
     return Source(path, kind, detected, _cuts(path, kind, stamp[0]), md5, stamp, name)
 
 
@@ -334,8 +366,6 @@ def pydoc_documents() -> list[Document]:
 def detect_layout(text: str) -> str:
     """'sentences' if most lines end a sentence and few have several; else 'prose'."""
     lines = [line.strip() for line in text[:_DETECTED_ON].splitlines() if line.strip()]
-    if not lines:
-        return "sentences"
     ended = sum(bool(_TERMINATED.search(line)) for line in lines)
     several = sum(len(split_sentences(line)) > 1 for line in lines)
     return (
@@ -346,18 +376,20 @@ def detect_layout(text: str) -> str:
 
 
 def split_sentences(paragraph: str) -> list[str]:
-    """Splits a paragraph after . ! ? before a capital or digit, but not after abbreviations and
-    initials.
+    """Splits a paragraph after . ! ? before a digit or a letter that is not lower-case, but not
+    after abbreviations and initials, and after the full stops of other scripts.
     """
     sentences = []
     start = 0
     for end in _END.finditer(paragraph):
-        if not _ABBREVIATION.search(paragraph, start, end.start()):
-            sentences.append(paragraph[start : end.end()].strip())
+        letter = end[1] or ""
+        # Georgian letters, which begin sentences too, have upper but no title case.
+        is_lower = letter != letter.title()
+        if not is_lower and not _ABBREVIATION.search(paragraph, start, end.start() + 1):
+            sentences.append(paragraph[start : end.end()])
             start = end.end()
-    return [
-        sentence for sentence in [*sentences, paragraph[start:].strip()] if sentence
-    ]
+    pieces = chain.from_iterable(map(_PIECE.findall, [*sentences, paragraph[start:]]))
+    return [piece.strip() for piece in pieces if piece.strip()]
 
 
 def documents_of(lines: Iterable[str], layout: str) -> Iterator[Document]:
@@ -394,19 +426,6 @@ def documents_of(lines: Iterable[str], layout: str) -> Iterator[Document]:
                 paragraph.append(piece)
     if document:
         yield document
-
-
-def _layout_of(texts: Iterable[str], layout: str) -> str:
-    """Layout of records, detected on the first ones."""
-    if layout != "auto":
-        return layout
-    start, length = [], 0
-    for text in texts:
-        start.append(text)
-        length += len(text)
-        if length > _DETECTED_ON:
-            break
-    return detect_layout("\n".join(start))
 
 
 def _of_records(texts: Iterable[str], layout: str) -> Iterator[Document]:
@@ -449,23 +468,25 @@ def _json_lines(
         yield record[key]
 
 
-def _is_json_lines(path: Path, start: str, key: str, may_be_other: bool) -> bool:
-    """Whether a text is JSON Lines. may_be_other: it may be JSON without any text, such as
+def _is_json_lines(path: Path, start: str, key: str, is_found: bool) -> bool:
+    """Whether a text is JSON Lines. is_found: in a folder, where .json may have no text, such as
     settings.
 
     Raises NoText for other JSON.
     """
+    suffix = suffix_of(path)
     first, _, rest = start.lstrip().partition("\n")
     record = None
-    with suppress(ValueError):  # it goes on in the next line, or beyond what was read
-        record = json.loads(first)
+    # It may go on in the next line or beyond what was read; prose may begin with a note's number.
+    with suppress(ValueError):
+        record = json.loads(re.sub(r"^\[\d+\]", "", first))
     if isinstance(record, dict):
-        if may_be_other and key not in record:
+        if is_found and suffix == ".json" and key not in record:
             raise NoText(f"{path} is JSON without the field {key!r}")
         return True
-    is_json = path.suffix == ".json" and (rest or record is not None)
-    if is_json or first.strip() in ("{", "["):
+    # The reader of JSON Lines tells what is wrong with a broken record.
+    is_record = first.startswith("{") and not (suffix == ".json" and rest)
+    is_named = suffix in (".json", ".jsonl", ".ndjson") and not is_record
+    if is_named or isinstance(record, list) or _OTHER_JSON.match(start):
         raise NoText(f"{path} is JSON, but not JSON Lines: write a record per line")
-    # The reader of JSON Lines tells what is wrong with a broken record; a bracket may also begin
-    # prose.
-    return first.startswith("{")
+    return is_record

@@ -50,6 +50,7 @@ LEFT_OUT = {
     "page": (b"\n<!DOCTYPE html><p>Text.</p>", "HTML or XML"),
     "dump.xml": (b'\xef\xbb\xbf<?xml version="1.0"?><a/>', "HTML or XML"),
     "paper.txt": (b"%PDF-1.7 ...", "PDF: convert it to text"),
+    "old.rtf": (b"{\\rtf1 Text.}", "RTF: convert it to text"),
     "old.doc": (b"\xd0\xcf\x11\xe0" + bytes(99), "not text: it holds control"),
     # As many NULs as by chance, as in what is compressed.
     "photo.jpg": (random.Random(1).randbytes(9000), "not text: it holds control"),
@@ -70,6 +71,26 @@ LEFT_OUT = {
     ),
     "list.json": (b'[{"text": "a"}]', "JSON, but not JSON Lines"),
     "list": (b'[\n {"text": "a"}\n]', "JSON, but not JSON Lines"),
+    "list.jsonl": (b'[{"text": "a"}, {"text": "b"}]\n', "JSON, but not JSON Lines"),
+    "list.txt": (b'["A text.", "b"]\n["Another.", "c"]\n', "JSON, but not JSON"),
+    "mixed.txt": (b'[1, {"text": "a"}]\n', "JSON, but not JSON Lines"),
+    "list.json.gz": (gzip.compress(b"[1, 2]"), "JSON, but not JSON Lines"),
+    "pretty.json.gz": (gzip.compress(b'{"a": 1,\n"b": 2}'), "JSON, but not JSON"),
+    "UPPER.JSON": (b"[1]", "JSON, but not JSON Lines"),
+    "strings.jsonl": (b'"A text."\n"Another."\n', "JSON, but not JSON Lines"),
+    "commented": (b"<!-- saved -->\n<html><p>Text.</p></html>", "HTML or XML"),
+    "fragment.md": (b'<span>A part.</span> See <a href="x">it</a>.', "HTML or XML"),
+    "mail.eml": (b"Title: x\n\n<html><p>Text.</p></html>", "HTML or XML"),
+    "tags.jsonl": (
+        b'{"text": "<p>A text.<br/>More.</p>", "id": 1}\n' * 9,
+        "HTML or XML",
+    ),
+    "crawl": (b"WARC/1.0\r\nWARC-Type: response\r\n", "a web archive"),
+    "mbox": (b"From a@b.org Mon Jan  1 10:00:00 2024\nSubject: x\n", "a mailbox"),
+    "pointer.txt": (
+        b"version https://git-lfs.github.com/spec/v1\noid sha256:4d\nsize 12\n",
+        "a Git LFS pointer: get the file itself",
+    ),
     "wiki_00": (
         b'<doc id="1" title="T">\nT\n\nText.\n</doc>\n',
         "WikiExtractor's: have it write",
@@ -110,7 +131,7 @@ def test_each_file_is_used_or_listed_with_its_reason(
     corpus(monkeypatch, tmp_path / "out", "--input", str(folder))
     told = capsys.readouterr().err
     assert (
-        f"12 files used, {len(LEFT_OUT)} left out (5 HTML or XML, 3 README, licence or checksums"
+        f"12 files used, {len(LEFT_OUT)} left out (10 JSON, but not JSON Lines, 9 HTML or XML, 3 README, "
         in told
     )
     assert "12 documents" not in told, "one of them is for evaluation"
@@ -207,6 +228,35 @@ def test_json_lines_may_be_called_json(tmp_path: Path, content: str) -> None:
     folder = write(tmp_path / "in", {"x.json": content})
     (document,) = read_pool([str(folder)], "auto", "text", tmp_path / "out").documents
     assert " ".join(document) == TEXT
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[1]\nIs a note. It is long.",
+        "[Music] She sings.\n[Laughter]",
+        '"A whole line."\nHe said it.',
+        "From Monday on, at 10:30, it rained.",
+        "Use std::vector<int>, Map<String, List<T>> and vector<a>, as <your name> said.",
+        "If a < b > c or a<b && c>d or x<p>y, then if i<n, p<q. Mail <a.b@c.org>.",
+        "#include <stdio.h>, then one <p> in all.",
+        'A long text has a <a href="x">link</a> or two. ' + TEXT,
+    ],
+)
+def test_brackets_of_prose_code_and_mathematics_are_text(
+    tmp_path: Path, text: str
+) -> None:
+    folder = write(tmp_path / "in", {"x.txt": text})
+    pool = read_pool([str(folder)], "prose", "text", tmp_path / "out")
+    assert [" ".join(document) for document in pool.documents] == [
+        " ".join(text.split())
+    ]
+
+
+def test_tags_in_other_fields_of_records_are_no_mark_up(tmp_path: Path) -> None:
+    record = json.dumps({"text": TEXT, "html": "<p>Text.</p>" * 99})
+    folder = write(tmp_path / "in", {"x.jsonl": record})
+    assert read_pool([str(folder)], "prose", "text", tmp_path / "out").found
 
 
 @pytest.mark.parametrize("end", [" ", "\n"])

@@ -155,6 +155,50 @@ def test_prose_is_cut_into_documents_and_paragraphs(tmp_path: Path) -> None:
     assert sizes == [sources.MOST_SENTENCES] * 4 + [1]
 
 
+@pytest.mark.parametrize(
+    "sentences",
+    [
+        ["А. С. Пушкин родился в Москве.", "Он писал!", "«Да?»", "Это правда."],
+        ["Das Haus.", "Über die Brücke.", "„Äpfel“ sind gut, u. a. hier."],
+        ["שלום עולם.", "מה שלומך?", "טוב."],
+        ["هل أنت هنا؟", "نعم، أنا هنا.", "حسنا."],
+        ["यह एक वाक्य है।", "यह दूसरा है।"],
+        ["ეს ერთია.", "ეს მეორეა."],
+        ["See U.S. Navy vs. the rest, e.g. here.", "It was 5.", "(Then 3.5 left.)"],
+    ],
+)
+def test_sentences_of_any_script_end_at_its_full_stops(sentences: list[str]) -> None:
+    assert sources.split_sentences(" ".join(sentences)) == sentences
+    assert sources.detect_layout(" ".join(sentences)) == "prose"
+    assert sources.detect_layout("\n".join(sentences)) == "sentences"
+
+
+def test_sentences_of_scripts_without_spaces_end_without_one() -> None:
+    sentences = ["今日は良い天気です。", "「そうですね。」", "本当？！", "好。", "再见"]
+    assert sources.split_sentences("".join(sentences)) == sentences
+
+
+@pytest.mark.parametrize(
+    ("sentence", "sizes"),
+    [
+        ("word " * 350, [350]),
+        ("word " * 351, [100, 100, 100, 51]),
+        ("seven words and then a comma follows, " * 60, [98] * 4 + [28]),
+        ("ไทย" * 150, [100] * 4 + [50]),
+        ("中文不写空格，" * 60, [98] * 4 + [28]),
+        ("x" * 5000, [1]),
+    ],
+)
+def test_a_sentence_of_hundreds_of_words_is_cut_at_clauses_or_words(
+    sentence: str, sizes: list[int]
+) -> None:
+    pieces = sources.split_sentences(sentence)
+    has_spaces = " " in sentence or sentence.isascii()
+    count = [len(piece.split()) if has_spaces else len(piece) for piece in pieces]
+    assert count == sizes
+    assert (" " if has_spaces else "").join(pieces) == sentence.strip()
+
+
 def test_documents_go_to_the_files_in_turn_but_each_nth_which_is_for_evaluation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -205,6 +205,42 @@ def test_half_a_million_tokens_are_distinguished_whole_and_in_pieces(
         _ = vocabulary.Vocabulary(("[UNK]", "abcd"), "").trie
 
 
+def test_words_that_the_tokenizer_does_not_know_are_not_learnt(tmp_path: Path) -> None:
+    """The trainer would take hours for such a word, and fill the vocabulary with its pieces."""
+    text, target = tmp_path / "text", tmp_path / "vocab.txt"
+    words = " ".join(
+        word for d in made_up_documents(20) for s in d for word in s.split()
+    )
+    text.write_text(f"{words} -")
+    corpus.train_vocabulary([text], 300, target)
+    expected = target.read_text()
+    text.write_text(f"{words} {'x' * 3_000_000} {'yz' * 101}-{'z' * 201}")
+    corpus.train_vocabulary([text], 300, target)
+    assert target.read_text() == expected
+    text.write_text(f"{words} {'x' * 200} " * 9)
+    corpus.train_vocabulary([text], 300, target)
+    assert "xx" in target.read_text()
+
+
+def test_the_share_of_sentences_that_no_sequence_holds_is_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    vocab = tmp_path / "vocab.txt"
+    vocab.write_text("\n".join(["[PAD]", *vocabulary.SPECIAL_TOKENS, *"a.!?:;"]))
+    for count, told in ((124, ""), (125, "90.00% of the tokens are in sentences that")):
+        text = tmp_path / f"text{count}"
+        documents = [
+            [f"{'a ' * count}{mark}", f"{'a ' * 13}{mark}"] for mark in ".!?:;"
+        ]
+        write_documents(text, documents)
+        line = ["corpus", "--input", str(text), "--outputdir", str(tmp_path / "out")]
+        line += ["--vocab-file", str(vocab), "--max-seq-length", "128"]
+        monkeypatch.setattr("sys.argv", line)
+        run_stage("corpus")
+        assert told in (said := capsys.readouterr().err)
+        assert ("no sequence holds" in said) is bool(told)
+
+
 def test_how_well_a_vocabulary_fits_is_printed_before_anything_is_prepared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
