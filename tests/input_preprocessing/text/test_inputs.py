@@ -237,7 +237,7 @@ def test_json_lines_may_be_called_json(tmp_path: Path, content: str) -> None:
         "[Music] She sings.\n[Laughter]",
         '"A whole line."\nHe said it.',
         "From Monday on, at 10:30, it rained.",
-        "Use std::vector<int>, Map<String, List<T>> and vector<a>, as <your name> said.",
+        "Use std::vector<int>, Map<String, List<T>> vector<a>, map<i> as <your name> said.",
         "If a < b > c or a<b && c>d or x<p>y, then if i<n, p<q. Mail <a.b@c.org>.",
         "#include <stdio.h>, then one <p> in all.",
         'A long text has a <a href="x">link</a> or two. ' + TEXT,

@@ -158,8 +158,12 @@ def test_prose_is_cut_into_documents_and_paragraphs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "sentences",
     [
-        ["А. С. Пушкин родился в Москве.", "Он писал!", "«Да?»", "Это правда."],
-        ["Das Haus.", "Über die Brücke.", "„Äpfel“ sind gut, u. a. hier."],
+        ["А. С. Пушкин родился в Москве.", "Он писал!", "«Да?»", "Это и др. ещё есть."],
+        [
+            "Das Haus etc. über alles.",
+            "Über die Brücke.",
+            "„Äpfel“ sind gut, u. a. hier.",
+        ],
         ["שלום עולם.", "מה שלומך?", "טוב."],
         ["هل أنت هنا؟", "نعم، أنا هنا.", "حسنا."],
         ["यह एक वाक्य है।", "यह दूसरा है।"],
