@@ -32,8 +32,8 @@ doctor::row() {
   case $result in fail) failed+=1 ;; warn) warned+=1 ;; esac
 }
 
-# Runs one of the run scripts' own checks; its error becomes the row's finding. Arguments: name of the row, finding if it
-# passes, the check.
+# Runs one of the run scripts' own checks in a subshell, which an error ends; its error becomes the row's finding. Arguments: name
+# of the row, finding if it passes, the check.
 doctor::run_check() {
   local -r name=$1 fine=$2
   local output
@@ -57,9 +57,6 @@ doctor::existing() {
   echo "$folder"
 }
 
-# In a subshell, which an error ends.
-doctor::names_check() (variables::check_names)
-
 doctor::has_config() { [[ -n ${DGXSYSTEM:-} && -n ${DGXNGPU:-} ]]; }
 
 # The row of a check that needs a config, if none was sourced.
@@ -81,7 +78,7 @@ doctor::main() {
   if [[ -z ${EVALDIR:-} ]]; then source "$REPO_DIR/env.sh"; fi
   : "${PYTHON:=python}" "${DGXNNODES:=1}"
   printf '%s %s\n' "$NODE" "$(uname -n)${DGXSYSTEM:+, $DGXSYSTEM}"
-  doctor::run_check variables 'no exported name looks misspelt' doctor::names_check
+  doctor::run_check variables 'no exported name looks misspelt' variables::check_names
   # A typo is reported above, once.
   if doctor::has_config; then
     variables::check_names() { :; }

@@ -27,7 +27,9 @@ container::runtimes() {
   local file
   for file in "$REPO_DIR"/launch/container/runtimes/*.sh; do
     # shellcheck source=/dev/null
-    if [[ ! ${1:-} ]] || (unset runtime_default_on && source "$file" && [[ " ${runtime_default_on[*]:-} " == *" $1 "* ]]); then basename -- "$file" .sh; fi
+    if [[ ! ${1:-} ]] || (unset runtime_default_on && source "$file" && [[ " ${runtime_default_on[*]:-} " == *" $1 "* ]]); then
+      basename -- "$file" .sh
+    fi
   done
 }
 

@@ -50,7 +50,8 @@ doctor::manifest() {
   [[ -d $folder ]] || return 0
   while [[ $root != / ]] && ! compgen -G "$root/prepared-*.json" >/dev/null; do root=$(dirname -- "$root"); done
   if [[ $root == / ]]; then
-    doctor::row warn 'data manifest' "$folder was not prepared by prepare_data.sh, or is incomplete" "if it is NVIDIA's: python -m input_preprocessing import_records checks it"
+    doctor::row warn 'data manifest' "$folder was not prepared by prepare_data.sh, or is incomplete" \
+      "if it is NVIDIA's: python -m input_preprocessing import_records checks it"
   else
     doctor::row pass 'data manifest' "$(compgen -G "$root/prepared-*.json" | paste -sd' ')" "contents: ./launch/doctor.sh verify"
   fi

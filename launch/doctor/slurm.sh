@@ -19,16 +19,11 @@ doctor::slurm() {
 
 # Argument: lines PARTITION|up or down|NODES|GRES.
 doctor::partition() {
-  local -r default=$(sinfo --noheader --format=%P | sed -n 's/[*]$//p' | sed -n 1p)
-  local -r name=${SBATCH_PARTITION:-$default}
-  local line up nodes gres
-  if [[ -z $name ]]; then
-    doctor::row fail partition 'no default partition, and SBATCH_PARTITION is not set' \
-      "in env.sh: export SBATCH_PARTITION=$(cut -d'|' -f1 <<<"$1" | sort -u | paste -sd'|')"
-    return
-  fi
+  local -r name=${SBATCH_PARTITION:-$(sinfo --noheader --format=%P | sed -n 's/[*]$//p' | sed -n 1p)}
+  local line up nodes gres problem="$name: no such partition"
+  if [[ -z $name ]]; then problem='no default partition, and SBATCH_PARTITION is not set'; fi
   line=$(grep -m 1 "^$name|" <<<"$1") || {
-    doctor::row fail partition "$name: no such partition" "in env.sh: export SBATCH_PARTITION=$(cut -d'|' -f1 <<<"$1" | sort -u | paste -sd'|')"
+    doctor::row fail partition "$problem" "in env.sh: export SBATCH_PARTITION=$(cut -d'|' -f1 <<<"$1" | sort -u | paste -sd'|')"
     return
   }
   IFS='|' read -r _ up nodes gres <<<"$line"

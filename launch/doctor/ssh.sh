@@ -8,11 +8,9 @@ doctor::ssh() {
     return
   fi
   hosts::load
-  if doctor::has_config; then doctor::run_check hosts "${#hosts[@]} machines" doctor::hosts_check; fi
+  if doctor::has_config; then doctor::run_check hosts "${#hosts[@]} machines" hosts::check; fi
   doctor::run_check ssh "${hosts[*]}: reachable, with the repository" doctor::ssh_check
 }
-
-doctor::hosts_check() (hosts::check)
 
 doctor::ssh_check() (
   container::choose ssh

@@ -19,10 +19,7 @@ sampler::nvml() {
 sampler::choose() {
   local name
   for name in ipmi nvml; do
-    if "sampler::$name" >/dev/null; then
-      echo "$name"
-      return
-    fi
+    if "sampler::$name" >/dev/null; then echo "$name" && return; fi
   done
   echo "${SLURMD_NODENAME:-$(uname -n)}: neither ipmitool dcmi power reading (as root or by sudo -n)" \
     'nor nvidia-smi reports watts' >&2

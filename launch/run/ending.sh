@@ -74,8 +74,9 @@ trial::blame() {
   fi
 }
 
-# Why a trial failed, in one line. Arguments: its number, the exit status of its ranks, its folder, the kind of their record, the file
-# of their output. The first available of: a reason known to this script, the missing ranks, a rank's own, the platform's, a full disk; none says where to look.
+# Why a trial failed, in one line. Arguments: its number, the exit status of its ranks, its folder, the kind of their record, the
+# file of their output. The first available of: a reason known to this script, the missing ranks, a rank's own, the platform's,
+# a full disk; none says where to look.
 trial::reason() {
   local -r trial=$1 status=$2 folder=$3 kind=$4 output=${5:-$RUN_DIR/output_$1.txt}
   local reason=${reasons[trial]:-}

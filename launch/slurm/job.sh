@@ -29,7 +29,7 @@ slurm::check() {
 
 # Nodes of this job, without those that Slurm has lost.
 slurm::nodes() {
-  local -r list=$(slurm::job | sed -n 's/.* NodeList=\([^ (]*\).*/\1/p') # (null) once the job is requeued
+  local -r list=$(slurm::field NodeList "$(slurm::job)")
   scontrol show hostnames "${list:-$SLURM_JOB_NODELIST}"
 }
 
@@ -123,9 +123,12 @@ slurm::job() {
     scontrol --oneliner show job "$SLURM_JOB_ID" 2>/dev/null || true
 }
 
+# A field ($1) of what slurm::job printed ($2); nothing for (null), as the node list is once the job is requeued.
+slurm::field() { sed -n "s/.* $1=\([^ (]*\).*/\1/p" <<<"$2"; }
+
 # At SIGUSR1: the ranks get the remaining time, at most ten minutes, minus 30 seconds for the rest.
 slurm::time_limit_near() {
-  local -r end=$(slurm::job | sed -n 's/.* EndTime=\([^ ]*\).*/\1/p')
+  local -r end=$(slurm::field EndTime "$(slurm::job)")
   local left=0
   if [[ $end == ????-??-??T* ]]; then left=$(($(date -d "$end" +%s) - $(date +%s) - 30)); fi
   if ((left > shutdown_seconds)); then shutdown_seconds=$((left < 600 ? left : 600)); fi
@@ -157,8 +160,8 @@ platform::why() {
 # The same; nothing if Slurm knows no reason. Fails if the controller does not answer.
 slurm::cause() {
   local -r job=$(slurm::job)
-  local -r state=$(sed -n 's/.* JobState=\([A-Z_]*\).*/\1/p' <<<"$job") reason=$(sed -n 's/.* Reason=\([^ ]*\).*/\1/p' <<<"$job")
-  local -r lost=$(slurm::lost_nodes) limit=$(sed -n 's/.* TimeLimit=\([^ ]*\).*/\1/p' <<<"$job") restarts=$(sed -n 's/.* Restarts=\([0-9]*\).*/\1/p' <<<"$job")
+  local -r state=$(slurm::field JobState "$job") reason=$(slurm::field Reason "$job") lost=$(slurm::lost_nodes)
+  local -r limit=$(slurm::field TimeLimit "$job") restarts=$(slurm::field Restarts "$job")
   if [[ $1 == USR1 || $state == TIMEOUT || $reason == TimeLimit ]]; then
     echo "the job reached its time limit${limit:+ of $limit}"
   elif ((${restarts:-0} > ${SLURM_RESTART_COUNT:-0})) || [[ $state == REQUEUE* || $state == PENDING ]]; then

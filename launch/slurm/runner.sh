@@ -24,7 +24,8 @@ runner::prepare() {
 runner::sweep() {
   set -m
   {
-    runner::everywhere timeout -k 5 "$SWEEP_SECONDS" "$REPO_DIR/launch/node/cleanup.sh" leftovers 2>&1 | { grep --line-buffered '^run: ' >&2 || true; }
+    runner::everywhere timeout -k 5 "$SWEEP_SECONDS" "$REPO_DIR/launch/node/cleanup.sh" leftovers 2>&1 |
+      { grep --line-buffered '^run: ' >&2 || true; }
   } &
   group=$! # trial::interrupted ends it
   set +m

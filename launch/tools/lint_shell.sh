@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Checks every shell script of the repository with bash itself, shellcheck and shfmt. Usage: lint_shell.sh [FOLDER OF THE TOOLS]
+# Checks every shell script of the repository: bash itself, shellcheck, shfmt and the length of its lines.
+# Usage: lint_shell.sh [FOLDER OF THE TOOLS]
 set -euo pipefail
 readonly TOOLS=${1:+$(cd "$1" && pwd)/}
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
@@ -10,3 +11,4 @@ for script in "${scripts[@]}"; do if [[ -f $script ]]; then existing+=("$script"
 for script in "${existing[@]}"; do bash -n "$script"; done
 "${TOOLS}shellcheck" -x "${existing[@]}"
 "${TOOLS}shfmt" -i 2 -ci -d "${existing[@]}"
+if grep -HnE '^.{151}' "${existing[@]}"; then exit 1; fi # more than 150 columns are read twice

@@ -27,7 +27,8 @@ container::create() {
   local -r output=$answers_output
   # A daemon without CAP_SYS_RESOURCE, such as a rootless one, cannot raise limits.
   docker_limits=()
-  docker::starts && log::warn "containers start only without the limits memlock and stack, which InfiniBand may need: $(answers::why "$output")" && return
+  docker::starts &&
+    log::warn "containers start only without the limits memlock and stack, which InfiniBand may need: $(answers::why "$output")" && return
   if DEVICE=cpu docker::starts; then
     log::die "CONT=$CONT: docker cannot give it GPUs: $(answers::why "$output"): install the NVIDIA container toolkit, or set DEVICE=cpu"
   fi

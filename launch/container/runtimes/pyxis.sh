@@ -154,7 +154,7 @@ pyxis::doctor_runs() {
     doctor::row skip pyxis "not tried: no node was free within a minute ($(answers::reason "$output"))" 'try again later: launch/doctor.sh container'
   else
     doctor::row fail pyxis "$CONT does not run on $where: $(DGXNNODES=1 pyxis::reason "$output")" \
-      'on that node: enroot list; sysctl user.max_user_namespaces kernel.unprivileged_userns_clone (1) kernel.apparmor_restrict_unprivileged_userns (0)'
+      'there: enroot list; sysctl user.max_user_namespaces kernel.unprivileged_userns_clone (1) kernel.apparmor_restrict_unprivileged_userns (0)'
   fi
 }
 
