@@ -50,20 +50,20 @@ def dle(step: int, config: ScheduleConfig) -> float:
 
 def poly(step: int, config: ScheduleConfig) -> float:
     """Habana's BERT-1.5B and 5B: a constant stretch, then a line to 0."""
-    flat = config.warmup_share + config.constant_proportion
-    if step / config.length < flat:
+    warmup, flat = config.warmup_share, config.constant_proportion
+    if step / config.length < warmup + flat:
         return config.lr
-    decay = 1 - config.warmup_share - config.constant_proportion
+    decay = 1 - warmup - flat
     return config.lr * _left(step, config) / decay if decay > 0 else 0.0
 
 
 def linear(step: int, config: ScheduleConfig) -> float:
     """Fine-tuning's: a line from the base to 0."""
     decay = 1 - config.warmup_share
-    left = _left(step, config)
-    return (
-        config.lr * left / decay if decay > 0 else config.lr * (step <= config.length)
-    )
+    if decay > 0:
+        return config.lr * _left(step, config) / decay
+    # A run that is all warm-up has the base rate at its last step.
+    return config.lr * (step <= config.length)
 
 
 def samsung(step: int, config: ScheduleConfig) -> float:
