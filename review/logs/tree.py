@@ -1,10 +1,12 @@
 """Finds result folders, with their system descriptions and accelerator counts."""
 
 import contextlib
+import errno
 import json
 import os
 import re
 import shutil
+import stat
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
@@ -16,6 +18,7 @@ from review.logs.output import ReviewError
 
 POWER = "power"  # folder of a result's power files, in one subfolder per log
 RESULT_NAME = re.compile(r"result_.*\.txt", re.DOTALL)
+_MOST_OF_ERROR = 10_000  # bytes
 _CRASH_NAME = re.compile(r"(?:failed|error)_(\d+)\.txt")
 
 
@@ -91,6 +94,15 @@ def copy_runs(logs: Iterable[Path], target: Path) -> None:
             shutil.copytree(power, target / POWER / f"result_{index}")
 
 
+def read_text(path: Path, most: int = -1, errors: str = "strict") -> str:
+    """Text of a regular file, or of its first ``most`` bytes. Raises OSError and ValueError."""
+    # Opening a pipe would wait for its writer.
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError(errno.EINVAL, "is not a regular file", str(path))
+    with open(path, "rb") as file:
+        return file.read(most).decode("utf-8", errors)
+
+
 def crashes(folder: Path) -> dict[int, str]:
     """{trial: reason} of every trial that left no result: failed_N.txt, with the reason in
     error_N.txt.
@@ -107,13 +119,10 @@ def crashes(folder: Path) -> dict[int, str]:
         if f"result_{trial}.txt" not in names:
             reason = "crashed without a reason; see its failed_ and output_ files"
             with contextlib.suppress(OSError, IndexError):
-                error = (
-                    (folder / f"error_{trial}.txt")
-                    .read_text(encoding="utf-8", errors="replace")
-                    .strip()
-                )
+                path = folder / f"error_{trial}.txt"
                 # A terminal shows one line of it; the whole stands in the file.
-                reason = error.splitlines()[0][:300]
+                start = read_text(path, _MOST_OF_ERROR, "replace").strip()
+                reason = start.splitlines()[0][:300]
             reasons[trial] = reason
     return reasons
 
@@ -121,7 +130,7 @@ def crashes(folder: Path) -> dict[int, str]:
 def read_object(path: Path, form: str = "") -> dict[str, Any]:
     """Reads a JSON object. ``form``: example for the error message. Raises ReviewError."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_text(path))
     except OSError as error:
         raise ReviewError(f"{path}: {error.strerror}") from None
     # A file nested thousands of levels deep makes the parser run out of stack.
@@ -137,8 +146,8 @@ def read_json(path: Path | None, section: str = "") -> dict[str, Any]:
     object.
     """
     content: Any = {}
-    with contextlib.suppress(ReviewError, OSError):
-        content = read_object(path) if path is not None and path.is_file() else {}
+    with contextlib.suppress(ReviewError):
+        content = {} if path is None else read_object(path)
     content = content.get(section) if section else content
     return content if isinstance(content, dict) else {}
 
@@ -194,7 +203,8 @@ def count_ranks(folder: Path) -> tuple[int | None, bool]:
 
 def count(value: Any) -> int | None:
     """A non-negative integer, possibly given as text; else None."""
-    digits = re.fullmatch(r"\s*(\d+)(?:\.0)?\s*", str(value))
+    # No machine has more: arithmetic with hundreds of digits fails.
+    digits = re.fullmatch(r"\s*(\d{1,9})(?:\.0)?\s*", str(value))
     return int(digits[1]) if digits and not isinstance(value, bool) else None
 
 

@@ -145,12 +145,9 @@ def _check_parameters(path: Path) -> Iterator[Finding]:
     if not path.exists():
         return
     try:
-        # Opening a pipe would wait for its writer.
-        if not path.is_file():
-            raise OSError("it is not a regular file")
         # With the ends of lines: the checker compares whole
         # lines, so that a newline disables an option.
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        lines = tree.read_text(path).splitlines(keepends=True)
     except (OSError, ValueError) as error:
         yield broken("parameters", f"cannot be read: {error}", path)
         return

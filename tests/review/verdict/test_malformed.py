@@ -21,6 +21,8 @@ from review.results.score import load_results
 from review.rulebook.compliance import package_folder, rulesets
 from review.verdict.checking import is_official
 
+from .damage import system
+
 FAST = [
     ["show"],
     ["show", "--json"],
@@ -92,6 +94,28 @@ def test_odd_files_among_good_ones_cost_no_more_than_themselves(submission, caps
     (result,) = run_all(submission, capsys)
     assert [run.compliant for run in result.runs] == [False] + [True] * 9
     assert result.score is not None
+
+
+@pytest.mark.parametrize("digits", [10, 400, 5000])
+@pytest.mark.parametrize("name", ["number_of_nodes", "accelerators_per_node"])
+def test_a_count_of_any_length_stops_no_command(name, digits, submission, capsys):
+    system(**{name: "1" * digits})(submission)
+    (result,) = run_all(submission, capsys, [*FAST, ["league"]])
+    assert result.accelerators is None
+
+
+def test_a_pipe_in_place_of_a_reason_holds_no_command(submission, capsys):
+    # The timeout of a test ends one that waits for a writer.
+    os.mkfifo(submission / "error_10.txt")
+    (result,) = run_all(submission, capsys, [*FAST, ["league"], ["check"]])
+    assert "without a reason" in result.crashes[10]
+
+
+def test_only_the_start_of_a_reason_is_read(submission):
+    with open(submission / "error_10.txt", "wb") as file:
+        file.write(b"out of memory\n")
+        file.truncate(1 << 40)
+    assert load_results(submission)[0].crashes == {10: "out of memory"}
 
 
 @settings(
