@@ -247,8 +247,9 @@ def _task(result: Result) -> dict[str, Any]:
     config.json.
     """
     known: dict[str, Any] = {"division": result.division, "target": result.target}
+    known["departures from the benchmark"] = result.departures
     # The same data set for everybody, whatever its path.
-    if result.division == "closed":
+    if result.division == "closed" and not result.departures:
         return known
     run = next((run for run in result.runs if run.log.events), None)
     for key in ("submission_benchmark", "eval_samples", "max_sequence_length"):
@@ -328,6 +329,10 @@ def parts(results: Sequence[Result]) -> list[Part]:
         Heading(f"{head} {name}", result.subtitle)
         for head, name, result in zip(heads, names, results, strict=True)
     ]
+    for head, result in zip(heads, results, strict=True):
+        if result.departures:
+            words = f"not the benchmark: {'; '.join(result.departures)}"
+            made.append(Line(head, words, "yellow"))
     made.append(Table(columns, _figures(results)))
     for name, comparison in zip(names[1:], comparisons, strict=True):
         made += [

@@ -12,6 +12,8 @@ from review.compare import compare
 from review.logs.output import ReviewError
 from review.results.score import load_results
 
+from .conftest import OWN, write_submission
+from .mutations import LARGE, RECORD
 from .verdict.damage import ALL, put
 
 
@@ -185,8 +187,52 @@ def test_runs_on_other_data_are_not_compared(tmp_path, writer, capsys):
     assert "significant" not in shown
 
 
-def test_closed_runs_are_of_one_data_set_wherever_it_lies(submission, faster):
-    for folder, datadir in ((submission, "/data"), (faster, "/raid")):
-        (folder / "config.json").write_text(json.dumps({"data": {"datadir": datadir}}))
-    (comparison,) = compare(results(submission, faster))
+def of_ours(root, **sections):
+    folder = write_submission(root, file=OWN)
+    (folder / "config.json").write_text(json.dumps({**RECORD, **sections}))
+    return folder
+
+
+def test_closed_runs_are_of_one_data_set_wherever_it_lies(tmp_path):
+    one, other = (
+        of_ours(tmp_path / name, data={**RECORD["data"], "datadir": f"/{name}"})
+        for name in ("data", "raid")
+    )
+    (comparison,) = compare(results(one, other))
+    assert comparison.unlike == []
+
+
+@pytest.mark.parametrize(
+    ("sections", "says"),
+    [
+        ({"model": {**LARGE, "hidden_size": 128}}, "hidden_size 128, not 1024"),
+        (
+            {"data": {"max_seq_length": 512, "synthetic": True}},
+            "synthetic true, not false",
+        ),
+    ],
+)
+def test_a_closed_run_of_another_model_or_data_is_not_compared(
+    sections, says, submission, tmp_path, capsys
+):
+    other = of_ours(tmp_path / "other", **sections)
+    assert main(["compare", str(submission), str(other)]) == 0
+    shown = capsys.readouterr().out
+    assert f"not the benchmark: {says}" in shown
+    assert "not comparable, they differ in departures from the benchmark" in shown
+    assert "significant" not in shown
+
+
+def test_runs_to_the_same_lower_target_are_compared(tmp_path, writer):
+    """Whatever the accuracies at which they ended."""
+    folders = []
+    for target in (0.1031, 0.1046):
+        folders.append(tmp_path / f"{target}")
+        for number in range(10):
+            log = writer(seed=number, division="open", target=target, file=OWN)
+            log.change("eval_accuracy", value=target)
+            log.write(folders[-1] / f"result_{number}.txt")
+        record = {"evaluate": {"target": 0.1}, "mlperf": {"division": "open"}}
+        (folders[-1] / "config.json").write_text(json.dumps({**RECORD, **record}))
+    (comparison,) = compare(results(*folders))
     assert comparison.unlike == []
