@@ -14,7 +14,7 @@ from review.logs import tree
 from review.logs.mllog import number, text
 from review.results.run import Run
 from review.results.score import Result
-from review.verdict.checking import is_official
+from review.verdict.checking import obstacles
 
 HYPERPARAMETERS = (
     "opt_base_learning_rate",
@@ -38,10 +38,11 @@ class Entry:
 
     ``checked``: the rules of its round accept the result. ``minutes``: the score by the installed
     rules if there is one, else the olympic mean of the runs that reached the target.
-    ``published_minutes``: the same mean times the factor of scaling.json beside the logs.
+    ``published_minutes``: the same mean times the factor that was committed with the logs; of the
+    user's own, ``minutes``.
     ``training_rate``: sequences per second outside evaluations, if the logs time those. ``joules``:
-    of the same runs. ``folder``: within the repository of its round. ``departures``: how it differs
-    from the benchmark.
+    of the same runs. ``folder``: within the repository of its round. ``obstacles``: why it would
+    not count. ``unproved``: of its weights and data.
     """
 
     round: str
@@ -63,7 +64,8 @@ class Entry:
     joules: float | None = None
     hyperparameters: dict[str, float] = field(default_factory=dict)
     folder: str = ""
-    departures: tuple[str, ...] = ()
+    obstacles: tuple[str, ...] = ()
+    unproved: tuple[str, ...] = ()
 
     @property
     def per_accelerator(self) -> float | None:
@@ -91,7 +93,9 @@ class Entry:
 
     def as_dict(self) -> dict[str, Any]:
         known = {
-            name: value for name, value in vars(self).items() if name != "departures"
+            name: value
+            for name, value in vars(self).items()
+            if name not in ("obstacles", "unproved")
         }
         return {**known, "sequences_per_second_per_accelerator": self.per_accelerator}
 
@@ -107,10 +111,8 @@ def entry_of(result: Result, label: str, root: Path) -> Entry:
     # An empty log, of a run that died at once, has no status and no hyper-parameters.
     run = next((run for run in result.runs if run.log.events), None)
     # reached_minutes: of logs that no installed rules accept.
-    mean = result.reached_minutes if result.score is None else result.olympic_minutes
-    committed = number(
-        tree.read_json(result.folder / "scaling.json").get("scaling_factor")
-    )
+    minutes = result.reached_minutes if result.score is None else result.score
+    reasons = obstacles(result)
     return Entry(
         round=label,
         submitter=text(described.get("submitter") or result.organization or ""),
@@ -129,12 +131,10 @@ def entry_of(result: Result, label: str, root: Path) -> Entry:
         accelerator=_accelerator(described, result),
         batch_size=result.batch_size,
         runs=len(result.runs),
-        minutes=result.score if result.score is not None else result.reached_minutes,
-        # The package checker leaves no scaling.json where the factor is 1.
-        published_minutes=None
-        if mean is None
-        else mean * (1.0 if committed is None else committed),
-        checked=is_official(result),
+        minutes=minutes,
+        # A file beside the logs could say any factor.
+        published_minutes=minutes,
+        checked=result.score is not None and not reasons,
         # Of the runs that make the minutes, so that samples, rate and time fit each other.
         samples=_mean([_samples(run) for run in kept]),
         sequences_per_second=_mean(
@@ -144,7 +144,8 @@ def entry_of(result: Result, label: str, root: Path) -> Entry:
         joules=result.energy.joules if result.energy else None,
         hyperparameters=logged(run),
         folder=_place(result.folder, root),
-        departures=tuple(result.departures),
+        obstacles=tuple(reasons),
+        unproved=tuple(result.unproved),
     )
 
 

@@ -36,7 +36,7 @@ _LONGEST = 36  # characters of a cell
 NOT_ACCEPTED = "*"
 EXPLAINED = (
     "minutes: the score by the installed rules of the round, with their factor for fast "
-    "convergence; published: the olympic mean times the factor committed with the logs; "
+    "convergence; published: with the factor committed with the logs, for yours as minutes; "
     f"{NOT_ACCEPTED} not accepted by the rules; without a score the olympic mean"
 )
 UNVERIFIED = "unverified"
@@ -46,7 +46,7 @@ UNVERIFIED = "unverified"
 class League:
     """The user's own results and published ones. ``by``: a name of BY.
 
-    ``apart``: own results of another model, target or data, which are shown but never ranked.
+    ``apart``: own results that would not count, which are shown but never ranked.
     """
 
     own: tuple[Entry, ...]
@@ -58,14 +58,10 @@ class League:
     def of(
         cls, own_entries: Sequence[Entry], others: Sequence[Entry], by: str
     ) -> League:
-        """A league in which own results that are not of the benchmark stand apart."""
-        ranked = tuple(entry for entry in own_entries if not entry.departures)
-        return cls(
-            ranked,
-            tuple(others),
-            by,
-            tuple(entry for entry in own_entries if entry.departures),
-        )
+        """A league in which own results that the rules do not accept stand apart."""
+        ranked = tuple(entry for entry in own_entries if entry.checked)
+        apart = tuple(entry for entry in own_entries if not entry.checked)
+        return cls(ranked, tuple(others), by, apart)
 
     def __post_init__(self) -> None:
         if not self.own and not self.others and not self.apart:
@@ -186,6 +182,8 @@ class League:
             standing += (
                 f", {of_size} of {peers} with {entry.accelerators:g} accelerators"
             )
+        if entry.unproved:
+            standing += f"; {', '.join(entry.unproved)} not shown to be the benchmark's"
         return standing
 
     def as_dict(self) -> dict[str, Any]:
@@ -199,7 +197,7 @@ class League:
             }
             # The first of its rounds is its own.
             again = self.rounds(entry)[1:]
-            # No departures: only results of the benchmark are ranked.
+            # No obstacles: only results that count are ranked.
             results.append({**entry.as_dict(), **about, "resubmitted": again})
         standing = [
             {
@@ -211,7 +209,7 @@ class League:
             for entry in self.own
         ]
         apart = [
-            {**entry.as_dict(), "departures": entry.departures, UNVERIFIED: True}
+            {**entry.as_dict(), "obstacles": entry.obstacles, UNVERIFIED: True}
             for entry in self.apart
         ]
         return {"by": self.by, "results": results, "standing": standing, "apart": apart}
@@ -219,7 +217,7 @@ class League:
 
 def apart_text(entry: Entry) -> str:
     """Why an own result is not ranked."""
-    return f"not ranked: {'; '.join(entry.departures)}"
+    return f"not ranked: {next(iter(entry.obstacles), 'no score')}"
 
 
 def size(entry: Entry) -> str:

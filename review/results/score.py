@@ -12,7 +12,7 @@ from typing import Any
 from review.logs import tree
 from review.logs.mllog import Event, number, read_log, text
 from review.logs.output import Finding, ReviewError
-from review.results.benchmark import departures
+from review.results.benchmark import departures, starting_point
 from review.results.energy import Energy, run_energy
 from review.results.run import TARGET_ACCURACY, Run
 from review.rulebook import rcp
@@ -322,6 +322,13 @@ class Result:
         return list(departures(self.folder, self.runs, self.division, self.ruleset))
 
     @functools.cached_property
+    def unproved(self) -> list[str]:
+        """What the runs do not prove to be the benchmark's, of their weights and data."""
+        named = (starting_point(run).get("unproved", ()) for run in self.runs)
+        every = (text(name).replace("_", " ") for names in named for name in names)
+        return list(dict.fromkeys(every))
+
+    @functools.cached_property
     def seed_findings(self) -> list[Finding]:
         """Findings of the seed checker; none outside the closed division."""
         return check_seeds(self.runs) if self.division == "closed" else []
@@ -348,6 +355,8 @@ class Result:
     def obstacles(self) -> list[str]:
         """Reasons why the score is not official."""
         reasons = []
+        if self.departures:
+            reasons.append(f"not the benchmark: {'; '.join(self.departures)}")
         if len(self.runs) != REQUIRED_RUNS:
             reasons.append(f"{len(self.runs)} of {REQUIRED_RUNS} runs")
         continued = [run.name for run in self.runs if run.continued_at is not None]
@@ -359,8 +368,6 @@ class Result:
             reasons.append(f"{self.failed_runs} runs fail, one may")
         if self.division is None:
             reasons.append("no submission_division")
-        if self.departures:
-            reasons.append(f"not the benchmark: {'; '.join(self.departures)}")
         # A crash fails the whole folder, so that it cannot be the one run of ten that may fail.
         for run in self.runs:
             crashes = [finding.message for finding in run.findings if finding.crash]

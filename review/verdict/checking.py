@@ -95,6 +95,8 @@ def check(
         # The package checker takes folders; a log alone is judged by the rules for logs.
         outcome = official.check_compliance(run.path, run.ruleset)
         findings = [*run.findings, *training_rules.check_run(run)]
+        benchmark = _check_benchmark(results[0])
+        findings += (replace(finding, file=run.path) for finding in benchmark)
         return [_checked(run.path, run.path.name, (outcome,), findings)]
     checked: list[Checked] = []
     # A dict, for its order, and to have each submission once.

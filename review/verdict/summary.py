@@ -24,6 +24,9 @@ def summary(result: Result) -> list[Line]:
         lines.append(Line("", UNVERIFIED, "dim"))
     if not official:
         lines.append(Line("unofficial", "; ".join(reasons) or "no score", "yellow"))
+    if result.unproved:
+        words = f"{', '.join(result.unproved)}: not shown to be the benchmark's"
+        lines.append(Line("unproved", words, "yellow"))
     if result.other_ruleset:
         words = f"logs of another round: try --ruleset {result.other_ruleset}"
         lines.append(Line("ruleset", words, "yellow"))

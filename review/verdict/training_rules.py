@@ -13,7 +13,7 @@ from typing import Any
 
 from review.logs.mllog import Event, number, text
 from review.logs.output import ERROR, NOTE, WARNING, Finding
-from review.results.benchmark import EVAL_SAMPLES
+from review.results.benchmark import EVAL_SAMPLES, starting_point
 from review.results.published_curves import (
     INITIAL_ACCURACY,
     INITIAL_TOLERANCE,
@@ -296,12 +296,10 @@ def _check_trained(run: Run) -> Iterator[Finding]:
             break
     yield from _check_curve(run)
     # Logged by this repository's trainer about weights and data.
-    event = run.log.first("starting_point")
-    if event is not None and isinstance(event.value, dict):
-        unproved = event.value.get("unproved")
-        if unproved:
-            message = f"does not prove {text(unproved)}"
-            yield run.broken("starting_point", message, event)
+    if unproved := starting_point(run).get("unproved"):
+        message = f"does not prove {text(unproved)}"
+        event = run.log.first("starting_point")
+        yield run.broken("starting_point", message, event)
 
 
 def _check_end(run: Run) -> Iterator[Finding]:

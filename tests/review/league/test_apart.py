@@ -12,13 +12,19 @@ from review.__main__ import main
 from review.results.score import load_results
 from review.verdict.checking import is_official
 
-from ..conftest import OWN, write_submission
+from ..conftest import OWN, STARTING_POINT, write_submission
 from ..mutations import LARGE, RECORD, WITHOUT, take_record
-from ..verdict.damage import ALL, both, edit, put, system
+from ..verdict.damage import ALL, both, drop, edit, put, system
 
 
 def record(folder, **sections):
     (folder / "config.json").write_text(json.dumps({**RECORD, **sections}))
+
+
+def own(folder, **sections):
+    """Makes the logs those of a run of ours, with its record."""
+    write_submission(folder.parents[2], file=OWN)
+    record(folder, **sections)
 
 
 def league(folder, capsys):
@@ -26,8 +32,33 @@ def league(folder, capsys):
     return json.loads(capsys.readouterr().out)
 
 
+def shift_all(key, seconds):
+    def change(events):
+        for event in events:
+            if event["key"] == key:
+                event["time_ms"] += 1000 * seconds
+
+    return lambda folder: edit(folder, *ALL, change=change)
+
+
+def copies(folder):
+    for number in range(1, 10):
+        (folder / f"result_{number}.txt").write_text(
+            (folder / "result_0.txt").read_text()
+        )
+
+
+def lower_accuracies(folder):
+    def change(events):
+        for event in events:
+            if event["key"] == "eval_accuracy":
+                event["value"] /= 10
+
+    edit(folder, *ALL, change=change)
+
+
 def test_a_run_of_the_benchmark_is_ranked_by_its_own_record(submission, capsys):
-    record(submission)
+    own(submission)
     assert is_official(load_results(submission)[0])
     found = league(submission, capsys)
     assert found["apart"] == []
@@ -55,13 +86,13 @@ def test_a_run_of_the_benchmark_is_ranked_by_its_own_record(submission, capsys):
 def test_another_model_target_or_data_is_neither_ranked_nor_official(
     sections, says, submission, capsys
 ):
-    record(submission, **sections)
+    own(submission, **sections)
     (result,) = load_results(submission)
     assert not is_official(result)
     assert says in "; ".join(result.departures)
     found = league(submission, capsys)
     assert not any(one["own"] for one in found["results"])
-    assert says in "; ".join(found["apart"][0]["departures"])
+    assert says in found["apart"][0]["obstacles"][0]
     assert main(["check", str(submission)]) == 1
     assert says in capsys.readouterr().out
 
@@ -102,7 +133,7 @@ def test_a_closed_run_of_ours_that_never_reached_the_target_is_not_ranked(
     record(folder)
     put("eval_accuracy", value=accuracy)(folder)
     found = league(folder, capsys)
-    assert "says success at" in found["apart"][0]["departures"][0]
+    assert "says success at" in found["apart"][0]["obstacles"][0]
 
 
 @pytest.mark.parametrize("accuracy", [75.0, -1])
@@ -113,8 +144,7 @@ def test_an_accuracy_that_is_no_share_is_not_official(accuracy, submission, caps
 
     edit(submission, *ALL, change=change)
     assert not is_official(load_results(submission)[0])
-    (own,) = [one for one in league(submission, capsys)["results"] if one["own"]]
-    assert not own["checked"]
+    assert not league(submission, capsys)["apart"][0]["checked"]
 
 
 @pytest.mark.parametrize("milliseconds", [0, -60_000])
@@ -128,8 +158,8 @@ def test_runs_that_stop_before_they_start_have_no_rank(
     assert result.runs[3].minutes is None
     assert not is_official(result)
     put("run_stop", time_ms=start + milliseconds)(submission)
-    (own,) = [one for one in league(submission, capsys)["results"] if one["own"]]
-    assert (own["minutes"], own["rank"], own["checked"]) == (None, None, False)
+    (found,) = league(submission, capsys)["apart"]
+    assert (found["minutes"], found["checked"]) == (None, False)
 
 
 def test_a_log_of_ours_that_calls_a_low_accuracy_success_stands_apart(
@@ -146,13 +176,13 @@ def test_a_log_of_ours_that_calls_a_low_accuracy_success_stands_apart(
     found = league(tmp_path / "demo", capsys)
     assert (
         "says success at an accuracy of 0.1030, below 0.720"
-        in found["apart"][0]["departures"][1]
+        in found["apart"][0]["obstacles"][0]
     )
     assert main(["show", str(tmp_path / "demo")]) == 0
     assert ", official" not in capsys.readouterr().out
 
 
-def test_open_runs_say_that_their_data_are_not_shown_to_be_the_benchmark_s(
+def test_open_runs_say_that_their_weights_and_data_are_not_recorded(
     tmp_path, writer, capsys
 ):
     for number in range(10):
@@ -160,9 +190,67 @@ def test_open_runs_say_that_their_data_are_not_shown_to_be_the_benchmark_s(
             tmp_path / f"result_{number}.txt"
         )
     record(tmp_path, mlperf={"division": "open"})
-    assert load_results(tmp_path)[0].departures == [
-        "data not shown to be the benchmark's"
-    ]
+    assert load_results(tmp_path)[0].departures == ["weights and data not recorded"]
+
+
+@pytest.mark.parametrize(
+    "value", [None, "ab", {}, {**STARTING_POINT, "weights": ""}, {"unproved": []}]
+)
+def test_a_closed_run_of_ours_that_does_not_log_its_weights_and_data_is_not_official(
+    value, submission, capsys
+):
+    own(submission)
+    change = put("starting_point", 3, value=value)
+    (change if value is not None else drop("starting_point", 3))(submission)
+    (result,) = load_results(submission)
+    assert result.departures == ["weights and data not recorded"]
+    assert not is_official(result)
+    found = league(submission, capsys)
+    assert not any(one["own"] for one in found["results"])
+    assert main(["check", str(submission)]) == 1
+
+
+def test_what_a_run_does_not_prove_is_said_where_it_is_ranked(submission, capsys):
+    own(submission)
+    unproved = ["weights", "training_data"]
+    put("starting_point", value={**STARTING_POINT, "unproved": unproved})(submission)
+    says = "not shown to be the benchmark's"
+    assert main(["show", str(submission)]) == 0
+    assert f"weights, training data: {says}" in capsys.readouterr().out
+    (standing,) = league(submission, capsys)["standing"]
+    assert f"; weights, training data {says}" in standing["said"]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (shift_all("run_start", 100), "comes 100"),
+        (copies, "is that of result_0.txt"),
+        (lower_accuracies, "says success at an accuracy of 0.0720, below 0.720"),
+        (drop("cache_clear"), "10 runs fail"),
+        (lambda folder: (folder / "result_9.txt").unlink(), "9 of 10 runs"),
+    ],
+)
+@pytest.mark.parametrize("file", [OWN, "train.py"])
+def test_what_the_rules_reject_is_ranked_nowhere(file, change, says, tmp_path, capsys):
+    folder = write_submission(tmp_path / "EXAMPLE", file=file)
+    if file == OWN:
+        record(folder)
+    change(folder)
+    found = league(folder, capsys)
+    assert not any(one["own"] for one in found["results"])
+    assert not found["standing"]
+    assert says in "; ".join(found["apart"][0]["obstacles"])
+
+
+def test_a_log_alone_of_another_model_does_not_pass(submission, capsys):
+    own(submission)
+    log = str(submission / "result_0.txt")
+    assert main(["check", log]) == 0
+    record(submission, model={**LARGE, "hidden_size": 128})
+    capsys.readouterr()
+    assert main(["check", log]) == 1
+    assert "error       not the benchmark: hidden_size 128" in capsys.readouterr().out
 
 
 def test_every_carrier_of_a_score_says_unverified(submission, tmp_path, capsys):

@@ -201,5 +201,5 @@ def test_a_run_that_continued_after_a_restart_has_no_time_and_every_command_says
     assert main(["check", str(submission)]) == 1
     capsys.readouterr()
     assert main(["league", str(submission), "--json"]) == 0
-    (entry,) = json.loads(capsys.readouterr().out)["results"]
+    (entry,) = json.loads(capsys.readouterr().out)["apart"]
     assert not entry["checked"]

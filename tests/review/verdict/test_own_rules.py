@@ -16,6 +16,7 @@ from review.logs.output import ERROR
 from review.results.score import load_results
 from review.verdict.checking import check, own_findings
 
+from ..conftest import STARTING_POINT
 from .damage import (
     both,
     clock,
@@ -93,7 +94,7 @@ DOUBTFUL = [
     ),
     (
         "weights of unknown origin",
-        log_also("starting_point", {"weights": "ab", "unproved": ["weights"]}),
+        log_also("starting_point", {**STARTING_POINT, "unproved": ["weights"]}),
         ("warning", "result_1.txt", "starting_point", "does not prove"),
     ),
     (
