@@ -68,20 +68,17 @@ class Estimate:
         if self.results == 1:
             words = f"only one published result has {self.accelerators} accelerators: no ranking"
         elif self.results:
-            first, last = self.ranks
-            words = f"place {first}{f' to {last}' if last > first else ''} "
-            words += f"among the {self.results} published results "
+            # Behind all of them is no place among them.
+            first, last = self.ranks[0], min(self.ranks[1], self.results)
+            to = f" to {last}" if last > first else ""
+            words = f"place {first}{to} among the" if first <= last else "behind all"
+            words += f" {self.results} published results "
             words += f"with {self.accelerators} accelerators, "
-            neighbours = []
-            for word, neighbour in (("behind", self.faster), ("before", self.slower)):
-                if neighbour:
-                    about = (
-                        f"{_minutes(neighbour.minutes)} min, round {neighbour.round}"
-                    )
-                    neighbours.append(
-                        f"{word} {neighbour.submitter} {neighbour.system} ({about})"
-                    )
-            words += " and ".join(neighbours)
+            words += " and ".join(
+                f"{word} {one.submitter} {one.system} ({_minutes(one.minutes)} min, round {one.round})"
+                for word, one in (("behind", self.faster), ("before", self.slower))
+                if one
+            )
         doubts = "".join(f"; doubtful: {doubt}" for doubt in self.doubts)
         return f"{time}, {words}{doubts}; estimate, unverified"
 
@@ -104,10 +101,13 @@ def estimate(
     it has decayed: ignored if one is a placeholder, or fewer samples than in any published result.
     A str says why there is none.
     """
-    if not (0 < rate < math.inf and 0 <= error < math.inf and batch_size > 0):
+    if not (
+        0 < rate < math.inf and 0 <= error < math.inf and 0 < batch_size < math.inf
+    ):
         return "nothing to compare: the training rate was not measured"
     _, points, _ = _data()
-    meant = learning_rate > 0 and not {learning_rate, steps} & {*PLACEHOLDERS}
+    meant = not {learning_rate, steps} & {*PLACEHOLDERS}
+    meant &= 0 < learning_rate < math.inf and steps < math.inf
     # Fewer samples than any published run: the steps of a short test, not of a recipe.
     recipe = meant and steps * batch_size >= math.exp(points[:, 1].min())
     point = np.log(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import math
 from collections import Counter
 
 import numpy as np
@@ -120,6 +121,21 @@ def test_the_sentence_names_place_neighbours_and_that_it_is_unverified():
     assert "behind" not in fastest
     assert "before" not in slowest
     assert dataclasses.asdict(estimate(1e4, 0.0, 768, 8))["results"] > 100
+
+
+def test_no_place_is_behind_the_last_of_the_published_results():
+    slowest = str(estimate(10, 0.01, 768, 8, **RECIPE))
+    assert ", behind all 125 published results with 8 accelerators, behind " in slowest
+    assert ", place 1 to 125 among the 125 " in str(estimate(100, 0.0, 1, 8))
+
+
+@pytest.mark.parametrize(
+    ("learning_rate", "steps"), [(math.inf, 8000), (math.nan, 8000), (4e-4, math.inf), (4e-4, math.nan)]
+)  # fmt: skip
+def test_what_is_no_number_is_no_recipe(learning_rate, steps):
+    found = estimate(8000, 0.01, 448, 8, learning_rate, steps)
+    assert str(found) == str(estimate(8000, 0.01, 448, 8))
+    assert isinstance(estimate(8000, 0.01, math.inf, 8), str)
 
 
 def test_placeholders_are_no_recipe_on_however_many_accelerators(repository):
