@@ -57,8 +57,9 @@ certify::why_gpus() {
   for device in "$1"/sys/bus/pci/devices/*; do
     vendor=$(cat -- "$device/vendor" 2>/dev/null || true)
     class=$(cat -- "$device/class" 2>/dev/null || true)
-    case $vendor:$class in # 3D controllers and accelerators of all makers, displays of NVIDIA
-      *:0x0302* | *:0x12* | 0x10de:0x0300*) echo "one is on the PCI bus (${device##*/})" && return 0 ;;
+    # 3D controllers and accelerators of all makers, displays of NVIDIA; AMD's MI100 and MI200 are "other displays"
+    case $vendor:$class in
+      *:0x0302* | *:0x12* | 0x10de:0x0300* | 0x1002:0x0380*) echo "one is on the PCI bus (${device##*/})" && return 0 ;;
     esac
   done
   if [[ -e $1/proc/driver/nvidia ]]; then
