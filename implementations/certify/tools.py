@@ -24,11 +24,11 @@ from certify.store_group import StoreGroup
 from common.env import ConfigError, env
 from review.acceptance.schema import (
     ALL_NODES,
-    COLLECTIVES,
     COPIES,
     DIAGNOSTIC,
     NOBODY,
     NVBANDWIDTH,
+    TOOLS,
 )
 
 ROUNDS = 3  # of each bandwidth test, to know how well it repeats
@@ -39,12 +39,7 @@ SIZES = ("-b", "1K", "-e", "1G", "-f", "2")  # message sizes of a collective
 NUM_SIZES, LARGEST = 21, 1 << 30  # what SIZES asks for
 SURE_SIZE = 1 << 20  # from here on a printed bandwidth of 0.00 is no rounding
 SETTING = 5  # DCGM_ERROR_CONFIG of dcgm_errors.h: a setting such as persistence mode, no broken part
-KNOWN = (
-    DIAGNOSTIC,
-    NVBANDWIDTH,
-    *COLLECTIVES,
-    *(name + ALL_NODES for name in COLLECTIVES),
-)
+KNOWN = (DIAGNOSTIC, NVBANDWIDTH, *(name for name in TOOLS if name not in COPIES))
 
 
 class ToolError(Exception):
@@ -436,6 +431,8 @@ def read_dcgmi(text: str) -> Reading:
         test for category in report["test_categories"] for test in category["tests"]
     ]
     for test in tests:
+        reading.gpus |= _gpus(_results(test))
+    for test in tests:
         _read_diagnosis(reading, test)
     # Also where there is none.
     if {str(test["name"]) for test in tests} <= {*reading.skipped}:
@@ -445,33 +442,30 @@ def read_dcgmi(text: str) -> Reading:
 
 def _read_diagnosis(reading: Reading, test: Mapping[str, Any]) -> None:
     """Adds the faults of one test: those of its results, and of its summary where that says
-    more.
+    more; and the GPUs that other tests name and this one leaves out.
     """
     name, summary = str(test["name"]), test.get("test_summary")
-    results = test.get("results", [])
-    for result in results:
-        # A GPU that no result names was not tested.
-        if (device := _device(result)).startswith("GPU"):
-            reading.gpus.add(device)
-    given = [*results, *([summary] if summary else [])]
+    results = _results(test)
+    # Some tests have only a summary.
+    given = results or ([summary] if summary else [])
     if not given:
         reading.fail(f"{name}: no result")
         return
-    # Some tests have only a summary.
-    skipped = [
-        result for result in results or given if _status(result) in ("skip", "not run")
-    ]
-    if len(skipped) == len(results or given):
+    skipped = [result for result in given if _status(result) in ("skip", "not run")]
+    if len(skipped) == len(given):
         reading.skipped.append(name)
     else:
         reading.skipped += [
             f"{name} of {_device(entry) or 'a GPU'}" for entry in skipped
         ]
     failed = [result for result in results if _fault(name, result)]
+    gpus = _gpus(results)
+    # A test of the whole system names no GPU, or only one to complain of it.
+    if gpus and len(failed) < len(results):
+        reading.skipped += [f"{name} of {gpu}" for gpu in sorted(reading.gpus - gpus)]
     faults = [fault for result in failed if (fault := _fault(name, result))]
     reading.faults += faults
-    fault = _fault(name, summary) if summary else None
-    if summary and fault:
+    if summary and (fault := _fault(name, summary)):
         told = {words for result in failed for words in _warnings(result)}
         of_settings = bool(failed) and all(map(_is_setting, failed))
         # The summary of a test repeats its results; that of a setting lacks the severity.
@@ -480,6 +474,17 @@ def _read_diagnosis(reading: Reading, test: Mapping[str, Any]) -> None:
         )
         if not repeated:
             reading.faults.append(fault)
+
+
+def _results(test: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Without the null that DCGM 3 writes for a GPU on which the test did not run."""
+    return [result for result in test.get("results", []) if result]
+
+
+def _gpus(results: Sequence[Mapping[str, Any]]) -> set[str]:
+    return {
+        device for result in results if (device := _device(result)).startswith("GPU")
+    }
 
 
 def _warnings(result: Mapping[str, Any]) -> list[str]:
