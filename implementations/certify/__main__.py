@@ -51,33 +51,24 @@ class CertifyConfig(Address):
 
     def __post_init__(self) -> None:
         # A misspelt area would be required of no node, and its absence would pass.
-        unknown = [
-            area for area in self.required.split(",") if area and area not in AREAS
-        ]
-        if unknown:
+        if unknown := {*self.required.split(",")} - {*AREAS, ""}:
             raise ConfigError(
-                f"REQUIRED_TESTS: {unknown[0]}: expected some of {', '.join(AREAS)}, with commas between"
+                f"REQUIRED_TESTS: {min(unknown)}: expected some of {', '.join(AREAS)}, with commas between"
             )
 
     def expected_parts(self) -> Any:
         """Contents of EXPECTED_INVENTORY; None if unset. Raises ConfigError."""
+        if not self.inventory:
+            return None
         try:
-            parts = (
-                json.loads(self.inventory.read_text(encoding="utf-8"))
-                if self.inventory
-                else None
-            )
-            # {**parts} raises TypeError for a list or a number, which is JSON and no inventory.
-            if parts is not None and not all(
-                isinstance(facts, dict) for facts in {**parts}.values()
-            ):
-                raise TypeError
+            parts = json.loads(self.inventory.read_text(encoding="utf-8"))
+            # ** raises TypeError for a list or a number, which is JSON and no inventory.
+            return {device: {**facts} for device, facts in {**parts}.items()}
         except (OSError, ValueError, TypeError):
             made = "python -m review certify RESULTS --expect FILE writes one"
             raise ConfigError(
                 f"EXPECTED_INVENTORY={self.inventory}: not an inventory: {made}"
             ) from None
-        return parts
 
 
 def certify(

@@ -101,23 +101,24 @@ def inventory(gpus: Gpus, root: Path = Path("/")) -> Facts:
         facts |= {"driver": None, "GPUs": None if loaded else 0}
     for port in sorted((root / "sys/class/infiniband").glob("*/ports/*")):
         card = port.parents[1]
-        words: dict[str, Any] = {
-            # The state reads "4: ACTIVE".
-            name: text_of(port / name).rpartition(": ")[2]
-            for name in ("state", "rate", "link_layer")
-        }
-        words |= {
+        parts[f"{card.name}/{port.name}"] = {
+            # Reads "4: ACTIVE".
+            "state": text_of(port / "state").rpartition(": ")[2],
+            "rate": text_of(port / "rate"),
+            "link_layer": text_of(port / "link_layer"),
             "type": text_of(card / "hca_type"),
             "firmware": text_of(card / "fw_ver"),
         }
-        parts[f"{card.name}/{port.name}"] = words
     # Only physical interfaces have a device: no loopback, bridge or tunnel.
     for card in sorted((root / "sys/class/net").glob("*/device")):
         parts[card.parent.name] = {
             "state": text_of(card.parent / "operstate"),
             "Mbit/s": text_of(card.parent / "speed"),
         }
-    return {device: _answers(facts) for device, facts in parts.items()}
+    return {
+        device: {name: _answer(value) for name, value in facts.items()}
+        for device, facts in parts.items()
+    }
 
 
 def _modules(root: Path) -> str | None:
@@ -126,8 +127,8 @@ def _modules(root: Path) -> str | None:
         text_of(path)
         for path in (root / "sys/devices/system/edac/mc").glob("mc*/dimm*/size")
     ]
-    kinds = {size: sizes.count(size) for size in sorted({*sizes})}
-    return ", ".join(f"{count} x {size} MB" for size, count in kinds.items()) or None
+    kinds = (f"{sizes.count(size)} x {size} MB" for size in sorted({*sizes}))
+    return ", ".join(kinds) or None
 
 
 def count_on_bus(root: Path = Path("/")) -> int:
@@ -171,7 +172,7 @@ def kernel_log(root: Path = Path("/")) -> dict[str, Any]:
     ``lines`` is None where the log cannot be read: this user may not, or the ring is empty, or no
     line has a time and none is a fault.
     """
-    known = [re.compile(pattern) for pattern in (XID, *TABLES["kernel_log"])]
+    known = re.compile("|".join((XID, *TABLES["kernel_log"])))
     times, lines = [], []
     for line in _dmesg().splitlines():
         stamp = re.match(r"\[ *(\d+)[.,](\d+)\]", line)
@@ -179,7 +180,7 @@ def kernel_log(root: Path = Path("/")) -> dict[str, Any]:
         at = float(f"{stamp[1]}.{stamp[2]}") if stamp else math.inf
         if stamp:
             times.append(at)
-        if any(known_fault.search(line) for known_fault in known):
+        if known.search(line):
             lines.append([at, line.partition("] ")[2] or line])
     # The log is a ring: what came before its first line is lost, and the verdict must know.
     first, last = (times[0], times[-1]) if times else (0.0, 0.0)
@@ -207,11 +208,10 @@ def _gpu_facts(gpus: Gpus, questions: Mapping[str, Question]) -> Facts:
     for number in range(count or 0):
         # A GPU that fell off the bus has no handle: all of its facts are unknown.
         gpu = gpus.ask("nvmlDeviceGetHandleByIndex", number)
-        answers = {
-            name: None if gpu is None else gpus.ask(question, gpu)
+        devices[f"GPU {number}"] = {
+            name: None if gpu is None else _answer(gpus.ask(question, gpu))
             for name, question in questions.items()
         }
-        devices[f"GPU {number}"] = _answers(answers)
     return devices
 
 
@@ -220,12 +220,8 @@ def _count(path: Path) -> int | None:
     return int(text) if text.isdigit() else None
 
 
-def _answers(facts: dict[str, Any]) -> dict[str, Any]:
-    """Facts with None for an answer that says nothing; bytes decoded."""
-    return {name: _answer(value) for name, value in facts.items()}
-
-
 def _answer(value: Any) -> Any:
+    """None if it says nothing; bytes decoded."""
     # Older versions of nvidia-ml-py return bytes.
     told = value.decode() if isinstance(value, bytes) else value
     # The kernel's speed of a port that is down is -1; the last condition is true of nan alone.

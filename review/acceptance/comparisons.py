@@ -54,7 +54,8 @@ class Comparison:
             paired=self.paired,
             correlation=self.correlation,
         )
-        # GPUs and pairs on two sockets are two groups by design.
+        # GPUs and pairs on two sockets are two groups by design; slow ones are below the floor of
+        # their model.
         if single or {*self.stages} & {*COPIES}:
             return single
         found = outliers.find_slow_group(
@@ -234,8 +235,9 @@ def _per_rank_and_node(
     if what != "hesitates" or not one_rank_a_node:
         compared["node"] = {node: lower_median(rows) for node, rows in of_nodes.items()}
     if len(of_ranks) > len(of_nodes) or one_rank_a_node:
-        names = {rank: info.name for rank, info in records.ranks.items()}
-        compared["rank"] = {names[rank]: times for rank, times in of_ranks.items()}
+        compared["rank"] = {
+            records.ranks[rank].name: times for rank, times in of_ranks.items()
+        }
     for kind, values in compared.items():
         yield Comparison(
             what, kind, values, stages, correlation=correlation, overall=overall

@@ -1,9 +1,7 @@
 """What a test did and did not cover, by area and node: a verdict holds only for what was tested."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
-
-import numpy as np
 
 from review.acceptance.faults import log_began
 from review.acceptance.floors import floor_of, rated
@@ -28,6 +26,10 @@ AREAS = TABLES["areas"]
 PROGRAMS = {"nccl": NCCL_TESTS, "nvbandwidth": NVBANDWIDTH, "dcgmi": DIAGNOSTIC}
 FIGURES = TABLES["judged_by"] | {"nccl": {*TOOLS} - {*COPIES}}
 OPTIONAL = {*TABLES["optional"], *TABLES["port_counters"]}
+# Areas that need a rank on every GPU.
+OF_EVERY_GPU = ("telemetry", "datasheet", "nvbandwidth", "nccl")
+# Areas that the telemetry of a burn-in and the counts after it belong to.
+OF_BURN_IN = ("health", "kernel_log", "telemetry")
 UNJUDGED = "measured, nothing to judge it by"
 NO_GPU = "the test ran on CPUs"
 NO_NVML = "no driver, or nvidia-ml-py is not installed"
@@ -51,8 +53,7 @@ def program(tool: str) -> str:
 
 def _untested(records: Records, node: str) -> dict[str, str]:
     """Why areas were not tested on a node."""
-    hardware = records.hardware.get(node, {})
-    parts = hardware.get("parts", {})
+    hardware, parts = records.hardware.get(node, {}), records.parts(node)
     reasons = {}
     if not (records.on_cpus or parts.get(NODE, {}).get("GPUs")):
         reasons["inventory"] = NO_NVML
@@ -71,8 +72,7 @@ def _untested(records: Records, node: str) -> dict[str, str]:
         reasons["kernel_log"] = "its lines of the test are overwritten"
     if len(records.nodes) < 2 or "together" not in records.stages:
         reasons["network"] = "one node"
-    ranks = [rank for rank, info in records.ranks.items() if info.node == node]
-    if not np.isin(records.measured("disk")["rank"], ranks).any():
+    if "disk" not in records.probed or records.lacks(node, "disk"):
         reasons["disk"] = "no data set is configured, or CERTIFY_DISK=0"
         if data := hardware.get("data_set"):
             reasons["disk"] = (
@@ -96,10 +96,10 @@ def _untested(records: Records, node: str) -> dict[str, str]:
 
 
 def _untested_gpus(records: Records, node: str) -> dict[str, str]:
-    hardware = records.hardware.get(node, {})
-    parts = hardware.get("parts", {})
     models = {
-        str(facts.get("name")) for gpu, facts in parts.items() if gpu.startswith("GPU ")
+        str(facts.get("name"))
+        for gpu, facts in records.parts(node).items()
+        if gpu.startswith("GPU ")
     }
     unknown = sorted(name for name in models if not floor_of(name))
     reasons = {}
@@ -108,7 +108,7 @@ def _untested_gpus(records: Records, node: str) -> dict[str, str]:
             f"no figures of {', '.join(unknown)}" if models else NO_NVML
         )
     # The counts before alone cannot show what the test itself did.
-    after = hardware.get("after", {})
+    after = records.hardware.get(node, {}).get("after", {})
     counts = [
         own.values() for device, own in after.items() if device.startswith("GPU ")
     ]
@@ -121,13 +121,19 @@ def _untested_gpus(records: Records, node: str) -> dict[str, str]:
     return reasons
 
 
-def gaps(records: Records, judged: Mapping[str, bool], repeats: bool) -> list[Gap]:
+def gaps(
+    records: Records, judged: Mapping[str, bool], repeats: bool, burnt: bool = False
+) -> list[Gap]:
     """All that was not tested, by node. judged: whether each measured figure has a limit; repeats:
-    whether weights could be compared.
+    whether weights could be compared; burnt: whether a burn-in is over.
     """
     found: list[Gap] = []
     for node in records.nodes:
         reasons = _untested(records, node)
+        found += _left_out(records, node, reasons)
+        if burnt and not (records.folder / f"burn_in_{node}.npz").exists():
+            what = "telemetry of the burn-in"
+            found.append(Gap(node, what, "not recorded", OF_BURN_IN))
         if not repeats:
             reasons["corruption"] = "steps do not repeat bit for bit on this system"
         for area, names in FIGURES.items():
@@ -148,6 +154,19 @@ def gaps(records: Records, judged: Mapping[str, bool], repeats: bool) -> list[Ga
                 for test in tool["skipped"]
             ]
     return list(dict.fromkeys(found))
+
+
+def _left_out(records: Records, node: str, areas: Iterable[str]) -> Iterator[Gap]:
+    """What only other nodes measured, and GPUs without a rank. areas: not tested at all."""
+    for name in records.probed:
+        own = {area for area, names in FIGURES.items() if name in names}
+        if records.lacks(node, name) and not own & {*areas}:
+            yield Gap(node, LABELS[name], "measured on other nodes only", tuple(own))
+    gpus = records.parts(node).get(NODE, {}).get("GPUs") or 0
+    without = gpus - sum(info.node == node for info in records.ranks.values())
+    if without > 0 and not records.on_cpus:
+        what = f"{without} of its {gpus} GPUs"
+        yield Gap(node, what, "no rank ran on them", OF_EVERY_GPU)
 
 
 def tested_areas(records: Records, found: Sequence[Gap]) -> list[str]:

@@ -78,15 +78,9 @@ def corrupt(records: Records) -> tuple[list[Corruption], bool]:
         comparable = True
         for (stage, rank, number, _), checks in zip(group, checksums, strict=True):
             if checks != common and rank not in differing:
-                step = next(
-                    i
-                    for i, (checksum, other) in enumerate(
-                        zip(checks, common, strict=True)
-                    )
-                    if checksum != other
-                )
+                same = [a == b for a, b in zip(checks, common, strict=True)]
                 differing[rank] = Corruption(
-                    records.ranks[rank].name, stage, number, step
+                    records.ranks[rank].name, stage, number, same.index(False)
                 )
     return [differing[rank] for rank in sorted(differing)], comparable
 

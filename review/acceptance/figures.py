@@ -16,7 +16,7 @@ import numpy as np
 from review.acceptance.comparisons import MIN_EXCESS, VARYING
 from review.acceptance.coverage import AREAS
 from review.acceptance.faults import usual_parts
-from review.acceptance.floors import PAIRS, least
+from review.acceptance.floors import PAIRS, SHARES, least
 from review.acceptance.journal import Reason
 from review.acceptance.outliers import MIN_PEERS, OF_MEDIAN
 from review.acceptance.records import Records, known, lower_median
@@ -86,9 +86,7 @@ def settings(folder: Path) -> tuple[dict[str, float], float, Facts | None, list[
             float(config.get("burn_in_seconds", 0)),
             config.get("expected_parts"),
         )
-        required = [
-            area for area in config.get("required_tests", "").split(",") if area
-        ]
+        required = [*filter(None, config.get("required_tests", "").split(","))]
         # A test whose name is mistyped would never be missed.
         if not {*required} <= {*AREAS}:
             raise ValueError
@@ -161,9 +159,11 @@ def floors(records: Records) -> dict[str, dict[str, float]]:
     unknown models.
     """
     limits: dict[str, dict[str, float]] = {}
-    names = (*PROBES, PAIRS)
-    for name, info in itertools.product(names, records.ranks.values()):
-        rate = least(name, info.device, records.ranks_per_node)
+    for name, info in itertools.product(SHARES, records.ranks.values()):
+        # The driver knows GPUs that no rank ran on: they show how a machine connects its GPUs.
+        parts = records.parts(info.node).values()
+        gpus = sum(part.get("name") == info.device for part in parts)
+        rate = least(name, info.device, max(gpus, records.ranks_per_node))
         if not records.on_cpus and rate:
             limits.setdefault(name, {})[info.name] = rate
     return limits

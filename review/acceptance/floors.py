@@ -11,6 +11,7 @@ from review.acceptance.journal import Reason
 from review.acceptance.schema import NODE, Facts
 
 TABLE = read_table(__file__, "floors.yaml")
+SHARES = TABLE["shares"]
 PAIRS = "device_to_device_memcpy_read_ce"
 DIRECT = 4  # GPUs of a board that are connected without a switch
 # Facts of a GPU and their floor's name; below a setting's floor (True) a site may have meant it: a
@@ -28,7 +29,9 @@ _FACTS = {
 def floor_of(name: str | None) -> Mapping[str, Any]:
     """The row of a GPU by the driver's name; empty for a model without one."""
     rows = TABLE["gpus"].items()
-    return next((row for model, row in rows if name and re.search(model, name)), {})
+    # A30 is no RTX A3000 or A30X, and a slice of a GPU ("MIG 1g.6gb") lacks its figures.
+    fits = (row for model, row in rows if re.search(rf"\b({model})$", name or ""))
+    return next(fits, {})
 
 
 def below_floors(node: str, parts: Facts, on_cpus: bool) -> Iterator[Reason]:
@@ -96,10 +99,11 @@ def rated(port: Mapping[str, Any]) -> int:
 
 
 def least(probe: str, gpu: str, peers: int) -> float:
-    """Lowest healthy rate of a probe (Tflop/s, GB/s) on a GPU, by its name; 0 without a floor.
+    """Lowest healthy rate of a probe of SHARES (Tflop/s, GB/s) on a GPU, by its name; 0 for an
+    unknown model.
 
-    peers: GPUs of its node. More than four are connected by switches, through which one of them has
-    all links of another; of up to four, each pair may have its own share of the links.
+    peers: GPUs of its node and model. More than four are connected by switches, through which one
+    of them has all links of another; of up to four, each pair may have its own share of the links.
     """
     floor = floor_of(gpu)
     links = floor.get("links", 0) // (1 if peers > DIRECT else DIRECT - 1)
@@ -107,7 +111,8 @@ def least(probe: str, gpu: str, peers: int) -> float:
         PAIRS: links * floor.get("link_gbps", 0.0),
         "copy": floor.get("memory_gbps", 0.0),
         "matmul": floor.get("bf16_tflops", 0.0),
-        "host_copy": TABLE["pcie_gbps"].get(floor.get("generation"), 0.0)
-        * floor.get("lanes", 0),
     }
-    return float(TABLE["shares"].get(probe, 0.0) * peaks.get(probe, 0.0))
+    lane = TABLE["pcie_gbps"].get(floor.get("generation"), 0.0)
+    # The other probes copy from or to the host.
+    host = floor.get("host_gbps", lane * floor.get("lanes", 0))
+    return float(SHARES[probe] * peaks.get(probe, host))

@@ -270,9 +270,7 @@ def find_slow_group(
 
 def members(name: str) -> list[str]:
     """Names of a group, or the one name."""
-    if ": " not in name:
-        return [name]
-    return name.partition(" of ")[2].partition(": ")[2].split(", ")
+    return name.rpartition(": ")[2].split(", ")
 
 
 def _sum_of_squares(values: np.ndarray) -> float:

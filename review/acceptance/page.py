@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from review.acceptance.faults import devices
 from review.acceptance.figures import GBPS, STEP, digits
 from review.acceptance.records import Records, median
 from review.acceptance.schema import (
@@ -45,16 +46,15 @@ def write_page(certificate: Certificate, output: Path) -> None:
     rates = {
         figure.name: f"{digits(statistics.median(figure.values.values()))} {figure.unit}"
         for figure in certificate.figures
-        if figure.name in PROBES or figure.name in COPIES
+        if figure.name in PROBES | COPIES
     }
-    of_ranks = [name for name in records.probed if name in PROBES or name in COPIES]
     probes = {
         name: np.array([median(rounds) for rounds in records.probe(name)])
-        for name in of_ranks
+        for name in records.probed
+        if name in PROBES | COPIES
     }
     # Charts of too many lines keep those of the accused.
-    accused = [reason.name for reason in certificate.why()]
-    charts = timelines(records, accused)
+    charts = timelines(records, [reason.name for reason in certificate.why()])
     page = render(
         "certify.html",
         title=f"Acceptance test of {records.folder.name}",
@@ -87,10 +87,10 @@ def _numbers(certificate: Certificate) -> list[dict[str, str]]:
     A stage has a row for its seconds, which are compared between ranks, and one for its rate, which
     a config expects.
     """
-    short = [reached for reached in certificate.reached if reached.state != "pass"]
     marks = {
         (reached.figure, UNITS[reached.figure]): STYLES[reached.state]
-        for reached in short
+        for reached in certificate.reached
+        if reached.state != "pass"
     }
     marks |= {
         (
@@ -102,14 +102,16 @@ def _numbers(certificate: Certificate) -> list[dict[str, str]]:
     rows = []
     for figure in certificate.figures:
         low, high = figure.shown
-        row = {
-            "what": figure.label,
-            "low": low,
-            "high": high,
-            "unit": figure.unit,
-            "limit": figure.limit,
-        }
-        rows.append(row | {"state": marks.get((figure.name, figure.unit), "")})
+        rows.append(
+            {
+                "what": figure.label,
+                "low": low,
+                "high": high,
+                "unit": figure.unit,
+                "limit": figure.limit,
+                "state": marks.get((figure.name, figure.unit), ""),
+            }
+        )
     return rows
 
 
@@ -147,14 +149,7 @@ def timelines(records: Records, accused: Sequence[str] = ()) -> list[Chart]:
     """Clock, power and temperature by device over the test; if too many, of the accused and some
     others.
     """
-    ranks = {(info.node, info.local_rank): info.name for info in records.ranks.values()}
-    series: dict[str, Columns] = {}
-    for node, table in records.telemetry.items():
-        for device in np.unique(table["device"]).tolist():
-            chosen = table["device"] == device
-            name = ranks.get((node, device), f"GPU {device} of {node}")
-            series[name] = {field: column[chosen] for field, column in table.items()}
-    charts = []
+    series, charts = dict(devices(records)), []
     for field, (key, title, unit) in TABLES["timelines"].items():
         medians = {name: median(columns[field]) for name, columns in series.items()}
         known = {

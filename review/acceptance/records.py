@@ -9,6 +9,7 @@ import numpy as np
 
 from review.acceptance import schema
 from review.acceptance.schema import (
+    ALL_NODES,
     ALONE,
     PROBES,
     STAGES,
@@ -16,6 +17,7 @@ from review.acceptance.schema import (
     UNREADABLE,
     VERSION,
     Columns,
+    Facts,
     RankInfo,
 )
 from review.logs.output import ReviewError
@@ -80,6 +82,17 @@ class Records:
             for name in PROBES | TOOLS
             if (self.probes["probe"] == name.encode()).any()
         ]
+
+    def parts(self, node: str) -> Facts:
+        own: Facts = self.hardware.get(node, {}).get("parts", {})
+        return own
+
+    def lacks(self, node: str, name: str) -> bool:
+        """Whether a probe was measured on other nodes only."""
+        ranks = {*self.measured(name)["rank"].tolist()}
+        nodes = {self.ranks[rank].node for rank in ranks}
+        # A test over all nodes is entered for one of them.
+        return bool(nodes) and node not in nodes and not name.endswith(ALL_NODES)
 
     def by_step(self, stage: str, *columns: str, missing: float = np.nan) -> np.ndarray:
         """Sum of the columns in their dtype [ranks, rounds, steps]; ``missing`` for a step that was

@@ -56,15 +56,14 @@ NOBODY = -1  # partner of a node without one
 # process; sequences: in its batches; checksum: of the weights after the step.
 STEP = np.dtype(
     [
-        *(
-            ("rank", np.int32),
-            ("stage", np.int8),
-            ("round", np.int16),
-            ("partner", np.int16),
-            ("step", np.int32),
-        ),
+        ("rank", np.int32),
+        ("stage", np.int8),
+        ("round", np.int16),
+        ("partner", np.int16),
+        ("step", np.int32),
         *((part, np.float32) for part in PARTS),
-        *(("cpu", np.float32), ("sequences", np.int32)),
+        ("cpu", np.float32),
+        ("sequences", np.int32),
         ("checksum", np.int64),
     ]
 )
@@ -73,26 +72,29 @@ STEP = np.dtype(
 # amount: operations or bytes.
 PROBE = np.dtype(
     [
-        *(
-            ("rank", np.int32),
-            ("probe", "S32"),
-            ("round", np.int16),
-            ("partner", np.int16),
-        ),
-        *(("seconds", np.float64), ("amount", np.float64)),
+        ("rank", np.int32),
+        ("probe", "S32"),
+        ("round", np.int16),
+        ("partner", np.int16),
+        ("seconds", np.float64),
+        ("amount", np.float64),
     ]
 )
 FIELDS = (
-    *("sm_mhz", "watts", "celsius", "throttle"),
-    *("ecc_corrected", "ecc_uncorrected", "xid_count", "xid_last"),
-    *(
-        "pcie_generation",
-        "pcie_generation_most",
-        "pcie_width",
-        "pcie_width_most",
-        "pcie_replays",
-        "nvlink_errors",
-    ),
+    "sm_mhz",
+    "watts",
+    "celsius",
+    "throttle",
+    "ecc_corrected",
+    "ecc_uncorrected",
+    "xid_count",
+    "xid_last",
+    "pcie_generation",
+    "pcie_generation_most",
+    "pcie_width",
+    "pcie_width_most",
+    "pcie_replays",
+    "nvlink_errors",
 )
 # One row per second and GPU. device: local rank. throttle: NVML's bit mask of reasons; exact in a
 # float64.

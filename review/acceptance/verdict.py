@@ -1,7 +1,7 @@
 """`python -m review certify`: the verdict on the records of an acceptance test."""
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from functools import cached_property
@@ -109,7 +109,7 @@ class Certificate:
         return standing(self.records)
 
     @cached_property
-    def versions(self) -> dict[str, str]:
+    def versions(self) -> str:
         """Of packages, and of other programs, which may differ between nodes."""
         environment = self._environment
         versions = environment.get("packages", {}) | {
@@ -124,7 +124,9 @@ class Certificate:
             name: " and ".join(sorted(different - {""}))
             for name, different in programs.items()
         }
-        return {name: str(version) for name, version in versions.items() if version}
+        return ", ".join(
+            f"{name} {version}" for name, version in versions.items() if version
+        )
 
     @cached_property
     def _environment(self) -> dict[str, Any]:
@@ -156,13 +158,10 @@ class Certificate:
         ended = datetime.fromtimestamp(records.ended, timezone.utc).strftime(
             "%Y-%m-%d %H:%M UTC"
         )
-        versions = ", ".join(
-            f"{name} {version}" for name, version in self.versions.items()
-        )
         return {
             "tested": "; ".join(dict.fromkeys(tested)),
             "not tested": "; ".join(dict.fromkeys(left)) or "nothing",
-            "versions": versions or "unknown",
+            "versions": self.versions or "unknown",
             "commit": self._environment.get("git_commit") or "unknown",
             "ended": ended if records.ended else "unknown",
         }
@@ -175,8 +174,7 @@ class Certificate:
         alike: dict[tuple[str, str], list[str]] = {}
         serials: dict[str, list[str]] = {}
         for node in self.records.nodes:
-            parts = self.records.hardware.get(node, {}).get("parts", {})
-            for device, facts in parts.items():
+            for device, facts in self.records.parts(node).items():
                 known = {
                     name: value for name, value in facts.items() if value is not None
                 }
@@ -207,10 +205,8 @@ class Certificate:
     @property
     def said(self) -> str:
         """The state in words: on CPUs nothing but the software was tested."""
-        software = (
-            " (software only: the test ran on CPUs)" if self.records.on_cpus else ""
-        )
-        return self.state + software
+        software = " (software only: the test ran on CPUs)"
+        return self.state + software * self.records.on_cpus
 
     def why(self) -> list[Reason]:
         """Why the test does not pass: corruption, slowness, missed figures, device faults, an
@@ -302,12 +298,14 @@ def judge(
     }
     measured = figures.figures(records, seconds, expected, floors)
     judged = {one.name: bool(one.limits) for one in measured if one.name not in seconds}
-    gaps = coverage.gaps(records, judged, repeats)
+    # Its telemetry is written every few minutes, and at the end.
+    over = burnt is not None and 0 < burnt.duration <= burnt.elapsed
+    gaps = coverage.gaps(records, judged, repeats, over)
     gaps += [
         Gap(node, f"{name}={value:g}", "expected, not measured")
         for name, value in expected.items()
-        if name not in {rate.figure for rate in reached}
         for node in records.nodes
+        if name not in {rate.figure for rate in reached} or records.lacks(node, name)
     ]
     return Certificate(
         records=records,
@@ -366,7 +364,9 @@ def _explained(
     records: Records, name: str, kind: str, findings: Mapping[str, Finding]
 ) -> bool:
     """Whether a node or GPU that is already named explains it."""
-    named = {kind: _names(findings.values(), kind) for kind in ("node", "rank")}
+    named: dict[str, set[str]] = {"node": set(), "rank": set()}
+    for finding in findings.values():
+        named.setdefault(finding.kind, set()).update(members(finding.name))
     nodes = {node.removeprefix("node ") for node in named["node"]}
     if kind == "rank":
         return all(member.partition(" on ")[2] in nodes for member in members(name))
@@ -381,15 +381,6 @@ def _explained(
     return kind == "link" and all(
         nodes & {*one.removeprefix("link ").split(" - ")} for one in members(name)
     )
-
-
-def _names(findings: Iterable[Finding], kind: str) -> set[str]:
-    return {
-        member
-        for finding in findings
-        if finding.kind == kind
-        for member in members(finding.name)
-    }
 
 
 def _throttling(records: Records, name: str) -> str:
@@ -459,7 +450,7 @@ def line(certificate: Certificate) -> str:
     left = coverage.short(records, certificate.gaps)
     not_tested = f"; not tested: {left}" if left else ""
     if not reasons:
-        who = f"{len(records.ranks)} ranks of {', '.join(records.nodes)}"
+        who = f"{records.extent}: {', '.join(records.nodes)}"
         return f"{certificate.said}: {who}{not_tested}"
     more = f" and {len(reasons) - 1} more" if len(reasons) > 1 else ""
     return "; ".join(

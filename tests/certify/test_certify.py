@@ -247,10 +247,8 @@ def test_a_quick_test_prints_one_line_and_rejects_unknown_options(
     )
     assert (done.returncode, done.stderr) == (0, "")
     said, _, left = done.stdout.partition("; not tested: ")
-    assert (
-        said
-        == f"pass (software only: the test ran on CPUs): 2 ranks of {platform.node()}"
-    )
+    who = f"2 ranks on 1 node, on CPUs: {platform.node()}"
+    assert said == f"pass (software only: the test ran on CPUs): {who}"
     assert "nccl-tests, nvbandwidth, dcgmi diag (not installed, or excluded)" in left
     assert left.count("\n") == 1
     done = run(repository, tmp_path, "--quik")

@@ -14,7 +14,7 @@ from review.__main__ import main
 from review.acceptance.schema import COPIES, TABLES
 from review.acceptance.verdict import certify, judge, line
 
-from ..review.acceptance.made_up import make, telemetry, write
+from ..review.acceptance.made_up import add_rates, make, telemetry, write
 from .test_telemetry import nvml  # noqa: F401
 
 NODE = {
@@ -33,6 +33,9 @@ HEALTH = {
     "mlx5_0/1": {"link_downed": 4, "symbol_error": 1},
     "node": {},
 }
+
+
+HOST = "host_to_device_memcpy_ce"
 
 
 def records(nodes=4):
@@ -524,6 +527,7 @@ def test_a_tool_that_one_node_lacks_is_not_tested_there_and_fails_where_it_is_re
             {"name": name, "version": "4", "faults": [], "skipped": []}
             for name in names
         ]
+    add_rates(found, {(rank, HOST, -1): 55.0 for rank in (0, 1, 2, 3, 6, 7)})
     judged = judge(found)
     assert judged.state == "pass"
     assert (
@@ -542,12 +546,15 @@ def untested(found):
 
 
 def test_a_program_that_skipped_all_its_tests_has_tested_nothing():
-    found = records(1)
+    found = records(2)
     report = {"name": "nvbandwidth", "version": "0.8", "faults": []}
-    found.tools["node0"] = [report | {"skipped": [*COPIES]}]
+    add_rates(found, {(rank, HOST, -1): 55.0 for rank in found.ranks})
+    for node in found.nodes:
+        found.tools[node] = [report | {"skipped": [*COPIES]}]
     assert "nvbandwidth (it skipped every test)" in untested(found)
     assert judge(found, required=["nvbandwidth"]).state == "fail"
-    found.tools["node0"] = [report | {"skipped": []}]
+    for node in found.nodes:
+        found.tools[node] = [report | {"skipped": []}]
     assert judge(found, required=["nvbandwidth"]).state == "pass"
 
 
@@ -558,11 +565,12 @@ def test_a_program_that_skipped_all_its_tests_has_tested_nothing():
 def test_a_skipped_test_is_in_the_line_and_fails_where_its_program_is_required(
     name, test, label
 ):
-    found = records(1)
-    found.tools["node0"] = [
-        {"name": name, "version": "1", "faults": [], "skipped": [test]}
-    ]
-    assert f"{label} (skipped by {name})" in line(judge(found))
+    found = records(2)
+    report = {"name": name, "version": "1", "faults": []}
+    found.tools["node0"] = [report | {"skipped": [test]}]
+    found.tools["node1"] = [report | {"skipped": []}]
+    add_rates(found, {(rank, HOST, -1): 55.0 for rank in found.ranks})
+    assert f"{label} on node0 (skipped by {name})" in line(judge(found))
     assert judge(found, required=[name]).reasons() == [
         f"node node0: {label}: required, not tested: skipped by {name}"
     ]
@@ -634,7 +642,7 @@ def test_inventory_and_health_are_listed_as_tested():
 def test_a_test_on_cpus_says_so_and_passes_nothing_but_the_software():
     found = make(1, 4, starved={})
     assert line(judge(found)).startswith(
-        "pass (software only: the test ran on CPUs): 4 ranks of node0"
+        "pass (software only: the test ran on CPUs): 4 ranks on 1 node, on CPUs: node0"
     )
 
 
@@ -672,7 +680,7 @@ def test_the_line_has_verdict_first_reason_and_drain_command_and_the_launcher_a_
     found = records()
     said = line(judge(found))
     assert said.startswith(
-        "pass: 8 ranks of node0, node1, node2, node3; not tested: the GPU model's figures"
+        "pass: 8 ranks on 4 nodes: node0, node1, node2, node3; not tested: the GPU model's figures"
     )
     assert "nccl-tests, nvbandwidth, dcgmi diag (not installed, or excluded)" in said
     found.hardware["node2"]["parts"]["node"]["CPUs"] = 96

@@ -23,7 +23,7 @@ from review.__main__ import main
 from review.acceptance.faults import tool_faults
 from review.acceptance.figures import expectations
 from review.acceptance.schema import COPIES, Expected
-from review.acceptance.verdict import certify, judge
+from review.acceptance.verdict import certify, judge, line
 
 from ..review.acceptance.made_up import make, write
 from ..waiting import running, wait_until
@@ -465,6 +465,35 @@ def test_tests_that_dcgm_skips_on_some_gpus_are_not_all_tests():
     ]
 
 
+def without_gpu(told, test, gpu, null=False):
+    """The diagnosis without this GPU's result of one test."""
+    (report,) = (told[key] for key in told if key.startswith("DCGM"))
+    (chosen,) = (
+        one for one in report["test_categories"][0]["tests"] if one["name"] == test
+    )
+    chosen["results"][gpu : gpu + 1] = [None] * null
+    return json.dumps(told)
+
+
+@pytest.mark.parametrize("null", [False, True])
+def test_a_gpu_that_one_test_of_dcgm_leaves_out_is_not_tested_by_it(null):
+    told = dcgm4(*((name, ["Pass"] * 4, "") for name in ("memory", "pcie", "power")))
+    found = tools.read("dcgmi", 0, without_gpu(told, "pcie", 2, null), 4)
+    assert (found.faults, found.skipped) == ([], ["pcie of GPU 2"])
+
+
+def test_a_test_of_the_system_that_complains_of_one_gpu_leaves_none_out():
+    told = dcgm3("Pass")
+    results = [{"status": "Fail", "gpu_id": 0, "warnings": SETTING}]
+    for name, own in (("NVML", [{"status": "Pass"}]), ("Persistence", results)):
+        told["DCGM GPU Diagnostic"]["test_categories"].append(
+            {"category": "Deployment", "tests": [{"name": name, "results": own}]}
+        )
+    found = tools.read("dcgmi", 226, json.dumps(told), 2)
+    assert [state for _, state, _ in found.faults] == ["warn"]
+    assert found.skipped == []
+
+
 def test_one_gpu_has_no_other_to_copy_from_and_skips_nothing():
     told = nvbandwidth(gpus=1)
     told["nvbandwidth"]["testcases"][2]["status"] = "Waived"
@@ -641,11 +670,10 @@ def test_certify_runs_tools_and_judges_their_results(
     assert {"pcie (skipped by dcgmi)", "all-to-all of each node, nccl-tests"} <= {
         *said["not tested"].split("; ")
     }
-    assert {
-        "all-reduce of each node, nccl-tests",
-        "nvbandwidth",
-        "dcgmi diag",
-    } <= {*said["tested"].split("; ")}
+    assert "nvbandwidth (measured, nothing to judge it by)" in said["not tested"]
+    assert {"all-reduce of each node, nccl-tests", "dcgmi diag"} <= {
+        *said["tested"].split("; ")
+    }
     assert expectations(found.records).endswith(
         " all_reduce_perf=398.4 host_to_device_memcpy_ce=55.9 device_to_host_memcpy_ce=55.9 "
         "device_to_device_memcpy_read_ce=370"
@@ -705,6 +733,24 @@ def test_equal_measurements_pass_and_a_slow_node_or_gpu_is_named():
     )
     (found,) = judge(records(slow={(HOST[0], 5)})).findings
     assert (found.name, found.stage) == ("rank 5 on node2", HOST[0])
+
+
+def test_a_test_that_one_node_lacks_is_not_tested_there_and_fails_where_it_is_required():
+    found = records()
+    kept = (found.probes["probe"] != b"all_reduce_perf") | (found.probes["rank"] != 6)
+    for name, column in found.probes.items():
+        found.probes[name] = column[kept]
+    wanted = {"all_reduce_perf": 400.0}
+    label = "all-reduce of each node, nccl-tests"
+    judged = judge(found, expected=wanted)
+    assert judged.state == "pass"
+    assert f"{label} on node3 (measured on other nodes only)" in line(judged)
+    assert "all_reduce_perf=400 on node3 (expected, not measured)" in line(judged)
+    assert judge(found, expected=wanted, required=["nccl"]).reasons() == [
+        f"node node3: {label}: required, not tested: measured on other nodes only"
+    ]
+    whole = line(judge(records(), expected=wanted, required=["nccl"]))
+    assert "node3 (" not in whole, "a test over all nodes is entered for one of them"
 
 
 def between_gpus(slow=lambda node, gpu, peer: False):

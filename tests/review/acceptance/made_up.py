@@ -139,6 +139,19 @@ def make(
     )
 
 
+def add_rates(
+    records: Records, rates: Mapping[tuple[int, str, int], float], rounds: int = 3
+) -> None:
+    """Adds rows of a GB that tools measured. rates: GB/s by (rank, test, other GPU or -1)."""
+    for (rank, name, partner), rate in rates.items():
+        rows = {"rank": rank, "probe": name.encode(), "partner": partner}
+        rows |= {"seconds": 1 / rate, "amount": 1e9, "round": np.arange(rounds)}
+        for column, value in rows.items():
+            values = np.broadcast_to(value, rounds)
+            before = records.probes[column]
+            records.probes[column] = np.concatenate([before, values])
+
+
 FIELDS = (
     *("sm_mhz", "watts", "celsius", "throttle"),
     *("ecc_corrected", "ecc_uncorrected", "xid_count", "xid_last"),

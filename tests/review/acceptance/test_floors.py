@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import permutations
 
 import numpy as np
@@ -12,7 +13,7 @@ from review.acceptance.floors import PAIRS, TABLE, floor_of
 from review.acceptance.schema import RankInfo
 from review.acceptance.verdict import judge, line
 
-from .made_up import make
+from .made_up import add_rates, make
 
 H100 = {
     "name": "NVIDIA H100 80GB HBM3",
@@ -155,6 +156,63 @@ def test_links_of_all_gpus_at_half_their_rate_are_seen_on_one_machine(
     assert judge(found).state
 
 
+HOST = ("host_to_device_memcpy_ce", "device_to_host_memcpy_ce")
+
+
+@pytest.mark.parametrize("name", HOST)
+@pytest.mark.parametrize("slow", [range(8), range(4), range(3, 8)])
+def test_copies_from_and_to_the_host_below_their_bus_fail_on_one_machine(name, slow):
+    found = machine()
+    rates = {(rank, one, -1): 55.0 for rank in range(8) for one in HOST}
+    add_rates(found, rates)
+    found.tools["node0"] = [{"name": "nvbandwidth", "faults": [], "skipped": []}]
+    found.tools["node0"][0]["version"] = "0.8"
+    assert judge(found, required=["nvbandwidth"]).why() == []
+    slowed = found.probes["probe"] == name.encode()
+    slowed &= np.isin(found.probes["rank"], slow)
+    found.probes["seconds"][slowed] *= 5
+    reasons = judge(found).reasons()
+    assert len(reasons) == len(slow)
+    assert "11 GB/s, at least 37.8 by its datasheet" in reasons[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "good", "bad"),
+    [("NVIDIA GB200", 165, 60), ("NVIDIA GH200 480GB", 295, 120)],
+)
+def test_a_host_that_is_no_pcie_bus_has_a_floor_of_its_own(name, good, bad):
+    for rate, state in ((good, "pass"), (bad, "fail")):
+        found = make(1, 4)
+        found.ranks.update(
+            {rank: RankInfo(rank, rank, "node0", name) for rank in range(4)}
+        )
+        add_rates(found, {(rank, HOST[1], -1): rate for rank in range(4)})
+        assert judge(found).state == state
+
+
+def test_gpus_without_a_rank_are_not_tested_and_show_that_the_machine_has_switches():
+    found = machine()
+    parts = found.hardware["node0"]["parts"]
+    found = make(1, 4)
+    found.hardware["node0"] = {"parts": parts, "before": {}, "after": {}}
+    found.ranks.update(
+        {rank: RankInfo(rank, rank, "node0", H100["name"]) for rank in range(4)}
+    )
+    add_rates(found, {(a, PAIRS, b): 280.0 for a, b in permutations(range(4), 2)})
+    judged = judge(found)
+    assert judged.state == "pass"
+    assert "4 of its 8 GPUs (no rank ran on them)" in line(judged)
+    for area in ("telemetry", "datasheet", "nvbandwidth", "nccl"):
+        said = "4 of its 8 GPUs: required, not tested: no rank ran on them"
+        assert f"node node0: {said}" in judge(found, required=[area]).reasons()
+    found.probes["seconds"][found.probes["probe"] == PAIRS.encode()] *= 2
+    assert judge(found).state == "fail"
+    # Four GPUs beside one that only drives a display are connected without a switch.
+    for number in range(4, 8):
+        parts[f"GPU {number}"] = parts[f"GPU {number}"] | {"name": "NVIDIA T400"}
+    assert not any("datasheet" in one for one in judge(found).reasons())
+
+
 def test_a_model_without_figures_is_not_tested_against_them():
     found = judge(machine(name="NVIDIA Tomorrow"))
     assert found.state == "pass"
@@ -169,7 +227,21 @@ def test_names_of_the_published_gpus_have_a_row_of_their_own():
         "NVIDIA A100-SXM4-40GB": 39000, "NVIDIA A100-SXM4-80GB": 79000, "NVIDIA A100-PCIE-40GB": 39000,
         "NVIDIA A100 80GB PCIe": 79000, "NVIDIA A30": 23500, "NVIDIA H100 80GB HBM3": 79000, "NVIDIA H100 PCIe": 79000,
         "NVIDIA H200": 138000, "NVIDIA H200 NVL": 138000, "NVIDIA B200": 176000, "NVIDIA GB200": 180000,
-        "NVIDIA GH200 480GB": 92000,
+        "NVIDIA GH200 480GB": 92000, "NVIDIA L40S": 45000, "NVIDIA L40": 45000,
     }  # fmt: skip
     assert {name: floor_of(name).get("memory") for name in names} == names
     assert all(row["source"] for row in TABLE["gpus"].values())
+
+
+def test_the_docs_name_every_model_with_figures(repository):
+    docs = (repository / "docs/certify.md").read_text()
+    row = docs.partition("| datasheet |")[2].partition("\n")[0]
+    models = {re.search(r"[A-Z]+\d+S?", model)[0] for model in TABLE["gpus"]}
+    assert models <= {*re.findall(r"\w+", row)}
+
+
+@pytest.mark.parametrize(
+    "name", ["NVIDIA RTX A3000 Laptop GPU", "NVIDIA A30X", "NVIDIA L4", "NVIDIA A100-SXM4-80GB MIG 3g.40gb", "", None]
+)  # fmt: skip
+def test_another_model_or_a_slice_of_a_gpu_has_no_row(name):
+    assert floor_of(name) == {}
