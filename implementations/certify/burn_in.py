@@ -171,11 +171,8 @@ class BurnIn:
                 )
             # A rank that is wrong in its first repeat must not become the reference of the others.
             if not reference:  # the first repeat of most ranks
-                reference = json.loads(
-                    Counter(self.peers.exchange(json.dumps(checksums))).most_common(1)[
-                        0
-                    ][0]
-                )
+                everyone = Counter(map(tuple, self.peers.exchange(checksums)))
+                reference = [*everyone.most_common(1)[0][0]]
                 self._write_first(reference)
             pairs = enumerate(zip(checksums, reference, strict=True))
             different = next(
@@ -207,7 +204,7 @@ class BurnIn:
         """Checksums of the first repeat, and repeats and seconds done by earlier processes; the
         same on all ranks.
         """
-        done: tuple[list[int], int, float] = [], 0, 0.0
+        checksums: list[int] = []
         text = (
             self.journal.read_text(encoding="utf-8")
             if self.peers.leads_node and self.journal.exists()
@@ -220,12 +217,12 @@ class BurnIn:
             checksums = json.loads(self.first.read_text(encoding="utf-8"))["checksums"]
             # DURATION may differ from before; other facts would have been refused.
             self._write_first(checksums)
-            last = json.loads(whole.splitlines()[-1]) if whole else {}
-            done = checksums, last.get("repeat", 0), last.get("elapsed", 0.0)
-        reference, repeat, elapsed = json.loads(
-            self.peers.exchange(json.dumps(done))[0]
-        )
-        return reference, repeat, elapsed
+        last = json.loads(whole.splitlines()[-1]) if whole else {}
+        done = checksums, last.get("repeat", 0), last.get("elapsed", 0.0)
+        answers = self.peers.exchange(done if self.peers.leads_node else None)
+        # A repeat that a node did not record is taken again.
+        _, repeat, elapsed = min(filter(None, answers), key=lambda answer: answer[1])
+        return answers[0][0], repeat, elapsed
 
     def _write_first(self, checksums: list[int]) -> None:
         """Writes burn_in.json on rank 0."""
@@ -243,19 +240,16 @@ class BurnIn:
         """Appends a line to this node's journal; rank 0 prints one. different: first step that
         differs, or -1.
         """
-        answers = [
-            json.loads(answer)
-            for answer in self.peers.exchange(json.dumps([seconds, different]))
-        ]
+        answers = self.peers.exchange([seconds, different])
         if self.peers.leads_node:
             of_node = {rank: answers[rank] for rank in self.peers.node_ranks}
             line = {
                 "repeat": repeat,
                 "elapsed": elapsed,
                 "seconds": {rank: spent for rank, (spent, _) in of_node.items()},
-            }
-            line["different"] = {
-                rank: step for rank, (_, step) in of_node.items() if step >= 0
+                "different": {
+                    rank: step for rank, (_, step) in of_node.items() if step >= 0
+                },
             }
             with open(self.journal, "a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")

@@ -216,7 +216,7 @@ class Load:
         # With one node, its own turn would be that of all again.
         if len(nodes) > 1:
             turns += [("disk_node", range(node, node + 1)) for node in nodes]
-        order = int(peers.exchange(str(int.from_bytes(os.urandom(8), "big")))[0])
+        order: int = peers.exchange(int.from_bytes(os.urandom(8), "big"))[0]
         blocks = []
         # Two turns of READS blocks in each round: of all nodes, and of the own one.
         needed = READS * rounds * 2 * peers.size
@@ -248,8 +248,10 @@ class Load:
         """
         reason = ""
         if self.config.flipped and self.config.flipped[1] >= count:
-            reason = f"CERTIFY_FLIP={self.config.flip}: a round has only {count} steps: give an earlier step, "
-            reason += f"or raise CERTIFY_SECONDS above {self.config.seconds:g}"
+            reason = (
+                f"CERTIFY_FLIP={self.config.flip}: a round has only {count} steps: "
+                f"give an earlier step, or raise CERTIFY_SECONDS above {self.config.seconds:g}"
+            )
         self.peers.refuse(reason)
 
     def _group(

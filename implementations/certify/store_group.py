@@ -7,6 +7,7 @@ import datetime
 import json
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import torch.distributed as distributed
 
@@ -27,22 +28,21 @@ class StoreGroup:
         # A rank that died must end the wait of the others.
         store.set_timeout(datetime.timedelta(seconds=config.timeout_seconds))
         self._number = 0
-        answers = [
-            line.rsplit(" ", 1) for line in self.exchange(f"{node} {config.local_rank}")
-        ]
         self.ranks = [
-            RankInfo(rank, int(local), name)
-            for rank, (name, local) in enumerate(answers)
+            RankInfo(rank, local, name)
+            for rank, (name, local) in enumerate(
+                self.exchange([node, config.local_rank])
+            )
         ]
         self.nodes = list(dict.fromkeys(info.node for info in self.ranks))
         self.node = self.nodes.index(node)
         self.node_ranks = self.members(self.node)
         self.leads_node = self.rank == self.node_ranks[0]
 
-    def exchange(self, value: str) -> list[str]:
-        """Values of all ranks, by rank."""
+    def exchange(self, value: Any) -> list[Any]:
+        """Values of all ranks, by rank; what JSON can hold."""
         self._number += 1
-        self.store.set(f"{self._number}/{self.rank}", value)
+        self.store.set(f"{self._number}/{self.rank}", json.dumps(value))
         return self._gather([f"{self._number}/{rank}" for rank in range(self.size)])
 
     def barrier(self) -> None:
@@ -50,22 +50,18 @@ class StoreGroup:
         self._number += 1
         self._gather([])
 
-    def _gather(self, keys: list[str]) -> list[str]:
+    def _gather(self, keys: list[str]) -> list[Any]:
         """Waits for every rank; returns the values of the keys, read only by the last to arrive: N
         reads, not N x N.
         """
         now, before = f"{self._number}", f"{self._number - 1}"
         # An atomic counter: exactly one rank is the last.
         if self.store.add(f"{now}/came", 1) == self.size:
-            gathered = (
-                [answer.decode() for answer in self.store.multi_get(keys)]
-                if keys
-                else []
-            )
+            gathered = [*map(json.loads, self.store.multi_get(keys))] if keys else []
             self.store.set(f"{now}/all", json.dumps(gathered))
             for name in ("came", "all"):  # every rank has read the previous answers
                 self.store.delete_key(f"{before}/{name}")
-        answers: list[str] = json.loads(self.store.get(f"{now}/all"))
+        answers: list[Any] = json.loads(self.store.get(f"{now}/all"))
         # A burn-in exchanges for hours; what was read must not stay in rank 0's memory.
         self.store.delete_key(f"{now}/{self.rank}")
         return answers
@@ -86,15 +82,14 @@ class StoreGroup:
         """Raises rank 0's reason, if any, as a ConfigError on all ranks, so that none waits for
         another.
         """
-        message: str = json.loads(self.exchange(json.dumps(reason))[0])
-        if message:
+        if message := self.exchange(reason)[0]:
             # Rank 0 must not take the store away while others still read the reason.
             self.leave()
             raise ConfigError(message)
 
     def max(self, value: float) -> float:
         """Maximum over all ranks."""
-        return max(float(number) for number in self.exchange(repr(value)))
+        return max(self.exchange(value))
 
     def members(self, *nodes: int) -> list[int]:
         """Ranks of these nodes."""

@@ -7,6 +7,7 @@ Imports no scipy, so that `watch` starts at once.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import floor
@@ -55,15 +56,17 @@ class Reason:
 class BurnIn:
     """Progress and findings of a burn-in.
 
-    elapsed: of ``duration`` seconds; different: ranks that differed from the first repeat; rounds:
-    seconds per step of each rank, the repeats averaged into at most MAX_ROUNDS rounds, nan for
-    those to come; running: `watch` sees progress.
+    elapsed: of ``duration`` seconds; different: ranks that differed from the first repeat; behind:
+    nodes that recorded fewer repeats than others; rounds: seconds per step of each rank, the
+    repeats averaged into at most MAX_ROUNDS rounds, nan for those to come; running: `watch` sees
+    progress.
     """
 
     repeats: int
     elapsed: float
     duration: float
     different: list[Reason]
+    behind: list[Reason] = field(default_factory=list)
     rounds: dict[int, list[float]] = field(default_factory=dict)
     running: bool = False
 
@@ -79,20 +82,24 @@ class BurnIn:
         return f"burn-in: {self.repeats:,} repeats in {self.elapsed / 3600:.2f} hours ({share:.0%}), {words}"
 
     def reasons(self, run_name: str) -> list[Reason]:
-        """Ranks that differ, and a warning for a burn-in that ended early."""
-        if self.elapsed >= self.duration or self.running:
+        """Ranks that differ, nodes that are behind, and a warning for a burn-in that ended early."""
+        if self.running:
             return self.different
+        found = [*self.different, *self.behind]
+        if self.elapsed >= self.duration:
+            return found
         ended = f"ended after {floor(100 * self.elapsed / self.duration)}% of {duration(self.duration)}"
         resume = f"resume it with RUN_NAME={run_name} DURATION={self.duration:g}s, unless it is still running"
-        return [*self.different, Reason("burn-in", f"{ended}: {resume}", "warn")]
+        return [*found, Reason("burn-in", f"{ended}: {resume}", "warn")]
 
     def as_dict(self) -> dict[str, Any]:
-        answer = {
-            name: value
+        return {
+            name: [reason.text() for reason in value]
+            if isinstance(value, list)
+            else value
             for name, value in vars(self).items()
             if name not in ("rounds", "running")
         }
-        return answer | {"different": [reason.text() for reason in self.different]}
 
 
 class Rounds:
@@ -149,6 +156,7 @@ class Journal:
         # By rank: where first, number of repeats.
         self._different: dict[int, tuple[str, int]] = {}
         self._rounds = Rounds()
+        self._recorded: Counter[int] = Counter()  # repeats by rank
 
     def read(self, ranks: Mapping[int, RankInfo]) -> BurnIn | None:
         """None without a burn-in. Raises ReviewError for invalid files."""
@@ -186,11 +194,24 @@ class Journal:
             )
             for rank, (first, count) in sorted(self._different.items())
         ]
+        # Where a burn-in is ended early, a node may not have written the last one.
+        least = self._repeats - (self._elapsed < self._duration)
+        recorded = {(info.node, self._recorded[rank]) for rank, info in ranks.items()}
+        behind = [
+            Reason(
+                f"node {node}",
+                f"recorded {count:,} of {self._repeats:,} repeats",
+                stage="burn-in",
+            )
+            for node, count in sorted(recorded)
+            if count < least
+        ]
         return BurnIn(
             self._repeats,
             self._elapsed,
             self._duration,
             different,
+            behind,
             self._rounds.means(),
         )
 
@@ -199,6 +220,7 @@ class Journal:
             max(self._repeats, line["repeat"]),
             max(self._elapsed, line["elapsed"]),
         )
+        self._recorded.update(map(int, line["seconds"]))
         for rank, seconds in line["seconds"].items():
             self._rounds.add(int(rank), line["repeat"], float(seconds))
         for rank, step in line["different"].items():

@@ -156,7 +156,9 @@ class AcceptanceTail:
         if burn is not None:
             burn = replace(burn, duration=seconds)
         done = certificate is not None and (
-            burn.elapsed >= seconds if burn is not None else not seconds
+            burn.elapsed >= seconds and not burn.behind
+            if burn is not None
+            else not seconds
         )
         stage = "burn-in" if burn else "over" if done else "starting"
         # Not during a burn-in: the load's output grows with each repeat.

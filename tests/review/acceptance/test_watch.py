@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from review.__main__ import main
+from review.acceptance import schema
 from review.acceptance.journal import MAX_ROUNDS, Journal, Rounds
 from review.acceptance.live import AcceptanceTail
-from review.acceptance.verdict import certify
+from review.acceptance.verdict import certify, line
 from review.logs.output import follow
 from review.watch import wait_for_log
 
@@ -57,7 +58,7 @@ class Test:
             line = {
                 "repeat": number,
                 "elapsed": elapsed,
-                "seconds": seconds or {},
+                "seconds": seconds or {"0": 0.1, "1": 0.1},
                 "different": different or {},
             }
             file.write(json.dumps(line) + "\n")
@@ -209,6 +210,63 @@ def test_an_incomplete_burn_in_is_a_warning_with_the_command_to_resume(
     ]
     test.repeat(2, 100.5)
     assert main(["certify", str(tmp_path)]) == 0
+
+
+def burnt(folder, *repeats, elapsed=DURATION):
+    """A test of nodes that recorded so many repeats."""
+    write(folder, make(len(repeats), 2))
+    (folder / "burn_in.json").write_text(json.dumps({"duration": DURATION}))
+    most = max(repeats)
+    for node, count in enumerate(repeats):
+        about = {"node": f"node{node}"}
+        schema.write(
+            folder / f"burn_in_node{node}.npz",
+            about,
+            {"telemetry": np.empty(0, schema.SAMPLE)},
+        )
+        seconds = {str(2 * node): 0.1, str(2 * node + 1): 0.1}
+        lines = [
+            {
+                "repeat": number,
+                "elapsed": elapsed * number / most,
+                "seconds": seconds,
+                "different": {},
+            }
+            for number in range(1, count + 1)
+        ]
+        (folder / f"burn_in_node{node}.jsonl").write_text(
+            "".join(json.dumps(line) + "\n" for line in lines)
+        )
+
+
+@pytest.mark.parametrize("count", [0, 5, 9])
+def test_a_node_that_recorded_fewer_repeats_than_others_fails(tmp_path, count):
+    burnt(tmp_path, 10, 10, 10, count)
+    reason = f"node node3: recorded {count} of 10 repeats (burn-in)"
+    assert certify(tmp_path).reasons() == [reason]
+    followed = AcceptanceTail(tmp_path)
+    assert not followed.poll(1e9).done, "its lines may be on their way"
+    burnt(tmp_path, 10, 10, 10, 10)
+    assert certify(tmp_path).why() == []
+    assert AcceptanceTail(tmp_path).poll(1e9).done
+
+
+def test_a_burn_in_that_was_ended_early_may_lack_its_last_repeat(tmp_path):
+    burnt(tmp_path, 10, 10, 10, 9, elapsed=DURATION / 2)
+    assert [one.state for one in certify(tmp_path).why()] == ["warn"]
+    burnt(tmp_path, 10, 10, 10, 8, elapsed=DURATION / 2)
+    assert [one.state for one in certify(tmp_path).why()] == ["fail", "warn"]
+
+
+def test_a_node_without_telemetry_of_the_burn_in_is_not_tested_by_it(tmp_path):
+    burnt(tmp_path, 10, 10)
+    assert "telemetry of the burn-in" not in line(certify(tmp_path))
+    (tmp_path / "burn_in_node1.npz").unlink()
+    judged = certify(tmp_path)
+    assert "telemetry of the burn-in on node1 (not recorded)" in line(judged)
+    (tmp_path / "config.json").write_text('{"required_tests": "telemetry"}')
+    what = "telemetry of the burn-in: required, not tested: not recorded"
+    assert f"node node1: {what}" in certify(tmp_path).reasons()
 
 
 def test_a_burn_in_that_never_started_is_a_warning(tmp_path, capsys):
