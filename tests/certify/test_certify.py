@@ -403,6 +403,19 @@ def test_a_burn_in_on_another_machine_or_version_is_refused(tmp_path, load):
         burn_in.run()
 
 
+def test_a_resumed_burn_in_takes_repeats_again_that_a_node_did_not_record(
+    tmp_path, load, monkeypatch
+):
+    burn_in = BurnIn(load(), tmp_path, 10.0)
+    (tmp_path / "burn_in.json").write_text(json.dumps({"checksums": [7]}))
+    line = {"repeat": 5, "elapsed": 9.0}
+    burn_in.journal.write_text(json.dumps(line) + "\n")
+    assert burn_in._progress() == ([7], 5, 9.0)
+    others = [None, [[], 3, 6.0], None]
+    monkeypatch.setattr(burn_in.peers, "exchange", lambda own: [own, *others])
+    assert burn_in._progress() == ([7], 3, 6.0)
+
+
 def test_the_memory_of_a_burn_in_does_not_grow(tmp_path, load, monkeypatch):
     held = []
     report = BurnIn._report
