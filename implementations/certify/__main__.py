@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from bert.checkpoint.huggingface import config_beside
 from bert.checkpoint.save import CheckpointConfig
 from bert.core import rundir
 from bert.core.dist import Address
@@ -177,9 +178,12 @@ def main(environ: Mapping[str, str]) -> int:
     try:
         run = from_env(rundir.RunConfig, environ)
         config, load = from_env(CertifyConfig, environ), from_env(LoadConfig, environ)
-        # The run's load without what it starts from, saves and continues.
+        trainer = from_env(PretrainingConfig, environ)
+        # The load of the run, whatever it saves or continues; of its weights only the shape counts.
+        weights = trainer.checkpoint.init_checkpoint
         trainer = replace(
-            from_env(PretrainingConfig, environ),
+            trainer,
+            bert_config=trainer.bert_config or (weights and config_beside(weights)),
             checkpoint=CheckpointConfig(),
             steps_this_run=0,
         )

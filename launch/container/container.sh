@@ -102,8 +102,8 @@ container::mounts() {
   mounts=("$REPO_DIR:$REPO_DIR:ro")
   for name in "${container_inputs[@]}"; do
     path=${!name:-}
-    # Fine-tuning also needs the vocabulary beside its weights or config, and an index the files that it lists.
-    if [[ $path == *.index.json || ($name =~ ^(INIT_CHECKPOINT|BERT_CONFIG)$ && ${RANK_MODULE:-} == finetune) ]] &&
+    # Fine-tuning also needs the vocabulary beside its weights or config, its start test the config, and an index the files that it lists.
+    if [[ $path == *.index.json || ($name =~ ^(INIT_CHECKPOINT|BERT_CONFIG)$ && ${RANK_MODULE:-bert} != bert) ]] &&
       ! container::exists "$path/."; then path=$(dirname -- "$path"); fi
     container::add mounts "$path" ro
   done

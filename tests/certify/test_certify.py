@@ -368,6 +368,18 @@ def test_what_a_run_starts_from_saves_and_continues_is_nothing_to_its_start_test
     assert program(**run, INIT_CHECKPOINT=str(tmp_path / "none.pt")) == 0
 
 
+def test_the_model_is_that_beside_the_weights_of_a_run_without_bert_config(
+    program, tmp_path
+):
+    """As in fine-tuning."""
+    (tmp_path / "bert_config.json").write_text(json.dumps(MODEL))
+    weights = str(tmp_path / "none.pt")
+    assert program(BERT_CONFIG="", INIT_CHECKPOINT=weights) == 0
+    described = json.loads((tmp_path / "config.json").read_text())
+    assert described["bert_config"] == str(tmp_path / "bert_config.json")
+    assert described["checkpoint"]["init_checkpoint"] is None
+
+
 def test_a_burn_in_with_other_settings_is_refused_and_its_files_are_unchanged(
     program, tmp_path, capsys
 ):

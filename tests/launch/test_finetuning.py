@@ -91,6 +91,16 @@ def test_every_seed_is_a_trial_and_runs_once(site):
     assert len(site.ranks()) == 4
 
 
+def test_a_start_test_leaves_fine_tuning_nothing_of_its_own_settings(site):
+    """MAX_STEPS would be refused, and a length is the task's."""
+    done = finetune(site, "squad", START_TEST="1")
+    assert done.returncode == 0, done.stderr
+    assert "run: start test: certify" in done.stderr
+    assert {(rank["MAX_STEPS"], rank["MAX_SEQ_LENGTH"]) for rank in site.ranks()} == {
+        (None, None)
+    }
+
+
 def test_a_seed_that_fails_gives_its_reason_last_and_is_the_one_that_continues(site):
     words = ("squad", "SEEDS=4,7,9", "RUN_NAME=r")
     done = finetune(site, *words, TRIAL_1="crash")

@@ -46,6 +46,7 @@ KEPT = (
         "CHECKPOINT_DIR",
         "RESUME",
         "MAX_SEQ_LENGTH",
+        "MAX_STEPS",
     ),
 )
 
