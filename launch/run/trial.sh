@@ -109,7 +109,7 @@ trial::collect() {
     { echo "${reasons[trial]}" >"$staging/error_$trial.txt"; } 2>/dev/null || true
     trial::blame "$staging/hang_$trial.txt"
   fi
-  rm -f -- "$staging/status"
+  rm -f -- "$staging"/{status,.writer_"$trial"}
   if [[ -e $staging/result_$trial.txt ]]; then mv -f -- "$staging/result_$trial.txt" "$RUN_DIR/$log"; fi
   find "$staging" -mindepth 1 -maxdepth 1 -exec mv -f -t "$RUN_DIR" -- {} +
   rmdir -- "$staging"
