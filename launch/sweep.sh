@@ -4,7 +4,8 @@
 #   launch/sweep.sh configs/config_DGXH100_4x8x48x1_pack.sh DGXNNODES=1,2,4                   weak scaling
 #   launch/sweep.sh configs/config_DGXH100_4x8x48x1_pack.sh DGXNNODES:GRADIENT_STEPS=1:4,2:2,4:1   the same global batch
 #   launch/sweep.sh --local configs/config_demo_1x2x16x1_pack.sh LR=0.005,0.01 SEED=1,2,3
-# Names joined by colons change together. All runs go to LOGDIR/sweep_<date>; python -m review compare compares them.
+# Names joined by colons change together. All runs go to LOGDIR/sweep_<date>, their checkpoints to folders
+# of CHECKPOINT_DIR, if set, by the names of the runs; python -m review compare compares them.
 set -euo pipefail
 REPO_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)
 readonly REPO_DIR
@@ -12,6 +13,7 @@ readonly REPO_DIR
 source "$REPO_DIR/launch/load.sh" run/log run/child run/variables slurm/submit
 declare -a configs=() axes=() combinations=('')
 local_runs=0 dry=0
+declare -i runs=0 failed=0
 
 sweep::arguments() {
   local word
@@ -72,6 +74,7 @@ sweep::start() {
   source "$config" 2>/dev/null
   RUN_NAME=$DGXSYSTEM${2:+_${2//[ \/]/_}}
   export RUN_NAME=${RUN_NAME//=/-}
+  if [[ ${CHECKPOINT_DIR:-} ]]; then export CHECKPOINT_DIR+=/$RUN_NAME; fi
   if ((dry)); then
     echo "$RUN_NAME"
   elif ((local_runs)); then
@@ -88,12 +91,15 @@ variables::check_names
 trap child::end TERM INT HUP QUIT
 LOGDIR=${LOGDIR:-results}/sweep_$(date +%Y%m%d-%H%M%S)
 export LOGDIR
-status=0
 for config in "${configs[@]}"; do
   for combination in "${combinations[@]}"; do
-    child::run sweep::start "$config" "$combination" || status=$?
+    runs+=1
+    child::run sweep::start "$config" "$combination" && continue
+    status=$?
     if [[ $child_ended ]]; then exit "$status"; fi
+    failed+=1
   done
 done
-log::info "sweep of $((${#configs[@]} * ${#combinations[@]})) runs: $LOGDIR"
-exit "$((status != 0))"
+if ((failed == 0)); then log::info "sweep of $runs runs: $LOGDIR" && exit; fi
+log::error "$failed of $runs runs failed: $LOGDIR"
+exit 1

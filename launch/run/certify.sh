@@ -15,8 +15,7 @@ certify::defaults() {
   if [[ ${CERTIFY_MINUTES:-} ]]; then certify::share_minutes; fi
   variables::default CERTIFY_SECONDS 20
   export CERTIFY_SIZE=$((gpus ? 1024 : 256)) # width of the model without a config
-  export SYNTH_DATA=1 SUBMISSION_DIVISION=open NEXP=1 NCCL_TEST=0 STAGE_DIR='' TRIAL=0 SPARE_NODES=0 CHECKPOINT_DIR=''
-  export RANK_MODULE=certify
+  export SYNTH_DATA=1 SUBMISSION_DIVISION=open NEXP=1 NCCL_TEST=0 STAGE_DIR='' TRIAL=0 SPARE_NODES=0 CHECKPOINT_DIR='' RANK_MODULE=certify
 }
 
 # Sets CERTIFY_SECONDS, so that all stages together take CERTIFY_MINUTES. Needs DGXNNODES.

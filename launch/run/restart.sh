@@ -18,9 +18,7 @@ restart::wanted() { [[ ${RESUME:-} == @(1|[Tt]rue|TRUE|[Yy]es|YES|[Oo]n|ON) ]]; 
 restart::resumes() { [[ ${CHECKPOINT_DIR:-} ]] && restart::wanted; }
 
 # Does it continue the trial? The trainer resumes a checkpoint of the very same run by itself, but in pretraining's closed division.
-restart::continues() {
-  restart::resumes || [[ ${CHECKPOINT_DIR:-} && (${SUBMISSION_DIVISION:-} == open || ${RANK_MODULE:-} == finetune) ]]
-}
+restart::continues() { restart::resumes || [[ ${CHECKPOINT_DIR:-} && (${SUBMISSION_DIVISION:-} == open || ${RANK_MODULE:-} == finetune) ]]; }
 
 # The trial that ran last, by its output; 0 before any.
 restart::trial() {

@@ -17,7 +17,7 @@ start_test::run() {
 # Runs the test load, and reports the nodes that failed; sets problem to the verdict and returns its status.
 start_test::load() {
   local -x SYNTH_DATA SUBMISSION_DIVISION NEXP NCCL_TEST STAGE_DIR TRIAL RANK_MODULE SPARE_NODES CHECKPOINT_DIR MAX_STEPS
-  # Of fine-tuning, the shortest default: what fits there fits here.
+  # Fine-tuning's shortest default: pretraining's may not fit the GPU.
   local -x MAX_SEQ_LENGTH=${MAX_SEQ_LENGTH:-${TASK:+128}}
   local -x CERTIFY_SECONDS=2 CERTIFY_MINUTES='' DURATION='' EVAL_ITER_SAMPLES=1000000 EVAL_ITER_START_SAMPLES=1000000
   certify::defaults

@@ -90,7 +90,7 @@ variables::name_run() {
 variables::make_run_dir() {
   local work='' writer=''
   LOGDIR=$(realpath -m -- "$LOGDIR")
-  export LOGDIR RUN_DIR=$LOGDIR/$RUN_NAME
+  export RUN_DIR=$LOGDIR/$RUN_NAME
   { mkdir -p -- "$RUN_DIR" && exec {lock_file}>>"$RUN_DIR/.lock"; } 2>/dev/null ||
     log::die "LOGDIR=$LOGDIR: cannot write there; choose a folder you can write to"
   read -r work writer <"$RUN_DIR/.lock" || true

@@ -79,10 +79,9 @@ ssh::problem() {
 # Stops if hosts[0] would write the results elsewhere.
 ssh::check_results() {
   local probe status=0
-  mkdir -p -- "$LOGDIR" 2>/dev/null || log::die "LOGDIR=$LOGDIR: cannot create this folder; choose one you can write to"
-  LOGDIR=$(cd -- "$LOGDIR" && pwd -P)
-  export LOGDIR
-  probe=$(mktemp -- "$LOGDIR/.probe.XXXXXX") || log::die "LOGDIR=$LOGDIR: cannot write there; choose another folder"
+  LOGDIR=$(realpath -m -- "$LOGDIR")
+  probe=$({ mkdir -p -- "$LOGDIR" && mktemp -- "$LOGDIR/.probe.XXXXXX"; } 2>/dev/null) ||
+    log::die "LOGDIR=$LOGDIR: cannot write there; choose a folder you can write to"
   (ssh::run "${hosts[0]}" test -w "$probe") 2>/dev/null || status=$? # in a subshell: a trap's message must not go there
   rm -f -- "$probe"
   rmdir --ignore-fail-on-non-empty -- "$LOGDIR"

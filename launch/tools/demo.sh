@@ -5,9 +5,8 @@ set -euo pipefail
 cd "$(dirname -- "${BASH_SOURCE[0]}")/../.."
 # shellcheck source=launch/tools/demo_begin.sh
 source launch/tools/demo_begin.sh
-DATADIR=${DEMO_DIR:-demo}
-mkdir -p "$DATADIR"
-DATADIR=$(cd "$DATADIR" && pwd)
+DATADIR=$(realpath -m -- "${DEMO_DIR:-demo}")
+mkdir -p -- "$DATADIR"
 export DATADIR LOGDIR=$DATADIR/results
 
 fail() {
@@ -43,9 +42,7 @@ fi
 export NEXP=${NEXP:-2} OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} RUN_NAME=${RUN_NAME:-demo_$(date +%Y%m%d-%H%M%S)}
 status=0
 child::run ./run_local.sh || status=$?
-RESULTS=$(realpath --relative-to=. -- "$LOGDIR/$RUN_NAME")
-printf -v RESULTS '%q' "$RESULTS"
-readonly RESULTS
+printf -v RESULTS '%q' "$(realpath --relative-to=. -- "$LOGDIR/$RUN_NAME")"
 cat >&2 <<NEXT
 
 What to do next:

@@ -5,9 +5,8 @@ set -euo pipefail
 cd "$(dirname -- "${BASH_SOURCE[0]}")/../.."
 # shellcheck source=launch/tools/demo_begin.sh
 source launch/tools/demo_begin.sh
-DATADIR=${DEMO_DIR:-demo}/pretraining
-mkdir -p "$DATADIR"
-DATADIR=$(cd "$DATADIR" && pwd)
+DATADIR=$(realpath -m -- "${DEMO_DIR:-demo}/pretraining")
+mkdir -p -- "$DATADIR"
 export DATADIR LOGDIR=$DATADIR/results OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 readonly WEIGHTS=$DATADIR/../finetune/weights MODEL=$DATADIR/my-bert
 unset RUN_NAME INIT_CHECKPOINT

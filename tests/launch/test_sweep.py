@@ -54,12 +54,24 @@ def test_local_runs_are_sequential_and_a_failure_is_not_hidden(checkout):
         "1",
         {"2"},
     )  # of two ranks one may be killed for the other's crash before it writes
-    runs = sorted(path.name for path in next(checkout.logdir.iterdir()).iterdir())
+    (folder,) = checkout.logdir.iterdir()
+    assert last_line(done.stderr) == f"run: error: 2 of 2 runs failed: {folder}"
+    runs = sorted(path.name for path in folder.iterdir())
     assert runs == [
         f"P8000H100_1x8x48x1_pack_DGXNGPU-{number}_SEED-7" for number in "12"
     ]
     done = sweep(checkout, "--local", CONFIG, "DGXNGPU=1", TRIAL_0="success")
     assert done.returncode == 0, done.stderr
+
+
+def test_each_run_has_checkpoints_of_its_own(checkout, tmp_path):
+    saved = tmp_path / "saved"
+    axes = "LR=0.01,0.02"
+    done = sweep(checkout, "--local", CONFIG, axes, CHECKPOINT_DIR=str(saved))
+    assert done.returncode == 0, done.stderr
+    assert {rank["LR"]: rank["CHECKPOINT_DIR"] for rank in checkout.ranks()} == {
+        rate: f"{saved}/P8000H100_1x8x48x1_pack_LR-{rate}" for rate in ("0.01", "0.02")
+    }
 
 
 def test_a_dry_run_starts_nothing(checkout):

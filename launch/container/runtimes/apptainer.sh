@@ -12,10 +12,7 @@ container::check() {
   case $CONT in
     *://*) ;; # a registry's image is fetched and cached by the first command
     *.sqsh) log::die "CONT=$CONT: an enroot image; for Apptainer: apptainer build mlperf-bert.sif apptainer.def" ;;
-    *)
-      [[ -r $CONT ]] ||
-        log::die "CONT=$CONT: no such image: apptainer build $CONT apptainer.def"
-      ;;
+    *) [[ -r $CONT ]] || log::die "CONT=$CONT: no such image: apptainer build $CONT apptainer.def" ;;
   esac
 }
 

@@ -159,7 +159,8 @@ def train() -> int:
     if rank == 0 and outcome != "no-result":
         (folder / f"result_{trial}.txt").write_text("MLLOG half\n")
         (folder / "config.json").write_text("{}\n")
-        (folder / f".writer_{trial}").touch()  # the claim of a rank that is killed stays
+        # The claim of a rank that is killed stays.
+        (folder / f".writer_{trial}").touch()
     while outcome != "no-result" and not (folder / f"result_{trial}.txt").exists():
         time.sleep(0.01)  # the first collective
     if outcome in ("kill", "exit", "crash", "bad-input") and rank == int(culprit or 0):
