@@ -299,19 +299,12 @@ def make(options: argparse.Namespace, download: Path) -> None:
     )
     if told := inputs.report(left_out, len(texts), download, " ".join(options.input)):
         print(f"corpus: {told}", file=sys.stderr)
-    digests = [source.md5 for source in texts]
-    md5 = (
-        digests[0]
-        if len(digests) == 1
-        else hashlib.md5(" ".join(digests).encode()).hexdigest()
-    )
-    named = {name: getattr(options, name) for name in (*TEXT_OPTIONS, "max_seq_length")}
+    md5 = hashlib.md5(" ".join(source.md5 for source in texts).encode()).hexdigest()
+    names = (*TEXT_OPTIONS, "max_seq_length", "do_lower_case")
+    named = {name: getattr(options, name) for name in names}
     recipe = {"text": md5, "vocab_file": vocab_md5, **named, "documents": "different"}
     # Corpora of versions that knew the ends of English sentences only are made again.
     recipe["sentences"] = "of any script"
-    # Named only if cased: recipes from before there was a choice must still be equal.
-    if not options.do_lower_case:
-        recipe["do_lower_case"] = False
     note = download / NOTE
     made = object_of(note)
     # Compared with the files as they are: one that was changed since makes the corpus again.
