@@ -149,7 +149,8 @@ def _check_parameters(path: Path) -> Iterator[Finding]:
         # lines, so that a newline disables an option.
         lines = tree.read_text(path).splitlines(keepends=True)
     except (OSError, ValueError) as error:
-        yield broken("parameters", f"cannot be read: {error}", path)
+        why = error.strerror if isinstance(error, OSError) else error
+        yield broken("parameters", f"cannot be read: {why}", path)
         return
     for line in lines:
         name = line.strip()
