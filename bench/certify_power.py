@@ -92,8 +92,7 @@ def main() -> None:
         rows.append(
             row | {name: count / options.tests for name, count in counts.items()}
         )
-    about = {"tests": options.tests, "rounds": options.rounds, "rows": rows}
-    emit("certify_power", about)
+    emit("certify_power", vars(options) | {"rows": rows})
 
 
 if __name__ == "__main__":

@@ -47,9 +47,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     times = in_turns(steps, options.repeats, wall_seconds)
     fastest = {name: min(spans) for name, spans in times.items()}
     middle = medians(times)
-    return {
-        "rows": options.rows,
-        "threads": options.threads,
+    return vars(options) | {
         "sequences": count,
         "mean_length": round(batch.num_tokens / count, 1),
         "sequences_per_second": {

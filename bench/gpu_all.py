@@ -199,7 +199,7 @@ def run_all(items: list[Item], end: float, tiny: bool, recorder: Recorder) -> in
                 "seconds": 0,
             }
         else:
-            print(f"{item.name} ...", file=sys.stderr, flush=True)
+            print(f"{item.name} ...", file=sys.stderr)
             ending = run(item, limit, tiny, recorder)
         recorder.result(item.name, ending)
         failed += bool(ending["status"])

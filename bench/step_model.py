@@ -19,7 +19,7 @@ import functools
 import math
 import statistics
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import numpy as np
@@ -387,25 +387,19 @@ def predict(
         "total": round(total * 1e3, 2),
         "sequences_per_second": round(accumulate * num_sequences / total, 1),
         "launches": len(recorded),
-        "gigabytes": round(sum(launch.num_bytes for launch in recorded) / 1e9, 1),
         "product_operations": sum(
             launch.operations for launch in recorded if launch.part != "attention"
         ),
     }
 
 
-@dataclass(frozen=True, kw_only=True)
-class System:
-    """Equal systems of the league.
-
-    rates: sequences per second and GPU, without evaluations if the logs time them.
-    """
+class System(NamedTuple):
+    """A system of the league."""
 
     gpu: str
     gpus: int
     rows: int
     accumulate: int
-    rates: tuple[float, ...]
 
     def predicted(self, latency: float) -> float:
         precision = "bf16" if self.gpu == "a100" else "fp8"
@@ -423,8 +417,8 @@ class System:
         return float(figures["sequences_per_second"])
 
 
-def system_of(entry: entries.Entry) -> tuple[str, int, int, int] | None:
-    """GPU, their number, rows and accumulation of a closed result from v1.1 on with nodes of 8.
+def system_of(entry: entries.Entry) -> System | None:
+    """The system of a closed result from v1.1 on with nodes of 8.
 
     Such nodes have a NIC per GPU; for nodes of 4 that is not published.
     """
@@ -442,35 +436,30 @@ def system_of(entry: entries.Entry) -> tuple[str, int, int, int] | None:
     gpus = int(entry.accelerators)
     steps = int(entry.hyperparameters.get("gradient_accumulation_steps", 1))
     # Two sequences per row.
-    return gpu, gpus, max(round(entry.batch_size / gpus / 2 / steps), 1), steps
+    rows = max(round(entry.batch_size / gpus / 2 / steps), 1)
+    return System(gpu, gpus, rows, steps)
 
 
-def systems() -> list[System]:
-    """Equal systems together; resubmissions once."""
-    alike: dict[tuple[str, int, int, int], set[float]] = {}
+def systems() -> dict[System, set[float]]:
+    """Sequences per second and GPU of equal systems; of resubmissions once."""
+    alike: dict[System, set[float]] = {}
     for entry in entries.published():
         # The rate between evaluations where a log has it, as the model has no evaluations.
-        rate, modelled = (
-            entry.training_rate or entry.sequences_per_second,
-            system_of(entry),
-        )
-        if rate and modelled:
-            alike.setdefault(modelled, set()).add(rate / modelled[1])
-    return [
-        System(gpu=gpu, gpus=gpus, rows=rows, accumulate=steps, rates=tuple(rates))
-        for (gpu, gpus, rows, steps), rates in sorted(alike.items())
-    ]
+        rate = entry.training_rate or entry.sequences_per_second
+        if rate and (system := system_of(entry)):
+            alike.setdefault(system, set()).add(rate / system.gpus)
+    return dict(sorted(alike.items()))
 
 
 def published() -> str:
     """Table of the league's systems and the model, with the fitted constants."""
-    modelled_systems = systems()
-    middles = [statistics.median(system.rates) for system in modelled_systems]
+    rates_of = systems()
+    middles = {system: statistics.median(rates) for system, rates in rates_of.items()}
 
     def errors(latency: float) -> list[float]:
         return [
             math.log(system.predicted(latency) / middle)
-            for system, middle in zip(modelled_systems, middles, strict=True)
+            for system, middle in middles.items()
         ]
 
     # By least squares. A common factor moves all logarithms alike, so the variance fits the
@@ -491,13 +480,13 @@ def published() -> str:
     )
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     deviations = []
-    for system, middle in zip(modelled_systems, middles, strict=True):
+    for system, middle in middles.items():
         predicted = share * system.predicted(latency)
         deviations.append(predicted / middle - 1)
         steps = f" x {system.accumulate}" if system.accumulate > 1 else ""
         lines.append(
             f"| {system.gpus:,} {system.gpu.upper()} | {system.gpus // 8} | {system.rows}{steps} "
-            f"| {len(system.rates)} | {middle:.0f} | {predicted:.0f} | {deviations[-1]:+.0%} |"
+            f"| {len(rates_of[system])} | {middle:.0f} | {predicted:.0f} | {deviations[-1]:+.0%} |"
         )
     absolute = sorted(map(abs, deviations))
     return "\n".join(
@@ -550,8 +539,7 @@ def main() -> None:
         options.gpus,
         options.accumulate,
     )
-    names = ("gpu", "precision", "rows", "gpus", "accumulate")
-    emit("step_model", {name: getattr(options, name) for name in names} | figures)
+    emit("step_model", vars(options) | figures)
 
 
 if __name__ == "__main__":

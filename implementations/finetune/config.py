@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -138,9 +138,9 @@ class FinetuneConfig(Hardware):
         doc="steps between progress lines on stderr",
     )
 
-    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-    run: rundir.RunConfig = field(default_factory=rundir.RunConfig)
-    observers: metrics.MetricsConfig = field(default_factory=metrics.MetricsConfig)
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    run: rundir.RunConfig = rundir.RunConfig()
+    observers: metrics.MetricsConfig = metrics.MetricsConfig()
 
     def check(self) -> None:
         """Raises ConfigError for contradictory settings."""

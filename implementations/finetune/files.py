@@ -159,4 +159,4 @@ def _cell(value: Any) -> str:
 
 
 def say(text: str) -> None:
-    print(f"finetune: {text}", file=sys.stderr, flush=True)
+    print(f"finetune: {text}", file=sys.stderr)

@@ -4,7 +4,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,7 @@ class Layout:
     labels: tuple[str, ...] = ()
     numbers: bool | None = None
     published: bool = False
-    reading: Reading = field(default_factory=Reading)
+    reading: Reading = Reading()
 
 
 class Rows:

@@ -395,4 +395,4 @@ def save_state(run: Run, now: Start) -> None:
 
 def _say(world: World, text: str) -> None:
     if world.is_main:
-        print(f"finetune: {text}", file=sys.stderr, flush=True)
+        print(f"finetune: {text}", file=sys.stderr)

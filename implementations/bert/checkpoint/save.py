@@ -183,7 +183,6 @@ class Writer:
             print(
                 f"bert: warning: {failed}: {reason}; training continues to the next",
                 file=sys.stderr,
-                flush=True,
             )
 
 

@@ -9,7 +9,7 @@ import platform
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as distributed
@@ -39,8 +39,8 @@ class AllReduceConfig(dist.Address):
         at_least=0,
         doc="GB/s the largest all-reduce must reach; set by the launcher",
     )
-    dist: dist.DistConfig = field(default_factory=dist.DistConfig)
-    run: rundir.RunConfig = field(default_factory=rundir.RunConfig)
+    dist: dist.DistConfig = dist.DistConfig()
+    run: rundir.RunConfig = rundir.RunConfig()
 
     @property
     def seconds(self) -> int:

@@ -5,15 +5,15 @@ import dataclasses
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bert.checkpoint.save import step_path
+from bert.checkpoint.weights import load_weights
 from bert.commands import weights as trained
 from bert.core.dist import World
 from bert.data.prepared import VOCAB_MD5
-from bert.data.records import DataError
 from bert.model.bert import BertForPreTraining
 from bert.training import evaluate as evaluation
 from bert.training.evaluate import Evaluator
@@ -27,9 +27,7 @@ _COLUMNS = "accuracy", "mlm_loss", "nsp_loss", "nsp_accuracy"
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateConfig(trained.Source):
-    evaluate: evaluation.EvaluationConfig = field(
-        default_factory=evaluation.EvaluationConfig
-    )
+    evaluate: evaluation.EvaluationConfig = evaluation.EvaluationConfig()
 
 
 def evaluate(
@@ -101,13 +99,7 @@ class CheckpointEvaluator:
     def __init__(
         self, config: EvaluateConfig, samples: int, bert_config: Path | None
     ) -> None:
-        """samples: sequences to evaluate on, 0 for all. Raises DataError without an evaluation
-        set.
-        """
-        if config.evaluate.evaldir is None:
-            raise DataError(
-                "EVALDIR is not set: give the folder of the evaluation records"
-            )
+        """samples: sequences to evaluate on, 0 for all."""
         self.config, self.bert_config = config, bert_config
         self.settings = dataclasses.replace(config.evaluate, num_examples=samples)
         self.world = World(config.dist)
@@ -122,7 +114,7 @@ class CheckpointEvaluator:
         if self._model is None or self._model.config != shape:
             self._model = self.config.model(shape, self.world)
             self._evaluator = None
-        trained.load(source, self._model)
+        load_weights(self._model, source.path)
         if self._evaluator is None:
             sizes = shape.max_position_embeddings, shape.vocab_size
             self._evaluator = Evaluator(

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from bert.checkpoint import huggingface
+from bert.checkpoint.weights import load_weights
 from bert.commands import weights as trained
 from bert.kernels import KernelsConfig, bind_kernels
 from bert.model.bert import BertForPreTraining
@@ -78,7 +79,7 @@ def _write(folder: Path, source: trained.Trained, vocab_file: Path) -> None:
     # Only names and shapes matter here: the plainest kernels, which run everywhere.
     kernels = KernelsConfig(fused="none", attention="sdpa_loop")
     model = BertForPreTraining(source.shape, bind_kernels(kernels, torch.device("cpu")))
-    trained.load(source, model)
+    load_weights(model, source.path)
     kind = "PreTraining" if source.shape.next_sentence else "MaskedLM"
     huggingface.write(
         folder,

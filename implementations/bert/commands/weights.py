@@ -9,7 +9,7 @@ import torch
 
 from bert.checkpoint import huggingface
 from bert.checkpoint.save import is_ours, saved_checkpoints, step_path
-from bert.checkpoint.weights import load_weights, read_state_dict, vocabulary_of
+from bert.checkpoint.weights import read_state_dict, vocabulary_of
 from bert.core.dist import World
 from bert.kernels import bind_kernels
 from bert.model.bert import BertForPreTraining
@@ -120,13 +120,6 @@ def describe(path: Path, bert_config: Path | None = None) -> Trained:
         samples=samples,
         vocab_md5=vocabulary_of(path),
     )
-
-
-def load(trained: Trained, model: BertForPreTraining) -> None:
-    """Copies the weights into a model of their shape. Raises ConfigError if they do not fit, or
-    lack a head.
-    """
-    load_weights(model, trained.path)
 
 
 def vocabulary(trained: Trained, given: Path | None = None) -> Path:

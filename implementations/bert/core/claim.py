@@ -218,7 +218,7 @@ def _lives(path: Path, content: bytes) -> bool:
         return bool(_start(maker["pid"])) and _start(maker["pid"]) == maker["start"]
     seconds = BEAT_SECONDS * SILENT_BEATS
     waits = f"bert: {path.parent} is claimed by {_who(maker)}: is it alive? up to {seconds:.0f} s"
-    print(waits, file=sys.stderr, flush=True)
+    print(waits, file=sys.stderr)
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         time.sleep(BEAT_SECONDS / 10)

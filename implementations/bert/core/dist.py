@@ -414,7 +414,7 @@ class World:
         tensor = torch.tensor([value], dtype=torch.int64, device=self.device)
         distributed.broadcast(tensor, 0)
         # The host waits for the device here, as in gather and any below.
-        return int(tensor.item())
+        return int(tensor)
 
     def gather(self, values: Sequence[float]) -> list[list[float]]:
         """Every rank's numbers, equally many, by rank; on every process."""
@@ -482,9 +482,7 @@ class World:
 
     def any(self, flag: bool) -> bool:
         """True on every process if it is true on any."""
-        return bool(
-            self.sum(torch.tensor([float(flag)], device=self.device)).item() > 0
-        )
+        return bool(self.sum(torch.tensor([float(flag)], device=self.device)) > 0)
 
 
 def _average_of(

@@ -221,7 +221,7 @@ def fail(config: RunConfig, program: str, reason: str, status: int) -> int:
     """
     reason = " ".join(reason.split())
     write_error(config, reason)
-    print(f"{program}: error: {reason}", file=sys.stderr, flush=True)
+    print(f"{program}: error: {reason}", file=sys.stderr)
     return status
 
 

@@ -269,12 +269,10 @@ def _suggestion(name: str, known: list[str]) -> str | None:
         return None
     if name in SYNONYMS:
         return SYNONYMS[name]
+    meant = {other: other for other in known} | SYNONYMS
     near = [
-        (distance, other) for other in known if (distance := _misspelt(name, other))
-    ]
-    near += [
         (distance, ours)
-        for word, ours in SYNONYMS.items()
+        for word, ours in meant.items()
         if (distance := _misspelt(name, word))
     ]
     if near:

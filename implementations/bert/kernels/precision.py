@@ -96,13 +96,6 @@ class Precision:
     # Good steps before the scale doubles: the default of torch.amp and of apex.
     growth_interval: int = 2000
 
-    @property
-    def scales_loss(self) -> bool:
-        """Whether losses are scaled; steps whose gradient overflows are then skipped, and the scale
-        is lowered.
-        """
-        return self.init_loss_scale is not None
-
     def apply(self) -> None:
         """Enables tf32 in cuBLAS if configured; else the default of PyTorch or the image
         remains.
@@ -143,7 +136,7 @@ class LossScaler:
         self, precision: Precision, device: torch.device | None = None
     ) -> None:
         first = precision.init_loss_scale
-        self.enabled = precision.scales_loss
+        self.enabled = first is not None
         # 1.0 without loss scaling, so that a step need not distinguish the two.
         self.scale = torch.tensor(1.0 if first is None else first, device=device)
         self.growth_interval = precision.growth_interval

@@ -3,7 +3,7 @@ ranks.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -68,11 +68,11 @@ class OptimizerConfig:
         choices=("fp32", "weights"),
         doc="type in which accumulated gradients are sent; weights: that of the weights, half the bytes",
     )
-    lamb: rules.LambConfig = field(default_factory=rules.LambConfig)
-    adam: rules.AdamConfig = field(default_factory=rules.AdamConfig)
-    lans: rules.LansConfig = field(default_factory=rules.LansConfig)
-    acclip: rules.ACClipConfig = field(default_factory=rules.ACClipConfig)
-    madgrad: rules.MadgradConfig = field(default_factory=rules.MadgradConfig)
+    lamb: rules.LambConfig = rules.LambConfig()
+    adam: rules.AdamConfig = rules.AdamConfig()
+    lans: rules.LansConfig = rules.LansConfig()
+    acclip: rules.ACClipConfig = rules.ACClipConfig()
+    madgrad: rules.MadgradConfig = rules.MadgradConfig()
 
     def check(self, device: torch.device) -> None:
         """Raises ConfigError for an optimizer that cannot run on ``device``, and for conflicting

@@ -41,7 +41,7 @@ def resolve_kernels(config: PretrainingConfig, world: World) -> PretrainingConfi
     )
     if world.is_main:
         if world.device.type == "cuda":
-            print(f"attention: {words}", file=sys.stderr, flush=True)
+            print(f"attention: {words}", file=sys.stderr)
         fused = sorted(kernels.names(world.device))
         rundir.add_to_environment(
             config.run, {"attention": kernels.attention, "fused": fused}
@@ -81,7 +81,7 @@ def build(
         checksum = checksum_of(dict(model.named_parameters()))
     if world.is_main and any(loaded):
         path = config.checkpoint.init_checkpoint
-        print(f"weights of {path}: {loaded}", file=sys.stderr, flush=True)
+        print(f"weights of {path}: {loaded}", file=sys.stderr)
     if recomputation := config.recomputation(uses_graph=config.uses_graph):
         model.recompute(recomputation)
     step: resume.Trainer

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -70,13 +70,13 @@ class PretrainingConfig(ModelFiles, Hardware):
     data: loader.LoaderConfig
     evaluate: evaluate.EvaluationConfig
     schedule: schedule.ScheduleConfig
-    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-    mlperf: mlperf.MlperfConfig = field(default_factory=mlperf.MlperfConfig)
-    run: rundir.RunConfig = field(default_factory=rundir.RunConfig)
-    observers: metrics.MetricsConfig = field(default_factory=metrics.MetricsConfig)
-    capture: debug.CaptureConfig = field(default_factory=debug.CaptureConfig)
-    profile: debug.ProfileConfig = field(default_factory=debug.ProfileConfig)
-    zero: settings.EngineConfig = field(default_factory=settings.EngineConfig)
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    mlperf: mlperf.MlperfConfig = mlperf.MlperfConfig()
+    run: rundir.RunConfig = rundir.RunConfig()
+    observers: metrics.MetricsConfig = metrics.MetricsConfig()
+    capture: debug.CaptureConfig = debug.CaptureConfig()
+    profile: debug.ProfileConfig = debug.ProfileConfig()
+    zero: settings.EngineConfig = settings.EngineConfig()
 
     def check(self) -> None:
         """Raises ConfigError for settings that contradict each other, before anything starts."""

@@ -80,7 +80,7 @@ def _train(config: PretrainingConfig) -> int:
         stopped = f"stopped at step {ending.step} ({ending.reason}); RESUME=1 continues"
         # Tells the launcher that the run is not complete.
         rundir.write_error(config.run, stopped)
-        print(f"bert: {stopped}", file=sys.stderr, flush=True)
+        print(f"bert: {stopped}", file=sys.stderr)
     if (
         ending.reached
         or ending.stopped

@@ -278,7 +278,11 @@ class Run:
         also while that is written.
         """
         config = self.config
-        with stop_of(config, self.world) as stop:
+        folder = config.run.run_dir
+        note = folder / f"step_{config.run.trial}.txt" if folder else None
+        # Signals are heard if the run can save what it has.
+        listens = config.checkpoint.directory is not None
+        with Stop(self.world, listen=listens, note=note) as stop:
             ending = self._train(stop)
             if not ending.stopped:
                 # A run without a target is run for its length, and succeeds by reaching it.
@@ -290,7 +294,7 @@ class Run:
                 )
             # Without a step there is nothing new to save.
             has_trained = ending.batches > self.start.batches
-            if has_trained and config.checkpoint.directory is not None:
+            if has_trained and listens:
                 save_last(self.saver, ending, config.evaluate.has_target)
         return ending
 
@@ -353,13 +357,6 @@ class Run:
             self.log.sustained_stop()
 
 
-def stop_of(config: PretrainingConfig, world: World) -> Stop:
-    """Listens to signals if the run can save what it has."""
-    folder = config.run.run_dir
-    note = folder / f"step_{config.run.trial}.txt" if folder else None
-    return Stop(world, listen=config.checkpoint.directory is not None, note=note)
-
-
 @dataclass(frozen=True)
 class Evaluation:
     """Evaluates, logs, and tells whether the target is reached. evaluator: None if nothing is to be
@@ -409,7 +406,6 @@ class Evaluation:
             print(
                 f"{when}: {', '.join(parts)}, {seconds:.1f} s",
                 file=sys.stderr,
-                flush=True,
             )
         return reached
 
@@ -452,4 +448,4 @@ def report_emulation(world: World, batches: int, seconds: float) -> None:
         memory = f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6:.2f} GB of the host"
     took = f"{1000 * seconds / max(batches, 1):.1f} ms a step without the network, at most {memory}"
     told = f"rank 0 of {world.size} emulated, alone: {took}; losses, weights and log are no result"
-    print(f"bert: {told}", file=sys.stderr, flush=True)
+    print(f"bert: {told}", file=sys.stderr)

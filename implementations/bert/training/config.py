@@ -2,7 +2,7 @@
 optimizer.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -20,12 +20,12 @@ from common.env import ConfigError
 class Hardware:
     """The device-dependent part of a task's Config."""
 
-    dist: DistConfig = field(default_factory=DistConfig)
-    kernels: KernelsConfig = field(default_factory=KernelsConfig)
-    precision: PrecisionConfig = field(default_factory=PrecisionConfig)
-    graph: GraphConfig = field(default_factory=GraphConfig)
-    optim: OptimizerConfig = field(default_factory=OptimizerConfig)
-    recompute: RecomputeConfig = field(default_factory=RecomputeConfig)
+    dist: DistConfig = DistConfig()
+    kernels: KernelsConfig = KernelsConfig()
+    precision: PrecisionConfig = PrecisionConfig()
+    graph: GraphConfig = GraphConfig()
+    optim: OptimizerConfig = OptimizerConfig()
+    recompute: RecomputeConfig = RecomputeConfig()
 
     @cached_property
     def device(self) -> torch.device:

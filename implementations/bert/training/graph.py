@@ -208,7 +208,6 @@ def capture_or_warm_up(
                 print(
                     f"bert: steps run without a CUDA graph, which failed: {error}",
                     file=sys.stderr,
-                    flush=True,
                 )
     torch.cuda.empty_cache()  # a failed capture's memory, for the eager steps; nothing without a GPU
     if warm_up:

@@ -117,7 +117,6 @@ def guarded(name: str, make: Callable[[], MetricSink]) -> MetricSink:
             print(
                 f"bert: warning: {name} gets no more figures: {reason}",
                 file=sys.stderr,
-                flush=True,
             )
 
     attempt(lambda: working.append(make()))
@@ -194,10 +193,8 @@ class Progress:
 
     def samples(self) -> int:
         """Sequences trained on by all ranks. A collective."""
-        # A clone, as sum() works in place; item() waits for the device.
-        return self.resumed_samples + int(
-            self.world.sum(self.local_samples.clone()).item()
-        )
+        # A clone, as sum() works in place; int() waits for the device.
+        return self.resumed_samples + int(self.world.sum(self.local_samples.clone()))
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -219,9 +216,7 @@ class Progress:
         # Here the host waits for the device.
         means = self.world.sum(self.totals / (span_steps * self.world.size)).tolist()
         # All ranks skip the same steps, so the sum counts each once per rank.
-        overflows = (
-            int(self.world.sum(self.overflows.clone()).item()) // self.world.size
-        )
+        overflows = int(self.world.sum(self.overflows.clone())) // self.world.size
         samples, now = self.samples(), time.monotonic()
         seconds = now - self.span_started - self.span_paused_seconds
         speed = (samples - self.span_samples) / max(seconds, 1e-9)
@@ -237,7 +232,6 @@ class Progress:
             print(
                 f"{line}ETA {duration(per_step * (self.last - step))}",
                 file=sys.stderr,
-                flush=True,
             )
         # A mean over all ranks, so that all of them raise, and none waits for another.
         if not math.isfinite(loss):

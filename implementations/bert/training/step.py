@@ -221,7 +221,7 @@ class Step(Resumable):
         """Updates the host's state as a step does; replaying a graph does not."""
         self.optimizer.weights.mark_stale()
         if self.fp8 is not None:
-            self.fp8.mark_calibrated()
+            self.fp8.calibrated = True
 
     @contextlib.contextmanager
     def rollback(self) -> Iterator[None]:

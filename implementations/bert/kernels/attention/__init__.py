@@ -6,8 +6,6 @@ context [T, N, H], which is undefined at tokens beyond cu_seqlens[-1]; batches f
 (graph.py). benchmark.py tests backends on a GPU.
 """
 
-from __future__ import annotations
-
 import itertools
 import sys
 from collections.abc import Callable
@@ -134,7 +132,6 @@ def with_fallback(first: str, second: str) -> Attention:
                 print(
                     f"attention: {first} failed, {second} takes its place: {reason}",
                     file=sys.stderr,
-                    flush=True,
                 )
         return _BACKENDS[second].run(qkv, forward_pass, dropout)
 

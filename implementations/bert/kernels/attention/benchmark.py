@@ -9,8 +9,6 @@ The results are cached beside the compiled kernels, by all that they judged: GPU
 installed package, the variables that steer libraries, heads, and the sources of the kernels.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import hashlib

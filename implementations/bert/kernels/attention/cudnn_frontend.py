@@ -11,8 +11,6 @@ recomputation repeats the mask. The gradient of the queries is summed by atomic 
 not reproducible bit for bit. No fp8: cuDNN has no fp8 backward pass of ragged sequences on Hopper.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import math

@@ -4,8 +4,6 @@ first use. Arguments: those of ``Attention``.
 torch.nn.attention.varlen has no dropout, so its underlying operator is called; PyTorch derives it.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 from collections.abc import Callable

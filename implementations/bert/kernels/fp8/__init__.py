@@ -10,8 +10,6 @@ What is not a number must not be hidden by the saturation: NaN stays NaN, and a 
 that is inf or NaN makes the step count as not finite, which stops the run.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -132,12 +130,8 @@ class Scaling:
         self.inverses.copy_(1 / self.scales)
         # In place: captured kernels raise the numbers in this memory.
         self.largest.zero_()
-        self.mark_calibrated()
-        return finite.all()
-
-    def mark_calibrated(self) -> None:
-        """Notes that a step has measured the scales, as a replayed graph cannot."""
         self.calibrated = True
+        return finite.all()
 
     def state_tensors(self) -> list[Tensor]:
         """Every tensor that a step changes."""

@@ -9,8 +9,6 @@ In an evaluation weights do not change: each is cast once, before its first batc
 kept for a backward pass.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch

@@ -1,7 +1,5 @@
 """Capture of CUDA graphs after a warm-up; a failed capture leaves no trace."""
 
-from __future__ import annotations
-
 import traceback
 from collections.abc import Callable
 from contextlib import suppress

@@ -6,8 +6,6 @@ without a GPU: in 16 bits no setting spills registers. The same settings in all 
 results are reproducible bit for bit.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

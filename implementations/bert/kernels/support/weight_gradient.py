@@ -8,8 +8,6 @@ tensor, which the optimizer copies as usual. The buffer is an attribute of the p
 autograd's functions get tensors and no optimizer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
