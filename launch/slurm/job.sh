@@ -103,7 +103,7 @@ slurm::master_address() {
 slurm::run_name() {
   local folder
   if ((${SLURM_RESTART_COUNT:-0})); then
-    for folder in "$LOGDIR/${DGXSYSTEM}"_*_"$SLURM_JOB_ID"; do
+    for folder in "$LOGDIR/${DGXSYSTEM}"_*_"$SLURM_JOB_ID"{,_rehearsal}; do
       if [[ -d $folder ]]; then basename -- "$folder" && return; fi
     done
   fi

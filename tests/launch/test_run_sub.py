@@ -435,6 +435,15 @@ def test_a_requeued_job_names_the_node_that_was_lost(slurm):
     )
 
 
+@pytest.mark.parametrize("rehearsal", ["0", "1"])
+def test_a_requeued_job_finds_its_folder(slurm, rehearsal):
+    slurm.run("./run.sub", REHEARSAL=rehearsal, TRIAL_0="crash:1")
+    first = slurm.run_dir
+    slurm.stand_in("date", "echo later")
+    slurm.run("./run.sub", REHEARSAL=rehearsal, SLURM_RESTART_COUNT="1")
+    assert slurm.run_dir == first
+
+
 @pytest.mark.parametrize(
     ("said", "reason"),
     [
