@@ -86,6 +86,11 @@ def write_text(path: Path, text: str) -> None:
         partial.write_text(text, encoding="utf-8")
 
 
+def write_json(path: Path, content: Any) -> None:
+    """Writes a JSON file whole or not at all; what JSON lacks, such as a path, as text."""
+    write_text(path, json.dumps(content, indent=2, default=str) + "\n")
+
+
 def text_of(path: Path) -> str:
     """Content of a text file, stripped; empty if it cannot be read."""
     try:

@@ -23,8 +23,12 @@ DEFAULTS = {"OPTIMIZER": "adamw", "LR_SCHEDULE": "linear", "WARMUP_PROPORTION": 
 # What a resumed run may change, besides rundir.OUTPUT. Paths are compared by the content of their
 # files.
 ROUNDING = (
-    *("DEVICE", "OMP_NUM_THREADS", "CUDA_GRAPH", "RECOMPUTE_LAYERS"),
-    *("SHARD_OPTIMIZER", "SHARD_GROUP"),
+    "DEVICE",
+    "OMP_NUM_THREADS",
+    "CUDA_GRAPH",
+    "RECOMPUTE_LAYERS",
+    "SHARD_OPTIMIZER",
+    "SHARD_GROUP",
 )
 
 

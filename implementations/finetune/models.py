@@ -3,7 +3,6 @@
 Parameter names are Hugging Face's.
 """
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,13 +16,10 @@ from bert.checkpoint import huggingface
 from bert.checkpoint.weights import Loaded, copy_weights, misfits, read_state_dict
 from bert.data.batch import Batch
 from bert.kernels import Kernels
-from bert.kernels.fp8 import Scaling
-from bert.model.bert import BertModel, fp32_at_least
+from bert.model.bert import BertWithHeads, fp32_at_least
 from bert.model.config import BertConfig
-from bert.model.recompute import Recomputation
-from bert.model.trainable import Trainable
 from common.env import ConfigError
-from common.files import write_text
+from common.files import write_json
 from finetune.batches import LabelledBatch, SpanBatch
 
 
@@ -39,19 +35,8 @@ class LabelLosses(NamedTuple):
     label: Tensor
 
 
-class FineTuned(Trainable):
+class FineTuned(BertWithHeads):
     """An encoder and a linear head."""
-
-    def __init__(self, config: BertConfig, kernels: Kernels) -> None:
-        super().__init__()
-        self.config = config
-        self.bert = BertModel(config, kernels)
-
-    def use_fp8(self, device: torch.device) -> Scaling:
-        return self.bert.encoder.use_fp8(device)
-
-    def recompute(self, recomputation: Recomputation) -> None:
-        self.bert.encoder.recomputation = recomputation
 
     def scores(self, batch: Batch) -> Tensor:
         """Logits of the head in fp32 or higher: per token [T, 2] or per sequence [S, classes]."""
@@ -215,4 +200,4 @@ def save(
         vocab_file,
         task["lower_case"],
     )
-    write_text(folder / "task.json", json.dumps(dict(task), indent=2) + "\n")
+    write_json(folder / "task.json", dict(task))

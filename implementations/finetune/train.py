@@ -2,7 +2,6 @@
 predictions and metrics.
 """
 
-import json
 import math
 import sys
 import time
@@ -28,7 +27,7 @@ from bert.training.step import Step, build_step, check_finite
 from bert.training.stop import Ending, Stop
 from common import env
 from common.env import ConfigError, from_env
-from common.files import object_of, write_text
+from common.files import object_of, write_json
 from finetune import config as settings
 from finetune import models, saved, tasks
 from finetune.batches import Order, Samples, micro_batches
@@ -164,10 +163,8 @@ def finetune(config: FinetuneConfig, environ: Mapping[str, str], world: World) -
     if world.is_main:
         config.folder().mkdir(parents=True, exist_ok=True)
         # Last: where this file is, the trial is done, and the launcher does not repeat it.
-        write_text(
-            config.folder() / "figures.json",
-            json.dumps(figures | {"settings": run.identity}, indent=2) + "\n",
-        )
+        facts = figures | {"settings": run.identity}
+        write_json(config.folder() / "figures.json", facts)
         shown = {
             name: f"{value:.4f}" if isinstance(value, float) else value
             for name, value in figures.items()

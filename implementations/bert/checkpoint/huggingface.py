@@ -4,7 +4,6 @@ files.
 
 import dataclasses
 import hashlib
-import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from bert.model.config import BertConfig
 from common.env import ConfigError
-from common.files import object_of, whole_file, write_text
+from common.files import object_of, whole_file, write_json
 
 WEIGHTS = (
     "model.safetensors",
@@ -139,4 +138,4 @@ def write(
         ("tokenizer_config.json", tokenizer),
         ("config.json", values),
     ):
-        write_text(folder / name, json.dumps(content, indent=2) + "\n")
+        write_json(folder / name, content)

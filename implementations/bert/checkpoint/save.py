@@ -212,8 +212,7 @@ def read_checkpoint(path: Path, mmap: bool = False) -> Any:
     """
     if path.name == sharded.INDEX:
         return sharded.read(path.parent)
-    # A pickle can run code. With weights_only a file from elsewhere gives tensors or an error.
-    return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+    return sharded.read_file(path, mmap)
 
 
 def check_checkpoint(path: Path, rank: int = 0, size: int = 1) -> None:

@@ -110,6 +110,12 @@ def save(path: Path, state: Mapping[str, Any]) -> None:
         torch.save(state, file)
 
 
+def read_file(path: Path, mmap: bool = False) -> Any:
+    """The content of a PyTorch file, on the CPU. Raises what torch.load raises."""
+    # A pickle can run code. With weights_only a file from elsewhere gives tensors or an error.
+    return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+
+
 def complete(directory: Path) -> list[Path]:
     """The complete checkpoints of all kinds in a folder, oldest first: files, or folders of
     shards.
@@ -246,7 +252,7 @@ def check(path: Path, rank: int, size: int) -> None:
     """
     # The index on every rank: what it says of the parts must be sound before they are compared.
     sums.check(path / INDEX)
-    index = torch.load(path / INDEX, map_location="cpu", weights_only=True)
+    index = read_file(path / INDEX)
     # Earlier versions noted none: a file's own tell all but a swap.
     known = index.get("sums", {})
     for number in range(rank, index["num_ranks"], size):
@@ -258,15 +264,10 @@ def read(path: Path) -> dict[str, Any]:
 
     Raises what torch.load raises for a missing or damaged file.
     """
-    index: dict[str, Any] = torch.load(
-        path / INDEX, map_location="cpu", weights_only=True
-    )
+    index = read_file(path / INDEX)
     files = [path / _file_name(rank) for rank in range(index["num_ranks"])]
     # Mapped: a rank that needs a part of the parameters reads no more than that from the files.
-    parts = [
-        torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-        for file in files
-    ]
+    parts = [read_file(file, mmap=True) for file in files]
     optimizer = assembled(
         index["optimizer"],
         [(part["parts"], part["segments"]) for part in parts],

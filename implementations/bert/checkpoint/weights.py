@@ -16,7 +16,7 @@ from torch import Tensor
 
 from bert.checkpoint.huggingface import BIAS, WEIGHTS, WORDS
 from bert.checkpoint.save import check_checkpoint, is_ours, read_checkpoint
-from bert.checkpoint.sharded import ShardedTensors
+from bert.checkpoint.sharded import ShardedTensors, read_file
 from bert.data.digests import digest_of_tensors
 from bert.model.bert import BertForPreTraining
 from bert.model.init import Chunk, first_weights
@@ -342,12 +342,7 @@ def vocabulary_of(path: Path) -> str:
     """
     beside = path.parent / "vocab.txt"
     if is_ours(path):
-        return (
-            torch.load(path, map_location="cpu", weights_only=True, mmap=True).get(
-                "vocab_md5"
-            )
-            or ""
-        )
+        return read_file(path, mmap=True).get("vocab_md5") or ""
     return (
         hashlib.md5(beside.read_bytes()).hexdigest()
         if path.name in WEIGHTS and beside.is_file()

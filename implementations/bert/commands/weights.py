@@ -5,10 +5,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from bert.checkpoint import huggingface
 from bert.checkpoint.save import is_ours, saved_checkpoints, step_path
+from bert.checkpoint.sharded import read_file
 from bert.checkpoint.weights import read_state_dict, vocabulary_of
 from bert.core.dist import World
 from bert.kernels import bind_kernels
@@ -92,7 +91,7 @@ def describe(path: Path, bert_config: Path | None = None) -> Trained:
     if is_ours(path):
         try:
             # Mapped: of gigabytes only the small entries are read.
-            saved = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            saved = read_file(path, mmap=True)
         except Exception as error:  # depends on the kind of damage
             raise ConfigError(
                 f"{step_path(path)}: not a readable checkpoint ({damage(error)})"

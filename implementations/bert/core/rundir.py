@@ -20,7 +20,7 @@ import torch
 from bert.core.claim import Claim, Job, OccupiedError
 from bert.core.dist import HangError
 from common.env import ConfigError, env, from_env, settings
-from common.files import NoSpaceError, is_full, no_space, object_of, write_text
+from common.files import NoSpaceError, is_full, no_space, object_of, write_json
 
 # Not torch, whose metadata lacks the build (+cu130).
 _PACKAGES = "triton", "numpy", "h5py", "mlperf-logging"
@@ -94,8 +94,7 @@ class RunConfig:
 
     def own(self, checkpoints: Path, **facts: Any) -> None:
         """Notes in a folder of checkpoints whose it is, and what else tells that."""
-        text = json.dumps(self.owner | facts, indent=2, default=str)
-        write_text(checkpoints / OWNER, text + "\n")
+        write_json(checkpoints / OWNER, self.owner | facts)
 
     def claims(
         self, environ: Mapping[str, str], rank: int, checkpoints: Path | None
@@ -129,14 +128,8 @@ def write_description(config: RunConfig, tree: Any, derived: dict[str, Any]) -> 
         return
     settings = dataclasses.asdict(tree) | derived
     config.run_dir.mkdir(parents=True, exist_ok=True)
-    write_text(
-        config.run_dir / "config.json",
-        json.dumps(settings, indent=2, default=str) + "\n",
-    )
-    write_text(
-        config.run_dir / "environment.json",
-        json.dumps(environment(tree.device), indent=2) + "\n",
-    )
+    write_json(config.run_dir / "config.json", settings)
+    write_json(config.run_dir / "environment.json", environment(tree.device))
 
 
 def add_to_environment(config: RunConfig, facts: dict[str, Any]) -> None:
@@ -148,7 +141,7 @@ def add_to_environment(config: RunConfig, facts: dict[str, Any]) -> None:
     path = config.run_dir / "environment.json"
     known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     config.run_dir.mkdir(parents=True, exist_ok=True)
-    write_text(path, json.dumps(known | facts, indent=2) + "\n")
+    write_json(path, known | facts)
 
 
 def difference(known: Mapping[str, Any], mine: Mapping[str, Any]) -> str:

@@ -113,35 +113,28 @@ FIXED: dict[str, dict[str, tuple[Any, ...]]] = {
 }  # fmt: skip
 # No variable here: only DeepSpeed's engine uses these.
 DEEPSPEED_ONLY = {
-    *(
-        "wall_clock_breakdown",
-        "memory_breakdown",
-        "dump_state",
-        "flops_profiler",
-        "comms_logger",
-    ),
-    *(
-        "tensorboard",
-        "wandb",
-        "csv_monitor",
-        "comet",
-        "timers",
-        "disable_python_gc",
-        "log_level",
-    ),
-    *(
-        "communication_data_type",
-        "data_types",
-        "prescale_gradients",
-        "gradient_predivide_factor",
-    ),
-    *(
-        "aio",
-        "checkpoint",
-        "zero_allow_untested_optimizer",
-        "zero_force_ds_cpu_optimizer",
-    ),
-    *("bf16.immediate_grad_update", "bf16.check_grad_overflow"),
+    "wall_clock_breakdown",
+    "memory_breakdown",
+    "dump_state",
+    "flops_profiler",
+    "comms_logger",
+    "tensorboard",
+    "wandb",
+    "csv_monitor",
+    "comet",
+    "timers",
+    "disable_python_gc",
+    "log_level",
+    "communication_data_type",
+    "data_types",
+    "prescale_gradients",
+    "gradient_predivide_factor",
+    "aio",
+    "checkpoint",
+    "zero_allow_untested_optimizer",
+    "zero_force_ds_cpu_optimizer",
+    "bf16.immediate_grad_update",
+    "bf16.check_grad_overflow",
 }
 ZERO = "zero_optimization."  # validated by DeepSpeed itself
 

@@ -166,16 +166,29 @@ class BertModel(nn.Module):
         return self.encoder(self.embeddings(batch, forward_pass), forward_pass, rows)
 
 
-class BertForPreTraining(Trainable):
+class BertWithHeads(Trainable):
+    """A BERT, to which a task adds its heads."""
+
+    def __init__(self, config: BertConfig, kernels: Kernels) -> None:
+        super().__init__()
+        self.config = config
+        self.bert = BertModel(config, kernels)
+
+    def use_fp8(self, device: torch.device) -> Scaling:
+        return self.bert.encoder.use_fp8(device)
+
+    def recompute(self, recomputation: Recomputation) -> None:
+        self.bert.encoder.recomputation = recomputation
+
+
+class BertForPreTraining(BertWithHeads):
     """BERT with masked-LM and next-sentence heads, or the former alone; forward returns their
     losses.
     """
 
     def __init__(self, config: BertConfig, kernels: Kernels) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config, kernels)
         self.cross_entropy = kernels.cross_entropy
-        self.bert = BertModel(config, kernels)
         self.cls = PretrainingHeads(config, kernels)
 
     def stages(self) -> list[nn.Module]:
@@ -185,9 +198,6 @@ class BertForPreTraining(Trainable):
         if self.config.next_sentence:
             stages += [self.bert.pooler, self.cls.seq_relationship]
         return stages
-
-    def use_fp8(self, device: torch.device) -> Scaling:
-        return self.bert.encoder.use_fp8(device)
 
     @contextlib.contextmanager
     def evaluating(self, calibrated: bool = False) -> Iterator[None]:
@@ -209,9 +219,6 @@ class BertForPreTraining(Trainable):
         """Whether an evaluation in fp8 is in progress."""
         scaling = self.bert.encoder.fp8_scaling
         return scaling is not None and scaling.evaluates
-
-    def recompute(self, recomputation: Recomputation) -> None:
-        self.bert.encoder.recomputation = recomputation
 
     def _read(self, batch: PretrainingBatch) -> tuple[Tensor, Tensor]:
         """Hidden states of the masked tokens [M, D] and of each sequence's first token [S, D]: all

@@ -23,7 +23,7 @@ from bert.pretraining.config import PretrainingConfig
 from bert.training import schedule
 from bert.training.evaluate import Evaluator
 from common.env import settings
-from common.files import text_of, write_text
+from common.files import text_of, write_json
 
 # Gururangan et al. 2020, "Don't Stop Pretraining", tables 1, 3 and 5.
 WORTH = "continuing has helped with 2 to 8 billion tokens of a domain, or with the task's own texts"
@@ -75,7 +75,7 @@ def write_identity(config: PretrainingConfig) -> None:
     """RUN_DIR/identity_<TRIAL>.json, for ``check_finished``."""
     if config.run.run_dir is not None:
         path = config.run.run_dir / f"identity_{config.run.trial}.json"
-        write_text(path, json.dumps(identity(config), indent=2) + "\n")
+        write_json(path, identity(config))
 
 
 def check_finished(config: PretrainingConfig) -> bool:

@@ -116,10 +116,10 @@ class PretrainingConfig(ModelFiles, Hardware):
         if not self.data.synthetic:
             # Raises if the folder is not given.
             _ = self.data.source
-        if not self.data.synthetic and self.evaluate.evaldir is None and self.evaluates:
-            raise ConfigError(
-                "EVALDIR is not set: give the folder of the evaluation records"
-            )
+            if self.evaluate.evaldir is None and self.evaluates:
+                raise ConfigError(
+                    "EVALDIR is not set: give the folder of the evaluation records"
+                )
 
     @property
     def uses_graph(self) -> bool:
