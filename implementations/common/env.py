@@ -56,7 +56,6 @@ class Variable:
     choices: tuple[str, ...] = ()
     # Others' words for a choice, to be suggested.
     synonyms: tuple[tuple[str, str], ...] = ()
-    auto: bool = False  # "auto" is accepted as well, and read as None
     at_least: float | None = None
     at_most: float | None = None
     above: float | None = None
@@ -81,7 +80,7 @@ class Variable:
         limits = [
             f"{name.replace('_', ' ')} {limit:g}" for name, _, limit in self._limits()
         ]
-        return ", ".join([words, *limits]) + ", or auto" * self.auto
+        return ", ".join([words, *limits])
 
     def suggestion(self, text: str) -> str:
         """The choice closest to ``text``, ignoring case and punctuation; empty if none is close."""
@@ -218,8 +217,6 @@ def _read(field: dataclasses.Field[Any], hint: Any, environ: Mapping[str, str]) 
             )
         # Not held to the limits: a default may lie outside of them, as None does for "unset".
         return field.default
-    if variable.auto and text == "auto":
-        return None
     # KeyError: no word for a boolean; OverflowError: int() of 1e999.
     with contextlib.suppress(KeyError, ValueError, OverflowError):
         value = _parse(text, kind)

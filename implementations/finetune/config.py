@@ -15,6 +15,7 @@ from bert.training import metrics, schedule
 from bert.training.config import Hardware
 from common.env import ConfigError, env, from_env
 from common.files import object_of
+from finetune import glue
 
 # Fine-tuning's own defaults.
 # As in the fine-tuning of the BERT paper: Adam with decay, 10% of warm-up, then linear to 0.
@@ -40,20 +41,7 @@ class FinetuneConfig(Hardware):
 
     task: str = env(
         "TASK",
-        choices=(
-            "squad",
-            "MRPC",
-            "SST-2",
-            "CoLA",
-            "MNLI",
-            "QQP",
-            "QNLI",
-            "RTE",
-            "STS-B",
-            "WNLI",
-            "table",
-            "TSV",
-        ),
+        choices=("squad", *glue.TASKS),
         doc="fine-tuning: the task; table (or TSV): your own table",
     )
     data: Path = env("DATA", doc="fine-tuning: folder of the task's files")

@@ -20,7 +20,7 @@ from bert.data.batch import Batch
 from bert.data.tokens import WordPiece
 from bert.kernels import bind_kernels
 from bert.training import schedule
-from bert.training.loop import LoopHooks, StepCounter, StepSchedule, step_seed, train
+from bert.training.loop import StepCounter, StepSchedule, step_seed, train
 from bert.training.metrics import Progress, metric_sinks
 from bert.training.schedule import learning_rate
 from bert.training.step import Step, build_step, check_finite
@@ -336,21 +336,19 @@ def train_on(run: Run, samples: Samples) -> tuple[Ending, dict[str, Any]]:
 
     with Stop(world, listen=config.checkpoint.directory is not None) as stop:
         ending = train(
-            LoopHooks(
-                next_step=partial(next, batches_of(run, samples, start.batches + 1)),
-                take_step=step,
-                steps=StepCounter(rate, last, step.scaler, start.step, start.batches),
-                schedule=StepSchedule(
-                    last=last,
-                    report_every=config.log_every_steps,
-                    checkpoint=config.checkpoint.is_due,
-                ),
-                progress=progress,
-                stop=stop,
-                seed=lambda batch: step_seed(config.trial_seed, batch, world.rank),
-                evaluate=lambda steps, samples: False,
-                save=save,
-            )
+            next_step=partial(next, batches_of(run, samples, start.batches + 1)),
+            take_step=step,
+            steps=StepCounter(rate, last, step.scaler, start.step, start.batches),
+            schedule=StepSchedule(
+                last=last,
+                report_every=config.log_every_steps,
+                checkpoint=config.checkpoint.is_due,
+            ),
+            progress=progress,
+            stop=stop,
+            seed=lambda batch: step_seed(config.trial_seed, batch, world.rank),
+            evaluate=lambda steps, samples: False,
+            save=save,
         )
     seconds = start.seconds + time.monotonic() - begin
     if ending.stopped:

@@ -16,11 +16,10 @@ import threading
 import time
 import uuid
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common.env import ConfigError, env
+from common.env import ConfigError
 
 BEAT_SECONDS = 5.0
 SILENT_BEATS = 4  # without a beat for so long the writer is dead
@@ -41,13 +40,6 @@ def check_held() -> None:
     """
     for claim in _held:
         claim.check()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """What a scheduler says of this process."""
-
-    number: str = env("SLURM_JOB_ID", "", doc="the job's number; set by Slurm")
 
 
 class OccupiedError(ConfigError):

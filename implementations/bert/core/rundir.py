@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
-from bert.core.claim import Claim, Job, OccupiedError
+from bert.core.claim import Claim, OccupiedError
 from bert.core.dist import HangError
-from common.env import ConfigError, env, from_env, settings
+from common.env import ConfigError, env, settings
 from common.files import NoSpaceError, is_full, no_space, object_of, write_json
 
 # Not torch, whose metadata lacks the build (+cu130).
@@ -103,7 +103,7 @@ class RunConfig:
 
         Raises OccupiedError if another process writes to one of them.
         """
-        job = from_env(Job, environ).number
+        job = environ.get("SLURM_JOB_ID", "").strip()
         folders = [
             (checkpoints, "CHECKPOINT_DIR", ".writer"),
             (self.run_dir, "RUN_DIR", f".writer_{self.trial}"),

@@ -27,7 +27,7 @@ from bert.pretraining import closed_division, resume
 from bert.pretraining.build import build, pad_and_pin, prepare, resolve_kernels
 from bert.pretraining.config import PretrainingConfig
 from bert.training.evaluate import EvaluationConfig, EvaluationGraph, Evaluator
-from bert.training.loop import LoopHooks, StepCounter, StepSchedule, step_seed, train
+from bert.training.loop import StepCounter, StepSchedule, step_seed, train
 from bert.training.metrics import MetricSink, Progress, metric_sinks
 from bert.training.mlperf import MlperfLog
 from bert.training.schedule import learning_rate
@@ -305,29 +305,27 @@ class Run:
         if config.steps_this_run:
             last = min(last, start.steps_done + config.steps_this_run)
         ending = train(
-            LoopHooks(
-                next_step=self.data.next_step,
-                take_step=self.take_step,
-                steps=StepCounter(
-                    self.progress.rate,
-                    config.max_steps,
-                    start.trainer.scaler,
-                    start.steps_done,
-                    start.batches,
-                ),
-                schedule=StepSchedule(
-                    last=last,
-                    report_every=config.log_every_steps,
-                    checkpoint=config.checkpoint.is_due,
-                    evaluations=config.evaluation_steps,
-                ),
-                progress=self.progress,
-                stop=stop,
-                seed=lambda batch: step_seed(self.seed, batch, self.world.rank),
-                evaluate=self.evaluation.run,
-                save=self.saver.save,
-                ended=start.ended,
-            )
+            next_step=self.data.next_step,
+            take_step=self.take_step,
+            steps=StepCounter(
+                self.progress.rate,
+                config.max_steps,
+                start.trainer.scaler,
+                start.steps_done,
+                start.batches,
+            ),
+            schedule=StepSchedule(
+                last=last,
+                report_every=config.log_every_steps,
+                checkpoint=config.checkpoint.is_due,
+                evaluations=config.evaluation_steps,
+            ),
+            progress=self.progress,
+            stop=stop,
+            seed=lambda batch: step_seed(self.seed, batch, self.world.rank),
+            evaluate=self.evaluation.run,
+            save=self.saver.save,
+            ended=start.ended,
         )
         # Not the last step of the run: by another reason it counts as stopped, and RESUME=1
         # continues.

@@ -20,53 +20,48 @@ from bert.training.stop import LAST_STEP, TARGET, Ending, Stop, TrainingError
 MAX_CONSECUTIVE_OVERFLOWS = 50  # so many halvings bring any sensible loss scale to 1
 
 
-@dataclass(frozen=True, kw_only=True)
-class LoopHooks:
-    """What the loop calls.
-
-    next_step: micro-batches of the next step, on the CPU or the device; seed: batch number ->
-    random seed; evaluate: (steps, samples) -> whether the target is reached; save: writes a
-    checkpoint of (steps, batches, samples). The last two are collectives.
-    """
-
-    next_step: Callable[[], Sequence[Any]]
-    take_step: TrainingStep
-    steps: StepCounter
-    schedule: StepSchedule
-    progress: Progress
-    stop: Stop
-    seed: Callable[[int], int]
-    evaluate: Callable[[int, int], bool]
-    save: Callable[[int, int, int], None]
-    ended: bool = False  # by the checkpoint that the run continues from
-
-
-def train(hooks: LoopHooks) -> Ending:
+def train(
+    *,
+    next_step: Callable[[], Sequence[Any]],
+    take_step: TrainingStep,
+    steps: StepCounter,
+    schedule: StepSchedule,
+    progress: Progress,
+    stop: Stop,
+    seed: Callable[[int], int],
+    evaluate: Callable[[int, int], bool],
+    save: Callable[[int, int, int], None],
+    ended: bool = False,
+) -> Ending:
     """Runs to the end; every rank calls it with the same settings. The caller writes the last
     checkpoint.
 
-    Raises TrainingError if training has broken down, and what the hooks raise.
-    """
-    steps, schedule, progress = hooks.steps, hooks.schedule, hooks.progress
+    next_step: micro-batches of the next step, on the CPU or the device; seed: batch number ->
+    random seed; evaluate: (steps, samples) -> whether the target is reached; save: writes a
+    checkpoint of (steps, batches, samples). The last two are collectives. ended: by the checkpoint
+    that the run continues from.
 
-    def evaluate() -> bool:
+    Raises TrainingError if training has broken down, and what it calls raises.
+    """
+
+    def reaches_target() -> bool:
         samples = progress.samples()
         with progress.paused():  # evaluation is not training time
-            return hooks.evaluate(steps.done, samples)
+            return evaluate(steps.done, samples)
 
     # A resumed run has been evaluated here before, but what came of it is lost if it had ended.
-    is_known = steps.batches > 0 and not hooks.ended
-    reached = not is_known and schedule.after(steps.done).evaluate and evaluate()
+    is_known = steps.batches > 0 and not ended
+    reached = not is_known and schedule.after(steps.done).evaluate and reaches_target()
     stopped = None
 
     while not reached and not stopped and steps.done < schedule.last:
-        batches, rate = hooks.next_step(), steps.begin()
+        batches, rate = next_step(), steps.begin()
         # Makes dropout depend on the batch alone, not on what ran before.
-        torch.manual_seed(hooks.seed(steps.batches))
-        progress.add(hooks.take_step(batches, rate), batches)
+        torch.manual_seed(seed(steps.batches))
+        progress.add(take_step(batches, rate), batches)
 
         due = schedule.after(steps.done)
-        stopped = hooks.stop.agreed(steps.batches, steps.done)
+        stopped = stop.agreed(steps.batches, steps.done)
         if not any(due) and not stopped:
             continue
         # From here on the host waits for the device.
@@ -75,9 +70,9 @@ def train(hooks: LoopHooks) -> Ending:
         if due.report:
             progress.report(steps.done, steps.batches)
         if due.evaluate:
-            reached = evaluate()
+            reached = reaches_target()
         if due.checkpoint and not due.end and not reached and not stopped:
-            hooks.save(steps.done, steps.batches, progress.samples())
+            save(steps.done, steps.batches, progress.samples())
 
     # A target that was reached counts, even if a signal came in the same step.
     reason = TARGET if reached else stopped or LAST_STEP

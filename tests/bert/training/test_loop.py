@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from bert.training.loop import Due, LoopHooks, StepCounter, StepSchedule, train
+from bert.training.loop import Due, StepCounter, StepSchedule, train
 
 SCHEDULE = StepSchedule(
     last=10, report_every=4, evaluations={3, 8}, checkpoint=lambda step: step % 5 == 0
@@ -46,13 +46,13 @@ def test_a_resumed_run_is_not_evaluated_before_its_first_step_and_goes_on_with_t
         add=lambda *_: None,
         report=lambda *_: None,
     )
-    hooks = LoopHooks(
+    ending = train(
         next_step=list, take_step=lambda batches, rate: None, progress=progress,
         steps=StepCounter(lambda step: 0.1, 4, SimpleNamespace(enabled=False), done, done),
         schedule=StepSchedule(last=4, report_every=9, evaluations={0}), stop=SimpleNamespace(agreed=lambda *_: None),
         seed=lambda batch: seeds.append(batch) or batch,
         evaluate=lambda steps, samples: bool(seen.append(steps)), save=lambda *_: None,
     )  # fmt: skip
-    assert train(hooks).step == 4
+    assert ending.step == 4
     assert seen == ([0] if done == 0 else [])
     assert seeds == list(range(done + 1, 5))
