@@ -60,9 +60,6 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         "ratio_of_medians": round(
             min(middle[name] for name in peers) / middle["ours_packed"], 2
         ),
-        "seconds": {
-            name: [round(span, 3) for span in spans] for name, spans in times.items()
-        },
     }
 
 

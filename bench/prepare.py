@@ -18,11 +18,13 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from lib import Parser, cpu_seconds, emit, file, folder_with, in_turns, integer, medians
+from lib import Parser, cpu_seconds, emit, file, folder_with, integer
 
 from bert.data.format import content_digest
 from bert.data.packing import pack
@@ -51,7 +53,7 @@ def measure_instances(options: argparse.Namespace) -> dict[str, Any]:
             return sequences
 
         sequences = write()  # compiles, warms the file cache
-        seconds = medians(in_turns({"ours": write}, options.repeats))["ours"]
+        seconds = median_seconds(write, options.repeats)
         size = options.text.stat().st_size / 1e6
         figures = {
             "megabytes_of_text": round(size, 2),
@@ -103,19 +105,23 @@ def against_reference(options: argparse.Namespace, folder: Path) -> dict[str, An
     }
 
 
-def measure_packing(_: argparse.Namespace) -> dict[str, Any]:
+def median_seconds(function: Callable[[], object], repeats: int) -> float:
+    return statistics.median(cpu_seconds(function) for _ in range(repeats))
+
+
+def measure_packing() -> dict[str, Any]:
     lengths = wikipedia_like_lengths(NUM_SEQUENCES, LENGTH, np.random.default_rng(0))
     figures = {
         "sequences": NUM_SEQUENCES,
         "mean_length": round(float(lengths.mean()), 2),
     }
     for most in (3, 4):
-        times = in_turns({"pack": lambda most=most: pack(lengths, LENGTH, most)}, 3)
-        rows = len(pack(lengths, LENGTH, most)[1]) - 1
+        packing = partial(pack, lengths, LENGTH, most)
+        rows = len(packing()[1]) - 1
         figures[f"fullness_at_{most}"] = round(
             float(lengths.sum() / (rows * LENGTH)), 6
         )
-        figures[f"cpu_seconds_at_{most}"] = round(medians(times)["pack"], 2)
+        figures[f"cpu_seconds_at_{most}"] = round(median_seconds(packing, 3), 2)
     return figures
 
 
@@ -144,7 +150,7 @@ def main() -> None:
     commands.add_parser("packing")
     options = parser.parse_args()
     if options.what == "packing":
-        emit("packing", measure_packing(options), data="Wikipedia mix (synthetic)")
+        emit("packing", measure_packing(), data="Wikipedia mix (synthetic)")
         return
     if shutil.which(options.reference_python) is None:
         parser.error(f"--reference-python {options.reference_python}: no such program")

@@ -25,4 +25,4 @@ def test_both_take_their_turns(repository):
     )
     found = json.loads(done.stdout)
     assert found["ratio"] > 0
-    assert all(len(spans) == 2 for spans in found["seconds"].values())
+    assert found["ratio_of_medians"] > 0
