@@ -38,8 +38,8 @@ class Ours:
     def __init__(self, run: train.Run) -> None:
         self.run, self.task = run, run.task
 
-    def step(self, chosen: list[int], lr: float) -> None:
-        self.run.step([self.run.task.train.batch(chosen)], lr)
+    def step(self, chosen: list[int]) -> None:
+        self.run.step([self.run.task.train.batch(chosen)], LR)
 
     def predict(self, samples: tasks.Samples) -> np.ndarray:
         """Predicted labels; batches sorted by length."""
@@ -78,9 +78,7 @@ class HuggingFace:
             "attention_mask": (torch.arange(ids.shape[1]) < lengths[:, None]).long(),
         }
 
-    def step(self, chosen: list[int], lr: float) -> None:
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
+    def step(self, chosen: list[int]) -> None:
         labels = torch.from_numpy(self.task.train.labels["labels"][chosen])
         self.model(
             **self.padded(self.task.train, chosen), labels=labels
@@ -153,7 +151,7 @@ def speeds(pair: tuple[Ours, HuggingFace], repeats: int) -> dict[str, Any]:
     def take_steps(loop: Ours | HuggingFace, numbers: Iterator[int]) -> None:
         # Goes on where the last turn stopped: no batch is seen twice in a row.
         for number in itertools.islice(numbers, STEPS):
-            loop.step(order.step(number)[0], LR)
+            loop.step(order.step(number)[0])
 
     predictions = {
         "ours": partial(ours.predict, samples),

@@ -57,12 +57,8 @@ class WeightBuckets:
         its own.
         """
         self.gather_order: list[int] = []
-        bucket_of = {
-            id(parameter): number
-            for parameter, number in zip(
-                parameters, self.layout.bucket_of_each(), strict=True
-            )
-        }
+        buckets = self.layout.bucket_of_each()
+        bucket_of = dict(zip(map(id, parameters), buckets, strict=True))
         staged: set[int] = set()
         for stage in stages:
             members = {id(p) for p in stage.parameters()} & bucket_of.keys()
