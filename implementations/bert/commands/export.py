@@ -25,20 +25,6 @@ def export(
     AutoModelForPreTraining (with NSP=0 AutoModelForMaskedLM) and the fill-mask pipeline load it, as
     do INIT_CHECKPOINT=FOLDER and fine-tuning.
     """
-    _add_options(parser)
-    options = parser.parse_args(arguments)
-    try:
-        _check_target(options.output)
-        # The newest of a folder.
-        source = trained.describe(trained.find(options.path)[-1], options.bert_config)
-        _write(options.output, source, trained.vocabulary(source, options.vocab))
-    except OSError as error:  # a full disk
-        raise ConfigError(str(error)) from None
-    _report(options.output, source)
-    return 0
-
-
-def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "path", type=Path, help="a run's folder, a checkpoint, or a folder of them"
     )
@@ -60,6 +46,16 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help="the model's bert_config.json, if not found otherwise",
     )
+    options = parser.parse_args(arguments)
+    try:
+        _check_target(options.output)
+        # The newest of a folder.
+        source = trained.describe(trained.find(options.path)[-1], options.bert_config)
+        _write(options.output, source, trained.vocabulary(source, options.vocab))
+    except OSError as error:  # a full disk
+        raise ConfigError(str(error)) from None
+    _report(options.output, source)
+    return 0
 
 
 def _check_target(folder: Path) -> None:

@@ -98,7 +98,14 @@ class FlatOptimizer(ShardState):
             separate_receive_buffer=accumulate and clip_each,
             in_place=in_place,
         )
-        shard = self._new_shard(named, mesh, master_dtype)
+        size, device = self.layout.shard_total, world.device
+        shard = Shard(
+            shapes={name: parameter.shape for name, parameter in named.items()},
+            segments=self.layout.segments(mesh.rank),
+            masters=torch.zeros(size, dtype=master_dtype, device=device),
+            gradient=self.buckets.shard,
+            weights=self.weights.shard,
+        )
         if first_weights is None:
             first_weights = held_spans(shard, masters or named)
         fill(shard.masters, shard.segments, shard.names, first_weights)
@@ -107,19 +114,6 @@ class FlatOptimizer(ShardState):
         super().__init__(shard, self.rule.num_steps, mesh)
         # Squared norms of the averaged gradient, measured at most once a step.
         self.grad_sq_norms: Tensor | None = None
-
-    def _new_shard(
-        self, named: Mapping[str, nn.Parameter], mesh: Mesh, dtype: torch.dtype
-    ) -> Shard:
-        """This rank's shard; its masters are still 0."""
-        size, device = self.layout.shard_total, mesh.world.device
-        return Shard(
-            shapes={name: parameter.shape for name, parameter in named.items()},
-            segments=self.layout.segments(mesh.rank),
-            masters=torch.zeros(size, dtype=dtype, device=device),
-            gradient=self.buckets.shard,
-            weights=self.weights.shard,
-        )
 
     # --- gradients and update
 

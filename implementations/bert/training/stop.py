@@ -103,14 +103,11 @@ class Stop:
             values = torch.tensor(mine, dtype=torch.float64, device=self.world.device)
             number, slowest = self.world.max(values).tolist()  # waits for the device
             received = int(number)
-            self._note(step)
+            if self.note is not None and self.world.is_main:
+                # Only needed to tell, after a failure, how much is lost.
+                with suppress(OSError):
+                    self.note.write_text(f"{step}\n", encoding="ascii")
             self.next_batch = batch + max(
                 1, int(AGREEMENT_SECONDS / max(slowest, 1e-6))
             )
         return signal.Signals(received).name if received else None
-
-    def _note(self, step: int) -> None:
-        if self.note is not None and self.world.is_main:
-            # Only needed to tell, after a failure, how much is lost.
-            with suppress(OSError):
-                self.note.write_text(f"{step}\n", encoding="ascii")
