@@ -101,5 +101,6 @@ for config in "${configs[@]}"; do
   done
 done
 if ((failed == 0)); then log::info "sweep of $runs runs: $LOGDIR" && exit; fi
-log::error "$failed of $runs runs failed: $LOGDIR"
+# A single one has said why.
+if ((runs > 1)); then log::error "$failed of $runs runs failed: $LOGDIR"; fi
 exit 1
