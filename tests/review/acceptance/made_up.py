@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from review.acceptance.records import Records
-from review.acceptance.schema import ALONE, PARTS, STAGES, RankInfo
+from review.acceptance.schema import ALONE, FIELDS, PARTS, STAGES, RankInfo
 
 ROUNDS, STEPS = 6, 20
 STEP_SECONDS, WAIT_SECONDS, REDUCE_SECONDS = 0.1, 0.01, 0.02
@@ -152,18 +152,6 @@ def add_rates(
             records.probes[column] = np.concatenate([before, values])
 
 
-FIELDS = (
-    *("sm_mhz", "watts", "celsius", "throttle"),
-    *("ecc_corrected", "ecc_uncorrected", "xid_count", "xid_last"),
-    *(
-        "pcie_generation",
-        "pcie_generation_most",
-        "pcie_width",
-        "pcie_width_most",
-        "pcie_replays",
-        "nvlink_errors",
-    ),
-)
 HEALTHY = (1755, 650, 62, 4, 0, 0, 0, np.nan, 5, 5, 16, 16, 3, 0)
 
 

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from review.__main__ import main
+from review.acceptance.schema import FIELDS
 from review.acceptance.verdict import certify, judge
 
-from .made_up import FIELDS, make, telemetry, write
+from .made_up import make, telemetry, write
 
 
 def with_telemetry(**changes: float):
