@@ -227,7 +227,7 @@ def test_names_of_the_published_gpus_have_a_row_of_their_own():
         "NVIDIA A100-SXM4-40GB": 39000, "NVIDIA A100-SXM4-80GB": 79000, "NVIDIA A100-PCIE-40GB": 39000,
         "NVIDIA A100 80GB PCIe": 79000, "NVIDIA A30": 23500, "NVIDIA H100 80GB HBM3": 79000, "NVIDIA H100 PCIe": 79000,
         "NVIDIA H200": 138000, "NVIDIA H200 NVL": 138000, "NVIDIA B200": 176000, "NVIDIA GB200": 180000,
-        "NVIDIA GH200 480GB": 92000, "NVIDIA L40S": 45000, "NVIDIA L40": 45000,
+        "NVIDIA GH200 480GB": 92000, "NVIDIA GH200 144G HBM3e": 92000, "NVIDIA L40S": 45000, "NVIDIA L40": 45000,
     }  # fmt: skip
     assert {name: floor_of(name).get("memory") for name in names} == names
     assert all(row["source"] for row in TABLE["gpus"].values())
@@ -241,7 +241,7 @@ def test_the_docs_name_every_model_with_figures(repository):
 
 
 @pytest.mark.parametrize(
-    "name", ["NVIDIA RTX A3000 Laptop GPU", "NVIDIA A30X", "NVIDIA L4", "NVIDIA A100-SXM4-80GB MIG 3g.40gb", "", None]
+    "name", ["NVIDIA RTX A3000 Laptop GPU", "NVIDIA A30X", "NVIDIA L4", "NVIDIA A100-SXM4-80GB MIG 3g.40gb", "NVIDIA GH200 480GB MIG 1g.12gb", "", None]
 )  # fmt: skip
 def test_another_model_or_a_slice_of_a_gpu_has_no_row(name):
     assert floor_of(name) == {}
