@@ -243,7 +243,7 @@ def test_of_the_encoders_weights_no_gradient_is_copied(
     assert theirs["aten::_foreach_copy_"] - ours["aten::_foreach_copy_"] == weights
 
 
-def test_without_sharding_nothing_is_offered_and_training_is_the_same_bit_for_bit(
+def test_without_sharding_nothing_is_offered_and_training_is_the_same(
     tiny, make_records, batch_of, monkeypatch
 ):
     batches = [batch_of(make_records(3), range(4))]
@@ -252,8 +252,13 @@ def test_without_sharding_nothing_is_offered_and_training_is_the_same_bit_for_bi
         for offers, shards in ((True, False), (False, False), (True, True))
     )
     assert ours[2] == plain[2], "as many numbers are copied"
+    for one, other in zip(ours[0] + ours[1], plain[0] + plain[1], strict=True):
+        assert torch.equal(one, other), "the same operations in the same order"
     for one, other in zip(ours[0], sharded[0], strict=True):
-        assert torch.equal(one, other)
+        # A shard is one buffer with zeros between the parameters: its norm is summed in another
+        # order, which with vectors of some widths moves a weight across a boundary of bf16's
+        # rounding: one unit in the last place, 2^-7 of it at most.
+        torch.testing.assert_close(one, other, rtol=2**-7, atol=0)
 
 
 def test_an_offer_ends_with_the_backward_pass_even_if_it_fails():
