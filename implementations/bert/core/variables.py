@@ -22,6 +22,7 @@ from common.env import ConfigError, variables
 
 _CHECKOUT = Path(__file__).resolve().parents[3]
 LIST = _CHECKOUT / "launch" / "variables.txt"
+GONE = LIST.with_name("gone.txt")
 PAGE = _CHECKOUT / "docs" / "variables.md"
 # The Configs of the programs, with those that they hold. By name: this module lies below them.
 CONFIGS = (
@@ -137,6 +138,21 @@ def _listed() -> Iterator[tuple[str, str, list[str]]]:
             yield title, name, rest
 
 
+def gone() -> dict[str, Entry]:
+    """Settings of earlier versions: the value that every run has now, and what to do."""
+    lines = GONE.read_text(encoding="utf-8").splitlines()
+    rows = [line.split(" | ", 2) for line in lines if not line.startswith("#")]
+    return {name: Entry(name, value, cure) for name, value, cure in rows}
+
+
+def _equal(text: str, value: str) -> bool:
+    """Whether a variable is unset, or has this value: 1e-06 is 0.000001."""
+    try:
+        return not text.strip() or float(text) == float(value)
+    except ValueError:
+        return text.strip() == value
+
+
 def groups() -> dict[str, list[Entry]]:
     """The list by group. Raises ValueError for a name that is neither declared nor described in the
     list.
@@ -192,16 +208,19 @@ def markdown() -> str:
 
 def check_names(environ: Mapping[str, str]) -> None:
     """Raises ConfigError, one line, for all exported names that nothing reads and that look meant
-    for a run.
+    for a run: misspelt ones, and those of settings that are gone.
     """
     if not LIST.is_file():
         return  # the package without its checkout
-    known = [name for _, name, _ in _listed()]
-    mistakes = [
-        f"{name}: did you mean {near}?"
-        for name in sorted(environ)
-        if (near := _suggestion(name, known))
-    ]
+    known, once = [name for _, name, _ in _listed()], gone()
+    mistakes = []
+    for name, text in sorted(environ.items()):
+        if name in once:
+            # As every run has it now: a config of before that says the old default is as true.
+            if not _equal(text, once[name].default):
+                mistakes.append(f"{name}={text} is gone: {once[name].meaning}.")
+        elif near := _suggestion(name, known):
+            mistakes.append(f"{name}: did you mean {near}?")
     if mistakes:
         raise ConfigError(
             f"{' '.join(mistakes)} Nothing reads such a variable: correct it, or unset it"

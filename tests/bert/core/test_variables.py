@@ -74,6 +74,36 @@ def test_this_very_environment_passes():
     variables.check_names(os.environ)
 
 
+@pytest.mark.parametrize(
+    ("name", "other", "as_now"),
+    [
+        ("OPT_EPSILON", "1e-8", "0.000001"),
+        ("LR_DECAY_POWER", "0.5", "1.0"),
+        ("NULL_SCORE_DIFF_THRESHOLD", "1", "0"),
+        ("FP8_RECIPE", "current", "delayed"),
+        ("DO_LOWER_CASE", "0", ""),
+    ],
+)
+def test_a_setting_that_is_gone_stops_unless_the_run_has_that_value(
+    name, other, as_now
+):
+    cure = variables.gone()[name].meaning
+    with pytest.raises(ConfigError) as caught:
+        variables.check_names({name: other, "LR": "1"})
+    assert str(caught.value).startswith(f"{name}={other} is gone: {cure}.")
+    variables.check_names({name: as_now, "LR": "1"})
+
+
+def test_names_that_are_gone_are_read_by_nothing_and_their_cures_name_what_is_read():
+    listed = {entry.name for group in variables.groups().values() for entry in group}
+    gone = variables.gone()
+    assert len(gone) > 50
+    assert not listed & gone.keys(), "a name that returns leaves launch/gone.txt"
+    for entry in gone.values():
+        named = re.findall(r"\b[A-Z][A-Z0-9]*_[A-Z0-9_]+\b", entry.meaning)
+        assert set(named) <= listed, entry
+
+
 def test_every_synonym_names_a_variable():
     listed = {
         entry.name for entries in variables.groups().values() for entry in entries
