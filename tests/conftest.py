@@ -10,7 +10,7 @@ import importlib
 import os
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 # Before NumPy and PyTorch are loaded; for the commands under test too.
@@ -26,6 +26,8 @@ if os.environ.get("GPU_TESTS") != "1":  # which make test-gpu sets
 
 import pytest
 import torch
+
+from . import leftovers
 
 gc.disable()  # until all test modules are imported, see pytest_collection_finish
 
@@ -59,6 +61,25 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.enable()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Marks what runs tests: not the process that only hands them out (-n), whose children are
+    those that do.
+    """
+    if hasattr(config, "workerinput") or getattr(config.option, "dist", "no") == "no":
+        leftovers.mark()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None, object, object]:
+    """Ends what a test that fails has started; what fixtures started before it, they end."""
+    start = leftovers.now()
+    try:
+        return (yield)
+    except BaseException:
+        leftovers.end(start)
+        raise
 
 
 @pytest.fixture(autouse=True)

@@ -126,7 +126,7 @@ class Command:
         """What it has said on stderr so far."""
         return (Path(self._streams.name) / "stderr").read_text()
 
-    def finish(self, timeout: float = 240) -> subprocess.CompletedProcess[str]:
+    def finish(self, timeout: float = 900) -> subprocess.CompletedProcess[str]:
         """Waits for its end, at most ``timeout`` seconds, after which it is killed and this
         fails.
         """

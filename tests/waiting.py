@@ -19,7 +19,7 @@ _PORTS, _LAST_PORT = 10_000, 20_000
 _next_port = itertools.count(os.getpid() * 997)
 
 
-def wait_until(what: Callable[[], object], seconds: float = 240) -> None:
+def wait_until(what: Callable[[], object], seconds: float = 900) -> None:
     """Waits until what() is true; fails after ``seconds``, less than a test's time limit."""
     deadline = time.monotonic() + seconds
     while not what():

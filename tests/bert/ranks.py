@@ -15,7 +15,7 @@ from bert.core.dist import DistConfig, World
 from ..forked import context
 from ..waiting import free_ports
 
-TIMEOUT_SECONDS = 200  # below that of a test, so that the ranks' own errors are shown
+TIMEOUT_SECONDS = 900  # below that of a test, so that the ranks' own errors are shown
 
 
 def _worker(
@@ -59,17 +59,20 @@ def run_ranks(
         )
         for rank in range(max(sizes))
     ]
-    for worker in workers:
-        worker.start()
-    deadline = time.monotonic() + TIMEOUT_SECONDS
-    while (
-        any(worker.exitcode is None for worker in workers)
-        and time.monotonic() < deadline
-    ):
-        if any(worker.exitcode for worker in workers):
-            break  # the others may wait for it in vain
-        time.sleep(0.05)
-    codes = [worker.exitcode for worker in workers]
-    for worker in workers:
-        worker.kill()
+    try:
+        for worker in workers:
+            worker.start()
+        deadline = time.monotonic() + TIMEOUT_SECONDS
+        while (
+            any(worker.exitcode is None for worker in workers)
+            and time.monotonic() < deadline
+        ):
+            if any(worker.exitcode for worker in workers):
+                break  # the others may wait for it in vain
+            time.sleep(0.05)
+        codes = [worker.exitcode for worker in workers]
+    finally:  # also where the test's own limit ends it
+        for worker in workers:
+            if worker.pid is not None:
+                worker.kill()
     assert codes == [0] * len(workers), queue.get() if not queue.empty() else codes

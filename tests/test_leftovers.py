@@ -1,0 +1,60 @@
+"""A test that fails leaves no process, however it started it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from . import leftovers
+from .waiting import processes_with, wait_until
+
+
+def _commands_with(pattern: str) -> list[str]:
+    """Command lines of processes that hold the pattern."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            command = (process / "cmdline").read_text()
+            if pattern in command:
+                found.append(command)
+    return found
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_failing_tests_leave_no_process(repository, tmp_path, workers):
+    pattern = f"{os.getpid()}-{workers}-of-leftovers"
+    command = [sys.executable, "-m", "pytest", "-n", str(workers), "--timeout", "900",
+               "-p", "no:cacheprovider", "tests/failing.py"]  # fmt: skip
+    done = subprocess.run(
+        command,
+        cwd=repository,
+        env=os.environ | {"WHOSE": pattern, "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    failed = re.findall(r"^FAILED .*::test_(\w+)", done.stdout, re.MULTILINE)
+    assert len(failed) == 6, done.stdout
+    # What serves all tests of a process ends by itself, after it.
+    wait_until(lambda: not processes_with(pattern) and not _commands_with(pattern))
+
+
+def test_what_began_before_the_test_is_left_alone():
+    before = subprocess.Popen(["sleep", "600"])
+    try:
+        start = leftovers.now() + 0.02  # a tick later
+        while leftovers.now() < start:
+            pass
+        after = subprocess.Popen(["sleep", "600"])
+        assert leftovers.end(start) == [after.pid]
+        assert before.poll() is None
+    finally:
+        before.kill()
+        before.wait()
+    assert after.wait() == -9
