@@ -16,6 +16,8 @@ export CUDA_DEVICE_ORDER=${CUDA_DEVICE_ORDER:-PCI_BUS_ID}
 # CPU threads of a rank: Slurm's tasks share the node; run_local.sh sets them for torchrun.
 if [[ -z ${OMP_NUM_THREADS:-} ]]; then OMP_NUM_THREADS=$(binding::threads "$RANKS_OF_NODE"); fi
 export OMP_NUM_THREADS
+# Threads that wait give their core up: those that spin, OpenMP's default, take it from the ones they wait for.
+export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
 # Without site and PYTHONPATH, which take time; a rank that is not bound still trains.
 NICS=$("${PYTHON:-python}" -I -S "$REPO_DIR/launch/node/binding.py" "$$" "${LOCAL_RANK:-0}" "$RANKS_OF_NODE") || true
 if [[ $NICS ]]; then export NCCL_IB_HCA=$NICS; fi

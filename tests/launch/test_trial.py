@@ -53,6 +53,14 @@ def test_trials_that_reach_the_target_succeed_and_leave_numbered_logs(checkout):
     assert f"table of {checkout.run_dir}" in done.stdout
 
 
+@pytest.mark.parametrize(("own", "policy"), [({}, "passive"), ({"OMP_WAIT_POLICY": "active"}, "active")])  # fmt: skip
+def test_threads_that_wait_sleep_unless_the_user_wants_them_to_spin(
+    checkout, own, policy
+):
+    assert checkout.run(LOCAL, after="export NEXP=1", **own).returncode == 0
+    assert {rank["OMP_WAIT_POLICY"] for rank in checkout.ranks()} == {policy}
+
+
 @pytest.mark.parametrize("setting", ["TARGET_MLM_ACCURACY=0.0", "EVAL_ITER_SAMPLES=0"])
 def test_a_run_without_a_target_does_not_say_that_it_reached_one(checkout, setting):
     done = checkout.run(LOCAL, after=f"export NEXP=1 RUN_NAME=scratch {setting}")

@@ -25,6 +25,7 @@ KEPT = (
     ),
     *(
         "OMP_NUM_THREADS",
+        "OMP_WAIT_POLICY",
         "SLURMD_NODENAME",
         "SLURM_MPI_TYPE",
         "CUDA_VISIBLE_DEVICES",
