@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from bert.core import rundir
+from bert.core import software
 from bert.kernels import precision
 from bert.pretraining.config import PretrainingConfig
 from certify import hardware
@@ -45,7 +45,7 @@ def facts(trainer: PretrainingConfig, peers: StoreGroup) -> dict[str, Any]:
     """Everything but the choice of kernels that determines the weights bit for bit: ranks,
     settings, versions.
     """
-    environment = rundir.environment(trainer.device)
+    environment = software.environment(trainer.device)
     described: dict[str, Any] = {
         "ranks": peers.size,
         "nodes": ", ".join(peers.nodes),

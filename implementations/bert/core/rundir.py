@@ -2,28 +2,21 @@
 
 import contextlib
 import dataclasses
-import hashlib
 import json
-import os
-import platform
-import subprocess
 import sys
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from bert.core import software
 from bert.core.claim import Claim, OccupiedError
 from bert.core.dist import HangError
 from common.env import ConfigError, env, settings
 from common.files import NoSpaceError, is_full, no_space, object_of, write_json
-
-# Not torch, whose metadata lacks the build (+cu130).
-_PACKAGES = "triton", "numpy", "h5py", "mlperf-logging"
 
 OWNER = ".owner.json"  # in a folder of checkpoints: whose it is
 
@@ -129,7 +122,7 @@ def write_description(config: RunConfig, tree: Any, derived: dict[str, Any]) -> 
     settings = dataclasses.asdict(tree) | derived
     config.run_dir.mkdir(parents=True, exist_ok=True)
     write_json(config.run_dir / "config.json", settings)
-    write_json(config.run_dir / "environment.json", environment(tree.device))
+    write_json(config.run_dir / "environment.json", software.environment(tree.device))
 
 
 def add_to_environment(config: RunConfig, facts: dict[str, Any]) -> None:
@@ -159,22 +152,12 @@ def difference(known: Mapping[str, Any], mine: Mapping[str, Any]) -> str:
 
 
 def shared_facts(tree: Any) -> dict[str, Any]:
-    """What must be equal on all ranks of a run, for World.agree: settings, PyTorch's version and
-    our code.
+    """What must be equal on all ranks of a run, for World.agree: settings, code and libraries.
 
-    Contents of files are compared where they are read.
+    tree: the Config of the program. Contents of files are compared where they are read.
     """
     facts = {name: value for name, value in settings(tree).items() if name not in _OWN}
-    # The code's content, not its commit: a checkout may be edited, and an image has no repository.
-    root, code = Path(__file__).resolve().parents[2], hashlib.blake2b(digest_size=8)
-    # Sorted, as file systems list a folder in different orders.
-    for path in sorted(
-        path
-        for package in ("bert", "certify", "finetune")
-        for path in (root / package).rglob("*.py")
-    ):
-        code.update(str(path.relative_to(root)).encode() + path.read_bytes())
-    return facts | {"code": code.hexdigest(), "torch": torch.__version__}
+    return facts | {"code": software.code()} | software.libraries(tree.device)
 
 
 def check_same(
@@ -255,46 +238,3 @@ def _advice(error: Exception) -> str:
     if isinstance(error, torch.OutOfMemoryError):
         return ": lower BATCHSIZE and raise GRADIENT_STEPS, or set RECOMPUTE_LAYERS"
     return ": python tests/self_check.py names the setting that leaves out what fails"
-
-
-def environment(device: torch.device) -> dict[str, Any]:
-    """Host, GPUs if the run is on them, versions and the commit of the code."""
-    cuda = device.type == "cuda"  # a run on CPUs leaves GPUs alone
-    packages: dict[str, str | None] = {"torch": torch.__version__}
-    for name in _PACKAGES:
-        try:
-            packages[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            packages[name] = None
-    git = [
-        "git",
-        "-C",
-        str(Path(__file__).resolve().parent),
-        "describe",
-        "--always",
-        "--dirty",
-        # The whole hash, and -dirty for a tree that is not what the hash says.
-        "--abbrev=40",
-    ]
-    try:
-        commit: str | None = subprocess.run(
-            git, capture_output=True, text=True, check=True, timeout=20
-        ).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        commit = None
-    return {
-        "host": platform.node(),
-        "platform": platform.platform(),
-        "cpus": os.cpu_count(),
-        "gpus": [
-            torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())
-        ]
-        if cuda
-        else [],
-        "cuda": torch.version.cuda,
-        "cudnn": torch.backends.cudnn.version() if cuda else None,
-        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if cuda else None,
-        "python": platform.python_version(),
-        "packages": packages,
-        "git_commit": commit,
-    }
