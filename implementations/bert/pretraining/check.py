@@ -8,20 +8,17 @@ import json
 from pathlib import Path
 from typing import Any
 
-from bert.checkpoint.weights import Checksum, check_finite, chunks_of
+from bert.checkpoint.weights import Checksum, chunks_of
 from bert.core import rundir
 from bert.core.dist import World
-from bert.data import integrity
 from bert.data.format import open_records
-from bert.data.loader import make_batching, open_masks, open_source
-from bert.data.records import SUFFIXES, DataError
-from bert.data.sampler import Sampler
+from bert.data.records import SUFFIXES
 from bert.data.shards import INDEX, Shards
 from bert.model.bert import BertForPreTraining
-from bert.pretraining import closed_division, memory, resume
+from bert.pretraining import closed_division, inputs, memory, resume
+from bert.pretraining.build import pad_and_pin
 from bert.pretraining.config import PretrainingConfig
 from bert.training import schedule
-from bert.training.evaluate import Evaluator
 from common.env import settings
 from common.files import text_of, write_json
 
@@ -140,27 +137,28 @@ def _weights(
 ) -> str:
     """Describes the weights that the run begins with. Raises ConfigError if it could not."""
     path, directory = config.checkpoint.init_checkpoint, config.checkpoint.directory
-    if saved is not None:
-        check_finite(saved["model"].items(), directory)
-        changed = resume.check_identity(
-            config, resume.pick_seed(config.seed, saved), saved
-        )
-        return "; ".join(
-            filter(None, (f"step {saved['step']:,} of {directory}", changed))
-        )
-    if path is None:
-        return "random"
-    chunks, loaded = chunks_of(model, path, 0, config.may_have_new_heads, Checksum())
-    # Reads all weights: a NaN in one of them would only show after the start, on all GPUs.
-    check_finite(((chunk.name, chunk.values) for chunk in chunks), path)
-    if config.checkpoint.init_optimizer:
+    seed, first = resume.pick_seed(config.seed, saved), Checksum()
+    text, proved = "random", ""
+    # In the order of the run, so that of several problems both name the same.
+    if path is not None and config.mlperf.is_closed:
+        facts = closed_division.starting_weights(path)
+        proved = "not proved" if facts["unproved"] else "proved"
+        proved = f": {facts['weights']}, {proved} to be model.ckpt-28252"
+    if path is not None:
+        chunks, loaded = chunks_of(model, path, seed, config.may_have_new_heads, first)
+        for _ in chunks:
+            pass  # the checksum becomes that of all
+        text = (f"{path}: {loaded}" if any(loaded) else str(path)) + proved
+    if path is not None and saved is None and config.checkpoint.init_optimizer:
         shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
         resume.warm_start(path, config.optim.optimizer, shapes)
-    text = f"{path}: {loaded}" if any(loaded) else str(path)
-    if config.mlperf.is_closed:
-        first = closed_division.starting_weights(path)
-        proved = "not proved" if first["unproved"] else "proved"
-        text += f": {first['weights']}, {proved} to be model.ckpt-28252"
+    if saved is not None:
+        changed = resume.check_identity(config, seed, saved)
+        resume.check_first_weights(config, first.value)
+        text = f"step {saved['step']:,} of {directory}"
+        text += f"; {changed}" if changed else ""
+    # Reads all weights: a NaN in one of them would only show after the start, on all GPUs.
+    inputs.check_finite_weights(config, saved, model)
     return text
 
 
@@ -180,72 +178,48 @@ def _hours(config: PretrainingConfig, saved: dict[str, Any] | None) -> str:
 
 def _data(config: PretrainingConfig, saved: dict[str, Any] | None) -> str:
     """Describes the data. Raises DataError if no batches can be made of it."""
-    data, size = config.data, config.model.vocab_size
-    is_closed = config.mlperf.is_closed
+    data, is_closed = config.data, config.mlperf.is_closed
     # Records are only read here, and no GPU is taken before the run.
     world = World(dataclasses.replace(config.dist, world_size=1, rank=0, device="cpu"))
-    shards = open_source(data, size, pairs=config.nsp)
+    shards = inputs.checked_source(config, world, saved)
     assert isinstance(shards, Shards)
-    _check_records(config, saved, shards)
     unproved = is_closed and closed_division.data_sets(config, shards)["unproved"]
+    evaluator = inputs.evaluator_of(config, world, shards)
+    pads, seed = pad_and_pin(config, world), resume.pick_seed(config.seed, saved)
+    batches = inputs.training_data(config, shards, seed, saved, pads)
+    try:
+        batches.next_step()  # that the run begins with
+    finally:
+        batches.close()
     if is_closed:
         closed_division.prove(config, shards, world)
-    elif saved is not None:
-        integrity.check(shards.recorded_digests(), world, config.run.log_dir)
 
     first, num_rows = shards[0], int(shards.row_counts().sum())
+    # 0: other makers' files do not say it, and their text is known with its copies alone.
     copies = open_records(shards.paths[0])[1].dupe_factor
     rows = config.max_steps * data.rows_per_step * config.dist.world_size
     row_tokens = len(first.input_ids) / max(1, first.num_rows)
     epochs = rows / num_rows
-    text = f"a text of about {num_rows * row_tokens / copies:,.0f} tokens"
+    text = f"a text of about {num_rows * row_tokens / max(1, copies):,.0f} tokens"
+    if not copies:
+        text += " with its copies, whose number is unknown"
     trained = f"about {rows * row_tokens:,.0f} tokens trained on, {epochs:.3g} epochs"
     summary = f"{len(shards)} files in {data.source[0]}; {text}; {trained}"
     if copies > 1:
         summary += f" of {copies} copies of the text"
     # Each copy of the text in the records is another pass over it.
-    if not is_closed and epochs * copies > MOST_PASSES:
+    if not is_closed and epochs * max(1, copies) > MOST_PASSES:
         summary += f": more than BERT's own {MOST_PASSES} passes: lower MAX_STEPS, or give more text"
     start = config.checkpoint
     if not is_closed and start.init_checkpoint and not start.init_optimizer:
         summary += f"; {WORTH}"
+    if not shards.vocab_md5:
+        summary += "; of an unknown vocabulary, whose ids fit vocab_size"
     if unproved:
         summary += "; not proved to be the benchmark's"
-    if masks := open_masks(data, shards, config.phase1, size, seed=0):
+    if masks := batches.masks:
         mask, words = masks.tokens.mask, masks.tokens.size
         summary += f"; MASKING=dynamic: other masks every epoch, token {mask} of {words:,} is [MASK]"
-    if config.evaluates:
-        evaluator = Evaluator(
-            config.evaluate, data.max_seq_length, size, shards.vocab_md5, world
-        )
+    if evaluator:
         summary += f"; {evaluator.num_sequences:,} evaluation sequences"
     return summary
-
-
-def _check_records(
-    config: PretrainingConfig, saved: dict[str, Any] | None, shards: Shards
-) -> None:
-    """Raises DataError for records of another kind or vocabulary, or too few for a step."""
-    data, first = config.data, shards[0]
-    folder, variable = data.source
-    if data.packed and first.row_offsets is None:
-        raise DataError(
-            f"{variable}={folder}: these records are not packed; set PACKED=0, or give the packed folder"
-        )
-    resume.check_data(config.checkpoint, saved, shards)
-    # The first file, as another vocabulary shows there; the loader looks at every batch.
-    if int(first.input_ids.max()) >= config.model.vocab_size:
-        raise DataError(
-            f"{variable}={folder}: token ids beyond vocab_size {config.model.vocab_size} of bert_config.json"
-        )
-    # Seed and rank 0: only whether the rows fill a step matters, and that depends on neither.
-    num_ranks = config.dist.world_size
-    sampler = Sampler(shards.row_counts(), data.rows_per_step, 0, 0, num_ranks)
-    make_batching(shards, sampler, data)
-    vocab = config.phase1 / "vocab.txt" if config.phase1 else None
-    if vocab is None or not vocab.is_file():
-        return
-    if hashlib.md5(vocab.read_bytes()).hexdigest() != shards.vocab_md5:
-        raise DataError(
-            f"{variable}={folder}: made with another vocabulary than {vocab}; prepare the data again"
-        )

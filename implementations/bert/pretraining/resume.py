@@ -157,23 +157,26 @@ def restore(
     if saved is None:
         return 0, 0, 0
     changed = check_identity(config, seed, saved)
-    path = config.checkpoint.init_checkpoint
-    noted = (
-        object_of(config.checkpoint.directory / rundir.OWNER)
-        if config.checkpoint.directory
-        else {}
-    )
-    # Settings leave paths out, as they may move: the checksum tells that the weights are the same.
-    if path is not None and noted.get("first_weights", first_weights) != first_weights:
-        where = f"the checkpoint in CHECKPOINT_DIR={config.checkpoint.directory}"
-        cure = "give those it started from, or another CHECKPOINT_DIR"
-        raise ConfigError(
-            f"{where} is of a run from other weights than INIT_CHECKPOINT={path}: {cure}"
-        )
+    check_first_weights(config, first_weights)
     if changed and config.dist.rank == 0:
         print(f"bert: RESUME=1 with {changed}", file=sys.stderr, flush=True)
     step.load_state_dict(saved)
     return int(saved["step"]), int(saved["batches"]), int(saved["samples"])
+
+
+def check_first_weights(config: PretrainingConfig, first_weights: int) -> None:
+    """Raises ConfigError if INIT_CHECKPOINT are other weights than the run in CHECKPOINT_DIR began
+    with.
+    """
+    path, folder = config.checkpoint.init_checkpoint, config.checkpoint.directory
+    noted = object_of(folder / rundir.OWNER) if folder else {}
+    # Settings leave paths out, as they may move: the checksum tells that the weights are the same.
+    if path is not None and noted.get("first_weights", first_weights) != first_weights:
+        where = f"the checkpoint in CHECKPOINT_DIR={folder}"
+        cure = "give those it started from, or another CHECKPOINT_DIR"
+        raise ConfigError(
+            f"{where} is of a run from other weights than INIT_CHECKPOINT={path}: {cure}"
+        )
 
 
 def check_identity(
@@ -291,7 +294,7 @@ def check_restored(trained: Trainer, world: World, path: Path | None) -> None:
     if not is_finite(trained.state_tensors(), world):
         cure = "start from others, or remove the newest checkpoint to resume from the one before"
         raise ConfigError(
-            f"{path} holds weights or moments that are NaN or infinite (--check names the first): {cure}"
+            f"{path} holds weights or moments that are NaN or infinite: {cure}"
         )
 
 

@@ -17,22 +17,22 @@ import torch
 
 from bert.checkpoint.weights import Checksum
 from bert.core.dist import World
-from bert.data import integrity
 from bert.data.dali import DaliLoader
-from bert.data.loader import TrainingData, open_masks, open_source
-from bert.data.sampler import RowSource, Sampler
+from bert.data.loader import TrainingData
+from bert.data.sampler import RowSource
 from bert.data.shards import Shards
 from bert.model.bert import BertForPreTraining
-from bert.pretraining import closed_division, resume
+from bert.pretraining import closed_division, inputs, resume
 from bert.pretraining.build import build, pad_and_pin, prepare, resolve_kernels
 from bert.pretraining.config import PretrainingConfig
-from bert.training.evaluate import EvaluationConfig, EvaluationGraph, Evaluator
+from bert.training.evaluate import EvaluationConfig, Evaluator
 from bert.training.loop import StepCounter, StepSchedule, step_seed, train
 from bert.training.metrics import MetricSink, Progress, metric_sinks
 from bert.training.mlperf import MlperfLog
 from bert.training.schedule import learning_rate
 from bert.training.step import TrainingStep
 from bert.training.stop import LAST_STEP, Ending, Stop, TrainingError
+from common.env import ConfigError
 
 
 def pretrain(config: PretrainingConfig, world: World, log: MlperfLog) -> Ending:
@@ -65,10 +65,11 @@ def pretrain(config: PretrainingConfig, world: World, log: MlperfLog) -> Ending:
         log.clock_not_whole(start.steps_done, start.samples)
     world.barrier()  # no rank may read the data set before run_start is logged
     run_start = time.monotonic()
-    source = checked_source(config, world, saved)
+    source = inputs.checked_source(config, world, saved)
     log_data(config, world, log, source, weights_facts)
-    shard_order = resume.shard_order(config, saved)
-    evaluator = evaluator_of(config, world, source, evaluation_graph)
+    evaluator = inputs.evaluator_of(config, world, source, evaluation_graph)
+    pads = pad_and_pin(config, world)
+    data = inputs.training_data(config, source, seed, saved, pads)
     run = Run(
         config=config,
         world=world,
@@ -76,11 +77,17 @@ def pretrain(config: PretrainingConfig, world: World, log: MlperfLog) -> Ending:
         seed=seed,
         start=start,
         take_step=take_step,
-        data=training_data(config, world, source, seed, shard_order, start.batches + 1),
+        data=loader_of(config, world, data),
         evaluation=Evaluation(evaluator, start.trainer, config.evaluate, log, sinks),
         progress=progress_of(config, world, start, source, sinks),
         saver=resume.Saver(
-            config, start.trainer, world, seed, source, shard_order, start.first_weights
+            config,
+            start.trainer,
+            world,
+            seed,
+            source,
+            resume.shard_order(config, saved),
+            start.first_weights,
         ),
     )
     try:
@@ -142,7 +149,11 @@ def start_of(
     )
     if saved is not None or path is not None:
         read_from = path if saved is None else config.checkpoint.directory
-        resume.check_restored(trainer, world, read_from)
+        try:
+            resume.check_restored(trainer, world, read_from)
+        except ConfigError:
+            inputs.check_finite_weights(config, saved, model)  # names it, as --check
+            raise  # moments, then
     return Start(
         model=model,
         trainer=trainer,
@@ -167,19 +178,6 @@ def sinks_of(
 # --- on the clock
 
 
-def checked_source(
-    config: PretrainingConfig, world: World, saved: dict[str, Any] | None
-) -> RowSource:
-    """The rows to train on, the same on every rank and, of a run that continues, as they were."""
-    source = open_source(config.data, config.model.vocab_size, pairs=config.nsp)
-    world.agree(source.identity(), "are the training data the same on every node?")
-    resume.check_data(config.checkpoint, saved, source)
-    if saved is not None and isinstance(source, Shards):
-        # Not what they say of themselves.
-        integrity.check(source.recorded_digests(), world, config.run.log_dir)
-    return source
-
-
 def log_data(
     config: PretrainingConfig,
     world: World,
@@ -197,43 +195,13 @@ def log_data(
     log.data(most_masked, facts)
 
 
-def training_data(
-    config: PretrainingConfig,
-    world: World,
-    source: RowSource,
-    seed: int,
-    shard_order: tuple[int, int],
-    first_step: int,
+def loader_of(
+    config: PretrainingConfig, world: World, data: TrainingData
 ) -> TrainingData | DaliLoader:
-    """This rank's micro-batches, from a step on."""
-    settings, vocab_size = config.data, config.model.vocab_size
-    sampler = Sampler(
-        source.row_counts(),
-        settings.rows_per_step,
-        seed,
-        world.rank,
-        world.size,
-        shard_order,
-    )
-    masks = open_masks(settings, source, config.phase1, vocab_size, seed)
-    pads = pad_and_pin(config, world)
-    data = TrainingData(source, sampler, settings, vocab_size, first_step, pads, masks)
-    if settings.loader == "dali":
-        return DaliLoader(data, world.device, settings.gradient_steps)
+    """What brings the batches to the device."""
+    if config.data.loader == "dali":
+        return DaliLoader(data, world.device, config.data.gradient_steps)
     return data
-
-
-def evaluator_of(
-    config: PretrainingConfig,
-    world: World,
-    source: RowSource,
-    graph: EvaluationGraph | None,
-) -> Evaluator | None:
-    """None if the run evaluates nothing."""
-    if not config.evaluates:
-        return None
-    sizes = config.data.max_seq_length, config.model.vocab_size
-    return Evaluator(config.evaluate, *sizes, source.vocab_md5, world, graph)
 
 
 def progress_of(
