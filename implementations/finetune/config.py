@@ -34,6 +34,43 @@ ROUNDING = (
 
 
 @dataclass(frozen=True, kw_only=True)
+class SquadConfig:
+    """Fields of squad's Limits and Rules. None: as in the training of the model, else those of the
+    published run_squad.py.
+    """
+
+    max_query_length: int | None = env(
+        "MAX_QUERY_LENGTH",
+        None,
+        at_least=1,
+        doc="SQuAD: tokens of a question, cut there; unset: as in training, else 64",
+    )
+    doc_stride: int | None = env(
+        "DOC_STRIDE",
+        None,
+        at_least=1,
+        doc="SQuAD: tokens between the starts of windows; unset: as in training, else 128",
+    )
+    n_best: int | None = env(
+        "N_BEST_SIZE",
+        None,
+        at_least=1,
+        doc="SQuAD: starts, ends and answers kept; unset: as in training, else 20",
+    )
+    max_answer_length: int | None = env(
+        "MAX_ANSWER_LENGTH",
+        None,
+        at_least=1,
+        doc="SQuAD: maximum tokens per answer; unset: as in training, else 30",
+    )
+    null_threshold: float | None = env(
+        "NULL_SCORE_DIFF_THRESHOLD",
+        None,
+        doc='SQuAD 2.0: margin by which "no answer" must win; unset: as in training, else 0',
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class FinetuneConfig(Hardware):
     """One task on one model. BATCHSIZE, MAX_SEQ_LENGTH and the like are as in bert, in
     sequences.
@@ -44,7 +81,10 @@ class FinetuneConfig(Hardware):
         choices=("squad", *glue.TASKS),
         doc="fine-tuning: the task; table (or TSV): your own table",
     )
-    data: Path = env("DATA", doc="fine-tuning: folder of the task's files")
+    data: Path = env(
+        "DATA",
+        doc="fine-tuning: folder of the task's files; to predict also a file of SQuAD",
+    )
     mode: str = env(
         "MODE",
         "train-eval",
@@ -98,7 +138,7 @@ class FinetuneConfig(Hardware):
         doc="seed of the run; unset: 1, then 2, ...",
     )
     batch_size: int = env(
-        "BATCHSIZE", at_least=1, doc="sequences per GPU in one micro-batch"
+        "BATCHSIZE", 32, at_least=1, doc="sequences per GPU in one micro-batch"
     )
     gradient_steps: int = env(
         "GRADIENT_STEPS",
@@ -130,6 +170,7 @@ class FinetuneConfig(Hardware):
         doc="steps between progress lines on stderr",
     )
 
+    squad: SquadConfig = SquadConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     run: rundir.RunConfig = rundir.RunConfig()
     observers: metrics.MetricsConfig = metrics.MetricsConfig()
@@ -153,7 +194,8 @@ class FinetuneConfig(Hardware):
                 f"{self.vocabulary}: no such file: the model's words, one a line"
             )
         huggingface.check_vocabulary(self.vocabulary, self.model)
-        if not self.data.is_dir():
+        is_file = self.task == "squad" and not self.trains and self.data.is_file()
+        if not (is_file or self.data.is_dir()):
             raise ConfigError(f"DATA={self.data}: no such folder")
         # A head answers only what it was trained for; training
         # starts a new one where it does not fit.

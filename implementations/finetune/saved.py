@@ -131,11 +131,11 @@ class Saved(NamedTuple):
             Question(str(i), question, number_of[context])
             for i, (question, context) in enumerate(texts)
         ]
-        limits = Limits(self.facts["max_seq_length"])
+        limits = Limits.of(self.facts)
         dataset = Dataset(contexts, questions)
         features, _ = make_features(dataset, self.tokenizer, limits, training=False)
         scores = self.scores(samples_of(features), batch_size)
-        rules = answers.Rules(version_2=self.facts["squad_version"] == "2.0")
+        rules = answers.Rules.of(self.facts)
         logits = [answers.Logits(*window.T) for window in scores]
         predicted = answers.predict(features, logits, rules)
         predictions = []

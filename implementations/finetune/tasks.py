@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from finetune.models import Classification, SpanPrediction
 from finetune.squad import data as squad
 from finetune.squad.answers import Logits, Rules, predict
 from finetune.squad.features import Features, Limits, make_features
-from finetune.squad.score import score
+from finetune.squad.score import best_threshold, score
 
 
 def build(config: FinetuneConfig, tokenizer: WordPiece) -> Squad | Glue:
@@ -66,7 +66,11 @@ class Squad(TaskData):
     def __init__(self, config: FinetuneConfig, tokenizer: WordPiece) -> None:
         super().__init__(config)
         self.version = version = config.squad_version
-        limits = Limits(config.length)
+        own = {k: v for k, v in asdict(config.squad).items() if v is not None}
+        facts = {} if config.trains else config.described
+        length = {"max_seq_length": config.length}
+        self.limits = limits = Limits.of({**facts, **own, **length})
+        self.rules = Rules.of({**facts, **own, "squad_version": version})
         if config.trains:
             path = config.data / f"train-v{version}.json"
             dataset = squad.read(path, version)
@@ -85,7 +89,9 @@ class Squad(TaskData):
                     f"{len(left_out):,} questions left out: the context does not contain their answer"
                 )
         if config.mode != "train":
-            path = config.data / f"dev-v{version}.json"
+            path = config.data
+            if path.is_dir():
+                path /= f"dev-v{version}.json"
             dataset = squad.read(
                 path, version, needs_answers=config.mode != "prediction"
             )
@@ -105,22 +111,26 @@ class Squad(TaskData):
         """Writes predictions from the scores of the test samples; returns the metrics if answers
         are known.
         """
-        rules = Rules(version_2=self.version == "2.0")
         predictions = predict(
-            self.features, [Logits(*window.T) for window in scores], rules
+            self.features, [Logits(*window.T) for window in scores], self.rules
         )
         predictions.write(folder)
         if self.config.mode == "prediction":
             return {}
-        return score(self.features.dataset.questions, predictions.answers, self.version)
+        questions = self.features.dataset.questions
+        metrics = score(questions, predictions.answers, self.version)
+        if self.rules.version_2:
+            threshold, best = best_threshold(questions, predictions)
+            metrics |= {"best_null_threshold": threshold, "best_f1": best}
+        return metrics
 
     def description(self) -> dict[str, Any]:
         """Training settings that prediction needs (task.json)."""
         return {
             "task": "squad",
-            "squad_version": self.version,
             "lower_case": self.config.lower_case,
-            "max_seq_length": self.config.length,
+            **self.limits._asdict(),
+            **self.rules._asdict(),
         }
 
 

@@ -16,7 +16,7 @@ import torch
 from bert.core.claim import Claim
 from bert.training.loop import StepCounter
 from common.env import ConfigError, variables
-from finetune import config
+from finetune import config, saved
 from finetune.config import FinetuneConfig
 from finetune.glue import TASKS
 from finetune.train import run
@@ -92,14 +92,41 @@ def test_prediction_needs_no_answers_and_gives_the_same_predictions(
         for q in p["qas"]
     ):
         del question["answers"]
-    (tmp_path / "dev-v1.1.json").write_text(json.dumps(content))
-    environment = squad_environment | {
+    (tmp_path / "mine.json").write_text(json.dumps(content))
+    # What a user types: nothing of training.
+    environment = {
+        "TASK": "squad",
         "MODE": "prediction",
         "INIT_CHECKPOINT": str(learnt / "model_0"),
+        "DATA": str(tmp_path / "mine.json"),
+        "RUN_DIR": str(tmp_path),
+        "DEVICE": "cpu",
     }
-    assert run(environment | {"DATA": str(tmp_path), "RUN_DIR": str(tmp_path)}) == 0
+    assert run(environment) == 0
     assert predictions(tmp_path) == predictions(learnt)
     assert "f1" not in json.loads((tmp_path / "model_0" / "figures.json").read_text())
+
+
+def test_windows_and_answers_follow_their_settings_and_the_model_keeps_them(
+    squad_environment, tmp_path, capsys
+):
+    own = {"DOC_STRIDE": "7", "MAX_QUERY_LENGTH": "3", "N_BEST_SIZE": "2"}
+    own |= {"MAX_ANSWER_LENGTH": "1", "MAX_SEQ_LENGTH": "20"}
+    environment = squad_environment | own | {"EPOCHS": "0.1", "BATCHSIZE": "32"}
+    assert run(environment | {"RUN_DIR": str(tmp_path)}) == 0
+    # 21 or 22 tokens of a context in windows of 14, 7 apart: 2 or 3.
+    assert "test: 60 questions, 174 windows" in capsys.readouterr().err
+    folder = tmp_path / "model_0"
+    n_best = json.loads((folder / "nbest_predictions.json").read_text())
+    assert max(map(len, n_best.values())) == 2  # of equal texts one is kept
+    dev = json.loads((Path(squad_environment["DATA"]) / "dev-v1.1.json").read_text())
+    paragraph = dev["data"][0]["paragraphs"][0]
+    question = paragraph["qas"][0]
+    again = saved.load(folder, "cpu")
+    (found,) = again.predict([(question["question"], paragraph["context"])])
+    for mine, published in zip(found["n_best"], n_best[question["id"]], strict=True):
+        assert mine["text"] == published["text"]
+        assert mine["probability"] == pytest.approx(published["probability"])
 
 
 def test_mode_train_saves_the_model_and_predicts_nothing(squad_environment, tmp_path):
@@ -365,6 +392,11 @@ def test_version_2_learns_when_there_is_no_answer(squad_environment, tmp_path):
     assert figures["HasAns_f1"] > 90
     assert figures["NoAns_f1"] > 90
     assert (tmp_path / "run" / "model_0" / "null_odds.json").is_file()
+    best = {"NULL_SCORE_DIFF_THRESHOLD": f"{figures['best_null_threshold']:.4f}"}
+    best |= {"MODE": "eval", "INIT_CHECKPOINT": str(tmp_path / "run" / "model_0")}
+    assert run(environment | best | {"RUN_DIR": str(tmp_path / "best")}) == 0
+    again = json.loads((tmp_path / "best" / "model_0" / "figures.json").read_text())
+    assert again["f1"] == pytest.approx(figures["best_f1"])
 
 
 def write_table(folder):

@@ -74,10 +74,11 @@ def test_a_text_is_classified(reviews, capsys):
     assert sum(float(share) for share, _ in lines) == pytest.approx(1, abs=1e-3)
 
 
-def test_latency_is_reported_by_batch_size(reviews, capsys):
+@pytest.mark.parametrize("kind", ["reviews", "learnt"])
+def test_latency_is_reported_by_batch_size(kind, request, capsys):
     arguments = [
         "benchmark",
-        str(reviews),
+        str(request.getfixturevalue(kind)),
         "--batch-sizes",
         "1",
         "3",
@@ -133,8 +134,8 @@ def test_the_table_of_seeds_has_mean_and_deviation(reviews, capsys):
         ),
         (["--task", "TSV", "--data", "/", "--squad-version", "2"], "did you mean 2.0?"),
         (
-            ["--task", "TSV", "--data", "/"],
-            "BATCHSIZE is not set: expected an integer, at least 1; export BATCHSIZE=...",
+            ["--task", "TSV"],
+            "DATA is not set: expected a path; export DATA=...",
         ),
         (
             ["predict", "{reviews}", "--text", "a", "--device", "cuda"],

@@ -7,9 +7,9 @@ windows.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,14 +29,25 @@ class Logits(NamedTuple):
 
 
 class Rules(NamedTuple):
-    """n_best: starts, ends and answers kept; max_answer_length: tokens; version_2: a question may
-    have no answer.
+    """n_best: starts, ends and answers kept; max_answer_length: tokens; null_threshold: margin by
+    which "no answer" must win.
     """
 
     # The defaults of the published run_squad.py, which NVIDIA's recipes keep.
     n_best: int = 20
     max_answer_length: int = 30
-    version_2: bool = False
+    null_threshold: float = 0.0
+    squad_version: str = "1.1"
+
+    @classmethod
+    def of(cls, facts: Mapping[str, Any]) -> "Rules":
+        """Those among the settings of a training; the others as published."""
+        return cls(**{name: facts[name] for name in cls._fields if name in facts})
+
+    @property
+    def version_2(self) -> bool:
+        """Whether a question may have no answer."""
+        return self.squad_version == "2.0"
 
 
 class Candidate(NamedTuple):
@@ -125,8 +136,7 @@ def predict(
             odds = (
                 1e9 if span is None else null.score - span.start_logit - span.end_logit
             )
-            # The published margin by which "no answer" must win is 0.
-            answer = span.text if span is not None and odds <= 0 else ""
+            answer = span.text if span and odds <= rules.null_threshold else ""
             predictions.null_odds[question] = odds
         predictions.answers[question] = answer
     return predictions

@@ -6,10 +6,10 @@ are in, then narrowed to the tokens that spell it. In a window without the whole
 position is [CLS].
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -34,6 +34,11 @@ class Limits(NamedTuple):
     max_seq_length: int = 384
     max_query_length: int = 64
     doc_stride: int = 128
+
+    @classmethod
+    def of(cls, facts: Mapping[str, Any]) -> "Limits":
+        """Those among the settings of a training; the others as published."""
+        return cls(**{name: facts[name] for name in cls._fields if name in facts})
 
 
 @dataclass(frozen=True)

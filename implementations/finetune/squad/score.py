@@ -5,6 +5,9 @@ import string
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
+from finetune.squad.answers import Predictions
 from finetune.squad.data import Question
 
 PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -46,6 +49,34 @@ def _agreement(
         return 0.0, 0.0
     exact = float(any(normalise(answer) == normalise(text) for text in given))
     return exact, max(f1(answer, text, version_2) for text in given)
+
+
+def best_threshold(
+    questions: Sequence[Question], predictions: Predictions
+) -> tuple[float, float]:
+    """The margin by which "no answer" must win for the best F1 of these questions of SQuAD 2.0, and
+    that F1 in percent.
+    """
+    odds = np.array([predictions.null_odds[question.id] for question in questions])
+    spans = (
+        next(
+            (str(entry["text"]) for entry in predictions.n_best[q.id] if entry["text"]),
+            "",
+        )
+        for q in questions
+    )
+    pairs = list(zip(questions, spans, strict=True))
+    none = np.array([_agreement(question, "", True)[1] for question, _ in pairs])
+    gain = np.array([_agreement(*pair, True)[1] for pair in pairs]) - none
+    # A question gets its span where its odds are at most the threshold: those of the k least
+    # gain sums[k]. Between equal odds there is no threshold.
+    order = np.argsort(odds, kind="stable")
+    sums = np.concatenate([[0.0], np.cumsum(gain[order])])
+    edges = np.concatenate([[odds.min() - 2], odds[order], [odds.max() + 2]])
+    best = int(np.where(np.diff(edges) > 0, sums, -np.inf).argmax())
+    # Halfway to the next question's, so that a rounded copy of it means the same.
+    threshold = float(edges[best] + edges[best + 1]) / 2
+    return threshold, 100 * float(none.sum() + sums[best]) / len(questions)
 
 
 def score(

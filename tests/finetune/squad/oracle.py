@@ -119,7 +119,9 @@ def answer_of(context, pieces, word_of, first, last):
     return found.rstrip(" ")
 
 
-def answers_of(windows, logits, text_of, *, n_best=20, longest=30, version_2=False):
+def answers_of(
+    windows, logits, text_of, *, n_best=20, longest=30, version_2=False, threshold=0.0
+):
     """(answer, [(text, probability, start, end)], odds) of one question.
 
     text_of(a, b): the answer of the context's pieces a to b; logits: (starts, ends) of each window.
@@ -160,4 +162,4 @@ def answers_of(windows, logits, text_of, *, n_best=20, longest=30, version_2=Fal
         return kept[0][0], n_bests, None
     best = next(entry for entry in kept if entry[0])
     odds = null[2] + null[3] - best[1] - best[2]
-    return "" if odds > 0 else best[0], n_bests, odds
+    return "" if odds > threshold else best[0], n_bests, odds

@@ -15,10 +15,10 @@ import pytest
 
 from bert.data.tokens import WordPiece
 from finetune.squad import answers
-from finetune.squad.answers import Logits, Rules
+from finetune.squad.answers import Logits, Predictions, Rules
 from finetune.squad.data import Answer, Dataset, Question
 from finetune.squad.features import Limits, make_features
-from finetune.squad.score import f1, normalise, score
+from finetune.squad.score import best_threshold, f1, normalise, score
 
 from .. import made_up
 from . import oracle
@@ -98,8 +98,9 @@ def random_logits(found, seed, scale=4.0):
     [
         Rules(),
         Rules(n_best=3, max_answer_length=2),
-        Rules(version_2=True),
-        Rules(version_2=True, n_best=8),
+        Rules(squad_version="2.0"),
+        Rules(squad_version="2.0", n_best=8),
+        Rules(squad_version="2.0", null_threshold=-3.0),
     ],
 )
 def test_answers_equal_the_restatement(tokenizer, dataset, rules):
@@ -130,7 +131,7 @@ def test_answers_equal_the_restatement(tokenizer, dataset, rules):
         )
         text_of = functools.partial(oracle.answer_of, context, pieces, word_of)
         expected, n_best, odds = oracle.answers_of(
-            windows, scores, text_of, n_best=rules.n_best, longest=rules.max_answer_length, version_2=rules.version_2,
+            windows, scores, text_of, n_best=rules.n_best, longest=rules.max_answer_length, version_2=rules.version_2, threshold=rules.null_threshold,
         )  # fmt: skip
         assert predictions.answers[question.id] == expected
         unanswered += not expected
@@ -186,7 +187,9 @@ def test_a_context_without_tokens_has_an_empty_answer(tokenizer):
     found, _ = make_features(dataset, tokenizer, Limits(), training=False)
     for version_2 in (False, True):
         predictions = answers.predict(
-            found, random_logits(found, 1), Rules(version_2=version_2)
+            found,
+            random_logits(found, 1),
+            Rules(squad_version="2.0" if version_2 else "1.1"),
         )
         # As published.
         assert predictions.answers == {"a": "" if version_2 else "empty"}
@@ -197,7 +200,9 @@ def test_the_files_hold_what_the_official_script_reads(tokenizer, dataset, tmp_p
     found, _ = make_features(dataset, tokenizer, LIMITS, training=False)
     for version_2 in (False, True):
         predictions = answers.predict(
-            found, random_logits(found, 2), Rules(version_2=version_2)
+            found,
+            random_logits(found, 2),
+            Rules(squad_version="2.0" if version_2 else "1.1"),
         )
         folder = tmp_path / str(version_2)
         predictions.write(folder)
@@ -343,3 +348,25 @@ def test_an_empty_answer_and_a_missing_one():
 
 def test_normalising_drops_case_punctuation_articles_and_spaces():
     assert normalise(" The  Cat's-an \n a mat. ") == "catsan mat"
+
+
+def test_the_best_threshold_is_the_one_that_trying_them_all_finds():
+    generator = random.Random(5)
+    for _ in range(60):
+        some = (Answer("red cat", 0),)
+        questions = [
+            Question(str(n), "?", 0, some if generator.random() < 0.6 else ())
+            for n in range(generator.randrange(1, 9))
+        ]
+        spans = {q.id: generator.choice(["red cat", "cat", "dog"]) for q in questions}
+        odds = {q.id: float(generator.randrange(-3, 4)) for q in questions}
+        n_best = {name: [{"text": ""}, {"text": span}] for name, span in spans.items()}
+        threshold, best = best_threshold(questions, Predictions({}, n_best, odds))
+
+        def f1_at(tried, questions=questions, spans=spans, odds=odds):
+            said = {q: span if odds[q] <= tried else "" for q, span in spans.items()}
+            return score(questions, said, "2.0")["f1"]
+
+        rivals = [f1_at(value + 0.5) for value in range(-5, 5)]
+        assert best == pytest.approx(max(rivals)) == pytest.approx(f1_at(threshold))
+        assert f1_at(round(threshold, 1)) == f1_at(threshold)
