@@ -70,11 +70,11 @@ trial::run() {
   node_state::drop_caches && cleared=1
   mkdir -p -- "$RUN_DIR/.begun_$trial"
   if restart::continues; then # keeps the metrics that a resumed trial appends to
-    for figures in "$RUN_DIR"/{,running_"$trial"/,running_"$trial"_*/}{metrics_"$trial".jsonl,tensorboard_"$trial"}; do
+    for figures in "$RUN_DIR"/{,running_"$trial"/,running_"$trial"_*/}{metrics_"$trial".jsonl,tensorboard_"$trial",wandb_"$trial"}; do
       if [[ -e $figures ]]; then cp -rup -t "$RUN_DIR/.begun_$trial" -- "$figures"; fi
     done
   fi
-  rm -rf -- "$RUN_DIR"/{running_"$trial",running_"$trial"_*,{error,failed,hang,step}_"$trial".txt,{power,model,tensorboard}_"$trial"}
+  rm -rf -- "$RUN_DIR"/{running_"$trial",running_"$trial"_*,{error,failed,hang,step}_"$trial".txt,{power,model,tensorboard,wandb}_"$trial"}
   mv -T -- "$RUN_DIR/.begun_$trial" "$RUN_DIR/running_$trial$restart_suffix" || exit 1
   log::info "trial $((trial + 1)) of $NEXP starts: result_$trial.txt"
   power::start "$trial"

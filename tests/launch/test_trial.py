@@ -237,6 +237,8 @@ def test_a_resumed_trial_keeps_its_earlier_metrics(
     for number, place in enumerate((folder, folder / "running_0")):
         (place / "tensorboard_0").mkdir(parents=True)
         (place / "tensorboard_0" / f"events.{number}").touch()
+        (place / "wandb_0").mkdir()
+        (place / "wandb_0" / "run_id").write_text("abc")
         (place / "metrics_0.jsonl").write_text(f"{number}\n")
         os.utime(place / "metrics_0.jsonl", (1e9 + number, 1e9 + number))
     given = (
@@ -248,10 +250,10 @@ def test_a_resumed_trial_keeps_its_earlier_metrics(
     kept = {
         path.name: path.read_text()
         for path in folder.rglob("*")
-        if path.name.startswith(("metr", "ev"))
+        if path.name.startswith(("metr", "ev", "run_id"))
     }
     assert kept == (
-        {"metrics_0.jsonl": "1\n", "events.0": "", "events.1": ""}
+        {"metrics_0.jsonl": "1\n", "events.0": "", "events.1": "", "run_id": "abc"}
         if resume or division == "open" or trainer == "finetune"
         else {"metrics_0.jsonl": "0\n"}
     )

@@ -1,17 +1,19 @@
 """The figures of a run (losses, learning rate, gradient norm, speed, time left) and where they go.
 
-To stderr; to the sinks: metrics_<TRIAL>.jsonl, TensorBoard. Only at reports, when the host has to
-wait for the device.
+To stderr; to the sinks: metrics_<TRIAL>.jsonl, TensorBoard, Weights & Biases. Only at reports, when
+the host has to wait for the device.
 """
 
 import contextlib
 import importlib.util
 import json
 import math
+import secrets
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ from bert.training.step import StepResult
 from bert.training.stop import Ending, TrainingError
 from common.durations import duration
 from common.env import ConfigError, env
-from common.files import write_text
+from common.files import object_of, write_text
 
 PROCESS_STARTED = time.monotonic()  # but for the first imports
 
@@ -36,7 +38,7 @@ class MetricsConfig:
     metrics: str = env(
         "METRICS",
         "",
-        choices=("", "tensorboard"),
+        choices=("", "tensorboard", "wandb"),
         doc="further sink of a run's figures; needs RUN_DIR",
     )
 
@@ -102,6 +104,36 @@ def tensorboard(folder: Path, first_step: int) -> MetricSink:
     return write
 
 
+def weights_and_biases(folder: Path, name: str, first_step: int) -> MetricSink:
+    """Names as in TensorBoard, and the settings. The package itself reads WANDB_MODE (offline),
+    WANDB_PROJECT and the like.
+    """
+    import wandb
+
+    folder.mkdir(parents=True, exist_ok=True)
+    kept = folder / "run_id"
+    # A resumed run continues its page; a number of its own for each other one.
+    if not (first_step and kept.is_file()):
+        write_text(kept, secrets.token_hex(4))
+    page = wandb.init(
+        dir=str(folder),
+        name=name,
+        id=kept.read_text(encoding="utf-8"),
+        config=object_of(folder.parent / "config.json"),
+        resume="allow",
+    )
+
+    def write(kind: str, values: Mapping[str, Any]) -> None:
+        if kind == "summary":
+            page.summary.update(dict(values))
+            page.finish()
+            return
+        named = {f"{kind}/{key}": value for key, value in values.items()}
+        page.log(named, step=values["step"])
+
+    return write
+
+
 def guarded(name: str, make: Callable[[], MetricSink]) -> MetricSink:
     """A sink that may fail: at its first error the run prints a warning and continues without
     it.
@@ -137,6 +169,11 @@ def metric_sinks(
     if config.metrics == "tensorboard":
         events = folder / f"tensorboard_{trial}"
         sinks.append(guarded("tensorboard", lambda: tensorboard(events, first_step)))
+    if config.metrics == "wandb":
+        own, where = folder / f"wandb_{trial}", Path(run.owner["run_dir"])
+        name = f"{where.parent.name}/{where.name} {trial}"
+        make = partial(weights_and_biases, own, name, first_step)
+        sinks.append(guarded("wandb", make))
     return sinks
 
 

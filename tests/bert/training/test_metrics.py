@@ -5,6 +5,7 @@ run.
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -232,6 +233,53 @@ def test_tensorboard_reads_back_what_was_written(tmp_path):
         "evaluation/samples": [(5, 40.0)], "evaluation/accuracy": [(5, 0.25)],
     }  # fmt: skip
     assert events.Tags()["tensors"] == ["summary/text_summary"]
+
+
+def test_weights_and_biases_has_every_figure_and_a_resumed_run_its_page(
+    tmp_path, monkeypatch
+):
+    pages = []
+
+    class Page(SimpleNamespace):
+        def log(self, values, step):
+            self.rows.append((step, values))
+
+        def finish(self):
+            self.ended = True
+
+    def init(**given):
+        pages.append(Page(given=given, rows=[], summary={}))
+        return pages[-1]
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
+    (tmp_path / "config.json").write_text('{"lr": 0.5}')
+    for first_step in (0, 9, 0):  # fresh, resumed, repeated from the start
+        _write(_built(tmp_path, "wandb", first_step))
+    first, resumed, repeated = (page.given["id"] for page in pages)
+    assert first == resumed != repeated
+    given, rows, summary, ended = vars(pages[0]).values()
+    assert (given["dir"], given["config"]) == (str(tmp_path / "wandb_3"), {"lr": 0.5})
+    assert given["name"] == f"{tmp_path.parent.name}/{tmp_path.name} 3"
+    assert rows == [
+        (5, {f"train/{name}": value for name, value in TRAIN.items()}),
+        (5, {"evaluation/step": 5, "evaluation/samples": 40, "evaluation/accuracy": 0.25}),
+    ]  # fmt: skip
+    assert (summary, ended) == (SUMMARY, True)
+
+
+def test_weights_and_biases_itself_writes_offline(tmp_path, monkeypatch):
+    pytest.importorskip(
+        "wandb", reason="wandb is not installed: requirements/metrics.txt"
+    )
+    for name, value in (("MODE", "offline"), ("SILENT", "true")):
+        monkeypatch.setenv(f"WANDB_{name}", value)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    _write(_built(tmp_path, "wandb"))
+    number = (tmp_path / "wandb_3" / "run_id").read_text()
+    (path,) = tmp_path.glob("wandb_3/wandb/offline-run-*/run-*.wandb")
+    assert path.stem == f"run-{number}"
+    for word in (b"train/loss", b"evaluation/accuracy", b"the last step was reached"):
+        assert word in path.read_bytes()
 
 
 def test_a_failing_sink_warns_once_and_is_left_out(tmp_path, monkeypatch, capfd):
