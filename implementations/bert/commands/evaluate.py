@@ -36,7 +36,8 @@ def evaluate(
     """Accuracy and losses of trained weights on the sequences of EVALDIR.
 
     Each PATH is a checkpoint, a folder of them (all are evaluated, oldest first), or a run's
-    folder, even while it is training. mlm_loss is the mean over masked tokens. NUM_EVAL_EXAMPLES,
+    folder, even while it is training. mlm_loss is the mean over masked tokens; the speed is that of
+    inference, kernels being compiled. NUM_EVAL_EXAMPLES,
     EVAL_BATCHSIZE, PRECISION and DEVICE are the trainer's; without NUM_EVAL_EXAMPLES all sequences
     count. Exit status: 0, or 2 for bad input.
     """
@@ -120,6 +121,7 @@ class CheckpointEvaluator:
             self._evaluator = Evaluator(
                 self.settings, *sizes, source.vocab_md5, self.world
             )
+            self._evaluator.warm_up(self._model)
         begin = time.perf_counter()
         result = self._evaluator(self._model)
         seconds, number = time.perf_counter() - begin, self._evaluator.num_sequences

@@ -159,6 +159,12 @@ class Evaluator:
         ]
 
     @torch.no_grad()
+    def warm_up(self, model: BertForPreTraining) -> None:
+        """One pass that is not counted: the first compiles kernels, and would be timed as slow."""
+        with model.evaluating():
+            _count(model, self.batches[0]).cpu()
+
+    @torch.no_grad()
     def __call__(self, model: BertForPreTraining) -> Result:
         """Accuracy = correct / masked tokens over all ranks; losses are means over masked tokens
         and over sequences.

@@ -18,6 +18,7 @@ from bert.data.batch import make_batch
 from bert.data.format import write_records
 from bert.data.records import Metadata
 from bert.data.shards import Shards, list_shards
+from bert.training import evaluate as scoring
 
 from ..states import newest, write_in_shards
 
@@ -227,3 +228,16 @@ def test_the_vocabulary_named_here_is_the_one_of_the_golden_files(shared):
         pytest.skip("no vocab.txt in the reference data")
     assert hashlib.md5(vocabulary.read_bytes()).hexdigest() == evaluation.VOCAB_MD5
     assert huggingface.lower_case(vocabulary)
+
+
+def test_the_speed_is_that_of_compiled_kernels(save, prepared, capsys, monkeypatch):
+    passes, count = [], scoring._count
+
+    def compiling(*given):
+        passes.append(100 if not passes else 2)  # seconds
+        return count(*given)
+
+    monkeypatch.setattr(scoring, "_count", compiling)
+    monkeypatch.setattr(evaluation.time, "perf_counter", lambda: sum(passes))
+    out = run_evaluation(capsys, prepared, save(3), "--json")[1]
+    assert json.loads(out)["sequences_per_second"] == 20 / (2 * (len(passes) - 1))
