@@ -4,7 +4,9 @@
 BERT_CONFIG=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/models" && pwd -P)/$BERT_CONFIG
 export BERT_CONFIG
 export SUBMISSION_DIVISION=open INIT_CHECKPOINT='' CHECK_COMPLIANCE=0 CLEAR_CACHES=0
-export MAX_SEQ_LENGTH=128 DATADIR_PHASE2=${DATADIR:-/data/bert}/128/hdf5/training-4320
+# What prepare_data.sh --phases writes for sequences of this length.
+export MAX_SEQ_LENGTH=128 DATADIR_PHASE2=${DATADIR:-/data/bert}/128/hdf5/training
+export CHECKPOINTDIR_PHASE1=${DATADIR:-/data/bert}/128/phase1
 export PACKED=0 PACKING_FACTOR=1 EVAL_ITER_SAMPLES=0
 export OPTIMIZER=lans CLIP=after MAX_GRAD_NORM=1.0 SHARD_OPTIMIZER=1 SEED=12439
 export LR=1.5e-3 LR_SCHEDULE=poly WARMUP_PROPORTION=0.05 CONSTANT_PROPORTION=0.25

@@ -57,7 +57,8 @@ NOT_FOR_USERS = {
         "STAGED",
         "SLURM_NTASKS",
         "SLURM_STEP_NUM_TASKS",
-        "ROOT_EXPORTS",
+        "SITE_ROOT_EXPORTS",
+        "CONFIG_ROOT_EXPORTS",
         "SITE_EXPORTS",
     ),
 }

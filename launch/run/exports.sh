@@ -6,7 +6,7 @@
 #   exports::begin WHO    before a file exports: takes back what is noted, and remembers what is left, the user's
 #   exports::restore      gives the user's values back, with a line for each that the file would have changed
 #   exports::record WHO   after a file exports: notes it
-#   exports::record_roots NAME...  notes these folders, from which other paths were derived, in ROOT_EXPORTS
+#   exports::record_roots WHO NAME...  notes these folders, from which WHO derived other paths, in WHO_ROOT_EXPORTS
 #   exports::follow       in a run script: moves such paths to where the folders are now
 EXPORTS_SEPARATOR=$'\x1f'
 
@@ -61,26 +61,29 @@ exports::record() {
 }
 
 exports::record_roots() {
-  local name
-  ROOT_EXPORTS=''
-  for name in "$@"; do ROOT_EXPORTS+=$name=${!name}$EXPORTS_SEPARATOR; done
-  export ROOT_EXPORTS
+  local name noted=''
+  for name in "${@:2}"; do noted+=$name=${!name:-/data/bert}$EXPORTS_SEPARATOR; done # the default of DATADIR in configs
+  export "$1_ROOT_EXPORTS=$noted"
 }
 
 exports::follow() {
-  local root entry name before path
+  local who root entry name before path
   local -a roots entries
-  IFS=$EXPORTS_SEPARATOR read -ra roots <<<"${ROOT_EXPORTS-}"
-  IFS=$EXPORTS_SEPARATOR read -ra entries <<<"${SITE_EXPORTS-}"
-  for root in "${roots[@]}"; do
-    name=${root%%=*} before=${root#*=}
-    if [[ ! ${!name:-} || ${!name} == "$before" ]]; then continue; fi # it is where it was
-    for entry in "${entries[@]}"; do
-      path=${entry%%=*}
-      # Only what env.sh derived and nobody has set since.
-      if [[ ${entry#*=} == "$before"/* && ${!path-} == "${entry#*=}" ]]; then
-        export "$path=${!name}${entry#*="$before"}"
-      fi
+  for who in SITE CONFIG; do
+    path=${who}_ROOT_EXPORTS
+    IFS=$EXPORTS_SEPARATOR read -ra roots <<<"${!path-}"
+    path=${who}_EXPORTS
+    IFS=$EXPORTS_SEPARATOR read -ra entries <<<"${!path-}"
+    for root in "${roots[@]}"; do
+      name=${root%%=*} before=${root#*=}
+      if [[ ! ${!name:-} || ${!name} == "$before" ]]; then continue; fi # it is where it was
+      for entry in "${entries[@]}"; do
+        path=${entry%%=*}
+        # Only what WHO derived and nobody has set since.
+        if [[ ${entry#*=} == "$before"/* && ${!path-} == "${entry#*=}" ]]; then
+          export "$path=${!name}${entry#*="$before"}"
+        fi
+      done
     done
   done
 }
