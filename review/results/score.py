@@ -124,10 +124,7 @@ class Result:
         if "target" not in settings:
             return False
         # A target without any evaluation can never be reached: that, too, is a run for weights.
-        return not (
-            settings["target"]
-            and (settings.get("every_samples", True) or settings.get("initial", True))
-        )
+        return not (settings["target"] and settings.get("every_samples", True))
 
     @functools.cached_property
     def batch_size(self) -> float | None:

@@ -6,10 +6,12 @@ import csv
 import io
 import json
 import re
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
+from bert.training.evaluate import EvaluationConfig
 from review.__main__ import main
 from review.logs.output import print_parts
 from review.results.score import load_results
@@ -51,7 +53,8 @@ def test_a_failing_run_shows_its_reason_at_every_width(width, submission, writer
 def test_a_run_without_a_target_is_subject_to_no_rule_of_results(
     width, target, every, submission, writer
 ):
-    evaluate = {"target": target, "every_samples": every, "initial": False}
+    # As the trainer writes it, whatever keys that has.
+    evaluate = asdict(EvaluationConfig(target=target, every_samples=every))
     writer(target=0.7).write(submission / "result_3.txt")
     (submission / "config.json").write_text(json.dumps({"evaluate": evaluate}))
     shown = rendered(submission, width)
