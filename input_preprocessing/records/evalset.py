@@ -6,8 +6,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bert.data.format import verify_records, write_records
+from bert.data.format import write_records
 from bert.data.records import DataError
+from input_preprocessing.records.tfrecord_nvidia import read_any
+from input_preprocessing.stage import manifest
 from input_preprocessing.stage.cli import OPTIONS, check_not_source
 
 NUM_EVAL_SAMPLES: int = OPTIONS["evalset"]["--num-samples"]["default"]
@@ -22,7 +24,11 @@ def pick_samples(
     Raises:
         DataError: unreadable or empty source, or unwritable target.
     """
-    records, metadata = verify_records(source)
+    if target.suffix in (".tfrecord", ".tfrecords"):
+        raise DataError(
+            f"{target}: evalset writes records, .hdf5; export_records makes TFRecords of them"
+        )
+    records, metadata = read_any(source)
     count = records.num_sequences
     if not count:
         raise DataError(
@@ -36,7 +42,8 @@ def pick_samples(
         # The reference's pick_eval_samples.py, in its order of operations: the quotient is rounded.
         step = count / num_samples
         picked = [int(number * step) for number in range(num_samples)]
-    origin = (*metadata.source, (f"evalset {num_samples}", metadata.content_digest))
+    made_of = metadata.source or ((source.name, manifest.md5_of(source)),)
+    origin = (*made_of, (f"evalset {num_samples}", metadata.content_digest))
     metadata = dataclasses.replace(metadata, source=origin)
     write_records(target, records.select(picked), metadata)
     print(f"{target}: {len(picked):,} evaluation samples{short}", file=sys.stderr)
@@ -44,8 +51,10 @@ def pick_samples(
 
 
 def main(options: argparse.Namespace) -> None:
-    """Picks the evaluation samples: --num-samples of a record file's n sequences, at int(i * (n /
+    """Picks the evaluation samples: --num-samples of a file's n sequences, at int(i * (n /
     num_samples)).
+
+    Of a record file, a TFRecord (as the reference's pick_eval_samples.py), or NVIDIA's HDF5.
     """
     check_not_source(options.target, options.source)
     pick_samples(options.source, options.target, options.num_samples)

@@ -49,6 +49,19 @@ def read_third_party(path: Path) -> tuple[Records, Metadata]:
     )
 
 
+def read_any(path: Path) -> tuple[Records, Metadata]:
+    """Sequences of a record file, verified by its digests, or of a third party's, by its contents.
+
+    Raises:
+        DataError: unreadable, damaged or in another format.
+    """
+    records, metadata = read_third_party(path)
+    if metadata.content_digest:
+        return verify_records(path)
+    check_contents(path, records, metadata)
+    return records, metadata
+
+
 def import_file(
     words: vocabulary.Vocabulary | None, task: tuple[Path, Path]
 ) -> tuple[int, int, int]:
@@ -79,9 +92,8 @@ def import_file(
             f"{target}: made again, since its source or vocabulary has changed",
             file=sys.stderr,
         )
-    records, metadata = read_third_party(source)
+    records, metadata = read_any(source)
     metadata = dataclasses.replace(metadata, source=origin, vocab_md5=vocab_md5)
-    check_contents(source, records, metadata)
     largest = max(
         records.input_ids.max(initial=0), records.masked_lm_ids.max(initial=0)
     )
