@@ -16,7 +16,7 @@ if [[ $quick == --help || $quick == -h ]]; then
   sed -n '2,/^set /{/^# /s/^# //p}' "${BASH_SOURCE[0]}"
   exit 0
 fi
-if (($# > 1)) || [[ $quick && $quick != --quick ]]; then log::die "certify.sh $*: expected --quick, or settings by variables"; fi
+if (($# > 1)) || [[ $quick && $quick != --quick ]]; then log::die "$*: expected --quick, or settings by variables"; fi
 if [[ -z ${PYTHON:-} && -x $REPO_DIR/.venv/bin/python ]]; then export PYTHON=$REPO_DIR/.venv/bin/python; fi
 if [[ $quick ]]; then
   variables::default CERTIFY_SECONDS 2

@@ -25,8 +25,7 @@ case ${1:-} in
 esac
 if [[ ${1:-} == --docker || ${1:-} == --ssh || ${1:-} == --slurm ]]; then shift; fi
 case ${1:-} in
-  squad) export TASK=squad ;;
-  glue) ;;
+  squad | glue) ;;
   -h | --help | help) usage 0 ;;
   '') usage 2 >&2 ;;
   [Ss][Qq]*) log::die "$1: did you mean squad?" ;;
@@ -34,13 +33,15 @@ case ${1:-} in
 esac
 for setting in "${@:2}"; do
   [[ $setting != --@(docker|ssh|slurm) ]] || log::die "$setting goes first: ./run_finetuning.sh $setting $1 ..."
-  if [[ $setting =~ ^[A-Za-z][A-Za-z0-9_]*= && ! $setting =~ ^[A-Z][A-Z0-9_]*= ]]; then
-    name=${setting%%=*}
-    log::die "$setting: expected NAME=VALUE; did you mean ${name^^}=${setting#*=}?"
-  fi
-  [[ $setting =~ ^[A-Z][A-Z0-9_]*= ]] || log::die "$setting: expected NAME=VALUE"
-  export "${setting?}"
+  if [[ $setting == -h || $setting == --help ]]; then usage 0; fi
 done
+variables::take "${@:2}"
+if [[ $1 == squad ]]; then
+  [[ ${TASK:=squad} == squad ]] || log::die "squad TASK=$TASK: ./run_finetuning.sh glue TASK=$TASK"
+  export TASK
+else
+  [[ ${TASK:-} != squad ]] || log::die "glue TASK=squad: ./run_finetuning.sh squad"
+fi
 export RANK_MODULE=finetune
 if [[ ${start[0]} != submit::job ]]; then exec "${start[@]}"; fi
 variables::check_names

@@ -16,6 +16,7 @@ local_python::has_torch() {
 if [[ -z ${PYTHON:-} && -x $REPO_DIR/.venv/bin/python ]] && ! local_python::has_torch python; then
   export PYTHON=$REPO_DIR/.venv/bin/python
 fi
+variables::take "$@"
 variables::trainer
 variables::load
 ((DGXNNODES == 1)) || log::die "DGXNNODES=$DGXNNODES: run_local.sh runs on one machine; use run.sub or run_multinode.sh"

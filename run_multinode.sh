@@ -14,6 +14,7 @@ readonly REPO_DIR
 # shellcheck source=launch/load.sh
 source "$REPO_DIR/launch/load.sh" supervisor ssh/hosts
 
+variables::take "$@"
 hosts::load
 variables::trainer
 variables::default NCCL_TEST 1

@@ -8,6 +8,7 @@ readonly REPO_DIR
 # shellcheck source=launch/supervisor.sh
 source "$REPO_DIR/launch/supervisor.sh"
 
+variables::take "$@"
 variables::trainer
 variables::load
 ((DGXNNODES == 1)) || log::die "DGXNNODES=$DGXNNODES: run_with_docker.sh runs on one machine; use run.sub or run_multinode.sh"

@@ -13,6 +13,9 @@ fail() {
   exit 2
 }
 
+(($# < 3)) || fail "$3: expected at most a kind and an image"
+[[ $IMAGE != *=* ]] || fail "$IMAGE: expected the name of an image"
+
 need() { command -v "$1" >/dev/null || fail "$1 is not installed: $2"; }
 
 build_image() {

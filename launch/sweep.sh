@@ -62,13 +62,9 @@ sweep::combine() {
 sweep::start() {
   local -r config=$1
   local -a settings
-  local setting name job
+  local job
   read -ra settings <<<"$2"
-  for setting in "${settings[@]}"; do
-    name=${setting%%=*}
-    grep -qE "^$name( |$)" "$REPO_DIR/launch/variables.txt" || log::die "sweep: $name: no such variable; docs/variables.md lists them"
-    export "${setting?}"
-  done
+  variables::take "${settings[@]}"
   # Without the config's message that the settings override it.
   # shellcheck source=/dev/null
   source "$config" 2>/dev/null

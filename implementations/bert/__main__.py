@@ -90,7 +90,7 @@ def main(arguments: list[str], environ: Mapping[str, str]) -> int:
             return 0
         from bert.pretraining.run import PretrainingConfig, run
 
-        variables.check_read(given, PretrainingConfig)
+        variables.check_read(given, environ, PretrainingConfig)
     except ConfigError as error:
         return refuse("bert", error, environ)
     return run(environ, options.check)

@@ -48,7 +48,7 @@ def main(arguments: list[str], environ: Mapping[str, str]) -> int:
         from bert.training import schedule
         from finetune.train import FinetuneConfig, run
 
-        variables.check_read(given, FinetuneConfig, schedule.ScheduleConfig)
+        variables.check_read(given, environ, FinetuneConfig, schedule.ScheduleConfig)
     except ConfigError as error:
         return refuse("finetune", error, environ)
     return run({**environ, **given}, options.check)

@@ -12,13 +12,30 @@ variables::default() {
   export "${name?}"
 }
 
-# Refuses exported names that look like misspelt settings (BATCHSZIE). Any Python from 3.10 on can check this; on a node without
-# one, the trainer's own check does it, in the container and before the first trial.
+# Exports the settings NAME=VALUE that follow a script. They are meant for nobody else, so names that nobody reads are refused: here,
+# and by the trainer, in its check, those that only others read.
+variables::take() {
+  local -r listed=$'\n'$(<"$REPO_DIR/launch/variables.txt")$'\n'
+  local setting name
+  for setting in "$@"; do
+    name=${setting%%=*}
+    [[ $setting =~ ^[A-Za-z][A-Za-z0-9_]*= ]] || log::die "$setting: expected NAME=VALUE"
+    [[ $name == "${name^^}" ]] || log::die "$setting: expected NAME=VALUE; did you mean ${name^^}=${setting#*=}?"
+    if [[ $listed != *$'\n'"$name"[$' \n']* ]]; then
+      variables::check_names "$name" # tells a likely one
+      log::die "$name: no such setting"
+    fi
+    export "${setting?}" GIVEN_NAMES="${GIVEN_NAMES-} $name"
+  done
+}
+
+# Refuses exported names that look like misspelt settings (BATCHSZIE), and the arguments. Any Python from 3.10 on can check this; on a
+# node without one, the trainer's own check does it, in the container and before the first trial.
 variables::check_names() {
   local python output status
   for python in "${PYTHON:-python}" "$REPO_DIR/.venv/bin/python" python3; do
     status=0
-    output=$(PYTHONPATH=$REPO_DIR/implementations "$python" -B -m bert.core.variables 2>&1) || status=$?
+    output=$(PYTHONPATH=$REPO_DIR/implementations "$python" -B -m bert.core.variables "$@" 2>&1) || status=$?
     if ((status == 0)); then return; fi
     if [[ $status == 2 && $output == 'run: error: '* ]]; then log::die "${output#run: error: }"; fi
   done

@@ -168,7 +168,7 @@ def test_fine_tuning_takes_its_own_settings_and_the_rules_of_the_learning_rate(c
         ),
         (
             ["--certify-flip", "3"],
-            "--certify-flip: CERTIFY_FLIP is not read here: remove it",
+            "CERTIFY_FLIP is not read here: remove it",
         ),
     ],
 )
@@ -178,15 +178,28 @@ def test_an_unknown_setting_stops_with_one_line(program, words, message, capsys)
 
 
 @pytest.mark.parametrize(
+    ("program", "names"), [("bert", "LR NEXP TASK"), ("finetune", "LR NEXP EVALDIR")]
+)
+def test_a_setting_after_a_script_that_only_others_read_stops_the_run(
+    program, names, capsys
+):
+    """The scripts' own NEXP is theirs."""
+    assert PROGRAMS[program](["--check"], {"GIVEN_NAMES": names}) == 2
+    *_, last = names.split()
+    expected = f"{program}: error: {last} is not read here: remove it\n"
+    assert capsys.readouterr().err == expected
+
+
+@pytest.mark.parametrize(
     ("program", "words", "message"),
     [
         ("bert", ["evalute", "x"], "evalute: did you mean evaluate?"),
         ("finetune", ["seed", "x"], "seed: did you mean seeds?"),
-        ("bert", ["--epochs", "2"], "--epochs: EPOCHS is not read here: remove it"),
+        ("bert", ["--epochs", "2"], "EPOCHS is not read here: remove it"),
         (
             "finetune",
             ["--evaldir", "2"],
-            "--evaldir: EVALDIR is not read here: remove it",
+            "EVALDIR is not read here: remove it",
         ),
     ],
 )

@@ -253,7 +253,7 @@ def test_a_quick_test_prints_one_line_and_rejects_unknown_options(
     assert left.count("\n") == 1
     done = run(repository, tmp_path, "--quik")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "certify.sh --quik: expected --quick" in done.stderr
+    assert "--quik: expected --quick" in done.stderr
 
 
 def test_certify_leaves_the_folder_of_a_run_as_it_is(repository, tmp_path):

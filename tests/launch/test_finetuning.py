@@ -160,14 +160,22 @@ def test_a_run_without_seeds_takes_its_trials_from_nexp(site):
             ("squad", "SEEDS=1,2", "NEXP=3"),
             "NEXP=3 and SEEDS=1,2: a seed is a trial; unset NEXP",
         ),
+        (("glue", "TASK=RTE", "NUM_EPOCHS=5"), "did you mean EPOCHS?"),
+        (("glue", "TASK=RTE", "NUM_TRAIN_EPOCHS=5"), "did you mean EPOCHS?"),
+        (("glue", "TASK=RTE", "MAX_LENGTH=64"), "did you mean MAX_SEQ_LENGTH?"),
+        (("glue", "TASK=RTE", "MAX_LEN=64"), "did you mean MAX_SEQ_LENGTH?"),
+        (("glue", "TASK=RTE", "OUTPUT_DIR=/tmp"), "did you mean LOGDIR?"),
+        (("glue", "TASK=RTE", "XYZZY=3"), "XYZZY: no such setting: docs/variables.md"),
+        (("squad", "TASK=table"), "squad TASK=table: ./run_finetuning.sh glue"),
+        (("glue", "TASK=squad"), "glue TASK=squad: ./run_finetuning.sh squad"),
         (
-            ("squad", "CHECK=bad"),
+            ("squad", "LR=fast"),
             "this configuration cannot run: LR='fast': expected a number",
         ),
     ],
 )
 def test_bad_input_is_one_line_and_leaves_nothing(site, words, message):
-    done = finetune(site, *words)
+    done = finetune(site, *words, CHECK="bad" if "LR=fast" in words else "")
     assert done.returncode == 2
     assert message in last_line(done.stderr)
     assert not site.logdir.exists()
@@ -190,6 +198,9 @@ def test_without_a_kind_it_prints_its_usage(site):
     done = finetune(site)
     assert done.returncode == 2
     assert "./run_finetuning.sh squad INIT_CHECKPOINT=" in done.stderr
+    done = finetune(site, "glue", "--help")
+    assert done.returncode == 0
+    assert "./run_finetuning.sh squad INIT_CHECKPOINT=" in done.stdout
 
 
 def test_another_trainer_is_refused_by_name(site):

@@ -38,6 +38,45 @@ def test_a_misspelt_name_stops_every_script_before_it_starts_anything(
     assert not checkout.logdir.exists()
 
 
+TAKING = ("local", "docker", "ssh", "slurm")
+
+
+@pytest.mark.parametrize("script", TAKING)
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ("MAX_LEN=64", "MAX_LEN: no such setting: did you mean MAX_SEQ_LENGTH?"),
+        ("XYZZY=3", "XYZZY: no such setting: docs/variables.md has all"),
+        ("lr=3", "lr=3: expected NAME=VALUE; did you mean LR=3?"),
+        ("--fast", "--fast: expected NAME=VALUE"),
+    ],
+)
+def test_what_follows_a_script_is_a_setting_that_somebody_reads(
+    checkout, script, setting, told
+):
+    done = checkout.run(f"env {SCRIPTS[script]} SEED=3 {setting}")
+    assert done.returncode == 2
+    assert f"run: error: {told}" in done.stderr
+    assert not checkout.logdir.exists()
+
+
+@pytest.mark.parametrize("script", ["certify.sub", "certify.sh", "setup.sh venv"])
+def test_a_script_without_settings_takes_none(checkout, repository, script):
+    done = subprocess.run(
+        [*f"{repository}/{script}".split(), "LR=3"], cwd=checkout.root,
+        env=checkout.env, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "LR=3: expected" in done.stderr.splitlines()[-1]
+
+
+def test_a_setting_after_a_script_wins_over_the_config(checkout):
+    done = checkout.run("./run_local.sh LR=0.5 NEXP=1", after="unset NEXP")
+    assert done.returncode == 0, done.stderr
+    assert {rank["LR"] for rank in checkout.ranks()} == {"0.5"}
+    assert {rank["GIVEN_NAMES"].split()[0] for rank in checkout.ranks()} == {"LR"}
+
+
 def test_a_node_without_a_python_leaves_the_names_to_the_trainers_check(checkout):
     for name in ("python", "python3"):
         checkout.stand_in(name, "exit 1")

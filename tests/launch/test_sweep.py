@@ -95,7 +95,6 @@ def test_a_dry_run_starts_nothing(checkout):
             (CONFIG, "'LR=$(id)'"),
             "LR=$(id): '$(id)': expected 1 value(s) joined by colons",
         ),
-        ((CONFIG, "LRR=1"), "LRR: no such variable; docs/variables.md lists them"),
         (("--fast", CONFIG), "--fast: unknown option"),
     ],
 )
@@ -105,6 +104,12 @@ def test_bad_input_is_one_line(checkout, arguments, expected):
     assert done.returncode != 0
     assert f"run: error: sweep: {expected}" in done.stderr
     assert not checkout.calls("sbatch")
+
+
+def test_a_name_that_nobody_reads_is_refused(checkout):
+    done = sweep(checkout, CONFIG, "LRR=1", "--dry-run")
+    assert done.returncode != 0
+    assert "run: error: LRR: no such setting: did you mean LR?" in done.stderr
 
 
 def test_help_prints_the_usage(checkout):

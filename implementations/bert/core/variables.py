@@ -2,8 +2,9 @@
 
 The names are those of ``launch/variables.txt``, and the check needs no more. A setting of a program
 is declared where it is used, by ``env("LR", ...)`` in a Config, from which the table has default
-and meaning. ``python -m bert.core.variables`` is the check alone, for the launch scripts, on any
-Python: exit status 2 for a name that looks like a mistake.
+and meaning. ``python -m bert.core.variables [NAME...]`` is the check alone, for the launch scripts,
+on any Python, with the settings that follow a script: exit status 2 for a name that looks like a
+mistake.
 """
 
 import dataclasses
@@ -52,6 +53,14 @@ SYNONYMS = {
     "DTYPE": "PRECISION",
     "NUM_NODES": "DGXNNODES",
     "GPUS_PER_NODE": "DGXNGPU",
+}
+# And of settings given to our scripts: in an environment other programs' names mean nothing.
+_GIVEN = {
+    "NUM_EPOCHS": "EPOCHS",
+    "NUM_TRAIN_EPOCHS": "EPOCHS",
+    "MAX_LEN": "MAX_SEQ_LENGTH",
+    "MAX_LENGTH": "MAX_SEQ_LENGTH",
+    "OUTPUT_DIR": "LOGDIR",
 }
 # Names with these prefixes are meant for us; no other software exports such.
 PREFIXES = (
@@ -227,6 +236,19 @@ def check_names(environ: Mapping[str, str]) -> None:
         )
 
 
+def check_given(names: Iterable[str]) -> None:
+    """Raises ConfigError for a setting that follows a script and is none."""
+    known = [name for _, name, _ in _listed()]
+    for name in names:
+        if name in known:
+            continue
+        near = (_GIVEN | SYNONYMS).get(name) or _suggestion(name, known)
+        near = near or next(iter(difflib.get_close_matches(name, known, n=1)), None)
+        cure = "another program's goes before the command"
+        hint = f"did you mean {near}?" if near else f"docs/variables.md has all; {cure}"
+        raise ConfigError(f"{name}: no such setting: {hint}")
+
+
 def from_options(words: Sequence[str], others: Collection[str] = ()) -> dict[str, str]:
     """Settings given on a command line, by variable: ``--lr 0.002`` and ``--lr=0.002`` are LR.
 
@@ -270,16 +292,19 @@ def from_options(words: Sequence[str], others: Collection[str] = ()) -> dict[str
     return values
 
 
-def check_read(given: Iterable[str], *configs: type) -> None:
-    """Raises ConfigError for a variable given as an option that none of a program's Configs
-    reads.
+def check_read(
+    given: Iterable[str], environ: Mapping[str, str], *configs: type
+) -> None:
+    """Raises ConfigError for a variable given as an option, or after a run script, that neither a
+    program's Configs nor the scripts read.
     """
     read = {variable.name for config in configs for _, variable, _ in variables(config)}
-    for name in given:
+    after = environ.get("GIVEN_NAMES", "").split()
+    if after:
+        read |= {name for _, name, described in _listed() if described}
+    for name in (*given, *after):
         if name not in read:
-            raise ConfigError(
-                f"--{name.lower().replace('_', '-')}: {name} is not read here: remove it"
-            )
+            raise ConfigError(f"{name} is not read here: remove it")
 
 
 def _suggestion(name: str, known: list[str]) -> str | None:
@@ -339,6 +364,7 @@ def _misspelt(name: str, known: str) -> int:
 
 if __name__ == "__main__":
     try:
+        check_given(sys.argv[1:])
         check_names(os.environ)
     except ConfigError as error:
         print(f"run: error: {error}", file=sys.stderr)

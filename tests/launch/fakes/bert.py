@@ -21,6 +21,7 @@ KEPT = (
         "SEED",
         "CACHE_CLEARED",
         "LR",
+        "GIVEN_NAMES",
         "RUN_DIR",
     ),
     *(
