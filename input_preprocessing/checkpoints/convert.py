@@ -1,5 +1,5 @@
-"""Converts BERT checkpoints: TensorFlow 1 (model.ckpt-28252) to PyTorch and safetensors, and
-between namings.
+"""Converts BERT checkpoints: TensorFlow 1 and 2 (model.ckpt-28252) to PyTorch, safetensors and
+TensorFlow 2, and between namings.
 
 The source is a TensorFlow checkpoint (its prefix, one of its files or its folder), a .pt or a
 .safetensors file; the target's suffix decides its format. Every parameter is accounted for, by name
@@ -7,38 +7,52 @@ and shape; optimizer slots are skipped. TensorFlow is not needed.
   .pt           {"model": state dict}, MLPerf's names (--names mlperf), the vocabulary padded to a
                 multiple of 8
   .safetensors  the same tensors (--names huggingface for transformers' BertForPreTraining)
+  a prefix      with --names tensorflow2: variables of the official BertPretrainer, as
+                tf2_encoder_checkpoint_converter.py makes them of a TensorFlow 1 checkpoint
 """
 
 import argparse
 import pickle
 import sys
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 from safetensors import SafetensorError
 
 from bert.data.format import atomic_file
 from bert.data.records import DataError
+from input_preprocessing.checkpoints import tf2_names
 from input_preprocessing.checkpoints import tf_names as parameters
 from input_preprocessing.tensorflow_files.bundle import OBJECT_GRAPH, Bundle, prefix_of
+from input_preprocessing.tensorflow_files.bundle_writer import write_checkpoint
 
 NAMES = {"mlperf": parameters.to_mlperf, "huggingface": parameters.to_huggingface}
+TENSORFLOW2 = "tensorflow2"
 
 
-def read_tensorflow(prefix: Path) -> tuple[parameters.Tensors, Counter[str]]:
-    """Parameters of a TensorFlow 1 checkpoint by Hugging Face's names, and the number of other
-    variables by kind.
+class Source(NamedTuple):
+    """A checkpoint's parameters by Hugging Face's names, without tied entries.
+
+    left_out: number of other variables by kind; heads: of attention, None if it does not say.
+    """
+
+    tensors: parameters.Tensors
+    left_out: Mapping[str, int] = MappingProxyType({})
+    heads: int | None = None
+
+
+def read_tensorflow(prefix: Path) -> Source:
+    """Reads a TensorFlow 1 or 2 checkpoint: every variable is used, or counted as left out.
 
     Raises:
-        DataError: unreadable, damaged, or of TensorFlow 2.
+        DataError: unreadable, damaged, or with variables (TensorFlow 2) that are not BERT's.
     """
     bundle = Bundle(prefix)
-    if OBJECT_GRAPH in bundle.entries:
-        raise DataError(
-            f"{prefix} is a checkpoint of TensorFlow 2; give that of tf1_ckpt"
-        )
     # Optimizer states and counters; a name that no list knows stays, and is reported as unknown.
     others = {
         name: reason
@@ -46,8 +60,17 @@ def read_tensorflow(prefix: Path) -> tuple[parameters.Tensors, Counter[str]]:
         if (reason := parameters.left_out_as(name))
     }
     wanted = [name for name in bundle.entries if name not in others]
-    tensors = dict(parameters.from_tf1(name, bundle.read(name)) for name in wanted)
-    return tensors, Counter(others.values())
+    # TensorFlow 1 has no graph of objects: its keys are the variables' names.
+    if OBJECT_GRAPH not in bundle.entries:
+        found = (parameters.from_tf1(name, bundle.read(name)) for name in wanted)
+        return Source(dict(found), Counter(others.values()))
+    known = bundle.variable_names()
+    names = {key: known.get(key, "") for key in wanted}
+    for key in tf2_names.unused_poolers(names):
+        others[key] = "unused pooler"
+        del names[key]
+    tensors, heads = tf2_names.from_tf2(names, bundle.read, str(prefix))
+    return Source(tensors, Counter(others.values()), heads)
 
 
 def read_pytorch(path: Path) -> parameters.Tensors:
@@ -132,13 +155,13 @@ def convert(
     multiple: int = 8,
     vocab_size: int | None = None,
     bert_config: Path | None = None,
-) -> tuple[parameters.Shape, Counter[str]]:
+) -> tuple[parameters.Shape, Mapping[str, int]]:
     """Converts a checkpoint; returns the model's sizes and the number of skipped variables by kind.
 
     Args:
         source: TensorFlow prefix or folder, .pt or .safetensors file.
-        target: .pt or .safetensors file.
-        names: a key of NAMES.
+        target: .pt or .safetensors file, or a prefix for TensorFlow 2.
+        names: a key of NAMES, or TENSORFLOW2.
         multiple: of which the padded vocabulary size is a multiple.
         vocab_size: rows of the vocabulary to keep before padding; None: all.
         bert_config: bert_config.json that the checkpoint must match.
@@ -147,25 +170,35 @@ def convert(
         DataError: unreadable source, missing or unknown parameters, sizes of another model, or
         unwritable target.
     """
-    if target.suffix not in (".pt", ".safetensors"):
-        raise DataError(f"{target}: the target must end in .pt or .safetensors")
+    to_tensorflow = names == TENSORFLOW2
+    if (target.suffix in (".pt", ".safetensors")) == to_tensorflow:
+        wanted = "a prefix, such as tf2_ckpt/model.ckpt-28252" if to_tensorflow else ".pt or .safetensors"  # fmt: skip
+        raise DataError(f"{target}: with --names {names} the target must be {wanted}")
     if source.suffix in (".pt", ".pth", ".bin", ".safetensors"):
-        tensors, left_out = read_pytorch(source), Counter[str]()
+        read = Source(read_pytorch(source))
     else:
-        tensors, left_out = read_tensorflow(prefix_of(source))
-    shape = parameters.check_complete(tensors, str(source))
+        read = read_tensorflow(prefix_of(source))
+    shape = parameters.check_complete(read.tensors, str(source))
     size = vocab_size or shape.vocabulary
     if size > shape.vocabulary:
         raise DataError(
             f"--vocab-size {size}: {source} has only {shape.vocabulary} words"
         )
+    heads = read.heads
     # Before padding, as the file has the size of the vocabulary.
     if bert_config:
-        parameters.check_config(replace(shape, vocabulary=size), bert_config)
-    # 30,522 words become 30,528 rows: tensor cores want sizes that are multiples of 8.
-    tensors = parameters.resize_vocabulary(tensors, size + -size % multiple)
-    write_pytorch(target, NAMES[names](tensors))
-    return parameters.check_complete(tensors, str(target)), left_out
+        sizes = replace(shape, vocabulary=size)
+        heads = parameters.check_config(sizes, read.heads, bert_config)
+    if to_tensorflow:
+        if heads is None:
+            raise DataError(f"{target}: give --bert-config, which has the number of heads")  # fmt: skip
+        tensors = parameters.resize_vocabulary(read.tensors, size)
+        write_checkpoint(target, tf2_names.to_tf2(tensors, heads))
+    else:
+        # 30,522 words become 30,528 rows: tensor cores want sizes that are multiples of 8.
+        tensors = parameters.resize_vocabulary(read.tensors, size + -size % multiple)
+        write_pytorch(target, NAMES[names](tensors))
+    return parameters.check_complete(tensors, str(target)), read.left_out
 
 
 def main(options: argparse.Namespace) -> None:

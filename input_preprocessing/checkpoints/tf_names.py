@@ -1,4 +1,4 @@
-"""Names of BERT's parameters in TensorFlow 1, Hugging Face and MLPerf's converted .pt files.
+"""Names of BERT's parameters in TensorFlow 1 (2: tf2_names.py), Hugging Face and MLPerf's converted .pt files.
 
 Conversions go through Hugging Face's names. The others only spell them differently, but
 TensorFlow's dense kernels are transposed.
@@ -120,15 +120,19 @@ def check_complete(tensors: Tensors, where: str) -> Shape:
     return shape
 
 
-def check_config(shape: Shape, path: Path) -> None:
-    """Compares the checkpoint's sizes (with the vocabulary before padding) with bert_config.json.
+def check_config(shape: Shape, heads: int | None, path: Path) -> int:
+    """Compares the checkpoint's sizes (with the vocabulary before padding, and heads, if it shows
+    them) with bert_config.json; returns the number of heads.
 
     Raises:
         DataError: not a BERT configuration, or of another model; the message lists all differences.
     """
     try:
         config = json.loads(path.read_text())
+        if heads is None:
+            heads = int(config["num_attention_heads"])
         wanted = {
+            "num_attention_heads": heads,
             "num_hidden_layers": shape.layers,
             "hidden_size": shape.hidden,
             "intermediate_size": shape.feed_forward,
@@ -148,6 +152,7 @@ def check_config(shape: Shape, path: Path) -> None:
         raise DataError(
             f"{path} is of another model than the checkpoint: {', '.join(odd)}"
         )
+    return heads
 
 
 def resize_vocabulary(tensors: Tensors, size: int) -> Tensors:

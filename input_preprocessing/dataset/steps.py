@@ -317,7 +317,8 @@ class Job:
             if text_of(cased) != text.strip():
                 manifest.write_text(cased, text)
         converted = phase1 / f"{CHECKPOINT}.pt"
-        prefixes = [folder / CHECKPOINT for folder in (download, download / "tf1_ckpt")]
+        folders = download, download / "tf1_ckpt", download / "tf2_ckpt"
+        prefixes = [folder / CHECKPOINT for folder in folders]
         if prefix := next(
             (path for path in prefixes if Path(f"{path}.index").is_file()), None
         ):

@@ -20,7 +20,7 @@ from bert.data.records import DataError
 from input_preprocessing.stage.reading import readable
 
 # The last 48 bytes of a LevelDB table: two block handles, padded to 40 bytes, and this number.
-_MAGIC = 0xDB4775248B80FB57
+MAGIC = 0xDB4775248B80FB57
 _FOOTER = 48
 # Numbers of tensorflow.DataType.
 _DTYPES: dict[int, Any] = {
@@ -31,6 +31,7 @@ _DTYPES: dict[int, Any] = {
     14: "bfloat16",
     19: np.float16,
 }
+STRING = 7
 OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 Value = int | bytes
 
@@ -164,11 +165,53 @@ class Bundle:
             raw = np.fromfile(file, dtype=np.uint8, count=entry.size)
         if raw.size != entry.size:
             raise DataError(f"{path} is too short for tensor {name}; copy it again")
-        if int.from_bytes(masked_crc(raw), "little") != entry.crc:
+        covered: npt.NDArray[np.uint8] | bytes = raw
+        if entry.dtype == STRING:
+            covered = _checked_string(raw.tobytes())
+        if int.from_bytes(masked_crc(covered), "little") != entry.crc:
             raise DataError(
                 f"{path}: checksum of tensor {name} is wrong; copy the file again"
             )
         return raw
+
+    def variable_names(self) -> dict[str, str]:
+        """Key -> name of each variable, of a TensorFlow 2 checkpoint.
+
+        Raises:
+            DataError: its graph of objects is damaged.
+        """
+        raw = self.read_bytes(OBJECT_GRAPH).tobytes()
+        names: dict[str, str] = {}
+        try:
+            _, at = read_varint(raw, 0)
+            # TrackableObjectGraph: 1 nodes, each with 2 attributes: 2 full_name, 3 checkpoint_key.
+            for node in _messages(raw[at + 4 :], 1):
+                for attribute in _messages(node, 2):
+                    parts = dict(fields(attribute))
+                    name, key = (parts.get(number, b"") for number in (2, 3))
+                    assert isinstance(name, bytes)
+                    assert isinstance(key, bytes)
+                    names[key.decode()] = name.decode()
+        except (ValueError, AssertionError) as error:
+            raise DataError(
+                f"{self.prefix}: the object graph is damaged ({error}); copy it again"
+            ) from error
+        return names
+
+
+def _messages(data: bytes, number: int) -> Iterator[bytes]:
+    return (
+        value for n, value in fields(data) if n == number and isinstance(value, bytes)
+    )
+
+
+def _checked_string(raw: bytes) -> bytes:
+    """What the checksum of a scalar string covers: its length as four bytes, then what follows it."""
+    try:
+        length, at = read_varint(raw, 0)
+        return struct.pack("<I", length) + raw[at:]
+    except (ValueError, struct.error):
+        return b""  # damaged, so that the checksum will not match
 
 
 def _parse_entry(data: bytes) -> Entry:
@@ -188,7 +231,7 @@ def _parse_entry(data: bytes) -> Entry:
 
 def _read_table(data: bytes) -> Iterator[tuple[bytes, bytes]]:
     """All records of the table, sorted by key."""
-    if len(data) < _FOOTER or struct.unpack("<Q", data[-8:])[0] != _MAGIC:
+    if len(data) < _FOOTER or struct.unpack("<Q", data[-8:])[0] != MAGIC:
         raise ValueError("wrong magic number")
     footer = data[-_FOOTER:]
     # The handle of the metaindex block (two numbers) is skipped; the index block's follows it.

@@ -115,7 +115,7 @@ def test_gradient_accumulators_are_left_out(
         for name, value in values.items()
     }
     write_bundle(tmp_path / "model.ckpt-1", tensors)
-    found, left_out = read_tensorflow(tmp_path / "model.ckpt-1")
+    found, left_out, _ = read_tensorflow(tmp_path / "model.ckpt-1")
     assert left_out == {"gradient accumulator": len(values)}
     assert found.keys() == read_tensorflow(PREFIX)[0].keys()
 
@@ -132,18 +132,6 @@ def test_a_long_list_of_misfits_is_cut(
     ) as caught:
         convert(tmp_path / "model.ckpt-1", tmp_path / "a.pt", "mlperf")
     assert len(str(caught.value)) < 500
-
-
-def test_a_checkpoint_of_tensorflow_2_is_told_what_to_give_instead(
-    tmp_path: Path,
-) -> None:
-    write_bundle(
-        tmp_path / "model.ckpt-1", {"_CHECKPOINTABLE_OBJECT_GRAPH": np.zeros(1)}
-    )
-    with pytest.raises(
-        DataError, match="is a checkpoint of TensorFlow 2; give that of tf1_ckpt"
-    ):
-        convert(tmp_path / "model.ckpt-1", tmp_path / "a.pt", "mlperf")
 
 
 def test_all_kinds_of_file_hold_the_same_tensors(tmp_path: Path) -> None:
