@@ -2,9 +2,9 @@
 
 They compute on the CPU, but to all of PyTorch they are CUDA's. As there, tensors of two devices do
 not mix; a stream that captures runs nothing, keeps what is launched, and refuses what would wait
-for it; a capture that failed leaves its stream current and its pool of memory open, since
-torch.cuda.graph is PyTorch's own; a replay repeats the operations in the same memory, with new
-random numbers. Unlike there, everything is done at once, and there is no Triton.
+for it; graphs, pools and streams go by the rules of STAND_IN_TORCH (cuda_rules.py), within PyTorch's
+own torch.cuda.graph; a replay repeats the operations in the same memory, with new random numbers.
+Unlike there, everything is done at once, and there is no Triton.
 stand_in_gpu.cpp must have been loaded before.
 """
 
@@ -13,12 +13,13 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import sys
 import time
 from importlib.machinery import PathFinder
 from types import SimpleNamespace
 
+import cuda_rules
 import torch
-from random_states import Generator
 from torch.profiler import ProfilerActivity
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
@@ -26,8 +27,6 @@ from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 aten = torch.ops.aten
 GPU, HOST = torch.device("cuda", 0), torch.device("cpu")
 MIXED = "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!"
-REFUSED = "CUDA error: operation not permitted when stream is capturing"
-BROKEN = "CUDA error: operation failed due to a previous error during capture"
 COPIES = {aten.copy_.default, aten._to_copy.default}
 READS = {
     aten._local_scalar_dense.default,
@@ -107,14 +106,15 @@ def launched(function, args, kwargs):
         raise RuntimeError(MIXED)
     run = ON_DEVICE.get(function, function)
     host_args, host_kwargs = tree_map(on_host, (args, kwargs))
-    if state.graph is None:
+    if (graph := cuda.stream.graph) is None:
         if torch.Tag.nondeterministic_seeded in function.tags:
-            GENERATOR.check()
+            cuda.generator.check()
         result = run(*host_args, **host_kwargs)
     else:
         pageable = not all(hasattr(one, "pinned") for one in foreign)
-        state.graph.permit(on_device and function not in READS and not pageable)
-        result = state.graph.keep(function, run, host_args, host_kwargs)
+        graph.permit(on_device and function not in READS and not pageable)
+        cuda.call("launch")
+        result = graph.keep(function, run, host_args, host_kwargs)
     if not on_device:
         return result
     known = {id(one.host): one for one in ours}  # of what is changed in place
@@ -123,6 +123,7 @@ def launched(function, args, kwargs):
         lambda one: known[id(one)] if id(one) in known else GpuTensor(one),
         result,
     )
+    cuda.allocated([one for one in tensors_in(made) if id(one.host) not in known])
     if not ours or run is not function:
         return made
     return return_and_correct_aliasing(function, args, kwargs, made)
@@ -214,34 +215,22 @@ ON_DEVICE = {
     aten._scaled_mm.default: scaled_product,
     aten._scaled_mm.out: scaled_product,
     aten.mm.default: product,
+    aten.mm.dtype: lambda a, b, dtype: (a.float() @ b.float()).to(dtype),
+    aten.addmm.dtype_out: lambda c, a, b, dtype, out: out.copy_(
+        c + a.float() @ b.float()
+    ),
     aten._fused_sdp_choice.default: lambda *_, **__: 0,  # written out
 }
 
 
-class Stream:
-    device, device_index = GPU, 0
-
-    def __init__(self, device=None):
-        pass
-
-    def wait_stream(self, _):
-        pass
-
-    wait_event = wait_stream
-
-
-class Event:
-    def __init__(self, enable_timing=False):
+class Event(cuda_rules.Event):
+    def __init__(self, cuda, enable_timing=False):
+        super().__init__(cuda)
         self.timed, self.moment = enable_timing, None
 
     def record(self, stream=None):
+        super().record(stream)
         self.moment = time.perf_counter()
-
-    def query(self):
-        return True
-
-    def synchronize(self):
-        synchronize()
 
     def elapsed_time(self, later):
         if not (self.timed and later.timed):
@@ -251,45 +240,25 @@ class Event:
         return 1e3 * (later.moment - self.moment)
 
 
-class CUDAGraph:
+class CUDAGraph(cuda_rules.CUDAGraph):
     """What a capture kept, in order. changed, made: tensors by their memory's place."""
 
-    def __init__(self):
+    def __init__(self, cuda):
         self.operations, self.changed, self.made = [], {}, {}
-        self.invalid, self.ended = False, False
+        super().__init__(cuda)
 
-    def capture_begin(self, pool=None, **_):
-        if state.stream is DEFAULT:
-            raise RuntimeError("CUDA graphs must be captured on a non-default stream.")
-        self.pool_id = pool or graph_pool_handle()
-        state.open.append(self.pool_id)
-        state.graph, self.random = self, GENERATOR.begin()
-
-    def capture_end(self):
-        state.graph = None
-        if self.invalid:
-            raise RuntimeError(BROKEN)
-        end_allocations(0, self.pool_id)
-        GENERATOR.end(self.random)
-        self.ended = True
+    def stopped(self, kept):
+        if not kept:
+            self.operations.clear()
         # Nothing has run: what was there is as it was, what is new has no numbers yet.
         for tensor, before in self.changed.values():
             tensor.copy_(before)
-        for tensor in self.made.values():
-            if tensor.is_floating_point() and tensor.element_size() > 1:
+        for memory, tensor in self.made.items():
+            has_nan = tensor.is_floating_point() and tensor.element_size() > 1
+            if has_nan and place(tensor) == memory:  # not set to other memory since
                 tensor.fill_(math.nan)
-
-    def pool(self):
-        if not self.ended:
-            raise RuntimeError(
-                "Called CUDAGraph::pool() without a preceding successful capture."
-            )
-        return self.pool_id
-
-    def permit(self, allowed):
-        if not allowed:
-            self.invalid = True
-            raise RuntimeError(REFUSED)
+        self.changed.clear()
+        self.made.clear()
 
     def keep(self, function, run, args, kwargs):
         """Keeps an operation. It runs all the same, for the shapes of its results."""
@@ -310,9 +279,6 @@ class CUDAGraph:
             self.operations.append((run, args, kwargs, found))
         return result
 
-    def replay(self):
-        GENERATOR.replay(self.random, self.launch)
-
     def launch(self):
         for run, args, kwargs, found in self.operations:
             for before, after in zip(
@@ -326,23 +292,8 @@ def place(tensor):
     return tensor.untyped_storage().data_ptr()
 
 
-DEFAULT, GENERATOR = Stream(), Generator()
-state = SimpleNamespace(stream=DEFAULT, graph=None, open=[], handles=itertools.count(1))
-
-
-def graph_pool_handle():
-    return 0, next(state.handles)
-
-
-def end_allocations(_, pool):
-    if pool not in state.open:
-        raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
-    state.open.remove(pool)
-
-
-def synchronize(device=None):
-    if state.graph is not None:
-        state.graph.permit(False)
+cuda = cuda_rules.Cuda(os.environ.get("STAND_IN_TORCH", "2.13"))
+cuda.abort = lambda why: (print(why, file=sys.stderr), os.abort())
 
 
 def profile(*, activities, its=torch.profiler.profile):
@@ -365,21 +316,13 @@ STATED = {
     "max_memory_allocated": 2**30,
     "init": None,
     "set_device": None,
-    "empty_cache": None,
     "reset_peak_memory_stats": None,
 }
 REPLACED = {
-    "Stream": Stream,
-    "Event": Event,
-    "CUDAGraph": CUDAGraph,
-    "current_stream": lambda device=None: state.stream,
-    "set_stream": lambda stream: setattr(state, "stream", stream),
-    "synchronize": synchronize,
-    "graph_pool_handle": graph_pool_handle,
-    "is_current_stream_capturing": lambda: state.graph is not None,
+    **cuda.installed(CUDAGraph, Event),
     "get_rng_state": lambda device=None: torch.get_rng_state(),
     "set_rng_state": lambda found, device=None: torch.set_rng_state(found),
-    "default_generators": (GENERATOR,),
+    "default_generators": (cuda.generator,),
 }
 
 
@@ -398,9 +341,8 @@ def install():
     torch.backends.cuda.is_flash_attention_available = lambda: True
     torch.profiler.profile = profile
     torch.compile = lambda model: model
-    torch._C._cuda_endAllocateToPool = end_allocations
-    torch._C._cuda_releasePool = lambda *_: None
-    torch._C._host_emptyCache = lambda: None
+    for name, value in cuda.private().items():
+        setattr(torch._C, name, value)
     # torch.tensor goes to the device by a copy. Module.to makes new parameters, as those of the
     # host cannot become tensors of this class. Threads of autograd would not see the device.
     torch._C._set_only_lift_cpu_tensors(True)

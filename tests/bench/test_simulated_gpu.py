@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from ..waiting import processes_with, wait_until
+from . import cuda_rules
 
 pytestmark = [
     pytest.mark.slow,
@@ -123,6 +124,36 @@ def test_on_a_gpu_without_fp8_all_else_is_checked_and_measured(
         assert found[name]["no_fp8"] == reason
     assert [*found["gemm"]["tflops"]["64"]] == ["bf16"]
     assert found["profile"]["profile"] == "bf16"
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("version", cuda_rules.VERSIONS)
+@pytest.mark.parametrize("precision", ["bf16", "fp8"])
+def test_whatever_call_fails_before_the_clock_the_run_goes_on_or_ends_with_one_line(
+    precision, version, repository, simulated
+):
+    """Every call but kernels, and each 150th of these. Where it goes on losses and state are those of
+    eager steps, and no memory is left behind.
+    """
+    done = subprocess.run(
+        [
+            sys.executable,
+            str(repository / "tests/bench/every_call.py"),
+            precision,
+            "40",
+        ],
+        env=simulated | {"STAND_IN_TORCH": version},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout)
+    assert found["faults"] == []
+    # Before the capture, in the steps' and in the evaluation's.
+    for outcome in ("ended", "eager, evaluation True", "graph, evaluation False"):
+        assert found["outcomes"][outcome] > 5, found
+    assert found["outcomes"]["graph, evaluation True"] == 1
 
 
 def _row(out, variant):

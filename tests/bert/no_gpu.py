@@ -5,7 +5,6 @@ CPU.
 from __future__ import annotations
 
 import contextlib
-import itertools
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -13,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from bert.core.dist import World
 
-from ..bench.random_states import Generator
+from ..bench import cuda_rules
 
 
 class Stream:
@@ -54,55 +53,27 @@ def in_name(monkeypatch, capability=(9, 0)):
     )
 
 
-STREAM = Stream()  # where a process begins
-
-
-class Allocator:
-    """Pools of memory as PyTorch's: by whether allocations go there, and how many graphs use it."""
-
-    def __init__(self):
-        self.open, self.uses = [], {}
-
-    def begin(self, pool):
-        self.open.append(pool)
-        self.uses[pool] = self.uses.get(pool, 0) + 1
-
-    def end(self, device, pool):
-        if pool not in self.open:
-            raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
-        self.open.remove(pool)
-
-    def release(self, device, pool):
-        if not self.uses.get(pool):
-            raise RuntimeError("use_count > 0 INTERNAL ASSERT FAILED")
-        self.uses[pool] -= 1
-
-
-class CUDAGraph:
+class CUDAGraph(cuda_rules.CUDAGraph):
     """What a capture launched, with the memory that it used: a replay does that and nothing else,
     whatever the host has decided since.
-
-    Tells its pool only after a capture that succeeded, as PyTorch's.
     """
 
-    pool_id = random = None
+    def __init__(self, cuda):
+        self.launches, self.recording = [], None
+        super().__init__(cuda)
 
-    def __init__(self):
-        self.launches = []
+    def started(self):
+        self.recording = _Recording(self).__enter__()
 
-    def pool(self):
-        if self.pool_id is None:
-            raise RuntimeError(
-                "Called CUDAGraph::pool() without a preceding successful capture."
-            )
-        return self.pool_id
-
-    def replay(self):
-        generator = torch.cuda.default_generators[None]
-        generator.replay(self.random, self.run)
+    def stopped(self, kept):
+        if self.recording is not None:
+            self.recording.__exit__(None, None, None)
+            self.recording = None
+        if not kept:
+            self.launches.clear()
 
     @torch.no_grad()
-    def run(self):
+    def launch(self):
         for launch in self.launches:
             launch()
 
@@ -110,15 +81,18 @@ class CUDAGraph:
 class _Recording(TorchDispatchMode):
     """Inside, operations run and are recorded; collectives are recorded alone."""
 
-    def __init__(self, launches):
+    def __init__(self, graph):
         super().__init__()
-        self.launches = launches
+        self.graph = graph
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        if function is torch.ops.aten._local_scalar_dense.default:
-            raise RuntimeError("operation not permitted when stream is capturing")
+        self.graph.permit(function is not torch.ops.aten._local_scalar_dense.default)
+        self.graph.cuda.call("launch")
         kwargs = kwargs or {}
         results = function(*args, **kwargs)
+        tensors = [one for one in tree_leaves(results) if isinstance(one, torch.Tensor)]
+        given = [id(one) for one in tree_leaves((args, kwargs))]
+        self.graph.cuda.allocated([one for one in tensors if id(one) not in given])
 
         def launch():
             again = function(*args, **kwargs)
@@ -128,82 +102,52 @@ class _Recording(TorchDispatchMode):
                     old.copy_(new)
 
         if "empty" not in function.name():  # memory, which the recording keeps
-            self.launches.append(launch)
+            self.graph.launches.append(launch)
         return results
 
 
 class _CapturedWork:
     """Of a collective that only a replay starts."""
 
+    def __init__(self, cuda):
+        self.cuda = cuda
+
     def wait(self):
-        if torch.cuda.current_stream() is STREAM:
+        if self.cuda.stream.graph is None:
             raise RuntimeError("waits for a collective of a capture")
 
 
-def captures(monkeypatch):
-    """torch.cuda.graph records what it captures. If that fails its stream stays current and its
-    pool open and in use, as with PyTorch, whose graph.__exit__ has no try/finally and whose
-    capture_end raises first. Returns the allocator.
+def captures(monkeypatch, version="2.13"):
+    """torch.cuda.graph, which is PyTorch's own, records what it captures, by the rules of a version.
+    Returns the libraries.
     """
-    current, allocator, handles = [STREAM], Allocator(), itertools.count(1)
-    recordings, generator = [], Generator()
-
-    class Capture:
-        def __init__(self, graph, *, pool, stream, capture_error_mode):
-            self.graph, self.stream = graph, stream
-            self.pool = pool or (0, next(handles))  # one of its own
-
-        def __enter__(self):
-            self.before, current[0] = current[0], self.stream
-            allocator.begin(self.pool)
-            self.graph.random = generator.begin()
-            recordings.append(_Recording(self.graph.launches).__enter__())
-
-        def __exit__(self, kind, *reason):
-            recordings.pop().__exit__(kind, *reason)
-            if kind is not None:
-                self.graph.launches.clear()
-                raise RuntimeError(
-                    "operation failed due to a previous error during capture"
-                )
-            allocator.end(None, self.pool)
-            generator.end(self.graph.random)
-            self.graph.pool_id = self.pool
-            current[0] = self.before
+    cuda = cuda_rules.Cuda(version)
 
     def recorded(run, waits):
         def start(world, *arguments):
-            if not recordings:
+            if (graph := cuda.stream.graph) is None:
                 return run(world, *arguments)
 
             def launch():
                 if hasattr(work := run(world, *arguments), "wait"):
                     work.wait()
 
-            recordings[-1].launches.append(launch)
-            return arguments[0] if waits else _CapturedWork()
+            graph.launches.append(launch)
+            return arguments[0] if waits else _CapturedWork(cuda)
 
         return start
 
     for name in ("sum", "max", "reduce_scatter", "average", "all_gather"):
         run = recorded(getattr(World, name), name in ("sum", "max"))
         monkeypatch.setattr(World, name, run)
-    monkeypatch.setattr(torch.cuda, "graph", Capture)
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", CUDAGraph)
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, next(handles)))
-    monkeypatch.setattr(
-        torch._C, "_cuda_endAllocateToPool", allocator.end, raising=False
-    )
-    monkeypatch.setattr(torch._C, "_cuda_releasePool", allocator.release, raising=False)
-    monkeypatch.setattr(torch.cuda, "default_generators", {None: generator})
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: current[0])
-    monkeypatch.setattr(
-        torch.cuda, "set_stream", lambda stream: current.__setitem__(0, stream)
-    )
-    return allocator
+    for name, value in cuda.installed(CUDAGraph).items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    for name, value in cuda.private().items():
+        monkeypatch.setattr(torch._C, name, value, raising=False)
+    monkeypatch.setattr(torch.cuda, "default_generators", {0: cuda.generator})
+    return cuda
 
 
 def uncapturable(*_):
     """A hook that fails only in a capture."""
-    if torch.cuda.current_stream() is not STREAM:
-        raise RuntimeError("operation not permitted when stream is capturing")
+    torch.cuda.synchronize()

@@ -148,7 +148,10 @@ class GraphedStep:
             # Before the first launch, in which ranks with a graph would wait for one without.
             if step.world.any(failed is not None):
                 failed = failed or CaptureError("on another rank")
-                self.captured.clear()  # the error holds this object, and a graph its memory
+                # The error holds this object, and a graph its memory.
+                for captured in self.captured.values():
+                    captured.graph.reset()
+                self.captured.clear()
                 # A gather that the capture has started never runs.
                 step.optimizer.weights.mark_stale()
             else:

@@ -132,7 +132,6 @@ def _check_replays(world):
         step = _step(world, variant, batches)
         expected = _outcome(world, step, step, batches, variant.micro_batches)
         with pytest.MonkeyPatch.context() as patch:
-            no_gpu.streams(patch)
             no_gpu.captures(patch)
             step = _step(world, variant, batches)
             # On a CPU the memory of the graph is that of its examples.
@@ -153,7 +152,6 @@ def _check_failures(world):
     for place in ("forward", "backward"):
         for ranks in ([0, 1], [1]):
             with pytest.MonkeyPatch.context() as patch:
-                no_gpu.streams(patch)
                 no_gpu.captures(patch)
                 step = _step(world, variant, batches)
                 layer = step.model.bert.encoder.layer[0]
@@ -183,7 +181,6 @@ def _check_evaluation(world):
     expected = _outcome(world, step, step, batches, 1)
     for fails in (False, True):
         with pytest.MonkeyPatch.context() as patch:
-            no_gpu.streams(patch)
             no_gpu.captures(patch)
             step = _step(world, variant, batches)
             take = GraphedStep(step, copy.deepcopy(batches[:1]))

@@ -13,6 +13,10 @@ class CaptureError(RuntimeError):
     """Work could not be captured, on this rank or another one. It may still be run eagerly."""
 
 
+# Captures that PyTorch has left open: its allocator of host memory goes on asking their graphs.
+_ABANDONED: list[torch.cuda.CUDAGraph] = []
+
+
 def warm_stream(
     run: Callable[[], object], times: int, device: torch.device
 ) -> torch.cuda.Stream:
@@ -41,7 +45,7 @@ def capture(
 
     Reuses the memory of the graph ``before`` except tensors still referenced: temporaries of that
     graph are invalid once this one is launched. draws: random numbers, by the seed set before each
-    replay. Raises CaptureError, leaving the device's state unchanged.
+    replay. Raises CaptureError, leaving the device's state unchanged; ``before`` is then reset, too.
     """
     graph, outside = torch.cuda.CUDAGraph(), torch.cuda.current_stream(stream.device)
     # Made here, as a graph tells its pool only after a capture that succeeded.
@@ -58,8 +62,8 @@ def capture(
         ):
             run()
     except Exception as error:
-        _undo(stream, outside, pool)
         _forget_tensors(error)
+        _undo(graph, before, pool, stream, outside)
         raise CaptureError(" ".join(str(root_cause(error)).split())[:200]) from error
     finally:
         if not draws:
@@ -68,25 +72,50 @@ def capture(
 
 
 def _undo(
-    stream: torch.cuda.Stream, outside: torch.cuda.Stream, pool: tuple[int, int]
+    graph: torch.cuda.CUDAGraph,
+    before: torch.cuda.CUDAGraph | None,
+    pool: tuple[int, int],
+    stream: torch.cuda.Stream,
+    outside: torch.cuda.Stream,
 ) -> None:
-    """Ends what torch.cuda.graph leaves open when its exit raises: stream, allocations to the pool,
-    random numbers.
+    """Ends what a capture that failed leaves open: capture, stream, allocations to the pool, the
+    pool itself, random numbers.
 
-    It has no try/finally, and CUDAGraph.capture_end raises before it ends anything if the capture
-    is invalid.
+    torch.cuda.graph has no try/finally. What CUDAGraph itself ends differs between versions, and
+    builds of one version: each part is ended if it is found open.
     """
+    torch.cuda.set_stream(stream)
+    with suppress(RuntimeError):
+        if torch.cuda.is_current_stream_capturing():  # a hook failed as it began
+            graph.capture_end()
     torch.cuda.set_stream(outside)
-    # Raised if it has ended: the graph was captured but not instantiated.
-    with suppress(RuntimeError):
-        torch._C._cuda_endAllocateToPool(stream.device_index, pool)
-    # Raised if capture_begin failed before it took the pool.
-    with suppress(RuntimeError):
-        torch._C._cuda_releasePool(stream.device_index, pool)
+    with suppress(RuntimeError, AttributeError):
+        for each in filter(None, (graph, before)):
+            each.reset()  # no destructor has to give back the pool after this
+        # Raised if they have ended; no version has a public name for it.
+        with suppress(RuntimeError):
+            torch._C._cuda_endAllocateToPool(stream.device_index, pool)
+            _ABANDONED.append(graph)
+        torch.cuda.empty_cache()
+        if _is_held(pool):
+            torch._C._cuda_releasePool(stream.device_index, pool)
+            torch.cuda.empty_cache()
     # A generator that is still registered with the graph refuses to draw.
     with suppress(RuntimeError):
         generator = torch.cuda.default_generators[stream.device_index]
         generator.graphsafe_set_state(generator.clone_state())
+
+
+def _is_held(pool: tuple[int, int]) -> bool:
+    """Whether the failed capture still counts as a user of its pool, as before PyTorch 2.14: the
+    cache, just emptied, has kept memory of it that no tensor uses.
+
+    To give back a pool once more than it is held aborts the process.
+    """
+    return any(
+        segment["segment_pool_id"] == pool and not segment["active_size"]
+        for segment in torch.cuda.memory_snapshot()
+    )
 
 
 def _forget_tensors(error: BaseException) -> None:
