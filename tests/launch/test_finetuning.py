@@ -166,6 +166,7 @@ def test_a_run_without_seeds_takes_its_trials_from_nexp(site):
         (("glue", "TASK=RTE", "MAX_LEN=64"), "did you mean MAX_SEQ_LENGTH?"),
         (("glue", "TASK=RTE", "OUTPUT_DIR=/tmp"), "did you mean LOGDIR?"),
         (("glue", "TASK=RTE", "XYZZY=3"), "XYZZY: no such setting: docs/variables.md"),
+        (("squad", "KEEP_BEST=1"), "KEEP_BEST is gone: the last epoch is kept"),
         (("squad", "TASK=table"), "squad TASK=table: ./run_finetuning.sh glue"),
         (("glue", "TASK=squad"), "glue TASK=squad: ./run_finetuning.sh squad"),
         (

@@ -238,10 +238,12 @@ def check_names(environ: Mapping[str, str]) -> None:
 
 def check_given(names: Iterable[str]) -> None:
     """Raises ConfigError for a setting that follows a script and is none."""
-    known = [name for _, name, _ in _listed()]
+    known, once = [name for _, name, _ in _listed()], gone()
     for name in names:
         if name in known:
             continue
+        if name in once:
+            raise ConfigError(f"{name} is gone: {once[name].meaning}")
         near = (_GIVEN | SYNONYMS).get(name) or _suggestion(name, known)
         near = near or next(iter(difflib.get_close_matches(name, known, n=1)), None)
         cure = "another program's goes before the command"
