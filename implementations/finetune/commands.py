@@ -13,7 +13,7 @@ from bert.core.rundir import difference
 from common.env import ConfigError
 from finetune import files, saved
 from finetune.batches import Samples
-from finetune.dialect import Reading
+from finetune.dialect import QUOTING, Reading
 from finetune.tables import column_names
 
 # Not timed: the first ones compile kernels and fill the allocator's caches.
@@ -44,6 +44,7 @@ def predict(
         columns = column_names(options.text_columns)
         reading = Reading(
             separator=options.separator,
+            quoting=options.quoting,
             encoding=options.encoding,
             no_header=options.no_header,
         )
@@ -73,6 +74,9 @@ def _add_predict_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--separator", default="", help="a character, tab, or none: a text per line"
+    )
+    parser.add_argument(
+        "--quoting", default="", choices=QUOTING, help="marks within cells"
     )
     parser.add_argument(
         "--encoding", default="", help="such as cp1252 (default: UTF-8)"

@@ -16,6 +16,7 @@ from bert.training.config import Hardware
 from common.env import ConfigError, env, from_env
 from common.files import object_of
 from finetune import glue
+from finetune.dialect import QUOTING
 
 # Fine-tuning's own defaults.
 # As in the fine-tuning of the BERT paper: Adam with decay, 10% of warm-up, then linear to 0.
@@ -107,6 +108,12 @@ class FinetuneConfig(Hardware):
         "SEPARATOR",
         "",
         doc="tables: a character, `tab`, or `none`: a text per line; unset: found",
+    )
+    quoting: str = env(
+        "QUOTING",
+        "",
+        choices=("", *QUOTING),
+        doc="tables: marks within cells are doubled, escaped or text; unset: found",
     )
     encoding: str = env(
         "ENCODING",
@@ -259,11 +266,11 @@ class FinetuneConfig(Hardware):
 
     @property
     def vocabulary(self) -> Path:
-        """vocab.txt beside the weights, else beside BERT_CONFIG."""
-        beside = self.weights_folder / "vocab.txt"
-        return (
-            beside if beside.is_file() else self.bert_config_path.parent / "vocab.txt"
-        )
+        """vocab.txt or tokenizer.json beside the weights, else beside BERT_CONFIG."""
+        folders = self.weights_folder, self.bert_config_path.parent
+        names = "vocab.txt", "tokenizer.json"
+        paths = [folder / name for folder in folders for name in names]
+        return next((path for path in paths if path.is_file()), paths[2])
 
     @property
     def trial_seed(self) -> int:

@@ -1,9 +1,10 @@
 """How a table is written: encoding, separator, quotation marks; found in the file, or refused where
 in doubt.
 
-A wrong guess would train on a price or lose a row in silence, so a file is read only if one way
-alone makes it rectangular. What cannot be told from the file is asked for by name: ``Reading``
-holds the answers.
+A wrong guess would train on a price or lose a row in silence. So a file is read in each way that
+programs write tables, and taken only if one way alone makes it rectangular; where quotation marks
+could be text, if a program that encloses cells would have written the same. What cannot be told
+from the file is asked for by name: ``Reading`` holds the answers.
 """
 
 import codecs
@@ -14,6 +15,7 @@ import json
 import re
 import zlib
 from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +24,7 @@ from bert.data.records import DataError
 
 KINDS = ("tsv", "csv", "jsonl")
 SEPARATORS = {",": "','", ";": "';'", "|": "'|'", "\t": "tab"}
-SPELLINGS = {"tab": "\t", "none": ""}  # of --separator, besides the character
+SPELLINGS = {"tab": "\t", "none": ""}  # of SEPARATOR, besides the character
 _UNPACK = "unpack it, or pack it with gzip"
 _SHEET = "save the table as CSV (UTF-8)"
 _EXPORT = "write it with pandas' to_json(orient='records', lines=True)"
@@ -61,6 +63,29 @@ _MARKS = {
 }
 # JSON, whatever the file is called.
 _RECORD, _LIST = re.compile(r'\s*\{\s*["}]'), re.compile(r'\s*\[\s*["{[\]]')
+# Ways to write a cell that holds a separator, a quotation mark or a line break, as csv reads them.
+QUOTING: dict[str, dict[str, Any]] = {
+    # In marks, those within doubled: pandas, Excel, Google Sheets' CSV.
+    "double": {},
+    # In marks, those within behind a backslash, which else is text: write.table, made "double".
+    "R": {},
+    # In marks or not, each of these behind a backslash: csv's and pandas' escapechar, MySQL's
+    # ENCLOSED BY.
+    "backslash": {"escapechar": "\\", "doublequote": False},
+    # Marks are text, and a backslash is before the others: MySQL's and Postgres' text.
+    "dump": {"escapechar": "\\", "quoting": csv.QUOTE_NONE},
+    # Google Sheets' TSV, which has neither line breaks nor tabs in cells.
+    "none": {"quoting": csv.QUOTE_NONE},
+}
+ESCAPING = ["backslash", "dump"]
+_ESCAPE = re.compile(r"\\(.)", re.DOTALL)
+_CONTROLS = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "b": "\b", "Z": "\x1a"}
+_ESCAPED = {*_CONTROLS, *"N\\'\"\r\n\t,;|"}
+# Private use: stands for a control character while csv reads.
+_CONTROL, _NEVER = 0xF0000, "\uffff"
+_MEANT = {_CONTROL + ord(letter): meant for letter, meant in _CONTROLS.items()}
+_NUMBER = re.compile(r"[-+]?[\d.]+([eE][-+]?\d+)?")
+_QUOTING_CURE = "set QUOTING (predict: --quoting) to double, none (they are text), backslash, dump or R"
 _QUOTES = "double the quotation marks within a quoted cell"
 # csv refuses cells above 131,072 characters otherwise.
 csv.field_size_limit(1 << 30)  # cells may be long
@@ -71,10 +96,11 @@ Row = list[str] | dict[str, Any]
 @dataclass(frozen=True, kw_only=True)
 class Reading:
     """What the user says about a file; empty: found. separator: a character, tab, or none for a
-    text per line.
+    text per line; quoting: a key of QUOTING.
     """
 
     separator: str = ""
+    quoting: str = ""
     encoding: str = ""
     no_header: bool = False
 
@@ -108,30 +134,22 @@ def read(path: Path, reading: Reading, plain_quotes: bool = False) -> RowFile:
         raise DataError(f"{path}: is one JSON list: {cure}")
     if kind == "jsonl" or _RECORD.match(text):
         return RowFile(_records(path, text), True, f"{encoding}JSON Lines")
-    separator = _separator(path, text, kind, reading.separator)
-    parse = plain = _parse(text, separator or ",")
-    is_text = plain_quotes or reading.separator == "none"
-    # Only in TSV are quotation marks usually text; in CSV one that does not close is an error.
-    if is_text or separator in ("", "\t"):
-        lines = enumerate(text.split("\n"), 1)
-        plain = _Parse([(number, _cells(line, separator)) for number, line in lines])
-    is_quoted = not is_text and _encloses(text, parse, plain)
-    if is_quoted and not separator and parse.long_rows:
-        told = f"{parse.long_rows[0]}: quotation marks enclose several lines"
-        cure = "give --separator ',' if they are one text, or none: a text per line"
-        raise DataError(f"{path}:{told}: {cure}")
-    if not is_quoted:
-        parse = plain
+    if plain_quotes:
+        separator = SPELLINGS.get(reading.separator, reading.separator) or "\t"
+        parse = _parse(text, separator, "none", ragged=True)
+    elif reading.separator == "none":
+        separator, parse = "", _parse(text, "", "none")
+    else:
+        separator, parse = _found(path, text, kind, reading)
     if parse.problem:
         raise DataError(f"{path}{parse.problem}")
     last = max(number for number, cells in parse.rows if cells)
-    is_one_column = len(next(cells for _, cells in parse.rows if cells)) == 1
     rows: list[tuple[int, Row]] = [
         (number, cells or [""])
         for number, cells in parse.rows
-        if cells or (is_one_column and number < last)
+        if cells or (parse.width == 1 and number < last)
     ]
-    form = f"separator {SEPARATORS.get(separator, repr(separator))}"
+    form = f"separator {_shown(separator)}"
     # A quotation mark that stands for itself may have joined two rows.
     if parse.long_rows:
         form += f", rows of several lines: {len(parse.long_rows):,}"
@@ -194,30 +212,36 @@ def _decoded(path: Path, data: bytes, given: str) -> tuple[str, str]:
         differs = given and codecs.lookup(given) != codecs.lookup(encoding)
         text = data.decode(encoding)
     except LookupError:
-        told = f"--encoding {given}: no such encoding, such as cp1252"
+        told = (
+            f"ENCODING={given} (predict: --encoding): no such encoding, such as cp1252"
+        )
         raise DataError(told) from None
     except UnicodeError as error:
         failed, text = error, "" if marked else data.decode("latin-1")
     if "\0" in text:  # all separators fail then, for another reason
         number = 1 + text[: text.index("\0")].count("\n")
         order = "le" if data.index(b"\0") % 2 else "be"
-        cure = f"is it UTF-16? give --encoding utf-16{order}"
+        cure = f"is it UTF-16? set ENCODING=utf-16{order} (predict: --encoding)"
         raise DataError(f"{path}:{number}: has a NUL character: {cure}")
-    # Of an encoding with several bytes a character, a short line may be UTF-8 by chance.
+    # Of an encoding with several bytes a character, many short lines may be UTF-8 by chance.
     is_single = not failed and len(text) == len(data)
-    if others and in_utf8 and (is_single or len(in_utf8) >= len(others)):
+    # Of one byte a character, rarely more than one in twenty.
+    limit = 20 if is_single else 1
+    if others and limit * len(in_utf8) >= len(others):
         told = f"line {others[0]} is not UTF-8, line {in_utf8[0]} is: two encodings"
         raise DataError(f"{path}: {told}: write all lines in UTF-8")
     if failed:
         # Some encodings do not say where.
         number = 1 + data.count(b"\n", 0, getattr(failed, "start", 0))
         line = data.split(b"\n")[number - 1]
-        cure = "another --encoding"
+        cure = "another ENCODING (predict: --encoding)"
         if not given:
             guess = f"{line.decode('cp1252', 'replace')!r:.60}"
-            cure = f"--encoding, such as cp1252 (Windows in Western Europe: {guess})"
-        cure = "write it again" if marked else f"give {cure}"
+            cure = f"ENCODING (predict: --encoding), such as cp1252 (Windows in Western Europe: {guess})"
+        cure = "write it again" if marked else f"set {cure}"
         raise DataError(f"{path}: line {number} is not {encoding}: {cure}")
+    if others and in_utf8:
+        return text, f"line {in_utf8[0]} may be UTF-8, "
     return text, f"{encoding} (not {given}), " if differs else ""
 
 
@@ -249,26 +273,21 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return dict(pairs)
 
 
-def _cells(line: str, separator: str) -> list[str]:
-    """Cells of a line where quotation marks are text; none of a blank one."""
-    line = line.rstrip("\r")
-    # Separators alone are a row of empty cells.
-    if not line:
-        return []
-    return line.split(separator) if separator else [line]
-
-
 class _Parse(NamedTuple):
-    """A file as CSV: first line and cells of each row, none of a blank one, until a row that is not
-    CSV.
+    """A file read in one way: first line and cells of each row, none of a blank one, up to the row
+    that does not fit.
     """
 
     rows: list[tuple[int, list[str]]]
-    problem: str = ""  # with its line; "" if there is none
+    problem: str = ""  # with its line; "" if it is a table
 
     @property
-    def widths(self) -> Counter[int]:
-        return Counter(len(cells) for _, cells in self.rows if cells)
+    def table(self) -> list[list[str]]:
+        return [cells for _, cells in self.rows if cells]
+
+    @property
+    def width(self) -> int:
+        return len(next((cells for _, cells in self.rows if cells), ()))
 
     @property
     def long_rows(self) -> list[int]:
@@ -277,89 +296,225 @@ class _Parse(NamedTuple):
             line for line, cells in self.rows if any("\n" in cell for cell in cells)
         ]
 
-    @property
-    def is_rectangular(self) -> bool:
-        # A wrong separator seldom passes: texts and prices have unequal numbers of commas.
-        return not self.problem and len(self.widths) == 1
 
-
-def _parse(text: str, separator: str) -> _Parse:
-    rows: list[tuple[int, list[str]]] = []
+def _parse(text: str, separator: str, quoting: str, ragged: bool = False) -> _Parse:
+    """ragged: rows may have any number of cells."""
+    if quoting == "R":
+        text = text.replace('\\"', '""')
+    elif quoting in ESCAPING:
+        text = _ESCAPE.sub(_marked, text)
     # strict: a quotation mark that does not close is an error, not the rest of the file in one
     # cell.
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
-    line = 1
+    reader = csv.reader(
+        io.StringIO(text, newline=""),
+        delimiter=separator or _NEVER,
+        strict=True,
+        **QUOTING[quoting],
+    )
+    rows: list[tuple[int, list[str]]] = []
+    line, width, is_short = 1, 0, False
     try:
         for cells in reader:
+            if quoting in ESCAPING:
+                cells = [cell.translate(_MEANT) for cell in cells]
+            # R's write.table has no name above those of the rows.
+            if len(rows) == 1 and separator == "\t" and len(cells) == width + 1:
+                is_short, width = True, width + 1
+            width = width or len(cells)
+            if cells and len(cells) != width and not ragged:
+                told = f"{len(cells)} columns, expected {width} with the separator"
+                return _Parse(rows, f":{line}: {told} {_shown(separator)}")
             rows.append((line, cells))
             # A row may have several lines: the next one begins after its last.
             line = reader.line_num + 1
     except csv.Error as error:
         return _Parse(rows, f":{line}: not CSV ({error}): {_QUOTES}")
+    if is_short:
+        names = [cells[0] for _, cells in rows[1:] if cells]
+        if len({*names}) < len(names) or not all(map(str.isdecimal, names)):
+            return _Parse(rows[:1], f":{rows[1][0]}: a column more than the first line")
+        rows[0] = (1, ["", *rows[0][1]])
     return _Parse(rows)
 
 
-def _encloses(text: str, parse: _Parse, plain: _Parse) -> bool:
-    """Whether quotation marks enclose cells: some do, and each that begins a cell also ends it.
+def _marked(escape: re.Match[str]) -> str:
+    """An escape as csv reads it: it would take the n of a line break for a letter."""
+    letter = escape[1]
+    if letter == "N":  # the missing value, which stays \N
+        return r"\\N"
+    return chr(_CONTROL + ord(letter)) if letter in _CONTROLS else escape[0]
 
-    plain: the file with quotation marks as text. If that makes a table of more rows, two marks of
-    speech have joined some.
+
+def _shown(separator: str) -> str:
+    return SEPARATORS.get(separator, repr(separator))
+
+
+def _quotings(text: str, separator: str) -> list[str]:
+    """Ways to enclose cells that could matter in this text."""
+    ways = ["double"]
+    if '\\"' in text:
+        ways.append("R")
+    if "\\" in text and all(e[1] in _ESCAPED for e in _ESCAPE.finditer(text)):
+        ways += ESCAPING
+    # Only without commas do programs write quotation marks as they are.
+    if '"' in text and separator in ("\t", ""):
+        ways.append("none")
+    return ways
+
+
+def _is_needed(cell: str, separator: str) -> bool:
+    return any(c in cell for c in (separator, '"', "\n", "\r"))
+
+
+def _is_text(cell: str) -> bool:
+    return cell not in ("NA", "TRUE", "FALSE") and not _NUMBER.fullmatch(cell)
+
+
+def _enclosing(text: str, parse: _Parse, separator: str, quoting: str) -> int:
+    """Whether a program that encloses cells wrote the table: 2 surely, 1 perhaps, 0 no.
+
+    If so, it would write the cells as they are in the file.
     """
-    begins = text.startswith('"') or any(f'{before}"' in text for before in ",\t\n\r")
-    if not (begins and parse.is_rectangular):
-        return False
-    is_table = plain.is_rectangular and max(plain.widths) > 1
-    return not (is_table and len(plain.rows) > len(parse.rows))
-
-
-def _separator(path: Path, text: str, kind: str, given: str) -> str:
-    """The one that makes the table rectangular. Raises DataError if several do, or none."""
-    if given:
-        separator = SPELLINGS.get(given, given)
-        if len(separator) > 1:
-            raise DataError(f"--separator {given}: expected one character, tab or none")
-        return separator
-    if kind == "tsv" and "\t" in text:
-        return "\t"
-    parses = {mark: _parse(text, mark) for mark in SEPARATORS}
-    # No separator occurs: a text per line.
-    if all(
-        parse.is_rectangular and set(parse.widths) == {1} for parse in parses.values()
-    ):
-        return ""
-    right = [
-        mark
-        for mark, parse in parses.items()
-        if parse.is_rectangular and max(parse.widths) > 1
+    escapes = quoting == "backslash"
+    mark = '""' if quoting == "double" else '\\"'
+    # csv and pandas; Excel; all cells; all but numbers (pandas, R); none.
+    which: list[Callable[[str], bool]] = [
+        lambda c: _is_needed(c.replace('"', "") if escapes else c, separator),
+        lambda c: _is_needed(c, separator) or "," in c,
+        lambda c: True,
+        _is_text,
+        *([lambda c: False] if escapes else []),
     ]
-    if kind == "tsv":  # of a column without a tab, unless another mark makes more
-        right = ["\t", *right]
-    if len(right) == 1:
-        return right[0]
+    is_short = parse.rows[0][1][:1] == [""] and not text.startswith(('""', separator))
+    rows = [[cell.replace("\r\n", "\n") for cell in cells] for _, cells in parse.rows]
+    rows[0] = rows[0][is_short:]
+
+    def cell_of(cell: str, marks: bool) -> str:
+        if escapes:
+            cell = cell.replace("\\", "\\\\")
+        if marks:
+            return '"' + cell.replace('"', mark) + '"'
+        if escapes:
+            return re.sub(rf'(["\n{re.escape(separator)}])', r"\\\1", cell)
+        # An empty line would be no row.
+        return cell or ('""' if parse.width == 1 else "")
+
+    written = text.replace("\r\n", "\n").rstrip("\n")
+    for number, has_marks in enumerate(which):
+        lines = (
+            separator.join(cell_of(c, has_marks(c)) for c in cells) for cells in rows
+        )
+        if "\n".join(lines).rstrip("\n") == written:
+            marked = [c for cells in rows for c in cells if has_marks(c)]
+            # Speech may be a whole cell, and have commas, but no marks that are doubled.
+            told = any('"' in c or (separator in c and "\n" not in c) for c in marked)
+            told |= escapes and '\\"' in text
+            many = number in (2, 3) or sum("," in c for c in marked) > 2
+            return 2 if told or many else 1
+    return 0
+
+
+def _sure(text: str, parse: _Parse, separator: str, quoting: str) -> int:
+    if quoting in ("double", "R", "backslash"):
+        return _enclosing(text, parse, separator or ",", quoting)
+    return int(separator in ("", "\t"))
+
+
+def _one_quoting(
+    path: Path, text: str, separator: str, ways: dict[str, _Parse]
+) -> _Parse:
+    """The table by the way to enclose cells. Raises DataError if several ways give others."""
+    found, same = dict[str, _Parse](), dict[str, list[str]]()
+    for way, parse in ways.items():
+        first = next(
+            (w for w, other in found.items() if other.table == parse.table), way
+        )
+        found.setdefault(first, parse)
+        same.setdefault(first, []).append(way)
+    if len(found) == 1:
+        return found.popitem()[1]
+    sure = {
+        first: max(_sure(text, found[first], separator, way) for way in alike)
+        for first, alike in same.items()
+    }
+    nulls = [way for way in ESCAPING if way in found and _has_null(found[way])]
+    best = [way for way in sure if sure[way] == 2] or nulls
+    if not best:
+        best = [way for way in found if sure[way]]
+        # Two marks of speech have joined rows.
+        if "none" in found and separator:
+            most = len(found["none"].table)
+            best = [way for way in best if len(found[way].table) == most]
+    if len(best) == 1:
+        return found[best[0]]
+    lines = found["double"].long_rows if "double" in found else []
+    if lines and not separator:
+        told = f":{lines[0]}: quotation marks enclose several lines"
+    else:
+        told = ": quotation marks or backslashes may be text, or enclose and escape it"
+    raise DataError(f"{path}{told}: {_QUOTING_CURE}")
+
+
+def _has_null(parse: _Parse) -> bool:
+    return any(r"\N" in cells for cells in parse.table)
+
+
+def _found(path: Path, text: str, kind: str, reading: Reading) -> tuple[str, _Parse]:
+    """Separator, and the only table. Raises DataError if there are several, or none."""
+    given = SPELLINGS.get(reading.separator, reading.separator)
+    if len(given) > 1:
+        told = f"{reading.separator!r}: expected one character, tab or none"
+        raise DataError(f"SEPARATOR (predict: --separator) {told}")
+    # A mark that does not occur makes one column, as the usual one then does.
+    usual = "\t" if kind == "tsv" else ","
+    separators = [mark for mark in SEPARATORS if mark in text or mark == usual]
+    if reading.separator:
+        separators = [given]
+    if kind == "tsv" and not reading.separator and "\t" in text:
+        separators = ["\t"]
+    parses = dict[str, dict[str, _Parse]]()
+    for mark in separators:
+        ways = [reading.quoting] if reading.quoting else _quotings(text, mark)
+        parses[mark] = {way: _parse(text, mark, way) for way in ways}
+    tables = {
+        mark: {way: parse for way, parse in ways.items() if not parse.problem}
+        for mark, ways in parses.items()
+    }
+    wide = {
+        mark: {way: parse for way, parse in ways.items() if parse.width > 1}
+        for mark, ways in tables.items()
+    }
+    right = [mark for mark, ways in wide.items() if ways]
+    if right and kind == "tsv" and right != ["\t"] and not reading.separator:
+        right = ["\t", *right]  # a column without a tab, or a table by another mark
+    if len(right) > 1:
+        choices = " or ".join(map(_shown, right))
+        cure = "set SEPARATOR (predict: --separator)"
+        raise DataError(f"{path}: is the separator {choices}? {cure}")
     if right:
-        choices = " or ".join(SEPARATORS[mark] for mark in right)
-        raise DataError(f"{path}: is the separator {choices}? give --separator")
+        (mark,) = right
+        return mark, _one_quoting(path, text, mark, wide[mark])
+    first = given if reading.separator else usual
+    if not tables[first]:
+        raise DataError(f"{path}{_misfit(parses)}")
+    if reading.separator:
+        return first, _one_quoting(path, text, first, tables[first])
+    # One column: of texts as they are where no mark occurs, else as a program encloses them.
+    if all(tables.values()) or kind == "tsv":
+        column = tables[first] | {"none": _parse(text, "", "none")}
+        return "", _one_quoting(path, text, "", column)
+    double = tables[first].get("double")
+    if double and _enclosing(text, double, first, "double") == 2:
+        return "", double
     raise DataError(f"{path}{_misfit(parses)}")
 
 
-def _misfit(parses: dict[str, _Parse]) -> str:
-    """The first line that does not fit the separator that fits most lines."""
-    cure = "give --separator (none: a text per line)"
-    # Lines with its usual number of columns, of each separator; of the others that number is 1.
-    fits = {
-        mark: (count, width)
-        for mark, parse in parses.items()
-        for width, count in parse.widths.most_common(1)
-        if width > 1
-    }
-    if fits:
-        mark = max(fits, key=lambda mark: fits[mark])
-        _, width = fits[mark]
-        for line, cells in parses[mark].rows:
-            if len(cells) not in (0, width):
-                told = f"{len(cells)} columns, expected {width} with the separator {SEPARATORS[mark]}"
-                return f":{line}: {told}: quote the cell, or {cure}"
-        return parses[mark].problem
-    if problem := parses[","].problem:
-        return problem
-    return f": its lines have different numbers of columns: quote the cells, or {cure}"
+def _misfit(parses: Mapping[str, Mapping[str, _Parse]]) -> str:
+    """The first line that does not fit where most lines do."""
+    every = [parse for ways in parses.values() for parse in ways.values()]
+    wrong = [parse for parse in every if parse.problem]
+    worst = max(wrong, key=lambda parse: (parse.width > 1, len(parse.rows)))
+    if "columns" not in worst.problem:
+        return worst.problem
+    cure = "set SEPARATOR (tab, or none: a text per line; predict: --separator)"
+    return f"{worst.problem}: quote the cell, or {cure}"

@@ -27,8 +27,8 @@ _NUMERAL = re.compile(r"[-+\u2212]?\d[\d.,]*")
 _DECIMALS = re.compile(r"\d[.,]\d")
 _UNSPACED = re.compile("[\u0e00-\u109f\u3040-\u9fff]")  # letters of Thai, Chinese, ...
 _LARGEST = float(np.finfo(np.float32).max)  # of a regression
-# As pandas, JSON and spreadsheets write a missing value.
-MISSING = "", "nan", "null", "<na>"
+# As pandas, JSON, spreadsheets, MySQL and Postgres write a missing value.
+MISSING = "", "nan", "null", "<na>", "\\n"
 # Words of a text, but no class, and no number.
 _NO_VALUE = *MISSING, "na", "n/a", "#n/a"
 
@@ -191,6 +191,11 @@ class Rows:
         names = self.names = (
             self.cells if self.has_header else list(layout.names) or numbered
         )
+        # Spreadsheets export columns that are empty; pandas calls them so.
+        if names.count("") > 1:
+            names = self.names = [
+                name or f"Unnamed: {column}" for column, name in enumerate(names)
+            ]
         # A dictionary of the row would keep only one of them.
         if repeated := [name for name, count in Counter(names).items() if count > 1]:
             raise DataError(
@@ -301,7 +306,8 @@ def is_missing(value: Any) -> bool:
 
 def _is_void(cell: str) -> bool:
     """Whether a cell is missing, also as people write it by hand."""
-    return cell.strip().lower() in _NO_VALUE
+    # Python's None, as pandas reads it; none is a class of many data sets.
+    return cell.strip().lower() in _NO_VALUE or cell.strip() == "None"
 
 
 def _is_sentence(cell: str) -> bool:

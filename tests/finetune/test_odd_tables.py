@@ -29,10 +29,10 @@ TRAINING = {
     "bars": (b"text|label\na, b|x\nc; d|y\n", [("a, b",), ("c; d",)]),
     "a byte-order mark": (b"\xef\xbb\xbftext,label\na,x\nb,y\n", [("a",), ("b",)]),
     "UTF-16 with its mark": ("text,label\nä,x\nb,y\n".encode("utf-16"), [("ä",), ("b",)]),
-    "UTF-16 without a mark": ("text,label\na,x\nb,y\n".encode("utf-16-be"), "NUL .*give --encoding utf-16be"),
-    "Latin-1": ("text,label\na,x\ncafé,y\n".encode("latin-1"), r"line 3 is not UTF-8: give --encoding, such as cp1252 .Windows in Western Europe: 'café,y'"),
+    "UTF-16 without a mark": ("text,label\na,x\nb,y\n".encode("utf-16-be"), "NUL .*set ENCODING=utf-16be"),
+    "Latin-1": ("text,label\na,x\ncafé,y\n".encode("latin-1"), r"line 3 is not UTF-8: set ENCODING .predict: --encoding., such as cp1252 .Windows in Western Europe: 'café,y'"),
     "two encodings": ("text,label\ncafé,x\n".encode() + "naïve,y\n".encode("latin-1"), "line 3 is not UTF-8, line 2 is: two encodings"),
-    "UTF-16 without a mark, of other letters": ("文,标签\n好,正\n".encode("utf-16-le"), "NUL .*give --encoding utf-16le"),
+    "UTF-16 without a mark, of other letters": ("文,标签\n好,正\n".encode("utf-16-le"), "NUL .*set ENCODING=utf-16le"),
     "a web page in UTF-16": ("<html>a,b".encode("utf-16"), "is a web page"),
     "PDF": (b"%PDF-1.4\n%\xe2\xe3\n", "is PDF: save the table as CSV"),
     "xz": (b"\xfd7zXZ\0\1", "is xz: unpack it"),
@@ -100,7 +100,7 @@ TRAINING = {
     "gzip": (gzip.compress(b"text,label\na,x\nb,y\n"), [("a",), ("b",)]),
     "gzip that is cut off": (gzip.compress(b"text,label\na,x\nb,y\n" * 99)[:-20], "is gzip and cannot be unpacked"),
     "a row with a cell too many": (b"text,label\na,x\nb,c,y\nd,x\n", ":3: 3 columns, expected 2 with the separator ',': quote"),
-    "two separators": (b"1,50;good\n2,30;bad\n", "is the separator ',' or ';'.*--separator"),
+    "two separators": (b"1,50;good\n2,30;bad\n", "is the separator ',' or ';'.*SEPARATOR"),
     "nothing": (b"\n \n", "has no examples"),
     "Windows' line ends": (b"text,label\r\na,x\r\nb,y\r\n", [("a",), ("b",)]),
     "old Macintosh line ends": (b"text,label\ra,x\rb,y\r", [("a",), ("b",)]),
@@ -128,7 +128,9 @@ def test_a_given_encoding_reads_what_is_not_utf_8(tmp_path):
     path.write_bytes("text,label\ncafé,x\nb,y\n".encode("cp1252"))
     table = tables.read(path, Layout(reading=Reading(encoding="cp1252")))
     assert table.texts == [("café",), ("b",)]
-    with pytest.raises(DataError, match="--encoding cp1252x: no such encoding"):
+    with pytest.raises(
+        DataError, match=r"ENCODING=cp1252x .predict: --encoding.: no such encoding"
+    ):
         tables.read(path, Layout(reading=Reading(encoding="cp1252x")))
     path.write_bytes(b"text,label\na-x.y\n")
     with pytest.raises(DataError, match="is not punycode"):
@@ -331,7 +333,7 @@ def test_an_odd_file_to_predict_gives_each_row_or_is_refused(tmp_path, name):
         with pytest.raises(DataError, match=expected):
             tables.read_texts(path, Layout(), 1)
     elif name == "no header":
-        with pytest.raises(DataError, match=r"give --separator \(none"):
+        with pytest.raises(DataError, match=r"set SEPARATOR \(tab, or none"):
             tables.read_texts(path, TRAINED, 1)
         layout = Layout(reading=Reading(separator="none"), labels=TRAINED.labels)
         assert len(tables.read_texts(path, layout, 1).texts) == 3
