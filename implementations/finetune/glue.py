@@ -23,11 +23,32 @@ def accuracy(predicted: Labels, true: Labels) -> float:
     return float((predicted == true).mean())
 
 
-def f1(predicted: Labels, true: Labels) -> float:
-    """Harmonic mean of precision and recall of label 1; 0 if it neither occurs nor is predicted."""
-    hits = int(((predicted == 1) & (true == 1)).sum())
-    either = int((predicted == 1).sum() + (true == 1).sum())
+def f1(predicted: Labels, true: Labels, label: int = 1) -> float:
+    """Harmonic mean of precision and recall of a label; 0 if it neither occurs nor is predicted."""
+    hits = int(((predicted == label) & (true == label)).sum())
+    either = int((predicted == label).sum() + (true == label).sum())
     return 2 * hits / either if either else 0.0
+
+
+def macro_f1(predicted: Labels, true: Labels) -> float:
+    """Mean F1 of the labels that occur or are predicted, frequent and rare ones alike."""
+    labels = np.union1d(predicted, true)
+    return float(np.mean([f1(predicted, true, label) for label in labels]))
+
+
+def by_class(predicted: Labels, true: Labels, names: Sequence[str]) -> list[list[str]]:
+    """A row of each class: precision, recall, F1, and how many examples it has."""
+    rows = [["class", "precision", "recall", "f1", "examples"]]
+    for label, name in enumerate(names):
+        said, is_so = predicted == label, true == label
+        # 0 of none, as scikit-learn has it.
+        shares = (
+            is_so[said].sum() / max(said.sum(), 1),
+            said[is_so].sum() / max(is_so.sum(), 1),
+        )
+        figures = (*shares, f1(predicted, true, label))
+        rows.append([name, *(f"{x:.4f}" for x in figures), str(is_so.sum())])
+    return rows
 
 
 def accuracy_and_f1(predicted: Labels, true: Labels) -> float:
@@ -92,10 +113,10 @@ class Task:
 
 
 # default metrics
-CLASSES = (accuracy,)
+CLASSES = (accuracy, macro_f1)
 NUMBERS = (pearson, spearman, pearson_and_spearman)
 # The metrics that GLUE's leaderboard reports.
-_PAIR, _TWO = (accuracy, f1, accuracy_and_f1), ("0", "1")
+_PAIR, _ONE, _TWO = (accuracy, f1, accuracy_and_f1), (accuracy,), ("0", "1")
 _ENTAILED = ("entailment", "not_entailment")
 
 
@@ -124,15 +145,15 @@ _RELATIONS = ("contradiction", "entailment", "neutral")
 _PARTS = ("_matched", "_mismatched")
 TASKS = {
     "MRPC": Task(_published(("#1 String", "#2 String"), "Quality", _TWO), _PAIR),
-    "SST-2": Task(_published(("sentence",), "label", _TWO), CLASSES),
+    "SST-2": Task(_published(("sentence",), "label", _TWO), _ONE),
     "CoLA": Task(_published(("sentence",), "label", _TWO, _COLA), (matthews, accuracy)),
-    "MNLI": Task(_published(_SENTENCES, "gold_label", _RELATIONS), CLASSES, _PARTS),
+    "MNLI": Task(_published(_SENTENCES, "gold_label", _RELATIONS), _ONE, _PARTS),
     "QQP": Task(_published(_QUESTIONS, "is_duplicate", _TWO), _PAIR),
-    "QNLI": Task(_published(("question", "sentence"), "label", _ENTAILED), CLASSES),
-    "RTE": Task(_published(_SENTENCES, "label", _ENTAILED), CLASSES),
+    "QNLI": Task(_published(("question", "sentence"), "label", _ENTAILED), _ONE),
+    "RTE": Task(_published(_SENTENCES, "label", _ENTAILED), _ONE),
     # A similarity from 0 to 5, predicted as a number.
     "STS-B": Task(_published(_SENTENCES, "score"), NUMBERS),
-    "WNLI": Task(_published(_SENTENCES, "label", _TWO), CLASSES),
+    "WNLI": Task(_published(_SENTENCES, "label", _TWO), _ONE),
     "table": Task(),
     "TSV": Task(),  # former name
 }

@@ -146,6 +146,16 @@ def load(model: FineTuned, path: Path) -> Loaded:
     tensors = read_state_dict(path)
     parameters = dict(model.named_parameters())
     shapes = {name: parameter.shape for name, parameter in parameters.items()}
+    # A head for other classes is none for these.
+    others = [
+        name
+        for name, shape in shapes.items()
+        if not name.startswith("bert.")
+        and name in tensors
+        and tensors[name].shape != shape
+    ]
+    if others:
+        tensors = {name: t for name, t in tensors.items() if name not in others}
     lacking = [name for name in shapes if name not in tensors]
     unused = sorted(name for name in tensors if name not in shapes)
     # The encoder must be there; a head or pooler may be new, as pretrained weights have another.

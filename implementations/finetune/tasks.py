@@ -5,6 +5,7 @@ scores.
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -208,8 +209,8 @@ class Glue(TaskData):
         return Classification(config, kernels, len(self.layout.labels) or 1)
 
     def finish(self, scores: Sequence[np.ndarray], folder: Path) -> dict[str, float]:
-        """Writes predictions.tsv (index, prediction, probability of each label); returns the
-        metrics, if known.
+        """Writes predictions.tsv (index, prediction, probability of each label), and of a user's
+        table classes.tsv; returns the metrics, if known.
 
         Mode prediction also writes the files for GLUE's server.
         """
@@ -239,6 +240,15 @@ class Glue(TaskData):
             values = np.array(
                 [row.argmax() if names else row[0] for row in scores[begin:end]]
             )
+            if names and not self.task.layout:
+                classes = glue.by_class(values, true[begin:end], names)
+                _write_rows(folder / "classes.tsv", classes)
+                widths = [
+                    max(map(len, column)) for column in zip(*classes, strict=True)
+                ]
+                for line in classes:
+                    padded = "  ".join(map(str.ljust, line, widths))
+                    print(f"finetune: {padded.rstrip()}", file=sys.stderr)
             for metric in self.task.metrics or (
                 glue.CLASSES if names else glue.NUMBERS
             ):
@@ -266,7 +276,10 @@ def _layout(config: FinetuneConfig) -> tables.Layout:
     if config.no_header and not facts.get("label_column", "").startswith("column_"):
         facts = {}
     reading = Reading(
-        separator=config.separator, encoding=config.encoding, no_header=config.no_header
+        separator=config.separator,
+        quoting=config.quoting,
+        encoding=config.encoding,
+        no_header=config.no_header,
     )
     return tables.Layout(
         texts=tables.column_names(config.text_columns),

@@ -152,3 +152,17 @@ def test_each_dev_file_is_scored_and_test_files_become_files_for_glues_server(
             assert metrics == {"accuracy": 1.0, "mismatched_accuracy": 0.0}
         else:
             assert next(iter(metrics.values())) == pytest.approx(1)
+
+
+def test_macro_f1_and_the_rows_of_the_classes_count_every_label_once():
+    """The values are scikit-learn's: f1_score(average="macro"), classification_report."""
+    true, said = np.array([0, 0, 0, 1, 1, 2]), np.array([0, 0, 1, 1, 3, 0])
+    # F1 of 0: 2/3, of 1: 1/2, of 2 and 3: 0, of which 2 is never said and 3 never true.
+    assert glue.macro_f1(said, true) == pytest.approx((2 / 3 + 1 / 2) / 4)
+    assert glue.by_class(said, true, ["a", "b", "c", "d", "e"])[1:] == [
+        ["a", "0.6667", "0.6667", "0.6667", "3"],
+        ["b", "0.5000", "0.5000", "0.5000", "2"],
+        ["c", "0.0000", "0.0000", "0.0000", "1"],
+        ["d", "0.0000", "0.0000", "0.0000", "0"],
+        ["e", "0.0000", "0.0000", "0.0000", "0"],
+    ]

@@ -193,6 +193,23 @@ def test_an_encoder_without_head_and_other_heads_are_accepted_and_reported(tmp_p
     assert left_over[1:] == ["bert.pooler.dense.bias", "bert.pooler.dense.weight"]
 
 
+def test_a_head_of_other_classes_is_new_and_said(tmp_path):
+    """MNLI, three classes, as the start of RTE, two."""
+    other = dict(model_of("MNLI").named_parameters())
+    torch.save(other, tmp_path / "x.pt")
+    plain = kernels.bind_kernels(
+        kernels.KernelsConfig(fused="none"), torch.device("cpu")
+    )
+    model = Classification(SHAPE, plain, 2)
+    models.initialize(model, seed=5)
+    drawn = model.classifier.weight.detach().clone()
+    loaded = models.load(model, tmp_path / "x.pt")
+    assert loaded.new == ["classifier.weight", "classifier.bias"]
+    assert torch.equal(model.classifier.weight, drawn)
+    pooler = "bert.pooler.dense.weight"
+    assert torch.equal(model.get_parameter(pooler), other[pooler])
+
+
 def test_weights_that_do_not_fit_are_one_line(tmp_path):
     state = {
         name: p

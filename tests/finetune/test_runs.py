@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from bert.core.claim import Claim
+from bert.data.tokens import WordPiece
 from bert.training.loop import StepCounter
 from common.env import ConfigError, variables
 from finetune import config, saved
@@ -438,6 +439,11 @@ def test_a_users_table_is_learnt_and_its_labels_are_kept(squad_environment, tmp_
         "colour",
         "place",
     ]
+    assert figures["macro_f1"] == 1
+    assert (folder / "classes.tsv").read_text() == (
+        "class\tprecision\trecall\tf1\texamples\n"
+        "colour\t1.0000\t1.0000\t1.0000\t1\nplace\t1.0000\t1.0000\t1.0000\t1\n"
+    )
     # One label only: the others are the model's.
     (tmp_path / "dev.tsv").write_text("blue\tcolour\n")
     model = {
@@ -580,6 +586,23 @@ def test_the_vocabulary_beside_the_weights_is_the_models(
         config.read(
             squad_environment | {"INIT_CHECKPOINT": str(tmp_path / "weights.pt")}
         )
+
+
+def test_a_folder_with_tokenizer_json_alone_is_trained_on(squad_environment, tmp_path):
+    data = Path(squad_environment["DATA"])
+    for file in ("config.json", "weights.pt"):
+        (tmp_path / file).write_bytes((data / file).read_bytes())
+    words = (data / "vocab.txt").read_text().split("\n")
+    ids = {word: number for number, word in reversed([*enumerate(words)])}
+    tokenizer = {"model": {"type": "WordPiece", "vocab": ids}}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    own = {"INIT_CHECKPOINT": str(tmp_path / "weights.pt"), "EPOCHS": "0.1"}
+    assert run(squad_environment | own | {"RUN_DIR": str(tmp_path / "run")}) == 0
+    kept = WordPiece(tmp_path / "run" / "model_0" / "vocab.txt").ids
+    assert {word: number for word, number in kept.items() if word} == ids
+    (tmp_path / "tokenizer.json").write_text('{"model": {"type": "Unigram"}}')
+    with pytest.raises(ConfigError, match="no vocabulary of WordPiece in it"):
+        config.read(squad_environment | own)
 
 
 def test_casing_and_length_are_the_models(squad_environment, tmp_path):

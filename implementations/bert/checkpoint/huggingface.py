@@ -12,9 +12,11 @@ from typing import Any
 import safetensors.torch
 from torch import Tensor
 
+from bert.data.records import DataError
+from bert.data.tokens import words_of
 from bert.model.config import BertConfig
 from common.env import ConfigError
-from common.files import object_of, whole_file, write_json
+from common.files import object_of, whole_file, write_json, write_text
 
 WEIGHTS = (
     "model.safetensors",
@@ -55,13 +57,9 @@ def lower_case(vocab_file: Path) -> bool:
 
 def _words(vocab_file: Path) -> list[str]:
     try:
-        # Not splitlines: U+2028 is a word.
-        return vocab_file.read_text(encoding="utf-8").removesuffix("\n").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
-        raise ConfigError(
-            f"{vocab_file}: cannot read the vocabulary ({reason}): give the model's vocab.txt"
-        ) from None
+        return words_of(vocab_file)
+    except DataError as error:
+        raise ConfigError(f"{error}: give the model's vocab.txt") from None
 
 
 def check_vocabulary(vocab_file: Path, config: BertConfig, md5: str = "") -> None:
@@ -125,7 +123,9 @@ def write(
         mode = partial.stat().st_mode
         safetensors.torch.save_file(kept, partial, metadata={"format": "pt"})
         partial.chmod(mode)  # the usual mode: safetensors writes for its user alone
-    if vocab_file.resolve() != (folder / "vocab.txt").resolve():
+    if vocab_file.suffix == ".json":
+        write_text(folder / "vocab.txt", "\n".join(_words(vocab_file)) + "\n")
+    elif vocab_file.resolve() != (folder / "vocab.txt").resolve():
         with whole_file(folder / "vocab.txt") as partial:
             shutil.copyfile(vocab_file, partial)
     tokenizer: dict[str, Any] = {"tokenizer_class": "BertTokenizer"}

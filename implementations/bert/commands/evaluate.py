@@ -17,7 +17,7 @@ from bert.data.prepared import VOCAB_MD5
 from bert.model.bert import BertForPreTraining
 from bert.training import evaluate as evaluation
 from bert.training.evaluate import Evaluator
-from common.env import from_env
+from common.env import ConfigError, from_env
 
 # The reference's accuracy of its initial checkpoint on its 10,000 evaluation sequences, and the
 # tolerance.
@@ -115,7 +115,12 @@ class CheckpointEvaluator:
         if self._model is None or self._model.config != shape:
             self._model = self.config.model(shape, self.world)
             self._evaluator = None
-        load_weights(self._model, source.path)
+        loaded = load_weights(self._model, source.path, new_heads=True)
+        if loaded.new:
+            told = f"lacks {', '.join(loaded.new)}, which evaluation is about"
+            raise ConfigError(
+                f"{path} {told}: train it first, or give a pretrained BERT"
+            )
         if self._evaluator is None:
             sizes = shape.max_position_embeddings, shape.vocab_size
             self._evaluator = Evaluator(

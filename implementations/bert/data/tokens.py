@@ -1,5 +1,6 @@
 """WordPiece tokenization with the character span of each token."""
 
+import json
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -26,6 +27,30 @@ class Pieces(NamedTuple):
     ends: Integers
 
 
+def words_of(vocab_file: Path) -> list[str]:
+    """Words by id, of a vocab.txt, or of a tokenizer.json, which newer transformers save alone.
+
+    Raises DataError if it cannot be read.
+    """
+    try:
+        text = vocab_file.read_bytes().decode("utf-8")
+        if vocab_file.suffix == ".json":
+            ids = json.loads(text)["model"]["vocab"]
+            by_id = {number: word for word, number in ids.items()}
+            return [by_id.get(number, "") for number in range(max(by_id) + 1)]
+    except OSError as error:
+        reason = error.strerror
+    except UnicodeDecodeError:
+        reason = "not UTF-8"
+    except (ValueError, KeyError, TypeError, AttributeError):
+        reason = "no vocabulary of WordPiece in it"
+    else:
+        # Not splitlines, which also cuts at U+2028, a word of a vocabulary.
+        lines = text.split("\n")
+        return lines if lines[-1] else lines[:-1]
+    raise DataError(f"{vocab_file}: cannot read the vocabulary ({reason})")
+
+
 class WordPiece:
     """BERT's tokenizer for a vocabulary file. Special tokens spelled out in a text are split like
     other words.
@@ -34,23 +59,16 @@ class WordPiece:
     """
 
     def __init__(self, vocab_file: Path, lower_case: bool = True) -> None:
-        try:
-            # Not splitlines, which also cuts at U+2028, a word of a vocabulary.
-            lines = vocab_file.read_bytes().decode("utf-8").split("\n")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
-            raise DataError(
-                f"{vocab_file}: cannot read the vocabulary ({reason})"
-            ) from None
+        words = words_of(vocab_file)
         self.ids: dict[str, int] = {}
-        for number, line in enumerate(lines if lines[-1] else lines[:-1]):
-            self.ids.setdefault(line.strip(), number)
+        for number, word in enumerate(words):
+            self.ids.setdefault(word.strip(), number)
         missing = [token for token in SPECIAL_TOKENS if token not in self.ids]
         if missing:
             raise DataError(
                 f"{vocab_file}: no {', '.join(missing)}: is this a vocab.txt of BERT?"
             )
-        self.size = len(lines) if lines[-1] else len(lines) - 1
+        self.size = len(words)
         self.cls, self.sep, self.mask = (
             self.ids[token] for token in ("[CLS]", "[SEP]", "[MASK]")
         )

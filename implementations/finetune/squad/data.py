@@ -41,7 +41,11 @@ def read(path: Path, version: str = "1.1", needs_answers: bool = True) -> Datase
     """
     contexts: dict[str, int] = {}
     questions: dict[str, Question] = {}
-    for where, context, entry in _entries(path, _json(path)):
+    content = _json(path)
+    named = content.get("version") if isinstance(content, dict) else None
+    if str(named).lstrip("v") == "2.0" != version:
+        raise DataError(f"{path}: is SQuAD 2.0: set SQUAD_VERSION=2.0")
+    for where, context, entry in _entries(path, content):
         if not context.strip():
             raise DataError(f"{where} has an empty context")
         name = _part(entry, "id", str, where)
@@ -62,7 +66,8 @@ def read(path: Path, version: str = "1.1", needs_answers: bool = True) -> Datase
         exported = version == "2.0" and isinstance(entry.get("answers"), dict)
         if needs_answers and not answers and not (impossible or exported):
             told = "has no answer, which training and evaluation need"
-            raise DataError(f"{where} ({name}) {told}")
+            cure = "" if version == "2.0" else ": set SQUAD_VERSION=2.0 if it has none"
+            raise DataError(f"{where} ({name}) {told}{cure}")
         # A context is tokenized once, however many questions it has.
         number = contexts.setdefault(context, len(contexts))
         questions[name] = Question(name, text, number, tuple(answers))
@@ -101,6 +106,9 @@ def _entries(path: Path, content: Any) -> Iterator[tuple[str, str, Any]]:
     is_list = isinstance(content, list)
     records = content if is_list else _part(content, "data", list, f"{path}: the file")
     for i, record in enumerate(records):
+        # Also a list of paragraphs, without titles.
+        if isinstance(record, dict) and "qas" in record:
+            record = {"paragraphs": [record]}
         if isinstance(record, dict) and "context" in record:
             where = f"{path}: record {i + 1}"
             yield where, _part(record, "context", str, where), record

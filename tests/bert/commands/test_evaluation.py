@@ -241,3 +241,23 @@ def test_the_speed_is_that_of_compiled_kernels(save, prepared, capsys, monkeypat
     monkeypatch.setattr(evaluation.time, "perf_counter", lambda: sum(passes))
     out = run_evaluation(capsys, prepared, save(3), "--json")[1]
     assert json.loads(out)["sequences_per_second"] == 20 / (2 * (len(passes) - 1))
+
+
+def test_a_base_without_its_masked_lm_head_has_nothing_to_evaluate(
+    save, prepared, capsys, tmp_path
+):
+    state = torch.load(save(3), weights_only=True)
+    encoder = {
+        name: tensor
+        for name, tensor in state["model"].items()
+        if name.startswith("bert.")
+    }
+    torch.save(encoder, tmp_path / "base.pt")
+    shape = tmp_path / "bert_config.json"
+    shape.write_text(json.dumps(state["bert_config"]))
+    status, _, said = run_evaluation(
+        capsys, prepared, tmp_path / "base.pt", "--bert-config", shape
+    )
+    assert status == 2
+    assert "base.pt lacks cls.predictions" in said
+    assert "train it first" in said

@@ -247,6 +247,19 @@ def test_what_is_not_squad_is_one_line(tmp_path, text, message):
         squad.read(tmp_path / "none.json")
 
 
+def test_a_list_of_paragraphs_is_read(tmp_path):
+    paragraph = {"context": "The cat sat.", "qas": [QUESTION]}
+    (tmp_path / "list.json").write_text(json.dumps([paragraph]))
+    assert squad.read(tmp_path / "list.json") == squad.read(file(tmp_path, [QUESTION]))
+
+
+def test_data_of_version_2_are_not_read_as_1(tmp_path):
+    path = file(tmp_path, [QUESTION], "v2.0")
+    with pytest.raises(DataError, match="is SQuAD 2"):
+        squad.read(path)
+    assert squad.read(path, "2.0").questions
+
+
 def test_a_vocabulary_without_special_tokens_is_an_error(tmp_path):
     (tmp_path / "vocab.txt").write_text("a\nb\n[PAD]\n")
     with pytest.raises(
