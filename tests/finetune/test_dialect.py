@@ -90,6 +90,10 @@ def test_spam_csv_with_empty_columns_and_a_line_that_is_utf_8_by_chance(tmp_path
     assert "line 42 may be UTF-8" in table.summary
     with pytest.raises(DataError, match="set ENCODING"):
         tables.read(path, Layout(texts=("v2",), label="v1"))
+    # More than one in twenty is no chance.
+    path.write_bytes(path.read_bytes() + b"spam,\xc2\xa32 win,,,\r\n" * 2)
+    with pytest.raises(DataError, match="two encodings"):
+        tables.read(path, given)
 
 
 @pytest.mark.parametrize("missing", ["\\N", "None", "NA"])
