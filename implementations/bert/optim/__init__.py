@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from bert.core.dist import World
 from bert.model.trainable import Trainable
-from bert.optim import rules
+from bert.optim import apex, rules
 from bert.optim.flat import FlatLamb, ListRule, Shard
 from bert.optim.rules import ParameterShards, Rule
 from bert.optim.sharded import FlatOptimizer
@@ -20,6 +20,7 @@ from common.env import ConfigError, env
 # The rule of each OPTIMIZER, and the field of OptimizerConfig with its settings ("": it has none).
 RULES: dict[str, tuple[type[Rule], str]] = {
     "lamb": (rules.LambRule, "lamb"),
+    apex.NAME: (apex.ApexRule, "lamb"),
     "lans": (rules.LansRule, "lans"),
     "adamw": (rules.AdamRule, "adam"),
     "bertadam": (rules.BertAdamRule, "adam"),
@@ -36,7 +37,8 @@ class OptimizerConfig:
         "OPTIMIZER",
         "lamb",
         choices=tuple(RULES),
-        doc="optimizer; the closed division prescribes LAMB; bertadam: AdamW without bias correction",
+        doc="optimizer; the closed division prescribes LAMB; apex_lamb: by NVIDIA's apex, with SHARD_OPTIMIZER=0; "
+        "bertadam: AdamW without bias correction",
     )
     sharded: bool | None = env(
         "SHARD_OPTIMIZER",
@@ -84,6 +86,12 @@ class OptimizerConfig:
                     f"OPTIMIZER={self.optimizer} updates whole parameters: set SHARD_OPTIMIZER=0"
                 )
         else:
+            if self.is_apex:
+                if device.type != "cuda":
+                    raise ConfigError(
+                        f"OPTIMIZER={apex.NAME} needs a GPU: set OPTIMIZER=lamb"
+                    )
+                apex.load()  # a missing package ends the run before anything starts
             for setting, wanted in (
                 ("CLIP=bucket", self.clip == "bucket"),
                 ("ALLREDUCE_DTYPE=weights", self.allreduce_dtype == "weights"),
@@ -93,6 +101,15 @@ class OptimizerConfig:
                     raise ConfigError(
                         f"{setting} needs our own sharded optimizer: set SHARD_OPTIMIZER=1"
                     )
+
+    @property
+    def is_apex(self) -> bool:
+        return self.optimizer == apex.NAME
+
+    @property
+    def has_kernels(self) -> bool:
+        """Whether the update has Triton kernels of its own; all others are operations on lists."""
+        return self.optimizer == "lamb" and self.lamb.ratio == "decayed"
 
     def is_sharded(self, device: torch.device) -> bool:
         return self.sharded if self.sharded is not None else device.type == "cuda"
@@ -128,14 +145,13 @@ class OptimizerConfig:
 
     def flat_rule(self, shard: Shard, fused: bool) -> ListRule | FlatLamb:
         """The update rule over a shard; ``fused``: by Triton kernels if it has any."""
-        # The only rule with kernels of its own: all others run as PyTorch's operations on lists.
-        if fused and self.optimizer == "lamb":
+        if fused and self.has_kernels:
             return FlatLamb(shard, self.lamb)
         return ListRule(shard, self.rule)
 
     def hyperparameters(self) -> dict[str, Any]:
         """The optimizer's settings for the MLPerf log, by MLLOG key."""
-        if self.optimizer == "lamb":
+        if self.optimizer in ("lamb", apex.NAME):
             # Two names for eps: the compliance checker requires the first, NVIDIA's logs have both.
             return {
                 "opt_name": "lamb",

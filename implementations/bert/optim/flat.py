@@ -23,6 +23,7 @@ from bert.optim.rules import (
     is_decayed,
     squared_norms,
 )
+from common.env import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +32,7 @@ class Shard:
     the rule's states.
 
     ``shapes``: of all parameters of the model, by name, in its order; ``segments``: the parts of
-    them in the buffers, with zeros between.
+    them in the buffers, with zeros between. ``others``: state of the rule that is no such buffer.
     """
 
     shapes: Mapping[str, torch.Size]
@@ -40,6 +41,7 @@ class Shard:
     gradient: Tensor
     weights: Tensor
     states: dict[str, Tensor] = field(default_factory=dict)
+    others: dict[str, Tensor] = field(default_factory=dict)
 
     @property
     def names(self) -> list[str]:
@@ -53,6 +55,10 @@ class Shard:
             self.masters.clone() if of_weights else torch.zeros_like(self.masters)
         )
         return self.states[name]
+
+    def keep(self, name: str, tensor: Tensor) -> Tensor:
+        """Registers a tensor of the rule's own, saved and restored in place by name."""
+        return self.others.setdefault(name, tensor)
 
     def views(self, flat: Tensor) -> list[Tensor]:
         """The segments of a buffer."""
@@ -79,6 +85,7 @@ class ListRule:
         self.device, self.num_parameters = shard.masters.device, len(shard.shapes)
         owners = [segment.parameter for segment in shard.segments]
         names, shapes = shard.names, list(shard.shapes.values())
+        low_dtype = shard.masters.dtype != shard.weights.dtype == shard.gradient.dtype
         self.rule = make_rule(
             ParameterShards(
                 names=[names[owner] for owner in owners],
@@ -87,8 +94,16 @@ class ListRule:
                 masters=shard.views(shard.masters),
                 device=self.device,
                 state=self._state,
+                keep=shard.keep,
+                low=shard.views(shard.weights) if low_dtype else None,
             )
         )
+        if not (shard.states or shard.others or self.rule.stateless):
+            name = type(self.rule).__name__
+            cure = "make it by shards.state, take an Adapter, or say stateless = True"
+            raise ConfigError(
+                f"{name} registers no state, which a resumed run would lose: {cure}"
+            )
         if self.rule.needs_whole:
             assert all(
                 segment.size == shapes[segment.parameter].numel()

@@ -54,7 +54,8 @@ class ParameterShards:
 
     starts: element i of a part is element start + i of its parameter, flattened. state(name,
     of_weights): makes a state of the rule, of the masters' shapes: zeros, or a copy of the initial
-    weights.
+    weights. keep(name, tensor): registers state of another shape or type. low: the weights, if
+    lower than the masters and of the gradients' type.
     """
 
     names: list[str]
@@ -63,18 +64,24 @@ class ParameterShards:
     masters: list[Tensor]
     device: torch.device
     state: Callable[..., list[Tensor]]
+    keep: Callable[[str, Tensor], Tensor]
+    low: list[Tensor] | None = None
 
 
 class Rule:
     """needs_norms: a step needs the squared norms of whole gradients; needs_whole: the parts must be
     whole parameters, as for products of matrices; num_sums: columns of its sums over ranks.
 
+    stateless: nothing but the masters changes; a rule without state that does not say so is
+    refused, as it would be lost on resumption. capturable: a CUDA graph can hold a step.
     num_temporaries: tensors of the masters' size that a step makes at most: counted. decayed:
     indices of the parts with weight decay.
     """
 
     needs_norms = False
     needs_whole = False
+    stateless = False
+    capturable = True
     num_sums = 0
     num_temporaries = 3
 
@@ -247,6 +254,12 @@ class LambConfig:
         at_least=0,
         doc="LAMB: decay of all but biases and LayerNorm",
     )
+    ratio: str = env(
+        "LAMB_RATIO",
+        "decayed",
+        choices=("decayed", "all"),
+        doc="LAMB: parameters with a trust ratio; all: biases and LayerNorm too, as NVLAMB",
+    )
 
 
 class LambRule(MomentRule):
@@ -254,8 +267,8 @@ class LambRule(MomentRule):
 
     With g the gradient times ``scale`` (which carries clipping and unscaling), per tensor p of step
     t: u = (m / (1-b1^t)) / (sqrt(v / (1-b2^t)) + eps) + wd p; p -= lr * r * u, with r = ||p|| /
-    ||u|| where weight decay applies and both norms are positive, else 1 (You et al. 2020, arXiv
-    1904.00962, algorithm 2, with the trust ratio left out without decay).
+    ||u|| where weight decay applies (LAMB_RATIO=all: everywhere) and both norms are positive, else
+    1 (You et al. 2020, arXiv 1904.00962, algorithm 2, with the trust ratio left out without decay).
     """
 
     num_sums = 2  # of p^2 and of u^2; 0 for parameters without a trust ratio
@@ -264,8 +277,10 @@ class LambRule(MomentRule):
     def __init__(self, shards: ParameterShards, config: LambConfig) -> None:
         super().__init__(shards, config)
         # Made once: a list as an index is copied to the device, which no graph captures.
-        self.decayed_index = torch.tensor(
-            self.decayed, dtype=torch.int64, device=shards.device
+        everywhere = list(range(len(shards.names)))
+        self.adapted = everywhere if config.ratio == "all" else self.decayed
+        self.adapted_index = torch.tensor(
+            self.adapted, dtype=torch.int64, device=shards.device
         )
 
     def step(self, gradients: list[Tensor], update: Update) -> None:
@@ -276,22 +291,22 @@ class LambRule(MomentRule):
         )
         directions = self.directions(self.denominators())
         self.add_decay(directions)
-        adapted = [directions[i] for i in self.decayed]
+        adapted = [directions[i] for i in self.adapted]
         sums = torch.zeros(
             len(masters), 2, dtype=masters[0].dtype, device=self.shards.device
         )
         if adapted:
-            decayed_masters = [masters[i] for i in self.decayed]
+            adapted_masters = [masters[i] for i in self.adapted]
             p_norms, u_norms = (
                 torch.stack(torch._foreach_norm(tensors))
-                for tensors in (decayed_masters, adapted)
+                for tensors in (adapted_masters, adapted)
             )
             norms = torch.stack([p_norms, u_norms], dim=1)
-            sums.index_copy_(0, self.decayed_index, norms.square())
-        # A collective: called even by a rank of whose parts none is decayed.
+            sums.index_copy_(0, self.adapted_index, norms.square())
+        # A collective: called even by a rank of whose parts none has a ratio.
         sums = update.all_reduce_sum(sums)
         if adapted:
-            norms = sums.index_select(0, self.decayed_index).sqrt()
+            norms = sums.index_select(0, self.adapted_index).sqrt()
             ratios = trust_ratios(*norms.unbind(dim=1))
             torch._foreach_mul_(adapted, list(ratios.unbind()))
         self.descend(directions, update)

@@ -175,6 +175,7 @@ class FlatOptimizer(ShardState):
             self.weights.whole,
             self.weights.shard,
             *self.parts().values(),
+            *self.shard.others.values(),
             self.num_steps,
         ]
 

@@ -13,7 +13,7 @@ from bert.optim.flat import Shard
 from bert.optim.layout import fill
 from bert.optim.mesh import Mesh
 
-MASTERS = "masters"
+MASTERS, OTHERS = "masters", "others"
 
 
 class ShardState:
@@ -38,7 +38,12 @@ class ShardState:
             tensors = self.gathered(flat)
             if self.mesh.world.is_main:
                 state[part] = tensors
-        return state
+        return state | self._others()
+
+    def _others(self) -> dict[str, Any]:
+        """Tensors of the rule's own, the same on every rank."""
+        others = self.shard.others
+        return {OTHERS: {key: x.cpu() for key, x in others.items()}} if others else {}
 
     def gathered(self, flat: Tensor) -> dict[str, Tensor]:
         """The parameters in a flat buffer, on the CPU of rank 0; one at a time on the device. A
@@ -87,7 +92,7 @@ class ShardState:
     def index(self) -> dict[str, Any]:
         """What all ranks have in common."""
         shapes = {name: tuple(shape) for name, shape in self.shapes.items()}
-        return {"num_steps": int(self.num_steps), "shapes": shapes}
+        return {"num_steps": int(self.num_steps), "shapes": shapes, **self._others()}
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -96,6 +101,8 @@ class ShardState:
         """
         # In place: rules and captured graphs hold this tensor.
         self.num_steps.fill_(int(state["num_steps"]))
+        for name, tensor in self.shard.others.items():
+            tensor.copy_(state[OTHERS][name])
         for part, flat in self.parts().items():
             # Of all parameters, not of this shard's alone, so that every rank raises.
             if missing := [name for name in self.shapes if name not in state[part]]:

@@ -50,6 +50,7 @@ MODEL_FIELDS = (
 # By the variable they fix.
 RULES = {
     "OPTIMIZER": "LAMB is the benchmark's only optimizer (training rules, optimizers)",
+    "LAMB_RATIO": "biases and LayerNorm have no trust ratio: decayed (reference, optimization.py)",
     "MAX_GRAD_NORM": "gradients are clipped to a norm of 1.0 (reference, optimization.py)",
     "CLIP": "the whole gradient is clipped, before or after the all-reduce (reference, optimization.py)",
     "LR_SCHEDULE": "the learning rate warms up linearly, then decays polynomially: mlperf (reference, optimization.py)",
@@ -73,7 +74,8 @@ RULES = {
 }
 # Allowed values; ``violations`` adds those that depend on other settings.
 KEPT: dict[str, tuple[Any, ...]] = {
-    "OPTIMIZER": ("lamb",), "MAX_GRAD_NORM": (1.0,), "CLIP": ("before", "after"),
+    "OPTIMIZER": ("lamb", "apex_lamb"), "LAMB_RATIO": ("decayed",), "MAX_GRAD_NORM": (1.0,),
+    "CLIP": ("before", "after"),
     "LR_SCHEDULE": ("mlperf",), "END_LR": (0.0,),
     "TARGET_MLM_ACCURACY": (0.72,), "NUM_EVAL_EXAMPLES": (10_000,), "MAX_SEQ_LENGTH": (512,), "SEED": (None,),
     "EMULATE_RANKS": (0,),

@@ -130,7 +130,7 @@ class PretrainingConfig(ModelFiles, Hardware):
         """
         if self.graph.cuda_graph is not None:
             return self.graph.cuda_graph
-        if self.zero.is_deepspeed:
+        if self.zero.is_deepspeed or not self.optim.rule_class.capturable:
             return False
         # Auto: recording costs seconds before the clock and saves launches in every step, so only
         # where it works.

@@ -125,7 +125,7 @@ def estimate(plan: Plan) -> dict[str, int]:
         largest = sorted(part.size for part in layout.slices)[-MAX_IN_FLIGHT:]
         copied = sum(largest) * buckets.communication_dtype.itemsize
     peaks.append(max(bucket.size for bucket in layout.buckets) * b + copied)
-    if not (plan.fused and settings.optimizer == "lamb"):
+    if not (plan.fused and settings.has_kernels):
         temporaries = settings.rule_class.num_temporaries
         peaks.append(temporaries * engine.shard.masters.nbytes)
     persistent: dict[str, list[Tensor]] = {

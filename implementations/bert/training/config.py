@@ -58,6 +58,10 @@ class Hardware:
         # For its error alone; the number is computed where it is used.
         self.optim.group_size(self.dist.world_size, self.dist.ranks_per_node)
         attention.check(self.kernels.attention, self.device, dtype, uses_graph)
+        if uses_graph and not self.optim.rule_class.capturable:
+            raise ConfigError(
+                f"OPTIMIZER={self.optim.optimizer} takes steps on the host, outside of CUDA graphs: set CUDA_GRAPH=0"
+            )
         if uses_graph and self.recompute.layers and not self.recomputes_in_graph:
             cure = "set ATTENTION=triton or cudnn_frontend, and FUSED=auto, or CUDA_GRAPH=0"
             raise ConfigError(

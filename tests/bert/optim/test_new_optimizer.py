@@ -48,6 +48,7 @@ class RowNormalised(Rule):
     """p -= lr g / ||g of its row||, on parts of parameters: a row may lie with several ranks."""
 
     num_sums = max(shape[0] for shape in SHAPES.values())  # of squares, a column a row
+    stateless = True
 
     def step(self, gradients, update):
         masters = self.shards.masters

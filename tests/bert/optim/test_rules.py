@@ -4,6 +4,7 @@ sharded.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 
@@ -36,6 +37,11 @@ CONFIG = {
     "acclip": rules.ACClipConfig(beta1=0.6, beta2=0.85, weight_decay=0.1, alpha=1.5),
     "madgrad": rules.MadgradConfig(weight_decay=0.1),
 }
+
+
+NVLAMB = {"lamb": dataclasses.replace(CONFIG["lamb"], ratio="all")}
+# By kernels of its own, on GPUs alone: test_apex.py.
+OURS = [name for name in RULES if name != "apex_lamb"]
 
 
 def _config(name, **changes):
@@ -119,6 +125,12 @@ def _moments(p, g, state):
     return state["m"], state["v"]
 
 
+def _nvlamb(name, p, g, state, t, lr):
+    m, v = _moments(p, g, state)
+    u = m / (1 - 0.6**t) / (torch.sqrt(v / (1 - 0.85**t)) + 1e-6) + _decay(name) * p
+    return p - lr * _ratio(p, u) * u
+
+
 def _bertadam(name, p, g, state, t, lr):
     m, v = _moments(p, g, state)
     return p - lr * (m / (torch.sqrt(v) + 1e-8) + _decay(name) * p)
@@ -134,6 +146,10 @@ CASES = {
     "lans": (_config("lans"), _lans),
     "acclip": (_config("acclip"), _acclip),
     "madgrad": (_config("madgrad"), _madgrad),
+    "nvlamb": (
+        _config("lamb", **NVLAMB),
+        _nvlamb,
+    ),
     "adamw": (_config("adamw"), _adamw),
     "bertadam": (_config("bertadam"), _bertadam),
 }
@@ -181,7 +197,7 @@ def test_lans_first_step_on_a_scalar_is_the_closed_form():
     assert float(p.detach()) == pytest.approx(3.0 + 0.01 * 3.0, abs=1e-9)
 
 
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", OURS)
 def test_a_step_not_kept_changes_nothing(name):
     parameters = _weights(torch.float32)
     optimizer = Whole(parameters.items(), _config(name).rule)
@@ -266,8 +282,10 @@ def _alone(config, num_ranks):
 
 def _check_rank(world):
     replicated = {"group_size": 1, "norm_per_parameter": True}
-    for name, settings in itertools.product(RULES, ({}, replicated)):
-        config = _config(name)
+    for (name, changes), settings in itertools.product(
+        [*((name, {}) for name in OURS), ("lamb", NVLAMB)], ({}, replicated)
+    ):
+        config = _config(name, **changes)
         model, optimizer = _engine(world, config, **settings)
         _train(world, model, optimizer, range(2))
         saved = [optimizer.state_dict()]

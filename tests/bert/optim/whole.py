@@ -20,7 +20,7 @@ class Whole:
             else p.detach()
             for (name, p), is_low in zip(named.items(), low, strict=True)
         ]
-        self.states = {}
+        self.states, self.others = {}, {}
         self.shards = ParameterShards(
             names=self.names,
             shapes=[p.shape for p in self.parameters],
@@ -28,6 +28,7 @@ class Whole:
             masters=copies,
             device=copies[0].device,
             state=self._state,
+            keep=lambda name, tensor: self.others.setdefault(name, tensor),
         )
         self.rule = make_rule(self.shards)
 
@@ -41,7 +42,12 @@ class Whole:
 
     def state_tensors(self):
         states = (tensor for part in self._parts().values() for tensor in part)
-        return [*(p.detach() for p in self.parameters), *states, self.rule.num_steps]
+        return [
+            *(p.detach() for p in self.parameters),
+            *states,
+            *self.others.values(),
+            self.rule.num_steps,
+        ]
 
     def _state(self, name, of_weights=False):
         self.states[name] = [

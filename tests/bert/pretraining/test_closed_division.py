@@ -71,6 +71,10 @@ WRONG = {
         {"MAX_GRAD_NORM": "2"},
         "MAX_GRAD_NORM=2.0 (gradients are clipped to a norm of 1.0",
     ),
+    "trust ratio": (
+        {"LAMB_RATIO": "all"},
+        "LAMB_RATIO=all (biases and LayerNorm have no trust ratio",
+    ),
     "clipping by bucket": (
         {"CLIP": "bucket", "SHARD_OPTIMIZER": "1"},
         "CLIP=bucket (the whole gradient is clipped",

@@ -1,0 +1,251 @@
+"""Adapter: an optimizer of torch.optim, or a third party's, trains as it does alone, and all of its
+state is in checkpoints.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+
+import pytest
+import torch
+from torch import nn
+
+from bert import optim
+from bert.core.dist import DistConfig, World
+from bert.optim import RULES
+from bert.optim.adapter import Adapter
+from bert.optim.flat import ListRule
+from bert.optim.rules import Rule, is_decayed
+from bert.optim.sharded import FlatOptimizer
+from bert.pretraining import resume
+from bert.training.step import preserved
+from common.env import ConfigError
+
+SHAPES = {
+    "a.weight": (5, 7),
+    "LayerNorm.weight": (13,),
+    "a.bias": (3,),
+    "b.weight": (9, 3),
+}
+CPU = torch.device("cpu")
+
+
+class Theirs(torch.optim.Optimizer):
+    """In the manner of third parties: a step in the group from the first step on, factors of rows,
+    numbers on the host, entries of the optimizer itself, states that each step makes anew.
+    """
+
+    def __init__(self, params, lr=0.1, weight_decay=0.1, late=None):
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
+        self.late = late
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        steps = self.state.setdefault("steps", torch.zeros(1))
+        self.state["steps"] = steps + 1
+        for group in self.param_groups:
+            group["step"] = group.get("step", 0) + 1
+            for p in group["params"]:
+                state = self.state[p]
+                if not state:
+                    state["momentum"] = p.grad.clone()  # not 0
+                    state["rows"] = torch.zeros(p.shape[0], dtype=torch.float64)
+                    state["weight"] = 1.0
+                state["momentum"] = 0.9 * state["momentum"] + 0.1 * p.grad
+                state["rows"] += p.grad.double().view(len(p), -1).square().sum(1)
+                state["weight"] = 0.5 * state["weight"] + 0.25
+                if group["step"] == self.late:
+                    state["late"] = torch.ones(())
+                scale = state["rows"].sqrt().float().view(-1, *[1] * (p.dim() - 1))
+                p.sub_(group["lr"] * state["momentum"] * state["weight"] / scale)
+                p.sub_(group["lr"] * group["weight_decay"] * p / group["step"])
+                p.sub_(1e-3 * self.state["steps"])
+
+
+TORCH = {
+    "Adadelta": {},
+    "Adafactor": {},
+    "Adagrad": {"initial_accumulator_value": 0.1},
+    "Adamax": {},
+    "AdamW": {"amsgrad": True, "foreach": True},
+    "ASGD": {},
+    "NAdam": {"weight_decay": 0.1, "decoupled_weight_decay": True},
+    "RAdam": {},
+    "RMSprop": {"momentum": 0.9, "centered": True},
+    "Rprop": {},
+    "SGD": {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.1},
+}
+MAKERS = {
+    **{
+        name: lambda groups, name=name, settings=settings: getattr(torch.optim, name)(
+            groups, **settings
+        )
+        for name, settings in TORCH.items()
+    },
+    "without state": lambda groups: torch.optim.SGD(groups, lr=0.1),
+    "rate on the device": lambda groups: torch.optim.AdamW(
+        groups, lr=torch.tensor(0.1)
+    ),
+    "third party": Theirs,
+}
+
+
+def _rule(make):
+    class Made(Adapter):
+        def make(self, groups, config):
+            return make(groups)
+
+    return Made
+
+
+def _weights():
+    generator = torch.Generator().manual_seed(0)
+    return {
+        name: nn.Parameter(torch.randn(shape, generator=generator))
+        for name, shape in SHAPES.items()
+    }
+
+
+def _gradients(step):
+    generator = torch.Generator().manual_seed(step + 10)
+    return [torch.randn(shape, generator=generator) for shape in SHAPES.values()]
+
+
+def _engine(rule):
+    return FlatOptimizer(
+        _weights().items(),
+        lambda shard: ListRule(shard, rule),
+        World(DistConfig(device="cpu")),
+        group_size=1,
+        norm_per_parameter=True,
+    )
+
+
+def _take(optimizer, steps):
+    for step in steps:
+        for view, gradient in zip(
+            optimizer.buckets.views, _gradients(step), strict=True
+        ):
+            view.copy_(gradient)
+        optimizer.step(torch.tensor(0.01 / (step + 1)), torch.tensor(0.5))
+
+
+def _same(optimizer, other):
+    assert optimizer.state_dict().keys() == other.state_dict().keys()
+    pairs = zip(optimizer.state_tensors(), other.state_tensors(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_it_trains_as_alone_and_resumes_or_is_rolled_back_to_the_bit(name):
+    make = MAKERS[name]
+    optimizer, alone = _engine(_rule(make)), _weights()
+    of_parts = {True: [], False: []}
+    for key, parameter in alone.items():
+        of_parts[is_decayed(key)].append(parameter)
+    groups = [
+        {"params": of_parts[True]},
+        {"params": of_parts[False], "weight_decay": 0.0},
+    ]
+    theirs = make(groups)
+    for step in range(6):
+        for parameter, gradient in zip(alone.values(), _gradients(step), strict=True):
+            parameter.grad = 0.5 * gradient
+        for group in theirs.param_groups:
+            rate = torch.tensor(0.01 / (step + 1))
+            group["lr"] = rate if name == "rate on the device" else float(rate)
+        theirs.step()
+    _take(optimizer, range(3))
+    saved = copy.deepcopy(optimizer.state_dict())
+    _take(optimizer, range(3, 6))
+    for mine, parameter in zip(optimizer.parameters, alone.values(), strict=True):
+        assert torch.equal(mine, parameter)
+    resumed, rolled_back = (_engine(_rule(make)) for _ in range(2))
+    resumed.load_state_dict(saved)
+    _take(resumed, range(3, 6))
+    _same(resumed, optimizer)
+    # As an untimed step before the clock is.
+    for first in (0, 3):
+        with preserved(rolled_back.state_tensors(), CPU):
+            _take(rolled_back, [7, 8])
+        _take(rolled_back, range(first, first + 3))
+    _same(rolled_back, optimizer)
+
+
+def test_a_step_that_overflows_changes_nothing():
+    optimizer = _engine(_rule(Theirs))
+    _take(optimizer, range(2))
+    before = [tensor.clone() for tensor in optimizer.state_tensors()]
+    optimizer.step(torch.tensor(0.1), torch.tensor(float("nan")), torch.tensor(False))
+    pairs = zip(before, optimizer.state_tensors(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+
+
+def _lists(groups):
+    optimizer = torch.optim.AdamW(groups)
+    step = optimizer.step
+
+    def with_lists():
+        step()
+        for state in optimizer.state.values():
+            state["history"] = [state["step"]]
+
+    optimizer.step = with_lists
+    return optimizer
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda groups: torch.optim.LBFGS(groups[0]["params"]), "closure"),
+        (_lists, "history is a list"),
+    ],
+)
+def test_what_it_cannot_save_is_refused_before_the_first_step(make, words):
+    with pytest.raises(ConfigError, match=words):
+        _engine(_rule(make))
+
+
+def test_state_that_appears_later_ends_the_run_rather_than_be_lost():
+    optimizer = _engine(_rule(lambda groups: Theirs(groups, late=3)))
+    _take(optimizer, range(2))
+    with pytest.raises(ConfigError, match="Theirs: late appears after the first step"):
+        _take(optimizer, [2])
+
+
+class Forgetful(Rule):
+    """As one that holds an optimizer whose state nobody saves."""
+
+    needs_whole = True
+
+
+def test_a_rule_without_state_is_refused_unless_it_says_so():
+    with pytest.raises(ConfigError, match="Forgetful registers no state"):
+        _engine(Forgetful)
+    _engine(type("Plain", (Forgetful,), {"stateless": True}))
+
+
+def test_it_runs_outside_of_graphs_and_its_steps_are_no_warm_start(
+    monkeypatch, prepared, tmp_path
+):
+    from bert.pretraining.config import PretrainingConfig
+    from bert.pretraining.memory import Plan, estimate
+    from common.env import from_env
+
+    monkeypatch.setitem(RULES, "nadam", (_rule(MAKERS["NAdam"]), ""))
+    config = from_env(PretrainingConfig, prepared | {"SHARD_OPTIMIZER": "0"})
+    nadam = optim.OptimizerConfig(optimizer="nadam", sharded=False)
+    object.__setattr__(config, "optim", nadam)
+    assert not config.uses_graph
+    with pytest.raises(ConfigError, match="OPTIMIZER=nadam takes steps on the host"):
+        config.check_device(uses_graph=True)
+    adamw = optim.OptimizerConfig(optimizer="adamw", sharded=False)
+    plan = Plan.of(config)
+    expected = estimate(dataclasses.replace(plan, optimizer=adamw))
+    assert estimate(plan)["states"] == expected["states"]  # two moments and masters
+    saved = tmp_path / "step_0000000001.pt"
+    state = _engine(_rule(MAKERS["NAdam"])).state_dict()
+    torch.save({"optimizer": state, "run": {"OPTIMIZER": "nadam"}}, saved)
+    with pytest.raises(ConfigError, match="counts its own steps"):
+        resume.warm_start(saved, "nadam", dict(SHAPES))
