@@ -1,6 +1,7 @@
 """``python -m bert compare-captures``."""
 
 import argparse
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -25,7 +26,13 @@ def compare_captures(
 
     def files(path: Path) -> dict[str, Path]:
         if path.is_dir():
-            captures = sorted(path.glob("step_*.safetensors"))
+            # By number: step 10 comes after step 2, which it may only follow.
+            captures = sorted(
+                path.glob("step_*.safetensors"),
+                key=lambda file: [
+                    int(number) for number in re.findall(r"\d+", file.name)
+                ],
+            )
             return {capture.name: capture for capture in captures}
         return {"": path} if path.is_file() else {}
 

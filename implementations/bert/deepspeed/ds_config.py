@@ -16,8 +16,8 @@ from common.env import ConfigError
 
 
 class Meaning(NamedTuple):
-    """An entry of the JSON and the equivalent variable. explicit: present in the JSON, not a
-    default.
+    """An entry of the JSON and the equivalent variable. explicit: another value of the variable
+    contradicts it; else it is a default, which the variable overrides.
     """
 
     key: str
@@ -69,6 +69,7 @@ ENTRIES: dict[str, tuple[type, str]] = {
     "steps_per_print": (int, "LOG_EVERY_STEPS"),
     "gradient_clipping": (float, "MAX_GRAD_NORM"),
     "fp16.initial_scale_power": (int, "INIT_LOSS_SCALE"),
+    "fp16.loss_scale": (float, "LOSS_SCALE"),
     "optimizer.params.lr": (float, "LR"),
     "scheduler.params.total_num_steps": (int, "LR_DECAY_STEPS"),
     "scheduler.params.warmup_max_lr": (float, "LR"),
@@ -92,7 +93,7 @@ FIXED: dict[str, dict[str, tuple[Any, ...]]] = {
         "bf16.bf16_master_weights_and_grads": (False,), "bf16.bf16_optimizer_states": (False,),
     },
     "with PRECISION=fp16 the loss scale doubles after 2000 good steps": {
-        "fp16.loss_scale": (0,), "fp16.loss_scale_window": (2000,),
+        "fp16.loss_scale_window": (2000,),
     },
     "with PRECISION=fp16 masters are fp32, and the loss scale halves at every overflow, down to 1": {
         "fp16.hysteresis": (1,), "fp16.min_loss_scale": (1,), "fp16.consecutive_hysteresis": (False,),
@@ -137,6 +138,7 @@ DEEPSPEED_ONLY = {
     "bf16.check_grad_overflow",
 }
 ZERO = "zero_optimization."  # validated by DeepSpeed itself
+CHECKPOINTING = "activation_checkpointing."
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -224,7 +226,16 @@ def meanings(given: dict[str, Any], world_size: int) -> list[Meaning]:
                 )
             value = 2.0**value
         if name := ENTRIES.get(key, (object, ""))[1]:
-            settings.append(Meaning(key, name, _text(value)))
+            # Its progress lines and ours are two outputs, each as often as it likes.
+            settings.append(
+                Meaning(key, name, _text(value), explicit=key != "steps_per_print")
+            )
+    # DeepSpeed's section says how activations are checkpointed, and the model whether: every layer,
+    # as its users' scripts do, unless RECOMPUTE_LAYERS says otherwise.
+    if any(value for key, value in entries.items() if key.startswith(CHECKPOINTING)):
+        settings.append(
+            Meaning("activation_checkpointing", "RECOMPUTE_LAYERS", "1", explicit=False)
+        )
     return settings
 
 
@@ -235,19 +246,13 @@ def _checked(given: dict[str, Any]) -> dict[str, Any]:
     # These flags are Adam's alone.
     if str(entries.get("optimizer.type")).lower() == "lamb":
         known -= {*ADAM_FLAGS}
-    free = ("activation_checkpointing.", ZERO)
+    free = (CHECKPOINTING, ZERO)
     if strange := sorted(
         key for key in entries if key not in known and not key.startswith(free)
     ):
         raise ConfigError(
             f"DEEPSPEED_CONFIG: {', '.join(strange)}: unsupported key: fix or remove it"
         )
-    for key, value in entries.items():
-        # For a function of DeepSpeed's that is not called here.
-        if key.startswith("activation_checkpointing.") and value:
-            raise ConfigError(
-                f"DEEPSPEED_CONFIG: {key}: RECOMPUTE_LAYERS does that here: remove it"
-            )
     if entries.get("bf16.enabled") and entries.get("fp16.enabled"):
         raise ConfigError(
             "DEEPSPEED_CONFIG: bf16.enabled and fp16.enabled are both true: enable one of them"

@@ -33,10 +33,17 @@ class PrecisionConfig:
     init_loss_scale: float = env(
         "INIT_LOSS_SCALE", 65536.0, above=0, doc="initial loss scale of fp16"
     )
+    loss_scale: float = env(
+        "LOSS_SCALE", 0.0, at_least=0, doc="constant loss scale of fp16; 0: dynamic"
+    )
 
     def check(self, device: torch.device) -> None:
         """Raises ConfigError if the hardware does not support the precision."""
         name, on_gpu = self.precision, device.type == "cuda"
+        if self.loss_scale and DTYPES[resolved(name, device)] != torch.float16:
+            raise ConfigError(
+                f"LOSS_SCALE={self.loss_scale:g} is for fp16: set PRECISION=fp16, or leave it unset"
+            )
         if name not in ("fp8", "tf32"):
             return
         if on_gpu and torch.version.hip:
@@ -61,9 +68,13 @@ class PrecisionConfig:
         name = resolved(self.precision, device)
         dtype = DTYPES[name]
         # bf16 has fp32's exponents, so that only gradients in fp16 underflow.
-        scale = self.init_loss_scale if dtype == torch.float16 else None
+        first = self.loss_scale or self.init_loss_scale
         return Precision(
-            dtype=dtype, fp8=name == "fp8", tf32=name == "tf32", init_loss_scale=scale
+            dtype=dtype,
+            fp8=name == "fp8",
+            tf32=name == "tf32",
+            init_loss_scale=first if dtype == torch.float16 else None,
+            constant_loss_scale=self.loss_scale > 0,
         )
 
 
@@ -86,13 +97,14 @@ class Precision:
     """The numeric precision of a run on its device.
 
     dtype: of weights and activations; tf32: for products of fp32 matrices; fp8: for the encoder's
-    products; init_loss_scale: None without loss scaling.
+    products; init_loss_scale: None without loss scaling; constant_loss_scale: it never changes.
     """
 
     dtype: torch.dtype
     tf32: bool = False
     fp8: bool = False
     init_loss_scale: float | None = None
+    constant_loss_scale: bool = False
     # Good steps before the scale doubles: the default of torch.amp and of apex.
     growth_interval: int = 2000
 
@@ -136,7 +148,7 @@ class LossScaler:
         self, precision: Precision, device: torch.device | None = None
     ) -> None:
         first = precision.init_loss_scale
-        self.enabled = first is not None
+        self.enabled, self.constant = first is not None, precision.constant_loss_scale
         # 1.0 without loss scaling, so that a step need not distinguish the two.
         self.scale = torch.tensor(1.0 if first is None else first, device=device)
         self.growth_interval = precision.growth_interval
@@ -151,6 +163,8 @@ class LossScaler:
         # An overflow begins the count anew.
         self.num_good_steps.add_(1).mul_(finite)
         self.num_skipped_steps.add_(~finite)
+        if self.constant:
+            return
         grow = self.num_good_steps == self.growth_interval
         self.num_good_steps.mul_(~grow)
         # Not below 1: what still overflows there is a failure, which StepCounter.resolve reports.

@@ -172,7 +172,11 @@ def prepare(
     if config.capture.capture:
         assert folder is not None
         take_step = RecordedStep(
-            folder / f"capture_{trial}", world.rank, model, take_step
+            folder / f"capture_{trial}",
+            world.rank,
+            model,
+            take_step,
+            config.capture.steps,
         )
     # One rank's trace is enough, and its files are large.
     if config.profile.span is not None and world.is_main:

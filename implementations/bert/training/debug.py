@@ -1,7 +1,7 @@
-"""Steps that leave files: CAPTURE, tensors of the first step to compare; PROFILE_STEPS, a trace of
+"""Steps that leave files: CAPTURE, tensors of the first steps to compare; PROFILE_STEPS, a trace of
 PyTorch's profiler.
 
-RUN_DIR/capture_<TRIAL>/step_1_rank_<rank>.safetensors holds the outputs of every module, in the
+RUN_DIR/capture_<TRIAL>/step_<step>_rank_<rank>.safetensors holds the outputs of every module, in the
 order of the forward pass, and their gradients. If a module runs twice (RECOMPUTE_LAYERS) its first
 run is kept.
 """
@@ -35,12 +35,22 @@ class CaptureConfig:
     capture: bool = env(
         "CAPTURE",
         False,
-        doc="1: write inputs, activations and gradients of the first step to RUN_DIR",
+        doc="1: write inputs, activations and gradients of the first steps to RUN_DIR",
+    )
+    steps: int = env(
+        "CAPTURE_STEPS",
+        1,
+        at_least=1,
+        doc="CAPTURE: number of steps, from the first of this process on",
     )
 
     def check(self, run: RunConfig, uses_graph: bool) -> None:
         """Raises ConfigError without RUN_DIR, and in a CUDA graph."""
         if not self.capture:
+            if self.steps > 1:
+                raise ConfigError(
+                    f"CAPTURE_STEPS={self.steps} and CAPTURE is not set: set CAPTURE=1"
+                )
             return
         if run.run_dir is None:
             raise ConfigError(
@@ -53,22 +63,29 @@ class CaptureConfig:
 
 
 class RecordedStep:
-    """A training step whose first call is captured: two runs that agree in it agree in weights,
-    data and kernels.
+    """A training step whose first ``num_steps`` calls are captured.
+
+    Two runs that agree in the first agree in weights, data and kernels; in the second, in the
+    update, too.
     """
 
     def __init__(
-        self, folder: Path, rank: int, model: nn.Module, take_step: TrainingStep
+        self,
+        folder: Path,
+        rank: int,
+        model: nn.Module,
+        take_step: TrainingStep,
+        num_steps: int = 1,
     ) -> None:
         self.folder, self.rank = folder, rank
         self.model, self.take_step = model, take_step
-        self.done, self.micro_batch = False, 0
+        self.num_steps, self.done, self.micro_batch = num_steps, 0, 0
         self.tensors: dict[str, Tensor] = {}  # in the order of the step
 
     def __call__(self, batches: Sequence[Batch], lr: float | Tensor) -> StepResult:
-        if self.done:
+        if self.done == self.num_steps:
             return self.take_step(batches, lr)
-        self.done = True
+        self.done, self.micro_batch = self.done + 1, 0
         for number, batch in enumerate(batches, start=1):
             for name, tensor in batch.tensors().items():
                 self._keep(f"{number}.inputs.{name}", tensor)
@@ -76,7 +93,7 @@ class RecordedStep:
         def next_micro_batch(*_: object) -> None:
             self.micro_batch += 1
 
-        # Hooks live for this one step: they copy every activation to the host, and are slow.
+        # Hooks live for these steps: they copy every activation to the host, and are slow.
         handles = [self.model.register_forward_pre_hook(next_micro_batch)]
         for name, module in self.model.named_modules():
             # named_modules() begins with the model, without a name; a ModuleList is never called.
@@ -92,7 +109,7 @@ class RecordedStep:
         order = [name for name in self.tensors if not name.endswith(".gradient")]
         order += [name for name in reversed(self.tensors) if name.endswith(".gradient")]
         with whole_file(
-            self.folder / f"step_1_rank_{self.rank}.safetensors"
+            self.folder / f"step_{self.done}_rank_{self.rank}.safetensors"
         ) as partial:
             safetensors.torch.save_file(
                 self.tensors, partial, metadata={ORDER: json.dumps(order)}

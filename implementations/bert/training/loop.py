@@ -174,6 +174,6 @@ class StepCounter:
         ) > MAX_CONSECUTIVE_OVERFLOWS:
             failure = f"gradients were not finite in {count} steps in a row after step {self.done}"
             raise TrainingError(
-                f"{failure}: lower LR or INIT_LOSS_SCALE, or look at the data"
+                f"{failure}: lower LR or the loss scale, or look at the data"
             )
         return self.done == expected

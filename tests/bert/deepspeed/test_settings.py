@@ -267,13 +267,35 @@ def test_what_is_auto_or_absent_is_left_to_the_variables(environ):
         ("LR", "0.001", "scheduler.params.warmup_max_lr"),
         ("MAX_GRAD_NORM", "1.0", "gradient_clipping"),
         ("SHARD_OPTIMIZER", "0", "zero_optimization.stage"),
-        ("LOG_EVERY_STEPS", "100", "steps_per_print"),
     ],
 )
 def test_a_contradiction_is_one_line_that_names_both(environ, capsys, name, value, key):
     line = _refusal(environ(PUBLISHED, **{name: value}), capsys)
     assert f"{name}={value} is set" in line
     assert f": {key} means {name}=" in line
+
+
+@pytest.mark.parametrize(
+    ("found", "name", "unset"),
+    [
+        ({"steps_per_print": 48}, "LOG_EVERY_STEPS", "48"),
+        (
+            {"activation_checkpointing": {"partition_activations": True}},
+            "RECOMPUTE_LAYERS",
+            "1",
+        ),
+        ({"activation_checkpointing": {"profile": False}}, "RECOMPUTE_LAYERS", None),
+        ({"activation_checkpointing": {}}, "RECOMPUTE_LAYERS", None),
+    ],
+)
+def test_intervals_of_printing_and_recomputation_are_defaults_that_the_variable_overrides(
+    environ, found, name, unset
+):
+    environment = environ(found)
+    del environment["LOG_EVERY_STEPS"]
+    assert merged(environment).get(name) == unset
+    for mine in ("0", "10"):
+        assert merged(environment | {name: mine})[name] == mine
 
 
 def test_agreeing_settings_are_no_contradiction(environ):
@@ -345,10 +367,6 @@ def test_agreeing_settings_are_no_contradiction(environ):
         (
             {"fp16": {"enabled": True, "hysteresis": 2}},
             "fp16.hysteresis is 2: with PRECISION=fp16 masters are fp32, and the loss scale halves",
-        ),
-        (
-            {"activation_checkpointing": {"profile": False, "number_checkpoints": 4}},
-            "activation_checkpointing.number_checkpoints: RECOMPUTE_LAYERS does that here",
         ),
         (
             {"zero_optimization": {"stage": 3}},

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from bert.kernels.precision import PrecisionConfig
+from bert.kernels.precision import LossScaler, PrecisionConfig
 from bert.pretraining import resume
 from bert.pretraining.config import PretrainingConfig
 from bert.pretraining.resume import restore, run_identity
@@ -14,6 +16,30 @@ from common.env import ConfigError, from_env
 from ..pretraining.test_resume import Trained
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
+
+
+def test_a_constant_loss_scale_stays_whatever_overflows():
+    settings = {"precision": "fp16"}
+    constant, dynamic = (
+        LossScaler(
+            replace(
+                PrecisionConfig(**settings, **scale).resolve(CPU), growth_interval=2
+            )
+        )
+        for scale in ({"loss_scale": 2.0**20}, {"init_loss_scale": 2.0**20})
+    )
+    for finite in (False, True, True, True, True):
+        for scaler in (constant, dynamic):
+            scaler.update(torch.tensor(finite))
+    assert (float(constant.scale), float(dynamic.scale)) == (2.0**20, 2.0**21)
+    assert int(constant.num_skipped_steps) == int(dynamic.num_skipped_steps) == 1
+
+
+@pytest.mark.parametrize("precision", ["auto", "fp32", "bf16"])
+def test_a_loss_scale_without_fp16_is_refused(precision):
+    with pytest.raises(ConfigError, match=r"LOSS_SCALE=1024 is for fp16"):
+        PrecisionConfig(precision=precision, loss_scale=1024.0).check(CPU)
+    PrecisionConfig(precision="fp16", loss_scale=1024.0).check(CPU)
 
 
 def test_tf32_is_fp32_whose_products_the_gpu_may_round():

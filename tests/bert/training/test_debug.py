@@ -29,14 +29,14 @@ def compare(*paths):
 
 @pytest.fixture
 def captured(tiny, make_model, make_records, batch_of, tmp_path):
-    """captured(name, spoil=None, recompute=False) -> the folder that two steps leave; one of them
-    is written.
+    """captured(name, spoil=None, recompute=False, num_steps=1) -> the folder that twelve steps
+    leave; the first ``num_steps`` of them are written.
     """
     batches = [
         batch_of(make_records(2), np.arange(begin, begin + 1)) for begin in (0, 1)
     ]
 
-    def two_steps(name, spoil=None, recompute=False):
+    def twelve_steps(name, spoil=None, recompute=False, num_steps=1, rate=0.1):
         model = make_model(tiny, dtype=torch.float32)
         if spoil:
             with torch.no_grad():
@@ -53,13 +53,13 @@ def captured(tiny, make_model, make_records, batch_of, tmp_path):
             accumulate=True,
             fused_update=False,
         )
-        take_step = debug.RecordedStep(tmp_path / name, 0, model, step)
-        for seed in range(2):
+        take_step = debug.RecordedStep(tmp_path / name, 0, model, step, num_steps)
+        for seed in range(12):
             torch.manual_seed(seed)
-            take_step(batches, 0.1)
+            take_step(batches, rate)
         return tmp_path / name
 
-    return two_steps
+    return twelve_steps
 
 
 def test_the_first_module_that_differs_is_named_and_equal_runs_are_equal(
@@ -89,6 +89,23 @@ def test_the_first_module_that_differs_is_named_and_equal_runs_are_equal(
     )
     assert not any("layer.0" in line and ".activation" in line for line in said)
     assert compare(one, one / "nothing") == 2
+
+
+def test_of_several_steps_the_first_that_differs_is_the_earliest(captured, capsys):
+    one, other = captured("one", num_steps=11), captured("two", num_steps=11, rate=0.2)
+    names = {f"step_{step}_rank_0.safetensors" for step in range(1, 12)}
+    assert {path.name for path in one.iterdir()} == names
+    assert compare(one, other) == 1
+    assert (
+        capsys.readouterr()
+        .out.splitlines()[-1]
+        .endswith(
+            "activation of step_2_rank_0.safetensors"  # the first after the update
+        )
+    )
+    config = CaptureConfig(steps=2)
+    with pytest.raises(ConfigError, match="CAPTURE_STEPS=2 and CAPTURE is not set"):
+        config.check(rundir.RunConfig(), uses_graph=False)
 
 
 def test_what_cannot_be_captured_is_refused_before_the_run(tmp_path):

@@ -337,7 +337,7 @@ def test_fp16_looks_for_its_loss_scale_and_then_takes_every_step(
         environment | {"INIT_LOSS_SCALE": "1e30", "CHECKPOINT_DIR": str(tmp_path / "d")}
     )
     assert finished.returncode == 1
-    assert "steps in a row after step 0: lower LR or INIT_LOSS_SCALE" in finished.stderr
+    assert "steps in a row after step 0: lower LR or the loss scale" in finished.stderr
 
 
 @pytest.mark.slow
