@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bert.checkpoint import huggingface, sharded, sums
+from bert.checkpoint import deepspeed_files, huggingface, sharded, sums
 from common.env import ConfigError, env
 from common.files import damage
 
@@ -21,7 +21,7 @@ class CheckpointConfig:
     init_checkpoint: Path | None = env(
         "INIT_CHECKPOINT",
         None,
-        doc="initial weights: .pt, .safetensors, folder of step_*, or a model of the Hub",
+        doc="initial weights: .pt, .safetensors, folder of step_*, a model of the Hub, or a checkpoint of DeepSpeed's",
     )
     init_optimizer: bool = env(
         "INIT_OPTIMIZER",
@@ -55,8 +55,9 @@ class CheckpointConfig:
             candidates = [
                 *saved_checkpoints(self.init_checkpoint)[-1:],
                 huggingface.weights_in(self.init_checkpoint),
+                deepspeed_files.found(self.init_checkpoint),
             ]
-            found = candidates[0] or self.init_checkpoint
+            found = next(filter(None, candidates), self.init_checkpoint)
             object.__setattr__(self, "init_checkpoint", found)
 
     def is_due(self, step: int) -> bool:
@@ -74,7 +75,7 @@ class CheckpointConfig:
         if self.init_checkpoint is not None and not self.init_checkpoint.is_file():
             path = self.init_checkpoint
             problem = (
-                "no step_* and no model.safetensors in it"
+                "no step_*, no model.safetensors and no checkpoint of DeepSpeed's in it"
                 if path.is_dir()
                 else "no such file"
             )
@@ -169,21 +170,28 @@ class Writer:
     def _write(
         self, step: int, state: dict[str, Any], part: sharded.Part | None
     ) -> None:
-        self.error = None
+        error: Exception | None = None
         try:
             if part is None:
                 save_checkpoint(self.config, step, state)
             else:
                 assert self.config.directory is not None
                 part.write(self.config.directory, step, state, self.config.keep)
-        except Exception as error:  # torch.save reports a full disk as a RuntimeError
-            self.error = error
-            failed = f"the checkpoint of step {step} cannot be written to {self.config.directory}"
-            reason = " ".join(str(error).split())
-            print(
-                f"bert: warning: {failed}: {reason}; training continues to the next",
-                file=sys.stderr,
-            )
+        except Exception as failure:  # torch.save reports a full disk as a RuntimeError
+            error = failure
+        self.note(step, error)
+
+    def note(self, step: int, error: Exception | None, says: bool = True) -> None:
+        """Notes whether the checkpoint of ``step`` was written, and warns if not."""
+        self.error = error
+        if error is None or not says:
+            return
+        failed = f"the checkpoint of step {step} cannot be written to {self.config.directory}"
+        reason = " ".join(str(error).split())
+        print(
+            f"bert: warning: {failed}: {reason}; training continues to the next",
+            file=sys.stderr,
+        )
 
 
 def saved_checkpoints(directory: Path) -> list[Path]:

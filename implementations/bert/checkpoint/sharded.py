@@ -7,6 +7,7 @@ which is renamed when all are done, so that it appears whole or not at all. All 
 same folder.
 """
 
+import re
 import shutil
 import threading
 import time
@@ -19,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bert.checkpoint import sums
+from bert.checkpoint import deepspeed_files, sums
 from common.files import name_folder, whole_file
 
 INDEX = "index.pt"
@@ -118,16 +119,17 @@ def read_file(path: Path, mmap: bool = False) -> Any:
 
 def complete(directory: Path) -> list[Path]:
     """The complete checkpoints of all kinds in a folder, oldest first: files, or folders of
-    shards.
+    shards, ours or DeepSpeed's.
     """
-    folders = (path.parent for path in directory.glob(f"step_*/{INDEX}"))
+    kinds = (f"step_*/{INDEX}", f"global_step*/{INDEX}")
+    folders = (path.parent for kind in kinds for path in directory.glob(kind))
     return sorted([*directory.glob("step_*.pt"), *folders], key=step_of)
 
 
 def step_of(path: Path) -> int:
     """The step in the name of a checkpoint, also of one that is being written; -1 without one."""
-    digits = path.name.lstrip(".").partition("_")[2].partition(".")[0]
-    return int(digits) if digits.isdecimal() else -1
+    digits = re.match(r"\.?(?:global_step|step_)(\d+)(?:\.|$)", path.name)
+    return int(digits[1]) if digits else -1
 
 
 def prune(directory: Path, keep: int, step: int) -> None:
@@ -149,7 +151,7 @@ def remove_unfinished(directory: Path) -> None:
 
 
 def _unfinished(directory: Path) -> list[Path]:
-    return list(directory.glob(".step_*.*"))
+    return [*directory.glob(".step_*.*"), *directory.glob(".global_step*.*")]
 
 
 def _remove(paths: Iterable[Path]) -> None:
@@ -196,9 +198,10 @@ class ShardedTensors(Mapping[str, Tensor]):
             self.spans[name].append((start, numbers))
 
     def __getitem__(self, name: str) -> Tensor:
-        whole = torch.empty(
-            self.shapes[name].numel(), dtype=self.spans[name][0][1].dtype
-        )
+        size, (_, first) = self.shapes[name].numel(), self.spans[name][0]
+        if len(first) == size:  # no copy of what one file has
+            return first.view(self.shapes[name])
+        whole = torch.empty(size, dtype=first.dtype)
         for _, start, numbers in self.of(name):
             whole[start : start + len(numbers)].copy_(numbers)
         return whole.view(self.shapes[name])
@@ -231,10 +234,10 @@ def assembled(
 ) -> dict[str, Any]:
     """An optimizer's state, whose tensors are assembled on access.
 
-    index: number of steps, shapes of the parameters; held: flat buffers by part of the state, and
+    index: shapes of the parameters, and what the state has beside parts; held: flat buffers by part of the state, and
     for each segment in them (parameter's name, first number in it, begin in the buffer, size).
     """
-    state: dict[str, Any] = {"num_steps": index["num_steps"]}
+    state = {name: value for name, value in index.items() if name != "shapes"}
     for part in held[0][0]:
         spans = (
             (name, at, flats[part][a : a + n])
@@ -254,9 +257,10 @@ def check(path: Path, rank: int, size: int) -> None:
     sums.check(path / INDEX)
     index = read_file(path / INDEX)
     # Earlier versions noted none: a file's own tell all but a swap.
-    known = index.get("sums", {})
-    for number in range(rank, index["num_ranks"], size):
-        sums.check(path / _file_name(number), known.get(_file_name(number)))
+    names = map(_file_name, range(index["num_ranks"]))
+    known = index.get("sums") or dict.fromkeys(names)
+    for name, value in list(known.items())[rank::size]:
+        sums.check(path / name, value)
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -265,13 +269,16 @@ def read(path: Path) -> dict[str, Any]:
     Raises what torch.load raises for a missing or damaged file.
     """
     index = read_file(path / INDEX)
-    files = [path / _file_name(rank) for rank in range(index["num_ranks"])]
     # Mapped: a rank that needs a part of the parameters reads no more than that from the files.
-    parts = [read_file(file, mmap=True) for file in files]
-    optimizer = assembled(
-        index["optimizer"],
-        [(part["parts"], part["segments"]) for part in parts],
-        index["token"],
-    )
+    held: list[Held]
+    if "segments" in index:
+        files = deepspeed_files.rank_files(path, index["num_ranks"])
+        flats = map(deepspeed_files.parts, files)
+        held = list(zip(flats, index.pop("segments"), strict=True))
+    else:
+        files = [path / _file_name(rank) for rank in range(index["num_ranks"])]
+        parts = [read_file(file, mmap=True) for file in files]
+        held = [(part["parts"], part["segments"]) for part in parts]
+    optimizer = assembled(index["optimizer"], held, index["token"])
     # fp32 masters serve as the weights: those in 16 bits are cast from them.
     return {**index, "optimizer": optimizer, "model": optimizer["masters"]}

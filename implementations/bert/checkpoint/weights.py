@@ -14,6 +14,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from bert.checkpoint import deepspeed_files
 from bert.checkpoint.huggingface import BIAS, WEIGHTS, WORDS
 from bert.checkpoint.save import check_checkpoint, is_ours, read_checkpoint
 from bert.checkpoint.sharded import ShardedTensors, read_file
@@ -110,6 +111,9 @@ def _read(path: Path) -> Any:
             for file in files
             for name, tensor in _read(path.parent / file).items()
         }
+    if path.name.endswith(deepspeed_files.MODEL):
+        shapes, spans = deepspeed_files.weights(path)
+        return dict(ShardedTensors(shapes, spans))
     return (
         safetensors.torch.load_file(path)
         if path.suffix == ".safetensors"

@@ -82,6 +82,8 @@ class ZeroRule(torch.optim.Optimizer):
             weights=masters,  # ZeRO casts and gathers them
         )
         self.rule = ListRule(shard, self.make_rule)
+        # Where DeepSpeed's own checkpoints look for it.
+        self.state[self.param_groups[0]["params"][0]] = dict(shard.states)
         return self.rule
 
     @torch.no_grad()

@@ -31,6 +31,11 @@ class EngineConfig:
     path: Path | None = env(
         "DEEPSPEED_CONFIG", None, doc="ENGINE=deepspeed: DeepSpeed's JSON"
     )
+    own_checkpoints: bool = env(
+        "DEEPSPEED_CHECKPOINTS",
+        False,
+        doc="1: checkpoints as DeepSpeed's save_checkpoint writes them: global_step<step>, to a shared folder",
+    )
 
     @property
     def is_deepspeed(self) -> bool:
@@ -59,12 +64,23 @@ class EngineConfig:
                 raise ConfigError(
                     f"DEEPSPEED_CONFIG={self.path} and ENGINE is not deepspeed: set it, or unset this"
                 )
+            if self.own_checkpoints:
+                raise ConfigError(
+                    "DEEPSPEED_CHECKPOINTS=1 and ENGINE is not deepspeed: set it, or CHECKPOINT_SHARDS=1"
+                )
             return
         zero = self.json().get("zero_optimization", {})
         if "stage" not in zero:
             stage = f"no zero_optimization.stage in {self.path}"
             raise ConfigError(
                 f"ENGINE=deepspeed and {stage}: set 1 or 2; without ZeRO, unset ENGINE"
+            )
+        elsewhere = {"use_node_local_storage", "writer", "checkpoint_serialization"}
+        if self.own_checkpoints and (
+            odd := sorted(elsewhere & self.json().get("checkpoint", {}).keys())
+        ):
+            raise ConfigError(
+                f"DEEPSPEED_CHECKPOINTS=1 and checkpoint.{odd[0]} in {self.path}: remove one of them"
             )
         ds_config.validate(load(), zero)
         wrong = {

@@ -18,6 +18,7 @@ from bert.core import rundir
 from bert.core.claim import check_held
 from bert.core.dist import World
 from bert.data.sampler import RowSource
+from bert.deepspeed import checkpoints
 from bert.deepspeed.step import DeepSpeedStep
 from bert.kernels.precision import resolved
 from bert.pretraining.config import PretrainingConfig
@@ -375,9 +376,15 @@ class Saver:
             "ended": ended,
             **self.facts,
         }
-        if config.shards:
-            # 7 bytes: broadcast_int takes 63 bits.
-            token = world.broadcast_int(int.from_bytes(os.urandom(7), "little"))
+        # 7 bytes: broadcast_int takes 63 bits.
+        token = world.broadcast_int(int.from_bytes(os.urandom(7), "little"))
+        if self.config.zero.own_checkpoints and isinstance(self.trained, DeepSpeedStep):
+            assert config.directory is not None
+            facts |= self.trained.shard_state()[1]
+            saved = step, token, facts, config.keep
+            why = checkpoints.save(self.trained, config.directory, *saved)
+            self.writer.note(step, OSError(why) if why else None, says=world.is_main)
+        elif config.shards:
             shard, index = self.trained.shard_state()
             part = sharded.Part(
                 rank=world.rank,
@@ -430,6 +437,11 @@ def warm_start(
         raise ConfigError(
             f"INIT_OPTIMIZER=1: {path} {differs}: use the same, or INIT_OPTIMIZER=0"
         )
+    if "others" in state:
+        counts = (
+            f"OPTIMIZER={optimizer} counts its own steps, which would not begin anew"
+        )
+        raise ConfigError(f"INIT_OPTIMIZER=1: {counts}: set INIT_OPTIMIZER=0")
     for part, tensors in state.items():
         if isinstance(tensors, Mapping) and (wrong := weights.misfits(shapes, tensors)):
             some = "; ".join(wrong[:3]) + (
