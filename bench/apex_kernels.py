@@ -1,0 +1,193 @@
+"""Ours beside PyTorch's and NVIDIA apex's: the kernels that both have, at BERT-large's sizes.
+
+Yardsticks of kernels.py; apex's own are in NGC's PyTorch image. Each entry: milliseconds of a step,
+or of forward and backward, and the megabytes that it holds at most; or why it does not run.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch_lib import TINY, device, median_milliseconds, synchronize
+
+from bert.core.dist import DistConfig, World
+from bert.kernels.operations import bias_gelu, cross_entropy, dropout_add_layer_norm
+from bert.kernels.support.dropout import DropoutSites
+from bert.model.config import BertConfig
+from bert.optim import OptimizerConfig
+from bert.optim.sharded import FlatOptimizer
+from bert.pretraining.memory import meta_model
+
+Run = Callable[[], object]
+
+
+def compare(ways: dict[str, Callable[[], Run]]) -> dict[str, Any]:
+    """Each way's figures: made, run once, and measured, one after the other."""
+    return {name: _measured(make) for name, make in ways.items()}
+
+
+def _measured(make: Callable[[], Run]) -> dict[str, Any]:
+    on_gpu = torch.cuda.is_available()
+    before = torch.cuda.memory_allocated() if on_gpu else 0
+    try:
+        if on_gpu:
+            torch.cuda.reset_peak_memory_stats()
+        run = make()
+        run()
+        synchronize()
+    except Exception as error:  # a package that is absent or built without a kernel
+        reason = f"{type(error).__name__}: {error}"
+        return {"does_not_run": " ".join(reason.split())[:300]}
+    figures: dict[str, Any] = {"ms": round(median_milliseconds(run), 4)}
+    if on_gpu:
+        figures["mb"] = round((torch.cuda.max_memory_allocated() - before) / 1e6, 1)
+    return figures
+
+
+def operation(module: Any) -> Callable[..., Any]:
+    """Its kernel on a GPU, else its reference."""
+    function: Callable[..., Any] = (
+        module.fused if torch.cuda.is_available() else module.reference
+    )
+    return function
+
+
+def tensors(*shapes: tuple[int, ...], grad: bool = True) -> list[Tensor]:
+    options: dict[str, Any] = {"device": device(), "dtype": torch.bfloat16}
+    return [torch.randn(shape, **options).requires_grad_(grad) for shape in shapes]
+
+
+def both_passes(forward: Callable[[], Tensor]) -> Run:
+    gradient = torch.ones_like(forward())
+    return lambda: forward().backward(gradient)
+
+
+def lamb(tiny: bool) -> dict[str, Any]:
+    """A step on bf16 weights and gradients with fp32 masters, all of them on one rank."""
+    shapes = meta_model(BertConfig(**TINY) if tiny else BertConfig()).named_parameters()
+    sizes = {name: tuple(parameter.shape) for name, parameter in shapes}
+
+    def made(name: str, fused: bool) -> Run:
+        config = OptimizerConfig(optimizer=name, sharded=False)
+        optimizer = FlatOptimizer(
+            {key: nn.Parameter(*tensors(size)) for key, size in sizes.items()}.items(),
+            lambda shard: config.flat_rule(shard, fused),
+            World(DistConfig(device=device().type)),
+            group_size=1,
+            norm_per_parameter=True,
+        )
+        optimizer.buckets.shard.normal_()
+        lr, scale = (torch.tensor(x, device=device()) for x in (1e-4, 1e-3))
+        return lambda: optimizer.step(lr, scale)
+
+    return compare(
+        {
+            "ours": lambda: made("lamb", torch.cuda.is_available()),
+            "pytorch": lambda: made("lamb", fused=False),
+            "apex": lambda: made("apex_lamb", fused=False),
+        }
+    )
+
+
+def layer_norm(rows: int, width: int) -> dict[str, Any]:
+    """Ours alone adds bias and residual as well, as the model needs it."""
+    x, residual = tensors((rows, width), (rows, width))
+    bias, weight, norm_bias = tensors((width,), (width,), (width,))
+    sites = DropoutSites(device())
+
+    def ours() -> Tensor:
+        operands = x, bias, residual, weight, norm_bias, 1e-12, 0.0, sites
+        result: Tensor = operation(dropout_add_layer_norm)(*operands)[0]
+        return result
+
+    def apex() -> Run:
+        from apex.contrib.layer_norm import FastLayerNorm
+
+        norm = FastLayerNorm(width, eps=1e-12).to(x)
+        return both_passes(lambda: norm(x))
+
+    return compare(
+        {
+            "ours": lambda: both_passes(ours),
+            "pytorch": lambda: both_passes(
+                lambda: F.layer_norm(x, (width,), weight, norm_bias, 1e-12)
+            ),
+            "apex": apex,
+        }
+    )
+
+
+def xentropy(rows: int, size: int) -> dict[str, Any]:
+    """Losses in fp32 of bf16 logits; a fifth of the rows has no label."""
+    (logits,) = tensors((rows, size))
+    labels = torch.randint(size, (rows,), device=device())
+    labels[::5] = cross_entropy.IGNORE
+
+    def apex() -> Run:
+        from apex.contrib.xentropy import SoftmaxCrossEntropyLoss
+
+        options = 0.0, cross_entropy.IGNORE, True
+        return both_passes(
+            lambda: SoftmaxCrossEntropyLoss.apply(logits, labels, *options)
+        )
+
+    return compare(
+        {
+            "ours": lambda: both_passes(
+                lambda: operation(cross_entropy)(logits, labels, size)
+            ),
+            "pytorch": lambda: both_passes(
+                lambda: cross_entropy.reference(logits, labels, size)
+            ),
+            "apex": apex,
+        }
+    )
+
+
+def dense_gelu(rows: int, width: int, inner: int) -> dict[str, Any]:
+    """The feed-forward half of a layer: two products with bias, GELU (tanh) between them."""
+    x, weight_1, weight_2 = tensors((rows, width), (inner, width), (width, inner))
+    bias_1, bias_2 = tensors((inner,), (width,))
+
+    def ours() -> Tensor:
+        hidden: Tensor = operation(bias_gelu)(F.linear(x, weight_1), bias_1, "tanh")
+        return F.linear(hidden, weight_2, bias_2)
+
+    def pytorch() -> Tensor:
+        hidden = F.gelu(F.linear(x, weight_1, bias_1), approximate="tanh")
+        return F.linear(hidden, weight_2, bias_2)
+
+    def apex() -> Run:
+        from apex.fused_dense import FusedDenseGeluDense
+
+        layer = FusedDenseGeluDense(width, inner, width).to(x)
+        values = weight_1, bias_1, weight_2, bias_2
+        for parameter, value in zip(layer.parameters(), values, strict=True):
+            parameter.data.copy_(value.detach())
+        return both_passes(lambda: layer(x))
+
+    return compare(
+        {
+            "ours": lambda: both_passes(ours),
+            "pytorch": lambda: both_passes(pytorch),
+            "apex": apex,
+        }
+    )
+
+
+def measure(tiny: bool) -> dict[str, Any]:
+    """All of them, of 48 packed rows."""
+    rows, masked, vocabulary, sizes = 24_576, 4_096, 30_528, (1024, 4096)
+    if tiny:
+        rows, masked, vocabulary, sizes = 8, 8, 24, (32, 64)
+    return {
+        "lamb": lamb(tiny),
+        **{
+            f"layer_norm_{width}": layer_norm(rows, width)
+            for width in (768, 1024, 2048)
+        },
+        "xentropy": xentropy(masked, vocabulary),
+        "dense_gelu_dense": dense_gelu(rows, *sizes),
+    }
