@@ -298,7 +298,8 @@ def test_memory_is_counted_on_devices_without_numbers_too():
     assert peak.most == 8000
 
 
-@pytest.mark.parametrize("optimizer", optim.RULES)
+# apex runs on GPUs alone.
+@pytest.mark.parametrize("optimizer", sorted(optim.RULES.keys() - {"apex_lamb"}))
 @pytest.mark.parametrize("sharded", [False, True])
 def test_an_update_makes_as_many_tensors_as_the_estimate_counts(optimizer, sharded):
     model = memory.meta_model(SHAPE)
