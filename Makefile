@@ -44,7 +44,7 @@ test: $(DEV)
 	@($(LINT)) & $(VENV)/bin/python -m pytest -n 3 --dist worksteal -m 'not gpu and not slurm and not slow and not deepspeed'; \
 	tests=$$?; wait $$! || { echo 'make test: lint failed, see above' >&2; exit 1; }; exit $$tests
 
-## make test-pythons      make test with every Python from 3.10 to 3.13 found on PATH, in pyenv or in /usr/bin
+## make test-pythons      make test with every Python from 3.10 to 3.14 found on PATH, in pyenv or in /usr/bin
 test-pythons:
 	@./tests/pythons.py
 

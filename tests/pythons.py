@@ -16,14 +16,21 @@ from shutil import which
 # Through shims, links and environments.
 IDENTIFY = """
 import os, platform, sys
-if (3, 10) <= sys.version_info[:2] <= (3, 13):
+if (3, 10) <= sys.version_info[:2] <= (3, 14):
     print(platform.python_version(), os.path.realpath(getattr(sys, "_base_executable", sys.executable)))
 """
 
 
 def candidates():
     """Interpreters that may be there."""
-    names = ["python3", "python3.10", "python3.11", "python3.12", "python3.13"]
+    names = [
+        "python3",
+        "python3.10",
+        "python3.11",
+        "python3.12",
+        "python3.13",
+        "python3.14",
+    ]
     root = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
     return [
         *filter(None, map(which, names)),
@@ -73,7 +80,7 @@ def main(words):
     if not pythons:
         cure = f"name interpreters: {sys.argv[0]} INTERPRETER..."
         print(
-            f"test_pythons: error: no Python 3.10 to 3.13 found; {cure}",
+            f"test_pythons: error: no Python 3.10 to 3.14 found; {cure}",
             file=sys.stderr,
         )
         return 2

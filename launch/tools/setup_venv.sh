@@ -10,14 +10,14 @@ fail() {
   exit 2
 }
 
-supported() { "$1" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; }
+supported() { "$1" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 14))' 2>/dev/null; }
 
 find_python() {
   local name
-  for name in ${PYTHON:+"$PYTHON"} python3 python3.12 python3.13 python3.11 python3.10; do
+  for name in ${PYTHON:+"$PYTHON"} python3 python3.12 python3.13 python3.14 python3.11 python3.10; do
     if command -v "$name" >/dev/null && supported "$name"; then echo "$name" && return; fi
   done
-  fail 'no Python 3.10 to 3.13 found: install one, or set PYTHON=/path/to/python3'
+  fail 'no Python 3.10 to 3.14 found: install one, or set PYTHON=/path/to/python3'
 }
 
 make_venv() {

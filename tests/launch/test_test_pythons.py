@@ -100,4 +100,4 @@ def test_one_failure_fails_all_but_the_others_are_tested(run, other, fails):
 def test_no_supported_python_is_an_error(run, tmp_path):
     status, _, error, _ = run(tmp_path / "none")
     assert status == 2
-    assert "no Python 3.10 to 3.13 found" in error
+    assert "no Python 3.10 to 3.14 found" in error
