@@ -24,7 +24,7 @@ from bert.data.shards import is_index_of
 from common.files import object_of, text_of
 from common.tables import read_table
 from input_preprocessing.stage.parallel import WORTH_WORKERS, run_tasks
-from input_preprocessing.stage.reading import readable
+from input_preprocessing.stage.reading import CHUNK, readable
 
 # Files of the benchmark and for fine-tuning.
 PUBLISHED = read_table(__file__, "published.yaml")
@@ -78,7 +78,7 @@ def hash_of(path: Path, kind: str) -> str:
         readable(path, "check that it is there and readable"),
         open(path, "rb") as file,
     ):
-        while chunk := file.read(1 << 20):
+        while chunk := file.read(CHUNK):
             digest.update(chunk)
     return digest.hexdigest()
 
@@ -187,6 +187,17 @@ def _md5_file(path: Path) -> Path:
 def record(path: Path) -> None:
     """Marks a file of a stage as finished."""
     write_text(_md5_file(path), md5_of(path))
+
+
+def recorded_md5(path: Path) -> str:
+    """md5 of a finished file as it was written; empty if it is none."""
+    return text_of(_md5_file(path))
+
+
+def forget(paths: Iterable[Path]) -> None:
+    """Removes the records of files whose md5s are elsewhere by now."""
+    for path in paths:
+        _md5_file(path).unlink(missing_ok=True)
 
 
 def is_recorded(path: Path) -> bool:

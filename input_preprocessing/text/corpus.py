@@ -26,7 +26,7 @@ import re
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -39,7 +39,14 @@ from bert.data.format import atomic_file
 from bert.data.records import DataError
 from common.files import object_of
 from input_preprocessing.stage.cli import human_bytes
-from input_preprocessing.stage.manifest import md5_of, write_text
+from input_preprocessing.stage.manifest import (
+    forget,
+    is_recorded,
+    md5_of,
+    record,
+    recorded_md5,
+    write_text,
+)
 from input_preprocessing.stage.parallel import run_tasks
 from input_preprocessing.stage.reading import slices
 from input_preprocessing.text import inputs, sources, vocabulary
@@ -135,7 +142,7 @@ def _write(
 ) -> str:
     """Writes all files except those of an earlier run with the same recipe; returns a summary."""
     # Of each document: where it ends in its part, characters, hash of 8 bytes.
-    tables = [np.load(part.with_suffix(".npy"), mmap_mode="r") for part in parts]
+    tables = [np.load(sources.table_of(part), mmap_mode="r") for part in parts]
     # Number of the first document of each part.
     starts = np.cumsum([0, *map(len, tables)])
     kept = _without_duplicates(tables)
@@ -157,6 +164,7 @@ def _write(
     for old in (*text.glob("part-*"), text / "eval.txt"):
         if not begun or old not in (*shards, text / "eval.txt"):
             old.unlink(missing_ok=True)
+            forget([old])
     tasks = [(training[i::count], shard) for i, shard in enumerate(shards)]
     tasks.append((evaluation, text / "eval.txt"))
     weights = [len(numbers) for numbers, _ in tasks]
@@ -215,7 +223,10 @@ def _write_vocabulary(
     words = vocabulary.load(path)
     shape = options.layers, options.hidden_size, options.max_seq_length
     config = bert_config(len(words), *shape)
-    write_text(download / "bert_config.json", json.dumps(config, indent=2) + "\n")
+    sizes_file = download / "bert_config.json"
+    write_text(sizes_file, json.dumps(config, indent=2) + "\n")
+    record(path)
+    record(sizes_file)
     return words
 
 
@@ -243,10 +254,12 @@ Numbers = npt.NDArray[np.int64]
 def _deal(parts: list[Path], starts: Numbers, task: tuple[Numbers, Path]) -> None:
     """Writes a shard of the documents with these numbers, ascending over all parts."""
     chosen, target = task
-    if not target.is_file():
-        with atomic_file(target) as unfinished, open(unfinished, "wb") as output:
-            for texts in slices(parts, _places(parts, starts, chosen)):
-                output.writelines(texts)
+    if is_recorded(target):
+        return
+    with atomic_file(target) as unfinished, open(unfinished, "wb") as output:
+        for texts in slices(parts, _places(parts, starts, chosen)):
+            output.writelines(texts)
+    record(target)
 
 
 def _places(parts: list[Path], starts: Numbers, chosen: Numbers) -> Numbers:
@@ -255,7 +268,7 @@ def _places(parts: list[Path], starts: Numbers, chosen: Numbers) -> Numbers:
     bounds = np.searchsorted(chosen, starts)
     for number, (low, high) in enumerate(pairwise(bounds.tolist())):
         if low < high:
-            ends = np.load(parts[number].with_suffix(".npy"), mmap_mode="r")[:, 0]
+            ends = np.load(sources.table_of(parts[number]), mmap_mode="r")[:, 0]
             inside = chosen[low:high] - starts[number]
             positions[low:high, 0] = number
             # A document begins where the one before it in its part ends.
@@ -264,15 +277,15 @@ def _places(parts: list[Path], starts: Numbers, chosen: Numbers) -> Numbers:
     return positions
 
 
-def _files(download: Path) -> dict[str, str]:
-    """md5 of every file of the corpus."""
+def _files(download: Path, md5: Callable[[Path], str] = md5_of) -> dict[str, str]:
+    """md5 of every file of the corpus: as it is, or by ``md5``."""
     paths = [
         *(download / "results4").glob("part-*"),
         download / "results4" / "eval.txt",
     ]
     paths += [download / name for name in ("vocab.txt", "bert_config.json")]
     return {
-        str(path.relative_to(download)): md5_of(path)
+        str(path.relative_to(download)): md5(path)
         for path in sorted(paths)
         if path.is_file()
     }
@@ -325,9 +338,10 @@ def make(options: argparse.Namespace, download: Path) -> None:
     write_text(note, json.dumps(unfinished, indent=1) + "\n")
     kinds = list(dict.fromkeys(source.kind for source in texts))
     summary = _write(options, parts, kinds, download, begun=made == unfinished)
-    write_text(
-        note, json.dumps({"recipe": recipe, "files": _files(download)}, indent=1) + "\n"
-    )
+    # As they were written: what was changed since makes the corpus again the next time.
+    files = _files(download, recorded_md5)
+    write_text(note, json.dumps({"recipe": recipe, "files": files}, indent=1) + "\n")
+    forget(download / name for name in files)
     shutil.rmtree(work)
     print(
         f"{' '.join(options.input)}: read as {', '.join(kinds)}; {summary}",

@@ -25,7 +25,7 @@ import numpy as np
 from bert.data.format import atomic_file
 from bert.data.records import DataError
 from input_preprocessing.stage.cli import some_of
-from input_preprocessing.stage.manifest import StageFolder
+from input_preprocessing.stage.manifest import StageFolder, is_recorded, record
 from input_preprocessing.stage.parallel import run_tasks
 from input_preprocessing.stage.reading import (
     CHUNK,
@@ -276,11 +276,10 @@ def split(
     StageFolder(folder, "corpus", ["part-*"], recipe)
     tasks = [(source, *ends) for source in sources for ends in pairwise(source.cuts)]
     parts = [folder / f"part-{number:06d}.txt" for number in range(len(tasks))]
-    # A part's table is written after it, so where there is a table the part is complete.
     left = [
         (*task, part)
         for task, part in zip(tasks, parts, strict=True)
-        if not part.with_suffix(".npy").is_file()
+        if not (is_recorded(part) and is_recorded(table_of(part)))
     ]
     weights = [end - begin for _, begin, end, _ in left]
     problems = run_tasks(
@@ -293,6 +292,11 @@ def split(
     if told := list(dict.fromkeys(filter(None, problems))):
         raise DataError(some_of(told))
     return parts
+
+
+def table_of(part: Path) -> Path:
+    """Where each of a part's documents ends, its characters and its hash, uint64 [documents, 3]."""
+    return part.with_suffix(".npy")
 
 
 def _split(text_key: str, task: tuple[Source, int, int, Path]) -> str:
@@ -320,14 +324,16 @@ def _write_part(
             characters = sum(map(len, document)) + len(document)
             rows.append((size, characters, int.from_bytes(digest, "little")))
             output.write(data)
-    # Before the table, which would make the part count as complete.
+    # Before they are recorded, which makes them count as complete.
     if source.stamp is not None and stamp_of(os.stat(source.path)) != source.stamp:
         raise changed(source.name)
     with (
-        atomic_file(part.with_suffix(".npy")) as partial_file,
+        atomic_file(table_of(part)) as partial_file,
         open(partial_file, "wb") as output,
     ):
         np.save(output, np.array(rows, dtype=np.uint64).reshape(-1, 3))
+    record(part)
+    record(table_of(part))
 
 
 def _documents(

@@ -15,7 +15,7 @@ import cramjam
 import pytest
 
 from bert.data.records import DataError
-from input_preprocessing.stage import reading
+from input_preprocessing.stage import manifest, reading
 from input_preprocessing.stage.cli import run_stage
 from input_preprocessing.text import corpus, sources
 from input_preprocessing.text import inputs as inputs_module
@@ -116,6 +116,7 @@ def test_a_text_of_any_size_takes_the_same_memory(
         (sources, "CHUNK"),
         (sources, "PART_BYTES"),
         (reading, "CHUNK"),
+        (manifest, "CHUNK"),
     ):
         monkeypatch.setattr(module, name, 50_000)
     document = [f"A {'cat' * 200} sat."] * 50
@@ -453,3 +454,54 @@ def test_processes_and_kills_change_no_byte(
     assert shard.read_bytes() != wanted["download/results4/part-00000-of-00001"], (
         "nothing of another text is kept"
     )
+
+
+@pytest.mark.parametrize("place", ["part", "table", "shard"])
+def test_what_an_interrupted_run_left_and_is_damaged_since_is_made_again(
+    tmp_path: Path, monkeypatch, place
+) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setattr(sources, "PART_BYTES", 2000)
+    inputs = [sentences(tmp_path / "a", made_up_documents(24))]
+    options = ["--jobs", "1", "--num-files", "3"]
+    wanted = corpus_of(inputs, tmp_path / "whole", monkeypatch, *options)
+
+    def dies(*_):  # type: ignore[no-untyped-def]
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(corpus, "_write_vocabulary", dies)
+        with pytest.raises(KeyboardInterrupt):
+            corpus_of(inputs, tmp_path / "cut", patched, *options)
+    download = tmp_path / "cut/download"
+    folder, pattern = {
+        "part": ("corpus", "part-*.txt"),
+        "table": ("corpus", "part-*.npy"),
+        "shard": ("results4", "part-*"),
+    }[place]
+    damaged = sorted((download / folder).glob(pattern))[1]
+    data = bytearray(damaged.read_bytes())
+    data[-40] ^= 1
+    damaged.write_bytes(data)
+    if folder == "corpus":  # what was made of it is gone, too
+        for shard in (download / "results4").glob("part-*"):
+            shard.unlink()
+    assert corpus_of(inputs, tmp_path / "cut", monkeypatch, *options) == wanted
+
+
+def test_a_shard_that_is_damaged_while_the_corpus_is_made_is_not_signed(
+    tmp_path: Path, monkeypatch, capsys
+) -> None:  # type: ignore[no-untyped-def]
+    inputs = [sentences(tmp_path / "a", made_up_documents(24))]
+    wanted = corpus_of(inputs, tmp_path / "whole", monkeypatch)
+    fit_of = corpus.fit_of
+
+    def damages(words, text, options):  # type: ignore[no-untyped-def]
+        shard = text.with_name("part-00000-of-00001")
+        shard.write_bytes(b"X" + shard.read_bytes()[1:])
+        return fit_of(words, text, options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(corpus, "fit_of", damages)
+        assert corpus_of(inputs, tmp_path / "b", patched) != wanted
+    assert corpus_of(inputs, tmp_path / "b", monkeypatch) == wanted
+    assert "up to date" not in capsys.readouterr().err
