@@ -29,8 +29,10 @@ from bert.data.format import (
     write_records,
 )
 from bert.data.records import DataError, Metadata, Records, concatenate
-from bert.data.shards import INDEX, write_index
+from bert.data.shards import INDEX, read_index, write_index
+from common.files import text_of
 from input_preprocessing.instances.mersenne import initial_state, next_below, shuffle
+from input_preprocessing.stage.manifest import write_text
 from input_preprocessing.stage.parallel import WORTH_WORKERS, run_tasks
 
 SEQUENCES_PER_GROUP = 1_000_000  # at most; 0.7 GB at the mean length of Wikipedia
@@ -250,19 +252,30 @@ def _make_group(plan: ShardPlan, arrange: Arrange, group: int) -> list[str]:
             content = records.select(order[rows[0] : rows[-1]])
             if packed:
                 content = content.with_rows(rows - rows[0])
-            written = write_records(plan.shard_path(shard), content, plan.metadata)
+            path = plan.shard_path(shard)
+            written = write_records(path, content, plan.metadata)
+            write_text(_digest_file(path), written.content_digest)
             digests[i] = written.multiset_digest
     return [digest for digest in digests if digest]
 
 
 def _finished(plan: ShardPlan, shard: int) -> str | None:
-    """The multiset digest of a shard that is there, undamaged, of these sources and options."""
+    """The multiset digest of a shard that is there, undamaged, of these sources and options, and
+    not another shard under its name.
+    """
+    path = plan.shard_path(shard)
     with suppress(DataError):
-        records, metadata = verify_records(plan.shard_path(shard))
+        records, metadata = verify_records(path)
         records.release()
-        if without_digests(metadata) == plan.metadata:
+        is_this = text_of(_digest_file(path)) == metadata.content_digest
+        if is_this and without_digests(metadata) == plan.metadata:
             return metadata.multiset_digest
     return None
+
+
+def _digest_file(path: Path) -> Path:
+    """Where a shard's content digest is until all are finished and an index has them."""
+    return path.with_name(f".{path.name}.digest")
 
 
 def _gather(plan: ShardPlan, group: int) -> Records:
@@ -328,7 +341,10 @@ def make_shards(plan: ShardPlan, arrange: Arrange, *, label: str, jobs: int) -> 
     """
     check_target(plan.target, plan.sources)
     plan.target.mkdir(parents=True, exist_ok=True)
-    # A run that is killed below must not leave the index of other shards behind.
+    # A run that is killed below must not leave the index of other shards behind: until it is
+    # finished again, each shard's digest is beside it.
+    for name, entry in read_index(plan.target).items():
+        write_text(_digest_file(plan.target / name), entry.content_digest)
     (plan.target / INDEX).unlink(missing_ok=True)
     groups = range(len(plan.shard_offsets) - 1)
     weights = np.diff(plan.shard_offsets).tolist()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -34,3 +35,38 @@ def test_a_sequence_lost_and_one_doubled_are_found(
     monkeypatch.setattr(sharding, "in_random_order", careless)
     with pytest.raises(DataError, match="hold exactly the sequences of"):
         make(tmp_path / "source", tmp_path / "wrong", **given)
+
+
+@pytest.mark.parametrize("is_finished", [False, True])
+@pytest.mark.parametrize("is_copied", [False, True])
+def test_a_shard_under_the_name_of_another_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_finished, is_copied
+) -> None:  # type: ignore[no-untyped-def]
+    (tmp_path / "source").mkdir()
+    write_records(
+        tmp_path / "source" / "part-0.hdf5", make_records(300, seed=0), METADATA
+    )
+    given = {"shards": 3, "seed": 1, "jobs": 1}
+    shuffle.shuffle_records(tmp_path / "source", tmp_path / "right", **given)
+    wanted = {path.name: path.read_bytes() for path in (tmp_path / "right").iterdir()}
+
+    target = tmp_path / "target"
+    with monkeypatch.context() as patched:
+        if not is_finished:
+            patched.setattr(sharding, "write_index", _is_killed)
+        with pytest.raises(KeyboardInterrupt) if not is_finished else nullcontext():
+            shuffle.shuffle_records(tmp_path / "source", target, **given)
+    one, other, kept = sorted(target.glob("part_*.hdf5"))
+    contents = one.read_bytes(), other.read_bytes()
+    one.write_bytes(contents[1])
+    if not is_copied:
+        other.write_bytes(contents[0])
+    time = kept.stat().st_mtime_ns
+
+    shuffle.shuffle_records(tmp_path / "source", target, **given)
+    assert {path.name: path.read_bytes() for path in target.iterdir()} == wanted
+    assert kept.stat().st_mtime_ns == time
+
+
+def _is_killed(*_: object) -> None:
+    raise KeyboardInterrupt
