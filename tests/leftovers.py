@@ -15,6 +15,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from bert.data import hdf5
+
 from .waiting import processes_with, running
 
 MARK = "TESTS_OF_PROCESS"
@@ -52,10 +54,14 @@ def _descendants() -> list[int]:
 
 
 def _servers() -> set[int | None]:
-    """What multiprocessing starts once, for all tests of this process."""
+    """What is started once, for all tests of this process: multiprocessing's, and what reads
+    HDF5.
+    """
+    reader = hdf5._helper.process
     forkserver = multiprocessing.forkserver._forkserver  # type: ignore[attr-defined]
     tracker = multiprocessing.resource_tracker._resource_tracker
-    return {forkserver._forkserver_pid, tracker._pid}  # type: ignore[attr-defined]
+    servers = {forkserver._forkserver_pid, tracker._pid}  # type: ignore[attr-defined]
+    return servers | {reader and reader.pid}
 
 
 def processes_since(start: float) -> list[int]:

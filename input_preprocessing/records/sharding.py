@@ -357,11 +357,15 @@ def make_shards(plan: ShardPlan, arrange: Arrange, *, label: str, jobs: int) -> 
             f"{plan.target} does not hold exactly the sequences of its source; remove it and run again"
         )
     wanted = {plan.shard_path(shard) for shard in range(plan.num_shards)}
+    digest_files = set(map(_digest_file, wanted))
     for path in plan.target.iterdir():
         # Shards of an earlier plan, and hidden unfinished ones (.part_...) of a killed run.
-        if path not in wanted and path.name.lstrip(".").startswith("part_"):
+        is_ours = path.name.lstrip(".").startswith("part_")
+        if is_ours and path not in wanted | digest_files:
             path.unlink()
     write_index(plan.target, sorted(wanted))
+    for path in digest_files:  # the index has them
+        path.unlink()
     return made
 
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+import charset_normalizer
 import numpy as np
 import numpy.typing as npt
 
@@ -18,6 +19,25 @@ from bert.data.records import DataError
 # Share of a text's bytes; above, it is in another encoding or no text.
 MOST_UNDECODABLE = 0.001
 CHUNK = 1 << 20  # bytes
+_SAMPLE = 4000  # bytes on either side
+# Those that files are in: of all that there are, rare ones would be found too often.
+_ENCODINGS = [
+    "cp1252",
+    "cp1251",
+    "koi8_r",
+    "gb18030",
+    "cp932",
+    "euc_jp",
+    "big5",
+    "cp949",
+    "cp1250",
+    "cp1253",
+    "cp1254",
+    "cp1255",
+    "cp1256",
+]
+_ENCODINGS += ["cp850", "cp866", "mac_roman", "utf_16_le", "utf_16_be"]
+_FEWEST = 5  # bytes that are not ASCII, by which an encoding may be told
 _SIGNATURES = {
     b"\x1f\x8b": "gzip",
     b"BZh91AY&": "bzip2",
@@ -113,6 +133,7 @@ def _check(path: Path, chunks: Iterable[bytes]) -> str:
     # Incremental: a character may be cut between two chunks.
     digest, decoder = hashlib.md5(), codecs.getincrementaldecoder("utf-8")("ignore")
     size = kept = zeros = 0
+    odd = b""  # some of the text about the first byte that is not UTF-8
     for chunk in chunks:
         if not size:
             check_is_text(path, chunk)
@@ -121,11 +142,11 @@ def _check(path: Path, chunks: Iterable[bytes]) -> str:
         # The bytes that are left after decoding as the instance maker does.
         kept += len(decoder.decode(chunk).encode())
         zeros += chunk.count(0)
+        if not odd:
+            odd = _beside_an_odd_byte(chunk)
     share = f"{path}: {size - kept:,} of {size:,} bytes are not UTF-8"
     if size - kept > MOST_UNDECODABLE * size:
-        raise DataError(
-            f"{share}; convert it first, for example with iconv -f LATIN1 -t UTF-8, or copy it again"
-        )
+        raise DataError(f"{share}; {_advice(odd)}")
     if size > kept:
         print(f"warning: {share} and are dropped", file=sys.stderr)
     if zeros:  # dropped by the reference, too
@@ -135,6 +156,35 @@ def _check(path: Path, chunks: Iterable[bytes]) -> str:
             file=sys.stderr,
         )
     return digest.hexdigest()
+
+
+def _beside_an_odd_byte(chunk: bytes) -> bytes:
+    """The lines about the first byte of a chunk that is not UTF-8; none if all are."""
+    try:
+        chunk.decode()
+    except UnicodeDecodeError as error:
+        if error.reason != "unexpected end of data":  # goes on in the next chunk
+            return chunk[max(0, error.start - _SAMPLE) : error.start + _SAMPLE]
+    return b""
+
+
+def _advice(sample: bytes) -> str:
+    """What encoding a sample seems to be in, with its first other letters for the user to judge,
+    since every byte is some letter in many encodings.
+    """
+    others = len(sample.translate(None, bytes(range(128))))
+    if others < _FEWEST:
+        return "too few to tell its encoding; convert it first with iconv, or copy it again"
+    found = charset_normalizer.from_bytes(sample, cp_isolation=_ENCODINGS).best()
+    if found is None or found.encoding in ("utf_8", "ascii"):
+        return "it is in no encoding that is known: damaged or binary; copy it again"
+    word = next((word for word in str(found).split() if not word.isascii()), "")
+    # Codec names of Python are iconv's but for their underscores.
+    name = codecs.lookup(found.encoding).name.replace("_", "-").upper()
+    return (
+        f"it may be {name}, if {word[:40]!r} is one of its words: "
+        f"convert it first, with iconv -f {name} -t UTF-8, or copy it again"
+    )
 
 
 def check_is_text(path: Path, start: bytes) -> None:

@@ -7,7 +7,7 @@ vocab.txt (a WordPiece vocabulary trained on the shards, unless given) and bert_
 small BERT with that vocabulary. Duplicate documents are dropped.
 
 Inputs are files, and folders with all text below them, pooled: plain text (UTF-8) and JSON Lines
-(--text-field names the text), each also as gzip, bzip2 or zstd; formats are detected by content.
+(--text-field names the text), each also as gzip, bzip2, xz or zstd; formats are detected by content.
 Files that are no text (hidden, README, licence, HTML, tables, binary, empty) are counted, and listed
 with the reason in OUTPUTDIR/download/left_out.tsv; text that cannot be read stops the command, all files
 at once.

@@ -32,7 +32,7 @@ _TAG = re.compile(
     re.IGNORECASE,
 )
 _MARK_UP_SUFFIXES = (".html", ".htm", ".xhtml", ".xml", ".svg")
-_PACKED_SUFFIXES = (".gz", ".bz2", ".zst")
+_PACKED_SUFFIXES = (".gz", ".bz2", ".xz", ".zst", ".zstd")
 _BLANK = b"\xef\xbb\xbf \t\r\n\f"  # with a byte order mark
 # No text has them in numbers, in whatever encoding of one byte or of UTF-8.
 _CONTROLS = bytes(set(range(32)) - set(b"\t\n\f\r"))

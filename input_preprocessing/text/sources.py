@@ -10,8 +10,10 @@ blank line after each document, and a table of the documents.
 import hashlib
 import io
 import json
+import lzma
 import os
 import re
+import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
@@ -56,7 +58,13 @@ _PATIENCE = 1_000_000  # bytes after these in which to look for the end of a doc
 _DETECTED_ON = 2_000_000  # characters
 # Bytes of a JSON record, which is held in memory several times over.
 _MOST_RECORD = 64_000_000
-_PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\x28\xb5\x2f\xfd": "zstd"}
+# pzstd begins with a frame that others skip, of one of 16 kinds.
+_PACKED = {
+    b"\x1f\x8b": "gzip",
+    b"BZh": "bzip2",
+    b"\xfd7zXZ\0": "xz",
+    b"\x28\xb5\x2f\xfd": "zstd",
+} | {bytes([kind]) + b"\x2a\x4d\x18": "zstd" for kind in range(0x50, 0x60)}
 _SENTENCE_END = re.compile(rb"""[.!?]["')\]]*\s""")
 _CLOSING = """"')\\]”’“»」』）》】"""
 # Full stops of scripts without capitals: they end a sentence whatever follows, also without a space.
@@ -207,10 +215,14 @@ def _source(
 def _unpack(path: Path, packed: str, unpacked: Path) -> None:
     unpacked.parent.mkdir(parents=True, exist_ok=True)
     unpacked.write_bytes(b"")
-    files = cramjam.File(str(path)), cramjam.File(str(unpacked))
     try:
-        getattr(cramjam, packed).decompress_into(*files)
-    except cramjam.DecompressionError as error:
+        if packed == "xz":  # cramjam's reads only the first of several streams
+            with lzma.open(path) as content, open(unpacked, "wb") as target:
+                shutil.copyfileobj(content, target, CHUNK)
+        else:
+            files = cramjam.File(str(path)), cramjam.File(str(unpacked))
+            getattr(cramjam, packed).decompress_into(*files)
+    except (cramjam.DecompressionError, lzma.LZMAError, EOFError) as error:
         raise DataError(
             f"{path} is {packed} and cannot be unpacked ({error}); copy it again"
         ) from error

@@ -225,7 +225,7 @@ BAD = {
                            "part-00001-of-00003 is empty; copy it again"),
     "a part in Latin-1": (
         lambda d: (d / "download/results4/part-00001-of-00003").write_bytes("Köln liegt am Rhein.\n".encode("l1")),
-        "part-00001-of-00003: 1 of 21 bytes are not UTF-8; convert it first",
+        "part-00001-of-00003: 1 of 21 bytes are not UTF-8; too few to tell",
     ),
     "evaluation text of no bytes": (lambda d: (d / "download/results4/eval.txt").write_text(""), "eval.txt is empty"),
     "no evaluation text": (lambda d: (d / "download/results4/eval.txt").unlink(), "evaluation text"),

@@ -73,11 +73,21 @@ def test_a_few_wrong_bytes_are_warned_of_and_the_rest_read(
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (GOOD[:999] + b"\xfc" * 2, "2 of 1,001 bytes are not UTF-8; convert it first"),
-        ("Größe über alles. ".encode("l1") * 9, "27 of 162 bytes are not UTF-8"),
+        (
+            b"The cat sat.\n" * 70 + b"\xfc" * 2,
+            "2 of 912 bytes are not UTF-8; too few to tell",
+        ),
+        (
+            "Größe über alles. ".encode("l1") * 9,
+            "27 of 162 bytes are not UTF-8; it may be .*'Größe'.* iconv -f CP125",
+        ),
+        (
+            "Привет, это русский текст. ".encode("koi8_r") * 9,
+            "it may be KOI8-R, if 'Привет,' is one",
+        ),
         ("The cat sat.\n".encode("utf-16"), "not text but UTF-16"),
         ("Größe\n".encode("utf-16-be"), "2 of 12 bytes are not UTF-8"),
-        (bytes(range(256)) * 4, "not UTF-8"),
+        (bytes(range(256)) * 4, "not UTF-8; it is in no encoding"),
     ],
 )
 def test_text_of_another_encoding_is_refused(

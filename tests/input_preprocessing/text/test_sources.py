@@ -5,6 +5,7 @@ from __future__ import annotations
 import bz2
 import gzip
 import json
+import lzma
 import os
 import tracemalloc
 from collections.abc import Iterable, Iterator, Sequence
@@ -302,7 +303,12 @@ def test_the_command_takes_several_inputs(
 PACK = {
     "gz": gzip.compress,
     "bz2": bz2.compress,
+    "xz": lzma.compress,
     "zst": lambda data: bytes(cramjam.zstd.compress(data)),
+    # As pzstd writes: before each frame, one to skip that has its size.
+    "zstd": lambda data: (
+        bytes.fromhex("502a4d18 04000000 00000000") + bytes(cramjam.zstd.compress(data))
+    ),
 }
 
 
