@@ -1,8 +1,9 @@
 """`python -m review COMMAND`: exit code 0 is a pass, 1 a failed check, 2 wrong usage."""
 
 import argparse
+import difflib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -20,23 +21,29 @@ from review.results import published_curves
 from review.results.score import UNVERIFIED, Result, load_results
 from review.rulebook import rcp
 from review.rulebook.compliance import DEFAULT_RULESET, rulesets
+from review.rulebook.rules import finding_ids
 from review.submission import system
 from review.submission.package import package
-from review.verdict import checking
+from review.verdict import shown
+from review.verdict.checking import Verdict, check, judge
 
 
-def _results(target: Path, arguments: argparse.Namespace) -> list[Result]:
+def _judged(target: Path, arguments: argparse.Namespace) -> list[Verdict]:
+    """Verdicts on the BERT results."""
+    # Not every command has the option.
+    option = getattr(arguments, "train_samples", False)
+    results = load_results(target, arguments.ruleset, option)
+    return [judge(result) for result in _of_bert(target, results)]
+
+
+def _of_bert(target: Path, results: Sequence[Result]) -> list[Result]:
     """BERT results; others are skipped with a message. Raises ReviewError if there are only
     others.
     """
-    # Not every command has the option.
-    results = load_results(
-        target, arguments.ruleset, getattr(arguments, "train_samples", False)
-    )
     # A submission holds a folder for each of its benchmarks.
     others = [result.other_benchmark for result in results if result.other_benchmark]
     named = ", ".join(sorted(set(others)))
-    if len(others) == len(results):
+    if results and len(others) == len(results):
         raise ReviewError(f"{target}: no BERT results, only {named}")
     if others:
         print(
@@ -46,27 +53,30 @@ def _results(target: Path, arguments: argparse.Namespace) -> list[Result]:
     return [result for result in results if not result.other_benchmark]
 
 
-def _all_results(arguments: argparse.Namespace) -> list[Result]:
-    return [
-        result for target in arguments.target for result in _results(target, arguments)
-    ]
-
-
-def _checked(arguments: argparse.Namespace) -> list[checking.Checked]:
-    targets, given = arguments.target, (arguments.ruleset, arguments.train_samples)
-    return [checked for target in targets for checked in checking.check(target, *given)]
+def _checked(arguments: argparse.Namespace) -> list[Verdict]:
+    """What `check` and `report` show, without what the user ignores."""
+    known, ids = finding_ids(), arguments.ignore
+    for name in ids:
+        if name not in known:
+            near = ", ".join(difflib.get_close_matches(name, known)) or "docs/review.md"
+            raise ReviewError(f"--ignore {name}: no finding has this id; see {near}")
+    given = (arguments.ruleset, arguments.train_samples)
+    targets: list[Path] = arguments.target
+    return [one.ignoring(ids) for target in targets for one in check(target, *given)]
 
 
 def _tables(module: ModuleType, arguments: argparse.Namespace) -> int:
     """`show` and `compare`, which differ in the module that formats the results."""
-    results = _all_results(arguments)
+    verdicts = [
+        verdict for target in arguments.target for verdict in _judged(target, arguments)
+    ]
     if getattr(arguments, "csv", False):
-        print(csv_text(show.csv_rows(results)), end="")
+        print(csv_text(show.csv_rows(verdicts)), end="")
         return 0
     emit(
         arguments,
-        json=lambda: module.as_json(results),
-        parts=lambda: module.parts(results),
+        json=lambda: module.as_json(verdicts),
+        parts=lambda: module.parts(verdicts),
     )
     return 0
 
@@ -78,14 +88,16 @@ def _check(arguments: argparse.Namespace) -> int:
     emit(
         arguments,
         json=lambda: answer,
-        parts=lambda: checking.parts(checked, arguments.strict),
+        parts=lambda: shown.parts(checked, arguments.strict),
     )
     return 0 if passed else 1
 
 
 def _report(arguments: argparse.Namespace) -> int:
-    results, checked = _all_results(arguments), _checked(arguments)
-    write_report(results, checked, arguments.output)
+    every = _checked(arguments)
+    _of_bert(arguments.target[0], [one.result for one in every if one.result])
+    checked = [one for one in every if not (one.result and one.result.other_benchmark)]
+    write_report(checked, arguments.output)
     answer = {
         "passed": all(result.passed() for result in checked),
         "files": [arguments.output],
@@ -100,9 +112,9 @@ def _league(arguments: argparse.Namespace) -> int:
     if arguments.top < 0:
         raise ReviewError(f"--top must be 0 or more, got {arguments.top}")
     own_entries = [
-        entries.entry_of(result, "yours", target)
+        entries.entry_of(verdict, "yours", target)
         for target in arguments.target
-        for result in _results(target, arguments)
+        for verdict in _judged(target, arguments)
     ]
     # Without --round every round counts: an entry is then looked for in its own.
     others = [
@@ -215,7 +227,7 @@ def _package(arguments: argparse.Namespace) -> int:
     emit(
         arguments,
         json=lambda: made,
-        parts=lambda: [*checking.parts(made.checked), *map(Heading, files)],
+        parts=lambda: [*shown.parts(made.checked), *map(Heading, files)],
     )
     return 0 if made.passed else 1
 

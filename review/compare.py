@@ -33,7 +33,8 @@ from review.logs.tree import read_json
 from review.results.run import HYPERPARAMETERS
 from review.results.score import Result
 from review.rulebook.rules import table
-from review.verdict import checking
+from review.verdict.checking import Verdict
+from review.verdict.shown import result_as_dict
 
 MEASURES: dict[str, str] = table("measures")
 _MORE_IS_BETTER = ("throughput", "throughput_per_accelerator")
@@ -138,20 +139,21 @@ def means(result: Result) -> dict[str, Mean | None]:
     averages: dict[str, Mean | None] = {}
     # Of the runs that count; a failed one is added below, where it matters.
     values: dict[str, list[float | None]] = {
-        "time": [run.minutes and run.minutes * factor for run in result.counted],
+        "time": [run.minutes and run.minutes * factor for run in result.scored.counted],
         "normalized_time": [
             point.mean / rate / 60
             if point and (rate := run.sequences_per_second)
             else None
-            for run in result.counted
+            for run in result.scored.counted
         ],
-        "throughput": [run.sequences_per_second for run in result.counted],
+        "throughput": [run.sequences_per_second for run in result.scored.counted],
         "throughput_per_accelerator": [
-            result.rate_per_accelerator(run) for run in result.counted
+            result.rate_per_accelerator(run) for run in result.scored.counted
         ],
-        "samples": [run.samples for run in result.counted],
+        "samples": [run.samples for run in result.scored.counted],
         "energy": [
-            (joules := result.joules(run)) and joules * factor for run in result.counted
+            (joules := result.joules(run)) and joules * factor
+            for run in result.scored.counted
         ],
     }
     for measure, logged in values.items():
@@ -165,7 +167,7 @@ def means(result: Result) -> dict[str, Mean | None]:
         # The failed run is the slowest; its samples and its rate say nothing.
         if (
             measure in ("time", "energy")
-            and result.failed_runs == 1
+            and result.scored.failed == 1
             and len(sane) >= _LEAST_TRIMMED - 1
         ):
             # Only where it is trimmed off again: nothing can be averaged with infinity.
@@ -202,7 +204,8 @@ class Comparison:
     def ratios(self) -> dict[str, Ratio]:
         ratios = {}
         enough = (
-            min(len(self.baseline.counted), len(self.other.counted)) >= _LEAST_TRIMMED
+            min(len(self.baseline.scored.counted), len(self.other.scored.counted))
+            >= _LEAST_TRIMMED
         )
         for measure, (other, baseline) in self.means.items():
             # Above 1 is better in every measure, so times and samples are inverted.
@@ -286,13 +289,18 @@ def differing_hyperparameters(results: Sequence[Result]) -> dict[str, list[Any]]
     return differing
 
 
-def as_json(results: Sequence[Result]) -> dict[str, Any]:
+def _results(verdicts: Sequence[Verdict]) -> list[Result]:
+    return [verdict.result for verdict in verdicts if verdict.result]
+
+
+def as_json(verdicts: Sequence[Verdict]) -> dict[str, Any]:
+    results = _results(verdicts)
     names, described, comparisons = _names(results), [], []
-    for name, result in zip(names, results, strict=True):
+    for name, verdict, result in zip(names, verdicts, results, strict=True):
         values = {
             measure: mean and mean.value for measure, mean in means(result).items()
         }
-        described.append({**checking.as_dict(result), "name": name, "means": values})
+        described.append({**result_as_dict(verdict), "name": name, "means": values})
     for name, comparison in zip(names[1:], compare(results), strict=True):
         outcome = {
             "verdict": comparison.verdict(),
@@ -318,8 +326,9 @@ def _names(results: Sequence[Result]) -> list[str]:
     ]
 
 
-def parts(results: Sequence[Result]) -> list[Part]:
+def parts(verdicts: Sequence[Verdict]) -> list[Part]:
     """The results, a table of their figures, and the comparison of each with the first."""
+    results = _results(verdicts)
     names, comparisons = _names(results), compare(results)
     # Numbers head the columns; names of systems are too long for that.
     heads = [f"[{number}]" for number in range(1, len(results) + 1)]
@@ -329,9 +338,11 @@ def parts(results: Sequence[Result]) -> list[Part]:
         Heading(f"{head} {name}", result.subtitle)
         for head, name, result in zip(heads, names, results, strict=True)
     ]
-    for head, result in zip(heads, results, strict=True):
-        if result.departures:
-            words = f"not the benchmark: {'; '.join(result.departures)}"
+    for head, verdict in zip(heads, verdicts, strict=True):
+        if verdict.obstacles:
+            more = len(verdict.obstacles) - 1
+            words = f"unofficial: {verdict.obstacles[0]}"
+            words += f" (+{more} more)" if more else ""
             made.append(Line(head, words, "yellow"))
     made.append(Table(columns, _figures(results)))
     for name, comparison in zip(names[1:], comparisons, strict=True):
@@ -374,15 +385,13 @@ def _figures(results: Sequence[Result]) -> list[list[str]]:
     rows = [
         row(
             "runs that count",
-            lambda result: f"{len(result.counted)} of {len(result.runs)}",
+            lambda result: f"{len(result.scored.counted)} of {len(result.runs)}",
         ),
         row(
             "score, minutes, unverified",
             lambda result: number_text(result.score, ",.4f"),
         ),
-        row(
-            "median minutes", lambda result: number_text(result.median_minutes, ",.4f")
-        ),
+        row("median minutes", lambda result: number_text(result.scored.median, ",.4f")),
         row("scaling factor", lambda result: f"{result.scaling_factor:.6f}"),
         row("RCP test", rcp_test),
         measure_row("normalized_time", lambda value: number_text(value, ",.4f")),

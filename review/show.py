@@ -1,17 +1,15 @@
 """`show`: a table of runs for each result, with the score below it."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from review.logs.mllog import text
 from review.logs.output import Heading, Line, Part, Table
 from review.results.score import Result
 from review.results.table import cells, columns, first_reason
-from review.verdict import checking
+from review.verdict.checking import Verdict
+from review.verdict.shown import result_as_dict
 from review.verdict.summary import summary
-
-if TYPE_CHECKING:
-    pass
 
 _OF_RESULT = (
     "name",
@@ -25,12 +23,14 @@ _OF_RESULT = (
 _OF_SCORE = ("olympic_minutes", "scaling_factor", "official", "unverified")
 
 
-def parts(results: Sequence[Result]) -> list[Part]:
+def parts(verdicts: Sequence[Verdict]) -> list[Part]:
     """Table and summary of every result, and why runs failed."""
     made: list[Part] = []
-    for result in results:
+    for verdict in verdicts:
+        result = verdict.result
+        assert result is not None
         made.append(Heading(text(result.name), result.subtitle, str(result.folder)))
-        made += [_table(result), *summary(result)]
+        made += [_table(result), *summary(verdict)]
         # Runs without a target are not meant to comply.
         runs = (
             []
@@ -39,7 +39,12 @@ def parts(results: Sequence[Result]) -> list[Part]:
         )
         failing = [(text(run.path.name), first_reason(run.findings)) for run in runs]
         failing += [
-            (text(path.name), reason) for path, reason in result.unreadable.items()
+            (text(path.name), text(reason))
+            for path, reason in result.unreadable.items()
+        ]
+        failing += [
+            (text(path.name), f"ended in an error: {text(reason)}")
+            for path, reason in result.errors.items()
         ]
         failing += [
             (f"failed_{number}.txt", text(reason))
@@ -49,14 +54,14 @@ def parts(results: Sequence[Result]) -> list[Part]:
     return made
 
 
-def as_json(results: Sequence[Result]) -> list[dict[str, Any]]:
-    return [checking.as_dict(result) for result in results]
+def as_json(verdicts: Sequence[Verdict]) -> list[dict[str, Any]]:
+    return [*map(result_as_dict, verdicts)]
 
 
-def csv_rows(results: Sequence[Result]) -> list[list[Any]]:
+def csv_rows(verdicts: Sequence[Verdict]) -> list[list[Any]]:
     """Headings and a row per run, the columns of its result first."""
     records = []
-    for whole in map(checking.as_dict, results):
+    for whole in map(result_as_dict, verdicts):
         shared = {name: whole[name] for name in (*_OF_RESULT, *_OF_SCORE)}
         # Flat, as a row of CSV has no objects.
         shared["energy_joules"] = whole["energy"]["joules"] if whole["energy"] else None
@@ -79,7 +84,7 @@ def _table(result: Result) -> Table:
         verdict = Text("ok", "green") if run.compliant else Text("fails", "red")
         if result.pretrains and run.converged:
             verdict = Text("no target", "dim")
-        if (dropped := result.dropped.get(run.path)) in ("best", "worst"):
+        if (dropped := result.scored.dropped.get(run.path)) in ("best", "worst"):
             verdict.append(f", {dropped}", "italic")
         record["status"] = Text(
             str(record["status"]), "" if run.converged else "yellow"
@@ -90,7 +95,7 @@ def _table(result: Result) -> Table:
         records.append(
             {"run": f"failed_{number}.txt", "status": "crashed", "compliance": "fails"}
         )
-    styles = ["dim" if run.path in result.dropped else "" for run in result.runs]
+    styles = ["dim" if run.path in result.scored.dropped else "" for run in result.runs]
     styles += ["red"] * len(result.crashes)
     rows = [[record.get(column.heading, "") for column in shown] for record in records]
     return Table(shown, rows, styles)

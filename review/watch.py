@@ -19,9 +19,9 @@ from review.acceptance.live import AcceptanceState, AcceptanceTail, is_test
 from review.logs import output, tree
 from review.logs.mllog import parse, text
 from review.logs.output import Column, ReviewError, print_json
+from review.results.folder import run_folder
 from review.results.run import Run
 from review.results.run_state import RunState
-from review.results.score import Result
 from review.rulebook.compliance import DEFAULT_RULESET
 
 if TYPE_CHECKING:
@@ -129,8 +129,8 @@ class LogTail:
             return self.poll(now)
         except OSError as error:
             raise ReviewError(f"{self.path}: {error.strerror}") from None
-        result = Result(self.path.parent, (self._run,), ruleset=self.ruleset)
-        return RunState(result, 1000 * now)
+        found = run_folder(self.path.parent, (self._run,), self.ruleset)
+        return RunState(found, 1000 * now)
 
 
 class Runs:

@@ -13,8 +13,7 @@ from typing import Any
 from review.logs import tree
 from review.logs.mllog import number, text
 from review.results.run import Run
-from review.results.score import Result
-from review.verdict.checking import obstacles
+from review.verdict.checking import Verdict
 
 HYPERPARAMETERS = (
     "opt_base_learning_rate",
@@ -100,19 +99,20 @@ class Entry:
         return {**known, "sequences_per_second_per_accelerator": self.per_accelerator}
 
 
-def entry_of(result: Result, label: str, root: Path) -> Entry:
-    """Entry of a result. ``label``: its round. ``root``: folder that ``Entry.folder`` is relative
+def entry_of(verdict: Verdict, label: str, root: Path) -> Entry:
+    """Entry of a judged result. ``label``: its round. ``root``: folder that ``Entry.folder`` is relative
     to.
     """
+    result = verdict.result
+    assert result is not None
     described = tree.description(result.folder)
     division = (result.division or "").casefold()
-    kept = result.kept if result.score is not None else result.reached_kept
+    kept = (result.unchecked if result.score is None else result.scored).kept
     nodes = number(tree.count(described.get("number_of_nodes")))
     # An empty log, of a run that died at once, has no status and no hyper-parameters.
     run = next((run for run in result.runs if run.log.events), None)
-    # reached_minutes: of logs that no installed rules accept.
-    minutes = result.reached_minutes if result.score is None else result.score
-    reasons = obstacles(result)
+    # Unchecked: of logs that no installed rules accept.
+    minutes = result.unchecked.minutes if result.score is None else result.score
     return Entry(
         round=label,
         submitter=text(described.get("submitter") or result.organization or ""),
@@ -128,13 +128,13 @@ def entry_of(result: Result, label: str, root: Path) -> Entry:
         accelerators=None
         if tree.count(described.get("accelerators_per_node")) == 0
         else result.accelerators,
-        accelerator=_accelerator(described, result),
+        accelerator=result.accelerator,
         batch_size=result.batch_size,
         runs=len(result.runs),
         minutes=minutes,
         # A file beside the logs could say any factor.
         published_minutes=minutes,
-        checked=result.score is not None and not reasons,
+        checked=verdict.official,
         # Of the runs that make the minutes, so that samples, rate and time fit each other.
         samples=_mean([_samples(run) for run in kept]),
         sequences_per_second=_mean(
@@ -144,21 +144,9 @@ def entry_of(result: Result, label: str, root: Path) -> Entry:
         joules=result.energy.joules if result.energy else None,
         hyperparameters=logged(run),
         folder=_place(result.folder, root),
-        obstacles=tuple(reasons),
-        unproved=tuple(result.unproved),
+        obstacles=verdict.obstacles,
+        unproved=result.unproved,
     )
-
-
-def _accelerator(described: dict[str, Any], result: Result) -> str:
-    """Name of the accelerator, or of the processor of a system without one."""
-    name = text(described.get("accelerator_model_name") or "").strip()
-    if name and name.casefold() not in ("n/a", "none", "-"):
-        return name
-    gpus = tree.read_json(result.folder / "environment.json").get("gpus")
-    if isinstance(gpus, list) and gpus:
-        first = gpus[0]
-        return text(first.get("name", "") if isinstance(first, dict) else first)
-    return text(described.get("host_processor_model_name") or "").strip()
 
 
 def _samples(run: Run) -> float | None:

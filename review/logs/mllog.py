@@ -3,7 +3,6 @@
 import contextlib
 import io
 import json
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,7 +10,11 @@ from typing import Any, NamedTuple
 TOKEN = ":::MLLOG "
 # raw_decode stops behind the object: text after it is seen as such, and the event kept.
 _DECODE = json.JSONDecoder().raw_decode
-_LONGEST = 250_000  # characters of a line; the official checker takes quadratic time, minutes at this length
+# Characters of a line, and blanks at its end: the official checker takes quadratic time, minutes at
+# this length.
+_LONGEST, _MOST_BLANKS = 250_000, 20_000
+# No count, time, accuracy or power is larger: arithmetic with what is would overflow.
+_LARGEST = 1e15
 
 
 class Event(NamedTuple):  # not a dataclass: a large log has tens of thousands
@@ -27,7 +30,7 @@ class Event(NamedTuple):  # not a dataclass: a large log has tens of thousands
     text: str
 
     def meta(self, *names: str) -> float | None:
-        """The first of these metadata entries that is a finite number, else None."""
+        """The first of these metadata entries that is a number, else None."""
         values = (
             map(self.metadata.get, names) if isinstance(self.metadata, dict) else ()
         )
@@ -38,11 +41,14 @@ class Event(NamedTuple):  # not a dataclass: a large log has tens of thousands
 
 @dataclass(frozen=True, slots=True)
 class LineError:
-    """A line with the token that is not an event. ``fatal``: the official checker crashes on it."""
+    """A line with the token that is not an event. ``fatal``: the official checker crashes on it;
+    ``endless``: or does not finish.
+    """
 
     line: int
     reason: str
     fatal: bool
+    endless: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,14 +74,11 @@ class Log:
 
 
 def number(value: Any) -> float | None:
-    """``value`` if it is a finite number (not a bool), else None."""
+    """``value`` if it is a number (not a bool) that can be computed with, else None."""
     # In Python True is an integer; a flag is no number of samples and no accuracy.
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    try:
-        return value if math.isfinite(value) else None
-    except OverflowError:  # an integer beyond the range of float
-        return None
+    return value if -_LARGEST <= value <= _LARGEST else None
 
 
 def text(value: Any) -> str:
@@ -116,9 +119,10 @@ def parse(path: Path, data: bytes) -> Log:
         event, error = _parse_line(number, string[start:].strip())
         if event is not None:
             events.append(event)
-        if len(string) > _LONGEST and (error is None or not error.fatal):
+        blanks = len(string) - len(string.rstrip())
+        if len(string) > _LONGEST or blanks > _MOST_BLANKS:
             reason = f"has {len(string):,} characters, too many for the official checker to finish"
-            error = LineError(number, reason, True)
+            error = LineError(number, reason, True, endless=True)
         if error is not None:
             errors.append(error)
     return Log(

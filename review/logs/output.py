@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # importing rich takes 0.1 s, which --json and errors do not 
 
 State = TypeVar("State")
 
-SEVERITIES = ERROR, WARNING, NOTE = "error", "warning", "note"
+SEVERITIES = ERROR, WARNING, NOTE, IGNORED = "error", "warning", "note", "ignored"
 # Characters a line in a file or a pipe, which have no width of their own.
 _PIPED_WIDTH = 200
 
@@ -40,13 +40,15 @@ class ReviewError(Exception):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Finding:
-    """One finding of a check. ``rule``: the rule's text or name; ``hint``: what to do.
+    """One finding of a check. ``id``: its name, which stays; ``rule``: the rule's text; ``hint``:
+    what to do.
 
     ``source``: the check that found it, such as "compliance"; "rules" are those that no official
     tool tests. ``crash``: the official checker stops with a traceback, which fails the whole
-    result, not just this run.
+    result, not just this run. ``unofficial``: no error, but the score does not count.
     """
 
+    id: str
     severity: str
     message: str
     source: str = "rules"
@@ -56,6 +58,12 @@ class Finding:
     rule: str | None = None
     hint: str | None = None
     crash: bool = False
+    unofficial: bool = False
+
+    @property
+    def blocks(self) -> bool:
+        """Whether a score with this finding is not official."""
+        return self.severity == ERROR or self.unofficial
 
 
 def emit(
@@ -248,6 +256,12 @@ def say(out: Console, *parts: str | tuple[str, str] | Text) -> None:
 
     # Not wrapped by rich: a path copied from the terminal stays in one piece.
     out.print(Text.assemble(*parts), soft_wrap=True)
+
+
+def counted(count: float, thing: str) -> str:
+    """1 accelerator, 8 accelerators, 2 processes."""
+    plural = f"{thing}es" if thing.endswith("s") else f"{thing}s"
+    return f"{count:g} {thing if count == 1 else plural}"
 
 
 def number_text(value: float | None, spec: str) -> str:

@@ -115,16 +115,27 @@ def crashes(folder: Path) -> dict[int, str]:
     for trial in sorted(
         {int(match[1]) for name in names if (match := _CRASH_NAME.fullmatch(name))}
     ):
-        # A trial that was restarted and finished has both files: its result counts.
+        # A trial with a result is a run; its error is that run's.
         if f"result_{trial}.txt" not in names:
-            reason = "crashed without a reason; see its failed_ and output_ files"
-            with contextlib.suppress(OSError, IndexError):
-                path = folder / f"error_{trial}.txt"
-                # A terminal shows one line of it; the whole stands in the file.
-                start = read_text(path, _MOST_OF_ERROR, "replace").strip()
-                reason = start.splitlines()[0][:300]
-            reasons[trial] = reason
+            unknown = "crashed without a reason; see its failed_ and output_ files"
+            reasons[trial] = _error(folder / f"error_{trial}.txt") or unknown
     return reasons
+
+
+def error_beside(log: Path) -> str:
+    """Why the run of a log ended in an error, by error_N.txt beside result_N.txt; empty if it did
+    not.
+    """
+    trial = re.fullmatch(r"result_(\d+)\.txt", log.name)
+    return _error(log.with_name(f"error_{trial[1]}.txt")) if trial else ""
+
+
+def _error(path: Path) -> str:
+    """The first line of a file that holds a reason, as a terminal shows it; the whole stands there."""
+    with contextlib.suppress(OSError):
+        start = read_text(path, _MOST_OF_ERROR, "replace").strip() or "an error"
+        return start.splitlines()[0][:300]
+    return ""
 
 
 def read_object(path: Path, form: str = "") -> dict[str, Any]:

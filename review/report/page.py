@@ -12,16 +12,9 @@ from review.logs.mllog import text
 from review.logs.output import ERROR, ReviewError, write_whole
 from review.report.chart import COLOURS, draw
 from review.report.plots import charts
-from review.results.score import Result
 from review.results.table import cells, columns
-from review.verdict.checking import (
-    Checked,
-    groups,
-    is_official,
-    places,
-    shortened,
-    subject,
-)
+from review.verdict.checking import Verdict
+from review.verdict.places import groups, places, shortened, subject
 from review.verdict.summary import summary
 
 
@@ -61,63 +54,54 @@ def render(template: str, script: str = "", **values: object) -> str:
     return markup.get_template(template).render(**values)
 
 
-def build_page(results: Sequence[Result], checked: Sequence[Checked]) -> str:
-    """The page, with the findings of `check` on the same target. Raises ReviewError if jinja2 is
-    missing.
-    """
-    by_path = {result.path: result for result in checked}
-    pages = []
-    for index, result in enumerate(results):
-        verdict = by_path.pop(result.folder, None)
-        if verdict is None and len(result.runs) == 1:  # a single log
-            verdict = by_path.pop(result.runs[0].path, None)
-        pages.append(_result(result, verdict, f"r{index}"))
+def build_page(verdicts: Sequence[Verdict]) -> str:
+    """The page of results, and of their submissions. Raises ReviewError if jinja2 is missing."""
+    judged = [verdict for verdict in verdicts if verdict.result]
+    pages = [_result(verdict, f"r{index}") for index, verdict in enumerate(judged)]
+    runs = [len(verdict.result.runs) for verdict in judged if verdict.result]
     return render(
         "report.html",
-        title=text(results[0].name) if len(pages) == 1 else f"{len(pages)} results",
+        title=text(judged[0].title) if len(pages) == 1 else f"{len(pages)} results",
         pages=pages,
-        # What no result took are checks of whole submissions.
-        submissions=list(by_path.values()),
-        most_lines=max((len(result.runs) for result in results), default=0),
+        submissions=[verdict for verdict in verdicts if not verdict.result],
+        most_lines=max(runs, default=0),
         colours=COLOURS,
     )
 
 
-def _result(result: Result, checked: Checked | None, identifier: str) -> dict[str, Any]:
-    state, headline = _verdict(result, checked)
+def _result(verdict: Verdict, identifier: str) -> dict[str, Any]:
+    result = verdict.result
+    assert result is not None
+    state, headline = _headline(verdict)
     return {
         "id": identifier,
         "result": result,
-        "checked": checked,
+        "verdict": verdict,
         "state": state,
         "headline": headline,
-        "summary": summary(result),
+        "summary": summary(verdict),
         "columns": columns(result),
         "charts": charts(result),
     }
 
 
-def _verdict(result: Result, checked: Checked | None) -> tuple[str, str]:
+def _headline(verdict: Verdict) -> tuple[str, str]:
     """State and headline: does the result count?"""
-    if is_official(result) and (checked is None or checked.passed()):
-        return "good", f"Official score: {result.score:.4f} minutes, unverified"
-    errors = [
-        finding
-        for finding in (checked.findings if checked else ())
-        if finding.severity == ERROR
-    ]
+    result = verdict.result
+    if result and verdict.official and result.score is not None:
+        return "good", f"{result.score:.4f} minutes by the official rules, unverified"
+    errors = {f.id for f in verdict.findings if f.severity == ERROR}
     # Too few runs is no fault: the others may be on their way.
-    if any(finding.source != "runs" for finding in errors) or result.failed_runs > 1:
+    failed = result is not None and result.scored.failed > 1
+    if errors - {"ten_runs"} or failed:
         return "bad", "Does not count"
     return "warn", "Not official yet"
 
 
-def write_report(
-    results: Sequence[Result], checked: Sequence[Checked], output: Path
-) -> None:
+def write_report(verdicts: Sequence[Verdict], output: Path) -> None:
     """Writes the page. Raises ReviewError."""
     if output.is_dir():
         raise ReviewError(
             f"{output} is a folder: give the name of the page, such as report.html"
         )
-    write_whole(output, build_page(results, checked))
+    write_whole(output, build_page(verdicts))

@@ -35,7 +35,7 @@ def _curves(
     for index, run in enumerate(result.runs):
         if points := tuple(points_of(run)):
             # A run that the olympic mean drops is drawn paler.
-            counted = run.path not in result.dropped
+            counted = run.path not in result.scored.dropped
             curves.append(
                 Series(run=index, name=run.name, points=points, counted=counted)
             )

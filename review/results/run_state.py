@@ -19,9 +19,9 @@ from common.durations import duration
 from review.logs import tree
 from review.logs.mllog import number, text
 from review.logs.output import number_text, pick
+from review.results.folder import RunFolder
 from review.results.published_curves import Deviation, first_deviation
 from review.results.run import TARGET_ACCURACY, Run
-from review.results.score import Result
 
 # Accuracies at 10, 15, ... 100% of the samples to the target: medians of the 20 runs of two
 # published 5.0 results.
@@ -51,7 +51,7 @@ def curve_share(accuracy: float) -> float:
 class RunState:
     """State of a run at ``now_ms``, a Unix time in milliseconds. None: not known yet."""
 
-    result: Result
+    result: RunFolder
     now_ms: float
 
     @property

@@ -120,13 +120,14 @@ class _Check:
 
     def say(
         self,
+        name: str,
         message: str,
         rule: str,
         key: str | None = None,
         event: Event | None = None,
         **more: Any,
     ) -> None:
-        """Adds a finding. ``more``: severity, crash."""
+        """Adds a finding. ``name``: its id; ``more``: severity, crash."""
         line = event.line if event else None
         location: dict[str, Any] = {"file": self.log.path, "line": line, "key": key}
         hints = (
@@ -138,7 +139,7 @@ class _Check:
         by_key = {} if "first_init_start" in rule else official()["hints"]
         hint = by_key.get(key or "") or next(hints, None)
         about = {"rule": rule, "hint": hint, **location}
-        finding = Finding(ERROR, message, "compliance", **about)
+        finding = Finding(name, ERROR, message, "compliance", **about)
         # Without a key nothing can be replaced later: the official checker keeps these for good.
         (self.general if key is None else self.by_key.setdefault(key, [])).append(
             replace(finding, **more)
@@ -189,7 +190,7 @@ class _Check:
             exec(_code(source, "exec"), state)
         for source in end.get("CHECK", ()):
             if not self._true(source, {}):
-                self.say("the log as a whole breaks a rule", source)
+                self.say("log_rule", "the log as a whole breaks a rule", source)
 
     def _true(self, source: str, names: dict[str, Any]) -> bool:
         """A rule that cannot be evaluated, for example because an entry is missing, is broken."""
@@ -206,14 +207,11 @@ class _Check:
             try:
                 exec(_code(source, "exec"), self.state, names)
             except Exception as error:
-                self.say(f"cannot be evaluated: {error}", source, event.key, event)
+                why = f"cannot be evaluated: {error}"
+                self.say("rule_crash", why, source, event.key, event)
         elif not self._true(source, names):
-            self.say(
-                _describe_failure(event, source, self.state["s"]),
-                source,
-                event.key,
-                event,
-            )
+            name, message = _describe_failure(event, source, self.state["s"])
+            self.say(name, message, source, event.key, event)
 
     def _check_at_least_one(self, key: str, source: str, events: list[Event]) -> None:
         passed = False
@@ -226,9 +224,8 @@ class _Check:
             except Exception as error:
                 # Unlike other rules, this one is evaluated without a
                 # guard there: an exception ends the checker.
-                self.say(
-                    f"cannot be evaluated: {error}", source, event=event, crash=True
-                )
+                why = f"cannot be evaluated: {error}"
+                self.say("rule_crash", why, source, event=event, crash=True)
         if not passed:
             # The best accuracy is the line that the reader wants to see.
             best = max(
@@ -236,8 +233,10 @@ class _Check:
                 key=lambda e: e.value,
                 default=None,
             )
-            highest = "" if best is None else f"; the highest is {best.value:.6g}"
-            self.say(f"no {key} satisfies the target{highest}", source, event=best)
+            # In full: rounded, 0.71999999999 would seem to reach the target.
+            highest = "" if best is None else f"; the highest is {best.value!r}"
+            message = f"no {key} satisfies the target{highest}"
+            self.say("target_missed", message, source, event=best)
 
     def _check_occurrences(
         self, key: str, required: str, reported: dict[str, list[Event]]
@@ -247,24 +246,17 @@ class _Check:
             same = all(value == values[0] for value in values)
             how = "the same value, once is required" if same else "different values"
             message = f"is logged {len(values)} times with {how}"
-            self.say(
-                message,
-                required,
-                key,
-                reported[key][1],
-                severity=WARNING if same else ERROR,
-            )
+            severity = WARNING if same else ERROR
+            again = reported[key][1]
+            self.say("key_repeated", message, required, key, again, severity=severity)
         elif required in ("EXACTLY_ONE", "AT_LEAST_ONE"):
             if not values:
-                self.say("is missing", required, key)
+                self.say("key_missing", "is missing", required, key)
         elif required.startswith("AT_LEAST("):
             least = int(required.removeprefix("AT_LEAST(").removesuffix(")"))
             if len(values) < least:
-                self.say(
-                    f"is logged {len(values)} times, at least {least} required",
-                    required,
-                    key,
-                )
+                message = f"is logged {len(values)} times, at least {least} required"
+                self.say("key_missing", message, required, key)
         elif required.startswith("AT_LEAST_ONE_OR"):
             others = (
                 required.removeprefix("AT_LEAST_ONE_OR(").removesuffix(")").split(",")
@@ -275,7 +267,7 @@ class _Check:
                 message != finding.message for finding in self.general
             ):
                 # Every one of the keys has this rule: report it once.
-                self.say(message, required)
+                self.say("key_missing", message, required)
 
 
 def check_compliance(log: Log, ruleset: str = DEFAULT_RULESET) -> list[Finding]:
@@ -290,13 +282,14 @@ def check_compliance(log: Log, ruleset: str = DEFAULT_RULESET) -> list[Finding]:
         "keep other output off the line, or remove the truncated line of a killed run"
     )
     for error in log.errors:
+        name = "endless_line" if error.endless else "broken_line"
         location = (log.path, error.line, None, _ONE_OBJECT, hint, error.fatal)
-        check.general.append(
-            Finding(ERROR, f"the line {error.reason}", "compliance", *location)
-        )
+        message = f"the line {error.reason}"
+        check.general.append(Finding(name, ERROR, message, "compliance", *location))
     # The official checker goes on to list every key as missing; one reason says it better.
     if not log.events:
-        check.say("no MLLOG lines: it is empty, or no log", _NO_EVENTS)
+        message = "no MLLOG lines: it is empty, or no log"
+        check.say("no_events", message, _NO_EVENTS)
         return check.general
     benchmark = log.first("submission_benchmark")
     # The queue would continue with the other benchmark's rules, and report what BERT never logs.
@@ -308,7 +301,8 @@ def check_compliance(log: Log, ruleset: str = DEFAULT_RULESET) -> list[Finding]:
         message = (
             f"is {text(benchmark.value)!r}: not a log of BERT, not checked further"
         )
-        check.say(message, "submission_benchmark is bert", benchmark.key, benchmark)
+        rule, key = "submission_benchmark is bert", benchmark.key
+        check.say("other_benchmark", message, rule, key, benchmark)
         return [*check.by_key[benchmark.key], *check.general]
     while check.queue:
         name = check.queue.pop(0)
@@ -316,7 +310,7 @@ def check_compliance(log: Log, ruleset: str = DEFAULT_RULESET) -> list[Finding]:
             rules = _rule_file(folder / name)
         except (OSError, ValueError):
             message = f"asks for rules that ruleset {ruleset} does not have: {name}"
-            check.say(message, _KNOWN_RULES, crash=True)
+            check.say("no_rules", message, _KNOWN_RULES, crash=True)
             break
         check.apply(rules)
 
@@ -324,7 +318,7 @@ def check_compliance(log: Log, ruleset: str = DEFAULT_RULESET) -> list[Finding]:
         """Sorts first what explains the others: an unreadable log, a run that died, a missed
         target.
         """
-        if finding.rule in (_NO_EVENTS, _ONE_OBJECT):
+        if finding.id in ("no_events", "broken_line", "endless_line"):
             return 0
         return 1 if finding.key == "run_stop" else 2 if finding.key is None else 3
 
@@ -333,21 +327,25 @@ def check_compliance(log: Log, ruleset: str = DEFAULT_RULESET) -> list[Finding]:
     return sorted([*by_key, *check.general], key=weight)
 
 
-def _describe_failure(event: Event, rule: str, state: dict[str, Any]) -> str:
-    """Message for a rule that an event breaks."""
+def _describe_failure(
+    event: Event, rule: str, state: dict[str, Any]
+) -> tuple[str, str]:
+    """Id and message for a rule that an event breaks."""
     if rule in official()["words"]:
-        return official()["words"][rule]
+        return "key_order", official()["words"][rule]
     if "first_init_start" in rule:
         start = number(state.get("first_init_start"))
         limit = number(state.get("compile_time_mins")) or 30
         if start is not None and start < 9e99:
             took = (event.time_ms - start) / 60_000
-            return f"initialisation took {took:.1f} minutes, the limit is {limit:g}"
-        return "comes before any init_start"
+            limits = f"{took:.1f} minutes, the limit is {limit:g}"
+            return "init_time", f"initialisation took {limits}"
+        return "key_order", "comes before any init_start"
     choice = re.fullmatch(r"v\['value'\] in \[(.*)\]", rule)
     if choice:
-        return f"is {text(event.value)}, must be one of {choice[1]}"
+        return "key_value", f"is {text(event.value)}, must be one of {choice[1]}"
     names = re.findall(r"'(\w+)' in v\['metadata'\]", rule)
     if names and "if" not in rule.split():
-        return f"lacks metadata {' or '.join(names)}"
-    return f"breaks the rule {rule} with value {text(event.value)[:80]}"
+        return "key_value", f"lacks metadata {' or '.join(names)}"
+    broken = f"breaks the rule {rule} with value {text(event.value)[:80]}"
+    return "key_value", broken

@@ -22,6 +22,7 @@ from review.rulebook.compliance import DEFAULT_RULESET, package_folder
 RUNS = 10  # of a submission
 _ALPHA = 0.05
 _TOLERANCE = 1e-4  # samples, of the official bisection
+_ENDLESS = 1e12  # samples
 # What the official checker keeps when it finds no batch size in a log.
 NO_BATCH_SIZE = -1
 # Benchmarks that log samples under another key.
@@ -262,8 +263,9 @@ def read_rcp(log: Log, train_samples: bool = False) -> Reading:
                     f"line {event.line} has eval_accuracy without a number epoch_num"
                 )
                 break
-            # Rounded to three digits like there; matters for logs that count epochs.
-            last = round(count, 3)
+            # Rounded to three digits like there; matters for logs that count epochs. Beyond what can
+            # be computed with, a count is as slow as any.
+            last = round(count, 3) if number(count) is not None else _ENDLESS
         if event.key == "run_stop":
             # Each run_stop replaces the verdict of the one before it.
             samples = None

@@ -1,6 +1,8 @@
 """Access to rules.yaml, and findings by its rules."""
 
 import functools
+import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,26 @@ def official() -> dict[str, dict[str, str]]:
     Python.
     """
     return _rules()["official"]
+
+
+def finding_ids() -> dict[str, tuple[str, str, str]]:
+    """Of every finding, by id: the check that finds it, its severity unless that depends, the rule."""
+    ids = {
+        name: ("compliance", ERROR, rule) for name, rule in official()["ids"].items()
+    }
+    for name, rule in _rules().items():
+        if "rule" in rule:
+            found = rule.get("source", "rules"), rule.get("severity", ERROR)
+            ids[name] = (*found, re.sub(r"{(\w+)[^}]*}", r"_\1_", rule["rule"]))
+    return ids
+
+
+def markdown() -> str:
+    """The table of findings in docs/review.md."""
+    rows = ["| id | check | severity | rule |", "|---|---|---|---|"]
+    for name, about in finding_ids().items():
+        rows.append(f"| {' | '.join((f'`{name}`', *about))} |")
+    return "\n".join(rows) + "\n"
 
 
 def table(name: str) -> Any:
@@ -44,6 +66,7 @@ def broken(
     hint = rule["hint"].format(**values)
     severity = severity or rule.get("severity", ERROR)
     return Finding(
+        name,
         severity,
         message,
         rule.get("source", "rules"),
@@ -52,4 +75,9 @@ def broken(
         key,
         requirement,
         hint,
+        unofficial=rule.get("unofficial", False),
     )
+
+
+if __name__ == "__main__":
+    sys.stdout.write(markdown())

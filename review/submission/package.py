@@ -26,7 +26,7 @@ from review.logs.output import Finding, ReviewError, pick
 from review.logs.tree import copy_runs, read_json, read_object, run
 from review.results.score import Result, load_results
 from review.rulebook.compliance import BENCHMARK
-from review.verdict.checking import Checked, check
+from review.verdict.checking import Verdict, check
 from review.verdict.submission_rules import SCRIPTS
 
 # Its commits are the code that ran.
@@ -39,7 +39,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 class Package:
     """Outcome: the checks, and the files written if all passed."""
 
-    checked: tuple[Checked, ...]
+    checked: tuple[Verdict, ...]
     files: tuple[Path, ...]
     digest: str | None
 
@@ -197,7 +197,7 @@ def _write(path: Path, content: str) -> None:
 
 def _verify(
     request: argparse.Namespace, root: Path, target: Path
-) -> tuple[Checked, ...]:
+) -> tuple[Verdict, ...]:
     """Writes scaling.json like the official package checker, and checks everything; reports paths
     in ``place``.
     """

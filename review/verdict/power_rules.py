@@ -19,8 +19,7 @@ from review.results.run import Run
 from review.results.score import Result
 from review.rulebook.rules import broken
 
-KEY = "power"  # of these findings: they invalidate the energy of a result, not its time
-_broken = partial(broken, key=KEY)
+_broken = partial(broken, key="power")
 _SLACK_MS = 10_000  # for clock differences between machines and the sampling interval
 # Mean seconds between readings: error, warning; sampling itself takes a moment.
 _SLOWEST, _SLOW = 1.5, 1.1

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from review.logs import tree
 from review.logs.mllog import number, text
-from review.logs.output import ERROR, WARNING, Finding, ReviewError
+from review.logs.output import ERROR, WARNING, Finding
 from review.results.run import Run
 from review.results.score import Result
 from review.rulebook import official
@@ -58,15 +58,12 @@ def check_folder(result: Result) -> list[Finding]:
 
 
 def _check_names(folder: Path) -> Iterator[Finding]:
-    """The folder's own name, and files that do not belong there. Raises ReviewError."""
+    """The folder's own name, and files that do not belong there. Raises OSError."""
     name = folder.resolve().name
     if name != BENCHMARK:
         yield broken("folder_name", f"is named {name!r}", folder, name=BENCHMARK)
-    try:
-        expected = {path.name for path in tree.result_files(folder)}
-        held = os.listdir(folder)
-    except OSError as error:
-        raise ReviewError(f"{folder}: {error.strerror}") from None
+    expected = {path.name for path in tree.result_files(folder)}
+    held = os.listdir(folder)
     expected |= {"scaling.json", PARAMETERS, tree.POWER}
     # Hidden files are left to the repository checker, which rejects them.
     strays = sorted(

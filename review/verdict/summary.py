@@ -5,35 +5,40 @@ from collections.abc import Iterator
 from review.logs.output import Line
 from review.results.score import REQUIRED_RUNS, UNVERIFIED, Result
 from review.rulebook import rcp
-from review.verdict.checking import energy_obstacles, obstacles
+from review.verdict.checking import Verdict
 
 # Runs that make the mean: the fastest and the slowest are dropped.
 _COUNTED = rcp.RUNS - 2
+_MOST_REASONS = 4
 
 
-def summary(result: Result) -> list[Line]:
+def summary(verdict: Verdict) -> list[Line]:
     """What a result amounts to: score, why it is not official, energy and the RCP test."""
+    result = verdict.result
+    assert result is not None
     if result.pretrains:
         words = "runs to the last step; without a target accuracy there is no score"
         return [Line("pretraining", words)]
-    reasons = obstacles(result)
-    official = ", official" if result.score is not None and not reasons else ""
+    official = ", official" if verdict.official else ""
     lines = [*_time(result, official)]
     # Wherever a time is shown, MLCommons' guidelines want this beside it.
     if lines:
         lines.append(Line("", UNVERIFIED, "dim"))
     if not official:
-        lines.append(Line("unofficial", "; ".join(reasons) or "no score", "yellow"))
+        reasons, more = verdict.obstacles, len(verdict.obstacles) - _MOST_REASONS
+        words = "; ".join(reasons[:_MOST_REASONS])
+        words += f"; and {more} more: see check" if more > 0 else ""
+        lines.append(Line("unofficial", words, "yellow"))
     if result.unproved:
         words = f"{', '.join(result.unproved)}: not shown to be the benchmark's"
         lines.append(Line("unproved", words, "yellow"))
     if result.other_ruleset:
         words = f"logs of another round: try --ruleset {result.other_ruleset}"
         lines.append(Line("ruleset", words, "yellow"))
-    minutes = [run.minutes for run in result.counted]
+    minutes = [run.minutes for run in result.scored.counted]
     # Of a single run the lines above have said it.
     if len(minutes) > 1:
-        spread = f"median {result.median_minutes:.4f}, fastest {minutes[0]:.4f}"
+        spread = f"median {result.scored.median:.4f}, fastest {minutes[0]:.4f}"
         spread += f", slowest {minutes[-1]:.4f} min"
         lines.append(
             Line("runs", f"{len(minutes)} of {len(result.runs)} count: {spread}")
@@ -48,14 +53,14 @@ def _time(result: Result, official: str) -> Iterator[Line]:
         if result.scaling_factor != 1:
             why = "converged faster than the RCP mean"
             score += (
-                f" = {result.olympic_minutes:.4f} x {result.scaling_factor:.6f} ({why})"
+                f" = {result.scored.minutes:.4f} x {result.scaling_factor:.6f} ({why})"
             )
         yield Line("score", score + official, "bold green" if official else "")
-    elif result.median_minutes is not None:
-        yield Line("median", f"{result.median_minutes:.4f} min, no olympic score yet")
-    elif result.reached_minutes is not None:
+    elif result.scored.median is not None:
+        yield Line("median", f"{result.scored.median:.4f} min, no olympic score yet")
+    elif result.unchecked.minutes is not None:
         about = "not checked: olympic mean of the runs that report success"
-        yield Line("raw", f"{result.reached_minutes:.4f} min, {about}", "yellow")
+        yield Line("raw", f"{result.unchecked.minutes:.4f} min, {about}", "yellow")
 
 
 def _energy(result: Result, official: str) -> Iterator[Line]:
@@ -68,12 +73,8 @@ def _energy(result: Result, official: str) -> Iterator[Line]:
     line = (
         f"{energy.joules:,.2f} J over the same runs, {energy.watts:,.0f} W on average"
     )
-    if against := energy_obstacles(result):
-        yield Line("energy", line)
-        yield Line("", f"unofficial: {'; '.join(against)}", "yellow")
-    else:
-        # Energy counts only with a time that counts.
-        yield Line("energy", line + official, "bold green" if official else "")
+    # Energy counts only with a time that counts.
+    yield Line("energy", line + official, "bold green" if official else "")
 
 
 def _rcp(result: Result) -> Iterator[Line]:

@@ -59,7 +59,7 @@ def check_run(run: Run, division: str | None = None) -> list[Finding]:
     """Checks a single log. ``division``: of its result; None: as logged."""
     if not run.log.events:
         return []  # reported by the compliance rules
-    findings = [*_check_clock(run), *_check_submission(run)]
+    findings = [*_check_numbers(run), *_check_clock(run), *_check_submission(run)]
     # The open division fixes none of these.
     if (division or run.log.value("submission_division")) == "closed":
         findings += [
@@ -69,6 +69,18 @@ def check_run(run: Run, division: str | None = None) -> list[Finding]:
             *_check_trained(run),
         ]
     return findings
+
+
+def _check_numbers(run: Run) -> Iterator[Finding]:
+    """A number that cannot be computed with is unknown, and hides what it stands for."""
+    for event in run.log.events:
+        about = event.metadata if isinstance(event.metadata, dict) else {}
+        for value in (event.value, about.get("epoch_num"), about.get("samples_count")):
+            numeric = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if numeric and number(value) is None and event.key != "seed":
+                shown = text(str(value)[:20])
+                yield run.broken("number", f"has {shown}: not computable", event)
+                return
 
 
 def _check_clock(run: Run) -> Iterator[Finding]:
@@ -362,11 +374,7 @@ def _canonical(value: Any) -> str:
 def _check_alike(result: Result, keys: Sequence[str], rule: str) -> Iterator[Finding]:
     """Values that differ from those of most runs: a warning for the submitter, else an error."""
     # The one run that may fail may also differ in its settings.
-    runs = [
-        run
-        for run in result.runs
-        if run.log.events and run is not result.accepted_failure
-    ]
+    runs = [run for run in result.runs if run.log.events and run is not result.failing]
     for key in keys:
         severity = (
             WARNING if key in SUBMISSION and key != "submission_division" else ERROR
@@ -458,33 +466,3 @@ def _check_overlap(result: Result) -> Iterator[Finding]:
     if pairs:
         message = f"{pairs[0]}; {len(pairs)} such pairs"
         yield broken("overlap", message, result.folder, key="run_start")
-
-
-def rcp_findings(result: Result) -> list[Finding]:
-    """The RCP test as findings, judged like in the official checker."""
-    test, mean = result.rcp_test, result.mean_samples
-    if test is None:
-        return []
-    point, factor, rule = test.point, test.scaling_factor, "rcp_scaled"
-    if test.passed:
-        if factor == 1.0 or point is None or mean is None:
-            return []
-        message = (
-            f"mean of {mean:,.0f} samples is below the reference's {point.mean:,.0f}"
-        )
-    # Nothing can be compared: the reason is a missing number, not a small one.
-    elif point is None or mean is None:
-        failing = [run.path.name for run in result.runs if not run.converged]
-        names = (
-            f": {', '.join(failing)}"
-            if failing and result.batch_size is not None
-            else ""
-        )
-        rule, message = "rcp_impossible", f"test fails: {test.reason}{names}"
-    else:
-        rule, least = (
-            "rcp_failed",
-            f"the minimum is {point.minimum:,.0f} ({test.reason})",
-        )
-        message = f"test fails: mean of {mean:,.0f} samples, {least}"
-    return [broken(rule, message, result.folder, key="RCP", factor=factor)]

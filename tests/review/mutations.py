@@ -1,11 +1,11 @@
 """Damages a result folder by seed, and has every command judge it: none may be accepted, none stops
-a command.
+a command, and no two commands disagree.
 
     python -m tests.review.mutations --count 500 --seed 1
 
-Events, bytes and places of logs, the description and the run's own record are changed. What the
-official tools reject or crash on is official nowhere, and a run that records another model, target
-or data is never ranked. Prints one line, and a line for each that breaks this; exit status 1 if
+Events, bytes, places, numbers and times of logs, the description, power files and the run's own
+record are changed. What the official tools reject or crash on is official nowhere, and a run that
+records another model, target or data is never ranked. Prints one line, and a line for each that breaks this; exit status 1 if
 there are any. One of them again: --only NUMBER.
 """
 
@@ -16,6 +16,8 @@ import contextlib
 import io
 import json
 import random
+import re
+import shutil
 import sys
 import tempfile
 from collections import Counter
@@ -23,10 +25,9 @@ from pathlib import Path
 from typing import Any
 
 from review.__main__ import main as review
-from review.verdict.checking import check
 
-from .conftest import OWN, write_submission
-from .verdict.damage import damage, misplace, official
+from .conftest import OWN, write_power, write_submission
+from .verdict.damage import ALL, damage, edit, misplace, official
 
 LARGE = {
     "hidden_size": 1024,
@@ -41,10 +42,13 @@ RECORD: dict[str, Any] = {  # config.json of a run of the benchmark
     "evaluate": {"target": 0.72, "every_samples": 150_000},
     "mlperf": {"division": "closed"},
 }
+# Findings that are no errors, with which a score does not count.
+UNOFFICIAL = {"benchmark", "ten_runs_to_submit"}
 # What may be there instead of a record: nothing, a folder, a link, or what records nothing.
 WITHOUT = (None, "folder", "link", "{}", "[]", '{"model": "x", "mlperf": "y"}')
 _OTHERS = (None, 0, 1, 128, 0.1, True, "large", [], {})
-KINDS = "events", "places", "bytes", "record"
+KINDS = "events", "places", "bytes", "record", "power", "numbers"
+_NUMBERS = (1e308, -1e308, 10**320, float("nan"), float("inf"), 1e15, 0, -1)
 
 
 def answers(root: Path) -> bool:
@@ -65,6 +69,10 @@ def mutate(folder: Path, kind: str, choose: random.Random) -> None:
         _change_bytes(
             choose.choice([*folder.glob("result_*.txt"), _description(folder)]), choose
         )
+    elif kind == "power":
+        _change_power(folder, choose)
+    elif kind == "numbers":
+        _change_numbers(folder, choose)
     elif choose.random() < 0.2:
         _change_bytes(folder / "config.json", choose)
     elif choose.random() < 0.3:
@@ -79,6 +87,39 @@ def mutate(folder: Path, kind: str, choose: random.Random) -> None:
         else:
             record[section][name] = choose.choice(values)
         (folder / "config.json").write_text(json.dumps(record))
+
+
+def _change_power(folder: Path, choose: random.Random) -> None:
+    """Power files of all runs, one of which is missing, cut, stopped at once or changed."""
+    write_power(folder)
+    path = folder / "power" / f"result_{choose.randrange(10)}" / "node_0.txt"
+    how, lines = choose.randrange(4), path.read_text().splitlines(keepends=True)
+    if how == 0:
+        shutil.rmtree(path.parent)
+    elif how == 1:
+        path.write_text("".join(lines[: choose.randrange(len(lines))]))
+    elif how == 2:
+        start = re.search(r'"time_ms": \d+', lines[0])
+        assert start
+        lines[-1] = re.sub(r'"time_ms": \d+', start[0], lines[-1])
+        path.write_text("".join(lines))
+    else:
+        _change_bytes(path, choose)
+
+
+def _change_numbers(folder: Path, choose: random.Random) -> None:
+    """A number of some logs is none that can be computed with, or all times are divided."""
+    factor, value = choose.choice([1, 1, 1.2, 3, 30, 1000]), choose.choice(_NUMBERS)
+    key = choose.choice(["eval_accuracy", "train_samples", "global_batch_size"])
+    name = choose.choice(["value", "epoch_num", "time_ms"])
+
+    def change(events: list[dict[str, Any]]) -> None:
+        for event in events:
+            event["time_ms"] = int(1.75e12 + (event["time_ms"] - 1.75e12) / factor)
+            if factor == 1 and event["key"] == key:
+                (event["metadata"] if name == "epoch_num" else event)[name] = value
+
+    edit(folder, *choose.choice([(3,), (3, 4, 5), ALL]), change=change)
 
 
 def take_record(path: Path, instead: str | None) -> None:
@@ -129,30 +170,42 @@ def judge(folder: Path) -> str:
     root = folder.parents[2]
     with contextlib.redirect_stdout(io.StringIO()):  # the official tools print
         stands = answers(root) and official(root)
-    ours = is_of_the_benchmark(folder)
+    stands &= is_of_the_benchmark(folder)
     shown, ranked = _json("show", folder), _json("league", folder)
-    if (shown is None) != (ranked is None):
-        return "show and league differ in whether there is a result"
-    claims = shown is not None and shown[0]["official"]
-    if claims and not (stands and ours):
-        return (
-            "official, but not for the official tools"
-            if ours
-            else "official, of another model"
-        )
-    if ranked is not None and not ours and any(one["own"] for one in ranked["results"]):
-        return "ranked, of another model, target or data"
-    passed = check(root)[0].passed()
-    if passed and not (stands and ours):
+    compared, checked = _json("compare", folder, folder), _json("check", folder)
+    answered = {answer is None for answer in (shown, ranked, compared, checked)}
+    if len(answered) > 1:
+        return "the commands differ in whether there is a result"
+    if shown is None:
+        return ""
+    page = root.parent / "page.html"
+    _json("report", folder, "-o", page)
+    said = {
+        "show": shown[0]["official"],
+        "compare": compared["results"][0]["official"],
+        "league": any(one["own"] for one in ranked["results"]),
+        "report": "by the official rules" in page.read_text(encoding="utf-8"),
+    }
+    found = {finding["id"]: finding for finding in checked["checked"][0]["findings"]}
+    if "unjudged" in found:
+        return found["unjudged"]["message"]
+    if len(set(said.values())) > 1:
+        return f"the commands disagree: {said}"
+    passed = checked["checked"][0]["passed"]
+    if said["show"] and not (stands and passed):
+        return "official, but not for check or the official tools, or of another model"
+    if passed and not stands:
         return "passes, though the official tools reject it, or it is of another model"
+    if passed != said["show"] and not UNOFFICIAL & found.keys():
+        return "passes, but is not official"
     return ""
 
 
-def _json(command: str, folder: Path) -> Any:
+def _json(command: str, *words: object) -> Any:
     """What a command prints; None if it refuses the folder. Raises whatever the command raises."""
     printed, said = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(said):
-        status = review([command, "--json", str(folder)])
+        status = review([command, "--json", *map(str, words)])
     if status == 2:
         lines = [line for line in said.getvalue().splitlines() if "error:" in line]
         assert len(lines) == 1, said.getvalue()
@@ -192,7 +245,7 @@ def main() -> int:
     total = (
         f"{sum(wrong.values())} of them wrong"
         if wrong
-        else "none accepted, none stops a command"
+        else "none accepted, none stops a command, no two disagree"
     )
     print(f"{len(numbers)} mutations, seed {options.seed}: {total}")
     return int(bool(wrong))

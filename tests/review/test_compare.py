@@ -91,7 +91,7 @@ def test_one_failed_run_counts_as_the_slowest_as_in_the_score(
 ):
     writer(target=0.7).write(faster / "result_1.txt")  # the slowest of them
     first, second = results(submission, faster)
-    assert second.failed_runs == 1
+    assert second.scored.failed == 1
     (comparison,) = compare([first, second])
     assert comparison.ratios["time"].value == pytest.approx(
         first.score / second.score, rel=1e-12

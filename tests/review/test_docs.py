@@ -7,6 +7,7 @@ import re
 import pytest
 
 from review.__main__ import main, parser
+from review.rulebook.rules import markdown
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +80,12 @@ def squeezed(line: str) -> str:
 
 
 def test_every_source_of_findings_is_explained(page):
-    from review.verdict.checking import _OFFICIAL
+    from review.verdict.checking import OFFICIAL
 
-    for source in (*_OFFICIAL, "rules"):
+    for source in (*OFFICIAL, "rules"):
         assert re.search(rf"^\| [\w, ]*\b{source}\b", page, re.MULTILINE), source
+
+
+def test_every_finding_has_its_row_in_the_table(page):
+    """Its text made by `python -m review.rulebook.rules`."""
+    assert page.endswith(markdown())

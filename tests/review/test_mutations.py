@@ -11,8 +11,8 @@ import pytest
 from .mutations import KINDS, RECORD, judge, run_one
 
 
-@pytest.mark.parametrize("number", range(2 * len(KINDS)))
-def test_a_damaged_result_folder_is_not_accepted_and_stops_no_command(number, tmp_path):
+@pytest.mark.parametrize("number", range(len(KINDS)))
+def test_all_commands_have_one_verdict_on_a_damaged_folder(number, tmp_path):
     assert run_one(tmp_path, 1, number)[1] == ""
 
 
@@ -24,4 +24,7 @@ def test_the_judge_of_mutations_sees_what_is_wrongly_accepted(submission, monkey
     )
     assert judge(submission) == ""
     monkeypatch.setattr("review.results.score.departures", lambda *_: [])
-    assert judge(submission) == "official, of another model"
+    assert (
+        judge(submission)
+        == "official, but not for check or the official tools, or of another model"
+    )

@@ -16,6 +16,7 @@ from review.__main__ import main
 from review.logs.output import print_parts
 from review.results.score import load_results
 from review.show import parts
+from review.verdict.checking import judge
 
 WIDTHS = [40, 80, 120, 160, 200]
 
@@ -25,7 +26,8 @@ def rendered(target, width):
 
     out = io.StringIO()
     print_parts(
-        parts(load_results(target)), Console(file=out, width=width, highlight=False)
+        parts([*map(judge, load_results(target))]),
+        Console(file=out, width=width, highlight=False),
     )
     return out.getvalue()
 

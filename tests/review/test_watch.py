@@ -12,9 +12,10 @@ from common.durations import duration
 from review.__main__ import main
 from review.logs.mllog import Log, parse, read_log
 from review.logs.output import ReviewError, follow
+from review.results.folder import run_folder
 from review.results.run import Run
 from review.results.run_state import RunState, curve_share
-from review.results.score import Result, load_results
+from review.results.score import load_results
 from review.watch import LogTail, Runs, find_log, render, wait_for_log
 
 
@@ -147,7 +148,7 @@ def written(lines):
 
 
 def single(run):
-    return Result(run.path.parent, (run,))
+    return run_folder(run.path.parent, (run,))
 
 
 def test_the_curve_is_a_function_of_accuracy_that_rises():

@@ -20,6 +20,7 @@ from review.league.page import build_page, scaling
 from review.league.ranking import League
 from review.logs import tree
 from review.results.score import load_results
+from review.verdict.checking import judge
 
 
 def entry(system="a", **fields):
@@ -71,7 +72,7 @@ def test_the_digest_is_what_the_logs_of_published_results_give(real_folders):
     by_folder = {(one.round, one.folder): one for one in published()}
     for folder in real_folders:
         (result,) = load_results(folder)
-        made = entry_of(result, "5.0", folder.parents[3])
+        made = entry_of(judge(result), "5.0", folder.parents[3])
         kept = by_folder["5.0", made.folder]
         for name, value in vars(kept).items():
             # Kept with four digits of a minute, one of a rate, none of samples.
@@ -235,7 +236,7 @@ def test_logs_of_a_round_whose_rules_reject_them_are_marked(submission, capsys):
     shown = capsys.readouterr().out
     (result,) = load_results(submission)
     assert result.score is None
-    assert f"{result.reached_minutes:.4f}*" in shown
+    assert f"{result.unchecked.minutes:.4f}*" in shown
     assert "* not accepted" in shown
 
 

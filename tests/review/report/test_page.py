@@ -12,7 +12,7 @@ import pytest
 from review.__main__ import main
 from review.report.page import build_page, write_report
 from review.results.score import load_results
-from review.verdict.checking import check, is_official
+from review.verdict.checking import check, judge
 
 VOID = {"meta", "br", "wbr", "link", "img", "input", "hr"}
 SELF_CLOSING = {"line", "circle", "rect", "polyline"}  # as inline SVG writes them
@@ -71,7 +71,12 @@ class Page(HTMLParser):
 
 def page_of(target: Path, with_check: bool = False) -> Page:
     """The parsed page of a target."""
-    return Page(build_page(load_results(target), check(target) if with_check else ()))
+    judged = check if with_check else verdicts
+    return Page(build_page(judged(target)))
+
+
+def verdicts(target: Path):
+    return [*map(judge, load_results(target))]
 
 
 @pytest.fixture(scope="module")
@@ -103,9 +108,7 @@ def test_the_page_refers_to_nothing_outside_itself(page):
 
 
 def test_the_same_logs_make_the_same_page(submission):
-    assert build_page(load_results(submission), ()) == build_page(
-        load_results(submission), ()
-    )
+    assert build_page(verdicts(submission)) == build_page(verdicts(submission))
 
 
 def test_ids_are_unique_and_every_reference_has_its_target(page):
@@ -150,9 +153,9 @@ def test_a_chart_says_in_words_what_it_shows_and_stays_within_its_frame(page):
 
 def test_the_verdict_leads_and_equals_the_score(page, submission):
     (result,) = load_results(submission)
-    assert is_official(result)
-    assert f"Official score: {result.score:.4f} minutes" in page.text
-    assert page.text.index("Official score") < page.text.index(", official")
+    assert judge(result).official
+    said = f"{result.score:.4f} minutes by the official rules, unverified"
+    assert page.text.index(said) < page.text.index(", official")
     assert f"{result.rcp_point.minimum:,.0f}" in page.text
     assert "package_checker passes" in page.text
 
@@ -290,7 +293,7 @@ def test_report_writes_a_whole_file_and_says_which(tmp_path, submission, capsys)
 def test_two_results_share_a_page(tmp_path, writer):
     for name in ("A", "B"):
         writer(evaluations=3).write(tmp_path / name / "run" / "result_0.txt")
-    write_report(load_results(tmp_path), (), tmp_path / "page.html")
+    write_report(verdicts(tmp_path), tmp_path / "page.html")
     page = Page((tmp_path / "page.html").read_text())
     assert "2 results" in page.text
     ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]

@@ -103,14 +103,14 @@ def test_without_power_there_is_no_energy(submission):
     assert result.energy is None
 
 
-def test_a_run_without_readings_takes_the_energy_and_leaves_the_time(
+def test_a_run_without_readings_takes_the_energy_and_the_score_is_not_official(
     submission, power_files, capsys
 ):
     power_files(submission)
     shutil.rmtree(submission / "power" / "result_4")
     assert main(["show", "--json", str(submission)]) == 0
     (result,) = json.loads(capsys.readouterr().out)
-    assert result["official"]
+    assert not result["official"]
     assert result["energy"]["joules"] is None
     assert result["energy"]["reason"] == "power/result_4 has no node_*.txt"
     assert not result["energy"]["official"]

@@ -97,6 +97,6 @@ def test_other_hyper_parameters_are_the_first_cause_and_no_warning(
 
 def test_a_run_to_another_target_has_no_published_runs(writer, tmp_path):
     writer(division="open", target=0.3, evaluations=3).write(tmp_path / "result_0.txt")
-    (result,) = load_results(tmp_path)
     (tmp_path / "config.json").write_text('{"evaluate": {"target": 0.3}}')
+    (result,) = load_results(tmp_path)
     assert RunState(result, 1.75e12).deviation is None

@@ -14,7 +14,7 @@ from review.__main__ import main
 from review.results.score import load_results
 from review.rulebook import rcp
 from review.rulebook.compliance import rulesets
-from review.verdict.checking import is_official
+from review.verdict.checking import judge
 
 
 @pytest.fixture(scope="session")
@@ -142,7 +142,7 @@ def test_the_score_is_the_official_one(
     finally:
         logging.disable(logging.NOTSET)
     (result,) = load_results(folder)
-    assert result.olympic_minutes * factor == pytest.approx(score, rel=1e-12)
+    assert result.scored.minutes * factor == pytest.approx(score, rel=1e-12)
 
 
 def test_fewer_runs_have_a_median_and_the_reason_why_there_is_no_score(submission):
@@ -150,9 +150,9 @@ def test_fewer_runs_have_a_median_and_the_reason_why_there_is_no_score(submissio
         (submission / f"result_{index}.txt").unlink()
     (result,) = load_results(submission)
     minutes = [run.minutes for run in result.runs]
-    assert result.median_minutes == statistics.median(minutes)
-    assert (result.score, is_official(result)) == (None, False)
-    assert result.obstacles == ["2 of 10 runs"]
+    assert result.scored.median == statistics.median(minutes)
+    assert (result.score, judge(result).official) == (None, False)
+    assert [*judge(result).obstacles] == ["2 of 10 runs"]
 
 
 def test_every_obstacle_to_an_official_score_is_named(submission, writer):
@@ -166,12 +166,16 @@ def test_every_obstacle_to_an_official_score_is_named(submission, writer):
             seed=index, evaluations=12, start_ms=1_770_000_000_000 + index * 600_000
         )
         log.write(submission / f"result_{index}.txt")
-    (result,) = load_results(submission)
-    assert result.obstacles == [
-        "2 runs fail, one may",
-        "RCP test failed: mean of 2,043,750 samples, minimum 2,306,738",
-        "seed of result_5.txt is 77, as in result_2.txt",
-    ]
+    verdict = judge(load_results(submission)[0])
+    assert verdict.obstacles[:2] == (
+        "seed is 77, as in result_2.txt, in result_5.txt:8",
+        "RCP test fails: mean of 2,043,750 samples, the minimum is 2,306,738 (RCP Interpolation)",
+    )
+    assert {f.id for f in verdict.findings if f.blocks} >= {
+        "key_missing",
+        "seed_again",
+        "rcp_failed",
+    }
 
 
 def test_a_run_that_continued_after_a_restart_has_no_time_and_every_command_says_so(
@@ -189,15 +193,15 @@ def test_a_run_that_continued_after_a_restart_has_no_time_and_every_command_says
     lines.insert(at + 1, f":::MLLOG {json.dumps(event)}")
     path.write_text("\n".join(lines) + "\n")
     (result,) = load_results(submission)
-    assert (result.runs[4].minutes, is_official(result)) == (None, False)
+    assert (result.runs[4].minutes, judge(result).official) == (None, False)
     for command in ("show", "check", "report"):
         output = (
             ["-o", str(submission.parent / "page.html")] if command == "report" else []
         )
         main([command, str(submission), *output])
     said = capsys.readouterr().out + (submission.parent / "page.html").read_text()
-    assert said.count("no time of result_4.txt: continued after a restart") == 2
-    assert "says that the run continued at 750,000 samples: it has no time" in said
+    why = "says that the run continued at 750,000 samples: it has no time"
+    assert said.count(why) == 4, "show, check, and twice the page"
     assert main(["check", str(submission)]) == 1
     capsys.readouterr()
     assert main(["league", str(submission), "--json"]) == 0

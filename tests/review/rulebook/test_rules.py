@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 
 from review.logs.output import SEVERITIES
-from review.rulebook.rules import _rules
+from review.rulebook.rules import _rules, finding_ids
 
 NOTES = {"overlap", "rcp_scaled", "round", "ten_runs_to_submit", "bypass", "customary"}
-NOTES |= {"results_of_system", "field_asked"}
+NOTES |= {"results_of_system", "field_asked", "official_says"}
 
 
 def test_every_rule_is_used_and_every_one_that_is_used_is_there(repository):
@@ -16,10 +16,10 @@ def test_every_rule_is_used_and_every_one_that_is_used_is_there(repository):
         path.read_text(encoding="utf-8")
         for path in (repository / "review").rglob("*.py")
     )
-    rules = {name for name in _rules() if name not in ("official", "tables")}
+    rules = set(finding_ids())
     assert [name for name in sorted(rules) if f'"{name}"' not in sources] == []
     used = set(re.findall(r'\b_?broken\(\s*"(\w+)"', sources)) | set(
-        re.findall(r'\bsay\("(\w+)"', sources)
+        re.findall(r'\bsay\(\s*"(\w+)"', sources)
     )
     assert used - rules == set()
 
@@ -31,7 +31,9 @@ def test_a_rule_says_what_it_asks_and_what_to_do_and_how_bad_it_is():
         if name not in ("official", "tables")
     }
     assert all(rule["rule"] and rule["hint"] for rule in rules.values())
-    assert {rule.get("severity", "error") for rule in rules.values()} == set(SEVERITIES)
+    assert {rule.get("severity", "error") for rule in rules.values()} == set(
+        SEVERITIES[:3]
+    )
     assert {
         name for name, rule in rules.items() if rule.get("severity") == "note"
     } == NOTES

@@ -19,7 +19,7 @@ from review.logs.mllog import read_log
 from review.results.run import Run
 from review.results.score import load_results
 from review.rulebook.compliance import package_folder, rulesets
-from review.verdict.checking import is_official
+from review.verdict.checking import judge
 
 from .damage import system
 
@@ -86,7 +86,7 @@ ODD_FILES = {
 def test_odd_files_are_rows_and_no_traceback(name, tmp_path, capsys):
     (tmp_path / "result_0.txt").write_bytes(ODD_FILES[name])
     (result,) = run_all(tmp_path, capsys, [*FAST, ["check"], ["check", "--json"]])
-    assert not is_official(result)
+    assert not judge(result).official
 
 
 def test_odd_files_among_good_ones_cost_no_more_than_themselves(submission, capsys):
