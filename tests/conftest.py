@@ -27,8 +27,6 @@ if os.environ.get("GPU_TESTS") != "1":  # which make test-gpu sets
 import pytest
 import torch
 
-from . import leftovers
-
 gc.disable()  # until all test modules are imported, see pytest_collection_finish
 
 if not torch.cuda.is_available():
@@ -51,6 +49,9 @@ for package in ("bert", "review"):
         raise pytest.UsageError(
             f"{package} is imported from {found.parent}, another checkout: use the .venv of this one"
         )
+
+from . import leftovers  # noqa: E402 (of this checkout)
+
 SHARED = Path(os.environ.get("BERT_TEST_SHARED", REPOSITORY.parent / "shared"))
 
 
