@@ -48,6 +48,7 @@ CASES = {
     "names of rows without a name above": ("txt", '"text"\t"label"\n"1"\t"a \\"b\\""\t"x"\n"2"\t"c"\t"y"\n', [["", "text", "label"], ["1", 'a "b"', "x"], ["2", "c", "y"]]),
     "a row too long is no name of rows": ("txt", "text\tlabel\na\tb\tx\nc\td\ty\n", "a column more than the first line"),
     "MySQL's dump": ("txt", "text\tlabel\na\\\nb\tx\nc\\\td\t\\N\n", [["text", "label"], ["a\nb", "x"], ["c\td", "\\N"]]),
+    "speech in MySQL's dump": ("txt", 'text\tlabel\na\tx\n"b\\\tc"\ty\n', "set QUOTING"),
     "Postgres' dump": ("txt", "text\tlabel\na\\nb\\\\c\tx\nd\t\\N\n", [["text", "label"], ["a\nb\\c", "x"], ["d", "\\N"]]),
     "a backslash that may be one": ("txt", "text\tlabel\na\\nb\tx\nd\ty\n", "set QUOTING"),
     "a path of Windows": ("csv", "text,label\nC:\\dir,x\nd,y\n", [["text", "label"], ["C:\\dir", "x"], ["d", "y"]]),
