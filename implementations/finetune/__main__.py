@@ -18,6 +18,7 @@ from common.process import front, run_and_exit, run_command
 # Listed here because PyTorch takes seconds to import, and --help should not.
 COMMANDS = {
     "predict": "labels, numbers or answers of a fine-tuned model for a file or a text",
+    "embed": "sentence embeddings of a file's texts",
     "benchmark": "latency and sequences per second of a fine-tuned model",
     "seeds": "metrics of a run's seeds, with mean and standard deviation",
 }

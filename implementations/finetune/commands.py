@@ -1,4 +1,4 @@
-"""The commands predict, benchmark and seeds."""
+"""The commands predict, embed, benchmark and seeds."""
 
 import argparse
 import json
@@ -11,10 +11,11 @@ import numpy as np
 
 from bert.core.rundir import difference
 from common.env import ConfigError
-from finetune import files, saved
+from common.files import whole_file
+from finetune import files, glue, saved
 from finetune.batches import Samples
 from finetune.dialect import QUOTING, Reading
-from finetune.tables import column_names
+from finetune.tables import Layout, Rows, column_names
 
 # Not timed: the first ones compile kernels and fill the allocator's caches.
 WARM_UP_BATCHES = 3
@@ -42,12 +43,7 @@ def predict(
     model = saved.load(options.folder, options.device)
     if options.input is not None:
         columns = column_names(options.text_columns)
-        reading = Reading(
-            separator=options.separator,
-            quoting=options.quoting,
-            encoding=options.encoding,
-            no_header=options.no_header,
-        )
+        reading = _reading(options)
         files.predict(
             model, options.input, options.output, columns, options.batch_size, reading
         )
@@ -57,10 +53,59 @@ def predict(
         _print_prediction(model, options)
 
 
+def embed(
+    parser: argparse.ArgumentParser,
+    arguments: list[str],
+    environ: Mapping[str, str],
+) -> None:
+    """Embeds the texts of a file: the mean of each text's tokens in the last layer, unscaled.
+
+    Of a fine-tuned model, or of any BERT in Hugging Face's layout, such as `python -m bert export`
+    writes; sentence-transformers gives the same vectors of the folder. The output is NumPy's,
+    float32, with a row for each row of the file; of one without text it is NaN.
+    """
+    _add_model(parser)
+    _add_table(parser, "file of texts", "X.npy")
+    options = parser.parse_args(arguments)
+    if not (options.input and options.output) or options.output.suffix != ".npy":
+        raise ConfigError("give --input FILE and --output X.npy")
+    model = saved.load(options.folder, options.device, embeds=True)
+    columns = column_names(options.text_columns)
+    layout = Layout(texts=columns, reading=_reading(options))
+    table = Rows(options.input, layout, labelled=False, num_texts=len(columns) or 1)
+    texts = [table.text(row) for _, row in table]
+    present = [text for text in texts if text is not None]
+    files.say(f"{len(texts):,} rows, {table.describe()}, {len(present):,} with text")
+    vectors = np.full((len(texts), model.model.config.hidden_size), np.nan, np.float32)
+    rows = model.rows_of(present, options.batch_size)
+    vectors[[text is not None for text in texts]] = [vector for vector, _ in rows]
+    full = sum(is_full for _, is_full in rows)
+    if note := glue.cut_note(full, len(rows), model.facts["max_seq_length"]):
+        files.say(note)
+    with whole_file(options.output) as partial, open(partial, "wb") as output:
+        np.save(output, vectors)
+
+
+def _reading(options: argparse.Namespace) -> Reading:
+    return Reading(
+        separator=options.separator,
+        quoting=options.quoting,
+        encoding=options.encoding,
+        no_header=options.no_header,
+    )
+
+
 def _add_predict_options(parser: argparse.ArgumentParser) -> None:
     _add_model(parser)
-    parser.add_argument("--input", type=Path, help="file to predict")
-    parser.add_argument("--output", type=Path, help="X.csv or X.jsonl")
+    _add_table(parser, "file to predict", "X.csv or X.jsonl")
+    parser.add_argument("--question", help="SQuAD: the question")
+    parser.add_argument("--context", help="SQuAD: the text that contains the answer")
+    parser.add_argument("--text", action="append", help="the text; twice for a pair")
+
+
+def _add_table(parser: argparse.ArgumentParser, source: str, target: str) -> None:
+    parser.add_argument("--input", type=Path, help=source)
+    parser.add_argument("--output", type=Path, help=target)
     parser.add_argument(
         "--text-columns",
         default="",
@@ -84,9 +129,6 @@ def _add_predict_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-header", action="store_true", help="the first line is a row"
     )
-    parser.add_argument("--question", help="SQuAD: the question")
-    parser.add_argument("--context", help="SQuAD: the text that contains the answer")
-    parser.add_argument("--text", action="append", help="the text; twice for a pair")
 
 
 def _print_answers(model: saved.Saved, options: argparse.Namespace) -> None:

@@ -406,12 +406,13 @@ def _enclosing(text: str, parse: _Parse, separator: str, quoting: str) -> int:
         )
         if "\n".join(lines).rstrip("\n") == written:
             marked = [c for cells in rows for c in cells if has_marks(c)]
-            # Speech may be a whole cell, and have commas, but no marks that are doubled, and a
-            # separator only behind a backslash.
+            # Speech may be a whole cell, and have commas, but no marks that are doubled or have
+            # nothing between them, and a separator only behind a backslash.
             told = any(
                 '"' in c or (separator in c and not re.search(r"[\n\\]", c))
                 for c in marked
-            ) or (escapes and '\\"' in text)
+            )
+            told |= (escapes and '\\"' in text) or (parse.width == 1 and [""] in rows)
             many = number in (2, 3) or sum("," in c for c in marked) > 2
             return 2 if told or many else 1
     return 0

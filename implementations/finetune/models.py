@@ -121,6 +121,24 @@ class Classification(FineTuned):
         return LabelLosses(F.cross_entropy(scores, batch.labels))
 
 
+class Embedding(SpanPrediction):
+    """The encoder alone, for inference. Of every sequence the mean of its tokens in the last layer,
+    as sentence-transformers pools an encoder by default.
+    """
+
+    def __init__(self, config: BertConfig, kernels: Kernels) -> None:
+        super().__init__(config, kernels)
+        del self.qa_outputs
+
+    def scores(self, batch: Batch) -> Tensor:
+        tokens = fp32_at_least(self.bert(batch))
+        lengths = batch.cu_seqlens.diff().long()
+        index = torch.arange(len(lengths), device=tokens.device)
+        index = index.repeat_interleave(lengths, output_size=len(tokens))
+        sums = tokens.new_zeros(len(lengths), tokens.shape[1])
+        return sums.index_add_(0, index, tokens) / lengths[:, None]  # [S, D]
+
+
 def initialize(model: FineTuned, seed: int) -> None:
     """Initializes all parameters, for those that no checkpoint has: weights N(0,
     initializer_range), biases 0.

@@ -18,7 +18,7 @@ from common.env import ConfigError
 from common.files import object_of
 from finetune import glue, models
 from finetune.batches import Samples, SpanBatch
-from finetune.models import Classification, FineTuned, SpanPrediction
+from finetune.models import Classification, Embedding, FineTuned, SpanPrediction
 from finetune.squad import answers
 from finetune.squad.data import Dataset, Question
 from finetune.squad.features import Limits, make_features
@@ -103,18 +103,27 @@ class Saved(NamedTuple):
         """
         if self.answers:
             return self._answer(texts, batch_size)
+        predictions = list[dict[str, Any]]()
+        for row, is_full in self.rows_of(texts, batch_size):
+            prediction, shares = glue.prediction(row, self.facts["labels"])
+            predictions.append({"prediction": prediction, "full": is_full})
+            if shares:
+                predictions[-1]["probabilities"] = shares
+        return predictions
+
+    def rows_of(
+        self, texts: Sequence[tuple[str, ...]], batch_size: int
+    ) -> list[tuple[np.ndarray, bool]]:
+        """Scores of each text or pair, and whether it may have been cut."""
         length = self.facts["max_seq_length"]
         sequences = glue.encode(texts, self.tokenizer, length)
         # The labels are never read; their name makes it a batch of classes.
         samples = Samples(sequences, {"labels": np.zeros(len(texts))})
-        predictions = []
         rows = self.scores(samples, batch_size)
-        for row, (ids, _) in zip(rows, sequences, strict=True):
-            prediction, shares = glue.prediction(row, self.facts["labels"])
-            predictions.append({"prediction": prediction, "full": len(ids) == length})
-            if shares:
-                predictions[-1]["probabilities"] = shares
-        return predictions
+        return [
+            (row, len(ids) == length)
+            for row, (ids, _) in zip(rows, sequences, strict=True)
+        ]
 
     def cut_note(self, predictions: Sequence[dict[str, Any]]) -> str:
         """What to say of the predictions' texts that may have been cut."""
@@ -149,14 +158,16 @@ class Saved(NamedTuple):
         return predictions
 
 
-def load(folder: Path, device: str = "auto") -> Saved:
+def load(folder: Path, device: str = "auto", embeds: bool = False) -> Saved:
     """Loads a fine-tuned model's folder, or the first model of a run's folder. Raises
     ConfigError.
+
+    embeds: the encoder alone, of any BERT in Hugging Face's layout.
     """
     if (folder / "model_0" / "task.json").is_file():
         folder = folder / "model_0"
     facts = object_of(folder / "task.json")
-    if not facts:
+    if not (facts or embeds):
         told = (
             "no fine-tuned model (task.json): give the folder of a run, or its model_N"
         )
@@ -172,20 +183,30 @@ def load(folder: Path, device: str = "auto") -> Saved:
     attention = "auto" if numerics.is_low else "sdpa_loop"
     bound = kernels.bind_kernels(kernels.KernelsConfig(attention=attention), target)
     shape = BertConfig.from_json(folder / "config.json")
-    model: SpanPrediction | Classification
-    if facts["task"] == "squad":
+    names = "vocab.txt", "tokenizer.json"
+    words = next((w for n in names if (w := folder / n).is_file()), folder / names[0])
+    huggingface.check_vocabulary(words, shape)
+    model: SpanPrediction | Classification | Embedding
+    if embeds:
+        model = Embedding(shape, bound)
+        facts = {
+            "task": "",
+            "max_seq_length": shape.max_position_embeddings,
+            "lower_case": huggingface.lower_case(words),
+        }
+    elif facts["task"] == "squad":
         model = SpanPrediction(shape, bound)
     else:
         model = Classification(shape, bound, len(facts["labels"]) or 1)
-    huggingface.check_vocabulary(folder / "vocab.txt", shape)
-    lacking, _ = models.load(model, folder / "model.safetensors")
+    weights = huggingface.weights_in(folder) or folder / "model.safetensors"
+    lacking, _ = models.load(model, weights)
     # A head drawn at random would predict noise without a word.
     if lacking:
-        raise ConfigError(f"{folder}: model.safetensors lacks {', '.join(lacking)}")
+        raise ConfigError(f"{weights} lacks {', '.join(lacking)}")
     model.to(target, numerics.dtype).eval()
     return Saved(
         model,
-        WordPiece(folder / "vocab.txt", facts["lower_case"]),
+        WordPiece(words, facts["lower_case"]),
         facts,
         target,
     )

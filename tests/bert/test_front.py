@@ -22,7 +22,7 @@ PROGRAMS = {"bert": main, "finetune": finetune}
 def test_help_lists_every_command_with_a_line(capsys):
     for program, names in (
         (main, COMMANDS),
-        (finetune, ("predict", "benchmark", "seeds")),
+        (finetune, ("predict", "embed", "benchmark", "seeds")),
     ):
         with pytest.raises(SystemExit) as caught:
             program(["--help"], {})

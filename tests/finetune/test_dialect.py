@@ -45,6 +45,7 @@ CASES = {
     "all quoted, tabs, no suffix": ("", '"text"\t"label"\n"Yes."\t"x"\n"No."\t"y"\n', [["text", "label"], ["Yes.", "x"], ["No.", "y"]]),
     "tabs and speech, no suffix": ("", 'text\tlabel\n"A" b\tx\n"C."\ty\n', [["text", "label"], ['"A" b', "x"], ['"C."', "y"]]),
     "one column as pandas writes it": ("csv", 'text\n"a, ""b"""\nc; d\n""\ne\n', [["text"], ['a, "b"'], ["c; d"], [""], ["e"]]),
+    "one column with an empty text": ("csv", 'text\na\n""\nb\n', [["text"], ["a"], [""], ["b"]]),
     "names of rows without a name above": ("txt", '"text"\t"label"\n"1"\t"a \\"b\\""\t"x"\n"2"\t"c"\t"y"\n', [["", "text", "label"], ["1", 'a "b"', "x"], ["2", "c", "y"]]),
     "a row too long is no name of rows": ("txt", "text\tlabel\na\tb\tx\nc\td\ty\n", "a column more than the first line"),
     "MySQL's dump": ("txt", "text\tlabel\na\\\nb\tx\nc\\\td\t\\N\n", [["text", "label"], ["a\nb", "x"], ["c\td", "\\N"]]),

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from finetune import saved
 from finetune.__main__ import main
@@ -229,3 +230,36 @@ def test_the_script_checks_trains_every_seed_and_ends_in_their_table(
         "bad",
         "good",
     ]
+
+
+def test_embeddings_are_the_means_of_hugging_faces_last_layer(
+    reviews, tmp_path, capsys
+):
+    transformers = pytest.importorskip("transformers")
+    texts = ["the red cat sat", "the old dog was here and happy", "a"]
+    source = tmp_path / "in.csv"
+    source.write_text("text\n" + "\n".join([*texts[:2], '""', texts[2]]) + "\n")
+    target = tmp_path / "out.npy"
+    arguments = ["embed", str(reviews), "--input", str(source), "--output", str(target)]
+    assert main([*arguments, "--device", "cpu"], {}) == 0
+    found = np.load(target)
+    assert (found.shape, found.dtype) == ((4, 32), np.float32)
+    assert np.isnan(found[2]).all()
+    assert not np.isnan(found[[0, 1, 3]]).any()
+    folder = reviews / "model_0"
+    encoder = transformers.AutoModel.from_pretrained(folder).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    for text, mine in zip(texts, found[[0, 1, 3]], strict=True):
+        with torch.no_grad():
+            layer = encoder(**tokenizer(text, return_tensors="pt")).last_hidden_state
+        np.testing.assert_allclose(mine, layer[0].mean(0).numpy(), atol=2e-5)
+    # Any BERT's folder will do.
+    (folder / "task.json").rename(tmp_path / "task.json")
+    try:
+        arguments[1:2] = [str(folder)]
+        assert main([*arguments, "--device", "cpu"], {}) == 0
+    finally:
+        (tmp_path / "task.json").rename(folder / "task.json")
+    np.testing.assert_allclose(np.load(target), found, atol=1e-6)
+    assert main(["embed", str(folder), "--input", str(source)], {}) == 2
+    assert "give --input FILE and --output X.npy" in capsys.readouterr().err
