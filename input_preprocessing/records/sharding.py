@@ -28,7 +28,13 @@ from bert.data.format import (
     without_digests,
     write_records,
 )
-from bert.data.records import DataError, Metadata, Records, concatenate
+from bert.data.records import (
+    SUFFIXES,
+    DataError,
+    Metadata,
+    Records,
+    concatenate,
+)
 from bert.data.shards import INDEX, read_index, write_index
 from common.files import text_of
 from input_preprocessing.instances.mersenne import initial_state, next_below, shuffle
@@ -308,6 +314,7 @@ def check_target(
         raise DataError(
             f"{target} holds the source; give another folder for the shards"
         )
+    check_no_others(target)
     for path in sorted(target.glob("part_*.hdf5")):
         try:
             source = open_records(path)[1].source
@@ -320,6 +327,15 @@ def check_target(
         if contents and source[0][1] != contents:
             raise DataError(
                 f"{path} was made from another source; move it away, or give another folder"
+            )
+
+
+def check_no_others(target: Path) -> None:
+    """Raises DataError for files of other names in the folder that a trainer would read."""
+    for path in sorted(target.glob("[!.]*")):
+        if path.suffix in SUFFIXES and not path.name.startswith("part_"):
+            raise DataError(
+                f"{path} was not made by this preparation; move it away, or give another folder"
             )
 
 
@@ -363,6 +379,7 @@ def make_shards(plan: ShardPlan, arrange: Arrange, *, label: str, jobs: int) -> 
         is_ours = path.name.lstrip(".").startswith("part_")
         if is_ours and path not in wanted | digest_files:
             path.unlink()
+    check_no_others(plan.target)  # which came meanwhile
     write_index(plan.target, sorted(wanted))
     for path in digest_files:  # the index has them
         path.unlink()

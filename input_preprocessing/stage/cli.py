@@ -48,6 +48,8 @@ def run_stage(stage: str) -> None:
             if isinstance(error, OSError) and error.strerror
             else str(error)
         )
+        if isinstance(error, (FileExistsError, NotADirectoryError)):
+            text = "a file is where a folder has to be; move it away"
         sys.exit(f"{parser.prog}: {where}{text}")
 
 

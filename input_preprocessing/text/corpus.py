@@ -338,6 +338,8 @@ def make(options: argparse.Namespace, download: Path) -> None:
     write_text(note, json.dumps(unfinished, indent=1) + "\n")
     kinds = list(dict.fromkeys(source.kind for source in texts))
     summary = _write(options, parts, kinds, download, begun=made == unfinished)
+    empty = sources.records_without_text(texts, parts)
+    summary += inputs.report_records(empty, download)
     # As they were written: what was changed since makes the corpus again the next time.
     files = _files(download, recorded_md5)
     write_text(note, json.dumps({"recipe": recipe, "files": files}, indent=1) + "\n")

@@ -37,6 +37,7 @@ _BLANK = b"\xef\xbb\xbf \t\r\n\f"  # with a byte order mark
 # No text has them in numbers, in whatever encoding of one byte or of UTF-8.
 _CONTROLS = bytes(set(range(32)) - set(b"\t\n\f\r"))
 _SIGNATURES = {
+    rb"\s*<mediawiki": "a Wikipedia dump: make text of it with python -m input_preprocessing extract, then clean",
     rb"PAR1": "Parquet: convert it to text",
     rb"%PDF": "PDF: convert it to text",
     rb"\{\\rtf": "RTF: convert it to text",
@@ -109,21 +110,36 @@ def check_prose(path: Path, start: bytes, is_found: bool) -> None:
         raise NoText(f"{path} is empty")
     if suffix == ".json" and not content.startswith((b"{", b"[")):
         raise NoText(f"{path} is named .json and is no JSON")
+    for signature, kind in _SIGNATURES.items():
+        if re.match(signature, start):
+            raise NoText(f"{path} is {kind}")
     # Markdown may begin with a tag.
     is_mark_up = suffix != ".md" and _MARK_UP.match(content)
     if is_mark_up or suffix in _MARK_UP_SUFFIXES:
         raise NoText(f"{path} is {MARK_UP}")
     if suffix in (".csv", ".tsv"):
         raise NoText(f"{path} is a table: write its text column as JSON Lines")
-    for signature, kind in _SIGNATURES.items():
-        if re.match(signature, start):
-            raise NoText(f"{path} is {kind}")
     # UTF-16, an error of its own.
     is_wide = start.startswith((b"\xff\xfe", b"\xfe\xff"))
     # More than rare accidents; NULs of a text are dropped, as by the reference.
     controls = len(start) - len(start.translate(None, _CONTROLS))
     if not is_wide and controls > 1 + len(start) / 100:
         raise NoText(f"{path} is not text: it holds control characters")
+
+
+def report_records(counts: dict[Path, int], folder: Path) -> str:
+    """Adds records without a text to the list, by file, and returns their number for the summary,
+    if there are any.
+    """
+    path = folder / LIST
+    rows = [
+        f"{name}\t{count:,} records whose text is null or blank\n"
+        for name, count in counts.items()
+    ]
+    if not rows:
+        return ""
+    write_text(path, (path.read_text() if path.exists() else "") + "".join(rows))
+    return f", {sum(counts.values()):,} records without a text skipped: {path}"
 
 
 def report(left_out: Sequence[LeftOut], used: int, folder: Path, named: str) -> str:

@@ -7,6 +7,8 @@ part is larger than memory. Each part yields a file of its documents, with a sen
 blank line after each document, and a table of the documents.
 """
 
+import bz2
+import gzip
 import hashlib
 import io
 import json
@@ -14,6 +16,8 @@ import lzma
 import os
 import re
 import shutil
+import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
@@ -27,7 +31,12 @@ import numpy as np
 from bert.data.format import atomic_file
 from bert.data.records import DataError
 from input_preprocessing.stage.cli import some_of
-from input_preprocessing.stage.manifest import StageFolder, is_recorded, record
+from input_preprocessing.stage.manifest import (
+    StageFolder,
+    is_recorded,
+    record,
+    write_text,
+)
 from input_preprocessing.stage.parallel import run_tasks
 from input_preprocessing.stage.reading import (
     CHUNK,
@@ -58,6 +67,7 @@ _PATIENCE = 1_000_000  # bytes after these in which to look for the end of a doc
 _DETECTED_ON = 2_000_000  # characters
 # Bytes of a JSON record, which is held in memory several times over.
 _MOST_RECORD = 64_000_000
+_BEGINNINGS = {"gzip": gzip.open, "bzip2": bz2.open, "xz": lzma.open}
 # pzstd begins with a frame that others skip, of one of 16 kinds.
 _PACKED = {
     b"\x1f\x8b": "gzip",
@@ -185,14 +195,16 @@ def _source(
         stamp, magic = stamp_of(os.fstat(start.fileno())), start.read(8)
     for signature, packed in _PACKED.items():
         if magic.startswith(signature):
+            # Before gigabytes of it are unpacked.
+            if beginning := _beginning(path, packed):
+                check_prose(name, beginning, is_found)
             _unpack(path, packed, unpacked)
             if stamp_of(os.stat(path)) != stamp:
                 raise changed(path)
             path, stamp = unpacked, stamp_of(os.stat(unpacked))
             break
     with open(path, "rb") as content:
-        beginning = content.read(CHUNK)
-    check_prose(name, beginning, is_found)
+        check_prose(name, content.read(CHUNK), is_found)
     opened, md5 = open_text(path, "--input", name)
     # utf-8-sig: a byte order mark is no part of the first word.
     with io.TextIOWrapper(
@@ -204,12 +216,23 @@ def _source(
         # JSON Lines end at line feeds alone; other line ends may stand within a record.
         with open(path, encoding="utf-8-sig", errors="ignore", newline="\n") as lines:
             records = lines.readlines(_DETECTED_ON)
-        start_of_text = "\n".join(_json_lines(path, records, text_key, 0))
+        start_of_text = "\n".join(_json_lines(path, records, text_key, 0, []))
     if is_marked_up(start_of_text):
         raise NoText(f"{name} is {MARK_UP}")
     detected = detect_layout(start_of_text) if layout == "auto" else layout
     kind = JSON if is_json else LAYOUTS[detected]
     return Source(path, kind, detected, _cuts(path, kind, stamp[0]), md5, stamp, name)
+
+
+def _beginning(path: Path, packed: str) -> bytes:
+    """The first bytes of what is packed; none if it is damaged, as unpacking will tell."""
+    beginning = b""
+    with (
+        suppress(KeyError, OSError, EOFError, lzma.LZMAError, zlib.error),
+        _BEGINNINGS[packed](path) as content,
+    ):
+        beginning = content.read(CHUNK)
+    return beginning
 
 
 def _unpack(path: Path, packed: str, unpacked: Path) -> None:
@@ -311,6 +334,22 @@ def table_of(part: Path) -> Path:
     return part.with_suffix(".npy")
 
 
+def _count_file(part: Path) -> Path:
+    """How many records of a part have no text."""
+    return part.with_suffix(".empty")
+
+
+def records_without_text(
+    sources: Sequence[Source], parts: Sequence[Path]
+) -> dict[Path, int]:
+    """How many records of each file have no text, for those that have any."""
+    names = [source.name for source in sources for _ in pairwise(source.cuts)]
+    counts: Counter[Path] = Counter()
+    for name, part in zip(names, parts, strict=True):
+        counts[name] += int(_count_file(part).read_text())
+    return dict(+counts)
+
+
 def _split(text_key: str, task: tuple[Source, int, int, Path]) -> str:
     """Writes a part and its table; returns what is wrong with the source, if anything."""
     source = task[0]
@@ -327,8 +366,9 @@ def _write_part(
 ) -> None:
     rows = []  # end in the part, characters and hash of each document
     size = 0
+    empty: list[int] = []
     with atomic_file(part) as partial_file, open(partial_file, "wb") as output:
-        for document in _documents(source, text_key, begin, end):
+        for document in _documents(source, text_key, begin, end, empty):
             data = ("\n".join(document) + "\n\n").encode("utf-8", "ignore")
             # 8 bytes: two of 100 million different documents collide with a chance of 0.03%.
             digest = hashlib.blake2b(data, digest_size=8).digest()
@@ -344,14 +384,15 @@ def _write_part(
         open(partial_file, "wb") as output,
     ):
         np.save(output, np.array(rows, dtype=np.uint64).reshape(-1, 3))
+    write_text(_count_file(part), str(len(empty)))
     record(part)
     record(table_of(part))
 
 
 def _documents(
-    source: Source, text_key: str, begin: int, end: int
+    source: Source, text_key: str, begin: int, end: int, empty: list[int]
 ) -> Iterator[Document]:
-    """Documents between two cuts of a source."""
+    """Documents between two cuts of a source. empty: gets the records without a text."""
     path, kind, layout = source[:3]
     if source.stamp is None:
         yield from pydoc_documents()
@@ -365,7 +406,8 @@ def _documents(
         newline = "\n" if kind == JSON else None
         text = io.TextIOWrapper(io.BytesIO(data), "utf-8", "ignore", newline)
         if kind == JSON:
-            yield from _of_records(_json_lines(path, text, text_key, begin), layout)
+            texts = _json_lines(path, text, text_key, begin, empty)
+            yield from _of_records(texts, layout)
         else:
             yield from documents_of(text, layout)
 
@@ -455,10 +497,17 @@ def _of_records(texts: Iterable[str], layout: str) -> Iterator[Document]:
             yield document
 
 
+def _is_blank(text: object) -> bool:
+    """Whether a field is there without a text, as exports of tables have it."""
+    return text is None or (isinstance(text, str) and not text.strip())
+
+
 def _json_lines(
-    path: Path, lines: Iterable[str], key: str, begin: int
+    path: Path, lines: Iterable[str], key: str, begin: int, empty: list[int]
 ) -> Iterator[str]:
-    """Texts of JSON Lines. begin: offset of the lines in the file, for messages."""
+    """Texts of JSON Lines. begin: offset of the lines in the file, for messages; empty: gets the
+    lines of records without a text.
+    """
 
     def wrong(reason: str) -> DataError:
         with open(path, "rb") as file:
@@ -469,7 +518,7 @@ def _json_lines(
             )
         return DataError(f"{path}: line {before + number} {reason}")
 
-    for number, line in enumerate(lines, 1):  # noqa: B007 (of the message)
+    for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
@@ -478,6 +527,9 @@ def _json_lines(
             raise wrong(
                 f"is not JSON ({error}); give JSON Lines, one record per line"
             ) from error
+        if isinstance(record, dict) and _is_blank(record.get(key, 0)):
+            empty.append(number)
+            continue
         if not isinstance(record, dict) or not isinstance(record.get(key), str):
             fields = (
                 ", ".join(record) if isinstance(record, dict) else type(record).__name__

@@ -70,3 +70,29 @@ def test_a_shard_under_the_name_of_another_is_made_again(
 
 def _is_killed(*_: object) -> None:
     raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("moment", ["before", "meanwhile"])
+def test_a_file_of_others_that_a_trainer_would_read_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment
+) -> None:  # type: ignore[no-untyped-def]
+    (tmp_path / "source").mkdir()
+    write_records(
+        tmp_path / "source" / "part-0.hdf5", make_records(30, seed=0), METADATA
+    )
+    other = tmp_path / "target" / "mine.hdf5"
+    other.parent.mkdir()
+    run_tasks = sharding.run_tasks
+
+    def brings(*arguments, **named):  # type: ignore[no-untyped-def]
+        other.write_bytes(b"")
+        return run_tasks(*arguments, **named)
+
+    if moment == "before":
+        other.write_bytes(b"")
+    monkeypatch.setattr(sharding, "run_tasks", brings)
+    with pytest.raises(DataError, match=r"mine\.hdf5 was not made by this"):
+        shuffle.shuffle_records(
+            tmp_path / "source", other.parent, shards=1, seed=1, jobs=1
+        )
+    assert not (other.parent / "index.json").exists()

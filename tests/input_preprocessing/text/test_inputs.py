@@ -4,6 +4,7 @@ all at once.
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import io
 import json
@@ -16,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from bert.data.records import DataError
-from input_preprocessing.stage import reading
+from input_preprocessing.stage import manifest, reading
 from input_preprocessing.stage.cli import run_stage
 from input_preprocessing.text import sources
 
@@ -49,6 +50,8 @@ LEFT_OUT = {
     "page.html": (b"<p>Text.</p>", "HTML or XML: extract its text"),
     "page": (b"\n<!DOCTYPE html><p>Text.</p>", "HTML or XML"),
     "dump.xml": (b'\xef\xbb\xbf<?xml version="1.0"?><a/>', "HTML or XML"),
+    "wiki.xml": (b'<mediawiki xmlns="x">', "a Wikipedia dump: make text of it"),
+    "wiki.xml.bz2": (bz2.compress(b"<mediawiki>"), "a Wikipedia dump"),
     "paper.txt": (b"%PDF-1.7 ...", "PDF: convert it to text"),
     "old.rtf": (b"{\\rtf1 Text.}", "RTF: convert it to text"),
     "old.doc": (b"\xd0\xcf\x11\xe0" + bytes(99), "not text: it holds control"),
@@ -266,6 +269,7 @@ def test_a_text_of_one_line_or_one_paragraph_takes_little_memory(
     for name in ("_DETECTED_ON", "CHUNK", "PART_BYTES", "_PATIENCE"):
         monkeypatch.setattr(sources, name, 10_000)
     monkeypatch.setattr(reading, "CHUNK", 10_000)
+    monkeypatch.setattr(manifest, "CHUNK", 10_000)
     sentence = "The naïve café sat on a mat of no great length, and so on. "
     text = "".join(f"{number} {sentence}" for number in range(24_000)).replace(
         ". ", "." + end

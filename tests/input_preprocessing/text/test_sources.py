@@ -511,3 +511,20 @@ def test_a_shard_that_is_damaged_while_the_corpus_is_made_is_not_signed(
         assert corpus_of(inputs, tmp_path / "b", patched) != wanted
     assert corpus_of(inputs, tmp_path / "b", monkeypatch) == wanted
     assert "up to date" not in capsys.readouterr().err
+
+
+def test_records_without_a_text_are_skipped_counted_and_listed(
+    tmp_path: Path, monkeypatch, capsys
+) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setattr(sources, "PART_BYTES", 1000)
+    with_blanks = [*TEXTS[:6], "", " \n", *TEXTS[6:]]
+    path = json_lines(tmp_path / "x", with_blanks)
+    path.write_text('{"text": null}\n' + path.read_text())
+    wanted = corpus_of([json_lines(tmp_path / "y", TEXTS)], tmp_path / "b", monkeypatch)
+    made = corpus_of([path], tmp_path / "a", monkeypatch)
+    assert ", 3 records without a text skipped: " in capsys.readouterr().err
+    listed = made.pop("download/left_out.tsv").decode()
+    assert listed == f"{path}\t3 records whose text is null or blank\n"
+    assert {name for name in made if made[name] != wanted[name]} == {
+        "download/corpus.json"
+    }
