@@ -18,12 +18,12 @@ import re
 import shutil
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import cramjam
 import numpy as np
@@ -67,7 +67,11 @@ _PATIENCE = 1_000_000  # bytes after these in which to look for the end of a doc
 _DETECTED_ON = 2_000_000  # characters
 # Bytes of a JSON record, which is held in memory several times over.
 _MOST_RECORD = 64_000_000
-_BEGINNINGS = {"gzip": gzip.open, "bzip2": bz2.open, "xz": lzma.open}
+_BEGINNINGS: dict[str, Callable[[Path], Any]] = {
+    "gzip": gzip.open,
+    "bzip2": bz2.open,
+    "xz": lzma.open,
+}
 # pzstd begins with a frame that others skip, of one of 16 kinds.
 _PACKED = {
     b"\x1f\x8b": "gzip",
