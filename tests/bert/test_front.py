@@ -190,6 +190,14 @@ def test_a_setting_after_a_script_that_only_others_read_stops_the_run(
     assert capsys.readouterr().err == expected
 
 
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_setting_of_certify_is_read_by_the_start_test_alone(program, capsys):
+    given = {"GIVEN_NAMES": "EXPECTED_FIGURES"}
+    for more, refused in (({}, True), ({"START_TEST": "1"}, False)):
+        assert PROGRAMS[program](["--check"], given | more) == 2
+        assert ("EXPECTED_FIGURES is not" in capsys.readouterr().err) == refused
+
+
 @pytest.mark.parametrize(
     ("program", "words", "message"),
     [
