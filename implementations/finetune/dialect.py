@@ -15,7 +15,7 @@ import json
 import re
 import zlib
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -441,7 +441,11 @@ def _one_quoting(
         first: max(_sure(text, found[first], separator, way) for way in alike)
         for first, alike in same.items()
     }
-    nulls = [way for way in ESCAPING if way in found and _has_null(found[way])]
+    nulls = [
+        way
+        for way in ESCAPING
+        if way in found and any(r"\N" in cells for cells in found[way].table)
+    ]
     best = [way for way in sure if sure[way] == 2] or nulls
     if not best:
         best = [way for way in found if sure[way]]
@@ -459,10 +463,6 @@ def _one_quoting(
     raise DataError(f"{path}{told}: {_QUOTING_CURE}")
 
 
-def _has_null(parse: _Parse) -> bool:
-    return any(r"\N" in cells for cells in parse.table)
-
-
 def _found(path: Path, text: str, kind: str, reading: Reading) -> tuple[str, _Parse]:
     """Separator, and the only table. Raises DataError if there are several, or none."""
     given = SPELLINGS.get(reading.separator, reading.separator)
@@ -473,50 +473,41 @@ def _found(path: Path, text: str, kind: str, reading: Reading) -> tuple[str, _Pa
     usual = "\t" if kind == "tsv" else ","
     separators = [mark for mark in SEPARATORS if mark in text or mark == usual]
     if reading.separator:
-        separators = [given]
-    if kind == "tsv" and not reading.separator and "\t" in text:
+        usual, separators = given, [given]
+    elif kind == "tsv" and "\t" in text:
         separators = ["\t"]
-    parses = dict[str, dict[str, _Parse]]()
-    for mark in separators:
-        ways = [reading.quoting] if reading.quoting else _quotings(text, mark)
-        parses[mark] = {way: _parse(text, mark, way) for way in ways}
-    tables = {
-        mark: {way: parse for way, parse in ways.items() if not parse.problem}
-        for mark, ways in parses.items()
+    parses = {
+        (mark, way): _parse(text, mark, way)
+        for mark in separators
+        for way in ([reading.quoting] if reading.quoting else _quotings(text, mark))
     }
-    wide = {
-        mark: {way: parse for way, parse in ways.items() if parse.width > 1}
-        for mark, ways in tables.items()
-    }
-    right = [mark for mark, ways in wide.items() if ways]
+    tables = {key: parse for key, parse in parses.items() if not parse.problem}
+    wide = {key: parse for key, parse in tables.items() if parse.width > 1}
+    right = list(dict.fromkeys(mark for mark, _ in wide))
     if right and kind == "tsv" and right != ["\t"] and not reading.separator:
         right = ["\t", *right]  # a column without a tab, or a table by another mark
     if len(right) > 1:
         choices = " or ".join(map(_shown, right))
         cure = "set SEPARATOR (predict: --separator)"
         raise DataError(f"{path}: is the separator {choices}? {cure}")
-    if right:
-        (mark,) = right
-        return mark, _one_quoting(path, text, mark, wide[mark])
-    first = given if reading.separator else usual
-    if not tables[first]:
-        raise DataError(f"{path}{_misfit(parses)}")
-    if reading.separator:
-        return first, _one_quoting(path, text, first, tables[first])
-    # One column: of texts as they are where no mark occurs, else as a program encloses them.
-    if all(tables.values()) or kind == "tsv":
-        column = tables[first] | {"none": _parse(text, "", "none")}
-        return "", _one_quoting(path, text, "", column)
-    double = tables[first].get("double")
-    if double and _enclosing(text, double, first, "double") == 2:
-        return "", double
-    raise DataError(f"{path}{_misfit(parses)}")
+    mark = right[0] if right else usual
+    ways = {way: p for (m, way), p in (wide or tables).items() if m == mark}
+    if ways and not (right or reading.separator):
+        # One column: of texts as they are where no mark occurs, else as a program encloses them.
+        if {m for m, _ in tables} == {*separators} or kind == "tsv":
+            ways["none"] = _parse(text, "", "none")
+        elif "double" in ways and _enclosing(text, ways["double"], mark, "double") == 2:
+            ways = {"double": ways["double"]}
+        else:
+            ways = {}
+        mark = ""
+    if not ways:
+        raise DataError(f"{path}{_misfit([p for p in parses.values() if p.problem])}")
+    return mark, _one_quoting(path, text, mark, ways)
 
 
-def _misfit(parses: Mapping[str, Mapping[str, _Parse]]) -> str:
+def _misfit(wrong: Sequence[_Parse]) -> str:
     """The first line that does not fit where most lines do."""
-    every = [parse for ways in parses.values() for parse in ways.values()]
-    wrong = [parse for parse in every if parse.problem]
     worst = max(wrong, key=lambda parse: (parse.width > 1, len(parse.rows)))
     if "columns" not in worst.problem:
         return worst.problem
