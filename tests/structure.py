@@ -164,6 +164,27 @@ def package_cycles(packages: Iterable[Mapping[str, Module]]) -> list[str]:
     return [f"packages in a circle: {', '.join(rings)}"] if rings else []
 
 
+def package_imports(
+    packages: Iterable[Mapping[str, Module]],
+) -> set[tuple[str, str]]:
+    """(package, package that it imports), over all modules."""
+    packages = list(packages)
+    names = {name.partition(".")[0] for modules in packages for name in modules}
+    found = {
+        (module.name.partition(".")[0], imported.partition(".")[0])
+        for modules in packages
+        for module in modules.values()
+        for imported, _ in imports(module)
+    }
+    return {(one, other) for one, other in found if one != other and other in names}
+
+
+def mermaid_arrows(text: str) -> set[tuple[str, str]]:
+    """Pairs of names with a solid arrow in the first Mermaid picture of a page."""
+    picture = text.partition("```mermaid\n")[2].partition("```")[0]
+    return set(re.findall(r"^ *(\w+)(?:\[.*?\])? --> (\w+)", picture, re.MULTILINE))
+
+
 def _reachable(graph: Mapping[str, set[str]], start: str) -> set[str]:
     seen: set[str] = set()
     waiting = list(graph[start])

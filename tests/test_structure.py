@@ -217,6 +217,13 @@ def test_no_packages_import_each_other(packages):
     _none(structure.package_cycles(packages.values()))
 
 
+def test_the_picture_has_every_import_between_packages_and_no_other(
+    packages, repository
+):
+    picture = structure.mermaid_arrows((repository / "CONTRIBUTING.md").read_text())
+    assert picture == structure.package_imports(packages.values())
+
+
 @pytest.mark.parametrize("folder", FORBIDDEN)
 def test_packages_stand_apart(packages, folder):
     forbidden, allowed = FORBIDDEN[folder]
