@@ -20,7 +20,7 @@ import torch.distributed as distributed
 from torch import Tensor
 from torch.testing._internal.distributed import fake_pg
 
-from common.env import ConfigError, announce, env
+from common.env import ConfigError, announce, beginning_with, env
 
 # Renamed in PyTorch 2.13.
 _REDUCE_SCATTER = (
@@ -154,6 +154,15 @@ class Address:
         return distributed.PrefixStore(name, store)
 
 
+def spare_expandable_segments() -> None:
+    """Keeps NCCL from registering the buffers of captured collectives as one allocation each, which
+    such segments are not: illegal accesses, or a hang (pytorch 158029).
+    """
+    settings = beginning_with("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+    if "expandable_segments:True" in "".join(" ".join(settings.values()).split()):
+        announce("NCCL_GRAPH_REGISTER", "0")
+
+
 def pick_device(config: DistConfig) -> torch.device:
     use_cuda = config.device == "cuda" or (
         config.device == "auto" and torch.cuda.is_available()
@@ -219,6 +228,7 @@ class World:
             timeout = datetime.timedelta(seconds=config.timeout_seconds)
             # Turns on PyTorch's flight recorder of collectives.
             announce("TORCH_FR_BUFFER_SIZE", "2000")
+            spare_expandable_segments()
             distributed.init_process_group(
                 backend,
                 store=store,

@@ -178,10 +178,12 @@ def activations(plan: Plan) -> int:
 def host_bytes(plan: Plan, checkpoint: CheckpointConfig, parts: dict[str, int]) -> int:
     """Peak host memory of all ranks of a node, for rank 0's node, which needs the most.
 
-    For the initial weights, then for checkpoints; on CPUs device memory as well. parts: result of
-    ``estimate``.
+    For the initial weights, then for the state while GPUs take untimed steps, then for checkpoints;
+    on CPUs device memory as well. parts: result of ``estimate``.
     """
-    beginning = saving = 0
+    beginning = saving = undoing = 0
+    if plan.device_type == "cuda":
+        undoing = plan.ranks_per_node * (parts["weights"] + parts["states"])
     if not plan.optimizer.sharded:
         num_parameters = sum(p.numel() for p in meta_model(plan.model).parameters())
         beginning = 4 * num_parameters * plan.ranks_per_node
@@ -193,7 +195,7 @@ def host_bytes(plan: Plan, checkpoint: CheckpointConfig, parts: dict[str, int]) 
         elif plan.optimizer.sharded:
             saving *= group  # rank 0 gathers them
     device = sum(parts.values()) if plan.device_type == "cpu" else 0
-    return max(beginning, saving) + plan.ranks_per_node * (PROCESS + device)
+    return max(beginning, undoing, saving) + plan.ranks_per_node * (PROCESS + device)
 
 
 def describe(config: PretrainingConfig) -> str:

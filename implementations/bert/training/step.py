@@ -82,8 +82,13 @@ def build_step(
 
 @contextlib.contextmanager
 def preserved(tensors: Sequence[Tensor], device: torch.device) -> Iterator[None]:
-    """Restores tensors (in place) and random states on exit, bit for bit."""
-    before = [tensor.detach().clone() for tensor in tensors]
+    """Restores tensors (in place) and random states on exit, bit for bit.
+
+    The copies are in host memory: beside a model that just fits, the device has no room for them.
+    """
+    # With a group of one rank the weights and their shard are one tensor.
+    tensors = list({id(tensor): tensor for tensor in tensors}.values())
+    before = [tensor.detach().to("cpu", copy=True) for tensor in tensors]
     random_state = torch.get_rng_state()
     # Dropout on the device draws from a generator of its own.
     device_state = torch.cuda.get_rng_state(device) if device.type == "cuda" else None

@@ -110,5 +110,30 @@ def test_after_a_hang_on_gpus_nccls_recorder_is_read_and_may_be_empty(
     assert str(raised.value).startswith(f"rank 1 on n1 did not reach {collective}, ")
 
 
+@pytest.mark.parametrize(
+    ("settings", "registers"),
+    [
+        ({}, None),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False"}, None),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:1, expandable_segments:True"}, "0"),
+        ({"PYTORCH_ALLOC_CONF": "expandable_segments: True"}, "0"),
+        ({"PYTORCH_ALLOC_CONF": "expandable_segments:True", "NCCL_GRAPH_REGISTER": "1"}, "1"),
+    ],
+)  # fmt: skip
+def test_nccl_does_not_register_buffers_in_segments_that_expand(
+    settings, registers, monkeypatch
+):
+    for name in (
+        "PYTORCH_CUDA_ALLOC_CONF",
+        "PYTORCH_ALLOC_CONF",
+        "NCCL_GRAPH_REGISTER",
+    ):
+        monkeypatch.delenv(name, raising=False)
+    for name, text in settings.items():
+        monkeypatch.setenv(name, text)
+    dist.spare_expandable_segments()
+    assert os.environ.get("NCCL_GRAPH_REGISTER") == registers
+
+
 def test_a_destroyed_group_is_kept_alive():
     run_ranks(_look, 2, 2, arguments=([],))

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 
 import pytest
 import torch
@@ -112,7 +113,45 @@ def test_a_backend_that_trips_over_the_empty_sequences_of_a_graphs_batch_is_foun
             else context
         )
 
-    assert "context differs" in benchmark.disagreement(trips, CPU)
+    assert "context is not finite" in benchmark.disagreement(trips, CPU)
+
+
+FAULTS = {  # of a sequence's logits [N, L, L] and values [L, N, H]: where a gradient is NaN
+    "64 of a tile of 128": lambda s, v: len(v) % 128 == 64 and s.logsumexp(-1).min() < -88.7,
+    "one token": lambda s, v: len(v) == 1 and s.max() < -88.7,
+    "129 tokens": lambda s, v: len(v) == 129,
+    "exp of large logits": lambda s, v: s.max() > 88.7,
+    "values beyond fp16": lambda s, v: v.abs().max() > 65504,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("part", range(3), ids=("queries", "keys", "values"))
+def test_a_gradient_that_is_not_a_number_at_rare_magnitudes_or_lengths_is_found(
+    part, fault, monkeypatch
+):
+    monkeypatch.setattr(benchmark, "LENGTHS", (48, 33))
+
+    def faulty(qkv, forward_pass, dropout):
+        given = qkv.clone()
+
+        def spoil(gradient):
+            gradient = gradient.clone()
+            ends = forward_pass.cu_seqlens.tolist()
+            for begin, end in itertools.pairwise(ends):
+                q, k, v = qkv.detach()[begin:end].float().unbind(1)
+                logits = torch.einsum("inh,jnh->nij", q, k) / 8
+                if begin < end and FAULTS[fault](logits, v):
+                    gradient[end - 1, part, 0, -1] = float("nan")
+            return gradient
+
+        if given.requires_grad:
+            given.register_hook(spoil)
+        return attention.sdpa_loop(given, forward_pass, dropout)
+
+    found = benchmark.disagreement(faulty, CPU, benchmark.Heads(num_heads=2))
+    assert found.startswith("its gradient of the ")
+    assert "not finite" in found
 
 
 @pytest.mark.gpu
@@ -131,7 +170,7 @@ def test_dropout_keeps_the_mean_and_repeats_with_the_seed(name, gpu):
     if reason:
         pytest.skip(reason)
     run = attention.BACKENDS[name]
-    cu_seqlens = benchmark.offsets(2, gpu)
+    cu_seqlens = benchmark.offsets(2 * benchmark.LENGTHS, gpu)
     tokens = 2 * sum(benchmark.LENGTHS)
     qkv = torch.randn(tokens, 3, 16, 64, device=gpu, dtype=torch.bfloat16)
     qkv[:, 2] = (

@@ -120,7 +120,7 @@ def test_a_trial_finds_dropout_that_drops_nothing_or_does_not_scale(monkeypatch)
 
     # 1 - dropout but for what was drawn.
     assert re.search(
-        r"on average 0\.(8[89]|9[01])", benchmark.disagreement(unscaled, CPU)
+        r"on average 0\.(8[89]|9[01]|9 )", benchmark.disagreement(unscaled, CPU)
     )
 
 

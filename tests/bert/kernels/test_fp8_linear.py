@@ -112,6 +112,21 @@ def test_overflow_does_not_spoil_the_scales():
     assert torch.isfinite(scaling.scales).all()
 
 
+@pytest.mark.parametrize("exponent", [-20, -33, -34, -36, -38])
+def test_a_tensor_of_tiny_numbers_has_a_finite_scale_and_product(exponent):
+    """As measured in the first step, and as known in advance."""
+    scaling = Scaling(1, torch.device("cpu"))
+    layer = Fp8Linear(scaling, 0)
+    x, weight = (torch.randn(16, 16).requires_grad_() for _ in range(2))
+    for _ in range(2):
+        y = layer(x * 10.0**exponent, weight, None)
+        y.backward(torch.randn_like(y) * 10.0**exponent)
+        assert scaling.update(World(DistConfig(device="cpu")))
+        for tensor in (y, x.grad, weight.grad, scaling.scales, scaling.inverses):
+            assert tensor.isfinite().all()
+        assert scaling.inverses.all()
+
+
 def test_state_restores_scales():
     scaling, *tensors = _product()
     _run(scaling, *tensors)

@@ -209,8 +209,8 @@ def test_cpus_that_are_too_small_are_refused_where_the_run_is_to_be_on_cpus(
 
 
 def test_a_node_holds_what_its_ranks_hold_together(prepared):
-    """Of 6 ranks on 3 nodes, beside the processes themselves: weights to begin with, and then a
-    checkpoint.
+    """Of 6 ranks on 3 nodes, beside the processes themselves: weights to begin with, the state while
+    untimed steps are taken, and then a checkpoint.
     """
 
     def needed(**settings):
@@ -222,7 +222,7 @@ def test_a_node_holds_what_its_ranks_hold_together(prepared):
         )
         plan = dataclasses.replace(memory.Plan.of(config), device_type="cuda")
         return memory.host_bytes(
-            plan, config.checkpoint, {"states": 1000}
+            plan, config.checkpoint, {"weights": 200, "states": 1000}
         ) - 2 * memory.PROCESS, config
 
     saving = {"CHECKPOINT_DIR": "/nowhere"}
@@ -230,9 +230,10 @@ def test_a_node_holds_what_its_ranks_hold_together(prepared):
     assert beginning == 2 * 4 * sum(
         p.numel() for p in _shapes(config.model).parameters()
     )
-    assert needed(SHARD_OPTIMIZER="1")[0] == 0
+    assert needed(SHARD_OPTIMIZER="1")[0] == 2 * (200 + 1000)
     assert needed(SHARD_OPTIMIZER="1", **saving)[0] == 6 * 1000, "rank 0 gathers"
-    assert needed(SHARD_OPTIMIZER="1", CHECKPOINT_SHARDS="1", **saving)[0] == 2 * 1000
+    sharded = needed(SHARD_OPTIMIZER="1", CHECKPOINT_SHARDS="1", **saving)[0]
+    assert sharded == 2 * (200 + 1000), "less for the checkpoint"
 
 
 def test_the_limit_of_a_control_group_counts(tmp_path):

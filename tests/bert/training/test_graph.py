@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from bert import kernels, optim
 from bert.core.dist import DistConfig, World
@@ -151,6 +152,27 @@ def test_steps_inside_preserved_leave_every_bit_of_state_and_random_state(
     for name, parameter in model.named_parameters():
         assert torch.equal(parameter, weights[name]), name
     assert torch.equal(random_state, torch.get_rng_state())
+
+
+def test_what_a_rollback_restores_is_copied_once_and_to_host_memory(tiny):
+    """A rank that has all weights holds them and its shard of them in one tensor."""
+    _, step = _step(tiny, "bf16", False)
+    copies = []
+
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            if function in (
+                torch.ops.aten._to_copy.default,
+                torch.ops.aten.clone.default,
+            ):
+                copies.append((args[0].data_ptr(), (kwargs or {}).get("device")))
+            return function(*args, **(kwargs or {}))
+
+    with Seen(), step.rollback():
+        pass
+    sources = [tensor.data_ptr() for tensor in step.state_tensors()]
+    assert len(copies) == len(set(sources)) < len(sources)
+    assert {device for _, device in copies} == {torch.device("cpu")}
 
 
 def test_state_tensors_are_all_that_a_step_changes(tiny, make_records, batch_of):

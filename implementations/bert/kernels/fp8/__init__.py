@@ -23,6 +23,8 @@ from bert.core.dist import World
 FORWARD, BACKWARD = torch.float8_e4m3fn, torch.float8_e5m2
 INPUT, WEIGHT, GRADIENT = 0, 1, 2  # which tensor of a product
 FORMATS = (FORWARD, FORWARD, BACKWARD)
+# Of a tensor of tiny numbers, whose scale would be inf and its product NaN; has a normal inverse.
+LARGEST_SCALE = 2.0**126
 ROW_MULTIPLE = 16  # what the hardware's product wants of every dimension
 
 
@@ -99,9 +101,7 @@ class Scaling:
         # The infinity norm is the largest magnitude, without a copy of abs(x).
         seen = torch.linalg.vector_norm(x, float("inf"), dtype=torch.float32)
         # Zeros alone, or an inf, give no scale: 1.
-        scale = torch.where(
-            (seen > 0) & torch.isfinite(seen), self.maxima[which] / seen, 1.0
-        )
+        scale = _scale(self.maxima[which], seen, torch.ones_like(seen))
         return Target(
             dtype=target.dtype, scale=scale, inverse=1 / scale, largest=target.largest
         )
@@ -124,9 +124,7 @@ class Scaling:
         world.max(self.largest.view(torch.int32))
         seen = self.largest
         finite = torch.isfinite(seen)
-        self.scales.copy_(
-            torch.where((seen > 0) & finite, self.maxima / seen, self.scales)
-        )
+        self.scales.copy_(_scale(self.maxima, seen, self.scales))
         self.inverses.copy_(1 / self.scales)
         # In place: captured kernels raise the numbers in this memory.
         self.largest.zero_()
@@ -147,6 +145,14 @@ class Scaling:
         self.scales.copy_(state["scales"])
         self.inverses.copy_(1 / self.scales)
         self.calibrated = bool(state["calibrated"])
+
+
+def _scale(maxima: Tensor, seen: Tensor, otherwise: Tensor) -> Tensor:
+    """What brings the largest magnitudes seen to the formats' largest numbers; ``otherwise`` for 0,
+    inf and NaN.
+    """
+    known = (seen > 0) & torch.isfinite(seen)
+    return torch.where(known, (maxima / seen).clamp(max=LARGEST_SCALE), otherwise)
 
 
 def product(

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from bert.kernels.support import launches, triton_support
 from bert.kernels.support.arithmetic import column_sums
-from bert.kernels.support.cases import Case, Draw, each_dtype, large
+from bert.kernels.support.cases import Case, Draw, each_dtype, extreme, large
 from bert.kernels.support.triton_support import constexpr, jit, tl
 
 
@@ -51,6 +51,8 @@ CASES: list[Case] = [
     *each_dtype("exact", _case(13, 97, "none")),
     *each_dtype("exact_far_out", _case(7, 31, "none", spread=8.0)),
     *each_dtype("tanh", _case(37, 301, "tanh", spread=4.0)),
+    extreme("exact_extreme", _case(7, 31, "none", spread=2.0**120)),
+    extreme("tanh_extreme", _case(7, 31, "tanh", spread=2.0**120)),
     large(
         "24_rows_of_bert_large_exact",
         _case(12_288, 4096, "none"),
@@ -69,7 +71,7 @@ def _value_and_slope(h, tanh: constexpr):
     """GELU(h) and its derivative."""
     if tanh:
         # 1/2 (1 + tanh(u)) is the logistic function of 2u; u = sqrt(2/pi) (h + 0.044715 h^3).
-        square = h * h
+        square = tl.minimum(h * h, 1e30)  # inf times a gate of 0 would be NaN
         # The factor is -2 sqrt(2 / pi) log2(e).
         power = -2.302208198144325 * h * (1.0 + 0.044715 * square)
         gate = 1.0 / (1.0 + tl.exp2(power))

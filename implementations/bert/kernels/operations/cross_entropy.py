@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bert.kernels.support import launches
-from bert.kernels.support.cases import Case, Draw, each_dtype, large
+from bert.kernels.support.cases import Case, Draw, each_dtype, extreme, large
 from bert.kernels.support.triton_support import constexpr, jit, tl
 
 # ignore_index of PyTorch's cross_entropy.
@@ -58,6 +58,7 @@ def _case(
 CASES: list[Case] = [
     *each_dtype("padded_vocabulary", _case(13, 211, 216)),
     *each_dtype("several_blocks_and_large_logits", _case(5, 9001, 9008, spread=30.0)),
+    extreme("extreme_logits", _case(5, 211, 216, spread=2.0**120)),
     large("48_rows_of_bert_large", _case(4_096, 30_522, 30_528)),
 ]
 

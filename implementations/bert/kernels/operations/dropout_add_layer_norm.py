@@ -43,7 +43,7 @@ from bert.kernels.support.arithmetic import (
     gradient_of_rows,
     rounded,
 )
-from bert.kernels.support.cases import Case, Draw, each_dtype, large
+from bert.kernels.support.cases import Case, Draw, each_dtype, extreme, large
 from bert.kernels.support.dropout import Dropout, DropoutSites, keep_rows
 from bert.kernels.support.triton_support import (
     constexpr,
@@ -79,12 +79,17 @@ def reference(
 
 
 def _case(
-    rows: int, width: int, *, pre_norm: bool = False, first: bool = False
+    rows: int,
+    width: int,
+    *,
+    pre_norm: bool = False,
+    first: bool = False,
+    spread: float = 1.0,
 ) -> Callable[[Draw], tuple[Any, ...]]:
     """``first``: there is no residual yet."""
 
     def build(draw: Draw) -> tuple[Any, ...]:
-        x, residual = draw.normal(rows, width), draw.normal(rows, width)
+        x, residual = (draw.normal(rows, width) * spread for _ in range(2))
         bias, weight, norm_bias = (draw.normal(width) for _ in range(3))
         sites = DropoutSites(draw.device)
         return (
@@ -113,6 +118,7 @@ CASES: list[Case] = [
         _ROUNDED_SUM,
         factor=2,
     ),
+    extreme("extreme", _case(13, 97, spread=2.0**58)),
     large("48_rows_of_bert_large", _case(24_576, 1024)),
     large(
         "32_rows_of_bert_1.5b",

@@ -79,6 +79,17 @@ def each_dtype(
     ]
 
 
+def extreme(
+    name: str,
+    build: Callable[[Draw], tuple[Any, ...]],
+    reason: str = "one rounding of the result",
+    factor: float = 1,
+) -> Case:
+    """A case in bf16 of magnitudes that fp16 lacks, whose squares may not fit into fp32."""
+    tolerance = factor * TOLERANCE[torch.bfloat16]
+    return Case(name, torch.bfloat16, tolerance, reason, build)
+
+
 def large(
     name: str,
     build: Callable[[Draw], tuple[Any, ...]],

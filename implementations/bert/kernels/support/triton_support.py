@@ -17,9 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from common.env import announce
+
 triton: Any = None
 tl: Any = None
 if torch.cuda.is_available() or "triton" in sys.modules:
+    # The default until 3.9, which warns that 3.10 has another one: with it results would differ.
+    announce("TRITON_DEFAULT_FP_FUSION", "1")
     with suppress(ImportError):
         triton = importlib.import_module("triton")
         tl = importlib.import_module("triton.language")
