@@ -63,9 +63,10 @@ ITEMS = [
     Item("steps_48", (STEPS, "--group", "rows 48"), 50),
     Item("profile", (STEPS, "--profile"), 30, on_cpu=True),
     Item("steps_96", (STEPS, "--group", "rows 96"), 35),
-    Item("peers", (STEPS, "--group", "peers"), 80, on_cpu=True),
+    Item("trials", (STEPS, "--group", "trials"), 35),
+    Item("peers", (STEPS, "--group", "peers"), 65, on_cpu=True),
     Item("gemm", ("kernels.py", "gemm"), 25, on_cpu=True),
-    Item("steps_24", (STEPS, "--group", "rows 24"), 75, on_cpu=True),
+    Item("steps_24", (STEPS, "--group", "rows 24"), 55, on_cpu=True),
     Item("convergence", ("convergence.py",), 40, ("--steps", "25"), on_cpu=True),
 ]
 SECONDS = sum(item.seconds for item in ITEMS)

@@ -48,6 +48,13 @@ from bert.model.config import BertConfig
 from bert.training.graph import GraphedStep, graph_capacity, static_batch
 
 NUM_BATCHES = 4
+# What only a GPU can decide on, off by default: settings of a Variant.
+TRIALS: dict[str, dict[str, str]] = {
+    "fp8 output projection": {"trials": "projection"},
+    "fast backward sums": {"trials": "fast_backward"},
+    "both": {"trials": "projection,fast_backward"},
+    "attention by cuDNN": {"attention": "cudnn_frontend"},
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +62,8 @@ class Variant:
     name: str
     rows: int = 24
     precision: str = "bf16"
+    trials: str = "none"  # FP8_TRIALS
+    attention: str = "auto"
     fused: str = "auto"
     graph: bool = True
     peer: str = ""  # Hugging Face's: eager, compiled
@@ -63,6 +72,8 @@ class Variant:
         """Of a run of ours, where they are not the default."""
         variables = {"PRECISION": self.precision, "BATCHSIZE": str(self.rows)}
         variables |= {"FUSED": self.fused} if self.fused != "auto" else {}
+        variables |= {"FP8_TRIALS": self.trials} if self.trials != "none" else {}
+        variables |= {"ATTENTION": self.attention} if self.attention != "auto" else {}
         return variables | ({} if self.graph else {"CUDA_GRAPH": "0"})
 
 
@@ -98,6 +109,10 @@ def groups(on_gpu: bool) -> dict[str, list[Variant]]:
         "rows 48": [ours(rows=48), fp8(rows=48)],
         "rows 96": [ours(rows=96), fp8(rows=96)],
         "peers": [eager, compiled],
+        "trials": [
+            fp8(rows=48, name=f"ours, fp8, trial of {name}", **settings)
+            for name, settings in TRIALS.items()
+        ],
     }
 
 
@@ -116,7 +131,9 @@ def build_ours(
 ) -> Call:
     """step(n) of this trainer as in a run, with batches in page-locked memory."""
     on_gpu = device().type == "cuda"
-    fused, backend = (variant.fused, "auto") if on_gpu else ("none", "sdpa_loop")
+    fused, backend = variant.fused, variant.attention
+    if not on_gpu:
+        fused, backend = "none", "sdpa_loop"
     choice = kernels.KernelsConfig(fused=fused, attention=backend)
     with torch.device("meta"):
         model = BertForPreTraining(config, kernels.bind_kernels(choice, device()))
@@ -132,7 +149,9 @@ def build_ours(
     precision = variant.precision if on_gpu or variant.precision == "fp8" else "fp32"
     fused_update = "lamb" in choice.names(device())
     step: Any = new_step(
-        model, PrecisionConfig(precision=precision), fused_update=fused_update
+        model,
+        PrecisionConfig(precision=precision, fp8_trials=variant.trials),
+        fused_update=fused_update,
     )
     if on_gpu:
         room = capacity(variant.rows, config.max_position_embeddings)

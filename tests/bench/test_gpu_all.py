@@ -121,9 +121,7 @@ def test_an_item_without_time_is_left_out_with_a_reason(gpu_all, tmp_path):
 
 
 def test_the_most_valuable_items_come_first_and_no_item_takes_anothers_time(gpu_all):
-    wanted = (
-        "machine attention self_check steps_48 profile steps_96 peers gemm steps_24"
-    )
+    wanted = "machine attention self_check steps_48 profile steps_96 trials peers gemm steps_24"
     assert [item.name for item in gpu_all.ITEMS] == [*wanted.split(), "convergence"]
     assert sum(item.seconds for item in gpu_all.ITEMS) == gpu_all.SECONDS
     # The last item may have to be killed.

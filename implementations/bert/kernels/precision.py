@@ -30,6 +30,13 @@ class PrecisionConfig:
         doc="auto: bf16 on a GPU, fp16 on one below compute capability 8.0, fp32 on a CPU; fp8: bf16 with QKV and "
         "feed-forward products in fp8; tf32: fp32 with matrix products in tf32",
     )
+    fp8_trials: str = env(
+        "FP8_TRIALS",
+        "none",
+        choices=("none", "projection", "fast_backward", "projection,fast_backward"),
+        doc="with PRECISION=fp8, unmeasured: projection (attention's output projection in fp8, too), fast_backward "
+        "(fast sums in the backward pass)",
+    )
     init_loss_scale: float = env(
         "INIT_LOSS_SCALE", 65536.0, above=0, doc="initial loss scale of fp16"
     )
@@ -43,6 +50,10 @@ class PrecisionConfig:
         if self.loss_scale and DTYPES[resolved(name, device)] != torch.float16:
             raise ConfigError(
                 f"LOSS_SCALE={self.loss_scale:g} is for fp16: set PRECISION=fp16, or leave it unset"
+            )
+        if self.fp8_trials != "none" and name != "fp8":
+            raise ConfigError(
+                f"FP8_TRIALS={self.fp8_trials} does nothing without PRECISION=fp8"
             )
         if name not in ("fp8", "tf32"):
             return
@@ -72,6 +83,7 @@ class PrecisionConfig:
         return Precision(
             dtype=dtype,
             fp8=name == "fp8",
+            fp8_trials=frozenset(self.fp8_trials.split(",")),
             tf32=name == "tf32",
             init_loss_scale=first if dtype == torch.float16 else None,
             constant_loss_scale=self.loss_scale > 0,
@@ -97,12 +109,14 @@ class Precision:
     """The numeric precision of a run on its device.
 
     dtype: of weights and activations; tf32: for products of fp32 matrices; fp8: for the encoder's
-    products; init_loss_scale: None without loss scaling; constant_loss_scale: it never changes.
+    products; fp8_trials: of FP8_TRIALS; init_loss_scale: None without loss scaling;
+    constant_loss_scale: it never changes.
     """
 
     dtype: torch.dtype
     tf32: bool = False
     fp8: bool = False
+    fp8_trials: frozenset[str] = frozenset()
     init_loss_scale: float | None = None
     constant_loss_scale: bool = False
     # Good steps before the scale doubles: the default of torch.amp and of apex.

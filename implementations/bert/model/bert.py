@@ -1,7 +1,7 @@
 """BERT and its two pretraining heads, on a varlen batch."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 import torch
@@ -174,8 +174,8 @@ class BertWithHeads(Trainable):
         self.config = config
         self.bert = BertModel(config, kernels)
 
-    def use_fp8(self, device: torch.device) -> Scaling:
-        return self.bert.encoder.use_fp8(device)
+    def use_fp8(self, device: torch.device, trials: Collection[str] = ()) -> Scaling:
+        return self.bert.encoder.use_fp8(device, trials)
 
     def recompute(self, recomputation: Recomputation) -> None:
         self.bert.encoder.recomputation = recomputation

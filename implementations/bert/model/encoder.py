@@ -11,7 +11,7 @@ tokens, D hidden width, F feed-forward width, N heads, H head width.
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -238,8 +238,9 @@ class Encoder(nn.Module):
         self.fp8_users: list[Product] = []
         self.recomputation: Recomputation | None = None
 
-    def use_fp8(self, device: torch.device) -> Scaling:
+    def use_fp8(self, device: torch.device, trials: Collection[str] = ()) -> Scaling:
         """Runs the products in fp8, except attention's output projection. Returns their scales.
+        trials: of FP8_TRIALS.
 
         Raises ConfigError for sizes that a GPU's fp8 products do not take.
         """
@@ -252,16 +253,19 @@ class Encoder(nn.Module):
         users: list[Product] = []
         for layer in layers:
             users += [layer.attention.self, layer.intermediate, layer.output]
-        self.fp8_users, self.fp8_scaling = users, Scaling(len(users), device)
+        if "projection" in trials:
+            users += [layer.attention.output for layer in layers]
+        scaling = Scaling(len(users), device, fast_backward="fast_backward" in trials)
+        self.fp8_users, self.fp8_scaling = users, scaling
         for number, user in enumerate(users):
-            user.fp8 = Fp8Linear(self.fp8_scaling, number)
+            user.fp8 = Fp8Linear(scaling, number)
         if self.cast_in_kernels:
             for layer, next_layer in zip(layers, [*layers[1:], None], strict=True):
                 layer.attention.output.following = layer.intermediate.fp8
                 # The last layer feeds the heads, which are not in fp8.
                 if next_layer is not None:
                     layer.output.following = next_layer.attention.self.fp8
-        return self.fp8_scaling
+        return scaling
 
     @contextlib.contextmanager
     def fp8_evaluation(self, calibrated: bool) -> Iterator[None]:

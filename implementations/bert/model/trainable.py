@@ -1,7 +1,7 @@
 """Interface between a training step and a model with its task."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -29,8 +29,8 @@ class Trainable(nn.Module, ABC):
         reported.
         """
 
-    def use_fp8(self, device: torch.device) -> Scaling:
-        """Runs matrix products in fp8 from now on; returns their scales. Raises ConfigError if
+    def use_fp8(self, device: torch.device, trials: Collection[str] = ()) -> Scaling:
+        """Runs matrix products in fp8 from now on; returns their scales. trials: of FP8_TRIALS. Raises ConfigError if
         unsupported.
         """
         raise ConfigError(

@@ -65,7 +65,9 @@ def build_step(
     masters = (
         cast_with_masters(model, precision.dtype) if first_weights is None else None
     )
-    fp8 = model.use_fp8(world.device) if precision.fp8 else None
+    fp8 = None
+    if precision.fp8:
+        fp8 = model.use_fp8(world.device, precision.fp8_trials)
     sharded_optimizer = optim.build(
         optimizer,
         model,

@@ -11,7 +11,9 @@ nothing runs. Not under TRITON_INTERPRET.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
+import itertools
 import json
 import re
 import subprocess
@@ -43,8 +45,10 @@ TYPES = {
     torch.float8_e4m3fn: "*fp8e4nv",
     torch.float8_e5m2: "*fp8e5",
 }
-# Of other models and precisions; they compile slowly.
-RARE = "attention_wide", "attention_fp32"
+# Every type that a run's activations may have.
+SUFFIXES = {torch.bfloat16: "", torch.float16: "_fp16", torch.float32: "_fp32"}
+# Of other models and precisions; they take long in all.
+RARE = "_wide", "_fp16", "_fp32"
 FP8_CAPABILITY = 89  # the first GPUs that know fp8
 CAPABILITIES = [80, 89, 90, 100, 103, 120]
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
@@ -81,23 +85,24 @@ def source_of(function: JITFunction, args: tuple[Any, ...]) -> ASTSource:
 def calls() -> Iterator[tuple[str, Callable[[], object]]]:
     """Each operation forward and backward on BERT-large's sizes, with dropout 0.1."""
     for name, module in OPERATIONS.items():
-        for case in module.CASES:
-            if case.large:
-                arguments = [
-                    0.1 if isinstance(a, float) and a == 0 else a
-                    for a in case.arguments(META)
-                ]
-                yield (
-                    name,
-                    functools.partial(_forward_and_backward, module.fused, *arguments),
-                )
+        large = [case for case in module.CASES if case.large]
+        for case, (dtype, suffix) in itertools.product(large, SUFFIXES.items()):
+            arguments = [
+                0.1 if isinstance(a, float) and a == 0 else a
+                for a in dataclasses.replace(case, dtype=dtype).arguments(META)
+            ]
+            yield (
+                name + suffix,
+                functools.partial(_forward_and_backward, module.fused, *arguments),
+            )
     attended = {
         "attention": (torch.bfloat16, 64),
+        "attention_fp16": (torch.float16, 64),
+        "attention_fp32": (torch.float32, 64),
         "attention_wide": (torch.bfloat16, 128),
+        "attention_wide_fp16": (torch.float16, 128),
     }
-    for name, (dtype, width) in (
-        attended | {"attention_fp32": (torch.float32, 64)}
-    ).items():
+    for name, (dtype, width) in attended.items():
         qkv = torch.empty(
             12_288,
             3,
@@ -232,7 +237,7 @@ def record(only: str, capability: int, rare: bool = True) -> dict[str, Launch]:
         for name, run in calls():
             if name.startswith("fp8") and capability < FP8_CAPABILITY:
                 continue
-            if only in name and (rare or name not in RARE):
+            if only in name and (rare or not name.endswith(RARE)):
                 operation = name
                 run()
     return found

@@ -65,6 +65,27 @@ def test_the_chain_of_an_evaluation_is_that_of_training_and_a_stale_weight_shows
     )
 
 
+def test_the_output_projection_is_in_fp8_on_request_alone():
+    """Its scales follow those of the other products, which keep their numbers; those of a
+    checkpoint without it are measured again.
+    """
+    plain, trial = (
+        _encoder("none", CPU, trials=trials) for trials in ((), ["projection"])
+    )
+    results = [_run(encoder, CPU) for encoder in (plain, trial)]
+    layers = len(plain.layer)
+    seen = [result["largest magnitudes"] for result in results]
+    assert [len(largest) for largest in seen] == [3 * layers, 4 * layers]
+    assert (seen[1] > 0).all()
+    assert not torch.equal(results[0]["result"], results[1]["result"])
+    for name in ("result", "gradient of the input"):
+        value = results[0][name]
+        error = (results[1][name] - value).norm() / value.norm()
+        assert error < 0.4, name  # gradients have two bits, in two layers
+    trial.fp8_scaling.load_state_dict(plain.fp8_scaling.state_dict())
+    assert not trial.fp8_scaling.calibrated
+
+
 @pytest.mark.gpu
 def test_casts_in_kernels_equal_separate_ones_at_real_size(gpu):
     found = fp8_cases.differences(gpu, *fp8_cases.LARGE)
@@ -72,7 +93,7 @@ def test_casts_in_kernels_equal_separate_ones_at_real_size(gpu):
     assert max(found.values()) <= fp8_cases.TOLERANCE, found
 
 
-def _encoder(fused, device, config=CONFIG):
+def _encoder(fused, device, config=CONFIG, trials=()):
     encoder = Encoder(
         config,
         kernels.bind_kernels(
@@ -88,7 +109,7 @@ def _encoder(fused, device, config=CONFIG):
                 + (".LayerNorm.w" in name)
             )
     encoder.to(device, torch.bfloat16)
-    encoder.use_fp8(device)
+    encoder.use_fp8(device, trials)
     return encoder
 
 

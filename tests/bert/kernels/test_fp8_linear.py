@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from bert.core.dist import DistConfig, World
-from bert.kernels.fp8 import GRADIENT, INPUT, WEIGHT, Scaling
+from bert.kernels.fp8 import GRADIENT, INPUT, WEIGHT, Scaling, linear
 from bert.kernels.fp8.linear import Fp8Linear
 
 CPU = torch.device("cpu")
@@ -125,6 +125,21 @@ def test_a_tensor_of_tiny_numbers_has_a_finite_scale_and_product(exponent):
         for tensor in (y, x.grad, weight.grad, scaling.scales, scaling.inverses):
             assert tensor.isfinite().all()
         assert scaling.inverses.all()
+
+
+@pytest.mark.parametrize("fast", [False, True])
+def test_sums_of_the_backward_pass_are_fast_on_request_alone(fast, monkeypatch):
+    asked = []
+    product = linear.product
+    monkeypatch.setattr(
+        linear,
+        "product",
+        lambda *given, **named: asked.append(named.get("fast", given[6:7])) or product(*given, **named),
+    )  # fmt: skip
+    layer = Fp8Linear(Scaling(1, CPU, fast_backward=fast), 0)
+    x, weight = (torch.randn(16, 16).requires_grad_() for _ in range(2))
+    layer(x, weight, None).sum().backward()
+    assert asked == [True, (fast,), (fast,)]
 
 
 def test_state_restores_scales():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -96,3 +97,20 @@ def test_auto_is_resumed_by_the_name_of_what_it_was(prepared):
         match="is of a run with PRECISION fp32, this one has bf16: use the same",
     ):
         restore(bf16, Trained(), 7, saved)
+
+
+@pytest.mark.parametrize(
+    ("precision", "trials", "refused"),
+    [
+        ("fp8", "projection,fast_backward", None),
+        ("fp8", "fast_forward", "FP8_TRIALS"),
+        ("bf16", "projection", "does nothing without PRECISION=fp8"),
+    ],
+)
+def test_trials_of_fp8_are_known_and_need_fp8(precision, trials, refused):
+    settings = {"PRECISION": precision, "FP8_TRIALS": trials}
+    with pytest.raises(ConfigError, match=refused) if refused else nullcontext():
+        config = from_env(PrecisionConfig, settings)
+        config.check(torch.device("cpu"))
+        chosen = config.resolve(torch.device("cpu")).fp8_trials
+        assert chosen == {"projection", "fast_backward"}

@@ -54,11 +54,15 @@ class Scaling:
     scales, inverses, largest: fp32 [products, 3] on the device, by INPUT, WEIGHT and GRADIENT.
     ``calibrated``: a step has measured them, so that a scale is known before its tensor is
     computed. ``evaluates``: an evaluation in fp8 is under way, which changes nothing here. Both are
-    known on the host, because they decide which kernels run.
+    known on the host, because they decide which kernels run. fast_backward: partial sums at lower
+    precision in the backward pass, too.
     """
 
-    def __init__(self, num_products: int, device: torch.device) -> None:
+    def __init__(
+        self, num_products: int, device: torch.device, *, fast_backward: bool = False
+    ) -> None:
         self.calibrated = self.evaluates = False
+        self.fast_backward = fast_backward
         self.scales, self.inverses = torch.ones(2, num_products, 3, device=device)
         self.largest = torch.zeros(num_products, 3, device=device)
         self.maxima = torch.tensor(
@@ -141,7 +145,11 @@ class Scaling:
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores ``state_dict()``."""
+        """Restores ``state_dict()``; of other products (FP8_TRIALS) the next step measures the
+        scales.
+        """
+        if state["scales"].shape != self.scales.shape:
+            return
         self.scales.copy_(state["scales"])
         self.inverses.copy_(1 / self.scales)
         self.calibrated = bool(state["calibrated"])

@@ -151,14 +151,12 @@ class _Fp8Product(torch.autograd.Function):
             gradient, target, column_sums=ctx.sums_bias
         )
         # (T, N) times (N, K).
-        dtype = gradient.dtype
-        x_gradient = product(
-            g8, w8_t.t(), target.inverse, w_inverse, None, dtype, fast=False
-        )
+        dtype, fast = gradient.dtype, ctx.scaling.fast_backward
+        x_gradient = product(g8, w8_t.t(), target.inverse, w_inverse, None, dtype, fast)
         x8_t = transpose(x8) if x8_t is None else x8_t
         # (N, T) times (T, K), written into the optimizer's buffer where it has one.
         operands = g8_t, x8_t.t(), target.inverse, x_inverse, None, dtype
         weight_gradient = ctx.weight_target.write(
-            lambda out: product(*operands, fast=False, out=out)
+            lambda out: product(*operands, fast, out)
         )
         return x_gradient, None, weight_gradient, bias_gradient, None, None

@@ -317,6 +317,11 @@ class Saved(NamedTuple):
     rstd: Tensor
 
 
+def _blocks(direction: str, x: Tensor) -> launches.Blocks:
+    suffix = ", fp32" if x.dtype == torch.float32 else ""
+    return launches.blocks(f"layer norm {direction}{suffix}", x.device)
+
+
 def start_forward(
     operands: Operands,
     eps: float,
@@ -333,7 +338,7 @@ def start_forward(
     output, sums = torch.empty_like(x), torch.empty_like(x) if pre_norm else None
     cast = None if target is None else torch.empty_like(x, dtype=target.dtype)
     mean, rstd = torch.empty(2, num_rows, dtype=torch.float32, device=x.device)
-    take = launches.blocks("layer norm forward", x.device)
+    take = _blocks("forward", x)
     _forward[(-(-num_rows // take.rows),)](
         x=x,
         bias=operands.bias,
@@ -387,7 +392,7 @@ def start_backward(
         gradients = [torch.zeros_like(x), *gradients[1:]]
     given = [gradient.contiguous() for gradient in gradients if gradient is not None]
     num_rows, width = x.shape
-    take = launches.blocks("layer norm backward", x.device)
+    take = _blocks("backward", x)
     # A line of partial sums for each program: no more than are resident.
     num_programs = triton_support.num_programs(
         x.device, take.programs, -(-num_rows // take.rows)

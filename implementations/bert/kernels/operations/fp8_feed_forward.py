@@ -204,7 +204,7 @@ class Weights(NamedTuple):
 
 
 def _product(
-    a: Operand, b: Operand, dtype: torch.dtype, fast: bool = False, out: Any = None
+    a: Operand, b: Operand, dtype: torch.dtype, fast: bool, out: Any = None
 ) -> Tensor:
     """a [M, K] times b [N, K] transposed -> [M, N] of ``dtype``."""
     factors = a.numbers, b.numbers.t(), a.inverse, b.inverse
@@ -212,14 +212,18 @@ def _product(
 
 
 def _weight_gradient(
-    weight: Tensor, gradient_t: Operand, input_t: Operand, dtype: torch.dtype
+    weight: Tensor,
+    gradient_t: Operand,
+    input_t: Operand,
+    dtype: torch.dtype,
+    fast: bool,
 ) -> Tensor:
     """[N, T] times [T, K], where the optimizer has memory for the weight's gradient or elsewhere.
 
     Both in the order of a product's transposes: gradient_t [N, T], input_t [K, T].
     """
     return GradientTarget(weight).write(
-        lambda out: _product(gradient_t, input_t, dtype, out=out)
+        lambda out: _product(gradient_t, input_t, dtype, fast, out)
     )
 
 
@@ -302,7 +306,7 @@ class _FeedForward(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         saved, settings = ctx.saved_tensors, ctx.settings
         kept = Kept(*saved[: len(Kept._fields)])
-        dtype = kept.inner.dtype
+        dtype, fast = kept.inner.dtype, settings.first.scaling.fast_backward
         # Dropout and LayerNorm: y [T, D] is the second product's result.
         y_target = settings.second.target(GRADIENT)
         of_norm = norm_kernels.start_backward(
@@ -319,9 +323,13 @@ class _FeedForward(torch.autograd.Function):
             Operand(transpose(y8), y_target.inverse),
             Operand(kept.a8_t, kept.a_inverse),
             dtype,
+            fast,
         )
         a_gradient = _product(
-            Operand(y8, y_target.inverse), Operand(kept.w2_t, kept.w2_inverse), dtype
+            Operand(y8, y_target.inverse),
+            Operand(kept.w2_t, kept.w2_inverse),
+            dtype,
+            fast,
         )
         # GELU: h [T, F] is the first product's result.
         h_target = settings.first.target(GRADIENT)
@@ -334,9 +342,13 @@ class _FeedForward(torch.autograd.Function):
             Operand(h8_t, h_target.inverse),
             Operand(transpose(kept.x8), kept.x_inverse),
             dtype,
+            fast,
         )
         x_gradient = _product(
-            Operand(h8, h_target.inverse), Operand(kept.w1_t, kept.w1_inverse), dtype
+            Operand(h8, h_target.inverse),
+            Operand(kept.w1_t, kept.w1_inverse),
+            dtype,
+            fast,
         )
         of_first = (
             x_gradient,

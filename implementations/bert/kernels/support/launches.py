@@ -49,7 +49,8 @@ def _attention(rows: int, columns: int, num_stages: int = 2, **others: int) -> B
 
 # By the lowest compute capability, times 10, for which they hold.
 TABLE: dict[str, dict[int, Blocks]] = {
-    "embeddings": {80: Blocks(rows=2, programs=3)},
+    # Two rows would spill in fp16 on Blackwell.
+    "embeddings": {80: Blocks(rows=2, programs=3), 100: Blocks(programs=5)},
     # For rows of 1,024: 64 bytes per thread and row block in flight forward, 96 backward; barriers
     # only in row sums.
     "layer norm forward": {80: Blocks(rows=4)},
@@ -60,6 +61,9 @@ TABLE: dict[str, dict[int, Blocks]] = {
         80: Blocks(rows=2, programs=4, max_registers=128),
         100: Blocks(rows=2, programs=3, max_registers=168),
     },
+    # Twice the bytes an element: with as many rows some widths spill on Hopper and Blackwell.
+    "layer norm forward, fp32": {80: Blocks(rows=2)},
+    "layer norm backward, fp32": {80: Blocks(programs=4)},
     # Blocks of 4 x 1,024 elements: 64 bytes per thread and input in flight; backward as many
     # programs as are resident.
     "bias_gelu": {80: Blocks(rows=4, columns=1024, programs=5)},
