@@ -282,7 +282,8 @@ def best_settings(results: list[dict[str, Any]]) -> str:
     rates = [
         (step["sequences_per_second"], step["settings"])
         for step in valid
-        if "settings" in step
+        # A trial is fast before it is known to be accurate.
+        if "settings" in step and step["group"] != "trials"
     ]
     if not rates:
         return ""
