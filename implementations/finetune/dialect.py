@@ -116,7 +116,7 @@ class RowFile(NamedTuple):
 
 
 def read(path: Path, reading: Reading, plain_quotes: bool = False) -> RowFile:
-    """Reads a table. plain_quotes: quotation marks are text.
+    """Reads a table. plain_quotes: in a file of tabs quotation marks are text.
 
     A blank line is a row of a table with one column, where it is an empty text, but not at its end.
     Raises DataError for an unreadable file, and for one that can be read in several ways, or in
@@ -134,9 +134,8 @@ def read(path: Path, reading: Reading, plain_quotes: bool = False) -> RowFile:
         raise DataError(f"{path}: is one JSON list: {cure}")
     if kind == "jsonl" or _RECORD.match(text):
         return RowFile(_records(path, text), True, f"{encoding}JSON Lines")
-    if plain_quotes:
-        separator = SPELLINGS.get(reading.separator, reading.separator) or "\t"
-        parse = _parse(text, separator, "none", ragged=True)
+    if plain_quotes and "\t" in text:
+        separator, parse = "\t", _parse(text, "\t", "none", ragged=True)
     elif reading.separator == "none":
         separator, parse = "", _parse(text, "", "none")
     else:

@@ -11,6 +11,7 @@ import pytest
 from bert.data.records import DataError
 from finetune import tables
 from finetune.dialect import Reading, read
+from finetune.glue import TASKS
 from finetune.tables import Layout
 
 from . import table_fuzz
@@ -77,6 +78,15 @@ def test_quoting_settles_it(quoting, first, tmp_path):
     path = tmp_path / "table.tsv"
     path.write_text(CASES["few cells that may be speech"][1])
     assert read(path, Reading(quoting=quoting)).rows[1] == (2, [first, "x"])
+
+
+def test_a_task_of_glue_may_be_a_csv_of_datasets(tmp_path):
+    path = tmp_path / "train.csv"
+    path.write_text(
+        'sentence1,sentence2,label\n"a, b",c,entailment\nd,e,not_entailment\n'
+    )
+    table = tables.read(path, TASKS["RTE"].layout)
+    assert table.texts == [("a, b", "c"), ("d", "e")]
 
 
 def test_spam_csv_with_empty_columns_and_a_line_that_is_utf_8_by_chance(tmp_path):
