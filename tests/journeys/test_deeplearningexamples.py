@@ -138,7 +138,7 @@ def pretrained(type_in, workspace):
         done
         export DATADIR=$W/bert CHECKPOINTDIR_PHASE1=$W/vocab PACKED=0
         source env.sh
-        export BATCHSIZE=8 GRADIENT_STEPS=2 LR=0.02 MAX_STEPS=30 CHECKPOINT_EVERY_STEPS=15
+        export BATCHSIZE=8 GRADIENT_STEPS=2 LR=0.01 SEED=1 MAX_STEPS=30 CHECKPOINT_EVERY_STEPS=15
         ./run_pretraining.sh configs/pretrain_large_H100_1x1 --check
         ./run_pretraining.sh configs/pretrain_large_H100_1x1
     """)
@@ -179,7 +179,7 @@ def squad(pretrained, type_in, workspace):
     type_in("""
         ./run_finetuning.sh squad INIT_CHECKPOINT="$LOGDIR/pretrain_large_H100_1x1/phase2/checkpoints" \\
           BERT_CONFIG="$W/vocab/bert_config.json" DATA="$W/data/download/squad/v1.1" RUN_NAME=squad SEED=1 \\
-          BATCHSIZE=12 LR=3e-3 WARMUP_PROPORTION=0.1 EPOCHS=6 MAX_SEQ_LENGTH=64 \\
+          BATCHSIZE=12 LR=3e-3 WARMUP_PROPORTION=0.1 EPOCHS=10 MAX_SEQ_LENGTH=64 \\
           DOC_STRIDE=16 MAX_QUERY_LENGTH=24 N_BEST_SIZE=10 MAX_ANSWER_LENGTH=4 OPTIMIZER=bertadam
     """)
     return workspace / "results" / "squad" / "model_0"
