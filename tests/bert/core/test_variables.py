@@ -79,7 +79,7 @@ def test_this_very_environment_passes():
     [
         ("OPT_EPSILON", "1e-8", "0.000001"),
         ("LR_DECAY_POWER", "0.5", "1.0"),
-        ("NULL_SCORE_DIFF_THRESHOLD", "1", "0"),
+        ("MTBF_HOURS", "8", "4e3"),
         ("FP8_RECIPE", "current", "delayed"),
         ("DO_LOWER_CASE", "0", ""),
     ],
