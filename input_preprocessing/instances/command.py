@@ -22,7 +22,11 @@ def main(options: argparse.Namespace) -> None:
     # Imported here, so that --help and usage errors need not wait for numba.
     from bert.data.format import write_records
     from input_preprocessing.instances.sampling import compile_first, instances_of
-    from input_preprocessing.tensorflow_files.tfrecord import Widths, write_tfrecord
+    from input_preprocessing.tensorflow_files.tfrecord import (
+        Widths,
+        notes_of_sizes,
+        write_tfrecord,
+    )
     from input_preprocessing.text import vocabulary
 
     words = vocabulary.load(options.vocab_file)
@@ -38,6 +42,8 @@ def main(options: argparse.Namespace) -> None:
         )
     else:
         write_records(options.output_file, records, metadata)
-    print(
-        f"{options.output_file}: {records.num_sequences:,} sequences", file=sys.stderr
+    notes = (
+        notes_of_sizes([options.output_file]) if options.format == "tfrecord" else []
     )
+    summary = f"{options.output_file}: {records.num_sequences:,} sequences"
+    print("\n".join([summary, *notes]), file=sys.stderr)

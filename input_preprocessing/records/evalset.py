@@ -11,6 +11,7 @@ from bert.data.records import DataError
 from input_preprocessing.records.tfrecord_nvidia import read_any
 from input_preprocessing.stage import manifest
 from input_preprocessing.stage.cli import OPTIONS, check_not_source
+from input_preprocessing.tensorflow_files.tfrecord import notes_of_sizes
 
 NUM_EVAL_SAMPLES: int = OPTIONS["evalset"]["--num-samples"]["default"]
 
@@ -58,3 +59,5 @@ def main(options: argparse.Namespace) -> None:
     """
     check_not_source(options.target, options.source)
     pick_samples(options.source, options.target, options.num_samples)
+    for note in notes_of_sizes([options.source]):
+        print(note, file=sys.stderr)

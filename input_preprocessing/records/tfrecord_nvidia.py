@@ -173,7 +173,8 @@ def import_main(options: argparse.Namespace) -> None:
     size = human_bytes(sum(made.stat().st_size for _, made in files))
     note = f"; {empty:,} empty rows dropped" if empty else ""
     summary = f"{sequences:,} sequences in {rows:,} rows, {len(files)} files, {size}, multiset digest {digest}"
-    print(f"{options.target}: {summary}{note}", file=sys.stderr)
+    told = tfrecord.notes_of_sizes([path for path, _ in files])
+    print("\n".join([f"{options.target}: {summary}{note}", *told]), file=sys.stderr)
 
 
 def folders_of(source: Path, target: Path) -> list[tuple[Path, Path]]:

@@ -7,6 +7,7 @@ max_predictions_per_seq), masked_lm_weights (float32), next_sentence_labels (int
 read in any order and written sorted by name. TensorFlow is not needed.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,6 +25,7 @@ from bert.data.records import (
     id_dtype,
     offsets_of,
 )
+from input_preprocessing.stage.manifest import PUBLISHED
 from input_preprocessing.stage.reading import readable
 from input_preprocessing.tensorflow_files.bundle import fields, masked_crc
 
@@ -48,6 +50,23 @@ class Widths(NamedTuple):
 
     tokens: int
     masks: int
+
+
+def notes_of_sizes(paths: Sequence[Path]) -> list[str]:
+    """What the published sizes of TFRecords tell of those that bear their names, a line each."""
+    sizes = {path.name.removesuffix(".tfrecord"): path.stat().st_size for path in paths}
+    parts = [size for name, size in sizes.items() if name.endswith("-of-00500")]
+    if len(parts) == 500:
+        sizes["*"] = sum(parts)
+    notes = []
+    for name, wanted in PUBLISHED["tfrecord_bytes"].items():
+        if (size := sizes.get(name)) is None:
+            continue
+        # A text of one's own may have such names, too: a note, and no error.
+        other = f"the benchmark's has {wanted:,}: made of another text or with other options"
+        told = "as published" if size == wanted else other
+        notes.append(f"{'all parts' if name == '*' else name}: {size:,} bytes, {told}")
+    return notes
 
 
 def row_features(records: Records) -> dict[str, tuple[Array, Array]]:

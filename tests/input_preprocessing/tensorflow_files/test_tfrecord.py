@@ -18,6 +18,7 @@ from input_preprocessing.instances.options import SamplingConfig
 from input_preprocessing.tensorflow_files.bundle import masked_crc
 from input_preprocessing.tensorflow_files.tfrecord import (
     Widths,
+    notes_of_sizes,
     read_tfrecord,
     write_tfrecord,
 )
@@ -229,3 +230,21 @@ def test_the_command_writes_a_tfrecord_file(tmp_path: Path) -> None:
     found, metadata = read_tfrecord(tmp_path / "out")
     assert_equal(found, expected)
     assert metadata.max_seq_length == 16
+
+
+def test_a_file_of_a_published_name_is_told_by_its_size(tmp_path: Path) -> None:
+    for name, size in (
+        ("eval_10k", 25_382_591),
+        ("part-00000-of-00500", 9),
+        ("mine", 5),
+    ):
+        with open(tmp_path / name, "wb") as file:
+            file.truncate(size)
+    notes = notes_of_sizes(sorted(tmp_path.iterdir()))
+    assert notes == [
+        "eval_10k: 25,382,591 bytes, as published",
+        "part-00000-of-00500: 9 bytes, the benchmark's has 514,241,279: made of another text or with other options",
+    ]
+    for number in range(1, 500):
+        (tmp_path / f"part-{number:05d}-of-00500").touch()
+    assert "all parts: 9 bytes, the benchmark's has 391,434," in "".join(notes_of_sizes(list(tmp_path.iterdir())))  # fmt: skip
