@@ -42,6 +42,18 @@ COMMANDS = {  # module, and what the command does
 }
 
 
+def as_launched(environ: Mapping[str, str]) -> Mapping[str, str]:
+    """The environment of a rank of the config's run: a shell, where --check is typed, has no
+    launcher's.
+    """
+    nodes, gpus = (environ.get(name, "") for name in ("DGXNNODES", "DGXNGPU"))
+    is_rank = environ.get("WORLD_SIZE") or environ.get("EMULATE_RANKS", "0") != "0"
+    if is_rank or not (nodes.isdecimal() and gpus.isdecimal()):
+        return environ
+    ranks = {"WORLD_SIZE": str(int(nodes) * int(gpus)), "LOCAL_WORLD_SIZE": gpus}
+    return {**environ, **ranks}
+
+
 def main(arguments: list[str], environ: Mapping[str, str]) -> int:
     """Runs the command; returns its exit status."""
     if arguments and (name := arguments[0]) in COMMANDS:
@@ -93,7 +105,7 @@ def main(arguments: list[str], environ: Mapping[str, str]) -> int:
         variables.check_read(given, environ, PretrainingConfig)
     except ConfigError as error:
         return refuse("bert", error, environ)
-    return run(environ, options.check)
+    return run(as_launched(environ) if options.check else environ, options.check)
 
 
 if __name__ == "__main__":

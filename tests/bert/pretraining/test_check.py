@@ -9,6 +9,7 @@ from pathlib import Path
 import h5py
 import pytest
 
+from bert.__main__ import main
 from bert.pretraining import check
 
 
@@ -59,6 +60,28 @@ def test_the_check_builds_the_batches_of_the_run(prepared, run_bert):
         "EXCHANGE_GROUP=2 needs records that are not packed, and these are"
         in done.stderr
     )
+
+
+@pytest.mark.parametrize(
+    ("launched", "ranks"),
+    [({}, 8), ({"WORLD_SIZE": "2"}, 2), ({"EMULATE_RANKS": "4"}, 4), ({"DGXNNODES": "x"}, 1)],
+)  # fmt: skip
+def test_a_check_in_a_shell_describes_the_configs_run(
+    prepared, run_main, launched, ranks
+):
+    config = {"DGXNNODES": "2", "DGXNGPU": "4", "EVAL_ITER_SAMPLES": "0", "TARGET_MLM_ACCURACY": "0"}  # fmt: skip
+    assert f" {ranks} ranks" in run_main(prepared | config | launched)
+
+
+@pytest.fixture
+def run_main(capsys):
+    """What --check says of an environment."""
+
+    def run(environment):
+        assert main(["--check"], environment) == 0, capsys.readouterr().err
+        return capsys.readouterr().out
+
+    return run
 
 
 def test_a_refused_check_writes_nothing_into_the_folder_of_a_finished_run(
