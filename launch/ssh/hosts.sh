@@ -11,11 +11,14 @@ hosts::load() {
   elif [[ -n ${HOSTFILE:-} ]]; then
     hosts::read "$HOSTFILE"
   fi
-  # DGXSYSTEM without BATCHSIZE names a config to source.
-  if [[ -n ${DGXSYSTEM:-} && -z ${BATCHSIZE:-} ]]; then
-    [[ -f $config ]] || log::die "DGXSYSTEM=$DGXSYSTEM: no such config: $config"
-    # shellcheck source=/dev/null
-    source "$config"
+  # Where no config was sourced DGXSYSTEM names one, over which exports win; or else it is only a name.
+  if [[ -n ${DGXSYSTEM:-} && -z ${CONFIG_EXPORTS:-} ]]; then
+    if [[ -f $config ]]; then
+      # shellcheck source=/dev/null
+      source "$config"
+    elif [[ -z ${BATCHSIZE:-} ]]; then
+      log::die "DGXSYSTEM=$DGXSYSTEM: no such config: $config"
+    fi
   fi
   if [[ -n ${INPUT_DIR:-} ]]; then export "$(variables::data)=$INPUT_DIR"; fi
   if [[ -n ${EVAL_DIR:-} ]]; then export EVALDIR=$EVAL_DIR; fi

@@ -262,8 +262,9 @@ def test_the_names_of_samsungs_script_are_understood(machines, tmp_path):
         "CHECKPOINTDIR_PHASE1": str(tmp_path / "phase1"),
         "NEXP": "1",
         "PYTHON": str(tmp_path / "bin" / "python"),
+        "BATCHSIZE": "7",  # wins over the config's, which holds for all else
     }
-    show = "DATADIR_PHASE2_PACKED EVALDIR INIT_CHECKPOINT PYTHON"
+    show = "DATADIR_PHASE2_PACKED EVALDIR INIT_CHECKPOINT PYTHON BATCHSIZE LR"
     (machines.root / "implementations" / "bert" / "__main__.py").write_text(
         "import json, os, sys\n"
         f"print(json.dumps({{name: os.environ.get(name) for name in '{show}'.split()}}), file=sys.stderr)\n"
@@ -286,6 +287,8 @@ def test_the_names_of_samsungs_script_are_understood(machines, tmp_path):
         "EVALDIR": str(tmp_path / "eval"),
         "INIT_CHECKPOINT": str(tmp_path / "phase1" / "model.ckpt-28252.pt"),
         "PYTHON": str(tmp_path / "bin" / "python"),
+        "BATCHSIZE": "7",
+        "LR": "0.00096",
     }
 
 
