@@ -44,6 +44,7 @@ def write_checkpoint(prefix: Path, variables: Variables) -> None:
     counter = "save_counter/.ATTRIBUTES/VARIABLE_VALUE"
     everything = {**variables, counter: ("save_counter", np.array(1, np.int64))}
     index, at = {b"": _HEADER}, 0
+    prefix.parent.mkdir(parents=True, exist_ok=True)
     with (
         atomic_file(Path(f"{prefix}.data-00000-of-00001")) as data,
         open(data, "wb") as file,
