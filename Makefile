@@ -12,7 +12,7 @@ RUFF := $(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check .
 LINT := $(VENV)/bin/mypy & ./launch/tools/lint_shell.sh $(VENV)/bin; shell=$$?; wait $$! && exit $$shell
 REQUIREMENTS := $(wildcard requirements/*.txt) pyproject.toml launch/tools/setup_venv.sh
 
-.PHONY: help setup demo finetune-demo pretrain-demo test test-pythons test-slow test-slurm test-meetings test-deepspeed test-gpu lint format variables configs doctor clean
+.PHONY: help setup demo finetune-demo pretrain-demo test test-pythons test-slow test-slurm test-journeys test-meetings test-deepspeed test-gpu lint format variables configs doctor clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -41,7 +41,7 @@ pretrain-demo: $(RUN)
 ## make test              lint and the CPU tests side by side, about nine minutes on 2 cores
 test: $(DEV)
 	@$(RUFF)
-	@($(LINT)) & $(VENV)/bin/python -m pytest -n 3 --dist worksteal -m 'not gpu and not slurm and not slow and not deepspeed'; \
+	@($(LINT)) & $(VENV)/bin/python -m pytest -n 3 --dist worksteal -m 'not gpu and not slurm and not slow and not deepspeed and not journey'; \
 	tests=$$?; wait $$! || { echo 'make test: lint failed, see above' >&2; exit 1; }; exit $$tests
 
 ## make test-pythons      make test with every Python from 3.10 to 3.14 found on PATH, in pyenv or in /usr/bin
@@ -56,6 +56,10 @@ test-slow: $(DEEPSPEED)
 ## make test-slurm        run.sub on a real Slurm of two node daemons on this machine (root, Debian packages)
 test-slurm: $(DEEPSPEED)
 	@$(VENV)/bin/python -m pytest -m 'slurm and not slow' -o timeout=900 tests/launch
+
+## make test-journeys     what users of five systems type, where it needs root or packages: Slurm, sshd, DeepSpeed, TensorFlow
+test-journeys: $(DEEPSPEED)
+	@$(VENV)/bin/python -m pytest -m 'journey or slurm or deepspeed' -o timeout=900 tests/journeys
 
 ## make test-meetings [ROW=N]   faults in every phase of a run on a Slurm of separate nodes (root), 40 minutes; MEETINGS_SEED draws
 test-meetings: export MEETINGS_SEED := $(or $(MEETINGS_SEED),$(shell echo $$RANDOM))
