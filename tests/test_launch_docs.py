@@ -58,6 +58,7 @@ NOT_FOR_USERS = {
         "SLURM_NTASKS",
         "SLURM_STEP_NUM_TASKS",
         "SITE_ROOT_EXPORTS",
+        "CONFIG_EXPORTS",
         "CONFIG_ROOT_EXPORTS",
         "SITE_EXPORTS",
     ),

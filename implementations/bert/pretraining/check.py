@@ -95,7 +95,9 @@ def report(config: PretrainingConfig) -> str:
     is_finished = check_finished(config)
     is_closed = config.mlperf.is_closed
     # A check is one process, without the ranks whose run it describes.
-    alone = World(dataclasses.replace(config.dist, world_size=1, rank=0, local_rank=0))
+    alone = World(
+        dataclasses.replace(config.dist, emulate=0, world_size=1, rank=0, local_rank=0)
+    )
     # A trial that is finished continues from nothing.
     saved = None if is_finished else resume.newest(config, alone)
     model = memory.meta_model(config.model)
@@ -180,7 +182,9 @@ def _data(config: PretrainingConfig, saved: dict[str, Any] | None) -> str:
     """Describes the data. Raises DataError if no batches can be made of it."""
     data, is_closed = config.data, config.mlperf.is_closed
     # Records are only read here, and no GPU is taken before the run.
-    world = World(dataclasses.replace(config.dist, world_size=1, rank=0, device="cpu"))
+    world = World(
+        dataclasses.replace(config.dist, emulate=0, world_size=1, rank=0, device="cpu")
+    )
     shards = inputs.checked_source(config, world, saved)
     assert isinstance(shards, Shards)
     unproved = is_closed and closed_division.data_sets(config, shards)["unproved"]

@@ -64,7 +64,7 @@ def test_the_check_builds_the_batches_of_the_run(prepared, run_bert):
 
 @pytest.mark.parametrize(
     ("launched", "ranks"),
-    [({}, 8), ({"WORLD_SIZE": "2"}, 2), ({"EMULATE_RANKS": "4"}, 4), ({"DGXNNODES": "x"}, 1)],
+    [({}, 8), ({"WORLD_SIZE": "2"}, 2), ({"EMULATE_RANKS": "4"}, 4)],
 )  # fmt: skip
 def test_a_check_in_a_shell_describes_the_configs_run(
     prepared, run_main, launched, ranks
