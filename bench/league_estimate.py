@@ -4,7 +4,8 @@ On the closed results from round 1.0 on, every log once. `naive`: mean samples o
 the same batch size over the result's own rate. `by batch` and `by recipe`: as in
 review/league/estimate.py, with the same rate. `from training alone`: by recipe, with the rate
 between evaluations; evaluations are estimated as for a certified machine; only results whose logs
-time them. covered: fraction of the results within the 90% interval. Prints one JSON line.
+time them. `without its batch size`: the same, predicted from results of other batch sizes. bias: the
+median error with its sign. covered: fraction of the results within the 90% interval. Prints one JSON line.
 
 usage: python bench/league_estimate.py
 """
@@ -20,6 +21,7 @@ from review.league import estimate
 
 
 def table() -> dict[str, dict[str, Any]]:
+    _, unseen, unseen_spread = estimate.predicted(recipe=True, without="batch_size")
     results, by_recipe, recipe_spread = estimate.predicted(recipe=True)
     _, by_batch, batch_spread = estimate.predicted(recipe=False)
     minutes = np.array([result.minutes for result in results])
@@ -39,25 +41,23 @@ def table() -> dict[str, dict[str, Any]]:
     naive = [np.mean(samples) if samples else 0 for samples in same]
     # A batch size that nobody else used has no naive prediction.
     peers = np.array(naive) > 0
-    alone = [
-        (
-            *estimate.time_to_train(
-                samples, spread, result.training_rate, result.batch_size
-            ),
-            result.minutes,
-        )
-        for result, samples, spread in zip(
-            results, by_recipe, recipe_spread, strict=True
-        )
-        if result.training_rate
-    ]
+
+    def alone(samples: np.ndarray, spreads: np.ndarray) -> dict[str, Any]:
+        errors, widths = [], []
+        for result, known, spread in zip(results, samples, spreads, strict=True):
+            if result.training_rate:
+                about = (known, spread, result.training_rate, result.batch_size)
+                time, width = estimate.time_to_train(*about)
+                errors.append(math.log(time / result.minutes))
+                widths.append(width)
+        return _row(errors, widths)
+
     return {
         "naive": _row(np.log(np.array(naive)[peers]) - true[peers]),
         "by batch": _row(by_batch - true, batch_spread),
         "by recipe": _row(by_recipe - true, recipe_spread),
-        "from training alone": _row(
-            [math.log(a / b) for a, _, b in alone], [spread for _, spread, _ in alone]
-        ),
+        "from training alone": alone(by_recipe, recipe_spread),
+        "without its batch size": alone(unseen, unseen_spread),
     }
 
 
@@ -75,6 +75,7 @@ def _row(
         "median": median,
         "ninth_decile": ninth,
         "worst": worst,
+        "bias": round(float(np.expm1(np.median(wrong))), 4),
     }
     if spreads is not None:
         row["covered"] = round(

@@ -3,11 +3,11 @@ results.
 
 The time is samples to the target (2.3 to 6.3 million in published results) divided by the rate. The
 samples depend mostly on batch size, samples until the learning rate has decayed, and the learning
-rate: their logarithm is interpolated between the published results by ordinary kriging over the
-logarithms of the three (Cressie, Statistics for Spatial Data, 1993, 3.2), which weights neighbours
-by distance and widens the interval where none is near. Without a recipe only the batch size is
-used, and the interval is wider. `bench/league_estimate.py` predicts every published result from the
-others.
+rate: their logarithm is interpolated between the published results by universal kriging over the
+logarithms of the three (Cressie, Statistics for Spatial Data, 1993, 3.4), which weights neighbours
+by distance and widens the interval where none is near; its mean is linear in them and in the round,
+as recipes converge faster from round to round. Without a recipe only the batch size is used, and
+the interval is wider. `bench/league_estimate.py` predicts every published result from the others.
 """
 
 import functools
@@ -20,6 +20,7 @@ import numpy as np
 
 from review.league.entries import Entry, published
 from review.league.ranking import League
+from review.logs.output import counted
 from review.rulebook.compliance import evaluation_interval
 
 DEVIATIONS = 1.645  # standard deviations, for a 90% interval
@@ -33,8 +34,11 @@ EVALUATION, EVALUATION_SPREAD = 1.0, 0.3
 # published results with more, each predicted from the others, took 4 to 15% longer, and 75% of them
 # lay within the interval.
 MANY, MANY_SPREAD = 16, 0.10
+# Median error of the time of published results, predicted without those of their batch size.
+UNSEEN_BATCH = 0.039
 # Learning rate and steps that certify.sh sets without a config.
 PLACEHOLDERS = 1e-4, 1000
+_LARGEST = 1e9  # sequences of a batch: above any, and small enough to compute with
 _STEPS, _RATE = "opt_learning_rate_training_steps", "opt_base_learning_rate"
 
 
@@ -64,16 +68,17 @@ class Estimate:
         time = f"about {_minutes(self.minutes)} min ({interval}) to train BERT-large"
         time += f" to 0.720 at batch {self.batch_size:g}"
         time += "" if self.recipe else " with usual hyper-parameters"
-        words = f"no published result has {self.accelerators} accelerators"
+        own = counted(self.accelerators, "accelerator")
+        words = f"no published result has {own}"
         if self.results == 1:
-            words = f"only one published result has {self.accelerators} accelerators: no ranking"
+            words = f"only one published result has {own}: no ranking"
         elif self.results:
             # Behind all of them is no place among them.
             first, last = self.ranks[0], min(self.ranks[1], self.results)
             to = f" to {last}" if last > first else ""
             words = f"place {first}{to} among the" if first <= last else "behind all"
             words += f" {self.results} published results "
-            words += f"with {self.accelerators} accelerators, "
+            words += f"with {own}, "
             words += " and ".join(
                 f"{word} {one.submitter} {one.system} ({_minutes(one.minutes)} min, round {one.round})"
                 for word, one in (("behind", self.faster), ("before", self.slower))
@@ -102,10 +107,12 @@ def estimate(
     A str says why there is none.
     """
     if not (
-        0 < rate < math.inf and 0 <= error < math.inf and 0 < batch_size < math.inf
+        0 < rate < math.inf and 0 <= error < math.inf and 0 < batch_size < _LARGEST
     ):
         return "nothing to compare: the training rate was not measured"
     _, points, _ = _data()
+    # All but the last column, the round.
+    points = points[:, :-1]
     meant = not {learning_rate, steps} & {*PLACEHOLDERS}
     meant &= 0 < learning_rate < math.inf and steps < math.inf
     # Fewer samples than any published run: the steps of a short test, not of a recipe.
@@ -113,7 +120,8 @@ def estimate(
     point = np.log(
         [batch_size, steps * batch_size, learning_rate] if recipe else [batch_size]
     )
-    doubts = dict([*_outside(point, points), *_beyond(rate, accelerators)])
+    doubts = {**dict(_outside(point, points)), **dict(_beyond(rate, accelerators))}
+    doubts |= _alone(batch_size)
     minutes, spread = time_to_train(*_samples(point), rate, batch_size)
     # Independent errors add in squares.
     spread = math.hypot(spread, error, *doubts.values())
@@ -182,6 +190,17 @@ def _beyond(rate: float, accelerators: int) -> Iterator[tuple[str, float]]:
         yield words, math.log(rate / accelerators / fastest)
 
 
+def _alone(batch_size: float) -> dict[str, float]:
+    """That no published result has the batch size; the interval is as wide as it should be."""
+    entries, _, _ = _data()
+    if any(entry.batch_size == batch_size for entry in entries):
+        return {}
+    return {
+        f"no published result has batch {batch_size:g}: such estimates are off by "
+        f"{UNSEEN_BATCH:.1%} in the median": 0.0
+    }
+
+
 def _minutes(minutes: float | None) -> str:
     return (
         f"{minutes:.3g}" if minutes is not None and minutes < 100 else f"{minutes:,.0f}"
@@ -208,10 +227,11 @@ def _trained_alike(entry: Entry) -> bool:
 @functools.cache
 def _data() -> tuple[list[Entry], np.ndarray, np.ndarray]:
     """Closed results trained to 0.720 without resubmissions, logarithms of (batch, samples until
-    the learning rate has decayed, learning rate) [results, 3], and of minutes times sequences per
-    minute, with the RCP factor [results].
+    the learning rate has decayed, learning rate) and the number of rounds to the last one
+    [results, 4], and logarithms of minutes times sequences per minute, with the RCP factor
+    [results].
     """
-    entries, points, samples = [], [], []
+    entries, points, rounds, samples = [], [], [], []
     for entry in League((), published()).ranked:
         # Runs without a schedule in their logs cannot be placed.
         steps, rate = (entry.hyperparameters.get(key, 0.0) for key in (_STEPS, _RATE))
@@ -224,47 +244,62 @@ def _data() -> tuple[list[Entry], np.ndarray, np.ndarray]:
         ):
             entries.append(entry)
             points.append([entry.batch_size, entry.batch_size * steps, rate])
+            rounds.append(entry.round)
             samples.append(60 * entry.minutes * (entry.sequences_per_second or 0.0))
-    return entries, np.log(points), np.log(samples)
+    held = sorted(set(rounds))
+    since = [[held.index(name) - len(held) + 1.0] for name in rounds]
+    return entries, np.hstack([np.log(points), since]), np.log(samples)
 
 
 def _equations(points: np.ndarray) -> np.ndarray:
-    """Kriging equations of results at these places [results + 1, results + 1]; last row: the
-    weights sum to 1.
+    """Kriging equations of results at these places [results + terms, results + terms]; the last rows
+    make the weights exact for a mean that is linear in the places.
     """
-    slope, nugget = BY_RECIPE if points.shape[1] > 1 else BY_BATCH
-    # Distances in logarithms [results, results].
-    distances = np.sqrt(((points[:, None] - points[None]) ** 2).sum(axis=-1))
-    # The row and column of ones are the constraint on the weights, its multiplier the last unknown.
-    equations = np.pad(
-        nugget**2 * np.eye(len(points)) - slope * distances, (0, 1), constant_values=1.0
-    )
-    equations[-1, -1] = 0
-    return equations
+    places = points[:, :-1]
+    slope, nugget = BY_RECIPE if places.shape[1] > 1 else BY_BATCH
+    # Distances in logarithms [results, results]; the round is no distance.
+    distances = np.sqrt(((places[:, None] - places[None]) ** 2).sum(axis=-1))
+    terms = np.hstack([np.ones((len(points), 1)), points])
+    covariances = nugget**2 * np.eye(len(points)) - slope * distances
+    corner = np.zeros((terms.shape[1], terms.shape[1]))
+    return np.block([[covariances, terms], [terms.T, corner]])
+
+
+def _used(points: np.ndarray, recipe: bool) -> np.ndarray:
+    """The columns of places that count: all, or batch size and round."""
+    return points if recipe else points[:, [0, -1]]
 
 
 def _samples(point: np.ndarray) -> tuple[float, float]:
-    """Logarithm of the samples predicted at a place, and its standard deviation."""
+    """Logarithm of the samples predicted at a place in the last round, and its standard deviation."""
     _, points, samples = _data()
+    known = _used(points, len(point) > 1)
     # Row 0 is the place asked for, the others are the published results.
-    every = _equations(np.vstack([point, points[:, : len(point)]]))
+    every = _equations(np.vstack([np.append(point, 0.0), known]))
     weights = np.linalg.solve(every[1:, 1:], every[1:, 0])
     variance = every[0, 0] - float(weights @ every[1:, 0])
-    return float(weights[:-1] @ samples), math.sqrt(variance)
+    return float(weights[: len(samples)] @ samples), math.sqrt(variance)
 
 
-def predicted(recipe: bool) -> tuple[list[Entry], np.ndarray, np.ndarray]:
+def predicted(
+    recipe: bool, without: str = ""
+) -> tuple[list[Entry], np.ndarray, np.ndarray]:
     """Results with the logarithms of their samples as predicted from the others, and standard
-    deviations [results].
+    deviations [results]. ``without``: an attribute, whose equals are left out with a result.
 
-    Leave-one-out by a single inverse (Dubrule, Cross validation of kriging in a unique
-    neighborhood, 1983).
+    By blocks of the inverse (Dubrule, Cross validation of kriging in a unique neighborhood, 1983).
     """
     entries, points, samples = _data()
-    inverse = np.linalg.inv(_equations(points if recipe else points[:, :1]))
-    diagonal = np.diag(inverse)[:-1]
-    return (
-        entries,
-        samples - inverse[:-1, :-1] @ samples / diagonal,
-        1 / np.sqrt(diagonal),
-    )
+    inverse = np.linalg.inv(_equations(_used(points, recipe)))
+    count = len(samples)
+    residuals = inverse[:count, :count] @ samples
+    keys = [
+        getattr(one, without) if without else index for index, one in enumerate(entries)
+    ]
+    means, deviations = np.empty(count), np.empty(count)
+    for key in set(keys):
+        group = [index for index in range(count) if keys[index] == key]
+        covariance = np.linalg.inv(inverse[np.ix_(group, group)])
+        means[group] = samples[group] - covariance @ residuals[group]
+        deviations[group] = np.sqrt(np.diag(covariance))
+    return entries, means, deviations

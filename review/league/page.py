@@ -6,7 +6,7 @@ from pathlib import Path
 
 from review.league.entries import Entry
 from review.league.ranking import BY, CELLS, EXPLAINED, League, apart_text, size
-from review.logs.output import ReviewError, write_whole
+from review.logs.output import ReviewError, counted, write_whole
 from review.report.chart import Axis, Chart, Point, Series, svg
 from review.report.page import render
 from review.results.score import UNVERIFIED
@@ -47,11 +47,11 @@ def scaling(league: League) -> Chart | None:
         sizes = curve[2]
         return max(sizes) / min(sizes) if sizes else 0.0
 
-    # Only what at least doubles in size shows how a system scales.
-    curves = [curve for curve in curves if reach(curve) >= 2]
-    curves.sort(key=lambda curve: (curve[0], reach(curve)), reverse=True)
-    if not curves:
+    # Only what at least doubles in size shows how a system scales; one's own are points among them.
+    if not any(reach(curve) >= 2 for curve in curves):
         return None
+    curves = [curve for curve in curves if reach(curve) >= (1 if curve[0] else 2)]
+    curves.sort(key=lambda curve: (curve[0], reach(curve)), reverse=True)
     lines = []
     # More lines could not be told apart.
     for index, (_, name, best) in enumerate(curves[:_MOST_CURVES]):
@@ -63,11 +63,11 @@ def scaling(league: League) -> Chart | None:
     counts = [point.x for line in lines for point in line.points]
     minutes = [point.y for line in lines for point in line.points]
     # Beside every picture of a result, by MLCommons' guidelines.
-    whose = ", yours unverified" if league.own else ""
+    whose = ", yours unverified" if any(curve[0] for curve in curves) else ""
     return Chart(
         key="scaling",
         title="Time to train over accelerators",
-        alt=f"{len(lines)} accelerators of the widest reach{whose}, and of each size the fastest "
+        alt=f"{counted(len(lines), 'accelerator')} of the widest reach{whose}, and of each size the fastest "
         "result in the closed division, of any submitter and round; both axes are logarithmic, so "
         "perfect scaling is a straight line of slope -1.",
         x=Axis(
@@ -88,7 +88,7 @@ def scaling(league: League) -> Chart | None:
 
 def _tip(entry: Entry) -> str:
     whose = f"{entry.submitter}, {entry.accelerator}, {entry.round}"
-    return f"{whose}: {entry.accelerators:g} accelerators ({size(entry)}), {entry.minutes:.4f} minutes"
+    return f"{whose}: {counted(entry.accelerators or 0, 'accelerator')} ({size(entry)}), {entry.minutes:.4f} minutes"
 
 
 def _short_name(entry: Entry) -> str:

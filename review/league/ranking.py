@@ -16,6 +16,7 @@ from review.logs.output import (
     Part,
     ReviewError,
     Table,
+    counted,
     number_text,
     rate_text,
 )
@@ -179,9 +180,8 @@ class League:
         results = f"{entry.division or 'division unknown'} results"
         standing = f"rank {rank} of {known} {results} by {label}"
         if entry.accelerators and peers > 1:
-            standing += (
-                f", {of_size} of {peers} with {entry.accelerators:g} accelerators"
-            )
+            standing += f", {of_size} of {peers} with "
+            standing += counted(entry.accelerators, "accelerator")
         if entry.unproved:
             standing += f"; {', '.join(entry.unproved)} not shown to be the benchmark's"
         return standing

@@ -24,11 +24,20 @@ from review.logs.output import ERROR, ReviewError, write_whole
 from review.logs.tree import read_json, run
 from review.rulebook import official
 from review.rulebook.compliance import DEFAULT_RULESET
-from review.rulebook.description import ASKED, BLANK, FIELDS, TABLE, check_description
+from review.rulebook.description import (
+    ASKED,
+    BLANK,
+    COUNTS,
+    FIELDS,
+    TABLE,
+    check_description,
+)
 
 _STACK = "other_software_stack"
-_DEFAULTS = {
-    name: field["default"] for name, field in TABLE.items() if "default" in field
+# What the official checkers cannot do without, and what is allowed in it.
+_ASKED_FOR = {
+    **{name: ", ".join(TABLE[name]["values"]) for name in ("division", "status")},
+    **dict.fromkeys(COUNTS, "a number"),
 }
 # Seconds per command; nvidia-smi is slow on a node whose driver is not resident.
 _TIMEOUT = 60
@@ -81,9 +90,8 @@ def describe(
     layers = [*given, ("this machine", probe(machine))]
     for source, values in layers:
         add(source, values)
-    add("default", _DEFAULTS)
     # The official checker requires these fields of systems without accelerators as well.
-    if fields["accelerators_per_node"] == "0":
+    if fields.get("accelerators_per_node") == "0":
         add(
             "no accelerator",
             {name: "N/A" for name in FIELDS if name.startswith("accelerator_")},
@@ -152,9 +160,10 @@ def from_run(folder: Path) -> dict[str, Any]:
 
 def known(fields: Mapping[str, Any], where: object) -> dict[str, Any]:
     """Copy of the fields. Raises ReviewError if one is unknown."""
-    if unknown := [name for name in fields if name not in FIELDS]:
+    every = (*FIELDS, *ASKED)
+    if unknown := [name for name in fields if name not in every]:
         raise ReviewError(
-            f"{where}: unknown field {text(unknown[0])!r}; the fields are {', '.join(FIELDS)}"
+            f"{where}: unknown field {text(unknown[0])!r}; the fields are {', '.join(every)}"
         )
     return dict(fields)
 
@@ -182,7 +191,16 @@ def write(description: Description, path: Path) -> None:
         raise ReviewError(
             f"{path}: the official checkers allow neither spaces nor a leading dot in the name"
         )
-    content = json.dumps(description.fields, indent=2) + "\n"
+    fields = description.fields
+    asked = [
+        f"{name} ({allowed})"
+        for name, allowed in _ASKED_FOR.items()
+        if fields[name] in BLANK
+    ]
+    if asked:
+        how = "give each with --set FIELD=VALUE, or a file with --answers"
+        raise ReviewError(f"{path}: not known: {', '.join(asked)}: {how}")
+    content = json.dumps(fields, indent=2) + "\n"
     # On a draft: a mistake must not replace a description that was right.
     with tempfile.TemporaryDirectory(prefix="review-system-") as folder:
         draft = Path(folder) / path.name
@@ -396,8 +414,9 @@ def _accelerators(machine: Machine) -> dict[str, str]:
         # Anything else is a message of nvidia-smi.
         if len(row) == len(_GPU_QUERY):
             rows.append(row)
+    # No answer is no proof that there is no accelerator: others have no nvidia-smi.
     if not rows:
-        return {"accelerators_per_node": "0"}
+        return {}
     name, memory, clock, generation, lanes, driver = rows[0]
     names = [row[0] for row in rows]
     bus = (

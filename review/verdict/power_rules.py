@@ -13,7 +13,7 @@ from pathlib import Path
 
 from review.logs import tree
 from review.logs.mllog import number
-from review.logs.output import ERROR, WARNING, Finding
+from review.logs.output import ERROR, WARNING, Finding, counted
 from review.results.energy import EnergyError, PowerFile
 from review.results.run import Run
 from review.results.score import Result
@@ -130,7 +130,7 @@ def _check_node(file: PowerFile, run: Run, accelerators: int) -> Iterator[Findin
             return
         mean = sum(filter(None, watts)) / len(watts)
         if 0 < mean < _LEAST_WATTS * accelerators:
-            message = f"reads {mean:.3g} W on average, with {accelerators} accelerators"
+            message = f"reads {mean:.3g} W on average, with {counted(accelerators, 'accelerator')}"
             yield _broken("power_watts", message, file.path, watts=_LEAST_WATTS)
         yield from _check_readings(file, watts)
         yield from _check_cover(file, run, file.start.time_ms, file.stop.time_ms)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from review.logs import tree
 from review.logs.mllog import number, text
-from review.logs.output import ERROR, WARNING, Finding
+from review.logs.output import ERROR, WARNING, Finding, counted
 from review.results.run import Run
 from review.results.score import Result
 from review.rulebook import official
@@ -212,9 +212,7 @@ def _check_against_logs(result: Result) -> Iterator[Finding]:
     # One init_start a log is rank 0's, and says nothing about the number of ranks.
     count = max(ranks, default=0) if len(ranks) == 1 else 0
     if accelerators and count > 1 and count != accelerators:
-        message = (
-            f"makes {accelerators} accelerators in all, {count} ranks log init_start"
-        )
+        message = f"makes {counted(accelerators, 'accelerator')} in all, {count} ranks log init_start"
         yield broken("same_accelerators", message, system, key="accelerators_per_node")
     submitter, organization = content.get("submitter"), result.organization or ""
     if isinstance(submitter, str) and organization.casefold() not in (

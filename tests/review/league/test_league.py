@@ -381,6 +381,10 @@ def test_curves_are_of_systems_in_several_sizes():
     assert "yours unverified" in scaling(league).alt
     assert "unverified" not in scaling(League((), tuple(SCALING))).alt
     assert scaling(League((SCALING[0],), ())) is None
+    one = entry("own", accelerator="Y", accelerators=8, minutes=5.0)
+    drawn = scaling(League((one,), tuple(SCALING)))
+    assert drawn.series[0].name == "yours, Y", "also of one size"
+    assert "yours unverified" in drawn.alt
     assert "<svg" not in build_page(League((SCALING[0],), ()))
 
 

@@ -131,6 +131,13 @@ NGC = {
     "CUDA_VERSION": "12.9.0.036",
     "NCCL_VERSION": "2.26.3",
 }
+KNOWN = {
+    "division": "closed",
+    "status": "Available on-premise",
+    "number_of_nodes": "1",
+    "accelerators_per_node": "8",
+}
+SET = [word for name in KNOWN for word in ("--set", f"{name}={KNOWN[name]}")]
 DGX = Fake(DGX_COMMANDS, DGX_FILES, NGC, {"transformer-engine": "2.2.0"})
 
 
@@ -188,17 +195,21 @@ def test_probes_survive_whatever_commands_print(tmp_path, garbage):
     )
     described = system.describe([], machine)
     assert described.fields.keys() == FIELDS.keys()
-    system.write(described, tmp_path / "x.json")
+    with pytest.raises(ReviewError, match="not known: division"):
+        system.write(described, tmp_path / "x.json")
 
 
-def test_a_machine_that_says_nothing_has_no_blank_that_crashes_the_official_summarizer(
-    tmp_path,
-):
-    described = system.describe([], Fake())
+def test_what_a_machine_does_not_say_is_asked_for_by_name_and_never_invented(tmp_path):
     path = tmp_path / "systems" / "silent.json"
+    with pytest.raises(ReviewError) as asked:
+        system.write(system.describe([], Fake()), path)
+    for name in KNOWN:
+        assert f"{name} (" in str(asked.value)
+    assert not path.exists()
+    given = {**KNOWN, "accelerators_per_node": "0"}
+    described = system.describe([("--set", given)], Fake())
     system.write(described, path)
     fields = json.loads(path.read_text())
-    assert int(fields["number_of_nodes"]) * int(fields["accelerators_per_node"]) == 0
     assert fields["accelerator_model_name"] == "N/A"
     assert official.check_system(path, "5.0.0").passed
     assert {"cooling", "submitter", "framework"} <= set(described.blanks)
@@ -206,14 +217,14 @@ def test_a_machine_that_says_nothing_has_no_blank_that_crashes_the_official_summ
 
 def test_this_very_machine_is_described_and_passes(tmp_path, capsys):
     path = tmp_path / "here.json"
-    assert (
-        main(["system", "-o", str(path), "--set", "submitter=EXAMPLE", "--json"]) == 0
-    )
+    given = [*SET, "--set", "system_type=datacenter"]
+    assert main(["system", "-o", str(path), *given, "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     fields = json.loads(path.read_text())
     assert said["fields"] == fields
     assert fields["host_processor_model_name"]
     assert fields["operating_system"]
+    assert fields["system_type"] == "datacenter"
     assert official.check_system(path, "5.0.0").passed
 
 
@@ -227,7 +238,7 @@ def test_the_first_source_that_knows_a_field_counts():
     assert described.fields["number_of_nodes"] == "4", "values are strings"
     assert described.sources["cooling"] == "--set"
     assert described.sources["accelerators_per_node"] == "this machine"
-    assert described.sources["division"] == "default"
+    assert "division" not in described.sources
 
 
 def test_a_run_tells_the_versions_that_ran(tmp_path):
@@ -258,7 +269,7 @@ def test_update_fills_blanks_and_keeps_the_rest(tmp_path, capsys):
     path.write_text(
         json.dumps({"cooling": "", "system_name": "Box", "framework_name": "ours"})
     )
-    arguments = ["system", "-o", str(path), "--set", "cooling=air"]
+    arguments = ["system", "-o", str(path), "--set", "cooling=air", *SET]
     assert main(arguments) == 2
     assert "--update" in capsys.readouterr().err
     assert main([*arguments, "--update"]) == 0
@@ -294,7 +305,7 @@ def test_wrong_input_is_a_one_line_error_and_writes_nothing(
     (tmp_path / "broken.json").write_text("{")
     before = sorted(tmp_path.rglob("*"))
     arguments = [argument.format(folder=tmp_path) for argument in arguments]
-    assert main(["system", "-o", str(tmp_path / "x.json"), *arguments]) == 2
+    assert main(["system", "-o", str(tmp_path / "x.json"), *SET, *arguments]) == 2
     error = capsys.readouterr().err
     assert error.startswith("review: error: ")
     assert error.count("\n") == 1
