@@ -1,10 +1,12 @@
-"""Attributes of missing parts are null."""
+"""Attributes of missing parts are null, and one thing is no plural."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 
-from review.logs.output import pick
+import pytest
+
+from review.logs.output import counted, pick
 
 
 def test_picked_attributes_of_a_missing_part_are_null():
@@ -14,3 +16,15 @@ def test_picked_attributes_of_a_missing_part_are_null():
         "half": None,
         "size": 0,
     }
+
+
+@pytest.mark.parametrize(
+    ("count", "thing", "said"),
+    [
+        (1, "accelerator", "1 accelerator"),
+        (8.0, "accelerator", "8 accelerators"),
+        (2, "process", "2 processes"),
+    ],
+)
+def test_one_is_no_plural(count, thing, said):
+    assert counted(count, thing) == said
