@@ -130,7 +130,7 @@ def test_twice_the_rate_is_half_the_time_and_evaluations_come_on_top():
 
 def test_the_sentence_names_place_neighbours_and_that_it_is_unverified():
     said = str(estimate(11_500, 0.01, 768, 8, **RECIPE))
-    assert said.startswith("about 3.8")
+    assert said.startswith("about 3.78 min")
     assert "published results with 8 accelerators, behind " in said
     assert said.endswith("; estimate, unverified")
     assert "no published result has 5 accelerators" in str(
