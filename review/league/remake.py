@@ -41,7 +41,8 @@ def remade(folder: Path) -> str:
     if not checkouts:
         what = "clone mlcommons/training_results_v5.0, ... there"
         raise ReviewError(f"{folder}: no training_results_v<round>: {what}")
-    about, rows = [], []
+    about: list[str] = []
+    rows: list[list[str]] = []
     for round_, checkout in checkouts.items():
         git = ["git", "-C", str(checkout)]
         failure = f"{checkout}: a git checkout is expected"
