@@ -7,7 +7,7 @@ match first. For a cased vocabulary (do_lower_case=False of the reference) lette
 kept.
 
 Unicode is version 11.0 as in Python 3.7, with which the reference's data was made: characters
-assigned later count as letters without case, like unassigned ones then, and three characters keep
+assigned later count as letters without case, like unassigned ones then, and four characters keep
 their old category. So tokens do not depend on the Python version (3.7 or later).
 """
 
@@ -49,12 +49,13 @@ _CJK = (
 _DISTANCES = Path(__file__).with_name("unicode11.txt").read_text(encoding="ascii")
 _BOUNDS = list(accumulate(map(int, _DISTANCES.split())))
 
-_CATEGORIES = {0x166D: "Po", 0x1734: "Mn", 0xA9BD: "Mc"}  # later So, Mc and Mn
+# Later So, Mc, Mn and Mc.
+_CATEGORIES = {0x166D: "Po", 0x1734: "Mn", 0xA9BD: "Mc", 0x1171E: "Mn"}
 _NOT_IGNORED = (0x055F, 0xA9BD)  # in the test for a final sigma; later ignored
 
-# A combining mark of class 9 that lost this property, and one that kept it and is otherwise
-# equivalent here.
-_REPLACED = {0x1734: "\u1714"}
+# Combining marks, of classes 9 and 0, that lost this property (in Unicode 14 and 16), and ones that
+# kept it and are otherwise equivalent here.
+_REPLACED = {0x1734: "\u1714", 0x1171E: "\U0001171d"}
 
 
 @dataclass(frozen=True)

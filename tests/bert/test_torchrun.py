@@ -31,7 +31,7 @@ def test_torchrun_alone_trains_to_the_target(prepared, repository, quick_python)
         env=environment,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=900,
         check=False,
     )
     assert done.returncode == 0, done.stderr

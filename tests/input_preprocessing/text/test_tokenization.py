@@ -214,7 +214,7 @@ def compare(
     for that reason.
     """
     texts = [text for text in strings(count, seed, words) if not is_newer(text)]
-    assert len(texts) > 0.8 * count
+    assert len(texts) > 0.7 * count  # the fewer, the newer the Python
     plain = [text for text in texts if not is_dropped(text)]
     others = [text for text in texts if is_dropped(text)]
     tokens = ours(plain, words)
