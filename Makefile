@@ -49,11 +49,13 @@ test-pythons:
 	@./tests/pythons.py
 
 ## make test-slow         the slow tests; installs DeepSpeed into VENV, as do the next two
+test-slow: export SLURM_TESTS := 1
 test-slow: $(DEEPSPEED)
 	@$(VENV)/bin/python -m pytest -n 2 --dist worksteal -m 'slow and not gpu and not slurm'
 	@$(VENV)/bin/python -m pytest -m 'slow and slurm' tests/launch --ignore tests/launch/test_meetings.py
 
 ## make test-slurm        run.sub on a real Slurm of two node daemons on this machine (root, Debian packages)
+test-slurm: export SLURM_TESTS := 1
 test-slurm: $(DEEPSPEED)
 	@$(VENV)/bin/python -m pytest -m 'slurm and not slow' -o timeout=900 tests/launch
 
@@ -62,6 +64,7 @@ test-journeys: $(DEEPSPEED)
 	@$(VENV)/bin/python -m pytest -m 'journey or slurm or deepspeed' -o timeout=900 tests/journeys
 
 ## make test-meetings [ROW=N]   faults in every phase of a run on a Slurm of separate nodes (root), 40 minutes; MEETINGS_SEED draws
+test-meetings: export SLURM_TESTS := 1
 test-meetings: export MEETINGS_SEED := $(or $(MEETINGS_SEED),$(shell echo $$RANDOM))
 test-meetings: $(DEV)
 	@echo "MEETINGS_SEED=$(MEETINGS_SEED)"

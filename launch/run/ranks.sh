@@ -5,9 +5,9 @@
 readonly OUTLIVE=90 # seconds that a launcher gets to end the other ranks when one has failed
 
 # Runs the ranks as a background job, so that a signal to this script is handled at once and ends them all.
-# Arguments: their folder, the file of their output, the seconds after which they are ended (0: never).
+# Arguments: their folder, the file of their output, the seconds after which they are ended, with status 124 (0: never).
 trial::ranks() {
-  local -r folder=$1 output=$2 limit=$3
+  local -r folder=$1 output=$2 limit=$3 begun=$SECONDS
   local status=0
   before=${!:-} # the last job before the ranks
   set -m
@@ -23,9 +23,10 @@ trial::ranks() {
   group=$!
   unset before
   child::bind "$group" "$$" 20 runner::cleanup
-  trial::bound "$group" "$folder/status" &
+  trial::bound "$group" "$folder/status" "$limit" &
   set +m
-  if ((limit)); then child::wait "$group" "$limit" 40 || status=$?; else wait "$group" || status=$?; fi
+  wait "$group" || status=$?
+  if ((limit && SECONDS - begun >= limit)); then status=124; fi
   group=''
   return "$status"
 }
@@ -47,14 +48,16 @@ trial::test() {
   return 1
 }
 
-# Ends the ranks ($1) that outlive the record of a failure ($2): srun waits for ever for a rank whose node was restarted so soon that
-# Slurm did not notice.
+# Ends the ranks ($1) that outlive the record of a failure ($2) or a number of seconds ($3, 0: none): srun waits for ever for a rank
+# whose node was restarted so soon that Slurm did not notice.
 trial::bound() {
-  local -i waited=0
+  local -i failed=0
+  SECONDS=0
   child::become_watcher
   while child::lives "$1"; do
     child::pause
-    if [[ -s $2 ]] && ((waited++ == OUTLIVE)); then child::stop "$1" 20; fi
+    if [[ -s $2 ]] && ((failed++ == OUTLIVE)); then child::stop "$1" 20; fi
+    if (($3 && SECONDS >= $3)); then child::stop "$1" 40; fi
   done
 }
 

@@ -14,7 +14,9 @@
 # shellcheck source=launch/load.sh
 source "$REPO_DIR/launch/load.sh" run/log run/variables run/child run/record run/restart run/answers run/port run/ending run/ranks run/preflight \
   run/nccl_test run/certify run/start_test run/power run/rehearsal node/state
-declare restart_suffix='' # suffix of folders after a restart: old ranks on a node that is cut off may still write to theirs
+readonly START_MINUTES=5   # of a trial's part of WALLTIME, see configs/common.sh
+declare -i trial_minutes=0 # that a trial may take while others are to follow it; 0: any
+declare restart_suffix=''  # suffix of folders after a restart: old ranks on a node that is cut off may still write to theirs
 
 trial::main() {
   rehearsal::settings
@@ -86,8 +88,15 @@ trial::run() {
 
 trial::launch() {
   local -rx TRIAL=$1 CACHE_CLEARED=$2
+  local limit=0 status=0
+  # A trial that hangs would use the time of those after it; the job's own limit ends the last one.
+  if ((TRIAL < NEXP - 1)); then limit=$((60 * trial_minutes)); fi
   current=$TRIAL
-  trial::with_seed trial::ranks "$RUN_DIR/running_$TRIAL$restart_suffix" "$RUN_DIR/output_$TRIAL.txt" 0
+  trial::with_seed trial::ranks "$RUN_DIR/running_$TRIAL$restart_suffix" "$RUN_DIR/output_$TRIAL.txt" "$limit" || status=$?
+  if ((limit && status == 124)); then
+    reasons[TRIAL]="it did not end in $trial_minutes minutes, its part of the job's time: raise WALLTIME_RUNANDTIME if it was training"
+  fi
+  return "$status"
 }
 
 # Moves the trial's files into RUN_DIR; names distinguish complete logs from broken ones.

@@ -74,9 +74,11 @@ variables::load() {
 
 variables::check() {
   local name
+  [[ ${DGXSYSTEM:-} || ! ${SLURM_EXPORT_ENV:-} || ${SLURM_EXPORT_ENV:-} == ALL* ]] ||
+    log::die "sbatch --export=$SLURM_EXPORT_ENV keeps the config's exports from this job: submit without it"
   [[ -n ${DGXSYSTEM:-} && -n ${DGXNGPU:-} ]] ||
     log::die 'DGXSYSTEM or DGXNGPU is not set: source configs/config_<SYSTEM>_....sh first'
-  for name in DGXNNODES DGXNGPU NEXP; do
+  for name in DGXNNODES DGXNGPU NEXP ${WALLTIME_RUNANDTIME:+WALLTIME_RUNANDTIME} ${WALLTIME:+WALLTIME}; do
     [[ ${!name} =~ ^[1-9][0-9]*$ ]] || log::die "$name='${!name}': expected an integer, at least 1"
   done
   [[ $SPARE_NODES =~ ^(0|[1-9][0-9]*)$ ]] || log::die "SPARE_NODES='$SPARE_NODES': expected an integer, at least 0"
@@ -98,8 +100,14 @@ variables::one_of() {
 # Sets RUN_NAME. That of an earlier run continues it. A rehearsal has a name and checkpoints of its own: the run to come is another.
 variables::name_run() {
   export RUN_NAME=${RUN_NAME:-${DGXSYSTEM}_$(date +%Y%m%d-%H%M%S)}
+  variables::one_folder
   if [[ $REHEARSAL == 1 && $RUN_NAME != *_rehearsal ]]; then RUN_NAME+=_rehearsal; fi
   if [[ $REHEARSAL == 1 && ${CHECKPOINT_DIR:-} && $CHECKPOINT_DIR != */rehearsal ]]; then export CHECKPOINT_DIR+=/rehearsal; fi
+}
+
+# Is RUN_NAME a folder within LOGDIR?
+variables::one_folder() {
+  [[ $RUN_NAME != /* && ! /$RUN_NAME/ =~ /\.{0,2}/ ]] || log::die "RUN_NAME='$RUN_NAME': expected a folder within LOGDIR, without . and .."
 }
 
 # Creates and locks the run's folder, LOGDIR/RUN_NAME, which belongs to one kind of run: another would empty its trials. Its .lock

@@ -29,7 +29,7 @@ guard::look() {
     restart::note "lost by Slurm, with the job's script" "$script_node"
     requeue::job "$restart_text"
   fi
-  scancel "$SLURM_JOB_ID"
+  scancel "$SLURM_JOB"
 }
 
 trap guard::undo EXIT

@@ -6,6 +6,13 @@
 declare -a step=() step_options=() # the start of a step, by slurm::step; its options that are the same for all
 declare step_problem=''
 declare -i shutdown_seconds=20 # that ranks get to end after a signal to this script
+# This job as Slurm's commands take it: the last task of an array has the number of the array, which names all of its tasks.
+SLURM_JOB=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID:-}}
+SLURM_JOB=${SLURM_JOB:-${SLURM_JOB_ID:-}}
+SLURM_STEP_OPTIONS='SRUN_CPUS_PER_TASK|SLURM_(NNODES|JOB_NUM_NODES|NTASKS.*|NPROCS|NCORES_.*|NSOCKETS_.*|TASKS_PER_NODE|CPUS_PER_.*|CPU_.*'
+SLURM_STEP_OPTIONS+='|CORE_SPEC|THREAD.*|HINT|DISTRIBUTION|GPUS|GPUS?_(PER|BIND|FREQ).*|GRES.*|STEP_GRES|TRES_.*|MEM_(PER_[CG]PU|BIND.*)'
+SLURM_STEP_OPTIONS+='|EXACT|EXCLUSIVE|OVERCOMMIT|WHOLE|SPREAD_JOB|USE_MIN_NODES|ARBITRARY_NODELIST|HOSTFILE|TIMELIMIT|WAIT|NO_KILL'
+SLURM_STEP_OPTIONS+='|KILL_BAD_EXIT|LABELIO|STD(IN|OUT|ERR)MODE|SRUN_MULTI|EXPORT_ENV|REMOTE_CWD|WORKING_DIR|TEST_EXEC)'
 
 slurm::check() {
   local -r wanted=$((DGXNNODES + SPARE_NODES))
@@ -36,12 +43,17 @@ slurm::nodes() {
 # The same without those that were left out.
 slurm::fit_nodes() { slurm::nodes | grep -vxF -f <(restart::excluded) || true; }
 
+# Unsets what sbatch's options, and a user's profile, leave in the environment for srun: they would apply to each step too, contradict
+# it ("--ntasks-per-gpu" and its kin), add to its output, or keep the run's variables from it.
+slurm::forget_options() {
+  local name
+  for name in $(compgen -e | grep -xE "$SLURM_STEP_OPTIONS"); do unset "$name"; done
+}
+
 # Sets the options that all steps of this job have.
 slurm::options() {
   local -r gres=${GPU_GRES:-gpu} config=$(scontrol show config)
-  # Otherwise sbatch's options for tasks and GPUs would apply to each step too, or contradict it.
-  unset SLURM_NNODES SLURM_JOB_NUM_NODES SLURM_NTASKS SLURM_NPROCS SLURM_NTASKS_PER_NODE SLURM_TASKS_PER_NODE SLURM_CPUS_PER_TASK SLURM_DISTRIBUTION \
-    SLURM_CPU_BIND SLURM_GPUS SLURM_GPUS_PER_NODE SLURM_GPUS_PER_TASK SLURM_GPU_BIND SLURM_GRES SLURM_TRES_PER_TASK
+  slurm::forget_options
   # Beside the guards, and although resources of a step that ended with a lost node are not released.
   step_options=(--overlap --distribution=block --input=none)
   # Slurm's own binding ignores GPUs; run_and_time.sh binds.
@@ -120,7 +132,7 @@ slurm::shutdown_seconds() {
 # This job as shown by Slurm, in one line; nothing if the controller does not answer in time.
 slurm::job() {
   timeout --signal=KILL "$((shutdown_seconds < 18 ? shutdown_seconds / 2 + 1 : 10))" \
-    scontrol --oneliner show job "$SLURM_JOB_ID" 2>/dev/null || true
+    scontrol --oneliner show job "$SLURM_JOB" 2>/dev/null || true
 }
 
 # A field ($1) of what slurm::job printed ($2); nothing for (null), as the node list is once the job is requeued.

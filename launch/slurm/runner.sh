@@ -8,6 +8,7 @@ readonly SWEEP_SECONDS=60 UNDO_SECONDS=300 # seconds: containers and staged data
 
 runner::prepare() {
   trap slurm::time_limit_near USR1 # two minutes before the time limit, see --signal in run.sub
+  runner::trial_minutes
   container::load slurm
   container::check
   slurm::options
@@ -17,6 +18,14 @@ runner::prepare() {
   runner::sweep
   node_state::stage
   container::create
+}
+
+# Sets a trial's part of the job's time: WALLTIME may be longer than what configs derive, or of fewer trials if NEXP was exported later.
+runner::trial_minutes() {
+  if [[ ! ${WALLTIME_RUNANDTIME:-} ]]; then return 0; fi
+  local -r part=$(((${WALLTIME:-0} - START_MINUTES) / NEXP))
+  trial_minutes=$((WALLTIME_RUNANDTIME + START_MINUTES))
+  if ((part > trial_minutes)); then trial_minutes=$part; fi
 }
 
 # Removes what dead jobs left on the nodes, a line for each. In the background, so that a signal to this script is handled at

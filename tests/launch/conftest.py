@@ -23,6 +23,7 @@ from bert.data.records import Metadata
 from bert.data.synthetic import synthetic_records
 
 from ..waiting import free_ports
+from .nodes import missing, require
 
 FAKES = Path(__file__).resolve().parent / "fakes"
 CONFIG = "configs/config_P8000H100_1x8x48x1_pack.sh"
@@ -293,7 +294,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """slurm.conf of a running cluster; skips if Slurm cannot be installed."""
     script = Path(__file__).with_name("slurm_cluster.sh")
     if os.geteuid() != 0:
-        pytest.skip("a Slurm cluster needs root")
+        missing("a Slurm cluster needs root")
     folder = tmp_path_factory.mktemp("slurm")
     os.environ["SLURM_TEST_PORT"] = str(
         free_ports(3)
@@ -304,9 +305,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         text=True,
         check=False,
     )
-    if up.returncode and shutil.which("slurmctld") is None:
-        pytest.skip(f"Slurm cannot be installed here: {up.stderr.strip()[-300:]}")
-    assert up.returncode == 0, up.stderr
+    require(up)
     os.environ["SLURM_CONF"] = str(folder / "slurm.conf")
     yield folder / "slurm.conf"
     subprocess.run([script, "down", folder], check=True)

@@ -10,48 +10,14 @@ FAKES=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)/fakes
 readonly FAKES
 export SLURM_CONF=$FOLDER/slurm.conf
 
-packages() {
-  if [[ -e /usr/include/slurm/spank.h ]] && command -v slurmctld slurmd srun munged gcc >/dev/null; then return; fi
-  apt-get update -qq
-  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends slurmctld slurmd slurm-client munge \
-    slurm-wlm-basic-plugins libpmi2-0 libpmix2 libslurm-dev gcc libc6-dev procps >/dev/null
-}
-
-munge_daemon() {
-  if munge -n 2>/dev/null | unmunge >/dev/null 2>&1; then return; fi
-  install -d -o munge -g munge /run/munge /var/log/munge /var/lib/munge
-  [[ -s /etc/munge/munge.key ]] || runuser -u munge -- mungekey --create --keyfile /etc/munge/munge.key
-  runuser -u munge -- munged
-}
+# shellcheck source=tests/launch/slurm_daemons.sh
+source "$(dirname -- "${BASH_SOURCE[0]}")/slurm_daemons.sh"
 
 configuration() {
   local i
-  cat <<CONF
-ClusterName=test
-SlurmctldHost=$(uname -n)(127.0.0.1)
-SlurmctldPort=$PORT
-SlurmUser=root
-SlurmdUser=root
-StateSaveLocation=$FOLDER/state
-SlurmdSpoolDir=$FOLDER/spool/%n
-SlurmctldPidFile=$FOLDER/pid/controller
-SlurmdPidFile=$FOLDER/pid/%n
-SlurmctldLogFile=$FOLDER/log/controller
-SlurmdLogFile=$FOLDER/log/%n
-PlugStackConfig=$FOLDER/plugstack.conf
-ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
-SelectType=select/cons_tres
-SelectTypeParameters=CR_Core_Memory
-SlurmdParameters=config_overrides
-ReturnToService=2
-KillWait=30
-MessageTimeout=100
-BatchStartTimeout=200
-MinJobAge=3600
-SchedulerParameters=sched_interval=2,bf_interval=2
-PartitionName=batch Nodes=ALL Default=YES MaxTime=INFINITE State=UP
-CONF
+  slurm_daemons::settings test 127.0.0.1 "$PORT" "$FOLDER"
+  printf '%s\n' SlurmdUser=root "PlugStackConfig=$FOLDER/plugstack.conf" KillWait=30 MinJobAge=3600 \
+    SchedulerParameters=sched_interval=2,bf_interval=2
   if ((GPUS)); then echo 'GresTypes=gpu'; fi
   for ((i = 1; i <= NODES; i++)); do
     echo "NodeName=dgx$i NodeHostname=$(uname -n) NodeAddr=127.0.0.1 Port=$((PORT + i)) CPUs=$CPUS Boards=1" \
@@ -69,8 +35,8 @@ devices() {
 
 up() {
   local i
-  packages
-  munge_daemon
+  slurm_daemons::packages
+  slurm_daemons::munge
   mkdir -p "$FOLDER"/{state,log,pid,spool}
   configuration >"$SLURM_CONF"
   devices >"$FOLDER/gres.conf"
@@ -79,12 +45,7 @@ up() {
   echo "required $FOLDER/pyxis.so $FAKES/pyxis.sh" >"$FOLDER/plugstack.conf"
   slurmctld -c
   for ((i = 1; i <= NODES; i++)); do slurmd -N "dgx$i" -c; done
-  for ((i = 0; i < 800; i++)); do
-    if [[ $(sinfo -h -t idle -o %D 2>/dev/null) == "$NODES" ]]; then return; fi
-    sleep 0.25
-  done
-  echo "slurm_cluster.sh: error: the nodes did not come up, see $FOLDER/log" >&2
-  return 1
+  slurm_daemons::wait "$NODES" "$FOLDER"
 }
 
 down() {

@@ -26,6 +26,7 @@ from review.acceptance.verdict import Certificate, certify
 
 from ..certify.test_tools import nccl_tests
 from ..waiting import wait_until
+from .nodes import Nodes, running
 
 # These tests need a machine without much other load, which may slow some nodes more than others.
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
@@ -62,39 +63,13 @@ CPU = (os.cpu_count() or 1) - 1
 FILLER = f"import os; os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0)); os.sched_setaffinity(0, [{CPU}])"
 
 
-@dataclass
-class Nodes:
-    """Four separate machines: namespaces with a slurmd in each."""
-
-    script: Path
-    folder: Path
-    repository: Path
+class Certified(Nodes):
+    """Four separate machines, which jobs of certify.sub test."""
 
     @property
     def prolog(self) -> Path:
         """Script that runs before each job on its nodes, as root; written by tests."""
         return self.folder / "prolog.sh"
-
-    @property
-    def env(self) -> dict[str, str]:
-        """Environment of the cluster's script and of Slurm's commands."""
-        known = {
-            "SLURM_DIR": str(self.folder),
-            "SLURM_CONF": str(self.folder / "slurm.conf"),
-        }
-        prolog = f"Prolog={self.prolog}\nPrologFlags=Alloc\nMessageTimeout=100"
-        return os.environ | known | {"NODES": str(NODES), "CPUS": "8", "EXTRA": prolog}
-
-    def call(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """Runs a command of the cluster's script."""
-        return subprocess.run(
-            [self.script, *words],
-            env=self.env,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=180,
-        )
 
     def certify(self, name: str, slowed: int | None = None) -> Certificate:
         """Runs a job on all nodes; returns its records. slowed: a node with a tenth less CPU."""
@@ -170,19 +145,6 @@ class Nodes:
         assert verdict == f"{found.state} (software only: the test ran on CPUs)"
         return found
 
-    def slurm(self, *command: str, limit: float = 60, **settings: str) -> str:
-        """Output of a Slurm command."""
-        done = subprocess.run(
-            command,
-            cwd=self.repository,
-            env=self.env | settings,
-            capture_output=True,
-            text=True,
-            timeout=limit,
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
     def wait(self, job: str) -> int:
         """Exit status of a job; sbatch --wait polls only twice a minute."""
         end = time.monotonic() + JOB_SECONDS
@@ -205,17 +167,13 @@ class Nodes:
 
     def ranks(self, node: int) -> list[int]:
         """Processes of a node's ranks, by local rank."""
-        first = (self.folder / "node" / str(node) / "first").read_text().strip()
-        space, found = os.readlink(f"/proc/{first}/ns/pid"), {}
-        for entry in Path("/proc").glob("[0-9]*"):
+        found = dict[int, int]()
+        for entry in self.processes(str(node)):
             with contextlib.suppress(OSError):
                 if (entry / "cmdline").read_bytes().endswith(b"-u\0-m\0certify\0"):
-                    environment = dict(
-                        item.partition(b"=")[::2]
-                        for item in (entry / "environ").read_bytes().split(b"\0")
-                    )
-                    if os.readlink(entry / "ns" / "pid") == space:
-                        found[int(environment[b"LOCAL_RANK"])] = int(entry.name)
+                    words = (entry / "environ").read_bytes().split(b"\0")
+                    known = dict(word.partition(b"=")[::2] for word in words)
+                    found[int(known[b"LOCAL_RANK"])] = int(entry.name)
         return [found[rank] for rank in sorted(found)]
 
     @contextlib.contextmanager
@@ -253,31 +211,19 @@ def send(processes: list[int], number: signal.Signals) -> None:
 
 @pytest.fixture(scope="module")
 def nodes(
-    shared: Path, repository: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Nodes]:
+    repository: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Certified]:
     """The cluster, created once."""
-    script = shared / "tools" / "slurm_nodes.sh"
-    if (
-        os.geteuid() != 0
-        or not script.is_file()
-        or not (GROUPS / "cpu" / "cgroup.procs").is_file()
-    ):
-        pytest.skip(
-            "a Slurm of separate nodes needs root, CPU quotas of cgroups and slurm_nodes.sh of the reference data"
-        )
-    made = Nodes(script, tmp_path_factory.mktemp("nodes"), repository)
-    made.prolog.write_text("#!/bin/bash\n")
-    made.prolog.chmod(0o755)
+    if not (GROUPS / "cpu" / "cgroup.procs").is_file():
+        pytest.skip("nodes of equal speed need CPU quotas of cgroups, version 1")
+    folder = tmp_path_factory.mktemp("nodes")
+    (folder / "prolog.sh").write_text("#!/bin/bash\n")
+    (folder / "prolog.sh").chmod(0o755)
     remove_groups()
-    up = made.call("up")
-    if up.returncode and shutil.which("slurmctld") is None:
-        pytest.skip(f"Slurm cannot be installed here: {up.stderr.strip()[-300:]}")
-    try:
-        assert up.returncode == 0, up.stderr
-        yield made
-    finally:
-        made.call("down")
-        remove_groups()
+    extra = f"Prolog={folder}/prolog.sh\nPrologFlags=Alloc"
+    with running(repository, folder, NODES, EXTRA=extra) as made:
+        yield Certified(made.folder, made.repository, made.environ)
+    remove_groups()
 
 
 def remove_groups() -> None:
@@ -288,7 +234,7 @@ def remove_groups() -> None:
 
 
 @contextlib.contextmanager
-def slow_network(nodes: Nodes, node: int) -> Iterator[None]:
+def slow_network(nodes: Certified, node: int) -> Iterator[None]:
     """Slows the node's only card: by a delay or, if the kernel supports none, a rate limit."""
     card = ("tc", "qdisc", "replace", "dev", "eth0", "root")
     if nodes.call("enter", str(node), *card, "netem", "delay", "5ms").returncode:
@@ -315,7 +261,7 @@ PORTS = ("mlx5_0", "mlx5_1")
 
 
 def machine(
-    nodes: Nodes,
+    nodes: Certified,
     node: int,
     cpus: int = 16,
     gib: int = 64,
@@ -346,7 +292,7 @@ def machine(
 
 
 @contextlib.contextmanager
-def machines(nodes: Nodes, odd: dict[int, dict]) -> Iterator[None]:
+def machines(nodes: Certified, odd: dict[int, dict]) -> Iterator[None]:
     """All nodes have the same parts, except the odd ones."""
     for node in range(1, NODES + 1):
         machine(nodes, node, **odd.get(node, {}))
@@ -359,10 +305,10 @@ def machines(nodes: Nodes, odd: dict[int, dict]) -> Iterator[None]:
             shutil.rmtree(nodes.folder / f"machine{node}")
 
 
-Disturbance = Callable[[Nodes], contextlib.AbstractContextManager[None]]
+Disturbance = Callable[[Certified], contextlib.AbstractContextManager[None]]
 
 
-def nothing(nodes: Nodes) -> contextlib.AbstractContextManager[None]:
+def nothing(nodes: Certified) -> contextlib.AbstractContextManager[None]:
     return contextlib.nullcontext()
 
 
@@ -403,7 +349,7 @@ def test_a_node_with_less_cpu_and_a_rank_that_sleeps_at_times_are_named(nodes):
     check(nodes, "CPUs", "pauses")
 
 
-def check(nodes: Nodes, *names: str) -> None:
+def check(nodes: Certified, *names: str) -> None:
     """Each culprit is named with its stage, and nobody else."""
     for name in names:
         culprit = CULPRITS[name]

@@ -23,9 +23,10 @@ from ..waiting import wait_until
 from .conftest import FAKES, OVER, Job, make_checkout
 from .fakes.stepper import EVERY, STEPS, advance
 from .meetings import SLURM, Row, covering, pairs, possible_rows
+from .nodes import Nodes, missing, running
 from .test_multinode import SSH
 from .test_slurm_container import ENROOT
-from .test_slurm_nodes import NODES, Nodes, bring_back, running
+from .test_slurm_nodes import NODES, QUICK
 
 SEED, FAST = int(os.environ.get("MEETINGS_SEED", "1")), 4
 OWN_SEED, DISK = 5, 1 << 20
@@ -303,18 +304,13 @@ class SlurmMeeting(Meeting):
             self.struck |= {victim}
         if event == "bad spare":
             self.struck |= {spare}
-            self.nodes.enter(
-                spare,
-                "mount",
-                "-t",
-                "tmpfs",
-                "none",
-                str(self.checkout.root / "launch"),
-            )
+            hidden = str(self.checkout.root / "launch")
+            mount = ("mount", "-t", "tmpfs", "none", hidden)
+            assert self.nodes.enter(spare, *mount).returncode == 0
         if event.startswith("power off") or event in ("node returns", "bad spare"):
             self.nodes.call("poweroff", victim.removeprefix("node"))
         elif event == "cut network":
-            self.nodes.cut_off(victim)
+            self.nodes.call("cut", victim.removeprefix("node"))
         elif event in ("cancel", "time limit"):
             options = [] if event == "cancel" else ["--batch", "--signal=USR1"]
             subprocess.run(["scancel", *options, str(self.job.number)], check=True)
@@ -398,7 +394,7 @@ def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def nodes(shared, repository, disk, tmp_path_factory) -> Iterator[Nodes]:
+def nodes(repository, disk, tmp_path_factory) -> Iterator[Nodes]:
     """The cluster, created once, with a pyxis that each row plays."""
     folder = tmp_path_factory.mktemp("nodes")
     library, script, stack = (
@@ -406,14 +402,15 @@ def nodes(shared, repository, disk, tmp_path_factory) -> Iterator[Nodes]:
     )
     line = ["gcc", "-shared", "-fPIC", "-o", str(library), str(FAKES / "pyxis.c")]
     if subprocess.run(line, check=False).returncode:
-        pytest.skip("the stand-in for pyxis needs gcc and libslurm-dev")
+        missing("the stand-in for pyxis needs gcc and libslurm-dev")
     hold = 'if [[ -e $PYXIS_TEST/hold_container ]] && (set -o noclobber && : >"$PYXIS_TEST/hold/held") 2>/dev/null; then\n'
     hold += '  until [[ -e $PYXIS_TEST/hold/go ]]; do sleep 0.05; done\nfi\n  record "create '
     script.write_text(
         (FAKES / "pyxis.sh").read_text().replace('  record "create ', hold)
     )
     stack.write_text(f"required {library} {script}\n")
-    with running(shared, repository, folder, PLUGSTACK=str(stack)) as made:
+    plugins = f"PlugStackConfig={stack}"
+    with running(repository, folder, NODES, EXTRA=plugins, **QUICK) as made:
         yield made
 
 
@@ -457,7 +454,7 @@ def test_the_other_rows_of_machines_without_slurm(
 )
 def test_rows_of_slurm(nodes, tmp_path, disk, number, row):
     announce(number)
-    bring_back(nodes)
+    nodes.bring_back()
     meeting = SlurmMeeting(nodes, row, tmp_path, disk)
     try:
         meeting.run()

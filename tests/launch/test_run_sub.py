@@ -112,15 +112,14 @@ def test_a_job_finds_the_repository_of_its_command_before_that_of_its_submission
     repository, tmp_path, script
 ):
     for name in ("spool", "command", "submission", "bin"):
-        (tmp_path / name / "launch").mkdir(parents=True)
-    for part in ("supervisor", "load"):
-        for name in ("command", "submission"):
-            (tmp_path / name / "launch" / f"{part}.sh").write_text(
-                "echo $REPO_DIR; exit"
-            )
+        (tmp_path / name / "launch" / "slurm").mkdir(parents=True)
+    for name in ("command", "submission"):
+        begin = tmp_path / name / "launch" / "slurm" / "begin.sh"
+        begin.write_text("echo $REPO_DIR; exit")
     copy = shutil.copy(repository / script, tmp_path / "spool")
     scontrol = tmp_path / "bin" / "scontrol"
-    scontrol.write_text(f"#!/bin/sh\necho '   Command={tmp_path}/command/{script}'")
+    told = f"   Command={tmp_path}/command/{script}"
+    scontrol.write_text(f"#!/bin/sh\necho '{told}'\necho '{told}'")  # of two tasks
     scontrol.chmod(0o755)
 
     def found() -> subprocess.CompletedProcess[str]:
@@ -143,7 +142,7 @@ def test_a_job_finds_the_repository_of_its_command_before_that_of_its_submission
     shutil.rmtree(tmp_path / "submission")
     lost = found()
     assert lost.returncode == 2
-    assert "the repository was not found" in last_line(lost.stderr)
+    assert f"sees no repository in {tmp_path}/submission" in last_line(lost.stderr)
 
 
 def test_outside_a_job_it_says_how_to_submit(slurm):
@@ -657,41 +656,31 @@ def test_the_job_is_signalled_two_minutes_before_its_time_limit(repository):
     assert "#SBATCH --signal=B:USR1@120\n" in (repository / "run.sub").read_text()
 
 
-IMPORTS = """case "$*" in *import*) printf hsqs >"$3" ;; esac"""
+def test_a_trial_that_hangs_leaves_the_others_their_time(slurm):
+    """Its part of the job's time has passed: in minutes, here in seconds."""
+    trial = slurm.root / "launch" / "run" / "trial.sh"
+    text = trial.read_text()
+    assert "START_MINUTES=5" in text
+    assert "60 * trial_minutes" in text
+    text = text.replace("START_MINUTES=5", "START_MINUTES=0")
+    trial.write_text(text.replace("60 * trial_minutes", "trial_minutes"))
+    settings = {
+        "NEXP": "2",
+        "WALLTIME_RUNANDTIME": "3",
+        "WALLTIME": "5",
+        "TRIAL_0": "hang",
+    }
+    exports = " ".join(f"{name}={value}" for name, value in settings.items())
+    done = slurm.run("./run.sub", after=f"export {exports}")
+    assert done.returncode == 1
+    failed = "run: error: 1 of 2 trials failed: trial 0: it did not end in 3 minutes"
+    assert last_line(done.stderr).startswith(failed)
+    assert [path.name for path in slurm.run_dir.glob("result_*")] == ["result_1.txt"]
 
 
-def test_an_image_is_imported_by_one_node_into_a_file_that_all_use(pyxis):
-    file = pyxis.root.parent / "bert.sqsh"
-    pyxis.stand_in("enroot", IMPORTS)
-    pyxis.stand_in("sync", "")
-    done = pyxis.run(
-        "./run.sub", CONT="nvcr.io/nvidia/pytorch:25.04-py3", CONT_FILE=str(file)
-    )
-    assert done.returncode == 0, done.stderr
-    assert [call for call in pyxis.calls("enroot") if "import" in call] == [
-        f"'import' '--output' '{file}.new' 'docker://nvcr.io#nvidia/pytorch:25.04-py3'"
-    ]
-    made = [call for call in pyxis.calls("srun") if "--container-image" in call]
-    assert [f"'--container-image={file}'" in call for call in made] == [True]
-
-
-def test_an_image_that_cannot_be_imported_into_its_file_ends_the_job_with_the_reason(
-    pyxis,
-):
-    pyxis.stand_in("enroot", "echo '[ERROR] Could not process JSON input' >&2; exit 1")
-    done = pyxis.run("./run.sub", CONT_FILE=str(pyxis.root.parent / "bert.sqsh"))
+@pytest.mark.parametrize("name", ["sub/../../esc", "..", "/tmp/elsewhere", "a//b", "."])
+def test_a_name_that_leads_out_of_logdir_is_refused(slurm, name):
+    done = slurm.run("./run.sub", RUN_NAME=name)
     assert done.returncode == 2
-    assert (
-        last_line(done.stderr)
-        == "run: error: CONT=mlperf-bert: not imported: [ERROR] Could not process JSON input"
-    )
-
-
-def test_an_image_file_needs_no_cont_file(pyxis):
-    image = pyxis.root.parent / "bert.sqsh"
-    image.touch()
-    done = pyxis.run("./run.sub", CONT=str(image), CONT_FILE="elsewhere.sqsh")
-    assert (
-        f"CONT_FILE is for an image of a registry, and CONT={image} is a file"
-        in last_line(done.stderr)
-    )
+    assert f"RUN_NAME='{name}'" in last_line(done.stderr)
+    assert not slurm.logdir.exists() or not list(slurm.logdir.iterdir())

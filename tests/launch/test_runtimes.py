@@ -78,9 +78,7 @@ def test_no_other_file_of_the_launcher_names_a_runtime(repository):
     folder = repository / "launch" / "container" / "runtimes"
     names = "|".join([*(path.stem for path in folder.glob("*.sh")), "enroot"])
     for path in [*(repository / "launch").rglob("*.sh"), repository / "run.sub"]:
-        if (
-            path.parent == folder or path.name == "import_image.sh"
-        ):  # a part of one of them
+        if path.parent == folder:
             continue
         for number, line in enumerate(path.read_text().splitlines(), 1):
             code = line.partition("# ")[0]

@@ -7,7 +7,8 @@ runtime_platforms=(slurm) runtime_default_on=(slurm)
 
 # Differs after a requeue and in each attempt, since the previous container of this job may be half removed.
 CONTAINER_NAME=${ATTEMPT_NAME:-bert}
-pyxis_help='' # not declared: this file is sourced in a function
+pyxis_help=''                   # not declared: this file is sourced in a function
+PYXIS_INSIDE=/media/mlperf_bert # a folder that only containers have
 
 container::check() {
   pyxis_help=$(srun --help 2>&1) || true
@@ -35,21 +36,7 @@ pyxis::registry_image() {
   if [[ $1 == */* && $1 != *'#'* && $registry == *[.:]* ]]; then echo "$registry#${1#*/}"; else echo "$1"; fi
 }
 
-# CONT_FILE: one node imports the image into a file that all nodes read.
-pyxis::import() {
-  local -r image=$CONT
-  if [[ ! ${CONT_FILE:-} ]]; then return 0; fi
-  [[ $CONT != /* ]] || log::die "CONT_FILE is for an image of a registry, and CONT=$CONT is a file: unset CONT_FILE"
-  CONT=$(realpath -m -- "$CONT_FILE")
-  log::info "image $image in $CONT"
-  answers::streamed "${srun[@]}" --overlap --nodes=1 --ntasks=1 "$REPO_DIR/launch/node/run_and_answer.sh" \
-    "$REPO_DIR/launch/container/import_image.sh" "$image" "$CONT" || true
-  grep -q '^answer ' <<<"$answers_output" ||
-    log::die "CONT=$image: not imported: $(pyxis::reason "$answers_output")"
-}
-
 container::create() {
-  pyxis::import
   log::info "container $CONTAINER_NAME from $CONT on each node"
   container::arguments
   # An import takes minutes: shows pyxis' output meanwhile.
@@ -62,10 +49,11 @@ container::create() {
 container::arguments() {
   container::mounts
   local list
-  printf -v list ',%s' "${mounts[@]}"
+  printf -v list ',%s' "${mounts[@]}" "$REPO_DIR/launch/node:$PYXIS_INSIDE:ro"
   # Home is not mounted: packages of ~/.local would come before the image's.
   container=(--container-name="$CONTAINER_NAME" --container-mounts="${list#,}" --no-container-mount-home --container-remap-root)
   if [[ $pyxis_help == *--container-writable* ]]; then container+=(--container-writable); fi
+  container+=("$PYXIS_INSIDE/inside.sh") # the command's first word
 }
 
 container::remove() { :; }
@@ -91,6 +79,10 @@ pyxis::plugin_error() {
 pyxis::reason() {
   local -r cause='FATAL ERROR|curl: \([0-9]+\)|No space left on device'
   local reason
+  if grep -q "execve(): $PYXIS_INSIDE/" <<<"$1"; then
+    answers::with_nodes "$1" "ran outside the container: its slurmd has not loaded pyxis (plugstack.conf, then restart slurmd)"
+    return
+  fi
   reason=$(
     grep -E -m 1 "$cause" <<<"$1" || grep -m 1 '\[ERROR\]' <<<"$1" ||
       grep 'error: .*pyxis: ' <<<"$1" | grep -m 1 -v 'child [0-9]* failed'
@@ -147,7 +139,8 @@ pyxis::doctor_runs() {
   fi
   # shellcheck disable=SC2016 # of the inner shell
   output=$("${step[@]}" --container-image="$(pyxis::image)" --no-container-mount-home \
-    bash -c 'echo "answer ${SLURMD_NODENAME:-node}"' 2>&1 </dev/null)
+    --container-mounts="$REPO_DIR/launch/node:$PYXIS_INSIDE:ro" \
+    "$PYXIS_INSIDE/inside.sh" bash -c 'echo "answer ${SLURMD_NODENAME:-node}"' 2>&1 </dev/null)
   if grep -q '^answer ' <<<"$output"; then
     doctor::row pass pyxis "a container of $CONT ran on $(sed -n 's/^answer //p' <<<"$output")"
   elif [[ $output == *'Unable to allocate resources'* || $output == *'Immediate'* ]]; then

@@ -39,6 +39,7 @@ for i in "${!mounts[@]}"; do
   mount --rbind "$source" "$STAGE/$i"
 done
 mount -t tmpfs none "$PYXIS_TEST"
+mount -t tmpfs none /media
 for i in "${!mounts[@]}"; do
   IFS=: read -r _ target flags <<<"${mounts[i]}"
   if [[ ! -e $target ]]; then

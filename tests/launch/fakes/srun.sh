@@ -14,6 +14,7 @@ while [[ ${1:-} == -* ]]; do
   esac
   shift
 done
+if [[ ${1:-} == /media/mlperf_bert/inside.sh ]]; then shift; fi # of a container
 trap 'kill $(jobs -p) 2>/dev/null; exit 143' TERM
 trap 'echo srun_got USR1 >>"$FAKE_CALLS"' USR1 # the real one passes it on to its tasks
 for ((i = 0; i < count; i++)); do
