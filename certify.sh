@@ -17,7 +17,6 @@ if [[ $quick == --help || $quick == -h ]]; then
   exit 0
 fi
 if (($# > 1)) || [[ $quick && $quick != --quick ]]; then log::die "$*: expected --quick, or settings by variables"; fi
-if [[ -z ${PYTHON:-} && -x $REPO_DIR/.venv/bin/python ]]; then export PYTHON=$REPO_DIR/.venv/bin/python; fi
 if [[ $quick ]]; then
   variables::default CERTIFY_SECONDS 2
   variables::default CERTIFY_TOOLS none
@@ -26,6 +25,7 @@ certify::require_gpus ''
 export DGXNNODES=1
 certify::defaults
 RUN_NAME=${RUN_NAME:-certify_$(uname -n)_$(date +%Y%m%d-%H%M%S)}
+export CONTAINER_RUNTIME=none
 variables::load
-export CONTAINER_RUNTIME=none CERTIFY_LINE=${quick:+--line}
+export CERTIFY_LINE=${quick:+--line}
 supervisor::main local certify

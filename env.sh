@@ -2,6 +2,7 @@
 # This site: paths of data, weights, results and the container image, and Slurm options. Exports only.
 # Edit the values below, or export your own: your exports win over this file and over a config, whether made before or after
 # sourcing them. Source env.sh and configs/config_*.sh in either order.
+if [ -z "${BASH_VERSION:-}" ] || shopt -qo posix; then echo 'env.sh is for bash: start bash, then source it' >&2 && return 2; fi
 # shellcheck source=launch/run/exports.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/launch/run/exports.sh"
 exports::begin SITE

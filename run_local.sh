@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # NEXP timed trials on this machine, in the current Python environment: no container, no Slurm.
 #   source env.sh; source configs/config_<SYSTEM>_....sh; ./run_local.sh
-# PYTHON=/path/to/python chooses the interpreter; default: an active environment with PyTorch, else .venv (make setup).
+# PYTHON=/path/to/python chooses the interpreter; default: that of an active environment with PyTorch, else .venv (make setup).
 # RUN_NAME=<folder of an earlier run> continues it.
 set -euo pipefail
 REPO_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
@@ -9,19 +9,12 @@ readonly REPO_DIR
 # shellcheck source=launch/supervisor.sh
 source "$REPO_DIR/launch/supervisor.sh"
 
-local_python::has_torch() {
-  "$1" -c 'import importlib.util as u, sys; sys.exit(not u.find_spec("torch"))' 2>/dev/null
-}
-
-if [[ -z ${PYTHON:-} && -x $REPO_DIR/.venv/bin/python ]] && ! local_python::has_torch python; then
-  export PYTHON=$REPO_DIR/.venv/bin/python
-fi
+export CONTAINER_RUNTIME=none
 variables::take "$@"
 variables::trainer
 variables::load
 ((DGXNNODES == 1)) || log::die "DGXNNODES=$DGXNNODES: run_local.sh runs on one machine; use run.sub or run_multinode.sh"
 command -v "$PYTHON" >/dev/null || log::die "PYTHON=$PYTHON: no such interpreter: make setup, or give the path of one"
-local_python::has_torch "$PYTHON" ||
+python::has_torch "$PYTHON" ||
   log::die "PYTHON=$PYTHON: it has no torch: make setup, or activate the environment that has it"
-export CONTAINER_RUNTIME=none
 supervisor::main local trial

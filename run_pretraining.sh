@@ -47,8 +47,8 @@ pretraining::settings() {
 pretraining::check() {
   pretraining::settings 1
   export RUN_DIR=$FOLDER/phase1 WORLD_SIZE=$((DGXNNODES * DGXNGPU)) PYTHONPATH=$REPO_DIR/implementations${PYTHONPATH:+:$PYTHONPATH}
-  if [[ ! ${PYTHON:-} && -x $REPO_DIR/.venv/bin/python ]]; then PYTHON=$REPO_DIR/.venv/bin/python; fi
-  exec "${PYTHON:-python}" -m bert --check
+  CONTAINER_RUNTIME=none python::choose
+  exec "$PYTHON" -m bert --check
 }
 
 pretraining::start() { pretraining::settings "$1" && exec "$REPO_DIR/run_local.sh"; }

@@ -2,6 +2,7 @@
 # DGX A100 80 GB: 1 node, 8 GPUs, 56 sequences per GPU, global batch 448 sequences.
 # Hyper-parameters: NVIDIA, v1.1 to v2.1, and the reference's at this batch size.
 # EXCHANGE_GROUP balances sequence lengths among the GPUs of a step, so that all get the same number of tokens.
+if [ -z "${BASH_VERSION:-}" ] || shopt -qo posix; then echo 'this config is for bash: start bash, then source it' >&2 && return 2; fi
 # shellcheck source=configs/begin.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/begin.sh"
 export DGXNNODES=1 DGXNGPU=8

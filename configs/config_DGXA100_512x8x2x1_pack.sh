@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # DGX A100: 512 nodes of 8 GPUs, 2 packed rows per GPU, global batch 16,384 sequences.
 # Hyper-parameters: NVIDIA, v2.1.
+if [ -z "${BASH_VERSION:-}" ] || shopt -qo posix; then echo 'this config is for bash: start bash, then source it' >&2 && return 2; fi
 # shellcheck source=configs/begin.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/begin.sh"
 export DGXNNODES=512 DGXNGPU=8

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # DGX B200, 8 x B200 180 GB: 1 node, 8 GPUs, 48 packed rows per GPU, global batch 768 sequences.
+if [ -z "${BASH_VERSION:-}" ] || shopt -qo posix; then echo 'this config is for bash: start bash, then source it' >&2 && return 2; fi
 # shellcheck source=configs/begin.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/begin.sh"
 export DGXNNODES=1 DGXNGPU=8 BATCHSIZE=48 GRADIENT_STEPS=1

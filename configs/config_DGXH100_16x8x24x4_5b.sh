@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # BERT-5B on 128 H100: 24 sequences of 128 tokens per GPU, 4 times a step.
 # Global batch 12,288 sequences. Hyper-parameters: Habana's (large_model.sh). Speed not measured.
+if [ -z "${BASH_VERSION:-}" ] || shopt -qo posix; then echo 'this config is for bash: start bash, then source it' >&2 && return 2; fi
 # shellcheck source=configs/begin.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/begin.sh"
 export DGXNNODES=16 DGXNGPU=8 BATCHSIZE=24 GRADIENT_STEPS=4

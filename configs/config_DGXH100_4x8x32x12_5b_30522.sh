@@ -3,6 +3,7 @@
 # Global batch 12,288 sequences. Hyper-parameters: Habana's (large_model.sh). Speed not measured.
 # The published 5B has a vocabulary of 512,035, but only 30,522 ids occur. The other rows, a fifth of all parameters, are never
 # read, yet every step computes their logits, reduces their gradients and updates them. This config leaves them out.
+if [ -z "${BASH_VERSION:-}" ] || shopt -qo posix; then echo 'this config is for bash: start bash, then source it' >&2 && return 2; fi
 # shellcheck source=configs/begin.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/begin.sh"
 export DGXNNODES=4 DGXNGPU=8 BATCHSIZE=32 GRADIENT_STEPS=12

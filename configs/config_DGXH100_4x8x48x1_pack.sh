@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # DGX H100: 4 nodes of 8 GPUs, 48 packed rows per GPU, global batch 3,072 sequences.
 # Hyper-parameters: NVIDIA, v2.1.
+if [ -z "${BASH_VERSION:-}" ] || shopt -qo posix; then echo 'this config is for bash: start bash, then source it' >&2 && return 2; fi
 # shellcheck source=configs/begin.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/begin.sh"
 export DGXNNODES=4 DGXNGPU=8

@@ -2,6 +2,7 @@
 # DGX H100: 8 nodes of 8 GPUs, 36 packed rows per GPU, global batch 4,608 sequences.
 # Hyper-parameters: NVIDIA, v3.1.
 # Warm-up is a constant rate for 330 steps; then the decay continues as if from step 0, so the rate drops by half.
+if [ -z "${BASH_VERSION:-}" ] || shopt -qo posix; then echo 'this config is for bash: start bash, then source it' >&2 && return 2; fi
 # shellcheck source=configs/begin.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/begin.sh"
 export DGXNNODES=8 DGXNGPU=8

@@ -3,6 +3,7 @@
 # Hyper-parameters: NVIDIA, v3.0 to v4.1.
 # Warm-up is a constant rate for 330 steps; then the decay continues as if from step 0, so the rate drops by half.
 # EXCHANGE_GROUP balances sequence lengths among the GPUs of a step, so that all get the same number of tokens.
+if [ -z "${BASH_VERSION:-}" ] || shopt -qo posix; then echo 'this config is for bash: start bash, then source it' >&2 && return 2; fi
 # shellcheck source=configs/begin.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/begin.sh"
 export DGXNNODES=8 DGXNGPU=8

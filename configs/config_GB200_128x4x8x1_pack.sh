@@ -2,6 +2,7 @@
 # GB200 NVL72: 128 nodes of 4 GPUs, 8 packed rows per GPU, global batch 8,192 sequences.
 # Hyper-parameters: NVIDIA, v5.0.
 # START_WARMUP_STEP is further back than WARMUP_STEPS: no warm-up, decay from step 1.
+if [ -z "${BASH_VERSION:-}" ] || shopt -qo posix; then echo 'this config is for bash: start bash, then source it' >&2 && return 2; fi
 # shellcheck source=configs/begin.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/begin.sh"
 export DGXNNODES=128 DGXNGPU=4

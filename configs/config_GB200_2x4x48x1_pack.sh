@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # GB200 NVL72, 4 x GB200 per node: 2 nodes, 4 GPUs each, 48 packed rows per GPU, global batch 768 sequences.
+if [ -z "${BASH_VERSION:-}" ] || shopt -qo posix; then echo 'this config is for bash: start bash, then source it' >&2 && return 2; fi
 # shellcheck source=configs/begin.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/begin.sh"
 export DGXNNODES=2 DGXNGPU=4 BATCHSIZE=48 GRADIENT_STEPS=1

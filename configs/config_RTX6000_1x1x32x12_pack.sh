@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # RTX 6000 or another GPU of 48 GB: 1 node, 1 GPU, 32 packed rows per GPU x 12 accumulated, global batch 768 sequences.
 # CLIP=before clips every micro-batch by its own norm: 32 rows are noisier than the 48 of 8 GPUs.
+if [ -z "${BASH_VERSION:-}" ] || shopt -qo posix; then echo 'this config is for bash: start bash, then source it' >&2 && return 2; fi
 # shellcheck source=configs/begin.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/begin.sh"
 export DGXNNODES=1 DGXNGPU=1 BATCHSIZE=32 GRADIENT_STEPS=12

@@ -3,6 +3,7 @@
 # Open division: Adam. Data in four length bins (prepare_data.sh --binned-data), with a fixed count of each in a
 # batch, balanced by length within a node: DATADIR_PHASE2 is the folder hdf5/bins.
 # Samsung's learning-rate rule: after step 65 the rate jumps from the warm-up to the decay line, 16% higher.
+if [ -z "${BASH_VERSION:-}" ] || shopt -qo posix; then echo 'this config is for bash: start bash, then source it' >&2 && return 2; fi
 # shellcheck source=configs/begin.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/begin.sh"
 export SUBMISSION_DIVISION=open

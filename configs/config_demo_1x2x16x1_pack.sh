@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # make demo: a small BERT on 2 processes of any machine. Open division, since it has its own target.
+if [ -z "${BASH_VERSION:-}" ] || shopt -qo posix; then echo 'this config is for bash: start bash, then source it' >&2 && return 2; fi
 # shellcheck source=configs/begin.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/begin.sh"
 export DGXNNODES=1 DGXNGPU=2 DEVICE=auto

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # MRPC on BERT-large, the recipe for 8 A100 (NVIDIA DeepLearningExamples): published accuracy 86.00 +- 1.2 (10 seeds).
+if [ -z "${BASH_VERSION:-}" ] || shopt -qo posix; then echo 'this config is for bash: start bash, then source it' >&2 && return 2; fi
 # shellcheck source=configs/begin.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/begin.sh"
 export RANK_MODULE=finetune TASK=MRPC SEEDS=1,2,3,4,5,6,7,8,9,10 DATA=${DATADIR:-/data/bert}/MRPC

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # SST-2 on BERT-large, the recipe for 8 A100 (NVIDIA DeepLearningExamples): published accuracy 91.74 +- 0.45.
+if [ -z "${BASH_VERSION:-}" ] || shopt -qo posix; then echo 'this config is for bash: start bash, then source it' >&2 && return 2; fi
 # shellcheck source=configs/begin.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/begin.sh"
 export RANK_MODULE=finetune TASK=SST-2 DATA=${DATADIR:-/data/bert}/SST-2

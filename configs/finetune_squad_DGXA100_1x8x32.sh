@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # SQuAD 1.1 on BERT-large, the recipe for 8 A100 (NVIDIA DeepLearningExamples): published F1 90.68 +- 0.16 (10 seeds).
+if [ -z "${BASH_VERSION:-}" ] || shopt -qo posix; then echo 'this config is for bash: start bash, then source it' >&2 && return 2; fi
 # shellcheck source=configs/begin.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/begin.sh"
 export RANK_MODULE=finetune TASK=squad SQUAD_VERSION=1.1 DATA=${DATADIR:-/data/bert}/squad

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # BERT-base from scratch in two phases on nodes of 8 H200 with 141 GB each: the recipe of two_phases.sh, for
 # run_pretraining.sh. DGXNNODES=4 chooses the number of nodes. DATADIR has the data of both phases, made by prepare_data.sh --phases.
+if [ -z "${BASH_VERSION:-}" ] || shopt -qo posix; then echo 'this config is for bash: start bash, then source it' >&2 && return 2; fi
 # shellcheck source=configs/begin.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/begin.sh"
 export PHASE1_BATCHSIZE=1024

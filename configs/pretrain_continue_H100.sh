@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Continues a BERT-base or large from the Hub on 1 to 8 H100 (80 GB).
+if [ -z "${BASH_VERSION:-}" ] || shopt -qo posix; then echo 'this config is for bash: start bash, then source it' >&2 && return 2; fi
 # shellcheck source=configs/begin.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/begin.sh"
 export ROWS=32

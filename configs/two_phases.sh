@@ -12,7 +12,7 @@ if [[ ${PHASE:-1} == 1 ]]; then
   share=$((65536 / (DGXNNODES * DGXNGPU)))
 else
   export BATCHSIZE=$((PHASE1_BATCHSIZE / 8)) LR=4e-3 MAX_STEPS=1563 WARMUP_PROPORTION=0.128
-  if [[ $PACKED == 1 ]]; then export PACKING_FACTOR=2; fi
+  case ${PACKED,,} in 1 | true | yes | on) export PACKING_FACTOR=2 ;; esac # the trainer's words
   share=$((32768 / PACKING_FACTOR / (DGXNNODES * DGXNGPU)))
 fi
 if ((BATCHSIZE > share)); then export BATCHSIZE=$share; fi

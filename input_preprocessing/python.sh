@@ -1,17 +1,14 @@
 #!/usr/bin/env bash
-# Runs a stage of the preparation with the checkout's Python environment, or with $PYTHON.
+# Runs a stage of the preparation, with the Python of launch/run/python.sh.
 #
 # usage: python.sh STAGE [options]
 set -euo pipefail
 
-root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
-readonly root
+REPO_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
+readonly REPO_DIR
+# shellcheck source=launch/run/python.sh
+source "$REPO_DIR/launch/run/python.sh"
 
-python=${PYTHON:-}
-if [[ -z $python ]]; then
-  python=python3
-  [[ ! -x $root/.venv/bin/python ]] || python=$root/.venv/bin/python
-fi
-
-export PYTHONPATH="$root:$root/implementations${PYTHONPATH:+:$PYTHONPATH}"
-exec "$python" -m input_preprocessing "$@"
+CONTAINER_RUNTIME=none python::choose
+export PYTHONPATH="$REPO_DIR:$REPO_DIR/implementations${PYTHONPATH:+:$PYTHONPATH}"
+exec "$PYTHON" -m input_preprocessing "$@"

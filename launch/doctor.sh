@@ -73,10 +73,10 @@ doctor::main() {
   for group in "${chosen[@]}"; do
     [[ " ${GROUPS_ALL[*]} verify " == *" $group "* ]] || log::die "$group: expected one of ${GROUPS_ALL[*]} verify"
   done
-  if [[ -z ${PYTHON:-} && -x $REPO_DIR/.venv/bin/python ]]; then export PYTHON=$REPO_DIR/.venv/bin/python; fi
+  CONTAINER_RUNTIME=none python::choose # this machine's; the image is tried by container
   # shellcheck source=env.sh
   if [[ -z ${EVALDIR:-} ]]; then source "$REPO_DIR/env.sh"; fi
-  : "${PYTHON:=python}" "${DGXNNODES:=1}"
+  : "${DGXNNODES:=1}"
   printf '%s %s\n' "$NODE" "$(uname -n)${DGXSYSTEM:+, $DGXSYSTEM}"
   doctor::run_check variables 'no exported name looks misspelt' variables::check_names
   # A typo is reported above, once.

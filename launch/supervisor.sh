@@ -21,6 +21,8 @@ supervisor::main() {
   # shellcheck source=/dev/null
   source "$REPO_DIR/launch/$PLATFORM/supervisor.sh"
   container::choose "$PLATFORM"
+  python::require_host
+  log::info "Python: $PYTHON$([[ $CONTAINER_RUNTIME == none ]] || echo " of the image $CONT")"
   supervisor::traps
   ATTEMPT_STATUS=$(mktemp) || log::die "mktemp cannot make a file: make room in /tmp, or export TMPDIR"
   export ATTEMPT_STATUS

@@ -4,8 +4,8 @@
 
 doctor::data() {
   local name training=''
-  if [[ ${SYNTH_DATA:-0} == 1 ]]; then
-    doctor::row skip data 'SYNTH_DATA=1'
+  if variables::on SYNTH_DATA; then
+    doctor::row skip data "SYNTH_DATA=$SYNTH_DATA"
   else
     if doctor::has_config; then training=$(variables::data); else doctor::needs_config 'training data'; fi
     for name in ${training:+"$training"} EVALDIR CHECKPOINTDIR_PHASE1; do doctor::folder "$name"; done
@@ -75,7 +75,7 @@ doctor::trainer() {
   local -r check=(env "PYTHONPATH=$REPO_DIR/implementations:$REPO_DIR" "$PYTHON" -m bert --check)
   if ! doctor::has_config; then
     doctor::needs_config 'checkpoint, run'
-  elif ! "$PYTHON" -c 'import importlib.util as u, sys; sys.exit(not u.find_spec("torch"))' 2>/dev/null; then
+  elif ! python::has_torch "$PYTHON"; then
     doctor::row "$([[ -n ${CONT:-} ]] && echo skip || echo fail)" 'checkpoint, run' "$PYTHON has no torch" \
       "$([[ -n ${CONT:-} ]] && echo 'run.sub does this in the container before it starts' || echo 'make setup')"
   elif output=$(RUN_DIR='' "${check[@]}" 2>&1); then

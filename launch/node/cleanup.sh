@@ -27,16 +27,30 @@ cleanup::containers() {
   done < <(container::on_node_list 2>/dev/null | grep -E "(^|_)$1\$")
 }
 
+# Removes the folders that stage.sh made, from this one ($1) outwards, as far as nobody else uses them.
+cleanup::made() {
+  local folder=$1
+  while [[ $(ls -A -- "$folder" 2>/dev/null) == .made_for_staging ]]; do
+    rm -f -- "$folder/.made_for_staging"
+    rmdir -- "$folder" 2>/dev/null || break
+    folder=$(dirname -- "$folder")
+  done
+}
+
 cleanup::now() {
   local folder
   trap '' TERM INT HUP
   if [[ ${GPU_CLOCKS:-} ]]; then "$FOLDER/clocks.sh" reset; fi
-  if [[ ${STAGED:-} == */bert_* ]]; then rm -rf -- "$STAGED"; fi
+  if [[ ${STAGED:-} == */bert_* ]]; then
+    rm -rf -- "$STAGED"
+    cleanup::made "${STAGED%/*}"
+  fi
   if [[ ! ${SLURM_JOB_ID:-} ]]; then return 0; fi
   # Of every attempt: a guard lasts longer than one.
   local -r mark=bert_${SLURM_JOB_ID}_${SLURM_RESTART_COUNT:-0}
   if [[ ${STAGE_DIR:-} ]]; then
     for folder in "${STAGE_DIR%/}/$mark" "${STAGE_DIR%/}/${mark}"_*; do rm -rf -- "$folder"; done
+    cleanup::made "${STAGE_DIR%/}"
   fi
   cleanup::each_runtime cleanup::containers "$mark(_[0-9]+)?"
 }

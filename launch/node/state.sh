@@ -10,7 +10,7 @@ node_state::check() {
     log::die "GPU_CLOCKS='$clocks': expected MHz, or LOWEST,HIGHEST, as nvidia-smi --lock-gpu-clocks takes them"
   [[ ! ${STAGE_DIR:-} || $STAGE_DIR == /* ]] || log::die "STAGE_DIR=$STAGE_DIR: expected an absolute path on a local disk of each node"
   if [[ ${STAGE_DIR:-} ]]; then
-    [[ ${SYNTH_DATA:-0} != 1 ]] || log::die 'STAGE_DIR is set, and SYNTH_DATA=1 reads no data: unset one of them'
+    ! variables::on SYNTH_DATA || log::die 'STAGE_DIR is set, and SYNTH_DATA=1 reads no data: unset one of them'
     export STAGED=${STAGE_DIR%/}/$ATTEMPT_NAME
   fi
 }

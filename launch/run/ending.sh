@@ -65,13 +65,20 @@ trial::record() {
   if (($2 == 137)) && [[ ! $interrupted ]]; then kind=killed rank=- node=- step=- reason='the ranks were killed (SIGKILL)'; fi
 }
 
-# Reports it; for ranks that hung, the missing ones, which this file ($1) lists.
+# Reports it; for ranks that hung in a trial ($2), the missing ones, which a file in its folder ($1) lists.
 trial::blame() {
   if [[ $kind == hung ]]; then
-    trial::report "$1"
+    trial::hang records "$1" "$2" >>"$ATTEMPT_STATUS"
   elif [[ $kind ]]; then
     record::report "$kind" "$rank" "$node" "$step" "$reason"
   fi
+}
+
+# The ranks that did not reach a collective. Arguments: reason or records, the folder, the number of the trial.
+trial::hang() {
+  local -a names
+  mapfile -t names < <(runner::nodes)
+  python::host "$REPO_DIR/launch/run/hang.py" "$@" "$DGXNGPU" "${names[@]}"
 }
 
 # Why a trial failed, in one line. Arguments: its number, the exit status of its ranks, its folder, the kind of their record, the
@@ -80,30 +87,11 @@ trial::blame() {
 trial::reason() {
   local -r trial=$1 status=$2 folder=$3 kind=$4 output=${5:-$RUN_DIR/output_$1.txt}
   local reason=${reasons[trial]:-}
-  if [[ ! $reason && $kind == hung ]]; then reason=$(trial::missing_ranks "$trial" "$folder"); fi
+  if [[ ! $reason && $kind == hung ]]; then reason=$(trial::hang reason "$folder" "$trial"); fi
   if [[ ! $reason ]]; then reason=$(head -n 1 -- "$folder/error_$trial.txt" 2>/dev/null) || true; fi
   if [[ ! $reason && $status -gt 128 ]]; then reason=$(runner::ended_by "$(kill -l "$status")"); fi
   if [[ ! $reason ]] && trial::disk_full; then reason="no space left on LOGDIR=$LOGDIR"; fi
   echo "${reason:-no rank gave a reason (exit status $status); ${output##*/} ends with: $(tail -n 1 -- "$output" 2>/dev/null)}"
-}
-
-# After a timeout of NCCL: the ranks that did not reach the collective, in one line, and in the trial's folder ($2) in a line each. Every
-# rank that lives has dumped its collectives then (run_and_time.sh); those that are gone, stopped or cut off have not. Prints nothing
-# after another one, whose missing ranks the trainer itself has named.
-trial::missing_ranks() {
-  local -r dump=$2/nccl_$1_rank_ hang=$2/hang_$1.txt
-  local -a names absent=()
-  local rank list
-  if [[ -e $hang ]] || ! compgen -G "$dump*" >/dev/null; then return 0; fi
-  mapfile -t names < <(runner::nodes)
-  for ((rank = 0; rank < WORLD_SIZE; rank++)); do
-    if [[ ! -e $dump$rank ]]; then absent+=("rank $rank on ${names[rank / DGXNGPU]}"); fi
-  done
-  printf '%s\n' 'did not reach a collective:' "${absent[@]% on *}" >"$hang" || true # the disk may be full
-  if ((${#absent[@]} > 8)); then absent=("${absent[@]:0:8}" "$((${#absent[@]} - 8)) more"); fi
-  printf -v list ', %s' "${absent[@]:-a rank that lives, see nccl_$1_rank_*,}"
-  echo "${list#, } did not reach a collective, DIST_TIMEOUT=${DIST_TIMEOUT:-600} s: ended, stopped, hung or cut off from" \
-    'the network; raise DIST_TIMEOUT if it is only slow'
 }
 
 trial::disk_full() {

@@ -44,7 +44,7 @@ trial::test() {
   trial::record "$folder" "$status"
   if [[ $status == 0 && ! $kind ]] && [[ ! $proof || -s $folder/$proof ]]; then return 0; fi
   problem=$(trial::reason 0 "$status" "$folder" "$kind" "$folder/output.txt")
-  trial::blame "$folder/hang_0.txt"
+  trial::blame "$folder" 0
   return 1
 }
 

@@ -116,26 +116,13 @@ trial::collect() {
     reasons[trial]=$(trial::reason "$trial" "$status" "$staging" "$kind")
     # The disk may be full.
     { echo "${reasons[trial]}" >"$staging/error_$trial.txt"; } 2>/dev/null || true
-    trial::blame "$staging/hang_$trial.txt"
+    trial::blame "$staging" "$trial"
   fi
   rm -f -- "$staging"/{status,.writer_"$trial"}
   if [[ -e $staging/result_$trial.txt ]]; then mv -f -- "$staging/result_$trial.txt" "$RUN_DIR/$log"; fi
   find "$staging" -mindepth 1 -maxdepth 1 -exec mv -f -t "$RUN_DIR" -- {} +
   rmdir -- "$staging"
   return "$((status > 3 ? 1 : status))"
-}
-
-# Reports the missing ranks, of which the trainer leaves a line "rank N" each in this file.
-trial::report() {
-  local word number
-  local -a names
-  mapfile -t names < <(runner::nodes)
-  while read -r word number; do
-    if [[ $word == rank && $number =~ ^[0-9]+$ ]] && ((number < WORLD_SIZE)); then
-      record::report missing "$number" "${names[number / DGXNGPU]}" - \
-        "rank $number on ${names[number / DGXNGPU]} did not reach a collective within DIST_TIMEOUT"
-    fi
-  done < <(cat -- "$1" 2>/dev/null)
 }
 
 trial::verify() {

@@ -41,15 +41,18 @@ variables::check_names() {
   done
 }
 
-# shellcheck source=launch/run/exports.sh
-source "$REPO_DIR/launch/run/exports.sh"
+# shellcheck source=launch/load.sh
+source "$REPO_DIR/launch/load.sh" run/exports run/python
+
+# Is a setting that is 0 or 1 switched on, in the trainer's words?
+variables::on() {
+  local word
+  read -r word <<<"${!1:-}" # without spaces around it
+  [[ ${word,,} == @(1|true|yes|on) ]]
+}
 
 # Prints the variable of the training data that PACKED selects, whose words and default are the trainer's.
-variables::data() {
-  local packed
-  read -r packed <<<"${PACKED:-}" # without spaces around it
-  case ${packed,,} in 1 | true | yes | on) echo DATADIR_PHASE2_PACKED ;; *) echo DATADIR_PHASE2 ;; esac
-}
+variables::data() { if variables::on PACKED; then echo DATADIR_PHASE2_PACKED; else echo DATADIR_PHASE2; fi; }
 
 # Sources the launcher's side of the trainer RANK_MODULE.
 variables::trainer() {
@@ -64,10 +67,11 @@ variables::load() {
   variables::check_names
   if declare -F trainer::defaults >/dev/null; then trainer::defaults; fi # the doctor has no trainer
   for setting in DGXNNODES=1 SPARE_NODES=0 NEXP=1 LOGDIR=results CLEAR_CACHES=1 CHECK_COMPLIANCE=1 MLPERF_RULESET=5.0.0 NCCL_TEST=0 \
-    START_TEST=0 NCCL_TEST_MIN_GBPS=0 REHEARSAL=0 POWER=0 PYTHON=python BINDING=numa NIC_BINDING=none; do
+    START_TEST=0 NCCL_TEST_MIN_GBPS=0 REHEARSAL=0 POWER=0 BINDING=numa NIC_BINDING=none; do
     variables::default "${setting%%=*}" "${setting#*=}"
   done
   variables::check
+  python::choose
   variables::default SUBMISSION_PLATFORM "${DGXNNODES}x${DGXSYSTEM%_*x*x*}"
   export WORLD_SIZE=$((DGXNNODES * DGXNGPU)) LOCAL_WORLD_SIZE=$DGXNGPU
 }

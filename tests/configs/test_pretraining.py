@@ -172,3 +172,13 @@ def sourced(name: str, **before: str) -> dict[str, str]:
         env={"PATH": "/usr/bin:/bin", "DATADIR": "/data"} | before, capture_output=True,
     )  # fmt: skip
     return dict(item.split("=", 1) for item in done.stdout.split("\0") if item)
+
+
+@pytest.mark.parametrize("word", ["1", "true", "Yes", "ON"])
+def test_packed_rows_are_counted_in_each_word_that_the_trainer_takes(word):
+    script = "PHASE=2 source ./pretrain_large_H100.sh; echo $PACKING_FACTOR"
+    done = subprocess.run(
+        ["bash", "-euc", script], cwd=CONFIGS, env={"PATH": "/usr/bin:/bin", "PACKED": word},
+        check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.stdout == "2\n"

@@ -140,7 +140,7 @@ def undisturbed(nodes: Runs) -> dict[str, object]:
 
 
 STOP = "step_00000001*,step_00000004*,step_00000007*"
-NOT_COME = r"rank 1 on {0} did not reach a collective within DIST_TIMEOUT"
+NOT_COME = r"rank 1 on {0} did not reach a collective, DIST_TIMEOUT=30 s"
 LOST = f"without {{0}}: (lost by Slurm|{NOT_COME})"
 
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.testing._internal.distributed import fake_pg
 
 from common.env import ConfigError, announce, beginning_with, env
+from common.missing import CAUSES, SHOWN, missed, named
 
 # Renamed in PyTorch 2.13.
 _REDUCE_SCATTER = (
@@ -272,9 +273,8 @@ class World:
             absent, names = known[0]
             reason = str(error).partition("\n")[0].rpartition("] ")[2]
             collective = _collective(self.device.type == "cuda")
-            missing = f"{names} did not reach {collective}, DIST_TIMEOUT={self.timeout_seconds} s ({reason})"
-            causes = "ended, stopped, hung or cut off from the network; raise DIST_TIMEOUT if it is only slow"
-            raise HangError(f"{missing}: {causes}", absent) from error
+            missing = missed(names, collective, self.timeout_seconds)
+            raise HangError(f"{missing} ({reason}): {CAUSES}", absent) from error
 
     def _absent(self) -> tuple[list[int], str]:
         """Reports this rank's failed collective, waits for the others' reports: the ranks without
@@ -292,13 +292,10 @@ class World:
         while not have_reported(everyone) and time.monotonic() < deadline:
             time.sleep(0.2)
         absent = [rank for rank in everyone if not have_reported([rank])]
-        # Eight names make a line that can be read; a failed switch can take hundreds of ranks.
-        named = [
-            f"rank {rank} on {self.store.get(f'node/{rank}').decode()}"
-            for rank in absent[:8]
-        ]
-        named += [f"{len(absent) - 8} more"] if absent[8:] else []
-        return absent, ", ".join(named) or "each rank waits: the others"
+        node_of = {
+            rank: self.store.get(f"node/{rank}").decode() for rank in absent[:SHOWN]
+        }
+        return absent, named(absent, node_of) or "each rank waits: the others"
 
     @property
     def is_main(self) -> bool:
