@@ -17,8 +17,17 @@ from finetune.config import FinetuneConfig
 # Set by Slurm, by ssh or by the launcher itself; or paths of system files that tests replace.
 NOT_FOR_USERS = {
     *(
+        "BASH_VERSION",
+        "LAUNCH_PRINT",
         "PLATFORM",
+        "SLURM_ARRAY_JOB_ID",
+        "SLURM_ARRAY_TASK_ID",
+        "SLURM_CONTAINER",
+        "SLURM_EXPORT_ENV",
+        "SLURM_HET_SIZE",
+        "SLURM_JOB",
         "SLURM_JOB_ID",
+        "SLURM_JOB_NODELIST",
         "SLURM_PROCID",
         "SLURM_RESTART_COUNT",
         "SLURM_SUBMIT_DIR",

@@ -2,13 +2,19 @@
 # srun for a step of this job, tried again while the nodes are not ready. srun itself asks once more only when its --immediate is
 # over, which for a node that is lost must not be never; and a controller that was restarted refuses each step with --exclude at once
 # ("Memory required by task is not available") until its nodes have answered. Any other error is final, and so is a node that Slurm
-# has taken from the job. Usage: step.sh 'NODE...' OPTION... COMMAND...
+# has taken from the job. With LAUNCH_PRINT (run.sub --print) prints srun's line. Usage: step.sh 'NODE...' OPTION... COMMAND...
 # shellcheck disable=SC2034,SC2154 # shutdown_seconds is for job.sh
 set -uo pipefail
 # shellcheck source=launch/slurm/job.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/job.sh"
 read -ra nodes <<<"$1"
 shift
+if [[ ${LAUNCH_PRINT:-} ]]; then
+  printf 'srun'
+  printf ' %q' "$@"
+  echo
+  exit
+fi
 readonly REFUSED=86           # exit status of srun for its own errors
 readonly TRY=20 ALL_TRIES=300 # seconds
 signalled=''

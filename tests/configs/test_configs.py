@@ -193,7 +193,8 @@ def test_configs_only_export_between_begin_and_common():
             if line and not line.startswith("#")
         ]
         if path in ALL:
-            first, *lines, last = lines
+            guard, first, *lines, last = lines
+            assert "is for bash" in guard
             assert (first, last) == tuple(
                 f'source "$(dirname -- "${{BASH_SOURCE[0]}}")/{name}.sh"'
                 for name in ("begin", "common")

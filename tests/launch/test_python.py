@@ -78,7 +78,7 @@ SHELLS = {"zsh": ["zsh"], "dash": ["dash"], "bash as sh": ["bash", "--posix"]}
 def test_another_shell_gets_one_line_and_no_exports(repository, shell, file):
     if shutil.which(shell[0]) is None:
         pytest.skip(f"no {shell[0]} here: apt-get install {shell[0]}")
-    script = f". ./{file}; echo status $?; env -u PWD -u OLDPWD -u SHLVL -u _"
+    script = f". ./{file}; echo status $?; env -u PWD -u OLDPWD -u SHLVL -u _ -u HOME -u LOGNAME"
     done = subprocess.run(
         [*shell, "-c", script],
         cwd=repository,

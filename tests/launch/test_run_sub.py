@@ -684,3 +684,37 @@ def test_a_name_that_leads_out_of_logdir_is_refused(slurm, name):
     assert done.returncode == 2
     assert f"RUN_NAME='{name}'" in last_line(done.stderr)
     assert not slurm.logdir.exists() or not list(slurm.logdir.iterdir())
+
+
+def test_print_shows_the_job_and_starts_nothing(pyxis):
+    """The srun lines are those of a run, but for what only a job knows."""
+    pyxis.stand_in(
+        "scontrol", "echo NodeName=n1 Gres=gpu:8 ; echo TaskPlugin=task/none"
+    )
+    data = pyxis.root.parent / "data"
+    data.mkdir()
+    settings = {"DATADIR_PHASE2_PACKED": str(data), "SBATCH_PARTITION": "a b"}
+    outside = {"SLURM_JOB_ID": "", "SLURM_GPUS_ON_NODE": ""}
+    after = "export NEXP=2 SPARE_NODES=1 DGXNNODES=2"
+    done = pyxis.run(
+        "./run.sub --print BATCHSIZE=7", after=after, **settings, **outside
+    )
+    assert done.returncode == 0, done.stderr
+    parts = dict(part.split("\n", 1) for part in done.stdout.split("\n# ")[1:])
+    job, container, check, ranks, mounts, exported = parts.values()
+    assert "SBATCH_PARTITION=a\\ b " in job
+    assert " sbatch -N 3 --job-name=bert --exclusive " in job
+    for line in (container, check, ranks):
+        assert line.count("srun ") == 1
+        assert " --gres=gpu:2 " in line
+        assert f"{data}:{data}:ro" in line
+        assert " --container-name=bert_JOB_0 " in line
+    assert " --container-image=" in container
+    assert " -m bert --check" in check
+    assert " --ntasks=4 --ntasks-per-node=2 " in ranks
+    assert ranks.strip().endswith("/launch/run/rank.sh")
+    assert mounts.split().count(str(data)) == 2
+    assert mounts.split().count(str(pyxis.logdir)) == 2
+    assert "BATCHSIZE=7" in exported.split()
+    assert not pyxis.logdir.exists()
+    assert [call for call in pyxis.calls("srun") if "help" not in call] == []
