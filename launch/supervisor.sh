@@ -22,6 +22,8 @@ supervisor::main() {
   source "$REPO_DIR/launch/$PLATFORM/supervisor.sh"
   container::choose "$PLATFORM"
   python::require_host
+  SUPERVISOR=$(uname -n)_$$
+  export SUPERVISOR # whose restarts are counted, where there is no job
   log::info "Python: $PYTHON$([[ $CONTAINER_RUNTIME == none ]] || echo " of the image $CONT")"
   supervisor::traps
   ATTEMPT_STATUS=$(mktemp) || log::die "mktemp cannot make a file: make room in /tmp, or export TMPDIR"

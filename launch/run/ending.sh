@@ -58,19 +58,21 @@ trial::interrupted() {
   attempt::end "$status" "$reason${RUN_NAME:+; ${CONTINUED_BY-RUN_NAME=$RUN_NAME continues with the missing trials}}"
 }
 
-# The record of ranks that ended with a status ($2) in a folder ($1), if they ended badly: sets kind, rank, node, step and reason.
-trial::record() {
-  if record::read 2>/dev/null <"$1/status"; then return 0; fi
+# Prints how ranks that ended with a status ($2) in a folder ($1) ended, the kind of their record; nothing if they ended well.
+trial::kind() {
   # A launcher that loses a connection kills the ranks together with the shells that would have left their record.
-  if (($2 == 137)) && [[ ! $interrupted ]]; then kind=killed rank=- node=- step=- reason='the ranks were killed (SIGKILL)'; fi
+  if [[ $2 == 137 && ! $interrupted && ! -s $1/status ]]; then
+    record::line killed - - - 'the ranks were killed (SIGKILL)' >"$1/status"
+  fi
+  cut -f 1 -- "$1/status" 2>/dev/null || true
 }
 
-# Reports it; for ranks that hung in a trial ($2), the missing ones, which a file in its folder ($1) lists.
+# Reports it ($3, of trial $2 in folder $1); for ranks that hung, the missing ones.
 trial::blame() {
-  if [[ $kind == hung ]]; then
+  if [[ $3 == hung ]]; then
     trial::hang records "$1" "$2" >>"$ATTEMPT_STATUS"
-  elif [[ $kind ]]; then
-    record::report "$kind" "$rank" "$node" "$step" "$reason"
+  elif [[ $3 ]]; then
+    cat -- "$1/status" >>"$ATTEMPT_STATUS"
   fi
 }
 

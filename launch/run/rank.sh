@@ -4,8 +4,6 @@
 set -uo pipefail
 # shellcheck source=launch/run/child.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/child.sh"
-# shellcheck source=launch/run/record.sh
-source "$(dirname -- "${BASH_SOURCE[0]}")/record.sh"
 readonly NUMBER=${RANK:-${SLURM_PROCID:-0}} NOT_REACHED=3
 
 report() {
@@ -25,7 +23,8 @@ report() {
   esac
   if ((status > 128)); then reason="rank $NUMBER on $node was killed by SIG$(kill -l "$status")"; fi
   step=$(head -n 1 -- "$RUN_DIR/step_${TRIAL:-0}.txt")
-  record::explain "$RUN_DIR" "$kind" "$NUMBER" "$node" "$step" "$reason"
+  "${PYTHON:-python}" -B -s -S "$(dirname -- "${BASH_SOURCE[0]}")/records.py" explain "$RUN_DIR" "${TRIAL:-0}" \
+    "$kind" "$NUMBER" "$node" "$step" "$reason"
 }
 
 # Every shard and connection needs a file descriptor; many systems have a soft limit of 1024. Never lowers the limit, never fails.

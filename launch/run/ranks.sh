@@ -35,16 +35,16 @@ trial::ranks() {
 # sets problem to the reason, and reports it as that of a trial.
 trial::test() {
   local -r folder=$1 limit=$2 proof=${3:-}
-  local kind='' rank node step reason status=0
+  local kind status=0
   local -a reasons=()
   rm -rf -- "$folder"
   mkdir -- "$folder"
   trial::ranks "$folder" "$folder/output.txt" "$limit" || status=$?
   if ((status == 124)); then reasons=("it did not end in $limit s"); fi
-  trial::record "$folder" "$status"
+  kind=$(trial::kind "$folder" "$status")
   if [[ $status == 0 && ! $kind ]] && [[ ! $proof || -s $folder/$proof ]]; then return 0; fi
   problem=$(trial::reason 0 "$status" "$folder" "$kind" "$folder/output.txt")
-  trial::blame "$folder" 0
+  trial::blame "$folder" 0 "$kind"
   return 1
 }
 

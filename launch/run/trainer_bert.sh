@@ -3,7 +3,6 @@
 # functions.
 #   trainer::defaults           sets its defaults of launcher variables; refuses what it does not support
 #   trainer::complete N FOLDER  has trial N left its whole result in FOLDER?
-#   trainer::checkpoints N      the folder of trial N's checkpoints, as the trainer chooses it
 #   trainer::verify N           adds problems of a complete trial to failures
 #   trainer::show               prints the table of results
 #   trainer::success            prints the last line of a run in which no trial failed
@@ -12,8 +11,6 @@
 trainer::defaults() { :; }
 
 trainer::complete() { [[ -s $2/result_$1.txt ]]; }
-
-trainer::checkpoints() { if (($1)); then echo "$CHECKPOINT_DIR/trial_$1"; else echo "$CHECKPOINT_DIR"; fi; }
 
 trainer::verify() {
   # In a subshell: otherwise a trap's message would go into the redirection.

@@ -21,12 +21,6 @@ trainer::defaults() {
 
 trainer::complete() { [[ -s $2/model_$1/figures.json ]]; }
 
-trainer::checkpoints() {
-  local -a seeds
-  IFS=', ' read -ra seeds <<<"${SEEDS:-}"
-  echo "$CHECKPOINT_DIR/seed_$((10#${seeds[$1]:-$((${SEED:-1} + $1))}))"
-}
-
 trainer::verify() { :; }
 
 trainer::show() {

@@ -102,10 +102,10 @@ trial::launch() {
 # Moves the trial's files into RUN_DIR; names distinguish complete logs from broken ones.
 trial::collect() {
   local -r trial=$1 staging=$RUN_DIR/running_$1$restart_suffix
-  local status=$2 log=failed_$1.txt kind='' rank node step reason
+  local status=$2 log=failed_$1.txt kind
   current='' # read by trial::interrupted
   power::stop
-  trial::record "$staging" "$status"
+  kind=$(trial::kind "$staging" "$status")
   case $kind in '') ;; bad_input) status=2 ;; not_reached) status=3 ;; *) status=$((status > 3 ? status : 1)) ;; esac
   # A run that was asked to stop has saved and exits with 0, but is incomplete, and leaves the reason.
   if [[ $status == 0 && -s $staging/error_$trial.txt ]]; then status=1; fi
@@ -116,7 +116,7 @@ trial::collect() {
     reasons[trial]=$(trial::reason "$trial" "$status" "$staging" "$kind")
     # The disk may be full.
     { echo "${reasons[trial]}" >"$staging/error_$trial.txt"; } 2>/dev/null || true
-    trial::blame "$staging" "$trial"
+    trial::blame "$staging" "$trial" "$kind"
   fi
   rm -f -- "$staging"/{status,.writer_"$trial"}
   if [[ -e $staging/result_$trial.txt ]]; then mv -f -- "$staging/result_$trial.txt" "$RUN_DIR/$log"; fi

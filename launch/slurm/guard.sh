@@ -7,7 +7,7 @@ set -uo pipefail
 REPO_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd -P)
 readonly REPO_DIR
 # shellcheck source=launch/load.sh
-source "$REPO_DIR/launch/load.sh" run/log run/restart slurm/job slurm/requeue ${CHECKPOINT_DIR:+"run/trainer_${RANK_MODULE:-bert}"}
+source "$REPO_DIR/launch/load.sh" run/log run/python run/restart slurm/job slurm/requeue
 readonly INTERVAL=20 # seconds between two looks of the first node that may have to act
 readonly ASKING=8    # nodes that look, each more rarely than the one before it, so that the controller is not asked by all at once
 

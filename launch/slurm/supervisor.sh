@@ -48,7 +48,7 @@ slurm::leave_out_broken() {
   if ((${#fit[@]} == 0)); then log::die "$reason"; fi
   nodes=("${fit[@]}")
   if ((${#broken[@]})); then
-    restart::write "$LEFT_OUT" "$reason" "${broken[@]}"
+    restart::left_out "$reason" "${broken[@]}"
     log::warn "without ${broken[*]}: $reason"
   fi
 }

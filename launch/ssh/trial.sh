@@ -35,12 +35,12 @@ ssh::together() {
 # Waits for every machine. The first failure gives the exit status. What a machine that does not share LOGDIR tells is left here.
 ssh::wait() {
   local -r work=$1 ended=$2 error=$RUN_DIR/error_$TRIAL.txt
-  local number status fd line first=0 left=${#hosts[@]} kind rank node step reason
+  local number status fd line first=0 left=${#hosts[@]} reason
   for (( ; left > 0; left--)); do
     read -r number status <&"$ended"
     # The names of dumps that this machine does not have.
     while read -r line; do if [[ $line == nccl_* ]]; then : >>"$RUN_DIR/$line"; fi; done <"$work/reason.$number"
-    if record::read <"$work/reason.$number"; then record::explain "$RUN_DIR" "$kind" "$rank" "$node" "$step" "$reason" || true; fi
+    python::host "$REPO_DIR/launch/run/records.py" relay "$RUN_DIR" "$TRIAL" "$work/reason.$number" || true
     if ((status && ! first)); then
       first=$status reason="the ranks ended with exit status $status"
       if ((status == 255)); then reason='the ssh connection ended'; fi

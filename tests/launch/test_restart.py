@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import glob
+import importlib
 import os
 import subprocess
 from pathlib import Path
@@ -13,15 +15,16 @@ from finetune.config import FinetuneConfig, with_defaults
 
 RESUMES = {"RESUME": "1", "CHECKPOINT_DIR": "/nowhere"}
 SPARE = {"SPARE_NODES": "1"}
-PLAN = 'if restart::would_help; then echo "$cause, $restart_limit, ${blamed[*]}"; else echo no; fi'
+PLAN = 'if restart::would_help; then echo "$cause, $restart_limit, ${blamed[*]-}"; else echo no; fi'
 
 
 def shell(repository: Path, folder: Path, script: str, **env: str) -> list[str]:
     parts = "".join(
         f"source launch/run/{name}.sh; "
-        for name in ("log", "record", "restart", "answers", "trainer_bert")
+        for name in ("log", "python", "record", "restart", "answers")
     )
     settings = {
+        "REPO_DIR": str(repository),
         "ATTEMPT_STATUS": str(folder / "records"),
         "LOGDIR": str(folder),
         "RUN_NAME": "run",
@@ -98,24 +101,76 @@ def test_nodes_that_did_not_answer_are_reported_if_others_did(repository, tmp_pa
     ).read_text() == "broken\t-\tn2\t-\tSTAGE_DIR: n2: disk full\n"
 
 
-def test_the_first_rank_that_fails_leaves_its_record_and_one_that_is_killed_replaces_it(
-    repository, tmp_path
+@pytest.fixture
+def records(repository, monkeypatch):
+    """The launcher's module, which its programs import from their own folder."""
+    monkeypatch.syspath_prepend(str(repository / "launch" / "run"))
+    return importlib.import_module("records")
+
+
+@pytest.mark.parametrize(
+    ("left", "status"),
+    [
+        (["hung 0 n0 3 waits", "ended 4 n3 3 ended"], "hung 0 n0 3 waits"),
+        (["hung 0 n0 3 waits", "failed 1 n1 - first"], "failed 1 n1 - first"),
+        (["failed 1 n1 - first", "failed 2 n2 9 second"], "failed 1 n1 - first"),
+        (["failed 1 n1 - first", "hung 3 n0 3 waits"], "failed 1 n1 - first"),
+        (["failed 1 n1 - first", "killed 2 n2 9 third"], "killed 2 n2 9 third"),
+        (["killed 2 n2 9 third", "crashed 3 n2 9 fourth"], "crashed 3 n2 9 fourth"),
+    ],
+)
+def test_the_first_rank_that_fails_leaves_its_record_and_causes_replace_it(
+    records, tmp_path, left, status
 ):
-    leave = f"record::leave {tmp_path}"
-    shell(
-        repository, tmp_path, f"{leave} hung 0 n0 3 waits; {leave} ended 4 n3 3 ended"
-    )
-    assert (tmp_path / "status").read_text() == "hung\t0\tn0\t3\twaits\n"
-    shell(
-        repository,
-        tmp_path,
-        f"{leave} failed 1 n1 '' first; {leave} failed 2 n2 9 second",
-    )
-    shell(repository, tmp_path, f"{leave} hung 3 n0 3 waits too")
-    assert (tmp_path / "status").read_text() == "failed\t1\tn1\t-\tfirst\n"
-    shell(repository, tmp_path, f"{leave} killed 2 n2 9 third")
-    assert (tmp_path / "status").read_text() == "killed\t2\tn2\t9\tthird\n"
+    for line in left:
+        records.leave(tmp_path, records.Record(*line.split(" ")))
+    assert (tmp_path / "status").read_text() == status.replace(" ", "\t") + "\n"
     assert [path.name for path in tmp_path.iterdir()] == ["status"]
+
+
+def test_a_record_is_one_line_and_one_that_is_cut_off_is_none(records, tmp_path):
+    whole = records.Record("failed", "3", "", "7", "a\tb\nc")
+    (tmp_path / "status").write_text(whole.line() + "failed\t3\tn1")
+    assert records.read(tmp_path / "status") == [
+        whole._replace(node="-", reason="a b c")
+    ]
+    assert records.read(tmp_path / "none") == []
+
+
+def test_a_rank_tells_the_reason_of_its_trainer_unless_it_was_killed(records, tmp_path):
+    (tmp_path / "error_0.txt").write_text("the loss is nan\n")
+    records.explain(tmp_path, "0", records.Record("failed", "1", "n1", "5", "status 1"))
+    assert records.first(tmp_path).reason == "the loss is nan"
+    records.explain(tmp_path, "0", records.Record("killed", "1", "n1", "5", "SIGKILL"))
+    assert records.first(tmp_path).reason == "SIGKILL"
+    assert (tmp_path / "error_0.txt").read_text() == "SIGKILL\n"
+
+
+OLD = [
+    name
+    for name in ("3.6", "3.7", "3.8")
+    if glob.glob(f"{Path.home()}/.pyenv/versions/{name}.*")
+]
+
+
+@pytest.mark.parametrize("version", OLD)
+@pytest.mark.parametrize("program", ["restart", "records", "hang"])
+def test_it_runs_on_the_interpreters_of_old_systems(
+    repository, tmp_path, program, version
+):
+    (python,) = glob.glob(f"{Path.home()}/.pyenv/versions/{version}.*/bin/python")
+    words = {
+        "restart": ["note", "hung", "n1"],
+        "records": ["explain", str(tmp_path), "0", "killed", "1", "n1", "5", "SIGKILL"],
+        "hang": ["reason", str(tmp_path), "0", "1", "n1", "n2"],
+    }
+    env = RESUMES | {
+        "LOGDIR": str(tmp_path),
+        "RUN_NAME": "run",
+        "PYTHONPATH": str(repository / "implementations"),
+    }
+    line = [python, "-B", "-s", "-S", str(repository / "launch/run" / f"{program}.py")]
+    subprocess.run([*line, *words[program]], env=env, check=True, capture_output=True)
 
 
 def test_progress_is_that_of_the_trial_that_ran_last(repository, tmp_path):
@@ -138,13 +193,11 @@ def test_progress_is_that_of_the_trial_that_ran_last(repository, tmp_path):
         os.utime(run / f"output_{number}.txt", (1e9, 1e9 + (number == 1)))
     (run / "result_0.txt").touch()
     settings = RESUMES | {"CHECKPOINT_DIR": str(checkpoints)}
-    assert shell(repository, tmp_path, "restart::progress", **settings) == [
-        "1 trials, step 40"
-    ]
+    progress = "restart::note why >/dev/null; cut -f 2 run/restarts.txt | tail -n 1"
+    progress = f"cd {tmp_path}; {progress}"
+    assert shell(repository, tmp_path, progress, **settings) == ["1 trials, step 40"]
     (run / "output_0.txt").touch()
-    assert shell(repository, tmp_path, "restart::progress", **settings) == [
-        "1 trials, step 900"
-    ]
+    assert shell(repository, tmp_path, progress, **settings) == ["1 trials, step 900"]
 
 
 @pytest.mark.parametrize(
@@ -164,8 +217,11 @@ def test_checkpoints_of_fine_tuning_are_looked_for_where_its_trainer_puts_them(
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "output_1.txt").touch()
     settings = RESUMES | {"CHECKPOINT_DIR": str(tmp_path / "saved")} | seeds
-    script = "source launch/run/trainer_finetune.sh; restart::checkpoint"
-    assert shell(repository, tmp_path, script, **settings) == ["40"]
+    settings |= {"RANK_MODULE": "finetune"}
+    said = shell(
+        repository, tmp_path, "restart::note why; echo $restart_text", **settings
+    )
+    assert said == ["why; continues from step 40"]
 
 
 def test_steps_of_other_trials_are_not_said_to_be_repeated(repository, tmp_path):
@@ -181,7 +237,7 @@ def test_steps_of_other_trials_are_not_said_to_be_repeated(repository, tmp_path)
 
 
 def test_nodes_that_are_left_out_at_a_start_are_no_restart(repository, tmp_path):
-    leave_out = 'restart::write "$LEFT_OUT" bad n1; '
+    leave_out = "restart::left_out bad n1; "
     script = f"restart_text=why; {leave_out * 3} restart::allowed 1 && restart::excluded; echo $restart_text"
     assert shell(repository, tmp_path, script) == ["n1", "why"]
 
@@ -230,8 +286,7 @@ def test_a_restart_says_whether_the_trial_continues(repository, tmp_path, env, s
     (tmp_path / "saved").mkdir()
     (tmp_path / "saved" / "step_40.pt").touch()
     (tmp_path / "saved" / "seed_1").symlink_to(tmp_path / "saved")
-    trainer = f"source launch/run/trainer_{env.get('RANK_MODULE', 'bert')}.sh; "
-    note = f"{trainer}restart::note hung n1; echo $restart_text"
+    note = "restart::note hung n1; echo $restart_text"
     told = shell(
         repository, tmp_path, note, CHECKPOINT_DIR=str(tmp_path / "saved"), **env
     )

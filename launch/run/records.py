@@ -1,0 +1,102 @@
+"""Records: how ranks, steps and attempts report. Of the machine's own Python, from 3.6 on, or the image's.
+
+A record is one line of five fields, separated by tabs: kind, rank, node, step, reason; "-" where
+there is none.
+
+    bad_input, not_reached, failed   a rank ended with exit status 2, 3, another
+    hung                             a rank ended because others did not reach a collective (status 4)
+    killed                           a rank was killed from outside (SIGKILL)
+    crashed, ended                   by another signal; by one that launchers send when another rank has failed
+    missing                          a rank did not reach a collective, as the others say
+    unfit                            the start test names this node
+    broken                           a step did not run on this node, and did on others
+    lost                             Slurm has lost this node
+    last                             why the attempt ends, for the last line of the run
+
+The first rank that ends badly leaves RUN_DIR/status, one record; an attempt appends to
+ATTEMPT_STATUS, which the supervisor reads.
+
+    records.py explain FOLDER TRIAL KIND RANK NODE STEP REASON   leaves a rank's record there
+    records.py relay FOLDER TRIAL FILE                           the same, of the record in a file
+"""
+
+import os
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+CAUSES = ("killed", "crashed")  # of what the other ranks report: broken connections
+EFFECTS = ("hung", "ended")  # of another rank's failure
+
+
+class Record(NamedTuple):
+    kind: str
+    rank: str
+    node: str
+    step: str
+    reason: str
+
+    def line(self) -> str:
+        words = (" ".join(field.replace("\t", " ").splitlines()) for field in self)
+        return "\t".join(word or "-" for word in words) + "\n"
+
+
+def read(path: Path) -> "list[Record]":
+    """The records of a file. A line that is cut off is none."""
+    try:
+        text = path.read_text(errors="replace")
+    except OSError:
+        return []
+    fields = [line.split("\t") for line in text.split("\n")]
+    return [Record(*words) for words in fields if len(words) == 5 and all(words)]
+
+
+def first(folder: Path) -> "Record | None":
+    """The record that ranks have left in a folder."""
+    return next(iter(read(folder / "status")), None)
+
+
+def leave(folder: Path, record: Record) -> None:
+    """Leaves the record of a rank in a folder that nodes share. Causes replace what other ranks report
+    because of them. Whole: written beside, then linked, which fails if there is one.
+    """
+    beside, file, there = (
+        folder / f".status_{record.rank}",
+        folder / "status",
+        first(folder),
+    )
+    beside.write_text(record.line())
+    replaced = (
+        there is not None and there.kind in EFFECTS and record.kind not in EFFECTS
+    )
+    if record.kind in CAUSES or replaced:
+        os.replace(str(beside), str(file))
+        return
+    with suppress(OSError):  # another rank was first
+        os.link(str(beside), str(file))
+    beside.unlink()
+
+
+def explain(folder: Path, trial: str, record: Record) -> None:
+    """The same, with the reason that the rank's trainer has left, if it has."""
+    error = folder / f"error_{trial}.txt"
+    if record.kind in CAUSES and error.exists():
+        error.unlink()
+    try:
+        with open(str(error), "x") as file:
+            file.write(record.reason + "\n")
+    except OSError:
+        pass
+    reasons = error.read_text(errors="replace").splitlines()
+    leave(folder, record._replace(reason=reasons[0] if reasons else ""))
+
+
+def main(command: str, folder: str, trial: str, *words: str) -> None:
+    found = read(Path(words[0])) if command == "relay" else [Record(*words)]
+    for record in found[:1]:
+        explain(Path(folder), trial, record)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
