@@ -8,7 +8,6 @@
 #   platform::why SIGNAL     why this script got a signal, in words
 #   platform::requeue TEXT   has the job started again elsewhere, and does not return unless that is impossible
 #   platform::end            before this script exits
-# shellcheck disable=SC2154 # the plan of a restart is of run/restart.sh
 # shellcheck source=launch/load.sh
 source "$REPO_DIR/launch/load.sh" run/log run/variables run/child run/record run/restart container/container
 declare -a nodes=()
@@ -87,20 +86,22 @@ supervisor::attempt() {
 # After an attempt that failed: returns if another one is to be started, otherwise exits.
 supervisor::restart() {
   local -r last=$(restart::last)
+  local -a plan
+  local text
   if [[ $signalled == USR1 ]] && restart::resumes; then
-    restart::allowed "$RESTARTS" || supervisor::finish "$status" "$gave_up; $last"
-    restart::note "$(platform::why USR1)"
-    platform::requeue "$restart_text"
+    text=$(restart::allowed "$RESTARTS") || supervisor::finish "$status" "$text; $last"
+    platform::requeue "$(restart::note "$(platform::why USR1)")"
   elif ((status < 128)); then
     platform::blame
-    if restart::would_help; then
-      restart::allowed "$restart_limit" || supervisor::finish 1 "$gave_up${last:+; $last}"
-      restart::note "$cause" "${blamed[@]}"
+    mapfile -t plan < <(restart::plan) # cause, restarts allowed, nodes to leave out
+    if ((${#plan[@]})); then
+      text=$(restart::allowed "${plan[1]}") || supervisor::finish 1 "$text${last:+; $last}"
+      text=$(restart::note "${plan[0]}" "${plan[@]:2}")
       if platform::choose; then
-        log::warn "restarts${nodes[*]:+ on ${nodes[*]}}, $restart_text"
+        log::warn "restarts${nodes[*]:+ on ${nodes[*]}}, $text"
         return 0
       fi
-      platform::requeue "$restart_text"
+      platform::requeue "$text"
     fi
   fi
   supervisor::finish "$((status == AGAIN ? 1 : status))" "$last"

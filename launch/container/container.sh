@@ -15,7 +15,8 @@
 #   container::doctor_platform      a row: does the platform know the runtime?
 #   container::doctor               rows: the runtime, the image, a container
 # Paths are the same inside and outside, so no variable is translated: container::mounts gives the list.
-# shellcheck disable=SC2034,SC2154 # container and mounts are for the runtime's file and the run script; variables_outputs is of variables.sh
+# shellcheck source=launch/state.sh
+source "$REPO_DIR/launch/state.sh"
 
 declare -a container=() mounts=()
 # Variables with paths that commands read; fine-tuning adds its own.
@@ -68,6 +69,7 @@ container::load() {
 # No container.
 container::check() { :; }
 container::create() { :; }
+# shellcheck disable=SC2034 # for other parts
 container::arguments() { container=(); }
 container::remove() { :; }
 

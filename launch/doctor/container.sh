@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
 # doctor: the container runtime and the image. Sourced by doctor.sh.
-# shellcheck disable=SC2154
 
 doctor::container() {
   local platform=local runtime file

@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
 # doctor: data and weights. Sourced by doctor.sh.
-# shellcheck disable=SC2154
 
 doctor::data() {
   local name training=''

@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
 # doctor: GPUs and driver; how fast they and their links are, certify.sh tests. Sourced by doctor.sh.
-# shellcheck disable=SC2154
 
 doctor::gpu() {
   local output

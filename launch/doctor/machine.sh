@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
 # doctor: CPUs, memory, network, Python and disk of this machine. Sourced by doctor.sh.
-# shellcheck disable=SC2154
 
 readonly SYSFS=${SYSFS:-/sys}
 

@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
 # doctor: Slurm as run.sub uses it. Sourced by doctor.sh.
-# shellcheck disable=SC2154
 
 doctor::slurm() {
   local output

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # doctor: the machines of run_multinode.sh. Sourced by doctor.sh.
-# shellcheck disable=SC2154
+# shellcheck source=launch/state.sh
+source "$REPO_DIR/launch/state.sh"
 
 doctor::ssh() {
   if [[ -z ${HOSTS:-} ]]; then

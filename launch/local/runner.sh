@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Ranks on this machine, in the current Python environment or in containers: the functions that trial.sh needs.
-# shellcheck disable=SC2154 # container is of container.sh
+# shellcheck source=launch/state.sh
+source "$REPO_DIR/launch/state.sh"
 # shellcheck source=launch/run/platform.sh
 source "$REPO_DIR/launch/run/platform.sh"
 # shellcheck source=launch/node/binding.sh

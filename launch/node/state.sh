@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # A run's changes to its nodes: GPU clocks and staged data; cleanup.sh undoes them however the run ends. Sourced by the run
 # attempts. No step can be started once Slurm ends the job, so guards on the nodes do it then.
-# shellcheck disable=SC2154 # answers_output is of answers.sh
+# shellcheck source=launch/state.sh
+source "$REPO_DIR/launch/state.sh"
 
 # Checks the settings, before anything is changed.
 node_state::check() {

@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
 # An attempt at a certification, and what certify.sh, certify.sub and the start test share: the default load without a config.
-# shellcheck disable=SC2034,SC2154 # RUN_DIR is of variables.sh, CONTINUED_BY is for ending.sh
 
 # Defaults without a config: BERT-large on every GPU of a node, or a small model on two CPU ranks.
 certify::defaults() {
@@ -79,6 +78,7 @@ certify::prepare() {
     export BERT_CONFIG=$RUN_DIR/bert_config.json
     certify::model "$CERTIFY_SIZE" "$((CERTIFY_SIZE / 64))" >"$BERT_CONFIG"
   fi
+  # shellcheck disable=SC2034 # for other parts
   CONTINUED_BY=$(if [[ ${DURATION:-} ]]; then echo "RUN_NAME=$RUN_NAME continues the burn-in"; else echo 'no verdict'; fi)
   rm -f -- "$RUN_DIR/error_0.txt" "$RUN_DIR/output.txt" "$RUN_DIR/status"
   # An interrupted burn-in continues.

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # End of the trial loop: exit status and last line give the result, the last line also the reason.
-# shellcheck disable=SC2034,SC2154 # group is of ranks.sh, too; RUN_DIR and LOGDIR are of variables.sh
 
 # State of the loop: failures so far, reason per failed trial, current trial, its process group, the signal that ends the attempt.
 declare -a failures=() reasons=()
+# shellcheck disable=SC2034 # for other parts
 declare current='' group='' interrupted=''
 declare -i shutdown_seconds=20 deadline=0 # that ranks get to end after a signal to this script; when they are over
 
@@ -28,7 +28,7 @@ attempt::end() {
 # Ends the attempt if a new one may help, by its records.
 attempt::again() {
   platform::blame
-  if restart::would_help; then attempt::end "$AGAIN" "$1"; fi
+  if [[ $(restart::plan) ]]; then attempt::end "$AGAIN" "$1"; fi
 }
 
 # However this script ends, the last line gives the reason, and what runner::prepare created is removed.

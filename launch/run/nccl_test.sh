@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # NCCL_TEST=1: before the first trial all ranks all-reduce vectors whose sum is known. This names a broken network, driver
 # or node within a minute, rather than in the middle of a timed run. Sourced by trial.sh.
-# shellcheck disable=SC2154 # RUN_DIR, the variables' defaults and restart_suffix are of the other files
+# shellcheck source=launch/state.sh
+source "$REPO_DIR/launch/state.sh"
 
 # The ranks have a limit of their own (LIMIT_SECONDS of bert/commands/allreduce.py), and know which rank is missing; this one is for
 # ranks that hang.

@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
 # A platform without a scheduler: its machines are given, none can be left out, and nobody starts the run again but its supervisor.
 # Sourced by the platforms' supervisor.sh and runner.sh.
-# shellcheck disable=SC2034 # for restart.sh
-can_leave_out=0
+export CAN_LEAVE_OUT=0
 
 platform::begin() { variables::name_run; }
 platform::choose() { nodes=("$(uname -n)"); }

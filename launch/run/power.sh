@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # POWER=1: samples the power of every node while a trial runs. Sourced by trial.sh. RUN_DIR/power/result_N/node_J.txt are the
 # files of the MLPerf power rules, written by review.results.energy from the samples between run_start and run_stop.
-# shellcheck disable=SC2154 # RUN_DIR and lock_file are of variables.sh, deadline is of ending.sh
+# shellcheck source=launch/state.sh
+source "$REPO_DIR/launch/state.sh"
 
 readonly STOP_SECONDS=60 # seconds after the stop request, after which a reading counts as hung
 declare power_job='' power_folder=''

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Checks and records made once, before the first trial. Sourced by trial.sh.
-# shellcheck disable=SC2154 # answers_output, RUN_DIR and variables_outputs are of answers.sh and variables.sh
+# shellcheck source=launch/state.sh
+source "$REPO_DIR/launch/state.sh"
 
 # The trainer's own check, with its output, of the first trial that is to run: a restart is one only in the name of its run. Without
 # an answer it did not run, whatever the exit status.

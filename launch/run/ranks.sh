@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # All ranks of one run as a separate process group. Sourced by trial.sh.
-# shellcheck disable=SC2034,SC2154 # group, reasons and the fields of a record are of ending.sh, lock_file of variables.sh
+# shellcheck source=launch/state.sh
+source "$REPO_DIR/launch/state.sh"
 
 readonly OUTLIVE=90 # seconds that a launcher gets to end the other ranks when one has failed
 
@@ -40,9 +41,11 @@ trial::test() {
   rm -rf -- "$folder"
   mkdir -- "$folder"
   trial::ranks "$folder" "$folder/output.txt" "$limit" || status=$?
+  # shellcheck disable=SC2034 # for other parts
   if ((status == 124)); then reasons=("it did not end in $limit s"); fi
   kind=$(trial::kind "$folder" "$status")
   if [[ $status == 0 && ! $kind ]] && [[ ! $proof || -s $folder/$proof ]]; then return 0; fi
+  # shellcheck disable=SC2034 # for other parts
   problem=$(trial::reason 0 "$status" "$folder" "$kind" "$folder/output.txt")
   trial::blame "$folder" 0 "$kind"
   return 1

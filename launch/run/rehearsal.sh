@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
 # REHEARSAL=1: one trial of the start of a run, then the verdict: go, or the likeliest fault. Sourced by trial.sh.
-# shellcheck disable=SC2034,SC2154 # failures and current settings are shared with the other files
 
 # A rehearsal is one trial, never part of a submission.
 rehearsal::settings() {

@@ -204,7 +204,8 @@ def main(command: str, *words: str) -> int:
         print(last())
     elif command == "allowed":
         refusal = allowed(int(words[0]))
-        print(refusal)
+        if refusal:
+            print(refusal)
         return bool(refusal)
     elif command == "note":
         print(note(words[0], list(words[1:])))

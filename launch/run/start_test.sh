@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # START_TEST=1: certifies the nodes before the first trial, like certify.sh --quick on one machine. A node that fails is left out
 # if the run can continue without it, otherwise the run ends. Sourced by trial.sh.
-# shellcheck disable=SC2034,SC2154 # RUN_DIR, the variables' defaults and restart_suffix are of the other files
+# shellcheck source=launch/state.sh
+source "$REPO_DIR/launch/state.sh"
 
 start_test::run() {
   if [[ $START_TEST != 1 ]]; then return 0; fi

@@ -6,7 +6,6 @@
 #   trainer::verify N           adds problems of a complete trial to failures
 #   trainer::show               prints the table of results
 #   trainer::success            prints the last line of a run in which no trial failed
-# shellcheck disable=SC2034,SC2154 # failures is of ending.sh, the variables are of variables.sh
 
 trainer::defaults() { :; }
 

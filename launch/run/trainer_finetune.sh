@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
 # The trial loop's interface to fine-tuning: a trial is a seed. Sourced by trial.sh; trainer_bert.sh describes the functions.
-# shellcheck disable=SC2034,SC2154 # container_inputs is of container.sh, the variables are of variables.sh
 
 trainer::defaults() {
   local commas=${SEEDS:-}

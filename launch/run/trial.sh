@@ -1,5 +1,4 @@
 #!/usr/bin/env bash
-# shellcheck disable=SC2034,SC2154 # the state is shared with ending.sh and variables.sh
 # The trials of an attempt, the same on all platforms, whose runner.sh defines:
 #   runner::prepare        checks and containers, before anything is written
 #   runner::everywhere C.. runs a command on every node, outside containers, also during a trial
@@ -14,6 +13,7 @@
 # shellcheck source=launch/load.sh
 source "$REPO_DIR/launch/load.sh" run/log run/variables run/child run/record run/restart run/answers run/port run/ending run/ranks run/preflight \
   run/nccl_test run/certify run/start_test run/power run/rehearsal node/state
+# shellcheck disable=SC2034 # for other parts
 readonly START_MINUTES=5   # of a trial's part of WALLTIME, see configs/common.sh
 declare -i trial_minutes=0 # that a trial may take while others are to follow it; 0: any
 declare restart_suffix=''  # suffix of folders after a restart: old ranks on a node that is cut off may still write to theirs
@@ -103,6 +103,7 @@ trial::launch() {
 trial::collect() {
   local -r trial=$1 staging=$RUN_DIR/running_$1$restart_suffix
   local status=$2 log=failed_$1.txt kind
+  # shellcheck disable=SC2034 # for other parts
   current='' # read by trial::interrupted
   power::stop
   kind=$(trial::kind "$staging" "$status")

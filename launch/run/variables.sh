@@ -1,9 +1,12 @@
 #!/usr/bin/env bash
 # The launcher's own variables: defaults, checks, and the folder of this run. Sourced by the run scripts.
 # The trainer's variables have their defaults in Python (python -m bert --variables).
-# shellcheck disable=SC2034 # variables_outputs is of preflight.sh and container.sh, too
+
+# shellcheck source=launch/load.sh
+source "$REPO_DIR/launch/load.sh" state run/exports run/python
 
 # Folders that ranks write to, besides LOGDIR; the last four are compiler caches, if exported by the user.
+# shellcheck disable=SC2034 # for other parts
 declare -a variables_outputs=(CHECKPOINT_DIR KERNEL_CACHE TRITON_CACHE_DIR TORCHINDUCTOR_CACHE_DIR CUDA_CACHE_PATH NUMBA_CACHE_DIR)
 
 variables::default() {
@@ -40,9 +43,6 @@ variables::check_names() {
     if [[ $status == 2 && $output == 'run: error: '* ]]; then log::die "${output#run: error: }"; fi
   done
 }
-
-# shellcheck source=launch/load.sh
-source "$REPO_DIR/launch/load.sh" run/exports run/python
 
 # Is a setting that is 0 or 1 switched on, in the trainer's words?
 variables::on() {

@@ -2,7 +2,6 @@
 # On one node of a job, outside containers, from before the first attempt to the end: undoes what the job did to the node when Slurm
 # ends the job, since no step can be started for that any more, and has the job requeued if Slurm loses the node of its script, in
 # whatever phase: with --no-kill nobody else would. Started by slurm/supervisor.sh, one a node, in the order of the nodes.
-# shellcheck disable=SC2034,SC2154 # restart_text is of restart.sh
 set -uo pipefail
 REPO_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd -P)
 readonly REPO_DIR
@@ -25,9 +24,8 @@ guard::look() {
   if [[ ! $script_node || ${#left[@]} -eq 0 || " ${left[*]} " == *" $script_node "* ]]; then return; fi
   if [[ ${left[0]} != "${SLURMD_NODENAME:-}" ]]; then return; fi
   # The restart must end the job even if it may not run again: it has no script any more.
-  if restart::allowed "$RESTARTS"; then
-    restart::note "lost by Slurm, with the job's script" "$script_node"
-    requeue::job "$restart_text"
+  if restart::allowed "$RESTARTS" >/dev/null; then
+    requeue::job "$(restart::note "lost by Slurm, with the job's script" "$script_node")"
   fi
   scancel "$SLURM_JOB"
 }

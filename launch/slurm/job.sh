@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
 # The Slurm job of a run: checks that the allocation fits the config, prepares srun, and finds out how and why Slurm ends the
 # job. Sourced by run.sub and certify.sub.
-# shellcheck disable=SC2034,SC2154 # shutdown_seconds is for ending.sh, nodes is the sourcing script's
 
 declare -a step=() step_options=() # the start of a step, by slurm::step; its options that are the same for all
 declare step_problem=''
@@ -84,6 +83,7 @@ slurm::check_nodes() {
   if ((status == not_seen)); then
     step_problem="$(grep -v -m 1 '^answer \|^srun: ' <<<"$output") does not see $REPO_DIR: put the repository on storage that all nodes share"
   else
+    # shellcheck disable=SC2034 # for other parts
     step_problem="GPU_GRES=${GPU_GRES:-gpu}: a step with ${step[*]:2} does not start: $(answers::why "$output")"
   fi
   return 1

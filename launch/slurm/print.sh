@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # run.sub --print: what a job would be, by the functions of a run, whose steps print their srun line instead (LAUNCH_PRINT, step.sh).
 # Starts, writes and checks nothing. Sourced by run.sub.
+# shellcheck source=launch/state.sh
+source "$REPO_DIR/launch/state.sh"
 declare -a nodes mounts
 # shellcheck source=launch/load.sh
 source "$REPO_DIR/launch/load.sh" run/answers slurm/runner
@@ -15,6 +17,7 @@ print::main() {
   container::load slurm
   slurm::options
   slurm::step "${nodes[@]}"
+  # shellcheck disable=SC2034 # for other parts
   srun=("${step[@]}" --mpi="${SLURM_MPI_TYPE:-none}")
   export MASTER_ADDR=ADDRESS_OF_NODE1
 
@@ -35,6 +38,7 @@ print::main() {
 # Where no node has gres, a job and its steps have none; without an answer from Slurm it is taken to have them.
 print::gpus() {
   local nodes
+  # shellcheck disable=SC2034 # for other parts
   nodes=$(scontrol --oneliner show node) && [[ $nodes && $nodes != *' Gres='*gpu* ]] || SLURM_GPUS_ON_NODE=$DGXNGPU
 }
 
@@ -55,8 +59,11 @@ print::sbatch() {
 
 # The runtime's own commands, each of which would run on every node.
 print::containers() {
+  # shellcheck disable=SC2329 # for other parts
   answers::streamed() { "$@"; }
+  # shellcheck disable=SC2329 # for other parts
   answers::run_on_all_nodes() { runner::everywhere "$@"; }
+  # shellcheck disable=SC2329 # for other parts
   answers::complete() { :; }
   container::create 2>/dev/null
 }

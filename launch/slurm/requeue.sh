@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
 # Has the job requeued, without the nodes that it left out. Sourced by slurm/supervisor.sh and by the guards.
-# shellcheck disable=SC2154 # LOGDIR and the rest are of the other files
 
 # Returns, with a warning, if the job is not requeued; otherwise Slurm ends this script. Argument: why, in words.
 requeue::job() {

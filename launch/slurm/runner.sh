@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
 # Ranks in a Slurm job: the functions that trial.sh needs.
-# shellcheck disable=SC2034,SC2154 # the state is shared with job.sh, container.sh, ending.sh and variables.sh
 # shellcheck source=launch/slurm/job.sh
 source "$REPO_DIR/launch/slurm/job.sh"
 declare -a srun=() container=()

@@ -3,7 +3,6 @@
 # over, which for a node that is lost must not be never; and a controller that was restarted refuses each step with --exclude at once
 # ("Memory required by task is not available") until its nodes have answered. Any other error is final, and so is a node that Slurm
 # has taken from the job. With LAUNCH_PRINT (run.sub --print) prints srun's line. Usage: step.sh 'NODE...' OPTION... COMMAND...
-# shellcheck disable=SC2034,SC2154 # shutdown_seconds is for job.sh
 set -uo pipefail
 # shellcheck source=launch/slurm/job.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/job.sh"

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # A Slurm job as a platform of supervisor.sh: nodes that fail are left out while enough remain (SPARE_NODES), then the job is
 # requeued; a guard on every node.
-# shellcheck disable=SC2034,SC2154 # srun is of job.sh, the rest of supervisor.sh, restart.sh and variables.sh
+# shellcheck source=launch/state.sh
+source "$REPO_DIR/launch/state.sh"
 # shellcheck source=launch/load.sh
 source "$REPO_DIR/launch/load.sh" run/answers slurm/job slurm/requeue
 declare guard=''

@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
 # The machines of run_multinode.sh, and its settings under the names of Samsung's script.
-# shellcheck disable=SC2154 # hosts is run_multinode.sh's
 
 declare -a slots=()
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Ranks on several machines over ssh: the functions that trial.sh needs.
-# shellcheck disable=SC2034,SC2154 # hosts is for ssh.sh, command for ssh::together; nodes is attempt.sh's
+# shellcheck source=launch/state.sh
+source "$REPO_DIR/launch/state.sh"
 # shellcheck source=launch/load.sh
 source "$REPO_DIR/launch/load.sh" run/platform ssh/ssh ssh/trial
 declare -a hosts=("${nodes[@]}") container=() command=()
@@ -36,6 +37,7 @@ runner::trial() {
 
 # Sets the command that starts the ranks of machine number $1.
 runner::ranks() {
+  # shellcheck disable=SC2034 # for other parts
   command=("${container[@]}" "$PYTHON" "$REPO_DIR/launch/run/torchrun.py" --nnodes "$DGXNNODES" --node-rank "$1"
     --nproc-per-node "$DGXNGPU" --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT"
     --no-python "$REPO_DIR/launch/run/rank.sh")

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Runs commands on the machines of the array hosts, over ssh, with the variables of this shell. Sourced by run_multinode.sh.
 # The repository has the same path on all of them, and hosts[0], which runs rank 0, shares LOGDIR.
-# shellcheck disable=SC2154 # hosts is run_multinode.sh's
+# shellcheck source=launch/state.sh
+source "$REPO_DIR/launch/state.sh"
 # shellcheck source=launch/run/environment.sh
 source "$REPO_DIR/launch/run/environment.sh"
 declare -a ssh=()

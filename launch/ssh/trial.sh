@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Ranks of one trial on the machines of the array hosts. Sourced by run_multinode.sh, after ssh.sh.
-# shellcheck disable=SC2154 # hosts, ssh and command are the run script's
+# shellcheck source=launch/state.sh
+source "$REPO_DIR/launch/state.sh"
 declare -a inputs=()
 
 # Runs the ranks on each machine, and ends them on all of them when one fails or this shell dies.

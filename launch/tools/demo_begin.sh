@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
 # Common start of the demos: Python, a check of exported names, ending child processes on a signal. Sourced in the checkout's
 # folder.
-# shellcheck disable=SC2034 # REPO_DIR is for the files sourced here, CORPUS for the demos
 readonly REPO_DIR=$PWD PYTHON=${PYTHON:-$PWD/.venv/bin/python} CORPUS=${CORPUS:-pydoc}
 export PYTHON PYTHONPATH=implementations${PYTHONPATH:+:$PYTHONPATH}
 # shellcheck source=launch/load.sh

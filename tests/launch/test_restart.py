@@ -15,7 +15,7 @@ from finetune.config import FinetuneConfig, with_defaults
 
 RESUMES = {"RESUME": "1", "CHECKPOINT_DIR": "/nowhere"}
 SPARE = {"SPARE_NODES": "1"}
-PLAN = 'if restart::would_help; then echo "$cause, $restart_limit, ${blamed[*]-}"; else echo no; fi'
+PLAN = "plan=$(restart::plan); if [[ $plan ]]; then echo $plan; else echo no; fi"
 
 
 def shell(repository: Path, folder: Path, script: str, **env: str) -> list[str]:
@@ -52,17 +52,17 @@ def planned(repository: Path, folder: Path, records: list[str], **env: str) -> s
 @pytest.mark.parametrize(
     ("records", "env", "plan"),
     [
-        (["missing 3 n2 - hung"], SPARE, "hung, 3, n2"),
-        (["missing 3 n2 - hung"], RESUMES, "hung, 3, n2"),
+        (["missing 3 n2 - hung"], SPARE, "hung 3 n2"),
+        (["missing 3 n2 - hung"], RESUMES, "hung 3 n2"),
         (["missing 3 n2 - hung"], {}, "no"),
         ([f"missing {rank} n{rank} - hung" for rank in (1, 2, 3)], SPARE, "no"),
-        (["missing 3 n2 - hung", "lost - n1 - gone"], {}, "lost by Slurm, 3, n1"),
-        (["unfit - n2 - slow"], SPARE, "slow, 3, n2"),
-        (["broken - n2 - disk"], SPARE, "disk, 3, n2"),
+        (["missing 3 n2 - hung", "lost - n1 - gone"], {}, "lost by Slurm 3 n1"),
+        (["unfit - n2 - slow"], SPARE, "slow 3 n2"),
+        (["broken - n2 - disk"], SPARE, "disk 3 n2"),
         (["broken - n2 - disk"], RESUMES, "no"),
-        (["killed 3 n2 7 SIGKILL"], RESUMES, "SIGKILL, 1, "),
+        (["killed 3 n2 7 SIGKILL"], RESUMES, "SIGKILL 1"),
         (["killed 3 n2 7 SIGKILL"], SPARE, "no"),
-        (["killed 3 n2 7 SIGKILL", "missing 3 n2 - hung"], RESUMES, "hung, 3, n2"),
+        (["killed 3 n2 7 SIGKILL", "missing 3 n2 - hung"], RESUMES, "hung 3 n2"),
         (["failed 3 n2 7 did_not_come_to"], SPARE | RESUMES, "no"),
         (["missing 3 n2"], SPARE, "no"),  # a line that was cut off
     ],
@@ -78,7 +78,7 @@ def test_records_decide_whether_and_without_which_nodes_a_run_starts_again(
     [
         (["missing 3 n2 - hung"], "no"),
         (["unfit - n2 - slow"], "no"),
-        (["killed 3 n2 7 SIGKILL", "missing 3 n2 - hung"], "SIGKILL, 1, "),
+        (["killed 3 n2 7 SIGKILL", "missing 3 n2 - hung"], "SIGKILL 1"),
     ],
 )
 def test_where_no_node_can_be_left_out_none_is_blamed(
@@ -218,9 +218,7 @@ def test_checkpoints_of_fine_tuning_are_looked_for_where_its_trainer_puts_them(
     (tmp_path / "run" / "output_1.txt").touch()
     settings = RESUMES | {"CHECKPOINT_DIR": str(tmp_path / "saved")} | seeds
     settings |= {"RANK_MODULE": "finetune"}
-    said = shell(
-        repository, tmp_path, "restart::note why; echo $restart_text", **settings
-    )
+    said = shell(repository, tmp_path, "restart::note why", **settings)
     assert said == ["why; continues from step 40"]
 
 
@@ -230,7 +228,7 @@ def test_steps_of_other_trials_are_not_said_to_be_repeated(repository, tmp_path)
         (tmp_path / "run" / f"{name}.txt").write_text(
             "900" if name == "step_0" else "7"
         )
-    note = "restart::note hung; echo $restart_text"
+    note = "restart::note hung"
     settings = RESUMES | {"CHECKPOINT_DIR": str(tmp_path)}
     said = shell(repository, tmp_path, note, **settings)
     assert said == ["hung; continues from step 0, repeating about 7 steps"]
@@ -238,16 +236,14 @@ def test_steps_of_other_trials_are_not_said_to_be_repeated(repository, tmp_path)
 
 def test_nodes_that_are_left_out_at_a_start_are_no_restart(repository, tmp_path):
     leave_out = "restart::left_out bad n1; "
-    script = f"restart_text=why; {leave_out * 3} restart::allowed 1 && restart::excluded; echo $restart_text"
-    assert shell(repository, tmp_path, script) == ["n1", "why"]
+    script = f"{leave_out * 3} restart::allowed 1 && restart::excluded"
+    assert shell(repository, tmp_path, script) == ["n1"]
 
 
 def test_a_run_gives_up_after_as_many_restarts_without_progress(repository, tmp_path):
-    again = (
-        "restart::allowed 2 && restart::note hung n1 && echo again || echo $gave_up; "
-    )
+    again = "restart::allowed 2 && restart::note hung n1 >/dev/null && echo again; "
     said = shell(repository, tmp_path, again * 3)
-    assert said == [
+    assert [line for line in said if line] == [
         "again",
         "again",
         "gave up: 2 restarts brought no new checkpoint after step 0",
@@ -286,7 +282,7 @@ def test_a_restart_says_whether_the_trial_continues(repository, tmp_path, env, s
     (tmp_path / "saved").mkdir()
     (tmp_path / "saved" / "step_40.pt").touch()
     (tmp_path / "saved" / "seed_1").symlink_to(tmp_path / "saved")
-    note = "restart::note hung n1; echo $restart_text"
+    note = "restart::note hung n1"
     told = shell(
         repository, tmp_path, note, CHECKPOINT_DIR=str(tmp_path / "saved"), **env
     )

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Apptainer (or Singularity), by the interface of container.sh: each command runs in the image, which stays unchanged.
 # Variables of the host pass through; the image's own win.
-# shellcheck disable=SC2154 # container and mounts are of container.sh
+# shellcheck source=launch/state.sh
+source "$REPO_DIR/launch/state.sh"
 
-# shellcheck disable=SC2034 # for container.sh
+# shellcheck disable=SC2034 # for other parts
 runtime_platforms=(slurm ssh local)
 APPTAINER=apptainer
 if ! command -v apptainer >/dev/null && command -v singularity >/dev/null; then APPTAINER=singularity; fi

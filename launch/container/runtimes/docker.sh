@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Docker, by the interface of container.sh: each command runs in a separate container, removed when it ends.
-# shellcheck disable=SC2154 # mounts is of container.sh
-# shellcheck disable=SC2034 # the platforms are for container.sh
+# shellcheck source=launch/state.sh
+source "$REPO_DIR/launch/state.sh"
+# shellcheck disable=SC2034 # for other parts
 runtime_platforms=(slurm ssh local) runtime_default_on=(ssh local)
 # shellcheck source=launch/run/environment.sh
 source "$REPO_DIR/launch/run/environment.sh"

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Slurm with pyxis and enroot, by the interface of container.sh: one named container per node, created by the first step, which
 # gives the image, and found by name in all others. The array srun begins every step. cleanup.sh removes the containers.
-# shellcheck disable=SC2154 # mounts and srun are of container.sh and runner.sh
-# shellcheck disable=SC2034 # the platforms are for container.sh
+# shellcheck source=launch/state.sh
+source "$REPO_DIR/launch/state.sh"
+# shellcheck disable=SC2034 # for other parts
 runtime_platforms=(slurm) runtime_default_on=(slurm)
 
 # Differs after a requeue and in each attempt, since the previous container of this job may be half removed.
