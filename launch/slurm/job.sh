@@ -13,10 +13,22 @@ SLURM_STEP_OPTIONS+='|CORE_SPEC|THREAD.*|HINT|DISTRIBUTION|GPUS|GPUS?_(PER|BIND|
 SLURM_STEP_OPTIONS+='|EXACT|EXCLUSIVE|OVERCOMMIT|WHOLE|SPREAD_JOB|USE_MIN_NODES|ARBITRARY_NODELIST|HOSTFILE|TIMELIMIT|WAIT|NO_KILL'
 SLURM_STEP_OPTIONS+='|KILL_BAD_EXIT|LABELIO|STD(IN|OUT|ERR)MODE|SRUN_MULTI|EXPORT_ENV|REMOTE_CWD|WORKING_DIR|TEST_EXEC)'
 
+# Refuses what a job of this script cannot be, before anything else fails because of it.
+slurm::refuse() {
+  local output image=SLURM_SPANK__SLURM_SPANK_OPTION_pyxis_container_image
+  [[ ! ${SLURM_HET_SIZE:-} ]] || log::die "job $SLURM_JOB_ID is heterogeneous (sbatch ... : ...): submit one component, of equal nodes"
+  [[ ! ${!image:-}${SLURM_CONTAINER:-} ]] ||
+    log::die "sbatch started this script in the container ${!image:-$SLURM_CONTAINER}: submit without that option;" \
+      "CONT=${!image:-IMAGE} has the ranks run in it"
+  output=$(scontrol show hostnames "${SLURM_JOB_NODELIST:-}" 2>&1) ||
+    log::die "scontrol does not work on $(uname -n), the first node of the job: ${output##*$'\n'}"
+}
+
 slurm::check() {
   local -r wanted=$((DGXNNODES + SPARE_NODES))
   [[ -n ${SLURM_JOB_ID:-} ]] ||
     log::die "run.sub runs in a Slurm job: sbatch -N $wanted run.sub; without Slurm, ./run_local.sh"
+  slurm::refuse
   ((SLURM_JOB_NUM_NODES == wanted || (${SLURM_RESTART_COUNT:-0} && SLURM_JOB_NUM_NODES >= DGXNNODES))) ||
     log::die "this job has $SLURM_JOB_NUM_NODES nodes and the config wants $DGXNNODES$( ((SPARE_NODES)) &&
       echo ", with SPARE_NODES $wanted"): sbatch -N $wanted run.sub"
