@@ -10,7 +10,7 @@ declare -i shutdown_seconds=20 deadline=0 # that ranks get to end after a signal
 trial::conclude() {
   local list
   if [[ -e $RUN_DIR/restarts.txt ]]; then
-    awk -F '\t' -v skip="$LEFT_OUT" '$2 != skip { print "run: restarted at " $4 ", " $5 }' "$RUN_DIR/restarts.txt" >&2
+    restart::ask told >&2
   fi
   if ((${#failures[@]})); then
     printf -v list '; %s' "${failures[@]}"

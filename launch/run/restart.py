@@ -7,6 +7,7 @@ newest checkpoint, and what was tried before. Of the machine's own Python, from 
     restart.py allowed LIMIT    exit status 0 if there may be another restart; else prints why not
     restart.py note REASON NODE...       adds a restart to restarts.txt; prints it in words
     restart.py left_out REASON NODE...   adds nodes that a start left out, which is no restart
+    restart.py told             prints the run's restarts in words, a line each
     restart.py excluded         the nodes that this job has left out so far
     restart.py continues        exit status 0 if a restart continues the trial
     restart.py resumes          exit status 0 if the user wants a run that hangs or is killed to be resumed
@@ -111,14 +112,18 @@ def job() -> str:
 
 
 def entries() -> "list[list[str]]":
-    """The lines of restarts.txt that are this job's."""
+    """The lines of restarts.txt, of all jobs of this run."""
     try:
         lines = (folder() / "restarts.txt").read_text(errors="replace").splitlines()
     except OSError:
         return []
-    return [
-        fields for fields in (line.split("\t") for line in lines) if fields[0] == job()
-    ]
+    fields = [line.split("\t") for line in lines]
+    return [words for words in fields if len(words) == 5]
+
+
+def own() -> "list[list[str]]":
+    """Those of this job."""
+    return [words for words in entries() if words[0] == job()]
 
 
 def trial() -> int:
@@ -160,7 +165,7 @@ def progress() -> str:
 def allowed(limit: int) -> str:
     """Why there may be no other restart; empty if there may."""
     now = progress()
-    recent = [fields[1] for fields in entries() if fields[1] != LEFT_OUT][-limit:]
+    recent = [words[1] for words in own() if words[1] != LEFT_OUT][-limit:]
     if recent.count(now) < limit:
         return ""
     restarts = "1 restart" if limit == 1 else f"{limit} restarts"
@@ -211,9 +216,13 @@ def main(command: str, *words: str) -> int:
         print(note(words[0], list(words[1:])))
     elif command == "left_out":
         write(LEFT_OUT, words[0], list(words[1:]))
+    elif command == "told":
+        for _, state, _, when, text in entries():
+            if state != LEFT_OUT:
+                print(f"run: restarted at {when}, {text}")
     elif command == "excluded":
         print(
-            *sorted({node for fields in entries() for node in fields[2].split()}),
+            *sorted({node for words in own() for node in words[2].split()}),
             sep="\n",
         )
     else:

@@ -240,6 +240,17 @@ def test_nodes_that_are_left_out_at_a_start_are_no_restart(repository, tmp_path)
     assert shell(repository, tmp_path, script) == ["n1"]
 
 
+def test_the_end_of_a_run_tells_its_restarts_and_not_what_was_left_out(
+    repository, tmp_path
+):
+    script = (
+        "restart::left_out bad n1; restart::note hung n2 >/dev/null; restart::ask told"
+    )
+    (said,) = shell(repository, tmp_path, script)
+    assert said.startswith("run: restarted at ")
+    assert said.endswith(", without n2: hung; the trial is repeated")
+
+
 def test_a_run_gives_up_after_as_many_restarts_without_progress(repository, tmp_path):
     again = "restart::allowed 2 && restart::note hung n1 >/dev/null && echo again; "
     said = shell(repository, tmp_path, again * 3)

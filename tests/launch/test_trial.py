@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -498,11 +499,10 @@ def test_missing_ranks_are_those_without_a_dump_with_their_nodes(
 ):
     for rank in waited:
         (tmp_path / f"nccl_0_rank_{rank}").touch()
-    nodes = "runner::nodes() { printf '%s\\n' dgx1 dgx2; }; WORLD_SIZE=4 DGXNGPU=2"
-    absent = f"source launch/run/ending.sh; {nodes}; trial::missing_ranks 0 {tmp_path}"
+    program = repository / "launch" / "run" / "hang.py"
     done = subprocess.run(
-        ["bash", "-euc", absent],
-        cwd=repository,
+        [sys.executable, program, "reason", tmp_path, "0", "2", "dgx1", "dgx2"],
+        env={"PYTHONPATH": str(repository / "implementations")},
         capture_output=True,
         text=True,
         check=True,
