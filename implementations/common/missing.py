@@ -2,9 +2,8 @@
 runs it with the machine's own Python, from 3.6 on.
 """
 
-SHOWN = (
-    8  # names make a line that can be read; a failed switch can take hundreds of ranks
-)
+# Eight names make a line that can be read; a failed switch can take hundreds of ranks.
+SHOWN = 8
 CAUSES = "ended, stopped, hung or cut off from the network; raise DIST_TIMEOUT if it is only slow"
 
 

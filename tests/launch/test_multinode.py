@@ -157,7 +157,7 @@ def test_a_rank_that_was_killed_is_the_cause_whichever_machine_ends_first(
     (tmp_path / "error_0.txt").write_text("Connection closed by peer\n")
     (tmp_path / "reason.0").write_text(f"{reset}\n")
     (tmp_path / "reason.1").write_text(f"{said}\nnccl_0_rank_1\n")
-    script = "source launch/run/record.sh; source launch/ssh/trial.sh; exec 9<<<$'0 1\\n1 137'; "
+    script = "REPO_DIR=$PWD; source launch/run/python.sh; source launch/ssh/trial.sh; exec 9<<<$'0 1\\n1 137'; "
     script += f"hosts=(node1 node2) RUN_DIR={tmp_path} TRIAL=0; ssh::wait {tmp_path} 9"
     done = subprocess.run(["bash", "-euc", script], cwd=repository, check=False)
     assert done.returncode == 1
