@@ -97,28 +97,6 @@ def packed_batches(
     ]
 
 
-def model_flops(config: BertConfig, batch: PretrainingBatch) -> float:
-    """Operations of both passes on real tokens: 2 per multiply-add, backward twice forward.
-
-    Matrix products only: encoder, attention (each sequence's length squared), masked-LM head on
-    masked tokens with the unpadded vocabulary, pooler and next-sentence head.
-    """
-    width, inner = config.hidden_size, config.intermediate_size
-    lengths = np.diff(batch.cu_seqlens.numpy()[: batch.num_sequences + 1]).astype(
-        np.float64
-    )
-    # Query, key, value and output projections; two products of the feed-forward layers.
-    per_token = 2 * (4 * width * width + 2 * width * inner)
-    # Queries by keys and probabilities by values, 2 operations each.
-    attention = 4 * width * float((lengths**2).sum())
-    encoder = config.num_hidden_layers * (per_token * float(lengths.sum()) + attention)
-    # Transform and decoder, of the M masked tokens only.
-    masked = 2 * batch.num_masked * (width * width + width * config.vocab_size)
-    # Pooler, and the next-sentence head with its two classes.
-    sequences = 2 * batch.num_sequences * (width * width + 2 * width)
-    return 3 * (encoder + masked + sequences)
-
-
 def synchronize() -> None:
     if torch.cuda.is_available():
         torch.cuda.synchronize()

@@ -31,7 +31,6 @@ from torch_lib import (
     gpu_state,
     matmul_ceiling,
     milliseconds,
-    model_flops,
     new_step,
     no_fp8,
     packed_batches,
@@ -45,6 +44,7 @@ from bert.kernels.operations.cross_entropy import IGNORE
 from bert.kernels.precision import PrecisionConfig
 from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
+from bert.model.flops import model_flops
 from bert.training.graph import GraphedStep, graph_capacity, static_batch
 
 NUM_BATCHES = 4

@@ -96,7 +96,9 @@ def test_a_metric_is_one_line(edited: Edited) -> None:
 def test_a_schedule_is_a_function_and_a_line(edited: Edited) -> None:
     schedule = edited(
         "bert.training.schedule",
-        {'    "linear": ScheduleRule(linear, by_share=True),\n': '"flat": flat,\n'},
+        {
+            '    "linear": ScheduleRule(linear, by_share=True, degree=1.0),\n': '"flat": flat,\n'
+        },
         flat=ScheduleRule(lambda step, config: config.lr, by_share=True),
     )
     environ = {"LR": "0.5", "MAX_STEPS": "8", "WARMUP_STEPS": "2"}

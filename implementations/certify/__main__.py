@@ -20,7 +20,7 @@ import torch
 
 from bert.checkpoint.huggingface import config_beside
 from bert.checkpoint.save import CheckpointConfig
-from bert.core import rundir
+from bert.core import extension, rundir
 from bert.core.dist import Address
 from bert.pretraining.config import PretrainingConfig
 from certify import burn_in, hardware, tools
@@ -177,6 +177,7 @@ def main(environ: Mapping[str, str]) -> int:
     run = rundir.RunConfig()
     try:
         run = from_env(rundir.RunConfig, environ)
+        extension.load(environ)
         config, load = from_env(CertifyConfig, environ), from_env(LoadConfig, environ)
         trainer = from_env(PretrainingConfig, environ)
         # The load of the run, whatever it saves or continues; of its weights only the shape counts.

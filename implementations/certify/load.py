@@ -153,6 +153,9 @@ class Load:
             # One backend for all: a rank with another one
             # rounds differently and would look corrupt.
             self.trainer = build.resolve_kernels(trainer, everyone)
+            if everyone.is_main:
+                chosen = build.chosen_kernels(self.trainer)
+                rundir.add_to_environment(trainer.run, chosen)
             peers.barrier()  # a rank that leaves the group while another still joins would break it
         self.device = self.alone.device
         # By step; the same for all ranks, stages and rounds.

@@ -21,7 +21,7 @@ import operator
 import os
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -53,7 +53,8 @@ class Variable:
 
     name: str
     doc: str = ""
-    choices: tuple[str, ...] = ()
+    # A table of what is registered stays one: what is added later is a choice, too.
+    choices: Collection[str] = ()
     # Others' words for a choice, to be suggested.
     synonyms: tuple[tuple[str, str], ...] = ()
     at_least: float | None = None

@@ -13,7 +13,7 @@ import torch
 
 from bert.checkpoint.save import load_newest, save_checkpoint
 from bert.checkpoint.weights import Loaded, checksum_of
-from bert.core import rundir, variables
+from bert.core import extension, rundir, variables
 from bert.core.claim import check_held
 from bert.core.dist import World
 from bert.data.batch import Batch
@@ -43,6 +43,7 @@ def run(environ: Mapping[str, str], check_only: bool = False) -> int:
         if not check_only:
             run_config = from_env(rundir.RunConfig, environ)
         variables.check_names(environ)
+        extension.load(environ)
         config = settings.read(environ)
         if check_only:
             print(report(config, environ))
@@ -260,6 +261,7 @@ def identity_of(
         "MAX_SEQ_LENGTH": config.length,
         "lower case": config.lower_case,
         "BERT_CONFIG": config.model.identity,
+        "EXTENSION": config.extension.identity,
         "INIT_CHECKPOINT": f"{checksum_of(read):08x}",
         "vocabulary": tasks.digest(config.vocabulary),
         **task.digests,

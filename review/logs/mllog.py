@@ -67,6 +67,9 @@ class Log:
     def first(self, key: str) -> Event | None:
         return next((event for event in self.events if event.key == key), None)
 
+    def last(self, key: str) -> Event | None:
+        return next(iter(self.all(key)[-1:]), None)
+
     def value(self, key: str) -> Any:
         """Value of the first event with this key; None if there is none."""
         event = self.first(key)

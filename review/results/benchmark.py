@@ -72,7 +72,9 @@ def starting_point(run: Run) -> dict[str, Any]:
     """The weights and data that a run logs, with the names of those ``unproved``; empty if it lacks
     one of them.
     """
-    found = run.log.value("starting_point")
+    # The last one: data are proved when the run is over.
+    event = run.log.last("starting_point")
+    found = event and event.value
     if not isinstance(found, dict) or not all(map(found.get, _STARTING_POINT)):
         return {}
     return found if isinstance(found.get("unproved"), list) else {}

@@ -103,13 +103,16 @@ class Run:
 
     @functools.cached_property
     def status(self) -> str:
-        """Status of run_stop, such as success or aborted; incomplete without run_stop, empty
-        without events.
+        """Status of run_stop, such as success or aborted; error if the run noted one, incomplete
+        without run_stop, empty without events.
         """
         if not self.log.events:
             return "empty"
+        # This repository's trainer notes an error also after it has logged success.
+        if self.log.first("run_error"):
+            return "error"
         # The last one, as in the RCP checker; the clock takes the first.
-        stop = next(iter(self.log.all("run_stop")[-1:]), None)
+        stop = self.log.last("run_stop")
         if stop is None:
             return "incomplete"
         status = (

@@ -92,7 +92,7 @@ class RunState:
 
     @property
     def done(self) -> bool:
-        return self.run.run_stop is not None
+        return self.run.run_stop is not None or self.run.status == "error"
 
     @functools.cached_property
     def broken(self) -> str | None:

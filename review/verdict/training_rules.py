@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from review.logs.mllog import Event, number, text
+from review.logs.mllog import Event, Log, number, text
 from review.logs.output import ERROR, NOTE, WARNING, Finding
 from review.results.benchmark import EVAL_SAMPLES, starting_point
 from review.results.published_curves import (
@@ -88,6 +88,9 @@ def _check_clock(run: Run) -> Iterator[Finding]:
     warning.
     """
     events = run.log.events
+    if error := run.log.first("run_error"):
+        reason = f"ended in an error: {text(error.value)}"
+        yield run.broken("ended_in_error", reason, error)
     clock = [event for event in (run.run_start, run.run_stop) if event is not None]
     if run.continued_at is not None:
         message = f"says that the run continued at {run.continued_at:,.0f} samples: it has no time"
@@ -310,7 +313,7 @@ def _check_trained(run: Run) -> Iterator[Finding]:
     # Logged by this repository's trainer about weights and data.
     if unproved := starting_point(run).get("unproved"):
         message = f"does not prove {text(unproved)}"
-        event = run.log.first("starting_point")
+        event = run.log.last("starting_point")
         yield run.broken("starting_point", message, event)
 
 
@@ -379,7 +382,9 @@ def _check_alike(result: Result, keys: Sequence[str], rule: str) -> Iterator[Fin
         severity = (
             WARNING if key in SUBMISSION and key != "submission_division" else ERROR
         )
-        events = [run.log.first(key) for run in runs]
+        # Data are proved when a run is over: of their events the last one counts.
+        found = Log.last if key == "starting_point" else Log.first
+        events = [found(run.log, key) for run in runs]
         values = [
             "missing" if event is None else _canonical(event.value) for event in events
         ]

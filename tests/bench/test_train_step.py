@@ -12,6 +12,8 @@ import pytest
 import torch
 import transformers
 
+from bert.model.flops import model_flops
+
 
 @pytest.fixture
 def bench(repository, monkeypatch):
@@ -34,9 +36,7 @@ def test_operations_are_counted_from_real_lengths(bench):
     expected += batch.num_masked * 2 * (32 * 32 + 32 * 211) + len(lengths) * 2 * (
         32 * 32 + 32 * 2
     )
-    assert torch_lib.model_flops(config, batch) == pytest.approx(
-        3 * expected, rel=1e-12
-    )
+    assert model_flops(config, batch) == pytest.approx(3 * expected, rel=1e-12)
 
 
 def test_the_peer_sees_the_same_words(bench):

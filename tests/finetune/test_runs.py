@@ -239,7 +239,9 @@ def test_a_finished_trial_counts_only_for_the_same_settings_and_data(
         assert said.startswith(
             f"finetune: error: {figures} is of a run with {name} "
         ), said
-        assert said.endswith("use the same settings and data, or another RUN_NAME")
+        assert said.endswith(
+            "use the same settings and data, or another RUN_NAME (RUN_DIR)"
+        )
 
 
 def test_every_seed_has_a_folder_of_checkpoints(squad_environment, tmp_path):

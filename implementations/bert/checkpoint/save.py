@@ -1,5 +1,6 @@
 """A run's own checkpoints: saved on a thread, whole or not at all, listed, and read."""
 
+import re
 import sys
 import threading
 from dataclasses import dataclass
@@ -43,6 +44,11 @@ class CheckpointConfig:
         doc="1: each rank writes its part, to a shared folder; with SHARD_OPTIMIZER=1 or ENGINE=deepspeed",
     )
     keep: int = env("CHECKPOINT_KEEP", 2, at_least=1, doc="newest checkpoints to keep")
+    best: bool = env(
+        "CHECKPOINT_BEST",
+        False,
+        doc="1: also keep that of the highest accuracy, in CHECKPOINT_DIR/best",
+    )
     resume: bool = env(
         "RESUME",
         False,
@@ -66,12 +72,14 @@ class CheckpointConfig:
 
     def check(self) -> None:
         """Raises ConfigError if settings contradict each other, or a file is missing."""
-        if self.directory is None and (self.every_steps != 0 or self.resume):
+        if self.directory is None and (self.every_steps or self.resume or self.best):
             raise ConfigError(
-                "CHECKPOINT_EVERY_STEPS or RESUME is set and CHECKPOINT_DIR is not: give the folder"
+                "CHECKPOINT_EVERY_STEPS, CHECKPOINT_BEST or RESUME is set and CHECKPOINT_DIR is not: give the folder"
             )
         if self.init_optimizer and self.init_checkpoint is None:
             raise ConfigError("INIT_OPTIMIZER=1 needs INIT_CHECKPOINT")
+        if self.init_checkpoint is not None:
+            check_tensorflow(self.init_checkpoint)
         if self.init_checkpoint is not None and not self.init_checkpoint.is_file():
             path = self.init_checkpoint
             problem = (
@@ -89,6 +97,20 @@ class CheckpointConfig:
                 fetch = f"hf download {path} --local-dir {path.name}"
                 problem += f" or folder; a model of the Hub is not fetched: {fetch}, then INIT_CHECKPOINT={path.name}"
             raise ConfigError(f"INIT_CHECKPOINT={path}: {problem}")
+
+
+def check_tensorflow(path: Path) -> None:
+    """Raises ConfigError if a path is a TensorFlow checkpoint: its prefix, a file or the folder."""
+    prefix = Path(re.sub(r"\.(index|meta|data-\d+-of-\d+)$", "", str(path)))
+    if path.is_dir() and not list(path.glob("*.safetensors*")):
+        prefix = next(path.glob("*.index"), path).with_suffix("")
+    if not Path(f"{prefix}.index").is_file():
+        return
+    target = f"{prefix}.pt"
+    convert = f"convert_checkpoint --source {prefix} --target {target}"
+    raise ConfigError(
+        f"INIT_CHECKPOINT={path}: TensorFlow's: python -m input_preprocessing {convert}, then INIT_CHECKPOINT={target}"
+    )
 
 
 def save_checkpoint(config: CheckpointConfig, step: int, state: dict[str, Any]) -> Path:

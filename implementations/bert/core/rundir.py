@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -40,6 +41,7 @@ OUTPUT = {
     "CACHE_CLEARED",
     "CHECKPOINT_EVERY_STEPS",
     "CHECKPOINT_KEEP",
+    "CHECKPOINT_BEST",
     "CHECKPOINT_SHARDS",
     "DEEPSPEED_CHECKPOINTS",
 }
@@ -87,9 +89,9 @@ class RunConfig:
         """Whether the run's folder has this file: of a trial that is complete."""
         return Path(self.owner["run_dir"], result).is_file()
 
-    def own(self, checkpoints: Path, **facts: Any) -> None:
-        """Notes in a folder of checkpoints whose it is, and what else tells that."""
-        write_json(checkpoints / OWNER, self.owner | facts)
+    def own(self, checkpoints: Path) -> None:
+        """Notes in a folder of checkpoints whose it is."""
+        write_json(checkpoints / OWNER, self.owner)
 
     def claims(
         self, environ: Mapping[str, str], rank: int, checkpoints: Path | None
@@ -113,9 +115,14 @@ class RunConfig:
         raise AssertionError  # ExitStack does not suppress errors
 
 
-def write_description(config: RunConfig, tree: Any, derived: dict[str, Any]) -> None:
+def write_description(
+    config: RunConfig,
+    tree: Any,
+    derived: dict[str, Any],
+    chosen: Mapping[str, Any] = MappingProxyType({}),
+) -> None:
     """Writes config.json (every setting of the run, and derived values) and environment.json (the
-    machine).
+    machine, and what was chosen for it).
 
     tree: the Config of the program, with its device.
     """
@@ -124,7 +131,8 @@ def write_description(config: RunConfig, tree: Any, derived: dict[str, Any]) -> 
     settings = dataclasses.asdict(tree) | derived
     config.run_dir.mkdir(parents=True, exist_ok=True)
     write_json(config.run_dir / "config.json", settings)
-    write_json(config.run_dir / "environment.json", software.environment(tree.device))
+    machine = software.environment(tree.device)
+    write_json(config.run_dir / "environment.json", machine | dict(chosen))
 
 
 def add_to_environment(config: RunConfig, facts: dict[str, Any]) -> None:
@@ -159,6 +167,7 @@ def shared_facts(tree: Any) -> dict[str, Any]:
     tree: the Config of the program. Contents of files are compared where they are read.
     """
     facts = {name: value for name, value in settings(tree).items() if name not in _OWN}
+    facts["EXTENSION"] = tree.extension.identity
     return facts | {"code": software.code()} | software.libraries(tree.device)
 
 
@@ -169,18 +178,36 @@ def check_same(
     recorded of itself.
     """
     problem = "does not record its settings and data"
-    if known is None or (
+    if not known or (
         problem := difference(known, mine) and f"is {difference(known, mine)}"
     ):
         raise ConfigError(
-            f"{result} {problem}: use the same settings and data, or another RUN_NAME"
+            f"{result} {problem}: use the same settings and data, or another RUN_NAME (RUN_DIR)"
         )
+
+
+_begun: set[RunConfig] = set()
+
+
+def begin(config: RunConfig) -> None:
+    """The trial's files are this process's from here on."""
+    _begun.add(config)
+
+
+def _may_write(config: RunConfig) -> bool:
+    """Whether an error may be left beside a trial's files: not beside those of an earlier process,
+    which it would seem to be of.
+    """
+    folder = config.run_dir
+    has_log = folder is not None and (folder / f"result_{config.trial}.txt").exists()
+    return folder is not None and (config in _begun or not has_log)
 
 
 def write_error(config: RunConfig, reason: str) -> None:
     """Leaves the reason of a failure for the launcher; the first reason is kept."""
-    if config.run_dir is None:
+    if not _may_write(config):
         return
+    assert config.run_dir is not None
     try:
         config.run_dir.mkdir(parents=True, exist_ok=True)
         # Created, never overwritten: the first rank to fail knows the cause, those after it only
@@ -211,7 +238,8 @@ def failed(config: RunConfig, program: str, error: Exception) -> int:
     """
     if isinstance(error, OccupiedError):
         config = RunConfig()  # not into RUN_DIR, which may be another's
-    if isinstance(error, HangError) and config.run_dir is not None:
+    if isinstance(error, HangError) and _may_write(config):
+        assert config.run_dir is not None
         told = config.run_dir / f"hang_{config.trial}.txt"
         # Of all ranks one list is enough.
         with contextlib.suppress(OSError), open(told, "x", encoding="utf-8") as file:

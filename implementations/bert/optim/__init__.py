@@ -36,7 +36,7 @@ class OptimizerConfig:
     optimizer: str = env(
         "OPTIMIZER",
         "lamb",
-        choices=tuple(RULES),
+        choices=RULES,
         doc="optimizer; the closed division prescribes LAMB; apex_lamb: by NVIDIA's apex, with SHARD_OPTIMIZER=0; "
         "bertadam: AdamW without bias correction",
     )

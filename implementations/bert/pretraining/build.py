@@ -7,12 +7,12 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
 
 from bert.checkpoint.weights import Checksum, Loaded, checksum_of, chunks_of
-from bert.core import rundir
 from bert.core.dist import World
 from bert.data.batch import PretrainingBatch, make_batch
 from bert.data.sampler import row_sequences
@@ -26,6 +26,7 @@ from bert.model.init import first_weights as drawn_weights
 from bert.pretraining import resume
 from bert.pretraining.config import PretrainingConfig
 from bert.pretraining.memory import meta_model
+from bert.pretraining.saver import Trainer
 from bert.training.debug import ProfiledStep, RecordedStep
 from bert.training.evaluate import EvaluationGraph, warm_up
 from bert.training.graph import capture_or_warm_up, graph_capacity, static_batch
@@ -33,20 +34,19 @@ from bert.training.step import Step, TrainingStep, build_step
 
 
 def resolve_kernels(config: PretrainingConfig, world: World) -> PretrainingConfig:
-    """The config with ATTENTION=auto resolved, which is printed and noted in the run's folder. A
-    collective.
-    """
+    """The config with ATTENTION=auto resolved, which is printed. A collective."""
     kernels, words = config.kernels.resolve_attention(
         config.model, config.numerics.dtype, config.uses_graph, world
     )
-    if world.is_main:
-        if world.device.type == "cuda":
-            print(f"attention: {words}", file=sys.stderr)
-        fused = sorted(kernels.names(world.device))
-        rundir.add_to_environment(
-            config.run, {"attention": kernels.attention, "fused": fused}
-        )
+    if world.is_main and world.device.type == "cuda":
+        print(f"attention: {words}", file=sys.stderr)
     return replace(config, kernels=kernels)
+
+
+def chosen_kernels(config: PretrainingConfig) -> dict[str, Any]:
+    """What a resolved config computes with, for the run's folder."""
+    fused = sorted(config.kernels.names(config.device))
+    return {"attention": config.kernels.attention, "fused": fused}
 
 
 def build(
@@ -54,7 +54,7 @@ def build(
     world: World,
     seed: int,
     first_weights: Checksum | None = None,
-) -> tuple[BertForPreTraining, resume.Trainer]:
+) -> tuple[BertForPreTraining, Trainer]:
     """The model with its initial weights, and its training step, in one of two ways.
 
     Where every rank has all weights in fp32 (SHARD_OPTIMIZER=0) the model is filled, and the step
@@ -84,7 +84,7 @@ def build(
         print(f"weights of {path}: {loaded}", file=sys.stderr)
     if recomputation := config.recomputation(uses_graph=config.uses_graph):
         model.recompute(recomputation)
-    step: resume.Trainer
+    step: Trainer
     if config.zero.is_deepspeed:
         step = _deepspeed_step(config, world, seed, model, chunks)
     else:
@@ -143,7 +143,7 @@ def _deepspeed_step(
 def prepare(
     config: PretrainingConfig,
     model: BertForPreTraining,
-    step: resume.Trainer,
+    step: Trainer,
     world: World,
 ) -> tuple[TrainingStep, EvaluationGraph | None]:
     """Before the clock: compiles and records what the first step and evaluation would otherwise

@@ -3,101 +3,41 @@ any GPU is taken.
 """
 
 import dataclasses
-import hashlib
 import json
-from pathlib import Path
 from typing import Any
 
 from bert.checkpoint.weights import Checksum, chunks_of
-from bert.core import rundir
 from bert.core.dist import World
 from bert.data.format import open_records
-from bert.data.records import SUFFIXES
-from bert.data.shards import INDEX, Shards
+from bert.data.shards import Shards
 from bert.model.bert import BertForPreTraining
-from bert.pretraining import closed_division, inputs, memory, resume
+from bert.pretraining import closed_division, inputs, memory, resume, trial
 from bert.pretraining.build import pad_and_pin
 from bert.pretraining.config import PretrainingConfig
+from bert.pretraining.identity import check_identity, pick_seed
 from bert.training import schedule
-from common.env import settings
-from common.files import text_of, write_json
+from common.files import text_of
 
 # Gururangan et al. 2020, "Don't Stop Pretraining", tables 1, 3 and 5.
 WORTH = "continuing has helped with 2 to 8 billion tokens of a domain, or with the task's own texts"
 MOST_PASSES = 40  # over a text: as in BERT's own pretraining (Devlin et al. 2019, A.2)
 
 
-def identity(config: PretrainingConfig) -> dict[str, Any]:
-    """What identifies a finished trial: settings by name, the model, and digests of data."""
-    facts = {
-        name: value
-        for name, value in settings(config).items()
-        if name not in rundir.OUTPUT
-    }
-    facts["BERT_CONFIG"] = config.model.identity
-    path = config.checkpoint.init_checkpoint
-    facts["bytes of the starting weights"] = (
-        path.stat().st_size if path is not None else None
-    )
-    if not config.data.synthetic:
-        facts["training data"] = contents(config.data.source[0])
-    if config.evaluates and config.evaluate.evaldir is not None:
-        facts["evaluation data"] = contents(config.evaluate.evaldir)
-    return facts
-
-
-def contents(path: Path) -> str:
-    """Digest of names and sizes of record files, and of their folder's index, which has a digest of
-    each.
-    """
-    files = [path]
-    if path.is_dir():
-        files = [
-            file
-            for file in sorted(path.rglob("*"))
-            if file.suffix in SUFFIXES and not file.name.startswith(".")
-        ]
-    files = [file for file in files if file.is_file()]
-    sizes = [(file.name, file.stat().st_size) for file in files]
-    digest = hashlib.sha256(str(sizes).encode())
-    for folder in sorted({file.parent for file in files}):
-        # By way of the index the digest covers contents too, without reading the records.
-        digest.update(
-            (folder / INDEX).read_bytes() if (folder / INDEX).is_file() else b""
-        )
-    return digest.hexdigest()[:16]
-
-
-def write_identity(config: PretrainingConfig) -> None:
-    """RUN_DIR/identity_<TRIAL>.json, for ``check_finished``."""
-    if config.run.run_dir is not None:
-        path = config.run.run_dir / f"identity_{config.run.trial}.json"
-        write_json(path, identity(config))
-
-
-def check_finished(config: PretrainingConfig) -> bool:
-    """Whether RUN_DIR has this trial finished. Raises ConfigError if that one differs from this
-    one.
-    """
-    folder, trial = config.run.run_dir, config.run.trial
-    if folder is None or not (result := folder / f"result_{trial}.txt").is_file():
-        return False
-    path = folder / f"identity_{trial}.json"
-    known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
-    rundir.check_same(result, known, identity(config))
-    return True
-
-
 def report(config: PretrainingConfig) -> str:
     """The settings and their consequences. Raises ConfigError or DataError for what would stop the
     run.
     """
-    is_finished = check_finished(config)
+    is_finished = bool(trial.ended(config))
     is_closed = config.mlperf.is_closed
     # A check is one process, without the ranks whose run it describes.
     alone = World(
         dataclasses.replace(config.dist, emulate=0, world_size=1, rank=0, local_rank=0)
     )
+    kernels, attention = config.kernels.resolve_attention(
+        config.model, config.numerics.dtype, config.uses_graph, alone
+    )
+    # As the run does, before it compares itself with its checkpoint.
+    config = dataclasses.replace(config, kernels=kernels)
     # A trial that is finished continues from nothing.
     saved = None if is_finished else resume.newest(config, alone)
     model = memory.meta_model(config.model)
@@ -112,9 +52,6 @@ def report(config: PretrainingConfig) -> str:
     if every:
         when = f"every {every:,} samples from {evaluate.start_samples or every:,}"
     target = f"target {evaluate.target}" if evaluate.has_target else "no target"
-    _, attention = config.kernels.resolve_attention(
-        config.model, config.numerics.dtype, config.uses_graph, alone
-    )
     lines = {
         "system": f"{config.mlperf.num_nodes} x {config.mlperf.system}, {ranks}",
         "model": f"{num_parameters:,} parameters, {heads}, GELU in its {form} form, {config.bert_config_path}",
@@ -139,7 +76,7 @@ def _weights(
 ) -> str:
     """Describes the weights that the run begins with. Raises ConfigError if it could not."""
     path, directory = config.checkpoint.init_checkpoint, config.checkpoint.directory
-    seed, first = resume.pick_seed(config.seed, saved), Checksum()
+    seed, first = pick_seed(config.seed, saved), Checksum()
     text, proved = "random", ""
     # In the order of the run, so that of several problems both name the same.
     if path is not None and config.mlperf.is_closed:
@@ -155,8 +92,8 @@ def _weights(
         shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
         resume.warm_start(path, config.optim.optimizer, shapes)
     if saved is not None:
-        changed = resume.check_identity(config, seed, saved)
-        resume.check_first_weights(config, first.value)
+        changed = check_identity(config, seed, saved)
+        resume.check_first_weights(config, saved, first.value)
         text = f"step {saved['step']:,} of {directory}"
         text += f"; {changed}" if changed else ""
     # Reads all weights: a NaN in one of them would only show after the start, on all GPUs.
@@ -189,7 +126,7 @@ def _data(config: PretrainingConfig, saved: dict[str, Any] | None) -> str:
     assert isinstance(shards, Shards)
     unproved = is_closed and closed_division.data_sets(config, shards)["unproved"]
     evaluator = inputs.evaluator_of(config, world, shards)
-    pads, seed = pad_and_pin(config, world), resume.pick_seed(config.seed, saved)
+    pads, seed = pad_and_pin(config, world), pick_seed(config.seed, saved)
     batches = inputs.training_data(config, shards, seed, saved, pads)
     try:
         batches.next_step()  # that the run begins with

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from bert.checkpoint import weights
-from bert.core import rundir
 from bert.core.dist import World, pick_device
 from bert.data import integrity, prepared
 from bert.data.format import open_records, recorded_digest
@@ -28,8 +27,8 @@ from bert.data.prepared import (
 from bert.data.records import DataError
 from bert.data.shards import Shards, list_shards
 from bert.model.config import BertConfig
-from bert.pretraining import resume
 from bert.pretraining.config import PretrainingConfig
+from bert.pretraining.identity import data_digest
 from common.env import ConfigError, settings
 from common.files import object_of
 
@@ -69,6 +68,8 @@ RULES = {
     "PACKING_FACTOR": "the global batch is logged in sequences: 2 for a packed row of Wikipedia, 1 for an unpacked one",
     "INIT_CHECKPOINT": "training starts from model.ckpt-28252: give the converted checkpoint (training rules, weights)",
     "EMULATE_RANKS": "one rank without the others trains no model",
+    "EXTENSION": "code of one's own is no reference (training rules, divisions)",
+    "SKIP_BATCHES": "all of the data are traversed (training rules, training data order)",
     "INIT_OPTIMIZER": "LAMB's moments start from 0 (reference, optimization.py)",
     "RESUME": "a run is timed from its start, and the log of a resumed one leaves out the time trained before",
 }
@@ -78,7 +79,7 @@ KEPT: dict[str, tuple[Any, ...]] = {
     "CLIP": ("before", "after"),
     "LR_SCHEDULE": ("mlperf",), "END_LR": (0.0,),
     "TARGET_MLM_ACCURACY": (0.72,), "NUM_EVAL_EXAMPLES": (10_000,), "MAX_SEQ_LENGTH": (512,), "SEED": (None,),
-    "EMULATE_RANKS": (0,),
+    "EMULATE_RANKS": (0,), "EXTENSION": ("",), "SKIP_BATCHES": ("",),
     "BATCHING": ("rows",), "MASKING": ("static",), "NSP": (True,),
     **dict.fromkeys(("SYNTH_DATA", "INIT_OPTIMIZER", "RESUME"), (False,)),
 }  # fmt: skip
@@ -129,6 +130,8 @@ def violations(config: PretrainingConfig) -> Iterator[str]:
     values = settings(config) | {"INIT_CHECKPOINT": path or ""}
     for name, rule in RULES.items():
         if (value := values[name]) not in kept[name]:
+            if kept[name] == intervals:
+                rule = f"here {interval}: {rule}"
             yield f"{name}={int(value) if isinstance(value, bool) else value} ({rule})"
     # The defaults are BERT-large's, and so the benchmark's.
     reference, model, file = BertConfig(), config.model, config.bert_config_path
@@ -255,7 +258,7 @@ def data_sets(config: PretrainingConfig, source: Shards) -> dict[str, Any]:
             f"the closed division does not allow {variable}={folder}: {'; '.join(wrong)}. {cure}"
         )
     facts: dict[str, Any] = {
-        "training_data": resume.data_digest(identity),
+        "training_data": data_digest(identity),
         "evaluation_data": " ".join(evaluation),
     }
     return facts | {"unproved": [] if made else list(facts)}
@@ -264,7 +267,8 @@ def data_sets(config: PretrainingConfig, source: Shards) -> dict[str, Any]:
 def starting_point(
     config: PretrainingConfig, source: Shards, first: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Starting point of a closed run, for its log and environment; warns of what is not proved.
+    """Starting point of a closed run, for its log and environment; warns of what is not proved
+    once the data are read.
 
     first: result of starting_weights(). Raises ConfigError as data_sets() does.
     """
@@ -282,8 +286,13 @@ def starting_point(
             file=sys.stderr,
             flush=True,
         )
-    rundir.add_to_environment(config.run, {"starting_point": facts})
     return facts
+
+
+def unread(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """A starting point before ``prove``: the data say themselves what they hold."""
+    sets = [name for name in facts if name.endswith("_data")]
+    return {**facts, "unproved": list(dict.fromkeys([*facts["unproved"], *sets]))}
 
 
 def check(config: PretrainingConfig, starts: bool) -> None:

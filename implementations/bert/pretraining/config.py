@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -52,6 +53,11 @@ class PretrainingConfig(ModelFiles, Hardware):
         at_least=0,
         doc="steps until this process saves and ends; RESUME=1 continues; 0: all",
     )
+    skip_batches: str = env(
+        "SKIP_BATCHES",
+        "",
+        doc="batches to leave out, such as 1204,1300-1302, after a loss that is NaN (open division)",
+    )
     log_every_steps: int = env(
         "LOG_EVERY_STEPS", 100, at_least=1, doc="steps between progress lines on stderr"
     )
@@ -91,6 +97,11 @@ class PretrainingConfig(ModelFiles, Hardware):
         if self.steps_this_run and self.checkpoint.directory is None:
             raise ConfigError(
                 "STEPS_THIS_RUN is set and CHECKPOINT_DIR is not: give the folder to continue from"
+            )
+        _ = self.left_out  # may be no list
+        if self.checkpoint.best and not self.evaluates:
+            raise ConfigError(
+                "CHECKPOINT_BEST=1 needs evaluations: set EVAL_ITER_SAMPLES"
             )
         if (
             self.checkpoint.shards
@@ -195,6 +206,19 @@ class PretrainingConfig(ModelFiles, Hardware):
         # Accuracy at sample 0 tells wrong weights at once: published runs have 0.34 there.
         return steps | {0} if self.rehearse and self.evaluate.every_samples else steps
 
+    @cached_property
+    def left_out(self) -> set[int]:
+        """Numbers of the batches, from 1 on, of SKIP_BATCHES."""
+        numbers: set[int] = set()
+        for part in filter(None, self.skip_batches.split(",")):
+            span = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
+            if not span:
+                raise ConfigError(
+                    f"SKIP_BATCHES={self.skip_batches!r}: expected numbers and spans, such as 1204,1300-1302"
+                )
+            numbers.update(range(int(span[1]), int(span[2] or span[1]) + 1))
+        return numbers
+
     @property
     def evaluates(self) -> bool:
         return bool(self.evaluation_steps)
@@ -229,6 +253,14 @@ class PretrainingConfig(ModelFiles, Hardware):
                 "REHEARSAL=1 compares evaluations, but there are none: set EVAL_ITER_SAMPLES"
             )
         start = self.evaluate.start_samples or every
+        run, checkpoint = self.run, self.checkpoint
+        # Folders of its own, as the launch scripts give it: the run to come is another one.
+        names = (run.run_dir.name, run.run_dir.parent.name) if run.run_dir else ()
+        if run.run_dir and not any(name.endswith("rehearsal") for name in names):
+            run = dataclasses.replace(run, run_dir=run.run_dir / "rehearsal")
+        if checkpoint.directory and checkpoint.directory.name != "rehearsal":
+            folder = checkpoint.directory / "rehearsal"
+            checkpoint = dataclasses.replace(checkpoint, directory=folder)
         # Whole intervals, since only at an evaluation is there a published figure to compare with.
         intervals = max(0, -(-(REHEARSAL_SAMPLES - start) // every))
         return dataclasses.replace(
@@ -236,6 +268,8 @@ class PretrainingConfig(ModelFiles, Hardware):
             # Ends on an evaluation: training beyond the last one would show nothing.
             max_samples=min(self.max_samples or MAX_SAMPLES, start + intervals * every),
             mlperf=dataclasses.replace(self.mlperf, division="open"),
+            run=run,
+            checkpoint=checkpoint,
         )
 
     def emulated(self) -> PretrainingConfig:
@@ -250,6 +284,7 @@ class PretrainingConfig(ModelFiles, Hardware):
     def hyperparameters(self, seed: int) -> dict[str, Any]:
         """The run's settings for the MLPerf log, by MLLOG key."""
         warmup_steps, start_warmup_step = self.schedule.warmup
+        degree = self.schedule.rule.degree
         return {
             "seed": seed,
             "global_batch_size": self.global_batch_size,
@@ -262,7 +297,7 @@ class PretrainingConfig(ModelFiles, Hardware):
             # Under both names, as NVIDIA's logs have it.
             "num_warmup_steps": warmup_steps,
             "start_warmup_step": start_warmup_step,
-            "opt_lamb_learning_rate_decay_poly_power": self.schedule.rule.degree,
+            **({"opt_lamb_learning_rate_decay_poly_power": degree} if degree else {}),
             "opt_end_learning_rate": self.schedule.end_lr,
             **self.optim.hyperparameters(),
             "opt_gradient_clip_norm": self.optim.max_grad_norm,

@@ -107,7 +107,9 @@ def evaluator_of(
     source: RowSource,
     graph: EvaluationGraph | None = None,
 ) -> Evaluator | None:
-    """None if the run evaluates nothing. Raises DataError for a set that it cannot evaluate on."""
+    """None if the run evaluates nothing. Raises DataError for a set that it cannot evaluate on. A
+    collective.
+    """
     if not config.evaluates:
         return None
     sizes = config.data.max_seq_length, config.model.vocab_size

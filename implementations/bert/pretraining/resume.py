@@ -1,10 +1,5 @@
-"""Resuming: what is saved, what must stay the same, and the warm start."""
+"""Resuming: what a run continues from, whether that fits, and the warm start."""
 
-import dataclasses
-import hashlib
-import json
-import math
-import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,56 +8,16 @@ from typing import Any
 import torch
 
 from bert.checkpoint import save, sharded, weights
-from bert.checkpoint.save import CheckpointConfig, Writer, read_checkpoint
+from bert.checkpoint.save import CheckpointConfig, read_checkpoint
 from bert.core import rundir
-from bert.core.claim import check_held
 from bert.core.dist import World
 from bert.data.sampler import RowSource
-from bert.deepspeed import checkpoints
-from bert.deepspeed.step import DeepSpeedStep
-from bert.kernels.precision import resolved
 from bert.pretraining.config import PretrainingConfig
-from bert.training.step import Step, check_finite, is_finite
-from common.env import ConfigError, settings
+from bert.pretraining.identity import check_identity, data_digest, pick_seed
+from bert.pretraining.saver import Trainer
+from bert.training.step import Step, is_finite
+from common.env import ConfigError
 from common.files import damage, object_of
-
-Trainer = Step | DeepSpeedStep  # a training step and its state, whatever the engine
-
-# May change where their product, a step's rows, does not.
-_ROWS = "WORLD_SIZE", "BATCHSIZE", "GRADIENT_STEPS"
-# What a resumed run may change; all other variables must stay (``run_identity``). How work is
-# divided and computed: losses then differ by rounding and by dropout's random numbers.
-ROUNDING = {
-    "DEVICE",
-    "FUSED",
-    "ATTENTION",
-    "CUDA_GRAPH",
-    "RECOMPUTE_LAYERS",
-    "SHARD_OPTIMIZER",
-    "SHARD_GROUP",
-    "ENGINE",
-    *_ROWS,
-}
-# Output, length and evaluation of a run, machine and log, which do not affect its weights.
-FREE = rundir.OUTPUT | {
-    "DATA_LOADER",
-    "NUM_EVAL_EXAMPLES",
-    "EVAL_BATCHSIZE",
-    "INIT_OPTIMIZER",
-    "EVAL_ITER_START_SAMPLES",
-    "EVAL_ITER_SAMPLES",
-    "TARGET_MLM_ACCURACY",
-    "MAX_STEPS",
-    "MAX_SAMPLES_TERMINATION",
-    "REHEARSAL",
-    "SUSTAINED_TRAINING_TIME",
-    "SUBMISSION_DIVISION",
-    "SUBMISSION_ORG",
-    "SUBMISSION_PLATFORM",
-    "SUBMISSION_STATUS",
-    "DGXSYSTEM",
-    "DGXNNODES",
-}
 
 
 def newest(config: PretrainingConfig, world: World) -> dict[str, Any] | None:
@@ -133,16 +88,6 @@ def has_whole_clock(config: PretrainingConfig, saved: dict[str, Any] | None) -> 
     )
 
 
-def pick_seed(seed: int | None, saved: dict[str, Any] | None) -> int:
-    """SEED; unset: the resumed run's, or one from the system."""
-    if seed is not None:
-        return seed
-    # 32 bits from the system: the rules want seeds from the clock or the system.
-    return (
-        int(saved["run"]["SEED"]) if saved else int.from_bytes(os.urandom(4), "little")
-    )
-
-
 def restore(
     config: PretrainingConfig,
     step: Trainer,
@@ -158,19 +103,40 @@ def restore(
     if saved is None:
         return 0, 0, 0
     changed = check_identity(config, seed, saved)
-    check_first_weights(config, first_weights)
+    check_first_weights(config, saved, first_weights)
     if changed and config.dist.rank == 0:
         print(f"bert: RESUME=1 with {changed}", file=sys.stderr, flush=True)
     step.load_state_dict(saved)
     return int(saved["step"]), int(saved["batches"]), int(saved["samples"])
 
 
-def check_first_weights(config: PretrainingConfig, first_weights: int) -> None:
-    """Raises ConfigError if INIT_CHECKPOINT are other weights than the run in CHECKPOINT_DIR began
-    with.
-    """
+def describe(config: PretrainingConfig, saved: dict[str, Any] | None) -> str:
+    """Where a run begins that has a folder of checkpoints, and why; empty if that is plain."""
+    folder, last = config.checkpoint.directory, config.max_steps
+    if folder is None:
+        return ""
+    if saved is None and is_repeated(config) and sharded.complete(folder):
+        return f"a closed run is timed from its start: it replaces what {folder} holds"
+    if saved is None:
+        anew = f"no checkpoint in CHECKPOINT_DIR={folder}: from the start, {last} steps"
+        return f"RESUME=1: {anew}" if config.checkpoint.resume else ""
+    left = f"{max(0, last - saved['step'])} of {last} steps are left"
+    if saved["ended"] and saved["step"] < last:
+        left = "the run had ended there"
+    return f"continues CHECKPOINT_DIR={folder} from step {saved['step']}: {left}"
+
+
+def check_first_weights(
+    config: PretrainingConfig, saved: Mapping[str, Any], first_weights: int
+) -> None:
+    """Raises ConfigError if INIT_CHECKPOINT are other weights than the saved run began with."""
     path, folder = config.checkpoint.init_checkpoint, config.checkpoint.directory
-    noted = object_of(folder / rundir.OWNER) if folder else {}
+    # Beside the checkpoints, in earlier versions.
+    noted = (
+        saved
+        if "first_weights" in saved or not folder
+        else object_of(folder / rundir.OWNER)
+    )
     # Settings leave paths out, as they may move: the checksum tells that the weights are the same.
     if path is not None and noted.get("first_weights", first_weights) != first_weights:
         where = f"the checkpoint in CHECKPOINT_DIR={folder}"
@@ -178,56 +144,6 @@ def check_first_weights(config: PretrainingConfig, first_weights: int) -> None:
         raise ConfigError(
             f"{where} is of a run from other weights than INIT_CHECKPOINT={path}: {cure}"
         )
-
-
-def check_identity(
-    config: PretrainingConfig, seed: int, saved: Mapping[str, Any]
-) -> str:
-    """Raises ConfigError if the saved run is another one; describes changes of ROUNDING."""
-    mine = run_identity(config, seed)
-    before = saved["run"]
-    # Rows depend on step and rank alone, and no micro-batch of a rank is clipped by itself.
-    can_move = not config.data.for_unpacked and config.optim.clip == "after"
-    rows, rows_before = (
-        math.prod(identity[name] for name in _ROWS) for identity in (mine, before)
-    )
-    for name, value in mine.items():
-        if before.get(name) == value or (
-            name in _ROWS and can_move and rows == rows_before
-        ):
-            continue
-        cure = "use the same settings"
-        if name in _ROWS and can_move:
-            cure = f"{' x '.join(_ROWS)} must stay {rows_before}, and is {rows}: change another of them"
-        differs = f"is of a run with {name} {before.get(name)}, this one has {value}"
-        cure += ", or use another CHECKPOINT_DIR"
-        raise ConfigError(
-            f"RESUME=1: the checkpoint in {config.checkpoint.directory} {differs}: {cure}"
-        )
-    if gone := sorted(before.keys() - mine.keys()):
-        differs = f"is of an earlier version, with the setting {gone[0]}, which is gone"
-        cure = "use it as INIT_CHECKPOINT, or continue with the version that wrote it"
-        raise ConfigError(
-            f"RESUME=1: the checkpoint in {config.checkpoint.directory} {differs}: {cure}"
-        )
-    now = _computed(config)
-    earlier = saved["computed"] | {name: before[name] for name in _ROWS}
-    changed = [
-        f"{name} {earlier.get(name)} -> {value}"
-        for name, value in now.items()
-        if earlier.get(name) != value
-    ]
-    if not changed:
-        return ""
-    cause = "rounding, and by what dropout draws"
-    if earlier["BATCHSIZE"] != now["BATCHSIZE"]:
-        # A micro-batch's loss is the mean over its own masked tokens, whose number differs.
-        cause = f"the weight of each token in its micro-batch, more than by {cause}"
-    return f"{', '.join(changed)}: losses differ by {cause}"
-
-
-def _computed(config: PretrainingConfig) -> dict[str, Any]:
-    return {name: value for name, value in settings(config).items() if name in ROUNDING}
 
 
 def shard_order(
@@ -241,25 +157,6 @@ def shard_order(
     # A run that has moved to other ranks keeps the order it began with.
     dealt: tuple[int, int] = saved["dealt"]
     return dealt
-
-
-def run_identity(config: PretrainingConfig, seed: int) -> dict[str, Any]:
-    """What must not change between a run and its resumption, by variable."""
-    others = ROUNDING.difference(_ROWS) | FREE | {"LR_DECAY_STEPS"}
-    kept = {
-        name: value for name, value in settings(config).items() if name not in others
-    }
-    return {
-        **kept,
-        "SEED": seed,
-        "MASKING": None if config.data.masking == "static" else config.data.masking,
-        "PRECISION": resolved(config.precision.precision, config.device),
-        # The run may become longer if the schedule's length is set separately.
-        "LR_DECAY_STEPS"
-        if config.schedule.decay_steps
-        else "MAX_STEPS": config.schedule.length,
-        "BERT_CONFIG": config.model.identity,
-    }
 
 
 def check_data(
@@ -279,11 +176,6 @@ def check_data(
         raise ConfigError(
             f"RESUME=1: {problem}: use the same data, or another CHECKPOINT_DIR"
         )
-
-
-def data_digest(identity: Mapping[str, Any]) -> str:
-    """Digest of all files, by ``RowSource.identity``."""
-    return hashlib.md5(json.dumps(identity).encode()).hexdigest()
 
 
 def check_restored(trained: Trainer, world: World, path: Path | None) -> None:
@@ -324,90 +216,6 @@ def check_weights(config: CheckpointConfig, world: World, checksum: int) -> None
         {"weights": f"{checksum:08x}"},
         f"is INIT_CHECKPOINT={config.init_checkpoint} the same on every node?",
     )
-
-
-class Saver:
-    """Saves the state of a run on a thread, from rank 0 or in shards; training only waits for a
-    copy.
-    """
-
-    def __init__(
-        self,
-        config: PretrainingConfig,
-        trained: Trainer,
-        world: World,
-        seed: int,
-        data: RowSource,
-        shard_order: tuple[int, int],
-        first_weights: int = 0,
-    ) -> None:
-        """data: what is trained on; shard_order: see Sampler; first_weights: checksum of those of
-        step 0.
-        """
-        self.config, self.trained, self.world = config, trained, world
-        self.writer = Writer(config.checkpoint)
-        self.facts = {  # equal in all checkpoints of the run
-            "row_counts": data.row_counts().tolist(), "vocab_md5": data.vocab_md5,
-            "data_digest": data_digest(data.identity()), "computed": _computed(config), "dealt": shard_order,
-            "bert_config": dataclasses.asdict(config.model), "run": run_identity(config, seed),
-        }  # fmt: skip
-        if world.is_main and (folder := config.checkpoint.directory) is not None:
-            # The claim on the folder is held: nobody else can be writing these.
-            sharded.remove_unfinished(folder)
-            folder.mkdir(parents=True, exist_ok=True)
-            known = {name: self.facts[name] for name in ("run", "data_digest")}
-            config.run.own(folder, **known, first_weights=first_weights)
-
-    def save(self, step: int, batches: int, samples: int, ended: bool = False) -> None:
-        """Starts writing a checkpoint. ``ended``: the run is over. A collective.
-
-        Raises TrainingError for a state that is not finite.
-        """
-        config, world = self.config.checkpoint, self.world
-        if world.is_main:
-            # A process that was taken for dead must not write over its successor's checkpoints.
-            check_held()
-        # A broken state must not push out the last sound one, of which only a few are kept.
-        check_finite(self.trained.state_tensors(), world, step)
-        facts = {
-            "step": step,
-            "batches": batches,
-            "samples": samples,
-            "ended": ended,
-            **self.facts,
-        }
-        # 7 bytes: broadcast_int takes 63 bits.
-        token = world.broadcast_int(int.from_bytes(os.urandom(7), "little"))
-        if self.config.zero.own_checkpoints and isinstance(self.trained, DeepSpeedStep):
-            assert config.directory is not None
-            facts |= self.trained.shard_state()[1]
-            saved = step, token, facts, config.keep
-            why = checkpoints.save(self.trained, config.directory, *saved)
-            self.writer.note(step, OSError(why) if why else None, says=world.is_main)
-        elif config.shards:
-            shard, index = self.trained.shard_state()
-            part = sharded.Part(
-                rank=world.rank,
-                num_ranks=world.size,
-                token=token,
-                abandoned=self.writer.abandoned,
-            )
-            self.writer.start(step, {"shard": shard, "index": index | facts}, part)
-        else:
-            state = self.trained.state_dict()
-            if world.is_main:
-                self.writer.start(
-                    step, state | facts | {"model": state["optimizer"]["masters"]}
-                )
-
-    def finish(self) -> str:
-        """Waits for the last checkpoint; returns why it was not written, on every rank; empty if
-        it was. A collective.
-        """
-        self.writer.wait()
-        error = self.writer.error
-        # An error without words has a name.
-        return self.world.first_text("" if error is None else str(error) or repr(error))
 
 
 def warm_start(

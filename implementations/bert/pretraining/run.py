@@ -2,14 +2,15 @@
 trained.
 """
 
-import dataclasses
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 
-from bert.core import rundir, variables
+from bert.core import extension, rundir, variables
 from bert.core.dist import World, pick_device, why_no_gpu
+from bert.data.records import DataError
 from bert.deepspeed.settings import merged
-from bert.pretraining import check, closed_division
+from bert.pretraining import check, closed_division, identity, resume, trial
 from bert.pretraining.config import PretrainingConfig
 from bert.pretraining.train import pretrain
 from bert.training.mlperf import MlperfLog
@@ -29,6 +30,7 @@ def run(environ: Mapping[str, str], check_only: bool = False) -> int:
             run_config = from_env(rundir.RunConfig, environ)
         # Before values are read: a misspelt name explains what is missing after it.
         variables.check_names(environ)
+        extension.load(environ)
         config = from_env(PretrainingConfig, merged(environ))
         config.check()
         closed_division.check(config, starts=not check_only)
@@ -39,6 +41,7 @@ def run(environ: Mapping[str, str], check_only: bool = False) -> int:
         if check_only:
             print(check.report(config))
             return SUCCESS
+        run_config = config.run
         rank, directory = config.dist.rank, config.checkpoint.directory
         with config.run.claims(environ, rank, directory):
             return _train(config)
@@ -59,34 +62,68 @@ def _check_gpu(config: PretrainingConfig) -> None:
 
 def _train(config: PretrainingConfig) -> int:
     is_main = config.dist.rank == 0
-    path = (
-        config.run.run_dir / f"result_{config.run.trial}.txt"
-        if config.run.run_dir
-        else None
-    )
     # By RANK, as there is no process group yet to ask which rank logs.
-    log = MlperfLog(config.mlperf, is_main, path)
+    log = MlperfLog(config.mlperf, is_main, trial.log_of(config.run))
     log.init_start()
-    if is_main:
-        model = dataclasses.asdict(config.model) | {"gelu_form": config.model.gelu_form}
-        rundir.write_description(config.run, config, {"model": model})
     with World(config.dist) as world:
+        if known := _ending_before(config, world):
+            _check_last_checkpoint(config, world)
+            if is_main:
+                done = f"{log.path} is of this very run, complete ({known})"
+                print(f"bert: {done}: nothing is left", file=sys.stderr)
+            return _status(config, known == "success", is_main)
         # NCCL connects at the first collective of each kind: here, not in the first timed step.
         world.warm_up()
-        ending = pretrain(config, world, log)
-    if is_main and not ending.stopped:
-        check.write_identity(config)  # off the clock: it looks at the data
-    if ending.stopped and is_main:
+        try:
+            ending = pretrain(config, world, log)
+        except Exception as error:
+            with suppress(OSError):  # a full disk, which is the error
+                log.failed(f"{type(error).__name__}: {error}")
+            raise
+    if not ending.stopped:
+        if is_main:
+            trial.note(config, identity.of_trial(config))  # looks at the data
+        return _status(config, ending.reached, is_main)
+    if is_main:
         stopped = f"stopped at step {ending.step} ({ending.reason}); RESUME=1 continues"
         # Tells the launcher that the run is not complete.
         rundir.write_error(config.run, stopped)
         print(f"bert: {stopped}", file=sys.stderr)
-    if (
-        ending.reached
-        or ending.stopped
-        or config.rehearse
-        or not config.evaluate.has_target
-    ):
+    return SUCCESS
+
+
+def _ending_before(config: PretrainingConfig, world: World) -> str:
+    """How this very trial ended, if it is complete already; else empty. A collective.
+
+    Raises ConfigError, on every rank, if RUN_DIR has another run's trial, and without RESUME=1.
+    """
+    problem = known = ""
+    if world.is_main:  # another node may not share RUN_DIR
+        try:
+            known = trial.ended(config)
+        except (ConfigError, DataError) as error:
+            problem = str(error)
+        if known and not config.checkpoint.resume:
+            log = trial.log_of(config.run)
+            problem = f"{log} is complete: for a new run give another RUN_DIR, or TRIAL"
+    problem, known = world.objects((problem, known))[0]
+    if problem:
+        raise ConfigError(problem)
+    return known
+
+
+def _check_last_checkpoint(config: PretrainingConfig, world: World) -> None:
+    """Raises ConfigError if a run that is complete has lost its last checkpoint. A collective."""
+    folder = config.checkpoint.directory
+    saved = resume.newest(config, world)
+    if folder is not None and (saved is None or not saved["ended"]):
+        lacks = f"CHECKPOINT_DIR={folder} lacks the last checkpoint of a run that is complete"
+        raise ConfigError(f"{lacks}: to train that again give another RUN_DIR")
+
+
+def _status(config: PretrainingConfig, reached: bool, is_main: bool) -> int:
+    """The exit status of a run that is complete."""
+    if reached or config.rehearse or not config.evaluate.has_target:
         return SUCCESS
     reason = f"the target accuracy {config.evaluate.target} was not reached in {config.max_steps} steps"
     # All ranks end with the same status, and one gives the reason.

@@ -7,7 +7,7 @@ from __future__ import annotations
 import resource
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from bert.checkpoint import sharded
 from bert.checkpoint.weights import Checksum
 from bert.core.dist import World
 from bert.data.dali import DaliLoader
@@ -22,10 +23,13 @@ from bert.data.loader import TrainingData
 from bert.data.sampler import RowSource
 from bert.data.shards import Shards
 from bert.model.bert import BertForPreTraining
-from bert.pretraining import closed_division, inputs, resume
+from bert.model.flops import model_flops
+from bert.pretraining import closed_division, identity, inputs, resume
 from bert.pretraining.build import build, pad_and_pin, prepare, resolve_kernels
 from bert.pretraining.config import PretrainingConfig
-from bert.training.evaluate import EvaluationConfig, Evaluator
+from bert.pretraining.saver import Saver, Trainer
+from bert.pretraining.trial import begin
+from bert.training.evaluate import EvaluationConfig, Evaluator, Result
 from bert.training.loop import StepCounter, StepSchedule, step_seed, train
 from bert.training.metrics import MetricSink, Progress, metric_sinks
 from bert.training.mlperf import MlperfLog
@@ -47,7 +51,7 @@ def pretrain(config: PretrainingConfig, world: World, log: MlperfLog) -> Ending:
     # collectives, and hang.
     resume.check_ranks(config, world, saved)
     # Where it comes from the system each rank has drawn another: rank 0's counts.
-    seed = world.broadcast_int(resume.pick_seed(config.seed, saved))
+    seed = world.broadcast_int(identity.pick_seed(config.seed, saved))
     # Off the clock, as it reads all of the weights.
     weights_facts = initial_weights_facts(config, world)
     log.submission(config.hyperparameters(seed))
@@ -56,7 +60,7 @@ def pretrain(config: PretrainingConfig, world: World, log: MlperfLog) -> Ending:
     # An event for each tensor, before run_start, as published logs have them.
     log.weights(name for name, _ in start.model.named_parameters())
     take_step, evaluation_graph = prepare(config, start.model, start.trainer, world)
-    sinks = sinks_of(config, world, log, start)
+    config.observers.load()
     world.barrier()
 
     # Here the clock starts: all above is initialization, which MLPerf does not time.
@@ -66,40 +70,36 @@ def pretrain(config: PretrainingConfig, world: World, log: MlperfLog) -> Ending:
     world.barrier()  # no rank may read the data set before run_start is logged
     run_start = time.monotonic()
     source = inputs.checked_source(config, world, saved)
-    log_data(config, world, log, source, weights_facts)
+    starting_point = log_data(config, world, log, source, weights_facts)
     evaluator = inputs.evaluator_of(config, world, source, evaluation_graph)
-    pads = pad_and_pin(config, world)
-    data = inputs.training_data(config, source, seed, saved, pads)
-    run = Run(
-        config=config,
-        world=world,
-        log=log,
-        seed=seed,
-        start=start,
-        take_step=take_step,
-        data=loader_of(config, world, data),
-        evaluation=Evaluation(evaluator, start.trainer, config.evaluate, log, sinks),
-        progress=progress_of(config, world, start, source, sinks),
-        saver=resume.Saver(
-            config,
-            start.trainer,
-            world,
-            seed,
-            source,
-            resume.shard_order(config, saved),
-            start.first_weights,
-        ),
-    )
+    pads, order = pad_and_pin(config, world), resume.shard_order(config, saved)
+    batches = inputs.training_data(config, source, seed, saved, pads)
+    data = loader_of(config, world, batches)
     try:
-        ending = run.to_run_stop()
-        run.after_run_stop(ending, source, run_start)
-    except BaseException:
-        # Other ranks may never write their parts: rank 0's thread must not wait for them.
-        run.saver.writer.abandoned.set()
-        raise
+        # All that can be refused has been: only now is anything written.
+        begin(config, world, log, starting_point)
+        sinks = sinks_of(config, world, log, start)
+        trainer = start.trainer
+        with Saver(
+            config, trainer, world, seed, source, order, start.first_weights, saved
+        ) as saver:
+            run = Run(
+                config=config,
+                world=world,
+                log=log,
+                seed=seed,
+                start=start,
+                take_step=take_step,
+                data=data,
+                evaluation=Evaluation(evaluator, trainer, config.evaluate, log, sinks),
+                progress=progress_of(config, world, start, source, sinks),
+                saver=saver,
+                starting_point=starting_point,
+            )
+            ending = run.to_run_stop()
+            run.after_run_stop(ending, source, run_start)
     finally:
-        run.data.close()
-        run.saver.writer.wait()
+        data.close()
     return ending
 
 
@@ -119,16 +119,18 @@ class Start:
     """The model at the step where this process begins.
 
     first_weights: checksum of those of step 0; steps_done, batches, samples: before this process;
-    ended: the run, which then lost its result.
+    ended: the run, which then lost its result; span: see Progress.span; best: the highest
+    accuracy.
     """
 
     model: BertForPreTraining
-    trainer: resume.Trainer
+    trainer: Trainer
     first_weights: int
     steps_done: int
     batches: int
     samples: int
     ended: bool
+    span: dict[str, Any]
 
 
 def start_of(
@@ -147,6 +149,8 @@ def start_of(
     steps_done, batches, samples = resume.restore(
         config, trainer, seed, saved, initial.value
     )
+    if world.is_main and (begins := resume.describe(config, saved)):
+        print(f"bert: {begins}", file=sys.stderr, flush=True)
     if saved is not None or path is not None:
         read_from = path if saved is None else config.checkpoint.directory
         try:
@@ -162,6 +166,7 @@ def start_of(
         batches=batches,
         samples=samples,
         ended=saved is not None and saved["ended"],
+        span=(saved or {}).get("span", {}),
     )
 
 
@@ -184,15 +189,18 @@ def log_data(
     log: MlperfLog,
     source: RowSource,
     weights_facts: dict[str, Any],
-) -> None:
-    """Logs what is trained on, and in the closed division where the run starts from."""
+) -> dict[str, Any]:
+    """Logs what is trained on, and in the closed division where the run starts from, which it
+    returns on rank 0.
+    """
     facts = weights_facts
     if config.mlperf.is_closed and world.is_main and isinstance(source, Shards):
         facts = closed_division.starting_point(config, source, weights_facts)
     # Of one shard: the others were made with the same max_predictions_per_seq.
     last_shard = source[len(source.row_counts()) - 1]
     most_masked = int(np.diff(last_shard.masked_lm_offsets).max(initial=0))
-    log.data(most_masked, facts)
+    log.data(most_masked, facts and closed_division.unread(facts))
+    return facts
 
 
 def loader_of(
@@ -223,6 +231,8 @@ def progress_of(
         sinks=sinks,
         done=start.steps_done,
         samples=start.samples,
+        operations=partial(model_flops, config.model),
+        span=start.span,
     )
 
 
@@ -239,7 +249,8 @@ class Run:
     data: TrainingData | DaliLoader
     evaluation: Evaluation
     progress: Progress
-    saver: resume.Saver
+    saver: Saver
+    starting_point: dict[str, Any]  # proved by after_run_stop
 
     def to_run_stop(self) -> Ending:
         """Trains to the end, stops the clock, and writes the last checkpoint. Signals stop the run,
@@ -263,7 +274,8 @@ class Run:
             # Without a step there is nothing new to save.
             has_trained = ending.batches > self.start.batches
             if has_trained and listens:
-                save_last(self.saver, ending, config.evaluate.has_target)
+                span = self.progress.span()
+                save_last(self.saver, ending, config.evaluate.has_target, span)
         return ending
 
     def _train(self, stop: Stop) -> Ending:
@@ -272,16 +284,24 @@ class Run:
         last = config.max_steps
         if config.steps_this_run:
             last = min(last, start.steps_done + config.steps_this_run)
+        steps = StepCounter(
+            self.progress.rate,
+            config.max_steps,
+            start.trainer.scaler,
+            start.steps_done,
+            start.batches,
+        )
+
+        def evaluate(step: int, samples: int) -> bool:
+            result = self.evaluation.run(step, samples)
+            if config.checkpoint.best and result.accuracy > self.saver.best:
+                self.saver.save_best(step, steps.batches, samples, result.accuracy)
+            return self.evaluation.reached(result)
+
         ending = train(
             next_step=self.data.next_step,
             take_step=self.take_step,
-            steps=StepCounter(
-                self.progress.rate,
-                config.max_steps,
-                start.trainer.scaler,
-                start.steps_done,
-                start.batches,
-            ),
+            steps=steps,
             schedule=StepSchedule(
                 last=last,
                 report_every=config.log_every_steps,
@@ -291,15 +311,28 @@ class Run:
             progress=self.progress,
             stop=stop,
             seed=lambda batch: step_seed(self.seed, batch, self.world.rank),
-            evaluate=self.evaluation.run,
-            save=self.saver.save,
+            evaluate=evaluate,
+            save=self._save,
             ended=start.ended,
+            left_out=self._is_left_out,
         )
         # Not the last step of the run: by another reason it counts as stopped, and RESUME=1
         # continues.
         if ending.reason == LAST_STEP and last < config.max_steps:
             return replace(ending, reason="STEPS_THIS_RUN")
         return ending
+
+    def _save(self, step: int, batches: int, samples: int) -> None:
+        self.saver.save(step, batches, samples, self.progress.span())
+
+    def _is_left_out(self, batch: int) -> bool:
+        if batch not in self.config.left_out:
+            return False
+        self.saver.left_out.append(batch)
+        self.log.left_out(batch)
+        if self.world.is_main:
+            print(f"bert: batch {batch} is left out (SKIP_BATCHES)", file=sys.stderr)
+        return True
 
     def after_run_stop(
         self, ending: Ending, source: RowSource, run_start: float
@@ -314,6 +347,7 @@ class Run:
             and isinstance(source, Shards)
         ):
             closed_division.prove(config, source, world)  # reads all of the data
+            self.log.starting_point(self.starting_point)
         self.progress.summary(ending)
         if config.dist.emulate:
             report_emulation(world, ending.batches, time.monotonic() - run_start)
@@ -330,7 +364,7 @@ class Evaluation:
     """
 
     evaluator: Evaluator | None
-    trained: resume.Trainer
+    trained: Trainer
     config: EvaluationConfig
     log: MlperfLog
     sinks: Sequence[MetricSink]
@@ -341,7 +375,11 @@ class Evaluation:
             self.evaluator.num_sequences if self.evaluator else self.config.num_examples
         )
 
-    def run(self, step: int, samples: int) -> bool:
+    def reached(self, result: Result) -> bool:
+        # 0: there is no target.
+        return 0 < self.config.target <= result.accuracy
+
+    def run(self, step: int, samples: int) -> Result:
         """One evaluation after ``step``, of ``samples`` trained samples. A collective."""
         assert self.evaluator is not None
         # A sharded optimizer gathers the last step's weights here, else in the next forward pass.
@@ -360,10 +398,14 @@ class Evaluation:
         for sink in self.sinks:
             sink("evaluation", figures)
         target = self.config.target
-        # 0: there is no target.
-        reached = 0 < target <= result.accuracy
         if self.evaluator.world.is_main:
-            outcome = "reached" if reached else f"{target:.4f}" if target else "none"
+            outcome = (
+                "reached"
+                if self.reached(result)
+                else f"{target:.4f}"
+                if target
+                else "none"
+            )
             parts = [f"accuracy {result.accuracy:.5f} (target {outcome})"]
             parts.append(f"loss {result.mlm_loss:.4f}")
             if result.nsp_accuracy is not None:
@@ -373,25 +415,31 @@ class Evaluation:
                 f"{when}: {', '.join(parts)}, {seconds:.1f} s",
                 file=sys.stderr,
             )
-        return reached
+        return result
 
 
 # --- after it
 
 
-def save_last(saver: resume.Saver, ending: Ending, has_target: bool) -> None:
+def save_last(
+    saver: Saver, ending: Ending, has_target: bool, span: Mapping[str, Any]
+) -> None:
     """Saves the state at the end. Raises TrainingError if it cannot be written and somebody needs
     it:
 
     a run that was stopped, and one without a target, which is run for its weights.
     """
-    saver.save(ending.step, ending.batches, ending.samples, ended=not ending.stopped)
+    facts = ending.step, ending.batches, ending.samples
+    saver.save(*facts, span, ended=not ending.stopped)
     why = saver.finish()
     if not why or (has_target and not ending.stopped):
         return
     where = f"{'stopped at' if ending.stopped else 'the last is'} step {ending.step}"
+    rest = "none was written: make room, and train again"
+    if before := sharded.complete(saver.folder):
+        rest = f"RESUME=1 continues from {before[-1].name}"
     raise TrainingError(
-        f"{where}, and its checkpoint cannot be written ({why}): RESUME=1 continues from the one before"
+        f"{where}, and its checkpoint cannot be written ({why}): {rest}"
     )
 
 

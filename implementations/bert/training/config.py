@@ -8,6 +8,7 @@ from functools import cached_property
 import torch
 
 from bert.core.dist import DistConfig, pick_device
+from bert.core.extension import ExtensionConfig
 from bert.kernels import KernelsConfig, attention
 from bert.kernels.precision import Precision, PrecisionConfig
 from bert.model.recompute import Recomputation, RecomputeConfig
@@ -26,6 +27,7 @@ class Hardware:
     graph: GraphConfig = GraphConfig()
     optim: OptimizerConfig = OptimizerConfig()
     recompute: RecomputeConfig = RecomputeConfig()
+    extension: ExtensionConfig = ExtensionConfig()
 
     @cached_property
     def device(self) -> torch.device:

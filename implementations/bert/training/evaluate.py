@@ -20,7 +20,7 @@ from bert.kernels.operations.cross_entropy import IGNORE
 from bert.kernels.support.graph_capture import capture, warm_stream
 from bert.model.bert import BertForPreTraining
 from bert.training.graph import copy_batches, graph_capacity, static_batch
-from common.env import env
+from common.env import ConfigError, env
 
 NUM_COUNTS = 6  # see _count
 
@@ -113,16 +113,23 @@ class Evaluator:
         world: World,
         graph: EvaluationGraph | None = None,
     ) -> None:
-        """Raises DataError if the set is absent, too small, or of another vocabulary than
-        ``vocab_md5``.
+        """Raises DataError, on every rank, if the set is absent, too small, or of another
+        vocabulary than ``vocab_md5``. A collective.
         """
         if config.evaldir is None:
             raise DataError(
                 "EVALDIR is not set: give the folder of the evaluation records"
             )
         self.world, self.graph = world, graph
-        shards = Shards(list_shards(config.evaldir, "EVALDIR"), max_seq_length)
-        shards.vocab_md5 = vocab_md5
+        problem = ""
+        try:
+            shards = Shards(list_shards(config.evaldir, "EVALDIR"), max_seq_length)
+            shards.vocab_md5 = vocab_md5
+        except (ConfigError, DataError, OSError) as error:
+            problem = str(error)
+        # The other ranks would miss this one at a collective, and not say why.
+        if problem := world.first_text(problem):
+            raise DataError(problem)
         world.agree(shards.identity(), "is EVALDIR the same on every node?")
         integrity.check(shards.recorded_digests(), world)  # small: milliseconds
         records = concatenate([shards[number] for number in range(len(shards))])

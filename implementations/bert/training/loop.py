@@ -32,6 +32,7 @@ def train(
     evaluate: Callable[[int, int], bool],
     save: Callable[[int, int, int], None],
     ended: bool = False,
+    left_out: Callable[[int], bool] = lambda batch: False,
 ) -> Ending:
     """Runs to the end; every rank calls it with the same settings. The caller writes the last
     checkpoint.
@@ -39,7 +40,7 @@ def train(
     next_step: micro-batches of the next step, on the CPU or the device; seed: batch number ->
     random seed; evaluate: (steps, samples) -> whether the target is reached; save: writes a
     checkpoint of (steps, batches, samples). The last two are collectives. ended: by the checkpoint
-    that the run continues from.
+    that the run continues from. left_out: whether a batch is not trained on.
 
     Raises TrainingError if training has broken down, and what it calls raises.
     """
@@ -55,6 +56,9 @@ def train(
     stopped = None
 
     while not reached and not stopped and steps.done < schedule.last:
+        while left_out(steps.batches + 1):
+            next_step()
+            steps.leave_out()
         batches, rate = next_step(), steps.begin()
         # Makes dropout depend on the batch alone, not on what ran before.
         torch.manual_seed(seed(steps.batches))
@@ -139,8 +143,11 @@ class StepCounter:
         """
         self.rate, self.scaler, self.done, self.batches = rate, scaler, done, batches
         self.resolved, self.resolved_batches = done, batches
+        # Batches that were neither a step nor an overflow.
+        self.left_out = batches - done
         self.rates: Tensor | None = None
         if scaler.enabled:
+            self.left_out -= int(scaler.num_skipped_steps)
             # All of them in advance, for the device to choose from.
             rates = [rate(step) for step in range(1, last + 1)]
             self.rates = torch.tensor(
@@ -155,7 +162,14 @@ class StepCounter:
             return self.rate(self.done)
         # The step's index, which only the device knows: a gather there, where the host would have
         # to wait.
-        return torch.take(self.rates, self.batches - 1 - self.scaler.num_skipped_steps)
+        index = self.batches - 1 - self.left_out - self.scaler.num_skipped_steps
+        return torch.take(self.rates, index)
+
+    def leave_out(self) -> None:
+        """Counts a batch that is not trained on."""
+        self.batches += 1
+        self.left_out += 1
+        self.resolved_batches += 1
 
     def resolve(self) -> bool:
         """Corrects ``done``; False if overflows have postponed what is due. Waits for the device.
@@ -166,7 +180,8 @@ class StepCounter:
             return True
         expected = self.done
         # int() waits for the device.
-        self.done = self.batches - int(self.scaler.num_skipped_steps)
+        skipped = int(self.scaler.num_skipped_steps)
+        self.done = self.batches - self.left_out - skipped
         if self.done > self.resolved:
             self.resolved, self.resolved_batches = self.done, self.batches
         elif (

@@ -5,6 +5,7 @@ the host has to wait for the device.
 """
 
 import contextlib
+import importlib
 import importlib.util
 import json
 import math
@@ -15,44 +16,23 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import torch
 
 from bert.core.dist import World
 from bert.core.rundir import RunConfig
 from bert.data.batch import Batch
+from bert.model.flops import peak_flops
 from bert.training.step import StepResult
 from bert.training.stop import Ending, TrainingError
 from common.durations import duration
 from common.env import ConfigError, env
 from common.files import object_of, write_text
 
+WIDTH = 100  # columns of a report
 PROCESS_STARTED = time.monotonic()  # but for the first imports
-
-
-@dataclass(frozen=True, kw_only=True)
-class MetricsConfig:
-    """A sink beside metrics_<TRIAL>.jsonl."""
-
-    metrics: str = env(
-        "METRICS",
-        "",
-        choices=("", "tensorboard", "wandb"),
-        doc="further sink of a run's figures; needs RUN_DIR",
-    )
-
-    def check(self, run: RunConfig) -> None:
-        """Raises ConfigError if its package is not installed, and without RUN_DIR."""
-        if not self.metrics:
-            return
-        if importlib.util.find_spec(self.metrics) is None:
-            cure = "pip install -r requirements/metrics.txt"
-            raise ConfigError(f"METRICS={self.metrics}: it is not installed: {cure}")
-        if run.run_dir is None:
-            raise ConfigError(
-                f"METRICS={self.metrics} writes to RUN_DIR, which is not set: give the folder"
-            )
 
 
 # A sink takes (kind, figures). Kinds: "train" (a report), "evaluation", "summary" (the last; its
@@ -134,6 +114,66 @@ def weights_and_biases(folder: Path, name: str, first_step: int) -> MetricSink:
     return write
 
 
+class Sink(NamedTuple):
+    """A choice of METRICS. make: of a run, and the step from which it resumes, else 0; package: what
+    must be installed.
+    """
+
+    make: Callable[[RunConfig, int], MetricSink]
+    package: str = ""
+
+
+def _events(run: RunConfig, first_step: int) -> MetricSink:
+    assert run.run_dir is not None
+    return tensorboard(run.run_dir / f"tensorboard_{run.trial}", first_step)
+
+
+def _page(run: RunConfig, first_step: int) -> MetricSink:
+    assert run.run_dir is not None
+    where = Path(run.owner["run_dir"])
+    name = f"{where.parent.name}/{where.name} {run.trial}"
+    return weights_and_biases(run.run_dir / f"wandb_{run.trial}", name, first_step)
+
+
+SINKS = {
+    "": Sink(lambda run, first_step: lambda kind, values: None),
+    "tensorboard": Sink(_events, "tensorboard"),
+    "wandb": Sink(_page, "wandb"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricsConfig:
+    """A sink beside metrics_<TRIAL>.jsonl."""
+
+    metrics: str = env(
+        "METRICS",
+        "",
+        choices=SINKS,
+        doc="further sink of a run's figures; needs RUN_DIR",
+    )
+
+    def check(self, run: RunConfig) -> None:
+        """Raises ConfigError if its package is not installed, and without RUN_DIR."""
+        if not self.metrics:
+            return
+        package = SINKS[self.metrics].package
+        if package and importlib.util.find_spec(package) is None:
+            cure = "pip install -r requirements/metrics.txt"
+            raise ConfigError(f"METRICS={self.metrics}: it is not installed: {cure}")
+        if run.run_dir is None:
+            raise ConfigError(
+                f"METRICS={self.metrics} writes to RUN_DIR, which is not set: give the folder"
+            )
+
+    def load(self) -> None:
+        """Imports the package, which takes seconds: before the clock."""
+        names = {"tensorboard": "torch.utils.tensorboard"}
+        # An error is the sink's own, which the run survives.
+        with contextlib.suppress(Exception):
+            importlib.import_module(names.get(self.metrics, self.metrics))
+
+
 def guarded(name: str, make: Callable[[], MetricSink]) -> MetricSink:
     """A sink that may fail: at its first error the run prints a warning and continues without
     it.
@@ -161,20 +201,22 @@ def metric_sinks(
     config: MetricsConfig, run: RunConfig, first_step: int
 ) -> Sequence[MetricSink]:
     """The sinks of rank 0. first_step: step from which it resumes, else 0."""
-    folder, trial = run.run_dir, run.trial
-    if folder is None:
+    if run.run_dir is None:
         return []
-    path = folder / f"metrics_{trial}.jsonl"
+    path = run.run_dir / f"metrics_{run.trial}.jsonl"
     sinks = [guarded(path.name, lambda: metrics_file(path, first_step))]
-    if config.metrics == "tensorboard":
-        events = folder / f"tensorboard_{trial}"
-        sinks.append(guarded("tensorboard", lambda: tensorboard(events, first_step)))
-    if config.metrics == "wandb":
-        own, where = folder / f"wandb_{trial}", Path(run.owner["run_dir"])
-        name = f"{where.parent.name}/{where.name} {trial}"
-        make = partial(weights_and_biases, own, name, first_step)
-        sinks.append(guarded("wandb", make))
+    if config.metrics:
+        make = partial(SINKS[config.metrics].make, run, first_step)
+        sinks.append(guarded(config.metrics, make))
     return sinks
+
+
+def _shown(device: Mapping[str, float]) -> str:
+    """Figures of a GPU on the report line."""
+    mfu = f"  MFU {device['mfu']:.0%}" if "mfu" in device else ""
+    if "memory_gb" not in device:
+        return mfu
+    return f"{mfu}  {device['memory_gb']:.0f}/{device['reserved_gb']:.0f} GB"
 
 
 class Progress:
@@ -191,10 +233,12 @@ class Progress:
         sinks: Sequence[MetricSink] = (),
         done: int = 0,
         samples: int = 0,
+        operations: Callable[[Any], float] = lambda batch: 0.0,
+        span: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         """last: step at which the run ends; rate: learning rate of a step; epochs: of (batches,
         samples) trained on; skips_overflows: loss scaling may skip steps; done, samples: steps and
-        samples before this process.
+        samples before this process; operations: of a batch, for MFU; span: see ``span``.
         """
         self.world, self.sinks = world, sinks
         self.last, self.rate, self.epochs = last, rate, epochs
@@ -209,6 +253,13 @@ class Progress:
         self.totals = torch.zeros(0, device=world.device)
         self.overflows = torch.zeros((), dtype=torch.int64, device=world.device)
         self.last_loss: float | None = None  # of the last report
+        self.operations = operations
+        self.peak = peak_flops(world.device) if world.device.type == "cuda" else 0.0
+        self.span_operations = 0.0
+        if span:
+            self.names, self.span_steps = tuple(span["names"]), span["steps"]
+            self.totals = torch.tensor(span["totals"], device=world.device)
+            self.overflows += span["overflows"]
 
     def add(self, result: StepResult, batches: Sequence[Batch]) -> None:
         """Adds a step; one whose gradient overflowed counts no samples. Does not wait for the
@@ -223,6 +274,9 @@ class Progress:
         # Added up on the device; only a report reads them.
         self.totals += torch.stack([*result.losses, norm])
         self.span_steps += 1
+        # Lengths on the device, as DALI brings them, would have to be waited for.
+        if self.peak and not any(batch.cu_seqlens.is_cuda for batch in batches):
+            self.span_operations += sum(map(self.operations, batches))
         self.local_samples += result.finite * sum(
             batch.num_sequences for batch in batches
         )
@@ -232,6 +286,17 @@ class Progress:
         """Sequences trained on by all ranks. A collective."""
         # A clone, as sum() works in place; int() waits for the device.
         return self.resumed_samples + int(self.world.sum(self.local_samples.clone()))
+
+    def span(self) -> dict[str, Any]:
+        """What the next report averages, so far, for a checkpoint. A collective."""
+        # Of each rank the mean over ranks: a resumed run may have others.
+        totals = self.world.sum(self.totals / self.world.size).tolist()
+        return {
+            "names": list(self.names),
+            "totals": totals,
+            "steps": self.span_steps,
+            "overflows": int(self.overflows),
+        }
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -251,7 +316,10 @@ class Progress:
         """
         span_steps = max(self.span_steps, 1)
         # Here the host waits for the device.
-        means = self.world.sum(self.totals / (span_steps * self.world.size)).tolist()
+        mine = torch.tensor([self.span_operations], device=self.totals.device)
+        size = self.world.size
+        sums = torch.cat([self.totals / (span_steps * size), mine / size])
+        *means, operations = self.world.sum(sums).tolist()
         # All ranks skip the same steps, so the sum counts each once per rank.
         overflows = int(self.world.sum(self.overflows.clone())) // self.world.size
         samples, now = self.samples(), time.monotonic()
@@ -259,28 +327,32 @@ class Progress:
         speed = (samples - self.span_samples) / max(seconds, 1e-9)
         losses = dict(zip(self.names, means[:-1], strict=True))
         loss, lr = sum(losses.values()), self.rate(step)
+        # Steps that overflowed count as 0.
+        num_norms = max(self.span_steps - overflows, 1)
+        norm = means[-1] * self.span_steps / num_norms
+        device = self._device_figures(operations / max(seconds, 1e-9))
         if self.world.is_main:
             # Over all steps of this process, which varies less than a single span.
             per_step = (now - self.started - self.paused_seconds) / max(
                 step - self.first_step, 1
             )
             parts = ", ".join(f"{name} {value:.4f}" for name, value in losses.items())
-            line = f"step {step:>6}/{self.last}  loss {loss:.4f} ({parts})  lr {lr:.3e}  {speed:,.1f} sequences/s  "
-            print(
-                f"{line}ETA {duration(per_step * (self.last - step))}",
-                file=sys.stderr,
-            )
+            left = duration(per_step * (self.last - step))
+            start = f"step {step:>6}/{self.last}  loss {loss:.4f}"
+            end = f"  lr {lr:.2e}  norm {norm:.3g}  {speed:,.1f}/s{_shown(device)}  ETA {left}"
+            whole = f"{start} ({parts}){end}"
+            # The losses by name are in the metrics, too.
+            line = whole if len(whole) <= WIDTH else start + end
+            print(line, file=sys.stderr)
         # A mean over all ranks, so that all of them raise, and none waits for another.
         if not math.isfinite(loss):
             raise TrainingError(
-                f"the loss is {loss} at step {step}: lower LR, or look at the data"
+                f"the loss is {loss} at step {step}, batch {batches}: lower LR, or look at the data"
             )
         # Only loss scaling may skip steps (StepCounter.resolve ends a run that skips all).
         if overflows and not self.skips_overflows:
             failure = f"gradients were not finite in {overflows} of the {self.span_steps} steps up to step {step}"
             raise TrainingError(f"{failure}: lower LR, or look at the data")
-        # Steps that overflowed count as 0.
-        num_norms = max(self.span_steps - overflows, 1)
         values = {
             "step": step,
             "epoch": self.epochs(batches, samples),
@@ -288,19 +360,33 @@ class Progress:
             "loss": loss,
             **{f"{name}_loss": value for name, value in losses.items()},
             "lr": lr,
-            "grad_norm": means[-1] * self.span_steps / num_norms,
+            "grad_norm": norm,
             "ms_per_step": 1000 * seconds / max(step - self.span_first_step, 1),
             "sequences_per_second": speed,
             "per_gpu": speed / self.world.size,
+            **device,
         }
         self.last_loss = loss
         self._begin_span(step, samples, now)
         for sink in self.sinks:
             sink("train", values)
 
+    def _device_figures(self, rate: float) -> dict[str, float]:
+        """On a GPU: GB allocated at most and reserved, and where its peak is known the share of
+        that. rate: operations a second.
+        """
+        if self.world.device.type != "cuda":
+            return {}
+        memory = {
+            "memory_gb": torch.cuda.max_memory_allocated(self.world.device) / 1e9,
+            "reserved_gb": torch.cuda.memory_reserved(self.world.device) / 1e9,
+        }
+        return memory | ({"mfu": rate / self.peak} if self.peak and rate else {})
+
     def _begin_span(self, step: int, samples: int, now: float) -> None:
         self.span_started, self.span_samples = now, samples
         self.span_first_step, self.span_steps, self.span_paused_seconds = step, 0, 0.0
+        self.span_operations = 0.0
         self.totals.zero_()
         self.overflows.zero_()
 

@@ -2,16 +2,22 @@
 mlperf_logging.
 """
 
+import json
 import logging
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from logging.handlers import MemoryHandler
 from pathlib import Path
 from typing import Any
 
 from mlperf_logging.mllog import constants, mllog
 
 from common.env import env
+from common.files import text_of
+
+RUN_ERROR = "run_error"
+_MOST_KEPT = 1 << 20  # lines before the file is opened, more than there are
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,8 +63,22 @@ def _raise(record: logging.LogRecord) -> None:
     raise error
 
 
+def ending_of(path: Path) -> str:
+    """Status of a log's run_stop, if its run has ended and not in an error; else empty."""
+    status = ""
+    for line in text_of(path).splitlines():
+        event = json.loads(line.partition(" ")[2]) if line.endswith("}") else {}
+        if event.get("key") == constants.RUN_STOP:
+            status = str(event["metadata"].get("status"))
+        if event.get("key") == RUN_ERROR:
+            return ""
+    return status
+
+
 class MlperfLog:
     """Writes MLLOG lines to a file, or without one to stdout; does nothing on ranks other than 0.
+
+    Lines for a file are kept, with their times, until ``open``.
 
     Sample counts are sequences trained on, the epoch_num of BERT's rules.
     """
@@ -69,20 +89,32 @@ class MlperfLog:
         self.config = config
         self._event: Callable[..., object] = lambda *_: None
         self._start = self._end = self._event
+        self.path, self._is_main, self._has_stopped = path, is_main, False
+        self._kept = MemoryHandler(_MOST_KEPT, flushLevel=logging.CRITICAL)
         if is_main:
             # Outside of logging's tree, so that nothing else filters or repeats these lines.
             logger = logging.Logger("mlperf", logging.INFO)
-            handler: logging.Handler = logging.StreamHandler(sys.stdout)
-            if path is not None:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                handler = logging.FileHandler(path, mode="w", encoding="utf-8")
-                setattr(handler, "handleError", _raise)  # noqa: B010 (else a full disk loses lines, and the run goes on)
-            logger.addHandler(handler)
+            logger.addHandler(self._kept)
+            if path is None:
+                self._write_to(logging.StreamHandler(sys.stdout))
             # Names of files in the lines are relative to this folder.
             log = mllog.MLLogger(
                 logger, root_dir=str(Path(__file__).resolve().parents[2])
             )
             self._event, self._start, self._end = log.event, log.start, log.end
+
+    def _write_to(self, handler: logging.Handler) -> None:
+        self._kept.setTarget(handler)
+        self._kept.capacity = 1  # each line at once
+        self._kept.flush()
+
+    def open(self) -> None:
+        """Begins the file, in the place of an earlier one."""
+        if self._is_main and self.path is not None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            handler = logging.FileHandler(self.path, mode="w", encoding="utf-8")
+            setattr(handler, "handleError", _raise)  # noqa: B010 (else a full disk loses lines, and the run goes on)
+            self._write_to(handler)
 
     def init_start(self) -> None:
         """Logs whether the caches were cleared, and the start of initialisation."""
@@ -132,7 +164,15 @@ class MlperfLog:
         """
         self._event("max_predictions_per_seq", max_predictions)
         if starting_point:
-            self._event("starting_point", starting_point)
+            self.starting_point(starting_point)
+
+    def starting_point(self, facts: Mapping[str, Any]) -> None:
+        """Logs weights and data, and which of them are not proved so far."""
+        self._event("starting_point", facts)
+
+    def left_out(self, batch: int) -> None:
+        """Logs a batch that SKIP_BATCHES leaves out."""
+        self._event("batch_left_out", batch)
 
     def eval_start(self, samples: int) -> None:
         """Starts an evaluation after ``samples`` trained samples."""
@@ -161,6 +201,7 @@ class MlperfLog:
         """Logs the numbers of training and evaluation samples and stops the clock: the last line of
         a complete log.
         """
+        self._has_stopped = True
         self._end(constants.BLOCK_STOP, None, {"first_epoch_num": 1})
         self._end(constants.EPOCH_STOP, None, {"epoch_num": samples})
         self._event(constants.TRAIN_SAMPLES, samples)
@@ -170,6 +211,14 @@ class MlperfLog:
             samples,
             {"status": constants.SUCCESS if success else constants.ABORTED},
         )
+
+    def failed(self, reason: str) -> None:
+        """Logs the error that ends the run, also one after run_stop: then a second run_stop takes
+        the first one's success back, for readers that do not know the event of ours.
+        """
+        self._event(RUN_ERROR, " ".join(reason.split()))
+        if self._has_stopped:
+            self._end(constants.RUN_STOP, None, {"status": constants.ABORTED})
 
     def sustained_stop(self) -> None:
         """Logs the end of the training that continues after run_stop, for power meters."""

@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 from common.env import ConfigError, env
 
+DLE_DEGREE = 0.5
+
 
 class ScheduleRule(NamedTuple):
     """A rule, and what is particular to it."""
@@ -19,8 +21,8 @@ class ScheduleRule(NamedTuple):
     uses: Set[str] = frozenset()
     # The warm-up, LR * step / its steps, need not end with a whole step; rate is of what follows.
     by_share: bool = False
-    # Power of the decay, which the MLPerf log states: opt_lamb_learning_rate_decay_poly_power.
-    degree: float = 1.0
+    # Power of the decay, if it is a polynomial, for the MLPerf log.
+    degree: float | None = None
 
 
 def mlperf(step: int, config: ScheduleConfig) -> float:
@@ -45,7 +47,7 @@ def dle(step: int, config: ScheduleConfig) -> float:
     """NVIDIA's DeepLearningExamples: with t = step / length, base * sqrt(1 - t), which falls where
     warm-up ends.
     """
-    return config.lr * _left(step, config) ** config.rule.degree
+    return config.lr * _left(step, config) ** DLE_DEGREE
 
 
 def poly(step: int, config: ScheduleConfig) -> float:
@@ -91,11 +93,11 @@ def _left(step: int, config: ScheduleConfig) -> float:
 
 
 RULES = {
-    "mlperf": ScheduleRule(mlperf, {"END_LR", "START_WARMUP_STEP"}),
-    "dle": ScheduleRule(dle, by_share=True, degree=0.5),
-    "poly": ScheduleRule(poly, {"CONSTANT_PROPORTION"}, by_share=True),
-    "linear": ScheduleRule(linear, by_share=True),
-    "samsung": ScheduleRule(samsung, {"END_LR", "START_WARMUP_STEP"}),
+    "mlperf": ScheduleRule(mlperf, {"END_LR", "START_WARMUP_STEP"}, degree=1.0),
+    "dle": ScheduleRule(dle, by_share=True, degree=DLE_DEGREE),
+    "poly": ScheduleRule(poly, {"CONSTANT_PROPORTION"}, by_share=True, degree=1.0),
+    "linear": ScheduleRule(linear, by_share=True, degree=1.0),
+    "samsung": ScheduleRule(samsung, {"END_LR", "START_WARMUP_STEP"}, degree=1.0),
 }
 
 
@@ -108,7 +110,7 @@ class ScheduleConfig:
     schedule: str = env(
         "LR_SCHEDULE",
         "mlperf",
-        choices=tuple(RULES),
+        choices=RULES,
         doc="learning-rate rule, see docs/train.md",
     )
     lr: float = env("LR", above=0, at_most=10, doc="base learning rate")

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from bert.kernels.precision import LossScaler, PrecisionConfig
-from bert.pretraining import resume
+from bert.pretraining import identity
 from bert.pretraining.config import PretrainingConfig
-from bert.pretraining.resume import restore, run_identity
+from bert.pretraining.identity import run_identity
+from bert.pretraining.resume import restore
 from common.env import ConfigError, from_env
 
 from ..pretraining.test_resume import Trained
@@ -85,7 +86,7 @@ def test_auto_is_resumed_by_the_name_of_what_it_was(prepared):
         from_env(PretrainingConfig, prepared | {"PRECISION": name})
         for name in ("auto", "fp32", "bf16")
     )
-    saved = {"run": run_identity(auto, 7), "computed": resume._computed(auto)}
+    saved = {"run": run_identity(auto, 7), "computed": identity.computed(auto)}
     saved |= {"step": 4, "batches": 5, "samples": 6}
     assert saved["run"]["PRECISION"] == "fp32"
     for config in (auto, fp32):

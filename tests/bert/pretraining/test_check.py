@@ -10,7 +10,7 @@ import h5py
 import pytest
 
 from bert.__main__ import main
-from bert.pretraining import check
+from bert.pretraining import identity
 
 
 def test_the_check_describes_the_run(prepared, run_bert):
@@ -130,7 +130,9 @@ def test_a_trial_that_is_done_counts_only_for_its_own_settings_and_data(
         said = done.stderr.splitlines()[-1]
         assert done.returncode == 2
         assert f"result_0.txt is of a run with {name} " in said, said
-        assert said.endswith("use the same settings and data, or another RUN_NAME")
+        assert said.endswith(
+            "use the same settings and data, or another RUN_NAME (RUN_DIR)"
+        )
 
 
 @pytest.mark.parametrize("name", ["part_00000.hdf5", "part_00000.hdf", "part_00000"])
@@ -138,9 +140,9 @@ def test_a_finished_trial_is_known_by_its_data_whatever_the_files_are_called(
     name, tmp_path
 ):
     (tmp_path / name).write_bytes(b"a")
-    before = check.contents(tmp_path)
+    before = identity.contents(tmp_path)
     (tmp_path / name).write_bytes(b"ab")
-    assert check.contents(tmp_path) != before
+    assert identity.contents(tmp_path) != before
 
 
 def test_of_a_finished_trials_data_a_single_file_counts_and_a_hidden_one_does_not(
@@ -148,8 +150,8 @@ def test_of_a_finished_trials_data_a_single_file_counts_and_a_hidden_one_does_no
 ):
     data = tmp_path / "x.bin"
     data.write_bytes(b"a")
-    before = check.contents(data), check.contents(tmp_path)
+    before = identity.contents(data), identity.contents(tmp_path)
     data.write_bytes(b"ab")
     (tmp_path / ".DS_Store").write_bytes(b"a")
-    assert check.contents(data) != before[0]
-    assert check.contents(tmp_path) == before[1]
+    assert identity.contents(data) != before[0]
+    assert identity.contents(tmp_path) == before[1]

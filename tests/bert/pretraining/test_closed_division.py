@@ -102,12 +102,14 @@ WRONG = {
     ),
     "interval": (
         {"EVAL_ITER_SAMPLES": "1000"},
-        "EVAL_ITER_SAMPLES=1000 (evaluations come every floor(",
+        "EVAL_ITER_SAMPLES=1000 (here 150000: evaluations come every floor(",
     ),
     "first evaluation": (
         {"EVAL_ITER_START_SAMPLES": "300000"},
-        "EVAL_ITER_START_SAMPLES=300000 (the first",
+        "EVAL_ITER_START_SAMPLES=300000 (here 150000: the first",
     ),
+    "extension": ({"EXTENSION": "mine"}, "EXTENSION=mine (code of one's own"),
+    "left out": ({"SKIP_BATCHES": "3"}, "SKIP_BATCHES=3 (all of the data"),
     "seed": ({"SEED": "42"}, "SEED=42 (seeds come from the clock or the system"),
     "seed 0": ({"SEED": "0"}, "SEED=0 (seeds come"),
     "bins": (
@@ -266,6 +268,12 @@ def test_the_evaluation_interval_is_the_rules(batch_size, interval):
     assert closed_division.rule_interval(batch_size) == interval
 
 
+def test_a_wrong_interval_is_told_with_the_right_one(closed):
+    config = closed(EVAL_ITER_SAMPLES="1")
+    interval = closed_division.rule_interval(config.global_batch_size)
+    assert f"EVAL_ITER_SAMPLES=1 (here {interval}: evaluations" in refused(config)
+
+
 @pytest.mark.parametrize("arguments", [["--check"], []])
 def test_the_command_stops_before_it_reads_data_or_weights(
     closed, tmp_path, capfd, arguments
@@ -396,12 +404,8 @@ def test_data_are_known_by_what_prepare_data_left_beside_them(
     assert capfd.readouterr().err.startswith(
         "bert: warning: weights not proved to be the benchmark's"
     )
-    assert (
-        json.loads((config.run.run_dir / "environment.json").read_text())[
-            "starting_point"
-        ]
-        == facts
-    )
+    before = closed_division.unread(facts)["unproved"]
+    assert before == ["weights", "training_data", "evaluation_data"]
 
 
 @pytest.mark.parametrize(

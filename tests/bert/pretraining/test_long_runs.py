@@ -69,6 +69,7 @@ def test_a_run_in_parts_whose_end_moves_is_the_run_in_one_piece(
     whole = run_bert(endless)
     assert whole.returncode == 0, whole.stderr
     parts = endless | {"CHECKPOINT_DIR": str(tmp_path / "parts"), "RESUME": "1"}
+    parts["RUN_DIR"] = str(tmp_path / "run_parts")
     first = run_bert(parts | {"MAX_STEPS": "5", "STEPS_THIS_RUN": "3"})
     assert first.returncode == 0, first.stderr
     assert (
@@ -78,9 +79,12 @@ def test_a_run_in_parts_whose_end_moves_is_the_run_in_one_piece(
     second = run_bert(parts | {"MAX_STEPS": "5", "STEPS_THIS_RUN": "3"})
     assert "stopped" not in second.stderr, "step 5 is the last"
     assert newest(tmp_path / "parts")["step"] == 5
+    # The log of five steps is complete, and stays.
+    parts["RUN_DIR"] = str(tmp_path / "run_of_more")
     third = run_bert(parts | {"STEPS_THIS_RUN": "100"})
     assert third.returncode == 0, third.stderr
     assert same(newest(tmp_path / "parts"), newest(tmp_path / "c"))
+    parts["RUN_DIR"] = str(tmp_path / "run_of_other")
     shorter = run_bert(parts | {"LR_DECAY_STEPS": "9"})
     assert shorter.returncode == 2
     assert "LR_DECAY_STEPS 8, this one has 9" in shorter.stderr
@@ -203,15 +207,29 @@ def test_a_run_survives_a_full_disk_but_does_not_claim_that_its_last_weights_are
         f"{where}, and its checkpoint cannot be written"
         in finished.stderr.splitlines()[-1]
     )
+    last = "RESUME=1 continues from step_0000000002.pt"
+    assert finished.stderr.splitlines()[-1].endswith(last)
     if steps_this_run == "0":
         return
     again = run_bert(endless | {"RESUME": "1"})
     assert again.returncode == 0, again.stderr
-    whole = run_bert(endless | {"CHECKPOINT_DIR": str(tmp_path / "whole")})
+    apart = {name: str(tmp_path / "whole") for name in ("CHECKPOINT_DIR", "RUN_DIR")}
+    whole = run_bert(endless | apart)
     assert whole.returncode == 0, whole.stderr
     assert same(newest(tmp_path / "c"), newest(tmp_path / "whole")), (
         "a full disk has lost nothing"
     )
+
+
+def test_a_run_that_never_had_room_does_not_offer_to_resume(
+    endless, run_bert, tmp_path
+):
+    (tmp_path / "first.py").write_text(FULL_DISK)
+    full = {"FIRST": str(tmp_path / "first.py"), "ROOM_UNTIL": "0"}
+    finished = run_bert(endless | full)
+    assert finished.returncode == 1
+    assert "none was written: make room" in finished.stderr.splitlines()[-1]
+    assert "RESUME=1" not in finished.stderr
 
 
 @pytest.mark.parametrize("room", [4096, 20480], ids=["description", "log"])
@@ -242,6 +260,7 @@ def test_a_file_system_that_fills_up_keeps_the_last_good_checkpoint_and_the_run_
     )
     with small_disk(small, int(2.5 * size)):
         resumed = often | {"CHECKPOINT_DIR": str(small), "RESUME": "1"}
+        resumed["RUN_DIR"] = str(tmp_path / "run_resumed")
         finished = run_bert(resumed)
         warnings = [line for line in finished.stderr.splitlines() if "warning" in line]
         said = (

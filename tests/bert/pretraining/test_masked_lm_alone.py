@@ -107,6 +107,7 @@ def test_a_run_without_pairs_says_nothing_of_them_and_resumes_bit_for_bit(
     def run(name: str, **more: str) -> str:
         settings = {
             "CHECKPOINT_DIR": str(tmp_path / name),
+            "RUN_DIR": str(tmp_path / f"run_{name}"),
             "RESUME": "1",
             "TARGET_MLM_ACCURACY": "0",
         }
@@ -115,7 +116,7 @@ def test_a_run_without_pairs_says_nothing_of_them_and_resumes_bit_for_bit(
         return finished.stderr
 
     said = run("whole")
-    figures = (tmp_path / "run" / "metrics_0.jsonl").read_text()
+    figures = (tmp_path / "run_whole" / "metrics_0.jsonl").read_text()
     assert "(mlm " in said
     for word in ("nsp", "next sentence"):
         assert word not in said + figures

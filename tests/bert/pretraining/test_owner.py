@@ -15,7 +15,7 @@ import torch
 from bert.checkpoint import sharded, sums
 from bert.core.claim import Claim
 from bert.deepspeed.settings import merged
-from bert.pretraining import resume
+from bert.pretraining import identity, resume
 from bert.pretraining.config import PretrainingConfig
 from common.env import from_env
 
@@ -58,8 +58,7 @@ def test_trials_never_share_a_folder_and_each_resumes_its_own(train, tmp_path):
     assert done.returncode == 0, done.stderr
     assert (newest(first)["step"], newest(second)["step"]) == (4, 8)
     whose = json.loads((second / ".owner.json").read_text())
-    assert (whose["trial"], whose["run_dir"]) == (1, str(tmp_path / "run"))
-    assert whose["run"]["SEED"] == 8
+    assert whose == {"trial": 1, "run_dir": str(tmp_path / "run")}
     log = (tmp_path / "run" / "result_1.txt").read_text()
     assert '"key": "clock_not_whole", "value": {"continued_at_step": 4}' in log
 
@@ -71,11 +70,11 @@ def test_a_fresh_run_that_finds_anothers_checkpoints_stops_and_names_both_ways_o
     assert done.returncode == 0, done.stderr
     before = names(tmp_path / "c")
     for changed in (
-        {"RUN_DIR": str(tmp_path / "other")},
+        {},
         {"LR": "0.01"},
         {"SEED": "9"},
     ):
-        refused = train(**changed)
+        refused = train(RUN_DIR=str(tmp_path / "other"), **changed)
         assert refused.returncode == 2
         (line,) = refused.stderr.splitlines()
         assert (
@@ -138,6 +137,7 @@ def test_a_run_that_ended_and_lost_its_result_ends_in_the_same_way_again(
     for _ in range(2):
         done = train(**target, MAX_STEPS="20", RUN_DIR=staging)
         assert done.returncode == 0, done.stderr
+        (tmp_path / "run" / "running_0" / "result_0.txt").unlink()
         before = before or newest(tmp_path / "c")
         assert same(before, newest(tmp_path / "c"))
     assert before["ended"]
@@ -299,13 +299,13 @@ def test_another_split_of_the_batch_is_told_as_more_than_rounding(prepared):
         PretrainingConfig, merged(prepared | {"BATCHSIZE": "2", "GRADIENT_STEPS": "3"})
     )
     saved = {
-        "run": resume.run_identity(before, 7),
-        "computed": resume._computed(before),
+        "run": identity.run_identity(before, 7),
+        "computed": identity.computed(before),
     }
     after = from_env(PretrainingConfig, prepared | {"BATCHSIZE": "6"})
     assert (
         "losses differ by the weight of each token in its micro-batch, more than by rounding"
-        in (resume.check_identity(after, 7, saved))
+        in (identity.check_identity(after, 7, saved))
     )
 
 

@@ -20,9 +20,10 @@ from bert.data.format import open_records, write_records
 from bert.data.loader import open_source
 from bert.data.shards import Shards, write_index
 from bert.deepspeed.settings import merged
-from bert.pretraining import check, resume
+from bert.pretraining import check, identity, resume
 from bert.pretraining.build import build
 from bert.pretraining.config import PretrainingConfig
+from bert.pretraining.saver import Saver
 from bert.pretraining.train import save_last
 from bert.training.stop import LAST_STEP, Ending, TrainingError
 from common import env
@@ -101,7 +102,8 @@ def _chain(train, tmp_path, *parts):
 
 def test_a_run_continues_on_other_ranks_where_a_step_keeps_its_rows(train, tmp_path):
     _chain(train, tmp_path, (1, 3, REPLICATED), (2, 6, SHARDED))
-    refused = train("moved", 2, RESUME="1", GRADIENT_STEPS="1")
+    elsewhere = {"RUN_DIR": str(tmp_path / "elsewhere")}
+    refused = train("moved", 2, RESUME="1", GRADIENT_STEPS="1", **elsewhere)
     assert refused.returncode == 2
     (line,) = refused.stderr.strip().splitlines()
     assert "is of a run with GRADIENT_STEPS 2, this one has 1" in line
@@ -128,15 +130,18 @@ def test_seed_and_shard_order_are_those_of_the_first_run_and_where_they_lie_in_r
         )
 
     def saved(config, **facts):
-        before = resume.run_identity(config, 7) | {"WORLD_SIZE": 4, "GRADIENT_STEPS": 1}
-        known = {"run": before, "computed": resume._computed(config), "dealt": (4, 3)}
+        before = identity.run_identity(config, 7) | {
+            "WORLD_SIZE": 4,
+            "GRADIENT_STEPS": 1,
+        }
+        known = {"run": before, "computed": identity.computed(config), "dealt": (4, 3)}
         return {**known, "step": 4, "batches": 5, "samples": 6} | facts
 
     config = settings()
     assert resume.shard_order(config, None) == (2, 6)
     assert resume.shard_order(config, saved(config, dealt=(1, 12))) == (1, 12)
     assert resume.restore(config, Trained(), 7, saved(config)) == (4, 5, 6)
-    assert [resume.pick_seed(seed, saved(config)) for seed in (None, 9)] == [7, 9]
+    assert [identity.pick_seed(seed, saved(config)) for seed in (None, 9)] == [7, 9]
     unpacked = {"PACKED": "0", "DATADIR_PHASE2": "/data"}
     for changed in ({"BATCHING": "bins", "BIN_COUNTS": "3"}, {"EXCHANGE_GROUP": "2"}):
         config = settings(**unpacked, **changed)
@@ -150,7 +155,7 @@ def test_seed_and_shard_order_are_those_of_the_first_run_and_where_they_lie_in_r
 def _restore(config, run, **facts):
     saved = {
         "run": run,
-        "computed": resume._computed(config),
+        "computed": identity.computed(config),
         "step": 4,
         "batches": 5,
         "samples": 6,
@@ -183,7 +188,7 @@ def _restore(config, run, **facts):
     ids=lambda changed: next(iter(changed)),
 )
 def test_a_run_that_resumes_must_keep_what_changes_the_arithmetic(prepared, changed):
-    before = resume.run_identity(from_env(PretrainingConfig, prepared), 7)
+    before = identity.run_identity(from_env(PretrainingConfig, prepared), 7)
     (name,) = changed
     config = from_env(PretrainingConfig, prepared | changed)
     with pytest.raises(
@@ -194,34 +199,44 @@ def test_a_run_that_resumes_must_keep_what_changes_the_arithmetic(prepared, chan
 
 def test_a_checkpoint_with_other_settings_than_this_version_has_is_refused(prepared):
     config = from_env(PretrainingConfig, prepared)
-    before = resume.run_identity(config, 7)
+    before = identity.run_identity(config, 7)
     with pytest.raises(
         ConfigError, match="with the setting UNHEARD_OF, which is gone: use it as INIT"
     ):
         _restore(config, before | {"UNHEARD_OF": 1})
+    # A setting that is newer than the checkpoint had its default.
     del before["NSP"]
+    _restore(config, before)
+    other = from_env(PretrainingConfig, prepared | {"NSP": "0"})
     with pytest.raises(
-        ConfigError, match="is of a run with NSP None, this one has True"
+        ConfigError, match="is of a run with NSP True, this one has False"
     ):
-        _restore(config, before)
+        _restore(other, before)
+
+
+def test_a_run_is_lengthened_if_its_schedule_keeps_its_length(prepared):
+    """Also one whose checkpoint is of the version that noted MAX_STEPS instead."""
+    before = identity.run_identity(from_env(PretrainingConfig, prepared), 7)
+    earlier = before | {"MAX_STEPS": before["LR_DECAY_STEPS"]}
+    del earlier["LR_DECAY_STEPS"]
+    longer = prepared | {"MAX_STEPS": "16"}
+    for known in (before, earlier):
+        with pytest.raises(ConfigError, match="set LR_DECAY_STEPS=8, whatever MAX_ST"):
+            _restore(from_env(PretrainingConfig, longer), known)
+        _restore(from_env(PretrainingConfig, longer | {"LR_DECAY_STEPS": "8"}), known)
 
 
 def test_every_variable_must_stay_or_is_listed_among_those_that_may_change(prepared):
     config = from_env(PretrainingConfig, prepared)
-    listed = [resume.ROUNDING, resume.FREE]
-    either = {"LR_DECAY_STEPS"}  # in the place of MAX_STEPS
-    kept = (
-        resume.run_identity(config, 7).keys()
-        - {"MAX_STEPS", "BERT_CONFIG", *resume._ROWS}
-        | either
-    )
+    listed = [identity.ROUNDING, identity.FREE]
+    kept = identity.run_identity(config, 7).keys() - {"BERT_CONFIG", *identity._ROWS}
     assert sum(map(len, [kept, *listed])) == len(kept.union(*listed)), "in one of them"
     assert kept.union(*listed) == env.settings(config).keys()
 
 
 def test_changes_that_affect_rounding_are_reported(prepared, capfd):
     before = from_env(PretrainingConfig, prepared | {"GRADIENT_STEPS": "2"})
-    run, computed = resume.run_identity(before, 7), resume._computed(before)
+    run, computed = identity.run_identity(before, 7), identity.computed(before)
     assert _restore(before, run, computed=computed) == (4, 5, 6)
     assert capfd.readouterr().err == ""
     moved = {
@@ -248,7 +263,7 @@ def test_changes_that_affect_rounding_are_reported(prepared, capfd):
     ):
         _restore(
             from_env(PretrainingConfig, prepared | moved | {"CLIP": "before"}),
-            resume.run_identity(clipped, 7),
+            identity.run_identity(clipped, 7),
         )
 
 
@@ -261,7 +276,7 @@ def test_other_data_of_the_same_size_is_refused_where_digests_tell(prepared):
     write_index(folder, data.paths)
     saved = {
         "row_counts": data.row_counts().tolist(),
-        "data_digest": resume.data_digest(data.identity()),
+        "data_digest": identity.data_digest(data.identity()),
     }
     resume.check_data(config, saved, data)
     records, metadata = open_records(data.paths[1])
@@ -321,10 +336,10 @@ def _save_on_a_full_disk(world, environment, folder):
     settings = environment | ranks | {"CHECKPOINT_DIR": str(folder)}
     config = from_env(PretrainingConfig, settings)
     _, step = build(config, world, 7)
-    saver = resume.Saver(config, step, world, 7, open_source(config.data, 211), (1, 1))
+    saving = Saver(config, step, world, 7, open_source(config.data, 211), (1, 1))
     ending = Ending(reason=LAST_STEP, step=1, batches=1, samples=1)
     with pytest.raises(TrainingError, match=r"be written \(No space left\)"):
-        save_last(saver, ending, has_target=False)
+        save_last(saving, ending, has_target=False, span={})
 
 
 def test_every_rank_says_why_the_last_checkpoint_is_not_written(prepared, tmp_path):
@@ -350,14 +365,14 @@ def _save_what_is_not_finite(world, environment, folder, bad):
         PretrainingConfig, merged(environment | ranks | {"CHECKPOINT_KEEP": "1"})
     )
     _, step = build(config, world, 7)
-    saver = resume.Saver(config, step, world, 7, open_source(config.data, 211), (1, 1))
-    saver.save(1, 1, 1)
-    assert not saver.finish()
+    saving = Saver(config, step, world, 7, open_source(config.data, 211), (1, 1))
+    saving.save(1, 1, 1, {})
+    assert not saving.finish()
     good = sorted(path.name for path in directory.iterdir())
     if world.rank == world.size - 1:
         max(step.state_tensors(), key=torch.Tensor.numel).view(-1)[3] = bad
     with pytest.raises(TrainingError, match="not finite at step 2, and are not saved"):
-        saver.save(2, 2, 2)
+        saving.save(2, 2, 2, {})
     assert sorted(path.name for path in directory.iterdir()) == good
     assert good
 

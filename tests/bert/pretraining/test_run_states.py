@@ -3,9 +3,9 @@ order, two trials of them in one CHECKPOINT_DIR.
 
 After each operation every checkpoint equals that of an undisturbed run at the same step: bit for
 bit, or, where steps were made on other ranks or with the other engine, within rounding, and bit for
-bit that of any run with the same history. None that was there is lost but by ``keep``, nothing of
-the other trial is touched, nothing is left over, what was refused has changed nothing, and exit
-status and last line are true. A few orders in the suite; more by
+bit that of any run with the same history. None that was there is lost but by ``keep``, no byte of
+the other trial, of a finished one, or after what was refused is another, nothing is left over, and
+exit status and last line are true. A few orders in the suite; more by
 
     python -m pytest tests/bert/pretraining/test_run_states.py -m slow [--hypothesis-seed=N]
 """
@@ -34,6 +34,7 @@ from hypothesis.stateful import (
 from bert.checkpoint import sharded
 from bert.checkpoint.save import read_checkpoint
 from bert.core.claim import Claim
+from bert.pretraining.identity import is_whole
 
 from ...forked import Command
 from ...waiting import state, wait_until
@@ -62,6 +63,21 @@ def state_of(path):
     return {"step": saved["step"], "samples": saved["samples"], **tensors}
 
 
+# A rank that runs other code.
+OTHER_CODE = """
+from bert.core import software
+software.code = lambda: "other"
+"""
+# Commands that are refused, and by what.
+REFUSED = (
+    ({"LERNING_RATE": "3"}, "did you mean LR?"),
+    ({"OPT_MADGRAD_MOMENTUM": "0.5"}, "is gone"),
+    ({"BATCHSIZE": "none"}, "BATCHSIZE='none'"),
+    ({"DATADIR_PHASE2_PACKED": "/nowhere"}, ""),
+    ({"EVAL_ITER_SAMPLES": "24", "EVALDIR": "/nowhere"}, ""),
+)
+
+
 def check_close(found, expected):
     """Equal within rounding. Keys' biases have no gradient but rounding, which LAMB blows up."""
     assert {name: found[name] for name in ("step", "samples")} == {
@@ -77,6 +93,7 @@ def check_close(found, expected):
 def machine(environment, run_bert, folder: Path, ways):
     """The class of a state machine whose runs are in subfolders of ``folder``."""
     (folder / "full.py").write_text(FULL_DISK)
+    (folder / "other.py").write_text(OTHER_CODE)
     (folder / "ds.json").write_text(json.dumps({"zero_optimization": {"stage": 2}}))
     model = folder / "phase1" / "bert_config.json"
     no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -147,14 +164,31 @@ def machine(environment, run_bert, folder: Path, ways):
                 for path in ([saved] if saved.is_file() else sorted(saved.iterdir()))
             }
 
+        def files(self, trial=None):
+            """Bytes of all files, or of those that are a trial's alone, but for claims."""
+            run = self.home / "run"
+            names = [run] if trial is None else run.glob(f"*_{trial}.*")
+            files = [path for name in names for path in (name, *name.rglob("*"))]
+            known = {str(path): path.read_bytes() for path in files if path.is_file()}
+            for each in TRIALS if trial is None else (trial,):
+                known |= self.content(each)
+            return {name: known[name] for name in known if "/.writer" not in name}
+
+        def finished(self, trial):
+            """Whether a trial has ended, and has noted that."""
+            noted = self.home / "run" / f"identity_{trial}.json"
+            return noted.is_file() and is_whole(json.loads(noted.read_text()))
+
         def given(self, trial, way, changed):
             return self.settings | of_trial(trial) | in_way(way) | changed
 
         def run(self, trial, way="one rank", **changed):
-            before, other = self.last(trial), self.content(1 - trial)
+            before, other = self.last(trial), self.files(1 - trial)
+            mine = self.files(trial) if self.finished(trial) else {}
             given = self.given(trial, way, changed)
             done = run_bert(given, ranks=RANKS[way])
-            assert self.content(1 - trial) == other, "the other trial's is not touched"
+            assert self.files(1 - trial) == other, "the other trial's is not touched"
+            assert self.files(trial).items() >= mine.items(), "nor a finished one's"
             self.note(trial, way, before)
             return done
 
@@ -168,8 +202,17 @@ def machine(environment, run_bert, folder: Path, ways):
 
         def continues(self, trial, way, steps, **changed):
             before = self.last(trial)
+            if self.finished(trial) and before < STEPS:
+                lacks = "lacks the last checkpoint of a run that is complete"
+                self.refused(trial, lacks, RESUME="1")
+                return
             done = self.run(trial, way, STEPS_THIS_RUN=str(steps), **changed)
             assert done.returncode == 0, done.stderr
+            if "RESUME" in changed:
+                plain = "nothing is left" if self.finished(trial) else "from step"
+                assert ("from the start" if not before else plain) in done.stderr or (
+                    before < STEPS == self.last(trial)
+                )
             now = min(before + steps, STEPS)
             assert self.last(trial) == now
             if now < STEPS:
@@ -181,16 +224,20 @@ def machine(environment, run_bert, folder: Path, ways):
             assert left == {".owner.json"}, "nothing is left"
 
         def refused(self, trial, said, **changed):
-            before = self.content(trial)
+            before = self.files()
             done = self.run(trial, **changed)
             assert done.returncode == 2, done.stderr
             assert said in done.stderr.splitlines()[-1]
-            assert self.content(trial) == before, "what is refused changes nothing"
+            after = self.files()
+            if not (self.home / "run" / f"result_{trial}.txt").exists():
+                after.pop(str(self.home / "run" / f"error_{trial}.txt"), None)
+                before.pop(str(self.home / "run" / f"error_{trial}.txt"), None)
+            assert after == before, "what is refused changes nothing"
 
         @rule(trial=trials, steps=st.integers(1, 3))
         def start_or_restart(self, trial, steps):
-            if self.last(trial) == STEPS:
-                self.refused(trial, "of another or an earlier run")
+            if self.last(trial) == STEPS or self.finished(trial):
+                self.refused(trial, "for a new run")
             else:
                 self.continues(trial, "one rank", steps)
 
@@ -209,7 +256,7 @@ def machine(environment, run_bert, folder: Path, ways):
                 self.last(trial),
                 {"CHECKPOINT_SHARDS": str(int("/" in when))},
             )
-            if before == STEPS:
+            if before == STEPS or self.finished(trial):
                 return
             base = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "RESUME": "1"}
             moment = self.folder(trial) / when.format(min(before // 2 * 2 + 2, STEPS))
@@ -232,9 +279,28 @@ def machine(environment, run_bert, folder: Path, ways):
         )
         def resume_with_other_settings(self, changed):
             self.refused(0, "is of a run with", RESUME="1", **changed)
-            self.refused(0, "of another or an earlier run: set RESUME=1", **changed)
+            elsewhere = {"RUN_DIR": str(self.home / "elsewhere"), **changed}
+            self.refused(0, "of another or an earlier run: set RESUME=1", **elsewhere)
 
-        @precondition(lambda self: self.last(0))
+        @rule(trial=trials, case=st.sampled_from(REFUSED))
+        def give_a_command_that_is_refused(self, trial, case):
+            changed, said = case
+            self.refused(trial, said, RESUME="1", **changed)
+
+        @rule(trial=trials)
+        def run_other_code_on_one_rank(self, trial):
+            if self.finished(trial):
+                return
+            before, odd = self.files(), {"FIRST": str(folder / "other.py")}
+            given = self.given(trial, "two ranks", {"RESUME": "1"})
+            done = run_bert(given, ranks=2, odd=odd)
+            assert done.returncode == 2, done.stderr
+            assert "has code='other'" in done.stderr
+            error = str(self.home / "run" / f"error_{trial}.txt")
+            after = self.files()
+            assert {**after, error: 0} == {**before, error: 0}
+
+        @precondition(lambda self: self.last(0) and not self.finished(0))
         @rule()
         def resume_on_other_data(self):
             path = (
@@ -265,7 +331,7 @@ def machine(environment, run_bert, folder: Path, ways):
         @rule(trial=trials)
         def train_on_a_full_disk(self, trial):
             before = self.steps(trial)
-            if self.last(trial) == STEPS:
+            if self.last(trial) == STEPS or self.finished(trial):
                 return
             full = {"FIRST": str(folder / "full.py"), "ROOM_UNTIL": "0", "RESUME": "1"}
             done = self.run(trial, **full)

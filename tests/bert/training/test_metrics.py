@@ -15,11 +15,13 @@ import torch
 from bert.core import rundir
 from bert.core.dist import DistConfig, World
 from bert.model.bert import Losses
+from bert.model.flops import peak_of
 from bert.training import metrics
 from bert.training.metrics import Progress
 from bert.training.step import StepResult
 from bert.training.stop import LAST_STEP, Ending, TrainingError
 from common.env import ConfigError
+from review.acceptance.floors import floor_of
 
 
 class _Clock:
@@ -70,7 +72,7 @@ def test_speed_and_time_left_leave_evaluation_out(clock, capfd):
                 clock.now += 1000.0
     run.report(20, 20)
     said = capfd.readouterr().err
-    assert "4.0 sequences/s" in said
+    assert "4.0/s" in said
     assert "ETA 2:40" in said, "80 steps of 2 s"
     (_, values), *_ = seen.told
     assert (values["sequences_per_second"], values["ms_per_step"]) == (
@@ -133,7 +135,7 @@ def test_a_broken_span_is_printed_and_raised_but_not_reported(bad, clock, capfd)
     seen = _Seen()
     run = _progress(seen)
     run.add(_result(**bad), BATCHES)
-    with pytest.raises(TrainingError, match="step 1: lower LR"):
+    with pytest.raises(TrainingError, match=r"step 1(, batch 1)?: lower LR"):
         run.report(1, 1)
     assert "step      1/100" in capfd.readouterr().err
     assert not seen.told
@@ -352,3 +354,56 @@ def test_a_run_leaves_its_figures_whatever_becomes_of_a_sink(
     again = run_bert(prepared | {"RUN_DIR": str(blocked)})
     assert again.returncode == 3
     assert again.stderr.count("gets no more figures") == 1
+
+
+@pytest.mark.parametrize("last", [8, 155_000])
+def test_a_report_on_a_gpu_has_norm_mfu_and_memory_in_100_columns(
+    last, clock, capfd, monkeypatch
+):
+    run = _progress(_Seen(), last=last, operations=lambda batch: 1e14, done=last - 2)
+    run.peak = 1e15
+    sent = SimpleNamespace(is_cuda=False)
+    batches = [SimpleNamespace(num_sequences=8192, cu_seqlens=sent)] * 2
+    figures = {"memory_gb": 61.2, "reserved_gb": 68.4}
+    monkeypatch.setattr(
+        run, "_device_figures", lambda rate: figures | {"mfu": rate / run.peak}
+    )
+    run.add(_result(norm=0.8312), batches)
+    clock.now += 0.5
+    run.report(last - 1, last - 1)
+    line = capfd.readouterr().err.rstrip("\n")
+    assert len(line) <= metrics.WIDTH
+    assert "norm 0.831  32,768.0/s  MFU 40%  61/68 GB  ETA" in line
+    assert line.startswith(f"step {last - 1:>6}/{last}  loss 1.5000")
+
+
+def test_a_report_after_a_resumption_averages_what_the_undisturbed_run_does(clock):
+    results = [_result(mlm=float(n), norm=2.0 * n, finite=n != 2) for n in range(1, 5)]
+    undisturbed, before, after = _Seen(), _Seen(), _Seen()
+    run = _progress(undisturbed, skips_overflows=True)
+    for result in results:
+        run.add(result, BATCHES)
+    run.report(4, 4)
+    run = _progress(before, skips_overflows=True)
+    for result in results[:3]:
+        run.add(result, BATCHES)
+    span = json.loads(json.dumps(run.span()))
+    run = _progress(after, skips_overflows=True, done=3, samples=16, span=span)
+    run.add(results[3], BATCHES)
+    run.report(4, 4)
+    ((_, whole),) = undisturbed.told
+    ((_, parts),) = after.told
+    for name in ("loss", "mlm_loss", "grad_norm"):
+        assert parts[name] == whole[name]
+
+
+def test_the_peaks_of_gpus_are_those_of_the_acceptance_test():
+    names = "GB200, B200, H200 NVL, GH200 480GB, H200, H100 NVL, H100 PCIe, H100 80GB HBM3, "
+    names += (
+        "A100-SXM4-80GB, A100-SXM4-40GB, A100 80GB PCIe, A100-PCIE-40GB, A30, L40S, L40"
+    )
+    for name in names.split(", "):
+        datasheet = floor_of(f"NVIDIA {name}")["bf16_tflops"]
+        assert peak_of(f"NVIDIA {name}") == 1e12 * datasheet, name
+    for unknown in ("A10", "RTX A3000", "H200 MIG 1g.18gb"):
+        assert peak_of(f"NVIDIA {unknown}") == 0

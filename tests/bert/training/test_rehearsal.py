@@ -94,7 +94,7 @@ def test_from_training_to_the_verdict_on_a_cpu(prepared, run_bert, monkeypatch):
     done = run_bert(small)
     # It ends short of the target, which is what a rehearsal does.
     assert done.returncode == 0, done.stderr
-    log = Path(prepared["RUN_DIR"]) / "result_0.txt"
+    log = Path(prepared["RUN_DIR"]) / "rehearsal" / "result_0.txt"
     band = CurveRange(6, 10, "this test", ((6, 0.0, 1.0), (60, 0.0, 1.0)), {})
     monkeypatch.setattr(published_curves, "published", lambda: (band,))
     found = published_curves.rehearsal(log)

@@ -56,9 +56,8 @@ def test_resumed_run_is_bit_for_bit_the_uninterrupted_one(prepared, run_bert, tm
     shutil.copy(tmp_path / "whole" / "step_0000000004.pt", tmp_path / "part")
     # A writer killed mid-way leaves such a file; it must be neither found nor in the way.
     (tmp_path / "part" / ".step_0000000006.pt.partial").write_bytes(b"torn")
-    resumed = run_bert(
-        whole | {"CHECKPOINT_DIR": str(tmp_path / "part"), "RESUME": "1"}
-    )
+    part = whole | {"CHECKPOINT_DIR": str(tmp_path / "part"), "RESUME": "1"}
+    resumed = run_bert(part | {"RUN_DIR": str(tmp_path / "run_part")})
     assert resumed.returncode == 3, resumed.stderr
     assert same(newest(tmp_path / "whole"), newest(tmp_path / "part"))
     assert _losses(reference)[-2:] == _losses(resumed)[-2:]
@@ -94,7 +93,8 @@ def test_checkpoint_of_other_settings_is_refused_by_name(prepared, run_bert, tmp
         "CHECKPOINT_EVERY_STEPS": "4",
     }
     assert run_bert(environment).returncode == 3
-    refused = run_bert(environment | {"RESUME": "1", "BATCHSIZE": "2"})
+    elsewhere = {"RUN_DIR": str(tmp_path / "elsewhere")}
+    refused = run_bert(environment | {"RESUME": "1", "BATCHSIZE": "2"} | elsewhere)
     assert refused.returncode == 2
     assert refused.stderr.splitlines()[-1].startswith("bert: error: RESUME=1:")
     assert "BATCHSIZE 3, this one has 2" in refused.stderr
@@ -113,6 +113,7 @@ def test_resumed_run_keeps_the_seed_that_was_drawn_and_refuses_other_data(
     (seed,) = _values(environment, "seed")
     newest = sorted((tmp_path / "c").glob("step_*.pt"))[-1]
     newest.unlink()  # as if the run had been killed before it
+    environment["RUN_DIR"] = str(tmp_path / "run_resumed")
     resumed = run_bert(environment | {"RESUME": "1"})
     assert resumed.returncode == 3, resumed.stderr
     assert _values(environment, "seed") == [seed]
@@ -125,6 +126,7 @@ def test_resumed_run_keeps_the_seed_that_was_drawn_and_refuses_other_data(
         make_records(5),
         metadata,
     )
+    environment["RUN_DIR"] = str(tmp_path / "run_refused")
     refused = run_bert(environment | {"RESUME": "1"})
     assert refused.returncode == 2
     assert "other training data" in refused.stderr.splitlines()[-1]
@@ -240,7 +242,7 @@ def test_evaluation_does_not_depend_on_ranks_or_batch_size(
         environment = prepared | {
             "REHEARSAL": "1",  # also evaluates before the first step
             "EVAL_BATCHSIZE": size,
-            "RUN_DIR": str(tmp_path / f"r{ranks}"),
+            "RUN_DIR": str(tmp_path / f"r{ranks}" / "rehearsal"),
         }
         run_bert(
             environment | {"MAX_STEPS": "1", "TARGET_MLM_ACCURACY": "0.999"},
@@ -334,7 +336,9 @@ def test_fp16_looks_for_its_loss_scale_and_then_takes_every_step(
     assert state["samples"] == _values(environment, "train_samples")[0]
     assert len(_values(environment, "eval_accuracy")) == 2
     finished = run_bert(
-        environment | {"INIT_LOSS_SCALE": "1e30", "CHECKPOINT_DIR": str(tmp_path / "d")}
+        environment
+        | {"INIT_LOSS_SCALE": "1e30"}
+        | {name: str(tmp_path / "d") for name in ("CHECKPOINT_DIR", "RUN_DIR")}
     )
     assert finished.returncode == 1
     assert "steps in a row after step 0: lower LR or the loss scale" in finished.stderr

@@ -98,6 +98,11 @@ DOUBTFUL = [
         ("warning", "result_1.txt", "starting_point", "does not prove"),
     ),
     (
+        "an error after success",
+        log_also("run_error", "DataError: the data were changed"),
+        ("error", "result_1.txt", "run_error", "ended in an error: DataError"),
+    ),
+    (
         "other weights in one run",
         both(
             log_also("starting_point", {"weights": "ab"}),

@@ -85,6 +85,12 @@ BACKENDS: dict[str, Attention] = {
 COMPILING = {name for name, backend in _BACKENDS.items() if backend.compiles}
 
 
+def register(name: str, backend: Backend) -> None:
+    """Adds a backend from outside."""
+    _BACKENDS[name], BACKENDS[name] = backend, backend.run
+    COMPILING.update({name} if backend.compiles else ())
+
+
 def check(name: str, device: torch.device, dtype: torch.dtype, in_graph: bool) -> None:
     """Raises ConfigError if the backend named by ATTENTION cannot run here."""
     if name == "auto":
