@@ -177,6 +177,7 @@ def _restore(config, run, **facts):
             {"PACKING_FACTOR": "1"},
             {"MAX_GRAD_NORM": "2"},
             {"WEIGHT_DECAY_RATE": "0.5"},
+            {"LAMB_RATIO": "all"},
             {"OPTIMIZER": "adamw"},
         ),
         *(
