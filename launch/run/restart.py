@@ -151,8 +151,8 @@ def checkpoint() -> int:
         return 0
     saved = checkpoints(trial())
     names = [path.name for path in saved.glob("step_*.pt")]
-    names += [path.parent.name + ".pt" for path in saved.glob("step_*/index.pt")]
-    steps = [re.fullmatch(r"step_(\d+)\.pt", name) for name in names]
+    names += [path.parent.name + ".pt" for path in saved.glob("*step*/index.pt")]
+    steps = [re.fullmatch(r"(?:global_step|step_)(\d+)\.pt", name) for name in names]
     return max((int(step.group(1)) for step in steps if step), default=0)
 
 

@@ -198,6 +198,10 @@ def test_progress_is_that_of_the_trial_that_ran_last(repository, tmp_path):
     assert shell(repository, tmp_path, progress, **settings) == ["1 trials, step 40"]
     (run / "output_0.txt").touch()
     assert shell(repository, tmp_path, progress, **settings) == ["1 trials, step 900"]
+    for file in ("global_step1200/index.pt", "global_step1300/bf16_optim_states.pt"):
+        (checkpoints / file).parent.mkdir()  # DeepSpeed's: whole, and another program's
+        (checkpoints / file).touch()
+    assert shell(repository, tmp_path, progress, **settings) == ["1 trials, step 1200"]
 
 
 @pytest.mark.parametrize(
