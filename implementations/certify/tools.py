@@ -303,8 +303,9 @@ def is_positive(value: float) -> bool:
 def read_nccl_tests(name: str, text: str, ranks: int) -> Reading:
     """Out-of-place bus bandwidths by size; those in place are only checked.
 
-    A row has size, count, type, redop and root, then time (us), algbw, busbw (GB/s) and #wrong out
-    of place, and the same four in place, N/A where a collective has none. Small bandwidths are
+    A row has size, count, type and, by version, redop and root, then time (us), algbw, busbw (GB/s)
+    and #wrong out of place, and the same four in place, N/A where a collective has none; until 2021
+    the largest error stood for #wrong, whose verdict is the last line. Small bandwidths are
     printed as 0.00 and are taken from the time, with the factor from algorithm to bus bandwidth
     that the largest size shows.
     """
@@ -328,24 +329,29 @@ def read_nccl_tests(name: str, text: str, ranks: int) -> Reading:
         if words and words[0].isdigit()
     ]
     # A row that was cut off must not count as a size with fewer columns.
-    if any(len(words) != 13 for words in rows):
+    if len({*map(len, rows)}) != 1 or not 11 <= len(rows[0]) <= 13:
         raise ValueError(name)
-    in_place = [words for words in rows if words[9] != "N/A"]
-    checked = [words[12] for words in in_place if words[12] != "N/A"]
-    wrong = max(map(int, [count, *(words[8] for words in rows), *checked]))
-    table = [(int(words[0]), *map(float, words[5:8])) for words in rows]
+    rows = [[*words[:2], *words[-8:]] for words in rows]
+    in_place = [words for words in rows if words[6] != "N/A"]
+    checked = [words[5] for words in rows if words[5] != "N/A"]
+    if not checked:
+        reading.skipped.append(f"sums of {name}")
+    checked += [words[9] for words in in_place if words[9] != "N/A"]
+    counted = re.search("^# +size .*#wrong", text, re.M)
+    wrong = max(map(int, [count, *(checked if counted else ())]))
+    table = [(int(words[0]), *map(float, words[2:5])) for words in rows]
     if not any(is_positive(bus) for *_, bus in table):
         raise ToolError("measured no bandwidth")
     largest, _, algorithm, bus = max(table)
     # Sizes are rounded down to multiples of the ranks: the smallest may be 0 elements.
     empty = [words for words in rows if words[:2] == ["0", "0"]]
     measured = len({size for size, *_ in table if size}) + len(empty)
-    if measured != NUM_SIZES or largest < 0.9 * LARGEST:
+    if measured < NUM_SIZES or largest < 0.9 * LARGEST:
         reading.fail(
             f"measured {measured} of {NUM_SIZES} sizes, the largest {largest:,} bytes"
         )
     factor = bus / algorithm if is_positive(algorithm) else math.nan
-    table += [(int(words[0]), *map(float, words[9:12])) for words in in_place]
+    table += [(int(words[0]), *map(float, words[6:9])) for words in in_place]
     for number, (size, microseconds, _, rate) in enumerate(table):
         # `not >=` is true of nan too.
         if not rate >= 1 and size < SURE_SIZE:  # too few digits

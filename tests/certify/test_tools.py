@@ -839,3 +839,37 @@ def test_the_page_has_the_limits_of_a_tools_figures(tmp_path):
         "at least 285 (300 expected) and at most 3% slower than the median, or by chance"
         in page
     )
+
+
+def of_2021(text: str, redop: bool = True, error: str = "0e+00") -> str:
+    """The same table as an nccl-tests of 2021 prints it: no version and root, errors for counts."""
+    text = re.sub(r"# nccl-tests version.*\n", "", text).replace("#wrong", " error")
+    text = text.replace("   root ", "   " if redop else "").replace(
+        "sum      -1", "sum"
+    )
+    lines = []
+    for row in text.splitlines():
+        words = row.split()
+        if words and words[0].isdigit():
+            words[7], words[-1] = error, error
+            words = words if redop else [*words[:3], *words[4:]]
+            lines.append("  ".join(words))
+        else:
+            lines.append(row)
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize("redop", [True, False])
+def test_the_format_of_2021_is_read(redop):
+    found = tools.read("all_reduce_perf", 0, of_2021(nccl_tests(), redop), 2)
+    now = tools.read("all_reduce_perf", 0, nccl_tests(), 2)
+    assert (found.rates, found.faults, found.skipped) == (now.rates, [], [])
+    cut = of_2021(nccl_tests(), redop).replace("\n# Out of", " \n# Out of", 1)
+    row = cut.splitlines()[-6]
+    with pytest.raises(tools.ToolError, match="truncated"):
+        tools.read("all_reduce_perf", 0, cut.replace(row, row[:30]), 2)
+
+
+def test_sums_that_were_not_checked_are_not_tested():
+    found = tools.read("all_reduce_perf", 0, of_2021(nccl_tests(), error="N/A"), 2)
+    assert (found.faults, found.skipped) == ([], ["sums of all_reduce_perf"])
