@@ -15,7 +15,7 @@ from functools import partial
 import numpy as np
 from lib import Parser, emit, integer
 
-from review.acceptance.comparisons import OVERALL, Comparison
+from review.acceptance.comparisons import SHARES, Comparison
 from review.acceptance.outliers import autocorrelation_of_all, members
 
 STAGES, ROUNDS, BETWEEN = 5, 16, 0.003
@@ -56,7 +56,7 @@ def named(
         )
         # The ranks of one node, and the node; elsewhere pauses are compared as well.
         compared = ranks + 1 if rounds is table else (ranks + 1) * 2 * STAGES
-        comparisons = compared / (OVERALL if rounds is table else 1 - OVERALL)
+        comparisons = compared / SHARES["overall" if rounds is table else "stage"]
         for outlier in comparison.outliers(comparisons):
             names.update(members(outlier.name))
     return names

@@ -6,30 +6,37 @@ in pauses), ``network`` (all-reduces and other transfers). outliers.py judges ea
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
 from review.acceptance import outliers
-from review.acceptance.outliers import Outlier, Times
+from review.acceptance.outliers import MIN_PEERS, Changes, Levels, Outlier, Times
 from review.acceptance.records import Records, known, lower_median
 from review.acceptance.schema import ALONE, BURN_IN, COLLECTIVES, COPIES, PARTS
 
-# Share of the false alarms that comparisons over all stages may have: they are few and clear.
-OVERALL = 0.7
+# Share of the false alarms that comparisons over all stages may have: they are few and clear; then of
+# each stage, and of stretches of its rounds.
+SHARES = {"overall": 0.7, "stage": 0.2, "stretch": 0.1}
 # Smaller ones do not matter.
 MIN_EXCESS = {"slow": 0.03, "starved": 0.03, "hesitates": 0.03, "network": 0.15}
 # Prior standard deviation between healthy ones.
 SPREAD = {"slow": 0.01, "starved": 0.01, "network": 0.05}
+# Of their changes within a stage: how they differ for good cancels.
+SPREAD_OF_CHANGE = 0.005
+# Of two or three, one that is further behind the fastest is broken, whatever the reason.
+GROSS = {"slow": 0.25, "starved": 1.0, "network": 1.0}
 PAIRED = [name for name in COPIES if name.startswith("device_to_device")]
+# Of equal GPUs, by their socket and root complex: 8 x RTX 4090 from 23.9 to 26.4 GB/s.
+HOST = ("host_copy", "host_to_device_memcpy_ce", "device_to_host_memcpy_ce")
 VARYING = ("disk", "disk_node")  # as much as a network does
-SMALL_MESSAGE = 1 << 15  # bytes of an all-reduce that take as long as an empty one
 STALL = 1.25  # of a typical step; time beyond it is lost
 
 
 @dataclass(frozen=True)
 class Comparison:
     """what: a kind as above; kind: node, rank, pair or link; values: by name and round; stages: of
-    each round; overall: of all stages together.
+    each round; overall: of all stages together; stretch: only of these rounds, by ``changes``.
     """
 
     what: str
@@ -39,37 +46,66 @@ class Comparison:
     paired: bool = True
     correlation: float = 0.0
     overall: bool = False
+    stretch: slice | None = None
+    changes: Changes | None = None
+    least: float = 0.0  # excess that matters, if more than of its kind
+    size: float = 0.0  # bytes of a message, where several are compared
+
+    @property
+    def share(self) -> str:
+        """Whose share of the false alarms it has."""
+        if self.stretch:
+            return "stretch"
+        return "overall" if self.overall else "stage"
+
+    @cached_property
+    def levels(self) -> Levels:
+        if self.stretch and self.changes:
+            return self.changes.levels(self.stretch)
+        return Levels.of(self.values, self.paired, self.correlation)
 
     def outliers(self, comparisons: float) -> list[Outlier]:
         """Single ones, or else a slow group. comparisons: in the whole test."""
-        least = MIN_EXCESS[self.what]
+        least = max(MIN_EXCESS[self.what], self.least)
         if self.what == "hesitates":
             return outliers.find_stalls(self.values, comparisons, min_excess=least)
-        spread = SPREAD[self.what]
-        single = outliers.find_slow(
-            self.values,
-            comparisons,
-            min_excess=least,
-            spread=spread,
-            paired=self.paired,
-            correlation=self.correlation,
-        )
-        # GPUs and pairs on two sockets are two groups by design; slow ones are below the floor of
-        # their model.
-        if single or {*self.stages} & {*COPIES}:
-            return single
-        found = outliers.find_slow_group(
-            self.values,
-            comparisons,
-            min_gap=max(outliers.MIN_GAP, least),
-            spread=spread,
-            paired=self.paired,
-        )
-        # So may be a network of two levels.
-        may_be_meant = "pairs" in self.stages
-        return [
-            replace(group, state="warn") if may_be_meant else group for group in found
-        ]
+        spread = SPREAD_OF_CHANGE if self.stretch else SPREAD[self.what]
+        # What comes or goes, as clocks do, matters if it is clear.
+        least = max(least, outliers.MIN_GAP) if self.stretch else least
+        rule = {"min_excess": least, "spread": spread}
+        if len(self.values) < MIN_PEERS:
+            # Divides round by round, which only rounds of the same time allow.
+            if not self.paired:
+                return []
+            gross = GROSS[self.what]
+            found = outliers.slower_than_fastest(
+                self.levels, comparisons, gross=gross, **rule
+            )
+        else:
+            found = outliers.find_slow(self.levels, comparisons, **rule)
+            # GPUs and pairs on two sockets are two groups by design; slow ones are below the floor
+            # of their model.
+            if not found and not {*self.stages} & {*COPIES}:
+                found = outliers.find_slow_group(
+                    self.levels,
+                    comparisons,
+                    min_gap=max(outliers.MIN_GAP, least),
+                    spread=spread,
+                )
+                # So may be a network of two levels.
+                if "pairs" in self.stages:
+                    found = [replace(group, state="warn") for group in found]
+        return [replace(one, measure=one.measure + self._where) for one in found]
+
+    @property
+    def _where(self) -> str:
+        """Which message size, or which rounds, counted from 1; nothing if all."""
+        if self.size:
+            return f" at {self.size:,.0f} bytes"
+        if not self.stretch:
+            return ""
+        first, last = self.stretch.start + 1, self.stretch.stop
+        return f" in rounds {first} to {last} of {len(self.stages)}"
 
     def shown_in(self, name: str) -> str:
         """The stage that shows it best: in which most rounds are far above the median, the first of
@@ -148,17 +184,36 @@ def _of_probe(records: Records, probe: str) -> Iterator[Comparison]:
         yield from _of_gpu_pairs(records, probe)
     else:
         what = "network" if probe in VARYING else "slow"
-        yield from _per_rank_and_node(records, what, {probe: records.probe(probe)})
-    if probe in COLLECTIVES:  # latency may be bad where bandwidth is not
-        small = records.probe(probe, largest=SMALL_MESSAGE)
-        yield from _per_rank_and_node(records, "network", {probe: small})
+        least = MIN_EXCESS["network"] if probe in HOST else 0.0
+        table = {probe: records.probe(probe)}
+        for comparison in _per_rank_and_node(records, what, table):
+            yield replace(comparison, least=least)
+    if probe in COLLECTIVES:
+        # Latency may be bad where bandwidth is not, and both be good where gradients' sizes are bad.
+        for size in np.unique(records.measured(probe)["amount"]).tolist()[:-1]:
+            table = {probe: records.probe(probe, largest=size)}
+            for comparison in _per_rank_and_node(records, "network", table):
+                yield replace(comparison, size=size)
 
 
 def _of_network(records: Records) -> Iterator[Comparison]:
-    """All-reduces of pairs of nodes: of a node with any partner, with its best ones, of each link.
+    """All-reduces within each node, and of pairs of nodes: of a node with any partner, with its best
+    ones, of each link.
 
     Where half of the nodes are slow, a good one meets mostly slow partners; its best ones tell it.
     """
+    by_round: dict[str, dict[int, float]] = {}
+    for number, _, node, _, time in records.by_node("reduce_node"):
+        own = by_round.setdefault(f"node {records.nodes[node]}", {})
+        own[number] = min(time, own.get(number, time))
+    # A test that ended early may lack rounds of some nodes.
+    rounds = sorted({number for own in by_round.values() for number in own})
+    within = {
+        node: [own.get(number, np.nan) for number in rounds]
+        for node, own in by_round.items()
+    }
+    if len(within) > 1:
+        yield Comparison("network", "node", within, ("reduce_node",) * len(rounds))
     pairs = records.pairs()
     meetings: dict[str, list[float]] = {}
     every: dict[str, list[float]] = {}
@@ -238,10 +293,15 @@ def _per_rank_and_node(
         compared["rank"] = {
             records.ranks[rank].name: times for rank, times in of_ranks.items()
         }
+    # Elsewhere a third of the rounds is other load, another part of the disk, another stage.
+    parts = outliers.stretches(len(stages)) if what == "slow" and not overall else []
     for kind, values in compared.items():
-        yield Comparison(
+        whole = Comparison(
             what, kind, values, stages, correlation=correlation, overall=overall
         )
+        yield whole
+        changes = Changes(values, correlation) if parts else None
+        yield from (replace(whole, stretch=part, changes=changes) for part in parts)
 
 
 def _typical(times: np.ndarray) -> float:

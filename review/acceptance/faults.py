@@ -5,7 +5,7 @@ parts.
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -247,6 +247,10 @@ def _counted(
     # Nothing is known to be new in a counter that could not be read before.
     more = 0 if old is None else now - old
     more = now if more < 0 else more  # a counter restarts with its driver
+    if now == TABLES["saturated"].get(name):
+        # What it does not count any more is unknown.
+        words = f"{name} stands at {now}, its largest value: look at the link, and set it to 0"
+        yield Reason(where, words, "warn")
     if not device.startswith("GPU "):
         if more:
             state = "fail" if name in LINK_CHANGES else "warn"
@@ -263,14 +267,14 @@ def _counted(
 
 def _kernel_log(node: str, hardware: Mapping[str, Any]) -> Iterator[Reason]:
     """Faults of the kernel log, one line for each kind: those of the test, and older ones with
-    their age.
+    their age, and what to do.
     """
     log = hardware.get("kernel_log") or {}
     began = log_began(hardware)
-    times_of: dict[tuple[str, str], list[float]] = {}
-    for at, line in log.get("lines") or ():
+    times_of: dict[tuple[str, str, str], list[float]] = {}
+    for at, line in _events(log.get("lines") or ()):
         times_of.setdefault(_meaning(line), []).append(at)
-    for (fault, state), times in times_of.items():
+    for (fault, state, action), times in times_of.items():
         during = [at for at in times if at > began]
         if during:
             words = f"{len(during)} {fault} in the kernel log during the test"
@@ -280,7 +284,32 @@ def _kernel_log(node: str, hardware: Mapping[str, Any]) -> Iterator[Reason]:
                 f"{len(times)} {fault} in the kernel log, the last {age} ago",
                 "warn",
             )
-        yield Reason(f"node {node}", words, state)
+        yield Reason(f"node {node}", words, state, evidence=action)
+
+
+def _events(lines: Iterable[tuple[float, str]]) -> Iterator[tuple[float, str]]:
+    """A line for each event: those of one SXid, or of one machine check, come within a second, and
+    one of them tells its severity.
+    """
+    groups: list[list[tuple[float, str]]] = []
+    latest: dict[object, list[tuple[float, str]]] = {}
+    for at, line in lines:
+        sxid = re.search(r"SXid \((.*?)\): (\d+)", line)
+        is_check = "Hardware Error]: " in line and "severity: " not in line
+        key = sxid.groups() if sxid else "machine check"
+        group = latest.get(key, [])
+        # False for times that could not be read: infinity less infinity.
+        if not group or at - group[0][0] > 1 or not (sxid or is_check):
+            group = []
+            groups.append(group)
+        group.append((at, line))
+        if sxid or is_check:
+            latest[key] = group
+    for group in groups:
+        worst = [one for one in group if re.search(r"\bFatal|Uncorrected", one[1])]
+        mild = [one for one in group if re.search("Non-fatal|Corrected", one[1])]
+        # An event whose lines do not tell is as bad as it may be.
+        yield (worst or mild or group)[0]
 
 
 def log_began(hardware: Mapping[str, Any]) -> float:
@@ -294,16 +323,19 @@ def log_began(hardware: Mapping[str, Any]) -> float:
     return float(before.get("last") or before.get("read") or -math.inf)
 
 
-def _meaning(line: str) -> tuple[str, str]:
-    """(what, state during the test) of a line of the kernel log."""
+def _meaning(line: str) -> tuple[str, str, str]:
+    """(what, state during the test, what to do) of a line of the kernel log."""
     if xid := re.search(XID, line):
-        mild = int(xid[2]) in TABLES["mild_xids"]
-        return f"Xid {xid[2]} of {xid[1]}", "warn" if mild else "fail"
-    for pattern, (fault, state) in TABLES["kernel_log"].items():
+        number = int(xid[2])
+        actions = TABLES["xid_actions"].items()
+        action = next((do for do, xids in actions if number in xids), "report it")
+        state = "warn" if number in TABLES["mild_xids"] else "fail"
+        return f"Xid {number} of {xid[1]}", state, action
+    for pattern, (fault, state, action) in TABLES["kernel_log"].items():
         if re.search(pattern, line):
-            return fault, state
+            return fault, state, action
     # Only lines of known faults are recorded: this one is from another version.
-    return line, "fail"
+    return line, "fail", ""
 
 
 def tool_faults(records: Records) -> Iterator[Reason]:

@@ -13,10 +13,10 @@ from types import MappingProxyType
 
 import numpy as np
 
-from review.acceptance.comparisons import MIN_EXCESS, VARYING
+from review.acceptance.comparisons import HOST, MIN_EXCESS, VARYING
 from review.acceptance.coverage import AREAS
 from review.acceptance.faults import usual_parts
-from review.acceptance.floors import PAIRS, SHARES, least
+from review.acceptance.floors import PAIRS, SHARES, all_reduce_floor, least
 from review.acceptance.journal import Reason
 from review.acceptance.outliers import MIN_PEERS, OF_MEDIAN
 from review.acceptance.records import Records, known, lower_median
@@ -37,6 +37,7 @@ WARN, FAIL = 0.03, 0.05  # slower by this fraction, and by more than noise expla
 DEVIATIONS = 3.0
 EVERYONE = "all ranks"
 STEP, GBPS = "ms a step", "GB/s"
+ALL_REDUCE = "all_reduce_perf"
 
 
 _PER_UNIT = {"Tflop/s": 1e12, GBPS: 1e9}
@@ -166,13 +167,51 @@ def floors(records: Records) -> dict[str, dict[str, float]]:
         rate = least(name, info.device, max(gpus, records.ranks_per_node))
         if not records.on_cpus and rate:
             limits.setdefault(name, {})[info.name] = rate
+    for node in records.nodes:
+        largest = records.measured(ALL_REDUCE)["amount"].max(initial=0)
+        if rate := all_reduce_floor(_models(records, node), largest):
+            limits.setdefault(ALL_REDUCE, {})[f"node {node}"] = rate
     return limits
+
+
+def _models(records: Records, node: str) -> list[str]:
+    """Names of the GPUs of a node on which its ranks run; empty on CPUs."""
+    ranks = [] if records.on_cpus else records.ranks.values()
+    return [info.device for info in ranks if info.node == node]
+
+
+def slow_all_reduces(records: Records) -> list[Reason]:
+    """Nodes whose own all-reduce is slower than of any healthy one of their GPUs, by the largest
+    size that is: of nccl-tests, and of the load.
+    """
+    times: dict[tuple[str, float, str], list[float]] = {}
+    # On one node, all ranks are the node's.
+    own = "reduce_node" if len(records.nodes) > 1 else "reduce_together"
+    for name in (ALL_REDUCE, own):
+        rows = records.measured(name)
+        columns = (rows[key].tolist() for key in ("rank", "amount", "seconds"))
+        for rank, size, seconds in zip(*columns, strict=True):
+            node = records.ranks[rank].node
+            times.setdefault((node, size, name), []).append(seconds)
+    reasons: dict[tuple[str, str], Reason] = {}
+    for (node, size, name), seconds in sorted(times.items()):
+        gpus = _models(records, node)
+        # nccl-tests' rates are of the bus; the load's are of the bytes themselves.
+        share = 1.0 if name == ALL_REDUCE else 2 * (len(gpus) - 1) / max(len(gpus), 1)
+        rate = share * size / statistics.median(seconds) / _PER_UNIT[GBPS]
+        floor = all_reduce_floor(gpus, size)
+        if floor and rate < floor:
+            words = f"{digits(rate)} GB/s at {size:,.0f} bytes, at least {digits(floor)} of its GPUs"
+            reasons[node, name] = Reason(f"node {node}", words, stage=LABELS[name])
+    return [*reasons.values()]
 
 
 def below(records: Records, limits: Mapping[str, Mapping[str, float]]) -> list[Reason]:
     """Ranks that reach less than any healthy GPU of their model."""
     reasons = []
     for name, by_rank in limits.items():
+        if name == ALL_REDUCE:
+            continue  # slow_all_reduces() judges every size
         measured = measure(records, name) if name != PAIRS else _typical_pairs(records)
         for who, rounds in measured.items():
             rate, limit = statistics.median(rounds), by_rank.get(who, 0.0)
@@ -303,7 +342,7 @@ def figures(
         of_nodes = name in COLLECTIVES or name in VARYING
         limits = ()
         if name in PROBES | COLLECTIVES | COPIES:
-            what = "network" if name in VARYING else "slow"
+            what = "network" if name in (*VARYING, *HOST) else "slow"
             limits = _than_peers(what, records.nodes if of_nodes else records.ranks)
         if wanted := expected.get(name):
             limits = (

@@ -13,6 +13,7 @@ from review.acceptance.schema import NODE, Facts
 TABLE = read_table(__file__, "floors.yaml")
 SHARES = TABLE["shares"]
 PAIRS = "device_to_device_memcpy_read_ce"
+WHOLE_BOARD = 8  # GPUs
 DIRECT = 4  # GPUs of a board that are connected without a switch
 # Facts of a GPU and their floor's name; below a setting's floor (True) a site may have meant it: a
 # warning.
@@ -34,6 +35,54 @@ def floor_of(name: str | None) -> Mapping[str, Any]:
     return next(fits, {})
 
 
+def _row(table: str, name: str | None) -> Mapping[Any, Any]:
+    """The row of a table whose pattern is in a name; empty without one."""
+    rows = TABLE[table].items()
+    return next((row for model, row in rows if re.search(model, name or "")), {})
+
+
+def all_reduce_floor(gpus: list[str], size: float) -> float:
+    """Lowest healthy bus bandwidth (GB/s) of an all-reduce in a node with these GPUs; 0 without a
+    row.
+    """
+    # Fewer GPUs may lie on any of a board's connections.
+    if len(gpus) != WHOLE_BOARD or len({*gpus}) != 1:
+        return 0.0
+    row = _row("all_reduce", gpus[0])
+    return float(max((row[least] for least in row if least <= size), default=0.0))
+
+
+def _of_system(node: str, parts: Facts) -> Iterator[Reason]:
+    """What a known system or board lacks: GPUs that neither driver nor bus know, and ports."""
+    gpus = [facts.get("name") for who, facts in parts.items() if who.startswith("GPU ")]
+    system = _row("systems", parts.get(NODE, {}).get("system"))
+    row = system or (_row("boards", gpus[0]) if gpus else {})
+    of_node = parts.get(NODE, {})
+    count = of_node.get("GPUs")
+    # One that the bus knows has a reason of its own.
+    hidden = (of_node.get("GPUs on the PCI bus") or 0) > (count or 0)
+    if row and count is not None and count not in row["gpus"] and not hidden:
+        has = " or ".join(map(str, row["gpus"]))
+        yield Reason(f"node {node}", f"{count} GPUs, {has} expected ({row['source']})")
+    fast = [
+        who
+        for who, facts in parts.items()
+        if "rate" in facts and (_rate(facts) or 0) >= system.get("gbits", 0)
+    ]
+    # A site may have bought fewer, or run them at less.
+    if system and len(fast) < system["ports"]:
+        words = (
+            f"{len(fast)} ports of {system['gbits']} Gbit/s, {system['ports']} expected"
+        )
+        yield Reason(f"node {node}", f"{words} ({system['source']})", "warn")
+
+
+def _rate(port: Mapping[str, Any]) -> float | None:
+    """Gbit/s at which a port runs."""
+    rate = re.match(r"[\d.]+", str(port.get("rate")))
+    return float(rate[0]) if rate else None
+
+
 def below_floors(node: str, parts: Facts, on_cpus: bool) -> Iterator[Reason]:
     """GPUs that lack what their model has, GPUs that no driver runs, and network ports that are not
     up.
@@ -47,6 +96,8 @@ def below_floors(node: str, parts: Facts, on_cpus: bool) -> Iterator[Reason]:
     if not on_cpus and seen is not None and on_bus > seen:
         words = f"the driver runs {seen} of the {on_bus} GPUs on the PCI bus"
         yield Reason(f"node {node}", words)
+    if not on_cpus:
+        yield from _of_system(node, parts)
     for device, facts in parts.items():
         if device.startswith("GPU "):
             yield from _of_gpu(f"{device} of {node}", facts)
@@ -85,11 +136,11 @@ def _of_port(name: str, facts: Mapping[str, Any], parts: Facts) -> Iterator[Reas
     # DOWN beside ports of its type that work, or up half-way (INIT, ARMED).
     elif state not in ("ACTIVE", None):
         yield Reason(name, f"state {state}, ACTIVE expected")
-    rate = re.match(r"[\d.]+", str(facts.get("rate")))
-    if not rate and facts.get("rate") is not None:
+    rate = _rate(facts)
+    if rate is None and facts.get("rate") is not None:
         yield Reason(name, f"rate {facts['rate']}: not a number")
-    if state == "ACTIVE" and rate and float(rate[0]) < rated(facts):
-        words = f"runs at {rate[0]} of the {rated(facts)} Gbit/s that its type has (NVIDIA's product page)"
+    if state == "ACTIVE" and rate is not None and rate < rated(facts):
+        words = f"runs at {rate:g} of the {rated(facts)} Gbit/s that its type has (NVIDIA's product page)"
         yield Reason(name, words, "warn")
 
 

@@ -10,7 +10,8 @@ variance B; e_ij is the noise of a round, with variance s_i^2 and autocorrelatio
 
 What is estimated, one function each:
 
-    L_i = median over j of y_ij                                          relative
+    L_i = median over j of y_ij                                          Levels.of
+    C_i = lower quartile of a stretch of rounds / that of all of i's     Changes
     B   = (d0 b0^2 + d1 b^2) / (d0 + d1), b0 a prior, b that of the L_i  variance_between
     s_i = that of i's rounds or of all rounds, whichever is worse        RoundNoise
     E_i = variance of L_i by the noise of i's rounds                     RoundNoise.of_median
@@ -23,12 +24,17 @@ What is tested, against what healthy ones would show by chance:
     L_i - L_fastest                  if n is below MIN_PEERS    slower_than_fastest
     number of i's disturbed rounds   does one pause?            find_stalls
 
+The first three also take C_i for L_i: a median over all rounds does not show what lasts less than
+half of them. No estimate of noise may grow with a fault, or the slower one is, the surer it would
+pass: what is pooled is clipped, and the own noise is that of neighbouring rounds.
+
 A chance is multiplied by the number of comparisons in the whole test (Bonferroni), so that it is
 the expected number of such findings per test of healthy machines; below FALSE_ALARMS it counts.
 """
 
 import functools
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -41,10 +47,13 @@ MIN_ROUNDS = 3  # to estimate repeatability
 FALSE_ALARMS = 0.01  # per whole test of healthy machines
 PRIOR_FREEDOM = 10  # degrees of freedom d0 of the prior spread b0
 MIN_GAP = 0.05  # between two groups; two bins of clocks may lie 3% apart
-AUTOCORRELATIONS = np.linspace(0, 0.95, 96)
+AUTOCORRELATIONS = np.linspace(0, 0.95, 20)
 # Median absolute deviation to standard deviation, of a normal distribution.
 TO_DEVIATION = 1.4826
+QUARTILE_TO_DEVIATION = 3.1383  # and the lower quartile of absolute deviations
 OF_MEDIAN = 1.2533  # standard error of a median over that of a mean
+CALM = 10.0  # times the variance of a typical one
+OF_QUARTILE = 1.3626  # and of a quartile
 
 # By name and round, nan where missing.
 Times = Mapping[str, "Sequence[float] | np.ndarray"]
@@ -56,7 +65,7 @@ class Outlier:
 
     excess: over the median, as a fraction; measure: such as "9 deviations" (of healthy ones);
     chance: expected number of such findings per whole test of healthy machines (0.001: one in 1,000
-    tests); state: a warning if peers are few.
+    tests); state: a warning if peers are few and the difference is not gross.
     """
 
     name: str
@@ -66,13 +75,76 @@ class Outlier:
     state: str = "fail"
 
 
+def stretches(num_rounds: int) -> list[slice]:
+    """Thirds of the rounds, overlapping by half: whatever lasts a third fills most of one."""
+    width = round(num_rounds / 3)
+    # Too few rounds, and a stretch is nearly all of them.
+    if num_rounds < 2 * MIN_ROUNDS:
+        return []
+    last = num_rounds - width
+    starts = {*range(0, last, max(1, width // 2)), last}
+    return [slice(start, start + width) for start in sorted(starts)]
+
+
+@dataclass(frozen=True)
+class Levels:
+    """L_i or C_i of each name, 1 for the median one; variance, freedom: E_i and its degrees of
+    freedom.
+    """
+
+    names: list[str]
+    level: np.ndarray
+    variance: np.ndarray
+    freedom: np.ndarray
+    num_rounds: int
+
+    @classmethod
+    def of(
+        cls, values: Times, paired: bool = True, correlation: float = 0.0
+    ) -> "Levels":
+        """paired: the rounds ran at the same time; correlation: see RoundNoise."""
+        table, level = relative(np.array([*values.values()], np.float64), paired)
+        noise = RoundNoise(table, level, correlation, in_order=paired)
+        error = noise.of_median(noise.num_rounds)
+        return cls([*values], level, *error, table.shape[1])
+
+
+class Changes:
+    """C_i: how much slower each was in a stretch of rounds than it usually is. paired rounds.
+
+    Over the fastest of each round, since in a stretch most may be slow; its noise is shared by all.
+    Lower quartiles: the usual one stays that of good rounds until three quarters are slow, and
+    three quarters of a stretch must be slow, which a few disturbed rounds are not.
+    """
+
+    def __init__(self, values: Times, correlation: float = 0.0) -> None:
+        table = np.array([*values.values()], np.float64)
+        table = table / np.fmin.reduce(table, axis=0)
+        self.names = [*values]
+        self.table = table / _quartile(table)[:, None]
+        self.noise = RoundNoise(self.table, _median(self.table), correlation)
+
+    def levels(self, stretch: slice) -> Levels:
+        part = self.table[:, stretch]
+        change = _quartile(part)
+        counts = np.sum(~np.isnan(part), axis=1)
+        of_part, freedom = self.noise.of_median(np.maximum(counts, 1))
+        of_all, _ = self.noise.of_median(self.noise.num_rounds)
+        variance = (OF_QUARTILE / OF_MEDIAN) ** 2 * (of_part + of_all)
+        # A round that is missing in a stretch of few tells nothing.
+        num_rounds = self.table.shape[1] if counts.all() else 0
+        return Levels(
+            self.names, change / np.median(change), variance, freedom, num_rounds
+        )
+
+
 def relative(table: np.ndarray, paired: bool = True) -> tuple[np.ndarray, np.ndarray]:
     """y [names, rounds] and L [names]. paired: the rounds ran at the same time, so that
     disturbances which all share cancel.
     """
     if paired:
-        table = table / np.nanmedian(table, axis=0)
-    level = np.nanmedian(table, axis=1)
+        table = table / _median(table, axis=0)
+    level = _median(table)
     # Again by the median of the levels, which need not be 1 after the first division.
     return table / np.median(level), level / np.median(level)
 
@@ -92,176 +164,229 @@ def variance_between(level: np.ndarray, spread: float) -> tuple[float, float]:
 class RoundNoise:
     """s_i and E_i: how far the median of i's rounds strays by their noise alone."""
 
-    def __init__(self, errors: np.ndarray, correlation: float = 0.0) -> None:
-        """errors: y_ij - L_i [names, rounds]; correlation: lower bound of r, estimated over the
-        whole test because a few rounds show it badly.
+    def __init__(
+        self,
+        table: np.ndarray,
+        level: np.ndarray,
+        correlation: float = 0.0,
+        in_order: bool = True,
+    ) -> None:
+        """table: y_ij; level: their medians [names]; correlation: lower bound of r, estimated over
+        the whole test because a few rounds show it badly; in_order: neighbours in the table are
+        rounds one after the other.
         """
+        # Of the own level: ten times as slow is ten times as noisy, and no less sure.
+        errors = table / level[:, None] - 1
         self.num_rounds = np.maximum(np.sum(~np.isnan(errors), axis=1), 1)
-        self.correlation = max(correlation, autocorrelation(errors))
-        distances = np.abs(errors)
-        self.deviations = TO_DEVIATION * np.nanmedian(distances, axis=1)  # [names]
-        # Of all rounds together, outliers clipped at three deviations; each name's median
-        # has cost a degree of freedom.
-        limit = 3 * TO_DEVIATION * float(np.nanmedian(distances))
+        # Alone, a few rounds often look correlated.
+        own = autocorrelation(errors, doubt=0.0 if correlation else 1.0)
+        self.correlation = max(correlation, own)
+        # Around their own mean, m correlated rounds show only 1 - h of their variance.
+        shown = 1 - self._share(self.num_rounds)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            unseen = np.sqrt((1 - 1 / self.num_rounds) / shown)
+        own = TO_DEVIATION * _median(np.abs(errors)) * unseen
+        if in_order and table.shape[1] > MIN_ROUNDS:
+            # Where the level changes half-way, all are far from the median, but not from their
+            # neighbours.
+            steps = TO_DEVIATION * _median(np.abs(np.diff(errors, axis=1)))
+            steps = steps / math.sqrt(2 * (1 - self.correlation))
+            own = np.where(own > 3 * steps, steps, own)
+        # Of all rounds together, outliers clipped at three deviations, of which the nearest quarter
+        # tells, since half may be far off; each name's median has cost a degree of freedom.
+        limit = 3 * QUARTILE_TO_DEVIATION * float(np.nanquantile(np.abs(errors), 0.25))
         clipped = np.clip(known(errors), -limit, limit)
-        self.common_freedom = max(len(clipped) - len(errors), 1)
-        self.common = math.sqrt(float(np.sum(clipped**2)) / self.common_freedom)
+        freedom = max(len(clipped) - len(errors), 1)
+        common = math.sqrt(float(np.sum(clipped**2)) / freedom) * unseen
+        self.deviations = np.fmax(common, own)  # [names]
+        self.freedom = np.where(own > common, self.num_rounds - 1, freedom)
 
-    def of_median(self, index: int) -> tuple[float, float]:
-        """E_i and its degrees of freedom.
-
-        The mean of m rounds has the share h = (1 + 2 sum_k (1 - k/m) r^k) / m of a round's variance
-        (Bayley and Hammersley 1946), and around it the rounds show only 1 - h of theirs. So
-        E = 1.2533^2 s^2 (1 - 1/m) h / (1 - h). For correlated rounds a median's error is less than
-        1.2533 times a mean's; that makes up for an r which few rounds show badly.
+    def _share(self, counts: np.ndarray) -> np.ndarray:
+        """h: the mean of m rounds has the share (1 + 2 sum_k (1 - k/m) r^k) / m of a round's
+        variance (Bayley and Hammersley 1946).
         """
-        count = int(self.num_rounds[index])
-        # One round tells nothing about its noise: an error of 100%, which nobody exceeds.
-        if count == 1:
-            return 1.0, 1.0
-        noise, freedom = self.common, self.common_freedom
-        if self.deviations[index] > noise:
-            noise, freedom = float(self.deviations[index]), count - 1
-        lags = np.arange(1, count)
-        weights = (1 - lags / count) @ self.correlation**lags
-        share = (1 + 2 * float(weights)) / count
-        variance = (OF_MEDIAN * noise) ** 2 * (1 - 1 / count) * share / (1 - share)
+        shares = {}
+        for count in {*counts.tolist()}:
+            lags = np.arange(1, count)
+            weights = (1 - lags / count) @ self.correlation**lags
+            shares[count] = (1 + 2 * float(weights)) / count
+        return np.array([shares[count] for count in counts.tolist()])
+
+    def of_median(self, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """E_i of the median of so many rounds, and its degrees of freedom [names].
+
+        For correlated rounds a median's error is less than 1.2533 times a mean's; that makes up for
+        an r which few rounds show badly.
+        """
+        variance = (OF_MEDIAN * self.deviations) ** 2 * self._share(counts)
         # Correlated rounds are worth this many independent ones each.
         worth = (1 - self.correlation) / (1 + self.correlation)
-        return variance, max(freedom * worth, 1)
+        # One round tells nothing about its noise: an error of 100%, which nobody exceeds.
+        alone = self.num_rounds == 1
+        freedom = np.maximum(self.freedom * worth, 1)
+        return np.where(alone, 1.0, variance), np.where(alone, 1.0, freedom)
 
 
-def autocorrelation(errors: np.ndarray) -> float:
+def _median(table: np.ndarray, axis: int = 1) -> np.ndarray:
+    """Without nan; nan, without a warning, where nothing is left."""
+    # Several times faster, and most tables are whole.
+    if not np.isnan(table).any():
+        return np.asarray(np.median(table, axis=axis))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        return np.asarray(np.nanmedian(table, axis=axis))
+
+
+def _quartile(table: np.ndarray) -> np.ndarray:
+    """The lower one of each row, a value of its own; nan, which sorts last, does not count."""
+    counts = np.sum(~np.isnan(table), axis=1)
+    chosen = np.maximum(counts - 1, 0) // 4
+    return np.sort(table, axis=1)[np.arange(len(table)), chosen]
+
+
+def autocorrelation(errors: np.ndarray, doubt: float = 0.0) -> float:
     """r, 0 to 0.95, from y_ij - L_i [names, rounds].
 
-    Short series show too little of it, which is corrected by inverting the expected value. Half a
-    standard error is subtracted, so that independent rounds count in full.
+    Short series show too little of it, which is corrected by inverting what they show on average.
+    doubt: standard errors to subtract.
     """
-    num_rounds, square = errors.shape[1], float(np.nanmean(errors**2))
-    if num_rounds <= MIN_ROUNDS or square == 0:
+    num_rounds = errors.shape[1]
+    errors = errors[~np.isnan(errors).all(axis=1)]
+    if num_rounds <= MIN_ROUNDS or not errors.any():
         return 0.0
-    shown = float(np.nanmean(errors[:, 1:] * errors[:, :-1])) / square
-    standard_error = known(errors).size ** -0.5
+    shown = _shown_autocorrelation(errors)
     expected = _expected_autocorrelation(num_rounds)
-    return float(np.interp(shown - 0.5 * standard_error, expected, AUTOCORRELATIONS))
+    shown -= doubt * known(errors).size ** -0.5
+    return float(np.interp(shown, expected, AUTOCORRELATIONS))
+
+
+def _shown_autocorrelation(errors: np.ndarray) -> float:
+    """The share of the variance that neighbours have in common, in calm series: one that changes
+    its level looks correlated, and would hide its own fault.
+    """
+    squares = np.nanmean(errors**2, axis=1)
+    # Noise alone rarely exceeds this; half may change their levels.
+    calm = errors[squares <= CALM * np.sort(squares)[(len(squares) - 1) // 2]]
+    products = np.nanmean(calm[:, 1:] * calm[:, :-1])
+    return float(products / max(np.nanmean(calm**2), 1e-300))
 
 
 @functools.cache
 def _expected_autocorrelation(num_rounds: int) -> np.ndarray:
-    """What a series of this length shows about its own mean, for each of AUTOCORRELATIONS."""
-    # Takes the mean off a series [rounds, rounds].
-    centering = np.eye(num_rounds) - 1 / num_rounds
-    numbers = np.arange(num_rounds)
-    lags = np.abs(np.subtract.outer(numbers, numbers))
+    """What series of this length show of each of AUTOCORRELATIONS, simulated."""
+    generator, count = np.random.default_rng(0), 1000
+    new = generator.standard_normal((num_rounds, count))
     shown = []
     for correlation in AUTOCORRELATIONS:
-        covariance = centering @ correlation**lags @ centering
-        at_lag_one = np.trace(covariance, 1) / (num_rounds - 1)
-        shown.append(at_lag_one / (np.trace(covariance) / num_rounds))
-    return np.array(shown)
+        series = [new[0]]
+        for number in range(1, num_rounds):
+            # The root keeps the deviation the same for any correlation.
+            fresh = (1 - correlation**2) ** 0.5 * new[number]
+            series.append(correlation * series[-1] + fresh)
+        table = np.stack(series, axis=1)
+        errors = table - np.median(table, axis=1, keepdims=True)
+        shown.append(_shown_autocorrelation(errors))
+    # Rising, as np.interp needs it.
+    return np.maximum.accumulate(shown)
 
 
 def autocorrelation_of_all(tables: Sequence[np.ndarray]) -> float:
     """r over the rounds of all stages [ranks, rounds], each about its own median."""
-    levels = [relative(table) for table in tables]
-    errors = [table - level[:, None] for table, level in levels]
+    # Where half are slow, the median would lie between, far from all.
+    rounds = [table / np.fmin.reduce(table, axis=0) for table in tables]
+    errors = [table / _median(table)[:, None] - 1 for table in rounds]
     return autocorrelation(np.concatenate(errors))
 
 
-def _freedom_of_sum(*variances: tuple[float, float]) -> float:
+def _freedom_of_sum(
+    *variances: tuple[np.ndarray | float, np.ndarray | float],
+) -> np.ndarray:
     """Degrees of freedom of a sum of estimated variances, each with its own (Welch-Satterthwaite):
     many rounds estimate noise well, few ranks estimate their spread badly.
     """
-    total = sum(variance for variance, _ in variances)
-    squares = sum(variance**2 / freedom for variance, freedom in variances)
-    return float(total**2 / max(squares, 1e-30))
+    total = sum(np.asarray(variance) for variance, _ in variances)
+    squares = sum(
+        np.asarray(variance) ** 2 / freedom for variance, freedom in variances
+    )
+    return np.asarray(total**2 / np.maximum(squares, 1e-30))
 
 
 def find_slow(
-    values: Times,
+    levels: Levels,
     comparisons: float,
     *,
     min_excess: float,
     spread: float,
-    paired: bool = True,
-    correlation: float = 0.0,
 ) -> list[Outlier]:
     """Those far above the others, the farthest first.
 
     comparisons: in the whole test, these included; min_excess: a smaller one does not matter;
-    spread: the prior b0; correlation: see RoundNoise.
+    spread: the prior b0.
     """
     from scipy.stats import t  # slow to import, and only needed here
 
-    if len(values) < MIN_PEERS:
-        # Divides round by round, which only rounds of the same time allow.
-        prior = {"min_excess": min_excess, "spread": spread}
-        return slower_than_fastest(values, comparisons, **prior) if paired else []
-    table, level = relative(np.array([*values.values()], np.float64), paired)
-    if table.shape[1] < MIN_ROUNDS:
+    if levels.num_rounds < MIN_ROUNDS:
         return []
-    noise = RoundNoise(table - level[:, None], correlation)
-    between = variance_between(level, spread)
-    outliers = []
-    for index, (name, excess) in enumerate(
-        zip(values, (level - 1).tolist(), strict=True)
-    ):
-        error = noise.of_median(index)
-        deviations = excess / math.sqrt(between[0] + error[0])
-        freedom = _freedom_of_sum(between, error)
-        chance = float(t.sf(deviations, freedom)) * comparisons
-        # Surely above the others, and by enough to matter.
-        if chance < FALSE_ALARMS and excess > min_excess:
-            measure = f"{deviations:.0f} deviations"
-            outliers.append(Outlier(name, excess, measure, chance))
-    return sorted(outliers, key=lambda outlier: -outlier.excess)
+    excess = levels.level - 1
+    between = variance_between(levels.level, spread)
+    deviations = excess / np.sqrt(between[0] + levels.variance)
+    freedom = _freedom_of_sum(between, (levels.variance, levels.freedom))
+    chances = t.sf(deviations, freedom) * comparisons
+    # Surely above the others, and by enough to matter.
+    found = [
+        Outlier(
+            levels.names[index],
+            float(excess[index]),
+            f"{deviations[index]:,.0f} deviations",
+            float(chances[index]),
+        )
+        for index in np.flatnonzero((chances < FALSE_ALARMS) & (excess > min_excess))
+    ]
+    return sorted(found, key=lambda outlier: -outlier.excess)
 
 
 def find_slow_group(
-    values: Times,
+    levels: Levels,
     comparisons: float,
     *,
     spread: float,
-    paired: bool = True,
     min_gap: float = MIN_GAP,
 ) -> list[Outlier]:
     """Two groups, at least ``min_gap`` apart: the slow one, as a single finding with its members'
     names.
 
     Where half are slow, no median tells them from the others. Levels in ascending order are cut
-    where the variance within both sides is smallest; the fast side has at least a quarter, the slow
-    one two. Under the hypothesis that all are alike any fixed split has a t statistic of its two
-    means; the bound multiplies its chance by the number of all splits, 2^(n-1), so that the choice
-    of the best one is paid for. The variance within is moderated by ``spread``.
+    where the variance within both sides is smallest; the slow side has at least two. Under the
+    hypothesis that all are alike any fixed split has a t statistic of its two means; the bound
+    multiplies its chance by the number of splits with as many on either side, and by that of such
+    numbers, so that the choice of the best one is paid for. The variance within is moderated by
+    ``spread``.
     """
-    if len(values) < MIN_PEERS:
+    if len(levels.names) < MIN_PEERS or levels.num_rounds < MIN_ROUNDS:
         return []
-    table, level = relative(np.array([*values.values()], np.float64), paired)
-    order = np.argsort(level)
-    ranked, count = level[order], len(level)
+    order = np.argsort(levels.level)
+    ranked, count = levels.level[order], len(order)
     within, cut = min(
         (_sum_of_squares(ranked[:cut]) + _sum_of_squares(ranked[cut:]), cut)
-        for cut in range(-(-count // 4), count - 1)
+        for cut in range(1, count - 1)
     )
     fast, slow = ranked[:cut], ranked[cut:]
     excess = float(np.mean(slow) / np.mean(fast)) - 1
     # Without a gap between them it is a wide spread, not two groups.
     nearest = float(slow[0] / fast[-1]) - 1
-    too_close = excess < min_gap or nearest < min_gap / 2
-    if too_close or table.shape[1] < MIN_ROUNDS:
+    if excess < min_gap or nearest < min_gap / 2:
         return []
-    noise = RoundNoise(table - level[:, None])
     # The noisiest one's, since its level may lie on either side by chance.
-    noisiest = max(noise.of_median(index)[0] for index in range(count))
+    noisiest = float(levels.variance.max())
     freedom = PRIOR_FREEDOM + count - 2
     variance = (PRIOR_FREEDOM * (spread**2 + noisiest) + within) / freedom
     distance = float(np.mean(slow) - np.mean(fast))
     statistic = distance / math.sqrt(variance * (1 / cut + 1 / (count - cut)))
-    log_splits = (count - 1) * math.log(2)
+    log_splits = math.log(math.comb(count, cut)) + math.log(count)
     log_chance = _log_tail(statistic, freedom) + math.log(comparisons) + log_splits
     if log_chance >= math.log(FALSE_ALARMS):
         return []
-    names = [[*values][index] for index in sorted(order[cut:].tolist())]
+    names = [levels.names[index] for index in sorted(order[cut:].tolist())]
     who = f"{len(names)} of {count}: {', '.join(names)}"
     spread_of_fast = float(fast[-1] / fast[0] - 1)
     measure = f"two groups, the other {cut} within {spread_of_fast:.1%}"
@@ -289,36 +414,42 @@ def _log_tail(x: float, freedom: float) -> float:
 
 
 def slower_than_fastest(
-    values: Times, comparisons: float, *, min_excess: float, spread: float
+    levels: Levels,
+    comparisons: float,
+    *,
+    min_excess: float,
+    spread: float,
+    gross: float,
 ) -> list[Outlier]:
     """Among too few for a majority: those surely slower than the fastest by more than
-    ``min_excess``, as warnings.
+    ``min_excess``: warnings, or failures beyond ``gross``, which no two healthy ones differ by.
 
     Surely: the whole interval, at the confidence level of a test, lies above. Healthy ones are
     assumed to differ by ``spread``.
     """
     from scipy.stats import t
 
-    table = np.array([*values.values()], np.float64)
-    fastest = int(np.argmin(np.nanmedian(table, axis=1)))
-    outliers = []
-    for name, ratios in zip(values, table / table[fastest], strict=True):
-        rounds = known(ratios)
-        excess = float(np.nanmedian(ratios)) - 1
-        if len(rounds) < MIN_ROUNDS or excess <= min_excess:
-            continue
-        repeats = (OF_MEDIAN * float(np.std(rounds, ddof=1))) ** 2 / len(rounds)
-        # This one and the fastest both differ from a typical one; the spread is given.
-        between = 2 * spread**2
-        freedom = _freedom_of_sum((between, math.inf), (repeats, len(rounds) - 1))
-        error = math.sqrt(between + repeats)
-        half = float(t.isf(FALSE_ALARMS / comparisons, freedom)) * error
-        low, high = excess - half, excess + half
-        if low > min_excess:
-            chance = float(t.sf(excess / error, freedom)) * comparisons
-            measure = f"{low:.1%} to {high:.1%} behind {[*values][fastest]}"
-            outliers.append(Outlier(name, excess, measure, chance, "warn"))
-    return outliers
+    if levels.num_rounds < MIN_ROUNDS:
+        return []
+    fastest = int(np.argmin(levels.level))
+    excess = levels.level / levels.level[fastest] - 1
+    # This one and the fastest both differ from a typical one; the spread is given.
+    repeats = levels.variance + levels.variance[fastest]
+    error = np.sqrt(2 * spread**2 + repeats)
+    freedom = _freedom_of_sum((2 * spread**2, math.inf), (repeats, levels.freedom))
+    half = t.isf(FALSE_ALARMS / comparisons, freedom) * error
+    chances = t.sf(excess / error, freedom) * comparisons
+    return [
+        Outlier(
+            levels.names[index],
+            float(excess[index]),
+            f"{excess[index] - half[index]:.1%} to {excess[index] + half[index]:.1%}"
+            f" behind {levels.names[fastest]}",
+            float(chances[index]),
+            "fail" if excess[index] - half[index] > gross else "warn",
+        )
+        for index in np.flatnonzero(excess - half > min_excess)
+    ]
 
 
 def find_stalls(lost: Times, comparisons: float, *, min_excess: float) -> list[Outlier]:

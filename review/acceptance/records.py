@@ -126,7 +126,7 @@ class Records:
         chosen = self.probes["probe"] == name.encode()
         return {column: values[chosen] for column, values in self.probes.items()}
 
-    def _by_node(self, name: str) -> Iterator[tuple[int, int, int, int, float]]:
+    def by_node(self, name: str) -> Iterator[tuple[int, int, int, int, float]]:
         """(round, rank, node number, partner, seconds) of each measurement."""
         nodes = {rank: self.nodes.index(info.node) for rank, info in self.ranks.items()}
         measured = self.measured(name)
@@ -159,7 +159,7 @@ class Records:
         were disturbed.
         """
         rounds: dict[int, dict[frozenset[int], float]] = {}
-        for number, _, node, partner, seconds in self._by_node(name):
+        for number, _, node, partner, seconds in self.by_node(name):
             # All ranks are one group; else those of a node, or of a pair of nodes.
             group = (
                 frozenset() if name == "reduce_together" else frozenset({node, partner})
@@ -173,7 +173,7 @@ class Records:
         nodes.
         """
         times_of: dict[tuple[int, int], dict[int, list[float]]] = {}
-        for _, rank, node, partner, seconds in self._by_node("reduce_pairs"):
+        for _, rank, node, partner, seconds in self.by_node("reduce_pairs"):
             # Both nodes of a pair report it, each with the other as partner.
             pair = min(node, partner), max(node, partner)
             times_of.setdefault(pair, {}).setdefault(rank, []).append(seconds)

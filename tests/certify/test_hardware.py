@@ -363,6 +363,15 @@ def test_the_kernel_log_is_read_with_its_times(monkeypatch, tmp_path):
         ("pcieport 0000:00:01.0: PCIe Bus Error: severity=Uncorrectable (Fatal)", "fail", "uncorrected PCIe error"),
         ("pcieport 0000:00:01.0: AER: Correctable error message received", "warn", "corrected PCIe error"),
         ("pcieport 0000:00:01.0: AER: Uncorrectable (Non-Fatal) error", "fail", "uncorrected PCIe error"),
+        ("EDAC MC1: 262 CE memory read error (syndrome:0x0 - OVERFLOW area:DRAM)", "fail", "corrected memory errors beyond counting"),
+        ("NVRM: GPU3 _kgspIsHeartbeatTimedOut: Heartbeat timed out, diff 5300 timeout 5200", "fail", "GPU whose system processor (GSP) does not answer"),
+        ("CPU7: Core temperature above threshold, cpu clock throttled (total events = 1)", "warn", "CPU throttled by heat"),
+        ("mce: CMCI storm detected: switching to poll mode", "fail", "storm of corrected machine checks"),
+        ("nvme2n1: I/O Cmd(0x2) @ LBA 4096, 8 blocks, I/O Error (sct 0x2 / sc 0x81)", "fail", "error of an NVMe disk"),
+        ("mlx5_core 0000:1a:00.0: poll_health:800:(pid 0): device's health compromised - reached miss count", "fail", "network adapter in bad health"),
+        ("mlx5_core 0000:1a:00.0: Port module event[error]: module 0, Cable error, Bus stuck", "fail", "network cable or its module"),
+        ("watchdog: BUG: soft lockup - CPU#3 stuck for 22s! [python:411]", "fail", "CPU that hung in the kernel"),
+        ("Out of memory: Killed process 411 (python)", "warn", "process killed for want of memory"),
     ],
 )  # fmt: skip
 def test_a_fault_of_the_kernel_log_fails_in_the_test_and_warns_with_its_age_before(
@@ -378,7 +387,56 @@ def test_a_fault_of_the_kernel_log_fails_in_the_test_and_warns_with_its_age_befo
         log = before | {"read": 1000.0, "last": 401.0, "lines": [[at, line]]}
         found.hardware["node2"] |= {"log_before": before, "kernel_log": log}
         judged = judge(found)
-        assert (judged.state, judged.reasons()) == (state, [f"node node2: {words}"])
+        (reason,) = judged.reasons()
+        assert (judged.state, reason.partition("; ")[0]) == (
+            state,
+            f"node node2: {words}",
+        )
+
+
+SXID = "nvidia-nvswitch2: SXid (PCI:0000:c8:00.0): 12028, "
+CHECK = "[Hardware Error]: "
+
+
+@pytest.mark.parametrize(
+    ("lines", "state", "what"),
+    [
+        ([SXID + "Non-fatal, Link 32 egress", SXID + "Severity 0 Engine instance 32", SXID + "Data {0x1}"], "warn", "1 NVSwitch error"),
+        ([SXID + "Data {0x1}", SXID + "Fatal, Link 32 ingress"], "fail", "1 NVSwitch error"),
+        ([SXID + "Data {0x1}"], "fail", "1 NVSwitch error"),
+        (["mce: " + CHECK + "Machine check events logged", CHECK + "Corrected error, no action required."], "warn", "1 corrected machine check"),
+        ([CHECK + "Corrected error, no action required.", CHECK + "Uncorrected, software restartable"], "fail", "1 machine check"),
+    ],
+)  # fmt: skip
+def test_lines_of_one_event_are_judged_together(lines, state, what):
+    found = records()
+    before = {"boot": "b0", "read": 400.0, "first": 0.0, "last": 400.0, "lines": []}
+    stamped = [[401.0 + 0.1 * number, line] for number, line in enumerate(lines)]
+    log = before | {"read": 1000.0, "last": 402.0, "lines": stamped}
+    found.hardware["node2"] |= {"log_before": before, "kernel_log": log}
+    judged = judge(found)
+    assert (judged.state, len(judged.why())) == (state, 1)
+    assert judged.why()[0].what.startswith(what)
+
+
+def test_an_older_event_hides_none_of_the_test():
+    found = records()
+    before = {"boot": "b0", "read": 400.0, "first": 0.0, "last": 400.0, "lines": []}
+    lines = [[390.0, SXID + "Non-fatal"], [401.0, SXID + "Fatal"]]
+    log = before | {"read": 1000.0, "last": 402.0, "lines": lines}
+    found.hardware["node2"] |= {"log_before": before, "kernel_log": log}
+    assert [reason.state for reason in judge(found).why()] == ["warn", "fail"]
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "state"),
+    [("link_downed", 255, "warn"), ("symbol_error", 65535, "warn"), ("symbol_error", 65534, "pass")],
+)  # fmt: skip
+def test_a_counter_that_stands_at_its_largest_value_counts_no_more(name, count, state):
+    found = records()
+    for when in ("before", "after"):
+        found.hardware["node1"].setdefault(when, {})["mlx5_0/1"] = {name: count}
+    assert judge(found).state == state
 
 
 def test_the_details_of_a_corrected_error_are_no_machine_check(monkeypatch, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from itertools import permutations
 
 import numpy as np
@@ -245,3 +246,69 @@ def test_the_docs_name_every_model_with_figures(repository):
 )  # fmt: skip
 def test_another_model_or_a_slice_of_a_gpu_has_no_row(name):
     assert floor_of(name) == {}
+
+
+@pytest.mark.parametrize(
+    ("system", "gpus", "ports", "state"),
+    [
+        ("NVIDIA DGXH100", 8, 8, "pass"),
+        ("NVIDIA DGXH100", 7, 8, "fail"),
+        ("NVIDIA DGXH100", 4, 8, "fail"),
+        ("NVIDIA DGXH100", 8, 7, "warn"),
+        ("A server of another maker", 8, 2, "pass"),
+        ("A server of another maker", 7, 2, "fail"),
+        ("A server of another maker", 4, 2, "pass"),
+    ],
+)
+def test_a_known_system_has_its_gpus_and_ports(system, gpus, ports, state):
+    found = machine()
+    ranks = {rank: info for rank, info in found.ranks.items() if rank < gpus}
+    found = replace(found, ranks=ranks)
+    for table in (found.steps, found.probes):
+        chosen = table["rank"] < gpus
+        table.update({name: column[chosen] for name, column in table.items()})
+    parts = found.hardware["node0"]["parts"]
+    for number in range(gpus, 8):
+        del parts[f"GPU {number}"]
+    parts["node"] |= {"system": system, "GPUs": gpus, "GPUs on the PCI bus": gpus}
+    parts |= {f"mlx5_{number}/1": PORT for number in range(2, ports)}
+    if ports < 2:
+        del parts["mlx5_1/1"]
+    assert judge(found).state == state
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "rate", "state"),
+    [
+        ("NVIDIA H200", 1 << 30, 480.0, "pass"),
+        ("NVIDIA H200", 1 << 30, 142.0, "fail"),
+        ("NVIDIA H200", 1 << 30, 15.0, "fail"),
+        ("NVIDIA A100-SXM4-40GB", 1 << 30, 230.0, "pass"),
+        ("NVIDIA A100-SXM4-40GB", 1 << 26, 201.0, "pass"),
+        ("NVIDIA A100-SXM4-40GB", 1 << 26, 67.0, "fail"),
+        ("NVIDIA A100-SXM4-40GB", 1 << 20, 24.5, "pass"),
+        ("NVIDIA GeForce RTX 4090", 1 << 30, 15.0, "pass"),
+    ],
+)
+def test_the_all_reduce_of_one_node_has_a_floor(name, size, rate, state):
+    found = make(1, 8)
+    found.ranks.update({rank: RankInfo(rank, rank, "node0", name) for rank in range(8)})
+    add_rates(found, {(0, "all_reduce_perf", -1): rate})
+    new = found.probes["probe"] == b"all_reduce_perf"
+    found.probes["seconds"][new] *= size / 1e9
+    found.probes["amount"][new] = size
+    assert judge(found).state == state
+
+
+def test_host_copies_of_two_sockets_pass_and_half_a_bus_does_not():
+    for slow, state in ((23.9, "pass"), (12.0, "fail")):
+        found = make(1, 8)
+        rates = [26.4] * 4 + [24.2, 24.1, 24.0, slow]
+        add_rates(
+            found,
+            {
+                (rank, "host_to_device_memcpy_ce", -1): rate
+                for rank, rate in enumerate(rates)
+            },
+        )
+        assert judge(found).state == state

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from review.acceptance.outliers import (
+    Levels,
     autocorrelation,
     autocorrelation_of_all,
     find_slow,
@@ -38,7 +39,9 @@ def named(factor: float, noise: float) -> list[list[str]]:
         found.append(
             [
                 one.name
-                for one in find_slow(values, COMPARISONS, min_excess=0.03, spread=0.01)
+                for one in find_slow(
+                    Levels.of(values), COMPARISONS, min_excess=0.03, spread=0.01
+                )
             ]
         )
     return found
@@ -57,9 +60,9 @@ def test_no_equal_rank_is_named_however_noisy_the_rounds():
 def test_a_single_round_names_nobody():
     values = {str(rank): [1.0] * 6 for rank in range(8)}
     values["3"] = [1.5] + [float("nan")] * 5
-    assert find_slow(values, 1, min_excess=0.03, spread=0.01) == []
+    assert find_slow(Levels.of(values), 1, min_excess=0.03, spread=0.01) == []
     values["3"] = [1.5] * 6
-    (outlier,) = find_slow(values, 1, min_excess=0.03, spread=0.01)
+    (outlier,) = find_slow(Levels.of(values), 1, min_excess=0.03, spread=0.01)
     assert outlier.name == "3"
 
 
@@ -89,13 +92,14 @@ def test_with_autocorrelated_rounds_false_alarms_are_at_most_one_in_a_hundred(ra
     for _ in range(300):
         times = 1 + 0.05 * resembling(generator, (ranks, 4 * ROUNDS), 0.8)
         stages = np.split(times, 4, axis=1)
-        known = {
-            "min_excess": 0.03,
-            "spread": 0.01,
-            "correlation": autocorrelation_of_all(stages),
-        }
+        shared = autocorrelation_of_all(stages)
         alarms += any(
-            find_slow(dict(enumerate(rounds)), 10 * ranks, **known)
+            find_slow(
+                Levels.of(dict(enumerate(rounds)), correlation=shared),
+                10 * ranks,
+                min_excess=0.03,
+                spread=0.01,
+            )
             for rounds in [*stages, times]
         )
     assert alarms <= 7  # 3, and what chance adds

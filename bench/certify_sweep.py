@@ -1,0 +1,204 @@
+"""Sweep of the acceptance test: slowdowns of every stage, place, length, size and number of ranks.
+
+Records of a test are made up: 16 rounds of each stage, ranks that differ by 0.3%, 0.5% noise of a
+round. From a round on (onset), for a share of the rounds (length), somebody is slower by a factor:
+one rank, two, a node or half of all. A row counts the tests in which exactly those were named, over
+all onsets and lengths. Healthy tests of 15 kinds count the false alarms. Prints one JSON line.
+
+usage: python bench/certify_sweep.py [--seeds 2] [--healthy 2010] [--ranks 4,8,64]
+"""
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from lib import Parser, emit, integer
+
+from review.acceptance.journal import BurnIn
+from review.acceptance.outliers import members
+from review.acceptance.records import Records
+from review.acceptance.schema import PARTS, STAGES, RankInfo
+from review.acceptance.verdict import Certificate, judge
+
+ROUNDS, STEPS, BETWEEN, NOISE = 16, 4, 0.003, 0.005
+TESTED = ("single", "parallel", "together")
+BURN_IN = "burn-in"
+FACTORS = (1.1, 1.2, 1.5, 2.0, 5.0, 10.0)
+# Onset and length, as shares of the rounds.
+WHEN = (
+    (0, 1),
+    *((onset, 1 / 3) for onset in (0, 0.2, 0.34, 2 / 3)),
+    *((0, 0.5), (0.4, 0.6), (0.34, 0.66), (0.6, 0.4)),
+)
+WHO = ("rank", "two ranks", "node", "half")
+# Ranks, rounds, and what disturbs healthy machines: see noise_of().
+HEALTHY: dict[str, dict[str, Any]] = {
+    "quiet, 4 ranks": {"ranks": 4},
+    "quiet, 64 ranks": {"ranks": 64},
+    "2 ranks": {"ranks": 2},
+    "6 rounds": {"rounds": 6},
+    "64 rounds": {"rounds": 64},
+    "noise 2%": {"noise": 0.02},
+    "noise 5%": {"noise": 0.05},
+    "correlated 2%": {"noise": 0.02, "correlation": 0.8},
+    "correlated 5%, 6 rounds": {"noise": 0.05, "correlation": 0.8, "rounds": 6},
+    "heavy tails": {"noise": 0.02, "tails": 3},
+    "one in 20 rounds half as long again": {"pauses": 0.05},
+    "one rank three times noisier": {"noisy": 3.0},
+    "drift of 2% over a stage": {"drift": 0.02},
+    "30% of common noise": {"common": 0.3},
+    "ranks that differ by 1%": {"between": 0.01},
+}
+
+
+def noise_of(
+    generator: np.random.Generator,
+    ranks: int = 8,
+    rounds: int = ROUNDS,
+    noise: float = NOISE,
+    correlation: float = 0.0,
+    tails: float = 0.0,
+    pauses: float = 0.0,
+    noisy: float = 1.0,
+    drift: float = 0.0,
+    common: float = 0.0,
+) -> np.ndarray:
+    """Relative time of each round of a stage [ranks, rounds]."""
+    shape = (ranks, rounds)
+    errors = generator.standard_normal(shape)
+    if tails:
+        errors = generator.standard_t(tails, shape)
+    for number in range(1, rounds):
+        errors[:, number] *= (1 - correlation**2) ** 0.5
+        errors[:, number] += correlation * errors[:, number - 1]
+    errors[0] *= noisy
+    # Each to where it drifts by itself, as GPUs get warm.
+    trend = np.outer(generator.uniform(-0.5, 0.5, ranks), np.linspace(0, drift, rounds))
+    paused = 0.5 * (generator.random(shape) < pauses)
+    shared = 1 + common * np.abs(generator.standard_normal(rounds))
+    return np.asarray((1 + noise * errors + trend + paused) * shared)
+
+
+def certified(
+    generator: np.random.Generator,
+    nodes: int,
+    ranks: int,
+    slow: np.ndarray | None = None,
+    stages: tuple[str, ...] = (),
+    between: float = BETWEEN,
+    **noise: Any,
+) -> Certificate:
+    """The verdict on made-up records. slow: factors [ranks, rounds] in ``stages``."""
+    speed = 1 + between * generator.standard_normal((ranks, 1))
+    seconds = {}
+    for stage in (*TESTED, BURN_IN):
+        seconds[stage] = 0.1 * speed * noise_of(generator, ranks, **noise)
+        if slow is not None and stage in stages:
+            seconds[stage] *= slow
+    repeats = dict(enumerate(seconds.pop(BURN_IN).tolist()))
+    tables = np.stack([*seconds.values()])  # [stages, ranks, rounds]
+    numbers = [number.ravel() for number in np.indices((*tables.shape, STEPS))]
+    steps = dict(zip(("stage", "rank", "round", "step"), numbers, strict=True))
+    steps["stage"] = np.array([[*STAGES].index(name) for name in TESTED])[numbers[0]]
+    zeros = np.zeros(tables.size * STEPS)
+    steps |= dict.fromkeys((*PARTS, "cpu", "partner"), zeros)
+    steps["compute"] = np.repeat(tables.ravel(), STEPS)
+    steps |= dict.fromkeys(("sequences", "checksum"), zeros.astype(int) + 1)
+    probes = {
+        name: np.empty(0) for name in ("rank", "round", "partner", "seconds", "amount")
+    }
+    per_node = ranks // nodes
+    records = Records(
+        folder=Path("made up"),
+        ranks={
+            rank: RankInfo(rank, rank % per_node, f"node{rank // per_node}")
+            for rank in range(ranks)
+        },
+        nodes=[f"node{node}" for node in range(nodes)],
+        steps=steps,
+        probes=probes | {"probe": np.empty(0, "S32")},
+    )
+    return judge(records, BurnIn(1, 1.0, 1.0, [], rounds=repeats))
+
+
+def culprits(who: str, ranks: int) -> tuple[int, list[int]]:
+    """Number of nodes, and the slow ranks."""
+    if who == "node":
+        return 4, [*range(ranks // 4)]
+    return 1, [*range({"rank": 1, "two ranks": 2, "half": ranks // 2}[who])]
+
+
+def is_named(certificate: Certificate, slow: list[int]) -> bool:
+    """Whether all slow ranks or their node fail the test, and nobody else."""
+    names = set()
+    for finding in certificate.findings:
+        for name in members(finding.name):
+            names |= {
+                rank
+                for rank, info in certificate.records.ranks.items()
+                if name in (info.name, f"node {info.node}")
+            }
+    return certificate.state == "fail" and names == {*slow}
+
+
+def sweep(seeds: int, counts: list[int]) -> list[dict[str, Any]]:
+    """A row for each stage, culprit, number of ranks and factor."""
+    rows = []
+    stages = {name: (name,) for name in (*TESTED, BURN_IN)} | {"all": TESTED}
+    for (stage, where), who, ranks in itertools.product(stages.items(), WHO, counts):
+        nodes, slow = culprits(who, ranks)
+        # Of one node, of one rank, of most: other rows have them.
+        if (ranks < 4 and who != "rank") or (who == "two ranks" and ranks <= 4):
+            continue
+        for factor in FACTORS:
+            named = 0
+            for (onset, length), seed in itertools.product(WHEN, range(seeds)):
+                factors = np.ones((ranks, ROUNDS))
+                first = round(onset * ROUNDS)
+                factors[slow, first : first + round(length * ROUNDS)] = factor
+                generator = np.random.default_rng(seed)
+                named += is_named(
+                    certified(generator, nodes, ranks, factors, where), slow
+                )
+            row = {"stage": stage, "slow": who, "ranks": ranks, "factor": factor}
+            rows.append(row | {"named": named, "tests": seeds * len(WHEN)})
+    return rows
+
+
+def false_alarms(tests: int) -> dict[str, str]:
+    """Healthy tests in which somebody is named, of all, by kind."""
+    each, alarms = tests // len(HEALTHY), {}
+    for number, (kind, options) in enumerate(HEALTHY.items()):
+        generator = np.random.default_rng(number)
+        settings = {"ranks": 8} | options
+        nodes = 4 if settings["ranks"] % 4 == 0 and number % 2 else 1
+        found = sum(
+            bool(certified(generator, nodes, **settings).findings) for _ in range(each)
+        )
+        alarms[kind] = f"{found} of {each}"
+    return alarms
+
+
+def main() -> None:
+    parser = Parser(__doc__)
+    parser.add_argument("--seeds", type=integer, default=2)
+    parser.add_argument("--healthy", type=integer, default=2010)
+    parser.add_argument(
+        "--ranks",
+        type=lambda text: [int(number) for number in text.split(",")],
+        default=[2, 4, 8, 64],
+    )
+    options = parser.parse_args()
+    emit(
+        "certify_sweep",
+        vars(options)
+        | {
+            "false_alarms": false_alarms(options.healthy),
+            "rows": sweep(options.seeds, options.ranks),
+        },
+    )
+
+
+if __name__ == "__main__":
+    main()
