@@ -80,7 +80,7 @@ certify::prepare() {
   fi
   # shellcheck disable=SC2034 # for other parts
   CONTINUED_BY=$(if [[ ${DURATION:-} ]]; then echo "RUN_NAME=$RUN_NAME continues the burn-in"; else echo 'no verdict'; fi)
-  rm -f -- "$RUN_DIR/error_0.txt" "$RUN_DIR/output.txt" "$RUN_DIR/status"
+  rm -f -- "$RUN_DIR/error_0.txt" "$RUN_DIR/output.txt" "$RUN_DIR/status" "$RUN_DIR/certify.json"
   # An interrupted burn-in continues.
   if [[ ! ${DURATION:-} || ! -f $RUN_DIR/burn_in.json ]]; then
     rm -rf -- "$RUN_DIR"/{certify_*.npz,burn_in*.json*,burn_in_*.npz,tools_*}
@@ -101,6 +101,16 @@ certify::run() {
   log::die "the load did not run: $(head -n 1 -- "$RUN_DIR/error_0.txt" 2>/dev/null || tail -n 1 -- "$RUN_DIR/output.txt")"
 }
 
+# Calls CERTIFY_HOOK with the verdict's file. The site's own command, so that its failure changes no verdict.
+certify::hook() {
+  local -a hook
+  read -ra hook <<<"${CERTIFY_HOOK:-}"
+  if ((${#hook[@]})) && [[ -f $RUN_DIR/certify.json ]]; then
+    timeout 300 "${hook[@]}" "$RUN_DIR/certify.json" </dev/null >&2 ||
+      log::warn "CERTIFY_HOOK='$CERTIFY_HOOK' ended with status $?"
+  fi
+}
+
 certify::main() {
   local output where status=0
   trial::traps
@@ -112,7 +122,8 @@ certify::main() {
     log::info "certifying $DGXNNODES nodes of $DGXNGPU ranks each${where:-}, about $CERTIFY_SECONDS s a stage, the first for each rank: $RUN_DIR"
   if ((DGXNNODES > 1)); then preflight::record; fi
   certify::run
-  output=$(runner::python -m review certify "$RUN_DIR" ${CERTIFY_LINE:+"$CERTIFY_LINE"} 2>&1) || status=$?
+  output=$(runner::python -m review certify "$RUN_DIR" --save "$RUN_DIR/certify.json" ${CERTIFY_LINE:+"$CERTIFY_LINE"} 2>&1) || status=$?
   grep -v '^srun: error: ' <<<"$output" # srun's line on the exit status
+  certify::hook
   exit "$status"
 }

@@ -3,14 +3,19 @@
 import argparse
 
 from review.acceptance.journal import EXIT
-from review.logs.output import ReviewError, emit
+from review.logs.output import ReviewError, emit, json_text, write_whole
 
 
 def certify(arguments: argparse.Namespace) -> int:
     from review.acceptance import verdict
     from review.acceptance.figures import write_expectations
 
-    certificate = verdict.certify(arguments.target)
+    if arguments.fleet:
+        return _fleet(arguments)
+    if len(arguments.target) != 1:
+        raise ReviewError("certify: several folders need --fleet")
+    (target,) = arguments.target
+    certificate = verdict.certify(target)
     if arguments.output:
         from review.acceptance.page import write_page
 
@@ -20,7 +25,7 @@ def certify(arguments: argparse.Namespace) -> int:
         if certificate.state == "fail":
             reason = certificate.reasons()[0]
             raise ReviewError(
-                f"{arguments.target}: the test failed ({reason}), and a config would expect its figures"
+                f"{target}: the test failed ({reason}), and a config would expect its figures"
             )
         write_expectations(certificate.records, arguments.expect)
 
@@ -34,6 +39,14 @@ def certify(arguments: argparse.Namespace) -> int:
             )
         )
 
+    if arguments.save:
+        write_whole(arguments.save, json_text(certificate) + "\n")
+    if arguments.prometheus:
+        from review.acceptance.fleet import prometheus
+
+        text = prometheus(certificate.machines, certificate.records.ended)
+        write_whole(arguments.prometheus, text)
+
     def show() -> None:
         if arguments.line:
             print(verdict.line(certificate))
@@ -42,3 +55,21 @@ def certify(arguments: argparse.Namespace) -> int:
 
     emit(arguments, text=show, json=lambda: certificate)
     return EXIT[certificate.state]
+
+
+def _fleet(arguments: argparse.Namespace) -> int:
+    from review.acceptance import fleet
+
+    # Each is of one test.
+    for name in ("output", "line", "records", "save", "prometheus"):
+        if getattr(arguments, name):
+            raise ReviewError(f"certify: --{name} is of one test, not of a --fleet")
+    baselines = fleet.fleet(arguments.target)
+    if arguments.expect:
+        fleet.write_expected(baselines, arguments.expect)
+    emit(
+        arguments,
+        text=lambda: fleet.print_fleet(baselines),
+        json=lambda: fleet.as_dict(baselines),
+    )
+    return EXIT[fleet.state(baselines)]

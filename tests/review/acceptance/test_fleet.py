@@ -1,0 +1,187 @@
+"""Many machines over time: a baseline by kind, each machine's place and history; JSON, Prometheus."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+from review.__main__ import main
+from review.acceptance import fleet, schema
+from review.acceptance.verdict import judge
+from review.logs.output import ReviewError, json_text
+
+from .made_up import make, write
+
+DAY = 86400
+FIGURES = ("parallel", "matmul", "copy")
+
+
+def write_tests(folder, machines=8, tests=10, slow=None, kind="DGX, 8 x H100"):
+    """Verdicts of each machine by day. slow: (machines, from which test on, factor)."""
+    generator = np.random.default_rng(0)
+    which, since, factor = slow or ((), 0, 1.0)
+    for machine in range(machines):
+        level = 100 * (1 + 0.004 * generator.standard_normal())
+        for number in range(tests):
+            late = factor if machine in which and number >= since else 1.0
+            rates = {
+                name: level * late * (1 + 0.003 * generator.standard_normal())
+                for name in FIGURES
+            }
+            own = {"kind": kind, "state": "pass", "figures": rates}
+            verdict = {"version": 1, "ended": 1e9 + number * DAY}
+            path = folder / f"certify_{machine}_{number}"
+            path.mkdir(parents=True)
+            verdict |= {"machines": {f"node{machine}": own}}
+            (path / "certify.json").write_text(json.dumps(verdict))
+
+
+def odd(folder) -> dict[str, list[str]]:
+    return {
+        machine.name: [words for _, words in machine.look]
+        for baseline in fleet.fleet([folder])
+        for machine in baseline.machines
+        if machine.reasons
+    }
+
+
+def test_healthy_machines_have_a_baseline_and_nothing_to_look_at(tmp_path):
+    write_tests(tmp_path, machines=30)
+    (baseline,) = fleet.fleet([tmp_path])
+    assert set(baseline.figures) == {*FIGURES}
+    for center, spread in baseline.figures.values():
+        assert center == pytest.approx(100, rel=0.01)
+        assert spread < 0.01
+    assert odd(tmp_path) == {}
+
+
+@pytest.mark.parametrize("factor", [0.93, 0.8, 0.3, 0.05])
+@pytest.mark.parametrize("since", [0, 4, 7])
+def test_a_machine_that_got_slower_is_the_first_to_look_at(tmp_path, factor, since):
+    write_tests(tmp_path, slow=((3,), since, factor))
+    found = odd(tmp_path)
+    assert [*found] == ["node3"]
+    steps = [re.search(r"test (\d+) of 10", words) for words in found["node3"]]
+    assert {int(step[1]) for step in steps if step} == ({since + 1} if since else set())
+
+
+def test_a_quarter_of_bad_machines_does_not_move_the_baseline(tmp_path):
+    write_tests(tmp_path, machines=12, slow=((0, 4, 9), 0, 0.5))
+    (baseline,) = fleet.fleet([tmp_path])
+    assert baseline.figures["copy"][0] == pytest.approx(100, rel=0.01)
+    assert {*odd(tmp_path)} == {"node0", "node4", "node9"}
+
+
+def test_machines_of_another_kind_are_not_compared(tmp_path):
+    write_tests(tmp_path / "a")
+    write_tests(
+        tmp_path / "b", machines=1, slow=((0,), 0, 0.2), kind="another, 4 x A100"
+    )
+    assert odd(tmp_path) == {}
+    with pytest.raises(ReviewError, match="several kinds"):
+        fleet.write_expected(fleet.fleet([tmp_path]), tmp_path / "good")
+
+
+def test_the_baseline_is_what_a_test_may_expect(tmp_path, capsys):
+    write_tests(tmp_path / "tests")
+    assert (
+        main(
+            [
+                "certify",
+                "--fleet",
+                str(tmp_path / "tests"),
+                "--expect",
+                str(tmp_path / "good"),
+            ]
+        )
+        == 0
+    )
+    capsys.readouterr()
+    text = (tmp_path / "good.sh").read_text().partition("=")[2].strip().strip("'")
+    assert set(schema.Expected(text=text).figures()) == {*FIGURES}
+
+
+def test_records_without_a_json_are_judged_and_a_folder_without_tests_is_an_error(
+    tmp_path, capsys
+):
+    (tmp_path / "run").mkdir()
+    write(tmp_path / "run", make(4, 2))
+    assert main(["certify", "--fleet", str(tmp_path), "--json"]) == 0
+    (kind,) = json.loads(capsys.readouterr().out)["kinds"]
+    assert [machine["name"] for machine in kind["machines"]] == [
+        f"node{n}" for n in range(4)
+    ]
+    (tmp_path / "empty").mkdir()
+    assert main(["certify", "--fleet", str(tmp_path / "empty")]) == 2
+
+
+def fits(value, rule) -> bool:
+    """The part of JSON Schema that ours uses."""
+    types = {
+        "object": dict,
+        "array": list,
+        "string": str,
+        "integer": int,
+        "boolean": bool,
+    }
+    types |= {"number": (int, float), "null": type(None)}
+    wanted = rule.get("type", [])
+    wanted = [wanted] if isinstance(wanted, str) else wanted
+    if wanted and not any(isinstance(value, types[one]) for one in wanted):
+        return False
+    if value not in rule.get("enum", [value]) or value != rule.get("const", value):
+        return False
+    if isinstance(value, list):
+        return all(fits(one, rule.get("items", {})) for one in value)
+    if not isinstance(value, dict):
+        return True
+    others = rule.get("additionalProperties", {})
+    known = rule.get("properties", {})
+    return {*rule.get("required", [])} <= {*value} and all(
+        fits(one, known.get(name, others)) for name, one in value.items()
+    )
+
+
+@pytest.mark.parametrize("slow", [{}, {("parallel", 3): 1.5}])
+def test_a_verdict_fits_its_schema(repository, slow):
+    path = repository / "review/acceptance/certify.schema.json"
+    rule = json.loads(path.read_text())
+    verdict = json.loads(json_text(judge(make(4, 2, slow=slow))))
+    assert fits(verdict, rule)
+    states = {name: own["state"] for name, own in verdict["machines"].items()}
+    assert states == {
+        f"node{n}": "fail" if slow and n == 1 else "pass" for n in range(4)
+    }
+    assert not fits(verdict | {"version": 2}, rule)
+    assert not fits(
+        {name: own for name, own in verdict.items() if name != "machines"}, rule
+    )
+
+
+def test_prometheus_reads_a_line_for_each_figure(tmp_path):
+    (tmp_path / "run").mkdir()
+    write(tmp_path / "run", make(4, 2))
+    paths = [str(tmp_path / name) for name in ("certify.json", "certify.prom")]
+    assert (
+        main(
+            [
+                "certify",
+                str(tmp_path / "run"),
+                "--save",
+                paths[0],
+                "--prometheus",
+                paths[1],
+            ]
+        )
+        == 0
+    )
+    lines = (tmp_path / "certify.prom").read_text().splitlines()
+    line = re.compile(r'[a-z_]+\{([a-z]+="([^"\\\\]|\\\\.)*",?)+\} [-+.e\d]+')
+    values = [one for one in lines if not one.startswith("#")]
+    assert values
+    assert all(line.fullmatch(one) for one in values)
+    assert 'certify_state{machine="node0"} 0' in values
+    assert json.loads((tmp_path / "certify.json").read_text())["state"] == "pass"
