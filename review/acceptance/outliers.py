@@ -179,8 +179,8 @@ class RoundNoise:
         errors = table / level[:, None] - 1
         self.num_rounds = np.maximum(np.sum(~np.isnan(errors), axis=1), 1)
         # Alone, a few rounds often look correlated.
-        own = autocorrelation(errors, doubt=0.0 if correlation else 1.0)
-        self.correlation = max(correlation, own)
+        alone = autocorrelation(errors, doubt=0.0 if correlation else 1.0)
+        self.correlation = max(correlation, alone)
         # Around their own mean, m correlated rounds show only 1 - h of their variance.
         shown = 1 - self._share(self.num_rounds)
         with np.errstate(divide="ignore", invalid="ignore"):
