@@ -26,6 +26,7 @@ def run(environ, folder, moments):
         "PATH": os.environ["PATH"],
         "HOME": "/nonexistent",
         "CHECKPOINT_DIR": str(folder),
+        "RUN_DIR": str(folder.with_name(f"run_{folder.name}")),
         "RESUME": "1",
     }
     for pattern in [*moments, None]:
