@@ -1,6 +1,4 @@
-"""`watch`: follows live runs and acceptance tests, one row each; a single one also has a bar and
-all its figures.
-"""
+"""`watch`: follows live runs, one row each; a single one also has all its figures in words."""
 
 from __future__ import annotations
 
@@ -10,15 +8,13 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
-from review.acceptance.journal import EXIT
-from review.acceptance.live import AcceptanceState, AcceptanceTail, is_test
 from review.logs import output, tree
 from review.logs.mllog import parse, text
-from review.logs.output import Column, ReviewError, print_json
+from review.logs.output import Column, ReviewError
 from review.results.folder import run_folder
 from review.results.run import Run
 from review.results.run_state import RunState
@@ -32,15 +28,21 @@ _RUNNING = re.compile(r"running_\d+(_\d+)?")
 NO_LOG = "no result_*.txt here or below"
 _IDLE_SECONDS = 60.0  # to wait for another trial after the last run ended
 
+States = dict[Path, RunState]  # by the path at first sight: logs move
 
-State: TypeAlias = RunState | AcceptanceState
+
+def check(target: Path) -> None:
+    """Raises ReviewError for what no run will ever be below."""
+    if not target.exists():
+        raise ReviewError(f"{target}: no such file or folder")
+    if "burn_in_seconds" in tree.read_json(target / "config.json"):
+        instead = f"see {target / 'output.txt'}, or python -m review certify {target}"
+        raise ReviewError(f"{target}: is an acceptance test, not a run: {instead}")
 
 
 def find_logs(target: Path) -> list[Path]:
-    """Every log at or below a path, including those of running trials; the folder of an acceptance
-    test itself.
-    """
-    if target.is_file() or is_test(target):
+    """Every log at or below a path, including those of running trials."""
+    if target.is_file():
         return [target]
     below = [
         Path(folder) / name for folder, _, names in os.walk(target) for name in names
@@ -52,19 +54,22 @@ def find_logs(target: Path) -> list[Path]:
     ]
 
 
-def find_log(target: Path) -> Path:
-    """What to follow: the newest of ``find_logs``, running trials first. Raises ReviewError."""
-    if not target.exists():
-        raise ReviewError(f"{target}: no such file or folder")
+def _newest(target: Path) -> Path | None:
     # Tuples compare in this order: live trials first, then the newest.
     logs = []
     for path in find_logs(target):
         running = bool(_RUNNING.fullmatch(path.parent.name))
         with contextlib.suppress(OSError):  # removed meanwhile
             logs.append((running, path.stat().st_mtime, str(path)))
-    if not logs:
-        raise ReviewError(f"{target}: {NO_LOG}; give the log of a run, or its folder")
-    return Path(max(logs)[2])
+    return Path(max(logs)[2]) if logs else None
+
+
+def find_log(target: Path) -> Path:
+    """What to follow: the newest of ``find_logs``, running trials first. Raises ReviewError."""
+    check(target)
+    if log := _newest(target):
+        return log
+    raise ReviewError(f"{target}: {NO_LOG}; give the log of a run, or its folder")
 
 
 def wait_for_log(
@@ -73,19 +78,15 @@ def wait_for_log(
     """Waits until there is a log to follow: a run may write its first line after minutes. Raises
     ReviewError.
     """
-    announced = False
-    while True:
-        try:
-            return find_log(target)
-        except ReviewError:
-            # In a folder a log may still appear; a missing file will not.
-            if not target.is_dir():
-                raise
-        if not announced:
-            waits = f"review: waiting for the first result_*.txt below {target}"
-            print(waits, file=sys.stderr, flush=True)
-            announced = True
+    check(target)
+    log = _newest(target)
+    if log is None:
+        waits = f"review: waiting for the first result_*.txt below {target}"
+        print(waits, file=sys.stderr, flush=True)
+    while log is None:
         sleep(interval)
+        log = _newest(target)
+    return log
 
 
 class LogTail:
@@ -134,30 +135,24 @@ class LogTail:
 
 
 class Runs:
-    """Runs and tests at or below some paths, including those that appear later; for a single one,
-    just that.
-    """
+    """Runs at or below some paths, including those that appear later; for a single one, just that."""
 
     def __init__(self, targets: Sequence[Path], ruleset: str = DEFAULT_RULESET) -> None:
-        for path in targets:
-            if not path.exists():
-                raise ReviewError(f"{path}: no such file or folder")
         self.targets, self.ruleset = targets, ruleset
+        for path in targets:
+            check(path)
         self.alone = len(targets) == 1 and find_logs(targets[0]) == list(targets)
-        # By the path at first sight, as logs move when their trials end.
-        self._tails: dict[Path, LogTail | AcceptanceTail] = {}
+        self._tails: dict[Path, LogTail] = {}
         self._now, self._idle_since = 0.0, math.inf
 
-    def poll(self, now: float) -> dict[Path, State]:
-        """States by the path at first sight. Skips removed logs, but raises ReviewError for a
-        single one.
-        """
+    def poll(self, now: float) -> States:
+        """Skips removed logs, but raises ReviewError for a single one."""
         # First, since moved logs are known by their new paths afterwards.
         states = self._look(self._tails, now)
         # A log that has moved is not another one.
         known = {state.path for state in states.values()}
-        new: dict[Path, LogTail | AcceptanceTail] = {
-            path: AcceptanceTail(path) if path.is_dir() else LogTail(path, self.ruleset)
+        new = {
+            path: LogTail(path, self.ruleset)
             for target in self.targets
             for path in find_logs(target)
             if path not in known
@@ -166,103 +161,107 @@ class Runs:
         everyone = self._tails | new
         self._tails = {path: everyone[path] for path in states}
         # No log yet is not idle: the first trial is still to come.
-        idle = states and all(
-            state.done or state.broken is not None for state in states.values()
-        )
-        self._now, self._idle_since = (
-            now,
-            min(self._idle_since, now) if idle else math.inf,
-        )
+        idle = states and all(state.over for state in states.values())
+        self._now = now
+        self._idle_since = min(self._idle_since, now) if idle else math.inf
         order = {
             path: (str(state.path.parent), tree.natural_order(state.path))
             for path, state in states.items()
         }
-        return {
-            path: states[path] for path in sorted(states, key=lambda path: order[path])
-        }
+        return {path: states[path] for path in sorted(states, key=order.__getitem__)}
 
-    def _look(
-        self, tails: Mapping[Path, LogTail | AcceptanceTail], now: float
-    ) -> dict[Path, State]:
-        states: dict[Path, State] = {}
+    def _look(self, tails: Mapping[Path, LogTail], now: float) -> States:
+        removed = [] if self.alone else [ReviewError]
+        states = {}
         for path, tail in tails.items():
-            with (
-                contextlib.nullcontext()
-                if self.alone
-                else contextlib.suppress(ReviewError)
-            ):
+            with contextlib.suppress(*removed):
                 states[path] = tail.poll(now)
         return states
 
-    def ended(self, states: Mapping[Path, State]) -> bool:
+    @property
+    def ended(self) -> bool:
         """Whether none is active and no further one has started for a minute."""
         return self._now - self._idle_since >= (0 if self.alone else _IDLE_SECONDS)
 
 
+def follow(
+    runs: Runs,
+    interval: float,
+    clock: Callable[[], float] = time.time,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Iterator[States]:
+    """The states every ``interval`` seconds, the last one included, until the runs have ended."""
+    while True:
+        yield runs.poll(clock())
+        if runs.ended:
+            return
+        sleep(interval)
+
+
 def watch(runs: Runs, interval: float, *, as_json: bool, once: bool) -> int:
     """Shows the runs until they have ended. Returns the first exit status that is not 0."""
-    shown: dict[Path, object] = {}
+    looks = follow(runs, interval)
+    states = next(looks)
+    # A pipe gets a line per change; cursor movements would spoil a log file.
+    if not once and not as_json and sys.stdout.isatty():
+        from rich.live import Live
 
-    def report(states: Mapping[Path, State]) -> None:
-        for path, state in states.items():
-            if shown.get(path) == state.news:
-                continue
-            shown[path] = state.news
-            if as_json:
-                print_json(state, indent=None)
-            else:
-                name = "" if runs.alone else f"{text(str(state.path))}: "
-                print(name, ", ".join(state.parts()), sep="", flush=True)
-
-    states = output.follow(runs.poll, runs.ended, interval)
-    # Every state is news to show_states(); report() decides run by run.
-    last = output.show_states(
-        states, report, lambda _: object(), render, as_json=as_json, once=once
-    )
-    for state in last.values():
+        out = output.console()
+        # Drawn when a state arrives, not ten times a second: nothing changes in between.
+        with Live(render(states, out), console=out, auto_refresh=False) as live:
+            for states in looks:
+                live.update(render(states, out), refresh=True)
+    else:
+        shown: dict[Path, object] = {}
+        while True:
+            for path, state in states.items():
+                if shown.get(path) != state.news:
+                    _report(state, runs.alone, as_json)
+                shown[path] = state.news
+            if once or (following := next(looks, None)) is None:
+                break
+            states = following
+    for state in states.values():
         if state.broken is not None:
-            reason = f"{text(str(state.path))}: did not run: {text(state.broken.splitlines()[0])}"
+            reason = f"{text(str(state.path))}: did not run: {text(state.broken)}"
             print(f"review: {reason}", file=sys.stderr)
-    return next((state.status for state in last.values() if state.status), 0)
+    return next((state.status for state in states.values() if state.status), 0)
+
+
+def _report(state: RunState, alone: bool, as_json: bool) -> None:
+    if as_json:
+        output.print_json(state, indent=None)
+    else:
+        name = "" if alone else f"{text(str(state.path))}: "
+        print(name, ", ".join(state.parts()), sep="", flush=True)
 
 
 _COLUMNS = (
     Column("run", wraps=True),
     Column("phase"),
-    Column("done", right=True, drop=4),
+    Column("samples", right=True, drop=4),
+    Column("at most", right=True, drop=1),
     Column("accuracy", right=True),
-    Column("evals", right=True, drop=1),
-    Column("seq/s", right=True, drop=2),
-    Column("time", right=True, drop=3),
-    Column("to go", right=True),
+    Column("evals", right=True, drop=2),
+    Column("seq/s", right=True, drop=3),
+    Column("time", right=True, drop=5),
 )
 
 
-def render(by_path: Mapping[Path, State], out: Console) -> RenderableType:
-    """Terminal view: a row per run; a single run also gets a progress bar and all its figures."""
+def render(by_path: States, out: Console) -> RenderableType:
+    """Terminal view: a row per run; a single run also gets all its figures."""
     from rich.console import Group
-    from rich.progress_bar import ProgressBar
     from rich.text import Text
 
     states = [*by_path.values()]
     if not states:
         return Text("waiting for the first result_*.txt", "dim")
-    rows = []
+    rows, styles = [], []
     for state in states:
         phase = "stalled" if state.stalled else state.phase
         phase = "broken" if state.broken is not None else phase
         rows.append([text("/".join(state.path.parts[-2:])), phase, *state.cells()])
-    colours = {0: "green", EXIT["warn"]: "yellow"}
-    ended = [state.done or state.broken is not None for state in states]
-    styles = [
-        colours.get(state.status, "red") if over else ""
-        for state, over in zip(states, ended, strict=True)
-    ]
-    table = output.table(*output.fit(list(_COLUMNS), rows, out.width), styles)
-    if len(states) > 1:
-        return table
-    bar = ProgressBar(
-        total=1.0, completed=states[0].share or 0.0, width=min(60, out.width)
-    )
-    # "": the bar does not end its line
-    return Group(table, bar, Text("\n".join(["", *states[0].parts()])))
+        styles.append(("red" if state.status else "green") if state.over else "")
+    table = output.table(*output.fit(_COLUMNS, rows, out.width), styles)
+    words = "\n".join(states[0].parts()) if len(states) == 1 else ""
+    return Group(table, Text(words))

@@ -84,7 +84,7 @@ LAYERS: dict[str, list[set[str]]] = {
         {"acceptance.comparisons"},
         {"acceptance.figures"},
         {"acceptance.verdict"},
-        {"acceptance.page", "acceptance.live", "acceptance.fleet"},
+        {"acceptance.page", "acceptance.fleet"},
         {"acceptance.commands"},
         {"acceptance"},
         {"show", "compare", "watch"},

@@ -242,6 +242,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         prog="python -m certify",
         description="One rank of an acceptance test, started by ./certify.sh and configured by environment variables.",
-        epilog="results: python -m review certify | watch, each with --help; docs/certify.md",
+        epilog="results: python -m review certify --help; docs/certify.md",
     )
     run_and_exit(lambda: main(os.environ) if parser.parse_args() else 2)

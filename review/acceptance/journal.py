@@ -1,7 +1,5 @@
 """Reasons of a verdict, and progress of a burn-in: which ranks differed from the first repeat, and
 when.
-
-Imports no scipy, so that `watch` starts at once.
 """
 
 from __future__ import annotations
@@ -58,8 +56,7 @@ class BurnIn:
 
     elapsed: of ``duration`` seconds; different: ranks that differed from the first repeat; behind:
     nodes that recorded fewer repeats than others; rounds: seconds per step of each rank, the
-    repeats averaged into at most MAX_ROUNDS rounds, nan for those to come; running: `watch` sees
-    progress.
+    repeats averaged into at most MAX_ROUNDS rounds, nan for those to come.
     """
 
     repeats: int
@@ -68,7 +65,6 @@ class BurnIn:
     different: list[Reason]
     behind: list[Reason] = field(default_factory=list)
     rounds: dict[int, list[float]] = field(default_factory=dict)
-    running: bool = False
 
     def text(self) -> str:
         share = min(self.elapsed / self.duration, 1.0) if self.duration else 1.0
@@ -83,8 +79,6 @@ class BurnIn:
 
     def reasons(self, run_name: str) -> list[Reason]:
         """Ranks that differ, nodes that are behind, and a warning for a burn-in that ended early."""
-        if self.running:
-            return self.different
         found = [*self.different, *self.behind]
         if self.elapsed >= self.duration:
             return found
@@ -98,7 +92,7 @@ class BurnIn:
             if isinstance(value, list)
             else value
             for name, value in vars(self).items()
-            if name not in ("rounds", "running")
+            if name != "rounds"
         }
 
 
@@ -141,89 +135,54 @@ class Rounds:
             }
 
 
-class Journal:
-    """The burn-in in a test's folder, also while it runs; each ``read`` parses only what is new."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._reset(())
-
-    def _reset(self, started: tuple[int, ...]) -> None:
-        """started: inode and time of burn_in.json, which identify the burn-in."""
-        self._started = started
-        self._duration, self._elapsed, self._repeats = 0.0, 0.0, 0
-        self._read: dict[Path, int] = {}  # bytes read of each node's journal
-        # By rank: where first, number of repeats.
-        self._different: dict[int, tuple[str, int]] = {}
-        self._rounds = Rounds()
-        self._recorded: Counter[int] = Counter()  # repeats by rank
-
-    def read(self, ranks: Mapping[int, RankInfo]) -> BurnIn | None:
-        """None without a burn-in. Raises ReviewError for invalid files."""
-        path = self.folder / "burn_in.json"
-        if not path.exists():
-            return None
-        try:
-            about = path.stat()
-            if (about.st_ino, about.st_mtime_ns) != self._started:
-                self._reset((about.st_ino, about.st_mtime_ns))
-                self._duration = float(
-                    json.loads(path.read_text(encoding="utf-8"))["duration"]
-                )
-            for path in sorted(self.folder.glob("burn_in_*.jsonl")):
-                with open(path, "rb") as file:
-                    file.seek(self._read.get(path, 0))
-                    for line in file:
-                        # The next call begins at this line again.
-                        if not line.endswith(b"\n"):
-                            break  # being written
-                        self._parse(json.loads(line))
-                        self._read[path] = self._read.get(path, 0) + len(line)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            # From the start next time: a file read by half would be counted twice.
-            self._reset(())
-            raise ReviewError(
-                f"{path}: not a record of a burn-in, or truncated"
-            ) from None
-        different = [
-            Reason(
-                ranks[rank].name if rank in ranks else f"rank {rank}",
-                f"its weights differ from the first repeat, first in {first}",
-                stage="burn-in",
-                sure=f"{count:,} of {self._repeats:,} repeats",
-            )
-            for rank, (first, count) in sorted(self._different.items())
-        ]
-        # Where a burn-in is ended early, a node may not have written the last one.
-        least = self._repeats - (self._elapsed < self._duration)
-        recorded = {(info.node, self._recorded[rank]) for rank, info in ranks.items()}
-        behind = [
-            Reason(
-                f"node {node}",
-                f"recorded {count:,} of {self._repeats:,} repeats",
-                stage="burn-in",
-            )
-            for node, count in sorted(recorded)
-            if count < least
-        ]
-        return BurnIn(
-            self._repeats,
-            self._elapsed,
-            self._duration,
-            different,
-            behind,
-            self._rounds.means(),
+def read_burn_in(folder: Path, ranks: Mapping[int, RankInfo]) -> BurnIn | None:
+    """The burn-in in a test's folder, also while it runs; None without one. Raises ReviewError for
+    invalid files.
+    """
+    path = folder / "burn_in.json"
+    if not path.exists():
+        return None
+    last, elapsed = 0, 0.0
+    wrong: dict[int, list[str]] = {}  # where, of each repeat that differed, by rank
+    rounds, recorded = Rounds(), Counter[int]()
+    try:
+        planned = float(json.loads(path.read_text(encoding="utf-8"))["duration"])
+        for path in sorted(folder.glob("burn_in_*.jsonl")):
+            with open(path, "rb") as file:
+                for text in file:
+                    if not text.endswith(b"\n"):
+                        break  # being written
+                    line = json.loads(text)
+                    repeat, at = line["repeat"], line["elapsed"]
+                    last, elapsed = max(last, repeat), max(elapsed, at)
+                    for rank, seconds in line["seconds"].items():
+                        rounds.add(int(rank), repeat, float(seconds))
+                        recorded[int(rank)] += 1
+                    for rank, step in line["different"].items():
+                        where = f"step {step + 1} of repeat {repeat}, {at / 3600:.2f} hours after the start"
+                        wrong.setdefault(int(rank), []).append(where)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise ReviewError(f"{path}: not a record of a burn-in, or truncated") from None
+    different = [
+        Reason(
+            ranks[rank].name if rank in ranks else f"rank {rank}",
+            f"its weights differ from the first repeat, first in {places[0]}",
+            stage="burn-in",
+            sure=f"{len(places):,} of {last:,} repeats",
         )
-
-    def _parse(self, line: dict[str, Any]) -> None:
-        self._repeats, self._elapsed = (
-            max(self._repeats, line["repeat"]),
-            max(self._elapsed, line["elapsed"]),
+        for rank, places in sorted(wrong.items())
+    ]
+    # Where a burn-in is ended early, a node may not have written the last one.
+    least = last - (elapsed < planned)
+    behind = [
+        Reason(
+            f"node {node}",
+            f"recorded {count:,} of {last:,} repeats",
+            stage="burn-in",
         )
-        self._recorded.update(map(int, line["seconds"]))
-        for rank, seconds in line["seconds"].items():
-            self._rounds.add(int(rank), line["repeat"], float(seconds))
-        for rank, step in line["different"].items():
-            where = f"step {step + 1} of repeat {line['repeat']}, {line['elapsed'] / 3600:.2f} hours after the start"
-            first, count = self._different.get(int(rank), (where, 0))
-            self._different[int(rank)] = first, count + 1
+        for node, count in sorted(
+            {(info.node, recorded[rank]) for rank, info in ranks.items()}
+        )
+        if count < least
+    ]
+    return BurnIn(last, elapsed, planned, different, behind, rounds.means())

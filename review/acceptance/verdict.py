@@ -27,7 +27,7 @@ from review.acceptance.faults import (
     unseen_data,
 )
 from review.acceptance.figures import Measured, Reached
-from review.acceptance.journal import EXIT, BurnIn, Journal, Reason, listed
+from review.acceptance.journal import EXIT, BurnIn, Reason, listed, read_burn_in
 from review.acceptance.outliers import MIN_PEERS, OF_MEDIAN, Outlier, members
 from review.acceptance.records import Records, read
 from review.acceptance.schema import (
@@ -301,7 +301,7 @@ def certify(folder: Path) -> Certificate:
     records = read(folder)
     expected, seconds, parts, required = figures.settings(folder)
     # A burn-in that was asked for and never began is reported as 0 seconds of it.
-    burnt = Journal(folder).read(records.ranks) or (
+    burnt = read_burn_in(folder, records.ranks) or (
         BurnIn(0, 0.0, seconds, []) if seconds else None
     )
     return judge(records, burnt, expected, parts, required)

@@ -1,8 +1,7 @@
 """Findings, errors, and the output of `review` and `certify` commands: text and JSON.
 
 A command hands ``emit`` its parts (headings, tables, labelled lines) or a function that prints, and
-its JSON value: dataclasses, paths, objects with ``as_dict``. ``follow`` and ``show_states`` poll
-and show live state.
+its JSON value: dataclasses, paths, objects with ``as_dict``.
 """
 
 from __future__ import annotations
@@ -15,19 +14,16 @@ import itertools
 import json
 import math
 import sys
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from common.files import whole_file
 
 if TYPE_CHECKING:  # importing rich takes 0.1 s, which --json and errors do not need
     import rich.table
-    from rich.console import Console, RenderableType
+    from rich.console import Console
     from rich.text import Text
-
-State = TypeVar("State")
 
 SEVERITIES = ERROR, WARNING, NOTE, IGNORED = "error", "warning", "note", "ignored"
 # Characters a line in a file or a pipe, which have no width of their own.
@@ -276,57 +272,6 @@ def rate_text(value: float | None) -> str:
         value,
         ",.0f" if value is None or value >= 100 else ".3g" if value < 10 else ".1f",
     )
-
-
-def follow(
-    poll: Callable[[float], State],
-    ended: Callable[[State], bool],
-    interval: float,
-    clock: Callable[[], float] = time.time,
-    sleep: Callable[[float], None] = time.sleep,
-) -> Iterator[State]:
-    """Polls the state every ``interval`` seconds until it has ended."""
-    while True:
-        state = poll(clock())
-        yield state
-        # The last state is yielded before the end, so that it is shown, too.
-        if ended(state):
-            return
-        sleep(interval)
-
-
-def show_states(
-    states: Iterator[State],
-    report: Callable[[State], None],
-    news: Callable[[State], object],
-    render: Callable[[State, Console], RenderableType],
-    *,
-    as_json: bool,
-    once: bool,
-) -> State:
-    """Shows all states, or the first if ``once``, and returns the last one.
-
-    On a terminal the state is rendered live; otherwise it is reported whenever ``news`` of it
-    changes.
-    """
-    state = next(states)
-    # A pipe gets a line per change; cursor movements would spoil a log file.
-    if not once and not as_json and sys.stdout.isatty():
-        from rich.live import Live
-
-        out = console()
-        # Drawn when a state arrives, not ten times a second: nothing changes in between.
-        with Live(render(state, out), console=out, auto_refresh=False) as live:
-            for state in states:
-                live.update(render(state, out), refresh=True)
-        return state
-    report(state)
-    shown = news(state)
-    for state in () if once else states:
-        if news(state) != shown:
-            report(state)
-            shown = news(state)
-    return state
 
 
 def write_whole(path: Path, content: str | bytes) -> None:

@@ -1,22 +1,20 @@
-"""`watch` follows a log that grows, and its projections hold on published runs."""
+"""`watch` follows a log that grows, to where it ends."""
 
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 
 import pytest
 
 from common.durations import duration
 from review.__main__ import main
-from review.logs.mllog import Log, parse, read_log
-from review.logs.output import ReviewError, follow
+from review.logs.mllog import parse, read_log
+from review.logs.output import ReviewError
 from review.results.folder import run_folder
 from review.results.run import Run
-from review.results.run_state import RunState, curve_share
-from review.results.score import load_results
-from review.watch import LogTail, Runs, find_log, render, wait_for_log
+from review.results.run_state import RunState
+from review.watch import LogTail, Runs, find_log, follow, render, wait_for_log
 
 
 class Grower:
@@ -47,8 +45,10 @@ class Grower:
             file.write("".join(f":::MLLOG {json.dumps(line)}\n" for line in batch))
 
 
-def ended(state):
-    return state.done or state.broken is not None
+def watched(grower):
+    """The run's state at every look."""
+    looks = follow(Runs([grower.path]), 1.0, grower.clock, grower.sleep)
+    return [state for states in looks for state in states.values()]
 
 
 @pytest.fixture
@@ -56,8 +56,7 @@ def states(tmp_path, writer):
     """Every state of a run of 17 evaluations, seen line by line."""
     grower = Grower(tmp_path / "result_0.txt", writer().lines)
     grower.now = grower.lines[0]["time_ms"]
-    tail = LogTail(grower.path)
-    return list(follow(tail.poll, ended, 1.0, grower.clock, grower.sleep))
+    return watched(grower)
 
 
 def test_a_growing_log_goes_through_the_phases_to_its_end(states):
@@ -76,24 +75,40 @@ def test_a_growing_log_goes_through_the_phases_to_its_end(states):
     assert counts[-1] == 17
 
 
-def test_progress_never_goes_back_and_ends_at_all_of_it(states):
+def test_samples_never_go_back_and_end_at_all_of_them(states):
     samples = [state.samples for state in states if state.samples is not None]
     assert samples == sorted(samples)
     assert samples[-1] == 17 * 150_000
-    assert states[-1].share == 1.0
-    assert states[-1].eta is None
-    assert all(0 <= state.share <= 1 for state in states if state.share is not None)
+    assert states[-1].limit is None, "no config.json says it"
 
 
-def test_the_margin_of_a_finished_run_is_its_samples_above_the_minimum(states):
-    final = states[-1]
-    assert final.rcp_margin == 17 * 150_000 - final.result.rcp_point.minimum
+@pytest.mark.parametrize(
+    ("settings", "limit"),
+    [
+        ({"schedule": {"max_steps": 3680}, "max_samples": 2_500_000}, 2_500_000),
+        ({"schedule": {"max_steps": 2000}, "max_samples": 2_500_000}, 2000 * 768),
+        ({"schedule": {"max_steps": 3680}, "max_samples": 0}, 3680 * 768),
+        ({"schedule": 1, "max_samples": "many"}, None),
+    ],
+)
+def test_the_limit_is_the_earlier_of_steps_and_samples(
+    settings, limit, tmp_path, writer
+):
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    log = writer()
+    log.lines = log.lines[: len(log.lines) // 2]
+    state = LogTail(log.write(tmp_path / "result_0.txt")).poll(0)
+    assert state.limit == limit
+    said = f" of at most {limit or 0:,.0f} samples"
+    assert (said in ", ".join(state.parts())) == (limit is not None)
+    assert state.as_dict()["limit_samples"] == limit
 
 
-def test_before_any_evaluation_the_reference_is_the_projection(states):
-    first = next(state for state in states if state.phase == "training")
-    assert first.projection == pytest.approx(first.result.rcp_point.mean)
-    assert first.eta is None  # no speed is known yet
+def test_an_acceptance_test_is_no_run_and_says_where_to_look(tmp_path, capsys):
+    (tmp_path / "config.json").write_text('{"burn_in_seconds": 0}')
+    for options in ([], ["--once"], ["--all"]):
+        assert main(["watch", str(tmp_path), *options]) == 2
+        assert f"review certify {tmp_path}" in capsys.readouterr().err
 
 
 def test_a_run_without_a_target_is_watched_to_its_last_step_and_nothing_of_the_benchmark_is_mentioned(
@@ -110,12 +125,7 @@ def test_a_run_without_a_target_is_watched_to_its_last_step_and_nothing_of_the_b
     path.write_text("".join(f":::MLLOG {json.dumps(line)}\n" for line in lines[:at]))
     state = LogTail(path).poll(lines[at - 1]["time_ms"] / 1000)
     end = 20_000 * state.run.batch_size
-    assert (state.phase, state.projection, state.share) == (
-        "training",
-        end,
-        450_000 / end,
-    )
-    assert state.eta is not None
+    assert (state.phase, state.samples, state.limit) == ("training", 450_000, end)
     assert main(["watch", str(path), "--once"]) == 0
     said = capsys.readouterr().out
     assert "accuracy" in said
@@ -151,92 +161,6 @@ def single(run):
     return run_folder(run.path.parent, (run,))
 
 
-def test_the_curve_is_a_function_of_accuracy_that_rises():
-    shares = [curve_share(accuracy / 10_000) for accuracy in range(3000, 7300)]
-    assert shares == sorted(shares)
-    assert (shares[0], shares[-1]) == (0.0, 1.0)
-
-
-def cut(run, evaluations):
-    """The run as it stood right after an evaluation."""
-    last = run.evaluations[evaluations - 1]
-    events = tuple(event for event in run.log.events if event.line <= last.line)
-    return Run(Log(path=run.path, events=events, errors=()), run.ruleset), last.time_ms
-
-
-@pytest.mark.parametrize(
-    ("part", "error"), [(0.3, 0.18), (0.5, 0.14), (0.6, 0.11), (0.7, 0.07), (0.9, 0.05)]
-)
-def test_projections_of_published_runs_are_near_what_came(real_folders, part, error):
-    misses = []
-    for run in [
-        run
-        for folder in real_folders
-        for result in load_results(folder)
-        for run in result.runs
-    ]:
-        half, now = cut(run, max(2, int(part * len(run.evaluations))))
-        misses.append(RunState(single(half), now).projection / run.samples - 1)
-    assert math.sqrt(sum(miss * miss for miss in misses) / len(misses)) < error
-
-
-OTHER_ROUNDS = {  # batch size, samples between evaluations, accuracies: published logs of other frameworks and rounds
-    "448": (
-        448,
-        150_080,
-        "3797 4187 4628 5766 6791 7079 7116 7137 7152 7163 7170 7185 7194 7199 7207",
-    ),
-    "3072": (3072, 175_000, "7148 7159 7167 7178 7185 7191 7197 7205"),
-    "6912": (
-        6912,
-        228_096,
-        "4229 4795 5700 6718 7031 7099 7131 7149 7168 7176 7191 7200",
-    ),
-}
-
-
-@pytest.mark.parametrize(
-    ("batch", "error"), [("448", 0.1), ("3072", 0.06), ("6912", 0.24)]
-)
-def test_projections_of_other_rounds_are_within_what_is_documented(
-    batch, error, writer
-):
-    size, interval, accuracies = OTHER_ROUNDS[batch]
-    values = [int(value) / 10_000 for value in accuracies.split()]
-    first = {"448": 1, "3072": 10, "6912": 4}[
-        batch
-    ]  # evaluation number of the first value
-    total = interval * (first + len(values) - 1)
-    lines = [line for line in writer().lines if line["key"] != "eval_accuracy"]
-    for line in lines:
-        line["value"] = size if line["key"] == "global_batch_size" else line["value"]
-    header = lines[
-        : next(i for i, line in enumerate(lines) if line["key"] == "run_start") + 1
-    ]
-    for index, value in enumerate(values[:-1]):
-        samples = interval * (first + index)
-        header.append(
-            {
-                "time_ms": 1.75e12 + samples,
-                "key": "eval_accuracy",
-                "value": value,
-                "metadata": {},
-            }
-        )
-        header[-1]["metadata"]["epoch_num"] = samples
-        if samples >= 0.6 * total:
-            projected = RunState(single(written(header)), 1.75e12).projection
-            assert abs(projected / total - 1) < error
-
-
-def test_the_time_to_go_comes_true_where_the_projection_does(writer, real_folders):
-    run = Run(read_log(real_folders[0] / "result_3.txt"))
-    half, now = cut(run, 12)
-    standing = RunState(single(half), now)
-    left = (run.run_stop.time_ms - now) / 1000
-    assert standing.eta == pytest.approx(left, rel=0.35)
-
-
 def test_half_written_lines_are_left_for_the_next_look(tmp_path, writer):
     path = writer().write(tmp_path / "result_0.txt")
     data = path.read_bytes()
@@ -258,13 +182,12 @@ def test_the_log_is_followed_to_where_the_launcher_moves_it(tmp_path, writer):
     path.unlink()
     assert tail.poll(0).run.status == "incomplete"
     assert tail.poll(0).broken == "rank 5 ran out of memory"
-    states = follow(
-        tail.poll,
-        ended,
+    looks = follow(
+        Runs([tmp_path / "failed_3.txt"]),
         1.0,
         sleep=lambda _: pytest.fail("waits for a trial that broke"),
     )
-    assert len(list(states)) == 1
+    assert len(list(looks)) == 1
 
 
 def test_a_log_that_is_gone_is_a_one_line_error(tmp_path, writer, capsys):
@@ -297,15 +220,11 @@ def test_exit_code_says_whether_the_target_was_reached(tmp_path, writer, capsys)
     path = writer().write(tmp_path / "result_0.txt")
     assert main(["watch", "--json", str(path)]) == 0
     state = json.loads(capsys.readouterr().out)
-    assert (state["phase"], state["samples"], state["share"]) == (
-        "success",
-        2_550_000,
-        1.0,
-    )
+    assert (state["phase"], state["samples"]) == ("success", 2_550_000)
     writer().change("run_stop", metadata={"status": "aborted"}).write(path)
     assert main(["watch", str(path)]) == 1
     assert capsys.readouterr().out.startswith(
-        "aborted, 2,550,000 samples, accuracy 0.7203 of 0.72"
+        "aborted, 2,550,000 samples, accuracy 0.7196, 0.7199, 0.7203 of 0.72"
     )
     writer().drop("run_stop").write(path)
     assert main(["watch", "--once", str(path)]) == 0
@@ -323,7 +242,7 @@ def test_every_state_can_be_drawn(width, states):
         out.print(render({state.path: state}, out))
         drawn = out.file.getvalue()
         assert all(len(line) <= width for line in drawn.splitlines())
-        assert ("RCP margin" in drawn) == (state.rcp_margin is not None)
+        assert state.phase in drawn
 
 
 def test_the_target_of_an_open_run_is_that_of_its_configuration(tmp_path, writer):
@@ -344,9 +263,8 @@ def test_durations_are_for_people():
 def test_a_growing_log_ends_as_the_whole_one(tmp_path, writer):
     lines = writer().lines
     grower = Grower(tmp_path / "result_0.txt", lines, step=10)
-    tail = LogTail(grower.path)
     grower.now = lines[0]["time_ms"]
-    states = list(follow(tail.poll, ended, 1.0, grower.clock, grower.sleep))
+    states = watched(grower)
     assert [event.line for event in states[-1].run.log.events] == list(
         range(1, len(lines) + 1)
     )
@@ -379,18 +297,6 @@ def test_watch_waits_for_the_first_log(tmp_path, writer, capsys):
         wait_for_log(tmp_path / "none", 0.5, sleep)
     (tmp_path / "empty").mkdir()
     assert main(["watch", "--once", str(tmp_path / "empty")]) == 2
-
-
-def test_a_stalled_run_has_no_time_to_go(tmp_path, writer):
-    log = writer()
-    log.lines = log.lines[: len(log.lines) * 2 // 3]
-    run = Run(read_log(log.write(tmp_path / "result_0.txt")))
-    now = log.lines[-1]["time_ms"]
-    assert RunState(single(run), now).eta is not None
-    stalled = RunState(single(run), now + 200_000)
-    assert stalled.stalled
-    assert stalled.eta is None
-    assert "to go" not in " ".join(stalled.parts())
 
 
 @pytest.mark.parametrize(

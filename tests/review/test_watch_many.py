@@ -9,8 +9,7 @@ import shutil
 import pytest
 
 from review.__main__ import main
-from review.logs.output import follow
-from review.watch import Runs, render
+from review.watch import Runs, follow, render
 
 
 def partial(writer, path, evaluations, **options):
@@ -78,7 +77,7 @@ def test_runs_that_appear_and_move_are_followed_until_none_has_begun_for_a_minut
             (tmp_path / "failed_1.txt").write_text("")
             (tmp_path / "error_1.txt").write_text("out of memory")
 
-    for found in follow(runs.poll, runs.ended, 10.0, lambda: now[0], sleep):
+    for found in follow(runs, 10.0, lambda: now[0], sleep):
         seen.append(
             [(state.path.name, state.phase, state.broken) for state in found.values()]
         )
