@@ -144,6 +144,7 @@ def test_sharded_checkpoints_resume_exactly_and_move_to_our_own_engine(
         folder = tmp_path / str(stage)
         shutil.copytree(tmp_path / "whole" / names[0], folder / names[0])
         resumed = {"RESUME": "1", "CHECKPOINT_DIR": str(folder), "SHARD_OPTIMIZER": "1"}
+        resumed["RUN_DIR"] = str(tmp_path / f"resumed_{stage}")
         _run(run_bert, environ(stage, **every | resumed))
         found = sharded.read(folder / names[1])["optimizer"]
         assert found["num_steps"] == expected["num_steps"] == 8
