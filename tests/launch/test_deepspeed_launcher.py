@@ -139,7 +139,7 @@ def test_a_rank_killed_on_another_machine_is_in_the_launchers_exit_status(
     launch, tmp_path
 ):
     run = launch(MAX_STEPS="1000000", LOG_EVERY_STEPS="10", TARGET_MLM_ACCURACY="0.99")
-    wait_until(lambda: "sequences/s" in run.said() or run.process.poll() is not None)
+    wait_until(lambda: "  norm " in run.said() or run.process.poll() is not None)
     number = rank_of(tmp_path / "the run", "1")
     assert number is not None, run.said()
     os.kill(number, signal.SIGKILL)

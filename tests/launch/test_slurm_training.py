@@ -156,7 +156,7 @@ def test_a_rank_killed_while_it_trains_is_restarted_once_then_the_run_gives_up(
     for told in ("starts: result_0", "run: warning: restarts on dgx1 dgx2, rank 3"):
         # Steps after that line.
         job.wait_for(
-            lambda told=told: job.output.partition(told)[2].count("sequences/s") > 3
+            lambda told=told: job.output.partition(told)[2].count("  norm ") > 3
         )
         os.kill(process_of_rank("3"), signal.SIGKILL)
     job.wait()
