@@ -66,6 +66,7 @@ def test_each_rank_tells_the_accuracy_and_losses_of_all_of_them(prepared, tiny):
             agree=lambda *_: None,
             peers=lambda _: [rank],
             objects=lambda mine: [mine],
+            first_text=str,
             sum=gather,
         )
         config = EvaluationConfig(
