@@ -333,7 +333,8 @@ def check_target(
 def check_no_others(target: Path) -> None:
     """Raises DataError for files of other names in the folder that a trainer would read."""
     for path in sorted(target.glob("[!.]*")):
-        if path.suffix in SUFFIXES and not path.name.startswith("part_"):
+        is_record = path.suffix in SUFFIXES and path.is_file()
+        if is_record and not path.name.startswith("part_"):
             raise DataError(
                 f"{path} was not made by this preparation; move it away, or give another folder"
             )

@@ -245,7 +245,7 @@ def test_a_quick_test_prints_one_line_and_rejects_unknown_options(
     done = run(
         repository, tmp_path, "--quick", CERTIFY_SECONDS="0.1", PYTHON=quick_python
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, done.stderr) == (0, f"run: Python: {quick_python}\n")
     said, _, left = done.stdout.partition("; not tested: ")
     who = f"2 ranks on 1 node, on CPUs: {platform.node()}"
     assert said == f"pass (software only: the test ran on CPUs): {who}"

@@ -318,7 +318,10 @@ def test_a_resumed_run_with_dynamic_masks_is_the_run_in_one_piece(dynamic: dict[
                                                                   tmp_path: Path) -> None:  # fmt: skip
     def run(name: str, **more: str) -> dict:
         finished = run_bert(
-            dynamic | {"CHECKPOINT_DIR": str(tmp_path / name), "RESUME": "1"} | more
+            dynamic
+            | {"CHECKPOINT_DIR": str(tmp_path / name), "RESUME": "1"}
+            | {"RUN_DIR": str(tmp_path / f"run of {name}")}
+            | more
         )
         assert finished.returncode == 0, finished.stderr
         return newest(tmp_path / name)
@@ -329,6 +332,7 @@ def test_a_resumed_run_with_dynamic_masks_is_the_run_in_one_piece(dynamic: dict[
         dynamic
         | {
             "CHECKPOINT_DIR": str(tmp_path / "parts"),
+            "RUN_DIR": str(tmp_path / "run of parts"),
             "RESUME": "1",
             "MASKING": "static",
         }
