@@ -140,7 +140,7 @@ def _of_port(name: str, facts: Mapping[str, Any], parts: Facts) -> Iterator[Reas
     if rate is None and facts.get("rate") is not None:
         yield Reason(name, f"rate {facts['rate']}: not a number")
     if state == "ACTIVE" and rate is not None and rate < rated(facts):
-        words = f"runs at {rate:g} of the {rated(facts)} Gbit/s that its type has (NVIDIA's product page)"
+        words = f"runs at {rate:g} of the {rated(facts)} Gbit/s that its type has"
         yield Reason(name, words, "warn")
 
 
