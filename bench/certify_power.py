@@ -6,7 +6,7 @@ independent between ranks (common noise cancels) and between rounds, or has an a
 0.8. Healthy ranks differ by 0.3%. One rank, or half of them (by a tenth), is slow. Prints one JSON
 line, with a row per number of ranks and noise.
 
-usage: python bench/certify_power.py [--tests 1000] [--ranks 4,8,64,512] [--rounds 16]
+usage: python bench/certify_power.py [--tests 1000] [--ranks 4,8,64,512] [--rounds 16] [--seed 0]
 """
 
 import itertools
@@ -66,13 +66,14 @@ def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument("--tests", type=integer, default=1000)
     parser.add_argument("--rounds", type=integer, default=ROUNDS)
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--ranks",
         type=lambda text: [int(number) for number in text.split(",")],
         default=[4, 8, 64, 512],
     )
     options = parser.parse_args()
-    generator, rows = np.random.default_rng(0), []
+    generator, rows = np.random.default_rng(options.seed), []
     for ranks, deviation, correlation in itertools.product(
         options.ranks, (0.005, 0.01, 0.02, 0.05), (0.0, 0.8)
     ):

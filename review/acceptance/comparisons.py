@@ -154,7 +154,9 @@ def all_comparisons(
     yield from _of_network(records)
     if set(burn_in) >= set(records.ranks):  # else the missing one would not be missed
         seconds = np.array([burn_in[rank] for rank in records.ranks])
-        yield from _per_rank_and_node(records, "slow", {BURN_IN: seconds})
+        # Its own rounds are few or many, and few show no correlation.
+        bound = correlation.get("slow", 0.0)
+        yield from _per_rank_and_node(records, "slow", {BURN_IN: seconds}, bound)
 
 
 def _stages(records: Records) -> dict[str, dict[str, np.ndarray]]:

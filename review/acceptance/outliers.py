@@ -48,6 +48,8 @@ FALSE_ALARMS = 0.01  # per whole test of healthy machines
 PRIOR_FREEDOM = 10  # degrees of freedom d0 of the prior spread b0
 MIN_GAP = 0.05  # between two groups; two bins of clocks may lie 3% apart
 AUTOCORRELATIONS = np.linspace(0, 0.95, 20)
+SHORT = 6  # rounds of a quick test's stage, for which r is raised by so many
+SHORT_DOUBT = 1.5  # standard errors
 # Median absolute deviation to standard deviation, of a normal distribution.
 TO_DEVIATION = 1.4826
 QUARTILE_TO_DEVIATION = 3.1383  # and the lower quartile of absolute deviations
@@ -248,7 +250,7 @@ def autocorrelation(errors: np.ndarray, doubt: float = 0.0) -> float:
     """r, 0 to 0.95, from y_ij - L_i [names, rounds].
 
     Short series show too little of it, which is corrected by inverting what they show on average.
-    doubt: standard errors to subtract.
+    doubt: standard errors to subtract; below 0, to add.
     """
     num_rounds = errors.shape[1]
     errors = errors[~np.isnan(errors).all(axis=1)]
@@ -295,7 +297,9 @@ def autocorrelation_of_all(tables: Sequence[np.ndarray]) -> float:
     # Where half are slow, the median would lie between, far from all.
     rounds = [table / np.fmin.reduce(table, axis=0) for table in tables]
     errors = [table / _median(table)[:, None] - 1 for table in rounds]
-    return autocorrelation(np.concatenate(errors))
+    # A low guess names healthy ranks if rounds are few: little noise shows within one stage.
+    doubt = SHORT_DOUBT * (SHORT / tables[0].shape[1]) ** 2
+    return autocorrelation(np.concatenate(errors), -doubt)
 
 
 def _freedom_of_sum(

@@ -9,6 +9,7 @@ import importlib
 import numpy as np
 import pytest
 
+from review.acceptance.comparisons import all_comparisons
 from review.acceptance.outliers import (
     Levels,
     autocorrelation,
@@ -16,6 +17,8 @@ from review.acceptance.outliers import (
     find_slow,
     find_stalls,
 )
+
+from .made_up import make
 
 RANKS, ROUNDS, TESTS, COMPARISONS = 4, 6, 80, 74
 
@@ -103,6 +106,31 @@ def test_with_autocorrelated_rounds_false_alarms_are_at_most_one_in_a_hundred(ra
             for rounds in [*stages, times]
         )
     assert alarms <= 7  # 3, and what chance adds
+
+
+@pytest.mark.parametrize("rounds", [6, 16, 64])
+def test_few_rounds_rarely_look_less_correlated_than_they_are(rounds):
+    """A guess of less than 0.5, where it is 0.8, names healthy ranks."""
+    generator = np.random.default_rng(3)
+    low = sum(
+        autocorrelation_of_all(
+            [1 + 0.01 * resembling(generator, (4, rounds), 0.8) for _ in range(3)]
+        )
+        < 0.5
+        for _ in range(200)
+    )
+    assert low <= 10
+
+
+def test_a_burn_in_is_as_correlated_as_the_stages():
+    """Its six repeats alone look independent."""
+    repeats = 1 + 0.01 * np.random.default_rng(0).standard_normal((4, 6))
+    compared = all_comparisons(make(1, 4), dict(enumerate(repeats.tolist())))
+    slow = [one for one in compared if one.what == "slow" and not one.overall]
+    bounds = {one.correlation for one in slow}
+    assert "burn-in" in {one.stages[0] for one in slow}
+    assert len(bounds) == 1
+    assert min(bounds) > 0
 
 
 @pytest.mark.parametrize(
