@@ -155,6 +155,8 @@ def settings_of(config: PretrainingConfig) -> dict[str, Any]:
     """Settings of a trial by name, with its model."""
     values = settings(config) | {"BERT_CONFIG": config.model.identity}
     values["EXTENSION"] = config.extension.identity
+    # As it is computed: auto is one of the others.
+    values["PRECISION"] = resolved(config.precision.precision, config.device)
     return {name: values[name] for name in values if name not in rundir.OUTPUT}
 
 

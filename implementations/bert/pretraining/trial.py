@@ -52,7 +52,13 @@ def ended(config: PretrainingConfig) -> str:
 def _known(log: Path) -> dict[str, Any]:
     """What the run of a log noted of itself."""
     number = log.stem.partition("_")[2]
-    return object_of(log.with_name(f"identity_{number}.json"))
+    known = object_of(log.with_name(f"identity_{number}.json"))
+    # Earlier versions noted it unresolved, which says nothing; the checkpoint has what it was.
+    return {
+        name: value
+        for name, value in known.items()
+        if (name, value) != ("PRECISION", "auto")
+    }
 
 
 def begin(
