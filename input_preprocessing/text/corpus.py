@@ -322,6 +322,8 @@ def make(options: argparse.Namespace, download: Path) -> None:
     made = object_of(note)
     # Compared with the files as they are: one that was changed since makes the corpus again.
     if made == {"recipe": recipe, "files": _files(download)} and made["files"]:
+        # A run that was killed at its very end may have left them.
+        forget(download / name for name in made["files"])
         shutil.rmtree(work, ignore_errors=True)
         print(
             f"{' '.join(options.input)}: {download} is up to date with this text; nothing to do",
