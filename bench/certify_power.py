@@ -13,7 +13,7 @@ import itertools
 from functools import partial
 
 import numpy as np
-from lib import Parser, emit, integer
+from lib import Parser, emit, integer, integers, natural
 
 from review.acceptance.comparisons import SHARES, Comparison
 from review.acceptance.outliers import autocorrelation_of_all, members
@@ -66,10 +66,10 @@ def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument("--tests", type=integer, default=1000)
     parser.add_argument("--rounds", type=integer, default=ROUNDS)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=natural, default=0)
     parser.add_argument(
         "--ranks",
-        type=lambda text: [int(number) for number in text.split(",")],
+        type=integers,
         default=[4, 8, 64, 512],
     )
     options = parser.parse_args()

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from lib import Parser, emit, integer
+from lib import Parser, emit, integer, integers, natural
 
 from review.acceptance.journal import BurnIn
 from review.acceptance.outliers import members
@@ -192,10 +192,10 @@ def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument("--seeds", type=integer, default=2)
     parser.add_argument("--healthy", type=integer, default=2400)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=natural, default=0)
     parser.add_argument(
         "--ranks",
-        type=lambda text: [int(number) for number in text.split(",")],
+        type=integers,
         default=[2, 4, 8, 64],
     )
     options = parser.parse_args()

@@ -48,10 +48,21 @@ class Parser(argparse.ArgumentParser):
         )
 
 
-def integer(text: str) -> int:
-    if text.isdecimal() and int(text) >= 1:
+def integer(text: str, least: int = 1) -> int:
+    if text.isdecimal() and int(text) >= least:
         return int(text)
-    raise argparse.ArgumentTypeError(f"{text!r}: expected an integer of at least 1")
+    raise argparse.ArgumentTypeError(
+        f"{text!r}: expected an integer of at least {least}"
+    )
+
+
+def natural(text: str) -> int:
+    return integer(text, least=0)
+
+
+def integers(text: str) -> list[int]:
+    """Separated by commas."""
+    return [integer(number) for number in text.split(",")]
 
 
 def file(text: str) -> Path:

@@ -51,6 +51,8 @@ def script(repository, monkeypatch, capsys):
         ),
         ("finetuning", (), "the following arguments are required: folder"),
         ("convergence", ("--steps", "30"), "--steps 30: expected a multiple of 25"),
+        ("certify_power", ("--ranks", "4,0"), AT_LEAST_ONE),
+        ("certify_sweep", ("--seed", "x"), "expected an integer of at least 0"),
         ("gpu_all", ("machine", "--nope"), "unrecognized arguments: --nope"),
     ],
 )
