@@ -29,8 +29,7 @@ def compare(ways: dict[str, Callable[[], Run]]) -> dict[str, Any]:
 
 
 def _measured(make: Callable[[], Run]) -> dict[str, Any]:
-    on_gpu = torch.cuda.is_available()
-    before = torch.cuda.memory_allocated() if on_gpu else 0
+    on_gpu, before = torch.cuda.is_available(), torch.cuda.memory_allocated()
     try:
         if on_gpu:
             torch.cuda.reset_peak_memory_stats()
@@ -54,14 +53,29 @@ def operation(module: Any) -> Callable[..., Any]:
     return function
 
 
-def tensors(*shapes: tuple[int, ...], grad: bool = True) -> list[Tensor]:
+def tensors(*shapes: tuple[int, ...]) -> list[Tensor]:
     options: dict[str, Any] = {"device": device(), "dtype": torch.bfloat16}
-    return [torch.randn(shape, **options).requires_grad_(grad) for shape in shapes]
+    return [torch.randn(shape, **options).requires_grad_() for shape in shapes]
 
 
 def both_passes(forward: Callable[[], Tensor]) -> Run:
     gradient = torch.ones_like(forward())
     return lambda: forward().backward(gradient)
+
+
+def compare_layers(
+    ours: Callable[[], Tensor],
+    pytorch: Callable[[], Tensor],
+    apex: Callable[[], Callable[[], Tensor]],
+) -> dict[str, Any]:
+    """Forward and backward pass. apex: makes its own, as it may be absent."""
+    return compare(
+        {
+            "ours": lambda: both_passes(ours),
+            "pytorch": lambda: both_passes(pytorch),
+            "apex": lambda: both_passes(apex()),
+        }
+    )
 
 
 def lamb(tiny: bool) -> dict[str, Any]:
@@ -95,27 +109,18 @@ def layer_norm(rows: int, width: int) -> dict[str, Any]:
     """Ours alone adds bias and residual as well, as the model needs it."""
     x, residual = tensors((rows, width), (rows, width))
     bias, weight, norm_bias = tensors((width,), (width,), (width,))
-    sites = DropoutSites(device())
+    operands = x, bias, residual, weight, norm_bias, 1e-12, 0.0, DropoutSites(device())
 
-    def ours() -> Tensor:
-        operands = x, bias, residual, weight, norm_bias, 1e-12, 0.0, sites
-        result: Tensor = operation(dropout_add_layer_norm)(*operands)[0]
-        return result
-
-    def apex() -> Run:
+    def apex() -> Any:
         from apex.contrib.layer_norm import FastLayerNorm
 
         norm = FastLayerNorm(width, eps=1e-12).to(x)
-        return both_passes(lambda: norm(x))
+        return lambda: norm(x)
 
-    return compare(
-        {
-            "ours": lambda: both_passes(ours),
-            "pytorch": lambda: both_passes(
-                lambda: F.layer_norm(x, (width,), weight, norm_bias, 1e-12)
-            ),
-            "apex": apex,
-        }
+    return compare_layers(
+        lambda: operation(dropout_add_layer_norm)(*operands)[0],
+        lambda: F.layer_norm(x, (width,), weight, norm_bias, 1e-12),
+        apex,
     )
 
 
@@ -125,24 +130,16 @@ def xentropy(rows: int, size: int) -> dict[str, Any]:
     labels = torch.randint(size, (rows,), device=device())
     labels[::5] = cross_entropy.IGNORE
 
-    def apex() -> Run:
+    def apex() -> Any:
         from apex.contrib.xentropy import SoftmaxCrossEntropyLoss
 
         options = 0.0, cross_entropy.IGNORE, True
-        return both_passes(
-            lambda: SoftmaxCrossEntropyLoss.apply(logits, labels, *options)
-        )
+        return lambda: SoftmaxCrossEntropyLoss.apply(logits, labels, *options)
 
-    return compare(
-        {
-            "ours": lambda: both_passes(
-                lambda: operation(cross_entropy)(logits, labels, size)
-            ),
-            "pytorch": lambda: both_passes(
-                lambda: cross_entropy.reference(logits, labels, size)
-            ),
-            "apex": apex,
-        }
+    return compare_layers(
+        lambda: operation(cross_entropy)(logits, labels, size),
+        lambda: cross_entropy.reference(logits, labels, size),
+        apex,
     )
 
 
@@ -159,22 +156,16 @@ def dense_gelu(rows: int, width: int, inner: int) -> dict[str, Any]:
         hidden = F.gelu(F.linear(x, weight_1, bias_1), approximate="tanh")
         return F.linear(hidden, weight_2, bias_2)
 
-    def apex() -> Run:
+    def apex() -> Any:
         from apex.fused_dense import FusedDenseGeluDense
 
         layer = FusedDenseGeluDense(width, inner, width).to(x)
         values = weight_1, bias_1, weight_2, bias_2
         for parameter, value in zip(layer.parameters(), values, strict=True):
             parameter.data.copy_(value.detach())
-        return both_passes(lambda: layer(x))
+        return lambda: layer(x)
 
-    return compare(
-        {
-            "ours": lambda: both_passes(ours),
-            "pytorch": lambda: both_passes(pytorch),
-            "apex": apex,
-        }
-    )
+    return compare_layers(ours, pytorch, apex)
 
 
 def measure(tiny: bool) -> dict[str, Any]:

@@ -8,13 +8,14 @@ usage: python bench/cpu_step.py [--repeats 6] [--rows 4] [--threads 1]
 """
 
 import argparse
+import statistics
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
-from lib import Parser, emit, in_turns, integer, medians, wall_seconds
-from torch_lib import TINY, new_model, new_step, packed_batches
+from lib import Parser, emit, in_turns, integer
+from torch_lib import new_model, new_step, packed_batches
 from train_step import build_peer
 
 from bert.kernels.precision import PrecisionConfig
@@ -30,36 +31,34 @@ SMALL = BertConfig(
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    config = BertConfig(**TINY) if options.tiny else SMALL
-    (batch,) = packed_batches(options.rows, 1, config)
+    (batch,) = packed_batches(options.rows, 1, SMALL)
     count = batch.num_sequences
-    ours = new_step(new_model(config), PrecisionConfig(precision="fp32"))
+    ours = new_step(new_model(SMALL), PrecisionConfig(precision="fp32"))
     # Sequences in a micro-batch; both ways, so that the faster one is the opponent.
     peers = {"hugging_face_padded": 4, "hugging_face_padded_one_batch": count}
     steps: dict[str, Callable[[], object]] = {
         "ours_packed": lambda: ours([batch], 1e-4)
     }
     for name, size in peers.items():
-        steps[name] = partial(
-            build_peer(config, [batch], compiled=False, micro_batch=size), 0
-        )
+        theirs = build_peer(SMALL, [batch], compiled=False, micro_batch=size)
+        steps[name] = partial(theirs, 0)
     in_turns(steps, 1)  # allocator and thread pools warm
-    times = in_turns(steps, options.repeats, wall_seconds)
+    times = in_turns(steps, options.repeats)
+    # The fastest step shows what the machine can do; slower ones had to share it.
     fastest = {name: min(spans) for name, spans in times.items()}
-    middle = medians(times)
+
+    def ratio(pick: Callable[[list[float]], float]) -> float:
+        opponent = min(pick(times[name]) for name in peers)
+        return round(opponent / pick(times["ours_packed"]), 2)
+
     return vars(options) | {
         "sequences": count,
         "mean_length": round(batch.num_tokens / count, 1),
         "sequences_per_second": {
             name: round(count / span, 2) for name, span in fastest.items()
         },
-        # The fastest step shows what the machine can do; slower ones had to share it.
-        "ratio": round(
-            min(fastest[name] for name in peers) / fastest["ours_packed"], 2
-        ),
-        "ratio_of_medians": round(
-            min(middle[name] for name in peers) / middle["ours_packed"], 2
-        ),
+        "ratio": ratio(min),
+        "ratio_of_medians": ratio(statistics.median),
     }
 
 
@@ -71,9 +70,6 @@ def main() -> None:
     )
     parser.add_argument(
         "--threads", type=integer, default=1, help="of PyTorch (default 1)"
-    )
-    parser.add_argument(
-        "--tiny", action="store_true", help="a tiny model, to try out the script"
     )
     options = parser.parse_args()
     torch.set_num_threads(options.threads)

@@ -70,6 +70,15 @@ ITEMS = [
     Item("convergence", ("convergence.py",), 40, ("--steps", "25"), on_cpu=True),
 ]
 SECONDS = sum(item.seconds for item in ITEMS)
+# Of the table: the figure of train_step.py, and its format.
+COLUMNS = {
+    "ms": ("milliseconds", ".2f"),
+    "sequences/s": ("sequences_per_second", ",.0f"),
+    "tokens/s": ("tokens_per_second", ",.0f"),
+    "TFLOP/s": ("model_tflops", ".0f"),
+    "of the ceiling": ("share_of_ceiling", ".0%"),
+    "peak GiB": ("peak_gib", ".1f"),
+}
 
 
 class Recorder:
@@ -123,8 +132,6 @@ def exit_status(process: subprocess.Popen[bytes], limit: float) -> int:
 
 def run(item: Item, limit: float, tiny: bool, recorder: Recorder) -> dict[str, Any]:
     """Runs an item until it ends or exceeds its limit; returns how it ended."""
-    paths = [str(ROOT / "implementations"), os.environ.get("PYTHONPATH", "")]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
     script, *arguments = item.command
     command = [sys.executable, "-X", "faulthandler", str(BENCH / script), *arguments]
     begin, before = time.monotonic(), len(recorder.results)
@@ -133,7 +140,6 @@ def run(item: Item, limit: float, tiny: bool, recorder: Recorder) -> dict[str, A
     process = subprocess.Popen(
         [*command, *(item.tiny if tiny else ())],
         cwd=ROOT,
-        env=environment,
         start_new_session=True,  # to kill an item together with its children
         stdout=recorder.log,
         stderr=recorder.log,
@@ -251,28 +257,14 @@ def problem_of(step: dict[str, Any], doubts: str) -> str:
 
 def table(results: list[dict[str, Any]]) -> str:
     """Table of the steps in Markdown."""
-    columns = ("ms", "sequences/s", "tokens/s", "TFLOP/s", "of the ceiling", "peak GiB")
-    lines = [
-        f"| group | step of BERT-large | rows | {' | '.join(columns)} |",
-        "|---" * 9 + "|",
-    ]
+    rows = [["group", "step of BERT-large", "rows", *COLUMNS], ["---"] * 9]
     doubts = doubt(results)
     for step in steps_in(results):
-        problem = problem_of(step, doubts)
-        if problem:
-            figures = [f"unmeasured ({problem})", *[""] * (len(columns) - 1)]
-        else:
-            figures = [
-                f"{step['milliseconds']:.2f}",
-                f"{step['sequences_per_second']:,.0f}",
-                f"{step['tokens_per_second']:,.0f}",
-                f"{step['model_tflops']:.0f}",
-                f"{step['share_of_ceiling']:.0%}",
-                f"{step['peak_gib']:.1f}",
-            ]
-        cells = [step["group"], step["variant"], str(step["rows"]), *figures]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        figures = [f"unmeasured ({problem_of(step, doubts)})", *[""] * 5]
+        if not problem_of(step, doubts):
+            figures = [format(step[key], how) for key, how in COLUMNS.values()]
+        rows.append([step["group"], step["variant"], str(step["rows"]), *figures])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def best_settings(results: list[dict[str, Any]]) -> str:
@@ -304,25 +296,19 @@ def show(results: list[dict[str, Any]]) -> None:
 
 def machine() -> int:
     Parser(__doc__).parse_args()
-    import torch
     from torch_lib import gpu_state
 
     from bert.core.dist import why_no_gpu
 
+    # Used memory is that of other processes.
     driver = output_of(
         "nvidia-smi",
-        "--query-gpu=name,driver_version,memory.total",
+        "--query-gpu=name,driver_version,memory.total,memory.used",
         "--format=csv,noheader",
         "--id=0",
     )
-    described: dict[str, Any] = {"driver": driver, "no_gpu": why_no_gpu()}
-    if not described["no_gpu"]:
-        free, total = torch.cuda.mem_get_info()
-        described |= {
-            "memory_gib": round(total / 2**30, 1),
-            "free_gib": round(free / 2**30, 1),
-        }
-    emit("machine", described | {"clocks": gpu_state()})
+    found = {"driver": driver, "no_gpu": why_no_gpu(), "clocks": gpu_state()}
+    emit("machine", found)
     return 0
 
 

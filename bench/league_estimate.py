@@ -1,8 +1,7 @@
 """Error of certify.sh's time to train: every published result predicted from all others.
 
-On the closed results from round 1.0 on, every log once. `naive`: mean samples of the others with
-the same batch size over the result's own rate. `by batch` and `by recipe`: as in
-review/league/estimate.py, with the same rate. `from training alone`: by recipe, with the rate
+On the closed results from round 1.0 on, every log once. `by batch` and `by recipe`: as in
+review/league/estimate.py, with the result's own rate. `from training alone`: by recipe, with the rate
 between evaluations; evaluations are estimated as for a certified machine; only results whose logs
 time them. `without its batch size`: the same, predicted from results of other batch sizes. bias: the
 median error with its sign. covered: fraction of the results within the 90% interval. Prints one JSON line.
@@ -29,18 +28,6 @@ def table() -> dict[str, dict[str, Any]]:
     true = np.log(
         60 * minutes * np.array([result.sequences_per_second for result in results])
     )
-    # Without the result itself: it would predict itself.
-    same = [
-        [
-            o.samples
-            for o in results
-            if o is not result and o.batch_size == result.batch_size
-        ]
-        for result in results
-    ]
-    naive = [np.mean(samples) if samples else 0 for samples in same]
-    # A batch size that nobody else used has no naive prediction.
-    peers = np.array(naive) > 0
 
     def alone(samples: np.ndarray, spreads: np.ndarray) -> dict[str, Any]:
         errors, widths = [], []
@@ -53,7 +40,6 @@ def table() -> dict[str, dict[str, Any]]:
         return _row(errors, widths)
 
     return {
-        "naive": _row(np.log(np.array(naive)[peers]) - true[peers]),
         "by batch": _row(by_batch - true, batch_spread),
         "by recipe": _row(by_recipe - true, recipe_spread),
         "from training alone": alone(by_recipe, recipe_spread),
@@ -61,27 +47,22 @@ def table() -> dict[str, dict[str, Any]]:
     }
 
 
-def _row(
-    errors: Iterable[float], spreads: Iterable[float] | None = None
-) -> dict[str, Any]:
+def _row(errors: Iterable[float], spreads: Iterable[float]) -> dict[str, Any]:
     """errors, spreads: of logarithms."""
     wrong = np.array(errors)
+    within = np.abs(wrong) < estimate.DEVIATIONS * np.array(spreads)
     # expm1 turns a difference of logarithms into a relative error.
     median, ninth, worst = (
         np.quantile(np.abs(np.expm1(wrong)), (0.5, 0.9, 1.0)).round(4).tolist()
     )
-    row = {
+    return {
         "results": len(wrong),
         "median": median,
         "ninth_decile": ninth,
         "worst": worst,
         "bias": round(float(np.expm1(np.median(wrong))), 4),
+        "covered": round(float(within.mean()), 3),
     }
-    if spreads is not None:
-        row["covered"] = round(
-            float((np.abs(wrong) < estimate.DEVIATIONS * np.array(spreads)).mean()), 3
-        )
-    return row
 
 
 def main() -> None:

@@ -9,7 +9,6 @@ import os
 import platform
 import re
 import resource
-import statistics
 import subprocess
 import sys
 import time
@@ -72,16 +71,6 @@ def file(text: str) -> Path:
     return path
 
 
-def folder_with(*names: str, advice: str = "") -> Callable[[str], Path]:
-    def folder(text: str) -> Path:
-        missing = [name for name in names if not Path(text, name).exists()]
-        if missing:
-            raise argparse.ArgumentTypeError(f"{text}: no {missing[0]} in it{advice}")
-        return Path(text)
-
-    return folder
-
-
 def explain(error: BaseException) -> str:
     """Root cause in one line; all tracebacks are printed to stderr."""
     traceback.print_exception(type(error), error, error.__traceback__, file=sys.stderr)
@@ -106,16 +95,8 @@ def cpu_seconds(function: Callable[[], object]) -> float:
     return spent() - before
 
 
-def wall_seconds(function: Callable[[], object]) -> float:
-    begin = time.perf_counter()
-    function()
-    return time.perf_counter() - begin
-
-
 def in_turns(
-    functions: Mapping[str, Callable[[], object]],
-    repeats: int,
-    measure: Callable[[Callable[[], object]], float] = cpu_seconds,
+    functions: Mapping[str, Callable[[], object]], repeats: int
 ) -> dict[str, list[float]]:
     """Seconds of each function, called in turns, so that other load affects all equally.
 
@@ -124,19 +105,10 @@ def in_turns(
     times: dict[str, list[float]] = {name: [] for name in functions}
     for turn in range(repeats):
         for name in list(functions)[:: -1 if turn % 2 else 1]:
-            times[name].append(measure(functions[name]))
+            begin = time.perf_counter()
+            functions[name]()
+            times[name].append(time.perf_counter() - begin)
     return times
-
-
-def medians(times: Mapping[str, list[float]]) -> dict[str, float]:
-    return {name: statistics.median(spans) for name, spans in times.items()}
-
-
-def ratios(times: list[float], others: list[float]) -> list[float]:
-    """Median, minimum and maximum of the ratios of times taken in the same turns."""
-    # Of the same turn, so that a slow moment of the machine cancels out.
-    quotients = [a / b for a, b in zip(times, others, strict=True)]
-    return [round(pick(quotients), 3) for pick in (statistics.median, min, max)]
 
 
 def output_of(*command: str) -> str:

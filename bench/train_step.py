@@ -71,10 +71,14 @@ class Variant:
     def settings(self) -> dict[str, str]:
         """Of a run of ours, where they are not the default."""
         variables = {"PRECISION": self.precision, "BATCHSIZE": str(self.rows)}
-        variables |= {"FUSED": self.fused} if self.fused != "auto" else {}
-        variables |= {"FP8_TRIALS": self.trials} if self.trials != "none" else {}
-        variables |= {"ATTENTION": self.attention} if self.attention != "auto" else {}
-        return variables | ({} if self.graph else {"CUDA_GRAPH": "0"})
+        for name, value, default in (
+            ("FUSED", self.fused, "auto"),
+            ("FP8_TRIALS", self.trials, "none"),
+            ("ATTENTION", self.attention, "auto"),
+            ("CUDA_GRAPH", str(int(self.graph)), "1"),
+        ):
+            variables |= {} if value == default else {name: value}
+        return variables
 
 
 def groups(on_gpu: bool) -> dict[str, list[Variant]]:
@@ -298,19 +302,15 @@ def figures(
 ) -> dict[str, Any]:
     """Rates of steps on these batches. times: milliseconds per step, of each round."""
     time_ms = statistics.median(times)
-    sequences = sum(batch.num_sequences for batch in batches) / len(batches)
-    tokens = sum(batch.num_tokens for batch in batches) / len(batches)
-    rate = (
-        sum(model_flops(config, batch) for batch in batches)
-        / len(batches)
-        / time_ms
-        / 1e9
-    )
+    seconds = time_ms * len(batches) / 1e3
+    rate = sum(model_flops(config, batch) for batch in batches) / seconds / 1e12
     return {
         "milliseconds": round(time_ms, 3),
         "spread": [round(min(times), 3), round(max(times), 3)],
-        "sequences_per_second": round(sequences / time_ms * 1e3, 1),
-        "tokens_per_second": round(tokens / time_ms * 1e3),
+        "sequences_per_second": round(
+            sum(b.num_sequences for b in batches) / seconds, 1
+        ),
+        "tokens_per_second": round(sum(b.num_tokens for b in batches) / seconds),
         "model_tflops": round(rate, 4),
         "share_of_ceiling": round(rate / ceiling, 4),
     }

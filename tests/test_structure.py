@@ -322,7 +322,8 @@ def test_other_tables_name_what_exists(repository):
     scripts = {
         name
         for row in rows("docs/evidence.md", "what")
-        for name in re.findall(r"`(\w+\.py)", row[1])
+        # A star: in an earlier commit.
+        for name in re.findall(r"`(\w+\.py)[^`]*`(?!\*)", row[1])
     }
     _none(
         [

@@ -62,14 +62,9 @@ def test_curves_of_gpu_paths_overlay(pair, convergence, results):
     "steps",
     [25, pytest.param(500, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])],
 )
-def test_losses_and_accuracy_equal_those_of_an_independent_implementation(
-    steps, convergence
-):
+def test_losses_equal_those_of_an_independent_implementation(steps, convergence):
     """With the same initial weights and batches, without dropout."""
-    found = convergence.agreement(
-        convergence.ours(steps), convergence.hugging_faces(steps)
-    )
+    found = convergence.agreement(steps)
     assert found["largest_relative_gap"] < 1e-5, found
-    assert found["accuracy"] == found["huggingface_accuracy"]
     if steps == 500:
         assert found["ours"][-1] < 1.7, found

@@ -14,7 +14,6 @@ def test_both_take_their_turns(repository):
     command = [
         sys.executable,
         "bench/cpu_step.py",
-        "--tiny",
         "--repeats",
         "2",
         "--rows",
