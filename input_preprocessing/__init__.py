@@ -40,5 +40,9 @@ STAGES = {
         "checkpoints.convert.main",
         "convert TensorFlow and PyTorch checkpoints",
     ),
+    "upgrade": (
+        "records.upgrade.main",
+        "rewrite record files of an older version in place",
+    ),
     "verify": ("verify.verdict.main", "check a prepared data set"),
 }

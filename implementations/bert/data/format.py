@@ -12,7 +12,7 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,10 @@ from .hdf5 import Hdf5File, open_hdf5
 from .records import DTYPES, IDS, Array, DataError, Metadata, Records, dtypes_of
 
 FORMAT = "bert-records"
+# A field that Metadata gains raises it by one. Every version from 1 on is read.
 VERSION = 1
+# What a file means that is older than a field, by the field's name; nothing is new since version 1.
+MEANT_BEFORE: dict[str, Any] = {}
 
 
 def _datasets(records: Records) -> dict[str, Array]:
@@ -221,29 +224,45 @@ def _map(file: Hdf5File, mapped: Array, name: str) -> Array:
     return mapped[dataset.offset : end].view(dataset.dtype)
 
 
-def _read_metadata(path: Path, attributes: dict[str, int | str]) -> Metadata:
-    try:
-        if (version := int(attributes.get("version", 0))) != VERSION:
-            problem = f"has format version {version}, this program reads {VERSION}"
-            raise DataError(f"{path} {problem}; prepare it again")
-        # The attributes of a damaged file may be anything: each is converted, and the errors are
-        # caught below together.
-        sources = json.loads(str(attributes["source"]))
-        return Metadata(
-            max_seq_length=int(attributes["max_seq_length"]),
-            vocab_md5=str(attributes["vocab_md5"]),
-            random_seed=int(attributes["random_seed"]),
-            dupe_factor=int(attributes["dupe_factor"]),
-            source=tuple((str(name), str(md5)) for name, md5 in sources),
-            content_digest=str(attributes["content_digest"]),
-            multiset_digest=str(attributes["multiset_digest"]),
+def version_of(path: Path, attributes: dict[str, int | str]) -> int:
+    """Raises DataError for a version that this program cannot know."""
+    stated = str(attributes.get("version", ""))
+    if not stated.isdecimal() or int(stated) < 1:
+        raise DataError(f"{path} has no format version ({stated!r}); prepare it again")
+    if int(stated) > VERSION:
+        raise DataError(
+            f"{path} has format version {stated}, and this program reads up to {VERSION}: "
+            "use the release of this repository that wrote it, or a newer one"
         )
-    except DataError:
-        raise
+    return int(stated)
+
+
+def _pairs(text: str) -> tuple[tuple[str, str], ...]:
+    return tuple((str(name), str(md5)) for name, md5 in json.loads(text))
+
+
+# The attributes of a damaged file may be anything: each is converted.
+_CONVERTED: dict[str, Callable[[Any], Any]] = {"int": int, "str": str}
+
+
+def _read_metadata(path: Path, attributes: dict[str, int | str]) -> Metadata:
+    version = version_of(path, attributes)
+    values = {}
+    try:
+        for field in dataclasses.fields(Metadata):
+            if version < VERSION and field.name not in attributes:
+                values[field.name] = MEANT_BEFORE[field.name]
+            elif field.name == "source":
+                values["source"] = _pairs(str(attributes["source"]))
+            else:
+                # Types are texts (from __future__ import annotations, in records.py).
+                value = attributes[field.name]
+                values[field.name] = _CONVERTED[str(field.type)](value)
     except (KeyError, ValueError, TypeError) as error:
         raise DataError(
             f"{path} has a damaged or missing attribute ({error}); prepare it again"
         ) from error
+    return Metadata(**values)
 
 
 def open_records(path: str | os.PathLike[str]) -> tuple[Records, Metadata]:

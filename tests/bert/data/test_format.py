@@ -4,6 +4,7 @@ sequences.
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import os
 from pathlib import Path
@@ -13,6 +14,7 @@ import h5py
 import numpy as np
 import pytest
 
+from bert.data import format as record_format
 from bert.data.digests import add_multiset_digests
 from bert.data.format import (
     content_digest,
@@ -21,8 +23,9 @@ from bert.data.format import (
     verify_records,
     write_records,
 )
-from bert.data.records import DataError, concatenate
-from bert.data.shards import entry_of
+from bert.data.records import DataError, Metadata, concatenate
+from bert.data.shards import entry_of, is_index_of, write_index
+from input_preprocessing.records.upgrade import main
 
 from .samples import METADATA, assert_equal, make_records, ragged, write_nvidia
 
@@ -231,6 +234,70 @@ def test_a_damaged_or_foreign_file_is_refused_on_opening_in_one_line(
     with pytest.raises(DataError, match=r"a\.hdf5") as caught:
         open_records(path)
     assert "\n" not in str(caught.value)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Metadata2(Metadata):
+    """Of a made-up version 2."""
+
+    language: str = "de"
+
+
+@pytest.fixture
+def version_2(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record_format, "VERSION", 2)
+    monkeypatch.setattr(record_format, "Metadata", _Metadata2)
+    monkeypatch.setattr(record_format, "MEANT_BEFORE", {"language": "any"})
+
+
+def test_what_a_field_means_in_older_files_is_written_down() -> None:
+    of_version_1 = {"max_seq_length", "vocab_md5", "random_seed", "dupe_factor"}
+    of_version_1 |= {"source", "content_digest", "multiset_digest"}
+    fields = {field.name for field in dataclasses.fields(Metadata)}
+    assert fields - of_version_1 == set(record_format.MEANT_BEFORE)
+
+
+def version_in(path: Path) -> int:
+    with h5py.File(path) as file:
+        return int(file.attrs["version"])
+
+
+def test_a_program_of_version_2_reads_both_and_upgrades_in_place(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    old, new, others = (tmp_path / name for name in ("old.hdf5", "b.hdf5", "c.hdf5"))
+    written = write_records(old, make_records(9), METADATA)
+    write_nvidia(others, make_records(4), "fixed")
+    request.getfixturevalue("version_2")
+    write_records(new, make_records(5), _Metadata2(**dataclasses.asdict(METADATA)))
+    assert verify_records(new)[1].language == "de"
+    records, metadata = verify_records(old)
+    assert (metadata.language, metadata.content_digest) == (
+        "any",
+        written.content_digest,
+    )
+    kept = {path: path.read_bytes() for path in (new, others)}
+    write_index(tmp_path, [old, new])
+    main(argparse.Namespace(folder=tmp_path, jobs=1))
+    assert version_in(old) == 2
+    assert verify_records(old)[1] == metadata
+    assert_equal(verify_records(old)[0], records)
+    assert {path: path.read_bytes() for path in kept} == kept
+    assert is_index_of(tmp_path, [old, new])
+    main(argparse.Namespace(folder=tmp_path, jobs=1))  # nothing left to do
+
+
+def test_a_damaged_old_file_is_not_upgraded(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    write_records(tmp_path / "a.hdf5", make_records(9), METADATA)
+    with h5py.File(tmp_path / "a.hdf5", "r+") as file:
+        file["input_ids"][0] += 1
+    before = (tmp_path / "a.hdf5").read_bytes()
+    request.getfixturevalue("version_2")
+    with pytest.raises(DataError, match="was changed after it was written"):
+        main(argparse.Namespace(folder=tmp_path, jobs=1))
+    assert (tmp_path / "a.hdf5").read_bytes() == before
 
 
 def test_a_failed_write_leaves_nothing(
