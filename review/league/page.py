@@ -7,7 +7,7 @@ from pathlib import Path
 from review.league.entries import Entry
 from review.league.ranking import BY, CELLS, EXPLAINED, League, apart_text, size
 from review.logs.output import ReviewError, counted, write_whole
-from review.report.chart import Axis, Chart, Point, Series, svg
+from review.report.chart import Axis, Chart, Point, Series
 from review.report.page import render
 from review.results.score import UNVERIFIED
 
@@ -120,48 +120,31 @@ def _best_by_size(
 def build_page(league: League) -> str:
     """The page, own results on top. Raises ReviewError if jinja2 is missing."""
     drawn = scaling(league)
-    # One's own rows first, whatever their rank: that is what the reader looks for.
-    own_entries = [entry for entry in league.ranked if league.is_own(entry)]
-    entries = [
-        *own_entries,
-        *(entry for entry in league.ranked if not league.is_own(entry)),
-    ]
     rounds = sorted({entry.round for entry in league.others})
     first = [column for name in _FIRST for column in CELLS if column.heading == name]
-    order = [*first, *(column for column in CELLS if column not in first)]
-    about = [f"{len(own_entries)} of your own"] if own_entries else []
+    own = [entry for entry in league.ranked if league.is_own(entry)]
+    about = [f"{len(own)} of your own"] if own else []
     if rounds:
-        published = (
-            f"{len(league.others)} published in rounds {rounds[0]} to {rounds[-1]}"
-        )
-        about.append(f"{published}, resubmissions in one row")
-    rows = [
-        {
-            "own": league.is_own(entry),
-            "cells": [CELLS[column](league, entry) for column in order],
-            "keys": [
-                _SORTED_BY.get(column.heading, lambda _: None)(entry)
-                for column in order
-            ],
-        }
-        for entry in entries
-    ]
+        span = f"{rounds[0]} to {rounds[-1]}, resubmissions in one row"
+        about.append(f"{len(league.others)} published in rounds {span}")
     return render(
         "league.html",
         script="league.js",
         title=f"{len(league.ranked)} results",
         subtitle=", ".join(about),
-        standing=[f"{entry.system}: {league.standing(entry)}" for entry in own_entries]
-        if league.others
-        else [],
+        standing=[f"{one.system}: {league.standing(one)}" for one in own if rounds],
         apart=[f"{entry.system}: {apart_text(entry)}" for entry in league.apart],
         more_is_better=_MORE_IS_BETTER,
         unverified=UNVERIFIED,
         chart=drawn,
         most_lines=len(drawn.series) if drawn else 0,
         by=BY[league.by][0],
-        columns=order,
-        rows=rows,
+        columns=[*first, *(column for column in CELLS if column not in first)],
+        league=league,
+        # One's own rows first, whatever their rank: that is what the reader looks for.
+        entries=sorted(league.ranked, key=lambda entry: not league.is_own(entry)),
+        cells=CELLS,
+        sorted_by=_SORTED_BY,
         explained=EXPLAINED,
         rounds=rounds,
     )
@@ -171,11 +154,8 @@ def write_picture(league: League, output: Path) -> None:
     """Writes the scaling chart. Raises ReviewError if no system has results in several sizes."""
     drawn = scaling(league)
     if drawn is None:
-        raise ReviewError(
-            f"{output}: no chart, since no system has results in several sizes"
-        )
+        why = "no chart, since no system has results in several sizes"
+        raise ReviewError(f"{output}: {why}")
     whose = f", {len(league.own)} of them unverified" if league.own else ""
-    write_whole(
-        output,
-        svg(drawn, f"{len(league.ranked)} results of MLPerf Training BERT{whose}"),
-    )
+    subject = f"{len(league.ranked)} results of MLPerf Training BERT{whose}"
+    write_whole(output, render("picture.html", chart=drawn, subject=subject))

@@ -1,21 +1,14 @@
-"""Line charts as SVG without scripts.
-
-On a page, colours are CSS variables, to follow light and dark mode. A stand-alone picture contains
-its title and light colours.
+"""Line charts: where their axes, curves and names lie; chart.html draws them as SVG, in the colours
+of the page.
 """
 
-import functools
 import math
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from html import escape
-from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 COLOURS = 10  # --run-0 to --run-9 in colours.css
 WIDTH, HEIGHT = 960, 400  # of a drawing, CSS pixels
-_TEMPLATES = Path(__file__).parent / "templates"
 _CHARACTER = 7.2  # px, width of a character of 12 px text in the widest font
 _LINE = 13  # px, height of a label
 
@@ -122,59 +115,11 @@ class Chart:
     target: float | None = None
 
 
-def draw(chart: Chart) -> str:
-    """The chart as an element of a page."""
-    body = "\n".join(_body(chart))
-    return _tag(
-        "svg", body, role="img", viewBox=f"0 0 {WIDTH} {HEIGHT}", aria_label=chart.alt
-    )
-
-
-def svg(chart: Chart, subject: str) -> str:
-    """The chart with its title as a stand-alone file, in light colours and the viewer's font."""
-    margin, head = 20, 48
-    wide, tall = WIDTH + 2 * margin, HEIGHT + head + margin
-    paper = _tag("rect", x=-margin, y=-head, width=wide, height=tall, fill="#ffffff")
-    title = _text(0, 20 - head, f"{chart.title}  ·  {subject[:60]}", style="title")
-    content = "\n".join(
-        [f"<style>{style_sheet()}</style>{paper}", title, *_body(chart)]
-    )
-    box = f"{-margin} {-head} {wide} {tall}"
-    return _tag("svg", content, xmlns="http://www.w3.org/2000/svg", viewBox=box) + "\n"
-
-
-def _tag(name: str, content: str | None = None, **attributes: object) -> str:
-    """An element. ``content`` is markup; floats get one decimal, empty attributes are omitted."""
-    parts = [name]
-    for key, value in attributes.items():
-        if value != "":
-            shown = f"{value:.1f}" if isinstance(value, float) else escape(str(value))
-            # class_ is Python's spelling of class, text_anchor that of text-anchor.
-            parts.append(f'{key.rstrip("_").replace("_", "-")}="{shown}"')
-    return (
-        f"<{' '.join(parts)}/>"
-        if content is None
-        else f"<{' '.join(parts)}>{content}</{name}>"
-    )
-
-
-def _text(x: float, y: float, content: str, anchor: str = "", style: str = "") -> str:
-    return _tag("text", escape(content), x=x, y=y, text_anchor=anchor, class_=style)
-
-
-def _line(x1: float, y1: float, x2: float, y2: float, style: str) -> str:
-    return _tag("line", x1=x1, y1=y1, x2=x2, y2=y2, class_=style)
-
-
-def _width(content: str) -> float:
-    return _CHARACTER * len(content)
-
-
-def _body(chart: Chart) -> list[str]:
-    ticks = {value: chart.y.text(value) for value in chart.y.ticks(5)}
-    left = max(map(_width, ["0", *ticks.values()])) + 8
-    right = WIDTH - 8.0
-    top, bottom = 26.0, HEIGHT - 44.0
+def layout(chart: Chart) -> dict[str, Any]:
+    """What chart.html draws, in pixels; y grows downwards."""
+    rows = [(value, chart.y.text(value)) for value in chart.y.ticks(5)]
+    left = max(_width(label) for label in ["0", *(label for _, label in rows)]) + 8
+    right, top, bottom = WIDTH - 8.0, 26.0, HEIGHT - 44.0
 
     def x(value: float) -> float:
         return left + chart.x.share(value) * (right - left)
@@ -182,43 +127,38 @@ def _body(chart: Chart) -> list[str]:
     def y(value: float) -> float:
         return bottom - chart.y.share(value) * (bottom - top)
 
-    body = [_text(0, 12, chart.y.label, style="label")]
-    for value, label in ticks.items():
-        body.append(_line(left, y(value), right, y(value), "grid"))
-        body.append(_text(left - 7, y(value) + 4, label, "end", "tick"))
-    body.append(_line(left, bottom, right, bottom, "axis"))
+    columns = []
     for value in chart.x.ticks(8):
-        at, label = x(value), chart.x.text(value)
-        body.append(_line(at, bottom, at, bottom + 4, "axis"))
+        label = chart.x.text(value)
         # Moved in from the edges, where it would be cut off.
-        middle = min(max(at, _width(label) / 2), WIDTH - _width(label) / 2)
-        body.append(_text(middle, bottom + 18, label, "middle", "tick"))
-    body.append(_text(right, bottom + 36, chart.x.label, "end", "label"))
-    if chart.target is not None:
-        at = y(chart.target)
-        body.append(_line(left, at, right, at, "target"))
-        body.append(
-            _text(left + 6, at - 6, f"target {chart.target:.3f}", style="note target")
-        )
-    ends = []
-    for line in chart.series:
-        points = [(x(point.x), y(point.y)) for point in line.points]
-        path = " ".join(f"{a:.1f},{b:.1f}" for a, b in points)
-        parts = [_tag("polyline", points=path)]
-        for (a, b), point in zip(points, line.points, strict=True):
-            tip = _tag("title", escape(point.tip))
-            parts.append(_tag("circle", tip, cx=a, cy=b, r=2.2))
-        style = f"series {line.style}"
-        body.append(_tag("g", "".join(parts), class_=style, data_run=line.run))
-        ends += [(*points[-1], line)] if line.label else []
-    # What comes later lies on top: no curve may cross a label.
-    return [*body, *_end_labels(ends)]
+        half = _width(label) / 2
+        columns.append((x(value), min(max(x(value), half), WIDTH - half), label))
+    curves = [
+        (line, [(x(point.x), y(point.y), point.tip) for point in line.points])
+        for line in chart.series
+    ]
+    ends = ((*points[-1][:2], line) for line, points in curves if line.label)
+    return {
+        "size": (WIDTH, HEIGHT),
+        "frame": (left, right, bottom),
+        "rows": [(y(value), label) for value, label in rows],
+        "columns": columns,
+        "target": None if chart.target is None else y(chart.target),
+        "curves": curves,
+        "names": [*_names(ends)],
+    }
 
 
-def _end_labels(ends: Iterable[tuple[float, float, Series]]) -> Iterator[str]:
+def _width(content: str) -> float:
+    return _CHARACTER * len(content)
+
+
+def _names(
+    ends: Iterable[tuple[float, float, Series]],
+) -> Iterator[tuple[float, float, Series]]:
     """Names of curves above their ends (x, y), moved up so that none overlaps another."""
     placed: list[tuple[float, float, float]] = []  # middle, half width, y of the text
-    # From the bottom up, as labels give way upwards; y grows downwards in SVG.
+    # From the bottom up, as names give way upwards.
     for x, y, line in sorted(ends, key=lambda end: -end[1]):
         half = 0.58 * _width(line.label)  # bold
         x, y = min(x + half, WIDTH - half), y - 8
@@ -226,20 +166,4 @@ def _end_labels(ends: Iterable[tuple[float, float, Series]]) -> Iterator[str]:
         while covered := [at for at in near if abs(at - y) < _LINE]:
             y = min(covered) - _LINE
         placed.append((x, half, y))
-        label = _text(x, y, line.label, "middle", "note end")
-        yield _tag("g", label, class_=f"series {line.style}", data_run=line.run)
-
-
-@functools.cache
-def style_sheet() -> str:
-    """chart.css with the page's light colours instead of variables, which SVG renderers do not
-    support.
-    """
-    colours = (_TEMPLATES / "colours.css").read_text(encoding="utf-8")
-    # The light colours stand before the media query with the dark ones.
-    light = dict(re.findall(r"--([\w-]+): (#\w+);", colours.partition("@media")[0]))
-    runs = " ".join(re.findall(r"\.run-\d+ \{[^}]*\}", colours))
-    css = f"{runs}\n{(_TEMPLATES / 'chart.css').read_text(encoding='utf-8')}"
-    # currentColor is inherited like the variable.
-    css = css.replace("--c:", "color:").replace("var(--c)", "currentColor")
-    return re.sub(r"var\(--([\w-]+)\)", lambda match: light[match[1]], css)
+        yield x, y, line

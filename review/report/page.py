@@ -6,11 +6,10 @@ import base64
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from review.logs.mllog import text
 from review.logs.output import ERROR, ReviewError, write_whole
-from review.report.chart import COLOURS, draw
+from review.report.chart import COLOURS, layout
 from review.report.plots import charts
 from review.results.table import cells, columns
 from review.verdict.checking import Verdict
@@ -38,17 +37,12 @@ def render(template: str, script: str = "", **values: object) -> str:
         "groups": groups,
         "subject": subject,
         "places": places,
+        "layout": layout,
     }
-    markup.globals["draw"] = lambda chart: Markup(draw(chart))  # already escaped
     markup.filters |= {"text": text, "shortened": shortened}
     if script:
         # The page's security policy allows this script alone, by its hash: logs may hold markup.
-        code = (
-            Path(__file__)
-            .with_name("templates")
-            .joinpath(script)
-            .read_text(encoding="utf-8")
-        )
+        code = (Path(__file__).parent / "templates" / script).read_text("utf-8")
         digest = base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()
         values |= {"script": Markup(code), "script_hash": Markup(f"sha256-{digest}")}
     return markup.get_template(template).render(**values)
@@ -56,44 +50,31 @@ def render(template: str, script: str = "", **values: object) -> str:
 
 def build_page(verdicts: Sequence[Verdict]) -> str:
     """The page of results, and of their submissions. Raises ReviewError if jinja2 is missing."""
-    judged = [verdict for verdict in verdicts if verdict.result]
-    pages = [_result(verdict, f"r{index}") for index, verdict in enumerate(judged)]
-    runs = [len(verdict.result.runs) for verdict in judged if verdict.result]
+    results = [verdict.result for verdict in verdicts if verdict.result]
+    names = [text(result.name) for result in results]
     return render(
         "report.html",
-        title=text(judged[0].title) if len(pages) == 1 else f"{len(pages)} results",
-        pages=pages,
+        title=names[0] if len(names) == 1 else f"{len(names)} results",
+        judged=[verdict for verdict in verdicts if verdict.result],
         submissions=[verdict for verdict in verdicts if not verdict.result],
-        most_lines=max(runs, default=0),
+        most_lines=max((len(result.runs) for result in results), default=0),
         colours=COLOURS,
+        headline_of=_headline,
+        summary=summary,
+        columns_of=columns,
+        charts_of=charts,
     )
-
-
-def _result(verdict: Verdict, identifier: str) -> dict[str, Any]:
-    result = verdict.result
-    assert result is not None
-    state, headline = _headline(verdict)
-    return {
-        "id": identifier,
-        "result": result,
-        "verdict": verdict,
-        "state": state,
-        "headline": headline,
-        "summary": summary(verdict),
-        "columns": columns(result),
-        "charts": charts(result),
-    }
 
 
 def _headline(verdict: Verdict) -> tuple[str, str]:
     """State and headline: does the result count?"""
     result = verdict.result
-    if result and verdict.official and result.score is not None:
+    assert result is not None
+    if verdict.official and result.score is not None:
         return "good", f"{result.score:.4f} minutes by the official rules, unverified"
     errors = {f.id for f in verdict.findings if f.severity == ERROR}
     # Too few runs is no fault: the others may be on their way.
-    failed = result is not None and result.scored.failed > 1
-    if errors - {"ten_runs"} or failed:
+    if errors - {"ten_runs"} or result.scored.failed > 1:
         return "bad", "Does not count"
     return "warn", "Not official yet"
 
@@ -101,7 +82,6 @@ def _headline(verdict: Verdict) -> tuple[str, str]:
 def write_report(verdicts: Sequence[Verdict], output: Path) -> None:
     """Writes the page. Raises ReviewError."""
     if output.is_dir():
-        raise ReviewError(
-            f"{output} is a folder: give the name of the page, such as report.html"
-        )
+        how = "give the name of the page, such as report.html"
+        raise ReviewError(f"{output} is a folder: {how}")
     write_whole(output, build_page(verdicts))

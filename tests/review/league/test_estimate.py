@@ -171,20 +171,12 @@ def test_placeholders_are_no_recipe_on_however_many_accelerators(repository):
     assert f"variables::default MAX_STEPS {steps}\n" in defaults
 
 
-@pytest.mark.parametrize(
-    ("rate", "batch", "accelerators", "said"),
-    [
-        (1e4, 1, 8, "batch size 1 is outside the published"),
-        (1e4, 1_000_000, 8, "batch size 1e+06 is outside the published"),
-        (
-            1e6,
-            768,
-            8,
-            "125,000 sequences/s of each accelerator is beyond the fastest published",
-        ),
-        (1e5, 3072, 64, "above 16 accelerators such estimates were up to 15% too fast"),
-    ],
-)
+@pytest.mark.parametrize(("rate", "batch", "accelerators", "said"), [
+    (1e4, 1, 8, "batch size 1 is outside the published"),
+    (1e4, 1_000_000, 8, "batch size 1e+06 is outside the published"),
+    (1e6, 768, 8, "125,000 sequences/s of each accelerator is beyond the fastest published"),
+    (1e5, 3072, 64, "above 16 accelerators such estimates were up to 15% too fast"),
+])  # fmt: skip
 def test_beyond_what_was_published_an_estimate_doubts_itself_and_widens(
     monkeypatch, rate, batch, accelerators, said
 ):
