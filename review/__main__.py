@@ -143,17 +143,8 @@ def _watch(arguments: argparse.Namespace) -> int:
         raise ReviewError(f"--interval must be above 0 s, got {interval}")
     # One target is followed by its newest log, several as they are.
     targets: list[Path] = arguments.target
-    if not arguments.all and len(targets) == 1:
-        first = targets[0]
-        targets = [
-            watch.find_log(first) if once else watch.wait_for_log(first, interval)
-        ]
-    runs = watch.Runs(targets, arguments.ruleset)
-    # Without --once the first log may still come.
-    if once and not runs.poll(0):
-        raise ReviewError(
-            f"{targets[0]}: {watch.NO_LOG}; give the logs of runs, or their folder"
-        )
+    newest = not arguments.all and len(targets) == 1
+    runs = watch.Runs(targets, arguments.ruleset, newest)
     return watch.watch(runs, interval, as_json=as_json, once=once)
 
 

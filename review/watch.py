@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 from review.logs import output, tree
 from review.logs.mllog import parse, text
 from review.logs.output import Column, ReviewError
-from review.results.folder import run_folder
-from review.results.run import Run
+from review.results.run import Run, run_of
 from review.results.run_state import RunState
+from review.results.score import run_folder
 from review.rulebook.compliance import DEFAULT_RULESET
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 # Folders of live trials; the launcher moves the log up one level when the trial ends.
 _RUNNING = re.compile(r"running_\d+(_\d+)?")
-NO_LOG = "no result_*.txt here or below"
 _IDLE_SECONDS = 60.0  # to wait for another trial after the last run ended
 
 States = dict[Path, RunState]  # by the path at first sight: logs move
@@ -54,39 +53,14 @@ def find_logs(target: Path) -> list[Path]:
     ]
 
 
-def _newest(target: Path) -> Path | None:
-    # Tuples compare in this order: live trials first, then the newest.
-    logs = []
-    for path in find_logs(target):
+def _newest(logs: Sequence[Path]) -> list[Path]:
+    """The log to follow: of a live trial first, then the newest."""
+    known = []
+    for path in logs:
         running = bool(_RUNNING.fullmatch(path.parent.name))
         with contextlib.suppress(OSError):  # removed meanwhile
-            logs.append((running, path.stat().st_mtime, str(path)))
-    return Path(max(logs)[2]) if logs else None
-
-
-def find_log(target: Path) -> Path:
-    """What to follow: the newest of ``find_logs``, running trials first. Raises ReviewError."""
-    check(target)
-    if log := _newest(target):
-        return log
-    raise ReviewError(f"{target}: {NO_LOG}; give the log of a run, or its folder")
-
-
-def wait_for_log(
-    target: Path, interval: float, sleep: Callable[[float], None] = time.sleep
-) -> Path:
-    """Waits until there is a log to follow: a run may write its first line after minutes. Raises
-    ReviewError.
-    """
-    check(target)
-    log = _newest(target)
-    if log is None:
-        waits = f"review: waiting for the first result_*.txt below {target}"
-        print(waits, file=sys.stderr, flush=True)
-    while log is None:
-        sleep(interval)
-        log = _newest(target)
-    return log
+            known.append((running, path.stat().st_mtime, path))
+    return [max(known)[2]] if known else []
 
 
 class LogTail:
@@ -110,7 +84,7 @@ class LogTail:
                 # The last line may be half written.
                 whole = data[: data.rfind(b"\n") + 1]
                 self._run, self._read = (
-                    Run(parse(self.path, whole), self.ruleset),
+                    run_of(parse(self.path, whole), self.ruleset),
                     stamp,
                 )
         except FileNotFoundError:
@@ -135,13 +109,20 @@ class LogTail:
 
 
 class Runs:
-    """Runs at or below some paths, including those that appear later; for a single one, just that."""
+    """Runs at or below some paths, including those that appear later. ``newest``: just the newest log
+    there.
+    """
 
-    def __init__(self, targets: Sequence[Path], ruleset: str = DEFAULT_RULESET) -> None:
-        self.targets, self.ruleset = targets, ruleset
+    def __init__(
+        self,
+        targets: Sequence[Path],
+        ruleset: str = DEFAULT_RULESET,
+        newest: bool = False,
+    ) -> None:
+        self.targets, self.ruleset, self.newest = targets, ruleset, newest
         for path in targets:
             check(path)
-        self.alone = len(targets) == 1 and find_logs(targets[0]) == list(targets)
+        self.alone = newest or (len(targets) == 1 and targets[0].is_file())
         self._tails: dict[Path, LogTail] = {}
         self._now, self._idle_since = 0.0, math.inf
 
@@ -151,12 +132,8 @@ class Runs:
         states = self._look(self._tails, now)
         # A log that has moved is not another one.
         known = {state.path for state in states.values()}
-        new = {
-            path: LogTail(path, self.ruleset)
-            for target in self.targets
-            for path in find_logs(target)
-            if path not in known
-        }
+        logs = [] if self.alone and states else self._logs()
+        new = {path: LogTail(path, self.ruleset) for path in logs if path not in known}
         states |= self._look(new, now)
         everyone = self._tails | new
         self._tails = {path: everyone[path] for path in states}
@@ -169,6 +146,10 @@ class Runs:
             for path, state in states.items()
         }
         return {path: states[path] for path in sorted(states, key=order.__getitem__)}
+
+    def _logs(self) -> list[Path]:
+        logs = [path for target in self.targets for path in find_logs(target)]
+        return _newest(logs) if self.newest else logs
 
     def _look(self, tails: Mapping[Path, LogTail], now: float) -> States:
         removed = [] if self.alone else [ReviewError]
@@ -202,15 +183,22 @@ def watch(runs: Runs, interval: float, *, as_json: bool, once: bool) -> int:
     """Shows the runs until they have ended. Returns the first exit status that is not 0."""
     looks = follow(runs, interval)
     states = next(looks)
+    live = not once and not as_json and sys.stdout.isatty()
+    if once and not states:
+        how = "give the log of a run, or its folder"
+        raise ReviewError(f"{runs.targets[0]}: no result_*.txt here or below; {how}")
+    if not states and not live:
+        waits = f"review: waiting for the first result_*.txt below {runs.targets[0]}"
+        print(waits, file=sys.stderr, flush=True)
     # A pipe gets a line per change; cursor movements would spoil a log file.
-    if not once and not as_json and sys.stdout.isatty():
+    if live:
         from rich.live import Live
 
         out = output.console()
         # Drawn when a state arrives, not ten times a second: nothing changes in between.
-        with Live(render(states, out), console=out, auto_refresh=False) as live:
+        with Live(render(states, out), console=out, auto_refresh=False) as drawn:
             for states in looks:
-                live.update(render(states, out), refresh=True)
+                drawn.update(render(states, out), refresh=True)
     else:
         shown: dict[Path, object] = {}
         while True:

@@ -19,7 +19,7 @@ import numpy as np
 from review.logs.mllog import number, read_log
 from review.logs.output import ReviewError, pick
 from review.logs.tree import read_object
-from review.results.run import Evaluation, Run
+from review.results.run import Evaluation, Run, run_of
 from review.rulebook import rules
 
 _LEAST_RUNS = 10
@@ -266,7 +266,7 @@ def rehearsal(target: Path) -> Rehearsal:
     if not logs:
         raise ReviewError(f"{target}: no result_*.txt: did the rehearsal finish?")
     # The newest: a folder may hold the rehearsals of several days.
-    run = Run(read_log(max(logs, key=lambda path: path.stat().st_mtime)))
+    run = run_of(read_log(max(logs, key=lambda path: path.stat().st_mtime)))
     band = range_of(run)
     if band is None:
         known = ", ".join(

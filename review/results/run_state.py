@@ -11,9 +11,9 @@ from common.durations import duration
 from review.logs import tree
 from review.logs.mllog import number, text
 from review.logs.output import number_text, pick
-from review.results.folder import RunFolder
 from review.results.published_curves import Deviation, first_deviation
 from review.results.run import TARGET_ACCURACY, Run
+from review.results.score import RunFolder
 
 _STALLED_SECONDS = 60.0
 _LAST = 3  # evaluations that are shown

@@ -1,4 +1,4 @@
-"""Result of a folder of runs: olympic score, RCP test and energy."""
+"""Result of a folder of runs: what its files say of all of them, olympic score, RCP test and energy."""
 
 import math
 import stat
@@ -6,16 +6,16 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from review.logs import tree
-from review.logs.mllog import read_log, text
-from review.logs.output import ReviewError
+from review.logs.mllog import number, read_log, text
+from review.logs.output import ReviewError, counted
 from review.results.benchmark import departures, starting_point
 from review.results.energy import Energy, run_energy
-from review.results.folder import RunFolder, run_folder
-from review.results.run import Run
+from review.results.run import TARGET_ACCURACY, Run, run_of
 from review.rulebook import rcp
-from review.rulebook.compliance import DEFAULT_RULESET, rulesets
+from review.rulebook.compliance import BENCHMARK, DEFAULT_RULESET, rulesets
 
 REQUIRED_RUNS = 10
 # Required by MLCommons' messaging guidelines for results that they have not reviewed.
@@ -24,6 +24,134 @@ UNVERIFIED = (
     'the score, and "Result not verified by MLCommons Association"'
 )
 _NOT_CONVERGED = 1e9  # samples of a run that did not converge, in the official RCP test
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFolder:
+    """The runs of one folder. None or empty: not known.
+
+    ``crashes``: trials without a result; ``errors``: of logs whose run ended in one;
+    ``unreadable``: files. ``division``: of the system description, as for the official checkers,
+    else of the first log. ``target``: 0.720, or of open runs that of config.json. ``pretrains``: the
+    runs had no target, by config.json: they are for weights, not for a score. ``batch_size``: None if
+    the logs differ. ``processes``: of runs without accelerators. ``train_samples``: use these in the
+    RCP test instead of the last epoch_num, as the rules allow for BERT.
+    """
+
+    folder: Path
+    runs: tuple[Run, ...] = ()
+    crashes: dict[int, str] = field(default_factory=dict)
+    errors: dict[Path, str] = field(default_factory=dict)
+    unreadable: dict[Path, str] = field(default_factory=dict)
+    ruleset: str = DEFAULT_RULESET
+    train_samples: bool = False
+    name: str = ""
+    division: str | None = None
+    organization: str | None = None
+    platform: str | None = None
+    other_benchmark: str = ""
+    target: float = TARGET_ACCURACY
+    pretrains: bool = False
+    batch_size: float | None = None
+    accelerator: str = ""
+    accelerators: int | None = None
+    processes: int | None = None
+    rcp_point: rcp.Rcp | None = None
+
+    @property
+    def subtitle(self) -> str:
+        """Submitter, platform, division, batch size and accelerators, as far as known."""
+        size = "" if self.batch_size is None else f"batch {self.batch_size:g}"
+        ranks = counted(self.processes, "process") if self.processes else ""
+        if self.accelerators:
+            ranks = counted(self.accelerators, "accelerator")
+        known = (self.organization, self.platform, self.division, size, ranks)
+        return ", ".join(filter(None, known))
+
+    @property
+    def rcp_tested(self) -> bool:
+        return self.division == "closed" and rcp.has_points(self.ruleset)
+
+
+def run_folder(
+    folder: Path,
+    runs: Sequence[Run],
+    ruleset: str = DEFAULT_RULESET,
+    train_samples: bool = False,
+    **found: Any,
+) -> RunFolder:
+    """What logs and files say together. ``found``: crashes, errors and unreadable."""
+
+    def first(key: str) -> str | None:
+        values = (run.log.value(key) for run in runs)
+        return next((text(value) for value in values if value not in (None, "")), None)
+
+    described = tree.description(folder).get("division")
+    closed_or_open = described in ("closed", "open")
+    division = described if closed_or_open else first("submission_division")
+    sizes = {run.batch_size for run in runs}
+    batch_size = next(iter(sizes)) if len(sizes) == 1 else None
+    # Some trainers log init_start on every rank, so that the most in a log is the number of ranks.
+    starts = max((len(run.log.all("init_start")) for run in runs), default=0)
+    ranks, on_gpus = tree.count_ranks(folder)
+    settings = tree.read_json(folder / "config.json", "evaluate")
+    resolved = folder.resolve()
+    made = RunFolder(
+        folder=folder,
+        runs=tuple(runs),
+        ruleset=ruleset,
+        train_samples=train_samples,
+        name=resolved.parent.name if tree.system_file(folder) else resolved.name,
+        division=division,
+        organization=first("submission_org"),
+        platform=first("submission_platform"),
+        other_benchmark=_other_benchmark(runs),
+        target=_target(settings, division),
+        pretrains=_pretrains(settings),
+        batch_size=batch_size,
+        accelerator=_accelerator(folder),
+        accelerators=tree.count_accelerators(folder, starts),
+        processes=None if on_gpus else ranks,
+        **found,
+    )
+    if batch_size is None or not made.rcp_tested:
+        return made
+    return replace(made, rcp_point=rcp.find(batch_size, ruleset)[0])
+
+
+def _other_benchmark(runs: Sequence[Run]) -> str:
+    """The logged benchmarks if none is BERT; empty for BERT, or if none is logged."""
+    logged = [run.log.value("submission_benchmark") for run in runs]
+    named = {text(value) for value in logged if value}
+    # One log of BERT is enough: in a mixed folder the others are what is wrong, and are reported.
+    return "" if BENCHMARK in named else ", ".join(sorted(named))
+
+
+def _accelerator(folder: Path) -> str:
+    """Name of the accelerator, or of the processor of a system without one."""
+    described = tree.description(folder)
+    name = text(described.get("accelerator_model_name") or "").strip()
+    if name and name.casefold() not in ("n/a", "none", "-"):
+        return name
+    gpus = tree.read_json(folder / "environment.json").get("gpus")
+    if isinstance(gpus, list) and gpus:
+        first = gpus[0]
+        return text(first.get("name", "") if isinstance(first, dict) else first)
+    return text(described.get("host_processor_model_name") or "").strip()
+
+
+def _target(settings: dict[str, Any], division: str | None) -> float:
+    # A closed run has the target of the rules, whatever its config.json says.
+    target = number(settings.get("target")) if division == "open" else None
+    return TARGET_ACCURACY if target is None or not 0 < target < 1 else target
+
+
+def _pretrains(settings: dict[str, Any]) -> bool:
+    # Logs of others come without config.json; they are taken for what they say, runs to a target.
+    if "target" not in settings:
+        return False
+    # A target without any evaluation can never be reached: that, too, is a run for weights.
+    return not (settings["target"] and settings.get("every_samples", True))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,7 +327,7 @@ def _other_ruleset(folder: RunFolder) -> str | None:
     if run is None or any(run.compliant for run in folder.runs):
         return None
     others = (name for name in reversed(rulesets()) if name != folder.ruleset)
-    return next((name for name in others if Run(run.log, name).compliant), None)
+    return next((name for name in others if run_of(run.log, name).compliant), None)
 
 
 def load_results(
@@ -214,7 +342,7 @@ def load_results(
             try:
                 # Opening a pipe would wait for its writer.
                 if stat.S_ISREG(path.stat().st_mode):
-                    runs.append(Run(read_log(path), ruleset))
+                    runs.append(run_of(read_log(path), ruleset))
                 else:
                     unreadable[path] = "is not a regular file"
             except OSError as error:

@@ -1,27 +1,24 @@
 """Reference convergence points (RCP): the fewest samples in which runs of a batch size may
 plausibly converge.
 
-Follows the official RCP checker: olympic mean of the reference runs, standard deviation of all of
-them, the smallest mean that a one-sided two-sample t-test at 5% does not reject; points that
+The points are the official RCP checker's: olympic mean of the reference runs, standard deviation of
+all of them, the smallest mean that a one-sided two-sample t-test at 5% does not reject; points that
 converge more slowly than the interpolation of their neighbours are pruned, other batch sizes
-interpolated. Data: rcps_bert.json of the mlperf_logging package.
+interpolated. What it reads from logs is read here again, in milliseconds and without its crashes.
 """
 
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from review.logs.mllog import Log, number, text
 from review.logs.output import ReviewError
-from review.logs.tree import read_object
-from review.rulebook.compliance import DEFAULT_RULESET, package_folder
+from review.rulebook.compliance import BENCHMARK, DEFAULT_RULESET, package_folder
 
 RUNS = 10  # of a submission
-_ALPHA = 0.05
-_TOLERANCE = 1e-4  # samples, of the official bisection
 _ENDLESS = 1e12  # samples
 # What the official checker keeps when it finds no batch size in a log.
 NO_BATCH_SIZE = -1
@@ -47,7 +44,6 @@ class Rcp:
     minimum: float
     # Samples of each reference run; none for an interpolated point.
     runs: tuple[int, ...] = ()
-    hyperparameters: dict[str, Any] | None = None
     interpolated_from: tuple[int, int] | None = None
 
     def describe(self, batch_size: float | None = None) -> str:
@@ -81,29 +77,6 @@ def olympic_mean(values: Sequence[float]) -> float:
     return math.fsum(kept) / len(kept)
 
 
-def minimum_mean(mean: float, std: float, reference_runs: int) -> float:
-    """The smallest mean of a submission's eight counted runs that the t-test accepts.
-
-    Args: mean, std: of the reference, samples. reference_runs: number of them in the test.
-    """
-    # Imported here: takes 0.2 s, which most commands do not need.
-    from scipy.special import stdtrit
-
-    if std == 0:
-        return mean
-    # The olympic mean of a submission is over eight of its ten runs.
-    counted = RUNS - 2
-    # Pooled degrees of freedom: the checker assumes equal variances (equal_var=True).
-    t = float(stdtrit(reference_runs + counted - 2, 1 - _ALPHA))
-    threshold = mean - t * std * math.sqrt(1 / reference_runs + 1 / counted)
-    low, high = 0.0, mean  # the official bisection, so that the last digits agree
-    middle = (low + high) / 2
-    while high - low > _TOLERANCE:
-        low, high = (low, middle) if middle > threshold else (middle, high)
-        middle = (low + high) / 2
-    return middle
-
-
 def _path(ruleset: str) -> Path:
     return package_folder() / "rcp_checker" / f"training_{ruleset}" / "rcps_bert.json"
 
@@ -114,65 +87,42 @@ def has_points(ruleset: str) -> bool:
 
 
 @functools.cache
-def points(ruleset: str = DEFAULT_RULESET) -> tuple[Rcp, ...]:
-    """All reference points, by batch size. Raises ReviewError."""
+def _checker(ruleset: str) -> Any:
+    """The official checker. Raises ReviewError."""
     if not has_points(ruleset):
-        raise ReviewError(
-            f"mlperf_logging has no BERT reference points for ruleset {ruleset}"
-        )
-    points = []
-    for record in read_object(_path(ruleset)).values():
+        why = f"no BERT reference points for ruleset {ruleset}"
+        raise ReviewError(f"mlperf_logging has {why}")
+    # Imported here: takes 0.7 s, which most commands do not need.
+    from mlperf_logging.rcp_checker import rcp_checker
+
+    return rcp_checker.RCP_Checker("training", ruleset, BENCHMARK, False)
+
+
+def _point(record: dict[str, Any], between: tuple[int, int] | None = None) -> Rcp:
+    figures = (record[name] for name in ("RCP Mean", "RCP Stdev", "Min Epochs"))
+    mean, std, minimum = map(float, figures)
+    return Rcp(
+        batch_size=record["BS"],
+        mean=mean,
+        std=std,
+        minimum=minimum,
         # BERT's "epochs" are training samples (rules, "Epoch reporting").
-        runs = record["Epochs to converge"]
-        # The mean leaves out two runs, the deviation none: the official checker's own mixture.
-        mean = olympic_mean(runs)
-        center = math.fsum(runs) / len(runs)
-        std = math.sqrt(math.fsum((value - center) ** 2 for value in runs) / len(runs))
-        point = Rcp(
-            batch_size=record["BS"],
-            mean=mean,
-            std=std,
-            minimum=minimum_mean(mean, std, len(runs) - 2),
-        )
-        points.append(
-            replace(
-                point, runs=tuple(sorted(runs)), hyperparameters=record["Hyperparams"]
-            )
-        )
-    return tuple(sorted(points, key=lambda point: point.batch_size))
+        runs=tuple(record["Epochs to converge"]),
+        interpolated_from=between,
+    )
 
 
 @functools.cache
 def pruned(ruleset: str = DEFAULT_RULESET) -> tuple[Rcp, ...]:
-    """The points that submissions are tested against."""
-    every = points(ruleset)
-    fastest = min(every, key=lambda point: point.mean)
-    # So that the smallest batch left converges fastest (the official checker's first step).
-    kept = [point for point in every if point.batch_size >= fastest.batch_size]
-    i = 1
-    while i < len(kept) - 1:
-        between = _interpolate(kept[i].batch_size, kept[i - 1], kept[i + 1])
-        if kept[i].mean > between.mean:
-            # The index stays: its new neighbour is compared next, as in the official loop, which by
-            # its own comment is not the lower convex envelope.
-            del kept[i]
-        else:
-            i += 1
-    return tuple(kept)
+    """The points that submissions are tested against, by batch size. Raises ReviewError."""
+    return tuple(map(_point, _checker(ruleset).pruned_rcp_data.values()))
 
 
-def _interpolate(batch_size: int, low: Rcp, high: Rcp) -> Rcp:
-    share = (batch_size - low.batch_size) / (high.batch_size - low.batch_size)
-    mean = low.mean + share * (high.mean - low.mean)
-    std = low.std + share * (high.std - low.std)
-    # An interpolated point has no runs; the official checker takes twice those of a submission.
-    point = Rcp(
-        batch_size=batch_size,
-        mean=mean,
-        std=std,
-        minimum=minimum_mean(mean, std, 2 * RUNS),
-    )
-    return replace(point, interpolated_from=(low.batch_size, high.batch_size))
+@functools.cache
+def _between(batch_size: int, low: int, high: int, ruleset: str) -> Rcp:
+    checker = _checker(ruleset)
+    ends = (checker._find_rcp(size, "pruned_rcps") for size in (low, high))
+    return _point(checker._create_interp_rcp(batch_size, *ends)[1], (low, high))
 
 
 def nearest(batch_size: float, ruleset: str = DEFAULT_RULESET) -> list[Rcp]:
@@ -189,7 +139,8 @@ def find(batch_size: float, ruleset: str = DEFAULT_RULESET) -> tuple[Rcp | None,
     if around[0].batch_size == batch_size:
         return around[0], "RCP found"
     if len(around) == 2:
-        return _interpolate(int(batch_size), *around), "RCP Interpolation"
+        ends = (point.batch_size for point in around)
+        return _between(int(batch_size), *ends, ruleset), "RCP Interpolation"
     if around[0].batch_size > batch_size:
         # Below the smallest reference there is nothing to
         # interpolate: its limit must be met as it is.

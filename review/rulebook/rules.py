@@ -37,9 +37,9 @@ def finding_ids() -> dict[str, tuple[str, str, str]]:
 
 def markdown() -> str:
     """The table of findings in docs/review.md."""
-    rows = ["| id | check | severity | rule |", "|---|---|---|---|"]
+    rows = ["|id|check|severity|rule|", "|---|---|---|---|"]
     for name, about in finding_ids().items():
-        rows.append(f"| {' | '.join((f'`{name}`', *about))} |")
+        rows.append(f"|{'|'.join((f'`{name}`', *about))}|")
     return "\n".join(rows) + "\n"
 
 

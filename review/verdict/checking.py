@@ -31,7 +31,6 @@ from review.verdict import submission_rules, training_rules
 from review.verdict.official_rules import check_benchmark, check_together
 from review.verdict.places import groups, with_places
 from review.verdict.power_rules import check_power
-from review.verdict.speed_rules import check_speed
 
 # Sources of findings that repeat what an official tool tests, and that it may overrule.
 OFFICIAL = ("compliance", "runs", "seeds", "rcp", "system", "package", "repository")
@@ -135,7 +134,7 @@ def judge_log(result: Result) -> Verdict:
     (run,) = result.runs
     outcomes = (official.check_compliance(run.path, run.ruleset),)
     findings = [*run.findings, *training_rules.check_run(run)]
-    together = [*check_benchmark(result), *check_speed(result)]
+    together = [*check_benchmark(result), *training_rules.check_speed(result)]
     findings += (replace(finding, file=run.path) for finding in together)
     if why := result.errors.get(run.path):
         findings.append(run.broken("ended_in_error", f"ended in an error: {why}"))
@@ -206,7 +205,7 @@ def own_findings(result: Result) -> list[Finding]:
         for finding in training_rules.check_runs(result)
         if finding.key != "seed" or finding.file not in reused
     ]
-    findings += [*check_speed(result), *check_power(result)]
+    findings += [*training_rules.check_speed(result), *check_power(result)]
     if tree.organization(result.folder) is not None:
         system = tree.system_file(result.folder)
         findings += submission_rules.check_folder(result)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from review.logs import tree
 from review.logs.mllog import number
-from review.logs.output import ERROR, WARNING, Finding, counted
+from review.logs.output import Finding, counted
 from review.results.energy import EnergyError, PowerFile
 from review.results.run import Run
 from review.results.score import Result
@@ -47,7 +47,9 @@ def check_power(result: Result) -> Iterator[Finding]:
                 yield _broken("power_copy", message, file.path)
             if file.is_node:
                 accelerators = max(_described(result, "accelerators_per_node"), 1)
-                yield from _check_node(file, run, accelerators)
+                for rule, message in _of_node(file, run, accelerators):
+                    least, watts = _LEAST_READINGS, _LEAST_WATTS
+                    yield _broken(rule, message, file.path, least=least, watts=watts)
             else:
                 yield from _check_switch(file)
     # Runs without files are named above; they must not count as runs of 0 nodes.
@@ -104,89 +106,66 @@ def _described(result: Result, field: str) -> int:
     return -1 if count is None else count
 
 
-def _check_node(file: PowerFile, run: Run, accelerators: int) -> Iterator[Finding]:
+def _of_node(file: PowerFile, run: Run, accelerators: int) -> Iterator[tuple[str, str]]:
+    """Broken rules of a node's file, in words."""
     watts = [number(event.value) for event in file.readings]
     # From coarse to fine: of a file that is cut off, a mean or a gap would say nothing.
     if not watts or file.start is None or file.stop is None:
-        lacks = (
-            "readings"
-            if not watts
-            else f"power_measurement_{'start' if file.start is None else 'stop'}"
-        )
-        yield _broken("power_whole", f"is cut off: it lacks {lacks}", file.path)
+        edge = "start" if file.start is None else "stop"
+        lacks = f"power_measurement_{edge}" if watts else "readings"
+        yield "power_whole", f"is cut off: it lacks {lacks}"
     elif None in watts:
-        message = f"has {watts.count(None)} of {len(watts)} readings that are no number"
-        yield _broken("power_number", message, file.path)
+        odd = f"{watts.count(None)} of {len(watts)} readings"
+        yield "power_number", f"has {odd} that are no number"
     elif not any(watts):
-        yield _broken(
-            "power_drawn", f"has nothing but 0 W in {len(watts)} readings", file.path
-        )
+        yield "power_drawn", f"has nothing but 0 W in {len(watts)} readings"
     else:
         try:
             # For any length of run: the question is only whether the formula can be evaluated.
             file.joules(60_000.0)
         except EnergyError as error:
-            yield _broken("power_energy", f"gives no energy: {error}", file.path)
+            yield "power_energy", f"gives no energy: {error}"
             return
         mean = sum(filter(None, watts)) / len(watts)
         if 0 < mean < _LEAST_WATTS * accelerators:
-            message = f"reads {mean:.3g} W on average, with {counted(accelerators, 'accelerator')}"
-            yield _broken("power_watts", message, file.path, watts=_LEAST_WATTS)
-        yield from _check_readings(file, watts)
-        yield from _check_cover(file, run, file.start.time_ms, file.stop.time_ms)
+            whose = f"with {counted(accelerators, 'accelerator')}"
+            yield "power_watts", f"reads {mean:.3g} W on average, {whose}"
+        yield from _of_readings(file, watts)
+        yield from _of_cover(file, run, file.start.time_ms, file.stop.time_ms)
 
 
-def _check_readings(file: PowerFile, watts: list[float | None]) -> Iterator[Finding]:
+def _of_readings(
+    file: PowerFile, watts: list[float | None]
+) -> Iterator[tuple[str, str]]:
     """Whether the readings are of a running node, and enough for the rules."""
-    count = len(watts)
-    zeros = watts.count(0)
-    odd = sum(value is None or value < 0 for value in watts)
-    if odd:
-        yield _broken(
-            "power_drawn", f"has {odd} of {count} readings below 0 W", file.path
-        )
+    count, zeros = len(watts), watts.count(0)
+    if odd := sum(value is None or value < 0 for value in watts):
+        yield "power_drawn", f"has {odd} of {count} readings below 0 W"
     if zeros:
-        yield _broken(
-            "power_zeros", f"has 0 W in {zeros} of {count} readings", file.path
-        )
+        yield "power_zeros", f"has 0 W in {zeros} of {count} readings"
     if count < _LEAST_READINGS:
-        yield _broken(
-            "power_sixty", f"has {count} readings", file.path, least=_LEAST_READINGS
-        )
+        yield "power_sixty", f"has {count} readings"
     elif len(set(watts)) == 1:
         # The power of a real node varies; a constant is a stuck sensor, or made up.
-        yield _broken(
-            "power_constant",
-            f"reads {watts[0]:,.6g} W in all {count} readings",
-            file.path,
-        )
+        yield "power_constant", f"reads {watts[0]:,.6g} W in all {count} readings"
     # Over the whole file: one late sample is no slow sampling, and gaps are found below.
     span = (file.readings[-1].time_ms - file.readings[0].time_ms) / 1000
     interval = span / max(count - 1, 1)
     if interval > _SLOW:
-        severity = ERROR if interval > _SLOWEST else WARNING
-        yield _broken(
-            "power_each_second",
-            f"is read every {interval:.2f} s",
-            file.path,
-            severity=severity,
-        )
+        rule = "power_each_second" if interval > _SLOWEST else "power_slow"
+        yield rule, f"is read every {interval:.2f} s"
     for event in file.log.all("conversion_eff"):
         value = number(event.value)
         if value is None or not 0 < value <= 1:
-            yield _broken(
-                "power_share", f"has a conversion_eff of {event.value}", file.path
-            )
-        if (
-            isinstance(event.metadata, dict)
-            and event.metadata.get("scope") == "accelerators only"
-        ):
-            yield _broken("power_whole_node", "is of the accelerators alone", file.path)
+            yield "power_share", f"has a conversion_eff of {event.value}"
+        about = event.metadata if isinstance(event.metadata, dict) else {}
+        if about.get("scope") == "accelerators only":
+            yield "power_whole_node", "is of the accelerators alone"
 
 
-def _check_cover(
+def _of_cover(
     file: PowerFile, run: Run, start_ms: float, stop_ms: float
-) -> Iterator[Finding]:
+) -> Iterator[tuple[str, str]]:
     if run.run_start is None or run.run_stop is None:
         return
     late = start_ms - run.run_start.time_ms
@@ -196,18 +175,12 @@ def _check_cover(
     within = (event.time_ms for event in file.readings if first < event.time_ms < last)
     # Both ends count, so that silence after the start or before the end is a gap, too.
     gap = max(b - a for a, b in pairwise([first, *within, last])) / 1000
+    seconds = f"{max(late, early) / 1000:,.0f} s"
     if max(late, early) > _SLACK_MS:
-        side, edge = (
-            ("starts", "after run_start")
-            if late >= early
-            else ("stops", "before run_stop")
+        starts, stops = (
+            f"starts {seconds} after run_start",
+            f"stops {seconds} before run_stop",
         )
-        yield _broken(
-            "power_covers",
-            f"{side} {max(late, early) / 1000:,.0f} s {edge} of {run.path.name}",
-            file.path,
-        )
+        yield "power_covers", f"{starts if late >= early else stops} of {run.path.name}"
     elif gap > _GAP:
-        yield _broken(
-            "power_gap", f"has no reading for {gap:,.1f} s of the timed part", file.path
-        )
+        yield "power_gap", f"has no reading for {gap:,.1f} s of the timed part"

@@ -7,6 +7,7 @@ rule; a warning needs a human to look; a note is worth knowing.
 
 import itertools
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -53,6 +54,16 @@ _LEAST_SERIES = 4
 _SLACK_MS = 1000  # ranks may log out of order within a moment
 # 2014, before the first round, to 2099; times in seconds are far below.
 _EARLIEST_MS, _LATEST_MS = 1.4e12, 4.1e12
+# Clocks that no machine keeps: a sequence of BERT-large takes at least 6 operations for each weight of
+# the encoder and token.
+_WEIGHTS = 24 * 12 * 1024**2  # of the encoder's matrices
+_TOKENS = 254.5  # a sequence, on average
+OPERATIONS = 6 * _WEIGHTS * _TOKENS
+# 24 layers come one after the other, forward and backward, each of several kernels that take some
+# microseconds; the fastest published step takes 15 ms.
+_MOST_STEPS = 1000  # a second
+_FACTOR = 1.5  # over the fastest published
+_OTHER = ""  # of the table: accelerators that it does not name
 
 
 def check_run(run: Run, division: str | None = None) -> list[Finding]:
@@ -148,35 +159,23 @@ def _check_neighbours(run: Run, event: Event) -> Iterator[Finding]:
 def _check_submission(run: Run) -> Iterator[Finding]:
     for key in SUBMISSION:
         event = run.log.first(key)
+        value = None if event is None else event.value
         if event is None and key == "submission_division":
             continue  # covered by an official rule
-        placeholder = (
-            event is not None
-            and isinstance(event.value, str)
-            and "PLACEHOLDER" in event.value
-        )
-        if event is None or event.value in _PLACEHOLDERS or placeholder:
-            message = "is missing" if event is None else f"is {text(event.value)!r}"
+        if value in _PLACEHOLDERS or "PLACEHOLDER" in str(value):
+            message = "is missing" if event is None else f"is {text(value)!r}"
             yield run.broken("submitter", message, event, key, variable=key.upper())
     status = run.log.first("submission_status")
     if status is not None and status.value not in (*_STATUSES, *_PLACEHOLDERS):
-        yield run.broken(
-            "status",
-            f"is {text(status.value)!r}",
-            status,
-            statuses=", ".join(_STATUSES),
-        )
+        message, known = f"is {text(status.value)!r}", ", ".join(_STATUSES)
+        yield run.broken("status", message, status, statuses=known)
     for event in run.log.events:
         if event.line in run.log.glued:
             message = "is the last of several events on one line: the checkers miss the others"
             yield run.broken("one_event_a_line", message, event)
     cleared = run.log.first("cache_clear")
     # By position in the log: clocks are judged above, and here it is the order that matters.
-    if (
-        cleared is not None
-        and run.run_start is not None
-        and cleared.line > run.run_start.line
-    ):
+    if cleared and run.run_start and cleared.line > run.run_start.line:
         yield run.broken("cleared_before", "comes after run_start", cleared)
     # Many logs have null for cleared caches.
     if cleared is not None and cleared.value is False:
@@ -202,12 +201,11 @@ def _check_fixed_values(run: Run) -> Iterator[Finding]:
         return above < known < below and known >= limits.get("from", known)
 
     for key, limits in table("closed_values").items():
-        wrong = [
-            event for event in run.log.all(key) if not allowed(event.value, limits)
-        ]
-        for event in wrong[:1]:
-            message = f"is {text(event.value)[:80]}, {limits['expected']} expected"
-            yield run.broken("closed_value", message, event, rule=limits["rule"])
+        for event in run.log.all(key):
+            if not allowed(event.value, limits):
+                message = f"is {text(event.value)[:80]}, {limits['expected']} expected"
+                yield run.broken("closed_value", message, event, rule=limits["rule"])
+                break
 
 
 def _check_evaluations(run: Run) -> Iterator[Finding]:
@@ -218,74 +216,42 @@ def _check_evaluations(run: Run) -> Iterator[Finding]:
         yield run.broken(rule, f"is {samples:,g}", event, samples=EVAL_SAMPLES)
     first = run.evaluations[0] if run.evaluations else None
     # The rules skip an evaluation before the first step; if there is one, it is the checkpoint's.
-    if (
-        first is not None
-        and first.samples == 0
-        and abs(first.accuracy - INITIAL_ACCURACY) > INITIAL_TOLERANCE
-    ):
+    known: dict[str, Any] = {"accuracy": INITIAL_ACCURACY}
+    known["tolerance"] = INITIAL_TOLERANCE
+    off = abs(first.accuracy - INITIAL_ACCURACY) if first else 0.0
+    if first and first.samples == 0 and off > INITIAL_TOLERANCE:
         message = f"is {first.accuracy:.4f} before the first step"
-        yield run.broken(
-            "initial_accuracy",
-            message,
-            first,
-            accuracy=INITIAL_ACCURACY,
-            tolerance=INITIAL_TOLERANCE,
-        )
+        yield run.broken("initial_accuracy", message, first, **known)
     if first is not None and not run.counts_samples:
         yield run.broken("counts_samples", NOT_SAMPLES, run.log.first("eval_accuracy"))
 
 
 def _check_interval(run: Run) -> Iterator[Finding]:
-    counted = [evaluation for evaluation in run.evaluations if evaluation.samples]
     batch = run.batch_size
-    if (
-        batch is None
-        or not 0 < batch < _LARGEST_BATCH
-        or not counted
-        or not run.counts_samples
-    ):
+    counted = [one for one in run.evaluations if one.samples and run.counts_samples]
+    if batch is None or not 0 < batch < _LARGEST_BATCH or not counted:
         return
     expected = evaluation_interval(batch)
-    counts = [evaluation.samples or 0 for evaluation in counted]
-    # The first interval begins at 0 samples.
-    steps = []
-    before = 0.0
-    for evaluation, now in zip(counted, counts, strict=True):
-        steps.append((now - before, evaluation))
-        before = now
+    counts = [one.samples or 0.0 for one in counted]
     mean = counts[-1] / len(counts)
+    # The first interval begins at 0 samples.
+    steps = [now - before for before, now in itertools.pairwise([0.0, *counts])]
+    backwards = [at for at, step in enumerate(steps) if step <= 0]
     # Steps are whole batches, and packed batches vary in sequences.
-    odd = [
-        (step, evaluation)
-        for step, evaluation in steps
-        if abs(step - expected) > 2 * batch
-    ]
-    backwards = [evaluation for step, evaluation in steps if step <= 0]
+    odd = [at for at, step in enumerate(steps) if abs(step - expected) > 2 * batch]
+    first = next(iter([*backwards, *odd]), 0)
+    message = f"comes {steps[first]:,.0f} samples after the evaluation before"
     if backwards:
-        evaluation, message = (
-            backwards[0],
-            "does not count more samples than the evaluation before",
-        )
+        message = "does not count more samples than the evaluation before"
     # Rounding up to whole batches moves an evaluation by less than one.
     elif abs(mean - expected) > batch:
-        evaluation, message = counted[0], f"comes every {mean:,.0f} samples on average"
-    elif odd:
-        evaluation, message = (
-            odd[0][1],
-            f"comes {odd[0][0]:,.0f} samples after the evaluation before",
-        )
-    else:
+        first, message = 0, f"comes every {mean:,.0f} samples on average"
+    elif not odd:
         return
     # Published results deviate by up to a quarter.
     severity = ERROR if 0 < mean < expected / 2 else WARNING
-    yield run.broken(
-        "interval",
-        message,
-        evaluation,
-        severity=severity,
-        batch=batch,
-        expected=expected,
-    )
+    about: dict[str, Any] = {"severity": severity, "batch": batch, "expected": expected}
+    yield run.broken("interval", message, counted[first], **about)
 
 
 def _check_trained(run: Run) -> Iterator[Finding]:
@@ -302,13 +268,10 @@ def _check_trained(run: Run) -> Iterator[Finding]:
         if last is not None and trained < last / 2:
             message = f"is {trained:,.0f}, the last evaluation came at {last:,.0f}"
             yield run.broken("train_samples", message, event)
-    for evaluation in run.evaluations:
-        if evaluation.accuracy > _MOST_ACCURATE:
-            message = f"is {evaluation.accuracy:.4f}, which no published run reached"
-            yield run.broken(
-                "too_accurate", message, evaluation, target=TARGET_ACCURACY
-            )
-            break
+    high = next((e for e in run.evaluations if e.accuracy > _MOST_ACCURATE), None)
+    if high is not None:
+        message = f"is {high.accuracy:.4f}, which no published run reached"
+        yield run.broken("too_accurate", message, high, target=TARGET_ACCURACY)
     yield from _check_curve(run)
     # Logged by this repository's trainer about weights and data.
     if unproved := starting_point(run).get("unproved"):
@@ -391,13 +354,8 @@ def _check_alike(result: Result, keys: Sequence[str], rule: str) -> Iterator[Fin
         common = Counter(values).most_common(1)[0][0] if values else ""
         for run, event, value in zip(runs, events, values, strict=True):
             if value != common:
-                yield run.broken(
-                    rule,
-                    f"is {value}, of most runs {common}",
-                    event,
-                    key,
-                    severity=severity,
-                )
+                message = f"is {value}, of most runs {common}"
+                yield run.broken(rule, message, event, key, severity=severity)
 
 
 def _check_seeds(result: Result) -> Iterator[Finding]:
@@ -436,26 +394,22 @@ def _check_copies(result: Result) -> Iterator[Finding]:
     clocks: dict[tuple[float, float], Run] = {}
     accuracies: dict[tuple[float, ...], Run] = {}
     for run in result.runs:
-        if run.run_start is None or run.run_stop is None:
-            continue
-        other = clocks.setdefault((run.run_start.time_ms, run.run_stop.time_ms), run)
+        start, stop = run.run_start, run.run_stop
+        other = run
+        if start and stop:
+            other = clocks.setdefault((start.time_ms, stop.time_ms), run)
         if other is not run:
-            yield run.broken(
-                "copied_clock",
-                f"is that of {other.path.name}, and so is run_stop",
-                run.run_start,
-            )
+            message = f"is that of {other.path.name}, and so is run_stop"
+            yield run.broken("copied_clock", message, start)
     # Accuracies, unlike times, survive an edited clock.
     for run in result.runs:
         series = tuple(evaluation.accuracy for evaluation in run.evaluations)
-        other = (
-            accuracies.setdefault(series, run) if len(series) >= _LEAST_SERIES else run
-        )
+        known = len(series) >= _LEAST_SERIES
+        other = accuracies.setdefault(series, run) if known else run
         if other is not run:
             message = f"is that of {other.path.name} in all {len(series)} evaluations"
-            yield run.broken(
-                "copied_accuracies", message, run.log.first("eval_accuracy")
-            )
+            first = run.log.first("eval_accuracy")
+            yield run.broken("copied_accuracies", message, first)
 
 
 def _check_overlap(result: Result) -> Iterator[Finding]:
@@ -471,3 +425,38 @@ def _check_overlap(result: Result) -> Iterator[Finding]:
     if pairs:
         message = f"{pairs[0]}; {len(pairs)} such pairs"
         yield broken("overlap", message, result.folder, key="run_start")
+
+
+def limits(accelerator: str) -> tuple[float, float]:
+    """Sequences per second and accelerator: that it can compute, and that a published one reached."""
+    known = table("accelerators")
+    patterns = (name for name in known if name and re.search(name, accelerator))
+    teraflops, published = known[next(patterns, _OTHER)]
+    return teraflops * 1e12 / OPERATIONS, published
+
+
+def check_speed(result: Result) -> Iterator[Finding]:
+    """Runs faster than an accelerator computes, or than any published."""
+    # Another model may be faster: the open division has others.
+    closed = result.division == "closed"
+    most, published = limits(result.accelerator)
+    for run in result.runs:
+        rate, each = run.sequences_per_second, result.rate_per_accelerator(run)
+        if rate and run.batch_size and rate / run.batch_size > _MOST_STEPS:
+            rule, message = "step_time", f"{rate / run.batch_size:,.0f} steps/s"
+        elif each and each > most:
+            rule, message = "impossible_rate", f"{each:,.0f} sequences/s of each"
+        elif each and each > _FACTOR * published:
+            rule, message = "unseen_rate", f"{each:,.0f} sequences/s of each"
+        else:
+            continue
+        yield run.broken(
+            rule,
+            f"gives {message}",
+            run.run_stop,
+            severity=None if closed else WARNING,
+            accelerator=result.accelerator or "an accelerator",
+            most=most,
+            published=published,
+            steps=_MOST_STEPS,
+        )

@@ -17,47 +17,23 @@ from review.results import energy
 Line = dict[str, Any]
 OWN = "/opt/bert/training/mlperf.py"  # that logs, of this repository's trainer
 STARTING_POINT = {
-    "weights": "ab",
-    "training_data": "cd",
-    "evaluation_data": "ef",
-    "unproved": [],
-}
+    "weights": "ab", "training_data": "cd", "evaluation_data": "ef", "unproved": [],
+}  # fmt: skip
 
 HYPERPARAMETERS = {
-    "global_batch_size": 768,
-    "gradient_accumulation_steps": 1,
-    "max_sequence_length": 512,
-    "max_predictions_per_seq": 76,
-    "opt_base_learning_rate": 0.00096,
-    "opt_lamb_epsilon": 1e-6,
-    "opt_lamb_beta_1": 0.60466,
-    "opt_lamb_beta_2": 0.85437,
-    "opt_lamb_weight_decay_rate": 0.1,
-    "opt_learning_rate_training_steps": 3680,
-    "opt_learning_rate_warmup_steps": 0,
-    "num_warmup_steps": 0,
+    "global_batch_size": 768, "gradient_accumulation_steps": 1, "max_sequence_length": 512,
+    "max_predictions_per_seq": 76, "opt_base_learning_rate": 0.00096, "opt_lamb_epsilon": 1e-6,
+    "opt_lamb_beta_1": 0.60466, "opt_lamb_beta_2": 0.85437, "opt_lamb_weight_decay_rate": 0.1,
+    "opt_learning_rate_training_steps": 3680, "opt_learning_rate_warmup_steps": 0, "num_warmup_steps": 0,
     "start_warmup_step": 0,
-}
+}  # fmt: skip
 
 
 PUBLISHED = (  # (samples, accuracy), in the middle of published runs
-    (150_000, 0.379),
-    (300_000, 0.403),
-    (450_000, 0.486),
-    (600_000, 0.620),
-    (750_000, 0.692),
-    (900_000, 0.707),
-    (1_050_000, 0.7110),
-    (1_200_000, 0.7135),
-    (1_350_000, 0.7149),
-    (1_500_000, 0.7162),
-    (1_650_000, 0.7171),
-    (1_800_000, 0.7180),
-    (1_950_000, 0.7186),
-    (2_100_000, 0.7191),
-    (2_250_000, 0.7195),
-    (2_400_000, 0.7198),
-)
+    (150_000, 0.379), (300_000, 0.403), (450_000, 0.486), (600_000, 0.620), (750_000, 0.692), (900_000, 0.707),
+    (1_050_000, 0.7110), (1_200_000, 0.7135), (1_350_000, 0.7149), (1_500_000, 0.7162), (1_650_000, 0.7171),
+    (1_800_000, 0.7180), (1_950_000, 0.7186), (2_100_000, 0.7191), (2_250_000, 0.7195), (2_400_000, 0.7198),
+)  # fmt: skip
 
 
 @dataclass
@@ -99,11 +75,7 @@ class LogWriter:
                 "event_type": kind,
                 "key": key,
                 "value": value,
-                "metadata": {
-                    "file": self.file,
-                    "lineno": lineno,
-                    **metadata,
-                },
+                "metadata": {"file": self.file, "lineno": lineno, **metadata},
             }
         )
 
@@ -197,45 +169,21 @@ def writer() -> type[LogWriter]:
 
 
 SYSTEM_BLANKS = [
-    "host_processor_vcpu_count",
-    "host_processor_frequency",
-    "host_processor_caches",
-    "host_processor_interconnect",
-    "accelerator_frequency",
-    "accelerator_on-chip_memories",
-    "hw_notes",
-    "sw_notes",
-]
+    "host_processor_vcpu_count", "host_processor_frequency", "host_processor_caches", "host_processor_interconnect",
+    "accelerator_frequency", "accelerator_on-chip_memories", "hw_notes", "sw_notes",
+]  # fmt: skip
 SYSTEM = {
-    "submitter": "EXAMPLE",
-    "division": "closed",
-    "status": "Available on-premise",
-    "system_name": "DGX",
-    "number_of_nodes": "1",
-    "host_processors_per_node": "2",
-    "host_processor_model_name": "Xeon",
-    "host_processor_core_count": "56",
-    "host_memory_capacity": "2 TB",
-    "host_storage_type": "NVMe SSD",
-    "host_storage_capacity": "28 TB",
-    "host_networking": "8x InfiniBand NDR",
-    "host_networking_topology": "fat tree",
-    "host_memory_configuration": "32x 64 GB",
-    "accelerators_per_node": "8",
-    "accelerator_model_name": "H100",
-    "accelerator_host_interconnect": "PCIe 5",
-    "accelerator_memory_configuration": "HBM3",
-    "accelerator_memory_capacity": "80 GB",
-    "accelerator_interconnect": "NVLink",
-    "accelerator_interconnect_topology": "switch",
-    "cooling": "air",
-    "framework": "PyTorch",
-    "other_software_stack": "CUDA 12",
-    "operating_system": "Ubuntu 24.04",
-    "host_network_card_count": "8",
-    "system_type": "datacenter",
-    **dict.fromkeys(SYSTEM_BLANKS, ""),
-}
+    "submitter": "EXAMPLE", "division": "closed", "status": "Available on-premise", "system_name": "DGX",
+    "number_of_nodes": "1", "host_processors_per_node": "2", "host_processor_model_name": "Xeon",
+    "host_processor_core_count": "56", "host_memory_capacity": "2 TB", "host_storage_type": "NVMe SSD",
+    "host_storage_capacity": "28 TB", "host_networking": "8x InfiniBand NDR", "host_networking_topology": "fat tree",
+    "host_memory_configuration": "32x 64 GB", "accelerators_per_node": "8", "accelerator_model_name": "H100",
+    "accelerator_host_interconnect": "PCIe 5", "accelerator_memory_configuration": "HBM3",
+    "accelerator_memory_capacity": "80 GB", "accelerator_interconnect": "NVLink",
+    "accelerator_interconnect_topology": "switch", "cooling": "air", "framework": "PyTorch",
+    "other_software_stack": "CUDA 12", "operating_system": "Ubuntu 24.04", "host_network_card_count": "8",
+    "system_type": "datacenter", **dict.fromkeys(SYSTEM_BLANKS, ""),
+}  # fmt: skip
 
 
 def write_submission(

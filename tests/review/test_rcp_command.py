@@ -14,17 +14,11 @@ from review.results.score import load_results
 from review.rulebook import rcp
 
 
-@pytest.mark.parametrize(
-    ("batch_size", "said"),
-    [
-        ("448", "mean 2,414,421, minimum 2,274,732 samples (exact)"),
-        (
-            "64",
-            "mean 2,414,421, minimum 2,274,732 samples (of batch 448, the smallest with one)",
-        ),
-        ("768", "mean 2,443,934, minimum 2,306,738 samples (between 448 and 4,608)"),
-    ],
-)
+@pytest.mark.parametrize(("batch_size", "said"), [
+    ("448", "mean 2,414,421, minimum 2,274,732 samples (exact)"),
+    ("64", "mean 2,414,421, minimum 2,274,732 samples (of batch 448, the smallest with one)"),
+    ("768", "mean 2,443,934, minimum 2,306,738 samples (between 448 and 4,608)"),
+])  # fmt: skip
 def test_the_reference_point_is_the_one_that_results_are_judged_by(
     batch_size, said, capsys
 ):

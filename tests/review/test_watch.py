@@ -11,10 +11,10 @@ from common.durations import duration
 from review.__main__ import main
 from review.logs.mllog import parse, read_log
 from review.logs.output import ReviewError
-from review.results.folder import run_folder
-from review.results.run import Run
+from review.results.run import run_of
 from review.results.run_state import RunState
-from review.watch import LogTail, Runs, find_log, follow, render, wait_for_log
+from review.results.score import run_folder
+from review.watch import LogTail, Runs, follow, render
 
 
 class Grower:
@@ -82,15 +82,12 @@ def test_samples_never_go_back_and_end_at_all_of_them(states):
     assert states[-1].limit is None, "no config.json says it"
 
 
-@pytest.mark.parametrize(
-    ("settings", "limit"),
-    [
-        ({"schedule": {"max_steps": 3680}, "max_samples": 2_500_000}, 2_500_000),
-        ({"schedule": {"max_steps": 2000}, "max_samples": 2_500_000}, 2000 * 768),
-        ({"schedule": {"max_steps": 3680}, "max_samples": 0}, 3680 * 768),
-        ({"schedule": 1, "max_samples": "many"}, None),
-    ],
-)
+@pytest.mark.parametrize(("settings", "limit"), [
+    ({"schedule": {"max_steps": 3680}, "max_samples": 2_500_000}, 2_500_000),
+    ({"schedule": {"max_steps": 2000}, "max_samples": 2_500_000}, 2000 * 768),
+    ({"schedule": {"max_steps": 3680}, "max_samples": 0}, 3680 * 768),
+    ({"schedule": 1, "max_samples": "many"}, None),
+])  # fmt: skip
 def test_the_limit_is_the_earlier_of_steps_and_samples(
     settings, limit, tmp_path, writer
 ):
@@ -149,7 +146,7 @@ def test_a_silent_run_is_stalled_after_a_minute(writer):
 
 
 def written(lines):
-    return Run(
+    return run_of(
         parse(
             Path("result_0.txt"),
             "".join(f":::MLLOG {json.dumps(x)}\n" for x in lines).encode(),
@@ -210,10 +207,10 @@ def test_a_log_that_is_gone_is_a_one_line_error(tmp_path, writer, capsys):
 
 def test_the_trial_under_way_is_found_before_finished_ones(tmp_path, writer):
     running = writer().write(tmp_path / "run" / "running_1" / "result_1.txt")
-    writer().write(tmp_path / "run" / "result_0.txt")
-    assert find_log(tmp_path) == running
+    finished = writer().write(tmp_path / "run" / "result_0.txt")
+    assert [*Runs([tmp_path], newest=True).poll(0)] == [running]
     running.unlink()
-    assert find_log(tmp_path) == tmp_path / "run" / "result_0.txt"
+    assert [*Runs([tmp_path], newest=True).poll(0)] == [finished]
 
 
 def test_exit_code_says_whether_the_target_was_reached(tmp_path, writer, capsys):
@@ -251,15 +248,6 @@ def test_the_target_of_an_open_run_is_that_of_its_configuration(tmp_path, writer
     assert LogTail(path).poll(0).target == 0.1
 
 
-def test_durations_are_for_people():
-    assert [duration(x) for x in (0, 59.6, 61, 3723)] == [
-        "0:00",
-        "1:00",
-        "1:01",
-        "1:02:03",
-    ]
-
-
 def test_a_growing_log_ends_as_the_whole_one(tmp_path, writer):
     lines = writer().lines
     grower = Grower(tmp_path / "result_0.txt", lines, step=10)
@@ -268,7 +256,7 @@ def test_a_growing_log_ends_as_the_whole_one(tmp_path, writer):
     assert [event.line for event in states[-1].run.log.events] == list(
         range(1, len(lines) + 1)
     )
-    assert states[-1].run.log.events == Run(read_log(grower.path)).log.events
+    assert states[-1].run.log.events == run_of(read_log(grower.path)).log.events
 
 
 def test_a_log_written_anew_is_read_from_its_start(tmp_path, writer):
@@ -282,7 +270,7 @@ def test_a_log_written_anew_is_read_from_its_start(tmp_path, writer):
     assert tail.poll(1.75e9).run.seeds == [3]
 
 
-def test_watch_waits_for_the_first_log(tmp_path, writer, capsys):
+def test_watch_waits_for_the_first_log(tmp_path, writer, capsys, monkeypatch):
     naps = []
 
     def sleep(seconds):
@@ -290,18 +278,21 @@ def test_watch_waits_for_the_first_log(tmp_path, writer, capsys):
         if len(naps) == 3:
             writer().write(tmp_path / "running_0" / "result_0.txt")
 
-    assert wait_for_log(tmp_path, 0.5, sleep) == tmp_path / "running_0" / "result_0.txt"
+    monkeypatch.setattr(follow, "__defaults__", (lambda: 1.75e9, sleep))
+    assert main(["watch", "--interval", "0.5", str(tmp_path)]) == 0
     assert naps == [0.5] * 3
     assert capsys.readouterr().err.count("waiting for the first result_*.txt") == 1
-    with pytest.raises(ReviewError, match="no such file or folder"):
-        wait_for_log(tmp_path / "none", 0.5, sleep)
     (tmp_path / "empty").mkdir()
-    assert main(["watch", "--once", str(tmp_path / "empty")]) == 2
+    for place in ("none", "empty"):
+        assert main(["watch", "--once", str(tmp_path / place)]) == 2
 
 
-@pytest.mark.parametrize(
-    ("seconds", "shown"),
-    [(0.4, "0:00"), (59.6, "1:00"), (119.5, "2:00"), (3599.7, "1:00:00")],
-)
+@pytest.mark.parametrize(("seconds", "shown"), [
+    (0.4, "0:00"),
+    (59.6, "1:00"),
+    (61, "1:01"),
+    (3599.7, "1:00:00"),
+    (3723, "1:02:03"),
+])  # fmt: skip
 def test_times_are_rounded_and_not_cut(seconds, shown):
     assert duration(seconds) == shown

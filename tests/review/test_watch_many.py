@@ -43,11 +43,7 @@ def test_every_run_below_is_a_line_and_a_missed_target_an_exit_status(three, cap
     ]
     assert [
         line.split("/")[-2] for line in (line.split(": ")[0] for line in lines)
-    ] == [
-        "lr1",
-        "lr2",
-        "running_0",
-    ]
+    ] == ["lr1", "lr2", "running_0"]
     assert (
         main(["watch", str(three / "lr1"), str(three / "lr3"), "--once", "--json"]) == 0
     )

@@ -16,7 +16,7 @@ from bert.training import schedule
 from common.env import ConfigError, from_env
 from review.logs.mllog import read_log
 from review.results.benchmark import starting_point
-from review.results.run import Run
+from review.results.run import run_of
 from review.verdict.training_rules import check_run
 
 from ..conftest import NOTHING
@@ -167,7 +167,7 @@ def test_a_closed_log_claims_proof_only_once_the_data_are_read(
         altered(tmp_path / "packed", under_the_digest=True)
     done = train(**closed)
     assert done.returncode == (2 if is_changed else 0), done.stderr
-    run = Run(read_log(tmp_path / "run" / "result_0.txt"))
+    run = run_of(read_log(tmp_path / "run" / "result_0.txt"))
     first, *rest = [event.value["unproved"] for event in run.log.all("starting_point")]
     assert first == ["training_data", "evaluation_data"]
     assert rest == ([] if is_changed else [[]])

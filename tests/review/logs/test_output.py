@@ -18,13 +18,10 @@ def test_picked_attributes_of_a_missing_part_are_null():
     }
 
 
-@pytest.mark.parametrize(
-    ("count", "thing", "said"),
-    [
-        (1, "accelerator", "1 accelerator"),
-        (8.0, "accelerator", "8 accelerators"),
-        (2, "process", "2 processes"),
-    ],
-)
+@pytest.mark.parametrize(("count", "thing", "said"), [
+    (1, "accelerator", "1 accelerator"),
+    (8.0, "accelerator", "8 accelerators"),
+    (2, "process", "2 processes"),
+])  # fmt: skip
 def test_one_is_no_plural(count, thing, said):
     assert counted(count, thing) == said

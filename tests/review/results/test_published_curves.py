@@ -11,7 +11,7 @@ import pytest
 from review.__main__ import main
 from review.logs.mllog import read_log
 from review.results import published_curves
-from review.results.run import Run
+from review.results.run import run_of
 from review.results.run_state import RunState
 from review.results.score import load_results
 
@@ -39,19 +39,16 @@ def test_published_runs_are_inside(real_folders):
 
 def test_a_run_among_the_published_ones_is_not_mentioned(writer, tmp_path, capsys):
     path = writer().write(tmp_path / "result_0.txt")
-    assert published_curves.first_deviation(Run(read_log(path))) is None
+    assert published_curves.first_deviation(run_of(read_log(path))) is None
     assert main(["check", str(path)]) == 0
     assert "outside the published runs" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("samples", "accuracy", "cause"),
-    [
-        (300_000, 0.35, "another checkpoint or evaluation set"),
-        (1_500_000, 0.7135, "LayerNorm and biases in bf16"),
-        (600_000, 0.75, "part of the training data"),
-    ],
-)
+@pytest.mark.parametrize(("samples", "accuracy", "cause"), [
+    (300_000, 0.35, "another checkpoint or evaluation set"),
+    (1_500_000, 0.7135, "LayerNorm and biases in bf16"),
+    (600_000, 0.75, "part of the training data"),
+])  # fmt: skip
 def test_a_run_outside_is_reported_with_its_samples_and_the_likeliest_cause(
     samples, accuracy, cause, writer, tmp_path, capsys
 ):

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from review.__main__ import main
 from review.results.score import load_results
 from review.rulebook import rcp
-from review.rulebook.compliance import rulesets
 from review.verdict.checking import judge
 
 
@@ -38,30 +37,6 @@ def official_rcp():
             logging.disable(logging.NOTSET)
 
     return verdict
-
-
-ROUNDS = [ruleset for ruleset in rulesets() if rcp.has_points(ruleset)]
-
-
-@pytest.mark.parametrize("ruleset", ROUNDS)
-def test_reference_points_are_the_official_ones(ruleset):
-    from mlperf_logging.rcp_checker import rcp_checker
-
-    checker = rcp_checker.RCP_Checker("training", ruleset, "bert", False)
-    for ours, theirs in (
-        (rcp.points(ruleset), checker.rcp_data),
-        (rcp.pruned(ruleset), checker.pruned_rcp_data),
-    ):
-        expected = {record["BS"]: record for record in theirs.values()}
-        assert {point.batch_size for point in ours} == set(expected)
-        for point in ours:
-            record = expected[point.batch_size]
-            assert point.mean == pytest.approx(record["RCP Mean"], rel=1e-12)
-            assert point.std == pytest.approx(record["RCP Stdev"], rel=1e-12)
-            assert point.minimum == pytest.approx(record["Min Epochs"], abs=2e-4)
-            assert point.mean / point.minimum == pytest.approx(
-                record["Max Speedup"], rel=1e-9
-            )
 
 
 @settings(

@@ -8,6 +8,7 @@ import os
 import random
 import shutil
 import warnings
+from functools import partial
 from pathlib import Path
 
 
@@ -85,15 +86,18 @@ def drop(key, *names):
 
 
 def put(key, *names, **fields):
-    def mutate(folder):
-        def change(events):
-            for event in events:
-                if event["key"] == key:
-                    event.update(fields)
+    return of_key(key, *names, how=lambda event: fields)
 
-        edit(folder, *(names or ALL), change=change)
 
-    return mutate
+def of_key(key, *names, how):
+    """Changes the events of a key in the named logs, or all."""
+
+    def change(events):
+        for event in events:
+            if event["key"] == key:
+                event.update(how(event))
+
+    return lambda folder: edit(folder, *(names or ALL), change=change)
 
 
 def scale_samples(factor):
@@ -107,31 +111,20 @@ def scale_samples(factor):
     return lambda folder: edit(folder, *ALL, change=change)
 
 
-def shift(key, seconds):
-    def change(events):
-        for event in events:
-            if event["key"] == key:
-                event["time_ms"] += 1000 * seconds
-
-    return lambda folder: edit(folder, 4, change=change)
+def shift(key, seconds, *names):
+    later = 1000 * seconds
+    names = names or (4,)
+    return of_key(key, *names, how=lambda event: {"time_ms": event["time_ms"] + later})
 
 
 def initial(accuracy):
     def change(events):
-        start = next(
-            i for i, event in enumerate(events) if event["key"] == "eval_start"
-        )
-        first = next(event for event in events if event["key"] == "eval_accuracy")
-        metadata = first["metadata"] | {"epoch_num": 0}
-        events.insert(
-            start,
-            first
-            | {
-                "value": accuracy,
-                "metadata": metadata,
-                "time_ms": events[start]["time_ms"],
-            },
-        )
+        keys = [event["key"] for event in events]
+        first = events[keys.index("eval_accuracy")]
+        at = keys.index("eval_start")
+        made = {"value": accuracy, "time_ms": events[at]["time_ms"]}
+        about = {"metadata": first["metadata"] | {"epoch_num": 0}}
+        events.insert(at, first | made | about)
 
     return lambda folder: edit(folder, 2, change=change)
 
@@ -148,12 +141,8 @@ def system(**fields):
     def mutate(folder):
         path = folder.parents[2] / "systems" / "dgx.json"
         content = json.loads(path.read_text()) | fields
-        path.write_text(
-            json.dumps(
-                {key: value for key, value in content.items() if value != "DROP"},
-                indent=1,
-            )
-        )
+        kept = {key: value for key, value in content.items() if value != "DROP"}
+        path.write_text(json.dumps(kept, indent=1))
 
     return mutate
 
@@ -262,74 +251,42 @@ def both(*changes):
     return mutate
 
 
-# name, change, what is found: (severity, file, key, part of the message)
-
-
-VALUES = [
-    None,
-    True,
-    0,
-    1,
-    -1,
-    768,
-    896,
-    "768",
-    "closed",
-    "open",
-    "bert",
-    "resnet",
-    {},
-    [],
-    0.72,
-    0.7,
-    1e9,
-    "",
-    42,
-]
+VALUES = [None, True, 0, 1, -1, 768, 896, "768", "closed", "open", "bert", "resnet"]
+VALUES += [{}, [], 0.72, 0.7, 1e9, "", 42]
 
 
 def damage(folder, choose):
     """Changes events of one, two or all logs at random; may cut one off."""
     for _ in range(choose.choice([1, 1, 2, 3])):
-        names = choose.choice(
-            [[choose.randrange(10)], choose.sample(range(10), 2), ALL]
-        )
-        seed = choose.random()
-
-        def change(events, seed=seed):
-            same = random.Random(seed)
-            event, kind, value = (
-                same.choice(events),
-                same.randrange(6),
-                same.choice(VALUES),
-            )
-            for one in (
-                [e for e in events if e["key"] == event["key"]]
-                if same.random() < 0.5
-                else [event]
-            ):
-                if kind == 0:
-                    events.remove(one)
-                elif kind == 1:
-                    one["value"] = value
-                elif kind == 2:
-                    one["metadata"] = same.choice(
-                        [{}, None, {"epoch_num": value}, {"status": "aborted"}]
-                    )
-                elif kind == 3:
-                    events.insert(same.randrange(len(events)), one | {"value": value})
-                elif kind == 4:
-                    one["time_ms"] = same.choice(
-                        [0, one["time_ms"] + 3_000_000, one["time_ms"] - 100_000, value]
-                    )
-                else:
-                    one["key"] = same.choice(events)["key"]
-
-        edit(folder, *names, change=change)
+        some = [[choose.randrange(10)], choose.sample(range(10), 2), ALL]
+        names, seed = choose.choice(some), choose.random()
+        # The same change in each of the logs.
+        edit(folder, *names, change=partial(_change, seed))
     if choose.random() < 0.2:
         path = folder / f"result_{choose.randrange(10)}.txt"
         content = path.read_bytes()
         path.write_bytes(content[: choose.randrange(len(content))])
+
+
+def _change(seed, events):
+    same = random.Random(seed)
+    event, kind, value = same.choice(events), same.randrange(6), same.choice(VALUES)
+    alike = [one for one in events if one["key"] == event["key"]]
+    for one in alike if same.random() < 0.5 else [event]:
+        if kind == 0:
+            events.remove(one)
+        elif kind == 1:
+            one["value"] = value
+        elif kind == 2:
+            about = [{}, None, {"epoch_num": value}, {"status": "aborted"}]
+            one["metadata"] = same.choice(about)
+        elif kind == 3:
+            events.insert(same.randrange(len(events)), one | {"value": value})
+        elif kind == 4:
+            now = one["time_ms"]
+            one["time_ms"] = same.choice([0, now + 3_000_000, now - 100_000, value])
+        else:
+            one["key"] = same.choice(events)["key"]
 
 
 NAMES = (
@@ -338,16 +295,8 @@ NAMES = (
     "scaling.json", "../../again", "../again", "../../other/bert", "../../../systems/dgx.json",
     "../../../systems/other.json", "../../../benchmarks/bert",
 )  # fmt: skip
-CONTENTS = (
-    b"",
-    b"rcp-bypass",
-    b"\xff\xfe",
-    b"{}",
-    b"[]",
-    b"NaN",
-    b'{"scaling_factor": NaN}',
-    b'{"division": "closed"}',
-)
+CONTENTS = (b"", b"rcp-bypass", b"\xff\xfe", b"{}", b"[]", b"NaN")
+CONTENTS += (b'{"scaling_factor": NaN}', b'{"division": "closed"}')
 
 
 def misplace(folder, choose):

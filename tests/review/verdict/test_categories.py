@@ -12,41 +12,31 @@ from review.verdict.checking import own_findings
 from review.verdict.submission_rules import categories
 
 
-@pytest.mark.parametrize(
-    ("status", "logged"),
-    [
-        ("Available on-premise", {"onprem"}),
-        ("available on premise", {"onprem"}),
-        ("onprem", {"onprem"}),
-        ("Available cloud", {"cloud"}),
-        ("cloud", {"cloud"}),
-        ("available", {"onprem", "cloud"}),
-        ("Preview", {"preview"}),
-        ("Research, Development, or Internal (RDI)", {"research"}),
-        ("research", {"research"}),
-        ("banana", set()),
-        (None, set()),
-    ],
-)
+@pytest.mark.parametrize(("status", "logged"), [
+    ("Available on-premise", {"onprem"}),
+    ("available on premise", {"onprem"}),
+    ("onprem", {"onprem"}),
+    ("Available cloud", {"cloud"}),
+    ("cloud", {"cloud"}),
+    ("available", {"onprem", "cloud"}),
+    ("Preview", {"preview"}),
+    ("Research, Development, or Internal (RDI)", {"research"}),
+    ("research", {"research"}),
+    ("banana", set()),
+    (None, set()),
+])  # fmt: skip
 def test_every_spelling_of_a_category_is_known(status, logged):
     assert categories(status) == logged
 
 
-@pytest.mark.parametrize(
-    ("status", "logged", "says"),
-    [
-        ("Preview", "onprem", "is 'Preview', in the logs 'onprem'"),
-        (
-            "Available on-premise",
-            "preview",
-            "is 'Available on-premise', in the logs 'preview'",
-        ),
-        ("Available cloud", "research", "is 'Available cloud', in the logs 'research'"),
-        ("Research, Development, or Internal (RDI)", "cloud", "in the logs 'cloud'"),
-        ("Preview", "preview", None),
-        ("Available cloud", "cloud", None),
-    ],
-)
+@pytest.mark.parametrize(("status", "logged", "says"), [
+    ("Preview", "onprem", "is 'Preview', in the logs 'onprem'"),
+    ("Available on-premise", "preview", "is 'Available on-premise', in the logs 'preview'"),
+    ("Available cloud", "research", "is 'Available cloud', in the logs 'research'"),
+    ("Research, Development, or Internal (RDI)", "cloud", "in the logs 'cloud'"),
+    ("Preview", "preview", None),
+    ("Available cloud", "cloud", None),
+])  # fmt: skip
 def test_a_description_of_another_category_than_the_logs_is_a_warning(
     status, logged, says, submission
 ):

@@ -12,7 +12,7 @@ from review.league.entries import published
 from review.logs.output import SEVERITIES
 from review.results.score import load_results
 from review.rulebook.rules import table
-from review.verdict import speed_rules
+from review.verdict import training_rules
 from review.verdict.checking import judge, own_findings
 
 from .damage import ALL, clock, edit, put
@@ -36,13 +36,10 @@ def stop_at_once(power):
     path.write_text("".join(lines))
 
 
-@pytest.mark.parametrize(
-    ("change", "finding"),
-    [
-        (stop_at_once, "power_energy"),
-        (lambda power: shutil.rmtree(power / "result_3"), "power_of_all_runs"),
-    ],
-)
+@pytest.mark.parametrize(("change", "finding"), [
+    (stop_at_once, "power_energy"),
+    (lambda power: shutil.rmtree(power / "result_3"), "power_of_all_runs"),
+])  # fmt: skip
 def test_a_result_whose_power_fails_is_official_and_ranked_nowhere(
     change, finding, submission, power_files, capsys, tmp_path
 ):
@@ -120,7 +117,7 @@ def test_a_faster_clock_is_never_judged_better_and_an_impossible_one_is_an_error
             submission
         )
         (result,) = load_results(submission)
-        found = [*speed_rules.check_speed(result)]
+        found = [*training_rules.check_speed(result)]
         worst.append(min([SEVERITIES.index(one.severity) for one in found], default=3))
     assert worst == sorted(worst, reverse=True)
     assert worst[0] == 3
@@ -134,7 +131,7 @@ def test_limits_are_above_what_published_results_reached():
     fastest = {}
     for entry in published():
         if entry.per_accelerator:
-            most, known = speed_rules.limits(entry.accelerator)
+            most, known = training_rules.limits(entry.accelerator)
             assert entry.per_accelerator < known + 1 <= most + 1, entry.accelerator
             fastest[known] = max(fastest.get(known, 0), entry.per_accelerator)
     named = {known for _, known in table("accelerators").values()}

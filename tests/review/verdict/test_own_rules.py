@@ -5,7 +5,6 @@ kinds.
 from __future__ import annotations
 
 import gzip
-import json
 import os
 
 import pytest
@@ -55,124 +54,35 @@ LOGGED = (
 )
 FIXED = [
     (
-        f"{key} {value}",
         log_also(key, value) if key in LOGGED else put(key, value=value),
-        ("error", "result_3.txt", key, f"is {value}, "),
+        f"closed_value error result_3.txt {key}",
     )
     for key, value in WRONG_VALUES.items()
 ]
 DOUBTFUL = [
-    (
-        "train_samples 1",
-        put("train_samples", value=1),
-        ("warning", "result_0.txt", "train_samples", "is 1, the last"),
-    ),
-    (
-        "0.99",
-        put("eval_accuracy", 5, value=0.99),
-        ("warning", "result_5.txt", "eval_accuracy", "no published run"),
-    ),
-    (
-        "status",
-        put("submission_status", value="x"),
-        ("warning", "result_0.txt", "submission_status", "is 'x'"),
-    ),
-    (
-        "cloud",
-        put("submission_status", value="cloud"),
-        ("warning", "dgx.json", "status", "in the logs 'onprem'"[:11]),
-    ),
-    (
-        "80 accelerators",
-        both(system(accelerators_per_node="80"), ranks(8)),
-        (
-            "warning",
-            "dgx.json",
-            "accelerators_per_node",
-            "80 accelerators in all, 8 ranks",
-        ),
-    ),
-    (
-        "weights of unknown origin",
-        log_also("starting_point", {**STARTING_POINT, "unproved": ["weights"]}),
-        ("warning", "result_1.txt", "starting_point", "does not prove"),
-    ),
-    (
-        "an error after success",
-        log_also("run_error", "DataError: the data were changed"),
-        ("error", "result_1.txt", "run_error", "ended in an error: DataError"),
-    ),
-    (
-        "other weights in one run",
-        both(
-            log_also("starting_point", {"weights": "ab"}),
-            put("starting_point", 1, value={"weights": "cd"}),
-        ),
-        ("error", "result_1.txt", "starting_point", "of most runs"),
-    ),
-    (
-        "caches late",
-        move("cache_clear", "run_start"),
-        ("error", "result_0.txt", "cache_clear", "after run_start"),
-    ),
-    (
-        "two on a line",
-        glue,
-        ("warning", "result_6.txt", "eval_start", "the last of several"),
-    ),
-    (
-        "aborted at the target",
-        put("run_stop", 2, metadata={"status": "aborted"}),
-        ("warning", "result_2.txt", "run_stop", "though the target was reached"),
-    ),
-    (
-        "placeholder",
-        put("submission_org", value="SUBMISSION_ORG_PLACEHOLDER"),
-        ("warning", "result_0.txt", "submission_org", "PLACEHOLDER"),
-    ),
-    (
-        "seed of a person",
-        put("seed", 0, value=42),
-        ("warning", "result_0.txt", "seed", "is 42"),
-    ),
-    (
-        "too often",
-        scale_samples(0.02),
-        ("error", "result_0.txt", "eval_accuracy", "comes every 3,000"),
-    ),
-]
+    (put("train_samples", value=1), "train_samples warning result_0.txt"),
+    (put("eval_accuracy", 5, value=0.99), "too_accurate warning result_5.txt"),
+    (put("submission_status", value="x"), "status warning result_0.txt"),
+    (put("submission_status", value="cloud"), "same_category warning dgx.json"),
+    (both(system(accelerators_per_node="80"), ranks(8)), "same_accelerators warning dgx.json"),
+    (log_also("starting_point", {**STARTING_POINT, "unproved": ["weights"]}), "starting_point warning result_1.txt"),
+    (log_also("run_error", "DataError: the data were changed"), "ended_in_error error result_1.txt"),
+    (both(log_also("starting_point", {"weights": "ab"}), put("starting_point", 1, value={"weights": "cd"})), "one_starting_point error result_1.txt"),
+    (move("cache_clear", "run_start"), "cleared_before error result_0.txt"),
+    (glue, "one_event_a_line warning result_6.txt"),
+    (put("run_stop", 2, metadata={"status": "aborted"}), "success warning result_2.txt"),
+    (put("submission_org", value="SUBMISSION_ORG_PLACEHOLDER"), "submitter warning result_0.txt"),
+    (put("seed", 0, value=42), "seed_unset warning result_0.txt"),
+    (scale_samples(0.02), "interval error result_0.txt"),
+]  # fmt: skip
 CLOCKS = [
-    (
-        "stops early",
-        shift("run_stop", -60),
-        ("error", "result_4.txt", "run_stop", "s before eval_samples"),
-    ),
-    (
-        "starts late",
-        shift("run_start", 60),
-        ("error", "result_4.txt", "run_start", "s after epoch_start"),
-    ),
-    (
-        "starts early",
-        shift("run_start", -60),
-        ("error", "result_4.txt", "run_start", "s before init_stop"),
-    ),
-    (
-        "seconds",
-        clock(lambda time: time / 1000),
-        ("error", "result_0.txt", "run_start", "not a date of a run"),
-    ),
-    (
-        "nan",
-        clock(lambda time: float("nan")),
-        ("error", "result_0.txt", "run_stop", "not a date of a run"),
-    ),
-    (
-        "a copy",
-        copy_with_another_clock,
-        ("error", "result_3.txt", "eval_accuracy", "result_1.txt in all 18"),
-    ),
-]
+    (shift("run_stop", -60), "neighbours error result_4.txt"),
+    (shift("run_start", 60), "neighbours error result_4.txt"),
+    (shift("run_start", -60), "neighbours error result_4.txt"),
+    (clock(lambda time: time / 1000), "date error result_0.txt"),
+    (clock(lambda time: float("nan")), "date error result_0.txt"),
+    (copy_with_another_clock, "copied_accuracies error result_3.txt"),
+]  # fmt: skip
 
 
 CASES = FIXED + DOUBTFUL + CLOCKS
@@ -187,18 +97,12 @@ def test_a_sound_result_has_no_findings(submission):
     ]
 
 
-@pytest.mark.parametrize(
-    ("name", "mutate", "expected"), [pytest.param(*case, id=case[0]) for case in CASES]
-)
-def test_each_damage_is_found(name, mutate, expected, submission):
+@pytest.mark.parametrize(("mutate", "expected"), CASES)
+def test_each_damage_is_found(mutate, expected, submission):
     mutate(submission)
     (result,) = load_results(submission)
-    severity, file, key, message = expected
-    found = [
-        (f.severity, f.file.name, f.key, message in f.message)
-        for f in own_findings(result)
-    ]
-    assert (severity, file, key, True) in found, own_findings(result)
+    found = [f"{f.id} {f.severity} {f.file.name} {f.key}" for f in own_findings(result)]
+    assert any(one.startswith(expected) for one in found), own_findings(result)
 
 
 @pytest.mark.parametrize("lines", [5, 12])
@@ -210,21 +114,6 @@ def test_the_one_run_that_may_fail_fails_nothing_else(lines, submission):
     assert not [f for f in errors if f.source == "rules"], (
         "a log cut short lacks hyper-parameters, and may"
     )
-
-
-@pytest.mark.parametrize(
-    "mutate",
-    [copy_with_another_clock, *(case[1] for case in CLOCKS), system(status="on shelf")],
-)
-def test_nothing_is_called_official_that_check_rejects(mutate, submission, capsys):
-    mutate(submission)
-    assert main(["show", str(submission)]) == 0
-    shown = capsys.readouterr().out
-    assert ", official" not in shown
-    assert main(["show", "--json", str(submission)]) == 0
-    (result,) = json.loads(capsys.readouterr().out)
-    assert result["official"] is False
-    assert result["obstacles"]
 
 
 def test_the_division_is_that_of_the_description(submission):
