@@ -12,9 +12,8 @@ that a run that
 If both have power files, the joules of each run are compared as well.
 """
 
-import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,10 +26,11 @@ from review.logs.output import (
     ReviewError,
     Table,
     number_text,
+    pick,
     rate_text,
 )
 from review.logs.tree import read_json
-from review.results.run import HYPERPARAMETERS
+from review.results.run import HYPERPARAMETERS, Run
 from review.results.score import Result
 from review.rulebook.rules import table
 from review.verdict.checking import Verdict
@@ -130,107 +130,55 @@ def ratio(above: Mean, below: Mean) -> Ratio:
     return Ratio(value=value, low=low, high=high, p=p)
 
 
+def _measured(result: Result, run: Run) -> dict[str, float | None]:
+    rate, point = run.sequences_per_second, result.rcp_point
+    joules, factor = result.joules(run), result.scaling_factor
+    return {
+        "time": run.minutes and run.minutes * factor,
+        "normalized_time": point.mean / rate / 60 if point and rate else None,
+        "throughput": rate,
+        "throughput_per_accelerator": result.rate_per_accelerator(run),
+        "samples": run.samples,
+        "energy": joules and joules * factor,
+    }
+
+
 def means(result: Result) -> dict[str, Mean | None]:
     """Mean of each measure over the counted runs; None if a log lacks it.
 
     From four runs on, the best and the worst are left out; a failed run is the worst.
     """
-    factor, point = result.scaling_factor, result.rcp_point
+    every = [_measured(result, run) for run in result.scored.counted]
     averages: dict[str, Mean | None] = {}
-    # Of the runs that count; a failed one is added below, where it matters.
-    values: dict[str, list[float | None]] = {
-        "time": [run.minutes and run.minutes * factor for run in result.scored.counted],
-        "normalized_time": [
-            point.mean / rate / 60
-            if point and (rate := run.sequences_per_second)
-            else None
-            for run in result.scored.counted
-        ],
-        "throughput": [run.sequences_per_second for run in result.scored.counted],
-        "throughput_per_accelerator": [
-            result.rate_per_accelerator(run) for run in result.scored.counted
-        ],
-        "samples": [run.samples for run in result.scored.counted],
-        "energy": [
-            (joules := result.joules(run)) and joules * factor
-            for run in result.scored.counted
-        ],
-    }
-    for measure, logged in values.items():
-        sane = [
-            value
-            for value in logged
-            if value is not None and 1 / _LARGEST < value < _LARGEST
-        ]
+    for measure in MEASURES:
+        values = (one[measure] or 0.0 for one in every)
+        sane = [value for value in values if 1 / _LARGEST < value < _LARGEST]
         # A mean over some of the runs would be of another set than the others.
-        complete = bool(sane) and len(sane) == len(logged)
-        # The failed run is the slowest; its samples and its rate say nothing.
-        if (
-            measure in ("time", "energy")
-            and result.scored.failed == 1
-            and len(sane) >= _LEAST_TRIMMED - 1
-        ):
-            # Only where it is trimmed off again: nothing can be averaged with infinity.
+        complete = bool(sane) and len(sane) == len(every)
+        # The failed run is the slowest, where it is trimmed off again: nothing can be averaged with
+        # infinity. Its samples and its rate say nothing.
+        failed = measure in ("time", "energy") and result.scored.failed == 1
+        if failed and len(sane) >= _LEAST_TRIMMED - 1:
             sane.append(math.inf)
-        averages[measure] = (
-            trimmed_mean(sane, 1 if len(sane) >= _LEAST_TRIMMED else 0)
-            if complete
-            else None
-        )
+        trim = int(len(sane) >= _LEAST_TRIMMED)
+        averages[measure] = trimmed_mean(sane, trim) if complete else None
     return averages
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A result against the baseline; a ratio above 1 means it is better (faster, or with fewer
-    samples).
+    """A result against the baseline. ``ratios``: by measure, above 1 if it is better (faster, or
+    with fewer samples). ``unlike``: properties of the task in which they differ, so that their
+    times are not comparable.
     """
 
-    baseline: Result
-    other: Result
-
-    @functools.cached_property
-    def means(self) -> dict[str, tuple[Mean, Mean]]:
-        """(other, baseline) of each measure that both have."""
-        pairs = {}
-        others, bases = means(self.other), means(self.baseline)
-        for name in MEASURES:
-            other, base = others[name], bases[name]
-            if other and base and other.value > 0 and base.value > 0:
-                pairs[name] = (other, base)
-        return pairs
-
-    @functools.cached_property
-    def ratios(self) -> dict[str, Ratio]:
-        ratios = {}
-        enough = (
-            min(len(self.baseline.scored.counted), len(self.other.scored.counted))
-            >= _LEAST_TRIMMED
-        )
-        for measure, (other, baseline) in self.means.items():
-            # Above 1 is better in every measure, so times and samples are inverted.
-            measured = (
-                ratio(other, baseline)
-                if measure in _MORE_IS_BETTER
-                else ratio(baseline, other)
-            )
-            ratios[measure] = measured if enough else Ratio(value=measured.value)
-        return ratios
-
-    @functools.cached_property
-    def unlike(self) -> list[str]:
-        """Task properties in which the results differ, so that their times are not comparable."""
-        first, second = _task(self.baseline), _task(self.other)
-        # What one of them has not recorded is not called different.
-        return [
-            name for name in first if name in second and first[name] != second[name]
-        ]
+    ratios: dict[str, Ratio]
+    unlike: list[str]
 
     def verdict(self) -> str:
         time = self.ratios.get("time")
         if time is None:
             return "no times to compare"
-        # Ratios are turned so that above 1 is better.
         word = "faster" if time.value >= 1 else "slower"
         factor = max(time.value, 1 / time.value)
         much = f"{factor:.1f} times" if factor >= 2 else f"{100 * (factor - 1):.1f}%"
@@ -243,6 +191,24 @@ class Comparison:
         if time.significant:
             return f"{faster}, significant at 5% (p = {time.p:.2g})"
         return f"no significant difference in time: {faster}, p = {time.p:.2g}"
+
+
+def _compared(baseline: Result, other: Result) -> Comparison:
+    ratios, others, bases = {}, means(other), means(baseline)
+    least = min(len(result.scored.counted) for result in (baseline, other))
+    for measure in MEASURES:
+        better, worse = others[measure], bases[measure]
+        # Above 1 is better in every measure, so times and samples are inverted.
+        if measure not in _MORE_IS_BETTER:
+            better, worse = worse, better
+        if better and worse:
+            found = ratio(better, worse)
+            few = least < _LEAST_TRIMMED
+            ratios[measure] = Ratio(value=found.value) if few else found
+    first, second = _task(baseline), _task(other)
+    # What one of them has not recorded is not called different.
+    both = [name for name in first if name in second]
+    return Comparison(ratios, [name for name in both if first[name] != second[name]])
 
 
 def _task(result: Result) -> dict[str, Any]:
@@ -269,24 +235,17 @@ def _task(result: Result) -> dict[str, Any]:
 def compare(results: Sequence[Result]) -> list[Comparison]:
     """Every later result against the first. Raises ReviewError if there are fewer than two."""
     if len(results) < 2:
-        raise ReviewError(
-            "compare needs at least two results: give two folders of logs, or a folder above them"
-        )
-    return [Comparison(results[0], result) for result in results[1:]]
+        how = "give two folders of logs, or a folder above them"
+        raise ReviewError(f"compare needs at least two results: {how}")
+    return [_compared(results[0], result) for result in results[1:]]
 
 
 def differing_hyperparameters(results: Sequence[Result]) -> dict[str, list[Any]]:
     """Logged hyper-parameters that differ between the results' first logs."""
     # One log stands for its result: `check` reports runs that differ among themselves.
-    logged = [
-        result.runs[0].hyperparameters if result.runs else {} for result in results
-    ]
-    differing = {}
-    for key in HYPERPARAMETERS:
-        values = [hyperparameters.get(key) for hyperparameters in logged]
-        if any(value != values[0] for value in values):
-            differing[key] = values
-    return differing
+    logged = [one.runs[0].hyperparameters if one.runs else {} for one in results]
+    rows = {key: [known.get(key) for known in logged] for key in HYPERPARAMETERS}
+    return {key: row for key, row in rows.items() if any(v != row[0] for v in row)}
 
 
 def _results(verdicts: Sequence[Verdict]) -> list[Result]:
@@ -297,22 +256,16 @@ def as_json(verdicts: Sequence[Verdict]) -> dict[str, Any]:
     results = _results(verdicts)
     names, described, comparisons = _names(results), [], []
     for name, verdict, result in zip(names, verdicts, results, strict=True):
-        values = {
-            measure: mean and mean.value for measure, mean in means(result).items()
-        }
+        averages = means(result).items()
+        values = {measure: mean and mean.value for measure, mean in averages}
         described.append({**result_as_dict(verdict), "name": name, "means": values})
     for name, comparison in zip(names[1:], compare(results), strict=True):
-        outcome = {
-            "verdict": comparison.verdict(),
-            "unlike": comparison.unlike,
-            "ratios": comparison.ratios,
-        }
-        comparisons.append({"name": name, "baseline": names[0], **outcome})
-    differing = differing_hyperparameters(results)
+        about = {"name": name, "baseline": names[0], "verdict": comparison.verdict()}
+        comparisons.append({**about, **pick(comparison, "unlike ratios")})
     return {
         "results": described,
         "comparisons": comparisons,
-        "differing_hyperparameters": differing,
+        "differing_hyperparameters": differing_hyperparameters(results),
     }
 
 
@@ -361,68 +314,50 @@ def parts(verdicts: Sequence[Verdict]) -> list[Part]:
 
 
 def _figures(results: Sequence[Result]) -> list[list[str]]:
-    measured = [means(result) for result in results]
-
-    def row(label: str, cell: Callable[[Result], str]) -> list[str]:
-        return [label, *map(cell, results)]
-
-    def measure_row(measure: str, shown: Callable[[float | None], str]) -> list[str]:
-        values = (averages[measure] for averages in measured)
-        return [
-            MEASURES[measure],
-            *(shown(mean.value if mean else None) for mean in values),
-        ]
-
-    def rcp_test(result: Result) -> str:
-        return (
-            "-"
-            if result.rcp_test is None
-            else "passed"
-            if result.rcp_test.passed
-            else "failed"
-        )
-
-    rows = [
-        row(
-            "runs that count",
-            lambda result: f"{len(result.scored.counted)} of {len(result.runs)}",
-        ),
-        row(
-            "score, minutes, unverified",
-            lambda result: number_text(result.score, ",.4f"),
-        ),
-        row("median minutes", lambda result: number_text(result.scored.median, ",.4f")),
-        row("scaling factor", lambda result: f"{result.scaling_factor:.6f}"),
-        row("RCP test", rcp_test),
-        measure_row("normalized_time", lambda value: number_text(value, ",.4f")),
-        measure_row("samples", lambda value: number_text(value, ",.0f")),
+    rows: list[list[str]] = [
+        ["runs that count"],
+        ["score, minutes, unverified"],
+        ["median minutes"],
+        ["scaling factor"],
+        ["RCP test"],
+        [MEASURES["normalized_time"]],
+        [MEASURES["samples"]],
+        ["energy, kJ"],
+        *([MEASURES[measure]] for measure in _MORE_IS_BETTER),
     ]
-    if any(result.energy for result in results):
-        joules = [result.energy.joules if result.energy else None for result in results]
-        rows.append(
-            [
-                "energy, kJ",
-                *(number_text(value and value / 1000, ",.1f") for value in joules),
-            ]
+    for result in results:
+        found = means(result).items()
+        values = {name: mean.value if mean else None for name, mean in found}
+        test, energy = result.rcp_test, result.energy
+        kilojoules = energy.joules / 1000 if energy and energy.joules else None
+        cells = (
+            f"{len(result.scored.counted)} of {len(result.runs)}",
+            number_text(result.score, ",.4f"),
+            number_text(result.scored.median, ",.4f"),
+            f"{result.scaling_factor:.6f}",
+            "-" if test is None else "passed" if test.passed else "failed",
+            number_text(values["normalized_time"], ",.4f"),
+            number_text(values["samples"], ",.0f"),
+            number_text(kilojoules, ",.1f"),
+            *(rate_text(values[measure]) for measure in _MORE_IS_BETTER),
         )
-    return rows + [measure_row(measure, rate_text) for measure in _MORE_IS_BETTER]
+        for row, cell in zip(rows, cells, strict=True):
+            row.append(cell)
+    measured = any(result.energy for result in results)
+    return [row for row in rows if measured or row[0] != "energy, kJ"]
 
 
 def _ratios(comparison: Comparison) -> Table:
     from rich.text import Text
 
-    headings = [Column("", wraps=True)]
-    headings += [
-        Column(heading, right=True) for heading in ("speed-up", "95% interval", "p")
-    ]
+    names = ("speed-up", "95% interval", "p")
     rows = []
-    for measure, against in comparison.ratios.items():
-        style = (
-            "" if not against.significant else "green" if against.value > 1 else "red"
-        )
-        interval = (
-            "-" if against.low is None else f"{against.low:.4f} to {against.high:.4f}"
-        )
-        cells = [f"{against.value:.4f}", interval, number_text(against.p, ".2g")]
+    for measure, found in comparison.ratios.items():
+        colour = "green" if found.value > 1 else "red"
+        style = colour if found.significant else ""
+        known = found.low is not None
+        interval = f"{found.low:.4f} to {found.high:.4f}" if known else "-"
+        cells = (f"{found.value:.4f}", interval, number_text(found.p, ".2g"))
         rows.append([MEASURES[measure], *(Text(cell, style) for cell in cells)])
-    return Table(headings, rows)
+    columns = [Column("", wraps=True), *(Column(name, right=True) for name in names)]
+    return Table(columns, rows)

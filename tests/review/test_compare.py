@@ -202,16 +202,10 @@ def test_closed_runs_are_of_one_data_set_wherever_it_lies(tmp_path):
     assert comparison.unlike == []
 
 
-@pytest.mark.parametrize(
-    ("sections", "says"),
-    [
-        ({"model": {**LARGE, "hidden_size": 128}}, "hidden_size 128, not 1024"),
-        (
-            {"data": {"max_seq_length": 512, "synthetic": True}},
-            "synthetic true, not false",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("sections", "says"), [
+    ({"model": {**LARGE, "hidden_size": 128}}, "hidden_size 128, not 1024"),
+    ({"data": {"max_seq_length": 512, "synthetic": True}}, "synthetic true, not false"),
+])  # fmt: skip
 def test_a_closed_run_of_another_model_or_data_is_not_compared(
     sections, says, submission, tmp_path, capsys
 ):
