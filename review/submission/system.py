@@ -56,6 +56,8 @@ _MEMORY = TABLE["accelerator_memory_configuration"]["by_name"]
 # Libraries: environment variable with the version in NGC images, and pip packages that contain
 # them.
 _VERSIONS = TABLE[_STACK]["versions"]
+_EVERY = (*FIELDS, *ASKED)
+_OF_RUN = "cuda", "cudnn", "nccl", "python"  # versions in environment.json
 
 
 @dataclass(frozen=True)
@@ -78,93 +80,79 @@ def describe(
     """Fills in the description. ``given``: (source, fields), by priority; ``machine`` is probed for
     the rest.
     """
+    layers = [*given, ("this machine", probe(machine))]
     fields: dict[str, Any] = {}
     sources: dict[str, str] = {}
-
-    def add(source: str, values: Mapping[str, Any]) -> None:
-        for name in (*FIELDS, *ASKED):
-            # A blank in one source does not hide what a later one knows.
-            if name not in fields and values.get(name) not in BLANK:
-                fields[name], sources[name] = _value(name, values[name]), source
-
-    layers = [*given, ("this machine", probe(machine))]
-    for source, values in layers:
-        add(source, values)
-    # The official checker requires these fields of systems without accelerators as well.
-    if fields.get("accelerators_per_node") == "0":
-        add(
-            "no accelerator",
-            {name: "N/A" for name in FIELDS if name.startswith("accelerator_")},
-        )
+    stack: dict[str, str] = {}
+    others: dict[str, Any] = {}
+    # Reversed, so that the first source of a value wins; a blank hides nothing.
+    for source, values in reversed(layers):
+        for name in values:
+            value = _value(name, values[name])
+            if name not in _EVERY:
+                # Fields of other tools in the file that is updated are kept.
+                others[name] = values[name]
+            elif value not in BLANK:
+                fields[name], sources[name] = value, source
+                stack |= value if isinstance(value, dict) else {}
     if isinstance(fields.get(_STACK), dict):
-        # Merged over all sources; reversed, so that the first source of an entry wins.
-        stacks = [values.get(_STACK) for _, values in reversed(layers)]
-        merged = [stack for stack in stacks if isinstance(stack, Mapping)]
-        stack: dict[str, Any] = {}
-        for entries in merged:
-            stack |= entries
-        fields[_STACK] = _value(_STACK, stack)
-    # Fields of other tools in the file that is updated are kept.
-    described: dict[str, Any] = {}
-    for _, values in reversed(given):
-        described |= {name: values[name] for name in values if name not in FIELDS}
-    described |= {name: fields[name] for name in ASKED if name in fields}
-    known = {name: sources[name] for name in (*FIELDS, *ASKED) if name in sources}
+        fields[_STACK] = stack
+    if fields.get("accelerators_per_node") == "0":
+        # The official checker requires these fields of systems without accelerators as well.
+        for name in FIELDS:
+            if name.startswith("accelerator_") and name not in fields:
+                fields[name], sources[name] = "N/A", "no accelerator"
+    whole = {name: fields.get(name, "") for name in FIELDS} | others
+    whole |= {name: fields[name] for name in ASKED if name in fields}
     return Description(
-        {name: fields.get(name, "") for name in FIELDS} | described, known
+        whole, {name: sources[name] for name in _EVERY if name in fields}
     )
 
 
 def _value(name: str, value: Any) -> Any:
-    """A value as a string; the software stack may also be an object of strings."""
+    """A value as a string, or the same if it is blank; the software stack may be an object of
+    strings.
+    """
     if name == _STACK and isinstance(value, Mapping):
-        known = {key: entry for key, entry in value.items() if entry not in (None, "")}
-        return {text(key): text(entry) for key, entry in known.items()}
-    return value if isinstance(value, str) else text(value)
+        return {text(key): text(value[key]) for key in value if value[key] not in BLANK}
+    return value if value in BLANK else text(value)
 
 
 def from_run(folder: Path) -> dict[str, Any]:
     """Fields from environment.json and config.json of a run. Raises ReviewError."""
-    environment = read_json(folder / "environment.json")
+    record = folder / "environment.json"
+    environment, packages = read_json(record), read_json(record, "packages")
     mlperf = read_json(folder / "config.json", "mlperf")
     if not environment:
-        raise ReviewError(
-            f"{folder / 'environment.json'}: no such file, or not JSON; give a folder of results/"
-        )
-    packages = read_json(folder / "environment.json", "packages")
-    gpus = environment.get("gpus")
-    stack = {
-        f"{name}_version": environment.get(name)
-        for name in ("cuda", "cudnn", "nccl", "python")
-    }
+        why = "no such file, or not JSON; give a folder of results/"
+        raise ReviewError(f"{record}: {why}")
     # PyTorch is the framework, not part of the stack.
-    stack |= {f"{name}_version": packages[name] for name in packages if name != "torch"}
-    stack["kernel_version"] = environment.get("platform")
+    torch = packages.pop("torch", None)
+    versions = {name: environment.get(name) for name in _OF_RUN} | packages
     facts: dict[str, Any] = {
-        # The trainer's default, which is no answer.
-        "submitter": None
-        if mlperf.get("organization") == "unknown"
-        else mlperf.get("organization"),
+        "submitter": mlperf.get("organization"),
         "division": mlperf.get("division"),
         "number_of_nodes": mlperf.get("num_nodes"),
-        "framework": f"PyTorch {packages['torch']}" if packages.get("torch") else None,
-        "other_software_stack": {name: value for name, value in stack.items() if value},
+        "framework": torch and f"PyTorch {torch}",
+        _STACK: {f"{name}_version": versions[name] for name in versions},
     }
+    facts[_STACK]["kernel_version"] = environment.get("platform")
+    # The trainer's default, which is no answer.
+    if facts["submitter"] == "unknown":
+        del facts["submitter"]
+    gpus = environment.get("gpus")
     if isinstance(gpus, list) and gpus:
-        facts |= {
-            "accelerators_per_node": str(len(gpus)),
-            "accelerator_model_name": text(gpus[0]),
-        }
+        facts["accelerators_per_node"] = len(gpus)
+        facts["accelerator_model_name"] = gpus[0]
     return facts
 
 
 def known(fields: Mapping[str, Any], where: object) -> dict[str, Any]:
     """Copy of the fields. Raises ReviewError if one is unknown."""
-    every = (*FIELDS, *ASKED)
-    if unknown := [name for name in fields if name not in every]:
-        raise ReviewError(
-            f"{where}: unknown field {text(unknown[0])!r}; the fields are {', '.join(every)}"
-        )
+    for name in fields:
+        if name not in _EVERY:
+            every = f"the fields are {', '.join(_EVERY)}"
+            raise ReviewError(f"{where}: unknown field {text(name)!r}; {every}")
     return dict(fields)
 
 
@@ -174,9 +162,8 @@ def parse_settings(settings: Sequence[str]) -> dict[str, str]:
     for setting in settings:
         name, equals, value = setting.partition("=")
         if not equals:
-            raise ReviewError(
-                f"--set {setting}: expected FIELD=VALUE, such as --set cooling=air"
-            )
+            form = "expected FIELD=VALUE, such as --set cooling=air"
+            raise ReviewError(f"--set {setting}: {form}")
         pairs[name.strip()] = value.strip()
     return known(pairs, "--set")
 
@@ -184,13 +171,13 @@ def parse_settings(settings: Sequence[str]) -> dict[str, str]:
 def write(description: Description, path: Path) -> None:
     """Writes the file if our rules and the official checker accept it. Raises ReviewError."""
     if path.suffix != ".json":
-        raise ReviewError(
-            f"{path}: the name must end in .json, such as systems/DGXH100.json"
+        form = "the name must end in .json, such as systems/DGXH100.json"
+        raise ReviewError(f"{path}: {form}")
+    if re.search(r"\s|^\.", path.name):
+        form = (
+            "the official checkers allow neither spaces nor a leading dot in the name"
         )
-    if any(character.isspace() for character in path.name) or path.name.startswith("."):
-        raise ReviewError(
-            f"{path}: the official checkers allow neither spaces nor a leading dot in the name"
-        )
+        raise ReviewError(f"{path}: {form}")
     fields = description.fields
     asked = [
         f"{name} ({allowed})"
@@ -205,16 +192,13 @@ def write(description: Description, path: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="review-system-") as folder:
         draft = Path(folder) / path.name
         draft.write_text(content, encoding="utf-8")
-        findings = check_description(draft, DEFAULT_RULESET)
-        if error := next(
-            (finding for finding in findings if finding.severity == ERROR), None
-        ):
-            raise ReviewError(f"{error.key} {error.message}: {error.hint}")
+        for finding in check_description(draft, DEFAULT_RULESET):
+            if finding.severity == ERROR:
+                raise ReviewError(f"{finding.key} {finding.message}: {finding.hint}")
         outcome = official.check_system(draft, DEFAULT_RULESET)
         if not outcome.passed:
-            raise ReviewError(
-                f"the official checker rejects it: {outcome.crash or '; '.join(outcome.messages)}"
-            )
+            why = outcome.crash or "; ".join(outcome.messages)
+            raise ReviewError(f"the official checker rejects it: {why}")
     write_whole(path, content)
 
 
@@ -225,14 +209,13 @@ class Machine:
 
     def run(self, *command: str) -> str:
         """Output of a command; empty if it is missing, fails or hangs."""
+        # lscpu and others translate their labels otherwise.
+        words = ["env", "LC_ALL=C", *command]
         with contextlib.suppress(ReviewError):
-            # lscpu and others translate their labels otherwise.
-            return run(["env", "LC_ALL=C", *command], "", _TIMEOUT).decode(
-                "utf-8", "replace"
-            )
+            return run(words, "", _TIMEOUT).decode("utf-8", "replace")
         return ""
 
-    def read(self, path: str) -> str:
+    def read(self, path: str | Path) -> str:
         """A file's text; empty if it cannot be read."""
         with contextlib.suppress(OSError):
             return Path(path).read_text(encoding="utf-8", errors="replace").strip()
@@ -240,7 +223,7 @@ class Machine:
 
     def paths(self, folder: str, pattern: str) -> list[str]:
         """Paths in a folder, sorted."""
-        return sorted(str(path) for path in Path(folder).glob(pattern))
+        return sorted(map(str, Path(folder).glob(pattern)))
 
     def version(self, package: str) -> str:
         """Version of a Python package; empty if it is not installed."""
@@ -251,17 +234,14 @@ class Machine:
 
 def probe(machine: Machine) -> dict[str, Any]:
     """All fields that can be probed, without blank ones."""
-    accelerators, software = _accelerators(machine), _software(machine)
-    # Found along with the GPUs, but part of the software.
-    if driver := accelerators.pop("nvidia_kernel_driver", ""):
-        software["other_software_stack"]["nvidia_kernel_driver"] = driver
+    accelerators, driver = _accelerators(machine)
     facts = {
         **_host(machine),
         **_memory(machine),
         **_storage(machine),
         **_network(machine),
         **accelerators,
-        **software,
+        **_software(machine, driver),
     }
     return {name: value for name, value in facts.items() if value not in BLANK}
 
@@ -277,44 +257,29 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _host(machine: Machine) -> dict[str, str]:
-    words = [
+    labels = machine.run("lscpu")
+
+    def listed(label: str) -> str:
+        return _search(rf"^\s*{re.escape(label)}:(.*)", labels)
+
+    def number(label: str) -> int:
+        return int(listed(label)) if listed(label).isdigit() else 0
+
+    names = (
         machine.read(f"/sys/class/dmi/id/{name}")
         for name in ("sys_vendor", "product_name")
-    ]
-    listed = {}
-    for line in machine.run("lscpu").splitlines():
-        key, _, value = line.partition(":")
-        listed[key.strip()] = value.strip()
-    sockets, cores, threads = (
-        int(count) if (count := listed.get(key, "")).isdigit() else 0
-        for key in ("Socket(s)", "Core(s) per socket", "Thread(s) per core")
     )
-    links = {"GenuineIntel": "UPI", "AuthenticAMD": "Infinity Fabric"}
-    link = (
-        "N/A (one processor)"
-        if sockets == 1
-        else links.get(listed.get("Vendor ID", ""), "")
-    )
-    caches = [
-        f"{name} {size}"
-        for name in ("L1d", "L1i", "L2", "L3")
-        if (size := listed.get(f"{name} cache"))
-    ]
-    frequency = ""
-    with contextlib.suppress(ValueError):
-        frequency = f"{float(listed.get('CPU max MHz', '').replace(',', '.')) / 1000:.2f} GHz max"
+    sockets, cores = number("Socket(s)"), number("Core(s) per socket")
+    threads = number("Thread(s) per core") or 1
     return {
         # Boards without a name call themselves "To Be Filled By O.E.M.".
         "system_name": " ".join(
-            word for word in words if word and "To Be Filled" not in word
+            name for name in names if name and "To Be Filled" not in name
         ),
-        "host_processor_model_name": listed.get("Model name", ""),
+        "host_processor_model_name": listed("Model name"),
         "host_processors_per_node": str(sockets or ""),
-        "host_processor_interconnect": link if sockets else "",
         "host_processor_core_count": str(cores or ""),
-        "host_processor_vcpu_count": str(cores * (threads or 1) or ""),
-        "host_processor_caches": ", ".join(caches),
-        "host_processor_frequency": frequency,
+        "host_processor_vcpu_count": str(cores * threads or ""),
     }
 
 
@@ -324,9 +289,7 @@ def _memory(machine: Machine) -> dict[str, str]:
     for block in machine.run("dmidecode", "-t", "memory").split("\n\n"):
         size = re.search(r"^\s*Size: (\d+) (MB|GB|TB)$", block, re.MULTILINE)
         if size and "Memory Device" in block:
-            speed = _search(
-                r"^\s*(?:Configured Memory|Configured Clock) Speed: (\d+)", block
-            )
+            speed = _search(r"^\s*Configured (?:Memory|Clock) Speed: (\d+)", block)
             gigabytes = int(size[1]) * _GIGABYTES[size[2]]
             kind = _search(r"^\s*Type: (.*)$", block) or "memory"
             modules.append(f"{gigabytes:g} GB {kind}{speed and '-'}{speed}")
@@ -343,28 +306,20 @@ def _memory(machine: Machine) -> dict[str, str]:
 
 def _storage(machine: Machine) -> dict[str, str]:
     kinds, disks = [], []
-    try:
-        listed = json.loads(
-            machine.run("lsblk", "-d", "-b", "-J", "-o", "NAME,TYPE,SIZE,ROTA")
-        )
-        for disk in listed["blockdevices"]:
-            name = str(disk["name"])
-            size = int(disk["size"])
+    listed = machine.run("lsblk", "-d", "-b", "-J", "-o", "NAME,TYPE,SIZE,ROTA")
+    # An older lsblk has no -J, or lacks a field: then the fields stay blank.
+    with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
+        for disk in json.loads(listed)["blockdevices"]:
+            name, size = str(disk["name"]), int(disk["size"])
             # Disks in memory and drives without a medium store no data set.
             other = name.startswith(("zram", "ram", "loop", "nbd", "fd", "sr"))
             if disk["type"] != "disk" or size <= 0 or other:
                 continue
             kind = "HDD" if str(disk.get("rota")).lower() in ("1", "true") else "SSD"
-            kind = "NVMe SSD" if name.startswith("nvme") else kind
+            kinds.append("NVMe SSD" if name.startswith("nvme") else kind)
             # Decimal, as disks are sold.
-            capacity = (
-                f"{size / 1e12:.3g} TB" if size >= 1e12 else f"{size / 1e9:.0f} GB"
-            )
-            kinds.append(kind)
-            disks.append(f"{capacity} {kind}")
-    except (ValueError, KeyError, TypeError, AttributeError):
-        # An older lsblk has no -J, or lacks a field: then the fields stay blank.
-        return {}
+            large = f"{size / 1e12:.3g} TB" if size >= 1e12 else f"{size / 1e9:.0f} GB"
+            disks.append(f"{large} {kinds[-1]}")
     return {
         "host_storage_type": ", ".join(dict.fromkeys(kinds)),
         "host_storage_capacity": _listed(disks),
@@ -377,53 +332,38 @@ def _network(machine: Machine) -> dict[str, str]:
     """
     ports = []
     for path in map(Path, machine.paths("/sys/class/infiniband", "*/ports/*/rate")):
-        layer, state = (
-            machine.read(str(path.with_name(name))) for name in ("link_layer", "state")
-        )
         speed = re.match(r"(\d+) Gb/sec", machine.read(str(path)))
         # A port without a cable is no network of the run.
-        if speed and "ACTIVE" in state:
-            kind = "RoCE" if layer == "Ethernet" else layer or "InfiniBand"
+        if speed and "ACTIVE" in machine.read(str(path.with_name("state"))):
+            layer = machine.read(str(path.with_name("link_layer"))) or "InfiniBand"
+            kind = "RoCE" if layer == "Ethernet" else layer
             ports.append(f"{kind} {speed[1]} Gb/s")
     # Only hardware has a device.
     for path in map(Path, () if ports else machine.paths("/sys/class/net", "*/device")):
-        megabits, state = (
-            machine.read(str(path.with_name(name))) for name in ("speed", "operstate")
-        )
         # Some drivers do not know the state of a port that works.
-        if state in ("up", "unknown"):
-            known = megabits.isdigit() and int(megabits) > 0
-            ports.append(
-                f"Ethernet {int(megabits) / 1000:g} Gb/s" if known else "Ethernet"
-            )
+        if machine.read(str(path.with_name("operstate"))) in ("up", "unknown"):
+            speed = re.match(r"[1-9]\d*", machine.read(str(path.with_name("speed"))))
+            rate = f" {int(speed[0]) / 1000:g} Gb/s" if speed else ""
+            ports.append(f"Ethernet{rate}")
     return {
         "host_networking": _listed(ports),
         "host_network_card_count": str(len(ports) or ""),
     }
 
 
-def _accelerators(machine: Machine) -> dict[str, str]:
-    query = (
-        "nvidia-smi",
-        f"--query-gpu={','.join(_GPU_QUERY)}",
-        "--format=csv,noheader,nounits",
-    )
-    rows = []
-    for line in machine.run(*query).splitlines():
-        row = [cell.strip() for cell in line.split(",")]
-        # Anything else is a message of nvidia-smi.
-        if len(row) == len(_GPU_QUERY):
-            rows.append(row)
+def _accelerators(machine: Machine) -> tuple[dict[str, str], str]:
+    """Fields of the accelerators, and the version of their driver."""
+    query = f"--query-gpu={','.join(_GPU_QUERY)}"
+    answer = machine.run("nvidia-smi", query, "--format=csv,noheader,nounits")
+    rows = [[cell.strip() for cell in line.split(",")] for line in answer.splitlines()]
+    # Anything else is a message of nvidia-smi.
+    rows = [row for row in rows if len(row) == len(_GPU_QUERY)]
     # No answer is no proof that there is no accelerator: others have no nvidia-smi.
     if not rows:
-        return {}
+        return {}, ""
     name, memory, clock, generation, lanes, driver = rows[0]
     names = [row[0] for row in rows]
-    bus = (
-        f"PCIe Gen{generation} x{lanes}"
-        if generation.isdigit() and lanes.isdigit()
-        else ""
-    )
+    numbers = generation.isdigit() and lanes.isdigit()
     link = "PCIe" if len(rows) > 1 else "N/A (one accelerator)"
     listed = machine.run("nvidia-smi", "nvlink", "-s") if len(rows) > 1 else ""
     first = listed.split("GPU 1:")[0]
@@ -436,33 +376,27 @@ def _accelerators(machine: Machine) -> dict[str, str]:
         "accelerator_model_name": name if len(set(names)) == 1 else _listed(names),
         "accelerator_memory_capacity": f"{memory} MiB" if memory.isdigit() else "",
         "accelerator_frequency": f"{clock} MHz max" if clock.isdigit() else "",
-        "accelerator_host_interconnect": bus,
+        "accelerator_host_interconnect": f"PCIe Gen{generation} x{lanes}" * numbers,
         "accelerator_memory_configuration": next(kinds, ""),
         "accelerator_interconnect": link,
-        "nvidia_kernel_driver": driver,
-    }
+    }, driver
 
 
-def _software(machine: Machine) -> dict[str, Any]:
+def _software(machine: Machine, driver: str) -> dict[str, Any]:
     stack = {}
     for name, (variable, *packages) in _VERSIONS.items():
-        stack[name] = machine.environment.get(variable) or next(
-            filter(None, map(machine.version, packages)), ""
-        )
-    stack["python_version"] = (
-        machine.run("python3", "--version").removeprefix("Python").strip()
-    )
+        installed = filter(None, map(machine.version, packages))
+        stack[name] = machine.environment.get(variable) or next(installed, "")
+    python = machine.run("python3", "--version")
+    stack["python_version"] = python.removeprefix("Python").strip()
     stack["kernel_version"] = machine.run("uname", "-sr").strip()
+    stack["nvidia_kernel_driver"] = driver
     release = machine.environment.get("NVIDIA_PYTORCH_VERSION")
     torch = machine.version("torch")
+    framework = f"NVIDIA PyTorch Release {release}" if release else f"PyTorch {torch}"
+    os_release = machine.read("/etc/os-release")
     return {
-        "framework": f"NVIDIA PyTorch Release {release}"
-        if release
-        else torch and f"PyTorch {torch}",
-        "other_software_stack": {
-            name: version for name, version in stack.items() if version
-        },
-        "operating_system": _search(
-            r'^PRETTY_NAME="?([^"\n]*)', machine.read("/etc/os-release")
-        ),
+        "framework": framework if release or torch else "",
+        _STACK: {name: version for name, version in stack.items() if version},
+        "operating_system": _search(r'^PRETTY_NAME="?([^"\n]*)', os_release),
     }

@@ -42,20 +42,21 @@ FILES = {
 RUN_BY = ("setup.sh", "run_and_time.sh")  # executable
 
 
+CODE = "EXAMPLE/benchmarks/bert/implementations/pytorch"
+RESULTS = "EXAMPLE/results/BOX/bert"
+
+
 def git(folder: Path, *arguments: str) -> str:
     """Runs git with a test identity."""
-    identity = [
-        "-c",
-        "user.name=test",
-        "-c",
-        "user.email=test@example.com",
-        "-c",
-        "commit.gpgsign=false",
-    ]
-    command = ["git", "-C", str(folder), *identity, *arguments]
-    return subprocess.run(
-        command, check=True, capture_output=True, text=True
-    ).stdout.strip()
+    identity = "-c user.name=test -c user.email=t@example.com -c commit.gpgsign=false"
+    command = ["git", "-C", str(folder), *identity.split(), *arguments]
+    return subprocess.check_output(command, text=True).strip()
+
+
+def line(runs: Path, output: Path, description: Path) -> list[str]:
+    """The command."""
+    options = f"--org EXAMPLE --system BOX -o {output} --description {description}"
+    return ["package", str(runs), *options.split()]
 
 
 def commit_all(folder: Path) -> str:
@@ -93,18 +94,8 @@ def request_(tmp_path, submission, repository_):
     )
     mlperf = {"system": "BOX_1x8x48x1_pack", "division": "closed"}
     (runs / "config.json").write_text(json.dumps({**RECORD, "mlperf": mlperf}))
-    line = [
-        "package",
-        str(runs),
-        "--org",
-        "EXAMPLE",
-        "--system",
-        "BOX",
-        "-o",
-        str(tmp_path / "out" / "package"),
-    ]
-    line += ["--description", str(submission.parents[2] / "systems" / "dgx.json")]
-    return parser().parse_args(line)
+    description = submission.parents[2] / "systems" / "dgx.json"
+    return parser().parse_args(line(runs, tmp_path / "out" / "package", description))
 
 
 def replace(request: argparse.Namespace, **fields: object) -> argparse.Namespace:
@@ -134,9 +125,9 @@ def test_the_official_tools_accept_the_package_and_give_our_score(request_, tmp_
     assert tree(tmp_path / "copy" / "EXAMPLE") == before, (
         "scaling.json is there already, and right"
     )
-    (result,) = load_results(root / "results" / "BOX" / "bert")
+    (result,) = load_results(request_.output / RESULTS)
     assert result.scaling_factor > 1
-    place = str(root / "results" / "BOX" / "bert")
+    place = str(request_.output / RESULTS)
     score = result_summarizer._compute_strong_score_standalone(
         "bert", "BOX", False, place, "training", "5.0.0"
     )
@@ -150,44 +141,14 @@ def test_train_samples_stand_in_for_an_epoch_num_that_counts_epochs(request_):
         path.write_text(re.sub(r'"epoch_num": \d+', '"epoch_num": 1', path.read_text()))
     assert not package(request_).passed
     assert not request_.output.exists()
-    line = [
-        "package",
-        str(request_.runs),
-        "--org",
-        "EXAMPLE",
-        "--system",
-        "BOX",
-        "-o",
-        str(request_.output),
-    ]
-    line += ["--description", str(request_.description)]
-    assert main([*line, "--rcp-bert-train-samples"]) == 0
+    words = line(request_.runs, request_.output, request_.description)
+    assert main([*words, "--rcp-bert-train-samples"]) == 0
     assert (request_.output / "EXAMPLE.tar.gz").is_file()
     root = request_.output / "EXAMPLE"
-    readme = next(
-        root.glob("benchmarks/bert/implementations/*/README-BOX.md")
-    ).read_text()
-    assert (
-        "| samples of the RCP test | train_samples (--rcp-bert-train-samples) |"
-        in readme
-    )
-    (result,) = load_results(root / "results" / "BOX" / "bert", train_samples=True)
+    readme = (request_.output / CODE / "README-BOX.md").read_text()
+    assert "| train_samples (--rcp-bert-train-samples) |" in readme
+    (result,) = load_results(request_.output / RESULTS, train_samples=True)
     assert f"| BOX | 8 | {result.score:.4f} | 10 |" in (root / "README.md").read_text()
-
-
-def test_logs_are_copied_byte_for_byte_and_numbered_from_zero(request_):
-    for index in reversed(range(10)):  # some submitters count from 1
-        (request_.runs / f"result_{index}.txt").rename(
-            request_.runs / f"result_{index + 1}.txt"
-        )
-    assert package(request_).passed
-    results = request_.output / "EXAMPLE" / "results" / "BOX" / "bert"
-    for index in range(10):
-        copied = (results / f"result_{index}.txt").read_bytes()
-        assert copied == (request_.runs / f"result_{index + 1}.txt").read_bytes()
-    assert {path.name for path in results.iterdir()} == {
-        f"result_{i}.txt" for i in range(10)
-    } | {"scaling.json"}
 
 
 def test_the_code_is_that_of_the_commit_that_ran(request_, repository_):
@@ -196,14 +157,7 @@ def test_the_code_is_that_of_the_commit_that_ran(request_, repository_):
     commit_all(repository_)
     (repository_ / "run.sub").write_text("not even committed\n")
     assert package(request_).passed
-    code = (
-        request_.output
-        / "EXAMPLE"
-        / "benchmarks"
-        / "bert"
-        / "implementations"
-        / "pytorch"
-    )
+    code = request_.output / CODE
     for name, content in FILES.items():
         hidden = any(part.startswith(".") for part in Path(name).parts)
         assert (code / name).exists() != hidden, name
@@ -319,30 +273,27 @@ def environment(git_commit):
     )
 
 
-@pytest.mark.parametrize(
-    ("change", "fields", "says"),
-    [
-        (None, {"org": "a b"}, "--org"),
-        (None, {"org": "../x"}, "--org"),
-        (None, {"system": ".hidden"}, "--system"),
-        (None, {"implementation": ""}, "--implementation"),
-        (None, {"org": "OTHER"}, "submitter is 'EXAMPLE'"),
-        (None, {"description": Path("none.json")}, "python -m review system"),
-        (None, {"commit": "0" * 40}, "no commit"),
-        (None, {"commit": "--output=x"}, "no commit"),
-        (None, {"config": "configs/none.sh"}, "--config"),
-        (None, {"add": True}, "to add to"),
-        (lambda r: (r.runs / "environment.json").unlink(), {}, "--commit"),
-        (environment("0123abc-dirty"), {}, "not committed"),
-        (environment("main"), {}, "is not a commit"),
-        (environment("f" * 40), {}, "no commit"),
-        (lambda r: (r.runs / "config.json").unlink(), {}, "--config"),
-        (lambda r: r.output.mkdir(parents=True), {}, "exists"),
-        (lambda r: shutil.copytree(r.runs, r.runs / "more"), {}, "give the one folder"),
-        (lambda r: r.output.parent.write_text(""), {}, "out"),
-        (lambda r: shutil.rmtree(package_module.REPOSITORY / ".git"), {}, "commit"),
-    ],
-)
+@pytest.mark.parametrize(("change", "fields", "says"), [
+    (None, {"org": "a b"}, "--org"),
+    (None, {"org": "../x"}, "--org"),
+    (None, {"system": ".hidden"}, "--system"),
+    (None, {"implementation": ""}, "--implementation"),
+    (None, {"org": "OTHER"}, "submitter is 'EXAMPLE'"),
+    (None, {"description": Path("none.json")}, "python -m review system"),
+    (None, {"commit": "0" * 40}, "no commit"),
+    (None, {"commit": "--output=x"}, "no commit"),
+    (None, {"config": "configs/none.sh"}, "--config"),
+    (None, {"add": True}, "to add to"),
+    (lambda r: (r.runs / "environment.json").unlink(), {}, "--commit"),
+    (environment("0123abc-dirty"), {}, "not committed"),
+    (environment("main"), {}, "is not a commit"),
+    (environment("f" * 40), {}, "no commit"),
+    (lambda r: (r.runs / "config.json").unlink(), {}, "--config"),
+    (lambda r: r.output.mkdir(parents=True), {}, "exists"),
+    (lambda r: shutil.copytree(r.runs, r.runs / "more"), {}, "give the one folder"),
+    (lambda r: r.output.parent.write_text(""), {}, "out"),
+    (lambda r: shutil.rmtree(package_module.REPOSITORY / ".git"), {}, "commit"),
+])  # fmt: skip
 def test_wrong_input_is_a_one_line_error_and_writes_nothing(
     request_, tmp_path, change, fields, says
 ):
@@ -384,34 +335,18 @@ def test_the_command_packages_this_repository(
         check=False,
     ).returncode:
         pytest.skip("not a git checkout")
-    arguments = [
-        "package",
-        str(request_.runs),
-        "--org",
-        "EXAMPLE",
-        "--system",
-        "BOX",
-        "-o",
-        str(request_.output),
-    ]
-    arguments += ["--description", str(request_.description), "--json"]
+    arguments = line(request_.runs, request_.output, request_.description)
+    arguments += ["--json", "--commit", "HEAD"]
     config = next((repository / "configs").glob("config_*x*.sh")).name
-    assert main([*arguments, "--commit", "HEAD", "--config", config]) == 0
+    assert main([*arguments, "--config", config]) == 0
     assert json.loads(capsys.readouterr().out)["passed"] is True
-    code = (
-        request_.output
-        / "EXAMPLE"
-        / "benchmarks"
-        / "bert"
-        / "implementations"
-        / "pytorch"
-    )
+    code = request_.output / CODE
     assert {*SCRIPTS, "run.sub", "configs", "input_preprocessing"} <= {
         path.name for path in code.iterdir()
     }
     (request_.runs / "result_9.txt").unlink()
     shutil.rmtree(request_.output)
-    assert main([*arguments, "--commit", "HEAD", "--config", config]) == 1
+    assert main([*arguments, "--config", config]) == 1
     assert json.loads(capsys.readouterr().out)["files"] == []
     assert not request_.output.exists()
 
@@ -433,35 +368,25 @@ def test_published_results_make_a_package(request_, real_folders):
         assert package(request).passed
 
 
-def test_the_energy_of_a_run_stays_with_its_log(request_, power_files):
-    runs = request_.runs
-    (runs / "result_0.txt").rename(
-        runs / "result_10.txt"
-    )  # the last by number, the ninth of the package
+def test_logs_are_numbered_from_zero_byte_for_byte_with_their_power(
+    request_, power_files
+):
+    runs, results = request_.runs, request_.output / RESULTS
+    # The last by number, the ninth of the package.
+    (runs / "result_0.txt").rename(runs / "result_10.txt")
     power_files(runs)
-    made = package(request_)
-    assert made.passed
-    results = request_.output / "EXAMPLE" / "results" / "BOX" / "bert"
-    for index, original in enumerate([*range(1, 10), 10]):
-        assert (results / f"result_{index}.txt").read_bytes() == (
-            runs / f"result_{original}.txt"
-        ).read_bytes()
-        kept, written = (folder / "power" for folder in (runs, results))
-        file = "node_0.txt"
-        assert (written / f"result_{index}" / file).read_bytes() == (
-            kept / f"result_{original}" / file
-        ).read_bytes()
-    assert sorted(path.name for path in (results / "power").iterdir()) == [
-        f"result_{i}" for i in range(10)
-    ]
+    assert package(request_).passed
+    for index in range(10):
+        for name in ("result_{}.txt", "power/result_{}/node_0.txt"):
+            copied = (results / name.format(index)).read_bytes()
+            assert copied == (runs / name.format(index + 1)).read_bytes()
+    held = {f"result_{index}.txt" for index in range(10)}
+    assert {path.name for path in results.iterdir()} == held | {"scaling.json", "power"}
+    assert len([*(results / "power").iterdir()]) == 10
     (before,), (after,) = load_results(runs), load_results(results)
     assert after.energy.joules == before.energy.joules
-    readme = (
-        request_.output
-        / "EXAMPLE"
-        / "benchmarks/bert/implementations/pytorch/README-BOX.md"
-    )
-    assert f"| energy | {after.energy.joules:,.2f} J |" in readme.read_text()
+    readme = (request_.output / CODE / "README-BOX.md").read_text()
+    assert f"| energy | {after.energy.joules:,.2f} J |" in readme
 
 
 @pytest.mark.parametrize("output", ["link/package", "out/../package"])
