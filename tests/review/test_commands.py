@@ -10,15 +10,7 @@ from review.__main__ import parser
 
 
 @pytest.mark.parametrize(
-    "line",
-    [
-        "",
-        "shwo x",
-        "show",
-        "rcp",
-        "compare x y --csv",
-        "show x --json --csv",
-    ],
+    "line", ["", "shwo x", "show", "rcp", "compare x y --csv", "show x --json --csv"]
 )
 def test_a_wrong_command_line_is_wrong_usage(line, capsys):
     with pytest.raises(SystemExit, match="2"):

@@ -101,21 +101,10 @@ def test_json_has_the_same_content(log, capsys):
     assert len(said["causes"]) == 4
 
 
-@pytest.mark.parametrize(
-    ("accuracies", "batch_size", "said"),
-    [
-        (
-            SOUND,
-            8,
-            "fewer than ten published runs have batch size 8: rehearse a config with one of 66, 96, 240",
-        ),
-        (
-            {5_000_000: 0.7},
-            768,
-            "none of its evaluations is at a sample count that published runs cover",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("accuracies", "batch_size", "said"), [
+    (SOUND, 8, "fewer than ten published runs have batch size 8: rehearse a config with one of 66, 96, 240"),
+    ({5_000_000: 0.7}, 768, "none of its evaluations is at a sample count that published runs cover"),
+])  # fmt: skip
 def test_what_cannot_be_compared_is_a_one_line_error(
     log, capsys, accuracies, batch_size, said
 ):
