@@ -162,7 +162,8 @@ def _makes(path: Path, name: str) -> bool:
         if isinstance(node, ast.Assign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             if any(isinstance(t, ast.Name) and t.id == name for t in targets):
-                return isinstance(node.value, ast.Dict | ast.Tuple | ast.List)
+                made = ast.Dict | ast.Tuple | ast.List | ast.Constant
+                return isinstance(node.value, made)
     return False
 
 
