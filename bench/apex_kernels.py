@@ -45,12 +45,9 @@ def _measured(make: Callable[[], Run]) -> dict[str, Any]:
     return figures
 
 
-def operation(module: Any) -> Callable[..., Any]:
+def operation(module: Any) -> Any:
     """Its kernel on a GPU, else its reference."""
-    function: Callable[..., Any] = (
-        module.fused if torch.cuda.is_available() else module.reference
-    )
-    return function
+    return module.fused if torch.cuda.is_available() else module.reference
 
 
 def tensors(*shapes: tuple[int, ...]) -> list[Tensor]:

@@ -51,9 +51,6 @@ MODEL = BertConfig(
 )
 
 
-FP32 = PrecisionConfig(precision="fp32")
-
-
 def pairs(on_gpu: bool) -> dict[str, tuple[Variant, Variant, float]]:
     """(fast, plain, largest allowed gap between their windows in nats; the loss starts at 5.3)."""
     fp32, bf16, fp8 = (
@@ -212,7 +209,8 @@ def initial_model() -> BertForPreTraining:
 
 def ours(steps: int) -> np.ndarray:
     """The run with this repository."""
-    step = new_step(initial_model(), FP32, sharded=False)
+    precision = PrecisionConfig(precision="fp32")
+    step = new_step(initial_model(), precision, sharded=False)
     return windows(train(step, batches(steps), rates_of(steps, PEER_LR)))
 
 

@@ -52,8 +52,6 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         return round(opponent / pick(times["ours_packed"]), 2)
 
     return vars(options) | {
-        "sequences": count,
-        "mean_length": round(batch.num_tokens / count, 1),
         "sequences_per_second": {
             name: round(count / span, 2) for name, span in fastest.items()
         },

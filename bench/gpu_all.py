@@ -99,7 +99,10 @@ class Recorder:
 
     def result(self, name: str, values: dict[str, Any]) -> None:
         self.results.append({"stage": name} | values)
-        self.file.write(json.dumps(self.results[-1]) + "\n")
+        try:
+            self.file.write(json.dumps(self.results[-1]) + "\n")
+        except OSError as error:  # a full disk: the table is printed all the same
+            print(f"gpu_all: results.jsonl: {error}", file=sys.stderr)
 
     def end(self, signum: int, _: object) -> None:
         """Handler of a signal: the item that runs ends with its children."""
@@ -207,7 +210,13 @@ def run_all(items: list[Item], end: float, tiny: bool, recorder: Recorder) -> in
             }
         else:
             print(f"{item.name} ...", file=sys.stderr)
-            ending = run(item, limit, tiny, recorder)
+            try:
+                ending = run(item, limit, tiny, recorder)
+            except (
+                OSError
+            ) as error:  # no process, a full disk: the next may be measured
+                reason = f"gpu_all: {error}"
+                ending = {"status": 1, "reason": reason, "ended": True, "seconds": 0}
         recorder.result(item.name, ending)
         failed += bool(ending["status"])
     return failed
@@ -215,13 +224,7 @@ def run_all(items: list[Item], end: float, tiny: bool, recorder: Recorder) -> in
 
 def no_gpu(results: list[dict[str, Any]]) -> str:
     """Why there is no GPU, as the item machine, the first, has found; else empty."""
-    for result in results:
-        if result.get("no_gpu"):
-            seen = (
-                f"; nvidia-smi sees {result['driver']}" if result.get("driver") else ""
-            )
-            return f"{result['no_gpu']}{seen}"
-    return ""
+    return next((one["no_gpu"] for one in results if one.get("no_gpu")), "")
 
 
 def steps_in(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -307,8 +310,10 @@ def machine() -> int:
         "--format=csv,noheader",
         "--id=0",
     )
-    found = {"driver": driver, "no_gpu": why_no_gpu(), "clocks": gpu_state()}
-    emit("machine", found)
+    why = why_no_gpu()
+    if why and driver:
+        why += f"; nvidia-smi sees {driver}"
+    emit("machine", {"driver": driver, "no_gpu": why, "clocks": gpu_state()})
     return 0
 
 
@@ -348,8 +353,11 @@ def main() -> int:
         # machine always runs: it says what the figures were measured on.
         if not options.only or item.name in (*options.only, "machine")
     ]
-    options.output.mkdir(parents=True, exist_ok=True)
-    recorder = Recorder(options.output)
+    try:
+        options.output.mkdir(parents=True, exist_ok=True)
+        recorder = Recorder(options.output)
+    except OSError as error:
+        parser.error(f"--output {options.output}: {error.strerror}")
     # An item that dies leaves no file of its memory.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     # The machine may be taken away at any moment: what was measured is still shown.
@@ -358,8 +366,8 @@ def main() -> int:
     failed = run_all(items, time.monotonic() + options.seconds, options.tiny, recorder)
     missing = no_gpu(recorder.results)
     if missing and not options.tiny:
-        said = f"no GPU: {missing}: nothing was measured; --tiny tries out the command"
-        print(f"gpu_all: {said}", file=sys.stderr)
+        said = "nothing was measured; --tiny tries out the command"
+        print(f"gpu_all: no GPU: {missing}: {said}", file=sys.stderr)
         return 2
     show(recorder.results)
     return 128 + recorder.signum if recorder.signum else int(failed > 0)

@@ -120,9 +120,8 @@ def main() -> None:
         "--tiny", action="store_true", help="gemm, apex: a small size, on a CPU too"
     )
     options = parser.parse_args()
-    if not torch.cuda.is_available() and not (
-        options.kernel != "attention" and options.tiny
-    ):
+    on_cpu = options.tiny and options.kernel != "attention"
+    if not (torch.cuda.is_available() or on_cpu):
         parser.exit(2, "kernels.py: no GPU: this benchmark measures GPU kernels\n")
     if options.kernel == "gemm":
         figures = measure_gemm(options.tiny)

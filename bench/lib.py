@@ -33,17 +33,16 @@ PACKAGES = (
 class Parser(argparse.ArgumentParser):
     """Help shows the script's docstring; errors are one line and exit status 2."""
 
-    def __init__(self, description: str | None = None, **options: Any) -> None:
+    def __init__(self, description: str | None) -> None:
         super().__init__(
             description=description,
             formatter_class=argparse.RawDescriptionHelpFormatter,
-            **options,
         )
 
     def error(self, message: str) -> NoReturn:
         self.exit(
             2,
-            f"{self.prog.split()[0]}: error: {' '.join(message.split())}; see --help\n",
+            f"{self.prog}: error: {' '.join(message.split())}; see --help\n",
         )
 
 

@@ -454,8 +454,7 @@ def systems() -> dict[System, set[float]]:
 
 def published() -> str:
     """Table of the league's systems and the model, with the fitted constants."""
-    rates_of = systems()
-    middles = {system: statistics.median(rates) for system, rates in rates_of.items()}
+    middles = {system: statistics.median(rates) for system, rates in systems().items()}
 
     def errors(latency: float) -> list[float]:
         return [
@@ -470,15 +469,7 @@ def published() -> str:
         key=lambda latency: statistics.pvariance(errors(latency)),
     )
     share = math.exp(-statistics.mean(errors(latency)))
-    columns = (
-        "GPUs",
-        "nodes",
-        "rows a GPU",
-        "systems",
-        "published",
-        "predicted",
-        "error",
-    )
+    columns = "GPUs", "rows a GPU", "published", "predicted", "error"
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     deviations = []
     for system, middle in middles.items():
@@ -486,8 +477,8 @@ def published() -> str:
         deviations.append(predicted / middle - 1)
         steps = f" x {system.accumulate}" if system.accumulate > 1 else ""
         lines.append(
-            f"| {system.gpus:,} {system.gpu.upper()} | {system.gpus // 8} | {system.rows}{steps} "
-            f"| {len(rates_of[system])} | {middle:.0f} | {predicted:.0f} | {deviations[-1]:+.0%} |"
+            f"| {system.gpus:,} {system.gpu.upper()} | {system.rows}{steps} "
+            f"| {middle:.0f} | {predicted:.0f} | {deviations[-1]:+.0%} |"
         )
     absolute = sorted(map(abs, deviations))
     return "\n".join(

@@ -95,19 +95,17 @@ def groups(on_gpu: bool) -> dict[str, list[Variant]]:
     if not on_gpu:
         # Compiling takes longer there than the steps that it would save.
         return {"rows 24": [ours(), fp8()], "peers": [eager]}
-    unfused = Variant(name="ours, FUSED=none", fused="none")
-    # Casts to fp8 occur in none of these variants.
-    fusable = [name for name in kernels.FUSABLE if name != "fp8_cast"]
     each = [
         Variant(name=f"ours, without fused {name}", fused=without({name}))
-        for name in fusable
+        for name in kernels.FUSABLE
+        if name != "fp8_cast"  # casts occur in none of these variants
     ]
     return {
         "rows 24": [
             ours(),
             fp8(),
             Variant(name="ours, eager", graph=False),
-            unfused,
+            Variant(name="ours, FUSED=none", fused="none"),
             *each,
         ],
         "rows 48": [ours(rows=48), fp8(rows=48)],
@@ -139,8 +137,9 @@ def build_ours(
     if not on_gpu:
         fused, backend = "none", "sdpa_loop"
     choice = kernels.KernelsConfig(fused=fused, attention=backend)
+    bound = kernels.bind_kernels(choice, device())  # its trials may run in this process
     with torch.device("meta"):
-        model = BertForPreTraining(config, kernels.bind_kernels(choice, device()))
+        model = BertForPreTraining(config, bound)
     model.to_empty(device=device())
     # On the device: on the CPU, as in a run, it would take seconds.
     with torch.no_grad():

@@ -27,24 +27,21 @@ def script(repository, monkeypatch, capsys):
     return run
 
 
-@pytest.mark.parametrize(
-    ("name", "arguments", "words"),
-    [
-        ("step_model", ("--rows", "0"), AT_LEAST_ONE),
-        ("cpu_step", ("--rows", "0"), AT_LEAST_ONE),
-        ("prepare", ("/nope", __file__), "/nope: no such file"),
-        (
-            "prepare",
-            (__file__, __file__, "--reference-python", "/nope"),
-            "/nope: no such program",
-        ),
-        ("prepare", (), "the following arguments are required: text, vocab"),
-        ("convergence", ("--steps", "30"), "--steps 30: expected a multiple of 25"),
-        ("certify_power", ("--ranks", "4,0"), AT_LEAST_ONE),
-        ("certify_sweep", ("--seed", "x"), "expected an integer of at least 0"),
-        ("gpu_all", ("machine", "--nope"), "unrecognized arguments: --nope"),
-    ],
-)
+CASES = [
+    ("step_model", ("--rows", "0"), AT_LEAST_ONE),
+    ("cpu_step", ("--rows", "0"), AT_LEAST_ONE),
+    ("prepare", ("/nope", __file__), "/nope: no such file"),
+    ("prepare", (), "the following arguments are required: text, vocab"),
+    ("prepare", (__file__, __file__, "--reference-python", "/nope"), "/nope: no such program"),
+    ("convergence", ("--steps", "30"), "--steps 30: expected a multiple of 25"),
+    ("certify_power", ("--ranks", "4,0"), AT_LEAST_ONE),
+    ("certify_sweep", ("--seed", "x"), "expected an integer of at least 0"),
+    ("gpu_all", ("machine", "--nope"), "unrecognized arguments: --nope"),
+    ("gpu_all", ("--output", __file__), "File exists"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "arguments", "words"), CASES)
 def test_invalid_arguments_are_one_line(script, name, arguments, words):
     status, out, err = script(name, *arguments)
     assert (status, out) == (2, "")
@@ -61,18 +58,10 @@ def test_help_is_the_docstring_and_nothing_runs(script, name):
 
 
 def test_every_benchmark_uses_this_parser(repository):
-    scripts = {
-        path.name: path.read_text() for path in (repository / "bench").glob("*.py")
-    }
-    started = {
-        name: text
-        for name, text in scripts.items()
-        if "__main__" in text and name != "reference_instances.py"
-    }
+    scripts = (repository / "bench").glob("*.py")
+    started = {path.name: path.read_text() for path in scripts}
+    for name, text in started.items():
+        if "__main__" in text and name != "reference_instances.py":
+            assert "Parser(__doc__)" in text, name
+            assert not re.search(r"type=(int|float)\b", text), name
     assert len(started) > 9
-    assert [
-        name for name, text in started.items() if "Parser(__doc__)" not in text
-    ] == []
-    assert [
-        name for name, text in started.items() if re.search(r"type=(int|float)\b", text)
-    ] == []

@@ -1,4 +1,4 @@
-"""bench/cpu_step.py at a tiny size."""
+"""bench/cpu_step.py on few rows."""
 
 from __future__ import annotations
 
@@ -11,17 +11,7 @@ import pytest
 
 @pytest.mark.slow
 def test_both_take_their_turns(repository):
-    command = [
-        sys.executable,
-        "bench/cpu_step.py",
-        "--repeats",
-        "2",
-        "--rows",
-        "2",
-    ]
-    done = subprocess.run(
-        command, cwd=repository, capture_output=True, text=True, check=True
-    )
+    command = [sys.executable, "bench/cpu_step.py", "--repeats", "2", "--rows", "2"]
+    done = subprocess.run(command, cwd=repository, capture_output=True, check=True)
     found = json.loads(done.stdout)
-    assert found["ratio"] > 0
-    assert found["ratio_of_medians"] > 0
+    assert min(found["ratio"], found["ratio_of_medians"]) > 1

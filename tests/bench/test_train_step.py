@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import re
 import time
@@ -27,16 +28,12 @@ def test_operations_are_counted_from_real_lengths(bench):
     config = torch_lib.BertConfig(**torch_lib.TINY)
     batch = torch_lib.packed_batches(3, 1, config)[0]
     lengths = np.diff(batch.cu_seqlens.numpy())
-    expected = 0.0
-    for _ in range(config.num_hidden_layers):
-        for length in lengths:
-            # QKV, output, feed-forward: multiply-adds a token
-            linear = 32 * 96 + 32 * 32 + 32 * 64 + 64 * 32
-            expected += 2 * length * linear + 2 * 2 * length * length * 32
-    expected += batch.num_masked * 2 * (32 * 32 + 32 * 211) + len(lengths) * 2 * (
-        32 * 32 + 32 * 2
-    )
-    assert model_flops(config, batch) == pytest.approx(3 * expected, rel=1e-12)
+    # Multiply-adds of a token: QKV, output, feed-forward; two products of attention.
+    linear = 32 * 96 + 32 * 32 + 32 * 64 + 64 * 32
+    layer = lengths.sum() * linear + 2 * (lengths**2.0).sum() * 32
+    heads = batch.num_masked * (32 * 32 + 32 * 211) + len(lengths) * (32 * 32 + 32 * 2)
+    expected = 3 * 2 * (config.num_hidden_layers * layer + heads)
+    assert model_flops(config, batch) == pytest.approx(expected, rel=1e-12)
 
 
 def test_the_peer_sees_the_same_words(bench):
@@ -45,7 +42,7 @@ def test_the_peer_sees_the_same_words(bench):
     config = torch_lib.BertConfig(**torch_lib.TINY)
     batch = torch_lib.packed_batches(3, 1, config)[0]
     shape = {
-        name: getattr(config, name) for name in vars(config) if name != "hidden_act"
+        name: value for name, value in vars(config).items() if name != "hidden_act"
     }
     torch.manual_seed(0)
     theirs = transformers.BertConfig(**shape, attn_implementation="sdpa")
@@ -54,20 +51,15 @@ def test_the_peer_sees_the_same_words(bench):
     labels = inputs.pop("labels")
     inputs.pop("next_sentence_label")
     hidden = model(**inputs).last_hidden_state
-    assert torch.equal(
-        labels[labels >= 0], batch.masked_labels[: batch.num_masked].long()
-    )
-    begin = 0
-    for row, length in enumerate(
-        batch.cu_seqlens.diff()[: batch.num_sequences].tolist()
-    ):
-        place = slice(begin, begin + length)
-        words, kinds = (
-            x[None, place].long() for x in (batch.input_ids, batch.segment_ids)
-        )
+    masked = batch.masked_labels[: batch.num_masked].long()
+    assert torch.equal(labels[labels >= 0], masked)
+    ends = batch.cu_seqlens[: batch.num_sequences + 1].tolist()
+    for row, (begin, end) in enumerate(itertools.pairwise(ends)):
+        of_row = batch.input_ids[None, begin:end], batch.segment_ids[None, begin:end]
+        words, kinds = (x.long() for x in of_row)
         alone = model(input_ids=words, token_type_ids=kinds).last_hidden_state[0]
-        torch.testing.assert_close(hidden[row, :length], alone, atol=1e-5, rtol=1e-4)
-        begin += length
+        found = hidden[row, : end - begin]
+        torch.testing.assert_close(found, alone, atol=1e-5, rtol=1e-4)
 
 
 def test_a_variant_that_fails_is_a_problem_of_its_own(bench, monkeypatch):
@@ -83,20 +75,32 @@ def test_a_variant_that_fails_is_a_problem_of_its_own(bench, monkeypatch):
 
     monkeypatch.setattr(train_step, "build_ours", build)
     config = train_step.BertConfig(**train_step.TINY)
-    fails, good = (
-        train_step.measured(
-            train_step.Variant(name=name, rows=2, graph=False), config, 2, 1, 1.0
-        )
-        for name in ("fails", "good")
+    variants = (
+        train_step.Variant(name=n, rows=2, graph=False) for n in ("fails", "good")
     )
+    fails, good = (train_step.measured(one, config, 2, 1, 1.0) for one in variants)
     assert fails["problem"] == "RuntimeError: an illegal memory access was encountered"
     assert "milliseconds" not in fails
     assert good["milliseconds"] > 0
-    assert good["settings"] == {
-        "PRECISION": "bf16",
-        "BATCHSIZE": "2",
-        "CUDA_GRAPH": "0",
-    }
+    changed = {"PRECISION": "bf16", "BATCHSIZE": "2", "CUDA_GRAPH": "0"}
+    assert good["settings"] == changed
+    trial = train_step.Variant(name="trial", fused="none", trials="projection")
+    assert trial.settings().keys() - changed.keys() == {"FUSED", "FP8_TRIALS"}
+
+
+def test_attention_is_tried_outside_of_the_meta_device(bench, monkeypatch):
+    """Where a GPU opens for one process alone its trials run in this one."""
+    train_step, found = bench("train_step"), []
+    bind = train_step.kernels.bind_kernels
+
+    def seen(*arguments):
+        found.append(torch.empty(0).device.type)
+        return bind(*arguments)
+
+    monkeypatch.setattr(train_step.kernels, "bind_kernels", seen)
+    variant = train_step.Variant(name="ours", rows=2, graph=False)
+    train_step.build_ours(variant, train_step.BertConfig(**train_step.TINY), [])
+    assert found == ["cpu"]
 
 
 def test_kernels_in_a_profile_are_assigned_to_parts_by_name(bench):
@@ -121,11 +125,15 @@ def test_every_triton_kernel_has_a_part_and_its_module_in_a_profile(repository, 
 WITHOUT_GELU = "FUSED=embeddings,dropout_add_layer_norm,cross_entropy"  # without GELU and the casts in it
 
 
-def test_self_check_names_the_setting_that_leaves_out_what_is_wrong(
-    repository, monkeypatch
-):
+@pytest.fixture
+def self_check(repository, monkeypatch):
     monkeypatch.syspath_prepend(str(repository / "tests"))
-    self_check = importlib.import_module("self_check")
+    return importlib.import_module("self_check")
+
+
+def test_self_check_names_the_setting_that_leaves_out_what_is_wrong(
+    repository, self_check
+):
     checked = {check.__name__ for check in self_check.CHECKS}
     assert set(self_check.CURES) == checked
     *cures, leaves_most_out = self_check.CURES.values()
@@ -137,10 +145,8 @@ def test_self_check_names_the_setting_that_leaves_out_what_is_wrong(
     way = ["CUDA_GRAPH=0", "ATTENTION=sdpa_loop CUDA_GRAPH=0"]
     assert self_check.way_down({}) == []
     assert self_check.way_down(others) == way
-    wrong = {
-        "fused_kernels": {"bias_gelu tanh-bf16": "error 1"},
-        "optimizers": {"lamb b": "1"},
-    }
+    gelu = {"bias_gelu tanh-bf16": "error 1"}
+    wrong = {"fused_kernels": gelu, "optimizers": {"lamb b": "1"}}
     assert self_check.way_down(others | wrong) == [way[0], WITHOUT_GELU, way[1]]
     whole = wrong | {"whole_step": {"loss": "5"}}
     assert self_check.way_down(whole) == [WITHOUT_GELU, "FUSED=none"]
@@ -149,11 +155,9 @@ def test_self_check_names_the_setting_that_leaves_out_what_is_wrong(
 
 
 def test_self_check_ends_at_an_error_that_the_gpu_repeats(
-    repository, monkeypatch, capsys
+    self_check, monkeypatch, capsys
 ):
     """An illegal access: what comes after it cannot be judged, and is not at fault."""
-    monkeypatch.syspath_prepend(str(repository / "tests"))
-    self_check = importlib.import_module("self_check")
 
     def fused_kernels():
         monkeypatch.setattr(self_check, "lost", lambda: True)
