@@ -19,6 +19,7 @@ from . import plain_lamb
 SIZES = [97, 7, lamb.CHUNK + 131, 64, 5]
 DECAYS = [0.1, 0.0, 0.1, 0.0, 0.1]
 EPS = 1e-6
+INF, NAN = float("inf"), float("nan")
 
 
 def _inside(layout, sizes=SIZES):
@@ -98,6 +99,48 @@ def test_norm_of_the_gradient_is_that_of_the_whole_buffer(device):
     assert lamb.squared_norm(low).item() == pytest.approx(
         low.double().square().sum().item(), rel=1e-6
     )
+
+
+LARGEST, LEAST = torch.finfo(torch.bfloat16).max, 2.0**-133  # of bf16
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, of these values
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(INF, INF), (NAN, NAN), (LARGEST, INF), (LEAST, 0.0), (2.0**-60, 2.0**-120)],
+)
+def test_a_norm_that_is_not_finite_is_seen_wherever_it_comes_from(
+    value, expected, device
+):
+    for size, place in ((1, 0), (lamb.CHUNK + 3, lamb.CHUNK + 2), (77, 5)):
+        flat = torch.zeros(size, dtype=torch.bfloat16, device=device)
+        flat[place] = value
+        found = lamb.squared_norm(flat).cpu()
+        assert torch.equal(
+            found.nan_to_num(7.0), torch.tensor(expected).nan_to_num(7.0)
+        )
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("value", [INF, NAN, LARGEST, LEAST, 0.0])
+def test_extreme_values_go_by_the_rule_and_stay_in_their_tensor(value, device):
+    layout = plain_lamb.make_layout(SIZES, DECAYS, device)
+    untouched = _buffers(device)
+    untouched_norms = _step(lamb, layout, untouched, _scalars(device), None)
+    first, *others = _inside(layout)
+    for place in range(4):  # gradient, master, moments
+        ours, theirs = _buffers(device), _buffers(device)
+        for buffers in (ours, theirs):
+            buffers[place][first] = value
+        norms = [
+            _step(passes, layout, buffers, _scalars(device), None)
+            for passes, buffers in ((lamb, ours), (plain_lamb, theirs))
+        ]
+        for a, b in zip([norms[0], *ours], [norms[1], *theirs], strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6, equal_nan=True)
+        assert torch.equal(norms[0][1:], untouched_norms[1:])
+        for a, b in zip(ours, untouched, strict=True):
+            assert all(torch.equal(a[inside], b[inside]) for inside in others)
 
 
 @pytest.mark.parametrize("num_shards", [2, 3])

@@ -18,6 +18,25 @@ RUNS = {
 }
 
 
+def test_no_rows_are_a_table_of_zeros(device):
+    nothing = torch.empty(0, dtype=torch.int32, device=device)
+    assert not sum_by_index(torch.empty(0, 5, device=device), nothing, 3).any()
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, of these values
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), torch.finfo().max])
+@pytest.mark.parametrize("lengths", RUNS.values(), ids=RUNS)
+def test_a_sum_that_is_not_finite_is_never_lost(value, lengths, device):
+    indices = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+    for run in range(len(lengths)):
+        rows = torch.ones(len(indices), 5)
+        rows[indices == run, 2] = value  # the last one overflows by its sum alone
+        found = sum_by_index(rows.to(device), indices.int().to(device), len(lengths))
+        finite = found.cpu().isfinite()
+        assert finite[run, 2] == (value == torch.finfo().max and lengths[run] == 1)
+        assert finite[:, [0, 1, 3, 4]].all(), "other columns"
+
+
 @pytest.mark.parametrize("lengths", RUNS.values(), ids=RUNS)
 def test_sums_equal_index_add(device, lengths):
     generator = torch.Generator().manual_seed(0)

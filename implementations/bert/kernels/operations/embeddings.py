@@ -20,7 +20,7 @@ from torch import Tensor
 from bert.kernels.operations.scatter import sum_by_index
 from bert.kernels.support import launches, triton_support
 from bert.kernels.support.arithmetic import centered_rows, column_sums, gradient_of_rows
-from bert.kernels.support.cases import Case, Draw, each_dtype, large
+from bert.kernels.support.cases import Case, Draw, each_dtype, extreme, large
 from bert.kernels.support.dropout import Dropout, DropoutSites, keep_rows
 from bert.kernels.support.triton_support import (
     constexpr,
@@ -60,10 +60,15 @@ def reference(
 
 
 def _case(
-    tokens: int, vocab_size: int, positions: int, width: int, frequent: float
+    tokens: int,
+    vocab_size: int,
+    positions: int,
+    width: int,
+    frequent: float,
+    spread: float = 1.0,
 ) -> Callable[[Draw], Any]:
     """``frequent``: share of tokens that are one word, such as [MASK]; its run is longer than a
-    chunk.
+    chunk. spread: of the tables.
     """
 
     def build(draw: Draw) -> tuple[Any, ...]:
@@ -73,9 +78,9 @@ def _case(
             torch.arange(tokens, dtype=torch.int32, device=ids.device) % positions
         )
         tables = (
-            draw.normal(vocab_size, width),
-            draw.normal(positions, width),
-            draw.normal(2, width),
+            draw.normal(vocab_size, width) * spread,
+            draw.normal(positions, width) * spread,
+            draw.normal(2, width) * spread,
         )
         sites = DropoutSites(draw.device)
         return (
@@ -99,6 +104,7 @@ _REASON = (
 CASES: list[Case] = [
     *each_dtype("primes", _case(37, 23, 17, 97, frequent=0.6), _REASON, factor=2),
     *each_dtype("one_token", _case(1, 3, 2, 24, frequent=0.0), _REASON, factor=2),
+    extreme("extreme", _case(13, 7, 5, 97, frequent=0.3, spread=2.0**58)),
     large(
         "48_rows_of_bert_large",
         _case(24_576, 30_528, 512, 1024, frequent=0.12),

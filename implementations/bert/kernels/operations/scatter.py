@@ -4,7 +4,8 @@ atomics.
 The indices are sorted (stably), and a program takes CHUNK sorted places: a small matrix product
 computes the sum of each run of equal indices. The sum of a run within the chunk is written to the
 table at once. A longer run has a partial sum in every chunk it touches, which a second kernel adds
-up in order, in the program of the chunk where the run begins.
+up in order, in the program of the chunk where the run begins. A row that is not finite also makes
+sums beside its own NaN, as 0 x inf is: the step is skipped or lost in any case.
 """
 
 # mypy: allow-untyped-defs
