@@ -22,8 +22,8 @@ from . import structure
 # Lowest first; a module imports its own layer or lower ones. A name includes its submodules.
 LAYERS: dict[str, list[set[str]]] = {
     "implementations/common": [
-        {"env", "files", "durations", "missing", "tables"},
-        {"process"},
+        {"env", "files", "durations", "missing", "tables", "options"},
+        {"process", "foreign"},
     ],
     "implementations/bert": [
         {"core"},
@@ -51,7 +51,7 @@ LAYERS: dict[str, list[set[str]]] = {
     ],
     "implementations/finetune": [
         {"batches"},
-        {"dialect"},
+        {"dialect", "labels"},
         {"tables"},
         {"glue"},
         {"squad"},

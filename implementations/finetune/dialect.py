@@ -15,44 +15,17 @@ import json
 import re
 import zlib
 from collections import Counter
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from bert.data.records import DataError
+from common.foreign import foreign
 
 KINDS = ("tsv", "csv", "jsonl")
-SEPARATORS = {",": "','", ";": "';'", "|": "'|'", "\t": "tab"}
+SEPARATORS = ",;|\t"
 SPELLINGS = {"tab": "\t", "none": ""}  # of SEPARATOR, besides the character
-_UNPACK = "unpack it, or pack it with gzip"
-_SHEET = "save the table as CSV (UTF-8)"
-_EXPORT = "write it with pandas' to_json(orient='records', lines=True)"
-# First bytes of the files that people give by mistake; of those in lower case, any case.
-_FOREIGN = {
-    (b"PK\x03\x04",): (
-        "an Excel workbook or a zip archive",
-        "save the sheet as CSV (UTF-8), or unpack it",
-    ),
-    (b"\xd0\xcf\x11\xe0",): ("an old Excel workbook", _SHEET),
-    (b"%PDF",): ("PDF", _SHEET),
-    (b"{\\rtf",): ("RTF", _SHEET),
-    (b"<!doctype", b"<html", b"<table", b"<!--", b"<?xml"): (
-        "a web page or XML",
-        _SHEET,
-    ),
-    (b"PAR1",): ("Parquet", _EXPORT),
-    (b"ARROW1",): ("Arrow", _EXPORT),
-    (b"SQLite format 3",): ("an SQLite database", _EXPORT),
-    (b"\x80\x04", b"\x80\x05"): ("a pickle of Python", _EXPORT),
-    (b"\x1f\x8b",): ("gzip within gzip", "unpack it"),
-    (b"BZh",): ("bzip2", _UNPACK),
-    (b"\xfd7zXZ",): ("xz", _UNPACK),
-    (b"7z\xbc\xaf",): ("7-Zip", _UNPACK),
-    (b"\x28\xb5\x2f\xfd",): ("zstd", _UNPACK),
-    (b"version https://git-lfs",): ("a pointer of Git LFS", "git lfs pull"),
-    (b"sep=",): ("a table below Excel's line sep=", "remove that line"),
-}
 # UTF-32's mark begins with UTF-16's.
 _MARKS = {
     codecs.BOM_UTF32_LE: "UTF-32",
@@ -63,7 +36,7 @@ _MARKS = {
 }
 # JSON, whatever the file is called.
 _RECORD, _LIST = re.compile(r'\s*\{\s*["}]'), re.compile(r'\s*\[\s*["{[\]]')
-# Ways to write a cell that holds a separator, a quotation mark or a line break, as csv reads them.
+# Ways to write a cell that holds a separator, a quotation mark or a line break, for csv's writer.
 QUOTING: dict[str, dict[str, Any]] = {
     # In marks, those within doubled: pandas, Excel, Google Sheets' CSV.
     "double": {},
@@ -79,12 +52,31 @@ QUOTING: dict[str, dict[str, Any]] = {
 }
 ESCAPING = ["backslash", "dump"]
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
-_CONTROLS = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "b": "\b", "Z": "\x1a"}
-_ESCAPED = {*_CONTROLS, *"N\\'\"\r\n\t,;|"}
-# Private use: stands for a control character while csv reads.
-_CONTROL, _NEVER = 0xF0000, "\uffff"
-_MEANT = {_CONTROL + ord(letter): meant for letter, meant in _CONTROLS.items()}
-_NUMBER = re.compile(r"[-+]?[\d.]+([eE][-+]?\d+)?")
+# What stands behind a backslash, and what it means; N is the missing value of databases.
+_ESCAPED = {letter: letter for letter in "\\'\"\r\n\t,;|"}
+_ESCAPED |= {
+    "n": "\n",
+    "t": "\t",
+    "r": "\r",
+    "0": "\0",
+    "b": "\b",
+    "Z": "\x1a",
+    "N": r"\N",
+}
+# Private use: stands for an escaped character while csv reads, which knows neither \n nor \N.
+_PRIVATE, _NEVER = 0xF0000, "\uffff"
+_MEANT = {_PRIVATE + ord(letter): meant for letter, meant in _ESCAPED.items()}
+# What programs that enclose all but numbers leave bare.
+_BARE = re.compile(r"NA|TRUE|FALSE|[-+]?[\d.]+([eE][-+]?\d+)?")
+# Which cells programs enclose, and a line's end: csv's writer also encloses cells with a character
+# of that, by which it does as Excel, which encloses cells with commas where tabs separate.
+_STYLES: list[tuple[Any, str]] = [
+    (csv.QUOTE_MINIMAL, "\r\n"),
+    (csv.QUOTE_MINIMAL, ",\r\n"),
+    (csv.QUOTE_ALL, "\r\n"),
+    (csv.QUOTE_NONNUMERIC, "\r\n"),
+    (csv.QUOTE_NONE, "\r\n"),
+]
 _QUOTING_CURE = "set QUOTING (predict: --quoting) to double, none (they are text), backslash, dump or R"
 _QUOTES = "double the quotation marks within a quoted cell"
 # csv refuses cells above 131,072 characters otherwise.
@@ -123,15 +115,10 @@ def read(path: Path, reading: Reading, plain_quotes: bool = False) -> RowFile:
     none.
     """
     text, encoding = _text(path, reading.encoding)
-    suffixes = [
-        suffix.lstrip(".").lower() for suffix in path.suffixes if suffix != ".gz"
-    ]
-    kind = suffixes[-1] if suffixes and suffixes[-1] in KINDS else ""
+    kind = path.name.lower().removesuffix(".gz").rpartition(".")[2]
     if _LIST.match(text):
-        cure = (
-            "write an object per line, as pandas' to_json(orient='records', lines=True)"
-        )
-        raise DataError(f"{path}: is one JSON list: {cure}")
+        cure = "as pandas' to_json(orient='records', lines=True)"
+        raise DataError(f"{path}: is one JSON list: write an object per line, {cure}")
     if kind == "jsonl" or _RECORD.match(text):
         return RowFile(_records(path, text), True, f"{encoding}JSON Lines")
     if plain_quotes and "\t" in text:
@@ -171,10 +158,10 @@ def _text(path: Path, encoding: str) -> tuple[str, str]:
         raise DataError(f"{path}: {told}") from None
     except OSError as error:
         raise DataError(f"{path}: {error.strerror or error}") from None
-    _refuse_foreign(path, data)
+    _refuse_foreign(path, data[:300])
     text, found = _decoded(path, data, encoding)
     text = text.removeprefix("\ufeff")
-    _refuse_foreign(path, text[:99].lstrip().lower().encode(errors="replace"))
+    _refuse_foreign(path, text[:99].encode(errors="replace"))  # in UTF-16
     if "\n" not in text:  # old Macintosh
         text = text.replace("\r", "\n")
     if not text.strip():
@@ -183,9 +170,8 @@ def _text(path: Path, encoding: str) -> tuple[str, str]:
 
 
 def _refuse_foreign(path: Path, start: bytes) -> None:
-    for signatures, (format_name, cure) in _FOREIGN.items():
-        if start.startswith(signatures):
-            raise DataError(f"{path}: is {format_name}: {cure}")
+    if told := foreign(start, "table"):
+        raise DataError(f"{path}: is {told}")
 
 
 def _decoded(path: Path, data: bytes, given: str) -> tuple[str, str]:
@@ -195,18 +181,14 @@ def _decoded(path: Path, data: bytes, given: str) -> tuple[str, str]:
     would read it as other letters. Without either and none given: UTF-8. Raises DataError.
     """
     marked = next((name for mark, name in _MARKS.items() if data.startswith(mark)), "")
-    in_utf8, others = list[int](), list[int]()  # lines beyond ASCII
-    if marked in ("", "UTF-8"):
-        for number, line in enumerate(data.split(b"\n"), 1):
-            try:
-                line.decode()
-                if not line.isascii():
-                    in_utf8.append(number)
-            except UnicodeError:
-                others.append(number)
+    lines = data.split(b"\n") if marked in ("", "UTF-8") else []
+    in_utf8 = [
+        n for n, line in enumerate(lines, 1) if _is_utf8(line) and not line.isascii()
+    ]
+    others = [n for n, line in enumerate(lines, 1) if not _is_utf8(line)]
     is_utf8 = in_utf8 and not others
     encoding = marked or ("UTF-8" if is_utf8 or not given else given)
-    failed = None
+    wrong = ""
     try:
         differs = given and codecs.lookup(given) != codecs.lookup(encoding)
         text = data.decode(encoding)
@@ -216,32 +198,41 @@ def _decoded(path: Path, data: bytes, given: str) -> tuple[str, str]:
         )
         raise DataError(told) from None
     except UnicodeError as error:
-        failed, text = error, "" if marked else data.decode("latin-1")
+        # Some encodings do not say where.
+        at = data.count(b"\n", 0, getattr(error, "start", 0))
+        wrong, text = (
+            f"line {at + 1} is not {encoding}",
+            "" if marked else data.decode("latin-1"),
+        )
+        line = data.split(b"\n")[at].decode("cp1252", "replace")
     if "\0" in text:  # all separators fail then, for another reason
         number = 1 + text[: text.index("\0")].count("\n")
         order = "le" if data.index(b"\0") % 2 else "be"
         cure = f"is it UTF-16? set ENCODING=utf-16{order} (predict: --encoding)"
         raise DataError(f"{path}:{number}: has a NUL character: {cure}")
-    # Of an encoding with several bytes a character, many short lines may be UTF-8 by chance.
-    is_single = not failed and len(text) == len(data)
-    # Of one byte a character, rarely more than one in twenty.
-    limit = 20 if is_single else 1
+    # Of an encoding with several bytes a character, many short lines may be UTF-8 by chance; of one
+    # byte a character, rarely more than one in twenty.
+    limit = 20 if not wrong and len(text) == len(data) else 1
     if others and limit * len(in_utf8) >= len(others):
         told = f"line {others[0]} is not UTF-8, line {in_utf8[0]} is: two encodings"
         raise DataError(f"{path}: {told}: write all lines in UTF-8")
-    if failed:
-        # Some encodings do not say where.
-        number = 1 + data.count(b"\n", 0, getattr(failed, "start", 0))
-        line = data.split(b"\n")[number - 1]
-        cure = "another ENCODING (predict: --encoding)"
+    if wrong:
+        cure = "set another ENCODING (predict: --encoding)"
         if not given:
-            guess = f"{line.decode('cp1252', 'replace')!r:.60}"
-            cure = f"ENCODING (predict: --encoding), such as cp1252 (Windows in Western Europe: {guess})"
-        cure = "write it again" if marked else f"set {cure}"
-        raise DataError(f"{path}: line {number} is not {encoding}: {cure}")
+            guess = f"Windows in Western Europe: {line!r:.60}"
+            cure = f"set ENCODING (predict: --encoding), such as cp1252 ({guess})"
+        raise DataError(f"{path}: {wrong}: {'write it again' if marked else cure}")
     if others and in_utf8:
         return text, f"line {in_utf8[0]} may be UTF-8, "
     return text, f"{encoding} (not {given}), " if differs else ""
+
+
+def _is_utf8(line: bytes) -> bool:
+    try:
+        line.decode()
+    except UnicodeError:
+        return False
+    return True
 
 
 def _records(path: Path, text: str) -> list[tuple[int, Row]]:
@@ -279,6 +270,7 @@ class _Parse(NamedTuple):
 
     rows: list[tuple[int, list[str]]]
     problem: str = ""  # with its line; "" if it is a table
+    is_short: bool = False  # the first row was, as R's write.table has no name above those of the rows
 
     @property
     def table(self) -> list[list[str]]:
@@ -301,22 +293,20 @@ def _parse(text: str, separator: str, quoting: str, ragged: bool = False) -> _Pa
     if quoting == "R":
         text = text.replace('\\"', '""')
     elif quoting in ESCAPING:
-        text = _ESCAPE.sub(_marked, text)
+        text = _ESCAPE.sub(_as_private, text)
     # strict: a quotation mark that does not close is an error, not the rest of the file in one
     # cell.
-    reader = csv.reader(
-        io.StringIO(text, newline=""),
-        delimiter=separator or _NEVER,
-        strict=True,
-        **QUOTING[quoting],
-    )
+    how = {**QUOTING[quoting], "escapechar": None, "delimiter": separator or _NEVER}
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True, **how)
     rows: list[tuple[int, list[str]]] = []
     line, width, is_short = 1, 0, False
     try:
         for cells in reader:
-            if quoting in ESCAPING:
-                cells = [cell.translate(_MEANT) for cell in cells]
-            # R's write.table has no name above those of the rows.
+            # A row may have several lines: the next one begins after its last.
+            breaks = sum(
+                cell.count("\n") + cell.count(chr(_PRIVATE + 10)) for cell in cells
+            )
+            cells = [cell.translate(_MEANT) for cell in cells]
             if len(rows) == 1 and separator == "\t" and len(cells) == width + 1:
                 is_short, width = True, width + 1
             width = width or len(cells)
@@ -324,8 +314,7 @@ def _parse(text: str, separator: str, quoting: str, ragged: bool = False) -> _Pa
                 told = f"{len(cells)} columns, expected {width} with the separator"
                 return _Parse(rows, f":{line}: {told} {_shown(separator)}")
             rows.append((line, cells))
-            # A row may have several lines: the next one begins after its last.
-            line = reader.line_num + 1
+            line += 1 + breaks
     except csv.Error as error:
         return _Parse(rows, f":{line}: not CSV ({error}): {_QUOTES}")
     if is_short:
@@ -333,19 +322,15 @@ def _parse(text: str, separator: str, quoting: str, ragged: bool = False) -> _Pa
         if len({*names}) < len(names) or not all(map(str.isdecimal, names)):
             return _Parse(rows[:1], f":{rows[1][0]}: a column more than the first line")
         rows[0] = (1, ["", *rows[0][1]])
-    return _Parse(rows)
+    return _Parse(rows, is_short=is_short)
 
 
-def _marked(escape: re.Match[str]) -> str:
-    """An escape as csv reads it: it would take the n of a line break for a letter."""
-    letter = escape[1]
-    if letter == "N":  # the missing value, which stays \N
-        return r"\\N"
-    return chr(_CONTROL + ord(letter)) if letter in _CONTROLS else escape[0]
+def _as_private(escape: re.Match[str]) -> str:
+    return chr(_PRIVATE + ord(escape[1])) if escape[1] in _ESCAPED else escape[1]
 
 
 def _shown(separator: str) -> str:
-    return SEPARATORS.get(separator, repr(separator))
+    return "tab" if separator == "\t" else repr(separator)
 
 
 def _quotings(text: str, separator: str) -> list[str]:
@@ -361,104 +346,70 @@ def _quotings(text: str, separator: str) -> list[str]:
     return ways
 
 
-def _is_needed(cell: str, separator: str) -> bool:
-    return any(c in cell for c in (separator, '"', "\n", "\r"))
+class _Number(str):
+    """A cell that csv takes for a number, which R and pandas write without marks."""
+
+    def __float__(self) -> float:
+        raise NotImplementedError
 
 
-def _is_text(cell: str) -> bool:
-    return cell not in ("NA", "TRUE", "FALSE") and not _NUMBER.fullmatch(cell)
-
-
-def _enclosing(text: str, parse: _Parse, separator: str, quoting: str) -> int:
-    """Whether a program that encloses cells wrote the table: 2 surely, 1 perhaps, 0 no.
-
-    If so, it would write the cells as they are in the file.
+def _certainty(text: str, parse: _Parse, separator: str, quoting: str) -> int:
+    """Whether a program wrote the table in this way: 2 surely, 1 perhaps, 0 no: then it would write
+    its cells as they are in the file.
     """
-    escapes = quoting == "backslash"
-    mark = '""' if quoting == "double" else '\\"'
-    # csv and pandas; Excel; all cells; all but numbers (pandas, R); none.
-    which: list[Callable[[str], bool]] = [
-        lambda c: _is_needed(c.replace('"', "") if escapes else c, separator),
-        lambda c: _is_needed(c, separator) or "," in c,
-        lambda c: True,
-        _is_text,
-        *([lambda c: False] if escapes else []),
-    ]
-    is_short = parse.rows[0][1][:1] == [""] and not text.startswith(('""', separator))
+    if quoting in ("dump", "none"):
+        return int(separator in ("", "\t"))
+    if quoting == "R":
+        text = text.replace('\\"', '""')
     rows = [[cell.replace("\r\n", "\n") for cell in cells] for _, cells in parse.rows]
-    rows[0] = rows[0][is_short:]
-
-    def cell_of(cell: str, marks: bool) -> str:
-        if escapes:
-            cell = cell.replace("\\", "\\\\")
-        if marks:
-            return '"' + cell.replace('"', mark) + '"'
-        if escapes:
-            return re.sub(rf'(["\n{re.escape(separator)}])', r"\\\1", cell)
-        # An empty line would be no row.
-        return cell or ('""' if parse.width == 1 else "")
-
-    written = text.replace("\r\n", "\n").rstrip("\n")
-    for number, has_marks in enumerate(which):
-        lines = (
-            separator.join(cell_of(c, has_marks(c)) for c in cells) for cells in rows
-        )
-        if "\n".join(lines).rstrip("\n") == written:
-            marked = [c for cells in rows for c in cells if has_marks(c)]
-            # Speech may be a whole cell, and have commas, but no marks that are doubled or have
-            # nothing between them, and a separator only behind a backslash.
-            told = any(
-                '"' in c or (separator in c and not re.search(r"[\n\\]", c))
-                for c in marked
-            )
-            told |= (escapes and '\\"' in text) or (parse.width == 1 and [""] in rows)
-            many = number in (2, 3) or sum("," in c for c in marked) > 2
-            return 2 if told or many else 1
+    rows = [[_Number(c) if _BARE.fullmatch(c) else c for c in cells] for cells in rows]
+    rows[0] = rows[0][parse.is_short :]
+    how = {"delimiter": separator or ",", **QUOTING[quoting]}
+    for style, end in _STYLES:
+        target = io.StringIO(newline="")
+        try:
+            csv.writer(target, lineterminator=end, **how, quoting=style).writerows(rows)
+        except csv.Error:  # what cannot be written so
+            continue
+        written = target.getvalue().replace(end, "\n").rstrip("\n")
+        if written != text.replace("\r\n", "\n").rstrip("\n"):
+            continue
+        if style == csv.QUOTE_NONE:
+            return 1 + ('\\"' in text)
+        # Speech may be a whole cell, and have commas, but no marks that are doubled or have nothing
+        # between them, and a separator only behind a backslash.
+        cells = [cell for row in rows for cell in row]
+        apart = [cell for cell in cells if not re.search(r"[\n\\]", cell)]
+        is_told = '"' in "".join(cells) or how["delimiter"] in "".join(apart)
+        is_told |= style != csv.QUOTE_MINIMAL or (parse.width == 1 and [""] in rows)
+        many = end != "\r\n" and sum("," in cell for cell in cells) > 2
+        return 2 if is_told or many else 1
     return 0
-
-
-def _sure(text: str, parse: _Parse, separator: str, quoting: str) -> int:
-    if quoting in ("double", "R", "backslash"):
-        return _enclosing(text, parse, separator or ",", quoting)
-    return int(separator in ("", "\t"))
 
 
 def _one_quoting(
     path: Path, text: str, separator: str, ways: dict[str, _Parse]
 ) -> _Parse:
     """The table by the way to enclose cells. Raises DataError if several ways give others."""
-    found, same = dict[str, _Parse](), dict[str, list[str]]()
+    sure: dict[str, int] = {}  # of each table, by the first way that gives it
     for way, parse in ways.items():
-        first = next(
-            (w for w, other in found.items() if other.table == parse.table), way
-        )
-        found.setdefault(first, parse)
-        same.setdefault(first, []).append(way)
-    if len(found) == 1:
-        return found.popitem()[1]
-    sure = {
-        first: max(_sure(text, found[first], separator, way) for way in alike)
-        for first, alike in same.items()
-    }
-    nulls = [
-        way
-        for way in ESCAPING
-        if way in found and any(r"\N" in cells for cells in found[way].table)
-    ]
-    best = [way for way in sure if sure[way] == 2] or nulls
+        first = next((w for w in sure if ways[w].table == parse.table), way)
+        certainty = _certainty(text, parse, separator, way)
+        sure[first] = max(sure.get(first, 0), certainty)
+    best = [way for way in sure if sure[way] == 2]
+    if not best:  # a missing value as databases write it
+        best = [w for w in sure if w in ESCAPING and r"\N" in chain(*ways[w].table)]
     if not best:
-        best = [way for way in found if sure[way]]
+        best = [way for way in sure if sure[way]]
         # Two marks of speech have joined rows.
-        if "none" in found and separator:
-            most = len(found["none"].table)
-            best = [way for way in best if len(found[way].table) == most]
-    if len(best) == 1:
-        return found[best[0]]
-    lines = found["double"].long_rows if "double" in found else []
-    if lines and not separator:
+        if "none" in sure and separator:
+            most = len(ways["none"].table)
+            best = [way for way in best if len(ways[way].table) == most]
+    if len(best) == 1 or len(sure) == 1:
+        return ways[[*best, *sure][0]]
+    told = ": quotation marks or backslashes may be text, or enclose and escape it"
+    if not separator and "double" in sure and (lines := ways["double"].long_rows):
         told = f":{lines[0]}: quotation marks enclose several lines"
-    else:
-        told = ": quotation marks or backslashes may be text, or enclose and escape it"
     raise DataError(f"{path}{told}: {_QUOTING_CURE}")
 
 
@@ -469,12 +420,10 @@ def _found(path: Path, text: str, kind: str, reading: Reading) -> tuple[str, _Pa
         told = f"{reading.separator!r}: expected one character, tab or none"
         raise DataError(f"SEPARATOR (predict: --separator) {told}")
     # A mark that does not occur makes one column, as the usual one then does.
-    usual = "\t" if kind == "tsv" else ","
+    usual = given or ("\t" if kind == "tsv" else ",")
     separators = [mark for mark in SEPARATORS if mark in text or mark == usual]
-    if reading.separator:
-        usual, separators = given, [given]
-    elif kind == "tsv" and "\t" in text:
-        separators = ["\t"]
+    if given or (kind == "tsv" and "\t" in text):
+        separators = [usual]
     parses = {
         (mark, way): _parse(text, mark, way)
         for mark in separators
@@ -483,7 +432,7 @@ def _found(path: Path, text: str, kind: str, reading: Reading) -> tuple[str, _Pa
     tables = {key: parse for key, parse in parses.items() if not parse.problem}
     wide = {key: parse for key, parse in tables.items() if parse.width > 1}
     right = list(dict.fromkeys(mark for mark, _ in wide))
-    if right and kind == "tsv" and right != ["\t"] and not reading.separator:
+    if right and kind == "tsv" and right != ["\t"] and not given:
         right = ["\t", *right]  # a column without a tab, or a table by another mark
     if len(right) > 1:
         choices = " or ".join(map(_shown, right))
@@ -491,24 +440,20 @@ def _found(path: Path, text: str, kind: str, reading: Reading) -> tuple[str, _Pa
         raise DataError(f"{path}: is the separator {choices}? {cure}")
     mark = right[0] if right else usual
     ways = {way: p for (m, way), p in (wide or tables).items() if m == mark}
-    if ways and not (right or reading.separator):
+    if ways and not (right or given):
         # One column: of texts as they are where no mark occurs, else as a program encloses them.
         if {m for m, _ in tables} == {*separators} or kind == "tsv":
             ways["none"] = _parse(text, "", "none")
-        elif "double" in ways and _enclosing(text, ways["double"], mark, "double") == 2:
+        elif "double" in ways and _certainty(text, ways["double"], mark, "double") == 2:
             ways = {"double": ways["double"]}
         else:
             ways = {}
         mark = ""
     if not ways:
-        raise DataError(f"{path}{_misfit([p for p in parses.values() if p.problem])}")
+        # The first line that does not fit where most lines do.
+        wrong = [parse for parse in parses.values() if parse.problem]
+        worst = max(wrong, key=lambda parse: (parse.width > 1, len(parse.rows)))
+        cure = "set SEPARATOR (tab, or none: a text per line; predict: --separator)"
+        cure = f": quote the cell, or {cure}" if "columns" in worst.problem else ""
+        raise DataError(f"{path}{worst.problem}{cure}")
     return mark, _one_quoting(path, text, mark, ways)
-
-
-def _misfit(wrong: Sequence[_Parse]) -> str:
-    """The first line that does not fit where most lines do."""
-    worst = max(wrong, key=lambda parse: (parse.width > 1, len(parse.rows)))
-    if "columns" not in worst.problem:
-        return worst.problem
-    cure = "set SEPARATOR (tab, or none: a text per line; predict: --separator)"
-    return f"{worst.problem}: quote the cell, or {cure}"

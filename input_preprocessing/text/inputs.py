@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bert.data.records import DataError
+from common.foreign import foreign
 from input_preprocessing.stage.cli import some_of
 from input_preprocessing.stage.manifest import write_text
 
@@ -36,18 +37,6 @@ _PACKED_SUFFIXES = (".gz", ".bz2", ".xz", ".zst", ".zstd")
 _BLANK = b"\xef\xbb\xbf \t\r\n\f"  # with a byte order mark
 # No text has them in numbers, in whatever encoding of one byte or of UTF-8.
 _CONTROLS = bytes(set(range(32)) - set(b"\t\n\f\r"))
-_SIGNATURES = {
-    rb"\s*<mediawiki": "a Wikipedia dump: make text of it with python -m input_preprocessing extract, then clean",
-    rb"PAR1": "Parquet: convert it to text",
-    rb"%PDF": "PDF: convert it to text",
-    rb"\{\\rtf": "RTF: convert it to text",
-    rb"PK\x03\x04": "a zip archive or an office document: convert it to text",
-    rb"<doc ": "WikiExtractor's: have it write JSON Lines, with its --json",
-    rb"WARC/\d": "a web archive: extract its text, for example with trafilatura",
-    rb"From \S+ +(Mon|Tue|Wed|Thu|Fri|Sat|Sun) [A-Z][a-z]{2} ": "a mailbox: extract the text of its messages",
-    rb"(?s).{257}ustar": "a tar archive: unpack it",
-    rb"version https://git-lfs": "a Git LFS pointer: get the file itself with git lfs pull",
-}
 
 
 class LeftOut(NamedTuple):
@@ -110,9 +99,8 @@ def check_prose(path: Path, start: bytes, is_found: bool) -> None:
         raise NoText(f"{path} is empty")
     if suffix == ".json" and not content.startswith((b"{", b"[")):
         raise NoText(f"{path} is named .json and is no JSON")
-    for signature, kind in _SIGNATURES.items():
-        if re.match(signature, start):
-            raise NoText(f"{path} is {kind}")
+    if told := foreign(start, "text"):
+        raise NoText(f"{path} is {told}")
     # Markdown may begin with a tag.
     is_mark_up = suffix != ".md" and _MARK_UP.match(content)
     if is_mark_up or suffix in _MARK_UP_SUFFIXES:

@@ -201,38 +201,15 @@ def test_questions_in_a_table_get_the_same_answers_as_the_evaluation(
     assert all(0 < float(row["probability"]) <= 1 for row in found)
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "more", "message"),
-    [
-        (
-            "in.csv",
-            "a,b\n1,2\n",
-            [],
-            "no column 'words', which the model was trained on (it has a, b): set TEXT_COLUMNS",
-        ),
-        (
-            "in.csv",
-            "a,b\n1,2\n",
-            ["--text-columns", "c"],
-            "no column 'c' (it has a, b)",
-        ),
-        ("in.csv", "words\n", [], "has no examples"),
-        ("none.csv", None, [], "none.csv: No such file"),
-        (
-            "in.csv",
-            "words\na\n",
-            ["--output", "{folder}/out.xlsx"],
-            "expected a name ending in .csv or .jsonl",
-        ),
-        ("in.csv", "words\na\n", ["--output", "{folder}/in.csv"], "is the input file"),
-        (
-            "in.csv",
-            "words\na\n",
-            ["--output", "{folder}/none/out.csv"],
-            "there is no folder",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("name", "text", "more", "message"), [
+    ("in.csv", "a,b\n1,2\n", [], "no column 'words', which the model was trained on (it has a, b): set TEXT_COLUMNS"),
+    ("in.csv", "a,b\n1,2\n", ["--text-columns", "c"], "no column 'c' (it has a, b)"),
+    ("in.csv", "words\n", [], "has no examples"),
+    ("none.csv", None, [], "none.csv: No such file"),
+    ("in.csv", "words\na\n", ["--output", "{folder}/out.xlsx"], "expected a name ending in .csv or .jsonl"),
+    ("in.csv", "words\na\n", ["--output", "{folder}/in.csv"], "is the input file"),
+    ("in.csv", "words\na\n", ["--output", "{folder}/none/out.csv"], "there is no folder"),
+])  # fmt: skip
 def test_invalid_input_is_one_line_and_leaves_no_file(
     model, tmp_path, name, text, more, message, capsys
 ):

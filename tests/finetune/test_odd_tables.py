@@ -90,11 +90,11 @@ TRAINING = {
     "a key twice": (b'{"text": "a", "text": "b", "label": "x"}\n', ":1: not JSONL .two values of 'text'"),
     "half a character": (b'{"text": "a \\ud83d", "label": "x"}\n', ":1: not JSONL .*surrogates not allowed"),
     "JSONL of numbers": (b"1\n2\n", ":1: not JSONL .no object"),
-    "an old Excel workbook": (b"\xd0\xcf\x11\xe0rest", "is an old Excel workbook: save the table as CSV"),
+    "an old Excel workbook": (b"\xd0\xcf\x11\xe0rest", "is an old office document .Excel, Word.: save the table as CSV"),
     "zstd": (b"\x28\xb5\x2f\xfdrest", "is zstd: unpack it"),
     "a JSON list": (b'[{"text": "a", "label": "x"}]\n', "is one JSON list: write an object per line"),
     "a broken record": (b'{"text": "a", "label": "x"}\n{"text": \n', ":2: not JSONL"),
-    "an Excel workbook": (b"PK\x03\x04rest", "is an Excel workbook or a zip archive: save the sheet as CSV .UTF-8., or unpack it"),
+    "an Excel workbook": (b"PK\x03\x04rest", "is an office document .Excel, Word. or a zip archive: save the sheet as CSV .UTF-8., or unpack it"),
     "Parquet": (b"PAR1rest", "is Parquet: write it with"),
     "bzip2": (b"BZh9rest", "is bzip2: unpack it"),
     "gzip": (gzip.compress(b"text,label\na,x\nb,y\n"), [("a",), ("b",)]),
@@ -269,59 +269,23 @@ def test_a_row_of_empty_cells_is_kept_and_blank_lines_are_counted(tmp_path):
 
 # Text to predict with a model that was trained on the column text, or on a file without a header.
 PREDICTION = {
-    "no header": (
-        b"It is good.\nsemi;colon, and comma\nso so\n",
-        ["--separator none", "It is good."],
-    ),
+    "no header": (b"It is good.\nsemi;colon, and comma\nso so\n", ["--separator none", "It is good."]),
     "the model's column among others": (b"id,text,price\n1,a,2\n2,b,3\n", ["a", "b"]),
-    "numbers of which the first is missing": (
-        b",This is a good film.\n1,bad\n2,good\n",
-        ["This is a good film.", "bad", "good"],
-    ),
-    "numbers of which the first is written as n/a": (
-        b"n/a,This is a good film.\n1,bad\n,good\n",
-        ["This is a good film.", "bad", "good"],
-    ),
-    "numbers of which the first is marked": (
-        b"#1,This is a good film.\n2,bad\n3,good\n",
-        "1 of the columns #1",
-    ),
-    "numbers below a word and a sentence": (
-        b"none,This is a good film.\n2,bad\n3,good\n",
-        "is it a header",
-    ),
+    "numbers of which the first is missing": (b",This is a good film.\n1,bad\n2,good\n", ["This is a good film.", "bad", "good"]),
+    "numbers of which the first is written as n/a": (b"n/a,This is a good film.\n1,bad\n,good\n", ["This is a good film.", "bad", "good"]),
+    "numbers of which the first is marked": (b"#1,This is a good film.\n2,bad\n3,good\n", "1 of the columns #1"),
+    "numbers below a word and a sentence": (b"none,This is a good film.\n2,bad\n3,good\n", "is it a header"),
     "numbers below pandas' name": (b"Unnamed: 0,review\n0,bad\n1,so\n", ["bad", "so"]),
-    "numbers beside a survey's question": (
-        b"id,What did you like about it?\n1,The food.\n2,Nothing.\n",
-        ["The food.", "Nothing."],
-    ),
+    "numbers beside a survey's question": (b"id,What did you like about it?\n1,The food.\n2,Nothing.\n", ["The food.", "Nothing."]),
     "numbers without a name": (b",review\n0,bad\n1,good\n", "is it a header"),
-    "another single column": (
-        b"id,price\n1,2\n2,3\n",
-        "no column 'text', which the model was trained on",
-    ),
-    "another name": (
-        b"id;review\n1;A good thing\n",
-        "no column 'text', which the model was trained on",
-    ),
-    "a title above the header": (
-        b"My reviews\n\nid,text\n1,a\n2,b\n",
-        "quote the cell",
-    ),
+    "another single column": (b"id,price\n1,2\n2,3\n", "no column 'text', which the model was trained on"),
+    "another name": (b"id;review\n1;A good thing\n", "no column 'text', which the model was trained on"),
+    "a title above the header": (b"My reviews\n\nid,text\n1,a\n2,b\n", "quote the cell"),
     "labels with it": (b"text,stars\na,pos\nb,neg\n", ["a", "b"]),
-    "labels last, without a header": (
-        b"so good,pos\nso bad,neg\n",
-        ["so good", "so bad"],
-    ),
-    "a survey's question as header": (
-        b"What did you like?\nThe food.\nNothing.\n",
-        "is it a header",
-    ),
-    "an index without a header": (
-        b"0,so good,\n1,so bad,\n",
-        "is it a header|must be text|expected",
-    ),
-}
+    "labels last, without a header": (b"so good,pos\nso bad,neg\n", ["so good", "so bad"]),
+    "a survey's question as header": (b"What did you like?\nThe food.\nNothing.\n", "is it a header"),
+    "an index without a header": (b"0,so good,\n1,so bad,\n", "is it a header|must be text|expected"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", PREDICTION)

@@ -19,13 +19,10 @@ from finetune.models import Classification, SpanPrediction
 
 TEXTS = [
     ("The film is a mess, but a charming one.",),
-    (
-        "Who wrote it?",
-        "It was written in 1957 by a Welsh schoolteacher, whose name nobody in town remembered.",
-    ),
+    ("Who wrote it?", "It was written in 1957 by a Welsh schoolteacher, whose name nobody in town remembered."),
     ("Dreary " * 60,),
     ("Ein Kaffee, bitte!", "\u6f22\u5b57 and caf\u00e9"),
-]
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -503,17 +503,13 @@ def test_columns_of_a_table_without_a_header_hold_for_all_its_files(
     assert "text column_2, label column_1" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"PRECISION": "bf16"},
-        {"PRECISION": "fp16"},
-        {"PRECISION": "fp8"},
-        {"BATCHSIZE": "4", "GRADIENT_STEPS": "3", "RECOMPUTE_LAYERS": "1"},
-        {"OPTIMIZER": "lamb", "LR": "1e-2"},
-    ],
-    ids=lambda settings: ",".join(settings.values()),
-)
+@pytest.mark.parametrize("settings", [
+    {"PRECISION": "bf16"},
+    {"PRECISION": "fp16"},
+    {"PRECISION": "fp8"},
+    {"BATCHSIZE": "4", "GRADIENT_STEPS": "3", "RECOMPUTE_LAYERS": "1"},
+    {"OPTIMIZER": "lamb", "LR": "1e-2"},
+], ids=lambda settings: ",".join(settings.values()))  # fmt: skip
 def test_berts_precisions_and_optimizers_work_in_fine_tuning(
     squad_environment, tmp_path, settings
 ):
@@ -532,30 +528,21 @@ def test_berts_precisions_and_optimizers_work_in_fine_tuning(
     )
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"TASK": "SQUAD"}, "TASK='SQUAD': expected one of squad, MRPC"),
-        ({"MAX_STEPS": "7"}, "EPOCHS determines the length"),
-        ({"SEEDS": "1,x"}, "SEEDS=1,x: expected whole numbers"),
-        ({"SEEDS": "1", "TRIAL": "1"}, "1 seeds, but this is trial 1"),
-        ({"MAX_SEQ_LENGTH": "64"}, "exceeds max_position_embeddings 48"),
-        ({"DATA": "/no/such/data"}, "no such folder"),
-        ({"DATA": "{data}/vocab.txt"}, "vocab.txt: no such folder"),
-        (
-            {"INIT_CHECKPOINT": "{data}/vocab.txt"},
-            "vocab.txt: no weights: give a .pt or .safetensors, or a folder",
-        ),
-        (
-            {"CUDA_GRAPH": "1"},
-            "CUDA_GRAPH=1 captures steps of pretraining: unset it to fine-tune",
-        ),
-        ({"SQUAD_VERSION": "2.0"}, "train-v2.0.json: No such file"),
-        ({"MODE": "eval", "TASK": "TSV"}, "has no task.json: not fine-tuned here"),
-        ({"BATCHSZIE": "3"}, "did you mean BATCHSIZE"),
-        ({"INIT_CHECKPOINT": ""}, "INIT_CHECKPOINT"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "message"), [
+    ({"TASK": "SQUAD"}, "TASK='SQUAD': expected one of squad, MRPC"),
+    ({"MAX_STEPS": "7"}, "EPOCHS determines the length"),
+    ({"SEEDS": "1,x"}, "SEEDS=1,x: expected whole numbers"),
+    ({"SEEDS": "1", "TRIAL": "1"}, "1 seeds, but this is trial 1"),
+    ({"MAX_SEQ_LENGTH": "64"}, "exceeds max_position_embeddings 48"),
+    ({"DATA": "/no/such/data"}, "no such folder"),
+    ({"DATA": "{data}/vocab.txt"}, "vocab.txt: no such folder"),
+    ({"INIT_CHECKPOINT": "{data}/vocab.txt"}, "vocab.txt: no weights: give a .pt or .safetensors, or a folder"),
+    ({"CUDA_GRAPH": "1"}, "CUDA_GRAPH=1 captures steps of pretraining: unset it to fine-tune"),
+    ({"SQUAD_VERSION": "2.0"}, "train-v2.0.json: No such file"),
+    ({"MODE": "eval", "TASK": "TSV"}, "has no task.json: not fine-tuned here"),
+    ({"BATCHSZIE": "3"}, "did you mean BATCHSIZE"),
+    ({"INIT_CHECKPOINT": ""}, "INIT_CHECKPOINT"),
+])  # fmt: skip
 def test_wrong_settings_stop_with_one_line(
     squad_environment, tmp_path, settings, message, capsys
 ):
@@ -568,13 +555,10 @@ def test_wrong_settings_stop_with_one_line(
     assert last == f"finetune: error: {reason}"
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("long", r"vocab.txt has \d+ words, and the model \d+: give its own"),
-        ("short", r"vocab.txt has \d+ words, and the model \d+: give its own"),
-    ],
-)
+@pytest.mark.parametrize(("name", "message"), [
+    ("long", r"vocab.txt has \d+ words, and the model \d+: give its own"),
+    ("short", r"vocab.txt has \d+ words, and the model \d+: give its own"),
+])  # fmt: skip
 def test_the_vocabulary_beside_the_weights_is_the_models(
     squad_environment, tmp_path, name, message
 ):

@@ -112,46 +112,22 @@ def test_the_table_of_seeds_has_mean_and_deviation(reviews, capsys):
     assert values[3] == pytest.approx(np.std(values[:2], ddof=1), abs=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["predict", "{reviews}"], "takes 1 of --text, or --input FILE"),
-        (
-            ["predict", "{reviews}", "--text", "a", "--text", "b", "--text", "c"],
-            "takes 1 of --text, or --input FILE",
-        ),
-        (
-            ["predict", "{learnt}", "--question", "Who?"],
-            "give --question and --context",
-        ),
-        (["predict", "/nonexistent", "--text", "a"], "no fine-tuned model"),
-        (["seeds", "/nonexistent"], "no model_N/figures.json"),
-        (["train"], "train: no such setting"),
-        (["predikt", "x"], "predikt: did you mean predict?"),
-        (["--task", "sst2"], "did you mean SST-2?"),
-        (
-            ["--task", "TSV", "--mode", "predict", "--data", "/"],
-            "did you mean prediction?",
-        ),
-        (["--task", "TSV", "--data", "/", "--squad-version", "2"], "did you mean 2.0?"),
-        (
-            ["--task", "TSV"],
-            "DATA is not set: expected a path; export DATA=...",
-        ),
-        (
-            ["predict", "{reviews}", "--text", "a", "--device", "cuda"],
-            "--device cuda: no GPU found",
-        ),
-        (
-            ["benchmark", "{reviews}", "--batch-sizes", "0"],
-            "--batch-sizes: 0: expected a whole number",
-        ),
-        (
-            ["benchmark", "{reviews}", "--length", "-4"],
-            "--length: -4: expected a whole number",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "message"), [
+    (["predict", "{reviews}"], "takes 1 of --text, or --input FILE"),
+    (["predict", "{reviews}", "--text", "a", "--text", "b", "--text", "c"], "takes 1 of --text, or --input FILE"),
+    (["predict", "{learnt}", "--question", "Who?"], "give --question and --context"),
+    (["predict", "/nonexistent", "--text", "a"], "no fine-tuned model"),
+    (["seeds", "/nonexistent"], "no model_N/figures.json"),
+    (["train"], "train: no such setting"),
+    (["predikt", "x"], "predikt: did you mean predict?"),
+    (["--task", "sst2"], "did you mean SST-2?"),
+    (["--task", "TSV", "--mode", "predict", "--data", "/"], "did you mean prediction?"),
+    (["--task", "TSV", "--data", "/", "--squad-version", "2"], "did you mean 2.0?"),
+    (["--task", "TSV"], "DATA is not set: expected a path; export DATA=..."),
+    (["predict", "{reviews}", "--text", "a", "--device", "cuda"], "--device cuda: no GPU found"),
+    (["benchmark", "{reviews}", "--batch-sizes", "0"], "--batch-sizes: '0': expected a positive integer"),
+    (["benchmark", "{reviews}", "--length", "-4"], "--length: '-4': expected a positive integer"),
+])  # fmt: skip
 def test_wrong_requests_are_one_line(
     arguments, message, learnt, reviews, capsys, monkeypatch
 ):

@@ -93,16 +93,13 @@ def random_logits(found, seed, scale=4.0):
     ]
 
 
-@pytest.mark.parametrize(
-    "rules",
-    [
-        Rules(),
-        Rules(n_best=3, max_answer_length=2),
-        Rules(squad_version="2.0"),
-        Rules(squad_version="2.0", n_best=8),
-        Rules(squad_version="2.0", null_threshold=-3.0),
-    ],
-)
+@pytest.mark.parametrize("rules", [
+    Rules(),
+    Rules(n_best=3, max_answer_length=2),
+    Rules(squad_version="2.0"),
+    Rules(squad_version="2.0", n_best=8),
+    Rules(squad_version="2.0", null_threshold=-3.0),
+])  # fmt: skip
 def test_answers_equal_the_restatement(tokenizer, dataset, rules):
     found, _ = make_features(dataset, tokenizer, LIMITS, training=False)
     logits = random_logits(found, seed=1, scale=1.5)
