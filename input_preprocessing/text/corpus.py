@@ -12,7 +12,8 @@ Files that are no text (hidden, README, licence, HTML, tables, binary, empty) ar
 with the reason in OUTPUTDIR/download/left_out.tsv; text that cannot be read stops the command, all files
 at once.
 
-Plain text may have one sentence per line and a blank line between documents, or be prose; the
+Text in pages, such as pdftotext's, and subtitles (.srt, .vtt) are made prose, and what was done is
+counted. Plain text may have one sentence per line and a blank line between documents, or be prose; the
 layout is detected and printed, or set by --layout. Memory grows by about 65 bytes a document and
 not with the text; the disk needs its size in addition until it is written. Run again, it resumes;
 the result does not depend on --jobs. `--input pydoc` is the language reference that comes with
@@ -167,10 +168,11 @@ def _write(
             forget([old])
     tasks = [(training[i::count], shard) for i, shard in enumerate(shards)]
     tasks.append((evaluation, text / "eval.txt"))
-    weights = [len(numbers) for numbers, _ in tasks]
-    jobs = sources.workers(options.jobs, characters)
-    deal = partial(_deal, parts, starts)
-    run_tasks("corpus: shards", deal, tasks, jobs=jobs, weights=weights)
+    weights = [float(lengths[numbers].sum()) for numbers, _ in tasks]
+    deal, worth = partial(_deal, parts, starts), sources.WORTH_WORKERS
+    run_tasks(
+        "corpus: shards", deal, tasks, jobs=options.jobs, weights=weights, worth=worth
+    )
     words = _write_vocabulary(options, shards, download)
     size = human_bytes(sum(path.stat().st_size for path in shards))
     repeated = int(starts[-1]) - len(kept)
@@ -312,6 +314,11 @@ def make(options: argparse.Namespace, download: Path) -> None:
     )
     if told := inputs.report(left_out, len(texts), download, " ".join(options.input)):
         print(f"corpus: {told}", file=sys.stderr)
+    done = sum((source.done for source in texts), Counter[str]())
+    if done:
+        number = sum(bool(source.done) for source in texts)
+        told = ", ".join(f"{count:,} {what}" for what, count in (+done).items())
+        print(f"corpus: {number:,} files were laid out: {told}", file=sys.stderr)
     md5 = hashlib.md5(" ".join(source.md5 for source in texts).encode()).hexdigest()
     names = (*TEXT_OPTIONS, "max_seq_length", "do_lower_case")
     named = {name: getattr(options, name) for name in names}

@@ -34,12 +34,14 @@ from input_preprocessing.stage.cli import some_of
 from input_preprocessing.stage.manifest import (
     StageFolder,
     is_recorded,
+    md5_of,
     record,
     write_text,
 )
 from input_preprocessing.stage.parallel import run_tasks
 from input_preprocessing.stage.reading import (
     CHUNK,
+    PACKED,
     Stamp,
     changed,
     open_text,
@@ -55,6 +57,7 @@ from input_preprocessing.text.inputs import (
     is_marked_up,
     suffix_of,
 )
+from input_preprocessing.text.laid_out import prose_of
 
 # Name: description.
 LAYOUTS = {"sentences": "one sentence per line", "prose": "prose, cut into sentences"}
@@ -63,6 +66,9 @@ MOST_SENTENCES = 200  # per document of prose
 FEWEST_DOCUMENTS = 4
 PYDOC = "pydoc"
 PART_BYTES = 8_000_000  # minimal size of a part
+WORTH_WORKERS = (
+    2 * PART_BYTES
+)  # of text; starting workers takes longer than reading less
 _PATIENCE = 1_000_000  # bytes after these in which to look for the end of a document
 _DETECTED_ON = 2_000_000  # characters
 # Bytes of a JSON record, which is held in memory several times over.
@@ -72,13 +78,6 @@ _BEGINNINGS: dict[str, Callable[[Path], Any]] = {
     "bzip2": bz2.open,
     "xz": lzma.open,
 }
-# pzstd begins with a frame that others skip, of one of 16 kinds.
-_PACKED = {
-    b"\x1f\x8b": "gzip",
-    b"BZh": "bzip2",
-    b"\xfd7zXZ\0": "xz",
-    b"\x28\xb5\x2f\xfd": "zstd",
-} | {bytes([kind]) + b"\x2a\x4d\x18": "zstd" for kind in range(0x50, 0x60)}
 _SENTENCE_END = re.compile(rb"""[.!?]["')\]]*\s""")
 _CLOSING = """"')\\]”’“»」』）》】"""
 # Full stops of scripts without capitals: they end a sentence whatever follows, also without a space.
@@ -125,13 +124,9 @@ class Source(NamedTuple):
     layout: str
     cuts: list[int]
     md5: str
-    stamp: Stamp | None  # None: not a file (pydoc)
+    stamp: Stamp
     name: Path  # as the user knows it: path may be its unpacked copy
-
-
-def workers(jobs: int, size: int) -> int:
-    """Number of processes for a text of this size: one if starting workers would take longer."""
-    return jobs if size > 2 * PART_BYTES else 1
+    done: Counter[str]  # what was done to text that was laid out
 
 
 def find(
@@ -159,26 +154,25 @@ def find(
                 left_out.append(file)
             else:
                 files.append((file, True))
-    sizes = [path.stat().st_size if path.is_file() else 0 for path, _ in files]
     look = partial(_look, layout, text_key, folder)
-    tasks = [(number, *file) for number, file in enumerate(files)]
-    seen = run_tasks(
-        "corpus: files", look, tasks, jobs=workers(jobs, sum(sizes)), weights=sizes
-    )
+    tasks = [(*file, number) for number, file in enumerate(files)]
+    seen = run_tasks("corpus: files", look, tasks, jobs=jobs, worth=WORTH_WORKERS)
     left_out += [each for each in seen if isinstance(each, LeftOut)]
     return [each for each in seen if isinstance(each, Source)], left_out
 
 
 def _look(
-    layout: str, text_key: str, folder: Path, task: tuple[int, Path, bool]
+    layout: str, text_key: str, folder: Path, task: tuple[Path, bool, int]
 ) -> Source | LeftOut:
     """A file's format and where to cut it, or why it is not in the corpus."""
-    number, path, is_found = task
-    if str(path) == PYDOC:
-        md5 = hashlib.md5(repr(pydoc_documents()).encode()).hexdigest()
-        return Source(path, LAYOUTS["prose"], "prose", [0, 1], md5, None, path)
+    path, is_found, number = task
     unpacked = folder / f"{number}-{path.name}"
     try:
+        if str(path) == PYDOC:
+            _write_pydoc(unpacked)
+            return _source("prose", text_key, unpacked, unpacked, False)._replace(
+                name=path
+            )
         return _source(layout, text_key, path, unpacked, is_found)
     except DataError as error:
         reason = str(error).replace(str(unpacked), str(path))
@@ -197,7 +191,7 @@ def _source(
         raise DataError(f"{path} is no regular file; give one")
     with readable(f"the text {path}", "check --input"), open(path, "rb") as start:
         stamp, magic = stamp_of(os.fstat(start.fileno())), start.read(8)
-    for signature, packed in _PACKED.items():
+    for signature, packed in PACKED.items():
         if magic.startswith(signature):
             # Before gigabytes of it are unpacked.
             if beginning := _beginning(path, packed):
@@ -221,11 +215,24 @@ def _source(
         with open(path, encoding="utf-8-sig", errors="ignore", newline="\n") as lines:
             records = lines.readlines(_DETECTED_ON)
         start_of_text = "\n".join(_json_lines(path, records, text_key, 0, []))
+    done = Counter[str]()
+    if layout != "sentences" and not is_json:
+        start_of_text, done = prose_of(start_of_text)
     if is_marked_up(start_of_text):
         raise NoText(f"{name} is {MARK_UP}")
+    if done:
+        if stamp[0] > _MOST_RECORD:  # it is held in memory
+            told = f"is laid out for pages and has over {_MOST_RECORD:,} bytes"
+            raise DataError(f"{name} {told}; split it")
+        prose, done = prose_of(path.read_bytes().decode("utf-8-sig", "ignore"))
+        layout, path = "prose", unpacked.with_name(f"{unpacked.name}.prose")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, prose)
+        stamp, md5 = stamp_of(os.stat(path)), md5_of(path)
     detected = detect_layout(start_of_text) if layout == "auto" else layout
     kind = JSON if is_json else LAYOUTS[detected]
-    return Source(path, kind, detected, _cuts(path, kind, stamp[0]), md5, stamp, name)
+    cuts = _cuts(path, kind, stamp[0])
+    return Source(path, kind, detected, cuts, md5, stamp, name, done)
 
 
 def _beginning(path: Path, packed: str) -> bytes:
@@ -321,12 +328,9 @@ def split(
         if not (is_recorded(part) and is_recorded(table_of(part)))
     ]
     weights = [end - begin for _, begin, end, _ in left]
+    cut = partial(_split, text_key)
     problems = run_tasks(
-        "corpus: sentences",
-        partial(_split, text_key),
-        left,
-        jobs=workers(jobs, sum(weights)),
-        weights=weights,
+        "corpus: sentences", cut, left, jobs=jobs, weights=weights, worth=WORTH_WORKERS
     )
     if told := list(dict.fromkeys(filter(None, problems))):
         raise DataError(some_of(told))
@@ -381,7 +385,7 @@ def _write_part(
             rows.append((size, characters, int.from_bytes(digest, "little")))
             output.write(data)
     # Before they are recorded, which makes them count as complete.
-    if source.stamp is not None and stamp_of(os.stat(source.path)) != source.stamp:
+    if stamp_of(os.stat(source.path)) != source.stamp:
         raise changed(source.name)
     with (
         atomic_file(table_of(part)) as partial_file,
@@ -398,33 +402,25 @@ def _documents(
 ) -> Iterator[Document]:
     """Documents between two cuts of a source. empty: gets the records without a text."""
     path, kind, layout = source[:3]
-    if source.stamp is None:
-        yield from pydoc_documents()
+    with open(path, "rb") as file:
+        file.seek(begin)
+        data = file.read(end - begin).removeprefix(b"" if begin else b"\xef\xbb\xbf")
+    # Line ends: of JSON Lines only \n, of plain text any.
+    newline = "\n" if kind == JSON else None
+    text = io.TextIOWrapper(io.BytesIO(data), "utf-8", "ignore", newline)
+    if kind == JSON:
+        texts = _json_lines(path, text, text_key, begin, empty)
+        yield from _of_records(texts, layout)
     else:
-        with open(path, "rb") as file:
-            file.seek(begin)
-            data = file.read(end - begin).removeprefix(
-                b"" if begin else b"\xef\xbb\xbf"
-            )
-        # Line ends: of JSON Lines only \n, of plain text any.
-        newline = "\n" if kind == JSON else None
-        text = io.TextIOWrapper(io.BytesIO(data), "utf-8", "ignore", newline)
-        if kind == JSON:
-            texts = _json_lines(path, text, text_key, begin, empty)
-            yield from _of_records(texts, layout)
-        else:
-            yield from documents_of(text, layout)
+        yield from documents_of(text, layout)
 
 
-def pydoc_documents() -> list[Document]:
-    """Documents of Python's language reference, one per topic."""
+def _write_pydoc(target: Path) -> None:
+    """Python's language reference, a document for each topic."""
     from pydoc_data.topics import topics
 
-    return [
-        document
-        for name in sorted(topics)
-        for document in documents_of(topics[name].split("\n"), "prose")
-    ]
+    target.parent.mkdir(parents=True, exist_ok=True)
+    write_text(target, "\n\n\n".join(topics[name] for name in sorted(topics)))
 
 
 def detect_layout(text: str) -> str:

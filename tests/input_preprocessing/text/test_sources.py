@@ -157,22 +157,15 @@ def test_prose_is_cut_into_documents_and_paragraphs(tmp_path: Path) -> None:
     assert sizes == [sources.MOST_SENTENCES] * 4 + [1]
 
 
-@pytest.mark.parametrize(
-    "sentences",
-    [
-        ["А. С. Пушкин родился в Москве.", "Он писал!", "«Да?»", "Это и др. ещё есть."],
-        [
-            "Das Haus etc. über alles.",
-            "Über die Brücke.",
-            "„Äpfel“ sind gut, u. a. hier.",
-        ],
-        ["שלום עולם.", "מה שלומך?", "טוב."],
-        ["هل أنت هنا؟", "نعم، أنا هنا.", "حسنا."],
-        ["यह एक वाक्य है।", "यह दूसरा है।"],
-        ["ეს ერთია.", "ეს მეორეა."],
-        ["See U.S. Navy vs. the rest, e.g. here.", "It was 5.", "(Then 3.5 left.)"],
-    ],
-)
+@pytest.mark.parametrize("sentences", [
+    ["А. С. Пушкин родился в Москве.", "Он писал!", "«Да?»", "Это и др. ещё есть."],
+    ["Das Haus etc. über alles.", "Über die Brücke.", "„Äpfel“ sind gut, u. a. hier."],
+    ["שלום עולם.", "מה שלומך?", "טוב."],
+    ["هل أنت هنا؟", "نعم، أنا هنا.", "حسنا."],
+    ["यह एक वाक्य है।", "यह दूसरा है।"],
+    ["ეს ერთია.", "ეს მეორეა."],
+    ["See U.S. Navy vs. the rest, e.g. here.", "It was 5.", "(Then 3.5 left.)"],
+])  # fmt: skip
 def test_sentences_of_any_script_end_at_its_full_stops(sentences: list[str]) -> None:
     assert sources.split_sentences(" ".join(sentences)) == sentences
     assert sources.detect_layout(" ".join(sentences)) == "prose"
@@ -184,17 +177,14 @@ def test_sentences_of_scripts_without_spaces_end_without_one() -> None:
     assert sources.split_sentences("".join(sentences)) == sentences
 
 
-@pytest.mark.parametrize(
-    ("sentence", "sizes"),
-    [
-        ("word " * 350, [350]),
-        ("word " * 351, [100, 100, 100, 51]),
-        ("seven words and then a comma follows, " * 60, [98] * 4 + [28]),
-        ("ไทย" * 150, [100] * 4 + [50]),
-        ("中文不写空格，" * 60, [98] * 4 + [28]),
-        ("x" * 5000, [1]),
-    ],
-)
+@pytest.mark.parametrize(("sentence", "sizes"), [
+    ("word " * 350, [350]),
+    ("word " * 351, [100, 100, 100, 51]),
+    ("seven words and then a comma follows, " * 60, [98] * 4 + [28]),
+    ("ไทย" * 150, [100] * 4 + [50]),
+    ("中文不写空格，" * 60, [98] * 4 + [28]),
+    ("x" * 5000, [1]),
+])  # fmt: skip
 def test_a_sentence_of_hundreds_of_words_is_cut_at_clauses_or_words(
     sentence: str, sizes: list[int]
 ) -> None:
@@ -247,17 +237,11 @@ def test_a_file_that_changes_while_it_is_read_is_not_taken(
         read_pool([str(path)], "auto", "text", tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (
-            '{"text": "a"}\nnothing\n',
-            "line 2 is not JSON .*; give JSON Lines, one record per line",
-        ),
-        ('{"text": "a"}\n[1]\n', r"line 2 has no text 'text' \(it has list\)"),
-        ('{"text": 3}\n', "line 1 has no text 'text'"),
-    ],
-)
+@pytest.mark.parametrize(("text", "message"), [
+    ('{"text": "a"}\nnothing\n', "line 2 is not JSON .*; give JSON Lines, one record per line"),
+    ('{"text": "a"}\n[1]\n', r"line 2 has no text 'text' \(it has list\)"),
+    ('{"text": 3}\n', "line 1 has no text 'text'"),
+])  # fmt: skip
 def test_what_is_no_record_is_a_one_line_error(
     tmp_path: Path, text: str, message: str
 ) -> None:

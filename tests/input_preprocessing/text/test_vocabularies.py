@@ -76,15 +76,12 @@ def test_a_cased_preparation_keeps_capitals_and_accents_in_every_stage(
     assert not (tmp_path / "cased" / "phase1" / "tokenizer_config.json").exists()
 
 
-@pytest.mark.parametrize(
-    ("tokens", "lower_case", "warning"),
-    [
-        (["the", "[unused1]"], True, ""),
-        (["the", "The"], False, ""),
-        (["the", "The"], True, "tokens with capitals: is --do-lower-case 1 right"),
-        (["the", "[Q]"], False, "no tokens with capitals: is --do-lower-case 0"),
-    ],
-)
+@pytest.mark.parametrize(("tokens", "lower_case", "warning"), [
+    (["the", "[unused1]"], True, ""),
+    (["the", "The"], False, ""),
+    (["the", "The"], True, "tokens with capitals: is --do-lower-case 1 right"),
+    (["the", "[Q]"], False, "no tokens with capitals: is --do-lower-case 0"),
+])  # fmt: skip
 def test_a_vocabulary_that_does_not_look_like_the_text_is_pointed_out(
     capsys: pytest.CaptureFixture[str],
     tokens: list[str],
