@@ -5,21 +5,23 @@ import json
 import statistics
 import time
 from collections.abc import Mapping
-from pathlib import Path
 
 import numpy as np
 
 from bert.core.rundir import difference
 from common.env import ConfigError
 from common.files import whole_file
+from common.options import add_options
+from common.tables import read_table
 from finetune import files, glue, saved
 from finetune.batches import Samples
-from finetune.dialect import QUOTING, Reading
+from finetune.dialect import Reading
 from finetune.tables import Layout, Rows, column_names
 
 # Not timed: the first ones compile kernels and fill the allocator's caches.
 WARM_UP_BATCHES = 3
 SHOWN_ANSWERS = 3
+OPTIONS = read_table(__file__, "options.yaml")
 
 
 def predict(
@@ -35,7 +37,7 @@ def predict(
     the predictions as additional columns; a row without text has none. For SQuAD's JSON see
     MODE=prediction.
     """
-    _add_predict_options(parser)
+    add_options(parser, "predict", OPTIONS)
     options = parser.parse_args(arguments)
     # Before the model is loaded, which takes seconds.
     if (options.input is None) != (options.output is None):
@@ -64,8 +66,7 @@ def embed(
     writes; sentence-transformers gives the same vectors of the folder. The output is NumPy's,
     float32, with a row for each row of the file; of one without text it is NaN.
     """
-    _add_model(parser)
-    _add_table(parser, "file of texts", "X.npy")
+    add_options(parser, "embed", OPTIONS)
     options = parser.parse_args(arguments)
     if not (options.input and options.output) or options.output.suffix != ".npy":
         raise ConfigError("give --input FILE and --output X.npy")
@@ -92,42 +93,6 @@ def _reading(options: argparse.Namespace) -> Reading:
         quoting=options.quoting,
         encoding=options.encoding,
         no_header=options.no_header,
-    )
-
-
-def _add_predict_options(parser: argparse.ArgumentParser) -> None:
-    _add_model(parser)
-    _add_table(parser, "file to predict", "X.csv or X.jsonl")
-    parser.add_argument("--question", help="SQuAD: the question")
-    parser.add_argument("--context", help="SQuAD: the text that contains the answer")
-    parser.add_argument("--text", action="append", help="the text; twice for a pair")
-
-
-def _add_table(parser: argparse.ArgumentParser, source: str, target: str) -> None:
-    parser.add_argument("--input", type=Path, help=source)
-    parser.add_argument("--output", type=Path, help=target)
-    parser.add_argument(
-        "--text-columns",
-        default="",
-        help="one or two, joined by commas (default: as in training)",
-    )
-    parser.add_argument(
-        "--batch-size",
-        type=natural,
-        default=32,
-        help="sequences per batch (default %(default)s)",
-    )
-    parser.add_argument(
-        "--separator", default="", help="a character, tab, or none: a text per line"
-    )
-    parser.add_argument(
-        "--quoting", default="", choices=QUOTING, help="marks within cells"
-    )
-    parser.add_argument(
-        "--encoding", default="", help="such as cp1252 (default: UTF-8)"
-    )
-    parser.add_argument(
-        "--no-header", action="store_true", help="the first line is a row"
     )
 
 
@@ -166,23 +131,7 @@ def benchmark(
 
     On random tokens of one length.
     """
-    _add_model(parser)
-    parser.add_argument(
-        "--batch-sizes",
-        type=natural,
-        nargs="+",
-        default=[1, 8, 32],
-        help="(default 1 8 32)",
-    )
-    parser.add_argument(
-        "--length", type=natural, help="tokens of a sequence; unset: as in training"
-    )
-    parser.add_argument(
-        "--batches",
-        type=natural,
-        default=50,
-        help="timed per batch size (default %(default)s)",
-    )
+    add_options(parser, "benchmark", OPTIONS)
     options = parser.parse_args(arguments)
     model = saved.load(options.folder, options.device)
     shape = model.model.config
@@ -225,9 +174,7 @@ def seeds(
     environ: Mapping[str, str],
 ) -> None:
     """Table of the metrics of a run's trials, with mean and standard deviation."""
-    parser.add_argument(
-        "folder", type=Path, help="folder of the run, results/<RUN_NAME>"
-    )
+    add_options(parser, "seeds", OPTIONS)
     folder = parser.parse_args(arguments).folder
     # By number, as model_10 sorts before model_2.
     paths = sorted(
@@ -262,22 +209,3 @@ def seeds(
         lines[name] = [f"{value:.4f}" for value in shown]
     for name, cells in lines.items():
         print(f"{name:<{width}}  " + "  ".join(f"{cell:>10}" for cell in cells))
-
-
-def natural(text: str) -> int:
-    """A positive integer option."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text}: expected a whole number, at least 1")
-    return int(text)
-
-
-def _add_model(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "folder", type=Path, help="folder of the run, results/<RUN_NAME>"
-    )
-    parser.add_argument(
-        "--device",
-        default="auto",
-        choices=("auto", "cpu", "cuda"),
-        help="(default %(default)s)",
-    )

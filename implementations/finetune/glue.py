@@ -12,6 +12,7 @@ import numpy.typing as npt
 from scipy.stats import rankdata
 
 from bert.data.tokens import Integers, WordPiece
+from common.tables import read_table
 from finetune.tables import Layout
 
 Labels = npt.NDArray[Any]  # (N,): class ids, int64, or regression targets, float32
@@ -115,48 +116,24 @@ class Task:
 # default metrics
 CLASSES = (accuracy, macro_f1)
 NUMBERS = (pearson, spearman, pearson_and_spearman)
-# The metrics that GLUE's leaderboard reports.
-_PAIR, _ONE, _TWO = (accuracy, f1, accuracy_and_f1), (accuracy,), ("0", "1")
-_ENTAILED = ("entailment", "not_entailment")
 
 
 def _published(
-    texts: tuple[str, ...],
-    label: str,
-    labels: tuple[str, ...] = (),
-    names: tuple[str, ...] = (),
-) -> Layout:
-    """Columns of a task's files; without labels it predicts numbers."""
-    return Layout(
-        texts=texts,
-        label=label,
-        labels=labels,
-        names=names,
-        numbers=not labels,
-        published=True,
-    )
+    metrics: Sequence[str], parts: Sequence[str] = ("",), **columns: str | list[str]
+) -> Task:
+    """A row of glue.yaml; without labels the task predicts numbers."""
+    named: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in columns.items()
+    }
+    layout = Layout(**named, numbers="labels" not in columns, published=True)
+    return Task(layout, tuple(globals()[name] for name in metrics), tuple(parts))
 
 
-_SENTENCES = ("sentence1", "sentence2")
-_QUESTIONS = ("question1", "question2")
-_COLA = ("source", "label", "mark", "sentence")  # its files have no header
-_RELATIONS = ("contradiction", "entailment", "neutral")
-# GLUE scores MNLI twice: on the genres of its training, and on others.
-_PARTS = ("_matched", "_mismatched")
 TASKS = {
-    "MRPC": Task(_published(("#1 String", "#2 String"), "Quality", _TWO), _PAIR),
-    "SST-2": Task(_published(("sentence",), "label", _TWO), _ONE),
-    "CoLA": Task(_published(("sentence",), "label", _TWO, _COLA), (matthews, accuracy)),
-    "MNLI": Task(_published(_SENTENCES, "gold_label", _RELATIONS), _ONE, _PARTS),
-    "QQP": Task(_published(_QUESTIONS, "is_duplicate", _TWO), _PAIR),
-    "QNLI": Task(_published(("question", "sentence"), "label", _ENTAILED), _ONE),
-    "RTE": Task(_published(_SENTENCES, "label", _ENTAILED), _ONE),
-    # A similarity from 0 to 5, predicted as a number.
-    "STS-B": Task(_published(_SENTENCES, "score"), NUMBERS),
-    "WNLI": Task(_published(_SENTENCES, "label", _TWO), _ONE),
-    "table": Task(),
-    "TSV": Task(),  # former name
+    name: _published(**row) for name, row in read_table(__file__, "glue.yaml").items()
 }
+TASKS |= {"table": Task(), "TSV": Task()}  # TSV: former name
 # Names that GLUE's server gives to the answers, where they are not the task's.
 SERVER_NAMES = {"_matched": "MNLI-m", "_mismatched": "MNLI-mm"}
 

@@ -41,11 +41,8 @@ class Fault(NamedTuple):
 def examine(folder: Path, made: prepared.Manifest, jobs: int) -> list[Fault]:
     """All faults of a data set's files, by file name."""
     paths = [folder / name for name in made.files]
-    weights = [path.stat().st_size if path.is_file() else 0 for path in paths]
     look = partial(_problem_of, folder, made)
-    conditions = run_tasks(
-        "read files", look, list(made.files), jobs=jobs, weights=weights
-    )
+    conditions = run_tasks("read files", look, paths, jobs=jobs)
     faults = [
         Fault(name, text)
         for name, text in zip(made.files, conditions, strict=True)
@@ -63,9 +60,10 @@ def examine(folder: Path, made: prepared.Manifest, jobs: int) -> list[Fault]:
     return sorted(faults)
 
 
-def _problem_of(folder: Path, made: prepared.Manifest, name: str) -> str:
+def _problem_of(folder: Path, made: prepared.Manifest, path: Path) -> str:
     """The problem of a file, in words; empty if there is none."""
-    path, digest = folder / name, made.files[name]
+    name = str(path.relative_to(folder))
+    digest = made.files[name]
     if not path.is_file():
         return "is missing"
     if path.suffix != ".hdf5":

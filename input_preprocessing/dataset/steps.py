@@ -402,8 +402,7 @@ def make_instances(job: Job, *, only_evaluation: bool = False) -> dict[str, str]
         tasks = tasks[-1:]
     compile_first(job.words, job.config)
     make = partial(_make_instances_of, job.words, job.config)
-    weights = [text.stat().st_size for text, _ in tasks]
-    made = run_tasks("instances", make, tasks, jobs=job.options.jobs, weights=weights)
+    made = run_tasks("instances", make, tasks, jobs=job.options.jobs)
     if not only_evaluation and not sum(count for count, _ in made[:-1]):
         raise DataError(
             f"the text in {job.inputs.texts[0].parent} has no words; check the part files"

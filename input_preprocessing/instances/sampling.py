@@ -93,7 +93,7 @@ def make_instances(
     # Holds a position and an id.
     mask_type = np.empty(0, dtype=np.int32 if text.tokens.itemsize == 2 else np.int64)
     state = mersenne.initial_state(config.random_seed)
-    pairs, masked_offsets, masked = sample(
+    drawn = sample(
         state,
         text.tokens,
         segment_offsets,
@@ -108,23 +108,20 @@ def make_instances(
         config.nsp,
     )
     # The reference's last draw, over the instances of all passes; here their numbers are shuffled.
-    order = np.arange(len(pairs))
+    order = np.arange(len(drawn[0]))
     mersenne.shuffle(state, order)
-    return _records_of(
-        text.tokens, special, pairs, masked_offsets, masked, order, config.nsp
-    )
+    return _records_of(text.tokens, special, drawn, order, config.nsp)
 
 
 def _records_of(
     tokens: npt.NDArray[Any],
     special: npt.NDArray[Any],
-    pairs: npt.NDArray[np.int64],
-    masked_offsets: npt.NDArray[np.int64],
-    masked: npt.NDArray[Any],
+    drawn: tuple[npt.NDArray[Any], ...],
     order: npt.NDArray[np.int64],
     nsp: bool,
 ) -> Records:
-    """The instances in this order. The others as `sample` has them."""
+    """The instances in this order. drawn: as `sample` returns them."""
+    pairs, masked_offsets, _ = drawn
     chosen = pairs[order]
     lengths_a = chosen[:, 1] - chosen[:, 0]
     # With [CLS] and the [SEP] after each segment.
@@ -136,17 +133,8 @@ def _records_of(
     input_ids = np.empty(sequence_offsets[-1], dtype=tokens.dtype)
     positions = np.empty(new_masked_offsets[-1], dtype=np.int16)
     labels = np.empty(new_masked_offsets[-1], dtype=tokens.dtype)
-    _write_sequences(
-        tokens,
-        special,
-        pairs,
-        masked_offsets,
-        masked,
-        order,
-        input_ids,
-        positions,
-        labels,
-    )
+    made = input_ids, positions, labels
+    _write_sequences(tokens, special, drawn, order, made)
     # Segment B starts after [CLS], segment A and its [SEP].
     return Records(
         input_ids=input_ids,
@@ -176,9 +164,9 @@ def _runs(
 
 
 @compiled
-def _write_sequences(  # type: ignore[no-untyped-def]
-    tokens, special, pairs, masked_offsets, masked, order, input_ids, positions, labels
-):
+def _write_sequences(tokens, special, drawn, order, made):  # type: ignore[no-untyped-def]
+    pairs, masked_offsets, masked = drawn
+    input_ids, positions, labels = made
     at = 0
     masked_at = 0
     for i in order:

@@ -321,13 +321,9 @@ def check_target(
         except DataError:  # damaged: made again, or removed
             continue
         if len(source) != 2 or not source[0][0].endswith(_SOURCE):
-            raise DataError(
-                f"{path} was not made by this preparation; move it away, or give another folder"
-            )
+            raise _not_ours(path, "was not made by this preparation")
         if contents and source[0][1] != contents:
-            raise DataError(
-                f"{path} was made from another source; move it away, or give another folder"
-            )
+            raise _not_ours(path, "was made from another source")
 
 
 def check_no_others(target: Path) -> None:
@@ -335,9 +331,11 @@ def check_no_others(target: Path) -> None:
     for path in sorted(target.glob("[!.]*")):
         is_record = path.suffix in SUFFIXES and path.is_file()
         if is_record and not path.name.startswith("part_"):
-            raise DataError(
-                f"{path} was not made by this preparation; move it away, or give another folder"
-            )
+            raise _not_ours(path, "was not made by this preparation")
+
+
+def _not_ours(path: Path, told: str) -> DataError:
+    return DataError(f"{path} {told}; move it away, or give another folder")
 
 
 def make_shards(plan: ShardPlan, arrange: Arrange, *, label: str, jobs: int) -> str:
@@ -407,9 +405,7 @@ def verified_files(folder: Path, jobs: int) -> list[Path]:
         DataError: there are none, or one is damaged.
     """
     files = source_files(folder)
-    weights = [path.stat().st_size for path in files]
-    workers = jobs if sum(weights) > WORTH_WORKERS else 1
-    run_tasks("check instances", _verify, files, jobs=workers, weights=weights)
+    run_tasks("check instances", _verify, files, jobs=jobs, worth=WORTH_WORKERS)
     return files
 
 

@@ -161,11 +161,8 @@ def import_main(options: argparse.Namespace) -> None:
     words = vocabulary.load(options.vocab_file) if options.vocab_file else None
     files = plan_files(options.source, options.target)
     options.target.mkdir(parents=True, exist_ok=True)
-    # A file that is missing is reported by its task.
-    weights = [path.stat().st_size if path.exists() else 0 for path, _ in files]
-    counts = run_tasks(
-        "import", partial(import_file, words), files, jobs=options.jobs, weights=weights
-    )
+    make = partial(import_file, words)
+    counts = run_tasks("import", make, files, jobs=options.jobs)
     sequences, rows, empty = (sum(count[i] for count in counts) for i in range(3))
     digest = add_multiset_digests(
         [open_records(made)[1].multiset_digest for _, made in files]
@@ -229,8 +226,7 @@ def export_folder(
     if not folder.finished:
         tasks = [(path, made) for path, made in files if not manifest.is_recorded(made)]
         write = partial(_export_file, unpack, widths)
-        weights = [path.stat().st_size for path, _ in tasks]
-        run_tasks("export", write, tasks, jobs=jobs, weights=weights)
+        run_tasks("export", write, tasks, jobs=jobs)
         folder.finish([made.name for _, made in files])
     sequences = sum(records.num_sequences for _, records, _ in opened)
     # Of the same sequences, in whatever format: an import of the export must show it again.

@@ -7,15 +7,15 @@ import fcntl
 import importlib
 import inspect
 import itertools
-import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from bert.data.records import DataError
+from common.options import TYPES, add_options
 from common.tables import read_table
 from input_preprocessing import STAGES
 
@@ -70,13 +70,6 @@ def named_folder(text: str) -> Path:
     return Path(text)
 
 
-def positive(text: str) -> int:
-    """argparse type: an integer from 1 on."""
-    if not text.strip().isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a positive integer")
-    return int(text)
-
-
 def yes_or_no(text: str) -> bool:
     """argparse type: 1 or 0, or true or false like the reference's flags."""
     values = {"1": True, "true": True, "0": False, "false": False}
@@ -114,12 +107,8 @@ def parse_share(text: str) -> float:
 
 
 OPTIONS = read_table(__file__, "options.yaml")
-_TYPES: dict[str, Callable[[str], Any]] = {
-    "path": Path,
+_TYPES = TYPES | {
     "folder": named_folder,
-    "positive": positive,
-    "int": int,
-    "float": float,
     "switch": yes_or_no,
     "phases": parse_phases,
     "share": parse_share,
@@ -131,30 +120,8 @@ def parser_of(stage: str, **about: Any) -> argparse.ArgumentParser:
     ArgumentParser.
     """
     parser = argparse.ArgumentParser(**about)
-    _add_options(parser, OPTIONS[stage])
+    add_options(parser, stage, OPTIONS, _TYPES)
     return parser
-
-
-def _add_options(parser: argparse._ActionsContainer, options: dict[str, Any]) -> None:
-    # The CPUs of this process: under Slurm or taskset fewer than the machine has.
-    cpus = (
-        len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else os.cpu_count() or 1
-    )
-    for flags, how in options.items():
-        if how == "included":
-            _add_options(parser, OPTIONS[flags])
-        elif flags == "either":
-            _add_options(parser.add_mutually_exclusive_group(), how)
-        elif flags == "group":
-            _add_options(parser.add_argument_group(how["title"]), how["options"])
-        else:
-            kind = {"type": _TYPES[how["type"]]} if "type" in how else {}
-            parser.add_argument(
-                *flags.split(),
-                **how | kind | ({"default": cpus} if flags == "--jobs" else {}),
-            )
 
 
 @contextmanager

@@ -213,9 +213,7 @@ def contents_of(
     Raises:
         DataError: one cannot be read.
     """
-    weights = [path.stat().st_size for path in paths]
-    workers = jobs if sum(weights) > WORTH_WORKERS else 1
-    digests = run_tasks(label, md5_of, paths, jobs=workers, weights=weights)
+    digests = run_tasks(label, md5_of, paths, jobs=jobs, worth=WORTH_WORKERS)
     names = [str(path.relative_to(base)) if base else path.name for path in paths]
     return dict(zip(names, digests, strict=True))
 

@@ -12,6 +12,7 @@ from contextlib import suppress
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
 from bert.data.records import DataError
@@ -74,9 +75,12 @@ def run_tasks(
     *,
     jobs: int,
     weights: Iterable[float] | None = None,
+    worth: float = 0,
 ) -> list[Result]:
-    """Results of function(task), in the order of the tasks. weights: relative durations of the
-    tasks.
+    """Results of function(task), in the order of the tasks.
+
+    weights: relative durations of the tasks; by default the bytes of the file that each is, or has
+    first. worth: sum of weights above which starting workers is faster.
 
     The function is sent to each worker once: bind shared data to it, as with functools.partial.
 
@@ -84,10 +88,10 @@ def run_tasks(
         DataError: a worker was killed. DataError and OSError of `function` are raised here after
         the running tasks.
     """
-    costs = list(weights) if weights is not None else [1.0] * len(tasks)
+    costs = list(map(_bytes_of, tasks) if weights is None else weights)
     progress = Progress(label, sum(costs))
     try:
-        if jobs > 1 and len(tasks) > 1:
+        if jobs > 1 and len(tasks) > 1 and sum(costs) > worth:
             return _run_pool(function, tasks, costs, jobs, progress)
         results = []
         for task, cost in zip(tasks, costs, strict=True):
@@ -96,6 +100,12 @@ def run_tasks(
         return results
     finally:
         progress.close()
+
+
+def _bytes_of(task: Any) -> float:
+    first = task[0] if isinstance(task, tuple) else task
+    is_file = isinstance(first, Path) and first.is_file()
+    return float(first.stat().st_size) if is_file else 1.0
 
 
 def _work(pipe: Connection, parent: int) -> None:

@@ -35,14 +35,21 @@ _ENCODINGS = [
     "cp1254",
     "cp1255",
     "cp1256",
+    "cp850",
+    "cp866",
+    "mac_roman",
+    "utf_16_le",
+    "utf_16_be",
 ]
-_ENCODINGS += ["cp850", "cp866", "mac_roman", "utf_16_le", "utf_16_be"]
 _FEWEST = 5  # bytes that are not ASCII, by which an encoding may be told
-_SIGNATURES = {
+# pzstd begins with a frame that others skip, of one of 16 kinds.
+PACKED = {
     b"\x1f\x8b": "gzip",
-    b"BZh91AY&": "bzip2",
+    b"BZh": "bzip2",
     b"\xfd7zXZ\0": "xz",
     b"\x28\xb5\x2f\xfd": "zstd",
+} | {bytes([kind]) + b"\x2a\x4d\x18": "zstd" for kind in range(0x50, 0x60)}
+_SIGNATURES = PACKED | {
     b"PK\3\4": "zip",
     b"\x89HDF\r\n\x1a\n": "HDF5",
     b"PAR1": "Parquet",
@@ -191,15 +198,8 @@ def check_is_text(path: Path, start: bytes) -> None:
     """Raises DataError for a file that starts like a compressed or binary one, or one in another
     encoding.
     """
-    kind = next(
-        (
-            kind
-            for signature, kind in _SIGNATURES.items()
-            if start.startswith(signature)
-        ),
-        None,
-    )
-    if kind:
+    kinds = (kind for begins, kind in _SIGNATURES.items() if start.startswith(begins))
+    if kind := next(kinds, ""):
         raise DataError(
             f"{path} is not text but {kind}; unpack or convert it to UTF-8, or copy the text again"
         )

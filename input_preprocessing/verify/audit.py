@@ -94,15 +94,15 @@ def audit(path: Path, rules: Rules, known: Hashes | None = None) -> Audit:
     originals = np.zeros(records.num_sequences, dtype=np.uint64)
     counts = np.zeros(2, dtype=np.int64)
     fault, where = _check(
-        records.input_ids,
-        records.sequence_offsets,
-        records.segment_b_start,
-        records.masked_lm_positions,
-        records.masked_lm_ids,
-        records.masked_lm_offsets,
-        np.array(rules.special),
-        rules.vocab_size,
-        np.array(rules.num_masked),
+        (
+            records.input_ids,
+            records.sequence_offsets,
+            records.segment_b_start,
+            records.masked_lm_positions,
+            records.masked_lm_ids,
+            records.masked_lm_offsets,
+        ),
+        (np.array(rules.special), rules.vocab_size, np.array(rules.num_masked)),
         counts,
         originals,
     )
@@ -138,20 +138,13 @@ def _mix(state, value):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _fault_of(  # type: ignore[no-untyped-def]
-    ids,
-    start,
-    end,
-    b_start,
-    positions,
-    labels,
-    first,
-    last,
-    special,
-    vocab_size,
-    wanted,
-):
-    """Index in _FAULTS of the first fault of a sequence."""
+def _fault_of(arrays, rules, i):  # type: ignore[no-untyped-def]
+    """Index in _FAULTS of the first fault of sequence i."""
+    ids, offsets, b_starts, positions, labels, masked_offsets = arrays
+    special, vocab_size, num_masked = rules
+    start, end, b_start = offsets[i], offsets[i + 1], b_starts[i]
+    first, last = masked_offsets[i], masked_offsets[i + 1]
+    wanted = num_masked[end - start] if end - start < num_masked.size else -1
     if ids[start] != special[0]:
         return 1
     if b_start < 1 or ids[start + b_start - 1] != special[1]:
@@ -179,49 +172,25 @@ def _fault_of(  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _check(  # type: ignore[no-untyped-def]
-    ids,
-    offsets,
-    b_starts,
-    positions,
-    labels,
-    masked_offsets,
-    special,
-    vocab_size,
-    num_masked,
-    counts,
-    originals,
-):
+def _check(arrays, rules, counts, originals):  # type: ignore[no-untyped-def]
     """Fills in counts and the hash of each text without masks; returns (first fault, its
     sequence).
     """
+    ids, offsets, _, positions, labels, masked_offsets = arrays
+    mask = rules[0][2]
     first_fault = 0
     where = -1
     for i in range(originals.size):
         start, end = offsets[i], offsets[i + 1]
         at, last = masked_offsets[i], masked_offsets[i + 1]
         if first_fault == 0:
-            length = end - start
-            wanted = num_masked[length] if length < num_masked.size else -1
-            first_fault = _fault_of(
-                ids,
-                start,
-                end,
-                b_starts[i],
-                positions,
-                labels,
-                at,
-                last,
-                special,
-                vocab_size,
-                wanted,
-            )
+            first_fault = _fault_of(arrays, rules, i)
             where = i
         original = np.uint64(end - start)
         for j in range(start, end):
             token = ids[j]
             if at < last and positions[at] == j - start:
-                counts[0] += token == special[2]
+                counts[0] += token == mask
                 counts[1] += token == labels[at]
                 token = labels[at]
                 at += 1

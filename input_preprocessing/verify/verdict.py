@@ -75,10 +75,7 @@ def _audit_all(
     files: Sequence[Path], rules: Rules, known: Hashes | None, label: str, jobs: int
 ) -> tuple[list[Audit], list[str]]:
     """Audits of the readable files, and errors of the others."""
-    weights = [path.stat().st_size for path in files]
-    results = run_tasks(
-        label, partial(_audit_task, rules, known), files, jobs=jobs, weights=weights
-    )
+    results = run_tasks(label, partial(_audit_task, rules, known), files, jobs=jobs)
     audits = [each for each in results if isinstance(each, Audit)]
     return audits, [each for each in results if isinstance(each, str)]
 

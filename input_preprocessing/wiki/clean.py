@@ -228,8 +228,7 @@ def clean(source: Path, target: Path, *, jobs: int) -> tuple[int, int]:
     failures = 0
     if not folder.finished:
         tasks = [(path, target / name) for path, name in zip(pages, names, strict=True)]
-        costs = [float(path.stat().st_size) for path in pages]
-        failures = sum(run_tasks("clean", _clean_file, tasks, jobs=jobs, weights=costs))
+        failures = sum(run_tasks("clean", _clean_file, tasks, jobs=jobs))
         folder.finish(names)
     if not any((target / name).stat().st_size for name in names):
         raise DataError(

@@ -99,16 +99,13 @@ def test_options_have_their_kinds_and_defaults() -> None:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "",
-        "--outputdir",
-        "--outputdir a --packed-data --binned-data",
-        "--outputdir a --nsp maybe",
-        "--outputdir a --jobs 0",
-    ],
-)
+@pytest.mark.parametrize("line", [
+    "",
+    "--outputdir",
+    "--outputdir a --packed-data --binned-data",
+    "--outputdir a --nsp maybe",
+    "--outputdir a --jobs 0",
+])  # fmt: skip
 def test_a_wrong_command_line_is_wrong_usage(
     line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

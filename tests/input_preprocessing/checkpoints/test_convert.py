@@ -234,17 +234,11 @@ def test_a_decoder_that_is_not_tied_is_refused(tmp_path: Path) -> None:
         convert(tmp_path / "a.pt", tmp_path / "b.pt", "mlperf")
 
 
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"num_hidden_layers": 3}, "num_hidden_layers 3, not 2"),
-        (
-            {"hidden_size": 16, "vocab_size": 30},
-            "hidden_size 16, not 8, vocab_size 30, not 29",
-        ),
-        ({"vocab_size": None}, "not a BERT configuration"),
-    ],
-)
+@pytest.mark.parametrize(("changed", "message"), [
+    ({"num_hidden_layers": 3}, "num_hidden_layers 3, not 2"),
+    ({"hidden_size": 16, "vocab_size": 30}, "hidden_size 16, not 8, vocab_size 30, not 29"),
+    ({"vocab_size": None}, "not a BERT configuration"),
+])  # fmt: skip
 def test_a_checkpoint_of_another_model_than_bert_config_is_refused(
     tmp_path: Path, changed: dict[str, int | None], message: str
 ) -> None:

@@ -33,13 +33,10 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    ("family", "left_out"),
-    [
-        ("converted", {"object graph": 1, "counters": 1}),
-        ("pretrainer_v2", {"object graph": 1, "counters": 1, "unused pooler": 2}),
-    ],
-)
+@pytest.mark.parametrize(("family", "left_out"), [
+    ("converted", {"object graph": 1, "counters": 1}),
+    ("pretrainer_v2", {"object graph": 1, "counters": 1, "unused pooler": 2}),
+])  # fmt: skip
 def test_the_weights_are_those_of_the_tensorflow_1_checkpoint(
     family: str, left_out: dict[str, int]
 ) -> None:

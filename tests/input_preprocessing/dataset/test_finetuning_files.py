@@ -103,34 +103,13 @@ def test_glue_is_unpacked_and_mrpc_is_made_of_its_pairs(
     assert len(site.ranges) == asked
 
 
-@pytest.mark.parametrize(
-    ("task", "name", "content", "published", "message"),
-    [
-        (
-            "squad",
-            "dev-v2.0.json",
-            b"{}",
-            False,
-            "has another file .sha256 44136fa355b3678a",
-        ),
-        (
-            "CoLA",
-            "CoLA.zip",
-            archive("CoLA", train="x\n" * 2),
-            False,
-            "has another file .sha256 ",
-        ),
-        ("MRPC", "mrpc_dev_ids.tsv", b"1\t2\n", False, "has another file .sha256 "),
-        (
-            "MRPC",
-            "mrpc_dev_ids.tsv",
-            None,
-            False,
-            "cannot download mrpc_dev_ids.tsv .6.2 kB, sha256 .*404",
-        ),
-        ("CoLA", "CoLA.zip", b"PK no archive", True, "cannot unpack"),
-    ],
-)
+@pytest.mark.parametrize(("task", "name", "content", "published", "message"), [
+    ("squad", "dev-v2.0.json", b"{}", False, "has another file .sha256 44136fa355b3678a"),
+    ("CoLA", "CoLA.zip", archive("CoLA", train="x\n" * 2), False, "has another file .sha256 "),
+    ("MRPC", "mrpc_dev_ids.tsv", b"1\t2\n", False, "has another file .sha256 "),
+    ("MRPC", "mrpc_dev_ids.tsv", None, False, "cannot download mrpc_dev_ids.tsv .6.2 kB, sha256 .*404"),
+    ("CoLA", "CoLA.zip", b"PK no archive", True, "cannot unpack"),
+])  # fmt: skip
 def test_other_files_than_the_published_ones_are_one_line(
     site: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     task: str, name: str, content: bytes | None, published: bool, message: str,

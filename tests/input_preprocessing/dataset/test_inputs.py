@@ -51,14 +51,11 @@ def test_the_need_is_reported_and_checked_before_anything_is_downloaded(
     assert "13.2 GB of text: about 261.7 GB of disk (200.0 GB free)" in told
 
 
-@pytest.mark.parametrize(
-    ("option", "value", "message"),
-    [
-        ("--outputdir", "", "the name is empty; is a variable unset"),
-        ("--shards", "x", "'x': expected a positive integer"),
-        ("--jobs", "0", "'0': expected a positive integer"),
-    ],
-)
+@pytest.mark.parametrize(("option", "value", "message"), [
+    ("--outputdir", "", "the name is empty; is a variable unset"),
+    ("--shards", "x", "'x': expected a positive integer"),
+    ("--jobs", "0", "'0': expected a positive integer"),
+])  # fmt: skip
 def test_a_wrong_value_is_reported_with_the_option(
     capsys: pytest.CaptureFixture[str], option: str, value: str, message: str
 ) -> None:

@@ -203,17 +203,11 @@ def test_the_disk_must_hold_the_shards_of_the_first_phase_while_the_second_works
     assert not list(tmp_path.rglob("work"))
 
 
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        (["--phases", "--max-seq-length", "128"], "omit --max-seq-length"),
-        (
-            ["--phases", "--max-predictions-per-seq", "20"],
-            "omit --max-predictions-per-seq",
-        ),
-        (["--vocab-size", "500"], "--vocab-size requires --input"),
-    ],
-)
+@pytest.mark.parametrize(("more", "message"), [
+    (["--phases", "--max-seq-length", "128"], "omit --max-seq-length"),
+    (["--phases", "--max-predictions-per-seq", "20"], "omit --max-predictions-per-seq"),
+    (["--vocab-size", "500"], "--vocab-size requires --input"),
+])  # fmt: skip
 def test_options_that_would_do_nothing_are_refused(
     downloaded: Path, more: list[str], message: str
 ) -> None:

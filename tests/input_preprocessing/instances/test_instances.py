@@ -51,21 +51,14 @@ ODD_TEXTS = {
     "one document": b"the cat sat.\non the mat!\nabc ab a, b\nx y",
     "one word": b"cat",
     "special tokens spelt out": b"[SEP] the [CLS] cat [MASK]\n[sep]\n\n[UNK] [PAD] ##s",
-    "long words": b"a" * 199
-    + b" "
-    + b"a" * 200
-    + b" "
-    + b"a" * 201
-    + b"\n"
-    + "é".encode() * 200
-    + b"\n\nabc",
+    "long words": b"a" * 199 + b" " + b"a" * 200 + b" " + b"a" * 201 + b"\n" + "é".encode() * 200 + b"\n\nabc",
     "unicode spaces": "the\u00a0cat\u2003sat\u2028on\u2029the\u3000mat\u200bab\n\u2028\nabc\n\u200b\nx\n".encode(),
     "accents and cases": "É e\u0301 ẞ İ ΣΑΣ ΣΑΣ, Σ ΑΣ. K\u212a Ω\u2126 ﬁ Ǆ\n\u0301\n\nñ\u0303".encode(),
     "ideographs": "中文a中b \U0002a6d0 \uf900 ひらがな 한국어\n文\n".encode(),
     "other scripts": "कि का ال لا שלום ๏ ไทย ԱԲ\n\n“a–b” «c» ¿a? §1 ¶ € ™ ½ ① \U0001f600 \ue000 \u0378\n".encode(),
     "combining class order": "a\u0327\u0301 a\u302f\u302e\u0301b \u1b44\u1bab\u0315x\n\nab".encode(),
     "no newline at the end": b"the cat\n\nab",
-}
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -267,15 +260,12 @@ def test_a_huge_line_is_one_segment(words: Vocabulary) -> None:
     assert sorted(records.sequence_lengths.tolist()) == [512, 512]
 
 
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [
-        ("max_seq_length", 4),
-        ("max_predictions_per_seq", 0),
-        ("masked_lm_prob", 1.5),
-        ("dupe_factor", 0),
-    ],
-)
+@pytest.mark.parametrize(("option", "value"), [
+    ("max_seq_length", 4),
+    ("max_predictions_per_seq", 0),
+    ("masked_lm_prob", 1.5),
+    ("dupe_factor", 0),
+])  # fmt: skip
 def test_an_option_out_of_range_is_refused(option: str, value: float) -> None:
     with pytest.raises(DataError, match=option.replace("_", "-")):
         SamplingConfig(**{option: value})  # type: ignore[arg-type]

@@ -16,17 +16,14 @@ from input_preprocessing.stage.reading import open_text, read_text
 GOOD = ("The cat – an old one – sat.\n" * 200).encode()
 
 
-@pytest.mark.parametrize(
-    ("data", "expected"),
-    [
-        (GOOD, 0),
-        ("𝒳 ü 中\n".encode(), 0),
-        (GOOD + b"\xfc", 1),
-        (b"\xe4\xf6 \xff" + GOOD[:-1], 3),
-        (GOOD[:20] + "é".encode()[:1], 2 if GOOD[:20].endswith(b"\xe2") else 1),
-        (b"a\0b\0", 0),
-    ],
-)
+@pytest.mark.parametrize(("data", "expected"), [
+    (GOOD, 0),
+    ("𝒳 ü 中\n".encode(), 0),
+    (GOOD + b"\xfc", 1),
+    (b"\xe4\xf6 \xff" + GOOD[:-1], 3),
+    (GOOD[:20] + "é".encode()[:1], 2 if GOOD[:20].endswith(b"\xe2") else 1),
+    (b"a\0b\0", 0),
+])  # fmt: skip
 @pytest.mark.parametrize("chunk", [1, 7, 1 << 20])
 def test_bytes_that_are_no_text_are_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], data: bytes, expected: int,
@@ -70,26 +67,14 @@ def test_a_few_wrong_bytes_are_warned_of_and_the_rest_read(
         assert capsys.readouterr().err == told
 
 
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        (
-            b"The cat sat.\n" * 70 + b"\xfc" * 2,
-            "2 of 912 bytes are not UTF-8; too few to tell",
-        ),
-        (
-            "Größe über alles. ".encode("l1") * 9,
-            "27 of 162 bytes are not UTF-8; it may be .*'Größe'.* iconv -f CP125",
-        ),
-        (
-            "Привет, это русский текст. ".encode("koi8_r") * 9,
-            "it may be KOI8-R, if 'Привет,' is one",
-        ),
-        ("The cat sat.\n".encode("utf-16"), "not text but UTF-16"),
-        ("Größe\n".encode("utf-16-be"), "2 of 12 bytes are not UTF-8"),
-        (bytes(range(256)) * 4, "not UTF-8; it is in no encoding"),
-    ],
-)
+@pytest.mark.parametrize(("data", "message"), [
+    (b"The cat sat.\n" * 70 + b"\xfc" * 2, "2 of 912 bytes are not UTF-8; too few to tell"),
+    ("Größe über alles. ".encode("l1") * 9, "27 of 162 bytes are not UTF-8; it may be .*'Größe'.* iconv -f CP125"),
+    ("Привет, это русский текст. ".encode("koi8_r") * 9, "it may be KOI8-R, if 'Привет,' is one"),
+    ("The cat sat.\n".encode("utf-16"), "not text but UTF-16"),
+    ("Größe\n".encode("utf-16-be"), "2 of 12 bytes are not UTF-8"),
+    (bytes(range(256)) * 4, "not UTF-8; it is in no encoding"),
+])  # fmt: skip
 def test_text_of_another_encoding_is_refused(
     tmp_path: Path, data: bytes, message: str
 ) -> None:

@@ -186,15 +186,9 @@ ODD = {
     "lists of other sizes": ({"segment_ids": [0] * 63}, "values"),
     "padding in the middle": ({"input_mask": [1, 0, *[1] * 62]}, "padding"),
     "a position too large": ({"masked_lm_positions": [32768] * MASKS}, "above 32767"),
-    "a number of four bytes": (
-        {"input_ids": [1 << 30] * LENGTH},
-        "negative or too large",
-    ),
-    "three segments": (
-        {"segment_ids": [0, 1, 2, *[2] * 61], "input_mask": [1] * LENGTH},
-        "zeros and then ones",
-    ),
-}
+    "a number of four bytes": ({"input_ids": [1 << 30] * LENGTH}, "negative or too large"),
+    "three segments": ({"segment_ids": [0, 1, 2, *[2] * 61], "input_mask": [1] * LENGTH}, "zeros and then ones"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ODD)

@@ -265,16 +265,13 @@ def test_a_folder_that_was_not_prepared_is_an_error(tmp_path: Path) -> None:
         verify.verify(tmp_path, jobs=1)
 
 
-@pytest.mark.parametrize(
-    ("seen", "known", "holds"),
-    [
-        (10, 118, None),
-        (11, 118, False),
-        (1, 118, True),
-        (99, 10_000, True),
-        (101, 10_000, False),
-    ],
-)
+@pytest.mark.parametrize(("seen", "known", "holds"), [
+    (10, 118, None),
+    (11, 118, False),
+    (1, 118, True),
+    (99, 10_000, True),
+    (101, 10_000, False),
+])  # fmt: skip
 def test_a_few_shared_texts_of_a_tiny_set_are_a_note_not_a_failure(
     packed: Path, seen: int, known: int, holds: bool | None
 ) -> None:

@@ -399,17 +399,14 @@ def damaged(path: Path, how: str) -> None:
     path.write_bytes(data)
 
 
-@pytest.mark.parametrize(
-    "how",
-    [
-        "truncated",
-        "damaged",
-        "not a bzip2",
-        "middle of a page",
-        "not XML",
-        "no articles",
-    ],
-)
+@pytest.mark.parametrize("how", [
+    "truncated",
+    "damaged",
+    "not a bzip2",
+    "middle of a page",
+    "not XML",
+    "no articles",
+])  # fmt: skip
 def test_a_damaged_dump_is_one_clear_line(dump, tmp_path, how):
     damaged(dump, how)
     with pytest.raises(DataError, match=how) as caught:
