@@ -114,10 +114,7 @@ def _permutation(seed: int, epoch: int, count: int) -> np.ndarray:
 
 
 def micro_batches(
-    samples: Samples,
-    order: Order,
-    first_step: int,
-    pin: bool,
+    samples: Samples, order: Order, first_step: int, pin: bool
 ) -> Iterator[list[Batch]]:
     """Micro-batches of each step. pin: in page-locked memory, for asynchronous copies to a GPU.
 

@@ -25,9 +25,7 @@ OPTIONS = read_table(__file__, "options.yaml")
 
 
 def predict(
-    parser: argparse.ArgumentParser,
-    arguments: list[str],
-    environ: Mapping[str, str],
+    parser: argparse.ArgumentParser, arguments: list[str], environ: Mapping[str, str]
 ) -> None:
     """Predicts every row of a file, or one text: its label with probabilities, a number, or an
     answer.
@@ -56,9 +54,7 @@ def predict(
 
 
 def embed(
-    parser: argparse.ArgumentParser,
-    arguments: list[str],
-    environ: Mapping[str, str],
+    parser: argparse.ArgumentParser, arguments: list[str], environ: Mapping[str, str]
 ) -> None:
     """Embeds the texts of a file: the mean of each text's tokens in the last layer, unscaled.
 
@@ -123,9 +119,7 @@ def _print_prediction(model: saved.Saved, options: argparse.Namespace) -> None:
 
 
 def benchmark(
-    parser: argparse.ArgumentParser,
-    arguments: list[str],
-    environ: Mapping[str, str],
+    parser: argparse.ArgumentParser, arguments: list[str], environ: Mapping[str, str]
 ) -> None:
     """Latency in milliseconds and sequences per second, one JSON line per batch size.
 
@@ -169,9 +163,7 @@ def benchmark(
 
 
 def seeds(
-    parser: argparse.ArgumentParser,
-    arguments: list[str],
-    environ: Mapping[str, str],
+    parser: argparse.ArgumentParser, arguments: list[str], environ: Mapping[str, str]
 ) -> None:
     """Table of the metrics of a run's trials, with mean and standard deviation."""
     add_options(parser, "seeds", OPTIONS)

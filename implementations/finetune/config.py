@@ -129,10 +129,7 @@ class FinetuneConfig(Hardware):
         doc="tables: 1 predicts numbers; unset: if some have decimals",
     )
     epochs: float = env(
-        "EPOCHS",
-        2.0,
-        above=0,
-        doc="fine-tuning: passes over the training data",
+        "EPOCHS", 2.0, above=0, doc="fine-tuning: passes over the training data"
     )
     seeds: str = env(
         "SEEDS", "", doc="fine-tuning: a seed per trial, joined by commas; unset: SEED"
@@ -148,22 +145,13 @@ class FinetuneConfig(Hardware):
         "BATCHSIZE", 32, at_least=1, doc="sequences per GPU in one micro-batch"
     )
     gradient_steps: int = env(
-        "GRADIENT_STEPS",
-        1,
-        at_least=1,
-        doc="micro-batches accumulated into one step",
+        "GRADIENT_STEPS", 1, at_least=1, doc="micro-batches accumulated into one step"
     )
     eval_batch_size: int = env(
-        "EVAL_BATCHSIZE",
-        32,
-        at_least=1,
-        doc="sequences per GPU in a prediction batch",
+        "EVAL_BATCHSIZE", 32, at_least=1, doc="sequences per GPU in a prediction batch"
     )
     max_seq_length: int | None = env(
-        "MAX_SEQ_LENGTH",
-        None,
-        at_least=8,
-        doc="maximum tokens per sequence",
+        "MAX_SEQ_LENGTH", None, at_least=8, doc="maximum tokens per sequence"
     )
     bert_config: Path | None = env(
         "BERT_CONFIG",
@@ -171,10 +159,7 @@ class FinetuneConfig(Hardware):
         doc="the model's config.json; unset: beside INIT_CHECKPOINT",
     )
     log_every_steps: int = env(
-        "LOG_EVERY_STEPS",
-        100,
-        at_least=1,
-        doc="steps between progress lines on stderr",
+        "LOG_EVERY_STEPS", 100, at_least=1, doc="steps between progress lines on stderr"
     )
 
     squad: SquadConfig = SquadConfig()

@@ -92,9 +92,7 @@ def _pip(command: str, *arguments: str) -> None:
 
 
 def demo(
-    parser: argparse.ArgumentParser,
-    arguments: list[str],
-    environ: Mapping[str, str],
+    parser: argparse.ArgumentParser, arguments: list[str], environ: Mapping[str, str]
 ) -> None:
     """Downloads real weights, and sentences with labels."""
     parser.add_argument("folder", type=Path)

@@ -79,10 +79,7 @@ def predict(
 
 
 def _table(
-    model: Saved,
-    path: Path,
-    columns: tuple[str, ...],
-    reading: Reading,
+    model: Saved, path: Path, columns: tuple[str, ...], reading: Reading
 ) -> Rows:
     facts = model.facts
     # A table of questions has these columns, whatever the names in training.
@@ -101,9 +98,7 @@ def _table(
 
 
 def _predictions(
-    model: Saved,
-    texts: Sequence[tuple[str, ...] | None],
-    batch_size: int,
+    model: Saved, texts: Sequence[tuple[str, ...] | None], batch_size: int
 ) -> list[dict[str, Any]]:
     """Prediction of each row; null if it has no text."""
     present = [text for text in texts if text is not None]
@@ -127,12 +122,7 @@ def _write(
     """The output appears whole. A missing value is an empty cell. mark: end of the added names."""
     with (
         whole_file(target) as partial,
-        open(
-            partial,
-            "w",
-            encoding="utf-8",
-            newline="",
-        ) as output,
+        open(partial, "w", encoding="utf-8", newline="") as output,
     ):
         if kind == "jsonl":
             output.writelines(

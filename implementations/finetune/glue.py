@@ -139,9 +139,7 @@ SERVER_NAMES = {"_matched": "MNLI-m", "_mismatched": "MNLI-mm"}
 
 
 def encode(
-    texts: Sequence[tuple[str, ...]],
-    tokenizer: WordPiece,
-    max_seq_length: int,
+    texts: Sequence[tuple[str, ...]], tokenizer: WordPiece, max_seq_length: int
 ) -> list[tuple[Integers, int]]:
     """[CLS] a [SEP] or [CLS] a [SEP] b [SEP] of each example: token ids, and start of the second
     segment.

@@ -87,12 +87,7 @@ class Classification(FineTuned):
     (BertForSequenceClassification).
     """
 
-    def __init__(
-        self,
-        config: BertConfig,
-        kernels: Kernels,
-        num_classes: int,
-    ) -> None:
+    def __init__(self, config: BertConfig, kernels: Kernels, num_classes: int) -> None:
         super().__init__(config, kernels)
         self.classifier = nn.Linear(config.hidden_size, num_classes)
 
@@ -221,11 +216,6 @@ def save(
     """
     values = hugging_face_config(model, tuple(task.get("labels", ())))
     huggingface.write(
-        folder,
-        masters,
-        model.config,
-        values,
-        vocab_file,
-        task["lower_case"],
+        folder, masters, model.config, values, vocab_file, task["lower_case"]
     )
     write_json(folder / "task.json", dict(task))

@@ -21,7 +21,7 @@ from finetune.batches import Samples, SpanBatch
 from finetune.models import Classification, Embedding, FineTuned, SpanPrediction
 from finetune.squad import answers
 from finetune.squad.data import Dataset, Question
-from finetune.squad.features import Limits, make_features
+from finetune.squad.features import Limits, make_features, settings_of
 from finetune.tasks import samples_of
 
 
@@ -59,10 +59,7 @@ def scores_of(
 
 
 def predict(
-    model: FineTuned,
-    samples: Samples,
-    world: World,
-    batch_size: int,
+    model: FineTuned, samples: Samples, world: World, batch_size: int
 ) -> list[np.ndarray]:
     """Scores of every sample, in order, on rank 0; empty elsewhere. A collective: each rank
     computes its share.
@@ -140,11 +137,11 @@ class Saved(NamedTuple):
             Question(str(i), question, number_of[context])
             for i, (question, context) in enumerate(texts)
         ]
-        limits = Limits.of(self.facts)
+        limits = settings_of(Limits, self.facts)
         dataset = Dataset(contexts, questions)
         features, _ = make_features(dataset, self.tokenizer, limits, training=False)
         scores = self.scores(samples_of(features), batch_size)
-        rules = answers.Rules.of(self.facts)
+        rules = settings_of(answers.Rules, self.facts)
         logits = [answers.Logits(*window.T) for window in scores]
         predicted = answers.predict(features, logits, rules)
         predictions = []
@@ -204,9 +201,4 @@ def load(folder: Path, device: str = "auto", embeds: bool = False) -> Saved:
     if lacking:
         raise ConfigError(f"{weights} lacks {', '.join(lacking)}")
     model.to(target, numerics.dtype).eval()
-    return Saved(
-        model,
-        WordPiece(words, facts["lower_case"]),
-        facts,
-        target,
-    )
+    return Saved(model, WordPiece(words, facts["lower_case"]), facts, target)

@@ -26,7 +26,7 @@ from finetune.dialect import Reading
 from finetune.models import Classification, SpanPrediction
 from finetune.squad import data as squad
 from finetune.squad.answers import Logits, Rules, predict
-from finetune.squad.features import Features, Limits, make_features
+from finetune.squad.features import Features, Limits, make_features, settings_of
 from finetune.squad.score import best_threshold, score
 
 
@@ -70,8 +70,8 @@ class Squad(TaskData):
         own = {k: v for k, v in asdict(config.squad).items() if v is not None}
         facts = {} if config.trains else config.described
         length = {"max_seq_length": config.length}
-        self.limits = limits = Limits.of({**facts, **own, **length})
-        self.rules = Rules.of({**facts, **own, "squad_version": version})
+        self.limits = limits = settings_of(Limits, {**facts, **own, **length})
+        self.rules = settings_of(Rules, {**facts, **own, "squad_version": version})
         if config.trains:
             path = config.data / f"train-v{version}.json"
             dataset = squad.read(path, version)

@@ -184,10 +184,7 @@ def build(
     that do not fit.
     """
     choice, words = config.kernels.resolve_attention(
-        config.model,
-        config.numerics.dtype,
-        False,
-        world,
+        config.model, config.numerics.dtype, False, world
     )
     if world.device.type == "cuda":
         _say(world, f"attention: {words}")

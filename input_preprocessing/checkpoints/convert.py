@@ -13,7 +13,6 @@ and shape; optimizer slots are skipped. TensorFlow is not needed.
 
 import argparse
 import pickle
-import sys
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
@@ -28,6 +27,7 @@ from bert.data.format import atomic_file
 from bert.data.records import DataError
 from input_preprocessing.checkpoints import tf2_names
 from input_preprocessing.checkpoints import tf_names as parameters
+from input_preprocessing.stage.cli import say
 from input_preprocessing.tensorflow_files.bundle import OBJECT_GRAPH, Bundle, prefix_of
 from input_preprocessing.tensorflow_files.bundle_writer import write_checkpoint
 
@@ -208,4 +208,4 @@ def main(options: argparse.Namespace) -> None:
     )
     sizes = f"{shape.layers} layers, {shape.hidden} wide, {shape.vocabulary} words"
     summary = f"{sizes}, {len(shape.parameters())} parameters; left out: {others or 'nothing'}"
-    print(f"{options.target}: {summary}", file=sys.stderr)
+    say(f"{options.target}: {summary}")

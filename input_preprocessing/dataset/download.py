@@ -11,7 +11,6 @@ import argparse
 import http.client
 import os
 import shutil
-import sys
 import tarfile
 import time
 import urllib.error
@@ -22,12 +21,8 @@ from pathlib import Path
 
 from bert.data.prepared import NUM_PARTS, TEXT_MD5
 from bert.data.records import DataError
-from input_preprocessing.stage.cli import human_bytes
-from input_preprocessing.stage.manifest import (
-    PUBLISHED,
-    hash_of,
-    md5_of,
-)
+from input_preprocessing.stage.cli import human_bytes, say
+from input_preprocessing.stage.manifest import PUBLISHED, hash_of, md5_of
 from input_preprocessing.stage.parallel import Progress, run_tasks
 
 MLCOMMONS = "https://training.mlcommons-storage.org/metadata"
@@ -269,4 +264,4 @@ def download(folder: Path, mirror: str | None = None) -> None:
 
 def main(options: argparse.Namespace) -> None:
     download(options.outputdir / "download", options.mirror)
-    print(f"{options.outputdir / 'download'}: complete and verified", file=sys.stderr)
+    say(f"{options.outputdir / 'download'}: complete and verified")

@@ -7,13 +7,13 @@ development pairs.
 """
 
 import argparse
-import sys
 import zipfile
 from pathlib import Path
 
 from bert.data.format import atomic_file
 from bert.data.records import DataError
 from input_preprocessing.dataset.download import PublicFile, fetch_file
+from input_preprocessing.stage.cli import say
 from input_preprocessing.stage.manifest import PUBLISHED
 
 SOURCES = {
@@ -74,4 +74,4 @@ def _lines(path: Path) -> list[str]:
 def main(options: argparse.Namespace) -> None:
     for task in options.task:
         fetch(task, options.outputdir / task, options.mirror)
-        print(f"{options.outputdir / task}: complete and checked", file=sys.stderr)
+        say(f"{options.outputdir / task}: complete and checked")

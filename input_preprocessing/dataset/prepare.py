@@ -22,7 +22,6 @@ options recorded in prepared-*.json.
 import argparse
 import dataclasses
 import shutil
-import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -35,6 +34,7 @@ from input_preprocessing.dataset import download, repair, steps
 from input_preprocessing.instances.options import SamplingConfig, sampling_config
 from input_preprocessing.records.sharding import check_target
 from input_preprocessing.stage import cli, manifest
+from input_preprocessing.stage.cli import say
 from input_preprocessing.text import corpus, vocabulary
 
 
@@ -71,7 +71,7 @@ def start(options: argparse.Namespace) -> steps.Job | None:
         if files != made.files:
             prepared.write(job.manifest, dataclasses.replace(made, files=files))
         done = f"{outputdir} is already prepared ({job.manifest.name}); nothing to do"
-        print(f"{done} (--repair reads and compares every file)", file=sys.stderr)
+        say(f"{done} (--repair reads and compares every file)")
         return None
     # Before hours of work: no other files are in the way of the shards, and the bins' lengths fit.
     unpacked = (
@@ -84,10 +84,7 @@ def start(options: argparse.Namespace) -> steps.Job | None:
     steps.check_disk(outputdir, sum(inputs.sizes), config, share=share)
     words.check_case(config.do_lower_case)
     if job.manifest.exists():
-        print(
-            f"{job.manifest} has other inputs or options: making its files again",
-            file=sys.stderr,
-        )
+        say(f"{job.manifest} has other inputs or options: making its files again")
         job.manifest.unlink()
     return job
 
@@ -130,10 +127,7 @@ def finish(job: steps.Job) -> None:
         sources=sources,
     )
     prepared.write(job.manifest, made)
-    print(
-        f"{target}: {made.text}; done in {duration(time.monotonic() - started)}",
-        file=sys.stderr,
-    )
+    say(f"{target}: {made.text}; done in {duration(time.monotonic() - started)}")
 
 
 def split_phases(options: argparse.Namespace) -> list[argparse.Namespace]:

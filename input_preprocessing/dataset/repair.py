@@ -9,7 +9,6 @@ import dataclasses
 import itertools
 import os
 import shutil
-import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -22,6 +21,7 @@ from bert.data.shards import INDEX, write_index
 from input_preprocessing.dataset import steps
 from input_preprocessing.instances.options import SamplingConfig, sampling_config
 from input_preprocessing.stage import manifest
+from input_preprocessing.stage.cli import say
 from input_preprocessing.stage.parallel import run_tasks
 from input_preprocessing.text import vocabulary
 
@@ -103,7 +103,7 @@ def repair(options: argparse.Namespace) -> list[Fault]:
     faults = [fault for path in manifests for fault in _repair(path, options)]
     count = f"{len(faults)} file{'s' * (len(faults) != 1)} repaired, all are"
     summary = count if faults else "nothing to repair, every file is"
-    print(f"{options.outputdir}: {summary} as prepared", file=sys.stderr)
+    say(f"{options.outputdir}: {summary} as prepared")
     return faults
 
 
@@ -111,7 +111,7 @@ def _repair(path: Path, options: argparse.Namespace) -> list[Fault]:
     folder, made = path.parent, prepared.read(path)
     faults = examine(folder, made, options.jobs)
     for fault in faults:
-        print(f"{folder / fault.file} {fault.problem}", file=sys.stderr)
+        say(f"{folder / fault.file} {fault.problem}")
     wrong = [fault.file for fault in faults if not fault.stray]
     files = [name for name in wrong if name in made.files]
     # Checks the inputs before anything is changed.
@@ -134,7 +134,7 @@ def _repair(path: Path, options: argparse.Namespace) -> list[Fault]:
         )
     shutil.rmtree(folder / "work", ignore_errors=True)
     for file in wrong:
-        print(f"{folder / file} was made again", file=sys.stderr)
+        say(f"{folder / file} was made again")
     return faults
 
 
@@ -144,7 +144,7 @@ def _set_aside(folder: Path, names: Sequence[str]) -> None:
     for name in names:
         (free / name).parent.mkdir(parents=True, exist_ok=True)
         os.replace(folder / name, free / name)
-        print(f"{folder / name} was moved to {free / name}", file=sys.stderr)
+        say(f"{folder / name} was moved to {free / name}")
 
 
 def _remake(job: steps.Job, made: prepared.Manifest, files: Sequence[str]) -> None:

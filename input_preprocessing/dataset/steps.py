@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import shutil
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from input_preprocessing.instances.sampling import (
 )
 from input_preprocessing.records import bins, evalset, pack, sharding, shuffle
 from input_preprocessing.stage import manifest
-from input_preprocessing.stage.cli import human_bytes
+from input_preprocessing.stage.cli import human_bytes, say
 from input_preprocessing.stage.parallel import run_tasks
 from input_preprocessing.stage.reading import (
     Stamp,
@@ -179,7 +178,7 @@ def check_disk(
     needed = share * (records + 10_000_000) + download
     free = shutil.disk_usage(outputdir).free
     takes = f"about {human_bytes(needed)} of disk ({human_bytes(free)} free)"
-    print(f"{human_bytes(text_bytes)} of text: {takes}", file=sys.stderr)
+    say(f"{human_bytes(text_bytes)} of text: {takes}")
     # What an earlier run made counts as room: it is used, or replaced.
     folders = (
         "work",
@@ -331,7 +330,7 @@ def _copy(source: Path, target: Path) -> Path:
     if target.is_file():
         if manifest.md5_of(target) == manifest.md5_of(source):
             return target
-        print(f"{target} is replaced by {source}, which differs", file=sys.stderr)
+        say(f"{target} is replaced by {source}, which differs")
     with atomic_file(target) as unfinished:
         shutil.copyfile(source, unfinished)
     return target
@@ -358,7 +357,7 @@ def _convert(prefix: Path, target: Path, model: Path | None) -> None:
     # As long as source and target are those noted, so are the tensors.
     noted = object_of(note)
     if noted != made | {"tensors": noted.get("tensors", "")}:
-        print(f"converting {prefix} to {target}", file=sys.stderr)
+        say(f"converting {prefix} to {target}")
         convert(prefix, target, "mlperf", bert_config=model)
         tensors = digest_of_tensors(read_pytorch(target).items())
         made |= {"target": manifest.md5_of(target), "tensors": tensors}
@@ -376,7 +375,7 @@ def _make_instances_of(
         try:
             records, metadata = verify_records(target)
         except DataError as error:
-            print(f"{str(error).partition(';')[0]}; it is made again", file=sys.stderr)
+            say(f"{str(error).partition(';')[0]}; it is made again")
         else:
             md5 = read_text(source, "--downloaddir")[1]
             if without_digests(metadata) == metadata_of(source, md5, words, config):

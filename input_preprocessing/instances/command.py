@@ -10,7 +10,7 @@ import argparse
 import sys
 
 from input_preprocessing.instances.options import sampling_config
-from input_preprocessing.stage.cli import check_not_source
+from input_preprocessing.stage.cli import check_not_source, say
 
 
 def main(options: argparse.Namespace) -> None:
@@ -46,4 +46,4 @@ def main(options: argparse.Namespace) -> None:
         notes_of_sizes([options.output_file]) if options.format == "tfrecord" else []
     )
     summary = f"{options.output_file}: {records.num_sequences:,} sequences"
-    print("\n".join([summary, *notes]), file=sys.stderr)
+    say("\n".join([summary, *notes]))

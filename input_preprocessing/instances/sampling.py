@@ -215,15 +215,7 @@ def _truncate(state, pair, max_num_tokens):  # type: ignore[no-untyped-def]
 
 @compiled
 def _mask(  # type: ignore[no-untyped-def]
-    state,
-    tokens,
-    pair,
-    mask,
-    vocabulary_size,
-    count,
-    scratch,
-    masked,
-    end,
+    state, tokens, pair, mask, vocabulary_size, count, scratch, masked, end
 ):
     """Masks at most `count` positions; appends position + new id * 2^16 in order of positions,
     returns the new end.

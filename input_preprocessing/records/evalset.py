@@ -2,7 +2,6 @@
 
 import argparse
 import dataclasses
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from bert.data.format import write_records
 from bert.data.records import DataError
 from input_preprocessing.records.tfrecord_nvidia import read_any
 from input_preprocessing.stage import manifest
-from input_preprocessing.stage.cli import OPTIONS, check_not_source
+from input_preprocessing.stage.cli import OPTIONS, check_not_source, say
 from input_preprocessing.tensorflow_files.tfrecord import notes_of_sizes
 
 NUM_EVAL_SAMPLES: int = OPTIONS["evalset"]["--num-samples"]["default"]
@@ -47,7 +46,7 @@ def pick_samples(
     origin = (*made_of, (f"evalset {num_samples}", metadata.content_digest))
     metadata = dataclasses.replace(metadata, source=origin)
     write_records(target, records.select(picked), metadata)
-    print(f"{target}: {len(picked):,} evaluation samples{short}", file=sys.stderr)
+    say(f"{target}: {len(picked):,} evaluation samples{short}")
     return len(picked)
 
 
@@ -60,4 +59,4 @@ def main(options: argparse.Namespace) -> None:
     check_not_source(options.target, options.source)
     pick_samples(options.source, options.target, options.num_samples)
     for note in notes_of_sizes([options.source]):
-        print(note, file=sys.stderr)
+        say(note)

@@ -11,7 +11,6 @@ depend on versions or --jobs.
 import argparse
 import dataclasses
 import hashlib
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
@@ -28,16 +27,11 @@ from bert.data.format import (
     without_digests,
     write_records,
 )
-from bert.data.records import (
-    SUFFIXES,
-    DataError,
-    Metadata,
-    Records,
-    concatenate,
-)
+from bert.data.records import SUFFIXES, DataError, Metadata, Records, concatenate
 from bert.data.shards import INDEX, read_index, write_index
 from common.files import text_of
 from input_preprocessing.instances.mersenne import initial_state, next_below, shuffle
+from input_preprocessing.stage.cli import say
 from input_preprocessing.stage.manifest import write_text
 from input_preprocessing.stage.parallel import WORTH_WORKERS, run_tasks
 
@@ -422,4 +416,4 @@ def run_stage(options: argparse.Namespace, make: Callable[..., str]) -> None:
     for folder in (target, *target.glob("[0-9]*")):  # including those of bins
         check_target(folder, files, contents)
     make(**vars(options))
-    print(f"{target}: {len(list(target.rglob('part_*.hdf5')))} shards", file=sys.stderr)
+    say(f"{target}: {len(list(target.rglob('part_*.hdf5')))} shards")

@@ -2,7 +2,6 @@
 
 import argparse
 import dataclasses
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from bert.data.format import (
 )
 from bert.data.records import IDS, DataError, Metadata, Records, id_dtype
 from input_preprocessing.stage import manifest
-from input_preprocessing.stage.cli import human_bytes
+from input_preprocessing.stage.cli import human_bytes, say
 from input_preprocessing.stage.parallel import run_tasks
 from input_preprocessing.stage.reading import readable
 from input_preprocessing.tensorflow_files import tfrecord
@@ -88,10 +87,7 @@ def import_file(
             raise DataError(
                 f"{target} was not made by import_records of {source.name}; give another --target"
             )
-        print(
-            f"{target}: made again, since its source or vocabulary has changed",
-            file=sys.stderr,
-        )
+        say(f"{target}: made again, since its source or vocabulary has changed")
     records, metadata = read_any(source)
     metadata = dataclasses.replace(metadata, source=origin, vocab_md5=vocab_md5)
     largest = max(
@@ -171,7 +167,7 @@ def import_main(options: argparse.Namespace) -> None:
     note = f"; {empty:,} empty rows dropped" if empty else ""
     summary = f"{sequences:,} sequences in {rows:,} rows, {len(files)} files, {size}, multiset digest {digest}"
     told = tfrecord.notes_of_sizes([path for path, _ in files])
-    print("\n".join([f"{options.target}: {summary}{note}", *told]), file=sys.stderr)
+    say("\n".join([f"{options.target}: {summary}{note}", *told]))
 
 
 def folders_of(source: Path, target: Path) -> list[tuple[Path, Path]]:
@@ -196,18 +192,18 @@ def export_folder(
     source: Path,
     target: Path,
     *,
-    kind: str,
+    format: str,
     unpack: bool,
     max_predictions_per_seq: int,
     jobs: int,
 ) -> str:
-    """Writes a file of the given kind for each record file of `source` to `target`; returns a
+    """Writes a file of the given format for each record file of `source` to `target`; returns a
     summary.
 
     Raises:
         DataError: a damaged source, or not a record file; too many masks; or an unwritable target.
     """
-    files = plan_files(source, target, SUFFIXES[kind])
+    files = plan_files(source, target, SUFFIXES[format])
     opened = [(path, *open_records(path)) for path, _ in files]
     for path, _, metadata in opened:
         if not metadata.content_digest:
@@ -216,11 +212,11 @@ def export_folder(
             )
     # All files of a folder get the same widths: TensorFlow's reader expects features of one size.
     widths = None
-    if kind == "tfrecord":
+    if format == "tfrecord":
         longest = max(metadata.max_seq_length for *_, metadata in opened)
         widths = tfrecord.Widths(longest, max_predictions_per_seq)
     digests = {path.name: metadata.content_digest for path, _, metadata in opened}
-    recipe = {"format": kind, "unpack": unpack, "widths": widths, "source": digests}
+    recipe = {"format": format, "unpack": unpack, "widths": widths, "source": digests}
     patterns = [f"*{suffix}" for suffix in SUFFIXES.values()]
     folder = manifest.StageFolder(target, "export_records", patterns, recipe, jobs=jobs)
     if not folder.finished:
@@ -303,12 +299,5 @@ def export_main(options: argparse.Namespace) -> None:
     are checked on reading; finished files are kept on a second run.
     """
     for source, target in folders_of(options.source, options.target):
-        told = export_folder(
-            source,
-            target,
-            kind=options.format,
-            unpack=options.unpack,
-            max_predictions_per_seq=options.max_predictions_per_seq,
-            jobs=options.jobs,
-        )
-        print(f"{target}: {told}", file=sys.stderr)
+        told = export_folder(**{**vars(options), "source": source, "target": target})
+        say(f"{target}: {told}")

@@ -53,6 +53,11 @@ def run_stage(stage: str) -> None:
         sys.exit(f"{parser.prog}: {where}{text}")
 
 
+def say(text: str) -> None:
+    """What a stage reports: its output goes to files."""
+    print(text, file=sys.stderr)
+
+
 def check_not_source(target: Path, source: Path) -> None:
     """Raises DataError if a stage would overwrite its source."""
     if target.exists() and source.exists() and target.samefile(source):
@@ -99,11 +104,9 @@ def parse_phases(text: str) -> tuple[tuple[int, int], ...]:
 
 def parse_share(text: str) -> float:
     """argparse type: above 0 and at most 0.5."""
-    if not 0 < float(text) <= 0.5:
-        raise argparse.ArgumentTypeError(
-            f"{float(text)} is not above 0 and at most 0.5"
-        )
-    return float(text)
+    if not 0 < (share := float(text)) <= 0.5:
+        raise argparse.ArgumentTypeError(f"{share} is not above 0 and at most 0.5")
+    return share
 
 
 OPTIONS = read_table(__file__, "options.yaml")

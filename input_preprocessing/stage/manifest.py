@@ -9,7 +9,6 @@ them. Files of another recipe are removed before any new one is written.
 import hashlib
 import json
 import platform
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from bert.data.records import SUFFIXES, DataError
 from bert.data.shards import is_index_of
 from common.files import object_of, text_of
 from common.tables import read_table
+from input_preprocessing.stage.cli import say
 from input_preprocessing.stage.parallel import WORTH_WORKERS, run_tasks
 from input_preprocessing.stage.reading import CHUNK, readable
 
@@ -133,7 +133,7 @@ class StageFolder:
             told = f"{folder / changed[0]} is missing or was changed: made again"
             if not is_same:
                 told = f"{folder}: remaking {len(changed)} files made from another source or options"
-            print(told, file=sys.stderr)
+            say(told)
         for name in changed or []:
             (folder / name).unlink(missing_ok=True)
         if self.finished:

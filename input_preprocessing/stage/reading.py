@@ -4,7 +4,6 @@ import codecs
 import hashlib
 import os
 import stat
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bert.data.records import DataError
+from input_preprocessing.stage.cli import say
 
 # Share of a text's bytes; above, it is in another encoding or no text.
 MOST_UNDECODABLE = 0.001
@@ -155,12 +155,11 @@ def _check(path: Path, chunks: Iterable[bytes]) -> str:
     if size - kept > MOST_UNDECODABLE * size:
         raise DataError(f"{share}; {_advice(odd)}")
     if size > kept:
-        print(f"warning: {share} and are dropped", file=sys.stderr)
+        say(f"warning: {share} and are dropped")
     if zeros:  # dropped by the reference, too
         note = "; is it UTF-16?" if zeros > MOST_UNDECODABLE * size else ""
-        print(
-            f"warning: {path}: {zeros:,} of {size:,} bytes are NUL and are dropped{note}",
-            file=sys.stderr,
+        say(
+            f"warning: {path}: {zeros:,} of {size:,} bytes are NUL and are dropped{note}"
         )
     return digest.hexdigest()
 

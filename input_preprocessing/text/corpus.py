@@ -25,7 +25,6 @@ import hashlib
 import json
 import re
 import shutil
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -39,7 +38,7 @@ from tokenizers import BertWordPieceTokenizer
 from bert.data.format import atomic_file
 from bert.data.records import DataError
 from common.files import object_of
-from input_preprocessing.stage.cli import human_bytes
+from input_preprocessing.stage.cli import human_bytes, say
 from input_preprocessing.stage.manifest import (
     forget,
     is_recorded,
@@ -313,12 +312,12 @@ def make(options: argparse.Namespace, download: Path) -> None:
         options.input, options.layout, options.text_key, work, options.jobs
     )
     if told := inputs.report(left_out, len(texts), download, " ".join(options.input)):
-        print(f"corpus: {told}", file=sys.stderr)
+        say(f"corpus: {told}")
     done = sum((source.done for source in texts), Counter[str]())
     if done:
         number = sum(bool(source.done) for source in texts)
         told = ", ".join(f"{count:,} {what}" for what, count in (+done).items())
-        print(f"corpus: {number:,} files were laid out: {told}", file=sys.stderr)
+        say(f"corpus: {number:,} files were laid out: {told}")
     md5 = hashlib.md5(" ".join(source.md5 for source in texts).encode()).hexdigest()
     names = (*TEXT_OPTIONS, "max_seq_length", "do_lower_case")
     named = {name: getattr(options, name) for name in names}
@@ -332,9 +331,8 @@ def make(options: argparse.Namespace, download: Path) -> None:
         # A run that was killed at its very end may have left them.
         forget(download / name for name in made["files"])
         shutil.rmtree(work, ignore_errors=True)
-        print(
-            f"{' '.join(options.input)}: {download} is up to date with this text; nothing to do",
-            file=sys.stderr,
+        say(
+            f"{' '.join(options.input)}: {download} is up to date with this text; nothing to do"
         )
         return
     if not note.exists() and any((download / "results4").glob("part-*")):
@@ -354,10 +352,7 @@ def make(options: argparse.Namespace, download: Path) -> None:
     write_text(note, json.dumps({"recipe": recipe, "files": files}, indent=1) + "\n")
     forget(download / name for name in files)
     shutil.rmtree(work)
-    print(
-        f"{' '.join(options.input)}: read as {', '.join(kinds)}; {summary}",
-        file=sys.stderr,
-    )
+    say(f"{' '.join(options.input)}: read as {', '.join(kinds)}; {summary}")
 
 
 def main(options: argparse.Namespace) -> None:

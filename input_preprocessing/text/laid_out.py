@@ -26,15 +26,23 @@ def prose_of(text: str) -> tuple[str, Counter[str]]:
     if len(_CUE.findall(lines)) > 1:
         return _of_cues(lines)
     pages = [page.strip().split("\n") for page in lines.split("\f") if page.strip()]
-    heads, feet = _repeated(pages, 0), _repeated(pages, -1)
-    bare = [_without(page, heads | feet) for page in pages]
-    within = sum(_goes_on(page, after) for page, after in pairwise(bare))
+    # Those of a chapter stand on a tenth of the pages.
+    edges = Counter(_bare(line) for page in pages for line in {page[0], page[-1]})
+    fewest = max(_FEWEST_PAGES, len(pages) / 10)
+    heads = {line for line, count in edges.items() if count >= fewest}
+    bare = ["\n".join(_without(page, heads)).strip() for page in pages]
+    within = sum(
+        after[:1].islower() and not _ENDED.search(page)
+        for page, after in pairwise(bare)
+    )
     # A number that is repeated at the end is a page's; in front, a chapter's may be.
-    is_paged = any("#" in foot for foot in feet) or 5 * within >= len(pages)
+    feet = Counter(_bare(page[-1]) for page in pages)
+    is_paged = any("#" in foot and feet[foot] >= fewest for foot in heads)
+    is_paged |= 5 * within >= len(pages)
     broken = len(_BROKEN.findall(lines))
     is_broken = broken >= max(_FEWEST_BROKEN, _BROKEN_SHARE * lines.count("\n"))
     if is_paged if len(pages) >= _FEWEST_PAGES else is_broken and len(pages) == 1:
-        dropped = _num_filled(pages) - _num_filled(bare)
+        dropped = sum(len(page) - len(_without(page, heads)) for page in pages)
         return _of_pages(bare, dropped)
     return text, Counter()
 
@@ -57,38 +65,14 @@ def _bare(line: str) -> str:
     return re.sub(r"\d+", "#", line.strip())
 
 
-def _repeated(pages: list[list[str]], at: int) -> set[str]:
-    """First or last lines (at 0 or -1) that stand on a tenth of the pages, as those of a chapter."""
-    counts = Counter(_bare(page[at]) for page in pages)
-    fewest = max(_FEWEST_PAGES, len(pages) / 10)
-    return {line for line, count in counts.items() if count >= fewest}
-
-
 def _without(page: list[str], heads: set[str]) -> list[str]:
-    """A page without running heads and the blank lines beside them."""
-    page = page[bool(page) and _bare(page[0]) in heads :]
-    page = page[: -1 if page and _bare(page[-1]) in heads else None]
-    while page and not page[0].strip():
-        page = page[1:]
-    return page
+    edges = 0, len(page) - 1
+    return [x for n, x in enumerate(page) if n not in edges or _bare(x) not in heads]
 
 
-def _num_filled(pages: list[list[str]]) -> int:
-    return sum(bool(line.strip()) for page in pages for line in page)
-
-
-def _goes_on(page: list[str], after: list[str]) -> bool:
-    """Whether a sentence goes on from one page to the next."""
-    end = "".join(page).rstrip()
-    return not _ENDED.search(end) and "".join(after).lstrip()[:1].islower()
-
-
-def _of_pages(pages: list[list[str]], dropped: int) -> tuple[str, Counter[str]]:
-    text = ""
-    for page in pages:
-        body = "\n".join(page).rstrip()
-        # A page ends a paragraph if it ends a sentence.
-        text += body + ("\n\n" if _ENDED.search(body) else "\n")
+def _of_pages(pages: list[str], dropped: int) -> tuple[str, Counter[str]]:
+    # A page ends a paragraph if it ends a sentence.
+    text = "".join(p + ("\n\n" if _ENDED.search(p) else "\n") for p in pages)
     words = Counter(re.findall(r"[^\W\d_]+(?:-[^\W\d_]+)?", text))
 
     def joined(word: re.Match[str]) -> str:

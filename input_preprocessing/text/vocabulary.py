@@ -1,7 +1,6 @@
 """The WordPiece vocabulary: token ids, and the trie that the tokenizer walks."""
 
 import hashlib
-import sys
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,6 +10,7 @@ import numpy.typing as npt
 
 from bert.data.compiled import compiled
 from bert.data.records import DataError
+from input_preprocessing.stage.cli import say
 from input_preprocessing.stage.reading import readable
 
 SPECIAL_TOKENS = ("[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -47,7 +47,7 @@ class Vocabulary:
                 "tokens with capitals" if has_capitals else "no tokens with capitals"
             )
             doubt = f"is --do-lower-case {int(lower_case)} right?"
-            print(f"warning: the vocabulary has {which}: {doubt}", file=sys.stderr)
+            say(f"warning: the vocabulary has {which}: {doubt}")
 
     @cached_property
     def trie(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:

@@ -14,7 +14,6 @@ import argparse
 import importlib
 import importlib.metadata
 import re
-import sys
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
@@ -23,6 +22,7 @@ from typing import Any
 from bert.data.format import atomic_file
 from bert.data.records import DataError
 from common.tables import read_table
+from input_preprocessing.stage.cli import say
 from input_preprocessing.stage.manifest import (
     StageFolder,
     finished_files,
@@ -262,4 +262,4 @@ def _clean_file(task: tuple[Path, Path]) -> int:
 def main(options: argparse.Namespace) -> None:
     failures, files = clean(options.source, options.target, jobs=options.jobs)
     note = f", {failures} articles with unparsable mark-up skipped" if failures else ""
-    print(f"{options.target}: {files} files{note}", file=sys.stderr)
+    say(f"{options.target}: {files} files{note}")

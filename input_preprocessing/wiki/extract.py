@@ -17,7 +17,6 @@ import io
 import json
 import mmap
 import re
-import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from xml.etree import ElementTree
 
 from bert.data.format import atomic_file
 from bert.data.records import DataError
+from input_preprocessing.stage.cli import say
 from input_preprocessing.stage.manifest import (
     PUBLISHED,
     StageFolder,
@@ -238,4 +238,4 @@ def _natural(path: Path) -> list[tuple[int, str]]:
 
 def main(options: argparse.Namespace) -> None:
     files = extract(options.source, options.target, jobs=options.jobs)
-    print(f"{options.target}: {files} files", file=sys.stderr)
+    say(f"{options.target}: {files} files")

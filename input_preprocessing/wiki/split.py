@@ -16,7 +16,6 @@ published md5 and reported.
 import argparse
 import random
 import re
-import sys
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
@@ -28,7 +27,7 @@ import numpy.typing as npt
 from bert.data.format import atomic_file
 from bert.data.prepared import TEXT_MD5
 from bert.data.records import DataError
-from input_preprocessing.stage.cli import OPTIONS, human_bytes
+from input_preprocessing.stage.cli import OPTIONS, human_bytes, say
 from input_preprocessing.stage.manifest import (
     STAGE_FILE,
     StageFolder,
@@ -79,7 +78,7 @@ def split(
     jobs: int,
     shards: int | None = None,
     num_eval_documents: int = NUM_EVAL_DOCUMENTS,
-    seed: int = 12345,
+    random_seed: int = 12345,
 ) -> Split:
     """Writes the shards and eval.txt to `target`.
 
@@ -87,7 +86,7 @@ def split(
         source: folder that `clean` wrote, or a tree of the reference's sentence files. target:
         folder to write to. jobs: worker processes. shards: part files; None: NUM_SHARDS, fewer
         where that would leave less than DOCUMENTS_PER_SHARD in each. num_eval_documents: for
-        evaluation, at most a twentieth of the documents. seed: of the choice.
+        evaluation, at most a twentieth of the documents. random_seed: of the choice.
 
     Raises:
         DataError: `source` is not finished, or has too few documents for so many shards.
@@ -106,7 +105,7 @@ def split(
         num_eval_documents = min(num_eval_documents, most)
         sizes = documents[:, 2] - documents[:, 1] + len(_BLANK)
         files = fill(sizes.tolist(), FILE_BYTES)
-    held_out = hold_out(files, num_eval_documents, seed)
+    held_out = hold_out(files, num_eval_documents, random_seed)
     training = documents[~held_out]
     gathered = is_reference and shards is None
     parts = _gather(texts, training) if gathered else _cut(source, training, shards)
@@ -116,7 +115,7 @@ def split(
         "rule": SEED_STEP,
         "shards": len(parts),
         "num_eval_documents": num_eval_documents,
-        "seed": seed,
+        "seed": random_seed,
     }
     outputs = ("part-*-of-*", "eval.txt")
     folder = StageFolder(target, "split", outputs, recipe, jobs=jobs)
@@ -258,16 +257,9 @@ def _write(texts: list[Path], task: tuple[Integers, Path, bool]) -> None:
 
 
 def main(options: argparse.Namespace) -> None:
-    made = split(
-        options.source,
-        options.target,
-        jobs=options.jobs,
-        shards=options.shards,
-        num_eval_documents=options.num_eval_documents,
-        seed=options.random_seed,
-    )
+    made = split(**vars(options))
     size = human_bytes(
         sum(path.stat().st_size for path in options.target.glob("part-*"))
     )
     summary = f"{made.training:,} documents ({size}) in {made.shards} files, {made.held_out:,} for evaluation"
-    print(f"{options.target}: {summary}; {made.note}", file=sys.stderr)
+    say(f"{options.target}: {summary}; {made.note}")

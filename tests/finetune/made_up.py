@@ -56,3 +56,8 @@ def prose(generator, num_words):
             word = word.capitalize() + generator.choice([".", ",", "?", "'s", ";"])
         text += word + generator.choice(BLANKS)
     return text
+
+
+def lengths(features):
+    """Tokens of each window."""
+    return [len(features.sequence(i)[0]) for i in range(len(features))]

@@ -115,10 +115,7 @@ def test_each_dev_file_is_scored_and_test_files_become_files_for_glues_server(
     else:
         right = np.array(values, dtype=np.float32)[:, None]
     # The second file's are all wrong.
-    scores = [
-        *right,
-        *(np.roll(right, 1, axis=1) if len(ends) == 2 else []),
-    ]
+    scores = [*right, *(np.roll(right, 1, axis=1) if len(ends) == 2 else [])]
     for name in ("weights.pt", "config.json", "vocab.txt"):
         (tmp_path / name).write_bytes(
             (Path(squad_environment["DATA"]) / name).read_bytes()

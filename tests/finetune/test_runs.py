@@ -609,10 +609,7 @@ def test_casing_and_length_are_the_models(squad_environment, tmp_path):
     assert not config.read(environment).lower_case
     assert [
         config.read(environment | {"MODE": mode}).length for mode in ("train", "eval")
-    ] == [
-        48,
-        40,
-    ]
+    ] == [48, 40]
     with pytest.raises(ConfigError, match="was fine-tuned for squad: TASK=squad"):
         config.read(environment | {"MODE": "eval", "TASK": "MRPC"})
 

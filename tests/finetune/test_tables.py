@@ -80,10 +80,7 @@ def test_a_users_table_has_its_label_last_with_or_without_a_header(tmp_path):
         ("a dog runs", "a dog ran"),
     ]
     # A class of that name.
-    assert read(tmp_path, "a\tlabel\nb\tx\nc\tlabel\n", "TSV").names == (
-        "label",
-        "x",
-    )
+    assert read(tmp_path, "a\tlabel\nb\tx\nc\tlabel\n", "TSV").names == ("label", "x")
     assert read(tmp_path, "good\tpos\n", "TSV", ("neg", "pos")).labels.tolist() == [1]
 
 

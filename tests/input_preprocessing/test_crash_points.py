@@ -191,7 +191,7 @@ def run_export(folder: Path, kind: str) -> None:
     tfrecord_nvidia.export_folder(
         folder / "source",
         folder / "out",
-        kind=kind,
+        format=kind,
         unpack=False,
         max_predictions_per_seq=12,
         jobs=1,

@@ -7,9 +7,9 @@ windows.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -38,11 +38,6 @@ class Rules(NamedTuple):
     max_answer_length: int = 30
     null_threshold: float = 0.0
     squad_version: str = "1.1"
-
-    @classmethod
-    def of(cls, facts: Mapping[str, Any]) -> "Rules":
-        """Those among the settings of a training; the others as published."""
-        return cls(**{name: facts[name] for name in cls._fields if name in facts})
 
     @property
     def version_2(self) -> bool:
@@ -86,11 +81,7 @@ class Predictions(NamedTuple):
                 )
 
 
-def predict(
-    features: Features,
-    logits: Sequence[Logits],
-    rules: Rules,
-) -> Predictions:
+def predict(features: Features, logits: Sequence[Logits], rules: Rules) -> Predictions:
     """Answers to all questions of the features. logits: of every window."""
     predictions = Predictions({}, {}, {})
     bounds = np.flatnonzero(np.diff(features.question)) + 1
@@ -112,11 +103,7 @@ def predict(
         # As published: the window that is least sure of "no answer" speaks for all.
         null = min(nulls, key=lambda candidate: candidate.score)
         best = _best(
-            features,
-            spans,
-            rows[0],
-            null if rules.version_2 else None,
-            rules.n_best,
+            features, spans, rows[0], null if rules.version_2 else None, rules.n_best
         )
         question = features.dataset.questions[features.question[rows[0]]].id
         shares = probabilities(np.array([candidate.score for candidate in best]))
@@ -147,11 +134,7 @@ Spans = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
 def _spans(
-    features: Features,
-    row: int,
-    logits: Logits,
-    mine: np.ndarray,
-    rules: Rules,
+    features: Features, row: int, logits: Logits, mine: np.ndarray, rules: Rules
 ) -> Spans:
     """Candidates of a window, sorted by score of start, then of end. mine: tokens with maximum
     context here.
@@ -204,12 +187,7 @@ def _best(
         candidate = null
         if i < len(first):
             answer = answer_text(
-                context,
-                words,
-                pieces,
-                features.tokenizer,
-                int(first[i]),
-                int(last[i]),
+                context, words, pieces, features.tokenizer, int(first[i]), int(last[i])
             )
             candidate = Candidate(answer, float(start[i]), float(end[i]))
         assert candidate is not None

@@ -8,8 +8,7 @@ position is [CLS].
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -35,10 +34,14 @@ class Limits(NamedTuple):
     max_query_length: int = 64
     doc_stride: int = 128
 
-    @classmethod
-    def of(cls, facts: Mapping[str, Any]) -> "Limits":
-        """Those among the settings of a training; the others as published."""
-        return cls(**{name: facts[name] for name in cls._fields if name in facts})
+
+Settings = TypeVar("Settings", bound=tuple[Any, ...])
+
+
+def settings_of(kind: type[Settings], facts: Mapping[str, Any]) -> Settings:
+    """Limits or rules among the settings of a training; the others as published."""
+    fields: Sequence[str] = kind._fields  # type: ignore[attr-defined]
+    return kind(**{name: facts[name] for name in fields if name in facts})
 
 
 @dataclass(frozen=True)
@@ -61,11 +64,6 @@ class Features:
     def __len__(self) -> int:
         return len(self.question)
 
-    @cached_property
-    def lengths(self) -> Integers:
-        queries = np.array([len(query) for query in self.queries], dtype=np.int32)
-        return queries[self.question] + self.window_length + 3
-
     def context_of(self, window: int) -> Pieces:
         """Tokens of a window's whole context."""
         return self.contexts[self.dataset.questions[self.question[window]].context]
@@ -85,10 +83,7 @@ class Features:
 
 
 def make_features(
-    dataset: Dataset,
-    tokenizer: WordPiece,
-    limits: Limits,
-    training: bool,
+    dataset: Dataset, tokenizer: WordPiece, limits: Limits, training: bool
 ) -> tuple[Features, list[str]]:
     """Features of all questions, and ids of questions left out because their answer is not in the
     context.
@@ -139,9 +134,7 @@ def make_features(
 
 
 def windows(
-    num_tokens: int,
-    query_length: int,
-    limits: Limits,
+    num_tokens: int, query_length: int, limits: Limits
 ) -> list[tuple[int, int]]:
     """(start, length) of the windows of a context; a context without tokens has one empty
     window.
@@ -172,11 +165,7 @@ def word_numbers(text: str) -> Integers:
 
 
 def answer_tokens(
-    text: str,
-    words: Integers,
-    pieces: Pieces,
-    answer: Answer,
-    answer_ids: Integers,
+    text: str, words: Integers, pieces: Pieces, answer: Answer, answer_ids: Integers
 ) -> tuple[int, int] | None:
     """First and last token of an answer in its context; None if the words there do not contain its
     text.

@@ -35,9 +35,7 @@ def f1(prediction: str, answer: str, version_2: bool = False) -> float:
 
 
 def _agreement(
-    question: Question,
-    answer: str | None,
-    version_2: bool,
+    question: Question, answer: str | None, version_2: bool
 ) -> tuple[float, float]:
     """Exact match and F1 of an answer."""
     given = [answer.text for answer in question.answers]
@@ -80,9 +78,7 @@ def best_threshold(
 
 
 def score(
-    questions: Sequence[Question],
-    answers: Mapping[str, str],
-    version: str = "1.1",
+    questions: Sequence[Question], answers: Mapping[str, str], version: str = "1.1"
 ) -> dict[str, float]:
     """Mean exact match and F1 in percent over all questions; a missing answer counts as wrong.
 

@@ -89,7 +89,7 @@ def random_logits(found, seed, scale=4.0):
     generator = np.random.default_rng(seed)
     return [
         Logits(*np.round(generator.normal(0, scale, (2, length)), 1).astype(np.float32))
-        for length in found.lengths
+        for length in made_up.lengths(found)
     ]
 
 
@@ -151,7 +151,7 @@ def answered(tokenizer, context, **scores):
     """
     dataset = Dataset([context], [Question("a", "who", 0)])
     found, _ = make_features(dataset, tokenizer, Limits(), training=False)
-    start, end = np.zeros((2, found.lengths[0]), dtype=np.float32)
+    start, end = np.zeros((2, made_up.lengths(found)[0]), dtype=np.float32)
     for name, value in scores.items():
         (start if name.startswith("start") else end)[
             int(name.split("_")[1]) + found.offset(0)
@@ -337,10 +337,7 @@ def test_an_empty_answer_and_a_missing_one():
     assert f1("", "the", version_2=True) == 1
     assert score(
         [question, Question("b", "?", 0, (Answer("cat", 0),))], {"b": "The cat!"}
-    ) == {
-        "exact_match": 50.0,
-        "f1": 50.0,
-    }
+    ) == {"exact_match": 50.0, "f1": 50.0}
 
 
 def test_normalising_drops_case_punctuation_articles_and_spaces():

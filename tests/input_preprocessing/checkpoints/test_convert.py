@@ -74,13 +74,7 @@ def test_conversion_accounts_for_every_variable(
         shape.feed_forward,
         shape.vocabulary,
         shape.positions,
-    ) == (
-        2,
-        8,
-        32,
-        32,
-        16,
-    )
+    ) == (2, 8, 32, 32, 16)
     assert left_out == {"optimizer": 2 * len(values), "counters": 1}
     state = torch.load(tmp_path / "a.pt", weights_only=True)["model"]
     assert len(state) == len(values) + 1  # the decoder's weight is the word embeddings

@@ -35,7 +35,12 @@ def export(
     source: Path, target: Path, kind: str, *, unpack: bool = False, masks: int = 12
 ) -> str:
     return export_folder(
-        source, target, kind=kind, unpack=unpack, max_predictions_per_seq=masks, jobs=1
+        source,
+        target,
+        format=kind,
+        unpack=unpack,
+        max_predictions_per_seq=masks,
+        jobs=1,
     )
 
 

@@ -127,15 +127,7 @@ def test_text_counts_as_files_of_a_mebibyte() -> None:
     half = split.FILE_BYTES // 2
     assert split.fill(
         [half, half, 1, 3 * half, half, half, half], split.FILE_BYTES
-    ).tolist() == [
-        0,
-        0,
-        1,
-        2,
-        3,
-        3,
-        4,
-    ]
+    ).tolist() == [0, 0, 1, 2, 3, 3, 4]
 
 
 def test_the_benchmarks_dump_is_known_by_its_md5() -> None:

@@ -19,12 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bert.data.records import DataError
-from input_preprocessing.stage.manifest import (
-    StageFolder,
-    is_recorded,
-    md5_of,
-    record,
-)
+from input_preprocessing.stage.manifest import StageFolder, is_recorded, md5_of, record
 from input_preprocessing.wiki.clean import clean
 from input_preprocessing.wiki.extract import (
     extract,
