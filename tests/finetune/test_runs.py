@@ -27,10 +27,27 @@ from ..waiting import free_ports, wait_until
 
 
 def predictions(folder):
-    return {
-        path.name: path.read_bytes()
-        for path in sorted(folder.glob("model_0/*predictions.json"))
-    }
+    found = sorted(folder.glob("model_0/*predictions.json"))
+    return {path.name: path.read_bytes() for path in found}
+
+
+def figures_of(folder):
+    return json.loads((folder / "model_0" / "figures.json").read_text())
+
+
+def data_of(environment, part):
+    return json.loads((Path(environment["DATA"]) / f"{part}-v1.1.json").read_text())
+
+
+def copied(environment, folder, *names):
+    """The environment with weights that have only these files beside them."""
+    for name in names:
+        (folder / name).write_bytes(Path(environment["DATA"], name).read_bytes())
+    return environment | {"INIT_CHECKPOINT": str(folder / "weights.pt")}
+
+
+def table_of(path):
+    return [line.split("\t") for line in path.read_text().splitlines()]
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +73,7 @@ def start(environment, rank=0, world_size=1, port=0):
 
 
 def test_held_out_questions_of_the_same_pattern_are_answered(learnt):
-    figures = json.loads((learnt / "model_0" / "figures.json").read_text())
+    figures = figures_of(learnt)
     assert figures["f1"] > 95
     assert figures["exact_match"] > 90
     assert figures["steps"] == 200  # 300 questions x 8 epochs / 12
@@ -83,16 +100,10 @@ def test_the_saved_model_predicts_the_same(learnt, squad_environment, tmp_path):
 def test_prediction_needs_no_answers_and_gives_the_same_predictions(
     learnt, squad_environment, tmp_path
 ):
-    content = json.loads(
-        (Path(squad_environment["DATA"]) / "dev-v1.1.json").read_text()
-    )
-    for question in (
-        q
-        for article in content["data"]
-        for p in article["paragraphs"]
-        for q in p["qas"]
-    ):
-        del question["answers"]
+    content = data_of(squad_environment, "dev")
+    for paragraph in (p for article in content["data"] for p in article["paragraphs"]):
+        for question in paragraph["qas"]:
+            del question["answers"]
     (tmp_path / "mine.json").write_text(json.dumps(content))
     # What a user types: nothing of training.
     environment = {
@@ -105,7 +116,7 @@ def test_prediction_needs_no_answers_and_gives_the_same_predictions(
     }
     assert run(environment) == 0
     assert predictions(tmp_path) == predictions(learnt)
-    assert "f1" not in json.loads((tmp_path / "model_0" / "figures.json").read_text())
+    assert "f1" not in figures_of(tmp_path)
 
 
 def test_windows_and_answers_follow_their_settings_and_the_model_keeps_them(
@@ -120,8 +131,7 @@ def test_windows_and_answers_follow_their_settings_and_the_model_keeps_them(
     folder = tmp_path / "model_0"
     n_best = json.loads((folder / "nbest_predictions.json").read_text())
     assert max(map(len, n_best.values())) == 2  # of equal texts one is kept
-    dev = json.loads((Path(squad_environment["DATA"]) / "dev-v1.1.json").read_text())
-    paragraph = dev["data"][0]["paragraphs"][0]
+    paragraph = data_of(squad_environment, "dev")["data"][0]["paragraphs"][0]
     question = paragraph["qas"][0]
     again = saved.load(folder, "cpu")
     (found,) = again.predict([(question["question"], paragraph["context"])])
@@ -131,13 +141,8 @@ def test_windows_and_answers_follow_their_settings_and_the_model_keeps_them(
 
 
 def test_mode_train_saves_the_model_and_predicts_nothing(squad_environment, tmp_path):
-    assert (
-        run(
-            squad_environment
-            | {"MODE": "train", "EPOCHS": "0.1", "RUN_DIR": str(tmp_path)}
-        )
-        == 0
-    )
+    own = {"MODE": "train", "EPOCHS": "0.1", "RUN_DIR": str(tmp_path)}
+    assert run(squad_environment | own) == 0
     assert (tmp_path / "model_0" / "model.safetensors").is_file()
     assert not predictions(tmp_path)
 
@@ -152,18 +157,10 @@ def test_non_finite_weights_are_not_saved(
         lambda steps: setattr(steps, "done", steps.done + 1) or float("nan"),
     )
     saves = {"CHECKPOINT_DIR": str(tmp_path / "c"), "CHECKPOINT_EVERY_STEPS": every}
-    assert (
-        run(
-            squad_environment
-            | saves
-            | {"MODE": "train", "EPOCHS": "0.04", "RUN_DIR": str(tmp_path)}
-        )
-        == 1
-    )
-    assert (
-        "not finite at step 1, and are not saved"
-        in capsys.readouterr().err.splitlines()[-1]
-    )
+    own = saves | {"MODE": "train", "EPOCHS": "0.04", "RUN_DIR": str(tmp_path)}
+    assert run(squad_environment | own) == 1
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert "not finite at step 1, and are not saved" in last
     assert not [*tmp_path.glob("model_0/*"), *tmp_path.glob("c/*/step_*")]
 
 
@@ -200,19 +197,14 @@ def test_a_killed_run_resumes_to_the_same_predictions(short, tmp_path):
 def others(environment, folder):
     """Settings of a different run, by name; its data have other text of the same size."""
     (folder / "data").mkdir()
-    for file in Path(environment["DATA"]).glob("*.json"):
-        (folder / "data" / file.name).write_text(
-            file.read_text().replace("There is a cat", "There is a dog")
-        )
-    (folder / "data" / "vocab.txt").write_bytes(
-        Path(environment["DATA"], "vocab.txt").read_bytes()
-    )
+    copied(environment, folder / "data", "vocab.txt")
+    for file in Path(environment["DATA"]).glob("*v1.1.json"):
+        other = file.read_text().replace("There is a cat", "There is a dog")
+        (folder / "data" / file.name).write_text(other)
     weights = torch.load(environment["INIT_CHECKPOINT"])
     weights["bert.embeddings.LayerNorm.bias"] = torch.ones(32)
     torch.save(weights, folder / "data" / "weights.pt")
-    (folder / "data" / "config.json").write_bytes(
-        Path(environment["DATA"], "config.json").read_bytes()
-    )
+    copied(environment, folder / "data", "config.json")
     return {"EPOCHS": "9", "LR": "4e-3", "WARMUP_PROPORTION": "0.2", "OPT_ADAM_BETA_1": "0.8",
             "DATA": str(folder / "data"), "INIT_CHECKPOINT": str(folder / "data" / "weights.pt")}  # fmt: skip
 
@@ -312,7 +304,7 @@ def test_a_resumed_run_reports_the_time_of_all_its_parts(squad_environment, tmp_
     }
     for _ in range(2):  # the second time from step 8 on
         assert run(environment) == 0
-    figures = json.loads((tmp_path / "model_0" / "figures.json").read_text())
+    figures = figures_of(tmp_path)
     (saved,) = (tmp_path / "c" / "seed_3").glob("step_*.pt")
     assert figures["e2e_train_time"] > torch.load(saved)["seconds"] > 0
     assert figures["training_sequences_per_second"] == pytest.approx(
@@ -370,35 +362,29 @@ def test_a_rank_with_other_settings_or_data_is_named_before_the_first_step(
 
 def test_version_2_learns_when_there_is_no_answer(squad_environment, tmp_path):
     for name in ("train", "dev"):
-        content = json.loads(
-            (Path(squad_environment["DATA"]) / f"{name}-v1.1.json").read_text()
-        )
+        content = data_of(squad_environment, name)
         for article in content["data"]:
             for number, paragraph in enumerate(article["paragraphs"]):
                 question = paragraph["qas"][number % 2]
                 if number % 3 == 0:  # a question that only these articles have
-                    question |= {
-                        "question": "With whom?",
-                        "answers": [],
-                        "is_impossible": True,
-                    }
-        (tmp_path / f"{name}-v2.0.json").write_text(
-            json.dumps(content | {"version": "v2.0"})
-        )
+                    question |= {"question": "With whom?", "is_impossible": True}
+                    question["answers"] = []
+        made = json.dumps(content | {"version": "v2.0"})
+        (tmp_path / f"{name}-v2.0.json").write_text(made)
     environment = squad_environment | {
         "DATA": str(tmp_path),
         "SQUAD_VERSION": "2.0",
         "RUN_DIR": str(tmp_path / "run"),
     }
     assert run(environment) == 0
-    figures = json.loads((tmp_path / "run" / "model_0" / "figures.json").read_text())
+    figures = figures_of(tmp_path / "run")
     assert figures["HasAns_f1"] > 90
     assert figures["NoAns_f1"] > 90
     assert (tmp_path / "run" / "model_0" / "null_odds.json").is_file()
     best = {"NULL_SCORE_DIFF_THRESHOLD": f"{figures['best_null_threshold']:.4f}"}
     best |= {"MODE": "eval", "INIT_CHECKPOINT": str(tmp_path / "run" / "model_0")}
     assert run(environment | best | {"RUN_DIR": str(tmp_path / "best")}) == 0
-    again = json.loads((tmp_path / "best" / "model_0" / "figures.json").read_text())
+    again = figures_of(tmp_path / "best")
     assert again["f1"] == pytest.approx(figures["best_f1"])
 
 
@@ -424,23 +410,12 @@ def test_a_users_table_is_learnt_and_its_labels_are_kept(squad_environment, tmp_
     folder = tmp_path / "run" / "model_1"
     figures = json.loads((folder / "figures.json").read_text())
     assert (figures["accuracy"], figures["seed"]) == (1.0, 6)
-    rows = [
-        line.split("\t")
-        for line in (folder / "predictions.tsv").read_text().splitlines()
-    ]
-    assert [row[:2] for row in rows] == [
-        ["index", "prediction"],
-        ["0", "place"],
-        ["1", "colour"],
-    ]
-    assert rows[0][2:] == ["colour", "place"]
-    assert all(
-        float(row[2]) + float(row[3]) == pytest.approx(1, abs=2e-6) for row in rows[1:]
-    )
-    assert json.loads((folder / "task.json").read_text())["labels"] == [
-        "colour",
-        "place",
-    ]
+    head, *rows = table_of(folder / "predictions.tsv")
+    assert head == ["index", "prediction", "colour", "place"]
+    assert [row[:2] for row in rows] == [["0", "place"], ["1", "colour"]]
+    sums = [float(row[2]) + float(row[3]) for row in rows]
+    assert sums == pytest.approx([1, 1], abs=2e-6)
+    assert json.loads((folder / "task.json").read_text())["labels"] == head[2:]
     assert figures["macro_f1"] == 1
     assert (folder / "classes.tsv").read_text() == (
         "class\tprecision\trecall\tf1\texamples\n"
@@ -466,16 +441,10 @@ def test_a_users_table_is_learnt_and_its_labels_are_kept(squad_environment, tmp_
             "RUN_DIR": str(tmp_path / "again"),
         }
         assert run(environment | model) == 0
-        rows = [
-            line.split("\t")
-            for line in (tmp_path / "again" / "model_1" / "predictions.tsv")
-            .read_text()
-            .splitlines()
-        ]
+        again = tmp_path / "again" / "model_1"
+        rows = table_of(again / "predictions.tsv")
         assert [row[1] for row in rows] == ["prediction", "place", "colour"]
-        assert "accuracy" not in json.loads(
-            (tmp_path / "again" / "model_1" / "figures.json").read_text()
-        )
+        assert "accuracy" not in json.loads((again / "figures.json").read_text())
     (tmp_path / "dev.tsv").write_text("the cat was\tnorth\nthe old\tqueen was red\n")
     assert run(environment | model) == 2
 
@@ -520,12 +489,7 @@ def test_berts_precisions_and_optimizers_work_in_fine_tuning(
         "RUN_DIR": str(tmp_path / "run"),
     }
     assert run(environment | {"EPOCHS": "4"} | settings) == 0
-    assert (
-        json.loads((tmp_path / "run" / "model_0" / "figures.json").read_text())[
-            "accuracy"
-        ]
-        == 1
-    )
+    assert figures_of(tmp_path / "run")["accuracy"] == 1
 
 
 @pytest.mark.parametrize(("settings", "message"), [
@@ -562,54 +526,38 @@ def test_wrong_settings_stop_with_one_line(
 def test_the_vocabulary_beside_the_weights_is_the_models(
     squad_environment, tmp_path, name, message
 ):
-    data = Path(squad_environment["DATA"])
-    words = (data / "vocab.txt").read_text().split("\n")
+    words = Path(squad_environment["DATA"], "vocab.txt").read_text().split("\n")
     changed = {"long": [*words, "more"] * 2, "short": words[: len(words) // 2]}
     (tmp_path / "vocab.txt").write_text("\n".join(changed[name]))
-    for file in ("config.json", "weights.pt"):
-        (tmp_path / file).write_bytes((data / file).read_bytes())
     with pytest.raises(ConfigError, match=message):
-        config.read(
-            squad_environment | {"INIT_CHECKPOINT": str(tmp_path / "weights.pt")}
-        )
+        config.read(copied(squad_environment, tmp_path, "config.json", "weights.pt"))
 
 
 def test_a_folder_with_tokenizer_json_alone_is_trained_on(squad_environment, tmp_path):
-    data = Path(squad_environment["DATA"])
-    for file in ("config.json", "weights.pt"):
-        (tmp_path / file).write_bytes((data / file).read_bytes())
-    words = (data / "vocab.txt").read_text().split("\n")
+    environment = copied(squad_environment, tmp_path, "config.json", "weights.pt")
+    words = Path(squad_environment["DATA"], "vocab.txt").read_text().split("\n")
     ids = {word: number for number, word in reversed([*enumerate(words)])}
     tokenizer = {"model": {"type": "WordPiece", "vocab": ids}}
     (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
-    own = {"INIT_CHECKPOINT": str(tmp_path / "weights.pt"), "EPOCHS": "0.1"}
-    assert run(squad_environment | own | {"RUN_DIR": str(tmp_path / "run")}) == 0
+    own = {"EPOCHS": "0.1", "RUN_DIR": str(tmp_path / "run")}
+    assert run(environment | own) == 0
     kept = WordPiece(tmp_path / "run" / "model_0" / "vocab.txt").ids
     assert {word: number for word, number in kept.items() if word} == ids
     (tmp_path / "tokenizer.json").write_text('{"model": {"type": "Unigram"}}')
     with pytest.raises(ConfigError, match="no vocabulary of WordPiece in it"):
-        config.read(squad_environment | own)
+        config.read(environment)
 
 
 def test_casing_and_length_are_the_models(squad_environment, tmp_path):
-    data = Path(squad_environment["DATA"])
-    for name in ("vocab.txt", "weights.pt", "config.json"):
-        (tmp_path / name).write_bytes((data / name).read_bytes())
-    environment = squad_environment | {
-        "INIT_CHECKPOINT": str(tmp_path / "weights.pt"),
-        "MAX_SEQ_LENGTH": "",
-    }
-    # Its positions.
-    assert (config.read(environment).lower_case, config.read(environment).length) == (
-        True,
-        48,
-    )
+    names = "vocab.txt", "weights.pt", "config.json"
+    environment = copied(squad_environment, tmp_path, *names) | {"MAX_SEQ_LENGTH": ""}
+    assert config.read(environment).lower_case
+    assert config.read(environment).length == 48  # its positions
     (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": false}')
     (tmp_path / "task.json").write_text('{"task": "squad", "max_seq_length": 40}')
     assert not config.read(environment).lower_case
-    assert [
-        config.read(environment | {"MODE": mode}).length for mode in ("train", "eval")
-    ] == [48, 40]
+    lengths = [config.read(environment | {"MODE": m}).length for m in ("train", "eval")]
+    assert lengths == [48, 40]
     with pytest.raises(ConfigError, match="was fine-tuned for squad: TASK=squad"):
         config.read(environment | {"MODE": "eval", "TASK": "MRPC"})
 

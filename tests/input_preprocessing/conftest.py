@@ -97,7 +97,7 @@ def all_records(folder: Path) -> Records:
 
 
 @pytest.fixture(scope="session")
-def downloaded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def downloaded(tmp_path_factory):
     """A data folder with a small corpus of made-up text, ready to prepare."""
     folder = tmp_path_factory.mktemp("data")
     text = tmp_path_factory.mktemp("text") / "text"
@@ -117,14 +117,14 @@ def downloaded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def fresh(downloaded: Path, tmp_path: Path) -> Path:
+def fresh(downloaded, tmp_path):
     """A copy of `downloaded` to prepare in."""
     shutil.copytree(downloaded, tmp_path / "data")
     return tmp_path / "data"
 
 
 @pytest.fixture(scope="session")
-def packed(downloaded: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def packed(downloaded, tmp_path_factory):
     """The packed data set of an undisturbed run with one job; not to be written to."""
     folder = tmp_path_factory.mktemp("packed") / "data"
     shutil.copytree(downloaded, folder)
@@ -133,7 +133,7 @@ def packed(downloaded: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def two_bins(monkeypatch: pytest.MonkeyPatch) -> None:
+def two_bins(monkeypatch):
     """Bins of at most 32 and 64 tokens: of quarters some would be empty in so little text."""
     monkeypatch.setattr(bins, "edges_of", lambda _: (32, 64))
 

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -54,9 +54,7 @@ def in_a_process(
 
 
 @pytest.mark.parametrize("name", [name for name in STAGES if name != "download"])
-def test_a_write_that_fails_is_reported_and_leaves_no_file(
-    tmp_path: Path, name: str
-) -> None:
+def test_a_write_that_fails_is_reported_and_leaves_no_file(tmp_path, name):
     make, run = STAGES[name]
     folder, whole = tmp_path / "folder", tmp_path / "whole"
     folder.mkdir()
@@ -82,15 +80,13 @@ def test_a_write_that_fails_is_reported_and_leaves_no_file(
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
+def small_disk(tmp_path):
     """A file system of 400 kB; skips if none can be mounted."""
     with disks.small_disk(tmp_path / "small", 409_600):
         yield tmp_path / "small"
 
 
-def test_a_full_disk_is_reported_and_leaves_no_partial_file(
-    small_disk: Path, tmp_path: Path
-) -> None:
+def test_a_full_disk_is_reported_and_leaves_no_partial_file(small_disk, tmp_path):
     make, run = STAGES["shuffle"]
     make(small_disk)
     filler = small_disk / "filler"
@@ -110,9 +106,7 @@ def test_a_full_disk_is_reported_and_leaves_no_partial_file(
     assert contents(small_disk) == contents(whole)
 
 
-def test_a_preparation_stops_on_a_small_disk_before_it_starts(
-    small_disk: Path, downloaded: Path
-) -> None:
+def test_a_preparation_stops_on_a_small_disk_before_it_starts(small_disk, downloaded):
     line = [
         "--outputdir",
         small_disk / "data",
@@ -129,7 +123,7 @@ def test_a_preparation_stops_on_a_small_disk_before_it_starts(
 
 
 @pytest.fixture
-def public_folder() -> Iterator[Path]:
+def public_folder():
     """A folder that any user can reach."""
     folder = Path(tempfile.mkdtemp())
     folder.chmod(0o755)
@@ -138,7 +132,7 @@ def public_folder() -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("name", ["instances", "evalset", "convert_checkpoint"])
-def test_a_read_only_folder_is_reported(public_folder: Path, name: str) -> None:
+def test_a_read_only_folder_is_reported(public_folder, name):
     make, run = STAGES[name]
     with (
         tempfile.TemporaryDirectory() as other
@@ -167,9 +161,7 @@ def test_a_read_only_folder_is_reported(public_folder: Path, name: str) -> None:
     assert contents(public_folder) == before
 
 
-def test_a_preparation_in_a_read_only_folder_is_refused(
-    public_folder: Path, downloaded: Path
-) -> None:
+def test_a_preparation_in_a_read_only_folder_is_refused(public_folder, downloaded):
     public_folder.chmod(0o555)
 
     def stage(folder: Path) -> None:
@@ -181,7 +173,7 @@ def test_a_preparation_in_a_read_only_folder_is_refused(
     assert f"cannot write to {public_folder}/data: Permission denied" in message
 
 
-def test_two_preparations_of_one_folder_do_not_run_at_once(fresh: Path) -> None:
+def test_two_preparations_of_one_folder_do_not_run_at_once(fresh):
     import fcntl
 
     with open(fresh / ".lock", "w") as lock:
@@ -191,9 +183,7 @@ def test_two_preparations_of_one_folder_do_not_run_at_once(fresh: Path) -> None:
     assert not (fresh / "work").exists()
 
 
-def test_blank_crlf_and_blankless_parts_are_prepared_with_the_others(
-    fresh: Path,
-) -> None:
+def test_blank_crlf_and_blankless_parts_are_prepared_with_the_others(fresh):
     texts = sorted((fresh / "download" / "results4").glob("part-*"))
     texts[0].write_bytes(b"\n")
     texts[1].write_bytes(texts[1].read_bytes().replace(b"\n", b"\r\n"))
@@ -205,8 +195,8 @@ def test_blank_crlf_and_blankless_parts_are_prepared_with_the_others(
 
 
 def test_text_files_that_were_swapped_are_made_again(
-    fresh: Path, downloaded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    fresh, downloaded, tmp_path, monkeypatch
+):
     """The names decide the order, so that finished instances of a swapped file are not taken for
     its own.
     """
@@ -232,7 +222,7 @@ def test_text_files_that_were_swapped_are_made_again(
 
 
 @pytest.mark.slow
-def test_a_line_of_100_mb_takes_less_than_3_gb(tmp_path: Path) -> None:
+def test_a_line_of_100_mb_takes_less_than_3_gb(tmp_path):
     (tmp_path / "vocab.txt").write_text(
         "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nthe\ncat\nsat\n"
     )

@@ -29,9 +29,7 @@ def run(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return Command(module, {**os.environ, "COLUMNS": "100"}, arguments).finish()
 
 
-def test_every_stage_answers_to_the_name_that_users_know(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_stage_answers_to_the_name_that_users_know(monkeypatch, capsys):
     """Runs in this process, since new ones would import each stage again."""
     assert set(STAGES) >= NAMES
     monkeypatch.setattr(interrupt, "install", lambda program: None)
@@ -48,7 +46,7 @@ def test_every_stage_answers_to_the_name_that_users_know(
         assert said.err == ""
 
 
-def test_the_package_lists_its_stages() -> None:
+def test_the_package_lists_its_stages():
     answer = run("input_preprocessing")
     assert answer.returncode == 0
     assert answer.stdout == overview() + "\n"
@@ -67,7 +65,7 @@ def test_the_package_lists_its_stages() -> None:
     )
 
 
-def test_every_command_line_is_a_listed_stage(repository: Path) -> None:
+def test_every_command_line_is_a_listed_stage(repository):
     root = repository / "input_preprocessing"
     found = set()
     for path in root.rglob("*.py"):
@@ -78,11 +76,11 @@ def test_every_command_line_is_a_listed_stage(repository: Path) -> None:
     assert found == {function for function, _ in STAGES.values()}
 
 
-def test_every_stage_has_its_options() -> None:
+def test_every_stage_has_its_options():
     assert set(OPTIONS) >= set(STAGES)
 
 
-def test_options_have_their_kinds_and_defaults() -> None:
+def test_options_have_their_kinds_and_defaults():
     line = ["--source", "a", "--target", "b", "--format", "nvidia", "--unpack"]
     options = parser_of("export_records").parse_args(line)
     found = options.source, options.unpack, options.max_predictions_per_seq
@@ -106,9 +104,7 @@ def test_options_have_their_kinds_and_defaults() -> None:
     "--outputdir a --nsp maybe",
     "--outputdir a --jobs 0",
 ])  # fmt: skip
-def test_a_wrong_command_line_is_wrong_usage(
-    line: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wrong_command_line_is_wrong_usage(line, capsys):
     with pytest.raises(SystemExit, match="2"):
         parser_of("prepare").parse_args(line.split())
     assert "error:" in capsys.readouterr().err

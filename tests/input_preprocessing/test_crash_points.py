@@ -160,7 +160,7 @@ def make_glue(folder: Path) -> None:
 
 
 @pytest.fixture(autouse=True)
-def small_download(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_download(monkeypatch):
     """The public files as `make_mirror` has them."""
     digest = f"md5 {hashlib.md5(b'x' * 9000).hexdigest()}"
     files = (download.PublicFile("vocab.txt", digest, 9000, "", ""),
@@ -292,18 +292,14 @@ ALIKE = {
 
 
 @pytest.mark.parametrize("name", [name for name in STAGES if name not in ALIKE])
-def test_a_stage_killed_at_some_changes_of_the_disk_ends_the_same(
-    tmp_path: Path, name: str
-) -> None:
+def test_a_stage_killed_at_some_changes_of_the_disk_ends_the_same(tmp_path, name):
     few_changes = name.startswith("finetuning")
     assert check(*STAGES[name], tmp_path, step=1 if few_changes else 23) >= 2
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", STAGES)
-def test_a_stage_killed_at_any_change_of_the_disk_ends_the_same(
-    tmp_path: Path, name: str
-) -> None:
+def test_a_stage_killed_at_any_change_of_the_disk_ends_the_same(tmp_path, name):
     assert check(*STAGES[name], tmp_path, step=1) >= 4
 
 
@@ -314,9 +310,7 @@ def whole_preparation(downloaded: Path, *options: str) -> Stage:
     )
 
 
-def test_a_preparation_killed_now_and_then_ends_the_same(
-    downloaded: Path, tmp_path: Path
-) -> None:
+def test_a_preparation_killed_now_and_then_ends_the_same(downloaded, tmp_path):
     assert (
         check(*whole_preparation(downloaded, "--packed-data"), tmp_path, step=30) >= 4
     )
@@ -327,7 +321,7 @@ def test_a_preparation_killed_now_and_then_ends_the_same(
     "kind", ["--packed-data", "--binned-data", "--max-sequences-per-row=3"]
 )
 def test_a_preparation_killed_at_any_change_of_the_disk_ends_the_same(
-    downloaded: Path, tmp_path: Path, two_bins: None, kind: str
-) -> None:
+    downloaded, tmp_path, two_bins, kind
+):
     more = ["--shards", "1"] if kind == "--binned-data" else []
     assert check(*whole_preparation(downloaded, kind, *more), tmp_path, step=1) >= 30

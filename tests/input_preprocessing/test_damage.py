@@ -28,13 +28,13 @@ SHARD = "packed_data/part_00001_of_00004.hdf5"
 
 
 @pytest.fixture
-def folder(packed: Path, tmp_path: Path) -> Path:
+def folder(packed, tmp_path):
     shutil.copytree(packed, tmp_path / "data")
     return tmp_path / "data"
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(tmp_path):
     write_records(tmp_path / "part.hdf5", make_records(20), METADATA)
     return tmp_path / "part.hdf5"
 
@@ -58,9 +58,7 @@ def alter_first_id(path: Path) -> None:
     alter(path, found)
 
 
-def test_the_reader_of_files_does_not_keep_a_folder_locked(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_reader_of_files_does_not_keep_a_folder_locked(path, tmp_path, monkeypatch):
     for _ in range(2):
         with prepare.cli.lock_folder(tmp_path):
             monkeypatch.setattr(
@@ -69,18 +67,14 @@ def test_the_reader_of_files_does_not_keep_a_folder_locked(
             open_records(path)
 
 
-def test_the_evaluation_set_is_not_picked_from_damaged_instances(
-    path: Path, tmp_path: Path
-) -> None:
+def test_the_evaluation_set_is_not_picked_from_damaged_instances(path, tmp_path):
     alter_first_id(path)
     with pytest.raises(DataError, match=r"part\.hdf5 was changed after it was written"):
         evalset.pick_samples(path, tmp_path / "eval.hdf5", 5)
     assert not (tmp_path / "eval.hdf5").exists()
 
 
-def test_shards_of_damaged_instances_name_them_and_are_not_kept(
-    path: Path, tmp_path: Path
-) -> None:
+def test_shards_of_damaged_instances_name_them_and_are_not_kept(path, tmp_path):
     (tmp_path / "source").mkdir()
     source = Path(shutil.move(path, tmp_path / "source" / "a.hdf5"))
     write_records(source.with_name("b.hdf5"), make_records(9, seed=2), METADATA)
@@ -96,9 +90,8 @@ def test_shards_of_damaged_instances_name_them_and_are_not_kept(
 
 @pytest.mark.parametrize("damaged", ["work/eval/eval_all.hdf5", "work/instances"])
 def test_instances_that_were_damaged_between_two_runs_are_made_again_alone(
-    damaged: str, packed: Path, fresh: Path, capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    damaged, packed, fresh, capsys, monkeypatch
+):
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -119,9 +112,7 @@ def test_instances_that_were_damaged_between_two_runs_are_made_again_alone(
         assert (fresh / name).read_bytes() == (packed / name).read_bytes()
 
 
-def test_a_damaged_shard_of_an_interrupted_run_is_made_again(
-    path: Path, tmp_path: Path
-) -> None:
+def test_a_damaged_shard_of_an_interrupted_run_is_made_again(path, tmp_path):
     (tmp_path / "source").mkdir()
     shutil.move(path, tmp_path / "source" / "a.hdf5")
     given = {"shards": None, "seed": 1, "jobs": 1}
@@ -134,8 +125,8 @@ def test_a_damaged_shard_of_an_interrupted_run_is_made_again(
 
 
 def test_a_stage_reads_what_the_one_before_wrote_and_makes_only_a_damaged_file_again(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    tmp_path, capsys
+):
     def stage() -> manifest.StageFolder:
         return manifest.StageFolder(tmp_path, "clean", ["text-*"], {"a": 1})
 
@@ -177,9 +168,7 @@ MANIFESTS: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("damage", MANIFESTS)
-def test_a_manifest_is_believed_only_as_it_was_written(
-    damage: str, folder: Path
-) -> None:
+def test_a_manifest_is_believed_only_as_it_was_written(damage, folder):
     before = {path: path.read_bytes() for path in folder.rglob("*.hdf5")}
     MANIFESTS[damage](folder / "prepared-packed.json")
     with pytest.raises(
@@ -189,9 +178,7 @@ def test_a_manifest_is_believed_only_as_it_was_written(
     assert {path: path.read_bytes() for path in folder.rglob("*.hdf5")} == before
 
 
-def test_another_digest_of_the_benchmark_s_evaluation_set_is_a_failure(
-    folder: Path,
-) -> None:
+def test_another_digest_of_the_benchmark_s_evaluation_set_is_a_failure(folder):
     path = folder / "prepared-packed.json"
     made = prepared.read(path)
     recipe = {**made.recipe, **vars(SamplingConfig()), "num_eval_samples": 10_000}

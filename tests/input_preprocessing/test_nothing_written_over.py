@@ -50,7 +50,7 @@ def make(stage: str, source: Path, target: Path) -> None:
 
 
 @pytest.mark.parametrize("stage", ["pack", "shuffle", "bins"])
-def test_the_source_is_no_target(tmp_path: Path, stage: str) -> None:
+def test_the_source_is_no_target(tmp_path, stage):
     source = tmp_path / ("64" if stage == "bins" else "source")
     source.mkdir()
     write_records(source / "part_00000_of_00002.hdf5", make_records(100), METADATA)
@@ -64,9 +64,7 @@ def test_the_source_is_no_target(tmp_path: Path, stage: str) -> None:
 
 @pytest.mark.parametrize("maker", ["NVIDIA", "import_records"])
 @pytest.mark.parametrize("stage", ["pack", "shuffle", "bins"])
-def test_shards_of_others_are_neither_replaced_nor_removed(
-    tmp_path: Path, stage: str, maker: str
-) -> None:
+def test_shards_of_others_are_neither_replaced_nor_removed(tmp_path, stage, maker):
     source, target = tmp_path / "source", tmp_path / "target"
     folder = target / "64" if stage == "bins" else target
     source.mkdir()
@@ -86,9 +84,7 @@ def test_shards_of_others_are_neither_replaced_nor_removed(
 
 
 @pytest.mark.parametrize("stage", ["pack", "shuffle", "bins"])
-def test_shards_of_another_source_are_neither_replaced_nor_removed(
-    tmp_path: Path, stage: str
-) -> None:
+def test_shards_of_another_source_are_neither_replaced_nor_removed(tmp_path, stage):
     for number, name in enumerate(("source", "other")):
         (tmp_path / name).mkdir()
         write_records(
@@ -106,7 +102,7 @@ def test_shards_of_another_source_are_neither_replaced_nor_removed(
     assert contents_of(target) == before
 
 
-def test_shards_are_not_written_over_by_an_import(tmp_path: Path) -> None:
+def test_shards_are_not_written_over_by_an_import(tmp_path):
     (tmp_path / "source").mkdir()
     write_records(tmp_path / "source" / "part-0.hdf5", make_records(100), METADATA)
     make("pack", tmp_path / "source", tmp_path / "target")
@@ -121,9 +117,7 @@ def test_shards_are_not_written_over_by_an_import(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["--packed-data", "--binned-data", "--shards=2"])
-def test_a_preparation_sees_shards_of_others_before_it_begins(
-    fresh: Path, kind: str
-) -> None:
+def test_a_preparation_sees_shards_of_others_before_it_begins(fresh, kind):
     folder = {
         "--packed-data": "packed_data",
         "--binned-data": "hdf5/bins/64",
@@ -140,9 +134,7 @@ def test_a_preparation_sees_shards_of_others_before_it_begins(
     assert not list(fresh.glob("work/*"))
 
 
-def test_a_finished_folder_with_a_shard_cut_short_is_mended(
-    packed: Path, tmp_path: Path
-) -> None:
+def test_a_finished_folder_with_a_shard_cut_short_is_mended(packed, tmp_path):
     folder = tmp_path / "data"
     shutil.copytree(packed, folder)
     shard = sorted(folder.glob("packed_data/part_*"))[1]
@@ -152,8 +144,8 @@ def test_a_finished_folder_with_a_shard_cut_short_is_mended(
 
 
 def test_the_evaluation_set_is_not_written_over_its_instances(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    tmp_path, monkeypatch, capsys
+):
     write_records(tmp_path / "a.hdf5", make_records(30), METADATA)
     shutil.copy(tmp_path / "a.hdf5", tmp_path / "b.hdf5")
     line = [

@@ -11,7 +11,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,8 @@ import torch
 import transformers
 
 from ..bert.states import newest, same
+from ..held import site
+from ..waiting import wait_until
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 ROWS = 9000  # two whole chunks of predictions, and a part of one
@@ -33,17 +34,17 @@ WAY = {
     "CHECKPOINT_DIR=results/tuned/checkpoints CHECKPOINT_EVERY_STEPS=10 RESUME=1 BATCHSIZE=8 LR=1e-3 EPOCHS=8",
     "predict": "python -m finetune predict results/tuned --input ../new.csv --output predicted.csv",
 }
-MOMENTS = [  # a file, and the bytes that it has at least
-    ("prepare", "data/download/corpus/*.partial", 0),
-    ("prepare", "data/download/results4/part-*", 0),
-    ("prepare", "data/work/**/*.hdf5", 0),
-    ("prepare", "data/packed_data/part_*", 0),
-    ("train", "results/*/phase1/running_0/result_0.txt", 0),
-    ("train", "results/*/phase1/checkpoints/step_*04.pt", 0),
-    ("train", "results/*/phase1/checkpoints/.step_*12.pt.partial", 0),
-    ("export", "my-bert/.*.partial", 0),
-    ("finetune", "results/tuned/checkpoints/seed_*/step_*.pt", 0),
-    ("predict", ".predicted.csv.rows", 600_000),
+MOMENTS = [
+    ("prepare", "data/download/corpus/.*.partial"),
+    ("prepare", "data/download/results4/part-*"),
+    ("prepare", "data/work/*/*.hdf5"),
+    ("prepare", "data/packed_data/part_*"),
+    ("train", "results/*/phase1/running_0/result_0.txt"),
+    ("train", "results/*/phase1/checkpoints/step_*04.pt"),
+    ("train", "results/*/phase1/checkpoints/.step_*12.pt.partial"),
+    ("export", "my-bert/.*.partial"),
+    ("finetune", "results/tuned/checkpoints/seed_*/step_*.pt"),
+    ("predict", ".predicted.csv.partial"),
 ]
 
 
@@ -56,37 +57,33 @@ def kill(folder: Path) -> None:
                 os.kill(int(process.name), signal.SIGKILL)
 
 
-def go(folder: Path, repository: Path, moments: list[tuple[str, str, int]]) -> None:
-    """Runs all commands; each is killed at each of its moments and run again."""
+def go(folder: Path, repository: Path, moments: list[tuple[str, str]]) -> None:
+    """Runs all commands; each is killed at each of its moments, where it stands still, and run
+    again.
+    """
     folder.mkdir()
     environ = {
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "HOME": str(folder), "MINE": str(folder),
         "REPOSITORY": str(repository), "OMP_NUM_THREADS": "1", "DEVICE": "cpu", "SEED": "1",
-        "PYTHONPATH": f"{repository / 'implementations'}:{repository}",
     }  # fmt: skip
+    modules = f"{repository / 'implementations'}:{repository}"
     for name, command in WAY.items():
-        for pattern, least in [
-            *((place, size) for stage, place, size in moments if stage == name),
-            ("", 0),
-        ]:
+        places = [place for stage, place in moments if stage == name]
+        for number, pattern in enumerate([*places, ""]):
+            held = folder.parent / f"{folder.name}_{name}_{number}"
+            if pattern:
+                site(held, str(folder / pattern))
             process = subprocess.Popen(
                 ["bash", "-c", f"exec 2>&1; {command}"],
                 cwd=folder,
-                env=environ,
+                env=environ | {"PYTHONPATH": f"{held}:{modules}"},
                 stdout=subprocess.PIPE,
                 text=True,
             )
-            while pattern and process.poll() is None:
-                with contextlib.suppress(OSError):
-                    if any(
-                        path.stat().st_size >= least for path in folder.glob(pattern)
-                    ):
-                        break
-                time.sleep(0.001)
             if pattern:
-                assert process.poll() is None, (
-                    f"{name} ended before {pattern}: {process.communicate()[0]}"
-                )
+                stood = held / "stood"
+                wait_until(lambda: stood.exists() or process.poll() is not None, 300)  # noqa: B023
+                assert stood.exists(), f"{name} ended before {pattern}"
                 kill(folder)
             said = process.communicate(timeout=300)[0]
             assert (process.returncode == 0) == (not pattern), said

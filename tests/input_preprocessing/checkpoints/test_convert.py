@@ -31,14 +31,14 @@ CONFIG = {"num_hidden_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "i
 
 
 @pytest.fixture
-def values() -> dict[str, np.ndarray]:
+def values():
     """The variables as they were before TensorFlow saved them."""
     with np.load(SAVED / "values.npz") as saved:
         return {name.replace("|", "/"): saved[name] for name in saved}
 
 
 @pytest.fixture
-def copied(tmp_path: Path) -> Path:
+def copied(tmp_path):
     for path in SAVED.glob("model*"):
         shutil.copy(path, tmp_path)
     return tmp_path / "model.ckpt-28252"
@@ -47,16 +47,14 @@ def copied(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("data", "crc"), [(b"123456789", 0xE3069283), (b"", 0), (bytes(32), 0x8A9136AA)]
 )
-def test_crc32c_has_its_published_check_value(data: bytes, crc: int) -> None:
+def test_crc32c_has_its_published_check_value(data, crc):
     masked = int.from_bytes(masked_crc(data), "little")
     assert masked != crc
     rotated = (masked - 0xA282EAD8) % (1 << 32)
     assert (rotated << 15 | rotated >> 17) % (1 << 32) == crc
 
 
-def test_every_tensor_of_a_tensorflow_checkpoint_reads_as_it_was_saved(
-    values: dict[str, np.ndarray],
-) -> None:
+def test_every_tensor_of_a_tensorflow_checkpoint_reads_as_it_was_saved(values):
     bundle = Bundle(PREFIX)
     for name, value in values.items():
         assert np.array_equal(bundle.read(name), value), name
@@ -64,9 +62,7 @@ def test_every_tensor_of_a_tensorflow_checkpoint_reads_as_it_was_saved(
     assert len(bundle.entries) == 3 * len(values) + 1
 
 
-def test_conversion_accounts_for_every_variable(
-    tmp_path: Path, values: dict[str, np.ndarray]
-) -> None:
+def test_conversion_accounts_for_every_variable(tmp_path, values):
     shape, left_out = convert(PREFIX, tmp_path / "a.pt", "mlperf")
     assert (
         shape.layers,
@@ -98,9 +94,7 @@ def test_conversion_accounts_for_every_variable(
                           values["cls/predictions/transform/LayerNorm/beta"])  # fmt: skip
 
 
-def test_gradient_accumulators_are_left_out(
-    tmp_path: Path, values: dict[str, np.ndarray]
-) -> None:
+def test_gradient_accumulators_are_left_out(tmp_path, values):
     """As the reference's checkpoint_add_gradacc.py names them: a slot of zeros beside every
     variable.
     """
@@ -114,9 +108,7 @@ def test_gradient_accumulators_are_left_out(
     assert found.keys() == read_tensorflow(PREFIX)[0].keys()
 
 
-def test_a_long_list_of_misfits_is_cut(
-    tmp_path: Path, values: dict[str, np.ndarray]
-) -> None:
+def test_a_long_list_of_misfits_is_cut(tmp_path, values):
     write_bundle(
         tmp_path / "model.ckpt-1",
         dict(values) | {f"bert/extra_{i}": np.zeros(1) for i in range(99)},
@@ -128,7 +120,7 @@ def test_a_long_list_of_misfits_is_cut(
     assert len(str(caught.value)) < 500
 
 
-def test_all_kinds_of_file_hold_the_same_tensors(tmp_path: Path) -> None:
+def test_all_kinds_of_file_hold_the_same_tensors(tmp_path):
     original = read_tensorflow(PREFIX)[0]
     source = PREFIX
     for number, (suffix, spelling) in enumerate(
@@ -150,7 +142,7 @@ def test_all_kinds_of_file_hold_the_same_tensors(tmp_path: Path) -> None:
         assert np.array_equal(found[name], value), name
 
 
-def test_hugging_faces_model_takes_the_converted_file(tmp_path: Path) -> None:
+def test_hugging_faces_model_takes_the_converted_file(tmp_path):
     transformers = pytest.importorskip("transformers")
     convert(PREFIX, tmp_path / "a.safetensors", "huggingface", multiple=1)
     config = transformers.BertConfig(vocab_size=29, hidden_size=8, num_hidden_layers=2, num_attention_heads=2,
@@ -171,13 +163,13 @@ def flip(path: Path, at: int) -> None:
 
 
 @pytest.mark.parametrize("at", [0, 100, 2000, -60, -3])
-def test_a_changed_byte_of_the_index_is_found(copied: Path, at: int) -> None:
+def test_a_changed_byte_of_the_index_is_found(copied, at):
     flip(Path(f"{copied}.index"), at)
     with pytest.raises(DataError, match="index"):
         read_tensorflow(copied)
 
 
-def test_a_changed_short_or_missing_data_file_is_found(copied: Path) -> None:
+def test_a_changed_short_or_missing_data_file_is_found(copied):
     data = Path(f"{copied}.data-00000-of-00001")
     flip(data, Bundle(copied).entries["bert/pooler/dense/kernel"].offset + 40)
     with pytest.raises(DataError, match="checksum of tensor"):
@@ -190,7 +182,7 @@ def test_a_changed_short_or_missing_data_file_is_found(copied: Path) -> None:
         read_tensorflow(copied)
 
 
-def test_missing_unknown_and_misshapen_parameters_are_all_named(tmp_path: Path) -> None:
+def test_missing_unknown_and_misshapen_parameters_are_all_named(tmp_path):
     tensors = read_tensorflow(PREFIX)[0]
     del tensors["bert.pooler.dense.bias"]
     tensors["bert.extra"] = np.zeros(3)
@@ -209,7 +201,7 @@ def test_missing_unknown_and_misshapen_parameters_are_all_named(tmp_path: Path) 
 @pytest.mark.parametrize(
     "name", ["bad.pt", "bad.safetensors", "none.pt", "none.safetensors", "none.ckpt"]
 )
-def test_an_unreadable_source_is_refused_in_one_line(tmp_path: Path, name: str) -> None:
+def test_an_unreadable_source_is_refused_in_one_line(tmp_path, name):
     if name.startswith("bad"):
         (tmp_path / name).write_bytes(b"not a checkpoint at all")
     with pytest.raises(DataError, match=name.split(".")[0]) as caught:
@@ -217,7 +209,7 @@ def test_an_unreadable_source_is_refused_in_one_line(tmp_path: Path, name: str) 
     assert "\n" not in str(caught.value)
 
 
-def test_a_decoder_that_is_not_tied_is_refused(tmp_path: Path) -> None:
+def test_a_decoder_that_is_not_tied_is_refused(tmp_path):
     tensors = names.to_mlperf(read_tensorflow(PREFIX)[0])
     tensors[names.DECODER] = tensors[names.DECODER] + 1
     torch.save(
@@ -234,8 +226,8 @@ def test_a_decoder_that_is_not_tied_is_refused(tmp_path: Path) -> None:
     ({"vocab_size": None}, "not a BERT configuration"),
 ])  # fmt: skip
 def test_a_checkpoint_of_another_model_than_bert_config_is_refused(
-    tmp_path: Path, changed: dict[str, int | None], message: str
-) -> None:
+    tmp_path, changed, message
+):
     (tmp_path / "fits.json").write_text(json.dumps(CONFIG))
     (tmp_path / "other.json").write_text(json.dumps(CONFIG | changed))
     convert(PREFIX, tmp_path / "a.pt", "mlperf", bert_config=tmp_path / "fits.json")
@@ -253,12 +245,12 @@ def test_a_checkpoint_of_another_model_than_bert_config_is_refused(
     assert not (tmp_path / "c.pt").exists()
 
 
-def test_more_words_than_the_checkpoint_has_are_refused(tmp_path: Path) -> None:
+def test_more_words_than_the_checkpoint_has_are_refused(tmp_path):
     with pytest.raises(DataError, match=r"--vocab-size 30: .* has only 29 words"):
         convert(PREFIX, tmp_path / "a.pt", "mlperf", vocab_size=30)
 
 
-def test_a_checkpoint_is_found_by_prefix_file_or_folder(tmp_path: Path) -> None:
+def test_a_checkpoint_is_found_by_prefix_file_or_folder(tmp_path):
     for path in (
         PREFIX,
         Path(f"{PREFIX}.index"),
@@ -271,7 +263,7 @@ def test_a_checkpoint_is_found_by_prefix_file_or_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["low.pt", "low.safetensors"])
-def test_bf16_is_widened_in_both_formats(tmp_path: Path, name: str) -> None:
+def test_bf16_is_widened_in_both_formats(tmp_path, name):
     convert(PREFIX, tmp_path / "a.pt", "mlperf")
     exact = read_pytorch(tmp_path / "a.pt")
     low = {key: torch.from_numpy(tensor).bfloat16() for key, tensor in exact.items()}
@@ -284,9 +276,7 @@ def test_bf16_is_widened_in_both_formats(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["a.pt", "a.safetensors"])
-def test_a_target_in_a_folder_that_does_not_exist_is_reported(
-    tmp_path: Path, name: str
-) -> None:
+def test_a_target_in_a_folder_that_does_not_exist_is_reported(tmp_path, name):
     with pytest.raises(
         DataError, match=rf"cannot write .*none/{name}: No such file or directory"
     ):

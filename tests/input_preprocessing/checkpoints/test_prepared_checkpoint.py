@@ -25,7 +25,7 @@ def options_of(folder: Path) -> object:
 
 
 @pytest.fixture
-def config(fresh: Path) -> dict[str, int]:
+def config(fresh):
     """The bert_config.json of `fresh`, made that of a tiny model."""
     path = fresh / "download" / "bert_config.json"
     tiny = {
@@ -39,9 +39,7 @@ def config(fresh: Path) -> dict[str, int]:
     return merged
 
 
-def test_a_checkpoint_that_comes_late_or_is_replaced_is_converted(
-    fresh: Path, config: dict[str, int]
-) -> None:
+def test_a_checkpoint_that_comes_late_or_is_replaced_is_converted(fresh, config):
     prepare.main(options_of(fresh))
     shards = {
         path: path.stat().st_mtime_ns for path in fresh.glob("packed_data/*.hdf5")
@@ -75,9 +73,7 @@ def test_a_checkpoint_that_comes_late_or_is_replaced_is_converted(
     }
 
 
-def test_a_checkpoint_of_another_model_stops_before_hours_of_work(
-    fresh: Path, config: dict[str, int]
-) -> None:
+def test_a_checkpoint_of_another_model_stops_before_hours_of_work(fresh, config):
     write_bert(
         fresh / "download" / "model.ckpt-28252",
         config | {"num_hidden_layers": 2},

@@ -27,7 +27,7 @@ OFFICIAL = SAVED / "converted" / "model.ckpt-1"
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> Path:
+def config(tmp_path):
     path = tmp_path / "bert_config.json"
     path.write_text(json.dumps(CONFIG))
     return path
@@ -37,9 +37,7 @@ def config(tmp_path: Path) -> Path:
     ("converted", {"object graph": 1, "counters": 1}),
     ("pretrainer_v2", {"object graph": 1, "counters": 1, "unused pooler": 2}),
 ])  # fmt: skip
-def test_the_weights_are_those_of_the_tensorflow_1_checkpoint(
-    family: str, left_out: dict[str, int]
-) -> None:
+def test_the_weights_are_those_of_the_tensorflow_1_checkpoint(family, left_out):
     expected = read_tensorflow(PREFIX).tensors
     found = read_tensorflow(SAVED / family / "model.ckpt-1")
     assert found.tensors.keys() == expected.keys()
@@ -49,9 +47,7 @@ def test_the_weights_are_those_of_the_tensorflow_1_checkpoint(
     assert found.heads == 2
 
 
-def test_what_is_written_is_what_the_official_converter_writes(
-    tmp_path: Path, config: Path
-) -> None:
+def test_what_is_written_is_what_the_official_converter_writes(tmp_path, config):
     convert(PREFIX, tmp_path / "model.ckpt-1", TENSORFLOW2, bert_config=config)
     ours, theirs = Bundle(tmp_path / "model.ckpt-1"), Bundle(OFFICIAL)
     assert ours.variable_names() == theirs.variable_names()
@@ -61,7 +57,7 @@ def test_what_is_written_is_what_the_official_converter_writes(
         assert np.array_equal(ours.read(key), theirs.read(key)), key
 
 
-def test_weights_go_around_through_every_format(tmp_path: Path, config: Path) -> None:
+def test_weights_go_around_through_every_format(tmp_path, config):
     # The .pt is padded to 32 words; TensorFlow's has the vocabulary's 29.
     convert(OFFICIAL, tmp_path / "a.pt", "mlperf")
     convert(tmp_path / "a.pt", tmp_path / "b.ckpt", TENSORFLOW2, vocab_size=29, bert_config=config)  # fmt: skip
@@ -89,9 +85,7 @@ ODD = [
 
 
 @pytest.mark.parametrize(("change", "drop", "message"), ODD)
-def test_other_variables_are_refused_by_name(
-    tmp_path: Path, change: dict[str, tuple[str, np.ndarray]], drop: str, message: str
-) -> None:
+def test_other_variables_are_refused_by_name(tmp_path, change, drop, message):
     write_checkpoint(tmp_path / "a", odd(change, drop or "none"))
     with pytest.raises(DataError, match=message) as caught:
         convert(tmp_path / "a", tmp_path / "a.pt", "mlperf")
@@ -99,7 +93,7 @@ def test_other_variables_are_refused_by_name(
     assert not (tmp_path / "a.pt").exists()
 
 
-def test_a_changed_byte_of_any_part_is_found(tmp_path: Path) -> None:
+def test_a_changed_byte_of_any_part_is_found(tmp_path):
     for path in OFFICIAL.parent.glob("model*"):
         shutil.copy(path, tmp_path)
     prefix, data = tmp_path / "model.ckpt-1", tmp_path / "model.ckpt-1.data-00000-of-00001"  # fmt: skip
@@ -113,9 +107,7 @@ def test_a_changed_byte_of_any_part_is_found(tmp_path: Path) -> None:
                 read_tensorflow(prefix)
 
 
-def test_a_target_of_another_kind_or_unknown_heads_are_one_line(
-    tmp_path: Path, config: Path
-) -> None:
+def test_a_target_of_another_kind_or_unknown_heads_are_one_line(tmp_path, config):
     for target, names, said in (
         ("a.pt", TENSORFLOW2, "must be a prefix"),
         ("a.ckpt", "mlperf", "must be .pt or .safetensors"),
@@ -140,5 +132,5 @@ def test_a_target_of_another_kind_or_unknown_heads_are_one_line(
         ("", None),
     ],
 )  # fmt: skip
-def test_names_are_known_by_their_ends(variable: str, parameter: str | None) -> None:
+def test_names_are_known_by_their_ends(variable, parameter):
     assert parameter_of(variable) == parameter

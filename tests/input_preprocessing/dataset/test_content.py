@@ -38,7 +38,7 @@ def made_afresh(folder: Path, tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.fixture
-def folder(packed: Path, tmp_path: Path) -> Path:
+def folder(packed, tmp_path):
     """A finished data set to prepare again."""
     shutil.copytree(packed, tmp_path / "data")
     return tmp_path / "data"
@@ -48,9 +48,7 @@ def times(folder: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in folder.rglob("*.hdf5")}
 
 
-def test_a_replaced_vocabulary_makes_all_records_again(
-    folder: Path, packed: Path, tmp_path: Path
-) -> None:
+def test_a_replaced_vocabulary_makes_all_records_again(folder, packed, tmp_path):
     vocab = folder / "download" / "vocab.txt"
     words = vocab.read_text().splitlines()
     vocab.write_text("\n".join([*words[:5], *reversed(words[5:])]) + "\n")
@@ -60,9 +58,7 @@ def test_a_replaced_vocabulary_makes_all_records_again(
     assert prepared_digests(folder) != prepared_digests(packed)
 
 
-def test_a_replaced_configuration_is_copied_and_the_records_stay(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_replaced_configuration_is_copied_and_the_records_stay(folder, capsys):
     before = times(folder)
     config = folder / "download" / "bert_config.json"
     config.write_text(
@@ -81,8 +77,8 @@ def test_a_replaced_configuration_is_copied_and_the_records_stay(
 
 
 def test_a_text_of_the_same_size_and_time_but_other_content_is_prepared(
-    folder: Path, tmp_path: Path
-) -> None:
+    folder, tmp_path
+):
     text = folder / "download" / "results4" / "part-00001-of-00003"
     status = text.stat()
     text.write_bytes(text.read_bytes().replace(b"a", b"e", 50))
@@ -92,9 +88,7 @@ def test_a_text_of_the_same_size_and_time_but_other_content_is_prepared(
     assert prepared_digests(folder) == made_afresh(folder, tmp_path)
 
 
-def test_a_touched_text_is_the_same_text(
-    folder: Path, packed: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_touched_text_is_the_same_text(folder, packed, capsys):
     before = times(folder)
     for path in (folder / "download").rglob("*"):
         os.utime(path, ns=(1, 1))
@@ -107,9 +101,7 @@ def test_a_touched_text_is_the_same_text(
     assert (folder / name).read_bytes() == (packed / name).read_bytes()
 
 
-def test_a_text_that_changes_during_a_run_stops_it(
-    fresh: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_text_that_changes_during_a_run_stops_it(fresh, monkeypatch, capsys):
     text = fresh / "download" / "results4" / "part-00000-of-00003"
     make = prepare.steps.make_training_files
 
@@ -131,9 +123,7 @@ def test_a_text_that_changes_during_a_run_stops_it(
 
 
 @pytest.mark.parametrize("how", ["written to", "replaced"])
-def test_a_file_that_changes_under_the_reader_is_not_taken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
-) -> None:
+def test_a_file_that_changes_under_the_reader_is_not_taken(tmp_path, monkeypatch, how):
     path = tmp_path / "text"
     path.write_text("A text.\n")
     fstat = os.fstat
@@ -166,7 +156,7 @@ def options_of(folder: Path, text: Path, *more: str) -> list[str]:
 
 
 @pytest.fixture
-def texts(tmp_path: Path) -> list[Path]:
+def texts(tmp_path):
     documents = made_up_documents(40)
     paths = [tmp_path / "a", tmp_path / "b"]
     for number, path in enumerate(paths):
@@ -175,8 +165,8 @@ def texts(tmp_path: Path) -> list[Path]:
 
 
 def test_another_corpus_in_the_same_folder_has_its_own_vocabulary_and_model(
-    texts: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    texts, tmp_path, monkeypatch
+):
     again, afresh = tmp_path / "again", tmp_path / "afresh"
     for folder, text, *more in (
         (again, texts[0]),
@@ -196,11 +186,8 @@ def test_another_corpus_in_the_same_folder_has_its_own_vocabulary_and_model(
 
 
 def test_a_corpus_is_not_made_twice_of_one_text_and_again_where_a_file_was_changed(
-    texts: list[Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    texts, tmp_path, monkeypatch, capsys
+):
     folder = tmp_path / "data"
     monkeypatch.setattr("sys.argv", options_of(folder, texts[0]))
     run_stage("corpus")

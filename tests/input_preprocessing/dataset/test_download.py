@@ -7,7 +7,6 @@ import http.server
 import io
 import tarfile
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -76,7 +75,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+def server(monkeypatch):
     monkeypatch.setattr(download, "RETRY_SECONDS", 0.01)
     with Server() as running:
         thread = threading.Thread(
@@ -98,9 +97,7 @@ def public(content: bytes = CONTENT, name: str = "a.bin") -> PublicFile:
 
 
 @pytest.mark.parametrize("ignore_ranges", [False, True])
-def test_a_dropped_download_goes_on_where_it_stopped(
-    server: Server, tmp_path: Path, ignore_ranges: bool
-) -> None:
+def test_a_dropped_download_goes_on_where_it_stopped(server, tmp_path, ignore_ranges):
     server.files["a.bin"] = CONTENT
     server.drops, server.ignore_ranges = 3, ignore_ranges
     target = download.fetch_file(public(), tmp_path, server.url)
@@ -110,9 +107,7 @@ def test_a_dropped_download_goes_on_where_it_stopped(
     assert [path.name for path in tmp_path.iterdir()] == ["a.bin"]
 
 
-def test_a_download_goes_on_in_the_next_run(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_download_goes_on_in_the_next_run(server, tmp_path, monkeypatch):
     server.files["a.bin"] = CONTENT
     server.drops, server.drop_after = 1000, 0
     (tmp_path / ".a.bin.partial").write_bytes(CONTENT[:500_000])
@@ -123,21 +118,19 @@ def test_a_download_goes_on_in_the_next_run(
     assert server.ranges == ["bytes=500000-"]
 
 
-def test_a_complete_but_unrenamed_download_is_kept(
-    server: Server, tmp_path: Path
-) -> None:
+def test_a_complete_but_unrenamed_download_is_kept(server, tmp_path):
     server.files["a.bin"] = CONTENT
     (tmp_path / ".a.bin.partial").write_bytes(CONTENT)
     assert download.fetch_file(public(), tmp_path, server.url).read_bytes() == CONTENT
 
 
-def test_a_busy_server_is_tried_again(server: Server, tmp_path: Path) -> None:
+def test_a_busy_server_is_tried_again(server, tmp_path):
     server.files["a.bin"] = CONTENT
     server.statuses = [503, 429, 500]
     assert download.fetch_file(public(), tmp_path, server.url).read_bytes() == CONTENT
 
 
-def test_wrong_bytes_are_refused_and_removed(server: Server, tmp_path: Path) -> None:
+def test_wrong_bytes_are_refused_and_removed(server, tmp_path):
     server.files["a.bin"] = CONTENT[:-1] + b"x"
     with pytest.raises(DataError, match="has another file") as caught:
         download.fetch_file(public(), tmp_path, server.url)
@@ -154,16 +147,16 @@ def test_wrong_bytes_are_refused_and_removed(server: Server, tmp_path: Path) -> 
 
 @pytest.mark.parametrize(("name", "reason"), [("none", "404"), ("page", "web page")])
 def test_a_missing_file_and_a_quota_page_are_distinguished(
-    server: Server, tmp_path: Path, name: str, reason: str
-) -> None:
+    server, tmp_path, name, reason
+):
     server.files["page"] = b"<html>quota exceeded</html>"
     with pytest.raises(DataError, match=reason):
         download.fetch_file(public(name=name), tmp_path, server.url)
 
 
 def test_a_verified_file_is_not_fetched_again_and_a_strange_one_is_not_touched(
-    server: Server, tmp_path: Path
-) -> None:
+    server, tmp_path
+):
     (tmp_path / "a.bin").write_bytes(CONTENT)
     download.fetch_file(public(), tmp_path, server.url)
     assert not server.ranges
@@ -173,8 +166,7 @@ def test_a_verified_file_is_not_fetched_again_and_a_strange_one_is_not_touched(
     assert (tmp_path / "a.bin").read_bytes() == b"mine"
 
 
-def test_mlcommons_storage_comes_first_and_drive_after(server: Server, tmp_path: Path,
-                                                       monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_mlcommons_storage_comes_first_and_drive_after(server, tmp_path, monkeypatch):
     monkeypatch.setattr(download, "MLCOMMONS", f"{server.url}/metadata")
     monkeypatch.setattr(download, "_DRIVE", f"{server.url}/drive-")
     server.files["drive-drive-id"] = CONTENT
@@ -191,7 +183,7 @@ def test_mlcommons_storage_comes_first_and_drive_after(server: Server, tmp_path:
 
 
 @pytest.fixture
-def archive(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+def archive(monkeypatch, tmp_path):
     """A mirror folder with a text archive of 3 parts, and the other files."""
     monkeypatch.setattr(download, "NUM_PARTS", 3)
     mirror = tmp_path / "mirror"
@@ -222,9 +214,7 @@ def make_archive(path: Path, texts: dict[str, bytes]) -> None:
             tar.addfile(member, io.BytesIO(content))
 
 
-def test_everything_comes_from_a_mirror_folder_unpacked(
-    archive: Path, tmp_path: Path
-) -> None:
+def test_everything_comes_from_a_mirror_folder_unpacked(archive, tmp_path):
     download.download(tmp_path / "download", str(archive))
     folder = tmp_path / "download"
     assert sorted(path.name for path in folder.iterdir()) == [
@@ -242,9 +232,7 @@ def test_everything_comes_from_a_mirror_folder_unpacked(
 
 @pytest.mark.parametrize(("damage", "reason"), [("short", "cannot unpack"), ("missing", "lacks part-00002"),
                                                 ("changed", "has md5")])  # fmt: skip
-def test_a_damaged_archive_leaves_no_text(
-    archive: Path, tmp_path: Path, damage: str, reason: str
-) -> None:
+def test_a_damaged_archive_leaves_no_text(archive, tmp_path, damage, reason):
     path = archive / "results_text.tar.gz"
     with tarfile.open(path) as tar:
         texts = {Path(m.name).name: tar.extractfile(m).read() for m in tar}  # type: ignore[union-attr]

@@ -7,7 +7,6 @@ import hashlib
 import io
 import re
 import zipfile
-from pathlib import Path
 
 import pytest
 
@@ -33,7 +32,7 @@ def archive(task: str, **tables: str) -> bytes:
 
 
 @pytest.fixture
-def site(server: Server, monkeypatch: pytest.MonkeyPatch) -> Server:  # noqa: F811
+def site(server, monkeypatch):  # noqa: F811
     """Small files in place of the real ones."""
     server.files = {file.name: QUESTIONS for file in finetuning.SOURCES["squad"]}
     server.files["CoLA.zip"] = archive(
@@ -63,9 +62,7 @@ def publish(monkeypatch: pytest.MonkeyPatch, site: Server) -> None:
     monkeypatch.setattr(finetuning, "SOURCES", sources)
 
 
-def test_squad_comes_from_its_site_and_goes_on_where_it_broke_off(
-    site: Server, tmp_path: Path
-) -> None:
+def test_squad_comes_from_its_site_and_goes_on_where_it_broke_off(site, tmp_path):
     site.drops = 1
     finetuning.fetch("squad", tmp_path, None)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
@@ -76,9 +73,7 @@ def test_squad_comes_from_its_site_and_goes_on_where_it_broke_off(
     assert len(site.ranges) == 5, "what is there is not fetched again"
 
 
-def test_glue_is_unpacked_and_mrpc_is_made_of_its_pairs(
-    site: Server, tmp_path: Path
-) -> None:
+def test_glue_is_unpacked_and_mrpc_is_made_of_its_pairs(site, tmp_path):
     finetuning.fetch("CoLA", tmp_path / "CoLA", site.url)
     names = sorted(path.name for path in (tmp_path / "CoLA").iterdir())
     assert names == ["CoLA.zip", "test.tsv", "train.tsv"]
@@ -111,9 +106,8 @@ def test_glue_is_unpacked_and_mrpc_is_made_of_its_pairs(
     ("CoLA", "CoLA.zip", b"PK no archive", True, "cannot unpack"),
 ])  # fmt: skip
 def test_other_files_than_the_published_ones_are_one_line(
-    site: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    task: str, name: str, content: bytes | None, published: bool, message: str,
-) -> None:  # fmt: skip
+    site, tmp_path, monkeypatch, task, name, content, published, message
+):
     del site.files[name]
     if content is not None:
         site.files[name] = content
@@ -124,7 +118,7 @@ def test_other_files_than_the_published_ones_are_one_line(
     assert "\n" not in str(caught.value)
 
 
-def test_archives_are_known_by_the_digests_that_others_recorded() -> None:
+def test_archives_are_known_by_the_digests_that_others_recorded():
     for file in (file for files in finetuning.SOURCES.values() for file in files):
         assert re.fullmatch("sha256 [0-9a-f]{64}|md5 [0-9a-f]{32}", file.digest), (
             file.name
@@ -132,8 +126,8 @@ def test_archives_are_known_by_the_digests_that_others_recorded() -> None:
 
 
 def test_without_a_network_what_lies_there_is_checked(
-    site: Server, tmp_path: Path, monkeypatch, capsys
-) -> None:
+    site, tmp_path, monkeypatch, capsys
+):
     words = ["finetuning", "--outputdir", str(tmp_path), "--task", "squad"]
     monkeypatch.setattr("sys.argv", words)
     (tmp_path / "squad").mkdir()

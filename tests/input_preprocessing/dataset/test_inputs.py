@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
 
 import pytest
 
@@ -24,9 +23,7 @@ def free(monkeypatch: pytest.MonkeyPatch, disk: float) -> None:
     )
 
 
-def test_files_made_earlier_count_as_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_made_earlier_count_as_room(tmp_path, monkeypatch):
     # 0.9 bytes of records for each of ten passes over a byte, twice; and 10 MB.
     free(monkeypatch, 28_000_000 - 5_000)
     with pytest.raises(DataError, match="make room"):
@@ -37,8 +34,8 @@ def test_files_made_earlier_count_as_room(
 
 
 def test_the_need_is_reported_and_checked_before_anything_is_downloaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    tmp_path, monkeypatch, capsys
+):
     free(monkeypatch, 200e9)
     monkeypatch.setattr(
         prepare.download, "download", lambda *_: pytest.fail("it downloads")
@@ -56,9 +53,7 @@ def test_the_need_is_reported_and_checked_before_anything_is_downloaded(
     ("--shards", "x", "'x': expected a positive integer"),
     ("--jobs", "0", "'0': expected a positive integer"),
 ])  # fmt: skip
-def test_a_wrong_value_is_reported_with_the_option(
-    capsys: pytest.CaptureFixture[str], option: str, value: str, message: str
-) -> None:
+def test_a_wrong_value_is_reported_with_the_option(capsys, option, value, message):
     with pytest.raises(SystemExit):
         parser_of("prepare").parse_args(["--outputdir", "data", option, value])
     last = capsys.readouterr().err.splitlines()[-1]

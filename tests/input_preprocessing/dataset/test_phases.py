@@ -33,14 +33,14 @@ def options(folder: Path, *more: str) -> argparse.Namespace:
 
 
 @pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def text(tmp_path_factory):
     path = tmp_path_factory.mktemp("text") / "text"
     write_documents(path, made_up_documents(60))
     return path
 
 
 @pytest.fixture(scope="module")
-def prepared(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def prepared(text, tmp_path_factory):
     """Both phases, undisturbed; not to be written to."""
     folder = tmp_path_factory.mktemp("phases") / "data"
     size = ["--vocab-size", "500", "--layers", "1", "--hidden-size", "64"]
@@ -71,8 +71,8 @@ def exported(repository: Path, phase: int, datadir: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize(("phase", "length", "masked"), [(1, 128, 20), (2, 512, 80)])
 def test_the_pretraining_config_finds_the_data_of_each_phase(
-    prepared: Path, repository: Path, phase: int, length: int, masked: int
-) -> None:
+    prepared, repository, phase, length, masked
+):
     site = {"DEVICE": "cpu", "WORLD_SIZE": "1", "BATCHSIZE": "4", "GRADIENT_STEPS": "1"}
     site["CHECKPOINT_DIR"] = str(prepared / "checkpoints")
     config = env.from_env(
@@ -93,9 +93,7 @@ def test_the_pretraining_config_finds_the_data_of_each_phase(
     )
 
 
-def test_each_phase_is_what_a_preparation_of_its_length_makes(
-    prepared: Path, tmp_path: Path
-) -> None:
+def test_each_phase_is_what_a_preparation_of_its_length_makes(prepared, tmp_path):
     line = [
         "--outputdir",
         str(tmp_path),
@@ -120,12 +118,8 @@ def test_each_phase_is_what_a_preparation_of_its_length_makes(
 
 
 def test_interrupted_in_the_second_phase_it_repeats_nothing_of_the_first(
-    prepared: Path,
-    text: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    prepared, text, tmp_path, monkeypatch, capsys
+):
     folder = tmp_path / "data"
     size = ["--vocab-size", "500", "--layers", "1", "--hidden-size", "64"]
     again = options(folder, "--input", str(text), *size)
@@ -151,7 +145,7 @@ def test_interrupted_in_the_second_phase_it_repeats_nothing_of_the_first(
     assert not list(folder.rglob("work"))
 
 
-def test_both_phases_may_be_packed(downloaded: Path, tmp_path: Path) -> None:
+def test_both_phases_may_be_packed(downloaded, tmp_path):
     line = [
         "--downloaddir",
         str(downloaded / "download"),
@@ -168,8 +162,8 @@ def test_both_phases_may_be_packed(downloaded: Path, tmp_path: Path) -> None:
 
 
 def test_what_the_second_phase_lacks_stops_the_first_from_beginning(
-    downloaded: Path, tmp_path: Path
-) -> None:
+    downloaded, tmp_path
+):
     shutil.copytree(downloaded, tmp_path / "data")
     (tmp_path / "data" / "download" / "bert_config.json").write_text(
         '{"vocab_size":9999,"max_position_embeddings":64}'
@@ -182,8 +176,8 @@ def test_what_the_second_phase_lacks_stops_the_first_from_beginning(
 
 
 def test_the_disk_must_hold_the_shards_of_the_first_phase_while_the_second_works(
-    downloaded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    downloaded, tmp_path, monkeypatch
+):
     line = [
         "--downloaddir",
         str(downloaded / "download"),
@@ -208,9 +202,7 @@ def test_the_disk_must_hold_the_shards_of_the_first_phase_while_the_second_works
     (["--phases", "--max-predictions-per-seq", "20"], "omit --max-predictions-per-seq"),
     (["--vocab-size", "500"], "--vocab-size requires --input"),
 ])  # fmt: skip
-def test_options_that_would_do_nothing_are_refused(
-    downloaded: Path, more: list[str], message: str
-) -> None:
+def test_options_that_would_do_nothing_are_refused(downloaded, more, message):
     line = ["--outputdir", str(downloaded), "--skip-download", *more]
     with pytest.raises(DataError, match=message):
         prepare.main(parser_of("prepare").parse_args(line))
@@ -220,14 +212,12 @@ def test_options_that_would_do_nothing_are_refused(
 @pytest.mark.parametrize(
     "wrong", ["128", "128:20,64:10", "128:20,128:20", "a:b", "128:20,"]
 )
-def test_phases_are_growing_lengths_with_their_masked_tokens(wrong: str) -> None:
+def test_phases_are_growing_lengths_with_their_masked_tokens(wrong):
     with pytest.raises(argparse.ArgumentTypeError):
         parse_phases(wrong)
 
 
-def test_a_text_that_was_downloaded_is_not_written_over(
-    text: Path, fresh: Path
-) -> None:
+def test_a_text_that_was_downloaded_is_not_written_over(text, fresh):
     (fresh / "download" / corpus.NOTE).unlink()
     before = {
         path: path.read_bytes()

@@ -34,8 +34,9 @@ def copy_of(downloaded: Path, tmp_path: Path, name: str = "data") -> Path:
     return tmp_path / name
 
 
-def test_packed_and_shuffled_data_are_permutations_of_the_instances(packed: Path, downloaded: Path,
-                                                                    tmp_path: Path) -> None:  # fmt: skip
+def test_packed_and_shuffled_data_are_permutations_of_the_instances(
+    packed, downloaded, tmp_path
+):
     folder = copy_of(downloaded, tmp_path)
     prepare.main(prepare_options(folder, "--shards", "5"))
     unpacked = all_records(folder / "hdf5" / "training-5")
@@ -52,9 +53,7 @@ def test_packed_and_shuffled_data_are_permutations_of_the_instances(packed: Path
     assert max(sizes) - min(sizes) <= 1
 
 
-def test_any_number_of_jobs_gives_the_same_bytes(
-    packed: Path, downloaded: Path, tmp_path: Path
-) -> None:
+def test_any_number_of_jobs_gives_the_same_bytes(packed, downloaded, tmp_path):
     folder = copy_of(downloaded, tmp_path)
     script = REPOSITORY / "input_preprocessing" / "prepare_data.sh"
     line = [
@@ -81,9 +80,7 @@ def test_any_number_of_jobs_gives_the_same_bytes(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
-def test_kill_9_at_a_random_moment_changes_nothing(
-    packed: Path, downloaded: Path, tmp_path: Path, seed: int
-) -> None:
+def test_kill_9_at_a_random_moment_changes_nothing(packed, downloaded, tmp_path, seed):
     folder = copy_of(downloaded, tmp_path)
     line = [
         sys.executable,
@@ -118,8 +115,8 @@ def test_kill_9_at_a_random_moment_changes_nothing(
 
 
 def test_a_second_run_repeats_nothing_and_a_changed_option_redoes_all(
-    packed: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+    packed, capsys, tmp_path
+):
     folder = tmp_path / "data"
     shutil.copytree(packed, folder)
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*.hdf5")}
@@ -136,7 +133,7 @@ def test_a_second_run_repeats_nothing_and_a_changed_option_redoes_all(
     )
 
 
-def test_a_lost_or_changed_shard_is_made_again(packed: Path, tmp_path: Path) -> None:
+def test_a_lost_or_changed_shard_is_made_again(packed, tmp_path):
     folder = tmp_path / "data"
     shutil.copytree(packed, folder)
     lost = folder / "packed_data" / "part_00001_of_00004.hdf5"
@@ -145,9 +142,7 @@ def test_a_lost_or_changed_shard_is_made_again(packed: Path, tmp_path: Path) -> 
     assert prepared_digests(folder) == prepared_digests(packed)
 
 
-def test_the_evaluation_set_is_picked_as_the_benchmark_does(
-    tmp_path: Path, packed: Path
-) -> None:
+def test_the_evaluation_set_is_picked_as_the_benchmark_does(tmp_path, packed):
     source = packed / "packed_data" / "part_00000_of_00004.hdf5"
     records, metadata = open_records(source)
     bert.data.format.write_records(
@@ -161,8 +156,7 @@ def test_the_evaluation_set_is_picked_as_the_benchmark_does(
     assert evalset.pick_samples(tmp_path / "all.hdf5", tmp_path / "some.hdf5") == count
 
 
-def test_many_groups_shuffle_and_pack_all_sequences(packed: Path, tmp_path: Path,
-                                                    monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_many_groups_shuffle_and_pack_all_sequences(packed, tmp_path, monkeypatch):
     source = tmp_path / "source"
     source.mkdir()
     for path in (packed / "packed_data").glob("part_*"):
@@ -187,9 +181,7 @@ def test_many_groups_shuffle_and_pack_all_sequences(packed: Path, tmp_path: Path
     assert np.diff(orders[1].row_offsets).max() == 2
 
 
-def test_both_phases_are_prepared_from_one_download(
-    packed: Path, downloaded: Path, tmp_path: Path
-) -> None:
+def test_both_phases_are_prepared_from_one_download(packed, downloaded, tmp_path):
     for phase, length in (("phase-1", "32"), ("phase-2", "64")):
         line = [
             "--downloaddir",
@@ -242,9 +234,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_input_stops_with_one_line_and_makes_no_data(
-    downloaded: Path, tmp_path: Path, case: str
-) -> None:
+def test_bad_input_stops_with_one_line_and_makes_no_data(downloaded, tmp_path, case):
     folder = copy_of(downloaded, tmp_path)
     damage, message = BAD[case]
     damage(folder)
@@ -255,8 +245,7 @@ def test_bad_input_stops_with_one_line_and_makes_no_data(
     assert not (folder / "prepared-packed.json").exists()
 
 
-def test_a_small_disk_stops_it_before_it_starts(downloaded: Path, tmp_path: Path,
-                                                monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_a_small_disk_stops_it_before_it_starts(downloaded, tmp_path, monkeypatch):
     folder = copy_of(downloaded, tmp_path)
     monkeypatch.setattr(
         shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1, 1, 10_000_000)
@@ -266,7 +255,7 @@ def test_a_small_disk_stops_it_before_it_starts(downloaded: Path, tmp_path: Path
     assert not (folder / "work").exists()
 
 
-def test_too_many_shards_are_refused(downloaded: Path, tmp_path: Path) -> None:
+def test_too_many_shards_are_refused(downloaded, tmp_path):
     with pytest.raises(DataError, match="too few for 4000 shards"):
         prepare.main(
             prepare_options(
@@ -275,7 +264,7 @@ def test_too_many_shards_are_refused(downloaded: Path, tmp_path: Path) -> None:
         )
 
 
-def test_shards_come_with_an_index_of_what_they_hold(packed: Path) -> None:
+def test_shards_come_with_an_index_of_what_they_hold(packed):
     folder = packed / "packed_data"
     files = sorted(folder.glob("part_*"))
     entries = read_index(folder)

@@ -40,7 +40,7 @@ def mend(folder: Path) -> tuple[list[str], list[str]]:
 
 
 @pytest.fixture
-def folder(packed: Path, tmp_path: Path) -> Path:
+def folder(packed, tmp_path):
     """A finished data set to damage."""
     shutil.copytree(packed, tmp_path / "data")
     return tmp_path / "data"
@@ -166,9 +166,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], list[str], str]] = {
 
 
 @pytest.mark.parametrize("name", DAMAGE)
-def test_damage_is_found_and_only_the_file_is_made_again(
-    folder: Path, packed: Path, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_damage_is_found_and_only_the_file_is_made_again(folder, packed, name, capsys):
     damage, wrong, problem = DAMAGE[name]
     damage(folder)
     before = times(folder)
@@ -186,9 +184,7 @@ def test_damage_is_found_and_only_the_file_is_made_again(
     assert not (folder / "work").exists()
 
 
-def test_a_sound_folder_is_left_as_it_is_without_its_text(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_sound_folder_is_left_as_it_is_without_its_text(folder, capsys):
     shutil.rmtree(folder / "download")
     before = times(folder)
     assert mend(folder) == ([], [])
@@ -196,9 +192,7 @@ def test_a_sound_folder_is_left_as_it_is_without_its_text(
     assert "nothing to repair, every file is as prepared" in capsys.readouterr().err
 
 
-def test_a_stray_file_is_moved_aside_and_none_is_lost(
-    folder: Path, packed: Path
-) -> None:
+def test_a_stray_file_is_moved_aside_and_none_is_lost(folder, packed):
     strays = [
         "packed_data/part_00000_of_00009.hdf5",
         "packed_data/mine",
@@ -217,7 +211,7 @@ def test_a_stray_file_is_moved_aside_and_none_is_lost(
     ) == 2 * len(strays)
 
 
-def test_files_of_another_data_set_in_the_folder_are_no_strays(folder: Path) -> None:
+def test_files_of_another_data_set_in_the_folder_are_no_strays(folder):
     prepare.main(prepare_options(folder, "--shards", "4"))
     (folder / "hdf5/training-4/part_00000_of_00004.hdf5").unlink()
     assert mend(folder) == (["hdf5/training-4/part_00000_of_00004.hdf5"], [])
@@ -225,9 +219,7 @@ def test_files_of_another_data_set_in_the_folder_are_no_strays(folder: Path) -> 
 
 
 @pytest.mark.parametrize("kind", ["--packed-data", "--binned-data", "--phases"])
-def test_every_kind_and_both_phases_are_repaired(
-    fresh: Path, kind: str, two_bins: None
-) -> None:
+def test_every_kind_and_both_phases_are_repaired(fresh, kind, two_bins):
     more = ["32:5,64:9", "--max-seq-length", "512"] if kind == "--phases" else []
     shards = "1" if kind == "--binned-data" else "2"
     prepare.main(
@@ -249,9 +241,7 @@ def test_every_kind_and_both_phases_are_repaired(
     assert contents(fresh) == whole
 
 
-def test_killed_in_the_middle_it_is_started_again(
-    folder: Path, packed: Path, tmp_path: Path
-) -> None:
+def test_killed_in_the_middle_it_is_started_again(folder, packed, tmp_path):
     (folder / "packed_data/stray.hdf5").write_text("mine")
     for name in (SHARD, EVALUATION):
         swap_for_a_whole_file(folder, name)
@@ -299,11 +289,8 @@ REFUSED: dict[str, tuple[Callable[[Path], object], list[str], str]] = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_repaired_is_a_one_line_error_and_nothing_is_changed(
-    folder: Path,
-    name: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    folder, name, capsys, monkeypatch
+):
     change, more, message = REFUSED[name]
     swap_for_a_whole_file(folder)
     change(folder)
@@ -320,13 +307,13 @@ def test_what_cannot_be_repaired_is_a_one_line_error_and_nothing_is_changed(
     assert contents(folder) == before
 
 
-def test_what_comes_out_otherwise_than_prepared_is_an_error(folder: Path) -> None:
+def test_what_comes_out_otherwise_than_prepared_is_an_error(folder):
     edit_manifest(folder, files={SHARD: "0" * 32})
     with pytest.raises(DataError, match="and cannot be remade as it was"):
         mend(folder)
 
 
-def test_a_lost_checkpoint_without_its_source_is_an_error(folder: Path) -> None:
+def test_a_lost_checkpoint_without_its_source_is_an_error(folder):
     edit_manifest(folder, files={"phase1/model.ckpt-28252.pt": "0" * 32})
     with pytest.raises(
         DataError,
@@ -335,7 +322,7 @@ def test_a_lost_checkpoint_without_its_source_is_an_error(folder: Path) -> None:
         mend(folder)
 
 
-def test_two_runs_do_not_repair_one_folder_at_once(folder: Path) -> None:
+def test_two_runs_do_not_repair_one_folder_at_once(folder):
     with (
         prepare.cli.lock_folder(folder),
         pytest.raises(DataError, match="another run is writing"),

@@ -9,7 +9,6 @@ import itertools
 import random
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -62,7 +61,7 @@ ODD_TEXTS = {
 
 
 @pytest.fixture(scope="module")
-def words(tmp_path_factory: pytest.TempPathFactory) -> Vocabulary:
+def words(tmp_path_factory):
     path = tmp_path_factory.mktemp("vocab") / "vocab.txt"
     path.write_text("\n".join(WORDS) + "\n", encoding="utf-8")
     return vocabulary.load(path)
@@ -91,9 +90,7 @@ def assert_same(
 
 
 @pytest.mark.parametrize("case", ["en_a", "short_docs"])
-def test_instances_are_the_references_own_bit_for_bit(
-    shared: Path, tmp_path: Path, case: str
-) -> None:
+def test_instances_are_the_references_own_bit_for_bit(shared, tmp_path, case):
     golden = np.load(shared / "golden" / f"{case}.npz")
     target = tmp_path / "out.hdf5"
     words = vocabulary.load(shared / "golden" / "vocab.txt")
@@ -107,17 +104,13 @@ def test_instances_are_the_references_own_bit_for_bit(
 
 
 @pytest.mark.parametrize("name", ODD_TEXTS)
-def test_instances_of_odd_texts_equal_the_plain_restatement(
-    words: Vocabulary, name: str
-) -> None:
+def test_instances_of_odd_texts_equal_the_plain_restatement(words, name):
     data = ODD_TEXTS[name]
     assert_same(ours(data, words), oracle.make_instances(data, words.ids), words.ids)
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_instances_of_random_texts_equal_the_plain_restatement(
-    words: Vocabulary, seed: int
-) -> None:
+def test_instances_of_random_texts_equal_the_plain_restatement(words, seed):
     rng = random.Random(seed)
     bits = [
         *WORDS,
@@ -172,8 +165,8 @@ def test_instances_of_random_texts_equal_the_plain_restatement(
 
 @pytest.mark.parametrize(("length", "predictions"), [(128, 20), (512, 76), (512, 80)])
 def test_instances_of_prose_equal_the_plain_restatement_in_both_phases(
-    words: Vocabulary, length: int, predictions: int
-) -> None:
+    words, length, predictions
+):
     documents = made_up_documents(40)
     data = "".join("\n".join(document) + "\n\n" for document in documents).encode()
     expected = oracle.make_instances(
@@ -198,9 +191,7 @@ def test_instances_of_prose_equal_the_plain_restatement_in_both_phases(
 
 
 @pytest.mark.parametrize("length", [16, 512])
-def test_without_pairs_full_sequences_hold_each_document_once_a_copy(
-    words: Vocabulary, length: int
-) -> None:
+def test_without_pairs_full_sequences_hold_each_document_once_a_copy(words, length):
     data = "".join(
         "\n".join(document) + "\n\n" for document in made_up_documents(40)
     ).encode()
@@ -228,9 +219,7 @@ def test_without_pairs_full_sequences_hold_each_document_once_a_copy(
     )
 
 
-def test_repeated_and_padded_vocabulary_lines_keep_their_first_id(
-    tmp_path: Path,
-) -> None:
+def test_repeated_and_padded_vocabulary_lines_keep_their_first_id(tmp_path):
     data = b"[PAD]\r\n[UNK]\n  [CLS] \n[SEP]\n[UNK]\n\n[MASK]\nthe"
     path = tmp_path / "vocab.txt"
     path.write_bytes(data)
@@ -240,7 +229,7 @@ def test_repeated_and_padded_vocabulary_lines_keep_their_first_id(
 
 
 @pytest.mark.parametrize("seed", [0, 12345, -7, 1 << 70])
-def test_random_numbers_are_cpythons(seed: int) -> None:
+def test_random_numbers_are_cpythons(seed):
     state, rng = initial_state(seed), random.Random(seed)
     for _ in range(700):
         assert next_float(state) == rng.random()
@@ -254,7 +243,7 @@ def test_random_numbers_are_cpythons(seed: int) -> None:
         assert values.tolist() == expected
 
 
-def test_a_huge_line_is_one_segment(words: Vocabulary) -> None:
+def test_a_huge_line_is_one_segment(words):
     records = ours(b"cat " * 300_000 + b"\n\nab\n", words, dupe_factor=1)
     assert records.num_sequences == 2
     assert sorted(records.sequence_lengths.tolist()) == [512, 512]
@@ -266,7 +255,7 @@ def test_a_huge_line_is_one_segment(words: Vocabulary) -> None:
     ("masked_lm_prob", 1.5),
     ("dupe_factor", 0),
 ])  # fmt: skip
-def test_an_option_out_of_range_is_refused(option: str, value: float) -> None:
+def test_an_option_out_of_range_is_refused(option, value):
     with pytest.raises(DataError, match=option.replace("_", "-")):
         SamplingConfig(**{option: value})  # type: ignore[arg-type]
 
@@ -276,16 +265,14 @@ def command(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("seed", [-(2**63), -(2**63) - 1, 2**63, 18446744073709551627])
-def test_a_seed_of_any_size_is_recorded(
-    words: Vocabulary, tmp_path: Path, seed: int
-) -> None:
+def test_a_seed_of_any_size_is_recorded(words, tmp_path, seed):
     (tmp_path / "text").write_text("the cat\nsat the\n\ncat sat\n")
     config = SamplingConfig(random_seed=seed)
     instances.write_instances(tmp_path / "text", tmp_path / "out.hdf5", words, config)
     assert open_records(tmp_path / "out.hdf5")[1].random_seed == seed
 
 
-def test_the_command_writes_records(tmp_path: Path) -> None:
+def test_the_command_writes_records(tmp_path):
     vocab, text, out = tmp_path / "vocab.txt", tmp_path / "text", tmp_path / "out.hdf5"
     vocab.write_text("\n".join(WORDS), encoding="utf-8")
     text.write_bytes(b"the cat\n\nab\n")
@@ -303,9 +290,7 @@ def test_the_command_writes_records(tmp_path: Path) -> None:
     assert open_records(out)[0].num_sequences == 4
 
 
-def test_the_command_refuses_bad_input_in_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_refuses_bad_input_in_one_line(tmp_path, monkeypatch):
     vocab, text, bad = tmp_path / "vocab.txt", tmp_path / "text", tmp_path / "bad.txt"
     vocab.write_text("\n".join(WORDS), encoding="utf-8")
     text.write_bytes(b"the cat\n\nab\n")
@@ -339,10 +324,8 @@ def test_the_command_refuses_bad_input_in_one_line(
 
 
 def test_the_first_run_says_that_it_compiles_and_compiles_once(
-    words: Vocabulary,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    words, monkeypatch, capsys
+):
     made = []
     monkeypatch.setattr(
         instances, "make_instances", lambda *arguments: made.append(arguments)

@@ -19,7 +19,7 @@ EDGES = (16, 32, 48, 64)
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> Path:
+def source(tmp_path):
     """Four files of sequences of 5 to 64 tokens."""
     folder = tmp_path / "source"
     folder.mkdir()
@@ -34,9 +34,7 @@ def make(source: Path, name: str, *, seed: int = 1, jobs: int = 1) -> Path:
     return target
 
 
-def test_each_bin_holds_the_sequences_of_its_lengths(
-    source: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_bin_holds_the_sequences_of_its_lengths(source, monkeypatch):
     plan = sharding.plan_shards
     monkeypatch.setattr(
         sharding, "plan_shards", lambda *a, **k: plan(*a, **k, group_size=100)
@@ -51,7 +49,7 @@ def test_each_bin_holds_the_sequences_of_its_lengths(
     assert add_multiset_digests(found) == add_multiset_digests(wanted)
 
 
-def test_the_order_within_a_bin_depends_on_the_seed_alone(source: Path) -> None:
+def test_the_order_within_a_bin_depends_on_the_seed_alone(source):
     first, again, other = (
         make(source, "a"),
         make(source, "b", jobs=2),
@@ -70,9 +68,7 @@ def use_edges(patch: pytest.MonkeyPatch, *edges: int) -> None:
     patch.setattr(bins, "edges_of", lambda _: edges)
 
 
-def test_a_bin_of_few_sequences_makes_one_shard(
-    source: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bin_of_few_sequences_makes_one_shard(source, monkeypatch):
     use_edges(monkeypatch, 6, 64)
     target = source.parent / "few"
     for wanted in (1, None):
@@ -80,21 +76,17 @@ def test_a_bin_of_few_sequences_makes_one_shard(
         assert len(list((target / "6").glob("*.hdf5"))) == 1
 
 
-def test_an_empty_bin_is_an_error(
-    source: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_empty_bin_is_an_error(source, monkeypatch):
     use_edges(monkeypatch, 4, 64)
     with pytest.raises(DataError, match="no sequences of 1 to 4 tokens"):
         make(source, "b")
 
 
-def test_bins_are_quarters_of_the_longest_sequence() -> None:
+def test_bins_are_quarters_of_the_longest_sequence():
     assert bins.edges_of(512) == (128, 256, 384, 512)
 
 
-def test_bins_of_earlier_edges_are_removed_but_no_file_of_others(
-    source: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bins_of_earlier_edges_are_removed_but_no_file_of_others(source, monkeypatch):
     use_edges(monkeypatch, 32, 64)
     target = make(source, "bins")
     (target / "32" / "notes.txt").touch()

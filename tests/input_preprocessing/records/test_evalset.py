@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from bert.data.format import verify_records
@@ -14,9 +12,7 @@ from ..tensorflow_files.test_tfrecord import example, features_of, frame
 
 
 @pytest.mark.parametrize("kind", ["tfrecord", "fixed", "variable"])
-def test_samples_of_others_files_are_picked_as_the_reference_does(
-    tmp_path: Path, kind: str
-) -> None:
+def test_samples_of_others_files_are_picked_as_the_reference_does(tmp_path, kind):
     records, source = make_records(25), tmp_path / "eval.tfrecord"
     if kind == "tfrecord":
         examples = (example(features_of(records, i)) for i in range(25))
@@ -34,7 +30,7 @@ def test_samples_of_others_files_are_picked_as_the_reference_does(
 @pytest.mark.parametrize(
     ("content", "target"), [(b"no records at all, of any kind", "a.hdf5"), (None, "a.tfrecord")]
 )  # fmt: skip
-def test_what_it_cannot_take_is_one_line(tmp_path: Path, content: bytes | None, target: str) -> None:  # fmt: skip
+def test_what_it_cannot_take_is_one_line(tmp_path, content, target):
     write_nvidia(tmp_path / "a", make_records(3), "fixed")
     if content is not None:
         (tmp_path / "a").write_bytes(content)

@@ -66,9 +66,7 @@ def entries(path: Path) -> dict[str, tuple[str, list[list[int]]]]:
 
 @pytest.mark.parametrize("rows", [None, ROWS], ids=["unpacked", "packed"])
 @pytest.mark.parametrize("kind", ["tfrecord", "nvidia"])
-def test_exported_and_imported_again_the_records_are_the_same(
-    tmp_path: Path, kind: str, rows: list[int] | None
-) -> None:
+def test_exported_and_imported_again_the_records_are_the_same(tmp_path, kind, rows):
     records = write_source(tmp_path / "source", rows)
     told = export(tmp_path / "source", tmp_path / "out", kind)
     made = tmp_path / "out" / f"part_0{tfrecord_nvidia.SUFFIXES[kind]}"
@@ -88,24 +86,22 @@ def test_exported_and_imported_again_the_records_are_the_same(
 
 @pytest.mark.parametrize("schema", ["packed", "variable"])
 def test_shards_for_nvidias_trainer_have_its_datasets_types_and_entries(
-    tmp_path: Path, schema: str
-) -> None:
+    tmp_path, schema
+):
     records = write_source(tmp_path / "source", ROWS if schema == "packed" else None)
     export(tmp_path / "source", tmp_path / "out", "nvidia")
     write_nvidia(tmp_path / "theirs", records, schema)
     assert entries(tmp_path / "out" / "part_0.hdf5") == entries(tmp_path / "theirs")
 
 
-def test_unpacked_rows_are_the_same_sequences_one_by_one(tmp_path: Path) -> None:
+def test_unpacked_rows_are_the_same_sequences_one_by_one(tmp_path):
     records = write_source(tmp_path / "source", ROWS)
     export(tmp_path / "source", tmp_path / "out", "nvidia", unpack=True)
     made = tmp_path / "out" / "part_0.hdf5"
     assert_equal(tfrecord_nvidia.read_third_party(made)[0], records.with_rows(None))
 
 
-def test_ids_of_a_large_vocabulary_keep_their_type_though_all_are_small(
-    tmp_path: Path,
-) -> None:
+def test_ids_of_a_large_vocabulary_keep_their_type_though_all_are_small(tmp_path):
     records = make_records(13).with_rows(ROWS)
     wide = dataclasses.replace(
         records, **{name: getattr(records, name).astype(np.int32) for name in IDS}
@@ -120,9 +116,7 @@ def test_ids_of_a_large_vocabulary_keep_their_type_though_all_are_small(
     assert open_records(tmp_path / "again.hdf5")[1].content_digest == digest
 
 
-def test_a_prepared_folder_is_exported_folder_by_folder(
-    packed: Path, tmp_path: Path
-) -> None:
+def test_a_prepared_folder_is_exported_folder_by_folder(packed, tmp_path):
     assert folders_of(packed, tmp_path) == [
         (packed / name, tmp_path / name) for name in ("eval", "packed_data")
     ]  # fmt: skip
@@ -132,9 +126,7 @@ def test_a_prepared_folder_is_exported_folder_by_folder(
             assert_equal(open_records(target / path.name)[0], open_records(path)[0])
 
 
-def test_finished_files_are_kept_and_other_options_write_them_again(
-    tmp_path: Path,
-) -> None:
+def test_finished_files_are_kept_and_other_options_write_them_again(tmp_path):
     write_source(tmp_path / "source", ROWS)
     more = make_records(5, 1).with_rows([0, 2, 5])
     write_records(tmp_path / "source" / "part_1.hdf5", more, METADATA)
@@ -153,9 +145,7 @@ def test_finished_files_are_kept_and_other_options_write_them_again(
     assert files[0].read_bytes() != made[0]
 
 
-def test_what_cannot_be_exported_is_reported_in_a_line_and_leaves_no_file(
-    tmp_path: Path,
-) -> None:
+def test_what_cannot_be_exported_is_reported_in_a_line_and_leaves_no_file(tmp_path):
     records = write_source(tmp_path / "source", ROWS)
     with pytest.raises(DataError, match="masked tokens, at most 3 were asked for"):
         export(tmp_path / "source", tmp_path / "out", "tfrecord", masks=3)
@@ -176,7 +166,7 @@ def test_what_cannot_be_exported_is_reported_in_a_line_and_leaves_no_file(
     ]
 
 
-def test_a_masked_first_token_is_not_written_as_padding(tmp_path: Path) -> None:
+def test_a_masked_first_token_is_not_written_as_padding(tmp_path):
     records = make_records(3)
     records.masked_lm_positions[records.masked_lm_offsets[1]] = 0
     (tmp_path / "source").mkdir()
@@ -185,7 +175,7 @@ def test_a_masked_first_token_is_not_written_as_padding(tmp_path: Path) -> None:
         export(tmp_path / "source", tmp_path / "out", "nvidia")
 
 
-def test_files_of_others_in_the_target_are_left(tmp_path: Path) -> None:
+def test_files_of_others_in_the_target_are_left(tmp_path):
     records = write_source(tmp_path / "source", ROWS)
     (tmp_path / "out").mkdir()
     write_nvidia(tmp_path / "out" / "part_0.hdf5", records, "packed")
@@ -196,8 +186,8 @@ def test_files_of_others_in_the_target_are_left(tmp_path: Path) -> None:
 
 
 def test_the_commands_tell_the_same_digest_on_the_way_out_and_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    tmp_path, monkeypatch, capsys
+):
     def run(stage: str, source: str, target: str, *more: str) -> str:
         folders = [
             "--source",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -24,9 +23,7 @@ def command(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("kind", ["tfrecord", "fixed", "variable", "packed"])
-def test_a_foreign_file_becomes_records_of_the_same_sequences(
-    tmp_path: Path, kind: str
-) -> None:
+def test_a_foreign_file_becomes_records_of_the_same_sequences(tmp_path, kind):
     records = make_records(13)
     if kind == "packed":
         records = records.with_rows([0, 2, 3, 6, 9, 10, 13])
@@ -48,8 +45,8 @@ def test_a_foreign_file_becomes_records_of_the_same_sequences(
 
 
 def test_a_changed_source_or_vocabulary_is_imported_again_and_reported(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    tmp_path, capsys
+):
     write_tfrecord(tmp_path / "a", make_records(3), Widths(64, 20))
     import_file(None, (tmp_path / "a", tmp_path / "b.hdf5"))
     other = make_records(4, seed=1)
@@ -65,9 +62,7 @@ def test_a_changed_source_or_vocabulary_is_imported_again_and_reported(
     assert open_records(tmp_path / "b.hdf5")[1].vocab_md5 == WORDS.md5
 
 
-def test_the_command_imports_a_folder_of_shards_under_their_names(
-    tmp_path: Path,
-) -> None:
+def test_the_command_imports_a_folder_of_shards_under_their_names(tmp_path):
     source = tmp_path / "packed_data"
     source.mkdir()
     parts = [make_records(9, seed=i).with_rows([0, 3, 5, 6, 9]) for i in range(3)]
@@ -83,7 +78,7 @@ def test_the_command_imports_a_folder_of_shards_under_their_names(
         assert_equal(open_records(path)[0], records)
 
 
-def test_rows_of_no_sequence_are_left_out_and_counted(tmp_path: Path) -> None:
+def test_rows_of_no_sequence_are_left_out_and_counted(tmp_path):
     source = tmp_path / "packed_data"
     source.mkdir()
     write_nvidia(
@@ -99,7 +94,7 @@ def test_rows_of_no_sequence_are_left_out_and_counted(tmp_path: Path) -> None:
     )
 
 
-def test_bad_sources_are_reported_in_one_line_and_leave_nothing(tmp_path: Path) -> None:
+def test_bad_sources_are_reported_in_one_line_and_leave_nothing(tmp_path):
     (tmp_path / "text").write_text("no records at all, but long enough for a header")
     (tmp_path / "empty").touch()
     write_tfrecord(tmp_path / "good", make_records(3), Widths(64, 20))
@@ -119,7 +114,7 @@ def test_bad_sources_are_reported_in_one_line_and_leave_nothing(tmp_path: Path) 
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
 
 
-def test_files_that_would_collide_are_refused(tmp_path: Path) -> None:
+def test_files_that_would_collide_are_refused(tmp_path):
     (tmp_path / "a.hdf").touch()
     (tmp_path / "a.tfrecord").touch()
     with pytest.raises(DataError, match="would both become"):

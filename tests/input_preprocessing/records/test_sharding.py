@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,9 +17,7 @@ from ...bert.data.samples import METADATA, make_records
 @pytest.mark.parametrize(
     "make", [shuffle.shuffle_records, bins.bin_records], ids=["shuffle", "bins"]
 )
-def test_a_sequence_lost_and_one_doubled_are_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make
-) -> None:  # type: ignore[no-untyped-def]
+def test_a_sequence_lost_and_one_doubled_are_found(tmp_path, monkeypatch, make):
     def careless(seed: int, records: Records, group: int) -> tuple[np.ndarray, None]:
         order = np.arange(records.num_sequences)
         order[0] = order[-1]
@@ -40,8 +37,8 @@ def test_a_sequence_lost_and_one_doubled_are_found(
 @pytest.mark.parametrize("is_finished", [False, True])
 @pytest.mark.parametrize("is_copied", [False, True])
 def test_a_shard_under_the_name_of_another_is_made_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_finished, is_copied
-) -> None:  # type: ignore[no-untyped-def]
+    tmp_path, monkeypatch, is_finished, is_copied
+):
     (tmp_path / "source").mkdir()
     write_records(
         tmp_path / "source" / "part-0.hdf5", make_records(300, seed=0), METADATA
@@ -74,8 +71,8 @@ def _is_killed(*_: object) -> None:
 
 @pytest.mark.parametrize("moment", ["before", "meanwhile"])
 def test_a_file_of_others_that_a_trainer_would_read_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment
-) -> None:  # type: ignore[no-untyped-def]
+    tmp_path, monkeypatch, moment
+):
     (tmp_path / "source").mkdir()
     write_records(
         tmp_path / "source" / "part-0.hdf5", make_records(30, seed=0), METADATA

@@ -128,9 +128,7 @@ def blocked(status: Path) -> set[int]:
 @pytest.mark.parametrize(
     "body", [COMPILED_LOOP, IMPORT, DEAF], ids=["compiled loop", "import", "deaf"]
 )
-def test_a_signal_ends_what_does_not_listen_with_one_line(
-    tmp_path: Path, body: str
-) -> None:
+def test_a_signal_ends_what_does_not_listen_with_one_line(tmp_path, body):
     process = start(tmp_path, body)
     process.send_signal(signal.SIGINT)
     _, told = process.communicate(timeout=240)
@@ -142,9 +140,7 @@ def test_a_signal_ends_what_does_not_listen_with_one_line(
     "whom", ["the parent alone", "all, as Ctrl-C", "a stage of one process"]
 )
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_workers_end_with_it_and_leave_nothing_unfinished(
-    tmp_path: Path, number: signal.Signals, whom: str
-) -> None:
+def test_workers_end_with_it_and_leave_nothing_unfinished(tmp_path, number, whom):
     jobs = 1 if whom == "a stage of one process" else 2
     process = start(tmp_path, WORKERS, jobs)
     wait_until(
@@ -166,9 +162,7 @@ def test_workers_end_with_it_and_leave_nothing_unfinished(
     assert not list(tmp_path.glob(".out_*")) + list(tmp_path.glob("out_*"))
 
 
-def test_ctrl_c_for_another_command_of_a_background_jobs_group_ends_no_worker(
-    tmp_path: Path,
-) -> None:
+def test_ctrl_c_for_another_command_of_a_background_jobs_group_ends_no_worker(tmp_path):
     """The shell has a job in the background ignore it; its workers do too."""
     process = start(tmp_path, WORKERS, shell="trap '' INT;")
     wait_until(
@@ -180,19 +174,19 @@ def test_ctrl_c_for_another_command_of_a_background_jobs_group_ends_no_worker(
     assert process.returncode == 0
 
 
-def test_workers_that_still_start_leave_no_traceback(tmp_path: Path) -> None:
+def test_workers_that_still_start_leave_no_traceback(tmp_path):
     process = start(tmp_path, WORKERS)
     os.killpg(process.pid, signal.SIGINT)
     assert without_progress(process.communicate(timeout=240)[1]) == LINE
 
 
-def test_a_worker_that_is_half_started_leaves_no_traceback(tmp_path: Path) -> None:
+def test_a_worker_that_is_half_started_leaves_no_traceback(tmp_path):
     process = start(tmp_path, HALF_STARTED + WORKERS)
     assert without_progress(process.communicate(timeout=240)[1]) == LINE
     assert process.returncode == 130
 
 
-def test_signals_wait_while_a_worker_starts_and_no_longer(tmp_path: Path) -> None:
+def test_signals_wait_while_a_worker_starts_and_no_longer(tmp_path):
     """Before a worker can end without a traceback it imports the main module: there its signals are
     blocked.
     """
@@ -214,9 +208,7 @@ def test_signals_wait_while_a_worker_starts_and_no_longer(tmp_path: Path) -> Non
     assert not any(both & mask for mask in masks), masks
 
 
-def test_a_command_in_the_background_ignores_ctrl_c_as_the_shell_asked(
-    tmp_path: Path,
-) -> None:
+def test_a_command_in_the_background_ignores_ctrl_c_as_the_shell_asked(tmp_path):
     (tmp_path / "command.py").write_text(
         "import os, signal\nfrom input_preprocessing.stage import interrupt\ninterrupt.install('stage')\n"
         "os.kill(os.getpid(), signal.SIGINT)\nprint('alive')\n"
@@ -232,7 +224,7 @@ def test_a_command_in_the_background_ignores_ctrl_c_as_the_shell_asked(
     )
 
 
-def test_every_command_is_started_so(tmp_path: Path) -> None:
+def test_every_command_is_started_so(tmp_path):
     """SIGINT while a stage waits for its input: the line names the stage, and nothing is
     written.
     """

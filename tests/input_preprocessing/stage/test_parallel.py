@@ -37,9 +37,7 @@ def square(task: int) -> int:
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_results_come_in_the_order_of_the_tasks_whatever_their_weights(
-    jobs: int,
-) -> None:
+def test_results_come_in_the_order_of_the_tasks_whatever_their_weights(jobs):
     tasks = [5, 1, 4, 2]
     assert run_tasks("x", square, tasks, jobs=jobs, weights=[1, 2, 3, 4]) == [
         25,
@@ -51,12 +49,12 @@ def test_results_come_in_the_order_of_the_tasks_whatever_their_weights(
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_an_error_of_a_task_is_raised(jobs: int) -> None:
+def test_an_error_of_a_task_is_raised(jobs):
     with pytest.raises(DataError, match="thirteen"):
         run_tasks("x", square, [1, 13, 2], jobs=jobs)
 
 
-def test_a_worker_that_is_killed_is_reported() -> None:
+def test_a_worker_that_is_killed_is_reported():
     with pytest.raises(
         DataError,
         match=r"a worker was killed, perhaps out of memory; run again with fewer --jobs \(now 2\)",
@@ -113,9 +111,7 @@ def workers_of(pid: int) -> list[int]:
     "moment",
     [*MOMENTS, *(pytest.param(one, marks=pytest.mark.slow) for one in MORE_MOMENTS)],
 )
-def test_a_worker_killed_from_outside_ends_the_stage_with_a_line(
-    tmp_path: Path, moment: str
-) -> None:
+def test_a_worker_killed_from_outside_ends_the_stage_with_a_line(tmp_path, moment):
     script = tmp_path / "main.py"
     script.write_text(STANDING)
     line = [sys.executable, script, tmp_path, moment]
@@ -156,9 +152,7 @@ def test_a_worker_killed_from_outside_ends_the_stage_with_a_line(
     wait_until(lambda: not any(running(pid) for pid in workers))
 
 
-def test_a_worker_that_fails_or_is_ended_is_reported(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_a_worker_that_fails_or_is_ended_is_reported(capfd):
     with pytest.raises(DataError, match=r"x: a worker was ended by SIGTERM; run again"):
         run_tasks("x", square, [1, 98, 2], jobs=2)
     with pytest.raises(
@@ -174,7 +168,7 @@ def wait_for_ever(folder: str) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="prctl is Linux's")
-def test_workers_end_with_the_process_that_started_them(tmp_path: Path) -> None:
+def test_workers_end_with_the_process_that_started_them(tmp_path):
     line = f"run_tasks('x', wait_for_ever, [{str(tmp_path)!r}] * 2, jobs=2)"
     script = tmp_path / "main.py"
     script.write_text(
@@ -193,13 +187,13 @@ def test_workers_end_with_the_process_that_started_them(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+def clock(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(parallel.time, "monotonic", lambda: now[0])
     return now
 
 
-def test_progress_tells_the_share_done_and_the_time_left(clock: list[float]) -> None:
+def test_progress_tells_the_share_done_and_the_time_left(clock):
     log = io.StringIO()
     progress = Progress("pack", 8.0, log)
     for seconds, done in ((1, 1), (30, 1), (60, 2), (61, 0), (240, 4)):
@@ -213,7 +207,7 @@ def test_progress_tells_the_share_done_and_the_time_left(clock: list[float]) -> 
     ]
 
 
-def test_a_quick_step_shows_no_progress(clock: list[float]) -> None:
+def test_a_quick_step_shows_no_progress(clock):
     log = io.StringIO()
     progress = Progress("pack", 2.0, log)
     clock[0] += 1.0
@@ -222,7 +216,7 @@ def test_a_quick_step_shows_no_progress(clock: list[float]) -> None:
     assert not log.getvalue()
 
 
-def test_a_terminal_gets_one_line_that_moves(clock: list[float]) -> None:
+def test_a_terminal_gets_one_line_that_moves(clock):
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True

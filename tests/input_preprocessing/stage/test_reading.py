@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-from pathlib import Path
 
 import pytest
 
@@ -26,9 +25,8 @@ GOOD = ("The cat – an old one – sat.\n" * 200).encode()
 ])  # fmt: skip
 @pytest.mark.parametrize("chunk", [1, 7, 1 << 20])
 def test_bytes_that_are_no_text_are_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], data: bytes, expected: int,
-    chunk: int,
-) -> None:  # fmt: skip
+    tmp_path, monkeypatch, capsys, data, expected, chunk
+):
     monkeypatch.setattr(reading, "MOST_UNDECODABLE", 1.0)
     monkeypatch.setattr(reading, "CHUNK", chunk)
     (tmp_path / "text").write_bytes(data)
@@ -42,9 +40,7 @@ def test_bytes_that_are_no_text_are_counted(
     assert capsys.readouterr().err == told
 
 
-def test_a_few_wrong_bytes_are_warned_of_and_the_rest_read(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_few_wrong_bytes_are_warned_of_and_the_rest_read(tmp_path, capsys):
     path = tmp_path / "text"
     path.write_bytes(GOOD + b"\xfc\xfd\n")
     assert read_text(path, "--input")[0] == path.read_bytes()
@@ -75,15 +71,13 @@ def test_a_few_wrong_bytes_are_warned_of_and_the_rest_read(
     ("Größe\n".encode("utf-16-be"), "2 of 12 bytes are not UTF-8"),
     (bytes(range(256)) * 4, "not UTF-8; it is in no encoding"),
 ])  # fmt: skip
-def test_text_of_another_encoding_is_refused(
-    tmp_path: Path, data: bytes, message: str
-) -> None:
+def test_text_of_another_encoding_is_refused(tmp_path, data, message):
     (tmp_path / "text").write_bytes(data)
     with pytest.raises(DataError, match=message):
         read_text(tmp_path / "text", "--input")
 
 
-def test_a_pipe_is_read_to_its_end(tmp_path: Path) -> None:
+def test_a_pipe_is_read_to_its_end(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     writer = threading.Thread(target=(tmp_path / "pipe").write_bytes, args=(GOOD,))
     writer.start()

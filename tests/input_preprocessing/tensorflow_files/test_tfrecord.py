@@ -7,7 +7,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import struct
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -86,9 +85,7 @@ def features_of(records: Records, i: int) -> dict[str, list[int] | list[float]]:
 
 
 @pytest.mark.parametrize("count", [0, 1, 530])
-def test_a_file_is_the_plain_encoding_and_reads_back(
-    tmp_path: Path, count: int
-) -> None:
+def test_a_file_is_the_plain_encoding_and_reads_back(tmp_path, count):
     records = make_records(count)
     write_tfrecord(tmp_path / "a", records, Widths(LENGTH, MASKS))
     assert (tmp_path / "a").read_bytes() == b"".join(
@@ -99,7 +96,7 @@ def test_a_file_is_the_plain_encoding_and_reads_back(
     assert metadata.max_seq_length == (LENGTH if count else 1)
 
 
-def test_packed_rows_are_written_sequence_by_sequence(tmp_path: Path) -> None:
+def test_packed_rows_are_written_sequence_by_sequence(tmp_path):
     records = make_records(9)
     write_tfrecord(tmp_path / "a", records, Widths(LENGTH, MASKS))
     write_tfrecord(
@@ -108,7 +105,7 @@ def test_packed_rows_are_written_sequence_by_sequence(tmp_path: Path) -> None:
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
-def test_ids_of_a_large_vocabulary_are_written_and_read(tmp_path: Path) -> None:
+def test_ids_of_a_large_vocabulary_are_written_and_read(tmp_path):
     records = make_records(30)
     ids = {
         name: getattr(records, name).astype(np.int32) + 90_000
@@ -122,9 +119,7 @@ def test_ids_of_a_large_vocabulary_are_written_and_read(tmp_path: Path) -> None:
     assert_equal(read_tfrecord(tmp_path / "a")[0], records)
 
 
-def test_the_references_instances_are_protobufs_own_bytes(
-    shared: Path, tmp_path: Path
-) -> None:
+def test_the_references_instances_are_protobufs_own_bytes(shared, tmp_path):
     """The digest is of the file after protobuf 7.36.2 parsed and serialised (deterministic) every
     Example in it.
     """
@@ -137,7 +132,7 @@ def test_the_references_instances_are_protobufs_own_bytes(
     assert digest == "c009b0123186e2aa11e3b7a5dd41090bcd30b37c01832eb7aff70f2f643dcf27"
 
 
-def test_any_order_of_features_and_unpacked_numbers_are_read(tmp_path: Path) -> None:
+def test_any_order_of_features_and_unpacked_numbers_are_read(tmp_path):
     records = make_records(3)
     shuffled = [
         dict(sorted(features_of(records, i).items(), key=lambda pair: pair[0][::-1]))
@@ -152,7 +147,7 @@ def test_any_order_of_features_and_unpacked_numbers_are_read(tmp_path: Path) -> 
     assert_equal(read_tfrecord(tmp_path / "a")[0], records)
 
 
-def test_sequences_longer_than_asked_for_are_not_written(tmp_path: Path) -> None:
+def test_sequences_longer_than_asked_for_are_not_written(tmp_path):
     for length, masks in ((32, MASKS), (LENGTH, 3)):
         with pytest.raises(
             DataError, match=r"would hold \d+ (masked )?tokens, at most"
@@ -162,7 +157,7 @@ def test_sequences_longer_than_asked_for_are_not_written(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_any_changed_byte_or_cut_is_found(tmp_path: Path, seed: int) -> None:
+def test_any_changed_byte_or_cut_is_found(tmp_path, seed):
     write_tfrecord(tmp_path / "a", make_records(3), Widths(LENGTH, MASKS))
     data, rng = bytearray((tmp_path / "a").read_bytes()), np.random.default_rng(seed)
     at = int(rng.integers(1, len(data)))
@@ -192,9 +187,7 @@ ODD = {
 
 
 @pytest.mark.parametrize("name", ODD)
-def test_examples_of_something_else_are_refused_in_one_line(
-    tmp_path: Path, name: str
-) -> None:
+def test_examples_of_something_else_are_refused_in_one_line(tmp_path, name):
     change, message = ODD[name]
     features = (
         change
@@ -207,7 +200,7 @@ def test_examples_of_something_else_are_refused_in_one_line(
     assert "\n" not in str(caught.value)
 
 
-def test_the_command_writes_a_tfrecord_file(tmp_path: Path) -> None:
+def test_the_command_writes_a_tfrecord_file(tmp_path):
     (tmp_path / "vocab.txt").write_text(
         "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nthe\ncat\n"
     )
@@ -226,7 +219,7 @@ def test_the_command_writes_a_tfrecord_file(tmp_path: Path) -> None:
     assert metadata.max_seq_length == 16
 
 
-def test_a_file_of_a_published_name_is_told_by_its_size(tmp_path: Path) -> None:
+def test_a_file_of_a_published_name_is_told_by_its_size(tmp_path):
     for name, size in (
         ("eval_10k", 25_382_591),
         ("part-00000-of-00500", 9),

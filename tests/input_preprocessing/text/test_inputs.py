@@ -118,9 +118,7 @@ def corpus(monkeypatch: pytest.MonkeyPatch, out: Path, *words: str) -> None:
     run_stage("corpus")
 
 
-def test_each_file_is_used_or_listed_with_its_reason(
-    tmp_path, monkeypatch, capsys
-) -> None:  # type: ignore[no-untyped-def]
+def test_each_file_is_used_or_listed_with_its_reason(tmp_path, monkeypatch, capsys):
     folder = write(
         tmp_path / "in", {name: content for name, (content, _) in LEFT_OUT.items()}
     )
@@ -147,7 +145,7 @@ def test_each_file_is_used_or_listed_with_its_reason(
 
 def test_a_name_with_tabs_line_breaks_or_other_bytes_is_one_cell_of_the_list(
     tmp_path, monkeypatch, capsys
-) -> None:  # type: ignore[no-untyped-def]
+):
     names = ["a\tb.html", "c\nd.html", os.fsdecode(b"\xff.html"), "ä.html"]
     folder = write(tmp_path / "in", dict.fromkeys(names, "<p>Text.") | PROSE)
     write(folder, {f"{n}.txt": " ".join(text) for n, text in enumerate(DOCUMENTS)})
@@ -162,7 +160,7 @@ def test_a_name_with_tabs_line_breaks_or_other_bytes_is_one_cell_of_the_list(
 @pytest.mark.parametrize(
     "name", [name for name in LEFT_OUT if "empty" not in LEFT_OUT[name][1]]
 )
-def test_a_file_that_is_named_is_used_or_an_error(tmp_path: Path, name: str) -> None:
+def test_a_file_that_is_named_is_used_or_an_error(tmp_path, name):
     content, reason = LEFT_OUT[name]
     path = write(tmp_path, {name: content}) / name
     if "README" in reason or reason == "hidden":
@@ -173,7 +171,7 @@ def test_a_file_that_is_named_is_used_or_an_error(tmp_path: Path, name: str) -> 
             read_pool([str(path)], "auto", "text", tmp_path / "out")
 
 
-def test_a_folder_of_readmes_alone_is_an_error(tmp_path: Path) -> None:
+def test_a_folder_of_readmes_alone_is_an_error(tmp_path):
     folder = write(tmp_path / "in", {"README.md": "About.", ".hidden": "x"})
     with pytest.raises(
         DataError, match=r"has no files of text \(1 hidden, 1 README, .*\)"
@@ -181,9 +179,7 @@ def test_a_folder_of_readmes_alone_is_an_error(tmp_path: Path) -> None:
         read_pool([str(folder)], "auto", "text", tmp_path / "out")
 
 
-def test_all_errors_are_told_at_once_by_the_names_that_the_user_knows(
-    tmp_path: Path,
-) -> None:
+def test_all_errors_are_told_at_once_by_the_names_that_the_user_knows(tmp_path):
     bad = {
         "a.txt": "café ".encode("latin-1") * 9,
         "b.gz": gzip.compress(b'{"text": "a"}\n{"body": "b"}\n'),
@@ -203,9 +199,7 @@ def test_all_errors_are_told_at_once_by_the_names_that_the_user_knows(
     assert all(str(folder / name) in listed for name in bad)
 
 
-def test_errors_beyond_what_is_looked_at_first_are_told_together(
-    tmp_path, monkeypatch
-) -> None:  # type: ignore[no-untyped-def]
+def test_errors_beyond_what_is_looked_at_first_are_told_together(tmp_path, monkeypatch):
     monkeypatch.setattr(sources, "_DETECTED_ON", 10)
     lines = (
         "".join(json.dumps({"text": "A cat sat here."}) + "\n" for _ in range(9))
@@ -224,7 +218,7 @@ def test_errors_beyond_what_is_looked_at_first_are_told_together(
     json.dumps({"text": TEXT}),
     "\ufeff" + json.dumps({"text": TEXT}),
 ])  # fmt: skip
-def test_json_lines_may_be_called_json(tmp_path: Path, content: str) -> None:
+def test_json_lines_may_be_called_json(tmp_path, content):
     folder = write(tmp_path / "in", {"x.json": content})
     (document,) = read_pool([str(folder)], "auto", "text", tmp_path / "out").documents
     assert " ".join(document) == TEXT
@@ -240,9 +234,7 @@ def test_json_lines_may_be_called_json(tmp_path: Path, content: str) -> None:
     "#include <stdio.h>, then one <p> in all.",
     'A long text has a <a href="x">link</a> or two. ' + TEXT,
 ])  # fmt: skip
-def test_brackets_of_prose_code_and_mathematics_are_text(
-    tmp_path: Path, text: str
-) -> None:
+def test_brackets_of_prose_code_and_mathematics_are_text(tmp_path, text):
     folder = write(tmp_path / "in", {"x.txt": text})
     pool = read_pool([str(folder)], "prose", "text", tmp_path / "out")
     assert [" ".join(document) for document in pool.documents] == [
@@ -250,7 +242,7 @@ def test_brackets_of_prose_code_and_mathematics_are_text(
     ]
 
 
-def test_tags_in_other_fields_of_records_are_no_mark_up(tmp_path: Path) -> None:
+def test_tags_in_other_fields_of_records_are_no_mark_up(tmp_path):
     record = json.dumps({"text": TEXT, "html": "<p>Text.</p>" * 99})
     folder = write(tmp_path / "in", {"x.jsonl": record})
     assert read_pool([str(folder)], "prose", "text", tmp_path / "out").found
@@ -259,7 +251,7 @@ def test_tags_in_other_fields_of_records_are_no_mark_up(tmp_path: Path) -> None:
 @pytest.mark.parametrize("end", [" ", "\n"])
 def test_a_text_of_one_line_or_one_paragraph_takes_little_memory(
     tmp_path, monkeypatch, end
-) -> None:  # type: ignore[no-untyped-def]
+):
     for name in ("_DETECTED_ON", "CHUNK", "PART_BYTES", "_PATIENCE"):
         monkeypatch.setattr(sources, name, 10_000)
     monkeypatch.setattr(reading, "CHUNK", 10_000)
@@ -281,7 +273,7 @@ def test_a_text_of_one_line_or_one_paragraph_takes_little_memory(
     assert peak < len(text) / 2
 
 
-def test_a_record_that_no_memory_holds_is_refused(tmp_path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_a_record_that_no_memory_holds_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(sources, "_MOST_RECORD", 1000)
     monkeypatch.setattr(sources, "PART_BYTES", 100)
     path = (
@@ -292,9 +284,7 @@ def test_a_record_that_no_memory_holds_is_refused(tmp_path, monkeypatch) -> None
         read_pool([str(path)], "auto", "text", tmp_path / "out")
 
 
-def test_deduplication_holds_a_hash_of_eight_bytes_a_document(
-    tmp_path, monkeypatch
-) -> None:  # type: ignore[no-untyped-def]
+def test_deduplication_holds_a_hash_of_eight_bytes_a_document(tmp_path, monkeypatch):
     """Many short documents: the tables stay on the disk."""
     documents = [[f"Cat {number} sat."] for number in range(30_000)]
     path = sentences(tmp_path / "x", documents)

@@ -63,14 +63,14 @@ def words_of(documents: Iterable[list[str]]) -> list[str]:
     return [" ".join(document) for document in documents]
 
 
-def test_a_record_is_a_document_cut_into_sentences(tmp_path: Path) -> None:
+def test_a_record_is_a_document_cut_into_sentences(tmp_path):
     path = str(json_lines(tmp_path / "x", TEXTS))
     documents = list(read_pool([path], "auto", "text", tmp_path).documents)
     assert words_of(documents) == TEXTS
     assert sum(map(len, documents)) > len(TEXTS), "sentences were found"
 
 
-def test_the_key_names_the_text(tmp_path: Path) -> None:
+def test_the_key_names_the_text(tmp_path):
     path = str(json_lines(tmp_path / "x", TEXTS, "content"))
     assert words_of(read_pool([path], "prose", "content", tmp_path).documents) == TEXTS
     with pytest.raises(
@@ -79,7 +79,7 @@ def test_the_key_names_the_text(tmp_path: Path) -> None:
         read_pool([path], "prose", "text", tmp_path)
 
 
-def test_several_inputs_and_folders_are_one_pool_in_their_order(tmp_path: Path) -> None:
+def test_several_inputs_and_folders_are_one_pool_in_their_order(tmp_path):
     (tmp_path / "AA").mkdir()
     (tmp_path / "AB").mkdir()
     json_lines(tmp_path / "AB" / "wiki_00", TEXTS[4:6])
@@ -100,7 +100,7 @@ def test_several_inputs_and_folders_are_one_pool_in_their_order(tmp_path: Path) 
     assert kinds == ["JSON Lines", "one sentence per line"]
 
 
-def test_a_pipe_is_refused(tmp_path: Path) -> None:
+def test_a_pipe_is_refused(tmp_path):
     reader, writer = os.pipe()  # as <(command) of the shell
     os.close(writer)
     with pytest.raises(DataError, match="is no regular file"):
@@ -109,9 +109,7 @@ def test_a_pipe_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [json_lines, sentences])
-def test_a_text_of_any_size_takes_the_same_memory(
-    tmp_path: Path, monkeypatch, make
-) -> None:  # type: ignore[no-untyped-def]
+def test_a_text_of_any_size_takes_the_same_memory(tmp_path, monkeypatch, make):
     for module, name in (
         (sources, "_DETECTED_ON"),
         (sources, "CHUNK"),
@@ -132,7 +130,7 @@ def test_a_text_of_any_size_takes_the_same_memory(
     assert peak < (tmp_path / "x").stat().st_size / 4
 
 
-def test_prose_is_cut_into_documents_and_paragraphs(tmp_path: Path) -> None:
+def test_prose_is_cut_into_documents_and_paragraphs(tmp_path):
     text = "---\nOne. Two\r\nthree.\n \nFour. ---\n* * *\nFive.\n\n\t\nSix.\fSeven.\n\f\n\nEight.\n\n\n\n\nNine."
     (tmp_path / "x").write_bytes(text.encode())
     documents = list(
@@ -166,13 +164,13 @@ def test_prose_is_cut_into_documents_and_paragraphs(tmp_path: Path) -> None:
     ["ეს ერთია.", "ეს მეორეა."],
     ["See U.S. Navy vs. the rest, e.g. here.", "It was 5.", "(Then 3.5 left.)"],
 ])  # fmt: skip
-def test_sentences_of_any_script_end_at_its_full_stops(sentences: list[str]) -> None:
+def test_sentences_of_any_script_end_at_its_full_stops(sentences):
     assert sources.split_sentences(" ".join(sentences)) == sentences
     assert sources.detect_layout(" ".join(sentences)) == "prose"
     assert sources.detect_layout("\n".join(sentences)) == "sentences"
 
 
-def test_sentences_of_scripts_without_spaces_end_without_one() -> None:
+def test_sentences_of_scripts_without_spaces_end_without_one():
     sentences = ["今日は良い天気です。", "「そうですね。」", "本当？！", "好。", "再见"]
     assert sources.split_sentences("".join(sentences)) == sentences
 
@@ -185,9 +183,7 @@ def test_sentences_of_scripts_without_spaces_end_without_one() -> None:
     ("中文不写空格，" * 60, [98] * 4 + [28]),
     ("x" * 5000, [1]),
 ])  # fmt: skip
-def test_a_sentence_of_hundreds_of_words_is_cut_at_clauses_or_words(
-    sentence: str, sizes: list[int]
-) -> None:
+def test_a_sentence_of_hundreds_of_words_is_cut_at_clauses_or_words(sentence, sizes):
     pieces = sources.split_sentences(sentence)
     has_spaces = " " in sentence or sentence.isascii()
     count = [len(piece.split()) if has_spaces else len(piece) for piece in pieces]
@@ -196,8 +192,8 @@ def test_a_sentence_of_hundreds_of_words_is_cut_at_clauses_or_words(
 
 
 def test_documents_go_to_the_files_in_turn_but_each_nth_which_is_for_evaluation(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     documents = made_up_documents(50)
     line = [
         "corpus",
@@ -221,9 +217,7 @@ def test_documents_go_to_the_files_in_turn_but_each_nth_which_is_for_evaluation(
     assert not list(tmp_path.glob("tmp*")), "what is held meanwhile leaves nothing"
 
 
-def test_a_file_that_changes_while_it_is_read_is_not_taken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_changes_while_it_is_read_is_not_taken(tmp_path, monkeypatch):
     path = sentences(tmp_path / "x", DOCUMENTS)
     detect = sources.detect_layout
 
@@ -242,24 +236,20 @@ def test_a_file_that_changes_while_it_is_read_is_not_taken(
     ('{"text": "a"}\n[1]\n', r"line 2 has no text 'text' \(it has list\)"),
     ('{"text": 3}\n', "line 1 has no text 'text'"),
 ])  # fmt: skip
-def test_what_is_no_record_is_a_one_line_error(
-    tmp_path: Path, text: str, message: str
-) -> None:
+def test_what_is_no_record_is_a_one_line_error(tmp_path, text, message):
     (tmp_path / "x").write_text(text)
     with pytest.raises(DataError, match=message) as caught:
         read_pool([str(tmp_path / "x")], "auto", "text", tmp_path)
     assert "\n" not in str(caught.value)
 
 
-def test_an_empty_folder_is_one_line(tmp_path: Path) -> None:
+def test_an_empty_folder_is_one_line(tmp_path):
     (tmp_path / "none").mkdir()
     with pytest.raises(DataError, match="has no files of text"):
         read_pool([str(tmp_path / "none")], "auto", "text", tmp_path)
 
 
-def test_the_command_takes_several_inputs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_takes_several_inputs(tmp_path, monkeypatch, capsys):
     inputs = [
         sentences(tmp_path / "a", made_up_documents(20)),
         json_lines(tmp_path / "b", [f"{text} It ends." for text in TEXTS], "body"),
@@ -298,9 +288,7 @@ PACK = {
 
 @pytest.mark.parametrize("kind", PACK)
 @pytest.mark.parametrize("make", [json_lines, sentences])
-def test_packed_files_are_read_as_what_is_in_them(
-    tmp_path: Path, make, kind: str
-) -> None:  # type: ignore[no-untyped-def]
+def test_packed_files_are_read_as_what_is_in_them(tmp_path, make, kind):
     plain = make(tmp_path / "x", DOCUMENTS if make is sentences else TEXTS).read_bytes()
     (tmp_path / f"x.{kind}").write_bytes(
         PACK[kind](plain[:700]) + PACK[kind](plain[700:])
@@ -324,9 +312,7 @@ def prose(path: Path, documents: list[list[str]]) -> Path:
 
 
 @pytest.mark.parametrize("make", [json_lines, sentences, prose])
-def test_where_a_file_is_cut_changes_no_document(
-    tmp_path: Path, monkeypatch, make
-) -> None:  # type: ignore[no-untyped-def]
+def test_where_a_file_is_cut_changes_no_document(tmp_path, monkeypatch, make):
     documents = made_up_documents(60)
     path = make(
         tmp_path / "x",
@@ -341,9 +327,7 @@ def test_where_a_file_is_cut_changes_no_document(
         assert len(pool.parts) > (1 if size == 5000 else 10)
 
 
-def test_prose_without_an_end_of_a_document_is_cut_at_paragraphs(
-    tmp_path: Path, monkeypatch
-) -> None:  # type: ignore[no-untyped-def]
+def test_prose_without_an_end_of_a_document_is_cut_at_paragraphs(tmp_path, monkeypatch):
     monkeypatch.setattr(sources, "PART_BYTES", 500)
     monkeypatch.setattr(sources, "_PATIENCE", 100)
     (tmp_path / "x").write_text("\n\n".join(TEXTS * 3))
@@ -374,9 +358,7 @@ def corpus_of(
     }
 
 
-def test_the_same_document_is_taken_once_and_reported(
-    tmp_path: Path, monkeypatch, capsys
-) -> None:  # type: ignore[no-untyped-def]
+def test_the_same_document_is_taken_once_and_reported(tmp_path, monkeypatch, capsys):
     documents = made_up_documents(30)
     once = sentences(tmp_path / "once", documents)
     more = sentences(
@@ -401,9 +383,7 @@ def test_the_same_document_is_taken_once_and_reported(
         corpus_of([few], tmp_path / "c", monkeypatch)
 
 
-def test_processes_and_kills_change_no_byte(
-    tmp_path: Path, monkeypatch, capsys
-) -> None:  # type: ignore[no-untyped-def]
+def test_processes_and_kills_change_no_byte(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sources, "PART_BYTES", 2000)
     inputs = [
         sentences(tmp_path / "a", made_up_documents(24)),
@@ -448,8 +428,8 @@ def test_processes_and_kills_change_no_byte(
 
 @pytest.mark.parametrize("place", ["part", "table", "shard"])
 def test_what_an_interrupted_run_left_and_is_damaged_since_is_made_again(
-    tmp_path: Path, monkeypatch, place
-) -> None:  # type: ignore[no-untyped-def]
+    tmp_path, monkeypatch, place
+):
     monkeypatch.setattr(sources, "PART_BYTES", 2000)
     inputs = [sentences(tmp_path / "a", made_up_documents(24))]
     options = ["--jobs", "1", "--num-files", "3"]
@@ -479,8 +459,8 @@ def test_what_an_interrupted_run_left_and_is_damaged_since_is_made_again(
 
 
 def test_a_shard_that_is_damaged_while_the_corpus_is_made_is_not_signed(
-    tmp_path: Path, monkeypatch, capsys
-) -> None:  # type: ignore[no-untyped-def]
+    tmp_path, monkeypatch, capsys
+):
     inputs = [sentences(tmp_path / "a", made_up_documents(24))]
     wanted = corpus_of(inputs, tmp_path / "whole", monkeypatch)
     fit_of = corpus.fit_of
@@ -498,8 +478,8 @@ def test_a_shard_that_is_damaged_while_the_corpus_is_made_is_not_signed(
 
 
 def test_records_without_a_text_are_skipped_counted_and_listed(
-    tmp_path: Path, monkeypatch, capsys
-) -> None:  # type: ignore[no-untyped-def]
+    tmp_path, monkeypatch, capsys
+):
     monkeypatch.setattr(sources, "PART_BYTES", 1000)
     with_blanks = [*TEXTS[:6], "", " \n", *TEXTS[6:]]
     path = json_lines(tmp_path / "x", with_blanks)

@@ -91,7 +91,7 @@ def by_category() -> dict[str, list[str]]:
 
 
 @pytest.fixture(scope="module")
-def words() -> Vocabulary:
+def words():
     """Tokens of one to three characters of all scripts, so that what is dropped or kept shows in
     the tokens.
     """
@@ -150,7 +150,7 @@ def strings(count: int, seed: int, words: Vocabulary) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def cased() -> Vocabulary:
+def cased():
     """Tokens of one and two characters as they stand in text, capitals, accents and marks."""
     rng = random.Random(0)
     letters = {
@@ -232,15 +232,11 @@ def compare(
     assert tokens == theirs(others, words)
 
 
-def test_random_unicode_gives_the_tokens_of_transformers(
-    words: Vocabulary, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_random_unicode_gives_the_tokens_of_transformers(words, monkeypatch):
     compare(500, 1, words, monkeypatch)
 
 
-def test_where_case_is_kept_letters_and_accents_stay_as_they_are(
-    cased: Vocabulary, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_case_is_kept_letters_and_accents_stay_as_they_are(cased, monkeypatch):
     """As transformers' tokenizer, but for what the reference does not do: composed forms (NFC), all
     of category C.
     """
@@ -274,8 +270,8 @@ def test_where_case_is_kept_letters_and_accents_stay_as_they_are(
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2, 6))
 def test_100_000_random_strings_give_the_tokens_of_transformers(
-    words: Vocabulary, monkeypatch: pytest.MonkeyPatch, seed: int
-) -> None:
+    words, monkeypatch, seed
+):
     compare(25_000, seed, words, monkeypatch)
 
 
@@ -302,9 +298,7 @@ SCRIPTS = [
 ]
 
 
-def test_a_text_of_more_odd_words_than_a_block_is_the_sum_of_its_lines(
-    words: Vocabulary,
-) -> None:
+def test_a_text_of_more_odd_words_than_a_block_is_the_sum_of_its_lines(words):
     lines = [
         f"a{chr(0x100 + i % 500)}b the \u200b {chr(0x4E00 + i % 7)}.\x01".encode()
         for i in range(1000)
@@ -315,7 +309,7 @@ def test_a_text_of_more_odd_words_than_a_block_is_the_sum_of_its_lines(
     assert often.tokens.tolist() == once.tokens.tolist() * repeats
 
 
-def test_all_scripts_are_split_as_by_python_3_7() -> None:
+def test_all_scripts_are_split_as_by_python_3_7():
     """The digest is that of the words which oracle.basic_tokens gives on Python 3.7.16 (Unicode
     11.0).
     """
@@ -324,6 +318,6 @@ def test_all_scripts_are_split_as_by_python_3_7() -> None:
 
 
 @pytest.mark.slow
-def test_every_code_point_is_split_as_by_python_3_7() -> None:
+def test_every_code_point_is_split_as_by_python_3_7():
     found = digest_of_words(range(0x110000))
     assert found == "f67afb867b367b7b7425e21255d35c391f61c8f46f6390f1a2a1549ec973b3d2"

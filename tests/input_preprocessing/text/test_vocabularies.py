@@ -34,8 +34,8 @@ def original_words(folder: Path) -> set[str]:
 
 
 def test_a_cased_preparation_keeps_capitals_and_accents_in_every_stage(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    tmp_path, capsys
+):
     documents = [
         [sentence.replace("a", "\u00e1") for sentence in document]
         for document in made_up_documents(24)
@@ -83,11 +83,8 @@ def test_a_cased_preparation_keeps_capitals_and_accents_in_every_stage(
     (["the", "[Q]"], False, "no tokens with capitals: is --do-lower-case 0"),
 ])  # fmt: skip
 def test_a_vocabulary_that_does_not_look_like_the_text_is_pointed_out(
-    capsys: pytest.CaptureFixture[str],
-    tokens: list[str],
-    lower_case: bool,
-    warning: str,
-) -> None:
+    capsys, tokens, lower_case, warning
+):
     vocabulary.Vocabulary(
         ("[UNK]", "[CLS]", "[SEP]", "[MASK]", *tokens), ""
     ).check_case(lower_case)
@@ -96,7 +93,7 @@ def test_a_vocabulary_that_does_not_look_like_the_text_is_pointed_out(
     assert bool(said) is bool(warning)
 
 
-def test_what_was_made_before_there_was_a_choice_of_case_is_known_again() -> None:
+def test_what_was_made_before_there_was_a_choice_of_case_is_known_again():
     assert sampling_digest(SamplingConfig()) == "98045428e840d4f859113b4a622352d3"
     assert sampling_digest(SamplingConfig(do_lower_case=False)) != sampling_digest(
         SamplingConfig()
@@ -107,9 +104,7 @@ FILLERS = 40_000
 
 
 @pytest.mark.slow  # compiles every stage for int32
-def test_a_vocabulary_above_32_768_goes_from_text_to_training_batches(
-    tmp_path: Path,
-) -> None:
+def test_a_vocabulary_above_32_768_goes_from_text_to_training_batches(tmp_path):
     """The instances are the plain restatement's; shards, evaluation set, audit and batches have the
     same ids.
     """
@@ -164,16 +159,14 @@ def test_a_vocabulary_above_32_768_goes_from_text_to_training_batches(
     assert mixed.num_sequences == 3
 
 
-def test_made_up_records_of_a_large_vocabulary_have_its_ids() -> None:
+def test_made_up_records_of_a_large_vocabulary_have_its_ids():
     records = synthetic_records(50, 64, 120_000, True, 0)
     assert records.input_ids.min() >= 0
     assert records.input_ids.max() > 32_768
     assert records.masked_lm_ids.max() > 32_768
 
 
-def test_half_a_million_tokens_are_distinguished_whole_and_in_pieces(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_half_a_million_tokens_are_distinguished_whole_and_in_pieces(monkeypatch):
     """As many as the largest multilingual BERTs have."""
     tokens = (
         "[UNK]",
@@ -202,7 +195,7 @@ def test_half_a_million_tokens_are_distinguished_whole_and_in_pieces(
         _ = vocabulary.Vocabulary(("[UNK]", "abcd"), "").trie
 
 
-def test_words_that_the_tokenizer_does_not_know_are_not_learnt(tmp_path: Path) -> None:
+def test_words_that_the_tokenizer_does_not_know_are_not_learnt(tmp_path):
     """The trainer would take hours for such a word, and fill the vocabulary with its pieces."""
     text, target = tmp_path / "text", tmp_path / "vocab.txt"
     words = " ".join(
@@ -220,8 +213,8 @@ def test_words_that_the_tokenizer_does_not_know_are_not_learnt(tmp_path: Path) -
 
 
 def test_the_share_of_sentences_that_no_sequence_holds_is_printed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    tmp_path, monkeypatch, capsys
+):
     vocab = tmp_path / "vocab.txt"
     vocab.write_text("\n".join(["[PAD]", *vocabulary.SPECIAL_TOKENS, *"a.!?:;"]))
     for count, told in ((124, ""), (125, "90.00% of the tokens are in sentences that")):
@@ -239,8 +232,8 @@ def test_the_share_of_sentences_that_no_sequence_holds_is_printed(
 
 
 def test_how_well_a_vocabulary_fits_is_printed_before_anything_is_prepared(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    tmp_path, monkeypatch, capsys
+):
     """The printed figures are those of the tokenizer of the preparation."""
     documents = [
         [sentence.replace("e", "\u0436") for sentence in document]

@@ -142,7 +142,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str, str]] = {
 
 
 @pytest.fixture
-def telling(monkeypatch: pytest.MonkeyPatch) -> None:
+def telling(monkeypatch):
     """Takes sequences of 60 tokens, the longest of these tests, as long enough to be known
     again.
     """
@@ -150,9 +150,7 @@ def telling(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_damage_fails_the_check_that_is_there_for_it(
-    packed: Path, tmp_path: Path, telling: None, damage: str
-) -> None:
+def test_damage_fails_the_check_that_is_there_for_it(packed, tmp_path, telling, damage):
     folder = tmp_path / "data"
     shutil.copytree(packed, folder)
     change, name, message = DAMAGE[damage]
@@ -162,9 +160,7 @@ def test_damage_fails_the_check_that_is_there_for_it(
     assert message in failed[name], failed
 
 
-def test_what_was_prepared_is_valid_for_every_kind(
-    packed: Path, tmp_path: Path, telling: None, two_bins: None
-) -> None:
+def test_what_was_prepared_is_valid_for_every_kind(packed, tmp_path, telling, two_bins):
     folder = tmp_path / "data"
     shutil.copytree(packed, folder)
     prepare.main(prepare_options(folder, "--binned-data", "--shards", "1"))
@@ -181,7 +177,7 @@ def test_what_was_prepared_is_valid_for_every_kind(
     assert len(once) == 1, "the same instances, however they are arranged"
 
 
-def test_one_token_is_a_sequence_without_next_sentence_prediction(fresh: Path) -> None:
+def test_one_token_is_a_sequence_without_next_sentence_prediction(fresh):
     text = fresh / "download" / "results4" / "part-00000-of-00003"
     text.write_text(text.read_text() + "\nba\n\nko\n")
     prepare.main(prepare_options(fresh, "--packed-data", "--nsp", "0", "--shards", "2"))
@@ -190,7 +186,7 @@ def test_one_token_is_a_sequence_without_next_sentence_prediction(fresh: Path) -
     assert not verify.failures(verify.verify(fresh, jobs=1))
 
 
-def test_the_published_digest_is_that_of_lists_as_text() -> None:
+def test_the_published_digest_is_that_of_lists_as_text():
     ids = np.array([101, 7, 102, 101, 9, 9, 102], dtype=np.int16)
     empty = np.zeros(0, dtype=np.int16)
     records = Records(
@@ -203,8 +199,8 @@ def test_the_published_digest_is_that_of_lists_as_text() -> None:
 
 @pytest.mark.parametrize("how", ["index", "attribute", "stray"])
 def test_what_a_trainer_would_read_beside_the_digests_is_checked_too(
-    packed: Path, tmp_path: Path, how: str
-) -> None:
+    packed, tmp_path, how
+):
     folder = tmp_path / "data"
     shutil.copytree(packed, folder)
     if how == "index":
@@ -238,9 +234,7 @@ def command(
     )
 
 
-def test_the_command_prints_a_table_and_one_verdict(
-    packed: Path, tmp_path: Path, repository: Path
-) -> None:
+def test_the_command_prints_a_table_and_one_verdict(packed, tmp_path, repository):
     done = command(packed, "--jobs", 1, script=str(repository / "verify_dataset.sh"))
     assert done.returncode == 0, done.stderr
     assert "coverage" in done.stdout
@@ -258,7 +252,7 @@ def test_the_command_prints_a_table_and_one_verdict(
     assert "Traceback" not in done.stderr
 
 
-def test_a_folder_that_was_not_prepared_is_an_error(tmp_path: Path) -> None:
+def test_a_folder_that_was_not_prepared_is_an_error(tmp_path):
     with pytest.raises(
         DataError, match=r"has no prepared-\*\.json; .* import its records first"
     ):
@@ -273,8 +267,8 @@ def test_a_folder_that_was_not_prepared_is_an_error(tmp_path: Path) -> None:
     (101, 10_000, False),
 ])  # fmt: skip
 def test_a_few_shared_texts_of_a_tiny_set_are_a_note_not_a_failure(
-    packed: Path, seen: int, known: int, holds: bool | None
-) -> None:
+    packed, seen, known, holds
+):
     (path, *_) = sorted((packed / "packed_data").glob("part_*"))
     recipe = prepared.read(packed / "prepared-packed.json").recipe
     words = verify.vocabulary.load(packed / "phase1" / "vocab.txt")

@@ -30,7 +30,7 @@ WRITTEN = {
 
 
 @pytest.fixture
-def tree(tmp_path: Path) -> Path:
+def tree(tmp_path):
     """Seven made-up files of WikiExtractor's, of which only the size counts, and their
     sentences.
     """
@@ -54,7 +54,7 @@ def tree(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_blocks(monkeypatch):
     monkeypatch.setattr(split, "BLOCK_BYTES", int(0.003 * (1 << 20)))
 
 
@@ -67,9 +67,7 @@ def md5s(folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_the_references_files_give_what_its_scripts_do(
-    tree: Path, tmp_path: Path
-) -> None:
+def test_the_references_files_give_what_its_scripts_do(tree, tmp_path):
     made = split.split(tree, tmp_path / "out", jobs=1, num_eval_documents=25)
     assert md5s(tmp_path / "out") == WRITTEN
     assert made.held_out == 25
@@ -77,8 +75,8 @@ def test_the_references_files_give_what_its_scripts_do(
 
 
 def test_the_benchmarks_evaluation_text_is_known_and_another_is_called_so(
-    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tree, tmp_path, monkeypatch
+):
     other = split.split(tree, tmp_path / "a", jobs=1, num_eval_documents=25)
     assert (
         f"md5 {WRITTEN['eval.txt']}) is not the benchmark's (2a220f790517261547b1b45ed3ada07a)"
@@ -90,9 +88,7 @@ def test_the_benchmarks_evaluation_text_is_known_and_another_is_called_so(
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_files_of_the_same_name_in_two_folders_are_distinguished(
-    tree: Path, tmp_path: Path
-) -> None:
+def test_files_of_the_same_name_in_two_folders_are_distinguished(tree, tmp_path):
     split.split(tree, tmp_path / "out", jobs=1, num_eval_documents=25)
     (tree / "AA/wiki_00.3").write_text(
         (tree / "AA/wiki_00.3").read_text().replace("café", "tea")
@@ -101,7 +97,7 @@ def test_files_of_the_same_name_in_two_folders_are_distinguished(
     assert "tea" in (tmp_path / "out/part-00000-of-00005").read_text()
 
 
-def test_a_missing_or_cut_file_is_a_one_line_error(tree: Path, tmp_path: Path) -> None:
+def test_a_missing_or_cut_file_is_a_one_line_error(tree, tmp_path):
     (tree / "AB/wiki_01").unlink()
     with pytest.raises(DataError, match="AB/wiki_01 is missing, its size"):
         split.split(tree, tmp_path / "out", jobs=1, num_eval_documents=25)
@@ -112,7 +108,7 @@ def test_a_missing_or_cut_file_is_a_one_line_error(tree: Path, tmp_path: Path) -
         split.split(tree, tmp_path / "out", jobs=1, num_eval_documents=25)
 
 
-def test_every_file_holds_out_its_share() -> None:
+def test_every_file_holds_out_its_share():
     files = np.repeat(np.arange(40), 30)
     held_out = split.hold_out(files, 50, 12345)
     assert np.bincount(files[held_out]).tolist() == [1, 1, 1, 2] * 10
@@ -123,14 +119,14 @@ def test_every_file_holds_out_its_share() -> None:
     )
 
 
-def test_text_counts_as_files_of_a_mebibyte() -> None:
+def test_text_counts_as_files_of_a_mebibyte():
     half = split.FILE_BYTES // 2
     assert split.fill(
         [half, half, 1, 3 * half, half, half, half], split.FILE_BYTES
     ).tolist() == [0, 0, 1, 2, 3, 3, 4]
 
 
-def test_the_benchmarks_dump_is_known_by_its_md5() -> None:
+def test_the_benchmarks_dump_is_known_by_its_md5():
     name = "enwiki-20200101-pages-articles-multistream.xml.bz2"
     extract._check_known({name: "00d47075e0f583fb7c0791fac1c57cb3"})
     extract._check_known({"dewiki-20200101-pages-articles.xml.bz2": "0" * 32})
@@ -140,14 +136,14 @@ def test_the_benchmarks_dump_is_known_by_its_md5() -> None:
         extract._check_known({name: "0" * 32})
 
 
-def test_a_damaged_dump_under_the_benchmarks_name_is_refused(tmp_path: Path) -> None:
+def test_a_damaged_dump_under_the_benchmarks_name_is_refused(tmp_path):
     path = tmp_path / "enwiki-20200101-pages-articles-multistream.xml.bz2"
     path.write_bytes(b"BZh9")
     with pytest.raises(DataError, match="the published one 00d47075"):
         extract.extract([path], tmp_path / "out", jobs=1)
 
 
-def test_the_command_says_what_it_made(tree: Path, tmp_path: Path) -> None:
+def test_the_command_says_what_it_made(tree, tmp_path):
     line = [
         "--source",
         tree,

@@ -58,7 +58,7 @@ def article(number: int) -> str:
 
 
 @pytest.fixture(scope="module")
-def xml() -> bytes:
+def xml():
     pages = []
     for number in range(1, 61):
         pages.append(
@@ -84,7 +84,7 @@ def streams(data: bytes, cuts: list[int]) -> bytes:
 
 
 @pytest.fixture
-def dump(tmp_path: Path, xml: bytes) -> Path:
+def dump(tmp_path, xml):
     """A multistream dump, of which streams end anywhere, tags included."""
     generator = random.Random(3)
     cuts = [
@@ -174,7 +174,7 @@ def make_text(dump: Path, folder: Path, jobs: int = 1) -> dict[str, str]:
 
 
 @pytest.fixture
-def made(dump: Path) -> dict[str, str]:
+def made(dump):
     return make_text(dump, dump.parents[1])
 
 

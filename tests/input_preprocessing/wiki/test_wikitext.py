@@ -172,7 +172,7 @@ def test_a_missing_library_is_named_in_one_line(monkeypatch, name):
     assert "\n" not in str(caught.value)
 
 
-def test_nowiki_keeps_its_paragraph_and_what_it_shows() -> None:
+def test_nowiki_keeps_its_paragraph_and_what_it_shows():
     text = "Links are written <nowiki>[[title]]</nowiki> or <nowiki>{{name|x}}</nowiki> in its mark-up. It has rules.\n"
     assert sentences_of(text) == [
         "Links are written [[title]] or {{name|x}} in its mark-up.",
