@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -76,8 +77,7 @@ def _int32(values: np.ndarray) -> Tensor:
     return torch.from_numpy(values.astype(np.int32))
 
 
-@dataclass(frozen=True)
-class Order:
+class Order(NamedTuple):
     """Sample order of a rank: one permutation per epoch.
 
     Ranks take the samples of a step round-robin; an epoch may end within a step.

@@ -43,7 +43,7 @@ def predict(
     model = saved.load(options.folder, options.device)
     if options.input is not None:
         columns = column_names(options.text_columns)
-        reading = _reading(options)
+        reading = Reading.of(options)
         files.predict(
             model, options.input, options.output, columns, options.batch_size, reading
         )
@@ -68,7 +68,7 @@ def embed(
         raise ConfigError("give --input FILE and --output X.npy")
     model = saved.load(options.folder, options.device, embeds=True)
     columns = column_names(options.text_columns)
-    layout = Layout(texts=columns, reading=_reading(options))
+    layout = Layout(texts=columns, reading=Reading.of(options))
     table = Rows(options.input, layout, labelled=False, num_texts=len(columns) or 1)
     texts = [table.text(row) for _, row in table]
     present = [text for text in texts if text is not None]
@@ -81,15 +81,6 @@ def embed(
         files.say(note)
     with whole_file(options.output) as partial, open(partial, "wb") as output:
         np.save(output, vectors)
-
-
-def _reading(options: argparse.Namespace) -> Reading:
-    return Reading(
-        separator=options.separator,
-        quoting=options.quoting,
-        encoding=options.encoding,
-        no_header=options.no_header,
-    )
 
 
 def _print_answers(model: saved.Saved, options: argparse.Namespace) -> None:
@@ -178,14 +169,7 @@ def seeds(
         )
     rows = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
     # The seed alone may differ: a mean over other settings or data means nothing.
-    settings = [
-        {
-            name: value
-            for name, value in row.get("settings", {}).items()
-            if name != "SEED"
-        }
-        for row in rows
-    ]
+    settings = [row.get("settings", {}) | {"SEED": 0} for row in rows]
     for path, other in zip(paths[1:], settings[1:], strict=True):
         if reason := difference(settings[0], other):
             raise ConfigError(

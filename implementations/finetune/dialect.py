@@ -15,7 +15,6 @@ import json
 import re
 import zlib
 from collections import Counter
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -85,8 +84,7 @@ csv.field_size_limit(1 << 30)  # cells may be long
 Row = list[str] | dict[str, Any]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Reading:
+class Reading(NamedTuple):
     """What the user says about a file; empty: found. separator: a character, tab, or none for a
     text per line; quoting: a key of QUOTING.
     """
@@ -95,6 +93,11 @@ class Reading:
     quoting: str = ""
     encoding: str = ""
     no_header: bool = False
+
+    @classmethod
+    def of(cls, settings: Any) -> "Reading":
+        """Those among settings, or options."""
+        return cls(*(getattr(settings, name) for name in cls._fields))
 
 
 class RowFile(NamedTuple):

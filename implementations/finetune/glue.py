@@ -4,8 +4,7 @@ metrics.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -100,8 +99,7 @@ def prediction(
     )
 
 
-@dataclass(frozen=True)
-class Task:
+class Task(NamedTuple):
     """layout: None for a user's own table. metrics: the main one first; empty: chosen by the type
     of labels.
 

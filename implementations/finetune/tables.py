@@ -3,9 +3,8 @@
 import json
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,8 +24,7 @@ _PROSE = re.compile(r".{41,}|.*[.!?]|\S+(\s+\S+){4,}", re.DOTALL)  # no name of 
 _UNSPACED = re.compile("[\u0e00-\u109f\u3040-\u9fff]")  # letters of Thai, Chinese, ...
 
 
-@dataclass(frozen=True, kw_only=True)
-class Layout:
+class Layout(NamedTuple):
     """Columns by name; empty ones are inferred from the file.
 
     texts: one or two; usual: those that the model was trained on; names: all columns of a file
@@ -266,8 +264,7 @@ def _is_sentence(cell: str) -> bool:
     return len(words) > 2 or len(_UNSPACED.findall(cell)) > 5
 
 
-@dataclass(frozen=True)
-class Table:
+class Table(NamedTuple):
     """N examples of one or two texts. labels: ids in ``names``, int64 (N,), or regression targets,
     float32.
     """

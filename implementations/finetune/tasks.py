@@ -7,7 +7,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -155,7 +155,7 @@ class Glue(TaskData):
             # Scores are numbered by the labels of the training, not
             # by those that this file happens to hold.
             labels = tuple(config.described["labels"])
-            self.layout = replace(self.layout, labels=labels, numbers=not labels)
+            self.layout = self.layout._replace(labels=labels, numbers=not labels)
         if config.mode != "train":
             self._read_tests()
 
@@ -164,8 +164,7 @@ class Glue(TaskData):
         table = tables.read(path, self.layout)
         # What training found in the file holds for dev, test and later predictions: a column or a
         # label of another order there must not change what a score means.
-        self.layout = replace(
-            self.layout,
+        self.layout = self.layout._replace(
             labels=table.names,
             numbers=not table.names,
             usual=table.columns,
@@ -275,18 +274,12 @@ def _layout(config: FinetuneConfig) -> tables.Layout:
     # Names in a header say nothing of a file without.
     if config.no_header and not facts.get("label_column", "").startswith("column_"):
         facts = {}
-    reading = Reading(
-        separator=config.separator,
-        quoting=config.quoting,
-        encoding=config.encoding,
-        no_header=config.no_header,
-    )
     return tables.Layout(
         texts=tables.column_names(config.text_columns),
         numbers=config.regression,
         label=config.label_column or facts.get("label_column", ""),
         usual=tuple(facts.get("columns", ())),
-        reading=reading,
+        reading=Reading.of(config),
     )
 
 

@@ -15,7 +15,6 @@ import argparse
 import pickle
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
@@ -187,7 +186,7 @@ def convert(
     heads = read.heads
     # Before padding, as the file has the size of the vocabulary.
     if bert_config:
-        sizes = replace(shape, vocabulary=size)
+        sizes = shape._replace(vocabulary=size)
         heads = parameters.check_config(sizes, read.heads, bert_config)
     if to_tensorflow:
         if heads is None:

@@ -10,17 +10,14 @@ output [N, H, D].
 
 import re
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from bert.data.records import DataError
+from bert.data.records import Array, DataError
 from common.tables import read_table
 from input_preprocessing.checkpoints.tf_names import MOST_NAMED, Tensors
 from input_preprocessing.stage.cli import some_of
 
-Array = npt.NDArray[Any]
 ATTRIBUTE = ".ATTRIBUTES/VARIABLE_VALUE"
 
 _TABLE = read_table(__file__, "names.yaml")

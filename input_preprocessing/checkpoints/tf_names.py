@@ -6,18 +6,16 @@ TensorFlow's dense kernels are transposed.
 
 import json
 import re
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from bert.data.records import DataError
+from bert.data.records import Array, DataError
 from common.tables import read_table
 from input_preprocessing.stage.cli import some_of
 
-Tensors = dict[str, npt.NDArray[Any]]
+Tensors = dict[str, Array]
 
 DECODER = "cls.predictions.decoder.weight"
 WORDS = "bert.embeddings.word_embeddings.weight"
@@ -28,8 +26,7 @@ _TABLE = read_table(__file__, "names.yaml")
 _ACTIVATED = re.compile(r"((?:intermediate|pooler|transform)\.dense)\.")
 
 
-@dataclass(frozen=True)
-class Shape:
+class Shape(NamedTuple):
     """Sizes of a BERT model."""
 
     layers: int
@@ -65,7 +62,7 @@ def left_out_as(name: str) -> str | None:
     )
 
 
-def from_tf1(name: str, tensor: npt.NDArray[Any]) -> tuple[str, npt.NDArray[Any]]:
+def from_tf1(name: str, tensor: Array) -> tuple[str, Array]:
     """Hugging Face name and value of a TensorFlow 1 variable."""
     for pattern, replacement in _TABLE["tensorflow1"].items():
         name = re.sub(pattern, replacement, name)

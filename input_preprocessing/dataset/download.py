@@ -16,8 +16,8 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from bert.data.prepared import NUM_PARTS, TEXT_MD5
 from bert.data.records import DataError
@@ -35,8 +35,7 @@ _TIMEOUT = 60.0
 _CHUNK = 1 << 20
 
 
-@dataclass(frozen=True)
-class PublicFile:
+class PublicFile(NamedTuple):
     """A published file with its digest, "md5 7f59165e..." or "sha256 ..."; '': checked after
     unpacking.
 

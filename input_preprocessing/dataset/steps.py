@@ -8,6 +8,7 @@ import os
 import shutil
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from bert.data import prepared
 from bert.data.digests import digest_of_tensors
@@ -45,8 +46,7 @@ PUBLIC_BYTES = PUBLIC_TEXT + 5_500_000_000 + 4_035_000_000 + 1_350_000_000
 UNPACKED_FOLDER = "training"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Inputs:
+class Inputs(NamedTuple):
     """Input files in a download folder."""
 
     texts: tuple[Path, ...]
@@ -198,8 +198,7 @@ def download_folder(options: argparse.Namespace) -> Path:
     return options.downloaddir or options.outputdir / "download"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Job:
+class Job(NamedTuple):
     """A preparation: options, inputs and output paths."""
 
     options: argparse.Namespace

@@ -8,14 +8,12 @@ runs of a full sequence, and the second run is empty.
 """
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from bert.data.compiled import compiled, is_first
 from bert.data.format import write_records
-from bert.data.records import Metadata, Records, offsets_of
+from bert.data.records import Array, Metadata, Records, offsets_of
 from input_preprocessing.instances import mersenne
 from input_preprocessing.instances.options import SamplingConfig, sampling_digest
 from input_preprocessing.stage.reading import read_text
@@ -114,10 +112,10 @@ def make_instances(
 
 
 def _records_of(
-    tokens: npt.NDArray[Any],
-    special: npt.NDArray[Any],
-    drawn: tuple[npt.NDArray[Any], ...],
-    order: npt.NDArray[np.int64],
+    tokens: Array,
+    special: Array,
+    drawn: tuple[Array, ...],
+    order: Array,
     nsp: bool,
 ) -> Records:
     """The instances in this order. drawn: as `sample` returns them."""
@@ -147,9 +145,7 @@ def _records_of(
     )
 
 
-def _runs(
-    ends: npt.NDArray[np.int64], length: int
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def _runs(ends: Array, length: int) -> tuple[Array, Array]:
     """Offsets of runs of `length` tokens (the last of a document may be shorter), and of documents
     in runs.
 

@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from bert.data.compiled import compiled
 from bert.data.digests import add_multiset_digests
@@ -27,6 +27,7 @@ from bert.data.format import (
     without_digests,
     write_records,
 )
+from bert.data.packing import Integers
 from bert.data.records import SUFFIXES, DataError, Metadata, Records, concatenate
 from bert.data.shards import INDEX, read_index, write_index
 from common.files import text_of
@@ -42,12 +43,10 @@ SEQUENCES_OF_SMALLEST_SHARD = 16
 MOST_SHARDS = 4320
 _SOURCE = " files of instances"  # in the shards' metadata, after the number
 
-Integers = npt.NDArray[np.int64]
 Arrange = Callable[[Records, int], tuple[Integers, "Integers | None"]]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ShardPlan:
+class ShardPlan(NamedTuple):
     """Assignment of source sequences to groups, and of groups to shards."""
 
     sources: tuple[Path, ...]

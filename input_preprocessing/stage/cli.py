@@ -37,19 +37,13 @@ def run_stage(stage: str) -> None:
     options = parser.parse_args()
     try:
         main(options)
-    except (DataError, OSError) as error:
-        where = (
-            f"{error.filename}: "
-            if isinstance(error, OSError) and error.filename
-            else ""
-        )
-        text = (
-            error.strerror
-            if isinstance(error, OSError) and error.strerror
-            else str(error)
-        )
+    except DataError as error:
+        sys.exit(f"{parser.prog}: {error}")
+    except OSError as error:
+        text = error.strerror or str(error)
         if isinstance(error, (FileExistsError, NotADirectoryError)):
             text = "a file is where a folder has to be; move it away"
+        where = f"{error.filename}: " if error.filename else ""
         sys.exit(f"{parser.prog}: {where}{text}")
 
 

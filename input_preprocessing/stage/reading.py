@@ -11,9 +11,8 @@ from typing import BinaryIO
 
 import charset_normalizer
 import numpy as np
-import numpy.typing as npt
 
-from bert.data.records import DataError
+from bert.data.records import Array, DataError
 from input_preprocessing.stage.cli import say
 
 # Share of a text's bytes; above, it is in another encoding or no text.
@@ -120,9 +119,7 @@ def read_text(path: Path, option: str) -> tuple[bytes, str]:
     )
 
 
-def slices(
-    paths: Sequence[Path], positions: npt.NDArray[np.int64]
-) -> Iterator[list[bytes]]:
+def slices(paths: Sequence[Path], positions: Array) -> Iterator[list[bytes]]:
     """Contents at positions (file, begin, end), (N, 3): a list per file, in file order."""
     for number in np.unique(positions[:, 0]).tolist():
         with open(paths[number], "rb") as file:

@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 
 import google_crc32c
 import numpy as np
-import numpy.typing as npt
 
-from bert.data.records import DataError
+from bert.data.records import Array, DataError
 from input_preprocessing.stage.reading import readable
 
 # The last 48 bytes of a LevelDB table: two block handles, padded to 40 bytes, and this number.
@@ -36,7 +35,7 @@ OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 Value = int | bytes
 
 
-def masked_crc(data: bytes | npt.NDArray[np.uint8]) -> bytes:
+def masked_crc(data: bytes | Array) -> bytes:
     """CRC-32C as TensorFlow stores it: rotated, offset, little-endian."""
     crc = google_crc32c.value(data)
     return ((((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF).to_bytes(
@@ -124,7 +123,7 @@ class Bundle:
                 f"{index} is not an intact TensorFlow checkpoint index ({error}); copy it again"
             ) from error
 
-    def read(self, name: str) -> npt.NDArray[Any]:
+    def read(self, name: str) -> Array:
         """A tensor; bfloat16 is converted to float32.
 
         Raises:
@@ -149,7 +148,7 @@ class Bundle:
             )
         return array.reshape(entry.shape)
 
-    def read_bytes(self, name: str) -> npt.NDArray[np.uint8]:
+    def read_bytes(self, name: str) -> Array:
         """The tensor's bytes, verified.
 
         Raises:
@@ -165,7 +164,7 @@ class Bundle:
             raw = np.fromfile(file, dtype=np.uint8, count=entry.size)
         if raw.size != entry.size:
             raise DataError(f"{path} is too short for tensor {name}; copy it again")
-        covered: npt.NDArray[np.uint8] | bytes = raw
+        covered: Array | bytes = raw
         if entry.dtype == STRING:
             covered = _checked_string(raw.tobytes())
         if int.from_bytes(masked_crc(covered), "little") != entry.crc:

@@ -3,12 +3,11 @@
 import struct
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from bert.data.format import atomic_file
+from bert.data.records import Array
 from input_preprocessing.tensorflow_files.bundle import (
     MAGIC,
     OBJECT_GRAPH,
@@ -16,7 +15,7 @@ from input_preprocessing.tensorflow_files.bundle import (
     masked_crc,
 )
 
-Variables = Mapping[str, tuple[str, npt.NDArray[Any]]]
+Variables = Mapping[str, tuple[str, Array]]
 _FLOAT, _INT64 = 1, 9  # of tensorflow.DataType
 # BundleHeaderProto: one shard, version 1.
 _HEADER = b"\x08\x01\x1a\x02\x08\x01"

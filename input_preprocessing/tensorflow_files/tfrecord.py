@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from bert.data.compiled import compiled
 from bert.data.format import atomic_file
+from bert.data.packing import Integers
 from bert.data.records import (
     IDS,
     Array,
@@ -28,8 +28,6 @@ from bert.data.records import (
 from input_preprocessing.stage.manifest import PUBLISHED
 from input_preprocessing.stage.reading import readable
 from input_preprocessing.tensorflow_files.bundle import fields, masked_crc
-
-Integers = npt.NDArray[np.int64]
 
 NAMES = (  # in the order of protobuf's deterministic serialisation
     "input_ids",

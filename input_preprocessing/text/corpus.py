@@ -32,11 +32,10 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 from tokenizers import BertWordPieceTokenizer
 
 from bert.data.format import atomic_file
-from bert.data.records import DataError
+from bert.data.records import Array, DataError
 from common.files import object_of
 from input_preprocessing.stage.cli import human_bytes, say
 from input_preprocessing.stage.manifest import (
@@ -184,9 +183,9 @@ def _write(
 
 
 def _without_duplicates(
-    tables: Sequence[npt.NDArray[np.uint64]],
-) -> npt.NDArray[np.intp]:
-    """Numbers of the documents to keep, of equal ones the first, in the order of the input.
+    tables: Sequence[Array],
+) -> Array:
+    """Array of the documents to keep, of equal ones the first, in the order of the input.
 
     Equal by a hash of 8 bytes, all that is held of a document.
     """
@@ -249,10 +248,7 @@ def fit_of(
     return f"vocabulary: {fit}"
 
 
-Numbers = npt.NDArray[np.int64]
-
-
-def _deal(parts: list[Path], starts: Numbers, task: tuple[Numbers, Path]) -> None:
+def _deal(parts: list[Path], starts: Array, task: tuple[Array, Path]) -> None:
     """Writes a shard of the documents with these numbers, ascending over all parts."""
     chosen, target = task
     if is_recorded(target):
@@ -263,7 +259,7 @@ def _deal(parts: list[Path], starts: Numbers, task: tuple[Numbers, Path]) -> Non
     record(target)
 
 
-def _places(parts: list[Path], starts: Numbers, chosen: Numbers) -> Numbers:
+def _places(parts: list[Path], starts: Array, chosen: Array) -> Array:
     """(part, begin, end) of each document, (N, 3)."""
     positions = np.empty((len(chosen), 3), dtype=np.int64)
     bounds = np.searchsorted(chosen, starts)

@@ -14,15 +14,14 @@ their old category. So tokens do not depend on the Python version (3.7 or later)
 import unicodedata
 from bisect import bisect_right
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from bert.data.compiled import compiled
-from bert.data.records import id_dtype
+from bert.data.records import Array, id_dtype
 from input_preprocessing.text.vocabulary import NODE_MASK, Vocabulary, slot_of
 
 # Of the reference's WordpieceTokenizer: a longer word is one [UNK].
@@ -58,14 +57,13 @@ _NOT_IGNORED = (0x055F, 0xA9BD)  # in the test for a final sigma; later ignored
 _REPLACED = {0x1734: "\u1714", 0x1171E: "\U0001171d"}
 
 
-@dataclass(frozen=True)
-class TokenizedText:
+class TokenizedText(NamedTuple):
     """Documents of segments of tokens, flattened."""
 
     # Depending on the vocabulary's size.
-    tokens: npt.NDArray[np.int16] | npt.NDArray[np.int32]
-    segment_offsets: npt.NDArray[np.int64]  # segment s is tokens [o[s], o[s + 1])
-    document_offsets: npt.NDArray[np.int64]  # document d is segments [o[d], o[d + 1])
+    tokens: Array
+    segment_offsets: Array  # segment s is tokens [o[s], o[s + 1])
+    document_offsets: Array  # document d is segments [o[d], o[d + 1])
 
 
 def _was_assigned(code: int) -> bool:

@@ -6,10 +6,9 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from bert.data.compiled import compiled
-from bert.data.records import DataError
+from bert.data.records import Array, DataError
 from input_preprocessing.stage.cli import say
 from input_preprocessing.stage.reading import readable
 
@@ -50,7 +49,7 @@ class Vocabulary:
             say(f"warning: the vocabulary has {which}: {doubt}")
 
     @cached_property
-    def trie(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
+    def trie(self) -> tuple[Array, Array]:
         """Byte trie as an open-addressing hash table. Node 0 starts a word, node 1 continues one
         ("##").
 

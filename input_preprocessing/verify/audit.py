@@ -2,9 +2,8 @@
 maker writes them.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -34,8 +33,7 @@ _FAULTS = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rules:
+class Rules(NamedTuple):
     """Rules that every sequence must obey."""
 
     special: tuple[int, ...]  # ids of [CLS], [SEP], [MASK] and, if there is one, [PAD]
@@ -43,8 +41,7 @@ class Rules:
     num_masked: tuple[int, ...]  # masked tokens of a sequence by length
 
 
-@dataclass(frozen=True, kw_only=True)
-class Audit:
+class Audit(NamedTuple):
     """Counts and digests of a record file."""
 
     path: Path

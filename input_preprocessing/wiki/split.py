@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bert.data.format import atomic_file
+from bert.data.packing import Integers
 from bert.data.prepared import TEXT_MD5
 from bert.data.records import DataError
 from input_preprocessing.stage.cli import OPTIONS, human_bytes, say
@@ -51,8 +52,6 @@ SEED_STEP = 13  # between the seeds of consecutive files
 # 26.92 MiB: the --block_size of the reference's do_gather.py is in MiB, too.
 BLOCK_BYTES = int(26.92 * (1 << 20))  # maximal bytes of WikiExtractor's files per part
 FILE_BYTES = 1 << 20  # maximal size of WikiExtractor's files
-
-Integers = npt.NDArray[np.int64]
 
 
 class Split(NamedTuple):

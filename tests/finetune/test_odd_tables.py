@@ -323,7 +323,7 @@ def test_the_option_that_is_named_settles_each_doubt(tmp_path):
 
     def texts(content, layout=Layout(), **reading):  # noqa: B008
         path.write_bytes(content)
-        layout = Layout(**{**vars(layout), "reading": Reading(**reading)})
+        layout = Layout(**{**layout._asdict(), "reading": Reading(**reading)})
         return [text for (text,) in tables.read_texts(path, layout, 1).texts]
 
     assert texts(b"review\nso so\n", no_header=True) == ["review", "so so"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
 
@@ -21,7 +20,7 @@ def read(tmp_path, text, task, names=()):
     path = tmp_path / "table.tsv"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     return tables.read(
-        path, replace(layout_of(task), **({"labels": names} if names else {}))
+        path, layout_of(task)._replace(**({"labels": names} if names else {}))
     )
 
 

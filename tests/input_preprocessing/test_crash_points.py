@@ -8,7 +8,6 @@ HDF5's own writes included.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import io
 import os
@@ -168,7 +167,7 @@ def small_download(monkeypatch):
     for name, value in (("FILES", files), ("NUM_PARTS", 2), ("TEXT_MD5", {})):
         monkeypatch.setattr(download, name, value)
     sources = {
-        task: tuple(dataclasses.replace(file, digest="") for file in files)
+        task: tuple(file._replace(digest="") for file in files)
         for task, files in finetuning.SOURCES.items()
     }
     monkeypatch.setattr(finetuning, "SOURCES", sources)

@@ -111,8 +111,7 @@ def predict(features: Features, logits: Sequence[Logits], rules: Rules) -> Predi
             {
                 "text": candidate.text,
                 "probability": float(share),
-                "start_logit": candidate.start_logit,
-                "end_logit": candidate.end_logit,
+                **candidate._asdict(),
             }
             for candidate, share in zip(best, shares, strict=True)
         ]

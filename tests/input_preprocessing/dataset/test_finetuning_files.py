@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import io
 import re
@@ -56,7 +55,7 @@ def publish(monkeypatch: pytest.MonkeyPatch, site: Server) -> None:
             for file in files
         ]
         sources[task] = tuple(
-            dataclasses.replace(file, digest=digest, url=f"{site.url}/{file.name}")
+            file._replace(digest=digest, url=f"{site.url}/{file.name}")
             for file, digest in zip(files, digests, strict=True)
         )
     monkeypatch.setattr(finetuning, "SOURCES", sources)

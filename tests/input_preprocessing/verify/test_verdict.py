@@ -273,7 +273,7 @@ def test_a_few_shared_texts_of_a_tiny_set_are_a_note_not_a_failure(
     recipe = prepared.read(packed / "prepared-packed.json").recipe
     words = verify.vocabulary.load(packed / "phase1" / "vocab.txt")
     found = audit.audit(path, audit.rules_of(words, recipe))
-    audits = [dataclasses.replace(found, seen=seen)]
+    audits = [found._replace(seen=seen)]
     assert (
         verify.check_held_out(audits, np.arange(known, dtype=np.uint64)).holds is holds
     )
