@@ -1,13 +1,13 @@
 """Stage `upgrade`: record files of an older version become files of this one."""
 
 import argparse
-import sys
 from pathlib import Path
 
 from bert.data import format as record_format
 from bert.data.format import verify_records, version_of, write_records
 from bert.data.hdf5 import open_hdf5
 from bert.data.records import DataError
+from input_preprocessing.stage.cli import say
 from input_preprocessing.stage.parallel import run_tasks
 
 
@@ -45,10 +45,8 @@ def main(options: argparse.Namespace) -> None:
     if not paths:
         raise DataError(f"no .hdf5 files below {options.folder}; check the path")
     older = [path for path in paths if _is_older(path)]
-    weights = [path.stat().st_size for path in older]
-    run_tasks("rewrite files", _rewrite, older, jobs=options.jobs, weights=weights)
-    print(
+    run_tasks("rewrite files", _rewrite, older, jobs=options.jobs)
+    say(
         f"{options.folder}: {len(older)} of {len(paths)} files rewritten, "
-        f"all are of format version {record_format.VERSION}",
-        file=sys.stderr,
+        f"all are of format version {record_format.VERSION}"
     )
