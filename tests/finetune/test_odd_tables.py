@@ -8,10 +8,11 @@ import gzip
 
 import pytest
 
-from bert.data.records import DataError
 from finetune import tables
 from finetune.dialect import Reading
 from finetune.tables import Layout
+
+from ..refused import refused
 
 # Of a model: its columns and labels.
 TRAINED = Layout(usual=("text",), label="stars", labels=("neg", "pos"))
@@ -118,7 +119,7 @@ def test_an_odd_table_is_read_as_meant_or_refused(tmp_path, name):
         assert table.texts == expected
         assert len(set(table.names)) == 2
     else:
-        with pytest.raises(DataError, match=expected) as caught:
+        with refused(expected) as caught:
             tables.read(path, Layout())
         assert "\n" not in str(caught.value)
 
@@ -128,12 +129,10 @@ def test_a_given_encoding_reads_what_is_not_utf_8(tmp_path):
     path.write_bytes("text,label\ncafé,x\nb,y\n".encode("cp1252"))
     table = tables.read(path, Layout(reading=Reading(encoding="cp1252")))
     assert table.texts == [("café",), ("b",)]
-    with pytest.raises(
-        DataError, match=r"ENCODING=cp1252x .predict: --encoding.: no such encoding"
-    ):
+    with refused(r"ENCODING=cp1252x .predict: --encoding.: no such encoding"):
         tables.read(path, Layout(reading=Reading(encoding="cp1252x")))
     path.write_bytes(b"text,label\na-x.y\n")
-    with pytest.raises(DataError, match="is not punycode"):
+    with refused("is not punycode"):
         tables.read(path, Layout(reading=Reading(encoding="punycode")))
     path.write_bytes("\ufefftext,label\na,x\nb,y\n".encode("utf-16-le"))
     marked = tables.read(path, Layout(reading=Reading(encoding="utf-16le")))
@@ -149,7 +148,7 @@ def test_utf_8_is_read_as_such_whatever_encoding_is_given(tmp_path, mark):
     assert (table.columns, table.texts) == (("text",), [("café",), ("b",)])
     assert "dev.csv: UTF-8 (not cp1252), separator" in table.summary
     path.write_bytes("text,label\ncafé,x\nnaïf,y\n".encode() + b"caf\xe9,y\n")
-    with pytest.raises(DataError, match="line 4 is not UTF-8, line 2 is"):
+    with refused("line 4 is not UTF-8, line 2 is"):
         tables.read(path, given)
     # Two bytes of Chinese may be UTF-8 by chance.
     path.write_bytes("text,label\n拢,x\n好,y\n中文,y\n".encode("gbk"))
@@ -200,7 +199,7 @@ def test_an_identifier_a_date_or_a_price_is_no_text_of_a_pair(tmp_path, name):
     ]
     path.write_text(f"{name},review,label\n" + "".join(rows))
     told = f"columns {name}, review a pair of texts. set TEXT_COLUMNS=review or "
-    with pytest.raises(DataError, match=told):
+    with refused(told):
         tables.read(path, Layout())
     # Also where the names are given that a file without a header gets.
     path.write_text("".join(rows))
@@ -212,7 +211,7 @@ def test_a_category_of_three_words_is_no_text(tmp_path):
     path = tmp_path / "train.csv"
     rows = [f"Home and Garden,this is review {n},{n % 2}\n" for n in range(20)]
     path.write_text("category,review,label\n" + "".join(rows))
-    with pytest.raises(DataError, match="set TEXT_COLUMNS=review or"):
+    with refused("set TEXT_COLUMNS=review or"):
         tables.read(path, Layout())
 
 
@@ -227,7 +226,7 @@ def test_columns_of_a_file_without_a_header_are_named_by_number(tmp_path):
     # What a model trained on it knows is enough to predict such a file.
     known = Layout(usual=table.columns, label=table.label, reading=reading)
     assert tables.read_texts(path, known, 1).texts == table.texts
-    with pytest.raises(DataError, match=r"no column 'stars' .it has column_1"):
+    with refused(r"no column 'stars' .it has column_1"):
         tables.read(path, Layout(label="stars", reading=reading))
 
 
@@ -242,11 +241,11 @@ def test_quotation_marks_around_lines_are_asked_about_or_counted(tmp_path):
             for (text,) in tables.read_texts(path, Layout(reading=reading), 1).texts
         ]
 
-    with pytest.raises(DataError, match=":1: quotation marks enclose several lines"):
+    with refused(":1: quotation marks enclose several lines"):
         texts("")
     unclosed = tmp_path / "unclosed.csv"
     unclosed.write_text('"abc, 1\nd,2\n')
-    with pytest.raises(DataError, match=r":1: not CSV .*: double the quotation marks"):
+    with refused(r":1: not CSV .*: double the quotation marks"):
         tables.read(unclosed, Layout(reading=Reading(separator=",")))
     assert texts(",") == ["So good.\nSo bad.", "well"]
     assert texts("none") == ['"So good.', 'So bad."', "well"]
@@ -294,10 +293,10 @@ def test_an_odd_file_to_predict_gives_each_row_or_is_refused(tmp_path, name):
     path = tmp_path / "new.csv"
     path.write_bytes(content)
     if name == "a survey's question as header":
-        with pytest.raises(DataError, match=expected):
+        with refused(expected):
             tables.read_texts(path, Layout(), 1)
     elif name == "no header":
-        with pytest.raises(DataError, match=r"set SEPARATOR \(tab, or none"):
+        with refused(r"set SEPARATOR \(tab, or none"):
             tables.read_texts(path, TRAINED, 1)
         layout = Layout(reading=Reading(separator="none"), labels=TRAINED.labels)
         assert len(tables.read_texts(path, layout, 1).texts) == 3
@@ -307,14 +306,14 @@ def test_an_odd_file_to_predict_gives_each_row_or_is_refused(tmp_path, name):
             found = tables.read_texts(path, layout, 1).texts
             assert found == [(text,) for text in expected]
         else:
-            with pytest.raises(DataError, match=expected):
+            with refused(expected):
                 tables.read_texts(path, layout, 1)
     elif isinstance(expected, list):
         assert tables.read_texts(path, TRAINED, 1).texts == [
             (text,) for text in expected
         ]
     else:
-        with pytest.raises(DataError, match=expected):
+        with refused(expected):
             tables.read_texts(path, TRAINED, 1)
 
 
@@ -335,18 +334,18 @@ def test_the_option_that_is_named_settles_each_doubt(tmp_path):
         "Hello, you",
         "Well",
     ]
-    with pytest.raises(DataError, match="expected one character, tab or none"):
+    with refused("expected one character, tab or none"):
         texts(b"text\na\n", separator="comma")
 
 
 def test_a_label_is_never_a_text(tmp_path):
     (tmp_path / "train.csv").write_text("text,label\na,x\nb,y\n")
-    with pytest.raises(DataError, match="column 'label' is the label, not a text"):
+    with refused("column 'label' is the label, not a text"):
         tables.read(
             tmp_path / "train.csv", Layout(texts=("text", "label"), label="label")
         )
     (tmp_path / "new.csv").write_text("text,stars\na,x\n")
-    with pytest.raises(DataError, match="column 'stars' is the label"):
+    with refused("column 'stars' is the label"):
         tables.read_texts(
             tmp_path / "new.csv", Layout(texts=("stars",), label="stars"), 1
         )

@@ -24,6 +24,7 @@ from input_preprocessing.stage.manifest import STAGE_FILE
 from input_preprocessing.verify import verdict as verify
 
 from .. import disks, forked
+from ..refused import refused
 from .conftest import all_records, prepare_options, prepared_digests
 from .test_crash_points import CHECKPOINT, STAGES, contents, make_source
 from .test_crash_points import small_download as small_download
@@ -91,9 +92,7 @@ def test_a_full_disk_is_reported_and_leaves_no_partial_file(small_disk, tmp_path
     make(small_disk)
     filler = small_disk / "filler"
     filler.write_bytes(bytes(shutil.disk_usage(small_disk).free - 40_960))
-    with pytest.raises(
-        DataError, match=r"cannot write .*(No space left|space and permissions)"
-    ) as caught:
+    with refused(r"cannot write .*(No space left|space and permissions)") as caught:
         run(small_disk)
     assert "\n" not in str(caught.value)
     assert not list(small_disk.rglob("*.partial"))
@@ -178,7 +177,7 @@ def test_two_preparations_of_one_folder_do_not_run_at_once(fresh):
 
     with open(fresh / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(DataError, match="another run is writing"):
+        with refused("another run is writing"):
             prepare.main(prepare_options(fresh, "--packed-data"))
     assert not (fresh / "work").exists()
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from bert.data.format import write_records
-from bert.data.records import DataError
 from input_preprocessing.dataset import prepare
 from input_preprocessing.records.tfrecord_nvidia import import_file
 from input_preprocessing.stage.cli import run_stage
 
 from ..bert.data.samples import METADATA, make_records, write_nvidia
+from ..refused import refused
 from .conftest import prepare_options, prepared_digests
 
 
@@ -109,9 +109,7 @@ def test_shards_are_not_written_over_by_an_import(tmp_path):
     shard = tmp_path / "target" / "part_00000_of_00002.hdf5"
     write_nvidia(tmp_path / shard.name, make_records(20), "variable")
     before = contents_of(tmp_path / "target")
-    with pytest.raises(
-        DataError, match=rf"{shard.name} was not made by import_records"
-    ):
+    with refused(rf"{shard.name} was not made by import_records"):
         import_file(None, (tmp_path / shard.name, shard))
     assert contents_of(tmp_path / "target") == before
 
@@ -128,7 +126,7 @@ def test_a_preparation_sees_shards_of_others_before_it_begins(fresh, kind):
         fresh / folder / "part_00000_of_00002.hdf5", make_records(20), "variable"
     )
     before = contents_of(fresh / folder)
-    with pytest.raises(DataError, match="was not made by this preparation"):
+    with refused("was not made by this preparation"):
         prepare.main(prepare_options(fresh, kind))
     assert contents_of(fresh / folder) == before
     assert not list(fresh.glob("work/*"))

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from bert.data.records import DataError
 from input_preprocessing.dataset import prepare
 from input_preprocessing.stage import reading
 from input_preprocessing.stage.cli import run_stage
 from input_preprocessing.verify.verdict import failures, verify
 
+from ...refused import refused
 from ..conftest import (
     made_up_documents,
     prepare_options,
@@ -111,9 +111,8 @@ def test_a_text_that_changes_during_a_run_stops_it(fresh, monkeypatch, capsys):
         return make(*arguments)
 
     monkeypatch.setattr(prepare.steps, "make_training_files", slowly)
-    with pytest.raises(
-        DataError,
-        match="part-00000-of-00003 changed while it was read; run the same command again",
+    with refused(
+        "part-00000-of-00003 changed while it was read; run the same command again"
     ):
         run(fresh)
     assert not list(fresh.glob("prepared-*"))
@@ -138,7 +137,7 @@ def test_a_file_that_changes_under_the_reader_is_not_taken(tmp_path, monkeypatch
         return found
 
     monkeypatch.setattr(reading.os, "fstat", meanwhile)
-    with pytest.raises(DataError, match="changed while it was read"):
+    with refused("changed while it was read"):
         reading.read_text(path, "--input")
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from bert.data.format import open_records
-from bert.data.records import DataError
 from bert.pretraining import check
 from bert.pretraining.config import PretrainingConfig
 from common import env
@@ -18,6 +17,7 @@ from input_preprocessing.dataset import prepare
 from input_preprocessing.stage.cli import parse_phases, parser_of
 from input_preprocessing.text import corpus
 
+from ...refused import refused
 from ..conftest import (
     all_records,
     made_up_documents,
@@ -168,7 +168,7 @@ def test_what_the_second_phase_lacks_stops_the_first_from_beginning(
     (tmp_path / "data" / "download" / "bert_config.json").write_text(
         '{"vocab_size":9999,"max_position_embeddings":64}'
     )
-    with pytest.raises(DataError, match="fewer than --max-seq-length 512"):
+    with refused("fewer than --max-seq-length 512"):
         prepare.main(
             options(tmp_path / "data", "--skip-download", "--phases", "64:10,512:80")
         )
@@ -192,7 +192,7 @@ def test_the_disk_must_hold_the_shards_of_the_first_phase_while_the_second_works
     monkeypatch.setattr(
         shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1, 1, enough_for_one)
     )
-    with pytest.raises(DataError, match="are needed"):
+    with refused("are needed"):
         prepare.main(options(tmp_path, *line))
     assert not list(tmp_path.rglob("work"))
 
@@ -204,7 +204,7 @@ def test_the_disk_must_hold_the_shards_of_the_first_phase_while_the_second_works
 ])  # fmt: skip
 def test_options_that_would_do_nothing_are_refused(downloaded, more, message):
     line = ["--outputdir", str(downloaded), "--skip-download", *more]
-    with pytest.raises(DataError, match=message):
+    with refused(message):
         prepare.main(parser_of("prepare").parse_args(line))
     assert not list(downloaded.rglob("work"))
 
@@ -224,7 +224,7 @@ def test_a_text_that_was_downloaded_is_not_written_over(text, fresh):
         for path in (fresh / "download").rglob("*")
         if path.is_file()
     }
-    with pytest.raises(DataError, match="has text not made by this command"):
+    with refused("has text not made by this command"):
         prepare.main(prepare_options(fresh, "--input", str(text)))
     assert {
         path: path.read_bytes()

@@ -15,11 +15,11 @@ import pytest
 
 from bert.data import prepared
 from bert.data.format import open_records, write_records
-from bert.data.records import DataError
 from input_preprocessing.dataset import prepare, repair
 from input_preprocessing.stage.cli import parser_of, run_stage
 from input_preprocessing.verify.verdict import failures, verify
 
+from ...refused import refused
 from ..conftest import flip, prepare_options
 from ..test_crash_points import ENDED, contents, run_and_kill
 
@@ -309,22 +309,16 @@ def test_what_cannot_be_repaired_is_a_one_line_error_and_nothing_is_changed(
 
 def test_what_comes_out_otherwise_than_prepared_is_an_error(folder):
     edit_manifest(folder, files={SHARD: "0" * 32})
-    with pytest.raises(DataError, match="and cannot be remade as it was"):
+    with refused("and cannot be remade as it was"):
         mend(folder)
 
 
 def test_a_lost_checkpoint_without_its_source_is_an_error(folder):
     edit_manifest(folder, files={"phase1/model.ckpt-28252.pt": "0" * 32})
-    with pytest.raises(
-        DataError,
-        match=r"model\.ckpt-28252\.pt is missing and cannot be remade as it was",
-    ):
+    with refused(r"model\.ckpt-28252\.pt is missing and cannot be remade as it was"):
         mend(folder)
 
 
 def test_two_runs_do_not_repair_one_folder_at_once(folder):
-    with (
-        prepare.cli.lock_folder(folder),
-        pytest.raises(DataError, match="another run is writing"),
-    ):
+    with prepare.cli.lock_folder(folder), refused("another run is writing"):
         prepare.main(options_of(folder))

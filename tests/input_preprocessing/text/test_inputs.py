@@ -21,6 +21,7 @@ from input_preprocessing.stage import manifest, reading
 from input_preprocessing.stage.cli import run_stage
 from input_preprocessing.text import sources
 
+from ...refused import refused
 from ..conftest import made_up_documents
 from .test_sources import read_pool, sentences
 
@@ -167,15 +168,13 @@ def test_a_file_that_is_named_is_used_or_an_error(tmp_path, name):
         assert len(read_pool([str(path)], "auto", "text", tmp_path / "out").found) == 1
     else:
         expected = "no text 'text'" if name == "index.json" else reason
-        with pytest.raises(DataError, match=expected):
+        with refused(expected):
             read_pool([str(path)], "auto", "text", tmp_path / "out")
 
 
 def test_a_folder_of_readmes_alone_is_an_error(tmp_path):
     folder = write(tmp_path / "in", {"README.md": "About.", ".hidden": "x"})
-    with pytest.raises(
-        DataError, match=r"has no files of text \(1 hidden, 1 README, .*\)"
-    ):
+    with refused(r"has no files of text \(1 hidden, 1 README, .*\)"):
         read_pool([str(folder)], "auto", "text", tmp_path / "out")
 
 
@@ -208,9 +207,7 @@ def test_errors_beyond_what_is_looked_at_first_are_told_together(tmp_path, monke
     folder = write(
         tmp_path / "in", {"a.jsonl": lines, "b.gz": gzip.compress(lines.encode())}
     )
-    with pytest.raises(
-        DataError, match=r"in/a.jsonl: line 10 has no text .*in/b.gz: line 10 has"
-    ):
+    with refused(r"in/a.jsonl: line 10 has no text .*in/b.gz: line 10 has"):
         read_pool([str(folder)], "auto", "text", tmp_path / "out")
 
 
@@ -280,7 +277,7 @@ def test_a_record_that_no_memory_holds_is_refused(tmp_path, monkeypatch):
         write(tmp_path, {"x.jsonl": json.dumps({"text": "a" * 5000}) + "\n"})
         / "x.jsonl"
     )
-    with pytest.raises(DataError, match="has a record of over 1,000 bytes; split it"):
+    with refused("has a record of over 1,000 bytes; split it"):
         read_pool([str(path)], "auto", "text", tmp_path / "out")
 
 

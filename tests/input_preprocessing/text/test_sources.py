@@ -15,12 +15,12 @@ from typing import NamedTuple
 import cramjam
 import pytest
 
-from bert.data.records import DataError
 from input_preprocessing.stage import manifest, reading
 from input_preprocessing.stage.cli import run_stage
 from input_preprocessing.text import corpus, sources
 from input_preprocessing.text import inputs as inputs_module
 
+from ...refused import refused
 from ..conftest import made_up_documents, write_documents
 
 DOCUMENTS = made_up_documents(12)
@@ -73,9 +73,7 @@ def test_a_record_is_a_document_cut_into_sentences(tmp_path):
 def test_the_key_names_the_text(tmp_path):
     path = str(json_lines(tmp_path / "x", TEXTS, "content"))
     assert words_of(read_pool([path], "prose", "content", tmp_path).documents) == TEXTS
-    with pytest.raises(
-        DataError, match=r"no text 'text' \(it has id, content\); give --text-field"
-    ):
+    with refused(r"no text 'text' \(it has id, content\); give --text-field"):
         read_pool([path], "prose", "text", tmp_path)
 
 
@@ -103,7 +101,7 @@ def test_several_inputs_and_folders_are_one_pool_in_their_order(tmp_path):
 def test_a_pipe_is_refused(tmp_path):
     reader, writer = os.pipe()  # as <(command) of the shell
     os.close(writer)
-    with pytest.raises(DataError, match="is no regular file"):
+    with refused("is no regular file"):
         read_pool([f"/dev/fd/{reader}"], "sentences", "text", tmp_path)
     os.close(reader)
 
@@ -227,7 +225,7 @@ def test_a_file_that_changes_while_it_is_read_is_not_taken(tmp_path, monkeypatch
         return detect(text)
 
     monkeypatch.setattr(sources, "detect_layout", meanwhile)
-    with pytest.raises(DataError, match="changed while it was read"):
+    with refused("changed while it was read"):
         read_pool([str(path)], "auto", "text", tmp_path)
 
 
@@ -238,14 +236,14 @@ def test_a_file_that_changes_while_it_is_read_is_not_taken(tmp_path, monkeypatch
 ])  # fmt: skip
 def test_what_is_no_record_is_a_one_line_error(tmp_path, text, message):
     (tmp_path / "x").write_text(text)
-    with pytest.raises(DataError, match=message) as caught:
+    with refused(message) as caught:
         read_pool([str(tmp_path / "x")], "auto", "text", tmp_path)
     assert "\n" not in str(caught.value)
 
 
 def test_an_empty_folder_is_one_line(tmp_path):
     (tmp_path / "none").mkdir()
-    with pytest.raises(DataError, match="has no files of text"):
+    with refused("has no files of text"):
         read_pool([str(tmp_path / "none")], "auto", "text", tmp_path)
 
 
@@ -299,9 +297,7 @@ def test_packed_files_are_read_as_what_is_in_them(tmp_path, make, kind):
     ]
     assert list(pools[0].documents) == list(pools[1].documents)
     (tmp_path / "cut").write_bytes(PACK[kind](plain)[:-20])
-    with pytest.raises(
-        DataError, match=r"cut is .* and cannot be unpacked .*; copy it again"
-    ) as caught:
+    with refused(r"cut is .* and cannot be unpacked .*; copy it again") as caught:
         read_pool([str(tmp_path / "cut")], "auto", "text", tmp_path)
     assert "\n" not in str(caught.value)
 

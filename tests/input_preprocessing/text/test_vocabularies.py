@@ -10,7 +10,6 @@ import pytest
 from bert.checkpoint import huggingface
 from bert.data.batch import gather_batch, make_batch
 from bert.data.format import multiset_digest, open_records
-from bert.data.records import DataError
 from bert.data.synthetic import synthetic_records
 from input_preprocessing.dataset import prepare
 from input_preprocessing.instances import sampling
@@ -21,6 +20,7 @@ from input_preprocessing.text.tokenization import tokenize
 from input_preprocessing.verify.verdict import verify
 
 from ...bert.data.samples import make_records
+from ...refused import refused
 from ..conftest import all_records, made_up_documents, prepare_options, write_documents
 from ..instances import oracle
 
@@ -191,7 +191,7 @@ def test_half_a_million_tokens_are_distinguished_whole_and_in_pieces(monkeypatch
     ]
     assert text.tokens.dtype == np.int32
     monkeypatch.setattr(vocabulary, "NODE_MASK", 7)
-    with pytest.raises(DataError, match="tokens have 9 bytes; at most 6 are allowed"):
+    with refused("tokens have 9 bytes; at most 6 are allowed"):
         _ = vocabulary.Vocabulary(("[UNK]", "abcd"), "").trie
 
 

@@ -17,13 +17,14 @@ import pytest
 
 from bert.data import kept_digests, prepared
 from bert.data.format import open_records, write_records
-from bert.data.records import DataError, Records
+from bert.data.records import Records
 from input_preprocessing.dataset import prepare
 from input_preprocessing.instances.options import SamplingConfig
 from input_preprocessing.verify import audit
 from input_preprocessing.verify import verdict as verify
 
 from ... import forked
+from ...refused import refused
 from ..conftest import all_records, flip, prepare_options
 
 SHARD = "packed_data/part_00001_of_00004.hdf5"
@@ -253,9 +254,7 @@ def test_the_command_prints_a_table_and_one_verdict(packed, tmp_path, repository
 
 
 def test_a_folder_that_was_not_prepared_is_an_error(tmp_path):
-    with pytest.raises(
-        DataError, match=r"has no prepared-\*\.json; .* import its records first"
-    ):
+    with refused(r"has no prepared-\*\.json; .* import its records first"):
         verify.verify(tmp_path, jobs=1)
 
 
@@ -314,5 +313,5 @@ def test_a_manifest_that_was_changed_is_not_read(packed, tmp_path):
     entries = json.loads((packed / "prepared-packed.json").read_text())
     entries["versions"]["Python"] = "2.7"
     (tmp_path / "prepared-packed.json").write_text(json.dumps(entries))
-    with pytest.raises(DataError, match="was changed after it was written"):
+    with refused("was changed after it was written"):
         prepared.read(tmp_path / "prepared-packed.json")

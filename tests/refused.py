@@ -1,0 +1,12 @@
+"""What a user's wrong data are answered with."""
+
+from __future__ import annotations
+
+import pytest
+
+from bert.data.records import DataError
+
+
+def refused(message):
+    """A context whose code has to raise DataError with this message, a regular expression."""
+    return pytest.raises(DataError, match=message)
