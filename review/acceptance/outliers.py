@@ -193,34 +193,37 @@ class RoundNoise:
             # neighbours.
             steps = TO_DEVIATION * _median(np.abs(np.diff(errors, axis=1)))
             steps = steps / math.sqrt(2 * (1 - self.correlation))
-            own = np.where(own > 3 * steps, steps, own)
+            # Few rounds may look so by chance.
+            limit = 1.5 * (1 + (SHORT / table.shape[1]) ** 2)
+            own = np.where(own > limit * steps, steps, own)
         # Of all rounds together, outliers clipped at three deviations, of which the nearest quarter
-        # tells, since half may be far off; each name's median has cost a degree of freedom.
+        # tells, since half may be far off: what is farther than twice that is another level, and
+        # no noise. Each name's median has cost a degree of freedom.
         limit = 3 * QUARTILE_TO_DEVIATION * float(np.nanquantile(np.abs(errors), 0.25))
-        clipped = np.clip(known(errors), -limit, limit)
-        freedom = max(len(clipped) - len(errors), 1)
+        near = known(errors)[np.abs(known(errors)) <= 2 * limit]
+        freedom = max(len(near) - len(errors), 1)
+        clipped = np.clip(near, -limit, limit)
         common = math.sqrt(float(np.sum(clipped**2)) / freedom) * unseen
         self.deviations = np.fmax(common, own)  # [names]
         self.freedom = np.where(own > common, self.num_rounds - 1, freedom)
 
-    def _share(self, counts: np.ndarray) -> np.ndarray:
+    def _share(self, counts: np.ndarray, of_median: bool = False) -> np.ndarray:
         """h: the mean of m rounds has the share (1 + 2 sum_k (1 - k/m) r^k) / m of a round's
-        variance (Bayley and Hammersley 1946).
+        variance (Bayley and Hammersley 1946); their median asin(r^k) for r^k, if they are normal.
         """
         shares = {}
         for count in {*counts.tolist()}:
-            lags = np.arange(1, count)
-            weights = (1 - lags / count) @ self.correlation**lags
-            shares[count] = (1 + 2 * float(weights)) / count
+            lags = np.arange(count)
+            of_lag = self.correlation**lags
+            if of_median:
+                of_lag = np.arcsin(of_lag)
+            weights = (1 - lags / count) @ of_lag
+            shares[count] = (2 * float(weights) - of_lag[0]) / count
         return np.array([shares[count] for count in counts.tolist()])
 
     def of_median(self, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """E_i of the median of so many rounds, and its degrees of freedom [names].
-
-        For correlated rounds a median's error is less than 1.2533 times a mean's; that makes up for
-        an r which few rounds show badly.
-        """
-        variance = (OF_MEDIAN * self.deviations) ** 2 * self._share(counts)
+        """E_i of the median of so many rounds, and its degrees of freedom [names]."""
+        variance = self.deviations**2 * self._share(counts, of_median=True)
         # Correlated rounds are worth this many independent ones each.
         worth = (1 - self.correlation) / (1 + self.correlation)
         # One round tells nothing about its noise: an error of 100%, which nobody exceeds.
@@ -302,19 +305,6 @@ def autocorrelation_of_all(tables: Sequence[np.ndarray]) -> float:
     return autocorrelation(np.concatenate(errors), -doubt)
 
 
-def _freedom_of_sum(
-    *variances: tuple[np.ndarray | float, np.ndarray | float],
-) -> np.ndarray:
-    """Degrees of freedom of a sum of estimated variances, each with its own (Welch-Satterthwaite):
-    many rounds estimate noise well, few ranks estimate their spread badly.
-    """
-    total = sum(np.asarray(variance) for variance, _ in variances)
-    squares = sum(
-        np.asarray(variance) ** 2 / freedom for variance, freedom in variances
-    )
-    return np.asarray(total**2 / np.maximum(squares, 1e-30))
-
-
 def find_slow(
     levels: Levels,
     comparisons: float,
@@ -332,9 +322,12 @@ def find_slow(
     if levels.num_rounds < MIN_ROUNDS:
         return []
     excess = levels.level - 1
-    between = variance_between(levels.level, spread)
-    deviations = excess / np.sqrt(between[0] + levels.variance)
-    freedom = _freedom_of_sum(between, (levels.variance, levels.freedom))
+    between, between_freedom = variance_between(levels.level, spread)
+    variance = between + levels.variance
+    deviations = excess / np.sqrt(variance)
+    # Of a sum (Welch-Satterthwaite): many rounds estimate noise well, few ranks their spread badly.
+    squares = between**2 / between_freedom + levels.variance**2 / levels.freedom
+    freedom = variance**2 / squares
     chances = t.sf(deviations, freedom) * comparisons
     # Surely above the others, and by enough to matter.
     found = [
@@ -366,6 +359,8 @@ def find_slow_group(
     numbers, so that the choice of the best one is paid for. The variance within is moderated by
     ``spread``.
     """
+    from scipy.stats import t
+
     if len(levels.names) < MIN_PEERS or levels.num_rounds < MIN_ROUNDS:
         return []
     order = np.argsort(levels.level)
@@ -387,7 +382,9 @@ def find_slow_group(
     distance = float(np.mean(slow) - np.mean(fast))
     statistic = distance / math.sqrt(variance * (1 / cut + 1 / (count - cut)))
     log_splits = math.log(math.comb(count, cut)) + math.log(count)
-    log_chance = _log_tail(statistic, freedom) + math.log(comparisons) + log_splits
+    # Its tail may be below the smallest float.
+    log_tail = math.log(max(float(t.sf(statistic, freedom)), 1e-300))
+    log_chance = log_tail + math.log(comparisons) + log_splits
     if log_chance >= math.log(FALSE_ALARMS):
         return []
     names = [levels.names[index] for index in sorted(order[cut:].tolist())]
@@ -405,16 +402,6 @@ def members(name: str) -> list[str]:
 def _sum_of_squares(values: np.ndarray) -> float:
     """Of the distances to the mean."""
     return float(np.sum((values - np.mean(values)) ** 2))
-
-
-def _log_tail(x: float, freedom: float) -> float:
-    """Upper bound of Student's log sf(x), which does not underflow as sf does:
-    sf(x) <= pdf(x) (1 + x^2/v) / (x (v - 1) / v).
-    """
-    from scipy.stats import t
-
-    bound = (1 + x**2 / freedom) * freedom / (x * (freedom - 1))
-    return float(t.logpdf(x, freedom)) + math.log(bound)
 
 
 def slower_than_fastest(
@@ -440,7 +427,7 @@ def slower_than_fastest(
     # This one and the fastest both differ from a typical one; the spread is given.
     repeats = levels.variance + levels.variance[fastest]
     error = np.sqrt(2 * spread**2 + repeats)
-    freedom = _freedom_of_sum((2 * spread**2, math.inf), (repeats, levels.freedom))
+    freedom = error**4 * levels.freedom / np.maximum(repeats**2, 1e-30)
     half = t.isf(FALSE_ALARMS / comparisons, freedom) * error
     chances = t.sf(excess / error, freedom) * comparisons
     return [

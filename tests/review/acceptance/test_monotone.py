@@ -32,8 +32,9 @@ def named(certificate) -> set[str]:
         (1, 8, (1, 6), {"rank 1 on node0", "rank 6 on node0"}),
         (4, 2, (2, 3), {"node node1"}),
         (1, 8, (0, 1, 2, 3), {f"rank {rank} on node0" for rank in range(4)}),
+        (1, 4, (0, 1), {"rank 0 on node0", "rank 1 on node0"}),
     ],
-    ids=["rank", "two ranks", "node", "half"],
+    ids=["rank", "two ranks", "node", "half", "half of four"],
 )
 @pytest.mark.parametrize("when", [(0, 5), (3, 8), (7, 16), (11, 16)])
 def test_a_third_of_a_stage_is_enough_and_surer_the_slower(
@@ -46,6 +47,15 @@ def test_a_third_of_a_stage_is_enough_and_surer_the_slower(
         assert (found.state, named(found)) == ("fail", names), factor
         chances.append(min(one.outlier.chance for one in found.findings))
     assert chances == sorted(chances, reverse=True)
+
+
+def test_half_of_four_ranks_are_named_in_most_tests_although_their_own_step_is_no_noise():
+    tests = [
+        make(1, 4, seed, rounds=ROUNDS, step=0.04, slow=slow_from(*when, 1.1, (0, 1)))
+        for when in [(0, 5), (3, 8), (7, 16), (11, 16)]
+        for seed in range(5)
+    ]
+    assert sum(len(named(judge(test))) == 2 for test in tests) >= len(tests) / 2
 
 
 @pytest.mark.parametrize("factor", [1.1, 1.5, 5.0])

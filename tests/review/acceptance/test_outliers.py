@@ -134,21 +134,22 @@ def test_a_burn_in_is_as_correlated_as_the_stages():
 
 
 @pytest.mark.parametrize(
-    ("ranks", "least", "correlation"),
+    ("ranks", "noise", "least", "correlation"),
     [
-        (4, 0.8, 0.8),
-        (8, 0.95, 0.0),
-        pytest.param(4, 0.8, 0.0, marks=pytest.mark.slow),
-        pytest.param(8, 0.95, 0.8, marks=pytest.mark.slow),
+        (4, 0.01, 0.8, 0.8),
+        (4, 0.02, 0.5, 0.8),
+        (8, 0.01, 0.95, 0.0),
+        pytest.param(4, 0.01, 0.8, 0.0, marks=pytest.mark.slow),
+        pytest.param(8, 0.01, 0.95, 0.8, marks=pytest.mark.slow),
     ],
 )
-def test_a_rank_five_percent_slow_is_named_at_one_percent_noise(
-    repository, monkeypatch, ranks, least, correlation
+def test_a_rank_five_percent_slow_is_named_as_often_as_documented(
+    repository, monkeypatch, ranks, noise, least, correlation
 ):
     monkeypatch.syspath_prepend(str(repository / "bench"))
     power = importlib.import_module("certify_power")
     generator = np.random.default_rng(0)
-    case = (generator, ranks, 0.01, correlation)
+    case = (generator, ranks, noise, correlation)
     assert sum("0" in power.named(*case, 0.05) for _ in range(40)) >= 40 * least - 2
     assert sum(bool(power.named(*case, 0.0)) for _ in range(40)) <= 2
 
