@@ -6,14 +6,15 @@ certify::defaults() {
   local -r gpus=$(certify::gpus)
   variables::default DGXSYSTEM certify
   variables::default DGXNGPU "$((gpus ? gpus : 2))"
-  variables::default BATCHSIZE "$((gpus ? 16 : 2))"
+  variables::default BATCHSIZE "$((gpus ? 16 : 1))"
   variables::default LR 0.0001
   variables::default MAX_STEPS 1000
   variables::default EVAL_ITER_SAMPLES 1000000
   variables::default EVAL_ITER_START_SAMPLES 1000000
   if [[ ${CERTIFY_MINUTES:-} ]]; then certify::share_minutes; fi
   variables::default CERTIFY_SECONDS 20
-  export CERTIFY_SIZE=$((gpus ? 1024 : 256)) # width of the model without a config
+  # Width of the model without a config. On CPUs a step must be short: every round has four, and with --quick all take a minute.
+  export CERTIFY_SIZE=$((gpus ? 1024 : 128))
   export SYNTH_DATA=1 SUBMISSION_DIVISION=open NEXP=1 NCCL_TEST=0 STAGE_DIR='' TRIAL=0 SPARE_NODES=0 CHECKPOINT_DIR='' RANK_MODULE=certify
 }
 
@@ -89,8 +90,10 @@ certify::prepare() {
 
 # Prints the config of a model of width $1 and $2 heads; 1024: BERT-large.
 certify::model() {
-  echo "{\"vocab_size\": 30522, \"max_position_embeddings\": 512, \"hidden_size\": $1, \"num_attention_heads\": $2," \
-    "\"num_hidden_layers\": $(($1 == 1024 ? 24 : 4)), \"intermediate_size\": $((4 * $1))}"
+  local layers=2 words=4096
+  if (($1 == 1024)); then layers=24 words=30522; fi
+  echo "{\"vocab_size\": $words, \"max_position_embeddings\": 512, \"hidden_size\": $1, \"num_attention_heads\": $2," \
+    "\"num_hidden_layers\": $layers, \"intermediate_size\": $((4 * $1))}"
 }
 
 # The load on all ranks.
