@@ -44,6 +44,7 @@ class CertifyConfig(Address):
         "EXPECTED_INVENTORY", None, doc="parts of a good machine, written by --expect"
     )
 
+    operator: str = env("CERTIFY_OPERATOR", "", doc="who signs the page of the test")
     required: str = env(
         "REQUIRED_TESTS",
         "",
@@ -86,7 +87,7 @@ def certify(
     done = bool(seconds) and (folder / burn_in.FIRST).exists()
     peers.barrier()  # every rank has checked before any writes
     if not done:
-        about: dict[str, Any] = {}
+        about: dict[str, Any] = {"began": time.time()}
         if peers.leads_node:
             # Faults are counted before and after: what grew in between fails, what is older warns.
             # hardware asks NVML by index, so these Gpus need no handles.
@@ -149,12 +150,18 @@ def write(
             ]
             tables[name] = np.concatenate(parts)
         node = peers.nodes[peers.node]
+        for port, rate in load.ports.items():
+            # What sent nothing was not measured: a node alone, or another network.
+            about["hardware"]["parts"].setdefault(port, {})["GB/s sent"] = (
+                round(rate, 3) or None
+            )
         ranks = [peers.ranks[rank] for rank in peers.node_ranks]
         record = {
             "node": node,
             "nodes": peers.nodes,
             "size": peers.size,
             "ranks": [vars(info) | {"device": devices[info.rank]} for info in ranks],
+            "began": about["began"],
             "ended": time.time(),
             "on_cpus": load.device.type == "cpu",
             "tools": about["tools"],
@@ -222,6 +229,7 @@ def main(environ: Mapping[str, str]) -> int:
                 "expected": figures,
                 "expected_parts": parts,
                 "required_tests": config.required,
+                "operator": config.operator,
                 "burn_in_seconds": load.burn_in_seconds,
                 "model": burn_in.described_model(trainer),
             }

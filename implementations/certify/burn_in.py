@@ -28,7 +28,7 @@ from certify.store_group import StoreGroup
 from certify.telemetry import Gpus, Sampler
 from common.durations import duration
 from common.env import settings
-from common.files import write_text
+from common.files import text_of, write_text
 from review.acceptance import schema
 
 FIRST = "burn_in.json"
@@ -49,34 +49,19 @@ def facts(trainer: PretrainingConfig, peers: StoreGroup) -> dict[str, Any]:
     described: dict[str, Any] = {
         "ranks": peers.size,
         "nodes": ", ".join(peers.nodes),
-    }
-    for group in (
-        trainer.optim,
-        trainer.recompute,
-        trainer.data,
-        trainer.zero,
-        trainer.graph,
-        trainer.precision,
-    ):
-        described |= settings(group)
-    settled = precision.resolved(trainer.precision.precision, trainer.device)
-    described |= {"PRECISION": settled, **described_model(trainer)}
-    # The number of threads determines the order of a CPU's sums, and so their rounding.
-    described |= {
+        # The number of threads determines the order of a CPU's sums, and so their rounding.
         "OMP_NUM_THREADS": trainer.dist.num_threads,
         "device": device_name(trainer.device),
+        "driver": next(iter(text_of(DRIVER).splitlines()), None),
+        "commit": (environment["git_commit"] or "unknown").removesuffix("-dirty"),
     }
-    # Another version of a library or driver may choose other kernels, which round differently.
-    described |= environment["packages"] | {
-        name: environment[name] for name in ("cuda", "cudnn", "nccl", "python")
-    }
-    described["driver"] = (
-        DRIVER.read_text(encoding="utf-8").splitlines()[0] if DRIVER.is_file() else None
-    )
-    described["commit"] = (environment["git_commit"] or "unknown").removesuffix(
-        "-dirty"
-    )
-    return described
+    for group in ("optim", "recompute", "data", "zero", "graph", "precision"):
+        described |= settings(getattr(trainer, group))
+    settled = precision.resolved(trainer.precision.precision, trainer.device)
+    # Another version of a library may choose other kernels, which round differently.
+    versions = {name: environment[name] for name in ("cuda", "cudnn", "nccl", "python")}
+    described |= environment["packages"] | versions
+    return described | {"PRECISION": settled, **described_model(trainer)}
 
 
 def device_name(device: torch.device) -> str:

@@ -54,6 +54,7 @@ _GPU: dict[str, Question] = {
     ),
     "SM MHz": lambda nvml, gpu: nvml.nvmlDeviceGetMaxClockInfo(gpu, nvml.NVML_CLOCK_SM),
     "serial": "nvmlDeviceGetSerial",
+    "UUID": "nvmlDeviceGetUUID",
 }
 FAULTS: dict[str, Question] = {
     # Aggregate: of the GPU's lifetime. Telemetry counts since the driver was loaded.
@@ -80,7 +81,12 @@ def inventory(gpus: Gpus, root: Path = Path("/")) -> Facts:
     board = root / "sys/class/dmi/id"
     facts: dict[str, Any] = {
         "system": f"{text_of(board / 'sys_vendor')} {text_of(board / 'product_name')}".strip(),
+        "serial": text_of(board / "product_serial"),
         "BIOS": text_of(board / "bios_version"),
+        "BMC firmware": "".join(
+            text_of(path / "firmware_revision")
+            for path in (root / "sys/devices/platform").glob("ipmi_bmc*")
+        ),
         "kernel": platform.release(),
         "CPUs": len(models) or os.cpu_count(),
         "CPU": (models or [""])[0],
@@ -108,6 +114,8 @@ def inventory(gpus: Gpus, root: Path = Path("/")) -> Facts:
             "link_layer": text_of(port / "link_layer"),
             "type": text_of(card / "hca_type"),
             "firmware": text_of(card / "fw_ver"),
+            "serial": _card_serial(card),
+            "GUID": text_of(card / "node_guid"),
         }
     # Only physical interfaces have a device: no loopback, bridge or tunnel.
     for card in sorted((root / "sys/class/net").glob("*/device")):
@@ -115,6 +123,11 @@ def inventory(gpus: Gpus, root: Path = Path("/")) -> Facts:
             "state": text_of(card.parent / "operstate"),
             "Mbit/s": text_of(card.parent / "speed"),
         }
+    parts |= _module_serials(root) or {"DIMM": {"serial": None}}
+    # Says "BIOS Version: 96.10.6d.00.01".
+    for path in (root / "proc/driver/nvidia-nvswitch/devices").glob("*/information"):
+        firmware = text_of(path).rpartition(": ")[2]
+        parts[f"NVSwitch {path.parent.name}"] = {"firmware": firmware}
     return {
         device: {name: _answer(value) for name, value in facts.items()}
         for device, facts in parts.items()
@@ -129,6 +142,40 @@ def _modules(root: Path) -> str | None:
     ]
     kinds = (f"{sizes.count(size)} x {size} MB" for size in sorted({*sizes}))
     return ", ".join(kinds) or None
+
+
+def _module_serials(root: Path) -> Facts:
+    """By the slot's name; empty where this user may not read the tables of the firmware (SMBIOS)."""
+    modules: Facts = {}
+    for path in sorted((root / "sys/firmware/dmi/entries").glob("17-*/raw")):
+        with contextlib.suppress(OSError, IndexError):
+            raw = path.read_bytes()
+            # Strings follow the fixed part, and are named there by their numbers.
+            texts = raw[raw[1] :].decode("latin-1").split("\0")
+            slot, serial = (texts[raw[at] - 1].strip() for at in (0x10, 0x18))
+            if any(raw[0x0C:0x0E]):  # its size; 0: an empty slot
+                modules[f"DIMM {slot}"] = {"serial": serial}
+    return modules
+
+
+def _card_serial(card: Path) -> str | None:
+    """In a PCI card's vital product data, which root alone may read."""
+    found = re.search("SN(.)([ -~]+)", text_of(card / "device/vpd"), re.S)
+    return found[2][: ord(found[1])].strip() if found else None
+
+
+def bytes_sent(root: Path = Path("/")) -> dict[str, int]:
+    """By network port, since it came up."""
+    sent = {}
+    for path in (root / "sys/class/infiniband").glob(
+        "*/ports/*/counters/port_xmit_data"
+    ):
+        port = path.parents[1]
+        sent[f"{port.parents[1].name}/{port.name}"] = 4 * (_count(path) or 0)  # words
+    for card in (root / "sys/class/net").glob("*/device"):
+        path = card.parent / "statistics/tx_bytes"
+        sent[card.parent.name] = _count(path) or 0
+    return sent
 
 
 def count_on_bus(root: Path = Path("/")) -> int:
@@ -158,13 +205,6 @@ def health(gpus: Gpus, root: Path = Path("/")) -> Facts:
     return counters
 
 
-def uptime(root: Path = Path("/")) -> float:
-    """Seconds since boot; 0 if unknown."""
-    with contextlib.suppress(ValueError, IndexError):
-        return float(text_of(root / "proc/uptime").split()[0])
-    return 0.0
-
-
 def kernel_log(root: Path = Path("/")) -> dict[str, Any]:
     """The log's faults as [seconds since boot, line], the times of its first and last line, which
     boot it is of, and the uptime as it was read.
@@ -186,7 +226,8 @@ def kernel_log(root: Path = Path("/")) -> dict[str, Any]:
     first, last = (times[0], times[-1]) if times else (0.0, 0.0)
     return {
         "boot": text_of(root / "proc/sys/kernel/random/boot_id"),
-        "read": uptime(root),
+        # Seconds since boot; 0 if unknown.
+        "read": float(text_of(root / "proc/uptime").partition(" ")[0] or 0),
         "first": first,
         "last": last,
         "lines": lines if times or lines else None,

@@ -33,6 +33,7 @@ from bert.pretraining import build
 from bert.pretraining.config import PretrainingConfig
 from bert.training.graph import capture_or_warm_up
 from bert.training.step import Step, TrainingStep
+from certify import hardware
 from certify.recorder import Recorder
 from certify.store_group import StoreGroup, pairings
 from common.env import ConfigError, env, settings
@@ -53,7 +54,8 @@ MIN_BYTES = 1 << 20  # size of an all-reduce
 REDUCTIONS = 3
 SIZE, CPU_SIZE = 8192, 256  # rows and columns of a square matrix
 COPY_BYTES, CPU_COPY_BYTES = 1 << 30, 1 << 24
-READ_BYTES, READS = 1 << 22, 4  # of the data set in a round
+READ_BYTES, READS = 1 << 22, 4  # of the data set in a round, and written
+HOST_BYTES = 1 << 26  # more than most caches hold
 REPEATS = 10
 # By bytes of an element.
 INTEGERS = {
@@ -164,6 +166,8 @@ class Load:
         self.probes: list[tuple[Any, ...]] = []  # rows of PROBE
         # Its name, blocks that this rank sees, and blocks that the test needs; empty without one.
         self.data_set: dict[str, Any] = {}
+        # GB/s that each port of the node has sent while all ranks reduced.
+        self.ports: dict[str, float] = {}
 
     def run(self) -> None:
         """Runs all stages, each for about CERTIFY_SECONDS."""
@@ -187,6 +191,7 @@ class Load:
             for name, amount, work in probes:  # on all ranks at once
                 peers.barrier()
                 self._probe(name, number, measure(work, self.device), amount)
+        self._write_data()
         self._read_data()
         if len(peers.nodes) > 1:
             self._group("node", peers.members(peers.node), range(rounds))
@@ -203,6 +208,25 @@ class Load:
                 )
                 self._group("pairs", members, [number], len(pairing), partner)
         self._group("together", range(peers.size), range(rounds))
+
+    def _write_data(self) -> None:
+        """Writes to the file system of the results, all ranks at once, past the page cache's end."""
+        folder = self.trainer.run.run_dir
+        if folder is None or not self.config.disk:
+            return
+        block = os.urandom(
+            READS * READ_BYTES
+        )  # nothing that a file system can compress
+        path = folder / f".written_{self.peers.rank}"
+        for number in range(min(self.config.rounds, ROUNDS)):
+            self.peers.barrier()
+            begin = time.perf_counter()
+            with open(path, "wb", buffering=0) as file:
+                file.write(block)
+                os.fsync(file.fileno())
+            seconds = time.perf_counter() - begin
+            self._probe("disk_write", number, seconds, len(block))
+        path.unlink(missing_ok=True)
 
     def _read_data(self) -> None:
         """Reads the configured data set: all ranks at once, then one node at a time. A collective.
@@ -288,6 +312,7 @@ class Load:
                             for parameter in trainee.model.parameters()
                         ),
                     )
+                    before, begin = hardware.bytes_sent(), time.perf_counter()
                     for _ in range(REDUCTIONS if world.size > 1 else 0):
                         self._probe(
                             f"reduce_{stage}",
@@ -296,6 +321,10 @@ class Load:
                             size,
                             partner,
                         )
+                    elapsed = time.perf_counter() - begin
+                    for port, sent in hardware.bytes_sent().items():
+                        rate = (sent - before.get(port, sent)) / elapsed / 1e9
+                        self.ports[port] = max(rate, self.ports.get(port, 0.0))
             self.peers.barrier()
 
     def trainee(self, world: World) -> Trainee:
@@ -424,27 +453,30 @@ def build_probes(device: torch.device) -> list[tuple[str, float, Callable[[], ob
     """
     cuda = device.type == "cuda"
     size, num_bytes = (SIZE, COPY_BYTES) if cuda else (CPU_SIZE, CPU_COPY_BYTES)
-    a, b = (
-        torch.randn(
-            size, size, device=device, dtype=torch.bfloat16 if cuda else torch.float32
-        )
-        for _ in range(2)
-    )
-    probes: list[tuple[str, float, Callable[[], object]]] = [
-        ("matmul", 2 * size**3, lambda: a @ b)
-    ]
-    # fp8 products need Ada (8.9) or Hopper.
-    if cuda and torch.cuda.get_device_capability(device) >= (8, 9):
+    # fp16, tf32 and fp8 are of GPUs, and the last two of Ampere and of Ada (8.9) on.
+    capability = torch.cuda.get_device_capability(device) if cuda else (0, 0)
+    a, b = (torch.randn(size, size, device=device) for _ in range(2))
+    products: dict[str, Callable[[], object]] = {}
+    if capability >= (8, 0):
+        products["matmul_tf32"] = partial(tf32_product, a, b)
+    if cuda:
+        half = a.half(), b.half()
+        products["matmul_fp16"] = lambda: half[0] @ half[1]
+        a, b = a.bfloat16(), b.bfloat16()
+    products["matmul"] = lambda: a @ b
+    if capability >= (8, 9):
         unscaled = torch.ones((), device=device)
         left, right = a.to(fp8.FORWARD), b.to(fp8.FORWARD).t()
-        run = partial(
+        products["matmul_fp8"] = partial(
             fp8.product, left, right, unscaled, unscaled, None, torch.bfloat16, True
         )
-        probes.append(("matmul_fp8", 2 * size**3, run))
+    probes = [(name, 2.0 * size**3, product) for name, product in products.items()]
+    ours, theirs = (torch.empty(HOST_BYTES, dtype=torch.uint8) for _ in range(2))
+    # Read and written, as below.
+    probes.append(("host_memory", 2 * HOST_BYTES, lambda: theirs.copy_(ours)))
     source, target = (
         torch.empty(num_bytes, dtype=torch.uint8, device=device) for _ in range(2)
     )
-    # Read and written.
     probes.append(("copy", 2 * num_bytes, lambda: target.copy_(source)))
     if cuda:
         # Page-locked, since a copy from pageable memory would measure the host's own copying.
@@ -453,6 +485,16 @@ def build_probes(device: torch.device) -> list[tuple[str, float, Callable[[], ob
             ("host_copy", num_bytes, lambda: target.copy_(host, non_blocking=True))
         )
     return probes
+
+
+def tf32_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """The product of two fp32 matrices; the load keeps its own setting."""
+    settings = torch.backends.cuda.matmul
+    before, settings.allow_tf32 = settings.allow_tf32, True
+    try:
+        return a @ b
+    finally:
+        settings.allow_tf32 = before
 
 
 def blocks_of(folder: Path, order: int) -> list[tuple[Path, int]]:

@@ -119,20 +119,11 @@ def pairings(count: int, most: int) -> list[list[tuple[int, int]]]:
     Circle method: the first node stays, the others rotate; after count - 1 rounds every pair has
     met.
     """
-    seats: list[int | None] = [*range(count)]
-    if count % 2:
-        # Who meets the empty seat rests.
-        seats.append(None)
-    rounds = []
+    # Of an odd count, who meets the seat beyond the last rests.
+    seats = [*range(count + count % 2)]
+    half, rounds = len(seats) // 2, []
     for _ in range(min(len(seats) - 1, most)):
-        half = len(seats) // 2
         pairs = zip(seats[:half], reversed(seats[half:]), strict=True)
-        rounds.append(
-            [
-                (min(a, b), max(a, b))
-                for a, b in pairs
-                if a is not None and b is not None
-            ]
-        )
+        rounds.append([(min(pair), max(pair)) for pair in pairs if max(pair) < count])
         seats = [seats[0], seats[-1], *seats[1:-1]]
     return rounds

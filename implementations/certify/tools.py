@@ -275,14 +275,7 @@ def read(name: str, status: int, text: str, ranks: int) -> Reading:
         else:
             reading = read_nccl_tests(name, text, ranks)
     # RecursionError is json's answer to brackets nested thousands deep.
-    except (
-        KeyError,
-        TypeError,
-        ValueError,
-        AttributeError,
-        IndexError,
-        RecursionError,
-    ):
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError):
         short = "its output is truncated or has an unknown format"
         raise ToolError(": ".join([ended if status else short, *lines[-1:]])) from None
     failed = any(state == "fail" for _, state, _ in reading.faults)

@@ -10,6 +10,11 @@ def certify(arguments: argparse.Namespace) -> int:
     from review.acceptance import verdict
     from review.acceptance.figures import write_expectations
 
+    if arguments.output and arguments.output.is_dir():
+        page = arguments.output / "certify.html"
+        raise ReviewError(
+            f"{arguments.output} is a folder: name a file, such as {page}"
+        )
     if arguments.fleet:
         return _fleet(arguments)
     if len(arguments.target) != 1:
@@ -44,8 +49,12 @@ def certify(arguments: argparse.Namespace) -> int:
     if arguments.prometheus:
         from review.acceptance.fleet import prometheus
 
-        text = prometheus(certificate.machines, certificate.records.ended)
-        write_whole(arguments.prometheus, text)
+        ended = certificate.records.ended
+        tests = (
+            {"name": name, "ended": ended, **own}
+            for name, own in certificate.machines.items()
+        )
+        write_whole(arguments.prometheus, prometheus(tests))
 
     def show() -> None:
         if arguments.line:
@@ -61,12 +70,17 @@ def _fleet(arguments: argparse.Namespace) -> int:
     from review.acceptance import fleet
 
     # Each is of one test.
-    for name in ("output", "line", "records", "save", "prometheus"):
+    for name in ("line", "records", "save"):
         if getattr(arguments, name):
             raise ReviewError(f"certify: --{name} is of one test, not of a --fleet")
     baselines = fleet.fleet(arguments.target)
     if arguments.expect:
         fleet.write_expected(baselines, arguments.expect)
+    if arguments.output:
+        fleet.write_page(baselines, arguments.output)
+    if arguments.prometheus:
+        tests = (one.as_dict() for own in baselines for one in own.machines)
+        write_whole(arguments.prometheus, fleet.prometheus(tests))
     emit(
         arguments,
         text=lambda: fleet.print_fleet(baselines),

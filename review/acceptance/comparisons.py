@@ -28,8 +28,13 @@ SPREAD_OF_CHANGE = 0.005
 GROSS = {"slow": 0.25, "starved": 1.0, "network": 1.0}
 PAIRED = [name for name in COPIES if name.startswith("device_to_device")]
 # Of equal GPUs, by their socket and root complex: 8 x RTX 4090 from 23.9 to 26.4 GB/s.
-HOST = ("host_copy", "host_to_device_memcpy_ce", "device_to_host_memcpy_ce")
-VARYING = ("disk", "disk_node")  # as much as a network does
+HOST = (
+    "host_copy",
+    "host_memory",
+    "host_to_device_memcpy_ce",
+    "device_to_host_memcpy_ce",
+)
+VARYING = ("disk", "disk_node", "disk_write")  # as much as a network does
 STALL = 1.25  # of a typical step; time beyond it is lost
 
 
@@ -204,18 +209,14 @@ def _of_network(records: Records) -> Iterator[Comparison]:
 
     Where half of the nodes are slow, a good one meets mostly slow partners; its best ones tell it.
     """
-    by_round: dict[str, dict[int, float]] = {}
-    for number, _, node, _, time in records.by_node("reduce_node"):
-        own = by_round.setdefault(f"node {records.nodes[node]}", {})
-        own[number] = min(time, own.get(number, time))
-    # A test that ended early may lack rounds of some nodes.
-    rounds = sorted({number for own in by_round.values() for number in own})
-    within = {
-        node: [own.get(number, np.nan) for number in rounds]
-        for node, own in by_round.items()
-    }
-    if len(within) > 1:
-        yield Comparison("network", "node", within, ("reduce_node",) * len(rounds))
+    # The fastest of a round shows the network; a test that ended early may lack rounds of some nodes.
+    if len(records.nodes) > 1 and len(records.measured("reduce_node")["rank"]):
+        times = records.probe("reduce_node", of_equal=np.fmin)
+        within = {
+            f"node {node}": np.fmin.reduce(times[records.of_node(node)])
+            for node in records.nodes
+        }
+        yield Comparison("network", "node", within, ("reduce_node",) * times.shape[1])
     pairs = records.pairs()
     meetings: dict[str, list[float]] = {}
     every: dict[str, list[float]] = {}

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from review.acceptance.faults import log_began
+from review.acceptance.faults import family, log_began
 from review.acceptance.floors import floor_of, rated
 from review.acceptance.journal import Reason
 from review.acceptance.records import Records, known
@@ -176,22 +176,18 @@ def tested_areas(records: Records, found: Sequence[Gap]) -> list[str]:
     return [label for label in AREAS.values() if left.count(label) < count]
 
 
-def lines(records: Records, found: Sequence[Gap]) -> list[str]:
-    """Each gap once, with its nodes if others have none, and why."""
-    return [f"{what} ({why})" for what, why in _merged(records, found)]
-
-
 def short(records: Records, found: Sequence[Gap]) -> str:
     """Gaps by reason; on CPUs without those of GPUs."""
     # Grouped by reason, as this is for one line.
     labels: dict[str, list[str]] = {}
-    for what, why in _merged(records, found):
+    for what, why in merged(records, found):
         if why != NO_GPU:
             labels.setdefault(why, []).append(what)
     return ", ".join(f"{', '.join(whats)} ({why})" for why, whats in labels.items())
 
 
-def _merged(records: Records, found: Sequence[Gap]) -> Iterator[tuple[str, str]]:
+def merged(records: Records, found: Sequence[Gap]) -> Iterator[tuple[str, str]]:
+    """Each gap once, with its nodes if others have none, and why."""
     nodes: dict[tuple[str, str], list[str]] = {}
     for gap in found:
         nodes.setdefault((gap.what, gap.why), []).append(gap.node)
@@ -210,14 +206,15 @@ def _unknown_facts(records: Records, node: str) -> Iterator[Gap]:
         tables["telemetry"] = {"telemetry": fields}
     for table, areas in TABLES["areas_of_facts"].items():
         for device, facts in tables.get(table, {}).items():
-            kind = device.partition(" ")[0]
             for name, value in facts.items():
                 if value is None:
                     lacking = () if name in OPTIONAL else tuple(areas)
-                    yield Gap(node, f"{name} of {kind}", "not reported", lacking)
+                    yield Gap(
+                        node, f"{name} of {family(device)}", "not reported", lacking
+                    )
             # Only InfiniBand and RoCE ports have a rate.
             if "rate" in facts and not rated(facts):
-                rating = f"rated speed of {device} ({facts.get('type')})"
+                rating = f"rated speed of {family(device)} ({facts.get('type')})"
                 yield Gap(node, rating, "not reported")
 
 

@@ -32,14 +32,8 @@ MIN_SHARE = 0.05  # of the time
 # Fail if they grow; other port counters: warn.
 LINK_CHANGES = "link_downed", "carrier_changes"
 # Warn if they differ; others: fail.
-VERSIONS = (
-    "kernel",
-    "driver",
-    "VBIOS",
-    "BIOS",
-    "firmware",
-)
-OWN = ("serial",)  # of each part another
+VERSIONS = TABLES["versions"]
+OWN = TABLES["own"]  # of each part another
 # Anew for each sample.
 ASKED = [field for field in FIELDS if not field.startswith("xid_")]
 GONE_SECONDS = 5.0  # without a sample at the end of the telemetry
@@ -134,10 +128,7 @@ def gpu_faults(records: Records) -> Iterator[Reason]:
                 if field == "xid_count" and _only_mild(samples):
                     state = "warn"
                 yield Reason(name, f"{more:.0f} {words} during the test{which}", state)
-        for field, words in (
-            ("pcie_generation", "PCIe generation"),
-            ("pcie_width", "PCIe lanes"),
-        ):
+        for field, words in TABLES["buses"].items():
             # An idle bus is slower to save power, so that the highest value seen counts.
             now = max(known(samples[field]), default=np.nan)
             most = max(known(samples[f"{field}_most"]), default=np.nan)
@@ -449,6 +440,11 @@ def _where(device: str, node: str) -> str:
 def kind_of(device: str) -> str:
     """GPU for every GPU of a node, since they are the same; other devices by name."""
     return "GPU" if device.startswith("GPU ") else device
+
+
+def family(device: str) -> str:
+    """GPU, DIMM, mlx5, eth: what devices that only differ by their number have in common."""
+    return re.split(r"[ _/]|\d+$", device)[0]
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -139,9 +139,8 @@ def measure(records: Records, name: str) -> dict[str, list[float]]:
     # The fastest of each round shows the network, the others what disturbs it.
     if name == "reduce_together":
         work = bus_bandwidth(records, name, len(records.ranks))
-        return {
-            EVERYONE: [work / min(times) for times in records.reductions(name).values()]
-        }
+        times = np.fmin.reduce(records.probe(name, of_equal=np.fmin))
+        return {EVERYONE: (work / known(times)).tolist()}
     by_who = {}
     table = amount / records.probe(name) / _PER_UNIT[UNITS[name]]
     for info, rates in zip(records.ranks.values(), table, strict=True):
@@ -268,14 +267,13 @@ def write_expectations(records: Records, path: Path) -> None:
     """
     parts = path.with_suffix(".json")
     write_whole(parts, json.dumps(usual_parts(records.hardware), indent=2) + "\n")
-    variables = {
-        "EXPECTED_INVENTORY": parts.resolve(),
-        "EXPECTED_FIGURES": expectations(records),
-    }
-    lines = [
-        f"export {name}={shlex.quote(str(value))}\n"
-        for name, value in variables.items()
-    ]
+    inventory, rates = str(parts.resolve()), expectations(records)
+    write_exports(path, EXPECTED_INVENTORY=inventory, EXPECTED_FIGURES=rates)
+
+
+def write_exports(path: Path, **variables: str) -> None:
+    """Writes FILE.sh, to be sourced."""
+    lines = (f"export {name}={shlex.quote(own)}\n" for name, own in variables.items())
     write_whole(path.with_suffix(".sh"), "".join(lines))
 
 

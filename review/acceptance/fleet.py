@@ -6,17 +6,18 @@ test from which on it was slower.
 """
 
 import math
-import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from review.acceptance.journal import EXIT
+from review.acceptance.figures import write_exports
+from review.acceptance.journal import EXIT, STYLES
 from review.acceptance.outliers import MIN_PEERS, TO_DEVIATION
-from review.acceptance.schema import LABELS, UNITS
+from review.acceptance.schema import LABELS, TABLES, UNITS
 from review.acceptance.verdict import JSON_VERSION, certify
 from review.logs.output import ReviewError, write_whole
 from review.logs.tree import read_json
@@ -26,6 +27,7 @@ SURE = 5.0  # deviations, for one in a million of healthy figures
 MIN_SPREAD = 0.005  # machines that seem to be more equal were rounded
 RECENT = 3  # tests that tell how a machine is now
 MIN_TESTS = 3  # before and after a step in its history
+MOST_SHOWN = 100  # machines of a kind on the page
 
 
 @dataclass
@@ -45,13 +47,25 @@ class Machine:
         return max((weight for weight, _ in self.reasons), default=0.0)
 
     def as_dict(self) -> dict[str, Any]:
+        ended, state = self.tests[-1]
         return {
             "name": self.name,
             "kind": self.kind,
-            "state": self.tests[-1][1],
+            "state": state,
+            "ended": ended,
             "tests": len(self.tests),
             "reasons": [words for _, words in self.look],
-            "figures": {name: now(rates) for name, rates in self.rates.items()},
+            "figures": self.levels,
+        }
+
+    @cached_property
+    def levels(self) -> dict[str, float]:
+        """Medians of the last few tests that measured a rate."""
+        known = {name: rates[~np.isnan(rates)] for name, rates in self.rates.items()}
+        return {
+            name: float(np.median(rates[-RECENT:]))
+            for name, rates in known.items()
+            if len(rates)
         }
 
     @property
@@ -67,12 +81,6 @@ class Baseline:
     kind: str
     machines: list[Machine]
     figures: dict[str, tuple[float, float]]
-
-
-def now(rates: np.ndarray) -> float:
-    """Median of the last few tests that measured it."""
-    known = rates[~np.isnan(rates)][-RECENT:]
-    return float(np.median(known)) if len(known) else math.nan
 
 
 def fleet(folders: Sequence[Path]) -> list[Baseline]:
@@ -127,20 +135,18 @@ def _baseline(kind: str, machines: list[Machine]) -> Baseline:
     """Judges each machine by the others of its kind, and by its own history."""
     figures: dict[str, tuple[float, float]] = {}
     for figure in UNITS:
-        levels = {
-            machine.name: now(machine.rates[figure])
-            for machine in machines
-            if figure in machine.rates
-        }
-        known = np.array([level for level in levels.values() if level > 0])
+        levels = [machine.levels.get(figure, 0.0) for machine in machines]
+        known = np.array([level for level in levels if level > 0])
         if not len(known):
             continue
         center = float(np.median(known))
         spread = TO_DEVIATION * float(np.median(np.abs(known / center - 1)))
         figures[figure] = center, max(spread, MIN_SPREAD)
         # Too few to say which is odd.
-        for machine in machines if len(known) >= MIN_PEERS else ():
-            missing = 1 - levels.get(machine.name, center) / center
+        if len(known) < MIN_PEERS:
+            continue
+        for machine, level in zip(machines, levels, strict=True):
+            missing = 1 - (level or center) / center
             if missing > max(SLOWER, SURE * figures[figure][1]):
                 words = f"{LABELS[figure]}: {missing:.1%} below the median machine"
                 machine.reasons.append((missing, words))
@@ -175,7 +181,7 @@ def _step(
     # The best of all cuts is chosen, as it is among figures and machines: well above SURE.
     if lost > SLOWER and distances[best] > SURE + math.log(count):
         number = int(measured[cuts[best]])
-        when = np.datetime64(int(machine.tests[number][0]), "s")
+        when = np.datetime64(int(machine.tests[number][0]) // 60, "m")
         words = f"{LABELS[figure]}: {lost:.1%} lower since {when} (test {number + 1} of {len(rates)})"
         yield float(lost), words
 
@@ -238,36 +244,43 @@ def write_expected(baselines: Sequence[Baseline], path: Path) -> None:
         )
     figures = baselines[0].figures.items()
     words = " ".join(f"{name}={center:.4g}" for name, (center, _) in figures)
-    write_whole(
-        path.with_suffix(".sh"), f"export EXPECTED_FIGURES={shlex.quote(words)}\n"
-    )
+    write_exports(path, EXPECTED_FIGURES=words)
 
 
-def prometheus(machines: Mapping[str, Mapping[str, Any]], ended: float) -> str:
-    """Prometheus' text format, for node_exporter's textfile collector."""
-    lines = [
-        "# HELP certify_state Verdict of the last acceptance test: 0 pass, 3 warn, 1 fail.",
-        "# TYPE certify_state gauge",
-        *(
-            f'certify_state{{machine="{_label(name)}"}} {EXIT[own["state"]]}'
-            for name, own in machines.items()
-        ),
-        "# HELP certify_ended_seconds Unix time of its end.",
-        "# TYPE certify_ended_seconds gauge",
-        *(
-            f'certify_ended_seconds{{machine="{_label(name)}"}} {ended:.0f}'
-            for name in machines
-        ),
-        "# HELP certify_rate Measured rate, in its unit.",
-        "# TYPE certify_rate gauge",
-    ]
-    for name, own in machines.items():
-        for figure, value in own["figures"].items():
-            labels = (
-                f'machine="{_label(name)}",figure="{figure}",unit="{UNITS[figure]}"'
-            )
-            lines.append(f"certify_rate{{{labels}}} {value:.6g}")
+def prometheus(tests: Iterable[Mapping[str, Any]]) -> str:
+    """Prometheus' text format, for node_exporter's textfile collector. tests: name, state, Unix
+    time ``ended`` and figures of each machine.
+    """
+    samples: dict[str, list[str]] = {name: [] for name in TABLES["prometheus"]}
+    for test in tests:
+        who = f'machine="{_label(test["name"])}"'
+        samples["certify_state"].append(f"{{{who}}} {EXIT[test['state']]}")
+        samples["certify_ended_seconds"].append(f"{{{who}}} {test['ended']:.0f}")
+        samples["certify_rate"] += [
+            f'{{{who},figure="{figure}",unit="{UNITS[figure]}"}} {rate:.6g}'
+            for figure, rate in test["figures"].items()
+        ]
+    lines = []
+    for name, text in TABLES["prometheus"].items():
+        lines += [f"# HELP {name} {text}", f"# TYPE {name} gauge"]
+        lines += [name + sample for sample in samples[name]]
     return "\n".join(lines) + "\n"
+
+
+def write_page(baselines: Sequence[Baseline], output: Path) -> None:
+    """Writes the page of a fleet. Raises ReviewError."""
+    from review.report.page import render
+
+    page = render(
+        "fleet.html",
+        baselines=baselines,
+        state=STYLES[state(baselines)],
+        labels=LABELS,
+        units=UNITS,
+        few=MIN_PEERS,
+        most=MOST_SHOWN,
+    )
+    write_whole(output, page)
 
 
 def _label(text: str) -> str:

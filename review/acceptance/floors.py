@@ -161,8 +161,9 @@ def least(probe: str, gpu: str, peers: int) -> float:
     peaks = {
         PAIRS: links * floor.get("link_gbps", 0.0),
         "copy": floor.get("memory_gbps", 0.0),
-        "matmul": floor.get("bf16_tflops", 0.0),
     }
+    if probe.startswith("matmul"):
+        return float(SHARES[probe] * floor.get("bf16_tflops", 0.0))
     lane = TABLE["pcie_gbps"].get(floor.get("generation"), 0.0)
     # The other probes copy from or to the host.
     host = floor.get("host_gbps", lane * floor.get("lanes", 0))

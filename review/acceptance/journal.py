@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from review.acceptance.schema import RankInfo
 
 EXIT = {"pass": 0, "warn": 3, "fail": 1}  # exit status by state, the best first
+STYLES = {"pass": "good", "warn": "warn", "fail": "bad"}  # of a page
 # Even, since two rounds become one when all are full.
 MAX_ROUNDS = 64
 MOST_LISTED = 8

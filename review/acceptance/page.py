@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from review.acceptance.faults import devices
-from review.acceptance.figures import GBPS, STEP, digits
+from review.acceptance.figures import GBPS, STEP, Measured, digits
+from review.acceptance.journal import STYLES
 from review.acceptance.records import Records, median
 from review.acceptance.schema import (
     COPIES,
@@ -23,12 +24,11 @@ from review.acceptance.schema import (
     Columns,
 )
 from review.acceptance.verdict import Certificate
-from review.logs.output import ReviewError, write_whole
+from review.logs.output import write_whole
 from review.report.chart import Axis, Chart, Point, Series
 
 HEADLINES = {"pass": "Pass", "warn": "Pass, with warnings", "fail": "Fail"}
 SOFTWARE = ": the software only, the test ran on CPUs"
-STYLES = {"pass": "good", "warn": "warn", "fail": "bad"}
 FULL = 0.10  # excess over the median with full colour
 MAX_LINES, MAX_POINTS = 10, 80  # of a chart, of a line
 
@@ -37,10 +37,6 @@ def write_page(certificate: Certificate, output: Path) -> None:
     """Raises ReviewError."""
     from review.report.page import render
 
-    if output.is_dir():
-        raise ReviewError(
-            f"{output} is a folder: name a file, such as {output / 'certify.html'}"
-        )
     records = certificate.records
     devices = ", ".join(sorted({info.device for info in records.ranks.values()}))
     rates = {
@@ -66,10 +62,9 @@ def write_page(certificate: Certificate, output: Path) -> None:
         notes=certificate.notes,
         tested=certificate.tested,
         bought=certificate.bought,
-        outliers=[
-            vars(reason) | {"style": STYLES[reason.state]}
-            for reason in certificate.why()
-        ],
+        highest=certificate.highest,
+        styles=STYLES,
+        outliers=certificate.why(),
         numbers=_numbers(certificate),
         maps=[
             _map(records, name, seconds, rates.get(name, ""))
@@ -81,8 +76,8 @@ def write_page(certificate: Certificate, output: Path) -> None:
     write_whole(output, page)
 
 
-def _numbers(certificate: Certificate) -> list[dict[str, str]]:
-    """Every number with its limit, and whether it is within it.
+def _numbers(certificate: Certificate) -> list[tuple[Measured, str]]:
+    """Every number with its limit, and the style of its state.
 
     A stage has a row for its seconds, which are compared between ranks, and one for its rate, which
     a config expects.
@@ -92,27 +87,13 @@ def _numbers(certificate: Certificate) -> list[dict[str, str]]:
         for reached in certificate.reached
         if reached.state != "pass"
     }
-    marks |= {
-        (
-            finding.stage,
-            STEP if finding.stage in STAGES else UNITS.get(finding.stage, GBPS),
-        ): "bad"
-        for finding in certificate.findings
-    }
-    rows = []
-    for figure in certificate.figures:
-        low, high = figure.shown
-        rows.append(
-            {
-                "what": figure.label,
-                "low": low,
-                "high": high,
-                "unit": figure.unit,
-                "limit": figure.limit,
-                "state": marks.get((figure.name, figure.unit), ""),
-            }
-        )
-    return rows
+    for finding in certificate.findings:
+        unit = STEP if finding.stage in STAGES else UNITS.get(finding.stage, GBPS)
+        marks[finding.stage, unit] = "bad"
+    return [
+        (figure, marks.get((figure.name, figure.unit), ""))
+        for figure in certificate.figures
+    ]
 
 
 def _map(
@@ -131,9 +112,7 @@ def _map(
         if not math.isnan(excess):
             cell = {
                 # No sign before a zero.
-                "text": f"{100 * excess:+.1f}".replace("-0.0", "0.0").replace(
-                    "+0.0", "0.0"
-                ),
+                "text": f"{100 * excess:+.1f}" if abs(excess) >= 5e-4 else "0.0",
                 "heat": f"{min(abs(excess) / FULL, 1.0):.2f}",
                 "side": "slow" if excess >= 0 else "quick",
                 "tip": f"{info.name}: {seconds[rank] * 1e3:,.2f} ms, {excess:+.1%}",

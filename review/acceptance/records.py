@@ -26,7 +26,7 @@ from review.logs.output import ReviewError
 @dataclass(frozen=True)
 class Records:
     """A whole test. steps, probes: columns; ranks: by number, in order; telemetry: by node; on_cpus:
-    no GPUs; ended: Unix time, 0 if unknown.
+    no GPUs; began, ended: Unix times, 0 if unknown.
 
     hardware: by node, its ``parts``, its devices' fault counts ``before`` and ``after``,
     ``log_before`` and ``kernel_log``, the kernel's log; tools: by node, name, version, faults and
@@ -40,6 +40,7 @@ class Records:
     probes: Columns
     telemetry: dict[str, Columns] = field(default_factory=dict)
     on_cpus: bool = False
+    began: float = 0.0
     ended: float = 0.0
     hardware: dict[str, dict[str, Any]] = field(default_factory=dict)
     tools: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
@@ -82,6 +83,10 @@ class Records:
             for name in PROBES | TOOLS
             if (self.probes["probe"] == name.encode()).any()
         ]
+
+    def of_node(self, node: str) -> list[int]:
+        """Its ranks."""
+        return [rank for rank, info in self.ranks.items() if info.node == node]
 
     def parts(self, node: str) -> Facts:
         own: Facts = self.hardware.get(node, {}).get("parts", {})
@@ -137,9 +142,11 @@ class Records:
         for number, rank, partner, seconds in zip(*columns, strict=True):
             yield number, rank, nodes[rank], partner, seconds
 
-    def probe(self, name: str, largest: float = np.inf) -> np.ndarray:
-        """Seconds of a probe at its largest size up to ``largest``, with the slowest partner
-        [ranks, rounds].
+    def probe(
+        self, name: str, largest: float = np.inf, of_equal: np.ufunc = np.fmax
+    ) -> np.ndarray:
+        """Seconds of a probe at its largest size up to ``largest``, with the slowest partner, or by
+        another choice of those of a round [ranks, rounds].
         """
         # At the largest size: smaller ones measure latency, not the rate.
         rows = self.measured(name)
@@ -147,7 +154,7 @@ class Records:
         chosen = rows["amount"] == sizes.max(initial=0)
         table = np.full((len(self.ranks), 1 + rows["round"].max(initial=-1)), np.nan)
         # fmax ignores the nan of cells not set yet; .at takes each row, also of equal cells.
-        np.fmax.at(
+        of_equal.at(
             table,
             (rows["rank"][chosen], rows["round"][chosen]),
             rows["seconds"][chosen],
@@ -155,16 +162,12 @@ class Records:
         return table
 
     def reductions(self, name: str) -> dict[int, list[float]]:
-        """Seconds of an all-reduce by round: the fastest in each group of ranks, since the others
-        were disturbed.
+        """Seconds of an all-reduce by round: the fastest in each node or pair of nodes, since the
+        others were disturbed.
         """
         rounds: dict[int, dict[frozenset[int], float]] = {}
         for number, _, node, partner, seconds in self.by_node(name):
-            # All ranks are one group; else those of a node, or of a pair of nodes.
-            group = (
-                frozenset() if name == "reduce_together" else frozenset({node, partner})
-            )
-            best = rounds.setdefault(number, {})
+            best, group = rounds.setdefault(number, {}), frozenset({node, partner})
             best[group] = min(best.get(group, seconds), seconds)
         return {number: [*best.values()] for number, best in sorted(rounds.items())}
 
@@ -264,6 +267,7 @@ def read(folder: Path) -> Records:
         probes=_joined([tables["probes"] for _, tables in files]),
         telemetry=telemetry,
         on_cpus=all(about["on_cpus"] for about, _ in files),
+        began=min(about.get("began", 0.0) for about, _ in files),
         ended=ended,
         hardware=hardware,
         tools=tools,

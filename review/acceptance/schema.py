@@ -44,10 +44,10 @@ TOOLS = (
 BURN_IN = "burn-in"
 # Unit of each rate that a config may expect.
 UNITS = {"parallel": "sequences/s", "together": "sequences/s"}
-UNITS |= {"matmul": "Tflop/s", "matmul_fp8": "Tflop/s"}
-UNITS |= dict.fromkeys(
-    ("copy", "host_copy", "disk", "disk_node", "reduce_together", *TOOLS), "GB/s"
-)
+UNITS |= {
+    name: "Tflop/s" if name.startswith("matmul") else "GB/s"
+    for name in (*PROBES, "reduce_together", *TOOLS)
+}
 LABELS = STAGES | PROBES | TOOLS | REDUCTIONS | {BURN_IN: "burn-in"}
 PARTS = ("data", "compute", "wait", "update")  # of a step
 NOBODY = -1  # partner of a node without one
@@ -80,22 +80,7 @@ PROBE = np.dtype(
         ("amount", np.float64),
     ]
 )
-FIELDS = (
-    "sm_mhz",
-    "watts",
-    "celsius",
-    "throttle",
-    "ecc_corrected",
-    "ecc_uncorrected",
-    "xid_count",
-    "xid_last",
-    "pcie_generation",
-    "pcie_generation_most",
-    "pcie_width",
-    "pcie_width_most",
-    "pcie_replays",
-    "nvlink_errors",
-)
+FIELDS = tuple(TABLES["fields"])  # of a sample
 # One row per second and GPU. device: local rank. throttle: NVML's bit mask of reasons; exact in a
 # float64.
 SAMPLE = np.dtype(

@@ -11,16 +11,18 @@ from typing import Any
 
 import numpy as np
 
+from common.durations import duration
 from review.acceptance import coverage, figures, schema
 from review.acceptance.comparisons import SHARES, Comparison, all_comparisons
 from review.acceptance.coverage import Gap
 from review.acceptance.faults import (
+    OWN,
     Corruption,
     corrupt,
     device_history,
     devices,
+    family,
     gpu_faults,
-    kind_of,
     odd_parts,
     throttled,
     tool_faults,
@@ -29,7 +31,7 @@ from review.acceptance.faults import (
 from review.acceptance.figures import Measured, Reached
 from review.acceptance.journal import EXIT, BurnIn, Reason, listed, read_burn_in
 from review.acceptance.outliers import MIN_PEERS, OF_MEDIAN, Outlier, members
-from review.acceptance.records import Records, read
+from review.acceptance.records import Records, known, read
 from review.acceptance.schema import (
     BURN_IN,
     LABELS,
@@ -157,7 +159,8 @@ class Certificate:
             if name not in done
             and (name not in TOOLS or coverage.program(name) in programs)
         ]
-        left += coverage.lines(records, self.gaps)
+        gaps = coverage.merged(records, self.gaps)
+        left += [f"{what} ({why})" for what, why in gaps]
         ended = datetime.fromtimestamp(records.ended, timezone.utc).strftime(
             "%Y-%m-%d %H:%M UTC"
         )
@@ -167,6 +170,11 @@ class Certificate:
             "versions": self.versions or "unknown",
             "commit": self._environment.get("git_commit") or "unknown",
             "ended": ended if records.ended else "unknown",
+            "duration": duration(records.ended - records.began)
+            if records.began
+            else "unknown",
+            "operator": read_json(records.folder / "config.json").get("operator")
+            or "not named",
         }
 
     @cached_property
@@ -175,27 +183,36 @@ class Certificate:
         serial numbers.
         """
         alike: dict[tuple[str, str], list[str]] = {}
-        serials: dict[str, list[str]] = {}
+        single: dict[str, list[str]] = {}
         for node in self.records.nodes:
             for device, facts in self.records.parts(node).items():
-                known = {
+                given = {
                     name: value for name, value in facts.items() if value is not None
                 }
-                if serial := known.pop("serial", ""):
-                    number = device.removeprefix("GPU ")
-                    serials.setdefault(node, []).append(f"{number} {serial}")
-                words = ", ".join(f"{name} {value}" for name, value in known.items())
-                # Ports of one card are numbered: mlx5_0/1.
-                kind = kind_of(device).partition("_")[0]
-                alike.setdefault((kind, words), []).append(f"{device} of {node}")
+                for fact in given.keys() & OWN:
+                    who = f"{device.removeprefix('GPU ')} {given.pop(fact)}"
+                    single.setdefault(f"{OWN[fact]} of {node}", []).append(who)
+                words = ", ".join(f"{name} {value}" for name, value in given.items())
+                if words:
+                    owner = f"{device} of {node}"
+                    alike.setdefault((family(device), words), []).append(owner)
         lines = [
             (owners[0] if len(owners) == 1 else f"{len(owners)} x {kind}", words)
             for (kind, words), owners in alike.items()
         ]
-        return lines + [
-            (f"serial numbers of {node}", ", ".join(own))
-            for node, own in serials.items()
-        ]
+        return lines + [(what, ", ".join(own)) for what, own in sorted(single.items())]
+
+    @cached_property
+    def highest(self) -> dict[str, dict[str, float]]:
+        """Largest clock, power and temperature of each GPU, by its rank."""
+        return {
+            name: {
+                f"{title}, {unit}": float(known(samples[field]).max())
+                for field, (_, title, unit) in schema.TABLES["timelines"].items()
+                if len(known(samples[field]))
+            }
+            for name, samples in devices(self.records)
+        }
 
     @property
     def state(self) -> str:
@@ -277,16 +294,14 @@ class Certificate:
             "reasons": self.reasons(),
             "findings": self.findings,
             "corrupt": self.corrupt,
-            "faults": [
-                {"name": fault.name, "state": fault.state, "reason": fault.what}
-                for fault in self.faults
-            ],
+            "faults": self.faults,
             "expected": self.reached,
             "burn_in": self.burn_in,
             "standing": self.standing,
             "on_cpus": self.records.on_cpus,
             "tested": self.tested,
             "hardware": self.bought,
+            "highest": self.highest,
             "notes": self.notes,
             "figures": self.figures,
             "seconds_per_step": {

@@ -218,9 +218,8 @@ def observed(folder, gpu: dict, port: dict, fields: dict, log: str):
 def said(found) -> tuple[set[str], set[str]]:
     """Faults, and what was not tested."""
     reasons = [*gpu_faults(found), *odd_parts(found), *device_history(found)]
-    return {one.text() for one in reasons}, {
-        *coverage.lines(found, coverage.gaps(found, {}, True))
-    }
+    left = coverage.merged(found, coverage.gaps(found, {}, True))
+    return {one.text() for one in reasons}, {f"{what} ({why})" for what, why in left}
 
 
 def wrong_machines(cases: int, seed: int, folder) -> list[str]:

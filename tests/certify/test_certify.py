@@ -87,8 +87,14 @@ def run(
 def test_a_machine_whose_ranks_compute_the_same_passes(
     repository, tmp_path, quick_python
 ):
-    done = run(repository, tmp_path, PYTHON=quick_python)
+    hook = f"cp -t {tmp_path}"
+    done = run(repository, tmp_path, PYTHON=quick_python, CERTIFY_HOOK=hook)
     assert done.returncode == 0, done.stdout + done.stderr
+    given = json.loads((tmp_path / "certify.json").read_text())
+    assert (given["state"], [*given["machines"]]) == ("pass", [platform.node()])
+    measured = {figure["name"] for figure in given["figures"]}
+    assert {"matmul", "copy", "host_memory", "disk_write"} <= measured
+    assert not [*(tmp_path / "results/test").glob(".written*")]
     assert done.stdout.splitlines()[-1] == "pass (software only: the test ran on CPUs)"
     assert "too few to single out" in done.stdout
     (path,) = (tmp_path / "results/test").glob("certify_*.npz")
@@ -242,10 +248,11 @@ def test_a_drill_beyond_the_steps_of_a_burn_in_is_bad_input(load, tmp_path):
 def test_a_quick_test_prints_one_line_and_rejects_unknown_options(
     repository, tmp_path, quick_python
 ):
-    done = run(
-        repository, tmp_path, "--quick", CERTIFY_SECONDS="0.1", PYTHON=quick_python
-    )
-    assert (done.returncode, done.stderr) == (0, f"run: Python: {quick_python}\n")
+    settings = {"CERTIFY_SECONDS": "0.1", "CERTIFY_HOOK": "false"}
+    done = run(repository, tmp_path, "--quick", PYTHON=quick_python, **settings)
+    first, hook = done.stderr.splitlines()
+    assert (done.returncode, first) == (0, f"run: Python: {quick_python}")
+    assert hook.endswith("CERTIFY_HOOK='false' ended with status 1")
     said, _, left = done.stdout.partition("; not tested: ")
     who = f"2 ranks on 1 node, on CPUs: {platform.node()}"
     assert said == f"pass (software only: the test ran on CPUs): {who}"
@@ -273,20 +280,40 @@ def test_certify_leaves_the_folder_of_a_run_as_it_is(repository, tmp_path):
 @pytest.mark.parametrize(
     ("how", "reason"),
     [
-        (
-            {"CERTIFY_SECONDS": "soon"},
-            "CERTIFY_SECONDS='soon': expected a number above 0",
-        ),
-        (
-            {"BATCHSIZE": "many"},
-            "the load did not run: BATCHSIZE='many': expected an integer",
-        ),
+        ({"CERTIFY_SECONDS": "soon"}, "CERTIFY_SECONDS='soon': expected a number above 0"),
+        ({"BATCHSIZE": "many"}, "the load did not run: BATCHSIZE='many': expected an integer"),
     ],
-)
+)  # fmt: skip
 def test_bad_settings_are_one_line(repository, tmp_path, quick_python, how, reason):
     done = run(repository, tmp_path, PYTHON=quick_python, **how)
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].startswith(f"run: error: {reason}")
+
+
+def test_a_step_of_the_model_for_cpus_is_short(repository):
+    """A round has at least four, and --quick 24 rounds: 2 million parameters, not BERT-large's."""
+    script = repository / "launch/run/certify.sh"
+    command = f"source {script}; certify::model 128 2; certify::model 1024 16"
+    done = subprocess.run(
+        ["bash", "-c", command], capture_output=True, text=True, check=True
+    )
+    small, large = map(json.loads, done.stdout.splitlines())
+    assert (large["num_hidden_layers"], large["vocab_size"]) == (24, 30522)
+    width = small["hidden_size"]
+    layers = 12 * width**2 * small["num_hidden_layers"]
+    assert layers + width * small["vocab_size"] < 2e6
+
+
+def test_a_product_in_tf32_leaves_the_setting_as_it_is():
+    seen, settings = [], torch.backends.cuda.matmul
+    before = settings.allow_tf32
+
+    class Matrix:
+        def __matmul__(self, other):
+            seen.append(settings.allow_tf32)
+
+    load_module.tf32_product(Matrix(), Matrix())
+    assert (seen, settings.allow_tf32) == ([True], before)
 
 
 def test_one_flipped_bit_changes_the_checksum():

@@ -34,31 +34,15 @@ def test_healthy_gpus_at_their_power_limit_pass():
 @pytest.mark.parametrize(
     ("changes", "state", "said"),
     [
-        (
-            {"throttle": 0x40, "sm_mhz": 1200},
-            "warn",
-            "throttles: hardware thermal slowdown 50% of the time, at",
-        ),
+        ({"throttle": 0x40, "sm_mhz": 1200}, "warn", "throttles: hardware thermal slowdown 50% of the time, at"),
         ({"ecc_uncorrected": 2}, "fail", "2 uncorrected memory errors during the test"),
         ({"ecc_corrected": 7}, "warn", "7 corrected memory errors during the test"),
-        (
-            {"xid_count": 1, "xid_last": 79},
-            "fail",
-            "1 Xid errors during the test, the last Xid 79",
-        ),
-        (
-            {"xid_count": 1, "xid_last": 31},
-            "warn",
-            "1 Xid errors during the test, the last Xid 31",
-        ),
-        (
-            {"xid_count": 2, "xid_last": 31},
-            "fail",
-            "2 Xid errors during the test, the last Xid 31",
-        ),
+        ({"xid_count": 1, "xid_last": 79}, "fail", "1 Xid errors during the test, the last Xid 79"),
+        ({"xid_count": 1, "xid_last": 31}, "warn", "1 Xid errors during the test, the last Xid 31"),
+        ({"xid_count": 2, "xid_last": 31}, "fail", "2 Xid errors during the test, the last Xid 31"),
         ({"nvlink_errors": 12}, "warn", "12 NVLink errors during the test"),
     ],
-)
+)  # fmt: skip
 def test_a_fault_is_named_with_its_gpu(changes, state, said):
     found = judge(with_telemetry(**changes))
     (fault,) = found.faults

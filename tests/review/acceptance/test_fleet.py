@@ -185,3 +185,23 @@ def test_prometheus_reads_a_line_for_each_figure(tmp_path):
     assert all(line.fullmatch(one) for one in values)
     assert 'certify_state{machine="node0"} 0' in values
     assert json.loads((tmp_path / "certify.json").read_text())["state"] == "pass"
+
+
+def test_the_page_of_a_fleet_lists_whom_to_look_at_first_and_escapes_names(
+    tmp_path, capsys
+):
+    write_tests(tmp_path / "a", slow=((3,), 5, 0.8), kind="<b>, 8 x H100")
+    write_tests(tmp_path / "b", machines=2, kind="another, 4 x A100")
+    page, rates = tmp_path / "page.html", tmp_path / "fleet.prom"
+    command = ["certify", "--fleet", str(tmp_path), "-o", str(page)]
+    assert main([*command, "--prometheus", str(rates)]) == 3
+    capsys.readouterr()
+    text = page.read_text()
+    assert "<strong>1 to look at</strong>" in text
+    assert text.count('class="warn-text">node3<') == 1
+    places = text.partition('<table class="place">')[2]
+    assert re.findall(r'<th scope="row">(\w+)<', places)[:2] == ["node3", "node0"]
+    assert "8 x &lt;b&gt;, 8 x H100" in text
+    assert "Fewer than 4 machines" in text
+    assert "http" not in re.sub(r'"http-equiv|http-equiv=', "", text)
+    assert len(re.findall("^certify_state{", rates.read_text(), re.M)) == 10

@@ -53,12 +53,7 @@ def test_a_machine_that_has_what_its_datasheet_says_passes():
 @pytest.mark.parametrize(
     ("fact", "value", "state", "said"),
     [
-        (
-            "NVLinks",
-            0,
-            "fail",
-            "NVLinks 0, at least 18 expected (NVIDIA H100 datasheet)",
-        ),
+        ("NVLinks", 0, "fail", "NVLinks 0, at least 18 expected (NVIDIA H100 datasheet)"),
         ("PCIe lanes", 8, "fail", "PCIe lanes 8, at least 16 expected"),
         ("PCIe generation", 3, "fail", "PCIe generation 3, at least 5 expected"),
         ("ECC", 0, "fail", "ECC is off"),
@@ -69,7 +64,7 @@ def test_a_machine_that_has_what_its_datasheet_says_passes():
         ("state", "DOWN", "warn", "is down, as is every port of its type"),
         ("rate", "200 Gb/sec (4X HDR)", "warn", "runs at 200 of the 400 Gbit/s"),
     ],
-)
+)  # fmt: skip
 def test_what_all_parts_of_one_machine_lack_is_seen(fact, value, state, said):
     judged = judge(machine(**{fact: value}))
     assert judged.state == state

@@ -7,12 +7,13 @@ from __future__ import annotations
 import html
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
 from review.__main__ import main
 from review.acceptance.page import write_page
-from review.acceptance.verdict import certify
+from review.acceptance.verdict import certify, judge
 
 from .made_up import make, telemetry, write
 
@@ -142,4 +143,32 @@ def test_the_page_lists_what_the_nodes_have_and_names_cpus(tmp_path):
     assert '<th scope="row">2 x node</th><td>CPUs 192</td>' in page
     assert '<th scope="row">serial numbers of node1</th><td>0 1node1</td>' in page
     assert "the software only, the test ran on CPUs" in page
+    assert '<p class="signature">Operator: not named' in page
     assert "4 ranks on 2 nodes, on CPUs · " in page
+
+
+def test_ports_are_one_row_and_their_missing_facts_one_entry_with_all_serial_numbers(
+    tmp_path,
+):
+    found = make(1, 2)
+    ports = {f"mlx5_{number}/1": {"state": "ACTIVE", "firmware": None, "GUID": f"c20{number}", "GB/s sent": 45.0 + number} for number in range(8)}  # fmt: skip
+    found.hardware["node0"] = {"parts": {"node": {}} | ports, "before": {}, "after": {}}
+    found.telemetry["node0"] = telemetry(2, 9)
+    found.telemetry["node0"]["celsius"][-1] = 91
+    found = replace(found, folder=tmp_path, began=1e9, ended=1e9 + 754)
+    (tmp_path / "config.json").write_text(json.dumps({"operator": "A. Tester"}))
+    judged = judge(found)
+    words = dict(judged.bought)
+    assert words["8 x mlx5"] == "state ACTIVE"
+    assert words["GUIDs of node0"].startswith("mlx5_0/1 c200, mlx5_1/1 c201, ")
+    assert words["GB/s sent by each port in all-reduces of node0"].endswith(" 52.0")
+    assert judged.tested["not tested"].count("firmware of mlx5 (not reported)") == 1
+    assert [own["Temperature, °C"] for own in judged.highest.values()] == [62, 91]
+    assert (judged.tested["duration"], judged.tested["operator"]) == (
+        "12:34",
+        "A. Tester",
+    )
+    write_page(judged, tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert '<th scope="row">rank 1 on node0</th><td class="number">1,755</td>' in page
+    assert "Operator: A. Tester" in page

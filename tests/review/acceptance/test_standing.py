@@ -92,20 +92,12 @@ def test_a_slower_step_or_a_longer_wait_lengthens_the_time_to_train(server):
     ("config", "changes", "words"),
     [
         (CONFIG, {"starved": {}}, "this test was of CPUs"),
-        (
-            CONFIG | {"model": BERT_LARGE | {"num_hidden_layers": 4}},
-            {},
-            "this was another model",
-        ),
-        (
-            CONFIG | {"data": CONFIG["data"] | {"max_seq_length": 128}},
-            {},
-            "this was another model",
-        ),
+        (CONFIG | {"model": BERT_LARGE | {"num_hidden_layers": 4}}, {}, "this was another model"),
+        (CONFIG | {"data": CONFIG["data"] | {"max_seq_length": 128}}, {}, "this was another model"),
         ({}, {}, "this was another model"),
     ],
     ids=["CPUs", "small model", "short rows", "no settings"],
-)
+)  # fmt: skip
 def test_cpus_and_other_models_have_nothing_to_compare_with(
     server, capsys, config, changes, words
 ):
