@@ -49,10 +49,10 @@ class KernelsConfig:
     fused: str = env(
         "FUSED",
         "auto",
-        doc="auto (what the hardware supports), all, none, or names joined by commas",
+        "auto (what the hardware supports), all, none, or names joined by commas",
     )
     attention: str = env(
-        "ATTENTION", "auto", doc="attention backend; auto: the fastest on the hardware"
+        "ATTENTION", "auto", "attention backend; auto: the fastest on the hardware"
     )
     # Replaces the backend chosen by auto if that fails; has no variable.
     attention_fallback: str = ""
@@ -84,15 +84,15 @@ class KernelsConfig:
 
     def describe(self, device: torch.device) -> str:
         """Text for ``--check``: the fused and the plain operations, or why none is fused."""
-        fused = self.names(device)
-        if not fused:
-            reason = (
-                "FUSED=none" if self.fused == "none" else triton_support.missing(device)
-            )
-            return f"plain PyTorch ({reason})"
-        plain = [name for name in FUSABLE if name not in fused]
-        text = f"Triton for {', '.join(name for name in FUSABLE if name in fused)}"
-        return f"{text}; plain PyTorch for {', '.join(plain)}" if plain else text
+        names = self.names(device)
+        if not names:
+            reason = triton_support.missing(device)
+            return f"plain PyTorch ({reason if self.fused != 'none' else 'FUSED=none'})"
+        fused, plain = (
+            ", ".join(name for name in FUSABLE if (name in names) is is_fused)
+            for is_fused in (True, False)
+        )
+        return f"Triton for {fused}{plain and f'; plain PyTorch for {plain}'}"
 
     def resolve_attention(
         self, model: benchmark.Model, dtype: torch.dtype, in_graph: bool, world: World
@@ -169,14 +169,12 @@ def bind_kernels(config: KernelsConfig, device: torch.device) -> Kernels:
         results = benchmark.benchmark_backends(device) if device.type == "cuda" else []
         name = benchmark.fastest(results) or "sdpa_loop"
         second = benchmark.fallback(name, results)
-    if name not in attention.BACKENDS:
-        raise ConfigError(
-            f"ATTENTION={config.attention}: expected auto or one of {', '.join(attention.BACKENDS)}"
-        )
     bound = {
         operation: module.fused if operation in fused else module.reference
         for operation, module in OPERATIONS.items()
     }
     # Only a backend that compiles a plan for each size may fail at a run's sizes, and has a second.
-    run = attention.with_fallback(name, second) if second else attention.BACKENDS[name]
+    run = attention.backend_of(name).run
+    if second:
+        run = attention.with_fallback(name, second)
     return Kernels(attention=run, fp8_cast="fp8_cast" in fused, **bound)

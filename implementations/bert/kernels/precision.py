@@ -26,22 +26,22 @@ class PrecisionConfig:
     precision: str = env(
         "PRECISION",
         "auto",
-        choices=("auto", "fp32", "tf32", "bf16", "fp16", "fp8"),
-        doc="auto: bf16 on a GPU, fp16 on one below compute capability 8.0, fp32 on a CPU; fp8: bf16 with QKV and "
+        "auto: bf16 on a GPU, fp16 on one below compute capability 8.0, fp32 on a CPU; fp8: bf16 with QKV and "
         "feed-forward products in fp8; tf32: fp32 with matrix products in tf32",
+        choices=("auto", *DTYPES),
     )
     fp8_trials: str = env(
         "FP8_TRIALS",
         "none",
-        choices=("none", "projection", "fast_backward", "projection,fast_backward"),
-        doc="with PRECISION=fp8, unmeasured: projection (attention's output projection in fp8, too), fast_backward "
+        "with PRECISION=fp8, unmeasured: projection (attention's output projection in fp8, too), fast_backward "
         "(fast sums in the backward pass)",
+        choices=("none", "projection", "fast_backward", "projection,fast_backward"),
     )
     init_loss_scale: float = env(
-        "INIT_LOSS_SCALE", 65536.0, above=0, doc="initial loss scale of fp16"
+        "INIT_LOSS_SCALE", 65536.0, "initial loss scale of fp16", above=0
     )
     loss_scale: float = env(
-        "LOSS_SCALE", 0.0, at_least=0, doc="constant loss scale of fp16; 0: dynamic"
+        "LOSS_SCALE", 0.0, "constant loss scale of fp16; 0: dynamic", at_least=0
     )
 
     def check(self, device: torch.device) -> None:

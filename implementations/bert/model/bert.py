@@ -52,16 +52,11 @@ class BertEmbeddings(nn.Module):
 
     def __init__(self, config: BertConfig, kernels: Kernels) -> None:
         super().__init__()
-        self.word_embeddings = nn.Embedding(
-            config.padded_vocab_size, config.hidden_size
-        )
-        self.position_embeddings = nn.Embedding(
-            config.max_position_embeddings, config.hidden_size
-        )
-        self.token_type_embeddings = nn.Embedding(
-            config.type_vocab_size, config.hidden_size
-        )
-        self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        width = config.hidden_size
+        self.word_embeddings = nn.Embedding(config.padded_vocab_size, width)
+        self.position_embeddings = nn.Embedding(config.max_position_embeddings, width)
+        self.token_type_embeddings = nn.Embedding(config.type_vocab_size, width)
+        self.LayerNorm = nn.LayerNorm(width, eps=config.layer_norm_eps)
         self.dropout = config.hidden_dropout_prob
         self.kernel = kernels.embeddings
 

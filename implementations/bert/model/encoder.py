@@ -68,9 +68,8 @@ class SelfAttention(Product):
 
     def __init__(self, config: BertConfig, kernels: Kernels) -> None:
         super().__init__()
-        self.query = nn.Linear(config.hidden_size, config.hidden_size)
-        self.key = nn.Linear(config.hidden_size, config.hidden_size)
-        self.value = nn.Linear(config.hidden_size, config.hidden_size)
+        width = config.hidden_size
+        self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
         self.num_heads, self.head_size = config.num_attention_heads, config.head_size
         self.dropout = config.attention_probs_dropout_prob
         self.attention = kernels.attention
@@ -87,11 +86,11 @@ class SelfAttention(Product):
         """Fused QKV weight, [3D, D]."""
         # Three parameters, because LAMB's trust ratio is per tensor; one GEMM, because it is
         # faster.
-        return concat_view(self.query.weight, self.key.weight, self.value.weight)
+        return concat_view(*self.contiguous_groups()[0])
 
     def forward(self, hidden: Hidden, forward_pass: ForwardPass) -> Tensor:
         """Context [T, D]."""
-        bias = concat_view(self.query.bias, self.key.bias, self.value.bias)
+        bias = concat_view(*self.contiguous_groups()[1])
         # The bias is added by the product here: no kernel of ours reads QKV before attention does.
         qkv = self.project(hidden.x, bias, hidden.x8)  # (T, 3D)
         qkv = qkv.view(-1, 3, self.num_heads, self.head_size)  # (T, 3, N, H)

@@ -5,6 +5,8 @@ against separate ones.
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -16,7 +18,6 @@ from bert.kernels.fp8.linear import Fp8Linear
 from bert.kernels.operations import bias_gelu, dropout_add_layer_norm
 from bert.kernels.operations.dropout_add_layer_norm import Operands
 from bert.kernels.operations.fp8_feed_forward import Settings, Weights, feed_forward
-from bert.kernels.support.cases import Draw
 from bert.kernels.support.dropout import DropoutSites
 
 # Tokens, hidden and feed-forward width of 24 rows of BERT-large.
@@ -40,12 +41,17 @@ def new_target(dtype: torch.dtype, scale: float, device: torch.device) -> Target
     )
 
 
+def _normal(device: torch.device, seed: int) -> Callable[..., Tensor]:
+    generator = torch.Generator(device).manual_seed(seed)
+    return functools.partial(torch.randn, generator=generator, device=device)
+
+
 def cast_problems(device: torch.device, rows: int, columns: int) -> dict[str, str]:
     """Differences from PyTorch's cast, in bits, in both orders; wrong magnitudes and column
     sums.
     """
     problems = {}
-    x = Draw(device, 0).normal(rows, columns)
+    x = _normal(device, 0)(rows, columns)
     x[::7, ::5] *= 2.0**14  # beyond the ends of both formats
     x[1::5] *= 2.0**-16  # down to their smallest numbers
     x = x.bfloat16()
@@ -133,7 +139,7 @@ class _Chain:
         approximate: str,
         dropout: float,
     ) -> None:
-        draw = Draw(device, 1)
+        normal = _normal(device, 1)
         shapes = {
             "x": (tokens, width), "bias": (width,), "residual": (tokens, width), "norm_weight": (width,),
             "norm_bias": (width,), "weight_1": (inner, width), "bias_1": (inner,), "weight_2": (width, inner),
@@ -141,13 +147,13 @@ class _Chain:
             "bias_3": (3 * width,),
         }  # fmt: skip
         self.leaves = {
-            name: ((0.05 if name.startswith("weight") else 1.0) * draw.normal(*shape))
+            name: ((0.05 if name.startswith("weight") else 1.0) * normal(*shape))
             .bfloat16()
             .requires_grad_()
             for name, shape in shapes.items()
         }
         self.upstream = [
-            (1e-4 * draw.normal(tokens, size)).bfloat16() for size in (3 * width, width)
+            (1e-4 * normal(tokens, size)).bfloat16() for size in (3 * width, width)
         ]
         self.device, self.approximate, self.dropout = device, approximate, dropout
         scaling = Scaling(3, self.device)

@@ -28,21 +28,7 @@ def _update_direction(layout, master, first, second, scalars, eps):
     return direction
 
 
-def squared_norm(flat):
-    return flat.float().square().sum()
-
-
-def moments(
-    layout,
-    gradient,
-    master,
-    first,
-    second,
-    scalars,
-    beta1,
-    beta2,
-    eps,
-):
+def moments(layout, gradient, master, first, second, scalars, beta1, beta2, eps):
     valid = ~torch.isnan(scalars[1])
     scaled = gradient.to(master.dtype) * scalars[1]
     first.copy_(torch.where(valid, torch.lerp(first, scaled, 1 - beta1), first))
@@ -59,16 +45,7 @@ def moments(
     return sums
 
 
-def update(
-    layout,
-    master,
-    first,
-    second,
-    parameters,
-    norms,
-    scalars,
-    eps,
-):
+def update(layout, master, first, second, parameters, norms, scalars, eps):
     direction = _update_direction(layout, master, first, second, scalars, eps)
     scaled = (layout.decay > 0) & (norms > 0).all(dim=1)
     ratios = torch.where(scaled, (norms[:, 0] / norms[:, 1]).sqrt(), 1.0)

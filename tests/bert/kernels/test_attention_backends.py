@@ -49,9 +49,9 @@ def test_the_reference_is_refused_in_a_graph_and_is_the_default_on_a_cpu():
 
 def test_backend_of_the_tensor_cores_is_refused_in_fp32(monkeypatch):
     installed = dataclasses.replace(
-        attention._BACKENDS["flash"], missing=lambda device: None
+        attention.BACKENDS["flash"], missing=lambda device: None
     )
-    monkeypatch.setitem(attention._BACKENDS, "flash", installed)
+    monkeypatch.setitem(attention.BACKENDS, "flash", installed)
     with pytest.raises(
         ConfigError,
         match="ATTENTION=flash computes in bf16 or fp16: not with PRECISION=fp32",
@@ -84,7 +84,8 @@ def test_of_a_candidate_that_fails_in_a_graph_the_first_error_is_reported(monkey
         with capture():
             raise ValueError("head size 64\nis not supported")
 
-    monkeypatch.setitem(attention.BACKENDS, "new", fails)
+    backend = attention.Backend(fails, lambda device: None)
+    monkeypatch.setitem(attention.BACKENDS, "new", backend)
     trial = benchmark.attempt("new", CPU, benchmark.BERT_LARGE)
     assert trial == benchmark.Trial(name="new", problem="head size 64 is not supported")
 
@@ -157,19 +158,19 @@ def test_a_gradient_that_is_not_a_number_at_rare_magnitudes_or_lengths_is_found(
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ON_GPU)
 def test_backend_gives_the_reference_context_and_gradient(name, gpu):
-    reason = attention._BACKENDS[name].missing(gpu)
+    reason = attention.BACKENDS[name].missing(gpu)
     if reason:
         pytest.skip(reason)
-    assert benchmark.disagreement(attention.BACKENDS[name], gpu) == ""
+    assert benchmark.disagreement(attention.BACKENDS[name].run, gpu) == ""
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ON_GPU)
 def test_dropout_keeps_the_mean_and_repeats_with_the_seed(name, gpu):
-    reason = attention._BACKENDS[name].missing(gpu)
+    reason = attention.BACKENDS[name].missing(gpu)
     if reason:
         pytest.skip(reason)
-    run = attention.BACKENDS[name]
+    run = attention.BACKENDS[name].run
     cu_seqlens = benchmark.offsets(2 * benchmark.LENGTHS, gpu)
     tokens = 2 * sum(benchmark.LENGTHS)
     qkv = torch.randn(tokens, 3, 16, 64, device=gpu, dtype=torch.bfloat16)

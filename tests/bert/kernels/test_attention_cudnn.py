@@ -29,16 +29,7 @@ from . import described_gpu, fake_cudnn
 
 CPU = torch.device("cpu")
 # Odd lengths, of 1, and empty ones in the middle and at the end.
-OFFSETS = [
-    0,
-    5,
-    5,
-    18,
-    19,
-    40,
-    40,
-    40,
-]
+OFFSETS = [0, 5, 5, 18, 19, 40, 40, 40]
 HEADS, WIDTH, LONGEST = 3, 16, 24
 
 
@@ -281,7 +272,7 @@ def test_auto_always_has_the_fallback(cudnn, monkeypatch, capsys):
 
 
 def test_the_package_is_asked_for_by_its_name_where_a_gpu_could_use_it(monkeypatch):
-    missing = attention._BACKENDS["cudnn_frontend"].missing
+    missing = attention.BACKENDS["cudnn_frontend"].missing
     assert "GPU" in missing(CPU)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     for capability, found in {

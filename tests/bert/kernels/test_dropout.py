@@ -15,6 +15,7 @@ from bert.kernels.operations.dropout_add_layer_norm import fused
 from bert.kernels.support.dropout import Dropout, DropoutSites, ForwardPass
 
 from . import philox
+from .fused_cases import CASES
 
 ROWS, WIDTH, P = 13, 97, 0.3
 
@@ -55,8 +56,7 @@ def drop(device) -> Dropout:
 
 
 def test_layer_norm_drops_the_documented_elements_forward_and_backward(device, drop):
-    module = OPERATIONS["dropout_add_layer_norm"]
-    ours = module.CASES[0].arguments(device)[:5]
+    ours = CASES["dropout_add_layer_norm"][0].arguments(device)[:5]
     theirs = [a.detach().double().requires_grad_() for a in ours]
     mask = philox.keep_rows(drop, ROWS, WIDTH).to(device)
     assert mask.float().mean().item() == pytest.approx(1 - P, abs=0.05)
@@ -80,7 +80,7 @@ def test_layer_norm_drops_the_documented_elements_forward_and_backward(device, d
 
 def test_embeddings_drop_the_documented_elements_forward_and_backward(device, drop):
     module = OPERATIONS["embeddings"]
-    ids, segments, places, *tables = module.CASES[0].arguments(device)[:8]
+    ids, segments, places, *tables = CASES["embeddings"][0].arguments(device)[:8]
     exact = [table.detach().double().requires_grad_() for table in tables]
     num_rows, width = len(ids), tables[0].shape[1]
     mask = philox.keep_rows(drop, num_rows, width).to(device)
@@ -139,7 +139,7 @@ def test_every_replay_of_a_graph_drops_other_elements_and_a_seed_repeats_them(gp
 
 
 def test_the_generator_fixes_every_mask_of_a_pass_and_sites_differ(device):
-    arguments = OPERATIONS["dropout_add_layer_norm"].CASES[0].arguments(device)[:5]
+    arguments = CASES["dropout_add_layer_norm"][0].arguments(device)[:5]
 
     def one_pass(seed: int) -> list[torch.Tensor]:
         torch.manual_seed(seed)
@@ -155,7 +155,7 @@ def test_the_generator_fixes_every_mask_of_a_pass_and_sites_differ(device):
 
 def test_a_part_of_a_pass_that_is_run_again_from_its_site_has_the_same_masks(device):
     """What recomputation of activations does."""
-    arguments = OPERATIONS["dropout_add_layer_norm"].CASES[0].arguments(device)[:5]
+    arguments = CASES["dropout_add_layer_norm"][0].arguments(device)[:5]
     sites = DropoutSites(device)
 
     def part() -> list[torch.Tensor]:
@@ -170,7 +170,7 @@ def test_a_part_of_a_pass_that_is_run_again_from_its_site_has_the_same_masks(dev
 
 
 def test_no_dropout_takes_no_random_numbers(device):
-    arguments = OPERATIONS["dropout_add_layer_norm"].CASES[0].arguments(device)[:5]
+    arguments = CASES["dropout_add_layer_norm"][0].arguments(device)[:5]
     state = torch.cuda.get_rng_state if device.type == "cuda" else torch.get_rng_state
     before = state()
     sites = DropoutSites(device)

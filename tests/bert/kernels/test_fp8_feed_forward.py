@@ -160,11 +160,7 @@ def scales():
         ("none", 13, 12),
         ("none", 16, 12),
         # Of the embeddings, and of the last layer's few rows.
-        (
-            CASTS_IN_KERNELS,
-            16,
-            1 + 3,
-        ),
+        (CASTS_IN_KERNELS, 16, 1 + 3),
         (CASTS_IN_KERNELS, 13, 12),
     ],
 )
@@ -251,10 +247,7 @@ def test_sums_are_fast_forward_and_exact_backward_in_every_product(
     encoder = _encoder(fused, device)
     encoder.fp8_scaling.calibrated = True
     # By whether the product is of the forward pass.
-    found: dict[bool, list[bool]] = {
-        True: [],
-        False: [],
-    }
+    found: dict[bool, list[bool]] = {True: [], False: []}
 
     def recorded(*args, **named):
         given = inspect.signature(product).bind(*args, **named).arguments

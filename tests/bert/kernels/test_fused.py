@@ -1,5 +1,5 @@
-"""Every fused operation against its reference: result and every gradient, on the cases beside the
-kernels.
+"""Every fused operation against its reference: result and every gradient, on the cases of
+fused_cases.py.
 """
 
 from __future__ import annotations
@@ -9,26 +9,25 @@ import torch
 from torch import Tensor
 
 from bert.kernels import OPERATIONS
-from bert.kernels.support.cases import Case
+
+from .fused_cases import CASES, Case
 
 # An exponential that overflows to infinity is meant: its reciprocal is 0. NumPy warns of it in the
 # interpreter.
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp")
-CASES = [
-    (name, case)
-    for name, module in OPERATIONS.items()
-    for case in getattr(module, "CASES", [])
-]
-SMALL = [
-    pytest.param(name, case, id=f"{name}-{case.name}")
-    for name, case in CASES
-    if not case.large
-]
-LARGE = [
-    pytest.param(name, case, id=f"{name}-{case.name}")
-    for name, case in CASES
-    if case.large
-]
+LARGE, SMALL = (
+    [
+        pytest.param(name, case, id=f"{name}-{case.name}")
+        for name, cases in CASES.items()
+        for case in cases
+        if case.large is large
+    ]
+    for large in (True, False)
+)
+
+
+def test_every_operation_has_cases():
+    assert CASES.keys() == OPERATIONS.keys()
 
 
 def _double(value: object) -> object:

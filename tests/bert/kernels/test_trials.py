@@ -34,11 +34,11 @@ def crashes(*arguments):
     os.kill(os.getpid(), signal.SIGSEGV)
 
 def poisons(*arguments):
-    attention.BACKENDS["sdpa_loop"] = crashes
+    attention.BACKENDS["sdpa_loop"] = attention.Backend(crashes, None)
     raise RuntimeError("an illegal memory access was encountered")
 
 for backend in (crashes, poisons):
-    attention.BACKENDS[backend.__name__] = backend
+    attention.BACKENDS[backend.__name__] = attention.Backend(backend, None)
 benchmark.main(sys.argv[1])
 """
 PROBLEMS = {
@@ -229,7 +229,7 @@ def test_an_illegal_access_on_a_gpu_costs_its_backend_alone(gpu, monkeypatch):
     poison = (
         "def poisons(qkv, *rest):\n"
         "    qkv[torch.full((4,), 10**6, device=qkv.device)].sum().item()  # a device-side assert\n"
-        "attention.BACKENDS['poisons'] = poisons\n"
+        "attention.BACKENDS['poisons'] = attention.Backend(poisons, None)\n"
     )
     script = benchmark.CHILD.replace(
         "benchmark.main",

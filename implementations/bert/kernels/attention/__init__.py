@@ -7,7 +7,6 @@ context [T, N, H], which is undefined at tokens beyond cu_seqlens[-1]; batches f
 """
 
 import itertools
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -20,6 +19,7 @@ from bert.kernels.attention.libraries import needs, package
 from bert.kernels.support import triton_support
 from bert.kernels.support.dropout import ForwardPass
 from common.env import ConfigError
+from common.process import one_line, say
 
 Attention = Callable[[Tensor, ForwardPass, float], Tensor]
 
@@ -62,7 +62,8 @@ class Backend:
     compiles: bool = False
 
 
-_BACKENDS: dict[str, Backend] = {
+# Another module may add its own.
+BACKENDS: dict[str, Backend] = {
     "cudnn_frontend": Backend(
         cudnn_frontend.attention,
         needs(package("cudnn", "nvidia-cudnn-frontend")),
@@ -79,27 +80,22 @@ _BACKENDS: dict[str, Backend] = {
         sdpa_loop, lambda device: None, has_fp32=True, on_device=False
     ),
 }
-BACKENDS: dict[str, Attention] = {
-    name: backend.run for name, backend in _BACKENDS.items()
-}
-COMPILING = {name for name, backend in _BACKENDS.items() if backend.compiles}
 
 
-def register(name: str, backend: Backend) -> None:
-    """Adds a backend from outside."""
-    _BACKENDS[name], BACKENDS[name] = backend, backend.run
-    COMPILING.update({name} if backend.compiles else ())
+def backend_of(name: str) -> Backend:
+    """Raises ConfigError for a name that is none."""
+    if name not in BACKENDS:
+        raise ConfigError(
+            f"ATTENTION={name}: expected auto or one of {', '.join(BACKENDS)}"
+        )
+    return BACKENDS[name]
 
 
 def check(name: str, device: torch.device, dtype: torch.dtype, in_graph: bool) -> None:
     """Raises ConfigError if the backend named by ATTENTION cannot run here."""
     if name == "auto":
         return
-    if name not in _BACKENDS:
-        raise ConfigError(
-            f"ATTENTION={name}: expected auto or one of {', '.join(_BACKENDS)}"
-        )
-    backend = _BACKENDS[name]
+    backend = backend_of(name)
     if reason := backend.missing(device):
         raise ConfigError(f"ATTENTION={name} cannot run here: {reason}; use auto")
     if dtype == torch.float32 and not backend.has_fp32:
@@ -114,8 +110,11 @@ def check(name: str, device: torch.device, dtype: torch.dtype, in_graph: bool) -
 
 def candidates(device: torch.device) -> list[str]:
     """The backends available with this device and the installed packages, except the reference."""
-    usable = {name: backend for name, backend in _BACKENDS.items() if backend.on_device}
-    return [name for name, backend in usable.items() if backend.missing(device) is None]
+    return [
+        name
+        for name, backend in BACKENDS.items()
+        if backend.on_device and backend.missing(device) is None
+    ]
 
 
 def with_fallback(first: str, second: str) -> Attention:
@@ -130,15 +129,12 @@ def with_fallback(first: str, second: str) -> Attention:
             # The second backend takes the place of the first in the count of sites, too.
             num_sites = forward_pass.sites.num_sites
             try:
-                return _BACKENDS[first].run(qkv, forward_pass, dropout)
+                return BACKENDS[first].run(qkv, forward_pass, dropout)
             except Exception as error:  # whatever a library raises
                 failed = True
                 forward_pass.sites.num_sites = num_sites
-                reason = " ".join(str(error).split())[:300]
-                print(
-                    f"attention: {first} failed, {second} takes its place: {reason}",
-                    file=sys.stderr,
-                )
-        return _BACKENDS[second].run(qkv, forward_pass, dropout)
+                reason = one_line(error)
+                say(f"attention: {first} failed, {second} takes its place: {reason}")
+        return BACKENDS[second].run(qkv, forward_pass, dropout)
 
     return run

@@ -39,7 +39,7 @@ from bert.kernels.support.dropout import ForwardPass
 from bert.kernels.support.graph_capture import capture, warm_stream
 from common.env import beginning_with
 from common.files import text_of, write_text
-from common.process import hard_exit, root_cause
+from common.process import hard_exit, one_line, root_cause
 
 # 3,072 tokens: sequences of full, even and odd lengths.
 LENGTHS = (512, 384, 128, 256, 200, 56, 512, 97, 415, 333, 179)
@@ -73,7 +73,7 @@ CHILD = """
 import json, sys
 sys.path[:0] = sys.argv[2:]
 from common.process import end_with
-end_with(json.loads(sys.argv[1])["parent"])
+end_with(json.loads(sys.argv[1])[0])
 from bert.kernels.attention import benchmark
 benchmark.main(sys.argv[1])
 """
@@ -116,9 +116,8 @@ def fallback(name: str, results: list[Trial]) -> str:
     """Backend to use if ``name`` fails at a run's sizes; empty if there is none, or it is not
     needed.
     """
-    return (
-        (fastest(results, in_graph=False) or "") if name in attention.COMPILING else ""
-    )
+    compiles = attention.BACKENDS[name].compiles
+    return (fastest(results, in_graph=False) or "") if compiles else ""
 
 
 def fastest(results: list[Trial], in_graph: bool = True) -> str | None:
@@ -133,7 +132,9 @@ def fastest(results: list[Trial], in_graph: bool = True) -> str | None:
         if trial.milliseconds is not None
     }
     # Without a graph every batch has other sizes, for each of which these would compile a plan.
-    usable = [name for name in times if in_graph or name not in attention.COMPILING]
+    usable = [
+        name for name in times if in_graph or not attention.BACKENDS[name].compiles
+    ]
     if not usable:
         return None
     limit = (1 + MARGIN) * min(times[name] for name in usable)
@@ -147,11 +148,11 @@ def agreed(results: list[Trial], world: World) -> list[Trial]:
     """The trials as all ranks see them: failed if it failed on any, else the median of their times.
     A collective.
     """
-    mine = {trial.name: trial.milliseconds for trial in results}
-    times = [mine.get(name) for name in attention.BACKENDS]
+    mine = dict.fromkeys(attention.BACKENDS, math.inf)
+    mine |= {t.name: t.milliseconds for t in results if t.milliseconds is not None}
     # A number for every backend, tried or not, as ranks gather lists of equal lengths.
-    of_ranks = world.gather([math.inf if time is None else time for time in times])
-    by_backend = dict(zip(attention.BACKENDS, zip(*of_ranks, strict=True), strict=True))
+    of_ranks = world.gather(list(mine.values()))
+    by_backend = dict(zip(mine, zip(*of_ranks, strict=True), strict=True))
     return [_agreed(trial, by_backend[trial.name]) for trial in results]
 
 
@@ -200,22 +201,9 @@ def _cache_file(device: torch.device, heads: Heads, names: list[str]) -> Path:
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     libraries = torch.__version__, torch.version.cuda, torch.backends.cudnn.version()
     sources = [path.read_bytes() for path in sorted(KERNELS.rglob("*.py"))]
-    asked = repr(
-        (
-            gpu,
-            driver,
-            libraries,
-            packages(),
-            beginning_with(*STEERING),
-            heads,
-            names,
-            sources,
-        )
-    )
-    return (
-        cache_folder()
-        / f"trials-{hashlib.sha256(asked.encode()).hexdigest()[:24]}.json"
-    )
+    judged = gpu, driver, libraries, packages(), beginning_with(*STEERING), heads
+    key = hashlib.sha256(repr((*judged, names, sources)).encode()).hexdigest()
+    return cache_folder() / f"trials-{key[:24]}.json"
 
 
 def packages() -> list[str]:
@@ -258,17 +246,9 @@ def _attempt_apart(name: str, device: torch.device, heads: Heads) -> Trial:
     """A trial in another process."""
     with tempfile.TemporaryDirectory() as folder:
         answer, log = Path(folder, "answer"), Path(folder, "log")
-        asked = {
-            "name": name,
-            "device": str(device),
-            "heads": [
-                heads.num_heads,
-                heads.head_size,
-                str(heads.dtype).removeprefix("torch."),
-            ],
-            "answer": str(answer),
-            "parent": os.getpid(),
-        }
+        dtype = str(heads.dtype).removeprefix("torch.")
+        sizes = heads.num_heads, heads.head_size
+        asked = [os.getpid(), name, str(device), *sizes, dtype, str(answer)]
         with log.open("wb") as output:
             process = subprocess.Popen(
                 [sys.executable, "-c", CHILD, json.dumps(asked), *sys.path],
@@ -296,11 +276,10 @@ def _attempt_apart(name: str, device: torch.device, heads: Heads) -> Trial:
 
 def main(text: str) -> None:
     """The process of a trial."""
-    asked = json.loads(text)
-    num_heads, head_size, dtype = asked["heads"]
+    _, name, device, num_heads, head_size, dtype, answer = json.loads(text)
     heads = Heads(num_heads=num_heads, head_size=head_size, dtype=getattr(torch, dtype))
-    trial = attempt(asked["name"], torch.device(asked["device"]), heads)
-    write_text(Path(asked["answer"]), json.dumps(asdict(trial)))
+    trial = attempt(name, torch.device(device), heads)
+    write_text(Path(answer), json.dumps(asdict(trial)))
     # Teardown may hang or abort in a context that a trial has broken.
     hard_exit(0)
 
@@ -310,13 +289,13 @@ def attempt(name: str, device: torch.device, heads: Heads) -> Trial:
     try:
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        run = attention.BACKENDS[name]
+        run = attention.BACKENDS[name].run
         if problem := disagreement(run, device, heads):
             return Trial(name=name, problem=problem)
         return Trial(name=name, milliseconds=_time(run, device, heads))
     except Exception as error:  # any error of a library
         # The first, as ending a failed capture raises another one.
-        reason = " ".join(str(root_cause(error)).split())[:200]
+        reason = one_line(root_cause(error))
         return Trial(name=name, problem=reason or type(error).__name__)
 
 

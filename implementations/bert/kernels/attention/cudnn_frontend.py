@@ -22,7 +22,7 @@ from torch import Tensor
 
 from bert.kernels.support.dropout import ForwardPass
 from common.env import ConfigError
-from common.process import root_cause
+from common.process import one_line, root_cause
 
 SITES = 256  # seeds made at a time
 # Odd, so that no two sites of a pass share a seed.
@@ -191,7 +191,7 @@ def _plans(sizes: Sizes, device: torch.device) -> Plans:
     try:
         return Plans(sizes, device)
     except Exception as error:  # any error of the library
-        reason = " ".join(str(root_cause(error)).split())[:200]
+        reason = one_line(root_cause(error))
         raise ConfigError(
             f"ATTENTION=cudnn_frontend: no plan for {sizes}: {reason}; use auto"
         ) from error

@@ -593,6 +593,9 @@ class _Attention(torch.autograd.Function):
         qkv_gradient = torch.empty_like(qkv)
         scale, drop = 1 / math.sqrt(width), ctx.drop
         block = max(16, next_power_of_2(width))
+        dropped = drop.seed, drop.site, drop.scale
+        sizes = num_tokens, num_heads, drop.threshold, width, block
+        settings = *dropped, scale, scale * LOG2_E, *sizes
         # First, as it stores the delta that the keys' kernel reads.
         blocks = _blocks("query gradient", qkv)
         _query_gradient[(len(query_tiles), num_heads)](
@@ -602,16 +605,7 @@ class _Attention(torch.autograd.Function):
             gradient,
             sums,
             qkv_gradient,
-            drop.seed,
-            drop.site,
-            drop.scale,
-            scale,
-            scale * LOG2_E,
-            num_tokens,
-            num_heads,
-            drop.threshold,
-            width,
-            block,
+            *settings,
             blocks.rows,
             blocks.columns,
             **blocks.options,
@@ -623,16 +617,7 @@ class _Attention(torch.autograd.Function):
             gradient,
             sums,
             qkv_gradient,
-            drop.seed,
-            drop.site,
-            drop.scale,
-            scale,
-            scale * LOG2_E,
-            num_tokens,
-            num_heads,
-            drop.threshold,
-            width,
-            block,
+            *settings,
             blocks.rows,
             blocks.columns,
             **blocks.options,

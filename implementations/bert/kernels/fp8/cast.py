@@ -20,6 +20,7 @@ from torch import Tensor
 
 from bert.kernels.fp8 import ROW_MULTIPLE, Target
 from bert.kernels.support import arithmetic, launches, triton_support
+from bert.kernels.support.arithmetic import empty_fp32, load_fp32, program_tile, tile_at
 from bert.kernels.support.triton_support import constexpr, jit, tl
 
 
@@ -76,17 +77,12 @@ def store_both_orders(
     if largest is not None:
         tl.atomic_max(largest, tl.max(magnitude_bits(value)), sem="relaxed")
     value = to_fp8(value, tl.load(scale), maximum, cast.dtype.element_ty)
-    inside = (row < num_rows)[:, None] & (column < num_columns)[None, :]
-    offset = row.to(tl.int64)[:, None] * num_columns + column[None, :]
+    offset, inside = tile_at(row, column, num_rows, num_columns)
     tl.store(cast + by_eights(offset, inside), value, mask=inside)
     if transposed is not None:
-        inside_t = (column < num_columns)[:, None] & (row < num_rows)[None, :]
+        across, inside_t = tile_at(column, row, num_columns, num_rows)
         # Through tl.trans, so that both stores write along their rows.
-        tl.store(
-            transposed + column.to(tl.int64)[:, None] * num_rows + row[None, :],
-            tl.trans(value),
-            mask=inside_t,
-        )
+        tl.store(transposed + across, tl.trans(value), mask=inside_t)
 
 
 @jit
@@ -103,15 +99,9 @@ def _cast_transpose(
     block_rows: constexpr,
     block: constexpr,
 ):
-    # One dimension of programs, columns fastest: the second dimension of a grid is limited to
-    # 65,535.
-    blocks_across = tl.cdiv(num_columns, block)
-    column = tl.program_id(0) % blocks_across * block + tl.arange(0, block)
-    tile = tl.program_id(0) // blocks_across
-    row = tile * block_rows + tl.arange(0, block_rows)
-    inside = (row < num_rows)[:, None] & (column < num_columns)[None, :]
-    pointers = x + row.to(tl.int64)[:, None] * num_columns + column[None, :]
-    value = tl.load(pointers, mask=inside, other=0.0).to(tl.float32)
+    tile, row, column = program_tile(num_columns, block_rows, block)
+    offset, inside = tile_at(row, column, num_rows, num_columns)
+    value = load_fp32(x + offset, inside)
     # A bias gradient costs no pass of its own: the tile is in registers.
     if partials is not None:
         line = partials + tile.to(tl.int64) * num_columns + column
@@ -134,9 +124,7 @@ def _cast_transpose(
 def _transpose(x, output, num_rows, num_words, block: constexpr):
     # Words of four bytes: four rows of them become four columns, byte by byte, in the registers of
     # a thread.
-    blocks_across = tl.cdiv(num_words, block)
-    word = tl.program_id(0) % blocks_across * block + tl.arange(0, block)
-    quad = tl.program_id(0) // blocks_across * block + tl.arange(0, block)
+    _, quad, word = program_tile(num_words, block, block)
     num_quads = num_rows // 4
     pointers = x + quad.to(tl.int64)[:, None] * (4 * num_words) + word[None, :]
     inside = (quad < num_quads)[:, None] & (word < num_words)[None, :]
@@ -195,11 +183,7 @@ def cast_transpose(
         return cast, cast.t().contiguous(), x.sum(0) if column_sums else None
     cast, transposed = new_both_orders(x.shape[0], x.shape[1], target)
     shape = launches.blocks("cast", x.device).tiles(*x.shape)[0], x.shape[1]
-    partials = (
-        torch.empty(shape, dtype=torch.float32, device=x.device)
-        if column_sums
-        else None
-    )
+    partials = empty_fp32(x.device, *shape) if column_sums else None
     _start_cast(
         x,
         cast,

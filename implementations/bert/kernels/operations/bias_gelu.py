@@ -19,7 +19,6 @@ measured first.
 # mypy: allow-untyped-defs
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -27,43 +26,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bert.kernels.support import launches, triton_support
-from bert.kernels.support.arithmetic import column_sums
-from bert.kernels.support.cases import Case, Draw, each_dtype, extreme, large
+from bert.kernels.support.arithmetic import (
+    column_sums,
+    empty_fp32,
+    load_fp32,
+    program_tile,
+    tile_at,
+)
 from bert.kernels.support.triton_support import constexpr, jit, tl
 
 
 def reference(x: Tensor, bias: Tensor, approximate: str) -> Tensor:
     """x [..., F], bias [F]; approximate: "none" or "tanh". Returns [..., F]."""
     return F.gelu(x + bias, approximate=approximate)
-
-
-def _case(
-    rows: int, width: int, approximate: str, spread: float = 1.0
-) -> Callable[[Draw], tuple[Any, ...]]:
-    return lambda draw: (
-        draw.normal(rows, width) * spread,
-        draw.normal(width),
-        approximate,
-    )
-
-
-CASES: list[Case] = [
-    *each_dtype("exact", _case(13, 97, "none")),
-    *each_dtype("exact_far_out", _case(7, 31, "none", spread=8.0)),
-    *each_dtype("tanh", _case(37, 301, "tanh", spread=4.0)),
-    extreme("exact_extreme", _case(7, 31, "none", spread=2.0**120)),
-    extreme("tanh_extreme", _case(7, 31, "tanh", spread=2.0**120)),
-    large(
-        "24_rows_of_bert_large_exact",
-        _case(12_288, 4096, "none"),
-        "the bias' gradient sums 12,288 rows in fp32",
-    ),
-    large(
-        "48_rows_of_bert_large",
-        _case(24_576, 4096, "tanh"),
-        "the bias' gradient sums 24,576 rows in fp32",
-    ),
-]
 
 
 @jit
@@ -106,15 +81,10 @@ def _forward(
     block_rows: constexpr,
     block: constexpr,
 ):
-    # One dimension of programs, columns fastest: the second dimension of a grid is limited to
-    # 65,535.
-    num_columns = tl.cdiv(width, block)
-    column = tl.program_id(0) % num_columns * block + tl.arange(0, block)
-    row = tl.program_id(0) // num_columns * block_rows + tl.arange(0, block_rows)
-    inside = (row < num_rows)[:, None] & (column < width)[None, :]
-    offset = row.to(tl.int64)[:, None] * width + column[None, :]
-    b = tl.load(bias + column, mask=column < width, other=0.0).to(tl.float32)
-    h = tl.load(x + offset, mask=inside, other=0.0).to(tl.float32) + b[None, :]
+    _, row, column = program_tile(width, block_rows, block)
+    offset, inside = tile_at(row, column, num_rows, width)
+    b = load_fp32(bias + column, column < width)
+    h = load_fp32(x + offset, inside) + b[None, :]
     # The compiler drops the slope, which is not used.
     value, _ = _value_and_slope(h, tanh)
     tl.store(output + offset, value.to(output.dtype.element_ty), mask=inside)
@@ -135,17 +105,16 @@ def _backward(
 ):
     column = tl.program_id(0) * block + tl.arange(0, block)
     in_column = column < width
-    b = tl.load(bias + column, mask=in_column, other=0.0).to(tl.float32)
+    b = load_fp32(bias + column, in_column)
     total = tl.zeros([block], tl.float32)
     # Down its columns, with the sum for the bias in registers.
     for tile in range(
         tl.program_id(1), tl.cdiv(num_rows, block_rows), tl.num_programs(1)
     ):
         row = tile * block_rows + tl.arange(0, block_rows)
-        inside = (row < num_rows)[:, None] & in_column[None, :]
-        offset = row.to(tl.int64)[:, None] * width + column[None, :]
-        dy = tl.load(gradient + offset, mask=inside, other=0.0).to(tl.float32)
-        h = tl.load(x + offset, mask=inside, other=0.0).to(tl.float32) + b[None, :]
+        offset, inside = tile_at(row, column, num_rows, width)
+        dy = load_fp32(gradient + offset, inside)
+        h = load_fp32(x + offset, inside) + b[None, :]
         _, slope = _value_and_slope(h, tanh)
         dh = dy * slope
         tl.store(x_gradient + offset, dh.to(x_gradient.dtype.element_ty), mask=inside)
@@ -193,7 +162,7 @@ class _BiasGelu(torch.autograd.Function):
             -triton_support.num_programs(x.device, take.programs, num_tiles)
             // num_columns
         )
-        partials = torch.empty(programs, width, dtype=torch.float32, device=x.device)
+        partials = empty_fp32(x.device, programs, width)
         x_gradient = torch.empty_like(x)
         # Grid: blocks of columns, and the programs that share the rows of each.
         _backward[(num_columns, programs)](

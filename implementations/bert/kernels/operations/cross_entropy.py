@@ -12,7 +12,6 @@ writes the gradient in fp32; apex's writes it beside the logits, which it keeps.
 # mypy: allow-untyped-defs
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bert.kernels.support import launches
-from bert.kernels.support.cases import Case, Draw, each_dtype, extreme, large
+from bert.kernels.support.arithmetic import empty_fp32, load_fp32
 from bert.kernels.support.triton_support import constexpr, jit, tl
 
 # ignore_index of PyTorch's cross_entropy.
@@ -38,29 +37,6 @@ def reference(logits: Tensor, labels: Tensor, vocab_size: int) -> Tensor:
     if logits.dtype in (torch.float16, torch.bfloat16):
         logits = logits.float()
     return F.cross_entropy(logits, labels, ignore_index=IGNORE, reduction="none")
-
-
-def _case(
-    rows: int, vocab_size: int, width: int, spread: float = 3.0
-) -> Callable[[Draw], tuple[Any, ...]]:
-    def build(draw: Draw) -> tuple[Any, ...]:
-        labels = draw.integers(vocab_size, rows).long()
-        ignored = torch.arange(rows, device=labels.device) % 5 == 3
-        return (
-            draw.normal(rows, width) * spread,
-            torch.where(ignored, IGNORE, labels),
-            vocab_size,
-        )
-
-    return build
-
-
-CASES: list[Case] = [
-    *each_dtype("padded_vocabulary", _case(13, 211, 216)),
-    *each_dtype("several_blocks_and_large_logits", _case(5, 9001, 9008, spread=30.0)),
-    extreme("extreme_logits", _case(5, 211, 216, spread=2.0**120)),
-    large("48_rows_of_bert_large", _case(4_096, 30_522, 30_528)),
-]
 
 
 @jit
@@ -85,7 +61,7 @@ def _forward(
     for begin in range(0, width, depth * block):
         column = begin + within
         # Loads are bounded by the padded width, a multiple of 8, so that they are 16 bytes wide.
-        x = tl.load(line + column, mask=column < width, other=0.0).to(tl.float32)
+        x = load_fp32(line + column, column < width)
         x = tl.where(column < vocab_size, x, float("-inf"))
         larger = tl.maximum(maximum, tl.max(x, axis=0))
         # A lane that has seen padding alone: -inf minus -inf would be nan.
@@ -100,7 +76,7 @@ def _forward(
     )
     label = tl.load(labels + row)
     counts = label != ignore
-    chosen = tl.load(line + label, mask=counts, other=0.0).to(tl.float32)
+    chosen = load_fp32(line + label, counts)
     tl.store(losses + row, tl.where(counts, log_sum - chosen, 0.0))
     tl.store(log_sums + row, log_sum)
 
@@ -123,7 +99,7 @@ def _backward(
     log_sum = tl.load(log_sums + row)
     # The loss of a row without a label is always 0, whatever gradient arrives.
     upstream = tl.where(label != ignore, tl.load(gradient + row), 0.0)
-    x = tl.load(line + column, mask=column < width, other=0.0).to(tl.float32)
+    x = load_fp32(line + column, column < width)
     # 0 for padded columns, so that the decoder's padded rows stay 0.
     dx = tl.where(column < vocab_size, tl.exp(x - log_sum), 0.0)
     dx = tl.where(column == label, dx - 1.0, dx) * upstream
@@ -135,9 +111,7 @@ class _CrossEntropy(torch.autograd.Function):
     def forward(ctx: Any, logits: Tensor, labels: Tensor, vocab_size: int) -> Tensor:
         assert logits.is_contiguous(), "the gradient is written over the logits"
         num_rows, width = logits.shape
-        losses, log_sums = torch.empty(
-            2, num_rows, dtype=torch.float32, device=logits.device
-        )
+        losses, log_sums = empty_fp32(logits.device, 2, num_rows)
         if num_rows:
             take = launches.blocks("cross_entropy forward", logits.device)
             sizes = take.rows, take.columns

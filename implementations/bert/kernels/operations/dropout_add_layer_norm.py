@@ -27,7 +27,7 @@ the vectors' gradients in passes of their own, and does not cast the result.
 # mypy: allow-untyped-defs
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -40,10 +40,12 @@ from bert.kernels.support import launches, triton_support
 from bert.kernels.support.arithmetic import (
     centered_rows,
     column_sums,
+    empty_fp32,
     gradient_of_rows,
+    load_fp32,
     rounded,
+    tile_at,
 )
-from bert.kernels.support.cases import Case, Draw, each_dtype, extreme, large
 from bert.kernels.support.dropout import Dropout, DropoutSites, keep_rows
 from bert.kernels.support.triton_support import (
     constexpr,
@@ -78,60 +80,6 @@ def reference(
     return y, z if pre_norm else y
 
 
-def _case(
-    rows: int,
-    width: int,
-    *,
-    pre_norm: bool = False,
-    first: bool = False,
-    spread: float = 1.0,
-) -> Callable[[Draw], tuple[Any, ...]]:
-    """``first``: there is no residual yet."""
-
-    def build(draw: Draw) -> tuple[Any, ...]:
-        x, residual = (draw.normal(rows, width) * spread for _ in range(2))
-        bias, weight, norm_bias = (draw.normal(width) for _ in range(3))
-        sites = DropoutSites(draw.device)
-        return (
-            x,
-            bias,
-            None if first else residual,
-            weight,
-            norm_bias,
-            1e-12,
-            0.0,
-            sites,
-            pre_norm,
-        )
-
-    return build
-
-
-_ROUNDED_SUM = "the sum is rounded before it is normalised, and so is the result"
-CASES: list[Case] = [
-    *each_dtype("primes", _case(13, 97)),
-    *each_dtype("one_row", _case(1, 24)),
-    *each_dtype("pre_norm", _case(13, 97, pre_norm=True), _ROUNDED_SUM, factor=2),
-    *each_dtype(
-        "first_pre_norm",
-        _case(7, 24, pre_norm=True, first=True),
-        _ROUNDED_SUM,
-        factor=2,
-    ),
-    extreme("extreme", _case(13, 97, spread=2.0**58)),
-    large("48_rows_of_bert_large", _case(24_576, 1024)),
-    large(
-        "32_rows_of_bert_1.5b",
-        _case(4_096, 1600, pre_norm=True),
-        _ROUNDED_SUM,
-        factor=2,
-    ),
-    large(
-        "24_rows_of_bert_5b", _case(3_072, 2560, pre_norm=True), _ROUNDED_SUM, factor=2
-    ),
-]
-
-
 @jit
 def _forward(
     x,
@@ -160,23 +108,21 @@ def _forward(
     row = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
     column = tl.arange(0, block)
     in_column = column < width
-    inside = (row < num_rows)[:, None] & in_column[None, :]
-    # In 64 bits: a batch of more than 2^31 elements would wrap around.
-    offset = row.to(tl.int64)[:, None] * width + column[None, :]
-    b = tl.load(bias + column, mask=in_column, other=0.0).to(tl.float32)
-    h = tl.load(x + offset, mask=inside, other=0.0).to(tl.float32) + b[None, :]
+    offset, inside = tile_at(row, column, num_rows, width)
+    b = load_fp32(bias + column, in_column)
+    h = load_fp32(x + offset, inside) + b[None, :]
     if threshold > 0:
         h = tl.where(keep_rows(seed, site, row, column, threshold), h * scale, 0.0)
     z = h
     if residual is not None:
-        z = tl.load(residual + offset, mask=inside, other=0.0).to(tl.float32) + h
+        z = load_fp32(residual + offset, inside) + h
     if sums is not None:
         # As the backward pass will read it, so that both see one sum.
         z = rounded(z, sums.dtype.element_ty)
         tl.store(sums + offset, z.to(sums.dtype.element_ty), mask=inside)
     centered, mean, rstd = centered_rows(z, inside, width, eps)
-    w = tl.load(weight + column, mask=in_column, other=0.0).to(tl.float32)
-    nb = tl.load(norm_bias + column, mask=in_column, other=0.0).to(tl.float32)
+    w = load_fp32(weight + column, in_column)
+    nb = load_fp32(norm_bias + column, in_column)
     y = centered * rstd[:, None] * w[None, :] + nb[None, :]
     y = y.to(output.dtype.element_ty)
     tl.store(output + offset, y, mask=inside)
@@ -220,8 +166,8 @@ def _backward(
     column = tl.arange(0, block)
     in_column = column < width
     if bias is not None:
-        b = tl.load(bias + column, mask=in_column, other=0.0).to(tl.float32)
-    w = tl.load(weight + column, mask=in_column, other=0.0).to(tl.float32)
+        b = load_fp32(bias + column, in_column)
+    w = load_fp32(weight + column, in_column)
     bias_sum = tl.zeros([block], tl.float32)
     weight_sum = tl.zeros([block], tl.float32)
     norm_bias_sum = tl.zeros([block], tl.float32)
@@ -232,14 +178,13 @@ def _backward(
     for tile in range(tl.program_id(0), num_tiles, tl.num_programs(0)):
         row = tile * block_rows + tl.arange(0, block_rows)
         in_row = row < num_rows
-        inside = in_row[:, None] & in_column[None, :]
-        offset = row.to(tl.int64)[:, None] * width + column[None, :]
-        dy = tl.load(gradient_1 + offset, mask=inside, other=0.0).to(tl.float32)
+        offset, inside = tile_at(row, column, num_rows, width)
+        dy = load_fp32(gradient_1 + offset, inside)
         # The result was returned twice; of Pre-LN the second one is the sum, which is added below.
         if both and bias is not None:
-            dy += tl.load(gradient_2 + offset, mask=inside, other=0.0).to(tl.float32)
+            dy += load_fp32(gradient_2 + offset, inside)
         # Without bias x is the sum.
-        z = tl.load(x + offset, mask=inside, other=0.0).to(tl.float32)
+        z = load_fp32(x + offset, inside)
         # The mask is computed again, not stored.
         keep_scale = tl.full([block_rows, block], 1.0, tl.float32)
         if threshold > 0:
@@ -248,16 +193,13 @@ def _backward(
             )
         if bias is not None:
             h = z + b[None, :]
-            z = (
-                tl.load(residual + offset, mask=inside, other=0.0).to(tl.float32)
-                + h * keep_scale
-            )
-        mean = tl.load(mean_in + row, mask=in_row, other=0.0)
-        rstd = tl.load(rstd_in + row, mask=in_row, other=0.0)
+            z = load_fp32(residual + offset, inside) + h * keep_scale
+        mean = load_fp32(mean_in + row, in_row)
+        rstd = load_fp32(rstd_in + row, in_row)
         normalized = tl.where(inside, (z - mean[:, None]) * rstd[:, None], 0.0)
         dz = gradient_of_rows(dy, w, normalized, rstd, width)
         if both and bias is None:
-            dz += tl.load(gradient_2 + offset, mask=inside, other=0.0).to(tl.float32)
+            dz += load_fp32(gradient_2 + offset, inside)
         dh = tl.where(inside, dz * keep_scale, 0.0)
         if residual_gradient is not None:
             tl.store(
@@ -313,8 +255,8 @@ class Saved(NamedTuple):
     bias: Tensor | None
     residual: Tensor | None
     weight: Tensor
-    mean: Tensor
-    rstd: Tensor
+    mean_in: Tensor
+    rstd_in: Tensor
 
 
 def _blocks(direction: str, x: Tensor) -> launches.Blocks:
@@ -332,29 +274,23 @@ def start_forward(
     """Launches the kernel. Returns both results, the first one also in fp8 if there is a target,
     and Saved.
     """
-    x = operands.x.contiguous()
-    residual = None if operands.residual is None else operands.residual.contiguous()
+    x, residual = operands.x.contiguous(), operands.residual
+    residual = None if residual is None else residual.contiguous()
+    operands = operands._replace(x=x, residual=residual)
     num_rows, width = x.shape
     output, sums = torch.empty_like(x), torch.empty_like(x) if pre_norm else None
     cast = None if target is None else torch.empty_like(x, dtype=target.dtype)
-    mean, rstd = torch.empty(2, num_rows, dtype=torch.float32, device=x.device)
+    mean, rstd = empty_fp32(x.device, 2, num_rows)
     take = _blocks("forward", x)
     _forward[(-(-num_rows // take.rows),)](
-        x=x,
-        bias=operands.bias,
-        residual=residual,
-        weight=operands.weight,
-        norm_bias=operands.norm_bias,
+        **operands._asdict(),
         output=output,
         sums=sums,
         cast=cast,
         **cast_arguments(target),
         mean_out=mean,
         rstd_out=rstd,
-        seed=drop.seed,
-        site=drop.site,
-        scale=drop.scale,
-        threshold=drop.threshold,
+        **vars(drop),
         num_rows=num_rows,
         width=width,
         eps=eps,
@@ -397,7 +333,7 @@ def start_backward(
     num_programs = triton_support.num_programs(
         x.device, take.programs, -(-num_rows // take.rows)
     )
-    partials = torch.empty(num_programs, 3, width, dtype=torch.float32, device=x.device)
+    partials = empty_fp32(x.device, num_programs, 3, width)
     x_gradient = torch.empty_like(x, dtype=x.dtype if target is None else target.dtype)
     residual_gradient = (
         None if saved.residual is None else torch.empty_like(saved.residual)
@@ -407,16 +343,8 @@ def start_backward(
         gradient_1=given[0],
         gradient_2=given[-1],
         both=len(given) == 2,
-        x=x,
-        bias=saved.bias,
-        residual=saved.residual,
-        weight=saved.weight,
-        mean_in=saved.mean,
-        rstd_in=saved.rstd,
-        seed=drop.seed,
-        site=drop.site,
-        scale=drop.scale,
-        threshold=drop.threshold,
+        **saved._asdict(),
+        **vars(drop),
         x_gradient=x_gradient,
         residual_gradient=residual_gradient,
         partials=partials,

@@ -1,26 +1,31 @@
 """Embeddings: word + position + segment, LayerNorm, dropout.
 
-Fused, the sum is never stored: the backward pass gathers it again. The tables' gradients are summed
-in a fixed order (``scatter``); PyTorch's own may use atomics.
+Fused, the sum is never stored: the backward pass gathers it again. The tables' gradients are
+PyTorch's, which sorts the indices and adds up rows in a fixed order, in fp32 and without waiting
+for the device (ATen's EmbeddingBackwardKernel.cu).
 
 Kept beside libraries: none sums three tables with LayerNorm and dropout in one pass; it is 0.2% of
-a modelled step, and there for the fixed order.
+a modelled step.
 """
 
 # mypy: allow-untyped-defs
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bert.kernels.operations.scatter import sum_by_index
 from bert.kernels.support import launches, triton_support
-from bert.kernels.support.arithmetic import centered_rows, column_sums, gradient_of_rows
-from bert.kernels.support.cases import Case, Draw, each_dtype, extreme, large
+from bert.kernels.support.arithmetic import (
+    centered_rows,
+    column_sums,
+    empty_fp32,
+    gradient_of_rows,
+    load_fp32,
+    tile_at,
+)
 from bert.kernels.support.dropout import Dropout, DropoutSites, keep_rows
 from bert.kernels.support.triton_support import (
     constexpr,
@@ -59,67 +64,12 @@ def reference(
     return F.dropout(x, dropout) if dropout else x
 
 
-def _case(
-    tokens: int,
-    vocab_size: int,
-    positions: int,
-    width: int,
-    frequent: float,
-    spread: float = 1.0,
-) -> Callable[[Draw], Any]:
-    """``frequent``: share of tokens that are one word, such as [MASK]; its run is longer than a
-    chunk. spread: of the tables.
-    """
-
-    def build(draw: Draw) -> tuple[Any, ...]:
-        ids = draw.integers(vocab_size, tokens)
-        ids[draw.integers(1000, tokens) < 1000 * frequent] = vocab_size // 2
-        position = (
-            torch.arange(tokens, dtype=torch.int32, device=ids.device) % positions
-        )
-        tables = (
-            draw.normal(vocab_size, width) * spread,
-            draw.normal(positions, width) * spread,
-            draw.normal(2, width) * spread,
-        )
-        sites = DropoutSites(draw.device)
-        return (
-            ids,
-            draw.integers(2, tokens),
-            position,
-            *tables,
-            draw.normal(width),
-            draw.normal(width),
-            1e-12,
-            0.0,
-            sites,
-        )
-
-    return build
-
-
-_REASON = (
-    "the gradient of a row of the sum is rounded, and so are the sums of them by word"
-)
-CASES: list[Case] = [
-    *each_dtype("primes", _case(37, 23, 17, 97, frequent=0.6), _REASON, factor=2),
-    *each_dtype("one_token", _case(1, 3, 2, 24, frequent=0.0), _REASON, factor=2),
-    extreme("extreme", _case(13, 7, 5, 97, frequent=0.3, spread=2.0**58)),
-    large(
-        "48_rows_of_bert_large",
-        _case(24_576, 30_528, 512, 1024, frequent=0.12),
-        _REASON,
-        factor=2,
-    ),
-]
-
-
 @jit
 def _rows(table, ids, row, in_row, column, inside, width):
     """The rows of a table that belong to some tokens, fp32."""
     index = tl.load(ids + row, mask=in_row, other=0).to(tl.int64)
     pointers = table + index[:, None] * width + column[None, :]
-    return tl.load(pointers, mask=inside, other=0.0).to(tl.float32)
+    return load_fp32(pointers, inside)
 
 
 @jit
@@ -149,18 +99,17 @@ def _forward(
     in_row = row < num_rows
     column = tl.arange(0, block)
     in_column = column < width
-    inside = in_row[:, None] & in_column[None, :]
+    offset, inside = tile_at(row, column, num_rows, width)
     x = _rows(word, input_ids, row, in_row, column, inside, width)
     x += _rows(position, position_ids, row, in_row, column, inside, width)
     x += _rows(segment, segment_ids, row, in_row, column, inside, width)
     centered, mean, rstd = centered_rows(x, inside, width, eps)
-    w = tl.load(weight + column, mask=in_column, other=0.0).to(tl.float32)
-    b = tl.load(bias + column, mask=in_column, other=0.0).to(tl.float32)
+    w = load_fp32(weight + column, in_column)
+    b = load_fp32(bias + column, in_column)
     y = centered * rstd[:, None] * w[None, :] + b[None, :]
     # Dropout comes after LayerNorm here, before it in the layers, as in Google's BERT.
     if threshold > 0:
         y = tl.where(keep_rows(seed, site, row, column, threshold), y * scale, 0.0)
-    offset = row.to(tl.int64)[:, None] * width + column[None, :]
     tl.store(output + offset, y.to(output.dtype.element_ty), mask=inside)
     tl.store(mean_out + row, mean, mask=in_row)
     tl.store(rstd_out + row, rstd, mask=in_row)
@@ -191,7 +140,7 @@ def _backward(
 ):
     column = tl.arange(0, block)
     in_column = column < width
-    w = tl.load(weight + column, mask=in_column, other=0.0).to(tl.float32)
+    w = load_fp32(weight + column, in_column)
     weight_sum = tl.zeros([block], tl.float32)
     bias_sum = tl.zeros([block], tl.float32)
     side_0_sum = tl.zeros([block], tl.float32)
@@ -201,9 +150,8 @@ def _backward(
     ):
         row = tile * block_rows + tl.arange(0, block_rows)
         in_row = row < num_rows
-        inside = in_row[:, None] & in_column[None, :]
-        offset = row.to(tl.int64)[:, None] * width + column[None, :]
-        dy = tl.load(gradient + offset, mask=inside, other=0.0).to(tl.float32)
+        offset, inside = tile_at(row, column, num_rows, width)
+        dy = load_fp32(gradient + offset, inside)
         if threshold > 0:
             dy = tl.where(
                 keep_rows(seed, site, row, column, threshold), dy * scale, 0.0
@@ -211,8 +159,8 @@ def _backward(
         x = _rows(word, input_ids, row, in_row, column, inside, width)
         x += _rows(position, position_ids, row, in_row, column, inside, width)
         x += _rows(segment, segment_ids, row, in_row, column, inside, width)
-        mean = tl.load(mean_in + row, mask=in_row, other=0.0)
-        rstd = tl.load(rstd_in + row, mask=in_row, other=0.0)
+        mean = load_fp32(mean_in + row, in_row)
+        rstd = load_fp32(rstd_in + row, in_row)
         normalized = tl.where(inside, (x - mean[:, None]) * rstd[:, None], 0.0)
         dx = gradient_of_rows(dy, w, normalized, rstd, width)
         tl.store(x_gradient + offset, dx.to(x_gradient.dtype.element_ty), mask=inside)
@@ -231,13 +179,21 @@ def _backward(
     tl.store(line + 3 * width, side_1_sum, mask=in_column)
 
 
+def sum_by_index(rows: Tensor, indices: Tensor, count: int) -> Tensor:
+    """Table [count, D] whose row i is the sum of the rows [T, D] with index i, in fp32; 0 if none."""
+    # On a CPU it adds in the type of the rows.
+    exact = rows if rows.is_cuda else rows.float()
+    backward = torch.ops.aten.embedding_dense_backward
+    return backward(exact, indices, count, -1, False).to(rows.dtype)
+
+
 class _Embeddings(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, eps: float, drop: Dropout, *tensors: Tensor) -> Tensor:
         input_ids, _, _, word, *_ = tensors
         num_rows, width = input_ids.numel(), word.shape[1]
         output = torch.empty(num_rows, width, dtype=word.dtype, device=word.device)
-        mean, rstd = torch.empty(2, num_rows, dtype=torch.float32, device=word.device)
+        mean, rstd = empty_fp32(word.device, 2, num_rows)
         take = launches.blocks("embeddings", word.device)
         _forward[(-(-num_rows // take.rows),)](
             *tensors,
@@ -269,9 +225,7 @@ class _Embeddings(torch.autograd.Function):
         num_programs = triton_support.num_programs(
             word.device, take.programs, -(-num_rows // take.rows)
         )
-        partials = torch.empty(
-            num_programs, 4, width, dtype=torch.float32, device=word.device
-        )
+        partials = empty_fp32(word.device, num_programs, 4, width)
         x_gradient = torch.empty(num_rows, width, dtype=word.dtype, device=word.device)
         _backward[(num_programs,)](
             gradient.contiguous(),
@@ -298,19 +252,7 @@ class _Embeddings(torch.autograd.Function):
         return None, None, None, None, None, *tables, sums[0], sums[1]
 
 
-def fused(
-    input_ids: Tensor,
-    segment_ids: Tensor,
-    position_ids: Tensor,
-    word: Tensor,
-    position: Tensor,
-    segment: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    eps: float,
-    dropout: float,
-    sites: DropoutSites,
-) -> Tensor:
+def fused(*arguments: Any) -> Tensor:
     """``reference`` in one kernel forward; dropout of the next of ``sites``."""
-    tokens, tables = (input_ids, segment_ids, position_ids), (word, position, segment)
-    return _Embeddings.apply(eps, sites.next(dropout), *tokens, *tables, weight, bias)
+    *tensors, eps, dropout, sites = arguments
+    return _Embeddings.apply(eps, sites.next(dropout), *tensors)

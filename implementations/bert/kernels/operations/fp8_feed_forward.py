@@ -44,7 +44,14 @@ from bert.kernels.fp8.linear import Fp8Linear, Operand
 from bert.kernels.operations import dropout_add_layer_norm as norm_kernels
 from bert.kernels.operations.bias_gelu import _value_and_slope
 from bert.kernels.support import launches
-from bert.kernels.support.arithmetic import column_sums, rounded
+from bert.kernels.support.arithmetic import (
+    column_sums,
+    empty_fp32,
+    load_fp32,
+    program_tile,
+    rounded,
+    tile_at,
+)
 from bert.kernels.support.dropout import DropoutSites
 from bert.kernels.support.triton_support import constexpr, jit, tl
 from bert.kernels.support.weight_gradient import GradientTarget
@@ -65,13 +72,10 @@ def _gelu_cast(
     block_rows: constexpr,
     block: constexpr,
 ):
-    blocks_across = tl.cdiv(width, block)
-    column = tl.program_id(0) % blocks_across * block + tl.arange(0, block)
-    row = tl.program_id(0) // blocks_across * block_rows + tl.arange(0, block_rows)
-    inside = (row < num_rows)[:, None] & (column < width)[None, :]
-    offset = row.to(tl.int64)[:, None] * width + column[None, :]
-    b = tl.load(bias + column, mask=column < width, other=0.0).to(tl.float32)
-    h = tl.load(x + offset, mask=inside, other=0.0).to(tl.float32) + b[None, :]
+    _, row, column = program_tile(width, block_rows, block)
+    offset, inside = tile_at(row, column, num_rows, width)
+    b = load_fp32(bias + column, column < width)
+    h = load_fp32(x + offset, inside) + b[None, :]
     value, _ = _value_and_slope(h, tanh)
     # Rows outside hold GELU(bias), which would raise the largest magnitude.
     value = tl.where(inside, rounded(value, x.dtype.element_ty), 0.0)
@@ -97,16 +101,12 @@ def _gelu_backward_cast(
     block_rows: constexpr,
     block: constexpr,
 ):
-    blocks_across = tl.cdiv(width, block)
-    column = tl.program_id(0) % blocks_across * block + tl.arange(0, block)
-    tile = tl.program_id(0) // blocks_across
-    row = tile * block_rows + tl.arange(0, block_rows)
+    tile, row, column = program_tile(width, block_rows, block)
     in_column = column < width
-    inside = (row < num_rows)[:, None] & in_column[None, :]
-    offset = row.to(tl.int64)[:, None] * width + column[None, :]
-    b = tl.load(bias + column, mask=in_column, other=0.0).to(tl.float32)
-    dy = tl.load(gradient + offset, mask=inside, other=0.0).to(tl.float32)
-    h = tl.load(x + offset, mask=inside, other=0.0).to(tl.float32) + b[None, :]
+    offset, inside = tile_at(row, column, num_rows, width)
+    b = load_fp32(bias + column, in_column)
+    dy = load_fp32(gradient + offset, inside)
+    h = load_fp32(x + offset, inside) + b[None, :]
     _, slope = _value_and_slope(h, tanh)
     dh = dy * slope  # 0 outside, as dy is
     tl.store(
@@ -156,7 +156,7 @@ def gelu_backward_cast(
     cast, transposed = fp8_cast.new_both_orders(num_rows, width, target)
     take = launches.blocks("cast", x.device)
     down, tiles = take.tiles(num_rows, width)
-    partials = torch.empty(down, width, dtype=torch.float32, device=x.device)
+    partials = empty_fp32(x.device, down, width)
     _gelu_backward_cast[(tiles,)](
         gradient,
         x,
@@ -227,25 +227,6 @@ def _weight_gradient(
     )
 
 
-class Kept(NamedTuple):
-    """What the backward pass reads: of each factor the order that it multiplies.
-
-    x8 [T, D] in the order that is there; inner [T, F]: the first product; a8_t [F, T]: GELU's
-    result; w1_t [D, F] and w2_t [F, D]; what undoes the scale of each.
-    """
-
-    x8: Tensor
-    x_inverse: Tensor
-    inner: Tensor
-    bias_1: Tensor
-    a8_t: Tensor
-    a_inverse: Tensor
-    w1_t: Tensor
-    w1_inverse: Tensor
-    w2_t: Tensor
-    w2_inverse: Tensor
-
-
 class _FeedForward(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -281,20 +262,10 @@ class _FeedForward(torch.autograd.Function):
         output, stream, cast, saved = norm_kernels.start_forward(
             operands, settings.eps, ctx.drop, settings.following, settings.pre_norm
         )
-        assert a8_t is not None
-        kept = Kept(
-            x8=x8,
-            x_inverse=x_inverse,
-            inner=inner,
-            bias_1=weights.bias_1,
-            a8_t=a8_t,
-            a_inverse=a_target.inverse,
-            w1_t=w1_t,
-            w1_inverse=w1_target.inverse,
-            w2_t=w2_t,
-            w2_inverse=w2_target.inverse,
-        )
-        ctx.save_for_backward(*kept, *saved)
+        # Of each factor the order that the backward pass multiplies: of x the one that is there.
+        x_and_a = x8, x_inverse, a8_t, a_target.inverse
+        both_weights = w1_t, w1_target.inverse, w2_t, w2_target.inverse
+        ctx.save_for_backward(*x_and_a, *both_weights, inner, weights.bias_1, *saved)
         ctx.settings, ctx.weights = settings, (weights.weight_1, weights.weight_2)
         # An unused result then has no gradient, instead of zeros to be read.
         ctx.set_materialize_grads(False)
@@ -304,52 +275,36 @@ class _FeedForward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        saved, settings = ctx.saved_tensors, ctx.settings
-        kept = Kept(*saved[: len(Kept._fields)])
-        dtype, fast = kept.inner.dtype, settings.first.scaling.fast_backward
+        settings, tensors = ctx.settings, ctx.saved_tensors
+        x, a_t, w1_t, w2_t = (Operand(*tensors[i : i + 2]) for i in range(0, 8, 2))
+        inner, bias_1, *saved = tensors[8:]
+        dtype, fast = inner.dtype, settings.first.scaling.fast_backward
         # Dropout and LayerNorm: y [T, D] is the second product's result.
         y_target = settings.second.target(GRADIENT)
         of_norm = norm_kernels.start_backward(
-            norm_kernels.Saved(*saved[len(Kept._fields) :]),
-            ctx.drop,
-            gradients[:2],
-            y_target,
+            norm_kernels.Saved(*saved), ctx.drop, gradients[:2], y_target
         )
-        y8 = of_norm.x
+        y = Operand(of_norm.x, y_target.inverse)
         # The second product, of a [T, F] and W_2 [D, F].
         weight_1, weight_2 = ctx.weights
         weight_2_gradient = _weight_gradient(
-            weight_2,
-            Operand(transpose(y8), y_target.inverse),
-            Operand(kept.a8_t, kept.a_inverse),
-            dtype,
-            fast,
+            weight_2, y._replace(numbers=transpose(y.numbers)), a_t, dtype, fast
         )
-        a_gradient = _product(
-            Operand(y8, y_target.inverse),
-            Operand(kept.w2_t, kept.w2_inverse),
-            dtype,
-            fast,
-        )
+        a_gradient = _product(y, w2_t, dtype, fast)
         # GELU: h [T, F] is the first product's result.
         h_target = settings.first.target(GRADIENT)
         h8, h8_t, bias_1_gradient = gelu_backward_cast(
-            a_gradient, kept.inner, kept.bias_1, settings.approximate, h_target
+            a_gradient, inner, bias_1, settings.approximate, h_target
         )
         # The first product, of x [T, D] and W_1 [F, D].
         weight_1_gradient = _weight_gradient(
             weight_1,
             Operand(h8_t, h_target.inverse),
-            Operand(transpose(kept.x8), kept.x_inverse),
+            x._replace(numbers=transpose(x.numbers)),
             dtype,
             fast,
         )
-        x_gradient = _product(
-            Operand(h8, h_target.inverse),
-            Operand(kept.w1_t, kept.w1_inverse),
-            dtype,
-            fast,
-        )
+        x_gradient = _product(Operand(h8, h_target.inverse), w1_t, dtype, fast)
         of_first = (
             x_gradient,
             None,

@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from bert.kernels.support import launches
+from bert.kernels.support.arithmetic import empty_fp32, load_fp32
 from bert.kernels.support.triton_support import constexpr, jit, tl
 
 ALIGNMENT = 64  # elements: 128 bytes in bf16, so that every access is whole cache lines
@@ -86,26 +87,6 @@ def spans_layout(
 
 
 @jit
-def _squared_sums(flat, partials, size, chunk: constexpr, block: constexpr):
-    begin = tl.program_id(0).to(tl.int64) * chunk
-    total = tl.zeros([block], tl.float32)
-    for step in range(0, chunk, block):
-        element = begin + step + tl.arange(0, block)
-        x = tl.load(flat + element, mask=element < size, other=0.0).to(tl.float32)
-        total += x * x
-    tl.store(partials + tl.program_id(0), tl.sum(total, axis=0))
-
-
-@jit
-def _total(partials, output, count, block: constexpr):
-    total = tl.zeros([block], tl.float32)
-    for begin in range(0, count, block):
-        element = begin + tl.arange(0, block)
-        total += tl.load(partials + element, mask=element < count, other=0.0)
-    tl.store(output, tl.sum(total, axis=0))
-
-
-@jit
 def _chunk_of(begins, lengths, scalars):
     """First element and length of this program's chunk; length 0 if the step is skipped."""
     chunk = tl.program_id(0)
@@ -148,10 +129,10 @@ def _moments(
         within = step + tl.arange(0, block)
         inside = within < length
         element = begin + within
-        g = tl.load(gradient + element, mask=inside, other=0.0).to(tl.float32) * factor
-        p = tl.load(master + element, mask=inside, other=0.0)
-        m = tl.load(first + element, mask=inside, other=0.0)
-        v = tl.load(second + element, mask=inside, other=0.0)
+        g = load_fp32(gradient + element, inside) * factor
+        p = load_fp32(master + element, inside)
+        m = load_fp32(first + element, inside)
+        v = load_fp32(second + element, inside)
         m += rate_1 * (g - m)
         v += rate_2 * (g * g - v)
         u = (m * correction_1) / (tl.sqrt(v * correction_2) + eps) + decay * p
@@ -172,7 +153,7 @@ def _by_tensor(offsets, partials, sums, block: constexpr):
     # One program for each tensor, in the order of its chunks.
     for first in range(begin, end, block):
         chunk = first + tl.arange(0, block)
-        total += tl.load(partials + 2 * chunk + column, mask=chunk < end, other=0.0)
+        total += load_fp32(partials + 2 * chunk + column, chunk < end)
     tl.store(sums + 2 * tensor + column, tl.sum(total, axis=0))
 
 
@@ -208,9 +189,9 @@ def _update(
         within = step + tl.arange(0, block)
         inside = within < length
         element = begin + within
-        p = tl.load(master + element, mask=inside, other=0.0)
-        m = tl.load(first + element, mask=inside, other=0.0)
-        v = tl.load(second + element, mask=inside, other=0.0)
+        p = load_fp32(master + element, inside)
+        m = load_fp32(first + element, inside)
+        v = load_fp32(second + element, inside)
         p -= rate * ((m * correction_1) / (tl.sqrt(v * correction_2) + eps) + decay * p)
         tl.store(master + element, p, mask=inside)
         if parameters is not None:
@@ -232,20 +213,6 @@ def _launch(kernel: Any, layout: Layout, *arguments: Any) -> None:
         )
 
 
-def squared_norm(flat: Tensor) -> Tensor:
-    """Squared norm, fp32 0-d, of a flat buffer (the gradients) of any length and floating type."""
-    count = max(1, -(-flat.numel() // CHUNK))
-    partials = torch.empty(count, dtype=torch.float32, device=flat.device)
-    output = torch.empty((), dtype=torch.float32, device=flat.device)
-    take = launches.blocks("lamb", flat.device)
-    _squared_sums[(count,)](
-        flat, partials, flat.numel(), CHUNK, take.columns, **take.options
-    )
-    # A single program, so that the chunks are added in one order.
-    _total[(1,)](partials, output, count, 1024, num_warps=8)
-    return output
-
-
 def moments(
     layout: Layout,
     gradient: Tensor,
@@ -265,9 +232,7 @@ def moments(
     master and moments fp32, the gradient of any floating type. Formula: You et al. 2020, arXiv
     1904.00962, algorithm 2 (optim/rules.py, LambRule).
     """
-    partials = torch.empty(
-        layout.begin.numel(), 2, dtype=torch.float32, device=master.device
-    )
+    partials = empty_fp32(master.device, layout.begin.numel(), 2)
     rates = 1 - beta1, 1 - beta2
     _launch(
         _moments,
@@ -282,7 +247,7 @@ def moments(
         eps,
     )
     num_tensors = len(layout.spans)
-    sums = torch.empty(num_tensors, 2, dtype=torch.float32, device=master.device)
+    sums = empty_fp32(master.device, num_tensors, 2)
     _by_tensor[(num_tensors, 2)](layout.offsets, partials, sums, 128, num_warps=4)
     return sums
 

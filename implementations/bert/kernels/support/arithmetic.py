@@ -12,6 +12,31 @@ from bert.kernels.support.triton_support import constexpr, jit, tl
 
 
 @jit
+def program_tile(num_columns, block_rows: constexpr, block: constexpr):
+    """This program's tile of a matrix: its number downwards, its rows and its columns."""
+    # One dimension of programs, columns fastest: the second dimension of a grid is limited to
+    # 65,535.
+    across = tl.cdiv(num_columns, block)
+    column = tl.program_id(0) % across * block + tl.arange(0, block)
+    down = tl.program_id(0) // across
+    return down, down * block_rows + tl.arange(0, block_rows), column
+
+
+@jit
+def tile_at(row, column, num_rows, num_columns):
+    """Offsets of a tile of a matrix, and which of them are inside."""
+    # In 64 bits: a batch of more than 2^31 elements would wrap around.
+    offset = row.to(tl.int64)[:, None] * num_columns + column[None, :]
+    return offset, (row < num_rows)[:, None] & (column < num_columns)[None, :]
+
+
+@jit
+def load_fp32(pointers, inside):
+    """Numbers of any type in fp32; 0 where they are not ``inside``."""
+    return tl.load(pointers, mask=inside, other=0.0).to(tl.float32)
+
+
+@jit
 def rounded(x, dtype: constexpr):
     """fp32 -> ``dtype`` -> fp32, as if written to memory and read."""
     return x.to(dtype).to(tl.float32)
@@ -38,45 +63,13 @@ def gradient_of_rows(dy, weight, normalized, rstd, width):
     return (weighted - mean_1[:, None] - normalized * mean_2[:, None]) * rstd[:, None]
 
 
-@jit
-def _column_sums(
-    partials,
-    output,
-    num_rows,
-    num_columns,
-    block_rows: constexpr,
-    block_columns: constexpr,
-):
-    # One program for all rows of its columns: the order of additions is that of the loop.
-    column = tl.program_id(0) * block_columns + tl.arange(0, block_columns)
-    row = tl.arange(0, block_rows)
-    total = tl.zeros([block_rows, block_columns], tl.float32)
-    for begin in range(0, num_rows, block_rows):
-        inside = (begin + row < num_rows)[:, None] & (column < num_columns)[None, :]
-        pointers = (
-            partials
-            + (begin + row).to(tl.int64)[:, None] * num_columns
-            + column[None, :]
-        )
-        total += tl.load(pointers, mask=inside, other=0.0)
-    tl.store(
-        output + column,
-        tl.sum(total, axis=0).to(output.dtype.element_ty),
-        mask=column < num_columns,
-    )
+def empty_fp32(device: torch.device, *shape: int) -> Tensor:
+    """Memory in fp32, for what a kernel sums."""
+    return torch.empty(shape, dtype=torch.float32, device=device)
 
 
 def column_sums(partials: Tensor, dtype: torch.dtype) -> Tensor:
-    """Sums the programs' partial results, fp32 [P, ...], over the first dimension, in one launch:
-    [...] of ``dtype``.
-
-    Always in the same order, so that results are reproducible bit for bit.
+    """The programs' partial results, fp32 [P, ...], summed over the first dimension: [...] of
+    ``dtype``. PyTorch adds them up in the same order every time.
     """
-    num_rows, num_columns = partials.shape[0], partials[0].numel()
-    output = torch.empty(partials.shape[1:], dtype=dtype, device=partials.device)
-    block_rows, block_columns = 32, 32
-    grid = (-(-num_columns // block_columns),)
-    _column_sums[grid](
-        partials, output, num_rows, num_columns, block_rows, block_columns
-    )
-    return output
+    return partials.sum(0).to(dtype)

@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import torch
 
-from common.process import root_cause
+from common.process import one_line, root_cause
 
 
 class CaptureError(RuntimeError):
@@ -64,7 +64,7 @@ def capture(
     except Exception as error:
         _forget_tensors(error)
         _undo(graph, before, pool, stream, outside)
-        raise CaptureError(" ".join(str(root_cause(error)).split())[:200]) from error
+        raise CaptureError(one_line(root_cause(error))) from error
     finally:
         if not draws:
             generator.graphsafe_set_state(state)

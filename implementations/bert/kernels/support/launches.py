@@ -75,7 +75,6 @@ TABLE: dict[str, dict[int, Blocks]] = {
     "cross_entropy forward": {80: Blocks(rows=4, columns=1024)},
     "cross_entropy backward": {80: Blocks(columns=4096)},
     "lamb": {80: Blocks(columns=2048, num_warps=8)},
-    "scatter": {80: Blocks(columns=256)},
     # 128-byte lines of the input and of the transposed fp8, 64-byte halves of the fp8 in row order;
     # 32 elements per thread, at 60 to 74 registers three or four programs of eight warps per
     # multiprocessor.
