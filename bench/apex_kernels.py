@@ -17,7 +17,7 @@ from bert.kernels.operations import bias_gelu, cross_entropy, dropout_add_layer_
 from bert.kernels.support.dropout import DropoutSites
 from bert.model.config import BertConfig
 from bert.optim import OptimizerConfig
-from bert.optim.sharded import FlatOptimizer
+from bert.optim.sharded import WholeOptimizer
 from bert.pretraining.memory import meta_model
 
 Run = Callable[[], object]
@@ -82,12 +82,10 @@ def lamb(tiny: bool) -> dict[str, Any]:
 
     def made(name: str, fused: bool) -> Run:
         config = OptimizerConfig(optimizer=name, sharded=False)
-        optimizer = FlatOptimizer(
+        optimizer = WholeOptimizer(
             {key: nn.Parameter(*tensors(size)) for key, size in sizes.items()}.items(),
             lambda shard: config.flat_rule(shard, fused),
             World(DistConfig(device=device().type)),
-            group_size=1,
-            norm_per_parameter=True,
         )
         optimizer.buckets.shard.normal_()
         lr, scale = (torch.tensor(x, device=device()) for x in (1e-4, 1e-3))

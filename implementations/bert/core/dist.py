@@ -22,6 +22,7 @@ from torch.testing._internal.distributed import fake_pg
 
 from common.env import ConfigError, announce, beginning_with, env
 from common.missing import CAUSES, SHOWN, missed, named
+from common.process import one_line
 
 # Renamed in PyTorch 2.13.
 _REDUCE_SCATTER = (
@@ -58,45 +59,45 @@ class DistConfig:
     """This process's rank and device. torchrun or run_and_time.sh exports the rank variables."""
 
     rank: int = env(
-        "RANK", 0, at_least=0, doc="number of this process; set by the launcher"
+        "RANK", 0, "number of this process; set by the launcher", at_least=0
     )
     local_rank: int = env(
         "LOCAL_RANK",
         0,
+        "number of this process on its node; set by the launcher",
         at_least=0,
-        doc="number of this process on its node; set by the launcher",
     )
     world_size: int = env(
-        "WORLD_SIZE", 1, at_least=1, doc="number of processes; set by the launcher"
+        "WORLD_SIZE", 1, "number of processes; set by the launcher", at_least=1
     )
     ranks_per_node: int = env(
         "LOCAL_WORLD_SIZE",
         0,
+        "number of processes of each node; set by the launcher; 0: all",
         at_least=0,
-        doc="number of processes of each node; set by the launcher; 0: all",
     )
     device: str = env(
-        "DEVICE", "auto", choices=("auto", "cpu", "cuda"), synonyms=(("gpu", "cuda"),),
-        doc="auto: a GPU if there is one",
-    )  # fmt: skip
+        "DEVICE",
+        "auto",
+        "auto: a GPU if there is one",
+        choices=("auto", "cpu", "cuda"),
+        synonyms=(("gpu", "cuda"),),
+    )
     timeout_seconds: int = env(
-        "DIST_TIMEOUT",
-        600,
-        at_least=1,
-        doc="seconds before a hung collective is an error",
+        "DIST_TIMEOUT", 600, "seconds before a hung collective is an error", at_least=1
     )
     num_threads: int = env(
         "OMP_NUM_THREADS",
         0,
+        "CPU threads per process; 0: PyTorch's default",
         at_least=0,
-        doc="CPU threads per process; 0: PyTorch's default",
     )
 
     emulate: int = env(
         "EMULATE_RANKS",
         0,
+        "trains rank 0 of so many, alone: its shard, memory and step without the network; no result",
         at_least=0,
-        doc="trains rank 0 of so many, alone: its shard, memory and step without the network; no result",
     )
 
     def __post_init__(self) -> None:
@@ -134,7 +135,7 @@ class Address:
         doc="port of rank 0; set by the launcher",
     )
     agent_store: bool = env(
-        "TORCHELASTIC_USE_AGENT_STORE", False, doc="torchrun hosts the store; set by it"
+        "TORCHELASTIC_USE_AGENT_STORE", False, "torchrun hosts the store; set by it"
     )
 
     def store(self, name: str, rank: int, size: int, seconds: int) -> distributed.Store:
@@ -180,7 +181,7 @@ def why_no_gpu() -> str:
     try:
         torch.cuda.init()
     except Exception as error:  # whatever the driver or PyTorch raises
-        return " ".join(str(error).split())
+        return one_line(error)
     return "torch.cuda.is_available() is False"
 
 
@@ -464,15 +465,11 @@ class World:
         """The ranks whose value is this rank's, by its representation; this rank is one. A
         collective.
         """
-        # 7 bytes: the digest travels as a positive int64.
-        digest = hashlib.blake2b(repr(value).encode(), digest_size=7).digest()
-        mine = torch.tensor(
-            [int.from_bytes(digest, "little")], dtype=torch.int64, device=self.device
-        )
-        everyones = mine.repeat(self.size)
-        if work := self.all_gather(everyones, mine):
-            work.wait()
-        return (everyones == mine).nonzero().view(-1).tolist()
+        # 6 bytes, which fp64 holds exactly.
+        digest = hashlib.blake2b(repr(value).encode(), digest_size=6).digest()
+        mine = [float(int.from_bytes(digest, "little"))]
+        everyones = enumerate(self.gather(mine))
+        return [rank for rank, theirs in everyones if theirs == mine]
 
     def first_text(self, text: str) -> str:
         """The text of the first rank that has one, on every rank; empty if none has. A

@@ -4,6 +4,7 @@ ranks.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from bert.model.trainable import Trainable
 from bert.optim import apex, rules
 from bert.optim.flat import FlatLamb, ListRule, Shard
 from bert.optim.rules import ParameterShards, Rule
-from bert.optim.sharded import FlatOptimizer
+from bert.optim.sharded import FlatOptimizer, WholeOptimizer
 from common.env import ConfigError, env
 
 # The rule of each OPTIMIZER, and the field of OptimizerConfig with its settings ("": it has none).
@@ -36,39 +37,37 @@ class OptimizerConfig:
     optimizer: str = env(
         "OPTIMIZER",
         "lamb",
-        choices=RULES,
-        doc="optimizer; the closed division prescribes LAMB; apex_lamb: by NVIDIA's apex, with SHARD_OPTIMIZER=0; "
+        "optimizer; the closed division prescribes LAMB; apex_lamb: by NVIDIA's apex, with SHARD_OPTIMIZER=0; "
         "bertadam: AdamW without bias correction",
+        choices=RULES,
     )
     sharded: bool | None = env(
-        "SHARD_OPTIMIZER",
-        None,
-        doc="1: shard the optimizer state (ZeRO-1); unset: on GPUs",
+        "SHARD_OPTIMIZER", None, "1: shard the optimizer state (ZeRO-1); unset: on GPUs"
     )
     shard_group: str | None = env(
         "SHARD_GROUP",
         None,
-        doc="ranks that shard one copy of state and weights: node, all, or a number; across such groups gradients are "
+        "ranks that shard one copy of state and weights: node, all, or a number; across such groups gradients are "
         "averaged, once a step; unset: node, on several nodes with several ranks each",
     )
     clip: str = env(
         "CLIP",
         "after",
-        choices=("before", "after", "bucket"),
-        doc="before: clip each micro-batch's gradient by its own norm, then average; after: clip the average; bucket: "
+        "before: clip each micro-batch's gradient by its own norm, then average; after: clip the average; bucket: "
         "clip each bucket of a micro-batch's gradient, with SHARD_OPTIMIZER=1",
+        choices=("before", "after", "bucket"),
     )
     max_grad_norm: float = env(
         "MAX_GRAD_NORM",
         1.0,
+        "gradient norm above which gradients are scaled down",
         above=0,
-        doc="gradient norm above which gradients are scaled down",
     )
     allreduce_dtype: str = env(
         "ALLREDUCE_DTYPE",
         "fp32",
+        "type in which accumulated gradients are sent; weights: that of the weights, half the bytes",
         choices=("fp32", "weights"),
-        doc="type in which accumulated gradients are sent; weights: that of the weights, half the bytes",
     )
     lamb: rules.LambConfig = rules.LambConfig()
     adam: rules.AdamConfig = rules.AdamConfig()
@@ -199,18 +198,18 @@ def build(
         )
     # Half the bytes on the network: sums of micro-batches are rounded to the weights' type first.
     sends_low = config.allreduce_dtype == "weights"
-    return FlatOptimizer(
+    kind = (
+        partial(FlatOptimizer, group_size=group_size) if is_sharded else WholeOptimizer
+    )
+    return kind(
         model.named_parameters(),
         lambda shard: config.flat_rule(shard, fused and is_sharded),
         world,
         stages=model.stages(),
         masters=masters,
-        in_place=is_sharded,
         accumulate=accumulate,
         clip_each=config.clip == "before",
         communication_dtype=next(model.parameters()).dtype if sends_low else None,
-        group_size=group_size,
-        norm_per_parameter=not is_sharded,
         first_weights=first_weights,
         contiguous_groups=contiguous_groups(model),
     )

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from bert.optim.rules import ParameterShards, Rule, Update, is_decayed, scaled
 from common.env import ConfigError
+from common.process import one_line
 
 PROBE = (
     1e-3  # the gradient of the step that is undone: not 0, of which some make no state
@@ -89,7 +90,7 @@ class Adapter(Rule):
                     parameter.grad = torch.full_like(parameter, PROBE)
                 self.optimizer.step()
         except Exception as error:
-            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            reason = one_line(f"{type(error).__name__}: {error}")
             raise self._refusal(f"a step fails ({reason:.200})") from None
         for parameter, values in zip(self.parameters, before, strict=True):
             parameter.data.copy_(values)

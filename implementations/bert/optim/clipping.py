@@ -116,7 +116,7 @@ class Gradients:
         """
         self.buckets.finish()
         if self.clips_each:
-            self.optimizer.round_gradient()
+            self.optimizer.round_average()
             # A rank's own norm does not show the overflow of another rank.
             needs_all_ranks = self.world.size > 1 and self.find_overflow
             norm = self.optimizer.measure() if needs_all_ranks else self.norm

@@ -71,8 +71,8 @@ class Shard:
 class ListRule:
     """A rule on lists of tensors, applied to the segments; there may be none.
 
-    squared_norm(flat): of a flat buffer (0-d, fp32 at least). measure(): squared norms of the
-    shard's gradient, per parameter if the rule needs them, else of all [1]. step(): as a rule's; of
+    measure(): squared norms of the shard's gradient, per parameter if the rule needs them, else of
+    all [1]. step(): as a rule's; of
     the Update, grad_sq_norms is measure() summed over the ranks, and all_reduce_sum takes sums
     [parameters, n].
     """
@@ -127,9 +127,6 @@ class ListRule:
             owners = self.owners.index_select(0, turn)
             whole.index_add_(0, owners, sums.index_select(0, turn))
         return whole
-
-    def squared_norm(self, flat: Tensor) -> Tensor:
-        return squared_norms([flat]).sum()
 
     def measure(self) -> Tensor:
         if not self.needs_norms:
@@ -192,7 +189,7 @@ class FlatLamb:
     def __init__(
         self, shard: Shard, config: LambConfig, passes: Any = lamb_kernel
     ) -> None:
-        """passes: module with squared_norm, moments and update, as kernels/operations/lamb.py."""
+        """passes: module with moments and update, as kernels/operations/lamb.py."""
         self.shard, self.config, self.passes = shard, config, passes
         device = shard.masters.device
         # By the names that LambRule uses: a checkpoint of either can be continued by the other.
@@ -216,11 +213,8 @@ class FlatLamb:
             shard.masters.numel(), spans, decays, device
         )
 
-    def squared_norm(self, flat: Tensor) -> Tensor:
-        return self.passes.squared_norm(flat)
-
     def measure(self) -> Tensor:
-        return self.passes.squared_norm(self.shard.gradient).reshape(1)
+        return squared_norms([self.shard.gradient])
 
     def _begin(self, update: Update) -> None:
         """Counts the step and sets its scalars; a skipped step's factor is nan."""

@@ -46,14 +46,14 @@ class SliceReduction:
         if mesh.size > 1:
             if self.piece is sent:
                 self.piece = torch.empty_like(target, dtype=sent.dtype)
-            self.work = mesh.reduce_scatter(self.piece, sent)
+            self.work = mesh.world.reduce_scatter(self.piece, sent, mesh.within)
             self.state = State.IN_GROUP
         else:  # a group of one has its average
             self._go_across_groups()
 
     def _go_across_groups(self) -> None:
         if self.mesh.groups > 1:
-            self.work = self.mesh.average(self.piece)
+            self.work = self.mesh.world.average(self.piece, self.mesh.across)
         self.state = State.ACROSS_GROUPS
 
     def start_cross_group(self) -> None:

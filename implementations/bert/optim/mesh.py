@@ -33,20 +33,6 @@ class Mesh:
             )
             self.across = world.subgroup(range(self.rank, world.size, size))
 
-    def reduce_scatter(
-        self, shard: Tensor, gathered: Tensor
-    ) -> distributed.Work | None:
-        """Starts averaging ``gathered`` [size x n] over the group, see World."""
-        return self.world.reduce_scatter(shard, gathered, self.within)
-
-    def average(self, shard: Tensor) -> distributed.Work | None:
-        """Starts averaging a shard over the groups, in place."""
-        return self.world.average(shard, self.across)
-
-    def all_gather(self, gathered: Tensor, shard: Tensor) -> distributed.Work | None:
-        """Starts gathering the shards of the group in ``gathered``, see World."""
-        return self.world.all_gather(gathered, shard, self.within)
-
     def sum(self, values: Tensor) -> Tensor:
         """Sums a tensor over the shards, in place: the same bits on every rank.
 
@@ -58,7 +44,9 @@ class Mesh:
         if self.size > 1:
             # Gathered, and added in the order of ranks, which is that of every group.
             gathered = values.new_empty(self.size, values.numel())
-            if work := self.all_gather(gathered.view(-1), values.view(-1)):
+            if work := self.world.all_gather(
+                gathered.view(-1), values.view(-1), self.within
+            ):
                 work.wait()
             values.copy_(gathered.sum(0).view_as(values))
         return values

@@ -233,32 +233,28 @@ class LambConfig:
     """Hyper-parameters of LAMB."""
 
     beta1: float = env(
-        "OPT_LAMB_BETA_1",
-        0.9,
-        at_least=0,
-        below=1,
-        doc="LAMB: decay of the first moment",
+        "OPT_LAMB_BETA_1", 0.9, "LAMB: decay of the first moment", at_least=0, below=1
     )
     beta2: float = env(
         "OPT_LAMB_BETA_2",
         0.999,
+        "LAMB: decay of the second moment",
         at_least=0,
         below=1,
-        doc="LAMB: decay of the second moment",
     )
     # Added to the root of the second moment; as in all published submissions.
     eps: float = 1e-6
     weight_decay: float = env(
         "WEIGHT_DECAY_RATE",
         0.01,
+        "LAMB: decay of all but biases and LayerNorm",
         at_least=0,
-        doc="LAMB: decay of all but biases and LayerNorm",
     )
     ratio: str = env(
         "LAMB_RATIO",
         "decayed",
+        "LAMB: parameters with a trust ratio; all: biases and LayerNorm too, as NVLAMB",
         choices=("decayed", "all"),
-        doc="LAMB: parameters with a trust ratio; all: biases and LayerNorm too, as NVLAMB",
     )
 
 
@@ -368,30 +364,23 @@ class AdamConfig:
     """Hyper-parameters of Adam."""
 
     beta1: float = env(
-        "OPT_ADAM_BETA_1",
-        0.9,
-        at_least=0,
-        below=1,
-        doc="Adam: decay of the first moment",
+        "OPT_ADAM_BETA_1", 0.9, "Adam: decay of the first moment", at_least=0, below=1
     )
     beta2: float = env(
         "OPT_ADAM_BETA_2",
         0.999,
+        "Adam: decay of the second moment",
         at_least=0,
         below=1,
-        doc="Adam: decay of the second moment",
     )
     eps: float = env(
         "OPT_ADAM_EPSILON",
         1e-8,
+        "Adam: added to the root of the second moment",
         above=0,
-        doc="Adam: added to the root of the second moment",
     )
     weight_decay: float = env(
-        "OPT_ADAM_WEIGHT_DECAY",
-        0.01,
-        at_least=0,
-        doc="Adam: decay, as WEIGHT_DECAY_RATE",
+        "OPT_ADAM_WEIGHT_DECAY", 0.01, "Adam: decay, as WEIGHT_DECAY_RATE", at_least=0
     )
 
 

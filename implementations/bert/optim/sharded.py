@@ -7,8 +7,7 @@ bucket is averaged as soon as its gradients are complete, and each rank receives
 are summed over them, so the update is that of whole parameters. The new weights are gathered bucket
 by bucket during the next forward pass, in the order in which it needs them (weights.py). With
 SHARD_GROUP all this happens within groups of ranks, and the shards of the gradients are averaged
-across groups (mesh.py). SHARD_OPTIMIZER=0 is a group of one: every rank has all of the state, and
-gradients are averaged.
+across groups (mesh.py). With SHARD_OPTIMIZER=0 every rank has all of the state (WholeOptimizer).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,7 +21,7 @@ from bert.optim.flat import FlatLamb, ListRule, Shard
 from bert.optim.gradients import GradientBuckets
 from bert.optim.layout import fill, layout_of
 from bert.optim.mesh import Mesh
-from bert.optim.rules import Scalar, Update
+from bert.optim.rules import Scalar, Update, squared_norms
 from bert.optim.state import ShardState, held_spans
 from bert.optim.weights import WeightBuckets
 
@@ -35,15 +34,16 @@ class FlatOptimizer(ShardState):
     """Applies a rule to this rank's shard of the parameters.
 
     ``stages``: modules that together hold all parameters and whose calls make up the forward pass,
-    in its order. ``in_place``: see GradientBuckets. ``accumulate``: gradients of several
-    micro-batches are added, in fp32.
+    in its order. ``accumulate``: gradients of several micro-batches are added, in fp32.
     ``clip_each``: each of them is clipped first, which takes a separate buffer.
     ``communication_dtype``: type in which gradients are sent; None: that of their sum.
-    ``group_size``: ranks that share a copy of the state; None: all. ``norm_per_parameter``: compute
-    the norm from those of the parameters; for groups of one. ``first_weights``: (name, first
+    ``group_size``: ranks that share a copy of the state; None: all. ``first_weights``: (name, first
     number, numbers) of all parameters, if those given are placeholders; each rank keeps what is in
     its shard. ``contiguous_groups``: groups of parameters, see Layout.
     """
+
+    in_place = True  # see GradientBuckets
+    clips_the_sum = False  # of a rank's own gradients, before they are averaged
 
     def __init__(
         self,
@@ -53,12 +53,10 @@ class FlatOptimizer(ShardState):
         *,
         stages: Sequence[nn.Module] = (),
         masters: dict[str, Tensor] | None = None,
-        in_place: bool = True,
         accumulate: bool = False,
         clip_each: bool = False,
         communication_dtype: torch.dtype | None = None,
         group_size: int | None = None,
-        norm_per_parameter: bool = False,
         first_weights: Iterable[tuple[str, int, Tensor]] | None = None,
         bucket_bytes: int = BUCKET_BYTES,
         contiguous_groups: Sequence[Sequence[Tensor]] = (),
@@ -83,12 +81,9 @@ class FlatOptimizer(ShardState):
         self.weights = WeightBuckets(
             self.parameters, stages, self.layout, mesh, filled=first_weights is None
         )
-        self.norm_per_parameter = norm_per_parameter
-        clips_whole = norm_per_parameter and clip_each
-        self.rounds_to_weight_dtype = clips_whole and not accumulate
         # fp32 also where each rank clips its gradient by its own factor before the average.
-        clips_before_average = clips_whole and world.size > 1
-        sum_dtype = master_dtype if accumulate or clips_before_average else dtype
+        clips_first = clip_each and self.clips_the_sum and world.size > 1
+        sum_dtype = master_dtype if accumulate or clips_first else dtype
         self.buckets = GradientBuckets(
             self.parameters,
             self.layout,
@@ -96,7 +91,7 @@ class FlatOptimizer(ShardState):
             sum_dtype,
             communication_dtype or sum_dtype,
             separate_receive_buffer=accumulate and clip_each,
-            in_place=in_place,
+            in_place=self.in_place,
         )
         size, device = self.layout.shard_total, world.device
         shard = Shard(
@@ -119,31 +114,18 @@ class FlatOptimizer(ShardState):
 
     def norm_received(self) -> Tensor:
         """L2 norm of this rank's gradient after the backward pass (0-d, fp32 at least)."""
-        buckets = self.buckets
-        if not self.norm_per_parameter:
-            return self.rule.squared_norm(buckets.received).sqrt()
-        # By parameter and in fp32, since squares of fp16 numbers overflow from 256 on.
-        dtype = torch.promote_types(buckets.received.dtype, torch.float32)
-        norms = torch._foreach_norm([view.to(dtype) for view in buckets.views])
-        return torch.stack(norms).norm()
+        return squared_norms([self.buckets.received]).sum().sqrt()
 
     @torch.no_grad()
     def measure(self) -> Tensor:
         """L2 norm of the averaged gradient (0-d, fp32 at least), the same on every rank. A
         collective.
         """
-        # A group of one has the whole average, so there is nothing to sum.
-        if self.norm_per_parameter:
-            return self.norm_received()
         self.grad_sq_norms = self.mesh.sum(self.rule.measure())
         return self.grad_sq_norms.sum().sqrt()
 
-    def round_gradient(self) -> None:
-        """With one micro-batch clipped: to the weights' type, in which the backward pass produces
-        gradients.
-        """
-        if self.rounds_to_weight_dtype:
-            self.buckets.shard.copy_(self.buckets.shard.to(self.parameters[0].dtype))
+    def round_average(self) -> None:
+        """Where micro-batches are clipped, and there is one: see WholeOptimizer."""
 
     @torch.no_grad()
     def step(
@@ -188,3 +170,32 @@ class FlatOptimizer(ShardState):
         # Weights are rounded masters, so that a checkpoint needs none of its own.
         self.weights.shard.copy_(self.shard.masters)
         self.weights.mark_stale()
+
+
+class WholeOptimizer(FlatOptimizer):
+    """A group of one: every rank has all of the state, and the whole average. The norm is that of
+    the parameters' norms.
+    """
+
+    in_place = False
+    clips_the_sum = True
+
+    def __init__(
+        self, *arguments: Any, accumulate: bool = False, **others: Any
+    ) -> None:
+        super().__init__(*arguments, group_size=1, accumulate=accumulate, **others)
+        self.accumulates = accumulate
+
+    @torch.no_grad()
+    def norm_received(self) -> Tensor:
+        # In fp32, since squares of fp16 numbers overflow from 256 on.
+        dtype = torch.promote_types(self.buckets.received.dtype, torch.float32)
+        norms = torch._foreach_norm([view.to(dtype) for view in self.buckets.views])
+        return torch.stack(norms).norm()
+
+    measure = norm_received  # there is nothing to sum
+
+    def round_average(self) -> None:
+        """To the weights' type, in which the backward pass produces gradients."""
+        if not self.accumulates:
+            self.buckets.shard.copy_(self.buckets.shard.to(self.parameters[0].dtype))

@@ -88,8 +88,10 @@ class WeightBuckets:
         self.stale = False
         for number in self.gather_order:
             self.in_flight[number] = [
-                self.mesh.all_gather(
-                    part.of_whole(self.whole), part.of_shard(self.shard)
+                self.mesh.world.all_gather(
+                    part.of_whole(self.whole),
+                    part.of_shard(self.shard),
+                    self.mesh.within,
                 )
                 for part in self.layout.buckets[number].slices
             ]

@@ -17,7 +17,7 @@ from bert.optim import RULES
 from bert.optim.adapter import Adapter
 from bert.optim.flat import ListRule
 from bert.optim.rules import Rule, is_decayed
-from bert.optim.sharded import FlatOptimizer
+from bert.optim.sharded import WholeOptimizer
 from bert.pretraining import resume
 from bert.training.step import preserved
 from common.env import ConfigError
@@ -113,12 +113,10 @@ def _gradients(step):
 
 
 def _engine(rule):
-    return FlatOptimizer(
+    return WholeOptimizer(
         _weights().items(),
         lambda shard: ListRule(shard, rule),
         World(DistConfig(device="cpu")),
-        group_size=1,
-        norm_per_parameter=True,
     )
 
 

@@ -17,7 +17,7 @@ from bert.core.dist import DistConfig, World
 from bert.optim import apex
 from bert.optim.flat import ListRule
 from bert.optim.rules import LambConfig
-from bert.optim.sharded import FlatOptimizer
+from bert.optim.sharded import WholeOptimizer
 from common.env import ConfigError
 
 from . import apex_stand_in
@@ -48,14 +48,12 @@ def _optimizer(name, dtype, accumulate=False, ratio="decayed"):
     named = {key: nn.Parameter(value.to(dtype)) for key, value in full.items()}
     lamb = LambConfig(beta1=0.7, beta2=0.85, weight_decay=0.1, ratio=ratio)
     config = optim.OptimizerConfig(optimizer=name, sharded=False, lamb=lamb)
-    return FlatOptimizer(
+    return WholeOptimizer(
         named.items(),
         lambda shard: ListRule(shard, config.rule),
         World(DistConfig(device="cpu")),
         masters=full,
         accumulate=accumulate,
-        group_size=1,
-        norm_per_parameter=True,
     )
 
 

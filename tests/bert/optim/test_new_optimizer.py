@@ -11,6 +11,7 @@ from bert import optim
 from bert.core.dist import DistConfig, World
 from bert.optim import RULES
 from bert.optim.rules import Rule, restored_unless, scaled
+from bert.optim.sharded import FlatOptimizer, WholeOptimizer
 from common.env import ConfigError
 
 from ..ranks import run_ranks
@@ -84,17 +85,16 @@ def test_a_rule_on_whole_parameters_sees_their_shapes_and_is_refused_a_shard(
 
 
 def _check_rank(world):
-    replicated = {"group_size": 1, "norm_per_parameter": True}
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(RULES, "muon", (Muon, ""))
         patch.setitem(RULES, "rows", (RowNormalised, ""))
-        for name, settings in (
-            ("muon", replicated),
-            ("rows", replicated),
-            ("rows", {}),
+        for name, kind in (
+            ("muon", WholeOptimizer),
+            ("rows", WholeOptimizer),
+            ("rows", FlatOptimizer),
         ):
             config = optim.OptimizerConfig(optimizer=name)
-            model, optimizer = _engine(world, config, **settings)
+            model, optimizer = _engine(world, config, kind)
             _train(world, model, optimizer, range(len(RATES)))
             trained = optimizer.state_dict()
             if world.is_main:

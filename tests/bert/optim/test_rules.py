@@ -17,7 +17,7 @@ from bert.core.dist import DistConfig, World
 from bert.optim import RULES, rules
 from bert.optim.clipping import Clipping, Gradients
 from bert.optim.flat import ListRule, _turns
-from bert.optim.sharded import FlatOptimizer
+from bert.optim.sharded import FlatOptimizer, WholeOptimizer
 
 from ..ranks import run_ranks
 from .whole import Whole
@@ -146,10 +146,7 @@ CASES = {
     "lans": (_config("lans"), _lans),
     "acclip": (_config("acclip"), _acclip),
     "madgrad": (_config("madgrad"), _madgrad),
-    "nvlamb": (
-        _config("lamb", **NVLAMB),
-        _nvlamb,
-    ),
+    "nvlamb": (_config("lamb", **NVLAMB), _nvlamb),
     "adamw": (_config("adamw"), _adamw),
     "bertadam": (_config("bertadam"), _bertadam),
 }
@@ -239,16 +236,10 @@ class _Sum(nn.Module):
         )
 
 
-def _engine(world, config, **settings):
+def _engine(world, config, kind):
     parameters = _weights()
-    optimizer = FlatOptimizer(
-        parameters.items(),
-        lambda shard: ListRule(shard, config.rule),
-        world,
-        bucket_bytes=2400,
-        **settings,
-    )
-    return _Sum(parameters), optimizer
+    rule = lambda shard: ListRule(shard, config.rule)  # noqa: E731
+    return _Sum(parameters), kind(parameters.items(), rule, world, bucket_bytes=2400)
 
 
 def _train(world, model, optimizer, steps):
@@ -281,17 +272,17 @@ def _alone(config, num_ranks):
 
 
 def _check_rank(world):
-    replicated = {"group_size": 1, "norm_per_parameter": True}
-    for (name, changes), settings in itertools.product(
-        [*((name, {}) for name in OURS), ("lamb", NVLAMB)], ({}, replicated)
+    for (name, changes), kind in itertools.product(
+        [*((name, {}) for name in OURS), ("lamb", NVLAMB)],
+        (FlatOptimizer, WholeOptimizer),
     ):
         config = _config(name, **changes)
-        model, optimizer = _engine(world, config, **settings)
+        model, optimizer = _engine(world, config, kind)
         _train(world, model, optimizer, range(2))
         saved = [optimizer.state_dict()]
         if world.size > 1:
             torch.distributed.broadcast_object_list(saved, 0)
-        again, resumed = _engine(world, config, **settings)
+        again, resumed = _engine(world, config, kind)
         resumed.load_state_dict(saved[0])
         for one, its in ((model, optimizer), (again, resumed)):
             _train(world, one, its, range(2, len(RATES)))

@@ -26,13 +26,7 @@ from ..ranks import run_ranks
 from .whole import Whole
 
 # Uneven: tensors that span shards, and shards without a tensor.
-SIZES = [
-    (5, 67),
-    (300,),
-    (1,),
-    (129, 3),
-    (7, 11),
-]
+SIZES = [(5, 67), (300,), (1,), (129, 3), (7, 11)]
 BUCKET_BYTES = 2400  # several buckets
 
 

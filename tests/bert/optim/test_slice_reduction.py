@@ -27,11 +27,14 @@ class _Mesh:
 
     def __init__(self, size: int, groups: int) -> None:
         self.size, self.groups, self.events = size, groups, []
+        self.world, self.within, self.across = self, "group", "groups"
 
-    def reduce_scatter(self, piece: torch.Tensor, sent: torch.Tensor) -> _Work:
+    def reduce_scatter(self, piece: torch.Tensor, sent: torch.Tensor, to: str) -> _Work:
+        assert to == "group"
         return _Work(self.events, "group", piece, 2.0)
 
-    def average(self, piece: torch.Tensor) -> _Work:
+    def average(self, piece: torch.Tensor, over: str) -> _Work:
+        assert over == "groups"
         self.averaged = piece.clone()
         return _Work(self.events, "groups", piece, 3.0)
 
