@@ -323,7 +323,6 @@ PARTS = {
     "cast": "casts",
     "fp8_feed_forward": "GELU",
     "embeddings": "embeddings",
-    "scatter": "embeddings",
     "cross_entropy": "head, loss",
     "lamb": "LAMB",
     "arithmetic": "sums over rows",

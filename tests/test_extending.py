@@ -24,10 +24,9 @@ from torch import Tensor
 from bert.core.dist import DistConfig, World
 from bert.kernels import OPERATIONS
 from bert.kernels.support import triton_support
-from bert.kernels.support.cases import Case
 from bert.model.bert import Losses
 from bert.pretraining.config import PretrainingConfig
-from bert.training.schedule import ScheduleRule
+from bert.training.schedule import ScheduleRule, after_warmup
 from bert.training.step import StepResult
 from certify import hardware
 from common.env import ConfigError, from_env
@@ -37,6 +36,7 @@ from review.acceptance.journal import Reason
 from review.acceptance.records import Records
 from review.acceptance.schema import TABLES
 
+from .bert.kernels.fused_cases import Case
 from .bert.kernels.test_fused import compare
 from .configs.test_configs import BERT_LARGE, CONFIGS, exports
 from .review.acceptance.made_up import make
@@ -96,10 +96,8 @@ def test_a_metric_is_one_line(edited: Edited) -> None:
 def test_a_schedule_is_a_function_and_a_line(edited: Edited) -> None:
     schedule = edited(
         "bert.training.schedule",
-        {
-            '    "linear": ScheduleRule(linear, by_share=True, degree=1.0),\n': '"flat": flat,\n'
-        },
-        flat=ScheduleRule(lambda step, config: config.lr, by_share=True),
+        {'    "linear": ScheduleRule(linear, degree=1.0),\n': '"flat": flat,\n'},
+        flat=ScheduleRule(after_warmup(lambda step, config: config.lr)),
     )
     environ = {"LR": "0.5", "MAX_STEPS": "8", "WARMUP_STEPS": "2"}
     config = from_env(schedule.ScheduleConfig, environ | {"LR_SCHEDULE": "flat"})
@@ -214,7 +212,7 @@ def test_a_kernel_is_a_module_its_line_and_its_field(
     case = Case(
         "odd", torch.float32, 1e-6, "one rounding", lambda draw: (draw.normal(7, 13),)
     )
-    squared = SimpleNamespace(reference=torch.square, fused=Squared.apply, CASES=[case])
+    squared = SimpleNamespace(reference=torch.square, fused=Squared.apply)
     kernels = edited(
         "bert.kernels",
         {

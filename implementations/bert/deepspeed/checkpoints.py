@@ -12,6 +12,7 @@ from typing import Any
 from bert.checkpoint import deepspeed_files, sharded, sums
 from bert.deepspeed.step import DeepSpeedStep
 from common.files import name_folder, sync, whole_file
+from common.process import one_line
 
 
 def save(
@@ -34,7 +35,7 @@ def save(
         try:
             act()
         except Exception as error:  # torch.save reports a full disk as a RuntimeError
-            reason = " ".join(f"rank {world.rank}: {error}".split())
+            reason = one_line(f"rank {world.rank}: {error}")
         return world.first_text(reason)
 
     def write() -> None:

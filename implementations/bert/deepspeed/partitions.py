@@ -66,10 +66,7 @@ class ZeroRule(torch.optim.Optimizer):
         self.make_rule, self.world = make_rule, world
 
     def bind(
-        self,
-        shapes: Mapping[str, torch.Size],
-        masters: Tensor,
-        segments: list[Segment],
+        self, shapes: Mapping[str, torch.Size], masters: Tensor, segments: list[Segment]
     ) -> ListRule:
         """Registers the partition and returns its rule. ``shapes``: of all parameters, in the order
         of the segments' numbers.

@@ -25,16 +25,16 @@ class EngineConfig:
     engine: str = env(
         "ENGINE",
         "own",
+        "sharding engine: our own, or DeepSpeed (docs/train.md)",
         choices=("own", "deepspeed"),
-        doc="sharding engine: our own, or DeepSpeed (docs/train.md)",
     )
     path: Path | None = env(
-        "DEEPSPEED_CONFIG", None, doc="ENGINE=deepspeed: DeepSpeed's JSON"
+        "DEEPSPEED_CONFIG", None, "ENGINE=deepspeed: DeepSpeed's JSON"
     )
     own_checkpoints: bool = env(
         "DEEPSPEED_CHECKPOINTS",
         False,
-        doc="1: checkpoints as DeepSpeed's save_checkpoint writes them: global_step<step>, to a shared folder",
+        "1: checkpoints as DeepSpeed's save_checkpoint writes them: global_step<step>, to a shared folder",
     )
 
     @property

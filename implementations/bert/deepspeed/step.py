@@ -23,7 +23,7 @@ from bert.model.init import fill as fill_model
 from bert.model.trainable import Trainable
 from bert.optim import OptimizerConfig
 from bert.optim.layout import fill
-from bert.training.step import Resumable, StepResult
+from bert.training.step import Resumable, StepResult, add_losses
 from common.env import ConfigError, announce
 
 
@@ -123,17 +123,13 @@ class DeepSpeedStep(Resumable):
         """Trains on the micro-batches; their gradients are averaged."""
         assert len(batches) == self.engine.gradient_accumulation_steps()
         self.update.param_groups[0]["lr"] = lr
-        totals: list[Tensor] = []
+        means: list[Tensor] = []
         for batch in batches:
             losses = self.engine(batch.to(self.world.device))
             # The engine multiplies by the loss scale and divides by the number of micro-batches.
             self.engine.backward(reduce(operator.add, losses))
             self.engine.step()  # counts, and updates after the last micro-batch
-            totals = totals or [
-                torch.zeros((), device=self.world.device) for _ in losses
-            ]
-            for total, loss in zip(totals, losses, strict=True):
-                total.add_(loss.detach(), alpha=1 / len(batches))
+            means = add_losses(means, losses, len(batches))
         norm = torch.as_tensor(
             self.engine.get_global_grad_norm(), device=self.world.device
         ).float()
@@ -142,7 +138,7 @@ class DeepSpeedStep(Resumable):
             self.scaler.update(finite)
             # Waits for the device.
             self.optimizer.zero.loss_scaler.cur_scale = float(self.scaler.scale)
-        return StepResult(losses._make(totals), norm, finite)
+        return StepResult(losses._make(means), norm, finite)
 
     @contextlib.contextmanager
     def gathered(self) -> Iterator[Any]:

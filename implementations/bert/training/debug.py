@@ -35,13 +35,13 @@ class CaptureConfig:
     capture: bool = env(
         "CAPTURE",
         False,
-        doc="1: write inputs, activations and gradients of the first steps to RUN_DIR",
+        "1: write inputs, activations and gradients of the first steps to RUN_DIR",
     )
     steps: int = env(
         "CAPTURE_STEPS",
         1,
+        "CAPTURE: number of steps, from the first of this process on",
         at_least=1,
-        doc="CAPTURE: number of steps, from the first of this process on",
     )
 
     def check(self, run: RunConfig, uses_graph: bool) -> None:
@@ -200,7 +200,7 @@ class ProfileConfig:
     steps: str = env(
         "PROFILE_STEPS",
         "",
-        doc="first,last step of this process to profile; rank 0 writes a trace to RUN_DIR",
+        "first,last step of this process to profile; rank 0 writes a trace to RUN_DIR",
     )
 
     @property

@@ -30,38 +30,38 @@ class EvaluationConfig:
     """When and on what to evaluate. The samples are training samples (sequences)."""
 
     evaldir: Path | None = env(
-        "EVALDIR", None, doc="folder (or file) of evaluation records"
+        "EVALDIR", None, "folder (or file) of evaluation records"
     )
     num_examples: int = env(
         "NUM_EVAL_EXAMPLES",
         10000,
+        "sequences of the evaluation set; 0: all",
         at_least=0,
-        doc="sequences of the evaluation set; 0: all",
     )
     batch_size: int = env(
         "EVAL_BATCHSIZE",
         16,
+        "sequences per GPU in one evaluation batch; in a graph, of full length",
         at_least=1,
-        doc="sequences per GPU in one evaluation batch; in a graph, of full length",
     )
     start_samples: int = env(
         "EVAL_ITER_START_SAMPLES",
         0,
+        "training samples before the first evaluation; 0: one interval",
         at_least=0,
-        doc="training samples before the first evaluation; 0: one interval",
     )
     every_samples: int = env(
         "EVAL_ITER_SAMPLES",
         0,
+        "training samples between evaluations; 0: none, and no target",
         at_least=0,
-        doc="training samples between evaluations; 0: none, and no target",
     )
     target: float = env(
         "TARGET_MLM_ACCURACY",
         0.720,
+        "masked-LM accuracy that ends the run; 0: none",
         at_least=0,
         at_most=1,
-        doc="masked-LM accuracy that ends the run; 0: none",
     )
 
     @property

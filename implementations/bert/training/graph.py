@@ -9,7 +9,6 @@ page-locked memory into one of two staging buffers, while the graph of the previ
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -21,6 +20,7 @@ from bert.data.records import DataError
 from bert.kernels.support.graph_capture import CaptureError, capture, warm_stream
 from bert.training.step import Step, StepResult, TrainingStep
 from common.env import env
+from common.process import say
 
 # Before the capture: compile kernels, initialize libraries and communicators.
 NUM_WARM_UP_STEPS = 3
@@ -33,7 +33,7 @@ class GraphConfig:
     cuda_graph: bool | None = env(
         "CUDA_GRAPH",
         None,
-        doc="1: a CUDA graph for steps, one for evaluation; unset: packed pretraining on GPUs",
+        "1: a CUDA graph for steps, one for evaluation; unset: packed pretraining on GPUs",
     )
 
 
@@ -208,10 +208,7 @@ def capture_or_warm_up(
         except CaptureError as error:
             warm_up = True
             if step.world.is_main:
-                print(
-                    f"bert: steps run without a CUDA graph, which failed: {error}",
-                    file=sys.stderr,
-                )
+                say(f"bert: steps run without a CUDA graph, which failed: {error}")
     torch.cuda.empty_cache()  # a failed capture's memory, for the eager steps; nothing without a GPU
     if warm_up:
         with step.rollback():

@@ -12,15 +12,16 @@ from common.env import ConfigError, env
 DLE_DEGREE = 0.5
 
 
+Rate = Callable[[int, "ScheduleConfig"], float]
+
+
 class ScheduleRule(NamedTuple):
     """A rule, and what is particular to it."""
 
     # Of a step from 1 on; raises ConfigError for settings that it cannot follow.
-    rate: Callable[[int, ScheduleConfig], float]
+    rate: Rate
     # Variables that not all rules use.
     uses: Set[str] = frozenset()
-    # The warm-up, LR * step / its steps, need not end with a whole step; rate is of what follows.
-    by_share: bool = False
     # Power of the decay, if it is a polynomial, for the MLPerf log.
     degree: float | None = None
 
@@ -43,6 +44,22 @@ def mlperf(step: int, config: ScheduleConfig) -> float:
     return config.end_lr + (config.lr - config.end_lr) * _left(progress, config)
 
 
+def after_warmup(rate: Rate) -> Rate:
+    """The warm-up, LR * step / its steps, which need not end with a whole step; then ``rate``."""
+
+    def whole(step: int, config: ScheduleConfig) -> float:
+        warmup, flat = config.warmup_share, config.constant_proportion
+        # Shares overlap above 1, and nothing is left to decay.
+        if warmup + flat > 1:
+            shares = f"CONSTANT_PROPORTION={flat:g} and a warm-up of {warmup:g}"
+            raise ConfigError(f"{shares} of the steps: expected a sum of at most 1")
+        t = step / config.length
+        return config.lr * t / warmup if t < warmup else rate(step, config)
+
+    return whole
+
+
+@after_warmup
 def dle(step: int, config: ScheduleConfig) -> float:
     """NVIDIA's DeepLearningExamples: with t = step / length, base * sqrt(1 - t), which falls where
     warm-up ends.
@@ -50,6 +67,7 @@ def dle(step: int, config: ScheduleConfig) -> float:
     return config.lr * _left(step, config) ** DLE_DEGREE
 
 
+@after_warmup
 def poly(step: int, config: ScheduleConfig) -> float:
     """Habana's BERT-1.5B and 5B: a constant stretch, then a line to 0."""
     warmup, flat = config.warmup_share, config.constant_proportion
@@ -59,6 +77,7 @@ def poly(step: int, config: ScheduleConfig) -> float:
     return config.lr * _left(step, config) / decay if decay > 0 else 0.0
 
 
+@after_warmup
 def linear(step: int, config: ScheduleConfig) -> float:
     """Fine-tuning's: a line from the base to 0."""
     decay = 1 - config.warmup_share
@@ -94,9 +113,9 @@ def _left(step: int, config: ScheduleConfig) -> float:
 
 RULES = {
     "mlperf": ScheduleRule(mlperf, {"END_LR", "START_WARMUP_STEP"}, degree=1.0),
-    "dle": ScheduleRule(dle, by_share=True, degree=DLE_DEGREE),
-    "poly": ScheduleRule(poly, {"CONSTANT_PROPORTION"}, by_share=True, degree=1.0),
-    "linear": ScheduleRule(linear, by_share=True, degree=1.0),
+    "dle": ScheduleRule(dle, degree=DLE_DEGREE),
+    "poly": ScheduleRule(poly, {"CONSTANT_PROPORTION"}, degree=1.0),
+    "linear": ScheduleRule(linear, degree=1.0),
     "samsung": ScheduleRule(samsung, {"END_LR", "START_WARMUP_STEP"}, degree=1.0),
 }
 
@@ -108,10 +127,7 @@ class ScheduleConfig:
     """
 
     schedule: str = env(
-        "LR_SCHEDULE",
-        "mlperf",
-        choices=RULES,
-        doc="learning-rate rule, see docs/train.md",
+        "LR_SCHEDULE", "mlperf", "learning-rate rule, see docs/train.md", choices=RULES
     )
     lr: float = env("LR", above=0, at_most=10, doc="base learning rate")
     max_steps: int = env(
@@ -122,37 +138,31 @@ class ScheduleConfig:
     decay_steps: int = env(
         "LR_DECAY_STEPS",
         0,
+        "steps at which the rate reaches END_LR; 0: MAX_STEPS",
         at_least=0,
-        doc="steps at which the rate reaches END_LR; 0: MAX_STEPS",
     )
     end_lr: float = env(
-        "END_LR",
-        0.0,
-        at_least=0,
-        doc="learning rate at the end of the decay and after it",
+        "END_LR", 0.0, "learning rate at the end of the decay and after it", at_least=0
     )
     start_warmup_step: int = env(
-        "START_WARMUP_STEP", 0, doc="step at which warm-up starts; may be negative"
+        "START_WARMUP_STEP", 0, "step at which warm-up starts; may be negative"
     )
     warmup_steps: int = env(
-        "WARMUP_STEPS",
-        0,
-        at_least=0,
-        doc="length of the warm-up; 0: by WARMUP_PROPORTION",
+        "WARMUP_STEPS", 0, "length of the warm-up; 0: by WARMUP_PROPORTION", at_least=0
     )
     warmup_proportion: float = env(
         "WARMUP_PROPORTION",
         0.0,
+        "warm-up as a share of the steps",
         at_least=0,
         at_most=1,
-        doc="warm-up as a share of the steps",
     )
     constant_proportion: float = env(
         "CONSTANT_PROPORTION",
         0.0,
+        "poly: share of the steps at LR before the decay",
         at_least=0,
         at_most=1,
-        doc="poly: share of the steps at LR before the decay",
     )
 
     def check(self) -> None:
@@ -181,10 +191,6 @@ class ScheduleConfig:
             raise ConfigError(
                 "START_WARMUP_STEP without WARMUP_STEPS: set WARMUP_STEPS, or START_WARMUP_STEP=0"
             )
-        # Shares overlap above 1, and nothing is left to decay.
-        if self.rule.by_share and self.warmup_share + self.constant_proportion > 1:
-            shares = f"CONSTANT_PROPORTION={self.constant_proportion:g} and a warm-up of {self.warmup_share:g}"
-            raise ConfigError(f"{shares} of the steps: expected a sum of at most 1")
         learning_rate(1, self)  # the rule may refuse
 
     @property
@@ -213,9 +219,6 @@ class ScheduleConfig:
 
 def learning_rate(step: int, config: ScheduleConfig) -> float:
     """Learning rate of optimizer step ``step`` (1 is the first)."""
-    t, warmup = step / config.length, config.warmup_share
-    if config.rule.by_share and t < warmup:
-        return config.lr * t / warmup
     return config.rule.rate(step, config)
 
 
@@ -223,16 +226,10 @@ def describe(config: ScheduleConfig) -> str:
     """The rule, and its rate at the first step, at the end of the warm-up, in the middle and at the
     last step.
     """
-    warmup, start = config.warmup
-    if config.rule.by_share:
-        warmup = round(config.length * config.warmup_share)
-    steps = (
-        1,
-        min(max(warmup + start, 1), config.max_steps),
-        max(config.max_steps // 2, 1),
-        config.max_steps,
-    )
+    last = config.max_steps
+    warm = round(config.length * config.warmup_share) + config.warmup[1]
     rates = ", ".join(
-        f"{learning_rate(step, config):.4g} at step {step:,}" for step in steps
+        f"{learning_rate(step, config):.4g} at step {step:,}"
+        for step in (1, min(max(warm, 1), last), max(last // 2, 1), last)
     )
     return f"{config.schedule}: {rates}"

@@ -127,6 +127,16 @@ def check_finite(state: Iterable[Tensor], world: World, step: int) -> None:
         )
 
 
+def add_losses(
+    means: list[Tensor], losses: Sequence[Tensor], count: int
+) -> list[Tensor]:
+    """The means, none yet of the first micro-batch, with the losses of one of ``count``."""
+    means = means or [torch.zeros((), device=loss.device) for loss in losses]
+    for mean, loss in zip(means, losses, strict=True):
+        mean.add_(loss.detach(), alpha=1 / count)
+    return means
+
+
 class Resumable:
     """A step's state in checkpoints, the same for either engine."""
 
@@ -199,9 +209,7 @@ class Step(Resumable):
                 losses = self.gradients.forward(batch)
                 # The losses count equally, as in BERT's paper: the sum of two means.
                 (functools.reduce(operator.add, losses) * factor).backward()
-            means = means or [torch.zeros((), device=loss.device) for loss in losses]
-            for mean, loss in zip(means, losses, strict=True):
-                mean.add_(loss.detach(), alpha=1 / len(batches))
+            means = add_losses(means, losses, len(batches))
         norm, grad_scale = self.gradients.finish(self.scaler.scale)
         self.mark("reduced")
         unscaled = norm / self.scaler.scale

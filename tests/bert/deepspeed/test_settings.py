@@ -101,11 +101,7 @@ def test_the_json_fills_what_is_unset(environ):
         config.optim.optimizer,
         config.optim.max_grad_norm,
         config.optim.sharded,
-    ) == (
-        "adamw",
-        0.5,
-        True,
-    )
+    ) == ("adamw", 0.5, True)
     adam = config.optim.adam
     assert (adam.beta1, adam.beta2, adam.eps, adam.weight_decay) == (
         0.8,
@@ -127,11 +123,7 @@ def test_the_json_fills_what_is_unset(environ):
         given["gradient_clipping"],
         given["bf16"]["enabled"],
         given["fp16"]["enabled"],
-    ) == (
-        0.5,
-        True,
-        False,
-    )
+    ) == (0.5, True, False)
     assert not given.keys() & {"optimizer", "scheduler", "train_batch_size"}
     assert (
         from_env(

@@ -367,10 +367,7 @@ def test_a_run_goes_on_without_the_graphs_that_cannot_be_recorded(
         folder.mkdir()
         assert run(
             prepared | {"RUN_DIR": str(folder), "SEED": "1", "LOG_EVERY_STEPS": "1"}
-        ) in (
-            0,
-            3,
-        )
+        ) in (0, 3)
         lines = [
             json.loads(line)
             for line in next(folder.glob("metrics_*.jsonl")).read_text().splitlines()

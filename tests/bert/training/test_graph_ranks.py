@@ -65,7 +65,7 @@ VARIANTS = {
     4: [
         Variant(
             "fp8", {"shard_group": "2", "allreduce_dtype": "weights"}, micro_batches=2
-        ),
+        )
     ],
 }
 
