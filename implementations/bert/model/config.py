@@ -185,14 +185,12 @@ class ModelFiles:
     """Where a run's bert_config.json is."""
 
     bert_config: Path | None = env(
-        "BERT_CONFIG",
-        None,
-        doc="bert_config.json; unset: the one in CHECKPOINTDIR_PHASE1",
+        "BERT_CONFIG", None, "bert_config.json; unset: the one in CHECKPOINTDIR_PHASE1"
     )
     phase1: Path | None = env(
         "CHECKPOINTDIR_PHASE1",
         None,
-        doc="folder of bert_config.json, vocab.txt and checkpoint",
+        "folder of bert_config.json, vocab.txt and checkpoint",
     )
 
     @property

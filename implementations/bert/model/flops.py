@@ -2,7 +2,6 @@
 
 import re
 
-import numpy as np
 import torch
 
 from bert.data.batch import PretrainingBatch
@@ -37,21 +36,23 @@ def peak_of(name: str) -> float:
     return 1e12 * next(known, 0)
 
 
-def model_flops(config: BertConfig, batch: PretrainingBatch) -> float:
-    """Operations of both passes on real tokens: 2 per multiply-add, backward twice forward.
+def model_flops(
+    config: BertConfig, batch: PretrainingBatch, in_fp8: bool = False
+) -> float:
+    """Operations of both passes on real tokens: 2 per multiply-add, backward twice forward. in_fp8:
+    those of QKV and feed-forward count half, as GPUs do twice as many in that time.
 
     Matrix products only: encoder, attention (each sequence's length squared), masked-LM head on
     masked tokens with the unpadded vocabulary, pooler and next-sentence head.
     """
     width, inner = config.hidden_size, config.intermediate_size
-    lengths = np.diff(batch.cu_seqlens.numpy()[: batch.num_sequences + 1]).astype(
-        np.float64
-    )
-    # Query, key, value and output projections; two products of the feed-forward layers.
-    per_token = 2 * (4 * width * width + 2 * width * inner)
+    # Query, key and value projections, two products of the feed-forward layers; the output
+    # projection.
+    products = (3 * width * width + 2 * width * inner) * (0.5 if in_fp8 else 1)
+    per_token = 2 * (products + width * width)
     # Queries by keys and probabilities by values, 2 operations each.
-    attention = 4 * width * float((lengths**2).sum())
-    encoder = config.num_hidden_layers * (per_token * float(lengths.sum()) + attention)
+    attention = 4 * width * batch.num_pairs
+    encoder = config.num_hidden_layers * (per_token * batch.num_tokens + attention)
     # Transform and decoder, of the M masked tokens only.
     masked = 2 * batch.num_masked * (width * width + width * config.vocab_size)
     # Pooler, and the next-sentence head with its two classes.

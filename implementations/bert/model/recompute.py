@@ -26,8 +26,8 @@ class RecomputeConfig:
     layers: int = env(
         "RECOMPUTE_LAYERS",
         0,
+        "layers per recomputed segment: less memory, about a third more work; 0: none",
         at_least=0,
-        doc="layers per recomputed segment: less memory, about a third more work; 0: none",
     )
 
 

@@ -10,9 +10,9 @@ import importlib.util
 import json
 import math
 import secrets
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -30,6 +30,7 @@ from bert.training.stop import Ending, TrainingError
 from common.durations import duration
 from common.env import ConfigError, env
 from common.files import object_of, write_text
+from common.process import one_line, say
 
 WIDTH = 100  # columns of a report
 PROCESS_STARTED = time.monotonic()  # but for the first imports
@@ -62,14 +63,13 @@ def metrics_file(path: Path, first_step: int) -> MetricSink:
     return lambda kind, values: file.write(json.dumps({"kind": kind, **values}) + "\n")
 
 
-def tensorboard(folder: Path, first_step: int) -> MetricSink:
+def tensorboard(run: RunConfig, first_step: int) -> MetricSink:
     """Scalars train/loss, evaluation/accuracy and so on by step, in an event file."""
     from torch.utils.tensorboard import SummaryWriter
 
     # Hides the events of steps that a resumed run takes again.
-    writer = SummaryWriter(
-        str(folder), purge_step=first_step + 1 if first_step else None
-    )
+    purged = first_step + 1 if first_step else None
+    writer = SummaryWriter(str(run.file("tensorboard_{}")), purge_step=purged)
 
     def write(kind: str, values: Mapping[str, Any]) -> None:
         if kind == "summary":
@@ -84,12 +84,13 @@ def tensorboard(folder: Path, first_step: int) -> MetricSink:
     return write
 
 
-def weights_and_biases(folder: Path, name: str, first_step: int) -> MetricSink:
+def weights_and_biases(run: RunConfig, first_step: int) -> MetricSink:
     """Names as in TensorBoard, and the settings. The package itself reads WANDB_MODE (offline),
     WANDB_PROJECT and the like.
     """
     import wandb
 
+    folder, where = run.file("wandb_{}"), Path(run.owner["run_dir"])
     folder.mkdir(parents=True, exist_ok=True)
     kept = folder / "run_id"
     # A resumed run continues its page; a number of its own for each other one.
@@ -97,7 +98,7 @@ def weights_and_biases(folder: Path, name: str, first_step: int) -> MetricSink:
         write_text(kept, secrets.token_hex(4))
     page = wandb.init(
         dir=str(folder),
-        name=name,
+        name=f"{where.parent.name}/{where.name} {run.trial}",
         id=kept.read_text(encoding="utf-8"),
         config=object_of(folder.parent / "config.json"),
         resume="allow",
@@ -123,22 +124,10 @@ class Sink(NamedTuple):
     package: str = ""
 
 
-def _events(run: RunConfig, first_step: int) -> MetricSink:
-    assert run.run_dir is not None
-    return tensorboard(run.run_dir / f"tensorboard_{run.trial}", first_step)
-
-
-def _page(run: RunConfig, first_step: int) -> MetricSink:
-    assert run.run_dir is not None
-    where = Path(run.owner["run_dir"])
-    name = f"{where.parent.name}/{where.name} {run.trial}"
-    return weights_and_biases(run.run_dir / f"wandb_{run.trial}", name, first_step)
-
-
 SINKS = {
     "": Sink(lambda run, first_step: lambda kind, values: None),
-    "tensorboard": Sink(_events, "tensorboard"),
-    "wandb": Sink(_page, "wandb"),
+    "tensorboard": Sink(tensorboard, "tensorboard"),
+    "wandb": Sink(weights_and_biases, "wandb"),
 }
 
 
@@ -147,10 +136,7 @@ class MetricsConfig:
     """A sink beside metrics_<TRIAL>.jsonl."""
 
     metrics: str = env(
-        "METRICS",
-        "",
-        choices=SINKS,
-        doc="further sink of a run's figures; needs RUN_DIR",
+        "METRICS", "", "further sink of a run's figures; needs RUN_DIR", choices=SINKS
     )
 
     def check(self, run: RunConfig) -> None:
@@ -185,16 +171,28 @@ def guarded(name: str, make: Callable[[], MetricSink]) -> MetricSink:
             act()
         except Exception as error:
             working.clear()
-            reason = " ".join(f"{type(error).__name__}: {error}".split())
-            print(
-                f"bert: warning: {name} gets no more figures: {reason}",
-                file=sys.stderr,
-            )
+            reason = one_line(f"{type(error).__name__}: {error}")
+            say(f"bert: warning: {name} gets no more figures: {reason}")
 
     attempt(lambda: working.append(make()))
     return lambda kind, values: attempt(
         lambda: [sink(kind, values) for sink in working]
     )
+
+
+def on_thread(make: Callable[[], MetricSink]) -> MetricSink:
+    """A sink that is made, and takes its figures, on a thread: one may ask a server first, for which
+    a run on the clock must not wait. After the summary all of it is done.
+    """
+    executor = ThreadPoolExecutor(1, thread_name_prefix="metrics")
+    made = executor.submit(make)
+
+    def write(kind: str, values: Mapping[str, Any]) -> None:
+        executor.submit(lambda: made.result()(kind, values))
+        if kind == "summary":
+            executor.shutdown()
+
+    return write
 
 
 def metric_sinks(
@@ -203,11 +201,11 @@ def metric_sinks(
     """The sinks of rank 0. first_step: step from which it resumes, else 0."""
     if run.run_dir is None:
         return []
-    path = run.run_dir / f"metrics_{run.trial}.jsonl"
+    path = run.file("metrics_{}.jsonl")
     sinks = [guarded(path.name, lambda: metrics_file(path, first_step))]
     if config.metrics:
         make = partial(SINKS[config.metrics].make, run, first_step)
-        sinks.append(guarded(config.metrics, make))
+        sinks.append(on_thread(partial(guarded, config.metrics, make)))
     return sinks
 
 
@@ -245,9 +243,7 @@ class Progress:
         self.skips_overflows = skips_overflows
         self.first_step, self.resumed_samples = done, samples
         self.local_samples = torch.zeros((), dtype=torch.int64, device=world.device)
-        self.started = self.span_started = time.monotonic()
-        self.paused_seconds = self.span_paused_seconds = 0.0
-        self.span_samples, self.span_first_step, self.span_steps = samples, done, 0
+        self.started, self.paused_seconds = time.monotonic(), 0.0
         self.names: tuple[str, ...] = ()
         # Losses by name, then gradient norms.
         self.totals = torch.zeros(0, device=world.device)
@@ -255,7 +251,7 @@ class Progress:
         self.last_loss: float | None = None  # of the last report
         self.operations = operations
         self.peak = peak_flops(world.device) if world.device.type == "cuda" else 0.0
-        self.span_operations = 0.0
+        self._begin_span(done, samples, self.started)
         if span:
             self.names, self.span_steps = tuple(span["names"]), span["steps"]
             self.totals = torch.tensor(span["totals"], device=world.device)
@@ -274,8 +270,7 @@ class Progress:
         # Added up on the device; only a report reads them.
         self.totals += torch.stack([*result.losses, norm])
         self.span_steps += 1
-        # Lengths on the device, as DALI brings them, would have to be waited for.
-        if self.peak and not any(batch.cu_seqlens.is_cuda for batch in batches):
+        if self.peak:
             self.span_operations += sum(map(self.operations, batches))
         self.local_samples += result.finite * sum(
             batch.num_sequences for batch in batches
@@ -343,7 +338,7 @@ class Progress:
             whole = f"{start} ({parts}){end}"
             # The losses by name are in the metrics, too.
             line = whole if len(whole) <= WIDTH else start + end
-            print(line, file=sys.stderr)
+            say(line)
         # A mean over all ranks, so that all of them raise, and none waits for another.
         if not math.isfinite(loss):
             raise TrainingError(

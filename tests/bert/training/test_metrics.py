@@ -6,16 +6,19 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 from bert.core import rundir
 from bert.core.dist import DistConfig, World
 from bert.model.bert import Losses
-from bert.model.flops import peak_of
+from bert.model.config import BertConfig
+from bert.model.flops import model_flops, peak_of
 from bert.training import metrics
 from bert.training.metrics import Progress
 from bert.training.step import StepResult
@@ -106,12 +109,7 @@ def test_a_report_has_the_means_since_the_last_one(clock):
         second["nsp_loss"],
         second["grad_norm"],
         second["samples"],
-    ) == (
-        7.0,
-        0.25,
-        1.0,
-        24,
-    )
+    ) == (7.0, 0.25, 1.0, 24)
 
 
 def test_an_overflow_counts_for_neither_the_gradient_norm_nor_the_samples(clock):
@@ -309,6 +307,22 @@ def test_a_sink_that_cannot_be_made_warns_once_too(tmp_path, capfd):
     )
 
 
+def test_a_run_waits_for_no_server_and_all_figures_arrive_in_order():
+    asked, told = threading.Event(), []
+
+    def slow():
+        asked.wait(60)
+        return lambda kind, values: told.append((kind, values))
+
+    sink = metrics.on_thread(slow)
+    for step in range(3):
+        sink("train", step)  # would hang
+    assert told == []
+    asked.set()
+    sink("summary", 9)
+    assert told == [("train", 0), ("train", 1), ("train", 2), ("summary", 9)]
+
+
 def test_what_cannot_be_written_is_refused_in_one_line(monkeypatch):
     config, here = (
         metrics.MetricsConfig(metrics="tensorboard"),
@@ -362,8 +376,7 @@ def test_a_report_on_a_gpu_has_norm_mfu_and_memory_in_100_columns(
 ):
     run = _progress(_Seen(), last=last, operations=lambda batch: 1e14, done=last - 2)
     run.peak = 1e15
-    sent = SimpleNamespace(is_cuda=False)
-    batches = [SimpleNamespace(num_sequences=8192, cu_seqlens=sent)] * 2
+    batches = [SimpleNamespace(num_sequences=8192)] * 2
     figures = {"memory_gb": 61.2, "reserved_gb": 68.4}
     monkeypatch.setattr(
         run, "_device_figures", lambda rate: figures | {"mfu": rate / run.peak}
@@ -395,6 +408,19 @@ def test_a_report_after_a_resumption_averages_what_the_undisturbed_run_does(cloc
     ((_, parts),) = after.told
     for name in ("loss", "mlm_loss", "grad_norm"):
         assert parts[name] == whole[name]
+
+
+def test_operations_are_counted_without_the_device_and_in_fp8_by_its_own_peak(
+    make_records, batch_of
+):
+    config = BertConfig(hidden_size=96, num_attention_heads=4, intermediate_size=384)
+    batch = batch_of(make_records(5, packed=False), np.arange(5))
+    lengths = batch.cu_seqlens.diff().tolist()
+    assert batch.num_pairs == sum(length**2 for length in lengths)
+    plain = model_flops(config, batch)
+    assert model_flops(config, batch.to(torch.device("meta"))) == plain
+    halved = 24 * (3 * 96**2 + 2 * 96 * 384) * sum(lengths)  # of 2 a multiply-add
+    assert model_flops(config, batch, in_fp8=True) == plain - 3 * halved
 
 
 def test_the_peaks_of_gpus_are_those_of_the_acceptance_test():
