@@ -171,6 +171,10 @@ class FinetuneConfig(Hardware):
         """Raises ConfigError for contradictory settings."""
         self.dist.check()
         self.checkpoint.check()
+        if self.checkpoint.best:
+            raise ConfigError(
+                "CHECKPOINT_BEST=1 keeps a checkpoint of pretraining: unset it to fine-tune"
+            )
         self.observers.check(self.run)
         if self.graph.cuda_graph:
             raise ConfigError(

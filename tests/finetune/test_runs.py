@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from bert import optim
 from bert.core.claim import Claim
 from bert.data.tokens import WordPiece
 from bert.training.loop import StepCounter
@@ -517,6 +518,31 @@ def test_wrong_settings_stop_with_one_line(
     assert re.search(message, last), last
     reason = (tmp_path / f"error_{settings.get('TRIAL', 0)}.txt").read_text().strip()
     assert last == f"finetune: error: {reason}"
+
+
+def test_the_best_of_pretraining_is_refused_and_a_part_from_outside_trains(
+    squad_environment, tmp_path, monkeypatch, capfd
+):
+    given = squad_environment | {"RUN_DIR": str(tmp_path / "run"), "EPOCHS": "0.1"}
+    best = {"CHECKPOINT_BEST": "1", "CHECKPOINT_DIR": str(tmp_path / "c")}
+    assert run(given | best) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert "CHECKPOINT_BEST=1 keeps a checkpoint of pretraining: unset it" in line
+    (tmp_path / "outside.py").write_text(
+        "from bert import optim\n"
+        "class Still(optim.rules.Rule):\n"
+        "    stateless = True\n"
+        "    def step(self, gradients, update):\n"
+        "        self.count_step(update.apply_update)\n"
+        'optim.RULES["still"] = (Still, "")\n'
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert run(given | {"OPTIMIZER": "still"}) == 2
+    assert "OPTIMIZER='still': expected one of" in capfd.readouterr().err
+    monkeypatch.setitem(optim.RULES, "still", ())  # gone after the test
+    assert run(given | {"OPTIMIZER": "still", "EXTENSION": "outside"}) == 0
+    identity = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert identity["optim"]["optimizer"] == "still"
 
 
 @pytest.mark.parametrize(("name", "message"), [

@@ -1,7 +1,6 @@
 """A run's own checkpoints: saved on a thread, whole or not at all, listed, and read."""
 
 import re
-import sys
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from torch import Tensor
 from bert.checkpoint import deepspeed_files, huggingface, sharded, sums
 from common.env import ConfigError, env
 from common.files import damage
+from common.process import one_line, say
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,37 +22,34 @@ class CheckpointConfig:
     init_checkpoint: Path | None = env(
         "INIT_CHECKPOINT",
         None,
-        doc="initial weights: .pt, .safetensors, folder of step_*, a model of the Hub, or a checkpoint of DeepSpeed's",
+        "initial weights: .pt, .safetensors, folder of step_*, a model of the Hub, or a checkpoint of DeepSpeed's",
     )
     init_optimizer: bool = env(
         "INIT_OPTIMIZER",
         False,
-        doc="1: also take the optimizer's moments from INIT_CHECKPOINT; steps count from 0",
+        "1: also take the optimizer's moments from INIT_CHECKPOINT; steps count from 0",
     )
     directory: Path | None = env(
-        "CHECKPOINT_DIR", None, doc="folder of checkpoints to resume from; unset: none"
+        "CHECKPOINT_DIR", None, "folder of checkpoints to resume from; unset: none"
     )
     every_steps: int = env(
-        "CHECKPOINT_EVERY_STEPS",
-        0,
-        at_least=0,
-        doc="steps between checkpoints; 0: none",
+        "CHECKPOINT_EVERY_STEPS", 0, "steps between checkpoints; 0: none", at_least=0
     )
     shards: bool = env(
         "CHECKPOINT_SHARDS",
         False,
-        doc="1: each rank writes its part, to a shared folder; with SHARD_OPTIMIZER=1 or ENGINE=deepspeed",
+        "1: each rank writes its part, to a shared folder; with SHARD_OPTIMIZER=1 or ENGINE=deepspeed",
     )
-    keep: int = env("CHECKPOINT_KEEP", 2, at_least=1, doc="newest checkpoints to keep")
+    keep: int = env("CHECKPOINT_KEEP", 2, "newest checkpoints to keep", at_least=1)
     best: bool = env(
         "CHECKPOINT_BEST",
         False,
-        doc="1: also keep that of the highest accuracy, in CHECKPOINT_DIR/best",
+        "1: also keep that of the highest accuracy, in CHECKPOINT_DIR/best",
     )
     resume: bool = env(
         "RESUME",
         False,
-        doc="1: resume from the newest checkpoint in CHECKPOINT_DIR, if there is one",
+        "1: resume from the newest checkpoint in CHECKPOINT_DIR, if there is one",
     )
 
     def __post_init__(self) -> None:
@@ -158,6 +155,10 @@ class Writer:
         )
         self._thread.start()
 
+    @property
+    def is_writing(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
     def wait(self) -> None:
         """Waits until the last checkpoint is written, or has failed."""
         if self._thread is not None:
@@ -209,11 +210,8 @@ class Writer:
         if error is None or not says:
             return
         failed = f"the checkpoint of step {step} cannot be written to {self.config.directory}"
-        reason = " ".join(str(error).split())
-        print(
-            f"bert: warning: {failed}: {reason}; training continues to the next",
-            file=sys.stderr,
-        )
+        reason = one_line(error)
+        say(f"bert: warning: {failed}: {reason}; training continues to the next")
 
 
 def saved_checkpoints(directory: Path) -> list[Path]:
@@ -263,16 +261,26 @@ def load_newest(
     without RESUME=1, not the run's own.
     """
     directory = config.directory
-    checkpoints = saved_checkpoints(directory) if directory is not None else []
+    checkpoints = sharded.complete(directory) if directory is not None else []
     if not checkpoints:
         return None
     if not config.resume and not is_own:
-        raise foreign(step_path(checkpoints[-1]))
+        raise foreign(checkpoints[-1])
+    return load(checkpoints[-1])
+
+
+def load(path: Path, rank: int = 0, size: int = 1) -> dict[str, Any]:
+    """A checkpoint as it was written, of whose shards each of ``size`` ranks compares some. Raises
+    ConfigError for a damaged one.
+    """
+    file = path / sharded.INDEX if path.is_dir() else path
     try:
-        check_checkpoint(checkpoints[-1])
-        return read_checkpoint(checkpoints[-1])
+        check_checkpoint(file, rank, size)
+        return read_checkpoint(file)
+    except ConfigError:
+        raise
     except Exception as error:
-        raise damaged(step_path(checkpoints[-1]), error) from None
+        raise damaged(path, error) from None
 
 
 def foreign(path: Path, can_resume: bool = True) -> ConfigError:

@@ -33,10 +33,7 @@ _RENAMES = [
     ("LayerNorm.beta", "LayerNorm.bias"),
 ]
 # In a foreign state dict.
-_TIED = {
-    "cls.predictions.decoder.weight": WORDS,
-    "cls.predictions.decoder.bias": BIAS,
-}
+_TIED = {"cls.predictions.decoder.weight": WORDS, "cls.predictions.decoder.bias": BIAS}
 # Buffers of indices, which older versions of transformers saved along.
 _NO_WEIGHTS = ("bert.embeddings.position_ids", "bert.embeddings.token_type_ids")
 _BARE = ("embeddings.", "encoder.", "pooler.")  # of an encoder saved by itself

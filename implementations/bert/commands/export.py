@@ -1,7 +1,6 @@
 """``python -m bert export``."""
 
 import argparse
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from bert.commands import weights as trained
 from bert.kernels import KernelsConfig, bind_kernels
 from bert.model.bert import BertForPreTraining
 from common.env import ConfigError
+from common.process import say
 
 
 def export(
@@ -91,14 +91,9 @@ def _report(folder: Path, source: trained.Trained) -> None:
     """Says on stderr what was exported, and what its readers have to know."""
     if source.shape.layer_norm_large_model:
         cure = "load it as INIT_CHECKPOINT"
-        print(f"bert export: {folder}: {huggingface.PRE_LN}: {cure}", file=sys.stderr)
+        say(f"bert export: {folder}: {huggingface.PRE_LN}: {cure}")
     after = f", after {source.steps:,} steps" if source.steps is not None else ""
-    print(
-        f"{folder}: {source.path}{after}; GELU in its {source.shape.gelu_form} form",
-        file=sys.stderr,
-    )
+    say(f"{folder}: {source.path}{after}; GELU in its {source.shape.gelu_form} form")
     if not source.shape.next_sentence:
         cure = "AutoModel.from_pretrained(..., add_pooling_layer=False)"
-        print(
-            f"bert export: {folder}: NSP=0 trained no pooler: {cure}", file=sys.stderr
-        )
+        say(f"bert export: {folder}: NSP=0 trained no pooler: {cure}")

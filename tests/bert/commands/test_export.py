@@ -239,10 +239,7 @@ def test_an_export_that_was_killed_is_done_again_and_leaves_nothing_of_the_first
     left = tmp_path / "killed"
     left.mkdir()
     # Ours, and safetensors' own.
-    for name in (
-        ".model.safetensors.partial",
-        ".tmpAbCdEf",
-    ):
+    for name in (".model.safetensors.partial", ".tmpAbCdEf"):
         (left / name).write_bytes(b"half")
     assert main(["export", str(folder), "-o", str(left)], {}) == 0
     names = {path.name for path in left.iterdir()}
