@@ -140,6 +140,8 @@ class PretrainingBatch(Batch):
     masked_labels: Tensor = padded("masked", IGNORE)
     next_sentence_labels: Tensor = padded("sequences", IGNORE)
     num_masked: int
+    # Of tokens of one sequence: attention's work, known without asking the device.
+    num_pairs: int = 0
 
 
 def make_batch(
@@ -200,6 +202,7 @@ def gather_batch(
         max_seqlen=max_seqlen,
         num_tokens=num_tokens,
         num_sequences=len(sequences),
+        num_pairs=int((np.diff(heads[_START]) ** 2).sum()),
         num_masked=num_masked,
     )
 
@@ -305,14 +308,7 @@ _INTO_BATCH = _INT64, _HEADS, array("int32", ndim=2), array("int32"), _INT64
     (_NARROW, _NARROW, _NARROW, *_INTO_BATCH), (_WIDE, _NARROW, _WIDE, *_INTO_BATCH)
 )
 def _copy_sequences(  # type: ignore[no-untyped-def]
-    input_ids,
-    positions,
-    labels,
-    where,
-    heads,
-    tokens,
-    masked_positions,
-    masked_labels,
+    input_ids, positions, labels, where, heads, tokens, masked_positions, masked_labels
 ):
     """Copies one source's sequences to columns ``where`` of the batch; returns the smallest and
     largest token id.

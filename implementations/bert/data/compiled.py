@@ -4,20 +4,20 @@ Without numba the same functions are interpreted, with the same results and a wa
 """
 
 import hashlib
-import sys
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+
+from common.process import say
 
 numba: Any
 try:
     import numba
 except ImportError as error:  # absent, or for another NumPy
     numba = None
-    print(
-        f"bert: warning: data loading runs slower, interpreted: {error}; pip install numba",
-        file=sys.stderr,
+    say(
+        f"bert: warning: data loading runs slower, interpreted: {error}; pip install numba"
     )
 
 Function = Callable[..., Any]
@@ -59,10 +59,7 @@ compiled = compiled_for()  # compiles at the first call, for its argument types
 def is_first(function: Function) -> bool:
     """Whether the function has to be compiled, not read from disk; announces the wait if so."""
     if first := not is_cached(function):
-        print(
-            "compiling; this is done on the first run only, and can take a minute",
-            file=sys.stderr,
-        )
+        say("compiling; this is done on the first run only, and can take a minute")
     return first
 
 

@@ -7,8 +7,6 @@ sample a micro-batch, an input a tensor field of the batch. Without a GPU the pi
 CPU.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.util
 from collections import deque

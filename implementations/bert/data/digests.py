@@ -7,66 +7,50 @@ feeding hashlib a sequence in pieces takes longer than hashing it.
 import hashlib
 import itertools
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from .compiled import compiled
-
-Array = npt.NDArray[Any]
+from .records import Array, Records
 
 HASH_BYTES = 16
 _HEAD = 4  # numbers before the tokens of a sequence
 _AT_ONCE = 4096  # sequences laid out at a time
 
 
-def sum_of_hashes(
-    heads: Array,
-    input_ids: Array,
-    positions: Array,
-    labels: Array,
-    offsets: Array,
-    masked_offsets: Array,
-) -> int:
+def sum_of_hashes(records: Records) -> int:
     """Sum modulo 2^128 of the hash of each sequence: its head, tokens, masked positions and labels.
 
-    heads: int16 (N, 4). The others, contiguous, are those of Records; all are hashed as 16-bit
-    numbers, low byte first. In a sequence with an id beyond 16 bits all ids are hashed as 32-bit
-    numbers, low half first, so that the digest does not depend on how wide a file stores them.
+    All are hashed as 16-bit numbers, low byte first. In a sequence with an id beyond 16 bits all
+    ids are hashed as 32-bit numbers, low half first, so that the digest does not depend on how wide
+    a file stores them.
 
     Raises:
         ValueError: offsets that fall, or reach beyond the arrays; compiled code does not check
         bounds.
     """
-    _check_offsets(input_ids, positions, labels, offsets, masked_offsets)
-    lengths, counts = np.diff(offsets), np.diff(masked_offsets)
+    _check_offsets(records)
+    lengths, counts = records.sequence_lengths, np.diff(records.masked_lm_offsets)
+    columns = lengths, counts, records.segment_b_start, records.next_sentence_labels
+    heads = np.stack(columns, axis=1).astype(np.int16)
     input_ids, labels = (
-        ids if ids.itemsize == 2 else np.ascontiguousarray(ids, np.int32)
-        for ids in (input_ids, labels)
+        np.ascontiguousarray(ids, np.int16 if ids.itemsize == 2 else np.int32)
+        for ids in (records.input_ids, records.masked_lm_ids)
     )
+    flat = input_ids, np.ascontiguousarray(records.masked_lm_positions), labels
     width = max(input_ids.itemsize, labels.itemsize) // 2  # 16-bit numbers of an id
     total = 0
     for begin in range(0, len(heads), _AT_ONCE):
         end = min(begin + _AT_ONCE, len(heads))
         some, bounds = slice(begin, end), slice(begin, end + 1)
-        most = (
-            _HEAD * (end - begin)
-            + width * lengths[some].sum()
-            + (1 + width) * counts[some].sum()
-        )
-        messages = np.empty(int(most), np.int16)
+        ids = width * lengths[some].sum() + (1 + width) * counts[some].sum()
+        messages = np.empty(int(_HEAD * (end - begin) + ids), np.int16)
         message_ends = np.zeros(end - begin + 1, np.int64)
-        _lay_out(
-            heads[some],
-            input_ids,
-            positions,
-            labels,
-            offsets[bounds],
-            masked_offsets[bounds],
-            messages,
-            message_ends,
+        offsets = (
+            np.ascontiguousarray(each[bounds])
+            for each in (records.sequence_offsets, records.masked_lm_offsets)
         )
+        _lay_out(heads[some], *flat, *offsets, messages, message_ends)
         data = messages.data.cast("B")
         # hashlib in C, a call a sequence, on slices that are not copied.
         for begin_of, end_of in itertools.pairwise(message_ends.tolist()):
@@ -76,21 +60,14 @@ def sum_of_hashes(
     return total % (1 << 128)
 
 
-def _check_offsets(
-    input_ids: Array,
-    positions: Array,
-    labels: Array,
-    offsets: Array,
-    masked_offsets: Array,
-) -> None:
+def _check_offsets(records: Records) -> None:
     """Before compiled code, which would read beyond the arrays."""
-    ends = (
-        (offsets, len(input_ids)),
-        (masked_offsets, len(positions)),
-        (masked_offsets, len(labels)),
-    )
-    for bounds, end in ends:
-        if (np.diff(bounds) < 0).any() or bounds[0] < 0 or bounds[-1] > end:
+    for bounds, array in (
+        (records.sequence_offsets, records.input_ids),
+        (records.masked_lm_offsets, records.masked_lm_positions),
+        (records.masked_lm_offsets, records.masked_lm_ids),
+    ):
+        if (np.diff(bounds) < 0).any() or bounds[0] < 0 or bounds[-1] > len(array):
             raise ValueError("offsets fall or reach beyond the arrays")
 
 

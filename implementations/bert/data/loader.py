@@ -28,63 +28,63 @@ class LoaderConfig:
     """Where the rows come from and how many a rank takes."""
 
     packed: bool = env(
-        "PACKED", False, doc="1: train on DATADIR_PHASE2_PACKED; 0: on DATADIR_PHASE2"
+        "PACKED", False, "1: train on DATADIR_PHASE2_PACKED; 0: on DATADIR_PHASE2"
     )
     datadir: Path | None = env(
-        "DATADIR_PHASE2", None, doc="folder of unpacked record files"
+        "DATADIR_PHASE2", None, "folder of unpacked record files"
     )
     datadir_packed: Path | None = env(
-        "DATADIR_PHASE2_PACKED", None, doc="folder of packed record files"
+        "DATADIR_PHASE2_PACKED", None, "folder of packed record files"
     )
     synthetic: bool = env(
         "SYNTH_DATA",
         False,
-        doc="1: train on synthetic sequences of Wikipedia's lengths, no files",
+        "1: train on synthetic sequences of Wikipedia's lengths, no files",
     )
     batch_size: int = env("BATCHSIZE", at_least=1, doc="rows per GPU in a micro-batch")
     gradient_steps: int = env(
-        "GRADIENT_STEPS", 1, at_least=1, doc="micro-batches in a step"
+        "GRADIENT_STEPS", 1, "micro-batches in a step", at_least=1
     )
     packing_factor: int = env(
         "PACKING_FACTOR",
         1,
+        "sequences a row counts for: 2 for packed Wikipedia",
         at_least=1,
-        doc="sequences a row counts for: 2 for packed Wikipedia",
     )
     max_seq_length: int = env(
-        "MAX_SEQ_LENGTH", 512, at_least=8, doc="tokens of a row at most"
+        "MAX_SEQ_LENGTH", 512, "tokens of a row at most", at_least=8
     )
     batching: str = env(
         "BATCHING",
         "rows",
+        "rows of the files, or a number from each bin of lengths",
         choices=("rows", "bins"),
-        doc="rows of the files, or a number from each bin of lengths",
     )
     max_sequences_per_row: int = env(
-        "MAX_SEQUENCES_PER_ROW", 3, at_least=1, doc="sequences of a packed row at most"
+        "MAX_SEQUENCES_PER_ROW", 3, "sequences of a packed row at most", at_least=1
     )
     bin_counts: str = env(
         "BIN_COUNTS",
         "",
-        doc="BATCHING=bins: sequences of each bin in a micro-batch, as 6:3:2:5",
+        "BATCHING=bins: sequences of each bin in a micro-batch, as 6:3:2:5",
     )
     exchange_group: int = env(
         "EXCHANGE_GROUP",
         1,
+        "ranks that balance sequence lengths among themselves; 1: off",
         at_least=1,
-        doc="ranks that balance sequence lengths among themselves; 1: off",
     )
     masking: str = env(
         "MASKING",
         "static",
+        "masks of the records, or new ones per epoch (open division)",
         choices=("static", "dynamic"),
-        doc="masks of the records, or new ones per epoch (open division)",
     )
     loader: str = env(
         "DATA_LOADER",
         "thread",
+        "what brings batches to the GPU: thread or NVIDIA DALI",
         choices=("thread", "dali"),
-        doc="what brings batches to the GPU: thread or NVIDIA DALI",
     )
 
     def __post_init__(self) -> None:

@@ -103,7 +103,6 @@ def _read(file: Hdf5File) -> tuple[Records, Metadata]:
         sequences = _tables_of_rows(flat)
     else:
         sequences = _tables(flat, file.read("input_mask")[0])
-    _check(sequences)
     max_seq_length = sequences.width
     if not is_table:  # only shards of export_records record the length limit
         max_seq_length = int(file.attributes.get("max_seq_length", sequences.width))
@@ -218,22 +217,11 @@ def _without_padding(flat: Columns, positions_of: Array) -> tuple[Columns, Array
     return flat, masked
 
 
-def _check(sequences: _Sequences) -> None:
-    flat, lengths, masked = sequences.flat, sequences.lengths, sequences.masked
-    agrees = (
-        len(flat["input_ids"]) == len(flat["segment_ids"]) == lengths.sum()
-        and len(flat["masked_lm_positions"])
-        == len(flat["masked_lm_ids"])
-        == masked.sum()
-        and len(flat["next_sentence_labels"]) == len(lengths) == len(masked)
-        and (lengths > 0).all()
-    )
-    if not agrees:
-        raise ValueError("lengths of its datasets do not add up")
-
-
 def _records(sequences: _Sequences) -> Records:
-    flat = sequences.flat
+    flat, lengths = sequences.flat, sequences.lengths
+    # All other sizes are compared for every file (format.py).
+    if not len(flat["segment_ids"]) == lengths.sum() or not (lengths > 0).all():
+        raise ValueError("segment_ids and lengths do not add up")
     sequence_offsets = offsets_of(sequences.lengths)
     dtype = id_dtype(1 + max(int(flat[name].max(initial=0)) for name in IDS))
     segment_b_start = np.zeros(len(sequences.lengths), np.int16)

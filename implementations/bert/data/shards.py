@@ -7,7 +7,6 @@ that is opened, and a file without an entry is opened immediately.
 
 import dataclasses
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -20,6 +19,7 @@ from bert.data.format import atomic_file, open_records, recorded_digest
 from bert.data.hdf5 import open_hdf5
 from bert.data.records import SUFFIXES, DataError, Records
 from common.files import object_of
+from common.process import say
 
 INDEX = "index.json"
 _KIND, _VERSION = "bert-records-index", 1
@@ -59,7 +59,7 @@ def list_shards(folder: Path, variable: str) -> list[Path]:
     if not kept or not left:
         return shards
     used = f"{len(kept)} *_{wanted}_* files are used, {len(left)} *_{other}_* files are not"
-    print(f"bert: {variable}={folder}: {used}", file=sys.stderr)
+    say(f"bert: {variable}={folder}: {used}")
     return kept
 
 
@@ -251,10 +251,7 @@ class Shards:
                 skipped = (
                     f"{path}: {empty} of {total} rows hold no sequence and are skipped"
                 )
-                print(
-                    f"bert: warning: {skipped}; the next row takes the place of each",
-                    file=sys.stderr,
-                )
+                say(f"bert: warning: {skipped}; the next row takes the place of each")
         # Plain arrays on the same memory, as each use of a memmap costs microseconds.
         arrays = {
             field.name: getattr(records, field.name)

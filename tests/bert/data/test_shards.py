@@ -145,11 +145,7 @@ def test_bins_are_the_folders_named_by_length(folder, make_records):
         write_records(folder / length / "part_0.hdf5", make_records(3, False), METADATA)
     assert [
         [path.parent.name for path in files] for files in list_bins(folder, "D")
-    ] == [
-        ["48"],
-        ["128"],
-        ["256"],
-    ]
+    ] == [["48"], ["128"], ["256"]]
     with pytest.raises(DataError, match="no bins"):
         list_bins(folder / "128", "DATADIR_PHASE2")
 
