@@ -8,8 +8,6 @@ Exit status: 0 the target was reached, 1 the run crashed, 2 bad input, 3 the run
 target.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys

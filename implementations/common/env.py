@@ -5,8 +5,8 @@ A component declares its settings once, in a frozen keyword-only dataclass::
 
     @dataclass(frozen=True, kw_only=True)
     class ScheduleConfig:
-        lr: float = env("LR", above=0)                          # required
-        max_steps: int = env("MAX_STEPS", 1000, at_least=1)     # with its only default
+        lr: float = env("LR", above=0, doc="base rate")                 # required
+        max_steps: int = env("MAX_STEPS", 1000, "steps", at_least=1)    # with its only default
 
 and ``from_env(ScheduleConfig, os.environ)`` builds it, or stops with one line that names the
 variable, its value and what was expected. This is the only module of the package that reads the
@@ -116,9 +116,11 @@ class Variable:
         ]
 
 
-def env(name: str, default: Any = dataclasses.MISSING, **limits: Any) -> Any:
+def env(
+    name: str, default: Any = dataclasses.MISSING, doc: str = "", **limits: Any
+) -> Any:
     """Declares a dataclass field that is read from the environment variable ``name``; limits: the
-    fields of Variable.
+    other fields of Variable.
 
     Without a default the variable is required. An empty value counts as unset, so that ``export
     SEED=`` means "none".
@@ -126,7 +128,7 @@ def env(name: str, default: Any = dataclasses.MISSING, **limits: Any) -> Any:
     # The variable rides in the field's metadata: one declaration gives its name, type, default,
     # limits and its line in docs/variables.md.
     return dataclasses.field(
-        default=default, metadata={"env": Variable(name=name, **limits)}
+        default=default, metadata={"env": Variable(name=name, doc=doc, **limits)}
     )
 
 

@@ -13,6 +13,16 @@ from typing import NoReturn
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
+def say(text: str) -> None:
+    """A line on stderr, at once."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def one_line(error: object) -> str:
+    """The text of an error, however long, in a line."""
+    return " ".join(str(error).split())[:300]
+
+
 def hard_exit(status: int) -> NoReturn:
     """Ends this process without exit handlers.
 

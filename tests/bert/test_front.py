@@ -166,10 +166,7 @@ def test_fine_tuning_takes_its_own_settings_and_the_rules_of_the_learning_rate(c
             ["--nexp", "3"],
             "--nexp: NEXP is read only by the launch scripts: export it for them",
         ),
-        (
-            ["--certify-flip", "3"],
-            "CERTIFY_FLIP is not read here: remove it",
-        ),
+        (["--certify-flip", "3"], "CERTIFY_FLIP is not read here: remove it"),
     ],
 )
 def test_an_unknown_setting_stops_with_one_line(program, words, message, capsys):
@@ -204,11 +201,7 @@ def test_a_setting_of_certify_is_read_by_the_start_test_alone(program, capsys):
         ("bert", ["evalute", "x"], "evalute: did you mean evaluate?"),
         ("finetune", ["seed", "x"], "seed: did you mean seeds?"),
         ("bert", ["--epochs", "2"], "EPOCHS is not read here: remove it"),
-        (
-            "finetune",
-            ["--evaldir", "2"],
-            "EVALDIR is not read here: remove it",
-        ),
+        ("finetune", ["--evaldir", "2"], "EVALDIR is not read here: remove it"),
     ],
 )
 def test_a_setting_of_another_program_stops_with_one_line(

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import sys
 import threading
 import time
 import uuid
@@ -20,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from common.env import ConfigError
+from common.files import text_of
+from common.process import say
 
 BEAT_SECONDS = 5.0
 SILENT_BEATS = 4  # without a beat for so long the writer is dead
@@ -167,16 +168,9 @@ def _start(pid: int) -> str:
     """Start of a process in ticks since boot; empty if there is none, or it is dead but not waited
     for.
     """
-    with suppress(OSError):
-        fields = (
-            Path(f"/proc/{pid}/stat")
-            .read_text(encoding="utf-8")
-            .rpartition(")")[2]
-            .split()
-        )
-        # The state (zombie, dead) and field 22, the start: pid and name are cut off.
-        return "" if fields[0] in "ZX" else fields[19]
-    return ""
+    # The state (zombie, dead) and field 22, the start: pid and name are cut off.
+    fields = text_of(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
+    return "" if not fields or fields[0] in "ZX" else fields[19]
 
 
 def _read(path: Path) -> bytes:
@@ -210,7 +204,7 @@ def _lives(path: Path, content: bytes) -> bool:
         return bool(_start(maker["pid"])) and _start(maker["pid"]) == maker["start"]
     seconds = BEAT_SECONDS * SILENT_BEATS
     waits = f"bert: {path.parent} is claimed by {_who(maker)}: is it alive? up to {seconds:.0f} s"
-    print(waits, file=sys.stderr)
+    say(waits)
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         time.sleep(BEAT_SECONDS / 10)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.env import ConfigError, env, from_env
+from common.process import one_line
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +20,7 @@ class ExtensionConfig:
     module: str = env(
         "EXTENSION",
         "",
-        doc="module on PYTHONPATH that registers parts of its own (open division, docs/train.md)",
+        "module on PYTHONPATH that registers parts of its own (open division, docs/train.md)",
     )
 
     @property
@@ -39,7 +40,7 @@ def load(environ: Mapping[str, str]) -> None:
     try:
         importlib.import_module(name)
     except Exception as error:  # of whatever the module does
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        reason = one_line(f"{type(error).__name__}: {error}")
         cure = "give a module that is on PYTHONPATH"
         raise ConfigError(f"EXTENSION={name}: {reason}: {cure}") from error
 

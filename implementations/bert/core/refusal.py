@@ -1,10 +1,10 @@
 """A wrong command line, told before PyTorch is imported."""
 
-import sys
 from collections.abc import Mapping
 from contextlib import suppress
 
 from common.env import ConfigError, from_env
+from common.process import say
 
 
 def refuse(program: str, error: ConfigError, environ: Mapping[str, str]) -> int:
@@ -16,5 +16,5 @@ def refuse(program: str, error: ConfigError, environ: Mapping[str, str]) -> int:
             return rundir.fail(
                 from_env(rundir.RunConfig, environ), program, str(error), 2
             )
-    print(f"{program}: error: {error}", file=sys.stderr)
+    say(f"{program}: error: {error}")
     return 2

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import json
-import sys
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from bert.core.claim import Claim, OccupiedError
 from bert.core.dist import HangError
 from common.env import ConfigError, env, settings
 from common.files import NoSpaceError, is_full, no_space, object_of, write_json
+from common.process import say
 
 OWNER = ".owner.json"  # in a folder of checkpoints: whose it is
 
@@ -52,19 +52,21 @@ class RunConfig:
     """Where a run's files go. The launch scripts set them."""
 
     run_dir: Path | None = env(
-        "RUN_DIR", None, doc="folder of this run's files; unset: none are written"
+        "RUN_DIR", None, "folder of this run's files; unset: none are written"
     )
     trial: int = env(
-        "TRIAL",
-        0,
-        at_least=0,
-        doc="number of this run in its folder: result_<TRIAL>.txt",
+        "TRIAL", 0, "number of this run in its folder: result_<TRIAL>.txt", at_least=0
     )
     log_dir: Path | None = env(
         "LOGDIR",
         None,
-        doc="parent folder of the run folders; digests of data are kept there",
+        "parent folder of the run folders; digests of data are kept there",
     )
+
+    def file(self, name: str) -> Path:
+        """A file of the trial, whose number takes the place of {}; only with RUN_DIR."""
+        assert self.run_dir is not None
+        return self.run_dir / name.format(self.trial)
 
     @property
     def owner(self) -> dict[str, Any]:
@@ -195,26 +197,25 @@ def begin(config: RunConfig) -> None:
 
 
 def _may_write(config: RunConfig) -> bool:
-    """Whether an error may be left beside a trial's files: not beside those of an earlier process,
-    which it would seem to be of.
+    """Whether an error may be left in the folder: not beside logs of an earlier process, which it
+    would seem to be of, or of another run.
     """
     folder = config.run_dir
-    has_log = folder is not None and (folder / f"result_{config.trial}.txt").exists()
-    return folder is not None and (config in _begun or not has_log)
+    return folder is not None and (
+        config in _begun or not any(folder.glob("result_*.txt"))
+    )
 
 
 def write_error(config: RunConfig, reason: str) -> None:
     """Leaves the reason of a failure for the launcher; the first reason is kept."""
     if not _may_write(config):
         return
-    assert config.run_dir is not None
+    path = config.file("error_{}.txt")
     try:
-        config.run_dir.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         # Created, never overwritten: the first rank to fail knows the cause, those after it only
         # that a peer is gone.
-        with open(
-            config.run_dir / f"error_{config.trial}.txt", "x", encoding="utf-8"
-        ) as file:
+        with path.open("x", encoding="utf-8") as file:
             file.write(reason + "\n")
     except OSError:
         pass  # The reason is on stderr as well; a full disk must not hide it behind a second error.
@@ -226,7 +227,7 @@ def fail(config: RunConfig, program: str, reason: str, status: int) -> int:
     """
     reason = " ".join(reason.split())
     write_error(config, reason)
-    print(f"{program}: error: {reason}", file=sys.stderr)
+    say(f"{program}: error: {reason}")
     return status
 
 
@@ -239,13 +240,10 @@ def failed(config: RunConfig, program: str, error: Exception) -> int:
     if isinstance(error, OccupiedError):
         config = RunConfig()  # not into RUN_DIR, which may be another's
     if isinstance(error, HangError) and _may_write(config):
-        assert config.run_dir is not None
-        told = config.run_dir / f"hang_{config.trial}.txt"
+        told = config.file("hang_{}.txt")
         # Of all ranks one list is enough.
-        with contextlib.suppress(OSError), open(told, "x", encoding="utf-8") as file:
-            file.writelines(
-                [f"{error}\n", *(f"rank {rank}\n" for rank in error.absent)]
-            )
+        with contextlib.suppress(OSError), told.open("x", encoding="utf-8") as file:
+            file.writelines([f"{error}\n", *map("rank {}\n".format, error.absent)])
     if status := getattr(error, "exit_status", 0):
         return fail(config, program, str(error), status)
     if is_full(error):

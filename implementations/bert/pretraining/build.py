@@ -4,7 +4,6 @@ rules allow no look at the data set before run_start.
 """
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -31,6 +30,7 @@ from bert.training.debug import ProfiledStep, RecordedStep
 from bert.training.evaluate import EvaluationGraph, warm_up
 from bert.training.graph import capture_or_warm_up, graph_capacity, static_batch
 from bert.training.step import Step, TrainingStep, build_step
+from common.process import say
 
 
 def resolve_kernels(config: PretrainingConfig, world: World) -> PretrainingConfig:
@@ -39,7 +39,7 @@ def resolve_kernels(config: PretrainingConfig, world: World) -> PretrainingConfi
         config.model, config.numerics.dtype, config.uses_graph, world
     )
     if world.is_main and world.device.type == "cuda":
-        print(f"attention: {words}", file=sys.stderr)
+        say(f"attention: {words}")
     return replace(config, kernels=kernels)
 
 
@@ -81,7 +81,7 @@ def build(
         checksum = checksum_of(dict(model.named_parameters()))
     if world.is_main and any(loaded):
         path = config.checkpoint.init_checkpoint
-        print(f"weights of {path}: {loaded}", file=sys.stderr)
+        say(f"weights of {path}: {loaded}")
     if recomputation := config.recomputation(uses_graph=config.uses_graph):
         model.recompute(recomputation)
     step: Trainer
@@ -141,10 +141,7 @@ def _deepspeed_step(
 
 
 def prepare(
-    config: PretrainingConfig,
-    model: BertForPreTraining,
-    step: Trainer,
-    world: World,
+    config: PretrainingConfig, model: BertForPreTraining, step: Trainer, world: World
 ) -> tuple[TrainingStep, EvaluationGraph | None]:
     """Before the clock: compiles and records what the first step and evaluation would otherwise
     wait for.
@@ -168,11 +165,9 @@ def prepare(
             # Each shard of the weights may lie with another rank.
             with step.gathered():
                 warm_up(config.evaluate, length, model, world.device)
-    folder, trial = config.run.run_dir, config.run.trial
     if config.capture.capture:
-        assert folder is not None
         take_step = RecordedStep(
-            folder / f"capture_{trial}",
+            config.run.file("capture_{}"),
             world.rank,
             model,
             take_step,
@@ -180,10 +175,8 @@ def prepare(
         )
     # One rank's trace is enough, and its files are large.
     if config.profile.span is not None and world.is_main:
-        assert folder is not None
-        take_step = ProfiledStep(
-            config.profile.span, folder / f"trace_{trial}.json", take_step
-        )
+        trace = config.run.file("trace_{}.json")
+        take_step = ProfiledStep(config.profile.span, trace, take_step)
     return take_step, graph
 
 

@@ -105,7 +105,7 @@ def _hours(config: PretrainingConfig, saved: dict[str, Any] | None) -> str:
     """Hours of the remaining steps at the rate that the run in RUN_DIR had last."""
     text, folder = "", config.run.run_dir
     if folder is not None:
-        text = text_of(folder / f"metrics_{config.run.trial}.jsonl")
+        text = text_of(config.run.file("metrics_{}.jsonl"))
     lines = map(json.loads, text.splitlines())
     rates = [line["sequences_per_second"] for line in lines if line["kind"] == "train"]
     if not rates:

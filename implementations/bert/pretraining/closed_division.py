@@ -8,7 +8,6 @@ gradients are clipped before or after the all-reduce.
 """
 
 import hashlib
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -28,24 +27,13 @@ from bert.data.records import DataError
 from bert.data.shards import Shards, list_shards
 from bert.model.config import BertConfig
 from bert.pretraining.config import PretrainingConfig
-from bert.pretraining.identity import data_digest
+from bert.pretraining.identity import DEFAULTS, data_digest
 from common.env import ConfigError, settings
 from common.files import object_of
+from common.process import say
 
-# Of bert_config.json; not initializer_range, since all weights come from the checkpoint.
-MODEL_FIELDS = (
-    "vocab_size",
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "intermediate_size",
-    "max_position_embeddings",
-    "type_vocab_size",
-    "hidden_dropout_prob",
-    "attention_probs_dropout_prob",
-    "layer_norm_eps",
-    "layer_norm_large_model",
-)
+# Of bert_config.json, not compared: all weights come from the checkpoint; GELU by its form.
+_OF_NO_RULE = "initializer_range", "hidden_act", "next_sentence"
 # By the variable they fix.
 RULES = {
     "OPTIMIZER": "LAMB is the benchmark's only optimizer (training rules, optimizers)",
@@ -73,16 +61,8 @@ RULES = {
     "INIT_OPTIMIZER": "LAMB's moments start from 0 (reference, optimization.py)",
     "RESUME": "a run is timed from its start, and the log of a resumed one leaves out the time trained before",
 }
-# Allowed values; ``violations`` adds those that depend on other settings.
-KEPT: dict[str, tuple[Any, ...]] = {
-    "OPTIMIZER": ("lamb", "apex_lamb"), "LAMB_RATIO": ("decayed",), "MAX_GRAD_NORM": (1.0,),
-    "CLIP": ("before", "after"),
-    "LR_SCHEDULE": ("mlperf",), "END_LR": (0.0,),
-    "TARGET_MLM_ACCURACY": (0.72,), "NUM_EVAL_EXAMPLES": (10_000,), "MAX_SEQ_LENGTH": (512,), "SEED": (None,),
-    "EMULATE_RANKS": (0,), "EXTENSION": ("",), "SKIP_BATCHES": ("",),
-    "BATCHING": ("rows",), "MASKING": ("static",), "NSP": (True,),
-    **dict.fromkeys(("SYNTH_DATA", "INIT_OPTIMIZER", "RESUME"), (False,)),
-}  # fmt: skip
+# Allowed besides the defaults, which are the benchmark's; ``violations`` adds what depends on others.
+ALSO = {"OPTIMIZER": ("apex_lamb",), "CLIP": ("before",)}
 
 # md5 of the benchmark's files (MLCommons' retired_benchmarks/bert/dataset.md):
 # model.ckpt-28252.index and its data, of tf1_ckpt or tf2_ckpt, and bert_config.json, as
@@ -118,9 +98,8 @@ def violations(config: PretrainingConfig) -> Iterator[str]:
     interval = rule_interval(batch)
     # As the rule has it, or rounded up to whole steps.
     intervals = interval, -(-interval // batch) * batch
-    kept = KEPT | dict.fromkeys(
-        ("EVAL_ITER_SAMPLES", "EVAL_ITER_START_SAMPLES"), intervals
-    )
+    kept = {name: (DEFAULTS[name], *ALSO.get(name, ())) for name in RULES}
+    kept |= dict.fromkeys(("EVAL_ITER_SAMPLES", "EVAL_ITER_START_SAMPLES"), intervals)
     kept |= {
         # NVIDIA's logs count a packed row as 2 sequences (1.999 on average), an unpacked one as 1.
         "PACKING_FACTOR": (2 if data.packed else 1,),
@@ -135,9 +114,9 @@ def violations(config: PretrainingConfig) -> Iterator[str]:
             yield f"{name}={int(value) if isinstance(value, bool) else value} ({rule})"
     # The defaults are BERT-large's, and so the benchmark's.
     reference, model, file = BertConfig(), config.model, config.bert_config_path
-    for name in MODEL_FIELDS:
-        value, fixed = getattr(model, name), getattr(reference, name)
-        if value != fixed:
+    for name, fixed in vars(reference).items():
+        value = getattr(model, name)
+        if value != fixed and name not in _OF_NO_RULE:
             yield f"{name}={value} in {file} (the model is BERT-large: {fixed})"
     # By its form and not its name: "gelu" is tanh in Google's file, erf in Hugging Face's.
     if model.gelu_form != "tanh":
@@ -281,11 +260,7 @@ def starting_point(
     if facts["unproved"]:
         names = ", ".join(name.replace("_", " ") for name in facts["unproved"])
         why = "no files of prepare_data.sh beside them"
-        print(
-            f"bert: warning: {names} not proved to be the benchmark's: {why}",
-            file=sys.stderr,
-            flush=True,
-        )
+        say(f"bert: warning: {names} not proved to be the benchmark's: {why}")
     return facts
 
 

@@ -32,45 +32,45 @@ class PretrainingConfig(ModelFiles, Hardware):
     seed: int | None = env(
         "SEED",
         None,
+        "seed of the run; unset: from the system",
         at_least=0,
         at_most=2**32 - 1,
-        doc="seed of the run; unset: from the system",
     )
     max_samples: int = env(
         "MAX_SAMPLES_TERMINATION",
         0,
+        "limit of training samples; 0: 14,000,000 with a target, or none",
         at_least=0,
-        doc="limit of training samples; 0: 14,000,000 with a target, or none",
     )
     nsp: bool = env(
         "NSP",
         True,
-        doc="0: masked-LM alone, without next-sentence head and pooler (open division)",
+        "0: masked-LM alone, without next-sentence head and pooler (open division)",
     )
     steps_this_run: int = env(
         "STEPS_THIS_RUN",
         0,
+        "steps until this process saves and ends; RESUME=1 continues; 0: all",
         at_least=0,
-        doc="steps until this process saves and ends; RESUME=1 continues; 0: all",
     )
     skip_batches: str = env(
         "SKIP_BATCHES",
         "",
-        doc="batches to leave out, such as 1204,1300-1302, after a loss that is NaN (open division)",
+        "batches to leave out, such as 1204,1300-1302, after a loss that is NaN (open division)",
     )
     log_every_steps: int = env(
-        "LOG_EVERY_STEPS", 100, at_least=1, doc="steps between progress lines on stderr"
+        "LOG_EVERY_STEPS", 100, "steps between progress lines on stderr", at_least=1
     )
     sustained_minutes: float = env(
         "SUSTAINED_TRAINING_TIME",
         0.0,
+        "minutes from run_start to keep training for power meters",
         at_least=0,
-        doc="minutes from run_start to keep training for power meters",
     )
     rehearse: bool = env(
         "REHEARSAL",
         False,
-        doc="1: train the start of a closed run to compare it with published ones (docs/review.md)",
+        "1: train the start of a closed run to compare it with published ones (docs/review.md)",
     )
 
     data: loader.LoaderConfig

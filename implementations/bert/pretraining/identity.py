@@ -4,7 +4,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +54,8 @@ FREE = rundir.OUTPUT | {
 
 
 _WEIGHTS = "bytes of the starting weights"
-# What a run had of a setting that is newer than its checkpoint: a default means "as before".
-_DEFAULTS = {
+# Also what a run had of a setting that is newer than its checkpoint: a default means "as before".
+DEFAULTS = {
     variable.name: field.default for field, variable, _ in variables(PretrainingConfig)
 }
 
@@ -72,19 +72,11 @@ def pick_seed(seed: int | None, saved: dict[str, Any] | None) -> int:
 
 def run_identity(config: PretrainingConfig, seed: int) -> dict[str, Any]:
     """What must not change between a run and its resumption, by variable."""
-    others = ROUNDING.difference(_ROWS) | FREE
-    kept = {
-        name: value for name, value in settings(config).items() if name not in others
-    }
-    return {
-        **kept,
+    return _without(config, ROUNDING.difference(_ROWS) | FREE) | {
         "SEED": seed,
         "MASKING": None if config.data.masking == "static" else config.data.masking,
-        "PRECISION": resolved(config.precision.precision, config.device),
         # Not MAX_STEPS: a run may become longer than its schedule.
         "LR_DECAY_STEPS": config.schedule.length,
-        "BERT_CONFIG": config.model.identity,
-        "EXTENSION": config.extension.identity,
     }
 
 
@@ -100,7 +92,7 @@ def check_identity(
         math.prod(identity[name] for name in _ROWS) for identity in (mine, before)
     )
     for name, value in mine.items():
-        earlier = before.get(name, _DEFAULTS.get(name))
+        earlier = before.get(name, DEFAULTS.get(name))
         if earlier == value or (name in _ROWS and can_move and rows == rows_before):
             continue
         cure = "use the same settings"
@@ -108,17 +100,12 @@ def check_identity(
             cure = f"{' x '.join(_ROWS)} must stay {rows_before}, and is {rows}: change another of them"
         if name == "LR_DECAY_STEPS":
             cure = f"set LR_DECAY_STEPS={earlier}, whatever MAX_STEPS"
-        differs = f"is of a run with {name} {earlier}, this one has {value}"
-        cure += ", or use another CHECKPOINT_DIR"
-        raise ConfigError(
-            f"RESUME=1: the checkpoint in {config.checkpoint.directory} {differs}: {cure}"
-        )
+        differs = f"a run with {name} {earlier}, this one has {value}"
+        raise _of_another(config, differs, f"{cure}, or use another CHECKPOINT_DIR")
     if gone := sorted(before.keys() - mine.keys()):
-        differs = f"is of an earlier version, with the setting {gone[0]}, which is gone"
+        differs = f"an earlier version, with the setting {gone[0]}, which is gone"
         cure = "use it as INIT_CHECKPOINT, or continue with the version that wrote it"
-        raise ConfigError(
-            f"RESUME=1: the checkpoint in {config.checkpoint.directory} {differs}: {cure}"
-        )
+        raise _of_another(config, differs, cure)
     now = computed(config)
     earlier = saved["computed"] | {name: before[name] for name in _ROWS}
     changed = [
@@ -133,6 +120,11 @@ def check_identity(
         # A micro-batch's loss is the mean over its own masked tokens, whose number differs.
         cause = f"the weight of each token in its micro-batch, more than by {cause}"
     return f"{', '.join(changed)}: losses differ by {cause}"
+
+
+def _of_another(config: PretrainingConfig, differs: str, cure: str) -> ConfigError:
+    saved = f"the checkpoint in {config.checkpoint.directory} is of {differs}"
+    return ConfigError(f"RESUME=1: {saved}: {cure}")
 
 
 def computed(config: PretrainingConfig) -> dict[str, Any]:
@@ -151,20 +143,25 @@ def data_digest(identity: Mapping[str, Any]) -> str:
     return hashlib.md5(json.dumps(identity).encode()).hexdigest()
 
 
+def _without(config: PretrainingConfig, names: Set[str]) -> dict[str, Any]:
+    """The settings of a run by name, and its model, but these."""
+    values = settings(config) | {
+        "BERT_CONFIG": config.model.identity,
+        "EXTENSION": config.extension.identity,
+        # As it is computed: auto is one of the others.
+        "PRECISION": resolved(config.precision.precision, config.device),
+    }
+    return {name: values[name] for name in values if name not in names}
+
+
 def settings_of(config: PretrainingConfig) -> dict[str, Any]:
-    """Settings of a trial by name, with its model."""
-    values = settings(config) | {"BERT_CONFIG": config.model.identity}
-    values["EXTENSION"] = config.extension.identity
-    # As it is computed: auto is one of the others.
-    values["PRECISION"] = resolved(config.precision.precision, config.device)
-    return {name: values[name] for name in values if name not in rundir.OUTPUT}
+    """Settings of a trial."""
+    return _without(config, rundir.OUTPUT)
 
 
 def that_stays(config: PretrainingConfig) -> dict[str, Any]:
     """Those of them that a run may not change while it lasts, and its trials have in common."""
-    free = ROUNDING | FREE | {"LR_DECAY_STEPS"}
-    values = settings_of(config)
-    return {name: values[name] for name in values if name not in free}
+    return _without(config, ROUNDING | FREE | {"LR_DECAY_STEPS"})
 
 
 def is_whole(facts: Mapping[str, Any]) -> bool:
@@ -174,10 +171,8 @@ def is_whole(facts: Mapping[str, Any]) -> bool:
 
 def of_trial(config: PretrainingConfig) -> dict[str, Any]:
     """What identifies a trial that is complete: settings, model and digests of data."""
-    facts = settings_of(config)
-    path = config.checkpoint.init_checkpoint
-    size = path.stat().st_size if path is not None else None
-    facts[_WEIGHTS] = size
+    facts, path = settings_of(config), config.checkpoint.init_checkpoint
+    facts[_WEIGHTS] = path and path.stat().st_size
     if not config.data.synthetic:
         facts["training data"] = contents(config.data.source[0])
     if config.evaluates and config.evaluate.evaldir is not None:
@@ -189,19 +184,17 @@ def contents(path: Path) -> str:
     """Digest of names and sizes of record files, and of their folder's index, which has a digest of
     each.
     """
-    files = [path]
-    if path.is_dir():
-        files = [
-            file
-            for file in sorted(path.rglob("*"))
-            if file.suffix in SUFFIXES and not file.name.startswith(".")
-        ]
-    files = [file for file in files if file.is_file()]
+    found = sorted(path.rglob("*")) if path.is_dir() else [path]
+    files = [
+        file
+        for file in found
+        if file.is_file()
+        and (file == path or (file.suffix in SUFFIXES and file.name[0] != "."))
+    ]
     sizes = [(file.name, file.stat().st_size) for file in files]
     digest = hashlib.sha256(str(sizes).encode())
     for folder in sorted({file.parent for file in files}):
         # By way of the index the digest covers contents too, without reading the records.
-        digest.update(
-            (folder / INDEX).read_bytes() if (folder / INDEX).is_file() else b""
-        )
+        if (folder / INDEX).is_file():
+            digest.update((folder / INDEX).read_bytes())
     return digest.hexdigest()[:16]

@@ -1,9 +1,9 @@
 """Resuming: what a run continues from, whether that fits, and the warm start."""
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import torch
 
@@ -18,6 +18,7 @@ from bert.pretraining.saver import Trainer
 from bert.training.step import Step, is_finite
 from common.env import ConfigError
 from common.files import damage, object_of
+from common.process import say
 
 
 def newest(config: PretrainingConfig, world: World) -> dict[str, Any] | None:
@@ -39,21 +40,12 @@ def newest(config: PretrainingConfig, world: World) -> dict[str, Any] | None:
         checkpoints = []  # what the attempt before saved is written over
     if checkpoints and not problem:
         try:
-            saved = _read(checkpoints[-1], world)
-        except Exception as error:
-            damaged = save.damaged(checkpoints[-1], error)
-            problem = str(error if isinstance(error, ConfigError) else damaged)
+            saved = save.load(checkpoints[-1], world.rank, world.size)
+        except ConfigError as error:
+            problem = str(error)
     # Folders may differ: a rank that stopped alone would leave the rest in a collective.
     if problem := world.first_text(problem):
         raise ConfigError(problem)
-    return saved
-
-
-def _read(path: Path, world: World) -> dict[str, Any]:
-    """A checkpoint that is as it was written; of a sharded one each rank compares its share."""
-    file = path / sharded.INDEX if path.is_dir() else path
-    save.check_checkpoint(file, world.rank, world.size)
-    saved: dict[str, Any] = read_checkpoint(file)
     return saved
 
 
@@ -88,26 +80,39 @@ def has_whole_clock(config: PretrainingConfig, saved: dict[str, Any] | None) -> 
     )
 
 
+class Done(NamedTuple):
+    """What was done before this process. ended: the run, which then lost its result; span: see
+    Progress.span.
+    """
+
+    steps: int = 0
+    batches: int = 0
+    samples: int = 0
+    ended: bool = False
+    span: Mapping[str, Any] = MappingProxyType({})
+
+
 def restore(
     config: PretrainingConfig,
     step: Trainer,
     seed: int,
     saved: dict[str, Any] | None,
     first_weights: int = 0,
-) -> tuple[int, int, int]:
-    """Restores a checkpoint, if any: (steps, batches, samples) done. Raises ConfigError if it is of
-    another run.
+) -> Done:
+    """Restores a checkpoint, if any. Raises ConfigError if it is of another run.
 
     first_weights: checksum of the weights that this run would start from.
     """
     if saved is None:
-        return 0, 0, 0
+        return Done()
     changed = check_identity(config, seed, saved)
     check_first_weights(config, saved, first_weights)
     if changed and config.dist.rank == 0:
-        print(f"bert: RESUME=1 with {changed}", file=sys.stderr, flush=True)
+        say(f"bert: RESUME=1 with {changed}")
     step.load_state_dict(saved)
-    return int(saved["step"]), int(saved["batches"]), int(saved["samples"])
+    # Earlier versions noted no span.
+    known = {name: saved[name] for name in Done._fields if name in saved}
+    return Done(steps=saved["step"], **known)
 
 
 def describe(config: PretrainingConfig, saved: dict[str, Any] | None) -> str:

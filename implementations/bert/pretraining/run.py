@@ -2,7 +2,6 @@
 trained.
 """
 
-import sys
 from collections.abc import Mapping
 from contextlib import suppress
 
@@ -15,6 +14,7 @@ from bert.pretraining.config import PretrainingConfig
 from bert.pretraining.train import pretrain
 from bert.training.mlperf import MlperfLog
 from common.env import ConfigError, from_env
+from common.process import say
 
 SUCCESS, NOT_REACHED = 0, 3
 
@@ -70,7 +70,7 @@ def _train(config: PretrainingConfig) -> int:
             _check_last_checkpoint(config, world)
             if is_main:
                 done = f"{log.path} is of this very run, complete ({known})"
-                print(f"bert: {done}: nothing is left", file=sys.stderr)
+                say(f"bert: {done}: nothing is left")
             return _status(config, known == "success", is_main)
         # NCCL connects at the first collective of each kind: here, not in the first timed step.
         world.warm_up()
@@ -88,7 +88,7 @@ def _train(config: PretrainingConfig) -> int:
         stopped = f"stopped at step {ending.step} ({ending.reason}); RESUME=1 continues"
         # Tells the launcher that the run is not complete.
         rundir.write_error(config.run, stopped)
-        print(f"bert: {stopped}", file=sys.stderr)
+        say(f"bert: {stopped}")
     return SUCCESS
 
 

@@ -18,6 +18,7 @@ from bert.deepspeed.step import DeepSpeedStep
 from bert.pretraining.config import PretrainingConfig
 from bert.pretraining.identity import computed, data_digest, run_identity
 from bert.training.step import Step, check_finite
+from bert.training.stop import TrainingError
 
 Trainer = Step | DeepSpeedStep  # a training step and its state, whatever the engine
 
@@ -47,6 +48,8 @@ class Saver:
         self.config, self.trained, self.world = config, trained, world
         self.folder = config.checkpoint.directory or Path()
         self.writer = Writer(config.checkpoint)
+        # Of this process, and it is not known yet whether it was written; None: before it.
+        self.is_first: bool | None = None
         best = dataclasses.replace(
             config.checkpoint, directory=self.folder / "best", keep=1
         )
@@ -94,6 +97,8 @@ class Saver:
         Raises TrainingError for a state that is not finite.
         """
         writer = writer or self.writer
+        if writer is self.writer and self.is_first is None:
+            self.is_first = True
         config, world = self.config.checkpoint, self.world
         if world.is_main:
             # A process that was taken for dead must not write over its successor's checkpoints.
@@ -133,6 +138,27 @@ class Saver:
                 writer.start(
                     step, state | facts | {"model": state["optimizer"]["masters"]}
                 )
+
+    def check_first(self) -> None:
+        """Raises TrainingError, on every rank, if the first checkpoint was not written and none is
+        there: all that is trained would be lost. A collective until that is known.
+        """
+        if not self.is_first:
+            return
+        # Rank 0's, as its thread ends last.
+        writing, why = self.world.objects((self.writer.is_writing, self._why()))[0]
+        self.is_first = writing
+        if why and not writing:
+            cure = "make room, or give another CHECKPOINT_DIR"
+            none = f"{self.folder} has no checkpoint, and the first cannot be written"
+            raise TrainingError(f"{none} ({why}): {cure}")
+
+    def _why(self) -> str:
+        """Why there is no checkpoint after a failed write; empty if there is one."""
+        error = self.writer.error
+        if error is None or sharded.complete(self.folder):
+            return ""
+        return str(error) or repr(error)
 
     def finish(self) -> str:
         """Waits for the last checkpoint; returns why it was not written, on every rank; empty if

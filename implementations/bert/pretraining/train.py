@@ -5,7 +5,6 @@ the clock.
 from __future__ import annotations
 
 import resource
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -37,6 +36,7 @@ from bert.training.schedule import learning_rate
 from bert.training.step import TrainingStep
 from bert.training.stop import LAST_STEP, Ending, Stop, TrainingError
 from common.env import ConfigError
+from common.process import say
 
 
 def pretrain(config: PretrainingConfig, world: World, log: MlperfLog) -> Ending:
@@ -66,7 +66,8 @@ def pretrain(config: PretrainingConfig, world: World, log: MlperfLog) -> Ending:
     # Here the clock starts: all above is initialization, which MLPerf does not time.
     log.run_start()
     if not resume.has_whole_clock(config, saved):
-        log.clock_not_whole(start.steps_done, start.samples)
+        begins = {"continued_at_step": start.done.steps}
+        log.note("clock_not_whole", begins, start.done.samples)
     world.barrier()  # no rank may read the data set before run_start is logged
     run_start = time.monotonic()
     source = inputs.checked_source(config, world, saved)
@@ -116,21 +117,14 @@ def initial_weights_facts(config: PretrainingConfig, world: World) -> dict[str, 
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """The model at the step where this process begins.
-
-    first_weights: checksum of those of step 0; steps_done, batches, samples: before this process;
-    ended: the run, which then lost its result; span: see Progress.span; best: the highest
-    accuracy.
+    """The model at the step where this process begins. first_weights: checksum of those of step
+    0.
     """
 
     model: BertForPreTraining
     trainer: Trainer
     first_weights: int
-    steps_done: int
-    batches: int
-    samples: int
-    ended: bool
-    span: dict[str, Any]
+    done: resume.Done
 
 
 def start_of(
@@ -146,11 +140,9 @@ def start_of(
         trainer.optimizer.load_state_dict(
             resume.warm_start(path, config.optim.optimizer, shapes)
         )
-    steps_done, batches, samples = resume.restore(
-        config, trainer, seed, saved, initial.value
-    )
+    done = resume.restore(config, trainer, seed, saved, initial.value)
     if world.is_main and (begins := resume.describe(config, saved)):
-        print(f"bert: {begins}", file=sys.stderr, flush=True)
+        say(f"bert: {begins}")
     if saved is not None or path is not None:
         read_from = path if saved is None else config.checkpoint.directory
         try:
@@ -158,16 +150,7 @@ def start_of(
         except ConfigError:
             inputs.check_finite_weights(config, saved, model)  # names it, as --check
             raise  # moments, then
-    return Start(
-        model=model,
-        trainer=trainer,
-        first_weights=initial.value,
-        steps_done=steps_done,
-        batches=batches,
-        samples=samples,
-        ended=saved is not None and saved["ended"],
-        span=(saved or {}).get("span", {}),
-    )
+    return Start(model=model, trainer=trainer, first_weights=initial.value, done=done)
 
 
 def sinks_of(
@@ -176,7 +159,7 @@ def sinks_of(
     """Where metrics go: the MLPerf log, and on rank 0 the run's folder."""
     sinks: list[MetricSink] = [log.stats]
     if world.is_main:
-        sinks += metric_sinks(config.observers, config.run, start.steps_done)
+        sinks += metric_sinks(config.observers, config.run, start.done.steps)
     return sinks
 
 
@@ -229,10 +212,10 @@ def progress_of(
         epochs=lambda batches, samples: batches * rows_per_step / num_rows,
         skips_overflows=start.trainer.scaler.enabled,
         sinks=sinks,
-        done=start.steps_done,
-        samples=start.samples,
-        operations=partial(model_flops, config.model),
-        span=start.span,
+        done=start.done.steps,
+        samples=start.done.samples,
+        operations=partial(model_flops, config.model, in_fp8=config.numerics.fp8),
+        span=start.done.span,
     )
 
 
@@ -257,8 +240,7 @@ class Run:
         also while that is written.
         """
         config = self.config
-        folder = config.run.run_dir
-        note = folder / f"step_{config.run.trial}.txt" if folder else None
+        note = config.run.run_dir and config.run.file("step_{}.txt")
         # Signals are heard if the run can save what it has.
         listens = config.checkpoint.directory is not None
         with Stop(self.world, listen=listens, note=note) as stop:
@@ -272,7 +254,7 @@ class Run:
                     ending.reached or untargeted,
                 )
             # Without a step there is nothing new to save.
-            has_trained = ending.batches > self.start.batches
+            has_trained = ending.batches > self.start.done.batches
             if has_trained and listens:
                 span = self.progress.span()
                 save_last(self.saver, ending, config.evaluate.has_target, span)
@@ -280,16 +262,16 @@ class Run:
 
     def _train(self, stop: Stop) -> Ending:
         """Trains to the target, the last step of the run or of this process, or a signal."""
-        config, start = self.config, self.start
+        config, start, done = self.config, self.start, self.start.done
         last = config.max_steps
         if config.steps_this_run:
-            last = min(last, start.steps_done + config.steps_this_run)
+            last = min(last, done.steps + config.steps_this_run)
         steps = StepCounter(
             self.progress.rate,
             config.max_steps,
             start.trainer.scaler,
-            start.steps_done,
-            start.batches,
+            done.steps,
+            done.batches,
         )
 
         def evaluate(step: int, samples: int) -> bool:
@@ -313,7 +295,8 @@ class Run:
             seed=lambda batch: step_seed(self.seed, batch, self.world.rank),
             evaluate=evaluate,
             save=self._save,
-            ended=start.ended,
+            look=self.saver.check_first,
+            ended=done.ended,
             left_out=self._is_left_out,
         )
         # Not the last step of the run: by another reason it counts as stopped, and RESUME=1
@@ -323,15 +306,17 @@ class Run:
         return ending
 
     def _save(self, step: int, batches: int, samples: int) -> None:
+        self.saver.writer.wait()
+        self.saver.check_first()
         self.saver.save(step, batches, samples, self.progress.span())
 
     def _is_left_out(self, batch: int) -> bool:
         if batch not in self.config.left_out:
             return False
         self.saver.left_out.append(batch)
-        self.log.left_out(batch)
+        self.log.note("batch_left_out", batch)
         if self.world.is_main:
-            print(f"bert: batch {batch} is left out (SKIP_BATCHES)", file=sys.stderr)
+            say(f"bert: batch {batch} is left out (SKIP_BATCHES)")
         return True
 
     def after_run_stop(
@@ -347,14 +332,14 @@ class Run:
             and isinstance(source, Shards)
         ):
             closed_division.prove(config, source, world)  # reads all of the data
-            self.log.starting_point(self.starting_point)
+            self.log.note("starting_point", self.starting_point)
         self.progress.summary(ending)
         if config.dist.emulate:
             report_emulation(world, ending.batches, time.monotonic() - run_start)
         if config.sustained_minutes and not ending.stopped:
             until = run_start + 60 * config.sustained_minutes
             sustain(self.take_step, self.data, world, until)
-            self.log.sustained_stop()
+            self.log.note("sustained_training_stop")
 
 
 @dataclass(frozen=True)
@@ -411,10 +396,7 @@ class Evaluation:
             if result.nsp_accuracy is not None:
                 parts.append(f"next sentence {result.nsp_accuracy:.4f}")
             when = f"evaluation at step {step}, {samples:,} samples"
-            print(
-                f"{when}: {', '.join(parts)}, {seconds:.1f} s",
-                file=sys.stderr,
-            )
+            say(f"{when}: {', '.join(parts)}, {seconds:.1f} s")
         return result
 
 
@@ -462,4 +444,4 @@ def report_emulation(world: World, batches: int, seconds: float) -> None:
         memory = f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6:.2f} GB of the host"
     took = f"{1000 * seconds / max(batches, 1):.1f} ms a step without the network, at most {memory}"
     told = f"rank 0 of {world.size} emulated, alone: {took}; losses, weights and log are no result"
-    print(f"bert: {told}", file=sys.stderr)
+    say(f"bert: {told}")

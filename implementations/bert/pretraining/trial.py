@@ -17,7 +17,7 @@ from common.files import object_of, write_json
 
 def log_of(run: RunConfig) -> Path | None:
     """RUN_DIR/result_<TRIAL>.txt."""
-    return run.run_dir and run.run_dir / f"result_{run.trial}.txt"
+    return run.run_dir and run.file("result_{}.txt")
 
 
 def ended(config: PretrainingConfig) -> str:
@@ -80,11 +80,11 @@ def begin(
 
 
 def _begin_files(config: PretrainingConfig, starting_point: dict[str, Any]) -> None:
-    folder, number = config.run.run_dir, config.run.trial
+    folder = config.run.run_dir
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
-        for name in ("error", "hang"):  # of an attempt before
-            (folder / f"{name}_{number}.txt").unlink(missing_ok=True)
+        for name in ("error_{}.txt", "hang_{}.txt"):  # of an attempt before
+            config.run.file(name).unlink(missing_ok=True)
         note(config, identity.settings_of(config))
         others = {*folder.glob("result_*.txt")} - {log_of(config.run)}
         # That of the first trial: the others have its settings.
@@ -99,5 +99,5 @@ def _begin_files(config: PretrainingConfig, starting_point: dict[str, Any]) -> N
 
 def note(config: PretrainingConfig, facts: dict[str, Any]) -> None:
     """Writes RUN_DIR/identity_<TRIAL>.json, for ``ended``."""
-    if (log := log_of(config.run)) is not None:
-        write_json(log.with_name(f"identity_{config.run.trial}.json"), facts)
+    if config.run.run_dir is not None:
+        write_json(config.run.file("identity_{}.json"), facts)

@@ -31,6 +31,7 @@ def train(
     seed: Callable[[int], int],
     evaluate: Callable[[int, int], bool],
     save: Callable[[int, int, int], None],
+    look: Callable[[], None] = lambda: None,
     ended: bool = False,
     left_out: Callable[[int], bool] = lambda batch: False,
 ) -> Ending:
@@ -39,8 +40,9 @@ def train(
 
     next_step: micro-batches of the next step, on the CPU or the device; seed: batch number ->
     random seed; evaluate: (steps, samples) -> whether the target is reached; save: writes a
-    checkpoint of (steps, batches, samples). The last two are collectives. ended: by the checkpoint
-    that the run continues from. left_out: whether a batch is not trained on.
+    checkpoint of (steps, batches, samples); look: at each report. The last three are collectives.
+    ended: by the checkpoint that the run continues from. left_out: whether a batch is not trained
+    on.
 
     Raises TrainingError if training has broken down, and what it calls raises.
     """
@@ -73,6 +75,7 @@ def train(
             due = Due()  # postponed by overflows
         if due.report:
             progress.report(steps.done, steps.batches)
+            look()
         if due.evaluate:
             reached = reaches_target()
         if due.checkpoint and not due.end and not reached and not stopped:

@@ -25,31 +25,28 @@ class MlperfConfig:
     """Facts about the submission for the log."""
 
     division: str = env(
-        "SUBMISSION_DIVISION",
-        "closed",
-        choices=("closed", "open"),
-        doc="MLPerf division",
+        "SUBMISSION_DIVISION", "closed", "MLPerf division", choices=("closed", "open")
     )
-    organization: str = env("SUBMISSION_ORG", "unknown", doc="submitter")
+    organization: str = env("SUBMISSION_ORG", "unknown", "submitter")
     platform: str = env(
         "SUBMISSION_PLATFORM",
         "",
-        doc="nodes x system, such as 1xDGXH100; unset: DGXNNODESxDGXSYSTEM",
+        "nodes x system, such as 1xDGXH100; unset: DGXNNODESxDGXSYSTEM",
     )
     status: str = env(
         "SUBMISSION_STATUS",
         "onprem",
+        "availability",
         choices=("onprem", "cloud", "preview", "research"),
-        doc="availability",
     )
     system: str = env(
-        "DGXSYSTEM", "unknown", doc="name of the system, as in the config's file name"
+        "DGXSYSTEM", "unknown", "name of the system, as in the config's file name"
     )
-    num_nodes: int = env("DGXNNODES", 1, at_least=1, doc="nodes")
+    num_nodes: int = env("DGXNNODES", 1, "nodes", at_least=1)
     cache_cleared: bool = env(
         "CACHE_CLEARED",
         False,
-        doc="1: the launcher dropped the page caches before this run",
+        "1: the launcher dropped the page caches before this run",
     )
 
     @property
@@ -152,27 +149,13 @@ class MlperfLog:
             constants.BLOCK_START, None, {"first_epoch_num": 1, "epoch_count": 1}
         )
 
-    def clock_not_whole(self, step: int, samples: int) -> None:
-        """Logs that this log's clock leaves out the steps before: the trial has no time."""
-        self._event(
-            "clock_not_whole", {"continued_at_step": step}, {"epoch_num": samples}
-        )
-
     def data(self, max_predictions: int, starting_point: Mapping[str, Any]) -> None:
         """Logs what the open data tell: the most masked tokens of a sequence, and the run's
         starting point.
         """
         self._event("max_predictions_per_seq", max_predictions)
         if starting_point:
-            self.starting_point(starting_point)
-
-    def starting_point(self, facts: Mapping[str, Any]) -> None:
-        """Logs weights and data, and which of them are not proved so far."""
-        self._event("starting_point", facts)
-
-    def left_out(self, batch: int) -> None:
-        """Logs a batch that SKIP_BATCHES leaves out."""
-        self._event("batch_left_out", batch)
+            self.note("starting_point", starting_point)
 
     def eval_start(self, samples: int) -> None:
         """Starts an evaluation after ``samples`` trained samples."""
@@ -220,6 +203,10 @@ class MlperfLog:
         if self._has_stopped:
             self._end(constants.RUN_STOP, None, {"status": constants.ABORTED})
 
-    def sustained_stop(self) -> None:
-        """Logs the end of the training that continues after run_stop, for power meters."""
-        self._event("sustained_training_stop")
+    def note(self, event: str, value: Any = None, samples: int | None = None) -> None:
+        """Logs an event of ours. clock_not_whole: this log's clock leaves out the steps before, and
+        the trial has no time; starting_point: weights and data, and which of them are not proved so
+        far; batch_left_out: by SKIP_BATCHES; sustained_training_stop: after run_stop, for power
+        meters.
+        """
+        self._event(event, value, None if samples is None else {"epoch_num": samples})

@@ -17,7 +17,8 @@ from bert.data import prepared as manifests
 from bert.data.format import open_records
 from bert.data.records import DataError
 from bert.data.shards import Shards, list_shards, write_index
-from bert.pretraining import closed_division
+from bert.model.config import BertConfig
+from bert.pretraining import closed_division, identity
 from bert.pretraining.config import PretrainingConfig
 from bert.training.evaluate import Evaluator
 from common.env import ConfigError, from_env
@@ -208,9 +209,21 @@ def test_all_violations_are_in_one_message(closed):
 def test_every_rule_has_a_wrong_value_among_the_tests():
     named = {said.partition("=")[0] for _, said in WRONG.values()}
     assert named == closed_division.RULES.keys()
-    assert {said.partition("=")[0] for _, said in WRONG_MODELS.values()} >= set(
-        closed_division.MODEL_FIELDS
-    )
+    named = {said.partition("=")[0] for _, said in WRONG_MODELS.values()}
+    assert named | set(closed_division._OF_NO_RULE) >= vars(BertConfig()).keys()
+
+
+def test_the_defaults_are_the_benchmarks():
+    fixed = {
+        "OPTIMIZER": "lamb", "LAMB_RATIO": "decayed", "MAX_GRAD_NORM": 1.0, "CLIP": "after", "LR_SCHEDULE": "mlperf",
+        "END_LR": 0.0, "TARGET_MLM_ACCURACY": 0.72, "NUM_EVAL_EXAMPLES": 10_000, "MAX_SEQ_LENGTH": 512, "SEED": None,
+        "BATCHING": "rows", "NSP": True, "MASKING": "static", "SYNTH_DATA": False, "EMULATE_RANKS": 0, "EXTENSION": "",
+        "SKIP_BATCHES": "", "INIT_OPTIMIZER": False, "RESUME": False,
+    }  # fmt: skip
+    of_others = {"EVAL_ITER_SAMPLES", "EVAL_ITER_START_SAMPLES", "PACKING_FACTOR"}
+    free = fixed.keys() | of_others | {"INIT_CHECKPOINT"}
+    assert free == closed_division.RULES.keys()
+    assert {name: identity.DEFAULTS[name] for name in fixed} == fixed
 
 
 @pytest.mark.parametrize(
@@ -231,10 +244,7 @@ def test_every_rule_has_a_wrong_value_among_the_tests():
         *({"GRADIENT_STEPS": "2"}, {"LR_DECAY_STEPS": "4000"}),
         {"PACKED": "0", "PACKING_FACTOR": "1", "EXCHANGE_GROUP": "8"},
         # 196 whole steps of 768.
-        {
-            "EVAL_ITER_SAMPLES": "150528",
-            "EVAL_ITER_START_SAMPLES": "150528",
-        },
+        {"EVAL_ITER_SAMPLES": "150528", "EVAL_ITER_START_SAMPLES": "150528"},
     ],
     ids=lambda changes: " ".join(f"{name}={value}" for name, value in changes.items()),
 )

@@ -230,6 +230,16 @@ def test_a_run_that_never_had_room_does_not_offer_to_resume(
     assert finished.returncode == 1
     assert "none was written: make room" in finished.stderr.splitlines()[-1]
     assert "RESUME=1" not in finished.stderr
+    # Not to the end, but to the step at which the next would be written, at the latest.
+    early = run_bert(endless | full | {"CHECKPOINT_EVERY_STEPS": "2"})
+    assert early.returncode == 1
+    last = early.stderr.splitlines()[-1]
+    assert (
+        f"{tmp_path / 'c'} has no checkpoint, and the first cannot be written" in last
+    )
+    assert last.endswith("make room, or give another CHECKPOINT_DIR")
+    assert "step      5/8" not in early.stderr
+    assert "RESUME=1" not in early.stderr
 
 
 @pytest.mark.parametrize("room", [4096, 20480], ids=["description", "log"])

@@ -69,11 +69,7 @@ def test_a_fresh_run_that_finds_anothers_checkpoints_stops_and_names_both_ways_o
     done = train(STEPS_THIS_RUN="4")
     assert done.returncode == 0, done.stderr
     before = names(tmp_path / "c")
-    for changed in (
-        {},
-        {"LR": "0.01"},
-        {"SEED": "9"},
-    ):
+    for changed in ({}, {"LR": "0.01"}, {"SEED": "9"}):
         refused = train(RUN_DIR=str(tmp_path / "other"), **changed)
         assert refused.returncode == 2
         (line,) = refused.stderr.splitlines()
@@ -88,10 +84,7 @@ def test_a_fresh_run_that_finds_anothers_checkpoints_stops_and_names_both_ways_o
 def test_a_restart_of_the_very_same_run_continues_without_resume(train, tmp_path):
     assert train(CHECKPOINT_DIR=str(tmp_path / "whole")).returncode == 0
     # As the launch scripts name a trial's folder.
-    for staging in (
-        "running_0",
-        "running_0_1",
-    ):
+    for staging in ("running_0", "running_0_1"):
         steps = "4" if staging == "running_0" else "0"
         done = train(RUN_DIR=str(tmp_path / "run" / staging), STEPS_THIS_RUN=steps)
         assert done.returncode == 0, done.stderr

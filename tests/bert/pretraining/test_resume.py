@@ -35,11 +35,7 @@ REPLICATED = {"SHARD_OPTIMIZER": "0"}
 SHARDED = {"SHARD_OPTIMIZER": "1"}
 IN_SHARDS = SHARDED | {"CHECKPOINT_SHARDS": "1"}
 # By ranks: micro-batches of three rows.
-ROWS = {
-    1: {"GRADIENT_STEPS": "4"},
-    2: {"GRADIENT_STEPS": "2"},
-    4: {},
-}
+ROWS = {1: {"GRADIENT_STEPS": "4"}, 2: {"GRADIENT_STEPS": "2"}, 4: {}}
 
 
 @pytest.fixture
@@ -140,7 +136,7 @@ def test_seed_and_shard_order_are_those_of_the_first_run_and_where_they_lie_in_r
     config = settings()
     assert resume.shard_order(config, None) == (2, 6)
     assert resume.shard_order(config, saved(config, dealt=(1, 12))) == (1, 12)
-    assert resume.restore(config, Trained(), 7, saved(config)) == (4, 5, 6)
+    assert resume.restore(config, Trained(), 7, saved(config))[:3] == (4, 5, 6)
     assert [identity.pick_seed(seed, saved(config)) for seed in (None, 9)] == [7, 9]
     unpacked = {"PACKED": "0", "DATADIR_PHASE2": "/data"}
     for changed in ({"BATCHING": "bins", "BIN_COUNTS": "3"}, {"EXCHANGE_GROUP": "2"}):
@@ -180,11 +176,7 @@ def _restore(config, run, **facts):
             {"LAMB_RATIO": "all"},
             {"OPTIMIZER": "adamw"},
         ),
-        *(
-            {"SYNTH_DATA": "1"},
-            {"MASKING": "dynamic"},
-            {"CLIP": "before"},
-        ),
+        *({"SYNTH_DATA": "1"}, {"MASKING": "dynamic"}, {"CLIP": "before"}),
     ],
     ids=lambda changed: next(iter(changed)),
 )
@@ -238,7 +230,7 @@ def test_every_variable_must_stay_or_is_listed_among_those_that_may_change(prepa
 def test_changes_that_affect_rounding_are_reported(prepared, capfd):
     before = from_env(PretrainingConfig, prepared | {"GRADIENT_STEPS": "2"})
     run, computed = identity.run_identity(before, 7), identity.computed(before)
-    assert _restore(before, run, computed=computed) == (4, 5, 6)
+    assert _restore(before, run, computed=computed)[:3] == (4, 5, 6)
     assert capfd.readouterr().err == ""
     moved = {
         "WORLD_SIZE": "2",
@@ -246,13 +238,8 @@ def test_changes_that_affect_rounding_are_reported(prepared, capfd):
         "EVAL_BATCHSIZE": "3",
         "CHECKPOINT_KEEP": "9",
     }
-    assert _restore(
-        from_env(PretrainingConfig, prepared | moved), run, computed=computed
-    ) == (
-        4,
-        5,
-        6,
-    )
+    other = from_env(PretrainingConfig, prepared | moved)
+    assert _restore(other, run, computed=computed)[:3] == (4, 5, 6)
     said = "WORLD_SIZE 1 -> 2, FUSED auto -> none, GRADIENT_STEPS 2 -> 1: losses differ by rounding, and by what dropout"
     assert f"bert: RESUME=1 with {said}" in capfd.readouterr().err
     clipped = from_env(
