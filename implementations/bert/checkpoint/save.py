@@ -104,9 +104,9 @@ def check_tensorflow(path: Path) -> None:
     if not Path(f"{prefix}.index").is_file():
         return
     target = f"{prefix}.pt"
-    convert = f"convert_checkpoint --source {prefix} --target {target}"
     raise ConfigError(
-        f"INIT_CHECKPOINT={path}: TensorFlow's: python -m input_preprocessing {convert}, then INIT_CHECKPOINT={target}"
+        f"INIT_CHECKPOINT={path}: TensorFlow's: python -m input_preprocessing "
+        f"convert_checkpoint --source {prefix} --target {target}, then INIT_CHECKPOINT={target}"
     )
 
 
@@ -288,8 +288,9 @@ def foreign(path: Path, can_resume: bool = True) -> ConfigError:
     ways = "for a new run give another CHECKPOINT_DIR"
     if can_resume:
         ways = f"set RESUME=1 to continue it, or {ways}"
-    held = f"CHECKPOINT_DIR={path.parent} holds {path.name}"
-    return ConfigError(f"{held} of another or an earlier run: {ways}")
+    return ConfigError(
+        f"CHECKPOINT_DIR={path.parent} holds {path.name} of another or an earlier run: {ways}"
+    )
 
 
 def damaged(path: Path, error: Exception) -> ConfigError:

@@ -306,8 +306,9 @@ def check_finite(tensors: Iterable[tuple[str, Tensor]], path: Path | None) -> No
     """Raises ConfigError naming the first tensor with NaN or infinity."""
     for name, tensor in tensors:
         if not tensor.isfinite().all():
-            cure = "start from other weights, or from an earlier checkpoint"
-            raise ConfigError(f"{path}: {name} holds NaN or infinity: {cure}")
+            raise ConfigError(
+                f"{path}: {name} holds NaN or infinity: start from other weights, or from an earlier checkpoint"
+            )
 
 
 class Checksum:
@@ -362,5 +363,6 @@ def check_vocabulary(path: Path | None, vocab_md5: str) -> None:
         and known != vocab_md5
     ):
         differs = f"trained with another vocabulary (md5 {known}) than that of the training data ({vocab_md5})"
-        cure = "prepare the data with the same vocab.txt, or start from other weights"
-        raise ConfigError(f"INIT_CHECKPOINT={path}: {differs}: {cure}")
+        raise ConfigError(
+            f"INIT_CHECKPOINT={path}: {differs}: prepare the data with the same vocab.txt, or start from other weights"
+        )

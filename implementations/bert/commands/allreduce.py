@@ -102,9 +102,10 @@ def roll_call(
             names = ", ".join(map(str, sorted(missing)[:20])) + (
                 ", ..." if len(missing) > 20 else ""
             )
-            late = f"{len(missing)} of {world_size} ranks did not arrive in {seconds:.0f} s: rank {names}"
             raise HangError(
-                f"{late}; see their output, or raise DIST_TIMEOUT", sorted(missing)
+                f"{len(missing)} of {world_size} ranks did not arrive in {seconds:.0f} s: rank {names}; "
+                "see their output, or raise DIST_TIMEOUT",
+                sorted(missing),
             )
         time.sleep(0.05)
 
@@ -123,9 +124,9 @@ def measure(num_bytes: int, world: World) -> float:
         example = (
             f"element {first} is {total[first]:g} instead of {right[first % PERIOD]:g}"
         )
-        count = f"{len(wrong)} of {len(total)} sums of an all-reduce are wrong"
         raise AllReduceError(
-            f"rank {world.rank} on {platform.node()}: {count}, {example}"
+            f"rank {world.rank} on {platform.node()}: {len(wrong)} of {len(total)} sums of an all-reduce are wrong, "
+            f"{example}"
         )
     # Zeros for the timing: sums of sums would grow until they overflow.
     total.zero_()
@@ -144,8 +145,10 @@ def connect(config: AllReduceConfig) -> World:
     try:
         store = config.store("allreduce", rank, size, seconds)
     except (RuntimeError, ValueError) as error:
-        failure = f"does not reach rank 0 at {config.master_addr}:{config.master_port}: {str(error).splitlines()[0]}"
-        raise AllReduceError(f"rank {rank} on {platform.node()} {failure}") from None
+        raise AllReduceError(
+            f"rank {rank} on {platform.node()} "
+            f"does not reach rank 0 at {config.master_addr}:{config.master_port}: {str(error).splitlines()[0]}"
+        ) from None
     # Before the process group, whose own timeout names no rank.
     roll_call(store, rank, size, seconds)
     return World(dataclasses.replace(config.dist, timeout_seconds=seconds), store)
@@ -169,9 +172,9 @@ def run(config: AllReduceConfig) -> None:
                 )
                 print(lines[-1], end="", flush=True)
         if bandwidth < config.min_bandwidth:
-            low = f"below NCCL_TEST_MIN_GBPS={config.min_bandwidth:g}"
             raise AllReduceError(
-                f"the bus bandwidth of all-reduce is {bandwidth:.2f} GB/s, {low}"
+                f"the bus bandwidth of all-reduce is {bandwidth:.2f} GB/s, "
+                f"below NCCL_TEST_MIN_GBPS={config.min_bandwidth:g}"
             )
         if world.is_main and config.run.run_dir is not None:
             config.run.run_dir.mkdir(parents=True, exist_ok=True)

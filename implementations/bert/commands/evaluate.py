@@ -90,8 +90,10 @@ def _print_row(figures: Mapping[str, Any], with_titles: bool, whole_path: bool) 
         verdict = "met"
         if not figures["initial_checkpoint"]:
             verdict = "not met: these are not the benchmark's weights"
-        expected = f"{INITIAL} +- {TOLERANCE} is expected of the benchmark's initial checkpoint"
-        print(f"{expected}: {verdict}", flush=True)
+        print(
+            f"{INITIAL} +- {TOLERANCE} is expected of the benchmark's initial checkpoint: {verdict}",
+            flush=True,
+        )
 
 
 class CheckpointEvaluator:
@@ -117,9 +119,9 @@ class CheckpointEvaluator:
             self._evaluator = None
         loaded = load_weights(self._model, source.path, new_heads=True)
         if loaded.new:
-            told = f"lacks {', '.join(loaded.new)}, which evaluation is about"
             raise ConfigError(
-                f"{path} {told}: train it first, or give a pretrained BERT"
+                f"{path} lacks {', '.join(loaded.new)}, which evaluation is about: "
+                "train it first, or give a pretrained BERT"
             )
         if self._evaluator is None:
             sizes = shape.max_position_embeddings, shape.vocab_size

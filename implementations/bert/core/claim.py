@@ -107,9 +107,9 @@ class Claim:
         still.
         """
         if not self.is_held():
-            taken = f"{self.setting} was taken over by {_who(_maker(_read(self.path)))}"
             raise TakenOverError(
-                f"{taken}, as this process gave no sign of life: it ends here"
+                f"{self.setting} was taken over by {_who(_maker(_read(self.path)))}, "
+                "as this process gave no sign of life: it ends here"
             )
 
     def _beat(self, number: int) -> None:

@@ -212,9 +212,10 @@ class World:
         use_cuda = self.device.type == "cuda"
         if use_cuda:
             if config.local_rank >= torch.cuda.device_count():
-                seen = f"this node shows {torch.cuda.device_count()} GPUs"
-                cure = "lower DGXNGPU or check CUDA_VISIBLE_DEVICES"
-                raise ConfigError(f"LOCAL_RANK={config.local_rank}, but {seen}: {cure}")
+                raise ConfigError(
+                    f"LOCAL_RANK={config.local_rank}, but this node shows {torch.cuda.device_count()} GPUs: "
+                    "lower DGXNGPU or check CUDA_VISIBLE_DEVICES"
+                )
             # Before the first collective: NCCL takes the current device, else GPU 0 for all ranks
             # of a node.
             torch.cuda.set_device(config.local_rank)
@@ -328,9 +329,9 @@ class World:
         deadline = time.monotonic() + self.timeout_seconds
         while not event.query():
             if time.monotonic() > deadline:
-                late = f"the GPU did not finish a step within DIST_TIMEOUT={self.timeout_seconds} s"
                 raise HangError(
-                    f"rank {self.rank}: {late}; another rank is gone or hangs"
+                    f"rank {self.rank}: the GPU did not finish a step within DIST_TIMEOUT={self.timeout_seconds} s; "
+                    "another rank is gone or hangs"
                 )
             time.sleep(POLL_SECONDS)
 
@@ -454,9 +455,8 @@ class World:
             for rank, value in enumerate(values if others else ()):
                 if value != usual:
                     odd, common = _where_they_differ(value, usual)
-                    rest = f"{odd}, and rank {values.index(usual)} {common}"
                     deviating.append(
-                        f"rank {rank} on {gathered[rank][0]} has {name}={rest}"
+                        f"rank {rank} on {gathered[rank][0]} has {name}={odd}, and rank {values.index(usual)} {common}"
                     )
         more = f"; and {len(deviating) - 3} more" if len(deviating) > 3 else ""
         raise ConfigError(f"ranks differ: {'; '.join(deviating[:3])}{more}: {cure}")

@@ -41,8 +41,9 @@ def load(environ: Mapping[str, str]) -> None:
         importlib.import_module(name)
     except Exception as error:  # of whatever the module does
         reason = one_line(f"{type(error).__name__}: {error}")
-        cure = "give a module that is on PYTHONPATH"
-        raise ConfigError(f"EXTENSION={name}: {reason}: {cure}") from error
+        raise ConfigError(
+            f"EXTENSION={name}: {reason}: give a module that is on PYTHONPATH"
+        ) from error
 
 
 def code(name: str) -> str:

@@ -187,9 +187,9 @@ def gather_batch(
         )
         # Checked here, as an id beyond the embeddings is an unreadable assertion on the device.
         if vocab_size is not None and not 0 <= smallest <= largest < vocab_size:
-            ids = f"token ids {smallest} to {largest} in the data, but bert_config.json has vocab_size {vocab_size}"
             raise DataError(
-                f"{ids}: the data and BERT_CONFIG are of different vocabularies"
+                f"token ids {smallest} to {largest} in the data, but bert_config.json has vocab_size {vocab_size}: "
+                "the data and BERT_CONFIG are of different vocabularies"
             )
     return PretrainingBatch(
         input_ids=torch.from_numpy(tokens[0]),
@@ -237,9 +237,9 @@ def _heads_of(
             heads,
         )
         if not is_sound:
-            cure = "find the damaged file with python -m input_preprocessing verify"
             raise DataError(
-                f"training data: offsets beyond their file, or over {max_seqlen} tokens; {cure}"
+                f"training data: offsets beyond their file, or over {max_seqlen} tokens; "
+                "find the damaged file with python -m input_preprocessing verify"
             )
     # Lengths, each in the column after its own, become offsets in place.
     for row in (_START, _MASKED_START):

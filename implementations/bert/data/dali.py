@@ -28,8 +28,9 @@ def check() -> None:
     if not (
         importlib.util.find_spec("nvidia") and importlib.util.find_spec("nvidia.dali")
     ):
-        cure = "pip install -r requirements/dali.txt, or unset DATA_LOADER"
-        raise ConfigError(f"DATA_LOADER=dali: NVIDIA DALI is not installed: {cure}")
+        raise ConfigError(
+            "DATA_LOADER=dali: NVIDIA DALI is not installed: pip install -r requirements/dali.txt, or unset DATA_LOADER"
+        )
 
 
 class DaliLoader:

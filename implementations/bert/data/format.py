@@ -194,8 +194,9 @@ def _map(file: Hdf5File, mapped: Array, name: str) -> Array:
     allowed = [DTYPES[name], np.int32] if name in IDS else [DTYPES[name]]
     if len(dataset.shape) != 1 or dataset.is_ragged or dataset.dtype not in allowed:
         wanted = " or ".join(np.dtype(dtype).name for dtype in allowed)
-        shape = f"{dataset.dtype} of {len(dataset.shape)} dimensions"
-        raise DataError(f"{path}: dataset {name} is {shape}, expected one of {wanted}")
+        raise DataError(
+            f"{path}: dataset {name} is {dataset.dtype} of {len(dataset.shape)} dimensions, expected one of {wanted}"
+        )
     if dataset.shape[0] == 0 or dataset.offset is None:
         # Empty, or chunked by another writer: there is nothing to map, so a copy is made.
         return file.read(name)[0]
@@ -359,10 +360,8 @@ def verify_records(path: str | os.PathLike[str]) -> tuple[Records, Metadata]:
     check_contents(path, records, metadata)
     computed = _with_digests(records, metadata)
     if metadata.content_digest and computed != metadata:
-        digests = (
-            f"digest {computed.content_digest}, recorded {metadata.content_digest}"
-        )
         raise DataError(
-            f"{path} was changed after it was written ({digests}); copy or prepare it again"
+            f"{path} was changed after it was written ("
+            f"digest {computed.content_digest}, recorded {metadata.content_digest}); copy or prepare it again"
         )
     return records, computed

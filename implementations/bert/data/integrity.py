@@ -37,10 +37,11 @@ def check(
             return number, "", str(error)
         if not known or computed == known:
             return number, "" if known else computed, ""
-        changed = (
-            f"was changed after it was written (digest {computed}, recorded {known})"
+        return (
+            number,
+            "",
+            f"{path} was changed after it was written (digest {computed}, recorded {known}): copy or prepare it again",
         )
-        return number, "", f"{path} {changed}: copy or prepare it again"
 
     with ThreadPoolExecutor(_THREADS) as executor:
         looked = list(executor.map(look, mine))
@@ -55,8 +56,9 @@ def check(
     for number, path in enumerate(recorded):
         if differs := _difference([digests.get(number, "") for *_, digests in reports]):
             rank, other = differs
-            contents = f"has other contents than that of rank {other}; copy it again"
-            raise DataError(f"rank {rank} on {reports[rank][1]}: {path} {contents}")
+            raise DataError(
+                f"rank {rank} on {reports[rank][1]}: {path} has other contents than that of rank {other}; copy it again"
+            )
 
 
 def _difference(digests: Sequence[str]) -> tuple[int, int] | None:

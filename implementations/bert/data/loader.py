@@ -222,8 +222,10 @@ def open_masks(
         _ = source[0]  # sets vocab_md5
         tokens = MaskTokens.read(phase1 / "vocab.txt", source.vocab_md5)
     if tokens.size > vocab_size:
-        differ = f"{phase1}/vocab.txt has {tokens.size} tokens, bert_config.json vocab_size {vocab_size}"
-        raise DataError(f"{differ}: use a matching pair")
+        raise DataError(
+            f"{phase1}/vocab.txt has {tokens.size} tokens, bert_config.json vocab_size {vocab_size}: "
+            "use a matching pair"
+        )
     return DynamicMasks(tokens, seed, config.capacity.masked)
 
 

@@ -75,8 +75,9 @@ def read(file: Hdf5File) -> tuple[Records, Metadata]:
         raise
     # Ours, or of shapes that do not fit.
     except (ValueError, IndexError, TypeError) as error:
-        problem = f"is inconsistent ({error}); copy or prepare it again"
-        raise DataError(f"{file.path} {problem}") from error
+        raise DataError(
+            f"{file.path} is inconsistent ({error}); copy or prepare it again"
+        ) from error
 
 
 def _read(file: Hdf5File) -> tuple[Records, Metadata]:

@@ -74,8 +74,10 @@ class Manifest:
                 f"not the benchmark's: {count} training files of another corpus",
             )
         if wrong or count != NUM_PARTS:
-            lacks = f"{[*wrong, 'a part'][0]} is missing or has another md5"
-            return False, f"partly the benchmark's: {lacks}"
+            return (
+                False,
+                f"partly the benchmark's: {[*wrong, 'a part'][0]} is missing or has another md5",
+            )
         return (
             True,
             f"the benchmark's: {NUM_PARTS} parts, all {len(TEXT_MD5)} known md5",

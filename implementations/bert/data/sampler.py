@@ -55,9 +55,9 @@ class Sampler:
         self.steps_per_epoch = self.rows_per_rank // self._rows_in_order
         if self.steps_per_epoch == 0:
             step = f"one step of {num_runs} ranks x {self._rows_in_order} rows"
-            cure = "prepare more data, or lower BATCHSIZE or GRADIENT_STEPS"
             raise DataError(
-                f"{num_rows} rows of training data do not fill {step}: {cure}"
+                f"{num_rows} rows of training data do not fill {step}: "
+                "prepare more data, or lower BATCHSIZE or GRADIENT_STEPS"
             )
         # Successive steps take rows of the same files.
         self._order = lru_cache(maxsize=2)(self._file_order)
@@ -239,9 +239,9 @@ def bin_counts(source: RowSource, wanted: str, batch_size: int) -> list[int]:
     """
     counts = [int(count) for count in wanted.split(":")]
     if len(counts) != len(source.bins) or sum(counts) != batch_size:
-        expected = f"{len(source.bins)} numbers, one per bin of the data"
         raise DataError(
-            f"BIN_COUNTS={wanted}: expected {expected}, with the sum BATCHSIZE={batch_size}"
+            f"BIN_COUNTS={wanted}: expected {len(source.bins)} numbers, one per bin of the data, "
+            f"with the sum BATCHSIZE={batch_size}"
         )
     return counts
 

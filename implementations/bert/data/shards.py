@@ -58,8 +58,9 @@ def list_shards(folder: Path, variable: str) -> list[Path]:
     )
     if not kept or not left:
         return shards
-    used = f"{len(kept)} *_{wanted}_* files are used, {len(left)} *_{other}_* files are not"
-    say(f"bert: {variable}={folder}: {used}")
+    say(
+        f"bert: {variable}={folder}: {len(kept)} *_{wanted}_* files are used, {len(left)} *_{other}_* files are not"
+    )
     return kept
 
 
@@ -74,9 +75,9 @@ def list_bins(folder: Path, variable: str) -> list[list[Path]]:
             path for path in folder.iterdir() if path.name.isdigit() and path.is_dir()
         ]
     if not bins:
-        cure = "make them with python -m input_preprocessing bins, or set BATCHING=rows"
         raise DataError(
-            f"{variable}={folder}: no bins (folders 128, 256, ...) in it; {cure}"
+            f"{variable}={folder}: no bins (folders 128, 256, ...) in it; "
+            "make them with python -m input_preprocessing bins, or set BATCHING=rows"
         )
     return [
         list_shards(path, variable)
@@ -248,10 +249,10 @@ class Shards:
             if empty and not records.num_sequences:
                 raise DataError(f"{path} has {total} rows and no sequence; remove it")
             if empty:
-                skipped = (
-                    f"{path}: {empty} of {total} rows hold no sequence and are skipped"
+                say(
+                    f"bert: warning: {path}: {empty} of {total} rows hold no sequence and are skipped; "
+                    "the next row takes the place of each"
                 )
-                say(f"bert: warning: {skipped}; the next row takes the place of each")
         # Plain arrays on the same memory, as each use of a memmap costs microseconds.
         arrays = {
             field.name: getattr(records, field.name)

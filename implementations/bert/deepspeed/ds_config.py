@@ -264,9 +264,8 @@ def _checked(given: dict[str, Any]) -> dict[str, Any]:
     entries = {key: value for key, value in entries.items() if not key.startswith(off)}
     if "scheduler" in given:
         if (kind := entries.get("scheduler.type")) != "WarmupDecayLR":
-            expected = "expected WarmupDecayLR; others by LR_SCHEDULE"
             raise ConfigError(
-                f"DEEPSPEED_CONFIG: scheduler.type is {kind!r}: {expected}"
+                f"DEEPSPEED_CONFIG: scheduler.type is {kind!r}: expected WarmupDecayLR; others by LR_SCHEDULE"
             )
         for name in SCHEDULER:
             if f"scheduler.params.{name}" not in entries:
@@ -292,8 +291,10 @@ def _batch(entries: dict[str, Any], world_size: int) -> Iterator[Meaning]:
         steps = steps or (whole // (micro * world_size) if micro else 1)
         if whole != micro * steps * world_size:
             sizes = f"train_micro_batch_size_per_gpu {micro} x gradient_accumulation_steps {steps}"
-            wrong = f"train_batch_size {whole} is not {sizes} x {world_size} ranks (WORLD_SIZE)"
-            raise ConfigError(f"DEEPSPEED_CONFIG: {wrong}: correct one of them")
+            raise ConfigError(
+                f"DEEPSPEED_CONFIG: train_batch_size {whole} is not {sizes} x {world_size} ranks (WORLD_SIZE): "
+                "correct one of them"
+            )
     if micro is not None:
         yield Meaning(BATCH[1], "BATCHSIZE", _text(micro))
     if micro is not None or steps is not None:
@@ -311,13 +312,13 @@ def _optimizer(entries: dict[str, Any]) -> Iterator[Meaning]:
     elif kind.lower() == "lamb":
         rule, names = "lamb", LAMB
         if (eps := entries.get("optimizer.params.eps", LAMB_EPSILON)) != LAMB_EPSILON:
-            constant = f"it is {LAMB_EPSILON} with OPTIMIZER=lamb: set that"
             raise ConfigError(
-                f"DEEPSPEED_CONFIG: optimizer.params.eps is {eps}: {constant}"
+                f"DEEPSPEED_CONFIG: optimizer.params.eps is {eps}: it is {LAMB_EPSILON} with OPTIMIZER=lamb: set that"
             )
     else:
-        expected = "expected Adam, AdamW or Lamb; others by OPTIMIZER"
-        raise ConfigError(f"DEEPSPEED_CONFIG: optimizer.type is {kind!r}: {expected}")
+        raise ConfigError(
+            f"DEEPSPEED_CONFIG: optimizer.type is {kind!r}: expected Adam, AdamW or Lamb; others by OPTIMIZER"
+        )
     yield Meaning("optimizer.type", "OPTIMIZER", rule)
     betas = entries.get("optimizer.params.betas", (None, None))
     given = {

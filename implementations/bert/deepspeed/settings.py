@@ -71,9 +71,9 @@ class EngineConfig:
             return
         zero = self.json().get("zero_optimization", {})
         if "stage" not in zero:
-            stage = f"no zero_optimization.stage in {self.path}"
             raise ConfigError(
-                f"ENGINE=deepspeed and {stage}: set 1 or 2; without ZeRO, unset ENGINE"
+                f"ENGINE=deepspeed and no zero_optimization.stage in {self.path}: "
+                "set 1 or 2; without ZeRO, unset ENGINE"
             )
         elsewhere = {"use_node_local_storage", "writer", "checkpoint_serialization"}
         if self.own_checkpoints and (

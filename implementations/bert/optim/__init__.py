@@ -125,8 +125,10 @@ class OptimizerConfig:
         number = int(self.shard_group) if self.shard_group.isdecimal() else 0
         size = sizes.get(self.shard_group, number)
         if not size or num_ranks % size:
-            problem = f"SHARD_GROUP={self.shard_group} with {num_ranks} ranks, {sizes['node']} of them on a node"
-            raise ConfigError(f"{problem}: give node, all, or a divisor of {num_ranks}")
+            raise ConfigError(
+                f"SHARD_GROUP={self.shard_group} with {num_ranks} ranks, {sizes['node']} of them on a node: "
+                f"give node, all, or a divisor of {num_ranks}"
+            )
         return size
 
     def rule(self, shards: ParameterShards) -> Rule:
@@ -192,9 +194,9 @@ def build(
         and world.joined
         and world.rank % per_node != world.local_rank
     ):
-        cure = "number ranks node by node for SHARD_GROUP=node (srun --distribution=block), or set SHARD_GROUP=all"
         raise ConfigError(
-            f"rank {world.rank} is number {world.local_rank} of its node's {per_node}: {cure}"
+            f"rank {world.rank} is number {world.local_rank} of its node's {per_node}: "
+            "number ranks node by node for SHARD_GROUP=node (srun --distribution=block), or set SHARD_GROUP=all"
         )
     # Half the bytes on the network: sums of micro-batches are rounded to the weights' type first.
     sends_low = config.allreduce_dtype == "weights"

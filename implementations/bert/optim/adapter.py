@@ -97,8 +97,10 @@ class Adapter(Rule):
             parameter.grad = None
 
     def _refusal(self, why: str) -> ConfigError:
-        cure = "an Adapter takes steps on dense gradients alone, and state of tensors and numbers"
-        return ConfigError(f"{type(self.optimizer).__name__}: {why}: {cure}")
+        return ConfigError(
+            f"{type(self.optimizer).__name__}: {why}: "
+            "an Adapter takes steps on dense gradients alone, and state of tensors and numbers"
+        )
 
     # --- its entries
 

@@ -100,9 +100,9 @@ class ListRule:
         )
         if not (shard.states or shard.others or self.rule.stateless):
             name = type(self.rule).__name__
-            cure = "make it by shards.state, take an Adapter, or say stateless = True"
             raise ConfigError(
-                f"{name} registers no state, which a resumed run would lose: {cure}"
+                f"{name} registers no state, which a resumed run would lose: "
+                "make it by shards.state, take an Adapter, or say stateless = True"
             )
         if self.rule.needs_whole:
             assert all(

@@ -71,9 +71,9 @@ _CHECKPOINTS = (
     "f97de3ae180eb8d479555c939d50d048 50797acd537880bfb5a7ade80d976129",
     "fc34dd7a54afc07f2d8e9d64471dc672 77d642b721cf590c740c762c7f476e04",
 )
-_CONFIG = "7f59165e21b7d566db610ff6756c926b"
 SOURCE_MD5 = tuple(
-    hashlib.md5(f"{files} {_CONFIG}".encode()).hexdigest() for files in _CHECKPOINTS
+    hashlib.md5(f"{files} 7f59165e21b7d566db610ff6756c926b".encode()).hexdigest()
+    for files in _CHECKPOINTS
 )
 # How the benchmark's data are made (reference, README), by the keys of prepared-*.json.
 RECIPE = {
@@ -232,9 +232,9 @@ def data_sets(config: PretrainingConfig, source: Shards) -> dict[str, Any]:
                 f"EVALDIR={evaldir} is not the evaluation set that was prepared with it"
             )
     if wrong:
-        cure = "Prepare the data again with the defaults of prepare_data.sh, or set SUBMISSION_DIVISION=open"
         raise ConfigError(
-            f"the closed division does not allow {variable}={folder}: {'; '.join(wrong)}. {cure}"
+            f"the closed division does not allow {variable}={folder}: {'; '.join(wrong)}. "
+            "Prepare the data again with the defaults of prepare_data.sh, or set SUBMISSION_DIVISION=open"
         )
     facts: dict[str, Any] = {
         "training_data": data_digest(identity),
@@ -259,8 +259,9 @@ def starting_point(
     }
     if facts["unproved"]:
         names = ", ".join(name.replace("_", " ") for name in facts["unproved"])
-        why = "no files of prepare_data.sh beside them"
-        say(f"bert: warning: {names} not proved to be the benchmark's: {why}")
+        say(
+            f"bert: warning: {names} not proved to be the benchmark's: no files of prepare_data.sh beside them"
+        )
     return facts
 
 
@@ -287,9 +288,9 @@ def check(config: PretrainingConfig, starts: bool) -> None:
         and not config.mlperf.cache_cleared
         and pick_device(config.dist).type == "cuda"
     ):
-        how = "the launch scripts do it where sudo allows it and CLEAR_CACHES is not 0"
         problems.append(
-            f"CACHE_CLEARED=0 (page caches are dropped before each run; {how})"
+            "CACHE_CLEARED=0 (page caches are dropped before each run; "
+            "the launch scripts do it where sudo allows it and CLEAR_CACHES is not 0)"
         )
     if problems:
         listed = "; ".join(problems)

@@ -120,9 +120,9 @@ class PretrainingConfig(ModelFiles, Hardware):
                 f"EMULATE_RANKS={self.dist.emulate} trains one rank's part, which is no model: unset {wrong}"
             )
         if self.data.max_seq_length > self.model.max_position_embeddings:
-            limit = f"max_position_embeddings {self.model.max_position_embeddings} of {self.bert_config_path}"
             raise ConfigError(
-                f"MAX_SEQ_LENGTH={self.data.max_seq_length} exceeds {limit}"
+                f"MAX_SEQ_LENGTH={self.data.max_seq_length} exceeds "
+                f"max_position_embeddings {self.model.max_position_embeddings} of {self.bert_config_path}"
             )
         if not self.data.synthetic:
             # Raises if the folder is not given.

@@ -123,8 +123,9 @@ def check_identity(
 
 
 def _of_another(config: PretrainingConfig, differs: str, cure: str) -> ConfigError:
-    saved = f"the checkpoint in {config.checkpoint.directory} is of {differs}"
-    return ConfigError(f"RESUME=1: {saved}: {cure}")
+    return ConfigError(
+        f"RESUME=1: the checkpoint in {config.checkpoint.directory} is of {differs}: {cure}"
+    )
 
 
 def computed(config: PretrainingConfig) -> dict[str, Any]:

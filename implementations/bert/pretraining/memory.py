@@ -225,10 +225,11 @@ def describe(config: PretrainingConfig) -> str:
     if host <= capacity:
         return text
     if plan.device_type == "cuda" or config.dist.device == "cpu":
-        cure = "set SHARD_OPTIMIZER=1 and, with CHECKPOINT_DIR, CHECKPOINT_SHARDS=1, or start fewer ranks on a node"
-        raise ConfigError(f"out of memory: {text}: {cure}")
-    why = "not tested for another machine: DEVICE=cpu or a GPU does"
-    return f"{text}: TOO LITTLE for a run here ({why})"
+        raise ConfigError(
+            f"out of memory: {text}: "
+            "set SHARD_OPTIMIZER=1 and, with CHECKPOINT_DIR, CHECKPOINT_SHARDS=1, or start fewer ranks on a node"
+        )
+    return f"{text}: TOO LITTLE for a run here (not tested for another machine: DEVICE=cpu or a GPU does)"
 
 
 def host_capacity(root: Path = Path("/")) -> int:

@@ -123,8 +123,11 @@ def describe(config: PretrainingConfig, saved: dict[str, Any] | None) -> str:
     if saved is None and is_repeated(config) and sharded.complete(folder):
         return f"a closed run is timed from its start: it replaces what {folder} holds"
     if saved is None:
-        anew = f"no checkpoint in CHECKPOINT_DIR={folder}: from the start, {last} steps"
-        return f"RESUME=1: {anew}" if config.checkpoint.resume else ""
+        return (
+            f"RESUME=1: no checkpoint in CHECKPOINT_DIR={folder}: from the start, {last} steps"
+            if config.checkpoint.resume
+            else ""
+        )
     left = f"{max(0, last - saved['step'])} of {last} steps are left"
     if saved["ended"] and saved["step"] < last:
         left = "the run had ended there"
@@ -145,9 +148,9 @@ def check_first_weights(
     # Settings leave paths out, as they may move: the checksum tells that the weights are the same.
     if path is not None and noted.get("first_weights", first_weights) != first_weights:
         where = f"the checkpoint in CHECKPOINT_DIR={folder}"
-        cure = "give those it started from, or another CHECKPOINT_DIR"
         raise ConfigError(
-            f"{where} is of a run from other weights than INIT_CHECKPOINT={path}: {cure}"
+            f"{where} is of a run from other weights than INIT_CHECKPOINT={path}: "
+            "give those it started from, or another CHECKPOINT_DIR"
         )
 
 
@@ -177,9 +180,9 @@ def check_data(
     if before != row_counts or saved["data_digest"] != data_digest(data.identity()):
         mine = f"{sum(row_counts):,} in {len(row_counts)}{' with other contents' if before == row_counts else ''}"
         differs = f"{sum(before):,} rows in {len(before)} files, this one has {mine}"
-        problem = f"the checkpoint in {config.directory} is of a run on other training data, {differs}"
         raise ConfigError(
-            f"RESUME=1: {problem}: use the same data, or another CHECKPOINT_DIR"
+            f"RESUME=1: the checkpoint in {config.directory} is of a run on other training data, {differs}: "
+            "use the same data, or another CHECKPOINT_DIR"
         )
 
 
@@ -190,9 +193,9 @@ def check_restored(trained: Trainer, world: World, path: Path | None) -> None:
     if isinstance(trained, Step):
         trained.optimizer.gather()
     if not is_finite(trained.state_tensors(), world):
-        cure = "start from others, or remove the newest checkpoint to resume from the one before"
         raise ConfigError(
-            f"{path} holds weights or moments that are NaN or infinite: {cure}"
+            f"{path} holds weights or moments that are NaN or infinite: "
+            "start from others, or remove the newest checkpoint to resume from the one before"
         )
 
 
@@ -240,21 +243,21 @@ def warm_start(
         ) from None
     state = saved.get("optimizer") if isinstance(saved, Mapping) else None
     if not isinstance(state, Mapping) or "masters" not in state:
-        expected = "expected a step_*.pt of this trainer, or set INIT_OPTIMIZER=0"
         raise ConfigError(
-            f"INIT_OPTIMIZER=1: {path} holds no optimizer state: {expected}"
+            f"INIT_OPTIMIZER=1: {path} holds no optimizer state: "
+            "expected a step_*.pt of this trainer, or set INIT_OPTIMIZER=0"
         )
     trained_with = saved.get("run", {}).get("OPTIMIZER")
     if trained_with != optimizer:
-        differs = f"is of OPTIMIZER={trained_with}, this run has {optimizer}"
         raise ConfigError(
-            f"INIT_OPTIMIZER=1: {path} {differs}: use the same, or INIT_OPTIMIZER=0"
+            f"INIT_OPTIMIZER=1: {path} is of OPTIMIZER={trained_with}, this run has {optimizer}: "
+            "use the same, or INIT_OPTIMIZER=0"
         )
     if "others" in state:
-        counts = (
-            f"OPTIMIZER={optimizer} counts its own steps, which would not begin anew"
+        raise ConfigError(
+            f"INIT_OPTIMIZER=1: OPTIMIZER={optimizer} counts its own steps, which would not begin anew: "
+            "set INIT_OPTIMIZER=0"
         )
-        raise ConfigError(f"INIT_OPTIMIZER=1: {counts}: set INIT_OPTIMIZER=0")
     for part, tensors in state.items():
         if isinstance(tensors, Mapping) and (wrong := weights.misfits(shapes, tensors)):
             some = "; ".join(wrong[:3]) + (

@@ -69,8 +69,9 @@ def _train(config: PretrainingConfig) -> int:
         if known := _ending_before(config, world):
             _check_last_checkpoint(config, world)
             if is_main:
-                done = f"{log.path} is of this very run, complete ({known})"
-                say(f"bert: {done}: nothing is left")
+                say(
+                    f"bert: {log.path} is of this very run, complete ({known}): nothing is left"
+                )
             return _status(config, known == "success", is_main)
         # NCCL connects at the first collective of each kind: here, not in the first timed step.
         world.warm_up()
@@ -117,8 +118,10 @@ def _check_last_checkpoint(config: PretrainingConfig, world: World) -> None:
     folder = config.checkpoint.directory
     saved = resume.newest(config, world)
     if folder is not None and (saved is None or not saved["ended"]):
-        lacks = f"CHECKPOINT_DIR={folder} lacks the last checkpoint of a run that is complete"
-        raise ConfigError(f"{lacks}: to train that again give another RUN_DIR")
+        raise ConfigError(
+            f"CHECKPOINT_DIR={folder} lacks the last checkpoint of a run that is complete: "
+            "to train that again give another RUN_DIR"
+        )
 
 
 def _status(config: PretrainingConfig, reached: bool, is_main: bool) -> int:

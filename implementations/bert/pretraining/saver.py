@@ -149,9 +149,10 @@ class Saver:
         writing, why = self.world.objects((self.writer.is_writing, self._why()))[0]
         self.is_first = writing
         if why and not writing:
-            cure = "make room, or give another CHECKPOINT_DIR"
-            none = f"{self.folder} has no checkpoint, and the first cannot be written"
-            raise TrainingError(f"{none} ({why}): {cure}")
+            raise TrainingError(
+                f"{self.folder} has no checkpoint, and the first cannot be written ({why}): "
+                "make room, or give another CHECKPOINT_DIR"
+            )
 
     def _why(self) -> str:
         """Why there is no checkpoint after a failed write; empty if there is one."""

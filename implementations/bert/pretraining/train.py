@@ -395,8 +395,9 @@ class Evaluation:
             parts.append(f"loss {result.mlm_loss:.4f}")
             if result.nsp_accuracy is not None:
                 parts.append(f"next sentence {result.nsp_accuracy:.4f}")
-            when = f"evaluation at step {step}, {samples:,} samples"
-            say(f"{when}: {', '.join(parts)}, {seconds:.1f} s")
+            say(
+                f"evaluation at step {step}, {samples:,} samples: {', '.join(parts)}, {seconds:.1f} s"
+            )
         return result
 
 
@@ -443,5 +444,6 @@ def report_emulation(world: World, batches: int, seconds: float) -> None:
     else:
         memory = f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6:.2f} GB of the host"
     took = f"{1000 * seconds / max(batches, 1):.1f} ms a step without the network, at most {memory}"
-    told = f"rank 0 of {world.size} emulated, alone: {took}; losses, weights and log are no result"
-    say(f"bert: {told}")
+    say(
+        f"bert: rank 0 of {world.size} emulated, alone: {took}; losses, weights and log are no result"
+    )

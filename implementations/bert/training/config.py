@@ -65,9 +65,9 @@ class Hardware:
                 f"OPTIMIZER={self.optim.optimizer} takes steps on the host, outside of CUDA graphs: set CUDA_GRAPH=0"
             )
         if uses_graph and self.recompute.layers and not self.recomputes_in_graph:
-            cure = "set ATTENTION=triton or cudnn_frontend, and FUSED=auto, or CUDA_GRAPH=0"
             raise ConfigError(
-                f"RECOMPUTE_LAYERS in a CUDA graph needs our own dropout: {cure}"
+                "RECOMPUTE_LAYERS in a CUDA graph needs our own dropout: "
+                "set ATTENTION=triton or cudnn_frontend, and FUSED=auto, or CUDA_GRAPH=0"
             )
         if not self.graph.cuda_graph:
             return

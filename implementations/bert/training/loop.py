@@ -190,8 +190,8 @@ class StepCounter:
         elif (
             count := self.batches - self.resolved_batches
         ) > MAX_CONSECUTIVE_OVERFLOWS:
-            failure = f"gradients were not finite in {count} steps in a row after step {self.done}"
             raise TrainingError(
-                f"{failure}: lower LR or the loss scale, or look at the data"
+                f"gradients were not finite in {count} steps in a row after step {self.done}: "
+                "lower LR or the loss scale, or look at the data"
             )
         return self.done == expected

@@ -145,8 +145,9 @@ class MetricsConfig:
             return
         package = SINKS[self.metrics].package
         if package and importlib.util.find_spec(package) is None:
-            cure = "pip install -r requirements/metrics.txt"
-            raise ConfigError(f"METRICS={self.metrics}: it is not installed: {cure}")
+            raise ConfigError(
+                f"METRICS={self.metrics}: it is not installed: pip install -r requirements/metrics.txt"
+            )
         if run.run_dir is None:
             raise ConfigError(
                 f"METRICS={self.metrics} writes to RUN_DIR, which is not set: give the folder"
@@ -346,8 +347,10 @@ class Progress:
             )
         # Only loss scaling may skip steps (StepCounter.resolve ends a run that skips all).
         if overflows and not self.skips_overflows:
-            failure = f"gradients were not finite in {overflows} of the {self.span_steps} steps up to step {step}"
-            raise TrainingError(f"{failure}: lower LR, or look at the data")
+            raise TrainingError(
+                f"gradients were not finite in {overflows} of the {self.span_steps} steps up to step {step}: "
+                "lower LR, or look at the data"
+            )
         values = {
             "step": step,
             "epoch": self.epochs(batches, samples),

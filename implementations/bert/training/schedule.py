@@ -51,8 +51,9 @@ def after_warmup(rate: Rate) -> Rate:
         warmup, flat = config.warmup_share, config.constant_proportion
         # Shares overlap above 1, and nothing is left to decay.
         if warmup + flat > 1:
-            shares = f"CONSTANT_PROPORTION={flat:g} and a warm-up of {warmup:g}"
-            raise ConfigError(f"{shares} of the steps: expected a sum of at most 1")
+            raise ConfigError(
+                f"CONSTANT_PROPORTION={flat:g} and a warm-up of {warmup:g} of the steps: expected a sum of at most 1"
+            )
         t = step / config.length
         return config.lr * t / warmup if t < warmup else rate(step, config)
 

@@ -121,9 +121,9 @@ def check_finite(state: Iterable[Tensor], world: World, step: int) -> None:
     ``step``.
     """
     if not is_finite(state, world):
-        cure = "lower LR, or look at the data; checkpoints of earlier steps are kept"
         raise TrainingError(
-            f"weights or moments are not finite at step {step}, and are not saved: {cure}"
+            f"weights or moments are not finite at step {step}, and are not saved: "
+            "lower LR, or look at the data; checkpoints of earlier steps are kept"
         )
 
 
