@@ -12,10 +12,11 @@ import torch
 from bert.checkpoint import deepspeed_files, sharded, weights
 from bert.checkpoint.deepspeed_files import MODEL
 from bert.checkpoint.save import CheckpointConfig
+from bert.deepspeed import checkpoints
 from common.env import ConfigError
 
 from ..ranks import run_ranks
-from .engines import tiny_model
+from .engines import FP32, deepspeed_step, tiny_model
 
 NAMES = ["global_step4", "global_step8"]
 
@@ -99,6 +100,42 @@ def test_a_run_writes_what_deepspeed_reads_and_either_engine_resumes_it(
     said = _run(run_bert, environ("whole", RESUME="1"), 2)
     assert "is of another checkpoint" in said
     assert "resume from global_step4" in said
+
+
+def _failing_writes(world, config, folder):
+    trained = deepspeed_step(world, config, "lans", FP32, 1, folder, stage=2)
+    saved, engine = folder / "saved", trained.engine.checkpoint_engine
+
+    def full(*_, **__):
+        raise RuntimeError("no space left")
+
+    def save(step):
+        return checkpoints.save(trained, saved, step, step, {"step": step}, keep=1)
+
+    def kept():
+        world.barrier()
+        newest = sharded.complete(saved)[-1].name
+        assert [path.name for path in saved.glob("*step*")] == [newest]
+        assert [*saved.glob(".*")] == []
+        assert (saved / "latest").read_text() == newest
+        world.barrier()
+        return newest
+
+    assert save(4) == ""
+    assert kept() == NAMES[0]
+    writes = engine.save
+    for odd in range(2):
+        engine.save = full if world.rank == odd else writes
+        assert save(8) == f"rank {odd}: no space left"
+        assert kept() == NAMES[0]
+    engine.save = writes
+    assert save(8) == ""
+    assert kept() == NAMES[1]
+
+
+@pytest.mark.deepspeed
+def test_a_write_that_fails_on_one_rank_leaves_the_checkpoint_before(tiny, tmp_path):
+    run_ranks(_failing_writes, 2, arguments=(tiny, tmp_path))
 
 
 def _their_program(world, config, folder):
