@@ -2,7 +2,7 @@
 ranks.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -200,9 +200,9 @@ def build(
         )
     # Half the bytes on the network: sums of micro-batches are rounded to the weights' type first.
     sends_low = config.allreduce_dtype == "weights"
-    kind = (
-        partial(FlatOptimizer, group_size=group_size) if is_sharded else WholeOptimizer
-    )
+    kind: Callable[..., FlatOptimizer] = WholeOptimizer
+    if is_sharded:
+        kind = partial(FlatOptimizer, group_size=group_size)
     return kind(
         model.named_parameters(),
         lambda shard: config.flat_rule(shard, fused and is_sharded),
