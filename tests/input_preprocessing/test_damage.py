@@ -181,7 +181,7 @@ def test_another_digest_of_the_benchmark_s_evaluation_set_is_a_failure(folder):
     benchmark = prepared.Manifest(**{**vars(made), "recipe": recipe, "texts": texts})
     rules = verdict.Rules(special=(2, 3, 4), vocab_size=30522, num_masked=(1,) * 65)
     audited = verdict.audit(folder / "eval" / "part_eval_10k.hdf5", rules)
-    audited = verdict.Audit(**{**vars(audited), "fault": ""})
+    audited = audited._replace(fault="")
     found = verdict._check_evaluation([audited], benchmark)
     assert found.holds is False
     assert "not the published" in found.detail
