@@ -352,6 +352,7 @@ class Cuda:
             "aborts": self.aborted,
             "open": list(self.open),
             "leaks": [pool for pool in reserved if pool.uses > 0],
+            "released twice": [pool for pool in self.pools.values() if pool.uses < 0],
             "dangling": dangling,
             "stream": [self.stream] if self.stream is not self.default else [],
             "capturing": [self.generator.state] * self.generator.state.capturing,
