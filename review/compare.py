@@ -294,9 +294,9 @@ def parts(verdicts: Sequence[Verdict]) -> list[Part]:
     for head, verdict in zip(heads, verdicts, strict=True):
         if verdict.obstacles:
             more = len(verdict.obstacles) - 1
-            words = f"unofficial: {verdict.obstacles[0]}"
-            words += f" (+{more} more)" if more else ""
-            made.append(Line(head, words, "yellow"))
+            message = f"unofficial: {verdict.obstacles[0]}"
+            message += f" (+{more} more)" if more else ""
+            made.append(Line(head, message, "yellow"))
     made.append(Table(columns, _figures(results)))
     for name, comparison in zip(names[1:], comparisons, strict=True):
         made += [

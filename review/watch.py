@@ -251,5 +251,5 @@ def render(by_path: States, out: Console) -> RenderableType:
         rows.append([text("/".join(state.path.parts[-2:])), phase, *state.cells()])
         styles.append(("red" if state.status else "green") if state.over else "")
     table = output.table(*output.fit(_COLUMNS, rows, out.width), styles)
-    words = "\n".join(states[0].parts()) if len(states) == 1 else ""
-    return Group(table, Text(words))
+    details = "\n".join(states[0].parts()) if len(states) == 1 else ""
+    return Group(table, Text(details))

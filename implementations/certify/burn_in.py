@@ -90,12 +90,12 @@ def refuse_other(folder: Path, peers: StoreGroup, facts: Mapping[str, Any]) -> N
             None,
         )
         if name is not None:
-            words = (
+            message = (
                 f"{name}={earlier[name]}, now {facts[name]}"
                 if name in earlier
                 else f"{name} is not recorded"
             )
-            reason = f"{folder} has a burn-in that cannot be resumed: {words}: choose another RUN_NAME"
+            reason = f"{folder} has a burn-in that cannot be resumed: {message}: choose another RUN_NAME"
     peers.refuse(reason)
 
 
@@ -243,11 +243,11 @@ class BurnIn:
                 # for: these lines must survive it.
                 os.fsync(file.fileno())
         wrong = [rank for rank, (_, step) in enumerate(answers) if step >= 0]
-        words = (
+        message = (
             f"rank {', '.join(map(str, wrong))} differs from the first"
             if wrong
             else "all identical"
         )
         self.peers.print_rank0(
-            f"burn-in {duration(elapsed)} of {duration(self.duration)}: repeat {repeat}, {words}"
+            f"burn-in {duration(elapsed)} of {duration(self.duration)}: repeat {repeat}, {message}"
         )

@@ -264,6 +264,6 @@ def _count(path: Path) -> int | None:
 def _answer(value: Any) -> Any:
     """None if it says nothing; bytes decoded."""
     # Older versions of nvidia-ml-py return bytes.
-    told = value.decode() if isinstance(value, bytes) else value
+    text = value.decode() if isinstance(value, bytes) else value
     # The kernel's speed of a port that is down is -1; the last condition is true of nan alone.
-    return None if told in ("", "N/A", "-1") or told != told else told
+    return None if text in ("", "N/A", "-1") or text != text else text

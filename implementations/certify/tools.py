@@ -317,34 +317,34 @@ def read_nccl_tests(name: str, text: str, ranks: int) -> Reading:
             f" with NCCL {code // 10000}.{code // 100 % 100}.{code % 100}"
         )
     rows = [
-        words
-        for words in map(str.split, text.splitlines())
-        if words and words[0].isdigit()
+        columns
+        for columns in map(str.split, text.splitlines())
+        if columns and columns[0].isdigit()
     ]
     # A row that was cut off must not count as a size with fewer columns.
     if len({*map(len, rows)}) != 1 or not 11 <= len(rows[0]) <= 13:
         raise ValueError(name)
-    rows = [[*words[:2], *words[-8:]] for words in rows]
-    in_place = [words for words in rows if words[6] != "N/A"]
-    checked = [words[5] for words in rows if words[5] != "N/A"]
+    rows = [[*columns[:2], *columns[-8:]] for columns in rows]
+    in_place = [columns for columns in rows if columns[6] != "N/A"]
+    checked = [columns[5] for columns in rows if columns[5] != "N/A"]
     if not checked:
         reading.skipped.append(f"sums of {name}")
-    checked += [words[9] for words in in_place if words[9] != "N/A"]
+    checked += [columns[9] for columns in in_place if columns[9] != "N/A"]
     counted = re.search("^# +size .*#wrong", text, re.M)
     wrong = max(map(int, [count, *(checked if counted else ())]))
-    table = [(int(words[0]), *map(float, words[2:5])) for words in rows]
+    table = [(int(columns[0]), *map(float, columns[2:5])) for columns in rows]
     if not any(is_positive(bus) for *_, bus in table):
         raise ToolError("measured no bandwidth")
     largest, _, algorithm, bus = max(table)
     # Sizes are rounded down to multiples of the ranks: the smallest may be 0 elements.
-    empty = [words for words in rows if words[:2] == ["0", "0"]]
+    empty = [columns for columns in rows if columns[:2] == ["0", "0"]]
     measured = len({size for size, *_ in table if size}) + len(empty)
     if measured < NUM_SIZES or largest < 0.9 * LARGEST:
         reading.fail(
             f"measured {measured} of {NUM_SIZES} sizes, the largest {largest:,} bytes"
         )
     factor = bus / algorithm if is_positive(algorithm) else math.nan
-    table += [(int(words[0]), *map(float, words[6:9])) for words in in_place]
+    table += [(int(columns[0]), *map(float, columns[6:9])) for columns in in_place]
     for number, (size, microseconds, _, rate) in enumerate(table):
         # `not >=` is true of nan too.
         if not rate >= 1 and size < SURE_SIZE:  # too few digits
@@ -465,11 +465,13 @@ def _read_diagnosis(reading: Reading, test: Mapping[str, Any]) -> None:
     faults = [fault for result in failed if (fault := _fault(name, result))]
     reading.faults += faults
     if summary and (fault := _fault(name, summary)):
-        told = {words for result in failed for words in _warnings(result)}
+        known = {warning for result in failed for warning in _warnings(result)}
         of_settings = bool(failed) and all(map(_is_setting, failed))
         # The summary of a test repeats its results; that of a setting lacks the severity.
         repeated = any(state in ("fail", fault[1]) for _, state, _ in faults) or (
-            of_settings and _status(summary) == "fail" and {*_warnings(summary)} <= told
+            of_settings
+            and _status(summary) == "fail"
+            and {*_warnings(summary)} <= known
         )
         if not repeated:
             reading.faults.append(fault)

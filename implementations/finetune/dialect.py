@@ -157,8 +157,8 @@ def _text(path: Path, encoding: str) -> tuple[str, str]:
         if data.startswith(b"\x1f\x8b"):
             data = gzip.decompress(data)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        told = f"is gzip and cannot be unpacked ({error}): copy it again"
-        raise DataError(f"{path}: {told}") from None
+        message = f"is gzip and cannot be unpacked ({error}): copy it again"
+        raise DataError(f"{path}: {message}") from None
     except OSError as error:
         raise DataError(f"{path}: {error.strerror or error}") from None
     _refuse_foreign(path, data[:300])
@@ -173,8 +173,8 @@ def _text(path: Path, encoding: str) -> tuple[str, str]:
 
 
 def _refuse_foreign(path: Path, start: bytes) -> None:
-    if told := foreign(start, "table"):
-        raise DataError(f"{path}: is {told}")
+    if message := foreign(start, "table"):
+        raise DataError(f"{path}: is {message}")
 
 
 def _decoded(path: Path, data: bytes, given: str) -> tuple[str, str]:
@@ -196,10 +196,10 @@ def _decoded(path: Path, data: bytes, given: str) -> tuple[str, str]:
         differs = given and codecs.lookup(given) != codecs.lookup(encoding)
         text = data.decode(encoding)
     except LookupError:
-        told = (
+        message = (
             f"ENCODING={given} (predict: --encoding): no such encoding, such as cp1252"
         )
-        raise DataError(told) from None
+        raise DataError(message) from None
     except UnicodeError as error:
         # Some encodings do not say where.
         at = data.count(b"\n", 0, getattr(error, "start", 0))
@@ -217,8 +217,8 @@ def _decoded(path: Path, data: bytes, given: str) -> tuple[str, str]:
     # byte a character, rarely more than one in twenty.
     limit = 20 if not wrong and len(text) == len(data) else 1
     if others and limit * len(in_utf8) >= len(others):
-        told = f"line {others[0]} is not UTF-8, line {in_utf8[0]} is: two encodings"
-        raise DataError(f"{path}: {told}: write all lines in UTF-8")
+        message = f"line {others[0]} is not UTF-8, line {in_utf8[0]} is: two encodings"
+        raise DataError(f"{path}: {message}: write all lines in UTF-8")
     if wrong:
         cure = "set another ENCODING (predict: --encoding)"
         if not given:
@@ -314,8 +314,8 @@ def _parse(text: str, separator: str, quoting: str, ragged: bool = False) -> _Pa
                 is_short, width = True, width + 1
             width = width or len(cells)
             if cells and len(cells) != width and not ragged:
-                told = f"{len(cells)} columns, expected {width} with the separator"
-                return _Parse(rows, f":{line}: {told} {_shown(separator)}")
+                message = f"{len(cells)} columns, expected {width} with the separator"
+                return _Parse(rows, f":{line}: {message} {_shown(separator)}")
             rows.append((line, cells))
             line += 1 + breaks
     except csv.Error as error:
@@ -410,18 +410,18 @@ def _one_quoting(
             best = [way for way in best if len(ways[way].table) == most]
     if len(best) == 1 or len(sure) == 1:
         return ways[[*best, *sure][0]]
-    told = ": quotation marks or backslashes may be text, or enclose and escape it"
+    message = ": quotation marks or backslashes may be text, or enclose and escape it"
     if not separator and "double" in sure and (lines := ways["double"].long_rows):
-        told = f":{lines[0]}: quotation marks enclose several lines"
-    raise DataError(f"{path}{told}: {_QUOTING_CURE}")
+        message = f":{lines[0]}: quotation marks enclose several lines"
+    raise DataError(f"{path}{message}: {_QUOTING_CURE}")
 
 
 def _found(path: Path, text: str, kind: str, reading: Reading) -> tuple[str, _Parse]:
     """Separator, and the only table. Raises DataError if there are several, or none."""
     given = SPELLINGS.get(reading.separator, reading.separator)
     if len(given) > 1:
-        told = f"{reading.separator!r}: expected one character, tab or none"
-        raise DataError(f"SEPARATOR (predict: --separator) {told}")
+        message = f"{reading.separator!r}: expected one character, tab or none"
+        raise DataError(f"SEPARATOR (predict: --separator) {message}")
     # A mark that does not occur makes one column, as the usual one then does.
     usual = given or ("\t" if kind == "tsv" else ",")
     separators = [mark for mark in SEPARATORS if mark in text or mark == usual]

@@ -12,7 +12,7 @@ from common.env import ConfigError
 from common.files import whole_file
 from finetune.dialect import Reading
 from finetune.saved import Saved
-from finetune.tables import Layout, Rows, lines_told
+from finetune.tables import Layout, Rows, first_lines
 
 CHUNK = 4096  # rows sorted by length and predicted together, between progress lines
 
@@ -58,14 +58,14 @@ def predict(
     mark = next(m for m in marks if not {f"{name}{m}" for name in added} & {*names})
     if mark:
         say(f"{source} has such columns: the new ones are called prediction{mark} ...")
-    told = f"{len(rows):,} rows, {table.describe()}; predicting from {' | '.join(table.texts)}"
-    say(f"{source}: {told}")
+    message = f"{len(rows):,} rows, {table.describe()}; predicting from {' | '.join(table.texts)}"
+    say(f"{source}: {message}")
     lacking = [
         line for (line, _), text in zip(rows, texts, strict=True) if text is None
     ]
     if lacking:
         say(
-            f"no text in {lines_told(lacking)}: no prediction for {len(lacking):,} rows"
+            f"no text in {first_lines(lacking)}: no prediction for {len(lacking):,} rows"
         )
     predictions = _predictions(model, texts, batch_size)
     # Without the other answers to a question.

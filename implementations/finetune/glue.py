@@ -40,11 +40,11 @@ def by_class(predicted: Labels, true: Labels, names: Sequence[str]) -> list[list
     """A row of each class: precision, recall, F1, and how many examples it has."""
     rows = [["class", "precision", "recall", "f1", "examples"]]
     for label, name in enumerate(names):
-        said, is_so = predicted == label, true == label
+        chosen, is_so = predicted == label, true == label
         # 0 of none, as scikit-learn has it.
         shares = (
-            is_so[said].sum() / max(said.sum(), 1),
-            said[is_so].sum() / max(is_so.sum(), 1),
+            is_so[chosen].sum() / max(chosen.sum(), 1),
+            chosen[is_so].sum() / max(is_so.sum(), 1),
         )
         figures = (*shares, f1(predicted, true, label))
         rows.append([name, *(f"{x:.4f}" for x in figures), str(is_so.sum())])
@@ -166,8 +166,10 @@ def cut_note(num_full: int, total: int, length: int) -> str:
     """What to say of sequences that are full, as they may have been cut, which costs accuracy
     without a word; "" if none is.
     """
-    told = f"{num_full:,} of {total:,} examples fill {length} tokens"
-    return f"{told}: what is longer is cut there (MAX_SEQ_LENGTH)" if num_full else ""
+    message = f"{num_full:,} of {total:,} examples fill {length} tokens"
+    return (
+        f"{message}: what is longer is cut there (MAX_SEQ_LENGTH)" if num_full else ""
+    )
 
 
 def truncated_lengths(a: int, b: int, room: int) -> tuple[int, int]:

@@ -48,15 +48,15 @@ def is_number(text: str) -> bool:
     return _number(text) is not None or bool(_NUMERAL.fullmatch(text.strip()))
 
 
-def some(names: Sequence[str]) -> str:
+def first_few(names: Sequence[str]) -> str:
     """The first names, shortened."""
     more = ["..."] if len(names) > 10 else []
     return ", ".join([name[:30] for name in names[:10]] + more)
 
 
-def lines_told(numbers: Sequence[int]) -> str:
+def first_lines(numbers: Sequence[int]) -> str:
     """Line numbers, shortened."""
-    return f"lines {some([str(number) for number in numbers])}"
+    return f"lines {first_few([str(number) for number in numbers])}"
 
 
 def are_numbers(given: Sequence[str]) -> bool:
@@ -79,12 +79,14 @@ def targets_of(path: Path, by_line: Mapping[int, str]) -> tuple[np.ndarray, str]
     values = {number: _number(label) for number, label in by_line.items()}
     wrong = [n for n, value in values.items() if value is None or abs(value) > _LARGEST]
     if wrong:
-        told = f"label {by_line[wrong[0]]!r:.60} is not a number up to {_LARGEST:.0e}"
+        message = (
+            f"label {by_line[wrong[0]]!r:.60} is not a number up to {_LARGEST:.0e}"
+        )
         cure = "write it with a decimal point, or set REGRESSION=0 for classes"
-        raise DataError(f"{path}:{wrong[0]}: {told} ({lines_told(wrong)}): {cure}")
+        raise DataError(f"{path}:{wrong[0]}: {message} ({first_lines(wrong)}): {cure}")
     targets = np.array([*values.values()], dtype=np.float32)
-    told = f"numbers from {targets.min():g} to {targets.max():g}, mean {targets.mean():.4g}"
-    return targets, told
+    message = f"numbers from {targets.min():g} to {targets.max():g}, mean {targets.mean():.4g}"
+    return targets, message
 
 
 def classes_of(path: Path, by_line: Mapping[int, str]) -> tuple[str, ...]:
@@ -94,16 +96,16 @@ def classes_of(path: Path, by_line: Mapping[int, str]) -> tuple[str, ...]:
     labels, names = [*by_line.values()], {*by_line.values()}
     # Nearly every line has another label: those are texts, identifiers or numbers.
     if len(names) - 1 > max(3, len(labels) / 2):
-        told = f"{len(names):,} different labels in {len(labels):,} lines ({some(sorted(names))})"
+        message = f"{len(names):,} different labels in {len(labels):,} lines ({first_few(sorted(names))})"
         cure = "the label is the last column, after the text, or named by LABEL_COLUMN; REGRESSION=1 for numbers"
-        raise DataError(f"{path}: {told}: {cure}")
+        raise DataError(f"{path}: {message}: {cure}")
     spellings = dict[float | str, str]()
     for number, label in by_line.items():
         value = _number(label)
         key = label.casefold() if value is None else value
         if (other := spellings.setdefault(key, label)) != label:
-            told = f"label {label!r}, in other lines {other!r}: write it in one way"
-            raise DataError(f"{path}:{number}: {told}")
+            message = f"label {label!r}, in other lines {other!r}: write it in one way"
+            raise DataError(f"{path}:{number}: {message}")
     # Sorted, so that a label's number does not depend on the order of the rows.
     return tuple(sorted(name for name in names if not is_void(name)))
 
@@ -115,13 +117,13 @@ def ids_of(
     ids = {name: number for number, name in enumerate(known)}
     if wrong := [number for number, name in by_line.items() if name not in ids]:
         where = f"in column {column}" if column else "in the last column"
-        told = f"label {by_line[wrong[0]]!r:.60}, expected one of {some(known)} {where}"
-        raise DataError(f"{path}:{wrong[0]}: {told} ({lines_told(wrong)})")
+        message = f"label {by_line[wrong[0]]!r:.60}, expected one of {first_few(known)} {where}"
+        raise DataError(f"{path}:{wrong[0]}: {message} ({first_lines(wrong)})")
     if len(known) < 2:
-        told = f"every label is {known[0]!r}: expected at least two different ones"
-        raise DataError(f"{path}: {told}")
+        message = f"every label is {known[0]!r}: expected at least two different ones"
+        raise DataError(f"{path}: {message}")
     counts = Counter(by_line.values()).most_common()
-    each = some([f"{count:,} {name}" for name, count in counts])
+    each = first_few([f"{count:,} {name}" for name, count in counts])
     # What a model scores that always says the most frequent class.
     share = f"{counts[0][1] / len(by_line):.2%} the first"
     labels = np.array([ids[name] for name in by_line.values()], dtype=np.int64)

@@ -174,8 +174,8 @@ def load(model: FineTuned, path: Path) -> Loaded:
     # The encoder must be there; a head or pooler may be new, as pretrained weights have another.
     heads = [name for name in lacking if not re.match(r"bert\.(?!pooler\.)", name)]
     if problems := misfits(shapes, tensors, model.config.vocab_size, [*heads, *unused]):
-        told = f"does not fit BERT_CONFIG: {'; '.join(sorted(problems))}"
-        raise ConfigError(f"INIT_CHECKPOINT={path} {told}")
+        message = f"does not fit BERT_CONFIG: {'; '.join(sorted(problems))}"
+        raise ConfigError(f"INIT_CHECKPOINT={path} {message}")
     copy_weights(parameters, tensors, path)
     return Loaded(lacking, unused)
 

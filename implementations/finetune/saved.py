@@ -165,13 +165,13 @@ def load(folder: Path, device: str = "auto", embeds: bool = False) -> Saved:
         folder = folder / "model_0"
     facts = object_of(folder / "task.json")
     if not (facts or embeds):
-        told = (
+        message = (
             "no fine-tuned model (task.json): give the folder of a run, or its model_N"
         )
-        raise ConfigError(f"{folder}: {told}")
+        raise ConfigError(f"{folder}: {message}")
     if device == "cuda" and not torch.cuda.is_available():
-        told = f"no GPU found ({why_no_gpu()}): fix the driver, or omit --device"
-        raise ConfigError(f"--device cuda: {told}")
+        message = f"no GPU found ({why_no_gpu()}): fix the driver, or omit --device"
+        raise ConfigError(f"--device cuda: {message}")
     usual = "cuda" if torch.cuda.is_available() else "cpu"
     target = torch.device(usual if device == "auto" else device)
     # PRECISION's default on this device: prediction does not read the run's environment.

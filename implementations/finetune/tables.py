@@ -11,7 +11,7 @@ import numpy as np
 from bert.data.records import DataError
 from finetune import dialect, labels
 from finetune.dialect import KINDS, Reading
-from finetune.labels import is_missing, is_number, is_void, lines_told, some
+from finetune.labels import first_few, first_lines, is_missing, is_number, is_void
 
 # Names that occur in headers.
 _USUAL = re.compile(r"id|idx|index|labels?|(text|sentence|question)s?[ _]?[12ab]?")
@@ -66,8 +66,8 @@ class Rows:
         self.others = [row for _, row in self.file.rows[1:] if isinstance(row, list)]
         header = self._finds_header()
         if header is None:
-            told = f"is it a header? {some(self.cells)}: {_HEADER_CURE}"
-            raise DataError(f"{path}:1: {told}")
+            message = f"is it a header? {first_few(self.cells)}: {_HEADER_CURE}"
+            raise DataError(f"{path}:1: {message}")
         self.has_header = header
         if self.has_header and not self.file.is_jsonl and len(self.file.rows) == 1:
             raise DataError(f"{path}: has no examples")
@@ -76,13 +76,13 @@ class Rows:
         if len(self.texts) not in (1, 2) or len(self.texts) != count:
             wanted = num_texts or "one or two"
             raise self._wrong(
-                f"{wanted} of the columns {some(self.cells)} must be text"
+                f"{wanted} of the columns {first_few(self.cells)} must be text"
             )
         if self.guessed and not num_texts and len(self.texts) == 2:
             self._check_pair()
 
-    def _wrong(self, told: str, line: str = "") -> DataError:
-        return DataError(f"{self.path}{line}: {told}: {_COLUMNS_CURE}")
+    def _wrong(self, message: str, line: str = "") -> DataError:
+        return DataError(f"{self.path}{line}: {message}: {_COLUMNS_CURE}")
 
     def _check_pair(self) -> None:
         """Raises DataError unless the names of two columns, or most of their cells, say that they
@@ -99,8 +99,10 @@ class Rows:
         if len(prose) < 2:
             choices = [*(prose or self.texts), ",".join(self.texts)]
             cure = " or ".join(f"TEXT_COLUMNS={choice}" for choice in choices)
-            told = f"are the columns {some(self.texts)} a pair of texts?"
-            raise DataError(f"{self.path}: {told} set {cure} (predict: --text-columns)")
+            message = f"are the columns {first_few(self.texts)} a pair of texts?"
+            raise DataError(
+                f"{self.path}: {message} set {cure} (predict: --text-columns)"
+            )
 
     def _finds_header(self) -> bool | None:
         """Whether the first line names the columns. None: in doubt."""
@@ -179,8 +181,8 @@ class Rows:
         wanted = self.wanted if layout.texts else [*usual, *self.wanted]
         if missing := [name for name in wanted if name not in names]:
             trained = ", which the model was trained on" if missing[0] in usual else ""
-            told = f"no column {missing[0]!r}{trained} (it has {some(names)})"
-            raise self._wrong(told)
+            message = f"no column {missing[0]!r}{trained} (it has {first_few(names)})"
+            raise self._wrong(message)
         self.named = bool(wanted) or self.has_header
         texts = layout.texts or usual
         self.label = self._label(texts)
@@ -210,14 +212,14 @@ class Rows:
         usual = [name for name in names if name.lower() in ("label", "labels")]
         found = [name for name in usual if name not in texts]
         if self.labelled and len(found) != 1:
-            told = f"which of the columns {some(names)} is the label? set LABEL_COLUMN"
-            raise DataError(f"{self.path}: {told}")
+            message = f"which of the columns {first_few(names)} is the label? set LABEL_COLUMN"
+            raise DataError(f"{self.path}: {message}")
         return found[0] if found else ""
 
     def describe(self) -> str:
         """How the file is read, for people."""
-        header = f"header {some(self.names)}" if self.has_header else "no header"
-        return f"{self.file.form}, {some(self.names) if self.file.is_jsonl else header}"
+        header = f"header {first_few(self.names)}" if self.has_header else "no header"
+        return f"{self.file.form}, {first_few(self.names) if self.file.is_jsonl else header}"
 
     def __iter__(self) -> Iterator[tuple[int, dict[str, Any]]]:
         """Line number and row. Raises DataError for a line without the texts, or with a wrong
@@ -232,13 +234,13 @@ class Rows:
                 width = len(line)
                 is_ragged = width != len(self.names) and not self.layout.published
                 if width <= last or is_ragged:
-                    told = f"{width} columns, expected {len(self.names)}: is it another task's file?"
-                    raise DataError(f"{self.path}:{number}: {told}")
+                    message = f"{width} columns, expected {len(self.names)}: is it another task's file?"
+                    raise DataError(f"{self.path}:{number}: {message}")
                 line = dict(zip(self.names, line, strict=False))
             texts = [line.get(name, 0) for name in self.texts]
             if not all(isinstance(text, str) or is_missing(text) for text in texts):
-                told = f"no record with the text {some(self.texts)}"
-                raise self._wrong(told, f":{number}")
+                message = f"no record with the text {first_few(self.texts)}"
+                raise self._wrong(message, f":{number}")
             yield number, line
 
     def text(self, row: dict[str, Any]) -> tuple[str, ...] | None:
@@ -281,8 +283,8 @@ def _texts(rows: Rows) -> list[tuple[str, ...]]:
     """Texts of all rows. Raises DataError that names all of the rows without."""
     texts = {number: rows.text(row) for number, row in rows}
     if lacking := [number for number, text in texts.items() if text is None]:
-        told = f"no text in {lines_told(lacking)}: remove these rows, or fill them"
-        raise DataError(f"{rows.path}: {told}")
+        message = f"no text in {first_lines(lacking)}: remove these rows, or fill them"
+        raise DataError(f"{rows.path}: {message}")
     return [text for text in texts.values() if text]
 
 
@@ -299,8 +301,8 @@ def read(path: Path, layout: Layout, num_texts: int = 0) -> Table:
     for number, row in rows:
         value = row.get(rows.label, "")
         if isinstance(value, (list, dict)):
-            told = f"label {json.dumps(value)[:60]}: several labels an example are not supported"
-            raise DataError(f"{path}:{number}: {told}: give one")
+            message = f"label {json.dumps(value)[:60]}: several labels an example are not supported"
+            raise DataError(f"{path}:{number}: {message}: give one")
         is_text = isinstance(value, str)
         by_line[number] = value.strip() if is_text else json.dumps(value)
     # Of two texts that nobody named, one may be the label in other words.
@@ -313,11 +315,11 @@ def read(path: Path, layout: Layout, num_texts: int = 0) -> Table:
     names, column = layout.labels, rows.label if rows.named else ""
     is_open = layout.numbers is None and not names
     if layout.numbers or (is_open and labels.are_numbers(given)):
-        values, told = labels.targets_of(path, by_line)
+        values, message = labels.targets_of(path, by_line)
     else:
         names = names or labels.classes_of(path, by_line)
-        values, told = labels.ids_of(path, column, by_line, names)
-    summary = f"{_summary(rows, texts)}, label {rows.label}: {told}"
+        values, message = labels.ids_of(path, column, by_line, names)
+    summary = f"{_summary(rows, texts)}, label {rows.label}: {message}"
     columns = rows.texts if rows.named else ()
     return Table(texts, values, names, columns, column, summary)
 
@@ -334,8 +336,8 @@ def read_texts(path: Path, layout: Layout, num_texts: int = 0) -> Table:
 
 
 def _summary(rows: Rows, texts: Sequence[tuple[str, ...]]) -> str:
-    told = f"{len(texts):,} examples, text {' | '.join(rows.texts)}"
-    return f"{rows.path.name}: {rows.describe()}; {told}"
+    message = f"{len(texts):,} examples, text {' | '.join(rows.texts)}"
+    return f"{rows.path.name}: {rows.describe()}; {message}"
 
 
 def table_in(folder: Path, *stems: str) -> Path:
@@ -347,9 +349,9 @@ def table_in(folder: Path, *stems: str) -> Path:
         found = [name for name in names if name.lower().startswith(f"{stem}.")]
         # One of them would be ignored, perhaps the newer one.
         if len(found) > 1:
-            told = f"{some(found)}: which one? remove or rename the others"
-            raise DataError(f"{folder}: {told}")
+            message = f"{first_few(found)}: which one? remove or rename the others"
+            raise DataError(f"{folder}: {message}")
         if found:
             return folder / found[0]
-    told = f"no {' or '.join(stems)} as {', '.join(f'.{kind}' for kind in KINDS)}"
-    raise DataError(f"{folder}: {told} (it has {some(names)})")
+    message = f"no {' or '.join(stems)} as {', '.join(f'.{kind}' for kind in KINDS)}"
+    raise DataError(f"{folder}: {message} (it has {first_few(names)})")

@@ -327,8 +327,8 @@ def check_no_others(target: Path) -> None:
             raise _not_ours(path, "was not made by this preparation")
 
 
-def _not_ours(path: Path, told: str) -> DataError:
-    return DataError(f"{path} {told}; move it away, or give another folder")
+def _not_ours(path: Path, message: str) -> DataError:
+    return DataError(f"{path} {message}; move it away, or give another folder")
 
 
 def make_shards(plan: ShardPlan, arrange: Arrange, *, label: str, jobs: int) -> str:

@@ -166,8 +166,8 @@ def import_main(options: argparse.Namespace) -> None:
     size = human_bytes(sum(made.stat().st_size for _, made in files))
     note = f"; {empty:,} empty rows dropped" if empty else ""
     summary = f"{sequences:,} sequences in {rows:,} rows, {len(files)} files, {size}, multiset digest {digest}"
-    told = tfrecord.notes_of_sizes([path for path, _ in files])
-    say("\n".join([f"{options.target}: {summary}{note}", *told]))
+    notes = tfrecord.notes_of_sizes([path for path, _ in files])
+    say("\n".join([f"{options.target}: {summary}{note}", *notes]))
 
 
 def folders_of(source: Path, target: Path) -> list[tuple[Path, Path]]:
@@ -299,5 +299,5 @@ def export_main(options: argparse.Namespace) -> None:
     are checked on reading; finished files are kept on a second run.
     """
     for source, target in folders_of(options.source, options.target):
-        told = export_folder(**{**vars(options), "source": source, "target": target})
-        say(f"{target}: {told}")
+        summary = export_folder(**{**vars(options), "source": source, "target": target})
+        say(f"{target}: {summary}")

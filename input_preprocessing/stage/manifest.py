@@ -130,10 +130,10 @@ class StageFolder:
         if not is_same:
             self._write(None, None)  # a partly removed set has no recipe
         if changed:
-            told = f"{folder / changed[0]} is missing or was changed: made again"
+            message = f"{folder / changed[0]} is missing or was changed: made again"
             if not is_same:
-                told = f"{folder}: remaking {len(changed)} files made from another source or options"
-            say(told)
+                message = f"{folder}: remaking {len(changed)} files made from another source or options"
+            say(message)
         for name in changed or []:
             (folder / name).unlink(missing_ok=True)
         if self.finished:

@@ -62,8 +62,10 @@ def notes_of_sizes(paths: Sequence[Path]) -> list[str]:
             continue
         # A text of one's own may have such names, too: a note, and no error.
         other = f"the benchmark's has {wanted:,}: made of another text or with other options"
-        told = "as published" if size == wanted else other
-        notes.append(f"{'all parts' if name == '*' else name}: {size:,} bytes, {told}")
+        standing = "as published" if size == wanted else other
+        notes.append(
+            f"{'all parts' if name == '*' else name}: {size:,} bytes, {standing}"
+        )
     return notes
 
 

@@ -307,13 +307,15 @@ def make(options: argparse.Namespace, download: Path) -> None:
     texts, left_out = sources.find(
         options.input, options.layout, options.text_key, work, options.jobs
     )
-    if told := inputs.report(left_out, len(texts), download, " ".join(options.input)):
-        say(f"corpus: {told}")
+    if message := inputs.report(
+        left_out, len(texts), download, " ".join(options.input)
+    ):
+        say(f"corpus: {message}")
     done = sum((source.done for source in texts), Counter[str]())
     if done:
         number = sum(bool(source.done) for source in texts)
-        told = ", ".join(f"{count:,} {what}" for what, count in (+done).items())
-        say(f"corpus: {number:,} files were laid out: {told}")
+        message = ", ".join(f"{count:,} {what}" for what, count in (+done).items())
+        say(f"corpus: {number:,} files were laid out: {message}")
     md5 = hashlib.md5(" ".join(source.md5 for source in texts).encode()).hexdigest()
     names = (*TEXT_OPTIONS, "max_seq_length", "do_lower_case")
     named = {name: getattr(options, name) for name in names}

@@ -99,8 +99,8 @@ def check_prose(path: Path, start: bytes, is_found: bool) -> None:
         raise NoText(f"{path} is empty")
     if suffix == ".json" and not content.startswith((b"{", b"[")):
         raise NoText(f"{path} is named .json and is no JSON")
-    if told := foreign(start, "text"):
-        raise NoText(f"{path} is {told}")
+    if message := foreign(start, "text"):
+        raise NoText(f"{path} is {message}")
     # Markdown may begin with a tag.
     is_mark_up = suffix != ".md" and _MARK_UP.match(content)
     if is_mark_up or suffix in _MARK_UP_SUFFIXES:

@@ -54,9 +54,9 @@ def _of_cues(text: str) -> tuple[str, Counter[str]]:
     for cue in cues:
         # A blank line ends a cue; notes and styles may follow.
         speech = cue.lstrip("\n").partition("\n\n")[0]
-        said = [_CUE_TAG.sub("", line).strip() for line in speech.split("\n")]
+        spoken = [_CUE_TAG.sub("", line).strip() for line in speech.split("\n")]
         # A line that rolls up stands in two cues.
-        lines += [line for line in said if line and [line] != lines[-1:]]
+        lines += [line for line in spoken if line and [line] != lines[-1:]]
     return "\n".join(lines) + "\n", Counter({"cues of subtitles joined": len(cues)})
 
 

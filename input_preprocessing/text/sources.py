@@ -222,8 +222,8 @@ def _source(
         raise NoText(f"{name} is {MARK_UP}")
     if done:
         if stamp[0] > _MOST_RECORD:  # it is held in memory
-            told = f"is laid out for pages and has over {_MOST_RECORD:,} bytes"
-            raise DataError(f"{name} {told}; split it")
+            message = f"is laid out for pages and has over {_MOST_RECORD:,} bytes"
+            raise DataError(f"{name} {message}; split it")
         prose, done = prose_of(path.read_bytes().decode("utf-8-sig", "ignore"))
         layout, path = "prose", unpacked.with_name(f"{unpacked.name}.prose")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -332,8 +332,8 @@ def split(
     problems = run_tasks(
         "corpus: sentences", cut, left, jobs=jobs, weights=weights, worth=WORTH_WORKERS
     )
-    if told := list(dict.fromkeys(filter(None, problems))):
-        raise DataError(some_of(told))
+    if distinct := list(dict.fromkeys(filter(None, problems))):
+        raise DataError(some_of(distinct))
     return parts
 
 

@@ -204,12 +204,14 @@ def _check_numbers(
     problem = ""
     for unit in ("sequences", "rows", "tokens"):
         # Said by the manifest, counted in the files.
-        counted, said = (
+        counted, stated = (
             sum(getattr(audit, unit) for audit in audits),
             getattr(made, unit),
         )
-        if counted != said and not problem:
-            problem = f"{counted:,} {unit}, {said:,} were prepared according to {name}"
+        if counted != stated and not problem:
+            problem = (
+                f"{counted:,} {unit}, {stated:,} were prepared according to {name}"
+            )
     text = f"{made.sequences:,} sequences in {made.rows:,} rows, {made.tokens:,} tokens"
     counts = _check("counts", text, problem)
     # The shards' sequences are exactly the training instances, with repetitions.

@@ -50,8 +50,8 @@ class Corruption:
 
     def reason(self) -> Reason:
         where = f"first in step {self.step + 1} of round {self.round + 1}"
-        words = f"its weights differ from those of other ranks or rounds, {where}"
-        return Reason(self.name, words, stage=STAGES[self.stage])
+        message = f"its weights differ from those of other ranks or rounds, {where}"
+        return Reason(self.name, message, stage=STAGES[self.stage])
 
 
 def corrupt(records: Records) -> tuple[list[Corruption], bool]:
@@ -114,7 +114,7 @@ def gpu_faults(records: Records) -> Iterator[Reason]:
         yield from _silent(name, samples, read)
         if reasons := throttled(samples):
             yield Reason(name, reasons, "warn")
-        for field, (words, state) in TABLES["counters"].items():
+        for field, (events, state) in TABLES["counters"].items():
             counts = known(samples[field])
             # A counter restarts with its process or driver; ours of Xid errors starts at 0.
             before = np.concatenate(
@@ -127,14 +127,14 @@ def gpu_faults(records: Records) -> Iterator[Reason]:
                 which = f", the last Xid {xids[-1]:.0f}" if is_xid else ""
                 if field == "xid_count" and _only_mild(samples):
                     state = "warn"
-                yield Reason(name, f"{more:.0f} {words} during the test{which}", state)
-        for field, words in TABLES["buses"].items():
+                yield Reason(name, f"{more:.0f} {events} during the test{which}", state)
+        for field, what in TABLES["buses"].items():
             # An idle bus is slower to save power, so that the highest value seen counts.
             now = max(known(samples[field]), default=np.nan)
             most = max(known(samples[f"{field}_most"]), default=np.nan)
             if now < most:  # False for nan
                 message = (
-                    f"{words}: {now:.0f} of the {most:.0f} that GPU and slot support"
+                    f"{what}: {now:.0f} of the {most:.0f} that GPU and slot support"
                 )
                 yield Reason(name, message, "warn")
 
@@ -223,8 +223,8 @@ def unseen_data(records: Records) -> Iterator[Reason]:
     seen = any(data and data["blocks"] for data in sets.values())
     for node, data in sets.items():
         if seen and data and not data["blocks"]:
-            words = f"{data['name']} is not there, on other nodes it is"
-            yield Reason(f"node {node}", words)
+            message = f"{data['name']} is not there, on other nodes it is"
+            yield Reason(f"node {node}", message)
 
 
 def _counted(
@@ -240,8 +240,8 @@ def _counted(
     more = now if more < 0 else more  # a counter restarts with its driver
     if now == TABLES["saturated"].get(name):
         # What it does not count any more is unknown.
-        words = f"{name} stands at {now}, its largest value: look at the link, and set it to 0"
-        yield Reason(where, words, "warn")
+        message = f"{name} stands at {now}, its largest value: look at the link, and set it to 0"
+        yield Reason(where, message, "warn")
     if not device.startswith("GPU "):
         if more:
             state = "fail" if name in LINK_CHANGES else "warn"
@@ -268,14 +268,14 @@ def _kernel_log(node: str, hardware: Mapping[str, Any]) -> Iterator[Reason]:
     for (fault, state, action), times in times_of.items():
         during = [at for at in times if at > began]
         if during:
-            words = f"{len(during)} {fault} in the kernel log during the test"
+            message = f"{len(during)} {fault} in the kernel log during the test"
         else:
             age = duration(log["read"] - max(times))
-            words, state = (
+            message, state = (
                 f"{len(times)} {fault} in the kernel log, the last {age} ago",
                 "warn",
             )
-        yield Reason(f"node {node}", words, state, evidence=action)
+        yield Reason(f"node {node}", message, state, evidence=action)
 
 
 def _events(lines: Iterable[tuple[float, str]]) -> Iterator[tuple[float, str]]:
@@ -360,14 +360,14 @@ def _told(
     hardware: Mapping[str, Mapping[str, Facts]],
 ) -> dict[tuple[str, str], dict[str, Any]]:
     """What each device says of a fact, by kind of device and the fact's name."""
-    told: dict[tuple[str, str], dict[str, Any]] = {}
+    by_fact: dict[tuple[str, str], dict[str, Any]] = {}
     for node, facts_of in hardware.items():
         for device, facts in facts_of.get("parts", {}).items():
             for name, value in facts.items():
                 if name not in OWN:
-                    of_fact = told.setdefault((kind_of(device), name), {})
+                    of_fact = by_fact.setdefault((kind_of(device), name), {})
                     of_fact[_where(device, node)] = value
-    return told
+    return by_fact
 
 
 def _sides(values: Mapping[Any, Any]) -> dict[Any, list[Any]]:
@@ -397,16 +397,16 @@ def odd_parts(records: Records, expected: Facts | None = None) -> Iterator[Reaso
         sides = _sides(every | values)
         most = max(map(len, sides.values()))
         if name not in usual.get(kind, {}) and 2 * most <= len(every | values):
-            words = " and ".join(
+            message = " and ".join(
                 f"{'unknown' if value is None else value} ({listed(who)})"
                 for value, who in sides.items()
             )
             where = f"{kind} of {', '.join(records.hardware)}"
-            yield Reason(where, f"{name} {words}", _part_state(name))
+            yield Reason(where, f"{name} {message}", _part_state(name))
 
 
-def _differences(records: Records, usual: Facts, words: str) -> Iterator[Reason]:
-    """words: where the facts of ``usual`` are from."""
+def _differences(records: Records, usual: Facts, origin: str) -> Iterator[Reason]:
+    """origin: where the facts of ``usual`` are from."""
     for node, hardware in records.hardware.items():
         parts = hardware.get("parts", {})
         missing: Facts = {
@@ -425,8 +425,8 @@ def _differences(records: Records, usual: Facts, words: str) -> Iterator[Reason]
                         if device in parts or device.startswith("GPU")
                         else "missing"
                     )
-                    said = f"{name} {shown}, {words} {wanted}"
-                    yield Reason(_where(device, node), said, _part_state(name))
+                    message = f"{name} {shown}, {origin} {wanted}"
+                    yield Reason(_where(device, node), message, _part_state(name))
 
 
 def _part_state(name: str) -> str:

@@ -63,8 +63,8 @@ class Reached:
             if self.state == "pass"
             else f", {self.short:.1%} ± {self.error:.1%} below"
         )
-        words = f"{digits(self.measured)} of {digits(self.expected)} {UNITS[self.figure]} expected{missing}"
-        return Reason(self.name, words, self.state, LABELS[self.figure])
+        message = f"{digits(self.measured)} of {digits(self.expected)} {UNITS[self.figure]} expected{missing}"
+        return Reason(self.name, message, self.state, LABELS[self.figure])
 
 
 def digits(value: float) -> str:
@@ -200,8 +200,8 @@ def slow_all_reduces(records: Records) -> list[Reason]:
         rate = share * size / statistics.median(seconds) / _PER_UNIT[GBPS]
         floor = all_reduce_floor(gpus, size)
         if floor and rate < floor:
-            words = f"{digits(rate)} GB/s at {size:,.0f} bytes, at least {digits(floor)} of its GPUs"
-            reasons[node, name] = Reason(f"node {node}", words, stage=LABELS[name])
+            message = f"{digits(rate)} GB/s at {size:,.0f} bytes, at least {digits(floor)} of its GPUs"
+            reasons[node, name] = Reason(f"node {node}", message, stage=LABELS[name])
     return [*reasons.values()]
 
 
@@ -215,8 +215,8 @@ def below(records: Records, limits: Mapping[str, Mapping[str, float]]) -> list[R
         for who, rounds in measured.items():
             rate, limit = statistics.median(rounds), by_rank.get(who, 0.0)
             if rate < limit:
-                words = f"{digits(rate)} {UNITS[name]}, at least {digits(limit)} by its datasheet"
-                reasons.append(Reason(who, words, stage=LABELS[name]))
+                message = f"{digits(rate)} {UNITS[name]}, at least {digits(limit)} by its datasheet"
+                reasons.append(Reason(who, message, stage=LABELS[name]))
     return reasons
 
 
@@ -359,8 +359,8 @@ def figures(
 def _than_peers(what: str, peers: Sized) -> tuple[str, ...]:
     """The limit of a comparison; none where they are too few."""
     few = len(peers) < MIN_PEERS
-    words = f"at most {MIN_EXCESS[what]:.0%} slower than the median, or by chance"
-    return () if few else (words,)
+    message = f"at most {MIN_EXCESS[what]:.0%} slower than the median, or by chance"
+    return () if few else (message,)
 
 
 def _reductions(records: Records) -> list[Measured]:

@@ -54,7 +54,7 @@ class Machine:
             "state": state,
             "ended": ended,
             "tests": len(self.tests),
-            "reasons": [words for _, words in self.look],
+            "reasons": [message for _, message in self.look],
             "figures": self.levels,
         }
 
@@ -148,8 +148,8 @@ def _baseline(kind: str, machines: list[Machine]) -> Baseline:
         for machine, level in zip(machines, levels, strict=True):
             missing = 1 - (level or center) / center
             if missing > max(SLOWER, SURE * figures[figure][1]):
-                words = f"{LABELS[figure]}: {missing:.1%} below the median machine"
-                machine.reasons.append((missing, words))
+                message = f"{LABELS[figure]}: {missing:.1%} below the median machine"
+                machine.reasons.append((missing, message))
     for machine in machines:
         for figure, rates in machine.rates.items():
             machine.reasons += _step(machine, figure, rates)
@@ -182,8 +182,8 @@ def _step(
     if lost > SLOWER and distances[best] > SURE + math.log(count):
         number = int(measured[cuts[best]])
         when = np.datetime64(int(machine.tests[number][0]) // 60, "m")
-        words = f"{LABELS[figure]}: {lost:.1%} lower since {when} (test {number + 1} of {len(rates)})"
-        yield float(lost), words
+        message = f"{LABELS[figure]}: {lost:.1%} lower since {when} (test {number + 1} of {len(rates)})"
+        yield float(lost), message
 
 
 def print_fleet(baselines: Sequence[Baseline], most: int = 20) -> None:
@@ -200,7 +200,7 @@ def print_fleet(baselines: Sequence[Baseline], most: int = 20) -> None:
                 f"  fewer than {MIN_PEERS} machines: each is compared with its own past alone"
             )
         for machine in odd[:most]:
-            reasons = "; ".join(words for _, words in machine.look)
+            reasons = "; ".join(message for _, message in machine.look)
             print(f"  {machine.name}: {reasons}")
         if len(odd) > most:
             print(f"  and {len(odd) - most} more")
@@ -243,8 +243,8 @@ def write_expected(baselines: Sequence[Baseline], path: Path) -> None:
             f"--expect: machines of several kinds ({kinds}): give folders of one"
         )
     figures = baselines[0].figures.items()
-    words = " ".join(f"{name}={center:.4g}" for name, (center, _) in figures)
-    write_exports(path, EXPECTED_FIGURES=words)
+    message = " ".join(f"{name}={center:.4g}" for name, (center, _) in figures)
+    write_exports(path, EXPECTED_FIGURES=message)
 
 
 def prometheus(tests: Iterable[Mapping[str, Any]]) -> str:

@@ -71,10 +71,10 @@ def _of_system(node: str, parts: Facts) -> Iterator[Reason]:
     ]
     # A site may have bought fewer, or run them at less.
     if system and len(fast) < system["ports"]:
-        words = (
+        message = (
             f"{len(fast)} ports of {system['gbits']} Gbit/s, {system['ports']} expected"
         )
-        yield Reason(f"node {node}", f"{words} ({system['source']})", "warn")
+        yield Reason(f"node {node}", f"{message} ({system['source']})", "warn")
 
 
 def _rate(port: Mapping[str, Any]) -> float | None:
@@ -94,8 +94,8 @@ def below_floors(node: str, parts: Facts, on_cpus: bool) -> Iterator[Reason]:
     on_bus, seen = of_node.get("GPUs on the PCI bus") or 0, of_node.get("GPUs")
     # None is unknown, which coverage says.
     if not on_cpus and seen is not None and on_bus > seen:
-        words = f"the driver runs {seen} of the {on_bus} GPUs on the PCI bus"
-        yield Reason(f"node {node}", words)
+        message = f"the driver runs {seen} of the {on_bus} GPUs on the PCI bus"
+        yield Reason(f"node {node}", message)
     if not on_cpus:
         yield from _of_system(node, parts)
     for device, facts in parts.items():
@@ -112,10 +112,10 @@ def _of_gpu(name: str, facts: Mapping[str, Any]) -> Iterator[Reason]:
         value = facts.get(fact)
         # A fact that the driver does not tell is not judged; coverage says so.
         if value is not None and not value >= floor[column]:
-            words = (
+            message = (
                 f"{fact} {value}, at least {floor[column]} expected ({floor['source']})"
             )
-            yield Reason(name, words, "warn" if may_be_meant else "fail")
+            yield Reason(name, message, "warn" if may_be_meant else "fail")
     # None is unknown, which coverage says.
     if floor and facts.get("ECC") not in (1, None):
         yield Reason(name, f"ECC is off, on expected ({floor['source']})")
@@ -140,8 +140,8 @@ def _of_port(name: str, facts: Mapping[str, Any], parts: Facts) -> Iterator[Reas
     if rate is None and facts.get("rate") is not None:
         yield Reason(name, f"rate {facts['rate']}: not a number")
     if state == "ACTIVE" and rate is not None and rate < rated(facts):
-        words = f"runs at {rate:g} of the {rated(facts)} Gbit/s that its type has"
-        yield Reason(name, words, "warn")
+        message = f"runs at {rate:g} of the {rated(facts)} Gbit/s that its type has"
+        yield Reason(name, message, "warn")
 
 
 def rated(port: Mapping[str, Any]) -> int:

@@ -69,14 +69,14 @@ class BurnIn:
 
     def text(self) -> str:
         share = min(self.elapsed / self.duration, 1.0) if self.duration else 1.0
-        words = (
+        message = (
             "not all identical"
             if self.different
             else "identical bit for bit"
             if self.repeats
             else "not started"
         )
-        return f"burn-in: {self.repeats:,} repeats in {self.elapsed / 3600:.2f} hours ({share:.0%}), {words}"
+        return f"burn-in: {self.repeats:,} repeats in {self.elapsed / 3600:.2f} hours ({share:.0%}), {message}"
 
     def reasons(self, run_name: str) -> list[Reason]:
         """Ranks that differ, nodes that are behind, and a warning for a burn-in that ended early."""

@@ -61,7 +61,7 @@ def write_page(certificate: Certificate, output: Path) -> None:
         standing=str(certificate.standing),
         notes=certificate.notes,
         tested=certificate.tested,
-        bought=certificate.bought,
+        inventory=certificate.inventory,
         highest=certificate.highest,
         styles=STYLES,
         outliers=certificate.why(),
@@ -139,8 +139,8 @@ def timelines(records: Records, accused: Sequence[str] = ()) -> list[Chart]:
             order = sorted(known, key=lambda name: name not in accused)
             shown = {name: series[name] for name in order[:MAX_LINES]}
             low, high = min(known.values()), max(known.values())
-            words = f"{title} of {len(shown)} of {len(known)} devices, in {unit}: medians {low:,.0f} to {high:,.0f}."
-            charts.append(_timeline(key, title, words, unit, field, shown))
+            message = f"{title} of {len(shown)} of {len(known)} devices, in {unit}: medians {low:,.0f} to {high:,.0f}."
+            charts.append(_timeline(key, title, message, unit, field, shown))
     return charts
 
 

@@ -54,8 +54,10 @@ class Records:
     def extent(self) -> str:
         """Such as "8 ranks on 1 node"."""
         counts = {"rank": len(self.ranks), "node": len(self.nodes)}
-        words = [f"{count} {what}{'s' * (count > 1)}" for what, count in counts.items()]
-        return " on ".join(words) + ", on CPUs" * self.on_cpus
+        counted = [
+            f"{count} {what}{'s' * (count > 1)}" for what, count in counts.items()
+        ]
+        return " on ".join(counted) + ", on CPUs" * self.on_cpus
 
     @property
     def names(self) -> list[str]:

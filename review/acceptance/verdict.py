@@ -78,10 +78,10 @@ class Finding:
         alone = self.outlier.state == "fail" or self.stage == "pairs"
         # Nodes and ranks are all listed, as they are drained by name.
         who = listed(self.name.split(", ")) if self.kind == "link" else self.name
-        words = WORDS[self.what] if alone else "slower than the fastest"
+        shown = WORDS[self.what] if alone else "slower than the fastest"
         return Reason(
             who,
-            f"{self.outlier.excess:.1%} {words}",
+            f"{self.outlier.excess:.1%} {shown}",
             self.outlier.state,
             stage=LABELS[self.stage],
             sure=f"{self.outlier.measure}, by chance in one of {tests} tests",
@@ -178,7 +178,7 @@ class Certificate:
         }
 
     @cached_property
-    def bought(self) -> list[tuple[str, str]]:
+    def inventory(self) -> list[tuple[str, str]]:
         """(device, facts in words) of the hardware, once for all devices that are alike, and their
         serial numbers.
         """
@@ -192,13 +192,13 @@ class Certificate:
                 for fact in given.keys() & OWN:
                     who = f"{device.removeprefix('GPU ')} {given.pop(fact)}"
                     single.setdefault(f"{OWN[fact]} of {node}", []).append(who)
-                words = ", ".join(f"{name} {value}" for name, value in given.items())
-                if words:
+                shown = ", ".join(f"{name} {value}" for name, value in given.items())
+                if shown:
                     owner = f"{device} of {node}"
-                    alike.setdefault((family(device), words), []).append(owner)
+                    alike.setdefault((family(device), shown), []).append(owner)
         lines = [
-            (owners[0] if len(owners) == 1 else f"{len(owners)} x {kind}", words)
-            for (kind, words), owners in alike.items()
+            (owners[0] if len(owners) == 1 else f"{len(owners)} x {kind}", shown)
+            for (kind, shown), owners in alike.items()
         ]
         return lines + [(what, ", ".join(own)) for what, own in sorted(single.items())]
 
@@ -223,7 +223,7 @@ class Certificate:
         )
 
     @property
-    def said(self) -> str:
+    def headline(self) -> str:
         """The state in words: on CPUs nothing but the software was tested."""
         software = " (software only: the test ran on CPUs)"
         return self.state + software * self.records.on_cpus
@@ -300,7 +300,7 @@ class Certificate:
             "standing": self.standing,
             "on_cpus": self.records.on_cpus,
             "tested": self.tested,
-            "hardware": self.bought,
+            "hardware": self.inventory,
             "highest": self.highest,
             "notes": self.notes,
             "figures": self.figures,
@@ -484,7 +484,7 @@ def print_certificate(certificate: Certificate) -> None:
     for line in (*certificate.notes, *certificate.reasons()):
         print(f"  {line}")
     print(f"  where this stands: {certificate.standing}")
-    print(certificate.said)
+    print(certificate.headline)
 
 
 def line(certificate: Certificate) -> str:
@@ -502,10 +502,13 @@ def line(certificate: Certificate) -> str:
     not_tested = f"; not tested: {left}" if left else ""
     if not reasons:
         who = f"{records.extent}: {', '.join(records.nodes)}"
-        return f"{certificate.said}: {who}{not_tested}"
+        return f"{certificate.headline}: {who}{not_tested}"
     more = f" and {len(reasons) - 1} more" if len(reasons) > 1 else ""
     return "; ".join(
-        [f"{certificate.said}: {reasons[0]}{more}{not_tested}", *_drains(certificate)]
+        [
+            f"{certificate.headline}: {reasons[0]}{more}{not_tested}",
+            *_drains(certificate),
+        ]
     )
 
 

@@ -69,23 +69,23 @@ class Estimate:
         time += f" to 0.720 at batch {self.batch_size:g}"
         time += "" if self.recipe else " with usual hyper-parameters"
         own = counted(self.accelerators, "accelerator")
-        words = f"no published result has {own}"
+        message = f"no published result has {own}"
         if self.results == 1:
-            words = f"only one published result has {own}: no ranking"
+            message = f"only one published result has {own}: no ranking"
         elif self.results:
             # Behind all of them is no place among them.
             first, last = self.ranks[0], min(self.ranks[1], self.results)
             to = f" to {last}" if last > first else ""
-            words = f"place {first}{to} among the" if first <= last else "behind all"
-            words += f" {self.results} published results "
-            words += f"with {own}, "
-            words += " and ".join(
+            message = f"place {first}{to} among the" if first <= last else "behind all"
+            message += f" {self.results} published results "
+            message += f"with {own}, "
+            message += " and ".join(
                 f"{word} {one.submitter} {one.system} ({_minutes(one.minutes)} min, round {one.round})"
                 for word, one in (("behind", self.faster), ("before", self.slower))
                 if one
             )
         doubts = "".join(f"; doubtful: {doubt}" for doubt in self.doubts)
-        return f"{time}, {words}{doubts}; estimate, unverified"
+        return f"{time}, {message}{doubts}; estimate, unverified"
 
     def as_dict(self) -> dict[str, Any]:
         return {**vars(self), "text": str(self)}
@@ -186,8 +186,8 @@ def _beyond(rate: float, accelerators: int) -> Iterator[tuple[str, float]]:
     fastest = max(entry.per_accelerator or 0.0 for entry in published())
     if rate / accelerators > fastest:
         each = f"{rate / accelerators:,.0f} sequences/s of each accelerator"
-        words = f"{each} is beyond the fastest published, {fastest:,.0f}"
-        yield words, math.log(rate / accelerators / fastest)
+        message = f"{each} is beyond the fastest published, {fastest:,.0f}"
+        yield message, math.log(rate / accelerators / fastest)
 
 
 def _alone(batch_size: float) -> dict[str, float]:

@@ -289,11 +289,11 @@ def parts(league: League, top: int | None) -> list[Part]:
     shown.append(Line("", EXPLAINED, "dim"))
     for entry in league.ranked:
         if league.is_own(entry):
-            said = f"{entry.system}: {league.standing(entry)}; {UNVERIFIED}"
-            shown.append(Line("yours", said, "bold"))
+            message = f"{entry.system}: {league.standing(entry)}; {UNVERIFIED}"
+            shown.append(Line("yours", message, "bold"))
     for entry in league.apart:
-        said = (
+        message = (
             f"{entry.system}: {_minutes(entry)} min, {UNVERIFIED}, {apart_text(entry)}"
         )
-        shown.append(Line("apart", said, "yellow"))
+        shown.append(Line("apart", message, "yellow"))
     return shown

@@ -210,9 +210,9 @@ class Machine:
     def run(self, *command: str) -> str:
         """Output of a command; empty if it is missing, fails or hangs."""
         # lscpu and others translate their labels otherwise.
-        words = ["env", "LC_ALL=C", *command]
+        arguments = ["env", "LC_ALL=C", *command]
         with contextlib.suppress(ReviewError):
-            return run(words, "", _TIMEOUT).decode("utf-8", "replace")
+            return run(arguments, "", _TIMEOUT).decode("utf-8", "replace")
         return ""
 
     def read(self, path: str | Path) -> str:

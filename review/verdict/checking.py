@@ -228,7 +228,9 @@ def _ask(result: Result, findings: Sequence[Finding]) -> official.Outcome:
             tool="compliance_checker",
             # No run at all is no pass.
             passed=bool(outcomes) and all(outcome.passed for outcome in outcomes),
-            messages=tuple(said for outcome in outcomes for said in outcome.messages),
+            messages=tuple(
+                message for outcome in outcomes for message in outcome.messages
+            ),
             crash=next((outcome.crash for outcome in outcomes if outcome.crash), None),
         )
     # On a copy: the checker writes scaling.json into the tree that it checks.
@@ -239,7 +241,9 @@ def _ask(result: Result, findings: Sequence[Finding]) -> official.Outcome:
     old, new = (
         (copy, root) if root else (copy / "results" / "system" / "bert", result.folder)
     )
-    messages = tuple(said.replace(str(old), str(new)) for said in outcome.messages)
+    messages = tuple(
+        message.replace(str(old), str(new)) for message in outcome.messages
+    )
     crashed = outcome.crash and outcome.crash.replace(str(old), str(new))
     return replace(outcome, messages=messages, crash=crashed)
 
@@ -267,13 +271,13 @@ def _agreed(
     if {ERROR, WARNING} & severities:
         return findings
     # What they say though they pass, each once: no finding of ours explains it.
-    said = dict.fromkeys(
+    notes = dict.fromkeys(
         (outcome.tool, message.split("\n")[0])
         for outcome in outcomes
         for message in outcome.messages
     )
-    words = (f"the official {tool} says: {message}" for tool, message in said)
-    return [*findings, *(broken("official_says", word, path) for word in words)]
+    messages = (f"the official {tool} says: {note}" for tool, note in notes)
+    return [*findings, *(broken("official_says", each, path) for each in messages)]
 
 
 def _failure(outcome: official.Outcome, path: Path) -> Finding:

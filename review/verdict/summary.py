@@ -17,8 +17,8 @@ def summary(verdict: Verdict) -> list[Line]:
     result = verdict.result
     assert result is not None
     if result.pretrains:
-        words = "runs to the last step; without a target accuracy there is no score"
-        return [Line("pretraining", words)]
+        message = "runs to the last step; without a target accuracy there is no score"
+        return [Line("pretraining", message)]
     official = ", official" if verdict.official else ""
     lines = [*_time(result, official)]
     # Wherever a time is shown, MLCommons' guidelines want this beside it.
@@ -26,15 +26,15 @@ def summary(verdict: Verdict) -> list[Line]:
         lines.append(Line("", UNVERIFIED, "dim"))
     if not official:
         reasons, more = verdict.obstacles, len(verdict.obstacles) - _MOST_REASONS
-        words = "; ".join(reasons[:_MOST_REASONS])
-        words += f"; and {more} more: see check" if more > 0 else ""
-        lines.append(Line("unofficial", words, "yellow"))
+        message = "; ".join(reasons[:_MOST_REASONS])
+        message += f"; and {more} more: see check" if more > 0 else ""
+        lines.append(Line("unofficial", message, "yellow"))
     if result.unproved:
-        words = f"{', '.join(result.unproved)}: not shown to be the benchmark's"
-        lines.append(Line("unproved", words, "yellow"))
+        message = f"{', '.join(result.unproved)}: not shown to be the benchmark's"
+        lines.append(Line("unproved", message, "yellow"))
     if result.other_ruleset:
-        words = f"logs of another round: try --ruleset {result.other_ruleset}"
-        lines.append(Line("ruleset", words, "yellow"))
+        message = f"logs of another round: try --ruleset {result.other_ruleset}"
+        lines.append(Line("ruleset", message, "yellow"))
     minutes = [run.minutes for run in result.scored.counted]
     # Of a single run the lines above have said it.
     if len(minutes) > 1:
@@ -97,8 +97,8 @@ def _rcp(result: Result) -> Iterator[Line]:
         short = (
             "" if len(result.runs) == REQUIRED_RUNS else f" on {len(result.runs)} runs"
         )
-        words = f"mean {mean:,.0f} samples, {margin:+,.0f} to the minimum{sigma}"
-        yield Line("", f"{verdict}{short}: {words}", style)
+        message = f"mean {mean:,.0f} samples, {margin:+,.0f} to the minimum{sigma}"
+        yield Line("", f"{verdict}{short}: {message}", style)
     elif point is not None and test is not None:
         yield Line("", f"FAILED: {test.reason}", "red")
     if test is not None and not test.passed:

@@ -240,23 +240,23 @@ def failed(config: RunConfig, program: str, error: Exception) -> int:
     if isinstance(error, OccupiedError):
         config = RunConfig()  # not into RUN_DIR, which may be another's
     if isinstance(error, HangError) and _may_write(config):
-        told = config.file("hang_{}.txt")
+        path = config.file("hang_{}.txt")
         # Of all ranks one list is enough.
-        with contextlib.suppress(OSError), told.open("x", encoding="utf-8") as file:
+        with contextlib.suppress(OSError), path.open("x", encoding="utf-8") as file:
             file.writelines([f"{error}\n", *map("rank {}\n".format, error.absent)])
     if status := getattr(error, "exit_status", 0):
         return fail(config, program, str(error), status)
     if is_full(error):
-        words = (
+        full = (
             error
             if isinstance(error, NoSpaceError)
             else no_space(config.run_dir or Path())
         )
-        return fail(config, program, str(words), 1)
+        return fail(config, program, str(full), 1)
     # Nobody foresaw this error, so its place is worth more than a short output.
     traceback.print_exc()
-    said = f"{type(error).__name__}: {error}"[:2000]
-    return fail(config, program, said + _advice(error), 1)
+    message = f"{type(error).__name__}: {error}"[:2000]
+    return fail(config, program, message + _advice(error), 1)
 
 
 def _advice(error: Exception) -> str:

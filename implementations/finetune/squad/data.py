@@ -65,9 +65,9 @@ def read(path: Path, version: str = "1.1", needs_answers: bool = True) -> Datase
         # ``datasets`` writes no is_impossible: a question of 2.0 without answers has none.
         exported = version == "2.0" and isinstance(entry.get("answers"), dict)
         if needs_answers and not answers and not (impossible or exported):
-            told = "has no answer, which training and evaluation need"
+            message = "has no answer, which training and evaluation need"
             cure = "" if version == "2.0" else ": set SQUAD_VERSION=2.0 if it has none"
-            raise DataError(f"{where} ({name}) {told}{cure}")
+            raise DataError(f"{where} ({name}) {message}{cure}")
         # A context is tokenized once, however many questions it has.
         number = contexts.setdefault(context, len(contexts))
         questions[name] = Question(name, text, number, tuple(answers))
@@ -96,8 +96,8 @@ def _part(holder: Any, name: str, kind: type, where: str) -> Any:
     value = holder.get(name) if isinstance(holder, dict) else None
     # In Python True is an integer too.
     if not isinstance(value, kind) or isinstance(value, bool) is not (kind is bool):
-        told = f"has no {kind.__name__} {name!r}: is this a SQuAD file?"
-        raise DataError(f"{where} {told}")
+        message = f"has no {kind.__name__} {name!r}: is this a SQuAD file?"
+        raise DataError(f"{where} {message}")
     return value
 
 
@@ -130,8 +130,10 @@ def _answers(entry: dict[str, Any], where: str) -> list[Answer]:
         texts = _part(given, "text", list, where)
         starts = _part(given, "answer_start", list, where)
         if len(texts) != len(starts):
-            told = f"{len(texts)} texts of answers, but {len(starts)} of answer_start"
-            raise DataError(f"{where} has {told}")
+            message = (
+                f"{len(texts)} texts of answers, but {len(starts)} of answer_start"
+            )
+            raise DataError(f"{where} has {message}")
         pairs = zip(texts, starts, strict=True)
         given = [{"text": text, "answer_start": start} for text, start in pairs]
     else:

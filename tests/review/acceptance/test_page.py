@@ -158,7 +158,7 @@ def test_ports_are_one_row_and_their_missing_facts_one_entry_with_all_serial_num
     found = replace(found, folder=tmp_path, began=1e9, ended=1e9 + 754)
     (tmp_path / "config.json").write_text(json.dumps({"operator": "A. Tester"}))
     judged = judge(found)
-    words = dict(judged.bought)
+    words = dict(judged.inventory)
     assert words["8 x mlx5"] == "state ACTIVE"
     assert words["GUIDs of node0"].startswith("mlx5_0/1 c200, mlx5_1/1 c201, ")
     assert words["GB/s sent by each port in all-reduces of node0"].endswith(" 52.0")

@@ -399,7 +399,7 @@ def test_serial_numbers_differ_on_good_machines():
         found.hardware[node]["parts"]["GPU 0"]["serial"] = f"16512{number}"
     judged = judge(found)
     assert judged.why() == []
-    assert ("serial numbers of node2", "0 165122") in judged.bought
+    assert ("serial numbers of node2", "0 165122") in judged.inventory
 
 
 def test_a_tool_that_one_node_lacks_is_not_tested_there_and_fails_where_it_is_required():
