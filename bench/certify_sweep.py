@@ -4,9 +4,11 @@ Records of a test are made up: 16 rounds of each stage, ranks that differ by 0.3
 round. From a round on (onset), for a share of the rounds (length), somebody is slower by a factor:
 one rank, two, a node or half of all. A row counts the tests in which exactly those were named, over
 all onsets and lengths. Healthy tests of 16 kinds, half of them on four nodes, count the false
-alarms. Prints one JSON line.
+alarms. Power: how often one rank is named that is 5% slower all the time, by the noise of a round,
+which has an autocorrelation of 0.8, and the number of rounds. Prints one JSON line.
 
-usage: python bench/certify_sweep.py [--seeds 2] [--healthy 2400] [--ranks 4,8,64] [--seed 0]
+usage: python bench/certify_sweep.py [--seeds 2] [--healthy 2400] [--power 60] [--ranks 4,8,64]
+                                     [--seed 0]        0 of a part leaves it out
 """
 
 import itertools
@@ -14,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from lib import Parser, emit, integer, integers, natural
+from lib import Parser, emit, integers, natural
 
 from review.acceptance.journal import BurnIn
 from review.acceptance.outliers import members
@@ -188,16 +190,38 @@ def false_alarms(tests: int, seed: int) -> dict[str, str]:
     return alarms
 
 
+def slow_rank_is_named(
+    generator: np.random.Generator, ranks: int, excess: float, **noise: Any
+) -> bool:
+    """In one test, in which rank 0 is slower by ``excess``, and nobody else with it."""
+    factors = np.ones((ranks, noise.get("rounds", ROUNDS)))
+    factors[0] += excess
+    everywhere = (*TESTED, BURN_IN)
+    return is_named(certified(generator, 1, ranks, factors, everywhere, **noise), [0])
+
+
+def power(tests: int, seed: int, counts: list[int]) -> list[dict[str, Any]]:
+    """Share of tests in which one rank that is 5% slow is named."""
+    rows = []
+    for ranks, noise, rounds in itertools.product(
+        counts, (0.01, 0.02, 0.05), (6, 16, 32, 64)
+    ):
+        generator = np.random.default_rng(seed)
+        row = {"noise": noise, "rounds": rounds}
+        found = sum(
+            slow_rank_is_named(generator, ranks, 0.05, correlation=0.8, **row)
+            for _ in range(tests)
+        )
+        rows.append({"ranks": ranks, **row, "named": f"{found} of {tests}"})
+    return rows
+
+
 def main() -> None:
     parser = Parser(__doc__)
-    parser.add_argument("--seeds", type=integer, default=2)
-    parser.add_argument("--healthy", type=integer, default=2400)
-    parser.add_argument("--seed", type=natural, default=0)
-    parser.add_argument(
-        "--ranks",
-        type=integers,
-        default=[2, 4, 8, 64],
-    )
+    parts = (("--seeds", 2), ("--healthy", 2400), ("--power", 60), ("--seed", 0))
+    for name, number in parts:
+        parser.add_argument(name, type=natural, default=number)
+    parser.add_argument("--ranks", type=integers, default=[2, 4, 8, 64])
     options = parser.parse_args()
     seeds = range(options.seed, options.seed + options.seeds)
     emit(
@@ -205,6 +229,7 @@ def main() -> None:
         vars(options)
         | {
             "false_alarms": false_alarms(options.healthy, options.seed),
+            "power": power(options.power, options.seed, options.ranks),
             "rows": sweep(seeds, options.ranks),
         },
     )

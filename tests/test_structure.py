@@ -22,7 +22,7 @@ from . import structure
 # Lowest first; a module imports its own layer or lower ones. A name includes its submodules.
 LAYERS: dict[str, list[set[str]]] = {
     "implementations/common": [
-        {"env", "files", "durations", "missing", "tables", "options"},
+        {"env", "files", "durations", "lists", "missing", "tables", "options"},
         {"process", "foreign"},
     ],
     "implementations/bert": [

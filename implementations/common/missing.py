@@ -4,6 +4,7 @@ runs it with the machine's own Python, from 3.6 on.
 
 # Eight names make a line that can be read; a failed switch can take hundreds of ranks.
 SHOWN = 8
+TIMEOUT_SECONDS = 600  # where DIST_TIMEOUT is not set
 CAUSES = "ended, stopped, hung or cut off from the network; raise DIST_TIMEOUT if it is only slow"
 
 

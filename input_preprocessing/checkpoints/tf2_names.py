@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from bert.data.records import Array, DataError
+from common.lists import first_few
 from common.tables import read_table
 from input_preprocessing.checkpoints.tf_names import MOST_NAMED, Tensors
-from input_preprocessing.stage.cli import some_of
 
 ATTRIBUTE = ".ATTRIBUTES/VARIABLE_VALUE"
 
@@ -87,7 +87,7 @@ def from_tf2(
         else:
             keys[parameter] = key
     if problems:
-        raise DataError(f"{where} does not fit BERT: {some_of(sorted(problems), MOST_NAMED)}")  # fmt: skip
+        raise DataError(f"{where} does not fit BERT: {first_few(sorted(problems), MOST_NAMED)}")  # fmt: skip
     tensors, found = {}, set()
     for parameter, key in keys.items():
         tensor = read(key)

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from bert.data.records import Array, DataError
+from common.lists import first_few
 from common.tables import read_table
-from input_preprocessing.stage.cli import some_of
 
 Tensors = dict[str, Array]
 
@@ -112,7 +112,7 @@ def check_complete(tensors: Tensors, where: str) -> Shape:
     ]
     if problems:
         raise DataError(
-            f"{where} does not fit BERT: {some_of(sorted(problems), MOST_NAMED)}"
+            f"{where} does not fit BERT: {first_few(sorted(problems), MOST_NAMED)}"
         )
     return shape
 

@@ -9,7 +9,7 @@ import inspect
 import itertools
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -155,9 +155,3 @@ def human_bytes(size: float) -> str:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1000
     return f"{size:.2f} TB"
-
-
-def some_of(problems: Sequence[str], most: int = 3) -> str:
-    """The first problems, and the number of others."""
-    more = len(problems) - most
-    return "; ".join(problems[:most]) + (f"; and {more} more" if more > 0 else "")

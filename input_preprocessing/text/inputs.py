@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from bert.data.records import DataError
 from common.foreign import foreign
-from input_preprocessing.stage.cli import some_of
+from common.lists import first_few
 from input_preprocessing.stage.manifest import write_text
 
 LIST = "left_out.tsv"  # in the download folder: path, and why it is not in the corpus
@@ -151,7 +151,7 @@ def report(left_out: Sequence[LeftOut], used: int, folder: Path, named: str) -> 
     else:
         path.unlink(missing_ok=True)
     if errors := [left.reason for left in left_out if left.is_error]:
-        raise DataError(f"{some_of(errors)}; all in {path}")
+        raise DataError(f"{first_few(errors)}; all in {path}")
     # Counted by kind: reasons begin with their file's name, and have advice after a colon.
     kinds = Counter(
         left.reason.replace(f"{left.path} is ", "").partition(":")[0]

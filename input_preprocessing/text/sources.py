@@ -30,7 +30,7 @@ import numpy as np
 
 from bert.data.format import atomic_file
 from bert.data.records import DataError
-from input_preprocessing.stage.cli import some_of
+from common.lists import first_few
 from input_preprocessing.stage.manifest import (
     StageFolder,
     is_recorded,
@@ -333,7 +333,7 @@ def split(
         "corpus: sentences", cut, left, jobs=jobs, weights=weights, worth=WORTH_WORKERS
     )
     if distinct := list(dict.fromkeys(filter(None, problems))):
-        raise DataError(some_of(distinct))
+        raise DataError(first_few(distinct))
     return parts
 
 

@@ -12,9 +12,9 @@ import os
 import sys
 from pathlib import Path
 
-from common.missing import CAUSES, missed, named
+from common.missing import CAUSES, TIMEOUT_SECONDS, missed, named
 
-SECONDS = os.environ.get("DIST_TIMEOUT") or "600"
+SECONDS = os.environ.get("DIST_TIMEOUT") or TIMEOUT_SECONDS
 
 
 def reason(folder: Path, trial: str, node_of: "dict[int, str]") -> None:

@@ -21,7 +21,8 @@ from torch import Tensor
 from torch.testing._internal.distributed import fake_pg
 
 from common.env import ConfigError, announce, beginning_with, env
-from common.missing import CAUSES, SHOWN, missed, named
+from common.lists import first_few
+from common.missing import CAUSES, SHOWN, TIMEOUT_SECONDS, missed, named
 from common.process import one_line
 
 # Renamed in PyTorch 2.13.
@@ -84,7 +85,10 @@ class DistConfig:
         synonyms=(("gpu", "cuda"),),
     )
     timeout_seconds: int = env(
-        "DIST_TIMEOUT", 600, "seconds before a hung collective is an error", at_least=1
+        "DIST_TIMEOUT",
+        TIMEOUT_SECONDS,
+        "seconds before a hung collective is an error",
+        at_least=1,
     )
     num_threads: int = env(
         "OMP_NUM_THREADS",
@@ -458,8 +462,7 @@ class World:
                     deviating.append(
                         f"rank {rank} on {gathered[rank][0]} has {name}={odd}, and rank {values.index(usual)} {common}"
                     )
-        more = f"; and {len(deviating) - 3} more" if len(deviating) > 3 else ""
-        raise ConfigError(f"ranks differ: {'; '.join(deviating[:3])}{more}: {cure}")
+        raise ConfigError(f"ranks differ: {first_few(deviating)}: {cure}")
 
     def peers(self, value: object) -> list[int]:
         """The ranks whose value is this rank's, by its representation; this rank is one. A

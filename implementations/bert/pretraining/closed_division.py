@@ -30,6 +30,7 @@ from bert.pretraining.config import PretrainingConfig
 from bert.pretraining.identity import DEFAULTS, data_digest
 from common.env import ConfigError, settings
 from common.files import object_of
+from common.lists import first_few
 from common.process import say
 
 # Of bert_config.json, not compared: all weights come from the checkpoint; GELU by its form.
@@ -222,9 +223,8 @@ def data_sets(config: PretrainingConfig, source: Shards) -> dict[str, Any]:
         if differing := sorted(
             name for name in files | known if files.get(name) != known.get(name)
         ):
-            some = ", ".join(differing[:3]) + (", ..." if len(differing) > 3 else "")
             wrong.append(
-                f"other record files than the {len(known)} that were prepared: {some}"
+                f"other record files than the {len(known)} that were prepared: {first_few(differing)}"
             )
         # In one file, and no other: each evaluation takes all of it.
         if evaluation != [made.files[name] for name in made.evaluation]:

@@ -18,6 +18,7 @@ from bert.pretraining.saver import Trainer
 from bert.training.step import Step, is_finite
 from common.env import ConfigError
 from common.files import damage, object_of
+from common.lists import first_few
 from common.process import say
 
 
@@ -260,11 +261,8 @@ def warm_start(
         )
     for part, tensors in state.items():
         if isinstance(tensors, Mapping) and (wrong := weights.misfits(shapes, tensors)):
-            some = "; ".join(wrong[:3]) + (
-                f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
-            )
             raise ConfigError(
-                f"INIT_OPTIMIZER=1: {part} of {path} do not fit BERT_CONFIG: {some}"
+                f"INIT_OPTIMIZER=1: {part} of {path} do not fit BERT_CONFIG: {first_few(wrong)}"
             )
     # Bias correction begins anew, as the schedule does.
     return {**state, "num_steps": 0}

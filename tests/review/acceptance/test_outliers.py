@@ -147,11 +147,15 @@ def test_a_rank_five_percent_slow_is_named_as_often_as_documented(
     repository, monkeypatch, ranks, noise, least, correlation
 ):
     monkeypatch.syspath_prepend(str(repository / "bench"))
-    power = importlib.import_module("certify_power")
+    sweep = importlib.import_module("certify_sweep")
+    case = {"ranks": ranks, "noise": noise, "correlation": correlation}
     generator = np.random.default_rng(0)
-    case = (generator, ranks, noise, correlation)
-    assert sum("0" in power.named(*case, 0.05) for _ in range(40)) >= 40 * least - 2
-    assert sum(bool(power.named(*case, 0.0)) for _ in range(40)) <= 2
+    found = [
+        sweep.slow_rank_is_named(generator, excess=0.05, **case) for _ in range(40)
+    ]
+    assert sum(found) >= 40 * least - 2
+    healthy = [sweep.certified(generator, 1, **case).findings for _ in range(40)]
+    assert sum(map(bool, healthy)) <= 2
 
 
 def lost(generator, disturbed: float, rounds: int = 24) -> dict[str, list[float]]:
