@@ -93,6 +93,9 @@ def test_a_setting_that_is_gone_stops_unless_the_run_has_that_value(
         variables.check_names({name: other, "LR": "1"})
     assert str(caught.value).startswith(f"{name}={other} is gone: {cure}.")
     variables.check_names({name: as_now, "LR": "1"})
+    with pytest.raises(ConfigError) as caught:
+        variables.check_given(["LR", name])  # after a script: nobody else can be meant
+    assert str(caught.value) == f"{name} is gone: {cure}"
 
 
 def test_names_that_are_gone_are_read_by_nothing_and_their_cures_name_what_is_read():
