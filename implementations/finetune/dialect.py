@@ -369,6 +369,10 @@ def _certainty(text: str, parse: _Parse, separator: str, quoting: str) -> int:
     rows[0] = rows[0][parse.is_short :]
     how = {"delimiter": separator or ",", **QUOTING[quoting]}
     for style, end in _STYLES:
+        if (
+            how["delimiter"] in end
+        ):  # says what the first style says; csv of 3.13 refuses it
+            continue
         target = io.StringIO(newline="")
         try:
             csv.writer(target, lineterminator=end, **how, quoting=style).writerows(rows)
