@@ -369,9 +369,8 @@ def _certainty(text: str, parse: _Parse, separator: str, quoting: str) -> int:
     rows[0] = rows[0][parse.is_short :]
     how = {"delimiter": separator or ",", **QUOTING[quoting]}
     for style, end in _STYLES:
-        if (
-            how["delimiter"] in end
-        ):  # says what the first style says; csv of 3.13 refuses it
+        # It would say what the first style says, and csv refuses it from Python 3.13 on.
+        if how["delimiter"] in end:
             continue
         target = io.StringIO(newline="")
         try:
