@@ -48,7 +48,7 @@ def is_number(text: str) -> bool:
     return _number(text) is not None or bool(_NUMERAL.fullmatch(text.strip()))
 
 
-def first_few(names: Sequence[str]) -> str:
+def shortened(names: Sequence[str]) -> str:
     """The first names, shortened."""
     more = ["..."] if len(names) > 10 else []
     return ", ".join([name[:30] for name in names[:10]] + more)
@@ -56,7 +56,7 @@ def first_few(names: Sequence[str]) -> str:
 
 def first_lines(numbers: Sequence[int]) -> str:
     """Line numbers, shortened."""
-    return f"lines {first_few([str(number) for number in numbers])}"
+    return f"lines {shortened([str(number) for number in numbers])}"
 
 
 def are_numbers(given: Sequence[str]) -> bool:
@@ -96,7 +96,7 @@ def classes_of(path: Path, by_line: Mapping[int, str]) -> tuple[str, ...]:
     labels, names = [*by_line.values()], {*by_line.values()}
     # Nearly every line has another label: those are texts, identifiers or numbers.
     if len(names) - 1 > max(3, len(labels) / 2):
-        message = f"{len(names):,} different labels in {len(labels):,} lines ({first_few(sorted(names))})"
+        message = f"{len(names):,} different labels in {len(labels):,} lines ({shortened(sorted(names))})"
         cure = "the label is the last column, after the text, or named by LABEL_COLUMN; REGRESSION=1 for numbers"
         raise DataError(f"{path}: {message}: {cure}")
     spellings = dict[float | str, str]()
@@ -117,13 +117,13 @@ def ids_of(
     ids = {name: number for number, name in enumerate(known)}
     if wrong := [number for number, name in by_line.items() if name not in ids]:
         where = f"in column {column}" if column else "in the last column"
-        message = f"label {by_line[wrong[0]]!r:.60}, expected one of {first_few(known)} {where}"
+        message = f"label {by_line[wrong[0]]!r:.60}, expected one of {shortened(known)} {where}"
         raise DataError(f"{path}:{wrong[0]}: {message} ({first_lines(wrong)})")
     if len(known) < 2:
         message = f"every label is {known[0]!r}: expected at least two different ones"
         raise DataError(f"{path}: {message}")
     counts = Counter(by_line.values()).most_common()
-    each = first_few([f"{count:,} {name}" for name, count in counts])
+    each = shortened([f"{count:,} {name}" for name, count in counts])
     # What a model scores that always says the most frequent class.
     share = f"{counts[0][1] / len(by_line):.2%} the first"
     labels = np.array([ids[name] for name in by_line.values()], dtype=np.int64)

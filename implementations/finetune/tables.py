@@ -11,7 +11,7 @@ import numpy as np
 from bert.data.records import DataError
 from finetune import dialect, labels
 from finetune.dialect import KINDS, Reading
-from finetune.labels import first_few, first_lines, is_missing, is_number, is_void
+from finetune.labels import first_lines, is_missing, is_number, is_void, shortened
 
 # Names that occur in headers.
 _USUAL = re.compile(r"id|idx|index|labels?|(text|sentence|question)s?[ _]?[12ab]?")
@@ -66,7 +66,7 @@ class Rows:
         self.others = [row for _, row in self.file.rows[1:] if isinstance(row, list)]
         header = self._finds_header()
         if header is None:
-            message = f"is it a header? {first_few(self.cells)}: {_HEADER_CURE}"
+            message = f"is it a header? {shortened(self.cells)}: {_HEADER_CURE}"
             raise DataError(f"{path}:1: {message}")
         self.has_header = header
         if self.has_header and not self.file.is_jsonl and len(self.file.rows) == 1:
@@ -76,7 +76,7 @@ class Rows:
         if len(self.texts) not in (1, 2) or len(self.texts) != count:
             wanted = num_texts or "one or two"
             raise self._wrong(
-                f"{wanted} of the columns {first_few(self.cells)} must be text"
+                f"{wanted} of the columns {shortened(self.cells)} must be text"
             )
         if self.guessed and not num_texts and len(self.texts) == 2:
             self._check_pair()
@@ -99,7 +99,7 @@ class Rows:
         if len(prose) < 2:
             choices = [*(prose or self.texts), ",".join(self.texts)]
             cure = " or ".join(f"TEXT_COLUMNS={choice}" for choice in choices)
-            message = f"are the columns {first_few(self.texts)} a pair of texts?"
+            message = f"are the columns {shortened(self.texts)} a pair of texts?"
             raise DataError(
                 f"{self.path}: {message} set {cure} (predict: --text-columns)"
             )
@@ -181,7 +181,7 @@ class Rows:
         wanted = self.wanted if layout.texts else [*usual, *self.wanted]
         if missing := [name for name in wanted if name not in names]:
             trained = ", which the model was trained on" if missing[0] in usual else ""
-            message = f"no column {missing[0]!r}{trained} (it has {first_few(names)})"
+            message = f"no column {missing[0]!r}{trained} (it has {shortened(names)})"
             raise self._wrong(message)
         self.named = bool(wanted) or self.has_header
         texts = layout.texts or usual
@@ -212,14 +212,14 @@ class Rows:
         usual = [name for name in names if name.lower() in ("label", "labels")]
         found = [name for name in usual if name not in texts]
         if self.labelled and len(found) != 1:
-            message = f"which of the columns {first_few(names)} is the label? set LABEL_COLUMN"
+            message = f"which of the columns {shortened(names)} is the label? set LABEL_COLUMN"
             raise DataError(f"{self.path}: {message}")
         return found[0] if found else ""
 
     def describe(self) -> str:
         """How the file is read, for people."""
-        header = f"header {first_few(self.names)}" if self.has_header else "no header"
-        return f"{self.file.form}, {first_few(self.names) if self.file.is_jsonl else header}"
+        header = f"header {shortened(self.names)}" if self.has_header else "no header"
+        return f"{self.file.form}, {shortened(self.names) if self.file.is_jsonl else header}"
 
     def __iter__(self) -> Iterator[tuple[int, dict[str, Any]]]:
         """Line number and row. Raises DataError for a line without the texts, or with a wrong
@@ -239,7 +239,7 @@ class Rows:
                 line = dict(zip(self.names, line, strict=False))
             texts = [line.get(name, 0) for name in self.texts]
             if not all(isinstance(text, str) or is_missing(text) for text in texts):
-                message = f"no record with the text {first_few(self.texts)}"
+                message = f"no record with the text {shortened(self.texts)}"
                 raise self._wrong(message, f":{number}")
             yield number, line
 
@@ -349,9 +349,9 @@ def table_in(folder: Path, *stems: str) -> Path:
         found = [name for name in names if name.lower().startswith(f"{stem}.")]
         # One of them would be ignored, perhaps the newer one.
         if len(found) > 1:
-            message = f"{first_few(found)}: which one? remove or rename the others"
+            message = f"{shortened(found)}: which one? remove or rename the others"
             raise DataError(f"{folder}: {message}")
         if found:
             return folder / found[0]
     message = f"no {' or '.join(stems)} as {', '.join(f'.{kind}' for kind in KINDS)}"
-    raise DataError(f"{folder}: {message} (it has {first_few(names)})")
+    raise DataError(f"{folder}: {message} (it has {shortened(names)})")
