@@ -46,7 +46,7 @@ pretraining::settings() {
 # Prints what phase 1 would be.
 pretraining::check() {
   pretraining::settings 1
-  export RUN_DIR=$FOLDER/phase1 WORLD_SIZE=$((DGXNNODES * DGXNGPU)) PYTHONPATH=$REPO_DIR/implementations${PYTHONPATH:+:$PYTHONPATH}
+  export RUN_DIR=$FOLDER/phase1 WORLD_SIZE=$((DGXNNODES * DGXNGPU)) PYTHONPATH=$REPO_DIR/implementations:$REPO_DIR${PYTHONPATH:+:$PYTHONPATH}
   CONTAINER_RUNTIME=none python::choose
   exec "$PYTHON" -m bert --check
 }

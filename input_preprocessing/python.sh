@@ -10,5 +10,5 @@ readonly REPO_DIR
 source "$REPO_DIR/launch/run/python.sh"
 
 CONTAINER_RUNTIME=none python::choose
-export PYTHONPATH="$REPO_DIR:$REPO_DIR/implementations${PYTHONPATH:+:$PYTHONPATH}"
+export PYTHONPATH="$REPO_DIR/implementations:$REPO_DIR${PYTHONPATH:+:$PYTHONPATH}"
 exec "$PYTHON" -m input_preprocessing "$@"

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 # The package before this folder's "bert", which is none.
+sys.path.insert(1, str(Path(__file__).parents[1]))
 sys.path.insert(1, str(Path(__file__).parents[1] / "implementations"))
 sys.path.insert(1, str(Path(__file__).parent / "bert" / "kernels"))
 sys.path.insert(1, str(Path(__file__).parents[1] / "bench"))

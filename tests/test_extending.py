@@ -142,7 +142,13 @@ def test_what_contributing_names_is_made_in_the_file_that_it_names(
     for name, file in places:
         candidates = [
             path
-            for root in ("implementations", "input_preprocessing", "review", "tests")
+            for root in (
+                "common",
+                "implementations",
+                "input_preprocessing",
+                "review",
+                "tests",
+            )
             for path in (repository / root).rglob("*" + Path(file).suffix)
             if f"/{path.relative_to(repository)}".endswith(f"/{file}")
         ]

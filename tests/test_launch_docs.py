@@ -198,7 +198,7 @@ def test_every_message_in_the_launch_page_is_printed_by_a_script(repository, scr
             "pretraining/run",
             "pretraining/closed_division",
             "core/dist",
-            "../common/files",
+            "../../common/files",
         )
     )
     assert len(messages) > 6

@@ -21,7 +21,7 @@ from . import structure
 
 # Lowest first; a module imports its own layer or lower ones. A name includes its submodules.
 LAYERS: dict[str, list[set[str]]] = {
-    "implementations/common": [
+    "common": [
         {"env", "files", "durations", "lists", "missing", "tables", "options"},
         {"process", "foreign"},
     ],
@@ -95,7 +95,7 @@ LAYERS: dict[str, list[set[str]]] = {
 KNOWN_CYCLES: list[frozenset[str]] = []
 # Packages that a package must not import, with exceptions by module ("": every module).
 FORBIDDEN: dict[str, tuple[set[str], dict[str, list[str]]]] = {
-    "implementations/common": (
+    "common": (
         {
             "bert",
             "certify",
@@ -232,7 +232,7 @@ def test_packages_stand_apart(packages, folder):
 
 def test_only_env_reads_the_environment(packages):
     for folder, modules in packages.items():
-        if folder.startswith("implementations/"):
+        if folder == "common" or folder.startswith("implementations/"):
             _none(structure.environment_readers(modules, READ_THE_ENVIRONMENT))
 
 

@@ -21,7 +21,7 @@ python::choose() {
 }
 
 # Runs a program of the launcher: by the machine's own interpreter, since it decides for machines too that have no PyTorch.
-python::host() { env -u PYTHONHOME PYTHONPATH="$REPO_DIR/implementations" python3 -B -s -S "$@"; }
+python::host() { env -u PYTHONHOME PYTHONPATH="$REPO_DIR/implementations:$REPO_DIR" python3 -B -s -S "$@"; }
 
 # Stops with one line if it cannot.
 python::require_host() {

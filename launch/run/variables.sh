@@ -38,7 +38,7 @@ variables::check_names() {
   local python output status
   for python in "${PYTHON:-python}" "$REPO_DIR/.venv/bin/python" python3; do
     status=0
-    output=$(PYTHONPATH=$REPO_DIR/implementations "$python" -B -m bert.core.variables "$@" 2>&1) || status=$?
+    output=$(PYTHONPATH=$REPO_DIR/implementations:$REPO_DIR "$python" -B -m bert.core.variables "$@" 2>&1) || status=$?
     if ((status == 0)); then return; fi
     if [[ $status == 2 && $output == 'run: error: '* ]]; then log::die "${output#run: error: }"; fi
   done

@@ -2,7 +2,7 @@
 # Common start of the demos: Python, a check of exported names, ending child processes on a signal. Sourced in the checkout's
 # folder.
 readonly REPO_DIR=$PWD PYTHON=${PYTHON:-$PWD/.venv/bin/python} CORPUS=${CORPUS:-pydoc}
-export PYTHON PYTHONPATH=implementations${PYTHONPATH:+:$PYTHONPATH}
+export PYTHON PYTHONPATH=$REPO_DIR/implementations:$REPO_DIR${PYTHONPATH:+:$PYTHONPATH}
 # shellcheck source=launch/load.sh
 source launch/load.sh run/log run/child run/variables
 

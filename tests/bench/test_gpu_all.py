@@ -342,7 +342,7 @@ def test_one_command_checks_and_measures_everything_at_a_tiny_size(
     (tmp_path / "sitecustomize.py").write_text(WITHOUT)
     hidden = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     environment = hidden | {"PATH": os.environ["PATH"], "HOME": "/nonexistent"}
-    paths = [str(tmp_path), str(repository / "implementations")]
+    paths = [str(tmp_path), str(repository / "implementations"), str(repository)]
     theirs = environment | {"PYTHONPATH": os.pathsep.join(paths)}
     script = str(repository / "bench" / "gpu_all.py")
     with (

@@ -46,7 +46,7 @@ def simulated(repository, tmp_path_factory):
     (folder / "sitecustomize.py").write_text(
         START.format(library=str(folder / "gpu.so"), folder=str(Path(__file__).parent))
     )
-    paths = [str(folder), str(repository / "implementations")]
+    paths = [str(folder), str(repository / "implementations"), str(repository)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
     environment.pop("TRITON_INTERPRET", None)
     return environment | {"OMP_NUM_THREADS": "1"}

@@ -14,7 +14,7 @@ def test_torchrun_alone_trains_to_the_target(prepared, repository, quick_python)
         "HOME": "/nonexistent",
     }
     environment |= {
-        "PYTHONPATH": str(repository / "implementations"),
+        "PYTHONPATH": f"{repository / 'implementations'}:{repository}",
         "GLOO_SOCKET_IFNAME": "lo",
     }
     torchrun = [

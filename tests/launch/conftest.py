@@ -148,9 +148,7 @@ def copy_scripts(repository: Path, root: Path) -> None:
         repository / "implementations" / "bert" / "core",
         root / "implementations" / "bert" / "core",
     )
-    shutil.copytree(
-        repository / "implementations" / "common", root / "implementations" / "common"
-    )
+    shutil.copytree(repository / "common", root / "common")
     for package, text in (
         ("review", REVIEW),
         ("mlperf_logging/compliance_checker", COMPLIANCE),

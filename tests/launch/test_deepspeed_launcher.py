@@ -84,7 +84,7 @@ def launch(sshd, repository, tmp_path):
     environ = {
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "HOME": str(tmp_path),
-        "PYTHONPATH": str(repository / "implementations"),
+        "PYTHONPATH": f"{repository / 'implementations'}:{repository}",
         "PDSH_SSH_ARGS_APPEND": sshd.env["SSH_OPTIONS"],
     }
     started = []

@@ -167,7 +167,7 @@ def test_it_runs_on_the_interpreters_of_old_systems(
     env = RESUMES | {
         "LOGDIR": str(tmp_path),
         "RUN_NAME": "run",
-        "PYTHONPATH": str(repository / "implementations"),
+        "PYTHONPATH": f"{repository / 'implementations'}:{repository}",
     }
     line = [python, "-B", "-s", "-S", str(repository / "launch/run" / f"{program}.py")]
     subprocess.run([*line, *words[program]], env=env, check=True, capture_output=True)

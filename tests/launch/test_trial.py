@@ -502,7 +502,7 @@ def test_missing_ranks_are_those_without_a_dump_with_their_nodes(
     program = repository / "launch" / "run" / "hang.py"
     done = subprocess.run(
         [sys.executable, program, "reason", tmp_path, "0", "2", "dgx1", "dgx2"],
-        env={"PYTHONPATH": str(repository / "implementations")},
+        env={"PYTHONPATH": f"{repository / 'implementations'}:{repository}"},
         capture_output=True,
         text=True,
         check=True,

@@ -119,7 +119,7 @@ def _odd_code(prepared, tmp_path):
         file.write("# another line\n")
     # Compiling the copy takes longer than all else, and nothing that is compiled runs.
     return {
-        "PYTHONPATH": str(implementations),
+        "PYTHONPATH": f"{implementations}:{implementations.parent}",
         "NUMBA_DISABLE_JIT": "1",
     }, r"rank 1 on \S+ has code='"
 

@@ -149,7 +149,7 @@ def test_help_and_the_check_of_names_wait_for_no_heavy_import(
 ):
     for package in ("torch", "numpy", "scipy", "h5py"):
         (tmp_path / f"{package}.py").write_text("raise SystemExit('imported')")
-    path = f"{tmp_path}:{repository / 'implementations'}"
+    path = f"{tmp_path}:{repository / 'implementations'}:{repository}"
     command = [sys.executable, "-m", *arguments]
     done = subprocess.run(
         command, env={"PYTHONPATH": path}, capture_output=True, text=True, check=False

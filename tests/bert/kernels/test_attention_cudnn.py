@@ -323,7 +323,7 @@ def test_cudnn_itself_has_plans_for_both_passes_on_an_h200_that_is_described_to_
     ]
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(
-            [str(target), str(repository / "implementations")]
+            [str(target), str(repository / "implementations"), str(repository)]
         ),
         "LD_LIBRARY_PATH": os.pathsep.join(map(str, libraries)),
     }

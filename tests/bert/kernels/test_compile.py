@@ -122,7 +122,11 @@ def test_every_kernel_compiles_for_every_architecture_under_each_version_of_trit
     """No kernel spills but fp32 attention, whose operands are in registers."""
     if (capability, version) == ("103", "3.5.1"):
         pytest.skip("the ptxas of Triton 3.5.1 has no sm_103a")
-    paths = [str(triton_of(version)), str(repository / "implementations")]
+    paths = [
+        str(triton_of(version)),
+        str(repository / "implementations"),
+        str(repository),
+    ]
     kernels = compiled([capability, "--all"], tmp_path, os.pathsep.join(paths))
     assert kernels
     for kernel in kernels:
