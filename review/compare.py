@@ -135,7 +135,7 @@ def _measured(result: Result, run: Run) -> dict[str, float | None]:
     joules, factor = result.joules(run), result.scaling_factor
     return {
         "time": run.minutes and run.minutes * factor,
-        "normalized_time": point.mean / rate / 60 if point and rate else None,
+        "normalized_time": point.minutes(rate) if point and rate else None,
         "throughput": rate,
         "throughput_per_accelerator": result.rate_per_accelerator(run),
         "samples": run.samples,

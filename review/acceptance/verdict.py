@@ -30,7 +30,7 @@ from review.acceptance.faults import (
 )
 from review.acceptance.figures import Measured, Reached
 from review.acceptance.journal import EXIT, BurnIn, Reason, listed, read_burn_in
-from review.acceptance.outliers import MIN_PEERS, OF_MEDIAN, Outlier, members
+from review.acceptance.outliers import MIN_PEERS, Outlier, members
 from review.acceptance.records import Records, known, read
 from review.acceptance.schema import (
     BURN_IN,
@@ -449,9 +449,9 @@ def _throttling(records: Records, name: str) -> str:
 
 def standing(records: Records) -> Estimate | str:
     """Estimate from the stage with all ranks; a str says why there is none."""
-    model, data, schedule = (
+    model, data = (
         read_json(records.folder / "config.json", section)
-        for section in ("model", "data", "schedule")
+        for section in ("model", "data")
     )
     if records.on_cpus:
         return "nothing to compare with: published results are of accelerators, this test was of CPUs"
@@ -459,16 +459,12 @@ def standing(records: Records) -> Estimate | str:
     large = all(model.get(name) == value for name, value in wanted["model"].items())
     if not large or data.get("max_seq_length") != wanted["data"]["max_seq_length"]:
         return "nothing to compare with: published results are of BERT-large at 512 tokens, this was another model"
-    # With the wait, as a step of training has it.
-    # Seconds per step.
+    # Seconds per step, with the wait, as a step of training has it.
     rounds = np.nanmedian(records.by_step("together", *PARTS), axis=(0, 2))
-    step, ranks = float(np.median(rounds)), len(records.ranks)
+    ranks = len(records.ranks)
     # Sequences per step over all ranks.
     batch = data["batch_size"] * data["gradient_steps"] * data["packing_factor"] * ranks
-    error = OF_MEDIAN * float(np.std(rounds, ddof=1)) / len(rounds) ** 0.5 / step
-    # Until the learning rate has decayed; without such a setting, that is the last step.
-    steps = schedule.get("decay_steps") or schedule.get("max_steps") or 0
-    return estimate(batch / step, error, batch, ranks, schedule.get("lr") or 0, steps)
+    return estimate(batch / float(np.median(rounds)), batch, ranks)
 
 
 def print_certificate(certificate: Certificate) -> None:

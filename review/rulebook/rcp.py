@@ -46,6 +46,10 @@ class Rcp:
     runs: tuple[int, ...] = ()
     interpolated_from: tuple[int, int] | None = None
 
+    def minutes(self, rate: float) -> float:
+        """Time to train with the reference's convergence, at this rate in samples per second."""
+        return self.mean / rate / 60
+
     def describe(self, batch_size: float | None = None) -> str:
         """Mean, minimum and origin in words. ``batch_size``: of the runs tested."""
         how = (
