@@ -16,11 +16,17 @@ from .bert.ranks import run_ranks
 
 # Of test_leftovers.py: where a process has no environment it is known by its command line.
 WHOSE = os.environ.get("WHOSE", "")
-SLEEP = f"import time; time.sleep(600)  # {WHOSE}"
+SLEEP = f"import time; time.sleep(6000)  # {WHOSE}"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _served() -> None:
+    """What forks has started: a request that waits for that is not answered after its test."""
+    forked.Command("timeit", {}, ("-n", "1", "pass")).finish()
 
 
 def _wait(world: object) -> None:
-    time.sleep(600)
+    time.sleep(6000)
 
 
 @pytest.mark.timeout(3)
@@ -44,7 +50,7 @@ def test_a_process_with_an_empty_environment() -> None:
 
 
 def test_a_daemon_whose_parent_has_ended() -> None:
-    subprocess.run(["sh", "-c", "setsid sleep 600 >/dev/null 2>&1 &"], check=True)
+    subprocess.run(["sh", "-c", "setsid sleep 6000 >/dev/null 2>&1 &"], check=True)
     pytest.fail("while it runs")
 
 

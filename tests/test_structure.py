@@ -1,6 +1,6 @@
 """The structure of the code base: imports go one way, tables name what exists.
 
-The rules themselves are in structure.py; test_structure_rules.py breaks each of them.
+The rules of imports are in pyproject.toml, those of pages in structure.py, which test_structure_rules.py breaks.
 """
 
 from __future__ import annotations
@@ -11,155 +11,40 @@ import re
 import runpy
 import shutil
 import subprocess
+import sys
+from importlib.util import find_spec
+from itertools import permutations
 from pathlib import Path
 
+import grimp
 import pytest
+from importlinter import api
 
 from bert.core import variables
 
 from . import structure
 
-# Lowest first; a module imports its own layer or lower ones. A name includes its submodules.
-LAYERS: dict[str, list[set[str]]] = {
-    "common": [
-        {"env", "files", "durations", "lists", "missing", "tables", "options"},
-        {"process", "foreign"},
-    ],
-    "implementations/bert": [
-        {"core"},
-        {"kernels.support"},
-        {"kernels.fp8", "kernels.precision"},
-        {"kernels.attention", "kernels.operations"},
-        {"kernels"},
-        {"data"},
-        {"model"},
-        {"checkpoint"},
-        {"optim"},
-        {"training"},
-        {"deepspeed"},
-        {"pretraining"},
-        {"commands"},
-        {"__main__"},
-    ],
-    "implementations/certify": [
-        {"store_group"},
-        {"recorder", "telemetry"},
-        {"hardware", "tools"},
-        {"load"},
-        {"burn_in"},
-        {"__main__"},
-    ],
-    "implementations/finetune": [
-        {"batches"},
-        {"dialect", "labels"},
-        {"tables"},
-        {"glue"},
-        {"squad"},
-        {"models", "config"},
-        {"tasks"},
-        {"saved"},
-        {"train", "files"},
-        {"commands", "demo", "__main__"},
-    ],
-    "input_preprocessing": [
-        {"stage"},
-        {"text", "tensorflow_files"},
-        {"instances", "wiki", "checkpoints"},
-        {"records"},
-        {"dataset"},
-        {"verify"},
-        {"__main__"},  # imports a stage's module when it is run
-    ],
-    "review": [
-        {"logs"},
-        {"rulebook"},
-        {"results"},
-        {"verdict"},
-        {"report"},
-        {"league"},
-        {"submission"},
-        {"acceptance.schema", "acceptance.journal"},
-        {"acceptance.records", "acceptance.floors"},
-        {"acceptance.outliers", "acceptance.coverage", "acceptance.faults"},
-        {"acceptance.comparisons"},
-        {"acceptance.figures"},
-        {"acceptance.verdict"},
-        {"acceptance.page", "acceptance.fleet"},
-        {"acceptance.commands"},
-        {"acceptance"},
-        {"show", "compare", "watch"},
-        {"__main__"},
-    ],
-}
-# Known cycles; remove one from this list when it is gone.
-KNOWN_CYCLES: list[frozenset[str]] = []
-# Packages that a package must not import, with exceptions by module ("": every module).
-FORBIDDEN: dict[str, tuple[set[str], dict[str, list[str]]]] = {
-    "common": (
-        {
-            "bert",
-            "certify",
-            "finetune",
-            "input_preprocessing",
-            "mlperf_logging",
-            "numpy",
-            "review",
-            "torch",
-        },
-        {},
-    ),
-    "implementations/bert": (
-        {"certify", "finetune", "input_preprocessing", "review", "mlperf_logging"},
-        {"mlperf_logging": ["bert.training.mlperf"]},
-    ),
-    "implementations/certify": (
-        {"finetune", "input_preprocessing", "mlperf_logging"},
-        {},
-    ),
-    "implementations/finetune": (
-        {"certify", "input_preprocessing", "review", "mlperf_logging"},
-        {},
-    ),
-    "input_preprocessing": (
-        {"bert", "certify", "finetune", "review", "torch", "mlperf_logging"},
-        {
-            **{
-                f"bert.data.{name}": [""]
-                for name in (
-                    "kept_digests",
-                    "records",
-                    "prepared",
-                    "format",
-                    "digests",
-                    "hdf5",
-                    "nvidia_format",
-                    "packing",
-                    "shards",
-                    "compiled",
-                )
-            },
-            "torch": ["input_preprocessing.checkpoints"],  # writes PyTorch files
-        },
-    ),
-    "review": (
-        {"bert", "certify", "finetune", "input_preprocessing", "torch"},
-        {},
-    ),
-}
-READ_THE_ENVIRONMENT = {
-    "common.env",
-    "bert.core.variables",
-    "bert.__main__",
-    "bert.commands.allreduce",
-    "finetune.__main__",
-    "certify.__main__",
-}  # commands hand os.environ on
-
-
-@pytest.fixture(scope="module")
-def packages(repository) -> dict[str, dict[str, structure.Module]]:
-    """Modules of each package, by its folder."""
-    return {folder: structure.modules_of(repository / folder) for folder in LAYERS}
+ROOT = Path(__file__).resolve().parents[1]
+RULES = api.read_configuration(str(ROOT / "pyproject.toml"))
+PACKAGES: list[str] = RULES["session_options"]["root_packages"]
+# A line that breaks each contract of imports in pyproject.toml, and what is then said.
+BROKEN = {
+    "packages": ("review.league.estimate", "import bert.core", "review.league.estimate -> bert.core"),
+    "circles": ("bert.core.software", "def f(): from . import rundir", ".software -> .rundir"),
+    "common": ("common.env", "from .process import x", "common.env -> common.process"),
+    "bert": ("bert.core.software", "class A:\n    def f(self): import bert.data.batch", "bert.core.software -> bert.data.batch"),
+    "kernels": ("bert.kernels.support.dropout", "from .. import fp8", "bert.kernels.support.dropout -> bert.kernels.fp8"),
+    "certify": ("certify.recorder", "from .load import x", "certify.recorder -> certify.load"),
+    "finetune": ("finetune.labels", "from finetune import glue", "finetune.labels -> finetune.glue"),
+    "input_preprocessing": ("input_preprocessing.new", "", "input_preprocessing.new"),
+    "review": ("review.logs.new", "import review.show", "review.logs.new -> review.show"),
+    "acceptance": ("review.acceptance.floors", "from . import page", "review.acceptance.floors -> review.acceptance.page"),
+    "light": ("review.show", "import torch.nn", "review.show -> torch"),
+    "floor": ("common.durations", "try:\n    import numpy\nexcept ImportError: pass", "common.durations -> numpy"),
+    "log": ("bert.training.loop", "from mlperf_logging import mllog", "bert.training.loop -> mlperf_logging"),
+    "judges": ("finetune.saved", "import review", "finetune.saved -> review"),
+    "records": ("input_preprocessing.wiki.clean", "import bert.data.batch", "input_preprocessing.wiki.clean -> bert.data.batch"),
+}  # fmt: skip
 
 
 def _tracked(repository: Path, *patterns: str) -> list[Path]:
@@ -185,55 +70,80 @@ def _none(problems: list[str]) -> None:
     assert not problems, "\n" + "\n".join(problems)
 
 
-def test_every_package_has_layers(repository):
-    found = {
-        path.relative_to(repository).parts
-        for path in _tracked(repository, "*/__init__.py")
-    }
-    folders = {
-        "/".join(parts[:2] if parts[0] == "implementations" else parts[:1])
-        for parts in found
-    }
-    assert folders - {"tests"} == set(LAYERS)
+def _imports_checked(folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from importlinter.cli import lint_imports as lint; exit(lint(no_cache=True))"]  # fmt: skip
+    path = os.pathsep.join([str(folder / "implementations"), str(folder)])
+    return subprocess.run(command, cwd=folder, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True)  # fmt: skip
 
 
-@pytest.mark.parametrize("folder", LAYERS)
-def test_imports_run_one_way(packages, folder):
-    _none(structure.upward_imports(packages[folder], LAYERS[folder]))
+def test_every_package_has_rules(repository):
+    folders = [path.parent for path in _tracked(repository, "*/__init__.py")]
+    tops = {one.name for one in folders if not (one.parent / "__init__.py").exists()}
+    assert tops - {"tests"} == set(PACKAGES)
 
 
-@pytest.mark.parametrize("folder", LAYERS)
-def test_no_modules_import_each_other(packages, folder):
-    package = Path(folder).name
-    _none(
-        structure.cycles(
-            packages[folder],
-            [group for group in KNOWN_CYCLES if min(group).startswith(package)],
-        )
-    )
+def test_imports_run_one_way(repository):
+    done = _imports_checked(repository)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_no_packages_import_each_other(packages):
-    _none(structure.package_cycles(packages.values()))
+def test_each_rule_of_imports_is_broken_by_one_line(repository, tmp_path):
+    for name in PACKAGES:
+        home = Path(*find_spec(name).submodule_search_locations)
+        copy = tmp_path / home.relative_to(repository)
+        shutil.copytree(home, copy, ignore=lambda _, names: {n for n in names if n.endswith((".yaml", ".json", ".csv"))})  # fmt: skip
+    shutil.copy(repository / "pyproject.toml", tmp_path)
+    for module, line, _ in BROKEN.values():
+        home = Path(*find_spec(module.partition(".")[0]).submodule_search_locations)
+        path = tmp_path / home.parent.relative_to(repository) / f"{module.replace('.', '/')}.py"  # fmt: skip
+        with path.open("a") as file:
+            file.write(f"\n{line}\n")
+    said = _imports_checked(tmp_path).stdout
+    contracts = RULES["contracts_options"]
+    assert {one["id"] for one in contracts} == BROKEN.keys()
+    assert all("exhaustive" in one for one in contracts if "containers" in one)
+    assert " 0 kept," in said.replace("Contracts:", " ")
+    for one in contracts:
+        told = said.rpartition(f"{one['name']}\n---")[2]
+        assert BROKEN[one["id"]][2] in told.partition("\n\n\n")[0], one["name"]
 
 
-def test_the_picture_has_every_import_between_packages_and_no_other(
-    packages, repository
-):
-    picture = structure.mermaid_arrows((repository / "CONTRIBUTING.md").read_text())
-    assert picture == structure.package_imports(packages.values())
+def test_no_import_goes_by_the_rules_of_imports_or_of_the_environment(repository):
+    hidden = rf"(import_module|__import__)\(\s*[\"'](\.|(os|torch|mlperf_logging|{'|'.join(PACKAGES)})\b)"
+    for path in _tracked(repository, "*.py"):
+        if not path.is_relative_to(repository / "tests"):
+            assert not re.search(hidden, path.read_text(encoding="utf-8")), path
 
 
-@pytest.mark.parametrize("folder", FORBIDDEN)
-def test_packages_stand_apart(packages, folder):
-    forbidden, allowed = FORBIDDEN[folder]
-    _none(structure.foreign_imports(packages[folder], forbidden, allowed))
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import os\nos.environ['LR']",
+        "import os as system\nsystem.environ.get('LR')",
+        "import os.path\nos.getenv('LR')",
+        "import os\nos.environb",
+        "import os\nos.putenv('LR', '1')",
+        "from os import environ as settings",
+        "from os import path, getenv",
+        "from os import *",
+        "def f():\n    import os as o\n    return o.getenv('LR')",
+        "import os\ngetattr(os, 'environ')",
+    ],
+)
+def test_only_env_reads_the_environment(text, repository):
+    (ruff,) = Path(sys.executable).parent.glob("ruff")
+    for path, number in (("implementations/bert/optim/lamb.py", 1), ("common/env.py", 0)):
+        command = [ruff, "check", "-q", "--select", "TID251,F403,B009", "--stdin-filename", path]  # fmt: skip
+        done = subprocess.run(command, cwd=repository, input=text, text=True, stdout=-1)
+        assert done.returncode == number or re.search("F403|B009", done.stdout), text
 
 
-def test_only_env_reads_the_environment(packages):
-    for folder, modules in packages.items():
-        if folder == "common" or folder.startswith("implementations/"):
-            _none(structure.environment_readers(modules, READ_THE_ENVIRONMENT))
+def test_the_picture_has_every_import_between_packages_and_no_other(repository):
+    graph = grimp.build_graph(*PACKAGES, cache_dir=None)
+    arrows = {(one, other) for one, other in permutations(PACKAGES, 2)
+              if graph.direct_import_exists(importer=one, imported=other, as_packages=True)}  # fmt: skip
+    page = (repository / "CONTRIBUTING.md").read_text()
+    assert structure.mermaid_arrows(page) == arrows
 
 
 def test_links_of_the_pages_are_valid(repository, tmp_path):

@@ -13,7 +13,7 @@ import certify.load  # noqa: F401 (imports review, as the acceptance test's rank
 from bert.core import rundir, software
 from bert.training.config import Hardware
 
-from ...test_structure import LAYERS
+from ...test_structure import PACKAGES
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
@@ -41,7 +41,7 @@ def test_a_stale_copy_of_any_package_that_is_imported_is_other_code(
 
 
 def test_our_packages_are_all_that_the_tree_has():
-    assert set(software.OURS) == {Path(folder).name for folder in LAYERS}
+    assert set(software.OURS) == set(PACKAGES)
 
 
 def test_ranks_on_gpus_compare_the_libraries_that_they_have_loaded(monkeypatch):
