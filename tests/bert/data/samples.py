@@ -66,14 +66,8 @@ def sequences_of(
         ids = records.input_ids[slice(*records.sequence_offsets[i : i + 2])]
         segments = (np.arange(len(ids)) >= records.segment_b_start[i]).astype(np.int8)
         masked = slice(*records.masked_lm_offsets[i : i + 2])
-        found.append(
-            (
-                ids,
-                segments,
-                records.masked_lm_positions[masked],
-                records.masked_lm_ids[masked],
-            )
-        )
+        positions, labels = records.masked_lm_positions, records.masked_lm_ids
+        found.append((ids, segments, positions[masked], labels[masked]))
     return found
 
 
@@ -114,14 +108,8 @@ def write_nvidia(path: Path, records: Records, schema: str) -> None:
     sequences = sequences_of(records)
     with h5py.File(path, "w") as file:
         if schema == "fixed":
-            for column, (name, width) in enumerate(
-                [
-                    ("input_ids", 64),
-                    ("segment_ids", 64),
-                    ("masked_lm_positions", 20),
-                    ("masked_lm_ids", 20),
-                ]
-            ):
+            widths = {"input_ids": 64, "segment_ids": 64, "masked_lm_positions": 20, "masked_lm_ids": 20}  # fmt: skip
+            for column, (name, width) in enumerate(widths.items()):
                 table = np.zeros((len(sequences), width), np.int16)
                 for row, sequence in zip(table, sequences, strict=True):
                     row[: len(sequence[column])] = sequence[column]
@@ -142,40 +130,19 @@ def write_nvidia(path: Path, records: Records, schema: str) -> None:
             return
         assert records.row_offsets is not None
         rows = [range(*records.row_offsets[i : i + 2]) for i in range(records.num_rows)]
-        lengths = records.sequence_lengths
+        lengths, counts = records.sequence_lengths, np.diff(records.masked_lm_offsets)
         for column, (name, dtype) in enumerate(types.items()):
             shift = name == "masked_lm_positions"
-            packed = [
-                np.concatenate(
-                    [
-                        np.zeros(0, dtype),
-                        *(
-                            sequences[i][column]
-                            + (lengths[row.start : i].sum() if shift else 0)
-                            for i in row
-                        ),
-                    ]
-                )
-                for row in rows
-            ]
+            packed = []
+            for row in rows:
+                parts = [np.zeros(0, dtype)]
+                for i in row:
+                    before = lengths[row.start : i].sum() if shift else 0
+                    parts.append(sequences[i][column] + before)
+                packed.append(np.concatenate(parts))
             ragged(file, name, packed, dtype)
-        ragged(
-            file,
-            "packed_input_len",
-            [lengths[row.start : row.stop] for row in rows],
-            np.int16,
-        )
-        counts = np.diff(records.masked_lm_offsets)
-        ragged(
-            file,
-            "packed_masked_lm_len",
-            [counts[row.start : row.stop] for row in rows],
-            np.int16,
-        )
-        labels = records.next_sentence_labels
-        ragged(
-            file,
-            "next_sentence_labels",
-            [labels[row.start : row.stop] for row in rows],
-            np.int8,
-        )
+        of_rows = {"packed_input_len": lengths, "packed_masked_lm_len": counts}
+        of_rows["next_sentence_labels"] = records.next_sentence_labels
+        for name, values in of_rows.items():
+            dtype = np.int8 if name == "next_sentence_labels" else np.int16
+            ragged(file, name, [values[row.start : row.stop] for row in rows], dtype)

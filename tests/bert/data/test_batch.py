@@ -15,45 +15,26 @@ from bert.data.records import DataError
 from bert.data.synthetic import synthetic_records
 
 from ...forked import Command
+from .samples import sequences_of
 
 
 def test_batch_is_its_sequences_end_to_end(make_records, batch_of):
-    records = make_records(6)
-    chosen = [5, 0, 3]
-    batch = batch_of(records, chosen)
-    assert batch.num_sequences == 3
-    offsets = batch.cu_seqlens.tolist()
+    records, chosen = make_records(6), [5, 0, 3]
+    batch, found = batch_of(records, chosen), sequences_of(records)
+    offsets, masked = batch.cu_seqlens.tolist(), 0
     assert offsets[-1] == batch.num_tokens == len(batch.input_ids)
-    masked = 0
-    for place, sequence in enumerate(chosen):
-        begin, end = offsets[place], offsets[place + 1]
-        o = records.sequence_offsets
-        assert (
-            batch.input_ids[begin:end].tolist()
-            == records.input_ids[o[sequence] : o[sequence + 1]].tolist()
-        )
+    for sequence, begin, end in zip(chosen, offsets, offsets[1:], strict=False):
+        ids, segments, positions, labels = (part.tolist() for part in found[sequence])
+        assert batch.input_ids[begin:end].tolist() == ids
         assert batch.position_ids[begin:end].tolist() == list(range(end - begin))
-        start_b = int(records.segment_b_start[sequence])
-        assert batch.segment_ids[begin:end].tolist() == [
-            int(i >= start_b) for i in range(end - begin)
-        ]
-        m = records.masked_lm_offsets
-        positions = records.masked_lm_positions[m[sequence] : m[sequence + 1]].astype(
-            np.int64
-        )
-        count = len(positions)
-        assert (
-            batch.masked_positions[masked : masked + count].tolist()
-            == (positions + begin).tolist()
-        )
-        labels = records.masked_lm_ids[m[sequence] : m[sequence + 1]].tolist()
-        assert batch.masked_labels[masked : masked + count].tolist() == labels
-        masked += count
-    assert masked == batch.num_masked
-    assert (
-        batch.next_sentence_labels.tolist()
-        == records.next_sentence_labels[chosen].tolist()
-    )
+        assert batch.segment_ids[begin:end].tolist() == segments
+        span = slice(masked, masked + len(positions))
+        assert (batch.masked_positions[span] - begin).tolist() == positions
+        assert batch.masked_labels[span].tolist() == labels
+        masked = span.stop
+    assert (batch.num_sequences, batch.num_masked) == (3, masked)
+    expected = records.next_sentence_labels[chosen].tolist()
+    assert batch.next_sentence_labels.tolist() == expected
 
 
 def test_a_token_beyond_the_vocabulary_is_reported(make_records):
@@ -115,13 +96,12 @@ def test_batches_without_numba_are_the_same_and_a_line_says_so(tmp_path, monkeyp
     done = Command("without_numba", {"PATH": os.environ["PATH"]}, before=_here).finish()
     assert done.returncode == 0, done.stderr
     assert "bert: warning: data loading runs slower, interpreted" in done.stderr
-    records, without = (
-        synthetic_records(4, 512, 1000, packed=True, seed=3),
+    records = synthetic_records(4, 512, 1000, packed=True, seed=3)
+    batch, without = (
+        make_batch(records, np.arange(records.num_sequences), 512),
         torch.load("batch.pt"),
     )
-    for name, value in vars(
-        make_batch(records, np.arange(records.num_sequences), 512)
-    ).items():
+    for name, value in vars(batch).items():
         assert torch.equal(torch.as_tensor(value), torch.as_tensor(without[name])), name
 
 

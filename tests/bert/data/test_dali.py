@@ -19,16 +19,15 @@ import torch
 from bert.core.dist import World
 from bert.data import dali
 from bert.data.dali import DaliLoader
-from bert.data.loader import LoaderConfig, TrainingData
+from bert.data.loader import LoaderConfig
 from bert.data.records import DataError
-from bert.data.sampler import Sampler
 from bert.pretraining import train
 from bert.pretraining.config import PretrainingConfig
 from bert.training.mlperf import MlperfLog
 from common.env import ConfigError, from_env
 
 from ..states import same
-from .sources import Files
+from .sources import Files, fails_at, loader_of
 
 CPU = torch.device("cpu")
 
@@ -70,12 +69,10 @@ def _stand_in(monkeypatch):
     def feed_ndarray(output, tensor, cuda_stream=None):
         tensor.copy_(torch.from_numpy(output))
 
+    fn = types.SimpleNamespace(external_source=external_source)
     modules = {
         "nvidia": {},
-        "nvidia.dali": {
-            "fn": types.SimpleNamespace(external_source=external_source),
-            "pipeline_def": pipeline_def,
-        },
+        "nvidia.dali": {"fn": fn, "pipeline_def": pipeline_def},
         "nvidia.dali.plugin": {},
         "nvidia.dali.plugin.pytorch": {"feed_ndarray": feed_ndarray},
     }
@@ -105,21 +102,8 @@ def data(make_records):
 
 def _data(source, first_step=1, bad_batch=None):
     """Our loader, with two micro-batches per step, that fails at the batch of that number."""
-
-    def finish(batch):
-        made.append(batch)
-        if len(made) == bad_batch:
-            raise DataError("a damaged file")
-        return batch
-
-    made: list = []
-    config = LoaderConfig(
-        packed=True, batch_size=3, gradient_steps=2, max_seq_length=48
-    )
-    sampler = Sampler(
-        source.row_counts(), config.rows_per_step, seed=1, rank=0, world_size=1
-    )
-    return TrainingData(source, sampler, config, 211, first_step, finish)
+    settings = {"packed": True, "batch_size": 3, "gradient_steps": 2}
+    return loader_of(source, fails_at(bad_batch, []), first_step=first_step, **settings)
 
 
 def _same(left, right):
@@ -167,23 +151,13 @@ def test_an_error_of_the_loader_comes_at_its_step_and_stays(pipelines, data, bad
 
 
 def test_the_end_of_the_data_comes_after_the_last_step(pipelines, data):
-    class Three:
-        def __init__(self):
-            self.data, self.left = data(), 3
-
-        def next_step(self):
-            if not self.left:
-                raise StopIteration("the data end here")
-            self.left -= 1
-            return self.data.next_step()
-
-        def close(self):
-            self.data.close()
-
-    ours, theirs = data(), DaliLoader(Three(), CPU, 2)
+    ours, three = data(), data()
+    steps = iter([three.next_step() for _ in range(3)])
+    ended = types.SimpleNamespace(next_step=lambda: next(steps), close=three.close)
+    theirs = DaliLoader(ended, CPU, 2)
     for _ in range(3):
         _same(ours.next_step(), theirs.next_step())
-    with pytest.raises(StopIteration, match="the data end here"):
+    with pytest.raises(StopIteration):
         theirs.next_step()
     ours.close()
     theirs.close()

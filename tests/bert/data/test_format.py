@@ -27,7 +27,14 @@ from bert.data.records import DataError, Metadata, concatenate
 from bert.data.shards import entry_of, is_index_of, write_index
 from input_preprocessing.records.upgrade import main
 
-from .samples import METADATA, assert_equal, make_records, ragged, write_nvidia
+from .samples import (
+    METADATA,
+    assert_equal,
+    make_records,
+    ragged,
+    sequences_of,
+    write_nvidia,
+)
 
 
 @pytest.mark.parametrize("num_sequences", [0, 1, 17])
@@ -79,27 +86,15 @@ def test_a_released_file_takes_no_memory_and_reads_as_before(tmp_path: Path) -> 
     written.release()  # nothing is mapped
 
 
-def test_selection_and_concatenation_keep_each_sequence(tmp_path: Path) -> None:
+def test_selection_and_concatenation_keep_each_sequence() -> None:
     records = make_records(9)
-    chosen = records.select([8, 0, 8])
-    for i, j in enumerate([8, 0, 8]):
-        for offsets, name in (
-            ("sequence_offsets", "input_ids"),
-            ("masked_lm_offsets", "masked_lm_ids"),
-        ):
-            start, end = getattr(chosen, offsets)[i : i + 2]
-            first, last = getattr(records, offsets)[j : j + 2]
-            assert np.array_equal(
-                getattr(chosen, name)[start:end], getattr(records, name)[first:last]
-            )
-    assert_equal(
-        concatenate([records.select(range(4)), records.select(range(4, 9))]), records
-    )
-    rows = concatenate(
-        [records.with_rows([0, 2, 9]), records.with_rows([0, 9])]
-    ).row_offsets
-    assert rows is not None
-    assert rows.tolist() == [0, 2, 9, 18]
+    whole, chosen = sequences_of(records), sequences_of(records.select([8, 0, 8]))
+    for found, number in zip(chosen, (8, 0, 8), strict=True):
+        assert all(map(np.array_equal, found, whole[number]))
+    parts = [records.select(range(4)), records.select(range(4, 9))]
+    assert_equal(concatenate(parts), records)
+    rows = concatenate([records.with_rows([0, 2, 9]), records.with_rows([0, 9])])
+    assert rows.row_offsets.tolist() == [0, 2, 9, 18]
 
 
 def test_multiset_digest_ignores_order_and_adds_up() -> None:
@@ -115,26 +110,16 @@ def test_multiset_digest_ignores_order_and_adds_up() -> None:
 
 def test_multiset_digest_sees_every_field_and_every_loss() -> None:
     records = make_records(20)
-    digest = multiset_digest(records)
-    for name in (
-        "input_ids",
-        "segment_b_start",
-        "masked_lm_positions",
-        "masked_lm_ids",
-        "next_sentence_labels",
-    ):
-        changed = getattr(records, name).copy()
-        changed[3] ^= 1
-        assert (
-            multiset_digest(dataclasses.replace(records, **{name: changed})) != digest
-        ), name
-    assert multiset_digest(records.select(range(19))) != digest
-    assert multiset_digest(records.select([*range(19), 18])) != digest
+    changed = []
+    for name in ("input_ids", "segment_b_start", "masked_lm_positions", "masked_lm_ids", "next_sentence_labels"):  # fmt: skip
+        values = getattr(records, name).copy()
+        values[3] ^= 1
+        changed.append(dataclasses.replace(records, **{name: values}))
+    changed += [records.select(range(19)), records.select([*range(19), 18])]
     moved = records.masked_lm_offsets.copy()
     moved[5] += 1
-    assert (
-        multiset_digest(dataclasses.replace(records, masked_lm_offsets=moved)) != digest
-    )
+    changed.append(dataclasses.replace(records, masked_lm_offsets=moved))
+    assert multiset_digest(records) not in map(multiset_digest, changed)
 
 
 def rewrite(path: Path, **changes: object) -> None:
@@ -147,34 +132,22 @@ def rewrite(path: Path, **changes: object) -> None:
 
 
 BAD_CONTENT = {
-    "segment B outside": {
-        "segment_b_start": lambda r: r.segment_b_start + np.int16(100)
-    },
-    "neither 0 nor 1": {
-        "next_sentence_labels": lambda r: r.next_sentence_labels + np.int8(2)
-    },
-    "position outside": {
-        "masked_lm_positions": lambda r: r.masked_lm_positions + np.int16(64)
-    },
-    "not ascending": {
-        "masked_lm_positions": lambda r: r.masked_lm_positions * np.int16(0)
-    },
-    "negative token": {"input_ids": lambda r: -r.input_ids},
-    "changed after": {"input_ids": lambda r: r.input_ids + np.int16(1)},
-    "length out of range": {
-        "sequence_offsets": lambda r: r.sequence_offsets[[0, *range(2, 10), 9]]
-    },
+    "segment B outside": ("segment_b_start", lambda of: of + np.int16(100)),
+    "neither 0 nor 1": ("next_sentence_labels", lambda of: of + np.int8(2)),
+    "position outside": ("masked_lm_positions", lambda of: of + np.int16(64)),
+    "not ascending": ("masked_lm_positions", lambda of: of * np.int16(0)),
+    "negative token": ("input_ids", lambda of: -of),
+    "changed after": ("input_ids", lambda of: of + np.int16(1)),
+    "length out of range": ("sequence_offsets", lambda of: of[[0, *range(2, 10), 9]]),
 }
 
 
 @pytest.mark.parametrize("message", BAD_CONTENT)
 def test_verification_finds_bad_content(tmp_path: Path, message: str) -> None:
-    path = tmp_path / "a.hdf5"
-    records = make_records(9)
+    path, records = tmp_path / "a.hdf5", make_records(9)
     write_records(path, records, METADATA)
-    rewrite(
-        path, **{name: make(records) for name, make in BAD_CONTENT[message].items()}
-    )
+    name, change = BAD_CONTENT[message]
+    rewrite(path, **{name: change(getattr(records, name))})
     with pytest.raises(DataError, match=message):
         verify_records(path)
 
@@ -185,43 +158,27 @@ def test_verification_finds_rows_that_are_too_long(tmp_path: Path) -> None:
         verify_records(tmp_path / "a.hdf5")
 
 
-def damage(path: Path, how: str) -> None:
-    data = path.read_bytes()
-    if how == "truncated":
-        path.write_bytes(data[: len(data) - 100])
-    elif how == "no HDF5":
-        path.write_bytes(b"\x00" * 1000)
-    elif how == "empty":
-        path.write_bytes(b"")
-    elif how == "missing":
-        path.unlink()
-    elif how == "dataset gone":
-        rewrite(path, input_ids=None)
-    elif how == "wrong type":
-        rewrite(path, input_ids=np.zeros(5, np.float32))
-    elif how == "offsets too long":
-        rewrite(path, sequence_offsets=np.arange(30))
-    else:
-        with h5py.File(path, "r+") as file:
-            if how == "newer version":
-                file.attrs["version"] = 99
-            elif how == "attribute gone":
-                del file.attrs["vocab_md5"]
-            elif how == "foreign":
-                file.attrs["format"] = "other"
-                del file["segment_b_start"]
+def attributes(path: Path, **values: object) -> None:
+    """Replaces attributes of a file (None removes one)."""
+    with h5py.File(path, "r+") as file:
+        for name, value in values.items():
+            del file.attrs[name]
+            if value is not None:
+                file.attrs[name] = value
 
 
-DAMAGES = [
-    "truncated",
-    "no HDF5",
-    "empty",
-    "missing",
-    "dataset gone",
-    "wrong type",
-    "offsets too long",
-]
-DAMAGES += ["newer version", "attribute gone", "foreign"]
+DAMAGES = {
+    "truncated": lambda path: path.write_bytes(path.read_bytes()[:-100]),
+    "no HDF5": lambda path: path.write_bytes(b"\x00" * 1000),
+    "empty": lambda path: path.write_bytes(b""),
+    "missing": lambda path: path.unlink(),
+    "dataset gone": lambda path: rewrite(path, input_ids=None),
+    "wrong type": lambda path: rewrite(path, input_ids=np.zeros(5, np.float32)),
+    "offsets too long": lambda path: rewrite(path, sequence_offsets=np.arange(30)),
+    "newer version": lambda path: attributes(path, version=99),
+    "attribute gone": lambda path: attributes(path, vocab_md5=None),
+    "foreign": lambda path: (attributes(path, format="other"), rewrite(path, segment_b_start=None)),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("how", DAMAGES)
@@ -230,7 +187,7 @@ def test_a_damaged_or_foreign_file_is_refused_on_opening_in_one_line(
 ) -> None:
     path = tmp_path / "a.hdf5"
     write_records(path, make_records(9), METADATA)
-    damage(path, how)
+    DAMAGES[how](path)
     with pytest.raises(DataError, match=r"a\.hdf5") as caught:
         open_records(path)
     assert "\n" not in str(caught.value)
@@ -328,9 +285,9 @@ def test_inconsistent_records_are_not_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("schema", ["fixed", "variable", "packed", "habana"])
-def test_shards_of_others_read_as_the_same_sequences(
-    tmp_path: Path, schema: str
-) -> None:
+def test_shards_of_others_read_as_the_same_sequences_and_are_counted_unread(
+    tmp_path, schema, monkeypatch
+):
     records = make_records(13)
     if schema in ("packed", "habana"):
         records = records.with_rows([0, 2, 3, 6, 9, 10, 13])
@@ -340,6 +297,8 @@ def test_shards_of_others_read_as_the_same_sequences(
     assert_equal(found, records)
     assert metadata.max_seq_length == (64 if schema == "fixed" else 512)
     assert metadata.multiset_digest == multiset_digest(records)
+    monkeypatch.delattr("bert.data.shards.open_records")
+    assert entry_of(path).rows == records.num_rows
 
 
 @pytest.mark.parametrize(
@@ -378,19 +337,37 @@ def test_a_packed_table_that_contradicts_itself_is_refused(
         ("masked_lm_positions", lambda table: table[:, :-1], "tables of one size"),
     ],
 )
-def test_a_packed_table_of_another_shape_or_type_is_refused_in_words(
-    tmp_path: Path, name: str, change: Any, says: str
-) -> None:
+def test_a_packed_table_of_another_shape_or_type_is_refused_in_words(tmp_path, name, change, says):  # fmt: skip
     write_nvidia(tmp_path / "part", make_records(5).with_rows([0, 2, 5]), "habana")
-    with h5py.File(tmp_path / "part", "r+") as file:
+    with h5py.File(tmp_path / "part") as file:
         table = change(file[name][:])
-        del file[name]
-        file[name] = table
+    rewrite(tmp_path / "part", **{name: table})
     with pytest.raises(DataError, match=says):
         verify_records(tmp_path / "part")
 
 
-@pytest.mark.parametrize("schema", ["fixed", "variable", "packed"])
+def altered(path: Path, schema: str, name: str, place: int, value: int) -> bool:
+    """Writes four sequences in a layout, and another number in the second; False if it has none."""
+    records = make_records(4)
+    packed = records.with_rows([0, 2, 4]) if schema == "packed" else records
+    write_nvidia(path, packed, schema)
+    with h5py.File(path, "r+") as file:
+        if name not in file:
+            return False
+        rows = [np.array(row, np.int64) for row in file[name][:]]
+        rows[1][place if rows[1].ndim else ...] = value  # a sequence has one label
+        del file[name]
+        if schema == "fixed" or rows[1].ndim == 0:
+            file[name] = np.stack(rows)
+        else:
+            ragged(file, name, rows, np.int64)
+    return True
+
+
+SCHEMAS = pytest.mark.parametrize("schema", ["fixed", "variable", "packed"])
+
+
+@SCHEMAS
 @pytest.mark.parametrize(
     ("name", "place", "value", "says"),
     [
@@ -402,32 +379,17 @@ def test_a_packed_table_of_another_shape_or_type_is_refused_in_words(
         ("next_sentence_labels", 0, 77, "neither 0 nor 1"),
         ("segment_ids", 0, 1, "not zeros, then ones"),
         ("segment_ids", 0, -1, "not zeros, then ones"),
+        ("input_ids", 0, 2**31, "part: input_ids has 2147483648, and records hold -2147483648 to 2147483647"),
+        ("masked_lm_ids", 0, -(2**31) - 7, "part: masked_lm_ids has -2147483655, and records hold"),
     ],
-)
+)  # fmt: skip
 def test_shards_of_others_that_contradict_themselves_are_refused_on_opening(
     tmp_path: Path, schema: str, name: str, place: int, value: int, says: str
 ) -> None:
     """A position of another sequence, a mask with a hole: training would go on with other words."""
-    records = make_records(4)
-    path = tmp_path / "part"
-    if schema == "packed":
-        records = records.with_rows([0, 2, 4])
-    write_nvidia(path, records, schema)
-    with h5py.File(path, "r+") as file:
-        if name not in file:
-            return
-        rows = [np.array(row, np.int64) for row in file[name][:]]
-        if rows[1].ndim == 0:  # a label, of which a sequence has one
-            rows[1] = np.array(value)
-        else:
-            rows[1][place] = value
-        del file[name]
-        if schema == "fixed" or rows[1].ndim == 0:
-            file[name] = np.stack(rows)
-        else:
-            ragged(file, name, rows, np.int64)
-    with pytest.raises(DataError, match=says):
-        open_records(path)
+    if altered(tmp_path / "part", schema, name, place, value):
+        with pytest.raises(DataError, match=says):
+            open_records(tmp_path / "part")
 
 
 @pytest.mark.parametrize(
@@ -456,45 +418,6 @@ def test_rows_of_no_sequence_in_others_files_come_as_they_are_and_are_counted(
     write_records(tmp_path / "ours.hdf5", records, METADATA)
     with pytest.raises(DataError, match="row 0 is empty"):
         verify_records(tmp_path / "ours.hdf5")
-
-
-@pytest.mark.parametrize("schema", ["fixed", "variable", "packed"])
-@pytest.mark.parametrize("name", ["input_ids", "masked_lm_ids"])
-@pytest.mark.parametrize("odd", [2**31, -(2**31) - 7])
-def test_ids_that_records_cannot_hold_are_refused(
-    tmp_path: Path, schema: str, name: str, odd: int
-) -> None:
-    records = make_records(4)
-    write_nvidia(
-        tmp_path / "part",
-        records.with_rows([0, 2, 4]) if schema == "packed" else records,
-        schema,
-    )
-    with h5py.File(tmp_path / "part", "r+") as file:
-        rows = [np.array(row, np.int64) for row in file[name][:]]
-        rows[1][0] = odd
-        del file[name]
-        if schema == "fixed":
-            file[name] = np.stack(rows)
-        else:
-            ragged(file, name, rows, np.int64)
-    with pytest.raises(
-        DataError,
-        match=f"part: {name} has {odd}, and records hold -2147483648 to 2147483647",
-    ):
-        open_records(tmp_path / "part")
-
-
-@pytest.mark.parametrize("schema", ["fixed", "variable", "packed", "habana"])
-def test_shards_of_others_are_counted_without_reading_them(
-    tmp_path, schema, monkeypatch
-):
-    records = make_records(13)
-    if schema in ("packed", "habana"):
-        records = records.with_rows([0, 2, 3, 6, 9, 10, 13])
-    write_nvidia(tmp_path / "part", records, schema)
-    monkeypatch.delattr("bert.data.shards.open_records")
-    assert entry_of(tmp_path / "part").rows == records.num_rows
 
 
 @pytest.mark.parametrize(
@@ -552,27 +475,12 @@ def test_wide_ids_are_kept_as_they_are_and_hashed_as_if_narrow_where_they_fit(
         open_records(tmp_path / "a.hdf5")
 
 
-@pytest.mark.parametrize("schema", ["fixed", "variable", "packed"])
+@SCHEMAS
 @pytest.mark.parametrize("name", ["input_ids", "masked_lm_ids"])
-def test_nvidia_made_shards_of_a_large_vocabulary_are_read(
-    tmp_path: Path, schema: str, name: str
-) -> None:
-    records = make_records(4)
-    write_nvidia(
-        tmp_path / "part",
-        records.with_rows([0, 2, 4]) if schema == "packed" else records,
-        schema,
-    )
-    with h5py.File(tmp_path / "part", "r+") as file:
-        rows = [np.array(row, np.int32) for row in file[name][:]]
-        rows[1][0] = 119_000
-        del file[name]
-        if schema == "fixed":
-            file[name] = np.stack(rows)
-        else:
-            ragged(file, name, rows, np.int32)
+def test_nvidia_made_shards_of_a_large_vocabulary_are_read(tmp_path, schema, name):
+    assert altered(tmp_path / "part", schema, name, 0, 119_000)
     found, _ = open_records(tmp_path / "part")
     assert found.input_ids.dtype == found.masked_lm_ids.dtype == np.int32
     assert getattr(found, name).max() == 119_000
     other = "masked_lm_ids" if name == "input_ids" else "input_ids"
-    assert np.array_equal(getattr(found, other), getattr(records, other))
+    assert np.array_equal(getattr(found, other), getattr(make_records(4), other))
