@@ -3,8 +3,28 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+import pytest
+
+# As the rules of imports name them.
+PACKAGES: list[str] = re.findall(
+    r'"(\w+)"',
+    re.findall(r"root_packages = (.*)", (Path(__file__).parents[1] / "pyproject.toml").read_text())[0],
+)  # fmt: skip
+
+
+def tracked(repository: Path, *patterns: str) -> list[Path]:
+    """The files of the checkout that git does not ignore."""
+    names = ["--cached", "--others", "--exclude-standard", *patterns]
+    command = ["git", "-C", str(repository), "ls-files", *names]
+    listed = subprocess.run(command, capture_output=True, text=True, check=False)
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    found = (repository / name for name in listed.stdout.split())
+    return [path for path in found if path.is_file()]
 
 
 def mermaid_arrows(text: str) -> set[tuple[str, str]]:

@@ -13,7 +13,7 @@ import certify.load  # noqa: F401 (imports review, as the acceptance test's rank
 from bert.core import rundir, software
 from bert.training.config import Hardware
 
-from ...test_structure import PACKAGES
+from ...structure import PACKAGES
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
