@@ -29,7 +29,7 @@ def _wait(world: object) -> None:
     time.sleep(6000)
 
 
-@pytest.mark.timeout(3)
+@pytest.mark.timeout(3, func_only=True)
 def test_ranks_wait_until_the_limit() -> None:
     run_ranks(_wait, 2)
 
