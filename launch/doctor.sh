@@ -6,91 +6,58 @@
 # On the compute nodes: srun --nodes=2 --ntasks-per-node=1 launch/doctor.sh machine gpu data
 # Exit status: 0 if nothing failed, 1 if something did, 2 for wrong usage.
 set -uo pipefail
-REPO_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)
-readonly REPO_DIR GROUPS_ALL=(slurm container ssh machine gpu data)
-readonly PROC_SYS=${PROC_SYS:-/proc/sys}
 # shellcheck source=launch/load.sh
-source "$REPO_DIR/launch/load.sh" run/log run/variables run/answers node/binding container/container ssh/hosts ssh/ssh
-# With several nodes at once, each prefixes its lines with its name.
-NODE=''
-if ((${SLURM_STEP_NUM_TASKS:-1} > 1)); then NODE="${SLURMD_NODENAME:-$(uname -n)}:"; fi
-readonly NODE
-declare -i failed=0 warned=0
-# shellcheck disable=SC2034 # hosts.sh fills it
-declare -a hosts=()
+source "$(dirname -- "${BASH_SOURCE[0]}")/load.sh" run/log run/variables run/answers container/container ssh/hosts ssh/ssh slurm/job
+hosts=()
 
-# Prints one row. Arguments: pass, warn, fail or skip; name of the check; finding; command that fixes it.
-doctor::row() {
-  local -r result=$1 check=$2 finding=$3 fix=${4:-}
-  local colour='' plain=''
-  if [[ -t 1 ]]; then
-    plain=$'\e[0m'
-    case $result in pass) colour=$'\e[32m' ;; warn) colour=$'\e[33m' ;; fail) colour=$'\e[31m' ;; *) colour=$'\e[2m' ;; esac
-  fi
-  printf '%s %s%-4s%s  %-21s %s\n' "$NODE" "$colour" "$result" "$plain" "$check" "$finding"
-  if [[ $fix ]]; then printf '%s       %-21s -> %s\n' "$NODE" '' "$fix"; fi
-  case $result in fail) failed+=1 ;; warn) warned+=1 ;; esac
+# The run scripts' own checks, for doctor.py (--check NAME), which end with their error. The last line is what passes, or before an error
+# what cures it.
+doctor::settings() {
+  if [[ ${DGXSYSTEM:-} && ${DGXNGPU:-} ]]; then variables::load; else variables::check_names; fi
+  echo 'no exported name looks misspelt'
 }
 
-# Runs one of the run scripts' own checks in a subshell, which an error ends; its error becomes the row's finding. Arguments: name
-# of the row, finding if it passes, the check.
-doctor::run_check() {
-  local -r name=$1 fine=$2
-  local output
-  if output=$("${@:3}" 2>&1 >/dev/null); then
-    doctor::row pass "$name" "$fine"
-  else
-    doctor::row fail "$name" "${output##*run: error: }"
-  fi
+doctor::ssh() {
+  hosts::load
+  if [[ ${DGXSYSTEM:-} && ${DGXNGPU:-} ]]; then hosts::check; fi
+  container::choose ssh
+  ssh::command
+  ssh::check
+  echo "${hosts[*]}: reachable, with the repository"
 }
 
-# Is this a compute node, rather than a submit node?
-doctor::on_compute_node() { [[ -n ${SLURM_PROCID:-} || -e /dev/nvidiactl ]] || ! command -v sbatch >/dev/null; }
-
-# Free space at a path that may not exist yet, in GB; nothing if not even its root exists.
-doctor::free_gb() { df --output=avail -BG -- "$(doctor::existing "$1")" 2>/dev/null | sed -n '2s/[^0-9]//gp'; }
-
-# The folder, or its nearest existing parent.
-doctor::existing() {
-  local folder=$1
-  while [[ ! -e $folder && $folder != . && $folder != / ]]; do folder=$(dirname -- "$folder"); done
-  echo "$folder"
-}
-
-doctor::has_config() { [[ -n ${DGXSYSTEM:-} && -n ${DGXNGPU:-} ]]; }
-
-# The row of a check that needs a config, if none was sourced.
-doctor::needs_config() { doctor::row skip "$1" 'no config was sourced' 'source env.sh; source configs/config_<SYSTEM>_....sh'; }
-
-doctor::main() {
-  local group
-  local -a chosen=("$@")
-  ((${#chosen[@]})) || chosen=("${GROUPS_ALL[@]}")
-  if [[ " ${chosen[*]} " == *' help '* || " ${chosen[*]} " == *' --help '* || " ${chosen[*]} " == *' -h '* ]]; then
-    sed -n '2,/^set /s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
-    return
+# Starts a container: here, or with pyxis on this node of a job or any free one.
+doctor::container() {
+  export DGXNNODES=1 ATTEMPT_NAME=''
+  # shellcheck disable=SC2329 # the runtime's file calls it
+  runner::everywhere() { "$@"; }
+  local platform
+  local -a how=(--immediate=60)
+  if [[ ${SLURM_JOB_ID:-} ]]; then
+    slurm::forget_options
+    how=(--overlap ${SLURMD_NODENAME:+"--nodelist=$SLURMD_NODENAME"})
   fi
-  for group in "${chosen[@]}"; do
-    [[ " ${GROUPS_ALL[*]} verify " == *" $group "* ]] || log::die "$group: expected one of ${GROUPS_ALL[*]} verify"
+  # shellcheck disable=SC2034 # the runtime's file reads it
+  srun=(srun --nodes=1 "${how[@]}")
+  for platform in $(command -v sbatch >/dev/null && echo slurm) local; do
+    if (container::choose "$platform") 2>/dev/null; then break; fi
   done
-  CONTAINER_RUNTIME=none python::choose # this machine's; the image is tried by container
-  # shellcheck source=env.sh
-  if [[ -z ${EVALDIR:-} ]]; then source "$REPO_DIR/env.sh"; fi
-  : "${DGXNNODES:=1}"
-  printf '%s %s\n' "$NODE" "$(uname -n)${DGXSYSTEM:+, $DGXSYSTEM}"
-  doctor::run_check variables 'no exported name looks misspelt' variables::check_names
-  # A typo is reported above, once.
-  if doctor::has_config; then
-    variables::check_names() { :; }
-    variables::load
-  fi
-  for group in "${chosen[@]}"; do
-    # shellcheck source=/dev/null
-    source "$REPO_DIR/launch/doctor/$([[ $group == verify ]] && echo data || echo "$group").sh"
-    "doctor::$group"
-  done
-  printf '%s %s failed, %s warnings\n' "$NODE" "$failed" "$warned"
-  ((failed == 0))
+  container::load "$platform"
+  container::check
+  echo "${runtime_advice:-}"
+  container::create
+  # shellcheck disable=SC2154 # answers.sh sets it
+  echo "a container of $CONT ran on $(sed -n 's/^answer //p' <<<"$answers_output")"
 }
 
-doctor::main "$@"
+if [[ ${1:-} == --check ]]; then "doctor::$2" && exit; fi
+if [[ " $* " =~ ' '(help|--help|-h)' ' ]]; then sed -n '2,/^set /s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" && exit; fi
+# shellcheck source=env.sh
+if [[ -z ${EVALDIR:-} ]]; then source "$REPO_DIR/env.sh"; fi
+exports::follow
+CONTAINER_RUNTIME=none python::choose # this machine's; the image is tried by container
+if ! reason=$(python::require_host 2>&1); then
+  printf ' fail  %-21s %s\n' python3 "${reason#run: error: }"
+  exit 1
+fi
+python::host "$REPO_DIR/launch/doctor.py" "$@"

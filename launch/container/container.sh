@@ -11,9 +11,7 @@
 # and, if its containers outlive the command that runs in them, for a node, outside of any run (cleanup.sh):
 #   container::on_node_list         prints the names of this user's containers, which end in the name of their attempt
 #   container::on_node_remove NAME  removes one
-# and, if it has more to check than that a container starts, for the doctor:
-#   container::doctor_platform      a row: does the platform know the runtime?
-#   container::doctor               rows: the runtime, the image, a container
+# and for the doctor runtime_advice, what to look at where no container starts.
 # Paths are the same inside and outside, so no variable is translated: container::mounts gives the list.
 # shellcheck source=launch/state.sh
 source "$REPO_DIR/launch/state.sh"
@@ -25,22 +23,9 @@ declare -a container_inputs=(DATADIR_PHASE2 DATADIR_PHASE2_PACKED EVALDIR CHECKP
 
 # Names of the runtimes; with a platform ($1), only of its default.
 container::runtimes() {
-  local file
-  for file in "$REPO_DIR"/launch/container/runtimes/*.sh; do
-    # shellcheck source=/dev/null
-    if [[ ! ${1:-} ]] || (unset runtime_default_on && source "$file" && [[ " ${runtime_default_on[*]:-} " == *" $1 "* ]]); then
-      basename -- "$file" .sh
-    fi
-  done
+  # shellcheck disable=SC2046 # words
+  basename -a -s .sh -- $(grep -lE "${1:+runtime_default_on=\([^)]*\b$1\b}" "$REPO_DIR"/launch/container/runtimes/*.sh)
 }
-
-# Does the runtime of this file ($1) define this function ($2)?
-container::defines() (
-  unset -f "$2"
-  # shellcheck source=/dev/null
-  source "$1"
-  declare -F "$2" >/dev/null
-)
 
 # Chooses the runtime of this platform ($1).
 container::choose() {
@@ -49,10 +34,9 @@ container::choose() {
   # shellcheck disable=SC2046 # words
   variables::one_of CONTAINER_RUNTIME $(container::runtimes) none
   if [[ $CONTAINER_RUNTIME == none ]]; then return 0; fi
-  # shellcheck source=/dev/null
-  local -r platforms=$(source "$REPO_DIR/launch/container/runtimes/$CONTAINER_RUNTIME.sh" && echo "${runtime_platforms[*]^}")
-  [[ " ${platforms,,} " == *" $1 "* ]] ||
-    log::die "CONTAINER_RUNTIME=$CONTAINER_RUNTIME is for $platforms: use $(container::runtimes "$1"), or start the run there"
+  local -r platforms=$(sed -n 's/.*runtime_platforms=(\([^)]*\)).*/\1/p' "$REPO_DIR/launch/container/runtimes/$CONTAINER_RUNTIME.sh")
+  [[ " $platforms " == *" $1 "* ]] ||
+    log::die "CONTAINER_RUNTIME=$CONTAINER_RUNTIME is for ${platforms^}: use $(container::runtimes "$1"), or start the run there"
 }
 
 # Sources the runtime of this platform ($1).
@@ -98,9 +82,7 @@ container::exists() { [[ -e $1 ]]; }
 container::mounts() {
   local name entry path
   local -a writable=()
-  for name in LOGDIR "${variables_outputs[@]}"; do
-    container::add writable "${!name:-}" rw
-  done
+  for name in LOGDIR "${variables_outputs[@]}"; do container::add writable "${!name:-}" rw; done
   mounts=("$REPO_DIR:$REPO_DIR:ro")
   for name in "${container_inputs[@]}"; do
     path=${!name:-}

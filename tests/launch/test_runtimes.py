@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-import subprocess
 
 import pytest
+
+from .captured import captured
 
 TOY = """
 runtime_platforms=(local) runtime_default_on=()
@@ -58,20 +59,16 @@ def test_its_own_check_and_the_platforms_that_it_names_are_respected(toy):
 def test_a_runtime_is_read_before_an_attempt_has_a_name(checkout, name):
     file = checkout.root / "launch" / "container" / "runtimes" / f"{name}.sh"
     line = ["bash", "-euc", 'PLATFORM=slurm REPO_DIR=$1; source "$2"; echo ${runtime_platforms[*]}', "-"]  # fmt: skip
-    done = subprocess.run(
-        [*line, str(checkout.root), str(file)],
-        env=checkout.env,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = captured([*line, str(checkout.root), str(file)], env=checkout.env)
     assert (done.returncode, done.stderr) == (0, "")
     assert "slurm" in done.stdout
 
 
 def test_the_doctor_checks_it(toy):
     done = toy.run("launch/doctor.sh container", CONT="toy-bert")
-    assert "pass  toy                   runs toy-bert" in done.stdout, done.stdout
+    assert (
+        "pass  container             a container of toy-bert ran on" in done.stdout
+    ), done.stdout
 
 
 def test_no_other_file_of_the_launcher_names_a_runtime(repository):

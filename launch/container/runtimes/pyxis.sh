@@ -7,15 +7,25 @@ source "$REPO_DIR/launch/state.sh"
 runtime_platforms=(slurm) runtime_default_on=(slurm)
 
 # Differs after a requeue and in each attempt, since the previous container of this job may be half removed.
-CONTAINER_NAME=${ATTEMPT_NAME:-bert}
+CONTAINER_NAME=${ATTEMPT_NAME-bert} # the doctor's container has none
+# shellcheck disable=SC2034 # the doctor reads it
+runtime_advice='there: enroot list; sysctl user.max_user_namespaces kernel.unprivileged_userns_clone (1)'
+runtime_advice+=' kernel.apparmor_restrict_unprivileged_userns (0)'
 pyxis_help=''                   # not declared: this file is sourced in a function
 PYXIS_INSIDE=/media/mlperf_bert # a folder that only containers have
+# Lines that explain why pyxis failed, the best first: of a program that enroot runs, of enroot, of pyxis.
+pyxis_causes=("execve\(\): $PYXIS_INSIDE/=>ran outside the container: its slurmd has not loaded pyxis (plugstack.conf, then restart slurmd)"
+  '(?:.*pyxis:)?\s*(.*(?:FATAL ERROR|curl: \(\d+\)|No space left on device).*)' '(?:.*pyxis:)?\s*(.*\[ERROR\].*)'
+  'error: .*pyxis: *(?!child \d* failed)(\S.*)')
 
 container::check() {
+  local option
   pyxis_help=$(srun --help 2>&1) || true
-  [[ $pyxis_help == *--container-image* && $pyxis_help == *--container-name* ]] ||
-    log::die "CONTAINER_RUNTIME=pyxis: srun has no option --container-image$(pyxis::plugin_error "$pyxis_help"):" \
-      "install pyxis, use CONTAINER_RUNTIME=apptainer, or CONT='' to run directly on the nodes"
+  for option in container-image container-name container-mounts no-container-mount-home container-remap-root; do
+    [[ $pyxis_help == *"--$option"* ]] ||
+      log::die "CONTAINER_RUNTIME=pyxis: srun has no option --$option$(pyxis::plugin_error "$pyxis_help"):" \
+        "install pyxis 0.11 or newer, use CONTAINER_RUNTIME=apptainer, or CONT='' to run directly on the nodes"
+  done
   case $CONT in
     /* | ./* | ../* | *.sqsh)
       CONT=$(realpath -m -- "$CONT") # pyxis recognizes a file only by a leading slash or dot
@@ -38,13 +48,13 @@ pyxis::registry_image() {
 }
 
 container::create() {
-  log::info "container $CONTAINER_NAME from $CONT on each node"
+  log::info "container ${CONTAINER_NAME:-of the doctor} from $CONT on each node"
   container::arguments
   # An import takes minutes: shows pyxis' output meanwhile.
   answers::streamed "${srun[@]}" --ntasks="$DGXNNODES" --ntasks-per-node=1 --container-image="$CONT" "${container[@]}" \
     "$REPO_DIR/launch/node/run_and_answer.sh" true || true
   answers::complete "$answers_output" ||
-    answers::die "CONT=$CONT: its container could not be created on every node" "$answers_output" "$(pyxis::reason "$answers_output")"
+    answers::die "CONT=$CONT: its container could not be created on every node" "$answers_output" "${pyxis_causes[@]}"
 }
 
 container::arguments() {
@@ -52,7 +62,7 @@ container::arguments() {
   local list
   printf -v list ',%s' "${mounts[@]}" "$REPO_DIR/launch/node:$PYXIS_INSIDE:ro"
   # Home is not mounted: packages of ~/.local would come before the image's.
-  container=(--container-name="$CONTAINER_NAME" --container-mounts="${list#,}" --no-container-mount-home --container-remap-root)
+  container=(${CONTAINER_NAME:+--container-name="$CONTAINER_NAME"} --container-mounts="${list#,}" --no-container-mount-home --container-remap-root)
   if [[ $pyxis_help == *--container-writable* ]]; then container+=(--container-writable); fi
   container+=("$PYXIS_INSIDE/inside.sh") # the command's first word
 }
@@ -74,85 +84,3 @@ pyxis::plugin_error() {
   local -r output=$(grep -iE 'error: .*(plugin|plugstack|spank|dlopen)' <<<"$1" | sed -n '1s/.*error: *//p')
   if [[ $output ]]; then printf ' (%s)' "$output"; fi
 }
-
-# The line that best explains why pyxis failed: from a program that enroot runs, else enroot's error, else pyxis', else any
-# step's.
-pyxis::reason() {
-  local -r cause='FATAL ERROR|curl: \([0-9]+\)|No space left on device'
-  local reason
-  if grep -q "execve(): $PYXIS_INSIDE/" <<<"$1"; then
-    answers::with_nodes "$1" "ran outside the container: its slurmd has not loaded pyxis (plugstack.conf, then restart slurmd)"
-    return
-  fi
-  reason=$(
-    grep -E -m 1 "$cause" <<<"$1" || grep -m 1 '\[ERROR\]' <<<"$1" ||
-      grep 'error: .*pyxis: ' <<<"$1" | grep -m 1 -v 'child [0-9]* failed'
-  ) || reason=$(answers::why "$1")
-  reason=${reason##*pyxis:}
-  answers::with_nodes "$1" "${reason#"${reason%%[![:space:]]*}"}"
-}
-
-container::doctor() {
-  local output
-  # The run's own check and message, which has not run anything yet.
-  if output=$(container::check 2>&1 >/dev/null); then
-    pyxis::doctor_runs
-  else
-    doctor::row fail pyxis "${output##*run: error: }"
-  fi
-}
-
-# Does srun know pyxis?
-container::doctor_platform() {
-  local -r help=$(srun --help 2>&1)
-  local option missing=''
-  for option in container-image container-name container-mounts no-container-mount-home container-remap-root; do
-    if [[ $help != *"--$option"* ]]; then missing+=" --$option"; fi
-  done
-  if [[ $help != *--container-image* ]]; then
-    local -r broken=$(pyxis::plugin_error "$help")
-    if [[ $broken ]]; then
-      doctor::row fail pyxis "srun cannot load a plugin$broken" 'correct plugstack.conf, or install what it names'
-    elif [[ -n ${CONT:-} && ${CONTAINER_RUNTIME:-pyxis} == pyxis ]]; then
-      doctor::row fail pyxis 'srun has no option --container-image, and CONT is set' \
-        'install pyxis, or: export CONTAINER_RUNTIME=apptainer, or: export CONT='
-    else
-      doctor::row skip pyxis 'not installed; jobs run directly on the nodes'
-    fi
-  elif [[ $missing ]]; then
-    doctor::row fail pyxis "srun lacks$missing" 'install pyxis 0.11 or newer'
-  else
-    doctor::row pass pyxis "$(dpkg-query --show nvslurm-plugin-pyxis 2>/dev/null || rpm -q nvslurm-plugin-pyxis 2>/dev/null |
-      grep -v 'not installed' || echo 'installed')"
-  fi
-}
-
-# Runs a command in a container of the image, on this node of a job or on any free node.
-pyxis::doctor_runs() {
-  local -a step=(srun --nodes=1 --ntasks=1)
-  local output where='a node of the partition'
-  if [[ ${SLURM_JOB_ID:-} ]]; then
-    where=${SLURMD_NODENAME:-this job}
-    step+=(--overlap ${SLURMD_NODENAME:+"--nodelist=$SLURMD_NODENAME"})
-    unset SLURM_NTASKS SLURM_NPROCS SLURM_NTASKS_PER_NODE SLURM_TASKS_PER_NODE SLURM_NNODES SLURM_JOB_NUM_NODES
-  else
-    step+=(--immediate=60)
-  fi
-  # shellcheck disable=SC2016 # of the inner shell
-  output=$("${step[@]}" --container-image="$(pyxis::image)" --no-container-mount-home \
-    --container-mounts="$REPO_DIR/launch/node:$PYXIS_INSIDE:ro" \
-    "$PYXIS_INSIDE/inside.sh" bash -c 'echo "answer ${SLURMD_NODENAME:-node}"' 2>&1 </dev/null)
-  if grep -q '^answer ' <<<"$output"; then
-    doctor::row pass pyxis "a container of $CONT ran on $(sed -n 's/^answer //p' <<<"$output")"
-  elif [[ $output == *'Unable to allocate resources'* || $output == *'Immediate'* ]]; then
-    doctor::row skip pyxis "not tried: no node was free within a minute ($(answers::reason "$output"))" 'try again later: launch/doctor.sh container'
-  else
-    doctor::row fail pyxis "$CONT does not run on $where: $(DGXNNODES=1 pyxis::reason "$output")" \
-      'there: enroot list; sysctl user.max_user_namespaces kernel.unprivileged_userns_clone (1) kernel.apparmor_restrict_unprivileged_userns (0)'
-  fi
-}
-
-pyxis::image() (
-  container::check >/dev/null 2>&1
-  echo "$CONT"
-)
