@@ -22,9 +22,11 @@ supervisor::main() {
   container::choose "$PLATFORM"
   python::require_host
   SUPERVISOR=$(uname -n)_$$
-  export SUPERVISOR # whose restarts are counted, where there is no job
+  SUPERVISOR_BEGAN=$(date +%s)
+  export SUPERVISOR SUPERVISOR_BEGAN # whose restarts are counted, where there is no job; by this machine's clock
   log::info "Python: $PYTHON$([[ $CONTAINER_RUNTIME == none ]] || echo " of the image $CONT")"
-  supervisor::traps
+  trap supervisor::clean EXIT
+  child::on_signals supervisor::signalled
   ATTEMPT_STATUS=$(mktemp) || log::die "mktemp cannot make a file: make room in /tmp, or export TMPDIR"
   export ATTEMPT_STATUS
   platform::begin
@@ -33,15 +35,6 @@ supervisor::main() {
     supervisor::attempt
     if ((status == 0)); then exit 0; fi
     supervisor::restart
-  done
-}
-
-supervisor::traps() {
-  local signal
-  trap supervisor::clean EXIT
-  for signal in HUP INT QUIT TERM; do
-    # shellcheck disable=SC2064 # expand now
-    trap "supervisor::signalled $signal" "$signal"
   done
 }
 
@@ -85,18 +78,18 @@ supervisor::attempt() {
 
 # After an attempt that failed: returns if another one is to be started, otherwise exits.
 supervisor::restart() {
-  local -r last=$(restart::last)
+  local -r last=$(restart::ask last)
   local -a plan
   local text
-  if [[ $signalled == USR1 ]] && restart::resumes; then
-    text=$(restart::allowed "$RESTARTS") || supervisor::finish "$status" "$text; $last"
-    platform::requeue "$(restart::note "$(platform::why USR1)")"
+  if [[ $signalled == USR1 ]] && restart::ask resumes; then
+    text=$(restart::ask allowed "$RESTARTS") || supervisor::finish "$status" "$text; $last"
+    platform::requeue "$(restart::ask note "$(platform::why USR1)")"
   elif ((status < 128)); then
     platform::blame
-    mapfile -t plan < <(restart::plan) # cause, restarts allowed, nodes to leave out
+    mapfile -t plan < <(restart::ask plan "$CAN_LEAVE_OUT") # cause, restarts allowed, nodes to leave out
     if ((${#plan[@]})); then
-      text=$(restart::allowed "${plan[1]}") || supervisor::finish 1 "$text${last:+; $last}"
-      text=$(restart::note "${plan[0]}" "${plan[@]:2}")
+      text=$(restart::ask allowed "${plan[1]}") || supervisor::finish 1 "$text${last:+; $last}"
+      text=$(restart::ask note "${plan[0]}" "${plan[@]:2}")
       if platform::choose; then
         log::warn "restarts${nodes[*]:+ on ${nodes[*]}}, $text"
         return 0

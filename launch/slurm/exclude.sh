@@ -5,10 +5,6 @@ set -uo pipefail
 readonly JOB=$1 RESTARTS=$2 NODES=$3 NUMBER=$4 # RESTARTS: of the start that is to end; NUMBER: of nodes the job wants
 until scontrol update "jobid=$JOB" "ExcNodeList=$NODES" "NumNodes=$NUMBER"; do
   shown=$(scontrol --oneliner show job "$JOB")
-  case $shown in
-    *' JobState=RUNNING '*) [[ $shown == *" Restarts=$RESTARTS "* ]] || exit 1 ;;
-    *' JobState=PENDING '* | *' JobState=COMPLETING '* | *' JobState=REQUEUE'* | *' JobState=SUSPENDED '* | *' JobState=CONFIGURING '*) ;;
-    *) exit 1 ;;
-  esac
+  [[ $shown =~ ' JobState='(PENDING|COMPLETING|REQUEUE|SUSPENDED|CONFIGURING) || $shown == *' JobState=RUNNING '*" Restarts=$RESTARTS "* ]] || exit 1
   sleep 2
 done

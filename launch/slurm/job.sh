@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The Slurm job of a run: checks that the allocation fits the config, prepares srun, and finds out how and why Slurm ends the
-# job. Sourced by run.sub and certify.sub.
+# The Slurm job of a run: checks that the allocation fits the config, and prepares srun; job.py knows how and why Slurm ends
+# it. Sourced by run.sub and certify.sub.
 
 declare -a step=() step_options=() # the start of a step, by slurm::step; its options that are the same for all
 declare step_problem=''
@@ -45,14 +45,16 @@ slurm::check() {
       'sbatch --exclusive, or another config'
 }
 
-# Nodes of this job, without those that Slurm has lost.
-slurm::nodes() {
-  local -r list=$(slurm::field NodeList "$(slurm::job)")
-  scontrol show hostnames "${list:-$SLURM_JOB_NODELIST}"
+# What job.py says about this job, in time for the last line.
+slurm::ask() {
+  python::host "$REPO_DIR/launch/slurm/job.py" "$((shutdown_seconds < 18 ? shutdown_seconds / 2 + 1 : 10))" "$SLURM_JOB" "$@"
 }
 
+# Nodes of this job, without those that Slurm has lost.
+slurm::nodes() { slurm::ask nodes; }
+
 # The same without those that were left out.
-slurm::fit_nodes() { slurm::nodes | grep -vxF -f <(restart::excluded) || true; }
+slurm::fit_nodes() { slurm::nodes | grep -vxF -f <(restart::ask excluded) || true; }
 
 # Unsets what sbatch's options, and a user's profile, leave in the environment for srun: they would apply to each step too, contradict
 # it ("--ntasks-per-gpu" and its kin), add to its output, or keep the run's variables from it.
@@ -141,62 +143,15 @@ slurm::shutdown_seconds() {
   shutdown_seconds=$((${kill_wait:-30} * 2 / 3))
 }
 
-# This job as shown by Slurm, in one line; nothing if the controller does not answer in time.
-slurm::job() {
-  timeout --signal=KILL "$((shutdown_seconds < 18 ? shutdown_seconds / 2 + 1 : 10))" \
-    scontrol --oneliner show job "$SLURM_JOB" 2>/dev/null || true
-}
-
-# A field ($1) of what slurm::job printed ($2); nothing for (null), as the node list is once the job is requeued.
-slurm::field() { sed -n "s/.* $1=\([^ (]*\).*/\1/p" <<<"$2"; }
-
 # At SIGUSR1: the ranks get the remaining time, at most ten minutes, minus 30 seconds for the rest.
 slurm::time_limit_near() {
-  local -r end=$(slurm::field EndTime "$(slurm::job)")
-  local left=0
-  if [[ $end == ????-??-??T* ]]; then left=$(($(date -d "$end" +%s) - $(date +%s) - 30)); fi
+  local -r left=$(($(slurm::ask left) - 30))
   if ((left > shutdown_seconds)); then shutdown_seconds=$((left < 600 ? left : 600)); fi
-  trial::interrupted USR1 143
+  trial::interrupted USR1
 }
 
-# Nodes of the ranks that Slurm has taken from the job, even if they are back, or that do not respond, separated by spaces.
-slurm::lost_nodes() {
-  {
-    printf '%s\n' "${nodes[@]}" | grep -vxF -f <(slurm::nodes) || true
-    timeout --signal=KILL 5 sinfo --noheader --Node --nodes="$(paste -sd, < <(printf '%s\n' "${nodes[@]}"))" --format='%N %T' 2>/dev/null |
-      awk '$2 ~ /[*]$|^down/ { print $1 }'
-  } | sort -u | paste -sd' '
-}
-
-# Reports them.
-platform::blame() {
-  local node
-  for node in $(slurm::lost_nodes); do record::report lost - "$node" - 'lost by Slurm'; done
-}
+# Reports nodes that are lost.
+platform::blame() { slurm::ask lost "${nodes[@]}" >>"$ATTEMPT_STATUS"; }
 
 # Why the job ends, in words. Argument: the signal that this script got.
-platform::why() {
-  local cause silent=''
-  cause=$(slurm::cause "$1") || silent=" (Slurm's controller did not say why)"
-  echo "${cause:-interrupted by SIG$1$silent}"
-}
-
-# The same; nothing if Slurm knows no reason. Fails if the controller does not answer.
-slurm::cause() {
-  local -r job=$(slurm::job)
-  local -r state=$(slurm::field JobState "$job") reason=$(slurm::field Reason "$job") lost=$(slurm::lost_nodes)
-  local -r limit=$(slurm::field TimeLimit "$job") restarts=$(slurm::field Restarts "$job")
-  if [[ $1 == USR1 || $state == TIMEOUT || $reason == TimeLimit ]]; then
-    echo "the job reached its time limit${limit:+ of $limit}"
-  elif ((${restarts:-0} > ${SLURM_RESTART_COUNT:-0})) || [[ $state == REQUEUE* || $state == PENDING ]]; then
-    echo "the job was requeued${lost:+ ($lost: down or not responding)}"
-  else
-    case $state in
-      CANCELLED) echo 'the job was cancelled' ;;
-      PREEMPTED) echo 'the job was preempted' ;;
-      NODE_FAIL) echo "a node of the job failed${lost:+ ($lost: down or not responding)}" ;;
-      COMPLETING) echo 'the job was cancelled or ended by Slurm' ;;
-      '') return 1 ;;
-    esac
-  fi
-}
+platform::why() { slurm::ask why "$1" "${nodes[@]}" || echo "interrupted by SIG$1"; }

@@ -3,7 +3,7 @@
 
 # Returns, with a warning, if the job is not requeued; otherwise Slurm ends this script. Argument: why, in words.
 requeue::job() {
-  local -r excluded=$(restart::excluded | paste -sd,)
+  local -r excluded=$(restart::ask excluded | paste -sd,)
   local output ended='' i
   if [[ $excluded ]]; then requeue::exclude "$excluded"; fi
   trap '' INT HUP QUIT USR1

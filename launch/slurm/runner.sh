@@ -43,7 +43,7 @@ runner::sweep() {
 
 runner::nodes() { printf '%s\n' "${nodes[@]}"; }
 
-runner::ended_by() { slurm::cause "$1" || true; }
+runner::ended_by() { slurm::ask cause "$1" "${nodes[@]}"; }
 
 runner::everywhere() { "${srun[@]}" --ntasks="$DGXNNODES" --ntasks-per-node=1 "$@"; }
 

@@ -4,8 +4,8 @@
 # ("Memory required by task is not available") until its nodes have answered. Any other error is final, and so is a node that Slurm
 # has taken from the job. With LAUNCH_PRINT (run.sub --print) prints srun's line. Usage: step.sh 'NODE...' OPTION... COMMAND...
 set -uo pipefail
-# shellcheck source=launch/slurm/job.sh
-source "$(dirname -- "${BASH_SOURCE[0]}")/job.sh"
+# shellcheck source=launch/load.sh
+source "$(dirname -- "${BASH_SOURCE[0]}")/../load.sh" run/python slurm/job
 read -ra nodes <<<"$1"
 shift
 if [[ ${LAUNCH_PRINT:-} ]]; then

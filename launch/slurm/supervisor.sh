@@ -18,7 +18,7 @@ platform::begin() {
 platform::choose() {
   mapfile -t nodes < <(slurm::fit_nodes)
   if ((${#nodes[@]} < DGXNNODES && attempts == 0)); then
-    log::warn "too few nodes remain without $(restart::excluded | paste -sd' '): using them again"
+    log::warn "too few nodes remain without $(restart::ask excluded | paste -sd' '): using them again"
     mapfile -t nodes < <(slurm::nodes)
   fi
   if ((${#nodes[@]} < DGXNNODES)); then return 1; fi
@@ -49,7 +49,7 @@ slurm::leave_out_broken() {
   if ((${#fit[@]} == 0)); then log::die "$reason"; fi
   nodes=("${fit[@]}")
   if ((${#broken[@]})); then
-    restart::left_out "$reason" "${broken[@]}"
+    restart::ask left_out "$reason" "${broken[@]}"
     log::warn "without ${broken[*]}: $reason"
   fi
 }

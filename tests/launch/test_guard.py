@@ -30,15 +30,9 @@ def guard(checkout):
     }.items():
         checkout.stand_in(name, script)
     given = {
-        "SLURM_JOB_ID": "7",
-        "SLURM_PROCID": "0",
-        "SLURMD_NODENAME": "dgx2",
-        "SLURM_JOB_NODELIST": "dgx[1-3]",
-        "RUN_NAME": "run",
-        "DGXNNODES": "2",
-        "SPARE_NODES": "0",
-        "GPU_CLOCKS": "1410",
-    }
+        "SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURMD_NODENAME": "dgx2", "SLURM_JOB_NODELIST": "dgx[1-3]",
+        "RUN_NAME": "run", "DGXNNODES": "2", "SPARE_NODES": "0", "GPU_CLOCKS": "1410",
+    }  # fmt: skip
 
     def start(**env):
         line = [checkout.root / "launch" / "slurm" / "guard.sh"]

@@ -1,0 +1,105 @@
+"""What Slurm says about this job: its nodes, the lost ones, why it ends. Of the machine's own Python, from 3.6 on.
+
+    job.py SECONDS JOB nodes             the nodes that it still has, a line each
+    job.py SECONDS JOB lost NODE...      a record of each of these that Slurm has taken, even if it is back,
+                                         or that does not respond
+    job.py SECONDS JOB why SIGNAL NODE...    why it ends, in words, if a script got this signal
+    job.py SECONDS JOB cause SIGNAL NODE...  the same; nothing if Slurm knows no reason
+    job.py SECONDS JOB left              seconds until its time limit; 0 if that is unknown
+    job.py SECONDS JOB orphaned NODE     the node of its script, if Slurm lost that and NODE is the first that is left
+
+SECONDS is how long the controller may take.
+"""
+
+import os
+import re
+import subprocess
+import sys
+import time
+
+COMMON = {
+    "CANCELLED": "the job was cancelled",
+    "PREEMPTED": "the job was preempted",
+    "NODE_FAIL": "a node of the job failed",
+    "COMPLETING": "the job was cancelled or ended by Slurm",
+}
+
+
+def ask(seconds: str, *words: str) -> str:
+    """Output of a command of Slurm; empty if it does not answer in time."""
+    command = ["timeout", "--signal=KILL", seconds, *words]
+    quiet = subprocess.DEVNULL
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=quiet, stdin=quiet)
+    return done.stdout.decode(errors="replace")
+
+
+class Job:
+    def __init__(self, seconds: str, job: str) -> None:
+        self.shown = ask(seconds, "scontrol", "--oneliner", "show", "job", job)
+
+    def field(self, name: str) -> str:
+        """Empty for (null), as the nodes are once the job is requeued."""
+        found = re.findall(rf" {name}=([^ (\n]*)", " " + self.shown)
+        return found[-1] if found else ""
+
+    def nodes(self, otherwise: str = "") -> "list[str]":
+        listed = self.field("NodeList") or otherwise
+        return ask("9", "scontrol", "show", "hostnames", listed).split()
+
+    def lost(self, nodes: "list[str]") -> "list[str]":
+        left = self.nodes(os.environ["SLURM_JOB_NODELIST"])
+        options = ["--noheader", "--Node", "--format=%N %T"]
+        states = ask("5", "sinfo", *options, f"--nodes={','.join(nodes)}")
+        down = re.findall(r"^(\S+) (?:down|.*[*]$)", states, re.MULTILINE)
+        return sorted(node for node in nodes if node not in left or node in down)
+
+    def cause(self, signal: str, nodes: "list[str]") -> str:
+        state, limit = self.field("JobState"), self.field("TimeLimit")
+        lost = " ".join(self.lost(nodes))
+        lost = f" ({lost}: down or not responding)" if lost else ""
+        again = int(self.field("Restarts") or 0)
+        ended = state == "TIMEOUT" or self.field("Reason") == "TimeLimit"
+        if signal == "USR1" or ended:
+            limit = f" of {limit}" if limit else ""
+            return f"the job reached its time limit{limit}"
+        started = int(os.environ.get("SLURM_RESTART_COUNT") or 0)
+        if again > started or state.startswith("REQUEUE") or state == "PENDING":
+            return f"the job was requeued{lost}"
+        return COMMON.get(state, "") + (lost if state == "NODE_FAIL" else "")
+
+    def left(self) -> int:
+        """Slurm's times are by the controller's clock, from which this node's may be hours off."""
+        names, shape = ("StartTime", "EndTime"), "%Y-%m-%dT%H:%M:%S"
+        try:
+            start, end = (time.strptime(self.field(name), shape) for name in names)
+        except ValueError:
+            return 0
+        now, began = time.time(), float(os.environ["SUPERVISOR_BEGAN"])
+        own = time.mktime(end) - time.mktime(start) - (now - began)
+        theirs = time.mktime(end) - now
+        return int(min(own, theirs) if theirs > 0 else own)
+
+
+def main(seconds: str, job: str, command: str, *words: str) -> None:
+    now, nodes = Job(seconds, job), list(words[1:])
+    if command == "nodes":
+        print(*now.nodes(os.environ["SLURM_JOB_NODELIST"]), sep="\n")
+    elif command == "lost":
+        for node in now.lost(list(words)):
+            print("lost", "-", node, "-", "lost by Slurm", sep="\t")
+    elif command == "left":
+        print(now.left())
+    elif command == "orphaned":
+        script, left = now.field("BatchHost"), now.nodes()
+        if script and left and script not in left and left[0] == words[0]:
+            print(script)
+    else:
+        cause = now.cause(words[0], nodes)
+        if command == "why":
+            silent = "" if now.shown else " (Slurm's controller did not say why)"
+            cause = cause or f"interrupted by SIG{words[0]}{silent}"
+        print(cause)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

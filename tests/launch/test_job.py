@@ -1,0 +1,73 @@
+"""What Slurm says about a job, in words, whatever clock its nodes have."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+
+from .captured import captured
+
+JOB = "JobId=7 JobState={state} Reason={reason} Restarts={restarts} TimeLimit=00:30:00 BatchHost=n1 NodeList={left}"
+
+
+@pytest.fixture
+def ask(repository, tmp_path):
+    """ask(command, *words, **fields of the job): what job.py prints."""
+
+    def run(*words: str, times: str = "", states: str = "", **fields: str) -> str:
+        given = {"state": "RUNNING", "reason": "None", "restarts": "0", "left": "n1 n2"}
+        shown = JOB.format(**given | fields) + times
+        for name, text in {
+            "scontrol": f"case $* in *hostnames*) printf '%s\\n' {fields.get('left', 'n1 n2')} ;; *) echo '{shown}' ;; esac",
+            "sinfo": f"printf '{states}'",
+        }.items():
+            (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+            (tmp_path / name).chmod(0o755)
+        env = {
+            "PATH": f"{tmp_path}:{os.environ['PATH']}",
+            "SLURM_JOB_NODELIST": "n[1-2]",
+            "SUPERVISOR_BEGAN": str(time.time() - 100),
+        }
+        line = ["python3", "-B", repository / "launch/slurm/job.py", "9", "7", *words]
+        return captured(line, env=env, check=True).stdout.strip()
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("signal", "fields", "said"),
+    [
+        ("USR1", {}, "the job reached its time limit of 00:30:00"),
+        ("TERM", {"state": "TIMEOUT"}, "the job reached its time limit of 00:30:00"),
+        ("TERM", {"restarts": "1"}, "the job was requeued"),
+        ("TERM", {"state": "REQUEUED", "left": "n1"}, "the job was requeued (n2: down or not responding)"),
+        ("TERM", {"state": "CANCELLED", "left": "n1"}, "the job was cancelled"),
+        ("TERM", {"state": "NODE_FAIL", "states": "n1 allocated*\nn9 down\n"},
+         "a node of the job failed (n1: down or not responding)"),
+        ("TERM", {}, "interrupted by SIGTERM"),
+    ],
+)  # fmt: skip
+def test_why_a_job_ends_is_said_in_words(ask, signal, fields, said):
+    assert ask("why", signal, "n1", "n2", **fields) == said
+
+
+@pytest.mark.parametrize("hours", [0, 1, -1])
+def test_the_time_that_is_left_is_right_on_a_node_whose_clock_is_off(ask, hours):
+    theirs = time.time() + 3600 * hours
+    shape = "%Y-%m-%dT%H:%M:%S"
+    start, end = (time.strftime(shape, time.localtime(theirs + s)) for s in (-100, 120))
+    left = int(ask("left", times=f" StartTime={start} EndTime={end} "))
+    assert 60 < left <= 121
+    assert ask("left", times=" StartTime=Unknown EndTime=Unknown ") == "0"
+
+
+@pytest.mark.parametrize(
+    ("left", "node", "lost"),
+    [("n2", "n2", "n1"), ("n2", "n3", ""), ("n1 n2", "n1", ""), ("", "n2", "")],
+)
+def test_the_first_node_that_is_left_acts_for_a_job_without_a_script(
+    ask, left, node, lost
+):
+    assert ask("orphaned", node, left=left) == lost
