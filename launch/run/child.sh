@@ -83,6 +83,13 @@ child::run() {
   return "$status"
 }
 
+# Calls a function with the name of each signal that ends a script.
+child::on_signals() {
+  local signal
+  # shellcheck disable=SC2064 # expand now
+  for signal in HUP INT QUIT TERM; do trap "$1 $signal" "$signal"; done
+}
+
 child::end() {
   child_ended=1
   if [[ $child ]]; then kill -TERM "$child" 2>/dev/null || true; fi

@@ -1,17 +1,15 @@
 #!/usr/bin/env bash
 # End of the trial loop: exit status and last line give the result, the last line also the reason.
 
-# State of the loop: failures so far, reason per failed trial, current trial, its process group, the signal that ends the attempt.
+# State of the loop: failures so far, reason per failed trial, current trial, its process group with its watcher, the signal that ends all.
 declare -a failures=() reasons=()
 # shellcheck disable=SC2034 # for other parts
-declare current='' group='' interrupted=''
+declare current='' group='' watcher='' interrupted=''
 declare -i shutdown_seconds=20 deadline=0 # that ranks get to end after a signal to this script; when they are over
 
 trial::conclude() {
   local list
-  if [[ -e $RUN_DIR/restarts.txt ]]; then
-    restart::ask told >&2
-  fi
+  if [[ -e $RUN_DIR/restarts.txt ]]; then restart::ask told >&2; fi
   if ((${#failures[@]})); then
     printf -v list '; %s' "${failures[@]}"
     attempt::end 1 "${#failures[@]} of $NEXP trials failed: ${list#; }"
@@ -28,26 +26,29 @@ attempt::end() {
 # Ends the attempt if a new one may help, by its records.
 attempt::again() {
   platform::blame
-  if [[ $(restart::plan) ]]; then attempt::end "$AGAIN" "$1"; fi
+  if [[ $(restart::ask plan "$CAN_LEAVE_OUT") ]]; then attempt::end "$AGAIN" "$1"; fi
 }
 
 # However this script ends, the last line gives the reason, and what runner::prepare created is removed.
 trial::traps() {
-  local signal
-  trap 'runner::cleanup >/dev/null 2>&1 || true' EXIT
-  for signal in HUP INT QUIT TERM; do
-    # shellcheck disable=SC2064 # expand now
-    trap "trial::interrupted $signal $((128 + $(kill -l "$signal")))" "$signal"
-  done
+  trap trial::clean EXIT
+  child::on_signals trial::interrupted
+}
+
+# The ranks' watcher, if it is still asleep, would clean up once more, and undo what the next run has done to this machine.
+trial::clean() {
+  runner::cleanup >/dev/null 2>&1 || true
+  if [[ $watcher && $(cat "/proc/$watcher/stat" 2>/dev/null) == *") "?" $$ "* ]]; then kill -KILL "$watcher"; fi
 }
 
 trial::interrupted() {
-  local -r signal=$1 status=$2
+  local -r signal=$1
   local reason
   IFS=$' \t\n' # the signal may have come within `IFS= read`
   deadline=$((SECONDS + shutdown_seconds))
   interrupted=$signal
   trap '' INT TERM HUP QUIT USR1
+  local -r status=$([[ $signal == USR1 ]] && echo 143 || echo $((128 + $(kill -l "$signal"))))
   trial::signal_group "$signal"
   reason=$(platform::why "$signal")
   trial::end_group "$deadline"

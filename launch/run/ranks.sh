@@ -24,6 +24,8 @@ trial::ranks() {
   group=$!
   unset before
   child::bind "$group" "$$" 20 runner::cleanup
+  # shellcheck disable=SC2034 # ending.sh reads it
+  watcher=$!
   trial::bound "$group" "$folder/status" "$limit" &
   set +m
   wait "$group" || status=$?

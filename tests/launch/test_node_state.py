@@ -7,7 +7,6 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,9 @@ from bert.data.loader import LoaderConfig
 from common.env import BOOLEANS, from_env
 
 from ..waiting import wait_until
+from .captured import captured
+from .test_patience import shorten
+from .test_trial import processes
 
 LOCAL = "./run_local.sh"
 # Like the real nvidia-smi: without support of a GPU a warning and exit status 0; without root
@@ -67,6 +69,14 @@ def test_clocks_are_locked_once_and_reset_whatever_the_result(gpus, outcome, sta
     assert clock_calls(gpus) == ["--lock-gpu-clocks=1410", "--reset-gpu-clocks"]
 
 
+def test_a_watcher_that_sleeps_longer_than_the_run_undoes_nothing_of_the_next(gpus):
+    shorten(gpus, "run/child.sh", "read -rt 1", "read -rt 3")
+    done = gpus.run(LOCAL)
+    assert done.returncode == 0, done.stderr
+    wait_until(lambda: not processes(gpus.root))
+    assert clock_calls(gpus) == ["--lock-gpu-clocks=1410", "--reset-gpu-clocks"]
+
+
 def test_clocks_are_reset_when_a_signal_ends_the_run(gpus):
     process = gpus.popen(LOCAL, after="export RUN_NAME=stopped", TRIAL_0="hang")
     wait_until((gpus.logdir / "stopped" / "running_0" / "result_0.txt").exists)
@@ -78,17 +88,11 @@ def test_clocks_are_reset_when_a_signal_ends_the_run(gpus):
 @pytest.mark.parametrize(
     ("how", "reason"),
     [
-        (
-            {"UNSUPPORTED": "1"},
-            "Setting locked GPU clocks is not supported for GPU 00000000:01:00.0.",
-        ),
-        (
-            {"NOT_ROOT": "1"},
-            "The current user does not have permission to change clocks",
-        ),
+        ({"UNSUPPORTED": "1"}, "Setting locked GPU clocks is not supported for GPU 00000000:01:00.0."),
+        ({"NOT_ROOT": "1"}, "The current user does not have permission to change clocks"),
         ({"GPUS": "0"}, "nvidia-smi sees no GPU"),
     ],
-)
+)  # fmt: skip
 def test_clocks_that_were_not_set_on_every_gpu_end_the_run_whatever_nvidia_smi_returns(
     gpus, how, reason
 ):
@@ -134,10 +138,8 @@ def data(checkout, tmp_path) -> Path:
     (tmp_path / "nvme").mkdir()
     checkout.stand_in("sync", "")
     checkout.env |= {
-        "DATADIR": str(tmp_path / "data"),
-        "STAGE_DIR": str(tmp_path / "nvme"),
-        "NCCL_TEST": "0",
-    }
+        "DATADIR": str(tmp_path / "data"), "STAGE_DIR": str(tmp_path / "nvme"), "NCCL_TEST": "0",
+    }  # fmt: skip
     return tmp_path / "nvme"
 
 
@@ -189,13 +191,8 @@ def test_the_launcher_reads_packed_as_the_trainer_does(repository, word):
         "source launch/run/variables.sh; variables::data; unset PACKED; variables::data"
     )
     environ = os.environ | {"REPO_DIR": str(repository), "PACKED": word}
-    said = subprocess.run(
-        ["bash", "-euc", script],
-        cwd=repository,
-        env=environ,
-        capture_output=True,
-        text=True,
-        check=True,
+    said = captured(
+        ["bash", "-euc", script], cwd=repository, env=environ, check=True
     ).stdout
     for environment, variable in zip(({"PACKED": word}, {}), said.split(), strict=True):
         packed = from_env(LoaderConfig, {"BATCHSIZE": "1"} | environment).packed
@@ -256,10 +253,8 @@ def test_nodes_that_read_different_data_end_the_run(checkout, data):
         "#!/bin/sh\necho staged 3 files, 9 bytes, sha256 $RANDOM_DIGEST$$\n"
     )
     done = checkout.run(
-        LOCAL.replace("local", "multinode"),
-        after="export DGXNNODES=2",
-        **two_machines(checkout),
-    )
+        LOCAL.replace("local", "multinode"), after="export DGXNNODES=2", **two_machines(checkout),
+    )  # fmt: skip
     assert "the nodes read different data: 3 files" in last_line(done.stderr)
 
 
