@@ -6,10 +6,8 @@
 # DEVICE=cpu: tests the CPUs. A machine without any sign of a GPU is tested so by itself.
 # Exit status: 0 pass, 3 pass with warnings, 1 fail, 2 bad input.
 set -euo pipefail
-REPO_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
-readonly REPO_DIR
 # shellcheck source=launch/load.sh
-source "$REPO_DIR/launch/load.sh" supervisor run/certify
+source "$(dirname -- "${BASH_SOURCE[0]}")/launch/load.sh" supervisor run/certify
 
 quick=${1:-}
 if [[ $quick == --help || $quick == -h ]]; then
@@ -21,7 +19,7 @@ if [[ $quick ]]; then
   variables::default CERTIFY_SECONDS 2
   variables::default CERTIFY_TOOLS none
 fi
-certify::require_gpus ''
+certify::require_gpus /
 export DGXNNODES=1
 certify::defaults
 RUN_NAME=${RUN_NAME:-certify_$(uname -n)_$(date +%Y%m%d-%H%M%S)}

@@ -24,52 +24,26 @@ answers::streamed() {
 # Does this text have an answer from every node?
 answers::complete() { (($(grep -c '^answer ' <<<"$1") >= DGXNNODES)); }
 
-# Why not, in one line: the missing nodes, unless all are missing, and the error.
-answers::why() {
-  answers::with_nodes "$1" "$(answers::reason "$1")"
+# What answers.py says about an output ($2): why, reason or missing ($1).
+answers::ask() {
+  local names=''
+  if declare -F runner::nodes >/dev/null; then names=$(runner::nodes); fi
+  python::host "$REPO_DIR/launch/run/answers.py" "$1" "$names" "${@:3}" <<<"$2"
 }
+
+answers::why() { answers::ask why "$@"; }
 
 # Stops with one line: a command ($2, its output) did not run on every node. Nodes that did not answer while others did are reported,
-# so that the run can go on without them. Arguments: what failed, the output, the reason (of the output).
+# so that the run can go on without them. Arguments: what failed, the output, patterns of a line that explains it (answers.py).
 answers::die() {
-  local -r reason=${3:-$(answers::why "$2")}
+  local -r reason=$(answers::why "${@:2}")
   local node
-  if grep -q '^answer ' <<<"$2"; then
-    for node in $(answers::missing "$2"); do record::report broken - "$node" - "$1: $reason"; done
-  fi
+  for node in $(answers::ask missing "$2"); do record::report broken - "$node" - "$1: $reason"; done
   log::die "$1: $reason"
-}
-
-# Nodes without an answer in this output, separated by spaces.
-answers::missing() {
-  runner::nodes | grep -vxF -f <(sed -n 's/^answer //p' <<<"$1") | paste -sd' ' || true
-}
-
-# Prefixes a reason ($2) with the names of the nodes that did not answer; if none did, with those that srun names.
-answers::with_nodes() {
-  local reason=$2 missing=''
-  if grep -q '^answer ' <<<"$1" && declare -F runner::nodes >/dev/null; then
-    missing=$(answers::missing "$1")
-  elif ((DGXNNODES > 1)); then
-    missing=$(sed -nE 's/^srun: error: ([^ :]+): tasks? .*/\1/p' <<<"$1" | sort -u | paste -sd' ')
-  fi
-  if [[ $missing && $reason != *"${missing%% *}"* ]]; then reason="$missing: $reason"; fi
-  echo "$reason"
 }
 
 # Why one of this repository's programs ended, in one line: by contract the last line that it prints is "PROGRAM: error: REASON".
 answers::program_error() {
-  local -r reason=$(answers::reason "$1")
+  local -r reason=$(answers::ask reason "$1")
   echo "${reason#*: error: }"
-}
-
-# The line that best explains why a step failed: the program's own rather than srun's.
-answers::reason() {
-  local text
-  text=$(grep -v '^answer ' <<<"$1" | grep -v '^[[:space:]]*$') || text='no output'
-  {
-    grep -v '^srun: \|^slurmstepd: ' <<<"$text" | tail -n 1 | grep . ||
-      grep '^srun: error: ' <<<"$text" | grep -v 'Exited with exit code\|Terminated$' | tail -n 1 | grep . ||
-      tail -n 1 <<<"$text"
-  } | sed 's/^srun: error: //'
 }

@@ -7,24 +7,8 @@ source "$(dirname -- "${BASH_SOURCE[0]}")/child.sh"
 readonly NUMBER=${RANK:-${SLURM_PROCID:-0}} NOT_REACHED=3
 
 report() {
-  local -r status=$1 node=${SLURMD_NODENAME:-$(uname -n)}
-  local kind=failed reason="rank $NUMBER on $node ended with exit status $1, see output_${TRIAL:-0}.txt" step
-  case $status in
-    2) kind=bad_input ;;
-    "$NOT_REACHED") kind=not_reached ;;
-    4) kind=hung ;;
-    129 | 130 | 143) kind=ended ;; # most likely killed by the launcher because another rank failed
-    134)
-      # PyTorch aborts a rank whose NCCL collective timed out, and has it dump its collectives before.
-      if [[ -e $RUN_DIR/nccl_${TRIAL:-0}_rank_$NUMBER ]]; then kind=hung; else kind=crashed; fi
-      ;;
-    137) kind=killed ;;
-    *) if ((status > 128)); then kind=crashed; fi ;;
-  esac
-  if ((status > 128)); then reason="rank $NUMBER on $node was killed by SIG$(kill -l "$status")"; fi
-  step=$(head -n 1 -- "$RUN_DIR/step_${TRIAL:-0}.txt")
   "${PYTHON:-python}" -B -s -S "$(dirname -- "${BASH_SOURCE[0]}")/records.py" explain "$RUN_DIR" "${TRIAL:-0}" \
-    "$kind" "$NUMBER" "$node" "$step" "$reason"
+    "$1" "$NUMBER" "${SLURMD_NODENAME:-$(uname -n)}"
 }
 
 # Every shard and connection needs a file descriptor; many systems have a soft limit of 1024. Never lowers the limit, never fails.

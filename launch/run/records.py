@@ -16,11 +16,12 @@ there is none.
 The first rank that ends badly leaves RUN_DIR/status, one record; an attempt appends to
 ATTEMPT_STATUS, which the supervisor reads.
 
-    records.py explain FOLDER TRIAL KIND RANK NODE STEP REASON   leaves a rank's record there
-    records.py relay FOLDER TRIAL FILE                           the same, of the record in a file
+    records.py explain FOLDER TRIAL STATUS RANK NODE   leaves there what became of a rank, by its exit status
+    records.py relay FOLDER TRIAL FILE                 leaves the one of a file there
 """
 
 import os
+import signal
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -28,6 +29,10 @@ from typing import NamedTuple
 
 CAUSES = ("killed", "crashed")  # of what the other ranks report: broken connections
 EFFECTS = ("hung", "ended")  # of another rank's failure
+
+
+KINDS = {2: "bad_input", 3: "not_reached", 4: "hung", 137: "killed"}
+ENDED = (129, 130, 143)  # most likely by the launcher, because another rank failed
 
 
 class Record(NamedTuple):
@@ -78,6 +83,23 @@ def leave(folder: Path, record: Record) -> None:
     beside.unlink()
 
 
+def of_rank(folder: Path, trial: str, status: int, rank: str, node: str) -> Record:
+    other = "ended" if status in ENDED else "crashed" if status > 128 else "failed"
+    kind = KINDS.get(status, other)
+    # PyTorch aborts a rank whose NCCL collective timed out, and has it dump its collectives before.
+    if status == 134 and (folder / f"nccl_{trial}_rank_{rank}").exists():
+        kind = "hung"
+    how = f"ended with exit status {status}, see output_{trial}.txt"
+    names = {number.value + 128: number.name for number in signal.Signals}
+    if status in names:
+        how = f"was killed by {names[status]}"
+    try:
+        step = (folder / f"step_{trial}.txt").read_text().partition("\n")[0]
+    except OSError:
+        step = ""
+    return Record(kind, rank, node, step, f"rank {rank} on {node} {how}")
+
+
 def explain(folder: Path, trial: str, record: Record) -> None:
     """The same, with the reason that the rank's trainer has left, if it has."""
     error = folder / f"error_{trial}.txt"
@@ -93,8 +115,11 @@ def explain(folder: Path, trial: str, record: Record) -> None:
 
 
 def main(command: str, folder: str, trial: str, *words: str) -> None:
-    found = read(Path(words[0])) if command == "relay" else [Record(*words)]
-    for record in found[:1]:
+    if command == "relay":
+        found = read(Path(words[0]))[:1]
+    else:
+        found = [of_rank(Path(folder), trial, int(words[0]), *words[1:])]
+    for record in found:
         explain(Path(folder), trial, record)
 
 

@@ -204,7 +204,8 @@ def note(reason: str, nodes: "list[str]") -> str:
 def main(command: str, *words: str) -> int:
     if command == "plan":
         found = plan(words[0] == "1")
-        print(*([found.cause, found.limit, *found.nodes] if found else []), sep="\n")
+        for word in (found.cause, found.limit, *found.nodes) if found else ():
+            print(word)
     elif command == "last":
         print(last())
     elif command == "allowed":
@@ -221,10 +222,8 @@ def main(command: str, *words: str) -> int:
             if state != LEFT_OUT:
                 print(f"run: restarted at {when}, {text}")
     elif command == "excluded":
-        print(
-            *sorted({node for words in own() for node in words[2].split()}),
-            sep="\n",
-        )
+        for node in sorted({node for words in own() for node in words[2].split()}):
+            print(node)
     else:
         return not {"continues": continues, "resumes": resumes}[command]()
     return 0

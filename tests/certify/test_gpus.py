@@ -18,7 +18,7 @@ def ask(repository, folder, smi=DEAD, **environ):
     program = folder / "nvidia-smi"
     program.write_text(smi)
     program.chmod(0o755)
-    script = f"source {repository}/launch/run/certify.sh; certify::require_gpus {folder}; echo device=${{DEVICE:-}}"
+    script = f"source {repository}/launch/load.sh run/log run/python run/certify; certify::require_gpus {folder}; echo device=${{DEVICE:-}}"
     path = f"{folder}:{os.environ['PATH']}"
     return subprocess.run(
         ["bash", "-euo", "pipefail", "-c", script],

@@ -5,7 +5,6 @@ from __future__ import annotations
 import glob
 import importlib
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -13,9 +12,11 @@ import pytest
 from common.env import from_env
 from finetune.config import FinetuneConfig, with_defaults
 
+from .captured import captured
+
 RESUMES = {"RESUME": "1", "CHECKPOINT_DIR": "/nowhere"}
 SPARE = {"SPARE_NODES": "1"}
-PLAN = "plan=$(restart::plan); if [[ $plan ]]; then echo $plan; else echo no; fi"
+PLAN = "plan=$(restart::ask plan $CAN_LEAVE_OUT); if [[ $plan ]]; then echo $plan; else echo no; fi"
 
 
 def shell(repository: Path, folder: Path, script: str, **env: str) -> list[str]:
@@ -24,21 +25,10 @@ def shell(repository: Path, folder: Path, script: str, **env: str) -> list[str]:
         for name in ("log", "python", "record", "restart", "answers")
     )
     settings = {
-        "REPO_DIR": str(repository),
-        "ATTEMPT_STATUS": str(folder / "records"),
-        "LOGDIR": str(folder),
-        "RUN_NAME": "run",
-        "DGXNNODES": "3",
-        "PATH": "/usr/bin:/bin",
-    }
-    done = subprocess.run(
-        ["bash", "-uc", parts + script],
-        cwd=repository,
-        env=settings | env,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+        "REPO_DIR": str(repository), "ATTEMPT_STATUS": str(folder / "records"), "LOGDIR": str(folder),
+        "RUN_NAME": "run", "DGXNNODES": "3", "PATH": "/usr/bin:/bin",
+    }  # fmt: skip
+    done = captured(["bash", "-uc", parts + script], cwd=repository, env=settings | env)
     return (done.stdout + done.stderr).splitlines()
 
 
@@ -154,23 +144,36 @@ OLD = [
 
 
 @pytest.mark.parametrize("version", OLD)
-@pytest.mark.parametrize("program", ["restart", "records", "hang"])
+@pytest.mark.parametrize(
+    "program",
+    ["restart", "records", "hang", "answers", "job", "sweep", "doctor", "gpus"],
+)
 def test_it_runs_on_the_interpreters_of_old_systems(
     repository, tmp_path, program, version
 ):
     (python,) = glob.glob(f"{Path.home()}/.pyenv/versions/{version}.*/bin/python")
     words = {
         "restart": ["note", "hung", "n1"],
-        "records": ["explain", str(tmp_path), "0", "killed", "1", "n1", "5", "SIGKILL"],
+        "records": ["explain", str(tmp_path), "0", "137", "1", "n1"],
         "hang": ["reason", str(tmp_path), "0", "1", "n1", "n2"],
+        "answers": ["why", "n1 n2"],
+        "job": ["1", "7", "why", "TERM", "n1"],
+        "sweep": ["configs/config_demo_1x2x16x1_pack.sh", "LR=1,2"],
+        "doctor": ["gpu"],
+        "gpus": ["/"],
     }
     env = RESUMES | {
         "LOGDIR": str(tmp_path),
         "RUN_NAME": "run",
+        "DGXNNODES": "2",
+        "DEVICE": "cpu",
+        "SLURM_JOB_NODELIST": "n1",
+        "PATH": os.environ["PATH"],
         "PYTHONPATH": f"{repository / 'implementations'}:{repository}",
     }
-    line = [python, "-B", "-s", "-S", str(repository / "launch/run" / f"{program}.py")]
-    subprocess.run([*line, *words[program]], env=env, check=True, capture_output=True)
+    (file,) = (repository / "launch").rglob(f"{program}.py")
+    line = [python, "-B", "-s", "-S", str(file), *words[program]]
+    captured(line, cwd=repository, env=env, check=True, input="answer n1\n")
 
 
 def test_progress_is_that_of_the_trial_that_ran_last(repository, tmp_path):
@@ -193,7 +196,7 @@ def test_progress_is_that_of_the_trial_that_ran_last(repository, tmp_path):
         os.utime(run / f"output_{number}.txt", (1e9, 1e9 + (number == 1)))
     (run / "result_0.txt").touch()
     settings = RESUMES | {"CHECKPOINT_DIR": str(checkpoints)}
-    progress = "restart::note why >/dev/null; cut -f 2 run/restarts.txt | tail -n 1"
+    progress = "restart::ask note why >/dev/null; cut -f 2 run/restarts.txt | tail -n 1"
     progress = f"cd {tmp_path}; {progress}"
     assert shell(repository, tmp_path, progress, **settings) == ["1 trials, step 40"]
     (run / "output_0.txt").touch()
@@ -222,7 +225,7 @@ def test_checkpoints_of_fine_tuning_are_looked_for_where_its_trainer_puts_them(
     (tmp_path / "run" / "output_1.txt").touch()
     settings = RESUMES | {"CHECKPOINT_DIR": str(tmp_path / "saved")} | seeds
     settings |= {"RANK_MODULE": "finetune"}
-    said = shell(repository, tmp_path, "restart::note why", **settings)
+    said = shell(repository, tmp_path, "restart::ask note why", **settings)
     assert said == ["why; continues from step 40"]
 
 
@@ -232,31 +235,31 @@ def test_steps_of_other_trials_are_not_said_to_be_repeated(repository, tmp_path)
         (tmp_path / "run" / f"{name}.txt").write_text(
             "900" if name == "step_0" else "7"
         )
-    note = "restart::note hung"
+    note = "restart::ask note hung"
     settings = RESUMES | {"CHECKPOINT_DIR": str(tmp_path)}
     said = shell(repository, tmp_path, note, **settings)
     assert said == ["hung; continues from step 0, repeating about 7 steps"]
 
 
 def test_nodes_that_are_left_out_at_a_start_are_no_restart(repository, tmp_path):
-    leave_out = "restart::left_out bad n1; "
-    script = f"{leave_out * 3} restart::allowed 1 && restart::excluded"
+    leave_out = "restart::ask left_out bad n1; "
+    script = f"{leave_out * 3} restart::ask allowed 1 && restart::ask excluded"
     assert shell(repository, tmp_path, script) == ["n1"]
 
 
 def test_the_end_of_a_run_tells_its_restarts_and_not_what_was_left_out(
     repository, tmp_path
 ):
-    script = (
-        "restart::left_out bad n1; restart::note hung n2 >/dev/null; restart::ask told"
-    )
+    script = "restart::ask left_out bad n1; restart::ask note hung n2 >/dev/null; restart::ask told"
     (said,) = shell(repository, tmp_path, script)
     assert said.startswith("run: restarted at ")
     assert said.endswith(", without n2: hung; the trial is repeated")
 
 
 def test_a_run_gives_up_after_as_many_restarts_without_progress(repository, tmp_path):
-    again = "restart::allowed 2 && restart::note hung n1 >/dev/null && echo again; "
+    again = (
+        "restart::ask allowed 2 && restart::ask note hung n1 >/dev/null && echo again; "
+    )
     said = shell(repository, tmp_path, again * 3)
     assert [line for line in said if line] == [
         "again",
@@ -297,7 +300,7 @@ def test_a_restart_says_whether_the_trial_continues(repository, tmp_path, env, s
     (tmp_path / "saved").mkdir()
     (tmp_path / "saved" / "step_40.pt").touch()
     (tmp_path / "saved" / "seed_1").symlink_to(tmp_path / "saved")
-    note = "restart::note hung n1"
+    note = "restart::ask note hung n1"
     told = shell(
         repository, tmp_path, note, CHECKPOINT_DIR=str(tmp_path / "saved"), **env
     )
@@ -313,10 +316,6 @@ def test_each_attempt_is_a_process_with_nodes_and_a_name_of_its_own(checkout):
     script = "source launch/supervisor.sh; PLATFORM=slurm WORK=trial; "
     script += "nodes=(n1 n2); supervisor::attempt; nodes=(n2 n3); supervisor::attempt"
     said = shell(
-        checkout.root,
-        checkout.root,
-        script,
-        SLURM_JOB_ID="7",
-        REPO_DIR=str(checkout.root),
-    )
+        checkout.root, checkout.root, script, SLURM_JOB_ID="7", REPO_DIR=str(checkout.root),
+    )  # fmt: skip
     assert said[:2] == ["bert_7_0 n1 n2", "bert_7_0_1 n2 n3"]
