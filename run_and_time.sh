@@ -2,11 +2,8 @@
 # One rank of one timed run: binds to its CPUs and executes the trainer, or the module RANK_MODULE (such as the test before the
 # trials). torchrun sets the rank variables; under srun they are derived from Slurm's.
 set -euo pipefail
-REPO_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
-# shellcheck source=launch/node/binding.sh
-source "$REPO_DIR/launch/node/binding.sh"
-# shellcheck source=launch/run/kernel_cache.sh
-source "$REPO_DIR/launch/run/kernel_cache.sh"
+# shellcheck source=launch/load.sh
+source "$(dirname -- "${BASH_SOURCE[0]}")/launch/load.sh" node/binding run/kernel_cache
 if [[ -z ${RANK:-} && -n ${SLURM_PROCID:-} ]]; then
   export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS LOCAL_WORLD_SIZE=${DGXNGPU:-0}
 fi

@@ -7,23 +7,17 @@
 # of GPUs, or processes, per node (1). RUN_NAME=<earlier run> continues that run.
 # Or source a config (configs/finetune_*.sh), export DATA and INIT_CHECKPOINT, and start any run script.
 set -euo pipefail
-REPO_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
-readonly REPO_DIR
 # shellcheck source=launch/load.sh
-source "$REPO_DIR/launch/load.sh" run/log run/variables slurm/submit
+source "$(dirname -- "${BASH_SOURCE[0]}")/launch/load.sh" run/log run/variables slurm/submit
 
 usage() {
   sed -n '2,/^set /s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
   exit "$1"
 }
 
-declare -a start=("$REPO_DIR/run_local.sh")
-case ${1:-} in
-  --docker) start=("$REPO_DIR/run_with_docker.sh") ;;
-  --ssh) start=("$REPO_DIR/run_multinode.sh") ;;
-  --slurm) start=(submit::job) ;;
-esac
-if [[ ${1:-} == --docker || ${1:-} == --ssh || ${1:-} == --slurm ]]; then shift; fi
+declare -A scripts=([--docker]=run_with_docker.sh [--ssh]=run_multinode.sh [--slurm]=run.sub)
+script=${scripts[${1:-none}]:-}
+if [[ $script ]]; then shift; else script=run_local.sh; fi
 case ${1:-} in
   squad | glue) ;;
   -h | --help | help) usage 0 ;;
@@ -32,7 +26,7 @@ case ${1:-} in
   *) log::die "$1: expected squad or glue first, then NAME=VALUE; for your own table: glue TASK=table" ;;
 esac
 for setting in "${@:2}"; do
-  [[ $setting != --@(docker|ssh|slurm) ]] || log::die "$setting goes first: ./run_finetuning.sh $setting $1 ..."
+  [[ ! ${scripts[$setting]:-} ]] || log::die "$setting goes first: ./run_finetuning.sh $setting $1 ..."
   if [[ $setting == -h || $setting == --help ]]; then usage 0; fi
 done
 variables::take "${@:2}"
@@ -43,6 +37,6 @@ else
   [[ ${TASK:-} != squad ]] || log::die "glue TASK=squad: ./run_finetuning.sh squad"
 fi
 export RANK_MODULE=finetune
-if [[ ${start[0]} != submit::job ]]; then exec "${start[@]}"; fi
+if [[ $script != run.sub ]]; then exec "$REPO_DIR/$script"; fi
 variables::check_names
 submit::job "$REPO_DIR/run.sub"

@@ -4,10 +4,8 @@
 # PYTHON=/path/to/python chooses the interpreter; default: that of an active environment with PyTorch, else .venv (make setup).
 # RUN_NAME=<folder of an earlier run> continues it.
 set -euo pipefail
-REPO_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
-readonly REPO_DIR
-# shellcheck source=launch/supervisor.sh
-source "$REPO_DIR/launch/supervisor.sh"
+# shellcheck source=launch/load.sh
+source "$(dirname -- "${BASH_SOURCE[0]}")/launch/load.sh" supervisor
 
 export CONTAINER_RUNTIME=none
 variables::take "$@"

@@ -9,10 +9,8 @@ set -euo pipefail
 # shellcheck disable=SC2034 # hosts.sh and ssh/supervisor.sh read it
 hosts=()
 
-REPO_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
-readonly REPO_DIR
 # shellcheck source=launch/load.sh
-source "$REPO_DIR/launch/load.sh" supervisor ssh/hosts
+source "$(dirname -- "${BASH_SOURCE[0]}")/launch/load.sh" supervisor ssh/hosts
 
 variables::take "$@"
 hosts::load

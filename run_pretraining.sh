@@ -6,10 +6,8 @@
 # command continues from the newest checkpoint. --slurm submits both phases as jobs, the second dependent on the first. --check
 # prints what phase 1 would be: steps, tokens, hours, memory, and whether the text is enough.
 set -euo pipefail
-REPO_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
-readonly REPO_DIR
 # shellcheck source=launch/load.sh
-source "$REPO_DIR/launch/load.sh" run/log run/child run/variables slurm/submit
+source "$(dirname -- "${BASH_SOURCE[0]}")/launch/load.sh" run/log run/child run/variables slurm/submit
 
 pretraining::usage() { log::die "usage: ./run_pretraining.sh configs/pretrain_NAME [--slurm | --check]"; }
 

@@ -3,10 +3,8 @@
 #   source env.sh; source configs/config_<SYSTEM>_....sh; CONT=mlperf-bert ./run_with_docker.sh
 # RUN_NAME=<folder of an earlier run> continues it.
 set -euo pipefail
-REPO_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
-readonly REPO_DIR
-# shellcheck source=launch/supervisor.sh
-source "$REPO_DIR/launch/supervisor.sh"
+# shellcheck source=launch/load.sh
+source "$(dirname -- "${BASH_SOURCE[0]}")/launch/load.sh" supervisor
 
 variables::take "$@"
 variables::trainer

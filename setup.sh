@@ -8,29 +8,20 @@ set -euo pipefail
 cd "$(dirname -- "${BASH_SOURCE[0]}")"
 readonly KIND=${1:-venv} IMAGE=${2:-mlperf-bert}
 
-fail() {
-  echo "setup: error: $*" >&2
-  exit 2
-}
+fail() { echo "setup: error: $*" >&2 && exit 2; }
 
 (($# < 3)) || fail "$3: expected at most a kind and an image"
 [[ $IMAGE != *=* ]] || fail "$IMAGE: expected the name of an image"
 
-need() { command -v "$1" >/dev/null || fail "$1 is not installed: $2"; }
-
-build_image() {
-  need docker 'install docker, or run without an image: ./setup.sh'
-  docker build -t "$IMAGE" .
-}
-
 case $KIND in
   venv) ./launch/tools/setup_venv.sh .venv run ;;
-  docker) build_image ;;
-  enroot)
-    need enroot 'see github.com/NVIDIA/enroot, or run without an image: ./setup.sh'
-    [[ ! -e $IMAGE.sqsh ]] || fail "$IMAGE.sqsh exists: move it away first"
-    build_image
-    enroot import -o "$IMAGE.sqsh" "dockerd://$IMAGE"
+  docker | enroot)
+    for program in docker "$KIND"; do
+      command -v "$program" >/dev/null || fail "$program is not installed: install it, or run without an image: ./setup.sh"
+    done
+    [[ $KIND == docker || ! -e $IMAGE.sqsh ]] || fail "$IMAGE.sqsh exists: move it away first"
+    docker build -t "$IMAGE" .
+    if [[ $KIND == enroot ]]; then enroot import -o "$IMAGE.sqsh" "dockerd://$IMAGE"; fi
     ;;
   *) fail "$KIND: expected venv, docker or enroot" ;;
 esac

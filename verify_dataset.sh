@@ -2,9 +2,4 @@
 # Verifies a prepared data set (MLPerf's name for this step): a table, one verdict, exit code 0 only if it is valid.
 #
 # usage: verify_dataset.sh DIR [--jobs N] [--json]
-set -euo pipefail
-
-root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
-readonly root
-
-exec "$root/input_preprocessing/python.sh" verify "$@"
+exec "$(dirname -- "${BASH_SOURCE[0]}")/input_preprocessing/python.sh" verify "$@"

@@ -3,12 +3,8 @@
 #
 # usage: python.sh STAGE [options]
 set -euo pipefail
-
-REPO_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
-readonly REPO_DIR
-# shellcheck source=launch/run/python.sh
-source "$REPO_DIR/launch/run/python.sh"
-
+# shellcheck source=launch/load.sh
+source "$(dirname -- "${BASH_SOURCE[0]}")/../launch/load.sh" run/python
 CONTAINER_RUNTIME=none python::choose
 export PYTHONPATH="$REPO_DIR/implementations:$REPO_DIR${PYTHONPATH:+:$PYTHONPATH}"
 exec "$PYTHON" -m input_preprocessing "$@"

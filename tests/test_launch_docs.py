@@ -111,7 +111,7 @@ def read_from_environment(scripts: dict[str, str]) -> dict[str, set[str]]:
             r"variables::default ([A-Z][A-Z0-9_]+) ('[^']*'|\S+)", text
         ):
             found.setdefault(name, set()).add(default.strip("'"))
-        for settings in re.findall(r"for setting in (.*?); do", text, re.DOTALL):
+        for settings in re.findall(r"variables::defaults ((?:.*\\\n)*.*)", text):
             for name, default in re.findall(r"([A-Z][A-Z0-9_]+)=(\S+)", settings):
                 found.setdefault(name, set()).add(default)
     return found

@@ -6,9 +6,9 @@
 #              because Slurm's KillWait cut the removal short; only of jobs that Slurm no longer knows, and of earlier starts of
 #              this one
 set -uo pipefail
-FOLDER=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
-REPO_DIR=$(cd -- "$FOLDER/../.." && pwd -P)
-readonly FOLDER REPO_DIR NODE=${SLURMD_NODENAME:-$(uname -n)}
+readonly NODE=${SLURMD_NODENAME:-$(uname -n)}
+# shellcheck source=launch/load.sh
+source "$(dirname -- "${BASH_SOURCE[0]}")/../load.sh" run/log
 
 # Runs a function of this file for each runtime whose containers may outlive a run, in a shell that has the runtime's functions.
 cleanup::each_runtime() {
@@ -40,7 +40,7 @@ cleanup::made() {
 cleanup::now() {
   local folder
   trap '' TERM INT HUP
-  if [[ ${GPU_CLOCKS:-} ]]; then "$FOLDER/clocks.sh" reset; fi
+  if [[ ${GPU_CLOCKS:-} ]]; then "$REPO_DIR/launch/node/clocks.sh" reset; fi
   if [[ ${STAGED:-} == */bert_* ]]; then
     rm -rf -- "$STAGED"
     cleanup::made "${STAGED%/*}"

@@ -4,7 +4,7 @@
 #   ipmi  the whole node, at the wall, from its power supplies (ipmitool dcmi; as root or by sudo)
 #   nvml  if that does not work, the GPUs only: not valid for a submission
 set -uo pipefail
-readonly FOLDER=${1:?folder or check} INTERVAL_MS=1000 # the power rules ask for a sample a second
+readonly FOLDER=${1:?folder or check} INTERVAL=1 # the power rules ask for a sample a second
 
 sampler::ipmi() {
   { ipmitool dcmi power reading || sudo -n ipmitool dcmi power reading; } 2>/dev/null </dev/null |
@@ -18,28 +18,18 @@ sampler::nvml() {
 
 sampler::choose() {
   local name
-  for name in ipmi nvml; do
-    if "sampler::$name" >/dev/null; then echo "$name" && return; fi
-  done
+  for name in ipmi nvml; do if "sampler::$name" >/dev/null; then echo "$name" && return; fi; done
   echo "${SLURMD_NODENAME:-$(uname -n)}: neither ipmitool dcmi power reading (as root or by sudo -n)" \
     'nor nvidia-smi reports watts' >&2
   return 1
-}
-
-# Readings start every INTERVAL_MS, however long each takes.
-sampler::wait() {
-  local -r now=$(date +%s%3N)
-  due=$((due + INTERVAL_MS))
-  ((due > now)) || due=$now
-  sleep "$(((due - now) / 1000)).$(printf %03d $(((due - now) % 1000)))"
 }
 
 chosen=$(sampler::choose) || exit 1
 if [[ $FOLDER == check ]]; then exit 0; fi
 readonly FILE=$FOLDER/${SLURMD_NODENAME:-$(uname -n)}.csv
 echo "time_ms,watts_$chosen" >"$FILE"
-due=$(date +%s%3N)
 while [[ -d $FOLDER && ! -e $FOLDER/stop ]] && kill -0 "$PPID" 2>/dev/null; do
+  sleep "$INTERVAL" & # readings start then, however long each takes
   watts=$("sampler::$chosen") && echo "$(date +%s%3N),$watts" >>"$FILE"
-  sampler::wait
+  wait
 done

@@ -33,9 +33,7 @@ exports::begin() {
     if ! exports::recorded "$1" "$entry"; then continue; fi
     name=${entry%%=*}
     unset "$name"
-    for site in "${sites[@]}"; do
-      if [[ $site == "$name="* ]]; then export "${site?}"; fi
-    done
+    for site in "${sites[@]}"; do if [[ $site == "$name="* ]]; then export "${site?}"; fi; done
   done < <(exports::list)
   EXPORTS_BEFORE=$(exports::list)
 }

@@ -45,6 +45,5 @@ power::stop() {
 power::report() {
   if [[ $POWER != 1 || ! -f $RUN_DIR/result_$1.txt ]]; then return 0; fi
   runner::python -m review.results.energy "$RUN_DIR/power_$1" "$RUN_DIR/result_$1.txt" \
-    "$RUN_DIR/power/result_$1" ||
-    log::warn "trial $1 has no power result, see above"
+    "$RUN_DIR/power/result_$1" || log::warn "trial $1 has no power result, see above"
 }

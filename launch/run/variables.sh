@@ -11,8 +11,13 @@ declare -a variables_outputs=(CHECKPOINT_DIR KERNEL_CACHE TRITON_CACHE_DIR TORCH
 
 variables::default() {
   local -r name=$1 value=$2
-  [[ -n ${!name:-} ]] || printf -v "$name" '%s' "$value"
-  export "${name?}"
+  export "$name=${!name:-$value}"
+}
+
+# The same of each NAME=VALUE.
+variables::defaults() {
+  local setting
+  for setting in "$@"; do variables::default "${setting%%=*}" "${setting#*=}"; done
 }
 
 # Exports the settings NAME=VALUE that follow a script. They are meant for nobody else, so names that nobody reads are refused: here,
@@ -62,14 +67,11 @@ variables::trainer() {
 }
 
 variables::load() {
-  local setting
   exports::follow
   variables::check_names
   if declare -F trainer::defaults >/dev/null; then trainer::defaults; fi # the doctor has no trainer
-  for setting in DGXNNODES=1 SPARE_NODES=0 NEXP=1 LOGDIR=results CLEAR_CACHES=1 CHECK_COMPLIANCE=1 MLPERF_RULESET=5.0.0 NCCL_TEST=0 \
-    START_TEST=0 NCCL_TEST_MIN_GBPS=0 REHEARSAL=0 POWER=0 BINDING=numa NIC_BINDING=none; do
-    variables::default "${setting%%=*}" "${setting#*=}"
-  done
+  variables::defaults DGXNNODES=1 SPARE_NODES=0 NEXP=1 LOGDIR=results CLEAR_CACHES=1 CHECK_COMPLIANCE=1 MLPERF_RULESET=5.0.0 NCCL_TEST=0 \
+    START_TEST=0 NCCL_TEST_MIN_GBPS=0 REHEARSAL=0 POWER=0 BINDING=numa NIC_BINDING=none
   variables::check
   python::choose
   variables::default SUBMISSION_PLATFORM "${DGXNNODES}x${DGXSYSTEM%_*x*x*}"

@@ -4,13 +4,8 @@
 #   node.sh watch COMMAND...   ends it when stdin ends, that is when the connection or its other end is gone. All output goes
 #                              to stderr; stdout gets the record of the rank that failed first
 set -uo pipefail
-REPO_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd -P)
-# shellcheck source=launch/run/environment.sh
-source "$REPO_DIR/launch/run/environment.sh"
-# shellcheck source=launch/run/child.sh
-source "$REPO_DIR/launch/run/child.sh"
-# shellcheck source=launch/node/binding.sh
-source "$REPO_DIR/launch/node/binding.sh"
+# shellcheck source=launch/load.sh
+source "$(dirname -- "${BASH_SOURCE[0]}")/../load.sh" run/environment run/child node/binding
 
 environment::read
 readonly MODE=$1

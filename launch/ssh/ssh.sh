@@ -36,34 +36,21 @@ ssh::everywhere() {
   return "$status"
 }
 
-# Checks all machines at once; stops with one line about the first that cannot take part.
+# Checks all machines at once; stops with one line about the first that cannot take part, or about two names of one machine, whose GPUs
+# would train twice.
 ssh::check() {
-  local number problems
-  problems=$(
-    for number in "${!hosts[@]}"; do ssh::problem "${hosts[number]}" | sed "s/^/$number /" & done
+  local number found problem twice
+  found=$(
+    for number in "${!hosts[@]}"; do ssh::look "${hosts[number]}" | sed "s/^/$number /" & done
     wait
   )
-  problems=$(sort -n <<<"$problems")
-  problems=${problems%%$'\n'*}
-  [[ -z $problems ]] || log::die "${problems#* }"
-  ssh::check_distinct
-}
-
-# Stops if two names are of one machine, whose GPUs would train twice.
-ssh::check_distinct() {
-  local host known twice
-  known=$(
-    for host in "${hosts[@]}"; do ssh::run "$host" "$REPO_DIR/launch/node/identity.sh" | sed "s/^/$host /" & done
-    wait
-  )
-  (($(grep -c ' .' <<<"$known") == ${#hosts[@]})) ||
-    log::die "HOSTS=${hosts[*]}: only ${known%% *} and others say which machine they are: try ${ssh[*]} HOST true"
-  twice=$(sort -k 2 <<<"$known" | awk '$2 == last { print name " and " $1; exit } { name = $1; last = $2 }')
+  problem=$(sort -n <<<"$found" | grep -v -m 1 '^[0-9]* is ') && log::die "${problem#* }"
+  twice=$(sort -k 3 <<<"$found" | awk '$3 == last { print name " and " $4; exit } { name = $4; last = $3 }')
   [[ ! $twice ]] || log::die "HOSTS=${hosts[*]}: $twice are one machine: name each machine once"
 }
 
-# Prints in one line why a machine cannot take part; nothing if it can.
-ssh::problem() {
+# Prints in one line why a machine cannot take part; "is IDENTITY HOST" if it can.
+ssh::look() {
   local -r host=$1
   local output status=0
   output=$("${ssh[@]}" "$host" "$(ssh::quote test -x "$REPO_DIR/launch/ssh/node.sh")" 2>&1 </dev/null) || status=$?
@@ -74,6 +61,9 @@ ssh::problem() {
   elif [[ $CONTAINER_RUNTIME == none ]] &&
     ! ssh::run "$host" "$PYTHON" -c 'import importlib.util as u, sys; sys.exit(not u.find_spec("torch"))' 2>/dev/null; then
     echo "$host: PYTHON=$PYTHON does not exist or has no torch; give the path of one with torch"
+  else
+    output=$(ssh::run "$host" "$REPO_DIR/launch/node/identity.sh")
+    if [[ $output ]]; then echo "is $output $host"; else echo "$host does not say which machine it is: try ${ssh[*]} $host true"; fi
   fi
 }
 

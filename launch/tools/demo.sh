@@ -9,10 +9,7 @@ DATADIR=$(realpath -m -- "${DEMO_DIR:-demo}")
 mkdir -p -- "$DATADIR"
 export DATADIR LOGDIR=$DATADIR/results
 
-fail() {
-  echo "demo: error: $*" >&2
-  exit 2
-}
+fail() { echo "demo: error: $*" >&2 && exit 2; }
 
 [[ $CORPUS == pydoc || -r $CORPUS ]] || fail "CORPUS=$CORPUS: no such readable file"
 
@@ -43,13 +40,6 @@ export NEXP=${NEXP:-2} OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} RUN_NAME=${RUN_NAME
 status=0
 child::run ./run_local.sh || status=$?
 printf -v RESULTS '%q' "$(realpath --relative-to=. -- "$LOGDIR/$RUN_NAME")"
-cat >&2 <<NEXT
-
-What to do next:
-  source .venv/bin/activate
-  python -m review show $RESULTS
-  python -m review watch $RESULTS --once
-  python -m review report $RESULTS -o report.html
-  LR=0.02 make demo               # with your own setting; python -m bert --variables lists them
-NEXT
+demo::next "python -m review show $RESULTS" "python -m review watch $RESULTS --once" "python -m review report $RESULTS -o report.html" \
+  'LR=0.02 make demo               # with your own setting; python -m bert --variables lists them'
 exit "$status"

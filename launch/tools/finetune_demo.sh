@@ -12,10 +12,4 @@ export LOGDIR=$FOLDER/results RUN_NAME=${RUN_NAME:-reviews_$(date +%Y%m%d-%H%M%S
 child::run ./run_finetuning.sh glue TASK=table "DATA=$FOLDER/data" "INIT_CHECKPOINT=$FOLDER/weights/model.safetensors" \
   "CHECKPOINT_DIR=$LOGDIR/$RUN_NAME/checkpoints" CHECKPOINT_EVERY_STEPS=50 RESUME=1 \
   "BATCHSIZE=${BATCHSIZE:-32}" "LR=${LR:-5e-5}" "EPOCHS=${EPOCHS:-2}" "LOG_EVERY_STEPS=${LOG_EVERY_STEPS:-50}"
-cat >&2 <<NEXT
-
-What to do next:
-  source .venv/bin/activate
-  python -m finetune predict $LOGDIR/$RUN_NAME --text "A film that nobody needs."
-  python -m finetune benchmark $LOGDIR/$RUN_NAME
-NEXT
+demo::next "python -m finetune predict $LOGDIR/$RUN_NAME --text 'A film that nobody needs.'" "python -m finetune benchmark $LOGDIR/$RUN_NAME"

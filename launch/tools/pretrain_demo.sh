@@ -35,10 +35,5 @@ for name in ("continued", "scratch"):
 word = "lower than" if after[0] < after[1] else "not lower than"
 print(f"continued, its masked-LM loss is {word} from scratch after as many steps: {after[0]:.4f} and {after[1]:.4f}")' "$LOGDIR"
 "$PYTHON" -m bert export "$LOGDIR/continued" -o "$MODEL"
-cat >&2 <<NEXT
-
-What to do next:
-  source .venv/bin/activate
-  pip install transformers    # then AutoModelForMaskedLM, AutoModel and pipeline("fill-mask") take the same folder
-  ./run_pretraining.sh configs/pretrain_continue_H100_1x8 --check    # the real one, on your own text: docs/train.md
-NEXT
+demo::next 'pip install transformers    # then AutoModelForMaskedLM, AutoModel and pipeline("fill-mask") take the same folder' \
+  './run_pretraining.sh configs/pretrain_continue_H100_1x8 --check    # the real one, on your own text: docs/train.md'

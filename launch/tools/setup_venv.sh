@@ -5,10 +5,7 @@ set -euo pipefail
 readonly VENV=${1:?folder} KIND=${2:?run or dev}
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
-fail() {
-  echo "setup: error: $*" >&2
-  exit 2
-}
+fail() { echo "setup: error: $*" >&2 && exit 2; }
 
 supported() { "$1" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 14))' 2>/dev/null; }
 
@@ -37,13 +34,8 @@ if [[ ! -x $VENV/bin/python ]] || ! supported "$VENV/bin/python"; then
   echo "setup: virtual environment $VENV with $("$python" --version)"
   make_venv "$python"
 fi
-# On a terminal, shows pip's progress bars; in a log, a line for each package.
-install() {
-  local -r pip=("$VENV/bin/python" -m pip --disable-pip-version-check install)
-  if [[ -t 1 ]]; then "${pip[@]}" "$@"; else
-    "${pip[@]}" --progress-bar off "$@" | { grep --line-buffered -E '^(Collecting|Successfully)' || true; }
-  fi
-}
+# A log has no progress bars.
+install() { "$VENV/bin/python" -m pip --disable-pip-version-check install --progress-bar "$([[ -t 1 ]] && echo on || echo off)" "$@"; }
 
 echo 'setup: PyTorch'
 install -r requirements/torch.txt
