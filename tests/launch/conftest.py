@@ -87,22 +87,16 @@ class Checkout:
     def command(self, script: str, config: str = CONFIG, after: str = "") -> list[str]:
         """The user's command line: source both files, run ``after``, start the script."""
         return [
-            "bash",
-            "-c",
-            f"set -e; source ./env.sh; source {config}; export DGXNGPU=2; {after}\nexec {script}",
-        ]
+            "bash", "-c", f"set -e; source ./env.sh; source {config}; export DGXNGPU=2; {after}\nexec {script}",
+        ]  # fmt: skip
 
     def popen(
         self, script: str, *, config: str = CONFIG, after: str = "", **env: str
     ) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            self.command(script, config, after),
-            cwd=self.root,
-            env=self.env | env,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+            self.command(script, config, after), cwd=self.root, env=self.env | env, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
 
     def run(
         self, script: str, *, config: str = CONFIG, after: str = "", **env: str
@@ -189,9 +183,7 @@ def make_checkout(repository: Path, tmp_path: Path) -> Checkout:
         '#!/usr/bin/env bash\necho drop_caches >>"$FAKE_CALLS"\nexit "${DROP_STATUS:-1}"\n'
     )
     sampler = root / "launch" / "node" / "power_sampler.sh"
-    sampler.write_text(
-        sampler.read_text().replace("INTERVAL_MS=1000", "INTERVAL_MS=50")
-    )
+    sampler.write_text(sampler.read_text().replace("INTERVAL=1 ", "INTERVAL=0.05 "))
     copy.env = {
         "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
         "HOME": str(tmp_path),
@@ -229,10 +221,8 @@ class Job:
             command, capture_output=True, text=True, check=True, timeout=240
         ).stdout
         return next(
-            word.partition("=")[2]
-            for word in shown.split()
-            if word.startswith(f"{name}=")
-        )
+            (word.partition("=")[2] for word in shown.split() if word.startswith(f"{name}=")),
+        )  # fmt: skip
 
     def wait_for(self, what: Callable[[], object]) -> None:
         """Waits until ``what()`` is true."""
@@ -250,10 +240,8 @@ class Job:
     def wait(self) -> Job:
         """Waits until the job has ended and its processes are gone."""
         self.wait_for(
-            lambda: (
-                self.field("JobState") in OVER and self.field("EndTime") != "Unknown"
-            )
-        )
+            lambda: (self.field("JobState") in OVER and self.field("EndTime") != "Unknown"),
+        )  # fmt: skip
         return self
 
     @property
@@ -298,11 +286,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         free_ports(3)
     )  # of the controller and the nodes: other clusters may run here
     up = subprocess.run(
-        [script, "up", folder, "2", "8", "h100"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+        [script, "up", folder, "2", "8", "h100"], capture_output=True, text=True, check=False,
+    )  # fmt: skip
     require(up)
     os.environ["SLURM_CONF"] = str(folder / "slurm.conf")
     yield folder / "slurm.conf"
@@ -339,10 +324,8 @@ def tiny(repository: Path, tmp_path: Path) -> Path:
         max_seq_length=48, vocab_md5="0" * 32, random_seed=0, dupe_factor=1
     )
     write_records(
-        tmp_path / "packed" / "part_00000_of_00001.hdf5",
-        synthetic_records(60, 48, 211, True, 3),
-        metadata,
-    )
+        tmp_path / "packed" / "part_00000_of_00001.hdf5", synthetic_records(60, 48, 211, True, 3), metadata,
+    )  # fmt: skip
     shape = '"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 40'
     (tmp_path / "phase1" / "bert_config.json").write_text(
         f'{{"vocab_size": 211, {shape}, "max_position_embeddings": 48}}'

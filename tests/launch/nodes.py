@@ -15,6 +15,7 @@ import pytest
 
 from ..waiting import free_ports, wait_until
 from ..waiting import running as alive
+from .captured import captured
 
 SCRIPT = Path(__file__).with_name("slurm_nodes.sh")
 
@@ -47,13 +48,8 @@ class Nodes:
 
     def call(self, command: str, *words: str) -> subprocess.CompletedProcess[str]:
         """Runs a command of the cluster's script."""
-        return subprocess.run(
-            [SCRIPT, command, self.folder, *words],
-            env=self.environ,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=180,
+        return captured(
+            [SCRIPT, command, self.folder, *words], env=self.environ, timeout=180
         )
 
     def enter(self, node: str, *words: str) -> subprocess.CompletedProcess[str]:
@@ -62,14 +58,8 @@ class Nodes:
 
     def slurm(self, *command: str, limit: float = 60, **settings: str) -> str:
         """Output of a command of Slurm, which has to succeed."""
-        done = subprocess.run(
-            command,
-            cwd=self.repository,
-            env=self.environ | settings,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=limit,
+        done = captured(
+            command, cwd=self.repository, env=self.environ | settings, timeout=limit
         )
         assert done.returncode == 0, done.stderr
         return done.stdout

@@ -30,11 +30,9 @@ def apptainer(checkout):
     checkout.root = folder / "checkout"
     (folder / "bert.sif").touch()
     checkout.env |= {
-        "CONTAINER_RUNTIME": "apptainer",
-        "CONT": str(folder / "bert.sif"),
-        "DATADIR": str(folder / "data"),
+        "CONTAINER_RUNTIME": "apptainer", "CONT": str(folder / "bert.sif"), "DATADIR": str(folder / "data"),
         "LOGDIR": str(folder / "results"),
-    }
+    }  # fmt: skip
     (folder / "data" / "packed_data").mkdir(parents=True)
     return checkout
 

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from .captured import captured
+
 
 def write(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -94,20 +96,11 @@ class Node:
         """binding.py for a process of its own: the CPUs of that are the last line of its stdout."""
         bound = "python3 -I -S launch/node/binding.py $$ $0 $1 && taskset -pc $$"
         given = {
-            "PATH": os.environ["PATH"],
-            "SYSFS": str(self.sys),
-            "TOPOLOGY_GPUS": "",
-        }
+            "PATH": os.environ["PATH"], "SYSFS": str(self.sys), "TOPOLOGY_GPUS": "",
+        }  # fmt: skip
         given |= {"PROC_STATUS": str(self.root / "status"), "RANK": "1"} | env
         command = ["bash", "-c", bound, str(rank), str(ranks)]
-        done = subprocess.run(
-            command,
-            cwd=self.repository,
-            env=given,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = captured(command, cwd=self.repository, env=given)
         assert done.returncode == 0, done.stderr
         return done
 
@@ -139,11 +132,8 @@ def dgx(make_node) -> Node:
     for number, address in enumerate(ADDRESSES):
         node.gpu(address, number // 4, under=f"0000:{number:02x}:01.0")
         node.nic(
-            f"mlx5_{number}",
-            f"0000:{number:02x}:02.0",
-            number // 4,
-            under=f"0000:{number:02x}:01.0",
-        )
+            f"mlx5_{number}", f"0000:{number:02x}:02.0", number // 4, under=f"0000:{number:02x}:01.0",
+        )  # fmt: skip
     return node
 
 
@@ -233,13 +223,7 @@ def test_threads_of_a_rank_are_its_share_of_the_allowed_cpus(dgx):
     for cpus, threads in (("0-83,96-179", "21"), ("0", "1")):
         dgx.allow(cpus)
         asked = f"PROC_STATUS={dgx.root}/status; . launch/node/binding.sh; binding::threads 8"
-        done = subprocess.run(
-            ["bash", "-c", asked],
-            cwd=dgx.repository,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        done = captured(["bash", "-c", asked], cwd=dgx.repository, check=True)
         assert done.stdout == f"{threads}\n"
 
 

@@ -33,11 +33,8 @@ pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
 NODES, RANKS = 4, 1
 MODEL = {
-    "vocab_size": 1001,
-    "hidden_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-}
+    "vocab_size": 1001, "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2,
+}  # fmt: skip
 MODEL |= {"intermediate_size": 512, "max_position_embeddings": 128}
 SETTINGS = {
     "MAX_SEQ_LENGTH": "128",
@@ -75,10 +72,8 @@ class Certified(Nodes):
         """Runs a job on all nodes; returns its records. slowed: a node with a tenth less CPU."""
         over = threading.Event()
         limit = threading.Thread(
-            target=self.limit,
-            args=(self.folder / "results" / name, slowed, over),
-            daemon=True,
-        )
+            target=self.limit, args=(self.folder / "results" / name, slowed, over), daemon=True,
+        )  # fmt: skip
         limit.start()
         filler = subprocess.Popen([sys.executable, "-c", FILLER + "\nwhile True: pass"])
         try:
@@ -97,10 +92,8 @@ class Certified(Nodes):
         for node in range(1, NODES + 1):
             quota = SLOWED if node == slowed else QUOTA
             settings = {
-                "cpu.cfs_period_us": PERIOD,
-                "cpu.cfs_quota_us": quota,
-                "cpu.shares": SHARES,
-            }
+                "cpu.cfs_period_us": PERIOD, "cpu.cfs_quota_us": quota, "cpu.shares": SHARES,
+            }  # fmt: skip
             settings |= {"cpuset.mems": 0, "cpuset.cpus": CPU}
             for setting, value in settings.items():
                 group(setting, node).mkdir(exist_ok=True)
@@ -128,13 +121,8 @@ class Certified(Nodes):
             "CERTIFY_SECONDS": str(SECONDS),
         } | more
         command = [
-            "sbatch",
-            "--parsable",
-            "-N",
-            str(NODES),
-            f"--output={self.folder / name}.out",
-            "--time=7",
-        ]
+            "sbatch", "--parsable", "-N", str(NODES), f"--output={self.folder / name}.out", "--time=7",
+        ]  # fmt: skip
         job = self.slurm(*command, "certify.sub", **settings).strip()
         status = self.wait(job)
         output = (self.folder / f"{name}.out").read_text()
@@ -150,10 +138,8 @@ class Certified(Nodes):
         end = time.monotonic() + JOB_SECONDS
         while time.monotonic() < end:
             told = dict(
-                word.split("=", 1)
-                for word in self.slurm("scontrol", "show", "job", job).split()
-                if "=" in word
-            )
+                (word.split("=", 1) for word in self.slurm("scontrol", "show", "job", job).split() if "=" in word),
+            )  # fmt: skip
             if told["JobState"] not in (
                 "PENDING",
                 "RUNNING",
@@ -239,17 +225,8 @@ def slow_network(nodes: Certified, node: int) -> Iterator[None]:
     card = ("tc", "qdisc", "replace", "dev", "eth0", "root")
     if nodes.call("enter", str(node), *card, "netem", "delay", "5ms").returncode:
         done = nodes.call(
-            "enter",
-            str(node),
-            *card,
-            "tbf",
-            "rate",
-            "40mbit",
-            "burst",
-            "32kbit",
-            "latency",
-            "400ms",
-        )
+            "enter", str(node), *card, "tbf", "rate", "40mbit", "burst", "32kbit", "latency", "400ms",
+        )  # fmt: skip
         assert done.returncode == 0, done.stderr
     try:
         yield
@@ -325,18 +302,10 @@ class Culprit:
 
 OWN_TIME = ("single", "parallel", "together")  # not the network's
 CULPRITS = {
-    "nothing": None,
-    "CPUs": Culprit("node node4", ("slow", "starved"), OWN_TIME, slowed=4),
-    "pauses": Culprit(
-        "rank 1 on node2",
-        ("hesitates",),
-        OWN_TIME,
-        lambda nodes: nodes.paused(2, 0.4, 2.0),
-    ),
-    "network": Culprit(
-        "node node3", ("network",), ("pairs",), lambda nodes: slow_network(nodes, 3)
-    ),
-}
+    "nothing": None, "CPUs": Culprit("node node4", ("slow", "starved"), OWN_TIME, slowed=4),
+    "pauses": Culprit("rank 1 on node2", ("hesitates",), OWN_TIME, lambda nodes: nodes.paused(2, 0.4, 2.0)),
+    "network": Culprit("node node3", ("network",), ("pairs",), lambda nodes: slow_network(nodes, 3)),
+}  # fmt: skip
 
 
 @pytest.mark.timeout(2 * JOB_SECONDS)
@@ -425,10 +394,8 @@ def test_as_a_prolog_a_quick_test_keeps_jobs_off_a_node_with_unexpected_parts(no
         "EXPECTED_INVENTORY": str(nodes.folder / "good.json"),
     }
     settings |= {
-        "CERTIFY_SECONDS": "0.2",
-        "BINDING": "none",
-        "PATH": os.environ["PATH"],
-    }
+        "CERTIFY_SECONDS": "0.2", "BINDING": "none", "PATH": os.environ["PATH"],
+    }  # fmt: skip
     exports = "\n".join(
         f"export {name}={shlex.quote(value)}" for name, value in settings.items()
     )
@@ -445,14 +412,8 @@ def test_as_a_prolog_a_quick_test_keeps_jobs_off_a_node_with_unexpected_parts(no
                 "pass",
             ), line.read_text()
             command = [
-                "sbatch",
-                "--parsable",
-                "-N1",
-                "-w",
-                "node2",
-                "--output=/dev/null",
-                "--wrap=hostname",
-            ]
+                "sbatch", "--parsable", "-N1", "-w", "node2", "--output=/dev/null", "--wrap=hostname",
+            ]  # fmt: skip
             job = nodes.slurm(*command).strip()
             wait_until(
                 lambda: "DRAIN" in nodes.slurm("scontrol", "show", "node", "node2"),

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from ..waiting import free_ports, wait_until
+from .captured import captured
 from .test_multinode import sshd as sshd
 from .tiny_data import TO_A_TARGET, write
 
@@ -27,24 +28,14 @@ class Launch:
     ) -> None:
         self.output = folder / "output"
         command = [
-            "deepspeed",
-            "--hostfile",
-            str(folder / "hostfile"),
-            *options,
-            "--master_addr",
-            "127.0.0.1",
-        ]
+            "deepspeed", "--hostfile", str(folder / "hostfile"), *options, "--master_addr", "127.0.0.1",
+        ]  # fmt: skip
         command += ["--master_port", str(free_ports())]
         command += ["--module", "bert", "--deepspeed_config", str(folder / "ds.json")]
         with open(self.output, "w") as output:
             self.process = subprocess.Popen(
-                command,
-                cwd=folder,
-                env=environ,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
+                command, cwd=folder, env=environ, stdout=output, stderr=output, start_new_session=True,
+            )  # fmt: skip
 
     def said(self) -> str:
         return self.output.read_text()
@@ -82,17 +73,15 @@ def launch(sshd, repository, tmp_path):
         "GLOO_SOCKET_IFNAME": "lo",
     }
     environ = {
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "HOME": str(tmp_path),
-        "PYTHONPATH": f"{repository / 'implementations'}:{repository}",
-        "PDSH_SSH_ARGS_APPEND": sshd.env["SSH_OPTIONS"],
-    }
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "HOME": str(tmp_path),
+        "PYTHONPATH": f"{repository / 'implementations'}:{repository}", "PDSH_SSH_ARGS_APPEND": sshd.env["SSH_OPTIONS"],
+    }  # fmt: skip
     started = []
 
     def make(**variables):
-        listed = subprocess.run(
-            [sys.executable, "-m", "bert", "deepspeed-config", "--environment"],
-            env=environ | settings | variables, capture_output=True, text=True, check=True, timeout=240,
+        listed = captured(
+            [sys.executable, "-m", "bert", "deepspeed-config", "--environment"], env=environ | settings | variables,
+            check=True, timeout=240,
         )  # fmt: skip
         (tmp_path / ".deepspeed_env").write_text(listed.stdout)
         started.append(Launch(tmp_path, environ, ["--no_ssh_check"]))

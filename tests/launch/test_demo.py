@@ -35,12 +35,8 @@ def demo(checkout):
     def run(after: str = "unset DGXNGPU", **env: str):
         env.setdefault("DEMO_DIR", str(checkout.root.parent / "demo"))
         return checkout.run(
-            "launch/tools/demo.sh",
-            config="/dev/null",
-            after=after,
-            PYTHON=python,
-            **env,
-        )
+            "launch/tools/demo.sh", config="/dev/null", after=after, PYTHON=python, **env,
+        )  # fmt: skip
 
     return run
 
@@ -96,10 +92,8 @@ def test_the_fine_tuning_demo_saves_and_continues_after_a_kill(demo, checkout):
         '#!/usr/bin/env bash\nprintf "%s\\n" "$@"\n'
     )
     settings = {
-        "PYTHON": str(checkout.root.parent / "bin" / "demo_python"),
-        "DEMO_DIR": "d",
-        "RUN_NAME": "mine",
-    }
+        "PYTHON": str(checkout.root.parent / "bin" / "demo_python"), "DEMO_DIR": "d", "RUN_NAME": "mine",
+    }  # fmt: skip
     done = checkout.run("launch/tools/finetune_demo.sh", config="/dev/null", **settings)
     assert done.returncode == 0, done.stderr
     given = dict(word.partition("=")[::2] for word in done.stdout.splitlines())

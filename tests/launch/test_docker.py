@@ -7,12 +7,12 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from ..waiting import wait_until
+from .captured import captured
 from .conftest import make_checkout
 
 DOCKER = "./run_with_docker.sh"
@@ -34,10 +34,8 @@ def _with_docker(checkout):
     (folder / "a checkout").rename(folder / "checkout")
     checkout.root = folder / "checkout"
     checkout.env |= {
-        "CONT": "mlperf-bert",
-        "DATADIR": str(folder / "data"),
-        "LOGDIR": str(folder / "results"),
-    }
+        "CONT": "mlperf-bert", "DATADIR": str(folder / "data"), "LOGDIR": str(folder / "results"),
+    }  # fmt: skip
     for name in ("packed_data", "eval", "phase1"):
         (folder / "data" / name).mkdir(parents=True)
     return checkout
@@ -132,11 +130,8 @@ def test_site_mounts_use_the_syntax_of_pyxis(docker):
     )
     assert done.returncode == 0, done.stderr
     expected = {
-        f"{one}:/raw:ro",
-        f"{two}:/raw2:rw",
-        f"{three}:{three}:ro",
-        f"{four}:{four}:rw",
-    }
+        f"{one}:/raw:ro", f"{two}:/raw2:rw", f"{three}:{three}:ro", f"{four}:{four}:rw",
+    }  # fmt: skip
     assert expected <= set(runs(docker)[-1]["options"]["--volume"])
 
 
@@ -193,12 +188,8 @@ def test_every_output_folder_is_created_and_mounted_before_the_first_trial(docke
         "EVALDIR": str(folder / "results"),
     }
     done = docker.run(
-        DOCKER,
-        **outputs,
-        **inside,
-        LOOK_FOR=":".join(outputs.values()),
-        CONTAINER_MOUNTS="/dev/shm",
-    )
+        DOCKER, **outputs, **inside, LOOK_FOR=":".join(outputs.values()), CONTAINER_MOUNTS="/dev/shm",
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     volumes = runs(docker)[-1]["options"]["--volume"]
     assert {
@@ -231,10 +222,8 @@ def test_every_path_that_ranks_read_is_mounted(docker):
         ({"RANK_MODULE": "finetune", "TASK": "MRPC"}, "model"),
     ):
         docker.run(
-            DOCKER,
-            **{name: str(folder / "in" / path) for name, path in given.items()},
-            **more,
-        )
+            DOCKER, **{name: str(folder / "in" / path) for name, path in given.items()}, **more,
+        )  # fmt: skip
         mounted = [f"{folder / 'in' / path}" for path in ("ds.json", config, "weights")]
         assert {f"{path}:{path}:ro" for path in mounted} <= set(
             runs(docker)[-1]["options"]["--volume"]
@@ -294,36 +283,18 @@ def test_variables_are_passed_by_name_without_those_of_the_login_or_the_image(
     ("changes", "reason"),
     [
         ({"CONT": ""}, "CONT is not set"),
-        (
-            {"NO_IMAGE": "mlperf-bert"},
-            "CONT=mlperf-bert: no such image on every node: docker build -t mlperf-bert .",
-        ),
+        ({"NO_IMAGE": "mlperf-bert"}, "CONT=mlperf-bert: no such image on every node: docker build -t mlperf-bert ."),
         ({"CONT": "/images/bert.sqsh"}, "docker expects an image name"),
         ({"NO_DAEMON": "1"}, "docker does not answer: permission denied"),
         ({"NO_GPUS": "1"}, "install the NVIDIA container toolkit, or set DEVICE=cpu"),
-        (
-            {"CONTAINER_MOUNTS": "/nowhere:/data"},
-            "CONTAINER_MOUNTS: /nowhere: no such file or folder",
-        ),
-        (
-            {"CONTAINER_MOUNTS": "/tmp:data"},
-            "CONTAINER_MOUNTS: /tmp:data: expected SOURCE[:TARGET][:ro]",
-        ),
-        (
-            {"CONTAINER_MOUNTS": "/tmp:/data:rx"},
-            "CONTAINER_MOUNTS: /tmp:/data:rx: expected SOURCE[:TARGET][:ro]",
-        ),
+        ({"CONTAINER_MOUNTS": "/nowhere:/data"}, "CONTAINER_MOUNTS: /nowhere: no such file or folder"),
+        ({"CONTAINER_MOUNTS": "/tmp:data"}, "CONTAINER_MOUNTS: /tmp:data: expected SOURCE[:TARGET][:ro]"),
+        ({"CONTAINER_MOUNTS": "/tmp:/data:rx"}, "CONTAINER_MOUNTS: /tmp:/data:rx: expected SOURCE[:TARGET][:ro]"),
         ({"CONTAINER_RUNTIME": "pyxis"}, "CONTAINER_RUNTIME=pyxis is for Slurm"),
-        (
-            {"CONTAINER_RUNTIME": "podman"},
-            "CONTAINER_RUNTIME='podman': expected one of",
-        ),
-        (
-            {"DATADIR": "/with space"},
-            "a path that is mounted in a container has no space",
-        ),
+        ({"CONTAINER_RUNTIME": "podman"}, "CONTAINER_RUNTIME='podman': expected one of"),
+        ({"DATADIR": "/with space"}, "a path that is mounted in a container has no space"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_run_stops_in_one_line_before_anything_is_written(
     docker, changes, reason
 ):
@@ -392,12 +363,10 @@ def test_containers_of_a_job_bear_the_name_of_their_attempt(repository):
     script = 'source launch/container/runtimes/docker.sh; echo "$DOCKER_LABEL"'
     environ = os.environ | {"REPO_DIR": str(repository), "ATTEMPT_NAME": "bert_7_0_1"}
     labels = [
-        subprocess.run(
+        captured(
             ["bash", "-uc", script],
             cwd=repository,
             env=environ | {"PLATFORM": platform},
-            capture_output=True,
-            text=True,
             check=True,
         ).stdout
         for platform in ("slurm", "ssh")

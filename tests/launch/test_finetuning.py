@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from .captured import captured
+
 FAKES = Path(__file__).resolve().parent / "fakes"
 SCRIPT = "./run_finetuning.sh"
 
@@ -31,10 +33,8 @@ def site(checkout, tmp_path):
         (tmp_path / name).touch()
     checkout.root = checkout.root.rename(tmp_path / "checkout")
     checkout.env |= {
-        "LOGDIR": str(tmp_path / "results"),
-        "PYTHONPATH": str(checkout.root),
-        "NCCL_TEST": "0",
-    }
+        "LOGDIR": str(tmp_path / "results"), "PYTHONPATH": str(checkout.root), "NCCL_TEST": "0",
+    }  # fmt: skip
     return checkout
 
 
@@ -45,15 +45,7 @@ def finetune(site, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
         f"INIT_CHECKPOINT={folder}/weights/model.safetensors",
     ]
     command = [SCRIPT, *words, *paths] if words else [SCRIPT]
-    return subprocess.run(
-        command,
-        cwd=site.root,
-        env=site.env | env,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=240,
-    )
+    return captured(command, cwd=site.root, env=site.env | env, timeout=240)
 
 
 def test_every_seed_is_a_trial_and_runs_once(site):
@@ -138,28 +130,13 @@ def test_a_run_without_seeds_takes_its_trials_from_nexp(site):
         (("glue", "task=TSV"), "task=TSV: expected NAME=VALUE; did you mean TASK=TSV?"),
         (("squadd",), "squadd: did you mean squad?"),
         (("TASK=MRPC",), "TASK=MRPC: expected squad or glue first"),
-        (
-            ("squad", "--docker"),
-            "--docker goes first: ./run_finetuning.sh --docker squad",
-        ),
+        (("squad", "--docker"), "--docker goes first: ./run_finetuning.sh --docker squad"),
         (("glue", "--slurm"), "--slurm goes first: ./run_finetuning.sh --slurm glue"),
         (("squad", "BATCHSZIE=3"), "did you mean BATCHSIZE"),
-        (
-            ("squad", "REHEARSAL=1"),
-            "REHEARSAL=1 compares with published runs of pretraining: unset it",
-        ),
-        (
-            ("squad", "POWER=1"),
-            "POWER=1 measures the power of timed runs of pretraining: unset it",
-        ),
-        (
-            ("squad", "STAGE_DIR=/tmp/x"),
-            "STAGE_DIR copies the records of pretraining: unset it",
-        ),
-        (
-            ("squad", "SEEDS=1,2", "NEXP=3"),
-            "NEXP=3 and SEEDS=1,2: a seed is a trial; unset NEXP",
-        ),
+        (("squad", "REHEARSAL=1"), "REHEARSAL=1 compares with published runs of pretraining: unset it"),
+        (("squad", "POWER=1"), "POWER=1 measures the power of timed runs of pretraining: unset it"),
+        (("squad", "STAGE_DIR=/tmp/x"), "STAGE_DIR copies the records of pretraining: unset it"),
+        (("squad", "SEEDS=1,2", "NEXP=3"), "NEXP=3 and SEEDS=1,2: a seed is a trial; unset NEXP"),
         (("glue", "TASK=RTE", "NUM_EPOCHS=5"), "did you mean EPOCHS?"),
         (("glue", "TASK=RTE", "NUM_TRAIN_EPOCHS=5"), "did you mean EPOCHS?"),
         (("glue", "TASK=RTE", "MAX_LENGTH=64"), "did you mean MAX_SEQ_LENGTH?"),
@@ -169,12 +146,9 @@ def test_a_run_without_seeds_takes_its_trials_from_nexp(site):
         (("squad", "KEEP_BEST=1"), "KEEP_BEST is gone: the last epoch is kept"),
         (("squad", "TASK=table"), "squad TASK=table: ./run_finetuning.sh glue"),
         (("glue", "TASK=squad"), "glue TASK=squad: ./run_finetuning.sh squad"),
-        (
-            ("squad", "LR=fast"),
-            "this configuration cannot run: LR='fast': expected a number",
-        ),
+        (("squad", "LR=fast"), "this configuration cannot run: LR='fast': expected a number"),
     ],
-)
+)  # fmt: skip
 def test_bad_input_is_one_line_and_leaves_nothing(site, words, message):
     done = finetune(site, *words, CHECK="bad" if "LR=fast" in words else "")
     assert done.returncode == 2
@@ -270,10 +244,8 @@ def test_a_job_of_slurm_trains_and_its_last_line_has_the_reason(site):
     )
     site.stand_in("sbatch", 'cd / && exec "${@: -1}"')
     site.env |= {
-        "SLURM_JOB_ID": "7",
-        "SLURM_JOB_NUM_NODES": "1",
-        "SLURM_JOB_NODELIST": "node0",
-    }
+        "SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": "node0",
+    }  # fmt: skip
     done = finetune(
         site, "--slurm", "squad", "SEEDS=1,2", "DEVICE=cpu", TRIAL_1="kill:0"
     )

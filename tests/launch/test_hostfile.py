@@ -45,27 +45,15 @@ def test_hosts_wins(machines):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (
-            "dgx1 slots=2\ndgx2 slots=two\n",
-            "line 2: 'dgx2 slots=two': expected a machine and its GPUs: node1 slots=8",
-        ),
-        (
-            "dgx1 slots=2\n-oProxyCommand=x slots=2\n",
-            "line 2: '-oProxyCommand=x slots=2': expected a machine",
-        ),
+        ("dgx1 slots=2\ndgx2 slots=two\n", "line 2: 'dgx2 slots=two': expected a machine and its GPUs: node1 slots=8"),
+        ("dgx1 slots=2\n-oProxyCommand=x slots=2\n", "line 2: '-oProxyCommand=x slots=2': expected a machine"),
         ("dgx1 slots=2\ndgx1 slots=2\n", "line 2: dgx1 is listed twice"),
         ("dgx1 slots=2\n", "1 machines and the config wants DGXNNODES=2"),
-        (
-            "dgx1 slots=2\ndgx2 slots=08\n",
-            "dgx2 slots=8 and DGXNGPU=2: they must be equal",
-        ),
-        (
-            "dgx1 slots=2\ndgx2 slots=4\n",
-            "dgx2 slots=4 and DGXNGPU=2: they must be equal",
-        ),
+        ("dgx1 slots=2\ndgx2 slots=08\n", "dgx2 slots=8 and DGXNGPU=2: they must be equal"),
+        ("dgx1 slots=2\ndgx2 slots=4\n", "dgx2 slots=4 and DGXNGPU=2: they must be equal"),
         ("# none\n", "no machine in it"),
     ],
-)
+)  # fmt: skip
 def test_an_invalid_hostfile_is_one_line(machines, text, words):
     done = run(machines, HOSTFILE=_hostfile(machines, text))
     assert done.returncode != 0

@@ -17,52 +17,24 @@ from pathlib import Path
 import pytest
 import torch
 
+from .captured import captured
+
 pytestmark = pytest.mark.slow
 
 BASE, IMAGE = "bert-test-base", "bert-test-image"
 PROGRAMS = (
-    *(
-        "bash",
-        "sh",
-        "env",
-        "sed",
-        "grep",
-        "cat",
-        "mktemp",
-        "paste",
-        "rm",
-        "mkdir",
-        "dirname",
-        "ls",
-        "uname",
-        "id",
-    ),
+    *("bash", "sh", "env", "sed", "grep", "cat", "mktemp", "paste", "rm", "mkdir", "dirname", "ls", "uname", "id"),
     *("git", "ldconfig"),
-)
+)  # fmt: skip
 # Needed neither by the build nor by --check.
 LEFT_OUT = {
-    "triton",
-    "transformers",
-    "mypy",
-    "pandas",
-    "playwright",
-    "ruff",
-    "test",
-    "idlelib",
-    "ensurepip",
-    "include",
-}
+    "triton", "transformers", "mypy", "pandas", "playwright", "ruff", "test", "idlelib", "ensurepip", "include",
+}  # fmt: skip
 TREES = (sys.prefix, sys.base_prefix, "/usr/lib/git-core")
 SETTINGS = {
-    "SYNTH_DATA": "1",
-    "SUBMISSION_DIVISION": "open",
-    "DEVICE": "cpu",
-    "BATCHSIZE": "2",
-    "MAX_STEPS": "4",
-    "LR": "0.01",
-    "EVAL_ITER_START_SAMPLES": "100",
-    "EVAL_ITER_SAMPLES": "100",
-}
+    "SYNTH_DATA": "1", "SUBMISSION_DIVISION": "open", "DEVICE": "cpu", "BATCHSIZE": "2", "MAX_STEPS": "4",
+    "LR": "0.01", "EVAL_ITER_START_SAMPLES": "100", "EVAL_ITER_SAMPLES": "100",
+}  # fmt: skip
 CONFIG = '{"vocab_size": 211, "hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 40}'
 
 
@@ -72,9 +44,7 @@ def docker(*words: str, **how) -> subprocess.CompletedProcess:
 
 def libraries(program: str) -> set[str]:
     """A program and its shared libraries."""
-    said = subprocess.run(
-        ["ldd", program], capture_output=True, text=True, check=False
-    ).stdout
+    said = captured(["ldd", program]).stdout
     return {program, *re.findall(r"(/\S+) \(0x", said)}
 
 
@@ -136,10 +106,8 @@ def base() -> Iterator[str]:
                 name = re.sub(r"^/(bin|sbin|lib|lib64)/", r"/usr/\1/", str(file))
                 if name not in seen:
                     tar.add(
-                        file if in_tree(file) else file.resolve(),
-                        arcname=name,
-                        recursive=False,
-                    )
+                        file if in_tree(file) else file.resolve(), arcname=name, recursive=False,
+                    )  # fmt: skip
                 seen.add(name)
         importing.stdin.close()
     assert importing.returncode == 0
@@ -155,16 +123,8 @@ def test_the_image_is_built_on_another_base_and_checks_a_run(
         "PIP_NO_INDEX=1",
     ]  # all of image.txt is in the base, which keeps its versions
     command = [
-        "build",
-        "--network",
-        "none",
-        "--build-arg",
-        f"BASE={base}",
-        *offline,
-        "-t",
-        IMAGE,
-        str(repository),
-    ]
+        "build", "--network", "none", "--build-arg", f"BASE={base}", *offline, "-t", IMAGE, str(repository),
+    ]  # fmt: skip
     done = docker(*command, text=True)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     (tmp_path / "bert_config.json").write_text(CONFIG)
@@ -174,25 +134,11 @@ def test_the_image_is_built_on_another_base_and_checks_a_run(
         for word in ("--env", f"{name}={value}")
     ]
     mount = [
-        "--volume",
-        f"{tmp_path}:/model:ro",
-        "--env",
-        "BERT_CONFIG=/model/bert_config.json",
-    ]
+        "--volume", f"{tmp_path}:/model:ro", "--env", "BERT_CONFIG=/model/bert_config.json",
+    ]  # fmt: skip
     done = docker(
-        "run",
-        "--rm",
-        "--network",
-        "none",
-        *mount,
-        *variables,
-        IMAGE,
-        "python",
-        "-m",
-        "bert",
-        "--check",
-        text=True,
-    )
+        "run", "--rm", "--network", "none", *mount, *variables, IMAGE, "python", "-m", "bert", "--check", text=True,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert re.search(
         r"^global batch +2 sequences|^global batch +\d", done.stdout, re.M

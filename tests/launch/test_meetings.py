@@ -20,6 +20,7 @@ import pytest
 
 from ..disks import small_disk
 from ..waiting import wait_until
+from .captured import captured
 from .conftest import FAKES, OVER, Job, make_checkout
 from .fakes.stepper import EVERY, STEPS, advance
 from .meetings import SLURM, Row, covering, pairs, possible_rows
@@ -40,10 +41,8 @@ fi
 unset hook_words hook_pattern
 """
 HELD = {
-    "staging": "/stage.sh *",
-    "cleanup": "/cleanup.sh now",
-    "container": "bin/apptainer exec *true",
-}
+    "staging": "/stage.sh *", "cleanup": "/cleanup.sh now", "container": "bin/apptainer exec *true",
+}  # fmt: skip
 STRUCK = ("power off node", "power off batch host", "power off spare", "cut network", "node returns", "bad spare")  # fmt: skip
 
 
@@ -60,7 +59,7 @@ def test_the_rows_cover_all_possible_pairs_and_follow_from_the_seed():
 def processes(*words: str) -> str:
     """Running processes with one of the words in their command line."""
     line = ["pgrep", "-af", "|".join(words)]
-    return subprocess.run(line, capture_output=True, text=True, check=False).stdout
+    return captured(line).stdout
 
 
 class Meeting:
@@ -87,10 +86,8 @@ class Meeting:
         if row.checkpoints != "new":
             self.saved.mkdir()
             state = {
-                "step": 10,
-                "seed": OWN_SEED,
-                "state": advance(OWN_SEED, "", 1, 10),
-            }
+                "step": 10, "seed": OWN_SEED, "state": advance(OWN_SEED, "", 1, 10),
+            }  # fmt: skip
             state |= {"lr": row.checkpoints, "owner": {}}
             (self.saved / "step_00000010.pt").write_text(json.dumps(state))
         if not row.refused:
@@ -228,10 +225,8 @@ def run_here(meeting: Meeting) -> None:
         "./run_local.sh" if row.runtime == "local" else "./run_multinode.sh"
     )
     wait_for(
-        lambda: (meeting.hold / "held").exists() or process.poll() is not None,
-        120,
-        process.kill,
-    )
+        lambda: (meeting.hold / "held").exists() or process.poll() is not None, 120, process.kill,
+    )  # fmt: skip
     if row.event == "cancel":
         process.send_signal(signal.SIGTERM)
     elif row.event == "full disk":
@@ -253,10 +248,8 @@ def run_here(meeting: Meeting) -> None:
     out, err = process.communicate(timeout=120)
     meeting.judge(process.returncode == 0, err)
     wait_for(
-        lambda: not processes(str(meeting.folder)),
-        60,
-        lambda: processes(str(meeting.folder)),
-    )
+        lambda: not processes(str(meeting.folder)), 60, lambda: processes(str(meeting.folder)),
+    )  # fmt: skip
     assert [path.name for path in (meeting.folder / "stage").iterdir()] == ["other"]
     assert "Traceback" not in out + err
 
@@ -271,10 +264,8 @@ class SlurmMeeting(Meeting):
             for other in self.others_on(node):
                 other.mkdir(parents=True, exist_ok=True)
         self.checkout.env |= {
-            "SLURM_CONF": nodes.environ["SLURM_CONF"],
-            "PYXIS_TEST": str(folder),
-            "SBATCH_TIMELIMIT": "10",
-        }
+            "SLURM_CONF": nodes.environ["SLURM_CONF"], "PYXIS_TEST": str(folder), "SBATCH_TIMELIMIT": "10",
+        }  # fmt: skip
 
     def others_on(self, node: int) -> tuple[Path, Path]:
         """Staged data and a container of somebody else."""
@@ -356,11 +347,8 @@ class SlurmMeeting(Meeting):
             )
             if state == "PENDING" and "BeginTime" in self.job.field("Reason"):
                 line = [
-                    "scontrol",
-                    "update",
-                    f"JobId={self.job.number}",
-                    "StartTime=now+3",
-                ]
+                    "scontrol", "update", f"JobId={self.job.number}", "StartTime=now+3",
+                ]  # fmt: skip
                 subprocess.run(line, check=True)
             time.sleep(0.5)
         raise AssertionError(f"did not end: {state}\n{self.job.output}\n{self.mine()}")

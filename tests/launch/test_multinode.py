@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from ..waiting import free_ports, wait_until
+from .captured import captured
 from .test_trial import processes
 
 MULTINODE = "./run_multinode.sh"
@@ -91,7 +92,7 @@ def test_values_reach_the_machines_unchanged_and_not_on_a_command_line(machines)
     done = run(machines, NCCL_ODD=odd, MY_TOKEN="hidden")
     assert done.returncode == 0, done.stderr
     assert "NCCL_ODD" not in "".join(machines.calls("ssh"))
-    shown = subprocess.run(
+    shown = captured(
         [
             "bash",
             "-c",
@@ -99,8 +100,6 @@ def test_values_reach_the_machines_unchanged_and_not_on_a_command_line(machines)
         ],
         cwd=machines.root,
         env=machines.env | {"NCCL_ODD": odd, "MY_TOKEN": "hidden"},
-        capture_output=True,
-        text=True,
         check=True,
     ).stdout
     assert shown == odd + "|unset"
@@ -131,13 +130,8 @@ def test_a_machine_that_does_not_share_the_results_still_reports_why_it_failed(
 ):
     said = "bad_input\t3\tdgx2\t-\tDATADIR_PHASE2: truncated\n"
     done = run(
-        machines,
-        "export NEXP=5",
-        TRIAL_0="hang",
-        LOST="dgx2",
-        LOST_STATUS="1",
-        SAYS=said,
-    )
+        machines, "export NEXP=5", TRIAL_0="hang", LOST="dgx2", LOST_STATUS="1", SAYS=said,
+    )  # fmt: skip
     assert (
         last_line(done.stderr)
         == "run: error: 1 of 5 trials failed: trial 0: DATADIR_PHASE2: truncated"
@@ -172,13 +166,9 @@ def test_a_machine_reports_the_reason_of_its_rank_and_keeps_nothing(machines, tm
     entries = {"RUN_DIR": str(folder), "TRIAL": "0", "DGXNGPU": "1"}
     fail = 'printf "bad_input\\t0\\there\\t-\\tLR: wrong\\n" >"$RUN_DIR/status"; echo output; exit 1'
     process = subprocess.Popen(
-        [machines.root / "launch" / "ssh" / "node.sh", "watch", "bash", "-c", fail],
-        env=machines.env,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+        [machines.root / "launch" / "ssh" / "node.sh", "watch", "bash", "-c", fail], env=machines.env,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
     process.stdin.write(
         "".join(f"{name}={value}\0" for name, value in entries.items()) + "\0"
     )
@@ -208,26 +198,14 @@ def test_a_signal_ends_the_ranks_of_every_machine(machines):
     [
         ({"HOSTS": "dgx1"}, "1 machines and the config wants DGXNNODES=2"),
         ({"HOSTS": "dgx1,dgx1"}, "a machine is listed twice"),
-        (
-            {"ONE": "dgx1 dgx2"},
-            "HOSTS=dgx1 dgx2: dgx1 and dgx2 are one machine: name each machine once",
-        ),
-        (
-            {"DOWN": "dgx2"},
-            "dgx2: ssh cannot connect (ssh: connect to host dgx2 port 22: No route to host)",
-        ),
+        ({"ONE": "dgx1 dgx2"}, "HOSTS=dgx1 dgx2: dgx1 and dgx2 are one machine: name each machine once"),
+        ({"DOWN": "dgx2"}, "dgx2: ssh cannot connect (ssh: connect to host dgx2 port 22: No route to host)"),
         ({"BLIND": "dgx2"}, "dgx2 does not see"),
         ({"APART": "dgx1"}, "is not the same folder on dgx1"),
-        (
-            {"PYTHON": "/no/python"},
-            "dgx1: PYTHON=/no/python does not exist or has no torch",
-        ),
-        (
-            {"CONTAINER_RUNTIME": "pyxis", "CONT": "image"},
-            "CONTAINER_RUNTIME=pyxis is for Slurm",
-        ),
+        ({"PYTHON": "/no/python"}, "dgx1: PYTHON=/no/python does not exist or has no torch"),
+        ({"CONTAINER_RUNTIME": "pyxis", "CONT": "image"}, "CONTAINER_RUNTIME=pyxis is for Slurm"),
     ],
-)
+)  # fmt: skip
 def test_a_machine_that_cannot_take_part_is_named_before_anything_is_written(
     machines, changes, reason
 ):
@@ -270,14 +248,7 @@ def test_the_names_of_samsungs_script_are_understood(machines, tmp_path):
         f"print(json.dumps({{name: os.environ.get(name) for name in '{show}'.split()}}), file=sys.stderr)\n"
         "sys.exit(2)\n"
     )
-    done = subprocess.run(
-        ["bash", "-c", script],
-        cwd=machines.root,
-        env=environ,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = captured(["bash", "-c", script], cwd=machines.root, env=environ)
     assert done.returncode == 2, "the stand-in's check fails"
     said = json.loads(
         next(line for line in done.stderr.splitlines() if line.startswith("{"))
@@ -293,14 +264,9 @@ def test_the_names_of_samsungs_script_are_understood(machines, tmp_path):
 
 
 def test_a_system_without_a_config_is_named(machines):
-    done = subprocess.run(
-        ["bash", "-c", f"exec {MULTINODE}"],
-        cwd=machines.root,
-        env=machines.env | {"DGXSYSTEM": "GB300_1x2x3x4"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = captured(
+        ["bash", "-c", f"exec {MULTINODE}"], cwd=machines.root, env=machines.env | {"DGXSYSTEM": "GB300_1x2x3x4"},
+    )  # fmt: skip
     assert (
         done.returncode,
         "DGXSYSTEM=GB300_1x2x3x4: no such config" in last_line(done.stderr),
@@ -348,49 +314,22 @@ def test_two_machines_really_train_together(repository, checkout, tmp_path):
         records = synthetic_records(40, 48, 211, packed, 0)
         write_records(tmp_path / name / "part_00000_of_00001.hdf5", records, metadata)
     shape = {
-        "vocab_size": 211,
-        "hidden_size": 24,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 3,
-    }
+        "vocab_size": 211, "hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 3,
+    }  # fmt: skip
     shape |= {"intermediate_size": 40, "max_position_embeddings": 48}
     (tmp_path / "bert_config.json").write_text(json.dumps(shape))
     checkout.stand_in("ssh", SSH)
     environ = {
-        **{
-            name: checkout.env[name]
-            for name in ("PATH", "HOME", "LOGDIR", "REAL_PYTHON", "FAKE_CALLS")
-        },
-        "HOSTS": "localhost 127.0.0.1",
-        "PYTHON": sys.executable,
-        "GLOO_SOCKET_IFNAME": "lo",
-        "DGXSYSTEM": "Test_2x1x3x1_pack",
-        "DGXNNODES": "2",
-        "DGXNGPU": "1",
-        "DATADIR_PHASE2_PACKED": str(tmp_path / "packed_data"),
-        "EVALDIR": str(tmp_path / "eval"),
-        "BERT_CONFIG": str(tmp_path / "bert_config.json"),
-        "DEVICE": "cpu",
-        "SUBMISSION_DIVISION": "open",
-        "CLEAR_CACHES": "0",
-        "NUM_EVAL_EXAMPLES": "40",
-        "TARGET_MLM_ACCURACY": "1e-9",
-        **dict.fromkeys(("EVAL_ITER_START_SAMPLES", "EVAL_ITER_SAMPLES"), "12"),
-        "PACKED": "1",
-        "PACKING_FACTOR": "2",
-        "BATCHSIZE": "3",
-        "MAX_SEQ_LENGTH": "48",
-        "LR": "0.01",
-        "MAX_STEPS": "1",
-    }
-    done = subprocess.run(
-        [repository / "run_multinode.sh"],
-        env=environ,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+        **{name: checkout.env[name] for name in ("PATH", "HOME", "LOGDIR", "REAL_PYTHON", "FAKE_CALLS")},
+        "HOSTS": "localhost 127.0.0.1", "PYTHON": sys.executable, "GLOO_SOCKET_IFNAME": "lo",
+        "DGXSYSTEM": "Test_2x1x3x1_pack", "DGXNNODES": "2", "DGXNGPU": "1",
+        "DATADIR_PHASE2_PACKED": str(tmp_path / "packed_data"), "EVALDIR": str(tmp_path / "eval"),
+        "BERT_CONFIG": str(tmp_path / "bert_config.json"), "DEVICE": "cpu", "SUBMISSION_DIVISION": "open",
+        "CLEAR_CACHES": "0", "NUM_EVAL_EXAMPLES": "40", "TARGET_MLM_ACCURACY": "1e-9",
+        **dict.fromkeys(("EVAL_ITER_START_SAMPLES", "EVAL_ITER_SAMPLES"), "12"), "PACKED": "1", "PACKING_FACTOR": "2",
+        "BATCHSIZE": "3", "MAX_SEQ_LENGTH": "48", "LR": "0.01", "MAX_STEPS": "1",
+    }  # fmt: skip
+    done = captured([repository / "run_multinode.sh"], env=environ, timeout=300)
     assert done.returncode in (0, 1), done.stderr
     assert "step      1/1" in done.stdout, done.stdout + done.stderr
     (folder,) = checkout.logdir.iterdir()
@@ -414,14 +353,9 @@ def sshd(checkout, tmp_path):
         )
     port = free_ports()
     settings = {
-        "Port": port,
-        "HostKey": tmp_path / "host",
-        "AuthorizedKeysFile": tmp_path / "user.pub",
-        "StrictModes": "no",
-        "PidFile": "none",
-        "UsePAM": "no",
-        "PermitRootLogin": "yes",
-    }
+        "Port": port, "HostKey": tmp_path / "host", "AuthorizedKeysFile": tmp_path / "user.pub", "StrictModes": "no",
+        "PidFile": "none", "UsePAM": "no", "PermitRootLogin": "yes",
+    }  # fmt: skip
     (tmp_path / "sshd_config").write_text(
         "".join(f"{name} {value}\n" for name, value in settings.items())
     )
@@ -447,11 +381,9 @@ def sshd(checkout, tmp_path):
         "#!/bin/sh\nset -- $SSH_CONNECTION\necho $3\n"
     )
     checkout.env |= {
-        "HOSTS": "127.0.0.1 127.0.0.2",
-        "NCCL_TEST": "0",
-        "SSH_OPTIONS": f"-p {port} -i {tmp_path / 'user'} {options}",
-        "PYTHON": str(python),
-    }
+        "HOSTS": "127.0.0.1 127.0.0.2", "NCCL_TEST": "0",
+        "SSH_OPTIONS": f"-p {port} -i {tmp_path / 'user'} {options}", "PYTHON": str(python),
+    }  # fmt: skip
     yield checkout
     process.kill()
     process.wait()
@@ -475,12 +407,7 @@ def test_a_real_ssh_server_ends_the_ranks_of_a_killed_script(sshd):
 def test_a_real_connection_that_breaks_ends_the_ranks_of_both_machines(sshd):
     process = sshd.popen(MULTINODE, after="export DGXNNODES=2", TRIAL_0="hang")
     wait_until(lambda: len(sshd.ranks()) == 4)
-    client = subprocess.run(
-        ["pgrep", "-f", "^ssh .* 127.0.0.2 .*watch"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    client = captured(["pgrep", "-f", "^ssh .* 127.0.0.2 .*watch"], check=True)
     for number in client.stdout.split():
         with suppress(
             FileNotFoundError, ProcessLookupError

@@ -8,14 +8,13 @@ import subprocess
 
 import pytest
 
+from .captured import captured
+
 SCRIPTS = {
-    "local": "./run_local.sh",
-    "docker": "CONT=image ./run_with_docker.sh",
-    "ssh": "HOSTS=node1 ./run_multinode.sh",
+    "local": "./run_local.sh", "docker": "CONT=image ./run_with_docker.sh", "ssh": "HOSTS=node1 ./run_multinode.sh",
     "slurm": "SLURM_JOB_ID=7 SLURM_JOB_NUM_NODES=1 ./run.sub",
-    "sweep": "launch/sweep.sh --dry-run configs/config_demo_1x2x16x1_pack.sh",
-    "demo": "launch/tools/demo.sh",
-}
+    "sweep": "launch/sweep.sh --dry-run configs/config_demo_1x2x16x1_pack.sh", "demo": "launch/tools/demo.sh",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
@@ -62,10 +61,9 @@ def test_what_follows_a_script_is_a_setting_that_somebody_reads(
 
 @pytest.mark.parametrize("script", ["certify.sub", "certify.sh", "setup.sh venv"])
 def test_a_script_without_settings_takes_none(checkout, repository, script):
-    done = subprocess.run(
-        [*f"{repository}/{script}".split(), "LR=3"], cwd=checkout.root,
-        env=checkout.env, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    done = captured(
+        [*f"{repository}/{script}".split(), "LR=3"], cwd=checkout.root, env=checkout.env
+    )
     assert done.returncode == 2
     assert "LR=3: expected" in done.stderr.splitlines()[-1]
 
@@ -80,22 +78,17 @@ def test_a_setting_after_a_script_wins_over_the_config(checkout):
 def test_a_node_without_a_python_leaves_the_names_to_the_trainers_check(checkout):
     for name in ("python", "python3"):
         checkout.stand_in(name, "exit 1")
-    done = subprocess.run(
-        ["bash", "-c", 'REPO_DIR=$PWD; cd launch/run; source log.sh; source variables.sh; variables::check_names'],
-        cwd=checkout.root, env=checkout.env | {"BATCHSZIE": "8"}, capture_output=True, text=True, check=False,
+    done = captured(
+        ["bash", "-c", "REPO_DIR=$PWD; cd launch/run; source log.sh; source variables.sh; variables::check_names"],
+        cwd=checkout.root, env=checkout.env | {"BATCHSZIE": "8"},
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
 
 
 def sourced(checkout, script: str, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        ["bash", "-euc", script],
-        cwd=checkout.root,
-        env={"PATH": "/usr/bin:/bin"} | env,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    return captured(
+        ["bash", "-euc", script], cwd=checkout.root, env={"PATH": "/usr/bin:/bin"} | env, check=True,
+    )  # fmt: skip
 
 
 H100, DEMO, A100 = (
@@ -107,11 +100,8 @@ H100, DEMO, A100 = (
 @pytest.mark.parametrize("order", [f"source env.sh; {H100}", f"{H100} source env.sh;"])
 def test_your_exports_win_over_a_config_with_a_message(checkout, order):
     done = sourced(
-        checkout,
-        f"{order} echo $LR $BATCHSIZE $WALLTIME",
-        LR="0.02",
-        WALLTIME_RUNANDTIME="30",
-    )
+        checkout, f"{order} echo $LR $BATCHSIZE $WALLTIME", LR="0.02", WALLTIME_RUNANDTIME="30",
+    )  # fmt: skip
     assert done.stdout == "0.02 48 40\n"
     assert (
         "config: LR=0.02 is exported in this shell and overrides '0.00096' of config_P8000H"

@@ -61,10 +61,8 @@ def test_a_rank_that_is_killed_in_it_is_started_once_more(checkout, resume):
 
 def test_ranks_that_hang_are_ended_by_the_launcher(checkout):
     (checkout.root / "launch" / "run" / "nccl_test.sh").write_text(
-        (checkout.root / "launch" / "run" / "nccl_test.sh")
-        .read_text()
-        .replace("NCCL_TEST_SECONDS=360", "NCCL_TEST_SECONDS=2")
-    )
+        (checkout.root / "launch" / "run" / "nccl_test.sh") .read_text() .replace("NCCL_TEST_SECONDS=360", "NCCL_TEST_SECONDS=2"),
+    )  # fmt: skip
     done = checkout.run(LOCAL, after="export NCCL_TEST=1", ALLREDUCE="hang")
     assert done.returncode == 1
     assert "the all-reduce test failed: it did not end in 2 s; see " in last_line(

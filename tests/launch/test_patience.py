@@ -153,11 +153,8 @@ def test_a_hung_reading_does_not_delay_the_last_line_of_an_interrupted_run(check
 def test_a_signal_that_comes_just_as_the_ranks_start_ends_them(checkout):
     started = checkout.root.parent / "started"
     shorten(
-        checkout,
-        "run/ranks.sh",
-        "  group=$!\n",
-        f"  touch '{started}'; sleep 1\n  group=$!\n",
-    )
+        checkout, "run/ranks.sh", "  group=$!\n", f"  touch '{started}'; sleep 1\n  group=$!\n",
+    )  # fmt: skip
     process = checkout.popen(
         LOCAL, after="export RUN_NAME=ended", TRIAL_0="hang", NCCL_TEST="0"
     )
@@ -171,26 +168,15 @@ def test_a_signal_that_comes_just_as_the_ranks_start_ends_them(checkout):
 def test_a_signal_that_comes_just_as_a_trainer_starts_ends_it(checkout):
     started = checkout.root.parent / "started"
     shorten(
-        checkout,
-        "run/child.sh",
-        "  child=$!\n",
-        f"touch '{started}'; sleep 1\n  child=$!\n",
-    )
+        checkout, "run/child.sh", "  child=$!\n", f"touch '{started}'; sleep 1\n  child=$!\n",
+    )  # fmt: skip
     checkout.logdir.mkdir()
     alone = {
-        "RANK": "0",
-        "LOCAL_RANK": "0",
-        "WORLD_SIZE": "1",
-        "RUN_DIR": str(checkout.logdir),
-        "TRIAL": "0",
-    }
+        "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "RUN_DIR": str(checkout.logdir), "TRIAL": "0",
+    }  # fmt: skip
     process = checkout.popen(
-        "./launch/run/rank.sh",
-        after="export DGXNGPU=1",
-        TRIAL_0="hang",
-        BINDING="none",
-        **alone,
-    )
+        "./launch/run/rank.sh", after="export DGXNGPU=1", TRIAL_0="hang", BINDING="none", **alone,
+    )  # fmt: skip
     wait_until(started.exists)
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=240)

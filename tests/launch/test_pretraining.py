@@ -16,6 +16,7 @@ import pytest
 
 from ..bert.states import newest, same
 from ..waiting import wait_until
+from .captured import captured
 from .test_trial import processes
 
 CONFIG = "configs/pretrain_large_H100"
@@ -87,10 +88,8 @@ def test_a_signal_before_the_phase_has_started_is_not_lost(checkout):
 NO_CLUSTER = """echo 'sbatch: error: fetch_config: DNS SRV lookup failed' >&2
 echo 'sbatch: fatal: Could not establish a configuration source' >&2; exit 1"""
 QUEUES = (
-    f"{COMMAND} --slurm",
-    "./run_finetuning.sh --slurm squad",
-    f"launch/sweep.sh {CONFIG}.sh",
-)
+    f"{COMMAND} --slurm", "./run_finetuning.sh --slurm squad", f"launch/sweep.sh {CONFIG}.sh",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("command", QUEUES)
@@ -129,20 +128,11 @@ def test_if_the_second_phase_cannot_be_submitted_the_first_is_cancelled(checkout
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        (
-            "./run_pretraining.sh",
-            "usage: ./run_pretraining.sh configs/pretrain_NAME [--slurm | --check]",
-        ),
-        (
-            f"{COMMAND} --fast",
-            "usage: ./run_pretraining.sh configs/pretrain_NAME [--slurm | --check]",
-        ),
-        (
-            "./run_pretraining.sh configs/none",
-            "configs/none: no such config: ls configs/pretrain_*",
-        ),
+        ("./run_pretraining.sh", "usage: ./run_pretraining.sh configs/pretrain_NAME [--slurm | --check]"),
+        (f"{COMMAND} --fast", "usage: ./run_pretraining.sh configs/pretrain_NAME [--slurm | --check]"),
+        ("./run_pretraining.sh configs/none", "configs/none: no such config: ls configs/pretrain_*"),
     ],
-)
+)  # fmt: skip
 def test_wrong_usage_is_one_line(checkout, command, message):
     finished = checkout.run(command)
     assert finished.returncode == 2
@@ -156,11 +146,8 @@ def test_slurm_gets_both_phases_as_a_chain_that_starts_in_the_users_folder(check
         'echo "chain $PHASE $INIT_OPTIMIZER in $PWD: $*" >>"$FAKE_CALLS"; echo "4${PHASE}"',
     )
     finished = checkout.run(
-        f'"a checkout/run_pretraining.sh" {CONFIG} --slurm',
-        config=f"{CONFIG}.sh",
-        after="cd ..",
-        INIT_OPTIMIZER="",
-    )
+        f'"a checkout/run_pretraining.sh" {CONFIG} --slurm', config=f"{CONFIG}.sh", after="cd ..", INIT_OPTIMIZER="",
+    )  # fmt: skip
     assert finished.returncode == 0, finished.stderr
     where = f"in {checkout.root.parent}: -N 1 --parsable --kill-on-invalid-dep=yes"
     script = f"{checkout.root}/run.sub"
@@ -201,11 +188,8 @@ class Tour:
     def __init__(self, repository: Path, config: Path, results: Path) -> None:
         self.repository, self.config, self.results = repository, config, results
         self.environ = {
-            "PATH": os.environ["PATH"],
-            "HOME": str(results),
-            "PYTHON": sys.executable,
-            "LOGDIR": str(results),
-        }
+            "PATH": os.environ["PATH"], "HOME": str(results), "PYTHON": sys.executable, "LOGDIR": str(results),
+        }  # fmt: skip
 
     def start(self, name: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
@@ -296,19 +280,13 @@ def test_a_config_of_one_phase_ends_after_it_and_its_check_trains_nothing(
     tiny, repository, tmp_path, quick_python
 ):
     environ = {
-        "PATH": os.environ["PATH"],
-        "HOME": "/nonexistent",
-        "LOGDIR": str(tmp_path / "results"),
-    }
+        "PATH": os.environ["PATH"], "HOME": "/nonexistent", "LOGDIR": str(tmp_path / "results"),
+    }  # fmt: skip
     environ |= {"NUM_PHASES": "1", "PYTHON": str(quick_python)}
     line = ["./run_pretraining.sh", str(tiny)]
     given = {
-        "cwd": repository,
-        "env": environ,
-        "capture_output": True,
-        "text": True,
-        "check": False,
-    }
+        "cwd": repository, "env": environ, "capture_output": True, "text": True, "check": False,
+    }  # fmt: skip
     checked = subprocess.run([*line, "--check"], **given)
     assert checked.returncode == 0, checked.stderr
     said = dict(line.split("  ", 1) for line in checked.stdout.splitlines())
@@ -330,16 +308,12 @@ def test_a_config_is_found_by_its_name_from_any_folder(
     name, repository, tmp_path, quick_python
 ):
     environ = {
-        "PATH": os.environ["PATH"],
-        "HOME": "/nonexistent",
-        "PYTHON": str(quick_python),
-    }
+        "PATH": os.environ["PATH"], "HOME": "/nonexistent", "PYTHON": str(quick_python),
+    }  # fmt: skip
     environ |= {"DATADIR": str(tmp_path), "LOGDIR": str(tmp_path / "results")}
     environ["CUDA_VISIBLE_DEVICES"] = ""  # whatever GPUs this machine has
     line = [str(repository / "run_pretraining.sh"), name, "--check"]
-    checked = subprocess.run(
-        line, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False
-    )
+    checked = captured(line, cwd=tmp_path, env=environ)
     assert "no such config" not in checked.stderr
     assert (
         f"BERT_CONFIG={tmp_path}/phase1/bert_config.json: No such file"
@@ -358,10 +332,7 @@ def test_a_run_continues_in_its_own_name_and_no_other_takes_its_checkpoints(
         environ |= {"EVAL_ITER_SAMPLES": "0", "MAX_STEPS": "8", "NCCL_TEST": "0"}
         environ |= {"PYTHON": str(quick_python), "LOGDIR": str(tmp_path / "results")}
         environ |= {"RUN_NAME": name, "CHECKPOINT_DIR": str(tmp_path / folder)}
-        return subprocess.run(
-            ["bash", "-c", line], cwd=repository, env=environ | more,
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
+        return captured(["bash", "-c", line], cwd=repository, env=environ | more)
 
     def states(folder):
         return {name: newest(tmp_path / folder / name) for name in ("", "trial_1")}

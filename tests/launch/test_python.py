@@ -5,10 +5,11 @@ says so in one line.
 from __future__ import annotations
 
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
+
+from .captured import captured
 
 LINE = "REPO_DIR=$PWD; source launch/run/python.sh; python::choose; echo $PYTHON"
 
@@ -21,14 +22,9 @@ def chosen(folder: Path, has_torch: set[str], there: set[str], **env: str) -> st
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"#!/bin/sh\nexit {int(name not in has_torch)}\n")
         path.chmod(0o755)
-    done = subprocess.run(
-        ["/bin/bash", "-euc", LINE],
-        cwd=folder,
-        env={"PATH": str(folder / "bin")} | env,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = captured(
+        ["/bin/bash", "-euc", LINE], cwd=folder, env={"PATH": str(folder / "bin")} | env, check=True,
+    )  # fmt: skip
     return done.stdout.strip().replace(f"{folder}/", "")
 
 
@@ -79,13 +75,8 @@ def test_another_shell_gets_one_line_and_no_exports(repository, shell, file):
     if shutil.which(shell[0]) is None:
         pytest.skip(f"no {shell[0]} here: apt-get install {shell[0]}")
     script = f". ./{file}; echo status $?; env -u PWD -u OLDPWD -u SHLVL -u _ -u HOME -u LOGNAME"
-    done = subprocess.run(
-        [*shell, "-c", script],
-        cwd=repository,
-        env={"PATH": "/usr/bin:/bin"},
-        capture_output=True,
-        text=True,
-        check=False,
+    done = captured(
+        [*shell, "-c", script], cwd=repository, env={"PATH": "/usr/bin:/bin"}
     )
     assert done.stdout.splitlines() == ["status 2", "PATH=/usr/bin:/bin"]
     assert done.stderr.count("\n") == 1

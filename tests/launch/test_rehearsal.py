@@ -7,11 +7,8 @@ import pytest
 
 def test_a_rehearsal_is_one_trial_that_is_judged(checkout):
     done = checkout.run(
-        "./run_local.sh",
-        after="export NEXP=10",
-        REHEARSAL="1",
-        NOT_COMPLIANT="result_0.txt",
-    )
+        "./run_local.sh", after="export NEXP=10", REHEARSAL="1", NOT_COMPLIANT="result_0.txt",
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert len(checkout.ranks()) == 2
     assert checkout.run_dir.name.endswith("_rehearsal")

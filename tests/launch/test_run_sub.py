@@ -15,8 +15,10 @@ from pathlib import Path
 import pytest
 
 from ..waiting import wait_until
+from .captured import captured
 
 PYXIS = "--container-image --container-name --container-mounts --container-writable"
+PYXIS += " --no-container-mount-home --container-remap-root"
 SCONTROL = """case "$*" in
   'show config') echo "TaskPlugin = ${TASK_PLUGIN-task/none}" ;;
   'show hostnames'*) echo node0 ;;
@@ -64,9 +66,7 @@ def signal_the_ranks_shell(script: int) -> None:
     """Kills the parent of the ranks' processes, if possible, and gives the script time to
     notice.
     """
-    children = subprocess.run(
-        ["pgrep", "-P", str(script)], capture_output=True, text=True, check=True
-    )
+    children = captured(["pgrep", "-P", str(script)], check=True)
     for child in children.stdout.split():  # the other one is the watcher of the ranks
         os.kill(int(child), signal_module.SIGTERM)
     time.sleep(0.5)
@@ -78,10 +78,8 @@ def slurm(checkout):
     checkout.stand_in("srun", (Path(__file__).parent / "fakes" / "srun.sh").read_text())
     checkout.stand_in("scontrol", SCONTROL)
     checkout.env |= {
-        "SLURM_JOB_ID": "7",
-        "SLURM_JOB_NUM_NODES": "1",
-        "SLURM_JOB_NODELIST": "node0",
-    }
+        "SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": "node0",
+    }  # fmt: skip
     checkout.env["NCCL_TEST"] = "0"
     return checkout
 
@@ -112,9 +110,9 @@ def test_a_job_finds_the_repository_of_its_command_before_that_of_its_submission
     repository, tmp_path, script
 ):
     for name in ("spool", "command", "submission", "bin"):
-        (tmp_path / name / "launch" / "slurm").mkdir(parents=True)
+        (tmp_path / name / "launch").mkdir(parents=True)
     for name in ("command", "submission"):
-        begin = tmp_path / name / "launch" / "slurm" / "begin.sh"
+        begin = tmp_path / name / "launch" / "load.sh"
         begin.write_text("echo $REPO_DIR; exit")
     copy = shutil.copy(repository / script, tmp_path / "spool")
     scontrol = tmp_path / "bin" / "scontrol"
@@ -127,14 +125,7 @@ def test_a_job_finds_the_repository_of_its_command_before_that_of_its_submission
             "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
             "SLURM_SUBMIT_DIR": str(tmp_path / "submission"),
         }
-        return subprocess.run(
-            ["bash", copy],
-            cwd=tmp_path,
-            env=environ,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        return captured(["bash", copy], cwd=tmp_path, env=environ)
 
     assert found().stdout.strip() == str(tmp_path / "command")
     scontrol.unlink()
@@ -165,10 +156,8 @@ def test_an_mpi_type_is_used_only_when_a_step_starts_with_it(
     done = slurm.run("./run.sub", **settings)
     assert done.returncode == 0, done.stderr
     training = next(
-        call
-        for call in slurm.calls("srun")
-        if "rank.sh" in call and "--kill-on-bad-exit" in call
-    )
+        (call for call in slurm.calls("srun") if "rank.sh" in call and "--kill-on-bad-exit" in call),
+    )  # fmt: skip
     assert f"'--mpi={used}'" in training
     assert ("warning: SLURM_MPI_TYPE=" in done.stderr) == (
         bool(wanted) and wanted != used
@@ -191,16 +180,11 @@ def test_slurms_own_binding_is_switched_off_where_there_is_one(slurm, plugin, bo
 
 def test_options_of_sbatch_do_not_reach_the_steps(slurm):
     told = {
-        "SLURM_GPUS_PER_TASK": "1",
-        "SLURM_CPU_BIND": "cores",
-        "SLURM_NTASKS_PER_NODE": "1",
-        "SLURM_NTASKS": "1",
-    }
+        "SLURM_GPUS_PER_TASK": "1", "SLURM_CPU_BIND": "cores", "SLURM_NTASKS_PER_NODE": "1", "SLURM_NTASKS": "1",
+    }  # fmt: skip
     slurm.stand_in(
-        "srun",
-        'env | grep -E "^SLURM_(GPUS_PER_TASK|CPU_BIND|NTASKS_PER_NODE)=" >&2 && exit 1\n'
-        + srun(),
-    )
+        "srun", 'env | grep -E "^SLURM_(GPUS_PER_TASK|CPU_BIND|NTASKS_PER_NODE)=" >&2 && exit 1\n' + srun(),
+    )  # fmt: skip
     done = slurm.run("./run.sub", **told)
     assert done.returncode == 0, done.stderr
 
@@ -273,12 +257,9 @@ def test_an_image_without_pyxis_ends_the_job_with_the_alternatives(pyxis):
     ("image", "reason"),
     [
         ("bert.sif", "an Apptainer image: set CONTAINER_RUNTIME=apptainer"),
-        (
-            "dockerd://mlperf-bert",
-            "only this node has it: enroot import -o mlperf-bert.sqsh dockerd://mlperf-bert",
-        ),
+        ("dockerd://mlperf-bert", "only this node has it: enroot import -o mlperf-bert.sqsh dockerd://mlperf-bert"),
     ],
-)
+)  # fmt: skip
 def test_images_that_pyxis_cannot_use_are_refused_with_the_fix(pyxis, image, reason):
     done = pyxis.run("./run.sub", CONT=image)
     assert done.returncode == 2
@@ -351,38 +332,21 @@ NOT_STARTED = "srun: error: task 0 launch failed: Plugin initialization failed"
 @pytest.mark.parametrize(
     ("step", "message"),
     [
-        (
-            "--mpi=none --ntasks=1",
-            "a step with .* does not start: task 0 launch failed: Plugin init",
-        ),
-        (
-            "--container-image",
-            "CONT=mlperf-bert: its container could not be created on every node: task 0 launch",
-        ),
-        (
-            "--check",
-            "this configuration cannot run: task 0 launch failed: Plugin initialization failed",
-        ),
-        (
-            "--kill-on-bad-exit",
-            "the all-reduce test failed: .*task 0 launch failed: Plugin initialization failed; see",
-        ),
+        ("--mpi=none --ntasks=1", "a step with .* does not start: task 0 launch failed: Plugin init"),
+        ("--container-image", "CONT=mlperf-bert: its container could not be created on every node: task 0 launch"),
+        ("--check", "this configuration cannot run: task 0 launch failed: Plugin initialization failed"),
+        ("--kill-on-bad-exit", "the all-reduce test failed: .*task 0 launch failed: Plugin initialization failed; see"),
         ("drop_caches", "CLEAR_CACHES=require, and the page caches were not dropped"),
-        (
-            "power_sampler",
-            "POWER=1: not every node can measure its power: task 0 launch failed: Plugin",
-        ),
+        ("power_sampler", "POWER=1: not every node can measure its power: task 0 launch failed: Plugin"),
     ],
-)
+)  # fmt: skip
 def test_a_preflight_that_did_not_run_fails_although_srun_succeeds(
     pyxis, step, message
 ):
     """As in Slurm 22.05 if a plugin fails on a node: nothing runs, and srun exits with 0."""
     pyxis.stand_in(
-        "srun",
-        f'if [[ "$*" == *"{step}"* ]]; then echo "{NOT_STARTED}" >&2; exit 0; fi\n'
-        + srun(),
-    )
+        "srun", f'if [[ "$*" == *"{step}"* ]]; then echo "{NOT_STARTED}" >&2; exit 0; fi\n' + srun(),
+    )  # fmt: skip
     pyxis.stand_in("ipmitool", "echo Instantaneous power reading: 5 Watts")
     done = pyxis.run(
         "./run.sub", NCCL_TEST="1", CLEAR_CACHES="require", POWER="1", DROP_STATUS="0"
@@ -395,23 +359,13 @@ def test_a_preflight_that_did_not_run_fails_although_srun_succeeds(
 @pytest.mark.parametrize(
     ("said", "reason"),
     [
-        (
-            "slurmstepd: error: pyxis: child 17 failed with error code: 1\n"
-            "slurmstepd: error: pyxis:     [INFO] Extracting squashfs filesystem...\n"
-            "slurmstepd: error: pyxis:     FATAL ERROR: File system corruption detected\n",
-            "FATAL ERROR: File system corruption detected",
-        ),
-        (
-            "slurmstepd: error: pyxis:     [INFO] Querying registry for permission grant\n"
-            "slurmstepd: error: pyxis:     curl: (6) Could not resolve host: registry-1.docker.io\n",
-            "curl: (6) Could not resolve host: registry-1.docker.io",
-        ),
-        (
-            "slurmstepd: error: pyxis: mkdir: No space left on device\n",
-            "mkdir: No space left on device",
-        ),
+        ("slurmstepd: error: pyxis: child 17 failed with error code: 1\n" "slurmstepd: error: pyxis:     [INFO] Extracting squashfs filesystem...\n" "slurmstepd: error: pyxis:     FATAL ERROR: File system corruption detected\n",
+         "FATAL ERROR: File system corruption detected"),
+        ("slurmstepd: error: pyxis:     [INFO] Querying registry for permission grant\n" "slurmstepd: error: pyxis:     curl: (6) Could not resolve host: registry-1.docker.io\n",
+         "curl: (6) Could not resolve host: registry-1.docker.io"),
+        ("slurmstepd: error: pyxis: mkdir: No space left on device\n", "mkdir: No space left on device"),
     ],
-)
+)  # fmt: skip
 def test_the_last_line_says_why_an_image_cannot_be_used(pyxis, said, reason):
     fails = (
         f'if [[ "$*" == *--container-image* ]]; then printf "{said}" >&2; exit 1; fi\n'
@@ -446,51 +400,30 @@ def test_a_requeued_job_finds_its_folder(slurm, rehearsal):
 @pytest.mark.parametrize(
     ("said", "reason"),
     [
-        (
-            "answer dgx1\nslurmstepd: error: pyxis:     [ERROR] No space left on device",
-            "dgx2: [ERROR] No space",
-        ),
-        (
-            "slurmstepd: error: pyxis: [ERROR] no\nsrun: error: dgx2: task 1: Exited with exit code 1",
-            "dgx2: [ERROR] no",
-        ),
+        ("answer dgx1\nslurmstepd: error: pyxis:     [ERROR] No space left on device", "dgx2: [ERROR] No space"),
+        ("slurmstepd: error: pyxis: [ERROR] no\nsrun: error: dgx2: task 1: Exited with exit code 1",
+         "dgx2: [ERROR] no"),
     ],
-)
+)  # fmt: skip
 def test_an_error_of_pyxis_keeps_the_name_of_its_node(repository, said, reason):
     parts = "source launch/run/answers.sh; REPO_DIR=$PWD; source launch/container/runtimes/pyxis.sh"
     line = f'{parts}; runner::nodes() {{ printf "%s\\n" dgx1 dgx2; }}; DGXNNODES=2; pyxis::reason "$1"'
-    done = subprocess.run(
-        ["bash", "-c", line, "-", said],
-        cwd=repository,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = captured(["bash", "-c", line, "-", said], cwd=repository, check=True)
     assert done.stdout.startswith(reason)
 
 
 @pytest.mark.parametrize(
     ("job", "signal", "why"),
     [
-        (
-            "JobState=COMPLETING Reason=TimeLimit Dependency=(null) TimeLimit=00:10:00",
-            "TERM",
-            "reached its time limit of 00:10:00",
-        ),
-        (
-            "JobState=RUNNING Reason=None Dependency=(null) TimeLimit=00:10:00",
-            "USR1",
-            "reached its time limit of 00:10:00",
-        ),
+        ("JobState=COMPLETING Reason=TimeLimit Dependency=(null) TimeLimit=00:10:00", "TERM",
+         "reached its time limit of 00:10:00"),
+        ("JobState=RUNNING Reason=None Dependency=(null) TimeLimit=00:10:00", "USR1",
+         "reached its time limit of 00:10:00"),
         ("JobState=CANCELLED Reason=None", "TERM", "was cancelled"),
-        (
-            "JobState=COMPLETING Reason=None Requeue=1 Restarts=1",
-            "TERM",
-            "was requeued",
-        ),
+        ("JobState=COMPLETING Reason=None Requeue=1 Restarts=1", "TERM", "was requeued"),
         ("JobState=PREEMPTED Reason=None", "TERM", "was preempted"),
     ],
-)
+)  # fmt: skip
 def test_a_job_that_slurm_ends_says_why_on_its_last_line_and_in_the_trials_error(
     slurm, job, signal, why
 ):
@@ -504,12 +437,8 @@ def test_the_last_line_waits_for_the_ranks_when_slurms_signal_reaches_their_shel
     slurm,
 ):
     errors = ended(
-        slurm,
-        "TERM",
-        job="echo 'JobId=7 x JobState=CANCELLED'",
-        trial="saves",
-        first=signal_the_ranks_shell,
-    )
+        slurm, "TERM", job="echo 'JobId=7 x JobState=CANCELLED'", trial="saves", first=signal_the_ranks_shell,
+    )  # fmt: skip
     assert last_line(errors).startswith("run: error: the job was cancelled; ")
     assert (slurm.run_dir / "saved").exists()
 
@@ -525,23 +454,15 @@ def test_neither_a_silent_controller_nor_a_hung_rank_delays_the_last_line_until_
     )
     # the watcher of the ranks checks once a second whether it is still needed
     wait_until(
-        lambda: (
-            subprocess.run(
-                ["pgrep", "-f", str(slurm.root)], stdout=subprocess.DEVNULL, check=False
-            ).returncode
-        )
-    )
+        lambda: (subprocess.run(["pgrep", "-f", str(slurm.root)], stdout=subprocess.DEVNULL, check=False).returncode),
+    )  # fmt: skip
 
 
 def test_before_the_time_limit_the_ranks_may_save_for_longer_than_killwait(slurm):
     end = datetime.datetime.now() + datetime.timedelta(seconds=120)
     errors = ended(
-        slurm,
-        "USR1",
-        job=f"echo 'JobId=7 x EndTime={end:%FT%T}'",
-        trial="saves",
-        kill_wait=3,
-    )
+        slurm, "USR1", job=f"echo 'JobId=7 x EndTime={end:%FT%T}'", trial="saves", kill_wait=3,
+    )  # fmt: skip
     assert last_line(errors).startswith("run: error: the job reached its time limit; ")
     assert (slurm.run_dir / "saved").exists()
     assert slurm.calls("srun_got") == ["USR1"], (
@@ -591,9 +512,7 @@ case $state in GONE) exit 1 ;; RESTARTED) echo "JobId=7 JobState=RUNNING Restart
     )
     slurm.stand_in("sleep", "")
     command = ["launch/slurm/exclude.sh", "7", "0", "node1,node2", "2-3"]
-    done = subprocess.run(
-        command, cwd=slurm.root, env=slurm.env, capture_output=True, text=True
-    )
+    done = captured(command, cwd=slurm.root, env=slurm.env)
     assert (done.returncode == 0) == ("PENDING" in states), done.stderr
     asked = [call for call in slurm.calls("scontrol") if "update" in call]
     assert len(asked) == updates
@@ -621,10 +540,8 @@ def test_a_node_on_which_no_step_starts_is_left_out_if_there_is_a_spare(slurm):
     )
     busy = 'echo "srun: error: Unable to create step: Requested nodes are busy" >&2; exit 1'
     slurm.stand_in(
-        "srun",
-        f'if [[ "$*" == *--nodes=2* || "$*" == *--exclude=node1* ]]; then {busy}; fi\n'
-        + srun(),
-    )
+        "srun", f'if [[ "$*" == *--nodes=2* || "$*" == *--exclude=node1* ]]; then {busy}; fi\n' + srun(),
+    )  # fmt: skip
     done = slurm.run(
         "./run.sub", SLURM_JOB_NUM_NODES="2", SPARE_NODES="1", RUN_NAME="spare"
     )
@@ -642,12 +559,8 @@ def test_a_node_that_the_all_reduce_test_misses_is_left_out_if_there_is_a_spare(
         "scontrol", SCONTROL.replace("echo node0 ;;", "printf 'node0\\nnode1\\n' ;;")
     )
     done = slurm.run(
-        "./run.sub",
-        SLURM_JOB_NUM_NODES="2",
-        SPARE_NODES="1",
-        NCCL_TEST="1",
-        ALLREDUCE="missing:1",
-    )
+        "./run.sub", SLURM_JOB_NUM_NODES="2", SPARE_NODES="1", NCCL_TEST="1", ALLREDUCE="missing:1",
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "restarts on node1, without node0: rank 1 on node0 did not" in done.stderr
 
@@ -665,11 +578,8 @@ def test_a_trial_that_hangs_leaves_the_others_their_time(slurm):
     text = text.replace("START_MINUTES=5", "START_MINUTES=0")
     trial.write_text(text.replace("60 * trial_minutes", "trial_minutes"))
     settings = {
-        "NEXP": "2",
-        "WALLTIME_RUNANDTIME": "3",
-        "WALLTIME": "5",
-        "TRIAL_0": "hang",
-    }
+        "NEXP": "2", "WALLTIME_RUNANDTIME": "3", "WALLTIME": "5", "TRIAL_0": "hang",
+    }  # fmt: skip
     exports = " ".join(f"{name}={value}" for name, value in settings.items())
     done = slurm.run("./run.sub", after=f"export {exports}")
     assert done.returncode == 1

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-
 import pytest
 
 from input_preprocessing.dataset.steps import UNPACKED_FOLDER
+
+from .captured import captured
 
 SHOW = (
     "bash -c 'REPO_DIR=$PWD; source launch/run/variables.sh; exports::follow; "
@@ -58,10 +58,9 @@ DATA = "bash -c 'REPO_DIR=$PWD; source launch/run/variables.sh; exports::follow;
     ],
 )  # fmt: skip
 def test_paths_of_a_config_follow_datadir_too(checkout, lines, folder):
-    done = subprocess.run(
-        ["bash", "-ec", f"{lines}\nexec {DATA}"],
-        cwd=checkout.root, env=checkout.env, capture_output=True, text=True,
-    )  # fmt: skip
+    done = captured(
+        ["bash", "-ec", f"{lines}\nexec {DATA}"], cwd=checkout.root, env=checkout.env
+    )
     assert done.stdout.strip() == folder, done.stderr
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from ..waiting import wait_until
+from .captured import captured
 from .conftest import FAKES, OVER, Slurm, make_checkout
 from .nodes import Nodes, missing, running
 from .test_slurm_container import ENROOT
@@ -45,15 +46,10 @@ def slurm(nodes: Nodes, repository: Path, tmp_path: Path) -> Iterator[Slurm]:
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "image.sqsh").touch()
     checkout.env |= {
-        "SLURM_CONF": nodes.environ["SLURM_CONF"],
-        "SBATCH_TIMELIMIT": "10",
-        "PYXIS_TEST": str(tmp_path),
-        "CONT": str(tmp_path / "image.sqsh"),
-        "DATADIR": str(tmp_path / "data"),
-        "LOGDIR": str(tmp_path / "results"),
-        "PYTHONPATH": str(checkout.root),
-        "INIT_CHECKPOINT": "",
-    }
+        "SLURM_CONF": nodes.environ["SLURM_CONF"], "SBATCH_TIMELIMIT": "10", "PYXIS_TEST": str(tmp_path),
+        "CONT": str(tmp_path / "image.sqsh"), "DATADIR": str(tmp_path / "data"), "LOGDIR": str(tmp_path / "results"),
+        "PYTHONPATH": str(checkout.root), "INIT_CHECKPOINT": "",
+    }  # fmt: skip
     yield Slurm(checkout, tmp_path)
     subprocess.run(["scancel", "--full", "--user", "root"], check=False)
 
@@ -97,7 +93,7 @@ def bare(slurm: Slurm) -> Slurm:
 def states(slurm: Slurm, number: int) -> list[str]:
     """State of each task of an array."""
     words = ["scontrol", "--oneliner", "show", "job", str(number)]
-    shown = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    shown = captured(words, check=True).stdout
     return re.findall(r"JobState=(\S+)", shown)
 
 

@@ -14,6 +14,7 @@ import time
 import pytest
 
 from ..waiting import wait_until
+from .captured import captured
 from .test_trial import processes
 
 pytestmark = pytest.mark.slurm
@@ -105,10 +106,8 @@ def test_a_log_folder_that_cannot_be_created_ends_the_job(slurm):
 def test_scancel_ends_every_rank_and_says_how_to_continue(slurm):
     job = slurm.submit(after=f"{TWO_NODES} RUN_NAME=stopped", TRIAL_0="hang")
     job.wait_for(
-        lambda: (
-            slurm.checkout.logdir / "stopped" / "running_0" / "result_0.txt"
-        ).exists()
-    )
+        lambda: (slurm.checkout.logdir / "stopped" / "running_0" / "result_0.txt").exists(),
+    )  # fmt: skip
     subprocess.run(["scancel", str(job.number)], check=True)
     job.wait()
     assert job.field("JobState") == "CANCELLED"
@@ -127,10 +126,8 @@ def test_scancel_ends_every_rank_and_says_how_to_continue(slurm):
 def test_ranks_are_signalled_before_the_time_limit_and_save_before_they_end(slurm):
     job = slurm.submit(after=f"{TWO_NODES} RUN_NAME=stopped", TRIAL_0="saves")
     job.wait_for(
-        lambda: (
-            slurm.checkout.logdir / "stopped" / "running_0" / "result_0.txt"
-        ).exists()
-    )
+        lambda: (slurm.checkout.logdir / "stopped" / "running_0" / "result_0.txt").exists(),
+    )  # fmt: skip
     subprocess.run(["scancel", "--batch", "--signal=USR1", str(job.number)], check=True)
     job.wait()
     why = "the job reached its time limit of 00:10:00"
@@ -142,15 +139,11 @@ def test_ranks_are_signalled_before_the_time_limit_and_save_before_they_end(slur
 def test_a_controller_that_does_not_answer_is_not_waited_for(slurm, cluster):
     job = slurm.submit(after=f"{TWO_NODES} RUN_NAME=stopped", TRIAL_0="hang")
     job.wait_for(
-        lambda: (
-            slurm.checkout.logdir / "stopped" / "running_0" / "result_0.txt"
-        ).exists()
-    )
+        lambda: (slurm.checkout.logdir / "stopped" / "running_0" / "result_0.txt").exists(),
+    )  # fmt: skip
     controller = int((cluster.parent / "pid" / "controller").read_text())
     its_own = f"{cluster.parent}/.*/job0*{job.number}/slurm_script"  # other clusters may run here
-    script = subprocess.run(
-        ["pgrep", "-o", "-f", its_own], capture_output=True, text=True, check=True
-    )
+    script = captured(["pgrep", "-o", "-f", its_own], check=True)
     os.kill(controller, signal.SIGSTOP)
     try:
         os.kill(int(script.stdout), signal.SIGTERM)
@@ -189,10 +182,8 @@ def test_a_requeued_job_continues_with_the_missing_trials(slurm):
 
 def test_a_node_that_the_start_test_names_is_replaced_by_the_spare(slurm):
     job = slurm.run(
-        "-N2",
-        after="export DGXNGPU=2 SPARE_NODES=1 START_TEST=1 NCCL_TEST=0",
-        UNFIT="dgx1",
-    )
+        "-N2", after="export DGXNGPU=2 SPARE_NODES=1 START_TEST=1 NCCL_TEST=0", UNFIT="dgx1",
+    )  # fmt: skip
     assert job.exit_code == 0, job.output
     why = "without dgx1: the start test: fail: node dgx1: slow; the trial is repeated"
     assert f"run: warning: restarts on dgx2, {why}\n" in job.output
@@ -213,13 +204,8 @@ def test_before_the_time_limit_a_resumable_run_is_requeued_until_it_makes_no_pro
     job = slurm.submit(after=after, TRIAL_0="saves")
     for start in range(5):
         job.wait_for(
-            (
-                slurm.checkout.logdir
-                / "chain"
-                / f"running_0{f'_{start}' * (start > 0)}"
-                / "result_0.txt"
-            ).exists
-        )
+            (slurm.checkout.logdir / "chain" / f"running_0{f'_{start}' * (start > 0)}" / "result_0.txt").exists,
+        )  # fmt: skip
         if start == 1:  # the only progress
             (folder / "step_0000000012.pt").touch()
         subprocess.run(
@@ -227,11 +213,8 @@ def test_before_the_time_limit_a_resumable_run_is_requeued_until_it_makes_no_pro
         )
         if start < 4:
             job.wait_for(
-                lambda number=start: (
-                    int(job.field("Restarts")) > number
-                    and job.field("JobState") == "PENDING"
-                )
-            )
+                lambda number=start: (int(job.field("Restarts")) > number and job.field("JobState") == "PENDING"),
+            )  # fmt: skip
             subprocess.run(
                 ["scontrol", "update", f"JobId={job.number}", "StartTime=now+3"],
                 check=True,
@@ -349,17 +332,13 @@ def test_clocks_and_staged_data_are_undone_also_when_slurm_ends_the_job(slurm, e
     slurm.checkout.stand_in("sync", "")
     job = slurm.submit(
         after="export DGXNGPU=2 RUN_NAME=locked GPU_CLOCKS=1410",
-        TRIAL_0="hang" if ending == "scancel" else "success",
-        CLOCK_LOG=str(clocks),
-        DATADIR=str(slurm.folder / "data"),
-        STAGE_DIR=str(slurm.folder / "nvme"),
-    )
+        TRIAL_0="hang" if ending == "scancel" else "success", CLOCK_LOG=str(clocks),
+        DATADIR=str(slurm.folder / "data"), STAGE_DIR=str(slurm.folder / "nvme"),
+    )  # fmt: skip
     if ending == "scancel":
         job.wait_for(
-            lambda: (
-                slurm.checkout.logdir / "locked" / "running_0" / "result_0.txt"
-            ).exists()
-        )
+            lambda: (slurm.checkout.logdir / "locked" / "running_0" / "result_0.txt").exists(),
+        )  # fmt: skip
         assert (
             slurm.folder / "nvme" / f"bert_{job.number}_0" / "EVALDIR" / "file"
         ).exists()

@@ -9,6 +9,7 @@ import subprocess
 import pytest
 
 from ..waiting import wait_until
+from .captured import captured
 from .test_trial import processes
 
 pytestmark = pytest.mark.slurm
@@ -70,10 +71,8 @@ def test_one_container_per_node_is_created_used_by_all_ranks_and_removed(pyxis):
         for name in ("packed_data", "eval", "phase1", "results")
     ]
     look_for += [
-        pyxis.checkout.root / "run.sub",
-        pyxis.folder / "home",
-        pyxis.folder / "image.sqsh",
-    ]
+        pyxis.checkout.root / "run.sub", pyxis.folder / "home", pyxis.folder / "image.sqsh",
+    ]  # fmt: skip
     job = pyxis.run(after=f"{TWO_NODES} NEXP=2", LOOK_FOR=":".join(map(str, look_for)))
     assert job.exit_code == 0, job.output
     name, image = f"bert_{job.number}_0", pyxis.folder / "image.sqsh"
@@ -98,12 +97,7 @@ def test_containers_of_dead_jobs_are_removed_first_and_those_of_running_jobs_sta
     pyxis,
 ):
     """Containers stay after a power loss, or if KillWait cuts the removal short."""
-    living = subprocess.run(
-        ["sbatch", "--parsable", "--hold", "--wrap=true"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    living = captured(["sbatch", "--parsable", "--hold", "--wrap=true"], check=True)
     stays = f"dgx1/pyxis_bert_{living.stdout.strip()}_0"
     for name in (stays, "dgx1/pyxis_bert_99999_0", "dgx2/pyxis_bert_99999_1"):
         (pyxis.folder / name.replace("dgx", "enroot/dgx")).mkdir()
@@ -132,10 +126,8 @@ def test_scancel_while_leftovers_are_removed_is_reported_in_the_last_line(pyxis)
 def test_a_missing_checkpoint_folder_is_created_and_mounted(pyxis):
     checkpoints = pyxis.folder / "disk" / "checkpoints"
     job = pyxis.run(
-        after="export DGXNGPU=1",
-        CHECKPOINT_DIR=str(checkpoints),
-        LOOK_FOR=str(checkpoints),
-    )
+        after="export DGXNGPU=1", CHECKPOINT_DIR=str(checkpoints), LOOK_FOR=str(checkpoints),
+    )  # fmt: skip
     assert job.exit_code == 0, job.output
     assert pyxis.checkout.ranks()[0]["SEES"] == [str(checkpoints)]
     assert f"{checkpoints}:{checkpoints}:rw" in pyxis.checkout.calls("pyxis")[-1]
@@ -246,10 +238,8 @@ def test_site_mounts_are_mounted(pyxis):
     other = str(pyxis.folder / "elsewhere")
     mounts = f"{look_for}:ro,/dev/shm,{look_for}:{other}:ro"
     job = pyxis.run(
-        after="export DGXNGPU=1",
-        CONTAINER_MOUNTS=mounts,
-        LOOK_FOR=f"{look_for}:{other}",
-    )
+        after="export DGXNGPU=1", CONTAINER_MOUNTS=mounts, LOOK_FOR=f"{look_for}:{other}",
+    )  # fmt: skip
     assert job.exit_code == 0, job.output
     assert pyxis.checkout.ranks()[0]["SEES"] == [look_for, other]
 
@@ -257,10 +247,8 @@ def test_site_mounts_are_mounted(pyxis):
 def test_a_restart_on_the_spare_has_a_container_of_its_own_and_leaves_none(pyxis):
     """The name of the container is readonly in the script that made it."""
     job = pyxis.run(
-        "-N2",
-        after="export DGXNGPU=2 SPARE_NODES=1 START_TEST=1 NCCL_TEST=0",
-        UNFIT="dgx1",
-    )
+        "-N2", after="export DGXNGPU=2 SPARE_NODES=1 START_TEST=1 NCCL_TEST=0", UNFIT="dgx1",
+    )  # fmt: skip
     assert job.exit_code == 0, job.output
     made = [
         call.split()[1:3]

@@ -17,6 +17,7 @@ import pytest
 
 from ..bert.states import newest, same
 from ..waiting import wait_until
+from .captured import captured
 from .conftest import Job
 from .nodes import Nodes, running
 from .tiny_data import TO_A_TARGET, write
@@ -70,22 +71,15 @@ class Runs(Nodes):
         line = f"source env.sh; source {CONFIG}; export {exports}; "
         line += f"sbatch --parsable -N {count} --time=10 --output={output} run.sub"
         known = {
-            "DATADIR": str(self.folder),
-            "PYTHON": sys.executable,
-            "LOGDIR": str(self.folder / "results"),
-        }
+            "DATADIR": str(self.folder), "PYTHON": sys.executable, "LOGDIR": str(self.folder / "results"),
+        }  # fmt: skip
         known |= {
             "CHECKPOINT_DIR": str(self.folder / name),
             "PYTHONPATH": str(self.folder / "site"),
         }
-        done = subprocess.run(
-            ["bash", "-c", line],
-            cwd=self.repository,
-            env=self.environ | known,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+        done = captured(
+            ["bash", "-c", line], cwd=self.repository, env=self.environ | known, timeout=60,
+        )  # fmt: skip
         assert done.returncode == 0, done.stderr
         return Job(int(done.stdout), output)
 
@@ -95,10 +89,8 @@ class Runs(Nodes):
         """
         restarts = job.field("Restarts")
         job.wait_for(
-            lambda: (
-                job.field("JobState") == "PENDING" and job.field("Restarts") != restarts
-            )
-        )
+            lambda: (job.field("JobState") == "PENDING" and job.field("Restarts") != restarts),
+        )  # fmt: skip
         self.slurm("scontrol", "update", f"JobId={job.number}", "StartTime=now+3")
         job.wait_for(lambda: job.field("JobState") == "RUNNING")
 

@@ -13,6 +13,7 @@ import pytest
 
 from .. import held
 from ..bert.states import newest, same
+from .captured import captured
 from .conftest import Job
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(900)]
@@ -31,9 +32,8 @@ def test_a_chain_that_is_cancelled_and_requeued_ends_with_the_weights_of_an_undi
 
     def run(name, *options, **variables):
         line = ["./run_pretraining.sh", str(tiny), *options]
-        done = subprocess.run(
-            line, cwd=repository, env=environ | variables | {"RUN_NAME": name}, capture_output=True, text=True,
-            timeout=600, check=False,
+        done = captured(
+            line, cwd=repository, env=environ | variables | {"RUN_NAME": name}, timeout=600,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         return done.stderr

@@ -89,10 +89,8 @@ def test_two_nodes_train_to_the_target_with_deepspeed(training):
     path, saved = training.folder / "ds.json", training.folder / "saved"
     path.write_text(json.dumps({"zero_optimization": {"stage": 2}}))
     engine = {
-        "ENGINE": "deepspeed",
-        "DEEPSPEED_CONFIG": str(path),
-        "CHECKPOINT_SHARDS": "1",
-    }
+        "ENGINE": "deepspeed", "DEEPSPEED_CONFIG": str(path), "CHECKPOINT_SHARDS": "1",
+    }  # fmt: skip
     job = training.run(
         config=CONFIG, after=settings(NEXP="1", CHECKPOINT_DIR=str(saved), **engine)
     )
@@ -145,10 +143,8 @@ def test_a_rank_killed_while_it_trains_is_restarted_once_then_the_run_gives_up(
 ):
     """The node is not to blame: the run does not restart without it."""
     resumes = {
-        "RESUME": "1",
-        "CHECKPOINT_DIR": str(training.folder / "saved"),
-        "CHECKPOINT_EVERY_STEPS": "100000",
-    }
+        "RESUME": "1", "CHECKPOINT_DIR": str(training.folder / "saved"), "CHECKPOINT_EVERY_STEPS": "100000",
+    }  # fmt: skip
     job = training.submit(
         config=CONFIG,
         after=settings(MAX_STEPS="100000", TARGET_MLM_ACCURACY="0.99", **resumes),
@@ -180,34 +176,22 @@ def test_fine_tuning_on_two_nodes_trains_each_seed_and_reports_failures_last(tra
     ]
     (folder / "vocab.txt").write_text("\n".join(vocabulary))
     model = Classification(
-        shape,
-        kernels.bind_kernels(kernels.KernelsConfig(fused="none"), torch.device("cpu")),
-        2,
-    )
+        shape, kernels.bind_kernels(kernels.KernelsConfig(fused="none"), torch.device("cpu")), 2,
+    )  # fmt: skip
     models.initialize(model, 0)
     torch.save(dict(model.bert.named_parameters()), folder / "weights.pt")
     (folder / "config.json").write_text(
         (folder / "phase1" / "bert_config.json").read_text()
     )
     own = {
-        "RANK_MODULE": "finetune",
-        "TASK": "TSV",
-        "DATA": folder,
-        "INIT_CHECKPOINT": folder / "weights.pt",
-    }
+        "RANK_MODULE": "finetune", "TASK": "TSV", "DATA": folder, "INIT_CHECKPOINT": folder / "weights.pt",
+    }  # fmt: skip
     own |= {
-        "BERT_CONFIG": folder / "config.json",
-        "LR": "0.003",
-        "EPOCHS": "20",
-    }
+        "BERT_CONFIG": folder / "config.json", "LR": "0.003", "EPOCHS": "20",
+    }  # fmt: skip
     own |= {
-        "DGXNNODES": "2",
-        "DGXNGPU": "1",
-        "DEVICE": "cpu",
-        "OMP_NUM_THREADS": "1",
-        "NCCL_TEST": "0",
-        "SEEDS": "4,7",
-    }
+        "DGXNNODES": "2", "DGXNGPU": "1", "DEVICE": "cpu", "OMP_NUM_THREADS": "1", "NCCL_TEST": "0", "SEEDS": "4,7",
+    }  # fmt: skip
     settings = {
         "RUN_NAME": "r",
         "MAX_SEQ_LENGTH": str(LENGTH),

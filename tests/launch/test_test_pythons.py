@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import os
 import platform
-import subprocess
 import sys
 
 import pytest
+
+from .captured import captured
 
 VERSION = platform.python_version()
 
@@ -32,24 +33,14 @@ def run(repository, tmp_path):
         record = f'echo "PYTHON=${{PYTHON:-}} $*" >>{tmp_path}/calls; [[ "$*" != *{fails}* ]]'
         program(tools / "make", record)
         environment = {
-            **os.environ,
-            "PATH": f"{tools}:{os.environ['PATH']}",
-            "PYTHON": "python-of-the-launcher",
-        }
+            **os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "PYTHON": "python-of-the-launcher",
+        }  # fmt: skip
         script = repository / "tests" / "pythons.py"
-        done = subprocess.run(
-            [script, *map(str, arguments)],
-            env=environment,
-            capture_output=True,
-            text=True,
-        )
+        done = captured([script, *map(str, arguments)], env=environment)
         calls = tmp_path / "calls"
         return (
-            done.returncode,
-            done.stdout.splitlines(),
-            done.stderr,
-            calls.read_text() if calls.exists() else "",
-        )
+            done.returncode, done.stdout.splitlines(), done.stderr, calls.read_text() if calls.exists() else "",
+        )  # fmt: skip
 
     return run
 

@@ -14,6 +14,7 @@ import pytest
 
 from ..disks import small_disk
 from ..waiting import wait_until
+from .captured import captured
 
 LOCAL = "./run_local.sh"
 
@@ -24,9 +25,7 @@ def last_line(text: str) -> str:
 
 def processes(folder: Path) -> str:
     """Running processes with the folder in their command line."""
-    return subprocess.run(
-        ["pgrep", "-f", str(folder)], capture_output=True, text=True, check=False
-    ).stdout
+    return captured(["pgrep", "-f", str(folder)]).stdout
 
 
 def contents(folder: Path) -> dict[Path, bytes]:
@@ -78,12 +77,9 @@ def test_a_run_without_a_target_does_not_say_that_it_reached_one(checkout, setti
         ("exit:1", "rank 1 on {host} ended with exit status 7, see output_0.txt"),
         ("kill:0", "rank 0 on {host} was killed by SIGKILL"),
         ("kill:1", "rank 1 on {host} was killed by SIGKILL"),
-        (
-            "no-result",
-            "no rank gave a reason (exit status 1); output_0.txt ends with: ",
-        ),
+        ("no-result", "no rank gave a reason (exit status 1); output_0.txt ends with: "),
     ],
-)
+)  # fmt: skip
 def test_a_trial_that_fails_makes_the_run_fail_with_its_reason_last(
     checkout, outcome, reason
 ):
@@ -358,14 +354,8 @@ def test_a_killed_script_ends_its_ranks(checkout, victim, outcome):
         process.kill()
     else:
         subprocess.run(
-            [
-                "pkill",
-                "-KILL",
-                "-f",
-                f"^[^ ]*bash {checkout.root.parent}/bin/python .*{victim}",
-            ],
-            check=True,
-        )
+            ["pkill", "-KILL", "-f", f"^[^ ]*bash {checkout.root.parent}/bin/python .*{victim}"], check=True,
+        )  # fmt: skip
     process.communicate(timeout=240)
     wait_until(lambda: not processes(checkout.root), 60)
     assert bool(list((checkout.logdir / "killed").rglob("saved"))) == (
@@ -452,14 +442,11 @@ def test_a_full_disk_is_named_although_nothing_could_be_written(checkout, tmp_pa
 @pytest.mark.parametrize(
     ("dumps", "said"),
     [
-        (
-            True,
-            "rank 1 on {} did not reach a collective, DIST_TIMEOUT=20 s: ended, stopped",
-        ),
+        (True, "rank 1 on {} did not reach a collective, DIST_TIMEOUT=20 s: ended, stopped"),
         (False, "rank 0 on {} was killed by SIGABRT"),
     ],
     ids=["a timeout of NCCL", "another abort"],
-)
+)  # fmt: skip
 def test_after_an_nccl_timeout_the_last_line_names_the_missing_ranks(
     checkout, dumps, said
 ):
@@ -483,28 +470,20 @@ def test_after_an_nccl_timeout_the_last_line_names_the_missing_ranks(
     ("waited", "said"),
     [
         ([0, 1, 3], "rank 2 on dgx2 did not reach a collective, DIST_TIMEOUT=600 s: "),
-        (
-            [1],
-            "rank 0 on dgx1, rank 2 on dgx2, rank 3 on dgx2 did not reach a collective",
-        ),
-        (
-            [0, 1, 2, 3],
-            "a rank that lives, see nccl_0_rank_*, did not reach a collective",
-        ),
+        ([1], "rank 0 on dgx1, rank 2 on dgx2, rank 3 on dgx2 did not reach a collective"),
+        ([0, 1, 2, 3], "a rank that lives, see nccl_0_rank_*, did not reach a collective"),
         ([], ""),
     ],
-)
+)  # fmt: skip
 def test_missing_ranks_are_those_without_a_dump_with_their_nodes(
     waited, said, repository, tmp_path
 ):
     for rank in waited:
         (tmp_path / f"nccl_0_rank_{rank}").touch()
     program = repository / "launch" / "run" / "hang.py"
-    done = subprocess.run(
+    done = captured(
         [sys.executable, program, "reason", tmp_path, "0", "2", "dgx1", "dgx2"],
         env={"PYTHONPATH": f"{repository / 'implementations'}:{repository}"},
-        capture_output=True,
-        text=True,
         check=True,
     )
     assert done.stdout.startswith(said)

@@ -15,17 +15,10 @@ from bert.data.synthetic import synthetic_records
 VOCABULARY, LENGTH = 211, 48
 # With a global batch of 12 rows.
 TO_A_TARGET = {
-    "DEVICE": "cpu",
-    "MAX_SEQ_LENGTH": str(LENGTH),
-    "LR": "0.05",
-    "MAX_STEPS": "8",
-    "NUM_EVAL_EXAMPLES": "17",
-    "EVAL_ITER_START_SAMPLES": "24",
-    "EVAL_ITER_SAMPLES": "24",
-    "TARGET_MLM_ACCURACY": "0.3",
-    "LOG_EVERY_STEPS": "1",
+    "DEVICE": "cpu", "MAX_SEQ_LENGTH": str(LENGTH), "LR": "0.05", "MAX_STEPS": "8", "NUM_EVAL_EXAMPLES": "17",
+    "EVAL_ITER_START_SAMPLES": "24", "EVAL_ITER_SAMPLES": "24", "TARGET_MLM_ACCURACY": "0.3", "LOG_EVERY_STEPS": "1",
     "OMP_NUM_THREADS": "1",
-}
+}  # fmt: skip
 
 
 def records(num_rows: int, packed: bool, seed: int) -> Records:
@@ -48,18 +41,13 @@ def write(folder: Path) -> None:
         (folder / name).mkdir()
     for shard in range(4):
         write_records(
-            folder / "packed_data" / f"part_{shard:05d}_of_00004.hdf5",
-            records(37, True, shard),
-            metadata,
-        )
+            folder / "packed_data" / f"part_{shard:05d}_of_00004.hdf5", records(37, True, shard), metadata,
+        )  # fmt: skip
     write_records(
         folder / "eval" / "part_eval_10k.hdf5", records(20, False, 9), metadata
     )
     model = {
-        "vocab_size": VOCABULARY,
-        "hidden_size": 24,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 3,
-    }
+        "vocab_size": VOCABULARY, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3,
+    }  # fmt: skip
     model |= {"intermediate_size": 40, "max_position_embeddings": LENGTH}
     (folder / "phase1" / "bert_config.json").write_text(json.dumps(model))

@@ -139,10 +139,8 @@ def hear(outcome: str, folder: Path, trial: str) -> None:
 
 def train() -> int:
     folder, trial, rank = (
-        Path(os.environ["RUN_DIR"]),
-        os.environ["TRIAL"],
-        int(os.environ["RANK"]),
-    )
+        Path(os.environ["RUN_DIR"]), os.environ["TRIAL"], int(os.environ["RANK"]),
+    )  # fmt: skip
     if os.environ.get("RANK_MODULE") == "certify":
         (folder / "node").write_text(os.environ.get("SLURMD_NODENAME", "here"))
         return 0
@@ -181,10 +179,8 @@ def train() -> int:
         time.sleep(900)  # in a collective that will never end
     if rank == 0 and outcome != "no-result":
         whole(
-            folder,
-            trial,
-            measured(folder, trial) if outcome == "measured" else "MLLOG whole\n",
-        )
+            folder, trial, measured(folder, trial) if outcome == "measured" else "MLLOG whole\n",
+        )  # fmt: skip
     if outcome == "stopped" and rank == 0:
         return fail(
             folder, trial, 0, "stopped at step 7 (STEPS_THIS_RUN); RESUME=1 continues"

@@ -13,19 +13,9 @@ from pathlib import Path
 from typing import Any
 
 TAKE_VALUE = {
-    *(
-        "--label",
-        "--user",
-        "--group-add",
-        "--network",
-        "--ipc",
-        "--workdir",
-        "--ulimit",
-        "--cap-add",
-        "--gpus",
-    ),
+    *("--label", "--user", "--group-add", "--network", "--ipc", "--workdir", "--ulimit", "--cap-add", "--gpus"),
     *("--volume", "--device", "--env", "--entrypoint", "--bind", "--pwd"),
-}
+}  # fmt: skip
 FLAGS = {"--rm", "--init", "--nv", "--no-home"}
 IMAGE_ENV = {"PATH": os.environ["PATH"], "OF_THE_IMAGE": "image"}
 

@@ -119,12 +119,8 @@ class Run:
     def save(self, step: int, seed: int, state: str) -> None:
         self.saved.mkdir(parents=True, exist_ok=True)
         text = {
-            "step": step,
-            "seed": seed,
-            "state": state,
-            "lr": os.environ["LR"],
-            "owner": self.owner,
-        }
+            "step": step, "seed": seed, "state": state, "lr": os.environ["LR"], "owner": self.owner,
+        }  # fmt: skip
         partial = self.saved / ".partial"
         partial.write_text(json.dumps(text))
         hold("checkpoint")
