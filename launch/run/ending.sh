@@ -38,7 +38,7 @@ trial::traps() {
 # The ranks' watcher, if it is still asleep, would clean up once more, and undo what the next run has done to this machine.
 trial::clean() {
   runner::cleanup >/dev/null 2>&1 || true
-  if [[ $watcher && $(cat "/proc/$watcher/stat" 2>/dev/null) == *") "?" $$ "* ]]; then kill -KILL "$watcher"; fi
+  if [[ $watcher && $(cat "/proc/$watcher/stat" 2>/dev/null) == *") "?" $$ "* ]]; then kill -KILL "$watcher" 2>/dev/null || true; fi
 }
 
 trial::interrupted() {

@@ -24,8 +24,8 @@ trial::ranks() {
   group=$!
   unset before
   child::bind "$group" "$$" 20 runner::cleanup
-  # shellcheck disable=SC2034 # ending.sh reads it
   watcher=$!
+  disown "$watcher" # if it has to be killed, bash would say so after the last line
   trial::bound "$group" "$folder/status" "$limit" &
   set +m
   wait "$group" || status=$?
