@@ -26,7 +26,7 @@ case ${1:-} in
   *) log::die "$1: expected squad or glue first, then NAME=VALUE; for your own table: glue TASK=table" ;;
 esac
 for setting in "${@:2}"; do
-  [[ ! ${scripts[$setting]:-} ]] || log::die "$setting goes first: ./run_finetuning.sh $setting $1 ..."
+  [[ ! ${scripts[${setting:-none}]:-} ]] || log::die "$setting goes first: ./run_finetuning.sh $setting $1 ..."
   if [[ $setting == -h || $setting == --help ]]; then usage 0; fi
 done
 variables::take "${@:2}"

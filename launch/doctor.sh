@@ -50,7 +50,10 @@ doctor::container() {
   echo "a container of $CONT ran on $(sed -n 's/^answer //p' <<<"$answers_output")"
 }
 
-if [[ ${1:-} == --check ]]; then "doctor::$2" && exit; fi
+if [[ ${1:-} == --check ]]; then
+  "doctor::$2"
+  exit
+fi
 if [[ " $* " =~ ' '(help|--help|-h)' ' ]]; then sed -n '2,/^set /s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" && exit; fi
 # shellcheck source=env.sh
 if [[ -z ${EVALDIR:-} ]]; then source "$REPO_DIR/env.sh"; fi
