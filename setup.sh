@@ -16,7 +16,7 @@ fail() { echo "setup: error: $*" >&2 && exit 2; }
 case $KIND in
   venv) ./launch/tools/setup_venv.sh .venv run ;;
   docker | enroot)
-    for program in docker "$KIND"; do
+    for program in "$KIND" docker; do
       command -v "$program" >/dev/null || fail "$program is not installed: install it, or run without an image: ./setup.sh"
     done
     [[ $KIND == docker || ! -e $IMAGE.sqsh ]] || fail "$IMAGE.sqsh exists: move it away first"

@@ -13,11 +13,9 @@ from pathlib import Path
 ENV = os.environ
 LAUNCH = Path(__file__).resolve().parent
 SYSFS = Path(ENV.get("SYSFS", "/sys"))
-COLOURS = {"pass": 32, "warn": 33, "fail": 31, "skip": 2}
 # With several nodes at once, each prefixes its lines with its name.
 HOST = ENV.get("SLURMD_NODENAME") or os.uname().nodename
 NODE = f"{HOST}:" if int(ENV.get("SLURM_STEP_NUM_TASKS") or 1) > 1 else ""
-HAS_CONFIG = bool(ENV.get("DGXSYSTEM") and ENV.get("DGXNGPU"))
 SOURCE = "source env.sh; source configs/config_<SYSTEM>_....sh"
 SYSCTL = "sudo -n /sbin/sysctl -q vm.drop_caches=3"  # as node/drop_caches.sh
 PYTHON = ENV.get("PYTHON", "python")
@@ -25,10 +23,7 @@ counts: "Counter[str]" = Counter()
 
 
 def row(result: str, check: str, finding: str, cure: str = "") -> None:
-    shown = f"{result:<4}"
-    if sys.stdout.isatty():
-        shown = f"\33[{COLOURS[result]}m{shown}\33[0m"
-    print(f"{NODE} {shown}  {check:<21} {finding}", flush=True)
+    print(f"{NODE} {result:<4}  {check:<21} {finding}", flush=True)
     if cure:
         print(f"{NODE}       {'':<21} -> {cure}", flush=True)
     counts[result] += 1
@@ -102,12 +97,8 @@ def slurm() -> None:
 def gpus_of_slurm(gres: str) -> None:
     """Of a node's gres, such as gpu:h100:8(S:0-1)."""
     wanted = ENV.get("GPU_GRES") or "gpu"
-    parts = [
-        part.split(":")
-        for part in re.sub(r"\([^)]*\)", "", gres).split(",")
-        if f"{part}:".startswith(f"{wanted}:")
-    ]
-    count = sum(int(part[-1]) if part[-1].isdigit() else 1 for part in parts)
+    shape = rf"(?:^|,){wanted}(?::[^,:(]+)*?(?::(\d+))?(?=[,(]|$)"
+    count = sum(int(number or 1) for number in re.findall(shape, gres))
     if wanted == "none" or ENV.get("DEVICE") == "cpu" or "gpu" not in gres:
         row("pass", "gres", "steps request no GPUs, and see all of a node")
     elif not count:
@@ -193,7 +184,7 @@ def data() -> None:
 
 def trainer() -> None:
     """The trainer's own check of settings, data, vocabulary and weights."""
-    if not HAS_CONFIG:
+    if not (ENV.get("DGXSYSTEM") and ENV.get("DGXNGPU")):
         return row("skip", "checkpoint, run", "no config was sourced", SOURCE)
     find = "import importlib.util as u, sys; sys.exit(not u.find_spec('torch'))"
     if not call(PYTHON, "-c", find)[0]:

@@ -33,14 +33,11 @@ def settings(axis: str) -> "list[str]":
 
 
 def main(*words: str) -> None:
-    for word in words:
-        if word.startswith("-") and word not in FLAGS:
-            refuse(f"{word}: unknown option")
     rest = [word for word in words if word not in FLAGS]
     configs = [word for word in rest if "=" not in word]
     for config in configs:
         if not os.access(config, os.R_OK):
-            refuse(f"{config}: no such config")
+            refuse(f"{config}: no such config, or option")
     if not configs:
         refuse("no config given: launch/sweep.sh configs/config_....sh NAME=VALUE")
     axes = [settings(word) for word in rest if "=" in word]

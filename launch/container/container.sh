@@ -23,8 +23,7 @@ declare -a container_inputs=(DATADIR_PHASE2 DATADIR_PHASE2_PACKED EVALDIR CHECKP
 
 # Names of the runtimes; with a platform ($1), only of its default.
 container::runtimes() {
-  # shellcheck disable=SC2046 # words
-  basename -a -s .sh -- $(grep -lE "${1:+runtime_default_on=\([^)]*\b$1\b}" "$REPO_DIR"/launch/container/runtimes/*.sh)
+  (cd -- "$REPO_DIR/launch/container/runtimes" && grep -lE "${1:+runtime_default_on=\([^)]*\b$1\b}" -- *.sh | sed 's/.sh$//')
 }
 
 # Chooses the runtime of this platform ($1).

@@ -21,7 +21,7 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from records import read
 
@@ -52,54 +52,32 @@ def continues() -> bool:
     return resumes() or (bool(ENV.get("CHECKPOINT_DIR")) and by_itself)
 
 
-def natural(name: str) -> "list[Any]":
-    """Sorts node2 before node10."""
-    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
-
-
 def plan(can_leave_out: bool) -> "Plan | None":
     """Would a new start help? A lost node is always left out; one that hangs, does not answer or fails a
     test, where the run can go on without it. A rank that was killed from outside is started once more
     where it was. A rank's own error blames no node, although the others report it as missing.
     """
-    lost: set[str] = set()
-    others: dict[str, str] = {}
-    killed = ""
-    spares = int(ENV.get("SPARE_NODES") or 0)
-    for record in read(Path(ENV["ATTEMPT_STATUS"])):
-        if record.kind == "lost":
-            lost.add(record.node)
-        elif record.kind in ("missing", "unfit", "broken"):
-            if spares or (record.kind != "broken" and resumes()):
-                others[record.node] = record.reason
-        elif record.kind == "killed":
-            killed = record.reason
-    if lost:
-        found = Plan(
-            "lost by Slurm", nodes=tuple(sorted(lost, key=natural))
-        )  # which may have killed the others
-    elif others and can_leave_out:
-        nodes = tuple(sorted(others, key=natural))
-        found = Plan(others[nodes[0]], nodes=nodes)
-    elif killed and resumes():
-        return Plan(killed, limit=1)
-    else:
-        return None
+    lost, others, killed = reasons("lost"), {}, reasons("killed")
+    if can_leave_out and resumes():
+        others = reasons("missing", "unfit")
+    if can_leave_out and int(ENV.get("SPARE_NODES") or 0):
+        others = reasons("missing", "unfit", "broken")
+    # A lost node may have killed the ranks of the others, or have kept them waiting.
+    found = lost or others
+    nodes = tuple(sorted(found))
+    if not nodes:
+        again = killed and resumes()
+        return Plan(list(killed.values())[-1], limit=1) if again else None
     # All at once are no fault of theirs.
-    return (
-        found
-        if len(found.nodes) == 1 or len(found.nodes) < int(ENV["DGXNNODES"])
-        else None
-    )
+    if len(nodes) > 1 and len(nodes) >= int(ENV["DGXNNODES"]):
+        return None
+    return Plan(found[nodes[0]], nodes=nodes)
 
 
-def last() -> str:
-    said = [
-        record.reason
-        for record in read(Path(ENV["ATTEMPT_STATUS"]))
-        if record.kind == "last"
-    ]
-    return said[-1] if said else ""
+def reasons(*kinds: str) -> "dict[str, str]":
+    """The last record of each node of these kinds."""
+    records = read(Path(ENV["ATTEMPT_STATUS"]))
+    return {record.node: record.reason for record in records if record.kind in kinds}
 
 
 def folder() -> Path:
@@ -168,7 +146,7 @@ def allowed(limit: int) -> str:
     recent = [words[1] for words in own() if words[1] != LEFT_OUT][-limit:]
     if recent.count(now) < limit:
         return ""
-    restarts = "1 restart" if limit == 1 else f"{limit} restarts"
+    restarts = f"{limit} restart{'s' * (limit > 1)}"
     return f"gave up: {restarts} brought no new checkpoint after step {now.split()[-1]}"
 
 
@@ -207,7 +185,7 @@ def main(command: str, *words: str) -> int:
         for word in (found.cause, found.limit, *found.nodes) if found else ():
             print(word)
     elif command == "last":
-        print(last())
+        print(*reasons("last").values())
     elif command == "allowed":
         refusal = allowed(int(words[0]))
         if refusal:

@@ -5,6 +5,6 @@ set -uo pipefail
 readonly JOB=$1 RESTARTS=$2 NODES=$3 NUMBER=$4 # RESTARTS: of the start that is to end; NUMBER: of nodes the job wants
 until scontrol update "jobid=$JOB" "ExcNodeList=$NODES" "NumNodes=$NUMBER"; do
   shown=$(scontrol --oneliner show job "$JOB")
-  [[ $shown =~ ' JobState='(PENDING|COMPLETING|REQUEUE|SUSPENDED|CONFIGURING) || $shown == *' JobState=RUNNING '*" Restarts=$RESTARTS "* ]] || exit 1
+  [[ $shown =~ ' JobState='(PENDING|COMPLETING|REQUEUE|SUSPENDED|CONFIGURING) || $shown == *' JobState=RUNNING'*" Restarts=$RESTARTS "* ]] || exit 1
   sleep 2
 done

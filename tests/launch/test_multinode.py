@@ -203,7 +203,7 @@ def test_a_signal_ends_the_ranks_of_every_machine(machines):
         ({"BLIND": "dgx2"}, "dgx2 does not see"),
         ({"APART": "dgx1"}, "is not the same folder on dgx1"),
         ({"PYTHON": "/no/python"}, "dgx1: PYTHON=/no/python does not exist or has no torch"),
-        ({"CONTAINER_RUNTIME": "pyxis", "CONT": "image"}, "CONTAINER_RUNTIME=pyxis is for Slurm"),
+        ({"CONTAINER_RUNTIME": "pyxis", "CONT": "image"}, "CONTAINER_RUNTIME=pyxis is for Slurm: use docker,"),
     ],
 )  # fmt: skip
 def test_a_machine_that_cannot_take_part_is_named_before_anything_is_written(

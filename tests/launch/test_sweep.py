@@ -92,7 +92,7 @@ def test_a_dry_run_starts_nothing(checkout):
         ((CONFIG, "lr=1"), "lr=1: lr is not the name of a variable"),
         ((CONFIG, "LR:SEED=1"), "LR:SEED=1: '1': expected 2 value(s) joined by colons"),
         ((CONFIG, "'LR=$(id)'"), "LR=$(id): '$(id)': expected 1 value(s) joined by colons"),
-        (("--fast", CONFIG), "--fast: unknown option"),
+        (("--fast", CONFIG), "--fast: no such config, or option"),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_line(checkout, arguments, expected):
