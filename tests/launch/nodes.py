@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -34,6 +35,10 @@ def require(up: subprocess.CompletedProcess[str]) -> None:
     assert up.returncode == 0, up.stderr
 
 
+def number(node: str) -> str:
+    return re.sub(r"\D", "", node)
+
+
 @dataclass
 class Nodes:
     """Separate machines: namespaces with a slurmd in each, all on one disk."""
@@ -54,7 +59,7 @@ class Nodes:
 
     def enter(self, node: str, *words: str) -> subprocess.CompletedProcess[str]:
         """Runs a command on a node; its exit status is not judged."""
-        return self.call("enter", node.removeprefix("node"), *words)
+        return self.call("enter", number(node), *words)
 
     def slurm(self, *command: str, limit: float = 60, **settings: str) -> str:
         """Output of a command of Slurm, which has to succeed."""
@@ -84,7 +89,7 @@ class Nodes:
 
     def processes(self, node: str) -> Iterator[Path]:
         """The folders in /proc of a node's processes."""
-        own = self.folder / "node" / node.removeprefix("node") / "first"
+        own = self.folder / "node" / number(node) / "first"
         space = os.readlink(f"/proc/{own.read_text().strip()}/ns/pid")
         for folder in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):

@@ -2,16 +2,17 @@
 # A real Slurm of separate nodes on this one machine, for the tests: each slurmd is in mount, pid, network and host name namespaces of
 # its own, with an address on a bridge, and with its own /dev/shm, /run/pyxis and /run/enroot. So a node can lose its power, its
 # network or a plugin, and the others do not. Needs root.
-#   slurm_nodes.sh up FOLDER           nodes node1, node2, ...; afterwards: export SLURM_CONF=FOLDER/slurm.conf
+#   slurm_nodes.sh up FOLDER           nodes NAME1, NAME2, ...; afterwards: export SLURM_CONF=FOLDER/slurm.conf
 #   slurm_nodes.sh down FOLDER
 #   slurm_nodes.sh poweroff FOLDER N   all processes of node N are gone at once; `start FOLDER N` brings it back
 #   slurm_nodes.sh cut FOLDER N        takes its network link down
 #   slurm_nodes.sh enter FOLDER N CMD  runs a command on it
-# For up: NODES (2), CPUS of each (8), PORT of the controller (26817, the slurmds' is the next one), KILLWAIT (30), SLURMD_TIMEOUT (30),
+# For up: NODES (2), their NAME (node) before the number, CPUS of each (8; of the last, LAST_CPUS), PORT of the controller (26817, the
+# slurmds' is the next one), KILLWAIT (30), SLURMD_TIMEOUT (30),
 # EXTRA lines of slurm.conf. Written for Debian's Slurm 22.05 and newer.
 set -euo pipefail
 readonly COMMAND=${1:?up, down, poweroff, start, cut or enter} FOLDER=${2:?folder} NODE=${3:-}
-readonly NODES=${NODES:-2} CPUS=${CPUS:-8} PORT=${PORT:-26817}
+readonly NODES=${NODES:-2} NAME=${NAME:-node} CPUS=${CPUS:-8} PORT=${PORT:-26817}
 # By the port, since other clusters may run here; a name of a link has at most 15 characters.
 readonly BRIDGE=s$PORT LINK=v${PORT}x NET=10.$((100 + PORT % 100)).$((PORT / 100 % 250))
 export SLURM_CONF=$FOLDER/slurm.conf
@@ -19,13 +20,15 @@ export SLURM_CONF=$FOLDER/slurm.conf
 source "$(dirname -- "${BASH_SOURCE[0]}")/slurm_daemons.sh"
 
 configuration() {
-  local i
+  local i cpus=$CPUS
   slurm_daemons::settings nodes "$NET.254" "$PORT" "$FOLDER"
   echo "SlurmdPort=$((PORT + 1))"
   echo "KillWait=${KILLWAIT:-30}"
   echo "SlurmdTimeout=${SLURMD_TIMEOUT:-30}"
   for ((i = 1; i <= NODES; i++)); do
-    echo "NodeName=node$i NodeAddr=$NET.$i CPUs=$CPUS Boards=1 SocketsPerBoard=2 CoresPerSocket=$((CPUS / 2)) ThreadsPerCore=1 RealMemory=64000"
+    if ((i == NODES)); then cpus=${LAST_CPUS:-$CPUS}; fi
+    echo "NodeName=$NAME$i NodeAddr=$NET.$i CPUs=$cpus Boards=1 SocketsPerBoard=2 CoresPerSocket=$((cpus / 2)) ThreadsPerCore=1" \
+      "RealMemory=$((8000 * cpus))"
   done
   printf '%s\n' "${EXTRA:-}"
 }
@@ -34,7 +37,7 @@ configuration() {
 hosts() {
   local i
   cat /etc/hosts
-  for ((i = 1; i <= NODES; i++)); do echo "$NET.$i node$i"; done
+  for ((i = 1; i <= NODES; i++)); do echo "$NET.$i $NAME$i"; done
 }
 
 # The first process of a node's pid namespace, with which all others of it die.
@@ -48,7 +51,7 @@ start() {
   ip link del "$LINK$1" 2>/dev/null || true
   # shellcheck disable=SC2016 # of the inner shell
   unshare --mount --pid --fork --net --uts --mount-proc --propagation private bash -euc '
-    hostname "node$1"
+    hostname "$4$1"
     mount --bind "$2/pyxis" /run/pyxis
     mount --bind "$2/enroot" /run/enroot
     mount --bind "$2/shm" /dev/shm
@@ -57,7 +60,7 @@ start() {
     until ip link show eth0 >/dev/null 2>&1; do sleep 0.05; done
     ip addr add "$3.$1/24" dev eth0
     ip link set eth0 up
-    exec slurmd -D -N "node$1"' - "$1" "$own" "$NET" >"$FOLDER/log/node$1.first" 2>&1 </dev/null &
+    exec slurmd -D -N "$4$1"' - "$1" "$own" "$NET" "$NAME" >"$FOLDER/log/node$1.first" 2>&1 </dev/null &
   outside=$!
   for ((i = 0; i < 200; i++)); do
     process=$(tr -d ' ' <"/proc/$outside/task/$outside/children" 2>/dev/null || true)

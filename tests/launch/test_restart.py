@@ -46,7 +46,7 @@ def planned(repository: Path, folder: Path, records: list[str], **env: str) -> s
         (["missing 3 n2 - hung"], RESUMES, "hung 3 n2"),
         (["missing 3 n2 - hung"], {}, "no"),
         ([f"missing {rank} n{rank} - hung" for rank in (1, 2, 3)], SPARE, "no"),
-        (["missing 3 n2 - hung", "lost - n1 - gone"], {}, "lost by Slurm 3 n1"),
+        (["missing 3 n2 - hung", "lost - n1 - gone"], {}, "gone 3 n1"),
         (["unfit - n2 - slow"], SPARE, "slow 3 n2"),
         (["broken - n2 - disk"], SPARE, "disk 3 n2"),
         (["broken - n2 - disk"], RESUMES, "no"),

@@ -24,7 +24,7 @@ NODES = 3
 def nodes(
     repository: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Nodes]:
-    """Three nodes, each with its own list of Slurm's plugins."""
+    """Three nodes with capital names, the last with half the CPUs, each with its own list of Slurm's plugins."""
     folder = tmp_path_factory.mktemp("nodes")
     library, stack = folder / "pyxis.so", folder / "plugstack.conf"
     line = ["gcc", "-shared", "-fPIC", "-o", str(library), str(FAKES / "pyxis.c")]
@@ -32,8 +32,20 @@ def nodes(
         missing("the stand-in for pyxis needs gcc and libslurm-dev")
     stack.write_text(f"required {library} {FAKES}/pyxis.sh\n")
     (folder / "empty.conf").touch()
-    with running(repository, folder, NODES, EXTRA=f"PlugStackConfig={stack}") as made:
+    # Another file system than the checkout's, which all nodes see.
+    (folder / "scratch").mkdir()
+    mount = ["mount", "-t", "tmpfs", "scratch", str(folder / "scratch")]
+    subprocess.run(mount, check=False)
+    with running(
+        repository,
+        folder,
+        NODES,
+        EXTRA=f"PlugStackConfig={stack}",
+        NAME="DGX",
+        LAST_CPUS="4",
+    ) as made:
         yield made
+    subprocess.run(["umount", str(folder / "scratch")], check=False)
 
 
 @pytest.fixture
@@ -59,9 +71,9 @@ def without_pyxis(nodes: Nodes) -> Iterator[str]:
     """A node whose Slurm loads no plugin, as after an update of half of the cluster."""
     stack = nodes.folder / "plugstack.conf"
     words = ("mount", "--bind", str(nodes.folder / "empty.conf"), str(stack))
-    assert nodes.enter("node2", *words).returncode == 0
-    yield "node2"
-    nodes.enter("node2", "umount", str(stack))
+    assert nodes.enter("DGX2", *words).returncode == 0
+    yield "DGX2"
+    nodes.enter("DGX2", "umount", str(stack))
 
 
 def test_a_node_without_the_plugin_is_left_out_by_name(slurm, without_pyxis):
@@ -70,7 +82,7 @@ def test_a_node_without_the_plugin_is_left_out_by_name(slurm, without_pyxis):
     job = slurm.run("-N3", after=two_of_three)
     assert job.exit_code == 0, job.output
     ranks = slurm.checkout.ranks()
-    assert sorted(rank["SLURMD_NODENAME"] for rank in ranks) == ["node1", "node3"]
+    assert sorted(rank["SLURMD_NODENAME"] for rank in ranks) == ["DGX1", "DGX3"]
     assert all(rank["INSIDE"].startswith("bert_") for rank in ranks)
     assert f"without {without_pyxis}: CONT=" in job.output
 
@@ -88,6 +100,43 @@ def bare(slurm: Slurm) -> Slurm:
     """Without containers."""
     slurm.checkout.env["CONT"] = ""
     return slurm
+
+
+@pytest.mark.parametrize("place", ["relative", "scratch"])
+def test_results_may_be_in_a_relative_folder_or_on_another_file_system(
+    nodes, bare, place
+):
+    """On nodes of different sizes."""
+    logdir = {"relative": "some/results", "scratch": str(nodes.folder / "scratch")}
+    kept = {"LOGDIR": logdir[place], "CHECKPOINT_DIR": str(bare.folder / "kept")}
+    job = bare.run("-N3", after="export DGXNNODES=3 DGXNGPU=2", **kept)
+    assert job.exit_code == 0, job.output
+    names = [rank["SLURMD_NODENAME"] for rank in bare.checkout.ranks()]
+    assert sorted(names) == ["DGX1", "DGX1", "DGX2", "DGX2", "DGX3", "DGX3"]
+    results = bare.checkout.root / logdir[place]
+    assert len(list(results.glob("*/result_0.txt"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("blind", "spares", "said"),
+    [
+        ("DGX2", 1, "without DGX2: DGX2 does not see "),
+        ("DGX2", 0, "run: error: DGX2 does not see "),
+        ("DGX1", 0, "run: error: DGX1 sees no repository in "),
+    ],
+)
+def test_a_node_that_does_not_share_the_checkout_is_named(
+    nodes, bare, blind, spares, said
+):
+    root = str(bare.checkout.root)
+    assert nodes.enter(blind, "mount", "-t", "tmpfs", "none", root).returncode == 0
+    after = f"export DGXNNODES=2 DGXNGPU=1 SPARE_NODES={spares}"
+    job = bare.run(f"-N{2 + spares}", after=after)
+    nodes.enter(blind, "umount", root)
+    assert job.exit_code == (0 if spares else 2), job.output
+    told = job.output if spares else job.last_line
+    assert said in told
+    assert len(bare.checkout.ranks()) == 2 * spares
 
 
 def states(slurm: Slurm, number: int) -> list[str]:
