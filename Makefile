@@ -98,7 +98,7 @@ variables:
 
 ## make configs           print all configs as a table
 configs:
-	@./launch/tools/configs.py
+	@./launch/tools/configs.sh
 
 ## make doctor            check whether this machine is ready for run.sub
 doctor: $(RUN)

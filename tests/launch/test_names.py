@@ -143,7 +143,7 @@ def test_your_exports_win_over_env_sh_and_an_edited_env_sh_over_its_previous_ver
 
 
 def test_the_list_of_configs_has_a_row_of_each(checkout):
-    table = sourced(checkout, "launch/tools/configs.py").stdout.splitlines()
+    table = sourced(checkout, "launch/tools/configs.sh").stdout.splitlines()
     assert table[0].split()[:3] == ["config", "nodes", "GPUs"]
     assert len(table) == 1 + len(list((checkout.root / "configs").glob("config_*.sh")))
     row = next(
