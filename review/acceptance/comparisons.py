@@ -7,6 +7,7 @@ in pauses), ``network`` (all-reduces and other transfers). outliers.py judges ea
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +23,6 @@ SHARES = {"overall": 0.7, "stage": 0.2, "stretch": 0.1}
 MIN_EXCESS = {"slow": 0.03, "starved": 0.03, "hesitates": 0.03, "network": 0.15}
 # Prior standard deviation between healthy ones.
 SPREAD = {"slow": 0.01, "starved": 0.01, "network": 0.05}
-# Of their changes within a stage: how they differ for good cancels.
 SPREAD_OF_CHANGE = 0.005
 # Of two or three, one that is further behind the fastest is broken, whatever the reason.
 GROSS = {"slow": 0.25, "starved": 1.0, "network": 1.0}
@@ -40,8 +40,11 @@ STALL = 1.25  # of a typical step; time beyond it is lost
 
 @dataclass(frozen=True)
 class Comparison:
-    """what: a kind as above; kind: node, rank, pair or link; values: by name and round; stages: of
-    each round; overall: of all stages together; stretch: only of these rounds, by ``changes``.
+    """Nodes, ranks, pairs or links (``kind``), compared by what they show (``what``, as above).
+
+    values: by name and round; stages: of each round; paired: the rounds of all ran at the same
+    time; correlation: see RoundNoise.of; share: which of SHARES its false alarms belong to; least:
+    excess that matters, if more than usual; where: what of the stage is compared, if not all.
     """
 
     what: str
@@ -50,67 +53,52 @@ class Comparison:
     stages: tuple[str, ...]
     paired: bool = True
     correlation: float = 0.0
-    overall: bool = False
-    stretch: slice | None = None
-    changes: Changes | None = None
-    least: float = 0.0  # excess that matters, if more than of its kind
-    size: float = 0.0  # bytes of a message, where several are compared
-
-    @property
-    def share(self) -> str:
-        """Whose share of the false alarms it has."""
-        if self.stretch:
-            return "stretch"
-        return "overall" if self.overall else "stage"
+    share: str = "stage"
+    least: float = 0.0
+    where: str = ""
 
     @cached_property
     def levels(self) -> Levels:
-        if self.stretch and self.changes:
-            return self.changes.levels(self.stretch)
         return Levels.of(self.values, self.paired, self.correlation)
 
+    @property
+    def spread(self) -> float:
+        """Between healthy ones."""
+        return SPREAD[self.what]
+
     def outliers(self, comparisons: float) -> list[Outlier]:
-        """Single ones, or else a slow group. comparisons: in the whole test."""
+        """Single slow ones, or else a slow group. comparisons: in the whole test."""
         least = max(MIN_EXCESS[self.what], self.least)
         if self.what == "hesitates":
             return outliers.find_stalls(self.values, comparisons, min_excess=least)
-        spread = SPREAD_OF_CHANGE if self.stretch else SPREAD[self.what]
-        # What comes or goes, as clocks do, matters if it is clear.
-        least = max(least, outliers.MIN_GAP) if self.stretch else least
-        rule = {"min_excess": least, "spread": spread}
-        if len(self.values) < MIN_PEERS:
-            # Divides round by round, which only rounds of the same time allow.
-            if not self.paired:
-                return []
-            gross = GROSS[self.what]
+        if len(self.values) >= MIN_PEERS:
+            found = outliers.find_slow(
+                self.levels, comparisons, min_excess=least, spread=self.spread
+            ) or self._slow_group(comparisons, least)
+        # Divides round by round, which only rounds of the same time allow.
+        elif self.paired:
             found = outliers.slower_than_fastest(
-                self.levels, comparisons, gross=gross, **rule
+                self.levels,
+                comparisons,
+                min_excess=least,
+                spread=self.spread,
+                gross=GROSS[self.what],
             )
         else:
-            found = outliers.find_slow(self.levels, comparisons, **rule)
-            # GPUs and pairs on two sockets are two groups by design; slow ones are below the floor
-            # of their model.
-            if not found and not {*self.stages} & {*COPIES}:
-                found = outliers.find_slow_group(
-                    self.levels,
-                    comparisons,
-                    min_gap=max(outliers.MIN_GAP, least),
-                    spread=spread,
-                )
-                # So may be a network of two levels.
-                if "pairs" in self.stages:
-                    found = [replace(group, state="warn") for group in found]
-        return [replace(one, measure=one.measure + self._where) for one in found]
+            found = []
+        return [replace(one, measure=one.measure + self.where) for one in found]
 
-    @property
-    def _where(self) -> str:
-        """Which message size, or which rounds, counted from 1; nothing if all."""
-        if self.size:
-            return f" at {self.size:,.0f} bytes"
-        if not self.stretch:
-            return ""
-        first, last = self.stretch.start + 1, self.stretch.stop
-        return f" in rounds {first} to {last} of {len(self.stages)}"
+    def _slow_group(self, comparisons: float, least: float) -> list[Outlier]:
+        # GPUs and pairs on two sockets are two groups by design; slow ones are below the floor of
+        # their model.
+        if {*self.stages} & {*COPIES}:
+            return []
+        found = outliers.find_slow_group(
+            self.levels, comparisons, min_excess=least, spread=self.spread
+        )
+        # So may be a network of two levels.
+        by_design = "pairs" in self.stages
+        return [replace(one, state="warn") for one in found] if by_design else found
 
     def shown_in(self, name: str) -> str:
         """The stage that shows it best: in which most rounds are far above the median, the first of
@@ -125,6 +113,23 @@ class Comparison:
         return max(
             stages, key=lambda stage: float(np.mean(far_above[of_stage == stage]))
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stretch(Comparison):
+    """How much slower each was in a part of the rounds than it usually is."""
+
+    rounds: slice
+    changes: Changes
+
+    @cached_property
+    def levels(self) -> Levels:
+        return self.changes.levels(self.rounds)
+
+    @property
+    def spread(self) -> float:
+        # How they differ for good cancels.
+        return SPREAD_OF_CHANGE
 
 
 def all_comparisons(
@@ -146,14 +151,15 @@ def all_comparisons(
         for what in correlation:
             if stage in by_kind[what]:
                 alone = {stage: by_kind[what][stage]}
-                yield from _per_rank_and_node(records, what, alone, correlation[what])
+                bound = correlation[what]
+                yield from _per_rank_and_node(records, what, alone, correlation=bound)
     if "matmul" in records.probed:  # compute like most of a step, so its rounds join
         product = records.probe("matmul")
         by_kind["slow"]["matmul"] = product / np.nanmedian(product)
     for what, tables in by_kind.items():
-        overall = what != "hesitates"
-        bound = correlation.get(what, 0.0)
-        yield from _per_rank_and_node(records, what, tables, bound, overall)
+        about = {"correlation": correlation.get(what, 0.0)}
+        about |= {"share": "overall"} if what != "hesitates" else {}
+        yield from _per_rank_and_node(records, what, tables, **about)
     for probe in records.probed:
         yield from _of_probe(records, probe)
     yield from _of_network(records)
@@ -161,7 +167,8 @@ def all_comparisons(
         seconds = np.array([burn_in[rank] for rank in records.ranks])
         # Its own rounds are few or many, and few show no correlation.
         bound = correlation.get("slow", 0.0)
-        yield from _per_rank_and_node(records, "slow", {BURN_IN: seconds}, bound)
+        table = {BURN_IN: seconds}
+        yield from _per_rank_and_node(records, "slow", table, correlation=bound)
 
 
 def _stages(records: Records) -> dict[str, dict[str, np.ndarray]]:
@@ -193,14 +200,13 @@ def _of_probe(records: Records, probe: str) -> Iterator[Comparison]:
         what = "network" if probe in VARYING else "slow"
         least = MIN_EXCESS["network"] if probe in HOST else 0.0
         table = {probe: records.probe(probe)}
-        for comparison in _per_rank_and_node(records, what, table):
-            yield replace(comparison, least=least)
+        yield from _per_rank_and_node(records, what, table, least=least)
     if probe in COLLECTIVES:
         # Latency may be bad where bandwidth is not, and both be good where gradients' sizes are bad.
         for size in np.unique(records.measured(probe)["amount"]).tolist()[:-1]:
             table = {probe: records.probe(probe, largest=size)}
-            for comparison in _per_rank_and_node(records, "network", table):
-                yield replace(comparison, size=size)
+            where = f" at {size:,.0f} bytes"
+            yield from _per_rank_and_node(records, "network", table, where=where)
 
 
 def _of_network(records: Records) -> Iterator[Comparison]:
@@ -265,11 +271,10 @@ def _per_rank_and_node(
     records: Records,
     what: str,
     by_stage: Mapping[str, np.ndarray],
-    correlation: float = 0.0,
-    overall: bool = False,
+    **about: Any,
 ) -> Iterator[Comparison]:
-    """Comparisons of nodes and of ranks; of pauses only of ranks if each node has one. by_stage:
-    [ranks, rounds].
+    """Comparisons of nodes and of ranks; of pauses only of ranks if each node has one, and of what
+    takes time also by stretches of each stage. by_stage: [ranks, rounds]; about: see Comparison.
 
     A node is as slow as the faster half of its ranks: one slow rank does not make a slow node.
     Measurements of one rank for its node are compared between nodes only.
@@ -296,15 +301,37 @@ def _per_rank_and_node(
         compared["rank"] = {
             records.ranks[rank].name: times for rank, times in of_ranks.items()
         }
-    # Elsewhere a third of the rounds is other load, another part of the disk, another stage.
-    parts = outliers.stretches(len(stages)) if what == "slow" and not overall else []
     for kind, values in compared.items():
-        whole = Comparison(
-            what, kind, values, stages, correlation=correlation, overall=overall
-        )
+        whole = Comparison(what, kind, values, stages, **about)
         yield whole
-        changes = Changes(values, correlation) if parts else None
-        yield from (replace(whole, stretch=part, changes=changes) for part in parts)
+        # Elsewhere a third of the rounds is other load, another part of the disk, another stage.
+        if what == "slow" and whole.share == "stage":
+            yield from _stretches(whole, about)
+
+
+def _stretches(whole: Comparison, about: Mapping[str, Any]) -> Iterator[Stretch]:
+    """Thirds of the rounds. about: as of the whole."""
+    count = len(whole.stages)
+    if not (parts := outliers.stretches(count)):
+        return
+    changes = Changes(whole.values, whole.correlation)
+    about = {
+        **about,
+        "share": "stretch",
+        # What comes or goes, as clocks do, matters if it is clear.
+        "least": max(outliers.MIN_GAP, whole.least),
+    }
+    for part in parts:
+        yield Stretch(
+            whole.what,
+            whole.kind,
+            whole.values,
+            whole.stages,
+            rounds=part,
+            changes=changes,
+            where=f" in rounds {part.start + 1} to {part.stop} of {count}",
+            **about,
+        )
 
 
 def _typical(times: np.ndarray) -> float:

@@ -13,7 +13,7 @@ What is estimated, one function each:
     L_i = median over j of y_ij                                          Levels.of
     C_i = lower quartile of a stretch of rounds / that of all of i's     Changes
     B   = (d0 b0^2 + d1 b^2) / (d0 + d1), b0 a prior, b that of the L_i  variance_between
-    s_i = that of i's rounds or of all rounds, whichever is worse        RoundNoise
+    s_i = that of i's rounds or of all rounds, whichever is worse        RoundNoise.of
     E_i = variance of L_i by the noise of i's rounds                     RoundNoise.of_median
     r   = from products of neighbouring rounds, corrected for few        autocorrelation
 
@@ -104,9 +104,9 @@ class Levels:
     def of(
         cls, values: Times, paired: bool = True, correlation: float = 0.0
     ) -> "Levels":
-        """paired: the rounds ran at the same time; correlation: see RoundNoise."""
+        """paired: the rounds ran at the same time; correlation: see RoundNoise.of."""
         table, level = relative(np.array([*values.values()], np.float64), paired)
-        noise = RoundNoise(table, level, correlation, in_order=paired)
+        noise = RoundNoise.of(table, level, correlation, in_order=paired)
         error = noise.of_median(noise.num_rounds)
         return cls([*values], level, *error, table.shape[1])
 
@@ -124,7 +124,7 @@ class Changes:
         table = table / np.fmin.reduce(table, axis=0)
         self.names = [*values]
         self.table = table / _quartile(table)[:, None]
-        self.noise = RoundNoise(self.table, _median(self.table), correlation)
+        self.noise = RoundNoise.of(self.table, _median(self.table), correlation)
 
     def levels(self, stretch: slice) -> Levels:
         part = self.table[:, stretch]
@@ -163,73 +163,109 @@ def variance_between(level: np.ndarray, spread: float) -> tuple[float, float]:
     return (PRIOR_FREEDOM * spread**2 + freedom * deviation**2) / total, total
 
 
+@dataclass(frozen=True)
 class RoundNoise:
-    """s_i and E_i: how far the median of i's rounds strays by their noise alone."""
+    """How far the rounds of each i stray from its level by noise alone, and thus its median.
 
-    def __init__(
-        self,
+    deviations, freedom: s_i and its degrees of freedom [names]; num_rounds: m_i, at least 1;
+    correlation: r.
+    """
+
+    deviations: np.ndarray
+    freedom: np.ndarray
+    num_rounds: np.ndarray
+    correlation: float
+
+    @classmethod
+    def of(
+        cls,
         table: np.ndarray,
         level: np.ndarray,
         correlation: float = 0.0,
         in_order: bool = True,
-    ) -> None:
+    ) -> "RoundNoise":
         """table: y_ij; level: their medians [names]; correlation: lower bound of r, estimated over
         the whole test because a few rounds show it badly; in_order: neighbours in the table are
         rounds one after the other.
         """
         # Of the own level: ten times as slow is ten times as noisy, and no less sure.
         errors = table / level[:, None] - 1
-        self.num_rounds = np.maximum(np.sum(~np.isnan(errors), axis=1), 1)
+        num_rounds = np.maximum(np.sum(~np.isnan(errors), axis=1), 1)
         # Alone, a few rounds often look correlated.
         alone = autocorrelation(errors, doubt=0.0 if correlation else 1.0)
-        self.correlation = max(correlation, alone)
+        correlation = max(correlation, alone)
         # Around their own mean, m correlated rounds show only 1 - h of their variance.
-        shown = 1 - self._share(self.num_rounds)
+        shown = 1 - _shares(num_rounds, correlation)
         with np.errstate(divide="ignore", invalid="ignore"):
-            unseen = np.sqrt((1 - 1 / self.num_rounds) / shown)
+            unseen = np.sqrt((1 - 1 / num_rounds) / shown)
         own = TO_DEVIATION * _median(np.abs(errors)) * unseen
         if in_order and table.shape[1] > MIN_ROUNDS:
-            # Where the level changes half-way, all are far from the median, but not from their
-            # neighbours.
-            steps = TO_DEVIATION * _median(np.abs(np.diff(errors, axis=1)))
-            steps = steps / math.sqrt(2 * (1 - self.correlation))
-            # Few rounds may look so by chance.
-            limit = 1.5 * (1 + (SHORT / table.shape[1]) ** 2)
-            own = np.where(own > limit * steps, steps, own)
-        # Of all rounds together, outliers clipped at three deviations, of which the nearest quarter
-        # tells, since half may be far off: what is farther than twice that is another level, and
-        # no noise. Each name's median has cost a degree of freedom.
-        limit = 3 * QUARTILE_TO_DEVIATION * float(np.nanquantile(np.abs(errors), 0.25))
-        near = known(errors)[np.abs(known(errors)) <= 2 * limit]
-        freedom = max(len(near) - len(errors), 1)
-        clipped = np.clip(near, -limit, limit)
-        common = math.sqrt(float(np.sum(clipped**2)) / freedom) * unseen
-        self.deviations = np.fmax(common, own)  # [names]
-        self.freedom = np.where(own > common, self.num_rounds - 1, freedom)
-
-    def _share(self, counts: np.ndarray, of_median: bool = False) -> np.ndarray:
-        """h: the mean of m rounds has the share (1 + 2 sum_k (1 - k/m) r^k) / m of a round's
-        variance (Bayley and Hammersley 1946); their median asin(r^k) for r^k, if they are normal.
-        """
-        shares = {}
-        for count in {*counts.tolist()}:
-            lags = np.arange(count)
-            of_lag = self.correlation**lags
-            if of_median:
-                of_lag = np.arcsin(of_lag)
-            weights = (1 - lags / count) @ of_lag
-            shares[count] = (2 * float(weights) - of_lag[0]) / count
-        return np.array([shares[count] for count in counts.tolist()])
+            own = _without_changes(own, errors, correlation)
+        pooled, freedom = _pooled_deviation(errors)
+        common = pooled * unseen
+        # Whichever is worse: one may be noisier than the others, or look calmer by chance.
+        return cls(
+            deviations=np.fmax(common, own),
+            freedom=np.where(own > common, num_rounds - 1, freedom),
+            num_rounds=num_rounds,
+            correlation=correlation,
+        )
 
     def of_median(self, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """E_i of the median of so many rounds, and its degrees of freedom [names]."""
-        variance = self.deviations**2 * self._share(counts, of_median=True)
+        shares = _shares(counts, self.correlation, of_median=True)
         # Correlated rounds are worth this many independent ones each.
         worth = (1 - self.correlation) / (1 + self.correlation)
+        freedom = np.maximum(self.freedom * worth, 1)
         # One round tells nothing about its noise: an error of 100%, which nobody exceeds.
         alone = self.num_rounds == 1
-        freedom = np.maximum(self.freedom * worth, 1)
+        variance = self.deviations**2 * shares
         return np.where(alone, 1.0, variance), np.where(alone, 1.0, freedom)
+
+
+def _without_changes(
+    own: np.ndarray, errors: np.ndarray, correlation: float
+) -> np.ndarray:
+    """s_i of each i's own rounds; by the steps between neighbours of one whose level changes.
+
+    After a change half-way, all rounds are far from the median, but not from their neighbours.
+    """
+    steps = TO_DEVIATION * _median(np.abs(np.diff(errors, axis=1)))
+    steps = steps / math.sqrt(2 * (1 - correlation))
+    # Few rounds may look changed by chance.
+    most = 1.5 * (1 + (SHORT / errors.shape[1]) ** 2)
+    return np.where(own > most * steps, steps, own)
+
+
+def _pooled_deviation(errors: np.ndarray) -> tuple[float, int]:
+    """s of all rounds together and its degrees of freedom, from what is noise for sure.
+
+    Half of the rounds may be far off, so the nearest quarter tells the deviation. Rounds beyond
+    twice three of those are at another level, and left out; nearer ones count as three at most.
+    """
+    distances = np.abs(errors)
+    three = 3 * QUARTILE_TO_DEVIATION * float(np.nanquantile(distances, 0.25))
+    near = np.minimum(distances[distances <= 2 * three], three)
+    # Each name's median has cost a degree of freedom.
+    freedom = max(len(near) - len(errors), 1)
+    return math.sqrt(float(np.sum(near**2)) / freedom), freedom
+
+
+def _shares(
+    counts: np.ndarray, correlation: float, of_median: bool = False
+) -> np.ndarray:
+    """h: the mean of m rounds has the share (1 + 2 sum_k (1 - k/m) r^k) / m of a round's variance
+    (Bayley and Hammersley 1946); their median asin(r^k) for r^k, if they are normal.
+    """
+    shares = {}
+    for count in {*counts.tolist()}:
+        lags = np.arange(count)
+        of_lag = correlation**lags
+        if of_median:
+            of_lag = np.arcsin(of_lag)
+        weights = (1 - lags / count) @ of_lag
+        shares[count] = (2 * float(weights) - of_lag[0]) / count
+    return np.array([shares[count] for count in counts.tolist()])
 
 
 def _median(table: np.ndarray, axis: int = 1) -> np.ndarray:
@@ -346,11 +382,10 @@ def find_slow_group(
     levels: Levels,
     comparisons: float,
     *,
+    min_excess: float,
     spread: float,
-    min_gap: float = MIN_GAP,
 ) -> list[Outlier]:
-    """Two groups, at least ``min_gap`` apart: the slow one, as a single finding with its members'
-    names.
+    """Two groups, clearly apart: the slow one, as a single finding with its members' names.
 
     Where half are slow, no median tells them from the others. Levels in ascending order are cut
     where the variance within both sides is smallest; the slow side has at least two. Under the
@@ -361,8 +396,9 @@ def find_slow_group(
     """
     from scipy.stats import t
 
-    if len(levels.names) < MIN_PEERS or levels.num_rounds < MIN_ROUNDS:
+    if levels.num_rounds < MIN_ROUNDS:
         return []
+    min_gap = max(MIN_GAP, min_excess)
     order = np.argsort(levels.level)
     ranked, count = levels.level[order], len(order)
     within, cut = min(

@@ -396,7 +396,7 @@ def _findings(records: Records, compared: list[Comparison]) -> list[Finding]:
         for outlier in comparison.outliers(comparisons[comparison.share]):
             # Of two processes on shared CPUs, one is often slower, or for a while much slower.
             few = len(comparison.values) < MIN_PEERS and comparison.what != "network"
-            often = comparison.stretch or outlier.excess < GROSS_ON_CPUS
+            often = comparison.share == "stretch" or outlier.excess < GROSS_ON_CPUS
             if records.on_cpus and few and often:
                 continue
             stage = comparison.shown_in(outlier.name)

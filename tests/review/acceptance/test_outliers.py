@@ -126,7 +126,7 @@ def test_a_burn_in_is_as_correlated_as_the_stages():
     """Its six repeats alone look independent."""
     repeats = 1 + 0.01 * np.random.default_rng(0).standard_normal((4, 6))
     compared = all_comparisons(make(1, 4), dict(enumerate(repeats.tolist())))
-    slow = [one for one in compared if one.what == "slow" and not one.overall]
+    slow = [one for one in compared if one.what == "slow" and one.share != "overall"]
     bounds = {one.correlation for one in slow}
     assert "burn-in" in {one.stages[0] for one in slow}
     assert len(bounds) == 1
