@@ -157,8 +157,8 @@ def all_comparisons(
         product = records.probe("matmul")
         by_kind["slow"]["matmul"] = product / np.nanmedian(product)
     for what, tables in by_kind.items():
-        about = {"correlation": correlation.get(what, 0.0)}
-        about |= {"share": "overall"} if what != "hesitates" else {}
+        share = "overall" if what != "hesitates" else "stage"
+        about = {"correlation": correlation.get(what, 0.0), "share": share}
         yield from _per_rank_and_node(records, what, tables, **about)
     for probe in records.probed:
         yield from _of_probe(records, probe)
@@ -306,31 +306,28 @@ def _per_rank_and_node(
         yield whole
         # Elsewhere a third of the rounds is other load, another part of the disk, another stage.
         if what == "slow" and whole.share == "stage":
-            yield from _stretches(whole, about)
+            yield from _stretches(whole)
 
 
-def _stretches(whole: Comparison, about: Mapping[str, Any]) -> Iterator[Stretch]:
-    """Thirds of the rounds. about: as of the whole."""
+def _stretches(whole: Comparison) -> Iterator[Stretch]:
+    """Thirds of the rounds."""
     count = len(whole.stages)
     if not (parts := outliers.stretches(count)):
         return
     changes = Changes(whole.values, whole.correlation)
-    about = {
-        **about,
-        "share": "stretch",
-        # What comes or goes, as clocks do, matters if it is clear.
-        "least": max(outliers.MIN_GAP, whole.least),
-    }
     for part in parts:
         yield Stretch(
             whole.what,
             whole.kind,
             whole.values,
             whole.stages,
+            correlation=whole.correlation,
+            share="stretch",
+            # What comes or goes, as clocks do, matters if it is clear.
+            least=max(outliers.MIN_GAP, whole.least),
+            where=f" in rounds {part.start + 1} to {part.stop} of {count}",
             rounds=part,
             changes=changes,
-            where=f" in rounds {part.start + 1} to {part.stop} of {count}",
-            **about,
         )
 
 
