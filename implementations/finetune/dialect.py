@@ -65,15 +65,12 @@ _ESCAPED |= {
 # Private use: stands for an escaped character while csv reads, which knows neither \n nor \N.
 _PRIVATE, _NEVER = 0xF0000, "\uffff"
 _MEANT = {_PRIVATE + ord(letter): meant for letter, meant in _ESCAPED.items()}
-# What programs that enclose all but numbers leave bare.
-_BARE = re.compile(r"NA|TRUE|FALSE|[-+]?[\d.]+([eE][-+]?\d+)?")
 # Which cells programs enclose, and a line's end: csv's writer also encloses cells with a character
 # of that, by which it does as Excel, which encloses cells with commas where tabs separate.
 _STYLES: list[tuple[Any, str]] = [
     (csv.QUOTE_MINIMAL, "\r\n"),
     (csv.QUOTE_MINIMAL, ",\r\n"),
     (csv.QUOTE_ALL, "\r\n"),
-    (csv.QUOTE_NONNUMERIC, "\r\n"),
     (csv.QUOTE_NONE, "\r\n"),
 ]
 _QUOTING_CURE = "set QUOTING (predict: --quoting) to double, none (they are text), backslash, dump or R"
@@ -349,13 +346,6 @@ def _quotings(text: str, separator: str) -> list[str]:
     return ways
 
 
-class _Number(str):
-    """A cell that csv takes for a number, which R and pandas write without marks."""
-
-    def __float__(self) -> float:
-        raise NotImplementedError
-
-
 def _certainty(text: str, parse: _Parse, separator: str, quoting: str) -> int:
     """Whether a program wrote the table in this way: 2 surely, 1 perhaps, 0 no: then it would write
     its cells as they are in the file.
@@ -365,7 +355,6 @@ def _certainty(text: str, parse: _Parse, separator: str, quoting: str) -> int:
     if quoting == "R":
         text = text.replace('\\"', '""')
     rows = [[cell.replace("\r\n", "\n") for cell in cells] for _, cells in parse.rows]
-    rows = [[_Number(c) if _BARE.fullmatch(c) else c for c in cells] for cells in rows]
     rows[0] = rows[0][parse.is_short :]
     how = {"delimiter": separator or ",", **QUOTING[quoting]}
     for style, end in _STYLES:
