@@ -26,7 +26,9 @@ class SpanBatch(Batch):
 
 @dataclass(frozen=True, kw_only=True)
 class LabelledBatch(Batch):
-    """labels: [S], class of each sequence, int64, or target of a regression, float32."""
+    """labels: [S], class of each sequence, int64, or target of a regression, float32; of several
+    labels [S, labels], 0 or 1, float32.
+    """
 
     labels: Tensor
 
@@ -35,8 +37,7 @@ class LabelledBatch(Batch):
 class Samples:
     """Training or test data of a task: N token sequences, and labels by field of the batch.
 
-    labels: "starts" and "ends" of answers, or "labels", classes or targets of a regression; each
-    (N,).
+    labels: "starts" and "ends" of answers, or "labels" as of LabelledBatch; each of N.
     """
 
     # Token ids, where the second segment starts.

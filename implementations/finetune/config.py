@@ -102,7 +102,14 @@ class FinetuneConfig(Hardware):
         "TEXT_COLUMNS", "", doc="tables: one or two text columns, joined by commas"
     )
     label_column: str = env(
-        "LABEL_COLUMN", "", doc="tables: column to predict; unset: label, or the last"
+        "LABEL_COLUMN",
+        "",
+        doc="tables: column to predict, or several of 0 and 1; unset: label, or the last",
+    )
+    label_separator: str = env(
+        "LABEL_SEPARATOR",
+        "",
+        doc="tables: mark between the labels of a cell, such as `|`; unset: a cell is one label",
     )
     separator: str = env(
         "SEPARATOR",
@@ -130,6 +137,18 @@ class FinetuneConfig(Hardware):
     )
     epochs: float = env(
         "EPOCHS", 2.0, above=0, doc="fine-tuning: passes over the training data"
+    )
+    eval_every_epochs: float = env(
+        "EVAL_EVERY_EPOCHS",
+        0.0,
+        at_least=0,
+        doc="fine-tuning: epochs between evaluations, whose best model is kept; 0: one at the end",
+    )
+    patience: int = env(
+        "PATIENCE",
+        0,
+        at_least=0,
+        doc="fine-tuning: evaluations in a row that are no better and end training; 0: none do",
     )
     seeds: str = env(
         "SEEDS", "", doc="fine-tuning: a seed per trial, joined by commas; unset: SEED"
@@ -173,7 +192,15 @@ class FinetuneConfig(Hardware):
         self.checkpoint.check()
         if self.checkpoint.best:
             raise ConfigError(
-                "CHECKPOINT_BEST=1 keeps a checkpoint of pretraining: unset it to fine-tune"
+                "CHECKPOINT_BEST=1 keeps a checkpoint of pretraining: EVAL_EVERY_EPOCHS keeps the best model"
+            )
+        if self.patience and not self.eval_every_epochs:
+            raise ConfigError(
+                f"PATIENCE={self.patience} counts evaluations: set EVAL_EVERY_EPOCHS, such as 1"
+            )
+        if self.eval_every_epochs and self.mode == "train":
+            raise ConfigError(
+                f"EVAL_EVERY_EPOCHS={self.eval_every_epochs:g} evaluates, which MODE=train does not"
             )
         self.observers.check(self.run)
         if self.graph.cuda_graph:

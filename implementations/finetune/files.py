@@ -10,6 +10,7 @@ from typing import Any
 
 from common.env import ConfigError
 from common.files import whole_file
+from finetune import glue
 from finetune.dialect import Reading
 from finetune.saved import Saved
 from finetune.tables import Layout, Rows, first_lines
@@ -68,6 +69,11 @@ def predict(
             f"no text in {first_lines(lacking)}: no prediction for {len(lacking):,} rows"
         )
     predictions = _predictions(model, texts, batch_size)
+    if kind == "csv":  # where a cell is a text
+        label_mark = model.facts.get("label_separator", "")
+        for prediction in predictions:
+            if isinstance(said := prediction["prediction"], list):
+                prediction["prediction"] = glue.cell(said, label_mark)
     # Without the other answers to a question.
     predicted = [
         row

@@ -2,19 +2,23 @@
 metrics.
 """
 
+import json
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import expit, softmax
 from scipy.stats import rankdata
 
 from bert.data.tokens import Integers, WordPiece
 from common.tables import read_table
 from finetune.tables import Layout
 
-Labels = npt.NDArray[Any]  # (N,): class ids, int64, or regression targets, float32
+# (N,): class ids, int64, or regression targets, float32; (N, labels): several, of 0 and 1
+Labels = npt.NDArray[Any]
+Scores = npt.NDArray[np.float32]  # of a sequence [labels]
 Metric = Callable[[Labels, Labels], float]  # predicted labels, true labels
 
 
@@ -30,8 +34,23 @@ def f1(predicted: Labels, true: Labels, label: int = 1) -> float:
     return 2 * hits / either if either else 0.0
 
 
+def micro_f1(predicted: Labels, true: Labels) -> float:
+    """F1 of all labels of all examples together."""
+    return f1(predicted.ravel(), true.ravel())
+
+
+def exact_match(predicted: Labels, true: Labels) -> float:
+    """Fraction of the examples whose labels are all right."""
+    return float((predicted == true).all(axis=1).mean())
+
+
 def macro_f1(predicted: Labels, true: Labels) -> float:
-    """Mean F1 of the labels that occur or are predicted, frequent and rare ones alike."""
+    """Mean F1 of the labels, frequent and rare ones alike: of those that occur or are predicted,
+    or, where an example has several, of all.
+    """
+    # As scikit-learn has them.
+    if true.ndim == 2:
+        return float(np.mean([*map(f1, predicted.T, true.T)]))
     labels = np.union1d(predicted, true)
     return float(np.mean([f1(predicted, true, label) for label in labels]))
 
@@ -40,13 +59,16 @@ def by_class(predicted: Labels, true: Labels, names: Sequence[str]) -> list[list
     """A row of each class: precision, recall, F1, and how many examples it has."""
     rows = [["class", "precision", "recall", "f1", "examples"]]
     for label, name in enumerate(names):
-        chosen, is_so = predicted == label, true == label
+        if true.ndim == 2:
+            chosen, is_so = predicted[:, label] == 1, true[:, label] == 1
+        else:
+            chosen, is_so = predicted == label, true == label
         # 0 of none, as scikit-learn has it.
         shares = (
             is_so[chosen].sum() / max(chosen.sum(), 1),
             chosen[is_so].sum() / max(is_so.sum(), 1),
         )
-        figures = (*shares, f1(predicted, true, label))
+        figures = (*shares, f1(chosen, is_so))
         rows.append([name, *(f"{x:.4f}" for x in figures), str(is_so.sum())])
     return rows
 
@@ -78,25 +100,37 @@ def pearson_and_spearman(predicted: Labels, true: Labels) -> float:
     return (pearson(predicted, true) + spearman(predicted, true)) / 2
 
 
-def probabilities(scores: npt.NDArray[np.floating]) -> npt.NDArray[np.float64]:
-    """Softmax of the scores of a sequence [labels]."""
-    # Less the maximum, as exp overflows above 88 in fp32.
-    shares = np.exp(scores - scores.max(), dtype=np.float64)
-    return np.asarray(shares / shares.sum())
+def chosen(scores: Scores, labels: Sequence[str], several: bool) -> Any:
+    """What a sequence's scores say: a class id, a number if there are no labels, or of several
+    labels which are at least half probable.
+    """
+    if several:
+        return scores >= 0
+    return scores.argmax() if labels else scores[0]
 
 
 def prediction(
-    scores: npt.NDArray[np.float32], labels: Sequence[str]
-) -> tuple[str | float, dict[str, float]]:
-    """Predicted label and the probability of each, from a sequence's scores; a number if there are
-    no labels.
-    """
+    scores: Scores, labels: Sequence[str], several: bool
+) -> tuple[str | float | list[str], dict[str, float]]:
+    """Predicted label, number, or labels, and the probability of each."""
+    said = chosen(scores, labels, several)
     if not labels:
         # More digits than fp32 has would be noise.
-        return round(float(scores[0]), 6), {}
-    return labels[int(scores.argmax())], dict(
-        zip(labels, probabilities(scores).tolist(), strict=True)
-    )
+        return round(float(said), 6), {}
+    shares = (expit if several else softmax)(scores.astype(np.float64))
+    by_label = dict(zip(labels, shares.tolist(), strict=True))
+    if several:
+        return [
+            name for name, is_so in zip(labels, said, strict=True) if is_so
+        ], by_label
+    return labels[said], by_label
+
+
+def cell(value: Any, label_mark: str) -> str:
+    """A prediction as a table has it; several labels with a mark between them, or as JSON."""
+    if isinstance(value, list):
+        return label_mark.join(value) if label_mark else json.dumps(value)
+    return str(value)
 
 
 class Task(NamedTuple):
@@ -113,6 +147,7 @@ class Task(NamedTuple):
 
 # default metrics
 CLASSES = (accuracy, macro_f1)
+SEVERAL = (micro_f1, macro_f1, exact_match)
 NUMBERS = (pearson, spearman, pearson_and_spearman)
 
 

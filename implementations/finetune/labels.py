@@ -1,5 +1,6 @@
 """Cells of a table: missing ones, numbers, and labels as classes or numbers."""
 
+import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,9 @@ _DECIMALS = re.compile(r"\d[.,]\d")
 _LARGEST = float(np.finfo(np.float32).max)  # of a regression
 # As pandas, JSON, spreadsheets, MySQL and Postgres write a missing value.
 MISSING = "", "nan", "null", "<na>", "\\n"
+# Of a column that is a label.
+_YES, _NO = ("1", "1.0", "true", "yes"), ("0", "0.0", "false", "no")
+Pairs = Sequence[tuple[int, str]]  # number of a line, and a label there
 # Words of a text, but no class, and no number.
 _NO_VALUE = *MISSING, "na", "n/a", "#n/a"
 
@@ -89,18 +93,40 @@ def targets_of(path: Path, by_line: Mapping[int, str]) -> tuple[np.ndarray, str]
     return targets, message
 
 
-def classes_of(path: Path, by_line: Mapping[int, str]) -> tuple[str, ...]:
+def in_cell(value: Any, mark: str) -> tuple[str, ...]:
+    """The labels of a cell, or of a list. mark: between those of a cell; empty: it is one."""
+    values = value if isinstance(value, list) else [value]
+    texts = [value if isinstance(value, str) else json.dumps(value) for value in values]
+    if mark:
+        texts = [part for text in texts for part in text.split(mark) if part.strip()]
+    return tuple(dict.fromkeys(text.strip() for text in texts))
+
+
+def marked(
+    path: Path, line: int, row: Mapping[str, Any], columns: Sequence[str]
+) -> tuple[str, ...]:
+    """The columns of a row that say 1, of those that say 0 or 1. Raises DataError for another."""
+    said = {name: str(row.get(name, "")).strip().lower() for name in columns}
+    for name, cell in said.items():
+        if cell not in _YES + _NO:
+            message = f"label {cell!r:.60} in column {name}, expected 0 or 1"
+            raise DataError(f"{path}:{line}: {message}")
+    return tuple(name for name, cell in said.items() if cell in _YES)
+
+
+def classes_of(path: Path, by_line: Pairs) -> tuple[str, ...]:
     """The labels that occur. Raises DataError if they are apparently texts, or two are one
     number, or one word, such as TRUE and True.
     """
-    labels, names = [*by_line.values()], {*by_line.values()}
+    labels = [label for _, label in by_line]
+    names = {*labels}
     # Nearly every line has another label: those are texts, identifiers or numbers.
     if len(names) - 1 > max(3, len(labels) / 2):
         message = f"{len(names):,} different labels in {len(labels):,} lines ({shortened(sorted(names))})"
         cure = "the label is the last column, after the text, or named by LABEL_COLUMN; REGRESSION=1 for numbers"
         raise DataError(f"{path}: {message}: {cure}")
     spellings = dict[float | str, str]()
-    for number, label in by_line.items():
+    for number, label in by_line:
         value = _number(label)
         key = label.casefold() if value is None else value
         if (other := spellings.setdefault(key, label)) != label:
@@ -111,20 +137,22 @@ def classes_of(path: Path, by_line: Mapping[int, str]) -> tuple[str, ...]:
 
 
 def ids_of(
-    path: Path, column: str, by_line: Mapping[int, str], known: tuple[str, ...]
+    path: Path, column: str, by_line: Pairs, known: tuple[str, ...]
 ) -> tuple[np.ndarray, str]:
-    """Class ids, and a summary. column: its name, if the file has it."""
+    """Class ids, one a pair, and a summary. column: its name, if the file has it."""
     ids = {name: number for number, name in enumerate(known)}
-    if wrong := [number for number, name in by_line.items() if name not in ids]:
+    if wrong := [(number, name) for number, name in by_line if name not in ids]:
+        line, name = wrong[0]
+        lines = first_lines([*dict.fromkeys(number for number, _ in wrong)])
         where = f"in column {column}" if column else "in the last column"
-        message = f"label {by_line[wrong[0]]!r:.60}, expected one of {shortened(known)} {where}"
-        raise DataError(f"{path}:{wrong[0]}: {message} ({first_lines(wrong)})")
+        message = f"label {name!r:.60}, expected one of {shortened(known)} {where}"
+        raise DataError(f"{path}:{line}: {message} ({lines})")
     if len(known) < 2:
         message = f"every label is {known[0]!r}: expected at least two different ones"
         raise DataError(f"{path}: {message}")
-    counts = Counter(by_line.values()).most_common()
+    counts = Counter(name for _, name in by_line).most_common()
     each = shortened([f"{count:,} {name}" for name, count in counts])
     # What a model scores that always says the most frequent class.
     share = f"{counts[0][1] / len(by_line):.2%} the first"
-    labels = np.array([ids[name] for name in by_line.values()], dtype=np.int64)
+    labels = np.array([ids[name] for _, name in by_line], dtype=np.int64)
     return labels, f"{len(known)} classes: {each} ({share})"

@@ -30,7 +30,9 @@ class SpanLosses(NamedTuple):
 
 
 class LabelLosses(NamedTuple):
-    """Cross-entropy of the classes, or squared error of a regression."""
+    """Cross-entropy of the classes, of each label where there are several, or squared error of a
+    regression.
+    """
 
     label: Tensor
 
@@ -113,6 +115,9 @@ class Classification(FineTuned):
         scores = self.scores(batch)
         if self.classifier.out_features == 1:
             return LabelLosses(F.mse_loss(scores[:, 0], batch.labels))
+        if batch.labels.ndim == 2:
+            loss = F.binary_cross_entropy_with_logits(scores, batch.labels)
+            return LabelLosses(loss)
         return LabelLosses(F.cross_entropy(scores, batch.labels))
 
 
@@ -215,6 +220,8 @@ def save(
     task: the contents of task.json, the training settings that prediction needs.
     """
     values = hugging_face_config(model, tuple(task.get("labels", ())))
+    if task.get("several_labels"):
+        values["problem_type"] = "multi_label_classification"
     huggingface.write(
         folder, masters, model.config, values, vocab_file, task["lower_case"]
     )

@@ -102,7 +102,8 @@ class Saved(NamedTuple):
             return self._answer(texts, batch_size)
         predictions = list[dict[str, Any]]()
         for row, is_full in self.rows_of(texts, batch_size):
-            prediction, shares = glue.prediction(row, self.facts["labels"])
+            several = self.facts.get("several_labels", False)
+            prediction, shares = glue.prediction(row, self.facts["labels"], several)
             predictions.append({"prediction": prediction, "full": is_full})
             if shares:
                 predictions[-1]["probabilities"] = shares

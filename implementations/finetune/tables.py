@@ -1,6 +1,5 @@
 """Tables of text, and examples from them with a label or a number each."""
 
-import json
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -28,14 +27,18 @@ class Layout(NamedTuple):
     """Columns by name; empty ones are inferred from the file.
 
     texts: one or two; usual: those that the model was trained on; names: all columns of a file
-    without a header; labels: the known ones by id; numbers: whether labels are regression targets,
-    None: if some have decimals. published: a file of GLUE, where quotation marks are text, lines
-    may have more columns, and texts may be empty.
+    without a header; label: a column, or several that say 0 or 1 of a label each, joined by commas;
+    label_mark: between labels of a cell; several: an example has any number of labels; labels: the
+    known ones by id; numbers: whether labels are regression targets, None: if some have decimals.
+    published: a file of GLUE, where quotation marks are text, lines may have more columns, and
+    texts may be empty.
     """
 
     texts: tuple[str, ...] = ()
     usual: tuple[str, ...] = ()
     label: str = ""
+    label_mark: str = ""
+    several: bool = False
     names: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()
     numbers: bool | None = None
@@ -46,7 +49,7 @@ class Layout(NamedTuple):
 class Rows:
     """Rows of a table as dictionaries by column.
 
-    texts: names of the text columns; label: name of the label column, or "".
+    texts: names of the text columns; labels: those of the label columns.
     """
 
     def __init__(
@@ -56,8 +59,9 @@ class Rows:
         or two.
         """
         self.path, self.layout, self.labelled = path, layout, labelled
-        self.wanted = [*layout.texts, *([layout.label] if labelled else [])]
-        self.wanted = list(filter(None, self.wanted))
+        self.wanted = [*layout.texts]
+        if labelled:
+            self.wanted += column_names(layout.label)
         # Published files of GLUE have quotation marks in their texts that enclose nothing.
         self.file = dialect.read(path, layout.reading, plain_quotes=layout.published)
         first = self.file.rows[0][1]
@@ -185,36 +189,36 @@ class Rows:
             raise self._wrong(message)
         self.named = bool(wanted) or self.has_header
         texts = layout.texts or usual
-        self.label = self._label(texts)
-        if self.label in layout.texts:
-            raise self._wrong(f"column {self.label!r} is the label, not a text")
+        self.labels = self._labels(texts)
+        if both := [name for name in self.labels if name in layout.texts]:
+            raise self._wrong(f"column {both[0]!r} is the label, not a text")
         self.guessed = not texts
         top = [] if self.has_header else self.cells
         self.texts = texts or tuple(
             name
             for column, name in enumerate(names)
-            if name != self.label
+            if name not in self.labels
             and not _NO_TEXT.fullmatch(name.lower())
             and not self._is_numeric(column, *top[column : column + 1])
         )
 
-    def _label(self, texts: Sequence[str]) -> str:
-        """Name of the label column; "": the file has none."""
+    def _labels(self, texts: Sequence[str]) -> tuple[str, ...]:
+        """Names of the label columns, in a file to predict those that it has."""
         layout, names = self.layout, self.names
-        if layout.label and layout.label in names:
-            return layout.label
+        if found := [name for name in column_names(layout.label) if name in names]:
+            return tuple(found)
         if not self.has_header and not layout.names:
             # A file to predict may have labels: known ones in the last column tell.
             last = {self.cells[-1], *(row[-1].strip() for row in self.others)}
             is_known = len(names) > 1 and last <= set(layout.labels)
-            return names[-1] if self.labelled or is_known else ""
+            return (names[-1],) if self.labelled or is_known else ()
         # Unless the user, or the training, calls that column a text.
         usual = [name for name in names if name.lower() in ("label", "labels")]
         found = [name for name in usual if name not in texts]
         if self.labelled and len(found) != 1:
             message = f"which of the columns {shortened(names)} is the label? set LABEL_COLUMN"
             raise DataError(f"{self.path}: {message}")
-        return found[0] if found else ""
+        return tuple(found)
 
     def describe(self) -> str:
         """How the file is read, for people."""
@@ -226,7 +230,7 @@ class Rows:
         number of columns.
         """
         # The last column that is needed: MNLI's published lines vary in what follows.
-        needed = {*self.texts, self.label}
+        needed = {*self.texts, *self.labels}
         last = max(column for column, name in enumerate(self.names) if name in needed)
         skipped = self.has_header and not self.file.is_jsonl
         for number, line in self.file.rows[skipped:]:
@@ -268,14 +272,15 @@ def _is_sentence(cell: str) -> bool:
 
 class Table(NamedTuple):
     """N examples of one or two texts. labels: ids in ``names``, int64 (N,), or regression targets,
-    float32.
+    float32; where an example has several labels 0 or 1 of each name, float32 (N, names).
     """
 
     texts: list[tuple[str, ...]]
     labels: np.ndarray
     names: tuple[str, ...]  # of the labels; empty: regression
     columns: tuple[str, ...]  # names of the texts, if the file has them
-    label: str  # name of the labels' column, if the file has it
+    label: str  # name of the label column, if the file has it; of several, with commas
+    several: bool
     summary: str  # how it was read, and what it holds, for people
 
 
@@ -297,31 +302,62 @@ def read(path: Path, layout: Layout, num_texts: int = 0) -> Table:
     """
     rows = Rows(path, layout, labelled=True, num_texts=num_texts)
     texts = _texts(rows)
-    by_line = dict[int, str]()  # labels
+    by_line, several = _label_cells(rows)
+    given = [(line, name) for line, names in by_line.items() for name in names]
+    if not several and not layout.texts:
+        _refuse_copies(rows, texts, [name for _, name in given])
+    names, column = layout.labels, ",".join(rows.labels)
+    may_be_numbers = layout.numbers is None and not names and not several
+    if may_be_numbers and labels.are_numbers([name for _, name in given]):
+        layout = layout._replace(numbers=True)
+    if layout.numbers:
+        values, message = labels.targets_of(path, dict(given))
+    else:
+        # Of columns that say 0 or 1, one may have no 1.
+        marked = rows.labels if len(rows.labels) > 1 else ()
+        names = names or marked or labels.classes_of(path, given)
+        where = column if rows.named else ""
+        values, message = labels.ids_of(path, where, given, names)
+    if several:
+        lines = {line: at for at, line in enumerate(by_line)}
+        ids, values = values, np.zeros((len(texts), len(names)), dtype=np.float32)
+        values[[lines[line] for line, _ in given], ids] = 1
+        message += f", {sum(not row for row in by_line.values()):,} without any"
+    summary = f"{_summary(rows, texts)}, label {column}: {message}"
+    column = column if rows.named else ""
+    columns = rows.texts if rows.named else ()
+    return Table(texts, values, names, columns, column, several, summary)
+
+
+def _label_cells(rows: Rows) -> tuple[dict[int, tuple[str, ...]], bool]:
+    """Labels of each line, and whether an example may have several. Raises DataError where it may
+    not.
+    """
+    layout = rows.layout
+    several = layout.several or bool(layout.label_mark) or len(rows.labels) > 1
+    by_line = dict[int, tuple[str, ...]]()
     for number, row in rows:
-        value = row.get(rows.label, "")
-        if isinstance(value, (list, dict)):
-            message = f"label {json.dumps(value)[:60]}: several labels an example are not supported"
-            raise DataError(f"{path}:{number}: {message}: give one")
-        is_text = isinstance(value, str)
-        by_line[number] = value.strip() if is_text else json.dumps(value)
-    # Of two texts that nobody named, one may be the label in other words.
-    given = [*by_line.values()]
+        value = row.get(rows.labels[0], "")
+        several = several or isinstance(value, list)
+        if several and (layout.numbers or layout.labels) and not layout.several:
+            message = "several labels, and the model or REGRESSION=1 has one an example"
+            raise DataError(f"{rows.path}:{number}: {message}")
+        if len(rows.labels) > 1:
+            by_line[number] = labels.marked(rows.path, number, row, rows.labels)
+        else:
+            by_line[number] = labels.in_cell(value, layout.label_mark)
+    return by_line, several
+
+
+def _refuse_copies(
+    rows: Rows, texts: Sequence[tuple[str, ...]], given: Sequence[str]
+) -> None:
+    """Raises DataError if one of two texts that nobody named is the label in other words."""
     for name, cells in zip(rows.texts, zip(*texts, strict=True), strict=True):
         pairs = {*zip(cells, given, strict=True)}
         is_label = len({*cells}) == len({*given}) == len(pairs) < len(given)
-        if is_label and len(rows.texts) > 1 and not layout.texts:
+        if is_label and len(rows.texts) > 1:
             raise rows._wrong(f"column {name!r} says the same as the label")
-    names, column = layout.labels, rows.label if rows.named else ""
-    is_open = layout.numbers is None and not names
-    if layout.numbers or (is_open and labels.are_numbers(given)):
-        values, message = labels.targets_of(path, by_line)
-    else:
-        names = names or labels.classes_of(path, by_line)
-        values, message = labels.ids_of(path, column, by_line, names)
-    summary = f"{_summary(rows, texts)}, label {rows.label}: {message}"
-    columns = rows.texts if rows.named else ()
-    return Table(texts, values, names, columns, column, summary)
 
 
 def read_texts(path: Path, layout: Layout, num_texts: int = 0) -> Table:
@@ -332,7 +368,7 @@ def read_texts(path: Path, layout: Layout, num_texts: int = 0) -> Table:
     rows = Rows(path, layout, labelled=False, num_texts=num_texts)
     texts = _texts(rows)
     none = np.zeros(len(texts))
-    return Table(texts, none, layout.labels, (), "", _summary(rows, texts))
+    return Table(texts, none, layout.labels, (), "", False, _summary(rows, texts))
 
 
 def _summary(rows: Rows, texts: Sequence[tuple[str, ...]]) -> str:

@@ -108,14 +108,17 @@ class Squad(TaskData):
     def model(self, config: BertConfig, kernels: Kernels) -> SpanPrediction:
         return SpanPrediction(config, kernels)
 
-    def finish(self, scores: Sequence[np.ndarray], folder: Path) -> dict[str, float]:
-        """Writes predictions from the scores of the test samples; returns the metrics if answers
-        are known.
+    def finish(
+        self, scores: Sequence[np.ndarray], folder: Path | None = None
+    ) -> dict[str, float]:
+        """Writes predictions from the scores of the test samples, if there is a folder; returns the
+        metrics, the main one first, if answers are known.
         """
         predictions = predict(
             self.features, [Logits(*window.T) for window in scores], self.rules
         )
-        predictions.write(folder)
+        if folder is not None:
+            predictions.write(folder)
         if self.config.mode == "prediction":
             return {}
         questions = self.features.dataset.questions
@@ -169,6 +172,7 @@ class Glue(TaskData):
             numbers=not table.names,
             usual=table.columns,
             label=table.label,
+            several=table.several,
         )
         self.num_texts = len(table.texts[0])
         self.digests["training data"] = digest(path)
@@ -207,59 +211,67 @@ class Glue(TaskData):
         # One output without labels: a regression.
         return Classification(config, kernels, len(self.layout.labels) or 1)
 
-    def finish(self, scores: Sequence[np.ndarray], folder: Path) -> dict[str, float]:
+    def finish(
+        self, scores: Sequence[np.ndarray], folder: Path | None = None
+    ) -> dict[str, float]:
         """Writes predictions.tsv (index, prediction, probability of each label), and of a user's
-        table classes.tsv; returns the metrics, if known.
+        table classes.tsv, if there is a folder; returns the metrics, the main one first, if known.
 
         Mode prediction also writes the files for GLUE's server.
         """
         assert self.test is not None
-        folder.mkdir(parents=True, exist_ok=True)
-        true = self.test.labels["labels"]
-        names = self.layout.labels
+        names, several = self.layout.labels, self.layout.several
+        usual = glue.SEVERAL if several else glue.CLASSES if names else glue.NUMBERS
         metrics = {}
         end = 0
         for part, size in self.sizes.items():
             begin, end = end, end + size
-            rows = [["index", "prediction", *names]]
-            for number, row in enumerate(scores[begin:end]):
-                value, shares = glue.prediction(row, names)
-                cells = [f"{share:.6f}" for share in shares.values()]
-                rows.append([str(number), str(value), *cells])
+            own, true = scores[begin:end], self.test.labels["labels"][begin:end]
             # Of MNLI's second part: predictions_mismatched.tsv, "mismatched_accuracy".
             suffix = "_mismatched" if part == "_mismatched" else ""
-            _write_rows(folder / f"predictions{suffix}.tsv", rows)
+            if folder is not None:
+                self._write(folder, part, suffix, own)
             if self.config.mode == "prediction":
-                # GLUE's server takes index and prediction, and no other columns.
-                if self.task.layout:
-                    answers = glue.SERVER_NAMES.get(part, self.config.task)
-                    _write_rows(folder / f"{answers}.tsv", [row[:2] for row in rows])
                 continue
-            # A class by its largest score; a regression has one score, which is the number.
-            values = np.array(
-                [row.argmax() if names else row[0] for row in scores[begin:end]]
-            )
-            if names and not self.task.layout:
-                classes = glue.by_class(values, true[begin:end], names)
+            values = np.array([glue.chosen(row, names, several) for row in own])
+            if folder is not None and names and not self.task.layout:
+                classes = glue.by_class(values, true, names)
                 _write_rows(folder / "classes.tsv", classes)
-                widths = [
-                    max(map(len, column)) for column in zip(*classes, strict=True)
-                ]
+                columns = zip(*classes, strict=True)
+                widths = [max(map(len, column)) for column in columns]
                 for line in classes:
                     padded = "  ".join(map(str.ljust, line, widths))
                     print(f"finetune: {padded.rstrip()}", file=sys.stderr)
-            for metric in self.task.metrics or (
-                glue.CLASSES if names else glue.NUMBERS
-            ):
+            for metric in self.task.metrics or usual:
                 name = f"{suffix}_{metric.__name__}".lstrip("_")
-                metrics[name] = metric(values, true[begin:end])
+                metrics[name] = metric(values, true)
         return metrics
+
+    def _write(
+        self, folder: Path, part: str, suffix: str, scores: Sequence[np.ndarray]
+    ) -> None:
+        """The predictions of a part of the test."""
+        names = self.layout.labels
+        rows = [["index", "prediction", *names]]
+        for number, row in enumerate(scores):
+            value, shares = glue.prediction(row, names, self.layout.several)
+            said = glue.cell(value, self.layout.label_mark)
+            cells = [f"{share:.6f}" for share in shares.values()]
+            rows.append([str(number), said, *cells])
+        folder.mkdir(parents=True, exist_ok=True)
+        _write_rows(folder / f"predictions{suffix}.tsv", rows)
+        # GLUE's server takes index and prediction, and no other columns.
+        if self.config.mode == "prediction" and self.task.layout:
+            answers = glue.SERVER_NAMES.get(part, self.config.task)
+            _write_rows(folder / f"{answers}.tsv", [row[:2] for row in rows])
 
     def description(self) -> dict[str, Any]:
         config, layout = self.config, self.layout
         return {
             "task": config.task,
             "labels": list(layout.labels),
+            "several_labels": layout.several,
+            "label_separator": layout.label_mark,
             "lower_case": config.lower_case,
             "num_texts": self.num_texts,
             "columns": list(layout.texts or layout.usual),
@@ -278,6 +290,8 @@ def _layout(config: FinetuneConfig) -> tables.Layout:
         texts=tables.column_names(config.text_columns),
         numbers=config.regression,
         label=config.label_column or facts.get("label_column", ""),
+        label_mark=config.label_separator or facts.get("label_separator", ""),
+        several=facts.get("several_labels", False),
         usual=tuple(facts.get("columns", ())),
         reading=Reading.of(config),
     )

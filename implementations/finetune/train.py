@@ -6,9 +6,11 @@ import math
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from bert.checkpoint.save import load_newest, save_checkpoint
@@ -24,13 +26,14 @@ from bert.training.loop import StepCounter, StepSchedule, step_seed, train
 from bert.training.metrics import Progress, metric_sinks
 from bert.training.schedule import learning_rate
 from bert.training.step import Step, build_step, check_finite
-from bert.training.stop import Ending, Stop
+from bert.training.stop import PATIENCE, Ending, Stop
 from common import env
 from common.env import ConfigError, from_env
 from common.files import object_of, write_json
 from finetune import config as settings
 from finetune import models, saved, tasks
 from finetune.batches import Order, Samples, micro_batches
+from finetune.best import Best, evaluation_steps
 from finetune.config import FinetuneConfig, learning_rates
 from finetune.models import FineTuned
 
@@ -113,6 +116,7 @@ class Run(NamedTuple):
     model: FineTuned
     step: Step
     identity: dict[str, Any]  # what a resumed run must have in common with it
+    best: Best
 
 
 def finetune(config: FinetuneConfig, environ: Mapping[str, str], world: World) -> None:
@@ -123,6 +127,7 @@ def finetune(config: FinetuneConfig, environ: Mapping[str, str], world: World) -
     for note in task.notes:
         _say(world, note)
     run = build(config, environ, world, task)
+    best = run.best
     figures: dict[str, Any] = {"task": config.task, "seed": config.trial_seed}
     if config.trains:
         assert task.train is not None
@@ -139,8 +144,7 @@ def finetune(config: FinetuneConfig, environ: Mapping[str, str], world: World) -
         figures |= trained
         # A model with nan predicts without a word, so it is not saved.
         check_finite(run.step.state_tensors(), world, ending.step)
-        # In fp32: the weights of a model in bf16 have lost digits. A collective.
-        masters = run.step.state_dict()["optimizer"].get("masters", {})
+        masters = best.weights if best.step else weights_of(run)
         if world.is_main:
             models.save(
                 config.folder(),
@@ -150,12 +154,14 @@ def finetune(config: FinetuneConfig, environ: Mapping[str, str], world: World) -
                 task.description(),
             )
     if task.test is not None:
-        # A sharded optimizer leaves the weights of other ranks' shards a step behind.
-        run.step.optimizer.gather()
         begin = time.monotonic()
-        scores = saved.predict(run.model, task.test, world, config.eval_batch_size)
+        known = [row.numpy() for row in best.scores]
+        scores = known if best.step else predict(run)
         metrics = task.finish(scores, config.folder()) if world.is_main else {}
         seconds = time.monotonic() - begin
+        if best.step:
+            seconds = best.seconds / best.evaluations
+            figures |= {"best_step": best.step}
         figures |= {
             "e2e_inference_time": seconds,
             "inference_sequences_per_second": len(task.test.lengths) / seconds,
@@ -214,7 +220,24 @@ def build(
         accumulate=accumulate,
         fused_update=fused,
     )
-    return Run(config, environ, world, task, model, step, identity)
+    return Run(config, environ, world, task, model, step, identity, Best())
+
+
+def weights_of(run: Run) -> dict[str, torch.Tensor]:
+    """In fp32, on rank 0: the weights of a model in bf16 have lost digits. A collective."""
+    masters: dict[str, torch.Tensor] = run.step.state_dict()["optimizer"].get(
+        "masters", {}
+    )
+    return masters
+
+
+def predict(run: Run) -> list[np.ndarray]:
+    """Scores of every test sample, in order, on rank 0. A collective."""
+    assert run.task.test is not None
+    # A sharded optimizer leaves the weights of other ranks' shards a step behind.
+    run.step.optimizer.gather()
+    size = run.config.eval_batch_size
+    return saved.predict(run.model, run.task.test, run.world, size)
 
 
 def load_weights(config: FinetuneConfig, model: FineTuned) -> Loaded:
@@ -301,6 +324,7 @@ def resume(run: Run) -> Start:
     if state is None:
         return Start()
     run.step.load_state_dict(state)
+    vars(run.best).update(state["best"])
     return Start(*(state[name] for name in Start._fields))
 
 
@@ -313,6 +337,7 @@ def train_on(run: Run, samples: Samples) -> tuple[Ending, dict[str, Any]]:
     last = num_steps(config, num_samples)
     start = resume(run)
     rate = partial(learning_rate, config=learning_rates(run.environ, last))
+    evaluations = evaluation_steps(config.eval_every_epochs, config.epochs, last)
     progress = Progress(
         world,
         last=last,
@@ -342,22 +367,53 @@ def train_on(run: Run, samples: Samples) -> tuple[Ending, dict[str, Any]]:
                 last=last,
                 report_every=config.log_every_steps,
                 checkpoint=config.checkpoint.is_due,
+                evaluations=evaluations,
             ),
             progress=progress,
             stop=stop,
             seed=lambda batch: step_seed(config.trial_seed, batch, world.rank),
-            evaluate=lambda steps, samples: False,
+            evaluate=lambda steps, samples: evaluate(run, progress, steps),
             save=save,
         )
     seconds = start.seconds + time.monotonic() - begin
+    if ending.reached:
+        ending = replace(ending, reason=PATIENCE)
     if ending.stopped:
         save(ending.step, ending.batches, ending.samples)
     progress.summary(ending)
     return ending, {
-        "steps": last,
+        "steps": ending.step,
         "e2e_train_time": seconds,
-        "training_sequences_per_second": ending.samples / seconds,
+        "training_sequences_per_second": ending.samples / (seconds - run.best.seconds),
     }
+
+
+def evaluate(run: Run, progress: Progress, step: int) -> bool:
+    """Keeps the model if it is the best so far; returns whether training ends for want of better
+    ones. A collective.
+    """
+    best, world = run.best, run.world
+    begin = time.monotonic()
+    # The scores of nan are numbers, and could be the best.
+    check_finite(run.step.state_tensors(), world, step)
+    scores = predict(run)
+    run.model.train()
+    metrics = run.task.finish(scores) if world.is_main else {}
+    # The main metric comes first.
+    figure = next(iter(metrics.values()), 0.0)
+    is_best = world.broadcast_int(figure > best.figure) == 1
+    if is_best:
+        best.keep(step, figure, weights_of(run), scores)
+    best.worse = 0 if is_best else best.worse + 1
+    best.evaluations += 1
+    best.seconds += time.monotonic() - begin
+    if world.is_main:
+        for sink in progress.sinks:
+            sink("evaluation", {"step": step, **metrics})
+        found = [f"{name} {value:.4f}" for name, value in metrics.items()]
+        note = " (best)" if is_best else ""
+        _say(world, f"evaluation at step {step:,}: {', '.join(found)}{note}")
+    return 0 < run.config.patience <= best.worse
 
 
 def batches_of(run: Run, samples: Samples, first_step: int) -> Iterator[list[Batch]]:
@@ -382,7 +438,7 @@ def save_state(run: Run, now: Start) -> None:
     state = run.step.state_dict()
     if run.world.is_main:
         check_held()
-        facts = now._asdict() | {"run": run.identity}
+        facts = now._asdict() | {"run": run.identity, "best": vars(run.best)}
         save_checkpoint(run.config.checkpoint, now.step, state | facts)
     run.world.barrier()
 

@@ -148,9 +148,13 @@ def test_mode_train_saves_the_model_and_predicts_nothing(squad_environment, tmp_
     assert not predictions(tmp_path)
 
 
-@pytest.mark.parametrize("every", ["0", "1"], ids=["the model", "a checkpoint"])
+@pytest.mark.parametrize(
+    ("every", "evaluates"),
+    [("0", "0"), ("1", "0"), ("0", "1")],
+    ids=["the model", "a checkpoint", "the best"],
+)
 def test_non_finite_weights_are_not_saved(
-    squad_environment, tmp_path, monkeypatch, capsys, every
+    squad_environment, tmp_path, monkeypatch, capsys, every, evaluates
 ):
     monkeypatch.setattr(
         StepCounter,
@@ -158,7 +162,8 @@ def test_non_finite_weights_are_not_saved(
         lambda steps: setattr(steps, "done", steps.done + 1) or float("nan"),
     )
     saves = {"CHECKPOINT_DIR": str(tmp_path / "c"), "CHECKPOINT_EVERY_STEPS": every}
-    own = saves | {"MODE": "train", "EPOCHS": "0.04", "RUN_DIR": str(tmp_path)}
+    own = saves | {"EVAL_EVERY_EPOCHS": evaluates, "EPOCHS": "0.04"}
+    own |= {"RUN_DIR": str(tmp_path)}
     assert run(squad_environment | own) == 1
     last = capsys.readouterr().err.splitlines()[-1]
     assert "not finite at step 1, and are not saved" in last
@@ -502,6 +507,8 @@ def test_berts_precisions_and_optimizers_work_in_fine_tuning(
     ({"DATA": "/no/such/data"}, "no such folder"),
     ({"DATA": "{data}/vocab.txt"}, "vocab.txt: no such folder"),
     ({"INIT_CHECKPOINT": "{data}/vocab.txt"}, "vocab.txt: no weights: give a .pt or .safetensors, or a folder"),
+    ({"PATIENCE": "2"}, "PATIENCE=2 counts evaluations: set EVAL_EVERY_EPOCHS"),
+    ({"EVAL_EVERY_EPOCHS": "1", "MODE": "train"}, "which MODE=train does not"),
     ({"CUDA_GRAPH": "1"}, "CUDA_GRAPH=1 captures steps of pretraining: unset it to fine-tune"),
     ({"SQUAD_VERSION": "2.0"}, "train-v2.0.json: No such file"),
     ({"MODE": "eval", "TASK": "TSV"}, "has no task.json: not fine-tuned here"),
@@ -527,7 +534,7 @@ def test_the_best_of_pretraining_is_refused_and_a_part_from_outside_trains(
     best = {"CHECKPOINT_BEST": "1", "CHECKPOINT_DIR": str(tmp_path / "c")}
     assert run(given | best) == 2
     (line,) = capfd.readouterr().err.splitlines()
-    assert "CHECKPOINT_BEST=1 keeps a checkpoint of pretraining: unset it" in line
+    assert "CHECKPOINT_BEST=1 keeps a checkpoint of pretraining: EVAL_" in line
     (tmp_path / "outside.py").write_text(
         "from bert import optim\n"
         "class Still(optim.rules.Rule):\n"

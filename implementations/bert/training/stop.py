@@ -18,6 +18,7 @@ import torch
 from bert.core.dist import World
 
 TARGET, LAST_STEP = "the target was reached", "the last step was reached"
+PATIENCE = "evaluations are no longer better"
 # SIGUSR1 is what run.sub has Slurm send two minutes before the time limit.
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 # Between agreements of the ranks on signals, unless steps are longer.
@@ -48,7 +49,7 @@ class Ending:
     @property
     def stopped(self) -> bool:
         """Whether the run was asked to end early."""
-        return self.reason not in (TARGET, LAST_STEP)
+        return self.reason not in (TARGET, LAST_STEP, PATIENCE)
 
 
 class Stop:

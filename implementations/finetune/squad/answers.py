@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from scipy.special import softmax
 
 from bert.data.tokens import Integers, Pieces, WordPiece
 from common.files import write_text
-from finetune.glue import probabilities
 from finetune.squad.features import Features, collapse, has_most_context, word_numbers
 
 
@@ -106,7 +106,7 @@ def predict(features: Features, logits: Sequence[Logits], rules: Rules) -> Predi
             features, spans, rows[0], null if rules.version_2 else None, rules.n_best
         )
         question = features.dataset.questions[features.question[rows[0]]].id
-        shares = probabilities(np.array([candidate.score for candidate in best]))
+        shares = softmax(np.array([candidate.score for candidate in best]))
         predictions.n_best[question] = [
             {
                 "text": candidate.text,

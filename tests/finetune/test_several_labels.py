@@ -1,0 +1,167 @@
+"""Tables whose examples have any number of labels: read, learnt, scored and predicted."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from finetune import glue, saved, tables
+from finetune.__main__ import main
+from finetune.batches import Samples
+from finetune.tables import Layout
+from finetune.train import run
+
+from ..refused import refused
+
+TABLES = {
+    "marked.csv": ("text,label\na,x|y\nb,\nc, y | x \nd,z\n", {"label_mark": "|"}),
+    "list.jsonl": ('{"text": "a", "label": ["x", "y"]}\n{"text": "b", "label": []}\n'
+                   '{"text": "c", "label": ["y", "x", "y"]}\n{"text": "d", "label": "z"}\n', {}),
+    "columns.csv": ("text,x,y,z\na,1,1,0\nb,0,0,0\nc,True,1.0,no\nd,0,0,yes\n", {"label": "x,y,z"}),
+    "columns.jsonl": ('{"text": "a", "x": 1, "y": true, "z": 0}\n{"text": "b", "x": 0, "y": 0, "z": 0}\n'
+                      '{"text": "c", "x": 1, "y": 1, "z": false}\n{"text": "d", "x": 0, "y": 0, "z": 1}\n', {"label": "x,y,z"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_cells_lists_and_columns_of_labels_are_one_table(tmp_path, name):
+    text, layout = TABLES[name]
+    (tmp_path / name).write_text(text)
+    table = tables.read(tmp_path / name, Layout(**layout))
+    assert (table.names, table.several) == (("x", "y", "z"), True)
+    assert table.texts == [("a",), ("b",), ("c",), ("d",)]
+    assert table.labels.tolist() == [[1, 1, 0], [0, 0, 0], [1, 1, 0], [0, 0, 1]]
+    assert table.labels.dtype == np.float32
+    assert table.summary.endswith(
+        "3 classes: 2 x, 2 y, 1 z (40.00% the first), 1 without any"
+    )
+
+
+def test_a_label_column_without_a_1_is_a_label_all_the_same(tmp_path):
+    (tmp_path / "t.csv").write_text("text,x,y\na,1,0\nb,0,0\n")
+    table = tables.read(tmp_path / "t.csv", Layout(label="x,y"))
+    assert (table.names, table.labels.tolist()) == (("x", "y"), [[1, 0], [0, 0]])
+
+
+@pytest.mark.parametrize(("text", "layout", "message"), [
+    ("text,x,y\na,1,0\nb,2,0\n", {"label": "x,y"}, ":3: label '2' in column x, expected 0 or 1"),
+    ("text,x,y\na,1,\nb,0,0\n", {"label": "x,y"}, ":2: label '' in column y, expected 0 or 1"),
+    ("text,x\na,1\nb,0\n", {"label": "x,y"}, "no column 'y'"),
+    ("text,label\na,x|X\n", {"label_mark": "|"}, ":2: label 'X', in other lines 'x'"),
+    ("text,label\na,x|y\nb,NaN\n", {"label_mark": "|"}, ":3: label 'NaN', expected one of x, y"),
+    ("text,label\na,x|q\n", {"label_mark": "|", "labels": ("x", "y"), "several": True}, ":2: label 'q'"),
+    ("text,label\na,x|y\n", {"label_mark": "|", "labels": ("x", "y")}, ":2: several labels, and the model"),
+    ("text,x,y\na,1,0\n", {"label": "x,y", "labels": ("x", "y")}, ":2: several labels, and the model"),
+    ("text,label\na,1|2\n", {"label_mark": "|", "numbers": True}, "several labels, and the model or REGRESSION=1"),
+    ("text,label\na,x|x\nb,\n", {"label_mark": "|"}, "every label is 'x'"),
+])  # fmt: skip
+def test_what_is_no_table_of_labels_is_one_line(tmp_path, text, layout, message):
+    (tmp_path / "t.csv").write_text(text)
+    with refused(message):
+        tables.read(tmp_path / "t.csv", Layout(**layout))
+
+
+def test_metrics_equal_torchmetrics():
+    functional = pytest.importorskip("torchmetrics.functional.classification")
+    for number in range(20):
+        said, true = np.random.default_rng(number).random((2, 9, 4)) < 0.1 * number
+        both = torch.tensor(said).int(), torch.tensor(true).int()
+        for average, metric in (("micro", glue.micro_f1), ("macro", glue.macro_f1)):
+            wanted = functional.multilabel_f1_score(*both, 4, average=average)
+            assert metric(said, true) == pytest.approx(float(wanted))
+        wanted = functional.multilabel_exact_match(*both, 4)
+        assert glue.exact_match(said, true) == pytest.approx(float(wanted))
+
+
+@pytest.fixture(scope="module")
+def learnt(squad_environment, tmp_path_factory):
+    """Folder of a run whose labels are the words red and cat, and its environment."""
+    folder = tmp_path_factory.mktemp("several")
+    texts = [
+        f"the {a} {b} sat"
+        for a in ("red", "old", "blue")
+        for b in ("cat", "dog", "king")
+    ]
+    rows = [f"{x},{';'.join(w for w in ('red', 'cat') if w in x)}" for x in texts]
+    for name, times in (("train", 8), ("dev", 1)):
+        (folder / f"{name}.csv").write_text(
+            "\n".join(["text,label", *rows * times, ""])
+        )
+    environment = squad_environment | {"TASK": "table", "DATA": str(folder), "EPOCHS": "12",
+                                       "LABEL_SEPARATOR": ";", "RUN_DIR": str(folder / "run")}  # fmt: skip
+    assert run(environment) == 0
+    return folder / "run" / "model_0", environment
+
+
+def test_labels_are_learnt_scored_and_evaluated_again(learnt, tmp_path):
+    folder, environment = learnt
+    figures = json.loads((folder / "figures.json").read_text())
+    names = "micro_f1", "macro_f1", "exact_match"
+    assert [figures[name] for name in names] == [1, 1, 1]
+    rows = [
+        line.split("\t")
+        for line in (folder / "predictions.tsv").read_text().splitlines()
+    ]
+    assert rows[0] == ["index", "prediction", "cat", "red"]
+    assert [row[1] for row in rows[1:6]] == ["cat;red", "red", "red", "cat", ""]
+    assert (folder / "classes.tsv").read_text().splitlines()[1:] == [
+        "cat\t1.0000\t1.0000\t1.0000\t3", "red\t1.0000\t1.0000\t1.0000\t3",
+    ]  # fmt: skip
+    del environment["LABEL_SEPARATOR"]  # the model's
+    again = {"MODE": "eval", "INIT_CHECKPOINT": str(folder), "RUN_DIR": str(tmp_path)}
+    assert run(environment | again) == 0
+    found = json.loads((tmp_path / "model_0" / "figures.json").read_text())
+    assert [found[name] for name in names] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+def test_predicted_labels_are_as_in_training_or_a_list(learnt, tmp_path, kind):
+    (tmp_path / "new.csv").write_text(
+        "n,text\n1,the red cat sat\n2,the old dog sat\n3,a red king\n"
+    )
+    words = [
+        "predict",
+        str(learnt[0]),
+        "--input",
+        str(tmp_path / "new.csv"),
+        "--device",
+        "cpu",
+    ]
+    output = tmp_path / f"out.{kind}"
+    assert main([*words, "--output", str(output)], {}) == 0
+    if kind == "csv":
+        rows = list(csv.DictReader(output.open()))
+        assert [row["prediction"] for row in rows] == ["cat;red", "", "red"]
+        assert (
+            float(rows[0]["probability_cat"]) + float(rows[0]["probability_red"]) > 1.5
+        )
+    else:
+        rows = [json.loads(line) for line in output.read_text().splitlines()]
+        assert [row["prediction"] for row in rows] == [["cat", "red"], [], ["red"]]
+
+
+def test_probabilities_and_loss_are_those_of_transformers(learnt):
+    transformers = pytest.importorskip("transformers")
+    folder, _ = learnt
+    other = transformers.AutoModelForSequenceClassification.from_pretrained(
+        folder
+    ).eval()
+    assert other.config.problem_type == "multi_label_classification"
+    mine = saved.load(folder, "cpu")
+    texts = [("the red dog sat",), ("a cat",)]
+    sequences = glue.encode(texts, mine.tokenizer, 48)
+    labels = torch.tensor([[0.0, 1.0], [1.0, 0.0]])
+    for (ids, _), text, label in zip(sequences, texts, labels, strict=True):
+        theirs = other(torch.tensor(ids[None]).long(), labels=label[None])
+        (said,) = mine.predict([text])
+        shares = torch.sigmoid(theirs.logits[0]).tolist()
+        assert [*said["probabilities"].values()] == pytest.approx(shares, abs=1e-5)
+        samples = Samples([(ids, len(ids))], {"labels": label[None].numpy()})
+        batch = samples.batch(np.array([0]))
+        assert mine.model(batch).label.item() == pytest.approx(
+            theirs.loss.item(), abs=1e-5
+        )
