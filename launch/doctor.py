@@ -40,6 +40,7 @@ def call(*words: str) -> "tuple[bool, str]":
 
 def own(check: str, name: str) -> None:
     """The row of a check of the run scripts."""
+    # In a process of its own: it ends with its error.
     command = [str(LAUNCH / "doctor.sh"), "--check", name]
     done = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     out, err = (text.decode(errors="replace") for text in done.communicate())
@@ -60,6 +61,7 @@ def number(name: str) -> int:
 
 def on_compute_node() -> bool:
     """Rather than a submit node?"""
+    # A step has a number; a submit node may still have a GPU for tests.
     slurm = shutil.which("sbatch") and not ENV.get("SLURM_PROCID")
     return not slurm or os.path.exists("/dev/nvidiactl")
 
@@ -75,6 +77,7 @@ def slurm() -> None:
         return row("fail", "slurm", f"sinfo: {text.rpartition(': ')[2]}", cure)
     lines = [line.split("|") for line in text.splitlines()]
     row("pass", "slurm", f"{call('sinfo', '--version')[1]}, {len(lines)} partitions")
+    # sinfo marks Slurm's default with a star.
     default = [words[0] for words in lines if words[-1].endswith("*")]
     name = ENV.get("SBATCH_PARTITION") or (default or [""])[0]
     found = [words for words in lines if words[0] == name]
@@ -134,6 +137,7 @@ def ssh() -> None:
 
 
 def machine() -> None:
+    # Slurm's steps inherit the limit of slurmd or of the submitting shell.
     limit = call("bash", "-c", "ulimit -l")[1]
     if limit != "unlimited" and (SYSFS / "class/infiniband").exists():
         cure = "in /etc/security/limits.d: '* - memlock unlimited'; for Slurm: PropagateResourceLimitsExcept=MEMLOCK"
@@ -165,6 +169,7 @@ def gpu() -> None:
         cure = "install or reload the driver, or: export DEVICE=cpu"
         return row("fail", "GPUs", text.rpartition("\n")[2], cure)
     gpus = [line.split(", ") for line in text.splitlines()]
+    # Two kinds of GPU in one node are shown as such.
     kinds = sorted({words[0] for words in gpus})
     _, memory, driver = gpus[0]
     enough(len(gpus), f"{len(gpus)} x {'/'.join(kinds)}, {memory} MB", "GPUs")
@@ -173,6 +178,7 @@ def gpu() -> None:
 
 def data() -> None:
     """What the trainer's check needs first, and that check."""
+    # Synthetic data need no folders.
     synthetic = ENV.get("SYNTH_DATA", "0") != "0"
     for name in () if synthetic else ("EVALDIR", "CHECKPOINTDIR_PHASE1"):
         place = Path(ENV.get(name, ""))
@@ -186,11 +192,13 @@ def trainer() -> None:
     """The trainer's own check of settings, data, vocabulary and weights."""
     if not (ENV.get("DGXSYSTEM") and ENV.get("DGXNGPU")):
         return row("skip", "checkpoint, run", "no config was sourced", SOURCE)
+    # Without importing torch, which takes seconds.
     find = "import importlib.util as u, sys; sys.exit(not u.find_spec('torch'))"
     if not call(PYTHON, "-c", find)[0]:
         later = "run.sub does this in the container before it starts"
         result, cure = ("skip", later) if ENV.get("CONT") else ("fail", "make setup")
         return row(result, "checkpoint, run", f"{PYTHON} has no torch", cure)
+    # Without RUN_DIR: there is no run yet whose folder could be another's.
     paths = f"PYTHONPATH={LAUNCH.parent}/implementations:{LAUNCH.parent}"
     good, text = call("env", paths, "RUN_DIR=", PYTHON, "-m", "bert", "--check")
     if not good:

@@ -25,6 +25,7 @@ def settings(axis: str) -> "list[str]":
     chosen = []
     for value in values.split(","):
         parts = value.split(":")
+        # It becomes part of a folder's name.
         if not re.fullmatch(r"[\w.:/+-]+", value) or len(parts) != len(names):
             expected = f"expected {len(names)} value(s) joined by colons"
             refuse(f"{axis}: '{value}': {expected}")
@@ -40,6 +41,7 @@ def main(*words: str) -> None:
             refuse(f"{config}: no such config, or option")
     if not configs:
         refuse("no config given: launch/sweep.sh configs/config_....sh NAME=VALUE")
+    # All combinations; all errors before the first run starts.
     axes = [settings(word) for word in rest if "=" in word]
     for config, *chosen in itertools.product(configs, *axes):
         print(config, " ".join(chosen), sep="\t")

@@ -24,8 +24,10 @@ def why(root: Path) -> str:
         words = text_of(device / "vendor"), text_of(device / "class")
         if re.match(CLASSES, ":".join(words)):
             return f"one is on the PCI bus ({device.name})"
+    # In a virtual machine or a container the bus may not be visible.
     if (root / "proc/driver/nvidia").exists():
         return "the NVIDIA driver is loaded"
+    # The next two: a broken driver or a lost card must fail the test, not turn it into one of CPUs.
     if any(ENV.get(f"SLURM_{name}") for name in ("JOB_GPUS", "GPUS_ON_NODE", "GPUS")):
         return "Slurm allocated some"
     if ENV.get("DGXSYSTEM") and ENV.get("DEVICE") != "auto":

@@ -17,11 +17,13 @@ SRUN = "srun: error: "
 
 def reason(text: str, *patterns: str) -> str:
     """The line that explains best: a pattern's, the program's own, or srun's."""
+    # Successes explain nothing.
     lines = [line for line in text.splitlines() if line.strip()]
     lines = [line for line in lines if not line.startswith("answer ")]
     for wanted, _, says in (pattern.partition("=>") for pattern in patterns):
         for found in filter(None, (re.search(wanted, line) for line in lines)):
             return says or found.group(1)
+    # A program knows more than the launcher that reports its exit status.
     own = [line for line in lines if not line.startswith(("srun: ", "slurmstepd: "))]
     told = [line for line in lines if line.startswith(SRUN)]
     told = [
@@ -34,12 +36,14 @@ def reason(text: str, *patterns: str) -> str:
 def main(command: str, nodes: str, *patterns: str) -> None:
     text = sys.stdin.read()
     answered = re.findall(r"^answer (.+)", text, re.MULTILINE)
+    # Where nobody answered, the fault is no single node's.
     missing = [node for node in nodes.split() if answered and node not in answered]
     if command == "missing":
         print(*missing, sep="\n")
         return
     why = reason(text, *patterns)
     if not missing and os.environ["DGXNNODES"] != "1":
+        # Without an answer, srun may have named the task's node.
         told = re.findall(rf"^{SRUN}([^ :]+): tasks? ", text, re.MULTILINE)
         missing = sorted(set(told))
     if command == "why" and missing and missing[0] not in why:

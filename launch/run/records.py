@@ -89,6 +89,7 @@ def of_rank(folder: Path, trial: str, status: int, rank: str, node: str) -> Reco
     # PyTorch aborts a rank whose NCCL collective timed out, and has it dump its collectives before.
     if status == 134 and (folder / f"nccl_{trial}_rank_{rank}").exists():
         kind = "hung"
+    # The shell reports a signal as 128 and its number.
     how = f"ended with exit status {status}, see output_{trial}.txt"
     names = {number.value + 128: number.name for number in signal.Signals}
     if status in names:
@@ -103,8 +104,10 @@ def of_rank(folder: Path, trial: str, status: int, rank: str, node: str) -> Reco
 def explain(folder: Path, trial: str, record: Record) -> None:
     """The same, with the reason that the rank's trainer has left, if it has."""
     error = folder / f"error_{trial}.txt"
+    # What the others said of the connection that broke with it.
     if record.kind in CAUSES and error.exists():
         error.unlink()
+    # "x": the trainer, or an earlier rank, knows more.
     try:
         with open(str(error), "x") as file:
             file.write(record.reason + "\n")

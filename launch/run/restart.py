@@ -96,6 +96,7 @@ def entries() -> "list[list[str]]":
     except OSError:
         return []
     fields = [line.split("\t") for line in lines]
+    # A line that was cut off, on a full disk or by a power loss, is none.
     return [words for words in fields if len(words) == 5]
 
 
@@ -109,6 +110,7 @@ def trial() -> int:
     outputs = [
         path for path in folder().glob("output_*.txt") if path.stem[7:].isdigit()
     ]
+    # By time: trials that an earlier job has finished are skipped.
     newest = max(outputs, key=lambda path: path.stat().st_mtime, default=None)
     return int(newest.stem[7:]) if newest else 0
 
@@ -127,6 +129,7 @@ def checkpoint() -> int:
     """Step of the newest checkpoint of the trial that ran last; 0 if there is none."""
     if not continues():
         return 0
+    # One file, or a folder whose index is written last.
     saved = checkpoints(trial())
     names = [path.name for path in saved.glob("step_*.pt")]
     names += [path.parent.name + ".pt" for path in saved.glob("*step*/index.pt")]
@@ -142,6 +145,7 @@ def progress() -> str:
 
 def allowed(limit: int) -> str:
     """Why there may be no other restart; empty if there may."""
+    # Leaving nodes out before the first attempt is no restart.
     now = progress()
     recent = [words[1] for words in own() if words[1] != LEFT_OUT][-limit:]
     if recent.count(now) < limit:
@@ -159,6 +163,7 @@ def write(state: str, text: str, nodes: "list[str]") -> None:
 
 def reached(number: int) -> int:
     """The step to which the trial's ranks came."""
+    # A trial's files are moved to the run's folder when it ends.
     name, steps = f"step_{number}.txt", [0]
     for path in (folder() / name, *folder().glob("running_*/" + name)):
         with suppress(OSError, ValueError):

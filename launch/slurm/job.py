@@ -27,6 +27,7 @@ COMMON = {
 
 def ask(seconds: str, *words: str) -> str:
     """Output of a command of Slurm; empty if it does not answer in time."""
+    # A controller that is busy or gone keeps its clients waiting for minutes.
     command = ["timeout", "--signal=KILL", seconds, *words]
     quiet = subprocess.DEVNULL
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=quiet, stdin=quiet)
@@ -34,6 +35,7 @@ def ask(seconds: str, *words: str) -> str:
 
 
 class Job:
+    # Asked once: the answers to one question must be of one moment.
     def __init__(self, seconds: str, job: str) -> None:
         self.shown = ask(seconds, "scontrol", "--oneliner", "show", "job", job)
 
@@ -47,9 +49,11 @@ class Job:
         return ask("9", "scontrol", "show", "hostnames", listed).split()
 
     def lost(self, nodes: "list[str]") -> "list[str]":
+        # A node that was restarted is up again, but its processes are gone: the job has lost it.
         left = self.nodes(os.environ["SLURM_JOB_NODELIST"])
         options = ["--noheader", "--Node", "--format=%N %T"]
         states = ask("5", "sinfo", *options, f"--nodes={','.join(nodes)}")
+        # A star after the state: the node does not respond.
         down = re.findall(r"^(\S+) (?:down|.*[*]$)", states, re.MULTILINE)
         return sorted(node for node in nodes if node not in left or node in down)
 
@@ -59,9 +63,11 @@ class Job:
         lost = f" ({lost}: down or not responding)" if lost else ""
         again = int(self.field("Restarts") or 0)
         ended = state == "TIMEOUT" or self.field("Reason") == "TimeLimit"
+        # run.sub asks for USR1 before the time limit (--signal), and nobody else sends it.
         if signal == "USR1" or ended:
             limit = f" of {limit}" if limit else ""
             return f"the job reached its time limit{limit}"
+        # By the count, since a requeued job may already be pending, or running elsewhere.
         started = int(os.environ.get("SLURM_RESTART_COUNT") or 0)
         if again > started or state.startswith("REQUEUE") or state == "PENDING":
             return f"the job was requeued{lost}"
@@ -74,6 +80,7 @@ class Job:
             start, end = (time.strptime(self.field(name), shape) for name in names)
         except ValueError:
             return 0
+        # By both: how long this script has run on its own clock, and the end on the controller's.
         now, began = time.time(), float(os.environ["SUPERVISOR_BEGAN"])
         own = time.mktime(end) - time.mktime(start) - (now - began)
         theirs = time.mktime(end) - now
@@ -90,12 +97,14 @@ def main(seconds: str, job: str, command: str, *words: str) -> None:
     elif command == "left":
         print(now.left())
     elif command == "orphaned":
+        # Each node asks: one of them must act, and all see the same order.
         script, left = now.field("BatchHost"), now.nodes()
         if script and left and script not in left and left[0] == words[0]:
             print(script)
     else:
         cause = now.cause(words[0], nodes)
         if command == "why":
+            # What Slurm does not say is not made up.
             silent = "" if now.shown else " (Slurm's controller did not say why)"
             cause = cause or f"interrupted by SIG{words[0]}{silent}"
         print(cause)
