@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from bert.checkpoint.save import load_newest, save_checkpoint
+from bert.checkpoint import sharded
+from bert.checkpoint.save import facts_of, load_newest, save_checkpoint
 from bert.checkpoint.weights import Loaded, checksum_of
 from bert.core import extension, rundir, variables
 from bert.core.claim import check_held
@@ -305,13 +306,13 @@ class Start(NamedTuple):
 
 
 def resume(run: Run) -> Start:
-    """Loads the newest checkpoint, if there is one, and makes the folder the run's own. Raises
-    ConfigError for one of another run. A collective.
+    """Loads the newest checkpoint, if there is one. Raises ConfigError for one of another run. A
+    collective.
     """
     config, mine = run.config.checkpoint, run.config.run
-    is_own = mine.has_begun(config.directory) and not mine.has_left(
-        f"{run.config.folder().name}/figures.json"
-    )
+    checkpoints = sharded.complete(config.directory) if config.directory else []
+    is_own = bool(checkpoints) and mine.owns(facts_of(checkpoints[-1]))
+    is_own &= not mine.has_left(f"{run.config.folder().name}/figures.json")
     # Another node may not share RUN_DIR.
     state = load_newest(config, run.world.broadcast_int(is_own) == 1)
     if state and (difference := rundir.difference(state["run"], run.identity)):
@@ -319,8 +320,6 @@ def resume(run: Run) -> Start:
         raise ConfigError(
             f"{where}: use the same settings and data, or another CHECKPOINT_DIR"
         )
-    if config.directory is not None and run.world.is_main:
-        mine.own(config.directory)
     if state is None:
         return Start()
     run.step.load_state_dict(state)
@@ -439,6 +438,7 @@ def save_state(run: Run, now: Start) -> None:
     if run.world.is_main:
         check_held()
         facts = now._asdict() | {"run": run.identity, "best": vars(run.best)}
+        facts |= run.config.run.owner
         save_checkpoint(run.config.checkpoint, now.step, state | facts)
     run.world.barrier()
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bert.checkpoint import deepspeed_files, huggingface, sharded, sums
 from common.env import ConfigError, env
-from common.files import damage
+from common.files import damage, object_of
 from common.process import one_line, say
 
 
@@ -252,6 +252,21 @@ def check_checkpoint(path: Path, rank: int = 0, size: int = 1) -> None:
         sharded.check(path.parent, rank, size)
     else:
         sums.check(path)
+
+
+def noted_before(directory: Path) -> dict[str, Any]:
+    """What earlier versions noted beside the checkpoints of a folder, and not in them."""
+    return object_of(directory / ".owner.json")
+
+
+def facts_of(path: Path) -> dict[str, Any]:
+    """What a checkpoint says beside its tensors; empty if it is damaged."""
+    try:
+        # Mapped, as only the small entries are looked at.
+        file = path / sharded.INDEX if path.is_dir() else path
+        return noted_before(path.parent) | sharded.read_file(file, mmap=True)
+    except Exception:  # of any kind that torch.load raises
+        return {}
 
 
 def load_newest(

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import re
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,10 +17,8 @@ from bert.core import software
 from bert.core.claim import Claim, OccupiedError
 from bert.core.dist import HangError
 from common.env import ConfigError, env, settings
-from common.files import NoSpaceError, is_full, no_space, object_of, write_json
+from common.files import NoSpaceError, is_full, no_space, write_json
 from common.process import say
-
-OWNER = ".owner.json"  # in a folder of checkpoints: whose it is
 
 # May differ between the ranks of a run.
 _OWN = "RANK", "LOCAL_RANK", "OMP_NUM_THREADS"
@@ -69,31 +68,29 @@ class RunConfig:
         return self.run_dir / name.format(self.trial)
 
     @property
-    def owner(self) -> dict[str, Any]:
-        """The trial, and its run's folder, to which a folder of checkpoints belongs."""
-        folder = self.run_dir
-        if folder is not None:
-            folder = folder.absolute()
-            # The launch scripts' folder of a trial that is running; a restart may have another one.
-            folder = folder.parent if folder.name.startswith("running_") else folder
-        return {"trial": self.trial, "run_dir": None if folder is None else str(folder)}
+    def folder(self) -> Path | None:
+        """The run's folder, whatever the attempt."""
+        if self.run_dir is None:
+            return None
+        folder = self.run_dir.absolute()
+        # The launch scripts' folder of a trial that is running; a restart has another one.
+        is_attempt = re.fullmatch(rf"running_{self.trial}(_\d+)?", folder.name)
+        return folder.parent if is_attempt else folder
 
-    def has_begun(self, checkpoints: Path | None) -> bool:
-        """Whether this very trial has begun before, by its folder of checkpoints."""
+    @property
+    def owner(self) -> dict[str, Any]:
+        """What a checkpoint notes of whose it is."""
+        folder = None if self.folder is None else str(self.folder)
+        return {"trial": self.trial, "run_dir": folder}
+
+    def owns(self, saved: Mapping[str, Any]) -> bool:
+        """Whether a checkpoint is of this very trial."""
         # Without RUN_DIR no run can be told from another one with the same settings.
-        return (
-            checkpoints is not None
-            and self.run_dir is not None
-            and self.owner.items() <= object_of(checkpoints / OWNER).items()
-        )
+        return self.run_dir is not None and self.owner.items() <= saved.items()
 
     def has_left(self, result: str) -> bool:
         """Whether the run's folder has this file: of a trial that is complete."""
-        return Path(self.owner["run_dir"], result).is_file()
-
-    def own(self, checkpoints: Path) -> None:
-        """Notes in a folder of checkpoints whose it is."""
-        write_json(checkpoints / OWNER, self.owner)
+        return self.folder is not None and (self.folder / result).is_file()
 
     def claims(
         self, environ: Mapping[str, str], rank: int, checkpoints: Path | None

@@ -27,7 +27,7 @@ def report(config: PretrainingConfig) -> str:
     """The settings and their consequences. Raises ConfigError or DataError for what would stop the
     run.
     """
-    is_finished = bool(trial.ended(config))
+    is_finished = trial.ended(config) is not None
     is_closed = config.mlperf.is_closed
     # A check is one process, without the ranks whose run it describes.
     alone = World(

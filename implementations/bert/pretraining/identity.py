@@ -1,4 +1,12 @@
-"""What identifies a run, compared before its checkpoints or its folder are used again."""
+"""What identifies a run, compared before its checkpoints or its folder are used again.
+
+It stands in two places. ``identity_<TRIAL>.json`` in the run's folder is the trial's: written before
+its log is opened, and again with the digests of its data when it is complete, so that a kill leaves
+a trial that has begun. Each checkpoint has what a resumption must not change, and whose it is, as
+it outlives that folder and is moved without it. Neither is derived from config.json, which
+describes the first trial of a folder to its readers, nor from .writer, which says who writes there
+now (``core/claim.py``).
+"""
 
 import hashlib
 import json
@@ -8,12 +16,14 @@ from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Any
 
+from bert.checkpoint.save import noted_before
 from bert.core import rundir
 from bert.data.records import SUFFIXES
 from bert.data.shards import INDEX
 from bert.kernels.precision import resolved
 from bert.pretraining.config import PretrainingConfig
 from common.env import ConfigError, settings, variables
+from common.files import object_of, write_json
 
 # May change where their product, a step's rows, does not.
 _ROWS = "WORLD_SIZE", "BATCHSIZE", "GRADIENT_STEPS"
@@ -53,7 +63,7 @@ FREE = rundir.OUTPUT | {
 }
 
 
-_WEIGHTS = "bytes of the starting weights"
+_WEIGHTS, _CHECKPOINTS = "bytes of the starting weights", "folder of checkpoints"
 # Also what a run had of a setting that is newer than its checkpoint: a default means "as before".
 DEFAULTS = {
     variable.name: field.default for field, variable, _ in variables(PretrainingConfig)
@@ -163,6 +173,38 @@ def settings_of(config: PretrainingConfig) -> dict[str, Any]:
 def that_stays(config: PretrainingConfig) -> dict[str, Any]:
     """Those of them that a run may not change while it lasts, and its trials have in common."""
     return _without(config, ROUNDING | FREE | {"LR_DECAY_STEPS"})
+
+
+_NOTED_IN = "identity_{}.json"
+
+
+def note(config: PretrainingConfig, facts: Mapping[str, Any]) -> None:
+    """Writes a trial's identity, if there is a folder for it."""
+    run, checkpoints = config.run, config.checkpoint.directory
+    if run.folder is not None:
+        where = {_CHECKPOINTS: checkpoints and str(checkpoints.absolute())}
+        write_json(run.folder / _NOTED_IN.format(run.trial), {**facts, **where})
+
+
+def noted(run: rundir.RunConfig, trial: int | str) -> dict[str, Any]:
+    """The identity that a trial of the run's folder has noted; empty without one."""
+    if run.folder is None:
+        return {}
+    known = object_of(run.folder / _NOTED_IN.format(trial))
+    # Earlier versions noted it unresolved, which says nothing; the checkpoint has what it was.
+    if known.get("PRECISION") == "auto":
+        del known["PRECISION"]
+    return known
+
+
+def has_begun(config: PretrainingConfig) -> bool:
+    """Whether this very trial has begun before, with its folder of checkpoints."""
+    run, checkpoints = config.run, config.checkpoint.directory
+    if checkpoints is None:
+        return False
+    begun_with = noted(run, run.trial).get(_CHECKPOINTS)
+    before = noted_before(checkpoints)
+    return begun_with == str(checkpoints.absolute()) or run.owns(before)
 
 
 def is_whole(facts: Mapping[str, Any]) -> bool:

@@ -13,11 +13,16 @@ from bert.core import rundir
 from bert.core.dist import World
 from bert.data.sampler import RowSource
 from bert.pretraining.config import PretrainingConfig
-from bert.pretraining.identity import check_identity, data_digest, pick_seed
+from bert.pretraining.identity import (
+    check_identity,
+    data_digest,
+    has_begun,
+    pick_seed,
+)
 from bert.pretraining.saver import Trainer
 from bert.training.step import Step, is_finite
 from common.env import ConfigError
-from common.files import damage, object_of
+from common.files import damage
 from common.lists import first_few
 from common.process import say
 
@@ -54,14 +59,11 @@ def is_own(config: PretrainingConfig, path: Path) -> bool:
     """Whether a checkpoint is of this very run, which was interrupted: as after a restart by the
     launcher.
     """
-    index = path / sharded.INDEX if path.is_dir() else path
+    run = config.run
     try:
-        # Mapped, as only the small entries are looked at.
-        saved = torch.load(index, map_location="cpu", weights_only=True, mmap=True)
-        result = f"result_{config.run.trial}.txt"
-        if not config.run.has_begun(path.parent) or (
-            saved["ended"] and config.run.has_left(result)
-        ):
+        saved = save.facts_of(path)
+        has_result = saved["ended"] and run.has_left(f"result_{run.trial}.txt")
+        if has_result or not run.owns(saved):
             return False
         check_identity(config, pick_seed(config.seed, saved), saved)
     except Exception:  # damaged, of an earlier version, or of another run
@@ -76,9 +78,7 @@ def is_repeated(config: PretrainingConfig) -> bool:
 
 def has_whole_clock(config: PretrainingConfig, saved: dict[str, Any] | None) -> bool:
     """Whether the time of this trial begins now: this is its first start, or a new run."""
-    return saved is None and (
-        is_repeated(config) or not config.run.has_begun(config.checkpoint.directory)
-    )
+    return saved is None and (is_repeated(config) or not has_begun(config))
 
 
 class Done(NamedTuple):
@@ -140,12 +140,7 @@ def check_first_weights(
 ) -> None:
     """Raises ConfigError if INIT_CHECKPOINT are other weights than the saved run began with."""
     path, folder = config.checkpoint.init_checkpoint, config.checkpoint.directory
-    # Beside the checkpoints, in earlier versions.
-    noted = (
-        saved
-        if "first_weights" in saved or not folder
-        else object_of(folder / rundir.OWNER)
-    )
+    noted = {**(save.noted_before(folder) if folder else {}), **saved}
     # Settings leave paths out, as they may move: the checksum tells that the weights are the same.
     if path is not None and noted.get("first_weights", first_weights) != first_weights:
         where = f"the checkpoint in CHECKPOINT_DIR={folder}"

@@ -66,13 +66,12 @@ def _train(config: PretrainingConfig) -> int:
     log = MlperfLog(config.mlperf, is_main, trial.log_of(config.run))
     log.init_start()
     with World(config.dist) as world:
-        if known := _ending_before(config, world):
+        if before := _ended_before(config, world):
             _check_last_checkpoint(config, world)
             if is_main:
-                say(
-                    f"bert: {log.path} is of this very run, complete ({known}): nothing is left"
-                )
-            return _status(config, known == "success", is_main)
+                this = f"{before.log} is of this very run, complete ({before.status})"
+                say(f"bert: {this}: nothing is left")
+            return _status(config, before.status == "success", is_main)
         # NCCL connects at the first collective of each kind: here, not in the first timed step.
         world.warm_up()
         try:
@@ -83,7 +82,7 @@ def _train(config: PretrainingConfig) -> int:
             raise
     if not ending.stopped:
         if is_main:
-            trial.note(config, identity.of_trial(config))  # looks at the data
+            identity.note(config, identity.of_trial(config))  # looks at the data
         return _status(config, ending.reached, is_main)
     if is_main:
         stopped = f"stopped at step {ending.step} ({ending.reason}); RESUME=1 continues"
@@ -93,24 +92,23 @@ def _train(config: PretrainingConfig) -> int:
     return SUCCESS
 
 
-def _ending_before(config: PretrainingConfig, world: World) -> str:
-    """How this very trial ended, if it is complete already; else empty. A collective.
+def _ended_before(config: PretrainingConfig, world: World) -> trial.Ended | None:
+    """How this very trial ended, if it is complete already. A collective.
 
     Raises ConfigError, on every rank, if RUN_DIR has another run's trial, and without RESUME=1.
     """
-    problem = known = ""
+    problem, before = "", None
     if world.is_main:  # another node may not share RUN_DIR
         try:
-            known = trial.ended(config)
+            before = trial.ended(config)
         except (ConfigError, DataError) as error:
             problem = str(error)
-        if known and not config.checkpoint.resume:
-            log = trial.log_of(config.run)
-            problem = f"{log} is complete: for a new run give another RUN_DIR, or TRIAL"
-    problem, known = world.objects((problem, known))[0]
+        if before and not config.checkpoint.resume:
+            problem = f"{before.log} is complete: for a new run give another RUN_DIR, or TRIAL"
+    problem, before = world.objects((problem, before))[0]
     if problem:
         raise ConfigError(problem)
-    return known
+    return before
 
 
 def _check_last_checkpoint(config: PretrainingConfig, world: World) -> None:

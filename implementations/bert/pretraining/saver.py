@@ -58,13 +58,12 @@ class Saver:
             "row_counts": data.row_counts().tolist(), "vocab_md5": data.vocab_md5,
             "data_digest": data_digest(data.identity()), "computed": computed(config), "dealt": shard_order,
             "bert_config": dataclasses.asdict(config.model), "run": run_identity(config, seed),
-            "first_weights": first_weights,
+            "first_weights": first_weights, **config.run.owner,
         }  # fmt: skip
         if world.is_main and (folder := config.checkpoint.directory) is not None:
             # The claim on the folder is held: nobody else can be writing these.
             sharded.remove_unfinished(folder)
             folder.mkdir(parents=True, exist_ok=True)
-            config.run.own(folder)
 
     def __enter__(self) -> Saver:
         return self

@@ -2,7 +2,7 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bert.core import rundir
 from bert.core.dist import World
@@ -12,7 +12,6 @@ from bert.pretraining.build import chosen_kernels
 from bert.pretraining.config import PretrainingConfig
 from bert.training.mlperf import MlperfLog, ending_of
 from common.env import ConfigError
-from common.files import object_of, write_json
 
 
 def log_of(run: RunConfig) -> Path | None:
@@ -20,45 +19,42 @@ def log_of(run: RunConfig) -> Path | None:
     return run.run_dir and run.file("result_{}.txt")
 
 
-def ended(config: PretrainingConfig) -> str:
-    """How this very trial has ended, if RUN_DIR has it complete: "success" or "aborted"; else
-    empty.
+class Ended(NamedTuple):
+    """A trial that is complete. status: "success" or "aborted"."""
+
+    log: Path
+    status: str
+
+
+def ended(config: PretrainingConfig) -> Ended | None:
+    """How this very trial has ended, if its folder has it complete.
 
     Raises ConfigError if what lies there is of another run, which this one would write over.
     """
-    log = log_of(config.run)
-    if log is None:
-        return ""
-    # A process that was killed after run_stop may not have written the last checkpoint.
-    if (ending := ending_of(log)) and identity.is_whole(_known(log)):
-        rundir.check_same(log, _known(log), identity.of_trial(config))
-        return ending
+    run, log = config.run, log_of(config.run)
+    if run.folder is None or log is None:
+        return None
+    known = identity.noted(run, run.trial)
+    # An attempt's log is moved to the run's folder once it is complete.
+    for path in (run.folder / log.name, log):
+        # A process that was killed after run_stop may not have written the last checkpoint.
+        if (status := ending_of(path)) and identity.is_whole(known):
+            rundir.check_same(path, known, identity.of_trial(config))
+            return Ended(path, status)
     # A log of an earlier version, whose checkpoints alone say whose it is.
-    begun = config.run.has_begun(config.checkpoint.directory)
-    if log.is_file() and not _known(log) and not begun:
+    if log.is_file() and not known and not identity.has_begun(config):
         rundir.check_same(log, {}, {})
     mine = identity.that_stays(config)
-    for other in sorted(log.parent.glob("result_*.txt")):
+    for other in sorted(run.folder.glob("result_*.txt")):
+        known = identity.noted(run, other.stem.partition("_")[2])
         # The trials of a folder have one config.json, and seeds of their own.
-        seed = {"SEED"} if other != log or mine["SEED"] is None else set()
-        compared = {name: value for name, value in mine.items() if name not in seed}
-        if problem := rundir.difference(_known(other), compared):
+        if other.name != log.name or mine["SEED"] is None:
+            known.pop("SEED", None)
+        if problem := rundir.difference(known, mine):
             cure = "give another RUN_DIR"
             cure += " and CHECKPOINT_DIR" if config.checkpoint.directory else ""
             raise ConfigError(f"{other} is {problem}: {cure}")
-    return ""
-
-
-def _known(log: Path) -> dict[str, Any]:
-    """What the run of a log noted of itself."""
-    number = log.stem.partition("_")[2]
-    known = object_of(log.with_name(f"identity_{number}.json"))
-    # Earlier versions noted it unresolved, which says nothing; the checkpoint has what it was.
-    return {
-        name: value
-        for name, value in known.items()
-        if (name, value) != ("PRECISION", "auto")
-    }
+    return None
 
 
 def begin(
@@ -85,7 +81,7 @@ def _begin_files(config: PretrainingConfig, starting_point: dict[str, Any]) -> N
         folder.mkdir(parents=True, exist_ok=True)
         for name in ("error_{}.txt", "hang_{}.txt"):  # of an attempt before
             config.run.file(name).unlink(missing_ok=True)
-        note(config, identity.settings_of(config))
+        identity.note(config, identity.settings_of(config))
         others = {*folder.glob("result_*.txt")} - {log_of(config.run)}
         # That of the first trial: the others have its settings.
         if not others:
@@ -95,9 +91,3 @@ def _begin_files(config: PretrainingConfig, starting_point: dict[str, Any]) -> N
             if starting_point:
                 facts["starting_point"] = starting_point
             rundir.write_description(config.run, config, {"model": model}, facts)
-
-
-def note(config: PretrainingConfig, facts: dict[str, Any]) -> None:
-    """Writes RUN_DIR/identity_<TRIAL>.json, for ``ended``."""
-    if config.run.run_dir is not None:
-        write_json(config.run.file("identity_{}.json"), facts)

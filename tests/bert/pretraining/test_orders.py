@@ -19,8 +19,8 @@ import pytest
 from bert.core import rundir
 from bert.pretraining.run import run
 
-from .test_owner import UNTIMED
-from .test_trial import altered, content
+from .test_owner import UNTIMED, content
+from .test_trial import altered
 
 COMMANDS = 8  # of an order
 OWN = (

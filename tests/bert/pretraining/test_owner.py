@@ -7,12 +7,14 @@ from __future__ import annotations
 import json
 import os
 import zipfile
+from pathlib import Path
 
 import h5py
 import pytest
 import torch
 
 from bert.checkpoint import sharded, sums
+from bert.checkpoint.save import read_checkpoint
 from bert.core.claim import Claim
 from bert.deepspeed.settings import merged
 from bert.pretraining import identity, resume
@@ -43,6 +45,11 @@ def train(prepared, run_bert, tmp_path):
     return run
 
 
+def content(*folders: Path) -> dict[str, bytes]:
+    files = [path for folder in folders for path in folder.rglob("*")]
+    return {str(path): path.read_bytes() for path in files if path.is_file()}
+
+
 def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
@@ -57,8 +64,8 @@ def test_trials_never_share_a_folder_and_each_resumes_its_own(train, tmp_path):
     done = train(TRIAL="1", SEED="8", RESUME="1")
     assert done.returncode == 0, done.stderr
     assert (newest(first)["step"], newest(second)["step"]) == (4, 8)
-    whose = json.loads((second / ".owner.json").read_text())
-    assert whose == {"trial": 1, "run_dir": str(tmp_path / "run")}
+    whose = newest(second)
+    assert (whose["trial"], whose["run_dir"]) == (1, str(tmp_path / "run"))
     log = (tmp_path / "run" / "result_1.txt").read_text()
     assert '"key": "clock_not_whole", "value": {"continued_at_step": 4}' in log
 
@@ -82,7 +89,8 @@ def test_a_fresh_run_that_finds_anothers_checkpoints_stops_and_names_both_ways_o
 
 
 def test_a_restart_of_the_very_same_run_continues_without_resume(train, tmp_path):
-    assert train(CHECKPOINT_DIR=str(tmp_path / "whole")).returncode == 0
+    whole = {name: str(tmp_path / "whole") for name in ("RUN_DIR", "CHECKPOINT_DIR")}
+    assert train(**whole).returncode == 0
     # As the launch scripts name a trial's folder.
     for staging in ("running_0", "running_0_1"):
         steps = "4" if staging == "running_0" else "0"
@@ -93,10 +101,32 @@ def test_a_restart_of_the_very_same_run_continues_without_resume(train, tmp_path
     (tmp_path / "run" / "running_0_1" / "result_0.txt").rename(
         tmp_path / "run" / "result_0.txt"
     )
-    again = train(RUN_DIR=str(tmp_path / "run" / "running_0"))
-    assert again.returncode == 2, (
-        "a run that has ended is not restarted but another one"
-    )
+    before = content(tmp_path / "run", tmp_path / "c")
+    for folder in ({}, {"CHECKPOINT_DIR": str(tmp_path / "d")}):
+        again = train(RUN_DIR=str(tmp_path / "run" / "running_0"), **folder)
+        assert again.returncode == 2, "a run that has ended is not restarted"
+        assert f"{tmp_path / 'run' / 'result_0.txt'} is complete" in again.stderr
+    assert content(tmp_path / "run", tmp_path / "c") == before
+
+
+def test_a_folder_of_an_earlier_version_is_whose_it_says(train, tmp_path):
+    """That noted it beside the checkpoints, and not in the trial's identity."""
+    assert train(STEPS_THIS_RUN="4").returncode == 0
+    saved, noted = tmp_path / "c", tmp_path / "run" / "identity_0.json"
+    for path in sharded.complete(saved):
+        state = read_checkpoint(path)
+        owner = {name: state.pop(name) for name in ("trial", "run_dir")}
+        sharded.save(path, state)
+    (saved / ".owner.json").write_text(json.dumps(owner | {"first_weights": 1}))
+    noted.write_text(json.dumps({"LR": 0.05}))
+    assert train(RUN_DIR=str(tmp_path / "other")).returncode == 2
+    done = train(STEPS_THIS_RUN="2")
+    assert "from step 4: 4 of 8 steps are left" in done.stderr
+    for path in sharded.complete(saved):
+        path.unlink()
+    noted.unlink()
+    assert train().returncode == 0
+    assert "clock_not_whole" in (tmp_path / "run" / "result_0.txt").read_text()
 
 
 def test_a_trial_whose_first_start_is_not_in_its_log_has_no_time(

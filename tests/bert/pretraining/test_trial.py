@@ -20,7 +20,7 @@ from review.results.run import run_of
 from review.verdict.training_rules import check_run
 
 from ..conftest import NOTHING
-from .test_owner import UNTIMED
+from .test_owner import UNTIMED, content
 
 
 @pytest.fixture
@@ -37,11 +37,6 @@ def train(prepared, run_bert, tmp_path):
         return run_bert(prepared | UNTIMED | folders | settings, ranks, arguments, odd)
 
     return run
-
-
-def content(*folders: Path) -> dict[str, bytes]:
-    files = [path for folder in folders for path in folder.rglob("*")]
-    return {str(path): path.read_bytes() for path in files if path.is_file()}
 
 
 def altered(folder: Path, under_the_digest: bool = False) -> str:
