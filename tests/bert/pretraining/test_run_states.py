@@ -179,6 +179,13 @@ def machine(environment, run_bert, folder: Path, ways):
             noted = self.home / "run" / f"identity_{trial}.json"
             return noted.is_file() and is_whole(json.loads(noted.read_text()))
 
+        def has_ended_in(self, trial, way):
+            noted = json.loads(
+                (self.home / "run" / f"identity_{trial}.json").read_text()
+            )
+            engine = "deepspeed" if way == "DeepSpeed" else "own"
+            return (noted["ENGINE"], noted["WORLD_SIZE"]) == (engine, RANKS[way])
+
         def given(self, trial, way, changed):
             return self.settings | of_trial(trial) | in_way(way) | changed
 
@@ -206,6 +213,9 @@ def machine(environment, run_bert, folder: Path, ways):
                 lacks = "lacks the last checkpoint of a run that is complete"
                 self.refused(trial, lacks, RESUME="1")
                 return
+            if self.finished(trial) and not self.has_ended_in(trial, way):
+                self.refused(trial, "is of a run with", way, **changed)
+                return
             done = self.run(trial, way, STEPS_THIS_RUN=str(steps), **changed)
             assert done.returncode == 0, done.stderr
             if "RESUME" in changed:
@@ -222,9 +232,9 @@ def machine(environment, run_bert, folder: Path, ways):
                 assert done.stderr.splitlines()[-1] == said
             assert not list(self.folder(trial).glob(".*")), "nothing is left"
 
-        def refused(self, trial, said, **changed):
+        def refused(self, trial, said, way="one rank", **changed):
             before = self.files()
-            done = self.run(trial, **changed)
+            done = self.run(trial, way, **changed)
             assert done.returncode == 2, done.stderr
             assert said in done.stderr.splitlines()[-1]
             after = self.files()
@@ -236,7 +246,7 @@ def machine(environment, run_bert, folder: Path, ways):
         @rule(trial=trials, steps=st.integers(1, 3))
         def start_or_restart(self, trial, steps):
             if self.last(trial) == STEPS or self.finished(trial):
-                self.refused(trial, "for a new run")
+                self.refused(trial, "another")  # folder, for a new run
             else:
                 self.continues(trial, "one rank", steps)
 
