@@ -216,10 +216,10 @@ def machine(environment, run_bert, folder: Path, ways):
             if self.finished(trial) and not self.has_ended_in(trial, way):
                 self.refused(trial, "is of a run with", way, **changed)
                 return
+            plain = "nothing is left" if self.finished(trial) else "from step"
             done = self.run(trial, way, STEPS_THIS_RUN=str(steps), **changed)
             assert done.returncode == 0, done.stderr
             if "RESUME" in changed:
-                plain = "nothing is left" if self.finished(trial) else "from step"
                 assert ("from the start" if not before else plain) in done.stderr or (
                     before < STEPS == self.last(trial)
                 )
