@@ -48,20 +48,11 @@ def test_tables_are_read_by_the_first_cell_of_their_header():
 @pytest.mark.parametrize(
     ("expected", "problem"),
     [
-        (
-            {"LR": None, "SEED": None, "STEPS": None},
-            "TRIAL: in the table, but nothing has this name",
-        ),
-        (
-            {"LR": None, "SEED": None, "STEPS": None, "TRIAL": None, "NEXP": None},
-            "NEXP: not in the table",
-        ),
-        (
-            {"LR": ["`LR`", "`0.2`"], "SEED": None, "STEPS": None, "TRIAL": None},
-            "LR: the table says",
-        ),
+        ({"LR": None, "SEED": None, "STEPS": None}, "TRIAL: in the table, but nothing has this name"),
+        ({"LR": None, "SEED": None, "STEPS": None, "TRIAL": None, "NEXP": None}, "NEXP: not in the table"),
+        ({"LR": ["`LR`", "`0.2`"], "SEED": None, "STEPS": None, "TRIAL": None}, "LR: the table says"),
     ],
-)
+)  # fmt: skip
 def test_ghost_rows_missing_rows_and_wrong_rows_are_found(expected, problem):
     (found,) = structure.table_problems(structure.tables(PAGE, "variable"), expected)
     assert found.startswith(problem)

@@ -14,35 +14,30 @@ import numpy as np
 import pytest
 import torch
 
-from bert import kernels
 from bert.data.batch import PretrainingBatch, make_batch
 from bert.data.format import write_records
 from bert.data.records import Metadata, Records
 from bert.data.synthetic import synthetic_records
 from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
-from bert.model.init import initialize
 
 from ..forked import Command
 from ..waiting import free_ports
+from .plain import model_of
 
 VOCABULARY = 211  # prime, so that the padding to a multiple of 8 is exercised
 LENGTH = 48
 NOTHING: Mapping[str, str] = {}
 
 
+SHAPE = {"vocab_size": VOCABULARY, "hidden_size": 24, "num_hidden_layers": 2,
+         "num_attention_heads": 3, "intermediate_size": 40, "max_position_embeddings": LENGTH}  # fmt: skip
+
+
 @pytest.fixture
 def tiny() -> BertConfig:
     """A BERT that takes milliseconds."""
-    return BertConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=3,
-        intermediate_size=40,
-        max_position_embeddings=LENGTH,
-        initializer_range=0.2,
-    )
+    return BertConfig(**SHAPE, initializer_range=0.2)
 
 
 @pytest.fixture
@@ -52,13 +47,7 @@ def make_model() -> Callable[..., BertForPreTraining]:
     def make(
         config: BertConfig, seed: int = 0, dtype: torch.dtype = torch.float64
     ) -> BertForPreTraining:
-        model = BertForPreTraining(
-            config,
-            kernels.bind_kernels(
-                kernels.KernelsConfig(fused="none"), torch.device("cpu")
-            ),
-        )
-        initialize(model, seed)
+        model = model_of(config, seed)
         # Biases and norms away from 0 and 1, so that a wrong one shows.
         with torch.no_grad():
             for parameter in model.parameters():
@@ -66,13 +55,8 @@ def make_model() -> Callable[..., BertForPreTraining]:
                     parameter.ndim == 1
                     and parameter.shape[0] != model.config.padded_vocab_size
                 ):
-                    parameter.add_(
-                        torch.randn(
-                            parameter.shape,
-                            generator=torch.Generator().manual_seed(seed + 1),
-                        )
-                        * 0.1
-                    )
+                    other = torch.Generator().manual_seed(seed + 1)
+                    parameter.add_(0.1 * torch.randn(parameter.shape, generator=other))
             model.cls.predictions.bias[: config.vocab_size].normal_(
                 generator=torch.Generator().manual_seed(seed)
             )
@@ -122,15 +106,7 @@ def prepared(tmp_path: Path, make_records: Callable[..., Records]) -> dict[str, 
         make_records(20, packed=False, seed=9),
         metadata,
     )
-    model = {
-        "vocab_size": VOCABULARY,
-        "hidden_size": 24,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 3,
-        "intermediate_size": 40,
-        "max_position_embeddings": LENGTH,
-    }
-    (tmp_path / "phase1" / "bert_config.json").write_text(json.dumps(model))
+    (tmp_path / "phase1" / "bert_config.json").write_text(json.dumps(SHAPE))
     return {
         "PACKED": "1",
         "DATADIR_PHASE2_PACKED": str(tmp_path / "packed"),

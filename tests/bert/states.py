@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from pathlib import Path
 
@@ -11,9 +12,11 @@ from bert.checkpoint.sharded import Part
 
 
 def same(a, b):
-    """Whether two states, nested dicts of tensors and values, are equal bit for bit."""
+    """Whether two states, nested dicts and lists of tensors and values, are equal bit for bit."""
     if isinstance(a, dict):
         return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, list):
+        return len(a) == len(b) and all(map(same, a, b))
     return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
 
 
@@ -50,3 +53,16 @@ def write_in_shards(folder, steps, tensors, **facts):
         part = Part(rank=rank, num_ranks=2, token=steps, abandoned=threading.Event())
         path = part.write(folder, steps, {"shard": shard, "index": index}, keep=9)
     return path
+
+
+def folders(parent, name):
+    """Settings of a run that keeps its checkpoints in one folder, and all else in another."""
+    own = {"CHECKPOINT_DIR": name, "RUN_DIR": f"run_{name}"}
+    return {variable: str(parent / folder) for variable, folder in own.items()}
+
+
+def without_dropout(prepared):
+    """The prepared run's model has none from now on."""
+    path = Path(prepared["CHECKPOINTDIR_PHASE1"], "bert_config.json")
+    none = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.0)
+    path.write_text(json.dumps(json.loads(path.read_text()) | none))

@@ -162,13 +162,10 @@ def test_fine_tuning_takes_its_own_settings_and_the_rules_of_the_learning_rate(c
         (["--lr"], "--lr: its value is missing"),
         (["--lr", "--check"], "--lr: its value is missing"),
         (["--lr", "--seed", "1"], "--lr: its value is missing"),
-        (
-            ["--nexp", "3"],
-            "--nexp: NEXP is read only by the launch scripts: export it for them",
-        ),
+        (["--nexp", "3"], "--nexp: NEXP is read only by the launch scripts: export it for them"),
         (["--certify-flip", "3"], "CERTIFY_FLIP is not read here: remove it"),
     ],
-)
+)  # fmt: skip
 def test_an_unknown_setting_stops_with_one_line(program, words, message, capsys):
     assert PROGRAMS[program](words, {}) == 2
     assert capsys.readouterr().err == f"{program}: error: {message}\n"

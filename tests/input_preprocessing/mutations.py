@@ -178,25 +178,21 @@ def mutate(
             signal.alarm(_PATIENCE)
             problem = judge(spare)
             # A manifest that contradicts a file may as well be told by the file's name.
-            names = [
-                path.name,
-                *(each.name for each in record_files(spare) if kind == "manifest"),
-            ]
+            others = record_files(spare) if kind == "manifest" else []
+            names = [each.name for each in (path, *others)]
             if any(name in problem for name in names) and "\n" not in problem:
                 became = "refused"
             elif problem:
                 became = "not named"
             else:
-                same = path.suffix == ".hdf5" and contents(path) == contents(
-                    folder / path.relative_to(spare)
-                )
+                before = folder / path.relative_to(spare)
+                same = path.suffix == ".hdf5" and contents(path) == contents(before)
                 became = "unseen" if same else "ACCEPTED"
             signal.alarm(0)
             found[became] += 1
             if became in ("ACCEPTED", "not named"):
-                print(
-                    f"{number}: {kind}: {path.relative_to(spare)}: {what}: {became}: {problem}"
-                )
+                place = path.relative_to(spare)
+                print(f"{number}: {kind}: {place}: {what}: {became}: {problem}")
         finally:
             shutil.rmtree(spare)
     return found
@@ -214,15 +210,8 @@ def main() -> int:
         folder = Path(name) / "data"
         write_documents(Path(name) / "text", made_up_documents(60))
         corpus = ["--input", str(Path(name) / "text"), "--outputdir", str(folder)]
-        made = forked.run(
-            "input_preprocessing",
-            "corpus",
-            *corpus,
-            "--num-files",
-            "3",
-            "--vocab-size",
-            "800",
-        )
+        corpus += ["--num-files", "3", "--vocab-size", "800"]
+        made = forked.run("input_preprocessing", "corpus", *corpus)
         if made.returncode:
             sys.exit(made.stderr)
         prepare.main(prepare_options(folder, "--packed-data", "--shards", "4"))

@@ -63,19 +63,14 @@ def test_a_write_that_fails_is_reported_and_leaves_no_file(tmp_path, name):
     shutil.copytree(folder, whole)
     run(whole)
     before = contents(folder)
-    message = in_a_process(
-        lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (LIMIT, LIMIT)), run, folder
-    )
+    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (LIMIT, LIMIT))  # noqa: E731
+    message = in_a_process(limit, run, folder)
     assert message.startswith("DataError: cannot write "), message
     assert "\n" not in message
     assert "check space and permissions, run again" in message
     kept = {STAGE_FILE, "out/CoLA.zip"}  # what was begun, and what was fetched whole
-    left = {
-        name: md5
-        for name, md5 in contents(folder).items()
-        if not {name, Path(name).name} & kept
-    }
-    assert left == before
+    left = contents(folder).items()
+    assert {n: md5 for n, md5 in left if not {n, Path(n).name} & kept} == before
     run(folder)
     assert contents(folder) == contents(whole)
 
@@ -106,14 +101,9 @@ def test_a_full_disk_is_reported_and_leaves_no_partial_file(small_disk, tmp_path
 
 
 def test_a_preparation_stops_on_a_small_disk_before_it_starts(small_disk, downloaded):
-    line = [
-        "--outputdir",
-        small_disk / "data",
-        "--skip-download",
-        "--downloaddir",
-        downloaded / "download",
-    ]
-    done = forked.run("input_preprocessing", "prepare", *line, "--packed-data")
+    line = ["--outputdir", small_disk / "data", "--skip-download", "--packed-data"]
+    line += ["--downloaddir", downloaded / "download"]
+    done = forked.run("input_preprocessing", "prepare", *line)
     assert done.returncode == 1
     told, refused = done.stderr.splitlines()
     assert "of disk (409.6 kB free)" in told
@@ -133,9 +123,8 @@ def public_folder():
 @pytest.mark.parametrize("name", ["instances", "evalset", "convert_checkpoint"])
 def test_a_read_only_folder_is_reported(public_folder, name):
     make, run = STAGES[name]
-    with (
-        tempfile.TemporaryDirectory() as other
-    ):  # nobody could not keep what is compiled
+    # Nobody could not keep what is compiled.
+    with tempfile.TemporaryDirectory() as other:
         make(Path(other))
         run(Path(other))
     make(public_folder)
@@ -172,23 +161,12 @@ def test_a_preparation_in_a_read_only_folder_is_refused(public_folder, downloade
     assert f"cannot write to {public_folder}/data: Permission denied" in message
 
 
-def test_two_preparations_of_one_folder_do_not_run_at_once(fresh):
-    import fcntl
-
-    with open(fresh / ".lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        with refused("another run is writing"):
-            prepare.main(prepare_options(fresh, "--packed-data"))
-    assert not (fresh / "work").exists()
-
-
 def test_blank_crlf_and_blankless_parts_are_prepared_with_the_others(fresh):
     texts = sorted((fresh / "download" / "results4").glob("part-*"))
     texts[0].write_bytes(b"\n")
     texts[1].write_bytes(texts[1].read_bytes().replace(b"\n", b"\r\n"))
-    texts[2].write_bytes(
-        b"\n".join(line for line in texts[2].read_bytes().split(b"\n") if line)
-    )
+    lines = texts[2].read_bytes().split(b"\n")
+    texts[2].write_bytes(b"\n".join(line for line in lines if line))
     prepare.main(prepare_options(fresh, "--packed-data", "--shards", "2"))
     assert not verify.failures(verify.verify(fresh, jobs=1))
 
@@ -213,9 +191,8 @@ def test_text_files_that_were_swapped_are_made_again(
         prepare.main(prepare_options(folder, "--packed-data", "--shards", "4"))
     assert prepared_digests(fresh) == prepared_digests(other)
     shutil.copytree(downloaded, tmp_path / "straight")
-    prepare.main(
-        prepare_options(tmp_path / "straight", "--packed-data", "--shards", "4")
-    )
+    straight = prepare_options(tmp_path / "straight", "--packed-data", "--shards", "4")
+    prepare.main(straight)
     same = multiset_digest(all_records(fresh / "packed_data"))
     assert same == multiset_digest(all_records(tmp_path / "straight" / "packed_data"))
 
@@ -233,8 +210,7 @@ def test_a_line_of_100_mb_takes_less_than_3_gb(tmp_path):
             tmp_path / "vocab.txt", "--output-file", tmp_path / "out.hdf5", "--dupe-factor", "2"]  # fmt: skip
     before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
     subprocess.run(list(map(str, line)), check=True)
-    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < max(
-        3_000_000, before + 1
-    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    assert after < max(3_000_000, before + 1)
     records, _ = open_records(tmp_path / "out.hdf5")
     assert records.sequence_lengths.max() == 512

@@ -23,36 +23,25 @@ from typing import Any
 
 import pytest
 
-from bert.data.format import write_records
-from input_preprocessing.checkpoints import convert as convert_checkpoint
+from input_preprocessing.checkpoints.convert import convert
 from input_preprocessing.dataset import download, finetuning, prepare
 from input_preprocessing.instances import sampling as instances
 from input_preprocessing.instances.options import SamplingConfig
 from input_preprocessing.records import bins, evalset, pack, shuffle, tfrecord_nvidia
 from input_preprocessing.text import vocabulary
 
-from ..bert.data.samples import METADATA, make_records
+from ..bert.data.samples import make_records, source_of
 from .conftest import prepare_options
 
 CHECKPOINT = (
     Path(__file__).parent / "checkpoints" / "tf1_checkpoint" / "model.ckpt-28252"
 )
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
-CHANGES = (
-    "os.rename",
-    "os.remove",
-    "os.mkdir",
-    "os.rmdir",
-    "os.truncate",
-    "os.link",
-    "os.symlink",
-)
+CHANGES = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.link", "os.symlink")  # fmt: skip
 ENDED, FAILED = -1, -2
 
 
-def run_and_kill(
-    stage: Callable[[Path], object], folder: Path, at: int, size: int | None = None
-) -> int:
+def run_and_kill(stage: Run, folder: Path, at: int, size: int | None = None) -> int:
     """Runs the stage on a folder in a forked process, killed before its `at`-th change of the
     folder (0: never).
 
@@ -69,10 +58,8 @@ def run_and_kill(
             if event == "open" and isinstance(arguments[0], (str, bytes, os.PathLike)):
                 # A finished partial file is opened for reading to be synced; the folder after it
                 # was renamed.
-                synced = (
-                    os.fsdecode(arguments[0]).endswith(".partial")
-                    or arguments[1] is None
-                )
+                is_partial = os.fsdecode(arguments[0]).endswith(".partial")
+                synced = is_partial or arguments[1] is None
                 changes = bool(arguments[2] & WRITES) or synced
             if changes and os.fsdecode(arguments[0]).startswith(str(folder)):
                 count += 1
@@ -112,11 +99,7 @@ def contents(folder: Path) -> dict[str, str]:
 
 def make_source(folder: Path) -> None:
     """Record files of 5 to 64 tokens."""
-    (folder / "source").mkdir()
-    for i in range(3):
-        write_records(
-            folder / "source" / f"part-{i}.hdf5", make_records(150, seed=i), METADATA
-        )
+    source_of(folder / "source", *(make_records(150, seed) for seed in range(3)))
 
 
 def make_text(folder: Path) -> None:
@@ -140,14 +123,11 @@ def make_glue(folder: Path) -> None:
     (folder / "mirror").mkdir()
     # Small beside its tables, of which the last is the larger one: a write of 7,000 bytes ends
     # within that.
-    with zipfile.ZipFile(
-        folder / "mirror" / "CoLA.zip", "w", zipfile.ZIP_DEFLATED
-    ) as zipped:
+    archive = folder / "mirror" / "CoLA.zip"
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as zipped:
         for name, count in (("train", 200), ("dev", 300)):
-            zipped.writestr(
-                f"CoLA/{name}.tsv",
-                "".join(f"gj04\t1\t\tThe cat sat {i}.\n" for i in range(count)),
-            )
+            rows = "".join(f"gj04\t1\t\tThe cat sat {i}.\n" for i in range(count))
+            zipped.writestr(f"CoLA/{name}.tsv", rows)
     rows = "".join(
         f"1\t{i}\t{i + 1}\tOne cat sat {i}.\tA cat sat.\r\n" for i in range(300)
     )
@@ -174,10 +154,8 @@ def small_download(monkeypatch):
 
 
 def run_instances(folder: Path) -> None:
-    words = vocabulary.load(folder / "vocab.txt")
-    instances.write_instances(
-        folder / "text", folder / "out.hdf5", words, SamplingConfig()
-    )
+    words, out = vocabulary.load(folder / "vocab.txt"), folder / "out.hdf5"
+    instances.write_instances(folder / "text", out, words, SamplingConfig())
 
 
 def run_import(folder: Path) -> None:
@@ -187,14 +165,9 @@ def run_import(folder: Path) -> None:
 
 
 def run_export(folder: Path, kind: str) -> None:
-    tfrecord_nvidia.export_folder(
-        folder / "source",
-        folder / "out",
-        format=kind,
-        unpack=False,
-        max_predictions_per_seq=12,
-        jobs=1,
-    )
+    options = {"unpack": False, "max_predictions_per_seq": 12, "jobs": 1}
+    source, target = folder / "source", folder / "out"
+    tfrecord_nvidia.export_folder(source, target, format=kind, **options)
 
 
 def run_download(folder: Path) -> None:
@@ -211,46 +184,26 @@ def dealt(stage: Callable[..., object], **options: Any) -> Callable[[Path], obje
     )
 
 
-Stage = tuple[Callable[[Path], object], Callable[[Path], object]]
+Run = Callable[[Path], object]
+Stage = tuple[Run, Run]
 STAGES: dict[str, Stage] = {
     "download": (make_mirror, run_download),
     "finetuning of an archive": (make_glue, run_finetuning("CoLA")),
     "finetuning of MRPC": (make_glue, run_finetuning("MRPC")),
     "instances": (make_text, run_instances),
-    "evalset": (
-        make_source,
-        lambda d: evalset.pick_samples(
-            d / "source" / "part-0.hdf5", d / "out.hdf5", 40
-        ),
-    ),
+    "evalset": (make_source, lambda d: evalset.pick_samples(d / "source" / "part_0.hdf5", d / "out.hdf5", 40)),
     "shuffle": (make_source, dealt(shuffle.shuffle_records)),
     "pack": (make_source, dealt(pack.pack_records, max_sequences_per_row=3)),
     "bins": (make_source, dealt(bins.bin_records)),
     "import_records": (make_source, run_import),
     "export_records": (make_source, lambda d: run_export(d, "tfrecord")),
-    "export_records to NVIDIA's layout": (
-        make_source,
-        lambda d: run_export(d, "nvidia"),
-    ),
-    "convert_checkpoint": (
-        lambda d: None,
-        lambda d: convert_checkpoint.convert(
-            CHECKPOINT, d / "out.safetensors", "huggingface"
-        ),
-    ),
-    "convert_checkpoint to .pt": (
-        lambda d: None,
-        lambda d: convert_checkpoint.convert(CHECKPOINT, d / "out.pt", "mlperf"),
-    ),
-}
+    "export_records to NVIDIA's layout": (make_source, lambda d: run_export(d, "nvidia")),
+    "convert_checkpoint": (lambda d: None, lambda d: convert(CHECKPOINT, d / "out.safetensors", "huggingface")),
+    "convert_checkpoint to .pt": (lambda d: None, lambda d: convert(CHECKPOINT, d / "out.pt", "mlperf")),
+}  # fmt: skip
 
 
-def check(
-    make: Callable[[Path], object],
-    run: Callable[[Path], object],
-    tmp_path: Path,
-    step: int,
-) -> int:
+def check(make: Run, run: Run, tmp_path: Path, step: int) -> int:
     """Kills the stage at every `step`-th change and in writes of several sizes; the number of
     kills.
     """
@@ -258,9 +211,8 @@ def check(
     start.mkdir()
     make(start)
     shutil.copytree(start, whole)
-    run(
-        whole
-    )  # here, so that the forked processes find all modules loaded and all functions compiled
+    # Here, so that the forked processes find all modules loaded and all functions compiled.
+    run(whole)
     expected = contents(whole)
     assert len(expected) > len(contents(start))
     kills = 0
@@ -310,9 +262,8 @@ def whole_preparation(downloaded: Path, *options: str) -> Stage:
 
 
 def test_a_preparation_killed_now_and_then_ends_the_same(downloaded, tmp_path):
-    assert (
-        check(*whole_preparation(downloaded, "--packed-data"), tmp_path, step=30) >= 4
-    )
+    stage = whole_preparation(downloaded, "--packed-data")
+    assert check(*stage, tmp_path, step=30) >= 4
 
 
 @pytest.mark.slow

@@ -7,11 +7,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bert import kernels, optim
-from bert.core.dist import DistConfig, World
-from bert.kernels.precision import PrecisionConfig
-from bert.model.bert import BertForPreTraining
-from bert.training.step import build_step
+from ..plain import model_of, step_of
 
 PARTS = ("masters", "first_moments", "second_moments")
 
@@ -59,16 +55,8 @@ def _assert_same(found, expected):
 def test_a_checkpoint_of_the_first_version_loads_and_is_written_again_as_it_was(
     optimizer, precision, sharded, tiny
 ):
-    model = BertForPreTraining(
-        tiny,
-        kernels.bind_kernels(kernels.KernelsConfig(fused="none"), torch.device("cpu")),
-    )
-    numerics = PrecisionConfig(precision=precision).resolve(torch.device("cpu"))
-    settings = optim.OptimizerConfig(optimizer=optimizer, sharded=sharded)
-    world = World(DistConfig(device="cpu"))
-    step = build_step(
-        model, numerics, settings, world, accumulate=False, fused_update=False
-    )
+    model = model_of(tiny, seed=None)
+    step = step_of(model, precision, optimizer=optimizer, sharded=sharded)
     saved = _saved(model, precision)
     step.load_state_dict(saved)
     assert not step.needs_calibration_step

@@ -12,20 +12,17 @@ import pytest
 import safetensors.torch
 import torch
 
-from bert import kernels, optim
 from bert.checkpoint import sharded
 from bert.checkpoint.huggingface import WORDS
 from bert.checkpoint.save import CheckpointConfig, load_newest, saved_checkpoints
 from bert.checkpoint.weights import Checksum, chunks_of, load_weights, read_state_dict
 from bert.core.dist import World
-from bert.kernels.precision import Precision
 from bert.model import init
-from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
 from bert.pretraining import resume
-from bert.training.step import build_step
 
 from ...waiting import wait_until
+from ..plain import model_of, step_of
 from ..ranks import run_ranks
 from ..states import same
 
@@ -40,25 +37,15 @@ def _part(rank, num_ranks, token=7):
 
 def _step(config, world, by_chunks, dtype=torch.bfloat16):
     with init.uninitialized() if by_chunks else CPU:
-        model = BertForPreTraining(
-            config, kernels.bind_kernels(kernels.KernelsConfig(fused="none"), CPU)
-        )
+        model = model_of(config, seed=None)
     chunks = init.first_weights(model, 3) if by_chunks else None
     if by_chunks:
         init.use_placeholders(model, dtype, CPU)
     else:
         init.initialize(model, 3)
     # One of its states is a copy of the first weights.
-    settings = optim.OptimizerConfig(optimizer="madgrad", sharded=True)
-    return model, build_step(
-        model,
-        Precision(dtype=dtype),
-        settings,
-        world,
-        accumulate=False,
-        fused_update=False,
-        first_weights=chunks,
-    )
+    settings = {"optimizer": "madgrad", "sharded": True, "first_weights": chunks}
+    return model, step_of(model, dtype, world, **settings)
 
 
 def _check_first_weights(world: World, config, path):
@@ -68,9 +55,7 @@ def _check_first_weights(world: World, config, path):
     steps = []
     for by_chunks in (False, True):
         with init.uninitialized() if by_chunks else CPU:
-            model = BertForPreTraining(
-                config, kernels.bind_kernels(kernels.KernelsConfig(fused="none"), CPU)
-            )
+            model = model_of(config, seed=None)
         checksum, chunks = Checksum(), None
         if by_chunks:
             chunks, loaded = chunks_of(model, path, 3, True, checksum)
@@ -78,12 +63,8 @@ def _check_first_weights(world: World, config, path):
         else:
             init.initialize(model, 3)
             expected = load_weights(model, path, True)
-        steps.append(
-            build_step(
-                model, Precision(dtype=torch.bfloat16), optim.OptimizerConfig(sharded=True), world,
-                accumulate=False, fused_update=False, first_weights=chunks,
-            )
-        )  # fmt: skip
+        settings = {"sharded": True, "first_weights": chunks}
+        steps.append(step_of(model, torch.bfloat16, world, **settings))
     assert same(steps[0].state_dict(), steps[1].state_dict())
     assert loaded == expected
     resume.check_weights(CheckpointConfig(), world, checksum.value)
@@ -164,9 +145,7 @@ def test_weights_drawn_in_chunks_are_those_drawn_at_once(tiny, monkeypatch):
     # Of 24 x 24 and 24 x 40 numbers; 216 x 24 leaves no rest, 3 x 24 a short one.
     monkeypatch.setattr(init, "CHUNK_SIZE", 48)
     with init.uninitialized():
-        model = BertForPreTraining(
-            tiny, kernels.bind_kernels(kernels.KernelsConfig(fused="none"), CPU)
-        )
+        model = model_of(tiny, seed=None)
     found = {
         name: torch.full(p.shape, float("nan")) for name, p in model.named_parameters()
     }

@@ -131,11 +131,9 @@ def test_losses_and_accuracies_are_means_over_words_and_over_sequences(
     expected = {
         "accuracy": (logits.mlm.argmax(1) == batch.masked_labels).double().mean(),
         "mlm_loss": F.cross_entropy(logits.mlm, batch.masked_labels),
-        "nsp_accuracy": (logits.nsp.argmax(1) == batch.next_sentence_labels)
-        .double()
-        .mean(),
+        "nsp_accuracy": (logits.nsp.argmax(1) == batch.next_sentence_labels).double().mean(),
         "nsp_loss": F.cross_entropy(logits.nsp, batch.next_sentence_labels),
-    }
+    }  # fmt: skip
     for name, value in expected.items():
         assert line[name] == pytest.approx(float(value), rel=1e-5), name
     status, out, _ = run_evaluation(capsys, prepared, path, NUM_EVAL_EXAMPLES="5")
@@ -195,25 +193,13 @@ def test_bad_input_is_one_line(save, prepared, capsys, tmp_path):
         ((tmp_path / "none",), {}, "no such file or folder: name a checkpoint"),
         ((tmp_path / "packed",), {}, "no step_* and no model.safetensors in it"),
         ((damaged,), {}, "not a readable checkpoint"),
-        (
-            (bare,),
-            {},
-            "no model config found: give its bert_config.json by --bert-config",
-        ),
+        ((bare,), {}, "no model config found: give its bert_config.json by --bert-config"),
         ((save(1),), {"EVALDIR": ""}, "EVALDIR is not set: give the folder"),
-        (
-            (save(1),),
-            {"EVALDIR": str(tmp_path / "nowhere")},
-            "no such folder; prepare the data first",
-        ),
-        (
-            (save(1),),
-            {"NUM_EVAL_EXAMPLES": "99"},
-            "20 sequences, and NUM_EVAL_EXAMPLES is 99",
-        ),
+        ((save(1),), {"EVALDIR": str(tmp_path / "nowhere")}, "no such folder; prepare the data first"),
+        ((save(1),), {"NUM_EVAL_EXAMPLES": "99"}, "20 sequences, and NUM_EVAL_EXAMPLES is 99"),
         ((save(1),), {"PRECISION": "fp7"}, "PRECISION='fp7': expected one of"),
         ((save(2, **other),), {}, "made with another vocabulary"),
-    ]
+    ]  # fmt: skip
     for arguments, environ, message in cases:
         status, out, err = run_evaluation(capsys, prepared, *arguments, **environ)
         assert (status, out) == (2, ""), message

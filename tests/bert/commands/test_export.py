@@ -260,27 +260,15 @@ def test_wrong_exports_are_one_line(run, vocab_file, tmp_path, capsys):
     new = str(tmp_path / "new")
     cases = [
         (["export", str(tmp_path / "none"), "-o", new], "no such file or folder"),
-        (
-            ["export", str(tmp_path / "full"), "-o", new],
-            "no step_* and no model.safetensors in it",
-        ),
-        (
-            ["export", str(folder), "-o", str(tmp_path / "full")],
-            "exists and holds no model: give a new folder",
-        ),
-        (
-            ["export", str(folder), "-o", new, "--vocab", str(tmp_path / "other.txt")],
-            "the model was trained with",
-        ),
+        (["export", str(tmp_path / "full"), "-o", new], "no step_* and no model.safetensors in it"),
+        (["export", str(folder), "-o", str(tmp_path / "full")], "exists and holds no model: give a new folder"),
+        (["export", str(folder), "-o", new, "--vocab", str(tmp_path / "other.txt")], "the model was trained with"),
         (
             ["export", str(folder), "-o", new, "--vocab", str(tmp_path / "large.txt")],
             "has 212 words, and the model 211",
         ),
-        (
-            ["export", str(folder), "-o", new, "--vocab", str(tmp_path / "x.txt")],
-            "cannot read the vocabulary",
-        ),
-    ]
+        (["export", str(folder), "-o", new, "--vocab", str(tmp_path / "x.txt")], "cannot read the vocabulary"),
+    ]  # fmt: skip
     for arguments, message in cases:
         status = main(arguments, {"DEVICE": "cpu"})
         said = capsys.readouterr().err

@@ -42,84 +42,36 @@ def _pt(environment, value):
 
 CASES = {
     "missing variable": (lambda e: e.pop("LR"), "LR is not set"),
-    "malformed": (
-        lambda e: e.update(BATCHSIZE="many"),
-        "BATCHSIZE='many': expected an integer",
-    ),
-    "out of range": (
-        lambda e: e.update(TARGET_MLM_ACCURACY="72"),
-        "TARGET_MLM_ACCURACY='72'",
-    ),
+    "malformed": (lambda e: e.update(BATCHSIZE="many"), "BATCHSIZE='many': expected an integer"),
+    "out of range": (lambda e: e.update(TARGET_MLM_ACCURACY="72"), "TARGET_MLM_ACCURACY='72'"),
     "unknown attention": (lambda e: e.update(ATTENTION="best"), "ATTENTION=best"),
     "unknown fused name": (lambda e: e.update(FUSED="softmax"), "FUSED names softmax"),
-    "fused without the hardware": (
-        lambda e: e.update(FUSED="bias_gelu"),
-        "the device is a CPU",
-    ),
+    "fused without the hardware": (lambda e: e.update(FUSED="bias_gelu"), "the device is a CPU"),
     "no GPU": (lambda e: e.update(DEVICE="cuda"), "DEVICE=cuda"),
     "rank past the world": (lambda e: e.update(RANK="5"), "RANK=5"),
-    "no data folder": (
-        lambda e: e.update(DATADIR_PHASE2_PACKED="/nowhere"),
-        "DATADIR_PHASE2_PACKED=/nowhere",
-    ),
-    "data unset": (
-        lambda e: e.pop("DATADIR_PHASE2_PACKED"),
-        "DATADIR_PHASE2_PACKED is not set",
-    ),
-    "empty data folder": (
-        lambda e: [p.unlink() for p in _shard(e).parent.iterdir()],
-        "no record files",
-    ),
+    "no data folder": (lambda e: e.update(DATADIR_PHASE2_PACKED="/nowhere"), "DATADIR_PHASE2_PACKED=/nowhere"),
+    "data unset": (lambda e: e.pop("DATADIR_PHASE2_PACKED"), "DATADIR_PHASE2_PACKED is not set"),
+    "empty data folder": (lambda e: [p.unlink() for p in _shard(e).parent.iterdir()], "no record files"),
     "truncated shard": (lambda e: _truncate(_shard(e)), "part_00000_of_00003.hdf5"),
     "foreign HDF5": (lambda e: _foreign(_shard(e)), "part_00000_of_00003.hdf5"),
     "not HDF5": (lambda e: _shard(e).write_text("text"), "cannot be read as HDF5"),
-    "too little data": (
-        lambda e: e.update(BATCHSIZE="5000"),
-        "rows of training data do not fill one step",
-    ),
-    "small eval set": (
-        lambda e: e.update(NUM_EVAL_EXAMPLES="21"),
-        "20 sequences, and NUM_EVAL_EXAMPLES is 21",
-    ),
+    "too little data": (lambda e: e.update(BATCHSIZE="5000"), "rows of training data do not fill one step"),
+    "small eval set": (lambda e: e.update(NUM_EVAL_EXAMPLES="21"), "20 sequences, and NUM_EVAL_EXAMPLES is 21"),
     "no eval set": (lambda e: shutil.rmtree(e["EVALDIR"]), "EVALDIR="),
-    "no bert_config": (
-        lambda e: Path(e["CHECKPOINTDIR_PHASE1"], "bert_config.json").unlink(),
-        "bert_config.json",
-    ),
-    "bert_config not JSON": (
-        lambda e: Path(e["CHECKPOINTDIR_PHASE1"], "bert_config.json").write_text("{"),
-        "not JSON",
-    ),
-    "heads do not divide": (
-        lambda e: _model(e, num_attention_heads=5),
-        "bert_config.json: hidden_size=24 is not a",
-    ),
+    "no bert_config": (lambda e: Path(e["CHECKPOINTDIR_PHASE1"], "bert_config.json").unlink(), "bert_config.json"),
+    "bert_config not JSON": (lambda e: Path(e["CHECKPOINTDIR_PHASE1"], "bert_config.json").write_text("{"), "not JSON"),
+    "heads do not divide": (lambda e: _model(e, num_attention_heads=5), "bert_config.json: hidden_size=24 is not a"),
     "vocabulary mismatch": (lambda e: _model(e, vocab_size=100), "vocab_size 100"),
-    "sequence too long": (
-        lambda e: _model(e, max_position_embeddings=32),
-        "max_position_embeddings 32",
-    ),
-    "data longer than rows": (
-        lambda e: e.update(MAX_SEQ_LENGTH="32"),
-        "MAX_SEQ_LENGTH",
-    ),
-    "checkpoint missing": (
-        lambda e: e.update(INIT_CHECKPOINT="/no.pt"),
-        "INIT_CHECKPOINT=/no.pt: no such file",
-    ),
+    "sequence too long": (lambda e: _model(e, max_position_embeddings=32), "max_position_embeddings 32"),
+    "data longer than rows": (lambda e: e.update(MAX_SEQ_LENGTH="32"), "MAX_SEQ_LENGTH"),
+    "checkpoint missing": (lambda e: e.update(INIT_CHECKPOINT="/no.pt"), "INIT_CHECKPOINT=/no.pt: no such file"),
     "checkpoint by the name of a model of the Hub": (
         lambda e: e.update(INIT_CHECKPOINT="bert-base-uncased"),
         "hf download bert-base-uncased --local-dir bert-base-uncased, then INIT_CHECKPOINT=bert-base-uncased",
     ),
     "checkpoint not weights": (lambda e: _pt(e, {"model": 3}), "expected a state dict"),
-    "checkpoint of another model": (
-        lambda e: _pt(e, {"x": torch.zeros(2)}),
-        "x is not in this model",
-    ),
-    "checkpoint with code": (
-        lambda e: _pt(e, {"model": Path("/")}),
-        "not a readable checkpoint",
-    ),
+    "checkpoint of another model": (lambda e: _pt(e, {"x": torch.zeros(2)}), "x is not in this model"),
+    "checkpoint with code": (lambda e: _pt(e, {"model": Path("/")}), "not a readable checkpoint"),
     "number too large": (lambda e: e.update(MAX_STEPS="1e400"), "MAX_STEPS='1e400'"),
     "closed and resumed": (
         lambda e: e.update(
@@ -132,7 +84,7 @@ CASES = {
         lambda e: e.update(SUBMISSION_DIVISION="closed"),
         "INIT_CHECKPOINT= (training starts from model.ckpt-28252",
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("check", [False, True], ids=["run", "check"])

@@ -8,6 +8,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 
+from bert.data.format import write_records
 from bert.data.records import Metadata, Records
 
 METADATA = Metadata(
@@ -146,3 +147,11 @@ def write_nvidia(path: Path, records: Records, schema: str) -> None:
         for name, values in of_rows.items():
             dtype = np.int8 if name == "next_sentence_labels" else np.int16
             ragged(file, name, [values[row.start : row.stop] for row in rows], dtype)
+
+
+def source_of(folder: Path, *parts: Records, metadata: Metadata = METADATA) -> Path:
+    """A folder of record files, part_0.hdf5 and on."""
+    folder.mkdir()
+    for number, records in enumerate(parts):
+        write_records(folder / f"part_{number}.hdf5", records, metadata)
+    return folder

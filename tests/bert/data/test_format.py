@@ -90,7 +90,9 @@ def test_selection_and_concatenation_keep_each_sequence() -> None:
     records = make_records(9)
     whole, chosen = sequences_of(records), sequences_of(records.select([8, 0, 8]))
     for found, number in zip(chosen, (8, 0, 8), strict=True):
-        assert all(map(np.array_equal, found, whole[number]))
+        assert all(
+            np.array_equal(a, b) for a, b in zip(found, whole[number], strict=True)
+        )
     parts = [records.select(range(4)), records.select(range(4, 9))]
     assert_equal(concatenate(parts), records)
     rows = concatenate([records.with_rows([0, 2, 9]), records.with_rows([0, 9])])

@@ -8,42 +8,25 @@ from functools import partial
 import numpy as np
 import torch
 
-from bert import kernels, optim
+from bert import optim
 from bert.data.batch import make_batch
 from bert.data.synthetic import synthetic_records
 from bert.deepspeed import settings
 from bert.deepspeed.step import DeepSpeedStep
 from bert.kernels.precision import Precision
-from bert.model.bert import BertForPreTraining
-from bert.model.init import first_weights, initialize, use_placeholders
+from bert.model.init import first_weights, use_placeholders
 from bert.model.recompute import Recomputation
-from bert.training.step import build_step
+
+from ..plain import model_of, step_of
 
 LENGTH, ROWS, VOCABULARY = 48, 4, 211
 FP32 = Precision(dtype=torch.float32)
 
 
-def tiny_model(config):
-    """The model with its first weights."""
-    model = BertForPreTraining(
-        config,
-        kernels.bind_kernels(kernels.KernelsConfig(fused="none"), torch.device("cpu")),
-    )
-    initialize(model, 0)
-    return model
-
-
 def own_step(world, config, rule, precision, accumulate):
     """Our own engine, sharded; accumulate: micro-batches in a step."""
-    sharded = optim.OptimizerConfig(optimizer=rule, sharded=True)
-    return build_step(
-        tiny_model(config),
-        precision,
-        sharded,
-        world,
-        accumulate=accumulate > 1,
-        fused_update=False,
-    )
+    settings = {"optimizer": rule, "sharded": True}
+    return step_of(model_of(config), precision, world, accumulate > 1, **settings)
 
 
 def deepspeed_step(
@@ -58,7 +41,7 @@ def deepspeed_step(
     given = settings.EngineConfig(engine="deepspeed", path=path).complete(
         rules, precision, ROWS, accumulate
     )
-    model, weights = tiny_model(config), partial(first_weights, tiny_model(config), 0)
+    model, weights = model_of(config), partial(first_weights, model_of(config), 0)
     use_placeholders(model, precision.dtype, world.device)
     if recompute:
         model.recompute(Recomputation(recompute, random_state=True))

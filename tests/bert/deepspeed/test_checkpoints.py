@@ -16,7 +16,7 @@ from bert.deepspeed import checkpoints
 from common.env import ConfigError
 
 from ..ranks import run_ranks
-from .engines import FP32, deepspeed_step, tiny_model
+from .engines import FP32, deepspeed_step, model_of
 
 NAMES = ["global_step4", "global_step8"]
 
@@ -149,7 +149,7 @@ def _their_program(world, config, folder):
     _choose_device(deepspeed, world)
     for stage in (0, 1, 2, 3):
         model = torch.nn.Module()
-        model.module = tiny_model(config)
+        model.module = model_of(config)
         model.forward = lambda batch: None
         settings = {
             "train_micro_batch_size_per_gpu": 1,
@@ -169,14 +169,14 @@ def _their_program(world, config, folder):
 @pytest.mark.deepspeed
 def test_a_checkpoint_of_another_deepspeed_program_starts_a_run(tiny, tmp_path):
     run_ranks(_their_program, 2, arguments=(tiny, tmp_path))
-    first = tiny_model(tiny)
+    first = model_of(tiny)
     expected = {name: p.detach() for name, p in first.named_parameters()}
     for stage in (0, 1, 2):
         for named in (tmp_path / str(stage), tmp_path / str(stage) / "global_step0"):
             path = CheckpointConfig(init_checkpoint=named).init_checkpoint
             assert path is not None
             assert path.name == MODEL
-            model = tiny_model(tiny)
+            model = model_of(tiny)
             with torch.no_grad():
                 for parameter in model.parameters():
                     parameter.fill_(0.5)

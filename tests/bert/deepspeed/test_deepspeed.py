@@ -18,7 +18,7 @@ from bert.pretraining.config import PretrainingConfig
 from common.env import from_env
 
 from ..ranks import run_ranks
-from .engines import FP32, STAGES, curve, deepspeed_step, own_step, tiny_model
+from .engines import FP32, STAGES, curve, deepspeed_step, model_of, own_step
 
 pytestmark = pytest.mark.deepspeed
 
@@ -90,7 +90,7 @@ def test_recomputed_layers_give_the_same_losses_and_norms_bit_for_bit(tiny, tmp_
 
 def _low_precision(world, config, folder):
     precision = Precision(dtype=torch.bfloat16)
-    exact = tiny_model(config).state_dict()
+    exact = model_of(config).state_dict()
     for zero in STAGES:
         engine = deepspeed_step(world, config, "lamb", precision, 1, folder, **zero)
         state = engine.state_dict()["optimizer"]
@@ -129,7 +129,7 @@ def test_a_run_begins_with_the_weights_of_its_checkpoint_in_full_precision(
     config = BertConfig.from_json(tmp_path / "phase1" / "bert_config.json")
     saved = tmp_path / "weights.pt"
     torch.save(
-        {name: p.detach().clone() for name, p in tiny_model(config).named_parameters()},
+        {name: p.detach().clone() for name, p in model_of(config).named_parameters()},
         saved,
     )
     given = tmp_path / "ds.json"

@@ -29,15 +29,7 @@ PUBLISHED = {  # the recipe of the 5B model of the published DeepSpeed BERT, in 
     "steps_per_print": 10,
     "gradient_clipping": 0.5,
     "bf16": {"enabled": True},
-    "optimizer": {
-        "type": "Adam",
-        "params": {
-            "lr": 0.0015,
-            "betas": [0.8, 0.99],
-            "eps": 1e-7,
-            "weight_decay": 0.02,
-        },
-    },
+    "optimizer": {"type": "Adam", "params": {"lr": 0.0015, "betas": [0.8, 0.99], "eps": 1e-7, "weight_decay": 0.02}},
     "scheduler": {
         "type": "WarmupDecayLR",
         "params": {
@@ -47,24 +39,15 @@ PUBLISHED = {  # the recipe of the 5B model of the published DeepSpeed BERT, in 
             "warmup_type": "linear",
         },
     },
-    "zero_optimization": {
-        "stage": 2,
-        "overlap_comm": False,
-        "reduce_bucket_size": 1.5e8,
-    },
+    "zero_optimization": {"stage": 2, "overlap_comm": False, "reduce_bucket_size": 1.5e8},
     "zero_allow_untested_optimizer": True,
-}
+}  # fmt: skip
 
 
 DECAY = {
     "type": "WarmupDecayLR",
-    "params": {
-        "warmup_type": "linear",
-        "warmup_max_lr": 0.001,
-        "warmup_num_steps": 10,
-        "total_num_steps": 100,
-    },
-}
+    "params": {"warmup_type": "linear", "warmup_max_lr": 0.001, "warmup_num_steps": 10, "total_num_steps": 100},
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -271,15 +254,11 @@ def test_a_contradiction_is_one_line_that_names_both(environ, capsys, name, valu
     ("found", "name", "unset"),
     [
         ({"steps_per_print": 48}, "LOG_EVERY_STEPS", "48"),
-        (
-            {"activation_checkpointing": {"partition_activations": True}},
-            "RECOMPUTE_LAYERS",
-            "1",
-        ),
+        ({"activation_checkpointing": {"partition_activations": True}}, "RECOMPUTE_LAYERS", "1"),
         ({"activation_checkpointing": {"profile": False}}, "RECOMPUTE_LAYERS", None),
         ({"activation_checkpointing": {}}, "RECOMPUTE_LAYERS", None),
     ],
-)
+)  # fmt: skip
 def test_intervals_of_printing_and_recomputation_are_defaults_that_the_variable_overrides(
     environ, found, name, unset
 ):
@@ -327,79 +306,34 @@ def test_agreeing_settings_are_no_contradiction(environ):
             },
             "64 is not train_micro_batch_size_per_gpu 4 x gradient_accumulation_steps 3 x 8 ranks",
         ),
-        (
-            {"train_batch_size": "64"},
-            'train_batch_size is "64": expected an integer, at least 1',
-        ),
-        (
-            {
-                "train_micro_batch_size_per_gpu": 4,
-                "optimizer": {"type": "AdamW", "params": {"lr": 0}},
-            },
-            "LR='0'",
-        ),
-        (
-            {"train_batch_size": 64.5},
-            "train_batch_size is 64.5: expected an integer, at least 1",
-        ),
-        (
-            {"sparse_attention": {"mode": "fixed"}},
-            "sparse_attention: unsupported key: fix or remove it",
-        ),
+        ({"train_batch_size": "64"}, 'train_batch_size is "64": expected an integer, at least 1'),
+        ({"train_micro_batch_size_per_gpu": 4, "optimizer": {"type": "AdamW", "params": {"lr": 0}}}, "LR='0'"),
+        ({"train_batch_size": 64.5}, "train_batch_size is 64.5: expected an integer, at least 1"),
+        ({"sparse_attention": {"mode": "fixed"}}, "sparse_attention: unsupported key: fix or remove it"),
         ({"optimizer": {"type": "OneBitAdam"}}, "expected Adam, AdamW or Lamb"),
-        (
-            {"optimizer": {"type": "Lamb", "params": {"max_coeff": 10}}},
-            "optimizer.params.max_coeff: unsupported key",
-        ),
+        ({"optimizer": {"type": "Lamb", "params": {"max_coeff": 10}}}, "optimizer.params.max_coeff: unsupported key"),
         ({"scheduler": {"type": "WarmupLR"}}, "expected WarmupDecayLR"),
-        (
-            {"scheduler": DECAY | {"params": DECAY["params"] | {"warmup_type": "log"}}},
-            'set "linear"',
-        ),
+        ({"scheduler": DECAY | {"params": DECAY["params"] | {"warmup_type": "log"}}}, 'set "linear"'),
         (
             {"fp16": {"enabled": True, "hysteresis": 2}},
             "fp16.hysteresis is 2: with PRECISION=fp16 masters are fp32, and the loss scale halves",
         ),
-        (
-            {"zero_optimization": {"stage": 3}},
-            "stage is 3: our rules run in stages 1 and 2",
-        ),
+        ({"zero_optimization": {"stage": 3}}, "stage is 3: our rules run in stages 1 and 2"),
         ({"zero_optimization": {"stage": True}}, "stage is true"),
-        (
-            {"zero_optimization": {"stage": 1, "compute_grad_norm": False}},
-            "compute_grad_norm is false",
-        ),
-        (
-            {"bf16": {"enabled": "false"}},
-            'bf16.enabled is "false": expected true or false',
-        ),
+        ({"zero_optimization": {"stage": 1, "compute_grad_norm": False}}, "compute_grad_norm is false"),
+        ({"bf16": {"enabled": "false"}}, 'bf16.enabled is "false": expected true or false'),
         ({"bf16": {"enabld": True}}, "bf16.enabld: unsupported key"),
-        (
-            {"bf16": {"enabled": True, "bf16_optimizer_states": True}},
-            "masters and states are fp32",
-        ),
-        (
-            {"fp16": {"enabled": True, "initial_scal_power": 3}},
-            "fp16.initial_scal_power: unsupported key",
-        ),
-        (
-            {"bf16": {"enabled": True}, "fp16": {"enabled": True}},
-            "bf16.enabled and fp16.enabled are both true",
-        ),
-        (
-            {"optimizer": {"type": "AdamW", "legacy_fusion": True}},
-            "optimizer.legacy_fusion: unsupported key",
-        ),
+        ({"bf16": {"enabled": True, "bf16_optimizer_states": True}}, "masters and states are fp32"),
+        ({"fp16": {"enabled": True, "initial_scal_power": 3}}, "fp16.initial_scal_power: unsupported key"),
+        ({"bf16": {"enabled": True}, "fp16": {"enabled": True}}, "bf16.enabled and fp16.enabled are both true"),
+        ({"optimizer": {"type": "AdamW", "legacy_fusion": True}}, "optimizer.legacy_fusion: unsupported key"),
         (
             {"optimizer": {"type": "Adam", "params": {"adam_w_mode": False}}},
             "optimizer.params.adam_w_mode is false: decay is decoupled",
         ),
-        (
-            {"optimizer": {"type": "Lamb", "params": {"eps": 1e-8}}},
-            "optimizer.params.eps is 1e-08",
-        ),
+        ({"optimizer": {"type": "Lamb", "params": {"eps": 1e-8}}}, "optimizer.params.eps is 1e-08"),
     ],
-)
+)  # fmt: skip
 def test_an_invalid_json_is_refused_in_one_line(environ, capsys, found, words):
     assert words in _refusal(environ(found), capsys)
 
@@ -409,11 +343,7 @@ def test_an_invalid_json_is_refused_in_one_line(environ, capsys, found, words):
     [
         ({"zero_optimization": {}}, {}, "no zero_optimization.stage"),
         ({}, {"CLIP": "before"}, "CLIP=before: our own engine does that"),
-        (
-            {},
-            {"ALLREDUCE_DTYPE": "weights"},
-            "ALLREDUCE_DTYPE=weights: our own engine does that",
-        ),
+        ({}, {"ALLREDUCE_DTYPE": "weights"}, "ALLREDUCE_DTYPE=weights: our own engine does that"),
         (
             {
                 "zero_optimization": {
@@ -430,7 +360,7 @@ def test_an_invalid_json_is_refused_in_one_line(environ, capsys, found, words):
             "fp16.loss_scale_window is 1000: with PRECISION=fp16 the loss scale doubles after 2000",
         ),
     ],
-)
+)  # fmt: skip
 def test_what_deepspeed_cannot_do_is_refused_before_the_start(
     environ, capsys, monkeypatch, found, variables, words
 ):

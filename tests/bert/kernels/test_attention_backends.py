@@ -29,14 +29,6 @@ def test_backend_that_cannot_run_on_this_device_is_refused_by_name(name):
         attention.check(name, CPU, torch.bfloat16, in_graph=False)
 
 
-def test_unknown_backend_is_refused_with_the_known_ones():
-    with pytest.raises(
-        ConfigError,
-        match="ATTENTION=fast: expected auto or one of cudnn_frontend, flash",
-    ):
-        attention.check("fast", CPU, torch.bfloat16, in_graph=False)
-
-
 def test_the_reference_is_refused_in_a_graph_and_is_the_default_on_a_cpu():
     with pytest.raises(ConfigError, match="reads the lengths on the host"):
         attention.check("sdpa_loop", CPU, torch.bfloat16, in_graph=True)
@@ -57,17 +49,6 @@ def test_backend_of_the_tensor_cores_is_refused_in_fp32(monkeypatch):
         match="ATTENTION=flash computes in bf16 or fp16: not with PRECISION=fp32",
     ):
         attention.check("flash", CPU, torch.float32, in_graph=False)
-
-
-def test_a_candidate_that_fails_or_is_slower_is_not_chosen():
-    trial = benchmark.Trial
-    results = [
-        trial(name="flash", milliseconds=None, problem="no such kernel"),
-        trial(name="flash_attn_2", milliseconds=3.0),
-        trial(name="triton", milliseconds=2.0),
-    ]
-    assert benchmark.fastest(results) == "triton"
-    assert benchmark.fastest(results[:1]) is None
 
 
 def test_of_a_candidate_that_fails_in_a_graph_the_first_error_is_reported(monkeypatch):

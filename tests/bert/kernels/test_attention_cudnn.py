@@ -61,10 +61,8 @@ def _qkv(dtype=torch.bfloat16) -> torch.Tensor:
 def test_context_and_gradient_equal_the_reference(cudnn, dtype):
     qkv, upstream = (
         _qkv(dtype),
-        torch.randn(
-            OFFSETS[-1], HEADS, WIDTH, generator=torch.Generator().manual_seed(4)
-        ),
-    )
+        torch.randn(OFFSETS[-1], HEADS, WIDTH, generator=torch.Generator().manual_seed(4)),
+    )  # fmt: skip
     context = cudnn_frontend.attention(qkv, _pass(), 0.0)
     context.backward(upstream.to(dtype))
     exact = qkv.detach().float().requires_grad_()
@@ -237,20 +235,6 @@ def test_under_auto_a_failure_is_one_line_and_the_fallback_takes_over_for_good(
         "attention: cudnn_frontend failed, sdpa_loop takes its place: "
     )
     assert "CUDNN_STATUS EXECUTION_FAILED" in line
-
-
-def test_what_falls_back_is_the_fastest_that_compiles_nothing():
-    trial = benchmark.Trial
-    results = [
-        trial(name="cudnn_frontend", milliseconds=1.0),
-        trial(name="flash", milliseconds=3.0),
-        trial(name="triton", milliseconds=2.0),
-    ]
-    assert benchmark.fallback("cudnn_frontend", results) == "triton"
-    assert benchmark.fallback("triton", results) == "", (
-        "what is compiled once for all needs none"
-    )
-    assert benchmark.fallback("cudnn_frontend", results[:1]) == ""
 
 
 def test_auto_always_has_the_fallback(cudnn, monkeypatch, capsys):

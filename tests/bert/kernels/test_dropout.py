@@ -255,14 +255,6 @@ def test_a_forward_pass_draws_one_seed_and_every_pass_another():
     assert seeds[0] != seeds[1]
 
 
-def test_the_generator_of_the_device_fixes_the_seed():
-    seeds = []
-    for _ in range(2):
-        torch.manual_seed(3)
-        seeds.append(_pass().sites.next(0.1).seed)
-    assert torch.equal(*seeds)
-
-
 def test_once_computes_once_per_key_and_pass():
     made = []
 

@@ -20,6 +20,7 @@ from bert.model.config import BertConfig
 from bert.model.encoder import Encoder
 from common.env import ConfigError
 
+from ..plain import NO_DROPOUT
 from . import fp8_cases
 from .fp8_cases import new_target
 
@@ -167,9 +168,7 @@ def scales():
 def test_an_evaluation_is_the_forward_pass_of_training_without_dropout_bit_for_bit(
     fused, tokens, separate_casts, scales, device, monkeypatch
 ):
-    config = dataclasses.replace(
-        CONFIG, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
-    )
+    config = dataclasses.replace(CONFIG, **NO_DROPOUT)
     encoder = _encoder(fused, device, config)
     encoder.fp8_scaling.load_state_dict(scales)
     expected = _run(encoder, device, tokens)["result"]

@@ -11,16 +11,14 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bert import kernels, optim
 from bert.core.dist import DistConfig, World
-from bert.kernels.precision import PrecisionConfig
 from bert.kernels.support import weight_gradient
-from bert.model.bert import BertForPreTraining
-from bert.model.init import initialize
 from bert.optim.gradients import GradientBuckets
 from bert.optim.layout import ALIGNMENT, Layout
 from bert.optim.mesh import Mesh
-from bert.training.step import build_step
+
+from ..plain import model_of, step_of
+from ..states import same
 
 
 def _parameters(*shapes: tuple[int, ...]) -> list[nn.Parameter]:
@@ -43,23 +41,18 @@ def test_a_product_leaves_its_gradient_in_the_offered_place(with_bias):
     result = weight_gradient.linear(x, weight, given)
     assert torch.equal(result, plain)
     result.backward(upstream)
-    assert all(
-        torch.equal(p.grad, gradient)
-        for p, gradient in zip(wanted, expected, strict=True)
-    )
+    assert same([p.grad for p in wanted], [*expected])
     assert weight_gradient.same_memory(weight.grad, place), "kept by autograd as it is"
 
 
 def test_a_weight_that_is_used_twice_gets_the_sum():
     x, weight, upstream = _parameters((7, 5), (5, 5), (7, 5))
-    (expected,) = torch.autograd.grad(
-        F.linear(F.linear(x, weight), weight), weight, upstream
-    )
+    twice = F.linear(F.linear(x, weight), weight)
+    (expected,) = torch.autograd.grad(twice, weight, upstream)
     place = torch.full_like(weight, float("nan")).detach()
     weight_gradient.set_grad_buffers([weight], [place])
-    weight_gradient.linear(
-        weight_gradient.linear(x, weight, None), weight, None
-    ).backward(upstream)
+    once = weight_gradient.linear(x, weight, None)
+    weight_gradient.linear(once, weight, None).backward(upstream)
     assert torch.equal(weight.grad, expected)
     assert not weight_gradient.GradientTarget(weight).is_set
 
@@ -73,28 +66,24 @@ class Copies(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         name = function._schema.name
-        if name in (
-            "aten::cat",
-            "aten::stack",
-            "aten::clone",
-            "aten::copy_",
-            "aten::_foreach_copy_",
+        if name.removeprefix("aten::") in (
+            "cat",
+            "stack",
+            "clone",
+            "copy_",
+            "_foreach_copy_",
         ):
             first = args[0] if isinstance(args[0], (list, tuple)) else [args[0]]
-            self.numbers[name] = self.numbers.get(name, 0) + sum(
-                tensor.numel() for tensor in first
-            )
+            size = sum(tensor.numel() for tensor in first)
+            self.numbers[name] = self.numbers.get(name, 0) + size
         return function(*args, **(kwargs or {}))
 
 
 def _flat(shapes: list[tuple[int, ...]], gap: int = 0) -> list[nn.Parameter]:
     """Parameters adjacent in one tensor."""
     sizes = [torch.Size(shape).numel() for shape in shapes]
-    flat, begin, found = (
-        torch.arange(sum(sizes) + gap * len(sizes), dtype=torch.float32),
-        0,
-        [],
-    )
+    flat = torch.arange(sum(sizes) + gap * len(sizes), dtype=torch.float32)
+    begin, found = 0, []
     for shape, size in zip(shapes, sizes, strict=True):
         found.append(nn.Parameter(torch.empty(shape)))
         found[-1].data = flat[begin : begin + size].view(shape)
@@ -112,9 +101,8 @@ def test_neighbours_are_joined_without_a_copy_and_their_gradients_split_without_
         weight_gradient.linear(x, whole, None).backward(upstream)
     assert not copies.numbers
     assert torch.equal(whole, torch.cat(parameters))
-    for parameter, place, rows in zip(
-        parameters, places, upstream.split([2, 2, 4], dim=1), strict=True
-    ):
+    parts = upstream.split([2, 2, 4], dim=1)
+    for parameter, place, rows in zip(parameters, places, parts, strict=True):
         assert weight_gradient.same_memory(parameter.grad, place)
         assert torch.allclose(parameter.grad, rows.t() @ x)
 
@@ -144,18 +132,9 @@ def test_groups_lie_side_by_side_in_one_bucket_where_their_last_parameter_would(
     layout = Layout(sizes, 2, 4000, groups=[(1, 2, 3), (4, 5)])
     assert [b - layout.begins[1] for b in layout.begins[1:4]] == [0, 1024, 2048]
     assert layout.begins[5] - layout.begins[4] == 128
-    assert (
-        layout.begins[7]
-        < layout.begins[6]
-        < layout.begins[4]
-        < layout.begins[1]
-        < layout.begins[0]
-    )
-    buckets = {
-        p: number
-        for number, bucket in enumerate(layout.buckets)
-        for p in bucket.parameters
-    }
+    order = [layout.begins[number] for number in (7, 6, 4, 1, 0)]
+    assert order == sorted(set(order))
+    buckets = {p: n for n, one in enumerate(layout.buckets) for p in one.parameters}
     assert sorted(buckets) == list(range(8))
     assert buckets[1] == buckets[2] == buckets[3]
     assert all(bucket.size <= 4000 for bucket in layout.buckets), (
@@ -166,42 +145,20 @@ def test_groups_lie_side_by_side_in_one_bucket_where_their_last_parameter_would(
     assert all(begin % ALIGNMENT == 0 for begin in layout.begins)
 
 
-def _trained(
-    tiny,
-    batches,
-    precision,
-    monkeypatch,
-    *,
-    offers,
-    accumulate=False,
-    steps=1,
-    **settings,
-):
+def _trained(tiny, batches, precision, monkeypatch, *, offers, accumulate=False, steps=1, **settings):  # fmt: skip
     """Weights and norms after some steps, and what the last one copied."""
     torch.manual_seed(0)
-    model = BertForPreTraining(
-        tiny,
-        kernels.bind_kernels(kernels.KernelsConfig(fused="none"), torch.device("cpu")),
-    )
-    initialize(model, 0)
-    config = PrecisionConfig(precision=precision).resolve(torch.device("cpu"))
+    model = model_of(tiny)
     with monkeypatch.context() as patched:
         if not offers:
-            patched.setattr(
-                weight_gradient, "set_grad_buffers", lambda parameters, buffers: None
-            )
-        step = build_step(
-            model, config, optim.OptimizerConfig(**{"sharded": True} | settings), World(DistConfig(device="cpu")),
-            accumulate=accumulate, fused_update=False,
-        )  # fmt: skip
+            patched.setattr(weight_gradient, "set_grad_buffers", lambda *_: None)
+        settings = {"sharded": True} | settings
+        step = step_of(model, precision, None, accumulate, **settings)
         norms = [step(batches, 0.01).norm for _ in range(steps)]
         with Copies() as copies:
             norms.append(step(batches, 0.01).norm)
-    return (
-        [parameter.detach().clone() for parameter in model.parameters()],
-        norms,
-        copies.numbers,
-    )
+    weights = [parameter.detach().clone() for parameter in model.parameters()]
+    return weights, norms, copies.numbers
 
 
 @pytest.mark.parametrize(
@@ -220,26 +177,21 @@ def test_training_is_bit_for_bit_that_with_gradients_copied(
             _trained(tiny, batches, precision, monkeypatch, offers=offers, **settings)
             for offers in (True, False)
         ]
-        for ours, theirs in zip(
-            found[0][0] + found[0][1], found[1][0] + found[1][1], strict=True
-        ):
-            assert torch.equal(ours, theirs)
+        ours, theirs = (weights + norms for weights, norms, _ in found)
+        assert same(ours, theirs)
 
 
 def test_of_the_encoders_weights_no_gradient_is_copied(
     tiny, make_records, batch_of, monkeypatch
 ):
-    wide = dataclasses.replace(
-        tiny, hidden_size=32, num_attention_heads=2, intermediate_size=64
-    )
+    shape = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64}
+    wide = dataclasses.replace(tiny, **shape)
     batches = [batch_of(make_records(3), range(4))]
     ours, theirs = (
         _trained(wide, batches, "bf16", monkeypatch, offers=offers)[2]
         for offers in (True, False)
     )
-    weights = wide.num_hidden_layers * (
-        4 * wide.hidden_size**2 + 2 * wide.hidden_size * wide.intermediate_size
-    )
+    weights = wide.num_hidden_layers * (4 * 32**2 + 2 * 32 * 64)
     assert theirs["aten::_foreach_copy_"] - ours["aten::_foreach_copy_"] == weights
 
 
@@ -252,8 +204,8 @@ def test_without_sharding_nothing_is_offered_and_training_is_the_same(
         for offers, shards in ((True, False), (False, False), (True, True))
     )
     assert ours[2] == plain[2], "as many numbers are copied"
-    for one, other in zip(ours[0] + ours[1], plain[0] + plain[1], strict=True):
-        assert torch.equal(one, other), "the same operations in the same order"
+    # The same operations in the same order.
+    assert same(ours[0] + ours[1], plain[0] + plain[1])
     for one, other in zip(ours[0], sharded[0], strict=True):
         # A shard is one buffer with zeros between the parameters: its norm is summed in another
         # order, which with vectors of some widths moves a weight across a boundary of bf16's

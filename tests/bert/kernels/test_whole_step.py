@@ -21,11 +21,11 @@ from bert.training.evaluate import _count
 from bert.training.graph import graph_capacity, static_batch
 from bert.training.step import build_step
 
+from ..plain import NO_DROPOUT
+
 CONFIG = BertConfig(vocab_size=61, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
                     max_position_embeddings=16, initializer_range=0.2)  # fmt: skip
-NO_DROPOUT = dataclasses.replace(
-    CONFIG, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
-)
+PLAIN_CONFIG = dataclasses.replace(CONFIG, **NO_DROPOUT)
 
 
 def _batch():
@@ -58,7 +58,7 @@ def test_fused_steps_and_evaluation_are_the_plain_ones(device):
     batch = _batch()
     outcomes = []
     for fused in (False, True):
-        model, step = _build(device, NO_DROPOUT, fused)
+        model, step = _build(device, PLAIN_CONFIG, fused)
         losses = [[float(x) for x in step([batch, batch], lr).losses] for lr in (0.01,)]
         model.eval()
         with torch.no_grad():

@@ -13,6 +13,8 @@ import transformers
 from bert.data.batch import PretrainingCapacity
 from bert.model.recompute import Recomputation
 
+from ..plain import NO_DROPOUT, close
+
 
 def _gradients(model, batches, weights):
     model.zero_grad()
@@ -29,9 +31,7 @@ def _gradients(model, batches, weights):
 def test_packed_batch_gives_the_loss_and_every_gradient_of_its_sequences_alone(
     tiny, make_model, make_records, batch_of, seed
 ):
-    config = dataclasses.replace(
-        tiny, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
-    )
+    config = dataclasses.replace(tiny, **NO_DROPOUT)
     model = make_model(config, seed)
     records = make_records(4, seed=seed)
     packed = batch_of(records, range(records.num_sequences))
@@ -44,10 +44,7 @@ def test_packed_batch_gives_the_loss_and_every_gradient_of_its_sequences_alone(
     alone_loss, alone_gradients = _gradients(model, alone, weights)
 
     assert packed_loss == pytest.approx(alone_loss, abs=1e-10)
-    for name, gradient in packed_gradients.items():
-        torch.testing.assert_close(
-            gradient, alone_gradients[name], atol=1e-10, rtol=1e-10, msg=name
-        )
+    close(alone_gradients, packed_gradients, 1e-10, 1e-10)
 
 
 def test_a_token_never_sees_another_sequence(tiny, make_model, make_records, batch_of):
@@ -56,10 +53,8 @@ def test_a_token_never_sees_another_sequence(tiny, make_model, make_records, bat
     batch = batch_of(records, [0, 1, 2])
     changed = batch.input_ids.clone()
     changed[: int(batch.cu_seqlens[1])] = 5  # only the first sequence
-    before, after = (
-        model.bert(batch),
-        model.bert(dataclasses.replace(batch, input_ids=changed)),
-    )
+    before = model.bert(batch)
+    after = model.bert(dataclasses.replace(batch, input_ids=changed))
     cut = int(batch.cu_seqlens[1])
     assert not torch.allclose(before[:cut], after[:cut])
     assert torch.equal(before[cut:], after[cut:])
@@ -68,25 +63,16 @@ def test_a_token_never_sees_another_sequence(tiny, make_model, make_records, bat
 def test_padding_to_a_capacity_changes_no_loss_and_no_gradient(
     tiny, make_model, make_records, batch_of
 ):
-    config = dataclasses.replace(
-        tiny, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
-    )
+    config = dataclasses.replace(tiny, **NO_DROPOUT)
     model = make_model(config)
     batch = batch_of(make_records(3), range(4))
-    padded = batch.pad_to(
-        PretrainingCapacity(
-            tokens=batch.num_tokens + 13,
-            sequences=batch.num_sequences + 5,
-            masked=batch.num_masked + 11,
-        )
-    )
+    sizes = batch.num_tokens + 13, batch.num_sequences + 5, batch.num_masked + 11
+    names = "tokens", "sequences", "masked"
+    padded = batch.pad_to(PretrainingCapacity(**dict(zip(names, sizes, strict=True))))
     loss, gradients = _gradients(model, [batch], [(1.0, 1.0)])
     padded_loss, padded_gradients = _gradients(model, [padded], [(1.0, 1.0)])
     assert loss == pytest.approx(padded_loss, abs=1e-12)
-    for name, gradient in gradients.items():
-        torch.testing.assert_close(
-            gradient, padded_gradients[name], atol=1e-12, rtol=1e-12, msg=name
-        )
+    close(padded_gradients, gradients, 1e-12, 1e-12)
     with pytest.raises(ValueError, match="exceeds"):
         padded.pad_to(PretrainingCapacity(tokens=1, sequences=1, masked=1))
 
@@ -124,11 +110,7 @@ def test_outputs_are_those_of_hugging_face_on_padded_sequences(
     batch = batch_of(records, range(4))
     lengths = np.diff(batch.cu_seqlens.numpy())
     ids = torch.zeros(4, lengths.max(), dtype=torch.long)
-    segments, mask, labels = (
-        torch.zeros_like(ids),
-        torch.zeros_like(ids),
-        torch.full_like(ids, -100),
-    )
+    segments, mask, labels = ids.clone(), ids.clone(), torch.full_like(ids, -100)
     flat_labels = torch.full((batch.num_tokens,), -100)
     flat_labels[batch.masked_positions.long()] = batch.masked_labels
     for row, (begin, length) in enumerate(
@@ -144,15 +126,10 @@ def test_outputs_are_those_of_hugging_face_on_padded_sequences(
             next_sentence_label=batch.next_sentence_labels,
         )  # fmt: skip
         logits, losses = model.scored(batch), model(batch)
-    torch.testing.assert_close(
-        logits.mlm, expected.prediction_logits[labels != -100], atol=1e-5, rtol=1e-5
-    )
-    torch.testing.assert_close(
-        logits.nsp, expected.seq_relationship_logits, atol=1e-5, rtol=1e-5
-    )
-    assert float(losses.mlm + losses.nsp) == pytest.approx(
-        float(expected.loss), abs=1e-5
-    )
+    theirs = {"mlm": expected.prediction_logits[labels != -100],
+              "nsp": expected.seq_relationship_logits, "loss": expected.loss}  # fmt: skip
+    ours = {"mlm": logits.mlm, "nsp": logits.nsp, "loss": losses.mlm + losses.nsp}
+    close(ours, theirs, 1e-5, 1e-5)
 
 
 def test_bert_large_has_the_398_tensors_of_the_published_logs():
@@ -175,10 +152,8 @@ def test_bert_large_has_the_398_tensors_of_the_published_logs():
 def test_scores_of_an_evaluation_are_not_rounded_to_the_weights_precision(
     dtype, tiny, make_model, make_records, batch_of
 ):
-    model, batch = (
-        make_model(tiny, dtype=dtype).eval(),
-        batch_of(make_records(4), range(6)),
-    )
+    model = make_model(tiny, dtype=dtype).eval()
+    batch = batch_of(make_records(4), range(6))
     seen = []
     model.cls.predictions.transform.register_forward_hook(
         lambda module, inputs, output: seen.append(output.double())
@@ -202,24 +177,15 @@ def test_scores_of_an_evaluation_are_not_rounded_to_the_weights_precision(
 def test_the_last_layer_computes_only_what_the_heads_read_and_no_gradient_changes(
     pre_norm, recompute, tiny, make_model, make_records, batch_of
 ):
-    shape = dataclasses.replace(
-        tiny,
-        layer_norm_large_model=pre_norm,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-    )
+    shape = dataclasses.replace(tiny, layer_norm_large_model=pre_norm, **NO_DROPOUT)
     model, batch = make_model(shape), batch_of(make_records(3), range(5))
     batch = batch.pad_to(PretrainingCapacity(tokens=200, sequences=9, masked=60))
     if recompute:
         model.recompute(Recomputation(recompute, random_state=False))
     rows = []
     for layer in model.bert.encoder.layer:
-        layer.output.dense.register_forward_pre_hook(
-            lambda _, args: rows.append(len(args[0]))
-        )
-        layer.output.register_forward_pre_hook(
-            lambda _, args: rows.append(len(args[0]))
-        )
+        for part in (layer.output.dense, layer.output):
+            part.register_forward_pre_hook(lambda _, args: rows.append(len(args[0])))
     loss, gradients = _gradients(model, [batch], [(1.0, 1.0)])
     assert rows[0] == 200
     assert 60 + 9 in rows, "masked tokens, and the first of each sequence"
@@ -227,7 +193,4 @@ def test_the_last_layer_computes_only_what_the_heads_read_and_no_gradient_change
     model.bert.forward = lambda batch, rows: encode(batch).index_select(0, rows)
     whole_loss, whole = _gradients(model, [batch], [(1.0, 1.0)])
     assert loss == pytest.approx(whole_loss, abs=1e-14)
-    for name, gradient in whole.items():
-        torch.testing.assert_close(
-            gradients[name], gradient, atol=1e-15, rtol=1e-12, msg=name
-        )
+    close(gradients, whole, 1e-15, 1e-12)

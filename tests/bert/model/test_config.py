@@ -112,16 +112,12 @@ def test_keys_of_other_heads_and_of_tokens_are_harmless(read):
     [
         ("embedding_size", 32, "unknown key embedding_size: remove it"),
         ("num_hidden_layer", 3, "unknown key num_hidden_layer"),
-        (
-            "position_embedding_type",
-            "relative_key",
-            "position_embedding_type='relative_key': only 'absolute'",
-        ),
+        ("position_embedding_type", "relative_key", "position_embedding_type='relative_key': only 'absolute'"),
         ("tie_word_embeddings", False, "tie_word_embeddings=False: only True"),
         ("is_decoder", True, "is_decoder=True: only False"),
         ("model_type", "roberta", "model_type='roberta': only 'bert'"),
     ],
-)
+)  # fmt: skip
 def test_a_key_that_changes_the_model_is_an_error(key, value, message, read):
     with pytest.raises(ConfigError, match=message):
         read(**GOOGLE, **{key: value})

@@ -10,19 +10,17 @@ import numpy as np
 import pytest
 import torch
 
-from bert import kernels, optim
-from bert.core.dist import DistConfig, World
+from bert import kernels
 from bert.data.batch import make_batch
 from bert.data.synthetic import synthetic_records
-from bert.kernels.precision import PrecisionConfig
 from bert.kernels.support import triton_support
 from bert.kernels.support.dropout import DropoutSites
 from bert.model.bert import BertForPreTraining
 from bert.model.recompute import Recomputation
 from bert.pretraining.config import PretrainingConfig
-from bert.training.step import build_step
 from common.env import ConfigError, from_env
 
+from ..plain import alone, model_of, step_of
 from ..ranks import run_ranks
 
 CPU = torch.device("cpu")
@@ -109,19 +107,17 @@ def test_a_seed_that_is_drawn_within_a_segment_serves_its_second_run_in_a_graph_
     assert first == second
 
 
-def _trained(config, recomputation, precision, world, batches):
-    """State after two steps, of which the first measures the fp8 scales."""
+def _step(config, recomputation, precision, world):
     torch.manual_seed(1)
-    model = BertForPreTraining(
-        config, kernels.bind_kernels(kernels.KernelsConfig(fused="none"), CPU)
-    )
+    model = model_of(config, seed=None)
     if recomputation:
         model.recompute(recomputation)
-    numerics = PrecisionConfig(precision=precision).resolve(CPU)
-    settings = optim.OptimizerConfig(optimizer="adamw", sharded=True)
-    step = build_step(
-        model, numerics, settings, world, accumulate=True, fused_update=False
-    )
+    return step_of(model, precision, world, True, optimizer="adamw", sharded=True)
+
+
+def _trained(config, recomputation, precision, world, batches):
+    """State after two steps, of which the first measures the fp8 scales."""
+    step = _step(config, recomputation, precision, world)
     for number in range(2):
         torch.manual_seed(number)
         step(batches, 0.01)
@@ -135,13 +131,10 @@ def test_two_sharded_steps_leave_the_same_state(
     batches = [
         batch_of(make_records(2), np.arange(begin, begin + 2)) for begin in (0, 2)
     ]
-    config, world = (
-        dataclasses.replace(tiny, num_hidden_layers=3),
-        World(DistConfig(device="cpu")),
-    )
-    plain = _trained(config, None, precision, world, batches)
-    again = _trained(
-        config, Recomputation(2, random_state=True), precision, world, batches
+    config, world = dataclasses.replace(tiny, num_hidden_layers=3), alone()
+    plain, again = (
+        _trained(config, recomputation, precision, world, batches)
+        for recomputation in (None, Recomputation(2, random_state=True))
     )
     for part in ("masters", "first_moments", "second_moments"):
         for name, tensor in plain["optimizer"][part].items():
@@ -154,35 +147,17 @@ def _check_ranks(world, config):
     """With sharded gradients each rank's states equal those without recomputation, and so do losses
     and gradients.
     """
-    records, states = (
-        synthetic_records(4, 48, config.vocab_size, packed=True, seed=0),
-        [],
-    )
+    records = synthetic_records(4, 48, config.vocab_size, packed=True, seed=0)
+    states = []
     batches = [
         make_batch(records, np.arange(begin, begin + 2), 48) for begin in (0, 2, 4, 6)
     ]
     for recomputation in (None, Recomputation(2, random_state=True)):
-        torch.manual_seed(1)
-        model = BertForPreTraining(
-            config, kernels.bind_kernels(kernels.KernelsConfig(fused="none"), CPU)
-        )
-        if recomputation:
-            model.recompute(recomputation)
-        settings = optim.OptimizerConfig(optimizer="adamw", sharded=True)
-        numerics = PrecisionConfig(precision="bf16").resolve(CPU)
-        step = build_step(
-            model, numerics, settings, world, accumulate=True, fused_update=False
-        )
+        step = _step(config, recomputation, "bf16", world)
         torch.manual_seed(world.rank)
         found = step(batches[world.rank :: 2], 0.01)
-        states.append(
-            [
-                *found.losses,
-                found.norm,
-                step.optimizer.buckets.shard,
-                *step.optimizer.state_tensors(),
-            ]
-        )
+        kept = [step.optimizer.buckets.shard, *step.optimizer.state_tensors()]
+        states.append([*found.losses, found.norm, *kept])
     assert all(torch.equal(a, b) for a, b in zip(*states, strict=True))
 
 

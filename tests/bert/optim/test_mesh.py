@@ -11,18 +11,16 @@ import pytest
 import torch
 import torch.distributed as distributed
 
-from bert import kernels, optim
+from bert import optim
 from bert.checkpoint import sharded
 from bert.data.batch import make_batch
 from bert.data.synthetic import synthetic_records
-from bert.kernels.precision import Precision, PrecisionConfig
-from bert.model.bert import BertForPreTraining
+from bert.kernels.precision import Precision
 from bert.model.config import BertConfig
-from bert.model.init import initialize
 from bert.optim.mesh import Mesh
-from bert.training.step import build_step
 from common.env import ConfigError
 
+from ..plain import model_of, step_of
 from ..ranks import run_ranks
 
 LENGTH, VOCABULARY = 48, 211
@@ -45,24 +43,11 @@ CASES = [
 
 
 def _step(world, precision, accumulate, group, **settings):
-    model = BertForPreTraining(
-        MODEL,
-        kernels.bind_kernels(kernels.KernelsConfig(fused="none"), torch.device("cpu")),
-    )
-    initialize(model, 0)
-    if precision == "fp64":
-        model.to(torch.float64)
-    numerics = (
-        EXACT
-        if precision == "fp64"
-        else PrecisionConfig(precision=precision).resolve(torch.device("cpu"))
-    )
-    rules = optim.OptimizerConfig(
-        sharded=True, max_grad_norm=0.5, shard_group=str(group), **settings
-    )
-    return model, build_step(
-        model, numerics, rules, world, accumulate=accumulate > 1, fused_update=False
-    )
+    exact = precision == "fp64"
+    model = model_of(MODEL, dtype=torch.float64 if exact else torch.float32)
+    shared = {"sharded": True, "max_grad_norm": 0.5, "shard_group": str(group)}
+    numerics = EXACT if exact else precision
+    return model, step_of(model, numerics, world, accumulate > 1, **shared, **settings)
 
 
 def _train(world, step, accumulate, numbers):

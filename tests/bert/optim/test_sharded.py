@@ -39,10 +39,8 @@ class Chain(nn.Module):
         names = ["first", "LayerNorm", "bias", "dense", "last"]
         self.stages = nn.ModuleDict({name: nn.Module() for name in names})
         for name, shape in zip(names, SIZES, strict=True):
-            values = torch.randn(shape, dtype=torch.float64, generator=generator).to(
-                dtype
-            )
-            self.stages[name].weight = nn.Parameter(values)
+            values = torch.randn(shape, dtype=torch.float64, generator=generator)
+            self.stages[name].weight = nn.Parameter(values.to(dtype))
             self.stages[name].forward = self._forward(self.stages[name])
 
     @staticmethod
@@ -61,14 +59,8 @@ class Chain(nn.Module):
 
 
 def _data(step: int, rank: int) -> torch.Tensor:
-    return (
-        torch.randn(
-            512,
-            dtype=torch.float64,
-            generator=torch.Generator().manual_seed(100 * step + rank),
-        )
-        / 30
-    )
+    generator = torch.Generator().manual_seed(100 * step + rank)
+    return torch.randn(512, dtype=torch.float64, generator=generator) / 30
 
 
 def _lrs(num_steps):
@@ -77,10 +69,8 @@ def _lrs(num_steps):
 
 def replicated(model: Chain) -> Whole:
     """The same rule on whole parameters."""
-    return Whole(
-        model.named_parameters(),
-        lambda shards: LambRule(shards, LambConfig(weight_decay=0.1)),
-    )
+    config = LambConfig(weight_decay=0.1)
+    return Whole(model.named_parameters(), lambda shards: LambRule(shards, config))
 
 
 def single_process(
@@ -100,9 +90,8 @@ def _train_alone(
     for step in steps:
         totals = [torch.zeros_like(p) for p in model.parameters()]
         for rank, micro in itertools.product(range(num_ranks), range(accumulate)):
-            own = torch.autograd.grad(
-                model(_data(step * accumulate + micro, rank)), model.parameters()
-            )
+            loss = model(_data(step * accumulate + micro, rank))
+            own = torch.autograd.grad(loss, model.parameters())
             norm = torch.stack([g.norm() for g in own]).norm()
             factor = clipping.coefficient(norm) if clip == "before" else 1.0
             for total, gradient in zip(totals, own, strict=True):
@@ -110,46 +99,27 @@ def _train_alone(
         for parameter, total in zip(model.parameters(), totals, strict=True):
             parameter.grad = total
         norm = torch.stack([g.norm() for g in totals]).norm()
-        lamb.step(
-            _lrs(steps.stop)[step],
-            clipping.coefficient(norm) if clip == "after" else 1.0,
-        )
+        factor = clipping.coefficient(norm) if clip == "after" else 1.0
+        lamb.step(_lrs(steps.stop)[step], factor)
 
 
-def train(
-    world: World,
-    model: Chain,
-    optimizer: FlatOptimizer,
-    clip: str,
-    steps: range,
-    accumulate: int = 1,
-) -> None:
+def train(world, model, optimizer, clip, steps, accumulate=1) -> None:
     """Steps as Step.run takes them."""
     gradients = Gradients(model, optimizer, Clipping(when=clip), world, False)
     scale = torch.ones((), dtype=torch.float64)
     lrs = _lrs(steps.stop)
     for step in steps:
         for micro in range(accumulate):
-            with gradients.micro_batch(
-                micro == 0, micro == accumulate - 1, scale / accumulate
-            ):
-                (
-                    gradients.forward(_data(step * accumulate + micro, world.rank))
-                    / accumulate
-                ).backward()
+            data = _data(step * accumulate + micro, world.rank)
+            place = micro == 0, micro == accumulate - 1
+            with gradients.micro_batch(*place, scale / accumulate):
+                (gradients.forward(data) / accumulate).backward()
         _, factor = gradients.finish(scale)
         optimizer.step(torch.tensor(lrs[step], dtype=torch.float64), factor)
     optimizer.gather()
 
 
-def sharded(
-    world: World,
-    model: Chain,
-    clip: str,
-    accumulate: int = 1,
-    fused_layout: bool = False,
-    group: int | None = None,
-) -> FlatOptimizer:
+def sharded(world, model, clip, accumulate=1, fused_layout=False, group=None):
     """The optimizer over the model's stages."""
     config = LambConfig(weight_decay=0.1)
 
@@ -167,27 +137,20 @@ def sharded(
 def _equal(model, state, reference, tolerance=1e-12):
     for name, parameter in model.named_parameters():
         expected = dict(zip(reference.names, reference.parameters, strict=True))[name]
-        torch.testing.assert_close(
-            parameter, expected, atol=tolerance, rtol=tolerance, msg=name
-        )
+        close = {"atol": tolerance, "rtol": tolerance, "msg": name}
+        torch.testing.assert_close(parameter, expected, **close)
     if state is not None:
         for key in ("masters", "first_moments", "second_moments"):
             for name, tensor in reference.state_dict()[key].items():
-                torch.testing.assert_close(
-                    state[key][name],
-                    tensor.double(),
-                    atol=tolerance,
-                    rtol=tolerance,
-                    msg=name,
-                )
+                close = {"atol": tolerance, "rtol": tolerance, "msg": name}
+                torch.testing.assert_close(state[key][name], tensor.double(), **close)
 
 
 def _check_rank(world, clip, accumulate, group):
     model = Chain()
     optimizer = sharded(world, model, clip, accumulate, group=group)
-    assert any(len(bucket.slices) > 1 for bucket in optimizer.layout.buckets) == (
-        optimizer.mesh.size < 4
-    )
+    is_cut = any(len(bucket.slices) > 1 for bucket in optimizer.layout.buckets)
+    assert is_cut == (optimizer.mesh.size < 4)
     train(world, model, optimizer, clip, range(2), accumulate)
     state = [optimizer.state_dict()]  # collected after two steps, resumed below
     distributed.broadcast_object_list(state, 0)
@@ -202,15 +165,13 @@ def _check_rank(world, clip, accumulate, group):
     for a, b in zip(model.parameters(), again.parameters(), strict=True):
         assert torch.equal(a, b)
     if world.is_main:  # the same state with one rank, and replicated
-        _equal(
-            _continued_alone(state[0], world.size, clip, accumulate), None, reference
-        )
+        alone = _continued_alone(state[0], world.size, clip, accumulate)
+        _equal(alone, None, reference)
 
 
 def _check_ranks(world, groups):
-    for group, clip, accumulate in itertools.product(
-        groups, ("after", "before"), (1, 2)
-    ):
+    cases = itertools.product(groups, ("after", "before"), (1, 2))
+    for group, clip, accumulate in cases:
         _check_rank(world, clip, accumulate, group)
 
 
@@ -244,12 +205,8 @@ def test_one_rank_equals_the_replicated_optimizer(fused_layout):
     optimizer = sharded(world, model, "after", fused_layout=fused_layout)
     train(world, model, optimizer, "after", range(4))
     # The two passes keep their scalars in fp32.
-    _equal(
-        model,
-        optimizer.state_dict(),
-        single_process(1, "after", 4),
-        1e-6 if fused_layout else 1e-12,
-    )
+    alone, tolerance = single_process(1, "after", 4), 1e-6 if fused_layout else 1e-12
+    _equal(model, optimizer.state_dict(), alone, tolerance)
 
 
 def test_a_step_not_kept_changes_nothing_and_counts_nothing():
@@ -268,12 +225,8 @@ def test_a_step_not_kept_changes_nothing_and_counts_nothing():
 def test_weights_in_low_precision_follow_fp32_masters_that_were_there_before_the_cast():
     world, model = World(DistConfig(device="cpu")), Chain(torch.bfloat16)
     exact = {name: torch.rand(p.shape) for name, p in model.named_parameters()}
-    optimizer = FlatOptimizer(
-        model.named_parameters(),
-        lambda shard: ListRule(shard, lambda p: LambRule(p, LambConfig())),
-        world,
-        masters=exact,
-    )
+    rule = lambda shard: ListRule(shard, lambda p: LambRule(p, LambConfig()))  # noqa: E731
+    optimizer = FlatOptimizer(model.named_parameters(), rule, world, masters=exact)
     state = optimizer.state_dict()["masters"]
     for name, parameter in model.named_parameters():
         assert torch.equal(state[name], exact[name])
@@ -294,12 +247,9 @@ def test_layout_gives_every_element_to_one_rank_once(sizes, num_ranks, bucket):
         segments = layout.segments(rank)
         for segment in segments:
             assert segment.begin % ALIGNMENT == 0
-            owned[segment.parameter].append(
-                (segment.start, segment.start + segment.size)
-            )
-        places = sorted(
-            (segment.begin, segment.begin + segment.size) for segment in segments
-        )
+            part = segment.start, segment.start + segment.size
+            owned[segment.parameter].append(part)
+        places = sorted((one.begin, one.begin + one.size) for one in segments)
         assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(places))
     for size, parts in zip(sizes, owned, strict=True):
         parts.sort()

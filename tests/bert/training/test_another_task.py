@@ -12,18 +12,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bert import kernels, optim
 from bert.checkpoint.save import CheckpointConfig, load_newest, save_checkpoint
 from bert.core.dist import DistConfig, World
 from bert.data.batch import Batch, Capacity, padded
-from bert.kernels.precision import PrecisionConfig
 from bert.model.bert import BertModel
 from bert.model.config import BertConfig
 from bert.model.trainable import Trainable
 from bert.training.graph import copy_batches, static_batch
-from bert.training.step import build_step
 from common.env import ConfigError
 
+from ..plain import PLAIN, step_of
 from ..ranks import run_ranks
 
 VOCABULARY, LENGTH, ANSWER, END = 40, 12, 7, 9
@@ -56,9 +54,7 @@ class SpanPrediction(Trainable):
         super().__init__()
         self.bert = BertModel(
             SHAPE,
-            kernels.bind_kernels(
-                kernels.KernelsConfig(fused="none"), torch.device("cpu")
-            ),
+            PLAIN,
         )
         del self.bert.pooler  # the task has no use for it, so it would get no gradient
         self.scores = nn.Linear(SHAPE.hidden_size, 2)
@@ -112,16 +108,10 @@ def span_batch(seed: int, num_sequences: int = 6) -> SpanBatch:
     )
 
 
-def _step(
-    world: World, *, sharded: bool, accumulate: bool = False, precision: str = "fp32"
-):
+def _step(world: World, *, sharded: bool, accumulate=False, precision="fp32"):
     torch.manual_seed(0)
-    model = SpanPrediction()
-    settings = optim.OptimizerConfig(sharded=sharded, optimizer="adamw")
-    numerics = PrecisionConfig(precision=precision).resolve(world.device)
-    return model, build_step(
-        model, numerics, settings, world, accumulate=accumulate, fused_update=False
-    )
+    model, settings = SpanPrediction(), {"sharded": sharded, "optimizer": "adamw"}
+    return model, step_of(model, precision, world, accumulate, **settings)
 
 
 def _train(step, steps, world, micro_batches=1):

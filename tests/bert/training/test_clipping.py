@@ -8,16 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from bert import kernels, optim
 from bert.core.dist import DistConfig, World
 from bert.data.batch import make_batch
 from bert.data.synthetic import synthetic_records
-from bert.kernels.precision import Precision
-from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
-from bert.model.init import initialize
-from bert.training.step import build_step
 
+from ..plain import model_of, step_of
 from ..ranks import run_ranks
 
 NUM_MICRO_BATCHES, NUM_ROWS, LENGTH, VOCABULARY, NUM_STEPS = 8, 2, 16, 61, 2
@@ -41,22 +37,9 @@ def _micro_batches(step, world):
 
 
 def _trained(world, dtype, sharded, clip="before"):
-    model = BertForPreTraining(
-        MODEL,
-        kernels.bind_kernels(kernels.KernelsConfig(fused="none"), torch.device("cpu")),
-    )
-    initialize(model, 0)
-    model.to(dtype)
-    settings = optim.OptimizerConfig(sharded=sharded, clip=clip)
+    settings = {"sharded": sharded, "clip": clip}
     accumulate = world.size < NUM_MICRO_BATCHES
-    step = build_step(
-        model,
-        Precision(dtype=torch.float32),
-        settings,
-        world,
-        accumulate=accumulate,
-        fused_update=False,
-    )
+    step = step_of(model_of(MODEL, dtype=dtype), "fp32", world, accumulate, **settings)
     norms = []
     for number in range(NUM_STEPS):
         norms.append(float(step(_micro_batches(number, world), 0.02).norm))

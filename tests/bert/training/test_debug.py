@@ -11,16 +11,14 @@ import pytest
 import safetensors.torch
 import torch
 
-from bert import optim
 from bert.__main__ import main
 from bert.core import rundir
-from bert.core.dist import DistConfig, World
-from bert.kernels.precision import Precision
 from bert.model.recompute import Recomputation
 from bert.training import debug
 from bert.training.debug import CaptureConfig, ProfileConfig, ProfiledStep
-from bert.training.step import build_step
 from common.env import ConfigError
+
+from ..plain import step_of
 
 
 def compare(*paths):
@@ -43,16 +41,7 @@ def captured(tiny, make_model, make_records, batch_of, tmp_path):
                 dict(model.named_parameters())[spoil][0] += 0.5
         if recompute:
             model.recompute(Recomputation(1, random_state=True))
-        world = World(DistConfig(device="cpu"))
-        settings = optim.OptimizerConfig(optimizer="adamw", sharded=False)
-        step = build_step(
-            model,
-            Precision(dtype=torch.float32),
-            settings,
-            world,
-            accumulate=True,
-            fused_update=False,
-        )
+        step = step_of(model, accumulate=True, optimizer="adamw", sharded=False)
         take_step = debug.RecordedStep(tmp_path / name, 0, model, step, num_steps)
         for seed in range(12):
             torch.manual_seed(seed)

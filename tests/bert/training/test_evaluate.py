@@ -10,9 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from bert import kernels
 from bert.data.batch import PretrainingCapacity, make_batch
-from bert.model.bert import BertForPreTraining
 from bert.training.evaluate import (
     EvaluationConfig,
     Evaluator,
@@ -21,6 +19,8 @@ from bert.training.evaluate import (
     share,
 )
 from bert.training.graph import graph_capacity, static_batch
+
+from ..plain import model_of
 
 
 @pytest.mark.parametrize(
@@ -53,10 +53,7 @@ def test_ranks_share_the_first_examples_alone(make_records):
 
 def test_each_rank_tells_the_accuracy_and_losses_of_all_of_them(prepared, tiny):
     torch.manual_seed(0)
-    model = BertForPreTraining(
-        tiny,
-        kernels.bind_kernels(kernels.KernelsConfig(fused="none"), torch.device("cpu")),
-    )
+    model = model_of(tiny, seed=None)
 
     def evaluated(rank, size, gather):
         world = SimpleNamespace(
@@ -90,10 +87,7 @@ def test_padding_of_a_fixed_capacity_counts_neither_as_words_nor_as_sequences(
     tiny, make_records
 ):
     torch.manual_seed(0)
-    model = BertForPreTraining(
-        tiny,
-        kernels.bind_kernels(kernels.KernelsConfig(fused="none"), torch.device("cpu")),
-    ).eval()
+    model = model_of(tiny, seed=None).eval()
     batch = make_batch(
         make_records(5, packed=False), np.arange(5), tiny.max_position_embeddings
     )

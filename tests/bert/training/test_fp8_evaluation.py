@@ -11,16 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from bert import kernels, optim
 from bert.core.dist import DistConfig, World
 from bert.kernels.fp8 import linear as fp8_linear
-from bert.kernels.precision import PrecisionConfig
-from bert.model.bert import BertForPreTraining
 from bert.training import evaluate
 from bert.training.evaluate import EvaluationGraph, Evaluator, warm_up
-from bert.training.step import build_step
 
 from .. import no_gpu
+from ..plain import model_of, step_of
 
 CPU = torch.device("cpu")
 WORLD = World(DistConfig(device="cpu"))
@@ -32,15 +29,7 @@ class _Run:
 
     def __init__(self, model, prepared, graphed=False):
         self.model = model
-        precision = PrecisionConfig(precision="fp8").resolve(CPU)
-        self.step = build_step(
-            model,
-            precision,
-            optim.OptimizerConfig(sharded=True),
-            WORLD,
-            accumulate=False,
-            fused_update=False,
-        )
+        self.step = step_of(model, "fp8", WORLD, sharded=True)
         self.config = evaluate.EvaluationConfig(
             evaldir=Path(prepared["EVALDIR"]), num_examples=7, batch_size=2
         )
@@ -111,10 +100,7 @@ def test_it_is_near_the_evaluation_in_bf16_which_it_is_before_the_first_step(
     fp8 = run()
 
     def reference():
-        model = BertForPreTraining(
-            fp8.model.config,
-            kernels.bind_kernels(kernels.KernelsConfig(fused="none"), CPU),
-        )
+        model = model_of(fp8.model.config)
         model.to(torch.bfloat16).load_state_dict(fp8.model.state_dict())
         return fp8.evaluator(model)  # that never heard of fp8
 

@@ -10,16 +10,12 @@ import numpy as np
 import torch
 import torch.distributed as distributed
 
-from bert import kernels, optim
 from bert.data.batch import make_batch
 from bert.data.synthetic import synthetic_records
 from bert.kernels.fp8 import GRADIENT, INPUT, Scaling
-from bert.kernels.precision import PrecisionConfig
-from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
-from bert.model.init import initialize
-from bert.training.step import build_step
 
+from ..plain import model_of, step_of
 from ..ranks import run_ranks
 
 MODEL = BertConfig(vocab_size=61, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
@@ -27,18 +23,7 @@ MODEL = BertConfig(vocab_size=61, hidden_size=16, num_hidden_layers=1, num_atten
 
 
 def _step(world, sharded):
-    model = BertForPreTraining(
-        MODEL,
-        kernels.bind_kernels(kernels.KernelsConfig(fused="none"), torch.device("cpu")),
-    )
-    initialize(model, 0)
-    precision, settings = (
-        PrecisionConfig(precision="fp8").resolve(world.device),
-        optim.OptimizerConfig(sharded=sharded),
-    )
-    return build_step(
-        model, precision, settings, world, accumulate=False, fused_update=False
-    )
+    return step_of(model_of(MODEL), "fp8", world, sharded=sharded)
 
 
 def _train(step, world, numbers):

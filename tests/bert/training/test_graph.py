@@ -39,6 +39,8 @@ from bert.training.step import build_step, preserved
 
 from ...bench import cuda_rules
 from .. import no_gpu
+from ..plain import close
+from ..states import same
 
 
 def _capacity(batch, rows, length):
@@ -67,10 +69,7 @@ def test_filled_batch_has_the_losses_and_gradients_of_the_plain_one(
     (plain_losses, plain_gradients), (filled_losses, filled_gradients) = results
     for a, b in zip(plain_losses, filled_losses, strict=True):
         torch.testing.assert_close(a, b, atol=1e-13, rtol=1e-13)
-    for name, gradient in plain_gradients.items():
-        torch.testing.assert_close(
-            filled_gradients[name], gradient, atol=1e-12, rtol=1e-11, msg=name
-        )
+    close(filled_gradients, plain_gradients, 1e-12, 1e-11)
 
 
 def test_filling_up_a_full_batch_changes_nothing_but_the_empty_sequences(
@@ -107,18 +106,28 @@ def _step(tiny, precision, shard, device=None, backend="auto"):
     model = BertForPreTraining(tiny, kernels.bind_kernels(choice, device))
     initialize(model, 0)
     model.to(device)
-    config = PrecisionConfig(precision=precision, init_loss_scale=1024.0).resolve(
-        device
-    )
-    world = World(DistConfig(device=device.type))
-    fused = device.type == "cuda"
-    return model, build_step(
-        model,
-        config,
+    numerics = PrecisionConfig(precision=precision, init_loss_scale=1024.0)
+    world, rule = (
+        World(DistConfig(device=device.type)),
         optim.OptimizerConfig(sharded=shard),
-        world,
-        accumulate=True,
-        fused_update=fused,
+    )
+    return model, build_step(
+        model, numerics.resolve(device), rule, world,
+        accumulate=True, fused_update=device.type == "cuda",
+    )  # fmt: skip
+
+
+def _states(step):
+    return [tensor.clone() for tensor in step.state_tensors()]
+
+
+@pytest.fixture
+def static(make_records, batch_of):
+    """static(begin=0): four sequences at the fixed sizes of a graph."""
+    room = PretrainingCapacity(tokens=4 * 48, sequences=8, masked=60)
+    records = make_records(3)
+    return lambda begin=0: static_batch(
+        batch_of(records, range(begin, begin + 4)), room
     )
 
 
@@ -134,18 +143,14 @@ def test_steps_inside_preserved_leave_every_bit_of_state_and_random_state(
     batch = batch_of(make_records(3), range(4))
     # Moments, step count and scales away from their first values.
     step([batch, batch], 0.01)
-    before = [tensor.clone() for tensor in step.state_tensors()]
+    before = _states(step)
     addresses = [tensor.data_ptr() for tensor in step.state_tensors()]
     weights = {name: p.detach().clone() for name, p in model.named_parameters()}
     random_state = torch.get_rng_state()
     with preserved(step.state_tensors(), step.world.device):
         step([batch, batch], 0.01)
         torch.rand(3)  # a step without dropout would leave the random state alone
-        changed = [
-            not torch.equal(a, b)
-            for a, b in zip(before, step.state_tensors(), strict=True)
-        ]
-        assert any(changed)
+        assert not same(before, [*step.state_tensors()])
     for old, new, address in zip(before, step.state_tensors(), addresses, strict=True):
         assert torch.equal(old, new)
         assert new.data_ptr() == address  # a graph goes on using the same memory
@@ -161,10 +166,7 @@ def test_what_a_rollback_restores_is_copied_once_and_to_host_memory(tiny):
 
     class Seen(TorchDispatchMode):
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            if function in (
-                torch.ops.aten._to_copy.default,
-                torch.ops.aten.clone.default,
-            ):
+            if function.name() in ("aten::_to_copy", "aten::clone"):
                 copies.append((args[0].data_ptr(), (kwargs or {}).get("device")))
             return function(*args, **(kwargs or {}))
 
@@ -187,16 +189,8 @@ def test_state_tensors_are_all_that_a_step_changes(tiny, make_records, batch_of)
                 step([batch], 0.01)
         torch.manual_seed(5)
         losses, norm, finite = step([batch], 0.01)
-        outcomes.append(
-            [
-                *losses,
-                norm,
-                finite,
-                *[tensor.clone() for tensor in step.state_tensors()],
-            ]
-        )
-    for cold, warm in zip(*outcomes, strict=True):
-        assert torch.equal(cold, warm)
+        outcomes.append([*losses, norm, finite, *_states(step)])
+    assert same(*outcomes)
 
 
 class _Replayed:
@@ -205,12 +199,8 @@ class _Replayed:
     """
 
     def __init__(self, run, step, log):
-        self.run, self.step, self.known, self.log = (
-            run,
-            step,
-            not step.needs_calibration_step,
-            log,
-        )
+        self.run, self.step, self.log = run, step, log
+        self.known = not step.needs_calibration_step
         run()
 
     def replay(self):
@@ -233,9 +223,8 @@ def graphed(monkeypatch):
         recorded, started = [], []
 
         def capture(run, stream, before=None):
-            recorded.append(
-                (not step.needs_calibration_step, before.known if before else None)
-            )
+            known = before.known if before else None
+            recorded.append((not step.needs_calibration_step, known))
             return _Replayed(run, step, started)
 
         monkeypatch.setattr(graph, "capture", capture)
@@ -246,45 +235,37 @@ def graphed(monkeypatch):
 
 
 def test_first_fp8_step_is_recorded_separately_in_the_memory_of_the_other(
-    graphed, tiny, make_records, batch_of
+    graphed, tiny, static
 ):
-    batches = [batch_of(make_records(3), range(begin, begin + 4)) for begin in range(3)]
-    room = PretrainingCapacity(tokens=4 * 48, sequences=8, masked=60)
-    batches = [static_batch(batch, room) for batch in batches]
+    batches = [static(begin) for begin in range(3)]
     outcomes = []
     for in_graph in (False, True):
         _, step = _step(tiny, "fp8", True)
         take = step
         if in_graph:
-            before = [tensor.clone() for tensor in step.state_tensors()]
+            before = _states(step)
             take, recorded, started = graphed(step, batches[:1])
             assert recorded == [(False, None), (True, False)]
             assert started == [False, True]
             started.clear()
             assert step.needs_calibration_step
-            assert all(
-                torch.equal(a, b)
-                for a, b in zip(before, step.state_tensors(), strict=True)
-            )
+            assert same(before, [*step.state_tensors()])
         losses = []
         for number, batch in enumerate(batches):
             torch.manual_seed(number)
             losses.append(float(take([batch], 0.01).losses.mlm))
-        outcomes.append((losses, [tensor.clone() for tensor in step.state_tensors()]))
+        outcomes.append((losses, _states(step)))
     assert started == [False, True, True]
     (eager_losses, eager), (losses, state) = outcomes
     assert losses == eager_losses
-    assert all(torch.equal(a, b) for a, b in zip(eager, state, strict=True))
+    assert same(eager, state)
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp8"])
 def test_a_step_whose_scales_are_known_is_recorded_once(
-    precision, graphed, tiny, make_records, batch_of
+    precision, graphed, tiny, static
 ):
-    batch = static_batch(
-        batch_of(make_records(3), range(4)),
-        PretrainingCapacity(tokens=4 * 48, sequences=8, masked=60),
-    )
+    batch = static()
     _, step = _step(tiny, precision, False)
     step([batch], 0.01)  # as a resumed run finds it
     take, recorded, started = graphed(step, [batch])
@@ -298,16 +279,13 @@ def test_a_step_whose_scales_are_known_is_recorded_once(
     ("precision", "elsewhere"), [("bf16", False), ("fp8", False), ("bf16", True)]
 )
 def test_a_capture_that_fails_costs_the_graph_and_not_the_run(
-    precision, elsewhere, version, monkeypatch, capsys, tiny, make_records, batch_of
+    precision, elsewhere, version, monkeypatch, capsys, tiny, static
 ):
     """Fails as a kernel that cannot be captured, in the middle of the backward pass; or on another
     rank.
     """
     cuda = no_gpu.captures(monkeypatch, version)
-    batch = static_batch(
-        batch_of(make_records(3), range(4)),
-        PretrainingCapacity(tokens=4 * 48, sequences=8, masked=60),
-    )
+    batch = static()
     outcomes = []
     for fails in (False, True):
         model, step = _step(tiny, precision, True)
@@ -317,28 +295,25 @@ def test_a_capture_that_fails_costs_the_graph_and_not_the_run(
             if elsewhere:
                 monkeypatch.setattr(step.world, "any", lambda flag: True)
             else:
-                next(model.bert.encoder.layer[0].parameters()).register_hook(
-                    no_gpu.uncapturable
-                )
-            take = graph.capture_or_warm_up(
-                step, lambda: [batch], graph=True, warm_up=False
-            )
+                first = next(model.bert.encoder.layer[0].parameters())
+                first.register_hook(no_gpu.uncapturable)
+            given = {"graph": True, "warm_up": False}
+            take = graph.capture_or_warm_up(step, lambda: [batch], **given)
             said = capsys.readouterr().err
             assert take is step
             assert "steps run without a CUDA graph, which failed" in said
             assert ("on another rank" in said) is elsewhere
-            assert (
-                "operation not permitted when stream is capturing" in said
-            ) is not elsewhere
+            refused = "operation not permitted when stream is capturing"
+            assert (refused in said) is not elsewhere
             assert not any(cuda.faults().values())
         losses = []
         for number in range(3):
             torch.manual_seed(number)
             losses.append([float(loss) for loss in take([batch], 0.01).losses])
-        outcomes.append((losses, [tensor.clone() for tensor in step.state_tensors()]))
+        outcomes.append((losses, _states(step)))
     (expected_losses, expected), (losses, state) = outcomes
     assert losses == expected_losses
-    assert all(torch.equal(a, b) for a, b in zip(expected, state, strict=True))
+    assert same(expected, state)
 
 
 @pytest.mark.parametrize("steps_fail", [True, False])
@@ -358,25 +333,19 @@ def test_a_run_goes_on_without_the_graphs_that_cannot_be_recorded(
     for graphed in (False, True):
         if graphed:
             no_gpu.streams(monkeypatch)
-            monkeypatch.setattr(
-                PretrainingConfig, "uses_graph", property(lambda _: True)
-            )
+            uses = property(lambda _: True)
+            monkeypatch.setattr(PretrainingConfig, "uses_graph", uses)
             monkeypatch.setattr(graph, "capture", refused if steps_fail else replayed)
             monkeypatch.setattr(evaluate, "capture", refused)
         folder = tmp_path / str(graphed)
         folder.mkdir()
-        assert run(
-            prepared | {"RUN_DIR": str(folder), "SEED": "1", "LOG_EVERY_STEPS": "1"}
-        ) in (0, 3)
-        lines = [
-            json.loads(line)
-            for line in next(folder.glob("metrics_*.jsonl")).read_text().splitlines()
-        ]
+        every = {"RUN_DIR": str(folder), "SEED": "1", "LOG_EVERY_STEPS": "1"}
+        assert run(prepared | every) in (0, 3)
+        (told,) = folder.glob("metrics_*.jsonl")
+        lines = map(json.loads, told.read_text().splitlines())
         losses.append([line["loss"] for line in lines if "loss" in line])
-    assert (
-        "steps run without a CUDA graph, which failed: not permitted"
-        in capsys.readouterr().err
-    ) is steps_fail
+    failed = "steps run without a CUDA graph, which failed: not permitted"
+    assert (failed in capsys.readouterr().err) is steps_fail
     assert len(losses[0]) == len(losses[1]) > 1
     assert losses[1] == pytest.approx(losses[0], rel=0.01), (
         "batches are filled up all the same: other dropout"
@@ -458,13 +427,10 @@ def test_graph_leaves_state_alone_and_then_trains_as_eager_steps_do(
         _, step = _step(small, precision, True, gpu)
         take = step
         if graphed:
-            before = [tensor.clone() for tensor in step.state_tensors()]
+            before = _states(step)
             random_state = torch.cuda.get_rng_state()
             take = GraphedStep(step, batches[:2])
-            assert all(
-                torch.equal(a, b)
-                for a, b in zip(before, step.state_tensors(), strict=True)
-            )
+            assert same(before, [*step.state_tensors()])
             assert torch.equal(random_state, torch.cuda.get_rng_state())
         losses = []
         for number in range(6):

@@ -13,12 +13,10 @@ import numpy as np
 import pytest
 import torch
 
-from bert import kernels, optim
 from bert.data.batch import PretrainingCapacity, make_batch
 from bert.data.synthetic import synthetic_records
 from bert.kernels.precision import PrecisionConfig
 from bert.kernels.support.graph_capture import CaptureError
-from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
 from bert.model.init import initialize
 from bert.model.recompute import Recomputation
@@ -31,9 +29,9 @@ from bert.training.graph import (
     graph_capacity,
     static_batch,
 )
-from bert.training.step import build_step
 
 from .. import no_gpu
+from ..plain import NO_DROPOUT, model_of, step_of
 from ..ranks import run_ranks
 
 MODEL = BertConfig(vocab_size=61, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32,
@@ -62,12 +60,8 @@ VARIANTS = {
         Variant("fp8", {}),
         Variant("fp8", {"clip": "before"}, micro_batches=2, resumed=True),
     ],
-    4: [
-        Variant(
-            "fp8", {"shard_group": "2", "allreduce_dtype": "weights"}, micro_batches=2
-        )
-    ],
-}
+    4: [Variant("fp8", {"shard_group": "2", "allreduce_dtype": "weights"}, micro_batches=2)],
+}  # fmt: skip
 
 
 def _batches(world):
@@ -85,27 +79,17 @@ def _batches(world):
 def _step(world, variant, batches):
     config = MODEL
     if variant.recomputes:  # PyTorch's dropout cannot be repeated in a graph
-        config = dataclasses.replace(
-            MODEL, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
-        )
-    model = BertForPreTraining(
-        config,
-        kernels.bind_kernels(kernels.KernelsConfig(fused="none"), torch.device("cpu")),
-    )
+        config = dataclasses.replace(MODEL, **NO_DROPOUT)
+    model = model_of(config, seed=None)
     if variant.recomputes:
         model.recompute(Recomputation(1, random_state=False))
     initialize(model, 0)
     # Several buckets, in this process of a rank.
     FlatOptimizer.__init__.__kwdefaults__["bucket_bytes"] = 6000
     numerics = PrecisionConfig(precision=variant.precision, init_loss_scale=1024.0)
-    step = build_step(
-        model,
-        numerics.resolve(world.device),
-        optim.OptimizerConfig(**{"sharded": True} | variant.settings),
-        world,
-        accumulate=variant.micro_batches > 1,
-        fused_update=False,
-    )
+    settings = {"sharded": True} | variant.settings
+    accumulate = variant.micro_batches > 1
+    step = step_of(model, numerics.resolve(world.device), world, accumulate, **settings)
     if variant.resumed:
         torch.manual_seed(world.rank)
         step(batches[: variant.micro_batches], 0.01)

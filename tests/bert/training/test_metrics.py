@@ -78,10 +78,8 @@ def test_speed_and_time_left_leave_evaluation_out(clock, capfd):
     assert "4.0/s" in said
     assert "ETA 2:40" in said, "80 steps of 2 s"
     (_, values), *_ = seen.told
-    assert (values["sequences_per_second"], values["ms_per_step"]) == (
-        pytest.approx(4.0),
-        pytest.approx(2000.0),
-    )
+    speeds = values["sequences_per_second"], values["ms_per_step"]
+    assert speeds == pytest.approx((4.0, 2000.0))
     run.add(_result(), BATCHES)
     clock.now += 4.0
     run.report(21, 21)
@@ -104,12 +102,8 @@ def test_a_report_has_the_means_since_the_last_one(clock):
         "step": 2, "epoch": 0.25, "samples": 16, "loss": 2.5, "mlm_loss": 2.0, "nsp_loss": 0.5, "lr": 0.002,
         "grad_norm": 3.0, "ms_per_step": 1000.0, "sequences_per_second": 8.0, "per_gpu": 8.0,
     }  # fmt: skip
-    assert (
-        second["mlm_loss"],
-        second["nsp_loss"],
-        second["grad_norm"],
-        second["samples"],
-    ) == (7.0, 0.25, 1.0, 24)
+    expected = {"mlm_loss": 7.0, "nsp_loss": 0.25, "grad_norm": 1.0, "samples": 24}
+    assert second | expected == second
 
 
 def test_an_overflow_counts_for_neither_the_gradient_norm_nor_the_samples(clock):
@@ -120,10 +114,8 @@ def test_an_overflow_counts_for_neither_the_gradient_norm_nor_the_samples(clock)
     run.add(_result(norm=float("nan"), finite=False), BATCHES)
     clock.now += 1.0
     run.report(1, 3)
-    assert (seen.told[0][1]["grad_norm"], seen.told[0][1]["samples"]) == (
-        pytest.approx(2.0),
-        8,
-    )
+    told = seen.told[0][1]
+    assert (told["grad_norm"], told["samples"]) == pytest.approx((2.0, 8))
 
 
 @pytest.mark.parametrize(
@@ -152,27 +144,20 @@ def test_the_summary_counts_this_process_alone(clock):
     run.summary(Ending(LAST_STEP, 250, 250, 2600))
     kind, values = seen.told[-1]
     assert kind == "summary"
-    assert (values["end"], values["step"], values["samples"]) == (
-        LAST_STEP,
-        250,
-        1000 + 1600,
-    )
-    assert (values["raw_train_time"], values["evaluation_time"]) == (
-        pytest.approx(160.0),
-        pytest.approx(60.0),
-    )
-    assert values["training_sequences_per_second"] == pytest.approx(10.0)
-    assert values["e2e_train_time"] == pytest.approx(260.0), "and the 100 s before"
-    assert values["final_loss"] == pytest.approx(sum(range(211, 251)) / 40)
+    ended = {"end": LAST_STEP, "step": 250, "samples": 1000 + 1600}
+    assert values | ended == values
+    expected = {
+        "raw_train_time": 160.0,
+        "evaluation_time": 60.0,
+        "training_sequences_per_second": 10.0,
+        "e2e_train_time": 260.0,  # and the 100 s before
+        "final_loss": sum(range(211, 251)) / 40,
+    }
+    assert {name: values[name] for name in expected} == pytest.approx(expected)
 
 
 TRAIN = {"step": 5, "samples": 40, "loss": 1.5, "lr": 0.01}
-SUMMARY = {
-    "end": "the last step was reached",
-    "step": 9,
-    "samples": 72,
-    "final_loss": 1.25,
-}
+SUMMARY = {"end": "the last step was reached", "step": 9, "samples": 72, "final_loss": 1.25}  # fmt: skip
 
 
 def _built(folder, names="", first_step=0):
@@ -299,12 +284,8 @@ def test_a_failing_sink_warns_once_and_is_left_out(tmp_path, monkeypatch, capfd)
 def test_a_sink_that_cannot_be_made_warns_once_too(tmp_path, capfd):
     (tmp_path / "metrics_3.jsonl").mkdir()
     _write(_built(tmp_path))
-    assert (
-        capfd.readouterr().err.count(
-            "bert: warning: metrics_3.jsonl gets no more figures"
-        )
-        == 1
-    )
+    warned = "bert: warning: metrics_3.jsonl gets no more figures"
+    assert capfd.readouterr().err.count(warned) == 1
 
 
 def test_a_run_waits_for_no_server_and_all_figures_arrive_in_order():
@@ -324,10 +305,8 @@ def test_a_run_waits_for_no_server_and_all_figures_arrive_in_order():
 
 
 def test_what_cannot_be_written_is_refused_in_one_line(monkeypatch):
-    config, here = (
-        metrics.MetricsConfig(metrics="tensorboard"),
-        rundir.RunConfig(run_dir=Path("x")),
-    )
+    config = metrics.MetricsConfig(metrics="tensorboard")
+    here = rundir.RunConfig(run_dir=Path("x"))
     monkeypatch.setattr(metrics.importlib.util, "find_spec", lambda name: object())
     config.check(here)
     with pytest.raises(ConfigError, match="METRICS=tensorboard writes to RUN_DIR"):
@@ -346,12 +325,8 @@ def test_a_run_leaves_its_figures_whatever_becomes_of_a_sink(
     assert finished.returncode == 3, finished.stderr
     *lines, summary = _lines(Path(prepared["RUN_DIR"]) / "metrics_3.jsonl")
     assert [line["step"] for line in lines if line["kind"] == "train"] == [2, 4, 6, 8]
-    assert [line["step"] for line in lines if line["kind"] == "evaluation"] == [
-        2,
-        4,
-        6,
-        8,
-    ]
+    scored = [line["step"] for line in lines if line["kind"] == "evaluation"]
+    assert scored == [2, 4, 6, 8]
     first = lines[0]
     assert first["loss"] == pytest.approx(first["mlm_loss"] + first["nsp_loss"])
     assert first["grad_norm"] > 0
@@ -378,9 +353,8 @@ def test_a_report_on_a_gpu_has_norm_mfu_and_memory_in_100_columns(
     run.peak = 1e15
     batches = [SimpleNamespace(num_sequences=8192)] * 2
     figures = {"memory_gb": 61.2, "reserved_gb": 68.4}
-    monkeypatch.setattr(
-        run, "_device_figures", lambda rate: figures | {"mfu": rate / run.peak}
-    )
+    of_device = lambda rate: figures | {"mfu": rate / run.peak}  # noqa: E731
+    monkeypatch.setattr(run, "_device_figures", of_device)
     run.add(_result(norm=0.8312), batches)
     clock.now += 0.5
     run.report(last - 1, last - 1)
@@ -392,12 +366,12 @@ def test_a_report_on_a_gpu_has_norm_mfu_and_memory_in_100_columns(
 
 def test_a_report_after_a_resumption_averages_what_the_undisturbed_run_does(clock):
     results = [_result(mlm=float(n), norm=2.0 * n, finite=n != 2) for n in range(1, 5)]
-    undisturbed, before, after = _Seen(), _Seen(), _Seen()
+    undisturbed, after = _Seen(), _Seen()
     run = _progress(undisturbed, skips_overflows=True)
     for result in results:
         run.add(result, BATCHES)
     run.report(4, 4)
-    run = _progress(before, skips_overflows=True)
+    run = _progress(_Seen(), skips_overflows=True)
     for result in results[:3]:
         run.add(result, BATCHES)
     span = json.loads(json.dumps(run.span()))

@@ -15,17 +15,13 @@ import math
 import numpy as np
 import torch
 
-from bert import kernels, optim
 from bert.data.batch import make_batch
 from bert.data.synthetic import synthetic_records
-from bert.kernels.precision import Precision
-from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
-from bert.model.init import initialize
 from bert.optim import rules
 from bert.training.schedule import ScheduleConfig, learning_rate
-from bert.training.step import build_step
 
+from ..plain import model_of, step_of
 from ..ranks import run_ranks
 
 NUM_STEPS, NUM_RANKS, NUM_MICRO_BATCHES, NUM_ROWS, LENGTH, VOCABULARY, NUM_HEADS = (
@@ -63,11 +59,7 @@ def _batch(step, rank, micro):
 
 
 def _model():
-    model = BertForPreTraining(
-        MODEL,
-        kernels.bind_kernels(kernels.KernelsConfig(fused="none"), torch.device("cpu")),
-    )
-    initialize(model, 0)
+    model = model_of(MODEL)
     generator = torch.Generator().manual_seed(1)
     # Biases and norms away from 0 and 1, so that a wrong one shows.
     with torch.no_grad():
@@ -80,17 +72,10 @@ def _model():
 
 def _train(world, folder):
     for sharded in (False, True):
-        settings = optim.OptimizerConfig(
-            sharded=sharded, clip="before", max_grad_norm=MAX_NORM,
-            lamb=rules.LambConfig(beta1=BETA_1, beta2=BETA_2, eps=EPSILON, weight_decay=DECAY),
-        )  # fmt: skip
-        step = build_step(
-            _model(),
-            Precision(dtype=torch.float32),
-            settings,
-            world,
-            accumulate=True,
-            fused_update=False,
+        rule = rules.LambConfig(beta1=BETA_1, beta2=BETA_2, eps=EPSILON, weight_decay=DECAY)  # fmt: skip
+        clipped = {"clip": "before", "max_grad_norm": MAX_NORM}
+        step = step_of(
+            _model(), "fp32", world, True, sharded=sharded, lamb=rule, **clipped
         )
         schedule = ScheduleConfig(
             lr=BASE_RATE, max_steps=NUM_STEPS + 5, warmup_steps=WARMUP

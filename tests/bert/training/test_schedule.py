@@ -117,26 +117,13 @@ SAMSUNG = ScheduleConfig(
 @pytest.mark.parametrize(
     ("config", "rates"),
     [
-        (
-            DLE_1,
-            {1: 2.9986e-6, 2000: 5.9973e-3, 2001: 5.0759e-3, 7037: 7.152e-5, 7038: 0.0},
-        ),
+        (DLE_1, {1: 2.9986e-6, 2000: 5.9973e-3, 2001: 5.0759e-3, 7037: 7.152e-5, 7038: 0.0}),
         (DLE_2, {200: 3.9987e-3, 201: 3.7340e-3}),
-        (
-            POLY,
-            {
-                1: 1.9355e-7,
-                7750: 1.5e-3,
-                40_000: 1.5e-3,
-                46_500: 1.5e-3,
-                100_000: 7.6037e-4,
-                155_000: 0.0,
-            },
-        ),
+        (POLY, {1: 1.9355e-7, 7750: 1.5e-3, 40_000: 1.5e-3, 46_500: 1.5e-3, 100_000: 7.6037e-4, 155_000: 0.0}),
         (SAMSUNG, {step: share * SAMSUNG_LR for step, share in SAMSUNG_SHARES.items()}),
     ],
     ids=["dle-phase-1", "dle-phase-2", "poly", "samsung"],
-)
+)  # fmt: skip
 def test_published_rules_have_their_published_values(config, rates):
     config.check()
     assert {step: learning_rate(step, config) for step in rates} == pytest.approx(
@@ -200,17 +187,11 @@ def test_a_setting_the_rule_does_not_use_is_refused_by_name(schedule, settings, 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (
-            {"schedule": "poly", "warmup_proportion": 0.6, "constant_proportion": 0.5},
-            "expected a sum of at most 1",
-        ),
-        (
-            {"schedule": "samsung", "warmup_steps": 10},
-            "a warm-up of 10 of 10 steps leaves none to decay",
-        ),
+        ({"schedule": "poly", "warmup_proportion": 0.6, "constant_proportion": 0.5}, "expected a sum of at most 1"),
+        ({"schedule": "samsung", "warmup_steps": 10}, "a warm-up of 10 of 10 steps leaves none to decay"),
     ],
     ids=["shares-above-1", "no-decay"],
-)
+)  # fmt: skip
 def test_a_schedule_without_room_is_refused(settings, message):
     with pytest.raises(ConfigError, match=message):
         ScheduleConfig(lr=1.0, max_steps=10, **settings).check()

@@ -2,47 +2,23 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bert import kernels, optim
 from bert.core.dist import DistConfig, HangError, World
 from bert.kernels.precision import LossScaler, PrecisionConfig
-from bert.model.bert import BertForPreTraining
-from bert.model.init import initialize
 from bert.training.schedule import learning_rate
-from bert.training.step import build_step
 from common.env import ConfigError
 
+from ..plain import CPU, model_of, step_of
+from ..states import folders, without_dropout
 
-def _step(
-    tiny,
-    precision="fp32",
-    shard=False,
-    accumulate=False,
-    dtype=torch.float32,
-    **settings,
-):
-    model = BertForPreTraining(
-        tiny,
-        kernels.bind_kernels(kernels.KernelsConfig(fused="none"), torch.device("cpu")),
-    )
-    initialize(model, 0)
-    model.to(dtype)
-    config = PrecisionConfig(precision=precision, init_loss_scale=1024.0).resolve(
-        torch.device("cpu")
-    )
-    world, settings = (
-        World(DistConfig(device="cpu")),
-        optim.OptimizerConfig(sharded=shard, **settings),
-    )
-    return model, build_step(
-        model, config, settings, world, accumulate=accumulate, fused_update=False
-    )
+
+def _step(tiny, precision="fp32", shard=False, accumulate=False, dtype=torch.float32, **settings):  # fmt: skip
+    model = model_of(tiny, dtype=dtype)
+    numerics = PrecisionConfig(precision=precision, init_loss_scale=1024.0).resolve(CPU)
+    return model, step_of(model, numerics, None, accumulate, sharded=shard, **settings)
 
 
 def _weights(model):
@@ -91,14 +67,10 @@ def test_norm_and_losses_are_means_of_the_micro_batches_the_norm_before_it_is_cl
     losses = plain(batch)
     (losses.mlm + losses.nsp).backward()
     expected = torch.stack([p.grad.norm() for p in plain.parameters()]).norm()
-    for measured, known in (
-        (norm, expected),
-        (twice.norm, expected),
-        *zip(twice.losses, losses, strict=True),
-    ):
-        torch.testing.assert_close(
-            measured, known.detach(), rtol=1e-5 if precision == "fp32" else 2e-2, atol=0
-        )
+    measured = torch.stack([norm, twice.norm, *twice.losses])
+    known = torch.stack([expected, expected, *losses]).detach()
+    rtol = 1e-5 if precision == "fp32" else 2e-2
+    torch.testing.assert_close(measured, known, rtol=rtol, atol=0)
 
 
 def test_gradient_clipped_by_nan_leaves_nothing_behind(tiny, make_records, batch_of):
@@ -115,15 +87,7 @@ class _Watch(TorchDispatchMode):
     cannot record.
     """
 
-    WAITING = (
-        "_local_scalar_dense",
-        "nonzero",
-        "masked_select",
-        "unique",
-        "lift_fresh",
-        "index.Tensor",
-        "index_put",
-    )
+    WAITING = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "lift_fresh", "index.Tensor", "index_put")  # fmt: skip
 
     def __init__(self):
         super().__init__()
@@ -244,14 +208,8 @@ def test_sharded_and_replicated_steps_are_the_same(
     batch = batch_of(make_records(3), range(4))
     outcomes = []  # in fp64: the true gradient of key.bias is 0, and rounding would be normalised
     for shard in (False, True):
-        model, step = _step(
-            tiny,
-            shard=shard,
-            accumulate=True,
-            dtype=torch.float64,
-            optimizer=optimizer,
-            max_grad_norm=0.5,
-        )
+        given = {"optimizer": optimizer, "max_grad_norm": 0.5, "accumulate": True}
+        model, step = _step(tiny, shard=shard, dtype=torch.float64, **given)
         model.eval()
         for lr in (0.01, 0.02):
             step([batch, batch], lr)
@@ -285,29 +243,19 @@ def test_micro_batches_in_16_bits_are_added_up_in_fp32_whether_sharded_or_not(
 def test_sharded_run_is_the_replicated_one_on_two_ranks_and_resumes_its_checkpoint(
     prepared, run_bert, tmp_path, clip
 ):
-    model = Path(prepared["CHECKPOINTDIR_PHASE1"], "bert_config.json")
-    no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    model.write_text(json.dumps(json.loads(model.read_text()) | no_dropout))
+    without_dropout(prepared)
     common = prepared | {
         "CLIP": clip, "MAX_GRAD_NORM": "0.5", "GRADIENT_STEPS": "2", "MAX_STEPS": "4", "CHECKPOINT_EVERY_STEPS": "2",
         "CHECKPOINT_KEEP": "9", "EVAL_ITER_START_SAMPLES": "24",
     }  # fmt: skip
     for name in ("replicated", "sharded"):
-        folder = tmp_path / name
-        environment = common | {
-            "CHECKPOINT_DIR": str(folder),
-            "RUN_DIR": str(tmp_path / f"run_{name}"),
-        }
-        finished = run_bert(
-            environment | {"SHARD_OPTIMIZER": str(int(name == "sharded"))}, ranks=2
-        )
+        sharded = {"SHARD_OPTIMIZER": str(int(name == "sharded"))}
+        finished = run_bert(common | folders(tmp_path, name) | sharded, ranks=2)
         assert finished.returncode == 3, finished.stderr
     (tmp_path / "replicated" / "step_0000000004.pt").rename(tmp_path / "whole.pt")
-    resumed = common | {
-        "CHECKPOINT_DIR": str(tmp_path / "replicated"),
-        "RUN_DIR": str(tmp_path / "again"),
-    }
-    finished = run_bert(resumed | {"SHARD_OPTIMIZER": "1", "RESUME": "1"}, ranks=2)
+    resumed = common | {"CHECKPOINT_DIR": str(tmp_path / "replicated"), "RESUME": "1"}
+    resumed |= {"RUN_DIR": str(tmp_path / "again"), "SHARD_OPTIMIZER": "1"}
+    finished = run_bert(resumed, ranks=2)
     assert finished.returncode == 3, finished.stderr
     states = [tmp_path / "whole.pt", tmp_path / "sharded" / "step_0000000004.pt",
               tmp_path / "replicated" / "step_0000000004.pt"]  # fmt: skip
@@ -317,17 +265,10 @@ def test_sharded_run_is_the_replicated_one_on_two_ranks_and_resumes_its_checkpoi
     for other in (sharded, continued):
         assert other["num_steps"] == 4
         for part in ("masters", "first_moments", "second_moments"):
-            for name in replicated[part].keys() - {
-                n for n in replicated[part] if n.endswith("key.bias")
-            }:
-                tensor = replicated[part][name]
-                torch.testing.assert_close(
-                    other[part][name],
-                    tensor,
-                    atol=1e-6,
-                    rtol=1e-4,
-                    msg=f"{part} {name}",
-                )
+            for name, tensor in replicated[part].items():
+                if not name.endswith("key.bias"):
+                    found = other[part][name]
+                    torch.testing.assert_close(found, tensor, atol=1e-6, rtol=1e-4)
 
 
 def test_nan_in_one_gradient_is_reported_by_the_step_and_raised_by_progress(

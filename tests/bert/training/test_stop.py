@@ -19,7 +19,7 @@ from bert.training.stop import Stop
 
 from ...forked import Command
 from ...waiting import free_ports, state, wait_until
-from ..states import newest, same
+from ..states import folders, newest, same
 
 NO_EVALUATION = {"EVAL_ITER_START_SAMPLES": "99999999", "LOG_EVERY_STEPS": "1"}
 
@@ -64,9 +64,8 @@ def _stopped(environment, ranks, receiver, number, at):
     finally:
         for process in processes:
             process.kill()
-    return [process.returncode for process in done], done[0].stderr.splitlines(
-        keepends=True
-    )
+    said = done[0].stderr.splitlines(keepends=True)
+    return [process.returncode for process in done], said
 
 
 @pytest.mark.parametrize(
@@ -80,34 +79,21 @@ def _stopped(environment, ranks, receiver, number, at):
 def test_a_signal_to_any_rank_saves_and_the_next_run_continues_bit_for_bit(
     ranks, receiver, number, settings, prepared, run_bert, tmp_path
 ):
-    common = (
-        prepared
-        | NO_EVALUATION
-        | {"MAX_STEPS": "32", "CHECKPOINT_KEEP": "9"}
-        | settings
-    )
+    common = prepared | NO_EVALUATION | settings
+    common |= {"MAX_STEPS": "32", "CHECKPOINT_KEEP": "9"}
     whole = run_bert(common | {"CHECKPOINT_DIR": str(tmp_path / "whole")}, ranks)
     assert whole.returncode == 3, whole.stderr
-    parts = common | {
-        "CHECKPOINT_DIR": str(tmp_path / "parts"),
-        "RUN_DIR": str(tmp_path / "run_parts"),
-    }
+    parts = common | folders(tmp_path, "parts")
     statuses, said = _stopped(parts, ranks, receiver, number, at=5)
     assert statuses == [0] * ranks, said
     saved = newest(tmp_path / "parts")
     assert 5 <= saved["step"] < 32
-    assert (
-        said[-1]
-        == f"bert: stopped at step {saved['step']} ({number.name}); RESUME=1 continues\n"
-    )
-    assert (
-        (tmp_path / "run_parts" / "error_0.txt")
-        .read_text()
-        .startswith(f"stopped at step {saved['step']} (")
-    )
-    assert "run_stop" not in (tmp_path / "run_parts" / "result_0.txt").read_text(), (
-        "the run is not over"
-    )
+    stopped = f"stopped at step {saved['step']} ({number.name})"
+    assert said[-1] == f"bert: {stopped}; RESUME=1 continues\n"
+    folder = tmp_path / "run_parts"
+    assert (folder / "error_0.txt").read_text().startswith(stopped)
+    # The run is not over.
+    assert "run_stop" not in (folder / "result_0.txt").read_text()
     resumed = run_bert(parts | {"RESUME": "1"}, ranks)
     assert resumed.returncode == 3, resumed.stderr
     assert same(newest(tmp_path / "parts"), newest(tmp_path / "whole"))
@@ -125,10 +111,8 @@ def test_a_run_saves_at_its_end_whatever_the_interval(
     target, prepared, run_bert, tmp_path
 ):
     folder = tmp_path / "c"
-    environment = prepared | {
-        "CHECKPOINT_DIR": str(folder),
-        "TARGET_MLM_ACCURACY": target,
-    }
+    environment = prepared | {"CHECKPOINT_DIR": str(folder)}
+    environment["TARGET_MLM_ACCURACY"] = target
     finished = run_bert(environment)
     assert finished.returncode == (3 if target == "0.9" else 0), finished.stderr
     step = 8 if target == "0.9" else 4
@@ -151,9 +135,8 @@ class _World:
 
     def max(self, values):
         self.asked.append(values.tolist())
-        return torch.maximum(
-            values, torch.tensor([float(self.other), self.seconds], dtype=torch.float64)
-        )
+        theirs = [float(self.other), self.seconds]
+        return torch.maximum(values, torch.tensor(theirs, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("done", [0, 400_000], ids=["from-the-start", "continued"])
@@ -166,10 +149,7 @@ def test_ranks_are_asked_as_often_as_the_slowest_one_needs(monkeypatch, done):
     assert listener.agreed(done + 1, done + 1) is None
     assert listener.next_batch == done + 501
     world.other = signal.SIGUSR1
-    assert [listener.agreed(done + batch, done + batch) for batch in (2, 500)] == [
-        None,
-        None,
-    ]
+    assert {listener.agreed(done + batch, done + batch) for batch in (2, 500)} == {None}
     assert len(world.asked) == 1, "no collective in between"
     world.seconds = 20.0
     assert listener.agreed(done + 501, done + 501) == "SIGUSR1"
@@ -189,11 +169,9 @@ def test_alone_a_signal_is_seen_at_the_next_batch_without_a_collective(monkeypat
 
 def test_a_thread_that_cannot_listen_does_not():
     seen = []
-    thread = threading.Thread(
-        target=lambda: seen.append(
-            Stop(World(DistConfig(device="cpu")), listen=True).listen
-        )
-    )
+    world = World(DistConfig(device="cpu"))
+    look = lambda: seen.append(Stop(world, listen=True).listen)  # noqa: E731
+    thread = threading.Thread(target=look)
     thread.start()
     thread.join()
     assert seen == [False]

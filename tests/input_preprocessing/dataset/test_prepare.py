@@ -4,6 +4,7 @@ on the way.
 
 from __future__ import annotations
 
+import functools
 import gzip
 import os
 import random
@@ -23,6 +24,7 @@ from bert.data.shards import Entry, read_index
 from input_preprocessing.dataset import prepare
 from input_preprocessing.records import evalset, pack, sharding, shuffle
 
+from ...bert.data.samples import source_of
 from ...refused import refused
 from ..conftest import all_records, prepare_options, prepared_digests
 
@@ -53,26 +55,15 @@ def test_packed_and_shuffled_data_are_permutations_of_the_instances(
     assert max(sizes) - min(sizes) <= 1
 
 
+LINE = "--skip-download --packed-data --shards 4 --dupe-factor 2 --max-seq-length 64".split()  # noqa: SIM905
+
+
 def test_any_number_of_jobs_gives_the_same_bytes(packed, downloaded, tmp_path):
     folder = copy_of(downloaded, tmp_path)
     script = REPOSITORY / "input_preprocessing" / "prepare_data.sh"
-    line = [
-        "--outputdir",
-        folder,
-        "--skip-download",
-        "--packed-data",
-        "--shards",
-        4,
-        "--dupe-factor",
-        2,
-    ]
+    command = [str(script), "--outputdir", str(folder), "--jobs", "3", *LINE]
     environment = {**os.environ, "PYTHON": sys.executable}
-    command = [
-        str(part) for part in (script, *line, "--max-seq-length", 64, "--jobs", 3)
-    ]
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, env=environment
-    )
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     assert prepared_digests(folder) == prepared_digests(packed)
     assert "packed_data" in done.stderr
@@ -82,26 +73,8 @@ def test_any_number_of_jobs_gives_the_same_bytes(packed, downloaded, tmp_path):
 @pytest.mark.parametrize("seed", range(4))
 def test_kill_9_at_a_random_moment_changes_nothing(packed, downloaded, tmp_path, seed):
     folder = copy_of(downloaded, tmp_path)
-    line = [
-        sys.executable,
-        "-m",
-        "input_preprocessing",
-        "prepare",
-        "--outputdir",
-        str(folder),
-        "--skip-download",
-    ]
-    line += [
-        "--packed-data",
-        "--shards",
-        "4",
-        "--dupe-factor",
-        "2",
-        "--max-seq-length",
-        "64",
-        "--jobs",
-        "2",
-    ]
+    line = [sys.executable, "-m", "input_preprocessing", "prepare"]
+    line += ["--outputdir", str(folder), "--jobs", "2", *LINE]
     for _ in range(3):
         process = subprocess.Popen(
             line, stderr=subprocess.DEVNULL, start_new_session=True
@@ -133,13 +106,15 @@ def test_a_second_run_repeats_nothing_and_a_changed_option_redoes_all(
     )
 
 
-def test_a_lost_or_changed_shard_is_made_again(packed, tmp_path):
-    folder = tmp_path / "data"
-    shutil.copytree(packed, folder)
-    lost = folder / "packed_data" / "part_00001_of_00004.hdf5"
-    lost.unlink()
-    prepare.main(prepare_options(folder, "--packed-data", "--shards", "4"))
-    assert prepared_digests(folder) == prepared_digests(packed)
+def test_a_lost_shard_and_one_cut_short_are_made_again(packed, tmp_path):
+    folder = copy_of(packed, tmp_path)
+    for damage in (
+        Path.unlink,
+        lambda path: path.write_bytes(path.read_bytes()[:-100]),
+    ):
+        damage(folder / "packed_data" / "part_00001_of_00004.hdf5")
+        prepare.main(prepare_options(folder, "--packed-data", "--shards", "4"))
+        assert prepared_digests(folder) == prepared_digests(packed)
 
 
 def test_the_evaluation_set_is_picked_as_the_benchmark_does(tmp_path, packed):
@@ -157,22 +132,15 @@ def test_the_evaluation_set_is_picked_as_the_benchmark_does(tmp_path, packed):
 
 
 def test_many_groups_shuffle_and_pack_all_sequences(packed, tmp_path, monkeypatch):
-    source = tmp_path / "source"
-    source.mkdir()
-    for path in (packed / "packed_data").glob("part_*"):
-        records, metadata = open_records(path)
-        bert.data.format.write_records(
-            source / path.name, records.with_rows(None), metadata
-        )
+    parts = [open_records(path) for path in (packed / "packed_data").glob("part_*")]
+    unpacked = (records.with_rows(None) for records, _ in parts)
+    source = source_of(tmp_path / "source", *unpacked, metadata=parts[0][1])
     total = multiset_digest(all_records(packed / "packed_data"))
-    plan = sharding.plan_shards
-    monkeypatch.setattr(
-        sharding, "plan_shards", lambda *a, **k: plan(*a, **k, group_size=100)
-    )
+    small = functools.partial(sharding.plan_shards, group_size=100)
+    monkeypatch.setattr(sharding, "plan_shards", small)
     shuffle.shuffle_records(source, tmp_path / "a", shards=7, seed=1, jobs=1)
-    pack.pack_records(
-        source, tmp_path / "b", shards=7, seed=1, max_sequences_per_row=2, jobs=1
-    )
+    most = {"shards": 7, "max_sequences_per_row": 2}
+    pack.pack_records(source, tmp_path / "b", seed=1, jobs=1, **most)
     shuffle.shuffle_records(source, tmp_path / "c", shards=7, seed=2, jobs=1)
     orders = [all_records(tmp_path / name) for name in "abc"]
     assert {multiset_digest(records) for records in orders} == {total}
@@ -183,14 +151,8 @@ def test_many_groups_shuffle_and_pack_all_sequences(packed, tmp_path, monkeypatc
 
 def test_both_phases_are_prepared_from_one_download(packed, downloaded, tmp_path):
     for phase, length in (("phase-1", "32"), ("phase-2", "64")):
-        line = [
-            "--downloaddir",
-            str(downloaded / "download"),
-            "--max-seq-length",
-            length,
-            "--shards",
-            "4",
-        ]
+        line = ["--downloaddir", str(downloaded / "download"), "--shards", "4"]
+        line += ["--max-seq-length", length]
         prepare.main(prepare_options(tmp_path / phase, "--packed-data", *line))
     assert (
         all_records(tmp_path / "phase-1" / "packed_data").sequence_lengths.max() == 32
@@ -256,12 +218,9 @@ def test_a_small_disk_stops_it_before_it_starts(downloaded, tmp_path, monkeypatc
 
 
 def test_too_many_shards_are_refused(downloaded, tmp_path):
+    folder = copy_of(downloaded, tmp_path)
     with refused("too few for 4000 shards"):
-        prepare.main(
-            prepare_options(
-                copy_of(downloaded, tmp_path), "--packed-data", "--shards", "4000"
-            )
-        )
+        prepare.main(prepare_options(folder, "--packed-data", "--shards", "4000"))
 
 
 def test_shards_come_with_an_index_of_what_they_hold(packed):

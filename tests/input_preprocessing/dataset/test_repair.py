@@ -91,62 +91,21 @@ def in_place_of(path: Path, make: Callable[[Path], None]) -> None:
 def relabel(folder: Path) -> None:
     """Changes the source recorded in a shard, with the right sequences."""
     records, metadata = open_records(folder / SHARD)
-    kept = type(records)(
-        **{
-            name: np.array(value)
-            for name, value in vars(records).items()
-            if value is not None
-        }
-    )
-    write_records(
-        folder / SHARD,
-        kept,
-        type(metadata)(**{**vars(metadata), "source": (("x", "y"),)}),
-    )
+    given = {name: np.array(of) for name, of in vars(records).items() if of is not None}
+    source = dataclasses.replace(metadata, source=(("x", "y"),))
+    write_records(folder / SHARD, type(records)(**given), source)
 
 
 DAMAGE: dict[str, tuple[Callable[[Path], object], list[str], str]] = {
-    "a whole file of other contents": (
-        swap_for_a_whole_file,
-        [SHARD],
-        "has other sequences than prepared",
-    ),
-    "a shard that is not there": (
-        lambda d: (d / SHARD).unlink(),
-        [SHARD],
-        "is missing",
-    ),
-    "a shard cut short": (
-        lambda d: cut(d / SHARD),
-        [SHARD],
-        "is truncated|cannot be read",
-    ),
+    "a whole file of other contents": (swap_for_a_whole_file, [SHARD], "has other sequences than prepared"),
+    "a shard that is not there": (lambda d: (d / SHARD).unlink(), [SHARD], "is missing"),
+    "a shard cut short": (lambda d: cut(d / SHARD), [SHARD], "is truncated|cannot be read"),
     "a flipped bit": (lambda d: flip(d / SHARD), [SHARD], "."),
-    "another shard's copy": (
-        lambda d: shutil.copy(d / OTHER, d / SHARD),
-        [SHARD],
-        "has other sequences",
-    ),
-    "attributes of another source": (
-        relabel,
-        [SHARD],
-        "has another source than prepared",
-    ),
-    "the evaluation set": (
-        lambda d: swap_for_a_whole_file(d, EVALUATION),
-        [EVALUATION],
-        "has other sequences",
-    ),
-    "the vocabulary": (
-        lambda d: flip(d / "phase1/vocab.txt"),
-        ["phase1/vocab.txt"],
-        "has other contents",
-    ),
-    "the index": (
-        lambda d: flip(d / "packed_data/index.json"),
-        ["packed_data/index.json"],
-        "does not match",
-    ),
+    "another shard's copy": (lambda d: shutil.copy(d / OTHER, d / SHARD), [SHARD], "has other sequences"),
+    "attributes of another source": (relabel, [SHARD], "has another source than prepared"),
+    "the evaluation set": (lambda d: swap_for_a_whole_file(d, EVALUATION), [EVALUATION], "has other sequences"),
+    "the vocabulary": (lambda d: flip(d / "phase1/vocab.txt"), ["phase1/vocab.txt"], "has other contents"),
+    "the index": (lambda d: flip(d / "packed_data/index.json"), ["packed_data/index.json"], "does not match"),
     "a pipe as the index": (
         lambda d: in_place_of(d / "packed_data/index.json", os.mkfifo),
         ["packed_data/index.json"],
@@ -157,12 +116,8 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], list[str], str]] = {
         ["packed_data/index.json"],
         "does not match",
     ),
-    "a folder as a shard": (
-        lambda d: in_place_of(d / SHARD, os.mkdir),
-        [SHARD],
-        "is missing",
-    ),
-}
+    "a folder as a shard": (lambda d: in_place_of(d / SHARD, os.mkdir), [SHARD], "is missing"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", DAMAGE)
@@ -222,22 +177,13 @@ def test_files_of_another_data_set_in_the_folder_are_no_strays(folder):
 def test_every_kind_and_both_phases_are_repaired(fresh, kind, two_bins):
     more = ["32:5,64:9", "--max-seq-length", "512"] if kind == "--phases" else []
     shards = "1" if kind == "--binned-data" else "2"
-    prepare.main(
-        prepare_options(
-            fresh, kind, *more, "--shards", shards, "--num-eval-samples", "20"
-        )
-    )
+    more += ["--shards", shards, "--num-eval-samples", "20"]
+    prepare.main(prepare_options(fresh, kind, *more))
     whole = contents(fresh)
-    for path in (
-        p
-        for p in fresh.rglob("part_*")
-        if "00000_of" in p.name or p.name == "part_eval_10k.hdf5"
-    ):
+    for path in [*fresh.rglob("part_00000_of*"), *fresh.rglob("part_eval_10k.hdf5")]:
         cut(path)
-    assert (
-        len(mend(fresh)[0])
-        == {"--packed-data": 2, "--binned-data": 3, "--phases": 4}[kind]
-    )
+    wrong = {"--packed-data": 2, "--binned-data": 3, "--phases": 4}[kind]
+    assert len(mend(fresh)[0]) == wrong
     assert contents(fresh) == whole
 
 
@@ -261,11 +207,7 @@ def edit_text(folder: Path) -> None:
 
 
 REFUSED: dict[str, tuple[Callable[[Path], object], list[str], str]] = {
-    "another text": (
-        edit_text,
-        [],
-        "part-00001-of-00003 in .* is another text .md5 .*prepare again without --repair",
-    ),
+    "another text": (edit_text, [], "part-00001-of-00003 in .* is another text .md5 .*prepare again without --repair"),
     "no text": (lambda d: shutil.rmtree(d / "download"), [], "no text"),
     "another vocabulary": (
         lambda d: (d / "download/vocab.txt").write_text(
@@ -274,17 +216,9 @@ REFUSED: dict[str, tuple[Callable[[Path], object], list[str], str]] = {
         [],
         "vocab.txt is another vocabulary",
     ),
-    "no manifest": (
-        lambda d: (d / "prepared-packed.json").unlink(),
-        [],
-        "has no prepared-.*prepare it without",
-    ),
-    "a damaged manifest": (
-        lambda d: cut(d / "prepared-packed.json"),
-        [],
-        "prepared-packed.json is unreadable",
-    ),
-}
+    "no manifest": (lambda d: (d / "prepared-packed.json").unlink(), [], "has no prepared-.*prepare it without"),
+    "a damaged manifest": (lambda d: cut(d / "prepared-packed.json"), [], "prepared-packed.json is unreadable"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -319,6 +253,8 @@ def test_a_lost_checkpoint_without_its_source_is_an_error(folder):
         mend(folder)
 
 
-def test_two_runs_do_not_repair_one_folder_at_once(folder):
-    with prepare.cli.lock_folder(folder), refused("another run is writing"):
-        prepare.main(options_of(folder))
+def test_two_runs_do_not_write_one_folder_at_once(folder):
+    for options in (options_of(folder), prepare_options(folder, "--packed-data")):
+        with prepare.cli.lock_folder(folder), refused("another run is writing"):
+            prepare.main(options)
+    assert not (folder / "work").exists()

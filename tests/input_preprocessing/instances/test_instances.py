@@ -7,7 +7,6 @@ from __future__ import annotations
 import gzip
 import itertools
 import random
-import subprocess
 import sys
 
 import numpy as np
@@ -72,6 +71,17 @@ def ours(data: bytes, words: Vocabulary, **options: float) -> Records:
     return make_instances(tokenize(data, words), words, SamplingConfig(**options))  # type: ignore[arg-type]
 
 
+def theirs(data: bytes, words: Vocabulary, **options: float) -> list[oracle.Instance]:
+    names = {"random_seed": "seed", "max_predictions_per_seq": "max_predictions"}
+    given = {names.get(name, name): value for name, value in options.items()}
+    return oracle.make_instances(data, words.ids, **given)  # type: ignore[arg-type]
+
+
+def prose() -> bytes:
+    documents = made_up_documents(40)
+    return "".join("\n".join(document) + "\n\n" for document in documents).encode()
+
+
 def assert_same(
     records: Records, expected: list[oracle.Instance], ids: dict[str, int]
 ) -> None:
@@ -113,53 +123,20 @@ def test_instances_of_odd_texts_equal_the_plain_restatement(words, name):
 @pytest.mark.parametrize("seed", range(25))
 def test_instances_of_random_texts_equal_the_plain_restatement(words, seed):
     rng = random.Random(seed)
-    bits = [
-        *WORDS,
-        "\n",
-        "\n",
-        "\n\n",
-        "é",
-        "Σ",
-        "\u0301",
-        "\u200b",
-        "\x00",
-        "\t",
-        "CAT",
-        "İ",
-        "中",
-        "\u2028",
-        "-",
-        "\xad",
-    ]
+    odd = ["\n", "\n", "\n\n", "é", "Σ", "\u0301", "\u200b", "\x00", "\t", "CAT", "İ", "中", "\u2028", "-", "\xad"]  # fmt: skip
+    bits = [*WORDS, *odd]
     data = "".join(
         rng.choice(bits) + rng.choice(["", " ", " ", " "]) for _ in range(600)
     ).encode()
     options = {
         "max_seq_length": rng.choice([5, 6, 16, 64, 128]),
         "dupe_factor": rng.choice([1, 2, 3]),
-    }
-    settings = {
-        "seed": rng.randrange(1 << 40),
+        "random_seed": rng.randrange(1 << 40),
         "masked_lm_prob": rng.choice([0.0, 0.15, 0.5, 1.0]),
+        "short_seq_prob": rng.choice([0.0, 0.1, 1.0]),
+        "max_predictions_per_seq": rng.choice([1, 5, 76]),
     }
-    short, predictions = rng.choice([0.0, 0.1, 1.0]), rng.choice([1, 5, 76])
-    expected = oracle.make_instances(
-        data,
-        words.ids,
-        max_predictions=predictions,
-        short_seq_prob=short,
-        **options,
-        **settings,
-    )
-    settings["random_seed"] = settings.pop("seed")
-    records = ours(
-        data,
-        words,
-        max_predictions_per_seq=predictions,
-        short_seq_prob=short,
-        **options,
-        **settings,
-    )
+    expected, records = theirs(data, words, **options), ours(data, words, **options)
     assert len(expected) > 3
     assert_same(records, expected, words.ids)
 
@@ -168,22 +145,9 @@ def test_instances_of_random_texts_equal_the_plain_restatement(words, seed):
 def test_instances_of_prose_equal_the_plain_restatement_in_both_phases(
     words, length, predictions
 ):
-    documents = made_up_documents(40)
-    data = "".join("\n".join(document) + "\n\n" for document in documents).encode()
-    expected = oracle.make_instances(
-        data,
-        words.ids,
-        max_seq_length=length,
-        max_predictions=predictions,
-        dupe_factor=2,
-    )
-    records = ours(
-        data,
-        words,
-        max_seq_length=length,
-        max_predictions_per_seq=predictions,
-        dupe_factor=2,
-    )
+    options = {"max_seq_length": length, "max_predictions_per_seq": predictions}
+    expected = theirs(prose(), words, dupe_factor=2, **options)
+    records = ours(prose(), words, dupe_factor=2, **options)
     assert_same(records, expected, words.ids)
     assert records.sequence_lengths.max() == length
     assert np.diff(records.masked_lm_offsets).max() == min(
@@ -193,11 +157,8 @@ def test_instances_of_prose_equal_the_plain_restatement_in_both_phases(
 
 @pytest.mark.parametrize("length", [16, 512])
 def test_without_pairs_full_sequences_hold_each_document_once_a_copy(words, length):
-    data = "".join(
-        "\n".join(document) + "\n\n" for document in made_up_documents(40)
-    ).encode()
-    text = tokenize(data, words)
-    records = ours(data, words, max_seq_length=length, dupe_factor=2, nsp=False)
+    text = tokenize(prose(), words)
+    records = ours(prose(), words, max_seq_length=length, dupe_factor=2, nsp=False)
     counts = np.diff(records.masked_lm_offsets)
     begins = np.repeat(records.sequence_offsets[:-1], counts)
     records.input_ids[begins + records.masked_lm_positions] = records.masked_lm_ids
@@ -261,10 +222,6 @@ def test_an_option_out_of_range_is_refused(option, value):
         SamplingConfig(**{option: value})  # type: ignore[arg-type]
 
 
-def command(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return forked.run("input_preprocessing", "instances", *arguments)
-
-
 @pytest.mark.parametrize("seed", [-(2**63), -(2**63) - 1, 2**63, 18446744073709551627])
 def test_a_seed_of_any_size_is_recorded(words, tmp_path, seed):
     (tmp_path / "text").write_text("the cat\nsat the\n\ncat sat\n")
@@ -277,16 +234,8 @@ def test_the_command_writes_records(tmp_path):
     vocab, text, out = tmp_path / "vocab.txt", tmp_path / "text", tmp_path / "out.hdf5"
     vocab.write_text("\n".join(WORDS), encoding="utf-8")
     text.write_bytes(b"the cat\n\nab\n")
-    done = command(
-        "--input-file",
-        text,
-        "--vocab-file",
-        vocab,
-        "--output-file",
-        out,
-        "--dupe-factor",
-        2,
-    )
+    files = ["--input-file", text, "--vocab-file", vocab, "--output-file", out]
+    done = forked.run("input_preprocessing", "instances", *files, "--dupe-factor", 2)
     assert done.returncode == 0, done.stderr
     assert open_records(out)[0].num_sequences == 4
 
@@ -296,6 +245,7 @@ def test_the_command_refuses_bad_input_in_one_line(tmp_path, monkeypatch):
     vocab.write_text("\n".join(WORDS), encoding="utf-8")
     text.write_bytes(b"the cat\n\nab\n")
     bad.write_text("cat\n")
+    new = tmp_path / "new.hdf5"
     packed = tmp_path / "text.gz"
     packed.write_bytes(gzip.compress(text.read_bytes()))
     for option, value, message in (
@@ -306,17 +256,11 @@ def test_the_command_refuses_bad_input_in_one_line(tmp_path, monkeypatch):
         ("--output-file", tmp_path / "no" / "out.hdf5", "cannot write"),
         ("--dupe-factor", 0, "--dupe-factor is 0"),
     ):
-        line = {
-            "--input-file": text,
-            "--vocab-file": vocab,
-            "--output-file": tmp_path / "new.hdf5",
-            option: value,
-        }
-        monkeypatch.setattr(
-            sys,
-            "argv",
-            ["instances", *(str(item) for pair in line.items() for item in pair)],
-        )
+        line = {"--input-file": text, "--vocab-file": vocab, "--output-file": new}
+        given = [
+            str(item) for pair in (line | {option: value}).items() for item in pair
+        ]
+        monkeypatch.setattr(sys, "argv", ["instances", *given])
         with pytest.raises(SystemExit, match=message) as caught:
             run_stage("instances")
         assert "\n" not in str(caught.value.code)

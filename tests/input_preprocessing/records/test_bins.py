@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from bert.data.digests import add_multiset_digests
-from bert.data.format import multiset_digest, write_records
+from bert.data.format import multiset_digest
 from input_preprocessing.records import bins, sharding
 
-from ...bert.data.samples import METADATA, make_records
+from ...bert.data.samples import make_records, source_of
 from ...refused import refused
 from ..conftest import all_records
 
@@ -21,11 +22,7 @@ EDGES = (16, 32, 48, 64)
 @pytest.fixture
 def source(tmp_path):
     """Four files of sequences of 5 to 64 tokens."""
-    folder = tmp_path / "source"
-    folder.mkdir()
-    for i in range(4):
-        write_records(folder / f"part-{i}.hdf5", make_records(300, seed=i), METADATA)
-    return folder
+    return source_of(tmp_path / "source", *(make_records(300, n) for n in range(4)))
 
 
 def make(source: Path, name: str, *, seed: int = 1, jobs: int = 1) -> Path:
@@ -36,9 +33,8 @@ def make(source: Path, name: str, *, seed: int = 1, jobs: int = 1) -> Path:
 
 def test_each_bin_holds_the_sequences_of_its_lengths(source, monkeypatch):
     plan = sharding.plan_shards
-    monkeypatch.setattr(
-        sharding, "plan_shards", lambda *a, **k: plan(*a, **k, group_size=100)
-    )
+    small = functools.partial(plan, group_size=100)
+    monkeypatch.setattr(sharding, "plan_shards", small)
     target = make(source, "bins")
     assert sorted(path.name for path in target.iterdir()) == ["16", "32", "48", "64"]
     for low, high in zip((0, *EDGES), EDGES, strict=False):
@@ -50,16 +46,9 @@ def test_each_bin_holds_the_sequences_of_its_lengths(source, monkeypatch):
 
 
 def test_the_order_within_a_bin_depends_on_the_seed_alone(source):
-    first, again, other = (
-        make(source, "a"),
-        make(source, "b", jobs=2),
-        make(source, "c", seed=2),
-    )
+    made = make(source, "a"), make(source, "b", jobs=2), make(source, "c", seed=2)
     for edge in EDGES:
-        ids = [
-            all_records(folder / str(edge)).input_ids
-            for folder in (first, again, other)
-        ]
+        ids = [all_records(folder / str(edge)).input_ids for folder in made]
         assert np.array_equal(ids[0], ids[1])
         assert not np.array_equal(ids[0], ids[2])
 

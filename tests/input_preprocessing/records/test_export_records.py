@@ -25,42 +25,32 @@ from input_preprocessing.stage.cli import run_stage
 from input_preprocessing.text.vocabulary import Vocabulary
 
 from ...bert.data import samples
-from ...bert.data.samples import assert_equal, make_records, write_nvidia
+from ...bert.data.samples import assert_equal, make_records, source_of, write_nvidia
 from ...refused import refused
 
 METADATA = dataclasses.replace(samples.METADATA, max_seq_length=192)
 ROWS = [0, 2, 3, 6, 9, 10, 13]
 
 
-def export(
-    source: Path, target: Path, kind: str, *, unpack: bool = False, masks: int = 12
-) -> str:
-    return export_folder(
-        source,
-        target,
-        format=kind,
-        unpack=unpack,
-        max_predictions_per_seq=masks,
-        jobs=1,
-    )
+def export(source: Path, target: Path, kind: str, masks: int = 12, unpack=False) -> str:
+    most = {"unpack": unpack, "max_predictions_per_seq": masks}
+    return export_folder(source, target, format=kind, jobs=1, **most)
 
 
 def write_source(folder: Path, rows: list[int] | None = None) -> Records:
-    folder.mkdir()
     records = make_records(13).with_rows(rows)
-    write_records(folder / "part_0.hdf5", records, METADATA)
+    source_of(folder, records, metadata=METADATA)
     return records
 
 
 def entries(path: Path) -> dict[str, tuple[str, list[list[int]]]]:
     """Type and rows of every dataset."""
     with h5py.File(path, "r") as file:
-        types = {
-            name: str(h5py.check_vlen_dtype(data.dtype) or data.dtype)
-            for name, data in file.items()
-        }
         return {
-            name: (types[name], [np.ravel(row).tolist() for row in data[:]])
+            name: (
+                str(h5py.check_vlen_dtype(data.dtype) or data.dtype),
+                [np.ravel(row).tolist() for row in data[:]],
+            )
             for name, data in file.items()
         }
 
@@ -77,10 +67,8 @@ def test_exported_and_imported_again_the_records_are_the_same(tmp_path, kind, ro
     assert_equal(found, records if kind == "nvidia" else records.with_rows(None))
     if kind == "nvidia" or not rows:
         assert metadata.content_digest == before.content_digest
-    assert (metadata.multiset_digest, metadata.max_seq_length) == (
-        before.multiset_digest,
-        before.max_seq_length,
-    )
+    assert metadata.multiset_digest == before.multiset_digest
+    assert metadata.max_seq_length == before.max_seq_length
     assert told.startswith("13 sequences, 1 files, ")
     assert told.endswith(before.multiset_digest)
 
@@ -104,13 +92,10 @@ def test_unpacked_rows_are_the_same_sequences_one_by_one(tmp_path):
 
 def test_ids_of_a_large_vocabulary_keep_their_type_though_all_are_small(tmp_path):
     records = make_records(13).with_rows(ROWS)
-    wide = dataclasses.replace(
-        records, **{name: getattr(records, name).astype(np.int32) for name in IDS}
-    )
+    ids = {name: getattr(records, name).astype(np.int32) for name in IDS}
     (tmp_path / "source").mkdir()
-    digest = write_records(
-        tmp_path / "source" / "a.hdf5", wide, METADATA
-    ).content_digest
+    wide, path = dataclasses.replace(records, **ids), tmp_path / "source" / "a.hdf5"
+    digest = write_records(path, wide, METADATA).content_digest
     export(tmp_path / "source", tmp_path / "out", "nvidia")
     words = Vocabulary(tuple(map(str, range(40_000))), "ef" * 16)
     import_file(words, (tmp_path / "out" / "a.hdf5", tmp_path / "again.hdf5"))
@@ -162,16 +147,13 @@ def test_what_cannot_be_exported_is_reported_in_a_line_and_leaves_no_file(tmp_pa
     (tmp_path / "source" / "part_0.hdf5").write_bytes(data)
     with refused("was changed after it was written"):
         export(tmp_path / "source", tmp_path / "out", "nvidia")
-    assert not [
-        path for path in (tmp_path / "out").iterdir() if path.name != "stage.json"
-    ]
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["stage.json"]
 
 
 def test_a_masked_first_token_is_not_written_as_padding(tmp_path):
     records = make_records(3)
     records.masked_lm_positions[records.masked_lm_offsets[1]] = 0
-    (tmp_path / "source").mkdir()
-    write_records(tmp_path / "source" / "a.hdf5", records, METADATA)
+    source_of(tmp_path / "source", records, metadata=METADATA)
     with refused("sequence 1 has its first token masked"):
         export(tmp_path / "source", tmp_path / "out", "nvidia")
 
@@ -190,13 +172,8 @@ def test_the_commands_tell_the_same_digest_on_the_way_out_and_back(
     tmp_path, monkeypatch, capsys
 ):
     def run(stage: str, source: str, target: str, *more: str) -> str:
-        folders = [
-            "--source",
-            str(tmp_path / source),
-            "--target",
-            str(tmp_path / target),
-        ]
-        monkeypatch.setattr(sys, "argv", [stage, *folders, "--jobs", "1", *more])
+        given = ["--source", tmp_path / source, "--target", tmp_path / target, *more]
+        monkeypatch.setattr(sys, "argv", [stage, "--jobs", "1", *map(str, given)])
         run_stage(stage)
         return capsys.readouterr().err
 

@@ -31,11 +31,8 @@ def test_a_foreign_file_becomes_records_of_the_same_sequences(tmp_path, kind):
         write_tfrecord(tmp_path / "a", records, Widths(64, 20))
     else:
         write_nvidia(tmp_path / "a", records, kind)
-    assert import_file(WORDS, (tmp_path / "a", tmp_path / "b.hdf5")) == (
-        13,
-        6 if kind == "packed" else 13,
-        0,
-    )
+    counts = import_file(WORDS, (tmp_path / "a", tmp_path / "b.hdf5"))
+    assert counts == (13, 6 if kind == "packed" else 13, 0)
     found, metadata = verify_records(tmp_path / "b.hdf5")
     assert_equal(found, records)
     assert metadata.vocab_md5 == WORDS.md5
@@ -54,9 +51,8 @@ def test_a_changed_source_or_vocabulary_is_imported_again_and_reported(
     assert import_file(None, (tmp_path / "a", tmp_path / "b.hdf5")) == (4, 4, 0)
     made = f"{tmp_path / 'b.hdf5'}: made again, since its source or vocabulary has changed\n"
     assert capsys.readouterr().err == made
-    assert open_records(tmp_path / "b.hdf5")[1].multiset_digest == multiset_digest(
-        other
-    )
+    imported = open_records(tmp_path / "b.hdf5")[1]
+    assert imported.multiset_digest == multiset_digest(other)
     import_file(WORDS, (tmp_path / "a", tmp_path / "b.hdf5"))
     assert capsys.readouterr().err == made
     assert open_records(tmp_path / "b.hdf5")[1].vocab_md5 == WORDS.md5
@@ -81,17 +77,14 @@ def test_the_command_imports_a_folder_of_shards_under_their_names(tmp_path):
 def test_rows_of_no_sequence_are_left_out_and_counted(tmp_path):
     source = tmp_path / "packed_data"
     source.mkdir()
-    write_nvidia(
-        source / "part_0", make_records(9).with_rows([0, 0, 3, 5, 5, 9, 9]), "packed"
-    )
+    rows = make_records(9).with_rows([0, 0, 3, 5, 5, 9, 9])
+    write_nvidia(source / "part_0", rows, "packed")
     done = command("--source", source, "--target", tmp_path / "out", "--jobs", 1)
     assert done.returncode == 0, done.stderr
     assert "9 sequences in 3 rows, 1 files" in done.stderr
     assert done.stderr.endswith("; 3 empty rows dropped\n")
-    assert_equal(
-        verify_records(tmp_path / "out" / "part_0.hdf5")[0],
-        make_records(9).with_rows([0, 3, 5, 9]),
-    )
+    found, _ = verify_records(tmp_path / "out" / "part_0.hdf5")
+    assert_equal(found, make_records(9).with_rows([0, 3, 5, 9]))
 
 
 def test_bad_sources_are_reported_in_one_line_and_leave_nothing(tmp_path):
@@ -108,9 +101,8 @@ def test_bad_sources_are_reported_in_one_line_and_leave_nothing(tmp_path):
         with refused(message):
             import_file(words, (tmp_path / source, tmp_path / "out.hdf5"))
     assert not list(tmp_path.glob("*out*"))
-    done = command(
-        "--source", tmp_path / "text", "--target", tmp_path / "made", "--jobs", 1
-    )
+    made = "--target", tmp_path / "made", "--jobs", 1
+    done = command("--source", tmp_path / "text", *made)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
 
 

@@ -7,11 +7,10 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 
-from bert.data.format import write_records
 from bert.data.records import Records
 from input_preprocessing.records import bins, sharding, shuffle
 
-from ...bert.data.samples import METADATA, make_records
+from ...bert.data.samples import make_records, source_of
 from ...refused import refused
 
 
@@ -24,15 +23,12 @@ def test_a_sequence_lost_and_one_doubled_are_found(tmp_path, monkeypatch, make):
         order[0] = order[-1]
         return order, None
 
-    (tmp_path / "source").mkdir()
-    write_records(
-        tmp_path / "source" / "part-0.hdf5", make_records(300, seed=0), METADATA
-    )
+    source = source_of(tmp_path / "source", make_records(300))
     given = {"shards": 1, "seed": 1, "jobs": 1}
-    make(tmp_path / "source", tmp_path / "right", **given)
+    make(source, tmp_path / "right", **given)
     monkeypatch.setattr(sharding, "in_random_order", careless)
     with refused("hold exactly the sequences of"):
-        make(tmp_path / "source", tmp_path / "wrong", **given)
+        make(source, tmp_path / "wrong", **given)
 
 
 @pytest.mark.parametrize("is_finished", [False, True])
@@ -40,12 +36,9 @@ def test_a_sequence_lost_and_one_doubled_are_found(tmp_path, monkeypatch, make):
 def test_a_shard_under_the_name_of_another_is_made_again(
     tmp_path, monkeypatch, is_finished, is_copied
 ):
-    (tmp_path / "source").mkdir()
-    write_records(
-        tmp_path / "source" / "part-0.hdf5", make_records(300, seed=0), METADATA
-    )
+    source = source_of(tmp_path / "source", make_records(300))
     given = {"shards": 3, "seed": 1, "jobs": 1}
-    shuffle.shuffle_records(tmp_path / "source", tmp_path / "right", **given)
+    shuffle.shuffle_records(source, tmp_path / "right", **given)
     wanted = {path.name: path.read_bytes() for path in (tmp_path / "right").iterdir()}
 
     target = tmp_path / "target"
@@ -53,7 +46,7 @@ def test_a_shard_under_the_name_of_another_is_made_again(
         if not is_finished:
             patched.setattr(sharding, "write_index", _is_killed)
         with pytest.raises(KeyboardInterrupt) if not is_finished else nullcontext():
-            shuffle.shuffle_records(tmp_path / "source", target, **given)
+            shuffle.shuffle_records(source, target, **given)
     one, other, kept = sorted(target.glob("part_*.hdf5"))
     contents = one.read_bytes(), other.read_bytes()
     one.write_bytes(contents[1])
@@ -61,7 +54,7 @@ def test_a_shard_under_the_name_of_another_is_made_again(
         other.write_bytes(contents[0])
     time = kept.stat().st_mtime_ns
 
-    shuffle.shuffle_records(tmp_path / "source", target, **given)
+    shuffle.shuffle_records(source, target, **given)
     assert {path.name: path.read_bytes() for path in target.iterdir()} == wanted
     assert kept.stat().st_mtime_ns == time
 
@@ -74,10 +67,7 @@ def _is_killed(*_: object) -> None:
 def test_a_file_of_others_that_a_trainer_would_read_is_named(
     tmp_path, monkeypatch, moment
 ):
-    (tmp_path / "source").mkdir()
-    write_records(
-        tmp_path / "source" / "part-0.hdf5", make_records(30, seed=0), METADATA
-    )
+    source = source_of(tmp_path / "source", make_records(30))
     other = tmp_path / "target" / "mine.hdf5"
     other.parent.mkdir()
     run_tasks = sharding.run_tasks
@@ -90,7 +80,5 @@ def test_a_file_of_others_that_a_trainer_would_read_is_named(
         other.write_bytes(b"")
     monkeypatch.setattr(sharding, "run_tasks", brings)
     with refused(r"mine\.hdf5 was not made by this"):
-        shuffle.shuffle_records(
-            tmp_path / "source", other.parent, shards=1, seed=1, jobs=1
-        )
+        shuffle.shuffle_records(source, other.parent, shards=1, seed=1, jobs=1)
     assert not (other.parent / "index.json").exists()

@@ -93,16 +93,17 @@ def start(
         + "if __name__ == '__main__':\n    work()\n"
     )
     line = ["bash", "-c", f"{shell} exec {sys.executable} {folder / 'command.py'}"]
-    process = subprocess.Popen(
-        line,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    process = subprocess.Popen(line, stdout=-1, stderr=-1, text=True, start_new_session=True)  # fmt: skip
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     return process
+
+
+def numbers_in(folder: Path, count: int = 0) -> list[int]:
+    """Of the workers that have told so by a file, when there are ``count``."""
+    names = lambda: [path.name for path in folder.iterdir() if path.name.isdigit()]  # noqa: E731
+    wait_until(lambda: len(names()) >= count)
+    return [int(name) for name in names()]
 
 
 def without_progress(told: str) -> str:
@@ -143,18 +144,12 @@ def test_a_signal_ends_what_does_not_listen_with_one_line(tmp_path, body):
 def test_workers_end_with_it_and_leave_nothing_unfinished(tmp_path, number, whom):
     jobs = 1 if whom == "a stage of one process" else 2
     process = start(tmp_path, WORKERS, jobs)
-    wait_until(
-        lambda: (
-            len([path for path in tmp_path.iterdir() if path.name.isdigit()]) == jobs
-        )
-    )
+    workers = numbers_in(tmp_path, jobs)
     assert len(list(tmp_path.glob(".out_*.partial"))) == jobs
-    workers = [int(path.name) for path in tmp_path.iterdir() if path.name.isdigit()]
     (os.killpg if whom == "all, as Ctrl-C" else os.kill)(process.pid, number)
     _, told = process.communicate(timeout=240)
-    line = (
-        LINE if number == signal.SIGINT else LINE.replace("interrupted", "terminated")
-    )
+    ended = "interrupted" if number == signal.SIGINT else "terminated"
+    line = LINE.replace("interrupted", ended)
     assert without_progress(told) == line
     assert told.endswith(line), "and nothing after it"
     assert process.returncode == 128 + number
@@ -165,9 +160,7 @@ def test_workers_end_with_it_and_leave_nothing_unfinished(tmp_path, number, whom
 def test_ctrl_c_for_another_command_of_a_background_jobs_group_ends_no_worker(tmp_path):
     """The shell has a job in the background ignore it; its workers do too."""
     process = start(tmp_path, WORKERS, shell="trap '' INT;")
-    wait_until(
-        lambda: len([path for path in tmp_path.iterdir() if path.name.isdigit()]) == 2
-    )
+    numbers_in(tmp_path, 2)
     os.killpg(process.pid, signal.SIGINT)
     (tmp_path / "go").touch()
     assert without_progress(process.communicate(timeout=240)[1]) == ""
@@ -191,14 +184,8 @@ def test_signals_wait_while_a_worker_starts_and_no_longer(tmp_path):
     blocked.
     """
     process = start(tmp_path, STARTING + WORKERS)
-    wait_until(
-        lambda: len([path for path in tmp_path.iterdir() if path.name.isdigit()]) == 2
-    )
-    masks = [
-        blocked(Path(f"/proc/{path.name}/status"))
-        for path in tmp_path.iterdir()
-        if path.name.isdigit()
-    ]
+    workers = numbers_in(tmp_path, 2)
+    masks = [blocked(Path(f"/proc/{number}/status")) for number in workers]
     starting = [blocked(path) for path in tmp_path.glob("status_*")]
     process.terminate()
     process.communicate(timeout=240)
@@ -213,15 +200,8 @@ def test_a_command_in_the_background_ignores_ctrl_c_as_the_shell_asked(tmp_path)
         "import os, signal\nfrom input_preprocessing.stage import interrupt\ninterrupt.install('stage')\n"
         "os.kill(os.getpid(), signal.SIGINT)\nprint('alive')\n"
     )
-    command = [
-        "bash",
-        "-c",
-        f"trap '' INT; exec {sys.executable} {tmp_path / 'command.py'}",
-    ]
-    assert (
-        subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        == "alive\n"
-    )
+    line = f"trap '' INT; exec {sys.executable} {tmp_path / 'command.py'}"
+    assert subprocess.check_output(["bash", "-c", line], text=True) == "alive\n"
 
 
 def test_every_command_is_started_so(tmp_path):
@@ -230,16 +210,10 @@ def test_every_command_is_started_so(tmp_path):
     """
     os.mkfifo(tmp_path / "pipe")
     options = ["--input", tmp_path / "pipe", "--outputdir", tmp_path / "out"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "input_preprocessing", "corpus", *options],
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    command = [sys.executable, "-m", "input_preprocessing", "corpus", *options]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     wait_until(lambda: threads(process.pid) > 1)
     process.send_signal(signal.SIGINT)
     told = process.communicate(timeout=240)[1]
-    assert (
-        told
-        == "python -m input_preprocessing corpus: interrupted; to continue, run the same command again\n"
-    )
+    assert told == f"python -m input_preprocessing corpus: {LINE.partition(': ')[2]}"
     assert not (tmp_path / "out").exists()

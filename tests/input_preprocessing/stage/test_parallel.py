@@ -19,6 +19,7 @@ from input_preprocessing.stage.parallel import Progress, run_tasks
 
 from ...refused import refused
 from ...waiting import running, state, wait_until
+from .test_interrupt import numbers_in
 
 REPOSITORY = Path(__file__).parents[3]
 PYTHONPATH = os.pathsep.join(map(str, (REPOSITORY, REPOSITORY / "implementations")))
@@ -40,12 +41,8 @@ def square(task: int) -> int:
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_results_come_in_the_order_of_the_tasks_whatever_their_weights(jobs):
     tasks = [5, 1, 4, 2]
-    assert run_tasks("x", square, tasks, jobs=jobs, weights=[1, 2, 3, 4]) == [
-        25,
-        1,
-        16,
-        4,
-    ]
+    found = run_tasks("x", square, tasks, jobs=jobs, weights=[1, 2, 3, 4])
+    assert found == [25, 1, 16, 4]
     assert run_tasks("x", square, [], jobs=jobs) == []
 
 
@@ -53,13 +50,6 @@ def test_results_come_in_the_order_of_the_tasks_whatever_their_weights(jobs):
 def test_an_error_of_a_task_is_raised(jobs):
     with refused("thirteen"):
         run_tasks("x", square, [1, 13, 2], jobs=jobs)
-
-
-def test_a_worker_that_is_killed_is_reported():
-    with refused(
-        r"a worker was killed, perhaps out of memory; run again with fewer --jobs \(now 2\)"
-    ):
-        run_tasks("x", square, [1, 99, 2], jobs=2)
 
 
 # A stage of two workers whose every message is more than a pipe holds, and who stand still at the
@@ -115,30 +105,20 @@ def test_a_worker_killed_from_outside_ends_the_stage_with_a_line(tmp_path, momen
     script = tmp_path / "main.py"
     script.write_text(STANDING)
     line = [sys.executable, script, tmp_path, moment]
-    parent = subprocess.Popen(
-        line,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": PYTHONPATH},
-    )
+    environ = {**os.environ, "PYTHONPATH": PYTHONPATH}
+    parent = subprocess.Popen(line, stderr=subprocess.PIPE, text=True, env=environ)
     try:
         if moment == "started":
             wait_until(lambda: workers_of(parent.pid))
             victim = workers_of(parent.pid)[0]
-        elif (
-            moment == "half of a result sent"
-        ):  # the parent reads nothing: the worker waits within its message
+        elif moment == "half of a result sent":
+            # The parent reads nothing: the worker waits within its message.
             wait_until(lambda: list(tmp_path.glob("sending_*")))
             parent.send_signal(signal.SIGSTOP)
             victim = int(next(tmp_path.glob("sending_*")).name.removeprefix("sending_"))
             wait_until(lambda: state(victim) == "S")
         else:
-            wait_until(
-                lambda: [path for path in tmp_path.iterdir() if path.name.isdigit()]
-            )
-            victim = next(
-                int(path.name) for path in tmp_path.iterdir() if path.name.isdigit()
-            )
+            victim = numbers_in(tmp_path, 1)[0]
         workers = workers_of(parent.pid)
         os.kill(victim, signal.SIGKILL)
         parent.send_signal(signal.SIGCONT)
@@ -153,6 +133,9 @@ def test_a_worker_killed_from_outside_ends_the_stage_with_a_line(tmp_path, momen
 
 
 def test_a_worker_that_fails_or_is_ended_is_reported(capfd):
+    killed = r"a worker was killed, perhaps out of memory; run again with fewer --jobs \(now 2\)"
+    with refused(killed):
+        run_tasks("x", square, [1, 99, 2], jobs=2)
     with refused(r"x: a worker was ended by SIGTERM; run again"):
         run_tasks("x", square, [1, 98, 2], jobs=2)
     with refused(r"x: a worker failed with status 1, see above; run again"):
@@ -175,12 +158,9 @@ def test_workers_end_with_the_process_that_started_them(tmp_path):
         f"if __name__ == '__main__':\n    {line}\n"
     )
     parent = subprocess.Popen([sys.executable, script])
-    wait_until(
-        lambda: len([path for path in tmp_path.iterdir() if path.name.isdigit()]) == 2
-    )
+    workers = numbers_in(tmp_path, 2)
     parent.kill()
     parent.wait()
-    workers = [int(path.name) for path in tmp_path.iterdir() if path.name.isdigit()]
     wait_until(lambda: not any(running(pid) for pid in workers))
 
 

@@ -40,19 +40,16 @@ def rewrite(folder: Path, name: str, change: Callable[[Records], Records]) -> No
     written = write_records(folder / name, change(copy), metadata)
     path = folder / "prepared-packed.json"
     made = prepared.read(path)
-    prepared.write(
-        path,
-        dataclasses.replace(made, files={**made.files, name: written.content_digest}),
-    )
+    files = {**made.files, name: written.content_digest}
+    prepared.write(path, dataclasses.replace(made, files=files))
 
 
 def one_sequence_twice(records: Records) -> Records:
     """Replaces one of two sequences of the same length by the other."""
     lengths = records.sequence_lengths.tolist()
     lost = next(i for i, length in enumerate(lengths) if length in lengths[:i])
-    chosen = [
-        lengths.index(lengths[lost]) if i == lost else i for i in range(len(lengths))
-    ]
+    chosen = list(range(len(lengths)))
+    chosen[lost] = lengths.index(lengths[lost])
     return records.select(chosen).with_rows(records.row_offsets)
 
 
@@ -169,12 +166,8 @@ def test_what_was_prepared_is_valid_for_every_kind(packed, tmp_path, telling, tw
     found = verify.verify(folder, jobs=1)
     assert set(found) == {"packed", "binned", "unpacked"}
     assert not verify.failures(found)
-    once = {
-        check.detail
-        for checks in found.values()
-        for check in checks
-        if check.name == "coverage"
-    }
+    checks = (check for checks in found.values() for check in checks)
+    once = {check.detail for check in checks if check.name == "coverage"}
     assert len(once) == 1, "the same instances, however they are arranged"
 
 
@@ -211,41 +204,23 @@ def test_what_a_trainer_would_read_beside_the_digests_is_checked_too(
     else:
         with h5py.File(folder / EVALUATION, "r+") as file:
             file.attrs["source"] = file.attrs["source"].replace("evalset", "Evalset")
-    failed = verify.failures(verify.verify(folder, jobs=1))
-    named = {
-        "index": "index.json",
-        "stray": "part_9.h5",
-        "attribute": "part_eval_10k.hdf5",
-    }[how]
-    assert len(failed) == 1
-    assert named in failed[0]
-
-
-def command(
-    *arguments: object, script: str | None = None
-) -> subprocess.CompletedProcess[str]:
-    if script is None:
-        return forked.run("input_preprocessing", "verify", *arguments)
-    line, environ = (
-        [script, *map(str, arguments)],
-        {**os.environ, "PYTHON": sys.executable},
-    )
-    return subprocess.run(
-        line, env=environ, capture_output=True, text=True, check=False
-    )
+    (failed,) = verify.failures(verify.verify(folder, jobs=1))
+    named = {"index": "index.json", "stray": "part_9.h5", "attribute": "part_eval_10k"}
+    assert named[how] in failed
 
 
 def test_the_command_prints_a_table_and_one_verdict(packed, tmp_path, repository):
-    done = command(packed, "--jobs", 1, script=str(repository / "verify_dataset.sh"))
+    line = [str(repository / "verify_dataset.sh"), str(packed), "--jobs", "1"]
+    environ = {**os.environ, "PYTHON": sys.executable}
+    done = subprocess.run(line, env=environ, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "coverage" in done.stdout
-    assert (
-        done.stdout.splitlines()[-1] == f"{packed}: valid: packed, all 11 checks hold"
-    )
+    verdict = f"{packed}: valid: packed, all 11 checks hold"
+    assert done.stdout.splitlines()[-1] == verdict
     folder = tmp_path / "data"
     shutil.copytree(packed, folder)
     (folder / SHARD).unlink()
-    done = command(folder, "--json", "--jobs", 1)
+    done = forked.run("input_preprocessing", "verify", folder, "--json", "--jobs", 1)
     assert done.returncode == 1
     assert json.loads(done.stdout)["valid"] is False
     last = done.stderr.splitlines()[-1]
@@ -272,10 +247,8 @@ def test_a_few_shared_texts_of_a_tiny_set_are_a_note_not_a_failure(
     recipe = prepared.read(packed / "prepared-packed.json").recipe
     words = verify.vocabulary.load(packed / "phase1" / "vocab.txt")
     found = audit.audit(path, audit.rules_of(words, recipe))
-    audits = [found._replace(seen=seen)]
-    assert (
-        verify.check_held_out(audits, np.arange(known, dtype=np.uint64)).holds is holds
-    )
+    texts = np.arange(known, dtype=np.uint64)
+    assert verify.check_held_out([found._replace(seen=seen)], texts).holds is holds
 
 
 def test_a_run_need_not_read_again_what_was_verified(packed, tmp_path, monkeypatch):
@@ -303,10 +276,8 @@ def test_other_evaluation_samples_of_the_benchmarks_text_and_options_are_a_failu
     monkeypatch.setattr(verify, "_is_benchmarks", lambda _: True)
     found = {check.name: check for check in verify.verify(packed, jobs=1)["packed"]}
     assert found["evaluation"].holds is False
-    assert (
-        f"not the published {prepared.PUBLISHED_EVALUATION}"
-        in found["evaluation"].detail
-    )
+    published = f"not the published {prepared.PUBLISHED_EVALUATION}"
+    assert published in found["evaluation"].detail
 
 
 def test_a_manifest_that_was_changed_is_not_read(packed, tmp_path):

@@ -86,25 +86,13 @@ def test_a_reader_sees_only_the_running_text():
 @pytest.mark.parametrize(
     ("markup", "text"),
     [
-        (
-            "{{nowrap|30 June}} and {{lang|fr|vin de pays}}, {{circa|1850}}.",
-            "30 June and vin de pays, c. 1850.",
-        ),
+        ("{{nowrap|30 June}} and {{lang|fr|vin de pays}}, {{circa|1850}}.", "30 June and vin de pays, c. 1850."),
         ("The {{lang|de|'''Haus'''|extra=1}} {{unknown|x}}stands.", "The Haus stands."),
-        (
-            "From 1914{{ndash}}18, {{as of|2010}} it was so.",
-            "From 1914–18, as of 2010 it was so.",
-        ),
+        ("From 1914{{ndash}}18, {{as of|2010}} it was so.", "From 1914–18, as of 2010 it was so."),
         ("A&ndash;B &lt;tag&gt; &#x41; is here.", "A–B <tag> A is here."),
-        (
-            "It is {{{1|the default}}} of a template.",
-            "It is the default of a template.",
-        ),
+        ("It is {{{1|the default}}} of a template.", "It is the default of a template."),
         ("One<br />two three four.", "One two three four."),
-        (
-            "Odd \u200bspaces\u00a0and\ttabs\u200e are gone .",
-            "Odd spaces and tabs are gone.",
-        ),
+        ("Odd \u200bspaces\u00a0and\ttabs\u200e are gone .", "Odd spaces and tabs are gone."),
         ("He {{sic|hte}} said [[Foo (bar)|]] so [[Mexico|''Mexico'']].", None),
         ("Bare http://a.b/c links vanish in it.", "Bare links vanish in it."),
         (
@@ -112,7 +100,7 @@ def test_a_reader_sees_only_the_running_text():
             "It was sold to Foo.",
         ),  # what stood behind the comma is gone
     ],
-)
+)  # fmt: skip
 def test_inline_markup(markup, text):
     if text is None:  # no fixed text: only no mark-up
         assert not any(
