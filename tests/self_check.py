@@ -27,7 +27,7 @@ sys.path.insert(1, str(Path(__file__).parent / "bert" / "kernels"))
 sys.path.insert(1, str(Path(__file__).parents[1] / "bench"))
 
 import fp8_cases
-from fused_cases import CASES
+from fused_cases import CASES, errors_of
 from lib import Parser, emit, explain
 from torch_lib import TINY, device, no_fp8, packed_batches, precisions
 from train_step import Variant, build_ours, capacity, without
@@ -61,7 +61,7 @@ def fused_kernels() -> dict[str, str]:
             continue
         for case in CASES[name]:
             try:
-                worst = _error(module, case)
+                worst = max(errors_of(module, case, device()).values())
                 if not worst <= case.tolerance:
                     problems[f"{name} {case.name}"] = (
                         f"error {worst:.3g} above {case.tolerance:.3g}"
@@ -71,34 +71,6 @@ def fused_kernels() -> dict[str, str]:
             ) as error:  # a kernel that does not compile is a finding, not the end
                 problems[f"{name} {case.name}"] = explain(error)
     return problems
-
-
-def _error(module: Any, case: Any) -> float:
-    ours = case.arguments(device())
-    theirs = tuple(
-        value.detach().double().requires_grad_()
-        if isinstance(value, Tensor) and value.is_floating_point()
-        else value
-        for value in ours
-    )
-    results, expected = (
-        result if isinstance(result, tuple) else (result,)
-        for result in (module.fused(*ours), module.reference(*theirs))
-    )
-    upstream = [torch.randn_like(result) for result in results]
-    torch.autograd.backward(results, upstream)
-    torch.autograd.backward(expected, [gradient.double() for gradient in upstream])
-    pairs = [(a.detach(), b.detach()) for a, b in zip(results, expected, strict=True)]
-    pairs += [
-        (a.grad, b.grad)
-        for a, b in zip(ours, theirs, strict=True)
-        if isinstance(a, Tensor) and a.requires_grad
-    ]
-    errors = [
-        ((a.double() - b).abs().max() / b.abs().max().clamp(min=1)).item()
-        for a, b in pairs
-    ]
-    return max(error if error == error else float("inf") for error in errors)
 
 
 def fp8_kernels() -> dict[str, str]:

@@ -15,63 +15,18 @@ from common import env
 from finetune.config import FinetuneConfig
 
 # Set by Slurm, by ssh or by the launcher itself; or paths of system files that tests replace.
-NOT_FOR_USERS = {
-    *(
-        "BASH_VERSION",
-        "LAUNCH_PRINT",
-        "PLATFORM",
-        "SLURM_ARRAY_JOB_ID",
-        "SLURM_ARRAY_TASK_ID",
-        "SLURM_CONTAINER",
-        "SLURM_EXPORT_ENV",
-        "SLURM_HET_SIZE",
-        "SLURM_JOB",
-        "SLURM_JOB_ID",
-        "SLURM_JOB_NODELIST",
-        "SLURM_PROCID",
-        "SLURM_RESTART_COUNT",
-        "SLURM_SUBMIT_DIR",
-        "SLURM_GPUS",
-        "SLURM_GPUS_ON_NODE",
-        "SLURM_JOB_GPUS",
-        "SLURMD_NODENAME",
-    ),
-    *(
-        "TRITON_CACHE_DIR",
-        "TORCHINDUCTOR_CACHE_DIR",
-        "CUDA_CACHE_PATH",
-        "NUMBA_CACHE_DIR",
-    ),  # the compilers' own
-    *(
-        "CUDA_DEVICE_ORDER",
-        "GLOO_SOCKET_IFNAME",
-        "NCCL_IB_HCA",
-        "PYTHONPATH",
-        "SBATCH_PARTITION",
-        "SBATCH_TIMELIMIT",
-    ),  # of CUDA, gloo, NCCL, Python and Slurm, by their own documentation
-    *(
-        "PROC_STATUS",
-        "PROC_SYS",
-        "SYSFS",
-        "TOPOLOGY_GPUS",
-        *(
-            "ATTEMPT",
-            "ATTEMPT_NAME",
-            "ATTEMPT_STATUS",
-            "CERTIFY_LINE",
-            "CONTAINER_NAME",
-            "CONTINUED_BY",
-        ),
-        "STAGED",
-        "SLURM_NTASKS",
-        "SLURM_STEP_NUM_TASKS",
-        "SITE_ROOT_EXPORTS",
-        "CONFIG_EXPORTS",
-        "CONFIG_ROOT_EXPORTS",
-        "SITE_EXPORTS",
-    ),
-}
+OWN = """
+BASH_VERSION LAUNCH_PRINT PLATFORM SLURM_ARRAY_JOB_ID SLURM_ARRAY_TASK_ID SLURM_CONTAINER
+SLURM_EXPORT_ENV SLURM_HET_SIZE SLURM_JOB SLURM_JOB_ID SLURM_JOB_NODELIST SLURM_PROCID
+SLURM_RESTART_COUNT SLURM_SUBMIT_DIR SLURM_GPUS SLURM_GPUS_ON_NODE SLURM_JOB_GPUS SLURMD_NODENAME
+PROC_STATUS PROC_SYS SYSFS TOPOLOGY_GPUS ATTEMPT ATTEMPT_NAME ATTEMPT_STATUS CERTIFY_LINE
+CONTAINER_NAME CONTINUED_BY STAGED SLURM_NTASKS SLURM_STEP_NUM_TASKS SITE_ROOT_EXPORTS
+CONFIG_EXPORTS CONFIG_ROOT_EXPORTS SITE_EXPORTS
+"""
+COMPILERS = "TRITON_CACHE_DIR TORCHINDUCTOR_CACHE_DIR CUDA_CACHE_PATH NUMBA_CACHE_DIR"
+# Of CUDA, gloo, NCCL, Python and Slurm, by their own documentation.
+DOCUMENTED = "CUDA_DEVICE_ORDER GLOO_SOCKET_IFNAME NCCL_IB_HCA PYTHONPATH SBATCH_PARTITION SBATCH_TIMELIMIT"
+NOT_FOR_USERS = {*OWN.split(), *COMPILERS.split(), *DOCUMENTED.split()}
 
 
 @pytest.fixture(scope="module")

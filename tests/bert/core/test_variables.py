@@ -42,6 +42,10 @@ TYPOS = {
 }
 
 
+def listed():
+    return {entry.name for group in variables.groups().values() for entry in group}
+
+
 @pytest.mark.parametrize("name", TYPOS)
 def test_a_misspelt_name_stops_with_the_name_that_was_meant(name):
     with pytest.raises(ConfigError, match=rf"^{name}: did you mean {TYPOS[name]}\?"):
@@ -64,10 +68,7 @@ def test_a_name_of_our_kind_that_resembles_none_stops_too():
 
 
 def test_the_ordinary_environment_of_a_cluster_passes():
-    listed = [
-        entry.name for entries in variables.groups().values() for entry in entries
-    ]
-    variables.check_names(dict.fromkeys([*ORDINARY, *listed], "1"))
+    variables.check_names(dict.fromkeys([*ORDINARY, *listed()], "1"))
 
 
 def test_this_very_environment_passes():
@@ -99,21 +100,17 @@ def test_a_setting_that_is_gone_stops_unless_the_run_has_that_value(
 
 
 def test_names_that_are_gone_are_read_by_nothing_and_their_cures_name_what_is_read():
-    listed = {entry.name for group in variables.groups().values() for entry in group}
     gone = variables.gone()
     assert len(gone) > 20
-    assert not listed & gone.keys(), "a name that returns leaves launch/gone.txt"
+    assert not listed() & gone.keys(), "a name that returns leaves launch/gone.txt"
     for entry in gone.values():
         named = re.findall(r"\b[A-Z][A-Z0-9]*_[A-Z0-9_]+\b", entry.meaning)
-        assert set(named) <= listed, entry
+        assert set(named) <= listed(), entry
 
 
 def test_every_synonym_names_a_variable():
-    listed = {
-        entry.name for entries in variables.groups().values() for entry in entries
-    }
-    assert set(variables.SYNONYMS.values()) <= listed
-    assert not set(variables.SYNONYMS) & listed
+    assert set(variables.SYNONYMS.values()) <= listed()
+    assert not set(variables.SYNONYMS) & listed()
 
 
 @pytest.mark.parametrize("name", ["BATCHSZIE", "LEARNING_RATE", "FUSE"])

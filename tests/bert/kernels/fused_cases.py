@@ -189,3 +189,41 @@ CASES: dict[str, list[Case]] = {
         large("bert_large", cross_entropy(4_096, 30_522, 30_528)),
     ],
 }
+
+
+def _exact(value: Any) -> Any:
+    """The same numbers in fp64."""
+    if isinstance(value, Tensor) and value.is_floating_point():
+        return value.detach().double().requires_grad_()
+    return value
+
+
+def _worst(ours: Tensor, theirs: Tensor) -> float:
+    """Largest difference relative to the largest element, or to 1; nan counts as infinite."""
+    difference = (ours.double() - theirs).abs().max().item()
+    worst = difference / max(1.0, theirs.abs().max().item())
+    return worst if worst == worst else float("inf")
+
+
+def tensors(result: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The results of an operation that may have several."""
+    return result if isinstance(result, tuple) else (result,)
+
+
+def errors_of(module: Any, case: Case, device: torch.device) -> dict[str, float]:
+    """How far result and gradients of ``fused`` are from those of ``reference`` in fp64."""
+    ours = case.arguments(device)
+    theirs = tuple(_exact(value) for value in ours)
+    results, expected = tensors(module.fused(*ours)), tensors(module.reference(*theirs))
+    pairs = zip(results, expected, strict=True)
+    errors = {"result": max(_worst(a.detach(), b.detach()) for a, b in pairs)}
+    generator = torch.Generator().manual_seed(5)
+    upstream = [
+        torch.randn(a.shape, generator=generator).to(device, a.dtype) for a in results
+    ]
+    torch.autograd.backward(results, upstream)
+    torch.autograd.backward(expected, [gradient.double() for gradient in upstream])
+    for position, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+        if isinstance(a, Tensor) and a.requires_grad:
+            errors[f"gradient of argument {position}"] = _worst(a.grad, b.grad)
+    return errors

@@ -26,6 +26,7 @@ from common.env import ConfigError
 
 from .. import no_gpu
 from . import described_gpu, fake_cudnn
+from .fetched import fetched
 
 CPU = torch.device("cpu")
 # Odd lengths, of 1, and empty ones in the middle and at the end.
@@ -280,24 +281,7 @@ def test_cudnn_itself_has_plans_for_both_passes_on_an_h200_that_is_described_to_
         "nvidia-cudnn-cu13==9.28.0.42",
         "nvidia-cuda-nvrtc==13.*",
     ]
-    if not (target / "cudnn" / "__init__.py").is_file():
-        command = [
-            sys.executable,
-            "-m",
-            "pip",
-            "install",
-            "--no-deps",
-            "--target",
-            str(target),
-            *packages,
-        ]
-        done = subprocess.run(
-            command, capture_output=True, text=True, check=False, timeout=240
-        )
-        if done.returncode:
-            pytest.skip(
-                f"cuDNN cannot be installed here: {done.stderr.splitlines()[-1]}"
-            )
+    fetched(target, "cudnn", *packages)
     if shutil.which("cc") is None:
         pytest.skip("no C compiler")
     described_gpu.stubs(tmp_path)

@@ -15,6 +15,8 @@ import pytest
 
 from bert.kernels.support import triton_support
 
+from .fetched import fetched
+
 SCRIPT = Path(__file__).with_name("ahead_of_time.py")
 BODIES = ("_forward", "_backward", "_query_gradient", "_key_gradient", "_moments", "_update", "_squared_sums",
           "_gelu_cast", "_gelu_backward_cast", "_cast_transpose", "_transpose")  # fmt: skip
@@ -88,27 +90,7 @@ def triton_of(repository):
 
     def folder(version: str) -> Path:
         target = repository / ".cache" / f"triton-{version}"
-        if not (target / "triton" / "__init__.py").is_file():
-            command = [
-                sys.executable,
-                "-m",
-                "pip",
-                "install",
-                "--no-deps",
-                "--target",
-                str(target),
-            ]
-            done = subprocess.run(
-                [*command, f"triton=={version}"],
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-            if done.returncode:
-                pytest.skip(
-                    f"Triton {version} cannot be installed here: {done.stderr.splitlines()[-1]}"
-                )
-        return target
+        return fetched(target, "triton", f"triton=={version}")
 
     return folder
 
