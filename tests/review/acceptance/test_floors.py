@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from review.acceptance import coverage
-from review.acceptance.floors import PAIRS, TABLE, floor_of
+from review.acceptance.floors import PAIRS, TABLE, floor_of, least
 from review.acceptance.schema import RankInfo
 from review.acceptance.verdict import judge, line
 
@@ -223,10 +223,21 @@ def test_names_of_the_published_gpus_have_a_row_of_their_own():
         "NVIDIA A100-SXM4-40GB": 39000, "NVIDIA A100-SXM4-80GB": 79000, "NVIDIA A100-PCIE-40GB": 39000,
         "NVIDIA A100 80GB PCIe": 79000, "NVIDIA A30": 23500, "NVIDIA H100 80GB HBM3": 79000, "NVIDIA H100 PCIe": 79000,
         "NVIDIA H200": 138000, "NVIDIA H200 NVL": 138000, "NVIDIA B200": 176000, "NVIDIA GB200": 180000,
+        "NVIDIA B300 SXM6 AC": 264000,
         "NVIDIA GH200 480GB": 92000, "NVIDIA GH200 144G HBM3e": 92000, "NVIDIA L40S": 45000, "NVIDIA L40": 45000,
     }  # fmt: skip
     assert {name: floor_of(name).get("memory") for name in names} == names
     assert all(row["source"] for row in TABLE["gpus"].values())
+
+
+@pytest.mark.parametrize(
+    ("probe", "measured"),
+    [("matmul", 1850), ("matmul_fp8", 3980), ("copy", 6900), (PAIRS, 710), ("host_copy", 58)],
+)  # fmt: skip
+def test_what_others_measured_of_a_b300_is_above_its_floor_and_a_third_of_it_is_not(
+    probe, measured
+):
+    assert measured / 3 < least(probe, "NVIDIA B300 SXM6 AC", 8) < measured
 
 
 def test_the_docs_name_every_model_with_figures(repository):
@@ -237,7 +248,7 @@ def test_the_docs_name_every_model_with_figures(repository):
 
 
 @pytest.mark.parametrize(
-    "name", ["NVIDIA RTX A3000 Laptop GPU", "NVIDIA A30X", "NVIDIA L4", "NVIDIA A100-SXM4-80GB MIG 3g.40gb", "NVIDIA GH200 480GB MIG 1g.12gb", "", None]
+    "name", ["NVIDIA RTX A3000 Laptop GPU", "NVIDIA A30X", "NVIDIA L4", "NVIDIA GB300", "NVIDIA A100-SXM4-80GB MIG 3g.40gb", "NVIDIA GH200 480GB MIG 1g.12gb", "", None]
 )  # fmt: skip
 def test_another_model_or_a_slice_of_a_gpu_has_no_row(name):
     assert floor_of(name) == {}
