@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from certify.telemetry import Gpus, Question
+from certify.telemetry import ECC_ERRORS, Gpus, Question
 from common.files import text_of
 from review.acceptance.schema import NODE, TABLES, XID, Facts
 
@@ -52,15 +52,13 @@ _GPU: dict[str, Question] = {
     "power limit W": lambda nvml, gpu: (
         nvml.nvmlDeviceGetEnforcedPowerLimit(gpu) // 1000
     ),
-    "SM MHz": lambda nvml, gpu: nvml.nvmlDeviceGetMaxClockInfo(gpu, nvml.NVML_CLOCK_SM),
+    "SM MHz": "nvmlDeviceGetMaxClockInfo NVML_CLOCK_SM",
     "serial": "nvmlDeviceGetSerial",
     "UUID": "nvmlDeviceGetUUID",
 }
 FAULTS: dict[str, Question] = {
     # Aggregate: of the GPU's lifetime. Telemetry counts since the driver was loaded.
-    "uncorrected memory errors": lambda nvml, gpu: nvml.nvmlDeviceGetTotalEccErrors(
-        gpu, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_AGGREGATE_ECC
-    ),
+    "uncorrected memory errors": f"{ECC_ERRORS}_UNCORRECTED NVML_AGGREGATE_ECC",
     "rows remapped after uncorrected errors": partial(_remapped, number=1),
     "row remappings that wait for a reset": partial(_remapped, number=2),
     "row remappings that failed": partial(_remapped, number=3),

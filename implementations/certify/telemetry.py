@@ -10,7 +10,6 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -24,7 +23,8 @@ PATIENCE = 30.0  # seconds for a sample that hangs
 # Links of an H100; errors of a link: replay, recovery, CRC of flits and of data.
 _NVLINKS, _NVLINK_COUNTERS = 18, 4
 _NAN = float("nan")
-# A function of NVML, or one of ours that is given NVML.
+ECC_ERRORS = "nvmlDeviceGetTotalEccErrors NVML_MEMORY_ERROR_TYPE"
+# A function of NVML with the constants that it is given, or one of ours that is given NVML.
 Question: TypeAlias = str | Callable[..., Any]
 
 
@@ -58,7 +58,9 @@ class Gpus:
         """
         try:
             if isinstance(question, str):
-                return getattr(self.nvml, question)(*arguments)
+                name, *constants = question.split()
+                values = (getattr(self.nvml, constant) for constant in constants)
+                return getattr(self.nvml, name)(*arguments, *values)
             return question(self.nvml, *arguments)
         except (self.nvml.NVMLError, AttributeError):
             return None
@@ -109,26 +111,14 @@ def _nvlink_errors(nvml: Any, device: Any) -> int | None:
     return sum(errors) if errors else None
 
 
-def _ecc(nvml: Any, device: Any, kind: str) -> int:
-    """Errors since the driver was loaded."""
-    return int(
-        nvml.nvmlDeviceGetTotalEccErrors(
-            device, getattr(nvml, kind), nvml.NVML_VOLATILE_ECC
-        )
-    )
-
-
 _QUESTIONS: dict[str, Question] = {
-    "sm_mhz": lambda nvml, device: nvml.nvmlDeviceGetClockInfo(
-        device, nvml.NVML_CLOCK_SM
-    ),
+    "sm_mhz": "nvmlDeviceGetClockInfo NVML_CLOCK_SM",
     "watts": lambda nvml, device: nvml.nvmlDeviceGetPowerUsage(device) / 1e3,
-    "celsius": lambda nvml, device: nvml.nvmlDeviceGetTemperature(
-        device, nvml.NVML_TEMPERATURE_GPU
-    ),
+    "celsius": "nvmlDeviceGetTemperature NVML_TEMPERATURE_GPU",
     "throttle": _throttle,
-    "ecc_corrected": partial(_ecc, kind="NVML_MEMORY_ERROR_TYPE_CORRECTED"),
-    "ecc_uncorrected": partial(_ecc, kind="NVML_MEMORY_ERROR_TYPE_UNCORRECTED"),
+    # Volatile: since the driver was loaded.
+    "ecc_corrected": f"{ECC_ERRORS}_CORRECTED NVML_VOLATILE_ECC",
+    "ecc_uncorrected": f"{ECC_ERRORS}_UNCORRECTED NVML_VOLATILE_ECC",
     "pcie_generation": "nvmlDeviceGetCurrPcieLinkGeneration",
     "pcie_generation_most": "nvmlDeviceGetMaxPcieLinkGeneration",
     "pcie_width": "nvmlDeviceGetCurrPcieLinkWidth",
