@@ -29,10 +29,12 @@ def scaling(league: League) -> Chart | None:
     Own results make curves of their own, which come first; published ones are those of the closed
     division.
     """
-    systems = {entry.kind[1:]: entry for entry in league.own}
+    systems: dict[tuple[str, ...], list[Entry]] = {}
+    for entry in league.own:
+        systems.setdefault(entry.kind[1:], []).append(entry)
     curves = [
-        (True, f"yours, {_short_name(entry)}", _best_by_size(league.own, entry))
-        for entry in systems.values()
+        (True, f"yours, {_short_name(ones[0])}", _best_by_size(ones))
+        for ones in systems.values()
     ]
     closed = [
         entry
@@ -97,23 +99,12 @@ def _short_name(entry: Entry) -> str:
     return known[0] if known else entry.accelerator[:16]
 
 
-def _best_by_size(
-    entries: Iterable[Entry], like: Entry | None = None
-) -> dict[float, Entry]:
-    """The fastest result of each number of accelerators; like: only of its submitter, division and
-    accelerator.
-    """
+def _best_by_size(entries: Iterable[Entry]) -> dict[float, Entry]:
+    """The fastest result of each number of accelerators."""
     best: dict[float, Entry] = {}
-    for entry in entries:
-        if (
-            entry.accelerators
-            and entry.minutes
-            and (like is None or entry.kind[1:] == like.kind[1:])
-        ):
-            before = best.get(entry.accelerators, entry)
-            best[entry.accelerators] = min(
-                before, entry, key=lambda result: result.minutes or 0
-            )
+    for entry in sorted(entries, key=lambda entry: entry.minutes or 0):
+        if entry.accelerators and entry.minutes:
+            best.setdefault(entry.accelerators, entry)
     return best
 
 

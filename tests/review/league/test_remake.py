@@ -8,8 +8,9 @@ import subprocess
 import pytest
 
 from review.league.entries import PUBLISHED, published
-from review.league.remake import COLUMNS, remade
 from review.logs.output import ReviewError
+
+from .remake import COLUMNS, remade
 
 
 def git(folder, *words):
