@@ -38,6 +38,7 @@ from review.verdict.shown import result_as_dict
 
 MEASURES: dict[str, str] = table("measures")
 _MORE_IS_BETTER = ("throughput", "throughput_per_accelerator")
+_ENERGY = "energy, kJ"
 LEVEL = 0.95  # of confidence intervals
 _LARGEST_REACH = 50.0  # half width in the logarithm; a wider interval is meaningless
 # Of any measure, as its inverse the least: squares are finite, and not 0.
@@ -314,37 +315,30 @@ def parts(verdicts: Sequence[Verdict]) -> list[Part]:
 
 
 def _figures(results: Sequence[Result]) -> list[list[str]]:
-    rows: list[list[str]] = [
-        ["runs that count"],
-        ["score, minutes, unverified"],
-        ["median minutes"],
-        ["scaling factor"],
-        ["RCP test"],
-        [MEASURES["normalized_time"]],
-        [MEASURES["samples"]],
-        ["energy, kJ"],
-        *([MEASURES[measure]] for measure in _MORE_IS_BETTER),
-    ]
-    for result in results:
-        found = means(result).items()
-        values = {name: mean.value if mean else None for name, mean in found}
-        test, energy = result.rcp_test, result.energy
-        kilojoules = energy.joules / 1000 if energy and energy.joules else None
-        cells = (
-            f"{len(result.scored.counted)} of {len(result.runs)}",
-            number_text(result.score, ",.4f"),
-            number_text(result.scored.median, ",.4f"),
-            f"{result.scaling_factor:.6f}",
-            "-" if test is None else "passed" if test.passed else "failed",
-            number_text(values["normalized_time"], ",.4f"),
-            number_text(values["samples"], ",.0f"),
-            number_text(kilojoules, ",.1f"),
-            *(rate_text(values[measure]) for measure in _MORE_IS_BETTER),
-        )
-        for row, cell in zip(rows, cells, strict=True):
-            row.append(cell)
+    """A row for each figure."""
+    found = [_cells(result) for result in results]
+    rows = [[label, *(cells[label] for cells in found)] for label in found[0]]
     measured = any(result.energy for result in results)
-    return [row for row in rows if measured or row[0] != "energy, kJ"]
+    return [row for row in rows if measured or row[0] != _ENERGY]
+
+
+def _cells(result: Result) -> dict[str, str]:
+    found = means(result).items()
+    values = {name: mean.value if mean else None for name, mean in found}
+    test, energy = result.rcp_test, result.energy
+    kilojoules = energy.joules / 1000 if energy and energy.joules else None
+    normalized, samples = "normalized_time", "samples"
+    return {
+        "runs that count": f"{len(result.scored.counted)} of {len(result.runs)}",
+        "score, minutes, unverified": number_text(result.score, ",.4f"),
+        "median minutes": number_text(result.scored.median, ",.4f"),
+        "scaling factor": f"{result.scaling_factor:.6f}",
+        "RCP test": "-" if test is None else "passed" if test.passed else "failed",
+        MEASURES[normalized]: number_text(values[normalized], ",.4f"),
+        MEASURES[samples]: number_text(values[samples], ",.0f"),
+        _ENERGY: number_text(kilojoules, ",.1f"),
+        **{MEASURES[name]: rate_text(values[name]) for name in _MORE_IS_BETTER},
+    }
 
 
 def _ratios(comparison: Comparison) -> Table:

@@ -368,12 +368,7 @@ def _reductions(records: Records) -> list[Measured]:
     rows = []
     # Nodes that take part: one, or the two of a pair.
     for name, nodes in (("reduce_node", 1), ("reduce_pairs", 2)):
-        times = [
-            seconds
-            for groups in records.reductions(name).values()
-            for seconds in groups
-        ]
-        if not times:
+        if not (times := records.reductions(name)):
             continue
         rate = bus_bandwidth(records, name, nodes * records.ranks_per_node)
         values = {

@@ -163,15 +163,15 @@ class Records:
         )
         return table
 
-    def reductions(self, name: str) -> dict[int, list[float]]:
-        """Seconds of an all-reduce by round: the fastest in each node or pair of nodes, since the
-        others were disturbed.
+    def reductions(self, name: str) -> list[float]:
+        """Seconds of an all-reduce: of each round the fastest in each node or pair of nodes, since
+        the others were disturbed.
         """
-        rounds: dict[int, dict[frozenset[int], float]] = {}
+        best: dict[tuple[int, frozenset[int]], float] = {}
         for number, _, node, partner, seconds in self.by_node(name):
-            best, group = rounds.setdefault(number, {}), frozenset({node, partner})
+            group = number, frozenset({node, partner})
             best[group] = min(best.get(group, seconds), seconds)
-        return {number: [*best.values()] for number, best in sorted(rounds.items())}
+        return [*best.values()]
 
     def pairs(self) -> dict[tuple[int, int], list[float]]:
         """Seconds of each all-reduce between two nodes, of its fastest rank, by the numbers of the

@@ -1,9 +1,9 @@
 """Charts of a result: accuracy and loss of its runs."""
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable
 
 from review.logs.mllog import number
+from review.logs.output import counted
 from review.report.chart import Axis, Chart, Point, Series
 from review.results.run import Run
 from review.results.score import Result
@@ -13,11 +13,7 @@ _MARGIN = 0.06  # of an axis, relative to the range of its values
 
 def charts(result: Result) -> list[Chart]:
     """The charts that the logs have data for."""
-    return [
-        chart
-        for chart in (accuracy_chart(result), loss_chart(result))
-        if chart is not None
-    ]
+    return [*filter(None, (accuracy_chart(result), loss_chart(result)))]
 
 
 def _plausible(*values: float) -> bool:
@@ -35,10 +31,8 @@ def _curves(
     for index, run in enumerate(result.runs):
         if points := tuple(points_of(run)):
             # A run that the olympic mean drops is drawn paler.
-            counted = run.path not in result.scored.dropped
-            curves.append(
-                Series(run=index, name=run.name, points=points, counted=counted)
-            )
+            kept = run.path not in result.scored.dropped
+            curves.append(Series(run=index, name=run.name, points=points, counted=kept))
     return tuple(curves)
 
 
@@ -72,8 +66,8 @@ def _chart(
     )
 
 
-def _accuracies(result: Result) -> tuple[str, tuple[Series, ...]]:
-    """Label of the x axis, and the curves: over samples if any log counts them, else over
+def accuracy_chart(result: Result) -> Chart | None:
+    """Accuracy of every run, with the target: over samples if any log counts them, else over
     minutes.
     """
     counts = any(
@@ -90,24 +84,16 @@ def _accuracies(result: Result) -> tuple[str, tuple[Series, ...]]:
             x = evaluation.samples if counts else minutes
             if x is not None and _plausible(x) and 0 <= evaluation.accuracy <= 1:
                 at = f"{x:,.0f} samples" if counts else f"{x:.2f} min"
-                yield Point(
-                    x,
-                    evaluation.accuracy,
-                    f"{run.name}: accuracy {evaluation.accuracy:.4f}, {at}",
-                )
+                tip = f"{run.name}: accuracy {evaluation.accuracy:.4f}, {at}"
+                yield Point(x, evaluation.accuracy, tip)
 
-    return "samples trained" if counts else "minutes since run_start", _curves(
-        result, points
-    )
-
-
-def accuracy_chart(result: Result) -> Chart | None:
-    """Accuracy of every run over samples, with the target."""
-    (over, curves), target = _accuracies(result), result.target
+    curves, target = _curves(result, points), result.target
     if not curves:
         return None
     reached = sum(max(point.y for point in curve.points) >= target for curve in curves)
-    alt = f"Masked-LM accuracy over training: {reached} of {_count(curves)} reach {target:.3f}."
+    whose = f"{reached} of {counted(len(curves), 'run')}"
+    alt = f"Masked-LM accuracy over training: {whose} reach {target:.3f}."
+    over = "samples trained" if counts else "minutes since run_start"
     return _chart(
         "accuracy", "Accuracy", alt, over, "masked-LM accuracy", curves, target
     )
@@ -118,25 +104,16 @@ def loss_chart(result: Result) -> Chart | None:
 
     def points(run: Run) -> Iterable[Point]:
         for event in run.log.all("tracked_stats"):
-            loss = (
-                number(event.value.get("loss"))
-                if isinstance(event.value, dict)
-                else None
-            )
+            stats = event.value if isinstance(event.value, dict) else {}
+            loss = number(stats.get("loss"))
             samples = event.meta("epoch_num", "samples_count")
             if loss is not None and samples is not None and _plausible(loss, samples):
-                yield Point(
-                    samples,
-                    loss,
-                    f"{run.name}: loss {loss:.4f} at {samples:,.0f} samples",
-                )
+                tip = f"{run.name}: loss {loss:.4f} at {samples:,.0f} samples"
+                yield Point(samples, loss, tip)
 
     curves = _curves(result, points)
     if not curves:
         return None
-    alt = f"Training loss of {_count(curves)}, masked-LM and next-sentence together."
+    whose = counted(len(curves), "run")
+    alt = f"Training loss of {whose}, masked-LM and next-sentence together."
     return _chart("loss", "Training loss", alt, "samples trained", "loss", curves)
-
-
-def _count(things: Sequence[Any]) -> str:
-    return f"{len(things)} run{'' if len(things) == 1 else 's'}"
