@@ -120,16 +120,12 @@ def test_half_of_the_gpus_of_one_node_with_other_parts_are_named():
         for number in range(18)
     }
     (said,) = judge(found).reasons()
-    assert said.startswith(
-        "GPU of node0: PCIe lanes 4 (GPU 0 of node0, GPU 2 of node0, "
-    )
+    first = "GPU of node0: PCIe lanes 4 (GPU 0 of node0, GPU 2 of node0, "
+    assert said.startswith(first)
     assert ", GPU 14 of node0, ...) and 16 (GPU 1 of node0, " in said
     parts["GPU 2"] = GPU
-    assert (
-        judge(found)
-        .reasons()[0]
-        .startswith("GPU 0 of node0: PCIe lanes 4, elsewhere 16")
-    )
+    odd = "GPU 0 of node0: PCIe lanes 4, elsewhere 16"
+    assert judge(found).reasons()[0].startswith(odd)
 
 
 def test_a_machine_is_compared_with_a_good_machines_parts(tmp_path, capsys):
@@ -175,6 +171,16 @@ def test_past_faults_of_devices_and_link_errors_are_named(
 
 
 XID = "NVRM: Xid (PCI:0000:3b:00): {}, pid=1, more words"
+# Before the test; by the log's own clock, here half a minute behind the uptime's.
+BEFORE = {"boot": "b0", "read": 430.0, "first": 0.0, "last": 400.0, "lines": []}
+
+
+def with_log(*lines, before=BEFORE):
+    """Records in which the kernel log of node2 has these (time, line) after the test."""
+    found = records()
+    log = before | {"read": 1000.0, "last": 402.0, "lines": lines}
+    found.hardware["node2"] |= {"log_before": before, "kernel_log": log}
+    return found
 
 
 @pytest.mark.parametrize(
@@ -214,20 +220,13 @@ def test_a_fault_of_the_kernel_log_fails_in_the_test_and_warns_with_its_age_befo
     line, during, what
 ):
     for at, state, words in (
-        # By the log's own clock: here half a minute behind the uptime's.
         (400.1, during, f"1 {what} in the kernel log during the test"),
         (400.0, "warn", f"1 {what} in the kernel log, the last 10:00 ago"),
     ):
-        found = records()
-        before = {"boot": "b0", "read": 430.0, "first": 0.0, "last": 400.0, "lines": []}
-        log = before | {"read": 1000.0, "last": 401.0, "lines": [[at, line]]}
-        found.hardware["node2"] |= {"log_before": before, "kernel_log": log}
-        judged = judge(found)
+        judged = judge(with_log((at, line)))
         (reason,) = judged.reasons()
-        assert (judged.state, reason.partition("; ")[0]) == (
-            state,
-            f"node node2: {words}",
-        )
+        assert judged.state == state
+        assert reason.partition("; ")[0] == f"node node2: {words}"
 
 
 SXID = "nvidia-nvswitch2: SXid (PCI:0000:c8:00.0): 12028, "
@@ -246,22 +245,14 @@ CHECK = "[Hardware Error]: "
     ],
 )  # fmt: skip
 def test_lines_of_one_event_are_judged_together(lines, state, what):
-    found = records()
-    before = {"boot": "b0", "read": 400.0, "first": 0.0, "last": 400.0, "lines": []}
-    stamped = [[401.0 + 0.1 * number, line] for number, line in enumerate(lines)]
-    log = before | {"read": 1000.0, "last": 402.0, "lines": stamped}
-    found.hardware["node2"] |= {"log_before": before, "kernel_log": log}
-    judged = judge(found)
+    stamped = [(401.0 + 0.1 * number, line) for number, line in enumerate(lines)]
+    judged = judge(with_log(*stamped))
     assert (judged.state, len(judged.why())) == (state, 1)
     assert judged.why()[0].what.startswith(what)
 
 
 def test_an_older_event_hides_none_of_the_test():
-    found = records()
-    before = {"boot": "b0", "read": 400.0, "first": 0.0, "last": 400.0, "lines": []}
-    lines = [[390.0, SXID + "Non-fatal"], [401.0, SXID + "Fatal"]]
-    log = before | {"read": 1000.0, "last": 402.0, "lines": lines}
-    found.hardware["node2"] |= {"log_before": before, "kernel_log": log}
+    found = with_log((390.0, SXID + "Non-fatal"), (401.0, SXID + "Fatal"))
     assert [reason.state for reason in judge(found).why()] == ["warn", "fail"]
 
 
@@ -279,16 +270,11 @@ def test_a_counter_that_stands_at_its_largest_value_counts_no_more(name, count, 
 def test_a_node_that_does_not_see_the_data_set_of_the_others_is_named():
     found = records()
     for node, facts in found.hardware.items():
-        blocks = 0 if node == "node2" else 500
-        facts["data_set"] = {
-            "name": "DATADIR_PHASE2=/d",
-            "blocks": blocks,
-            "needed": 400,
-        }
+        known = {"name": "DATADIR_PHASE2=/d", "needed": 400}
+        facts["data_set"] = known | {"blocks": 0 if node == "node2" else 500}
     judged = judge(found)
-    assert judged.reasons() == [
-        "node node2: DATADIR_PHASE2=/d is not there, on other nodes it is"
-    ]
+    (reason,) = judged.reasons()
+    assert reason.endswith(" DATADIR_PHASE2=/d is not there, on other nodes it is")
     said = "DATADIR_PHASE2=/d has 0 blocks of 4 MiB, 400 are needed on every node"
     assert f"read of the data disk on node2 ({said})" in judged.tested["not tested"]
     for facts in found.hardware.values():
@@ -317,11 +303,7 @@ def test_a_kernel_log_that_was_not_read_whole_is_not_tested(log, said):
 
 
 def test_a_kernel_log_of_an_unknown_boot_is_not_tested_and_its_faults_count():
-    found = records()
-    before = {"boot": "", "first": 0.0, "last": 400.0, "lines": []}
-    log = before | {"lines": [[20.0, XID.format(79)]]}
-    found.hardware["node2"] |= {"log_before": before, "kernel_log": log}
-    judged = judge(found)
+    judged = judge(with_log((20.0, XID.format(79)), before=BEFORE | {"boot": ""}))
     assert judged.state == "fail"
     assert "79 of PCI:0000:3b:00 in the kernel log during" in judged.reasons()[0]
     assert "kernel log on node2" in judged.tested["not tested"]
@@ -338,21 +320,16 @@ def test_a_device_that_is_gone_at_the_end_fails(device):
 
 def test_errors_that_grew_in_the_test_fail_and_a_counter_that_falls_silent_too():
     found = records()
-    for table, counts in (("before", (2, 7)), ("after", (5, None))):
-        errors, rows = counts
-        facts = {
-            "uncorrected memory errors": errors,
-            "rows remapped after uncorrected errors": rows,
-        }
-        found.hardware["node2"][table]["GPU 0"] = facts
-    judged = judge(found)
-    assert (judged.state, judged.reasons()) == (
-        "fail",
-        [
-            "GPU 0 of node2: 5 uncorrected memory errors, 3 of them during the test",
-            "GPU 0 of node2: rows remapped after uncorrected errors can no longer be read",
-        ],
+    errors, rows = (
+        "uncorrected memory errors",
+        "rows remapped after uncorrected errors",
     )
+    found.hardware["node2"]["before"]["GPU 0"] = {errors: 2, rows: 7}
+    found.hardware["node2"]["after"]["GPU 0"] = {errors: 5, rows: None}
+    judged = judge(found)
+    grew = f"GPU 0 of node2: 5 {errors}, 3 of them during the test"
+    silent = f"GPU 0 of node2: {rows} can no longer be read"
+    assert (judged.state, judged.reasons()) == ("fail", [grew, silent])
 
 
 @pytest.mark.parametrize("lacking", ["node0", "node1"])

@@ -24,7 +24,11 @@ BUSY = {
     "common": 0.3,
     "disturbed": 0.05,
     "between": 0.01,
-}  # a machine shared with others
+}  # shared with others
+UNEVEN = {
+    "between": 0.04,
+    "step": 0.1,
+}  # CPUs that differ, or are shared with other machines
 
 
 def everywhere(*ranks: int, factor: float) -> dict[tuple[str, int], float]:
@@ -61,10 +65,52 @@ def test_a_slow_rank_is_named_with_its_stage_and_nobody_else(stage, noise):
     assert found.outlier.chance < 0.01
 
 
-def test_a_node_slower_by_ten_percent_is_named_once_without_its_ranks():
-    (found,) = judge(make(4, 2, slow=everywhere(4, 5, factor=1.1))).findings
-    assert (found.what, found.stage, found.name) == ("slow", "single", "node node2")
-    assert found.also == ("parallel", "node", "together")
+def named(certificate):
+    return [(one.what, one.stage, one.name) for one in certificate.findings]
+
+
+def steps_of(records, **wanted):
+    """Which steps are of these ranks, stages, rounds and numbers."""
+    columns = [np.isin(records.steps[name], own) for name, own in wanted.items()]
+    return np.logical_and.reduce(columns)
+
+
+@pytest.mark.parametrize(
+    ("machine", "culprits"),
+    [
+        ({"slow": everywhere(4, 5, factor=1.1)}, [("slow", "single", "node node2")]),
+        (UNEVEN | {"starved": {4: 1.1, 5: 1.1}}, [("starved", "single", "node node2")]),
+        (UNEVEN | {"starved": {}}, []),
+        ({"starved": {3: 1.2}}, [("slow", "single", "rank 3 on node1")]),
+        ({"links": {1: 4.0}}, [("network", "pairs", "node node1")]),
+        ({"nodes": 6, "links": {(1, 3): 4.0}}, [("network", "pairs", "link node1 - node3")]),
+    ],
+)  # fmt: skip
+def test_the_culprit_is_named_once_without_its_ranks_nodes_or_partners(
+    machine, culprits
+):
+    found = judge(make(**machine))
+    assert named(found) == culprits
+    if "slow" in machine:
+        assert found.findings[0].also == ("parallel", "node", "together")
+    if machine.get("starved", {}).get(5):
+        assert found.findings[0].outlier.excess == pytest.approx(0.1, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "where", "culprits"),
+    [
+        (0.3, {"rank": 3, "step": range(2, 20, 7)}, [("hesitates", "single", "rank 3 on node1")]),
+        (0.3, {"rank": (2, 3), "step": range(2, 20, 7)}, [("hesitates", "single", "node node1")]),
+        (0.02, {"rank": 3, "step": range(0, 20, 5)}, []),
+        (5.0, {"rank": 3, "step": 2, "round": 1}, []),
+    ],
+    ids=["a rank with a normal median", "all ranks of a node", "a fifth longer", "one pause"],
+)  # fmt: skip
+def test_who_pauses_in_many_rounds_is_named(seconds, where, culprits):
+    records = make(4, 2)
+    records.steps["compute"][steps_of(records, **where)] += seconds
+    assert named(judge(records)) == culprits
 
 
 @pytest.mark.parametrize(
@@ -144,80 +190,14 @@ def test_a_wide_spread_or_bins_of_clocks_are_no_groups():
         assert not any(": " in name for name in names)
 
 
-def test_a_node_with_shared_cpus_is_named_although_nodes_differ_in_speed():
-    uneven = {
-        "between": 0.04,
-        "step": 0.1,
-    }  # CPUs that differ, or are shared with other machines
-    (found,) = judge(make(4, 2, starved={4: 1.1, 5: 1.1}, **uneven)).findings
-    assert (found.what, found.stage, found.name) == ("starved", "single", "node node2")
-    assert found.outlier.excess == pytest.approx(0.1, abs=0.02)
-    assert judge(make(4, 2, starved={}, **uneven)).findings == []
-
-
-def test_a_slow_rank_with_a_shared_cpu_is_named_once():
-    (found,) = judge(make(4, 2, starved={3: 1.2})).findings
-    assert (found.what, found.stage, found.name) == (
-        "slow",
-        "single",
-        "rank 3 on node1",
-    )
-
-
-def test_a_node_with_a_slow_network_is_named_without_its_partners():
-    (found,) = judge(make(4, 2, links={1: 4.0})).findings
-    assert (found.what, found.stage, found.name) == ("network", "pairs", "node node1")
-
-
-def test_a_single_slow_link_is_named_without_its_nodes():
-    (found,) = judge(make(6, 2, links={(1, 3): 4.0})).findings
-    assert (found.what, found.kind, found.name) == (
-        "network",
-        "link",
-        "link node1 - node3",
-    )
-
-
-def test_a_rank_with_pauses_is_named_although_its_median_is_normal():
-    records = make(4, 2)
-    chosen = (records.steps["rank"] == 3) & (records.steps["step"] % 7 == 2)
-    records.steps["compute"][chosen] += 0.3
-    (found,) = judge(records).findings
-    assert (found.what, found.stage, found.name) == (
-        "hesitates",
-        "single",
-        "rank 3 on node1",
-    )
-
-
 def test_a_rank_with_pauses_in_some_rounds_is_named_with_the_clearest_stage():
     records = make(4, 2, between=0.01, step=0.05)
-    steps = records.steps
-    chosen = (
-        (steps["rank"] == 3)
-        & (steps["step"] == 5)
-        & ((steps["round"] % 3 == 1) | (steps["stage"] == 1))
-    )
-    steps["compute"][chosen] += 2
+    rounds = (records.steps["round"] % 3 == 1) | (records.steps["stage"] == 1)
+    records.steps["compute"][steps_of(records, rank=3, step=5) & rounds] += 2
     (found,) = judge(records).findings
-    assert (found.what, found.stage, found.name) == (
-        "hesitates",
-        "parallel",
-        "rank 3 on node1",
-    )
+    culprit = ("hesitates", "parallel", "rank 3 on node1")
+    assert (found.what, found.stage, found.name) == culprit
     assert "of 24 rounds" in found.reason().text()
-
-
-def test_a_node_whose_ranks_all_pause_is_named_instead_of_them():
-    records = make(4, 2)
-    chosen = np.isin(records.steps["rank"], (2, 3)) & (records.steps["step"] % 7 == 2)
-    records.steps["compute"][chosen] += 0.3
-    (found,) = judge(records).findings
-    assert (found.what, found.stage, found.name) == (
-        "hesitates",
-        "single",
-        "node node1",
-    )
 
 
 def test_steps_of_unequal_work_are_compared_step_by_step():
@@ -242,13 +222,6 @@ def test_a_small_step_at_three_times_its_duration_is_detected():
     assert (found.what, found.name) == ("hesitates", "rank 3 on node1")
 
 
-def test_variation_by_a_fifth_is_not_a_pause():
-    records = make(4, 2)
-    chosen = (records.steps["rank"] == 3) & (records.steps["step"] % 5 == 0)
-    records.steps["compute"][chosen] *= 1.22
-    assert judge(records).findings == []
-
-
 def test_one_disturbed_all_reduce_of_three_names_no_node():
     records = make(4, 2)
     probes = records.probes
@@ -269,25 +242,9 @@ def test_the_stage_with_shared_cpus_is_named():
     records = make(4, 2, starved={})
     steps = records.steps
     steps["cpu"] = (steps["compute"] + steps["wait"]) / 4
-    steps["cpu"][(steps["rank"] == 3) & (steps["stage"] == 0)] /= 1.015
-    steps["cpu"][(steps["rank"] == 3) & (steps["stage"] == 1)] /= 1.3
-    (found,) = judge(records).findings
-    assert (found.what, found.stage, found.name) == (
-        "starved",
-        "parallel",
-        "rank 3 on node1",
-    )
-
-
-def test_one_pause_in_one_round_names_nobody():
-    records = make(4, 2)
-    chosen = (
-        (records.steps["rank"] == 3)
-        & (records.steps["step"] == 2)
-        & (records.steps["round"] == 1)
-    )
-    records.steps["compute"][chosen] += 5
-    assert judge(records).findings == []
+    steps["cpu"][steps_of(records, rank=3, stage=0)] /= 1.015
+    steps["cpu"][steps_of(records, rank=3, stage=1)] /= 1.3
+    assert named(judge(records)) == [("starved", "parallel", "rank 3 on node1")]
 
 
 @pytest.mark.parametrize(
@@ -318,13 +275,8 @@ def test_two_equal_noisy_ranks_have_no_warning():
 
 def test_a_rank_with_other_results_fails_the_test_with_its_step(tmp_path, capsys):
     records = make(4, 2)
-    steps = records.steps
-    steps["checksum"][
-        (steps["rank"] == 6)
-        & (steps["stage"] == 1)
-        & (steps["round"] == 2)
-        & (steps["step"] >= 9)
-    ] += 4
+    odd = steps_of(records, rank=6, stage=1, round=2, step=range(9, 20))
+    records.steps["checksum"][odd] += 4
     write(tmp_path, records)
     assert main(["certify", str(tmp_path)]) == 1
     said = capsys.readouterr().out.splitlines()
@@ -358,13 +310,8 @@ def with_network_disk_and_nccl(nodes):
             values = np.array([row[column] for row in rows])
             found.probes[name] = np.concatenate([found.probes[name], values])
     for node in found.nodes:
-        report = {
-            "name": "all_reduce_perf",
-            "version": "2",
-            "faults": [],
-            "skipped": [],
-        }
-        found.tools[node] = [report]
+        report = {"name": "all_reduce_perf", "version": "2"}
+        found.tools[node] = [report | {"faults": [], "skipped": []}]
     return found
 
 
@@ -390,14 +337,10 @@ def test_rates_of_four_nodes_are_compared_and_tested():
     found = judge(with_network_disk_and_nccl(4), required=["network", "disk", "nccl"])
     assert found.state == "pass"
     limits = {one.name: one.limit for one in found.figures}
-    assert (
-        limits["disk"]
-        == limits["disk_node"]
-        == ("at most 15% slower than the median, or by chance")
-    )
-    assert {"network between nodes", "read of the data disk, one node at a time"} <= {
-        *found.tested["tested"].split("; ")
-    }
+    limit = "at most 15% slower than the median, or by chance"
+    assert limits["disk"] == limits["disk_node"] == limit
+    wanted = {"network between nodes", "read of the data disk, one node at a time"}
+    assert wanted <= {*found.tested["tested"].split("; ")}
 
 
 @pytest.mark.parametrize(
@@ -423,16 +366,13 @@ def test_of_two_differing_ranks_neither_is_called_corrupt():
 
 
 def test_weights_that_differ_between_ranks_by_design_are_compared_round_by_round():
-    records = make(
-        4, 2
-    )  # as a sharded optimizer's: each rank has its own part of the weights in a step
+    # As a sharded optimizer's: each rank has its own part of the weights in a step.
+    records = make(4, 2)
     together = records.steps["stage"] == 4
     records.steps["checksum"][together] += 1000 * records.steps["rank"][together]
     assert judge(records).state == "pass"
-    chosen = (
-        together & (records.steps["rank"] == 2) & (records.steps["round"] == ROUNDS - 1)
-    )
-    records.steps["checksum"][chosen] ^= 1
+    last = steps_of(records, stage=4, rank=2, round=ROUNDS - 1)
+    records.steps["checksum"][last] ^= 1
     assert [one.name for one in judge(records).corrupt] == ["rank 2 on node1"]
 
 
@@ -443,36 +383,21 @@ def test_rounds_of_unequal_length_are_compared_over_their_common_steps():
     for name, column in steps.items():
         steps[name] = column[kept]
     assert judge(records).corrupt == []
-    steps["checksum"][
-        (steps["stage"] == 3)
-        & (steps["rank"] == 1)
-        & (steps["round"] == 4)
-        & (steps["step"] == 4)
-    ] += 1
-    assert [(one.name, one.step) for one in judge(records).corrupt] == [
-        ("rank 1 on node0", 4)
-    ]
+    steps["checksum"][steps_of(records, stage=3, rank=1, round=4, step=4)] += 1
+    (found,) = judge(records).corrupt
+    assert (found.name, found.step) == ("rank 1 on node0", 4)
 
 
 def test_a_round_with_fewer_steps_names_nobody():
     records = make(4, 2, slow={("parallel", 5): 1.25})
     steps = records.steps
-    kept = (
-        (steps["stage"] != 0)
-        | (steps["round"] != 1)
-        | (steps["rank"] != 2)
-        | (steps["step"] < 7)
-    )
+    kept = ~steps_of(records, stage=0, round=1, rank=2, step=range(7, 20))
     for name, column in steps.items():
         steps[name] = column[kept]
     found = judge(records)
-    assert [(one.what, one.stage, one.name) for one in found.findings] == [
-        ("slow", "parallel", "rank 5 on node2")
-    ]
-    assert (
-        np.isnan(records.seconds("single")).sum(axis=(1, 2))
-        == [0, 0, 13, 0, 0, 0, 0, 0]
-    ).all()
+    assert named(found) == [("slow", "parallel", "rank 5 on node2")]
+    missing = np.isnan(records.seconds("single")).sum(axis=(1, 2))
+    assert missing.tolist() == [0, 0, 13, 0, 0, 0, 0, 0]
     assert all(np.isfinite(own).all() for own in found.seconds.values())
 
 
@@ -482,44 +407,36 @@ def test_records_are_the_same_after_writing_and_reading(tmp_path):
     assert certify(tmp_path).reasons() == judge(records).reasons() != []
 
 
-@pytest.mark.parametrize("damage", ["cut", "empty", "other"])
-def test_a_truncated_record_is_one_line(tmp_path, capsys, damage):
-    write(tmp_path, make(2, 2))
-    path = tmp_path / "certify_node1.npz"
-    if damage == "other":
-        np.savez(path, about=np.array("{}"))
-    else:
-        path.write_bytes(path.read_bytes()[:1000] if damage == "cut" else b"")
-    assert main(["certify", str(tmp_path)]) == 2
-    assert (
-        "certify_node1.npz: not the record of a finished test"
-        in capsys.readouterr().err
-    )
-
-
-def test_a_node_without_a_file_is_one_line(tmp_path, capsys):
-    write(tmp_path, make(3, 2))
-    (tmp_path / "certify_node1.npz").unlink()
-    assert main(["certify", str(tmp_path)]) == 2
-    assert (
-        "no record of node1: the test did not finish there" in capsys.readouterr().err
-    )
-
-
-def test_a_node_whose_file_lacks_a_rank_is_one_line(tmp_path, capsys):
+def without_a_rank(folder):
     records = make(3, 2)
-    write(tmp_path, records)
     records.ranks.pop(3)
-    (tmp_path / "fewer").mkdir()
-    write(tmp_path / "fewer", records)
-    (tmp_path / "fewer/certify_node1.npz").replace(tmp_path / "certify_node1.npz")
-    assert main(["certify", str(tmp_path)]) == 2
-    assert (
-        "no record of some ranks: the test did not finish there"
-        in capsys.readouterr().err
-    )
+    (folder / "fewer").mkdir()
+    write(folder / "fewer", records)
+    (folder / "fewer/certify_node1.npz").replace(folder / "certify_node1.npz")
 
 
-def test_a_folder_without_records_is_one_line(tmp_path, capsys):
+INVALID = "certify_node1.npz: not the record of a finished test"
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda folder: cut_off(folder, 1000), INVALID),
+        (lambda folder: cut_off(folder, 0), INVALID),
+        (lambda folder: np.savez(folder / "certify_node1.npz", about=np.array("{}")), INVALID),
+        (lambda folder: (folder / "certify_node1.npz").unlink(), "no record of node1: the test did not finish there"),
+        (without_a_rank, "no record of some ranks: the test did not finish there"),
+        (lambda folder: [path.unlink() for path in folder.glob("*.npz")], "no certify_<node>.npz"),
+    ],
+    ids=["cut", "empty", "other", "no file of a node", "a rank less", "no file"],
+)  # fmt: skip
+def test_records_that_are_not_whole_are_one_line(tmp_path, capsys, damage, said):
+    write(tmp_path, make(3, 2))
+    damage(tmp_path)
     assert main(["certify", str(tmp_path)]) == 2
-    assert "no certify_<node>.npz" in capsys.readouterr().err
+    assert said in capsys.readouterr().err
+
+
+def cut_off(folder, length):
+    path = folder / "certify_node1.npz"
+    path.write_bytes(path.read_bytes()[:length])
