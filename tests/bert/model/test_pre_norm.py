@@ -5,6 +5,7 @@ sizes.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 
 import numpy as np
@@ -17,7 +18,8 @@ from bert.model.config import BertConfig
 from bert.model.init import uninitialized
 from common.env import ConfigError
 
-CPU = torch.device("cpu")
+from ..plain import CPU, NO_DROPOUT, close, model_of
+
 SIZES = {
     "bert_base": 110_111_042,
     "bert_large": 336_232_258,
@@ -49,23 +51,15 @@ def _restated(p, config, batch):
         return x @ p[f"{name}.weight"].T + p[f"{name}.bias"]
 
     hidden = []
-    for begin, end in zip(
-        batch.cu_seqlens[:-1].tolist(), batch.cu_seqlens[1:].tolist(), strict=True
-    ):
+    for begin, end in itertools.pairwise(batch.cu_seqlens.tolist()):
         part = slice(begin, end)
         tables = [
             p[f"bert.embeddings.{name}_embeddings.weight"]
             for name in ("word", "position", "token_type")
         ]
-        ids = (
-            batch.input_ids[part].long(),
-            batch.position_ids[part].long(),
-            batch.segment_ids[part].long(),
-        )
-        h = norm(
-            "bert.embeddings.LayerNorm",
-            sum(table[i] for table, i in zip(tables, ids, strict=True)),
-        )
+        ids = batch.input_ids[part], batch.position_ids[part], batch.segment_ids[part]
+        rows = (table[i.long()] for table, i in zip(tables, ids, strict=True))
+        h = norm("bert.embeddings.LayerNorm", sum(rows))
         stream = torch.zeros_like(h)
         for number in range(config.num_hidden_layers):
             name = f"bert.encoder.layer.{number}"
@@ -76,31 +70,22 @@ def _restated(p, config, batch):
                     dense(f"{name}.attention.self.{n}", h)[:, own]
                     for n in ("query", "key", "value")
                 )
-                heads.append(
-                    torch.softmax(q @ k.T / math.sqrt(config.head_size), dim=-1) @ v
-                )
-            stream = stream + dense(
-                f"{name}.attention.output.dense", torch.cat(heads, dim=1)
-            )
+                logits = q @ k.T / math.sqrt(config.head_size)
+                heads.append(torch.softmax(logits, dim=-1) @ v)
+            attended = torch.cat(heads, dim=1)
+            stream = stream + dense(f"{name}.attention.output.dense", attended)
             h = norm(f"{name}.attention.output.LayerNorm", stream)
-            stream = stream + dense(
-                f"{name}.output.dense", _gelu(dense(f"{name}.intermediate.dense", h))
-            )
+            inner = _gelu(dense(f"{name}.intermediate.dense", h))
+            stream = stream + dense(f"{name}.output.dense", inner)
             h = norm(f"{name}.output.LayerNorm", stream)
         hidden.append(h)
     h = torch.cat(hidden)
-    masked = norm(
-        "cls.predictions.transform.LayerNorm",
-        _gelu(dense("cls.predictions.transform.dense", h[batch.masked_positions])),
-    )
-    scores = (
-        masked @ p["bert.embeddings.word_embeddings.weight"].T
-        + p["cls.predictions.bias"]
-    )
-    scores = scores[:, : config.vocab_size]
-    words = torch.log_softmax(scores, dim=-1)[
-        torch.arange(len(scores)), batch.masked_labels.long()
-    ]
+    head = "cls.predictions.transform"
+    masked = _gelu(dense(f"{head}.dense", h[batch.masked_positions]))
+    table = p["bert.embeddings.word_embeddings.weight"]
+    scores = norm(f"{head}.LayerNorm", masked) @ table.T + p["cls.predictions.bias"]
+    words = torch.log_softmax(scores[:, : config.vocab_size], dim=-1)
+    words = words[torch.arange(len(words)), batch.masked_labels.long()]
     first = torch.tanh(dense("bert.pooler.dense", h[batch.cu_seqlens[:-1].long()]))
     pairs = torch.log_softmax(dense("cls.seq_relationship", first), dim=-1)
     pairs = pairs[torch.arange(len(pairs)), batch.next_sentence_labels.long()]
@@ -110,10 +95,8 @@ def _restated(p, config, batch):
 @pytest.fixture
 def pre_norm(tiny) -> BertConfig:
     """The tiny model with three Pre-LN layers, without dropout."""
-    return dataclasses.replace(
-        tiny, hidden_act="gelu_erf", layer_norm_large_model=True, num_hidden_layers=3,
-        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
-    )  # fmt: skip
+    shape = {"hidden_act": "gelu_erf", "layer_norm_large_model": True}
+    return dataclasses.replace(tiny, num_hidden_layers=3, **shape, **NO_DROPOUT)
 
 
 def test_loss_and_every_gradient_are_those_of_the_equations(
@@ -129,32 +112,23 @@ def test_loss_and_every_gradient_are_those_of_the_equations(
     expected = _restated(copies, pre_norm, batch)
     expected.backward()
     assert (losses.mlm + losses.nsp).item() == pytest.approx(expected.item(), abs=1e-10)
-    for name, parameter in model.named_parameters():
-        torch.testing.assert_close(
-            parameter.grad, copies[name].grad, atol=1e-10, rtol=1e-10, msg=name
-        )
+    found = {name: parameter.grad for name, parameter in model.named_parameters()}
+    close(found, {name: copy.grad for name, copy in copies.items()}, 1e-10, 1e-10)
     post = make_model(dataclasses.replace(pre_norm, layer_norm_large_model=False))
     assert abs(sum(post(batch)).item() - expected.item()) > 1e-2
-    assert [(name, p.shape) for name, p in post.named_parameters()] == [
-        (n, p.shape) for n, p in copies.items()
-    ]
+    shapes = [(name, p.shape) for name, p in post.named_parameters()]
+    assert shapes == [(name, p.shape) for name, p in copies.items()]
 
 
 def test_fused_pre_norm_layers_equal_the_plain_ones(
     pre_norm, make_model, make_records, batch_of
 ):
     pytest.importorskip("triton")
-    model, batch = (
-        make_model(pre_norm, dtype=torch.float32),
-        batch_of(make_records(1), np.arange(2)),
-    )
+    model = make_model(pre_norm, dtype=torch.float32)
+    batch = batch_of(make_records(1), np.arange(2))
+    names = {"fused": "dropout_add_layer_norm", "attention": "sdpa_loop"}
     with kernels.triton_support.interpreted():
-        choice = kernels.bind_kernels(
-            kernels.KernelsConfig(
-                fused="dropout_add_layer_norm", attention="sdpa_loop"
-            ),
-            CPU,
-        )
+        choice = kernels.bind_kernels(kernels.KernelsConfig(**names), CPU)
         fused = BertForPreTraining(pre_norm, choice)
         fused.load_state_dict(model.state_dict())
         results = []
@@ -175,9 +149,7 @@ def test_the_models_have_the_published_numbers_of_parameters(name, repository):
     """With the rows that pad the vocabulary to a multiple of 8, as the publications count them."""
     config = BertConfig.from_json(repository / "configs" / "models" / f"{name}.json")
     with uninitialized():
-        model = BertForPreTraining(
-            config, kernels.bind_kernels(kernels.KernelsConfig(), CPU)
-        )
+        model = model_of(config, seed=None)
     assert sum(p.numel() for p in model.parameters()) == SIZES[name]
     assert config.layer_norm_large_model == (name not in ("bert_base", "bert_large"))
 
@@ -190,9 +162,8 @@ def test_habanas_gelu_is_erf(tmp_path):
     path.write_text(path.read_text().replace("true", "false"))
     assert BertConfig.from_json(path).gelu_form == "tanh"
     path.write_text(path.read_text().replace("false", '"yes"'))
-    with pytest.raises(
-        ConfigError, match="layer_norm_large_model='yes': expected true or false"
-    ):
+    said = "layer_norm_large_model='yes': expected true or false"
+    with pytest.raises(ConfigError, match=said):
         BertConfig.from_json(path)
 
 

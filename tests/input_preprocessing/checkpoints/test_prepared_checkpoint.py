@@ -24,16 +24,15 @@ def options_of(folder: Path) -> object:
     return prepare_options(folder, "--packed-data", "--shards", "2")
 
 
+def made_at(folder: Path) -> dict[Path, int]:
+    return {path: path.stat().st_mtime_ns for path in folder.glob("packed_data/*.hdf5")}
+
+
 @pytest.fixture
 def config(fresh):
     """The bert_config.json of `fresh`, made that of a tiny model."""
     path = fresh / "download" / "bert_config.json"
-    tiny = {
-        "hidden_size": 8,
-        "num_attention_heads": 2,
-        "intermediate_size": 16,
-        "num_hidden_layers": 1,
-    }
+    tiny = {"hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 16, "num_hidden_layers": 1}  # fmt: skip
     merged: dict[str, int] = json.loads(path.read_text()) | tiny
     path.write_text(json.dumps(merged))
     return merged
@@ -41,9 +40,7 @@ def config(fresh):
 
 def test_a_checkpoint_that_comes_late_or_is_replaced_is_converted(fresh, config):
     prepare.main(options_of(fresh))
-    shards = {
-        path: path.stat().st_mtime_ns for path in fresh.glob("packed_data/*.hdf5")
-    }
+    shards = made_at(fresh)
     converted = fresh / "phase1" / "model.ckpt-28252.pt"
     assert shards
     assert not converted.exists()
@@ -52,33 +49,22 @@ def test_a_checkpoint_that_comes_late_or_is_replaced_is_converted(fresh, config)
         (fresh / "download" / place).mkdir(exist_ok=True)
         write_bert(fresh / "download" / place / "model.ckpt-28252", config, seed=number)
         prepare.main(options_of(fresh))
-        seen.append(
-            torch.load(converted, weights_only=True)["model"][
-                "bert.pooler.dense_act.weight"
-            ]
-            .sum()
-            .item()
-        )
+        model = torch.load(converted, weights_only=True)["model"]
+        seen.append(model["bert.pooler.dense_act.weight"].sum().item())
         noted = json.loads(converted.with_suffix(".json").read_text())
-        assert noted["tensors"] == weights.identity(converted), (
-            "as the closed division knows them"
-        )
+        # As the closed division knows them.
+        assert noted["tensors"] == weights.identity(converted)
     assert len(set(seen)) == 3
     assert not failures(verify.verify(fresh, jobs=1))
     stamp = converted.stat().st_mtime_ns
     prepare.main(options_of(fresh))
     assert converted.stat().st_mtime_ns == stamp
-    assert shards == {
-        path: path.stat().st_mtime_ns for path in fresh.glob("packed_data/*.hdf5")
-    }
+    assert shards == made_at(fresh)
 
 
 def test_a_checkpoint_of_another_model_stops_before_hours_of_work(fresh, config):
-    write_bert(
-        fresh / "download" / "model.ckpt-28252",
-        config | {"num_hidden_layers": 2},
-        seed=0,
-    )
+    other = config | {"num_hidden_layers": 2}
+    write_bert(fresh / "download" / "model.ckpt-28252", other, seed=0)
     with refused("num_hidden_layers 1, not 2"):
         prepare.main(options_of(fresh))
     assert not list(fresh.glob("work/instances/*"))
