@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from finetune import saved
+from finetune import glue, saved
 from finetune.__main__ import main
 from finetune.demo import table
 from finetune.train import run
@@ -206,6 +206,32 @@ def test_the_script_checks_trains_every_seed_and_ends_in_their_table(
         "bad",
         "good",
     ]
+
+
+def test_the_onnx_model_of_the_page_gives_the_same_logits(
+    reviews, repository, tmp_path, monkeypatch
+):
+    for name in ("transformers", "onnx", "onnxruntime"):
+        pytest.importorskip(name)
+    import onnxruntime
+
+    page = (repository / "docs" / "finetuning.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    exec(code.replace("results/<RUN_NAME>/model_0", str(reviews / "model_0")), {})
+    session = onnxruntime.InferenceSession("model.onnx")
+    mine = saved.load(reviews, "cpu")
+    texts = [("the red cat",), ("a dog was old and blue",), ("here",)]
+    rows = [ids for ids, _ in glue.encode(texts, mine.tokenizer, 48)]
+    # Padded, of another batch and length than was exported.
+    ids = np.zeros((3, max(map(len, rows)) + 2), dtype=np.int64)
+    mask = np.zeros_like(ids)
+    for number, row in enumerate(rows):
+        ids[number, : len(row)], mask[number, : len(row)] = row, 1
+    given = {"input_ids": ids, "attention_mask": mask, "token_type_ids": 0 * ids}
+    (found,) = session.run(["logits"], given)
+    wanted = [scores for scores, _ in mine.rows_of(texts, 3)]
+    np.testing.assert_allclose(found, wanted, atol=1e-5)
 
 
 def test_embeddings_are_the_means_of_hugging_faces_last_layer(

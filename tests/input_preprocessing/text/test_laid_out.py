@@ -18,6 +18,9 @@ SRT = "\n\n".join(
     for n in range(1, 6)
 )
 VTT = "WEBVTT\n\nNOTE by hand\n\n" + SRT.replace(",", ".").replace("00:00:", "00:")
+ROLLS = "\n\n".join(
+    f"00:0{n}.000 --> 00:0{n}.900\nLine {n}\nLine {n + 1}" for n in range(1, 6)
+)
 CHAPTERS = [f"CHAPTER {n}\n\nIt was a dark night. Nobody came." for n in range(5)]
 # Text -> what is in its prose, what is not, and what was done.
 CASES = {
@@ -29,7 +32,8 @@ CASES = {
     "a word with a hyphen of its own": (("A well-\nknown man. A well-known pur-\npose.\n") * 9, ["A well-known man", "purpose"], ["wellknown"], (1, 0, 18)),
     "SubRip": (SRT, ["Line 1 goes\non.\nLine 2"], ["-->", "00:", "<i>", "\n3\n"], (5,)),
     "WebVTT": (VTT, ["Line 1 goes\non.\nLine 2"], ["-->", "WEBVTT", "by hand"], (5,)),
-    "a line that rolls up": (SRT.replace("\non.", ""), ["Line 1 goes\nLine 2"], ["\n\n"], (5,)),
+    "a line of tags within": (SRT.replace("\non.", ""), ["Line 1 goes\nLine 2"], ["\n\n"], (5,)),
+    "lines that roll up": (ROLLS, ["Line 1\nLine 2\nLine 3\nLine 4\nLine 5\nLine 6\n"], ["2\nLine 2"], (5,)),
     "Windows' line ends": (SRT.replace("\n", "\r\n"), ["Line 1 goes\non.\nLine 2"], ["-->", "\r"], (5,)),
 }  # fmt: skip
 

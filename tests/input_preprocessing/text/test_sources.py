@@ -15,7 +15,7 @@ from typing import NamedTuple
 import cramjam
 import pytest
 
-from input_preprocessing.stage import manifest, reading
+from input_preprocessing.stage import manifest, parallel, reading
 from input_preprocessing.stage.cli import run_stage
 from input_preprocessing.text import corpus, sources
 from input_preprocessing.text import inputs as inputs_module
@@ -387,10 +387,17 @@ def test_processes_and_kills_change_no_byte(tmp_path, monkeypatch, capsys):
     ]
     one = ["--jobs", "1", "--num-files", "1"]
     wanted = corpus_of(inputs, tmp_path / "one", monkeypatch, *one)
-    assert (
-        corpus_of(inputs, tmp_path / "three", monkeypatch, "--jobs", "3", *one[2:])
-        == wanted
+    pools, run_pool = [], parallel._run_pool
+    monkeypatch.setattr(
+        parallel, "_run_pool", lambda *a: pools.append(a) or run_pool(*a)
     )
+    three = "--jobs", "3", *one[2:]
+    # Workers are for much text alone: files, sentences and shards.
+    for worth, count in ((sources.WORTH_WORKERS, 0), (0, 3)):
+        monkeypatch.setattr(sources, "WORTH_WORKERS", worth)
+        folder = tmp_path / f"three_{worth}"
+        assert corpus_of(inputs, folder, monkeypatch, *three) == wanted
+        assert len(pools) == count
     made: list[Path] = []
     for name, moments in (("_split", (1, 3)), ("_deal", (0, 1))):
         module = sources if name == "_split" else corpus
