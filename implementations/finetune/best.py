@@ -1,11 +1,9 @@
 """Evaluations during training: when they are due, and what is kept of the best one."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-from torch import Tensor, from_numpy
+from torch import Tensor
 
 
 @dataclass
@@ -24,16 +22,6 @@ class Best:
     weights: dict[str, Tensor] = field(default_factory=dict)  # in fp32, on the CPU
     # Of each test sample: the best model need not predict again.
     scores: list[Tensor] = field(default_factory=list)
-
-    def keep(
-        self,
-        step: int,
-        figure: float,
-        weights: dict[str, Tensor],
-        scores: Sequence[np.ndarray],
-    ) -> None:
-        self.step, self.figure, self.weights = step, figure, weights
-        self.scores = [from_numpy(row) for row in scores]
 
 
 def evaluation_steps(every: float, epochs: float, last: int) -> set[int]:

@@ -69,11 +69,6 @@ def predict(
             f"no text in {first_lines(lacking)}: no prediction for {len(lacking):,} rows"
         )
     predictions = _predictions(model, texts, batch_size)
-    if kind == "csv":  # where a cell is a text
-        label_mark = model.facts.get("label_separator", "")
-        for prediction in predictions:
-            if isinstance(said := prediction["prediction"], list):
-                prediction["prediction"] = glue.cell(said, label_mark)
     # Without the other answers to a question.
     predicted = [
         row
@@ -81,7 +76,8 @@ def predict(
         for (_, row), prediction in zip(rows, predictions, strict=True)
     ]
     every = [*names, *(f"{name}{mark}" for name in new_columns)]
-    _write(target, kind, every, predicted, mark)
+    label_mark = model.facts.get("label_separator", "")
+    _write(target, kind, every, predicted, mark, label_mark)
 
 
 def _table(
@@ -124,8 +120,12 @@ def _write(
     columns: list[str],
     rows: Sequence[dict[str, Any]],
     mark: str,
+    label_mark: str,
 ) -> None:
-    """The output appears whole. A missing value is an empty cell. mark: end of the added names."""
+    """The output appears whole. A missing value is an empty cell. mark: end of the added names;
+    label_mark: between several labels.
+    """
+    said = f"prediction{mark}"
     with (
         whole_file(target) as partial,
         open(partial, "w", encoding="utf-8", newline="") as output,
@@ -140,18 +140,14 @@ def _write(
         for row in rows:
             shares = row.get(f"probabilities{mark}", {})
             cells = {
-                name: _cell(value) for name, value in row.items() if name in columns
+                name: glue.cell(value, label_mark if name == said else "")
+                for name, value in row.items()
+                if name in columns
             }
             writer.writerow(
                 cells
                 | {f"probability_{k}{mark}": f"{v:.6f}" for k, v in shares.items()}
             )
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return ""
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 def say(text: str) -> None:

@@ -127,10 +127,12 @@ def prediction(
 
 
 def cell(value: Any, label_mark: str) -> str:
-    """A prediction as a table has it; several labels with a mark between them, or as JSON."""
-    if isinstance(value, list):
-        return label_mark.join(value) if label_mark else json.dumps(value)
-    return str(value)
+    """A value as a table has it: several labels with a mark between them, else as JSON."""
+    if label_mark and isinstance(value, list):
+        return label_mark.join(value)
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 class Task(NamedTuple):
@@ -186,9 +188,10 @@ def encode(
     for text, a, b in zip(texts, first, second, strict=True):
         is_pair = len(text) == 2
         # Special tokens: [CLS] and [SEP], for a pair one more [SEP].
-        keep_a, keep_b = truncated_lengths(
-            len(a.ids), len(b.ids), max_seq_length - 2 - is_pair
-        )
+        room = max_seq_length - 2 - is_pair
+        # As Google's _truncate_seq_pair leaves them.
+        keep_b = min(len(b.ids), max(room - len(a.ids), room // 2))
+        keep_a = min(len(a.ids), room - keep_b)
         ids = [tokenizer.cls, *a.ids[:keep_a], tokenizer.sep]
         begin = len(ids)  # of the second segment; without one, past the end
         if is_pair:
@@ -205,16 +208,3 @@ def cut_note(num_full: int, total: int, length: int) -> str:
     return (
         f"{message}: what is longer is cut there (MAX_SEQ_LENGTH)" if num_full else ""
     )
-
-
-def truncated_lengths(a: int, b: int, room: int) -> tuple[int, int]:
-    """Tokens kept of each text of a pair: the longer one is truncated until both fit, b if they are
-    equal.
-    """
-    # As Google's _truncate_seq_pair.
-    while a + b > room:
-        if a > b:
-            a -= 1
-        else:
-            b -= 1
-    return a, b

@@ -402,7 +402,8 @@ def evaluate(run: Run, progress: Progress, step: int) -> bool:
     figure = next(iter(metrics.values()), 0.0)
     is_best = world.broadcast_int(figure > best.figure) == 1
     if is_best:
-        best.keep(step, figure, weights_of(run), scores)
+        best.step, best.figure, best.weights = step, figure, weights_of(run)
+        best.scores = [torch.from_numpy(row) for row in scores]
     best.worse = 0 if is_best else best.worse + 1
     best.evaluations += 1
     best.seconds += time.monotonic() - begin
