@@ -149,8 +149,6 @@ class Rows:
             is_name = names[0][-1:] == "?" and not any(end[-1:] == "?" for end in ends)
         elif names[-1] in known:
             return False
-        elif layout.labels and ends and {*ends} <= known:
-            return True
         else:
             recur = names[-1] not in ends and len({*ends}) < len(ends)
             is_name = self.labelled and recur

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from finetune import files, saved
+from finetune import files, glue, saved
 from finetune.__main__ import main
 from finetune.train import run
 
@@ -302,7 +302,7 @@ def test_a_full_disk_is_one_line(model, tmp_path, monkeypatch, capsys):
     def full(*arguments, **named):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(files, "_cell", full)
+    monkeypatch.setattr(glue, "cell", full)
     assert predict(model, tmp_path / "in.csv", tmp_path / "out.csv") == 2
     told = capsys.readouterr().err.splitlines()[-1]
     assert f"No space left in {tmp_path}: out.csv" in told
