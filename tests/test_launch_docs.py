@@ -146,7 +146,8 @@ def test_every_message_in_the_launch_page_is_printed_by_a_script(repository, scr
     messages = re.findall(
         r"^\| `(.*?)` \|", text.partition("## Messages")[2].partition("\n## ")[0], re.M
     )
-    sources = "\n".join(scripts.values())
+    programs = [path.read_text() for path in (repository / "launch").rglob("*.py")]
+    sources = "\n".join([*scripts.values(), *programs])
     sources += "".join(
         (repository / f"implementations/bert/{name}.py").read_text()
         for name in (

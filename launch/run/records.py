@@ -21,6 +21,7 @@ ATTEMPT_STATUS, which the supervisor reads.
 """
 
 import os
+import re
 import signal
 import sys
 from contextlib import suppress
@@ -83,6 +84,23 @@ def leave(folder: Path, record: Record) -> None:
     beside.unlink()
 
 
+def used_up() -> bool:
+    """Has the kernel killed a process of this Slurm step for want of memory?"""
+    # A login's cgroup may have had its kills long before.
+    if "SLURM_STEP_ID" not in os.environ:
+        return False
+    groups = Path(os.environ.get("PROC_CGROUP", "/proc/self/cgroup"))
+    root = Path(os.environ.get("SYSFS", "/sys")) / "fs/cgroup"
+    with suppress(OSError):
+        # A line of version 2 of cgroups names no kind.
+        shape = re.compile(r"^\d+:(memory|):/(.*)", re.MULTILINE)
+        for kind, group in shape.findall(groups.read_text())[:1]:
+            file = "memory.oom_control" if kind else "memory.events"
+            counts = (root / kind / group / file).read_text()
+            return bool(re.search("^oom_kill [1-9]", counts, re.MULTILINE))
+    return False
+
+
 def of_rank(folder: Path, trial: str, status: int, rank: str, node: str) -> Record:
     other = "ended" if status in ENDED else "crashed" if status > 128 else "failed"
     kind = KINDS.get(status, other)
@@ -94,6 +112,8 @@ def of_rank(folder: Path, trial: str, status: int, rank: str, node: str) -> Reco
     names = {number.value + 128: number.name for number in signal.Signals}
     if status in names:
         how = f"was killed by {names[status]}"
+    if kind == "killed" and used_up():
+        how += ": the memory of its Slurm step was used up (sbatch --mem)"
     try:
         step = (folder / f"step_{trial}.txt").read_text().partition("\n")[0]
     except OSError:

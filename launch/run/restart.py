@@ -131,9 +131,9 @@ def checkpoint() -> int:
         return 0
     # One file, or a folder whose index is written last.
     saved = checkpoints(trial())
-    names = [path.name for path in saved.glob("step_*.pt")]
-    names += [path.parent.name + ".pt" for path in saved.glob("*step*/index.pt")]
-    steps = [re.fullmatch(r"(?:global_step|step_)(\d+)\.pt", name) for name in names]
+    paths = [*saved.glob("step_*.pt"), *saved.glob("*step*/index.pt")]
+    names = [path.parent.name if path.stem == "index" else path.stem for path in paths]
+    steps = [re.fullmatch(r"(?:global_step|step_)(\d+)", name) for name in names]
     return max((int(step.group(1)) for step in steps if step), default=0)
 
 

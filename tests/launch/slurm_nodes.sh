@@ -9,7 +9,7 @@
 #   slurm_nodes.sh enter FOLDER N CMD  runs a command on it
 # For up: NODES (2), their NAME (node) before the number, CPUS of each (8; of the last, LAST_CPUS), PORT of the controller (26817, the
 # slurmds' is the next one), KILLWAIT (30), SLURMD_TIMEOUT (30),
-# EXTRA lines of slurm.conf. Written for Debian's Slurm 22.05 and newer.
+# EXTRA lines of slurm.conf, TASK_PLUGIN (task/none), CGROUP lines of cgroup.conf. Written for Debian's Slurm 22.05 and newer.
 set -euo pipefail
 readonly COMMAND=${1:?up, down, poweroff, start, cut or enter} FOLDER=${2:?folder} NODE=${3:-}
 readonly NODES=${NODES:-2} NAME=${NAME:-node} CPUS=${CPUS:-8} PORT=${PORT:-26817}
@@ -78,7 +78,7 @@ up() {
   slurm_daemons::munge
   mkdir -p "$FOLDER"/{state,log,pid,spool,node}
   configuration >"$SLURM_CONF"
-  echo 'CgroupAutomount=no' >"$FOLDER/cgroup.conf"
+  printf 'CgroupAutomount=no\n%s\n' "${CGROUP:-}" >"$FOLDER/cgroup.conf"
   hosts >"$FOLDER/hosts"
   ip link add "$BRIDGE" type bridge
   ip addr add "$NET.254/24" dev "$BRIDGE"
@@ -100,6 +100,7 @@ down() {
   done
   if [[ -s $FOLDER/pid/controller ]]; then kill "$(<"$FOLDER/pid/controller")" 2>/dev/null || true; fi
   ip link del "$BRIDGE" 2>/dev/null || true
+  find /sys/fs/cgroup/*/slurm_"$NAME"[0-9]* -depth -type d -exec rmdir {} + 2>/dev/null || true
 }
 
 case $COMMAND in

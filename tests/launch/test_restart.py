@@ -136,6 +136,42 @@ def test_a_rank_tells_the_reason_of_its_trainer_unless_it_was_killed(records, tm
     assert (tmp_path / "error_0.txt").read_text() == "SIGKILL\n"
 
 
+@pytest.mark.parametrize(
+    ("listed", "file", "kills", "step", "told"),
+    [
+        ("4:memory:/job_7", "memory/job_7/memory.oom_control", 1, "0", True),
+        ("1:cpu:/x\n4:memory:/job_7", "memory/job_7/memory.oom_control", 0, "0", False),
+        (
+            "4:memory:/job_7",
+            "memory/job_7/memory.oom_control",
+            "of an old kernel",
+            "0",
+            False,
+        ),
+        ("0::/job_7", "job_7/memory.events", 12, "0", True),
+        ("0::/job_7", "job_7/memory.events", 12, None, False),
+        ("0::/../..", "job_7/memory.events", 12, "0", False),
+        ("", "job_7/memory.events", 12, "0", False),
+    ],
+)
+def test_memory_is_named_only_where_the_kernel_counts_a_kill_in_the_ranks_step(
+    records, monkeypatch, tmp_path, listed, file, kills, step, told
+):
+    counter = tmp_path / "sys" / "fs" / "cgroup" / file
+    counter.parent.mkdir(parents=True)
+    counter.write_text(f"oom_kill_disable 1\noom_kill {kills}\n")
+    (tmp_path / "groups").write_text(listed)
+    monkeypatch.setenv("SYSFS", str(tmp_path / "sys"))
+    monkeypatch.setenv("PROC_CGROUP", str(tmp_path / "groups"))
+    if step is not None:
+        monkeypatch.setenv("SLURM_STEP_ID", step)
+    found = records.of_rank(tmp_path, "0", 137, "1", "n1")
+    assert found.reason.startswith("rank 1 on n1 was killed by SIGKILL")
+    assert ("sbatch --mem" in found.reason) == told
+    other = records.of_rank(tmp_path, "0", 139, "1", "n1")
+    assert "sbatch --mem" not in other.reason
+
+
 OLD = [
     name
     for name in ("3.6", "3.7", "3.8")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from collections.abc import Iterator
@@ -18,6 +19,9 @@ from .test_slurm_container import ENROOT
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 
 NODES = 3
+# Slurm can limit a step here.
+LIMITED = "CgroupPlugin=cgroup/v1\nConstrainRAMSpace=yes"
+LIMITS = os.access("/sys/fs/cgroup/memory", os.W_OK)
 
 
 @pytest.fixture(scope="module")
@@ -36,14 +40,10 @@ def nodes(
     (folder / "scratch").mkdir()
     mount = ["mount", "-t", "tmpfs", "scratch", str(folder / "scratch")]
     subprocess.run(mount, check=False)
-    with running(
-        repository,
-        folder,
-        NODES,
-        EXTRA=f"PlugStackConfig={stack}",
-        NAME="DGX",
-        LAST_CPUS="4",
-    ) as made:
+    how = {"EXTRA": f"PlugStackConfig={stack}", "NAME": "DGX", "LAST_CPUS": "4"}
+    if LIMITS:
+        how |= {"TASK_PLUGIN": "task/cgroup", "CGROUP": LIMITED}
+    with running(repository, folder, NODES, **how) as made:
         yield made
     subprocess.run(["umount", str(folder / "scratch")], check=False)
 
@@ -115,6 +115,16 @@ def test_results_may_be_in_a_relative_folder_or_on_another_file_system(
     assert sorted(names) == ["DGX1", "DGX1", "DGX2", "DGX2", "DGX3", "DGX3"]
     results = bare.checkout.root / logdir[place]
     assert len(list(results.glob("*/result_0.txt"))) == 1
+
+
+@pytest.mark.skipif(not LIMITS, reason="no control groups that this user may make")
+def test_a_rank_for_which_its_steps_memory_is_too_small_says_so(bare):
+    greedy = {"TRIAL_0": "greedy:1", "RUN_NAME": "small"}
+    after = "export DGXNNODES=2 DGXNGPU=1"
+    job = bare.run("-N2", "--mem=300", after=after, **greedy)
+    assert job.exit_code == 1, job.output
+    assert "trial 0: rank 1 on DGX2 was killed by SIGKILL" in job.last_line
+    assert "sbatch --mem" in job.last_line
 
 
 @pytest.mark.parametrize(

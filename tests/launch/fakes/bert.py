@@ -163,9 +163,14 @@ def train() -> int:
         (folder / f".writer_{trial}").touch()
     while outcome != "no-result" and not (folder / f"result_{trial}.txt").exists():
         time.sleep(0.01)  # the first collective
-    if outcome in ("kill", "exit", "crash", "bad-input") and rank == int(culprit or 0):
+    if outcome in ("kill", "greedy", "exit", "crash", "bad-input") and rank == int(
+        culprit or 0
+    ):
         if outcome == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
+        if outcome == "greedy":
+            b"x" * (1 << 30)  # it is killed here
+            return 9
         if outcome == "exit":
             return 7
         status, reason = (
@@ -175,7 +180,7 @@ def train() -> int:
         )
         return fail(folder, trial, status, reason)
     hangs = outcome == "hang" and "SLURM_RESTART_COUNT" not in os.environ
-    if hangs or outcome in ("kill", "exit", "crash", "deaf", "saves"):
+    if hangs or outcome in ("kill", "greedy", "exit", "crash", "deaf", "saves"):
         time.sleep(900)  # in a collective that will never end
     if rank == 0 and outcome != "no-result":
         whole(
