@@ -325,7 +325,9 @@ class SlurmMeeting(Meeting):
 
     def mine(self) -> str:
         """Processes of the job on any node."""
-        return processes(str(self.folder), f"job0*{self.job.number}/slurm_script")
+        # Other clusters beside this one have jobs of the same number.
+        script = f"{self.nodes.folder}/spool/.*/job0*{self.job.number}/slurm_script"
+        return processes(str(self.folder), script)
 
     def wait(self) -> None:
         """Until the job has ended; it may be requeued, and must never be said to run without a
