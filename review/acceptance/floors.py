@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from common.accelerators import bf16_tflops, model_of
 from common.tables import read_table
 from review.acceptance.journal import Reason
 from review.acceptance.schema import NODE, Facts
@@ -29,16 +30,8 @@ _FACTS = {
 
 def floor_of(name: str | None) -> Mapping[str, Any]:
     """The row of a GPU by the driver's name; empty for a model without one."""
-    rows = TABLE["gpus"].items()
-    # A30 is no RTX A3000 or A30X, and a slice of a GPU ("MIG 1g.6gb") lacks its figures.
-    fits = (row for model, row in rows if re.search(rf"\b({model})$", name or ""))
-    return next(fits, {})
-
-
-def _row(table: str, name: str | None) -> Mapping[Any, Any]:
-    """The row of a table whose pattern is in a name; empty without one."""
-    rows = TABLE[table].items()
-    return next((row for model, row in rows if re.search(model, name or "")), {})
+    row: Mapping[str, Any] = TABLE["gpus"].get(model_of(name), {})
+    return row
 
 
 def all_reduce_floor(gpus: list[str], size: float) -> float:
@@ -48,15 +41,17 @@ def all_reduce_floor(gpus: list[str], size: float) -> float:
     # Fewer GPUs may lie on any of a board's connections.
     if len(gpus) != WHOLE_BOARD or len({*gpus}) != 1:
         return 0.0
-    row = _row("all_reduce", gpus[0])
+    row = TABLE["all_reduce"].get(model_of(gpus[0]), {})
     return float(max((row[least] for least in row if least <= size), default=0.0))
 
 
 def _of_system(node: str, parts: Facts) -> Iterator[Reason]:
     """What a known system or board lacks: GPUs that neither driver nor bus know, and ports."""
     gpus = [facts.get("name") for who, facts in parts.items() if who.startswith("GPU ")]
-    system = _row("systems", parts.get(NODE, {}).get("system"))
-    row = system or (_row("boards", gpus[0]) if gpus else {})
+    name = parts.get(NODE, {}).get("system") or ""
+    systems = TABLE["systems"].items()
+    system = next((row for known, row in systems if re.search(known, name)), {})
+    row = system or (TABLE["boards"].get(model_of(gpus[0]), {}) if gpus else {})
     of_node = parts.get(NODE, {})
     count = of_node.get("GPUs")
     # One that the bus knows has a reason of its own.
@@ -163,7 +158,8 @@ def least(probe: str, gpu: str, peers: int) -> float:
         "copy": floor.get("memory_gbps", 0.0),
     }
     if probe.startswith("matmul"):
-        return float(SHARES[probe] * floor.get("bf16_tflops", 0.0))
+        # Without a row nothing is judged, even where the peak is known.
+        return float(SHARES[probe] * bf16_tflops(model_of(gpu))) if floor else 0.0
     lane = TABLE["pcie_gbps"].get(floor.get("generation"), 0.0)
     # The other probes copy from or to the host.
     host = floor.get("host_gbps", lane * floor.get("lanes", 0))

@@ -7,11 +7,11 @@ rule; a warning needs a human to look; a note is worth knowing.
 
 import itertools
 import math
-import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from common.accelerators import family_of
 from review.logs.mllog import Event, Log, number, text
 from review.logs.output import ERROR, NOTE, WARNING, Finding
 from review.results.benchmark import EVAL_SAMPLES, starting_point
@@ -63,7 +63,6 @@ OPERATIONS = 6 * _WEIGHTS * _TOKENS
 # microseconds; the fastest published step takes 15 ms.
 _MOST_STEPS = 1000  # a second
 _FACTOR = 1.5  # over the fastest published
-_OTHER = ""  # of the table: accelerators that it does not name
 
 
 def check_run(run: Run, division: str | None = None) -> list[Finding]:
@@ -429,9 +428,8 @@ def _check_overlap(result: Result) -> Iterator[Finding]:
 
 def limits(accelerator: str) -> tuple[float, float]:
     """Sequences per second and accelerator: that it can compute, and that a published one reached."""
-    known = table("accelerators")
-    patterns = (name for name in known if name and re.search(name, accelerator))
-    teraflops, published = known[next(patterns, _OTHER)]
+    # The empty name has those of accelerators that it does not name.
+    teraflops, published = table("accelerators")[family_of(accelerator)]
     return teraflops * 1e12 / OPERATIONS, published
 
 

@@ -1,39 +1,15 @@
 """Operations of the model, and what GPUs do at most: the share of it is MFU."""
 
-import re
-
 import torch
 
 from bert.data.batch import PretrainingBatch
 from bert.model.config import BertConfig
-
-# Dense Tflop/s in bf16 by the GPU's name, a pattern: NVIDIA's datasheets.
-PEAKS = {
-    "GB200": 2500,
-    "B200": 2250,
-    "H200 NVL": 835,
-    r"GH200 \S+( HBM\S+)?": 989,
-    "H200": 989,
-    "H100 NVL": 835,
-    "H100 PCIe": 756,
-    "H100 .*HBM3": 989,
-    r"A100[- ]\S+( PCIe)?": 312,
-    "A30": 165,
-    "L40S": 362,
-    "L40": 181,
-}
+from common.accelerators import bf16_tflops, model_of
 
 
 def peak_flops(device: torch.device) -> float:
     """Operations a second of a GPU in bf16 at most; 0 for one that is not known."""
-    return peak_of(torch.cuda.get_device_name(device))
-
-
-def peak_of(name: str) -> float:
-    """``peak_flops`` of a GPU's name, such as NVIDIA H100 80GB HBM3."""
-    model = name.removeprefix("NVIDIA ")
-    known = (peak for pattern, peak in PEAKS.items() if re.fullmatch(pattern, model))
-    return 1e12 * next(known, 0)
+    return 1e12 * bf16_tflops(model_of(torch.cuda.get_device_name(device)))
 
 
 def model_flops(
