@@ -50,7 +50,9 @@ def _of_system(node: str, parts: Facts) -> Iterator[Reason]:
     gpus = [facts.get("name") for who, facts in parts.items() if who.startswith("GPU ")]
     name = parts.get(NODE, {}).get("system") or ""
     systems = TABLE["systems"].items()
-    system = next((row for known, row in systems if re.search(known, name)), {})
+    system: Mapping[str, Any] = next(
+        (row for known, row in systems if re.search(known, name)), {}
+    )
     row = system or (TABLE["boards"].get(model_of(gpus[0]), {}) if gpus else {})
     of_node = parts.get(NODE, {})
     count = of_node.get("GPUs")
