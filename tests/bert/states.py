@@ -10,11 +10,15 @@ import torch
 
 from bert.checkpoint.sharded import Part
 
+# What a checkpoint notes of whose it is: another run's may hold the same.
+OWNER = {"trial", "run_dir"}
+
 
 def same(a, b):
     """Whether two states, nested dicts and lists of tensors and values, are equal bit for bit."""
     if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+        names = a.keys() - OWNER
+        return names == b.keys() - OWNER and all(same(a[key], b[key]) for key in names)
     if isinstance(a, list):
         return len(a) == len(b) and all(map(same, a, b))
     return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
