@@ -48,11 +48,22 @@ SETTINGS = {
 }
 
 
+# Of a rank without a launcher.
+ALONE = {"SYNTH_DATA": "1", "SUBMISSION_DIVISION": "open", "LR": "1", "MAX_STEPS": "9"}
+ALONE |= {"EVAL_ITER_SAMPLES": "1000"}
+
+
+def sized(path: Path, blocks: int, more: int = 0) -> None:
+    """A sparse file of so many blocks."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "wb") as file:
+        file.truncate(blocks * load_module.READ_BYTES + more)
+
+
 @pytest.fixture(autouse=True)
 def few_rounds(monkeypatch):
-    monkeypatch.setattr(
-        load_module, "QUICK_ROUNDS", 3
-    )  # of the tests within this process
+    # Of the tests within this process.
+    monkeypatch.setattr(load_module, "QUICK_ROUNDS", 3)
 
 
 def start(
@@ -60,11 +71,8 @@ def start(
 ) -> subprocess.Popen[str]:
     (folder / "model.json").write_text(json.dumps(MODEL))
     kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
-    environ = (
-        kept
-        | SETTINGS
-        | {"LOGDIR": str(folder / "results"), "BERT_CONFIG": str(folder / "model.json")}
-    )
+    environ = kept | SETTINGS | {"LOGDIR": str(folder / "results")}
+    environ |= {"BERT_CONFIG": str(folder / "model.json")}
     environ |= {"PYTHON": sys.executable, "RUN_NAME": "test", "BINDING": "none"}
     environ |= {"CUDA_VISIBLE_DEVICES": ""} | env  # whatever GPUs this machine has
     return subprocess.Popen(
@@ -131,22 +139,11 @@ def load(tmp_path):
 
     def make(**settings: str) -> Load:
         (tmp_path / "model.json").write_text(json.dumps(MODEL))
-        environ = SETTINGS | {
-            "BERT_CONFIG": str(tmp_path / "model.json"),
-            "LR": "1",
-            "MAX_STEPS": "9",
-        }
-        environ |= {
-            "SYNTH_DATA": "1",
-            "SUBMISSION_DIVISION": "open",
-            "EVAL_ITER_SAMPLES": "1000",
-        } | settings
+        environ = SETTINGS | ALONE | {"BERT_CONFIG": str(tmp_path / "model.json")}
+        environ |= settings
         trainer = from_env(PretrainingConfig, environ)
-        return Load(
-            from_env(LoadConfig, environ),
-            trainer,
-            StoreGroup(trainer.dist, HashStore(), "here"),
-        )
+        peers = StoreGroup(trainer.dist, HashStore(), "here")
+        return Load(from_env(LoadConfig, environ), trainer, peers)
 
     return make
 
@@ -184,9 +181,8 @@ def test_a_rank_alone_uses_the_cuda_graph_of_a_benchmark_run(alone, monkeypatch)
     assert len(taken) > by_itself.sum() > 0
     assert (record["steps.compute"][by_itself] > 0).all()
     others = record["steps.wait"][by_itself] + record["steps.update"][by_itself]
-    assert np.median(others) < np.median(
-        record["steps.compute"][by_itself]
-    )  # one step may have been held up
+    # Medians: one step may have been held up.
+    assert np.median(others) < np.median(record["steps.compute"][by_itself])
     assert (record["steps.update"][~by_itself] > 0).all(), (
         "with others the parts are told apart"
     )
@@ -208,12 +204,8 @@ def test_after_a_failed_capture_the_parts_of_a_step_are_recorded(load, monkeypat
 
 def test_a_flipped_bit_is_reported_with_rank_and_step(alone):
     (found,) = certify(alone(CERTIFY_FLIP="0:3")).corrupt
-    assert (found.name, found.stage, found.round, found.step) == (
-        "rank 0 on here",
-        "parallel",
-        2,
-        2,
-    )
+    assert (found.name, found.stage) == ("rank 0 on here", "parallel")
+    assert (found.round, found.step) == (2, 2)
     assert "first in step 3 of round 3" in found.reason().text()
 
 
@@ -363,20 +355,9 @@ def program(tmp_path, monkeypatch):
 
     def start(**settings: str) -> int:
         (tmp_path / "model.json").write_text(json.dumps(MODEL))
-        environ = SETTINGS | {
-            "BERT_CONFIG": str(tmp_path / "model.json"),
-            "RUN_DIR": str(tmp_path),
-            "LR": "1",
-        }
-        environ |= {
-            "SYNTH_DATA": "1",
-            "SUBMISSION_DIVISION": "open",
-            "EVAL_ITER_SAMPLES": "1000",
-            "MAX_STEPS": "9",
-        }
-        return main(
-            environ | {"MASTER_ADDR": "localhost", "MASTER_PORT": "1"} | settings
-        )
+        environ = SETTINGS | ALONE | {"BERT_CONFIG": str(tmp_path / "model.json")}
+        environ |= {"RUN_DIR": str(tmp_path), "MASTER_ADDR": "localhost"}
+        return main(environ | {"MASTER_PORT": "1"} | settings)
 
     return start
 
@@ -512,13 +493,9 @@ def test_every_node_meets_a_new_partner_each_round_until_it_has_met_all(nodes):
 def test_the_data_set_is_read_past_the_page_cache_and_no_block_twice(
     tmp_path, load, monkeypatch
 ):
-    folder = tmp_path / "data" / "part"
-    folder.mkdir(parents=True)
-    for (
-        name
-    ) in "ab":  # sparse: 30 whole blocks, of which a test of three rounds needs 24
-        with open(folder / name, "wb") as file:
-            file.truncate(15 * load_module.READ_BYTES + 7)
+    # 30 whole blocks, of which a test of three rounds needs 24.
+    for name in "ab":
+        sized(tmp_path / "data" / "part" / name, 15, more=7)
     flags, read = [], []
     opened, block = os.open, load_module.read_block
     monkeypatch.setattr(
@@ -543,8 +520,7 @@ def test_the_data_set_is_read_past_the_page_cache_and_no_block_twice(
 
 
 def test_with_the_disk_off_no_data_set_is_read(tmp_path, load):
-    with open(tmp_path / "a", "wb") as file:
-        file.truncate(30 * load_module.READ_BYTES)
+    sized(tmp_path / "a", 30)
     made = load(DATADIR_PHASE2=str(tmp_path), PACKED="0", CERTIFY_DISK="0")
     made._read_data()
     assert made.probes == []
@@ -565,9 +541,7 @@ def test_more_time_is_more_rounds(seconds, rounds):
 
 
 def test_a_data_set_that_is_too_small_is_not_read(tmp_path, load):
-    (tmp_path / "data").mkdir()
-    with open(tmp_path / "data/a", "wb") as file:
-        file.truncate(23 * load_module.READ_BYTES)
+    sized(tmp_path / "data/a", 23)
     made = load(DATADIR_PHASE2=str(tmp_path / "data"), PACKED="0")
     made._read_data()
     assert made.probes == []
@@ -576,14 +550,10 @@ def test_a_data_set_that_is_too_small_is_not_read(tmp_path, load):
 
 def test_the_data_set_that_is_read_is_that_of_the_config(tmp_path, load):
     folders = {name: tmp_path / name for name in ("whole", "packed")}
-    for folder in folders.values():
-        folder.mkdir()
-    with open(folders["whole"] / "a", "wb") as file:
-        file.truncate(30 * load_module.READ_BYTES)
-    settings = {
-        "DATADIR_PHASE2": str(folders["whole"]),
-        "DATADIR_PHASE2_PACKED": str(folders["packed"]),
-    }
+    sized(folders["whole"] / "a", 30)
+    folders["packed"].mkdir()
+    settings = {"DATADIR_PHASE2": str(folders["whole"])}
+    settings |= {"DATADIR_PHASE2_PACKED": str(folders["packed"])}
     unpacked, packed = (load(**settings, PACKED=value) for value in "01")
     for made in (unpacked, packed):
         made._read_data()
