@@ -65,6 +65,13 @@ def test_what_is_no_table_of_labels_is_one_line(tmp_path, text, layout, message)
         tables.read(tmp_path / "t.csv", Layout(**layout))
 
 
+def test_labels_at_least_half_probable_are_predicted():
+    scores = np.array([0.0, 0.5, -0.1], dtype=np.float32)
+    said, shares = glue.prediction(scores, ["x", "y", "z"], True)
+    assert said == ["x", "y"]
+    assert [*shares.values()] == pytest.approx([0.5, 0.622459, 0.475021])
+
+
 def test_metrics_equal_torchmetrics():
     functional = pytest.importorskip("torchmetrics.functional.classification")
     for number in range(20):
