@@ -32,6 +32,12 @@ def no_space(folder: Path, file: str = "") -> NoSpaceError:
     )
 
 
+def sources_of(folder: Path) -> list[Path]:
+    """Python files and tables of a package, in an order that does not depend on the file system."""
+    found = (path for path in folder.rglob("*") if path.suffix in (".py", ".yaml"))
+    return sorted(found)
+
+
 @contextmanager
 def whole_file(path: Path, num_bytes: int = 0) -> Iterator[Path]:
     """A hidden path beside ``path`` to write to; on success it is synced and renamed to ``path``,

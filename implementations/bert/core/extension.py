@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.env import ConfigError, env, from_env
+from common.files import sources_of
 from common.process import one_line
 
 
@@ -47,10 +48,10 @@ def load(environ: Mapping[str, str]) -> None:
 
 
 def code(name: str) -> str:
-    """Digest of an imported module, of a package with all of its Python files."""
+    """Digest of an imported module, of a package with all of its sources."""
     path = Path(sys.modules[name].__file__ or "")
     package = path.name == "__init__.py"
-    files = sorted(path.parent.rglob("*.py")) if package else [path]
+    files = sources_of(path.parent) if package else [path]
     digest = hashlib.blake2b(digest_size=8)
     for file in files:
         digest.update(f"{file.relative_to(path.parent)} ".encode() + file.read_bytes())

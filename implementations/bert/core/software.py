@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from common.files import sources_of
+
 # Not torch, whose metadata lacks the build (+cu130).
 _PACKAGES = "triton", "numpy", "h5py", "mlperf-logging"
 # All of this repository's; a process imports some of them.
@@ -18,7 +20,7 @@ OURS = "bert", "certify", "common", "finetune", "input_preprocessing", "review"
 
 
 def code() -> str:
-    """Digest of the Python files of those of our packages that this process has imported.
+    """Digest of the Python files and tables of those of our packages that this process has imported.
 
     By content, not by commit: a checkout may be edited, and an image has no repository. Where they
     were imported from, as a node may find a stale copy of one of them first.
@@ -28,8 +30,7 @@ def code() -> str:
         if name not in sys.modules:
             continue
         for folder in map(Path, sys.modules[name].__path__):
-            # Sorted, as file systems list a folder in different orders.
-            for path in sorted(folder.rglob("*.py")):
+            for path in sources_of(folder):
                 digest.update(f"{name}/{path.relative_to(folder)} ".encode())
                 digest.update(path.read_bytes())
     return digest.hexdigest()

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from bert.optim.rules import LambConfig
 from common.env import ConfigError
+from common.tables import read_table
 
 
 class Meaning(NamedTuple):
@@ -26,55 +27,20 @@ class Meaning(NamedTuple):
     explicit: bool = True
 
 
-KINDS: dict[type, str] = {
-    dict: "an object, in braces",
-    bool: "true or false",
-    str: "a name",
-    int: "an integer, at least 1",
-    float: "a number, at least 0",
-    list: "two numbers, in brackets",
+_TABLE = read_table(__file__, "ds_config.yaml")
+# Kind and equivalent variable, if there is one, of the entries that are used here.
+ENTRIES: dict[str, tuple[str, str | None]] = {
+    key: (kind, name)
+    for kind, names in _TABLE["entries"].items()
+    for key, name in names.items()
 }
-SECTIONS = (
-    "bf16",
-    "fp16",
-    "optimizer",
-    "optimizer.params",
-    "scheduler",
-    "scheduler.params",
-    "activation_checkpointing",
-    "zero_optimization",
-    "zero_optimization.offload_optimizer",
-)
+_UNUSED = "", None
+_TYPES = {"object": dict, "flag": bool, "name": str}
 BATCH = (
     "train_batch_size",
     "train_micro_batch_size_per_gpu",
     "gradient_accumulation_steps",
 )
-ADAM_FLAGS = tuple(
-    f"optimizer.params.{name}"
-    for name in ("adam_w_mode", "bias_correction", "torch_adam")
-)
-FLAGS = ("bf16.enabled", "fp16.enabled", "zero_optimization.cpu_offload")
-# Entries used here: their type, and the equivalent variable.
-ENTRIES: dict[str, tuple[type, str]] = {
-    **dict.fromkeys(SECTIONS, (dict, "")),
-    **dict.fromkeys(FLAGS + ADAM_FLAGS, (bool, "")),
-    **dict.fromkeys(BATCH, (int, "")),
-    **dict.fromkeys(("optimizer.type", "scheduler.type"), (str, "")),
-    **dict.fromkeys(
-        ("optimizer.params.eps", "optimizer.params.weight_decay"), (float, "")
-    ),
-    "optimizer.params.betas": (list, ""),
-    "zero_optimization.stage": (int, ""),
-    "steps_per_print": (int, "LOG_EVERY_STEPS"),
-    "gradient_clipping": (float, "MAX_GRAD_NORM"),
-    "fp16.initial_scale_power": (int, "INIT_LOSS_SCALE"),
-    "fp16.loss_scale": (float, "LOSS_SCALE"),
-    "optimizer.params.lr": (float, "LR"),
-    "scheduler.params.total_num_steps": (int, "LR_DECAY_STEPS"),
-    "scheduler.params.warmup_max_lr": (float, "LR"),
-    "scheduler.params.warmup_num_steps": (int, "WARMUP_STEPS"),
-}
 ADAM = (
     "OPT_ADAM_BETA_1",
     "OPT_ADAM_BETA_2",
@@ -83,60 +49,7 @@ ADAM = (
 )
 LAMB_EPSILON = LambConfig.eps
 LAMB = ("OPT_LAMB_BETA_1", "OPT_LAMB_BETA_2", "", "WEIGHT_DECAY_RATE")
-# Entries that a scheduler must have: DeepSpeed's defaults (0.001, 1000, log) are those of no
-# recipe.
-SCHEDULER = ("warmup_max_lr", "warmup_num_steps", "total_num_steps", "warmup_type")
-# Entries that may change the arithmetic, or partition in a way unknown to partitions.py: by reason,
-# the values allowed. The first is the one to set.
-FIXED: dict[str, dict[str, tuple[Any, ...]]] = {
-    "with PRECISION=bf16 masters and states are fp32": {
-        "bf16.bf16_master_weights_and_grads": (False,), "bf16.bf16_optimizer_states": (False,),
-    },
-    "with PRECISION=fp16 the loss scale doubles after 2000 good steps": {
-        "fp16.loss_scale_window": (2000,),
-    },
-    "with PRECISION=fp16 masters are fp32, and the loss scale halves at every overflow, down to 1": {
-        "fp16.hysteresis": (1,), "fp16.min_loss_scale": (1,), "fp16.consecutive_hysteresis": (False,),
-        "fp16.auto_cast": (False,), "fp16.fp16_master_weights_and_grads": (False,),
-    },
-    "the warm-up here is linear and begins at 0, DeepSpeed's default is log": {
-        "scheduler.params.warmup_type": ("linear",), "scheduler.params.warmup_min_lr": (0,),
-    },
-    "decay is decoupled, as AdamW's": {"optimizer.params.adam_w_mode": (True,)},
-    "the norm is logged": {"zero_optimization.compute_grad_norm": (True,)},
-    "not supported": {
-        "zero_optimization.zenflow": (None, False), "zero_optimization.autoep": (None, False),
-        "zero_optimization.offload_optimizer.device": ("cpu", "none"),
-        "zero_optimization.offload_optimizer.ratio": (1,),
-        "zero_optimization.offload_optimizer.super_offload": (False,),
-    },
-    "our rules run in stages 1 and 2": {"zero_optimization.stage": (1, 2)},
-}  # fmt: skip
-# No variable here: only DeepSpeed's engine uses these.
-DEEPSPEED_ONLY = {
-    "wall_clock_breakdown",
-    "memory_breakdown",
-    "dump_state",
-    "flops_profiler",
-    "comms_logger",
-    "tensorboard",
-    "wandb",
-    "csv_monitor",
-    "comet",
-    "timers",
-    "disable_python_gc",
-    "log_level",
-    "communication_data_type",
-    "data_types",
-    "prescale_gradients",
-    "gradient_predivide_factor",
-    "aio",
-    "checkpoint",
-    "zero_allow_untested_optimizer",
-    "zero_force_ds_cpu_optimizer",
-    "bf16.immediate_grad_update",
-    "bf16.check_grad_overflow",
-}
+FIXED: dict[str, dict[str, list[Any]]] = _TABLE["fixed"]
 ZERO = "zero_optimization."  # validated by DeepSpeed itself
 CHECKPOINTING = "activation_checkpointing."
 
@@ -166,14 +79,16 @@ def read(path: Path) -> dict[str, Any]:
     return given
 
 
-def _is(kind: Any, value: Any) -> bool:
-    if kind in (int, float):  # 1e5 is an integer
+def _is(kind: str, value: Any) -> bool:
+    """Whether a value is of a kind of the table's."""
+    if kind in ("count", "number"):  # 1e5 is an integer
         is_number = type(value) in (int, float) and math.isfinite(value)
-        return is_number and (value >= 0 if kind is float else value == int(value) >= 1)
-    if kind is list:
+        is_count = is_number and value == int(value) >= 1
+        return is_count if kind == "count" else is_number and value >= 0
+    if kind == "pair":
         is_pair = isinstance(value, list) and len(value) == 2
-        return is_pair and all(_is(float, number) for number in value)
-    return isinstance(value, kind)
+        return is_pair and all(_is("number", number) for number in value)
+    return isinstance(value, _TYPES.get(kind, object))
 
 
 def flat(section: dict[str, Any], within: str = "") -> Iterator[tuple[str, Any]]:
@@ -182,17 +97,17 @@ def flat(section: dict[str, Any], within: str = "") -> Iterator[tuple[str, Any]]
     """
     for name, value in section.items():
         key = f"{within}{name}"
-        kind, _ = ENTRIES.get(key, (object, ""))
+        kind, _ = ENTRIES.get(key, _UNUSED)
         # null is DeepSpeed's word for no offload; no other section may be null.
         if (value is None and "offload_" in key) or (
-            kind is not dict and _is(kind, value)
+            kind != "object" and _is(kind, value)
         ):
             yield key, value
         elif _is(kind, value):
             yield from flat(value, f"{key}.")
         else:
             raise ConfigError(
-                f"DEEPSPEED_CONFIG: {key} is {json.dumps(value):.60}: expected {KINDS[kind]}"
+                f"DEEPSPEED_CONFIG: {key} is {json.dumps(value):.60}: expected {_TABLE['kinds'][kind]}"
             )
 
 
@@ -225,7 +140,7 @@ def meanings(given: dict[str, Any], world_size: int) -> list[Meaning]:
                     f"DEEPSPEED_CONFIG: {key} is {value}: expected an integer, at most 127"
                 )
             value = 2.0**value
-        if name := ENTRIES.get(key, (object, ""))[1]:
+        if name := ENTRIES.get(key, _UNUSED)[1]:
             # Its progress lines and ours are two outputs, each as often as it likes.
             settings.append(
                 Meaning(key, name, _text(value), explicit=key != "steps_per_print")
@@ -242,10 +157,9 @@ def meanings(given: dict[str, Any], world_size: int) -> list[Meaning]:
 def _checked(given: dict[str, Any]) -> dict[str, Any]:
     """The entries by key, without those of bf16 and fp16 where these are not enabled."""
     entries = dict(flat(given))
-    known = DEEPSPEED_ONLY.union(ENTRIES, *FIXED.values())
-    # These flags are Adam's alone.
+    known = {*_TABLE["deepspeed_only"]}.union(ENTRIES, *FIXED.values())
     if str(entries.get("optimizer.type")).lower() == "lamb":
-        known -= {*ADAM_FLAGS}
+        known -= {*_TABLE["adam_only"]}
     free = (CHECKPOINTING, ZERO)
     if strange := sorted(
         key for key in entries if key not in known and not key.startswith(free)
@@ -267,7 +181,7 @@ def _checked(given: dict[str, Any]) -> dict[str, Any]:
             raise ConfigError(
                 f"DEEPSPEED_CONFIG: scheduler.type is {kind!r}: expected WarmupDecayLR; others by LR_SCHEDULE"
             )
-        for name in SCHEDULER:
+        for name in _TABLE["scheduler"]:
             if f"scheduler.params.{name}" not in entries:
                 raise ConfigError(
                     f"DEEPSPEED_CONFIG: scheduler.params.{name} is not set: set it"

@@ -180,7 +180,7 @@ def test_a_verdict_ends_with_anything_that_it_judged(
     asked, _ = kept
     kernels = tmp_path / "kernels"
     (kernels / "support").mkdir(parents=True)
-    (kernels / "support" / "launches.py").write_text("rows = 64\n")
+    (kernels / "support" / "launches.yaml").write_text("rows: 64\n")
     (kernels / "softmax.py").write_text("pass\n")
     installed = [SimpleNamespace(name="nvidia-cutlass-dsl", version="4.0")]
     monkeypatch.setattr(benchmark, "KERNELS", kernels)
@@ -197,8 +197,10 @@ def test_a_verdict_ends_with_anything_that_it_judged(
     elif change == "a variable":
         monkeypatch.setenv("CUDNN_LOGLEVEL_DBG", "3")
     else:
-        name = "softmax.py" if change == "a kernel's source" else "support/launches.py"
-        (kernels / name).write_text("rows = 128\n")
+        name = (
+            "softmax.py" if change == "a kernel's source" else "support/launches.yaml"
+        )
+        (kernels / name).write_text("rows: 128\n")
     _again()
     assert len(asked) == 2
 

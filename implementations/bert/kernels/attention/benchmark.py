@@ -38,7 +38,7 @@ from bert.kernels.support import triton_support
 from bert.kernels.support.dropout import ForwardPass
 from bert.kernels.support.graph_capture import capture, warm_stream
 from common.env import beginning_with
-from common.files import text_of, write_text
+from common.files import sources_of, text_of, write_text
 from common.process import hard_exit, one_line, root_cause
 
 # 3,072 tokens: sequences of full, even and odd lengths.
@@ -200,7 +200,7 @@ def _cache_file(device: torch.device, heads: Heads, names: list[str]) -> Path:
     driver = text_of(Path("/proc/driver/nvidia/version"))
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     libraries = torch.__version__, torch.version.cuda, torch.backends.cudnn.version()
-    sources = [path.read_bytes() for path in sorted(KERNELS.rglob("*.py"))]
+    sources = [path.read_bytes() for path in sources_of(KERNELS)]
     judged = gpu, driver, libraries, packages(), beginning_with(*STEERING), heads
     key = hashlib.sha256(repr((*judged, names, sources)).encode()).hexdigest()
     return cache_folder() / f"trials-{key[:24]}.json"
