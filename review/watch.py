@@ -8,14 +8,14 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from review.logs import output, tree
 from review.logs.mllog import parse, text
 from review.logs.output import Column, ReviewError
-from review.results.run import Run, run_of
+from review.results.run import run_of
 from review.results.run_state import RunState
 from review.results.score import run_folder
 from review.rulebook.compliance import DEFAULT_RULESET
@@ -23,11 +23,12 @@ from review.rulebook.compliance import DEFAULT_RULESET
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-# Folders of live trials; the launcher moves the log up one level when the trial ends.
+# Folders of live trials; the launcher moves the log up one level when the trial ends, and renames
+# it if the trial failed.
 _RUNNING = re.compile(r"running_\d+(_\d+)?")
 _IDLE_SECONDS = 60.0  # to wait for another trial after the last run ended
 
-States = dict[Path, RunState]  # by the path at first sight: logs move
+States = dict[Path, RunState]  # by where the log of a good trial ends
 
 
 def check(target: Path) -> None:
@@ -39,17 +40,32 @@ def check(target: Path) -> None:
         raise ReviewError(f"{target}: is an acceptance test, not a run: {instead}")
 
 
+def _is_running(path: Path) -> bool:
+    return bool(_RUNNING.fullmatch(path.parent.name))
+
+
+def _end_of(path: Path) -> Path:
+    """Where the log of a trial ends if all goes well."""
+    folder = path.parent.parent if _is_running(path) else path.parent
+    return folder / path.name.replace("failed_", "result_", 1)
+
+
 def find_logs(target: Path) -> list[Path]:
-    """Every log at or below a path, including those of running trials."""
-    if target.is_file():
-        return [target]
+    """Every log at or below a path, including those of running trials. One that is moved is found
+    where it ends.
+    """
+    if not target.is_dir():
+        end = _end_of(target)
+        failed = end.with_name(end.name.replace("result_", "failed_", 1))
+        places = (target, end, failed) if _is_running(target) else (target,)
+        return [path for path in places if path.is_file()][:1]
     below = [
         Path(folder) / name for folder, _, names in os.walk(target) for name in names
     ]
     return [
         path
         for path in below
-        if tree.RESULT_NAME.fullmatch(path.name) and path.is_file()
+        if tree.RESULT_NAME.fullmatch(path.name) or path.name.startswith("failed_")
     ]
 
 
@@ -57,55 +73,17 @@ def _newest(logs: Sequence[Path]) -> list[Path]:
     """The log to follow: of a live trial first, then the newest."""
     known = []
     for path in logs:
-        running = bool(_RUNNING.fullmatch(path.parent.name))
         with contextlib.suppress(OSError):  # removed meanwhile
-            known.append((running, path.stat().st_mtime, path))
+            known.append((_is_running(path), path.stat().st_mtime, path))
     return [max(known)[2]] if known else []
 
 
-class LogTail:
-    """Reads a growing log, and follows it to where the launcher moves it when the trial ends."""
-
-    def __init__(self, path: Path, ruleset: str = DEFAULT_RULESET) -> None:
-        self.path, self.ruleset = path, ruleset
-        self._run: Run | None = None
-        self._read: object = None  # path and stamp of the log when it was last read
-
-    def poll(self, now: float) -> RunState:
-        """State at ``now``, Unix seconds, from the log's complete lines. Raises ReviewError if the
-        log is gone.
-        """
-        try:
-            stat = self.path.stat()
-            # With the inode: another trial's log may have the same name and size.
-            stamp = (self.path, stat.st_ino, stat.st_size, stat.st_mtime_ns)
-            if self._run is None or self._read != stamp:
-                data = self.path.read_bytes()
-                # The last line may be half written.
-                whole = data[: data.rfind(b"\n") + 1]
-                self._run, self._read = (
-                    run_of(parse(self.path, whole), self.ruleset),
-                    stamp,
-                )
-        except FileNotFoundError:
-            folder, name = self.path.parent, self.path.name
-            # One level up, and renamed if the trial failed.
-            moved = [
-                folder.parent / new_name
-                for new_name in (name, name.replace("result_", "failed_", 1))
-            ]
-            if not _RUNNING.fullmatch(folder.name) or not any(
-                path.is_file() for path in moved
-            ):
-                raise ReviewError(
-                    f"{self.path}: is gone; the run was removed or left no log"
-                ) from None
-            self.path = next(path for path in moved if path.is_file())
-            return self.poll(now)
-        except OSError as error:
-            raise ReviewError(f"{self.path}: {error.strerror}") from None
-        found = run_folder(self.path.parent, (self._run,), self.ruleset)
-        return RunState(found, 1000 * now)
+def state_of(path: Path, now: float, ruleset: str = DEFAULT_RULESET) -> RunState:
+    """State at ``now``, Unix seconds, from the log's complete lines. Raises OSError."""
+    data = path.read_bytes()
+    # The last line may be half written.
+    run = run_of(parse(path, data[: data.rfind(b"\n") + 1]), ruleset)
+    return RunState(run_folder(path.parent, (run,), ruleset), 1000 * now)
 
 
 class Runs:
@@ -122,47 +100,23 @@ class Runs:
         self.targets, self.ruleset, self.newest = targets, ruleset, newest
         for path in targets:
             check(path)
-        self.alone = newest or (len(targets) == 1 and targets[0].is_file())
-        self._tails: dict[Path, LogTail] = {}
-        self._now, self._idle_since = 0.0, math.inf
+        self.file = targets[0] if len(targets) == 1 and targets[0].is_file() else None
+        self.alone = newest or self.file is not None
 
     def poll(self, now: float) -> States:
-        """Skips removed logs, but raises ReviewError for a single one."""
-        # First, since moved logs are known by their new paths afterwards.
-        states = self._look(self._tails, now)
-        # A log that has moved is not another one.
-        known = {state.path for state in states.values()}
-        logs = [] if self.alone and states else self._logs()
-        new = {path: LogTail(path, self.ruleset) for path in logs if path not in known}
-        states |= self._look(new, now)
-        everyone = self._tails | new
-        self._tails = {path: everyone[path] for path in states}
-        # No log yet is not idle: the first trial is still to come.
-        idle = states and all(state.over for state in states.values())
-        self._now = now
-        self._idle_since = min(self._idle_since, now) if idle else math.inf
-        order = {
-            path: (str(state.path.parent), tree.natural_order(state.path))
-            for path, state in states.items()
-        }
-        return {path: states[path] for path in sorted(states, key=order.__getitem__)}
-
-    def _logs(self) -> list[Path]:
+        """Reads them anew. Raises ReviewError if the only log is gone."""
         logs = [path for target in self.targets for path in find_logs(target)]
-        return _newest(logs) if self.newest else logs
-
-    def _look(self, tails: Mapping[Path, LogTail], now: float) -> States:
-        removed = [] if self.alone else [ReviewError]
         states = {}
-        for path, tail in tails.items():
-            with contextlib.suppress(*removed):
-                states[path] = tail.poll(now)
+        for path in sorted(
+            _newest(logs) if self.newest else logs,
+            key=lambda path: (str(path.parent), tree.natural_order(path)),
+        ):
+            with contextlib.suppress(FileNotFoundError):  # moved meanwhile
+                states[_end_of(path)] = state_of(path, now, self.ruleset)
+        if self.file and not states:
+            why = "is gone; the run was removed or left no log"
+            raise ReviewError(f"{self.file}: {why}")
         return states
-
-    @property
-    def ended(self) -> bool:
-        """Whether none is active and no further one has started for a minute."""
-        return self._now - self._idle_since >= (0 if self.alone else _IDLE_SECONDS)
 
 
 def follow(
@@ -171,10 +125,18 @@ def follow(
     clock: Callable[[], float] = time.time,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[States]:
-    """The states every ``interval`` seconds, the last one included, until the runs have ended."""
+    """The states every ``interval`` seconds, the last one included, until none is active and no
+    further one has started for a minute.
+    """
+    idle_since = math.inf
     while True:
-        yield runs.poll(clock())
-        if runs.ended:
+        now = clock()
+        states = runs.poll(now)
+        yield states
+        # No log yet is not idle: the first trial is still to come.
+        idle = states and all(state.over for state in states.values())
+        idle_since = min(idle_since, now) if idle else math.inf
+        if now - idle_since >= (0 if runs.alone else _IDLE_SECONDS):
             return
         sleep(interval)
 

@@ -14,7 +14,7 @@ from review.logs.output import ReviewError
 from review.results.run import run_of
 from review.results.run_state import RunState
 from review.results.score import run_folder
-from review.watch import LogTail, Runs, follow, render
+from review.watch import Runs, follow, render, state_of
 
 
 class Grower:
@@ -94,7 +94,7 @@ def test_the_limit_is_the_earlier_of_steps_and_samples(
     (tmp_path / "config.json").write_text(json.dumps(settings))
     log = writer()
     log.lines = log.lines[: len(log.lines) // 2]
-    state = LogTail(log.write(tmp_path / "result_0.txt")).poll(0)
+    state = state_of(log.write(tmp_path / "result_0.txt"), 0)
     assert state.limit == limit
     said = f" of at most {limit or 0:,.0f} samples"
     assert (said in ", ".join(state.parts())) == (limit is not None)
@@ -120,7 +120,7 @@ def test_a_run_without_a_target_is_watched_to_its_last_step_and_nothing_of_the_b
     at = [i for i, line in enumerate(lines) if line["key"] == "eval_stop"][2] + 1
     path = tmp_path / "result_0.txt"
     path.write_text("".join(f":::MLLOG {json.dumps(line)}\n" for line in lines[:at]))
-    state = LogTail(path).poll(lines[at - 1]["time_ms"] / 1000)
+    state = state_of(path, lines[at - 1]["time_ms"] / 1000)
     end = 20_000 * state.run.batch_size
     assert (state.phase, state.samples, state.limit) == ("training", 450_000, end)
     assert main(["watch", str(path), "--once"]) == 0
@@ -162,23 +162,25 @@ def test_half_written_lines_are_left_for_the_next_look(tmp_path, writer):
     path = writer().write(tmp_path / "result_0.txt")
     data = path.read_bytes()
     path.write_bytes(data[:-20])
-    tail = LogTail(path)
-    standing = tail.poll(0)
+    standing = state_of(path, 0)
     assert not standing.done
     assert not standing.run.log.errors
     path.write_bytes(data)
-    assert tail.poll(0).done
+    assert state_of(path, 0).done
 
 
 def test_the_log_is_followed_to_where_the_launcher_moves_it(tmp_path, writer):
     path = writer().drop("run_stop").write(tmp_path / "running_3" / "result_3.txt")
-    tail = LogTail(path)
-    assert not tail.poll(0).done
+    end = tmp_path / "result_3.txt"
+    file, folder = Runs([path]), Runs([tmp_path])
+    assert [run.poll(0)[end].done for run in (file, folder)] == [False] * 2
     (tmp_path / "failed_3.txt").write_bytes(path.read_bytes())
     (tmp_path / "error_3.txt").write_text("rank 5 ran out of memory\n")
     path.unlink()
-    assert tail.poll(0).run.status == "incomplete"
-    assert tail.poll(0).broken == "rank 5 ran out of memory"
+    for run in (file, folder):
+        (state,) = run.poll(0).items()
+        assert (state[0], state[1].run.status) == (end, "incomplete")
+        assert state[1].broken == "rank 5 ran out of memory"
     looks = follow(
         Runs([tmp_path / "failed_3.txt"]),
         1.0,
@@ -189,12 +191,7 @@ def test_the_log_is_followed_to_where_the_launcher_moves_it(tmp_path, writer):
 
 def test_a_log_that_is_gone_is_a_one_line_error(tmp_path, writer, capsys):
     path = writer().drop("run_stop").write(tmp_path / "result_0.txt")
-    tail = LogTail(path)
-    tail.poll(0)
-    path.unlink()
-    with pytest.raises(ReviewError, match="is gone"):
-        tail.poll(0)
-    runs = Runs([writer().drop("run_stop").write(path)])
+    runs = Runs([path])
     assert [*runs.poll(0)] == [path]
     path.unlink()
     with pytest.raises(ReviewError, match="is gone"):
@@ -208,9 +205,10 @@ def test_a_log_that_is_gone_is_a_one_line_error(tmp_path, writer, capsys):
 def test_the_trial_under_way_is_found_before_finished_ones(tmp_path, writer):
     running = writer().write(tmp_path / "run" / "running_1" / "result_1.txt")
     finished = writer().write(tmp_path / "run" / "result_0.txt")
-    assert [*Runs([tmp_path], newest=True).poll(0)] == [running]
-    running.unlink()
-    assert [*Runs([tmp_path], newest=True).poll(0)] == [finished]
+    for path in (running, finished):
+        (state,) = Runs([tmp_path], newest=True).poll(0).values()
+        assert state.path == path
+        running.unlink(missing_ok=True)
 
 
 def test_exit_code_says_whether_the_target_was_reached(tmp_path, writer, capsys):
@@ -245,7 +243,7 @@ def test_every_state_can_be_drawn(width, states):
 def test_the_target_of_an_open_run_is_that_of_its_configuration(tmp_path, writer):
     path = writer(division="open").write(tmp_path / "result_0.txt")
     (tmp_path / "config.json").write_text('{"evaluate": {"target": 0.1}}')
-    assert LogTail(path).poll(0).target == 0.1
+    assert state_of(path, 0).target == 0.1
 
 
 def test_a_growing_log_ends_as_the_whole_one(tmp_path, writer):
@@ -257,17 +255,6 @@ def test_a_growing_log_ends_as_the_whole_one(tmp_path, writer):
         range(1, len(lines) + 1)
     )
     assert states[-1].run.log.events == run_of(read_log(grower.path)).log.events
-
-
-def test_a_log_written_anew_is_read_from_its_start(tmp_path, writer):
-    path = writer(seed=1).write(tmp_path / "result_0.txt")
-    tail = LogTail(path)
-    assert tail.poll(1.75e9).run.seeds == [1]
-    path.unlink()
-    writer(seed=2, evaluations=18).write(path)
-    assert tail.poll(1.75e9).run.seeds == [2]
-    writer(seed=3, evaluations=2).write(path)  # shorter, in the same file
-    assert tail.poll(1.75e9).run.seeds == [3]
 
 
 def test_watch_waits_for_the_first_log(tmp_path, writer, capsys, monkeypatch):
