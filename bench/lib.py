@@ -54,15 +54,6 @@ def integer(text: str, least: int = 1) -> int:
     )
 
 
-def natural(text: str) -> int:
-    return integer(text, least=0)
-
-
-def integers(text: str) -> list[int]:
-    """Separated by commas."""
-    return [integer(number) for number in text.split(",")]
-
-
 def file(text: str) -> Path:
     path = Path(text)
     if not path.is_file():

@@ -323,7 +323,8 @@ def resume(run: Run) -> Start:
     if state is None:
         return Start()
     run.step.load_state_dict(state)
-    vars(run.best).update(state["best"])
+    # Those of before version 0.2 had no evaluations in training.
+    vars(run.best).update(state.get("best", {}))
     return Start(*(state[name] for name in Start._fields))
 
 

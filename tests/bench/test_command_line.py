@@ -34,8 +34,6 @@ CASES = [
     ("prepare", (), "the following arguments are required: text, vocab"),
     ("prepare", (__file__, __file__, "--reference-python", "/nope"), "/nope: no such program"),
     ("convergence", ("--steps", "30"), "--steps 30: expected a multiple of 25"),
-    ("certify_sweep", ("--ranks", "4,0"), AT_LEAST_ONE),
-    ("certify_sweep", ("--seed", "x"), "expected an integer of at least 0"),
     ("gpu_all", ("machine", "--nope"), "unrecognized arguments: --nope"),
     ("gpu_all", ("--output", __file__), "File exists"),
 ]  # fmt: skip

@@ -4,8 +4,6 @@ comparisons.
 
 from __future__ import annotations
 
-import importlib
-
 import numpy as np
 import pytest
 
@@ -18,6 +16,7 @@ from review.acceptance.outliers import (
     find_stalls,
 )
 
+from . import sweep
 from .made_up import make
 
 RANKS, ROUNDS, TESTS, COMPARISONS = 4, 6, 80, 74
@@ -144,10 +143,8 @@ def test_a_burn_in_is_as_correlated_as_the_stages():
     ],
 )
 def test_a_rank_five_percent_slow_is_named_as_often_as_documented(
-    repository, monkeypatch, ranks, noise, least, correlation
+    ranks, noise, least, correlation
 ):
-    monkeypatch.syspath_prepend(str(repository / "bench"))
-    sweep = importlib.import_module("certify_sweep")
     case = {"ranks": ranks, "noise": noise, "correlation": correlation}
     generator = np.random.default_rng(0)
     found = [

@@ -7,16 +7,17 @@ all onsets and lengths. Healthy tests of 16 kinds, half of them on four nodes, c
 alarms. Power: how often one rank is named that is 5% slower all the time, by the noise of a round,
 which has an autocorrelation of 0.8, and the number of rounds. Prints one JSON line.
 
-usage: python bench/certify_sweep.py [--seeds 2] [--healthy 2400] [--power 60] [--ranks 4,8,64]
-                                     [--seed 0]        0 of a part leaves it out
+usage: python -m tests.review.acceptance.sweep [--seeds 2] [--healthy 2400] [--power 60] [--seed 0]
+                                               [--ranks 4 8 64]      0 of a part leaves it out
 """
 
+import argparse
 import itertools
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from lib import Parser, emit, integers, natural
 
 from review.acceptance.journal import BurnIn
 from review.acceptance.outliers import members
@@ -217,22 +218,19 @@ def power(tests: int, seed: int, counts: list[int]) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = Parser(__doc__)
+    parser = argparse.ArgumentParser()
     parts = (("--seeds", 2), ("--healthy", 2400), ("--power", 60), ("--seed", 0))
     for name, number in parts:
-        parser.add_argument(name, type=natural, default=number)
-    parser.add_argument("--ranks", type=integers, default=[2, 4, 8, 64])
+        parser.add_argument(name, type=int, default=number)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8, 64])
     options = parser.parse_args()
     seeds = range(options.seed, options.seed + options.seeds)
-    emit(
-        "certify_sweep",
-        vars(options)
-        | {
-            "false_alarms": false_alarms(options.healthy, options.seed),
-            "power": power(options.power, options.seed, options.ranks),
-            "rows": sweep(seeds, options.ranks),
-        },
-    )
+    found = {
+        "false_alarms": false_alarms(options.healthy, options.seed),
+        "power": power(options.power, options.seed, options.ranks),
+        "rows": sweep(seeds, options.ranks),
+    }
+    print(json.dumps(vars(options) | found))
 
 
 if __name__ == "__main__":
