@@ -156,10 +156,13 @@ def _unfinished(directory: Path) -> list[Path]:
 
 def _remove(paths: Iterable[Path]) -> None:
     for path in paths:
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=path.name.startswith("."))
-        else:
+        if not path.is_dir():
             path.unlink(missing_ok=True)
+            continue
+        if not path.name.startswith("."):
+            # Unfinished by its name first: a kill leaves no half that would count as complete.
+            path = path.rename(path.with_name(f".{path.name}.removed"))
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def num_bytes(state: Any) -> int:

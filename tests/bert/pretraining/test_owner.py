@@ -317,6 +317,28 @@ def test_prune_leaves_the_parts_of_the_next_checkpoint(tmp_path):
     assert names(tmp_path) == [".step_0000000006.8"]
 
 
+def test_a_kill_while_a_checkpoint_is_removed_leaves_no_half_that_counts(
+    tmp_path, monkeypatch
+):
+    for name in ("step_0000000002", "global_step3", "step_0000000004"):
+        (tmp_path / name).mkdir()
+        for file in (sharded.INDEX, "rank_00000.pt"):
+            (tmp_path / name / file).touch()
+    halves = []
+
+    def killed(path, ignore_errors):
+        (path / "rank_00000.pt").unlink()
+        halves.append(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sharded.shutil, "rmtree", killed)
+        sharded.prune(tmp_path, 1, 4)
+    assert len(halves) == 2
+    assert sharded.complete(tmp_path) == [tmp_path / "step_0000000004"]
+    sharded.remove_unfinished(tmp_path)
+    assert names(tmp_path) == ["step_0000000004"]
+
+
 def test_another_split_of_the_batch_is_told_as_more_than_rounding(prepared):
     before = from_env(
         PretrainingConfig, merged(prepared | {"BATCHSIZE": "2", "GRADIENT_STEPS": "3"})
