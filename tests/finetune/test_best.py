@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 
@@ -79,13 +81,24 @@ def test_the_model_of_the_best_evaluation_is_saved_and_worse_ones_end_training(
 
 
 def test_evaluations_change_nothing_of_what_is_learnt(environment, tmp_path):
-    weights = []
-    for every in ("0", "2"):
+    """With dropout, which evaluations switch off."""
+    weights, losses = Path(environment["INIT_CHECKPOINT"]), []
+    shape = json.loads(weights.with_name("config.json").read_text())
+    shape["hidden_dropout_prob"] = 0.2
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    for name in (weights.name, "vocab.txt"):
+        shutil.copy(weights.with_name(name), tmp_path)
+    environment = environment | {"INIT_CHECKPOINT": str(tmp_path / weights.name)}
+    for every in ("0", "0.3"):
         folder = tmp_path / every
         own = {"EVAL_EVERY_EPOCHS": every, "EPOCHS": "2", "RUN_DIR": str(folder)}
-        assert run(environment | own) == 0
-        weights.append((folder / "model_0" / "model.safetensors").read_bytes())
-    assert weights[0] == weights[1]
+        assert run(environment | own | {"LOG_EVERY_STEPS": "1"}) == 0
+        text = (folder / "metrics_0.jsonl").read_text()
+        steps = [x for x in map(json.loads, text.splitlines()) if "loss" in x]
+        losses.append([x["loss"] for x in steps if x["kind"] == "train"])
+    assert len(evaluations(folder)) > 4
+    assert len(losses[0]) == 6
+    assert losses[0] == losses[1]
 
 
 @pytest.mark.parametrize("at", [7, 12, 19], ids=str)
