@@ -63,6 +63,14 @@ def state_of(path):
     return {"step": saved["step"], "samples": saved["samples"], **tensors}
 
 
+def differing(found, expected, name=""):
+    """Names of what is not equal bit for bit."""
+    if not isinstance(found, dict) or found.keys() != expected.keys():
+        return [] if same(found, expected) else [name]
+    pairs = ((found[key], expected[key], f"{name}/{key}") for key in found)
+    return [one for pair in pairs for one in differing(*pair)]
+
+
 # A rank that runs other code.
 OTHER_CODE = """
 from bert.core import software
@@ -355,7 +363,8 @@ def machine(environment, run_bert, folder: Path, ways):
                     history = self.histories[trial][sharded.step_of(path)]
                     found = state_of(path)
                     whole = undisturbed(trial, RANKS[history[0]])
-                    assert same(found, known.setdefault((trial, history), found)), path
+                    first = known.setdefault((trial, history), found)
+                    assert not differing(found, first), (path, history)
                     check_close(found, whole[len(history) - 1])
 
     return Runs
