@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from review.logs import output, tree
 from review.logs.mllog import parse, text
 from review.logs.output import Column, ReviewError
-from review.results.run import run_of
+from review.results.run import Run, run_of
 from review.results.run_state import RunState
 from review.results.score import run_folder
 from review.rulebook.compliance import DEFAULT_RULESET
@@ -78,12 +78,16 @@ def _newest(logs: Sequence[Path]) -> list[Path]:
     return [max(known)[2]] if known else []
 
 
-def state_of(path: Path, now: float, ruleset: str = DEFAULT_RULESET) -> RunState:
-    """State at ``now``, Unix seconds, from the log's complete lines. Raises OSError."""
+def read_run(path: Path, ruleset: str = DEFAULT_RULESET) -> Run:
+    """The run by the log's complete lines. Raises OSError."""
     data = path.read_bytes()
     # The last line may be half written.
-    run = run_of(parse(path, data[: data.rfind(b"\n") + 1]), ruleset)
-    return RunState(run_folder(path.parent, (run,), ruleset), 1000 * now)
+    return run_of(parse(path, data[: data.rfind(b"\n") + 1]), ruleset)
+
+
+def state_of(run: Run, now: float, ruleset: str = DEFAULT_RULESET) -> RunState:
+    """State at ``now``, Unix seconds."""
+    return RunState(run_folder(run.path.parent, (run,), ruleset), 1000 * now)
 
 
 class Runs:
@@ -102,9 +106,10 @@ class Runs:
             check(path)
         self.file = targets[0] if len(targets) == 1 and targets[0].is_file() else None
         self.alone = newest or self.file is not None
+        self._read: dict[Path, tuple[object, Run]] = {}  # with the stamp of each log
 
     def poll(self, now: float) -> States:
-        """Reads them anew. Raises ReviewError if the only log is gone."""
+        """Reads those that have changed. Raises ReviewError if the only log is gone."""
         logs = [path for target in self.targets for path in find_logs(target)]
         states = {}
         for path in sorted(
@@ -112,11 +117,19 @@ class Runs:
             key=lambda path: (str(path.parent), tree.natural_order(path)),
         ):
             with contextlib.suppress(FileNotFoundError):  # moved meanwhile
-                states[_end_of(path)] = state_of(path, now, self.ruleset)
+                states[_end_of(path)] = state_of(self._run(path), now, self.ruleset)
         if self.file and not states:
             why = "is gone; the run was removed or left no log"
             raise ReviewError(f"{self.file}: {why}")
         return states
+
+    def _run(self, path: Path) -> Run:
+        stat = path.stat()
+        # With the inode: another trial's log may have the same name and size.
+        stamp = stat.st_ino, stat.st_size, stat.st_mtime_ns
+        if path not in self._read or self._read[path][0] != stamp:
+            self._read[path] = stamp, read_run(path, self.ruleset)
+        return self._read[path][1]
 
 
 def follow(

@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 from common.durations import duration
+from review import watch
 from review.__main__ import main
 from review.logs.mllog import parse, read_log
 from review.logs.output import ReviewError
 from review.results.run import run_of
 from review.results.run_state import RunState
 from review.results.score import run_folder
-from review.watch import Runs, follow, render, state_of
+from review.watch import Runs, follow, read_run, render, state_of
 
 
 class Grower:
@@ -94,7 +95,7 @@ def test_the_limit_is_the_earlier_of_steps_and_samples(
     (tmp_path / "config.json").write_text(json.dumps(settings))
     log = writer()
     log.lines = log.lines[: len(log.lines) // 2]
-    state = state_of(log.write(tmp_path / "result_0.txt"), 0)
+    state = state_of(read_run(log.write(tmp_path / "result_0.txt")), 0)
     assert state.limit == limit
     said = f" of at most {limit or 0:,.0f} samples"
     assert (said in ", ".join(state.parts())) == (limit is not None)
@@ -120,7 +121,7 @@ def test_a_run_without_a_target_is_watched_to_its_last_step_and_nothing_of_the_b
     at = [i for i, line in enumerate(lines) if line["key"] == "eval_stop"][2] + 1
     path = tmp_path / "result_0.txt"
     path.write_text("".join(f":::MLLOG {json.dumps(line)}\n" for line in lines[:at]))
-    state = state_of(path, lines[at - 1]["time_ms"] / 1000)
+    state = state_of(read_run(path), lines[at - 1]["time_ms"] / 1000)
     end = 20_000 * state.run.batch_size
     assert (state.phase, state.samples, state.limit) == ("training", 450_000, end)
     assert main(["watch", str(path), "--once"]) == 0
@@ -162,11 +163,11 @@ def test_half_written_lines_are_left_for_the_next_look(tmp_path, writer):
     path = writer().write(tmp_path / "result_0.txt")
     data = path.read_bytes()
     path.write_bytes(data[:-20])
-    standing = state_of(path, 0)
+    standing = state_of(read_run(path), 0)
     assert not standing.done
     assert not standing.run.log.errors
     path.write_bytes(data)
-    assert state_of(path, 0).done
+    assert state_of(read_run(path), 0).done
 
 
 def test_the_log_is_followed_to_where_the_launcher_moves_it(tmp_path, writer):
@@ -243,7 +244,7 @@ def test_every_state_can_be_drawn(width, states):
 def test_the_target_of_an_open_run_is_that_of_its_configuration(tmp_path, writer):
     path = writer(division="open").write(tmp_path / "result_0.txt")
     (tmp_path / "config.json").write_text('{"evaluate": {"target": 0.1}}')
-    assert state_of(path, 0).target == 0.1
+    assert state_of(read_run(path), 0).target == 0.1
 
 
 def test_a_growing_log_ends_as_the_whole_one(tmp_path, writer):
@@ -255,6 +256,28 @@ def test_a_growing_log_ends_as_the_whole_one(tmp_path, writer):
         range(1, len(lines) + 1)
     )
     assert states[-1].run.log.events == run_of(read_log(grower.path)).log.events
+
+
+def test_a_log_written_anew_is_read_from_its_start(tmp_path, writer):
+    path = writer(seed=1).write(tmp_path / "result_0.txt")
+    runs = Runs([path])
+    assert runs.poll(1.75e9)[path].run.seeds == [1]
+    path.unlink()
+    writer(seed=2, evaluations=18).write(path)
+    assert runs.poll(1.75e9)[path].run.seeds == [2]
+    writer(seed=3, evaluations=2).write(path)  # shorter, in the same file
+    assert runs.poll(1.75e9)[path].run.seeds == [3]
+
+
+def test_a_log_that_stands_still_is_read_once(tmp_path, writer, monkeypatch):
+    path, read = writer().write(tmp_path / "result_0.txt"), []
+    monkeypatch.setattr(
+        watch, "read_run", lambda path, ruleset: read.append(path) or read_run(path)
+    )
+    runs = Runs([tmp_path])
+    for _ in range(3):
+        runs.poll(1.75e9)
+    assert read == [path]
 
 
 def test_watch_waits_for_the_first_log(tmp_path, writer, capsys, monkeypatch):
