@@ -50,10 +50,11 @@ SECONDS = 10  # of a stage
 GROUPS = Path("/sys/fs/cgroup")
 # A node has a quota of one CPU, not a share of what others leave, so it is independent of them. All
 # four have the same CPU, so what slows it slows them equally. Everything else has the other CPUs
-# and a third of this one, so that a node gets its quota, if not in one period then in the next.
+# and a third of this one, so that a node gets its quota, if not in one period then in the next: each
+# other process has 1024 shares, so with fewer than the most a busy machine would take the nodes'.
 PERIOD = 10_000  # microseconds; a step takes many of them
 QUOTA, SLOWED = 1600, 1440
-SHARES = 4096
+SHARES = 1 << 18
 CPU = (os.cpu_count() or 1) - 1
 # Keeps that CPU awake: waking from idle is slow and would delay the node that runs first in a
 # period.
