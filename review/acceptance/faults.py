@@ -37,6 +37,7 @@ OWN = TABLES["own"]  # of each part another
 # Anew for each sample.
 ASKED = [field for field in FIELDS if not field.startswith("xid_")]
 GONE_SECONDS = 5.0  # without a sample at the end of the telemetry
+DAY = 86400.0  # seconds
 
 
 @dataclass(frozen=True)
@@ -258,24 +259,23 @@ def _counted(
 
 def _kernel_log(node: str, hardware: Mapping[str, Any]) -> Iterator[Reason]:
     """Faults of the kernel log, one line for each kind: those of the test, and older ones with
-    their age, and what to do.
+    their age, and what to do. State pass: over for more than a day.
     """
     log = hardware.get("kernel_log") or {}
     began = log_began(hardware)
-    times_of: dict[tuple[str, str, str], list[float]] = {}
+    times_of: dict[tuple[str, str, str, bool], list[float]] = {}
     for at, line in _events(log.get("lines") or ()):
         times_of.setdefault(_meaning(line), []).append(at)
-    for (fault, state, action), times in times_of.items():
+    for (fault, state, action, passes), times in times_of.items():
         during = [at for at in times if at > began]
-        if during:
-            message = f"{len(during)} {fault} in the kernel log during the test"
-        else:
-            age = duration(log["read"] - max(times))
-            message, state = (
-                f"{len(times)} {fault} in the kernel log, the last {age} ago",
-                "warn",
-            )
-        yield Reason(f"node {node}", message, state, evidence=action)
+        when = " during the test"
+        if not during:
+            age = log["read"] - max(times)
+            when = f", the last {duration(age)} ago"
+            # What needs a reset, a repair or another part counts until the node's next start.
+            state = "pass" if passes and age > DAY else "warn"
+        said = f"{len(during or times)} {fault} in the kernel log{when}"
+        yield Reason(f"node {node}", said, state, evidence=action)
 
 
 def _events(lines: Iterable[tuple[float, str]]) -> Iterator[tuple[float, str]]:
@@ -314,19 +314,19 @@ def log_began(hardware: Mapping[str, Any]) -> float:
     return float(before.get("last") or before.get("read") or -math.inf)
 
 
-def _meaning(line: str) -> tuple[str, str, str]:
-    """(what, state during the test, what to do) of a line of the kernel log."""
+def _meaning(line: str) -> tuple[str, str, str, bool]:
+    """(what, state during the test, what to do, whether it passes) of a line of the kernel log."""
     if xid := re.search(XID, line):
         number = int(xid[2])
         actions = TABLES["xid_actions"].items()
         action = next((do for do, xids in actions if number in xids), "report it")
         state = "warn" if number in TABLES["mild_xids"] else "fail"
-        return f"Xid {number} of {xid[1]}", state, action
-    for pattern, (fault, state, action) in TABLES["kernel_log"].items():
+        return f"Xid {number} of {xid[1]}", state, action, "application" in action
+    for pattern, (fault, state, action, *passes) in TABLES["kernel_log"].items():
         if re.search(pattern, line):
-            return fault, state, action
+            return fault, state, action, bool(passes)
     # Only lines of known faults are recorded: this one is from another version.
-    return line, "fail", ""
+    return line, "fail", "", False
 
 
 def tool_faults(records: Records) -> Iterator[Reason]:
@@ -418,13 +418,9 @@ def _differences(records: Records, usual: Facts, origin: str) -> Iterator[Reason
             for name, wanted in of_device.items():
                 has = facts.get(name)
                 if not _same(has, wanted):
-                    shown = (
-                        has
-                        if has is not None
-                        else "unknown"
-                        if device in parts or device.startswith("GPU")
-                        else "missing"
-                    )
+                    known_of = device in parts or device.startswith("GPU")
+                    none = "unknown" if known_of else "missing"
+                    shown = none if has is None else has
                     message = f"{name} {shown}, {origin} {wanted}"
                     yield Reason(_where(device, node), message, _part_state(name))
 

@@ -184,49 +184,61 @@ def with_log(*lines, before=BEFORE):
 
 
 @pytest.mark.parametrize(
-    ("line", "during", "what"),
+    ("line", "during", "old", "what"),
     [
-        (XID.format(79), "fail", "Xid 79 of PCI:0000:3b:00"),
-        (XID.format(48), "fail", "Xid 48 of PCI:0000:3b:00"),
-        (XID.format(777), "fail", "Xid 777 of PCI:0000:3b:00"),
-        (XID.format(31), "warn", "Xid 31 of PCI:0000:3b:00"),
-        ("NVRM: GPU 0000:3b:00.0: GPU has fallen off the bus.", "fail", "GPU fallen off the bus"),
-        ("nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 20034, Fatal, Link 30", "fail", "NVSwitch error"),
-        ("nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 12028, Non-fatal, Link 32", "warn", "NVSwitch error"),
-        ("NVRM: GPU lost from the bus.", "fail", "GPU fallen off the bus"),
-        ("{1}[Hardware Error]: event severity: corrected", "warn", "corrected hardware error"),
-        ("{1}[Hardware Error]: event severity: fatal", "fail", "hardware error"),
-        ("mce: [Hardware Error]: Machine check events logged", "fail", "machine check"),
-        ("EDAC MC0: 1 UE memory read error on CPU_SrcID#0", "fail", "uncorrected memory error"),
-        ("EDAC MC0: 1 CE memory read error on CPU_SrcID#0", "warn", "corrected memory error"),
-        ("pcieport 0000:00:01.0: PCIe Bus Error: severity=Uncorrected (Fatal)", "fail", "uncorrected PCIe error"),
-        ("pcieport 0000:00:01.0: PCIe Bus Error: severity=Corrected", "warn", "corrected PCIe error"),
-        ("pcieport 0000:00:01.0: PCIe Bus Error: severity=Correctable", "warn", "corrected PCIe error"),
-        ("pcieport 0000:00:01.0: PCIe Bus Error: severity=Uncorrectable (Fatal)", "fail", "uncorrected PCIe error"),
-        ("pcieport 0000:00:01.0: AER: Correctable error message received", "warn", "corrected PCIe error"),
-        ("pcieport 0000:00:01.0: AER: Uncorrectable (Non-Fatal) error", "fail", "uncorrected PCIe error"),
-        ("EDAC MC1: 262 CE memory read error (syndrome:0x0 - OVERFLOW area:DRAM)", "fail", "corrected memory errors beyond counting"),
-        ("NVRM: GPU3 _kgspIsHeartbeatTimedOut: Heartbeat timed out, diff 5300 timeout 5200", "fail", "GPU whose system processor (GSP) does not answer"),
-        ("CPU7: Core temperature above threshold, cpu clock throttled (total events = 1)", "warn", "CPU throttled by heat"),
-        ("mce: CMCI storm detected: switching to poll mode", "fail", "storm of corrected machine checks"),
-        ("nvme2n1: I/O Cmd(0x2) @ LBA 4096, 8 blocks, I/O Error (sct 0x2 / sc 0x81)", "fail", "error of an NVMe disk"),
-        ("mlx5_core 0000:1a:00.0: poll_health:800:(pid 0): device's health compromised - reached miss count", "fail", "network adapter in bad health"),
-        ("mlx5_core 0000:1a:00.0: Port module event[error]: module 0, Cable error, Bus stuck", "fail", "network cable or its module"),
-        ("watchdog: BUG: soft lockup - CPU#3 stuck for 22s! [python:411]", "fail", "CPU that hung in the kernel"),
-        ("Out of memory: Killed process 411 (python)", "warn", "process killed for want of memory"),
+        (XID.format(79), "fail", "warn", "Xid 79 of PCI:0000:3b:00"),
+        (XID.format(48), "fail", "warn", "Xid 48 of PCI:0000:3b:00"),
+        (XID.format(777), "fail", "warn", "Xid 777 of PCI:0000:3b:00"),
+        (XID.format(63), "warn", "warn", "Xid 63 of PCI:0000:3b:00"),
+        (XID.format(94), "warn", "warn", "Xid 94 of PCI:0000:3b:00"),
+        (XID.format(31), "warn", "pass", "Xid 31 of PCI:0000:3b:00"),
+        ("NVRM: GPU 0000:3b:00.0: GPU has fallen off the bus.", "fail", "warn", "GPU fallen off the bus"),
+        ("nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 20034, Fatal, Link 30", "fail", "warn", "NVSwitch error"),
+        ("nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 12028, Non-fatal, Link 32", "warn", "pass", "NVSwitch error"),
+        ("NVRM: GPU lost from the bus.", "fail", "warn", "GPU fallen off the bus"),
+        ("{1}[Hardware Error]: event severity: corrected", "warn", "pass", "corrected hardware error"),
+        ("{1}[Hardware Error]: event severity: fatal", "fail", "warn", "hardware error"),
+        ("mce: [Hardware Error]: Machine check events logged", "fail", "warn", "machine check"),
+        ("EDAC MC0: 1 UE memory read error on CPU_SrcID#0", "fail", "warn", "uncorrected memory error"),
+        ("EDAC MC0: 1 CE memory read error on CPU_SrcID#0", "warn", "pass", "corrected memory error"),
+        ("pcieport 0000:00:01.0: PCIe Bus Error: severity=Uncorrected (Fatal)", "fail", "warn", "uncorrected PCIe error"),
+        ("pcieport 0000:00:01.0: PCIe Bus Error: severity=Corrected", "warn", "pass", "corrected PCIe error"),
+        ("pcieport 0000:00:01.0: PCIe Bus Error: severity=Correctable", "warn", "pass", "corrected PCIe error"),
+        ("pcieport 0000:00:01.0: PCIe Bus Error: severity=Uncorrectable (Fatal)", "fail", "warn", "uncorrected PCIe error"),
+        ("pcieport 0000:00:01.0: AER: Correctable error message received", "warn", "pass", "corrected PCIe error"),
+        ("pcieport 0000:00:01.0: AER: Uncorrectable (Non-Fatal) error", "fail", "warn", "uncorrected PCIe error"),
+        ("EDAC MC1: 262 CE memory read error (syndrome:0x0 - OVERFLOW area:DRAM)", "fail", "warn", "corrected memory errors beyond counting"),
+        ("NVRM: GPU3 _kgspIsHeartbeatTimedOut: Heartbeat timed out, diff 5300 timeout 5200", "fail", "warn", "GPU whose system processor (GSP) does not answer"),
+        ("CPU7: Core temperature above threshold, cpu clock throttled (total events = 1)", "warn", "pass", "CPU throttled by heat"),
+        ("mce: CMCI storm detected: switching to poll mode", "fail", "warn", "storm of corrected machine checks"),
+        ("nvme2n1: I/O Cmd(0x2) @ LBA 4096, 8 blocks, I/O Error (sct 0x2 / sc 0x81)", "fail", "warn", "error of an NVMe disk"),
+        ("mlx5_core 0000:1a:00.0: poll_health:800:(pid 0): device's health compromised - reached miss count", "fail", "warn", "network adapter in bad health"),
+        ("mlx5_core 0000:1a:00.0: Port module event[error]: module 0, Cable error, Bus stuck", "fail", "warn", "network cable or its module"),
+        ("watchdog: BUG: soft lockup - CPU#3 stuck for 22s! [python:411]", "fail", "pass", "CPU that hung in the kernel"),
+        ("Out of memory: Killed process 411 (python)", "warn", "pass", "process killed for want of memory"),
     ],
 )  # fmt: skip
-def test_a_fault_of_the_kernel_log_fails_in_the_test_and_warns_with_its_age_before(
-    line, during, what
+def test_a_fault_of_the_kernel_log_fails_in_the_test_warns_before_and_passes_if_over(
+    line, during, old, what
 ):
-    for at, state, words in (
-        (400.1, during, f"1 {what} in the kernel log during the test"),
-        (400.0, "warn", f"1 {what} in the kernel log, the last 10:00 ago"),
+    day = 86400
+    for ago, state, words in (
+        (0, during, f"1 {what} in the kernel log during the test"),
+        (600, "warn", f"1 {what} in the kernel log, the last 10:00 ago"),
+        (day, "warn", f"1 {what} in the kernel log, the last 24:00:00 ago"),
+        (day + 1, old, f"1 {what} in the kernel log, the last 24:00:01 ago"),
+        (40 * day, old, f"1 {what} in the kernel log, the last 960:00:00 ago"),
     ):
-        judged = judge(with_log((at, line)))
-        (reason,) = judged.reasons()
+        judged = judge(with_log((1000.0 - (ago or 599.9), line)))
         assert judged.state == state
-        assert reason.partition("; ")[0] == f"node node2: {words}"
+        (said,) = judged.notes if state == "pass" else judged.reasons()
+        assert said.partition("; ")[0] == f"node node2: {words}"
+
+
+def test_the_newest_of_a_kind_decides_whether_it_is_over():
+    oom, days = "Out of memory: Killed process 411 (python)", (-5e5, -2e5, 300.0)
+    states = [judge(with_log(*((at, oom) for at in days[:n]))).state for n in (1, 2, 3)]
+    assert states == ["pass", "pass", "warn"]
 
 
 SXID = "nvidia-nvswitch2: SXid (PCI:0000:c8:00.0): 12028, "
