@@ -109,8 +109,7 @@ def _verdicts(folders: Sequence[Path]) -> Iterator[Mapping[str, Any]]:
     for folder in folders:
         if not folder.is_dir():
             raise ReviewError(f"{folder}: no such folder")
-        found = {path.parent for path in folder.rglob("certify.json")}
-        found |= {path.parent for path in folder.rglob("certify_*.npz")}
+        found = {path.parent for path in folder.rglob("certify[._]*")}
         for test in sorted(found):
             verdict = read_json(test / "certify.json")
             if verdict.get("version") == JSON_VERSION:

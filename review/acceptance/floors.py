@@ -48,13 +48,13 @@ def all_reduce_floor(gpus: list[str], size: float) -> float:
 def _of_system(node: str, parts: Facts) -> Iterator[Reason]:
     """What a known system or board lacks: GPUs that neither driver nor bus know, and ports."""
     gpus = [facts.get("name") for who, facts in parts.items() if who.startswith("GPU ")]
-    name = parts.get(NODE, {}).get("system") or ""
+    of_node = parts.get(NODE, {})
+    name = of_node.get("system") or ""
     systems = TABLE["systems"].items()
     system: Mapping[str, Any] = next(
         (row for known, row in systems if re.search(known, name)), {}
     )
     row = system or (TABLE["boards"].get(model_of(gpus[0]), {}) if gpus else {})
-    of_node = parts.get(NODE, {})
     count = of_node.get("GPUs")
     # One that the bus knows has a reason of its own.
     hidden = (of_node.get("GPUs on the PCI bus") or 0) > (count or 0)
@@ -123,12 +123,9 @@ def _of_port(name: str, facts: Mapping[str, Any], parts: Facts) -> Iterator[Reas
     never is.
     """
     state = facts.get("state")
-    peers = [
-        part
-        for part in parts.values()
-        if "rate" in part and part.get("type") == facts.get("type")
-    ]
-    if state == "DOWN" and not any(peer.get("state") == "ACTIVE" for peer in peers):
+    # Only ports have a type.
+    alike = [part for part in parts.values() if part.get("type") == facts.get("type")]
+    if state == "DOWN" and not any(part.get("state") == "ACTIVE" for part in alike):
         yield Reason(name, "is down, as is every port of its type", "warn")
     # DOWN beside ports of its type that work, or up half-way (INIT, ARMED).
     elif state not in ("ACTIVE", None):

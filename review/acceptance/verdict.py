@@ -340,6 +340,8 @@ def judge(
         notes.append(few if alone else f"{few}; compared with the fastest")
     if 1 < len(records.nodes) < MIN_PEERS:
         notes.append(f"fewer than {MIN_PEERS} nodes: too few to single out a slow one")
+    history = [*device_history(records)]
+    notes += [fact.text() for fact in history if fact.state == "pass"]
     reached = figures.check(records, expected)
     notes += [rate.reason().text() for rate in reached if rate.state == "pass"]
     notes += [burnt.text()] if burnt else []
@@ -367,7 +369,7 @@ def judge(
         faults=[
             *gpu_faults(records),
             *odd_parts(records, parts),
-            *device_history(records),
+            *(fault for fault in history if fault.state != "pass"),
             *unseen_data(records),
             *tool_faults(records),
             *figures.below(records, floors),
@@ -429,6 +431,10 @@ def _explained(
         gpus = {(info.node, f"GPU {info.local_rank}") for info in of_ranks}
         pair, _, node = name.partition(" of ")
         return node in nodes or any((node, gpu) in gpus for gpu in pair.split(" from "))
+    # So does a rank that stops at times: others wait for it.
+    for finding in findings.values():
+        if finding.what == "hesitates":
+            nodes.add(finding.name.rpartition(" on ")[2])
     return kind == "link" and all(
         nodes & {*one.removeprefix("link ").split(" - ")} for one in members(name)
     )
@@ -500,22 +506,14 @@ def line(certificate: Certificate) -> str:
         who = f"{records.extent}: {', '.join(records.nodes)}"
         return f"{certificate.headline}: {who}{not_tested}"
     more = f" and {len(reasons) - 1} more" if len(reasons) > 1 else ""
-    return "; ".join(
-        [
-            f"{certificate.headline}: {reasons[0]}{more}{not_tested}",
-            *_drains(certificate),
-        ]
-    )
-
-
-def _drains(certificate: Certificate) -> list[str]:
-    """A command for each reason that fails, with its nodes."""
-    # Quoted: reasons have spaces, and the line is made to be pasted.
-    return [
+    drains = [
         f"scontrol update nodename={','.join(nodes)} state=drain "
+        # Quoted: reasons have spaces, and the line is made to be pasted.
         + shlex.quote(f"reason=certify: {reason}")
         for reason, nodes in failed_nodes(certificate).items()
     ]
+    first = f"{certificate.headline}: {reasons[0]}{more}{not_tested}"
+    return "; ".join([first, *drains])
 
 
 def failed_nodes(certificate: Certificate) -> dict[str, list[str]]:

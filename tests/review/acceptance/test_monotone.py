@@ -49,6 +49,13 @@ def test_a_third_of_a_stage_is_enough_and_surer_the_slower(
     assert chances == sorted(chances, reverse=True)
 
 
+@pytest.mark.parametrize(("factor", "names"), [(1.04, 0), (1.07, 1)])
+def test_a_third_of_a_stage_less_than_5_percent_slower_does_not_matter(factor, names):
+    slow = slow_from(0, 5, factor, [1])
+    found = judge(make(1, 8, rounds=ROUNDS, step=0.001, slow=slow))
+    assert len(named(found)) == names
+
+
 def test_half_of_four_ranks_are_named_in_most_tests_although_their_own_step_is_no_noise():
     tests = [
         make(1, 4, seed, rounds=ROUNDS, step=0.04, slow=slow_from(*when, 1.1, (0, 1)))

@@ -113,6 +113,25 @@ def test_who_pauses_in_many_rounds_is_named(seconds, where, culprits):
     assert named(judge(records)) == culprits
 
 
+@pytest.mark.parametrize(("rank", "links"), [(3, []), (5, ["link node1 - node3"])])
+def test_links_of_a_node_whose_rank_pauses_are_not_accused_with_it(rank, links):
+    records = make(6, 2, links={(1, 3): 4.0})
+    paused = steps_of(records, rank=rank, step=range(2, 20, 7))
+    records.steps["compute"][paused] += 0.3
+    found = [one.name for one in judge(records).findings]
+    assert found == [f"rank {rank} on node{rank // 2}", *links]
+
+
+@pytest.mark.parametrize(("factor", "is_pause"), [(1.35, False), (1.5, True)])
+def test_what_a_quarter_of_steps_lose_beyond_a_quarter_more_is_a_pause(
+    factor, is_pause
+):
+    records = make(4, 2)
+    steps = steps_of(records, rank=3, step=range(0, 20, 5))
+    records.steps["compute"][steps] *= factor
+    assert bool(judge(records).findings) == is_pause
+
+
 @pytest.mark.parametrize(
     ("nodes", "per_node", "slow"), [(1, 4, 2), (1, 8, 4), (1, 8, 5), (1, 4, 3)]
 )
