@@ -26,9 +26,9 @@ FileRows = list[tuple[int, np.ndarray]]  # (file, rows in it), in order
 class Sampler:
     """Distributes all rows once per epoch, without replacement.
 
-    An epoch shuffles the files and, within each, the rows; rank r takes the r-th of ``world_size``
-    equal runs of that order, so that it reads few files. Rows that do not fill a last step of all
-    ranks are left out of the epoch.
+    An epoch shuffles the files and, within each, the rows. That order is cut into as many equal
+    stretches as there are ranks, and each rank reads through its own, so that it reads few files.
+    Rows that do not fill a last step of all ranks are left out of the epoch.
     """
 
     def __init__(
@@ -43,18 +43,20 @@ class Sampler:
         """row_counts: rows of every file; rows_per_step: rows a rank takes in one optimizer step.
 
         shard_order: (ranks, rows of each in a step) of the run that this one resumes with another
-        number of ranks, so that each step has the rows it would have had there.
+        number of ranks: the stretches stay those, so that each step has the rows it would have had
+        there.
         """
         self.row_counts, self.rows_per_step = row_counts, rows_per_step
         self.seed, self.rank, self.world_size = seed, rank, world_size
-        num_runs, self._rows_in_order = shard_order or (world_size, rows_per_step)
-        same_rows = num_runs * self._rows_in_order == world_size * rows_per_step
+        num_stretches, of_stretch = shard_order or (world_size, rows_per_step)
+        same_rows = num_stretches * of_stretch == world_size * rows_per_step
         assert same_rows, "steps must have the same number of rows"
         num_rows = int(row_counts.sum())
-        self.rows_per_rank = num_rows // num_runs
-        self.steps_per_epoch = self.rows_per_rank // self._rows_in_order
+        self.stretch_rows = num_rows // num_stretches
+        self.stretch_rows_per_step = of_stretch
+        self.steps_per_epoch = self.stretch_rows // of_stretch
         if self.steps_per_epoch == 0:
-            step = f"one step of {num_runs} ranks x {self._rows_in_order} rows"
+            step = f"one step of {num_stretches} ranks x {of_stretch} rows"
             raise DataError(
                 f"{num_rows} rows of training data do not fill {step}: "
                 "prepare more data, or lower BATCHSIZE or GRADIENT_STEPS"
@@ -68,18 +70,22 @@ class Sampler:
         return (step - 1) // self.steps_per_epoch
 
     def rows(self, step: int, rank: int | None = None) -> FileRows:
-        """Rows of optimizer step ``step`` (1 is the first) on this rank or another."""
-        epoch, step_in_epoch = self.epoch(step), (step - 1) % self.steps_per_epoch
+        """Rows of optimizer step ``step`` (1 is the first) on this rank or another.
+
+        A step takes the next rows of every stretch; all of these in turn are dealt to the ranks.
+        """
+        epoch, step_in_epoch = divmod(step - 1, self.steps_per_epoch)
+        taken = self.stretch_rows_per_step
         rank = self.rank if rank is None else rank
-        size = self._rows_in_order
-        # The rank's rows [first, end) of the step's rows, which lie in one run or, resumed, in
-        # parts of several.
-        first, end = rank * self.rows_per_step, (rank + 1) * self.rows_per_step
+        number, end = rank * self.rows_per_step, (rank + 1) * self.rows_per_step
         rows: FileRows = []
-        for run in range(first // size, -(-end // size)):
-            begin = run * self.rows_per_rank + step_in_epoch * size
-            low, high = max(first - run * size, 0), min(end - run * size, size)
-            rows += self._file_rows(epoch, begin + low, begin + high)
+        while number < end:
+            stretch, place = divmod(number, taken)
+            # All of the rank's, unless the run has moved to other ranks than the stretches have.
+            count = min(taken - place, end - number)
+            begin = stretch * self.stretch_rows + step_in_epoch * taken + place
+            rows += self._file_rows(epoch, begin, begin + count)
+            number += count
         return rows
 
     def _file_rows(
@@ -201,7 +207,8 @@ class Batching:
         lengths = np.empty(len(pool.files), dtype=np.int64)
         for file in np.unique(pool.files).tolist():
             where = pool.files == file
-            lengths[where] = _lengths_of(self.source[file], pool.sequences[where])
+            begins, offsets = pool.sequences[where], self.source[file].sequence_offsets
+            lengths[where] = offsets[begins + 1] - offsets[begins]
         # A line: the next longest sequences, one for each micro-batch of the group; every other
         # line backwards.
         order = np.argsort(-lengths, kind="stable").reshape(-1, len(batches))
@@ -263,7 +270,3 @@ def row_sequences(records: Records, rows: np.ndarray) -> tuple[np.ndarray, np.nd
             records, filled[np.searchsorted(filled, rows) % len(filled)]
         )
     return ragged_indices(begins, counts), counts
-
-
-def _lengths_of(records: Records, sequences: np.ndarray) -> np.ndarray:
-    return records.sequence_offsets[sequences + 1] - records.sequence_offsets[sequences]
