@@ -204,47 +204,54 @@ def _matched(
     share: tuple[int, int] = (0, 1),
 ) -> tuple[Mapping[str, Tensor], Loaded]:
     """The tensors in a checkpoint; the parameters missing and unused, where allowed."""
-    tensors, problems = read_state_dict(path, share), []
-    if isinstance(tensors, dict):
-        for name in _NO_WEIGHTS:
-            tensors.pop(name, None)
-        size = model.config.vocab_size
-        for name, weight in _TIED.items():
-            tied: Tensor | None = tensors.pop(name, None)
-            # A file may hold the decoder's copy alone, which then serves as the embeddings. Rows of
-            # padding may differ.
-            if tied is not None and not torch.equal(
-                tied[:size], tensors.setdefault(weight, tied)[:size]
-            ):
-                problems.append(
-                    f"{name} differs from {weight}, and this model ties them"
-                )
+    tensors, vocab_size = read_state_dict(path, share), model.config.vocab_size
+    # A sharded checkpoint is ours, which has each weight once.
+    problems = _untie(tensors, vocab_size) if isinstance(tensors, dict) else []
     shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
     missing = [name for name in shapes if name not in tensors]
     left_over = sorted(name for name in tensors if name not in shapes)
-    loaded = Loaded([], [])
-    is_bert = all(name.startswith(_NEW_HEADS) for name in missing)
-    if not model.config.next_sentence:
-        # Masked-LM alone starts from a usual checkpoint too, and leaves its other head behind.
-        loaded = Loaded(
-            [], [name for name in left_over if name.startswith(_NEXT_SENTENCE)]
-        )
-    others = (name for name in left_over if name not in loaded.unused)
-    # An encoder's file may lack heads, but leftovers of the model's own names are another model.
-    if (
-        new_heads
-        and is_bert
-        and not any(name.startswith(("bert.", "cls.")) for name in others)
-    ):
+    # Masked-LM alone starts from a usual checkpoint too, and leaves its other head behind.
+    unused = [
+        name
+        for name in left_over
+        if name.startswith(_NEXT_SENTENCE) and not model.config.next_sentence
+    ]
+    loaded = Loaded([], unused)
+    if new_heads and _is_encoder(missing, set(left_over).difference(unused)):
         loaded = Loaded(missing, left_over)
-    problems += misfits(
-        shapes, tensors, model.config.vocab_size, [*loaded.new, *loaded.unused]
-    )
-    if problems:
+    excused = [*loaded.new, *loaded.unused]
+    if problems := problems + misfits(shapes, tensors, vocab_size, excused):
         raise ConfigError(
             f"INIT_CHECKPOINT={path} does not fit BERT_CONFIG: {'; '.join(sorted(problems))}"
         )
     return tensors, loaded
+
+
+def _untie(tensors: dict[str, Tensor], vocab_size: int) -> list[str]:
+    """Removes a foreign file's second copies of tied weights, and what is no weight. Returns which
+    copies differ.
+    """
+    for name in _NO_WEIGHTS:
+        tensors.pop(name, None)
+    problems = []
+    for name, weight in _TIED.items():
+        if (copy := tensors.pop(name, None)) is None:
+            continue
+        # A file may hold the decoder's copy alone, which then serves as the embeddings.
+        kept = tensors.setdefault(weight, copy)
+        if not torch.equal(copy[:vocab_size], kept[:vocab_size]):  # padding may differ
+            problems.append(f"{name} differs from {weight}, and this model ties them")
+    return problems
+
+
+def _is_encoder(missing: Iterable[str], left_over: Iterable[str]) -> bool:
+    """Whether a file has all of an encoder: it may lack our heads and have those of other tasks,
+    but leftovers of the model's own names are another model.
+    """
+    lacks_heads_alone = all(name.startswith(_NEW_HEADS) for name in missing)
+    return lacks_heads_alone and not any(
+        name.startswith(("bert.", "cls.")) for name in left_over
+    )
 
 
 def misfits(
