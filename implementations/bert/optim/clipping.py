@@ -114,7 +114,7 @@ class Gradients:
         CLIP=before, the mean over this rank's micro-batches, with loss scaling that of the clipped
         average, as with CLIP=bucket; all times ``scale``.
         """
-        self.buckets.finish()
+        self.buckets.reducer.finish()
         if self.clips_each:
             self.optimizer.round_average()
             # A rank's own norm does not show the overflow of another rank.

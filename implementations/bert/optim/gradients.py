@@ -8,7 +8,10 @@ order, which is about that in which the backward pass fills them, and never by w
 
 import contextlib
 import enum
+import itertools
+import operator
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as distributed
@@ -93,15 +96,74 @@ class SliceReduction:
             self.work = None
 
 
-class GradientBuckets:
-    """Collects the gradients of micro-batches, and averages them over the ranks, each bucket as
-    soon as it is full.
+@dataclass(eq=False)
+class Reducer:
+    """Averages buckets over the ranks, in their own order.
 
-    shard: this rank's part of the average; communication_dtype: type in which gradients are sent.
-    whole: this rank's gradient (the shard itself in groups of one). received: where a backward pass
-    leaves its gradients, ``whole`` itself unless micro-batches are clipped before they are added
-    (separate_receive_buffer), then of the parameters' type. All are zero between the parameters.
-    in_place: products may write their weights' gradients there.
+    whole: this rank's gradient; shard: its part of the average; dtype: in which gradients are sent.
+    """
+
+    mesh: Mesh
+    buckets: Sequence[Bucket]
+    whole: Tensor
+    shard: Tensor
+    dtype: torch.dtype
+
+    def __post_init__(self) -> None:
+        self.stream: torch.cuda.Stream | None = None
+        # The second level waits for the first, which on the main stream would stop the pass.
+        if self.mesh.groups > 1 and self.shard.device.type == "cuda":
+            self.stream = torch.cuda.Stream(self.shard.device)
+        self.begin()
+
+    def begin(self) -> None:
+        """Of a new gradient nothing has been sent, nor is in flight, even after a capture that
+        failed.
+        """
+        self.num_sent = 0
+        self.in_flight: list[SliceReduction] = []  # oldest first
+
+    def send(self, until: int) -> None:
+        """Starts reducing the buckets before number ``until``, but for those that were sent."""
+        while self.num_sent < until:
+            bucket = self.buckets[self.num_sent]
+            self.num_sent += 1
+            if self.mesh.world.size > 1:
+                for part in bucket.slices:
+                    self._start(part)
+
+    def finish(self) -> None:
+        """Waits for the whole average; on a GPU the stream waits, not the host."""
+        # What the backward pass left: all buckets, if a micro-batch is clipped whole first.
+        self.send(len(self.buckets))
+        while self.in_flight:
+            self.in_flight.pop(0).finish()
+
+    def _start(self, part: Slice) -> None:
+        """Starts a reduction, and the second level of the one before it while this one is in the
+        group.
+        """
+        is_copy = self.whole.dtype != self.dtype
+        # A copy lives until its reduction ends, hence only so many.
+        if is_copy and len(self.in_flight) >= MAX_IN_FLIGHT:
+            self.in_flight.pop(0).finish()
+        sent = part.of_whole(self.whole).to(self.dtype)
+        reduction = SliceReduction(self.mesh, sent, part.of_shard(self.shard))
+        if self.stream is not None:
+            reduction.finish_on(self.stream)
+        elif self.mesh.groups > 1 and self.in_flight:
+            self.in_flight[-1].start_cross_group()
+        self.in_flight.append(reduction)
+
+
+class GradientBuckets:
+    """Collects the gradients of micro-batches, and has each bucket averaged as soon as it is full.
+
+    A gradient goes from its parameter to ``received``, ``whole``, and over the ranks to ``shard``.
+    received: what a backward pass leaves, ``whole`` itself unless micro-batches are clipped before
+    they are added (separate_receive_buffer), then of the parameters' type. whole: this rank's sum.
+    shard: its part of the average, ``whole`` itself in groups of one. All are zero between the
+    parameters. in_place: products may write their weights' gradients into ``received``.
     """
 
     def __init__(
@@ -115,8 +177,7 @@ class GradientBuckets:
         separate_receive_buffer: bool,
         in_place: bool = True,
     ) -> None:
-        self.parameters, self.layout, self.mesh = parameters, layout, mesh
-        self.communication_dtype, self.in_place = communication_dtype, in_place
+        self.parameters, self.layout, self.in_place = parameters, layout, in_place
         device, weight_dtype = parameters[0].device, parameters[0].dtype
         self.shard = self.whole = torch.zeros(layout.total, dtype=dtype, device=device)
         if mesh.size > 1:
@@ -127,17 +188,13 @@ class GradientBuckets:
         if separate_receive_buffer:
             self.received = torch.zeros(layout.total, dtype=weight_dtype, device=device)
         self.views = layout.views(self.received, parameters)
+        self.reducer = Reducer(
+            mesh, layout.buckets, self.whole, self.shard, communication_dtype
+        )
         # CLIP=bucket.
         self.bucket_clip_factor: Callable[[list[Tensor]], Tensor] | None = None
-        self.is_first = self.reduces = True  # of the micro-batch of this backward pass
-        self.num_sent = 0  # buckets, in this backward pass and after it
-        self.in_flight: list[SliceReduction] = []  # oldest first
-        self.stream: torch.cuda.Stream | None = None
-        # The second level waits for the first, which on the main stream would stop the pass.
-        if mesh.groups > 1 and self.shard.device.type == "cuda":
-            self.stream = torch.cuda.Stream(self.shard.device)
-        # Gradients, by bucket, of this backward pass.
-        self.missing = [0] * len(layout.buckets)
+        # Of this backward pass: gradients that a bucket lacks.
+        self.missing: list[int] = []
         for parameter, number in zip(parameters, layout.bucket_of_each(), strict=True):
             # Called once a backward pass, also for a parameter used twice, as the word embeddings.
             parameter.register_post_accumulate_grad_hook(
@@ -149,12 +206,14 @@ class GradientBuckets:
         """Around the backward pass of one micro-batch. reduce: reduce full buckets while it
         runs.
         """
-        self.is_first, self.reduces, self.num_sent = first, reduce, 0
-        self.in_flight = []  # but for a capture that failed it is so already
+        self.reducer.begin()
+        # The first micro-batch overwrites, so that nothing has to be zeroed before it.
+        self.adds = self.received is self.whole and not first
+        self.reduces = reduce
         self.missing = [len(bucket.parameters) for bucket in self.layout.buckets]
         nowhere = [None] * len(self.parameters)
-        # If they are not added, and of the same type.
-        fits = not self._adds and self.received.dtype == self.parameters[0].dtype
+        # A product overwrites, in the type of its weight.
+        fits = not self.adds and self.received.dtype == self.parameters[0].dtype
         weight_gradient.set_grad_buffers(
             self.parameters, self.views if self.in_place and fits else nowhere
         )
@@ -165,11 +224,6 @@ class GradientBuckets:
         # Its bucket, and all buckets after it, would never be sent.
         assert not any(self.missing), "a parameter got no gradient"
 
-    @property
-    def _adds(self) -> bool:
-        """Whether gradients are added to those of earlier micro-batches as they are received."""
-        return self.received is self.whole and not self.is_first
-
     @torch.no_grad()
     def _gradient_ready(self, number: int) -> None:
         """Called by autograd when a parameter of bucket ``number`` has its gradient."""
@@ -178,11 +232,10 @@ class GradientBuckets:
         if self.missing[number]:
             return
         self._receive(self.layout.buckets[number])
-        if not self.reduces:
-            return
-        # A full bucket behind one that is not waits: all ranks send in the same order.
-        while self.num_sent < len(self.missing) and not self.missing[self.num_sent]:
-            self._send_next()
+        if self.reduces:
+            # A full bucket behind one that is not waits: all ranks send in the same order.
+            full = itertools.takewhile(operator.not_, self.missing)
+            self.reducer.send(until=len(list(full)))
 
     def _receive(self, bucket: Bucket) -> None:
         """Takes the gradients of a full bucket, clipped with CLIP=bucket; the parameters lose
@@ -204,8 +257,7 @@ class GradientBuckets:
         # Memory that the rest of the backward pass can use.
         for index in bucket.parameters:
             self.parameters[index].grad = None
-        # The first micro-batch overwrites, so that nothing has to be zeroed before it.
-        if self._adds:
+        if self.adds:
             torch._foreach_add_(views, gradients)
             return
         elsewhere = [  # not written in place
@@ -234,35 +286,3 @@ class GradientBuckets:
                 whole.copy_(clipped)
             else:
                 whole.add_(clipped)
-
-    def finish(self) -> None:
-        """Waits for this rank's shard of the average; on a GPU the stream waits, not the host."""
-        # What the backward pass left: all buckets, if a micro-batch is clipped whole first.
-        while self.num_sent < len(self.layout.buckets):
-            self._send_next()
-        while self.in_flight:
-            self.in_flight.pop(0).finish()
-
-    def _send_next(self) -> None:
-        bucket = self.layout.buckets[self.num_sent]
-        self.num_sent += 1
-        if self.mesh.world.size == 1:
-            return
-        for part in bucket.slices:
-            is_copy = self.whole.dtype != self.communication_dtype
-            # A copy lives until its reduction ends, hence only so many.
-            if is_copy and len(self.in_flight) >= MAX_IN_FLIGHT:
-                self.in_flight.pop(0).finish()
-            self._start(part)
-
-    def _start(self, part: Slice) -> None:
-        """Starts a reduction, and the second level of the one before it while this one is in the
-        group.
-        """
-        sent = part.of_whole(self.whole).to(self.communication_dtype)
-        reduction = SliceReduction(self.mesh, sent, part.of_shard(self.shard))
-        if self.stream is not None:
-            reduction.finish_on(self.stream)
-        elif self.mesh.groups > 1 and self.in_flight:
-            self.in_flight[-1].start_cross_group()
-        self.in_flight.append(reduction)

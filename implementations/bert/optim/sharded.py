@@ -34,16 +34,17 @@ class FlatOptimizer(ShardState):
     """Applies a rule to this rank's shard of the parameters.
 
     ``stages``: modules that together hold all parameters and whose calls make up the forward pass,
-    in its order. ``accumulate``: gradients of several micro-batches are added, in fp32.
-    ``clip_each``: each of them is clipped first, which takes a separate buffer.
-    ``communication_dtype``: type in which gradients are sent; None: that of their sum.
-    ``group_size``: ranks that share a copy of the state; None: all. ``first_weights``: (name, first
-    number, numbers) of all parameters, if those given are placeholders; each rank keeps what is in
-    its shard. ``contiguous_groups``: groups of parameters, see Layout.
+    in its order. ``group_size``: ranks that share a copy of the state; None: all.
+    ``first_weights``: (name, first number, numbers) of all parameters, if those given are
+    placeholders; each rank keeps what is in its shard. ``contiguous_groups``: see Layout.
+
+    The gradient of one micro-batch stays in the weights' type. With ``accumulate`` those of several
+    are added in fp32; with ``clip_each`` too, each is clipped in a buffer of its own before that.
+    ``communication_dtype``: type in which the sum is sent; None: its own.
     """
 
     in_place = True  # see GradientBuckets
-    clips_the_sum = False  # of a rank's own gradients, before they are averaged
+    averages_clipped_in_fp32 = False  # also that of one micro-batch
 
     def __init__(
         self,
@@ -62,7 +63,7 @@ class FlatOptimizer(ShardState):
         contiguous_groups: Sequence[Sequence[Tensor]] = (),
     ) -> None:
         named = dict(named_parameters)
-        self.parameters = list(named.values())
+        self.parameters, self.accumulates = list(named.values()), accumulate
         dtype = self.parameters[0].dtype
         assert all(p.dtype == dtype for p in self.parameters), (
             "all weights are of one type"
@@ -74,16 +75,15 @@ class FlatOptimizer(ShardState):
             bucket_bytes // dtype.itemsize,
             contiguous_groups,
         )
-        # Masters in fp32: in bf16, with 8 bits, an update of 1/256 of a weight would be lost.
-        master_dtype = torch.promote_types(dtype, torch.float32)
-
         # A buffer for each role; the masters get the first values, the weights are cast from them.
         self.weights = WeightBuckets(
             self.parameters, stages, self.layout, mesh, filled=first_weights is None
         )
-        # fp32 also where each rank clips its gradient by its own factor before the average.
-        clips_first = clip_each and self.clips_the_sum and world.size > 1
-        sum_dtype = master_dtype if accumulate or clips_first else dtype
+        # Masters in fp32: in bf16, with 8 bits, an update of 1/256 of a weight would be lost.
+        master_dtype = torch.promote_types(dtype, torch.float32)
+        is_clipped = clip_each and world.size > 1  # by each rank, with another factor
+        in_fp32 = accumulate or (is_clipped and self.averages_clipped_in_fp32)
+        sum_dtype = master_dtype if in_fp32 else dtype
         self.buckets = GradientBuckets(
             self.parameters,
             self.layout,
@@ -178,13 +178,10 @@ class WholeOptimizer(FlatOptimizer):
     """
 
     in_place = False
-    clips_the_sum = True
+    averages_clipped_in_fp32 = True
 
-    def __init__(
-        self, *arguments: Any, accumulate: bool = False, **others: Any
-    ) -> None:
-        super().__init__(*arguments, group_size=1, accumulate=accumulate, **others)
-        self.accumulates = accumulate
+    def __init__(self, *arguments: Any, **others: Any) -> None:
+        super().__init__(*arguments, group_size=1, **others)
 
     @torch.no_grad()
     def norm_received(self) -> Tensor:

@@ -121,9 +121,10 @@ def estimate(plan: Plan) -> dict[str, int]:
     # Gradients held in a bucket during the backward pass, and the copies from which slices are
     # reduced.
     buckets, layout, copied = engine.buckets, engine.layout, 0
-    if plan.num_ranks > 1 and buckets.communication_dtype != buckets.whole.dtype:
+    sent_in = buckets.reducer.dtype
+    if plan.num_ranks > 1 and sent_in != buckets.whole.dtype:
         largest = sorted(part.size for part in layout.slices)[-MAX_IN_FLIGHT:]
-        copied = sum(largest) * buckets.communication_dtype.itemsize
+        copied = sum(largest) * sent_in.itemsize
     peaks.append(max(bucket.size for bucket in layout.buckets) * b + copied)
     if not (plan.fused and settings.has_kernels):
         temporaries = settings.rule_class.num_temporaries

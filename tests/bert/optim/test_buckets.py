@@ -88,7 +88,7 @@ def _check_wire(world):
             world, model, optimizer, Clipping(max_norm=1e9), one
         )
         assert optimizer.buckets.shard.dtype == torch.float32
-        assert optimizer.buckets.communication_dtype == (
+        assert optimizer.buckets.reducer.dtype == (
             torch.bfloat16 if low else torch.float32
         )
     if world.is_main:
