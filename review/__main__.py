@@ -84,10 +84,9 @@ def _tables(module: ModuleType, arguments: argparse.Namespace) -> int:
 def _check(arguments: argparse.Namespace) -> int:
     checked = _checked(arguments)
     passed = all(result.passed(arguments.strict) for result in checked)
-    answer = {"passed": passed, "checked": checked}
     emit(
         arguments,
-        json=lambda: answer,
+        json=lambda: {"passed": passed, "checked": checked},
         parts=lambda: shown.parts(checked, arguments.strict),
     )
     return 0 if passed else 1
@@ -98,10 +97,8 @@ def _report(arguments: argparse.Namespace) -> int:
     _of_bert(arguments.target[0], [one.result for one in every if one.result])
     checked = [one for one in every if not (one.result and one.result.other_benchmark)]
     write_report(checked, arguments.output)
-    answer = {
-        "passed": all(result.passed() for result in checked),
-        "files": [arguments.output],
-    }
+    passed = all(verdict.passed() for verdict in checked)
+    answer = {"passed": passed, "files": [arguments.output]}
     emit(arguments, json=lambda: answer, text=lambda: print(arguments.output))
     return 0
 
@@ -199,13 +196,10 @@ def _system(arguments: argparse.Namespace) -> int:
     }
     emit(arguments, json=lambda: answer, text=lambda: print(output))
     if described.blanks and not arguments.json:
+        blank = ", ".join(described.blanks)
+        how = "fill them in with --update and --set FIELD=VALUE, or edit the file"
         print(
-            f"still blank, but required by the rules: {', '.join(described.blanks)}",
-            file=sys.stderr,
-        )
-        print(
-            "fill them in with --update and --set FIELD=VALUE, or edit the file",
-            file=sys.stderr,
+            f"still blank, but required by the rules: {blank}\n{how}", file=sys.stderr
         )
     return 0
 

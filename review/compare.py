@@ -2,12 +2,11 @@
 
 Each measure has its ratio, a 95% confidence interval and a test of trimmed means, such as the
 olympic mean of the score; a failed run counts as infinitely slow and needs no special case:
-- time to the target, the basis of the score: minutes of each run times the scaling factor, best and
-worst left out;
+- time to the target, the basis of the score: minutes of each run times the scaling factor, the
+  fastest and the slowest dropped;
 - time at the same convergence: minutes of each run x RCP mean of its batch size / its samples, so
-that a run that
-  happened to converge early does not look fast. The official scaling factor does the same in one
-  direction and for the mean only (rcp_checker: RCP mean / mean samples, if above 1);
+  that a run that happened to converge early does not look fast. The official scaling factor does
+  the same in one direction and for the mean only (rcp_checker: RCP mean / mean samples, if above 1);
 - throughput: samples per second of each run, over the whole timed span, evaluations included.
 If both have power files, the joules of each run are compared as well.
 """
@@ -59,29 +58,29 @@ class Mean:
 
     value: float
     error2: float | None
-    counted: int
+    number: int
 
 
 def trimmed_mean(values: Sequence[float], trim: int = 1) -> Mean:
     """Mean without the ``trim`` smallest and largest values; the trimmed ones may be infinite.
 
     The squared error is that of K. K. Yuen, "The two-sample trimmed t for unequal population
-    variances", Biometrika 61 (1974): SSD_w / (h (h - 1)), with h values counted and SSD_w the
+    variances", Biometrika 61 (1974): SSD_w / (h (h - 1)), with h values averaged and SSD_w the
     squared deviations of the winsorised values; None if h < 2. Raises ValueError if no finite value
     is left.
     """
     ordered = sorted(values)
     # Infinite times sort last, so trimming takes a failed run first.
-    kept = ordered[trim : len(ordered) - trim]
-    if not kept or not all(map(math.isfinite, kept)):
+    remaining = ordered[trim : len(ordered) - trim]
+    if not remaining or not all(map(math.isfinite, remaining)):
         raise ValueError("nothing to average")
-    h = len(kept)
-    mean = math.fsum(kept) / h
-    winsorised = [kept[0]] * trim + kept + [kept[-1]] * trim
+    h = len(remaining)
+    mean = math.fsum(remaining) / h
+    winsorised = [remaining[0]] * trim + remaining + [remaining[-1]] * trim
     center = math.fsum(winsorised) / len(winsorised)
     squares = math.fsum((value - center) ** 2 for value in winsorised)
     error2 = squares / (h * (h - 1)) if h > 1 else None
-    return Mean(value=mean, error2=error2, counted=h)
+    return Mean(value=mean, error2=error2, number=h)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,7 +119,7 @@ def ratio(above: Mean, below: Mean) -> Ratio:
     # Runs that agree to the last digit have no deviation to test against.
     if a + b == 0:
         return Ratio(value=value, low=value, high=value, p=1.0 if value == 1 else 0.0)
-    spread = a * a / (above.counted - 1) + b * b / (below.counted - 1)
+    spread = a * a / (above.number - 1) + b * b / (below.number - 1)
     dof = (a + b) ** 2 / spread
     error = math.sqrt(a + b)
     p = 2 * float(stdtr(dof, -abs(math.log(value)) / error))
@@ -145,11 +144,11 @@ def _measured(result: Result, run: Run) -> dict[str, float | None]:
 
 
 def means(result: Result) -> dict[str, Mean | None]:
-    """Mean of each measure over the counted runs; None if a log lacks it.
+    """Mean of each measure over the valid runs; None if a log lacks it.
 
-    From four runs on, the best and the worst are left out; a failed run is the worst.
+    From four runs on, the fastest and the slowest are dropped; a failed run is the slowest.
     """
-    every = [_measured(result, run) for run in result.scored.counted]
+    every = [_measured(result, run) for run in result.olympic.valid]
     averages: dict[str, Mean | None] = {}
     for measure in MEASURES:
         values = (one[measure] or 0.0 for one in every)
@@ -158,7 +157,7 @@ def means(result: Result) -> dict[str, Mean | None]:
         complete = bool(sane) and len(sane) == len(every)
         # The failed run is the slowest, where it is trimmed off again: nothing can be averaged with
         # infinity. Its samples and its rate say nothing.
-        failed = measure in ("time", "energy") and result.scored.failed == 1
+        failed = measure in ("time", "energy") and result.olympic.failed == 1
         if failed and len(sane) >= _LEAST_TRIMMED - 1:
             sane.append(math.inf)
         trim = int(len(sane) >= _LEAST_TRIMMED)
@@ -196,7 +195,7 @@ class Comparison:
 
 def _compared(baseline: Result, other: Result) -> Comparison:
     ratios, others, bases = {}, means(other), means(baseline)
-    least = min(len(result.scored.counted) for result in (baseline, other))
+    least = min(len(result.olympic.valid) for result in (baseline, other))
     for measure in MEASURES:
         better, worse = others[measure], bases[measure]
         # Above 1 is better in every measure, so times and samples are inverted.
@@ -329,9 +328,9 @@ def _cells(result: Result) -> dict[str, str]:
     kilojoules = energy.joules / 1000 if energy and energy.joules else None
     normalized, samples = "normalized_time", "samples"
     return {
-        "runs that count": f"{len(result.scored.counted)} of {len(result.runs)}",
+        "runs that count": f"{len(result.olympic.valid)} of {len(result.runs)}",
         "score, minutes, unverified": number_text(result.score, ",.4f"),
-        "median minutes": number_text(result.scored.median, ",.4f"),
+        "median minutes": number_text(result.olympic.median, ",.4f"),
         "scaling factor": f"{result.scaling_factor:.6f}",
         "RCP test": "-" if test is None else "passed" if test.passed else "failed",
         MEASURES[normalized]: number_text(values[normalized], ",.4f"),

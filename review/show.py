@@ -37,20 +37,15 @@ def parts(verdicts: Sequence[Verdict]) -> list[Part]:
             if result.pretrains
             else [run for run in result.runs if not run.compliant]
         )
-        failing = [(text(run.path.name), first_reason(run.findings)) for run in runs]
-        failing += [
-            (text(path.name), text(reason))
-            for path, reason in result.unreadable.items()
+        fails = [(run.path.name, first_reason(run.findings)) for run in runs]
+        fails += [(path.name, why) for path, why in result.unreadable.items()]
+        for path, why in result.errors.items():
+            fails.append((path.name, f"ended in an error: {why}"))
+        for number, why in result.crashes.items():
+            fails.append((f"failed_{number}.txt", why))
+        made += [
+            Line("fails", f"{text(file)}: {text(why)}", "red") for file, why in fails
         ]
-        failing += [
-            (text(path.name), f"ended in an error: {text(reason)}")
-            for path, reason in result.errors.items()
-        ]
-        failing += [
-            (f"failed_{number}.txt", text(reason))
-            for number, reason in result.crashes.items()
-        ]
-        made += [Line("fails", f"{file}: {reason}", "red") for file, reason in failing]
     return made
 
 
@@ -84,7 +79,7 @@ def _table(result: Result) -> Table:
         verdict = Text("ok", "green") if run.compliant else Text("fails", "red")
         if result.pretrains and run.converged:
             verdict = Text("no target", "dim")
-        if (dropped := result.scored.dropped.get(run.path)) in ("best", "worst"):
+        if (dropped := result.olympic.dropped.get(run.path)) in ("fastest", "slowest"):
             verdict.append(f", {dropped}", "italic")
         record["status"] = Text(
             str(record["status"]), "" if run.converged else "yellow"
@@ -95,7 +90,9 @@ def _table(result: Result) -> Table:
         records.append(
             {"run": f"failed_{number}.txt", "status": "crashed", "compliance": "fails"}
         )
-    styles = ["dim" if run.path in result.scored.dropped else "" for run in result.runs]
+    styles = [
+        "dim" if run.path in result.olympic.dropped else "" for run in result.runs
+    ]
     styles += ["red"] * len(result.crashes)
     rows = [[record.get(column.heading, "") for column in shown] for record in records]
     return Table(shown, rows, styles)

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 from review.logs import output, tree
 from review.logs.mllog import parse, text
 from review.logs.output import Column, ReviewError
+from review.results.folder import run_folder
 from review.results.run import Run, run_of
 from review.results.run_state import RunState
-from review.results.score import run_folder
 from review.rulebook.compliance import DEFAULT_RULESET
 
 if TYPE_CHECKING:
@@ -59,13 +59,11 @@ def find_logs(target: Path) -> list[Path]:
         failed = end.with_name(end.name.replace("result_", "failed_", 1))
         places = (target, end, failed) if _is_running(target) else (target,)
         return [path for path in places if path.is_file()][:1]
-    below = [
-        Path(folder) / name for folder, _, names in os.walk(target) for name in names
-    ]
     return [
-        path
-        for path in below
-        if tree.RESULT_NAME.fullmatch(path.name) or path.name.startswith("failed_")
+        Path(folder) / name
+        for folder, _, names in os.walk(target)
+        for name in names
+        if tree.RESULT_NAME.fullmatch(name) or name.startswith("failed_")
     ]
 
 
@@ -112,10 +110,9 @@ class Runs:
         """Reads those that have changed. Raises ReviewError if the only log is gone."""
         logs = [path for target in self.targets for path in find_logs(target)]
         states = {}
-        for path in sorted(
-            _newest(logs) if self.newest else logs,
-            key=lambda path: (str(path.parent), tree.natural_order(path)),
-        ):
+        logs = _newest(logs) if self.newest else logs
+        logs.sort(key=lambda path: (str(path.parent), tree.natural_order(path)))
+        for path in logs:
             with contextlib.suppress(FileNotFoundError):  # moved meanwhile
                 states[_end_of(path)] = state_of(self._run(path), now, self.ruleset)
         if self.file and not states:
@@ -185,8 +182,8 @@ def watch(runs: Runs, interval: float, *, as_json: bool, once: bool) -> int:
                 break
             states = following
     for state in states.values():
-        if state.broken is not None:
-            reason = f"{text(str(state.path))}: did not run: {text(state.broken)}"
+        if state.failure is not None:
+            reason = f"{text(str(state.path))}: did not run: {text(state.failure)}"
             print(f"review: {reason}", file=sys.stderr)
     return next((state.status for state in states.values() if state.status), 0)
 
@@ -222,7 +219,7 @@ def render(by_path: States, out: Console) -> RenderableType:
     rows, styles = [], []
     for state in states:
         phase = "stalled" if state.stalled else state.phase
-        phase = "broken" if state.broken is not None else phase
+        phase = "broken" if state.failure is not None else phase
         rows.append([text("/".join(state.path.parts[-2:])), phase, *state.cells()])
         styles.append(("red" if state.status else "green") if state.over else "")
     table = output.table(*output.fit(_COLUMNS, rows, out.width), styles)

@@ -107,22 +107,19 @@ def entry_of(verdict: Verdict, label: str, root: Path) -> Entry:
     assert result is not None
     described = tree.description(result.folder)
     division = (result.division or "").casefold()
-    kept = (result.unchecked if result.score is None else result.scored).kept
+    mean = result.raw if result.score is None else result.olympic
     nodes = number(tree.count(described.get("number_of_nodes")))
     # An empty log, of a run that died at once, has no status and no hyper-parameters.
     run = next((run for run in result.runs if run.log.events), None)
-    # Unchecked: of logs that no installed rules accept.
-    minutes = result.unchecked.minutes if result.score is None else result.score
+    status = run and run.log.value("submission_status")
+    # Raw where no installed rules accept the logs.
+    minutes = result.raw.minutes if result.score is None else result.score
     return Entry(
         round=label,
         submitter=text(described.get("submitter") or result.organization or ""),
         system=text(result.name),
         division="closed" if division.startswith("close") else division,
-        status=text(
-            described.get("status")
-            or (run.log.value("submission_status") if run else None)
-            or ""
-        ),
+        status=text(described.get("status") or status or ""),
         nodes=nodes,
         # A CPU has processes, but no accelerators to divide by.
         accelerators=None
@@ -136,11 +133,13 @@ def entry_of(verdict: Verdict, label: str, root: Path) -> Entry:
         published_minutes=minutes,
         checked=verdict.official,
         # Of the runs that make the minutes, so that samples, rate and time fit each other.
-        samples=_mean([_samples(run) for run in kept]),
+        samples=_mean([_samples(run) for run in mean.remaining]),
         sequences_per_second=_mean(
-            [_samples(run) and run.sequences_per_second for run in kept]
+            [_samples(run) and run.sequences_per_second for run in mean.remaining]
         ),
-        training_rate=_mean([_samples(run) and run.training_rate for run in kept]),
+        training_rate=_mean(
+            [_samples(run) and run.training_rate for run in mean.remaining]
+        ),
         joules=result.energy.joules if result.energy else None,
         hyperparameters=logged(run),
         folder=_place(result.folder, root),
@@ -150,12 +149,8 @@ def entry_of(verdict: Verdict, label: str, root: Path) -> Entry:
 
 
 def _samples(run: Run) -> float | None:
-    samples = run.samples
-    return (
-        samples
-        if samples is not None and _SANE_SAMPLES[0] <= samples <= _SANE_SAMPLES[1]
-        else None
-    )
+    least, most = _SANE_SAMPLES
+    return run.samples if least <= (run.samples or 0.0) <= most else None
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
@@ -176,11 +171,8 @@ def logged(run: Run | None) -> dict[str, float]:
 def _place(folder: Path, root: Path) -> str:
     # The folder may have been given by another way than the root.
     folder, root = folder.resolve(), root.resolve()
-    return (
-        folder.relative_to(root).as_posix()
-        if folder.is_relative_to(root) and folder != root
-        else folder.name
-    )
+    inside = folder.is_relative_to(root) and folder != root
+    return folder.relative_to(root).as_posix() if inside else folder.name
 
 
 @functools.cache

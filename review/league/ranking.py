@@ -102,10 +102,8 @@ class League:
 
     def rounds(self, entry: Entry) -> list[str]:
         """Its round, and those in which the same logs were resubmitted."""
-        same = [entry]
-        for ones in self._same_logs.values():
-            if ones[0] is entry:
-                same = ones
+        groups = self._same_logs.values()
+        same = next((ones for ones in groups if ones[0] is entry), [entry])
         return list(dict.fromkeys(result.round for result in same))
 
     def is_own(self, entry: Entry) -> bool:
@@ -131,13 +129,8 @@ class League:
         """
         # The smallest size of a kind is the one that others are measured by.
         smallest = self.kinds.get(entry.kind, [None])[0]
-        if (
-            smallest is None
-            or not entry.per_accelerator
-            or not smallest.per_accelerator
-        ):
-            return None
-        return entry.per_accelerator / smallest.per_accelerator
+        rate, reference = entry.per_accelerator, smallest and smallest.per_accelerator
+        return rate / reference if rate and reference else None
 
     @functools.cached_property
     def kinds(self) -> dict[tuple[str, str, str, str], list[Entry]]:

@@ -55,14 +55,12 @@ def find_results(target: Path) -> list[tuple[Path, list[Path]]]:
     def unreadable(error: OSError) -> None:
         # The folder that the user named must be readable; below
         # it, one foreign folder stops nothing.
+        why = f"{error.filename}: {error.strerror}"
         if error.filename == str(target):
-            raise ReviewError(f"{error.filename}: {error.strerror}")
+            raise ReviewError(why)
         # Folders of live runs come and go while the tree is walked: not worth a warning.
         if not isinstance(error, FileNotFoundError):
-            print(
-                f"review: warning: skipped {error.filename}: {error.strerror}",
-                file=sys.stderr,
-            )
+            print(f"review: warning: skipped {why}", file=sys.stderr)
 
     results = []
     for name, folders, files in os.walk(target, onerror=unreadable):
@@ -71,8 +69,8 @@ def find_results(target: Path) -> list[tuple[Path, list[Path]]]:
             folder for folder in folders if not folder.startswith((".", "running_"))
         )
         # A folder whose trials all crashed is a result, too: it must not vanish from the list.
-        if any(
-            RESULT_NAME.fullmatch(file) or _CRASH_NAME.fullmatch(file) for file in files
+        if any(map(RESULT_NAME.fullmatch, files)) or any(
+            map(_CRASH_NAME.fullmatch, files)
         ):
             # Removed meanwhile, in a tree of live runs.
             with contextlib.suppress(FileNotFoundError):
@@ -112,9 +110,8 @@ def crashes(folder: Path) -> dict[int, str]:
         # A folder that cannot be listed has no known crashes; its logs are reported as unreadable.
         names = os.listdir(folder)
     reasons = {}
-    for trial in sorted(
-        {int(match[1]) for name in names if (match := _CRASH_NAME.fullmatch(name))}
-    ):
+    matches = filter(None, map(_CRASH_NAME.fullmatch, names))
+    for trial in sorted({int(match[1]) for match in matches}):
         # A trial with a result is a run; its error is that run's.
         if f"result_{trial}.txt" not in names:
             unknown = "crashed without a reason; see its failed_ and output_ files"

@@ -83,7 +83,7 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Series:
-    """A curve. ``run``: index from 0, decides the colour. ``counted``: drawn solid, else dashed.
+    """A curve. ``run``: index from 0, decides the colour. ``dropped``: from the score, drawn dashed.
 
     ``label``: at the end of the curve; without it the name is in the legend.
     """
@@ -92,12 +92,12 @@ class Series:
     name: str
     points: tuple[Point, ...]
     label: str = ""
-    counted: bool = True
+    dropped: bool = False
 
     @property
     def style(self) -> str:
-        """CSS classes for the colour, and for a run left out of the score."""
-        return f"run-{self.run % COLOURS}{'' if self.counted else ' dropped'}"
+        """CSS classes for the colour, and for a dropped run."""
+        return f"run-{self.run % COLOURS}{' dropped' if self.dropped else ''}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -74,7 +74,7 @@ def _headline(verdict: Verdict) -> tuple[str, str]:
         return "good", f"{result.score:.4f} minutes by the official rules, unverified"
     errors = {f.id for f in verdict.findings if f.severity == ERROR}
     # Too few runs is no fault: the others may be on their way.
-    if errors - {"ten_runs"} or result.scored.failed > 1:
+    if errors - {"ten_runs"} or result.olympic.failed > 1:
         return "bad", "Does not count"
     return "warn", "Not official yet"
 

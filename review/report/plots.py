@@ -31,8 +31,10 @@ def _curves(
     for index, run in enumerate(result.runs):
         if points := tuple(points_of(run)):
             # A run that the olympic mean drops is drawn paler.
-            kept = run.path not in result.scored.dropped
-            curves.append(Series(run=index, name=run.name, points=points, counted=kept))
+            dropped = run.path in result.olympic.dropped
+            curves.append(
+                Series(run=index, name=run.name, points=points, dropped=dropped)
+            )
     return tuple(curves)
 
 

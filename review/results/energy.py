@@ -78,19 +78,13 @@ class PowerFile:
         """
         if not self.is_node:
             estimate = self.log.first("interconnect_power_est")
+            if estimate is None:
+                return 0.0
+            factors = self.log.all("conversion_eff")
             # For a switch the factor counts only if it was logged before the estimate.
-            known = [
-                event
-                for event in self.log.all("conversion_eff")
-                if estimate and event.line < estimate.line
-            ]
+            known = [event for event in factors if event.line < estimate.line]
             efficiency = self.value_of(known[-1]) if known else 1.0
-            return (
-                efficiency
-                * (self.value_of(estimate) if estimate else 0.0)
-                * milliseconds
-                / 1000
-            )
+            return efficiency * self.value_of(estimate) * milliseconds / 1000
         if self.start is None:
             raise EnergyError(f"{self.path.name} lacks power_measurement_start")
         end = math.inf if self.stop is None else self.stop.time_ms

@@ -11,9 +11,9 @@ from common.durations import duration
 from review.logs import tree
 from review.logs.mllog import number, text
 from review.logs.output import number_text, pick
+from review.results.folder import RunFolder
 from review.results.published_curves import Deviation, first_deviation
 from review.results.run import TARGET_ACCURACY, Run
-from review.results.score import RunFolder
 
 _STALLED_SECONDS = 60.0
 _LAST = 3  # evaluations that are shown
@@ -43,7 +43,7 @@ class RunState:
         """starting, initialising, training, evaluating, finishing, or how the run ended: success,
         aborted, ...
         """
-        if self.done:
+        if self.ended:
             return self.run.status
         if self.run.run_start is None:
             return "initialising" if self.run.log.events else "starting"
@@ -54,11 +54,12 @@ class RunState:
         return "evaluating" if marks[-1:] == ["eval_start"] else "training"
 
     @property
-    def done(self) -> bool:
+    def ended(self) -> bool:
+        """Whether its own log says so."""
         return self.run.run_stop is not None or self.run.status == "error"
 
     @functools.cached_property
-    def broken(self) -> str | None:
+    def failure(self) -> str | None:
         """Why the trial failed; None unless the launcher has recorded a failure."""
         failed = re.fullmatch(r"failed_\D*(\d*).*", self.path.name)
         number = int(failed[1] or -1) if failed else -1
@@ -66,7 +67,8 @@ class RunState:
 
     @property
     def over(self) -> bool:
-        return self.done or self.broken is not None
+        """Whether no more lines are to come."""
+        return self.ended or self.failure is not None
 
     @property
     def status(self) -> int:
@@ -76,7 +78,7 @@ class RunState:
     @property
     def news(self) -> object:
         """What is worth a new line; samples and times change with every look."""
-        return len(self.run.evaluations), self.stalled, self.phase, self.broken
+        return len(self.run.evaluations), self.stalled, self.phase, self.failure
 
     @functools.cached_property
     def elapsed(self) -> float | None:
@@ -92,7 +94,7 @@ class RunState:
     def silent(self) -> float:
         """Seconds since the last event of a run that has not ended."""
         events = self.run.log.events
-        if self.done or not events:
+        if self.ended or not events:
             return 0.0
         return (self.now_ms - events[-1].time_ms) / 1000
 
@@ -109,7 +111,7 @@ class RunState:
     @functools.cached_property
     def samples(self) -> float | None:
         """Samples trained at the last count that the log has."""
-        if self.done:
+        if self.ended:
             return self.run.samples
         counted = [each.samples for each in self.run.evaluations if each.samples]
         if self.run.counts_samples:
@@ -142,7 +144,7 @@ class RunState:
         return first_deviation(self.run)
 
     def as_dict(self) -> dict[str, Any]:
-        names = "file=path phase done stalled elapsed_seconds=elapsed samples"
+        names = "file=path phase done=ended stalled elapsed_seconds=elapsed samples"
         names += " limit_samples=limit sequences_per_second=run.last_rate"
         names += " accuracy=run.final_accuracy target outside_published=deviation"
         return {**pick(self, names), "evaluations": len(self.run.evaluations)}
@@ -150,7 +152,9 @@ class RunState:
     def parts(self) -> list[str]:
         """Everything known, one phrase per item."""
         run, deviation = self.run, self.deviation
-        limit = f" of at most {self.limit:,.0f}" if self.limit and not self.done else ""
+        limit = (
+            f" of at most {self.limit:,.0f}" if self.limit and not self.ended else ""
+        )
         wanted = "" if self.result.pretrains else f" of {self.target:g}"
         last = ", ".join(f"{each.accuracy:.4f}" for each in run.evaluations[-_LAST:])
         causes = f" (likely: {'; '.join(deviation.causes)})" if deviation else ""

@@ -77,8 +77,8 @@ def olympic_mean(values: Sequence[float]) -> float:
     if len(values) < 3:
         raise ValueError("an olympic mean needs at least three values")
     # "Olympic": MLPerf drops the fastest and the slowest, so that one outlier cannot decide.
-    kept = sorted(values)[1:-1]
-    return math.fsum(kept) / len(kept)
+    remaining = sorted(values)[1:-1]
+    return math.fsum(remaining) / len(remaining)
 
 
 def _path(ruleset: str) -> Path:

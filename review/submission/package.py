@@ -106,13 +106,12 @@ def _check_names(request: argparse.Namespace, output: Path) -> None:
         how = "use --add to add this system, or give another folder"
         raise ReviewError(f"{request.output} exists: {how}")
     if request.add and not (output / request.org).is_dir():
-        raise ReviewError(
-            f"{request.output}: no package of {request.org} to add to; omit --add"
-        )
+        why = f"no package of {request.org} to add to; omit --add"
+        raise ReviewError(f"{request.output}: {why}")
 
 
 def _result(request: argparse.Namespace) -> Result:
-    results = _load(request, request.runs)
+    results = load_results(request.runs, train_samples=request.train_samples)
     if len(results) != 1 or request.runs.is_file():
         wanted = f"the one folder that holds the result_*.txt of {request.system}"
         raise ReviewError(f"{request.runs}: give {wanted}")
@@ -120,10 +119,6 @@ def _result(request: argparse.Namespace) -> Result:
     if not result.runs:
         raise ReviewError(f"{request.runs}: no result_*.txt, only trials that failed")
     return result
-
-
-def _load(request: argparse.Namespace, folder: Path) -> list[Result]:
-    return load_results(folder, train_samples=request.train_samples)
 
 
 def _description(request: argparse.Namespace) -> dict[str, Any]:
@@ -202,12 +197,10 @@ def _verify(
     in ``place``.
     """
     folder = root / "results" / request.system / BENCHMARK
-    for result in _load(request, folder):
+    for result in load_results(folder, train_samples=request.train_samples):
         if result.scaling_factor != 1:
-            _write(
-                folder / "scaling.json",
-                json.dumps({"scaling_factor": result.scaling_factor}),
-            )
+            factor = {"scaling_factor": result.scaling_factor}
+            _write(folder / "scaling.json", json.dumps(factor))
 
     def moved(path: Path) -> Path:
         return target / path.relative_to(root) if path.is_relative_to(root) else path
@@ -287,16 +280,11 @@ def _organization_readme(request: argparse.Namespace, root: Path) -> str:
             f"benchmarks/bert/implementations/*/README-{system}.md"
         )
         names = [path.relative_to(root).as_posix() for path in sorted(implementations)]
-        for result in _load(request, root / "results" / system / BENCHMARK):
+        folder = root / "results" / system / BENCHMARK
+        for result in load_results(folder, train_samples=request.train_samples):
             score = "" if result.score is None else f"{result.score:.4f}"
-            cells = (
-                system,
-                result.accelerators or "",
-                score,
-                len(result.runs),
-                ", ".join(names),
-            )
-            rows.append("| " + " | ".join(map(str, cells)) + " |")
+            about = f"{result.accelerators or ''} | {score} | {len(result.runs)}"
+            rows.append(f"| {system} | {about} | {', '.join(names)} |")
     return _filled("organization", organization=request.org, rows="\n".join(rows))
 
 
@@ -385,12 +373,10 @@ def _recorded_commit(runs: Path) -> str:
     if not isinstance(commit, str) or not commit:
         raise ReviewError(f"{record} records no commit: give it with --commit")
     if commit.endswith("-dirty"):
-        origin = (
+        how = (
             "commit it and run again, or give the commit that contains it with --commit"
         )
-        raise ReviewError(
-            f"the code that ran is {text(commit)}, not committed: {origin}"
-        )
+        raise ReviewError(f"the code that ran is {text(commit)}, not committed: {how}")
     # Output of `git describe --always`: the commit, possibly after the last tag, or a tag alone.
     described = re.fullmatch(r"(?:.+-\d+-g)?([0-9a-f]{7,64})", commit)
     if described:

@@ -117,12 +117,10 @@ def _check_rcp(result: Result) -> Iterator[Finding]:
     elif point is None or mean is None or (test.passed and factor == 1.0):
         return
     else:
-        rule = "rcp_scaled" if test.passed else "rcp_failed"
-        least = f"the minimum is {point.minimum:,.0f} ({test.reason})"
-        message = f"mean of {mean:,.0f} samples"
-        message = (
-            f"{message} is below the reference's {point.mean:,.0f}"
-            if test.passed
-            else f"test fails: {message}, {least}"
-        )
+        rule, message = "rcp_scaled", f"mean of {mean:,.0f} samples"
+        if test.passed:
+            message += f" is below the reference's {point.mean:,.0f}"
+        else:
+            least = f"the minimum is {point.minimum:,.0f} ({test.reason})"
+            rule, message = "rcp_failed", f"test fails: {message}, {least}"
     yield broken(rule, message, result.folder, key="RCP", factor=factor)

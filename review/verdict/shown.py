@@ -75,9 +75,9 @@ def result_as_dict(verdict: Verdict) -> dict[str, Any]:
         "runs": [_run_as_dict(result, run) for run in result.runs],
         **pick(
             result,
-            "crashed=crashes unreadable olympic_minutes=scored.minutes"
-            " raw_olympic_minutes_not_checked=unchecked.minutes"
-            " median_minutes=scored.median mean_samples",
+            "crashed=crashes unreadable olympic_minutes=olympic.minutes"
+            " raw_olympic_minutes_not_checked=raw.minutes"
+            " median_minutes=olympic.median mean_samples",
         ),
         "rcp": point and {**test, **pick(point, "mean std minimum"), "margin": margin},
         **pick(result, "scaling_factor score_minutes=score"),
@@ -100,7 +100,7 @@ def _run_as_dict(result: Result, run: Run) -> dict[str, Any]:
         "joules": result.joules(run),
         "error": result.errors.get(run.path),
         **pick(run, "compliant findings"),
-        "dropped": result.scored.dropped.get(run.path),
+        "dropped": result.olympic.dropped.get(run.path),
     }
 
 

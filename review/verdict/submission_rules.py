@@ -166,15 +166,10 @@ def categories(status: object) -> frozenset[str]:
     cloud.
     """
     words = re.sub(r"[^a-z]+", " ", str(status).casefold()).strip()
-    known = table("categories").items()
-    return next(
-        (
-            frozenset(logged)
-            for pattern, logged in known
-            if re.fullmatch(pattern, words)
-        ),
-        frozenset(),
-    )
+    for pattern, logged in table("categories").items():
+        if re.fullmatch(pattern, words):
+            return frozenset(logged)
+    return frozenset()
 
 
 def _check_against_logs(result: Result) -> Iterator[Finding]:
@@ -237,24 +232,14 @@ def check_organization(root: Path) -> list[Finding]:
         findings.append(
             broken("implementation", "holds no implementation", implementations)
         )
-    scripts = [folder / name for folder in folders for name in SCRIPTS]
-    findings += [
-        broken("scripts", "is missing", script)
-        for script in scripts
-        if not script.is_file()
-    ]
-    idle = [
-        path
-        for path in sorted((root / "systems").glob("*.json"))
-        if not (root / "results" / path.stem).is_dir()
-    ]
-    return [
-        *findings,
-        *(
-            broken("results_of_system", "describes a system without results", path)
-            for path in idle
-        ),
-    ]
+    for script in (folder / name for folder in folders for name in SCRIPTS):
+        if not script.is_file():
+            findings.append(broken("scripts", "is missing", script))
+    for path in sorted((root / "systems").glob("*.json")):
+        if not (root / "results" / path.stem).is_dir():
+            message = "describes a system without results"
+            findings.append(broken("results_of_system", message, path))
+    return findings
 
 
 def stage(result: Result, root: Path | None, into: Path) -> Path:

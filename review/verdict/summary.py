@@ -8,7 +8,7 @@ from review.rulebook import rcp
 from review.verdict.checking import Verdict
 
 # Runs that make the mean: the fastest and the slowest are dropped.
-_COUNTED = rcp.RUNS - 2
+_REMAINING = rcp.RUNS - 2
 _MOST_REASONS = 4
 
 
@@ -35,10 +35,10 @@ def summary(verdict: Verdict) -> list[Line]:
     if result.other_ruleset:
         message = f"logs of another round: try --ruleset {result.other_ruleset}"
         lines.append(Line("ruleset", message, "yellow"))
-    minutes = [run.minutes for run in result.scored.counted]
+    minutes = [run.minutes for run in result.olympic.valid]
     # Of a single run the lines above have said it.
     if len(minutes) > 1:
-        spread = f"median {result.scored.median:.4f}, fastest {minutes[0]:.4f}"
+        spread = f"median {result.olympic.median:.4f}, fastest {minutes[0]:.4f}"
         spread += f", slowest {minutes[-1]:.4f} min"
         lines.append(
             Line("runs", f"{len(minutes)} of {len(result.runs)} count: {spread}")
@@ -53,14 +53,14 @@ def _time(result: Result, official: str) -> Iterator[Line]:
         if result.scaling_factor != 1:
             why = "converged faster than the RCP mean"
             score += (
-                f" = {result.scored.minutes:.4f} x {result.scaling_factor:.6f} ({why})"
+                f" = {result.olympic.minutes:.4f} x {result.scaling_factor:.6f} ({why})"
             )
         yield Line("score", score + official, "bold green" if official else "")
-    elif result.scored.median is not None:
-        yield Line("median", f"{result.scored.median:.4f} min, no olympic score yet")
-    elif result.unchecked.minutes is not None:
+    elif result.olympic.median is not None:
+        yield Line("median", f"{result.olympic.median:.4f} min, no olympic score yet")
+    elif result.raw.minutes is not None:
         about = "not checked: olympic mean of the runs that report success"
-        yield Line("raw", f"{result.unchecked.minutes:.4f} min, {about}", "yellow")
+        yield Line("raw", f"{result.raw.minutes:.4f} min, {about}", "yellow")
 
 
 def _energy(result: Result, official: str) -> Iterator[Line]:
@@ -111,7 +111,7 @@ def _rcp_advice(result: Result) -> Iterator[str]:
     short = 0.0 if mean is None or point is None else max(0.0, point.minimum - mean)
     if short and point:
         least = f"the smallest that passes {point.minimum:,.0f}"
-        over = f"{_COUNTED * short:,.0f} over the {_COUNTED} runs that count"
+        over = f"{_REMAINING * short:,.0f} over the {_REMAINING} runs that count"
         yield f"the mean is {mean:,.0f} samples, {least}: {short:,.0f} short on average, {over}"
     near = [] if batch is None else rcp.nearest(batch, result.ruleset)
     for reference in near:

@@ -339,7 +339,9 @@ def _canonical(value: Any) -> str:
 def _check_alike(result: Result, keys: Sequence[str], rule: str) -> Iterator[Finding]:
     """Values that differ from those of most runs: a warning for the submitter, else an error."""
     # The one run that may fail may also differ in its settings.
-    runs = [run for run in result.runs if run.log.events and run is not result.failing]
+    runs = [
+        run for run in result.runs if run.log.events and run is not result.tolerated
+    ]
     for key in keys:
         severity = (
             WARNING if key in SUBMISSION and key != "submission_division" else ERROR
