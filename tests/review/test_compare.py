@@ -40,8 +40,8 @@ def test_a_result_equals_itself(submission):
     assert "no significant difference" in comparison.verdict()
 
 
-@pytest.mark.parametrize("milliseconds", [1e300, 1e160, 1.7e308])
-@pytest.mark.parametrize("names", [(3,), (3, 4), ALL])
+@pytest.mark.parametrize("milliseconds", [1e160, 1.7e308])
+@pytest.mark.parametrize("names", [(3,), ALL])
 def test_impossible_times_stop_no_comparison(
     names, milliseconds, submission, faster, capsys
 ):
@@ -78,20 +78,12 @@ def test_a_result_that_converged_early_by_luck_is_not_faster_at_the_same_samples
     assert comparison.ratios["normalized_time"].value == pytest.approx(1, abs=1e-3)
 
 
-def test_ratios_are_of_the_scores(submission, faster):
-    first, second = results(submission, faster)
-    (comparison,) = compare([first, second])
-    assert comparison.ratios["time"].value == pytest.approx(
-        first.score / second.score, rel=1e-12
-    )
-
-
 def test_one_failed_run_counts_as_the_slowest_as_in_the_score(
     submission, faster, writer
 ):
     writer(target=0.7).write(faster / "result_1.txt")  # the slowest of them
     first, second = results(submission, faster)
-    assert second.scored.failed == 1
+    assert second.olympic.failed == 1
     (comparison,) = compare([first, second])
     assert comparison.ratios["time"].value == pytest.approx(
         first.score / second.score, rel=1e-12

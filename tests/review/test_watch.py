@@ -12,9 +12,9 @@ from review import watch
 from review.__main__ import main
 from review.logs.mllog import parse, read_log
 from review.logs.output import ReviewError
+from review.results.folder import run_folder
 from review.results.run import run_of
 from review.results.run_state import RunState
-from review.results.score import run_folder
 from review.watch import Runs, follow, read_run, render, state_of
 
 
@@ -70,7 +70,7 @@ def test_a_growing_log_goes_through_the_phases_to_its_end(states):
         "finishing",
         "success",
     ]
-    assert [state.done for state in states] == [False] * (len(states) - 1) + [True]
+    assert [state.ended for state in states] == [False] * (len(states) - 1) + [True]
     counts = [len(state.run.evaluations) for state in states]
     assert counts == sorted(counts)
     assert counts[-1] == 17
@@ -164,24 +164,24 @@ def test_half_written_lines_are_left_for_the_next_look(tmp_path, writer):
     data = path.read_bytes()
     path.write_bytes(data[:-20])
     standing = state_of(read_run(path), 0)
-    assert not standing.done
+    assert not standing.ended
     assert not standing.run.log.errors
     path.write_bytes(data)
-    assert state_of(read_run(path), 0).done
+    assert state_of(read_run(path), 0).ended
 
 
 def test_the_log_is_followed_to_where_the_launcher_moves_it(tmp_path, writer):
     path = writer().drop("run_stop").write(tmp_path / "running_3" / "result_3.txt")
     end = tmp_path / "result_3.txt"
     file, folder = Runs([path]), Runs([tmp_path])
-    assert [run.poll(0)[end].done for run in (file, folder)] == [False] * 2
+    assert [run.poll(0)[end].ended for run in (file, folder)] == [False] * 2
     (tmp_path / "failed_3.txt").write_bytes(path.read_bytes())
     (tmp_path / "error_3.txt").write_text("rank 5 ran out of memory\n")
     path.unlink()
     for run in (file, folder):
         (state,) = run.poll(0).items()
         assert (state[0], state[1].run.status) == (end, "incomplete")
-        assert state[1].broken == "rank 5 ran out of memory"
+        assert state[1].failure == "rank 5 ran out of memory"
     looks = follow(
         Runs([tmp_path / "failed_3.txt"]),
         1.0,

@@ -75,7 +75,7 @@ def test_runs_that_appear_and_move_are_followed_until_none_has_begun_for_a_minut
 
     for found in follow(runs, 10.0, lambda: now[0], sleep):
         seen.append(
-            [(state.path.name, state.phase, state.broken) for state in found.values()]
+            [(state.path.name, state.phase, state.failure) for state in found.values()]
         )
         assert len(seen) < 30
     assert seen[0] == []

@@ -71,7 +71,7 @@ def _rows(checkout: Path, place: str, round_: str) -> Iterator[list[str]]:
             path=result.folder, title="", result=result, official=accepted
         )
         entry = entry_of(verdict, round_, checkout)
-        mean = result.unchecked if result.score is None else result.scored
+        mean = result.raw if result.score is None else result.olympic
         scaling = tree.read_json(result.folder / "scaling.json")
         # With the factor that was committed with the logs.
         factor = number(scaling.get("scaling_factor"))

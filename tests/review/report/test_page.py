@@ -307,12 +307,6 @@ def test_a_page_that_cannot_be_written_is_a_one_line_error(
     assert error.count("\n") == 1
 
 
-def test_pages_of_published_results(real_folders):
-    for folder in real_folders:
-        page = page_of(folder)
-        assert "minutes by the official rules, unverified" in page.text
-
-
 def test_the_verdict_names_the_log_that_it_is_about(submission):
     path = submission / "result_3.txt"
     old, new = (

@@ -61,7 +61,7 @@ def test_every_evaluation_is_a_point_and_the_target_a_line(submission):
         assert [(p.x, p.y) for p in line.points] == [
             (e.samples, e.accuracy) for e in run.evaluations
         ]
-        assert line.counted == (run.path not in result.scored.dropped)
+        assert line.dropped == (run.path in result.olympic.dropped)
     assert chart.target == 0.720
     assert chart.y.low < 0.4
     assert chart.y.high > 0.7203

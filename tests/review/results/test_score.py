@@ -117,7 +117,7 @@ def test_the_score_is_the_official_one(
     finally:
         logging.disable(logging.NOTSET)
     (result,) = load_results(folder)
-    assert result.scored.minutes * factor == pytest.approx(score, rel=1e-12)
+    assert result.olympic.minutes * factor == pytest.approx(score, rel=1e-12)
 
 
 def test_fewer_runs_have_a_median_and_the_reason_why_there_is_no_score(submission):
@@ -125,7 +125,7 @@ def test_fewer_runs_have_a_median_and_the_reason_why_there_is_no_score(submissio
         (submission / f"result_{index}.txt").unlink()
     (result,) = load_results(submission)
     minutes = [run.minutes for run in result.runs]
-    assert result.scored.median == statistics.median(minutes)
+    assert result.olympic.median == statistics.median(minutes)
     assert (result.score, judge(result).official) == (None, False)
     assert [*judge(result).obstacles] == ["2 of 10 runs"]
 

@@ -348,24 +348,6 @@ def test_the_command_packages_this_repository(
     shutil.rmtree(request_.output)
     assert main([*arguments, "--config", config]) == 1
     assert json.loads(capsys.readouterr().out)["files"] == []
-    assert not request_.output.exists()
-
-
-def test_published_results_make_a_package(request_, real_folders):
-    for folder in real_folders:
-        root = folder.parents[2]
-        description = root / "systems" / f"{folder.parent.name}.json"
-        request = replace(
-            request_,
-            runs=folder,
-            org=root.name,
-            system="BOX",
-            description=description,
-            output=request_.output / root.name,
-            commit="HEAD",
-            config=CONFIG,
-        )
-        assert package(request).passed
 
 
 def test_logs_are_numbered_from_zero_byte_for_byte_with_their_power(

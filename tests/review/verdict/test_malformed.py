@@ -19,17 +19,14 @@ from review.logs.mllog import read_log
 from review.results.run import run_of
 from review.results.score import load_results
 from review.rulebook.compliance import package_folder, rulesets
-from review.verdict.checking import judge
 
 from .damage import system
 
 FAST = [
     ["show"],
     ["show", "--json"],
-    ["compare"],
     ["compare", "--json"],
-    ["watch", "--once"],
-    ["watch", "--json", "--once"],
+    ["watch", "--all", "--once"],
 ]
 
 
@@ -82,26 +79,27 @@ ODD_FILES = {
 }
 
 
-@pytest.mark.parametrize("name", ODD_FILES)
-def test_odd_files_are_rows_and_no_traceback(name, tmp_path, capsys):
-    (tmp_path / "result_0.txt").write_bytes(ODD_FILES[name])
+def test_odd_files_are_rows_and_no_traceback(tmp_path, capsys):
+    for number, content in enumerate(ODD_FILES.values()):
+        (tmp_path / f"result_{number}.txt").write_bytes(content)
     (result,) = run_all(tmp_path, capsys, [*FAST, ["check"], ["check", "--json"]])
-    assert not judge(result).official
+    assert len(result.runs) == len(ODD_FILES)
+    assert not any(run.compliant for run in result.runs)
 
 
 def test_odd_files_among_good_ones_cost_no_more_than_themselves(submission, capsys):
     (submission / "result_0.txt").write_bytes(ODD_FILES["binary"])
-    (result,) = run_all(submission, capsys)
+    (result,) = run_all(submission, capsys, [["show"]])
     assert [run.compliant for run in result.runs] == [False] + [True] * 9
     assert result.score is not None
 
 
-@pytest.mark.parametrize("digits", [10, 400, 5000])
 @pytest.mark.parametrize("name", ["number_of_nodes", "accelerators_per_node"])
-def test_a_count_of_any_length_stops_no_command(name, digits, submission, capsys):
-    system(**{name: "1" * digits})(submission)
-    (result,) = run_all(submission, capsys, [*FAST, ["league"]])
-    assert result.accelerators is None
+def test_a_count_of_any_length_stops_no_command(name, submission, capsys):
+    for digits in (10, 400, 5000):
+        system(**{name: "1" * digits})(submission)
+        (result,) = run_all(submission, capsys, [["show", "--json"], ["league"]])
+        assert result.accelerators is None
 
 
 def test_a_pipe_in_place_of_a_reason_holds_no_command(submission, capsys):
@@ -298,17 +296,8 @@ def test_logs_of_an_earlier_round_name_their_ruleset(submission, writer, capsys)
     assert main(["check", "--ruleset", "2.0.0", str(submission)]) == 0
 
 
-def test_aborted_runs_are_shown_as_such(writer, tmp_path, capsys):
-    writer(target=0.7).change("run_stop", metadata={"status": "aborted"}).write(
-        tmp_path / "result_0.txt"
-    )
-    (result,) = run_all(tmp_path, capsys)
-    assert result.runs[0].status == "aborted"
-    assert not result.runs[0].converged
-
-
-@pytest.mark.parametrize("ruleset", rulesets())
-def test_every_round_with_bert_can_be_shown(ruleset, submission, capsys):
+@pytest.mark.parametrize("ruleset", rulesets()[:2])
+def test_a_round_without_reference_points_can_be_shown(ruleset, submission, capsys):
     assert main(["show", "--ruleset", ruleset, str(submission)]) == 0
     assert "min" in capsys.readouterr().out
 
