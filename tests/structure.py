@@ -79,6 +79,11 @@ def tables(text: str, header: str) -> list[list[str]]:
     return rows
 
 
+def words(text: str) -> int:
+    """Number of words on a page; the lines of its tables are none."""
+    return len(re.findall(r"\S*\w\S*", text))
+
+
 def table_problems(
     rows: Sequence[Sequence[str]], expected: Mapping[str, Sequence[str] | None]
 ) -> list[str]:

@@ -96,6 +96,14 @@ def test_only_programs_can_be_run_and_libraries_are_sourced(repository):
         assert os.access(path, os.X_OK) == is_program, path
 
 
+def test_the_pages_stay_short_enough_to_be_read(repository):
+    pages = {*(repository / "docs").glob("*.md")} - {repository / "docs/variables.md"}
+    words = {page.name: structure.words(page.read_text("utf-8")) for page in pages}
+    assert words["evidence.md"] <= 2_000
+    assert sum(words.values()) <= 14_000
+    assert structure.words("| a | `b c` |\n|---|---|\nd, e") == 5
+
+
 def test_tables_of_variables_have_a_row_for_each_and_no_other(repository):
     listed = [
         entry.name for entries in variables.groups().values() for entry in entries
