@@ -38,16 +38,7 @@ def test_certify_tells_how_to_start_it_and_see_its_results():
     assert "python -m review certify" in said
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        "bert --variables",
-        "bert --help",
-        "finetune --help",
-        "review --help",
-        "input_preprocessing -h",
-    ],
-)
+@pytest.mark.parametrize("words", ["bert --variables", "review --help"])
 def test_a_closed_pipe_is_no_error(words):
     read, written = os.pipe()
     os.close(read)

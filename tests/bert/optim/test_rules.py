@@ -162,21 +162,6 @@ def test_rule_equals_its_formula(case):
         torch.testing.assert_close(found, tensor, atol=1e-12, rtol=1e-12, msg=name)
 
 
-def test_lans_first_step_on_a_scalar_is_the_closed_form():
-    """On step 1 r = c = sign(g) / (1 + eps) + wd p for one element, whose gradient is normalised to
-    its sign.
-    """
-    p = nn.Parameter(torch.tensor([3.0], dtype=torch.float64))
-    optimizer = Whole(
-        [("w.weight", p)],
-        lambda shards: rules.LansRule(shards, rules.LansConfig(eps=1e-12)),
-    )
-    p.grad = torch.tensor([-7.0], dtype=torch.float64)
-    optimizer.step(0.01)
-    # Lr ||p|| against the gradient's sign.
-    assert float(p.detach()) == pytest.approx(3.0 + 0.01 * 3.0, abs=1e-9)
-
-
 @pytest.mark.parametrize("name", OURS)
 def test_a_step_not_kept_changes_nothing(name):
     parameters = _weights(torch.float32)

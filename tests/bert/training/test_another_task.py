@@ -189,17 +189,6 @@ def test_fixed_sizes_fill_a_task_s_labels_with_their_own_padding():
     assert torch.equal(target.starts[:6], plain.starts)
 
 
-def test_warming_up_another_task_leaves_no_trace():
-    world = _alone()
-    _, step = _step(world, sharded=True)
-    before = [tensor.clone() for tensor in step.state_tensors()]
-    with step.rollback():
-        _train(step, range(1), world)
-    assert all(
-        torch.equal(a, b) for a, b in zip(before, step.state_tensors(), strict=True)
-    )
-
-
 def test_a_task_without_fp8_products_says_so():
     with pytest.raises(
         ConfigError, match="PRECISION=fp8: SpanPrediction has no products in fp8"

@@ -149,17 +149,6 @@ def test_many_groups_shuffle_and_pack_all_sequences(packed, tmp_path, monkeypatc
     assert np.diff(orders[1].row_offsets).max() == 2
 
 
-def test_both_phases_are_prepared_from_one_download(packed, downloaded, tmp_path):
-    for phase, length in (("phase-1", "32"), ("phase-2", "64")):
-        line = ["--downloaddir", str(downloaded / "download"), "--shards", "4"]
-        line += ["--max-seq-length", length]
-        prepare.main(prepare_options(tmp_path / phase, "--packed-data", *line))
-    assert (
-        all_records(tmp_path / "phase-1" / "packed_data").sequence_lengths.max() == 32
-    )
-    assert prepared_digests(tmp_path / "phase-2") == prepared_digests(packed)
-
-
 BAD = {
     "no text": (lambda d: shutil.rmtree(d / "download" / "results4"), "no text"),
     "a part missing": (lambda d: (d / "download/results4/part-00001-of-00003").unlink(),
@@ -205,16 +194,6 @@ def test_bad_input_stops_with_one_line_and_makes_no_data(downloaded, tmp_path, c
     assert "\n" not in str(caught.value)
     assert not (folder / "packed_data").exists()
     assert not (folder / "prepared-packed.json").exists()
-
-
-def test_a_small_disk_stops_it_before_it_starts(downloaded, tmp_path, monkeypatch):
-    folder = copy_of(downloaded, tmp_path)
-    monkeypatch.setattr(
-        shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1, 1, 10_000_000)
-    )
-    with refused(r"10\.0 MB free"):
-        prepare.main(prepare_options(folder, "--packed-data"))
-    assert not (folder / "work").exists()
 
 
 def test_too_many_shards_are_refused(downloaded, tmp_path):

@@ -29,7 +29,6 @@ from input_preprocessing.text import vocabulary
 from input_preprocessing.text.tokenization import tokenize
 from input_preprocessing.text.vocabulary import Vocabulary
 
-from ... import forked
 from ...refused import refused
 from ..conftest import made_up_documents
 from . import oracle
@@ -228,16 +227,6 @@ def test_a_seed_of_any_size_is_recorded(words, tmp_path, seed):
     config = SamplingConfig(random_seed=seed)
     instances.write_instances(tmp_path / "text", tmp_path / "out.hdf5", words, config)
     assert open_records(tmp_path / "out.hdf5")[1].random_seed == seed
-
-
-def test_the_command_writes_records(tmp_path):
-    vocab, text, out = tmp_path / "vocab.txt", tmp_path / "text", tmp_path / "out.hdf5"
-    vocab.write_text("\n".join(WORDS), encoding="utf-8")
-    text.write_bytes(b"the cat\n\nab\n")
-    files = ["--input-file", text, "--vocab-file", vocab, "--output-file", out]
-    done = forked.run("input_preprocessing", "instances", *files, "--dupe-factor", 2)
-    assert done.returncode == 0, done.stderr
-    assert open_records(out)[0].num_sequences == 4
 
 
 def test_the_command_refuses_bad_input_in_one_line(tmp_path, monkeypatch):

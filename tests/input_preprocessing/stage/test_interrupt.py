@@ -167,12 +167,6 @@ def test_ctrl_c_for_another_command_of_a_background_jobs_group_ends_no_worker(tm
     assert process.returncode == 0
 
 
-def test_workers_that_still_start_leave_no_traceback(tmp_path):
-    process = start(tmp_path, WORKERS)
-    os.killpg(process.pid, signal.SIGINT)
-    assert without_progress(process.communicate(timeout=240)[1]) == LINE
-
-
 def test_a_worker_that_is_half_started_leaves_no_traceback(tmp_path):
     process = start(tmp_path, HALF_STARTED + WORKERS)
     assert without_progress(process.communicate(timeout=240)[1]) == LINE

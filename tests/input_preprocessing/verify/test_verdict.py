@@ -278,11 +278,3 @@ def test_other_evaluation_samples_of_the_benchmarks_text_and_options_are_a_failu
     assert found["evaluation"].holds is False
     published = f"not the published {prepared.PUBLISHED_EVALUATION}"
     assert published in found["evaluation"].detail
-
-
-def test_a_manifest_that_was_changed_is_not_read(packed, tmp_path):
-    entries = json.loads((packed / "prepared-packed.json").read_text())
-    entries["versions"]["Python"] = "2.7"
-    (tmp_path / "prepared-packed.json").write_text(json.dumps(entries))
-    with refused("was changed after it was written"):
-        prepared.read(tmp_path / "prepared-packed.json")
