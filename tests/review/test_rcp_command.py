@@ -72,6 +72,15 @@ def test_train_samples_are_judged_as_officially(train_samples, submission):
     assert official(submission, train_samples) == found
 
 
+def test_train_samples_stand_in_for_an_epoch_num_that_counts_epochs(submission, capsys):
+    for path in submission.glob("result_*.txt"):
+        path.write_text(re.sub(r'"epoch_num": \d+', '"epoch_num": 1', path.read_text()))
+    assert main(["check", str(submission), "--json"]) == 1
+    capsys.readouterr()
+    assert main(["check", str(submission), "--json", "--rcp-bert-train-samples"]) == 0
+    assert json.loads(capsys.readouterr().out)["passed"]
+
+
 def test_a_failing_result_says_what_is_missing(submission, writer, capsys):
     assert main(["show", str(submission)]) == 0
     assert "short on average" not in capsys.readouterr().out
