@@ -98,8 +98,11 @@ def _report(arguments: argparse.Namespace) -> int:
     checked = [one for one in every if not (one.result and one.result.other_benchmark)]
     write_report(checked, arguments.output)
     passed = all(verdict.passed() for verdict in checked)
-    answer = {"passed": passed, "files": [arguments.output]}
-    emit(arguments, json=lambda: answer, text=lambda: print(arguments.output))
+    emit(
+        arguments,
+        json=lambda: {"passed": passed, "files": [arguments.output]},
+        text=lambda: print(arguments.output),
+    )
     return 0
 
 
@@ -134,7 +137,7 @@ def _league(arguments: argparse.Namespace) -> int:
 
 
 def _watch(arguments: argparse.Namespace) -> int:
-    interval, as_json, once = arguments.interval, arguments.json, arguments.once
+    interval = arguments.interval
     # In this form, as nan is not above 0 either.
     if not interval > 0:
         raise ReviewError(f"--interval must be above 0 s, got {interval}")
@@ -142,7 +145,7 @@ def _watch(arguments: argparse.Namespace) -> int:
     targets: list[Path] = arguments.target
     newest = not arguments.all and len(targets) == 1
     runs = watch.Runs(targets, arguments.ruleset, newest)
-    return watch.watch(runs, interval, as_json=as_json, once=once)
+    return watch.watch(runs, interval, as_json=arguments.json, once=arguments.once)
 
 
 def _rcp(arguments: argparse.Namespace) -> int:

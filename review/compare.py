@@ -256,9 +256,8 @@ def as_json(verdicts: Sequence[Verdict]) -> dict[str, Any]:
     results = _results(verdicts)
     names, described, comparisons = _names(results), [], []
     for name, verdict, result in zip(names, verdicts, results, strict=True):
-        averages = means(result).items()
-        values = {measure: mean and mean.value for measure, mean in averages}
-        described.append({**result_as_dict(verdict), "name": name, "means": values})
+        about = {"name": name, "means": _values(result)}
+        described.append(result_as_dict(verdict) | about)
     for name, comparison in zip(names[1:], compare(results), strict=True):
         about = {"name": name, "baseline": names[0], "verdict": comparison.verdict()}
         comparisons.append({**about, **pick(comparison, "unlike ratios")})
@@ -269,13 +268,16 @@ def as_json(verdicts: Sequence[Verdict]) -> dict[str, Any]:
     }
 
 
+def _values(result: Result) -> dict[str, float | None]:
+    return {name: mean.value if mean else None for name, mean in means(result).items()}
+
+
 def _names(results: Sequence[Result]) -> list[str]:
     """Names of the results, with the folder if two share a name."""
     names = [text(result.name) for result in results]
-    pairs = zip(names, results, strict=True)
     return [
         f"{name} ({result.folder})" if names.count(name) > 1 else name
-        for name, result in pairs
+        for name, result in zip(names, results, strict=True)
     ]
 
 
@@ -322,9 +324,7 @@ def _figures(results: Sequence[Result]) -> list[list[str]]:
 
 
 def _cells(result: Result) -> dict[str, str]:
-    found = means(result).items()
-    values = {name: mean.value if mean else None for name, mean in found}
-    test, energy = result.rcp_test, result.energy
+    values, test, energy = _values(result), result.rcp_test, result.energy
     kilojoules = energy.joules / 1000 if energy and energy.joules else None
     normalized, samples = "normalized_time", "samples"
     return {

@@ -113,7 +113,7 @@ def entry_of(verdict: Verdict, label: str, root: Path) -> Entry:
     run = next((run for run in result.runs if run.log.events), None)
     status = run and run.log.value("submission_status")
     # Raw where no installed rules accept the logs.
-    minutes = result.raw.minutes if result.score is None else result.score
+    minutes = mean.minutes if result.score is None else result.score
     return Entry(
         round=label,
         submitter=text(described.get("submitter") or result.organization or ""),

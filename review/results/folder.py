@@ -74,8 +74,8 @@ def run_folder(
         return next((text(value) for value in values if value not in (None, "")), None)
 
     described = tree.description(folder).get("division")
-    closed_or_open = described in ("closed", "open")
-    division = described if closed_or_open else first("submission_division")
+    known = described in ("closed", "open")
+    division = described if known else first("submission_division")
     sizes = {run.batch_size for run in runs}
     batch_size = next(iter(sizes)) if len(sizes) == 1 else None
     # Some trainers log init_start on every rank, so that the most in a log is the number of ranks.

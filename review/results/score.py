@@ -59,7 +59,7 @@ class Result(RunFolder):
     def score(self) -> float | None:
         """Minutes: olympic mean times scaling factor."""
         minutes = self.olympic.minutes
-        return None if minutes is None else minutes * self.scaling_factor
+        return minutes and minutes * self.scaling_factor
 
     def joules(self, run: Run) -> float | None:
         """Energy of one of its runs; None if not measured."""
@@ -77,7 +77,6 @@ def result_of(folder: RunFolder) -> Result:
     unproved = (text(name).replace("_", " ") for names in named for name in names)
     failed = [run for run in runs if not run.compliant]
     mean_samples, test = _rcp_test(folder)
-    found = departures(folder.folder, runs, folder.division, folder.ruleset)
     result = Result(
         **vars(folder),
         olympic=olympic_of(runs, lambda run: run.compliant),
@@ -85,7 +84,9 @@ def result_of(folder: RunFolder) -> Result:
         tolerated=failed[0] if len(failed) == 1 else None,
         mean_samples=mean_samples,
         rcp_test=test,
-        departures=tuple(found),
+        departures=tuple(
+            departures(folder.folder, runs, folder.division, folder.ruleset)
+        ),
         unproved=tuple(dict.fromkeys(unproved)),
         other_ruleset=_other_ruleset(folder),
     )
@@ -96,10 +97,10 @@ def _rcp_test(folder: RunFolder) -> tuple[float | None, rcp.Verdict | None]:
     """Mean samples, and the test; None if not applicable: open division, a round without it, or too
     few runs.
     """
-    tested, option = folder.rcp_tested, folder.train_samples
+    tested = folder.rcp_tested
     # Of all runs, compliant or not: the RCP checker reads every log of the folder.
     readings = [
-        rcp.read_rcp(run.log, True) if option else run.rcp_reading
+        rcp.read_rcp(run.log, True) if folder.train_samples else run.rcp_reading
         for run in folder.runs
     ]
     batch_size, obstacle = folder.batch_size, _rcp_obstacle(folder, readings)
@@ -187,8 +188,7 @@ def load_results(
             raise
         # What nobody foresaw in one folder must not take the others along: it is a finding on it.
         except Exception as error:
-            why = f"cannot be judged: {type(error).__name__}: {error}"
-            unreadable[folder] = why
+            unreadable[folder] = f"cannot be judged: {type(error).__name__}: {error}"
             results.append(
                 Result(folder=folder, name=folder.name, unreadable=unreadable)
             )

@@ -76,16 +76,13 @@ class Verdict:
         return replace(self, findings=_sorted(findings))
 
     def as_dict(self) -> dict[str, Any]:
-        outcomes = {
-            outcome.tool: pick(outcome, "passed messages crash")
-            for outcome in self.outcomes
-        }
+        named = "passed messages crash"
         return {
             "path": self.path,
             "passed": self.passed(),
             "unverified": True,
             "official_passed": self.official_passed,
-            "official": outcomes,
+            "official": {one.tool: pick(one, named) for one in self.outcomes},
             "findings": self.findings,
         }
 
@@ -180,24 +177,9 @@ def _judge_submission(root: Path, ruleset: str) -> Verdict:
 
 def own_findings(result: Result) -> list[Finding]:
     """This package's own findings on a result, by official and other rules."""
-
-    def accepted(run: Run, findings: Sequence[Finding]) -> Iterator[Finding]:
-        """Turns errors of the single run that may fail into warnings."""
-        for finding in findings:
-            may_fail = run is result.tolerated and finding.severity == ERROR
-            # A crash of the checker takes all runs of the folder with it.
-            if may_fail and not finding.crash:
-                message = f"{finding.message}; one run of ten may fail"
-                finding = replace(finding, severity=WARNING, message=message)
-            yield finding
-
     findings = [*check_together(result)]
     for run in result.runs:
-        ours = training_rules.check_run(run, result.division)
-        # Then the RCP test does not use epoch_num.
-        if result.train_samples:
-            ours = [finding for finding in ours if finding.id != "counts_samples"]
-        findings += accepted(run, [*run.findings, *ours])
+        findings += _findings_on(run, result)
     # Already reported.
     reused = {finding.file for finding in findings if finding.source == "seeds"}
     findings += [
@@ -211,6 +193,20 @@ def own_findings(result: Result) -> list[Finding]:
         findings += submission_rules.check_folder(result)
         findings += check_description(system, result.ruleset) if system else []
     return findings
+
+
+def _findings_on(run: Run, result: Result) -> Iterator[Finding]:
+    """The findings on one run; errors of the only one that fails, which may, are warnings."""
+    for finding in (*run.findings, *training_rules.check_run(run, result.division)):
+        # Then the RCP test does not use epoch_num.
+        if result.train_samples and finding.id == "counts_samples":
+            continue
+        may_fail = run is result.tolerated and finding.severity == ERROR
+        # A crash of the checker takes all runs of the folder with it.
+        if may_fail and not finding.crash:
+            message = f"{finding.message}; one run of ten may fail"
+            finding = replace(finding, severity=WARNING, message=message)
+        yield finding
 
 
 def _ask(result: Result, findings: Sequence[Finding]) -> official.Outcome:

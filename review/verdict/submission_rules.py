@@ -63,11 +63,12 @@ def _check_names(folder: Path) -> Iterator[Finding]:
     if name != BENCHMARK:
         yield broken("folder_name", f"is named {name!r}", folder, name=BENCHMARK)
     expected = {path.name for path in tree.result_files(folder)}
-    held = os.listdir(folder)
     expected |= {"scaling.json", PARAMETERS, tree.POWER}
     # Hidden files are left to the repository checker, which rejects them.
     strays = sorted(
-        name for name in held if name not in expected and not name.startswith(".")
+        name
+        for name in os.listdir(folder)
+        if name not in expected and not name.startswith(".")
     )
     if strays:
         more = f" and {len(strays) - 5} more" if len(strays) > 5 else ""
