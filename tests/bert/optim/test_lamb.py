@@ -120,23 +120,3 @@ def test_low_precision_parameters_follow_fp32_masters():
 )
 def test_biases_and_layer_norms_are_not_decayed(name, decayed):
     assert is_decayed(name) is decayed
-
-
-def test_state_restores_weights_and_moments_exactly():
-    torch.manual_seed(1)
-    parameter = nn.Parameter(torch.randn(11))
-    lamb = _lamb([("w.weight", parameter)])
-    parameter.grad = torch.randn(11)
-    lamb.step(0.1)
-    state = {
-        k: {n: t.clone() for n, t in v.items()} if isinstance(v, dict) else v
-        for k, v in lamb.state_dict().items()
-    }
-    gradient = torch.randn(11)
-    results = []
-    for _ in range(2):
-        lamb.load_state_dict(state)
-        parameter.grad = gradient.clone()
-        lamb.step(0.1)
-        results.append(parameter.detach().clone())
-    assert torch.equal(*results)
