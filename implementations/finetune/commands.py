@@ -4,7 +4,8 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Callable
+from functools import wraps
 
 import numpy as np
 
@@ -24,9 +25,21 @@ SHOWN_ANSWERS = 3
 OPTIONS = read_table(__file__, "options.yaml")
 
 
-def predict(
-    parser: argparse.ArgumentParser, arguments: list[str], environ: Mapping[str, str]
-) -> None:
+def _command(function: Callable[[argparse.Namespace], None]) -> Callable[..., None]:
+    """The command of a function of its options, which bears its name."""
+
+    @wraps(function)
+    def run(
+        parser: argparse.ArgumentParser, arguments: list[str], environ: object
+    ) -> None:
+        add_options(parser, function.__name__, OPTIONS)
+        function(parser.parse_args(arguments))
+
+    return run
+
+
+@_command
+def predict(options: argparse.Namespace) -> None:
     """Predicts every row of a file, or one text: its label with probabilities, a number, or an
     answer.
 
@@ -35,8 +48,6 @@ def predict(
     the predictions as additional columns; a row without text has none. For SQuAD's JSON see
     MODE=prediction.
     """
-    add_options(parser, "predict", OPTIONS)
-    options = parser.parse_args(arguments)
     # Before the model is loaded, which takes seconds.
     if (options.input is None) != (options.output is None):
         raise ConfigError("--input needs --output, and --output needs --input")
@@ -53,17 +64,14 @@ def predict(
         _print_prediction(model, options)
 
 
-def embed(
-    parser: argparse.ArgumentParser, arguments: list[str], environ: Mapping[str, str]
-) -> None:
+@_command
+def embed(options: argparse.Namespace) -> None:
     """Embeds the texts of a file: the mean of each text's tokens in the last layer, unscaled.
 
     Of a fine-tuned model, or of any BERT in Hugging Face's layout, such as `python -m bert export`
     writes; sentence-transformers gives the same vectors of the folder. The output is NumPy's,
     float32, with a row for each row of the file; of one without text it is NaN.
     """
-    add_options(parser, "embed", OPTIONS)
-    options = parser.parse_args(arguments)
     if not (options.input and options.output) or options.output.suffix != ".npy":
         raise ConfigError("give --input FILE and --output X.npy")
     model = saved.load(options.folder, options.device, embeds=True)
@@ -109,15 +117,12 @@ def _print_prediction(model: saved.Saved, options: argparse.Namespace) -> None:
         print(f"{shares[name]:.4f}  {name}")
 
 
-def benchmark(
-    parser: argparse.ArgumentParser, arguments: list[str], environ: Mapping[str, str]
-) -> None:
+@_command
+def benchmark(options: argparse.Namespace) -> None:
     """Latency in milliseconds and sequences per second, one JSON line per batch size.
 
     On random tokens of one length.
     """
-    add_options(parser, "benchmark", OPTIONS)
-    options = parser.parse_args(arguments)
     model = saved.load(options.folder, options.device)
     shape = model.model.config
     length = min(
@@ -132,10 +137,8 @@ def benchmark(
         .astype(np.int32)
     )
     for size in options.batch_sizes:
-        # The labels are never read; their names make it a batch of the model's kind.
-        names = ("starts", "ends") if model.answers else ("labels",)
-        labels = dict.fromkeys(names, np.zeros(size, dtype=np.int64))
-        samples = Samples([(ids, length)] * size, labels)
+        # The labels are never read.
+        samples = Samples([(ids, length)] * size, {"labels": np.zeros(size)})
         milliseconds = []
         for _ in range(WARM_UP_BATCHES + options.batches):
             begin = time.perf_counter()
@@ -153,12 +156,10 @@ def benchmark(
         print(json.dumps(about | rounded), flush=True)
 
 
-def seeds(
-    parser: argparse.ArgumentParser, arguments: list[str], environ: Mapping[str, str]
-) -> None:
+@_command
+def seeds(options: argparse.Namespace) -> None:
     """Table of the metrics of a run's trials, with mean and standard deviation."""
-    add_options(parser, "seeds", OPTIONS)
-    folder = parser.parse_args(arguments).folder
+    folder = options.folder
     # By number, as model_10 sorts before model_2.
     paths = sorted(
         folder.glob("model_*/figures.json"), key=lambda path: int(path.parent.name[6:])
