@@ -65,14 +65,16 @@ _ESCAPED |= {
 # Private use: stands for an escaped character while csv reads, which knows neither \n nor \N.
 _PRIVATE, _NEVER = 0xF0000, "\uffff"
 _MEANT = {_PRIVATE + ord(letter): meant for letter, meant in _ESCAPED.items()}
-# Which cells programs enclose, and a line's end: csv's writer also encloses cells with a character
-# of that, by which it does as Excel, which encloses cells with commas where tabs separate.
-_STYLES: list[tuple[Any, str]] = [
-    (csv.QUOTE_MINIMAL, "\r\n"),
-    (csv.QUOTE_MINIMAL, ",\r\n"),
-    (csv.QUOTE_ALL, "\r\n"),
-    (csv.QUOTE_NONE, "\r\n"),
-]
+# Which cells programs enclose, as csv's writer does with these arguments: quoting, and a line's end,
+# as it also encloses cells with a character of that.
+_ENCLOSED = {
+    # With a separator, a mark or a line break: pandas, R, Excel's CSV.
+    "special": (csv.QUOTE_MINIMAL, "\r\n"),
+    # With a comma, too, where tabs separate: Excel's text.
+    "commas": (csv.QUOTE_MINIMAL, ",\r\n"),
+    "all": (csv.QUOTE_ALL, "\r\n"),
+    "none": (csv.QUOTE_NONE, "\r\n"),
+}
 _QUOTING_CURE = "set QUOTING (predict: --quoting) to double, none (they are text), backslash, dump or R"
 _QUOTES = "double the quotation marks within a quoted cell"
 # csv refuses cells above 131,072 characters otherwise.
@@ -347,8 +349,8 @@ def _quotings(text: str, separator: str) -> list[str]:
 
 
 def _certainty(text: str, parse: _Parse, separator: str, quoting: str) -> int:
-    """Whether a program wrote the table in this way: 2 surely, 1 perhaps, 0 no: then it would write
-    its cells as they are in the file.
+    """Whether a program wrote the table in this way: 2 surely, 1 perhaps, 0 no: none writes these
+    cells as they are in the file.
     """
     if quoting in ("dump", "none"):
         return int(separator in ("", "\t"))
@@ -357,29 +359,36 @@ def _certainty(text: str, parse: _Parse, separator: str, quoting: str) -> int:
     rows = [[cell.replace("\r\n", "\n") for cell in cells] for _, cells in parse.rows]
     rows[0] = rows[0][parse.is_short :]
     how = {"delimiter": separator or ",", **QUOTING[quoting]}
-    for style, end in _STYLES:
-        # It would say what the first style says, and csv refuses it from Python 3.13 on.
-        if how["delimiter"] in end:
-            continue
-        target = io.StringIO(newline="")
-        try:
-            csv.writer(target, lineterminator=end, **how, quoting=style).writerows(rows)
-        except csv.Error:  # what cannot be written so
-            continue
-        written = target.getvalue().replace(end, "\n").rstrip("\n")
-        if written != text.replace("\r\n", "\n").rstrip("\n"):
-            continue
-        if style == csv.QUOTE_NONE:
-            return 1 + ('\\"' in text)
-        # Speech may be a whole cell, and have commas, but no marks that are doubled or have nothing
-        # between them, and a separator only behind a backslash.
-        cells = [cell for row in rows for cell in row]
-        apart = [cell for cell in cells if not re.search(r"[\n\\]", cell)]
-        is_told = '"' in "".join(cells) or how["delimiter"] in "".join(apart)
-        is_told |= style != csv.QUOTE_MINIMAL or (parse.width == 1 and [""] in rows)
-        many = end != "\r\n" and sum("," in cell for cell in cells) > 2
-        return 2 if is_told or many else 1
-    return 0
+    wanted = text.replace("\r\n", "\n").rstrip("\n")
+    alike = (cells for cells in _ENCLOSED if _written(rows, cells, how) == wanted)
+    enclosed = next(alike, "")
+    if not enclosed:
+        return 0
+    if enclosed == "none":
+        return 1 + ('\\"' in text)
+    # A cell of speech alone is in marks, too, which are text. But speech has no marks that are
+    # doubled or empty, and a separator only beside a backslash or a line break.
+    cells = [cell for row in rows for cell in row]
+    simple = [cell for cell in cells if not re.search(r"[\n\\]", cell)]
+    is_told = '"' in "".join(cells) or how["delimiter"] in "".join(simple)
+    is_told |= enclosed == "all" or (parse.width == 1 and [""] in rows)
+    many = enclosed == "commas" and sum("," in cell for cell in cells) > 2
+    return 1 + (is_told or many)
+
+
+def _written(rows: list[list[str]], enclosed: str, how: dict[str, Any]) -> str | None:
+    """The table as a program writes it, with line feeds as line ends; None if it cannot."""
+    quoting, end = _ENCLOSED[enclosed]
+    # Commas separate: as "special" writes it. From Python 3.13 on csv refuses it.
+    if how["delimiter"] in end:
+        return None
+    target = io.StringIO(newline="")
+    writer = csv.writer(target, lineterminator=end, quoting=quoting, **how)
+    try:
+        writer.writerows(rows)
+    except csv.Error:
+        return None
+    return target.getvalue().replace(end, "\n").rstrip("\n")
 
 
 def _one_quoting(

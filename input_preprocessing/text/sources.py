@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import chain, pairwise
+from itertools import chain, groupby, pairwise
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -189,18 +189,17 @@ def _source(
     # Such as a pipe, which can be read only once.
     if path.exists() and not path.is_file():
         raise DataError(f"{path} is no regular file; give one")
-    with readable(f"the text {path}", "check --input"), open(path, "rb") as start:
-        stamp, magic = stamp_of(os.fstat(start.fileno())), start.read(8)
-    for signature, packed in PACKED.items():
-        if magic.startswith(signature):
-            # Before gigabytes of it are unpacked.
-            if beginning := _beginning(path, packed):
-                check_prose(name, beginning, is_found)
-            _unpack(path, packed, unpacked)
-            if stamp_of(os.stat(path)) != stamp:
-                raise changed(path)
-            path, stamp = unpacked, stamp_of(os.stat(unpacked))
-            break
+    with readable(f"the text {path}", "check --input"), open(path, "rb") as file:
+        stamp, magic = stamp_of(os.fstat(file.fileno())), file.read(8)
+    kinds = (kind for begins, kind in PACKED.items() if magic.startswith(begins))
+    if packed := next(kinds, ""):
+        # Before gigabytes of it are unpacked.
+        if beginning := _beginning(path, packed):
+            check_prose(name, beginning, is_found)
+        _unpack(path, packed, unpacked)
+        if stamp_of(os.stat(path)) != stamp:
+            raise changed(path)
+        path, stamp = unpacked, stamp_of(os.stat(unpacked))
     with open(path, "rb") as content:
         check_prose(name, content.read(CHUNK), is_found)
     opened, md5 = open_text(path, "--input", name)
@@ -208,17 +207,17 @@ def _source(
     with io.TextIOWrapper(
         opened, encoding="utf-8-sig", errors="ignore", newline=""
     ) as text:
-        start_of_text = text.read(_DETECTED_ON)
-    is_json = _is_json_lines(name, start_of_text, text_key, is_found)
+        start = text.read(_DETECTED_ON)
+    is_json = _is_json_lines(name, start, text_key, is_found)
     if is_json:
         # JSON Lines end at line feeds alone; other line ends may stand within a record.
         with open(path, encoding="utf-8-sig", errors="ignore", newline="\n") as lines:
             records = lines.readlines(_DETECTED_ON)
-        start_of_text = "\n".join(_json_lines(path, records, text_key, 0, []))
+        start = "\n".join(_json_lines(path, records, text_key, 0, []))
     done = Counter[str]()
     if layout != "sentences" and not is_json:
-        start_of_text, done = prose_of(start_of_text)
-    if is_marked_up(start_of_text):
+        start, done = prose_of(start)
+    if is_marked_up(start):
         raise NoText(f"{name} is {MARK_UP}")
     if done:
         if stamp[0] > _MOST_RECORD:  # it is held in memory
@@ -229,7 +228,7 @@ def _source(
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, prose)
         stamp, md5 = stamp_of(os.stat(path)), md5_of(path)
-    detected = detect_layout(start_of_text) if layout == "auto" else layout
+    detected = detect_layout(start) if layout == "auto" else layout
     kind = JSON if is_json else LAYOUTS[detected]
     cuts = _cuts(path, kind, stamp[0])
     return Source(path, kind, detected, cuts, md5, stamp, name, done)
@@ -454,38 +453,48 @@ def split_sentences(paragraph: str) -> list[str]:
 
 def documents_of(lines: Iterable[str], layout: str) -> Iterator[Document]:
     """Documents of a text's lines in the given layout, without empty ones."""
+    if layout == "prose":
+        yield from _documents_of_prose(lines)
+        return
+    for are_sentences, group in groupby(map(str.strip, lines), bool):
+        if are_sentences:
+            yield list(group)
+
+
+def _documents_of_prose(lines: Iterable[str]) -> Iterator[Document]:
+    """Documents end where the text says so, and at the first paragraph's end from MOST_SENTENCES
+    on; one without paragraphs at twice as many.
+    """
     document: Document = []
-    if layout == "sentences":
-        for line in lines:
-            if line.strip():
-                document.append(line.strip())
-            elif document:
-                yield document
-                document = []
-    else:
-        paragraph: list[str] = []
-        blank = 0  # consecutive blank lines: one ends a paragraph; two, or a form feed, end a document
-        # A form feed after the last line ends the last paragraph and document like any other.
-        for line in chain(lines, "\f"):
-            if _RULE.fullmatch(line):
-                continue
-            # Every piece but the first (number > 0) begins after a form feed.
-            for number, piece in enumerate(line.split("\f")):
-                blank = 0 if piece.strip() else blank + 1
-                if number or blank:
-                    document += split_sentences(" ".join(" ".join(paragraph).split()))
-                    paragraph = []
-                while len(document) >= 2 * MOST_SENTENCES:  # of a paragraph without end
-                    yield document[:MOST_SENTENCES]
-                    document = document[MOST_SENTENCES:]
-                if document and (
-                    number or blank > 1 or len(document) >= MOST_SENTENCES
-                ):
-                    yield document
-                    document = []
-                paragraph.append(piece)
-    if document:
-        yield document
+    for paragraph in _paragraphs(lines):
+        document += split_sentences(paragraph or "")
+        while len(document) >= 2 * MOST_SENTENCES:
+            yield document[:MOST_SENTENCES]
+            document = document[MOST_SENTENCES:]
+        if document and (paragraph is None or len(document) >= MOST_SENTENCES):
+            yield document
+            document = []
+
+
+def _paragraphs(lines: Iterable[str]) -> Iterator[str | None]:
+    """Paragraphs, each ended by a blank line; None where a document ends: at a second blank line or
+    a form feed.
+    """
+    paragraph: list[str] = []
+    blank = 0  # lines in a row
+    # Behind the last line, too, a form feed ends paragraph and document.
+    for line in chain(lines, "\f"):
+        if _RULE.fullmatch(line):
+            continue
+        for number, piece in enumerate(line.split("\f")):
+            # Every piece but the first begins behind a form feed.
+            blank = 0 if piece.strip() else blank + 1
+            if number or blank:
+                yield " ".join(" ".join(paragraph).split())
+                paragraph = []
+            if number or blank > 1:
+                yield None
+            paragraph.append(piece)
 
 
 def _of_records(texts: Iterable[str], layout: str) -> Iterator[Document]:
