@@ -67,7 +67,7 @@ _PRIVATE, _NEVER = 0xF0000, "\uffff"
 _MEANT = {_PRIVATE + ord(letter): meant for letter, meant in _ESCAPED.items()}
 # Which cells programs enclose, as csv's writer does with these arguments: quoting, and a line's end,
 # as it also encloses cells with a character of that.
-_ENCLOSED = {
+_ENCLOSED: dict[str, tuple[Any, str]] = {
     # With a separator, a mark or a line break: pandas, R, Excel's CSV.
     "special": (csv.QUOTE_MINIMAL, "\r\n"),
     # With a comma, too, where tabs separate: Excel's text.

@@ -12,6 +12,8 @@ from bert.training.loop import StepCounter
 from finetune.best import evaluation_steps
 from finetune.train import run
 
+from .ranks import finished
+
 
 @pytest.mark.parametrize(("every", "epochs", "last", "steps"), [
     (0.0, 2.0, 50, set()),
@@ -78,6 +80,26 @@ def test_the_model_of_the_best_evaluation_is_saved_and_worse_ones_end_training(
     assert figures_of(tmp_path)["accuracy"] == found[best]
     tables = [f / "model_0" / "predictions.tsv" for f in (whole, tmp_path)]
     assert tables[0].read_bytes() == tables[1].read_bytes()
+
+
+@pytest.mark.parametrize("shard", ["0", "1"])
+def test_several_ranks_evaluate_end_and_keep_as_one(
+    whole, environment, tmp_path, shard
+):
+    own = {"RUN_DIR": str(tmp_path), "PATIENCE": "3", "BATCHSIZE": "6"}
+    own["SHARD_OPTIMIZER"] = shard
+    done = finished(*[environment | own] * 2)
+    assert [rank.returncode for rank in done] == [0, 0], done
+    mine, theirs = figures_of(tmp_path), figures_of(whole)
+    assert evaluations(tmp_path) == evaluations(whole)
+    for name in ("steps", "best_step", "accuracy"):
+        assert mine[name] == theirs[name]
+    # The ranks' sums round otherwise.
+    said, known = (
+        [line.split("\t")[1] for line in path.read_text().splitlines()]
+        for path in (f / "model_0" / "predictions.tsv" for f in (tmp_path, whole))
+    )
+    assert said == known
 
 
 def test_evaluations_change_nothing_of_what_is_learnt(environment, tmp_path):

@@ -23,8 +23,8 @@ from finetune.config import FinetuneConfig
 from finetune.glue import TASKS
 from finetune.train import run
 
-from ..forked import Command
-from ..waiting import free_ports, wait_until
+from ..waiting import wait_until
+from .ranks import finished, start
 
 
 def predictions(folder):
@@ -60,17 +60,6 @@ def short(squad_environment, tmp_path_factory):
     )
     assert run(environment | {"RUN_DIR": str(folder)}) == 0
     return folder, environment
-
-
-def start(environment, rank=0, world_size=1, port=0):
-    settings = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": port, "OMP_NUM_THREADS": 1, "GLOO_SOCKET_IFNAME": "lo"}  # fmt: skip
-    everything = {
-        **os.environ,
-        **environment,
-        **{name: str(value) for name, value in settings.items()},
-    }
-    return Command("finetune", everything)
 
 
 def test_held_out_questions_of_the_same_pattern_are_answered(learnt):
@@ -320,14 +309,10 @@ def test_a_resumed_run_reports_the_time_of_all_its_parts(squad_environment, tmp_
 
 @pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_several_ranks_learn_and_predict_the_same(short, tmp_path, ranks):
-    port, (alone, environment) = free_ports(), short
-    environment = environment | {
-        "RUN_DIR": str(tmp_path),
-        "BATCHSIZE": str(12 // ranks),
-    }
-    environment["SHARD_OPTIMIZER"] = "1" if ranks == 3 else "0"
-    processes = [start(environment, rank, ranks, port) for rank in range(ranks)]
-    done = [process.finish() for process in processes]
+    alone, environment = short
+    own = {"RUN_DIR": str(tmp_path), "BATCHSIZE": str(12 // ranks)}
+    own["SHARD_OPTIMIZER"] = "1" if ranks == 3 else "0"
+    done = finished(*[environment | own] * ranks)
     assert [rank.returncode for rank in done] == [0] * ranks, done
     mine, theirs = (
         json.loads((f / "model_0" / "nbest_predictions.json").read_text())
@@ -349,17 +334,12 @@ def test_a_rank_with_other_settings_or_data_is_named_before_the_first_step(
     (tmp_path / name).write_text(
         (Path(squad_environment["DATA"]) / name).read_text().replace("?", "!", 1)
     )
-    environment, port = (
-        squad_environment | {"MODE": "train", "RUN_DIR": str(tmp_path / "run")},
-        free_ports(),
-    )
+    own = {"MODE": "train", "RUN_DIR": str(tmp_path / "run")}
+    environment = squad_environment | own
     odd = {"DATA": str(tmp_path), "LR": "0.5"}
-    ranks = [
-        start(environment | (odd if rank else {}), rank, 2, port) for rank in (0, 1)
-    ]
-    finished = [rank.finish() for rank in ranks]
-    assert [one.returncode for one in finished] == [2, 2]
-    said = finished[0].stderr.splitlines()[-1]
+    done = finished(environment, environment | odd)
+    assert [one.returncode for one in done] == [2, 2]
+    said = done[0].stderr.splitlines()[-1]
     assert re.search(
         r"ranks differ: rank 1 on \S+ has LR=0.5.*rank 1 on \S+ has training data='",
         said,

@@ -14,7 +14,7 @@ from input_preprocessing import STAGES
 from input_preprocessing.__main__ import main, overview
 from input_preprocessing.instances.options import SamplingConfig
 from input_preprocessing.stage import interrupt
-from input_preprocessing.stage.cli import OPTIONS, parser_of
+from input_preprocessing.stage.cli import OPTIONS, parser_of, run_stage
 
 from ..forked import Command
 
@@ -98,3 +98,16 @@ def test_a_wrong_command_line_is_wrong_usage(line, capsys):
     with pytest.raises(SystemExit, match="2"):
         parser_of("prepare").parse_args(line.split())
     assert "error:" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("place", ["data", "data/download"])
+def test_a_file_where_a_folder_has_to_be_is_named(tmp_path, monkeypatch, place):
+    (tmp_path / place).parent.mkdir(exist_ok=True)
+    (tmp_path / place).touch()
+    words = ["x", "--outputdir", str(tmp_path / "data"), "--mirror", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(
+        SystemExit, match=f"{place}.*a file is where a folder has to be"
+    ):
+        run_stage("download")
+    assert (tmp_path / place).is_file()
