@@ -34,13 +34,22 @@ FILES = {
 }  # fmt: skip
 
 
+def rows_of(name, folder):
+    path = folder / name.rpartition("/")[2]
+    path.write_bytes(FILES[name][0].encode())
+    return path, [row for _, row in read(path, Reading()).rows]
+
+
 @pytest.mark.parametrize("name", FILES)
-def test_a_public_file_is_read_as_pandas_reads_it(name, tmp_path):
-    content, how, last = FILES[name]
-    path = tmp_path / name.rpartition("/")[2]
-    path.write_bytes(content.encode())
-    rows = [row for _, row in read(path, Reading()).rows]
-    assert rows[-1] == last
+def test_a_public_file_is_read_without_an_option(name, tmp_path):
+    assert rows_of(name, tmp_path)[1][-1] == FILES[name][2]
+
+
+def test_every_row_is_as_pandas_reads_it(tmp_path):
     pandas = pytest.importorskip("pandas")
-    frame = pandas.read_csv(path, header=None, dtype=str, keep_default_na=False, **how)
-    assert rows == frame.to_numpy().tolist()
+    for name, (_, how, _) in FILES.items():
+        path, rows = rows_of(name, tmp_path)
+        frame = pandas.read_csv(
+            path, header=None, dtype=str, keep_default_na=False, **how
+        )
+        assert rows == frame.to_numpy().tolist(), name
