@@ -28,4 +28,3 @@ export CONT=${CONT:-}
 # export RESERVED_CPUS=84-95      # CPUs of WekaIO or the system, if Slurm does not reserve them
 # launch/doctor.sh checks this; docs/variables.md lists every variable.
 exports::record SITE
-exports::record_roots SITE CHECKPOINTDIR_PHASE1 DATADIR # the deepest first

@@ -10,4 +10,3 @@ exports::restore
 export WALLTIME=${WALLTIME:-$((5 + ${NEXP:-1} * (${WALLTIME_RUNANDTIME:?} + 5)))}
 export SBATCH_TIMELIMIT=${SBATCH_TIMELIMIT:-$WALLTIME}
 exports::record CONFIG
-exports::record_roots CONFIG DATADIR

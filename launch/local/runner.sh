@@ -30,8 +30,3 @@ runner::trial() {
     --nnodes 1 --nproc-per-node "$DGXNGPU" --master-addr 127.0.0.1 --master-port "$(port::free)" \
     --no-python "$REPO_DIR/launch/run/rank.sh"
 }
-
-runner::cleanup() {
-  container::remove
-  node_state::undo
-}

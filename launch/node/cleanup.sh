@@ -8,7 +8,7 @@
 set -uo pipefail
 readonly NODE=${SLURMD_NODENAME:-$(uname -n)}
 # shellcheck source=launch/load.sh
-source "$(dirname -- "${BASH_SOURCE[0]}")/../load.sh" run/log
+source "$(dirname -- "${BASH_SOURCE[0]}")/../load.sh" run/log run/python
 
 # Runs a function of this file for each runtime whose containers may outlive a run, in a shell that has the runtime's functions.
 cleanup::each_runtime() {
@@ -38,7 +38,6 @@ cleanup::made() {
 }
 
 cleanup::now() {
-  local folder
   trap '' TERM INT HUP
   if [[ ${GPU_CLOCKS:-} ]]; then "$REPO_DIR/launch/node/clocks.sh" reset; fi
   if [[ ${STAGED:-} == */bert_* ]]; then
@@ -49,32 +48,14 @@ cleanup::now() {
   # Of every attempt: a guard lasts longer than one.
   local -r mark=bert_${SLURM_JOB_ID}_${SLURM_RESTART_COUNT:-0}
   if [[ ${STAGE_DIR:-} ]]; then
-    for folder in "${STAGE_DIR%/}/$mark" "${STAGE_DIR%/}/${mark}"_*; do rm -rf -- "$folder"; done
+    rm -rf -- "${STAGE_DIR:?}/$mark" "${STAGE_DIR:?}/${mark}"_*
     cleanup::made "${STAGE_DIR%/}"
   fi
   cleanup::each_runtime cleanup::containers "$mark(_[0-9]+)?"
 }
 
-# Filters the names on stdin, each ending in bert_JOB_RESTART or, of a further attempt, bert_JOB_RESTART_ATTEMPT: those of jobs that
-# have ended, and of earlier starts and attempts of this one.
-cleanup::of_dead_jobs() {
-  local -a names
-  local name job restart attempt known
-  mapfile -t names < <(grep -E '(^|_|/)bert_[0-9]+_[0-9]+(_[0-9]+)?$')
-  if ((${#names[@]} == 0)); then return; fi
-  # After listing the names, so that no job can start in between; without an answer nothing is removed.
-  known=$(squeue --noheader --format=%A 2>/dev/null) || return
-  for name in "${names[@]}"; do
-    IFS=_ read -r job restart attempt <<<"${name##*bert_}"
-    if [[ $job == "${SLURM_JOB_ID:-}" ]]; then
-      if ((restart < ${SLURM_RESTART_COUNT:-0} || (restart == ${SLURM_RESTART_COUNT:-0} && ${attempt:-0} < ${ATTEMPT:-0}))); then
-        echo "$name"
-      fi
-    elif ! grep -qxF -- "$job" <<<"$known"; then
-      echo "$name"
-    fi
-  done
-}
+# Filters the names on stdin: those of jobs that have ended, and of earlier starts and attempts of this one.
+cleanup::of_dead_jobs() { python::host "$REPO_DIR/launch/slurm/job.py" 20 "${SLURM_JOB_ID:-}" dead; }
 
 # Removes what is named on stdin with a command; reports if a time limit interrupts it.
 cleanup::sweep() {
@@ -102,7 +83,4 @@ cleanup::leftovers() {
   exit 0
 }
 
-case ${1:-} in
-  now | leftovers) "cleanup::$1" ;;
-  *) echo 'usage: cleanup.sh now | leftovers' >&2 && exit 2 ;;
-esac
+"cleanup::${1:?now or leftovers}"

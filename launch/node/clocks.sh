@@ -10,12 +10,14 @@ clocks::smi() { timeout -k 5 60 "$@" 2>&1 </dev/null; }
 # nvidia-smi exits with 0 even if it set nothing ("not supported ... treating as warning"), so its messages are counted.
 clocks::ask() { clocks::smi nvidia-smi "$@" || clocks::smi sudo -n nvidia-smi "$@"; }
 
+clocks::reset() { clocks::ask --reset-gpu-clocks >/dev/null; }
+
 clocks::set() {
   local output count
   count=$(clocks::smi nvidia-smi --query-gpu=index --format=csv,noheader | grep -c '^[0-9]')
   output=$(clocks::ask --lock-gpu-clocks="$CLOCKS")
   if ((count == 0 || $(grep -c '^GPU clocks set to' <<<"$output") < count)); then
-    clocks::ask --reset-gpu-clocks >/dev/null
+    clocks::reset
     echo "${SLURMD_NODENAME:-$(uname -n)}: $(clocks::error "$output")" >&2
     return 1
   fi
@@ -25,8 +27,4 @@ clocks::error() {
   grep -v '^GPU clocks set to\|^All done\|^Treating as\|^[[:space:]]*$' <<<"$1" | grep . | head -n 1 | grep . || echo 'nvidia-smi sees no GPU'
 }
 
-case ${1:-} in
-  set) clocks::set ;;
-  reset) clocks::ask --reset-gpu-clocks >/dev/null ;;
-  *) echo 'usage: clocks.sh set | reset' >&2 && exit 2 ;;
-esac
+"clocks::${1:?set or reset}"

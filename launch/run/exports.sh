@@ -1,40 +1,29 @@
 #!/usr/bin/env bash
 # The user's exports win over env.sh and a config, in any order; exports of a previous config do not, so that sourcing another
 # config leaves nothing of the first. Sourced by env.sh, configs/begin.sh and common.sh.
-# Each of these files (WHO: SITE is env.sh, CONFIG a config) notes in the variable WHO_EXPORTS what it exported, as NAME=VALUE entries that
-# each end in a separator. What is exported with another value than is noted there is the user's.
+# Each of these files (WHO: SITE is env.sh, CONFIG a config) notes in the variable WHO_EXPORTS what it exported, and from which folders
+# it derived paths. What is exported with another value than is noted there is the user's.
 #   exports::begin WHO    before a file exports: takes back what is noted, and remembers what is left, the user's
 #   exports::restore      gives the user's values back, with a line for each that the file would have changed
 #   exports::record WHO   after a file exports: notes it
-#   exports::record_roots WHO NAME...  notes these folders, from which WHO derived other paths, in WHO_ROOT_EXPORTS
-#   exports::follow       in a run script: moves such paths to where the folders are now
-EXPORTS_SEPARATOR=$'\x1f'
+#   exports::follow       in a run script: moves paths derived from a folder to where that is now
 
 # Prints NAME=VALUE of all exported variables except the notes and multi-line values.
-exports::list() {
-  local name
-  for name in $(compgen -e); do
-    if [[ $name != *_EXPORTS && ${!name-} != *$'\n'* ]]; then printf '%s=%s\n' "$name" "${!name-}"; fi
-  done
-}
+exports::list() { env -0 | tr '\n\0' '\1\n' | grep -av $'\1\|^[A-Z]*_EXPORTS='; }
 
-# Has WHO ($1) noted NAME=VALUE ($2)?
-exports::recorded() {
-  local -r noted=$1_EXPORTS
-  [[ $EXPORTS_SEPARATOR${!noted-} == *"$EXPORTS_SEPARATOR$2$EXPORTS_SEPARATOR"* ]]
+# Prints what WHO ($1) has noted: NAME=VALUE, and :NAME=VALUE of a folder.
+exports::noted() {
+  local -r notes=$1_EXPORTS
+  tr '\37' '\n' <<<"${!notes-}" # one line: containers and jobs take no others
 }
 
 exports::begin() {
-  local entry name site
-  local -a sites=()
-  # A config may have overridden what env.sh exported.
-  if [[ $1 == CONFIG ]]; then IFS=$EXPORTS_SEPARATOR read -ra sites <<<"${SITE_EXPORTS-}"; fi
+  local entry
   while IFS= read -r entry; do
-    if ! exports::recorded "$1" "$entry"; then continue; fi
-    name=${entry%%=*}
-    unset "$name"
-    for site in "${sites[@]}"; do if [[ $site == "$name="* ]]; then export "${site?}"; fi; done
-  done < <(exports::list)
+    unset "${entry%%=*}"
+    # A config may have overridden what env.sh exported.
+    if [[ $1 == CONFIG ]] && entry=$(exports::noted SITE | grep -a "^${entry%%=*}="); then export "${entry?}"; fi
+  done < <(exports::list | grep -axF -f <(exports::noted "$1"))
   EXPORTS_BEFORE=$(exports::list)
 }
 
@@ -42,46 +31,30 @@ exports::restore() {
   local entry name
   while IFS= read -r entry; do
     name=${entry%%=*}
-    if [[ $name && ${!name-} != "${entry#*=}" ]] && ! exports::recorded SITE "$entry"; then
-      echo "config: $entry is exported in this shell and overrides '${!name-}' of ${BASH_SOURCE[2]##*/} (unset $name to use that)" >&2
-      export "${entry?}"
-    fi
-  done <<<"$EXPORTS_BEFORE"
+    echo "config: $entry is exported in this shell and overrides '${!name-}' of ${BASH_SOURCE[2]##*/} (unset $name to use that)" >&2
+    export "${entry?}"
+  done < <(grep -avxF -f <(exports::list && exports::noted SITE) <<<"$EXPORTS_BEFORE")
 }
 
 exports::record() {
-  local entry made=''
-  while IFS= read -r entry; do
-    if [[ $'\n'$EXPORTS_BEFORE$'\n' != *$'\n'"$entry"$'\n'* ]]; then made+=$entry$EXPORTS_SEPARATOR; fi
-  done < <(exports::list)
-  export "$1_EXPORTS=$made"
+  local made
+  made=$(exports::list | grep -avxF -f <(echo "$EXPORTS_BEFORE")) || true
+  # The deepest folder first; DATADIR with its default in configs.
+  made+=$'\n':CHECKPOINTDIR_PHASE1=${CHECKPOINTDIR_PHASE1-}$'\n':DATADIR=${DATADIR:-/data/bert}
+  export "$1_EXPORTS=${made//$'\n'/$'\37'}"
   unset EXPORTS_BEFORE
 }
 
-exports::record_roots() {
-  local name noted=''
-  for name in "${@:2}"; do noted+=$name=${!name:-/data/bert}$EXPORTS_SEPARATOR; done # the default of DATADIR in configs
-  export "$1_ROOT_EXPORTS=$noted"
-}
-
 exports::follow() {
-  local who root entry name before path
-  local -a roots entries
+  local who name before path value
   for who in SITE CONFIG; do
-    path=${who}_ROOT_EXPORTS
-    IFS=$EXPORTS_SEPARATOR read -ra roots <<<"${!path-}"
-    path=${who}_EXPORTS
-    IFS=$EXPORTS_SEPARATOR read -ra entries <<<"${!path-}"
-    for root in "${roots[@]}"; do
-      name=${root%%=*} before=${root#*=}
-      if [[ ! ${!name:-} || ${!name} == "$before" ]]; then continue; fi # it is where it was
-      for entry in "${entries[@]}"; do
-        path=${entry%%=*}
-        # Only what WHO derived and nobody has set since.
-        if [[ ${entry#*=} == "$before"/* && ${!path-} == "${entry#*=}" ]]; then
-          export "$path=${!name}${entry#*="$before"}"
-        fi
-      done
-    done
+    while IFS='=' read -r name before; do
+      name=${name#:}
+      if [[ ! $before || ${!name:-$before} == "$before" ]]; then continue; fi # it is where it was
+      # Only what WHO derived and nobody has set since.
+      while IFS='=' read -r path value; do
+        if [[ $value == "$before"/* ]]; then export "$path=${!name}${value#"$before"}"; fi
+      done < <(exports::list | grep -axF -f <(exports::noted "$who"))
+    done < <(exports::noted "$who" | grep -a '^:')
   done
 }

@@ -12,3 +12,7 @@ platform::end() { :; }
 
 runner::nodes() { printf '%s\n' "${nodes[@]}"; }
 runner::ended_by() { :; }
+runner::cleanup() {
+  container::remove
+  node_state::undo
+}

@@ -11,13 +11,8 @@ report() {
     "$1" "$NUMBER" "${SLURMD_NODENAME:-$(uname -n)}"
 }
 
-# Every shard and connection needs a file descriptor; many systems have a soft limit of 1024. Never lowers the limit, never fails.
-raise_open_files() {
-  local limit
-  limit=$(ulimit -Hn)
-  if [[ $limit == unlimited ]] || ((limit > 1048576)); then limit=1048576; fi
-  if [[ $(ulimit -Sn) != unlimited ]] && (($(ulimit -Sn) < limit)); then ulimit -Sn "$limit" || true; fi
-}
+# Every shard and connection needs a file descriptor; many systems have a soft limit of 1024. Never fails.
+raise_open_files() { ulimit -Sn 1048576 || ulimit -Sn hard; }
 
 # Prefixes each line of output with the rank, if there are several.
 label() {

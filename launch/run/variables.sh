@@ -23,13 +23,12 @@ variables::defaults() {
 # Exports the settings NAME=VALUE that follow a script. They are meant for nobody else, so names that nobody reads are refused: here,
 # and by the trainer, in its check, those that only others read.
 variables::take() {
-  local -r listed=$'\n'$(<"$REPO_DIR/launch/variables.txt")$'\n'
   local setting name
   for setting in "$@"; do
     name=${setting%%=*}
     [[ $setting =~ ^[A-Za-z][A-Za-z0-9_]*= ]] || log::die "$setting: expected NAME=VALUE"
     [[ $name == "${name^^}" ]] || log::die "$setting: expected NAME=VALUE; did you mean ${name^^}=${setting#*=}?"
-    if [[ $listed != *$'\n'"$name"[$' \n']* ]]; then
+    if ! grep -qE "^$name( |\$)" "$REPO_DIR/launch/variables.txt"; then
       variables::check_names "$name" # tells a likely one
       log::die "$name: no such setting"
     fi
@@ -40,12 +39,10 @@ variables::take() {
 # Refuses exported names that look like misspelt settings (BATCHSZIE), and the arguments. Any Python from 3.10 on can check this; on a
 # node without one, the trainer's own check does it, in the container and before the first trial.
 variables::check_names() {
-  local python output status
+  local python output
   for python in "${PYTHON:-python}" "$REPO_DIR/.venv/bin/python" python3; do
-    status=0
-    output=$(PYTHONPATH=$REPO_DIR/implementations:$REPO_DIR "$python" -B -m bert.core.variables "$@" 2>&1) || status=$?
-    if ((status == 0)); then return; fi
-    if [[ $status == 2 && $output == 'run: error: '* ]]; then log::die "${output#run: error: }"; fi
+    output=$(PYTHONPATH=$REPO_DIR/implementations:$REPO_DIR "$python" -B -m bert.core.variables "$@" 2>&1) && return
+    if [[ $output == 'run: error: '* ]]; then log::die "${output#run: error: }"; fi
   done
 }
 
@@ -106,14 +103,9 @@ variables::one_of() {
 # Sets RUN_NAME. That of an earlier run continues it. A rehearsal has a name and checkpoints of its own: the run to come is another.
 variables::name_run() {
   export RUN_NAME=${RUN_NAME:-${DGXSYSTEM}_$(date +%Y%m%d-%H%M%S)}
-  variables::one_folder
+  [[ $RUN_NAME != /* && ! /$RUN_NAME/ =~ /\.{0,2}/ ]] || log::die "RUN_NAME='$RUN_NAME': expected a folder within LOGDIR, without . and .."
   if [[ $REHEARSAL == 1 && $RUN_NAME != *_rehearsal ]]; then RUN_NAME+=_rehearsal; fi
   if [[ $REHEARSAL == 1 && ${CHECKPOINT_DIR:-} && $CHECKPOINT_DIR != */rehearsal ]]; then export CHECKPOINT_DIR+=/rehearsal; fi
-}
-
-# Is RUN_NAME a folder within LOGDIR?
-variables::one_folder() {
-  [[ $RUN_NAME != /* && ! /$RUN_NAME/ =~ /\.{0,2}/ ]] || log::die "RUN_NAME='$RUN_NAME': expected a folder within LOGDIR, without . and .."
 }
 
 # Creates and locks the run's folder, LOGDIR/RUN_NAME, which belongs to one kind of run: another would empty its trials. Its .lock

@@ -6,6 +6,8 @@
     job.py SECONDS JOB why SIGNAL NODE...    why it ends, in words, if a script got this signal
     job.py SECONDS JOB cause SIGNAL NODE...  the same; nothing if Slurm knows no reason
     job.py SECONDS JOB left              seconds until its time limit; 0 if that is unknown
+    job.py SECONDS JOB dead              of names on stdin that end in bert_JOB_RESTART, or of a further attempt
+                                         bert_JOB_RESTART_ATTEMPT, those whose job or attempt has ended
     job.py SECONDS JOB orphaned NODE     the node of its script, if Slurm lost that and NODE is the first that is left
 
 SECONDS is how long the controller may take.
@@ -31,7 +33,7 @@ def ask(seconds: str, *words: str) -> str:
     command = ["timeout", "--signal=KILL", seconds, *words]
     quiet = subprocess.DEVNULL
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=quiet, stdin=quiet)
-    return done.stdout.decode(errors="replace")
+    return "" if done.returncode else done.stdout.decode(errors="replace")
 
 
 class Job:
@@ -87,7 +89,29 @@ class Job:
         return int(min(own, theirs) if theirs > 0 else own)
 
 
+def dead(seconds: str, job: str, names: "list[str]") -> "list[str]":
+    """Without an answer from Slurm, none."""
+    # After the names were listed, so that no job can have started in between.
+    known = ask(seconds, "squeue", "--noheader", "--format=%A").split()
+    now = [
+        int(os.environ.get(name) or 0) for name in ("SLURM_RESTART_COUNT", "ATTEMPT")
+    ]
+    found = []
+    for name in names if known else ():
+        words = re.search(r"(?:^|[_/])bert_(\d+)_(\d+)(?:_(\d+))?$", name)
+        if not words:
+            continue
+        start = [int(words.group(2)), int(words.group(3) or 0)]
+        if start < now if words.group(1) == job else words.group(1) not in known:
+            found.append(name)
+    return found
+
+
 def main(seconds: str, job: str, command: str, *words: str) -> None:
+    if command == "dead":
+        for name in dead(seconds, job, sys.stdin.read().splitlines()):
+            print(name)
+        return
     now, nodes = Job(seconds, job), list(words[1:])
     if command == "nodes":
         print(*now.nodes(os.environ["SLURM_JOB_NODELIST"]), sep="\n")

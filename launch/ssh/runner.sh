@@ -20,8 +20,6 @@ runner::prepare() {
 
 container::exists() { [[ -e $1 ]] || ssh::run "${hosts[0]}" test -e "$1"; }
 
-runner::everywhere() { ssh::everywhere "$@"; }
-
 runner::python() {
   container::arguments
   ssh::run "${hosts[0]}" "${container[@]}" env PYTHONPATH="$REPO_DIR/implementations:$REPO_DIR" "$PYTHON" "$@"
@@ -41,9 +39,4 @@ runner::ranks() {
   command=("${container[@]}" "$PYTHON" "$REPO_DIR/launch/run/torchrun.py" --nnodes "$DGXNNODES" --node-rank "$1"
     --nproc-per-node "$DGXNGPU" --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT"
     --no-python "$REPO_DIR/launch/run/rank.sh")
-}
-
-runner::cleanup() {
-  container::remove
-  node_state::undo
 }

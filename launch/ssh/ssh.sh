@@ -25,7 +25,7 @@ ssh::run() {
 }
 
 # Runs a command on every machine at once; fails if one of them fails.
-ssh::everywhere() {
+runner::everywhere() {
   local host pid status=0
   local -a pids=()
   for host in "${hosts[@]}"; do

@@ -30,7 +30,6 @@ READ_ELSEWHERE = {
     "WALLTIME",  # the user's line: sbatch -t "$WALLTIME"
     "SBATCH_TIMELIMIT",  # sbatch
     "CONFIG_EXPORTS",  # launch/run/exports.sh, when the next config is sourced
-    "CONFIG_ROOT_EXPORTS",
 }
 BERT_LARGE = {
     "vocab_size": 30522,

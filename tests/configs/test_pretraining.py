@@ -105,7 +105,6 @@ def test_every_exported_name_is_read(exported, repository):
         "_",
         "PHASE",
         "CONFIG_EXPORTS",
-        "CONFIG_ROOT_EXPORTS",
         "WALLTIME",
         "SBATCH_TIMELIMIT",
         "DATADIR",
