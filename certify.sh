@@ -10,10 +10,7 @@ set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/launch/load.sh" supervisor run/certify
 
 quick=${1:-}
-if [[ $quick == --help || $quick == -h ]]; then
-  sed -n '2,/^set /{/^# /s/^# //p}' "${BASH_SOURCE[0]}"
-  exit 0
-fi
+if [[ $quick == --help || $quick == -h ]]; then sed -n '2,/^set /{/^# /s/^# //p}' "${BASH_SOURCE[0]}" && exit; fi
 if (($# > 1)) || [[ $quick && $quick != --quick ]]; then log::die "$*: expected --quick, or settings by variables"; fi
 if [[ $quick ]]; then
   variables::default CERTIFY_SECONDS 2

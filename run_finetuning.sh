@@ -22,13 +22,8 @@ case ${1:-} in
   squad | glue) ;;
   -h | --help | help) usage 0 ;;
   '') usage 2 >&2 ;;
-  [Ss][Qq]*) log::die "$1: did you mean squad?" ;;
   *) log::die "$1: expected squad or glue first, then NAME=VALUE; for your own table: glue TASK=table" ;;
 esac
-for setting in "${@:2}"; do
-  [[ ! ${scripts[${setting:-none}]:-} ]] || log::die "$setting goes first: ./run_finetuning.sh $setting $1 ..."
-  if [[ $setting == -h || $setting == --help ]]; then usage 0; fi
-done
 variables::take "${@:2}"
 if [[ $1 == squad ]]; then
   [[ ${TASK:=squad} == squad ]] || log::die "squad TASK=$TASK: ./run_finetuning.sh glue TASK=$TASK"

@@ -9,10 +9,7 @@ set -euo pipefail
 # shellcheck source=launch/load.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/launch/load.sh" run/log run/child run/variables slurm/submit
 
-pretraining::usage() { log::die "usage: ./run_pretraining.sh configs/pretrain_NAME [--slurm | --check]"; }
-
-[[ ${1:-} && ${1:-} != -* ]] || pretraining::usage
-[[ $# == 1 || ($# == 2 && ($2 == --slurm || $2 == --check)) ]] || pretraining::usage
+[[ $# == [12] && $1 == [^-]* && ${2:-} =~ ^(--slurm|--check)?$ ]] || log::die "usage: ./run_pretraining.sh configs/pretrain_NAME [--slurm | --check]"
 readonly MODE=${2:-}
 # From any folder: a config of this repository by the name that it has here.
 NAMED=${1%.sh}

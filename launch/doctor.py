@@ -1,5 +1,5 @@
-"""The table of doctor.sh: a row for each check of this site, with what cures it. What the run scripts check
-themselves, doctor.sh asks them. Of the machine's own Python, from 3.6 on.
+"""The table of doctor.sh: a row for each check of this site, with what cures it. What a run
+checks in its first minute, such as its machines and its image, is not here. Of the machine's own Python, from 3.6 on.
 """
 
 import os
@@ -38,20 +38,12 @@ def call(*words: str) -> "tuple[bool, str]":
     return done.returncode == 0, done.stdout.decode(errors="replace").strip()
 
 
-def own(check: str, name: str) -> None:
-    """The row of a check of the run scripts."""
-    # In a process of its own: it ends with its error.
-    command = [str(LAUNCH / "doctor.sh"), "--check", name]
-    done = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    out, err = (text.decode(errors="replace") for text in done.communicate())
-    said = out.strip().rpartition("\n")[2]
-    problem = err.strip().rpartition("run: error: ")[2]
-    if done.returncode == 0:
-        row("pass", check, said)
-    elif "Unable to allocate resources" in problem:
-        row("skip", check, f"not tried, no node was free: {problem}")
-    else:
-        row("fail", check, problem, said)
+def settings() -> None:
+    """The run scripts' own check of names and values."""
+    good, text = call(str(LAUNCH / "doctor.sh"), "--settings")
+    problem = text.rpartition("run: error: ")[2]
+    finding = "no exported name looks misspelt" if good else problem
+    row("pass" if good else "fail", "variables", finding)
 
 
 def number(name: str) -> int:
@@ -94,46 +86,6 @@ def slurm() -> None:
         row("fail", "partition", f"{name} has {nodes} nodes and {wanted}")
     else:
         row("pass", "partition", f"{name}, {nodes} nodes of {gres}")
-    gpus_of_slurm(gres)
-
-
-def gpus_of_slurm(gres: str) -> None:
-    """Of a node's gres, such as gpu:h100:8(S:0-1)."""
-    wanted = ENV.get("GPU_GRES") or "gpu"
-    shape = rf"(?:^|,){wanted}(?::[^,:(]+)*?(?::(\d+))?(?=[,(]|$)"
-    count = sum(int(number or 1) for number in re.findall(shape, gres))
-    if wanted == "none" or ENV.get("DEVICE") == "cpu" or "gpu" not in gres:
-        row("pass", "gres", "steps request no GPUs, and see all of a node")
-    elif not count:
-        cure = "in env.sh: export GPU_GRES=none (or gpu:TYPE)"
-        row("fail", "gres", f"the nodes have no {wanted}, but {gres}", cure)
-    else:
-        enough(count, f"{count} x {wanted} a node", "gres")
-
-
-def enough(count: int, what: str, check: str) -> None:
-    """The row of a count of GPUs."""
-    wanted = number("DGXNGPU")
-    if count < wanted:
-        what += f" and the config wants DGXNGPU={wanted}"
-        row("fail", check, what, "ask for all GPUs, or source a smaller config")
-    else:
-        row("pass", check, what)
-
-
-def container() -> None:
-    if ENV.get("CONT"):
-        own("container", "container")
-    else:
-        unused = "CONT is empty: runs use the Python environment of the machine"
-        row("skip", "container", unused)
-
-
-def ssh() -> None:
-    if ENV.get("HOSTS") or ENV.get("HOSTFILE"):
-        own("ssh", "ssh")
-    else:
-        row("skip", "ssh", "HOSTS is not set, which run_multinode.sh needs")
 
 
 def machine() -> None:
@@ -172,7 +124,12 @@ def gpu() -> None:
     # Two kinds of GPU in one node are shown as such.
     kinds = sorted({words[0] for words in gpus})
     _, memory, driver = gpus[0]
-    enough(len(gpus), f"{len(gpus)} x {'/'.join(kinds)}, {memory} MB", "GPUs")
+    finding, wanted = f"{len(gpus)} x {'/'.join(kinds)}, {memory} MB", number("DGXNGPU")
+    if len(gpus) < wanted:
+        finding += f" and the config wants DGXNGPU={wanted}"
+        row("fail", "GPUs", finding, "source a smaller config")
+    else:
+        row("pass", "GPUs", finding)
     row("pass", "driver", driver)
 
 
@@ -218,7 +175,7 @@ def verify() -> None:
     row("pass" if good else "fail", "data verified", text.rpartition("\n")[2], cure)
 
 
-EVERY = (slurm, container, ssh, machine, gpu, data, verify)
+EVERY = (slurm, machine, gpu, data, verify)
 GROUPS = {group.__name__: group for group in EVERY}
 
 
@@ -229,7 +186,7 @@ def main(*chosen: str) -> int:
             print(f"run: error: {group}: {expected}", file=sys.stderr)
             return 2
     print(f"{NODE} {os.uname().nodename} {ENV.get('DGXSYSTEM', '')}")
-    own("variables", "settings")
+    settings()
     for group in chosen or tuple(GROUPS)[:-1]:
         GROUPS[group]()
     print(f"{NODE} {counts['fail']} failed, {counts['warn']} warnings")

@@ -2,6 +2,8 @@
 # Sources parts of the launcher, by their paths in launch/ without .sh. Usage: source launch/load.sh run/log run/child ...
 # A part may load others by the same loop: the arguments of `source` are the positional parameters within that call alone.
 REPO_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)
+# shellcheck source=launch/state.sh
+source "$REPO_DIR/launch/state.sh"
 for part; do
   # shellcheck source=/dev/null
   source "$REPO_DIR/launch/$part.sh"

@@ -11,7 +11,6 @@
 # and, if its containers outlive the command that runs in them, for a node, outside of any run (cleanup.sh):
 #   container::on_node_list         prints the names of this user's containers, which end in the name of their attempt
 #   container::on_node_remove NAME  removes one
-# and for the doctor runtime_advice, what to look at where no container starts.
 # Paths are the same inside and outside, so no variable is translated: container::mounts gives the list.
 # shellcheck source=launch/state.sh
 source "$REPO_DIR/launch/state.sh"

@@ -1,11 +1,7 @@
 #!/usr/bin/env bash
 # Ranks on this machine, in the current Python environment or in containers: the functions that trial.sh needs.
-# shellcheck source=launch/state.sh
-source "$REPO_DIR/launch/state.sh"
-# shellcheck source=launch/run/platform.sh
-source "$REPO_DIR/launch/run/platform.sh"
-# shellcheck source=launch/node/binding.sh
-source "$REPO_DIR/launch/node/binding.sh"
+# shellcheck source=launch/load.sh
+source "$REPO_DIR/launch/load.sh" run/platform node/binding
 
 runner::prepare() {
   container::load local

@@ -27,14 +27,9 @@ cleanup::containers() {
   done < <(container::on_node_list 2>/dev/null | grep -E "(^|_)$1\$")
 }
 
-# Removes the folders that stage.sh made, from this one ($1) outwards, as far as nobody else uses them.
+# Removes a folder that stage.sh made, if nobody else uses it.
 cleanup::made() {
-  local folder=$1
-  while [[ $(ls -A -- "$folder" 2>/dev/null) == .made_for_staging ]]; do
-    rm -f -- "$folder/.made_for_staging"
-    rmdir -- "$folder" 2>/dev/null || break
-    folder=$(dirname -- "$folder")
-  done
+  if [[ $(ls -A -- "$1" 2>/dev/null) == .made_for_staging ]]; then rm -rf -- "$1"; fi
 }
 
 cleanup::now() {

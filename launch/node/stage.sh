@@ -14,13 +14,6 @@ fail() {
   exit 1
 }
 
-# Makes a folder that is missing, each level with a mark by which cleanup.sh removes it again.
-make_parents() {
-  if [[ -d $1 ]]; then return 0; fi
-  make_parents "$(dirname -- "$1")"
-  if mkdir -- "$1"; then : >"$1/.made_for_staging"; else [[ -d $1 ]]; fi # another job's
-}
-
 # Arguments: source folder, target folder, file. Prints "DIGEST  FILE".
 stage_file() {
   local read written
@@ -48,7 +41,9 @@ for entry in "$@"; do
   [[ -d ${entry#*=} && -r ${entry#*=} ]] || fail "${entry%%=*}=${entry#*=}: no such folder here"
   bytes=$((bytes + $(du -sbL -- "${entry#*=}" | cut -f 1)))
 done
-{ make_parents "$(dirname -- "$TARGET")" && mkdir -p -- "$TARGET"; } 2>/dev/null || fail "$TARGET: cannot create this folder"
+# A STAGE_DIR that is missing gets a mark, by which cleanup.sh removes it again.
+if mkdir -- "${TARGET%/*}" 2>/dev/null; then : >"${TARGET%/*}/.made_for_staging"; fi
+{ [[ -d ${TARGET%/*} ]] && mkdir -p -- "$TARGET"; } 2>/dev/null || fail "$TARGET: cannot create this folder"
 free=$(df --output=avail -B1 -- "$TARGET" | tail -n 1)
 ((bytes < free)) || fail "$((bytes >> 20)) MB to stage and $((free >> 20)) MB free in $TARGET"
 list=$(stage_all "$@" 2>"$TARGET/.errors") ||

@@ -48,16 +48,10 @@ node_state::undo() {
 
 # Drops the page caches, as the rules require before each trial. True only if they were dropped on every node.
 node_state::drop_caches() {
-  case $CLEAR_CACHES in
-    0) return 1 ;;
-    require)
-      answers::run_on_all_nodes "$REPO_DIR/launch/node/drop_caches.sh" || log::die "CLEAR_CACHES=require, and the page caches were not dropped:" \
-        "allow 'sudo sysctl' as launch/doctor.sh says, or set CLEAR_CACHES=1"
-      ;;
-    1)
-      answers::run_on_all_nodes "$REPO_DIR/launch/node/drop_caches.sh" && return
-      log::warn "page caches not dropped (launch/doctor.sh says what sudo must allow): a closed run on GPUs will not start"
-      return 1
-      ;;
-  esac
+  if [[ $CLEAR_CACHES == 0 ]]; then return 1; fi
+  answers::run_on_all_nodes "$REPO_DIR/launch/node/drop_caches.sh" && return
+  [[ $CLEAR_CACHES == 1 ]] || log::die "CLEAR_CACHES=require, and the page caches were not dropped:" \
+    "allow 'sudo sysctl' as launch/doctor.sh says, or set CLEAR_CACHES=1"
+  log::warn "page caches not dropped (launch/doctor.sh says what sudo must allow): a closed run on GPUs will not start"
+  return 1
 }

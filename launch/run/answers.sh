@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
 # Did a command run on every node? Only the nodes' own output counts: if a Slurm plugin fails on a node, srun may start nothing
 # there and still end with status 0. A command that succeeded on a node prints "answer NODE" there (launch/node/run_and_answer.sh).
-# Sourced by the run scripts, which define runner::everywhere and, if they know the names, runner::nodes.
+# Sourced by the run scripts, which define runner::everywhere.
+# shellcheck source=launch/state.sh
+source "$REPO_DIR/launch/state.sh"
 
 declare answers_output=''
 
@@ -25,11 +27,7 @@ answers::streamed() {
 answers::complete() { (($(grep -c '^answer ' <<<"$1") >= DGXNNODES)); }
 
 # What answers.py says about an output ($2): why, reason or missing ($1).
-answers::ask() {
-  local names=''
-  if declare -F runner::nodes >/dev/null; then names=$(runner::nodes); fi
-  python::host "$REPO_DIR/launch/run/answers.py" "$1" "$names" "${@:3}" <<<"$2"
-}
+answers::ask() { python::host "$REPO_DIR/launch/run/answers.py" "$1" "${nodes[*]}" "${@:3}" <<<"$2"; }
 
 answers::why() { answers::ask why "$@"; }
 

@@ -1,5 +1,7 @@
 #!/usr/bin/env bash
 # End of the trial loop: exit status and last line give the result, the last line also the reason.
+# shellcheck source=launch/state.sh
+source "$REPO_DIR/launch/state.sh"
 
 # State of the loop: failures so far, reason per failed trial, current trial, its process group with its watcher, the signal that ends all.
 declare -a failures=() reasons=()
@@ -78,11 +80,7 @@ trial::blame() {
 }
 
 # The ranks that did not reach a collective. Arguments: reason or records, the folder, the number of the trial.
-trial::hang() {
-  local -a names
-  mapfile -t names < <(runner::nodes)
-  python::host "$REPO_DIR/launch/run/hang.py" "$@" "$DGXNGPU" "${names[@]}"
-}
+trial::hang() { python::host "$REPO_DIR/launch/run/hang.py" "$@" "$DGXNGPU" "${nodes[@]}"; }
 
 # Why a trial failed, in one line. Arguments: its number, the exit status of its ranks, its folder, the kind of their record, the
 # file of their output. The first available of: a reason known to this script, the missing ranks, a rank's own, the platform's,
@@ -93,13 +91,7 @@ trial::reason() {
   if [[ ! $reason && $kind == hung ]]; then reason=$(trial::hang reason "$folder" "$trial"); fi
   if [[ ! $reason ]]; then reason=$(head -n 1 -- "$folder/error_$trial.txt" 2>/dev/null) || true; fi
   if [[ ! $reason && $status -gt 128 ]]; then reason=$(runner::ended_by "$(kill -l "$status")"); fi
-  if [[ ! $reason ]] && trial::disk_full; then reason="no space left on LOGDIR=$LOGDIR"; fi
-  echo "${reason:-no rank gave a reason (exit status $status); ${output##*/} ends with: $(tail -n 1 -- "$output" 2>/dev/null)}"
-}
-
-trial::disk_full() {
-  local status=0
-  { head -c 8192 /dev/zero >"$RUN_DIR/.space"; } 2>/dev/null || status=1
+  if [[ ! $reason ]] && ! (head -c 8192 /dev/zero >"$RUN_DIR/.space") 2>/dev/null; then reason="no space left on LOGDIR=$LOGDIR"; fi
   rm -f -- "$RUN_DIR/.space"
-  ((status))
+  echo "${reason:-no rank gave a reason (exit status $status); ${output##*/} ends with: $(tail -n 1 -- "$output" 2>/dev/null)}"
 }

@@ -4,13 +4,13 @@
 export CAN_LEAVE_OUT=0
 
 platform::begin() { variables::name_run; }
+# shellcheck disable=SC2034 # for other parts
 platform::choose() { nodes=("$(uname -n)"); }
 platform::blame() { :; }
 platform::why() { echo "interrupted by SIG$1"; }
 platform::requeue() { :; }
 platform::end() { :; }
 
-runner::nodes() { printf '%s\n' "${nodes[@]}"; }
 runner::ended_by() { :; }
 runner::cleanup() {
   container::remove

@@ -10,7 +10,7 @@ declare power_job='' power_folder=''
 # Stops with one line if a node cannot read its power.
 power::check() {
   if [[ $POWER != 1 ]]; then return 0; fi
-  answers::run_on_all_nodes "$REPO_DIR/launch/node/power_sampler.sh" check ||
+  answers::run_on_all_nodes python3 -B -s -S "$REPO_DIR/launch/node/power_sampler.py" check ||
     answers::die "POWER=1: not every node can measure its power" "$answers_output"
 }
 
@@ -21,7 +21,7 @@ power::start() {
   set -m
   {
     exec {lock_file}>&-
-    runner::everywhere "$REPO_DIR/launch/node/power_sampler.sh" "$power_folder" >/dev/null 2>"$power_folder/errors"
+    runner::everywhere python3 -B -s -S "$REPO_DIR/launch/node/power_sampler.py" "$power_folder" >/dev/null 2>"$power_folder/errors"
   } &
   power_job=$!
   child::bind "$power_job"

@@ -32,6 +32,6 @@ preflight::outputs() {
 
 # RUN_DIR/topology.txt: the hardware of each node in turn. A failure is only a warning.
 preflight::record() {
-  runner::everywhere "$REPO_DIR/launch/node/record.sh" 2>/dev/null | sort -s -t : -k 1,1 >"$RUN_DIR/topology.txt" ||
+  runner::everywhere python3 -B -s -S "$REPO_DIR/launch/node/record.py" 2>/dev/null | sort -s -t : -k 1,1 >"$RUN_DIR/topology.txt" ||
     log::warn 'the hardware of some nodes was not recorded, see topology.txt'
 }

@@ -5,7 +5,6 @@
 #   runner::trial          all ranks of one trial; RUN_DIR, TRIAL, SEED and CACHE_CLEARED are exported
 #   runner::python ARG...  one Python process in the environment of the ranks
 #   runner::cleanup        removes what prepare created, also after a failure
-#   runner::nodes          the nodes, one a line, rank 0's first
 # and as supervisor.sh describes them, platform::why and platform::blame.
 # All ranks run launch/run/rank.sh with the trainer RANK_MODULE (bert or finetune, see trainer_bert.sh), or with a test before
 # the first trial (NCCL_TEST=1).

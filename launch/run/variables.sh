@@ -3,7 +3,7 @@
 # The trainer's variables have their defaults in Python (python -m bert --variables).
 
 # shellcheck source=launch/load.sh
-source "$REPO_DIR/launch/load.sh" state run/exports run/python
+source "$REPO_DIR/launch/load.sh" run/exports run/python
 
 # Folders that ranks write to, besides LOGDIR; the last four are compiler caches, if exported by the user.
 # shellcheck disable=SC2034 # for other parts

@@ -1,8 +1,6 @@
 #!/usr/bin/env bash
 # run.sub --print: what a job would be, by the functions of a run, whose steps print their srun line instead (LAUNCH_PRINT, step.sh).
 # Starts, writes and checks nothing. Sourced by run.sub.
-# shellcheck source=launch/state.sh
-source "$REPO_DIR/launch/state.sh"
 declare -a nodes mounts
 # shellcheck source=launch/load.sh
 source "$REPO_DIR/launch/load.sh" run/answers slurm/runner

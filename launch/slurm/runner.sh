@@ -41,8 +41,6 @@ runner::sweep() {
   group=''
 }
 
-runner::nodes() { printf '%s\n' "${nodes[@]}"; }
-
 runner::ended_by() { slurm::ask cause "$1" "${nodes[@]}"; }
 
 runner::everywhere() { "${srun[@]}" --ntasks="$DGXNNODES" --ntasks-per-node=1 "$@"; }

@@ -1,8 +1,6 @@
 #!/usr/bin/env bash
 # A Slurm job as a platform of supervisor.sh: nodes that fail are left out while enough remain (SPARE_NODES), then the job is
 # requeued; a guard on every node.
-# shellcheck source=launch/state.sh
-source "$REPO_DIR/launch/state.sh"
 # shellcheck source=launch/load.sh
 source "$REPO_DIR/launch/load.sh" run/answers slurm/job slurm/requeue
 declare guard=''

@@ -1,7 +1,5 @@
 #!/usr/bin/env bash
 # Ranks on several machines over ssh: the functions that trial.sh needs.
-# shellcheck source=launch/state.sh
-source "$REPO_DIR/launch/state.sh"
 # shellcheck source=launch/load.sh
 source "$REPO_DIR/launch/load.sh" run/platform ssh/ssh ssh/trial
 declare -a hosts=("${nodes[@]}") container=() command=()

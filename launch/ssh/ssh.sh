@@ -1,10 +1,8 @@
 #!/usr/bin/env bash
 # Runs commands on the machines of the array hosts, over ssh, with the variables of this shell. Sourced by run_multinode.sh.
 # The repository has the same path on all of them, and hosts[0], which runs rank 0, shares LOGDIR.
-# shellcheck source=launch/state.sh
-source "$REPO_DIR/launch/state.sh"
-# shellcheck source=launch/run/environment.sh
-source "$REPO_DIR/launch/run/environment.sh"
+# shellcheck source=launch/load.sh
+source "$REPO_DIR/launch/load.sh" run/environment
 declare -a ssh=()
 
 # Sets the array ssh, the command prefix for every machine. It never asks for a password, and detects lost connections.
@@ -53,7 +51,7 @@ ssh::check() {
 ssh::look() {
   local -r host=$1
   local output status=0
-  output=$("${ssh[@]}" "$host" "$(ssh::quote test -x "$REPO_DIR/launch/ssh/node.sh")" 2>&1 </dev/null) || status=$?
+  output=$(ssh::run "$host" "$REPO_DIR/launch/node/identity.sh" 2>&1) || status=$?
   if ((status == 255)); then
     echo "$host: ssh cannot connect (${output##*$'\n'}): try ${ssh[*]} $host true"
   elif ((status)); then
@@ -62,8 +60,7 @@ ssh::look() {
     ! ssh::run "$host" "$PYTHON" -c 'import importlib.util as u, sys; sys.exit(not u.find_spec("torch"))' 2>/dev/null; then
     echo "$host: PYTHON=$PYTHON does not exist or has no torch; give the path of one with torch"
   else
-    output=$(ssh::run "$host" "$REPO_DIR/launch/node/identity.sh")
-    if [[ $output ]]; then echo "is $output $host"; else echo "$host does not say which machine it is: try ${ssh[*]} $host true"; fi
+    echo "is ${output##*$'\n'} $host"
   fi
 }
 

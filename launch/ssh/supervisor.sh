@@ -5,4 +5,5 @@ source "$REPO_DIR/launch/state.sh"
 # shellcheck source=launch/run/platform.sh
 source "$REPO_DIR/launch/run/platform.sh"
 
+# shellcheck disable=SC2034 # for other parts
 platform::choose() { nodes=("${hosts[@]}"); }

@@ -4,9 +4,7 @@
 set -euo pipefail
 readonly TOOLS=${1:+$(cd "$1" && pwd)/}
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
-mapfile -t scripts < <(git ls-files --cached --others --exclude-standard '*.sh' '*.sub' '.ci/run' | sort -u)
-existing=()
-for script in "${scripts[@]}"; do if [[ -f $script ]]; then existing+=("$script"); fi; done
+mapfile -t existing < <(git ls-files --cached --others --exclude-standard '*.sh' '*.sub' '.ci/run' | sort -u | xargs ls -d 2>/dev/null)
 # Some patterns that bash refuses pass the others.
 for script in "${existing[@]}"; do bash -n "$script"; done
 "${TOOLS}shellcheck" -x "${existing[@]}"

@@ -17,22 +17,14 @@ find_python() {
   fail 'no Python 3.10 to 3.14 found: install one, or set PYTHON=/path/to/python3'
 }
 
-make_venv() {
-  local -r python=$1
-  # Debian and Ubuntu ship venv's pip in a separate package; virtualenv and uv include it.
-  "$python" -m venv "$VENV" >/dev/null 2>&1 && return
-  rm -rf "$VENV"
-  "$python" -m virtualenv -q "$VENV" 2>/dev/null && return
-  command -v uv >/dev/null && uv venv -q --seed --python "$python" "$VENV" && return
-  rm -rf "$VENV"
-  fail "$python cannot make a virtual environment: apt-get install python3-venv (or pip install virtualenv), then again"
-}
-
 if [[ ! -x $VENV/bin/python ]] || ! supported "$VENV/bin/python"; then
   rm -rf "$VENV"
   python=$(find_python)
   echo "setup: virtual environment $VENV with $("$python" --version)"
-  make_venv "$python"
+  "$python" -m venv "$VENV" >/dev/null 2>&1 || {
+    rm -rf "$VENV"
+    fail "$python cannot make a virtual environment: apt-get install python3-venv, then again"
+  }
 fi
 # A log has no progress bars.
 install() { "$VENV/bin/python" -m pip --disable-pip-version-check install --progress-bar "$([[ -t 1 ]] && echo on || echo off)" "$@"; }

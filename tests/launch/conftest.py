@@ -182,8 +182,8 @@ def make_checkout(repository: Path, tmp_path: Path) -> Checkout:
     (root / "launch" / "node" / "drop_caches.sh").write_text(
         '#!/usr/bin/env bash\necho drop_caches >>"$FAKE_CALLS"\nexit "${DROP_STATUS:-1}"\n'
     )
-    sampler = root / "launch" / "node" / "power_sampler.sh"
-    sampler.write_text(sampler.read_text().replace("INTERVAL=1 ", "INTERVAL=0.05 "))
+    sampler = root / "launch" / "node" / "power_sampler.py"
+    sampler.write_text(sampler.read_text().replace("INTERVAL = 1 ", "INTERVAL = 0.05 "))
     copy.env = {
         "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
         "HOME": str(tmp_path),

@@ -22,12 +22,6 @@ SINFO = """case "$*" in
   *) [[ ! ${DOWN:-} ]] || { echo "slurm_load_partitions: Unable to contact slurm controller" >&2; exit 1; }
      echo "batch|${STATE:-up}|${NODES:-4}|${GRES:-gpu:h100:8(S:0-1)}|${PARTITIONS:-batch*}" ;;
 esac"""
-SRUN = """case "$*" in
-  --help) printf '%s\\n' ${PYXIS---container-image --container-name --container-mounts --no-container-mount-home \
---container-remap-root --container-writable}
-    [[ ! ${DLOPEN:-} ]] || echo "srun: error: spank: Dlopen of plugin file failed: $DLOPEN: cannot open it" >&2 ;;
-  *--container-image*) printf '%s\\n' "${CONTAINER-answer dgx1}"; exit "${CONTAINER_STATUS:-0}" ;;
-esac"""
 SMI = """case "$*" in
   *query-gpu*) [[ ! ${NO_DRIVER:-} ]] || { echo "NVIDIA-SMI has failed because it couldn't communicate"; exit 9; }
     for ((i = 0; i < ${GPUS:-8}; i++)); do
@@ -35,8 +29,6 @@ SMI = """case "$*" in
     done ;;
   *) echo "| NVIDIA-SMI 550.54.15    Driver Version: 550.54.15    CUDA Version: 12.4     |" ;;
 esac"""
-CORRUPT = "slurmstepd: error: pyxis:     FATAL ERROR: File system corruption detected"
-NO_START = "srun: error: task 0 launch failed: Plugin initialization failed"
 CHECKED = """import os, sys
 if os.environ.get("UNFIT"):
     print("bert: error: INIT_CHECKPOINT=/d/w.pt: not a checkpoint", file=sys.stderr)
@@ -59,7 +51,6 @@ def site(checkout):
     checkout.root = checkout.root.parent / "checkout"
     for name, script in {
         "sinfo": SINFO,
-        "srun": SRUN,
         "nvidia-smi": SMI,
         "sbatch": "",
         "sudo": "[[ ! ${NO_SUDO:-} ]]",
@@ -108,12 +99,8 @@ def test_a_healthy_site_passes(site):
     assert not done.stderr
     bad = {name for name, row in found.items() if row[0] not in ("pass", "skip")}
     assert not bad
-    names = (
-        "variables,slurm,partition,gres,container,drop caches,GPUs,driver,weights,run"
-    )
+    names = "variables,slurm,partition,drop caches,GPUs,driver,weights,run"
     assert set(found) >= set(names.split(","))
-    assert found["gres"][1] == "8 x gpu a node"
-    assert found["container"][1].endswith("bert.sqsh ran on dgx1")
     assert found["driver"][1] == "550.54.15"
     assert done.stdout.endswith(" 0 failed, 0 warnings\n")
 
@@ -126,10 +113,6 @@ def test_a_misspelt_name_is_a_row_of_the_whole_table(site):
     assert {"slurm", "GPUs", "run"} <= set(found)
 
 
-PLUGIN = "Dlopen of plugin file failed: /opt/pyxis.so"
-OLD = "--container-image --container-name"
-
-
 @pytest.mark.parametrize(
     ("groups", "broken", "check", "finding", "cure"),
     [
@@ -138,15 +121,6 @@ OLD = "--container-image --container-name"
         ("slurm", {"SBATCH_PARTITION": "gpu"}, "partition", "'gpu': no such", "export SBATCH_PARTITION=batch"),
         ("slurm", {"STATE": "down"}, "partition", "batch is down", "scontrol update PartitionName=batch State=UP"),
         ("slurm", {"NODES": "0"}, "partition", "batch has 0 nodes", ""),
-        ("slurm", {"GRES": "gpu:h100:4(S:0,1),nic:2"}, "gres", "4 x gpu a node and the config wants DGXNGPU=8", "smaller"),
-        ("slurm", {"GPU_GRES": "gpu:a100"}, "gres", "the nodes have no gpu:a100", "GPU_GRES"),
-        ("container", {"PYXIS": ""}, "container", "CONTAINER_RUNTIME=apptainer", ""),
-        ("container", {"PYXIS": "", "DLOPEN": "/opt/pyxis.so"}, "container", PLUGIN, ""),
-        ("container", {"PYXIS": OLD}, "container", "no option --container-mounts: install pyxis", ""),
-        ("container", {"CONT": "missing.sqsh"}, "container", "missing.sqsh: no such image: enroot import", ""),
-        ("container", {"CONTAINER": CORRUPT}, "container", "bert.sqsh: its container could not", "enroot list"),
-        ("container", {"CONTAINER": CORRUPT}, "container", "FATAL ERROR: File sys", "userns_clone (1)"),
-        ("container", {"CONTAINER": NO_START}, "container", "Plugin initialization failed", "enroot list"),
         ("gpu", {"GPUS": "7"}, "GPUs", "7 x NVIDIA H100, 81559 MB and the config wants DGXNGPU=8", "smaller config"),
         ("gpu", {"NO_DRIVER": "1"}, "GPUs", "couldn't communicate", "driver"),
         ("machine", {"CLEAR_CACHES": "require", "NO_SUDO": "1"}, "drop caches", "does not start", "visudo"),
@@ -163,15 +137,12 @@ def test_a_machine_without_the_launchers_python_is_told(site):
     (site.root.parent / "bin" / "python3").unlink()
     done = doctor(site, PYTHON="/no/python")
     finding = "has no python3 of 3.6 or newer, with which the launcher decides"
-    assert_fails(done, "python3", finding, "")
+    assert (done.returncode, finding in done.stderr) == (2, True)
 
 
 @pytest.mark.parametrize(
     ("group", "env", "check", "result", "text"),
     [
-        ("container", {"CONTAINER": "srun: error: Unable to allocate resources: busy", "CONTAINER_STATUS": "1"},
-         "container", "skip", "not tried, no node was free: "),
-        ("slurm", {"GRES": "(null)"}, "gres", "pass", "steps request no GPUs"),
         ("machine", {"NO_SUDO": "1"}, "drop caches", "warn", "visudo"),
     ],
 )  # fmt: skip
@@ -225,23 +196,12 @@ def test_without_a_config_only_what_needs_one_is_skipped(site):
     assert "EVALDIR" not in found, "env.sh was sourced"
 
 
-def test_machines_that_ssh_does_not_reach_fail(site):
-    site.stand_in(
-        "ssh",
-        "echo 'ssh: connect to host dgx1 port 22: No route to host' >&2; exit 255",
-    )
-    done = doctor(site, "ssh", HOSTS="dgx1")
-    assert_fails(
-        done, "ssh", "dgx1: ssh cannot connect (ssh: connect to host dgx1 port 22: No route to host)", "",
-    )  # fmt: skip
-
-
 def test_an_unknown_group_is_wrong_usage(site):
     done = doctor(site, "disk")
     assert done.returncode == 2
     assert (
         done.stderr
-        == "run: error: disk: expected one of slurm container ssh machine gpu data verify\n"
+        == "run: error: disk: expected one of slurm machine gpu data verify\n"
     )
 
 
@@ -258,10 +218,6 @@ def assert_fails(done, check: str, finding: str, cure: str) -> None:
 @pytest.mark.parametrize(
     ("setting", "check", "result", "finding"),
     [
-        ({}, "gres", "pass", "8 x gpu a node"),
-        ({"GPU_GRES": "gpu:h100"}, "gres", "pass", "8 x gpu:h100 a node"),
-        ({"GPU_GRES": "gpu:a100"}, "gres", "fail", "the nodes have no gpu:a100, but gpu:h100:8"),
-        ({"DGXNGPU": "16"}, "gres", "fail", "8 x gpu a node and the config wants DGXNGPU=16"),
         ({}, "partition", "pass", "2 nodes of gpu:h100:8"),
         ({"DGXNNODES": "3"}, "partition", "fail", "has 2 nodes and the config wants DGXNNODES=3"),
         ({"SBATCH_PARTITION": "none"}, "partition", "fail", "'none': no such partition"),

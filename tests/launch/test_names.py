@@ -13,7 +13,7 @@ from .captured import captured
 SCRIPTS = {
     "local": "./run_local.sh", "docker": "CONT=image ./run_with_docker.sh", "ssh": "HOSTS=node1 ./run_multinode.sh",
     "slurm": "SLURM_JOB_ID=7 SLURM_JOB_NUM_NODES=1 ./run.sub",
-    "sweep": "launch/sweep.sh --dry-run configs/config_demo_1x2x16x1_pack.sh", "demo": "launch/tools/demo.sh",
+    "demo": "launch/tools/demo.sh",
 }  # fmt: skip
 
 

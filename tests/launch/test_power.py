@@ -5,7 +5,8 @@ power rules.
 from __future__ import annotations
 
 import json
-import subprocess
+import runpy
+import time
 
 import pytest
 
@@ -57,23 +58,27 @@ def test_the_power_of_a_run_is_sampled_and_reported(
     assert not list(checkout.run_dir.glob("running_*"))
 
 
-def test_readings_start_at_fixed_intervals_however_long_one_takes(tmp_path, repository):
-    """The interval runs while a reading is taken: each waits here until its sleep has begun."""
-    slept, readings = tmp_path / "slept", tmp_path / "power" / "node.csv"
-    waits = f"[[ ! -e {readings} ]] || until (($(wc -l <{slept}) == $(wc -l <{readings}))); do /bin/sleep 0.05; done"
-    tools = {
-        "ipmitool": f"{waits}\n{IPMI}",
-        "sleep": f"echo $1 >>{slept}; (($(wc -l <{slept}) < 3)) || touch {tmp_path}/power/stop",
-    }
-    (tmp_path / "power").mkdir()
-    slept.touch()
-    for name, text in tools.items():
-        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
-        (tmp_path / name).chmod(0o755)
-    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURMD_NODENAME": "node"}
-    command = [repository / "launch" / "node" / "power_sampler.sh", readings.parent]
-    subprocess.run(command, env=environment, check=True, timeout=60)
-    assert slept.read_text().split() == ["1"] * 3
+def test_readings_start_at_fixed_intervals_however_long_one_takes(
+    tmp_path, repository, monkeypatch
+):
+    sampler = runpy.run_path(str(repository / "launch" / "node" / "power_sampler.py"))
+    now, slept = [0.0], []
+
+    def reading() -> str:
+        now[0] += 0.4
+        return "9"
+
+    def sleep(seconds: float) -> None:
+        slept.append(round(seconds, 6))
+        if len(slept) == 3:
+            (tmp_path / "stop").touch()
+
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "sleep", sleep)
+    monkeypatch.setitem(sampler["SOURCES"], "nvml", reading)
+    sampler["sample"](tmp_path, "nvml")
+    assert slept == [0.6] * 3
+    (readings,) = tmp_path.glob("*.csv")
     assert len(readings.read_text().splitlines()) == 1 + 3
 
 

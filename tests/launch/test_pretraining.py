@@ -87,9 +87,7 @@ def test_a_signal_before_the_phase_has_started_is_not_lost(checkout):
 
 NO_CLUSTER = """echo 'sbatch: error: fetch_config: DNS SRV lookup failed' >&2
 echo 'sbatch: fatal: Could not establish a configuration source' >&2; exit 1"""
-QUEUES = (
-    f"{COMMAND} --slurm", "./run_finetuning.sh --slurm squad", f"launch/sweep.sh {CONFIG}.sh",
-)  # fmt: skip
+QUEUES = f"{COMMAND} --slurm", "./run_finetuning.sh --slurm squad"
 
 
 @pytest.mark.parametrize("command", QUEUES)

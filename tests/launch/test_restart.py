@@ -82,7 +82,7 @@ def test_where_no_node_can_be_left_out_none_is_blamed(
 
 
 def test_nodes_that_did_not_answer_are_reported_if_others_did(repository, tmp_path):
-    stop = "runner::nodes() { printf '%s\\n' n1 n2; }; answers::die 'STAGE_DIR' $'answer n1\\ndisk full'"
+    stop = "nodes=(n1 n2); answers::die 'STAGE_DIR' $'answer n1\\ndisk full'"
     assert (
         shell(repository, tmp_path, stop)[-1] == "run: error: STAGE_DIR: n2: disk full"
     )
@@ -182,7 +182,17 @@ OLD = [
 @pytest.mark.parametrize("version", OLD)
 @pytest.mark.parametrize(
     "program",
-    ["restart", "records", "hang", "answers", "job", "sweep", "doctor", "gpus"],
+    [
+        "restart",
+        "records",
+        "hang",
+        "answers",
+        "job",
+        "doctor",
+        "gpus",
+        "hosts",
+        "record",
+    ],
 )
 def test_it_runs_on_the_interpreters_of_old_systems(
     repository, tmp_path, program, version
@@ -194,9 +204,10 @@ def test_it_runs_on_the_interpreters_of_old_systems(
         "hang": ["reason", str(tmp_path), "0", "1", "n1", "n2"],
         "answers": ["why", "n1 n2"],
         "job": ["1", "7", "why", "TERM", "n1"],
-        "sweep": ["configs/config_demo_1x2x16x1_pack.sh", "LR=1,2"],
         "doctor": ["gpu"],
         "gpus": ["/"],
+        "hosts": ["/dev/stdin"],
+        "record": [],
     }
     env = RESUMES | {
         "LOGDIR": str(tmp_path),

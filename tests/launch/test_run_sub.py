@@ -407,7 +407,7 @@ def test_a_requeued_job_finds_its_folder(slurm, rehearsal):
 )  # fmt: skip
 def test_an_error_of_pyxis_keeps_the_name_of_its_node(repository, said, reason):
     parts = "source launch/load.sh run/python run/answers container/runtimes/pyxis"
-    names = "runner::nodes() { echo dgx1 dgx2; }; export DGXNNODES=2"
+    names = "nodes=(dgx1 dgx2); export DGXNNODES=2"
     line = f'{parts}; {names}; answers::why "$1" "${{pyxis_causes[@]}}"'
     done = captured(["bash", "-c", line, "-", said], cwd=repository, check=True)
     assert done.stdout.startswith(reason)

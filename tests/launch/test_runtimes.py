@@ -64,13 +64,6 @@ def test_a_runtime_is_read_before_an_attempt_has_a_name(checkout, name):
     assert "slurm" in done.stdout
 
 
-def test_the_doctor_checks_it(toy):
-    done = toy.run("launch/doctor.sh container", CONT="toy-bert")
-    assert (
-        "pass  container             a container of toy-bert ran on" in done.stdout
-    ), done.stdout
-
-
 def test_no_other_file_of_the_launcher_names_a_runtime(repository):
     folder = repository / "launch" / "container" / "runtimes"
     names = "|".join([*(path.stem for path in folder.glob("*.sh")), "enroot"])

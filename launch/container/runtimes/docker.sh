@@ -1,11 +1,9 @@
 #!/usr/bin/env bash
 # Docker, by the interface of container.sh: each command runs in a separate container, removed when it ends.
-# shellcheck source=launch/state.sh
-source "$REPO_DIR/launch/state.sh"
+# shellcheck source=launch/load.sh
+source "$REPO_DIR/launch/load.sh" run/environment
 # shellcheck disable=SC2034 # for other parts
 runtime_platforms=(slurm ssh local) runtime_default_on=(ssh local)
-# shellcheck source=launch/run/environment.sh
-source "$REPO_DIR/launch/run/environment.sh"
 
 # Only this user's containers with this label are ever removed; in a job they are found by their attempt.
 DOCKER_KEY=mlperf-bert-run-$(id -u)

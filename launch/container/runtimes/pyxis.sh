@@ -7,10 +7,7 @@ source "$REPO_DIR/launch/state.sh"
 runtime_platforms=(slurm) runtime_default_on=(slurm)
 
 # Differs after a requeue and in each attempt, since the previous container of this job may be half removed.
-CONTAINER_NAME=${ATTEMPT_NAME-bert} # the doctor's container has none
-# shellcheck disable=SC2034 # the doctor reads it
-runtime_advice='there: enroot list; sysctl user.max_user_namespaces kernel.unprivileged_userns_clone (1)'
-runtime_advice+=' kernel.apparmor_restrict_unprivileged_userns (0)'
+CONTAINER_NAME=${ATTEMPT_NAME:-}
 pyxis_help=''                   # not declared: this file is sourced in a function
 PYXIS_INSIDE=/media/mlperf_bert # a folder that only containers have
 # Lines that explain why pyxis failed, the best first: of a program that enroot runs, of enroot, of pyxis.
@@ -48,7 +45,7 @@ pyxis::registry_image() {
 }
 
 container::create() {
-  log::info "container ${CONTAINER_NAME:-of the doctor} from $CONT on each node"
+  log::info "container $CONTAINER_NAME from $CONT on each node"
   container::arguments
   # An import takes minutes: shows pyxis' output meanwhile.
   answers::streamed "${srun[@]}" --ntasks="$DGXNNODES" --ntasks-per-node=1 --container-image="$CONT" "${container[@]}" \
@@ -62,7 +59,7 @@ container::arguments() {
   local list
   printf -v list ',%s' "${mounts[@]}" "$REPO_DIR/launch/node:$PYXIS_INSIDE:ro"
   # Home is not mounted: packages of ~/.local would come before the image's.
-  container=(${CONTAINER_NAME:+--container-name="$CONTAINER_NAME"} --container-mounts="${list#,}" --no-container-mount-home --container-remap-root)
+  container=(--container-name="$CONTAINER_NAME" --container-mounts="${list#,}" --no-container-mount-home --container-remap-root)
   if [[ $pyxis_help == *--container-writable* ]]; then container+=(--container-writable); fi
   container+=("$PYXIS_INSIDE/inside.sh") # the command's first word
 }
