@@ -29,7 +29,7 @@ cleanup::containers() {
 
 # Removes a folder that stage.sh made, if nobody else uses it.
 cleanup::made() {
-  if [[ $(ls -A -- "$1" 2>/dev/null) == .made_for_staging ]]; then rm -rf -- "$1"; fi
+  if [[ $(ls -A -- "$1" 2>/dev/null) == .made_for_staging ]]; then rm -f -- "$1/.made_for_staging" && rmdir -- "$1"; fi
 }
 
 cleanup::now() {

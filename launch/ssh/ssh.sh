@@ -19,7 +19,7 @@ ssh::quote() { printf '%q ' "$@"; }
 ssh::run() {
   local -r host=$1
   shift
-  environment::print | "${ssh[@]}" "$host" "$(ssh::quote "$REPO_DIR/launch/ssh/node.sh" run "$@")"
+  environment::print 2>/dev/null | "${ssh[@]}" "$host" "$(ssh::quote "$REPO_DIR/launch/ssh/node.sh" run "$@")"
 }
 
 # Runs a command on every machine at once; fails if one of them fails.
