@@ -16,12 +16,15 @@ JOB = "JobId=7 JobState={state} Reason={reason} Restarts={restarts} TimeLimit=00
 def ask(repository, tmp_path):
     """ask(command, *words, **fields of the job): what job.py prints."""
 
-    def run(*words: str, times: str = "", states: str = "", **fields: str) -> str:
+    def run(
+        *words: str, times: str = "", states: str = "", names: str = "", known: str = "", **fields: str
+    ) -> str:  # fmt: skip
         given = {"state": "RUNNING", "reason": "None", "restarts": "0", "left": "n1 n2"}
         shown = JOB.format(**given | fields) + times
         for name, text in {
             "scontrol": f"case $* in *hostnames*) printf '%s\\n' {fields.get('left', 'n1 n2')} ;; *) echo '{shown}' ;; esac",
             "sinfo": f"printf '{states}'",
+            "squeue": f"printf '%s\\n' {known}",
         }.items():
             (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
             (tmp_path / name).chmod(0o755)
@@ -29,9 +32,11 @@ def ask(repository, tmp_path):
             "PATH": f"{tmp_path}:{os.environ['PATH']}",
             "SLURM_JOB_NODELIST": "n[1-2]",
             "SUPERVISOR_BEGAN": str(time.time() - 100),
+            "SLURM_RESTART_COUNT": fields.get("started", "0"),
+            "ATTEMPT": "2",
         }
         line = ["python3", "-B", repository / "launch/slurm/job.py", "9", "7", *words]
-        return captured(line, env=env, check=True).stdout.strip()
+        return captured(line, env=env, check=True, input=names).stdout.strip()
 
     return run
 
@@ -71,3 +76,19 @@ def test_the_first_node_that_is_left_acts_for_a_job_without_a_script(
     ask, left, node, lost
 ):
     assert ask("orphaned", node, left=left) == lost
+
+
+LEFT = "pyxis_bert_5_9 bert_6_0 pyxis_7_bert_7_0_1 bert_7_1 bert_7_1_1 bert_7_1_2 bert_7_1_3 bert_70_0 bert_x_0 other"
+
+
+@pytest.mark.parametrize(
+    ("known", "dead"),
+    [
+        ("6 7", "pyxis_bert_5_9 pyxis_7_bert_7_0_1 bert_7_1 bert_7_1_1 bert_70_0"),
+        ("7 70", "pyxis_bert_5_9 bert_6_0 pyxis_7_bert_7_0_1 bert_7_1 bert_7_1_1"),
+        ("", ""),  # without an answer from Slurm
+    ],
+)
+def test_what_dead_jobs_and_earlier_attempts_of_this_one_left_is_told(ask, known, dead):
+    names = LEFT.replace(" ", "\n")
+    assert ask("dead", names=names, known=known, started="1").split() == dead.split()

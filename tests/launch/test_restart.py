@@ -206,9 +206,10 @@ def test_it_runs_on_the_interpreters_of_old_systems(
         "job": ["1", "7", "why", "TERM", "n1"],
         "doctor": ["gpu"],
         "gpus": ["/"],
-        "hosts": ["/dev/stdin"],
+        "hosts": [str(tmp_path / "hosts")],
         "record": [],
     }
+    (tmp_path / "hosts").write_text("n1 slots=2\n")
     env = RESUMES | {
         "LOGDIR": str(tmp_path),
         "RUN_NAME": "run",
@@ -292,6 +293,16 @@ def test_nodes_that_are_left_out_at_a_start_are_no_restart(repository, tmp_path)
     leave_out = "restart::ask left_out bad n1; "
     script = f"{leave_out * 3} restart::ask allowed 1 && restart::ask excluded"
     assert shell(repository, tmp_path, script) == ["n1"]
+
+
+def test_restarts_and_nodes_left_out_of_an_earlier_job_do_not_count(
+    repository, tmp_path
+):
+    earlier = "SLURM_JOB_ID=1; restart::ask note hung n1 >/dev/null; SLURM_JOB_ID=2; "
+    script = (
+        f"export {earlier} restart::ask allowed 1 && restart::ask excluded; echo end"
+    )
+    assert shell(repository, tmp_path, script) == ["end"]
 
 
 def test_the_end_of_a_run_tells_its_restarts_and_not_what_was_left_out(

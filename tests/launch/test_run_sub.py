@@ -136,6 +136,17 @@ def test_a_job_finds_the_repository_of_its_command_before_that_of_its_submission
     assert f"sees no repository in {tmp_path}/submission" in last_line(lost.stderr)
 
 
+def test_a_task_of_an_array_is_asked_for_by_its_own_number(slurm):
+    """Its SLURM_JOB_ID may be the array's."""
+    array = {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "1"}
+    assert slurm.run("./run.sub", **array).returncode == 0
+    shown = [
+        call for call in slurm.calls("scontrol") if "--oneliner' 'show' 'job" in call
+    ]
+    assert shown
+    assert all(call.endswith("'7_1'") for call in shown)
+
+
 def test_outside_a_job_it_says_how_to_submit(slurm):
     del slurm.env["SLURM_JOB_ID"]
     done = slurm.run("./run.sub")
@@ -577,6 +588,8 @@ def test_a_trial_that_hangs_leaves_the_others_their_time(slurm):
     assert "START_MINUTES=5" in text
     assert "60 * trial_minutes" in text
     text = text.replace("START_MINUTES=5", "START_MINUTES=0")
+    told = "current=$TRIAL\n"
+    text = text.replace(told, f'{told}echo "limit of $TRIAL: $limit" >&2\n')
     trial.write_text(text.replace("60 * trial_minutes", "trial_minutes"))
     settings = {
         "NEXP": "2", "WALLTIME_RUNANDTIME": "3", "WALLTIME": "5", "TRIAL_0": "hang",
@@ -584,6 +597,7 @@ def test_a_trial_that_hangs_leaves_the_others_their_time(slurm):
     exports = " ".join(f"{name}={value}" for name, value in settings.items())
     done = slurm.run("./run.sub", after=f"export {exports}")
     assert done.returncode == 1
+    assert {"limit of 0: 3", "limit of 1: 0"} <= set(done.stderr.splitlines())
     failed = "run: error: 1 of 2 trials failed: trial 0: it did not end in 3 minutes"
     assert last_line(done.stderr).startswith(failed)
     assert [path.name for path in slurm.run_dir.glob("result_*")] == ["result_1.txt"]

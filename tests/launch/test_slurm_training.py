@@ -4,6 +4,7 @@ gloo.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 import os
@@ -219,3 +220,44 @@ def test_fine_tuning_on_two_nodes_trains_each_seed_and_reports_failures_last(tra
     assert "this configuration cannot run" in job.last_line
     assert "train.tsv:1" in job.last_line
     assert "set TEXT_COLUMNS and LABEL_COLUMN" in job.last_line
+
+
+def test_trials_and_runs_share_no_checkpoints_and_a_refusal_spoils_nothing(training):
+    saved = training.folder / "saved"
+    first = settings(
+        NEXP="2", RUN_NAME="first", RESUME="1", CHECKPOINT_DIR=str(saved), CHECKPOINT_EVERY_STEPS="1",
+    )  # fmt: skip
+    job = training.run(config=CONFIG, after=first)
+    assert job.exit_code == 0, job.output
+    logs = [(training.checkout.run_dir / f"result_{n}.txt").read_text() for n in "01"]
+    assert not any("continued_at_step" in log for log in logs)
+    assert len({log.partition('"seed", "value": ')[2][:9] for log in logs}) == 2
+    kept = sorted(saved.rglob("*"))
+    assert saved / "trial_1" in kept
+    for change, said in (
+        ("RUN_NAME=second RESUME=0", "of another or an earlier run"),
+        ("LR=0.04", "LR"),
+    ):
+        refused = training.run(config=CONFIG, after=f"{first} {change}")
+        assert (refused.exit_code, said in refused.last_line) == (2, True)
+        assert sorted(saved.rglob("*")) == kept
+    again = training.run(config=CONFIG, after=first)
+    assert again.exit_code == 0, again.output
+
+
+def test_the_second_of_two_jobs_in_one_folder_is_refused(training):
+    own = settings(
+        DGXNNODES="1", RUN_NAME="first", CHECKPOINT_DIR=str(training.folder / "saved"), MAX_STEPS="100000",
+        TARGET_MLM_ACCURACY="0.99",
+    )  # fmt: skip
+    job = training.submit(config=CONFIG, after=own)
+    job.wait_for(lambda: job.output.count("  norm ") > 3)
+    for name, said in (("first", "writes to"), ("second", "CHECKPOINT_DIR=")):
+        file = training.folder / f"{name}.out"
+        other = training.submit(
+            f"--output={file}", config=CONFIG, after=f"{own} RUN_NAME={name}"
+        )
+        other = dataclasses.replace(other, file=file).wait()
+        assert other.exit_code != 0
+        assert said in other.last_line
+    assert job.field("JobState") == "RUNNING"
