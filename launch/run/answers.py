@@ -13,6 +13,7 @@ import re
 import sys
 
 SRUN = "srun: error: "
+RESULT = "Exited with exit|Terminated$"
 
 
 def reason(text: str, *patterns: str) -> str:
@@ -24,11 +25,12 @@ def reason(text: str, *patterns: str) -> str:
         for found in filter(None, (re.search(wanted, line) for line in lines)):
             return says or found.group(1)
     # A program knows more than the launcher that reports its exit status.
-    own = [line for line in lines if not line.startswith(("srun: ", "slurmstepd: "))]
-    told = [line for line in lines if line.startswith(SRUN)]
-    told = [
-        line for line in told if not re.search("Exited with exit|Terminated$", line)
-    ]
+    own, told = [], []
+    for line in lines:
+        if not line.startswith(("srun: ", "slurmstepd: ")):
+            own.append(line)
+        elif line.startswith(SRUN) and not re.search(RESULT, line):
+            told.append(line)
     best = (own or told or lines or ["no output"])[-1]
     return best[len(SRUN) :] if best.startswith(SRUN) else best
 

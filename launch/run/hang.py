@@ -45,10 +45,9 @@ def records(folder: Path, trial: str, node_of: "dict[int, str]") -> None:
 
 
 def main(command: str, folder: str, trial: str, ranks: str, *nodes: str) -> None:
-    node_of = {
-        rank: nodes[rank // int(ranks)] for rank in range(len(nodes) * int(ranks))
-    }
-    {"reason": reason, "records": records}[command](Path(folder), trial, node_of)
+    node_of = dict(enumerate(node for node in nodes for _ in range(int(ranks))))
+    tell = reason if command == "reason" else records
+    tell(Path(folder), trial, node_of)
 
 
 if __name__ == "__main__":

@@ -123,8 +123,19 @@ def test_scancel_ends_every_rank_and_says_how_to_continue(slurm):
     wait_until(lambda: not processes(slurm.checkout.root))
 
 
-def test_ranks_are_signalled_before_the_time_limit_and_save_before_they_end(slurm):
-    job = slurm.submit(after=f"{TWO_NODES} RUN_NAME=stopped", TRIAL_0="saves")
+FAKETIME = "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1"  # Debian's faketime
+
+
+@pytest.mark.parametrize("clock", ["", "+1h", "-1h"])
+def test_ranks_are_signalled_before_the_time_limit_and_save_before_they_end(
+    slurm, clock
+):
+    """Also where the clock of the nodes is not the controller's."""
+    if clock and not os.path.exists(FAKETIME):
+        pytest.skip("faketime is not installed")
+    wrong = {"LD_PRELOAD": FAKETIME, "FAKETIME": clock} if clock else {}
+    saves = {"TRIAL_0": "saves"} | wrong
+    job = slurm.submit(after=f"{TWO_NODES} RUN_NAME=stopped", **saves)
     job.wait_for(
         lambda: (slurm.checkout.logdir / "stopped" / "running_0" / "result_0.txt").exists(),
     )  # fmt: skip
