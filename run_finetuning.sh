@@ -15,12 +15,12 @@ usage() {
   exit "$1"
 }
 
+if [[ " $* " =~ ' '(-h|--help|help)' ' ]]; then usage 0; fi
 declare -A scripts=([--docker]=run_with_docker.sh [--ssh]=run_multinode.sh [--slurm]=run.sub)
 script=${scripts[${1:-none}]:-}
 if [[ $script ]]; then shift; else script=run_local.sh; fi
 case ${1:-} in
   squad | glue) ;;
-  -h | --help | help) usage 0 ;;
   '') usage 2 >&2 ;;
   *) log::die "$1: expected squad or glue first, then NAME=VALUE; for your own table: glue TASK=table" ;;
 esac
