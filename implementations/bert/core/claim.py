@@ -46,6 +46,10 @@ def check_held() -> None:
 class OccupiedError(ConfigError):
     """Another process writes to the folder. Nothing may be written to it, not even this error."""
 
+    def __init__(self, reason: str, folder: Path) -> None:
+        super().__init__(reason)
+        self.folder = folder
+
 
 class TakenOverError(RuntimeError):
     """Another process took this one for dead, and writes to the folder now."""
@@ -132,7 +136,8 @@ class Claim:
                 time.sleep(BEAT_SECONDS)
                 return
             raise OccupiedError(
-                f"{self.setting}: {_who(_maker(content))} writes to it: wait for it, end it, or give another"
+                f"{self.setting}: {_who(_maker(content))} writes to it: wait for it, end it, or give another",
+                self.path.parent,
             )
         self._remove(_maker(content))
 

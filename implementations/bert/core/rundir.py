@@ -100,9 +100,10 @@ class RunConfig:
         Raises OccupiedError if another process writes to one of them.
         """
         job = environ.get("SLURM_JOB_ID", "").strip()
+        # RUN_DIR first: where it is ours, it is told there that the other is not.
         folders = [
-            (checkpoints, "CHECKPOINT_DIR", ".writer"),
             (self.run_dir, "RUN_DIR", f".writer_{self.trial}"),
+            (checkpoints, "CHECKPOINT_DIR", ".writer"),
         ]
         with contextlib.ExitStack() as held:
             for folder, name, file in folders:
@@ -234,8 +235,8 @@ def failed(config: RunConfig, program: str, error: Exception) -> int:
 
     For a HangError: RUN_DIR/hang_<TRIAL>.txt has the message and a line per missing rank.
     """
-    if isinstance(error, OccupiedError):
-        config = RunConfig()  # not into RUN_DIR, which may be another's
+    if isinstance(error, OccupiedError) and error.folder == config.run_dir:
+        config = RunConfig()  # not into RUN_DIR, which is another's
     if isinstance(error, HangError) and _may_write(config):
         path = config.file("hang_{}.txt")
         # Of all ranks one list is enough.

@@ -176,9 +176,10 @@ def test_whose_a_checkpoint_is_is_for_rank_0_to_say(train, tmp_path):
 
 
 def test_the_second_of_two_writers_is_refused_and_touches_nothing(train, tmp_path):
+    told = tmp_path / "run" / "error_0.txt"
     for folder, name, file in (
-        (tmp_path / "c", "CHECKPOINT_DIR", ".writer"),
         (tmp_path / "run", "RUN_DIR", ".writer_0"),
+        (tmp_path / "c", "CHECKPOINT_DIR", ".writer"),
     ):
         with Claim(folder / file, f"{name}={folder}"):
             refused = train()
@@ -186,7 +187,9 @@ def test_the_second_of_two_writers_is_refused_and_touches_nothing(train, tmp_pat
             (line,) = refused.stderr.splitlines()
             assert f"{name}={folder}: process {os.getpid()} on" in line
             assert names(folder) == [file]
+            assert told.exists() == (name == "CHECKPOINT_DIR")
         assert names(folder) == []
+    assert "CHECKPOINT_DIR=" in told.read_text()
 
 
 def test_runs_from_other_weights_are_not_continued(train, tmp_path):
