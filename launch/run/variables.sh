@@ -23,12 +23,13 @@ variables::defaults() {
 # Exports the settings NAME=VALUE that follow a script. They are meant for nobody else, so names that nobody reads are refused: here,
 # and by the trainer, in its check, those that only others read.
 variables::take() {
+  local -r listed=$'\n'$(<"$REPO_DIR/launch/variables.txt")$'\n'
   local setting name
   for setting in "$@"; do
     name=${setting%%=*}
     [[ $setting =~ ^[A-Za-z][A-Za-z0-9_]*= ]] || log::die "$setting: expected NAME=VALUE"
     [[ $name == "${name^^}" ]] || log::die "$setting: expected NAME=VALUE; did you mean ${name^^}=${setting#*=}?"
-    if ! grep -qE "^$name( |\$)" "$REPO_DIR/launch/variables.txt"; then
+    if [[ $listed != *$'\n'"$name"[$' \n']* ]]; then
       variables::check_names "$name" # tells a likely one
       log::die "$name: no such setting"
     fi
