@@ -263,8 +263,7 @@ def _of_gpu_pairs(records: Records, probe: str) -> Iterator[Comparison]:
     }
     if typical:
         yield Comparison("slow", "rank", typical, stages)
-    of_pairs = {name: times.tolist() for name, times in pairs.items()}
-    yield Comparison("slow", "pair", of_pairs, stages)
+    yield Comparison("slow", "pair", pairs, stages)
 
 
 def _per_rank_and_node(

@@ -123,11 +123,11 @@ def gpu_faults(records: Records) -> Iterator[Reason]:
             )
             more = float(np.sum(np.where(counts < before, counts, counts - before)))
             if more > 0:
-                xids = known(samples["xid_last"])
-                is_xid = field == "xid_count" and len(xids) > 0
-                which = f", the last Xid {xids[-1]:.0f}" if is_xid else ""
-                if field == "xid_count" and _only_mild(samples):
-                    state = "warn"
+                which = ""
+                if field == "xid_count":
+                    for xid in known(samples["xid_last"])[-1:]:
+                        which = f", the last Xid {xid:.0f}"
+                    state = "warn" if _only_mild(samples) else state
                 yield Reason(name, f"{more:.0f} {events} during the test{which}", state)
         for field, what in TABLES["buses"].items():
             # An idle bus is slower to save power, so that the highest value seen counts.

@@ -83,10 +83,8 @@ def settings(folder: Path) -> tuple[dict[str, float], float, Facts | None, list[
         config = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         figures = config.get("expected", {})
         expected = {name: float(figures[name]) for name in UNITS if figures.get(name)}
-        seconds, parts = (
-            float(config.get("burn_in_seconds", 0)),
-            config.get("expected_parts"),
-        )
+        seconds = float(config.get("burn_in_seconds", 0))
+        parts = config.get("expected_parts")
         required = [*filter(None, config.get("required_tests", "").split(","))]
         # A test whose name is mistyped would never be missed.
         if not {*required} <= {*AREAS}:

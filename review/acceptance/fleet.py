@@ -42,10 +42,6 @@ class Machine:
     rates: dict[str, np.ndarray] = field(default_factory=dict)
     reasons: list[tuple[float, str]] = field(default_factory=list)
 
-    @property
-    def urgency(self) -> float:
-        return max((weight for weight, _ in self.reasons), default=0.0)
-
     def as_dict(self) -> dict[str, Any]:
         ended, state = self.tests[-1]
         return {
@@ -154,8 +150,9 @@ def _baseline(kind: str, machines: list[Machine]) -> Baseline:
             machine.reasons += _step(machine, figure, rates)
         if machine.tests[-1][1] == "fail":
             machine.reasons.append((1.0, "its last test failed"))
-    ordered = sorted(machines, key=lambda machine: (-machine.urgency, machine.name))
-    return Baseline(kind, ordered, figures)
+    # The worst first.
+    machines.sort(key=lambda one: (-max(one.reasons, default=(0.0, ""))[0], one.name))
+    return Baseline(kind, machines, figures)
 
 
 def _step(

@@ -425,16 +425,16 @@ def _explained(
         return all(member.partition(" on ")[2] in nodes for member in members(name))
     # A slow GPU makes all its pairs slow, and a slow node all its links.
     if kind == "pair":
-        of_ranks = [
-            info for info in records.ranks.values() if info.name in named["rank"]
-        ]
-        gpus = {(info.node, f"GPU {info.local_rank}") for info in of_ranks}
+        gpus = {
+            (info.node, f"GPU {info.local_rank}")
+            for info in records.ranks.values()
+            if info.name in named["rank"]
+        }
         pair, _, node = name.partition(" of ")
         return node in nodes or any((node, gpu) in gpus for gpu in pair.split(" from "))
     # So does a rank that stops at times: others wait for it.
-    for finding in findings.values():
-        if finding.what == "hesitates":
-            nodes.add(finding.name.rpartition(" on ")[2])
+    pausing = [one.name for one in findings.values() if one.what == "hesitates"]
+    nodes |= {name.rpartition(" on ")[2] for name in pausing}
     return kind == "link" and all(
         nodes & {*one.removeprefix("link ").split(" - ")} for one in members(name)
     )
