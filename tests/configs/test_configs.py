@@ -31,14 +31,9 @@ READ_ELSEWHERE = {
     "SBATCH_TIMELIMIT",  # sbatch
     "CONFIG_EXPORTS",  # launch/run/exports.sh, when the next config is sourced
 }
-BERT_LARGE = {
-    "vocab_size": 30522,
-    "hidden_size": 1024,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 16,
-    "intermediate_size": 4096,
-    "max_position_embeddings": 512,
-}
+BERT_LARGE = {"vocab_size": 30522, "hidden_size": 1024, "num_hidden_layers": 24}
+BERT_LARGE |= {"num_attention_heads": 16, "intermediate_size": 4096}
+BERT_LARGE |= {"max_position_embeddings": 512}
 
 
 def exports(config: Path, **before: str) -> dict[str, str]:
@@ -48,13 +43,8 @@ def exports(config: Path, **before: str) -> dict[str, str]:
         + ('while read -r name; do printf "%s=%s\\0" "$name" "${!name}"; done')
     )
     command = ["bash", "-c", script, "bash", str(config)]
-    done = subprocess.run(
-        command,
-        env={"PATH": "/usr/bin:/bin"} | before,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    environment = {"PATH": "/usr/bin:/bin"} | before
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert not done.stdout.replace("\0", "").strip() or not done.stderr, done.stderr
     return dict(item.split("=", 1) for item in done.stdout.split("\0") if item)
@@ -75,12 +65,8 @@ def load(tmp_path, exported):
     def load(path: Path, **site: str) -> PretrainingConfig:
         values = exported[path.name]
         world = int(values["DGXNNODES"]) * int(values["DGXNGPU"])
-        environ = values | {
-            "SYNTH_DATA": "1",
-            "CHECKPOINTDIR_PHASE1": str(tmp_path),
-            "WORLD_SIZE": str(world),
-            "DEVICE": "cpu",
-        }
+        data = {"SYNTH_DATA": "1", "CHECKPOINTDIR_PHASE1": str(tmp_path)}
+        environ = values | data | {"WORLD_SIZE": str(world), "DEVICE": "cpu"}
         config = env.from_env(PretrainingConfig, environ | site)
         config.check()
         return config
@@ -92,17 +78,13 @@ def load(tmp_path, exported):
 def test_the_name_of_a_config_is_what_it_exports(path, exported):
     name, values = NAME.fullmatch(path.name), exported[path.name]
     assert name, "config_<SYSTEM>_<NODES>x<GPUS>x<BATCH>x<ACCUM>[_pack].sh"
-    for part, variable in (
-        ("nodes", "DGXNNODES"),
-        ("gpus", "DGXNGPU"),
-        ("batch", "BATCHSIZE"),
-        ("accum", "GRADIENT_STEPS"),
-    ):
+    parts = {"nodes": "DGXNNODES", "gpus": "DGXNGPU"}
+    parts |= {"batch": "BATCHSIZE", "accum": "GRADIENT_STEPS"}
+    for part, variable in parts.items():
         assert values[variable] == name[part], variable
     if name["model"]:
-        assert values["BERT_CONFIG"] == str(
-            CONFIGS / "models" / f"bert_{name['model']}.json"
-        )
+        model = CONFIGS / "models" / f"bert_{name['model']}.json"
+        assert values["BERT_CONFIG"] == str(model)
     assert values["PACKED"] == str(int(name["pack"] is not None))
     assert values["DGXSYSTEM"] == path.stem.removeprefix("config_")
 
@@ -111,15 +93,12 @@ def test_the_name_of_a_config_is_what_it_exports(path, exported):
 def test_a_config_is_checked_and_prints_batch_interval_and_reference_convergence(
     path, load, tmp_path, monkeypatch
 ):
-    (
-        tmp_path / "shallow"
-    ).mkdir()  # what is estimated of 24 layers takes longer, and nothing below depends on it
-    (tmp_path / "shallow" / "bert_config.json").write_text(
-        json.dumps(BERT_LARGE | {"num_hidden_layers": 2})
-    )
-    monkeypatch.setattr(
-        "bert.pretraining.memory.host_capacity", lambda: 1 << 50
-    )  # CPUs stand in for a node of GPUs
+    # What is estimated of 24 layers takes longer, and nothing below depends on it.
+    (tmp_path / "shallow").mkdir()
+    shallow = json.dumps(BERT_LARGE | {"num_hidden_layers": 2})
+    (tmp_path / "shallow" / "bert_config.json").write_text(shallow)
+    # CPUs stand in for a node of GPUs.
+    monkeypatch.setattr("bert.pretraining.memory.host_capacity", lambda: 1 << 50)
     config = load(path, CHECKPOINTDIR_PHASE1=str(tmp_path / "shallow"))
     lines = dict(line.split("  ", 1) for line in check.report(config).splitlines())
     lines = {name.strip(): text.strip() for name, text in lines.items()}
@@ -130,9 +109,8 @@ def test_a_config_is_checked_and_prints_batch_interval_and_reference_convergence
     assert config.global_batch_size == int(said[1].replace(",", ""))
     assert lines["global batch"].startswith(f"{config.global_batch_size} sequences")
     assert config.evaluate.every_samples == config.evaluate.start_samples
-    assert config.evaluate.every_samples == closed_division.rule_interval(
-        config.global_batch_size
-    )
+    interval = closed_division.rule_interval(config.global_batch_size)
+    assert config.evaluate.every_samples == interval
     if config.mlperf.division == "closed":
         reference, _ = rcp.find(config.global_batch_size)
         enough = config.max_steps * config.global_batch_size > reference.minimum
@@ -159,45 +137,30 @@ def test_every_exported_name_is_read(repository, exported):
         *(repository / "launch").rglob("*.sh"),
         CONFIGS / "common.sh",
     ]
-    read = {
-        name
-        for path in scripts
-        for name in re.findall(r"\$\{?[!#]?([A-Z][A-Z0-9_]+)", path.read_text())
-    }
-    read |= {
-        variable.name for _, variable, _ in env.variables(PretrainingConfig)
-    } | READ_ELSEWHERE
+    text = "".join(path.read_text() for path in scripts)
+    read = {*re.findall(r"\$\{?[!#]?([A-Z][A-Z0-9_]+)", text)} | READ_ELSEWHERE
+    read |= {variable.name for _, variable, _ in env.variables(PretrainingConfig)}
     for config, values in exported.items():
         unread = set(values) - read
         assert not unread, f"{config} exports {unread}, which nobody reads"
 
 
 def test_sourcing_one_closed_config_after_another_leaves_nothing_of_the_first(exported):
-    closed = [
-        exported[path.name]
-        for path in SYSTEMS
-        if "SUBMISSION_DIVISION" not in exported[path.name]
-    ]
+    every = [exported[path.name] for path in SYSTEMS]
+    closed = [values for values in every if "SUBMISSION_DIVISION" not in values]
     assert len(closed) == len(SYSTEMS) - 1
-    assert len({frozenset(values) for values in closed}) == 1, (
-        "all configs of the closed division export the same names"
-    )
+    assert len({frozenset(values) for values in closed}) == 1, "the same names"
 
 
 def test_configs_only_export_between_begin_and_common():
+    here = 'source "$(dirname -- "${BASH_SOURCE[0]}")'
     for path in [*ALL, CONFIGS / "global_batch_768.sh"]:
-        lines = [
-            line
-            for line in path.read_text().splitlines()
-            if line and not line.startswith("#")
-        ]
+        text = path.read_text().splitlines()
+        lines = [line for line in text if line and line[0] != "#"]
         if path in ALL:
             guard, first, *lines, last = lines
             assert "is for bash" in guard
-            assert (first, last) == tuple(
-                f'source "$(dirname -- "${{BASH_SOURCE[0]}}")/{name}.sh"'
-                for name in ("begin", "common")
-            )
+            assert (first, last) == (f'{here}/begin.sh"', f'{here}/common.sh"')
         for line in lines:
             assert re.match(r"export [A-Z_0-9]+=|source ", line), f"{path.name}: {line}"
 
@@ -209,24 +172,15 @@ def test_the_order_of_site_and_config_does_not_matter(repository):
         for config in configs
         for first, second in (("./env.sh", config), (config, "./env.sh"))
     )
-    command, environment = ["bash", "-euc", script], {"PATH": "/usr/bin:/bin"}
-    done = subprocess.run(
-        command,
-        cwd=repository,
-        env=environment,
-        capture_output=True,
-        check=True,
-        text=True,
-    )
+    options = {"cwd": repository, "env": {"PATH": "/usr/bin:/bin"}, "text": True}
+    printed = subprocess.check_output(["bash", "-euc", script], **options)
     found = [
         {line for line in text.splitlines() if "_EXPORTS=" not in line}
-        for text in done.stdout.split("\1")[:-1]
+        for text in printed.split("\1")[:-1]
     ]
     assert len(found) == 2 * len(configs)
-    for config, site_first, config_first in zip(
-        configs, found[::2], found[1::2], strict=True
-    ):
-        assert site_first == config_first, config
+    for config, *both in zip(configs, found[::2], found[1::2], strict=True):
+        assert both[0] == both[1], config
 
 
 @pytest.mark.parametrize("path", SYSTEMS, ids=lambda path: path.stem)
@@ -234,13 +188,9 @@ def test_a_published_config_keeps_every_rule_of_its_division(path, load, tmp_pat
     """With a site's files and dropped caches it starts."""
     folder, weights = str(tmp_path), tmp_path / "model.ckpt-28252.pt"
     weights.touch()
-    site = {
-        "SYNTH_DATA": "0",
-        "DATADIR_PHASE2": folder,
-        "DATADIR_PHASE2_PACKED": folder,
-        "EVALDIR": folder,
-    }
-    config = load(path, INIT_CHECKPOINT=str(weights), CACHE_CLEARED="1", **site)
+    folders = "DATADIR_PHASE2", "DATADIR_PHASE2_PACKED", "EVALDIR"
+    site = dict.fromkeys(folders, folder) | {"SYNTH_DATA": "0", "CACHE_CLEARED": "1"}
+    config = load(path, INIT_CHECKPOINT=str(weights), **site)
     closed_division.check(config, starts=True)
     if config.mlperf.division == "closed":
         assert not list(closed_division.violations(config))
@@ -259,24 +209,13 @@ def test_the_table_of_configs_in_the_documentation_is_theirs(repository, exporte
     text = (repository / "docs" / "launch.md").read_text()
     for path in SYSTEMS:
         values = exported[path.name]
-        nodes, gpus, rows, steps = (
-            int(values[n])
-            for n in ("DGXNNODES", "DGXNGPU", "BATCHSIZE", "GRADIENT_STEPS")
-        )
+        names = "DGXNNODES", "DGXNGPU", "BATCHSIZE", "GRADIENT_STEPS"
+        nodes, gpus, rows, steps = (int(values[name]) for name in names)
         batch = nodes * gpus * rows * steps * int(values["PACKING_FACTOR"])
-        cells = [
-            f"{batch:,}",
-            f"{float(values['LR']):g}",
-            f"{int(values['EVAL_ITER_SAMPLES']):,}",
-        ]
-        row = next(
-            (
-                line
-                for line in text.splitlines()
-                if line.startswith(f"| {' | '.join(cells)} |")
-            ),
-            "",
-        )
+        cells = [f"{batch:,}", f"{float(values['LR']):g}"]
+        cells.append(f"{int(values['EVAL_ITER_SAMPLES']):,}")
+        start = f"| {' | '.join(cells)} |"
+        (row,) = [line for line in text.splitlines() if line.startswith(start)]
         assert f"`{path.stem.removeprefix('config_')}`" in row, (path.stem, cells)
         size = f"_{nodes}x{gpus}x{rows}x{steps}" + "_pack" * (values["PACKED"] == "1")
         assert path.stem.endswith(size), path.stem
@@ -288,10 +227,7 @@ def test_the_table_of_large_models_in_the_documentation_is_theirs(repository, ex
     for path in LARGE:
         values = exported[path.name]
         gpus = int(values["DGXNNODES"]) * int(values["DGXNGPU"])
-        cells = [
-            f"`{path.stem}`",
-            f"{gpus:,}",
-            f"{values['BATCHSIZE']} sequences x {values['GRADIENT_STEPS']}",
-        ]
-        row = f"| {' | '.join(cells)} | {int(values['MAX_STEPS']):,} |"
+        batch = f"{values['BATCHSIZE']} sequences x {values['GRADIENT_STEPS']}"
+        steps = int(values["MAX_STEPS"])
+        row = f"| `{path.stem}` | {gpus:,} | {batch} | {steps:,} |"
         assert row in text, row

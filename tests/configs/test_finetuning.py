@@ -10,7 +10,7 @@ import pytest
 from bert.core import variables
 from finetune import config
 
-from .test_configs import CONFIGS, READ_ELSEWHERE, exports
+from .test_configs import BERT_LARGE, CONFIGS, READ_ELSEWHERE, exports
 
 # Name: task, sequences of a step, learning rate, warm-up, epochs, tokens of a sequence, seeds.
 RECIPES = {
@@ -35,33 +35,15 @@ def test_a_config_is_its_recipe_and_starts(name, tmp_path, repository):
     Path(exported["DATA"]).mkdir()
     (tmp_path / "x.pt").touch()
     (tmp_path / "vocab.txt").write_text("\n".join(map(str, range(30522))))
-    shape = {
-        "hidden_size": 1024,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 16,
-        "intermediate_size": 4096,
-    }
-    shape |= {"vocab_size": 30522, "max_position_embeddings": 512}
-    (tmp_path / "bert_config.json").write_text(json.dumps(shape))
+    (tmp_path / "bert_config.json").write_text(json.dumps(BERT_LARGE))
     world = int(exported["DGXNNODES"]) * int(exported["DGXNGPU"])
     # A machine without GPUs refuses fp16; the rest of the recipe is checked.
-    environ = exported | {
-        "INIT_CHECKPOINT": str(tmp_path / "x.pt"),
-        "WORLD_SIZE": str(world),
-        "DEVICE": "cpu",
-    }
+    environ = exported | {"INIT_CHECKPOINT": str(tmp_path / "x.pt")}
+    environ |= {"WORLD_SIZE": str(world), "DEVICE": "cpu"}
     read = config.read({**environ, "PRECISION": ""})
     rates = config.learning_rates(environ, 100)
     seeds = exported.get("SEEDS", "1").count(",") + 1
-    expected = RECIPES[name]
-    assert (
-        read.task,
-        read.samples_per_step,
-        rates.lr,
-        rates.warmup_share,
-        read.epochs,
-        read.length,
-        seeds,
-    ) == expected
+    found = read.task, read.samples_per_step, rates.lr, rates.warmup_share
+    assert (*found, read.epochs, read.length, seeds) == RECIPES[name]
     assert read.optim.optimizer == "bertadam"
     assert f"`{name}`" in (repository / "docs" / "finetuning.md").read_text()

@@ -52,25 +52,18 @@ def exported():
 def test_every_recipe_has_the_published_batches_and_schedules(exported):
     assert len(exported) == 8 * 2 * 2 * len(NODES)
     for (_, phase, packed, nodes), values in exported.items():
-        data, rates = (
-            from_env(loader.LoaderConfig, values),
-            from_env(schedule.ScheduleConfig, values),
-        )
+        data = from_env(loader.LoaderConfig, values)
+        rates = from_env(schedule.ScheduleConfig, values)
         gpus = int(values["DGXNNODES"]) * int(values["DGXNGPU"])
         assert gpus == 8 * int(nodes)
-        assert data.rows_per_step * data.packing_factor * gpus == BATCH[phase], (
-            "sequences of a step"
-        )
+        sequences = data.rows_per_step * data.packing_factor * gpus
+        assert sequences == BATCH[phase], "of a step"
         assert data.packing_factor == (2 if (phase, packed) == ("2", "1") else 1)
         assert data.max_seq_length == {"1": 128, "2": 512}[phase]
-        assert data.source[0] == Path(
-            f"/data/{data.max_seq_length}",
-            "packed_data" if packed == "1" else "hdf5/training",
-        )
-        assert rates.schedule == "dle"
-        assert (rates.lr, rates.max_steps) == {"1": (6e-3, 7038), "2": (4e-3, 1563)}[
-            phase
-        ]
+        place = "packed_data" if packed == "1" else "hdf5/training"
+        assert data.source[0] == Path(f"/data/{data.max_seq_length}", place)
+        published = {"1": ("dle", 6e-3, 7038), "2": ("dle", 4e-3, 1563)}[phase]
+        assert (rates.schedule, rates.lr, rates.max_steps) == published
 
 
 def test_a_micro_batch_fits_the_gpus_memory_and_share(exported):
@@ -82,13 +75,10 @@ def test_a_micro_batch_fits_the_gpus_memory_and_share(exported):
         assert taken <= room
         if nodes == "1":
             assert taken == room
-        assert (
-            Path(values.get("BERT_CONFIG", "bert_large.json")).name
-            == f"bert_{model}.json"
-        )
-    assert (
-        BertConfig.from_json(CONFIGS / "models" / "bert_base.json").hidden_size == 768
-    )
+        shape = Path(values.get("BERT_CONFIG", "bert_large.json"))
+        assert shape.name == f"bert_{model}.json"
+    base = BertConfig.from_json(CONFIGS / "models" / "bert_base.json")
+    assert base.hidden_size == 768
 
 
 def test_every_exported_name_is_read(exported, repository):
@@ -125,17 +115,11 @@ def test_the_table_of_recipes_in_the_documentation_is_theirs(exported, repositor
 @pytest.mark.parametrize("gpus", [1, 2, 4, 8])
 def test_a_day_plans_its_hours_with_the_published_batch(name, gpus):
     values = sourced(name, DGXNGPU=str(gpus))
-    data, rates = (
-        from_env(loader.LoaderConfig, values),
-        from_env(schedule.ScheduleConfig, values),
-    )
+    data = from_env(loader.LoaderConfig, values)
+    rates = from_env(schedule.ScheduleConfig, values)
     assert data.rows_per_step * gpus == 4096
-    assert (values["NSP"], values["NUM_PHASES"], data.max_seq_length, data.masking) == (
-        "0",
-        "1",
-        128,
-        "dynamic",
-    )
+    assert (values["NSP"], values["NUM_PHASES"]) == ("0", "1")
+    assert (data.max_seq_length, data.masking) == (128, "dynamic")
     one = from_env(schedule.ScheduleConfig, sourced(name, DGXNGPU="1"))
     assert abs(rates.max_steps - gpus * one.max_steps) < gpus
 
@@ -143,25 +127,17 @@ def test_a_day_plans_its_hours_with_the_published_batch(name, gpus):
 @pytest.mark.parametrize("gpu", ["RTX4090", "RTX6000", "A100", "H100"])
 def test_a_model_is_continued_from_its_folder(gpu):
     for gpus in (1, 4, 8):
-        values = sourced(
-            f"continue_{gpu}",
-            DGXNGPU=str(gpus),
-            INIT_CHECKPOINT="/models/bert-base-uncased",
-        )
+        model = "/models/bert-base-uncased"
+        given = {"DGXNGPU": str(gpus), "INIT_CHECKPOINT": model}
+        values = sourced(f"continue_{gpu}", **given)
         data = from_env(loader.LoaderConfig, values)
-        assert (values["INIT_CHECKPOINT"], data.rows_per_step * gpus) == (
-            "/models/bert-base-uncased",
-            256,
-        )
-        assert (from_env(schedule.ScheduleConfig, values).lr, data.source[0]) == (
-            1e-4,
-            Path("/data/packed_data"),
-        )
+        assert (values["INIT_CHECKPOINT"], data.rows_per_step * gpus) == (model, 256)
+        assert from_env(schedule.ScheduleConfig, values).lr == 1e-4
+        assert data.source[0] == Path("/data/packed_data")
     with pytest.raises(subprocess.CalledProcessError) as refused:
         sourced(f"continue_{gpu}")
-    assert refused.value.stderr.endswith(
-        "INIT_CHECKPOINT: is not set: export the folder of the model to continue\n"
-    )
+    how = "export the folder of the model to continue"
+    assert refused.value.stderr.endswith(f"INIT_CHECKPOINT: is not set: {how}\n")
 
 
 def sourced(name: str, **before: str) -> dict[str, str]:

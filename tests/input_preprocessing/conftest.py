@@ -33,47 +33,34 @@ def made_up_documents(count: int, seed: int = 0) -> list[list[str]]:
         for b in "aeio"
         for c in ("", "n", "s")
     ]
-    words = [
-        "".join(generator.choice(syllables, generator.integers(1, 4)))
-        for _ in range(1200)
-    ]
+    words = []
+    for _ in range(1200):
+        words.append("".join(generator.choice(syllables, generator.integers(1, 4))))
     documents = []
     for length in np.clip(generator.lognormal(2.6, 0.9, count), 2, 70).astype(int):
         sentences = []
         for size in generator.integers(3, 28, length):
-            picked = [
-                words[i] for i in (len(words) ** generator.random(size)).astype(int) - 1
-            ]
+            chosen = (len(words) ** generator.random(size)).astype(int) - 1
+            picked = [words[i] for i in chosen]
             if size > 12:
                 picked[size // 2] += generator.choice([",", ";", " -", "'s", " (7)"])
-            sentences.append(
-                " ".join(picked).capitalize()
-                + generator.choice([".", ".", ".", "?", "!"])
-            )
+            end = generator.choice([".", ".", ".", "?", "!"])
+            sentences.append(" ".join(picked).capitalize() + end)
         documents.append(sentences)
     return documents
 
 
 def write_documents(path: Path, documents: list[list[str]]) -> None:
     """One sentence a line, a blank line after each document."""
-    path.write_text(
-        "".join("\n".join(document) + "\n\n" for document in documents),
-        encoding="utf-8",
-    )
+    text = "".join("\n".join(document) + "\n\n" for document in documents)
+    path.write_text(text, encoding="utf-8")
 
 
 def prepare_options(folder: Path, *more: str) -> argparse.Namespace:
     """Options of a quick preparation of `folder`."""
-    line = [
-        "--outputdir",
-        str(folder),
-        "--skip-download",
-        "--dupe-factor",
-        "2",
-        "--max-seq-length",
-        "64",
-    ]
-    return parser_of("prepare").parse_args([*line, "--jobs", "1", *more])
+    line = ["--outputdir", str(folder), "--skip-download", "--dupe-factor", "2"]
+    line += ["--max-seq-length", "64", "--jobs", "1", *more]
+    return parser_of("prepare").parse_args(line)
 
 
 def prepared_digests(folder: Path) -> dict[str, str]:
@@ -102,16 +89,8 @@ def downloaded(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data")
     text = tmp_path_factory.mktemp("text") / "text"
     write_documents(text, made_up_documents(60))
-    options = [
-        "--input",
-        str(text),
-        "--outputdir",
-        str(folder),
-        "--num-files",
-        "3",
-        "--vocab-size",
-        "800",
-    ]
+    options = ["--input", text, "--outputdir", folder, "--num-files", 3]
+    options += ["--vocab-size", 800]
     assert forked.run("input_preprocessing", "corpus", *options).returncode == 0
     return folder
 

@@ -21,12 +21,9 @@ def log(tmp_path):
     """log(accuracies by samples, batch size) -> the folder of a run that has them."""
 
     def write(accuracies: dict[int, float], batch_size: int = 768) -> Path:
-        writer = LogWriter(division="open").drop(
-            "eval_start", "eval_stop", "eval_accuracy", "tracked_stats", "run_stop"
-        )
-        for line in writer.lines:
-            if line["key"] == "global_batch_size":
-                line["value"] = batch_size
+        writer = LogWriter(division="open").drop("eval_start", "eval_stop")
+        writer.drop("eval_accuracy", "tracked_stats", "run_stop")
+        writer.change("global_batch_size", value=batch_size)
         for samples, accuracy in accuracies.items():
             writer.log("eval_accuracy", accuracy, epoch_num=samples)
         writer.log("run_stop", status="aborted")
@@ -51,31 +48,24 @@ def test_an_accuracy_just_outside_of_the_band_is_near_and_still_go(log, capsys):
     assert "0.3700   0.3713 to 0.3850  near" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("accuracies", "first_cause"),
-    [
-        (
-            {0: 0.30},
-            "the accuracy before the first step is 0.3000, but the checkpoint has 0.338 to 0.342: other weights",
-        ),
-        ({0: 0.345}, "the accuracy before the first step is 0.3450"),
-        ({150_000: 0.3408, 300_000: 0.3409}, "the accuracy stays at the checkpoint's"),
-        ({150_000: 0.36, 300_000: 0.37}, "the wrong form of GELU, or no dropout"),
-        (
-            {300_000: 0.43},
-            "another evaluation set, or one that is part of the training data",
-        ),
-    ],
-)
+BEFORE = "the accuracy before the first step is"
+
+
+@pytest.mark.parametrize(("accuracies", "first_cause"), [
+    ({0: 0.30}, f"{BEFORE} 0.3000, but the checkpoint has 0.338 to 0.342: other weights"),
+    ({0: 0.345}, f"{BEFORE} 0.3450"),
+    ({150_000: 0.3408, 300_000: 0.3409}, "the accuracy stays at the checkpoint's"),
+    ({150_000: 0.36, 300_000: 0.37}, "the wrong form of GELU, or no dropout"),
+    ({300_000: 0.43}, "another evaluation set, or one that is part of the training data"),
+])  # fmt: skip
 def test_a_run_outside_of_them_is_no_go_with_the_likeliest_cause_first(
     log, capsys, accuracies, first_cause
 ):
     assert main(["rehearsal", str(log(SOUND | accuracies))]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1].startswith("NO GO: ")
-    assert next(line for line in lines if line.startswith("1. ")).startswith(
-        f"1. {first_cause}"
-    )
+    (first,) = [line for line in lines if line.startswith("1. ")]
+    assert first.startswith(f"1. {first_cause}")
 
 
 def test_without_the_evaluation_at_the_start_or_without_a_later_one_there_is_no_go(
@@ -91,13 +81,8 @@ def test_json_has_the_same_content(log, capsys):
     assert main(["rehearsal", str(log(SOUND | {300_000: 0.37})), "--json"]) == 1
     said = json.loads(capsys.readouterr().out)
     assert said["go"] is False
-    assert said["points"][2] == {
-        "samples": 300000,
-        "accuracy": 0.37,
-        "low": 0.39462,
-        "high": 0.4233,
-        "verdict": "low",
-    }
+    band = {"low": 0.39462, "high": 0.4233, "verdict": "low"}
+    assert said["points"][2] == {"samples": 300000, "accuracy": 0.37, **band}
     assert len(said["causes"]) == 4
 
 

@@ -24,13 +24,8 @@ class Grower:
     """
 
     def __init__(self, path, lines, step=1):
-        self.path, self.lines, self.step, self.written, self.now = (
-            path,
-            lines,
-            step,
-            0,
-            0.0,
-        )
+        self.path, self.lines, self.step = path, lines, step
+        self.written, self.now = 0, 0.0
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("")
 
@@ -61,15 +56,9 @@ def states(tmp_path, writer):
 
 
 def test_a_growing_log_goes_through_the_phases_to_its_end(states):
-    phases = list(dict.fromkeys(state.phase for state in states))
-    assert phases == [
-        "starting",
-        "initialising",
-        "training",
-        "evaluating",
-        "finishing",
-        "success",
-    ]
+    phases = dict.fromkeys(state.phase for state in states)
+    expected = "starting initialising training evaluating finishing success"
+    assert " ".join(phases) == expected
     assert [state.ended for state in states] == [False] * (len(states) - 1) + [True]
     counts = [len(state.run.evaluations) for state in states]
     assert counts == sorted(counts)
@@ -112,10 +101,8 @@ def test_an_acceptance_test_is_no_run_and_says_where_to_look(tmp_path, capsys):
 def test_a_run_without_a_target_is_watched_to_its_last_step_and_nothing_of_the_benchmark_is_mentioned(
     tmp_path, writer, capsys
 ):
-    settings = {
-        "evaluate": {"target": 0.0, "every_samples": 9},
-        "schedule": {"max_steps": 20_000},
-    }
+    settings = {"evaluate": {"target": 0.0, "every_samples": 9}}
+    settings["schedule"] = {"max_steps": 20_000}
     (tmp_path / "config.json").write_text(json.dumps(settings))
     lines = writer().lines
     at = [i for i, line in enumerate(lines) if line["key"] == "eval_stop"][2] + 1
@@ -141,18 +128,13 @@ def test_a_silent_run_is_stalled_after_a_minute(writer):
     now = lines[at - 1]["time_ms"]
     assert not RunState(single(run), now + 59_000).stalled
     assert RunState(single(run), now + 61_000).stalled
-    assert (
-        RunState(single(run), now - 5_000).samples == 150_000
-    )  # a clock that is behind
+    behind = RunState(single(run), now - 5_000)
+    assert behind.samples == 150_000
 
 
 def written(lines):
-    return run_of(
-        parse(
-            Path("result_0.txt"),
-            "".join(f":::MLLOG {json.dumps(x)}\n" for x in lines).encode(),
-        )
-    )
+    text = "".join(f":::MLLOG {json.dumps(line)}\n" for line in lines)
+    return run_of(parse(Path("result_0.txt"), text.encode()))
 
 
 def single(run):
@@ -182,11 +164,8 @@ def test_the_log_is_followed_to_where_the_launcher_moves_it(tmp_path, writer):
         (state,) = run.poll(0).items()
         assert (state[0], state[1].run.status) == (end, "incomplete")
         assert state[1].failure == "rank 5 ran out of memory"
-    looks = follow(
-        Runs([tmp_path / "failed_3.txt"]),
-        1.0,
-        sleep=lambda _: pytest.fail("waits for a trial that broke"),
-    )
+    no_sleep = lambda _: pytest.fail("waits for a trial that broke")  # noqa: E731
+    looks = follow(Runs([tmp_path / "failed_3.txt"]), 1.0, sleep=no_sleep)
     assert len(list(looks)) == 1
 
 
@@ -219,9 +198,8 @@ def test_exit_code_says_whether_the_target_was_reached(tmp_path, writer, capsys)
     assert (state["phase"], state["samples"]) == ("success", 2_550_000)
     writer().change("run_stop", metadata={"status": "aborted"}).write(path)
     assert main(["watch", str(path)]) == 1
-    assert capsys.readouterr().out.startswith(
-        "aborted, 2,550,000 samples, accuracy 0.7196, 0.7199, 0.7203 of 0.72"
-    )
+    ended = "aborted, 2,550,000 samples, accuracy 0.7196, 0.7199, 0.7203 of 0.72"
+    assert capsys.readouterr().out.startswith(ended)
     writer().drop("run_stop").write(path)
     assert main(["watch", "--once", str(path)]) == 0
     assert "no new line for" in capsys.readouterr().out
@@ -252,10 +230,9 @@ def test_a_growing_log_ends_as_the_whole_one(tmp_path, writer):
     grower = Grower(tmp_path / "result_0.txt", lines, step=10)
     grower.now = lines[0]["time_ms"]
     states = watched(grower)
-    assert [event.line for event in states[-1].run.log.events] == list(
-        range(1, len(lines) + 1)
-    )
-    assert states[-1].run.log.events == run_of(read_log(grower.path)).log.events
+    events = states[-1].run.log.events
+    assert [event.line for event in events] == list(range(1, len(lines) + 1))
+    assert events == read_log(grower.path).events
 
 
 def test_a_log_written_anew_is_read_from_its_start(tmp_path, writer):
@@ -271,9 +248,8 @@ def test_a_log_written_anew_is_read_from_its_start(tmp_path, writer):
 
 def test_a_log_that_stands_still_is_read_once(tmp_path, writer, monkeypatch):
     path, read = writer().write(tmp_path / "result_0.txt"), []
-    monkeypatch.setattr(
-        watch, "read_run", lambda path, ruleset: read.append(path) or read_run(path)
-    )
+    noted = lambda path, ruleset: read.append(path) or read_run(path)  # noqa: E731
+    monkeypatch.setattr(watch, "read_run", noted)
     runs = Runs([tmp_path])
     for _ in range(3):
         runs.poll(1.75e9)

@@ -15,10 +15,8 @@ from review.watch import Runs, follow, render
 def partial(writer, path, evaluations, **options):
     """A log that has come so far."""
     log = writer(**options)
-    last = [i for i, line in enumerate(log.lines) if line["key"] == "eval_accuracy"][
-        evaluations - 1
-    ]
-    log.lines = log.lines[: last + 1]
+    found = [i for i, line in enumerate(log.lines) if line["key"] == "eval_accuracy"]
+    log.lines = log.lines[: found[evaluations - 1] + 1]
     return log.write(path)
 
 
@@ -26,9 +24,9 @@ def partial(writer, path, evaluations, **options):
 def three(tmp_path, writer):
     """A finished run, one that missed the target, and one under way."""
     writer(seed=1).write(tmp_path / "lr1" / "result_0.txt")
-    writer(seed=2, target=0.7).change("run_stop", metadata={"status": "aborted"}).write(
-        tmp_path / "lr2" / "result_0.txt"
-    )
+    missed = writer(seed=2, target=0.7)
+    missed.change("run_stop", metadata={"status": "aborted"})
+    missed.write(tmp_path / "lr2" / "result_0.txt")
     partial(writer, tmp_path / "lr3" / "running_0" / "result_0.txt", 9, seed=3)
     return tmp_path
 
@@ -36,17 +34,13 @@ def three(tmp_path, writer):
 def test_every_run_below_is_a_line_and_a_missed_target_an_exit_status(three, capsys):
     assert main(["watch", str(three), "--all", "--once"]) == 1
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split(": ")[1].split(",")[0] for line in lines] == [
-        "success",
-        "aborted",
-        "training",
-    ]
-    assert [
-        line.split("/")[-2] for line in (line.split(": ")[0] for line in lines)
-    ] == ["lr1", "lr2", "running_0"]
-    assert (
-        main(["watch", str(three / "lr1"), str(three / "lr3"), "--once", "--json"]) == 0
-    )
+    rows = [line.split(": ") for line in lines]
+    phases = [row[1].split(",")[0] for row in rows]
+    assert phases == ["success", "aborted", "training"]
+    folders = [row[0].split("/")[-2] for row in rows]
+    assert folders == ["lr1", "lr2", "running_0"]
+    two = [str(three / name) for name in ("lr1", "lr3")]
+    assert main(["watch", *two, "--once", "--json"]) == 0
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [one["phase"] for one in found] == ["success", "training"]
 
@@ -74,18 +68,15 @@ def test_runs_that_appear_and_move_are_followed_until_none_has_begun_for_a_minut
             (tmp_path / "error_1.txt").write_text("out of memory")
 
     for found in follow(runs, 10.0, lambda: now[0], sleep):
-        seen.append(
-            [(state.path.name, state.phase, state.failure) for state in found.values()]
-        )
+        states = found.values()
+        seen.append([(one.path.name, one.phase, one.failure) for one in states])
         assert len(seen) < 30
     assert seen[0] == []
     assert seen[1] == [("result_0.txt", "training", None)]
     assert seen[2] == [("result_0.txt", "success", None)]
     assert [name for name, _, _ in seen[3]] == ["result_0.txt", "result_1.txt"]
-    assert seen[5] == [
-        ("failed_1.txt", "starting", "out of memory"),
-        ("result_0.txt", "success", None),
-    ]
+    broken = "failed_1.txt", "starting", "out of memory"
+    assert seen[5] == [broken, ("result_0.txt", "success", None)]
     assert len(seen) == 12  # the last ended at the sixth look, a minute before the last
 
 

@@ -18,23 +18,17 @@ from ...forked import Command
 from ...waiting import free_ports, state, wait_until
 
 CPU = torch.device("cpu")
-SETTINGS = {
-    "WORLD_SIZE": "2",
-    "MASTER_ADDR": "127.0.0.1",
-    "MASTER_PORT": "1",
-    "DEVICE": "cpu",
-    "OMP_NUM_THREADS": "1",
-}
+SETTINGS = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+SETTINGS |= {"DEVICE": "cpu", "OMP_NUM_THREADS": "1"}
 SETTINGS |= {"DIST_TIMEOUT": "200", "NCCL_TEST_MIN_GBPS": "0"}
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 31, 3472])
 def test_the_sum_of_all_patterns_is_the_expected_one(world_size):
     count = 3 * allreduce.PERIOD
-    total = sum(
-        (allreduce.pattern(count, rank, CPU) for rank in range(world_size)),
-        torch.zeros(count),
-    )
+    total = torch.zeros(count)
+    for rank in range(world_size):
+        total += allreduce.pattern(count, rank, CPU)
     assert not len(allreduce.wrong_elements(total, world_size))
 
 
@@ -64,19 +58,16 @@ def test_a_network_that_adds_wrong_is_an_error_that_names_the_rank(monkeypatch):
     world.rank, world.size = 1, 2
     monkeypatch.setattr(world, "sum", broken)
     right = allreduce.expected(2, CPU)[70 % allreduce.PERIOD]
-    with pytest.raises(
-        allreduce.AllReduceError,
-        match=rf"rank 1 on .*: 1 of 992 sums .* 70 is 5.5 instead of {right:g}",
-    ):
+    said = rf"rank 1 on .*: 1 of 992 sums .* 70 is 5.5 instead of {right:g}"
+    with pytest.raises(allreduce.AllReduceError, match=said):
         allreduce.measure(4000, world)
 
 
 def test_the_roll_call_names_the_ranks_that_did_not_arrive():
     store = distributed.HashStore()
     store.set("here/1", "node")
-    with pytest.raises(
-        HangError, match=r"2 of 4 ranks did not arrive in 0 s: rank 2, 3;"
-    ) as caught:
+    said = r"2 of 4 ranks did not arrive in 0 s: rank 2, 3;"
+    with pytest.raises(HangError, match=said) as caught:
         allreduce.roll_call(store, 0, 4, 0.2)
     assert caught.value.absent == [2, 3]
 
@@ -91,14 +82,9 @@ def start(tmp_path, free_port) -> Callable[..., Command]:
     """start(rank, **variables) -> the running test on that rank of two."""
 
     def start(rank: int, **env: str) -> Command:
-        settings = SETTINGS | {
-            "RANK": str(rank),
-            "MASTER_PORT": str(free_port),
-            "RUN_DIR": str(tmp_path / "run"),
-        }
-        return Command(
-            "bert.commands.allreduce", {"PATH": os.environ["PATH"]} | settings | env
-        )
+        settings = SETTINGS | {"RANK": str(rank), "MASTER_PORT": str(free_port)}
+        settings |= {"RUN_DIR": str(tmp_path / "run"), "PATH": os.environ["PATH"]}
+        return Command("bert.commands.allreduce", settings | env)
 
     return start
 
@@ -109,10 +95,9 @@ def test_ranks_that_add_right_pass_and_rank_0_prints_the_bandwidth(start, tmp_pa
     assert [rank.returncode for rank in ended] == [0, 0], ended
     lines = ended[0].stdout.splitlines()
     assert len(lines) == len(allreduce.CPU_SIZES)
-    assert all(
-        "all-reduce of 2 ranks (gloo)" in line and "GB/s, all sums right" in line
-        for line in lines
-    )
+    for line in lines:
+        assert "all-reduce of 2 ranks (gloo)" in line
+        assert "GB/s, all sums right" in line
     assert ended[1].stdout == ""
     assert (tmp_path / "run" / "bandwidth.txt").read_text() == ended[0].stdout
 
@@ -123,28 +108,19 @@ def test_bandwidth_below_the_sites_demand_fails(monkeypatch):
     monkeypatch.setattr(allreduce, "connect", lambda config: world)
     # 1 GB/s.
     monkeypatch.setattr(allreduce, "measure", lambda num_bytes, world: num_bytes / 1e9)
-    with pytest.raises(
-        allreduce.AllReduceError, match=r"is 1.00 GB/s, below NCCL_TEST_MIN_GBPS=1.6$"
-    ):
-        allreduce.run(
-            from_env(
-                allreduce.AllReduceConfig,
-                SETTINGS | {"RANK": "1", "NCCL_TEST_MIN_GBPS": "1.6"},
-            )
-        )
+    settings = SETTINGS | {"RANK": "1", "NCCL_TEST_MIN_GBPS": "1.6"}
+    config = from_env(allreduce.AllReduceConfig, settings)
+    said = r"is 1.00 GB/s, below NCCL_TEST_MIN_GBPS=1.6$"
+    with pytest.raises(allreduce.AllReduceError, match=said):
+        allreduce.run(config)
 
 
 def test_under_torchrun_the_ranks_meet_at_the_store_that_it_has_opened(free_port):
-    store = distributed.TCPStore(
-        "127.0.0.1", free_port, is_master=True, wait_for_workers=False
-    )
+    opened = {"is_master": True, "wait_for_workers": False}
+    store = distributed.TCPStore("127.0.0.1", free_port, **opened)
     environ = SETTINGS | {"WORLD_SIZE": "1", "RANK": "0", "MASTER_PORT": str(free_port)}
-    allreduce.run(
-        from_env(
-            allreduce.AllReduceConfig,
-            environ | {"TORCHELASTIC_USE_AGENT_STORE": "True"},
-        )
-    )
+    agent = environ | {"TORCHELASTIC_USE_AGENT_STORE": "True"}
+    allreduce.run(from_env(allreduce.AllReduceConfig, agent))
     assert store.check(["allreduce/here/0"])
     reason = f"rank 0 on .* does not reach rank 0 at 127.0.0.1:{free_port}: "
     # It cannot listen there a second time.
@@ -167,12 +143,9 @@ def test_a_rank_that_stops_makes_the_others_fail_by_the_timeout(start, tmp_path)
 
 
 def test_an_address_where_nobody_listens_is_named(tmp_path, capsys, free_port):
-    environ = SETTINGS | {
-        "RANK": "1",
-        "MASTER_PORT": str(free_port),
-        "DIST_TIMEOUT": "1",
-    }
-    assert main(["allreduce"], environ | {"RUN_DIR": str(tmp_path)}) == 1
+    environ = SETTINGS | {"RANK": "1", "MASTER_PORT": str(free_port)}
+    environ |= {"DIST_TIMEOUT": "1", "RUN_DIR": str(tmp_path)}
+    assert main(["allreduce"], environ) == 1
     reason = f"does not reach rank 0 at 127.0.0.1:{free_port}: "
     assert reason in capsys.readouterr().err
     assert reason in (tmp_path / "error_0.txt").read_text()

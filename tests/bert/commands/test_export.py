@@ -30,11 +30,8 @@ from ..states import write_in_shards
 transformers = pytest.importorskip("transformers")
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-WORDS = (
-    SPECIAL
-    + ["paris", "is", "the", "of", "france", ".", "capital", "##s"]
-    + [f"w{n}" for n in range(198)]
-)
+WORDS = [*SPECIAL, "paris", "is", "the", "of", "france", ".", "capital", "##s"]
+WORDS += [f"w{n}" for n in range(198)]
 
 
 @pytest.fixture
@@ -57,19 +54,13 @@ def run(shape, make_model, vocab_file, tmp_path):
     folder = tmp_path / "results" / "mine"
     for steps in (1, 2):
         model = make_model(shape, seed=steps, dtype=torch.float32)
-        state = {
-            "model": {name: p.detach() for name, p in model.named_parameters()},
-            "step": steps,
-            "vocab_md5": md5,
-        }
+        weights = {name: p.detach() for name, p in model.named_parameters()}
+        state = {"model": weights, "step": steps, "vocab_md5": md5}
         state["bert_config"] = dataclasses.asdict(shape)
-        save_checkpoint(
-            CheckpointConfig(directory=folder / "checkpoints", keep=9), steps, state
-        )
-    settings = {
-        "checkpoint": {"directory": str(folder / "checkpoints")},
-        "phase1": str(vocab_file.parent),
-    }
+        config = CheckpointConfig(directory=folder / "checkpoints", keep=9)
+        save_checkpoint(config, steps, state)
+    settings = {"checkpoint": {"directory": str(folder / "checkpoints")}}
+    settings["phase1"] = str(vocab_file.parent)
     (folder / "config.json").write_text(json.dumps(settings))
     return folder, model.eval()
 
@@ -85,15 +76,12 @@ def of_hugging_face(folder, records, sequence):
     assert not info["unexpected_keys"]
     begin, end = records.sequence_offsets[sequence : sequence + 2]
     ids = torch.from_numpy(records.input_ids[begin:end].astype(np.int64))[None]
-    segments = (
-        torch.arange(end - begin) >= int(records.segment_b_start[sequence])
-    ).long()[None]
+    second = torch.arange(end - begin) >= int(records.segment_b_start[sequence])
     first, last = records.masked_lm_offsets[sequence : sequence + 2]
     with torch.no_grad():
-        theirs = model.eval()(ids, token_type_ids=segments)
-    return theirs.prediction_logits[
-        0, records.masked_lm_positions[first:last].astype(np.int64)
-    ], theirs
+        theirs = model.eval()(ids, token_type_ids=second.long()[None])
+    masked = records.masked_lm_positions[first:last].astype(np.int64)
+    return theirs.prediction_logits[0, masked], theirs
 
 
 @pytest.mark.parametrize("shape", ["gelu", "gelu_erf"], indirect=True)
@@ -105,39 +93,22 @@ def test_what_is_exported_gives_hugging_faces_classes_the_same_scores(
     assert main(["export", str(folder), "-o", str(target)], {}) == 0
     assert "after 2 steps; GELU in its" in capsys.readouterr().err
     said = json.loads((target / "config.json").read_text())
-    assert (said["model_type"], said["architectures"]) == (
-        "bert",
-        ["BertForPreTraining"],
-    )
-    assert said["hidden_act"] == (
-        "gelu_new" if model.config.gelu_approximation == "tanh" else "gelu"
-    )
+    act = "gelu_new" if model.config.gelu_approximation == "tanh" else "gelu"
+    expected = {"model_type": "bert", "architectures": ["BertForPreTraining"]}
+    assert said | expected | {"hidden_act": act} == said
     records = make_records(5, packed=False)
     for sequence in range(3):
         mlm, theirs = of_hugging_face(target, records, sequence)
         with torch.no_grad():
             ours = model.scored(make_batch(records, np.array([sequence]), 48))
+        nsp = theirs.seq_relationship_logits
         torch.testing.assert_close(ours.mlm, mlm, atol=1e-5, rtol=1e-5)
-        torch.testing.assert_close(
-            ours.nsp, theirs.seq_relationship_logits, atol=1e-5, rtol=1e-5
-        )
+        torch.testing.assert_close(ours.nsp, nsp, atol=1e-5, rtol=1e-5)
     encoder = transformers.AutoModel.from_pretrained(target)
-    assert torch.equal(
-        encoder.embeddings.word_embeddings.weight,
-        model.bert.embeddings.word_embeddings.weight[:211],
-    )
-    assert (
-        main(
-            [
-                "export",
-                str(folder / "checkpoints" / "step_0000000001.pt"),
-                "-o",
-                str(target),
-            ],
-            {},
-        )
-        == 0
-    ), "over the other"
+    words = model.bert.embeddings.word_embeddings.weight[:211]
+    assert torch.equal(encoder.embeddings.word_embeddings.weight, words)
+    first = str(folder / "checkpoints" / "step_0000000001.pt")
+    assert main(["export", first, "-o", str(target)], {}) == 0, "over the other"
 
 
 def test_a_checkpoint_in_shards_is_exported_as_one_in_a_file(run, tmp_path):
@@ -145,17 +116,14 @@ def test_a_checkpoint_in_shards_is_exported_as_one_in_a_file(run, tmp_path):
     assert main(["export", str(folder), "-o", str(tmp_path / "of_file")], {}) == 0
     state = torch.load(folder / "checkpoints" / "step_0000000002.pt", weights_only=True)
     facts = {name: state[name] for name in ("bert_config", "vocab_md5")}
-    path = write_in_shards(
-        folder / "checkpoints", 3, dict(model.named_parameters()), **facts
-    )
+    parameters = dict(model.named_parameters())
+    path = write_in_shards(folder / "checkpoints", 3, parameters, **facts)
     for number, given in enumerate((folder, path)):
-        assert (
-            main(["export", str(given), "-o", str(tmp_path / f"of_{number}")], {}) == 0
-        )
+        made = tmp_path / f"of_{number}"
+        assert main(["export", str(given), "-o", str(made)], {}) == 0
         for file in ("model.safetensors", "config.json", "vocab.txt"):
-            assert (tmp_path / f"of_{number}" / file).read_bytes() == (
-                tmp_path / "of_file" / file
-            ).read_bytes()
+            expected = (tmp_path / "of_file" / file).read_bytes()
+            assert (made / file).read_bytes() == expected
 
 
 @pytest.mark.parametrize("form", ["whole", "encoder", "classifier", "sharded", "bin"])
@@ -166,10 +134,8 @@ def test_any_model_of_the_hubs_layout_starts_a_run(
     source, model = run
     folder = tmp_path / "hub"
     assert main(["export", str(source), "-o", str(folder)], {}) == 0
-    kinds = {
-        "encoder": transformers.BertModel,
-        "classifier": transformers.BertForSequenceClassification,
-    }
+    kinds = {"encoder": transformers.BertModel}
+    kinds["classifier"] = transformers.BertForSequenceClassification
     theirs = kinds.get(form, transformers.BertForPreTraining).from_pretrained(folder)
     shutil.rmtree(folder)
     if form == "bin":
@@ -177,42 +143,31 @@ def test_any_model_of_the_hubs_layout_starts_a_run(
         theirs.config.to_json_file(folder / "config.json", use_diff=False)
         torch.save(theirs.state_dict(), folder / "pytorch_model.bin")
     else:
-        theirs.save_pretrained(
-            folder, max_shard_size="10KB" if form == "sharded" else "1GB"
-        )
+        size = "10KB" if form == "sharded" else "1GB"
+        theirs.save_pretrained(folder, max_shard_size=size)
     assert (len(list(folder.glob("*.safetensors"))) > 1) is (form == "sharded")
     environ = prepared | {"INIT_CHECKPOINT": str(folder)}
     config = from_env(PretrainingConfig, environ)
     config.checkpoint.check()
     assert config.model == model.config, "the GELU form too"
-    assert (
-        from_env(
-            PretrainingConfig,
-            prepared | {"INIT_CHECKPOINT": str(config.checkpoint.init_checkpoint)},
-        ).model
-        == model.config
-    )
+    file = {"INIT_CHECKPOINT": str(config.checkpoint.init_checkpoint)}
+    assert from_env(PretrainingConfig, prepared | file).model == model.config
     target = make_model(config.model, seed=5, dtype=torch.float32)
     drawn = {name: p.clone() for name, p in target.named_parameters()}
-    loaded = load_weights(
-        target, config.checkpoint.init_checkpoint, config.may_have_new_heads
-    )
+    path, new_heads = config.checkpoint.init_checkpoint, config.may_have_new_heads
+    loaded = load_weights(target, path, new_heads)
     heads = [name for name in drawn if name.startswith("cls.")]
     assert loaded.new == (heads if form in kinds else [])
-    assert loaded.unused == (
-        ["classifier.bias", "classifier.weight"] if form == "classifier" else []
-    )
+    unused = ["classifier.bias", "classifier.weight"]
+    assert loaded.unused == (unused if form == "classifier" else [])
+    saved = dict(model.named_parameters())
     for name, parameter in target.named_parameters():
-        expected = (
-            drawn[name] if name in loaded.new else dict(model.named_parameters())[name]
-        )
+        expected = drawn[name] if name in loaded.new else saved[name]
         assert torch.equal(parameter[:211], expected[:211]), name
     closed = from_env(PretrainingConfig, environ | {"SUBMISSION_DIVISION": "closed"})
     if form in kinds:
         with pytest.raises(ConfigError, match=r"cls\.predictions\.bias is missing"):
-            load_weights(
-                target, closed.checkpoint.init_checkpoint, closed.may_have_new_heads
-            )
+            load_weights(target, path, closed.may_have_new_heads)
 
 
 def test_the_check_says_which_heads_are_new(run, prepared, tmp_path):
@@ -220,11 +175,8 @@ def test_the_check_says_which_heads_are_new(run, prepared, tmp_path):
     model = transformers.BertModel(transformers.BertConfig(**huggingface.config_values(trained.describe(
         trained.find(folder)[-1]).shape, "BertModel")))  # fmt: skip
     model.save_pretrained(tmp_path / "hub")
-    said = check.report(
-        from_env(
-            PretrainingConfig, prepared | {"INIT_CHECKPOINT": str(tmp_path / "hub")}
-        )
-    )
+    environ = prepared | {"INIT_CHECKPOINT": str(tmp_path / "hub")}
+    said = check.report(from_env(PretrainingConfig, environ))
     (weights,) = [line for line in said.splitlines() if line.startswith("weights")]
     assert "model.safetensors: new cls.predictions.bias, " in weights
     assert weights.endswith("not used none")
@@ -240,13 +192,9 @@ def test_an_export_that_was_killed_is_done_again_and_leaves_nothing_of_the_first
     for name in (".model.safetensors.partial", ".tmpAbCdEf"):
         (left / name).write_bytes(b"half")
     assert main(["export", str(folder), "-o", str(left)], {}) == 0
-    names = {path.name for path in left.iterdir()}
-    assert names == {
-        "config.json",
-        "model.safetensors",
-        "tokenizer_config.json",
-        "vocab.txt",
-    }
+    names = sorted(path.name for path in left.iterdir())
+    expected = "config.json model.safetensors tokenizer_config.json vocab.txt"
+    assert " ".join(names) == expected
 
 
 def test_wrong_exports_are_one_line(run, vocab_file, tmp_path, capsys):
@@ -283,26 +231,18 @@ def test_the_latest_phase_of_a_two_phase_run_is_taken(run, tmp_path):
     folder, _ = run
     for phase in ("phase1", "phase2"):
         shutil.copytree(folder, tmp_path / "two" / phase)
-    assert trained.find(tmp_path / "two")[-1].parts[-3:] == (
-        "phase2",
-        "checkpoints",
-        "step_0000000002.pt",
-    )
-    shutil.rmtree(tmp_path / "two" / "phase2")
-    assert trained.find(tmp_path / "two")[-1].parts[-3:] == (
-        "phase1",
-        "checkpoints",
-        "step_0000000002.pt",
-    )
+    for phase in ("phase2", "phase1"):
+        last = tmp_path / "two" / phase / "checkpoints" / "step_0000000002.pt"
+        assert trained.find(tmp_path / "two")[-1] == last
+        shutil.rmtree(tmp_path / "two" / phase)
 
 
 @pytest.mark.parametrize(("extra", "lower"), [("w", True), ("W", False)])
 def test_a_cased_vocabulary_is_known_by_its_words(extra, lower, tmp_path):
     (tmp_path / "vocab.txt").write_text("\n".join([*SPECIAL, "the", extra]))
     assert huggingface.lower_case(tmp_path / "vocab.txt") is lower
-    (tmp_path / "tokenizer_config.json").write_text(
-        json.dumps({"do_lower_case": not lower})
-    )
+    text = json.dumps({"do_lower_case": not lower})
+    (tmp_path / "tokenizer_config.json").write_text(text)
     assert huggingface.lower_case(tmp_path / "vocab.txt") is not lower
 
 
@@ -312,15 +252,9 @@ def test_what_a_tokenizers_config_says_stays_but_for_the_casing(make_model, tmp_
     (tmp_path / "vocab.txt").write_text("\n".join([*SPECIAL, "the"]))
     given = {"strip_accents": False, "model_max_length": 12, "do_lower_case": True}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(given))
-    huggingface.write(
-        tmp_path / "out", {}, config, {}, tmp_path / "vocab.txt", lower_case=False
-    )
-    written = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())
-    assert written == given | {
-        "do_lower_case": False,
-        "tokenizer_class": "BertTokenizer",
-    }
-    huggingface.write(
-        tmp_path, {}, config, {}, tmp_path / "vocab.txt", lower_case=False
-    )
-    assert json.loads((tmp_path / "tokenizer_config.json").read_text()) == written
+    expected = given | {"do_lower_case": False, "tokenizer_class": "BertTokenizer"}
+    for target in (tmp_path / "out", tmp_path):
+        vocab = tmp_path / "vocab.txt"
+        huggingface.write(target, {}, config, {}, vocab, lower_case=False)
+        written = json.loads((target / "tokenizer_config.json").read_text())
+        assert written == expected

@@ -55,15 +55,13 @@ def test_a_misspelt_name_stops_with_the_name_that_was_meant(name):
 def test_all_misspelt_names_are_in_one_line():
     with pytest.raises(ConfigError) as caught:
         variables.check_names({"FUSE": "none", "BATCHSZIE": "8"})
-    assert str(caught.value).startswith(
-        "BATCHSZIE: did you mean BATCHSIZE? FUSE: did you mean FUSED?"
-    )
+    first, second = "BATCHSZIE: did you mean BATCHSIZE?", "FUSE: did you mean FUSED?"
+    assert str(caught.value).startswith(f"{first} {second}")
 
 
 def test_a_name_of_our_kind_that_resembles_none_stops_too():
-    with pytest.raises(
-        ConfigError, match=r"^OPT_LAMB_GAMMA: did you mean OPT_LAMB_BETA"
-    ):
+    meant = r"^OPT_LAMB_GAMMA: did you mean OPT_LAMB_BETA"
+    with pytest.raises(ConfigError, match=meant):
         variables.check_names({"OPT_LAMB_GAMMA": "1"})
 
 
@@ -132,9 +130,8 @@ def test_the_table_shows_what_this_environment_sets():
     rows = variables.table({"LR": "0.02"}).splitlines()
     assert any(re.match(r"\* LR +0\.02 +base learning rate", row) for row in rows)
     assert any(re.match(r"  CLIP +after +", row) for row in rows)
-    assert (
-        max(map(len, variables.table({"DATADIR": "/x" * 30}, 100).splitlines())) <= 101
-    )
+    lines = variables.table({"DATADIR": "/x" * 30}, 100).splitlines()
+    assert max(map(len, lines)) <= 101
 
 
 @pytest.mark.parametrize(
@@ -147,9 +144,7 @@ def test_help_and_the_check_of_names_wait_for_no_heavy_import(
     for package in ("torch", "numpy", "scipy", "h5py"):
         (tmp_path / f"{package}.py").write_text("raise SystemExit('imported')")
     path = f"{tmp_path}:{repository / 'implementations'}:{repository}"
-    command = [sys.executable, "-m", *arguments]
-    done = subprocess.run(
-        command, env={"PYTHONPATH": path}, capture_output=True, text=True, check=False
-    )
+    options = {"env": {"PYTHONPATH": path}, "capture_output": True, "text": True}
+    done = subprocess.run([sys.executable, "-m", *arguments], **options)
     assert "imported" not in done.stdout + done.stderr
     assert done.returncode == (2 if "--batchsze" in arguments else 0), done.stderr

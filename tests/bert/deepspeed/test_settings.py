@@ -9,6 +9,7 @@ import json
 import logging
 import re
 import sys
+from operator import attrgetter
 from types import SimpleNamespace
 
 import pytest
@@ -76,44 +77,24 @@ def _refusal(environment, capsys):
     return line
 
 
+FILLED = {
+    "data.batch_size": 4, "data.gradient_steps": 2, "precision.precision": "bf16", "optim.optimizer": "adamw",
+    "optim.max_grad_norm": 0.5, "optim.sharded": True, "optim.adam.beta1": 0.8, "optim.adam.beta2": 0.99,
+    "optim.adam.eps": 1e-7, "optim.adam.weight_decay": 0.02, "schedule.schedule": "poly", "schedule.lr": 0.0007,
+    "schedule.decay_steps": 900, "schedule.warmup_steps": 20, "log_every_steps": 10,
+}  # fmt: skip
+
+
 def test_the_json_fills_what_is_unset(environ):
     config = from_env(PretrainingConfig, merged(environ(PUBLISHED)))
-    assert (config.data.batch_size, config.data.gradient_steps) == (4, 2)
-    assert config.precision.precision == "bf16"
-    assert (
-        config.optim.optimizer,
-        config.optim.max_grad_norm,
-        config.optim.sharded,
-    ) == ("adamw", 0.5, True)
-    adam = config.optim.adam
-    assert (adam.beta1, adam.beta2, adam.eps, adam.weight_decay) == (
-        0.8,
-        0.99,
-        1e-7,
-        0.02,
-    )
-    rates = config.schedule
-    assert (rates.schedule, rates.lr, rates.decay_steps, rates.warmup_steps) == (
-        "poly",
-        0.0007,
-        900,
-        20,
-    )
-    assert config.log_every_steps == 10
+    assert {name: attrgetter(name)(config) for name in FILLED} == FILLED
     given = config.zero.complete(config.optim, config.numerics, 4, 2)
     assert given["zero_optimization"] == PUBLISHED["zero_optimization"]
-    assert (
-        given["gradient_clipping"],
-        given["bf16"]["enabled"],
-        given["fp16"]["enabled"],
-    ) == (0.5, True, False)
+    assert given["gradient_clipping"] == 0.5
+    assert (given["bf16"]["enabled"], given["fp16"]["enabled"]) == (True, False)
     assert not given.keys() & {"optimizer", "scheduler", "train_batch_size"}
-    assert (
-        from_env(
-            PretrainingConfig, merged(environ(PUBLISHED | {"gradient_clipping": 0}))
-        ).optim.max_grad_norm
-        == 1e30
-    )
+    unclipped = merged(environ(PUBLISHED | {"gradient_clipping": 0}))
+    assert from_env(PretrainingConfig, unclipped).optim.max_grad_norm == 1e30
 
 
 SECTIONS = "zero_optimization optimizer optimizer.params bf16 fp16 scheduler activation_checkpointing"
@@ -174,39 +155,25 @@ def test_a_scheduler_says_all_of_its_settings(environ, capsys):
         assert f"scheduler.params.{name} is not set" in line
 
 
+REFUSED = [
+    ({"overlap_comm": "yes please"}, "zero_optimization.overlap_comm: Input should be a valid"),
+    ({"reduce_bucket_size": -1}, "zero_optimization.reduce_bucket_size: Input should be gr"),
+    ({"overlap_com": True}, "zero_optimization.overlap_com: Extra inputs are not"),
+    ({"offload_optimizer": {"devise": "cpu"}}, "zero_optimization.offload_optimizer.devise: Extra"),
+    ({"cpu_offload": True, "offload_optimizer": {"device": "cpu"}}, ""),
+]  # fmt: skip
+
+
 @pytest.mark.deepspeed
-def test_what_deepspeed_itself_refuses_is_one_line(environ, capsys, monkeypatch):
+@pytest.mark.parametrize(("zero", "words"), REFUSED)
+def test_what_deepspeed_itself_refuses_is_one_line(
+    environ, capsys, monkeypatch, zero, words
+):
     # DeepSpeed's log goes to where stdout went when a test imported it, which may be closed.
     monkeypatch.setattr(logging, "raiseExceptions", False)
-    for zero, words in {
-        "overlap_comm": (
-            "yes please",
-            "zero_optimization.overlap_comm: Input should be a valid boolean",
-        ),
-        "reduce_bucket_size": (
-            -1,
-            "zero_optimization.reduce_bucket_size: Input should be greater than 0",
-        ),
-        "overlap_com": (
-            True,
-            "zero_optimization.overlap_com: Extra inputs are not permitted",
-        ),
-        "offload_optimizer": (
-            {"devise": "cpu"},
-            "zero_optimization.offload_optimizer.devise: Extra inputs are not",
-        ),
-    }.items():
-        line = _refusal(
-            environ(
-                {"zero_optimization": {"stage": 1, zero: words[0]}}, WORLD_SIZE="1"
-            ),
-            capsys,
-        )
-        assert f"DeepSpeed refuses {words[1]}" in line
-    twice = {"stage": 2, "cpu_offload": True, "offload_optimizer": {"device": "cpu"}}
-    assert "DeepSpeed refuses" in _refusal(
-        environ({"zero_optimization": twice}, WORLD_SIZE="1"), capsys
-    )
+    given = {"zero_optimization": {"stage": 2} | zero}
+    line = _refusal(environ(given, WORLD_SIZE="1"), capsys)
+    assert f"DeepSpeed refuses {words}" in line
 
 
 def test_what_is_auto_or_absent_is_left_to_the_variables(environ):
@@ -260,19 +227,10 @@ def test_intervals_of_printing_and_recomputation_are_defaults_that_the_variable_
 
 
 def test_agreeing_settings_are_no_contradiction(environ):
-    same = {
-        "BATCHSIZE": "4",
-        "MAX_GRAD_NORM": "0.50",
-        "SHARD_OPTIMIZER": "true",
-        "PRECISION": "auto",
-        "LR": "7e-4",
-    }
-    assert (
-        from_env(
-            PretrainingConfig, merged(environ(PUBLISHED, **same))
-        ).optim.max_grad_norm
-        == 0.5
-    )
+    same = {"BATCHSIZE": "4", "MAX_GRAD_NORM": "0.50", "SHARD_OPTIMIZER": "true"}
+    same |= {"PRECISION": "auto", "LR": "7e-4"}
+    agreeing = from_env(PretrainingConfig, merged(environ(PUBLISHED, **same)))
+    assert agreeing.optim.max_grad_norm == 0.5
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from bert.training.loop import Due, StepCounter, StepSchedule, train
+from bert.training.loop import StepCounter, StepSchedule, train
 
 SCHEDULE = StepSchedule(
     last=10, report_every=4, evaluations={3, 8}, checkpoint=lambda step: step % 5 == 0
@@ -21,12 +21,6 @@ def test_each_thing_is_due_at_its_steps_and_an_evaluation_and_the_end_are_preced
     assert [step for step in due if due[step].checkpoint] == [5, 10]
     assert [step for step in due if due[step].end] == [10]
     assert [step for step in due if any(due[step])] == [3, 4, 5, 8, 10]
-
-
-def test_nothing_due_is_false_and_anything_is_true():
-    assert not any(Due())
-    for name in ("report", "evaluate", "checkpoint", "end"):
-        assert any(Due(**{name: True}))
 
 
 def test_without_an_interval_no_checkpoint_is_due_and_past_the_last_step_the_end_is():

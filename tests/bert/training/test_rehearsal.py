@@ -16,16 +16,9 @@ from review.results.published_curves import CurveRange
 
 
 def test_it_is_the_same_run_but_for_its_start_its_end_and_its_division(prepared):
-    environ = prepared | {
-        "MAX_STEPS": "3680",
-        "BATCHSIZE": "384",
-        "MAX_SAMPLES_TERMINATION": "4500000",
-    }
-    environ |= {
-        "EVAL_ITER_SAMPLES": "150000",
-        "EVAL_ITER_START_SAMPLES": "150000",
-        "SUBMISSION_DIVISION": "closed",
-    }
+    environ = prepared | {"MAX_STEPS": "3680", "BATCHSIZE": "384"}
+    environ |= {"MAX_SAMPLES_TERMINATION": "4500000", "SUBMISSION_DIVISION": "closed"}
+    environ |= {"EVAL_ITER_SAMPLES": "150000", "EVAL_ITER_START_SAMPLES": "150000"}
     whole = from_env(PretrainingConfig, environ).rehearsed()
     start = from_env(PretrainingConfig, environ | {"REHEARSAL": "1"}).rehearsed()
     assert (whole.max_steps, whole.mlperf.division) == (3680, "closed")
@@ -34,9 +27,8 @@ def test_it_is_the_same_run_but_for_its_start_its_end_and_its_division(prepared)
     assert start.evaluation_steps == {0, 196, 391}
     assert start.mlperf.division == "open"
     for step in (1, 200, 391):
-        assert learning_rate(step, start.schedule) == learning_rate(
-            step, whole.schedule
-        )
+        rate = learning_rate(step, whole.schedule)
+        assert learning_rate(step, start.schedule) == rate
 
 
 @pytest.mark.parametrize(
@@ -44,53 +36,33 @@ def test_it_is_the_same_run_but_for_its_start_its_end_and_its_division(prepared)
     [(150_000, 300_000), (175_000, 350_000), (200_000, 400_000), (325_000, 325_000)],
 )
 def test_it_ends_with_an_evaluation(prepared, every, last):
-    environ = prepared | {
-        "EVAL_ITER_SAMPLES": str(every),
-        "EVAL_ITER_START_SAMPLES": str(every),
-        "REHEARSAL": "1",
-    }
-    start = from_env(PretrainingConfig, environ | {"MAX_STEPS": "1000000"}).rehearsed()
+    environ = prepared | {"REHEARSAL": "1", "MAX_STEPS": "1000000"}
+    names = "EVAL_ITER_SAMPLES", "EVAL_ITER_START_SAMPLES"
+    environ |= dict.fromkeys(names, str(every))
+    start = from_env(PretrainingConfig, environ).rehearsed()
     assert start.max_samples == last
     assert start.max_steps in start.evaluation_steps
 
 
 def test_without_an_evaluation_there_is_nothing_to_compare(prepared):
-    with pytest.raises(
-        ConfigError,
-        match=r"REHEARSAL=1 compares evaluations, but there are none: set EVAL_ITER_SAMPLES",
-    ):
-        from_env(
-            PretrainingConfig, prepared | {"EVAL_ITER_SAMPLES": "0", "REHEARSAL": "1"}
-        ).rehearsed()
+    environ = prepared | {"EVAL_ITER_SAMPLES": "0", "REHEARSAL": "1"}
+    config = from_env(PretrainingConfig, environ)
+    with pytest.raises(ConfigError, match=r"there are none: set EVAL_ITER_SAMPLES"):
+        config.rehearsed()
 
 
 def test_the_closed_guard_holds_for_a_rehearsal(prepared, capfd):
     from bert.__main__ import main
 
-    assert (
-        main(
-            [],
-            prepared
-            | {
-                "REHEARSAL": "1",
-                "SUBMISSION_DIVISION": "closed",
-                "RANK": "0",
-                "WORLD_SIZE": "1",
-            },
-        )
-        == 2
-    )
+    closed = {"REHEARSAL": "1", "SUBMISSION_DIVISION": "closed"}
+    assert main([], prepared | closed | {"RANK": "0", "WORLD_SIZE": "1"}) == 2
     assert "the closed division does not allow " in capfd.readouterr().err
 
 
 def test_from_training_to_the_verdict_on_a_cpu(prepared, run_bert, monkeypatch):
     """A small model, whose accuracies no published run has; on a GPU the same code runs."""
-    small = prepared | {
-        "REHEARSAL": "1",
-        "MAX_SAMPLES_TERMINATION": "48",
-        "MAX_STEPS": "100",
-        "TARGET_MLM_ACCURACY": "1",
-    }
+    small = prepared | {"REHEARSAL": "1", "MAX_SAMPLES_TERMINATION": "48"}
+    small |= {"MAX_STEPS": "100", "TARGET_MLM_ACCURACY": "1"}
     done = run_bert(small)
     # It ends short of the target, which is what a rehearsal does.
     assert done.returncode == 0, done.stderr

@@ -64,20 +64,14 @@ def test_every_tensor_of_a_tensorflow_checkpoint_reads_as_it_was_saved(values):
 
 def test_conversion_accounts_for_every_variable(tmp_path, values):
     shape, left_out = convert(PREFIX, tmp_path / "a.pt", "mlperf")
-    assert (
-        shape.layers,
-        shape.hidden,
-        shape.feed_forward,
-        shape.vocabulary,
-        shape.positions,
-    ) == (2, 8, 32, 32, 16)
+    sizes = shape.layers, shape.hidden, shape.feed_forward
+    assert (*sizes, shape.vocabulary, shape.positions) == (2, 8, 32, 32, 16)
     assert left_out == {"optimizer": 2 * len(values), "counters": 1}
     state = torch.load(tmp_path / "a.pt", weights_only=True)["model"]
     assert len(state) == len(values) + 1  # the decoder's weight is the word embeddings
     kernel = values["bert/encoder/layer_1/intermediate/dense/kernel"]
-    assert np.array_equal(
-        state["bert.encoder.layer.1.intermediate.dense_act.weight"], kernel.T
-    )
+    dense = state["bert.encoder.layer.1.intermediate.dense_act.weight"]
+    assert np.array_equal(dense, kernel.T)
     words = values["bert/embeddings/word_embeddings"]
     for name in (
         "bert.embeddings.word_embeddings.weight",
@@ -86,10 +80,8 @@ def test_conversion_accounts_for_every_variable(tmp_path, values):
         assert np.array_equal(state[name][:29], words)
         assert state[name].shape == (32, 8)
         assert not state[name][29:].any()
-    assert np.array_equal(
-        state["cls.seq_relationship.weight"],
-        values["cls/seq_relationship/output_weights"],
-    )
+    theirs = values["cls/seq_relationship/output_weights"]
+    assert np.array_equal(state["cls.seq_relationship.weight"], theirs)
     assert np.array_equal(state["cls.predictions.transform.LayerNorm.bias"],
                           values["cls/predictions/transform/LayerNorm/beta"])  # fmt: skip
 
@@ -121,18 +113,12 @@ def test_a_long_list_of_misfits_is_cut(tmp_path, values):
 def test_all_kinds_of_file_hold_the_same_tensors(tmp_path):
     original = read_tensorflow(PREFIX)[0]
     source = PREFIX
-    for number, (suffix, spelling) in enumerate(
-        [
-            (".pt", "mlperf"),
-            (".safetensors", "huggingface"),
-            (".pt", "huggingface"),
-            (".safetensors", "mlperf"),
-        ]
+    for number, spelling in enumerate(
+        ["mlperf", "huggingface", "huggingface", "mlperf"]
     ):
-        target = tmp_path / f"{number}{suffix}"
-        convert(
-            source, target, spelling, vocab_size=29, multiple=1 if number % 2 else 8
-        )
+        target = tmp_path / f"{number}{('.pt', '.safetensors')[number % 2]}"
+        multiple = (8, 1)[number % 2]
+        convert(source, target, spelling, vocab_size=29, multiple=multiple)
         source = target
     found = read_pytorch(source)
     assert found.keys() == original.keys()
@@ -227,18 +213,13 @@ def test_a_checkpoint_of_another_model_than_bert_config_is_refused(
 ):
     (tmp_path / "fits.json").write_text(json.dumps(CONFIG))
     (tmp_path / "other.json").write_text(json.dumps(CONFIG | changed))
-    convert(PREFIX, tmp_path / "a.pt", "mlperf", bert_config=tmp_path / "fits.json")
-    convert(
-        tmp_path / "a.pt",
-        tmp_path / "b.pt",
-        "mlperf",
-        vocab_size=29,
-        bert_config=tmp_path / "fits.json",
+    fits, other = (
+        {"bert_config": tmp_path / name} for name in ("fits.json", "other.json")
     )
+    convert(PREFIX, tmp_path / "a.pt", "mlperf", **fits)
+    convert(tmp_path / "a.pt", tmp_path / "b.pt", "mlperf", vocab_size=29, **fits)
     with refused(message):
-        convert(
-            PREFIX, tmp_path / "c.pt", "mlperf", bert_config=tmp_path / "other.json"
-        )
+        convert(PREFIX, tmp_path / "c.pt", "mlperf", **other)
     assert not (tmp_path / "c.pt").exists()
 
 
@@ -248,12 +229,8 @@ def test_more_words_than_the_checkpoint_has_are_refused(tmp_path):
 
 
 def test_a_checkpoint_is_found_by_prefix_file_or_folder(tmp_path):
-    for path in (
-        PREFIX,
-        Path(f"{PREFIX}.index"),
-        Path(f"{PREFIX}.data-00000-of-00001"),
-        SAVED,
-    ):
+    parts = [Path(f"{PREFIX}{end}") for end in ("", ".index", ".data-00000-of-00001")]
+    for path in (*parts, SAVED):
         assert prefix_of(path) == PREFIX
     with refused("0 checkpoints"):
         prefix_of(tmp_path)

@@ -48,6 +48,11 @@ def times(folder: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in folder.rglob("*.hdf5")}
 
 
+def layers_of(folder: Path) -> int:
+    config = json.loads((folder / "phase1" / "bert_config.json").read_text())
+    return config["num_hidden_layers"]  # type: ignore[no-any-return]
+
+
 def test_a_replaced_vocabulary_makes_all_records_again(folder, packed, tmp_path):
     vocab = folder / "download" / "vocab.txt"
     words = vocab.read_text().splitlines()
@@ -61,17 +66,11 @@ def test_a_replaced_vocabulary_makes_all_records_again(folder, packed, tmp_path)
 def test_a_replaced_configuration_is_copied_and_the_records_stay(folder, capsys):
     before = times(folder)
     config = folder / "download" / "bert_config.json"
-    config.write_text(
-        json.dumps(json.loads(config.read_text()) | {"num_hidden_layers": 2})
-    )
+    other = json.loads(config.read_text()) | {"num_hidden_layers": 2}
+    config.write_text(json.dumps(other))
     run(folder)
     assert "bert_config.json is replaced by" in capsys.readouterr().err
-    assert (
-        json.loads((folder / "phase1" / "bert_config.json").read_text())[
-            "num_hidden_layers"
-        ]
-        == 2
-    )
+    assert layers_of(folder) == 2
     assert times(folder) == before
     assert not failures(verify(folder, jobs=1))
 
@@ -111,9 +110,8 @@ def test_a_text_that_changes_during_a_run_stops_it(fresh, monkeypatch, capsys):
         return make(*arguments)
 
     monkeypatch.setattr(prepare.steps, "make_training_files", slowly)
-    with refused(
-        "part-00000-of-00003 changed while it was read; run the same command again"
-    ):
+    changed = "part-00000-of-00003 changed while it was read"
+    with refused(f"{changed}; run the same command again"):
         run(fresh)
     assert not list(fresh.glob("prepared-*"))
     monkeypatch.undo()
@@ -142,16 +140,8 @@ def test_a_file_that_changes_under_the_reader_is_not_taken(tmp_path, monkeypatch
 
 
 def options_of(folder: Path, text: Path, *more: str) -> list[str]:
-    return [
-        "corpus",
-        "--input",
-        str(text),
-        "--outputdir",
-        str(folder),
-        "--vocab-size",
-        "400",
-        *more,
-    ]
+    line = ["--input", str(text), "--outputdir", str(folder), "--vocab-size", "400"]
+    return ["corpus", *line, *more]
 
 
 @pytest.fixture
@@ -176,12 +166,7 @@ def test_another_corpus_in_the_same_folder_has_its_own_vocabulary_and_model(
         run_stage("corpus")
         run(folder)
     assert prepared_digests(again) == prepared_digests(afresh)
-    assert (
-        json.loads((again / "phase1" / "bert_config.json").read_text())[
-            "num_hidden_layers"
-        ]
-        == 2
-    )
+    assert layers_of(again) == 2
 
 
 def test_a_corpus_is_not_made_twice_of_one_text_and_again_where_a_file_was_changed(

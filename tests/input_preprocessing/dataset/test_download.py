@@ -58,12 +58,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 self.send_error(416)
                 return
         self.send_response(206 if start else 200)
-        self.send_header(
-            "Content-Type",
-            "text/html"
-            if content.startswith(b"<html>")
-            else "application/octet-stream",
-        )
+        is_page = content.startswith(b"<html>")
+        kind = "text/html" if is_page else "application/octet-stream"
+        self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(content) - start))
         self.end_headers()
         rest = content[start:]
@@ -79,22 +76,15 @@ class Handler(http.server.BaseHTTPRequestHandler):
 def server(monkeypatch):
     monkeypatch.setattr(download, "RETRY_SECONDS", 0.01)
     with Server() as running:
-        thread = threading.Thread(
-            target=running.serve_forever, args=(0.05,), daemon=True
-        )
-        thread.start()
+        serve = running.serve_forever
+        threading.Thread(target=serve, args=(0.05,), daemon=True).start()
         yield running
         running.shutdown()
 
 
 def public(content: bytes = CONTENT, name: str = "a.bin") -> PublicFile:
-    return PublicFile(
-        name,
-        f"md5 {hashlib.md5(content).hexdigest()}",
-        len(content),
-        "drive-id",
-        "bert-input-files",
-    )
+    digest = f"md5 {hashlib.md5(content).hexdigest()}"
+    return PublicFile(name, digest, len(content), "drive-id", "bert-input-files")
 
 
 @pytest.mark.parametrize("ignore_ranges", [False, True])
@@ -136,12 +126,8 @@ def test_wrong_bytes_are_refused_and_removed(server, tmp_path):
     with refused("has another file") as caught:
         download.fetch_file(public(), tmp_path, server.url)
     assert not list(tmp_path.iterdir())
-    for told in (
-        "a.bin",
-        "1.0 MB",
-        public().digest.split()[1],
-        str(tmp_path / "a.bin"),
-    ):
+    digest = public().digest.split()[1]
+    for told in ("a.bin", "1.0 MB", digest, str(tmp_path / "a.bin")):
         assert told in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -189,13 +175,10 @@ def archive(monkeypatch, tmp_path):
     monkeypatch.setattr(download, "NUM_PARTS", 3)
     mirror = tmp_path / "mirror"
     mirror.mkdir()
-    texts = {f"part-0000{i}-of-00003": f"text {i}\n".encode() for i in range(3)} | {
-        "eval.txt": b"eval\n"
-    }
-    known = {
-        name: hashlib.md5(texts[name]).hexdigest()
-        for name in ("part-00000-of-00003", "eval.txt")
-    }
+    texts = {f"part-0000{i}-of-00003": f"text {i}\n".encode() for i in range(3)}
+    texts["eval.txt"] = b"eval\n"
+    names = "part-00000-of-00003", "eval.txt"
+    known = {name: hashlib.md5(texts[name]).hexdigest() for name in names}
     monkeypatch.setattr(download, "TEXT_MD5", known)
     make_archive(mirror / "results_text.tar.gz", texts)
     files = []
@@ -218,15 +201,11 @@ def make_archive(path: Path, texts: dict[str, bytes]) -> None:
 def test_everything_comes_from_a_mirror_folder_unpacked(archive, tmp_path):
     download.download(tmp_path / "download", str(archive))
     folder = tmp_path / "download"
-    assert sorted(path.name for path in folder.iterdir()) == [
-        "bert_config.json",
-        "results4",
-        "vocab.txt",
-    ]
+    names = sorted(path.name for path in folder.iterdir())
+    assert names == ["bert_config.json", "results4", "vocab.txt"]
     assert (folder / "results4" / "part-00002-of-00003").read_bytes() == b"text 2\n"
-    (archive / "results_text.tar.gz").rename(
-        folder / "results_text.tar.gz"
-    )  # as if killed before it was removed
+    # As if killed before it was removed.
+    (archive / "results_text.tar.gz").rename(folder / "results_text.tar.gz")
     download.download(tmp_path / "download", str(archive))  # nothing is fetched twice
     assert not (folder / "results_text.tar.gz").exists()
 

@@ -25,6 +25,7 @@ from ..conftest import (
     prepared_digests,
     write_documents,
 )
+from ..test_crash_points import contents
 
 
 def options(folder: Path, *more: str) -> argparse.Namespace:
@@ -51,22 +52,11 @@ def prepared(text, tmp_path_factory):
 def exported(repository: Path, phase: int, datadir: Path) -> dict[str, str]:
     """What env.sh and the pretraining config export for a phase."""
     script = "source ./env.sh; source configs/pretrain_large_H100.sh; env -0"
-    environment = {
-        "PATH": "/usr/bin:/bin",
-        "PHASE": str(phase),
-        "PACKED": "0",
-        "DATADIR": str(datadir),
-    }
+    environment = {"PATH": "/usr/bin:/bin", "PHASE": str(phase), "PACKED": "0"}
+    environment["DATADIR"] = str(datadir)
     line = ["bash", "-euc", script]
-    done = subprocess.run(
-        line,
-        cwd=repository,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return dict(item.split("=", 1) for item in done.stdout.split("\0") if item)
+    printed = subprocess.check_output(line, cwd=repository, env=environment, text=True)
+    return dict(item.split("=", 1) for item in printed.split("\0") if item)
 
 
 @pytest.mark.parametrize(("phase", "length", "masked"), [(1, 128, 20), (2, 512, 80)])
@@ -85,32 +75,14 @@ def test_the_pretraining_config_finds_the_data_of_each_phase(
     assert records.sequence_lengths.max() == length == config.data.max_seq_length
     counts = records.masked_lm_offsets[1:] - records.masked_lm_offsets[:-1]
     assert counts.max() == min(masked, round(0.15 * length))
-    assert (
-        open_records(prepared / str(length) / "eval" / "part_eval_10k.hdf5")[
-            1
-        ].max_seq_length
-        == length
-    )
+    path = prepared / str(length) / "eval" / "part_eval_10k.hdf5"
+    assert open_records(path)[1].max_seq_length == length
 
 
 def test_each_phase_is_what_a_preparation_of_its_length_makes(prepared, tmp_path):
-    line = [
-        "--outputdir",
-        str(tmp_path),
-        "--downloaddir",
-        str(prepared / "download"),
-        "--skip-download",
-    ]
-    line += [
-        "--dupe-factor",
-        "1",
-        "--max-seq-length",
-        "128",
-        "--max-predictions-per-seq",
-        "20",
-        "--jobs",
-        "1",
-    ]
+    line = ["--outputdir", str(tmp_path), "--downloaddir", str(prepared / "download")]
+    line += ["--skip-download", "--dupe-factor", "1", "--max-seq-length", "128"]
+    line += ["--max-predictions-per-seq", "20", "--jobs", "1"]
     prepare.main(parser_of("prepare").parse_args(line))
     (folder,) = (tmp_path / "hdf5").iterdir()
     folder.rename(tmp_path / "hdf5" / "training")
@@ -165,33 +137,23 @@ def test_what_the_second_phase_lacks_stops_the_first_from_beginning(
     downloaded, tmp_path
 ):
     shutil.copytree(downloaded, tmp_path / "data")
-    (tmp_path / "data" / "download" / "bert_config.json").write_text(
-        '{"vocab_size":9999,"max_position_embeddings":64}'
-    )
+    small = '{"vocab_size":9999,"max_position_embeddings":64}'
+    (tmp_path / "data" / "download" / "bert_config.json").write_text(small)
+    line = ["--skip-download", "--phases", "64:10,512:80"]
     with refused("fewer than --max-seq-length 512"):
-        prepare.main(
-            options(tmp_path / "data", "--skip-download", "--phases", "64:10,512:80")
-        )
+        prepare.main(options(tmp_path / "data", *line))
     assert not (tmp_path / "data" / "64" / "work").exists()
 
 
 def test_the_disk_must_hold_the_shards_of_the_first_phase_while_the_second_works(
     downloaded, tmp_path, monkeypatch
 ):
-    line = [
-        "--downloaddir",
-        str(downloaded / "download"),
-        "--skip-download",
-        "--dupe-factor",
-        "100",
-    ]
-    size = sum(
-        path.stat().st_size for path in (downloaded / "download" / "results4").iterdir()
-    )
+    folder = downloaded / "download"
+    line = ["--downloaddir", str(folder), "--skip-download", "--dupe-factor", "100"]
+    size = sum(path.stat().st_size for path in (folder / "results4").iterdir())
     enough_for_one = int(100 * 0.9 * size * 2 + 20_000_000)
-    monkeypatch.setattr(
-        shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1, 1, enough_for_one)
-    )
+    usage = shutil._ntuple_diskusage(1, 1, enough_for_one)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     with refused("are needed"):
         prepare.main(options(tmp_path, *line))
     assert not list(tmp_path.rglob("work"))
@@ -219,15 +181,7 @@ def test_phases_are_growing_lengths_with_their_masked_tokens(wrong):
 
 def test_a_text_that_was_downloaded_is_not_written_over(text, fresh):
     (fresh / "download" / corpus.NOTE).unlink()
-    before = {
-        path: path.read_bytes()
-        for path in (fresh / "download").rglob("*")
-        if path.is_file()
-    }
+    before = contents(fresh / "download")
     with refused("has text not made by this command"):
         prepare.main(prepare_options(fresh, "--input", str(text)))
-    assert {
-        path: path.read_bytes()
-        for path in (fresh / "download").rglob("*")
-        if path.is_file()
-    } == before
+    assert contents(fresh / "download") == before

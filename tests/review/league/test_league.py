@@ -69,9 +69,8 @@ def test_the_digest_is_what_the_logs_of_published_results_give(real_folders):
         for name, value in vars(kept).items():
             # Kept with four digits of a minute, one of a rate, none of samples.
             slack = 6e-5 if "minutes" in name else 0.51 if name == "samples" else 0.051
-            wanted = (
-                pytest.approx(value, abs=slack) if isinstance(value, float) else value
-            )
+            is_float = isinstance(value, float)
+            wanted = pytest.approx(value, abs=slack) if is_float else value
             assert getattr(made, name) == wanted, name
 
 
@@ -90,17 +89,16 @@ def test_efficiency_is_against_the_smallest_system_of_the_same_kind():
 def test_results_are_ranked_by_what_is_asked_for(by, names):
     entries = [SCALING[0], of_size("two", 2, 4.4, 14400.0, joules=5.0)]
     league = League((SCALING[2],), tuple(entries), by)
-    assert [one.system for one in league.ranked][: len(names)] == names
-    assert [league.rank(one) for one in league.ranked][: len(names)] == list(
-        range(1, len(names) + 1)
-    )
-    assert all(league.rank(one) is None for one in league.ranked[len(names) :])
+    found = {one.system: league.rank(one) for one in league.ranked}
+    ranks = {name: rank for rank, name in enumerate(names, 1)}
+    assert found == dict.fromkeys(found) | ranks
+    assert [*found][: len(names)] == names
 
 
 def test_equal_results_share_a_rank():
-    league = League(
-        (), (entry("a", minutes=1.0), entry("b", minutes=1.0), entry("c", minutes=2.0))
-    )
+    minutes = {"a": 1.0, "b": 1.0, "c": 2.0}
+    entries = [entry(name, minutes=value) for name, value in minutes.items()]
+    league = League((), tuple(entries))
     assert [league.rank(one) for one in league.ranked] == [1, 1, 3]
 
 
@@ -121,11 +119,8 @@ def test_own_results_stand_among_the_published_ones(submission, capsys):
     results = League((), published()).ranked
     faster = [one for one in results if (one.minutes or 99e9) < result.score]
     assert own["minutes"] == pytest.approx(result.score)
-    assert (own["rank"], own["round"], own["accelerators"]) == (
-        len(faster) + 1,
-        "yours",
-        8,
-    )
+    assert own["rank"] == len(faster) + 1
+    assert (own["round"], own["accelerators"]) == ("yours", 8)
     assert len(found["results"]) == len(results) + 1 == 296
     closed = 1 + sum(one.division == "closed" for one in faster)
     assert f"rank {closed} of" in found["standing"][0]["said"]
@@ -171,9 +166,8 @@ def test_results_of_other_benchmarks_are_left_out_by_name(command, submission, c
     other = submission.with_name("retinanet")
     shutil.copytree(submission, other)
     for path in other.glob("result_*.txt"):
-        path.write_text(
-            path.read_text().replace('"value": "bert"', '"value": "retinanet"')
-        )
+        text = path.read_text().replace('"value": "bert"', '"value": "retinanet"')
+        path.write_text(text)
     assert main([command, str(submission.parent), "--json"]) == 0
     said = capsys.readouterr()
     found = json.loads(said.out)
@@ -220,17 +214,11 @@ def test_the_page_draws_scaling_and_escapes_names(submission, tmp_path, capsys):
     assert "Time to train over accelerators" in page
     assert page.count("<tr") == 1 + 296
     headings = re.findall(r'<th scope="col"[^>]*>([^<]*)</th>', page)
-    assert headings[:3] == ["rank", "minutes", "/accel"], (
-        "what counts is in sight without scrolling"
-    )
-    first = re.findall(r"<t[dh][^>]*>([^<]*)</t[dh]>", page.split("<tbody>")[1])[
-        : len(headings)
-    ]
-    own = dict(zip(headings, first, strict=True))
-    assert (own["round"], own["minutes"]) == (
-        "yours",
-        f"{load_results(hostile)[0].score:.4f}",
-    ), "its own row is on top"
+    assert headings[:3] == ["rank", "minutes", "/accel"], "in sight at once"
+    cells = re.findall(r"<t[dh][^>]*>([^<]*)</t[dh]>", page.split("<tbody>")[1])
+    own = dict(zip(headings, cells, strict=False))
+    minutes = f"{load_results(hostile)[0].score:.4f}"
+    assert (own["round"], own["minutes"]) == ("yours", minutes), "on top"
     assert page.count('<tr class="own">') == page.count("yours, unverified") == 1
     assert "Unverified until MLCommons has reviewed it" in html.unescape(page)
 
@@ -238,14 +226,12 @@ def test_the_page_draws_scaling_and_escapes_names(submission, tmp_path, capsys):
 def test_the_picture_of_the_readme_is_what_its_command_makes(
     repository, tmp_path, capsys
 ):
-    (command,) = re.findall(
-        r"`python -m review (league [^`]*--svg \S+)`",
-        (repository / "README.md").read_text(),
-    )
+    readme = (repository / "README.md").read_text()
+    (command,) = re.findall(r"`python -m review (league [^`]*--svg \S+)`", readme)
     *words, file = command.split()
     assert main([*words, str(tmp_path / "league.svg")]) == 0
     assert (tmp_path / "league.svg").read_text() == (repository / file).read_text()
-    assert f"]({file})" in (repository / "README.md").read_text()
+    assert f"]({file})" in readme
     words = ["--accelerators", "8", "--svg", str(tmp_path / "none.svg")]
     assert main(["league", "--published", *words]) == 2
     assert "no chart, since" in capsys.readouterr().err
@@ -255,14 +241,10 @@ def test_only_the_script_of_the_page_may_run():
     page = build_page(League((), published()))
     (script,) = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    assert (
-        f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'\">"
-        in page
-    )
+    policy = "default-src 'none'; style-src 'unsafe-inline'; script-src"
+    assert f"{policy} 'sha256-{digest}'\">" in page
     assert not re.search(r"\son\w+=|javascript:", page), "no other handler"
-    assert '<div class="tools" hidden>' in page, (
-        "without a script nothing is offered that needs one"
-    )
+    assert '<div class="tools" hidden>' in page, "nothing is offered without a script"
 
 
 def in_a_browser(page, steps, tmp_path):
@@ -292,21 +274,14 @@ def test_the_table_is_searched_and_sorted_with_ones_own_row_on_top(tmp_path):
     order = "heads.find((head) => head.textContent === '{}').firstChild.click();"
     assert in_a_browser(page, order.format("/accel"), tmp_path) == ["2", "3", "1", "4"]
     assert in_a_browser(page, order.format("system"), tmp_path) == ["2", "1", "4", "3"]
-    assert in_a_browser(page, 2 * order.format("system"), tmp_path) == [
-        "2",
-        "3",
-        "4",
-        "1",
-    ]
+    twice = in_a_browser(page, 2 * order.format("system"), tmp_path)
+    assert twice == ["2", "3", "4", "1"]
 
 
 def test_curves_are_of_systems_in_several_sizes():
     league = League(tuple(SCALING), ())
-    assert [(point.x, point.y) for point in scaling(league).series[0].points] == [
-        (8, 8.0),
-        (16, 4.4),
-        (64, 2.0),
-    ]
+    points = scaling(league).series[0].points
+    assert [(x, y) for x, y, _ in points] == [(8, 8.0), (16, 4.4), (64, 2.0)]
     assert "yours unverified" in scaling(league).alt
     assert "unverified" not in scaling(League((), tuple(SCALING))).alt
     assert scaling(League((SCALING[0],), ())) is None
@@ -329,17 +304,11 @@ def test_the_curve_of_an_accelerator_spans_all_sizes_that_were_published():
 
 
 def test_columns_are_sorted_by_what_they_mean():
-    page = build_page(
-        League((), (*SCALING, entry("old", round="0.7", minutes=30.0, accelerators=4)))
-    )
-    cells = re.findall(
-        r'<td data-label="(round|nodes x accel.)" data-key="([^"]*)"', page
-    )
-    assert {(name, key) for name, key in cells if name == "nodes x accel."} == {
-        ("nodes x accel.", str(count)) for count in (4, 8, 16, 64)
-    }
-    assert ("round", "0.7") in cells, "not the text of all rounds of the same logs"
-    greatest_first = re.findall(
-        r'<th scope="col"[^>]*data-side="-1">([^<]*)</th>', page
-    )
-    assert sorted(greatest_first) == ["/accel", "efficiency", "seq/s"]
+    old = entry("old", round="0.7", minutes=30.0, accelerators=4)
+    page = build_page(League((), (*SCALING, old)))
+    cell = r'<td data-label="{}" data-key="([^"]*)"'
+    sizes = re.findall(cell.format("nodes x accel."), page)
+    assert {*sizes} == {"4", "8", "16", "64"}
+    assert "0.7" in re.findall(cell.format("round"), page), "not all of its rounds"
+    greatest = r'<th scope="col"[^>]*data-side="-1">([^<]*)</th>'
+    assert sorted(re.findall(greatest, page)) == ["/accel", "efficiency", "seq/s"]

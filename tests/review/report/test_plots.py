@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 
 import pytest
 from hypothesis import given, settings
@@ -33,9 +32,7 @@ def test_ticks_are_round_even_and_within_the_axis(low, width, count):
     assert all(axis.low - slack <= tick <= axis.high + slack for tick in ticks)
     assert len(ticks) <= count + 2
     steps = [second - first for first, second in itertools.pairwise(ticks)]
-    assert all(
-        math.isclose(step, steps[0], rel_tol=1e-3, abs_tol=slack) for step in steps
-    )
+    assert steps == pytest.approx(steps[:1] * len(steps), rel=1e-3, abs=slack)
 
 
 @pytest.mark.parametrize(("value", "shown"), [
@@ -58,36 +55,28 @@ def test_every_evaluation_is_a_point_and_the_target_a_line(submission):
     chart = accuracy_chart(result)
     assert [line.run for line in chart.series] == list(range(10))
     for line, run in zip(chart.series, result.runs, strict=True):
-        assert [(p.x, p.y) for p in line.points] == [
-            (e.samples, e.accuracy) for e in run.evaluations
-        ]
+        expected = [(one.samples, one.accuracy) for one in run.evaluations]
+        assert [(point.x, point.y) for point in line.points] == expected
         assert line.dropped == (run.path in result.olympic.dropped)
     assert chart.target == 0.720
     assert chart.y.low < 0.4
     assert chart.y.high > 0.7203
 
 
-def test_the_open_division_has_the_target_of_its_own_run(tmp_path, writer):
-    writer(division="open", target=0.11).write(tmp_path / "result_0.txt")
-    assert accuracy_chart(result_of(tmp_path)).target == 0.720
-    (tmp_path / "config.json").write_text(json.dumps({"evaluate": {"target": 0.1}}))
-    assert accuracy_chart(result_of(tmp_path)).target == 0.1
-    (tmp_path / "config.json").write_text(json.dumps({"evaluate": {"target": "0.1"}}))
-    assert accuracy_chart(result_of(tmp_path)).target == 0.720
-
-
-def test_a_closed_run_has_no_target_of_its_own(tmp_path, writer):
-    writer().write(tmp_path / "result_0.txt")
-    (tmp_path / "config.json").write_text(json.dumps({"evaluate": {"target": 0.1}}))
-    assert accuracy_chart(result_of(tmp_path)).target == 0.720
+def test_the_open_division_alone_has_the_target_of_its_own_run(tmp_path, writer):
+    given = {"open": {None: 0.720, 0.1: 0.1, "0.1": 0.720}, "closed": {0.1: 0.720}}
+    for division, targets in given.items():
+        writer(division=division, target=0.11).write(tmp_path / "result_0.txt")
+        for own, expected in targets.items():
+            settings = {"evaluate": {"target": own}} if own else {}
+            (tmp_path / "config.json").write_text(json.dumps(settings))
+            assert accuracy_chart(result_of(tmp_path)).target == expected
 
 
 def test_accuracy_is_drawn_over_time_where_no_samples_are_logged(tmp_path, writer):
-    writer().change("eval_accuracy", metadata={"epoch_num": 1}).write(
-        tmp_path / "result_0.txt"
-    )
-    result = result_of(tmp_path)
-    chart = accuracy_chart(result)
+    log = writer().change("eval_accuracy", metadata={"epoch_num": 1})
+    log.write(tmp_path / "result_0.txt")
+    chart = accuracy_chart(result_of(tmp_path))
     assert chart.x.label.startswith("minutes")
     assert len(chart.series[0].points) == 17
 
@@ -96,9 +85,8 @@ def test_the_loss_is_drawn_where_it_is_logged(tmp_path, writer):
     log = writer()
     log.write(tmp_path / "result_0.txt")
     assert loss_chart(result_of(tmp_path)) is None
-    for index, line in enumerate(
-        line for line in log.lines if line["key"] == "tracked_stats"
-    ):
+    lines = [line for line in log.lines if line["key"] == "tracked_stats"]
+    for index, line in enumerate(lines):
         line["value"] = {"throughput": 1000.0, "loss": 8.0 - 0.1 * index}
     log.write(tmp_path / "result_0.txt")
     (line,) = loss_chart(result_of(tmp_path)).series
@@ -112,9 +100,8 @@ def test_a_folder_without_a_usable_log_has_no_chart(tmp_path):
 
 def test_an_axis_by_factors_puts_equal_factors_equally_far():
     axis = Axis(label="x", low=8, high=8 * 4**5, log=True)
-    assert [axis.share(8 * 4**power) for power in range(6)] == pytest.approx(
-        [0, 0.2, 0.4, 0.6, 0.8, 1]
-    )
+    shares = [axis.share(8 * 4**power) for power in range(6)]
+    assert shares == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1])
     assert axis.ticks(4) == [10, 100, 1000]
     assert axis.ticks(8) == [10, 30, 100, 300, 1000, 3000]
 

@@ -36,16 +36,11 @@ def measure(tmp_path):
         (tmp_path / "samples").mkdir()
         write_log(tmp_path / "result_0.txt", sustained)
         for node, samples in nodes.items():
-            rows = [f"{START + round(1000 * at)},{watts}" for at, watts in samples]
-            (tmp_path / "samples" / f"{node}.csv").write_text(
-                "\n".join([f"time_ms,watts_{source}", *rows]) + "\n"
-            )
-        energy.write(
-            tmp_path / "samples",
-            tmp_path / "result_0.txt",
-            tmp_path / "power" / "result_0",
-            efficiency,
-        )
+            rows = [f"{START + round(1000 * at)},{watts}\n" for at, watts in samples]
+            text = "".join([f"time_ms,watts_{source}\n", *rows])
+            (tmp_path / "samples" / f"{node}.csv").write_text(text)
+        names = "samples", "result_0.txt", "power/result_0"
+        energy.write(*(tmp_path / name for name in names), efficiency)
         return tmp_path
 
     return measure
@@ -53,9 +48,8 @@ def measure(tmp_path):
 
 def official_energy(folder) -> float:
     """Joules of the run, by the official code."""
-    return _compute_total_power(
-        str(folder), str(folder / "result_0.txt"), STOP - START, "5.0.0"
-    )
+    log = str(folder / "result_0.txt")
+    return _compute_total_power(str(folder), log, STOP - START, "5.0.0")
 
 
 def test_constant_power_gives_power_times_time(measure):
@@ -70,10 +64,8 @@ def test_only_the_time_of_the_run_counts_and_nodes_add_up(measure):
     node = [(second + 0.5, watts(second + 0.5)) for second in range(-60, 200)]
     folder = measure({"dgx1": node, "dgx2": node}, efficiency=0.5)
     assert official_energy(folder) == pytest.approx(0.5 * 2 * 1000.0 * 100)
-    assert sorted(path.name for path in (folder / "power" / "result_0").iterdir()) == [
-        "node_0.txt",
-        "node_1.txt",
-    ]
+    names = [path.name for path in (folder / "power" / "result_0").iterdir()]
+    assert sorted(names) == ["node_0.txt", "node_1.txt"]
 
 
 def test_a_reading_holds_from_the_one_before_it(measure):
@@ -82,19 +74,16 @@ def test_a_reading_holds_from_the_one_before_it(measure):
 
 
 def test_training_that_is_sustained_lends_its_mean_power_to_the_run(measure):
-    folder = measure(
-        {"n": [(-1, 9.0), (100, 400.0), (300, 550.0), (301, 9.0)]}, sustained=300
-    )
+    samples = [(-1, 9.0), (100, 400.0), (300, 550.0), (301, 9.0)]
+    folder = measure({"n": samples}, sustained=300)
     assert official_energy(folder) == pytest.approx((400 + 2 * 550) / 3 * 100)
 
 
 def test_gpus_alone_are_not_called_a_node(measure):
     folder = measure({"n": [(-1, 1.0), (101, 1.0)]}, source="nvml")
     lines, _ = parse_file(str(folder / "power" / "result_0" / "node_0.txt"), "5.0.0")
-    about = next(
-        line.value["metadata"] for line in lines if line.key == "conversion_eff"
-    )
-    assert about["scope"] == "accelerators only"
+    (factor,) = [line.value for line in lines if line.key == "conversion_eff"]
+    assert factor["metadata"]["scope"] == "accelerators only"
 
 
 @pytest.mark.parametrize(
@@ -103,9 +92,8 @@ def test_gpus_alone_are_not_called_a_node(measure):
 def test_samples_that_do_not_cover_the_run_are_an_error_and_write_nothing(
     measure, tmp_path, samples
 ):
-    with pytest.raises(
-        energy.EnergyError, match=r"n\.csv: the samples cover .*, not the run from"
-    ):
+    said = r"n\.csv: the samples cover .*, not the run from"
+    with pytest.raises(energy.EnergyError, match=said):
         measure({"n": samples})
     assert not (tmp_path / "power").exists()
 
@@ -116,11 +104,8 @@ def run(monkeypatch, capsys, *arguments) -> tuple[int, str]:
 
 
 def test_foreign_files_are_one_line_each(monkeypatch, capsys, tmp_path):
-    result, samples, sample = (
-        tmp_path / "result_0.txt",
-        tmp_path / "samples",
-        tmp_path / "samples" / "n.csv",
-    )
+    result, samples = tmp_path / "result_0.txt", tmp_path / "samples"
+    sample = samples / "n.csv"
     write_log(result)
     samples.mkdir()
 
@@ -131,9 +116,8 @@ def test_foreign_files_are_one_line_each(monkeypatch, capsys, tmp_path):
 
     assert said() == f"power: error: {samples}: holds no samples (*.csv)\n"
     sample.write_text("hello\n")
-    assert (
-        said() == f"power: error: {sample}: does not begin with time_ms,watts_SOURCE\n"
-    )
+    no_head = "does not begin with time_ms,watts_SOURCE"
+    assert said() == f"power: error: {sample}: {no_head}\n"
     sample.write_text("time_ms,watts_ipmi\n1,two\n3,4\n")
     assert said() == f"power: error: {sample}:2: '1,two' is not time_ms,watts\n"
     result.write_text("nothing\n")

@@ -18,11 +18,9 @@ from review.results.score import load_results
 
 def test_the_table_holds_ten_runs_of_one_system():
     band = next(band for band in published_curves.published() if band.batch_size == 768)
-    for samples, low, high in (
-        (150_000, 0.376, 0.382),
-        (450_000, 0.450, 0.523),
-        (2_100_000, 0.7180, 0.7201),
-    ):
+    spans = {150_000: (0.376, 0.382), 450_000: (0.450, 0.523)}
+    spans[2_100_000] = 0.7180, 0.7201
+    for samples, (low, high) in spans.items():
         found = band.compare(samples, low)
         assert found.low <= low < high <= found.high, "ten runs of v5.0 at batch 768"
 
@@ -30,11 +28,7 @@ def test_the_table_holds_ten_runs_of_one_system():
 def test_published_runs_are_inside(real_folders):
     for folder in real_folders:
         (result,) = load_results(folder)
-        assert [
-            run.name
-            for run in result.runs
-            if published_curves.first_deviation(run) is not None
-        ] == []
+        assert not any(map(published_curves.first_deviation, result.runs))
 
 
 def test_a_run_among_the_published_ones_is_not_mentioned(writer, tmp_path, capsys):
@@ -59,23 +53,14 @@ def test_a_run_outside_is_reported_with_its_samples_and_the_likeliest_cause(
     path = log.write(tmp_path / "result_0.txt")
     main(["check", str(path)])
     shown = capsys.readouterr().out
-    assert (
-        f"outside the published runs: {accuracy:.4f} at {samples:,} samples, of 488 runs"
-        in shown
-    )
+    where = f"outside the published runs: {accuracy:.4f} at {samples:,}"
+    assert f"{where} samples, of 488 runs" in shown
     assert cause in shown.partition("likely causes: ")[2].partition(";")[0]
     assert main(["watch", "--once", str(path)]) == 0
-    assert (
-        f"outside the published runs: {accuracy:.4f} at {samples:,}"
-        in capsys.readouterr().out
-    )
+    assert where in capsys.readouterr().out
     assert main(["watch", "--once", "--json", str(path)]) == 0
-    assert (
-        json.loads(capsys.readouterr().out)["outside_published"]["evaluation"][
-            "samples"
-        ]
-        == samples
-    )
+    found = json.loads(capsys.readouterr().out)["outside_published"]
+    assert found["evaluation"]["samples"] == samples
 
 
 def test_other_hyper_parameters_are_the_first_cause_and_no_warning(
@@ -87,9 +72,8 @@ def test_other_hyper_parameters_are_the_first_cause_and_no_warning(
     main(["check", "--strict", str(path)])
     shown = capsys.readouterr().out
     assert "note        eval_accuracy is outside the published runs" in shown
-    assert (
-        "likely causes: opt_base_learning_rate is 0.0004, published 0.00096;" in shown
-    )
+    cause = "opt_base_learning_rate is 0.0004, published 0.00096"
+    assert f"likely causes: {cause};" in shown
 
 
 def test_a_run_to_another_target_has_no_published_runs(writer, tmp_path):

@@ -28,35 +28,17 @@ def setup(repository, tmp_path):
     def run(*arguments, have=()):
         for name in have:
             tool(tools / name)
-        needed = ":".join(
-            {
-                str(Path(path).parent)
-                for name in ("bash", "dirname")
-                if (path := shutil.which(name))
-            }
-        )
-        hidden = {
-            name
-            for name in ("docker", "enroot")
-            if name not in have and shutil.which(name, path=needed)
-        }
-        if hidden:
-            pytest.skip(f"{hidden} beside bash cannot be hidden")
+        paths = filter(None, map(shutil.which, ("bash", "dirname")))
+        needed = ":".join({str(Path(path).parent) for path in paths})
+        hidden = {"docker", "enroot"} - set(have)
+        if any(shutil.which(name, path=needed) for name in hidden):
+            pytest.skip(f"one of {hidden} lies beside bash and cannot be hidden")
         environment = {**os.environ, "PATH": f"{tools}:{needed}"}
         command = ["bash", str(tmp_path / "setup.sh"), *arguments]
-        ran = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            env=environment,
-            cwd="/",
-            check=False,
-        )
-        return (
-            ran.returncode,
-            ran.stderr,
-            calls.read_text().splitlines() if calls.exists() else [],
-        )
+        options = {"capture_output": True, "text": True, "cwd": "/"}
+        ran = subprocess.run(command, env=environment, **options)
+        noted = calls.read_text().splitlines() if calls.exists() else []
+        return ran.returncode, ran.stderr, noted
 
     return run
 
@@ -67,9 +49,8 @@ def test_without_arguments_it_makes_the_environment_beside_itself(setup):
 
 def test_docker_builds_the_image_of_that_name(setup):
     assert setup("docker", have=["docker"])[2] == ["docker build -t mlperf-bert ."]
-    assert (
-        setup("docker", "mine:1", have=["docker"])[2][-1] == "docker build -t mine:1 ."
-    )
+    *_, last = setup("docker", "mine:1", have=["docker"])[2]
+    assert last == "docker build -t mine:1 ."
 
 
 def test_enroot_imports_what_docker_built_and_never_overwrites(setup, tmp_path):

@@ -46,10 +46,8 @@ def test_a_result_whose_power_fails_is_official_and_ranked_nowhere(
     power_files(submission)
     change(submission / "power")
     assert finding in ids(submission)
-    (shown,), ranked = (
-        said(capsys, "show", submission),
-        said(capsys, "league", submission),
-    )
+    (shown,) = said(capsys, "show", submission)
+    ranked = said(capsys, "league", submission)
     assert not said(capsys, "check", submission)["passed"]
     assert not shown["official"]
     assert not any(one["own"] for one in ranked["results"])
@@ -84,10 +82,7 @@ def test_what_nobody_foresaw_in_one_folder_is_its_finding(
     submission, make_submission, tmp_path, capsys, monkeypatch
 ):
     other = make_submission(tmp_path / "GOOD")
-    for name in (
-        "review.results.score.departures",
-        "review.verdict.checking.check_power",
-    ):
+    for name in ("results.score.departures", "verdict.checking.check_power"):
 
         def fails(first, *_, name=name):
             if "GOOD" not in str(getattr(first, "folder", first)):
@@ -95,7 +90,7 @@ def test_what_nobody_foresaw_in_one_folder_is_its_finding(
             return []
 
         with monkeypatch.context() as patch:
-            patch.setattr(name, fails)
+            patch.setattr(f"review.{name}", fails)
             found = said(capsys, "show", submission, other)
             assert [one["official"] for one in found] == [False, True], name
             checked = said(capsys, "check", submission)["checked"][0]
@@ -112,10 +107,8 @@ def test_a_faster_clock_is_never_judged_better_and_an_impossible_one_is_an_error
     worst = []
     factors = (1, 1.5, 2, 3, 10, 30, 100, 1000)
     for factor in factors:
-        before = 1 if not worst else factors[len(worst) - 1]
-        clock(lambda time, by=factor / before: 1.75e12 + (time - 1.75e12) / by)(
-            submission
-        )
+        by = factor / (factors[len(worst) - 1] if worst else 1)
+        clock(lambda time, by=by: 1.75e12 + (time - 1.75e12) / by)(submission)
         (result,) = load_results(submission)
         found = [*training_rules.check_speed(result)]
         worst.append(min([SEVERITIES.index(one.severity) for one in found], default=3))

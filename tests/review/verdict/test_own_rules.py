@@ -90,11 +90,8 @@ CASES = FIXED + DOUBTFUL + CLOCKS
 
 def test_a_sound_result_has_no_findings(submission):
     (sound,) = load_results(submission)
-    assert not [
-        finding
-        for finding in own_findings(sound)
-        if finding.source == "rules" and finding.key != "RCP"
-    ]
+    found = [(f.source, f.key) for f in own_findings(sound)]
+    assert {key for source, key in found if source == "rules"} <= {"RCP"}
 
 
 @pytest.mark.parametrize(("mutate", "expected"), CASES)
@@ -111,9 +108,7 @@ def test_the_one_run_that_may_fail_fails_nothing_else(lines, submission):
     (result, *_) = check(submission.parents[2])
     errors = [finding for finding in result.findings if finding.severity == ERROR]
     assert result.official_passed == (not errors), errors
-    assert not [f for f in errors if f.source == "rules"], (
-        "a log cut short lacks hyper-parameters, and may"
-    )
+    assert not [f for f in errors if f.source == "rules"], "it may lack settings"
 
 
 def test_the_division_is_that_of_the_description(submission):
@@ -140,10 +135,8 @@ def test_the_last_line_counts_what_is_printed_above_it(submission, capsys):
     assert main(["check", str(submission)]) == 0
     shown = capsys.readouterr().out
     assert shown.count("  warning   ") == shown.count("  note   ") == 1
-    assert (
-        shown.splitlines()[-1]
-        == "PASS: 1 warning at 10 places, 1 note  unverified by MLCommons"
-    )
+    counts = "1 warning at 10 places, 1 note"
+    assert shown.splitlines()[-1] == f"PASS: {counts}  unverified by MLCommons"
 
 
 def test_one_bad_file_does_not_hide_the_rest(submission, capsys):
@@ -157,7 +150,7 @@ def test_one_bad_file_does_not_hide_the_rest(submission, capsys):
     }
     assert main(["show", str(submission)]) == 0
     shown = capsys.readouterr().out
-    assert "3.5222 min" in shown or "min" in shown
+    assert "min" in shown
     assert ", official" not in shown
     assert "result_11.txt is not a regular file" in shown
 
@@ -182,13 +175,9 @@ def test_a_folder_that_vanishes_during_the_walk_is_left_out(
 def test_a_log_of_another_benchmark_says_so_once(submission, capsys):
     put("submission_benchmark", 3, value="llama2_70b_lora")(submission)
     (result, *_) = check(submission)
-    assert [
-        f.message
-        for f in result.findings
-        if f.file and f.file.name == "result_3.txt" and f.source == "compliance"
-    ] == [
-        "is 'llama2_70b_lora': not a log of BERT, not checked further; one run of ten may fail"
-    ]
+    found = [f for f in result.findings if f.file and f.file.name == "result_3.txt"]
+    (only,) = [f.message for f in found if f.source == "compliance"]
+    assert only.startswith("is 'llama2_70b_lora': not a log of BERT, not checked")
 
 
 @pytest.mark.parametrize(
@@ -197,22 +186,17 @@ def test_a_log_of_another_benchmark_says_so_once(submission, capsys):
 def test_a_file_that_is_no_log_is_reported_in_one_finding(content, submission):
     (submission / "result_4.txt").write_bytes(content)
     (result, *_) = check(submission)
-    messages = {
-        f.message for f in result.findings if f.file and f.file.name == "result_4.txt"
-    }
-    assert any(
-        message.startswith("no MLLOG lines: it is empty, or no log")
-        for message in messages
-    ), messages
-    assert not any(message == "is missing" for message in messages), messages
+    found = [f for f in result.findings if f.file and f.file.name == "result_4.txt"]
+    said = [f.message for f in found]
+    assert any("no MLLOG lines: it is empty, or no log" in each for each in said)
+    assert "is missing" not in said
 
 
 def test_a_missing_pair_of_keys_is_named_once(tmp_path, writer):
     path = writer().drop("block_stop", "epoch_stop").write(tmp_path / "result_0.txt")
     (result,) = check(path)
-    assert [f.message for f in result.findings if "required" in f.message] == [
-        "one of block_stop or epoch_stop is required, none is logged"
-    ]
+    (only,) = [f.message for f in result.findings if "required" in f.message]
+    assert only == "one of block_stop or epoch_stop is required, none is logged"
 
 
 def test_what_an_official_tool_warns_of_in_passing_is_passed_on(
@@ -222,8 +206,6 @@ def test_what_an_official_tool_warns_of_in_passing_is_passed_on(
     (submission / "power" / "result_2" / "notes.txt").write_text("")
     (result, *_) = check(submission)
     assert result.official_passed
-    assert [
-        f.severity
-        for f in result.findings
-        if "package_checker says: Detected 2 total files" in f.message
-    ] == ["note"]
+    said = "package_checker says: Detected 2 total files"
+    (only,) = [f for f in result.findings if said in f.message]
+    assert only.severity == "note"
