@@ -165,13 +165,13 @@ def read_dump(path: Path, begin: int = 0, end: int | None = None) -> Iterator[by
         done = 0
         while True:
             page = buffer.find(_OPEN, done)
+            # An unfinished page, or as many bytes as the beginning of a <page> tag may have.
+            keep = page if page >= 0 else max(done, len(buffer) - len(_OPEN) + 1)
             # The next page starts in a stream of the next range, which has it.
-            if kept_end is not None and not 0 <= page < kept_end:
+            if kept_end is not None and keep >= kept_end:
                 return
             close = buffer.find(_CLOSE, page) if page >= 0 else -1
             if close < 0:
-                # An unfinished page, or as many bytes as the beginning of a <page> tag may have.
-                keep = page if page >= 0 else max(done, len(buffer) - len(_OPEN) + 1)
                 break
             done = close + len(_CLOSE)
             yield bytes(buffer[page:done])
