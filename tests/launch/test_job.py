@@ -70,7 +70,7 @@ def test_the_time_that_is_left_is_right_on_a_node_whose_clock_is_off(ask, hours)
 
 @pytest.mark.parametrize(
     ("left", "node", "lost"),
-    [("n2", "n2", "n1"), ("n2", "n3", ""), ("n1 n2", "n1", ""), ("", "n2", "")],
+    [("n2 n3", "n2", "n1"), ("n2 n3", "n3", ""), ("n1 n2", "n1", ""), ("", "n2", "")],
 )
 def test_the_first_node_that_is_left_acts_for_a_job_without_a_script(
     ask, left, node, lost

@@ -118,6 +118,16 @@ def test_the_first_rank_that_fails_leaves_its_record_and_causes_replace_it(
     assert [path.name for path in tmp_path.iterdir()] == ["status"]
 
 
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [(1, "failed"), (2, "bad_input"), (3, "not_reached"), (4, "hung"), (137, "killed"), (139, "crashed"), (143, "ended")],
+)  # fmt: skip
+def test_the_exit_status_of_a_rank_is_the_kind_of_its_record(
+    records, tmp_path, status, kind
+):
+    assert records.of_rank(tmp_path, "0", status, "1", "n1").kind == kind
+
+
 def test_a_record_is_one_line_and_one_that_is_cut_off_is_none(records, tmp_path):
     whole = records.Record("failed", "3", "", "7", "a\tb\nc")
     (tmp_path / "status").write_text(whole.line() + "failed\t3\tn1")
@@ -339,6 +349,16 @@ def test_the_last_line_says_that_the_run_gave_up_and_why(repository, tmp_path, s
     said = shell(repository, tmp_path, begun + attempts, **RESUMES)
     gave_up = "run: error: gave up: 3 restarts brought no new checkpoint after step 0"
     assert said[-1] == f"{gave_up}; trial 0: hung"
+
+
+def test_an_attempt_that_asks_in_vain_for_another_one_ends_the_run_with_1(
+    repository, tmp_path
+):
+    (tmp_path / "records").write_text("last\t-\t-\t-\ttrial 0: nan\n")
+    begun = "source launch/supervisor.sh; platform::blame() { :; }; status=75; "
+    end = "(supervisor::restart); echo ended with $?"
+    said = shell(repository, tmp_path, f"REPO_DIR=$PWD; {begun}{end}")
+    assert sorted(said) == ["ended with 1", "run: error: trial 0: nan"]
 
 
 @pytest.mark.parametrize(
