@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from bert.checkpoint import sharded
 from bert.checkpoint.save import facts_of, load_newest, save_checkpoint
 from bert.checkpoint.weights import Loaded, checksum_of
 from bert.core import extension, rundir, variables
@@ -310,8 +309,8 @@ def resume(run: Run) -> Start:
     collective.
     """
     config, mine = run.config.checkpoint, run.config.run
-    checkpoints = sharded.complete(config.directory) if config.directory else []
-    is_own = bool(checkpoints) and mine.owns(facts_of(checkpoints[-1]))
+    last = config.newest
+    is_own = last is not None and mine.owns(facts_of(last))
     is_own &= not mine.has_left(f"{run.config.folder().name}/figures.json")
     # Another node may not share RUN_DIR.
     state = load_newest(config, run.world.broadcast_int(is_own) == 1)

@@ -63,6 +63,12 @@ class CheckpointConfig:
             found = next(filter(None, candidates), self.init_checkpoint)
             object.__setattr__(self, "init_checkpoint", found)
 
+    @property
+    def newest(self) -> Path | None:
+        """The newest complete checkpoint in the folder, if there is one."""
+        found = sharded.complete(self.directory) if self.directory else []
+        return found[-1] if found else None
+
     def is_due(self, step: int) -> bool:
         """Whether a checkpoint is written after ``step``."""
         return self.every_steps > 0 and step % self.every_steps == 0
@@ -275,13 +281,11 @@ def load_newest(
     """The newest checkpoint's state, if there is one. Raises ConfigError if it is damaged, or,
     without RESUME=1, not the run's own.
     """
-    directory = config.directory
-    checkpoints = sharded.complete(directory) if directory is not None else []
-    if not checkpoints:
+    if (last := config.newest) is None:
         return None
     if not config.resume and not is_own:
-        raise foreign(checkpoints[-1])
-    return load(checkpoints[-1])
+        raise foreign(last)
+    return load(last)
 
 
 def load(path: Path, rank: int = 0, size: int = 1) -> dict[str, Any]:

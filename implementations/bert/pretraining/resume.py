@@ -33,52 +33,48 @@ def newest(config: PretrainingConfig, world: World) -> dict[str, Any] | None:
     Without RESUME=1 only a restart of the very same run finds one there. Raises ConfigError, on
     every rank, for a damaged checkpoint, and for one of another run without RESUME=1. A collective.
     """
-    directory, problem, saved = config.checkpoint.directory, "", None
-    checkpoints = sharded.complete(directory) if directory is not None else []
-    if (
-        checkpoints
-        and world.is_main  # another node may not share RUN_DIR
-        and not config.checkpoint.resume
-        and not is_own(config, checkpoints[-1])
-    ):
-        problem = str(save.foreign(checkpoints[-1], not config.mlperf.is_closed))
-    elif is_repeated(config):
-        checkpoints = []  # what the attempt before saved is written over
-    if checkpoints and not problem:
-        try:
-            saved = save.load(checkpoints[-1], world.rank, world.size)
-        except ConfigError as error:
-            problem = str(error)
+    problem, saved = "", None
+    if (last := config.checkpoint.newest) is not None:
+        # Rank 0 says whose it is: another node may not share RUN_DIR.
+        if world.is_main and not may_follow(config, last):
+            problem = str(save.foreign(last, not config.mlperf.is_closed))
+        elif not starts_over(config):
+            try:
+                saved = save.load(last, world.rank, world.size)
+            except ConfigError as error:
+                problem = str(error)
     # Folders may differ: a rank that stopped alone would leave the rest in a collective.
     if problem := world.first_text(problem):
         raise ConfigError(problem)
     return saved
 
 
-def is_own(config: PretrainingConfig, path: Path) -> bool:
-    """Whether a checkpoint is of this very run, which was interrupted: as after a restart by the
-    launcher.
+def may_follow(config: PretrainingConfig, path: Path) -> bool:
+    """Whether a run may go on after a checkpoint, or write over it: it was told to, or it is the
+    very run that was interrupted there, and the launcher restarts it.
     """
+    if config.checkpoint.resume:
+        return True
     run = config.run
     try:
         saved = save.facts_of(path)
-        has_result = saved["ended"] and run.has_left(f"result_{run.trial}.txt")
-        if has_result or not run.owns(saved):
+        if not run.owns(saved):
             return False
         check_identity(config, pick_seed(config.seed, saved), saved)
-    except Exception:  # damaged, of an earlier version, or of another run
+        # One that lost its result ends in the same way again.
+        return not (saved["ended"] and run.has_left(f"result_{run.trial}.txt"))
+    except Exception:  # damaged, of an earlier version, or of other settings
         return False
-    return True
 
 
-def is_repeated(config: PretrainingConfig) -> bool:
-    """Whether a restart is a new run: the closed division's is timed from its start."""
+def starts_over(config: PretrainingConfig) -> bool:
+    """Whether a restart begins at step 0 again: the closed division times a run from its start."""
     return config.mlperf.is_closed and not config.checkpoint.resume
 
 
 def has_whole_clock(config: PretrainingConfig, saved: dict[str, Any] | None) -> bool:
-    """Whether the time of this trial begins now: this is its first start, or a new run."""
-    return saved is None and (is_repeated(config) or not has_begun(config))
+    """Whether the time of this trial begins now: nothing of it was done before, or counts."""
+    return saved is None and (starts_over(config) or not has_begun(config))
 
 
 class Done(NamedTuple):
@@ -121,14 +117,14 @@ def describe(config: PretrainingConfig, saved: dict[str, Any] | None) -> str:
     folder, last = config.checkpoint.directory, config.max_steps
     if folder is None:
         return ""
-    if saved is None and is_repeated(config) and sharded.complete(folder):
-        return f"a closed run is timed from its start: it replaces what {folder} holds"
     if saved is None:
-        return (
-            f"RESUME=1: no checkpoint in CHECKPOINT_DIR={folder}: from the start, {last} steps"
-            if config.checkpoint.resume
-            else ""
-        )
+        if config.checkpoint.resume:
+            return f"RESUME=1: no checkpoint in CHECKPOINT_DIR={folder}: from the start, {last} steps"
+        if starts_over(config) and sharded.complete(folder):
+            return (
+                f"a closed run is timed from its start: it replaces what {folder} holds"
+            )
+        return ""
     left = f"{max(0, last - saved['step'])} of {last} steps are left"
     if saved["ended"] and saved["step"] < last:
         left = "the run had ended there"
