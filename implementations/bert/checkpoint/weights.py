@@ -219,8 +219,8 @@ def _matched(
     loaded = Loaded([], unused)
     if new_heads and _is_encoder(missing, set(left_over).difference(unused)):
         loaded = Loaded(missing, left_over)
-    excused = [*loaded.new, *loaded.unused]
-    if problems := problems + misfits(shapes, tensors, vocab_size, excused):
+    problems += misfits(shapes, tensors, vocab_size, loaded.new + loaded.unused)
+    if problems:
         raise ConfigError(
             f"INIT_CHECKPOINT={path} does not fit BERT_CONFIG: {'; '.join(sorted(problems))}"
         )

@@ -211,16 +211,14 @@ class GradientBuckets:
         self.adds = self.received is self.whole and not first
         self.reduces = reduce
         self.missing = [len(bucket.parameters) for bucket in self.layout.buckets]
-        nowhere = [None] * len(self.parameters)
         # A product overwrites, in the type of its weight.
         fits = not self.adds and self.received.dtype == self.parameters[0].dtype
-        weight_gradient.set_grad_buffers(
-            self.parameters, self.views if self.in_place and fits else nowhere
-        )
+        offered = self.views if self.in_place and fits else ()
+        weight_gradient.set_grad_buffers(self.parameters, offered)
         try:
             yield
         finally:
-            weight_gradient.set_grad_buffers(self.parameters, nowhere)
+            weight_gradient.set_grad_buffers(self.parameters)
         # Its bucket, and all buckets after it, would never be sent.
         assert not any(self.missing), "a parameter got no gradient"
 

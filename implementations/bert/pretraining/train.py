@@ -150,6 +150,9 @@ def start_of(
         except ConfigError:
             inputs.check_finite_weights(config, saved, model)  # names it, as --check
             raise  # moments, then
+    if saved is not None:
+        # In the step by now: they would take memory, or a removed checkpoint's room, to the end.
+        del saved["model"], saved["optimizer"]
     return Start(model=model, trainer=trainer, first_weights=initial.value, done=done)
 
 

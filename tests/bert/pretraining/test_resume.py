@@ -16,15 +16,16 @@ import torch
 from bert.checkpoint import save
 from bert.checkpoint.save import saved_checkpoints
 from bert.checkpoint.weights import read_state_dict
+from bert.core.dist import World
 from bert.data.format import open_records, write_records
 from bert.data.loader import open_source
 from bert.data.shards import Shards, write_index
 from bert.deepspeed.settings import merged
 from bert.pretraining import check, identity, resume
-from bert.pretraining.build import build
+from bert.pretraining.build import build, resolve_kernels
 from bert.pretraining.config import PretrainingConfig
 from bert.pretraining.saver import Saver
-from bert.pretraining.train import save_last
+from bert.pretraining.train import save_last, start_of
 from bert.training.stop import LAST_STEP, Ending, TrainingError
 from common import env
 from common.env import ConfigError, from_env
@@ -311,6 +312,19 @@ def test_weights_that_are_not_finite_are_refused_at_the_start_and_in_the_check(
             ConfigError, match=r"cls.predictions.bias holds NaN or infinity"
         ):
             check.report(changed)
+
+
+def test_what_was_restored_is_held_in_the_step_alone(prepared):
+    """Not to the end of the run in the host's memory, or in files that were removed, too."""
+    config = from_env(PretrainingConfig, prepared)
+    with World(config.dist) as world:
+        config = resolve_kernels(config, world)
+        state = start_of(config, world, 7, None).trainer.state_dict()
+        facts = {"run": identity.run_identity(config, 7), "step": 4, "ended": False}
+        saved = state | facts | {"computed": identity.computed(config)}
+        saved["model"] = state["optimizer"]["masters"]
+        assert start_of(config, world, 7, saved).done.steps == 4
+    assert not {"model", "optimizer"} & saved.keys()
 
 
 def _save_on_a_full_disk(world, environment, folder):

@@ -8,6 +8,7 @@ tensor, which the optimizer copies as usual. The buffer is an attribute of the p
 autograd's functions get tensors and no optimizer.
 """
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -20,12 +21,12 @@ BUFFER, PARAMETERS = "gradient_buffer", "gradient_parameters"
 
 
 def set_grad_buffers(
-    parameters: Iterable[Tensor], buffers: Iterable[Tensor | None]
+    parameters: Iterable[Tensor], buffers: Iterable[Tensor | None] = ()
 ) -> None:
-    """Sets memory for the parameters' gradients, of their shapes and types; None: there is none any
-    more.
+    """Sets memory for the parameters' gradients, of their shapes and types; without any there is
+    none any more.
     """
-    for parameter, buffer in zip(parameters, buffers, strict=True):
+    for parameter, buffer in itertools.zip_longest(parameters, buffers):
         setattr(parameter, BUFFER, buffer)
 
 
@@ -52,7 +53,7 @@ class GradientTarget:
         both up elsewhere.
         """
         out = _in_one_piece(self._buffers())
-        set_grad_buffers(self.parameters, [None] * len(self.parameters))
+        set_grad_buffers(self.parameters)
         if out is None:
             return compute(None)
         compute(out)
