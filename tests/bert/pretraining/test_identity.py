@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from bert.checkpoint import sharded
@@ -34,9 +35,13 @@ def finished(config, tmp_path):
     return config()
 
 
-def test_a_log_with_an_end_is_complete_once_its_trial_has_noted_that(finished):
-    with pytest.raises(ConfigError, match="does not record its settings and data"):
-        trial.ended(finished)
+def test_a_log_with_an_end_is_complete_once_its_trial_has_noted_that(
+    finished, tmp_path
+):
+    for begun in ({}, finished.run.owner):  # an earlier version noted it there
+        (tmp_path / "c" / ".owner.json").write_text(json.dumps(begun))
+        with pytest.raises(ConfigError, match="does not record its settings and data"):
+            trial.ended(finished)
     # Killed before its last checkpoint was written.
     identity.note(finished, identity.settings_of(finished))
     assert trial.ended(finished) is None
@@ -88,6 +93,17 @@ def test_data_are_known_by_the_index_that_has_their_digests(tmp_path, prepared):
     before = identity.contents(tmp_path / "eval")
     (tmp_path / "eval" / INDEX).write_text("{}")
     assert identity.contents(tmp_path / "eval") != before
+
+
+def test_drawn_data_are_known_by_their_rows(config):
+    """Which have no digests."""
+    drawn = SimpleNamespace(
+        vocab_md5="", row_counts=lambda: np.array([3]), identity=dict
+    )
+    saved = {"row_counts": [3], "data_digest": identity.data_digest({})}
+    resume.check_data(config().checkpoint, saved, drawn)
+    with pytest.raises(ConfigError, match="4 rows in 1 files, this one has 3 in 1: "):
+        resume.check_data(config().checkpoint, saved | {"row_counts": [4]}, drawn)
 
 
 def test_a_folder_is_a_trials_own_attempt_by_its_number():

@@ -37,7 +37,7 @@ from bert.pretraining.identity import is_whole
 
 from ...forked import Command
 from ...waiting import state, wait_until
-from ..states import same
+from ..states import same, without_dropout
 from .test_long_runs import FULL_DISK
 from .test_owner import UNTIMED, flip
 
@@ -88,6 +88,7 @@ OTHER_CODE = """
 from bert.core import software
 software.code = lambda: "other"
 """
+OTHER_SETTINGS = {"LR": "0.02"}, {"SEED": "9"}, {"OPTIMIZER": "lans"}
 # Commands that are refused, and by what.
 REFUSED = (
     ({"LERNING_RATE": "3"}, "did you mean LR?"),
@@ -116,9 +117,7 @@ def machine(environment, run_bert, folder: Path, ways):
     (folder / "other.py").write_text(OTHER_CODE)
     (folder / "standing.py").write_text(STANDING)
     (folder / "ds.json").write_text(json.dumps({"zero_optimization": {"stage": 2}}))
-    model = folder / "phase1" / "bert_config.json"
-    no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    model.write_text(json.dumps(json.loads(model.read_text()) | no_dropout))
+    without_dropout(environment)
     numbers = iter(range(1 << 30))
     known = {}  # state by trial and the way in which each step was made
 
@@ -195,15 +194,16 @@ def machine(environment, run_bert, folder: Path, ways):
                 known |= self.content(each)
             return {name: known[name] for name in known if "/.writer" not in name}
 
+        def noted(self, trial):
+            return self.home / "run" / f"identity_{trial}.json"
+
         def finished(self, trial):
             """Whether a trial has ended, and has noted that."""
-            noted = self.home / "run" / f"identity_{trial}.json"
-            return noted.is_file() and is_whole(json.loads(noted.read_text()))
+            path = self.noted(trial)
+            return path.is_file() and is_whole(json.loads(path.read_text()))
 
         def has_ended_in(self, trial, way):
-            noted = json.loads(
-                (self.home / "run" / f"identity_{trial}.json").read_text()
-            )
+            noted = json.loads(self.noted(trial).read_text())
             engine = "deepspeed" if way == "DeepSpeed" else "own"
             return (noted["ENGINE"], noted["WORLD_SIZE"]) == (engine, RANKS[way])
 
@@ -260,8 +260,9 @@ def machine(environment, run_bert, folder: Path, ways):
             assert said in done.stderr.splitlines()[-1]
             after = self.files()
             if not (self.home / "run" / f"result_{trial}.txt").exists():
-                after.pop(str(self.home / "run" / f"error_{trial}.txt"), None)
-                before.pop(str(self.home / "run" / f"error_{trial}.txt"), None)
+                error = str(self.home / "run" / f"error_{trial}.txt")
+                after.pop(error, None)
+                before.pop(error, None)
             assert after == before, "what is refused changes nothing"
 
         @rule(trial=trials, steps=st.integers(1, 3))
@@ -290,11 +291,12 @@ def machine(environment, run_bert, folder: Path, ways):
             before = self.last(trial)
             if before == STEPS or self.finished(trial):
                 return
-            base = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "RESUME": "1"}
-            base |= {"CHECKPOINT_SHARDS": str(int(shards))}
-            base |= {"FIRST": str(folder / "standing.py")}
-            base |= {"CHANGES": str(changes)}
-            command = Command("bert", self.given(trial, "one rank", base))
+            given = self.given(trial, "one rank", {
+                "PATH": os.environ["PATH"], "HOME": "/nonexistent", "RESUME": "1",
+                "FIRST": str(folder / "standing.py"), "CHANGES": str(changes),
+                "CHECKPOINT_SHARDS": str(int(shards)),
+            })  # fmt: skip
+            command = Command("bert", given)
             try:
                 wait_until(lambda: not command.running() or state(command.pid) == "T")
                 self.note(trial, "one rank", before)
@@ -304,11 +306,7 @@ def machine(environment, run_bert, folder: Path, ways):
                 command.kill()  # one that stands still would outlive this test
             assert self.last(trial) >= before
 
-        @rule(
-            changed=st.sampled_from(
-                [{"LR": "0.02"}, {"SEED": "9"}, {"OPTIMIZER": "lans"}]
-            )
-        )
+        @rule(changed=st.sampled_from(OTHER_SETTINGS))
         def resume_with_other_settings(self, changed):
             if not self.last(0):
                 return
@@ -338,10 +336,7 @@ def machine(environment, run_bert, folder: Path, ways):
         def resume_on_other_data(self):
             if not self.last(0) or self.finished(0):
                 return
-            path = (
-                Path(self.settings["DATADIR_PHASE2_PACKED"])
-                / "part_00001_of_00003.hdf5"
-            )
+            path = folder / "packed" / "part_00001_of_00003.hdf5"
             before = path.read_bytes()
             with h5py.File(path, "r+") as file:
                 file["masked_lm_ids"][3] ^= 1
