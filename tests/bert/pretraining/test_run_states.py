@@ -230,12 +230,12 @@ def machine(environment, run_bert, folder: Path, ways):
 
         def continues(self, trial, way, steps, **changed):
             before = self.last(trial)
-            if self.finished(trial) and before < STEPS:
-                lacks = "lacks the last checkpoint of a run that is complete"
-                self.refused(trial, lacks, RESUME="1")
-                return
             if self.finished(trial) and not self.has_ended_in(trial, way):
                 self.refused(trial, "is of a run with", way, **changed)
+                return
+            if self.finished(trial) and before < STEPS:
+                lacks = "lacks the last checkpoint of a run that is complete"
+                self.refused(trial, lacks, way, RESUME="1")
                 return
             plain = "nothing is left" if self.finished(trial) else "from step"
             done = self.run(trial, way, STEPS_THIS_RUN=str(steps), **changed)
@@ -355,7 +355,13 @@ def machine(environment, run_bert, folder: Path, ways):
                 return
             last = self.complete(trial)[-1]
             flip(last / "rank_00000.pt" if last.is_dir() else last)
-            self.refused(trial, f"{last}: damaged checkpoint (", RESUME="1")
+            # One that is finished is known by its ranks before its checkpoint is read.
+            way = next(
+                way
+                for way in RANKS
+                if not self.finished(trial) or self.has_ended_in(trial, way)
+            )
+            self.refused(trial, f"{last}: damaged checkpoint (", way, RESUME="1")
             shutil.rmtree(last) if last.is_dir() else last.unlink()
 
         @rule(trial=trials)
