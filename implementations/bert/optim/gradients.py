@@ -193,8 +193,9 @@ class GradientBuckets:
         )
         # CLIP=bucket.
         self.bucket_clip_factor: Callable[[list[Tensor]], Tensor] | None = None
-        # Of this backward pass: gradients that a bucket lacks.
-        self.missing: list[int] = []
+        # Gradients that a bucket lacks in this backward pass; outside of one they stay where they
+        # are, as no count comes down to 0.
+        self.missing = [0] * len(layout.buckets)
         for parameter, number in zip(parameters, layout.bucket_of_each(), strict=True):
             # Called once a backward pass, also for a parameter used twice, as the word embeddings.
             parameter.register_post_accumulate_grad_hook(
