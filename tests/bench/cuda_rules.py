@@ -254,8 +254,10 @@ class CUDAGraph:
 
 class Cuda:
     """What a process sees of the libraries. fail_at: the number of the call that fails; calls: the
-    names of all.
+    names of all, with counts_all also of launches outside of captures.
     """
+
+    counts_all = False
 
     def __init__(self, version="2.13"):
         self.rules = VERSIONS[version]
