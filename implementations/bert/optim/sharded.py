@@ -185,12 +185,19 @@ class WholeOptimizer(FlatOptimizer):
 
     @torch.no_grad()
     def norm_received(self) -> Tensor:
-        # In fp32, since squares of fp16 numbers overflow from 256 on.
-        dtype = torch.promote_types(self.buckets.received.dtype, torch.float32)
-        norms = torch._foreach_norm([view.to(dtype) for view in self.buckets.views])
-        return torch.stack(norms).norm()
+        return self._norm(self.buckets.received)
 
-    measure = norm_received  # there is nothing to sum
+    @torch.no_grad()
+    def measure(self) -> Tensor:
+        # The average, of which every rank has all.
+        return self._norm(self.buckets.shard)
+
+    def _norm(self, gradient: Tensor) -> Tensor:
+        # In fp32, since squares of fp16 numbers overflow from 256 on.
+        dtype = torch.promote_types(gradient.dtype, torch.float32)
+        views = self.layout.views(gradient, self.parameters)
+        norms = torch._foreach_norm([view.to(dtype) for view in views])
+        return torch.stack(norms).norm()
 
     def round_average(self) -> None:
         """To the weights' type, in which the backward pass produces gradients."""

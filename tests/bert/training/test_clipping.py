@@ -87,3 +87,17 @@ def test_on_one_rank_before_is_not_after(sharded):
     )
     name = "bert.encoder.layer.0.intermediate.dense.weight"
     assert (before[name] - after[name]).norm() > 1e-3 * after[name].norm()
+
+
+def _overflow_on_another_rank(world, sharded):
+    model = model_of(MODEL, dtype=torch.float32)
+    step = step_of(model, "fp32", world, True, sharded=sharded, clip="before")
+    step.gradients.find_overflow = True
+    factors = iter([float("inf") if world.rank else 1.0])  # then 1
+    model.bert.pooler.dense.weight.register_hook(lambda g: g * next(factors, 1.0))
+    assert not torch.isfinite(step(_micro_batches(0, world), 0.02).norm)
+
+
+@pytest.mark.parametrize("sharded", [False, True], ids=["replicated", "sharded"])
+def test_every_rank_sees_the_overflow_of_anothers_first_micro_batch(sharded):
+    run_ranks(_overflow_on_another_rank, 2, arguments=(sharded,))
