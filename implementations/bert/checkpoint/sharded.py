@@ -213,6 +213,9 @@ class ShardedTensors(Mapping[str, Tensor]):
         """The spans of a parameter in the files."""
         return ((name, *span) for span in self.spans[name])
 
+    def __contains__(self, name: object) -> bool:
+        return name in self.spans  # Mapping's own would assemble it
+
     def __iter__(self) -> Iterator[str]:
         return iter(self.spans)
 

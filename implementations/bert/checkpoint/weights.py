@@ -184,9 +184,9 @@ def chunks_of(
             )
         if isinstance(tensors, ShardedTensors):
             checksum.add("token", torch.tensor(tensors.token))
-            yield from (
-                Chunk(*span) for name in parameters for span in tensors.of(name)
-            )
+            for name in parameters:
+                if name not in loaded.new:
+                    yield from (Chunk(*span) for span in tensors.of(name))
             return
         for name in parameters:  # in the same order on every rank
             if name in tensors:
@@ -203,7 +203,9 @@ def _matched(
     new_heads: bool,
     share: tuple[int, int] = (0, 1),
 ) -> tuple[Mapping[str, Tensor], Loaded]:
-    """The tensors in a checkpoint; the parameters missing and unused, where allowed."""
+    """The tensors in a checkpoint, and what may differ: parameters that it lacks, which are drawn
+    anew, and tensors that are left over, which are ignored. Raises ConfigError for all others.
+    """
     tensors, vocab_size = read_state_dict(path, share), model.config.vocab_size
     # A sharded checkpoint is ours, which has each weight once.
     problems = _untie(tensors, vocab_size) if isinstance(tensors, dict) else []

@@ -7,12 +7,13 @@ import os
 import signal
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import safetensors.torch
 import torch
 
-from bert.checkpoint import sharded
+from bert.checkpoint import sharded, weights
 from bert.checkpoint.huggingface import WORDS
 from bert.checkpoint.save import CheckpointConfig, load_newest, saved_checkpoints
 from bert.checkpoint.weights import Checksum, chunks_of, load_weights, read_state_dict
@@ -268,3 +269,17 @@ def test_a_sharded_run_that_is_interrupted_continues_bit_for_bit(
     assert json.loads((tmp_path / "run_parts" / "config.json").read_text())[
         "checkpoint"
     ]["shards"]
+
+
+def test_heads_that_a_sharded_checkpoint_lacks_are_drawn(tiny, monkeypatch):
+    parameters = dict(model_of(tiny, seed=1).named_parameters())
+    heads = {n for n in parameters if n.startswith(("bert.pooler.", "cls.seq_"))}
+    kept = {name: parameters[name] for name in parameters.keys() - heads}
+    shapes = {name: parameter.shape for name, parameter in kept.items()}
+    spans = [(name, 0, p.detach().reshape(-1)) for name, p in kept.items()]
+    without = sharded.ShardedTensors(shapes, spans)
+    monkeypatch.setattr(weights, "read_state_dict", lambda *_: without)
+    model = model_of(tiny, seed=2)
+    chunks, loaded = chunks_of(model, Path("index.pt"), 3, True, Checksum())
+    assert {chunk.name for chunk in chunks} == parameters.keys()
+    assert set(loaded.new) == heads
