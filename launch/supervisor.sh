@@ -30,8 +30,8 @@ supervisor::main() {
   ATTEMPT_STATUS=$(mktemp) || log::die "mktemp cannot make a file: make room in /tmp, or export TMPDIR"
   export ATTEMPT_STATUS
   platform::begin
+  if ! platform::choose; then supervisor::finish 1 "too few nodes are left: ${#nodes[@]} of $DGXNNODES"; fi
   while :; do
-    if ! platform::choose; then supervisor::finish 1 "too few nodes are left: ${#nodes[@]} of $DGXNNODES"; fi
     supervisor::attempt
     if ((status == 0)); then exit 0; fi
     supervisor::restart
@@ -82,7 +82,7 @@ supervisor::restart() {
   local -a plan
   local text
   if [[ $signalled == USR1 ]] && restart::ask resumes; then
-    text=$(restart::ask allowed "$RESTARTS") || supervisor::finish "$status" "$text; $last"
+    text=$(restart::ask allowed) || supervisor::finish "$status" "$text; $last"
     platform::requeue "$(restart::ask note "$(platform::why USR1)")"
   elif ((status < 128)); then
     platform::blame

@@ -4,7 +4,7 @@ newest checkpoint, and what was tried before. Of the machine's own Python, from 
     restart.py plan 1|0         whether a new start would help: prints the cause, the restarts allowed, and
                                 the nodes to leave out, if any can be (1)
     restart.py last             why the attempt ended, by its own word
-    restart.py allowed LIMIT    exit status 0 if there may be another restart; else prints why not
+    restart.py allowed [LIMIT]  exit status 0 if there may be another restart; else prints why not
     restart.py note REASON NODE...       adds a restart to restarts.txt; prints it in words
     restart.py left_out REASON NODE...   adds nodes that a start left out, which is no restart
     restart.py told             prints the run's restarts in words, a line each
@@ -143,7 +143,7 @@ def progress() -> str:
     return f"{len(done)} trials, step {checkpoint()}"
 
 
-def allowed(limit: int) -> str:
+def allowed(limit: int = RESTARTS) -> str:
     """Why there may be no other restart; empty if there may."""
     # Leaving nodes out before the first attempt is no restart.
     now = progress()
@@ -192,7 +192,7 @@ def main(command: str, *words: str) -> int:
     elif command == "last":
         print(*reasons("last").values())
     elif command == "allowed":
-        refusal = allowed(int(words[0]))
+        refusal = allowed(*map(int, words))
         if refusal:
             print(refusal)
         return bool(refusal)

@@ -3,7 +3,6 @@
 # the guard of a node ask it. Sourced.
 
 export AGAIN=75        # exit status of an attempt that ended because a new start may help (EX_TEMPFAIL)
-export RESTARTS=3      # at most, without a new checkpoint or a finished trial between them
 export CAN_LEAVE_OUT=1 # may a run go on without some of its nodes?
 
 restart::ask() { python::host "$REPO_DIR/launch/run/restart.py" "$@"; }

@@ -18,7 +18,7 @@ guard::look() {
   local -r lost=$(slurm::ask orphaned "${SLURMD_NODENAME:-}")
   if [[ ! $lost ]]; then return; fi
   # The restart must end the job even if it may not run again: it has no script any more.
-  if restart::ask allowed "$RESTARTS" >/dev/null; then
+  if restart::ask allowed >/dev/null; then
     requeue::job "$(restart::ask note "lost by Slurm, with the job's script" "$lost")"
   fi
   scancel "$SLURM_JOB"
