@@ -365,15 +365,17 @@ def _certainty(text: str, parse: _Parse, separator: str, quoting: str) -> int:
     if not enclosed:
         return 0
     if enclosed == "none":
+        # Sure only by a mark behind a backslash, which no plain text has.
         return 1 + ('\\"' in text)
-    # A cell of speech alone is in marks, too, which are text. But speech has no marks that are
-    # doubled or empty, and a separator only beside a backslash or a line break.
+    # Sure if something proves that a program enclosed: a cell of speech alone is in marks, too,
+    # which are text. But speech has no marks that are doubled or empty, and a separator only beside
+    # a backslash or a line break.
     cells = [cell for row in rows for cell in row]
     simple = [cell for cell in cells if not re.search(r"[\n\\]", cell)]
-    is_told = '"' in "".join(cells) or how["delimiter"] in "".join(simple)
-    is_told |= enclosed == "all" or (parse.width == 1 and [""] in rows)
+    is_proved = '"' in "".join(cells) or how["delimiter"] in "".join(simple)
+    is_proved |= enclosed == "all" or (parse.width == 1 and [""] in rows)
     many = enclosed == "commas" and sum("," in cell for cell in cells) > 2
-    return 1 + (is_told or many)
+    return 1 + (is_proved or many)
 
 
 def _written(rows: list[list[str]], enclosed: str, how: dict[str, Any]) -> str | None:

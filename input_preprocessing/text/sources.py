@@ -193,7 +193,7 @@ def _source(
         stamp, magic = stamp_of(os.fstat(file.fileno())), file.read(8)
     kinds = (kind for begins, kind in PACKED.items() if magic.startswith(begins))
     if packed := next(kinds, ""):
-        # Before gigabytes of it are unpacked.
+        # Before gigabytes of it are unpacked, but for zstd.
         if beginning := _beginning(path, packed):
             check_prose(name, beginning, is_found)
         _unpack(path, packed, unpacked)
@@ -235,7 +235,9 @@ def _source(
 
 
 def _beginning(path: Path, packed: str) -> bytes:
-    """The first bytes of what is packed; none if it is damaged, as unpacking will tell."""
+    """The first bytes of what is packed; none of zstd, or if it is damaged, which unpacking
+    tells.
+    """
     beginning = b""
     with (
         suppress(KeyError, OSError, EOFError, lzma.LZMAError, zlib.error),
@@ -315,7 +317,9 @@ def split(
     """
     # Without paths: a text that was moved is the same text.
     recipe = {
-        "texts": [(*source[1:4], source.md5) for source in sources],
+        "texts": [
+            (source.kind, source.layout, source.cuts, source.md5) for source in sources
+        ],
         "text_key": text_key,
     }
     StageFolder(folder, "corpus", ["part-*"], recipe)
@@ -400,7 +404,7 @@ def _documents(
     source: Source, text_key: str, begin: int, end: int, empty: list[int]
 ) -> Iterator[Document]:
     """Documents between two cuts of a source. empty: gets the records without a text."""
-    path, kind, layout = source[:3]
+    path, kind, layout = source.path, source.kind, source.layout
     with open(path, "rb") as file:
         file.seek(begin)
         data = file.read(end - begin).removeprefix(b"" if begin else b"\xef\xbb\xbf")

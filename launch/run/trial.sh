@@ -15,7 +15,8 @@ source "$REPO_DIR/launch/load.sh" run/log run/variables run/child run/record run
 # shellcheck disable=SC2034 # for other parts
 readonly START_MINUTES=5   # of a trial's part of WALLTIME, see configs/common.sh
 declare -i trial_minutes=0 # that a trial may take while others are to follow it; 0: any
-declare restart_suffix=''  # suffix of folders after a restart: old ranks on a node that is cut off may still write to theirs
+# Suffix of folders after a restart, or without some nodes: old ranks on a node that is cut off may still write to theirs.
+declare restart_suffix=''
 
 trial::main() {
   rehearsal::settings

@@ -54,7 +54,7 @@ slurm::leave_out_broken() {
 
 platform::requeue() { requeue::job "$1"; }
 
-# Guards take GPUs only if they reset their clocks. --no-kill: the others stay when a node is lost.
+# Guards hold GPUs only with GPU_CLOCKS, which they reset. --no-kill: the others stay when a node is lost.
 guard::start() {
   local -a gres=()
   if [[ $guard ]]; then return 0; fi

@@ -17,7 +17,7 @@ from review.rulebook.compliance import BENCHMARK, DEFAULT_RULESET
 class RunFolder:
     """The runs of one folder. None or empty: not known.
 
-    ``crashes``: trials without a result; ``errors``: of logs whose run ended in one;
+    ``crashes``: trials without a result; ``errors``: by log, the error that ended its run;
     ``unreadable``: files. ``division``: of the system description, as for the official checkers,
     else of the first log. ``target``: 0.720, or of open runs that of config.json. ``pretrains``: the
     runs had no target, by config.json: they are for weights, not for a score. ``batch_size``: None if

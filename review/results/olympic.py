@@ -17,7 +17,7 @@ from review.results.run import Run
 class OlympicMean:
     """Each run is valid or failed; the fastest and the slowest are dropped, the others remain.
 
-    ``valid``: runs with a time, fastest first. ``failed``: the number of others. ``remaining``: the
+    ``valid``: as ``is_valid`` says, with a time, fastest first. ``failed``: the number of others. ``remaining``: the
     runs averaged, none if there are fewer than three runs or two failed. ``dropped``: those left
     out, each with why: fastest, slowest or failed. ``minutes``: the mean; ``median``: of all valid.
     """

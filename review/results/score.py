@@ -32,8 +32,8 @@ class Result(RunFolder):
 
     ``olympic``: of compliant runs, the official mean. ``raw``: of converged runs, compliant or not:
     for logs of a round whose rules are not installed. ``tolerated``: the only run that is not
-    compliant, which the rules take for the slowest. ``mean_samples``: olympic mean in the RCP test,
-    None if it cannot be tested. ``energy``: mean over the runs of the score, times its factor;
+    compliant, which the rules take for the slowest. ``mean_samples``: their olympic mean, as the
+    RCP test reads them; None if it cannot. ``energy``: mean over the runs of the score, times its factor;
     None without a power folder. ``departures``: how the runs differ from the benchmark, official in
     no division. ``unproved``: what they do not prove to be the benchmark's. ``other_ruleset``: the
     newest that a run complies with if none complies with this one.

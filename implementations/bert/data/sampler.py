@@ -72,7 +72,8 @@ class Sampler:
     def rows(self, step: int, rank: int | None = None) -> FileRows:
         """Rows of optimizer step ``step`` (1 is the first) on this rank or another.
 
-        A step takes the next rows of every stretch; all of these in turn are dealt to the ranks.
+        A step takes the next rows of every stretch. Laid end to end, these are cut into equal blocks,
+        one for each rank.
         """
         epoch, step_in_epoch = divmod(step - 1, self.steps_per_epoch)
         taken = self.stretch_rows_per_step

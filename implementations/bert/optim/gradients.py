@@ -31,7 +31,7 @@ class State(enum.Enum):
 
     IN_GROUP = "a reduce-scatter over the group is under way"
     ACROSS_GROUPS = "its average over the groups is under way"
-    IN_SHARD = "the average is in the shard, as far as the stream is concerned"
+    IN_SHARD = "the average is in the shard, for later work of the stream"
 
 
 class SliceReduction:
@@ -193,8 +193,8 @@ class GradientBuckets:
         )
         # CLIP=bucket.
         self.bucket_clip_factor: Callable[[list[Tensor]], Tensor] | None = None
-        # Gradients that a bucket lacks in this backward pass; outside of one they stay where they
-        # are, as no count comes down to 0.
+        # Gradients that a bucket lacks in this backward pass. Outside of one counts fall below 0,
+        # and gradients stay with their parameters.
         self.missing = [0] * len(layout.buckets)
         for parameter, number in zip(parameters, layout.bucket_of_each(), strict=True):
             # Called once a backward pass, also for a parameter used twice, as the word embeddings.

@@ -54,7 +54,8 @@ class ParameterShards:
 
     starts: element i of a part is element start + i of its parameter, flattened. state(name,
     of_weights): makes a state of the rule, of the masters' shapes: zeros, or a copy of the initial
-    weights. keep(name, tensor): registers state of another shape or type. low: the weights, if
+    weights. keep(name, tensor): registers state of another shape or type,
+    the same on every rank, as only one rank's is saved. low: the weights, if
     lower than the masters and of the gradients' type.
     """
 

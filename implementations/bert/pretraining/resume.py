@@ -73,7 +73,7 @@ def starts_over(config: PretrainingConfig) -> bool:
 
 
 def has_whole_clock(config: PretrainingConfig, saved: dict[str, Any] | None) -> bool:
-    """Whether the time of this trial begins now: nothing of it was done before, or counts."""
+    """Whether the time of this trial begins now: at step 0, with no time before that counts."""
     return saved is None and (starts_over(config) or not has_begun(config))
 
 
@@ -247,7 +247,7 @@ def warm_start(
         )
     if "others" in state:
         raise ConfigError(
-            f"INIT_OPTIMIZER=1: OPTIMIZER={optimizer} counts its own steps, which would not begin anew: "
+            f"INIT_OPTIMIZER=1: OPTIMIZER={optimizer} keeps states of its own, which would not begin anew: "
             "set INIT_OPTIMIZER=0"
         )
     for part, tensors in state.items():
