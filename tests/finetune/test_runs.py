@@ -274,15 +274,16 @@ def test_a_folder_of_checkpoints_belongs_to_one_trial_of_one_run(
         status, said = train(where)
         assert status == 2
         assert f"CHECKPOINT_DIR={folder} holds step_0000000004.pt of another" in said
-    for path, name in (
-        (folder / ".writer", f"CHECKPOINT_DIR={folder}"),
-        (tmp_path / "third" / ".writer_0", f"RUN_DIR={tmp_path / 'third'}"),
+    third = tmp_path / "third"
+    for path, name, told in (
+        (third / ".writer_0", f"RUN_DIR={third}", False),
+        (folder / ".writer", f"CHECKPOINT_DIR={folder}", True),
     ):
         with Claim(path, name):
-            status, said = train(tmp_path / "third")
+            status, said = train(third)
             assert status == 2
             assert f"{name}: process {os.getpid()} on" in said
-        assert not (tmp_path / "third" / "error_0.txt").exists()
+        assert (third / "error_0.txt").exists() == told
     assert saved() == before
 
 
