@@ -5,32 +5,24 @@ masked words down to three, and from the topic's number whether B follows A, whi
 from 4.9 to 1.1. Every variant starts from the same weights and sees the same batches. Prints one
 JSON line: mean loss in each window of 25 steps for every variant, and the largest gap of each pair.
 
---against huggingface compares the trainer with an independent implementation instead, Hugging
-Face's BERT with a LAMB of a few lines: same initial weights, same batches, fp64, no dropout.
-
 usage: python bench/convergence.py [--steps 300]
-       python bench/convergence.py --against huggingface [--steps 500]
 """
 
 import dataclasses
-import tempfile
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from lib import Parser, emit, integer
-from torch import Tensor, nn
+from torch import Tensor
 from torch_lib import device, new_model, new_step, no_fp8, precisions
-from train_step import Variant, inputs_of
+from train_step import Variant
 
-from bert import kernels, optim
-from bert.checkpoint import huggingface
+from bert import kernels
 from bert.data.batch import PretrainingBatch, PretrainingCapacity, make_batch
 from bert.data.records import Records
 from bert.kernels.precision import PrecisionConfig
-from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
 from bert.training.graph import GraphedStep, graph_capacity, static_batch
 
@@ -39,7 +31,7 @@ VOCABULARY, LENGTH, ROWS = 64, 64, 8
 LONGEST = LENGTH // 2  # sequence, so that two fit in a row
 MASK = 1  # id of the masked word
 NUM_TOPICS, TOPIC_WORDS = 20, 3
-PEAK_LR, PEER_LR = 0.02, 0.005  # at the higher one rounding errors grow
+PEAK_LR = 0.02
 MODEL = BertConfig(
     vocab_size=VOCABULARY,
     hidden_size=64,
@@ -135,7 +127,7 @@ def batches(steps: int) -> list[PretrainingBatch]:
     ]
 
 
-def rates_of(steps: int, peak: float) -> list[float]:
+def rates_of(steps: int, peak: float = PEAK_LR) -> list[float]:
     """Learning rate of each step: 20 steps of warm-up and a linear decay."""
     return [
         peak * min(1.0, (number + 1) / 20) * (1 - number / steps)
@@ -178,7 +170,7 @@ def curve(variant: Variant, data: list[PretrainingBatch]) -> np.ndarray:
         data = [batch.pin_memory() for batch in data]
     if variant.graph:
         step = GraphedStep(step, data[:1])
-    return windows(train(step, data, rates_of(len(data), PEAK_LR)))
+    return windows(train(step, data, rates_of(len(data))))
 
 
 def compare(steps: int) -> dict[str, Any]:
@@ -201,121 +193,16 @@ def compare(steps: int) -> dict[str, Any]:
     return {"pairs": differences, "no_fp8": no_fp8()}
 
 
-def initial_model() -> BertForPreTraining:
-    """Where both sides begin, in fp64: a gap then shows other mathematics, not rounding."""
-    plain = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.0)
-    return new_model(dataclasses.replace(MODEL, **plain)).double()
-
-
-def ours(steps: int) -> np.ndarray:
-    """The run with this repository."""
-    precision = PrecisionConfig(precision="fp32")
-    step = new_step(initial_model(), precision, sharded=False)
-    return windows(train(step, batches(steps), rates_of(steps, PEER_LR)))
-
-
-class PlainLamb:
-    """Algorithm 2 of You et al. 2020 (arXiv 1904.00962), with gradients clipped to norm 1.
-
-    No decay and no trust ratio for biases and LayerNorms, as in the benchmark's submissions.
-    """
-
-    def __init__(self, named: Iterable[tuple[str, nn.Parameter]]) -> None:
-        self.settings, self.steps = optim.OptimizerConfig().lamb, 0
-        # Parameter, whether it decays, and its two moments.
-        self.state = [
-            (
-                p,
-                not (name.endswith("bias") or "LayerNorm" in name),
-                torch.zeros_like(p),
-                torch.zeros_like(p),
-            )
-            for name, p in named
-        ]
-
-    @torch.no_grad()
-    def step(self, lr: float) -> None:
-        self.steps += 1
-        beta1, beta2 = self.settings.beta1, self.settings.beta2
-        norm = torch.stack([p.grad.norm() for p, *_ in self.state]).norm()
-        for p, adapted, m, v in self.state:
-            # All gradients by one norm, before the moments, as CLIP=after.
-            g = p.grad / norm.clamp(min=1.0)
-            m.copy_(beta1 * m + (1 - beta1) * g)
-            v.copy_(beta2 * v + (1 - beta2) * g**2)
-            corrected = v / (1 - beta2**self.steps)
-            update = m / (1 - beta1**self.steps) / (torch.sqrt(corrected) + 1e-6)
-            ratio = 1.0
-            if adapted:
-                update = update + self.settings.weight_decay * p
-                weight_norm, update_norm = float(p.norm()), float(update.norm())
-                # A tensor of zeros has no direction, and moves at the plain rate.
-                ratio = (
-                    weight_norm / update_norm if weight_norm and update_norm else 1.0
-                )
-            p.sub_(lr * ratio * update)
-
-
-def peer_of(model: BertForPreTraining) -> Any:
-    """Hugging Face's model with the same weights, including initialized heads."""
-    import transformers
-
-    name = "BertForPreTraining"
-    with tempfile.TemporaryDirectory() as folder:
-        vocabulary = Path(folder, "vocab.txt")
-        vocabulary.touch()
-        values = huggingface.config_values(model.config, name)
-        weights = dict(model.named_parameters())
-        huggingface.write(
-            Path(folder), weights, model.config, values, vocabulary, lower_case=True
-        )
-        # eager: attention is written out in their code, so it shares no function with ours.
-        return getattr(transformers, name).from_pretrained(
-            folder, attn_implementation="eager"
-        )
-
-
-def hugging_faces(steps: int) -> np.ndarray:
-    """The run with independent code; records, rates and initial weights are this repository's."""
-    model = peer_of(initial_model()).double().train()
-    lamb = PlainLamb(model.named_parameters())
-    losses = []
-    for batch, lr in zip(batches(steps), rates_of(steps, PEER_LR), strict=True):
-        loss = model(**inputs_of(batch, LONGEST)).loss
-        model.zero_grad()
-        loss.backward()
-        lamb.step(lr)
-        losses.append(loss.detach())
-    return windows(losses)
-
-
-def agreement(steps: int) -> dict[str, Any]:
-    """Mean loss of each window, and the largest relative difference."""
-    mine, theirs = ours(steps), hugging_faces(steps)
-    return {
-        "ours": mine.round(5).tolist(),
-        "huggingface": theirs.round(5).tolist(),
-        "largest_relative_gap": float(np.abs(mine / theirs - 1).max()),
-    }
-
-
 def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument(
-        "--steps",
-        type=integer,
-        help="of each run, in 25s (default 300; 500 with --against)",
-    )
-    parser.add_argument(
-        "--against", choices=("huggingface",), help="implementation to compare with"
+        "--steps", type=integer, default=300, help="of each run, in 25s (default 300)"
     )
     options = parser.parse_args()
-    steps = options.steps or (500 if options.against else 300)
     # Losses are reshaped to whole windows.
-    if steps % WINDOW:
-        parser.error(f"--steps {steps}: expected a multiple of {WINDOW}")
-    results = agreement(steps) if options.against else compare(steps)
-    emit("convergence", vars(options) | {"steps": steps} | results)
+    if options.steps % WINDOW:
+        parser.error(f"--steps {options.steps}: expected a multiple of {WINDOW}")
+    emit("convergence", vars(options) | compare(options.steps))
 
 
 if __name__ == "__main__":

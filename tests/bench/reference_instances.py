@@ -1,9 +1,9 @@
-"""Runs the reference's create_pretraining_data.py for bench/prepare.py; needs TensorFlow.
+"""Runs the reference's create_pretraining_data.py for against_reference.py; needs TensorFlow.
 
 Writes a TFRecord file and prints the CPU seconds of the instances, and those with the file, without
 TensorFlow's startup.
 
-usage: python bench/reference_instances.py FOLDER TEXT VOCAB OUTPUT
+usage: python tests/bench/reference_instances.py FOLDER TEXT VOCAB OUTPUT
        FOLDER holds create_pretraining_data.py and tokenization.py of MLCommons' training repository
 """
 

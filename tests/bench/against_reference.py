@@ -1,0 +1,80 @@
+"""CPU seconds of MLCommons' published create_pretraining_data.py over ours, in turns, without
+startup: of the instances, and with their TFRecord file; and whether the instances are identical.
+It takes minutes for a megabyte.
+
+usage: python tests/bench/against_reference.py TEXT VOCAB FILE [PYTHON]
+       TEXT as for bench/prepare.py; FILE is the reference's create_pretraining_data.py, beside its tokenization.py;
+       PYTHON: one with TensorFlow (this one)
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+sys.path[1:1] = [str(ROOT / "bench"), str(ROOT)]
+from lib import cpu_seconds, machine  # noqa: E402
+
+from bert.data.format import content_digest  # noqa: E402
+from input_preprocessing.instances.options import SamplingConfig  # noqa: E402
+from input_preprocessing.instances.sampling import (  # noqa: E402
+    instances_of,
+    write_instances,
+)
+from input_preprocessing.tensorflow_files.tfrecord import (  # noqa: E402
+    Widths,
+    read_tfrecord,
+    write_tfrecord,
+)
+from input_preprocessing.text import vocabulary  # noqa: E402
+
+TURNS = 3
+
+
+def compared(text, vocab, reference, python, folder):
+    theirs, mine = (folder / f"{name}.tfrecord" for name in ("theirs", "mine"))
+    script = Path(__file__).with_name("reference_instances.py")
+    command = [python, *map(str, (script, reference.parent, text, vocab, theirs))]
+    words, config = vocabulary.load(vocab), SamplingConfig()
+    # Compiles, warms the file cache.
+    write_instances(text, folder / "instances.hdf5", words, config)
+    widths = Widths(config.max_seq_length, config.max_predictions_per_seq)
+    records, _ = instances_of(text, words, config)
+    write_tfrecord(mine, records, widths)
+    ratios, with_file = [], []
+    for _ in range(TURNS):
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        instances = cpu_seconds(lambda: instances_of(text, words, config))
+        file = cpu_seconds(lambda: write_tfrecord(mine, records, widths))
+        # Of the same turn, so that a slow moment of the machine cancels out.
+        made, written = map(float, done.stdout.split()[-2:])
+        ratios.append(round(made / instances, 1))
+        with_file.append(round(written / (instances + file), 1))
+    same = read_tfrecord(theirs)[0]
+    return {
+        "ratios_to_reference": ratios,
+        "with_tfrecord": with_file,
+        "same_instances": content_digest(records) == content_digest(same),
+    }
+
+
+def main(text, vocab, reference, python=sys.executable):
+    for name in (text, vocab, reference):
+        if not Path(name).is_file():
+            sys.exit(f"{name}: no such file")
+    if shutil.which(python) is None:
+        sys.exit(f"{python}: no such program")
+    with tempfile.TemporaryDirectory() as name:
+        paths = map(Path, (text, vocab, reference))
+        print(json.dumps(compared(*paths, python, Path(name)) | {"machine": machine()}))
+
+
+if __name__ == "__main__":
+    if len(sys.argv) not in (4, 5):
+        sys.exit(__doc__)
+    main(*sys.argv[1:])
