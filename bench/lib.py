@@ -46,12 +46,10 @@ class Parser(argparse.ArgumentParser):
         )
 
 
-def integer(text: str, least: int = 1) -> int:
-    if text.isdecimal() and int(text) >= least:
+def integer(text: str) -> int:
+    if text.isdecimal() and int(text):
         return int(text)
-    raise argparse.ArgumentTypeError(
-        f"{text!r}: expected an integer of at least {least}"
-    )
+    raise argparse.ArgumentTypeError(f"{text!r}: expected an integer of at least 1")
 
 
 def file(text: str) -> Path:

@@ -27,7 +27,7 @@ class SpanBatch(Batch):
 @dataclass(frozen=True, kw_only=True)
 class LabelledBatch(Batch):
     """labels: [S], class of each sequence, int64, or target of a regression, float32; of several
-    labels [S, labels], 0 or 1, float32.
+    labels [S, labels], 0 or 1, float32; [T], class of each token, int64, or -100: none.
     """
 
     labels: Tensor
@@ -37,7 +37,8 @@ class LabelledBatch(Batch):
 class Samples:
     """Training or test data of a task: N token sequences, and labels by field of the batch.
 
-    labels: "starts" and "ends" of answers, or "labels" as of LabelledBatch; each of N.
+    labels: "starts" and "ends" of answers, or "labels" as of LabelledBatch; each of N, those of
+    tokens an array each.
     """
 
     # Token ids, where the second segment starts.
@@ -57,10 +58,11 @@ class Samples:
         positions = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)
         second = np.repeat([begin for _, begin in sequences], lengths)
         ids = np.concatenate([ids for ids, _ in sequences])
-        labels = {
-            name: torch.from_numpy(values[chosen])
-            for name, values in self.labels.items()
-        }
+        labels = {}
+        for name, values in self.labels.items():
+            own = values[chosen]
+            flat = np.concatenate(own) if own.dtype == object else own
+            labels[name] = torch.from_numpy(flat)
         kind = SpanBatch if "starts" in labels else LabelledBatch
         return kind(
             input_ids=_int32(ids),

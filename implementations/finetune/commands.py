@@ -52,6 +52,9 @@ def predict(options: argparse.Namespace) -> None:
     if (options.input is None) != (options.output is None):
         raise ConfigError("--input needs --output, and --output needs --input")
     model = saved.load(options.folder, options.device)
+    if model.facts["task"] == "ner":
+        ways = "./run_finetuning.sh ner MODE=prediction, or transformers' pipeline"
+        raise ConfigError(f"{options.folder} tags words of CoNLL's files: {ways}")
     if options.input is not None:
         columns = column_names(options.text_columns)
         reading = Reading.of(options)
@@ -137,10 +140,8 @@ def benchmark(options: argparse.Namespace) -> None:
         .astype(np.int32)
     )
     for size in options.batch_sizes:
-        # The labels are never read; their names make it a batch of the model's kind.
-        names = ("starts", "ends") if model.answers else ("labels",)
-        labels = dict.fromkeys(names, np.zeros(size, dtype=np.int64))
-        samples = Samples([(ids, length)] * size, labels)
+        # The labels are never read.
+        samples = Samples([(ids, length)] * size, {"labels": np.zeros(size)})
         milliseconds = []
         for _ in range(WARM_UP_BATCHES + options.batches):
             begin = time.perf_counter()

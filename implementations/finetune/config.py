@@ -80,7 +80,7 @@ class FinetuneConfig(Hardware):
     task: str = env(
         "TASK",
         choices=("squad", *glue.TASKS),
-        doc="fine-tuning: the task; table (or TSV): your own table",
+        doc="fine-tuning: the task; table (or TSV): your own table; ner: tags of words",
     )
     data: Path = env(
         "DATA",

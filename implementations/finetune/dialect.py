@@ -116,7 +116,7 @@ def read(path: Path, reading: Reading, plain_quotes: bool = False) -> RowFile:
     Raises DataError for an unreadable file, and for one that can be read in several ways, or in
     none.
     """
-    text, encoding = _text(path, reading.encoding)
+    text, encoding = text_of(path, reading.encoding)
     kind = path.name.lower().removesuffix(".gz").rpartition(".")[2]
     if _LIST.match(text):
         cure = "as pandas' to_json(orient='records', lines=True)"
@@ -146,7 +146,7 @@ def read(path: Path, reading: Reading, plain_quotes: bool = False) -> RowFile:
     return RowFile(rows, False, encoding + (form if separator else "a text per line"))
 
 
-def _text(path: Path, encoding: str) -> tuple[str, str]:
+def text_of(path: Path, encoding: str) -> tuple[str, str]:
     """The text of a file, unpacked if it is gzip, and what to say of its encoding. Raises
     DataError.
     """

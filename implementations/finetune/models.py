@@ -38,11 +38,29 @@ class LabelLosses(NamedTuple):
 
 
 class FineTuned(BertWithHeads):
-    """An encoder and a linear head."""
+    """An encoder and a linear head. hugging_face: the model's name there; of_tokens: whether it
+    scores every token, rather than every sequence.
+    """
+
+    hugging_face = ""
+    of_tokens = False
+
+    def stages(self) -> list[nn.Module]:
+        # In the order of the forward pass, by which gradients are reduced and parameters gathered.
+        poolers = [] if self.of_tokens else [self.bert.pooler]
+        _, *heads = self.children()
+        return [self.bert.embeddings, *self.bert.encoder.layer, *poolers, *heads]
 
     def scores(self, batch: Batch) -> Tensor:
-        """Logits of the head in fp32 or higher: per token [T, 2] or per sequence [S, classes]."""
+        """Logits of the head in fp32 or higher: per token [T, classes] or sequence [S, classes]."""
         raise NotImplementedError
+
+
+def _sequences(batch: Batch) -> Tensor:
+    """The number of each token's sequence, [T]."""
+    lengths = batch.cu_seqlens.diff().long()
+    index = torch.arange(len(lengths), device=lengths.device)
+    return index.repeat_interleave(lengths, output_size=len(batch.input_ids))
 
 
 class SpanPrediction(FineTuned):
@@ -50,14 +68,13 @@ class SpanPrediction(FineTuned):
     pooler.
     """
 
+    hugging_face = "QuestionAnswering"
+    of_tokens = True
+
     def __init__(self, config: BertConfig, kernels: Kernels) -> None:
         super().__init__(config, kernels)
         del self.bert.pooler  # unused, so it would get no gradient
         self.qa_outputs = nn.Linear(config.hidden_size, 2)
-
-    def stages(self) -> list[nn.Module]:
-        # In the order of the forward pass, by which gradients are reduced and parameters gathered.
-        return [self.bert.embeddings, *self.bert.encoder.layer, self.qa_outputs]
 
     def scores(self, batch: Batch) -> Tensor:
         return fp32_at_least(self.qa_outputs(self.bert(batch)))
@@ -65,14 +82,10 @@ class SpanPrediction(FineTuned):
     def forward(self, batch: SpanBatch) -> SpanLosses:
         """-log softmax over the tokens of each sequence, at its start and end."""
         scores = self.scores(batch)
-        lengths = batch.cu_seqlens.diff().long()
-        # [T, 2]: the sequence of each token, for its start and its end score.
-        index = torch.arange(len(lengths), device=scores.device).repeat_interleave(
-            lengths, output_size=len(scores)
-        )
-        index = index[:, None].expand(-1, 2)
+        # [T, 2]: for its start and its end score.
+        index = _sequences(batch)[:, None].expand(-1, 2)
         # Without the maximum, exp would overflow. It cancels out, so no gradient flows through it.
-        floor = scores.new_full((len(lengths), 2), torch.finfo(scores.dtype).min)
+        floor = scores.new_full((len(batch.starts), 2), torch.finfo(scores.dtype).min)
         largest = floor.scatter_reduce(0, index, scores.detach(), "amax")
         shares = (scores - largest.gather(0, index)).exp()
         log_sums = (
@@ -89,36 +102,42 @@ class Classification(FineTuned):
     (BertForSequenceClassification).
     """
 
+    hugging_face = "SequenceClassification"
+
     def __init__(self, config: BertConfig, kernels: Kernels, num_classes: int) -> None:
         super().__init__(config, kernels)
+        if self.of_tokens:
+            del self.bert.pooler  # unused, so it would get no gradient
         self.classifier = nn.Linear(config.hidden_size, num_classes)
-
-    def stages(self) -> list[nn.Module]:
-        return [
-            self.bert.embeddings,
-            *self.bert.encoder.layer,
-            self.bert.pooler,
-            self.classifier,
-        ]
 
     def scores(self, batch: Batch) -> Tensor:
         first = batch.cu_seqlens[:-1]
         # As in Hugging Face's BertForSequenceClassification and in Google's run_classifier.py.
-        pooled = F.dropout(
-            self.bert.pooler(self.bert(batch, first)),
-            self.config.hidden_dropout_prob,
-            self.training,
-        )
-        return fp32_at_least(self.classifier(pooled))
+        return self.classified(self.bert.pooler(self.bert(batch, first)))
+
+    def classified(self, hidden: Tensor) -> Tensor:
+        rate = self.config.hidden_dropout_prob
+        return fp32_at_least(self.classifier(F.dropout(hidden, rate, self.training)))
 
     def forward(self, batch: LabelledBatch) -> LabelLosses:
         scores = self.scores(batch)
-        if self.classifier.out_features == 1:
-            return LabelLosses(F.mse_loss(scores[:, 0], batch.labels))
+        if not batch.labels.is_floating_point():
+            # The mean over those that are not -100.
+            return LabelLosses(F.cross_entropy(scores, batch.labels))
         if batch.labels.ndim == 2:
             loss = F.binary_cross_entropy_with_logits(scores, batch.labels)
             return LabelLosses(loss)
-        return LabelLosses(F.cross_entropy(scores, batch.labels))
+        return LabelLosses(F.mse_loss(scores[:, 0], batch.labels))
+
+
+class Tagging(Classification):
+    """Scores the classes of every token (BertForTokenClassification). Has no pooler."""
+
+    hugging_face = "TokenClassification"
+    of_tokens = True
+
+    def scores(self, batch: Batch) -> Tensor:
+        return self.classified(self.bert(batch))
 
 
 class Embedding(SpanPrediction):
@@ -126,17 +145,18 @@ class Embedding(SpanPrediction):
     as sentence-transformers pools an encoder by default.
     """
 
+    of_tokens = False
+
     def __init__(self, config: BertConfig, kernels: Kernels) -> None:
         super().__init__(config, kernels)
         del self.qa_outputs
 
     def scores(self, batch: Batch) -> Tensor:
         tokens = fp32_at_least(self.bert(batch))
-        lengths = batch.cu_seqlens.diff().long()
-        index = torch.arange(len(lengths), device=tokens.device)
-        index = index.repeat_interleave(lengths, output_size=len(tokens))
+        lengths = batch.cu_seqlens.diff()
         sums = tokens.new_zeros(len(lengths), tokens.shape[1])
-        return sums.index_add_(0, index, tokens) / lengths[:, None]  # [S, D]
+        sums.index_add_(0, _sequences(batch), tokens)
+        return sums / lengths[:, None]  # [S, D]
 
 
 def initialize(model: FineTuned, seed: int) -> None:
@@ -191,12 +211,7 @@ def hugging_face_config(
     """config.json of the model, for Hugging Face's classes; they do not support Pre-LN, so then
     only for ours.
     """
-    kind = (
-        "SequenceClassification"
-        if isinstance(model, Classification)
-        else "QuestionAnswering"
-    )
-    values = huggingface.config_values(model.config, f"BertFor{kind}")
+    values = huggingface.config_values(model.config, f"BertFor{model.hugging_face}")
     if isinstance(model, Classification) and model.classifier.out_features == 1:
         # Hugging Face's regression: one output, and this problem_type.
         labels = ("LABEL_0",)

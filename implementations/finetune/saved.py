@@ -17,8 +17,14 @@ from bert.model.config import BertConfig
 from common.env import ConfigError
 from common.files import object_of
 from finetune import glue, models
-from finetune.batches import Samples, SpanBatch
-from finetune.models import Classification, Embedding, FineTuned, SpanPrediction
+from finetune.batches import Samples
+from finetune.models import (
+    Classification,
+    Embedding,
+    FineTuned,
+    SpanPrediction,
+    Tagging,
+)
 from finetune.squad import answers
 from finetune.squad.data import Dataset, Question
 from finetune.squad.features import Limits, make_features, settings_of
@@ -27,16 +33,14 @@ from finetune.tasks import samples_of
 
 @torch.no_grad()
 def batch_scores(model: FineTuned, batch: Batch) -> list[np.ndarray]:
-    """Scores of each sequence of a batch: (tokens, 2) or (classes,). The batch is on the model's
-    device.
+    """Scores of each sequence of a batch: (tokens, classes) or (classes,). The batch is on the
+    model's device.
     """
     # The host waits here for the device.
     scores = model.scores(batch).cpu().numpy()
-    return (
-        np.split(scores, batch.cu_seqlens.cpu().numpy()[1:-1])
-        if isinstance(batch, SpanBatch)
-        else list(scores)
-    )
+    if model.of_tokens:
+        return np.split(scores, batch.cu_seqlens.cpu().numpy()[1:-1])
+    return list(scores)
 
 
 def scores_of(
@@ -184,7 +188,7 @@ def load(folder: Path, device: str = "auto", embeds: bool = False) -> Saved:
     names = "vocab.txt", "tokenizer.json"
     words = next((w for n in names if (w := folder / n).is_file()), folder / names[0])
     huggingface.check_vocabulary(words, shape)
-    model: SpanPrediction | Classification | Embedding
+    model: FineTuned
     if embeds:
         model = Embedding(shape, bound)
         facts = {
@@ -195,7 +199,8 @@ def load(folder: Path, device: str = "auto", embeds: bool = False) -> Saved:
     elif facts["task"] == "squad":
         model = SpanPrediction(shape, bound)
     else:
-        model = Classification(shape, bound, len(facts["labels"]) or 1)
+        kind = Tagging if facts["task"] == "ner" else Classification
+        model = kind(shape, bound, len(facts["labels"]) or 1)
     weights = huggingface.weights_in(folder) or folder / "model.safetensors"
     lacking, _ = models.load(model, weights)
     # A head drawn at random would predict noise without a word.

@@ -374,7 +374,7 @@ def _summary(rows: Rows, texts: Sequence[tuple[str, ...]]) -> str:
     return f"{rows.path.name}: {rows.describe()}; {message}"
 
 
-def table_in(folder: Path, *stems: str) -> Path:
+def table_in(folder: Path, *stems: str, kinds: Sequence[str] = KINDS) -> Path:
     """The first of these tables in a folder, of any format, which reading it may refuse. Raises
     DataError for several files of one name, or none.
     """
@@ -387,5 +387,5 @@ def table_in(folder: Path, *stems: str) -> Path:
             raise DataError(f"{folder}: {message}")
         if found:
             return folder / found[0]
-    message = f"no {' or '.join(stems)} as {', '.join(f'.{kind}' for kind in KINDS)}"
+    message = f"no {' or '.join(stems)} as {', '.join(f'.{kind}' for kind in kinds)}"
     raise DataError(f"{folder}: {message} (it has {shortened(names)})")

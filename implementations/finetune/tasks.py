@@ -8,6 +8,7 @@ import hashlib
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,11 @@ from bert.kernels import Kernels
 from bert.model.config import BertConfig
 from common.env import ConfigError
 from common.files import write_text
-from finetune import glue, tables
+from finetune import conll, entities, glue, tables
 from finetune.batches import Samples
 from finetune.config import FinetuneConfig
-from finetune.dialect import Reading
-from finetune.models import Classification, SpanPrediction
+from finetune.dialect import KINDS, Reading
+from finetune.models import Classification, SpanPrediction, Tagging
 from finetune.squad import data as squad
 from finetune.squad.answers import Logits, Rules, predict
 from finetune.squad.features import Features, Limits, make_features, settings_of
@@ -32,9 +33,8 @@ from finetune.squad.score import best_threshold, score
 
 def build(config: FinetuneConfig, tokenizer: WordPiece) -> Squad | Glue:
     """The task, with the data that the mode needs. Raises DataError."""
-    return (
-        Squad(config, tokenizer) if config.task == "squad" else Glue(config, tokenizer)
-    )
+    kinds: dict[str, type[Squad | Glue]] = {"squad": Squad, "ner": Ner}
+    return kinds.get(config.task, Glue)(config, tokenizer)
 
 
 def digest(path: Path) -> str:
@@ -139,7 +139,14 @@ class Squad(TaskData):
 
 
 class Glue(TaskData):
-    """A GLUE task or a user's own table: train, dev and test in DATA, as .tsv, .csv or .jsonl."""
+    """A GLUE task or a user's own table: train, dev and test in DATA, as .tsv, .csv or .jsonl.
+
+    reads: of files with labels, and without.
+    """
+
+    head = Classification
+    kinds: tuple[str, ...] = KINDS
+    reads = tables.read, tables.read_texts
 
     def __init__(self, config: FinetuneConfig, tokenizer: WordPiece) -> None:
         super().__init__(config)
@@ -163,8 +170,8 @@ class Glue(TaskData):
             self._read_tests()
 
     def _read_training(self) -> None:
-        path = tables.table_in(self.config.data, "train")
-        table = tables.read(path, self.layout)
+        path = tables.table_in(self.config.data, "train", kinds=self.kinds)
+        table = self.reads[0](path, self.layout)
         # What training found in the file holds for dev, test and later predictions: a column or a
         # label of another order there must not change what a score means.
         self.layout = self.layout._replace(
@@ -182,12 +189,12 @@ class Glue(TaskData):
     def _read_tests(self) -> None:
         """The files of all parts as one, so that their predictions are batched together."""
         predicts = self.config.mode == "prediction"
+        usual = ("test", "dev", "valid") if predicts else ("dev", "valid")
         tests, digests = list[Samples](), list[str]()
         for part in self.task.parts:
-            stems = [f"test{part}", f"dev{part}"] if predicts else [f"dev{part}"]
-            path = tables.table_in(self.config.data, *stems)
-            read = tables.read_texts if predicts else tables.read
-            table = read(path, self.layout, self.num_texts)
+            stems = [f"{name}{part}" for name in usual]
+            path = tables.table_in(self.config.data, *stems, kinds=self.kinds)
+            table = self.reads[predicts](path, self.layout, self.num_texts)
             self.notes.append(f"test: {table.summary}")
             tests.append(self._samples(table))
             digests.append(digest(path))
@@ -209,7 +216,7 @@ class Glue(TaskData):
 
     def model(self, config: BertConfig, kernels: Kernels) -> Classification:
         # One output without labels: a regression.
-        return Classification(config, kernels, len(self.layout.labels) or 1)
+        return self.head(config, kernels, len(self.layout.labels) or 1)
 
     def finish(
         self, scores: Sequence[np.ndarray], folder: Path | None = None
@@ -235,13 +242,7 @@ class Glue(TaskData):
                 continue
             values = np.array([glue.chosen(row, names, several) for row in own])
             if folder is not None and names and not self.task.layout:
-                classes = glue.by_class(values, true, names)
-                _write_rows(folder / "classes.tsv", classes)
-                columns = zip(*classes, strict=True)
-                widths = [max(map(len, column)) for column in columns]
-                for line in classes:
-                    padded = "  ".join(map(str.ljust, line, widths))
-                    print(f"finetune: {padded.rstrip()}", file=sys.stderr)
+                _write_classes(folder, glue.by_class(values, true, names))
             for metric in self.task.metrics or usual:
                 name = f"{suffix}_{metric.__name__}".lstrip("_")
                 metrics[name] = metric(values, true)
@@ -258,7 +259,6 @@ class Glue(TaskData):
             said = glue.cell(value, self.layout.label_mark)
             cells = [f"{share:.6f}" for share in shares.values()]
             rows.append([str(number), said, *cells])
-        folder.mkdir(parents=True, exist_ok=True)
         _write_rows(folder / f"predictions{suffix}.tsv", rows)
         # GLUE's server takes index and prediction, and no other columns.
         if self.config.mode == "prediction" and self.task.layout:
@@ -280,6 +280,47 @@ class Glue(TaskData):
         }
 
 
+class Ner(Glue):
+    """Token classification: train, dev and test in DATA, as CoNLL's .txt or .conll."""
+
+    head = Tagging
+    kinds = "txt", "conll"
+    reads = conll.read, conll.read_words
+
+    def _samples(self, table: tables.Table) -> Samples:
+        self.num_texts = 1
+        self.table = table
+        names, length = self.layout.labels, self.config.length
+        return conll.encode(table, names, self.tokenizer, length)
+
+    def finish(
+        self, scores: Sequence[np.ndarray], folder: Path | None = None
+    ) -> dict[str, float]:
+        """Writes predictions.conll (word, tag if it is known, predicted tag), and classes.tsv, if
+        there is a folder; returns the metrics, the main one first, if tags are known.
+        """
+        assert self.test is not None
+        best = (
+            self.layout.labels[number]
+            for row, labels in zip(scores, self.test.labels["labels"], strict=True)
+            for number in row[labels != conll.IGNORED].argmax(axis=1)
+        )
+        words, true = self.table.texts, self.table.labels
+        said = [list(islice(best, len(tags))) for tags in true]
+        predicts = self.config.mode == "prediction"
+        if folder is not None:
+            rows = list[list[str]]()
+            for columns in zip(words, *[true] * (not predicts), said, strict=True):
+                rows += [*map(list, zip(*columns, strict=True)), []]
+            _write_rows(folder / "predictions.conll", rows)
+        if predicts:
+            return {}
+        metrics, classes = entities.scores(said, [*true])
+        if folder is not None:
+            _write_classes(folder, classes)
+        return metrics
+
+
 def _layout(config: FinetuneConfig) -> tables.Layout:
     """Columns of a user's own table: as set, else as in the training of the model."""
     facts = {} if config.trains else config.described
@@ -298,4 +339,14 @@ def _layout(config: FinetuneConfig) -> tables.Layout:
 
 
 def _write_rows(path: Path, rows: list[list[str]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, "".join("\t".join(row) + "\n" for row in rows))
+
+
+def _write_classes(folder: Path, rows: list[list[str]]) -> None:
+    """classes.tsv, shown too."""
+    _write_rows(folder / "classes.tsv", rows)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        padded = "  ".join(map(str.ljust, row, widths))
+        print(f"finetune: {padded.rstrip()}", file=sys.stderr)

@@ -128,7 +128,7 @@ def test_a_run_without_seeds_takes_its_trials_from_nexp(site):
     [
         (("squad", "batch"), "batch: expected NAME=VALUE"),
         (("glue", "task=TSV"), "task=TSV: expected NAME=VALUE; did you mean TASK=TSV?"),
-        (("TASK=MRPC",), "TASK=MRPC: expected squad or glue first"),
+        (("TASK=MRPC",), "TASK=MRPC: expected squad, glue or ner first"),
         (("squad", "--docker"), "--docker: expected NAME=VALUE"),
         (("glue", "--slurm"), "--slurm: expected NAME=VALUE"),
         (("squad", "BATCHSZIE=3"), "did you mean BATCHSIZE"),
@@ -145,6 +145,9 @@ def test_a_run_without_seeds_takes_its_trials_from_nexp(site):
         (("squad", "KEEP_BEST=1"), "KEEP_BEST is gone: the last epoch is kept"),
         (("squad", "TASK=table"), "squad TASK=table: ./run_finetuning.sh glue"),
         (("glue", "TASK=squad"), "glue TASK=squad: ./run_finetuning.sh squad"),
+        (("ner", "TASK=squad"), "ner TASK=squad: ./run_finetuning.sh squad"),
+        (("ner", "TASK=RTE"), "ner TASK=RTE: ./run_finetuning.sh glue TASK=RTE"),
+        (("glue", "TASK=ner"), "glue TASK=ner: ./run_finetuning.sh ner"),
         (("squad", "LR=fast"), "this configuration cannot run: LR='fast': expected a number"),
     ],
 )  # fmt: skip
