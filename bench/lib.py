@@ -8,7 +8,6 @@ import json
 import os
 import platform
 import re
-import resource
 import subprocess
 import sys
 import time
@@ -52,35 +51,12 @@ def integer(text: str) -> int:
     raise argparse.ArgumentTypeError(f"{text!r}: expected an integer of at least 1")
 
 
-def file(text: str) -> Path:
-    path = Path(text)
-    if not path.is_file():
-        raise argparse.ArgumentTypeError(f"{text}: no such file")
-    return path
-
-
 def explain(error: BaseException) -> str:
     """Root cause in one line; all tracebacks are printed to stderr."""
     traceback.print_exception(type(error), error, error.__traceback__, file=sys.stderr)
     cause = root_cause(error)
     # A problem is one field of a JSON line, so it is short; stderr has the rest.
     return f"{type(cause).__name__}: {' '.join(str(cause).split())}"[:300]
-
-
-def cpu_seconds(function: Callable[[], object]) -> float:
-    """CPU seconds of a call and its child processes; wall time misleads on a shared machine."""
-
-    def spent() -> float:
-        # Children count from the moment that they are waited for.
-        usages = [
-            resource.getrusage(who)
-            for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-        ]
-        return sum(usage.ru_utime + usage.ru_stime for usage in usages)
-
-    before = spent()
-    function()
-    return spent() - before
 
 
 def in_turns(
