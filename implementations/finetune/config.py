@@ -22,6 +22,11 @@ from finetune.dialect import QUOTING
 # As in the fine-tuning of the BERT paper: Adam with decay, 10% of warm-up, then linear to 0.
 DEFAULTS = {"OPTIMIZER": "adamw", "LR_SCHEDULE": "linear", "WARMUP_PROPORTION": "0.1"}
 
+# Other tasks' files say these themselves.
+OF_TABLES = (
+    "TEXT_COLUMNS", "LABEL_COLUMN", "LABEL_SEPARATOR", "SEPARATOR", "QUOTING", "NO_HEADER", "REGRESSION",
+)  # fmt: skip
+
 # What a resumed run may change, besides rundir.OUTPUT. Paths are compared by the content of their
 # files.
 ROUNDING = (
@@ -203,6 +208,11 @@ class FinetuneConfig(Hardware):
                 f"EVAL_EVERY_EPOCHS={self.eval_every_epochs:g} evaluates, which MODE=train does not"
             )
         self.observers.check(self.run)
+        for name in () if self.task in ("table", "TSV") else OF_TABLES:
+            if getattr(self, name.lower()):
+                raise ConfigError(
+                    f"{name} is of tables: unset it, or TASK=table instead of {self.task}"
+                )
         if self.graph.cuda_graph:
             raise ConfigError(
                 "CUDA_GRAPH=1 captures steps of pretraining: unset it to fine-tune"
