@@ -21,6 +21,7 @@ from bert.data.synthetic import synthetic_records
 from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
 
+from .. import forked
 from ..forked import Command
 from ..waiting import free_ports
 from .plain import model_of
@@ -32,6 +33,12 @@ NOTHING: Mapping[str, str] = {}
 
 SHAPE = {"vocab_size": VOCABULARY, "hidden_size": 24, "num_hidden_layers": 2,
          "num_attention_heads": 3, "intermediate_size": 40, "max_position_embeddings": LENGTH}  # fmt: skip
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """What DeepSpeed imports takes three seconds of a core: once, where tests of it are to run."""
+    if any(item.get_closest_marker("deepspeed") for item in session.items):
+        forked.PRELOADED.append("torch._inductor.compile_fx")
 
 
 @pytest.fixture
@@ -132,10 +139,11 @@ def prepared(tmp_path: Path, make_records: Callable[..., Records]) -> dict[str, 
 
 @pytest.fixture
 def run_bert(repository: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """run(environment, ranks=1, arguments=(), odd={}) -> the finished ``python -m bert`` (of rank
-    0).
+    """run(environment, ranks=1, arguments=(), odd={}, status=None, **settings) -> the finished
+    ``python -m bert`` (of rank 0).
 
-    odd: what rank 1 has in its environment besides.
+    odd: what rank 1 has in its environment besides; status: the exit status that is expected;
+    settings: variables beside those of the environment.
     """
 
     def run(
@@ -143,13 +151,16 @@ def run_bert(repository: Path) -> Callable[..., subprocess.CompletedProcess[str]
         ranks: int = 1,
         arguments: tuple[str, ...] = (),
         odd: Mapping[str, str] = NOTHING,
+        status: int | None = None,
+        **settings: object,
     ) -> Any:
         base = {
             "PATH": os.environ["PATH"],
             "HOME": "/nonexistent",
             "GLOO_SOCKET_IFNAME": "lo",
         }
-        base |= environment | {
+        base |= environment | {name: str(value) for name, value in settings.items()}
+        base |= {
             "WORLD_SIZE": str(ranks),
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(free_ports()),
@@ -159,9 +170,11 @@ def run_bert(repository: Path) -> Callable[..., subprocess.CompletedProcess[str]
         ]
         started = [Command("bert", base | one, arguments) for one in own]
         try:
-            return started[0].finish()
+            finished = started[0].finish()
         finally:
             for command in started:
                 command.kill()
+        assert status in (None, finished.returncode), finished.stderr
+        return finished
 
     return run

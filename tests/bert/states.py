@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from pathlib import Path
 
@@ -24,9 +25,9 @@ def same(a, b):
     return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
 
 
-def newest(folder):
-    """The state in the newest checkpoint of a folder."""
-    return torch.load(sorted(Path(folder).glob("step_*.pt"))[-1], weights_only=True)
+def newest(folder, pattern="step_*.pt"):
+    """The state in the newest checkpoint of a folder, or in the named one."""
+    return torch.load(sorted(Path(folder).glob(pattern))[-1], weights_only=True)
 
 
 def write_in_shards(folder, steps, tensors, **facts):
@@ -59,10 +60,45 @@ def write_in_shards(folder, steps, tensors, **facts):
     return path
 
 
+# A run that is trained to its last step and saved on its way.
+UNTIMED = {"EVAL_ITER_SAMPLES": "0", "TARGET_MLM_ACCURACY": "0", "CHECKPOINT_EVERY_STEPS": "2"}  # fmt: skip
+
+
 def folders(parent, name):
     """Settings of a run that keeps its checkpoints in one folder, and all else in another."""
     own = {"CHECKPOINT_DIR": name, "RUN_DIR": f"run_{name}"}
     return {variable: str(parent / folder) for variable, folder in own.items()}
+
+
+def events(environment, trial=0):
+    """What the log of a run holds, which is all of a form."""
+    text = Path(environment["RUN_DIR"], f"result_{trial}.txt").read_text()
+    return [json.loads(line.removeprefix(":::MLLOG ")) for line in text.splitlines()]
+
+
+def values(environment, key, trial=0):
+    """The values of a key in the log of a run."""
+    return [
+        event["value"] for event in events(environment, trial) if event["key"] == key
+    ]
+
+
+def losses(finished):
+    """As a run's progress lines print them."""
+    return re.findall(r"loss ([\d.]+) \(mlm", finished.stderr)
+
+
+def content(*folders: Path) -> dict[str, bytes]:
+    """Of all files."""
+    files = [path for folder in folders for path in folder.rglob("*")]
+    return {str(path): path.read_bytes() for path in files if path.is_file()}
+
+
+def zero_json(folder, stage=2):
+    """Settings of a run by DeepSpeed in a stage of ZeRO."""
+    path = Path(folder, f"ds_{stage}.json")
+    path.write_text(json.dumps({"zero_optimization": {"stage": stage}}))
+    return {"ENGINE": "deepspeed", "DEEPSPEED_CONFIG": str(path)}
 
 
 def without_dropout(prepared):

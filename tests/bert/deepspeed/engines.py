@@ -67,3 +67,20 @@ def curve(world, step, first, last, accumulate):
 
 
 STAGES = [{"stage": 1}, {"stage": 2}]
+
+
+def same_optimizer(found, expected, atol=2e-5, exact=False):
+    """Fails if masters or moments differ. The gradient of a key's bias is 0 except rounding, which
+    Adam amplifies.
+    """
+    assert found.keys() == expected.keys()
+    assert found["num_steps"] == expected["num_steps"]
+    for part in found.keys() - {"num_steps"}:
+        for name, tensor in found[part].items():
+            known, what = expected[part][name], f"{part} {name}"
+            if exact:
+                assert torch.equal(tensor, known), what
+            elif not name.endswith("key.bias"):
+                torch.testing.assert_close(
+                    tensor, known, atol=atol, rtol=1e-3, msg=what
+                )
