@@ -58,24 +58,19 @@ def test_the_first_module_that_differs_is_named_and_equal_runs_are_equal(
     assert [path.name for path in one.iterdir()] == ["step_1_rank_0.safetensors"]
     (path,) = one.iterdir()
     names = [name.rpartition(".") for name, *_ in debug.differences(path, path)]
-    forward, backward = (
-        [name for name, _, kind in names if kind == which]
-        for which in ("activation", "gradient")
-    )
-    assert backward == [name for name in reversed(forward) if name in set(backward)], (
-        "as the step computes them"
-    )
+    forward = [name for name, _, kind in names if kind == "activation"]
+    backward = [name for name, _, kind in names if kind == "gradient"]
+    # As the step computes them.
+    assert backward == [name for name in reversed(forward) if name in set(backward)]
     assert compare(one, captured("again", recompute=True)) == 0
     assert capsys.readouterr().out == "equal\n"
     spoilt = captured("spoilt", spoil="bert.encoder.layer.1.intermediate.dense.bias")
     assert compare(one, spoilt) == 1
     said = capsys.readouterr().out.splitlines()
-    assert said[-1] == (
-        "the first that differs: 1.bert.encoder.layer.1.intermediate.activation of step_1_rank_0.safetensors"
-    )
-    assert any("2.bert.encoder.layer.0.attention.gradient" in line for line in said), (
-        "gradients flow back to layer 0"
-    )
+    first = "1.bert.encoder.layer.1.intermediate.activation of step_1_rank_0"
+    assert said[-1] == f"the first that differs: {first}.safetensors"
+    # Gradients flow back to layer 0.
+    assert any("2.bert.encoder.layer.0.attention.gradient" in line for line in said)
     assert not any("layer.0" in line and ".activation" in line for line in said)
     assert compare(one, one / "nothing") == 2
 
@@ -85,13 +80,9 @@ def test_of_several_steps_the_first_that_differs_is_the_earliest(captured, capsy
     names = {f"step_{step}_rank_0.safetensors" for step in range(1, 12)}
     assert {path.name for path in one.iterdir()} == names
     assert compare(one, other) == 1
-    assert (
-        capsys.readouterr()
-        .out.splitlines()[-1]
-        .endswith(
-            "activation of step_2_rank_0.safetensors"  # the first after the update
-        )
-    )
+    # The first after the update.
+    last = "activation of step_2_rank_0.safetensors"
+    assert capsys.readouterr().out.splitlines()[-1].endswith(last)
     config = CaptureConfig(steps=2)
     with pytest.raises(ConfigError, match="CAPTURE_STEPS=2 and CAPTURE is not set"):
         config.check(rundir.RunConfig(), uses_graph=False)
@@ -124,9 +115,8 @@ def file(tmp_path):
 @pytest.mark.parametrize("turned", [False, True], ids=["first", "second"])
 def test_a_tensor_that_only_one_of_two_has_differs(file, capsys, turned):
     less = file("less", **{"1.a.activation": torch.ones(3)})
-    more = file(
-        "more", **{"1.a.activation": torch.ones(3), "1.b.activation": torch.ones(3)}
-    )
+    names = "1.a.activation", "1.b.activation"
+    more = file("more", **{name: torch.ones(3) for name in names})
     pair = (more, less) if turned else (less, more)
     assert compare(*pair) == 1
     assert capsys.readouterr().out.endswith("the first that differs: 1.b.activation\n")
@@ -149,18 +139,13 @@ def test_a_damaged_capture_is_bad_input_not_a_difference(
 
 
 def test_a_missing_gradient_counts_as_zero(file):
-    never = file(
-        "never", **{"a.gradient": torch.empty(0), "a.activation": torch.empty(0)}
-    )
+    names = "a.gradient", "a.activation"
+    never = file("never", **{name: torch.empty(0) for name in names})
     for value, worst in ((0.0, 0.0), (2.0, 2.0)):
-        came = file(
-            "came",
-            **{"a.gradient": torch.full((3,), value), "a.activation": torch.zeros(3)},
-        )
+        both = torch.full((3,), value), torch.zeros(3)
+        came = file("came", **dict(zip(names, both, strict=True)))
         for one, other in ((never, came), (came, never)):
-            found = {
-                name: absolute for name, absolute, _ in debug.differences(one, other)
-            }
+            found = {name: most for name, most, _ in debug.differences(one, other)}
             assert found == {"a.gradient": worst, "a.activation": float("inf")}
 
 
@@ -184,16 +169,13 @@ def _steps_in(trace):
 def test_an_invalid_span_of_steps_is_refused(tmp_path):
     folder = rundir.RunConfig(run_dir=tmp_path)
     ProfileConfig(steps="2,3").check(folder, 3)
-    with pytest.raises(
-        ConfigError,
-        match="PROFILE_STEPS=2,3: this process takes 2 steps: choose among these",
+    form = r"PROFILE_STEPS='.*': expected the first and the last step"
+    few = "PROFILE_STEPS=2,3: this process takes 2 steps: choose among these"
+    nowhere = rundir.RunConfig(), "PROFILE_STEPS writes to RUN_DIR"
+    for steps, count, (place, said) in (
+        ("2,3", 2, (folder, few)),
+        *((steps, 8, (folder, form)) for steps in ("3", "3,2", "0,1", "a,b")),
+        ("2,3", 8, nowhere),
     ):
-        ProfileConfig(steps="2,3").check(folder, 2)
-    for steps in ("3", "3,2", "0,1", "a,b"):
-        with pytest.raises(
-            ConfigError,
-            match=r"PROFILE_STEPS='.*': expected the first and the last step",
-        ):
-            ProfileConfig(steps=steps).check(folder, 8)
-    with pytest.raises(ConfigError, match="PROFILE_STEPS writes to RUN_DIR"):
-        ProfileConfig(steps="2,3").check(rundir.RunConfig(), 8)
+        with pytest.raises(ConfigError, match=said):
+            ProfileConfig(steps=steps).check(place, count)

@@ -25,23 +25,13 @@ from ..plain import model_of
 
 @pytest.mark.parametrize(
     ("start", "every", "steps"),
-    [
-        (0, 300, {3, 6, 9}),
-        (500, 300, {5, 8}),
-        (100, 300, {1, 4, 7, 10}),
-        (901, 300, {10}),
-        (0, 0, set()),
-    ],
-)
+    [(0, 300, {3, 6, 9}), (500, 300, {5, 8}), (100, 300, {1, 4, 7, 10}), (901, 300, {10}), (0, 0, set())],
+)  # fmt: skip
 def test_evaluations_begin_at_their_start_and_go_on_at_their_interval(
     start, every, steps
 ):
-    assert (
-        evaluation_steps(
-            EvaluationConfig(start_samples=start, every_samples=every), 100, 1000
-        )
-        == steps
-    )
+    config = EvaluationConfig(start_samples=start, every_samples=every)
+    assert evaluation_steps(config, 100, 1000) == steps
 
 
 def test_ranks_share_the_first_examples_alone(make_records):
@@ -57,30 +47,20 @@ def test_each_rank_tells_the_accuracy_and_losses_of_all_of_them(prepared, tiny):
 
     def evaluated(rank, size, gather):
         world = SimpleNamespace(
-            rank=rank,
-            size=size,
-            device=torch.device("cpu"),
-            agree=lambda *_: None,
-            peers=lambda _: [rank],
-            objects=lambda mine: [mine],
-            first_text=str,
-            sum=gather,
-        )
-        config = EvaluationConfig(
-            evaldir=Path(prepared["EVALDIR"]), num_examples=17, batch_size=4
-        )
-        return Evaluator(
-            config, tiny.max_position_embeddings, tiny.vocab_size, "", world
-        )(model)
+            rank=rank, size=size, device=torch.device("cpu"), agree=lambda *_: None, peers=lambda _: [rank],
+            objects=lambda mine: [mine], first_text=str, sum=gather,
+        )  # fmt: skip
+        folder = Path(prepared["EVALDIR"])
+        config = EvaluationConfig(evaldir=folder, num_examples=17, batch_size=4)
+        length = tiny.max_position_embeddings
+        return Evaluator(config, length, tiny.vocab_size, "", world)(model)
 
     counts = []
     for rank in range(3):
         evaluated(rank, 3, lambda totals: counts.append(totals) or totals)
     together = evaluated(0, 3, lambda totals: sum(counts))
-    alone = evaluated(0, 1, lambda totals: totals)
-    assert dataclasses.astuple(together) == pytest.approx(
-        dataclasses.astuple(alone), rel=1e-6
-    )
+    whole = dataclasses.astuple(evaluated(0, 1, lambda totals: totals))
+    assert dataclasses.astuple(together) == pytest.approx(whole, rel=1e-6)
 
 
 def test_padding_of_a_fixed_capacity_counts_neither_as_words_nor_as_sequences(
@@ -88,14 +68,11 @@ def test_padding_of_a_fixed_capacity_counts_neither_as_words_nor_as_sequences(
 ):
     torch.manual_seed(0)
     model = model_of(tiny, seed=None).eval()
-    batch = make_batch(
-        make_records(5, packed=False), np.arange(5), tiny.max_position_embeddings
-    )
+    records = make_records(5, packed=False)
+    batch = make_batch(records, np.arange(5), tiny.max_position_embeddings)
     room = PretrainingCapacity.of(3 * batch.num_tokens, 9)
     with torch.no_grad():
-        exact, padded = (
-            _count(model, batch),
-            _count(model, static_batch(batch, graph_capacity(room, 3))),
-        )
+        exact = _count(model, batch)
+        padded = _count(model, static_batch(batch, graph_capacity(room, 3)))
     assert exact[-1] == 5
     torch.testing.assert_close(padded, exact)

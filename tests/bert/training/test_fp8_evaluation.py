@@ -11,16 +11,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from bert.core.dist import DistConfig, World
 from bert.kernels.fp8 import linear as fp8_linear
 from bert.training import evaluate
 from bert.training.evaluate import EvaluationGraph, Evaluator, warm_up
 
 from .. import no_gpu
-from ..plain import model_of, step_of
+from ..plain import CPU, alone, model_of, step_of
+from ..states import same
 
-CPU = torch.device("cpu")
-WORLD = World(DistConfig(device="cpu"))
+WORLD = alone()
 LENGTH, RATE = 48, 0.02
 
 
@@ -50,9 +49,8 @@ class _Run:
             return self.evaluator(model)
 
     def state(self):
-        return [
-            t.clone() for t in (*self.step.state_tensors(), *self.model.parameters())
-        ]
+        held = *self.step.state_tensors(), *self.model.parameters()
+        return [tensor.clone() for tensor in held]
 
 
 @pytest.fixture
@@ -78,9 +76,7 @@ def test_training_with_evaluations_between_is_the_training_without_also_from_a_c
     for number in range(4):
         before, random_state = evaluated.state(), torch.get_rng_state()
         evaluated.evaluate()
-        assert all(
-            torch.equal(a, b) for a, b in zip(before, evaluated.state(), strict=True)
-        )
+        assert same(before, evaluated.state())
         assert torch.equal(torch.get_rng_state(), random_state)
         assert evaluated.step.needs_calibration_step == (number == 0)
         if number == 2:
@@ -89,9 +85,7 @@ def test_training_with_evaluations_between_is_the_training_without_also_from_a_c
             evaluated.evaluate()
         found += evaluated.train(batches, [number])
     assert found == losses
-    assert all(
-        torch.equal(a, b) for a, b in zip(plain.state(), evaluated.state(), strict=True)
-    )
+    assert same(plain.state(), evaluated.state())
 
 
 def test_it_is_near_the_evaluation_in_bf16_which_it_is_before_the_first_step(
@@ -125,18 +119,19 @@ def test_weights_are_cast_once_an_evaluation_and_again_for_the_next(
     ours.train(batches, [0])
     ours.evaluate()
     monkeypatch.setattr(fp8_linear, "cast_rows", counted)
-    places = [
-        user.fp8.held.numbers.data_ptr() for user in ours.model.bert.encoder.fp8_users
-    ]
+
+    def places():
+        users = ours.model.bert.encoder.fp8_users
+        return [user.fp8.held.numbers.data_ptr() for user in users]
+
+    before = places()
     ours.train(batches, [1])
     assert casts == []
     later = ours.evaluate()
     assert len(ours.evaluator.batches) == 4
-    products = len(places)
+    products = len(before)
     assert (sum(casts), len(casts)) == (products, products + 4 * products)
-    assert places == [
-        user.fp8.held.numbers.data_ptr() for user in ours.model.bert.encoder.fp8_users
-    ]
+    assert places() == before
     other = run()
     other.step.load_state_dict(ours.step.state_dict())
     assert other.evaluate() == later, "of the weights as they are now"
@@ -148,20 +143,13 @@ class _Recorded:
     """
 
     def __init__(self, run, scaling):
-        self.run, self.scaling, self.mode, self.starts = (
-            run,
-            scaling,
-            scaling.evaluates,
-            0,
-        )
+        self.run, self.scaling, self.starts = run, scaling, 0
+        self.mode = scaling.evaluates
         run()
 
     def replay(self):
-        mode, self.scaling.evaluates, self.starts = (
-            self.scaling.evaluates,
-            self.mode,
-            self.starts + 1,
-        )
+        mode, self.scaling.evaluates = self.scaling.evaluates, self.mode
+        self.starts += 1
         with torch.no_grad():
             for module in self.modules:
                 module.training = False
@@ -191,25 +179,23 @@ def test_a_graph_recorded_before_the_first_step_evaluates_the_current_weights(
     monkeypatch.setattr(evaluate, "capture", capture)
     monkeypatch.setattr(EvaluationGraph, "__init__", noted)
     graphed, eager = run(graphed=True), run()
-    assert graphed.step.needs_calibration_step, (
-        "recorded as if scales were known, and that forgotten"
-    )
+    # Recorded as if scales were known, and that forgotten.
+    assert graphed.step.needs_calibration_step
     assert recordings[0].mode
-    close = {
-        name: pytest.approx(value, rel=1e-3)
-        for name, value in dataclasses.asdict(eager.evaluate()).items()
-    }
-    assert dataclasses.asdict(graphed.evaluate()) == close
-    assert recordings[0].starts == 0, (
-        "before the first step it is in bf16, which the graph is not"
-    )
+
+    def check_close(rel):
+        found, expected = graphed.evaluate(), eager.evaluate()
+        for name, value in dataclasses.asdict(expected).items():
+            assert getattr(found, name) == pytest.approx(value, rel=rel), name
+
+    check_close(1e-3)
+    # Before the first step it is in bf16, which the graph is not.
+    assert recordings[0].starts == 0
     for number in (1, 2):
         assert graphed.train(batches, [number]) == eager.train(batches, [number])
         starts = recordings[0].starts
-        found, expected = graphed.evaluate(), eager.evaluate()
+        check_close(1e-4)
         assert recordings[0].starts == starts + len(graphed.evaluator.batches)
-        for name, value in dataclasses.asdict(expected).items():
-            assert getattr(found, name) == pytest.approx(value, rel=1e-4), name
 
 
 def test_a_rehearsal_computes_in_fp8_and_leaves_no_trace(run, monkeypatch):
@@ -223,4 +209,4 @@ def test_a_rehearsal_computes_in_fp8_and_leaves_no_trace(run, monkeypatch):
     assert ours.step.needs_calibration_step
     assert ours.model.training
     assert not ours.model.evaluates_in_fp8
-    assert all(torch.equal(a, b) for a, b in zip(before, ours.state(), strict=True))
+    assert same(before, ours.state())

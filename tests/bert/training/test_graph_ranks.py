@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import itertools
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,7 +35,7 @@ from .. import no_gpu
 from ..plain import NO_DROPOUT, model_of, step_of
 from ..ranks import run_ranks
 
-MODEL = BertConfig(vocab_size=61, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32,
+MODEL = BertConfig(vocab_size=61, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
                    max_position_embeddings=16, initializer_range=0.2)  # fmt: skip
 
 
@@ -110,6 +111,11 @@ def _outcome(world, step, take, batches, micro_batches):
     return [*results, *(tensor.clone() for tensor in step.state_tensors())]
 
 
+def _check_same(found, expected, *where):
+    for number, pair in enumerate(zip(found, expected, strict=True)):
+        assert torch.equal(*pair), (*where, number)
+
+
 def _check_replays(world):
     batches = _batches(world)
     for variant in VARIANTS[world.size]:
@@ -121,8 +127,7 @@ def _check_replays(world):
             # On a CPU the memory of the graph is that of its examples.
             take = GraphedStep(step, copy.deepcopy(batches[: variant.micro_batches]))
             found = _outcome(world, step, take, batches, variant.micro_batches)
-        for number, pair in enumerate(zip(found, expected, strict=True)):
-            assert torch.equal(*pair), (variant, number)
+        _check_same(found, expected, variant)
 
 
 def test_replays_change_results_and_state_as_eager_steps_do_bit_for_bit():
@@ -133,23 +138,20 @@ def _check_failures(world):
     batches, variant = _batches(world), Variant("bf16", {}, resumed=True)
     step = _step(world, variant, batches)
     expected = _outcome(world, step, step, batches, 1)
-    for place in ("forward", "backward"):
-        for ranks in ([0, 1], [1]):
-            with pytest.MonkeyPatch.context() as patch:
-                no_gpu.captures(patch)
-                step = _step(world, variant, batches)
-                layer = step.model.bert.encoder.layer[0]
-                if world.rank in ranks and place == "forward":
-                    layer.register_forward_hook(no_gpu.uncapturable)
-                elif world.rank in ranks:
-                    next(layer.parameters()).register_hook(no_gpu.uncapturable)
-                take = capture_or_warm_up(
-                    step, lambda: batches[:1], graph=True, warm_up=False
-                )
-                assert take is step
-                found = _outcome(world, step, take, batches, 1)
-            for number, pair in enumerate(zip(found, expected, strict=True)):
-                assert torch.equal(*pair), (place, ranks, number)
+    for place, ranks in itertools.product(("forward", "backward"), ([0, 1], [1])):
+        with pytest.MonkeyPatch.context() as patch:
+            no_gpu.captures(patch)
+            step = _step(world, variant, batches)
+            layer = step.model.bert.encoder.layer[0]
+            if world.rank in ranks and place == "forward":
+                layer.register_forward_hook(no_gpu.uncapturable)
+            elif world.rank in ranks:
+                next(layer.parameters()).register_hook(no_gpu.uncapturable)
+            given = {"graph": True, "warm_up": False}
+            take = capture_or_warm_up(step, lambda: batches[:1], **given)
+            assert take is step
+            found = _outcome(world, step, take, batches, 1)
+        _check_same(found, expected, place, ranks)
 
 
 def test_after_a_capture_that_fails_eager_steps_wait_for_nothing_of_it():
@@ -178,8 +180,7 @@ def _check_evaluation(world):
             with pytest.raises(CaptureError) if fails else contextlib.nullcontext():
                 EvaluationGraph(EvaluationConfig(), 16, step.model, world.device)
             found = _outcome(world, step, take, batches, 1)
-        for number, pair in enumerate(zip(found, expected, strict=True)):
-            assert torch.equal(*pair), (fails, number)
+        _check_same(found, expected, fails)
 
 
 def test_the_seed_reaches_captured_steps_whether_or_not_the_evaluation_is_captured():

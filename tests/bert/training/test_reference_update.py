@@ -24,32 +24,17 @@ from bert.training.schedule import ScheduleConfig, learning_rate
 from ..plain import model_of, step_of
 from ..ranks import run_ranks
 
-NUM_STEPS, NUM_RANKS, NUM_MICRO_BATCHES, NUM_ROWS, LENGTH, VOCABULARY, NUM_HEADS = (
-    20,
-    2,
-    2,
-    2,
-    16,
-    61,
-    2,
-)
+NUM_STEPS, NUM_RANKS, NUM_MICRO_BATCHES, NUM_ROWS = 20, 2, 2, 1
+LENGTH, VOCABULARY, NUM_HEADS = 16, 61, 2
 MODEL = BertConfig(vocab_size=VOCABULARY, hidden_size=16, num_hidden_layers=2, num_attention_heads=NUM_HEADS,
                    intermediate_size=32, max_position_embeddings=LENGTH, initializer_range=0.2, hidden_act="gelu",
                    hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)  # fmt: skip
-BASE_RATE, WARMUP, BETA_1, BETA_2, EPSILON, DECAY, MAX_NORM = (
-    1e-3,
-    4,
-    0.83,
-    0.925,
-    1e-6,
-    0.01,
-    1.0,
-)
+BASE_RATE, WARMUP = 1e-3, 4
+BETA_1, BETA_2, EPSILON, DECAY, MAX_NORM = 0.83, 0.925, 1e-6, 0.01, 1.0
 KEY_BIAS = "attention.self.key.bias"  # its true gradient is 0
 
 
 # --- the trainer
-# -----------------------------------------------------------------------------------------------------
 
 
 def _batch(step, rank, micro):
@@ -73,18 +58,14 @@ def _model():
 def _train(world, folder):
     for sharded in (False, True):
         rule = rules.LambConfig(beta1=BETA_1, beta2=BETA_2, eps=EPSILON, weight_decay=DECAY)  # fmt: skip
-        clipped = {"clip": "before", "max_grad_norm": MAX_NORM}
-        step = step_of(
-            _model(), "fp32", world, True, sharded=sharded, lamb=rule, **clipped
-        )
-        schedule = ScheduleConfig(
-            lr=BASE_RATE, max_steps=NUM_STEPS + 5, warmup_steps=WARMUP
-        )
+        given = {"sharded": sharded, "clip": "before", "max_grad_norm": MAX_NORM}
+        step = step_of(_model(), "fp32", world, True, lamb=rule, **given)
+        rates = {"lr": BASE_RATE, "max_steps": NUM_STEPS + 5, "warmup_steps": WARMUP}
+        schedule = ScheduleConfig(**rates)
         losses = []
         for number in range(NUM_STEPS):
-            batches = [
-                _batch(number, world.rank, micro) for micro in range(NUM_MICRO_BATCHES)
-            ]
+            micros = range(NUM_MICRO_BATCHES)
+            batches = [_batch(number, world.rank, micro) for micro in micros]
             result = step(batches, learning_rate(number + 1, schedule))
             losses.append([float(loss) for loss in result.losses])
         everyones = [None] * NUM_RANKS
@@ -95,7 +76,6 @@ def _train(world, folder):
 
 
 # --- the re-statement
-# ------------------------------------------------------------------------------------------------
 
 
 def _rate(step):
@@ -108,9 +88,8 @@ def _rate(step):
 
 def _norm(w, name, x):
     mean, variance = x.mean(-1, keepdim=True), x.var(-1, unbiased=False, keepdim=True)
-    return (x - mean) / torch.sqrt(variance + 1e-12) * w[f"{name}.weight"] + w[
-        f"{name}.bias"
-    ]
+    scaled = (x - mean) / torch.sqrt(variance + 1e-12)
+    return scaled * w[f"{name}.weight"] + w[f"{name}.bias"]
 
 
 def _dense(w, name, x):
@@ -122,10 +101,8 @@ def _gelu(x):
 
 
 def _encode(w, ids, segments):
-    tables = [
-        w[f"bert.embeddings.{kind}_embeddings.weight"]
-        for kind in ("word", "position", "token_type")
-    ]
+    kinds = "word", "position", "token_type"
+    tables = [w[f"bert.embeddings.{kind}_embeddings.weight"] for kind in kinds]
     x = tables[0][ids] + tables[1][: len(ids)] + tables[2][segments]
     x = _norm(w, "bert.embeddings.LayerNorm", x)
     for number in range(MODEL.num_hidden_layers):
@@ -138,83 +115,62 @@ def _encode(w, ids, segments):
         )
         weights = torch.softmax(q @ k.transpose(1, 2) / math.sqrt(q.shape[-1]), dim=-1)
         context = (weights @ v).transpose(0, 1).reshape(len(ids), -1)
-        x = _norm(
-            w,
-            f"{layer}attention.output.LayerNorm",
-            x + _dense(w, f"{layer}attention.output.dense", context),
-        )
+        attended = _dense(w, f"{layer}attention.output.dense", context)
+        x = _norm(w, f"{layer}attention.output.LayerNorm", x + attended)
         wide = _gelu(_dense(w, f"{layer}intermediate.dense", x))
-        x = _norm(
-            w, f"{layer}output.LayerNorm", x + _dense(w, f"{layer}output.dense", wide)
-        )
+        narrow = _dense(w, f"{layer}output.dense", wide)
+        x = _norm(w, f"{layer}output.LayerNorm", x + narrow)
     return x
 
 
 def _losses(w, batch):
     """(mean over the masked tokens, mean over the sequences)."""
-    offsets, masked, mlm, nsp = (
-        batch.cu_seqlens.tolist(),
-        batch.masked_positions,
-        [],
-        [],
-    )
+    offsets, masked = batch.cu_seqlens.tolist(), batch.masked_positions
+    words, segments = batch.input_ids.long(), batch.segment_ids.long()
+    mlm, nsp = [], []
     for number, (begin, end) in enumerate(itertools.pairwise(offsets)):
-        x = _encode(
-            w, batch.input_ids[begin:end].long(), batch.segment_ids[begin:end].long()
-        )
+        x = _encode(w, words[begin:end], segments[begin:end])
         mine = (begin <= masked) & (masked < end)
-        t = _gelu(
-            _dense(w, "cls.predictions.transform.dense", x[masked[mine].long() - begin])
-        )
+        places = masked[mine].long() - begin
+        t = _gelu(_dense(w, "cls.predictions.transform.dense", x[places]))
         t = _norm(w, "cls.predictions.transform.LayerNorm", t)
-        logits = (
-            t @ w["bert.embeddings.word_embeddings.weight"].t()
-            + w["cls.predictions.bias"]
-        )[:, :VOCABULARY]
-        mlm.append(
-            torch.logsumexp(logits, 1)
-            - logits.gather(1, batch.masked_labels[mine, None])[:, 0]
-        )
+        logits = t @ w["bert.embeddings.word_embeddings.weight"].t()
+        logits = (logits + w["cls.predictions.bias"])[:, :VOCABULARY]
+        right = logits.gather(1, batch.masked_labels[mine, None])[:, 0]
+        mlm.append(torch.logsumexp(logits, 1) - right)
         pooled = torch.tanh(_dense(w, "bert.pooler.dense", x[0]))
         logits = _dense(w, "cls.seq_relationship", pooled)
-        nsp.append(
-            torch.logsumexp(logits, 0) - logits[batch.next_sentence_labels[number]]
-        )
+        right = logits[batch.next_sentence_labels[number]]
+        nsp.append(torch.logsumexp(logits, 0) - right)
     return torch.cat(mlm).mean(), torch.stack(nsp).mean()
 
 
 def _reference():
     """(losses by rank and step, state) in fp64."""
-    w = {
-        name: p.detach().double().requires_grad_()
-        for name, p in _model().named_parameters()
-    }
+    parameters = _model().named_parameters()
+    w = {name: p.detach().double().requires_grad_() for name, p in parameters}
     m, v = ({name: torch.zeros_like(p) for name, p in w.items()} for _ in range(2))
     losses = np.zeros((NUM_RANKS, NUM_STEPS, 2))
     for t in range(1, NUM_STEPS + 1):
         gradient = {name: torch.zeros_like(p) for name, p in w.items()}
-        for rank in range(NUM_RANKS):
-            for micro in range(NUM_MICRO_BATCHES):
-                pair = _losses(w, _batch(t - 1, rank, micro))
-                own = torch.autograd.grad(sum(pair), list(w.values()))
-                clip = MAX_NORM / max(
-                    MAX_NORM, math.sqrt(sum(float(g.square().sum()) for g in own))
-                )
-                assert clip < 1, "nothing to clip"
-                for name, g in zip(w, own, strict=True):
-                    gradient[name] += g * clip / (NUM_RANKS * NUM_MICRO_BATCHES)
-                losses[rank, t - 1] += [
-                    float(loss.detach()) / NUM_MICRO_BATCHES for loss in pair
-                ]
+        for rank, micro in itertools.product(
+            range(NUM_RANKS), range(NUM_MICRO_BATCHES)
+        ):
+            pair = _losses(w, _batch(t - 1, rank, micro))
+            own = torch.autograd.grad(sum(pair), list(w.values()))
+            norm = math.sqrt(sum(float(g.square().sum()) for g in own))
+            assert norm > MAX_NORM, "nothing to clip"
+            for name, g in zip(w, own, strict=True):
+                share = MAX_NORM / norm / (NUM_RANKS * NUM_MICRO_BATCHES)
+                gradient[name] += g * share
+            found = [float(loss.detach()) for loss in pair]
+            losses[rank, t - 1] += np.array(found) / NUM_MICRO_BATCHES
         with torch.no_grad():
             for name, p in w.items():
                 m[name] = BETA_1 * m[name] + (1 - BETA_1) * gradient[name]
                 v[name] = BETA_2 * v[name] + (1 - BETA_2) * gradient[name] ** 2
-                u = (
-                    m[name]
-                    / (1 - BETA_1**t)
-                    / (torch.sqrt(v[name] / (1 - BETA_2**t)) + EPSILON)
-                )
+                first, second = m[name] / (1 - BETA_1**t), v[name] / (1 - BETA_2**t)
+                u = first / (torch.sqrt(second) + EPSILON)
                 ratio = 1.0
                 if not any(word in name for word in ("bias", "LayerNorm")):
                     u = u + DECAY * p

@@ -8,11 +8,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from bert.core.dist import DistConfig, HangError, World
 from bert.kernels.precision import LossScaler, PrecisionConfig
+from bert.pretraining.config import PretrainingConfig
+from bert.training.loop import StepCounter
+from bert.training.metrics import Progress
 from bert.training.schedule import learning_rate
-from common.env import ConfigError
+from common.env import ConfigError, from_env
 
-from ..plain import CPU, model_of, step_of
-from ..states import folders, without_dropout
+from ..plain import CPU, alone, close, model_of, step_of
+from ..states import folders, newest, same, without_dropout
 
 
 def _step(tiny, precision="fp32", shard=False, accumulate=False, dtype=torch.float32, **settings):  # fmt: skip
@@ -34,22 +37,16 @@ def test_overflow_skips_the_step_halves_the_scale_and_says_so(
     assert step([batch], 0.01).finite
     before, scale = _weights(model), float(step.scaler.scale)
     state = [tensor.clone() for tensor in step.optimizer.state_tensors()]
-    poison = model.bert.pooler.dense.weight.register_hook(
-        lambda gradient: gradient * float("inf")
-    )
+    weight = model.bert.pooler.dense.weight
+    poison = weight.register_hook(lambda gradient: gradient * float("inf"))
     assert not step([batch], 0.01).finite
     poison.remove()
-    assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
-    assert all(
-        torch.equal(a, b)
-        for a, b in zip(state, step.optimizer.state_tensors(), strict=True)
-    )
+    assert same(_weights(model), before)
+    assert same(state, [*step.optimizer.state_tensors()])
     assert float(step.scaler.scale) == scale / 2
     assert int(step.scaler.num_skipped_steps) == 1
     assert step([batch], 0.01).finite
-    assert not torch.equal(
-        model.bert.pooler.dense.weight, before["bert.pooler.dense.weight"]
-    )
+    assert not torch.equal(weight, before["bert.pooler.dense.weight"])
 
 
 @pytest.mark.parametrize("shard", [False, True], ids=["replicated", "sharded"])
@@ -100,16 +97,19 @@ class _Watch(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
+def _read(_):
+    pytest.fail("the host read a tensor")
+
+
 def _attention_without_reading_the_lengths(qkv, forward_pass, dropout):
     tokens = torch.arange(qkv.shape[0], dtype=torch.int32)
-    sequence = torch.searchsorted(
-        forward_pass.cu_seqlens[1:].contiguous(), tokens, right=True
-    )
+    bounds = forward_pass.cu_seqlens[1:].contiguous()
+    sequence = torch.searchsorted(bounds, tokens, right=True)
     query, key, value = qkv.permute(1, 2, 0, 3).unsqueeze(1)
     mask = sequence[:, None] == sequence[None, :]
-    context = torch.nn.functional.scaled_dot_product_attention(
-        query, key, value, attn_mask=mask, dropout_p=dropout
-    )
+    given = {"attn_mask": mask, "dropout_p": dropout}
+    attention = torch.nn.functional.scaled_dot_product_attention
+    context = attention(query, key, value, **given)
     return context[0].transpose(0, 1)
 
 
@@ -127,9 +127,7 @@ def test_nothing_in_a_step_waits_for_the_device(
         layer.attention.self.attention = _attention_without_reading_the_lengths
     if precision == "fp8":
         step.fp8.calibrated = True
-    monkeypatch.setattr(
-        torch.Tensor, "tolist", lambda self: pytest.fail("the host read a tensor")
-    )
+    monkeypatch.setattr(torch.Tensor, "tolist", _read)
     with _Watch() as watch:
         step.run([batch, batch])
     assert watch.seen > 300
@@ -151,27 +149,20 @@ def test_an_fp8_step_that_saw_nan_or_inf_is_not_finite(
 
 def test_fp8_refuses_sizes_that_no_hardware_takes(tiny):
     model, _ = _step(tiny)
-    with pytest.raises(
-        ConfigError, match="fp8 takes multiples of 16, not hidden_size=24, intermedi"
-    ):
+    said = "fp8 takes multiples of 16, not hidden_size=24, intermedi"
+    with pytest.raises(ConfigError, match=said):
         model.bert.encoder.use_fp8(torch.device("cuda"))
 
 
 def test_the_rate_of_a_step_after_overflows_is_computed_without_waiting_for_the_device(
     prepared, monkeypatch
 ):
-    from bert.pretraining.config import PretrainingConfig
-    from bert.training.loop import StepCounter
-    from common.env import from_env
-
     config = from_env(PretrainingConfig, prepared | {"PRECISION": "fp16"})
     scaler = LossScaler(config.numerics)
     steps = StepCounter(
         lambda step: learning_rate(step, config.schedule), config.max_steps, scaler
     )
-    monkeypatch.setattr(
-        torch.Tensor, "tolist", lambda self: pytest.fail("the host read a tensor")
-    )
+    monkeypatch.setattr(torch.Tensor, "tolist", _read)
     rates = []
     with _Watch() as watch:
         for finite in (True, False, True):
@@ -186,13 +177,10 @@ def test_the_rate_of_a_step_after_overflows_is_computed_without_waiting_for_the_
 
 
 def test_a_step_that_overflows_trains_on_no_samples(tiny, make_records, batch_of):
-    from bert.training.metrics import Progress
-
     model, step = _step(tiny, "fp16")
     batch = batch_of(make_records(3), range(4))
     progress = Progress(
-        World(DistConfig(device="cpu")), last=9, rate=lambda step: 0.01, epochs=lambda *_: 0.0, skips_overflows=True,
-        samples=100,
+        alone(), last=9, rate=float, epochs=lambda *_: 0.0, skips_overflows=True, samples=100,
     )  # fmt: skip
     progress.add(step([batch, batch], 0.01), [batch, batch])
     assert progress.samples() == 108
@@ -214,10 +202,7 @@ def test_sharded_and_replicated_steps_are_the_same(
         for lr in (0.01, 0.02):
             step([batch, batch], lr)
         outcomes.append(_weights(model))
-    for name, weight in outcomes[0].items():
-        torch.testing.assert_close(
-            outcomes[1][name], weight, atol=1e-6, rtol=1e-5, msg=name
-        )
+    close(outcomes[1], outcomes[0], atol=1e-6, rtol=1e-5)
 
 
 def test_micro_batches_in_16_bits_are_added_up_in_fp32_whether_sharded_or_not(
@@ -225,16 +210,14 @@ def test_micro_batches_in_16_bits_are_added_up_in_fp32_whether_sharded_or_not(
 ):
     batch, outcomes = batch_of(make_records(3), range(4)), []
     for shard in (False, True):
-        model, step = _step(
-            tiny, "bf16", shard=shard, accumulate=True, max_grad_norm=1e9
-        )
+        given = {"accumulate": True, "max_grad_norm": 1e9}
+        model, step = _step(tiny, "bf16", shard=shard, **given)
         model.eval()
         for lr in (0.01, 0.02):
             step([batch, batch, batch], lr)
         assert step.optimizer.buckets.whole.dtype == torch.float32
         outcomes.append(_weights(model))
-    for name, weight in outcomes[0].items():
-        assert torch.equal(outcomes[1][name], weight), name
+    assert same(*outcomes)
 
 
 @pytest.mark.parametrize(
@@ -250,25 +233,19 @@ def test_sharded_run_is_the_replicated_one_on_two_ranks_and_resumes_its_checkpoi
     }  # fmt: skip
     for name in ("replicated", "sharded"):
         sharded = {"SHARD_OPTIMIZER": str(int(name == "sharded"))}
-        finished = run_bert(common | folders(tmp_path, name) | sharded, ranks=2)
-        assert finished.returncode == 3, finished.stderr
+        run_bert(common | folders(tmp_path, name) | sharded, 2, status=3)
     (tmp_path / "replicated" / "step_0000000004.pt").rename(tmp_path / "whole.pt")
     resumed = common | {"CHECKPOINT_DIR": str(tmp_path / "replicated"), "RESUME": "1"}
-    resumed |= {"RUN_DIR": str(tmp_path / "again"), "SHARD_OPTIMIZER": "1"}
-    finished = run_bert(resumed, ranks=2)
-    assert finished.returncode == 3, finished.stderr
-    states = [tmp_path / "whole.pt", tmp_path / "sharded" / "step_0000000004.pt",
-              tmp_path / "replicated" / "step_0000000004.pt"]  # fmt: skip
-    replicated, sharded, continued = (
-        torch.load(path, weights_only=True)["optimizer"] for path in states
-    )
-    for other in (sharded, continued):
+    run_bert(resumed, 2, status=3, RUN_DIR=tmp_path / "again", SHARD_OPTIMIZER=1)
+    last = "step_0000000004.pt"
+    paths = "whole.pt", f"sharded/{last}", f"replicated/{last}"
+    replicated, *others = (newest(tmp_path, path)["optimizer"] for path in paths)
+    for other in others:
         assert other["num_steps"] == 4
         for part in ("masters", "first_moments", "second_moments"):
-            for name, tensor in replicated[part].items():
-                if not name.endswith("key.bias"):
-                    found = other[part][name]
-                    torch.testing.assert_close(found, tensor, atol=1e-6, rtol=1e-4)
+            expected = replicated[part].items()
+            known = {name: t for name, t in expected if not name.endswith("key.bias")}
+            close(other[part], known, atol=1e-6, rtol=1e-4)
 
 
 def test_nan_in_one_gradient_is_reported_by_the_step_and_raised_by_progress(
@@ -276,9 +253,8 @@ def test_nan_in_one_gradient_is_reported_by_the_step_and_raised_by_progress(
 ):
     for shard in (False, True):
         model, step = _step(tiny, shard=shard)
-        model.bert.pooler.dense.weight.register_hook(
-            lambda gradient: gradient * float("nan")
-        )
+        weight = model.bert.pooler.dense.weight
+        weight.register_hook(lambda gradient: gradient * float("nan"))
         assert not step([batch_of(make_records(4), range(4))], 0.01).finite
 
 
@@ -301,18 +277,13 @@ def test_waiting_for_the_device_ends_with_it_or_with_the_timeout(monkeypatch):
 
 @pytest.mark.parametrize(
     ("device", "capability", "dtype"),
-    [
-        ("cuda", (7, 5), torch.float16),
-        ("cuda", (8, 0), torch.bfloat16),
-        ("cpu", None, torch.float32),
-    ],
-)
+    [("cuda", (7, 5), torch.float16), ("cuda", (8, 0), torch.bfloat16), ("cpu", None, torch.float32)],
+)  # fmt: skip
 def test_the_precision_is_what_the_device_computes_in_hardware(
     device, capability, dtype, monkeypatch
 ):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    resolved = PrecisionConfig(precision="auto", init_loss_scale=1024.0).resolve(
-        torch.device(device)
-    )
+    config = PrecisionConfig(precision="auto", init_loss_scale=1024.0)
+    resolved = config.resolve(torch.device(device))
     assert resolved.dtype == dtype
     assert resolved.init_loss_scale == (1024.0 if dtype == torch.float16 else None)
