@@ -12,26 +12,21 @@ import pytest
 from bert.__main__ import main
 from bert.pretraining import identity
 
+from ..states import content
+
 
 def test_the_check_describes_the_run(prepared, run_bert):
     done = run_bert(
-        prepared | {"WORLD_SIZE": "2", "EVAL_ITER_SAMPLES": "24"},
-        arguments=("--check",),
+        prepared, arguments=("--check",), status=0, WORLD_SIZE=2, EVAL_ITER_SAMPLES=24
     )
-    assert done.returncode == 0, done.stderr
-    said = {
-        line.split("  ")[0]: line.partition("  ")[2].strip()
-        for line in done.stdout.splitlines()
-    }
-    assert (
-        said["global batch"]
-        == "6 sequences = 3 rows x 1 accumulated x 1 ranks x packing factor 2"
-    )
+    lines = [line.partition("  ") for line in done.stdout.splitlines()]
+    said = {name: value.strip() for name, _, value in lines}
+    batch = "6 sequences = 3 rows x 1 accumulated x 1 ranks x packing factor 2"
+    assert said["global batch"] == batch
     assert said["steps"].startswith("at most 8 (48 samples)")
     assert said["learning rate"].startswith("mlperf: 0.05 at step 1, ")
-    assert said["evaluation"] == "every 24 samples from 24, target 0.9", (
-        "the open division may choose its interval"
-    )
+    # The open division may choose its interval.
+    assert said["evaluation"] == "every 24 samples from 24, target 0.9"
     assert said["data"].startswith("3 files in ")
     assert "continuing has helped" not in said["data"], "it starts from scratch"
     ids = copies = 0
@@ -48,18 +43,11 @@ def test_the_check_describes_the_run(prepared, run_bert):
 
 def test_the_check_builds_the_batches_of_the_run(prepared, run_bert):
     folder = prepared["DATADIR_PHASE2_PACKED"]
-    unpacked = prepared | {
-        "PACKED": "0",
-        "PACKING_FACTOR": "1",
-        "DATADIR_PHASE2": folder,
-        "EXCHANGE_GROUP": "2",
-    }
-    done = run_bert(unpacked, arguments=("--check",))
-    assert done.returncode == 2
-    assert (
-        "EXCHANGE_GROUP=2 needs records that are not packed, and these are"
-        in done.stderr
-    )
+    unpacked = {"PACKED": "0", "PACKING_FACTOR": "1", "EXCHANGE_GROUP": "2"}
+    given = prepared | unpacked | {"DATADIR_PHASE2": folder}
+    done = run_bert(given, arguments=("--check",), status=2)
+    said = "EXCHANGE_GROUP=2 needs records that are not packed, and these are"
+    assert said in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -88,51 +76,34 @@ def test_a_refused_check_writes_nothing_into_the_folder_of_a_finished_run(
     prepared, run_bert, tmp_path
 ):
     folder = tmp_path / "run"
-    environment = prepared | {"RUN_DIR": str(folder), "SEED": "5", "MAX_STEPS": "1"}
-    run_bert(environment)
+    run_bert(prepared, MAX_STEPS=1)
     (folder / "error_0.txt").unlink()  # it missed its target
-    before = {path: path.read_bytes() for path in folder.iterdir()}
-    assert (
-        run_bert(environment | {"LR": "0.06"}, arguments=("--check",)).returncode == 2
-    )
-    assert {path: path.read_bytes() for path in folder.iterdir()} == before
+    before = content(folder)
+    run_bert(prepared, arguments=("--check",), status=2, MAX_STEPS=1, LR=0.06)
+    assert content(folder) == before
 
 
 def test_a_trial_that_is_done_counts_only_for_its_own_settings_and_data(
     prepared, run_bert, tmp_path
 ):
-    environment = prepared | {
-        "RUN_DIR": str(tmp_path / "run"),
-        "SEED": "5",
-        "MAX_STEPS": "1",
-    }
+    environment = prepared | {"MAX_STEPS": "1"}
     done = run_bert(environment)
     assert (tmp_path / "run" / "result_0.txt").is_file(), done.stderr
-    shutil.copytree(prepared["DATADIR_PHASE2_PACKED"], tmp_path / "data")
-    same = environment | {
-        "DATADIR_PHASE2_PACKED": str(tmp_path / "data"),
-        "LOG_EVERY_STEPS": "3",
-    }
-    assert run_bert(same, arguments=("--check",)).returncode == 0
-    (tmp_path / "data" / "index.json").unlink(missing_ok=True)
-    first = min((tmp_path / "data").glob("*.hdf5"))
+    data = tmp_path / "data"
+    shutil.copytree(prepared["DATADIR_PHASE2_PACKED"], data)
+    same = environment | {"DATADIR_PHASE2_PACKED": str(data), "LOG_EVERY_STEPS": "3"}
+    check = ("--check",)
+    run_bert(same, arguments=check, status=0)
+    (data / "index.json").unlink(missing_ok=True)
+    first = min(data.glob("*.hdf5"))
     first.rename(first.with_name("other.hdf5"))
-    for name, value in {
-        "LR": "0.06",
-        "SEED": "6",
-        "OPT_LAMB_BETA_1": "0.8",
-        "training data": "",
-    }.items():
-        done = run_bert(
-            (same if name == "training data" else environment) | {name: value},
-            arguments=("--check",),
-        )
-        said = done.stderr.splitlines()[-1]
-        assert done.returncode == 2
+    changed = {"LR": "0.06", "SEED": "6", "OPT_LAMB_BETA_1": "0.8", "training data": ""}
+    for name, value in changed.items():
+        given = (same if name == "training data" else environment) | {name: value}
+        (*_, said) = run_bert(given, arguments=check, status=2).stderr.splitlines()
         assert f"result_0.txt is of a run with {name} " in said, said
-        assert said.endswith(
-            "use the same settings and data, or another RUN_NAME (RUN_DIR)"
-        )
+        last = "use the same settings and data, or another RUN_NAME (RUN_DIR)"
+        assert said.endswith(last)
 
 
 @pytest.mark.parametrize("name", ["part_00000.hdf5", "part_00000.hdf", "part_00000"])

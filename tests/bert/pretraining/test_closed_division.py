@@ -11,8 +11,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from bert.__main__ import main
 from bert.checkpoint import weights
-from bert.core.dist import DistConfig, World
 from bert.data import prepared as manifests
 from bert.data.format import open_records
 from bert.data.records import DataError
@@ -23,15 +23,12 @@ from bert.pretraining.config import PretrainingConfig
 from bert.training.evaluate import Evaluator
 from common.env import ConfigError, from_env
 
+from ..plain import alone
+
 LARGE = {
-    "vocab_size": 30522,
-    "hidden_size": 1024,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 16,
-    "intermediate_size": 4096,
-    "hidden_act": "gelu",
-    "max_position_embeddings": 512,
-}
+    "vocab_size": 30522, "hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16,
+    "intermediate_size": 4096, "hidden_act": "gelu", "max_position_embeddings": 512,
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -43,22 +40,17 @@ def closed(tmp_path):
     def make(model: dict | None = None, **changes: str) -> PretrainingConfig:
         (tmp_path / "bert_config.json").write_text(json.dumps(LARGE | (model or {})))
         (tmp_path / "weights.pt").touch()
-        environ = {
-            "DEVICE": "cpu",
-            "CHECKPOINTDIR_PHASE1": str(tmp_path),
-            "INIT_CHECKPOINT": str(tmp_path / "weights.pt"),
-            "DATADIR_PHASE2_PACKED": str(tmp_path),
-            "DATADIR_PHASE2": str(tmp_path),
-            "EVALDIR": str(tmp_path),
-            "PACKED": "1",
-            "PACKING_FACTOR": "2",
-            "BATCHSIZE": "48",
-            "WORLD_SIZE": "8",
-            "LR": "0.00096",
-            "MAX_STEPS": "3680",
-            "EVAL_ITER_START_SAMPLES": "150000",
-            "EVAL_ITER_SAMPLES": "150000",
-        }
+        names = (
+            "CHECKPOINTDIR_PHASE1",
+            "DATADIR_PHASE2_PACKED",
+            "DATADIR_PHASE2",
+            "EVALDIR",
+        )
+        environ = dict.fromkeys(names, str(tmp_path)) | {
+            "INIT_CHECKPOINT": str(tmp_path / "weights.pt"), "DEVICE": "cpu", "PACKED": "1", "PACKING_FACTOR": "2",
+            "BATCHSIZE": "48", "WORLD_SIZE": "8", "LR": "0.00096", "MAX_STEPS": "3680",
+            "EVAL_ITER_START_SAMPLES": "150000", "EVAL_ITER_SAMPLES": "150000",
+        }  # fmt: skip
         config = from_env(PretrainingConfig, environ | changes)
         config.check()
         return config
@@ -68,113 +60,52 @@ def closed(tmp_path):
 
 # Everything that the audit found accepted, and what was refused one by one before.
 WRONG = {
-    "clip norm": (
-        {"MAX_GRAD_NORM": "2"},
-        "MAX_GRAD_NORM=2.0 (gradients are clipped to a norm of 1.0",
-    ),
-    "trust ratio": (
-        {"LAMB_RATIO": "all"},
-        "LAMB_RATIO=all (biases and LayerNorm have no trust ratio",
-    ),
-    "clipping by bucket": (
-        {"CLIP": "bucket", "SHARD_OPTIMIZER": "1"},
-        "CLIP=bucket (the whole gradient is clipped",
-    ),
-    "schedule": (
-        {"LR_SCHEDULE": "poly"},
-        "LR_SCHEDULE=poly (the learning rate warms up linearly",
-    ),
-    "end rate": ({"END_LR": "1e-5"}, "END_LR=1e-05 (the learning rate decays to 0"),
-    "emulation": (
-        {"WORLD_SIZE": "1", "EMULATE_RANKS": "8"},
-        "EMULATE_RANKS=8 (one rank without",
-    ),
-    "target": (
-        {"TARGET_MLM_ACCURACY": "0.5"},
-        "TARGET_MLM_ACCURACY=0.5 (the quality target is 0.720",
-    ),
-    "evaluation set": (
-        {"NUM_EVAL_EXAMPLES": "100"},
-        "NUM_EVAL_EXAMPLES=100 (every evaluation takes all 10,000",
-    ),
-    "length": (
-        {"MAX_SEQ_LENGTH": "128"},
-        "MAX_SEQ_LENGTH=128 (sequences have up to 512 tokens",
-    ),
-    "interval": (
-        {"EVAL_ITER_SAMPLES": "1000"},
-        "EVAL_ITER_SAMPLES=1000 (here 150000: evaluations come every floor(",
-    ),
-    "first evaluation": (
-        {"EVAL_ITER_START_SAMPLES": "300000"},
-        "EVAL_ITER_START_SAMPLES=300000 (here 150000: the first",
-    ),
-    "extension": ({"EXTENSION": "mine"}, "EXTENSION=mine (code of one's own"),
-    "left out": ({"SKIP_BATCHES": "3"}, "SKIP_BATCHES=3 (all of the data"),
-    "seed": ({"SEED": "42"}, "SEED=42 (seeds come from the clock or the system"),
-    "seed 0": ({"SEED": "0"}, "SEED=0 (seeds come"),
-    "bins": (
-        {"PACKED": "0", "PACKING_FACTOR": "1", "BATCHING": "bins", "BIN_COUNTS": "1:1"},
-        "BATCHING=bins (data is traversed in random",
-    ),
-    "next sentences": ({"NSP": "0"}, "NSP=0 (next sentences are predicted, too"),
-    "masks": (
-        {"MASKING": "dynamic"},
-        "MASKING=dynamic (masks are those of the prepared data",
-    ),
-    "optimizer": (
-        {"OPTIMIZER": "adamw"},
-        "OPTIMIZER=adamw (LAMB is the benchmark's only optimizer",
-    ),
-    "resumed": (
-        {"RESUME": "1", "CHECKPOINT_DIR": "/tmp"},
-        "RESUME=1 (a run is timed from its start",
-    ),
-    "moments": (
-        {"INIT_OPTIMIZER": "1"},
-        "INIT_OPTIMIZER=1 (LAMB's moments start from 0",
-    ),
-    "random weights": (
-        {"INIT_CHECKPOINT": ""},
-        "INIT_CHECKPOINT= (training starts from model.ckpt-28252",
-    ),
-    "made-up data": ({"SYNTH_DATA": "1"}, "SYNTH_DATA=1 (the data set is Wikipedia"),
-    "packed rows that count once": (
-        {"PACKING_FACTOR": "1"},
-        "PACKING_FACTOR=1 (the global batch is logged in",
-    ),
-    "unpacked rows that count twice": (
-        {"PACKED": "0"},
-        "PACKING_FACTOR=2 (the global batch is logged in",
-    ),
-}
+    "clip norm": ("MAX_GRAD_NORM=2", "MAX_GRAD_NORM=2.0 (gradients are clipped to a norm of 1.0"),
+    "trust ratio": ("LAMB_RATIO=all", "LAMB_RATIO=all (biases and LayerNorm have no trust ratio"),
+    "clipping by bucket": ("CLIP=bucket SHARD_OPTIMIZER=1", "CLIP=bucket (the whole gradient is clipped"),
+    "schedule": ("LR_SCHEDULE=poly", "LR_SCHEDULE=poly (the learning rate warms up linearly"),
+    "end rate": ("END_LR=1e-5", "END_LR=1e-05 (the learning rate decays to 0"),
+    "emulation": ("WORLD_SIZE=1 EMULATE_RANKS=8", "EMULATE_RANKS=8 (one rank without"),
+    "target": ("TARGET_MLM_ACCURACY=0.5", "TARGET_MLM_ACCURACY=0.5 (the quality target is 0.720"),
+    "evaluation set": ("NUM_EVAL_EXAMPLES=100", "NUM_EVAL_EXAMPLES=100 (every evaluation takes all 10,000"),
+    "length": ("MAX_SEQ_LENGTH=128", "MAX_SEQ_LENGTH=128 (sequences have up to 512 tokens"),
+    "interval": ("EVAL_ITER_SAMPLES=1000", "EVAL_ITER_SAMPLES=1000 (here 150000: evaluations come every floor("),
+    "first evaluation": ("EVAL_ITER_START_SAMPLES=300000", "EVAL_ITER_START_SAMPLES=300000 (here 150000: the first"),
+    "extension": ("EXTENSION=mine", "EXTENSION=mine (code of one's own"),
+    "left out": ("SKIP_BATCHES=3", "SKIP_BATCHES=3 (all of the data"),
+    "seed": ("SEED=42", "SEED=42 (seeds come from the clock or the system"),
+    "seed 0": ("SEED=0", "SEED=0 (seeds come"),
+    "bins": ("PACKED=0 PACKING_FACTOR=1 BATCHING=bins BIN_COUNTS=1:1", "BATCHING=bins (data is traversed in random"),
+    "next sentences": ("NSP=0", "NSP=0 (next sentences are predicted, too"),
+    "masks": ("MASKING=dynamic", "MASKING=dynamic (masks are those of the prepared data"),
+    "optimizer": ("OPTIMIZER=adamw", "OPTIMIZER=adamw (LAMB is the benchmark's only optimizer"),
+    "resumed": ("RESUME=1 CHECKPOINT_DIR=/tmp", "RESUME=1 (a run is timed from its start"),
+    "moments": ("INIT_OPTIMIZER=1", "INIT_OPTIMIZER=1 (LAMB's moments start from 0"),
+    "random weights": ("INIT_CHECKPOINT=", "INIT_CHECKPOINT= (training starts from model.ckpt-28252"),
+    "made-up data": ("SYNTH_DATA=1", "SYNTH_DATA=1 (the data set is Wikipedia"),
+    "packed rows that count once": ("PACKING_FACTOR=1", "PACKING_FACTOR=1 (the global batch is logged in"),
+    "unpacked rows that count twice": ("PACKED=0", "PACKING_FACTOR=2 (the global batch is logged in"),
+}  # fmt: skip
 WRONG_MODELS = {
     "layers": ({"num_hidden_layers": 2}, "num_hidden_layers=2 in "),
     "no dropout": ({"hidden_dropout_prob": 0.0}, "hidden_dropout_prob=0.0 in "),
-    "no attention dropout": (
-        {"attention_probs_dropout_prob": 0},
-        "attention_probs_dropout_prob=0 in ",
-    ),
+    "no attention dropout": ({"attention_probs_dropout_prob": 0}, "attention_probs_dropout_prob=0 in "),
     "width": ({"hidden_size": 512}, "hidden_size=512 in "),
     "heads": ({"num_attention_heads": 8}, "num_attention_heads=8 in "),
     "feed-forward": ({"intermediate_size": 1024}, "intermediate_size=1024 in "),
     "vocabulary": ({"vocab_size": 2048}, "vocab_size=2048 in "),
     "epsilon": ({"layer_norm_eps": 1e-5}, "layer_norm_eps=1e-05 in "),
-    "Pre-LN": (
-        {"layer_norm_large_model": True, "hidden_act": "gelu_new"},
-        "layer_norm_large_model=True in ",
-    ),
-    "positions": (
-        {"max_position_embeddings": 1024},
-        "max_position_embeddings=1024 in ",
-    ),
+    "Pre-LN": ({"layer_norm_large_model": True, "hidden_act": "gelu_new"}, "layer_norm_large_model=True in "),
+    "positions": ({"max_position_embeddings": 1024}, "max_position_embeddings=1024 in "),
     "segments": ({"type_vocab_size": 3}, "type_vocab_size=3 in "),
     "erf": ({"hidden_act": "gelu_erf"}, "hidden_act=gelu_erf in "),
-    "erf of Hugging Face": (
-        {"model_type": "bert", "hidden_act": "gelu"},
-        "GELU is the tanh form",
-    ),
-}
+    "erf of Hugging Face": ({"model_type": "bert", "hidden_act": "gelu"}, "GELU is the tanh form"),
+}  # fmt: skip
+
+
+def variables(words: str) -> dict[str, str]:
+    """As they are set before a command."""
+    return dict(word.split("=", 1) for word in words.split())
 
 
 def refused(config: PretrainingConfig, starts: bool = False) -> str:
@@ -186,7 +117,8 @@ def refused(config: PretrainingConfig, starts: bool = False) -> str:
 
 @pytest.mark.parametrize("case", WRONG)
 def test_a_value_that_the_rules_fix_is_refused_with_its_rule(closed, case):
-    changes, said = WRONG[case]
+    words, said = WRONG[case]
+    changes = variables(words)
     reason = refused(closed(**changes))
     assert reason.startswith(f"the closed division does not allow {said}")
     assert reason.endswith("Correct this, or set SUBMISSION_DIVISION=open")
@@ -227,36 +159,29 @@ def test_the_defaults_are_the_benchmarks():
 
 
 @pytest.mark.parametrize(
-    "changes",
+    "words",
     [
         *(
-            {"LR": "0.002"},
-            {"WARMUP_STEPS": "100"},
-            {"OPT_LAMB_BETA_1": "0.6"},
-            {"WEIGHT_DECAY_RATE": "0.1"},
+            "LR=0.002",
+            "WARMUP_STEPS=100",
+            "OPT_LAMB_BETA_1=0.6",
+            "WEIGHT_DECAY_RATE=0.1",
         ),
-        *(
-            {"CLIP": "before"},
-            {"OPT_LAMB_BETA_2": "0.9"},
-            {"MAX_STEPS": "10"},
-            {"MAX_SAMPLES_TERMINATION": "9000"},
-        ),
-        *({"GRADIENT_STEPS": "2"}, {"LR_DECAY_STEPS": "4000"}),
-        {"PACKED": "0", "PACKING_FACTOR": "1", "EXCHANGE_GROUP": "8"},
+        *("CLIP=before", "OPT_LAMB_BETA_2=0.9", "MAX_STEPS=10", "GRADIENT_STEPS=2"),
+        *("MAX_SAMPLES_TERMINATION=9000", "LR_DECAY_STEPS=4000"),
+        "PACKED=0 PACKING_FACTOR=1 EXCHANGE_GROUP=8",
         # 196 whole steps of 768.
-        {"EVAL_ITER_SAMPLES": "150528", "EVAL_ITER_START_SAMPLES": "150528"},
+        "EVAL_ITER_SAMPLES=150528 EVAL_ITER_START_SAMPLES=150528",
     ],
-    ids=lambda changes: " ".join(f"{name}={value}" for name, value in changes.items()),
 )
-def test_what_the_rules_leave_free_is_allowed(closed, changes):
-    closed_division.check(closed(**changes), starts=True)
+def test_what_the_rules_leave_free_is_allowed(closed, words):
+    closed_division.check(closed(**variables(words)), starts=True)
 
 
 def test_a_gpu_run_starts_only_with_dropped_caches(closed, monkeypatch):
     monkeypatch.setattr(closed_division, "pick_device", lambda _: torch.device("cuda"))
-    assert "CACHE_CLEARED=0 (page caches are dropped before each run" in refused(
-        closed(), starts=True
-    )
+    said = "CACHE_CLEARED=0 (page caches are dropped before each run"
+    assert said in refused(closed(), starts=True)
     # --check comes before they are dropped.
     closed_division.check(closed(), starts=False)
     closed_division.check(closed(CACHE_CLEARED="1"), starts=True)
@@ -265,15 +190,8 @@ def test_a_gpu_run_starts_only_with_dropped_caches(closed, monkeypatch):
 
 @pytest.mark.parametrize(
     ("batch_size", "interval"),
-    [
-        (448, 150_000),
-        (768, 150_000),
-        (3072, 175_000),
-        (4608, 200_000),
-        (8192, 225_000),
-        (16384, 325_000),
-    ],
-)
+    [(448, 150_000), (768, 150_000), (3072, 175_000), (4608, 200_000), (8192, 225_000), (16384, 325_000)],
+)  # fmt: skip
 def test_the_evaluation_interval_is_the_rules(batch_size, interval):
     assert closed_division.rule_interval(batch_size) == interval
 
@@ -288,25 +206,14 @@ def test_a_wrong_interval_is_told_with_the_right_one(closed):
 def test_the_command_stops_before_it_reads_data_or_weights(
     closed, tmp_path, capfd, arguments
 ):
-    from bert.__main__ import main
-
     (tmp_path / "bert_config.json").write_text(json.dumps(LARGE))
-    environ = {
-        "CHECKPOINTDIR_PHASE1": str(tmp_path),
-        "SYNTH_DATA": "1",
-        "BATCHSIZE": "48",
-        "LR": "1",
-        "MAX_STEPS": "9",
-        "EVAL_ITER_START_SAMPLES": "1",
-        "EVAL_ITER_SAMPLES": "1",
-        "DEVICE": "cpu",
-        "RUN_DIR": str(tmp_path / "run"),
-    }
+    folders = {"CHECKPOINTDIR_PHASE1": str(tmp_path), "RUN_DIR": str(tmp_path / "run")}
+    words = "SYNTH_DATA=1 BATCHSIZE=48 LR=1 MAX_STEPS=9 DEVICE=cpu"
+    every = "EVAL_ITER_START_SAMPLES=1 EVAL_ITER_SAMPLES=1"
+    environ = folders | variables(f"{words} {every}")
     assert main(arguments, environ) == 2
-    assert (
-        "bert: error: the closed division does not allow EVAL_ITER_SAMPLES=1 ("
-        in capfd.readouterr().err
-    )
+    said = "bert: error: the closed division does not allow EVAL_ITER_SAMPLES=1 ("
+    assert said in capfd.readouterr().err
     # A check leaves nothing in the folder that it judges.
     left = [] if arguments else ["error_0.txt"]
     assert [path.name for path in tmp_path.glob("run/*")] == left
@@ -317,39 +224,33 @@ def test_weights_are_known_by_the_note_of_their_conversion_whatever_their_names_
 ):
     torch.manual_seed(0)
     words, bias = torch.randn(6, 4), torch.randn(4)
-    state = {
-        "bert.embeddings.word_embeddings.weight": words,
-        "bert.pooler.dense.bias": bias,
-    }
-    torch.save(state, tmp_path / "plain.pt")
-    padded = {
-        "bert.pooler.dense_act.bias": bias,
-        "bert.embeddings.word_embeddings.weight": F.pad(words, (0, 0, 0, 2)),
-    }
-    torch.save({"model": padded}, tmp_path / "w.pt")
-    found = closed_division.starting_weights(tmp_path / "w.pt")
-    assert found == {
-        "weights": weights.identity(tmp_path / "plain.pt"),
-        "unproved": ["weights"],
-    }
-    note = tmp_path / "w.json"
+    table, plain = "bert.embeddings.word_embeddings.weight", "bert.pooler.dense.bias"
+    torch.save({table: words, plain: bias}, tmp_path / "plain.pt")
+    fused = "bert.pooler.dense_act.bias"
+    padded = {fused: bias, table: F.pad(words, (0, 0, 0, 2))}
+    path, note = tmp_path / "w.pt", tmp_path / "w.json"
+    torch.save({"model": padded}, path)
+    known = weights.identity(tmp_path / "plain.pt")
+
+    def unproved():
+        found = closed_division.starting_weights(path)
+        assert found["weights"] == known
+        return found["unproved"]
+
+    assert unproved() == ["weights"]
     for source in closed_division.SOURCE_MD5:  # tf1_ckpt and tf2_ckpt
-        noted = {"source": source, "target": "", "tensors": found["weights"]}
+        noted = {"source": source, "target": "", "tensors": known}
         note.write_text(json.dumps(noted))
-        assert closed_division.starting_weights(tmp_path / "w.pt")["unproved"] == []
-    note.write_text(json.dumps({"source": "0" * 32, "tensors": found["weights"]}))
-    assert closed_division.starting_weights(tmp_path / "w.pt")["unproved"] == [
-        "weights"
-    ], "of another checkpoint"
-    torch.save(padded | {"bert.pooler.dense_act.bias": bias + 1e-3}, tmp_path / "w.pt")
-    with pytest.raises(
-        ConfigError,
-        match=r"w.pt: not the weights that .*w.json describes: convert them again",
-    ):
-        closed_division.starting_weights(tmp_path / "w.pt")
-    (tmp_path / "w.pt").write_bytes(b"")
+        assert unproved() == []
+    note.write_text(json.dumps({"source": "0" * 32, "tensors": known}))
+    assert unproved() == ["weights"], "of another checkpoint"
+    torch.save(padded | {fused: bias + 1e-3}, path)
+    said = r"w.pt: not the weights that .*w.json describes: convert them again"
+    with pytest.raises(ConfigError, match=said):
+        closed_division.starting_weights(path)
+    path.write_bytes(b"")
     with pytest.raises(ConfigError, match=r"w.pt: not a readable checkpoint"):
-        closed_division.starting_weights(tmp_path / "w.pt")
+        closed_division.starting_weights(path)
 
 
 @pytest.fixture
@@ -357,13 +258,12 @@ def manifest(prepared, tmp_path, monkeypatch):
     """manifest(**changes) writes the prepared-packed.json of the benchmark's data, with these
     changes.
     """
-    of = {
-        path: open_records(path)[1].content_digest for path in tmp_path.glob("*/*.hdf5")
-    }
-    files = {str(path.relative_to(tmp_path)): digest for path, digest in of.items()}
-    texts = {
-        f"part-{i:05d}-of-00500": "0" * 32 for i in range(500)
-    } | manifests.TEXT_MD5
+    paths = list(tmp_path.glob("*/*.hdf5"))
+    digests = [open_records(path)[1].content_digest for path in paths]
+    names = [str(path.relative_to(tmp_path)) for path in paths]
+    files = dict(zip(names, digests, strict=True))
+    parts = {f"part-{i:05d}-of-00500": "0" * 32 for i in range(500)}
+    texts = parts | manifests.TEXT_MD5
     write_index(tmp_path / "packed", sorted((tmp_path / "packed").glob("*.hdf5")))
 
     samples = open_records(tmp_path / "eval" / "part_eval_10k.hdf5")[0]
@@ -384,11 +284,14 @@ def manifest(prepared, tmp_path, monkeypatch):
     return write
 
 
-def _sets(prepared):
+def _run(prepared):
+    """The configuration of a run and its training data."""
     config = from_env(PretrainingConfig, prepared)
-    return closed_division.data_sets(
-        config, Shards(list_shards(*config.data.source), 48)
-    )
+    return config, Shards(list_shards(*config.data.source), 48)
+
+
+def _sets(prepared):
+    return closed_division.data_sets(*_run(prepared))
 
 
 @pytest.fixture
@@ -404,18 +307,17 @@ def test_data_are_known_by_what_prepare_data_left_beside_them(
     manifest()
     known = _sets(prepared)
     assert known == unknown | {"unproved": []}
-    config = from_env(PretrainingConfig, prepared)
-    source, first = (
-        Shards(list_shards(*config.data.source), 48),
-        {"weights": "ab", "unproved": ["weights"]},
-    )
-    facts = closed_division.starting_point(config, source, first)
-    assert facts == known | {"weights": "ab", "unproved": ["weights"]}
-    assert capfd.readouterr().err.startswith(
-        "bert: warning: weights not proved to be the benchmark's"
-    )
+    first = {"weights": "ab", "unproved": ["weights"]}
+    facts = closed_division.starting_point(*_run(prepared), first)
+    assert facts == known | first
+    said = "bert: warning: weights not proved to be the benchmark's"
+    assert capfd.readouterr().err.startswith(said)
     before = closed_division.unread(facts)["unproved"]
     assert before == ["weights", "training_data", "evaluation_data"]
+
+
+def _other(name):
+    return {"files": {f"{name}.hdf5": "1" * 32}}
 
 
 @pytest.mark.parametrize(
@@ -425,36 +327,19 @@ def test_data_are_known_by_what_prepare_data_left_beside_them(
         ({"recipe": {"masked_lm_prob": 0.2}}, "masked_lm_prob 0.2, not 0.15"),
         ({"recipe": {"sequences": 1000}}, "sequences 1000, not None"),
         ({"recipe": {"do_lower_case": False}}, "do_lower_case False, not True"),
-        (
-            {"texts": {"eval.txt": "1" * 32}},
-            "a text that is partly the benchmark's: eval.txt is missing or has another md5",
-        ),
-        (
-            {"texts": {"mine.txt": "1" * 32}},
-            "a text that is partly the benchmark's: a part is missing",
-        ),
-        (
-            {"files": {"packed/part_00001_of_00003.hdf5": "1" * 32}},
-            "other record files than the 3 that were prepared: part_00001_of_00003.hdf5",
-        ),
-        (
-            {"files": {"packed/part_00003_of_00003.hdf5": "1" * 32}},
-            "other record files than the 4 that were prepared: part_00003_of_00003.hdf5",
-        ),
-        (
-            {"files": {"eval/part_eval_10k.hdf5": "1" * 32}},
-            "EVALDIR=.* is not the evaluation set that was prepared",
-        ),
+        ({"texts": {"eval.txt": "1" * 32}}, "a text that is partly the benchmark's: eval.txt is missing or has another"),
+        ({"texts": {"mine.txt": "1" * 32}}, "a text that is partly the benchmark's: a part is missing"),
+        (_other("packed/part_00001_of_00003"), "other record files than the 3 that were prepared: part_00001_of_00003"),
+        (_other("packed/part_00003_of_00003"), "other record files than the 4 that were prepared: part_00003_of_00003"),
+        (_other("eval/part_eval_10k"), "EVALDIR=.* is not the evaluation set that was prepared"),
     ],
-)
+)  # fmt: skip
 def test_data_that_are_made_otherwise_are_refused(
     prepared, manifest, of_the_benchmark, changes, said
 ):
     manifest(**changes)
-    with pytest.raises(
-        ConfigError,
-        match=rf"does not allow DATADIR_PHASE2_PACKED=.*: {said}.*Prepare the data again",
-    ):
+    where = "does not allow DATADIR_PHASE2_PACKED="
+    with pytest.raises(ConfigError, match=f"{where}.*: {said}.*Prepare the data again"):
         _sets(prepared)
 
 
@@ -474,27 +359,19 @@ def test_data_altered_under_a_kept_digest_are_not_proved(
     prepared, manifest, of_the_benchmark, tmp_path
 ):
     manifest()
-    config, alone = (
-        from_env(PretrainingConfig, prepared),
-        World(DistConfig(device="cpu")),
-    )
-    source = Shards(list_shards(*config.data.source), 48)
-    closed_division.prove(config, source, alone)
+    config, source = _run(prepared)
+    closed_division.prove(config, source, alone())
     evaluation, training = tmp_path / "eval" / "part_eval_10k.hdf5", source.paths[2]
     for path in (evaluation, training):
         with h5py.File(path, "r+") as file:
             file["masked_lm_ids"][...] = 7
-    assert closed_division.data_sets(config, source)["unproved"] == [], (
-        "by what they say of themselves"
-    )
-    with pytest.raises(
-        DataError, match=f"{training.name} was changed after it was written"
-    ):
-        closed_division.prove(config, source, alone)
-    with pytest.raises(
-        DataError, match=f"{evaluation.name} was changed after it was written"
-    ):
-        Evaluator(config.evaluate, 48, config.model.vocab_size, "", alone)
+    # By what they say of themselves.
+    assert closed_division.data_sets(config, source)["unproved"] == []
+    said = "{} was changed after it was written"
+    with pytest.raises(DataError, match=said.format(training.name)):
+        closed_division.prove(config, source, alone())
+    with pytest.raises(DataError, match=said.format(evaluation.name)):
+        Evaluator(config.evaluate, 48, config.model.vocab_size, "", alone())
 
 
 def test_other_evaluation_samples_than_the_published_ones_are_not_proved(
@@ -503,21 +380,17 @@ def test_other_evaluation_samples_than_the_published_ones_are_not_proved(
     """Those that were damaged before prepare_data.sh noted their digest."""
     manifest()
     monkeypatch.undo()
-    config = from_env(PretrainingConfig, prepared)
-    source = Shards(list_shards(*config.data.source), 48)
     published = manifests.PUBLISHED_EVALUATION
-    with pytest.raises(
-        DataError, match=rf"part_eval_10k.hdf5: .*, not the published {published}"
-    ):
-        closed_division.prove(config, source, World(DistConfig(device="cpu")))
+    said = f"part_eval_10k.hdf5: .*, not the published {published}"
+    with pytest.raises(DataError, match=said):
+        closed_division.prove(*_run(prepared), alone())
 
 
 def test_a_manifest_of_other_files_with_the_same_names_is_none(
     prepared, manifest, of_the_benchmark, tmp_path
 ):
-    others = {
-        f"packed/{path.name}": "1" * 32 for path in tmp_path.glob("packed/*.hdf5")
-    }
+    names = [path.name for path in tmp_path.glob("packed/*.hdf5")]
+    others = {f"packed/{name}": "1" * 32 for name in names}
     manifest("another", files=others)
     manifest()
     assert _sets(prepared)["unproved"] == []
@@ -525,16 +398,9 @@ def test_a_manifest_of_other_files_with_the_same_names_is_none(
 
 @pytest.mark.parametrize(
     ("changes", "signed"),
-    [
-        ({"rows": 7}, False),
-        ({"recipe": None}, True),
-        ({"texts": [1]}, True),
-        ({"files": 5}, True),
-        ("no recipe", True),
-        ("[" * 100_000, False),
-        ("", False),
-    ],
-)
+    [({"rows": 7}, False), ({"recipe": None}, True), ({"texts": [1]}, True), ({"files": 5}, True),
+     ("no recipe", True), ("[" * 100_000, False), ("", False)],
+)  # fmt: skip
 def test_a_changed_manifest_is_named_and_not_believed(
     prepared, manifest, of_the_benchmark, tmp_path, changes, signed
 ):
@@ -556,8 +422,6 @@ def test_a_changed_manifest_is_named_and_not_believed(
 
 def test_another_vocabulary_is_refused(prepared, manifest):
     manifest()
-    with pytest.raises(
-        ConfigError,
-        match=r"a vocabulary with md5 0{32}, not the benchmark's 64800d5d8528ce344256daf1",
-    ):
+    said = "a vocabulary with md5 0{32}, not the benchmark's 64800d5d8528ce344256daf1"
+    with pytest.raises(ConfigError, match=said):
         _sets(prepared)

@@ -70,10 +70,8 @@ def test_a_run_in_its_own_folder_may_grow_and_resolve_what_was_auto(finished, co
     begun = identity.settings_of(finished)
     identity.note(finished, begun | {"PRECISION": "auto"})
     assert trial.ended(config(MAX_STEPS="16", LR_DECAY_STEPS="8")) is None
-    assert (
-        begun["PRECISION"]
-        == identity.settings_of(config(PRECISION="fp32"))["PRECISION"]
-    )
+    resolved = identity.settings_of(config(PRECISION="fp32"))
+    assert begun["PRECISION"] == resolved["PRECISION"]
     assert identity.run_identity(finished, 7)["MASKING"] is None, "as noted before"
     with pytest.raises(ConfigError, match="is of a run with LR "):
         trial.ended(config(LR="0.01"))
@@ -98,9 +96,8 @@ def test_data_are_known_by_the_index_that_has_their_digests(tmp_path, prepared):
 
 def test_drawn_data_are_known_by_their_rows(config):
     """Which have no digests."""
-    drawn = SimpleNamespace(
-        vocab_md5="", row_counts=lambda: np.array([3]), identity=dict
-    )
+    counts = np.array([3])
+    drawn = SimpleNamespace(vocab_md5="", row_counts=lambda: counts, identity=dict)
     saved = {"row_counts": [3], "data_digest": identity.data_digest({})}
     resume.check_data(config().checkpoint, saved, drawn)
     with pytest.raises(ConfigError, match="4 rows in 1 files, this one has 3 in 1: "):
@@ -108,17 +105,13 @@ def test_drawn_data_are_known_by_their_rows(config):
 
 
 def test_a_folder_is_a_trials_own_attempt_by_its_number():
-    for name, is_attempt in (
-        ("running_1", True),
-        ("running_1_2", True),
-        ("running_0", False),
-    ):
+    attempts = ("running_1", True), ("running_1_2", True), ("running_0", False)
+    for name, is_attempt in attempts:
         run = rundir.RunConfig(run_dir=rundir.Path("/x", name), trial=1)
         assert run.folder == rundir.Path("/x" if is_attempt else f"/x/{name}")
     nowhere = rundir.RunConfig()
-    assert not nowhere.owns(nowhere.owner), (
-        "without a folder none can be told from another"
-    )
+    # Without a folder none can be told from another.
+    assert not nowhere.owns(nowhere.owner)
 
 
 def test_only_an_interrupted_run_with_these_settings_follows_a_checkpoint_unasked(
@@ -126,10 +119,8 @@ def test_only_an_interrupted_run_with_these_settings_follows_a_checkpoint_unaske
 ):
     def saved(**facts):
         first = config()
-        run = {
-            "run": identity.run_identity(first, 7),
-            "computed": identity.computed(first),
-        }
+        run = {"run": identity.run_identity(first, 7)}
+        run["computed"] = identity.computed(first)
         sharded.save(path, {**run, **first.run.owner, "ended": False, **facts})
         return path
 
@@ -145,9 +136,8 @@ def test_only_an_interrupted_run_with_these_settings_follows_a_checkpoint_unaske
     left = {"step": 4, "ended": True}
     assert resume.describe(config(), left).endswith("step 4: the run had ended there")
     closed = config(SUBMISSION_DIVISION="closed", DGXSYSTEM="x")
-    assert resume.newest(closed, World(closed.dist)) is None, (
-        "it is timed from its start"
-    )
+    # It is timed from its start.
+    assert resume.newest(closed, World(closed.dist)) is None
     assert "it replaces what" in resume.describe(closed, None)
 
 

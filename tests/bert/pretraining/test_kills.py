@@ -11,7 +11,7 @@ from functools import partial
 
 from ...forked import Command
 from ...waiting import state, wait_until
-from ..states import newest, same
+from ..states import folders, newest, same
 
 
 def _stands(command):
@@ -22,13 +22,8 @@ def run(environ, folder, moments):
     """The trainer to its end; before, it is killed at each moment, when such a file is there, and
     begun again.
     """
-    base = {
-        "PATH": os.environ["PATH"],
-        "HOME": "/nonexistent",
-        "CHECKPOINT_DIR": str(folder),
-        "RUN_DIR": str(folder.with_name(f"run_{folder.name}")),
-        "RESUME": "1",
-    }
+    base = folders(folder.parent, folder.name)
+    base |= {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "RESUME": "1"}
     for pattern in [*moments, None]:
         held = {"STANDS_AT": str(folder / pattern)} if pattern else {}
         command = Command("bert", environ | base | held)
@@ -54,12 +49,8 @@ def test_killed_at_three_moments_it_ends_with_the_weights_of_an_undisturbed_run(
         two.mkdir()
         run(settings, one, first)
         assert newest(one)["step"] == 12
-        run(
-            settings
-            | {"LR": "0.01", "INIT_CHECKPOINT": str(one), "INIT_OPTIMIZER": "1"},
-            two,
-            second,
-        )
+        warm = {"INIT_CHECKPOINT": str(one), "INIT_OPTIMIZER": "1"}
+        run(settings | {"LR": "0.01"} | warm, two, second)
         ends.append(newest(two))
     assert same(*ends)
     assert ends[0]["step"] == 12

@@ -13,8 +13,8 @@ from bert.pretraining.config import PretrainingConfig
 from bert.training.loop import StepCounter
 from common.env import ConfigError, from_env
 
+from ..plain import CPU
 from ..states import newest, same
-from .test_owner import UNTIMED
 
 # The loss of batch 3 is no number.
 BAD = """
@@ -25,33 +25,25 @@ StepCounter.begin = lambda steps: begun(steps) * (float("nan") if steps.batches 
 """
 
 
-def test_a_run_that_breaks_at_a_batch_goes_on_without_it(prepared, run_bert, tmp_path):
+def test_a_run_that_breaks_at_a_batch_goes_on_without_it(train, tmp_path):
     (tmp_path / "first.py").write_text(BAD)
-    given = prepared | UNTIMED | {"LOG_EVERY_STEPS": "1", "LR": "0.001"}
-    given |= {
-        "CHECKPOINT_DIR": str(tmp_path / "c"),
-        "FIRST": str(tmp_path / "first.py"),
-    }
-    broken = run_bert(given)
-    assert broken.returncode == 1
+    given = {"LOG_EVERY_STEPS": "1", "LR": "0.001", "FIRST": tmp_path / "first.py"}
+    broken = train(status=1, **given)
     assert "at step 4, batch 4" in broken.stderr, "after the update of batch 3"
-    done = run_bert(given | {"RESUME": "1", "SKIP_BATCHES": "3"})
-    assert done.returncode == 0, done.stderr
+    done = train(RESUME=1, SKIP_BATCHES=3, **given)
     assert "bert: batch 3 is left out (SKIP_BATCHES)" in done.stderr
     saved = newest(tmp_path / "c")
     assert (saved["step"], saved["batches"], saved["left_out"]) == (8, 9, [3])
     log = (tmp_path / "run" / "result_0.txt").read_text()
     assert '"key": "batch_left_out", "value": 3' in log
-    whole = given | {"SKIP_BATCHES": "3", "CHECKPOINT_DIR": str(tmp_path / "whole")}
-    assert run_bert(whole | {"RUN_DIR": str(tmp_path / "r")}).returncode == 0
+    whole = {"CHECKPOINT_DIR": tmp_path / "whole", "RUN_DIR": tmp_path / "r"}
+    train(SKIP_BATCHES=3, **given, **whole)
     assert same(newest(tmp_path / "whole")["model"], saved["model"])
 
 
 def test_rates_of_steps_do_not_move_with_batches_that_are_left_out():
-    scaler = LossScaler(
-        PrecisionConfig(precision="fp16").resolve(torch.device("cpu")),
-        torch.device("cpu"),
-    )
+    precision = PrecisionConfig(precision="fp16").resolve(CPU)
+    scaler = LossScaler(precision, CPU)
     steps = StepCounter(lambda step: step / 10, 5, scaler)
     rates = []
     for batch in range(1, 5):
@@ -78,19 +70,15 @@ def test_batches_are_numbers_and_spans(text, numbers, prepared):
             config.check()
 
 
-def test_the_best_checkpoint_is_kept_beside_the_newest(prepared, run_bert, tmp_path):
+def test_the_best_checkpoint_is_kept_beside_the_newest(train, tmp_path):
+    best = {"CHECKPOINT_BEST": "1", "EVAL_ITER_SAMPLES": "24"}
+    for steps in (6, 0):
+        train(RESUME=1, STEPS_THIS_RUN=steps, **best)
     folder = tmp_path / "c"
-    given = prepared | {"CHECKPOINT_DIR": str(folder), "CHECKPOINT_BEST": "1"}
-    given |= {"TARGET_MLM_ACCURACY": "0", "CHECKPOINT_EVERY_STEPS": "2"}
-    for steps in ("6", "0"):
-        done = run_bert(given | {"RESUME": "1", "STEPS_THIS_RUN": steps})
-        assert done.returncode == 0, done.stderr
-    lines = (tmp_path / "run" / "metrics_0.jsonl").read_text().splitlines()
-    accuracies = {
-        line["step"]: line["accuracy"]
-        for line in map(json.loads, lines)
-        if line["kind"] == "evaluation"
-    }
+    text = (tmp_path / "run" / "metrics_0.jsonl").read_text()
+    lines = [json.loads(line) for line in text.splitlines()]
+    evaluations = [line for line in lines if line["kind"] == "evaluation"]
+    accuracies = {line["step"]: line["accuracy"] for line in evaluations}
     (best,) = sharded.complete(folder / "best")
     step = sharded.step_of(best)
     assert accuracies[step] == max(accuracies.values())

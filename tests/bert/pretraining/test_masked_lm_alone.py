@@ -21,7 +21,8 @@ from bert.data.batch import PretrainingCapacity, make_batch
 from bert.data.format import open_records, write_records
 from bert.training.graph import graph_capacity, static_batch
 
-from ..states import newest, same
+from ..plain import NO_DROPOUT
+from ..states import folders, newest, same
 
 HEAD = ("bert.pooler.", "cls.seq_relationship.")
 
@@ -29,24 +30,17 @@ HEAD = ("bert.pooler.", "cls.seq_relationship.")
 def test_the_loss_is_hugging_faces_and_every_parameter_has_a_gradient(
     tiny, make_model, make_records
 ):
-    shape = dataclasses.replace(
-        tiny,
-        next_sentence=False,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-    )
+    shape = dataclasses.replace(tiny, next_sentence=False, **NO_DROPOUT)
     model, records = make_model(shape), make_records(3, packed=False)
     assert not [name for name, _ in model.named_parameters() if name.startswith(HEAD)]
     config = transformers.BertConfig(
         **{name: getattr(tiny, name) for name in ("vocab_size", "hidden_size", "num_hidden_layers", "layer_norm_eps")},
         num_attention_heads=3, intermediate_size=40, max_position_embeddings=48, hidden_act="gelu_new",
-        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+        **NO_DROPOUT,
     )  # fmt: skip
     theirs = transformers.BertForMaskedLM(config).double()
-    kept = {
-        name: p[:211] if p.shape[0] == 216 else p
-        for name, p in model.named_parameters()
-    }
+    own = dict(model.named_parameters())
+    kept = {name: p[:211] if p.shape[0] == 216 else p for name, p in own.items()}
     missing, unexpected = theirs.load_state_dict(kept, strict=False)
     assert not unexpected
     assert all("decoder" in name or "position_ids" in name for name in missing)
@@ -54,11 +48,8 @@ def test_the_loss_is_hugging_faces_and_every_parameter_has_a_gradient(
     batch = make_batch(records, np.array([1]), 48)
     labels = torch.full((1, batch.num_tokens), -100)
     labels[0, batch.masked_positions.long()] = batch.masked_labels
-    expected = theirs(
-        batch.input_ids.long()[None],
-        token_type_ids=batch.segment_ids.long()[None],
-        labels=labels,
-    ).loss
+    given = {"token_type_ids": batch.segment_ids.long()[None], "labels": labels}
+    expected = theirs(batch.input_ids.long()[None], **given).loss
     losses = model(batch)
     assert losses._fields == ("mlm",)
     assert losses.mlm.item() == pytest.approx(expected.item(), abs=1e-9)
@@ -66,9 +57,9 @@ def test_the_loss_is_hugging_faces_and_every_parameter_has_a_gradient(
     # Filled up, as for a CUDA graph.
     torch.testing.assert_close(model(static_batch(batch, room)).mlm, losses.mlm)
     losses.mlm.backward()
-    assert all(
-        p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters()
-    )
+    for name, p in own.items():
+        assert p.grad is not None, name
+        assert p.grad.abs().sum() > 0, name
     scored = model.scored(batch)
     assert scored.nsp is None
     torch.testing.assert_close(scored.mlm_losses.mean(), losses.mlm)
@@ -78,25 +69,17 @@ def test_the_loss_is_hugging_faces_and_every_parameter_has_a_gradient(
 def without_pairs(prepared: dict[str, str]) -> dict[str, str]:
     """The tiny run on records without pairs, its vocabulary beside the model."""
     vocabulary = Path(prepared["CHECKPOINTDIR_PHASE1"]) / "vocab.txt"
-    words = [
-        "[PAD]",
-        "[CLS]",
-        "[SEP]",
-        "[MASK]",
-        "[UNK]",
-        *(f"w{number}" for number in range(206)),
-    ]
+    special = "[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]"
+    words = [*special, *(f"w{number}" for number in range(206))]
     vocabulary.write_text("\n".join(words) + "\n")
     md5 = hashlib.md5(vocabulary.read_bytes()).hexdigest()
     for folder in ("DATADIR_PHASE2_PACKED", "EVALDIR"):
         for path in Path(prepared[folder]).iterdir():
             records, metadata = open_records(path)
-            own = records.select(range(records.num_sequences)).with_rows(
-                records.row_offsets
-            )
-            own = dataclasses.replace(
-                own, segment_b_start=own.sequence_lengths.astype(np.int16)
-            )
+            own = records.select(range(records.num_sequences))
+            own = own.with_rows(records.row_offsets)
+            lengths = own.sequence_lengths.astype(np.int16)
+            own = dataclasses.replace(own, segment_b_start=lengths)
             write_records(path, own, dataclasses.replace(metadata, vocab_md5=md5))
     return prepared | {"NSP": "0"}
 
@@ -105,15 +88,8 @@ def test_a_run_without_pairs_says_nothing_of_them_and_resumes_bit_for_bit(
     without_pairs, run_bert, tmp_path
 ):
     def run(name: str, **more: str) -> str:
-        settings = {
-            "CHECKPOINT_DIR": str(tmp_path / name),
-            "RUN_DIR": str(tmp_path / f"run_{name}"),
-            "RESUME": "1",
-            "TARGET_MLM_ACCURACY": "0",
-        }
-        finished = run_bert(without_pairs | settings | more)
-        assert finished.returncode == 0, finished.stderr
-        return finished.stderr
+        settings = folders(tmp_path, name) | {"RESUME": "1", "TARGET_MLM_ACCURACY": "0"}
+        return run_bert(without_pairs | settings | more, status=0).stderr
 
     said = run("whole")
     figures = (tmp_path / "run_whole" / "metrics_0.jsonl").read_text()
@@ -124,82 +100,57 @@ def test_a_run_without_pairs_says_nothing_of_them_and_resumes_bit_for_bit(
     run("parts", STEPS_THIS_RUN="3")
     run("parts")
     assert same(newest(tmp_path / "parts"), newest(tmp_path / "whole"))
-    losses = [
-        float(re.findall(r"\(mlm ([\d.]+)", text)[-1])
-        for text in (said, run("fp8", PRECISION="fp8"))
-    ]
+    texts = said, run("fp8", PRECISION="fp8")
+    losses = [float(re.findall(r"\(mlm ([\d.]+)", text)[-1]) for text in texts]
     assert losses[1] == pytest.approx(losses[0], abs=0.05)
-    assert not [
-        name for name in newest(tmp_path / "whole")["model"] if name.startswith(HEAD)
-    ]
-    paired = run_bert(without_pairs | {"NSP": "1", "RUN_DIR": str(tmp_path / "paired")})
-    assert paired.returncode == 2
+    names = newest(tmp_path / "whole")["model"]
+    assert not [name for name in names if name.startswith(HEAD)]
+    paired = run_bert(without_pairs, status=2, NSP=1, RUN_DIR=tmp_path / "paired")
     assert "no pairs of sentences (--nsp 0): set NSP=0" in paired.stderr
 
 
 def test_what_it_trains_is_evaluated_exported_and_continued(
     without_pairs, run_bert, tmp_path, capsys
 ):
-    run, folder = tmp_path / "run", tmp_path / "run" / "checkpoints"
-    settings = without_pairs | {
-        "CHECKPOINT_DIR": str(folder),
-        "TARGET_MLM_ACCURACY": "0",
-    }
-    assert "masked-LM alone" in run_bert(settings, arguments=("--check",)).stdout
-    finished = run_bert(settings)
-    assert finished.returncode == 0, finished.stderr
-    assert main(["export", str(run), "-o", str(tmp_path / "mine")], {}) == 0
-    assert json.loads((tmp_path / "mine" / "config.json").read_text())[
-        "architectures"
-    ] == ["BertForMaskedLM"]
-    _, info = transformers.AutoModelForMaskedLM.from_pretrained(
-        tmp_path / "mine", output_loading_info=True
-    )
+    run, mine = tmp_path / "run", tmp_path / "mine"
+    settings = {"CHECKPOINT_DIR": run / "checkpoints", "TARGET_MLM_ACCURACY": "0"}
+    checked = run_bert(without_pairs, arguments=("--check",), **settings)
+    assert "masked-LM alone" in checked.stdout
+    run_bert(without_pairs, status=0, **settings)
+    assert main(["export", str(run), "-o", str(mine)], {}) == 0
+    described = json.loads((mine / "config.json").read_text())
+    assert described["architectures"] == ["BertForMaskedLM"]
+    read = transformers.AutoModelForMaskedLM.from_pretrained
+    _, info = read(mine, output_loading_info=True)
     assert not [*info["missing_keys"], *info["unexpected_keys"]]
     assert "NSP=0 trained no pooler: AutoModel" in capsys.readouterr().err
-    evaluated = {
-        name: without_pairs[name] for name in ("EVALDIR", "DEVICE", "OMP_NUM_THREADS")
-    }
-    assert main(["evaluate", str(run), str(tmp_path / "mine")], evaluated) == 0
+    names = "EVALDIR", "DEVICE", "OMP_NUM_THREADS"
+    evaluated = {name: without_pairs[name] for name in names}
+    assert main(["evaluate", str(run), str(mine)], evaluated) == 0
     titles, first, second = capsys.readouterr().out.splitlines()
     assert titles.split()[:5] == ["checkpoint", "steps", "accuracy", "mlm", "loss"]
     assert first.split()[4:6] == second.split()[4:6] == ["-", "-"], "no next sentences"
     assert first.split()[2:4] == second.split()[2:4]
-    with open(tmp_path / "mine" / "vocab.txt", "a") as vocabulary:
+    with open(mine / "vocab.txt", "a") as vocabulary:
         vocabulary.write("another\n")
-    assert main(["evaluate", str(tmp_path / "mine")], evaluated) == 2
+    assert main(["evaluate", str(mine)], evaluated) == 2
     assert "made with another vocabulary (md5 " in capsys.readouterr().err
-    another = run_bert(
-        without_pairs
-        | {
-            "INIT_CHECKPOINT": str(tmp_path / "mine"),
-            "RUN_DIR": str(tmp_path / "other"),
-        }
-    )
+    another = run_bert(without_pairs, INIT_CHECKPOINT=mine, RUN_DIR=tmp_path / "other")
     assert "model.safetensors: trained with another vocabulary (md5 " in another.stderr
-    (tmp_path / "mine" / "vocab.txt").unlink()
-    again = run_bert(
-        without_pairs
-        | {
-            "INIT_CHECKPOINT": str(tmp_path / "mine"),
-            "RUN_DIR": str(tmp_path / "again"),
-        }
-    )
-    assert again.returncode == 3, again.stderr
+    (mine / "vocab.txt").unlink()
+    again = {"INIT_CHECKPOINT": mine, "RUN_DIR": tmp_path / "again"}
+    run_bert(without_pairs, status=3, **again)
 
 
 def test_a_model_of_pairs_is_continued_without_them(tiny, make_model, tmp_path):
     whole = make_model(tiny, dtype=torch.float32)
     torch.save(dict(whole.state_dict()), tmp_path / "whole.pt")
-    alone = make_model(
-        dataclasses.replace(tiny, next_sentence=False), seed=1, dtype=torch.float32
-    )
+    shape = dataclasses.replace(tiny, next_sentence=False)
+    alone = make_model(shape, seed=1, dtype=torch.float32)
     loaded = load_weights(alone, tmp_path / "whole.pt")
     assert loaded.new == []
-    assert sorted(loaded.unused) == sorted(
-        name for name, _ in whole.named_parameters() if name.startswith(HEAD)
-    )
-    assert all(
-        torch.equal(p, dict(whole.named_parameters())[name])
-        for name, p in alone.named_parameters()
-    )
+    known = dict(whole.named_parameters())
+    unused = [name for name in known if name.startswith(HEAD)]
+    assert sorted(loaded.unused) == sorted(unused)
+    for name, p in alone.named_parameters():
+        assert torch.equal(p, known[name]), name

@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from bert import kernels, optim
-from bert.core.dist import DistConfig, World
+from bert import optim
 from bert.data.batch import PretrainingBatch
 from bert.kernels.precision import Precision
 from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
-from bert.model.init import first_weights, initialize, uninitialized, use_placeholders
+from bert.model.init import first_weights, uninitialized, use_placeholders
 from bert.model.recompute import Recomputation
 from bert.pretraining import memory
 from bert.pretraining.config import PretrainingConfig
@@ -24,20 +23,21 @@ from bert.training.step import build_step
 from common.env import ConfigError, from_env
 
 from ..peak import Peak
+from ..plain import CPU, PLAIN, alone, model_of
 from ..ranks import run_ranks
 
-CPU = torch.device("cpu")
 SHAPE = BertConfig(
     vocab_size=211, hidden_size=96, num_hidden_layers=4, num_attention_heads=4, intermediate_size=384,
     max_position_embeddings=48,
 )  # fmt: skip
 
 
+PRE_NORM = dataclasses.replace(SHAPE, layer_norm_large_model=True, attention_probs_dropout_prob=0.0)  # fmt: skip
+
+
 def _shapes(config):
     with uninitialized():
-        return BertForPreTraining(
-            config, kernels.bind_kernels(kernels.KernelsConfig(fused="none"), CPU)
-        )
+        return BertForPreTraining(config, PLAIN)
 
 
 def _plan(batch, **settings):
@@ -51,14 +51,11 @@ def _plan(batch, **settings):
 
 def _measured(plan, batch):
     """The most bytes that tensors hold in a step."""
-    model = BertForPreTraining(
-        plan.model, kernels.bind_kernels(kernels.KernelsConfig(fused="none"), CPU)
-    )
-    initialize(model, 0)
+    model = model_of(plan.model)
     if plan.recompute_layers:
         model.recompute(Recomputation(plan.recompute_layers, random_state=True))
     step = build_step(
-        model, Precision(dtype=plan.dtype), plan.optimizer, World(DistConfig(device="cpu")),
+        model, Precision(dtype=plan.dtype), plan.optimizer, alone(),
         accumulate=plan.accumulate, fused_update=False,
     )  # fmt: skip
     buffers = [step.optimizer.buckets.whole]
@@ -73,14 +70,7 @@ def _measured(plan, batch):
         (24, {}),
         (24, {"recompute_layers": 1}),
         (4, {"recompute_layers": 2, "dtype": torch.bfloat16, "accumulate": True}),
-        (
-            24,
-            {
-                "model": dataclasses.replace(
-                    SHAPE, layer_norm_large_model=True, attention_probs_dropout_prob=0.0
-                )
-            },
-        ),
+        (24, {"model": PRE_NORM}),
         (4, {"optimizer": optim.OptimizerConfig(optimizer="lans", sharded=False)}),
     ],
     ids=["plain", "recompute", "bf16", "pre_norm", "replicated"],
@@ -91,9 +81,8 @@ def test_the_estimate_is_within_a_tenth_of_what_a_step_takes(
     records = make_records(rows, packed=False)
     batch = batch_of(records, np.arange(rows))
     plan = _plan(batch, length=_mean_length(batch), **settings)
-    assert sum(memory.estimate(plan).values()) == pytest.approx(
-        _measured(plan, batch), rel=0.1
-    )
+    measured = pytest.approx(_measured(plan, batch), rel=0.1)
+    assert sum(memory.estimate(plan).values()) == measured
 
 
 def _two_wide_steps(world, rows, length):
@@ -117,11 +106,8 @@ def _two_wide_steps(world, rows, length):
         accumulate=False, fused_update=False, first_weights=first_weights(model, 0),
     )  # fmt: skip
     buckets = step.optimizer.buckets
-    gradients = [
-        tensor
-        for tensor in (buckets.whole, buckets.shard, buckets.received)
-        if tensor is not None
-    ]
+    held = buckets.whole, buckets.shard, buckets.received
+    gradients = [tensor for tensor in held if tensor is not None]
     with Peak([*step.optimizer.state_tensors(), *gradients]) as peak:
         first = step([batch], 1e-3)
     assert sum(memory.estimate(plan).values()) == pytest.approx(peak.most, rel=0.1)
@@ -159,40 +145,22 @@ def test_a_gpu_that_is_too_small_is_named_before_the_run(prepared, monkeypatch):
     assert "this machine has" in memory.describe(config)
     on_a_gpu = dataclasses.replace(memory.Plan.of(config), device_type="cuda")
     monkeypatch.setattr(memory.Plan, "of", lambda config: on_a_gpu)
-    for gpu, node, words, refused in (
-        (
-            2,
-            8,
-            "the GPU has 2.0; host 0.5 GiB for the ranks of a node; this machine has 8.0",
-            False,
-        ),
-        (
-            1,
-            8,
-            "out of memory: 1.0 GiB per rank.*the GPU has 1.0: lower BATCHSIZE",
-            True,
-        ),
-        (
-            2,
-            0.25,
-            r"out of memory: .*this machine has 0\.2: set SHARD_OPTIMIZER=1",
-            True,
-        ),
+    fits = "the GPU has 2.0; host 0.5 GiB for the ranks of a node; this machine has 8.0"
+    for gpu, node, words in (
+        (2, 8, fits),
+        (1, 8, "out of memory: 1.0 GiB per rank.*the GPU has 1.0: lower BATCHSIZE"),
+        (2, 0.25, r"out of memory: .*this machine has 0\.2: set SHARD_OPTIMIZER=1"),
     ):
-        properties = SimpleNamespace(total_memory=gpu * memory.GIB)
-        monkeypatch.setattr(
-            torch.cuda,
-            "get_device_properties",
-            lambda device, properties=properties: properties,
-        )
-        monkeypatch.setattr(
-            memory, "host_capacity", lambda node=node: int(node * memory.GIB)
-        )
-        if refused:
-            with pytest.raises(ConfigError, match=words):
-                memory.describe(config)
-        else:
+        told = SimpleNamespace(total_memory=gpu * memory.GIB)
+        capacity = int(node * memory.GIB)
+        properties = lambda _, told=told: told  # noqa: E731
+        monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
+        monkeypatch.setattr(memory, "host_capacity", lambda most=capacity: most)
+        if words == fits:
             assert words in memory.describe(config)
+            continue
+        with pytest.raises(ConfigError, match=words):
+            memory.describe(config)
 
 
 def test_cpus_that_are_too_small_are_refused_where_the_run_is_to_be_on_cpus(
@@ -202,10 +170,8 @@ def test_cpus_that_are_too_small_are_refused_where_the_run_is_to_be_on_cpus(
     with pytest.raises(ConfigError, match="start fewer ranks on a node"):
         memory.describe(from_env(PretrainingConfig, prepared))
     told = memory.describe(from_env(PretrainingConfig, prepared | {"DEVICE": "auto"}))
-    assert (
-        "this machine has 0.0: TOO LITTLE for a run here (not tested for another machine"
-        in told
-    )
+    said = "this machine has 0.0: TOO LITTLE for a run here (not tested for another"
+    assert said in told
 
 
 def test_a_node_holds_what_its_ranks_hold_together(prepared):
@@ -214,22 +180,17 @@ def test_a_node_holds_what_its_ranks_hold_together(prepared):
     """
 
     def needed(**settings):
-        config = from_env(
-            PretrainingConfig,
-            prepared
-            | {"WORLD_SIZE": "6", "DGXNNODES": "3", "PRECISION": "bf16"}
-            | settings,
-        )
+        of = {"WORLD_SIZE": "6", "DGXNNODES": "3", "PRECISION": "bf16"}
+        config = from_env(PretrainingConfig, prepared | of | settings)
         plan = dataclasses.replace(memory.Plan.of(config), device_type="cuda")
-        return memory.host_bytes(
-            plan, config.checkpoint, {"weights": 200, "states": 1000}
-        ) - 2 * memory.PROCESS, config
+        held = {"weights": 200, "states": 1000}
+        whole = memory.host_bytes(plan, config.checkpoint, held)
+        return whole - 2 * memory.PROCESS, config
 
     saving = {"CHECKPOINT_DIR": "/nowhere"}
     beginning, config = needed(SHARD_OPTIMIZER="0")
-    assert beginning == 2 * 4 * sum(
-        p.numel() for p in _shapes(config.model).parameters()
-    )
+    numbers = sum(p.numel() for p in _shapes(config.model).parameters())
+    assert beginning == 2 * 4 * numbers
     assert needed(SHARD_OPTIMIZER="1")[0] == 2 * (200 + 1000)
     assert needed(SHARD_OPTIMIZER="1", **saving)[0] == 6 * 1000, "rank 0 gathers"
     sharded = needed(SHARD_OPTIMIZER="1", CHECKPOINT_SHARDS="1", **saving)[0]
@@ -241,13 +202,10 @@ def test_the_limit_of_a_control_group_counts(tmp_path):
     assert whole == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     (tmp_path / "proc" / "self").mkdir(parents=True)
     group = tmp_path / "proc" / "self" / "cgroup"
+    older = "sys/fs/cgroup/memory/memory.limit_in_bytes"
     for said, file, limit in (
         ("0::/slurm/job_7\n", "sys/fs/cgroup/slurm/memory.max", "3000\n"),
-        (
-            "5:cpu:/a\n9:memory:/b\n",
-            "sys/fs/cgroup/memory/memory.limit_in_bytes",
-            "2000\n",
-        ),
+        ("5:cpu:/a\n9:memory:/b\n", older, "2000\n"),
     ):
         group.write_text(said)
         assert memory.host_capacity(tmp_path) == whole
@@ -260,35 +218,19 @@ def test_the_limit_of_a_control_group_counts(tmp_path):
 
 def test_every_published_size_fits_where_its_configs_run(repository):
     """H100 with 80 GB; the sizes of docs/train.md."""
-    for name, ranks, rows, layers in (
-        ("1.5b", 8, 32, 0),
-        ("5b", 8, 32, 1),
-        ("5b", 128, 24, 1),
-    ):
-        model = BertConfig.from_json(
-            repository / "configs" / "models" / f"bert_{name}.json"
-        )
+    sizes = ("1.5b", 8, 32, 0), ("5b", 8, 32, 1), ("5b", 128, 24, 1)
+    for name, ranks, rows, layers in sizes:
+        models = repository / "configs" / "models"
         batch = SimpleNamespace(num_tokens=rows * 128, num_masked=rows * 20)
-        settings = {
-            "dtype": torch.bfloat16,
-            "fused": True,
-            "accumulate": True,
-            "device_type": "cuda",
-            "length": 128,
-        }
         plan = _plan(
-            batch,
-            model=model,
-            num_ranks=ranks,
-            recompute_layers=layers,
-            optimizer=optim.OptimizerConfig(optimizer="lans", sharded=True),
-            **settings,
-        )
+            batch, model=BertConfig.from_json(models / f"bert_{name}.json"), num_ranks=ranks,
+            recompute_layers=layers, optimizer=optim.OptimizerConfig(optimizer="lans", sharded=True),
+            dtype=torch.bfloat16, fused=True, accumulate=True, device_type="cuda", length=128,
+        )  # fmt: skip
         parts = memory.estimate(plan)
         assert sum(parts.values()) < 80e9
-        assert parts["states"] * ranks == pytest.approx(
-            3 * 2 * parts["weights"] * ranks / (ranks + 1), rel=0.01
-        )
+        states = 3 * 2 * parts["weights"] * ranks / (ranks + 1)
+        assert parts["states"] * ranks == pytest.approx(states, rel=0.01)
 
 
 def test_memory_is_counted_on_devices_without_numbers_too():
@@ -305,7 +247,7 @@ def test_memory_is_counted_on_devices_without_numbers_too():
 def test_an_update_makes_as_many_tensors_as_the_estimate_counts(optimizer, sharded):
     model = memory.meta_model(SHAPE)
     settings = optim.OptimizerConfig(optimizer=optimizer, sharded=sharded)
-    world = World(DistConfig(device="cpu"))
+    world = alone()
     world.device = memory.META
     engine = optim.build(settings, model, None, world, accumulate=True, fused=False)
     with Peak() as update:

@@ -19,17 +19,11 @@ import pytest
 from bert.core import rundir
 from bert.pretraining.run import run
 
-from .test_owner import UNTIMED, content
+from ..states import UNTIMED, content
 from .test_trial import altered
 
 COMMANDS = 8  # of an order
-OWN = (
-    *4 * [{}],
-    {"LR": "0.02"},
-    {"SEED": "8"},
-    {"OPTIMIZER": "lans"},
-    {"EVAL_ITER_SAMPLES": "6", "CHECKPOINT_BEST": "1"},
-)
+OWN = *4 * [{}], {"LR": "0.02"}, {"SEED": "8"}, {"OPTIMIZER": "lans"}, {"EVAL_ITER_SAMPLES": "6", "CHECKPOINT_BEST": "1"}  # fmt: skip
 REFUSED = (
     {"LERNING_RATE": "3"},
     {"OPT_MADGRAD_MOMENTUM": "0.5"},

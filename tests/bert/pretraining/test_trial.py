@@ -19,24 +19,7 @@ from review.results.benchmark import starting_point
 from review.results.run import run_of
 from review.verdict.training_rules import check_run
 
-from ..conftest import NOTHING
-from .test_owner import UNTIMED, content
-
-
-@pytest.fixture
-def train(prepared, run_bert, tmp_path):
-    """train(arguments, ranks, **settings): a run of eight steps into the folders ``run`` and
-    ``c``.
-    """
-
-    def run(arguments=(), ranks=1, odd=NOTHING, **settings):
-        folders = {
-            "CHECKPOINT_DIR": str(tmp_path / "c"),
-            "RUN_DIR": str(tmp_path / "run"),
-        }
-        return run_bert(prepared | UNTIMED | folders | settings, ranks, arguments, odd)
-
-    return run
+from ..states import content
 
 
 def altered(folder: Path, under_the_digest: bool = False) -> str:
@@ -50,7 +33,7 @@ def altered(folder: Path, under_the_digest: bool = False) -> str:
 
 
 def test_a_finished_run_keeps_every_byte(train, tmp_path):
-    assert train(RESUME="1").returncode == 0
+    train(RESUME=1)
     folders = tmp_path / "run", tmp_path / "c"
     before = content(*folders)
     assert b"run_stop" in before[str(tmp_path / "run" / "result_0.txt")]
@@ -66,24 +49,19 @@ def test_a_finished_run_keeps_every_byte(train, tmp_path):
         {"RESUME": "1", "MAX_STEPS": "9"},
         {"TRIAL": "1", "LR": "0.02"},
     ):
-        refused = train(**changed)
-        assert refused.returncode == 2, changed
+        refused = train(status=2, **changed)
         assert len(refused.stderr.splitlines()) == 1, refused.stderr
         assert content(*folders) == before, changed
-    again = train(RESUME="1")
-    assert again.returncode == 0, again.stderr
-    assert again.stderr.endswith(
-        "of this very run, complete (success): nothing is left\n"
-    )
+    said = "of this very run, complete (success): nothing is left\n"
+    assert train(RESUME=1).stderr.endswith(said)
     assert content(*folders) == before
 
 
 def test_a_run_that_ended_short_of_its_target_is_complete_too(train, tmp_path):
     target = {"EVAL_ITER_SAMPLES": "24", "TARGET_MLM_ACCURACY": "0.99", "RESUME": "1"}
-    assert train(**target).returncode == 3
+    train(**target, status=3)
     before = content(tmp_path / "run")
-    again = train(**target)
-    assert again.returncode == 3
+    again = train(**target, status=3)
     assert "complete (aborted)" in again.stderr
     assert content(tmp_path / "run") == before
 
@@ -92,10 +70,8 @@ def test_a_run_that_stopped_loses_nothing_to_what_is_refused_and_says_where_it_g
     train, tmp_path
 ):
     for ranks in (1, 2):
-        done = train(
-            STEPS_THIS_RUN="2", RESUME="1", GRADIENT_STEPS=str(2 // ranks), ranks=ranks
-        )
-        assert done.returncode == 0, done.stderr
+        part = {"STEPS_THIS_RUN": 2, "GRADIENT_STEPS": 2 // ranks}
+        done = train(ranks=ranks, RESUME=1, **part)
         folder = f"CHECKPOINT_DIR={tmp_path / 'c'}"
         anew = f"RESUME=1: no checkpoint in {folder}: from the start, 8 steps"
         on = f"continues {folder} from step 2: 6 of 8 steps are left"
@@ -108,15 +84,13 @@ def test_a_run_that_stopped_loses_nothing_to_what_is_refused_and_says_where_it_g
         {"EVAL_ITER_SAMPLES": "24", "EVALDIR": "/nowhere"},
         {"CHECKPOINT_DIR": str(tmp_path / "mistyped"), "LR": "0.02"},
     ):
-        refused = train(**same | changed)
-        assert refused.returncode == 2, changed
+        train(status=2, **same | changed)
         assert content(tmp_path / "run", tmp_path / "c") == before, changed
     checked = train(("--check",), **same)
     assert "step 4 of" in checked.stdout, checked.stderr
     assert "ATTENTION" not in checked.stdout, "as the run resolves what is auto"
     (tmp_path / "run" / "error_0.txt").unlink()
-    done = train(**same)
-    assert done.returncode == 0, done.stderr
+    train(**same)
     assert not (tmp_path / "run" / "error_0.txt").exists()
 
 
@@ -124,17 +98,17 @@ def test_what_one_rank_alone_cannot_evaluate_stops_all_before_the_first_step(
     train, tmp_path
 ):
     evaluates = {"EVAL_ITER_SAMPLES": "48", "EVAL_ITER_START_SAMPLES": "48"}
-    refused = train(ranks=2, odd={"EVALDIR": str(tmp_path / "gone")}, **evaluates)
-    assert refused.returncode == 2
+    odd = {"EVALDIR": str(tmp_path / "gone")}
+    refused = train(ranks=2, odd=odd, status=2, **evaluates)
     assert f"EVALDIR={tmp_path / 'gone'}" in refused.stderr.splitlines()[-1]
     assert not (tmp_path / "run" / "result_0.txt").exists()
 
 
 def test_a_rehearsal_has_folders_of_its_own(train, prepared, tmp_path):
     rehearsal = {"REHEARSAL": "1", "EVAL_ITER_SAMPLES": "24", "MAX_STEPS": "2"}
-    assert train(**rehearsal).returncode == 0
+    train(**rehearsal)
     assert (tmp_path / "run" / "rehearsal" / "result_0.txt").is_file()
-    assert train().returncode == 0
+    train()
     for name in ("x_rehearsal", "x_rehearsal/running_0"):
         given = prepared | rehearsal | {"RUN_DIR": f"/{name}"}
         config = from_env(PretrainingConfig, given).rehearsed()
@@ -155,11 +129,10 @@ def test_a_closed_log_claims_proof_only_once_the_data_are_read(
     is_changed, train, tmp_path
 ):
     (tmp_path / "first.py").write_text(CLOSED)
-    closed = {"SUBMISSION_DIVISION": "closed", "FIRST": str(tmp_path / "first.py")}
+    closed = {"SUBMISSION_DIVISION": "closed", "FIRST": tmp_path / "first.py"}
     if is_changed:
         altered(tmp_path / "packed", under_the_digest=True)
-    done = train(**closed)
-    assert done.returncode == (2 if is_changed else 0), done.stderr
+    train(status=2 if is_changed else 0, **closed)
     run = run_of(read_log(tmp_path / "run" / "result_0.txt"))
     first, *rest = [event.value["unproved"] for event in run.log.all("starting_point")]
     assert first == ["training_data", "evaluation_data"]
@@ -167,9 +140,8 @@ def test_a_closed_log_claims_proof_only_once_the_data_are_read(
     assert starting_point(run)["unproved"] == (first if is_changed else [])
     assert run.status == ("error" if is_changed else "success")
     broken = [finding for finding in check_run(run) if finding.key == "run_error"]
-    assert ["was changed after" in finding.message for finding in broken] == (
-        [True] if is_changed else []
-    )
+    why = ["was changed after" in finding.message for finding in broken]
+    assert why == [True] * is_changed
     stops = [event.metadata["status"] for event in run.log.all("run_stop")]
     assert stops == ["success", "aborted"][: 1 + is_changed], "for other readers"
 
