@@ -5,6 +5,7 @@
 #   platform::begin          before the first attempt
 #   platform::choose         sets nodes, those of the next attempt; fails if too few are fit
 #   platform::blame          after a failed attempt: adds records of nodes that are lost or do not answer
+#   platform::blame_by_output    after ranks that failed, whose output is on stdin: the same of nodes that their launcher gave up
 #   platform::why SIGNAL     why this script got a signal, in words
 #   platform::requeue TEXT   has the job started again elsewhere, and does not return unless that is impossible
 #   platform::end            before this script exits

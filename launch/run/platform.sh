@@ -7,6 +7,7 @@ platform::begin() { variables::name_run; }
 # shellcheck disable=SC2034 # for other parts
 platform::choose() { nodes=("$(uname -n)"); }
 platform::blame() { :; }
+platform::blame_by_output() { :; }
 platform::why() { echo "interrupted by SIG$1"; }
 platform::requeue() { :; }
 platform::end() { :; }

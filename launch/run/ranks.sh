@@ -9,8 +9,9 @@ readonly OUTLIVE=90 # seconds that a launcher gets to end the other ranks when o
 # Arguments: their folder, the file of their output, the seconds after which they are ended, with status 124 (0: never).
 trial::ranks() {
   local -r folder=$1 output=$2 limit=$3 begun=$SECONDS
-  local status=0
-  before=${!:-} # the last job before the ranks
+  local status=0 earlier
+  earlier=$(stat -c %s -- "$output" 2>/dev/null) || earlier=0 # bytes of earlier attempts, of other nodes
+  before=${!:-}                                               # the last job before the ranks
   set -m
   {
     exec {lock_file}>&-
@@ -30,6 +31,7 @@ trial::ranks() {
   set +m
   wait "$group" || status=$?
   if ((limit && SECONDS - begun >= limit)); then status=124; fi
+  if ((status)); then platform::blame_by_output < <(tail -c "+$((earlier + 1))" -- "$output"); fi
   group=''
   return "$status"
 }

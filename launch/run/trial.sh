@@ -5,7 +5,7 @@
 #   runner::trial          all ranks of one trial; RUN_DIR, TRIAL, SEED and CACHE_CLEARED are exported
 #   runner::python ARG...  one Python process in the environment of the ranks
 #   runner::cleanup        removes what prepare created, also after a failure
-# and as supervisor.sh describes them, platform::why and platform::blame.
+# and as supervisor.sh describes them, platform::why, platform::blame and platform::blame_by_output.
 # All ranks run launch/run/rank.sh with the trainer RANK_MODULE (bert or finetune, see trainer_bert.sh), or with a test before
 # the first trial (NCCL_TEST=1).
 # A trial writes to RUN_DIR/running_N. Its log becomes RUN_DIR/result_N.txt once complete, failed_N.txt otherwise.

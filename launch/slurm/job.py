@@ -3,6 +3,7 @@
     job.py SECONDS JOB nodes             the nodes that it still has, a line each
     job.py SECONDS JOB lost NODE...      a record of each of these that Slurm has taken, even if it is back,
                                          or that does not respond
+    job.py SECONDS JOB aborted NODE...   the same of each that srun gave up, by its output (stdin)
     job.py SECONDS JOB why SIGNAL NODE...    why it ends, in words, if a script got this signal
     job.py SECONDS JOB cause SIGNAL NODE...  the same; nothing if Slurm knows no reason
     job.py SECONDS JOB left              seconds until its time limit; 0 if that is unknown
@@ -19,6 +20,13 @@ import subprocess
 import sys
 import time
 
+# srun's own words for a node on which its processes are gone, or did not start: then comes the node's name, or
+# its place in the step. The same in Slurm 18.08 to 26.05, but for "Task launch", which is newer.
+GAVE_UP = (
+    "[Aa]borting,.* node|Cannot communicate with node|Node failure on"
+    "|Task launch for .* failed on node"
+)
+
 COMMON = {
     "CANCELLED": "the job was cancelled",
     "PREEMPTED": "the job was preempted",
@@ -34,6 +42,16 @@ def ask(seconds: str, *words: str) -> str:
     quiet = subprocess.DEVNULL
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=quiet, stdin=quiet)
     return "" if done.returncode else done.stdout.decode(errors="replace")
+
+
+def aborted(output: str, nodes: "list[str]") -> "list[str]":
+    """Nodes of a step that srun gave up. It alone knows of one that came back so soon that the controller
+    did not miss it, and it kills the other ranks before they say whom they miss.
+    """
+    places = {str(place): node for place, node in enumerate(nodes)}
+    line = rf"^srun: error: .*?(?:{GAVE_UP}) (\d+\b|[^\s:]+)"
+    said = re.findall(line, output, re.MULTILINE)
+    return sorted({places.get(word, word) for word in said}.intersection(nodes))
 
 
 class Job:
@@ -111,6 +129,11 @@ def main(seconds: str, job: str, command: str, *words: str) -> None:
     if command == "dead":
         for name in dead(seconds, job, sys.stdin.read().splitlines()):
             print(name)
+        return
+    if command == "aborted":
+        output = sys.stdin.buffer.read().decode(errors="replace")
+        for node in aborted(output, list(words)):
+            print("lost", "-", node, "-", "lost by srun", sep="\t")
         return
     now, nodes = Job(seconds, job), list(words[1:])
     if command == "nodes":

@@ -153,5 +153,7 @@ slurm::time_limit_near() {
 # Reports nodes that are lost.
 platform::blame() { slurm::ask lost "${nodes[@]}" >>"$ATTEMPT_STATUS"; }
 
+platform::blame_by_output() { slurm::ask aborted "${nodes[@]}" >>"$ATTEMPT_STATUS"; }
+
 # Why the job ends, in words. Argument: the signal that this script got.
 platform::why() { slurm::ask why "$1" "${nodes[@]}" || echo "interrupted by SIG$1"; }

@@ -78,6 +78,26 @@ def test_the_first_node_that_is_left_acts_for_a_job_without_a_script(
     assert ask("orphaned", node, left=left) == lost
 
 
+@pytest.mark.parametrize(
+    ("said", "lost"),
+    [
+        ("Aborting, io error and missing step on node 1", "n2"),
+        ("Aborting, step missing and io error on node 0", "n1"),
+        ("Aborting, can not test connection to node 1.", "n2"),
+        ("step_launch_notify_io_failure: aborting, io error with slurmstepd on node 1", "n2"),
+        ("Cannot communicate with node 2.  Aborting job.", "7x"),
+        ("Node failure on n2", "n2"),
+        ("Task launch for StepId=1.7 failed on node 7x: Communication connection failure", "7x"),
+        ("Cannot communicate with node 3.  Aborting job.", ""),
+        ("n2: task 1: Killed", ""),
+    ],
+)  # fmt: skip
+def test_a_node_that_srun_gave_up_is_lost(ask, said, lost):
+    around = f"1: Aborting, on node 0\nsrun: error: {said}\nsrun: Job step aborted\n"
+    record = f"lost\t-\t{lost}\t-\tlost by srun" if lost else ""
+    assert ask("aborted", "n1", "n2", "7x", names=around) == record
+
+
 LEFT = "pyxis_bert_5_9 bert_6_0 pyxis_7_bert_7_0_1 bert_7_1 bert_7_1_1 bert_7_1_2 bert_7_1_3 bert_70_0 bert_x_0 other"
 
 

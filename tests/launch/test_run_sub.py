@@ -241,6 +241,27 @@ def test_a_node_that_slurm_took_from_the_job_is_lost_even_if_it_is_back(slurm):
     assert noted.endswith("without node1: lost by Slurm; the trial is repeated")
 
 
+def test_a_node_that_srun_gave_up_is_left_out_by_the_output_of_this_attempt_alone(
+    slurm,
+):
+    """Slurm misses no node. The second attempt's ranks are killed in silence."""
+    shown = "*'show job'*) echo \"NodeList=node0,node1,node2 \" ;;\n  *) exit 1"
+    scontrol = SCONTROL.replace("*) exit 1", shown)
+    slurm.stand_in(
+        "scontrol", scontrol.replace("echo node0 ;;", 'tr , "\\n" <<<"$3" ;;')
+    )
+    says = 'set -o noclobber && : >"$FAKE_CALLS.said" && echo "srun: error: Aborting, io error and missing step on node 1"'
+    killed = f'if [[ "$*" == *--kill-on-bad-exit* ]]; then ({says}); exit 137; fi'
+    slurm.stand_in("srun", f"{killed}\n{srun()}")
+    three = {"SLURM_JOB_NUM_NODES": "3", "SLURM_JOB_NODELIST": "node0,node1,node2"}
+    after = "export DGXNNODES=2 DGXNGPU=1 SPARE_NODES=1 RUN_NAME=aborted"
+    done = slurm.run("./run.sub", after=after, **three)
+    assert done.returncode == 1
+    (noted,) = (slurm.run_dir / "restarts.txt").read_text().splitlines()
+    assert noted.endswith("without node1: lost by srun; the trial is repeated")
+    assert "restarts on node0 node2" in done.stderr
+
+
 def test_ranks_whose_launcher_does_not_end_after_a_failure_are_ended(slurm):
     path = slurm.root / "launch" / "run" / "ranks.sh"
     path.write_text(path.read_text().replace("OUTLIVE=90", "OUTLIVE=1"))
