@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
 import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -72,18 +73,18 @@ def make_model() -> Callable[..., BertForPreTraining]:
     return make
 
 
+def _records(num_rows: int, packed: bool = True, seed: int = 0) -> Records:
+    records = synthetic_records(num_rows, LENGTH, VOCABULARY, packed, seed)
+    # Half the labels are one word: something to learn.
+    common = np.arange(len(records.masked_lm_ids)) % 2 == 0
+    labels = np.where(common, 7, records.masked_lm_ids).astype(np.int16)
+    return dataclasses.replace(records, masked_lm_ids=labels)
+
+
 @pytest.fixture
 def make_records() -> Callable[..., Records]:
     """records(num_rows, packed=True, seed=0) of the tiny vocabulary."""
-
-    def make(num_rows: int, packed: bool = True, seed: int = 0) -> Records:
-        records = synthetic_records(num_rows, LENGTH, VOCABULARY, packed, seed)
-        # Half the labels are one word: something to learn.
-        common = np.arange(len(records.masked_lm_ids)) % 2 == 0
-        labels = np.where(common, 7, records.masked_lm_ids).astype(np.int16)
-        return dataclasses.replace(records, masked_lm_ids=labels)
-
-    return make
+    return _records
 
 
 @pytest.fixture
@@ -92,28 +93,28 @@ def batch_of() -> Callable[..., PretrainingBatch]:
     return lambda records, sequences: make_batch(records, np.asarray(sequences), LENGTH)
 
 
-@pytest.fixture
-def prepared(tmp_path: Path, make_records: Callable[..., Records]) -> dict[str, str]:
-    """Environment of a tiny run on files: 3 packed shards, an evaluation set, a model; 2 sequences
-    a row counted.
-    """
+@pytest.fixture(scope="session")
+def prepared_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """3 packed shards, an evaluation set and a model; written once, since each takes its digests."""
+    folder = tmp_path_factory.mktemp("prepared")
     metadata = Metadata(
         max_seq_length=LENGTH, vocab_md5="0" * 32, random_seed=0, dupe_factor=1
     )
-    for folder in ("packed", "eval", "phase1"):
-        (tmp_path / folder).mkdir()
+    for name in ("packed", "eval", "phase1"):
+        (folder / name).mkdir()
     for shard in range(3):
-        write_records(
-            tmp_path / "packed" / f"part_{shard:05d}_of_00003.hdf5",
-            make_records(37, seed=shard),
-            metadata,
-        )
-    write_records(
-        tmp_path / "eval" / "part_eval_10k.hdf5",
-        make_records(20, packed=False, seed=9),
-        metadata,
-    )
-    (tmp_path / "phase1" / "bert_config.json").write_text(json.dumps(SHAPE))
+        path = folder / "packed" / f"part_{shard:05d}_of_00003.hdf5"
+        write_records(path, _records(37, seed=shard), metadata)
+    evaluation = _records(20, packed=False, seed=9)
+    write_records(folder / "eval" / "part_eval_10k.hdf5", evaluation, metadata)
+    (folder / "phase1" / "bert_config.json").write_text(json.dumps(SHAPE))
+    return folder
+
+
+@pytest.fixture
+def prepared(tmp_path: Path, prepared_files: Path) -> dict[str, str]:
+    """Environment of a tiny run on files of its own; 2 sequences a row counted."""
+    shutil.copytree(prepared_files, tmp_path, dirs_exist_ok=True)
     return {
         "PACKED": "1",
         "DATADIR_PHASE2_PACKED": str(tmp_path / "packed"),

@@ -196,12 +196,6 @@ def test_the_evaluation_interval_is_the_rules(batch_size, interval):
     assert closed_division.rule_interval(batch_size) == interval
 
 
-def test_a_wrong_interval_is_told_with_the_right_one(closed):
-    config = closed(EVAL_ITER_SAMPLES="1")
-    interval = closed_division.rule_interval(config.global_batch_size)
-    assert f"EVAL_ITER_SAMPLES=1 (here {interval}: evaluations" in refused(config)
-
-
 @pytest.mark.parametrize("arguments", [["--check"], []])
 def test_the_command_stops_before_it_reads_data_or_weights(
     closed, tmp_path, capfd, arguments

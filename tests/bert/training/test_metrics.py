@@ -275,13 +275,6 @@ def test_a_failing_sink_warns_once_and_is_left_out(tmp_path, monkeypatch, capfd)
     assert line.startswith(said)
 
 
-def test_a_sink_that_cannot_be_made_warns_once_too(tmp_path, capfd):
-    (tmp_path / "metrics_3.jsonl").mkdir()
-    _write(_built(tmp_path))
-    warned = "bert: warning: metrics_3.jsonl gets no more figures"
-    assert capfd.readouterr().err.count(warned) == 1
-
-
 def test_a_run_waits_for_no_server_and_all_figures_arrive_in_order():
     asked, told = threading.Event(), []
 
