@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# End of the trial loop: exit status and last line give the result, the last line also the reason.
+# End of the trial loop: exit status and last line give the result, the last line also the reason. That of a run that failed is printed
+# by the supervisor (supervisor::finish), once no other attempt follows.
 # shellcheck source=launch/state.sh
 source "$REPO_DIR/launch/state.sh"
 
