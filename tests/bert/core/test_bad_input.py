@@ -122,13 +122,8 @@ def test_a_submission_that_sees_no_gpu_stops_instead_of_training_on_the_cpu(prep
     from bert.pretraining.run import _check_gpu
 
     closed = prepared | {"SUBMISSION_DIVISION": "closed", "DEVICE": "auto"}
-    with pytest.raises(
-        ConfigError, match=r"^no GPU is seen \(.*\): fix the driver, or set DEVICE=cpu$"
-    ):
+    with pytest.raises(ConfigError, match=r"^no GPU is seen \(.*set DEVICE=cpu$"):
         _check_gpu(from_env(PretrainingConfig, closed))
-    for changed in (
-        {"DEVICE": "cpu"},
-        {"SUBMISSION_DIVISION": "open"},
-        {"SYNTH_DATA": "1"},
-    ):
+    on_cpu, open_ = {"DEVICE": "cpu"}, {"SUBMISSION_DIVISION": "open"}
+    for changed in (on_cpu, open_, {"SYNTH_DATA": "1"}):
         _check_gpu(from_env(PretrainingConfig, closed | changed))

@@ -28,14 +28,8 @@ def elsewhere(tmp_path):
     path, ended, threads = tmp_path / ".writer_0", threading.Event(), []
 
     def make(beats):
-        maker = {
-            "host": "node7",
-            "job": "42",
-            "pid": 31,
-            "start": "1",
-            "pids": "x",
-            "token": "t",
-        }
+        maker = {"host": "node7", "job": "42", "pid": 31}
+        maker |= {"start": "1", "pids": "x", "token": "t"}
         path.write_bytes(b"0" * 20 + json.dumps(maker).encode())
 
         def beat():
@@ -61,9 +55,7 @@ def test_a_second_writer_is_refused_with_host_and_process(tmp_path):
     with Claim(path, "CHECKPOINT_DIR=c"), pytest.raises(OccupiedError) as caught:
         Claim(path, "CHECKPOINT_DIR=c").__enter__()
     who = f"process {os.getpid()} on {os.uname().nodename}"
-    assert str(caught.value).startswith(
-        f"CHECKPOINT_DIR=c: {who} writes to it: wait for it"
-    )
+    assert str(caught.value).startswith(f"CHECKPOINT_DIR=c: {who} writes to it")
     assert not path.exists(), "at its end it is free"
     with Claim(path, "CHECKPOINT_DIR=c"):
         pass
@@ -71,9 +63,7 @@ def test_a_second_writer_is_refused_with_host_and_process(tmp_path):
 
 def test_a_writer_on_another_machine_lives_by_its_beats(elsewhere):
     path = elsewhere(beats=True)
-    with pytest.raises(
-        OccupiedError, match=r"process 31 on node7, job 42 writes to it"
-    ):
+    with pytest.raises(OccupiedError, match="process 31 on node7, job 42"):
         Claim(path, "RUN_DIR=r").__enter__()
     assert json.loads(path.read_bytes()[20:])["host"] == "node7"
 
@@ -106,9 +96,8 @@ def test_a_dead_writer_does_not_block_here_or_elsewhere(elsewhere):
     begun = time.monotonic()
     with Claim(path, "RUN_DIR=r") as held:
         assert held.is_held()
-        assert time.monotonic() - begun < 60, (
-            "the process is looked up, no beat is waited for"
-        )
+        # The process is looked up, no beat is waited for.
+        assert time.monotonic() - begun < 60
         assert {file.name for file in path.parent.iterdir()} == {"other"}
 
 
@@ -117,9 +106,7 @@ def test_a_writer_that_was_taken_for_dead_writes_no_more(tmp_path):
     first = Claim(path, "CHECKPOINT_DIR=c").__enter__()
     path.unlink()
     with Claim(path, "CHECKPOINT_DIR=c") as second:
-        with pytest.raises(
-            TakenOverError, match=r"was taken over by process \d+ on .*: it ends here"
-        ):
+        with pytest.raises(TakenOverError, match=r"taken over by process \d+ on"):
             check_held()
         second.check()
         first.__exit__()

@@ -24,20 +24,17 @@ def _look(world: World, before: list[int]) -> None:
     """What was left before this world."""
     world.barrier()  # rank 0 has the store, by which the others still find it
     before.append(world.size)
-    assert [group.size() for group in dist._left] == before[:-1], (
-        "a group of which nothing is kept"
-    )
+    # A group of which nothing is kept.
+    assert [group.size() for group in dist._left] == before[:-1]
 
 
 def _stopped(rank: int, odd: int, port: int, folder: Path) -> None:
-    os.environ.update(
-        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo"
-    )
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    config = DistConfig(rank=rank, world_size=3, device="cpu", timeout_seconds=8)
     dist.PATIENCE = 4.0
     try:
-        with World(
-            DistConfig(rank=rank, world_size=3, device="cpu", timeout_seconds=8)
-        ) as world:
+        with World(config) as world:
             world.barrier()
             if rank == odd:
                 os.kill(os.getpid(), signal.SIGSTOP)
@@ -54,35 +51,28 @@ def _stopped(rank: int, odd: int, port: int, folder: Path) -> None:
     ids=["a rank", "the one with the store"],
 )
 def test_after_a_hang_the_others_name_missing_ranks_nodes_and_timeout(odd, tmp_path):
-    ranks, port = [0, 1, 2], free_ports()
-    started = [
-        context().Process(target=_stopped, args=(rank, odd, port, tmp_path))
-        for rank in ranks
-    ]
+    port, others = free_ports(), [rank for rank in range(3) if rank != odd]
+    given = [(rank, odd, port, tmp_path) for rank in range(3)]
+    started = [context().Process(target=_stopped, args=args) for args in given]
     for process in started:
         process.start()
-    others = [rank for rank in ranks if rank != odd]
     for rank in others:
         started[rank].join(200)
     started[odd].kill()
+    store = "" if odd else ", where the store of the ranks is,"
+    where = f"rank {odd} on {platform.node()}{store}"
+    what = "gloo:barrier, collective 2 at the latest, DIST_TIMEOUT=8 s ("
     for rank in others:
         said = (tmp_path / str(rank)).read_text()
-        who = f"rank {odd} on {platform.node()}" + (
-            "" if odd else ", where the store of the ranks is,"
-        )
-        what = "gloo:barrier, collective 2 at the latest"
-        assert said.startswith(f"{who} did not reach {what}, DIST_TIMEOUT=8 s ("), said
+        assert said.startswith(f"{where} did not reach {what}")
     assert not (tmp_path / str(odd)).exists()
     first, *ranks_named = (tmp_path / "hang_0.txt").read_text().splitlines()
     assert first in {(tmp_path / str(rank)).read_text() for rank in others}
     assert ranks_named == [f"rank {odd}"]
 
 
-STARTED = {
-    "state": "started",
-    "collective_seq_id": 7,
-    "profiling_name": "nccl:all_reduce",
-}
+STARTED = {"state": "started", "collective_seq_id": 7}
+STARTED["profiling_name"] = "nccl:all_reduce"
 
 
 @pytest.mark.parametrize(
@@ -94,12 +84,10 @@ def test_after_a_hang_on_gpus_nccls_recorder_is_read_and_may_be_empty(
     entries, collective, monkeypatch
 ):
     monkeypatch.setattr(dist, "PATIENCE", 0.2)
-    monkeypatch.setattr(
-        torch._C._distributed_c10d,
-        "_dump_nccl_trace_json",
-        lambda: json.dumps({"version": "2.10"} | entries).encode(),
-        raising=False,
-    )
+    dumped = json.dumps({"version": "2.10"} | entries).encode()
+    library = torch._C._distributed_c10d
+    name = "_dump_nccl_trace_json"
+    monkeypatch.setattr(library, name, lambda: dumped, raising=False)
     world = World(DistConfig(device="cpu"))
     world.joined, world.size, world.device = True, 2, torch.device("cuda")
     world.store, world.first_node = torch.distributed.HashStore(), "n0"
@@ -124,11 +112,8 @@ def test_after_a_hang_on_gpus_nccls_recorder_is_read_and_may_be_empty(
 def test_nccl_does_not_register_buffers_in_segments_that_expand(
     settings, registers, monkeypatch
 ):
-    for name in (
-        "PYTORCH_CUDA_ALLOC_CONF",
-        "PYTORCH_ALLOC_CONF",
-        "NCCL_GRAPH_REGISTER",
-    ):
+    allocator = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"
+    for name in (*allocator, "NCCL_GRAPH_REGISTER"):
         monkeypatch.delenv(name, raising=False)
     for name, text in settings.items():
         monkeypatch.setenv(name, text)

@@ -26,6 +26,7 @@ from bert.training import evaluate
 from common.env import from_env
 
 from ..ranks import run_ranks
+from ..states import same
 
 # Rank 0 is slow to write run_start; each rank notes when it first looks at the data.
 SLOW_START = """
@@ -70,10 +71,8 @@ def test_no_rank_opens_the_data_before_run_start_is_written(
     first = {"FIRST": str(tmp_path / "first.py")}
     finished = run_bert(prepared | {"MAX_STEPS": "1"} | first, ranks=2)
     assert finished.returncode == 3, finished.stderr
-    events = [
-        json.loads(line[9:])
-        for line in Path(prepared["RUN_DIR"], "result_0.txt").read_text().splitlines()
-    ]
+    lines = Path(prepared["RUN_DIR"], "result_0.txt").read_text().splitlines()
+    events = [json.loads(line[9:]) for line in lines]
     (started,) = [event["time_ms"] for event in events if event["key"] == "run_start"]
     times = [int(path.name) for path in (tmp_path / "opened").iterdir()]
     assert len(times) == 2
@@ -86,10 +85,8 @@ def test_a_rank_with_other_weights_is_named_before_the_clock(
     (tmp_path / "first.py").write_text(ODD_WEIGHTS)
     finished = run_bert(prepared | {"FIRST": str(tmp_path / "first.py")}, ranks=3)
     assert finished.returncode == 2
-    assert re.search(
-        r"ranks differ: rank 2 on \S+ has weights='.*, and rank 0 '",
-        finished.stderr.splitlines()[-1],
-    )
+    named = r"ranks differ: rank 2 on \S+ has weights='.*, and rank 0 '"
+    assert re.search(named, finished.stderr.splitlines()[-1])
     assert not Path(prepared["RUN_DIR"], "result_0.txt").exists()
 
 
@@ -103,9 +100,8 @@ def _odd_data(prepared, tmp_path):
     records, metadata = open_records(paths[1])
     ids = np.array(records.input_ids)
     ids[7] ^= 1
-    write_records(
-        folder / paths[1].name, dataclasses.replace(records, input_ids=ids), metadata
-    )
+    odd = dataclasses.replace(records, input_ids=ids)
+    write_records(folder / paths[1].name, odd, metadata)
     for made in (folder, paths[0].parent):
         write_index(made, sorted(made.iterdir()))
     told = rf"rank 1 on \S+ has {paths[1].name}=\(\d+, '\w+'\), and rank 0 \(\d+, '"
@@ -117,25 +113,20 @@ def _odd_code(prepared, tmp_path):
     shutil.copytree(Path(build.__file__).parents[2], implementations)
     with (implementations / "bert" / "optim" / "lamb.py").open("a") as file:
         file.write("# another line\n")
+    odd = {"PYTHONPATH": f"{implementations}:{implementations.parent}"}
     # Compiling the copy takes longer than all else, and nothing that is compiled runs.
-    return {
-        "PYTHONPATH": f"{implementations}:{implementations.parent}",
-        "NUMBA_DISABLE_JIT": "1",
-    }, r"rank 1 on \S+ has code='"
+    return odd | {"NUMBA_DISABLE_JIT": "1"}, r"rank 1 on \S+ has code='"
+
+
+ODD_SETTINGS = {"LR": "0.04", "OPT_LAMB_BETA_1": "0.8", "BATCHSIZE": "2"}
+ODD_SETTINGS |= {"CHECKPOINT_DIR": "here"}
+TOLD = r"(LR=0.04, and rank 0 0.05|OPT_LAMB_BETA_1=0.8, and rank 0 0.9)"
 
 
 @pytest.mark.parametrize(
     ("odd", "told"),
     [
-        (
-            {
-                "LR": "0.04",
-                "OPT_LAMB_BETA_1": "0.8",
-                "BATCHSIZE": "2",
-                "CHECKPOINT_DIR": "here",
-            },
-            r"rank 1 on \S+ has (LR=0.04, and rank 0 0.05|OPT_LAMB_BETA_1=0.8, and rank 0 0.9).*; and 1 more: give all",
-        ),
+        (ODD_SETTINGS, rf"rank 1 on \S+ has {TOLD}.*; and 1 more: give all"),
         (_odd_data, ""),
         (_odd_code, ""),
     ],
@@ -146,27 +137,21 @@ def test_a_rank_alone_with_other_settings_or_data_is_named_with_what_differs(
 ):
     if callable(odd):
         odd, told = odd(prepared, tmp_path)
-    finished = run_bert(prepared, ranks=3, odd=odd)
+    finished = run_bert(prepared, ranks=2, odd=odd)
     assert finished.returncode == 2
-    assert re.search(f"ranks differ: .*{told}", finished.stderr.splitlines()[-1]), (
-        finished.stderr
-    )
+    assert re.search(f"ranks differ: .*{told}", finished.stderr.splitlines()[-1])
     assert "step " not in finished.stderr, "before the first step"
 
 
 def test_a_checksum_depends_on_names_and_every_bit():
-    weights = {
-        "a": torch.randn(5, 3),
-        "b": torch.tensor(1.0),
-        "c": torch.ones(4, dtype=torch.bfloat16),
-    }
-    same = {name: tensor.clone() for name, tensor in weights.items()}
-    assert checksum_of(weights) == checksum_of(same)
-    same["a"].view(torch.int32)[4, 2] ^= 1
-    assert checksum_of(weights) != checksum_of(same)
-    assert checksum_of(weights) != checksum_of(
-        {"x": weights["a"], "b": weights["b"], "c": weights["c"]}
-    )
+    low = torch.ones(4, dtype=torch.bfloat16)
+    weights = {"a": torch.randn(5, 3), "b": torch.tensor(1.0), "c": low}
+    copy = {name: tensor.clone() for name, tensor in weights.items()}
+    assert checksum_of(weights) == checksum_of(copy)
+    copy["a"].view(torch.int32)[4, 2] ^= 1
+    assert checksum_of(weights) != checksum_of(copy)
+    renamed = {"x" if name == "a" else name: weights[name] for name in weights}
+    assert checksum_of(weights) != checksum_of(renamed)
 
 
 class _Draws(TorchDispatchMode):
@@ -190,26 +175,17 @@ def test_each_weight_is_drawn_once_and_none_that_a_checkpoint_brings(
         model, step = build.build(config, world, 7)
     assert draws.count == sum(p.numel() for p in model.parameters() if p.ndim > 1)
     drawn = step.state_dict()["optimizer"]["masters"]
-    weights = {
-        name: tensor if "pooler" in name else 2 * tensor
-        for name, tensor in drawn.items()
-    }
-    torch.save(weights, tmp_path / "whole.pt")
-    torch.save(
-        {name: tensor for name, tensor in weights.items() if "pooler" not in name},
-        tmp_path / "no_pooler.pt",
-    )
-    for name, count in (("whole", 0), ("no_pooler", draws.count)):
-        path = dataclasses.replace(
-            config.checkpoint, init_checkpoint=tmp_path / f"{name}.pt"
-        )
+    weights = {n: t if "pooler" in n else 2 * t for n, t in drawn.items()}
+    headless = {name: weights[name] for name in weights if "pooler" not in name}
+    for given, count in ((weights, 0), (headless, draws.count)):
+        torch.save(given, path := tmp_path / "w.pt")
+        start = dataclasses.replace(config.checkpoint, init_checkpoint=path)
+        started = dataclasses.replace(config, checkpoint=start)
         with _Draws() as again:
-            _, other = build.build(
-                dataclasses.replace(config, checkpoint=path), world, 7
-            )
-        assert again.count == count, name
+            _, other = build.build(started, world, 7)
+        assert again.count == count
         found = other.state_dict()["optimizer"]["masters"]
-        assert all(torch.equal(found[key], weights[key]) for key in weights), name
+        assert all(torch.equal(found[key], weights[key]) for key in weights)
 
 
 def test_models_are_made_where_they_train(prepared):
@@ -217,12 +193,9 @@ def test_models_are_made_where_they_train(prepared):
     config = from_env(PretrainingConfig, prepared | {"SHARD_OPTIMIZER": "0"})
     places, world = [], World(DistConfig(device="cpu"))
     world.device = torch.device("meta")
+    note = lambda model, _: places.extend(p.device for p in model.parameters())  # noqa: E731
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            build,
-            "fill",
-            lambda model, chunks: places.extend(p.device for p in model.parameters()),
-        )
+        patch.setattr(build, "fill", note)
         patch.setattr("bert.pretraining.resume.check_weights", lambda *_: None)
         patch.setattr(build, "checksum_of", lambda _: 0)
         patch.setattr(build, "build_step", lambda *_, **__: None)
@@ -237,10 +210,8 @@ def test_an_evaluation_without_a_graph_is_rehearsed_before_the_clock(
     config = from_env(PretrainingConfig, prepared | {"EVAL_BATCHSIZE": "5"})
     world = World(DistConfig(device="cpu"))
     model, step = build.build(config, world, 7)
-    before, random_state = (
-        [tensor.clone() for tensor in step.state_tensors()],
-        torch.get_rng_state(),
-    )
+    before = [tensor.clone() for tensor in step.state_tensors()]
+    random_state = torch.get_rng_state()
     counted, seen = evaluate._count, []
 
     def count(of, batch):
@@ -252,9 +223,7 @@ def test_an_evaluation_without_a_graph_is_rehearsed_before_the_clock(
     build.prepare(config, model, step, world)
     assert seen == ([(False, False, 5)] if warm_up else [])
     assert model.training
-    assert all(
-        torch.equal(a, b) for a, b in zip(before, step.state_tensors(), strict=True)
-    )
+    assert same(before, [*step.state_tensors()])
     assert torch.equal(random_state, torch.get_rng_state())
 
 
@@ -273,9 +242,7 @@ def _warmed(world):
             patch.setattr(home, name, noted)
         world.warm_up()
     assert {name for name, _ in called} == set(names)
-    assert "MAX" in " ".join(
-        operation for name, operation in called if name == "all_reduce"
-    )
+    assert any("MAX" in how for name, how in called if name == "all_reduce")
 
 
 def test_every_kind_of_collective_is_used_before_the_clock():

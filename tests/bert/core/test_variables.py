@@ -17,9 +17,8 @@ from common.env import ConfigError
 
 # What shells, schedulers, containers, compilers and other libraries export on machines of this
 # trade.
-ORDINARY = (
-    Path(__file__).with_name("ordinary_names.txt").read_text(encoding="utf-8").split()
-)
+NAMES = Path(__file__).with_name("ordinary_names.txt")
+ORDINARY = NAMES.read_text(encoding="utf-8").split()
 
 TYPOS = {
     "BATCHSZIE": "BATCHSIZE",  # these four passed a whole check once, or a whole run
