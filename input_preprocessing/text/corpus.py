@@ -48,7 +48,10 @@ from input_preprocessing.stage.manifest import (
 )
 from input_preprocessing.stage.parallel import run_tasks
 from input_preprocessing.stage.reading import slices
-from input_preprocessing.text import inputs, sources, vocabulary
+from input_preprocessing.text import inputs, vocabulary
+from input_preprocessing.text.parts import records_without_text, split, table_of
+from input_preprocessing.text.sentences import LAYOUTS
+from input_preprocessing.text.sources import WORTH_WORKERS, find
 from input_preprocessing.text.tokenization import (
     MAX_CHARACTERS_PER_WORD,
     normalise,
@@ -57,6 +60,7 @@ from input_preprocessing.text.tokenization import (
 
 SHARD_BYTES = 250_000
 MOST_SHARDS = 500
+FEWEST_DOCUMENTS = 4
 TEXT_OPTIONS = (
     "layout",
     "text_key",
@@ -141,7 +145,7 @@ def _write(
 ) -> str:
     """Writes all files except those of an earlier run with the same recipe; returns a summary."""
     # Of each document: where it ends in its part, characters, hash of 8 bytes.
-    tables = [np.load(sources.table_of(part), mmap_mode="r") for part in parts]
+    tables = [np.load(table_of(part), mmap_mode="r") for part in parts]
     # Number of the first document of each part.
     starts = np.cumsum([0, *map(len, tables)])
     kept = _without_duplicates(tables)
@@ -167,7 +171,7 @@ def _write(
     tasks = [(training[i::count], shard) for i, shard in enumerate(shards)]
     tasks.append((evaluation, text / "eval.txt"))
     weights = [float(lengths[numbers].sum()) for numbers, _ in tasks]
-    deal, worth = partial(_deal, parts, starts), sources.WORTH_WORKERS
+    deal, worth = partial(_deal, parts, starts), WORTH_WORKERS
     run_tasks(
         "corpus: shards", deal, tasks, jobs=options.jobs, weights=weights, worth=worth
     )
@@ -196,12 +200,12 @@ def _without_duplicates(
 
 def _check_enough(options: argparse.Namespace, kinds: list[str], count: int) -> None:
     """Raises DataError for too few documents: often a file whose layout was misread."""
-    if count >= sources.FEWEST_DOCUMENTS:
+    if count >= FEWEST_DOCUMENTS:
         return
-    by_line = sources.LAYOUTS["sentences"] in kinds
+    by_line = LAYOUTS["sentences"] in kinds
     gap = "a blank line" if by_line else "two blank lines"
     documents = f"{count} document{'s' * (count != 1)} (read as {', '.join(kinds)})"
-    needed = f"at least {sources.FEWEST_DOCUMENTS} different ones are needed"
+    needed = f"at least {FEWEST_DOCUMENTS} different ones are needed"
     raise DataError(
         f"{' '.join(options.input)} has {documents}, {needed}; "
         f"put {gap} between documents, or give more text"
@@ -265,7 +269,7 @@ def _places(parts: list[Path], starts: Array, chosen: Array) -> Array:
     bounds = np.searchsorted(chosen, starts)
     for number, (low, high) in enumerate(pairwise(bounds.tolist())):
         if low < high:
-            ends = np.load(sources.table_of(parts[number]), mmap_mode="r")[:, 0]
+            ends = np.load(table_of(parts[number]), mmap_mode="r")[:, 0]
             inside = chosen[low:high] - starts[number]
             positions[low:high, 0] = number
             # A document begins where the one before it in its part ends.
@@ -304,7 +308,7 @@ def make(options: argparse.Namespace, download: Path) -> None:
         )
     vocab_md5 = vocabulary.load(options.vocab_file).md5 if options.vocab_file else ""
     work = download / "corpus"  # removed at the end
-    texts, left_out = sources.find(
+    texts, left_out = find(
         options.input, options.layout, options.text_key, work, options.jobs
     )
     if message := inputs.report(
@@ -337,13 +341,13 @@ def make(options: argparse.Namespace, download: Path) -> None:
         raise DataError(
             f"{download}/results4 has text not made by this command; move it, or give another folder"
         )
-    parts = sources.split(texts, options.text_key, work, options.jobs)
+    parts = split(texts, options.text_key, work, options.jobs)
     unfinished = {"recipe": recipe, "files": {}}
     # Before the first file: it claims the folder, and tells the next run whose files are in it.
     write_text(note, json.dumps(unfinished, indent=1) + "\n")
     kinds = list(dict.fromkeys(source.kind for source in texts))
     summary = _write(options, parts, kinds, download, begun=made == unfinished)
-    empty = sources.records_without_text(texts, parts)
+    empty = records_without_text(texts, parts)
     summary += inputs.report_records(empty, download)
     # As they were written: what was changed since makes the corpus again the next time.
     files = _files(download, recorded_md5)

@@ -19,7 +19,8 @@ import pytest
 from bert.data.records import DataError
 from input_preprocessing.stage import manifest, reading
 from input_preprocessing.stage.cli import run_stage
-from input_preprocessing.text import sources
+from input_preprocessing.text import json_lines, sources
+from input_preprocessing.text import sentences as sentences_module
 
 from ...refused import refused
 from ..conftest import made_up_documents
@@ -199,7 +200,8 @@ def test_all_errors_are_told_at_once_by_the_names_that_the_user_knows(tmp_path):
 
 
 def test_errors_beyond_what_is_looked_at_first_are_told_together(tmp_path, monkeypatch):
-    monkeypatch.setattr(sources, "_DETECTED_ON", 10)
+    for module in (sources, json_lines):
+        monkeypatch.setattr(module, "DETECTED_ON", 10)
     lines = (
         "".join(json.dumps({"text": "A cat sat here."}) + "\n" for _ in range(9))
         + "{}\n"
@@ -249,7 +251,7 @@ def test_tags_in_other_fields_of_records_are_no_mark_up(tmp_path):
 def test_a_text_of_one_line_or_one_paragraph_takes_little_memory(
     tmp_path, monkeypatch, end
 ):
-    for name in ("_DETECTED_ON", "CHUNK", "PART_BYTES", "_PATIENCE"):
+    for name in ("DETECTED_ON", "CHUNK", "PART_BYTES", "_PATIENCE"):
         monkeypatch.setattr(sources, name, 10_000)
     monkeypatch.setattr(reading, "CHUNK", 10_000)
     monkeypatch.setattr(manifest, "CHUNK", 10_000)
@@ -266,12 +268,12 @@ def test_a_text_of_one_line_or_one_paragraph_takes_little_memory(
     assert " ".join(" ".join(document) for document in documents) == " ".join(
         text.split()
     )
-    assert max(map(len, documents)) < 2 * sources.MOST_SENTENCES
+    assert max(map(len, documents)) < 2 * sentences_module.MOST_SENTENCES
     assert peak < len(text) / 2
 
 
 def test_a_record_that_no_memory_holds_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(sources, "_MOST_RECORD", 1000)
+    monkeypatch.setattr(sources, "MOST_RECORD", 1000)
     monkeypatch.setattr(sources, "PART_BYTES", 100)
     path = (
         write(tmp_path, {"x.jsonl": json.dumps({"text": "a" * 5000}) + "\n"})

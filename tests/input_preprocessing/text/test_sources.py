@@ -17,8 +17,10 @@ import pytest
 
 from input_preprocessing.stage import manifest, parallel, reading
 from input_preprocessing.stage.cli import run_stage
-from input_preprocessing.text import corpus, sources
+from input_preprocessing.text import corpus, parts, sources
 from input_preprocessing.text import inputs as inputs_module
+from input_preprocessing.text import json_lines as json_lines_module
+from input_preprocessing.text import sentences as sentences_module
 
 from ...refused import refused
 from ..conftest import made_up_documents, write_documents
@@ -35,7 +37,7 @@ class Pool(NamedTuple):
     def documents(self) -> Iterator[list[str]]:
         for part in self.parts:
             with open(part, encoding="utf-8") as lines:
-                yield from sources.documents_of(lines, "sentences")
+                yield from sentences_module.documents_of(lines, "sentences")
 
 
 def read_pool(
@@ -43,7 +45,7 @@ def read_pool(
 ) -> Pool:
     found, left_out = sources.find(inputs, layout, key, folder / "work", jobs)
     inputs_module.report(left_out, len(found), folder, " ".join(inputs))
-    return Pool(found, sources.split(found, key, folder / "work", jobs))
+    return Pool(found, parts.split(found, key, folder / "work", jobs))
 
 
 def json_lines(path: Path, texts: list[str], key: str = "text") -> Path:
@@ -109,7 +111,8 @@ def test_a_pipe_is_refused(tmp_path):
 @pytest.mark.parametrize("make", [json_lines, sentences])
 def test_a_text_of_any_size_takes_the_same_memory(tmp_path, monkeypatch, make):
     for module, name in (
-        (sources, "_DETECTED_ON"),
+        (json_lines_module, "DETECTED_ON"),
+        (sources, "DETECTED_ON"),
         (sources, "CHUNK"),
         (sources, "PART_BYTES"),
         (reading, "CHUNK"),
@@ -142,7 +145,9 @@ def test_prose_is_cut_into_documents_and_paragraphs(tmp_path):
         ["Nine."],
     ]
     (tmp_path / "x").write_text(
-        "\n\n".join(f"Sentence {i}." for i in range(4 * sources.MOST_SENTENCES + 1))
+        "\n\n".join(
+            f"Sentence {i}." for i in range(4 * sentences_module.MOST_SENTENCES + 1)
+        )
     )
     sizes = [
         len(document)
@@ -150,7 +155,7 @@ def test_prose_is_cut_into_documents_and_paragraphs(tmp_path):
             [str(tmp_path / "x")], "prose", "text", tmp_path
         ).documents
     ]
-    assert sizes == [sources.MOST_SENTENCES] * 4 + [1]
+    assert sizes == [sentences_module.MOST_SENTENCES] * 4 + [1]
 
 
 @pytest.mark.parametrize("sentences", [
@@ -163,14 +168,14 @@ def test_prose_is_cut_into_documents_and_paragraphs(tmp_path):
     ["See U.S. Navy vs. the rest, e.g. here.", "It was 5.", "(Then 3.5 left.)"],
 ])  # fmt: skip
 def test_sentences_of_any_script_end_at_its_full_stops(sentences):
-    assert sources.split_sentences(" ".join(sentences)) == sentences
-    assert sources.detect_layout(" ".join(sentences)) == "prose"
-    assert sources.detect_layout("\n".join(sentences)) == "sentences"
+    assert sentences_module.split_sentences(" ".join(sentences)) == sentences
+    assert sentences_module.detect_layout(" ".join(sentences)) == "prose"
+    assert sentences_module.detect_layout("\n".join(sentences)) == "sentences"
 
 
 def test_sentences_of_scripts_without_spaces_end_without_one():
     sentences = ["今日は良い天気です。", "「そうですね。」", "本当？！", "好。", "再见"]
-    assert sources.split_sentences("".join(sentences)) == sentences
+    assert sentences_module.split_sentences("".join(sentences)) == sentences
 
 
 @pytest.mark.parametrize(("sentence", "sizes"), [
@@ -182,7 +187,7 @@ def test_sentences_of_scripts_without_spaces_end_without_one():
     ("x" * 5000, [1]),
 ])  # fmt: skip
 def test_a_sentence_of_hundreds_of_words_is_cut_at_clauses_or_words(sentence, sizes):
-    pieces = sources.split_sentences(sentence)
+    pieces = sentences_module.split_sentences(sentence)
     has_spaces = " " in sentence or sentence.isascii()
     count = [len(piece.split()) if has_spaces else len(piece) for piece in pieces]
     assert count == sizes
@@ -217,7 +222,7 @@ def test_documents_go_to_the_files_in_turn_but_each_nth_which_is_for_evaluation(
 
 def test_a_file_that_changes_while_it_is_read_is_not_taken(tmp_path, monkeypatch):
     path = sentences(tmp_path / "x", DOCUMENTS)
-    detect = sources.detect_layout
+    detect = sentences_module.detect_layout
 
     def meanwhile(text: str) -> str:
         with open(path, "a") as file:
@@ -394,13 +399,14 @@ def test_processes_and_kills_change_no_byte(tmp_path, monkeypatch, capsys):
     three = "--jobs", "3", *one[2:]
     # Workers are for much text alone: files, sentences and shards.
     for worth, count in ((sources.WORTH_WORKERS, 0), (0, 3)):
-        monkeypatch.setattr(sources, "WORTH_WORKERS", worth)
+        for module in (sources, parts, corpus):
+            monkeypatch.setattr(module, "WORTH_WORKERS", worth)
         folder = tmp_path / f"three_{worth}"
         assert corpus_of(inputs, folder, monkeypatch, *three) == wanted
         assert len(pools) == count
     made: list[Path] = []
     for name, moments in (("_split", (1, 3)), ("_deal", (0, 1))):
-        module = sources if name == "_split" else corpus
+        module = parts if name == "_split" else corpus
         work = getattr(module, name)
         for moment in moments:
 
