@@ -167,7 +167,11 @@ class _Text:
             of_language = node.text is None and re.fullmatch(
                 "[a-z]{2,3}(-[a-z]+)*", namespace
             )
-            if namespace in _TABLE["dropped_namespaces"] or of_language:
+            # Only a file's has several, in whatever language.
+            texts = node.text.filter_text(recursive=False) if node.text else ()
+            has_options = any("|" in piece.value for piece in texts)
+            is_dropped = namespace in _TABLE["dropped_namespaces"]
+            if is_dropped or of_language or has_options:
                 return ""
         return self.of(node.text) if node.text is not None else title.lstrip(":")
 
@@ -202,7 +206,7 @@ class _Text:
         return text
 
 
-_RULES = 2  # increase with any change to what is kept
+_RULES = 3  # increase with any change of code to what is kept
 
 
 def clean(source: Path, target: Path, *, jobs: int) -> tuple[int, int]:
@@ -218,7 +222,7 @@ def clean(source: Path, target: Path, *, jobs: int) -> tuple[int, int]:
     recipe = {
         "pages": {path.name: md5 for path, md5 in pages.items()},
         "libraries": libraries,
-        "rules": _RULES,
+        "rules": [_RULES, _TABLE],
     }
     folder = StageFolder(target, "clean", ["text-*.txt"], recipe, jobs=jobs)
     names = [

@@ -16,6 +16,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from input_preprocessing.stage.manifest import StageFolder, is_recorded, md5_of, record
+from input_preprocessing.wiki import clean as clean_module
 from input_preprocessing.wiki.clean import clean
 from input_preprocessing.wiki.extract import (
     extract,
@@ -275,7 +276,9 @@ def test_killed_at_any_file_it_goes_on_to_the_same_bytes(
     assert crash_at > 12
 
 
-def test_finished_work_is_not_repeated_and_other_options_redo_it(dump, tmp_path):
+def test_finished_work_is_not_repeated_and_other_options_redo_it(
+    dump, tmp_path, monkeypatch
+):
     pages, text, shards = tmp_path / "pages", tmp_path / "text", tmp_path / "shards"
     times = []
     for _ in range(2):
@@ -288,6 +291,9 @@ def test_finished_work_is_not_repeated_and_other_options_redo_it(dump, tmp_path)
     split(text, shards, jobs=1, shards=3)
     names = sorted(path.name for path in shards.glob("part-*"))
     assert names == [f"part-{i:05d}-of-00003" for i in range(3)]
+    monkeypatch.setitem(clean_module._TABLE, "dropped_sections", ["part"])
+    clean(pages, text, jobs=1)
+    assert not any(b"One more" in path.read_bytes() for path in text.glob("text-*"))
 
 
 def damaged(path: Path, how: str) -> None:

@@ -83,6 +83,22 @@ def test_a_reader_sees_only_the_running_text():
     assert sentences_of(NASTY) == SEEN
 
 
+@pytest.mark.parametrize("dropped", [
+    "[[Datei:K.jpg|mini|Die Kirche im Ort ist alt.]]",
+    "[[Quelle:K.jpg|mini|hochkant|Die Kirche im Ort ist alt.]]",
+    "[[Kategorie:Ort]]",
+    "\n== Einzelnachweise ==\nDas steht hier nicht.\n=== Mehr ===\nDas auch nicht.",
+    "\n== Liens externes ==\nUn site que voici.",
+])  # fmt: skip
+def test_other_languages_have_names_of_their_own(dropped):
+    assert sentences_of(f"Der Ort ist klein.{dropped}") == ["Der Ort ist klein."]
+
+
+def test_a_link_whose_title_has_a_colon_keeps_its_text():
+    link = "[[Blitz: Der Film|{{lang|de|Der Film}} von [[A|damals]]]]"
+    assert sentences_of(f"{link} ist alt.") == ["Der Film von damals ist alt."]
+
+
 @pytest.mark.parametrize(
     ("markup", "text"),
     [
