@@ -24,6 +24,7 @@ from bert.checkpoint import deepspeed_files, sums
 from common.files import name_folder, whole_file
 
 INDEX = "index.pt"
+_NAME = re.compile(r"step_\d+\.pt|(global_step|step_)\d+")
 POLL_SECONDS = 0.05
 
 
@@ -123,7 +124,9 @@ def complete(directory: Path) -> list[Path]:
     """
     kinds = (f"step_*/{INDEX}", f"global_step*/{INDEX}")
     folders = (path.parent for kind in kinds for path in directory.glob(kind))
-    return sorted([*directory.glob("step_*.pt"), *folders], key=step_of)
+    paths = [*directory.glob("step_*.pt"), *folders]
+    # Not copies that a user has set aside, such as step_200_keep.pt.
+    return sorted((path for path in paths if _NAME.fullmatch(path.name)), key=step_of)
 
 
 def step_of(path: Path) -> int:

@@ -20,8 +20,12 @@ from common.env import ConfigError
 
 def test_only_the_newest_checkpoints_are_kept_and_a_damaged_one_is_named(tmp_path):
     config = CheckpointConfig(directory=tmp_path, resume=True, keep=2)
+    aside = tmp_path / "step_0000000005_keep.pt", tmp_path / "step_7.copy.pt"
+    for path in aside:
+        path.touch()
     for step in (5, 10, 200):
         save_checkpoint(config, step, {"step": step})
+    assert all(path.exists() for path in aside), "set aside by a user"
     names = [path.name for path in saved_checkpoints(tmp_path)]
     assert names == ["step_0000000010.pt", "step_0000000200.pt"]
     assert load_newest(config) == {"step": 200}
