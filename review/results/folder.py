@@ -8,6 +8,7 @@ from typing import Any
 from review.logs import tree
 from review.logs.mllog import number, text
 from review.logs.output import counted
+from review.results.benchmark import target_of
 from review.results.run import TARGET_ACCURACY, Run
 from review.rulebook import rcp
 from review.rulebook.compliance import BENCHMARK, DEFAULT_RULESET
@@ -93,7 +94,7 @@ def run_folder(
         organization=first("submission_org"),
         platform=first("submission_platform"),
         other_benchmark=_other_benchmark(runs),
-        target=_target(settings, division),
+        target=_target(settings, division, ruleset),
         pretrains=_pretrains(settings),
         batch_size=batch_size,
         accelerator=_accelerator(folder),
@@ -127,10 +128,10 @@ def _accelerator(folder: Path) -> str:
     return text(described.get("host_processor_model_name") or "").strip()
 
 
-def _target(settings: dict[str, Any], division: str | None) -> float:
+def _target(settings: dict[str, Any], division: str | None, ruleset: str) -> float:
     # A closed run has the target of the rules, whatever its config.json says.
     target = number(settings.get("target")) if division == "open" else None
-    return TARGET_ACCURACY if target is None or not 0 < target < 1 else target
+    return target_of(ruleset) if target is None or not 0 < target < 1 else target
 
 
 def _pretrains(settings: dict[str, Any]) -> bool:

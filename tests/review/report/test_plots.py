@@ -17,9 +17,9 @@ from review.report.plots import accuracy_chart, charts, loss_chart
 from review.results.score import load_results
 
 
-def result_of(folder):
+def result_of(folder, *ruleset):
     """The one result below a folder."""
-    (result,) = load_results(folder)
+    (result,) = load_results(folder, *ruleset)
     return result
 
 
@@ -71,6 +71,7 @@ def test_the_open_division_alone_has_the_target_of_its_own_run(tmp_path, writer)
             settings = {"evaluate": {"target": own}} if own else {}
             (tmp_path / "config.json").write_text(json.dumps(settings))
             assert accuracy_chart(result_of(tmp_path)).target == expected
+    assert accuracy_chart(result_of(tmp_path, "0.7.0")).target == 0.712
 
 
 def test_accuracy_is_drawn_over_time_where_no_samples_are_logged(tmp_path, writer):
