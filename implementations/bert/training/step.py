@@ -29,10 +29,11 @@ class StepResult(NamedTuple):
     """Results of a step; 0-d, on the device.
 
     losses: the task's NamedTuple, means of this rank's micro-batches. norm: of the average gradient
-    before clipping; with CLIP=before, the mean of the norms of this rank's micro-batches, in fp16
-    on several ranks that of the clipped average. finite (bool): whether the gradient was; in fp8
-    also whether all tensors cast were, as saturation hides inf. A step whose gradient is not finite
-    leaves the weights unchanged with loss scaling (fp16), else it ruins them.
+    before clipping; with CLIP=bucket that of the clipped average; with CLIP=before, the mean of the
+    norms of this rank's micro-batches, in fp16 on several ranks that of the clipped average. finite
+    (bool): whether the gradient was; in fp8 also whether all tensors cast were, as saturation hides
+    inf. A step whose gradient is not finite leaves the weights unchanged with loss scaling (fp16),
+    else it ruins them.
     """
 
     losses: tuple[Tensor, ...]
