@@ -1,15 +1,14 @@
-"""Attention, matrix products and apex's kernels at BERT-large's sizes on one GPU. Prints one JSON line.
+"""Attention and matrix products at BERT-large's sizes on one GPU. Prints one JSON line.
 
-The other kernels' times are those of train_step.py --profile.
+The other kernels' times are those of train_step.py --profile; beside apex's:
+tests/bench/against_apex.py.
 
 attention  milliseconds of every backend that ATTENTION=auto tries, forward and backward, on 24,576
            tokens with dropout; or why it does not work.
 gemm       TFLOP/s of the products of a layer, forward and backward, in bf16 and fp8, at 24,576 and
            49,152 tokens of random data, since zeros run faster under a power limit; and a copy.
-apex       what NVIDIA's apex has, beside ours and PyTorch's: its LAMB, LayerNorm, cross-entropy and
-           GELU between two products; milliseconds and memory.
 
-usage: python bench/kernels.py attention|gemm|apex
+usage: python bench/kernels.py attention|gemm
 """
 
 import math
@@ -115,9 +114,9 @@ def measure_gemm(tiny: bool) -> dict[str, Any]:
 
 def main() -> None:
     parser = Parser(__doc__)
-    parser.add_argument("kernel", choices=["attention", "gemm", "apex"])
+    parser.add_argument("kernel", choices=["attention", "gemm"])
     parser.add_argument(
-        "--tiny", action="store_true", help="gemm, apex: a small size, on a CPU too"
+        "--tiny", action="store_true", help="gemm: a small size, on a CPU too"
     )
     options = parser.parse_args()
     on_cpu = options.tiny and options.kernel != "attention"
@@ -125,11 +124,6 @@ def main() -> None:
         parser.exit(2, "kernels.py: no GPU: this benchmark measures GPU kernels\n")
     if options.kernel == "gemm":
         figures = measure_gemm(options.tiny)
-    elif options.kernel == "apex":
-        # Here, since the trainer's optimizers need more packages than the other kernels.
-        import apex_kernels
-
-        figures = apex_kernels.measure(options.tiny)
     else:
         figures = {
             "trials": [vars(trial) for trial in benchmark.benchmark_backends(device())]

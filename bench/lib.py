@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 ROOT = Path(__file__).resolve().parents[1]
 # So that a plain checkout suffices; before installed packages, so that its own code is measured.
 sys.path[1:1] = [str(ROOT / "implementations"), str(ROOT)]
-from common.process import root_cause  # noqa: E402  (found by the line above)
+from common.process import one_line, root_cause  # noqa: E402  (found by the line above)
 
 PACKAGES = (
     "torch", "numpy", "numba", "scipy", "h5py", "tokenizers", "triton", "transformers",
@@ -41,7 +41,7 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         self.exit(
             2,
-            f"{self.prog}: error: {' '.join(message.split())}; see --help\n",
+            f"{self.prog}: error: {one_line(message)}; see --help\n",
         )
 
 
@@ -56,7 +56,7 @@ def explain(error: BaseException) -> str:
     traceback.print_exception(type(error), error, error.__traceback__, file=sys.stderr)
     cause = root_cause(error)
     # A problem is one field of a JSON line, so it is short; stderr has the rest.
-    return f"{type(cause).__name__}: {' '.join(str(cause).split())}"[:300]
+    return one_line(f"{type(cause).__name__}: {cause}")
 
 
 def in_turns(

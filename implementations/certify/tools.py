@@ -22,6 +22,7 @@ from typing import Any
 
 from certify.store_group import StoreGroup
 from common.env import ConfigError, env
+from common.process import one_line
 from review.acceptance.schema import (
     ALL_NODES,
     COPIES,
@@ -367,10 +368,10 @@ def read_nvbandwidth(text: str, gpus: int) -> Reading:
     """
     report = _document(text)["nvbandwidth"]
     if error := report.get("error"):
-        raise ToolError(_one_line(error))
+        raise ToolError(one_line(error))
     reading = Reading(str(report["version"]))
     if warning := report.get("warning"):
-        reading.faults.append(("", "warn", _one_line(warning)))
+        reading.faults.append(("", "warn", one_line(warning)))
     cases = {case["name"]: case for case in report["testcases"]}
     # By the names asked for, so that a test that is missing in the report is a fault.
     for name in COPIES:
@@ -381,7 +382,7 @@ def read_nvbandwidth(text: str, gpus: int) -> Reading:
             if gpus > 1 or not name.startswith("device_to_device"):
                 reading.skipped.append(name)
         elif status != "Passed":
-            why = _one_line(case.get("error", ""))
+            why = one_line(case.get("error", ""))
             reading.fail(f"{name}: {': '.join(filter(None, (str(status), why)))}")
         else:
             _read_matrix(reading, name, case["bandwidth_matrix"], gpus)
@@ -418,7 +419,7 @@ def read_dcgmi(text: str) -> Reading:
     document = _document(text)
     report = document.get("DCGM Diagnostic") or document["DCGM GPU Diagnostic"]
     if error := report.get("runtime_error"):
-        raise ToolError(_one_line(error))
+        raise ToolError(one_line(error))
     reading = Reading(
         str(
             document.get("metadata", document).get("version")
@@ -496,7 +497,7 @@ def _warnings(result: Mapping[str, Any]) -> list[str]:
         else warning.get("warning") or warning.get("warnings")
         for warning in listed
     ]
-    return [_one_line(text) for text in texts if text]
+    return [one_line(text) for text in texts if text]
 
 
 def _status(result: Mapping[str, Any]) -> str:
@@ -529,10 +530,6 @@ def _fault(name: str, result: Mapping[str, Any]) -> tuple[str, str, str] | None:
     known_good = status in ("pass", "skip", "not run", "warn") or _is_setting(result)
     message = f"{name}: {'; '.join(warnings) or status}"
     return _device(result), "warn" if known_good else "fail", message
-
-
-def _one_line(text: object) -> str:
-    return " ".join(str(text).split())
 
 
 def _document(text: str) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from bert.optim.rules import LambConfig
 from common.env import ConfigError
+from common.process import one_line
 from common.tables import read_table
 
 
@@ -269,5 +270,5 @@ def validate(deepspeed: Any, zero: dict[str, Any]) -> None:
                 key = ".".join(map(str, ("zero_optimization", *first["loc"])))
                 reason = f"{key}: {reason}, and it is {first['input']!r}"
         raise ConfigError(
-            f"DEEPSPEED_CONFIG: DeepSpeed refuses {' '.join(reason.split())[:300]}"
+            f"DEEPSPEED_CONFIG: DeepSpeed refuses {one_line(reason)}"
         ) from None

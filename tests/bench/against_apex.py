@@ -1,15 +1,25 @@
-"""Ours beside PyTorch's and NVIDIA apex's: the kernels that both have, at BERT-large's sizes.
+"""Ours beside PyTorch's and NVIDIA apex's, the kernels that both have, at BERT-large's sizes: LAMB,
+LayerNorm, cross-entropy and GELU between two products.
 
-Yardsticks of kernels.py; apex's own are in NGC's PyTorch image. Each entry: milliseconds of a step,
-or of forward and backward, and the megabytes that it holds at most; or why it does not run.
+apex's own are in NGC's PyTorch image. Each entry: milliseconds of a step, or of forward and
+backward, and the megabytes that it holds at most; or why it does not run.
+
+usage: python tests/bench/against_apex.py [--tiny]   (a small size, on a CPU too)
 """
 
+from __future__ import annotations
+
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
+from lib import emit
 from torch_lib import TINY, device, median_milliseconds, synchronize
 
 from bert.core.dist import DistConfig, World
@@ -19,6 +29,7 @@ from bert.model.config import BertConfig
 from bert.optim import OptimizerConfig
 from bert.optim.sharded import WholeOptimizer
 from bert.pretraining.memory import meta_model
+from common.process import one_line
 
 Run = Callable[[], object]
 
@@ -37,8 +48,7 @@ def _measured(make: Callable[[], Run]) -> dict[str, Any]:
         run()
         synchronize()
     except Exception as error:  # a package that is absent or built without a kernel
-        reason = f"{type(error).__name__}: {error}"
-        return {"does_not_run": " ".join(reason.split())[:300]}
+        return {"does_not_run": one_line(f"{type(error).__name__}: {error}")}
     figures: dict[str, Any] = {"ms": round(median_milliseconds(run), 4)}
     if on_gpu:
         figures["mb"] = round((torch.cuda.max_memory_allocated() - before) / 1e6, 1)
@@ -177,3 +187,12 @@ def measure(tiny: bool) -> dict[str, Any]:
         "xentropy": xentropy(masked, vocabulary),
         "dense_gelu_dense": dense_gelu(rows, *sizes),
     }
+
+
+if __name__ == "__main__":
+    is_tiny = sys.argv[1:] == ["--tiny"]
+    if not (is_tiny or torch.cuda.is_available()):
+        sys.exit(
+            "against_apex.py: no GPU: it measures GPU kernels; --tiny tries it out"
+        )
+    emit("apex", measure(is_tiny), data="random bf16")

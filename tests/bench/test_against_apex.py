@@ -1,4 +1,4 @@
-"""bench/kernels.py apex: all that apex has is called as its interface wants it, and its absence is
+"""against_apex.py: all that apex has is called as its interface wants it, and its absence is
 told beside the other figures.
 """
 
@@ -22,7 +22,7 @@ KERNELS |= {f"layer_norm_{width}" for width in (768, 1024, 2048)}
 @pytest.fixture
 def bench(repository, monkeypatch):
     monkeypatch.syspath_prepend(str(repository / "bench"))
-    return importlib.import_module("apex_kernels")
+    return importlib.import_module("tests.bench.against_apex")
 
 
 class FastLayerNorm(nn.LayerNorm):
