@@ -122,9 +122,8 @@ def complete(directory: Path) -> list[Path]:
     """The complete checkpoints of all kinds in a folder, oldest first: files, or folders of
     shards, ours or DeepSpeed's.
     """
-    kinds = (f"step_*/{INDEX}", f"global_step*/{INDEX}")
-    folders = (path.parent for kind in kinds for path in directory.glob(kind))
-    paths = [*directory.glob("step_*.pt"), *folders]
+    folders = (index.parent for index in directory.glob(f"*/{INDEX}"))
+    paths = [*directory.glob("*.pt"), *folders]
     # Not copies that a user has set aside, such as step_200_keep.pt.
     return sorted((path for path in paths if _NAME.fullmatch(path.name)), key=step_of)
 
