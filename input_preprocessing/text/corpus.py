@@ -26,7 +26,7 @@ import json
 import re
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -148,7 +148,9 @@ def _write(
     tables = [np.load(table_of(part), mmap_mode="r") for part in parts]
     # Number of the first document of each part.
     starts = np.cumsum([0, *map(len, tables)])
-    kept = _without_duplicates(tables)
+    # Of equal documents the first, by a hash of 8 bytes, all that is held of each.
+    hashes = np.concatenate([table[:, 2] for table in tables])
+    kept = np.sort(np.unique(hashes, return_index=True)[1])
     _check_enough(options, kinds, len(kept))
     # Every n-th document is for evaluation, at least one.
     step = max(2, min(round(1 / options.eval_share), len(kept)))
@@ -184,18 +186,6 @@ def _write(
         f"{len(training)} documents ({size}) in {count} files, {len(evaluation)} for evaluation"
         f"{dropped}, {len(words)} tokens in the vocabulary\n{fit}"
     )
-
-
-def _without_duplicates(
-    tables: Sequence[Array],
-) -> Array:
-    """Array of the documents to keep, of equal ones the first, in the order of the input.
-
-    Equal by a hash of 8 bytes, all that is held of a document.
-    """
-    hashes = np.concatenate([table[:, 2] for table in tables])
-    _, first = np.unique(hashes, return_index=True)
-    return np.sort(first)
 
 
 def _check_enough(options: argparse.Namespace, kinds: list[str], count: int) -> None:
@@ -280,11 +270,11 @@ def _places(parts: list[Path], starts: Array, chosen: Array) -> Array:
 
 def _files(download: Path, md5: Callable[[Path], str] = md5_of) -> dict[str, str]:
     """md5 of every file of the corpus: as it is, or by ``md5``."""
+    names = ("results4/eval.txt", "vocab.txt", "bert_config.json")
     paths = [
         *(download / "results4").glob("part-*"),
-        download / "results4" / "eval.txt",
+        *(download / name for name in names),
     ]
-    paths += [download / name for name in ("vocab.txt", "bert_config.json")]
     return {
         str(path.relative_to(download)): md5(path)
         for path in sorted(paths)
