@@ -33,8 +33,9 @@ container::choose() {
   variables::one_of CONTAINER_RUNTIME $(container::runtimes) none
   if [[ $CONTAINER_RUNTIME == none ]]; then return 0; fi
   local -r platforms=$(sed -n 's/.*runtime_platforms=(\([^)]*\)).*/\1/p' "$REPO_DIR/launch/container/runtimes/$CONTAINER_RUNTIME.sh")
+  local -r words=${platforms// / and }
   [[ " $platforms " == *" $1 "* ]] ||
-    log::die "CONTAINER_RUNTIME=$CONTAINER_RUNTIME is for ${platforms^}: use $(container::runtimes "$1"), or start the run there"
+    log::die "CONTAINER_RUNTIME=$CONTAINER_RUNTIME is for ${words^}: use $(container::runtimes "$1"), or start the run there"
 }
 
 # Sources the runtime of this platform ($1).
