@@ -166,7 +166,7 @@ def _makes(path: Path, name: str) -> bool:
         if isinstance(node, ast.Assign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             if any(isinstance(t, ast.Name) and t.id == name for t in targets):
-                made = ast.Dict | ast.Tuple | ast.List | ast.Constant
+                made = ast.Dict | ast.Set | ast.Tuple | ast.List | ast.Constant
                 return isinstance(node.value, made)
     return False
 

@@ -59,7 +59,10 @@ class PretrainingConfig(ModelFiles, Hardware):
         "batches to leave out, such as 1204,1300-1302, after a loss that is NaN (open division)",
     )
     log_every_steps: int = env(
-        "LOG_EVERY_STEPS", 100, "steps between progress lines on stderr", at_least=1
+        "LOG_EVERY_STEPS",
+        100,
+        "steps between reports, on stderr, in metrics and log",
+        at_least=1,
     )
     sustained_minutes: float = env(
         "SUSTAINED_TRAINING_TIME",
