@@ -168,7 +168,7 @@ def _published(
 TASKS = {
     name: _published(**row) for name, row in read_table(__file__, "glue.yaml").items()
 }
-# TSV: former name
+# Not GLUE's, but of users' own files. TSV: former name.
 TASKS |= {"table": Task(), "TSV": Task(), "ner": Task()}
 # Names that GLUE's server gives to the answers, where they are not the task's.
 SERVER_NAMES = {"_matched": "MNLI-m", "_mismatched": "MNLI-mm"}
