@@ -69,15 +69,16 @@ def slurm() -> None:
         return row("fail", "slurm", f"sinfo: {text.rpartition(': ')[2]}", cure)
     lines = [line.split("|") for line in text.splitlines()]
     row("pass", "slurm", f"{call('sinfo', '--version')[1]}, {len(lines)} partitions")
-    # sinfo marks Slurm's default with a star.
-    default = [words[0] for words in lines if words[-1].endswith("*")]
-    name = ENV.get("SBATCH_PARTITION") or (default or [""])[0]
+    name = ENV.get("SBATCH_PARTITION", "")
     found = [words for words in lines if words[0] == name]
+    if not name:
+        # sinfo marks Slurm's default with a star.
+        found = [words for words in lines if words[-1].endswith("*")]
     if not found:
         names = "|".join(sorted({words[0] for words in lines}))
         cure = f"in env.sh: export SBATCH_PARTITION={names}"
         return row("fail", "partition", f"'{name}': no such partition", cure)
-    _, state, nodes, gres, _ = found[0]
+    name, state, nodes, gres, _ = found[0]
     if state != "up":
         cure = f"scontrol update PartitionName={name} State=UP"
         row("fail", "partition", f"{name} is {state}", cure)

@@ -21,18 +21,17 @@ def reason(text: str, *patterns: str) -> str:
     # Successes explain nothing.
     lines = [line for line in text.splitlines() if line.strip()]
     lines = [line for line in lines if not line.startswith("answer ")]
-    for wanted, _, says in (pattern.partition("=>") for pattern in patterns):
-        for found in filter(None, (re.search(wanted, line) for line in lines)):
-            return says or found.group(1)
+    for pattern in patterns:
+        wanted, _, says = pattern.partition("=>")
+        for line in lines:
+            found = re.search(wanted, line)
+            if found:
+                return says or found.group(1)
     # A program knows more than the launcher that reports its exit status.
-    own, told = [], []
-    for line in lines:
-        if not line.startswith(("srun: ", "slurmstepd: ")):
-            own.append(line)
-        elif line.startswith(SRUN) and not re.search(RESULT, line):
-            told.append(line)
+    own = [line for line in lines if not re.match("srun: |slurmstepd: ", line)]
+    told = [line for line in lines if re.match(f"{SRUN}(?!.*({RESULT}))", line)]
     best = (own or told or lines or ["no output"])[-1]
-    return best[len(SRUN) :] if best.startswith(SRUN) else best
+    return re.sub(f"^{SRUN}", "", best)
 
 
 def main(command: str, nodes: str, *patterns: str) -> None:

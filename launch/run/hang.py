@@ -9,6 +9,7 @@ FOLDER is the trial's, RANKS how many a node has, and the nodes are in the order
 """
 
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -34,12 +35,11 @@ def reason(folder: Path, trial: str, node_of: "dict[int, str]") -> None:
 
 def records(folder: Path, trial: str, node_of: "dict[int, str]") -> None:
     try:
-        lines = (folder / f"hang_{trial}.txt").read_text().splitlines()
+        text = (folder / f"hang_{trial}.txt").read_text()
     except OSError:
         return
-    for word, _, number in (line.partition(" ") for line in lines):
-        if word == "rank" and number.isdigit() and int(number) in node_of:
-            rank = int(number)
+    for rank in map(int, re.findall(r"^rank (\d+)$", text, re.MULTILINE)):
+        if rank in node_of:
             said = missed(named([rank], node_of), "a collective", SECONDS)
             print("missing", rank, node_of[rank], "-", said, sep="\t")
 

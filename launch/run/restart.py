@@ -120,8 +120,8 @@ def checkpoints(number: int) -> Path:
     saved = Path(ENV["CHECKPOINT_DIR"])
     if ENV.get("RANK_MODULE") != "finetune":
         return saved / f"trial_{number}" if number else saved
-    seeds = [int(seed) for seed in re.findall(r"\d+", ENV.get("SEEDS", ""))]
-    seed = seeds[number] if number < len(seeds) else int(ENV.get("SEED") or 1) + number
+    listed = re.findall(r"\d+", ENV.get("SEEDS", ""))[number:]
+    seed = int(listed[0]) if listed else int(ENV.get("SEED") or 1) + number
     return saved / f"seed_{seed}"
 
 
@@ -132,9 +132,10 @@ def checkpoint() -> int:
     # One file, or a folder whose index is written last.
     saved = checkpoints(trial())
     paths = [*saved.glob("step_*.pt"), *saved.glob("*step*/index.pt")]
-    names = [path.parent.name if path.stem == "index" else path.stem for path in paths]
-    steps = [re.fullmatch(r"(?:global_step|step_)(\d+)", name) for name in names]
-    return max((int(step.group(1)) for step in steps if step), default=0)
+    names = "\n".join(map(str, paths))
+    shape = r"(?:/|^)(?:global_step|step_)(\d+)(?:/index)?\.pt$"
+    steps = re.findall(shape, names, re.MULTILINE)
+    return max(map(int, steps), default=0)
 
 
 def progress() -> str:
@@ -193,8 +194,7 @@ def main(command: str, *words: str) -> int:
         print(*reasons("last").values())
     elif command == "allowed":
         refusal = allowed(*map(int, words))
-        if refusal:
-            print(refusal)
+        print(refusal, end="")
         return bool(refusal)
     elif command == "note":
         print(note(words[0], list(words[1:])))
@@ -205,7 +205,8 @@ def main(command: str, *words: str) -> int:
             if state != LEFT_OUT:
                 print(f"run: restarted at {when}, {text}")
     elif command == "excluded":
-        for node in sorted({node for words in own() for node in words[2].split()}):
+        nodes = " ".join(words[2] for words in own())
+        for node in sorted(set(nodes.split())):
             print(node)
     else:
         return not {"continues": continues, "resumes": resumes}[command]()

@@ -27,6 +27,7 @@ GAVE_UP = (
     "|Task launch for .* failed on node"
 )
 
+STARTED = "SLURM_RESTART_COUNT", "ATTEMPT"  # how often: the job, and a run in it
 COMMON = {
     "CANCELLED": "the job was cancelled",
     "PREEMPTED": "the job was preempted",
@@ -111,16 +112,15 @@ def dead(seconds: str, job: str, names: "list[str]") -> "list[str]":
     """Without an answer from Slurm, none."""
     # After the names were listed, so that no job can have started in between.
     known = ask(seconds, "squeue", "--noheader", "--format=%A").split()
-    now = [
-        int(os.environ.get(name) or 0) for name in ("SLURM_RESTART_COUNT", "ATTEMPT")
-    ]
+    now = [int(os.environ.get(name) or 0) for name in STARTED]
     found = []
     for name in names if known else ():
         words = re.search(r"(?:^|[_/])bert_(\d+)_(\d+)(?:_(\d+))?$", name)
         if not words:
             continue
-        start = [int(words.group(2)), int(words.group(3) or 0)]
-        if start < now if words.group(1) == job else words.group(1) not in known:
+        number, *start = map(int, words.groups("0"))
+        over = start < now if str(number) == job else str(number) not in known
+        if over:
             found.append(name)
     return found
 
