@@ -88,7 +88,7 @@ GOOD = {
 BAD = {
     "all_reduce_perf": nccl_tests(wrong=3),
     "nvbandwidth": pretty(zeroed()),
-    "dcgmi": pretty(json.loads(diagnosis([{"status": "Pass"}, {"status": "Fail"}]))),
+    "dcgmi": pretty(diagnosis([{"status": "Pass"}, {"status": "Fail"}])),
 }
 
 

@@ -13,20 +13,23 @@ DEAD = '#!/bin/sh\necho "NVIDIA-SMI has failed because it couldn\'t communicate 
 ALIVE = "#!/bin/sh\nprintf '0\\n1\\n'\n"
 
 
+def bash(repository, sources, script, **environ):
+    """A script's status and output, after these files of launch/."""
+    read = "; ".join(f"source {repository}/launch/{name}" for name in sources)
+    command = ["bash", "-euo", "pipefail", "-c", f"{read}; {script}"]
+    environ = {"PATH": os.environ["PATH"]} | environ
+    return subprocess.run(command, env=environ, capture_output=True, text=True)
+
+
 def ask(repository, folder, smi=DEAD, **environ):
     """The function's status and output, then DEVICE, with a stand-in for nvidia-smi."""
     program = folder / "nvidia-smi"
     program.write_text(smi)
     program.chmod(0o755)
-    script = f"source {repository}/launch/load.sh run/log run/python run/certify; certify::require_gpus {folder}; echo device=${{DEVICE:-}}"
-    path = f"{folder}:{os.environ['PATH']}"
-    return subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", script],
-        env={"PATH": path} | environ,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    script = f"certify::require_gpus {folder}; echo device=${{DEVICE:-}}"
+    environ |= {"PATH": f"{folder}:{os.environ['PATH']}"}
+    sources = ["load.sh run/log run/python run/certify"]
+    return bash(repository, sources, script, **environ)
 
 
 def on_bus(folder, vendor, kind):
@@ -97,16 +100,11 @@ def test_cpus_are_tested_without_any_gpu_or_on_request_and_gpus_wherever_there_a
 
 
 def test_help_prints_the_head_of_the_script(repository):
-    done = subprocess.run(
-        [repository / "certify.sh", "--help"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0
-    assert "--quick" in done.stdout
-    assert "Exit status" in done.stdout
-    assert "set -euo" not in done.stdout
+    command = [repository / "certify.sh", "--help"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "--quick" in shown
+    assert "Exit status" in shown
+    assert "set -euo" not in shown
 
 
 @pytest.mark.parametrize(
@@ -132,13 +130,7 @@ def test_few_minutes_of_many_ranks_leave_a_second_and_minutes_beside_seconds_sto
 
 
 def share(repository, minutes, nodes, **more):
-    script = f"source {repository}/launch/run/log.sh; source {repository}/launch/run/certify.sh"
-    script += "; certify::share_minutes; echo $CERTIFY_SECONDS"
     environ = {"CERTIFY_MINUTES": minutes, "DGXNGPU": "8", "DGXNNODES": str(nodes)}
-    return subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", script],
-        env={"PATH": os.environ["PATH"]} | environ | more,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    script = "certify::share_minutes; echo $CERTIFY_SECONDS"
+    sources = ["run/log.sh", "run/certify.sh"]
+    return bash(repository, sources, script, **environ | more)

@@ -110,32 +110,37 @@ def dcgm4(*tests, **other):
 
 def dcgm3(state, words=""):
     """The same for DCGM 3."""
-    result = {"gpu_id": "1", "status": state} | (
-        {"warnings": [{"warning": words, "error_id": 35}]} if words else {}
-    )
-    tests = [{"name": "PCIe", "results": [{"gpu_id": "0", "status": "Pass"}, result]}]
-    return {
-        "DCGM GPU Diagnostic": {
-            "test_categories": [{"category": "Integration", "tests": tests}]
-        },
-        "version": "3.3.8",
-    }
+    warned = {"warnings": [{"warning": words, "error_id": 35}]} if words else {}
+    results = [{"gpu_id": "0", "status": "Pass"}]
+    results.append({"gpu_id": "1", "status": state} | warned)
+    tests = [{"name": "PCIe", "results": results}]
+    report = {"test_categories": [{"category": "Integration", "tests": tests}]}
+    return {"DCGM GPU Diagnostic": report, "version": "3.3.8"}
+
+
+def dcgmi(told, status=0, gpus=2):
+    """The reading of a diagnosis."""
+    return tools.read("dcgmi", status, json.dumps(told), gpus)
+
+
+def refused(name, status, text):
+    """Why an output is no reading."""
+    with pytest.raises(tools.ToolError) as error:
+        tools.read(name, status, text, 2)
+    return str(error.value)
 
 
 def test_the_table_of_nccl_tests_is_a_curve_of_bus_bandwidth_with_versions():
     found = tools.read("all_reduce_perf", 0, nccl_tests(), 2)
     assert found.version == "2.19.6 with NCCL 2.31.3"
-    assert [(name, gpu, size) for name, gpu, _, size, _ in found.rates] == [
-        ("all_reduce_perf", 0, size) for size in SIZES
-    ]
+    measured = [(name, gpu, size) for name, gpu, _, size, _ in found.rates]
+    assert measured == [("all_reduce_perf", 0, size) for size in SIZES]
     rates = [found.rates[number][-1] for number in (0, 10, 20)]
-    assert rates == pytest.approx([0.0976, 80.0, 398.44], rel=1e-3), (
-        "the first by its time"
-    )
+    # The first by its time.
+    assert rates == pytest.approx([0.0976, 80.0, 398.44], rel=1e-3)
     assert found.faults == []
-    older = re.sub(r"# nccl-tests version.*\n", "", nccl_tests()).replace(
-        " Group  0", ""
-    )
+    older = re.sub(r"# nccl-tests version.*\n", "", nccl_tests())
+    older = older.replace(" Group  0", "")
     assert tools.read("all_reduce_perf", 0, older, 2).rates == found.rates
 
 
@@ -153,9 +158,7 @@ def test_the_table_of_nccl_tests_is_a_curve_of_bus_bandwidth_with_versions():
     ],
 )  # fmt: skip
 def test_a_failed_collective_says_why(status, text, said):
-    with pytest.raises(tools.ToolError) as error:
-        tools.read("all_reduce_perf", status, text, 2)
-    assert str(error.value) == said
+    assert refused("all_reduce_perf", status, text) == said
 
 
 @pytest.mark.parametrize("status", [0, 1])
@@ -165,43 +168,38 @@ def test_wrong_values_are_a_fault_whatever_the_exit_status(status):
 
 
 def test_nvbandwidth_gives_a_rate_for_each_gpu_and_pair():
-    found = tools.read(
-        "nvbandwidth",
-        0,
-        "a line before\n" + json.dumps(nvbandwidth(slow_pair=(0, 1))) + "\nand after",
-        2,
-    )
+    text = f"a line before\n{json.dumps(nvbandwidth(slow_pair=(0, 1)))}\nand after"
+    found = tools.read("nvbandwidth", 0, text, 2)
     assert found.version == "v0.8"
+    rates = [(name, gpu, peer, rate) for name, gpu, peer, _, rate in found.rates]
     host, _, pairs = COPIES
-    assert [(gpu, rate) for name, gpu, _, _, rate in found.rates if name == host] == [
-        (0, 55.4),
-        (1, 56.4),
+    assert [one for one in rates if one[0] == host] == [
+        (host, 0, -1, 55.4),
+        (host, 1, -1, 56.4),
     ]
-    assert [
-        (gpu, peer, rate) for name, gpu, peer, _, rate in found.rates if name == pairs
-    ] == [
-        (0, 1, 40.0),
-        (1, 0, 370.0),
+    assert [one for one in rates if one[0] == pairs] == [
+        (pairs, 0, 1, 40.0),
+        (pairs, 1, 0, 370.0),
     ]
 
 
 def test_a_failed_case_of_nvbandwidth_is_a_fault_and_a_waived_one_is_skipped():
     told = nvbandwidth()
-    first, second, third = told["nvbandwidth"]["testcases"]
-    first |= {"status": "Error", "error": "invalid argument"}
-    second |= {"status": "Waived"}
-    third |= {"status": "Running"}
+    states = [{"status": "Error", "error": "invalid argument"}]
+    states += [{"status": "Waived"}, {"status": "Running"}]
+    for case, state in zip(told["nvbandwidth"]["testcases"], states, strict=True):
+        case |= state
     found = tools.read("nvbandwidth", 0, json.dumps(told), 2)
     one, two, three = COPIES
-    assert found.faults == [
-        ("", "fail", f"{one}: Error: invalid argument"),
-        ("", "fail", f"{three}: Running"),
+    assert [what for *_, what in found.faults] == [
+        f"{one}: Error: invalid argument",
+        f"{three}: Running",
     ]
+    assert {fault[:2] for fault in found.faults} == {("", "fail")}
     assert (found.skipped, found.rates) == ([two], [])
     told["nvbandwidth"]["testcases"] = []
-    assert [
-        what for _, _, what in tools.read("nvbandwidth", 0, json.dumps(told), 2).faults
-    ] == [f"{name}: Not Found" for name in COPIES]
+    found = tools.read("nvbandwidth", 0, json.dumps(told), 2)
+    assert [what for *_, what in found.faults] == [f"{x}: Not Found" for x in COPIES]
 
 
 @pytest.mark.parametrize(
@@ -216,9 +214,7 @@ def test_a_failed_case_of_nvbandwidth_is_a_fault_and_a_waived_one_is_skipped():
     ],
 )  # fmt: skip
 def test_nvbandwidth_that_did_not_measure_says_why(text, status, said):
-    with pytest.raises(tools.ToolError) as error:
-        tools.read("nvbandwidth", status, text, 2)
-    assert str(error.value) == said
+    assert refused("nvbandwidth", status, text) == said
 
 
 def test_dcgms_findings_are_reported_by_test_and_gpu():
@@ -228,34 +224,27 @@ def test_dcgms_findings_are_reported_by_test_and_gpu():
         ("pcie", ["Skip", "Skip"], ""),
         ("nvlink", ["Pass", "Pass"], "slow"),
     )
-    found = tools.read("dcgmi", 226, json.dumps(told), 2)
+    found = dcgmi(told, 226)
     assert found.faults == [
         ("GPU 1", "fail", f"memory: {words}"), ("GPU 0", "warn", "nvlink: slow"), ("GPU 1", "warn", "nvlink: slow")
     ]  # fmt: skip
     assert (found.skipped, found.version) == (["pcie"], "4.2.3")
-    found = tools.read("dcgmi", 0, json.dumps(dcgm3("Fail", "width 8")), 2)
-    assert (found.faults, found.version) == (
-        [("GPU 1", "fail", "PCIe: width 8")],
-        "3.3.8",
-    )
-    assert tools.read("dcgmi", 0, json.dumps(dcgm3("Pass")), 2).faults == []
+    found = dcgmi(dcgm3("Fail", "width 8"))
+    faults = [("GPU 1", "fail", "PCIe: width 8")]
+    assert (found.faults, found.version) == (faults, "3.3.8")
+    assert dcgmi(dcgm3("Pass")).faults == []
 
 
-def test_dcgm_that_fails_as_a_whole_says_why():
-    whole = {
-        "DCGM Diagnostic": {"runtime_error": "Error: no GPUs found", "version": "4.2.3"}
-    }
-    for status, told, said in (
-        (226, json.dumps(whole), "Error: no GPUs found"),
-        (205, json.dumps(dcgm4(("memory", ["Pass"], ""))), "ended with status 205"),
-        (
-            0,
-            json.dumps({"entity_groups": []}),
-            "its output is truncated or has an unknown format",
-        ),
-    ):
-        with pytest.raises(tools.ToolError, match=said):
-            tools.read("dcgmi", status, told, 2)
+BROKEN = {"runtime_error": "Error: no GPUs found", "version": "4.2.3"}
+
+
+@pytest.mark.parametrize(("status", "told", "said"), [
+    (226, {"DCGM Diagnostic": BROKEN}, "Error: no GPUs found"),
+    (205, dcgm4(("memory", ["Pass"], "")), "ended with status 205"),
+    (0, {"entity_groups": []}, "its output is truncated or has an unknown format"),
+])  # fmt: skip
+def test_dcgm_that_fails_as_a_whole_says_why(status, told, said):
+    assert said in refused("dcgmi", status, json.dumps(told))
 
 
 def cut_row(text, size, cells):
@@ -296,23 +285,18 @@ def test_a_collective_that_did_not_measure_every_size_is_a_fault(text, said):
 @pytest.mark.parametrize(
     ("gpus", "cell", "said"),
     [
-        (2, "0", "GPU 1 from GPU 0: 0 GB/s"),
-        (2, "nan", "GPU 1 from GPU 0: nan GB/s"),
-        (2, "inf", "GPU 1 from GPU 0: inf GB/s"),
-        (2, "-1", "GPU 1 from GPU 0: -1 GB/s"),
-        (2, "N/A", "GPU 1 from GPU 0: N/A GB/s"),
+        *((2, cell, f"GPU 1 from GPU 0: {cell} GB/s") for cell in ("0", "nan", "inf", "-1", "N/A")),
         (3, "370", "measured 2 of 3 GPUs"),
     ],
-)
+)  # fmt: skip
 def test_a_pair_of_gpus_that_was_not_measured_is_a_fault_that_names_it(
     gpus, cell, said
 ):
     told = nvbandwidth()
     told["nvbandwidth"]["testcases"][2]["bandwidth_matrix"][1][0] = cell
     found = tools.read("nvbandwidth", 0, json.dumps(told), gpus)
-    assert [what for _, state, what in found.faults if state == "fail"][
-        -1
-    ] == f"{PAIRS}: {said}"
+    failed = [what for _, state, what in found.faults if state == "fail"]
+    assert failed[-1] == f"{PAIRS}: {said}"
 
 
 def test_a_passed_case_without_figures_and_a_warning_of_nvbandwidth_are_faults():
@@ -326,67 +310,61 @@ def test_a_passed_case_without_figures_and_a_warning_of_nvbandwidth_are_faults()
     ]
 
 
+DISABLED = "Persistence mode disabled"
 SETTING = [
-    {
-        "error_category": 3,
-        "error_id": 41,
-        "error_severity": 5,
-        "warning": "Persistence mode disabled",
-    }
+    {"error_category": 3, "error_id": 41, "error_severity": 5, "warning": DISABLED},
 ]
 
 
 def diagnosis(results, summary=None, gpus=2):
     """Output of DCGM 4 with one test of these results, beside one that every GPU passes."""
     told = dcgm4(("memory", ["Pass"] * gpus, ""))
-    results = [
+    of_gpus = [
         {"entity_group": "GPU", "entity_id": number} | one
         for number, one in enumerate(results)
     ]
-    test = {"name": "software", "results": results} | (
-        {"test_summary": summary} if summary else {}
-    )
+    test = {"name": "software", "results": of_gpus}
+    test |= {"test_summary": summary} if summary else {}
     told["DCGM Diagnostic"]["test_categories"][0]["tests"].append(test)
-    return json.dumps(told)
+    return told
+
+
+OFF, FAILED = {"status": "Fail", "warnings": SETTING}, {"status": "Fail"}
 
 
 @pytest.mark.parametrize(
-    ("text", "status", "states"),
+    ("results", "summary", "status", "states"),
     [
-        (diagnosis([{"status": "Fail", "warnings": SETTING}], {"status": "Fail"}), 226, ["warn"]),
-        (diagnosis([{"status": "Fail", "warnings": SETTING}], {"status": "Fail", "warnings": [{"warning": "Persistence mode disabled"}]}), 226, ["warn"]),
-        (diagnosis([{"status": "Fail", "warnings": SETTING}], {"status": "Fail", "warnings": [{"warning": "ECC"}]}), 226, ["warn", "fail"]),
-        (diagnosis([{"status": "Warn"}], {"status": "Fail"}), 226, ["warn", "fail"]),
-        (diagnosis([{"status": "Pass"}], {"status": "Exploded"}), 0, ["fail"]),
-        (diagnosis([{"status": "Exploded"}]), 0, ["fail"]),
-        (diagnosis([{}]), 0, ["fail"]),
-        (diagnosis([]), 0, ["fail"]),
+        ([OFF], FAILED, 226, ["warn"]),
+        ([OFF], FAILED | {"warnings": [{"warning": DISABLED}]}, 226, ["warn"]),
+        ([OFF], FAILED | {"warnings": [{"warning": "ECC"}]}, 226, ["warn", "fail"]),
+        ([{"status": "Warn"}], FAILED, 226, ["warn", "fail"]),
+        ([{"status": "Pass"}], {"status": "Exploded"}, 0, ["fail"]),
+        ([{"status": "Exploded"}], None, 0, ["fail"]),
+        ([{}], None, 0, ["fail"]),
+        ([], None, 0, ["fail"]),
     ],
-)  # fmt: skip
-def test_only_a_setting_is_a_warning_and_an_unknown_status_fails(text, status, states):
-    assert [
-        state for _, state, _ in tools.read("dcgmi", status, text, 2).faults
-    ] == states
+)
+def test_only_a_setting_is_a_warning_and_an_unknown_status_fails(
+    results, summary, status, states
+):
+    found = dcgmi(diagnosis(results, summary), status)
+    assert [state for _, state, _ in found.faults] == states
 
 
 def test_a_signals_status_of_dcgmi_is_no_setting():
-    with pytest.raises(tools.ToolError, match="ended with status 139"):
-        tools.read(
-            "dcgmi", 139, diagnosis([{"status": "Fail", "warnings": SETTING}]), 2
-        )
+    why = refused("dcgmi", 139, json.dumps(diagnosis([OFF])))
+    assert "ended with status 139" in why
 
 
 @pytest.mark.parametrize("categories", [[], [{"category": "Hardware", "tests": []}]])
 def test_a_diagnosis_without_tests_is_none(categories):
     told = dcgm4() | {"DCGM Diagnostic": {"test_categories": categories}}
-    with pytest.raises(tools.ToolError, match="ran no test"):
-        tools.read("dcgmi", 0, json.dumps(told), 2)
+    assert "ran no test" in refused("dcgmi", 0, json.dumps(told))
 
 
 def test_a_gpu_that_dcgm_leaves_out_is_a_fault_and_one_that_it_skips_is_not_tested():
-    found = tools.read(
-        "dcgmi", 0, diagnosis([{"status": "Pass"}, {"status": "Skip"}]), 3
-    )
+    found = dcgmi(diagnosis([{"status": "Pass"}, {"status": "Skip"}]), gpus=3)
     assert found.faults == [("", "fail", "tested 2 of 3 GPUs")]
     assert found.skipped == ["software of GPU 1"]
 
@@ -399,40 +377,30 @@ def test_a_size_that_is_printed_twice_and_a_collective_without_in_place_results_
 
 
 def test_tests_that_dcgm_skips_on_some_gpus_are_not_all_tests():
-    told = diagnosis(
-        [{"status": "Pass"}, {"status": "Skip"}, {"status": "Skip"}], gpus=3
-    )
-    assert tools.read("dcgmi", 0, told, 3).skipped == [
-        "software of GPU 1",
-        "software of GPU 2",
-    ]
+    states = [{"status": state} for state in ("Pass", "Skip", "Skip")]
+    found = dcgmi(diagnosis(states, gpus=3), gpus=3)
+    assert found.skipped == ["software of GPU 1", "software of GPU 2"]
 
 
-def without_gpu(told, test, gpu, null=False):
-    """The diagnosis without this GPU's result of one test."""
-    (report,) = (told[key] for key in told if key.startswith("DCGM"))
-    (chosen,) = (
-        one for one in report["test_categories"][0]["tests"] if one["name"] == test
-    )
-    chosen["results"][gpu : gpu + 1] = [None] * null
-    return json.dumps(told)
-
-
-@pytest.mark.parametrize("null", [False, True])
-def test_a_gpu_that_one_test_of_dcgm_leaves_out_is_not_tested_by_it(null):
+@pytest.mark.parametrize("instead", [[], [None]])
+def test_a_gpu_that_one_test_of_dcgm_leaves_out_is_not_tested_by_it(instead):
     told = dcgm4(*((name, ["Pass"] * 4, "") for name in ("memory", "pcie", "power")))
-    found = tools.read("dcgmi", 0, without_gpu(told, "pcie", 2, null), 4)
+    tests = told["DCGM Diagnostic"]["test_categories"][0]["tests"]
+    tests[1]["results"][2:3] = instead
+    found = dcgmi(told, gpus=4)
     assert (found.faults, found.skipped) == ([], ["pcie of GPU 2"])
 
 
 def test_a_test_of_the_system_that_complains_of_one_gpu_leaves_none_out():
     told = dcgm3("Pass")
-    results = [{"status": "Fail", "gpu_id": 0, "warnings": SETTING}]
-    for name, own in (("NVML", [{"status": "Pass"}]), ("Persistence", results)):
-        told["DCGM GPU Diagnostic"]["test_categories"].append(
-            {"category": "Deployment", "tests": [{"name": name, "results": own}]}
-        )
-    found = tools.read("dcgmi", 226, json.dumps(told), 2)
+    for name, own in (
+        ("NVML", {"status": "Pass"}),
+        ("Persistence", OFF | {"gpu_id": 0}),
+    ):
+        tests = [{"name": name, "results": [own]}]
+        deployment = {"category": "Deployment", "tests": tests}
+        told["DCGM GPU Diagnostic"]["test_categories"].append(deployment)
+    found = dcgmi(told, 226)
     assert [state for _, state, _ in found.faults] == ["warn"]
     assert found.skipped == []
 
