@@ -1,10 +1,16 @@
 """A synthetic vocabulary and text with words, numbers, punctuation, accents, Chinese and odd
-spaces.
+spaces, and models with random weights.
 """
 
 from __future__ import annotations
 
 import string
+from functools import partial
+
+import torch
+
+from bert import kernels
+from finetune import models
 
 _WORDS = (
     "the a an of in on at he she it is was were said cat cats dog mat red blue house river sat ran wrote here there "
@@ -24,38 +30,37 @@ VOCABULARY = [
 BLANKS = [" "] * 12 + ["  ", "\n", "\t", "\u202f", "\u00a0", " \r\n"]
 
 
+ODD = [
+    "Café", "naïve", "漢字", "字漢字", "“red”", "(cat)", "re-run", "U.S.", "e\u0301a", "ﷲ",
+]  # fmt: skip
+
+
 def prose(generator, num_words):
     """Words with punctuation around and within them, separated by all kinds of whitespace."""
     text = ""
     for _ in range(num_words):
-        word = "".join(
-            generator.choice([w.removeprefix("##"), w])
-            for w in generator.choices(WORDS, k=1)
-        )
+        word = generator.choice(WORDS).removeprefix("##")
         kind = generator.random()
         if kind < 0.1:
-            word = str(generator.randrange(3000)) + generator.choice(
-                ["", "-", ",", "%"]
-            )
+            mark = generator.choice(["", "-", ",", "%"])
+            word = f"{generator.randrange(3000)}{mark}"
         elif kind < 0.15:
-            word = generator.choice(
-                [
-                    "Café",
-                    "naïve",
-                    "漢字",
-                    "字漢字",
-                    "“red”",
-                    "(cat)",
-                    "re-run",
-                    "U.S.",
-                    "e\u0301a",
-                    "ﷲ",
-                ]
-            )
+            word = generator.choice(ODD)
         elif kind < 0.3:
             word = word.capitalize() + generator.choice([".", ",", "?", "'s", ";"])
         text += word + generator.choice(BLANKS)
     return text
+
+
+def model_of(kind, shape, num_classes=3, seed=1):
+    """A model of spans for squad, else of so many classes; initialised, not training."""
+    plain = kernels.KernelsConfig(fused="none")
+    bound = kernels.bind_kernels(plain, torch.device("cpu"))
+    heads = {"squad": models.SpanPrediction}
+    classes = partial(models.Classification, num_classes=num_classes)
+    model = heads.get(kind, classes)(shape, bound)
+    models.initialize(model, seed)
+    return model.eval()
 
 
 def lengths(features):

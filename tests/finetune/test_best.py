@@ -12,7 +12,16 @@ from bert.training.loop import StepCounter
 from finetune.best import evaluation_steps
 from finetune.train import run
 
-from .ranks import finished
+from .runs import (
+    content,
+    evaluate,
+    figures_of,
+    finished,
+    lines_of,
+    table_of,
+    train,
+    write_tables,
+)
 
 
 @pytest.mark.parametrize(("every", "epochs", "last", "steps"), [
@@ -39,46 +48,42 @@ def environment(squad_environment, tmp_path_factory):
         for b in ("cat", "dog", "king")
         for c in ("red", "blue", "north", "here")
     ]
-    for name in ("train", "dev"):
-        (folder / f"{name}.tsv").write_text("text\tlabel\n" + "\n".join(rows) + "\n")
+    write_tables(folder, ["text\tlabel", *rows])
     return squad_environment | {
         "TASK": "table", "DATA": str(folder), "EPOCHS": "12", "LR": "5e-3", "WARMUP_PROPORTION": "0",
         "EVAL_EVERY_EPOCHS": "1", "LOG_EVERY_STEPS": "100",
     }  # fmt: skip
 
 
-def evaluations(folder):
-    lines = map(json.loads, (folder / "metrics_0.jsonl").read_text().splitlines())
+def evaluations(model):
+    lines = lines_of(model.parent / "metrics_0.jsonl")
     return {x["step"]: x["accuracy"] for x in lines if x["kind"] == "evaluation"}
 
 
-def figures_of(folder):
-    return json.loads((folder / "model_0" / "figures.json").read_text())
+def kept(model):
+    """Which evaluation's model it is."""
+    return [figures_of(model)[name] for name in ("steps", "best_step", "accuracy")]
 
 
 @pytest.fixture(scope="module")
 def whole(environment, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("whole")
-    assert run(environment | {"RUN_DIR": str(folder), "PATIENCE": "3"}) == 0
-    return folder
+    return train(environment, tmp_path_factory.mktemp("whole"), PATIENCE="3")
 
 
 def test_the_model_of_the_best_evaluation_is_saved_and_worse_ones_end_training(
     whole, environment, tmp_path
 ):
-    figures, found = figures_of(whole), evaluations(whole)
-    best = max(
-        found, key=lambda step: (found[step], -step)
-    )  # the earlier one of equals
+    found = evaluations(whole)
+    # The earlier one of equals.
+    best = max(found, key=lambda step: (found[step], -step))
     assert [*found] == [3 * n for n in range(1, len(found) + 1)]
-    assert (figures["best_step"], figures["accuracy"]) == (best, found[best])
-    assert figures["steps"] == [*found][-1] == best + 3 * 3 < 36
+    assert kept(whole) == [[*found][-1], best, found[best]]
+    assert [*found][-1] == best + 3 * 3 < 36
     # Between them was a worse one.
     assert min(list(found.values())[-3:]) < found[best]
-    saved = environment | {"MODE": "eval", "INIT_CHECKPOINT": str(whole / "model_0")}
-    assert run(saved | {"RUN_DIR": str(tmp_path)}) == 0
-    assert figures_of(tmp_path)["accuracy"] == found[best]
-    tables = [f / "model_0" / "predictions.tsv" for f in (whole, tmp_path)]
+    again = evaluate(environment, tmp_path, whole)
+    assert figures_of(again)["accuracy"] == found[best]
+    tables = [model / "predictions.tsv" for model in (whole, again)]
     assert tables[0].read_bytes() == tables[1].read_bytes()
 
 
@@ -90,35 +95,29 @@ def test_several_ranks_evaluate_end_and_keep_as_one(
     own["SHARD_OPTIMIZER"] = shard
     done = finished(*[environment | own] * 2)
     assert [rank.returncode for rank in done] == [0, 0], done
-    mine, theirs = figures_of(tmp_path), figures_of(whole)
-    assert evaluations(tmp_path) == evaluations(whole)
-    for name in ("steps", "best_step", "accuracy"):
-        assert mine[name] == theirs[name]
+    mine = tmp_path / "model_0"
+    assert evaluations(mine) == evaluations(whole)
+    assert kept(mine) == kept(whole)
     # The ranks' sums round otherwise.
-    said, known = (
-        [line.split("\t")[1] for line in path.read_text().splitlines()]
-        for path in (f / "model_0" / "predictions.tsv" for f in (tmp_path, whole))
-    )
+    tables = [table_of(model / "predictions.tsv") for model in (mine, whole)]
+    said, known = ([row[1] for row in table] for table in tables)
     assert said == known
 
 
 def test_evaluations_change_nothing_of_what_is_learnt(environment, tmp_path):
     """With dropout, which evaluations switch off."""
     weights, losses = Path(environment["INIT_CHECKPOINT"]), []
-    shape = json.loads(weights.with_name("config.json").read_text())
-    shape["hidden_dropout_prob"] = 0.2
+    shape = content(weights.with_name("config.json")) | {"hidden_dropout_prob": 0.2}
     (tmp_path / "config.json").write_text(json.dumps(shape))
     for name in (weights.name, "vocab.txt"):
         shutil.copy(weights.with_name(name), tmp_path)
-    environment = environment | {"INIT_CHECKPOINT": str(tmp_path / weights.name)}
+    own = {"INIT_CHECKPOINT": str(tmp_path / weights.name), "EPOCHS": "2"}
     for every in ("0", "0.3"):
-        folder = tmp_path / every
-        own = {"EVAL_EVERY_EPOCHS": every, "EPOCHS": "2", "RUN_DIR": str(folder)}
-        assert run(environment | own | {"LOG_EVERY_STEPS": "1"}) == 0
-        text = (folder / "metrics_0.jsonl").read_text()
-        steps = [x for x in map(json.loads, text.splitlines()) if "loss" in x]
+        own |= {"EVAL_EVERY_EPOCHS": every, "LOG_EVERY_STEPS": "1"}
+        model = train(environment, tmp_path / every, **own)
+        steps = lines_of(tmp_path / every / "metrics_0.jsonl")
         losses.append([x["loss"] for x in steps if x["kind"] == "train"])
-    assert len(evaluations(folder)) > 4
+    assert len(evaluations(model)) > 4
     assert len(losses[0]) == 6
     assert losses[0] == losses[1]
 
@@ -128,12 +127,8 @@ def test_a_run_that_stops_and_resumes_keeps_the_same_model(
     whole, environment, tmp_path, monkeypatch, at
 ):
     """Before, after and long after evaluations, of which the best may be before the stop."""
-    own = {
-        "RUN_DIR": str(tmp_path),
-        "PATIENCE": "3",
-        "CHECKPOINT_DIR": str(tmp_path / "c"),
-    }
-    own |= {"CHECKPOINT_EVERY_STEPS": str(at)}
+    own = environment | {"PATIENCE": "3", "CHECKPOINT_DIR": str(tmp_path / "c")}
+    own |= {"CHECKPOINT_EVERY_STEPS": str(at), "RUN_DIR": str(tmp_path)}
     begin = StepCounter.begin
 
     def dies(self):
@@ -143,14 +138,10 @@ def test_a_run_that_stops_and_resumes_keeps_the_same_model(
 
     with monkeypatch.context() as patch:
         patch.setattr(StepCounter, "begin", dies)
-        assert run(environment | own) == 1
+        assert run(own) == 1
     assert not (tmp_path / "model_0").exists()
-    assert run(environment | own | {"RESUME": "1"}) == 0
-    assert evaluations(tmp_path) == evaluations(whole)
+    resumed = train(own, tmp_path, RESUME="1")
+    assert evaluations(resumed) == evaluations(whole)
     for name in ("model.safetensors", "predictions.tsv"):
-        parts = (tmp_path / "model_0" / name).read_bytes()
-        assert parts == (whole / "model_0" / name).read_bytes()
-    same = "steps", "best_step", "accuracy"
-    assert [figures_of(tmp_path)[n] for n in same] == [
-        figures_of(whole)[n] for n in same
-    ]
+        assert (resumed / name).read_bytes() == (whole / name).read_bytes()
+    assert kept(resumed) == kept(whole)

@@ -55,6 +55,7 @@ CASES = {
     "a backslash that may be one": ("txt", "text\tlabel\na\\nb\tx\nd\ty\n", "set QUOTING"),
     "a path of Windows": ("csv", "text,label\nC:\\dir,x\nd,y\n", [["text", "label"], ["C:\\dir", "x"], ["d", "y"]]),
     "escaped marks": ("csv", 'text,label\n"a \\"b\\", c",x\nd,y\n', [["text", "label"], ['a "b", c', "x"], ["d", "y"]]),
+    "escaped marks and separators, none enclosed": ("csv", 'text,label\na\\, \\"b\\",x\nd,y\n', [["text", "label"], ['a, "b"', "x"], ["d", "y"]]),
     "few cells that may be speech": ("tsv", 'text\tlabel\n"Oh, no."\tx\nd\ty\n', "set QUOTING"),
 }  # fmt: skip
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -13,16 +14,14 @@ import torch
 from bert.data.tokens import WordPiece
 from finetune import config, glue, tasks
 
-from . import made_up
+from .runs import table_of, write_tables
 
 
-def test_sequences_have_special_tokens_and_are_truncated(tmp_path):
-    (tmp_path / "vocab.txt").write_text("\n".join(made_up.VOCABULARY), encoding="utf-8")
-    tokenizer = WordPiece(tmp_path / "vocab.txt")
-    names = {number: token for token, number in tokenizer.ids.items()}
+def test_sequences_have_special_tokens_and_are_truncated(tokenizer):
     texts = [("the cat sat",), ("the cat sat here", "dog")]
     encoded = glue.encode(texts, tokenizer, 6)
-    assert [" ".join(names[i] for i in ids.tolist()) for ids, _ in encoded] == [
+    names = [[tokenizer.names[n] for n in ids.tolist()] for ids, _ in encoded]
+    assert [" ".join(row) for row in names] == [
         "[CLS] the cat sat [SEP]",
         "[CLS] the cat [SEP] dog [SEP]",
     ]
@@ -42,43 +41,39 @@ def test_metrics_equal_torchmetrics_and_scipy():
     generator = random.Random(3)
     for _ in range(50):
         count = generator.randrange(5, 60)
-        predicted, true = (
-            np.array([generator.randrange(2) for _ in range(count)]) for _ in range(2)
-        )
-        a, b = torch.tensor(predicted), torch.tensor(true)
-        assert glue.accuracy(predicted, true) == pytest.approx(
-            float(functional.binary_accuracy(a, b))
-        )
-        assert glue.f1(predicted, true) == pytest.approx(
-            float(functional.binary_f1_score(a, b))
-        )
-        mean = (glue.accuracy(predicted, true) + glue.f1(predicted, true)) / 2
-        assert glue.accuracy_and_f1(predicted, true) == pytest.approx(mean)
-        if len(set(predicted.tolist())) == len(set(true.tolist())) == 2:
-            assert glue.matthews(predicted, true) == pytest.approx(
-                pearsonr(predicted, true).statistic
-            )
+        said, true = ([generator.randrange(2) for _ in range(count)] for _ in range(2))
+        both = torch.tensor(said), torch.tensor(true)
+        said, true = np.array(said), np.array(true)
+        accuracy, f1 = glue.accuracy(said, true), glue.f1(said, true)
+        assert accuracy == pytest.approx(float(functional.binary_accuracy(*both)))
+        assert f1 == pytest.approx(float(functional.binary_f1_score(*both)))
+        assert glue.accuracy_and_f1(said, true) == pytest.approx((accuracy + f1) / 2)
+        if len({*said.tolist()}) == len({*true.tolist()}) == 2:
+            expected = pearsonr(said, true).statistic
+            assert glue.matthews(said, true) == pytest.approx(expected)
         x, y = generator_numbers(generator, count), generator_numbers(generator, count)
-        assert glue.pearson(x, y) == pytest.approx(pearsonr(x, y).statistic)
-        assert glue.spearman(x, y) == pytest.approx(spearmanr(x, y).statistic)
-        assert glue.pearson_and_spearman(x, y) == pytest.approx(
-            (glue.pearson(x, y) + glue.spearman(x, y)) / 2
-        )
-    assert (
-        glue.pearson(np.ones(3), np.arange(3))
-        == glue.spearman(np.ones(3), np.arange(3))
-        == 0
-    )
+        pearson, spearman = glue.pearson(x, y), glue.spearman(x, y)
+        assert pearson == pytest.approx(pearsonr(x, y).statistic)
+        assert spearman == pytest.approx(spearmanr(x, y).statistic)
+        mean = pytest.approx((pearson + spearman) / 2)
+        assert glue.pearson_and_spearman(x, y) == mean
+
+
+def test_metrics_without_any_spread_are_0():
     zeros, ones = np.zeros(4, dtype=np.int64), np.ones(4, dtype=np.int64)
-    assert (
-        glue.f1(zeros, zeros)
-        == glue.matthews(zeros, ones)
-        == glue.matthews(ones, ones)
-        == 0
-    )
-    assert glue.accuracy(np.array([2, 1, 0]), np.array([2, 1, 1])) == pytest.approx(
-        2 / 3
-    )
+    for metric in (glue.pearson, glue.spearman):
+        assert metric(np.ones(3), np.arange(3)) == 0
+    for metric, said, true in (
+        (glue.f1, zeros, zeros),
+        (glue.matthews, zeros, ones),
+        (glue.matthews, ones, ones),
+    ):
+        assert metric(said, true) == 0
+
+
+def test_accuracy_counts_every_class():
+    accuracy = glue.accuracy(np.array([2, 1, 0]), np.array([2, 1, 1]))
+    assert accuracy == pytest.approx(2 / 3)
 
 
 TEXT_OF = {
@@ -95,31 +90,21 @@ TEXT_OF = {
 def test_each_dev_file_is_scored_and_test_files_become_files_for_glues_server(
     squad_environment, tmp_path, task, label, values
 ):
-    def table(name, labelled):
-        head = f"index\t{TEXT_OF[task]}" + (f"\t{label}" if labelled else "")
-        rows = [
-            f"{n}\tthe cat\ta dog" + (f"\t{value}" if labelled else "")
-            for n, value in enumerate(values)
-        ]
-        (tmp_path / f"{name}.tsv").write_text("\n".join([head, *rows]) + "\n")
-
     ends = ["_matched", "_mismatched"] if task == "MNLI" else [""]
+    head, rows = f"index\t{TEXT_OF[task]}", [f"{n}\tthe cat\ta dog" for n in range(3)]
+    known = [f"{row}\t{value}" for row, value in zip(rows, values, strict=True)]
     for end in ends:
-        table(f"dev{end}", True)
-        table(f"test{end}", False)
+        write_tables(tmp_path, [f"{head}\t{label}", *known], [f"dev{end}.tsv"])
+        write_tables(tmp_path, [head, *rows], [f"test{end}.tsv"])
     names = glue.TASKS[task].layout.labels
     if names:
-        right = np.eye(len(names), dtype=np.float32)[
-            [names.index(value) for value in values]
-        ]
+        right = np.eye(len(names), dtype=np.float32)[[*map(names.index, values)]]
     else:
         right = np.array(values, dtype=np.float32)[:, None]
     # The second file's are all wrong.
     scores = [*right, *(np.roll(right, 1, axis=1) if len(ends) == 2 else [])]
     for name in ("weights.pt", "config.json", "vocab.txt"):
-        (tmp_path / name).write_bytes(
-            (Path(squad_environment["DATA"]) / name).read_bytes()
-        )
+        shutil.copy(Path(squad_environment["DATA"]) / name, tmp_path)
     (tmp_path / "task.json").write_text(json.dumps({"task": task, "labels": names}))
     environment = squad_environment | {"TASK": task, "DATA": str(tmp_path)}
     environment["INIT_CHECKPOINT"] = str(tmp_path / "weights.pt")
@@ -131,19 +116,11 @@ def test_each_dev_file_is_scored_and_test_files_become_files_for_glues_server(
         if mode == "prediction":
             answers = {"MNLI": ["MNLI-m", "MNLI-mm"]}.get(task, [task])
             assert not metrics
-            found = [
-                line.split("\t")
-                for line in (tmp_path / mode / f"{answers[0]}.tsv")
-                .read_text()
-                .splitlines()
-            ]
-            assert found[0] == ["index", "prediction"]
-            assert [
-                (n, value if names else float(value)) for n, value in found[1:]
-            ] == [
-                (str(n), value if names else float(value))
-                for n, value in enumerate(values)
-            ]
+            head, *found = table_of(tmp_path / mode / f"{answers[0]}.tsv")
+            assert head == ["index", "prediction"]
+            said = [value if names else float(value) for _, value in found]
+            assert said == [value if names else float(value) for value in values]
+            assert [number for number, _ in found] == ["0", "1", "2"]
             assert all((tmp_path / mode / f"{name}.tsv").is_file() for name in answers)
         elif task == "MNLI":
             assert metrics == {"accuracy": 1.0, "mismatched_accuracy": 0.0}

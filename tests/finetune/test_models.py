@@ -13,12 +13,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from bert import kernels
 from bert.model.config import BertConfig
 from common.env import ConfigError
 from finetune import models, saved
 from finetune.batches import Order, Samples
-from finetune.models import Classification, SpanPrediction
 
 from . import made_up
 
@@ -28,16 +26,7 @@ LENGTHS = [5, 1, 17, 9, 2]
 
 
 def model_of(kind, shape=SHAPE):
-    plain = kernels.bind_kernels(
-        kernels.KernelsConfig(fused="none"), torch.device("cpu")
-    )
-    model = (
-        SpanPrediction(shape, plain)
-        if kind == "squad"
-        else Classification(shape, plain, 3)
-    )
-    models.initialize(model, seed=1)
-    return model.eval()
+    return made_up.model_of(kind, shape)
 
 
 def samples_of(kind):
@@ -69,12 +58,10 @@ def test_the_loss_of_a_batch_is_the_mean_of_the_losses_of_its_sequences(kind):
         for i in range(5):
             scores = model.scores(samples.batch(numbers(i)))
             places = [
-                torch.tensor(int(labels[i])) for labels in samples.labels.values()
+                torch.tensor(labels[i]).long() for labels in samples.labels.values()
             ]
-            wanted = [
-                F.cross_entropy(scores[:, column], place)
-                for column, place in enumerate(places)
-            ]
+            pairs = zip(scores.T, places, strict=True)
+            wanted = [F.cross_entropy(column, place) for column, place in pairs]
             torch.testing.assert_close(alone[i], sum(wanted) / 2)
 
 
@@ -98,55 +85,49 @@ def test_a_last_layer_of_only_first_tokens_changes_neither_loss_nor_gradient():
     torch.testing.assert_close(*found)
 
 
+def save(model, folder, kind="MNLI"):
+    """The model's folder, as training writes it."""
+    (folder / "v.txt").write_text("\n".join(made_up.VOCABULARY))
+    labels = ["a", "b", "c"] if kind == "MNLI" else []
+    facts = {"task": kind, "lower_case": True, "labels": labels}
+    weights = dict(model.named_parameters())
+    models.save(folder / "model", model, weights, folder / "v.txt", facts)
+    return folder / "model"
+
+
 @pytest.mark.parametrize("kind", ["squad", "MNLI"])
 def test_a_saved_model_has_the_same_scores_in_hugging_face_and_loads_again(
     kind, tmp_path
 ):
     transformers = pytest.importorskip("transformers")
     model, samples = model_of(kind), samples_of(kind)
-    (tmp_path / "v.txt").write_text("\n".join(made_up.VOCABULARY))
-    facts = {
-        "task": kind,
-        "lower_case": True,
-        "labels": ["a", "b", "c"] if kind == "MNLI" else [],
-    }
-    models.save(
-        tmp_path / "model",
-        model,
-        dict(model.named_parameters()),
-        tmp_path / "v.txt",
-        facts,
-    )
+    folder = save(model, tmp_path, kind)
     kinds = {
         "squad": transformers.AutoModelForQuestionAnswering,
         "MNLI": transformers.AutoModelForSequenceClassification,
     }
-    other, info = kinds[kind].from_pretrained(
-        tmp_path / "model", output_loading_info=True
-    )
+    other, info = kinds[kind].from_pretrained(folder, output_loading_info=True)
     assert not info["missing_keys"]
     assert not info["unexpected_keys"]
     for number, (ids, second) in enumerate(samples.sequences):
         (mine,) = saved.batch_scores(model, samples.batch(numbers(number)))
         segments = (torch.arange(len(ids)) >= second).long()[None]
-        theirs = other.eval()(
-            torch.from_numpy(ids).long()[None], token_type_ids=segments
-        )
+        words = torch.from_numpy(ids).long()[None]
+        theirs = other.eval()(words, token_type_ids=segments)
         if kind == "squad":
             theirs = torch.stack([theirs.start_logits[0], theirs.end_logits[0]], dim=1)
         else:
             assert other.config.id2label == {0: "a", 1: "b", 2: "c"}
             theirs = theirs.logits[0]
         np.testing.assert_allclose(mine, theirs.detach().numpy(), atol=1e-5)
-    assert len({path.stat().st_mode for path in (tmp_path / "model").iterdir()}) == 1, (
-        "others may read all of it or none"
-    )
-    shape = BertConfig.from_json(tmp_path / "model" / "config.json")
+    modes = {path.stat().st_mode for path in folder.iterdir()}
+    assert len(modes) == 1, "others may read all of it or none"
+    shape = BertConfig.from_json(folder / "config.json")
     again = model_of(kind, shape)
     with torch.no_grad():
         for parameter in again.parameters():
             parameter.zero_()
-    assert models.load(again, tmp_path / "model" / "model.safetensors") == ([], [])
+    assert models.load(again, folder / "model.safetensors") == ([], [])
     assert shape.gelu_approximation == SHAPE.gelu_approximation
     batch = samples.batch(numbers(0, 2))
     torch.testing.assert_close(again.scores(batch), model.scores(batch))
@@ -155,23 +136,11 @@ def test_a_saved_model_has_the_same_scores_in_hugging_face_and_loads_again(
 def test_a_pre_ln_model_is_saved_only_for_our_loader(tmp_path):
     transformers = pytest.importorskip("transformers")
     shape = dataclasses.replace(SHAPE, layer_norm_large_model=True)
-    model = model_of("MNLI", shape)
-    (tmp_path / "v.txt").write_text("\n".join(made_up.VOCABULARY))
-    facts = {"task": "MNLI", "lower_case": True, "labels": ["a", "b", "c"]}
-    models.save(
-        tmp_path / "model",
-        model,
-        dict(model.named_parameters()),
-        tmp_path / "v.txt",
-        facts,
-    )
-    assert BertConfig.from_json(
-        tmp_path / "model" / "config.json"
-    ) == dataclasses.replace(shape, hidden_act="gelu_new")
+    folder = save(model_of("MNLI", shape), tmp_path)
+    kept = BertConfig.from_json(folder / "config.json")
+    assert kept == dataclasses.replace(shape, hidden_act="gelu_new")
     with pytest.raises(ValueError, match="model"):
-        transformers.AutoModelForSequenceClassification.from_pretrained(
-            tmp_path / "model"
-        )
+        transformers.AutoModelForSequenceClassification.from_pretrained(folder)
 
 
 def test_an_encoder_without_head_and_other_heads_are_accepted_and_reported(tmp_path):
@@ -181,9 +150,8 @@ def test_an_encoder_without_head_and_other_heads_are_accepted_and_reported(tmp_p
         for name, p in model.named_parameters()
         if name.startswith("bert.")
     }
-    torch.save(
-        encoder | {"embeddings.position_ids": torch.arange(32)}, tmp_path / "encoder.pt"
-    )
+    encoder["embeddings.position_ids"] = torch.arange(32)
+    torch.save(encoder, tmp_path / "encoder.pt")
     assert models.load(model_of("MNLI"), tmp_path / "encoder.pt") == (
         ["classifier.weight", "classifier.bias"],
         ["bert.embeddings.position_ids"],
@@ -197,11 +165,7 @@ def test_a_head_of_other_classes_is_new_and_said(tmp_path):
     """MNLI, three classes, as the start of RTE, two."""
     other = dict(model_of("MNLI").named_parameters())
     torch.save(other, tmp_path / "x.pt")
-    plain = kernels.bind_kernels(
-        kernels.KernelsConfig(fused="none"), torch.device("cpu")
-    )
-    model = Classification(SHAPE, plain, 2)
-    models.initialize(model, seed=5)
+    model = made_up.model_of("MNLI", SHAPE, num_classes=2, seed=5)
     drawn = model.classifier.weight.detach().clone()
     loaded = models.load(model, tmp_path / "x.pt")
     assert loaded.new == ["classifier.weight", "classifier.bias"]
@@ -210,28 +174,26 @@ def test_a_head_of_other_classes_is_new_and_said(tmp_path):
     assert torch.equal(model.get_parameter(pooler), other[pooler])
 
 
-def test_weights_that_do_not_fit_are_one_line(tmp_path):
-    state = {
-        name: p
-        for name, p in model_of("squad").named_parameters()
-        if "layer.1.output.dense.bias" not in name
-    }
+def without_a_bias(state):
+    del state["bert.encoder.layer.1.output.dense.bias"]
     state["bert.embeddings.LayerNorm.bias"] = torch.zeros(3)
-    torch.save(state, tmp_path / "x.pt")
-    message = r"LayerNorm.bias is \(3,\), expected \(24,\); bert.encoder.layer.1.output.dense.bias is missing"
-    with pytest.raises(ConfigError, match=message):
-        models.load(model_of("squad"), tmp_path / "x.pt")
 
 
-def test_weights_that_are_not_finite_are_one_line(tmp_path):
-    state = {
-        name: p.detach().clone() for name, p in model_of("squad").named_parameters()
-    }
+def not_finite(state):
     state["qa_outputs.bias"][1] = float("nan")
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    (without_a_bias, r"LayerNorm.bias is \(3,\), expected \(24,\); bert.encoder.layer.1.output.dense.bias is missing"),
+    (not_finite, r"x.pt: qa_outputs.bias holds NaN or infinity"),
+])  # fmt: skip
+def test_weights_that_do_not_fit_or_are_not_finite_are_one_line(
+    tmp_path, change, message
+):
+    state = model_of("squad").state_dict()
+    change(state)
     torch.save(state, tmp_path / "x.pt")
-    with pytest.raises(
-        ConfigError, match=r"x.pt: qa_outputs.bias holds NaN or infinity"
-    ):
+    with pytest.raises(ConfigError, match=message):
         models.load(model_of("squad"), tmp_path / "x.pt")
 
 
@@ -251,10 +213,8 @@ def test_an_epoch_has_every_sample_once_in_its_own_order(world_size):
     assert epochs[0] != epochs[1] != list(range(20))
     late = Order(20, 2, 2, seed=4, rank=0, world_size=world_size)
     assert [x.tolist() for x in late.step(9)] == [x.tolist() for x in orders[0].step(9)]
-    assert (
-        Order(20, 2, 2, seed=5).step(1)[0].tolist()
-        != Order(20, 2, 2, seed=4).step(1)[0].tolist()
-    )
+    firsts = [Order(20, 2, 2, seed=seed).step(1)[0].tolist() for seed in (5, 4)]
+    assert firsts[0] != firsts[1]
 
 
 @pytest.mark.parametrize("kind", ["squad", "MNLI"])
@@ -267,22 +227,16 @@ def test_every_sequence_is_predicted_by_exactly_one_rank(kind, world_size):
         parts.append(part)
         return [part] * world_size
 
+    cpu = torch.device("cpu")
     ranks = [
-        SimpleNamespace(
-            rank=rank,
-            size=world_size,
-            device=torch.device("cpu"),
-            is_main=False,
-            objects=objects,
-        )
+        SimpleNamespace(rank=rank, size=world_size, device=cpu, is_main=False, objects=objects)
         for rank in range(world_size)
-    ]
+    ]  # fmt: skip
     if world_size > 1:
         for world in ranks:
             assert saved.predict(model, samples, world, 2) == []
-        assert sorted(number for part in parts for number in part) == list(
-            range(len(LENGTHS))
-        )
+        numbered = sorted(number for part in parts for number in part)
+        assert numbered == [*range(len(LENGTHS))]
         ranks[0].objects = lambda _: parts
     ranks[0].is_main = True
     found = saved.predict(model, samples, ranks[0], 2)
@@ -292,8 +246,7 @@ def test_every_sequence_is_predicted_by_exactly_one_rank(kind, world_size):
     assert len(found) == len(LENGTHS)
 
 
-def test_config_json_names_the_head(tmp_path):
-    assert models.hugging_face_config(model_of("squad"))["architectures"] == [
-        "BertForQuestionAnswering"
-    ]
+def test_config_json_names_the_head():
+    named = models.hugging_face_config(model_of("squad"))["architectures"]
+    assert named == ["BertForQuestionAnswering"]
     assert json.dumps(models.hugging_face_config(model_of("MNLI"), ("x", "y", "z")))

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import random
-import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from bert.data.tokens import WordPiece
 from finetune import conll, entities, saved
-from finetune.__main__ import main
 from finetune.tables import Layout
 from finetune.train import run
 
 from ..refused import refused
+from .runs import command, evaluate, exported, figures_of, table_of, train
 
 NONE = conll.IGNORED
 IOB1 = "EU NNP I-ORG\nsat VB O\n\nthe D O\nlake N I-LOC\nred N B-LOC\n"
@@ -114,11 +111,10 @@ def test_scores_are_those_of_seqeval():
 
 
 def test_labels_are_on_first_pieces_and_long_sentences_lose_no_word(
-    squad_environment, tmp_path
+    tokenizer, tmp_path
 ):
     path = tmp_path / "a.txt"
     path.write_text("unhappy B\n\u200b I\ncats O\nabcdefghij I-NEW\n\nsat O\n")
-    tokenizer = WordPiece(Path(squad_environment["DATA"]) / "vocab.txt")
     table = conll.read(path, Layout())
     samples = conll.encode(table, ("B", "I", "O"), tokenizer, 8)
     names = [[tokenizer.names[n] for n in ids.tolist()] for ids, _ in samples.sequences]
@@ -154,19 +150,13 @@ def learnt(squad_environment, tmp_path_factory):
     sizes = {"train": 150, "valid": 30, "test": 5}
     for number, (name, count) in enumerate(sizes.items()):
         (folder / f"{name}.txt").write_text(made_up(random.Random(number), count))
-    environment = {**squad_environment, "TASK": "ner", "EPOCHS": "12"}
-    environment["DATA"] = str(folder)
+    environment = {**squad_environment, "TASK": "ner", "DATA": str(folder)}
     del environment["MAX_SEQ_LENGTH"]
-    assert run(environment | {"RUN_DIR": str(folder / "run")}) == 0
-    return folder / "run" / "model_0", environment
-
-
-def figures_of(folder):
-    return json.loads((folder / "figures.json").read_text())
+    return train(environment, folder / "run", EPOCHS="12"), environment
 
 
 def last_cells(path, separator):
-    return [line.split(separator)[-1] for line in path.read_text().splitlines()]
+    return [row[-1] for row in table_of(path, separator)]
 
 
 def test_tags_are_learnt_scored_and_evaluated_again(learnt, tmp_path):
@@ -174,38 +164,36 @@ def test_tags_are_learnt_scored_and_evaluated_again(learnt, tmp_path):
     names = "f1", "precision", "recall", "accuracy"
     assert [figures_of(folder)[name] for name in names] == [1, 1, 1, 1]
     lines = (folder / "predictions.conll").read_text().splitlines()
-    source = (folder.parents[1] / "valid.txt").read_text().splitlines()
-    rows = [line.split(" X ") for line in source]
+    rows = table_of(folder.parents[1] / "valid.txt", " X ")
     assert lines == ["\t".join([*row, *row[1:]]) for row in rows]
     assert (folder / "classes.tsv").read_text().startswith(
         "class\tprecision\trecall\tf1\texamples\nANIMAL\t1.0000\t1.0000\t1.0000\t"
     )  # fmt: skip
-    again = environment | {"INIT_CHECKPOINT": str(folder)}
+    found = {}
     for mode, name in (("eval", "valid"), ("prediction", "test")):
-        own = tmp_path / mode
-        assert run(again | {"MODE": mode, "RUN_DIR": str(own)}) == 0
-        said = last_cells(own / "model_0" / "predictions.conll", "\t")
+        again = evaluate(environment, tmp_path / mode, folder, mode)
+        said = last_cells(again / "predictions.conll", "\t")
         assert said == last_cells(folder.parents[1] / f"{name}.txt", " ")
-    assert figures_of(tmp_path / "eval" / "model_0")["f1"] == 1
-    assert "f1" not in figures_of(tmp_path / "prediction" / "model_0")
+        found[mode] = figures_of(again)
+    assert found["eval"]["f1"] == 1
+    assert "f1" not in found["prediction"]
 
 
 def test_a_model_of_tags_does_not_classify_texts(learnt, tmp_path, capsys):
     own = {"INIT_CHECKPOINT": str(learnt[0]), "RUN_DIR": str(tmp_path)}
     assert run(learnt[1] | own | {"TASK": "table", "MODE": "eval"}) == 2
     assert "was fine-tuned for ner: TASK=ner" in capsys.readouterr().err
-    words = ["predict", str(learnt[0]), "--device", "cpu", "--text", "the dog sat"]
-    assert main(words, {}) == 2
+    assert command("predict", learnt[0], "--text", "the dog sat") == 2
     assert "MODE=prediction, or transformers' pipeline" in capsys.readouterr().err
-    words = ["benchmark", str(learnt[0]), "--device", "cpu", "--batches", "1"]
-    assert main([*words, "--batch-sizes", "1"], {}) in (0, None)
+    words = "--batches", "1", "--batch-sizes", "1"
+    assert command("benchmark", learnt[0], *words) == 0
 
 
 def test_a_tag_that_training_had_not_counts_as_wrong(learnt, tmp_path):
     (tmp_path / "dev.conll").write_text("red X B-COL\nking X I-COL\n\nsat X I-NEW\n")
-    own = {"MODE": "eval", "INIT_CHECKPOINT": str(learnt[0]), "DATA": str(tmp_path)}
-    assert run(learnt[1] | own | {"RUN_DIR": str(tmp_path)}) == 0
-    figures = figures_of(tmp_path / "model_0")
+    model, environment = learnt
+    again = evaluate(environment, tmp_path, model, DATA=str(tmp_path))
+    figures = figures_of(again)
     assert (figures["precision"], figures["recall"]) == (1, 0.5)
 
 
@@ -244,21 +232,12 @@ def test_scores_loss_and_entities_are_those_of_transformers(learnt):
 def test_the_onnx_recipe_of_the_page_serves_tags(
     learnt, repository, tmp_path, monkeypatch
 ):
-    for name in ("transformers", "onnx", "onnxruntime"):
-        pytest.importorskip(name)
-    import onnxruntime
-
-    page = (repository / "docs" / "finetuning.md").read_text()
-    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    monkeypatch.chdir(tmp_path)
-    code = code.replace("results/<RUN_NAME>/model_0", str(learnt[0]))
-    exec(code.replace("SequenceClassification", "TokenClassification"), {})
+    session = exported(learnt[0], repository, tmp_path, monkeypatch, "Token")
     mine = saved.load(learnt[0], "cpu")
     Path("a.txt").write_text("sat O\nred B-COL\nking I-COL\n")
     table = conll.read(Path("a.txt"), Layout())
     samples = conll.encode(table, mine.facts["labels"], mine.tokenizer, 48)
     ids = samples.sequences[0][0][None].astype(np.int64)
     given = {"input_ids": ids, "attention_mask": ids * 0 + 1, "token_type_ids": ids * 0}
-    session = onnxruntime.InferenceSession("model.onnx")
     (found,) = session.run(["logits"], given)
     np.testing.assert_allclose(found[0], mine.scores(samples, 1)[0], atol=1e-5)

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from bert import kernels
 from bert.data.tokens import WordPiece
 from bert.model.config import BertConfig
 from finetune import models, saved
 from finetune.batches import Samples
 from finetune.glue import encode
-from finetune.models import Classification, SpanPrediction
+
+from . import made_up
 
 TEXTS = [
     ("The film is a mess, but a charming one.",),
@@ -42,33 +42,21 @@ def test_the_logits_of_an_exported_model_are_those_of_transformers(
 ):
     transformers = pytest.importorskip("transformers")
     shape = BertConfig.from_json(pretrained / "config.json")
-    plain = kernels.bind_kernels(
-        kernels.KernelsConfig(fused="none"), torch.device("cpu")
-    )
     spans = kind == "QuestionAnswering"
-    model = SpanPrediction(shape, plain) if spans else Classification(shape, plain, 2)
-    models.initialize(model, seed=1)
+    model = made_up.model_of("squad" if spans else "MRPC", shape, num_classes=2)
     models.load(model, pretrained / "model.safetensors")
-    facts = {
-        "task": "squad" if spans else "MRPC",
-        "lower_case": True,
-        "labels": [] if spans else ["0", "1"],
-    }
-    models.save(
-        tmp_path,
-        model.eval(),
-        dict(model.named_parameters()),
-        pretrained / "vocab.txt",
-        facts,
-    )
-    other = (
-        getattr(transformers, f"AutoModelFor{kind}").from_pretrained(tmp_path).eval()
-    )
+    labels = [] if spans else ["0", "1"]
+    facts = {"task": "squad" if spans else "MRPC", "lower_case": True, "labels": labels}
+    weights = dict(model.named_parameters())
+    models.save(tmp_path, model, weights, pretrained / "vocab.txt", facts)
+    loads = getattr(transformers, f"AutoModelFor{kind}").from_pretrained
+    other = loads(tmp_path).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
 
     sequences = encode(TEXTS, WordPiece(pretrained / "vocab.txt"), 128)
     samples = Samples(sequences, {"labels": np.zeros(len(TEXTS), np.int64)})
     batch = samples.batch(np.arange(len(TEXTS)))
+    names = ("start_logits", "end_logits") if spans else ("logits",)
     with torch.no_grad():
         mine = (
             np.split(model.scores(batch).numpy(), np.cumsum(samples.lengths)[:-1])
@@ -76,14 +64,10 @@ def test_the_logits_of_an_exported_model_are_those_of_transformers(
             else saved.batch_scores(model, batch)
         )
         for text, (ids, _), row in zip(TEXTS, sequences, mine, strict=True):
-            words = tokenizer(
-                *text, truncation=True, max_length=128, return_tensors="pt"
-            )
+            cut = {"truncation": True, "max_length": 128}
+            words = tokenizer(*text, return_tensors="pt", **cut)
             assert words["input_ids"][0].tolist() == ids.tolist()
             theirs = other(**words)
-            found = (
-                torch.stack([theirs.start_logits[0], theirs.end_logits[0]], 1)
-                if spans
-                else theirs.logits[0]
-            )
+            found = [theirs[name][0] for name in names]
+            found = torch.stack(found, -1) if spans else found[0]
             np.testing.assert_allclose(row, found.numpy(), atol=1e-5)

@@ -9,7 +9,6 @@ import os
 import re
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -24,20 +23,26 @@ from finetune.glue import TASKS
 from finetune.train import run
 
 from ..waiting import wait_until
-from .ranks import finished, start
+from .runs import (
+    content,
+    evaluate,
+    figures_of,
+    finished,
+    lines_of,
+    start,
+    table_of,
+    train,
+    write_tables,
+)
 
 
-def predictions(folder):
-    found = sorted(folder.glob("model_0/*predictions.json"))
+def predictions(model):
+    found = sorted(model.glob("*predictions.json"))
     return {path.name: path.read_bytes() for path in found}
 
 
-def figures_of(folder):
-    return json.loads((folder / "model_0" / "figures.json").read_text())
-
-
 def data_of(environment, part):
-    return json.loads((Path(environment["DATA"]) / f"{part}-v1.1.json").read_text())
+    return content(Path(environment["DATA"]) / f"{part}-v1.1.json")
 
 
 def copied(environment, folder, *names):
@@ -47,44 +52,29 @@ def copied(environment, folder, *names):
     return environment | {"INIT_CHECKPOINT": str(folder / "weights.pt")}
 
 
-def table_of(path):
-    return [line.split("\t") for line in path.read_text().splitlines()]
-
-
 @pytest.fixture(scope="module")
 def short(squad_environment, tmp_path_factory):
-    """The folder of a run of 50 steps, and its environment."""
-    folder, environment = (
-        tmp_path_factory.mktemp("short"),
-        squad_environment | {"EPOCHS": "2"},
-    )
-    assert run(environment | {"RUN_DIR": str(folder)}) == 0
-    return folder, environment
+    """The model of a run of 50 steps, and its environment."""
+    environment = squad_environment | {"EPOCHS": "2"}
+    return train(environment, tmp_path_factory.mktemp("short")), environment
 
 
 def test_held_out_questions_of_the_same_pattern_are_answered(learnt):
-    figures = figures_of(learnt)
+    figures = figures_of(learnt / "model_0")
     assert figures["f1"] > 95
     assert figures["exact_match"] > 90
     assert figures["steps"] == 200  # 300 questions x 8 epochs / 12
-    answers = json.loads((learnt / "model_0" / "predictions.json").read_text())
-    assert len(answers) == 60
-    lines = [
-        json.loads(line)
-        for line in (learnt / "metrics_0.jsonl").read_text().splitlines()
-    ]
+    assert len(content(learnt / "model_0" / "predictions.json")) == 60
+    lines = lines_of(learnt / "metrics_0.jsonl")
     assert lines[-1]["kind"] == "summary"
     losses = [line["span_loss"] for line in lines if line["kind"] == "train"]
     assert losses[-1] < losses[0] / 2
 
 
 def test_the_saved_model_predicts_the_same(learnt, squad_environment, tmp_path):
-    environment = squad_environment | {
-        "MODE": "eval",
-        "INIT_CHECKPOINT": str(learnt / "model_0" / "model.safetensors"),
-    }
-    assert run(environment | {"RUN_DIR": str(tmp_path)}) == 0
-    assert predictions(tmp_path) == predictions(learnt)
+    weights = learnt / "model_0" / "model.safetensors"
+    again = evaluate(squad_environment, tmp_path, weights)
+    assert predictions(again) == predictions(learnt / "model_0")
 
 
 def test_prediction_needs_no_answers_and_gives_the_same_predictions(
@@ -96,17 +86,10 @@ def test_prediction_needs_no_answers_and_gives_the_same_predictions(
             del question["answers"]
     (tmp_path / "mine.json").write_text(json.dumps(content))
     # What a user types: nothing of training.
-    environment = {
-        "TASK": "squad",
-        "MODE": "prediction",
-        "INIT_CHECKPOINT": str(learnt / "model_0"),
-        "DATA": str(tmp_path / "mine.json"),
-        "RUN_DIR": str(tmp_path),
-        "DEVICE": "cpu",
-    }
-    assert run(environment) == 0
-    assert predictions(tmp_path) == predictions(learnt)
-    assert "f1" not in figures_of(tmp_path)
+    own = {"TASK": "squad", "DATA": str(tmp_path / "mine.json"), "DEVICE": "cpu"}
+    again = evaluate(own, tmp_path, learnt / "model_0", "prediction")
+    assert predictions(again) == predictions(learnt / "model_0")
+    assert "f1" not in figures_of(again)
 
 
 def test_windows_and_answers_follow_their_settings_and_the_model_keeps_them(
@@ -114,12 +97,11 @@ def test_windows_and_answers_follow_their_settings_and_the_model_keeps_them(
 ):
     own = {"DOC_STRIDE": "7", "MAX_QUERY_LENGTH": "3", "N_BEST_SIZE": "2"}
     own |= {"MAX_ANSWER_LENGTH": "1", "MAX_SEQ_LENGTH": "20"}
-    environment = squad_environment | own | {"EPOCHS": "0.1", "BATCHSIZE": "32"}
-    assert run(environment | {"RUN_DIR": str(tmp_path)}) == 0
+    own |= {"EPOCHS": "0.1", "BATCHSIZE": "32"}
+    folder = train(squad_environment, tmp_path, **own)
     # 21 or 22 tokens of a context in windows of 14, 7 apart: 2 or 3.
     assert "test: 60 questions, 174 windows" in capsys.readouterr().err
-    folder = tmp_path / "model_0"
-    n_best = json.loads((folder / "nbest_predictions.json").read_text())
+    n_best = content(folder / "nbest_predictions.json")
     assert max(map(len, n_best.values())) == 2  # of equal texts one is kept
     paragraph = data_of(squad_environment, "dev")["data"][0]["paragraphs"][0]
     question = paragraph["qas"][0]
@@ -131,25 +113,24 @@ def test_windows_and_answers_follow_their_settings_and_the_model_keeps_them(
 
 
 def test_mode_train_saves_the_model_and_predicts_nothing(squad_environment, tmp_path):
-    own = {"MODE": "train", "EPOCHS": "0.1", "RUN_DIR": str(tmp_path)}
-    assert run(squad_environment | own) == 0
-    assert (tmp_path / "model_0" / "model.safetensors").is_file()
-    assert not predictions(tmp_path)
+    model = train(squad_environment, tmp_path, MODE="train", EPOCHS="0.1")
+    assert (model / "model.safetensors").is_file()
+    assert not predictions(model)
 
 
-@pytest.mark.parametrize(
-    ("every", "evaluates"),
-    [("0", "0"), ("1", "0"), ("0", "1")],
-    ids=["the model", "a checkpoint", "the best"],
-)
+@pytest.mark.parametrize(("every", "evaluates"), [
+    pytest.param("0", "0", id="the model"),
+    pytest.param("1", "0", id="a checkpoint"),
+    pytest.param("0", "1", id="the best"),
+])  # fmt: skip
 def test_non_finite_weights_are_not_saved(
     squad_environment, tmp_path, monkeypatch, capsys, every, evaluates
 ):
-    monkeypatch.setattr(
-        StepCounter,
-        "begin",
-        lambda steps: setattr(steps, "done", steps.done + 1) or float("nan"),
-    )
+    def begins_without_a_number(steps):
+        steps.done += 1
+        return float("nan")
+
+    monkeypatch.setattr(StepCounter, "begin", begins_without_a_number)
     saves = {"CHECKPOINT_DIR": str(tmp_path / "c"), "CHECKPOINT_EVERY_STEPS": every}
     own = saves | {"EVAL_EVERY_EPOCHS": evaluates, "EPOCHS": "0.04"}
     own |= {"RUN_DIR": str(tmp_path)}
@@ -165,28 +146,25 @@ def test_a_killed_run_resumes_to_the_same_predictions(short, tmp_path):
         "RUN_DIR": str(tmp_path / "run"), "CHECKPOINT_DIR": str(tmp_path / "c"), "CHECKPOINT_EVERY_STEPS": "20",
         "RESUME": "1",
     }  # fmt: skip
-    process = start(
-        environment | {"STANDS_AT": str(tmp_path / "c" / "seed_3" / "step_*.pt")}
-    )
-    wait_until(
-        lambda: not process.running() or list((tmp_path / "c").glob("seed_3/step_*.pt"))
-    )
+    checkpoints = tmp_path / "c" / "seed_3"
+    process = start(environment | {"STANDS_AT": str(checkpoints / "step_*.pt")})
+    wait_until(lambda: not process.running() or [*checkpoints.glob("step_*.pt")])
     assert process.running(), process.finish()
     process.kill()
     assert not (tmp_path / "run" / "model_0").exists()
     done = start(environment).finish()
     assert done.returncode == 0, done.stderr
-    assert predictions(tmp_path / "run") == predictions(undisturbed)
+    assert predictions(tmp_path / "run" / "model_0") == predictions(undisturbed)
+    told = {
+        "EPOCHS": "EPOCHS 2.0, this one has 9.0",
+        "DATA": "training data",
+        "LR": "LR 0.003, this one has 0.004",
+    }
     for name, value in others(environment, tmp_path).items():
         (tmp_path / "run" / "error_0.txt").unlink(missing_ok=True)
         assert run(environment | {name: value}) == 2
         reason = (tmp_path / "run" / "error_0.txt").read_text()
-        said = {
-            "EPOCHS": "EPOCHS 2.0, this one has 9.0",
-            "DATA": "training data",
-            "LR": "LR 0.003, this one has 0.004",
-        }
-        assert f"is of a run with {said.get(name, name)}" in reason
+        assert f"is of a run with {told.get(name, name)}" in reason
 
 
 def others(environment, folder):
@@ -208,46 +186,31 @@ def test_a_finished_trial_counts_only_for_the_same_settings_and_data(
     learnt, squad_environment, tmp_path, capsys
 ):
     environment = squad_environment | {"RUN_DIR": str(learnt)}
-    same = {
-        "LOG_EVERY_STEPS": "9",
-        "CHECKPOINT_DIR": str(tmp_path),
-        "SEEDS": "3,4",
-        "CUDA_GRAPH": "0",
-    }
+    same = {"LOG_EVERY_STEPS": "9", "CHECKPOINT_DIR": str(tmp_path)}
+    same |= {"SEEDS": "3,4", "CUDA_GRAPH": "0"}
     assert run(environment | same, check_only=True) == 0
     figures = learnt / "model_0" / "figures.json"
     other = {"SEEDS": "5", "BATCHSIZE": "11", "EVAL_BATCHSIZE": "9"}
+    named = {"SEEDS": "SEED", "DATA": "training data"}
+    cure = "use the same settings and data, or another RUN_NAME (RUN_DIR)"
     for name, value in (others(squad_environment, tmp_path) | other).items():
         capsys.readouterr()
         assert run(environment | {name: value}, check_only=True) == 2
         assert not (learnt / "error_0.txt").exists(), "a check spoils no finished run"
-        name = {"SEEDS": "SEED", "DATA": "training data"}.get(name, name)
+        reason = f"{figures} is of a run with {named.get(name, name)} "
         said = capsys.readouterr().err.splitlines()[-1]
-        assert said.startswith(
-            f"finetune: error: {figures} is of a run with {name} "
-        ), said
-        assert said.endswith(
-            "use the same settings and data, or another RUN_NAME (RUN_DIR)"
-        )
+        assert said.startswith(f"finetune: error: {reason}"), said
+        assert said.endswith(cure)
 
 
 def test_every_seed_has_a_folder_of_checkpoints(squad_environment, tmp_path):
-    environment = squad_environment | {
-        "SEEDS": "4,7",
-        "CHECKPOINT_DIR": str(tmp_path / "c"),
-        "RESUME": "1",
-    }
-    environment |= {
-        "MODE": "train",
-        "EPOCHS": "0.2",
-        "CHECKPOINT_EVERY_STEPS": "2",
-        "CHECKPOINT_KEEP": "1",
-    }
+    own = {"SEEDS": "4,7", "CHECKPOINT_DIR": str(tmp_path / "c"), "RESUME": "1"}
+    own |= {"CHECKPOINT_EVERY_STEPS": "2", "CHECKPOINT_KEEP": "1"}
     for trial in ("0", "1"):
-        assert run(environment | {"RUN_DIR": str(tmp_path), "TRIAL": trial}) == 0
-    assert [str(path.relative_to(tmp_path / "c").parent) for path in sorted((tmp_path / "c").rglob("*.pt"))] == [
-        "seed_4", "seed_7",
-    ]  # fmt: skip
+        once = own | {"MODE": "train", "EPOCHS": "0.2", "TRIAL": trial}
+        train(squad_environment, tmp_path, **once)
+    found = sorted((tmp_path / "c").rglob("*.pt"))
+    assert [path.parent.name for path in found] == ["seed_4", "seed_7"]
 
 
 def test_a_folder_of_checkpoints_belongs_to_one_trial_of_one_run(
@@ -288,24 +251,14 @@ def test_a_folder_of_checkpoints_belongs_to_one_trial_of_one_run(
 
 
 def test_a_resumed_run_reports_the_time_of_all_its_parts(squad_environment, tmp_path):
-    environment = squad_environment | {
-        "MODE": "train",
-        "EPOCHS": "0.4",
-        "RESUME": "1",
-        "RUN_DIR": str(tmp_path),
-    }
-    environment |= {
-        "CHECKPOINT_DIR": str(tmp_path / "c"),
-        "CHECKPOINT_EVERY_STEPS": "8",
-    }
+    own = {"MODE": "train", "EPOCHS": "0.4", "RESUME": "1"}
+    own |= {"CHECKPOINT_DIR": str(tmp_path / "c"), "CHECKPOINT_EVERY_STEPS": "8"}
     for _ in range(2):  # the second time from step 8 on
-        assert run(environment) == 0
-    figures = figures_of(tmp_path)
+        figures = figures_of(train(squad_environment, tmp_path, **own))
     (saved,) = (tmp_path / "c" / "seed_3").glob("step_*.pt")
-    assert figures["e2e_train_time"] > torch.load(saved)["seconds"] > 0
-    assert figures["training_sequences_per_second"] == pytest.approx(
-        120 / figures["e2e_train_time"]
-    )
+    seconds = figures["e2e_train_time"]
+    assert seconds > torch.load(saved)["seconds"] > 0
+    assert figures["training_sequences_per_second"] == pytest.approx(120 / seconds)
 
 
 @pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.slow), 3])
@@ -315,36 +268,29 @@ def test_several_ranks_learn_and_predict_the_same(short, tmp_path, ranks):
     own["SHARD_OPTIMIZER"] = "1" if ranks == 3 else "0"
     done = finished(*[environment | own] * ranks)
     assert [rank.returncode for rank in done] == [0] * ranks, done
-    mine, theirs = (
-        json.loads((f / "model_0" / "nbest_predictions.json").read_text())
-        for f in (tmp_path, alone)
-    )
+    models = tmp_path / "model_0", alone
+    mine, theirs = (content(model / "nbest_predictions.json") for model in models)
     assert mine.keys() == theirs.keys()
     for question in mine:
-        best = [answers[question][0] for answers in (mine, theirs)]
-        assert best[0]["text"] == best[1]["text"]
-        np.testing.assert_allclose(
-            best[0]["start_logit"], best[1]["start_logit"], atol=0.05
-        )
+        one, other = (answers[question][0] for answers in (mine, theirs))
+        assert one["text"] == other["text"]
+        assert one["start_logit"] == pytest.approx(other["start_logit"], abs=0.05)
 
 
 def test_a_rank_with_other_settings_or_data_is_named_before_the_first_step(
     squad_environment, tmp_path
 ):
     name = "train-v1.1.json"
-    (tmp_path / name).write_text(
-        (Path(squad_environment["DATA"]) / name).read_text().replace("?", "!", 1)
-    )
+    text = Path(squad_environment["DATA"], name).read_text()
+    (tmp_path / name).write_text(text.replace("?", "!", 1))
     own = {"MODE": "train", "RUN_DIR": str(tmp_path / "run")}
     environment = squad_environment | own
     odd = {"DATA": str(tmp_path), "LR": "0.5"}
     done = finished(environment, environment | odd)
     assert [one.returncode for one in done] == [2, 2]
     said = done[0].stderr.splitlines()[-1]
-    assert re.search(
-        r"ranks differ: rank 1 on \S+ has LR=0.5.*rank 1 on \S+ has training data='",
-        said,
-    ), said
+    told = r"ranks differ: rank 1 on \S+ has LR=0.5.*rank 1 on \S+ has training data='"
+    assert re.search(told, said), said
 
 
 def test_version_2_learns_when_there_is_no_answer(squad_environment, tmp_path):
@@ -358,21 +304,15 @@ def test_version_2_learns_when_there_is_no_answer(squad_environment, tmp_path):
                     question["answers"] = []
         made = json.dumps(content | {"version": "v2.0"})
         (tmp_path / f"{name}-v2.0.json").write_text(made)
-    environment = squad_environment | {
-        "DATA": str(tmp_path),
-        "SQUAD_VERSION": "2.0",
-        "RUN_DIR": str(tmp_path / "run"),
-    }
-    assert run(environment) == 0
-    figures = figures_of(tmp_path / "run")
+    environment = squad_environment | {"DATA": str(tmp_path), "SQUAD_VERSION": "2.0"}
+    model = train(environment, tmp_path / "run")
+    figures = figures_of(model)
     assert figures["HasAns_f1"] > 90
     assert figures["NoAns_f1"] > 90
-    assert (tmp_path / "run" / "model_0" / "null_odds.json").is_file()
+    assert (model / "null_odds.json").is_file()
     best = {"NULL_SCORE_DIFF_THRESHOLD": f"{figures['best_null_threshold']:.4f}"}
-    best |= {"MODE": "eval", "INIT_CHECKPOINT": str(tmp_path / "run" / "model_0")}
-    assert run(environment | best | {"RUN_DIR": str(tmp_path / "best")}) == 0
-    again = figures_of(tmp_path / "best")
-    assert again["f1"] == pytest.approx(figures["best_f1"])
+    again = evaluate(environment, tmp_path / "best", model, **best)
+    assert figures_of(again)["f1"] == pytest.approx(figures["best_f1"])
 
 
 def write_table(folder):
@@ -383,79 +323,66 @@ def write_table(folder):
         for b in ("cat", "dog", "king")
         for c in ("red", "blue", "north", "here")
     ]
-    (folder / "train.tsv").write_text("\n".join(lines * 4))
-    (folder / "dev.tsv").write_text(
-        "sentence\tlabel\nthe cat was north\tplace\nthe old queen was red\tcolour\n"
-    )
+    write_tables(folder, lines * 4, ["train.tsv"])
+    held_out = "the cat was north\tplace", "the old queen was red\tcolour"
+    write_tables(folder, ["sentence\tlabel", *held_out], ["dev.tsv"])
 
 
 def test_a_users_table_is_learnt_and_its_labels_are_kept(squad_environment, tmp_path):
     write_table(tmp_path)
-    environment = squad_environment | {"TASK": "TSV", "DATA": str(tmp_path), "RUN_DIR": str(tmp_path / "run"),
-                                       "EPOCHS": "10", "SEEDS": "5,6", "TRIAL": "1"}  # fmt: skip
-    assert run(environment) == 0
-    folder = tmp_path / "run" / "model_1"
-    figures = json.loads((folder / "figures.json").read_text())
-    assert (figures["accuracy"], figures["seed"]) == (1.0, 6)
+    environment = squad_environment | {"TASK": "TSV", "DATA": str(tmp_path), "EPOCHS": "10",
+                                       "SEEDS": "5,6", "TRIAL": "1"}  # fmt: skip
+    folder = train(environment, tmp_path / "run", TRIAL="1")
+    figures = figures_of(folder)
+    names = "accuracy", "macro_f1", "seed"
+    assert [figures[name] for name in names] == [1.0, 1, 6]
     head, *rows = table_of(folder / "predictions.tsv")
     assert head == ["index", "prediction", "colour", "place"]
     assert [row[:2] for row in rows] == [["0", "place"], ["1", "colour"]]
     sums = [float(row[2]) + float(row[3]) for row in rows]
     assert sums == pytest.approx([1, 1], abs=2e-6)
-    assert json.loads((folder / "task.json").read_text())["labels"] == head[2:]
-    assert figures["macro_f1"] == 1
+    assert content(folder / "task.json")["labels"] == head[2:]
     assert (folder / "classes.tsv").read_text() == (
         "class\tprecision\trecall\tf1\texamples\n"
         "colour\t1.0000\t1.0000\t1.0000\t1\nplace\t1.0000\t1.0000\t1.0000\t1\n"
     )
+    dev, other = tmp_path / "dev.tsv", tmp_path / "again"
     # One label only: the others are the model's.
-    (tmp_path / "dev.tsv").write_text("blue\tcolour\n")
-    model = {
-        "MODE": "eval",
-        "INIT_CHECKPOINT": str(folder),
-        "RUN_DIR": str(tmp_path / "again"),
-    }
-    assert run(environment | model) == 0
-    (tmp_path / "run" / "model_1").rename(tmp_path / "run" / "model_0")
+    dev.write_text("blue\tcolour\n")
+    evaluate(environment, other, folder, TRIAL="1")
+    folder = folder.rename(tmp_path / "run" / "model_0")
     for table in (
         "the cat was north.\nthe old queen was red\n",
         "sentence\tlabel\na cat was north\tplace\nred\tcolour",
     ):
-        (tmp_path / "dev.tsv").write_text(table)
-        model = {
-            "MODE": "prediction",
-            "INIT_CHECKPOINT": str(tmp_path / "run" / "model_0"),
-            "RUN_DIR": str(tmp_path / "again"),
-        }
-        assert run(environment | model) == 0
-        again = tmp_path / "again" / "model_1"
+        dev.write_text(table)
+        again = evaluate(environment, other, folder, "prediction", TRIAL="1")
         rows = table_of(again / "predictions.tsv")
         assert [row[1] for row in rows] == ["prediction", "place", "colour"]
-        assert "accuracy" not in json.loads((again / "figures.json").read_text())
-    (tmp_path / "dev.tsv").write_text("the cat was\tnorth\nthe old\tqueen was red\n")
-    assert run(environment | model) == 2
+        assert "accuracy" not in figures_of(again)
+    dev.write_text("the cat was\tnorth\nthe old\tqueen was red\n")
+    model = {"MODE": "prediction", "INIT_CHECKPOINT": str(folder)}
+    assert run(environment | model | {"RUN_DIR": str(other)}) == 2
 
 
 def test_columns_of_a_table_without_a_header_hold_for_all_its_files(
     squad_environment, tmp_path, capsys
 ):
-    for name in ("train", "dev"):
-        rows = [
-            f"{n % 2},the {'red' if n % 2 else 'old'} cat was old and red,x"
-            for n in range(8)
-        ]
-        (tmp_path / f"{name}.csv").write_text("\n".join(rows))
-    environment = squad_environment | {"TASK": "table", "DATA": str(tmp_path), "NO_HEADER": "1", "MAX_SEQ_LENGTH": "8",
-                                       "RUN_DIR": str(tmp_path / "run"), "EPOCHS": "1"}  # fmt: skip
+    words = ["old", "red"] * 4
+    rows = [f"{n % 2},the {w} cat was old and red,x" for n, w in enumerate(words)]
+    write_tables(tmp_path, rows, ("train.csv", "dev.csv"))
+    environment = squad_environment | {
+        "TASK": "table",
+        "DATA": str(tmp_path),
+        "NO_HEADER": "1",
+        "EPOCHS": "1",
+    }
     columns = {"TEXT_COLUMNS": "column_2", "LABEL_COLUMN": "column_1"}
-    assert run(environment | columns) == 0
+    model = train(environment, tmp_path / "run", MAX_SEQ_LENGTH="8", **columns)
     told = capsys.readouterr().err
     assert told.count("text column_2, label column_1: 2 classes") == 2
     assert told.count("8 of 8 examples fill 8 tokens: what is longer is cut") == 2
-    model = str(tmp_path / "run" / "model_0")
-    again = {"MODE": "eval", "INIT_CHECKPOINT": model, "RUN_DIR": str(tmp_path / "b")}
-    again |= {"MAX_SEQ_LENGTH": ""}
-    assert run(environment | again) == 0
+    evaluate(environment, tmp_path / "b", model, MAX_SEQ_LENGTH="")
     assert "text column_2, label column_1" in capsys.readouterr().err
 
 
@@ -470,13 +397,9 @@ def test_berts_precisions_and_optimizers_work_in_fine_tuning(
     squad_environment, tmp_path, settings
 ):
     write_table(tmp_path)
-    environment = squad_environment | {
-        "TASK": "TSV",
-        "DATA": str(tmp_path),
-        "RUN_DIR": str(tmp_path / "run"),
-    }
-    assert run(environment | {"EPOCHS": "4"} | settings) == 0
-    assert figures_of(tmp_path / "run")["accuracy"] == 1
+    own = {"TASK": "TSV", "DATA": str(tmp_path), "EPOCHS": "4"}
+    model = train(squad_environment, tmp_path / "run", **own | settings)
+    assert figures_of(model)["accuracy"] == 1
 
 
 @pytest.mark.parametrize(("settings", "message"), [
@@ -532,7 +455,7 @@ def test_the_best_of_pretraining_is_refused_and_a_part_from_outside_trains(
     assert "OPTIMIZER='still': expected one of" in capfd.readouterr().err
     monkeypatch.setitem(optim.RULES, "still", ())  # gone after the test
     assert run(given | {"OPTIMIZER": "still", "EXTENSION": "outside"}) == 0
-    identity = json.loads((tmp_path / "run" / "config.json").read_text())
+    identity = content(tmp_path / "run" / "config.json")
     assert identity["optim"]["optimizer"] == "still"
 
 

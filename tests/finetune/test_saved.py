@@ -16,60 +16,45 @@ import torch
 from finetune import glue, saved
 from finetune.__main__ import main
 from finetune.demo import table
-from finetune.train import run
+
+from .runs import command, content, exported, figures_of, train, write_tables
+
+ROWS = ["the red cat\tgood", "the old dog\tbad"] * 8
 
 
 @pytest.fixture(scope="module")
 def reviews(squad_environment, tmp_path_factory):
     """The folder of a run of two seeds on a small table."""
     folder = tmp_path_factory.mktemp("table")
-    for name in ("train", "dev"):
-        (folder / f"{name}.tsv").write_text("the red cat\tgood\nthe old dog\tbad\n" * 8)
-    environment = squad_environment | {
-        "TASK": "TSV",
-        "DATA": str(folder),
-        "SEEDS": "4,7",
-        "EPOCHS": "3",
-    }
+    write_tables(folder, ROWS)
+    own = {"TASK": "TSV", "DATA": str(folder), "SEEDS": "4,7", "EPOCHS": "3"}
     for trial in ("0", "1"):
-        assert run(environment | {"RUN_DIR": str(folder), "TRIAL": trial}) == 0
+        train(squad_environment, folder, TRIAL=trial, **own)
     return folder
 
 
 def test_a_question_is_answered_as_in_the_evaluation(learnt, squad_environment, capsys):
-    data = json.loads((Path(squad_environment["DATA"]) / "dev-v1.1.json").read_text())
-    expected = json.loads((learnt / "model_0" / "nbest_predictions.json").read_text())
+    data = content(Path(squad_environment["DATA"]) / "dev-v1.1.json")["data"]
+    expected = content(learnt / "model_0" / "nbest_predictions.json")
     model = saved.load(learnt, "cpu")
-    for paragraph in data["data"][0]["paragraphs"][:5]:
+    for paragraph in data[0]["paragraphs"][:5]:
         for question in paragraph["qas"]:
-            found = model.predict([(question["question"], paragraph["context"])])[0][
-                "n_best"
-            ]
-            assert found[0]["text"] == expected[question["id"]][0]["text"]
-            np.testing.assert_allclose(
-                found[0]["probability"],
-                expected[question["id"]][0]["probability"],
-                atol=1e-5,
+            asked = question["question"], paragraph["context"]
+            found, wanted = (
+                model.predict([asked])[0]["n_best"],
+                expected[question["id"]],
             )
+            assert found[0]["text"] == wanted[0]["text"]
+            share = pytest.approx(wanted[0]["probability"], abs=1e-5)
+            assert found[0]["probability"] == share
     context = "There is a cat here. It sat at the lake. It was red. It was 42 old."
-    arguments = [
-        "predict",
-        str(learnt),
-        "--question",
-        "When was it old?",
-        "--context",
-        context,
-    ]
-    assert main([*arguments, "--device", "cpu"], {}) == 0
-    first = capsys.readouterr().out.splitlines()[0]
-    assert first.endswith("  42")
+    words = "--question", "When was it old?", "--context", context
+    assert command("predict", learnt, *words) == 0
+    assert capsys.readouterr().out.splitlines()[0].endswith("  42")
 
 
 def test_a_text_is_classified(reviews, capsys):
-    assert (
-        main(["predict", str(reviews), "--text", "the red cat", "--device", "cpu"], {})
-        == 0
-    )
+    assert command("predict", reviews, "--text", "the red cat") == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert lines[0][1] == "good"
     assert sum(float(share) for share, _ in lines) == pytest.approx(1, abs=1e-3)
@@ -77,35 +62,22 @@ def test_a_text_is_classified(reviews, capsys):
 
 @pytest.mark.parametrize("kind", ["reviews", "learnt"])
 def test_latency_is_reported_by_batch_size(kind, request, capsys):
-    arguments = [
-        "benchmark",
-        str(request.getfixturevalue(kind)),
-        "--batch-sizes",
-        "1",
-        "3",
-        "--batches",
-        "4",
-        "--length",
-        "9",
-    ]
-    assert main([*arguments, "--device", "cpu"], {}) == 0
+    words = "--batch-sizes 1 3 --batches 4 --length 9"
+    assert command("benchmark", request.getfixturevalue(kind), *words.split()) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [(line["batch_size"], line["tokens"]) for line in lines] == [(1, 9), (3, 9)]
     for line in lines:
-        assert (
-            0 < line["p50"] <= line["p90"] <= line["p95"] <= line["p99"] <= line["p100"]
-        )
-        assert line["sequences_per_second"] == pytest.approx(
-            1000 * line["batch_size"] / line["mean"], rel=0.01
-        )
+        times = [line[name] for name in ("p50", "p90", "p95", "p99", "p100")]
+        assert times[0] > 0
+        assert times == sorted(times)
+        speed = pytest.approx(1000 * line["batch_size"] / line["mean"], rel=0.01)
+        assert line["sequences_per_second"] == speed
 
 
 def test_the_table_of_seeds_has_mean_and_deviation(reviews, capsys):
     assert main(["seeds", str(reviews)], {}) == 0
-    lines = {
-        line.split()[0]: line.split()[1:]
-        for line in capsys.readouterr().out.splitlines()
-    }
+    rows = map(str.split, capsys.readouterr().out.splitlines())
+    lines = {name: cells for name, *cells in rows}
     assert lines["seed"] == ["4", "7", "mean", "std"]
     values = [float(value) for value in lines["accuracy"]]
     assert values[2] == pytest.approx((values[0] + values[1]) / 2, abs=1e-4)
@@ -132,11 +104,9 @@ def test_wrong_requests_are_one_line(
     arguments, message, learnt, reviews, capsys, monkeypatch
 ):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    words = [word.format(learnt=learnt, reviews=reviews) for word in arguments]
     try:
-        status = main(
-            [argument.format(learnt=learnt, reviews=reviews) for argument in arguments],
-            {},
-        )
+        status = main(words, {})
     except SystemExit as error:  # of argparse
         status = error.code
     assert status == 2
@@ -146,7 +116,7 @@ def test_wrong_requests_are_one_line(
 def test_seeds_of_different_settings_have_no_mean(reviews, tmp_path, capsys):
     for number, rate in enumerate((1e-3, 2e-3)):
         (tmp_path / f"model_{number}").mkdir()
-        figures = json.loads((reviews / f"model_{number}" / "figures.json").read_text())
+        figures = figures_of(reviews / f"model_{number}")
         figures["settings"]["LR"] = rate
         (tmp_path / f"model_{number}" / "figures.json").write_text(json.dumps(figures))
     assert main(["seeds", str(tmp_path)], {}) == 2
@@ -172,54 +142,34 @@ def test_the_demos_sentences_are_split_by_their_hash_and_labelled_by_their_sign(
 def test_the_script_checks_trains_every_seed_and_ends_in_their_table(
     squad_environment, repository, tmp_path, quick_python
 ):
-    (tmp_path / "train.tsv").write_text("the red cat\tgood\nthe old dog\tbad\n" * 8)
-    (tmp_path / "dev.tsv").write_text("a red dog\tgood\n")
-    settings = {
-        **squad_environment,
-        "TASK": "TSV",
-        "DATA": str(tmp_path),
-        "SEEDS": "4,7",
-        "EPOCHS": "1",
-    }
-    settings |= {"LOGDIR": str(tmp_path), "RUN_NAME": "r", "PYTHON": str(quick_python)}
-    words = [
-        "glue",
-        *(f"{name}={value}" for name, value in settings.items() if name != "SEED"),
-    ]
-    script = str(repository / "run_finetuning.sh")
-    done = subprocess.run(
-        [script, *words], capture_output=True, text=True, check=False, timeout=280
-    )
+    write_tables(tmp_path, ROWS, ["train.tsv"])
+    write_tables(tmp_path, ["a red dog\tgood"], ["dev.tsv"])
+    settings = squad_environment | {
+        "TASK": "TSV", "DATA": str(tmp_path), "SEEDS": "4,7", "EPOCHS": "1", "LOGDIR": str(tmp_path), "RUN_NAME": "r",
+        "PYTHON": str(quick_python),
+    }  # fmt: skip
+    del settings["SEED"]
+    given = [f"{name}={value}" for name, value in settings.items()]
+    line = [str(repository / "run_finetuning.sh"), "glue", *given]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
     assert "global batch   12 sequences = 12 x 1 accumulated x 1 ranks" in done.stderr
     assert (
         "data           training: train.tsv: separator tab, no header; "
         "16 examples, text column_1, label column_2: 2 classes: 8 good, 8 bad"
-        in done.stderr
-    )
+    ) in done.stderr
     rows = [line.split() for line in done.stdout.splitlines()]
     assert ["seed", "4", "7", "mean", "std"] in rows
-    assert (
-        done.stderr.splitlines()[-1] == f"run: all 2 trials are complete: {tmp_path}/r"
-    )
-    assert saved.load(tmp_path / "r" / "model_1", "cpu").facts["labels"] == [
-        "bad",
-        "good",
-    ]
+    last = done.stderr.splitlines()[-1]
+    assert last == f"run: all 2 trials are complete: {tmp_path}/r"
+    facts = saved.load(tmp_path / "r" / "model_1", "cpu").facts
+    assert facts["labels"] == ["bad", "good"]
 
 
 def test_the_onnx_model_of_the_page_gives_the_same_logits(
     reviews, repository, tmp_path, monkeypatch
 ):
-    for name in ("transformers", "onnx", "onnxruntime"):
-        pytest.importorskip(name)
-    import onnxruntime
-
-    page = (repository / "docs" / "finetuning.md").read_text()
-    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    monkeypatch.chdir(tmp_path)
-    exec(code.replace("results/<RUN_NAME>/model_0", str(reviews / "model_0")), {})
-    session = onnxruntime.InferenceSession("model.onnx")
+    session = exported(reviews / "model_0", repository, tmp_path, monkeypatch)
     mine = saved.load(reviews, "cpu")
     texts = [("the red cat",), ("a dog was old and blue",), ("here",)]
     rows = [ids for ids, _ in glue.encode(texts, mine.tokenizer, 48)]
@@ -242,8 +192,8 @@ def test_embeddings_are_the_means_of_hugging_faces_last_layer(
     source = tmp_path / "in.csv"
     source.write_text("text\n" + "\n".join([*texts[:2], '""', texts[2]]) + "\n")
     target = tmp_path / "out.npy"
-    arguments = ["embed", str(reviews), "--input", str(source), "--output", str(target)]
-    assert main([*arguments, "--device", "cpu"], {}) == 0
+    files = "--input", source, "--output", target
+    assert command("embed", reviews, *files) == 0
     found = np.load(target)
     assert (found.shape, found.dtype) == ((4, 32), np.float32)
     assert np.isnan(found[2]).all()
@@ -258,8 +208,7 @@ def test_embeddings_are_the_means_of_hugging_faces_last_layer(
     # Any BERT's folder will do.
     (folder / "task.json").rename(tmp_path / "task.json")
     try:
-        arguments[1:2] = [str(folder)]
-        assert main([*arguments, "--device", "cpu"], {}) == 0
+        assert command("embed", folder, *files) == 0
     finally:
         (tmp_path / "task.json").rename(folder / "task.json")
     np.testing.assert_allclose(np.load(target), found, atol=1e-6)

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import csv
-import json
+from itertools import product
 
 import numpy as np
 import pytest
 import torch
 
 from finetune import glue, saved, tables
-from finetune.__main__ import main
 from finetune.batches import Samples
 from finetune.tables import Layout
-from finetune.train import run
 
 from ..refused import refused
+from .runs import evaluate, figures_of, lines_of, predict, table_of, train, write_tables
 
 TABLES = {
     "marked.csv": ("text,label\na,x|y\nb,\nc, y | x \nd,z\n", {"label_mark": "|"}),
@@ -88,41 +87,32 @@ def test_metrics_equal_torchmetrics():
 def learnt(squad_environment, tmp_path_factory):
     """Folder of a run whose labels are the words red and cat, and its environment."""
     folder = tmp_path_factory.mktemp("several")
-    texts = [
-        f"the {a} {b} sat"
-        for a in ("red", "old", "blue")
-        for b in ("cat", "dog", "king")
-    ]
+    pairs = product(("red", "old", "blue"), ("cat", "dog", "king"))
+    texts = [f"the {a} {b} sat" for a, b in pairs]
     rows = [f"{x},{';'.join(w for w in ('red', 'cat') if w in x)}" for x in texts]
     for name, times in (("train", 8), ("dev", 1)):
-        (folder / f"{name}.csv").write_text(
-            "\n".join(["text,label", *rows * times, ""])
-        )
-    environment = squad_environment | {"TASK": "table", "DATA": str(folder), "EPOCHS": "12",
-                                       "LABEL_SEPARATOR": ";", "RUN_DIR": str(folder / "run")}  # fmt: skip
-    assert run(environment) == 0
-    return folder / "run" / "model_0", environment
+        write_tables(folder, ["text,label", *rows * times], [f"{name}.csv"])
+    environment = squad_environment | {
+        "TASK": "table",
+        "DATA": str(folder),
+        "EPOCHS": "12",
+    }
+    return train(environment, folder / "run", LABEL_SEPARATOR=";"), environment
 
 
 def test_labels_are_learnt_scored_and_evaluated_again(learnt, tmp_path):
     folder, environment = learnt
-    figures = json.loads((folder / "figures.json").read_text())
     names = "micro_f1", "macro_f1", "exact_match"
-    assert [figures[name] for name in names] == [1, 1, 1]
-    rows = [
-        line.split("\t")
-        for line in (folder / "predictions.tsv").read_text().splitlines()
-    ]
+    rows = table_of(folder / "predictions.tsv")
     assert rows[0] == ["index", "prediction", "cat", "red"]
     assert [row[1] for row in rows[1:6]] == ["cat;red", "red", "red", "cat", ""]
     assert (folder / "classes.tsv").read_text().splitlines()[1:] == [
         "cat\t1.0000\t1.0000\t1.0000\t3", "red\t1.0000\t1.0000\t1.0000\t3",
     ]  # fmt: skip
-    del environment["LABEL_SEPARATOR"]  # the model's
-    again = {"MODE": "eval", "INIT_CHECKPOINT": str(folder), "RUN_DIR": str(tmp_path)}
-    assert run(environment | again) == 0
-    found = json.loads((tmp_path / "model_0" / "figures.json").read_text())
-    assert [found[name] for name in names] == [1, 1, 1]
+    # Its labels' separator is the model's.
+    for model in (folder, evaluate(environment, tmp_path, folder)):
+        figures = figures_of(model)
+        assert [figures[name] for name in names] == [1, 1, 1]
 
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl"])
@@ -130,33 +120,23 @@ def test_predicted_labels_are_as_in_training_or_a_list(learnt, tmp_path, kind):
     (tmp_path / "new.csv").write_text(
         "n,text\n1,the red cat sat\n2,the old dog sat\n3,a red king\n"
     )
-    words = [
-        "predict",
-        str(learnt[0]),
-        "--input",
-        str(tmp_path / "new.csv"),
-        "--device",
-        "cpu",
-    ]
     output = tmp_path / f"out.{kind}"
-    assert main([*words, "--output", str(output)], {}) == 0
+    assert predict(learnt[0], tmp_path / "new.csv", output) == 0
     if kind == "csv":
         rows = list(csv.DictReader(output.open()))
         assert [row["prediction"] for row in rows] == ["cat;red", "", "red"]
-        assert (
-            float(rows[0]["probability_cat"]) + float(rows[0]["probability_red"]) > 1.5
-        )
+        shares = (float(rows[0][f"probability_{name}"]) for name in ("cat", "red"))
+        assert sum(shares) > 1.5
     else:
-        rows = [json.loads(line) for line in output.read_text().splitlines()]
-        assert [row["prediction"] for row in rows] == [["cat", "red"], [], ["red"]]
+        said = [row["prediction"] for row in lines_of(output)]
+        assert said == [["cat", "red"], [], ["red"]]
 
 
 def test_probabilities_and_loss_are_those_of_transformers(learnt):
     transformers = pytest.importorskip("transformers")
     folder, _ = learnt
-    other = transformers.AutoModelForSequenceClassification.from_pretrained(
-        folder
-    ).eval()
+    kind = transformers.AutoModelForSequenceClassification
+    other = kind.from_pretrained(folder).eval()
     assert other.config.problem_type == "multi_label_classification"
     mine = saved.load(folder, "cpu")
     texts = [("the red dog sat",), ("a cat",)]
@@ -169,6 +149,5 @@ def test_probabilities_and_loss_are_those_of_transformers(learnt):
         assert [*said["probabilities"].values()] == pytest.approx(shares, abs=1e-5)
         samples = Samples([(ids, len(ids))], {"labels": label[None].numpy()})
         batch = samples.batch(np.array([0]))
-        assert mine.model(batch).label.item() == pytest.approx(
-            theirs.loss.item(), abs=1e-5
-        )
+        loss = mine.model(batch).label.item()
+        assert loss == pytest.approx(theirs.loss.item(), abs=1e-5)

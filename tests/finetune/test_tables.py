@@ -177,6 +177,8 @@ def test_a_table_without_labels_is_read_for_prediction(
     ("SST-2", "sentence\tlabel\n", "has no examples"),
     ("MRPC", "Quality\ta\tb\t#1 String\t#2 String\n1\t2\t3\t4\n", r"table.tsv:2: 4 columns, expected 5"),
     ("MNLI", "sentence1\tsentence2\nx\ty\n", r"no column 'gold_label' \(it has sentence1, sentence2\)"),
+    ("SST-2", "a\tb\tc\td\te\tf\tg\th\ti\tj\n" * 2, r"\(it has a, b, c, d, e, f, g, h, i, j\)"),
+    ("SST-2", "a\tb\tc\td\te\tf\tg\th\ti\tj\tk\n" * 2, r"\(it has a, b, c, d, e, f, g, h, i, j, \.\.\.\)"),
     ("TSV", "good\n", "is it a header"),
     ("TSV", "a\tb\tc\tx\n" * 2, "one or two of the columns .* must be text"),
     ("TSV", "a\tx\na\tx\nb\tc\ty\n", r"table.tsv:3: 3 columns, expected 2"),

@@ -13,7 +13,6 @@ import string
 import numpy as np
 import pytest
 
-from bert.data.tokens import WordPiece
 from finetune.squad import answers
 from finetune.squad.answers import Logits, Predictions, Rules
 from finetune.squad.data import Answer, Dataset, Question
@@ -26,38 +25,18 @@ from . import oracle
 LIMITS = Limits(max_seq_length=40, max_query_length=9, doc_stride=11)
 
 
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory):
-    path = tmp_path_factory.mktemp("vocabulary") / "vocab.txt"
-    path.write_text("\n".join(made_up.VOCABULARY) + "\n", encoding="utf-8")
-    return WordPiece(path)
+ODD = [
+    "İ", "ﬁ", "é", "ß", "\u200b", "\xad", "\u2028", "\u3000", "ẞ", "가", "ǅ", "①", "😀", "\u0600",
+    "Ａ", "\u0344", "\ufeff", "\x85", "—", "½", "་", "ﷺ",
+]  # fmt: skip
 
 
 def odd(generator, text):
     """The text with characters between its own that change their number, case or place in
     normalisation, or vanish.
     """
-    kinds = [
-        "İ",
-        "ﬁ",
-        "é",
-        "ß",
-        "\u200b",
-        "\xad",
-        "\u2028",
-        "\u3000",
-        "ẞ",
-        "가",
-        "ǅ",
-        "①",
-        "😀",
-        "\u0600",
-        "Ａ",
-        "̈́",
-    ]
-    kinds += ["\ufeff", "\x85", "—", "½", "་", "ﷺ"]
     return "".join(
-        character + (generator.choice(kinds) if generator.random() < 0.1 else "")
+        character + (generator.choice(ODD) if generator.random() < 0.1 else "")
         for character in text
     )
 
@@ -65,22 +44,15 @@ def odd(generator, text):
 @pytest.fixture(scope="module")
 def dataset():
     generator = random.Random(5)
-    contexts = [
-        made_up.prose(generator, generator.randrange(2, 120)) for _ in range(25)
-    ]
+    sizes = [generator.randrange(2, 120) for _ in range(25)]
+    contexts = [made_up.prose(generator, size) for size in sizes]
     contexts[1] = " \n" + contexts[1]
     # The same answer in many places and windows.
     contexts[2] = " ".join(generator.choices(["red", "cat"], k=70))
     contexts[3:9] = [odd(generator, context) for context in contexts[3:9]]
-    questions = [
-        Question(
-            f"q{i}",
-            made_up.prose(generator, generator.randrange(1, 12)),
-            i // 2,
-            (Answer("cat", 0),),
-        )
-        for i in range(2 * len(contexts))
-    ]
+    texts = [made_up.prose(generator, generator.randrange(1, 12)) for _ in range(50)]
+    cats = (Answer("cat", 0),)
+    questions = [Question(f"q{i}", x, i // 2, cats) for i, x in enumerate(texts)]
     return Dataset(contexts, questions)
 
 
@@ -110,22 +82,13 @@ def test_answers_equal_the_restatement(tokenizer, dataset, rules):
     for question in dataset.questions:
         context = dataset.contexts[question.context]
         windows = oracle.windows_of(
-            context,
-            question.text,
-            None,
-            tokenizer.ids,
-            length=40,
-            query_length=9,
-            stride=11,
-        )
-        scores = [
-            [part.tolist() for part in pair]
-            for pair in logits[position : position + len(windows)]
-        ]
+            context, question.text, None, tokenizer.ids, length=40, query_length=9, stride=11,
+        )  # fmt: skip
+        own = logits[position : position + len(windows)]
+        scores = [[part.tolist() for part in pair] for pair in own]
         position += len(windows)
-        pieces, _, word_of = oracle.pieces_of_words(
-            oracle.words_of(context)[0], tokenizer.ids
-        )
+        words, _ = oracle.words_of(context)
+        pieces, _, word_of = oracle.pieces_of_words(words, tokenizer.ids)
         text_of = functools.partial(oracle.answer_of, context, pieces, word_of)
         expected, n_best, odds = oracle.answers_of(
             windows, scores, text_of, n_best=rules.n_best, longest=rules.max_answer_length, version_2=rules.version_2, threshold=rules.null_threshold,
@@ -135,9 +98,8 @@ def test_answers_equal_the_restatement(tokenizer, dataset, rules):
         mine = [tuple(entry.values()) for entry in predictions.n_best[question.id]]
         assert [entry[0] for entry in mine] == [entry[0] for entry in n_best], context
         assert len({entry[0] for entry in mine}) == len(mine)
-        np.testing.assert_allclose(
-            [entry[1:] for entry in mine], [entry[1:] for entry in n_best], rtol=1e-6
-        )
+        numbers = [[entry[1:] for entry in entries] for entries in (mine, n_best)]
+        np.testing.assert_allclose(*numbers, rtol=1e-6)
         if rules.version_2:
             assert predictions.null_odds[question.id] == pytest.approx(odds)
     assert unanswered < len(dataset.questions)
@@ -153,9 +115,8 @@ def answered(tokenizer, context, **scores):
     found, _ = make_features(dataset, tokenizer, Limits(), training=False)
     start, end = np.zeros((2, made_up.lengths(found)[0]), dtype=np.float32)
     for name, value in scores.items():
-        (start if name.startswith("start") else end)[
-            int(name.split("_")[1]) + found.offset(0)
-        ] = value
+        kind, place = name.split("_")
+        (start if kind == "start" else end)[int(place) + found.offset(0)] = value
     return answers.predict(found, [Logits(start, end)], Rules()).answers["a"]
 
 
@@ -169,54 +130,36 @@ def test_a_span_that_ends_before_it_starts_or_lies_in_the_question_is_not_an_ans
     tokenizer,
 ):
     assert answered(tokenizer, "cat sat there", start_2=9, end_0=9, end_2=1) == "there"
-    assert (
-        answered(
-            tokenizer,
-            "cat sat there",
-            **{"start_-1": 99, "end_-1": 99, "start_1": 3, "end_1": 3},
-        )
-        == "sat"
-    )
+    scores = {"start_-1": 99, "end_-1": 99, "start_1": 3, "end_1": 3}
+    assert answered(tokenizer, "cat sat there", **scores) == "sat"
 
 
 def test_a_context_without_tokens_has_an_empty_answer(tokenizer):
     dataset = Dataset(["\u0000"], [Question("a", "who", 0)])
     found, _ = make_features(dataset, tokenizer, Limits(), training=False)
-    for version_2 in (False, True):
-        predictions = answers.predict(
-            found,
-            random_logits(found, 1),
-            Rules(squad_version="2.0" if version_2 else "1.1"),
-        )
-        # As published.
-        assert predictions.answers == {"a": "" if version_2 else "empty"}
+    # As published.
+    for version, answer in (("1.1", "empty"), ("2.0", "")):
+        rules = Rules(squad_version=version)
+        predictions = answers.predict(found, random_logits(found, 1), rules)
+        assert predictions.answers == {"a": answer}
         assert [entry["probability"] for entry in predictions.n_best["a"]] == [1.0]
 
 
 def test_the_files_hold_what_the_official_script_reads(tokenizer, dataset, tmp_path):
     found, _ = make_features(dataset, tokenizer, LIMITS, training=False)
-    for version_2 in (False, True):
-        predictions = answers.predict(
-            found,
-            random_logits(found, 2),
-            Rules(squad_version="2.0" if version_2 else "1.1"),
-        )
-        folder = tmp_path / str(version_2)
-        predictions.write(folder)
-        read = {
-            path.name: json.loads(path.read_text(encoding="utf-8"))
-            for path in folder.iterdir()
-        }
+    names = ["text", "probability", "start_logit", "end_logit"]
+    for version in ("1.1", "2.0"):
+        rules = Rules(squad_version=version)
+        predictions = answers.predict(found, random_logits(found, 2), rules)
+        predictions.write(tmp_path / version)
+        paths = (tmp_path / version).iterdir()
+        read = {path.name: json.loads(path.read_text("utf-8")) for path in paths}
         assert read.pop("predictions.json") == predictions.answers
         assert read.pop("nbest_predictions.json") == predictions.n_best
-        assert read == ({"null_odds.json": predictions.null_odds} if version_2 else {})
+        odds = {"null_odds.json": predictions.null_odds}
+        assert read == (odds if version == "2.0" else {})
         for entries in predictions.n_best.values():
-            assert list(entries[0]) == [
-                "text",
-                "probability",
-                "start_logit",
-                "end_logit",
-            ]
+            assert list(entries[0]) == names
             assert sum(entry["probability"] for entry in entries) == pytest.approx(1)
 
 
@@ -226,64 +169,48 @@ def questions_and_answers(seed, count, unanswerable=0.0):
     for number in range(count):
         # At least one word is no article: of an empty answer torchmetrics takes SQuAD 2.0's view,
         # 1.1's script did not.
-        given = tuple(
-            Answer(made_up.prose(generator, generator.randrange(4)) + "cats", 0)
-            for _ in range(3)
-        )
+        texts = [made_up.prose(generator, generator.randrange(4)) for _ in range(3)]
+        given = tuple(Answer(f"{text}cats", 0) for text in texts)
         impossible = generator.random() < unanswerable
         questions.append(Question(str(number), "?", 0, () if impossible else given))
         words = generator.choice(given).text.split()
         kind = generator.random()
         if kind < 0.3:
-            predictions[str(number)] = " ".join(words).upper() + "!"
+            said = " ".join(words).upper() + "!"
         elif kind < 0.6:
-            predictions[str(number)] = " ".join(
-                [*words[: generator.randrange(len(words) + 1)], "red"]
-            )
+            said = " ".join([*words[: generator.randrange(len(words) + 1)], "red"])
         elif kind < 0.8:
-            predictions[str(number)] = made_up.prose(generator, 3)
+            said = made_up.prose(generator, 3)
         else:
-            predictions[str(number)] = generator.choice(["", "the", "a."])
+            said = generator.choice(["", "the", "a."])
+        predictions[str(number)] = said
     return questions, predictions
 
 
 def test_scores_equal_torchmetrics_on_a_thousand_random_answers():
     squad = pytest.importorskip("torchmetrics.functional.text").squad
     questions, predictions = questions_and_answers(1, 1000)
-    target = [
-        {
-            "id": q.id,
-            "answers": {
-                "text": [a.text for a in q.answers],
-                "answer_start": [0] * len(q.answers),
-            },
-        }
-        for q in questions
-    ]
-    expected = squad(
-        [{"id": name, "prediction_text": text} for name, text in predictions.items()],
-        target,
-    )
+    target = []
+    for question in questions:
+        texts = [answer.text for answer in question.answers]
+        given = {"text": texts, "answer_start": [0] * len(texts)}
+        target.append({"id": question.id, "answers": given})
+    said = [{"id": id, "prediction_text": text} for id, text in predictions.items()]
+    expected = {name: float(value) for name, value in squad(said, target).items()}
     found = score(questions, predictions)
-    assert found["exact_match"] == pytest.approx(
-        float(expected["exact_match"]), abs=1e-4
-    )
-    assert found["f1"] == pytest.approx(float(expected["f1"]), abs=1e-4)
+    assert found == pytest.approx(expected, abs=1e-4)
     assert 20 < found["exact_match"] < found["f1"] < 80
 
 
 def plain_words(text):
-    kept = "".join(
-        character for character in text.lower() if character not in string.punctuation
-    )
+    kept = text.lower().translate(dict.fromkeys(map(ord, string.punctuation)))
     return re.sub(r"\b(a|an|the)\b", " ", kept).split()
 
 
 def plain_score_2(question, prediction):
     """Exact match and F1 of SQuAD 2.0, of one question, by lists and loops."""
-    given = [
-        words for answer in question.answers if (words := plain_words(answer.text))
-    ] or [[]]
+    texts = [plain_words(answer.text) for answer in question.answers]
+    given = [words for words in texts if words] or [[]]
     found = plain_words(prediction)
     best = 0.0
     for words in given:
@@ -302,26 +229,14 @@ def plain_score_2(question, prediction):
 
 def test_scores_of_version_2_equal_the_restatement():
     questions, predictions = questions_and_answers(2, 1000, unanswerable=0.4)
-    expected = [
-        plain_score_2(question, predictions[question.id]) for question in questions
-    ]
     found = score(questions, predictions, "2.0")
-    for prefix, chosen in (
-        ("", {True, False}),
-        ("HasAns_", {False}),
-        ("NoAns_", {True}),
-    ):
-        rows = [
-            row
-            for row, question in zip(expected, questions, strict=True)
-            if (not question.answers) in chosen
-        ]
-        assert found[f"{prefix}exact_match"] == pytest.approx(
-            100 * sum(row[0] for row in rows) / len(rows)
-        )
-        assert found[f"{prefix}f1"] == pytest.approx(
-            100 * sum(row[1] for row in rows) / len(rows)
-        )
+    kinds = {"": (True, False), "HasAns_": (True,), "NoAns_": (False,)}
+    for prefix, chosen in kinds.items():
+        asked = [question for question in questions if bool(question.answers) in chosen]
+        rows = [plain_score_2(each, predictions[each.id]) for each in asked]
+        exact, f1_mean = 100 * np.mean(rows, axis=0)
+        assert found[f"{prefix}exact_match"] == pytest.approx(exact)
+        assert found[f"{prefix}f1"] == pytest.approx(f1_mean)
     assert found["NoAns_f1"] > 10
     assert found["HasAns_f1"] > 10
 
@@ -335,9 +250,9 @@ def test_an_empty_answer_and_a_missing_one():
     assert score([several], {"a": ""}, "2.0")["f1"] == 0
     assert f1("", "the") == 0
     assert f1("", "the", version_2=True) == 1
-    assert score(
-        [question, Question("b", "?", 0, (Answer("cat", 0),))], {"b": "The cat!"}
-    ) == {"exact_match": 50.0, "f1": 50.0}
+    cat = Question("b", "?", 0, (Answer("cat", 0),))
+    found = score([question, cat], {"b": "The cat!"})
+    assert found == {"exact_match": 50.0, "f1": 50.0}
 
 
 def test_normalising_drops_case_punctuation_articles_and_spaces():
