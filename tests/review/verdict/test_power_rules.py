@@ -93,6 +93,7 @@ CASES = [  # what is changed, of which file, what is found
     (switch_without_watts, "result_", "lacks interconnect_power_est"),
     (lambda power: shutil.rmtree(power / "result_3"), "result_3", "has no power files"),
     (swap('"value": 5003.0', '"value": 0'), NODE, "nothing but 0 W"),
+    (swap('"value": 5003.0', '"value": -5', "result_3/*"), NODE, "readings below 0 W"),
     (of_lines(lambda lines: lines[:-1]), NODE, "lacks power_measurement_stop"),
     (copy, NODE, "a copy of result_2/node_0.txt"),
     (swap('"time_ms": 175', '"time_ms": 174'), NODE, "s before run_stop of result_3.txt"),
