@@ -69,7 +69,7 @@ class KernelsConfig:
             wanted = set(FUSABLE)
         if unknown := sorted(wanted - set(FUSABLE)):
             raise ConfigError(
-                f"FUSED names {', '.join(unknown)}: known are all, none, auto, {', '.join(FUSABLE)}"
+                f"FUSED names {', '.join(unknown)}: known are all, none or auto alone, {', '.join(FUSABLE)}"
             )
         if reason:
             raise ConfigError(

@@ -103,7 +103,8 @@ def samsung(step: int, config: ScheduleConfig) -> float:
     if step > config.length:
         return config.end_lr
     if step - start < warmup:
-        return config.lr * (step - start) / warmup
+        # 0 before a warm-up that starts later than the run.
+        return max(0.0, config.lr * (step - start) / warmup)
     share = (step - warmup) / (config.length - warmup)
     return config.end_lr + (config.lr - config.end_lr) * (1 - share)
 

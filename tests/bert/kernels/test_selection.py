@@ -38,7 +38,7 @@ def test_asking_for_a_kernel_that_cannot_run_is_an_error():
 def test_an_unknown_kernel_is_an_error_that_names_the_known_ones(device):
     with pytest.raises(
         ConfigError,
-        match=r"FUSED names gelu: known are all, none, auto, embeddings, .*, lamb",
+        match=r"FUSED names gelu: known are all, none or auto alone, embeddings, .*, lamb",
     ):
         KernelsConfig(fused="gelu,lamb").names(device)
 

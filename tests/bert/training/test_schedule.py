@@ -107,6 +107,15 @@ def test_a_warm_up_in_steps_is_one_in_shares_and_a_longer_schedule_than_the_run_
         assert learning_rate(step, run) == expected
 
 
+@pytest.mark.parametrize("schedule", ["mlperf", "samsung"])
+def test_before_a_warm_up_that_starts_later_the_rate_is_0(schedule):
+    config = ScheduleConfig(
+        schedule=schedule, lr=1.0, max_steps=99, warmup_steps=9, start_warmup_step=5
+    )
+    assert [learning_rate(step, config) for step in (1, 5)] == [0, 0]
+    assert learning_rate(7, config) > 0
+
+
 @pytest.mark.parametrize("schedule", ["dle", "poly", "linear"])
 def test_a_run_that_is_all_warm_up_has_a_rate_at_every_step(schedule):
     given = {"schedule": schedule, "lr": 1.0, "max_steps": 10}
