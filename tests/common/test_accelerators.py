@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from common.accelerators import bf16_tflops, family_of, model_of
+from common.accelerators import _names, bf16_tflops, family_of, model_of
 from review.acceptance.floors import TABLE, floor_of
 from review.rulebook.rules import table
 
@@ -51,3 +51,4 @@ def test_tables_by_model_and_family_have_no_other_names():
     for part in ("gpus", "boards", "all_reduce"):
         assert all(bf16_tflops(x) or x == "GB300" for x in TABLE[part]), part
     assert all(family_of(name) == name for name in table("accelerators"))
+    assert {*_names()["families"]} <= table("accelerators").keys()
