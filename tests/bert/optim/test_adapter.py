@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from bert import optim
-from bert.core.dist import DistConfig, World
 from bert.optim import RULES
 from bert.optim.adapter import Adapter
 from bert.optim.flat import ListRule
@@ -22,13 +21,11 @@ from bert.pretraining import resume
 from bert.training.step import preserved
 from common.env import ConfigError
 
-SHAPES = {
-    "a.weight": (5, 7),
-    "LayerNorm.weight": (13,),
-    "a.bias": (3,),
-    "b.weight": (9, 3),
-}
-CPU = torch.device("cpu")
+from ..plain import CPU, alone
+from ..states import same
+
+SHAPES = {"a.weight": (5, 7), "LayerNorm.weight": (13,), "a.bias": (3,)}
+SHAPES["b.weight"] = (9, 3)
 
 
 class Theirs(torch.optim.Optimizer):
@@ -76,17 +73,16 @@ TORCH = {
     "Rprop": {},
     "SGD": {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.1},
 }
+
+
+def _maker(name, settings):
+    return lambda groups: getattr(torch.optim, name)(groups, **settings)
+
+
 MAKERS = {
-    **{
-        name: lambda groups, name=name, settings=settings: getattr(torch.optim, name)(
-            groups, **settings
-        )
-        for name, settings in TORCH.items()
-    },
-    "without state": lambda groups: torch.optim.SGD(groups, lr=0.1),
-    "rate on the device": lambda groups: torch.optim.AdamW(
-        groups, lr=torch.tensor(0.1)
-    ),
+    **{name: _maker(name, settings) for name, settings in TORCH.items()},
+    "without state": _maker("SGD", {"lr": 0.1}),
+    "rate on the device": _maker("AdamW", {"lr": torch.tensor(0.1)}),
     "third party": Theirs,
 }
 
@@ -100,55 +96,47 @@ def _rule(make):
 
 
 def _weights():
-    generator = torch.Generator().manual_seed(0)
-    return {
-        name: nn.Parameter(torch.randn(shape, generator=generator))
-        for name, shape in SHAPES.items()
-    }
+    drawn = zip(SHAPES, _draw(0), strict=True)
+    return {name: nn.Parameter(values) for name, values in drawn}
 
 
-def _gradients(step):
-    generator = torch.Generator().manual_seed(step + 10)
+def _draw(seed):
+    generator = torch.Generator().manual_seed(seed)
     return [torch.randn(shape, generator=generator) for shape in SHAPES.values()]
 
 
+def _gradients(step):
+    return _draw(step + 10)
+
+
 def _engine(rule):
-    return WholeOptimizer(
-        _weights().items(),
-        lambda shard: ListRule(shard, rule),
-        World(DistConfig(device="cpu")),
-    )
+    in_list = lambda shard: ListRule(shard, rule)  # noqa: E731
+    return WholeOptimizer(_weights().items(), in_list, alone())
 
 
 def _take(optimizer, steps):
     for step in steps:
-        for view, gradient in zip(
-            optimizer.buckets.views, _gradients(step), strict=True
-        ):
+        views = optimizer.buckets.views
+        for view, gradient in zip(views, _gradients(step), strict=True):
             view.copy_(gradient)
         optimizer.step(torch.tensor(0.01 / (step + 1)), torch.tensor(0.5))
 
 
 def _same(optimizer, other):
     assert optimizer.state_dict().keys() == other.state_dict().keys()
-    pairs = zip(optimizer.state_tensors(), other.state_tensors(), strict=True)
-    assert all(torch.equal(a, b) for a, b in pairs)
+    assert same([*optimizer.state_tensors()], [*other.state_tensors()])
 
 
 @pytest.mark.parametrize("name", MAKERS)
 def test_it_trains_as_alone_and_resumes_or_is_rolled_back_to_the_bit(name):
     make = MAKERS[name]
-    optimizer, alone = _engine(_rule(make)), _weights()
-    of_parts = {True: [], False: []}
-    for key, parameter in alone.items():
-        of_parts[is_decayed(key)].append(parameter)
-    groups = [
-        {"params": of_parts[True]},
-        {"params": of_parts[False], "weight_decay": 0.0},
-    ]
-    theirs = make(groups)
+    optimizer, weights = _engine(_rule(make)), _weights()
+    decayed = [weights[key] for key in weights if is_decayed(key)]
+    others = [weights[key] for key in weights if not is_decayed(key)]
+    theirs = make([{"params": decayed}, {"params": others, "weight_decay": 0.0}])
     for step in range(6):
-        for parameter, gradient in zip(alone.values(), _gradients(step), strict=True):
+        pairs = zip(weights.values(), _gradients(step), strict=True)
+        for parameter, gradient in pairs:
             parameter.grad = 0.5 * gradient
         for group in theirs.param_groups:
             rate = torch.tensor(0.01 / (step + 1))
@@ -157,8 +145,7 @@ def test_it_trains_as_alone_and_resumes_or_is_rolled_back_to_the_bit(name):
     _take(optimizer, range(3))
     saved = copy.deepcopy(optimizer.state_dict())
     _take(optimizer, range(3, 6))
-    for mine, parameter in zip(optimizer.parameters, alone.values(), strict=True):
-        assert torch.equal(mine, parameter)
+    assert same([*optimizer.parameters], [*weights.values()])
     resumed, rolled_back = (_engine(_rule(make)) for _ in range(2))
     resumed.load_state_dict(saved)
     _take(resumed, range(3, 6))
@@ -176,8 +163,7 @@ def test_a_step_that_overflows_changes_nothing():
     _take(optimizer, range(2))
     before = [tensor.clone() for tensor in optimizer.state_tensors()]
     optimizer.step(torch.tensor(0.1), torch.tensor(float("nan")), torch.tensor(False))
-    pairs = zip(before, optimizer.state_tensors(), strict=True)
-    assert all(torch.equal(a, b) for a, b in pairs)
+    assert same(before, [*optimizer.state_tensors()])
 
 
 def _lists(groups):

@@ -13,21 +13,18 @@ import torch
 from torch import nn
 
 from bert import optim
-from bert.core.dist import DistConfig, World
 from bert.optim import apex
 from bert.optim.flat import ListRule
 from bert.optim.rules import LambConfig
 from bert.optim.sharded import WholeOptimizer
 from common.env import ConfigError
 
+from ..plain import alone
+from ..states import same
 from . import apex_stand_in
 
-SHAPES = {
-    "a.weight": (7, 3),
-    "a.bias": (5,),
-    "LayerNorm.weight": (5,),
-    "zero.weight": (4,),
-}
+SHAPES = {"a.weight": (7, 3), "a.bias": (5,), "LayerNorm.weight": (5,)}
+SHAPES["zero.weight"] = (4,)
 LOW = torch.bfloat16, torch.float16
 
 
@@ -41,20 +38,15 @@ def installed(request, monkeypatch):
 
 def _optimizer(name, dtype, accumulate=False, ratio="decayed"):
     generator = torch.Generator().manual_seed(0)
-    full = {
-        key: torch.randn(shape, generator=generator) for key, shape in SHAPES.items()
-    }
+    draw = lambda shape: torch.randn(shape, generator=generator)  # noqa: E731
+    full = {key: draw(shape) for key, shape in SHAPES.items()}
     full["zero.weight"].zero_()  # has no norm to scale by
     named = {key: nn.Parameter(value.to(dtype)) for key, value in full.items()}
     lamb = LambConfig(beta1=0.7, beta2=0.85, weight_decay=0.1, ratio=ratio)
     config = optim.OptimizerConfig(optimizer=name, sharded=False, lamb=lamb)
-    return WholeOptimizer(
-        named.items(),
-        lambda shard: ListRule(shard, config.rule),
-        World(DistConfig(device="cpu")),
-        masters=full,
-        accumulate=accumulate,
-    )
+    rule = lambda shard: ListRule(shard, config.rule)  # noqa: E731
+    options = {"masters": full, "accumulate": accumulate}
+    return WholeOptimizer(named.items(), rule, alone(), **options)
 
 
 def _take(optimizer, steps):
@@ -75,13 +67,8 @@ def _assert_same(ours, theirs, rounding=0.0):
     for part in ("masters", "first_moments", "second_moments"):
         slack = rounding if part == "masters" else 0.0
         for name, tensor in ours[part].items():
-            torch.testing.assert_close(
-                theirs[part][name],
-                tensor,
-                atol=1e-6 + slack,
-                rtol=1e-5,
-                msg=f"{part} {name}",
-            )
+            close = {"atol": 1e-6 + slack, "rtol": 1e-5, "msg": f"{part} {name}"}
+            torch.testing.assert_close(theirs[part][name], tensor, **close)
 
 
 @pytest.mark.parametrize("ratio", ["decayed", "all"])
@@ -110,8 +97,7 @@ def test_checkpoints_resume_to_the_bit_and_go_from_one_to_the_other(installed):
     for other in (second, lamb):
         other.load_state_dict(first.state_dict())
         _take(other, range(3, 6))
-    for a, b in zip(whole.state_tensors(), second.state_tensors(), strict=True):
-        assert torch.equal(a, b)
+    assert same([*whole.state_tensors()], [*second.state_tensors()])
     _assert_same(whole.state_dict(), lamb.state_dict(), 2e-3)
 
 
@@ -119,16 +105,16 @@ def test_without_apex_or_with_another_package_of_that_name_one_line_says_how_it_
     monkeypatch,
 ):
     apex_stand_in.install(monkeypatch)
-    for name, module in {
+    absent = {
         "amp_C": None,  # built without extensions
         "apex.optimizers": types.ModuleType("apex.optimizers"),  # another package
         "apex": None,
-    }.items():
+    }
+    asked = optim.OptimizerConfig(optimizer="apex_lamb", sharded=False)
+    for name, module in absent.items():
         monkeypatch.setitem(sys.modules, name, module)
         with pytest.raises(ConfigError, match=r"NGC's PyTorch image has it") as error:
-            optim.OptimizerConfig(optimizer="apex_lamb", sharded=False).check(
-                torch.device("cuda")
-            )
+            asked.check(torch.device("cuda"))
         assert "PyPI's apex is another project" in str(error.value)
         assert "\n" not in str(error.value)
 

@@ -16,6 +16,7 @@ from bert.optim.sharded import FlatOptimizer
 from common.env import ConfigError
 
 from ..ranks import run_ranks
+from ..states import same
 from .test_sharded import BUCKET_BYTES, Chain, _data
 
 MAX_NORM = 0.3
@@ -32,12 +33,8 @@ def _sharded(world, dtype, **settings):
 
 
 def _own(model, micro, rank):
-    return [
-        g.double()
-        for g in torch.autograd.grad(
-            model(_data(micro, rank)), list(model.parameters())
-        )
-    ]
+    loss = model(_data(micro, rank))
+    return [g.double() for g in torch.autograd.grad(loss, list(model.parameters()))]
 
 
 def _averaged(world, model, optimizer, clipping, scale):
@@ -55,18 +52,16 @@ def _check_bucket_clipping(world):
     buckets, clipped = optimizer.layout.buckets, 0
     assert len(buckets) > 2
     scale = torch.tensor(8.0, dtype=torch.float64)
-    found, factor = _averaged(
-        world, model, optimizer, Clipping(when="bucket", max_norm=MAX_NORM), scale
-    )
+    clipping = Clipping(when="bucket", max_norm=MAX_NORM)
+    found, factor = _averaged(world, model, optimizer, clipping, scale)
     bound, plain = MAX_NORM / math.sqrt(len(buckets)), Chain()
     expected = [torch.zeros_like(p) for p in plain.parameters()]
     for rank in range(world.size):
         for micro in range(2):
             own = _own(plain, micro, rank)
             for bucket in buckets:
-                norm = math.sqrt(
-                    sum(float(own[i].square().sum()) for i in bucket.parameters)
-                )
+                parts = [own[i] for i in bucket.parameters]
+                norm = math.sqrt(sum(float(g.square().sum()) for g in parts))
                 clipped += norm > bound
                 for i in bucket.parameters:
                     expected[i] += own[i] * min(1.0, bound / norm) / (2 * world.size)
@@ -81,24 +76,18 @@ def _check_wire(world):
     one = torch.ones(())
     results = {}
     for low in (False, True):
-        model, optimizer = _sharded(
-            world, torch.bfloat16, communication_dtype=torch.bfloat16 if low else None
-        )
-        results[low], _ = _averaged(
-            world, model, optimizer, Clipping(max_norm=1e9), one
-        )
+        dtype = torch.bfloat16
+        sent = {"communication_dtype": dtype if low else None}
+        model, optimizer = _sharded(world, dtype, **sent)
+        loose = Clipping(max_norm=1e9)
+        results[low], _ = _averaged(world, model, optimizer, loose, one)
         assert optimizer.buckets.shard.dtype == torch.float32
-        assert optimizer.buckets.reducer.dtype == (
-            torch.bfloat16 if low else torch.float32
-        )
+        assert optimizer.buckets.reducer.dtype == (dtype if low else torch.float32)
     if world.is_main:
         for exact, sent in zip(results[False], results[True], strict=True):
             assert torch.equal(sent, sent.bfloat16().float())
             torch.testing.assert_close(sent, exact, rtol=2**-6, atol=1e-3)
-        assert not all(
-            torch.equal(a, b)
-            for a, b in zip(results[False], results[True], strict=True)
-        )
+        assert not same(results[False], results[True])
 
 
 def _check_rank(world):

@@ -88,11 +88,8 @@ def _check_rank(world):
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(RULES, "muon", (Muon, ""))
         patch.setitem(RULES, "rows", (RowNormalised, ""))
-        for name, kind in (
-            ("muon", WholeOptimizer),
-            ("rows", WholeOptimizer),
-            ("rows", FlatOptimizer),
-        ):
+        rows = ("rows", WholeOptimizer), ("rows", FlatOptimizer)
+        for name, kind in (("muon", WholeOptimizer), *rows):
             config = optim.OptimizerConfig(optimizer=name)
             model, optimizer = _engine(world, config, kind)
             _train(world, model, optimizer, range(len(RATES)))

@@ -11,9 +11,7 @@ from bert.optim.gradients import SliceReduction
 class _Work:
     """A collective whose result is there only after the wait, as on a real network."""
 
-    def __init__(
-        self, events: list[str], name: str, output: torch.Tensor, value: float
-    ) -> None:
+    def __init__(self, events: list, name: str, output: torch.Tensor, value: float):
         self.events, self.name, self.output, self.value = events, name, output, value
         events.append(f"start {name}")
 

@@ -14,12 +14,11 @@ class Whole:
         named = dict(named_parameters)
         self.names, self.parameters = list(named), list(named.values())
         low = [p.dtype in (torch.float16, torch.bfloat16) for p in self.parameters]
-        copies = [
-            (masters[name] if masters else p.detach()).to(torch.float32, copy=True)
-            if is_low
-            else p.detach()
-            for (name, p), is_low in zip(named.items(), low, strict=True)
-        ]
+        copies = [p.detach() for p in self.parameters]
+        for number, (name, is_low) in enumerate(zip(self.names, low, strict=True)):
+            if is_low:
+                exact = masters[name] if masters else copies[number]
+                copies[number] = exact.to(torch.float32, copy=True)
         self.states, self.others = {}, {}
         self.shards = ParameterShards(
             names=self.names,
@@ -42,28 +41,20 @@ class Whole:
 
     def state_tensors(self):
         states = (tensor for part in self._parts().values() for tensor in part)
-        return [
-            *(p.detach() for p in self.parameters),
-            *states,
-            *self.others.values(),
-            self.rule.num_steps,
-        ]
+        weights = (p.detach() for p in self.parameters)
+        return [*weights, *states, *self.others.values(), self.rule.num_steps]
 
     def _state(self, name, of_weights=False):
-        self.states[name] = [
-            m.clone() if of_weights else torch.zeros_like(m)
-            for m in self.shards.masters
-        ]
+        copied = torch.clone if of_weights else torch.zeros_like
+        self.states[name] = [copied(m) for m in self.shards.masters]
         return self.states[name]
 
     def _parts(self):
         return {"masters": self.shards.masters, **self.states}
 
     def state_dict(self):
-        parts = {
-            name: dict(zip(self.names, tensors, strict=True))
-            for name, tensors in self._parts().items()
-        }
+        by_name = lambda tensors: dict(zip(self.names, tensors, strict=True))  # noqa: E731
+        parts = {name: by_name(tensors) for name, tensors in self._parts().items()}
         return {"num_steps": int(self.rule.num_steps), **parts}
 
     @torch.no_grad()
