@@ -16,22 +16,15 @@ def _saved(model, precision):
     """The layout of the first version: nothing here comes from the code that writes it today."""
     generator = torch.Generator().manual_seed(0)
     shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
-    parts = {
-        part: {
-            name: torch.rand(shape, generator=generator)
-            for name, shape in shapes.items()
-        }
-        for part in PARTS
-    }
+    draw = lambda shape: torch.rand(shape, generator=generator)  # noqa: E731
+    parts = {part: {name: draw(shapes[name]) for name in shapes} for part in PARTS}
     state = {
         "optimizer": {"num_steps": 11, **parts},
         "scaler": {"scale": 512.0, "num_good_steps": 7, "num_skipped_steps": 2},
     }
     if precision == "fp8":
-        state["fp8"] = {
-            "scales": torch.rand(3 * model.config.num_hidden_layers, 3),
-            "calibrated": True,
-        }
+        scales = torch.rand(3 * model.config.num_hidden_layers, 3)
+        state["fp8"] = {"scales": scales, "calibrated": True}
     return state
 
 
@@ -60,8 +53,7 @@ def test_a_checkpoint_of_the_first_version_loads_and_is_written_again_as_it_was(
     saved = _saved(model, precision)
     step.load_state_dict(saved)
     assert not step.needs_calibration_step
+    masters = saved["optimizer"]["masters"]
     for name, parameter in model.named_parameters():
-        assert torch.equal(
-            parameter, saved["optimizer"]["masters"][name].to(parameter.dtype)
-        ), name
+        assert torch.equal(parameter, masters[name].to(parameter.dtype)), name
     _assert_same(step.state_dict(), saved)

@@ -23,17 +23,14 @@ from bert.model.config import BertConfig
 from bert.pretraining import resume
 
 from ...waiting import wait_until
-from ..plain import model_of, step_of
+from ..plain import CPU, model_of, step_of
 from ..ranks import run_ranks
-from ..states import same
-
-CPU = torch.device("cpu")
+from ..states import folders, same
 
 
 def _part(rank, num_ranks, token=7):
-    return sharded.Part(
-        rank=rank, num_ranks=num_ranks, token=token, abandoned=threading.Event()
-    )
+    ended = threading.Event()
+    return sharded.Part(rank=rank, num_ranks=num_ranks, token=token, abandoned=ended)
 
 
 def _step(config, world, by_chunks, dtype=torch.bfloat16):
@@ -77,17 +74,14 @@ def _check_ranks(world: World, shape, directory):
         whole, by_chunks = (_step(config, world, chunks) for chunks in (False, True))
         assert same(whole[1].state_dict(), by_chunks[1].state_dict())
         by_chunks[1].optimizer.gather()
-        for (name, a), b in zip(
-            whole[0].named_parameters(), by_chunks[0].parameters(), strict=True
-        ):
-            assert torch.equal(a, b), name
+        weights_of = [[*model.parameters()] for model, _ in (whole, by_chunks)]
+        assert same(*weights_of)
         with torch.no_grad():  # so that each number tells where it belongs
             for key, flat in by_chunks[1].optimizer.parts().items():
                 flat.copy_(torch.arange(len(flat)) + world.rank * 0.25 + len(key))
         shard, index = by_chunks[1].shard_state()
-        _part(world.rank, 2).write(
-            directory, 5, {"shard": shard, "index": index | {"step": 5}}, keep=1
-        )
+        saved = {"shard": shard, "index": index | {"step": 5}}
+        _part(world.rank, 2).write(directory, 5, saved, keep=1)
         state = by_chunks[1].state_dict()
         if world.is_main:
             torch.save(state, directory / "whole.pt")
@@ -102,17 +96,10 @@ def _check_ranks(world: World, shape, directory):
 def _save_weights(model, config, directory):
     """As a bare encoder, and with word embeddings as long as the vocabulary."""
     tensors = {name: p.detach().clone() for name, p in model.state_dict().items()}
-    encoder = {
-        name.removeprefix("bert."): t
-        for name, t in tensors.items()
-        if name.startswith("bert.encoder.")
-    }
-    embeddings = {
-        name.removeprefix("bert."): t
-        for name, t in tensors.items()
-        if ".embeddings." in name
-    }
-    torch.save({**encoder, **embeddings}, directory / "bare.pt")
+    bare = {n: t for n, t in tensors.items() if n.startswith("bert.encoder.")}
+    bare |= {n: t for n, t in tensors.items() if ".embeddings." in n}
+    bare = {name.removeprefix("bert."): tensor for name, tensor in bare.items()}
+    torch.save(bare, directory / "bare.pt")
     tensors[WORDS] = tensors[WORDS][: config.vocab_size].clone()
     safetensors.torch.save_file(tensors, directory / "unpadded.safetensors")
 
@@ -122,17 +109,14 @@ def _check_resumed(world: World, config, directory):
     saved = load_newest(CheckpointConfig(directory=directory, resume=True))
     assert saved["step"] == 5
     step.load_state_dict(saved)
-    state, expected = (
-        step.state_dict(),
-        torch.load(directory / "whole.pt", weights_only=True),
-    )
+    state = step.state_dict()
+    expected = torch.load(directory / "whole.pt", weights_only=True)
     step.optimizer.gather()
     if world.is_main:
         assert same(state, expected)
+    masters = expected["optimizer"]["masters"]
     for name, parameter in model.named_parameters():
-        assert torch.equal(
-            parameter, expected["optimizer"]["masters"][name].bfloat16()
-        ), name
+        assert torch.equal(parameter, masters[name].bfloat16()), name
 
 
 def test_parts_of_two_ranks_and_weights_of_a_file_are_read_by_any_ranks_each_its_own_as_if_whole(
@@ -147,17 +131,15 @@ def test_weights_drawn_in_chunks_are_those_drawn_at_once(tiny, monkeypatch):
     monkeypatch.setattr(init, "CHUNK_SIZE", 48)
     with init.uninitialized():
         model = model_of(tiny, seed=None)
-    found = {
-        name: torch.full(p.shape, float("nan")) for name, p in model.named_parameters()
-    }
+    unset = float("nan")
+    found = {n: torch.full(p.shape, unset) for n, p in model.named_parameters()}
     for name, start, values in init.first_weights(model, 11):
         found[name].view(-1)[start : start + len(values)] = values
     generator = torch.Generator().manual_seed(11)
     for name, module in model.named_modules():
         if isinstance(module, (torch.nn.Linear, torch.nn.Embedding)):
-            expected = torch.empty(module.weight.shape).normal_(
-                0.0, tiny.initializer_range, generator=generator
-            )
+            expected = torch.empty(module.weight.shape)
+            expected.normal_(0.0, tiny.initializer_range, generator=generator)
             if name.endswith("word_embeddings"):
                 expected[tiny.vocab_size :] = 0
             assert torch.equal(found[f"{name}.weight"], expected), name
@@ -169,14 +151,10 @@ def test_weights_drawn_in_chunks_are_those_drawn_at_once(tiny, monkeypatch):
 
 
 def _state(value):
-    shard = {
-        "parts": {"masters": torch.full((3,), value)},
-        "segments": [("w", 0, 0, 3)],
-    }
-    return {
-        "shard": shard,
-        "index": {"optimizer": {"num_steps": 1, "shapes": {"w": (3,)}}},
-    }
+    parts = {"masters": torch.full((3,), value)}
+    optimizer = {"num_steps": 1, "shapes": {"w": (3,)}}
+    shard = {"parts": parts, "segments": [("w", 0, 0, 3)]}
+    return {"shard": shard, "index": {"optimizer": optimizer}}
 
 
 def _newest(folder):
@@ -188,13 +166,10 @@ def test_a_rank_killed_while_it_writes_leaves_the_checkpoint_before(
     tmp_path, monkeypatch
 ):
     _part(0, 1).write(tmp_path, 1, _state(1.0), keep=2)
+    stands = lambda state, file: (file.write(b"half"), time.sleep(900))  # noqa: E731
     pid = os.fork()
     if pid == 0:  # killed in the middle of its file
-        monkeypatch.setattr(
-            sharded.torch,
-            "save",
-            lambda state, file: (file.write(b"half"), time.sleep(900)),
-        )
+        monkeypatch.setattr(sharded.torch, "save", stands)
         try:
             _part(0, 1, token=8).write(tmp_path, 2, _state(2.0), keep=2)
         finally:
@@ -206,26 +181,23 @@ def test_a_rank_killed_while_it_writes_leaves_the_checkpoint_before(
     assert _newest(tmp_path) == [1.0] * 3
     _part(0, 1, token=9).write(tmp_path, 2, _state(3.0), keep=1)
     assert _newest(tmp_path) == [3.0] * 3
-    assert [path.name for path in tmp_path.iterdir()] == ["step_0000000002"], (
-        "nothing is left of the killed one"
-    )
+    # Nothing is left of the killed one.
+    assert [path.name for path in tmp_path.iterdir()] == ["step_0000000002"]
 
 
 def test_a_part_that_fails_or_never_comes_is_no_checkpoint(tmp_path, monkeypatch):
-    plain = torch.save
-    monkeypatch.setattr(
-        sharded.torch, "save", lambda *a: (_ for _ in ()).throw(OSError("disk full"))
-    )
-    with pytest.raises(OSError, match="disk full"):
-        _part(1, 2).write(tmp_path, 1, _state(1.0), keep=2)
-    monkeypatch.setattr(sharded.torch, "save", plain)
+    def full(*_):
+        raise OSError("disk full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sharded.torch, "save", full)
+        with pytest.raises(OSError, match="disk full"):
+            _part(1, 2).write(tmp_path, 1, _state(1.0), keep=2)
     with pytest.raises(sharded.ShardError, match="rank 1: disk full"):
         _part(0, 2).write(tmp_path, 1, _state(1.0), keep=2)
     lonely = _part(0, 2)
     lonely.abandoned.set()
-    with pytest.raises(
-        sharded.ShardError, match="the run ended before rank 1 had written its part"
-    ):
+    with pytest.raises(sharded.ShardError, match="ended before rank 1 had written"):
         lonely.write(tmp_path, 1, _state(1.0), keep=2)
     assert list(tmp_path.iterdir()) == []
     assert _newest(tmp_path) is None
@@ -236,17 +208,10 @@ def test_a_sharded_run_that_is_interrupted_continues_bit_for_bit(
     prepared, run_bert, tmp_path
 ):
     def run(name, **settings):
-        folder = {
-            "CHECKPOINT_DIR": str(tmp_path / name),
-            "RUN_DIR": str(tmp_path / f"run_{name}"),
-        }
-        common = {
-            "SHARD_OPTIMIZER": "1",
-            "MAX_STEPS": "4",
-            "EVAL_ITER_SAMPLES": "0",
-            "TARGET_MLM_ACCURACY": "0",
-        }
-        done = run_bert(prepared | common | folder | settings, ranks=2)
+        common = {"SHARD_OPTIMIZER": "1", "MAX_STEPS": "4"}
+        common |= {"EVAL_ITER_SAMPLES": "0", "TARGET_MLM_ACCURACY": "0"}
+        place = folders(tmp_path, name)
+        done = run_bert(prepared | common | place | settings, ranks=2)
         assert done.returncode == 0, done.stderr
 
     run("whole")
@@ -255,20 +220,16 @@ def test_a_sharded_run_that_is_interrupted_continues_bit_for_bit(
     (path,) = saved_checkpoints(tmp_path / "parts")[-1:]
     path = path.parent
     assert path.name == "step_0000000004"
-    assert sorted(file.name for file in path.iterdir()) == [
-        "index.pt",
-        "rank_00000.pt",
-        "rank_00001.pt",
-    ]
+    written = sorted(file.name for file in path.iterdir())
+    assert written == ["index.pt", "rank_00000.pt", "rank_00001.pt"]
     expected = torch.load(tmp_path / "whole" / "step_0000000004.pt", weights_only=True)
     found = sharded.read(path)
     for part in ("masters", "first_moments", "second_moments"):
         assert same(dict(found["optimizer"][part]), expected["optimizer"][part])
     weights = CheckpointConfig(init_checkpoint=tmp_path / "parts").init_checkpoint
     assert same(dict(read_state_dict(weights)), expected["model"])
-    assert json.loads((tmp_path / "run_parts" / "config.json").read_text())[
-        "checkpoint"
-    ]["shards"]
+    resolved = json.loads((tmp_path / "run_parts" / "config.json").read_text())
+    assert resolved["checkpoint"]["shards"]
 
 
 def test_heads_that_a_sharded_checkpoint_lacks_are_drawn(tiny, monkeypatch):
