@@ -8,6 +8,7 @@ import json
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -22,7 +23,8 @@ from bert.data.format import write_records
 from bert.data.records import Metadata
 from bert.data.synthetic import synthetic_records
 
-from ..waiting import free_ports
+from ..waiting import free_ports, wait_until
+from .captured import Done, captured
 from .nodes import missing, require
 
 FAKES = Path(__file__).resolve().parent / "fakes"
@@ -52,6 +54,8 @@ class Checkout:
 
     root: Path
     env: dict[str, str] = field(default_factory=dict)
+    script: str = "./run_local.sh"
+    size: str = "DGXNGPU=2"  # in place of the config's
 
     @property
     def calls_file(self) -> Path:
@@ -59,7 +63,7 @@ class Checkout:
 
     @property
     def logdir(self) -> Path:
-        return Path(self.env["LOGDIR"])
+        return self.root / self.env["LOGDIR"]
 
     @property
     def run_dir(self) -> Path:
@@ -87,29 +91,97 @@ class Checkout:
     def command(self, script: str, config: str = CONFIG, after: str = "") -> list[str]:
         """The user's command line: source both files, run ``after``, start the script."""
         return [
-            "bash", "-c", f"set -e; source ./env.sh; source {config}; export DGXNGPU=2; {after}\nexec {script}",
+            "bash", "-c", f"set -e; source ./env.sh; source {config}; export {self.size}; {after}\nexec {script}",
         ]  # fmt: skip
 
     def popen(
-        self, script: str, *, config: str = CONFIG, after: str = "", **env: str
+        self, script: str = "", *, config: str = CONFIG, after: str = "", **env: str
     ) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            self.command(script, config, after), cwd=self.root, env=self.env | env, stdout=subprocess.PIPE,
+            self.command(script or self.script, config, after), cwd=self.root, env=self.env | env, stdout=subprocess.PIPE,
             stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
 
     def run(
-        self, script: str, *, config: str = CONFIG, after: str = "", **env: str
-    ) -> subprocess.CompletedProcess[str]:
-        process = self.popen(script, config=config, after=after, **env)
+        self, script: str = "", *, config: str = CONFIG, after: str = "", status: int | None = None, **env: str,
+    ) -> Done:  # fmt: skip
+        """Runs it, to that exit status; None: to any."""
+        return self.ended(self.popen(script, config=config, after=after, **env), status)
+
+    def ended(self, process: subprocess.Popen[str], status: int | None = None) -> Done:
         out, err = process.communicate(timeout=240)
-        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+        return Done(process.args, process.returncode, out, err).asked(status)
+
+    def refused(self, reason: str, script: str = "", **how: str) -> Done:
+        """It ends in one line with this reason, before anything is written."""
+        done = self.run(script, status=2, **how)
+        assert done.last_line.startswith("run: error: ")
+        assert reason in done.last_line
+        assert not self.ranks()
+        assert not self.logdir.exists()
+        return done
+
+    def failed(self, reason: str, trials: int = 1, **how: str) -> Done:
+        """One of so many trials fails, with this reason as the last line."""
+        done = self.run(after=f"export NEXP={trials}", status=1, **how)
+        expected = f"run: error: 1 of {trials} trials failed: {reason}"
+        assert done.last_line.startswith(expected)
+        return done
+
+    def started(self, **how: str) -> subprocess.Popen[str]:
+        """Its first trial runs, and hangs."""
+        given = {"RUN_NAME": "stopped", "TRIAL_0": "hang"} | how
+        process = self.popen(**given)
+        log = self.logdir / given["RUN_NAME"] / "running_0" / "result_0.txt"
+        wait_until(log.exists)
+        return process
+
+    def interrupted(self, number: int = signal.SIGTERM, **how: str) -> Done:
+        """It gets this signal while its first trial runs."""
+        process = self.started(**how)
+        process.send_signal(number)
+        return self.ended(process)
+
+    def edit(self, name: str, text: str, other: str) -> None:
+        """Replaces some text in a file of launch/."""
+        path = self.root / "launch" / name
+        assert text in path.read_text()
+        path.write_text(path.read_text().replace(text, other))
+
+    def before_the_trainer(self, lines: str) -> None:
+        """Puts lines before the stand-in for the trainer."""
+        trainer = self.root / "implementations" / "bert" / "__main__.py"
+        trainer.write_text(lines + trainer.read_text())
+
+    def without_spaces(self) -> Path:
+        """Moves it to where containers can mount it; its folder."""
+        folder = self.root.parent
+        self.root = self.root.rename(folder / "checkout")
+        self.env |= {"LOGDIR": str(folder / "results"), "PYTHONPATH": str(self.root)}
+        return folder
+
+    def with_containers(self, runtime: str) -> Path:
+        """The same, with a runtime of containers that runs commands where they are."""
+        program = self.root.parent / "bin" / runtime
+        stand_in = f'"$REAL_PYTHON" -S "{FAKES / "container.py"}" {runtime}'
+        program.write_text(f'#!/usr/bin/env bash\nexec {stand_in} "$@"\n')
+        program.chmod(0o755)
+        folder = self.without_spaces()
+        self.env["DATADIR"] = str(folder / "data")
+        for name in ("packed_data", "eval", "phase1"):
+            (folder / "data" / name).mkdir(parents=True)
+        return folder
+
+    def recorded(self, program: str) -> list[dict[str, Any]]:
+        """Calls of that runtime."""
+        return [json.loads(call) for call in self.calls(program)]
 
     def stand_in(self, name: str, script: str) -> None:
         """Puts a program first on PATH that records its arguments, quoted as by the shell, and
         runs.
         """
         path = self.root.parent / "bin" / name
+        path.unlink(missing_ok=True)  # a link leads to the real program
         path.write_text(
             f'#!/usr/bin/env bash\necho {name} "${{*@Q}}" >>"{self.calls_file}"\n{script}\n'
         )
@@ -176,6 +248,8 @@ def make_checkout(repository: Path, tmp_path: Path) -> Checkout:
     python = tmp_path / "bin" / "python"
     shutil.copy(FAKES / "python.sh", python)
     python.chmod(0o755)
+    # Not a shim that starts thirty programs to find it.
+    (python.parent / "python3").symlink_to(os.path.realpath(sys.executable))
     copy = Checkout(root)
     for name in ("sudo", "sync"):
         copy.stand_in(name, "exit 1")
@@ -194,6 +268,17 @@ def make_checkout(repository: Path, tmp_path: Path) -> Checkout:
         "BINDING": "none",  # a third of the programs that a run starts; one test of each script has the default
     }
     return copy
+
+
+@pytest.fixture(scope="session")
+def undisturbed(
+    repository: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Checkout, Done]:
+    """The checkout after a run of two trials here by defaults, and what it printed: not to be changed."""
+    checkout = make_checkout(repository, tmp_path_factory.mktemp("undisturbed"))
+    del checkout.env["BINDING"]
+    checkout.env["LOGDIR"] = "relative"
+    return checkout, checkout.run(after="export NEXP=2", status=0)
 
 
 OVER = ("CANCELLED", "COMPLETED", "FAILED", "TIMEOUT", "NODE_FAIL")
@@ -217,12 +302,8 @@ class Job:
     def field(self, name: str) -> str:
         """A field of ``scontrol show job``, such as JobState."""
         command = ["scontrol", "--oneliner", "show", "job", str(self.number)]
-        shown = subprocess.run(
-            command, capture_output=True, text=True, check=True, timeout=240
-        ).stdout
-        return next(
-            (word.partition("=")[2] for word in shown.split() if word.startswith(f"{name}=")),
-        )  # fmt: skip
+        shown = captured(command, status=0).stdout.split()
+        return next(word.partition("=")[2] for word in shown if word.startswith(f"{name}="))  # fmt: skip
 
     def wait_for(self, what: Callable[[], object]) -> None:
         """Waits until ``what()`` is true."""
@@ -248,6 +329,20 @@ class Job:
     def exit_code(self) -> int:
         return int(self.field("ExitCode").partition(":")[0])
 
+    def cancel(self, *options: str) -> None:
+        subprocess.run(["scancel", *options, str(self.number)], check=True)
+
+    def requeue(self) -> None:
+        """It starts again at once; Slurm would hold it for two minutes."""
+        subprocess.run(["scontrol", "requeue", str(self.number)], check=True)
+        self.start()
+
+    def start(self, when: str = "now") -> None:
+        """As an administrator can."""
+        self.wait_for(lambda: self.field("JobState") == "PENDING")
+        line = ["scontrol", "update", f"JobId={self.number}", f"StartTime={when}"]
+        subprocess.run(line, check=True)
+
 
 @dataclass
 class Slurm:
@@ -270,9 +365,18 @@ class Slurm:
         assert done.returncode == 0, done.stderr
         return Job(int(done.stdout), output)
 
-    def run(self, *options: str, **how: str) -> Job:
-        """Submits and waits for the end."""
-        return self.submit(*options, **how).wait()
+    def run(self, *options: str, status: int | None = None, **how: str) -> Job:
+        """Submits and waits for the end, with that exit status; None: with any."""
+        job = self.submit(*options, **how).wait()
+        assert status in (None, job.exit_code), job.output
+        return job
+
+    def started(self, name: str, *options: str, **how: str) -> Job:
+        """Submits a run of that name, and waits until its first trial runs."""
+        job = self.submit(*options, RUN_NAME=name, **how)
+        log = self.checkout.logdir / name / "running_0" / "result_0.txt"
+        job.wait_for(log.exists)
+        return job
 
 
 @pytest.fixture(scope="session")

@@ -4,15 +4,25 @@ failure.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
-import subprocess
+import runpy
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from .captured import captured
+
+PROGRAM = "launch/node/binding.py"
+
+
+class Said(NamedTuple):
+    stdout: str
+    stderr: str
 
 
 def write(path: Path, text: str) -> None:
@@ -28,22 +38,17 @@ class Node:
     repository: Path
     num_cpus: int = 192
     num_numa: int = 2
-    env: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         half = self.num_cpus // 2
         cores = half // max(self.num_numa, 1)
         for cpu in range(self.num_cpus):
             siblings = f"{cpu % half},{cpu % half + half}"
-            write(
-                self.sys / f"devices/system/cpu/cpu{cpu}/topology/thread_siblings_list",
-                siblings,
-            )
+            place = f"devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
+            write(self.sys / place, siblings)
         for node in range(self.num_numa):
-            write(
-                self.sys / f"devices/system/node/node{node}/cpulist",
-                self.cpus_of(node, cores, half),
-            )
+            place = f"devices/system/node/node{node}/cpulist"
+            write(self.sys / place, self.cpus_of(node, cores, half))
         self.allow(f"0-{self.num_cpus - 1}")
 
     @property
@@ -62,16 +67,10 @@ class Node:
         """A PCI device behind the bridges ``under``."""
         real = self.sys / "devices/pci0000:00" / under / address
         half = self.num_cpus // 2
-        cpus = (
-            f"0-{self.num_cpus - 1}"
-            if numa < 0
-            else self.cpus_of(numa, half // self.num_numa, half)
-        )
-        for name, text in {
-            "numa_node": str(numa),
-            "local_cpulist": cpus,
-            **files,
-        }.items():
+        cpus = f"0-{self.num_cpus - 1}"
+        if numa >= 0:
+            cpus = self.cpus_of(numa, half // self.num_numa, half)
+        for name, text in {"numa_node": str(numa), "local_cpulist": cpus, **files}.items():  # fmt: skip
             write(real / name, text)
         link = self.sys / "bus/pci/devices" / address
         link.parent.mkdir(parents=True, exist_ok=True)
@@ -90,19 +89,28 @@ class Node:
         write(self.sys / f"class/infiniband/{name}/ports/1/state", state)
         (self.sys / f"class/infiniband/{name}/device").symlink_to(real)
 
-    def bind(
-        self, rank: int, ranks: int, **env: str
-    ) -> subprocess.CompletedProcess[str]:
-        """binding.py for a process of its own: the CPUs of that are the last line of its stdout."""
-        bound = "python3 -I -S launch/node/binding.py $$ $0 $1 && taskset -pc $$"
-        given = {
-            "PATH": os.environ["PATH"], "SYSFS": str(self.sys), "TOPOLOGY_GPUS": "",
-        }  # fmt: skip
-        given |= {"PROC_STATUS": str(self.root / "status"), "RANK": "1"} | env
-        command = ["bash", "-c", bound, str(rank), str(ranks)]
-        done = captured(command, cwd=self.repository, env=given)
-        assert done.returncode == 0, done.stderr
-        return done
+    def given(self, **env: str) -> dict[str, str]:
+        given = {"SYSFS": str(self.sys), "PROC_STATUS": str(self.root / "status")}
+        return given | {"TOPOLOGY_GPUS": "", "RANK": "1"} | env
+
+    def bind(self, rank: int, ranks: int, **env: str) -> Said:
+        """What is said, without binding this process."""
+        out, err = io.StringIO(), io.StringIO()
+        with (
+            pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err),
+        ):  # fmt: skip
+            patch.setattr(os, "environ", self.given(**env))
+            patch.setattr(os, "sched_setaffinity", lambda process, cpus: None)
+            program = runpy.run_path(str(self.repository / PROGRAM))
+            program["main"](0, rank, ranks)
+        return Said(out.getvalue(), err.getvalue())
+
+    def bind_itself(self, rank: int, ranks: int) -> Said:
+        """A process of its own: its CPUs are the last line of stdout."""
+        bound = f"python3 -I -S {PROGRAM} $$ {rank} {ranks} && taskset -pc $$"
+        given = self.given(PATH=os.environ["PATH"])
+        done = captured(["bash", "-c", bound], 0, cwd=self.repository, env=given)
+        return Said(done.stdout, done.stderr)
 
     def table(self, ranks: int, **env: str) -> list[list[str]]:
         """Columns of each rank: number, GPU, NUMA node, cards, CPUs."""
@@ -148,10 +156,8 @@ def test_cpus_reserved_by_the_cluster_are_left_alone(dgx):
     dgx.allow("0-83,96-179")  # the others serve the file system
     assert dgx.cpus(8, "numa") == [FIRST] * 4 + ["48-83,144-179"] * 4
     dgx.allow("0-191")
-    assert (
-        dgx.cpus(8, "numa", RESERVED_CPUS="84-95,180-191")
-        == [FIRST] * 4 + ["48-83,144-179"] * 4
-    )
+    reserved = dgx.cpus(8, "numa", RESERVED_CPUS="84-95,180-191")
+    assert reserved == [FIRST] * 4 + ["48-83,144-179"] * 4
 
 
 def test_exclusive_binding_assigns_whole_cores_and_all_of_them(dgx):
@@ -163,12 +169,8 @@ def test_exclusive_binding_assigns_whole_cores_and_all_of_them(dgx):
 def test_exclusive_binding_assigns_only_allowed_cpus(dgx):
     dgx.allow("0-83,96-179")
     shares = dgx.cpus(8, "exclusive")
-    assert shares[4:] == [
-        "48-56,144-152",
-        "57-65,153-161",
-        "66-74,162-170",
-        "75-83,171-179",
-    ]
+    last = "48-56,144-152 57-65,153-161 66-74,162-170 75-83,171-179"
+    assert shares[4:] == last.split()
 
 
 def test_exclusive_binding_of_more_ranks_than_cores_shares_them(make_node):
@@ -182,12 +184,8 @@ def test_ranks_follow_the_order_of_the_visible_devices(dgx):
     driver = "\n".join(
         f"{i}, GPU-{i}a, 0000{a.upper()}" for i, a in enumerate(ADDRESSES)
     )
-    assert dgx.cpus(
-        2, "numa", CUDA_VISIBLE_DEVICES="GPU-5a,GPU-1a", TOPOLOGY_GPUS=driver
-    ) == [
-        SECOND,
-        FIRST,
-    ]
+    given = {"CUDA_VISIBLE_DEVICES": "GPU-5a,GPU-1a", "TOPOLOGY_GPUS": driver}
+    assert dgx.cpus(2, "numa", **given) == [SECOND, FIRST]
 
 
 def test_the_drivers_order_of_gpus_wins_over_that_of_sysfs(dgx):
@@ -213,10 +211,8 @@ def test_without_sysfs_nothing_is_bound_and_nothing_fails(tmp_path, repository):
     node = Node(tmp_path, repository, num_cpus=0, num_numa=0)
     node.allow("0-3")
     said = node.bind(0, 2).stderr
-    assert (
-        said
-        == "run: warning: local rank 0 is not bound: no CPU near its GPU is allowed here\n"
-    )
+    why = "no CPU near its GPU is allowed here"
+    assert said == f"run: warning: local rank 0 is not bound: {why}\n"
 
 
 def test_threads_of_a_rank_are_its_share_of_the_allowed_cpus(dgx):
@@ -230,19 +226,11 @@ def test_threads_of_a_rank_are_its_share_of_the_allowed_cpus(dgx):
 def test_each_gpu_is_shown_with_its_nearest_active_card(dgx):
     dgx.nic("mlx5_8", "0000:03:03.0", 0, under="0000:03:01.0", state="1: DOWN")
     dgx.nic("a_storage", "0000:77:00.0", 0, under="0000:77:01.0")
-    assert (
-        "run: binding numa on dgx7\n"
-        in dgx.bind(0, 8, RANK="0", SLURMD_NODENAME="dgx7").stderr
-    )
+    said = dgx.bind(0, 8, RANK="0", SLURMD_NODENAME="dgx7").stderr
+    assert "run: binding numa on dgx7\n" in said
     assert dgx.table(8) == [
-        [
-            str(number),
-            address,
-            str(number // 4),
-            f"mlx5_{number}",
-            FIRST if number < 4 else SECOND,
-        ]
-        for number, address in enumerate(ADDRESSES)
+        [str(n), address, str(n // 4), f"mlx5_{n}", (FIRST, SECOND)[n // 4]]
+        for n, address in enumerate(ADDRESSES)
     ]
 
 
@@ -260,7 +248,7 @@ def test_a_process_is_bound_to_a_cpu_it_may_use(make_node):
     node.device(ADDRESSES[0], 0, vendor="0x10de", **{"class": "0x030200"})
     write(node.sys / f"bus/pci/devices/{ADDRESSES[0]}/local_cpulist", f"{mine},100000")
     node.allow(str(mine))
-    done = node.bind(0, 1)
+    done = node.bind_itself(0, 1)
     assert done.stdout.endswith(f"current affinity list: {mine}\n")
     assert done.stderr == ""
 
@@ -269,7 +257,7 @@ def test_a_refused_binding_is_a_warning(make_node):
     node = make_node(num_cpus=2000, num_numa=1)
     node.allow("1000-1999")  # of which this machine has none
     why = "local rank 1 is not bound: the kernel rejects the CPUs 1000-1999"
-    assert node.bind(1, 2).stderr == f"run: warning: {why}\n"
+    assert node.bind_itself(1, 2).stderr == f"run: warning: {why}\n"
 
 
 def test_binding_none_binds_nothing(dgx):
@@ -281,16 +269,13 @@ def test_binding_none_binds_nothing(dgx):
 def nics(node: Node, rank: int, **env: str) -> str:
     """What is printed for NCCL_IB_HCA, and said."""
     done = node.bind(rank, 8, **{"NIC_BINDING": "nearest", "BINDING": "none"} | env)
-    return done.stdout.rpartition("pid ")[0].strip() + done.stderr
+    return done.stdout.strip() + done.stderr
 
 
 def test_a_rank_uses_the_cards_nearest_to_its_gpu_by_exact_name(dgx):
     dgx.nic("mlx5_10", "0000:01:03.0", 0, under="0000:01:01.0")
-    assert [nics(dgx, rank) for rank in (0, 1, 7)] == [
-        "=mlx5_0",
-        "=mlx5_1,mlx5_10",
-        "=mlx5_7",
-    ]
+    found = [nics(dgx, rank) for rank in (0, 1, 7)]
+    assert found == ["=mlx5_0", "=mlx5_1,mlx5_10", "=mlx5_7"]
 
 
 def test_a_rank_follows_the_visible_devices_to_its_cards(dgx):

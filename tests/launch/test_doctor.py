@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
-import sys
+from typing import Any
 
 import pytest
 
-from .captured import captured
+from .captured import Done, captured
 
 # Tools that the scripts call besides the stand-ins.
 TOOLS = (
@@ -46,18 +45,17 @@ def site(checkout):
         path = shutil.which(tool)
         if path and not (bin_folder / tool).exists():
             (bin_folder / tool).symlink_to(path)
-    (bin_folder / "python3").symlink_to(os.path.realpath(sys.executable))
-    (checkout.root.parent / "a checkout").rename(checkout.root.parent / "checkout")
-    checkout.root = checkout.root.parent / "checkout"
-    for name, script in {
+    folder = checkout.without_spaces()
+    programs = {
         "sinfo": SINFO,
         "nvidia-smi": SMI,
         "sbatch": "",
         "sudo": "[[ ! ${NO_SUDO:-} ]]",
-        "scontrol": "echo NodeName=$3 ${SPEC:-}",
-    }.items():
+    }
+    programs["scontrol"] = "echo NodeName=$3 ${SPEC:-}"
+    for name, script in programs.items():
         checkout.stand_in(name, script)
-    folder = checkout.root.parent
+    checkout.size = "DGXNGPU=8"
     for name in ("packed_data", "eval", "phase1", "proc/vm", "sys/class"):
         (folder / "data" / name).mkdir(parents=True)
         (folder / "data" / name / "file").touch()
@@ -66,18 +64,15 @@ def site(checkout):
     (checkout.root / "h5py").mkdir()
     (checkout.root / "torch" / "__init__.py").write_text("__version__ = '2.7'\n")
     checkout.env |= {
-        "PATH": str(bin_folder), "DATADIR": str(folder / "data"), "LOGDIR": str(folder / "results"),
+        "PATH": str(bin_folder), "DATADIR": str(folder / "data"),
         "CONT": str(folder / "bert.sqsh"), "SLURM_PROCID": "0", "SYSFS": str(folder / "data" / "sys"),
         "PROC_SYS": str(folder / "data" / "proc"),
     }  # fmt: skip
     return checkout
 
 
-def doctor(
-    site, *groups: str, after: str = "", **env: str
-) -> subprocess.CompletedProcess[str]:
-    after = f"export DGXNGPU=8; {after}"
-    return site.run(f"./launch/doctor.sh {' '.join(groups)}", after=after, **env)
+def doctor(site, *groups: str, **how: Any) -> Done:
+    return site.run(f"./launch/doctor.sh {' '.join(groups)}", **how)
 
 
 def rows(text: str) -> dict[str, tuple[str, str, str]]:
@@ -93,9 +88,8 @@ def rows(text: str) -> dict[str, tuple[str, str, str]]:
 
 
 def test_a_healthy_site_passes(site):
-    done = doctor(site)
+    done = doctor(site, status=0)
     found = rows(done.stdout)
-    assert done.returncode == 0, done.stdout + done.stderr
     assert not done.stderr
     bad = {name for name, row in found.items() if row[0] not in ("pass", "skip")}
     assert not bad
@@ -106,9 +100,8 @@ def test_a_healthy_site_passes(site):
 
 
 def test_a_misspelt_name_is_a_row_of_the_whole_table(site):
-    done = doctor(site, BATCHSZIE="3")
-    found = rows(done.stdout)
-    assert (done.returncode, found["variables"][0]) == (1, "fail")
+    found = rows(doctor(site, BATCHSZIE="3", status=1).stdout)
+    assert found["variables"][0] == "fail"
     assert "BATCHSZIE: did you mean BATCHSIZE?" in found["variables"][1]
     assert {"slurm", "GPUs", "run"} <= set(found)
 
@@ -130,27 +123,26 @@ def test_a_misspelt_name_is_a_row_of_the_whole_table(site):
     ],
 )  # fmt: skip
 def test_a_problem_is_named_with_its_cure(site, groups, broken, check, finding, cure):
-    assert_fails(doctor(site, groups, **broken), check, finding, cure)
+    done = doctor(site, groups, status=1, **broken)
+    assert not done.stderr
+    result, found, fix = rows(done.stdout)[check]
+    assert result == "fail", done.stdout
+    assert finding in found
+    assert cure in fix
 
 
 def test_a_machine_without_the_launchers_python_is_told(site):
     (site.root.parent / "bin" / "python3").unlink()
-    done = doctor(site, PYTHON="/no/python")
+    done = doctor(site, PYTHON="/no/python", status=2)
     finding = "has no python3 of 3.6 or newer, with which the launcher decides"
-    assert (done.returncode, finding in done.stderr) == (2, True)
+    assert finding in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("group", "env", "check", "result", "text"),
-    [
-        ("machine", {"NO_SUDO": "1"}, "drop caches", "warn", "visudo"),
-    ],
-)  # fmt: skip
-def test_what_is_no_failure_is_none(site, group, env, check, result, text):
-    done = doctor(site, group, **env)
-    found = rows(done.stdout)[check]
-    assert (done.returncode, found[0]) == (0, result), done.stdout + done.stderr
-    assert text in " ".join(found)
+def test_what_is_no_failure_is_none(site):
+    done = doctor(site, "machine", NO_SUDO="1", status=0)
+    result, *found = rows(done.stdout)["drop caches"]
+    assert result == "warn"
+    assert "visudo" in " ".join(found)
 
 
 def test_several_nodes_prefix_their_lines_with_their_names(site):
@@ -164,54 +156,32 @@ def test_the_whole_data_set_is_verified_on_request(site, status, result):
     script = site.root / "verify_dataset.sh"
     script.write_text(f'#!/usr/bin/env bash\necho "verdict on $1"\nexit {status}\n')
     script.chmod(0o755)
-    done = doctor(site, "verify")
-    assert done.returncode == status
-    assert rows(done.stdout)["data verified"][:2] == (
-        result,
-        f"verdict on {site.env['DATADIR']}",
-    )
+    done = doctor(site, "verify", status=status)
+    said = f"verdict on {site.env['DATADIR']}"
+    assert rows(done.stdout)["data verified"][:2] == (result, said)
 
 
+@pytest.mark.skipif(os.path.exists("/dev/nvidiactl"), reason="this machine has a GPU")
 def test_a_login_node_is_not_blamed_for_having_no_gpu(site):
     (site.root.parent / "bin" / "nvidia-smi").unlink()
-    done = doctor(site, "gpu", SLURM_PROCID="")
-    found = rows(done.stdout)
-    if os.path.exists("/dev/nvidiactl"):
-        pytest.skip("this machine has a GPU")
-    assert done.returncode == 0, done.stdout
-    assert found["GPUs"] == (
-        "skip",
-        "this node submits jobs",
-        "srun --exclusive launch/doctor.sh machine gpu data",
-    )
+    done = doctor(site, "gpu", SLURM_PROCID="", status=0)
+    cure = "srun --exclusive launch/doctor.sh machine gpu data"
+    assert rows(done.stdout)["GPUs"] == ("skip", "this node submits jobs", cure)
 
 
 def test_without_a_config_only_what_needs_one_is_skipped(site):
     command = ["./launch/doctor.sh", "slurm", "data"]
-    done = captured(command, cwd=site.root, env=site.env)
-    found = rows(done.stdout)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert found["checkpoint, run"][0] == "skip"
-    assert "config" in found["checkpoint, run"][2]
+    found = rows(captured(command, 0, cwd=site.root, env=site.env).stdout)
+    result, _, cure = found["checkpoint, run"]
+    assert result == "skip"
+    assert "config" in cure
     assert "EVALDIR" not in found, "env.sh was sourced"
 
 
 def test_an_unknown_group_is_wrong_usage(site):
-    done = doctor(site, "disk")
-    assert done.returncode == 2
-    assert (
-        done.stderr
-        == "run: error: disk: expected one of slurm machine gpu data verify\n"
-    )
-
-
-def assert_fails(done, check: str, finding: str, cure: str) -> None:
-    found = rows(done.stdout)
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert not done.stderr
-    assert found[check][0] == "fail", done.stdout
-    assert finding in found[check][1]
-    assert cure in found[check][2]
+    done = doctor(site, "disk", status=2)
+    expected = "disk: expected one of slurm machine gpu data verify"
+    assert done.stderr == f"run: error: {expected}\n"
 
 
 @pytest.mark.slurm
@@ -226,26 +196,20 @@ def assert_fails(done, check: str, finding: str, cure: str) -> None:
 def test_a_real_slurm_is_checked_as_run_sub_uses_it(
     slurm, setting, check, result, finding
 ):
-    after = "".join(
-        f"export {name}={value}; "
-        for name, value in ({"DGXNGPU": "8"} | setting).items()
-    )
-    done = slurm.checkout.run("./launch/doctor.sh slurm", after=after)
-    found = rows(done.stdout)
-    assert done.returncode == (result == "fail"), done.stdout + done.stderr
+    slurm.checkout.size = "DGXNGPU=8"
+    after = " ".join(f"export {name}={value};" for name, value in setting.items())
+    status = int(result == "fail")
+    found = rows(doctor(slurm.checkout, "slurm", after=after, status=status).stdout)
     assert found["slurm"][0] == "pass"
-    assert found[check][0] == result, done.stdout
+    assert found[check][0] == result
     assert finding in found[check][1]
 
 
 @pytest.mark.slurm
 def test_the_nodes_of_a_real_slurm_are_checked_by_a_step(slurm):
     command = "srun --nodes=2 --ntasks-per-node=1 ./launch/doctor.sh machine gpu"
-    done = slurm.checkout.run(
-        command, after="export DEVICE=cpu", PYTHON="python", LOGDIR=str(slurm.folder)
-    )
+    given = {"after": "export DEVICE=cpu", "PYTHON": "python", "LOGDIR": str(slurm.folder)}  # fmt: skip
+    said = slurm.checkout.run(command, **given).stdout
     for node in ("dgx1", "dgx2"):
-        assert done.stdout.count(f"{node}: pass  drop caches ") == 1, (
-            done.stdout + done.stderr
-        )
-        assert done.stdout.count(f"{node}: skip  GPUs                  DEVICE=cpu") == 1
+        assert said.count(f"{node}: pass  drop caches ") == 1, said
+        assert said.count(f"{node}: skip  GPUs                  DEVICE=cpu") == 1

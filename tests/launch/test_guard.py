@@ -8,7 +8,6 @@ import subprocess
 import pytest
 
 from ..waiting import wait_until
-from .test_patience import shorten
 
 # The job is left with these nodes; its script ran on dgx1.
 SCONTROL = """case "$*" in
@@ -21,7 +20,7 @@ CLOCKS = 'case "$*" in *query*) echo 0 ;; esac'
 @pytest.fixture
 def guard(checkout):
     """guard(**environment): the started guard of node dgx2."""
-    shorten(checkout, "slurm/guard.sh", "INTERVAL=20", "INTERVAL=1")
+    checkout.edit("slurm/guard.sh", "INTERVAL=20", "INTERVAL=1")
     for name, script in {
         "scontrol": SCONTROL,
         "nvidia-smi": CLOCKS,

@@ -49,6 +49,8 @@ def ask(repository, tmp_path):
         ("TERM", {"restarts": "1"}, "the job was requeued"),
         ("TERM", {"state": "REQUEUED", "left": "n1"}, "the job was requeued (n2: down or not responding)"),
         ("TERM", {"state": "CANCELLED", "left": "n1"}, "the job was cancelled"),
+        ("TERM", {"state": "PREEMPTED"}, "the job was preempted"),
+        ("TERM", {"state": "COMPLETING", "reason": "TimeLimit"}, "the job reached its time limit of 00:30:00"),
         ("TERM", {"state": "NODE_FAIL", "states": "n1 allocated*\nn9 down\n"},
          "a node of the job failed (n1: down or not responding)"),
         ("TERM", {}, "interrupted by SIGTERM"),
@@ -107,6 +109,7 @@ LEFT = "pyxis_bert_5_9 bert_6_0 pyxis_7_bert_7_0_1 bert_7_1 bert_7_1_1 bert_7_1_
         ("6 7", "pyxis_bert_5_9 pyxis_7_bert_7_0_1 bert_7_1 bert_7_1_1 bert_70_0"),
         ("7 70", "pyxis_bert_5_9 bert_6_0 pyxis_7_bert_7_0_1 bert_7_1 bert_7_1_1"),
         ("", ""),  # without an answer from Slurm
+        ("7; exit 1", ""),
     ],
 )
 def test_what_dead_jobs_and_earlier_attempts_of_this_one_left_is_told(ask, known, dead):

@@ -16,73 +16,64 @@ import pytest
 
 from ..bert.states import newest, same
 from ..waiting import wait_until
-from .captured import captured
+from .captured import Done, captured
 from .test_trial import processes
 
 CONFIG = "configs/pretrain_large_H100"
 COMMAND = f"./run_pretraining.sh {CONFIG}"
 
 
-def test_phase_2_follows_phase_1_from_its_checkpoints(checkout):
-    finished = checkout.run(COMMAND, config=f"{CONFIG}.sh")
-    assert finished.returncode == 0, finished.stderr
-    folder = checkout.logdir / "pretrain_large_H100"
-    first, second = [rank for rank in checkout.ranks() if rank["RANK"] == "0"]
-    assert (first["PHASE"], second["PHASE"]) == ("1", "2")
-    assert (first["MAX_SEQ_LENGTH"], second["MAX_SEQ_LENGTH"]) == ("128", "512")
-    assert (first.get("INIT_CHECKPOINT") or "", first.get("INIT_OPTIMIZER")) == (
-        "",
-        None,
-    )
-    assert (second["INIT_CHECKPOINT"], second["INIT_OPTIMIZER"]) == (
-        str(folder / "phase1" / "checkpoints"),
-        "1",
-    )
-    for rank, phase in ((first, "phase1"), (second, "phase2")):
-        assert (rank["CHECKPOINT_DIR"], rank["RESUME"]) == (
-            str(folder / phase / "checkpoints"),
-            "1",
-        )
-    again = checkout.run(COMMAND, config=f"{CONFIG}.sh")
-    assert again.returncode == 0, again.stderr
-    assert len(checkout.ranks()) == 4, "both phases were complete: nothing trains again"
+NAME = "pretrain_large_H100"
 
 
-def test_a_phase_that_fails_ends_the_command_and_says_how_to_continue(checkout):
-    finished = checkout.run(COMMAND, config=f"{CONFIG}.sh", TRIAL_0="crash")
-    assert finished.returncode == 1
-    assert (
-        finished.stderr.splitlines()[-1]
-        == "run: error: phase 1 is not complete: the same command continues it"
-    )
-    assert {rank["PHASE"] for rank in checkout.ranks()} == {"1"}
+@pytest.fixture
+def chain(checkout):
+    """The checkout, for a run of both phases of one rank each."""
+    checkout.size, checkout.script = "DGXNGPU=1", COMMAND
+    return checkout
+
+
+def pretrain(chain, status: int | None, **how: str) -> Done:
+    return chain.run(config=f"{CONFIG}.sh", status=status, **how)
+
+
+def test_phase_2_follows_phase_1_from_its_checkpoints(chain):
+    pretrain(chain, 0)
+    saved = [str(chain.logdir / NAME / f"phase{n}" / "checkpoints") for n in (1, 2)]
+    shown = ("PHASE", "MAX_SEQ_LENGTH", "CHECKPOINT_DIR", "RESUME", "INIT_CHECKPOINT", "INIT_OPTIMIZER")  # fmt: skip
+    first, second = [[rank[name] or "" for name in shown] for rank in chain.ranks()]
+    assert first == ["1", "128", saved[0], "1", "", ""]
+    assert second == ["2", "512", saved[1], "1", saved[0], "1"]
+    pretrain(chain, 0)
+    assert len(chain.ranks()) == 2, "both phases were complete: nothing trains again"
+
+
+CONTINUES = "run: error: phase 1 is not complete: the same command continues it"
+
+
+def test_a_phase_that_fails_ends_the_command_and_says_how_to_continue(chain):
+    assert pretrain(chain, 1, TRIAL_0="crash").last_line == CONTINUES
+    assert {rank["PHASE"] for rank in chain.ranks()} == {"1"}
 
 
 def test_a_killed_chain_ends_its_phase_and_an_interrupted_one_says_how_to_continue(
-    checkout,
+    chain,
 ):
-    process = checkout.popen(COMMAND, config=f"{CONFIG}.sh", TRIAL_0="hang")
-    phase = checkout.logdir / "pretrain_large_H100" / "phase1"
+    process = chain.popen(config=f"{CONFIG}.sh", TRIAL_0="hang")
+    phase = chain.logdir / NAME / "phase1"
     wait_until((phase / "running_0" / "result_0.txt").exists)
     process.kill()
-    _, errors = process.communicate(timeout=240)
-    continued = (
-        "the same ./run_pretraining.sh with RUN_NAME=pretrain_large_H100 continues"
-    )
-    assert errors.splitlines()[-1] == f"run: error: interrupted by SIGTERM; {continued}"
-    wait_until(lambda: not processes(checkout.root), 60)
+    done = chain.ended(process)
+    continued = f"the same ./run_pretraining.sh with RUN_NAME={NAME} continues"
+    assert done.last_line == f"run: error: interrupted by SIGTERM; {continued}"
+    wait_until(lambda: not processes(chain.root), 60)
 
 
-def test_a_signal_before_the_phase_has_started_is_not_lost(checkout):
+def test_a_signal_before_the_phase_has_started_is_not_lost(chain):
     """The signal comes as the script announces the phase."""
-    with open(checkout.root / "launch" / "run" / "log.sh", "a") as log:
+    with open(chain.root / "launch" / "run" / "log.sh", "a") as log:
         log.write('\nlog::info() { [[ $* != "phase 1 of "* ]] || kill -TERM "$$"; }\n')
-    finished = checkout.run(COMMAND, config=f"{CONFIG}.sh", TRIAL_0="hang")
-    assert finished.returncode == 143
-    assert (
-        finished.stderr.splitlines()[-1]
-        == "run: error: phase 1 is not complete: the same command continues it"
-    )
+    assert pretrain(chain, 143, TRIAL_0="hang").last_line == CONTINUES
 
 
 NO_CLUSTER = """echo 'sbatch: error: fetch_config: DNS SRV lookup failed' >&2
@@ -97,21 +88,15 @@ def test_without_a_working_slurm_submission_stops_in_one_line(checkout, command,
     wrong = {"BATCHSZIE": "3"} if cause == "misspelt" else {}
     finished = checkout.run(command, config="/dev/null", **wrong)
     assert finished.returncode
-    said = [
-        line
-        for line in finished.stderr.splitlines()
-        if not line.startswith(("config: ", "run: sweep of"))
-    ]
-    expected = (
-        "BATCHSZIE: did you mean BATCHSIZE?"
-        if wrong
-        else "--slurm: no job was submitted: Could not establish"
-    )
-    assert len(said) == 1
-    assert said[0].startswith(f"run: error: {expected}")
-    assert bool(checkout.calls("sbatch")) != bool(wrong), (
-        "nothing is queued that would fail"
-    )
+    other = ("config: ", "run: sweep of")
+    lines = finished.stderr.splitlines()
+    (said,) = [line for line in lines if not line.startswith(other)]
+    expected = "--slurm: no job was submitted: Could not establish"
+    if wrong:
+        expected = "BATCHSZIE: did you mean BATCHSIZE?"
+    assert said.startswith(f"run: error: {expected}")
+    queued = bool(checkout.calls("sbatch"))
+    assert queued != bool(wrong), "nothing that would fail"
 
 
 def test_if_the_second_phase_cannot_be_submitted_the_first_is_cancelled(checkout):
@@ -129,12 +114,12 @@ def test_if_the_second_phase_cannot_be_submitted_the_first_is_cancelled(checkout
         ("./run_pretraining.sh", "usage: ./run_pretraining.sh configs/pretrain_NAME [--slurm | --check]"),
         (f"{COMMAND} --fast", "usage: ./run_pretraining.sh configs/pretrain_NAME [--slurm | --check]"),
         ("./run_pretraining.sh configs/none", "configs/none: no such config: ls configs/pretrain_*"),
+        (f"{COMMAND}_0x8", f"{CONFIG}_0x8: no such config: ls configs/pretrain_*"),
     ],
 )  # fmt: skip
 def test_wrong_usage_is_one_line(checkout, command, message):
-    finished = checkout.run(command)
-    assert finished.returncode == 2
-    assert finished.stderr.splitlines()[-1] == f"run: error: {message}"
+    finished = checkout.run(command, status=2)
+    assert finished.last_line == f"run: error: {message}"
     assert not checkout.logdir.exists() or not list(checkout.logdir.iterdir())
 
 
@@ -143,41 +128,29 @@ def test_slurm_gets_both_phases_as_a_chain_that_starts_in_the_users_folder(check
         "sbatch",
         'echo "chain $PHASE $INIT_OPTIMIZER in $PWD: $*" >>"$FAKE_CALLS"; echo "4${PHASE}"',
     )
-    finished = checkout.run(
-        f'"a checkout/run_pretraining.sh" {CONFIG} --slurm', config=f"{CONFIG}.sh", after="cd ..", INIT_OPTIMIZER="",
-    )  # fmt: skip
-    assert finished.returncode == 0, finished.stderr
+    command = f'"a checkout/run_pretraining.sh" {CONFIG} --slurm'
+    finished = checkout.run(command, config=f"{CONFIG}.sh", after="cd ..", INIT_OPTIMIZER="", status=0)  # fmt: skip
     where = f"in {checkout.root.parent}: -N 1 --parsable --kill-on-invalid-dep=yes"
     script = f"{checkout.root}/run.sub"
-    assert checkout.calls("chain") == [
-        f"1  {where} {script}",
-        f"2 1 {where} --dependency=afterok:41 {script}",
-    ]
+    first = f"1  {where} {script}"
+    second = f"2 1 {where} --dependency=afterok:41 {script}"
+    assert checkout.calls("chain") == [first, second]
     assert "phase 1 is job 41, phase 2 job 42 after it" in finished.stderr
 
 
-def test_a_run_that_was_asked_to_stop_is_not_complete(checkout):
-    finished = checkout.run(COMMAND, config=f"{CONFIG}.sh", TRIAL_0="stopped")
-    assert finished.returncode == 1
+def test_a_run_that_was_asked_to_stop_is_not_complete(chain):
+    finished = pretrain(chain, 1, TRIAL_0="stopped")
     assert "trial 0: stopped at step 7 (STEPS_THIS_RUN)" in finished.stderr
-    phase = checkout.logdir / "pretrain_large_H100" / "phase1"
+    phase = chain.logdir / NAME / "phase1"
     assert (phase / "failed_0.txt").is_file()
     assert not (phase / "result_0.txt").exists()
 
 
 def test_the_suffix_of_a_name_is_nodes_and_gpus(checkout):
-    finished = checkout.run(f"{COMMAND}_1x2", config="/dev/null", after="unset DGXNGPU")
-    assert finished.returncode == 0, finished.stderr
-    first, second = [rank for rank in checkout.ranks() if rank["RANK"] == "0"]
-    assert (first["WORLD_SIZE"], second["WORLD_SIZE"]) == ("2", "2")
-    assert (
-        checkout.logdir / "pretrain_large_H100_1x2" / "phase2" / "result_0.txt"
-    ).is_file()
-    assert (
-        checkout.run(f"{COMMAND}_0x8")
-        .stderr.splitlines()[-1]
-        .endswith("ls configs/pretrain_*")
-    )
+    checkout.run(f"{COMMAND}_1x2", config="/dev/null", after="unset DGXNGPU", status=0)
+    assert {rank["WORLD_SIZE"] for rank in checkout.ranks()} == {"2"}
+    second = checkout.logdir / f"{NAME}_1x2" / "phase2"
+    assert (second / "result_0.txt").is_file()
 
 
 class Tour:
@@ -277,46 +250,34 @@ def test_ended_at_ten_moments_it_has_the_weights_of_an_undisturbed_run(
 def test_a_config_of_one_phase_ends_after_it_and_its_check_trains_nothing(
     tiny, repository, tmp_path, quick_python
 ):
-    environ = {
-        "PATH": os.environ["PATH"], "HOME": "/nonexistent", "LOGDIR": str(tmp_path / "results"),
-    }  # fmt: skip
-    environ |= {"NUM_PHASES": "1", "PYTHON": str(quick_python)}
+    results = tmp_path / "results"
+    environ = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "NUM_PHASES": "1"}
+    environ |= {"LOGDIR": str(results), "PYTHON": str(quick_python)}
     line = ["./run_pretraining.sh", str(tiny)]
-    given = {
-        "cwd": repository, "env": environ, "capture_output": True, "text": True, "check": False,
-    }  # fmt: skip
-    checked = subprocess.run([*line, "--check"], **given)
-    assert checked.returncode == 0, checked.stderr
+    checked = captured([*line, "--check"], 0, cwd=repository, env=environ)
     said = dict(line.split("  ", 1) for line in checked.stdout.splitlines())
     assert said["time"].strip().startswith("unknown: run a few steps")
     assert "; a text of about " in said["data"]
     assert "tokens trained on" in said["data"]
     assert "epochs: more than the" not in said["data"]
-    assert not (tmp_path / "results").exists()
-    done = subprocess.run(line, **given)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.splitlines()[-1].endswith(
-        "/results/pretrain_tiny/phase1/checkpoints"
-    )
-    assert not (tmp_path / "results" / "pretrain_tiny" / "phase2").exists()
+    assert not results.exists()
+    done = captured(line, 0, cwd=repository, env=environ)
+    assert done.last_line.endswith("/results/pretrain_tiny/phase1/checkpoints")
+    assert not (results / "pretrain_tiny" / "phase2").exists()
 
 
 @pytest.mark.parametrize("name", ["configs/pretrain_demo", "configs/pretrain_demo_1x2"])
 def test_a_config_is_found_by_its_name_from_any_folder(
     name, repository, tmp_path, quick_python
 ):
-    environ = {
-        "PATH": os.environ["PATH"], "HOME": "/nonexistent", "PYTHON": str(quick_python),
-    }  # fmt: skip
+    environ = {"PATH": os.environ["PATH"], "HOME": "/nonexistent"}
     environ |= {"DATADIR": str(tmp_path), "LOGDIR": str(tmp_path / "results")}
-    environ["CUDA_VISIBLE_DEVICES"] = ""  # whatever GPUs this machine has
+    environ |= {"PYTHON": str(quick_python), "CUDA_VISIBLE_DEVICES": ""}
     line = [str(repository / "run_pretraining.sh"), name, "--check"]
     checked = captured(line, cwd=tmp_path, env=environ)
     assert "no such config" not in checked.stderr
-    assert (
-        f"BERT_CONFIG={tmp_path}/phase1/bert_config.json: No such file"
-        in checked.stderr
-    )
+    missing = f"BERT_CONFIG={tmp_path}/phase1/bert_config.json: No such file"
+    assert missing in checked.stderr
 
 
 def test_a_run_continues_in_its_own_name_and_no_other_takes_its_checkpoints(
@@ -325,26 +286,24 @@ def test_a_run_continues_in_its_own_name_and_no_other_takes_its_checkpoints(
     """Without RESUME=1, both trials, also one that lost its result after its last checkpoint."""
     line = f"source {tiny}.sh && exec ./run_local.sh"
 
-    def run(name, folder, **more):
+    def run(name, folder, status, **more):
         environ = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "NEXP": "2"}
         environ |= {"EVAL_ITER_SAMPLES": "0", "MAX_STEPS": "8", "NCCL_TEST": "0"}
         environ |= {"PYTHON": str(quick_python), "LOGDIR": str(tmp_path / "results")}
         environ |= {"RUN_NAME": name, "CHECKPOINT_DIR": str(tmp_path / folder)}
-        return captured(["bash", "-c", line], cwd=repository, env=environ | more)
+        command = ["bash", "-c", line]
+        return captured(command, status, cwd=repository, env=environ | more)
 
     def states(folder):
         return {name: newest(tmp_path / folder / name) for name in ("", "trial_1")}
 
-    assert run("whole", "undisturbed").returncode == 0
-    stopped = run("parts", "saved", STEPS_THIS_RUN="4")
-    assert "2 of 2 trials failed" in stopped.stderr.splitlines()[-1]
-    other = run("other", "saved")
-    assert other.returncode == 2
-    said = other.stderr.splitlines()[-1]
+    run("whole", "undisturbed", 0)
+    stopped = run("parts", "saved", 1, STEPS_THIS_RUN="4")
+    assert "2 of 2 trials failed" in stopped.last_line
+    said = run("other", "saved", 2).last_line
     assert "holds step_0000000004.pt of another or an earlier run" in said
     assert not (tmp_path / "results" / "other").exists()
     for _ in range(2):
-        done = run("parts", "saved")
-        assert done.returncode == 0, done.stderr
+        run("parts", "saved", 0)
         assert same(states("undisturbed"), states("saved"))
         (tmp_path / "results" / "parts" / "result_1.txt").unlink()

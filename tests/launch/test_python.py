@@ -61,8 +61,8 @@ def test_every_script_that_starts_python_follows_it(repository):
         assert not found or name in others, (name, found)
 
 
-def test_a_run_prints_it_first(checkout):
-    done = checkout.run("./run_local.sh")
+def test_a_run_prints_it_first(undisturbed):
+    _, done = undisturbed
     assert done.stderr.splitlines()[0] == "run: Python: python", done.stderr
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import importlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,27 +17,51 @@ from .captured import captured
 
 RESUMES = {"RESUME": "1", "CHECKPOINT_DIR": "/nowhere"}
 SPARE = {"SPARE_NODES": "1"}
-PLAN = "plan=$(restart::ask plan $CAN_LEAVE_OUT); if [[ $plan ]]; then echo $plan; else echo no; fi"
+
+
+def settings(folder: Path) -> dict[str, str]:
+    """Of an attempt whose run is the folder run there."""
+    own = {"ATTEMPT_STATUS": str(folder / "records"), "LOGDIR": str(folder)}
+    return own | {"RUN_NAME": "run", "DGXNNODES": "3", "PATH": "/usr/bin:/bin"}
 
 
 def shell(repository: Path, folder: Path, script: str, **env: str) -> list[str]:
-    parts = "".join(
-        f"source launch/run/{name}.sh; "
-        for name in ("log", "python", "record", "restart", "answers")
+    parts = (
+        "source launch/load.sh run/log run/python run/record run/restart run/answers; "
     )
-    settings = {
-        "REPO_DIR": str(repository), "ATTEMPT_STATUS": str(folder / "records"), "LOGDIR": str(folder),
-        "RUN_NAME": "run", "DGXNNODES": "3", "PATH": "/usr/bin:/bin",
-    }  # fmt: skip
-    done = captured(["bash", "-uc", parts + script], cwd=repository, env=settings | env)
+    environ = settings(folder) | {"REPO_DIR": str(repository)} | env
+    done = captured(["bash", "-uc", parts + script], cwd=repository, env=environ)
     return (done.stdout + done.stderr).splitlines()
 
 
-def planned(repository: Path, folder: Path, records: list[str], **env: str) -> str:
-    (folder / "records").write_text(
-        "".join(line.replace(" ", "\t") + "\n" for line in records)
-    )
-    return shell(repository, folder, PLAN, **env)[-1]
+@pytest.fixture
+def launcher(repository, monkeypatch):
+    """A module of the launcher, which its programs import from their own folder."""
+    monkeypatch.syspath_prepend(str(repository / "launch" / "run"))
+    return importlib.import_module
+
+
+@pytest.fixture
+def records(launcher):
+    return launcher("records")
+
+
+@pytest.fixture
+def ask(launcher, tmp_path, monkeypatch, capsys) -> Callable[..., list[str]]:
+    """ask(*words, **variables): the lines that restart.py prints."""
+    restart = launcher("restart")
+
+    def ask(*words: str, **env: str) -> list[str]:
+        monkeypatch.setattr(restart, "ENV", settings(tmp_path) | env)
+        restart.main(*words)
+        return capsys.readouterr().out.splitlines()
+
+    return ask
+
+
+def write(folder: Path, lines: list[str]) -> None:
+    text = "".join(line.replace(" ", "\t") + "\n" for line in lines)
+    (folder / "records").write_text(text)
 
 
 @pytest.mark.parametrize(
@@ -44,58 +69,49 @@ def planned(repository: Path, folder: Path, records: list[str], **env: str) -> s
     [
         (["missing 3 n2 - hung"], SPARE, "hung 3 n2"),
         (["missing 3 n2 - hung"], RESUMES, "hung 3 n2"),
-        (["missing 3 n2 - hung"], {}, "no"),
-        ([f"missing {rank} n{rank} - hung" for rank in (1, 2, 3)], SPARE, "no"),
+        (["missing 3 n2 - hung"], {}, ""),
+        ([f"missing {rank} n{rank} - hung" for rank in (1, 2, 3)], SPARE, ""),
         (["missing 3 n2 - hung", "lost - n1 - gone"], {}, "gone 3 n1"),
         (["unfit - n2 - slow"], SPARE, "slow 3 n2"),
         (["broken - n2 - disk"], SPARE, "disk 3 n2"),
-        (["broken - n2 - disk"], RESUMES, "no"),
+        (["broken - n2 - disk"], RESUMES, ""),
         (["killed 3 n2 7 SIGKILL"], RESUMES, "SIGKILL 1"),
-        (["killed 3 n2 7 SIGKILL"], SPARE, "no"),
+        (["killed 3 n2 7 SIGKILL"], SPARE, ""),
         (["killed 3 n2 7 SIGKILL", "missing 3 n2 - hung"], RESUMES, "hung 3 n2"),
-        (["failed 3 n2 7 did_not_come_to"], SPARE | RESUMES, "no"),
-        (["missing 3 n2"], SPARE, "no"),  # a line that was cut off
+        (["failed 3 n2 7 did_not_come_to"], SPARE | RESUMES, ""),
+        (["missing 3 n2"], SPARE, ""),  # a line that was cut off
     ],
 )
 def test_records_decide_whether_and_without_which_nodes_a_run_starts_again(
-    repository, tmp_path, records, env, plan
+    ask, tmp_path, records, env, plan
 ):
-    assert planned(repository, tmp_path, records, **env) == plan
+    write(tmp_path, records)
+    assert " ".join(ask("plan", "1", **env)) == plan
 
 
 @pytest.mark.parametrize(
     ("records", "plan"),
     [
-        (["missing 3 n2 - hung"], "no"),
-        (["unfit - n2 - slow"], "no"),
+        (["missing 3 n2 - hung"], ""),
+        (["unfit - n2 - slow"], ""),
         (["killed 3 n2 7 SIGKILL", "missing 3 n2 - hung"], "SIGKILL 1"),
     ],
 )
-def test_where_no_node_can_be_left_out_none_is_blamed(
-    repository, tmp_path, records, plan
-):
-    (tmp_path / "records").write_text(
-        "".join(line.replace(" ", "\t") + "\n" for line in records)
-    )
-    script = f"source launch/run/platform.sh; {PLAN}"
-    assert shell(repository, tmp_path, script, **RESUMES)[-1] == plan
+def test_where_no_node_can_be_left_out_none_is_blamed(ask, tmp_path, records, plan):
+    write(tmp_path, records)
+    assert " ".join(ask("plan", "0", **RESUMES)) == plan
+
+
+def test_without_a_scheduler_no_node_can_be_left_out(repository, tmp_path):
+    script = "source launch/run/platform.sh; echo $CAN_LEAVE_OUT"
+    assert shell(repository, tmp_path, script) == ["0"]
 
 
 def test_nodes_that_did_not_answer_are_reported_if_others_did(repository, tmp_path):
     stop = "nodes=(n1 n2); answers::die 'STAGE_DIR' $'answer n1\\ndisk full'"
-    assert (
-        shell(repository, tmp_path, stop)[-1] == "run: error: STAGE_DIR: n2: disk full"
-    )
-    assert (
-        tmp_path / "records"
-    ).read_text() == "broken\t-\tn2\t-\tSTAGE_DIR: n2: disk full\n"
-
-
-@pytest.fixture
-def records(repository, monkeypatch):
-    """The launcher's module, which its programs import from their own folder."""
-    monkeypatch.syspath_prepend(str(repository / "launch" / "run"))
-    return importlib.import_module("records")
+    why = "STAGE_DIR: n2: disk full"
+    assert shell(repository, tmp_path, stop)[-1] == f"run: error: {why}"
+    assert (tmp_path / "records").read_text() == f"broken\t-\tn2\t-\t{why}\n"
 
 
 @pytest.mark.parametrize(
@@ -131,9 +147,8 @@ def test_the_exit_status_of_a_rank_is_the_kind_of_its_record(
 def test_a_record_is_one_line_and_one_that_is_cut_off_is_none(records, tmp_path):
     whole = records.Record("failed", "3", "", "7", "a\tb\nc")
     (tmp_path / "status").write_text(whole.line() + "failed\t3\tn1")
-    assert records.read(tmp_path / "status") == [
-        whole._replace(node="-", reason="a b c")
-    ]
+    read = records.read(tmp_path / "status")
+    assert read == [whole._replace(node="-", reason="a b c")]
     assert records.read(tmp_path / "none") == []
 
 
@@ -151,19 +166,13 @@ def test_a_rank_tells_the_reason_of_its_trainer_unless_it_was_killed(records, tm
     [
         ("4:memory:/job_7", "memory/job_7/memory.oom_control", 1, "0", True),
         ("1:cpu:/x\n4:memory:/job_7", "memory/job_7/memory.oom_control", 0, "0", False),
-        (
-            "4:memory:/job_7",
-            "memory/job_7/memory.oom_control",
-            "of an old kernel",
-            "0",
-            False,
-        ),
+        ("4:memory:/job_7", "memory/job_7/memory.oom_control", "of an old kernel", "0", False),
         ("0::/job_7", "job_7/memory.events", 12, "0", True),
         ("0::/job_7", "job_7/memory.events", 12, None, False),
         ("0::/../..", "job_7/memory.events", 12, "0", False),
         ("", "job_7/memory.events", 12, "0", False),
     ],
-)
+)  # fmt: skip
 def test_memory_is_named_only_where_the_kernel_counts_a_kill_in_the_ranks_step(
     records, monkeypatch, tmp_path, listed, file, kills, step, told
 ):
@@ -189,87 +198,70 @@ OLD = [
 ]
 
 
+PROGRAMS = {
+    "restart": "note hung n1",
+    "records": "explain . 0 137 1 n1",
+    "hang": "reason . 0 1 n1 n2",
+    "answers": "why n1",
+    "job": "1 7 why TERM n1",
+    "doctor": "gpu",
+    "gpus": "/",
+    "hosts": "hosts",
+    "record": "",
+}
+
+
 @pytest.mark.parametrize("version", OLD)
-@pytest.mark.parametrize(
-    "program",
-    [
-        "restart",
-        "records",
-        "hang",
-        "answers",
-        "job",
-        "doctor",
-        "gpus",
-        "hosts",
-        "record",
-    ],
-)
+@pytest.mark.parametrize("program", PROGRAMS)
 def test_it_runs_on_the_interpreters_of_old_systems(
     repository, tmp_path, program, version
 ):
     (python,) = glob.glob(f"{Path.home()}/.pyenv/versions/{version}.*/bin/python")
-    words = {
-        "restart": ["note", "hung", "n1"],
-        "records": ["explain", str(tmp_path), "0", "137", "1", "n1"],
-        "hang": ["reason", str(tmp_path), "0", "1", "n1", "n2"],
-        "answers": ["why", "n1 n2"],
-        "job": ["1", "7", "why", "TERM", "n1"],
-        "doctor": ["gpu"],
-        "gpus": ["/"],
-        "hosts": [str(tmp_path / "hosts")],
-        "record": [],
-    }
     (tmp_path / "hosts").write_text("n1 slots=2\n")
-    env = RESUMES | {
-        "LOGDIR": str(tmp_path),
-        "RUN_NAME": "run",
-        "DGXNNODES": "2",
-        "DEVICE": "cpu",
-        "SLURM_JOB_NODELIST": "n1",
-        "PATH": os.environ["PATH"],
-        "PYTHONPATH": f"{repository / 'implementations'}:{repository}",
-    }
+    modules = f"{repository / 'implementations'}:{repository}"
+    env = settings(tmp_path) | RESUMES | {"PYTHONPATH": modules, "DEVICE": "cpu"}
+    env |= {"SLURM_JOB_NODELIST": "n1", "PATH": os.environ["PATH"]}
     (file,) = (repository / "launch").rglob(f"{program}.py")
-    line = [python, "-B", "-s", "-S", str(file), *words[program]]
-    captured(line, cwd=repository, env=env, check=True, input="answer n1\n")
+    line = [python, "-B", "-s", "-S", str(file), *PROGRAMS[program].split()]
+    captured(line, 0, cwd=tmp_path, env=env, input="answer n1\n")
 
 
-def test_progress_is_that_of_the_trial_that_ran_last(repository, tmp_path):
+def test_progress_is_that_of_the_trial_that_ran_last(ask, tmp_path):
     """Trial 0 came further; a restart of trial 1 continues from its own checkpoint."""
-    checkpoints, run = tmp_path / "saved", tmp_path / "run"
-    (checkpoints / "trial_1/step_0000000090").mkdir(parents=True)
-    (checkpoints / "trial_1/step_0000000090/rank_00090.pt").touch()
-    for number, path in enumerate(
-        (
-            "step_900.pt",
-            "trial_1/step_0000000040/index.pt",
-            "trial_2/step_70.pt",
-            "rehearsal/step_950.pt",
-        )
-    ):
-        (checkpoints / path).parent.mkdir(parents=True, exist_ok=True)
-        (checkpoints / path).touch()
-        run.mkdir(exist_ok=True)
-        (run / f"output_{number}.txt").touch()
-        os.utime(run / f"output_{number}.txt", (1e9, 1e9 + (number == 1)))
+    saved, run = tmp_path / "saved", tmp_path / "run"
+    # One of DeepSpeed's, whose index is missing.
+    (saved / "trial_1/step_0000000090").mkdir(parents=True)
+    (saved / "trial_1/step_0000000090/rank_00090.pt").touch()
+    run.mkdir()
+    names = ("step_900", "trial_1/step_0000000040/index", "trial_2/step_70", "rehearsal/step_950")  # fmt: skip
+    for number, name in enumerate(names):
+        path = saved / f"{name}.pt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        output = run / f"output_{number}.txt"
+        output.touch()
+        os.utime(output, (1e9, 1e9 + (number == 1)))
     (run / "result_0.txt").touch()
-    settings = RESUMES | {"CHECKPOINT_DIR": str(checkpoints)}
-    progress = "restart::ask note why >/dev/null; cut -f 2 run/restarts.txt | tail -n 1"
-    progress = f"cd {tmp_path}; {progress}"
-    assert shell(repository, tmp_path, progress, **settings) == ["1 trials, step 40"]
+
+    def progress() -> str:
+        ask("note", "why", RESUME="1", CHECKPOINT_DIR=str(saved))
+        return (run / "restarts.txt").read_text().splitlines()[-1].split("\t")[1]
+
+    assert progress() == "1 trials, step 40"
     (run / "output_0.txt").touch()
-    assert shell(repository, tmp_path, progress, **settings) == ["1 trials, step 900"]
+    assert progress() == "1 trials, step 900"
+    # DeepSpeed's: whole, and another program's.
     for file in ("global_step1200/index.pt", "global_step1300/bf16_optim_states.pt"):
-        (checkpoints / file).parent.mkdir()  # DeepSpeed's: whole, and another program's
-        (checkpoints / file).touch()
-    assert shell(repository, tmp_path, progress, **settings) == ["1 trials, step 1200"]
+        (saved / file).parent.mkdir()
+        (saved / file).touch()
+    assert progress() == "1 trials, step 1200"
 
 
 @pytest.mark.parametrize(
     "seeds", [{}, {"SEED": "7"}, {"SEED": "7", "SEEDS": "4, 09,5"}]
 )
 def test_checkpoints_of_fine_tuning_are_looked_for_where_its_trainer_puts_them(
-    repository, tmp_path, seeds
+    ask, tmp_path, seeds
 ):
     given = seeds | {"TRIAL": "1", "BATCHSIZE": "1", "LR": "1", "EPOCHS": "1"}
     given |= {"TASK": "MRPC", "DATA": "x", "INIT_CHECKPOINT": "x"}
@@ -281,68 +273,54 @@ def test_checkpoints_of_fine_tuning_are_looked_for_where_its_trainer_puts_them(
     (folder / "step_40.pt").touch()
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "output_1.txt").touch()
-    settings = RESUMES | {"CHECKPOINT_DIR": str(tmp_path / "saved")} | seeds
-    settings |= {"RANK_MODULE": "finetune"}
-    said = shell(repository, tmp_path, "restart::ask note why", **settings)
-    assert said == ["why; continues from step 40"]
+    own = {"CHECKPOINT_DIR": str(tmp_path / "saved"), "RANK_MODULE": "finetune"}
+    told = ask("note", "why", RESUME="1", **own, **seeds)
+    assert told == ["why; continues from step 40"]
 
 
-def test_steps_of_other_trials_are_not_said_to_be_repeated(repository, tmp_path):
+def test_steps_of_other_trials_are_not_said_to_be_repeated(ask, tmp_path):
     (tmp_path / "run").mkdir()
-    for name in ("step_0", "output_1", "step_1"):
-        (tmp_path / "run" / f"{name}.txt").write_text(
-            "900" if name == "step_0" else "7"
-        )
-    note = "restart::ask note hung"
-    settings = RESUMES | {"CHECKPOINT_DIR": str(tmp_path)}
-    said = shell(repository, tmp_path, note, **settings)
-    assert said == ["hung; continues from step 0, repeating about 7 steps"]
+    for name, text in (("step_0", "900"), ("output_1", "7"), ("step_1", "7")):
+        (tmp_path / "run" / f"{name}.txt").write_text(text)
+    told = ask("note", "hung", RESUME="1", CHECKPOINT_DIR=str(tmp_path))
+    assert told == ["hung; continues from step 0, repeating about 7 steps"]
 
 
-def test_nodes_that_are_left_out_at_a_start_are_no_restart(repository, tmp_path):
-    leave_out = "restart::ask left_out bad n1; "
-    script = f"{leave_out * 3} restart::ask allowed 1 && restart::ask excluded"
-    assert shell(repository, tmp_path, script) == ["n1"]
+def test_nodes_that_are_left_out_at_a_start_are_no_restart(ask):
+    for _ in range(3):
+        ask("left_out", "bad", "n1")
+    assert ask("allowed", "1") == []
+    assert ask("excluded") == ["n1"]
 
 
-def test_restarts_and_nodes_left_out_of_an_earlier_job_do_not_count(
-    repository, tmp_path
-):
-    earlier = "SLURM_JOB_ID=1; restart::ask note hung n1 >/dev/null; SLURM_JOB_ID=2; "
-    script = (
-        f"export {earlier} restart::ask allowed 1 && restart::ask excluded; echo end"
-    )
-    assert shell(repository, tmp_path, script) == ["end"]
+def test_restarts_and_nodes_left_out_of_an_earlier_job_do_not_count(ask):
+    ask("note", "hung", "n1", SLURM_JOB_ID="1")
+    assert ask("allowed", "1", SLURM_JOB_ID="2") == []
+    assert ask("excluded", SLURM_JOB_ID="2") == []
 
 
-def test_the_end_of_a_run_tells_its_restarts_and_not_what_was_left_out(
-    repository, tmp_path
-):
-    script = "restart::ask left_out bad n1; restart::ask note hung n2 >/dev/null; restart::ask told"
-    (said,) = shell(repository, tmp_path, script)
-    assert said.startswith("run: restarted at ")
-    assert said.endswith(", without n2: hung; the trial is repeated")
+def test_the_end_of_a_run_tells_its_restarts_and_not_what_was_left_out(ask):
+    ask("left_out", "bad", "n1")
+    ask("note", "hung", "n2")
+    (told,) = ask("told")
+    assert told.startswith("run: restarted at ")
+    assert told.endswith(", without n2: hung; the trial is repeated")
 
 
-def test_a_run_gives_up_after_as_many_restarts_without_progress(repository, tmp_path):
-    again = (
-        "restart::ask allowed 2 && restart::ask note hung n1 >/dev/null && echo again; "
-    )
-    said = shell(repository, tmp_path, again * 3)
-    assert [line for line in said if line] == [
-        "again",
-        "again",
-        "gave up: 2 restarts brought no new checkpoint after step 0",
-    ]
+def test_a_run_gives_up_after_as_many_restarts_without_progress(ask):
+    for _ in range(2):
+        assert ask("allowed", "2") == []
+        ask("note", "hung", "n1")
+    gave_up = "gave up: 2 restarts brought no new checkpoint after step 0"
+    assert ask("allowed", "2") == [gave_up]
 
 
 @pytest.mark.parametrize(
     "signal", ["", "USR1"], ids=["after a hang", "at the time limit"]
 )
 def test_the_last_line_says_that_the_run_gave_up_and_why(repository, tmp_path, signal):
-    (tmp_path / "records").write_text(
-        "missing\t3\tn2\t-\thung\nlast\t-\t-\t-\ttrial 0: hung\n"
-    )
+    lines = "missing\t3\tn2\t-\thung\nlast\t-\t-\t-\ttrial 0: hung\n"
+    (tmp_path / "records").write_text(lines)
     stubs = 'for name in blame choose requeue why; do eval "platform::$name() { :; }"; done; '
     attempts = "for i in 1 2 3 4; do (supervisor::restart); done"
     begun = f"REPO_DIR=$PWD; source launch/supervisor.sh; {stubs} status=75 signalled={signal}; "
@@ -365,32 +343,26 @@ def test_an_attempt_that_asks_in_vain_for_another_one_ends_the_run_with_1(
     ("env", "said"),
     [
         ({"RESUME": "1"}, "continues from step 40"),
-        (
-            {"SUBMISSION_DIVISION": "open"},
-            "continues from step 40",
-        ),  # the trainer's own rule
+        # The trainer's own rule.
+        ({"SUBMISSION_DIVISION": "open"}, "continues from step 40"),
         ({"RANK_MODULE": "finetune"}, "continues from step 40"),
         ({"SUBMISSION_DIVISION": "closed"}, "the trial is repeated"),
         ({}, "the trial is repeated"),
     ],
 )
-def test_a_restart_says_whether_the_trial_continues(repository, tmp_path, env, said):
+def test_a_restart_says_whether_the_trial_continues(ask, tmp_path, env, said):
     (tmp_path / "saved").mkdir()
     (tmp_path / "saved" / "step_40.pt").touch()
     (tmp_path / "saved" / "seed_1").symlink_to(tmp_path / "saved")
-    note = "restart::ask note hung n1"
-    told = shell(
-        repository, tmp_path, note, CHECKPOINT_DIR=str(tmp_path / "saved"), **env
-    )
+    told = ask("note", "hung", "n1", CHECKPOINT_DIR=str(tmp_path / "saved"), **env)
     assert told == [f"without n1: hung; {said}"]
 
 
 def test_each_attempt_is_a_process_with_nodes_and_a_name_of_its_own(checkout):
     """What the first one made readonly, as the name of its containers, does not bind the second."""
     says = 'readonly ATTEMPT_NAME PLATFORM=$1; echo "$ATTEMPT_NAME ${*:3}"; exit 75'
-    (checkout.root / "launch" / "attempt.sh").write_text(
-        f"#!/usr/bin/env bash\n{says}\n"
-    )
+    attempt = checkout.root / "launch" / "attempt.sh"
+    attempt.write_text(f"#!/usr/bin/env bash\n{says}\n")
     script = "source launch/supervisor.sh; PLATFORM=slurm WORK=trial; "
     script += "nodes=(n1 n2); supervisor::attempt; nodes=(n2 n3); supervisor::attempt"
     said = shell(

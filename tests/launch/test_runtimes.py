@@ -20,39 +20,30 @@ container::remove() { echo removed >>"$FAKE_CALLS"; }
 @pytest.fixture
 def toy(checkout):
     """The scripts with a runtime that they do not know."""
+    folder = checkout.without_spaces()
     (checkout.root / "launch" / "container" / "runtimes" / "toy.sh").write_text(TOY)
-    folder = checkout.root.parent / "checkout"
-    checkout.root.rename(folder)  # mount lists know no space
-    checkout.root = folder
-    checkout.env |= {
-        "LOGDIR": str(folder.parent / "results"),
-        "CONTAINER_RUNTIME": "toy",
-    }
+    checkout.script = "./run_with_docker.sh"
+    checkout.env |= {"CONTAINER_RUNTIME": "toy", "CONT": "toy-bert"}
     # A real one has its own packages; PYTHONPATH does not go along.
-    python = folder.parent / "bin" / "python"
-    packages = f'export PYTHONPATH="{folder}/implementations:{folder}"'
+    python = folder / "bin" / "python"
+    packages = f'export PYTHONPATH="{checkout.root}/implementations:{checkout.root}"'
     python.write_text(python.read_text().replace("set -uo pipefail", packages))
     return checkout
 
 
 def test_a_runtime_of_one_file_runs_the_ranks_and_is_removed_at_the_end(toy):
-    done = toy.run("./run_with_docker.sh", CONT="toy-bert")
-    assert done.returncode == 0, done.stderr
+    toy.run(status=0)
     assert {rank["INSIDE"] for rank in toy.ranks()} == {"toy-bert"}
     assert toy.calls("removed")
 
 
-def test_its_own_check_and_the_platforms_that_it_names_are_respected(toy):
-    done = toy.run("./run_with_docker.sh", CONT="bert")
-    assert (done.returncode, done.stderr.splitlines()[-1]) == (
-        2,
-        "run: error: CONT=bert: expected toy-NAME",
-    )
-    done = toy.run("./run_multinode.sh", CONT="toy-bert", HOSTS="a")
-    assert done.returncode == 2
-    assert done.stderr.splitlines()[-1].startswith(
-        "run: error: CONTAINER_RUNTIME=toy is for Local: use docker"
-    )
+def test_its_own_check_is_respected(toy):
+    toy.refused("CONT=bert: expected toy-NAME", CONT="bert")
+
+
+def test_the_platforms_that_it_names_are_respected(toy):
+    reason = "CONTAINER_RUNTIME=toy is for Local: use docker"
+    toy.refused(reason, "./run_multinode.sh", HOSTS="a")
 
 
 @pytest.mark.parametrize("name", ["pyxis", "apptainer", "docker"])

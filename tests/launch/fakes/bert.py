@@ -9,48 +9,15 @@ import os
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
-KEPT = (
-    *(
-        "RANK",
-        "LOCAL_RANK",
-        "WORLD_SIZE",
-        "MASTER_ADDR",
-        "MASTER_PORT",
-        "SEED",
-        "CACHE_CLEARED",
-        "LR",
-        "GIVEN_NAMES",
-        "RUN_DIR",
-    ),
-    *(
-        "OMP_NUM_THREADS",
-        "OMP_WAIT_POLICY",
-        "SLURMD_NODENAME",
-        "SLURM_MPI_TYPE",
-        "CUDA_VISIBLE_DEVICES",
-        "INSIDE",
-    ),
-    *(
-        "TRITON_CACHE_DIR",
-        "TORCHINDUCTOR_CACHE_DIR",
-        "CUDA_CACHE_PATH",
-        "NUMBA_CACHE_DIR",
-    ),
-    *(
-        "TASK",
-        "SEEDS",
-        "DATA",
-        "PHASE",
-        "INIT_CHECKPOINT",
-        "INIT_OPTIMIZER",
-        "CHECKPOINT_DIR",
-        "RESUME",
-        "MAX_SEQ_LENGTH",
-        "MAX_STEPS",
-    ),
-)
+KEPT = """
+    RANK LOCAL_RANK WORLD_SIZE MASTER_ADDR MASTER_PORT SEED CACHE_CLEARED LR GIVEN_NAMES RUN_DIR
+    OMP_NUM_THREADS OMP_WAIT_POLICY SLURMD_NODENAME SLURM_MPI_TYPE CUDA_VISIBLE_DEVICES INSIDE
+    TRITON_CACHE_DIR TORCHINDUCTOR_CACHE_DIR CUDA_CACHE_PATH NUMBA_CACHE_DIR
+    TASK SEEDS DATA PHASE INIT_CHECKPOINT INIT_OPTIMIZER CHECKPOINT_DIR RESUME MAX_SEQ_LENGTH MAX_STEPS
+"""
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
@@ -61,25 +28,18 @@ def check() -> int:
     if os.environ.get("CHECK") == "bad":
         print("bert: error: LR='fast': expected a number", file=sys.stderr)
         return 2
-    if (
-        os.environ["RUN_DIR"]
-        and os.environ.get("FINISHED") == f"another:{os.environ['TRIAL']}"
-    ):
-        print(
-            f"bert: error: trial {os.environ['TRIAL']} is of a run with SEED {os.environ.get('SEED')}",
-            file=sys.stderr,
-        )
+    trial = os.environ["TRIAL"]
+    if os.environ["RUN_DIR"] and os.environ.get("FINISHED") == f"another:{trial}":
+        why = f"trial {trial} is of a run with SEED {os.environ.get('SEED')}"
+        print(f"bert: error: {why}", file=sys.stderr)
         return 2
     print("global batch  768 sequences, lr", os.environ.get("LR"))
     return 0
 
 
 def fail(folder: Path, trial: str, status: int, reason: str) -> int:
-    try:
-        with open(folder / f"error_{trial}.txt", "x") as file:
-            file.write(reason + "\n")
-    except FileExistsError:
-        pass
+    with suppress(FileExistsError), open(folder / f"error_{trial}.txt", "x") as file:
+        file.write(reason + "\n")
     return status
 
 
@@ -148,12 +108,9 @@ def train() -> int:
     print(f"rank {rank} trains: {outcome}", flush=True)
     if outcome in ("deaf", "saves"):
         hear(outcome, folder, trial)
-    seen = {name: os.environ.get(name) for name in KEPT} | {"TRIAL": trial}
-    seen["SEES"] = [
-        path
-        for path in os.environ.get("LOOK_FOR", "").split(":")
-        if path and os.path.exists(path)
-    ]
+    seen = {name: os.environ.get(name) for name in KEPT.split()} | {"TRIAL": trial}
+    look_for = os.environ.get("LOOK_FOR", "").split(":")
+    seen["SEES"] = [path for path in look_for if path and os.path.exists(path)]
     with open(os.environ["FAKE_CALLS"], "a") as file:
         file.write("rank " + json.dumps(seen) + "\n")
     if rank == 0 and outcome != "no-result":
@@ -163,9 +120,8 @@ def train() -> int:
         (folder / f".writer_{trial}").touch()
     while outcome != "no-result" and not (folder / f"result_{trial}.txt").exists():
         time.sleep(0.01)  # the first collective
-    if outcome in ("kill", "greedy", "exit", "crash", "bad-input") and rank == int(
-        culprit or 0
-    ):
+    ends = ("kill", "greedy", "exit", "crash", "bad-input")
+    if outcome in ends and rank == int(culprit or 0):
         if outcome == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         if outcome == "greedy":
@@ -173,32 +129,24 @@ def train() -> int:
             return 9
         if outcome == "exit":
             return 7
-        status, reason = (
-            (1, "the loss is nan at step 3")
-            if outcome == "crash"
-            else (2, "DATADIR_PHASE2: truncated")
-        )
-        return fail(folder, trial, status, reason)
+        if outcome == "crash":
+            return fail(folder, trial, 1, "the loss is nan at step 3")
+        return fail(folder, trial, 2, "DATADIR_PHASE2: truncated")
     hangs = outcome == "hang" and "SLURM_RESTART_COUNT" not in os.environ
     if hangs or outcome in ("kill", "greedy", "exit", "crash", "deaf", "saves"):
         time.sleep(900)  # in a collective that will never end
     if rank == 0 and outcome != "no-result":
-        whole(
-            folder, trial, measured(folder, trial) if outcome == "measured" else "MLLOG whole\n",
-        )  # fmt: skip
+        text = measured(folder, trial) if outcome == "measured" else "MLLOG whole\n"
+        whole(folder, trial, text)
     if outcome == "stopped" and rank == 0:
-        return fail(
-            folder, trial, 0, "stopped at step 7 (STEPS_THIS_RUN); RESUME=1 continues"
-        )
+        why = "stopped at step 7 (STEPS_THIS_RUN); RESUME=1 continues"
+        return fail(folder, trial, 0, why)
     if outcome == "not-reached":
-        return (
-            fail(folder, trial, 3, "the target accuracy 0.72 was not reached")
-            if rank == 0
-            else 3
-        )
+        missed = "the target accuracy 0.72 was not reached"
+        return fail(folder, trial, 3, missed) if rank == 0 else 3
     return 0
 
 
-sys.exit(
-    check() if "--check" in sys.argv else seeds() if "seeds" in sys.argv else train()
-)
+if __name__ == "__main__":
+    ask = {"--check": check, "seeds": seeds}
+    sys.exit(next((ask[word] for word in sys.argv if word in ask), train)())

@@ -17,6 +17,7 @@ TAKE_VALUE = {
     *("--volume", "--device", "--env", "--entrypoint", "--bind", "--pwd"),
 }  # fmt: skip
 FLAGS = {"--rm", "--init", "--nv", "--no-home"}
+DAEMON = "docker: Error response from daemon:"
 IMAGE_ENV = {"PATH": os.environ["PATH"], "OF_THE_IMAGE": "image"}
 
 
@@ -36,11 +37,8 @@ def parse(words: list[str]) -> tuple[dict[str, list[str]], str, list[str]]:
 
 
 def covered(path: str, mounts: list[str]) -> bool:
-    sources = [
-        Path(mount.split(":")[0])
-        for mount in mounts
-        if mount.split(":")[0] == mount.split(":")[1]
-    ]
+    pairs = [mount.split(":")[:2] for mount in mounts]
+    sources = [source for source, target in pairs if source == target]
     return any(Path(path).is_relative_to(source) for source in sources)
 
 
@@ -49,13 +47,11 @@ def refuse(options: dict[str, list[str]]) -> int:
     accepts.
     """
     if os.environ.get("NO_GPUS") and "--gpus" in options:
-        print(
-            'docker: Error response from daemon: could not select device driver "" with capabilities: [[gpu]].'
-        )
+        print(f'{DAEMON} could not select device driver "" with capabilities: [[gpu]].')
         return 125
     if os.environ.get("NO_LIMITS") and "--ulimit" in options:
         print(
-            "docker: Error response from daemon: error setting rlimit type 8: operation not permitted: unknown."
+            f"{DAEMON} error setting rlimit type 8: operation not permitted: unknown."
         )
         return 126
     return 0
@@ -66,26 +62,21 @@ def inside(words: list[str]) -> int:
     if status := refuse(options):
         return status
     record({"options": options, "image": image, "command": command})
-    environ = dict(IMAGE_ENV)
+    given = [item.partition("=") for item in options.get("--env", [])]
     if sys.argv[1] == "docker":
-        for item in options.get("--env", []):
-            name, has_value, value = item.partition("=")
+        environ = dict(IMAGE_ENV)
+        for name, has_value, value in given:
             if has_value or name in os.environ:
                 environ[name] = value if has_value else os.environ[name]
     else:
-        environ = (
-            dict(os.environ)
-            | IMAGE_ENV
-            | dict(item.split("=", 1) for item in options.get("--env", []))
-        )
+        own = {name: value for name, _, value in given}
+        environ = dict(os.environ) | IMAGE_ENV | own
     mounts = options.get("--volume", []) + options.get("--bind", [])
     run_dir = environ.get("RUN_DIR")
     # A check writes nothing, and before the first trial there is no folder yet.
     needed = [run_dir] if run_dir and "--check" not in command else []
-    for path in [
-        *needed,
-        *(word for word in command if word.startswith("/") and Path(word).is_file()),
-    ]:
+    files = [w for w in command if w.startswith("/") and Path(w).is_file()]
+    for path in needed + files:
         if not covered(path, mounts):
             sys.exit(f"{path} is not mounted")
     # What the stand-ins for the trainer need, whatever the options.
@@ -105,10 +96,8 @@ def main(words: list[str]) -> int:
     if words[0] == "image" and os.environ.get("NO_IMAGE") == words[-1]:
         return 1
     if words[0] == "version" and os.environ.get("NO_DAEMON"):
-        print(
-            "permission denied while trying to connect to the docker daemon socket",
-            file=sys.stderr,
-        )
+        why = "permission denied while trying to connect to the docker daemon socket"
+        print(why, file=sys.stderr)
         return 1
     if words[0] == "image" and "Env" in words[-2]:
         print("\n".join(f"{name}={value}" for name, value in IMAGE_ENV.items()))
