@@ -8,7 +8,6 @@ import ctypes
 import os
 import re
 import signal
-import subprocess
 import time
 
 import pytest
@@ -23,42 +22,32 @@ TWO_NODES = "export DGXNNODES=2 DGXNGPU=2"
 
 
 def test_trials_run_on_every_node_with_one_task_a_gpu(slurm):
-    job = slurm.run(after=f"{TWO_NODES} NEXP=2")
-    assert job.exit_code == 0, job.output
-    assert (
-        job.last_line
-        == f"run: all 2 trials reached the target: {slurm.checkout.run_dir}"
-    )
+    job = slurm.run(after=f"{TWO_NODES} NEXP=2", status=0)
+    expected = f"run: all 2 trials reached the target: {slurm.checkout.run_dir}"
+    assert job.last_line == expected
     ranks = slurm.checkout.ranks()
-    assert sorted(
-        (rank["TRIAL"], rank["RANK"], rank["LOCAL_RANK"], rank["SLURMD_NODENAME"])
-        for rank in ranks
-    ) == [
+    shown = ("TRIAL", "RANK", "LOCAL_RANK", "SLURMD_NODENAME")
+    assert sorted(tuple(rank[name] for name in shown) for rank in ranks) == [
         (trial, str(number), str(number % 2), f"dgx{1 + number // 2}")
         for trial in "01"
         for number in range(4)
     ]
     assert {rank["WORLD_SIZE"] for rank in ranks} == {"4"}
     assert {rank["MASTER_ADDR"] for rank in ranks} == {"127.0.0.1"}
-    assert len({(rank["TRIAL"], rank["MASTER_PORT"]) for rank in ranks}) == 2, (
-        "one port a trial"
-    )
+    ports = {(rank["TRIAL"], rank["MASTER_PORT"]) for rank in ranks}
+    assert len(ports) == 2, "one a trial"
     assert {len(rank["CUDA_VISIBLE_DEVICES"].split(",")) for rank in ranks} == {2}
     assert slurm.checkout.calls("drop_caches") == [""] * 4
     assert os.path.basename(slurm.checkout.run_dir).endswith(f"_{job.number}")
 
 
 def test_a_rank_killed_on_another_node_fails_the_job_with_its_reason_last(slurm):
-    job = slurm.run(after=f"{TWO_NODES} NEXP=2", TRIAL_0="kill:3")
-    assert job.exit_code == 1
-    assert (
-        job.last_line
-        == "run: error: 1 of 2 trials failed: trial 0: rank 3 on dgx2 was killed by SIGKILL"
-    )
-    assert (slurm.checkout.run_dir / "failed_0.txt").exists()
-    assert (slurm.checkout.run_dir / "result_1.txt").exists(), (
-        "the other trials are independent"
-    )
+    job = slurm.run(after=f"{TWO_NODES} NEXP=2", TRIAL_0="kill:3", status=1)
+    expected = "run: error: 1 of 2 trials failed: trial 0: rank 3 on dgx2 was killed by SIGKILL"
+    assert job.last_line == expected
+    folder = slurm.checkout.run_dir
+    assert (folder / "failed_0.txt").exists()
+    assert (folder / "result_1.txt").exists(), "the other trials are independent"
 
 
 @pytest.mark.parametrize(
@@ -70,45 +59,36 @@ def test_a_rank_killed_on_another_node_fails_the_job_with_its_reason_last(slurm)
     ],
 )
 def test_a_trial_that_fails_fails_the_job(slurm, outcome, reason):
-    job = slurm.run(after=TWO_NODES, TRIAL_0=outcome)
-    assert job.exit_code == 1
+    job = slurm.run(after=TWO_NODES, TRIAL_0=outcome, status=1)
     assert job.last_line == f"run: error: 1 of 1 trials failed: trial 0: {reason}"
 
 
 def test_bad_settings_end_the_job_before_anything_is_written(slurm):
-    job = slurm.run(after=TWO_NODES, CHECK="bad")
-    assert job.exit_code == 2
+    job = slurm.run(after=TWO_NODES, CHECK="bad", status=2)
     assert "bert: error: LR='fast': expected a number" in job.output
-    assert (
-        job.last_line
-        == "run: error: this configuration cannot run: LR='fast': expected a number"
-    )
+    expected = "run: error: this configuration cannot run: LR='fast': expected a number"
+    assert job.last_line == expected
     assert not slurm.checkout.logdir.exists()
 
 
 def test_a_job_of_the_wrong_size_says_how_to_submit(slurm):
-    job = slurm.run("-N1", after=TWO_NODES)
-    assert job.exit_code == 2
-    assert (
-        job.last_line
-        == "run: error: this job has 1 nodes and the config wants 2: sbatch -N 2 run.sub"
+    job = slurm.run("-N1", after=TWO_NODES, status=2)
+    expected = (
+        "run: error: this job has 1 nodes and the config wants 2: sbatch -N 2 run.sub"
     )
+    assert job.last_line == expected
 
 
 def test_a_log_folder_that_cannot_be_created_ends_the_job(slurm):
     (slurm.checkout.root / "file").touch()
-    job = slurm.run(after="export LOGDIR=file/results")
-    assert job.exit_code == 2
+    job = slurm.run(after="export LOGDIR=file/results", status=2)
     assert job.last_line.startswith("run: error: LOGDIR=")
     assert "cannot write there; choose a folder you can write to" in job.last_line
 
 
 def test_scancel_ends_every_rank_and_says_how_to_continue(slurm):
-    job = slurm.submit(after=f"{TWO_NODES} RUN_NAME=stopped", TRIAL_0="hang")
-    job.wait_for(
-        lambda: (slurm.checkout.logdir / "stopped" / "running_0" / "result_0.txt").exists(),
-    )  # fmt: skip
-    subprocess.run(["scancel", str(job.number)], check=True)
+    job = slurm.started("stopped", after=TWO_NODES, TRIAL_0="hang")
+    job.cancel()
     job.wait()
     assert job.field("JobState") == "CANCELLED"
     why = "the job was cancelled or ended by Slurm"
@@ -134,12 +114,8 @@ def test_ranks_are_signalled_before_the_time_limit_and_save_before_they_end(
     if clock and not os.path.exists(FAKETIME):
         pytest.skip("faketime is not installed")
     wrong = {"LD_PRELOAD": FAKETIME, "FAKETIME": clock} if clock else {}
-    saves = {"TRIAL_0": "saves"} | wrong
-    job = slurm.submit(after=f"{TWO_NODES} RUN_NAME=stopped", **saves)
-    job.wait_for(
-        lambda: (slurm.checkout.logdir / "stopped" / "running_0" / "result_0.txt").exists(),
-    )  # fmt: skip
-    subprocess.run(["scancel", "--batch", "--signal=USR1", str(job.number)], check=True)
+    job = slurm.started("stopped", after=TWO_NODES, TRIAL_0="saves", **wrong)
+    job.cancel("--batch", "--signal=USR1")
     job.wait()
     why = "the job reached its time limit of 00:10:00"
     assert job.last_line.startswith(f"run: error: {why}; "), job.output
@@ -148,12 +124,10 @@ def test_ranks_are_signalled_before_the_time_limit_and_save_before_they_end(
 
 
 def test_a_controller_that_does_not_answer_is_not_waited_for(slurm, cluster):
-    job = slurm.submit(after=f"{TWO_NODES} RUN_NAME=stopped", TRIAL_0="hang")
-    job.wait_for(
-        lambda: (slurm.checkout.logdir / "stopped" / "running_0" / "result_0.txt").exists(),
-    )  # fmt: skip
+    job = slurm.started("stopped", after=TWO_NODES, TRIAL_0="hang")
     controller = int((cluster.parent / "pid" / "controller").read_text())
-    its_own = f"{cluster.parent}/.*/job0*{job.number}/slurm_script"  # other clusters may run here
+    # Other clusters may run here.
+    its_own = f"{cluster.parent}/.*/job0*{job.number}/slurm_script"
     script = captured(["pgrep", "-o", "-f", its_own], check=True)
     os.kill(controller, signal.SIGSTOP)
     try:
@@ -175,91 +149,63 @@ def test_a_requeued_job_continues_with_the_missing_trials(slurm):
     job = slurm.submit(after=f"{TWO_NODES} NEXP=2", TRIAL_1="hang")
     job.wait_for(lambda: list(slurm.checkout.logdir.glob("*/running_1/result_1.txt")))
     kept = (slurm.checkout.run_dir / "result_0.txt").stat().st_mtime_ns
-    subprocess.run(["scontrol", "requeue", str(job.number)], check=True)
-    job.wait_for(lambda: job.field("JobState") == "PENDING")
-    # Slurm holds a requeued job for two minutes; an administrator can start it at once.
-    subprocess.run(
-        ["scontrol", "update", f"JobId={job.number}", "StartTime=now"], check=True
-    )
-    job.wait()
-    assert job.exit_code == 0, job.output
-    assert (
-        job.last_line
-        == f"run: all 2 trials reached the target: {slurm.checkout.run_dir}"
-    )
+    job.requeue()
+    assert job.wait().exit_code == 0, job.output
+    expected = f"run: all 2 trials reached the target: {slurm.checkout.run_dir}"
+    assert job.last_line == expected
     assert (slurm.checkout.run_dir / "result_0.txt").stat().st_mtime_ns == kept
     assert [rank["TRIAL"] for rank in slurm.checkout.ranks()] == ["0"] * 4 + ["1"] * 8
 
 
 def test_a_node_that_the_start_test_names_is_replaced_by_the_spare(slurm):
-    job = slurm.run(
-        "-N2", after="export DGXNGPU=2 SPARE_NODES=1 START_TEST=1 NCCL_TEST=0", UNFIT="dgx1",
-    )  # fmt: skip
-    assert job.exit_code == 0, job.output
+    spare = "export DGXNGPU=2 SPARE_NODES=1 START_TEST=1 NCCL_TEST=0"
+    job = slurm.run("-N2", after=spare, UNFIT="dgx1", status=0)
     why = "without dgx1: the start test: fail: node dgx1: slow; the trial is repeated"
     assert f"run: warning: restarts on dgx2, {why}\n" in job.output
-    assert re.search(
-        rf"\nrun: restarted at \S+, {why}\nrun: the trial reached the target: .*\n$",
-        job.output,
-    )
+    ends = rf"\nrun: restarted at \S+, {why}\nrun: the trial reached the target: .*\n$"
+    assert re.search(ends, job.output)
     assert {rank["SLURMD_NODENAME"] for rank in slurm.checkout.ranks()} == {"dgx2"}
 
 
 def test_before_the_time_limit_a_resumable_run_is_requeued_until_it_makes_no_progress(
     slurm,
 ):
-    folder = slurm.folder / "saved"
-    after = (
-        f"export DGXNGPU=2 RUN_NAME=chain RESUME=1 CHECKPOINT_DIR={folder} NCCL_TEST=0"
-    )
-    job = slurm.submit(after=after, TRIAL_0="saves")
+    saved = slurm.folder / "saved"
+    given = {"RESUME": "1", "CHECKPOINT_DIR": str(saved), "NCCL_TEST": "0"}
+    job = slurm.started("chain", TRIAL_0="saves", **given)
     for start in range(5):
-        job.wait_for(
-            (slurm.checkout.logdir / "chain" / f"running_0{f'_{start}' * (start > 0)}" / "result_0.txt").exists,
-        )  # fmt: skip
+        suffix = f"_{start}" * (start > 0)
+        running = slurm.checkout.logdir / "chain" / f"running_0{suffix}"
+        job.wait_for((running / "result_0.txt").exists)
         if start == 1:  # the only progress
-            (folder / "step_0000000012.pt").touch()
-        subprocess.run(
-            ["scancel", "--batch", "--signal=USR1", str(job.number)], check=True
-        )
+            (saved / "step_0000000012.pt").touch()
+        job.cancel("--batch", "--signal=USR1")
         if start < 4:
-            job.wait_for(
-                lambda number=start: (int(job.field("Restarts")) > number and job.field("JobState") == "PENDING"),
-            )  # fmt: skip
-            subprocess.run(
-                ["scontrol", "update", f"JobId={job.number}", "StartTime=now+3"],
-                check=True,
-            )
+            job.wait_for(lambda number=start: int(job.field("Restarts")) > number)
+            job.start("now+3")
     job.wait()
     why = "the job reached its time limit of 00:10:00"
-    told = [
-        line
-        for line in job.output.splitlines()
-        if line.startswith("run: warning: ") and why in line
-    ]
-    assert told == [
-        f"run: warning: job {job.number} is requeued, {why}; continues from step {step}"
-        for step in (0, 12, 12, 12)
-    ]
+    lines = job.output.splitlines()
+    told = [line for line in lines if line.startswith("run: warning: ") and why in line]
+    requeued = f"run: warning: job {job.number} is requeued, {why}; continues from step"
+    assert told == [f"{requeued} {step}" for step in (0, 12, 12, 12)]
     assert job.exit_code == 143
     bound = "gave up: 3 restarts brought no new checkpoint after step 12"
-    assert job.last_line == (
+    expected = (
         f"run: error: {bound}; {why}; RUN_NAME=chain continues with the missing trials"
     )
+    assert job.last_line == expected
 
 
 @pytest.mark.parametrize("gres", ["gpu", "gpu:h100"])
 def test_each_node_gives_the_gpus_that_the_config_requests(slurm, gres):
-    job = slurm.run(after=f"export DGXNGPU=3 GPU_GRES={gres}")
-    assert job.exit_code == 0, job.output
-    assert {rank["CUDA_VISIBLE_DEVICES"] for rank in slurm.checkout.ranks()} == {
-        "0,1,2"
-    }
+    slurm.run(after=f"export DGXNGPU=3 GPU_GRES={gres}", status=0)
+    ranks = slurm.checkout.ranks()
+    assert {rank["CUDA_VISIBLE_DEVICES"] for rank in ranks} == {"0,1,2"}
 
 
 def test_a_gpu_type_the_nodes_do_not_have_fails_in_one_line(slurm):
-    job = slurm.run(after="export GPU_GRES=gpu:b200")
-    assert job.exit_code == 2
+    job = slurm.run(after="export GPU_GRES=gpu:b200", status=2)
     expected = r"run: error: GPU_GRES=gpu:b200: a step with .* --gres=gpu:b200:2 does not start: Unable to create step .*"
     assert re.fullmatch(expected, job.last_line)
 
@@ -274,8 +220,7 @@ FEW_GPUS = "this job has 1 GPUs a node and the config wants DGXNGPU=2: sbatch --
 def test_a_job_without_its_gpus_does_not_train_on_cpus(slurm, option, expected):
     script = slurm.checkout.root / "run.sub"
     script.write_text(script.read_text().replace("#SBATCH --exclusive\n", ""))
-    job = slurm.run(option)
-    assert job.exit_code == 2
+    job = slurm.run(option, status=2)
     assert job.last_line == f"run: error: {expected}"
 
 
@@ -294,8 +239,7 @@ def pmix() -> str:
     ("wanted", "used"), [("pmi2", "pmi2"), ("pmix", pmix()), ("pmix_v9", "none")]
 )
 def test_steps_start_with_the_wanted_mpi_type_if_it_works(slurm, wanted, used):
-    job = slurm.run(after=f"{TWO_NODES} SLURM_MPI_TYPE={wanted}")
-    assert job.exit_code == 0, job.output
+    job = slurm.run(after=f"{TWO_NODES} SLURM_MPI_TYPE={wanted}", status=0)
     # srun exports no type for none.
     types = {rank["SLURM_MPI_TYPE"] or "none" for rank in slurm.checkout.ranks()}
     assert types == {used}
@@ -303,26 +247,20 @@ def test_steps_start_with_the_wanted_mpi_type_if_it_works(slurm, wanted, used):
 
 
 def test_a_network_that_fails_the_all_reduce_test_ends_the_job_before_any_trial(slurm):
-    job = slurm.run(after=TWO_NODES, ALLREDUCE="fails:3")
-    assert job.exit_code == 1
-    assert job.last_line.startswith(
-        "run: error: the all-reduce test failed: rank 3: wrong sums; see "
-    )
+    job = slurm.run(after=TWO_NODES, ALLREDUCE="fails:3", status=1)
+    expected = "run: error: the all-reduce test failed: rank 3: wrong sums; see "
+    assert job.last_line.startswith(expected)
     assert not slurm.checkout.ranks()
 
 
 def test_the_power_of_every_node_is_sampled_beside_the_trial(slurm):
-    slurm.checkout.stand_in(
-        "ipmitool", "echo '    Instantaneous power reading: 512 Watts'"
-    )
-    job = slurm.run(after=f"{TWO_NODES} POWER=1", TRIAL_0="measured")
-    assert job.exit_code == 0, job.output
-    assert "dgx1: 512 W (ipmi, " in job.output
-    assert "dgx2: 512 W (ipmi, " in job.output
-    files = sorted(
-        path.name for path in (slurm.checkout.run_dir / "power" / "result_0").iterdir()
-    )
-    assert files == ["node_0.txt", "node_1.txt"]
+    watts = "echo '    Instantaneous power reading: 512 Watts'"
+    slurm.checkout.stand_in("ipmitool", watts)
+    job = slurm.run(after=f"{TWO_NODES} POWER=1", TRIAL_0="measured", status=0)
+    for node in ("dgx1", "dgx2"):
+        assert f"{node}: 512 W (ipmi, " in job.output
+    files = (slurm.checkout.run_dir / "power" / "result_0").iterdir()
+    assert sorted(path.name for path in files) == ["node_0.txt", "node_1.txt"]
 
 
 SMI = """case "$*" in
@@ -341,23 +279,17 @@ def test_clocks_and_staged_data_are_undone_also_when_slurm_ends_the_job(slurm, e
         (slurm.folder / name).mkdir(parents=True)
         (slurm.folder / name / "file").touch()
     slurm.checkout.stand_in("sync", "")
-    job = slurm.submit(
-        after="export DGXNGPU=2 RUN_NAME=locked GPU_CLOCKS=1410",
-        TRIAL_0="hang" if ending == "scancel" else "success", CLOCK_LOG=str(clocks),
-        DATADIR=str(slurm.folder / "data"), STAGE_DIR=str(slurm.folder / "nvme"),
-    )  # fmt: skip
+    nvme = slurm.folder / "nvme"
+    given = {
+        "GPU_CLOCKS": "1410", "CLOCK_LOG": str(clocks), "DATADIR": str(slurm.folder / "data"), "STAGE_DIR": str(nvme),
+    }  # fmt: skip
     if ending == "scancel":
-        job.wait_for(
-            lambda: (slurm.checkout.logdir / "locked" / "running_0" / "result_0.txt").exists(),
-        )  # fmt: skip
-        assert (
-            slurm.folder / "nvme" / f"bert_{job.number}_0" / "EVALDIR" / "file"
-        ).exists()
-        subprocess.run(["scancel", str(job.number)], check=True)
+        job = slurm.started("locked", TRIAL_0="hang", **given)
+        assert (nvme / f"bert_{job.number}_0" / "EVALDIR" / "file").exists()
+        job.cancel()
+    else:
+        job = slurm.submit(**given)
     job.wait()
-    job.wait_for(
-        lambda: clocks.read_text().splitlines() == ["dgx1 locked", "dgx1 reset"]
-    )
-    job.wait_for(
-        lambda: [path.name for path in (slurm.folder / "nvme").iterdir()] == ["file"]
-    )
+    undone = ["dgx1 locked", "dgx1 reset"]
+    job.wait_for(lambda: clocks.read_text().splitlines() == undone)
+    job.wait_for(lambda: [path.name for path in nvme.iterdir()] == ["file"])

@@ -31,18 +31,10 @@ def pyxis(slurm):
     if subprocess.run(["unshare", "--mount", "true"], check=False).returncode:
         pytest.skip("mount namespaces need CAP_SYS_ADMIN")
     folder = slurm.folder
-    checkout = folder / "checkout"
-    slurm.checkout.root.rename(checkout)  # mount lists know no space
-    slurm.checkout.root = checkout
+    checkout = slurm.checkout.without_spaces() / "checkout"
     (folder / "image.sqsh").touch()
-    for name in (
-        "data/packed_data",
-        "data/eval",
-        "data/phase1",
-        "data/results",
-        "home",
-        *OTHERS,
-    ):
+    names = ("packed_data", "eval", "phase1", "results")
+    for name in (*(f"data/{name}" for name in names), "home", *OTHERS):
         (folder / name.replace("dgx", "enroot/dgx")).mkdir(parents=True)
     slurm.checkout.stand_in("enroot", ENROOT)
     slurm.checkout.env |= {
@@ -50,7 +42,6 @@ def pyxis(slurm):
         "CONT": str(folder / "image.sqsh"),
         "DATADIR": str(folder / "data"),
         "LOGDIR": str(checkout / "results"),  # inside what is mounted read-only
-        "PYTHONPATH": str(checkout),
         "INIT_CHECKPOINT": "",
         "HOME": str(folder / "home"),
     }
@@ -59,10 +50,14 @@ def pyxis(slurm):
 
 def containers(slurm) -> list[str]:
     """Containers that remain on the nodes."""
-    return sorted(
-        str(path.relative_to(slurm.folder / "enroot"))
-        for path in (slurm.folder / "enroot").glob("*/*")
-    )
+    folder = slurm.folder / "enroot"
+    return sorted(str(path.relative_to(folder)) for path in folder.glob("*/*"))
+
+
+def made(slurm) -> list[list[str]]:
+    """Node, name and image of each container that was created."""
+    calls = slurm.checkout.calls("pyxis")
+    return [call.split()[1:] for call in calls if call.startswith("create ")]
 
 
 def test_one_container_per_node_is_created_used_by_all_ranks_and_removed(pyxis):
@@ -73,15 +68,14 @@ def test_one_container_per_node_is_created_used_by_all_ranks_and_removed(pyxis):
     look_for += [
         pyxis.checkout.root / "run.sub", pyxis.folder / "home", pyxis.folder / "image.sqsh",
     ]  # fmt: skip
-    job = pyxis.run(after=f"{TWO_NODES} NEXP=2", LOOK_FOR=":".join(map(str, look_for)))
-    assert job.exit_code == 0, job.output
+    job = pyxis.run(
+        after=f"{TWO_NODES} NEXP=2", LOOK_FOR=":".join(map(str, look_for)), status=0
+    )
     name, image = f"bert_{job.number}_0", pyxis.folder / "image.sqsh"
-    made = [
-        call.split()[1:]
-        for call in pyxis.checkout.calls("pyxis")
-        if call.startswith("create ")
+    assert sorted(made(pyxis)) == [
+        ["dgx1", name, str(image)],
+        ["dgx2", name, str(image)],
     ]
-    assert sorted(made) == [["dgx1", name, str(image)], ["dgx2", name, str(image)]]
     ranks = pyxis.checkout.ranks()
     assert sorted((rank["RANK"], rank["LOCAL_RANK"]) for rank in ranks) == sorted(
         (str(number), str(number % 2)) for number in [0, 1, 2, 3] * 2
@@ -101,8 +95,7 @@ def test_containers_of_dead_jobs_are_removed_first_and_those_of_running_jobs_sta
     stays = f"dgx1/pyxis_bert_{living.stdout.strip()}_0"
     for name in (stays, "dgx1/pyxis_bert_99999_0", "dgx2/pyxis_bert_99999_1"):
         (pyxis.folder / name.replace("dgx", "enroot/dgx")).mkdir()
-    job = pyxis.run(after=TWO_NODES)
-    assert job.exit_code == 0, job.output
+    pyxis.run(after=TWO_NODES, status=0)
     assert containers(pyxis) == sorted([*OTHERS, stays])
 
 
@@ -113,29 +106,25 @@ def test_scancel_while_leftovers_are_removed_is_reported_in_the_last_line(pyxis)
     (pyxis.folder / "enroot/dgx1/pyxis_bert_99999_0").mkdir()
     job = pyxis.submit(after=TWO_NODES)
     job.wait_for(there.exists)
-    subprocess.run(["scancel", str(job.number)], check=True)
+    job.cancel()
     job.wait()
-    assert (
-        "run: dgx1: removing pyxis_bert_99999_0, left by a job that has ended"
-        in job.output
-    )
+    expected = "run: dgx1: removing pyxis_bert_99999_0, left by a job that has ended"
+    assert expected in job.output
     assert job.last_line.startswith("run: error: the job was cancelled")
     wait_until(lambda: not processes(pyxis.folder / "slow"))
 
 
 def test_a_missing_checkpoint_folder_is_created_and_mounted(pyxis):
     checkpoints = pyxis.folder / "disk" / "checkpoints"
-    job = pyxis.run(
+    pyxis.run(
         after="export DGXNGPU=1", CHECKPOINT_DIR=str(checkpoints), LOOK_FOR=str(checkpoints),
-    )  # fmt: skip
-    assert job.exit_code == 0, job.output
+    status=0)  # fmt: skip
     assert pyxis.checkout.ranks()[0]["SEES"] == [str(checkpoints)]
     assert f"{checkpoints}:{checkpoints}:rw" in pyxis.checkout.calls("pyxis")[-1]
 
 
 def test_what_the_image_and_its_hooks_set_does_not_misplace_the_ranks(pyxis):
-    job = pyxis.run(after=TWO_NODES)
-    assert job.exit_code == 0, job.output
+    pyxis.run(after=TWO_NODES, status=0)
     ranks = pyxis.checkout.ranks()
     assert {rank["MASTER_ADDR"] for rank in ranks} == {"127.0.0.1"}
     assert {rank["WORLD_SIZE"] for rank in ranks} == {"4"}
@@ -143,8 +132,7 @@ def test_what_the_image_and_its_hooks_set_does_not_misplace_the_ranks(pyxis):
 
 
 def test_every_step_has_the_same_options_for_home_root_and_mounts(pyxis):
-    job = pyxis.run(after="export DGXNGPU=2")
-    assert job.exit_code == 0, job.output
+    pyxis.run(after="export DGXNGPU=2", status=0)
     starts = [
         call for call in pyxis.checkout.calls("pyxis") if call.startswith("start ")
     ]
@@ -164,8 +152,7 @@ def test_every_step_has_the_same_options_for_home_root_and_mounts(pyxis):
 
 @pytest.mark.parametrize("outcome", ["crash:1", "kill:2", "not-reached"])
 def test_the_containers_of_a_failed_job_are_removed(pyxis, outcome):
-    job = pyxis.run(after=TWO_NODES, TRIAL_0=outcome)
-    assert job.exit_code == 1
+    job = pyxis.run(after=TWO_NODES, TRIAL_0=outcome, status=1)
     assert job.last_line.startswith("run: error: 1 of 1 trials failed: trial 0: ")
     assert containers(pyxis) == OTHERS
 
@@ -174,7 +161,7 @@ def test_scancel_removes_the_containers(pyxis):
     job = pyxis.submit(after=TWO_NODES, TRIAL_0="hang")
     job.wait_for(lambda: list(pyxis.checkout.logdir.glob("*/running_0/result_0.txt")))
     assert len(containers(pyxis)) == 4
-    subprocess.run(["scancel", str(job.number)], check=True)
+    job.cancel()
     job.wait()
     job.wait_for(lambda: containers(pyxis) == OTHERS)
 
@@ -182,54 +169,40 @@ def test_scancel_removes_the_containers(pyxis):
 def test_a_requeued_job_has_a_new_container(pyxis):
     job = pyxis.submit(after=TWO_NODES, TRIAL_0="hang")
     job.wait_for(lambda: list(pyxis.checkout.logdir.glob("*/running_0/result_0.txt")))
-    subprocess.run(["scontrol", "requeue", str(job.number)], check=True)
-    job.wait_for(lambda: job.field("JobState") == "PENDING")
-    subprocess.run(
-        ["scontrol", "update", f"JobId={job.number}", "StartTime=now"], check=True
-    )
+    job.requeue()
     job.wait()
     assert job.exit_code == 0, job.output
-    made = {
-        call.split()[2]
-        for call in pyxis.checkout.calls("pyxis")
-        if call.startswith("create ")
+    assert {name for _, name, _ in made(pyxis)} == {
+        f"bert_{job.number}_0",
+        f"bert_{job.number}_1",
     }
-    assert made == {f"bert_{job.number}_0", f"bert_{job.number}_1"}
     assert containers(pyxis) == OTHERS
 
 
 def test_an_image_that_cannot_be_imported_ends_the_job_in_one_line(pyxis):
-    job = pyxis.run(CONT="mlperf-bert")
-    assert job.exit_code == 2
+    job = pyxis.run(CONT="mlperf-bert", status=2)
     reason = (
         "[ERROR] URL https://auth.docker.io/token returned error code: 401 Unauthorized"
     )
-    assert (
-        job.last_line
-        == f"run: error: CONT=mlperf-bert: its container could not be created on every node: {reason}"
-    )
+    expected = f"run: error: CONT=mlperf-bert: its container could not be created on every node: {reason}"
+    assert job.last_line == expected
     assert containers(pyxis) == OTHERS
 
 
 def test_a_missing_image_file_ends_the_job_before_any_container(pyxis):
-    job = pyxis.run(CONT="missing.sqsh")
-    assert job.exit_code == 2
+    job = pyxis.run(CONT="missing.sqsh", status=2)
     expected = f"run: error: CONT={pyxis.checkout.root / 'missing.sqsh'}: no such image: enroot import"
     assert job.last_line.startswith(expected)
     assert not pyxis.checkout.calls("pyxis")
 
 
 def test_registry_images_are_named_in_enroots_syntax(pyxis):
-    job = pyxis.run(
-        CONT="docker://nvcr.io/nvidia/pytorch:25.04-py3", after="export DGXNGPU=1"
+    pyxis.run(
+        CONT="docker://nvcr.io/nvidia/pytorch:25.04-py3",
+        after="export DGXNGPU=1",
+        status=0,
     )
-    assert job.exit_code == 0, job.output
-    made = [
-        call.split()[3]
-        for call in pyxis.checkout.calls("pyxis")
-        if call.startswith("create ")
-    ]
-    assert made == ["nvcr.io#nvidia/pytorch:25.04-py3"]
+    assert [image for *_, image in made(pyxis)] == ["nvcr.io#nvidia/pytorch:25.04-py3"]
 
 
 def test_site_mounts_are_mounted(pyxis):
@@ -237,10 +210,9 @@ def test_site_mounts_are_mounted(pyxis):
     look_for = str(pyxis.folder / "scratch")
     other = str(pyxis.folder / "elsewhere")
     mounts = f"{look_for}:ro,/dev/shm,{look_for}:{other}:ro"
-    job = pyxis.run(
+    pyxis.run(
         after="export DGXNGPU=1", CONTAINER_MOUNTS=mounts, LOOK_FOR=f"{look_for}:{other}",
-    )  # fmt: skip
-    assert job.exit_code == 0, job.output
+    status=0)  # fmt: skip
     assert pyxis.checkout.ranks()[0]["SEES"] == [look_for, other]
 
 
@@ -248,14 +220,8 @@ def test_a_restart_on_the_spare_has_a_container_of_its_own_and_leaves_none(pyxis
     """The name of the container is readonly in the script that made it."""
     job = pyxis.run(
         "-N2", after="export DGXNGPU=2 SPARE_NODES=1 START_TEST=1 NCCL_TEST=0", UNFIT="dgx1",
-    )  # fmt: skip
-    assert job.exit_code == 0, job.output
-    made = [
-        call.split()[1:3]
-        for call in pyxis.checkout.calls("pyxis")
-        if call.startswith("create")
-    ]
-    assert made == [
+    status=0)  # fmt: skip
+    assert [call[:2] for call in made(pyxis)] == [
         ["dgx1", f"bert_{job.number}_0"],
         ["dgx2", f"bert_{job.number}_0_1"],
     ]
