@@ -13,14 +13,7 @@ import h5py
 import numpy as np
 import torch
 
-WORDS = [
-    "[PAD]",
-    *(f"[unused{i}]" for i in range(99)),
-    "[UNK]",
-    "[CLS]",
-    "[SEP]",
-    "[MASK]",
-]
+WORDS = ["[PAD]", *(f"[unused{i}]" for i in range(99)), "[UNK]", "[CLS]", "[SEP]", "[MASK]"]  # fmt: skip
 WORDS += [f"word{i}" for i in range(211 - len(WORDS))]
 CLS, SEP, MASK, FIRST = 101, 102, 103, 104
 LENGTH, MASKS = 512, 76  # widths of the benchmark's files
@@ -106,7 +99,7 @@ def tfrecord(path: Path, made: Sequence[Instance], length: int = LENGTH) -> None
     path.write_bytes(b"".join(pieces))
 
 
-# --- NVIDIA's and Samsung's
+# --- NVIDIA's, Samsung's and Habana's
 
 
 def _ragged(file: h5py.File, name: str, rows: Sequence[Sequence[int]], dtype: str) -> None:  # fmt: skip
@@ -143,6 +136,27 @@ def variable_shard(path: Path, made: Sequence[Instance]) -> None:
         _ragged(file, "masked_lm_positions", [one.positions for one in made], "<i2")
         _ragged(file, "masked_lm_ids", [one.labels for one in made], "<i2")
         file["next_sentence_labels"] = np.array([one.random_next for one in made], "i1")
+
+
+def padded_shard(path: Path, made: Sequence[Instance], length: int, masks: int, copies: int = 1) -> None:  # fmt: skip
+    """As their create_pretraining_data.py writes a part: every column padded, and compressed."""
+
+    def table(rows: list[list[int]], width: int, dtype: str) -> np.ndarray:
+        padded = [row + [0] * (width - len(row)) for row in rows]
+        return np.tile(np.array(padded, dtype), (copies, 1))
+
+    columns = {
+        "input_ids": table([one.ids for one in made], length, "i4"),
+        "input_mask": table([[1] * len(one.ids) for one in made], length, "i1"),
+        "segment_ids": table([segments(one) for one in made], length, "i1"),
+        "masked_lm_positions": table([one.positions for one in made], masks, "i4"),
+        "masked_lm_ids": table([one.labels for one in made], masks, "i4"),
+        "next_sentence_labels": table([[one.random_next] for one in made], 1, "i1")[:, 0],
+    }  # fmt: skip
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with h5py.File(path, "w") as file:
+        for name, values in columns.items():
+            file.create_dataset(name, data=values, compression="gzip")
 
 
 def model_files(phase1: Path) -> None:

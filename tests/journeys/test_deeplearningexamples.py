@@ -17,9 +17,9 @@ import random
 import subprocess
 from pathlib import Path
 
-import h5py
-import numpy as np
 import pytest
+
+from .foreign import Instance, padded_shard
 
 ANIMALS, COLOURS = ["cat", "dog", "fish", "king"], ["red", "blue", "black", "old"]
 PLACES = ["lake", "river", "house", "forest"]
@@ -39,36 +39,15 @@ def sentence(generator: random.Random) -> str:
     return f"the {animal} was {colour} and was at the {place} ."
 
 
-def write_shard(path: Path, length: int, masks: int, generator: random.Random) -> None:
-    """As create_pretraining_data.py does: padded rows, compressed."""
-    names = {"input_ids": "i4", "input_mask": "i1", "segment_ids": "i1"}
-    names |= {"masked_lm_positions": "i4", "masked_lm_ids": "i4"}
-    rows = {name: [] for name in (*names, "next_sentence_labels")}
-    for number in range(64):
-        half = (length - 3) // 2 // 11  # sentences of 11 tokens
-        texts = [
-            " ".join(sentence(generator) for _ in range(generator.randint(1, half)))
-            for _ in "ab"
-        ]
-        a, b = ([VOCABULARY.index(word) for word in text.split()] for text in texts)
-        ids = [CLS, *a, SEP, *b, SEP]
-        places = [i for i, token in enumerate(ids) if token not in (CLS, SEP)]
-        chosen = sorted(generator.sample(places, min(masks, len(places) * 15 // 100)))
-        row = {"input_mask": [1] * len(ids), "masked_lm_positions": chosen}
-        row["segment_ids"] = [0] * (len(a) + 2) + [1] * (len(b) + 1)
-        row["masked_lm_ids"] = [ids[i] for i in chosen]
-        row["input_ids"] = [MASK if i in chosen else t for i, t in enumerate(ids)]
-        for name, values in row.items():
-            width = masks if name.startswith("masked") else length
-            rows[name].append(values + [0] * (width - len(values)))
-        rows["next_sentence_labels"].append(number % 2)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with h5py.File(path, "w") as file:
-        for name, kind in names.items():
-            table = np.array(rows[name], dtype=kind)
-            file.create_dataset(name, data=table, dtype=kind, compression="gzip")
-        labels = np.array(rows["next_sentence_labels"])
-        file.create_dataset("next_sentence_labels", data=labels, dtype="i1")
+def instance(length: int, masks: int, number: int, generator: random.Random) -> Instance:  # fmt: skip
+    half = (length - 3) // 2 // 11  # sentences of 11 tokens
+    texts = [" ".join(sentence(generator) for _ in range(generator.randint(1, half))) for _ in "ab"]  # fmt: skip
+    a, b = ([VOCABULARY.index(word) for word in text.split()] for text in texts)
+    ids = [CLS, *a, SEP, *b, SEP]
+    places = [i for i, token in enumerate(ids) if token not in (CLS, SEP)]
+    chosen = sorted(generator.sample(places, min(masks, len(places) * 15 // 100)))
+    masked = [MASK if i in chosen else token for i, token in enumerate(ids)]
+    return Instance(masked, len(a) + 2, chosen, [ids[i] for i in chosen], number % 2)
 
 
 def write_squad(path: Path, count: int, generator: random.Random) -> None:
@@ -96,7 +75,8 @@ def workspace(tmp_path_factory):
             for number in range(count):
                 name = f"books_wiki_en_corpus_{split}_{number}.hdf5"
                 path = folder / "data" / place / name
-                write_shard(path, length, masks, generator)
+                made = [instance(length, masks, n, generator) for n in range(64)]
+                padded_shard(path, made, length, masks)
     squad = folder / "data" / "download" / "squad" / "v1.1"
     write_squad(squad / "train-v1.1.json", 300, generator)
     write_squad(squad / "dev-v1.1.json", 40, generator)

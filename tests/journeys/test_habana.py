@@ -11,14 +11,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import h5py
-import numpy as np
 import pytest
 import torch
 
 from ..waiting import free_ports
 from .conftest import Shell
-from .foreign import WORDS, instances, segments
+from .foreign import WORDS, instances, padded_shard
 
 pytestmark = [pytest.mark.deepspeed, pytest.mark.timeout(900)]
 
@@ -57,31 +55,13 @@ OF_5B = deepspeed_json(
 
 
 def shard(path: Path, count: int, seed: int, copies: int = 1) -> None:
-    """As their create_pretraining_data.py writes a part: every column padded, and compressed."""
-    made = instances(count, seed)
-
-    def table(rows: list[list[int]], width: int, dtype: str) -> np.ndarray:
-        padded = [row + [0] * (width - len(row)) for row in rows]
-        return np.tile(np.array(padded, dtype), (copies, 1))
-
-    columns = {
-        "input_ids": table([one.ids for one in made], LENGTH, "i4"),
-        "input_mask": table([[1] * len(one.ids) for one in made], LENGTH, "i1"),
-        "segment_ids": table([segments(one) for one in made], LENGTH, "i1"),
-        "masked_lm_positions": table([one.positions for one in made], MASKS, "i4"),
-        "masked_lm_ids": table([one.labels for one in made], MASKS, "i4"),
-        "next_sentence_labels": table([[one.random_next] for one in made], 1, "i1")[:, 0],
-    }  # fmt: skip
-    with h5py.File(path, "w") as file:
-        for name, values in columns.items():
-            file.create_dataset(name, data=values, compression="gzip")
+    padded_shard(path, instances(count, seed), LENGTH, MASKS, copies)
 
 
 @pytest.fixture
 def site(shell: Shell) -> Shell:
     """Their folder: data, JSONs, hostfile."""
     data = shell.folder / DATA
-    data.mkdir(parents=True)
     for part in range(4):
         shard(data / f"books_wiki_en_corpus_training_{part}.hdf5", 48, part)
     (shell.folder / "bert_config.json").write_text(json.dumps(MODEL))
