@@ -19,12 +19,16 @@ _PORTS, _LAST_PORT = 10_000, 20_000
 _next_port = itertools.count(os.getpid() * 997)
 
 
-def wait_until(what: Callable[[], object], seconds: float = 900) -> None:
-    """Waits until what() is true; fails after ``seconds``, less than a test's time limit."""
+def wait_until(
+    what: Callable[[], object], seconds: float = 900, every: float = 0.02
+) -> None:
+    """Waits until what() is true, asked ``every`` so many seconds; fails after ``seconds``, less than a
+    test's time limit.
+    """
     deadline = time.monotonic() + seconds
     while not what():
         assert time.monotonic() < deadline, f"waited {seconds} s in vain"
-        time.sleep(0.02)
+        time.sleep(every)
 
 
 def state(pid: int) -> str:

@@ -288,7 +288,7 @@ def hanging(sshd):
 def test_a_real_ssh_server_ends_the_ranks_of_a_killed_script(sshd, hanging):
     hanging.send_signal(signal.SIGTERM)
     sshd.ended(hanging, 143)
-    wait_until(lambda: not processes(sshd.root))
+    wait_until(lambda: not processes(sshd.root), every=0.2)
 
 
 def test_a_real_connection_that_breaks_ends_the_ranks_of_both_machines(sshd, hanging):
@@ -300,4 +300,4 @@ def test_a_real_connection_that_breaks_ends_the_ranks_of_both_machines(sshd, han
                 os.kill(int(number), signal.SIGKILL)
     reason = "trial 0: 127.0.0.2: the ranks ended with exit status 137"
     assert reason in sshd.ended(hanging).last_line
-    wait_until(lambda: not processes(sshd.root))
+    wait_until(lambda: not processes(sshd.root), every=0.2)

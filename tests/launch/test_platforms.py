@@ -30,7 +30,7 @@ def test_a_rank_that_fails_ends_the_ranks_and_is_the_last_line(platform):
     platform.edit("run/ranks.sh", "OUTLIVE=90", "OUTLIVE=1")
     platform.failed("trial 0: the loss is nan at step 3", TRIAL_0="crash:1")
     assert (platform.run_dir / "failed_0.txt").exists()
-    wait_until(lambda: not processes(platform.root))
+    wait_until(lambda: not processes(platform.root), every=0.2)
 
 
 @on_each_platform
@@ -42,7 +42,7 @@ def test_a_signal_ends_every_rank_and_says_how_to_continue(platform):
     assert done.last_line.endswith(continues)
     assert (platform.run_dir / "failed_0.txt").exists()
     assert not (platform.run_dir / "result_0.txt").exists()
-    wait_until(lambda: not processes(platform.root))
+    wait_until(lambda: not processes(platform.root), every=0.2)
 
 
 def test_a_key_is_a_signal(checkout):
