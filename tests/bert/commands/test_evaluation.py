@@ -25,9 +25,8 @@ from ..states import newest, write_in_shards
 
 def run_evaluation(capsys, prepared, *arguments, **environ):
     """(exit status, stdout, stderr) of the command."""
-    settings = {
-        name: prepared[name] for name in ("EVALDIR", "DEVICE", "OMP_NUM_THREADS")
-    }
+    names = "EVALDIR", "DEVICE", "OMP_NUM_THREADS"
+    settings = {name: prepared[name] for name in names}
     status = main(["evaluate", *map(str, arguments)], settings | environ)
     said = capsys.readouterr()
     return status, said.out, said.err
@@ -41,54 +40,40 @@ def save(tiny, make_model, tmp_path):
 
     def write(steps, **facts):
         model = make_model(tiny, seed=steps, dtype=torch.float32)
-        state = {
-            "model": {name: p.detach() for name, p in model.named_parameters()},
-            "step": steps,
-            "samples": 6 * steps,
-        }
-        state |= {
-            "bert_config": dataclasses.asdict(tiny),
-            "ended": False,
-            "vocab_md5": "0" * 32,
-        }
-        return save_checkpoint(
-            CheckpointConfig(directory=tmp_path / "checkpoints", keep=9),
-            steps,
-            state | facts,
-        )
+        weights = {name: p.detach() for name, p in model.named_parameters()}
+        state = {"model": weights, "step": steps, "samples": 6 * steps}
+        state |= {"bert_config": dataclasses.asdict(tiny), "ended": False}
+        state |= {"vocab_md5": "0" * 32}
+        config = CheckpointConfig(directory=tmp_path / "checkpoints", keep=9)
+        return save_checkpoint(config, steps, state | facts)
 
     return write
+
+
+def parsed(text):
+    """Of its lines of JSON."""
+    return [json.loads(line) for line in text.splitlines()]
 
 
 def test_the_figures_are_those_of_the_run_and_watching_it_ends_with_it(
     prepared, run_bert, tmp_path, capsys
 ):
     folder = tmp_path / "run" / "checkpoints"
-    finished = run_bert(
-        prepared
-        | {
-            "CHECKPOINT_DIR": str(folder),
-            "CHECKPOINT_EVERY_STEPS": "4",
-            "CHECKPOINT_KEEP": "9",
-        }
-    )
+    kept = {"CHECKPOINT_DIR": str(folder), "CHECKPOINT_EVERY_STEPS": "4"}
+    finished = run_bert(prepared | kept | {"CHECKPOINT_KEEP": "9"})
     assert finished.returncode == 3, finished.stderr  # the target is out of reach
-    lines = [
-        json.loads(line)
-        for line in (tmp_path / "run" / "metrics_0.jsonl").read_text().splitlines()
-    ]
+    lines = parsed((tmp_path / "run" / "metrics_0.jsonl").read_text())
     found = {line["step"]: line for line in lines if line["kind"] == "evaluation"}
-    status, out, _ = run_evaluation(
-        capsys, prepared, tmp_path / "run", "--json", NUM_EVAL_EXAMPLES="17"
-    )
+    given = tmp_path / "run", "--json"
+    status, out, _ = run_evaluation(capsys, prepared, *given, NUM_EVAL_EXAMPLES="17")
     assert status == 0
-    for line in map(json.loads, out.splitlines()):
-        for name in ("accuracy", "mlm_loss", "nsp_loss", "nsp_accuracy"):
-            assert line[name] == pytest.approx(found[line["steps"]][name], rel=1e-6), (
-                name
-            )
+    names = "accuracy", "mlm_loss", "nsp_loss", "nsp_accuracy"
+    for line in parsed(out):
+        theirs = found[line["steps"]]
+        for name in names:
+            assert line[name] == pytest.approx(theirs[name], rel=1e-6), name
         assert (line["sequences"], line["trained_samples"] > 0) == (17, True)
-    assert [json.loads(line)["steps"] for line in out.splitlines()] == [4, 8]
+    assert [line["steps"] for line in parsed(out)] == [4, 8]
     assert newest(folder)["ended"]
 
 
@@ -98,23 +83,15 @@ def test_a_checkpoint_in_shards_has_the_figures_of_one_in_a_file(
     """Given directly or by the folder of both, as the newer one."""
     state = torch.load(save(3), weights_only=True)
     folder = tmp_path / "checkpoints"
-    facts = {
-        name: state[name] for name in ("samples", "bert_config", "ended", "vocab_md5")
-    }
+    names = "samples", "bert_config", "ended", "vocab_md5"
+    facts = {name: state[name] for name in names}
     path = write_in_shards(folder, 4, state["model"], **facts)
-    lines = [
-        json.loads(line)
-        for line in run_evaluation(capsys, prepared, folder, "--json")[1].splitlines()
-    ]
+    lines = parsed(run_evaluation(capsys, prepared, folder, "--json")[1])
     assert [line["steps"] for line in lines] == [3, 4]
     assert lines[1]["checkpoint"] == str(path) == str(folder / "step_0000000004")
-    assert [lines[0][name] for name in ("accuracy", "mlm_loss")] == [
-        lines[1][name] for name in ("accuracy", "mlm_loss")
-    ]
-    assert (
-        json.loads(run_evaluation(capsys, prepared, path, "--json")[1])["mlm_loss"]
-        == lines[0]["mlm_loss"]
-    )
+    (alone,) = parsed(run_evaluation(capsys, prepared, path, "--json")[1])
+    for name in ("accuracy", "mlm_loss"):
+        assert lines[0][name] == lines[1][name] == alone[name]
 
 
 def test_losses_and_accuracies_are_means_over_words_and_over_sequences(
@@ -122,7 +99,7 @@ def test_losses_and_accuracies_are_means_over_words_and_over_sequences(
 ):
     path = save(3)
     status, out, _ = run_evaluation(capsys, prepared, path, "--json")
-    (line,) = map(json.loads, out.splitlines())
+    (line,) = parsed(out)
     shards = Shards(list_shards(tmp := path.parents[1] / "eval", "EVALDIR"), 48)
     batch = make_batch(shards[0], torch.arange(20).numpy(), 48)
     with torch.no_grad():
@@ -146,37 +123,23 @@ def test_the_benchmarks_initial_checkpoint_is_known_by_its_accuracy(
 ):
     """On the benchmark's set: its number of sequences, and its vocabulary."""
     monkeypatch.setattr(evaluation, "SEQUENCES", 20)
-    metadata = Metadata(
-        max_seq_length=48, vocab_md5=evaluation.VOCAB_MD5, random_seed=0, dupe_factor=1
-    )
-    write_records(
-        tmp_path / "eval" / "part_eval_10k.hdf5",
-        make_records(20, packed=False, seed=9),
-        metadata,
-    )
+    facts = {"max_seq_length": 48, "random_seed": 0, "dupe_factor": 1}
+    metadata = Metadata(vocab_md5=evaluation.VOCAB_MD5, **facts)
+    records = make_records(20, packed=False, seed=9)
+    write_records(tmp_path / "eval" / "part_eval_10k.hdf5", records, metadata)
     weights = tmp_path / "phase1" / "model.ckpt-28252.pt"
-    torch.save(
-        {"model": dict(make_model(tiny, dtype=torch.float32).state_dict())}, weights
-    )
-    (tmp_path / "phase1" / "bert_config.json").write_text(
-        json.dumps(dataclasses.asdict(tiny))
-    )
+    state = make_model(tiny, dtype=torch.float32).state_dict()
+    torch.save({"model": dict(state)}, weights)
+    shape = json.dumps(dataclasses.asdict(tiny))
+    (tmp_path / "phase1" / "bert_config.json").write_text(shape)
     real = evaluation.Evaluator.__call__
-    monkeypatch.setattr(
-        evaluation.Evaluator,
-        "__call__",
-        lambda self, m: dataclasses.replace(real(self, m), accuracy=accuracy),
-    )
+    scored = lambda self, m: dataclasses.replace(real(self, m), accuracy=accuracy)  # noqa: E731
+    monkeypatch.setattr(evaluation.Evaluator, "__call__", scored)
     status, out, _ = run_evaluation(capsys, prepared, weights)
-    met = (
-        "met"
-        if accuracy == 0.34085
-        else "not met: these are not the benchmark's weights"
-    )
-    assert (
-        out.splitlines()[-1]
-        == f"0.34085 +- 0.0005 is expected of the benchmark's initial checkpoint: {met}"
-    )
+    met = "met" if accuracy == 0.34085 else "not met: "
+    *_, last = out.splitlines()
+    expected = "0.34085 +- 0.0005 is expected of the benchmark's initial checkpoint"
+    assert last.startswith(f"{expected}: {met}")
     status, out, _ = run_evaluation(capsys, prepared, weights, "--json")
     assert (status, json.loads(out)["initial_checkpoint"]) == (0, accuracy == 0.34085)
     status, out, _ = run_evaluation(capsys, prepared, weights, NUM_EVAL_EXAMPLES="19")
@@ -233,17 +196,13 @@ def test_a_base_without_its_masked_lm_head_has_nothing_to_evaluate(
     save, prepared, capsys, tmp_path
 ):
     state = torch.load(save(3), weights_only=True)
-    encoder = {
-        name: tensor
-        for name, tensor in state["model"].items()
-        if name.startswith("bert.")
-    }
+    model = state["model"]
+    encoder = {name: model[name] for name in model if name.startswith("bert.")}
     torch.save(encoder, tmp_path / "base.pt")
     shape = tmp_path / "bert_config.json"
     shape.write_text(json.dumps(state["bert_config"]))
-    status, _, said = run_evaluation(
-        capsys, prepared, tmp_path / "base.pt", "--bert-config", shape
-    )
+    given = tmp_path / "base.pt", "--bert-config", shape
+    status, _, said = run_evaluation(capsys, prepared, *given)
     assert status == 2
     assert "base.pt lacks cls.predictions" in said
     assert "train it first" in said

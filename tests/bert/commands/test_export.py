@@ -69,9 +69,8 @@ def of_hugging_face(folder, records, sequence):
     """Their scores of one sequence of records: at its masked positions, and of the next
     sentence.
     """
-    model, info = transformers.AutoModelForPreTraining.from_pretrained(
-        folder, output_loading_info=True
-    )
+    load = transformers.AutoModelForPreTraining.from_pretrained
+    model, info = load(folder, output_loading_info=True)
     assert not info["missing_keys"]
     assert not info["unexpected_keys"]
     begin, end = records.sequence_offsets[sequence : sequence + 2]
@@ -209,10 +208,7 @@ def test_wrong_exports_are_one_line(run, vocab_file, tmp_path, capsys):
         (["export", str(tmp_path / "full"), "-o", new], "no step_* and no model.safetensors in it"),
         (["export", str(folder), "-o", str(tmp_path / "full")], "exists and holds no model: give a new folder"),
         (["export", str(folder), "-o", new, "--vocab", str(tmp_path / "other.txt")], "the model was trained with"),
-        (
-            ["export", str(folder), "-o", new, "--vocab", str(tmp_path / "large.txt")],
-            "has 212 words, and the model 211",
-        ),
+        (["export", str(folder), "-o", new, "--vocab", str(tmp_path / "large.txt")], "212 words, and the model 211"),
         (["export", str(folder), "-o", new, "--vocab", str(tmp_path / "x.txt")], "cannot read the vocabulary"),
     ]  # fmt: skip
     for arguments, message in cases:
