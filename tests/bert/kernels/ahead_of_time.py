@@ -78,9 +78,8 @@ def source_of(function: JITFunction, args: tuple[Any, ...]) -> ASTSource:
             signature[param.name] = "fp32"
         if divisible:
             attributes[(number,)] = [["tt.divisibility", 16]]
-    return ASTSource(
-        fn=function, signature=signature, constexprs=constants, attrs=attributes
-    )
+    specialized = {"signature": signature, "constexprs": constants, "attrs": attributes}
+    return ASTSource(fn=function, **specialized)
 
 
 def calls() -> Iterator[tuple[str, Callable[[], object]]]:
@@ -88,14 +87,12 @@ def calls() -> Iterator[tuple[str, Callable[[], object]]]:
     for name, module in OPERATIONS.items():
         large = [case for case in CASES[name] if case.large]
         for case, (dtype, suffix) in itertools.product(large, SUFFIXES.items()):
+            cast = dataclasses.replace(case, dtype=dtype)
             arguments = [
-                0.1 if isinstance(a, float) and a == 0 else a
-                for a in dataclasses.replace(case, dtype=dtype).arguments(META)
+                0.1 if isinstance(value, float) and value == 0 else value
+                for value in cast.arguments(META)
             ]
-            yield (
-                name + suffix,
-                functools.partial(_forward_and_backward, module.fused, *arguments),
-            )
+            yield name + suffix, _passes(module.fused, *arguments)
     attended = {
         "attention": (torch.bfloat16, 64),
         "attention_fp16": (torch.float16, 64),
@@ -104,26 +101,18 @@ def calls() -> Iterator[tuple[str, Callable[[], object]]]:
         "attention_wide_fp16": (torch.float16, 128),
     }
     for name, (dtype, width) in attended.items():
-        qkv = torch.empty(
-            12_288,
-            3,
-            1024 // width,
-            width,
-            dtype=dtype,
-            device=META,
-            requires_grad=True,
-        )
+        shape, new = (12_288, 3, 1024 // width, width), {"dtype": dtype, "device": META}
+        qkv = torch.empty(*shape, **new, requires_grad=True)
         cu_seqlens = torch.empty(97, dtype=torch.int32, device=META)
         arguments = qkv, ForwardPass(cu_seqlens, 512), 0.1
-        yield (
-            name,
-            functools.partial(
-                _forward_and_backward, triton_attention.attention, *arguments
-            ),
-        )
+        yield name, _passes(triton_attention.attention, *arguments)
     yield "lamb", _lamb
     yield "fp8", _fp8_layer
     yield "fp8_evaluation", _fp8_evaluation
+
+
+def _passes(function: Callable[..., Any], *arguments: Any) -> Callable[[], object]:
+    return functools.partial(_forward_and_backward, function, *arguments)
 
 
 def _forward_and_backward(function: Callable[..., Any], *arguments: Any) -> None:
@@ -136,23 +125,20 @@ def _lamb() -> None:
     table = 30_528 * 1024
     spans = [[(0, table)], [(table, table + 1024)]]
     layout = lamb.spans_layout(table + 1024, spans, [0.01, 0.0], META)
-    gradient, low = (
-        torch.empty(layout.size, dtype=torch.bfloat16, device=META) for _ in range(2)
-    )
+    new = {"dtype": torch.bfloat16, "device": META}
+    gradient, low = (torch.empty(layout.size, **new) for _ in range(2))
     master, first, second = (torch.empty(layout.size, device=META) for _ in range(3))
     scalars = torch.empty(4, device=META)
-    norms = lamb.moments(
-        layout, gradient, master, first, second, scalars, 0.9, 0.999, 1e-6
-    )
+    moments, betas = (first, second, scalars), (0.9, 0.999)
+    norms = lamb.moments(layout, gradient, master, *moments, *betas, 1e-6)
     lamb.update(layout, master, first, second, low, norms, scalars, 1e-6)
 
 
 def _fp8_layer() -> None:
     """A layer's fp8 products with the casts in the kernels, between two layers like it."""
     y, residual = _fp8_forward(_scaling(), 0.1)
-    torch.autograd.backward(
-        [y, residual], [torch.empty_like(y), torch.empty_like(residual)]
-    )
+    gradients = [torch.empty_like(y), torch.empty_like(residual)]
+    torch.autograd.backward([y, residual], gradients)
 
 
 @torch.no_grad()
@@ -179,25 +165,19 @@ def _fp8_forward(
 
     qkv, first, second = (Fp8Linear(scaling, number) for number in range(3))
     vectors, qkv_weight = [half(width) for _ in range(3)], half(3 * width, width)
-    operands, sites = (
-        Operands(half(tokens, width), vectors[0], half(tokens, width), *vectors[1:]),
-        DropoutSites(META),
-    )
-    x, residual, x8 = fused_with_cast(
-        operands, 1e-12, dropout, sites, first.target(fp8.INPUT)
-    )
+    sites = DropoutSites(META)
+    attended, before = half(tokens, width), half(tokens, width)
+    operands = Operands(attended, vectors[0], before, *vectors[1:])
+    target = first.target(fp8.INPUT)
+    x, residual, x8 = fused_with_cast(operands, 1e-12, dropout, sites, target)
     settings = fp8_feed_forward.Settings(
         first, second, "tanh", 1e-12, dropout, sites, qkv.target(fp8.INPUT)
     )
-    weights = fp8_feed_forward.Weights(
-        half(inner, width), half(inner), half(width, inner), *vectors
-    )
+    wide = half(inner, width), half(inner), half(width, inner)
+    weights = fp8_feed_forward.Weights(*wide, *vectors)
     if scaling.evaluates:
-        for product, weight in (
-            (qkv, qkv_weight),
-            (first, weights.weight_1),
-            (second, weights.weight_2),
-        ):
+        held = qkv_weight, weights.weight_1, weights.weight_2
+        for product, weight in zip((qkv, first, second), held, strict=True):
             product.hold(weight)
     x, residual, x8 = fp8_feed_forward.feed_forward(x, x8, residual, weights, settings)
     return qkv(x, qkv_weight, half(3 * width), x8), residual
@@ -214,23 +194,14 @@ def record(only: str, capability: int, rare: bool = True) -> dict[str, Launch]:
     def launch(
         function: JITFunction, *positional: Any, grid: Any, warmup: bool, **named: Any
     ) -> None:
-        options = {
-            name: named.pop(name)
-            for name in named.keys() - {p.name for p in function.params}
-        }
+        known = {param.name for param in function.params}
+        options = {name: named.pop(name) for name in named.keys() - known}
         args = function.signature.bind(*positional, **named).args
-        assert all(0 < size < 2**16 or axis == 0 for axis, size in enumerate(grid)), (
-            grid
-        )
-        constants = "".join(
-            f"-{a}"
-            for a, p in zip(args, function.params, strict=True)
-            if p.is_constexpr
-        )
-        found.setdefault(
-            f"{operation}:{function.__name__}{constants}",
-            (source_of(function, args), options),
-        )
+        assert all(0 < size < 2**16 for size in grid[1:]), grid
+        pairs = zip(args, function.params, strict=True)
+        constants = "".join(f"-{a}" for a, p in pairs if p.is_constexpr)
+        name = f"{operation}:{function.__name__}{constants}"
+        found.setdefault(name, (source_of(function, args), options))
 
     JITFunction.run = launch  # type: ignore[method-assign]
     with triton_support.interpreted():
@@ -253,70 +224,43 @@ def resources(cubin: bytes) -> dict[str, int]:
         command = [str(CUOBJDUMP), "--dump-resource-usage", file.name]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
     found = dict(re.findall(r"(REG|STACK|LOCAL):(\d+)", done.stdout))
-    return {
-        "registers": int(found["REG"]),
-        "spilled_bytes": int(found["STACK"]) + int(found.get("LOCAL", 0)),
-    }
+    spilled = int(found["STACK"]) + int(found.get("LOCAL", 0))
+    return {"registers": int(found["REG"]), "spilled_bytes": spilled}
 
 
 def main() -> None:
     """Compiles and prints."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "capabilities",
-        nargs="*",
-        type=int,
-        default=CAPABILITIES,
-        help="such as 90 for Hopper (default: 80 89 90 100 103 120)",
-    )
-    parser.add_argument(
-        "--keep", type=Path, help="folder for the compiler's files of each kernel"
-    )
-    parser.add_argument(
-        "--only", default="", help="operations whose name has this in it"
-    )
-    parser.add_argument(
-        "--all", action="store_true", help="rare ones too: wide heads, fp32"
-    )
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
+    add = parser.add_argument
+    numbers = "such as 90 for Hopper (default: 80 89 90 100 103 120)"
+    add("capabilities", nargs="*", type=int, default=CAPABILITIES, help=numbers)
+    add("--keep", type=Path, help="folder for the compiler's files of each kernel")
+    add("--only", default="", help="operations whose name has this in it")
+    add("--all", action="store_true", help="rare ones too: wide heads, fp32")
     options = parser.parse_args()
+    rare = options.all or bool(options.only)
     for capability in options.capabilities:
-        for name, (source, launch_options) in record(
-            options.only, capability, rare=options.all or bool(options.only)
-        ).items():
-            compiled = triton.compile(
-                source, target=GPUTarget("cuda", capability, 32), options=launch_options
-            )
+        recorded = record(options.only, capability, rare)
+        for name, (source, launch_options) in recorded.items():
+            target = GPUTarget("cuda", capability, 32)
+            compiled = triton.compile(source, target=target, options=launch_options)
             if options.keep:
                 for stage in ("ttgir", "ptx"):
-                    file = (
-                        options.keep
-                        / f"{name.replace(':', '.')}.sm{capability}.{stage}"
-                    )
-                    file.write_text(compiled.asm[stage], encoding="utf-8")
-            figures = resources(compiled.asm["cubin"]) | {
-                "shared_bytes": compiled.metadata.shared
+                    own = f"{name.replace(':', '.')}.sm{capability}.{stage}"
+                    (options.keep / own).write_text(compiled.asm[stage])
+            ptx = compiled.asm["ptx"]
+            wide = re.findall(r"(?:ld|st)\.global[.\w:]*?\.(v\d)", ptx)
+            figures = {
+                "kernel": name,
+                "capability": capability,
+                **resources(compiled.asm["cubin"]),
+                "shared_bytes": compiled.metadata.shared,
+                "symbol": compiled.metadata.name,
+                "vectors": sorted({*wide}),
+                "wgmma": "wgmma" in ptx,
             }
-            vectors = sorted(
-                set(
-                    re.findall(r"(?:ld|st)\.global[.\w:]*?\.(v\d)", compiled.asm["ptx"])
-                )
-            )
-            wgmma = "wgmma" in compiled.asm["ptx"]
-            figures["symbol"] = compiled.metadata.name
-            print(
-                json.dumps(
-                    {
-                        "kernel": name,
-                        "capability": capability,
-                        **figures,
-                        "vectors": vectors,
-                        "wgmma": wgmma,
-                    }
-                ),
-                flush=True,
-            )
+            print(json.dumps(figures), flush=True)
 
 
 if __name__ == "__main__":

@@ -22,9 +22,8 @@ def _teach_the_interpreter_bf16_products() -> None:
 
     def create_dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
         if a.dtype.scalar == triton_support.tl.bfloat16:
-            a, b = (
-                self.cast_impl(operand, triton_support.tl.float32) for operand in (a, b)
-            )
+            fp32 = triton_support.tl.float32
+            a, b = (self.cast_impl(operand, fp32) for operand in (a, b))
         return plain(self, a, b, *rest)
 
     builder.create_dot = create_dot
@@ -60,10 +59,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """With a GPU, tests that run the kernels are tests of the GPU, without a marker in their
     files.
     """
-    for item in items if torch.cuda.is_available() else ():
-        if item.path.parent == Path(__file__).parent and "device" in getattr(
-            item, "fixturenames", ()
-        ):
+    if not torch.cuda.is_available():
+        return
+    for item in items:
+        runs_kernels = "device" in getattr(item, "fixturenames", ())
+        if item.path.parent == Path(__file__).parent and runs_kernels:
             item.add_marker("gpu")
 
 

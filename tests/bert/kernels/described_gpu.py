@@ -45,17 +45,8 @@ def stubs(folder: Path) -> None:
     driver += "".join(f" int {name}(void) {{ return 100; }}" for name in DRIVER)
     cublas = "unsigned long cublasLtGetVersion(void) { return 130100; }"
     for name, code in (("libcuda.so.1", driver), ("libcublasLt.so.13", cublas)):
-        command = [
-            "cc",
-            "-shared",
-            "-fPIC",
-            f"-Wl,-soname,{name}",
-            "-x",
-            "c",
-            "-",
-            "-o",
-            str(folder / name),
-        ]
+        command = ["cc", "-shared", "-fPIC", f"-Wl,-soname,{name}", "-x", "c", "-"]
+        command += ["-o", str(folder / name)]
         subprocess.run(command, input=code, text=True, check=True, timeout=240)
 
 
@@ -75,17 +66,13 @@ def main() -> None:
         dtype=torch.bfloat16,
         dropout=0.1,
     )
-    where = {
-        "device_property": cudnn.create_device_properties(json.dumps(H200)),
-        "sm_version": 90,
-    }
-    counts = {
-        name: cudnn_frontend.make_graph(
-            sizes, backward=name == "backward", **where
-        ).graph.get_execution_plan_count()
-        for name in ("forward", "backward")
-    }
-    print(json.dumps({"cudnn": cudnn.backend_version_string(), **counts}))
+    device = cudnn.create_device_properties(json.dumps(H200))
+    counts = {"cudnn": cudnn.backend_version_string()}
+    for name in ("forward", "backward"):
+        where = {"device_property": device, "sm_version": 90}
+        made = cudnn_frontend.make_graph(sizes, backward=name == "backward", **where)
+        counts[name] = made.graph.get_execution_plan_count()
+    print(json.dumps(counts))
 
 
 if __name__ == "__main__":

@@ -72,11 +72,9 @@ class Described:
     ) -> Tensor:
         """[length, N, H]: one sequence, where strides and offsets say that it lies."""
         data = given[self]
-        begin = (
-            int(given[self.ragged][number])
-            if self.ragged is not None
-            else number * self.stride[0]
-        )
+        begin = number * self.stride[0]
+        if self.ragged is not None:
+            begin = int(given[self.ragged][number])
         shape = (length, self.dim[1], self.dim[3])
         strides = (self.stride[2], self.stride[1], self.stride[3])
         return torch.as_strided(data, shape, strides, data.storage_offset() + begin)
@@ -105,10 +103,8 @@ class pygraph:
 
     def validate(self) -> None:
         self._step("validate")
-        assert all(
-            len(t.dim) == len(t.stride) == 4 and t.dtype is not None
-            for t in self.tensors
-        )
+        assert all(len(t.dim) == len(t.stride) == 4 for t in self.tensors)
+        assert all(t.dtype is not None for t in self.tensors)
         assert all(t.is_output for t in self.outputs)
 
     def build_operation_graph(self) -> None:
@@ -168,15 +164,8 @@ class pygraph:
         **settings,
     ):
         assert max_total_seq_len_q == max_total_seq_len_kv > 0
-        self.q, self.k, self.v, self.o, self.gradient, self.stats, self.run = (
-            q,
-            k,
-            v,
-            o,
-            dO,
-            stats,
-            self._backward,
-        )
+        self.q, self.k, self.v, self.run = q, k, v, self._backward
+        self.o, self.gradient, self.stats = o, dO, stats
         self._settings(**({"dropout": None} | settings))
         return self._results("dQ", "dK", "dV")
 
@@ -203,12 +192,10 @@ class pygraph:
         if self.dropout is None:
             return p, torch.ones_like(p)
         probability, seed, offset = self.dropout
-        generator = torch.Generator().manual_seed(
-            (int(given[seed]) + 31 * int(given[offset]) + 7 * number) % 2**63
-        )
-        return p, (torch.rand(p.shape, generator=generator) >= probability).float() / (
-            1 - probability
-        )
+        drawn = int(given[seed]) + 31 * int(given[offset]) + 7 * number
+        generator = torch.Generator().manual_seed(drawn % 2**63)
+        kept = torch.rand(p.shape, generator=generator) >= probability
+        return p, kept.float() / (1 - probability)
 
     def _forward(self, given) -> None:
         context, stats = self.outputs
@@ -216,9 +203,8 @@ class pygraph:
         for number, length in enumerate(given[self.lengths].flatten().tolist()):
             p, keep = self._probabilities(given, number, length)
             v = self.v.sequence(given, number, length).float()
-            context.sequence(given, number, length).copy_(
-                torch.einsum("nij,jnh->inh", p * keep, v)
-            )
+            attended = torch.einsum("nij,jnh->inh", p * keep, v)
+            context.sequence(given, number, length).copy_(attended)
             rows = stats.sequence(given, number, length)
             # Some number: the backward pass is to get the same back.
             rows.copy_(p.square().sum(-1).t()[..., None])
@@ -230,10 +216,8 @@ class pygraph:
                 t.sequence(given, number, length).float()
                 for t in (self.q, self.k, self.v, self.o, self.gradient)
             )
-            assert torch.equal(
-                self.stats.sequence(given, number, length)[..., 0],
-                p.square().sum(-1).t(),
-            )
+            stats = self.stats.sequence(given, number, length)[..., 0]
+            assert torch.equal(stats, p.square().sum(-1).t())
             dp = torch.einsum("inh,jnh->nij", do, v) * keep
             ds = p * (dp - (do * o).sum(-1).t()[..., None]) * self.scale
             results = (

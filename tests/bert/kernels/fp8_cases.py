@@ -33,12 +33,8 @@ OTHER_ORDER = "gradient of bias_1"
 def new_target(dtype: torch.dtype, scale: float, device: torch.device) -> Target:
     """A target that has seen nothing."""
     tensor = torch.tensor(scale, device=device)
-    return Target(
-        dtype=dtype,
-        scale=tensor,
-        inverse=1 / tensor,
-        largest=torch.zeros((), device=device),
-    )
+    largest = torch.zeros((), device=device)
+    return Target(dtype=dtype, scale=tensor, inverse=1 / tensor, largest=largest)
 
 
 def _normal(device: torch.device, seed: int) -> Callable[..., Tensor]:
@@ -59,32 +55,26 @@ def cast_problems(device: torch.device, rows: int, columns: int) -> dict[str, st
         target = new_target(dtype, 37.0, device)
         cast, transposed, sums = cast_transpose(x, target, column_sums=True)
         expected = (x.float() * 37.0).clamp(-target.maximum, target.maximum).to(dtype)
-        wrong = [
-            name
-            for name, ours, theirs in (
-                ("row order", cast, expected),
-                (
-                    "row order alone",
-                    cast_rows(x, dataclasses.replace(target, largest=None)),
-                    expected,
-                ),
-                ("transposed", transposed, expected.t()),
-                ("transposed in fp8", transpose(cast), expected.t()),
-            )
-            if not torch.equal(
-                ours.view(torch.uint8), theirs.contiguous().view(torch.uint8)
-            )
-        ]
+        alone = cast_rows(x, dataclasses.replace(target, largest=None))
+        pairs = {
+            "row order": (cast, expected),
+            "row order alone": (alone, expected),
+            "transposed": (transposed, expected.t()),
+            "transposed in fp8": (transpose(cast), expected.t()),
+        }
+        wrong = [name for name, pair in pairs.items() if not _same_bytes(*pair)]
         if target.largest != x.abs().max():
             wrong.append("largest magnitude")
-        if (
-            sums is None
-            or relative_difference(sums, x.double().sum(0)) > ORDER_TOLERANCE
-        ):
+        exact = x.double().sum(0)
+        if sums is None or relative_difference(sums, exact) > ORDER_TOLERANCE:
             wrong.append("column sums")
         if wrong:
             problems[str(dtype).removeprefix("torch.")] = "wrong: " + ", ".join(wrong)
     return problems
+
+
+def _same_bytes(ours: Tensor, theirs: Tensor) -> bool:
+    return torch.equal(*(x.contiguous().view(torch.uint8) for x in (ours, theirs)))
 
 
 def evaluation_differences(
@@ -94,22 +84,15 @@ def evaluation_differences(
     dropout, by name.
     """
     layer = _Chain(device, tokens, width, inner, "tanh", dropout=0.0)
-    trained, evaluated = (
-        layer.run(in_kernels=True),
-        layer.run(in_kernels=True, evaluates=True),
-    )
-    return {
-        name: relative_difference(tensor, trained[name])
-        for name, tensor in evaluated.items()
-    }
+    trained = layer.run(in_kernels=True)
+    return _between(layer.run(in_kernels=True, evaluates=True), trained)
 
 
 def relative_difference(ours: Tensor, theirs: Tensor) -> float:
     """Norm of the difference relative to the norm of ``theirs``; nan counts as infinite."""
-    difference = (
-        (ours.double() - theirs.double()).norm()
-        / theirs.double().norm().clamp(min=1e-300)
-    ).item()
+    theirs = theirs.double()
+    norms = (ours.double() - theirs).norm(), theirs.norm().clamp(min=1e-300)
+    difference = (norms[0] / norms[1]).item()
     return difference if difference == difference else float("inf")
 
 
@@ -123,10 +106,12 @@ def differences(
     """
     layer = _Chain(device, tokens, width, inner, approximate, dropout)
     separate, together = layer.run(in_kernels=False), layer.run(in_kernels=True)
-    return {
-        name: relative_difference(together[name], tensor)
-        for name, tensor in separate.items()
-    }
+    return _between(separate, together)
+
+
+def _between(found: dict[str, Tensor], others: dict[str, Tensor]) -> dict[str, float]:
+    """Of each tensor of the first from its namesake."""
+    return {name: relative_difference(others[name], x) for name, x in found.items()}
 
 
 class _Chain:
@@ -146,15 +131,13 @@ class _Chain:
             "bias_2": (width,), "norm_weight_2": (width,), "norm_bias_2": (width,), "weight_3": (3 * width, width),
             "bias_3": (3 * width,),
         }  # fmt: skip
-        self.leaves = {
-            name: ((0.05 if name.startswith("weight") else 1.0) * normal(*shape))
-            .bfloat16()
-            .requires_grad_()
-            for name, shape in shapes.items()
-        }
-        self.upstream = [
-            (1e-4 * normal(tokens, size)).bfloat16() for size in (3 * width, width)
-        ]
+        self.leaves: dict[str, Tensor] = {}
+        for name, shape in shapes.items():
+            spread = 0.05 if name.startswith("weight") else 1.0
+            drawn = (spread * normal(*shape)).bfloat16()
+            self.leaves[name] = drawn.requires_grad_()
+        upstream = (1e-4 * normal(tokens, size) for size in (3 * width, width))
+        self.upstream = [gradient.bfloat16() for gradient in upstream]
         self.device, self.approximate, self.dropout = device, approximate, dropout
         scaling = Scaling(3, self.device)
         self._trained(scaling, in_kernels=False)
@@ -175,19 +158,12 @@ class _Chain:
 
     def _trained(self, scaling: Scaling, in_kernels: bool) -> dict[str, Tensor]:
         y, again, qkv = self._forward(scaling, in_kernels, held=False)
-        gradients = torch.autograd.grad(
-            [qkv, again], list(self.leaves.values()), self.upstream
-        )
-        found = {
-            f"gradient of {name}": gradient
-            for name, gradient in zip(self.leaves, gradients, strict=True)
-        }
-        return {
-            "result": y.detach(),
-            "qkv": qkv.detach(),
-            "magnitudes": scaling.largest.clone(),
-            **found,
-        }
+        leaves = [*self.leaves.values()]
+        gradients = torch.autograd.grad([qkv, again], leaves, self.upstream)
+        names = (f"gradient of {name}" for name in self.leaves)
+        found = {"result": y.detach(), "qkv": qkv.detach()}
+        found["magnitudes"] = scaling.largest.clone()
+        return found | dict(zip(names, gradients, strict=True))
 
     def _forward(
         self, scaling: Scaling, in_kernels: bool, held: bool
@@ -199,13 +175,8 @@ class _Chain:
                 product.hold(leaf[f"weight_{number}"])
         torch.manual_seed(2)
         sites = DropoutSites(self.device)
-        begin = Operands(
-            leaf["x"],
-            leaf["bias"],
-            leaf["residual"],
-            leaf["norm_weight"],
-            leaf["norm_bias"],
-        )
+        names = "x", "bias", "residual", "norm_weight", "norm_bias"
+        begin = Operands(*(leaf[name] for name in names))
         end = (leaf["bias_2"], leaf["norm_weight_2"], leaf["norm_bias_2"])
         y8: Tensor | None = None
         if in_kernels:
@@ -219,9 +190,8 @@ class _Chain:
             y, again, y8 = feed_forward(h, h8, residual, weights, settings)
         else:
             h, residual = dropout_add_layer_norm.fused(*begin, eps, self.dropout, sites)
-            inner = bias_gelu.fused(
-                first(h, leaf["weight_1"], None), leaf["bias_1"], self.approximate
-            )
+            wide = first(h, leaf["weight_1"], None)
+            inner = bias_gelu.fused(wide, leaf["bias_1"], self.approximate)
             projected = second(inner, leaf["weight_2"], None)
             y, again = dropout_add_layer_norm.fused(
                 projected, end[0], residual, *end[1:], eps, self.dropout, sites

@@ -103,9 +103,8 @@ def embeddings(
         ids = draw.integers(vocab_size, tokens)
         ids[draw.integers(1000, tokens) < 1000 * frequent] = vocab_size // 2
         places = torch.arange(tokens, dtype=torch.int32, device=ids.device)
-        tables = [
-            draw.normal(rows, width) * spread for rows in (vocab_size, positions, 2)
-        ]  # word, position, segment
+        rows = vocab_size, positions, 2  # of words, places, segments
+        tables = [draw.normal(count, width) * spread for count in rows]
         segments, norm = draw.integers(2, tokens), (draw.normal(width) for _ in "wb")
         sites = DropoutSites(ids.device)
         return ids, segments, places % positions, *tables, *norm, 1e-12, 0.0, sites
@@ -133,11 +132,10 @@ def layer_norm(
 
 
 def bias_gelu(rows: int, width: int, approximate: str, spread: float = 1.0) -> Build:
-    return lambda draw: (
-        draw.normal(rows, width) * spread,
-        draw.normal(width),
-        approximate,
-    )
+    def build(draw: Draw) -> tuple[Any, ...]:
+        return draw.normal(rows, width) * spread, draw.normal(width), approximate
+
+    return build
 
 
 def cross_entropy(rows: int, vocab_size: int, width: int, spread: float = 3.0) -> Build:
@@ -218,9 +216,8 @@ def errors_of(module: Any, case: Case, device: torch.device) -> dict[str, float]
     pairs = zip(results, expected, strict=True)
     errors = {"result": max(_worst(a.detach(), b.detach()) for a, b in pairs)}
     generator = torch.Generator().manual_seed(5)
-    upstream = [
-        torch.randn(a.shape, generator=generator).to(device, a.dtype) for a in results
-    ]
+    drawn = (torch.randn(a.shape, generator=generator) for a in results)
+    upstream = [x.to(device, a.dtype) for x, a in zip(drawn, results, strict=True)]
     torch.autograd.backward(results, upstream)
     torch.autograd.backward(expected, [gradient.double() for gradient in upstream])
     for position, (a, b) in enumerate(zip(ours, theirs, strict=True)):

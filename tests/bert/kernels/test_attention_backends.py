@@ -13,19 +13,20 @@ import torch
 
 from bert import kernels
 from bert.kernels import attention
-from bert.kernels.attention import benchmark
+from bert.kernels.attention import Attention, benchmark
 from bert.kernels.support.dropout import ForwardPass
 from common.env import ConfigError
 
-CPU = torch.device("cpu")
+from ..plain import CPU
+
+TWO = benchmark.Heads(num_heads=2)
 ON_GPU = [name for name in attention.BACKENDS if name != "sdpa_loop"]
 
 
 @pytest.mark.parametrize("name", ON_GPU)
 def test_backend_that_cannot_run_on_this_device_is_refused_by_name(name):
-    with pytest.raises(
-        ConfigError, match=rf"ATTENTION={name} cannot run here: .*(GPU|CPU).*; use auto"
-    ):
+    reason = rf"ATTENTION={name} cannot run here: .*(GPU|CPU).*; use auto"
+    with pytest.raises(ConfigError, match=reason):
         attention.check(name, CPU, torch.bfloat16, in_graph=False)
 
 
@@ -33,21 +34,16 @@ def test_the_reference_is_refused_in_a_graph_and_is_the_default_on_a_cpu():
     with pytest.raises(ConfigError, match="reads the lengths on the host"):
         attention.check("sdpa_loop", CPU, torch.bfloat16, in_graph=True)
     attention.check("sdpa_loop", CPU, torch.bfloat16, in_graph=False)
-    assert (
-        kernels.bind_kernels(kernels.KernelsConfig(), CPU).attention
-        is attention.sdpa_loop
-    )
+    chosen = kernels.bind_kernels(kernels.KernelsConfig(), CPU)
+    assert chosen.attention is attention.sdpa_loop
 
 
 def test_backend_of_the_tensor_cores_is_refused_in_fp32(monkeypatch):
-    installed = dataclasses.replace(
-        attention.BACKENDS["flash"], missing=lambda device: None
-    )
+    flash = attention.BACKENDS["flash"]
+    installed = dataclasses.replace(flash, missing=lambda device: None)
     monkeypatch.setitem(attention.BACKENDS, "flash", installed)
-    with pytest.raises(
-        ConfigError,
-        match="ATTENTION=flash computes in bf16 or fp16: not with PRECISION=fp32",
-    ):
+    reason = "flash computes in bf16 or fp16: not with PRECISION=fp32"
+    with pytest.raises(ConfigError, match=reason):
         attention.check("flash", CPU, torch.float32, in_graph=False)
 
 
@@ -57,9 +53,7 @@ def test_of_a_candidate_that_fails_in_a_graph_the_first_error_is_reported(monkey
         try:
             yield
         finally:
-            raise RuntimeError(
-                "operation failed due to a previous error during capture"
-            )
+            raise RuntimeError("failed due to a previous error during capture")
 
     def fails(qkv, forward_pass, dropout):
         with capture():
@@ -78,8 +72,8 @@ def test_a_wrong_backend_is_told_from_a_right_one(monkeypatch):
         whole = ForwardPass(forward_pass.cu_seqlens[[0, -1]], forward_pass.max_seqlen)
         return attention.sdpa_loop(qkv, whole, dropout)
 
-    assert benchmark.disagreement(attention.sdpa_loop, CPU) == ""
-    assert "context differs" in benchmark.disagreement(leaks, CPU)
+    assert benchmark.disagreement(attention.sdpa_loop, CPU, TWO) == ""
+    assert "context differs" in benchmark.disagreement(leaks, CPU, TWO)
 
 
 def test_a_backend_that_trips_over_the_empty_sequences_of_a_graphs_batch_is_found(
@@ -89,13 +83,10 @@ def test_a_backend_that_trips_over_the_empty_sequences_of_a_graphs_batch_is_foun
 
     def trips(qkv, forward_pass, dropout):
         context = attention.sdpa_loop(qkv, forward_pass, dropout)
-        return (
-            context * float("nan")
-            if (forward_pass.cu_seqlens.diff() == 0).any()
-            else context
-        )
+        is_empty = (forward_pass.cu_seqlens.diff() == 0).any()
+        return context * float("nan") if is_empty else context
 
-    assert "context is not finite" in benchmark.disagreement(trips, CPU)
+    assert "context is not finite" in benchmark.disagreement(trips, CPU, TWO)
 
 
 FAULTS = {  # of a sequence's logits [N, L, L] and values [L, N, H]: where a gradient is NaN
@@ -131,37 +122,35 @@ def test_a_gradient_that_is_not_a_number_at_rare_magnitudes_or_lengths_is_found(
             given.register_hook(spoil)
         return attention.sdpa_loop(given, forward_pass, dropout)
 
-    found = benchmark.disagreement(faulty, CPU, benchmark.Heads(num_heads=2))
+    found = benchmark.disagreement(faulty, CPU, TWO)
     assert found.startswith("its gradient of the ")
     assert "not finite" in found
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("name", ON_GPU)
-def test_backend_gives_the_reference_context_and_gradient(name, gpu):
-    reason = attention.BACKENDS[name].missing(gpu)
-    if reason:
+@pytest.fixture(params=ON_GPU)
+def backend(request, gpu) -> Attention:
+    """Each one that this GPU and its packages can run."""
+    if reason := attention.BACKENDS[request.param].missing(gpu):
         pytest.skip(reason)
-    assert benchmark.disagreement(attention.BACKENDS[name].run, gpu) == ""
+    return attention.BACKENDS[request.param].run
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ON_GPU)
-def test_dropout_keeps_the_mean_and_repeats_with_the_seed(name, gpu):
-    reason = attention.BACKENDS[name].missing(gpu)
-    if reason:
-        pytest.skip(reason)
-    run = attention.BACKENDS[name].run
+def test_backend_gives_the_reference_context_and_gradient(backend, gpu):
+    assert benchmark.disagreement(backend, gpu) == ""
+
+
+@pytest.mark.gpu
+def test_dropout_keeps_the_mean_and_repeats_with_the_seed(backend, gpu):
     cu_seqlens = benchmark.offsets(2 * benchmark.LENGTHS, gpu)
     tokens = 2 * sum(benchmark.LENGTHS)
     qkv = torch.randn(tokens, 3, 16, 64, device=gpu, dtype=torch.bfloat16)
-    qkv[:, 2] = (
-        1.0  # the context is then the mean kept probability over its scale: 1 on average
-    )
+    # The context is then the mean kept probability over its scale: 1 on average.
+    qkv[:, 2] = 1.0
     draws = []
     for seed in (1, 1, 2):
         torch.manual_seed(seed)
-        draws.append(run(qkv, ForwardPass(cu_seqlens, 512), 0.1).float())
+        draws.append(backend(qkv, ForwardPass(cu_seqlens, 512), 0.1).float())
     assert torch.equal(draws[0], draws[1])
     assert not torch.equal(draws[0], draws[2])
     assert draws[0].mean().item() == pytest.approx(1.0, abs=2e-3)
@@ -170,10 +159,6 @@ def test_dropout_keeps_the_mean_and_repeats_with_the_seed(name, gpu):
 
 @pytest.mark.gpu
 def test_automatic_choice_is_a_backend_that_was_tried_with_success(gpu):
-    chosen = benchmark.fastest(benchmark.benchmark_backends(gpu))
-    good = {
-        trial.name
-        for trial in benchmark.benchmark_backends(gpu)
-        if trial.milliseconds is not None
-    }
-    assert chosen in good, benchmark.benchmark_backends(gpu)
+    tried = benchmark.benchmark_backends(gpu)
+    good = {trial.name for trial in tried if trial.milliseconds is not None}
+    assert benchmark.fastest(tried) in good

@@ -4,6 +4,7 @@ kernels for it.
 
 from __future__ import annotations
 
+import functools
 import gc
 import importlib.util
 import json
@@ -25,10 +26,10 @@ from bert.kernels.support.dropout import ForwardPass
 from common.env import ConfigError
 
 from .. import no_gpu
+from ..plain import CPU
 from . import described_gpu, fake_cudnn
 from .fetched import fetched
 
-CPU = torch.device("cpu")
 # Odd lengths, of 1, and empty ones in the middle and at the end.
 OFFSETS = [0, 5, 5, 18, 19, 40, 40, 40]
 HEADS, WIDTH, LONGEST = 3, 16, 24
@@ -51,19 +52,15 @@ def _pass() -> ForwardPass:
 
 def _qkv(dtype=torch.bfloat16) -> torch.Tensor:
     generator = torch.Generator().manual_seed(3)
-    return (
-        torch.randn(OFFSETS[-1], 3, HEADS, WIDTH, generator=generator)
-        .to(dtype)
-        .requires_grad_()
-    )
+    qkv = torch.randn(OFFSETS[-1], 3, HEADS, WIDTH, generator=generator)
+    return qkv.to(dtype).requires_grad_()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_context_and_gradient_equal_the_reference(cudnn, dtype):
-    qkv, upstream = (
-        _qkv(dtype),
-        torch.randn(OFFSETS[-1], HEADS, WIDTH, generator=torch.Generator().manual_seed(4)),
-    )  # fmt: skip
+    generator = torch.Generator().manual_seed(4)
+    upstream = torch.randn(OFFSETS[-1], HEADS, WIDTH, generator=generator)
+    qkv = _qkv(dtype)
     context = cudnn_frontend.attention(qkv, _pass(), 0.0)
     context.backward(upstream.to(dtype))
     exact = qkv.detach().float().requires_grad_()
@@ -80,18 +77,14 @@ def test_a_trial_of_it_finds_nothing_and_finds_masks_that_differ_between_the_pas
 
     def trial() -> str:
         torch.manual_seed(0)
-        return benchmark.disagreement(
-            cudnn_frontend.attention, CPU, benchmark.Heads(num_heads=4)
-        )
+        heads = benchmark.Heads(num_heads=4)
+        return benchmark.disagreement(cudnn_frontend.attention, CPU, heads)
 
     assert trial() == ""
     forward = cudnn_frontend._start_backward
 
     def other_mask(plans, gradient, qkv, context, sums, shared):
-        changed = {
-            name: value + 1 if name == "seed" else value
-            for name, value in shared.items()
-        }
+        changed = {name: of + (name == "seed") for name, of in shared.items()}
         return forward(plans, gradient, qkv, context, sums, changed)
 
     monkeypatch.setattr(cudnn_frontend, "_start_backward", other_mask)
@@ -100,18 +93,16 @@ def test_a_trial_of_it_finds_nothing_and_finds_masks_that_differ_between_the_pas
 
 def test_a_trial_finds_dropout_that_drops_nothing_or_does_not_scale(monkeypatch):
     monkeypatch.setattr(benchmark, "LENGTHS", (48, 33, 1, 56))
-    oracle = attention.sdpa_loop
-    assert benchmark.disagreement(oracle, CPU) == ""
-    nothing = benchmark.disagreement(lambda qkv, of, dropout: oracle(qkv, of, 0.0), CPU)
-    assert nothing == "it drops nothing"
+    oracle, two = attention.sdpa_loop, benchmark.Heads(num_heads=2)
+    trial = functools.partial(benchmark.disagreement, device=CPU, heads=two)
+    assert trial(oracle) == ""
+    assert trial(lambda qkv, of, _: oracle(qkv, of, 0.0)) == "it drops nothing"
 
     def unscaled(qkv, of, dropout):
         return oracle(qkv, of, dropout) * (1 - dropout)
 
     # 1 - dropout but for what was drawn.
-    assert re.search(
-        r"on average 0\.(8[89]|9[01]|9 )", benchmark.disagreement(unscaled, CPU)
-    )
+    assert re.search(r"on average 0\.(8[89]|9[01]|9 )", trial(unscaled))
 
 
 def test_sites_draw_apart_and_a_site_that_is_repeated_draws_the_same(cudnn):
@@ -124,9 +115,8 @@ def test_sites_draw_apart_and_a_site_that_is_repeated_draws_the_same(cudnn):
     of.sites.num_sites = cudnn_frontend.SITES
     far = cudnn_frontend.attention(qkv, of, 0.5)
     assert not torch.equal(first, far)
-    assert not torch.equal(first, cudnn_frontend.attention(qkv, _pass(), 0.5)), (
-        "another pass, another seed"
-    )
+    # Another pass, another seed.
+    assert not torch.equal(first, cudnn_frontend.attention(qkv, _pass(), 0.5))
 
 
 class Launches(TorchDispatchMode):
@@ -151,14 +141,8 @@ def test_nothing_is_copied_and_later_layers_of_a_pass_allocate_only(cudnn, monke
     with Launches() as launches:
         context = cudnn_frontend.attention(qkv, of, 0.1)
         torch.autograd.grad(context, qkv, gradient)
-    assert set(launches.names) <= {
-        "empty.memory_format",
-        "empty",
-        "new_empty",
-        "empty_like",
-        "detach",
-        "fill_",
-    }
+    new = {"empty.memory_format", "empty", "new_empty", "empty_like"}
+    assert set(launches.names) <= new | {"detach", "fill_"}
     assert launches.names.count("fill_") == 2, "the stand-in's, of its work space"
 
 
@@ -167,9 +151,8 @@ def test_plans_are_made_once_a_size_and_both_passes_run_before_the_first_result(
         cudnn_frontend.attention(_qkv().detach(), _pass(), 0.1)
     forward, backward = cudnn.built
     assert (forward.runs, backward.runs) == (2, 1)
-    cudnn_frontend.attention(
-        _qkv().detach(), ForwardPass(torch.tensor([0, 40], dtype=torch.int32), 40), 0.1
-    )
+    one = ForwardPass(torch.tensor([0, 40], dtype=torch.int32), 40)
+    cudnn_frontend.attention(_qkv().detach(), one, 0.1)
     assert len(cudnn.built) == 4
 
 
@@ -179,11 +162,8 @@ def test_the_plans_of_a_graph_are_kept_while_other_sizes_come_and_go(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(cudnn_frontend, "_captured", set())
     for size, captures in ((40, True), (39, False)):
-        monkeypatch.setattr(
-            torch.cuda,
-            "is_current_stream_capturing",
-            lambda captures=captures: captures,
-        )
+        answer = lambda captures=captures: captures  # noqa: E731
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", answer)
         _attend(size)
     captured, other = (weakref.ref(graph) for graph in cudnn.built[::2])
     cudnn.built.clear()
@@ -201,10 +181,7 @@ def _attend(longest: int) -> None:
 
 
 def test_sizes_without_a_plan_are_an_error_of_one_line(cudnn):
-    with pytest.raises(
-        ConfigError,
-        match=r"^ATTENTION=cudnn_frontend: no plan for .*multiple of 8; use auto$",
-    ):
+    with pytest.raises(ConfigError, match=r"^ATTENTION=cudnn_frontend: no plan for "):
         cudnn_frontend.attention(_qkv()[..., :12], _pass(), 0.1)
     with pytest.raises(TypeError, match="in bf16 or fp16"):
         cudnn_frontend.attention(_qkv(torch.float32), _pass(), 0.1)
@@ -228,31 +205,23 @@ def test_under_auto_a_failure_is_one_line_and_the_fallback_takes_over_for_good(
     context.backward(torch.ones_like(context))
     assert torch.equal(context, attention.sdpa_loop(qkv, of, 0.0))
     assert len(calls) == 1
-    assert of.sites.num_sites == 0, (
-        "the fallback has the sites that it would have had alone"
-    )
+    # The fallback has the sites that it would have had alone.
+    assert of.sites.num_sites == 0
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(
-        "attention: cudnn_frontend failed, sdpa_loop takes its place: "
-    )
+    assert line.startswith("attention: cudnn_frontend failed, sdpa_loop takes its")
     assert "CUDNN_STATUS EXECUTION_FAILED" in line
 
 
 def test_auto_always_has_the_fallback(cudnn, monkeypatch, capsys):
     no_gpu.in_name(monkeypatch)
-    trial = benchmark.Trial
-    results = [
-        trial(name="cudnn_frontend", milliseconds=1.0),
-        trial(name="sdpa_loop", milliseconds=2.0),
-    ]
+    times = {"cudnn_frontend": 1.0, "sdpa_loop": 2.0}
+    results = [benchmark.Trial(name=n, milliseconds=ms) for n, ms in times.items()]
     monkeypatch.setattr(benchmark, "benchmark_backends", lambda device: results)
-    chosen = kernels.bind_kernels(
-        kernels.KernelsConfig(fused="none"), torch.device("cuda")
-    )
+    names = kernels.KernelsConfig(fused="none")
+    chosen = kernels.bind_kernels(names, torch.device("cuda"))
     qkv = _qkv()[..., :12]  # cuDNN takes multiples of 8
-    assert torch.equal(
-        chosen.attention(qkv, _pass(), 0.0), attention.sdpa_loop(qkv, _pass(), 0.0)
-    )
+    expected = attention.sdpa_loop(qkv, _pass(), 0.0)
+    assert torch.equal(chosen.attention(qkv, _pass(), 0.0), expected)
     assert "sdpa_loop takes its place" in capsys.readouterr().err
 
 
@@ -264,9 +233,8 @@ def test_the_package_is_asked_for_by_its_name_where_a_gpu_could_use_it(monkeypat
         (7, 5): "it needs compute capability 8.0 or later",
         (8, 0): "the package nvidia-cudnn-frontend with cudnn is not installed",
     }.items():
-        monkeypatch.setattr(
-            torch.cuda, "get_device_capability", lambda _, its=capability: its
-        )
+        asked = lambda _, its=capability: its  # noqa: E731
+        monkeypatch.setattr(torch.cuda, "get_device_capability", asked)
         assert missing(torch.device("cuda")) == found
 
 
@@ -276,34 +244,21 @@ def test_cudnn_itself_has_plans_for_both_passes_on_an_h200_that_is_described_to_
 ):
     """Downloads 530 MB, kept under .cache: the packages' libraries, without a GPU."""
     target = repository / ".cache" / "cudnn"
-    packages = [
-        "nvidia-cudnn-frontend==1.32.0",
-        "nvidia-cudnn-cu13==9.28.0.42",
-        "nvidia-cuda-nvrtc==13.*",
-    ]
+    packages = ["nvidia-cudnn-frontend==1.32.0", "nvidia-cudnn-cu13==9.28.0.42"]
+    packages += ["nvidia-cuda-nvrtc==13.*"]
     fetched(target, "cudnn", *packages)
     if shutil.which("cc") is None:
         pytest.skip("no C compiler")
     described_gpu.stubs(tmp_path)
-    libraries = [
-        tmp_path,
-        *sorted({path.parent for path in target.glob("nvidia/*/lib/*.so*")}),
-    ]
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join(
-            [str(target), str(repository / "implementations"), str(repository)]
-        ),
-        "LD_LIBRARY_PATH": os.pathsep.join(map(str, libraries)),
+    of_packages = {path.parent for path in target.glob("nvidia/*/lib/*.so*")}
+    folders = {
+        "PYTHONPATH": [target, repository / "implementations", repository],
+        "LD_LIBRARY_PATH": [tmp_path, *sorted(of_packages)],
     }
+    joined = {name: os.pathsep.join(map(str, of)) for name, of in folders.items()}
     command = [sys.executable, described_gpu.__file__]
-    done = subprocess.run(
-        command,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=200,
-    )
+    options = {"capture_output": True, "text": True, "timeout": 200}
+    done = subprocess.run(command, env=os.environ | joined, **options)
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["forward"] >= 1

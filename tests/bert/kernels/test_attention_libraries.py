@@ -17,11 +17,8 @@ OFFSETS, HEADS, WIDTH = [0, 5, 5, 18, 18], 2, 8
 
 def _inputs():
     generator = torch.Generator().manual_seed(1)
-    qkv = (
-        torch.randn(OFFSETS[-1], 3, HEADS, WIDTH, generator=generator)
-        .bfloat16()
-        .requires_grad_()
-    )
+    qkv = torch.randn(OFFSETS[-1], 3, HEADS, WIDTH, generator=generator)
+    qkv = qkv.bfloat16().requires_grad_()
     return qkv, torch.randn(OFFSETS[-1], HEADS, WIDTH, generator=generator).bfloat16()
 
 
@@ -48,9 +45,8 @@ class _Packed(torch.autograd.Function):
         assert gradient.stride(-1) == 1
         with torch.enable_grad():
             leaf = qkv.detach().requires_grad_()
-            (whole,) = torch.autograd.grad(
-                sdpa_loop(leaf, ForwardPass(cu_seqlens, 16), 0.0), leaf, gradient
-            )
+            context = sdpa_loop(leaf, ForwardPass(cu_seqlens, 16), 0.0)
+            (whole,) = torch.autograd.grad(context, leaf, gradient)
         return whole, None
 
 
@@ -67,9 +63,8 @@ def test_flash_attn_2_gets_the_packed_projections_and_gives_one_gradient(monkeyp
         calls.append((dropout_p, causal, qkv.data_ptr()))
         return _Packed.apply(qkv, cu_seqlens)
 
-    module = types.SimpleNamespace(
-        flash_attn_varlen_qkvpacked_func=flash_attn_varlen_qkvpacked_func
-    )
+    function = flash_attn_varlen_qkvpacked_func
+    module = types.SimpleNamespace(flash_attn_varlen_qkvpacked_func=function)
     monkeypatch.setitem(sys.modules, "flash_attn", module)
     qkv, upstream = _inputs()
     context = libraries.flash_attn_2(qkv, _pass(), 0.1)
@@ -79,8 +74,7 @@ def test_flash_attn_2_gets_the_packed_projections_and_gives_one_gradient(monkeyp
     while node is not None:
         names.append(type(node).__name__)
         node = node.next_functions[0][0] if node.next_functions else None
-    assert names == ["_PackedBackward", "AccumulateGrad"], (
-        "nothing between the package and the projections"
-    )
+    # Nothing between the package and the projections.
+    assert names == ["_PackedBackward", "AccumulateGrad"]
     context.backward(upstream)
     assert torch.equal(qkv.grad, _expected())

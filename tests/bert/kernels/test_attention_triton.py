@@ -16,10 +16,11 @@ from bert.kernels.support.dropout import Dropout, ForwardPass
 
 from . import philox
 
-LENGTHS = [5, 1, 67, 16, 0, 23]  # with a sequence of one token and an empty one
+# One token, none, a block, and part of a second or third one of queries and keys.
+LENGTHS = [5, 1, 35, 16, 0, 17]
 PADDING = 3
 HEADS = 2
-MAX_SEQLEN = 67
+MAX_SEQLEN = 35
 SMALL_TILES = launches.Blocks(rows=16, columns=32, num_stages=1)
 
 
@@ -37,11 +38,8 @@ def _inputs(device, dtype, head_size=16, lengths=LENGTHS, padding=PADDING, heads
     qkv = torch.randn(num_tokens, 3, heads, head_size, generator=generator) * 1.5
     upstream = torch.randn(num_tokens, heads, head_size, generator=generator)
     cu_seqlens = torch.tensor(offsets, dtype=torch.int32, device=device)
-    return (
-        qkv.to(device, dtype).requires_grad_(),
-        upstream.to(device, dtype),
-        cu_seqlens,
-    )
+    qkv = qkv.to(device, dtype).requires_grad_()
+    return qkv, upstream.to(device, dtype), cu_seqlens
 
 
 def _dropped(qkv: Tensor, cu_seqlens: Tensor, drop: Dropout) -> Tensor:
@@ -56,24 +54,20 @@ def _dropped(qkv: Tensor, cu_seqlens: Tensor, drop: Dropout) -> Tensor:
             mask = philox.keep_pairs(drop, begin, end - begin, head).to(qkv.device)
             heads.append((p * mask * drop.scale) @ v)
         contexts.append(torch.stack(heads, dim=1))
-    contexts.append(
-        qkv.new_zeros(qkv.shape[0] - int(cu_seqlens[-1]), num_heads, head_size)
-    )
+    num_padding = qkv.shape[0] - int(cu_seqlens[-1])
+    contexts.append(qkv.new_zeros(num_padding, num_heads, head_size))
     return torch.cat(contexts)
 
 
 def _expected(exact: Tensor, cu_seqlens: Tensor, drop: Dropout) -> Tensor:
-    return (
-        sdpa_loop(exact, ForwardPass(cu_seqlens, 512), 0.0)
-        if drop.seed is None
-        else _dropped(exact, cu_seqlens, drop)
-    )
+    if drop.seed is None:
+        return sdpa_loop(exact, ForwardPass(cu_seqlens, 512), 0.0)
+    return _dropped(exact, cu_seqlens, drop)
 
 
 def _assert_close(ours: Tensor, theirs: Tensor, tolerance: float) -> None:
-    error = (ours.double() - theirs).abs().max().item() / max(
-        1.0, theirs.abs().max().item()
-    )
+    largest = max(1.0, theirs.abs().max().item())
+    error = (ours.double() - theirs).abs().max().item() / largest
     assert error < tolerance, error
 
 
@@ -96,9 +90,8 @@ def test_context_and_gradients_equal_the_definition(
     torch.manual_seed(4)
     drop = ForwardPass(cu_seqlens, MAX_SEQLEN).sites.next(dropout)
     torch.manual_seed(4)
-    context = triton_attention.attention(
-        qkv, ForwardPass(cu_seqlens, MAX_SEQLEN), dropout
-    )
+    forward_pass = ForwardPass(cu_seqlens, MAX_SEQLEN)
+    context = triton_attention.attention(qkv, forward_pass, dropout)
     expected = _expected(exact, cu_seqlens, drop)
     context.backward(upstream)
     expected.backward(upstream.double())
@@ -109,20 +102,22 @@ def test_context_and_gradients_equal_the_definition(
     assert not qkv.grad[-PADDING:].any(), "padding has no gradient"
 
 
+def _compared(qkv: Tensor, cu_seqlens: Tensor, longest: int) -> list[list[Tensor]]:
+    """Contexts and gradients of a sum of squares: the kernels', and those of the loop in fp64."""
+    results = []
+    for run, x in ((triton_attention.attention, qkv), (sdpa_loop, qkv.double())):
+        leaf = x.detach().requires_grad_()
+        context = run(leaf, ForwardPass(cu_seqlens, longest), 0.0)
+        context.square().sum().backward()
+        results.append([context.detach(), leaf.grad])
+    return results
+
+
 def test_any_head_width_is_padded_to_a_power_of_two(device, small_tiles):
-    qkv, _, cu_seqlens = _inputs(
-        device, torch.float32, head_size=24, lengths=[19, 3], padding=0
-    )
-    exact = qkv.detach().double().requires_grad_()
-    forward_pass = ForwardPass(cu_seqlens, 19)
-    context, expected = (
-        run(x, forward_pass, 0.0)
-        for run, x in ((triton_attention.attention, qkv), (sdpa_loop, exact))
-    )
-    context.square().sum().backward()
-    expected.square().sum().backward()
-    _assert_close(context, expected, 2e-5)
-    _assert_close(qkv.grad, exact.grad, 2e-5)
+    shape = {"head_size": 24, "lengths": [19, 3], "padding": 0}
+    qkv, _, cu_seqlens = _inputs(device, torch.float32, **shape)
+    for ours, theirs in zip(*_compared(qkv, cu_seqlens, 19), strict=True):
+        _assert_close(ours, theirs, 2e-5)
 
 
 def test_large_scores_stay_finite(device, small_tiles):
@@ -132,16 +127,9 @@ def test_large_scores_stay_finite(device, small_tiles):
     qkv, _, cu_seqlens = _inputs(device, torch.float32, lengths=[21], padding=0)
     with torch.no_grad():
         qkv[:, 1] *= 1000
-    exact = qkv.detach().double().requires_grad_()
-    forward_pass = ForwardPass(cu_seqlens, 21)
-    context, expected = (
-        run(x, forward_pass, 0.0)
-        for run, x in ((triton_attention.attention, qkv), (sdpa_loop, exact))
-    )
-    context.sum().backward()
-    expected.sum().backward()
-    _assert_close(context, expected, 1e-3)
-    _assert_close(qkv.grad, exact.grad, 1e-2)
+    ours, theirs = _compared(qkv, cu_seqlens, 21)
+    _assert_close(ours[0], theirs[0], 1e-3)
+    _assert_close(ours[1], theirs[1], 1e-2)
 
 
 def test_tiles_follow_offsets_that_change_in_place(device, small_tiles):
@@ -158,10 +146,9 @@ def test_tiles_follow_offsets_that_change_in_place(device, small_tiles):
 @pytest.mark.gpu
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_context_and_gradients_at_real_size(gpu, dropout):
-    lengths = [512, 1, 511, 300, 64, 129, 255] * 8
-    qkv, upstream, cu_seqlens = _inputs(
-        gpu, torch.bfloat16, 64, lengths, padding=17, heads=16
-    )
+    many = {"lengths": [512, 1, 511, 300, 64, 129, 255] * 8, "heads": 16}
+    shape = {"head_size": 64, "padding": 17} | many
+    qkv, upstream, cu_seqlens = _inputs(gpu, torch.bfloat16, **shape)
     exact = qkv.detach().double().requires_grad_()
     results = []
     for _ in range(2):
@@ -170,12 +157,11 @@ def test_context_and_gradients_at_real_size(gpu, dropout):
         context = triton_attention.attention(qkv, ForwardPass(cu_seqlens, 512), dropout)
         context.backward(upstream)
         results.append((context.detach(), qkv.grad))
-    assert torch.equal(results[0][0], results[1][0])
-    assert torch.equal(results[0][1], results[1][1])
+    for one, again in zip(*results, strict=True):
+        assert torch.equal(one, again)
     torch.manual_seed(4)
-    expected = _expected(
-        exact, cu_seqlens, ForwardPass(cu_seqlens, 512).sites.next(dropout)
-    )
+    drop = ForwardPass(cu_seqlens, 512).sites.next(dropout)
+    expected = _expected(exact, cu_seqlens, drop)
     expected.backward(upstream.double())
     _assert_close(results[0][0], expected, 2e-2)
     _assert_close(results[0][1], exact.grad, 2e-2)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -30,19 +31,12 @@ def compiled(
     """
     if triton_support.triton is None:
         pytest.skip("Triton is not installed")
-    environment = {
-        name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"
-    }
-    environment |= {"TRITON_CACHE_DIR": str(folder)} | (
-        {"PYTHONPATH": path} if path else {}
-    )
-    result = subprocess.run(
-        [sys.executable, str(SCRIPT), *arguments],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    environment = os.environ | {"TRITON_CACHE_DIR": str(folder)}
+    environment |= {"PYTHONPATH": path} if path else {}
+    environment.pop("TRITON_INTERPRET", None)
+    command = [sys.executable, str(SCRIPT), *arguments]
+    options = {"capture_output": True, "text": True}
+    result = subprocess.run(command, env=environment, **options)
     assert result.returncode == 0, result.stderr[-2000:]
     assert "fusion" not in result.stderr, "a default that a later Triton changes"
     return [json.loads(line) for line in result.stdout.splitlines()]
@@ -51,37 +45,24 @@ def compiled(
 def test_kernels_compile_without_spills_and_with_wide_accesses(repository):
     kernels = compiled(["90"], repository / ".cache" / "triton")
     names = {kernel["kernel"].split(":")[0] for kernel in kernels}
-    expected = {
-        "embeddings",
-        "dropout_add_layer_norm",
-        "bias_gelu",
-        "cross_entropy",
-        "attention",
-        "lamb",
-    }
+    expected = {"embeddings", "dropout_add_layer_norm", "bias_gelu", "cross_entropy"}
+    expected |= {"attention", "lamb"}
     assert names == expected | {"fp8", "fp8_evaluation"}
-    modules = {
-        path.stem for path in Path(triton_support.__file__).parents[1].rglob("*.py")
-    }
+    package = Path(triton_support.__file__).parents[1]
+    modules = {path.stem for path in package.rglob("*.py")}
     for kernel in kernels:
-        assert kernel["symbol"].partition("__")[0] in modules, (
-            "a profile shows whose kernel it is"
-        )
+        # A profile shows whose kernel it is.
+        assert kernel["symbol"].partition("__")[0] in modules
         assert kernel["spilled_bytes"] == 0, kernel
         assert kernel["shared_bytes"] <= 96 * 1024, kernel
-        if (
-            "dropout_add_layer_norm:_backward" in kernel["kernel"]
-            or "fp8:_backward" in kernel["kernel"]
-        ):
-            assert kernel["registers"] <= 65536 // (4 * 128), (
-                f"four programs do not fit at once: {kernel}"
-            )
+        if re.match("(dropout_add_layer_norm|fp8):_backward", kernel["kernel"]):
+            # Four programs fit at once.
+            assert kernel["registers"] <= 65536 // (4 * 128), kernel
         if any(body in kernel["kernel"] for body in BODIES):
             assert "v4" in kernel["vectors"], f"no 16-byte access in {kernel}"
             on_tensor_cores = kernel["kernel"].startswith("attention")
-            assert kernel["wgmma"] == on_tensor_cores, (
-                f"Hopper's matrix instructions: {kernel}"
-            )
+            # Hopper's matrix instructions.
+            assert kernel["wgmma"] == on_tensor_cores, kernel
 
 
 @pytest.fixture(scope="session")
@@ -104,12 +85,9 @@ def test_every_kernel_compiles_for_every_architecture_under_each_version_of_trit
     """No kernel spills but fp32 attention, whose operands are in registers."""
     if (capability, version) == ("103", "3.5.1"):
         pytest.skip("the ptxas of Triton 3.5.1 has no sm_103a")
-    paths = [
-        str(triton_of(version)),
-        str(repository / "implementations"),
-        str(repository),
-    ]
-    kernels = compiled([capability, "--all"], tmp_path, os.pathsep.join(paths))
+    paths = triton_of(version), repository / "implementations", repository
+    path = os.pathsep.join(map(str, paths))
+    kernels = compiled([capability, "--all"], tmp_path, path)
     assert kernels
     for kernel in kernels:
         allowed = 256 if kernel["kernel"].startswith("attention_fp32:") else 0

@@ -5,6 +5,8 @@ computed once.
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 import torch
@@ -14,6 +16,7 @@ from bert.kernels import OPERATIONS
 from bert.kernels.operations.dropout_add_layer_norm import fused
 from bert.kernels.support.dropout import Dropout, DropoutSites, ForwardPass
 
+from ..states import same
 from . import philox
 from .fused_cases import CASES
 
@@ -38,9 +41,8 @@ def test_philox_gives_the_published_vectors():
         (10, 0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF): [0x2C3F628B, 0xAB4FD7AD],
     }
     for (rounds, key, *counter), words in pairs.items():
-        found = philox.philox2(
-            np.uint64(key), [np.array([word]) for word in counter], rounds
-        )
+        words_of = [np.array([word]) for word in counter]
+        found = philox.philox2(np.uint64(key), words_of, rounds)
         assert [int(word[0]) for word in found] == words
 
 
@@ -55,27 +57,28 @@ def drop(device) -> Dropout:
     return expected
 
 
+def _same_backward(ours, theirs, result, expected, atol) -> None:
+    """That results, and gradients of what they are of, are close to those in fp64."""
+    generator = torch.Generator().manual_seed(2)
+    upstream = torch.randn(result.shape, generator=generator).to(result.device)
+    result.backward(upstream)
+    expected.backward(upstream.double())
+    close = functools.partial(torch.testing.assert_close, rtol=0)
+    close(result.detach().double(), expected.detach(), atol=2e-5)
+    for a, b in zip(ours, theirs, strict=True):
+        close(a.grad.double(), b.grad, atol=atol)
+
+
 def test_layer_norm_drops_the_documented_elements_forward_and_backward(device, drop):
     ours = CASES["dropout_add_layer_norm"][0].arguments(device)[:5]
     theirs = [a.detach().double().requires_grad_() for a in ours]
     mask = philox.keep_rows(drop, ROWS, WIDTH).to(device)
     assert mask.float().mean().item() == pytest.approx(1 - P, abs=0.05)
     x, bias, residual, weight, norm_bias = theirs
-    expected = F.layer_norm(
-        residual + (x + bias) * mask * drop.scale, (WIDTH,), weight, norm_bias, 1e-12
-    )
+    dropped = residual + (x + bias) * mask * drop.scale
+    expected = F.layer_norm(dropped, (WIDTH,), weight, norm_bias, 1e-12)
     result, _ = fused(*ours, 1e-12, P, DropoutSites(device))
-    upstream = torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(2)).to(
-        device
-    )
-    result.backward(upstream)
-    expected.backward(upstream.double())
-    torch.testing.assert_close(
-        result.detach().double(), expected.detach(), atol=2e-5, rtol=0
-    )
-    for a, b in zip(ours, theirs, strict=True):
-        # Sums of 13 rows.
-        torch.testing.assert_close(a.grad.double(), b.grad, atol=5e-5, rtol=0)
+    _same_backward(ours, theirs, result, expected, 5e-5)  # sums of 13 rows
 
 
 def test_embeddings_drop_the_documented_elements_forward_and_backward(device, drop):
@@ -84,27 +87,11 @@ def test_embeddings_drop_the_documented_elements_forward_and_backward(device, dr
     exact = [table.detach().double().requires_grad_() for table in tables]
     num_rows, width = len(ids), tables[0].shape[1]
     mask = philox.keep_rows(drop, num_rows, width).to(device)
-    expected = (
-        module.reference(
-            ids, segments, places, *exact, 1e-12, 0.0, DropoutSites(device)
-        )
-        * mask
-        * drop.scale
-    )
-    result = module.fused(
-        ids, segments, places, *tables, 1e-12, P, DropoutSites(device)
-    )
-    upstream = torch.randn(
-        num_rows, width, generator=torch.Generator().manual_seed(2)
-    ).to(device)
-    result.backward(upstream)
-    expected.backward(upstream.double())
-    torch.testing.assert_close(
-        result.detach().double(), expected.detach(), atol=2e-5, rtol=0
-    )
-    for a, b in zip(tables, exact, strict=True):
-        # Sums of up to 37 rows.
-        torch.testing.assert_close(a.grad.double(), b.grad, atol=1e-4, rtol=0)
+    given, sites = (ids, segments, places), DropoutSites(device)
+    whole = module.reference(*given, *exact, 1e-12, 0.0, sites)
+    expected = whole * mask * drop.scale
+    result = module.fused(*given, *tables, 1e-12, P, DropoutSites(device))
+    _same_backward(tables, exact, result, expected, 1e-4)  # of up to 37 rows
 
 
 @pytest.mark.gpu
@@ -113,9 +100,8 @@ def test_every_replay_of_a_graph_drops_other_elements_and_a_seed_repeats_them(gp
     zeros, ones = torch.zeros(1024, device=gpu), torch.ones(1024, device=gpu)
 
     def one_pass() -> torch.Tensor:
-        return fused(
-            x, zeros, zeros.expand(64, 1024), ones, zeros, 1e-12, P, DropoutSites(gpu)
-        )[0]
+        operands = x, zeros, zeros.expand(64, 1024), ones, zeros
+        return fused(*operands, 1e-12, P, DropoutSites(gpu))[0]
 
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
@@ -133,39 +119,39 @@ def test_every_replay_of_a_graph_drops_other_elements_and_a_seed_repeats_them(gp
     assert not torch.equal(replays[0], replays[1])
     assert torch.equal(replays[2], replays[3])
     torch.manual_seed(5)
-    assert torch.equal(one_pass(), replays[2]), (
-        "a replay draws the seed that an eager pass draws"
-    )
+    # A replay draws the seed that an eager pass draws.
+    assert torch.equal(one_pass(), replays[2])
 
 
-def test_the_generator_fixes_every_mask_of_a_pass_and_sites_differ(device):
+@pytest.fixture
+def part(device):
+    """part(sites): two layers of a pass with dropout."""
     arguments = CASES["dropout_add_layer_norm"][0].arguments(device)[:5]
+    return lambda sites: [fused(*arguments, 1e-12, P, sites)[0] for _ in range(2)]
+
+
+def test_the_generator_fixes_every_mask_of_a_pass_and_sites_differ(part, device):
 
     def one_pass(seed: int) -> list[torch.Tensor]:
         torch.manual_seed(seed)
-        sites = DropoutSites(device)
-        return [fused(*arguments, 1e-12, P, sites)[0] for _ in range(2)]
+        return part(DropoutSites(device))
 
     first, again, other = one_pass(1), one_pass(1), one_pass(2)
-    assert torch.equal(first[0], again[0])
-    assert torch.equal(first[1], again[1])
+    assert same(first, again)
     assert not torch.equal(first[0], first[1])
     assert not torch.equal(first[0], other[0])
 
 
-def test_a_part_of_a_pass_that_is_run_again_from_its_site_has_the_same_masks(device):
+def test_a_part_of_a_pass_that_is_run_again_from_its_site_has_the_same_masks(
+    part, device
+):
     """What recomputation of activations does."""
-    arguments = CASES["dropout_add_layer_norm"][0].arguments(device)[:5]
     sites = DropoutSites(device)
-
-    def part() -> list[torch.Tensor]:
-        return [fused(*arguments, 1e-12, P, sites)[0] for _ in range(2)]
-
-    part()
+    part(sites)
     begin = sites.num_sites
-    first, end = part(), sites.num_sites
+    first, end = part(sites), sites.num_sites
     sites.num_sites = begin
-    assert all(torch.equal(a, b) for a, b in zip(first, part(), strict=True))
+    assert same(first, part(sites))
     assert sites.num_sites == end == 4
 
 
@@ -179,48 +165,40 @@ def test_no_dropout_takes_no_random_numbers(device):
     assert torch.equal(state(), before)
 
 
-def _mask(
-    form: str, site: int, probability: float, size: int = 1024, head: int = 0
-) -> torch.Tensor:
-    drop = Dropout(
-        torch.tensor([0x1234_5678_9ABC_DEF]), site, round(probability * 2**15), 1.0
-    )
-    return (
-        philox.keep_rows(drop, size, size)
-        if form == "rows"
-        else philox.keep_pairs(drop, 7, size, head)
-    )
+SIZE = 512
+
+
+def _mask(form: str, site: int, probability: float, head: int = 0) -> torch.Tensor:
+    """Of as many rows as columns."""
+    seed = torch.tensor([0x1234_5678_9ABC_DEF])
+    drop = Dropout(seed, site, round(probability * 2**15), 1.0)
+    if form == "rows":
+        return philox.keep_rows(drop, SIZE, SIZE)
+    return philox.keep_pairs(drop, 7, SIZE, head)
 
 
 @pytest.mark.parametrize("probability", [0.1, 0.5])
 @pytest.mark.parametrize("form", ["rows", "pairs"])
 def test_masks_are_fair_and_neighbours_independent(form, probability):
     """Rates of the mask and of agreement with its neighbours, each within five standard errors."""
-    masks = [_mask(form, site, probability) for site in (0, 1)]
-    num_rows, num_columns = masks[0].shape
     true = round(probability * 2**15) / 2**15
-    kept = masks[0].double() - (1 - true)
     variance = true * (1 - true)
+
+    def centred(site: int, head: int = 0) -> torch.Tensor:
+        return _mask(form, site, probability, head).double() - (1 - true)
+
+    kept = centred(0)
     assert abs(kept.mean().item()) < 5 * (variance / kept.numel()) ** 0.5
-    assert (
-        abs((kept.mean(dim=0) ** 2).mean().item() / (variance / num_rows) - 1)
-        < 5 * (2 / num_columns) ** 0.5
-    )
-    assert (
-        abs((kept.mean(dim=1) ** 2).mean().item() / (variance / num_columns) - 1)
-        < 5 * (2 / num_rows) ** 0.5
-    )
-    other = masks[1].double() - (1 - true)
-    pairs = {"site": (kept, other)} | {
+    for axis in (0, 1):
+        spread = (kept.mean(dim=axis) ** 2).mean().item() / (variance / SIZE)
+        assert abs(spread - 1) < 5 * (2 / SIZE) ** 0.5
+    pairs = {"site": (kept, centred(1))} | {
         f"{axis} {lag}": (kept.roll(lag, axis), kept)
         for axis in (0, 1)
         for lag in (1, 2, 3, 4, 8, 16, 24, 64, 128)
     }
     if form == "pairs":
-        pairs["head"] = (
-            kept,
-            _mask(form, 0, probability, head=1).double() - (1 - true),
-        )
+        pairs["head"] = kept, centred(0, head=1)
         pairs["the other way"] = (kept, kept.T)
     for name, (a, b) in pairs.items():
         correlation = (a * b).mean().item() / variance

@@ -16,9 +16,7 @@ INF, NAN = float("inf"), float("nan")
 
 def same_bits(a, b):
     """Equal, the sign of zero and NaN included."""
-    return torch.equal(
-        a.contiguous().cpu().view(torch.uint8), b.contiguous().cpu().view(torch.uint8)
-    )
+    return torch.equal(*(x.contiguous().cpu().view(torch.uint8) for x in (a, b)))
 
 
 @pytest.mark.parametrize("shape", [(16, 16), (48, 80), (160, 96)], ids=str)
@@ -31,18 +29,15 @@ def test_kernels_equal_the_cast_of_pytorch_at_real_size(gpu):
     assert cast_problems(gpu, LARGE[0], LARGE[2]) == {}
 
 
-@pytest.mark.parametrize(
-    "wrong", ["cast", "transposed", "largest", "sums", "rows alone"]
-)
+WRONG = ["cast", "transposed", "largest", "sums", "rows alone"]
+
+
+@pytest.mark.parametrize("wrong", WRONG)
 def test_a_wrong_cast_is_found(wrong, monkeypatch):
     def broken(x, target, column_sums):
         cast, transposed, sums = cast_transpose(x, target, column_sums)
-        outcome = {
-            "cast": cast,
-            "transposed": transposed,
-            "sums": sums,
-            "largest": target.largest,
-        }
+        outcome = {"cast": cast, "transposed": transposed, "sums": sums}
+        outcome["largest"] = target.largest
         outcome[wrong].view(-1)[0] = 1.0
         return cast, transposed, sums
 
@@ -55,10 +50,8 @@ def test_a_wrong_cast_is_found(wrong, monkeypatch):
         monkeypatch.setattr(fp8_cases, "cast_rows", broken_rows)
     else:
         monkeypatch.setattr(fp8_cases, "cast_transpose", broken)
-    assert set(cast_problems(torch.device("cpu"), 32, 48)) == {
-        "float8_e4m3fn",
-        "float8_e5m2",
-    }
+    found = cast_problems(torch.device("cpu"), 32, 48)
+    assert set(found) == {"float8_e4m3fn", "float8_e5m2"}
 
 
 @pytest.mark.parametrize("dtype", [FORWARD, BACKWARD], ids=["e4m3", "e5m2"])
@@ -88,15 +81,7 @@ def test_nan_stays_nan_and_what_is_not_finite_is_seen(dtype, bad, fused, request
 
 @pytest.mark.parametrize("shape", [(16, 16), (48, 32), (144, 272), (128, 128)], ids=str)
 def test_transpose_moves_every_byte(shape, device):
-    count = shape[0] * shape[1]
-    x = torch.randint(
-        0,
-        256,
-        (count,),
-        dtype=torch.uint8,
-        generator=torch.Generator().manual_seed(count),
-    )
-    x = x.view(shape).view(FORWARD)
-    assert torch.equal(
-        transpose(x.to(device)).view(torch.uint8).cpu(), x.view(torch.uint8).t()
-    )
+    generator = torch.Generator().manual_seed(shape[0] * shape[1])
+    x = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
+    moved = transpose(x.view(FORWARD).to(device))
+    assert torch.equal(moved.view(torch.uint8).cpu(), x.t())

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from bert import kernels
-from bert.core.dist import DistConfig, World
 from bert.kernels import fp8
 from bert.kernels.fp8 import BACKWARD, FORWARD
 from bert.kernels.fp8 import linear as fp8_linear
@@ -20,14 +19,14 @@ from bert.model.config import BertConfig
 from bert.model.encoder import Encoder
 from common.env import ConfigError
 
-from ..plain import NO_DROPOUT
+from ..plain import CPU, NO_DROPOUT, alone
+from ..states import same
 from . import fp8_cases
 from .fp8_cases import new_target
 
-CONFIG = BertConfig(vocab_size=61, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=80,
+CONFIG = BertConfig(vocab_size=61, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=48,
                     max_position_embeddings=16, initializer_range=0.2)  # fmt: skip
-CPU = torch.device("cpu")
-ALONE = World(DistConfig(device="cpu"))
+ALONE = alone()
 SEPARATE_CASTS = "embeddings,dropout_add_layer_norm,bias_gelu"
 CASTS_IN_KERNELS = f"{SEPARATE_CASTS},fp8_cast"
 
@@ -41,7 +40,7 @@ def test_casts_in_kernels_equal_separate_ones_bit_for_bit(
     # So that several tiles lie both ways, some of them in part.
     small = launches.Blocks(rows=16, columns=32)
     monkeypatch.setitem(launches.TABLE, "cast", {0: small})
-    found = fp8_cases.differences(device, 32, 48, 80, approximate)
+    found = fp8_cases.differences(device, 32, 48, 64, approximate)
     assert found.pop(fp8_cases.OTHER_ORDER) <= fp8_cases.ORDER_TOLERANCE
     # On a GPU the compiler may contract the arithmetic of two kernels differently.
     if device.type == "cpu":
@@ -53,26 +52,20 @@ def test_the_chain_of_an_evaluation_is_that_of_training_and_a_stale_weight_shows
     device, monkeypatch
 ):
     found = fp8_cases.evaluation_differences(device, 16, 32, 32)
-    assert max(found.values()) <= (
-        0.0 if device.type == "cpu" else fp8_cases.TOLERANCE
-    ), found
+    exact = device.type == "cpu"
+    assert max(found.values()) <= (0.0 if exact else fp8_cases.TOLERANCE), found
     hold = fp8_linear.Fp8Linear.hold
-    monkeypatch.setattr(
-        fp8_linear.Fp8Linear, "hold", lambda self, weight: hold(self, weight * 1.1)
-    )
-    assert (
-        min(fp8_cases.evaluation_differences(device, 16, 32, 32).values())
-        > fp8_cases.TOLERANCE
-    )
+    stale = lambda self, weight: hold(self, weight * 1.1)  # noqa: E731
+    monkeypatch.setattr(fp8_linear.Fp8Linear, "hold", stale)
+    found = fp8_cases.evaluation_differences(device, 16, 32, 32)
+    assert min(found.values()) > fp8_cases.TOLERANCE
 
 
 def test_the_output_projection_is_in_fp8_on_request_alone():
     """Its scales follow those of the other products, which keep their numbers; those of a
     checkpoint without it are measured again.
     """
-    plain, trial = (
-        _encoder("none", CPU, trials=trials) for trials in ((), ["projection"])
-    )
+    plain, trial = (_encoder("none", CPU, trials=of) for of in ((), ["projection"]))
     results = [_run(encoder, CPU) for encoder in (plain, trial)]
     layers = len(plain.layer)
     seen = [result["largest magnitudes"] for result in results]
@@ -95,32 +88,28 @@ def test_casts_in_kernels_equal_separate_ones_at_real_size(gpu):
 
 
 def _encoder(fused, device, config=CONFIG, trials=()):
-    encoder = Encoder(
-        config,
-        kernels.bind_kernels(
-            kernels.KernelsConfig(fused=fused, attention="sdpa_loop"), device
-        ),
-    )
+    choice = kernels.KernelsConfig(fused=fused, attention="sdpa_loop")
+    encoder = Encoder(config, kernels.bind_kernels(choice, device))
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, parameter in encoder.named_parameters():
             spread = 1.0 if parameter.ndim == 1 else 0.2
-            parameter.copy_(
-                spread * torch.randn(parameter.shape, generator=generator)
-                + (".LayerNorm.w" in name)
-            )
+            drawn = spread * torch.randn(parameter.shape, generator=generator)
+            parameter.copy_(drawn + (".LayerNorm.w" in name))
     encoder.to(device, torch.bfloat16)
     encoder.use_fp8(device, trials)
     return encoder
 
 
 def _input(device, tokens):
-    x = torch.randn(tokens, 32, generator=torch.Generator().manual_seed(3)).to(
-        device, torch.bfloat16
-    )
-    return x, ForwardPass(
-        torch.tensor([0, 5, tokens], dtype=torch.int32, device=device), 16
-    )
+    x = _draw(3, tokens, device)
+    offsets = torch.tensor([0, 5, tokens], dtype=torch.int32, device=device)
+    return x, ForwardPass(offsets, 16)
+
+
+def _draw(seed, tokens, device):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(tokens, 32, generator=generator).to(device, torch.bfloat16)
 
 
 def _run(encoder, device, tokens=16, factor=1e-3):
@@ -129,21 +118,13 @@ def _run(encoder, device, tokens=16, factor=1e-3):
     """
     x, forward_pass = _input(device, tokens)
     x.requires_grad_()
-    generator = torch.Generator().manual_seed(4)
-    upstream = (factor * torch.randn(tokens, 32, generator=generator)).to(
-        device, torch.bfloat16
-    )
     torch.manual_seed(3)
     y = encoder(x, forward_pass)
-    y.backward(upstream)
+    y.backward(factor * _draw(4, tokens, device))
     gradients = {name: parameter.grad for name, parameter in encoder.named_parameters()}
     seen = encoder.fp8_scaling.largest.clone()
-    return {
-        "result": y.detach(),
-        "gradient of the input": x.grad,
-        "largest magnitudes": seen,
-        **gradients,
-    }
+    found = {"result": y.detach(), "gradient of the input": x.grad}
+    return found | {"largest magnitudes": seen} | gradients
 
 
 @pytest.fixture(scope="module")
@@ -184,11 +165,8 @@ def test_an_evaluation_is_the_forward_pass_of_training_without_dropout_bit_for_b
 
     monkeypatch.setattr(fp8_feed_forward, "gelu_cast", rows_alone)
     cast_rows, casts = fp8_linear.cast_rows, []
-    monkeypatch.setattr(
-        fp8_linear,
-        "cast_rows",
-        lambda *args, **out: casts.append(out) or cast_rows(*args, **out),
-    )
+    noted = lambda *args, **out: casts.append(out) or cast_rows(*args, **out)  # noqa: E731
+    monkeypatch.setattr(fp8_linear, "cast_rows", noted)
     encoder.eval()
     with torch.no_grad(), encoder.fp8_evaluation(calibrated=False):
         found = encoder(*_input(device, tokens))
@@ -197,19 +175,15 @@ def test_an_evaluation_is_the_forward_pass_of_training_without_dropout_bit_for_b
     assert torch.equal(found, expected)
     assert torch.equal(some, expected[[1, 4, 9]])
     assert casts.count({}) == separate_casts
-    assert all(
-        torch.equal(a, b)
-        for a, b in zip(before, encoder.fp8_scaling.state_tensors(), strict=True)
-    )
+    assert same(before, [*encoder.fp8_scaling.state_tensors()])
 
 
 def _watched(encoder, device, monkeypatch, **arguments):
     """The outcome of a pass, and how often the feed-forward ran as one function."""
     calls = []
     plain = fp8_feed_forward.feed_forward
-    monkeypatch.setattr(
-        fp8_feed_forward, "feed_forward", lambda *a: calls.append(1) or plain(*a)
-    )
+    counted = lambda *args: calls.append(1) or plain(*args)  # noqa: E731
+    monkeypatch.setattr(fp8_feed_forward, "feed_forward", counted)
     outcome = _run(encoder, device, **arguments)
     monkeypatch.undo()
     return outcome, len(calls)
@@ -229,12 +203,8 @@ def test_encoder_with_casts_in_kernels_is_the_one_with_separate_casts_bit_for_bi
     assert (separate["largest magnitudes"] > 0).all()
     for name, tensor in separate.items():
         if name.endswith("intermediate.dense.bias"):  # a sum in another order
-            torch.testing.assert_close(
-                together[name],
-                tensor,
-                rtol=2.0**-7,
-                atol=2.0**-7 * float(tensor.abs().max()),
-            )
+            close = {"rtol": 2.0**-7, "atol": 2.0**-7 * float(tensor.abs().max())}
+            torch.testing.assert_close(together[name], tensor, **close)
         else:
             assert torch.equal(together[name], tensor), name
 
@@ -267,11 +237,8 @@ def test_sums_are_fast_forward_and_exact_backward_in_every_product(
 def test_where_kernels_cannot_cast_the_casts_are_separate(
     why, scales, device, monkeypatch
 ):
-    fused = (
-        "embeddings,dropout_add_layer_norm"
-        if why == "GELU not fused"
-        else CASTS_IN_KERNELS
-    )
+    without_gelu = "embeddings,dropout_add_layer_norm"
+    fused = without_gelu if why == "GELU not fused" else CASTS_IN_KERNELS
     encoder = _encoder(fused, device)
     if why != "first step":
         encoder.fp8_scaling.load_state_dict(scales)
@@ -282,9 +249,8 @@ def test_where_kernels_cannot_cast_the_casts_are_separate(
             mine.kernel = other.kernel
     monkeypatch.setattr(triton_support, "supported", lambda device: False)
     encoder.train(why != "evaluation")
-    _, calls = _watched(
-        encoder, device, monkeypatch, tokens=13 if why.startswith("rows") else 16
-    )
+    tokens = 13 if why.startswith("rows") else 16
+    _, calls = _watched(encoder, device, monkeypatch, tokens=tokens)
     assert calls == 0
 
 
@@ -304,17 +270,14 @@ def test_what_is_not_finite_makes_the_step_not_finite_and_leaves_the_scales(
 
 
 def test_every_kernel_that_casts_lets_nan_through(device):
-    x, gradient, weight = (
-        torch.ones(shape, dtype=torch.bfloat16, device=device)
-        for shape in ((16, 32),) * 2 + (32,)
-    )
+    new = {"dtype": torch.bfloat16, "device": device}
+    x, gradient = torch.ones(16, 32, **new), torch.ones(16, 32, **new)
+    weight = torch.ones(32, **new)
     poisoned = x.clone()
     poisoned[3, 5] = float("nan")
     drop = DropoutSites(device).next(0.0)
-    targets = [
-        new_target(dtype, 1.0, device)
-        for dtype in (FORWARD, BACKWARD, FORWARD, BACKWARD)
-    ]
+    kinds = (FORWARD, BACKWARD) * 2
+    targets = [new_target(dtype, 1.0, device) for dtype in kinds]
     casts = [
         fp8_feed_forward.gelu_cast(poisoned, weight, "none", targets[0])[0],
         fp8_feed_forward.gelu_backward_cast(poisoned, x, weight, "none", targets[1])[0],
@@ -333,10 +296,6 @@ def test_every_kernel_that_casts_lets_nan_through(device):
 
 
 def test_casts_in_kernels_without_these_kernels_are_refused(device):
-    with pytest.raises(
-        ConfigError,
-        match="FUSED=fp8_cast requires bias_gelu: add that, or drop fp8_cast",
-    ):
-        kernels.bind_kernels(
-            kernels.KernelsConfig(fused="dropout_add_layer_norm,fp8_cast"), device
-        )
+    asked = kernels.KernelsConfig(fused="dropout_add_layer_norm,fp8_cast")
+    with pytest.raises(ConfigError, match="FUSED=fp8_cast requires bias_gelu"):
+        kernels.bind_kernels(asked, device)

@@ -10,6 +10,8 @@ from bert.core.dist import DistConfig, World
 from bert.kernels.fp8 import GRADIENT, INPUT, WEIGHT, Scaling, linear
 from bert.kernels.fp8.linear import Fp8Linear
 
+from ..states import same
+
 CPU = torch.device("cpu")
 ALONE = World(DistConfig(device="cpu"))
 # e4m3 has 3 mantissa bits, e5m2 has 2: relative rounding error of a product of random numbers, with
@@ -21,27 +23,19 @@ def _product(
     rows=48, width=32, outputs=64, magnitude=1.0, device=CPU, dtype=torch.float32
 ):
     generator = torch.Generator().manual_seed(0)
-    x = (
-        (magnitude * torch.randn(rows, width, generator=generator))
-        .to(device, dtype)
-        .requires_grad_()
-    )
-    weight = (
-        (0.02 * torch.randn(outputs, width, generator=generator))
-        .to(device, dtype)
-        .requires_grad_()
-    )
-    bias = torch.randn(outputs, generator=generator).to(device, dtype).requires_grad_()
-    upstream = (1e-6 * torch.randn(rows, outputs, generator=generator)).to(
-        device, dtype
-    )
-    return Scaling(2, device), x, weight, bias, upstream
+
+    def draw(spread, *shape):
+        return (spread * torch.randn(*shape, generator=generator)).to(device, dtype)
+
+    x = draw(magnitude, rows, width).requires_grad_()
+    weight = draw(0.02, outputs, width).requires_grad_()
+    bias = draw(1.0, outputs).requires_grad_()
+    return Scaling(2, device), x, weight, bias, draw(1e-6, rows, outputs)
 
 
 def _relative(value, reference):
-    return (
-        (value.double() - reference.double()).norm() / reference.double().norm()
-    ).item()
+    reference = reference.double()
+    return ((value.double() - reference).norm() / reference.norm()).item()
 
 
 def _run(scaling, x, weight, bias, upstream):
@@ -76,12 +70,9 @@ def test_scales_come_from_the_step_before_and_saturate():
     assert scaling.largest[1, INPUT] == x.abs().max()
     assert scaling.largest[1, GRADIENT] == upstream.abs().max()
     scaling.update(ALONE)
-    assert scaling.scales[1, WEIGHT].item() == pytest.approx(
-        448 / weight.abs().max().item()
-    )
-    assert scaling.scales[1, GRADIENT].item() == pytest.approx(
-        57344 / upstream.abs().max().item()
-    )
+    for what, largest, of in ((WEIGHT, 448, weight), (GRADIENT, 57344, upstream)):
+        expected = largest / of.abs().max().item()
+        assert scaling.scales[1, what].item() == pytest.approx(expected)
     # The other product was not used.
     assert torch.equal(scaling.scales[0], torch.ones(3))
     assert not scaling.largest.any()
@@ -148,10 +139,7 @@ def test_state_restores_scales():
     scaling.update(ALONE)
     again = Scaling(2, CPU)
     again.load_state_dict({**scaling.state_dict(), "calibrated": True})
-    assert all(
-        torch.equal(a, b)
-        for a, b in zip(scaling.state_tensors(), again.state_tensors(), strict=True)
-    )
+    assert same([*scaling.state_tensors()], [*again.state_tensors()])
     assert again.calibrated
     again.load_state_dict({**scaling.state_dict(), "calibrated": False})
     assert not again.calibrated, "the next step measures them"
@@ -170,9 +158,8 @@ def test_hardware_product_equals_the_emulated_one(gpu):
     on_gpu, *tensors = _product(**shape, device=gpu, dtype=torch.bfloat16)
     on_cpu, *copies = _product(**shape, dtype=torch.bfloat16)
     for _ in range(2):
-        for ours, reference in zip(
-            _run(on_gpu, *tensors), _run(on_cpu, *copies), strict=True
-        ):
+        pairs = zip(_run(on_gpu, *tensors), _run(on_cpu, *copies), strict=True)
+        for ours, reference in pairs:
             assert _relative(ours.cpu(), reference) < 5e-3
         for scaling in (on_gpu, on_cpu):
             scaling.calibrated = True

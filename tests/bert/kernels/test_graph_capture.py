@@ -31,6 +31,14 @@ LEFT = {
 KEPT = []  # tensors of a failed capture that somebody still holds
 
 
+@pytest.fixture(autouse=True)
+def _frozen():
+    """What there is now is not looked at again by each garbage collection."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 def _work(memory, how):
     x = memory * 2
     if how == "kept":
@@ -71,7 +79,6 @@ def _captured(cuda, how, shares, draws, fail_at=None):
 @pytest.mark.parametrize("version", cuda_rules.VERSIONS)
 @pytest.mark.parametrize("how", RUNS)
 def test_a_failure_at_any_call_of_a_capture_ends_it_cleanly(how, version, monkeypatch):
-    gc.freeze()  # what there is now is not looked at again
     outcomes = 0
     for shares in (False, True):
         for draws in (True, False):
@@ -89,7 +96,6 @@ def test_a_failure_at_any_call_of_a_capture_ends_it_cleanly(how, version, monkey
                 if how == "succeeds":
                     assert cuda_rules.INJECTED in said, place
                 outcomes += 1
-    gc.unfreeze()
     assert outcomes > 20
 
 

@@ -34,25 +34,19 @@ def _choose(monkeypatch, results, uses_graph=True, others=(), **settings):
     ranks.
     """
     # it asks the GPU
-    monkeypatch.setattr(
-        benchmark, "benchmark_backends", lambda device, heads, name: results
-    )
+    monkeypatch.setattr(benchmark, "benchmark_backends", lambda *_: results)
 
     def gather(mine):
         known = [{trial.name: trial.milliseconds for trial in rank} for rank in others]
-        times = [
-            [rank.get(name) or math.inf for name in attention.BACKENDS]
-            for rank in known
-        ]
+        names = attention.BACKENDS
+        times = [[rank.get(name) or math.inf for name in names] for rank in known]
         return [mine, *times]
 
     world = SimpleNamespace(device=CUDA, gather=gather, any=lambda failed: failed)
-    precision = PrecisionConfig(precision=settings.pop("precision", "bf16")).resolve(
-        CUDA
-    )
-    choice, words = kernels.KernelsConfig(**settings).resolve_attention(
-        BertConfig(), precision.dtype, uses_graph, world
-    )
+    name = settings.pop("precision", "bf16")
+    dtype = PrecisionConfig(precision=name).resolve(CUDA).dtype
+    config = kernels.KernelsConfig(**settings)
+    choice, words = config.resolve_attention(BertConfig(), dtype, uses_graph, world)
     return choice.attention, words, choice.attention_fallback
 
 
@@ -75,10 +69,8 @@ def test_a_compiling_backend_is_used_only_in_graphs_and_replaced_if_it_fails(
     tried = [*TRIALS, Trial(name="cudnn_frontend", milliseconds=0.3)]
     assert _choose(monkeypatch, tried)[::2] == ("cudnn_frontend", "triton")
     assert _choose(monkeypatch, tried, uses_graph=False)[::2] == ("triton", "")
-    assert _choose(monkeypatch, tried, attention="cudnn_frontend")[::2] == (
-        "cudnn_frontend",
-        "",
-    )
+    named = _choose(monkeypatch, tried, attention="cudnn_frontend")
+    assert named[::2] == ("cudnn_frontend", "")
 
 
 def _times(**milliseconds):
@@ -93,10 +85,7 @@ def test_auto_takes_the_fastest_that_works_on_every_rank(monkeypatch):
     assert chosen == "flash"
     assert "triton fails on another rank's GPU (rank 1)" in words
     assert _choose(monkeypatch, failed, others=[good])[0] == "flash"
-    with pytest.raises(
-        ConfigError,
-        match=r"attention triton fails on another rank's GPU \(rank 2\): set ATTENTION",
-    ):
+    with pytest.raises(ConfigError, match=r"triton fails on .* \(rank 2\): set ATTEN"):
         _choose(monkeypatch, good, others=[good, failed], attention="triton")
 
 
@@ -118,14 +107,10 @@ def test_real_ranks_agree_on_what_works_and_how_fast_it_is():
 
 def test_what_replaces_a_backend_works_on_every_rank_too(monkeypatch):
     good = _times(cudnn_frontend=0.3, flash=0.5, triton=0.4)
-    elsewhere = [
-        *_times(cudnn_frontend=0.3, flash=0.5),
-        Trial(name="triton", problem="slow"),
-    ]
-    assert _choose(monkeypatch, good, others=[elsewhere])[::2] == (
-        "cudnn_frontend",
-        "flash",
-    )
+    elsewhere = _times(cudnn_frontend=0.3, flash=0.5)
+    elsewhere.append(Trial(name="triton", problem="slow"))
+    chosen = _choose(monkeypatch, good, others=[elsewhere])
+    assert chosen[::2] == ("cudnn_frontend", "flash")
 
 
 def test_neither_noise_nor_one_rank_decides_between_backends(monkeypatch):
@@ -139,24 +124,16 @@ def test_neither_noise_nor_one_rank_decides_between_backends(monkeypatch):
 
 def test_nothing_that_works_is_an_error_in_a_graph_only(monkeypatch):
     assert _choose(monkeypatch, TRIALS[:1], uses_graph=False)[0] == "sdpa_loop"
-    with pytest.raises(
-        ConfigError,
-        match=r"no attention backend works here \(flash_attn_2 not here\): set CUDA_GRAPH=0",
-    ):
+    with pytest.raises(ConfigError, match=r"no attention backend .* set CUDA_GRAPH=0"):
         _choose(monkeypatch, TRIALS[:1])
 
 
 def test_a_named_backend_is_tried_alone_and_refused_where_it_fails_and_fp32_tries_none(
     monkeypatch,
 ):
-    assert _choose(monkeypatch, [], attention="flash") == (
-        "flash",
-        "flash (ATTENTION)",
-        "",
-    )
-    with pytest.raises(
-        ConfigError, match=r"attention flash_attn_2 fails on this GPU \(not here\)"
-    ):
+    named = _choose(monkeypatch, [], attention="flash")
+    assert named == ("flash", "flash (ATTENTION)", "")
+    with pytest.raises(ConfigError, match=r"flash_attn_2 fails on this GPU \(not he"):
         _choose(monkeypatch, TRIALS[:1], attention="flash_attn_2")
     assert _choose(monkeypatch, [], precision="fp32")[0] == "sdpa_loop"
 
@@ -168,14 +145,11 @@ def test_on_an_amd_gpu_runs_what_is_there_for_it_and_the_rest_is_refused(monkeyp
     monkeypatch.setattr(torch.version, "cuda", None)
     monkeypatch.setattr(torch.version, "hip", "6.4")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 4))
-    monkeypatch.setattr(
-        torch.backends.cuda, "is_flash_attention_available", lambda: True
-    )
+    flash = "is_flash_attention_available"
+    monkeypatch.setattr(torch.backends.cuda, flash, lambda: True)
     assert list(attention.candidates(CUDA)) == ["flash"]
     assert "AMD" in kernels.KernelsConfig().describe(CUDA)
     assert PrecisionConfig().resolve(CUDA).dtype == torch.bfloat16
     for precision in ("fp8", "tf32"):
-        with pytest.raises(
-            ConfigError, match=f"PRECISION={precision} is for NVIDIA GPUs"
-        ):
+        with pytest.raises(ConfigError, match=f"{precision} is for NVIDIA GPUs"):
             PrecisionConfig(precision=precision).check(CUDA)

@@ -14,19 +14,26 @@ from bert.kernels.operations import lamb
 from bert.optim.rules import LambConfig, LambRule, squared_norms
 
 from ..optim.whole import Whole
+from ..states import same
 from . import plain_lamb
 
-SIZES = [97, 7, lamb.CHUNK + 131, 64, 5]
+CHUNK = 4096  # two blocks: as many as needed, since the interpreter is slow
+SIZES = [97, 7, CHUNK + 131, 64, 5]
 DECAYS = [0.1, 0.0, 0.1, 0.0, 0.1]
 EPS = 1e-6
 INF, NAN = float("inf"), float("nan")
 
 
+@pytest.fixture
+def layout(device, monkeypatch):
+    """Of the tensors above."""
+    monkeypatch.setattr(lamb, "CHUNK", CHUNK)
+    return plain_lamb.make_layout(SIZES, DECAYS, device)
+
+
 def _inside(layout, sizes=SIZES):
-    return [
-        slice(begin, begin + size)
-        for ((begin, _),), size in zip(layout.spans, sizes, strict=True)
-    ]
+    begins = [begin for ((begin, _),) in layout.spans]
+    return [slice(at, at + size) for at, size in zip(begins, sizes, strict=True)]
 
 
 def _buffers(device, seed=0, dtype=torch.float32):
@@ -42,10 +49,8 @@ def _buffers(device, seed=0, dtype=torch.float32):
             master[inside] = torch.randn(size, generator=generator)
         first[inside] = torch.randn(size, generator=generator) * 0.1
         second[inside] = torch.rand(size, generator=generator)
-    return [
-        gradient.to(device, dtype),
-        *(buffer.to(device) for buffer in (master, first, second)),
-    ]
+    others = (buffer.to(device) for buffer in (master, first, second))
+    return [gradient.to(device, dtype), *others]
 
 
 def _scalars(device, lr=0.01, factor=0.5, step=3, beta1=0.6, beta2=0.85):
@@ -55,21 +60,19 @@ def _scalars(device, lr=0.01, factor=0.5, step=3, beta1=0.6, beta2=0.85):
 
 def _step(passes, layout, buffers, scalars, parameters):
     gradient, master, first, second = buffers
+    betas = 0.6, 0.85
     norms = passes.moments(
-        layout, gradient, master, first, second, scalars, 0.6, 0.85, EPS
+        layout, gradient, master, first, second, scalars, *betas, EPS
     )
     passes.update(layout, master, first, second, parameters, norms, scalars, EPS)
     return norms
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_passes_equal_plain_pytorch(device, dtype):
-    layout = plain_lamb.make_layout(SIZES, DECAYS, device)
+def test_passes_equal_plain_pytorch(layout, device, dtype):
     ours, theirs = _buffers(device, dtype=dtype), _buffers(device, dtype=dtype)
-    low = [
-        torch.empty(layout.size, dtype=torch.bfloat16, device=device).fill_(7)
-        for _ in range(2)
-    ]
+    empty = torch.empty(layout.size, dtype=torch.bfloat16, device=device)
+    low = [empty.clone().fill_(7) for _ in range(2)]
     ours_norms = _step(lamb, layout, ours, _scalars(device), low[0])
     theirs_norms = _step(plain_lamb, layout, theirs, _scalars(device), low[1])
     # Sums of fp32 squares, other order.
@@ -83,9 +86,8 @@ def test_passes_equal_plain_pytorch(device, dtype):
     between = torch.ones(layout.size, dtype=torch.bool)
     for inside in _inside(layout):
         between[inside] = False
-    assert all(not buffer.cpu()[between].any() for buffer in ours), (
-        "what lies between the tensors stays zero"
-    )
+    # What lies between the tensors stays zero.
+    assert all(not buffer.cpu()[between].any() for buffer in ours)
 
 
 LARGEST, LEAST = torch.finfo(torch.bfloat16).max, 2.0**-133  # of bf16
@@ -99,19 +101,17 @@ LARGEST, LEAST = torch.finfo(torch.bfloat16).max, 2.0**-133  # of bf16
 def test_a_norm_that_is_not_finite_is_seen_wherever_it_comes_from(
     value, expected, device
 ):
-    for size, place in ((1, 0), (lamb.CHUNK + 3, lamb.CHUNK + 2), (77, 5)):
+    for size, place in ((1, 0), (CHUNK + 3, CHUNK + 2), (77, 5)):
         flat = torch.zeros(size, dtype=torch.bfloat16, device=device)
         flat[place] = value
         (found,) = squared_norms([flat]).cpu()
-        assert torch.equal(
-            found.nan_to_num(7.0), torch.tensor(expected).nan_to_num(7.0)
-        )
+        wanted = torch.tensor(expected).nan_to_num(7.0)
+        assert torch.equal(found.nan_to_num(7.0), wanted)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("value", [INF, NAN, LARGEST, LEAST, 0.0])
-def test_extreme_values_go_by_the_rule_and_stay_in_their_tensor(value, device):
-    layout = plain_lamb.make_layout(SIZES, DECAYS, device)
+def test_extreme_values_go_by_the_rule_and_stay_in_their_tensor(value, layout, device):
     untouched = _buffers(device)
     untouched_norms = _step(lamb, layout, untouched, _scalars(device), None)
     first, *others = _inside(layout)
@@ -131,9 +131,8 @@ def test_extreme_values_go_by_the_rule_and_stay_in_their_tensor(value, device):
 
 
 @pytest.mark.parametrize("num_shards", [2, 3])
-def test_shards_that_add_up_their_norms_equal_the_whole(device, num_shards):
+def test_shards_that_add_up_their_norms_equal_the_whole(layout, device, num_shards):
     whole = _buffers(device)
-    layout = plain_lamb.make_layout(SIZES, DECAYS, device)
     _step(lamb, layout, whole, _scalars(device), None)
     buffers = _buffers(device)
     units = layout.size // lamb.ALIGNMENT
@@ -157,8 +156,7 @@ def test_shards_that_add_up_their_norms_equal_the_whole(device, num_shards):
 
 
 @pytest.mark.parametrize("passes", [plain_lamb, lamb], ids=["reference", "fused"])
-def test_a_factor_that_is_nan_changes_nothing(device, passes):
-    layout = plain_lamb.make_layout(SIZES, DECAYS, device)
+def test_a_factor_that_is_nan_changes_nothing(layout, device, passes):
     buffers, before = _buffers(device), _buffers(device)
     buffers[0][3] = float("inf")  # the overflow that is the reason for skipping
     parameters = buffers[1].bfloat16()
@@ -169,21 +167,17 @@ def test_a_factor_that_is_nan_changes_nothing(device, passes):
 
 
 @pytest.mark.parametrize("passes", [plain_lamb, lamb], ids=["reference", "fused"])
-def test_steps_equal_the_optimizer_that_works_by_tensor(device, passes):
-    layout = plain_lamb.make_layout(SIZES, DECAYS, device)
+def test_steps_equal_the_optimizer_that_works_by_tensor(layout, device, passes):
     gradient, master, first, second = _buffers(device)
     first.zero_()
     second.zero_()
-    names = [
-        f"{number}.{'weight' if decay else 'bias'}"
-        for number, decay in enumerate(DECAYS)
-    ]
+    kinds = ["weight" if decay else "bias" for decay in DECAYS]
+    names = [f"{number}.{kind}" for number, kind in enumerate(kinds)]
     spans = _inside(layout)
     parameters = [nn.Parameter(master[span].clone()) for span in spans]
     config = LambConfig(beta1=0.6, beta2=0.85, eps=EPS, weight_decay=0.1)
-    optimizer = Whole(
-        zip(names, parameters, strict=True), lambda shards: LambRule(shards, config)
-    )
+    named = zip(names, parameters, strict=True)
+    optimizer = Whole(named, lambda shards: LambRule(shards, config))
     for step in range(1, 4):
         for parameter, span in zip(parameters, spans, strict=True):
             parameter.grad = gradient[span] * step
@@ -191,19 +185,17 @@ def test_steps_equal_the_optimizer_that_works_by_tensor(device, passes):
         buffers = [gradient * step, master, first, second]
         _step(passes, layout, buffers, _scalars(device, step=step), None)
     for parameter, span in zip(parameters, spans, strict=True):
-        torch.testing.assert_close(
-            master[span], parameter.detach(), rtol=1e-5, atol=1e-6
-        )
+        ours = parameter.detach()
+        torch.testing.assert_close(master[span], ours, rtol=1e-5, atol=1e-6)
 
 
-def test_the_same_input_gives_the_same_bits(device):
-    layout = plain_lamb.make_layout(SIZES, DECAYS, device)
+def test_the_same_input_gives_the_same_bits(layout, device):
     results = []
     for _ in range(2):
         buffers = _buffers(device)
         norms = _step(lamb, layout, buffers, _scalars(device), None)
         results.append([norms, *buffers])
-    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+    assert same(*results)
 
 
 @pytest.mark.gpu
@@ -216,27 +208,17 @@ def test_passes_equal_plain_pytorch_at_real_size(gpu):
     inside = torch.zeros(layout.size, device=gpu)
     for span in _inside(layout, sizes):
         inside[span] = 1
-    drawn = [
-        torch.randn(layout.size, device=gpu, generator=generator) * inside
-        for _ in range(3)
-    ]
-    start = [
-        drawn[0].bfloat16(),
-        drawn[1] * 0.02,
-        drawn[2] * 1e-3,
-        (drawn[2] * 1e-3).square(),
-    ]
+    draw = lambda: torch.randn(layout.size, device=gpu, generator=generator)  # noqa: E731
+    gradient, master, moment = (draw() * inside for _ in range(3))
+    moment *= 1e-3
+    start = gradient.bfloat16(), master * 0.02, moment, moment.square()
     results = []
     for passes in (lamb, lamb, plain_lamb):
         buffers = [buffer.clone() for buffer in start]
         low = torch.zeros_like(buffers[0])
         norms = _step(passes, layout, buffers, _scalars(gpu), low)
         results.append([norms, low, *buffers])
-    assert all(torch.equal(a, b) for a, b in zip(results[0], results[1], strict=True))
+    assert same(*results[:2])
     for a, b in zip(results[0], results[2], strict=True):
-        torch.testing.assert_close(
-            a.float(),
-            b.float(),
-            rtol=2**-7 if a.dtype == torch.bfloat16 else 1e-4,
-            atol=1e-7,
-        )
+        rtol = 2**-7 if a.dtype == torch.bfloat16 else 1e-4
+        torch.testing.assert_close(a.float(), b.float(), rtol=rtol, atol=1e-7)

@@ -21,15 +21,12 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 
 def test_a_constant_loss_scale_stays_whatever_overflows():
-    settings = {"precision": "fp16"}
     constant, dynamic = (
-        LossScaler(
-            replace(
-                PrecisionConfig(**settings, **scale).resolve(CPU), growth_interval=2
-            )
-        )
-        for scale in ({"loss_scale": 2.0**20}, {"init_loss_scale": 2.0**20})
+        PrecisionConfig(precision="fp16", **{name: 2.0**20}).resolve(CPU)
+        for name in ("loss_scale", "init_loss_scale")
     )
+    constant = LossScaler(replace(constant, growth_interval=2))
+    dynamic = LossScaler(replace(dynamic, growth_interval=2))
     for finite in (False, True, True, True, True):
         for scaler in (constant, dynamic):
             scaler.update(torch.tensor(finite))
@@ -45,40 +42,30 @@ def test_a_loss_scale_without_fp16_is_refused(precision):
 
 
 def test_tf32_is_fp32_whose_products_the_gpu_may_round():
-    before, resolved = (
-        torch.backends.cuda.matmul.allow_tf32,
-        PrecisionConfig(precision="tf32").resolve(GPU),
-    )
+    before = torch.backends.cuda.matmul.allow_tf32
+    resolved = PrecisionConfig(precision="tf32").resolve(GPU)
     try:
         torch.backends.cuda.matmul.allow_tf32 = False
         PrecisionConfig(precision="fp32").resolve(GPU).apply()
         assert not torch.backends.cuda.matmul.allow_tf32
         resolved.apply()
-        assert (resolved.dtype, torch.backends.cuda.matmul.allow_tf32) == (
-            torch.float32,
-            True,
-        )
+        assert resolved.dtype == torch.float32
+        assert torch.backends.cuda.matmul.allow_tf32
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before
 
 
-def test_tf32_is_refused_where_no_hardware_has_it(monkeypatch):
-    for device, capability, refused in (
-        (CPU, None, True),
-        (GPU, (7, 5), True),
-        (GPU, (8, 0), False),
-    ):
-        monkeypatch.setattr(
-            torch.cuda, "get_device_capability", lambda device, found=capability: found
-        )
-        if refused:
-            with pytest.raises(
-                ConfigError,
-                match=r"PRECISION=tf32 needs a GPU of compute capability 8\.0",
-            ):
-                PrecisionConfig(precision="tf32").check(device)
-        else:
-            PrecisionConfig(precision="tf32").check(device)
+@pytest.mark.parametrize(
+    ("device", "capability", "refused"),
+    [(CPU, None, True), (GPU, (7, 5), True), (GPU, (8, 0), False)],
+)
+def test_tf32_is_refused_where_no_hardware_has_it(
+    device, capability, refused, monkeypatch
+):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    needs = r"PRECISION=tf32 needs a GPU of compute capability 8\.0"
+    with pytest.raises(ConfigError, match=needs) if refused else nullcontext():
+        PrecisionConfig(precision="tf32").check(device)
 
 
 def test_auto_is_resumed_by_the_name_of_what_it_was(prepared):
@@ -93,10 +80,7 @@ def test_auto_is_resumed_by_the_name_of_what_it_was(prepared):
         trained = Trained()
         assert restore(config, trained, 7, saved)[:3] == (4, 5, 6)
         assert trained.state["step"] == 4
-    with pytest.raises(
-        ConfigError,
-        match="is of a run with PRECISION fp32, this one has bf16: use the same",
-    ):
+    with pytest.raises(ConfigError, match="with PRECISION fp32, this one has bf16"):
         restore(bf16, Trained(), 7, saved)
 
 

@@ -26,48 +26,34 @@ def test_auto_and_none_are_the_references_on_a_cpu():
 
 
 def test_asking_for_a_kernel_that_cannot_run_is_an_error():
-    with pytest.raises(
-        ConfigError,
-        match="FUSED asks for bias_gelu, lamb, but the device is a CPU: set FUSED=auto",
-    ):
+    with pytest.raises(ConfigError, match="FUSED asks for bias_gelu, lamb, but the"):
         KernelsConfig(fused="lamb, bias_gelu").names(CPU)
     with pytest.raises(ConfigError, match="FUSED asks for bias_gelu"):
         KernelsConfig(fused="all").names(CPU)
 
 
 def test_an_unknown_kernel_is_an_error_that_names_the_known_ones(device):
-    with pytest.raises(
-        ConfigError,
-        match=r"FUSED names gelu: known are all, none or auto alone, embeddings, .*, lamb",
-    ):
+    known = r"known are all, none or auto alone, embeddings, .*, lamb"
+    with pytest.raises(ConfigError, match="FUSED names gelu: " + known):
         KernelsConfig(fused="gelu,lamb").names(device)
 
 
 def test_names_choose_kernels_one_by_one(device):
-    assert (
-        KernelsConfig(fused="auto").names(device)
-        == KernelsConfig(fused="all").names(device)
-        == set(FUSABLE)
-    )
-    bound = bind_kernels(
-        KernelsConfig(fused="cross_entropy,bias_gelu", attention="sdpa_loop"), device
-    )
+    for everything in ("auto", "all"):
+        assert KernelsConfig(fused=everything).names(device) == set(FUSABLE)
+    two = {"fused": "cross_entropy,bias_gelu", "attention": "sdpa_loop"}
+    bound = bind_kernels(KernelsConfig(**two), device)
     assert bound.bias_gelu is OPERATIONS["bias_gelu"].fused
-    assert (
-        bound.dropout_add_layer_norm is OPERATIONS["dropout_add_layer_norm"].reference
-    )
-    described = KernelsConfig(fused="cross_entropy,bias_gelu").describe(device)
-    assert described.startswith(
-        "Triton for bias_gelu, cross_entropy; plain PyTorch for embeddings, "
-    )
+    layer_norm = OPERATIONS["dropout_add_layer_norm"]
+    assert bound.dropout_add_layer_norm is layer_norm.reference
+    kinds = "Triton for bias_gelu, cross_entropy; plain PyTorch for embeddings, "
+    assert KernelsConfig(**two).describe(device).startswith(kinds)
 
 
 def test_check_names_what_is_used(prepared):
     report = check.report(from_env(PretrainingConfig, prepared))
-    assert ["kernels", "plain", "PyTorch", "(the", "device", "is", "a", "CPU)"] in [
-        line.split() for line in report.splitlines()
-    ]
-    with pytest.raises(
-        ConfigError, match="FUSED asks for lamb, but the device is a CPU"
-    ):
-        check.report(from_env(PretrainingConfig, prepared | {"FUSED": "lamb"}))
+    rows = [" ".join(line.split()) for line in report.splitlines()]
+    assert "kernels plain PyTorch (the device is a CPU)" in rows
+    asked = from_env(PretrainingConfig, prepared | {"FUSED": "lamb"})
+    with pytest.raises(ConfigError, match="FUSED asks for lamb, but the device"):
+        check.report(asked)

@@ -5,8 +5,8 @@ are cached.
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,9 +18,12 @@ from bert.kernels.attention import benchmark
 from bert.kernels.support import triton_support
 
 from ...waiting import running, wait_until
+from ..plain import CPU
 
-CPU = torch.device("cpu")
 HEADS = benchmark.Heads(dtype=torch.float32)
+NOTES_ITS_NUMBER = (
+    "import os, time; open({!r}, 'w').write(str(os.getpid())); time.sleep(900)"
+)
 # The process of a trial, with backends that do what those of a GPU might.
 FAULTY = """
 import os, signal, sys, time
@@ -47,18 +50,25 @@ PROBLEMS = {
 }
 
 
-def test_each_fault_costs_its_backend_and_later_ones_are_timed(monkeypatch):
-    monkeypatch.setattr(benchmark, "CHILD", FAULTY)
+@pytest.fixture
+def faulty(monkeypatch, quick_python, tmp_path):
+    """Trials in processes of the script above, forked from one that has imported PyTorch."""
+    script, program = tmp_path / "faulty.py", tmp_path / "python"
+    script.write_text(FAULTY)
+    words = shlex.join(map(str, (quick_python, script)))
+    program.write_text(f'#!/bin/sh\nshift 2\nexec {words} "$@"\n')
+    program.chmod(0o755)
+    monkeypatch.setattr(benchmark.sys, "executable", str(program))
+
+
+def test_each_fault_costs_its_backend_and_later_ones_are_timed(faulty):
     names = [*PROBLEMS, "sdpa_loop"]
     found = benchmark.attempts(names, CPU, HEADS)
     assert [trial.name for trial in found] == names
     for trial in found:
         assert trial.problem.startswith(PROBLEMS.get(trial.name, ""))
-        assert (
-            (trial.milliseconds is None)
-            == (trial.name in PROBLEMS)
-            == bool(trial.problem)
-        )
+        failed = trial.name in PROBLEMS
+        assert (trial.milliseconds is None) == failed == bool(trial.problem)
 
 
 def test_a_gpu_that_opens_for_one_process_alone_is_tried_by_that_one(monkeypatch):
@@ -71,43 +81,37 @@ def test_a_gpu_that_opens_for_one_process_alone_is_tried_by_that_one(monkeypatch
         return benchmark.Trial(name=name, problem=busy)
 
     monkeypatch.setattr(benchmark, "_attempt_apart", refused)
-    monkeypatch.setattr(
-        benchmark,
-        "attempt",
-        lambda name, *_: benchmark.Trial(name=name, milliseconds=1.0),
-    )
-    found = benchmark.attempts(["triton", "flash"], CPU, HEADS)
-    assert found == [
-        benchmark.Trial(name=name, milliseconds=1.0) for name in ("triton", "flash")
-    ]
+    works = lambda name, *_: benchmark.Trial(name=name, milliseconds=1.0)  # noqa: E731
+    monkeypatch.setattr(benchmark, "attempt", works)
+    names = ["triton", "flash"]
+    assert benchmark.attempts(names, CPU, HEADS) == list(map(works, names))
     assert asked == ["triton"], "it asks once"
 
 
 def test_a_process_that_hangs_is_killed_with_what_it_started(monkeypatch, tmp_path):
     started = tmp_path / "started"
-    compiler = (
-        "import os, time; open({!r}, 'w').write(str(os.getpid())); time.sleep(900)"
+    compiler = NOTES_ITS_NUMBER.format(str(started))
+    script = (
+        f"import subprocess, sys; subprocess.run([sys.executable, '-c', {compiler!r}])"
     )
-    script = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {compiler.format(str(started))!r}])"
     monkeypatch.setattr(benchmark, "CHILD", script)
     monkeypatch.setattr(benchmark, "LIMIT", 3)
-    assert benchmark.attempts(["triton"], CPU, HEADS) == [
-        benchmark.Trial(name="triton", problem="ran past 3 s")
-    ]
+    (found,) = benchmark.attempts(["triton"], CPU, HEADS)
+    assert found == benchmark.Trial(name="triton", problem="ran past 3 s")
     wait_until(lambda: not Path("/proc", started.read_text()).exists())
 
 
-def test_a_trial_ends_with_the_process_that_asked_for_it(tmp_path):
+def test_a_trial_ends_with_the_process_that_asked_for_it(quick_python, tmp_path):
     """Killed outright: the trial would go on using the GPU."""
     started = tmp_path / "started"
-    hangs = f"import os, time; open({str(started)!r}, 'w').write(str(os.getpid())); time.sleep(900)"
-    script = (
+    hangs = NOTES_ITS_NUMBER.format(str(started))
+    (tmp_path / "parent.py").write_text(
         "import torch\nfrom bert.kernels.attention import benchmark\n"
         f"child = benchmark.CHILD.replace('from bert.kernels', {hangs!r} + ' #')\n"
         "benchmark.CHILD = child\n"
         "benchmark.attempts(['triton'], torch.device('cpu'), benchmark.BERT_LARGE)\n"
     )
-    parent = subprocess.Popen([sys.executable, "-c", script])
+    parent = subprocess.Popen([quick_python, tmp_path / "parent.py"])
     wait_until(lambda: started.exists() and started.read_text())
     parent.kill()
     parent.wait()
@@ -124,10 +128,8 @@ def kept(monkeypatch, tmp_path):
 
     def attempts(names, device, heads):
         asked.append(names)
-        return [
-            answers.get(name, benchmark.Trial(name=name, problem="crashed"))
-            for name in names
-        ]
+        crashed = lambda name: benchmark.Trial(name=name, problem="crashed")  # noqa: E731
+        return [answers.get(name) or crashed(name) for name in names]
 
     monkeypatch.setattr(triton_support, "triton", None)
     monkeypatch.setattr(benchmark, "cache_folder", lambda: tmp_path)
@@ -163,16 +165,12 @@ def test_results_are_cached_until_anything_they_depend_on_changes(
     assert len(asked) == 5
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        "a package",
-        "a package's version",
-        "a variable",
-        "a kernel's source",
-        "launch settings",
-    ],
-)
+CHANGES = [
+    "a package", "a package's version", "a variable", "softmax.py", "support/launches.yaml",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("change", CHANGES)
 def test_a_verdict_ends_with_anything_that_it_judged(
     change, kept, monkeypatch, tmp_path
 ):
@@ -184,9 +182,8 @@ def test_a_verdict_ends_with_anything_that_it_judged(
     (kernels / "softmax.py").write_text("pass\n")
     installed = [SimpleNamespace(name="nvidia-cutlass-dsl", version="4.0")]
     monkeypatch.setattr(benchmark, "KERNELS", kernels)
-    monkeypatch.setattr(
-        benchmark.importlib.metadata, "distributions", lambda: installed
-    )
+    metadata = benchmark.importlib.metadata
+    monkeypatch.setattr(metadata, "distributions", lambda: installed)
     _again()
     _again()
     assert len(asked) == 1
@@ -197,10 +194,7 @@ def test_a_verdict_ends_with_anything_that_it_judged(
     elif change == "a variable":
         monkeypatch.setenv("CUDNN_LOGLEVEL_DBG", "3")
     else:
-        name = (
-            "softmax.py" if change == "a kernel's source" else "support/launches.yaml"
-        )
-        (kernels / name).write_text("rows: 128\n")
+        (kernels / change).write_text("rows: 128\n")
     _again()
     assert len(asked) == 2
 
@@ -233,10 +227,8 @@ def test_an_illegal_access_on_a_gpu_costs_its_backend_alone(gpu, monkeypatch):
         "    qkv[torch.full((4,), 10**6, device=qkv.device)].sum().item()  # a device-side assert\n"
         "attention.BACKENDS['poisons'] = attention.Backend(poisons, None)\n"
     )
-    script = benchmark.CHILD.replace(
-        "benchmark.main",
-        f"attention = benchmark.attention; import torch\n{poison}benchmark.main",
-    )
+    before = f"attention = benchmark.attention; import torch\n{poison}benchmark.main"
+    script = benchmark.CHILD.replace("benchmark.main", before)
     monkeypatch.setattr(benchmark, "CHILD", script)
     found = benchmark.attempts(["poisons", "triton"], gpu, benchmark.BERT_LARGE)
     assert found[0].problem

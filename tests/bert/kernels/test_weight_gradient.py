@@ -23,10 +23,8 @@ from ..states import same
 
 def _parameters(*shapes: tuple[int, ...]) -> list[nn.Parameter]:
     generator = torch.Generator().manual_seed(1)
-    return [
-        nn.Parameter(torch.randn(*shape, generator=generator).bfloat16())
-        for shape in shapes
-    ]
+    drawn = (torch.randn(*shape, generator=generator) for shape in shapes)
+    return [nn.Parameter(values.bfloat16()) for values in drawn]
 
 
 @pytest.mark.parametrize("with_bias", [True, False])
@@ -66,13 +64,8 @@ class Copies(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         name = function._schema.name
-        if name.removeprefix("aten::") in (
-            "cat",
-            "stack",
-            "clone",
-            "copy_",
-            "_foreach_copy_",
-        ):
+        kinds = "cat", "stack", "clone", "copy_", "_foreach_copy_"
+        if name.removeprefix("aten::") in kinds:
             first = args[0] if isinstance(args[0], (list, tuple)) else [args[0]]
             size = sum(tensor.numel() for tensor in first)
             self.numbers[name] = self.numbers.get(name, 0) + size
@@ -137,9 +130,8 @@ def test_groups_lie_side_by_side_in_one_bucket_where_their_last_parameter_would(
     buckets = {p: n for n, one in enumerate(layout.buckets) for p in one.parameters}
     assert sorted(buckets) == list(range(8))
     assert buckets[1] == buckets[2] == buckets[3]
-    assert all(bucket.size <= 4000 for bucket in layout.buckets), (
-        "a group counts as a whole"
-    )
+    # A group counts as a whole.
+    assert all(bucket.size <= 4000 for bucket in layout.buckets)
     spans = sorted(zip(layout.begins, sizes, strict=True))
     assert all(a + size <= b for (a, size), (b, _) in itertools.pairwise(spans))
     assert all(begin % ALIGNMENT == 0 for begin in layout.begins)
@@ -168,10 +160,8 @@ def test_training_is_bit_for_bit_that_with_gradients_copied(
     tiny, make_records, batch_of, monkeypatch, precision, clip
 ):
     records = make_records(3)
-    for batches in (
-        [batch_of(records, range(4))],
-        [batch_of(records, range(n, n + 2)) for n in (0, 2, 4)],
-    ):
+    micro_batches = [batch_of(records, range(n, n + 2)) for n in (0, 2, 4)]
+    for batches in ([batch_of(records, range(4))], micro_batches):
         settings = {"accumulate": len(batches) > 1, "clip": clip}
         found = [
             _trained(tiny, batches, precision, monkeypatch, offers=offers, **settings)

@@ -5,6 +5,7 @@ plain operations.
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import pytest
 import torch
@@ -31,16 +32,17 @@ PLAIN_CONFIG = dataclasses.replace(CONFIG, **NO_DROPOUT)
 def _batch():
     records = synthetic_records(1, 16, 61, packed=True, seed=0)
     plain = make_batch(records, range(records.num_sequences), 16)
-    room = PretrainingCapacity(
-        tokens=24, sequences=plain.num_sequences, masked=plain.num_masked + 3
-    )
+    masked = plain.num_masked + 3
+    sequences = plain.num_sequences
+    room = PretrainingCapacity(tokens=24, sequences=sequences, masked=masked)
     return static_batch(plain, graph_capacity(room, 1))
 
 
 def _build(device, config, fused, precision="fp32"):
-    choice = kernels.KernelsConfig(
-        fused="all" if fused else "none", attention="triton" if fused else "sdpa_loop"
-    )
+    names = {"fused": "none", "attention": "sdpa_loop"}
+    if fused:
+        names = {"fused": "all", "attention": "triton"}
+    choice = kernels.KernelsConfig(**names)
     model = BertForPreTraining(config, kernels.bind_kernels(choice, device))
     initialize(model, 0)
     model.to(device)
@@ -48,9 +50,8 @@ def _build(device, config, fused, precision="fp32"):
     world = World(DistConfig(device=device.type))
     settings = optim.OptimizerConfig(sharded=True)
     numerics = PrecisionConfig(precision=precision).resolve(world.device)
-    step = build_step(
-        model, numerics, settings, world, accumulate=True, fused_update=fused
-    )
+    options = {"accumulate": True, "fused_update": fused}
+    step = build_step(model, numerics, settings, world, **options)
     return model, step
 
 
@@ -63,23 +64,15 @@ def test_fused_steps_and_evaluation_are_the_plain_ones(device):
         model.eval()
         with torch.no_grad():
             counts = _count(model, batch.to(device)).tolist()
-        outcomes.append(
-            (
-                losses,
-                counts,
-                {name: p.detach().cpu() for name, p in model.named_parameters()},
-            )
-        )
+        weights = {name: p.detach().cpu() for name, p in model.named_parameters()}
+        outcomes.append((losses, counts, weights))
     (plain_losses, plain_counts, plain), (losses, counts, weights) = outcomes
-    torch.testing.assert_close(
-        torch.tensor(losses), torch.tensor(plain_losses), atol=1e-4, rtol=1e-4
-    )
+    close = functools.partial(torch.testing.assert_close, rtol=1e-4, atol=1e-4)
+    close(torch.tensor(losses), torch.tensor(plain_losses))
     assert counts == pytest.approx(plain_counts, rel=1e-4)
     # Whose true gradient is 0.
     for name in plain.keys() - {n for n in plain if n.endswith("key.bias")}:
-        torch.testing.assert_close(
-            weights[name], plain[name], atol=2e-4, rtol=2e-3, msg=name
-        )
+        close(weights[name], plain[name], atol=2e-4, rtol=2e-3, msg=name)
 
 
 @pytest.mark.slow
