@@ -20,7 +20,7 @@ from input_preprocessing.stage.cli import run_stage
 from input_preprocessing.text import corpus, parts, sources
 from input_preprocessing.text import inputs as inputs_module
 from input_preprocessing.text import json_lines as json_lines_module
-from input_preprocessing.text import sentences as sentences_module
+from input_preprocessing.text.sentences import detect_layout, documents_of
 
 from ...refused import refused
 from ..conftest import made_up_documents, write_documents
@@ -37,7 +37,7 @@ class Pool(NamedTuple):
     def documents(self) -> Iterator[list[str]]:
         for part in self.parts:
             with open(part, encoding="utf-8") as lines:
-                yield from sentences_module.documents_of(lines, "sentences")
+                yield from documents_of(lines, "sentences")
 
 
 def read_pool(
@@ -131,69 +131,6 @@ def test_a_text_of_any_size_takes_the_same_memory(tmp_path, monkeypatch, make):
     assert peak < (tmp_path / "x").stat().st_size / 4
 
 
-def test_prose_is_cut_into_documents_and_paragraphs(tmp_path):
-    text = "---\nOne. Two\r\nthree.\n \nFour. ---\n* * *\nFive.\n\n\t\nSix.\fSeven.\n\f\n\nEight.\n\n\n\n\nNine."
-    (tmp_path / "x").write_bytes(text.encode())
-    documents = list(
-        read_pool([str(tmp_path / "x")], "prose", "text", tmp_path).documents
-    )
-    assert documents == [
-        ["One.", "Two three.", "Four. --- Five."],
-        ["Six."],
-        ["Seven."],
-        ["Eight."],
-        ["Nine."],
-    ]
-    (tmp_path / "x").write_text(
-        "\n\n".join(
-            f"Sentence {i}." for i in range(4 * sentences_module.MOST_SENTENCES + 1)
-        )
-    )
-    sizes = [
-        len(document)
-        for document in read_pool(
-            [str(tmp_path / "x")], "prose", "text", tmp_path
-        ).documents
-    ]
-    assert sizes == [sentences_module.MOST_SENTENCES] * 4 + [1]
-
-
-@pytest.mark.parametrize("sentences", [
-    ["А. С. Пушкин родился в Москве.", "Он писал!", "«Да?»", "Это и др. ещё есть."],
-    ["Das Haus etc. über alles.", "Über die Brücke.", "„Äpfel“ sind gut, u. a. hier."],
-    ["שלום עולם.", "מה שלומך?", "טוב."],
-    ["هل أنت هنا؟", "نعم، أنا هنا.", "حسنا."],
-    ["यह एक वाक्य है।", "यह दूसरा है।"],
-    ["ეს ერთია.", "ეს მეორეა."],
-    ["See U.S. Navy vs. the rest, e.g. here.", "It was 5.", "(Then 3.5 left.)"],
-])  # fmt: skip
-def test_sentences_of_any_script_end_at_its_full_stops(sentences):
-    assert sentences_module.split_sentences(" ".join(sentences)) == sentences
-    assert sentences_module.detect_layout(" ".join(sentences)) == "prose"
-    assert sentences_module.detect_layout("\n".join(sentences)) == "sentences"
-
-
-def test_sentences_of_scripts_without_spaces_end_without_one():
-    sentences = ["今日は良い天気です。", "「そうですね。」", "本当？！", "好。", "再见"]
-    assert sentences_module.split_sentences("".join(sentences)) == sentences
-
-
-@pytest.mark.parametrize(("sentence", "sizes"), [
-    ("word " * 350, [350]),
-    ("word " * 351, [100, 100, 100, 51]),
-    ("seven words and then a comma follows, " * 60, [98] * 4 + [28]),
-    ("ไทย" * 150, [100] * 4 + [50]),
-    ("中文不写空格，" * 60, [98] * 4 + [28]),
-    ("x" * 5000, [1]),
-])  # fmt: skip
-def test_a_sentence_of_hundreds_of_words_is_cut_at_clauses_or_words(sentence, sizes):
-    pieces = sentences_module.split_sentences(sentence)
-    has_spaces = " " in sentence or sentence.isascii()
-    count = [len(piece.split()) if has_spaces else len(piece) for piece in pieces]
-    assert count == sizes
-    assert (" " if has_spaces else "").join(pieces) == sentence.strip()
-
-
 def test_documents_go_to_the_files_in_turn_but_each_nth_which_is_for_evaluation(
     tmp_path, monkeypatch
 ):
@@ -222,12 +159,11 @@ def test_documents_go_to_the_files_in_turn_but_each_nth_which_is_for_evaluation(
 
 def test_a_file_that_changes_while_it_is_read_is_not_taken(tmp_path, monkeypatch):
     path = sentences(tmp_path / "x", DOCUMENTS)
-    detect = sentences_module.detect_layout
 
     def meanwhile(text: str) -> str:
         with open(path, "a") as file:
             file.write("More.\n")
-        return detect(text)
+        return detect_layout(text)
 
     monkeypatch.setattr(sources, "detect_layout", meanwhile)
     with refused("changed while it was read"):

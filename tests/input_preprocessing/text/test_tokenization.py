@@ -28,58 +28,12 @@ CHARACTERS = [
 ]
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the"]
 ODD = [
-    "İ",
-    "ı",
-    "ß",
-    "ẞ",
-    "Σ",
-    "ς",
-    "ﬁ",
-    "Ǆ",
-    "ǅ",
-    "ͅ",
-    "Ω",
-    "K",
-    "ϴ",
-    "̇",
-    "I",
-    "i",
-    "ᾈ",
-    "ᾼ",
-    "ΐ",
-    "ΐ",
-    "가",
-    "ᄀ",
-    "ᅡ",
-    "[SEP]",
-    "[MASK]",
-    "##",
-    "̈́",
-    "ཱི",
-    "क़",
-    "שּׁ",
-    "a",
-    "b",
-    "c",
-    ".",
-    ",",
-    "'",
-    "-",
-]
+    "İ", "ı", "ß", "ẞ", "Σ", "ς", "ﬁ", "Ǆ", "ǅ", "ͅ", "Ω", "K", "ϴ", "̇", "I", "i", "ᾈ", "ᾼ", "ΐ", "ΐ", "가",
+    "ᄀ", "ᅡ", "[SEP]", "[MASK]", "##", "̈́", "ཱི", "क़", "שּׁ", "a", "b", "c", ".", ",", "'", "-",
+]  # fmt: skip
 ODD += [
-    "\u00ad",
-    "\u200d",
-    "\u2028",
-    "\u2029",
-    "\u0085",
-    "\u00a0",
-    "\u3000",
-    "\t",
-    "\x1c",
-    "\ufffd",
-    "\x00",
-    " ",
-]
+    "\u00ad", "\u200d", "\u2028", "\u2029", "\u0085", "\u00a0", "\u3000", "\t", "\x1c", "\ufffd", "\x00", " ",
+]  # fmt: skip
 
 
 @functools.cache
@@ -90,29 +44,40 @@ def by_category() -> dict[str, list[str]]:
     return found
 
 
+def sampled(rng: random.Random) -> set[str]:
+    """Characters of every category, and the odd ones."""
+    parts = by_category().values()
+    drawn = {char for part in parts for char in rng.sample(part, min(len(part), 400))}
+    return drawn | set(ODD)
+
+
+def vocabulary_of(
+    rng: random.Random, common: list[str], sizes: tuple[int, int]
+) -> Vocabulary:
+    """Of these characters, and of words of so many of them."""
+    longer = ["".join(rng.choices(common, k=rng.randint(*sizes))) for _ in range(3000)]
+    tokens = [token for text in (*common, *longer) for token in (text, f"##{text}")]
+    return Vocabulary(tuple(dict.fromkeys(SPECIAL + tokens))[:32768], "")
+
+
 @pytest.fixture(scope="module")
 def words():
     """Tokens of one to three characters of all scripts, so that what is dropped or kept shows in
     the tokens.
     """
     rng = random.Random(0)
-    letters = {
-        char
-        for part in by_category().values()
-        for char in rng.sample(part, min(len(part), 400))
-    } | set(ODD)
-    plain = sorted(
-        {
-            char
-            for letter in letters
-            for char in unicodedata.normalize("NFD", letter.lower())
-            if char.strip()
-        }
-    )
-    common = [*"abcdefghijklmnopqrstuvwxyz", *plain]
-    longer = ["".join(rng.choices(common, k=rng.randint(2, 3))) for _ in range(3000)]
-    tokens = [token for text in (*common, *longer) for token in (text, f"##{text}")]
-    return Vocabulary(tuple(dict.fromkeys(SPECIAL + tokens))[:32768], "")
+    apart = {unicodedata.normalize("NFD", char.lower()) for char in sampled(rng)}
+    plain = sorted({char for text in apart for char in text if char.strip()})
+    return vocabulary_of(rng, [*"abcdefghijklmnopqrstuvwxyz", *plain], (2, 3))
+
+
+@pytest.fixture(scope="module")
+def cased():
+    """Tokens of one and two characters as they stand in text, capitals, accents and marks."""
+    rng = random.Random(0)
+    plain = sorted({char for text in sampled(rng) for char in text if char.strip()})
+    letters = "abcdefghijklmnopqrstuvwxyzABCXYZ\u0301\u00e9\u00c9"
+    return vocabulary_of(rng, [*letters, *plain], (2, 2))
 
 
 def strings(count: int, seed: int, words: Vocabulary) -> Iterator[str]:
@@ -128,41 +93,21 @@ def strings(count: int, seed: int, words: Vocabulary) -> Iterator[str]:
         if kind == 0:
             yield "".join(rng.choices(CHARACTERS, k=size))
         elif kind == 1:
-            yield "".join(
-                rng.choice(categories[rng.choice(names)]) for _ in range(size)
-            )
+            drawn = (categories[rng.choice(names)] for _ in range(size))
+            yield "".join(map(rng.choice, drawn))
         elif kind == 2:
             start = rng.randrange(0x20, 0x3000)
             yield "".join(chr(rng.randint(start, start + 96)) for _ in range(size))
         elif kind == 3:
             yield "".join(rng.choices(ODD, k=size))
         elif kind == 4:
-            yield "".join(
-                rng.choice(words.tokens) + rng.choice(("", " ", "\u0301", "-"))
-                for _ in range(size)
-            )
+            ends = rng.choices(("", " ", "\u0301", "-"), k=size)
+            yield "".join(rng.choice(words.tokens) + end for end in ends)
         elif kind == 5:
-            yield "".join(
-                rng.choices("abcXYZ .,'-\t\u0301é", k=size * rng.choice((1, 1, 12)))
-            )
+            size *= rng.choice((1, 1, 12))
+            yield "".join(rng.choices("abcXYZ .,'-\t\u0301é", k=size))
         else:
             yield "x" * rng.randint(198, 202)
-
-
-@pytest.fixture(scope="module")
-def cased():
-    """Tokens of one and two characters as they stand in text, capitals, accents and marks."""
-    rng = random.Random(0)
-    letters = {
-        char
-        for part in by_category().values()
-        for char in rng.sample(part, min(len(part), 400))
-    } | set(ODD)
-    plain = sorted({char for letter in letters for char in letter if char.strip()})
-    common = [*"abcdefghijklmnopqrstuvwxyzABCXYZ\u0301\u00e9\u00c9", *plain]
-    longer = ["".join(rng.choices(common, k=2)) for _ in range(3000)]
-    tokens = [token for text in (*common, *longer) for token in (text, f"##{text}")]
-    return Vocabulary(tuple(dict.fromkeys(SPECIAL + tokens))[:32768], "")
 
 
 def ours(
@@ -171,9 +116,8 @@ def ours(
     """Tokens of each text; each line starts with an extra word, since lines without tokens would be
     dropped.
     """
-    found = tokenize(
-        "\n".join(f"the {text}" for text in texts).encode(), words, lower_case
-    )
+    lines = "\n".join(f"the {text}" for text in texts)
+    found = tokenize(lines.encode(), words, lower_case)
     ends = found.segment_offsets
     return [found.tokens[start + 1 : end].tolist() for start, end in pairwise(ends)]
 
@@ -181,10 +125,8 @@ def ours(
 def theirs(
     texts: list[str], words: Vocabulary, lower_case: bool = True
 ) -> list[list[int]]:
-    basic, pieces = (
-        legacy.BasicTokenizer(do_lower_case=lower_case),
-        legacy.WordpieceTokenizer(words.ids, "[UNK]", 200),
-    )
+    basic = legacy.BasicTokenizer(do_lower_case=lower_case)
+    pieces = legacy.WordpieceTokenizer(words.ids, "[UNK]", 200)
     return [
         [words.ids[p] for word in basic.tokenize(text) for p in pieces.tokenize(word)]
         for text in texts
@@ -207,6 +149,11 @@ def is_newer(text: str) -> bool:
     )
 
 
+def is_control(char: str) -> bool:
+    """As the reference has it: not all of category C."""
+    return char not in "\t\n\r" and unicodedata.category(char) in ("Cc", "Cf")
+
+
 def compare(
     count: int, seed: int, words: Vocabulary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,11 +171,7 @@ def compare(
     ), "most give known tokens"
     tokens = ours(others, words)
     assert tokens != theirs(others, words)
-    monkeypatch.setattr(
-        legacy,
-        "_is_control",
-        lambda c: c not in "\t\n\r" and unicodedata.category(c) in ("Cc", "Cf"),
-    )
+    monkeypatch.setattr(legacy, "_is_control", is_control)
     assert tokens == theirs(others, words)
 
 
@@ -244,11 +187,7 @@ def test_where_case_is_kept_letters_and_accents_stay_as_they_are(cased, monkeypa
         category=unicodedata.category, normalize=lambda form, text: text
     )
     monkeypatch.setattr(legacy, "unicodedata", stand_in)
-    monkeypatch.setattr(
-        legacy,
-        "_is_control",
-        lambda c: c not in "\t\n\r" and unicodedata.category(c) in ("Cc", "Cf"),
-    )
+    monkeypatch.setattr(legacy, "_is_control", is_control)
     texts = [text for text in strings(500, 7, cased) if not is_newer(text)]
     tokens = ours(texts, cased, lower_case=False)
     assert tokens == theirs(texts, cased, lower_case=False)
