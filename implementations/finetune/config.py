@@ -208,11 +208,11 @@ class FinetuneConfig(Hardware):
                 f"EVAL_EVERY_EPOCHS={self.eval_every_epochs:g} evaluates, which MODE=train does not"
             )
         self.observers.check(self.run)
-        for name in () if self.task in ("table", "TSV") else OF_TABLES:
-            if getattr(self, name.lower()):
-                raise ConfigError(
-                    f"{name} is of tables: unset it, or TASK=table instead of {self.task}"
-                )
+        of_tables = [name for name in OF_TABLES if getattr(self, name.lower())]
+        if of_tables and self.task not in ("table", "TSV"):
+            raise ConfigError(
+                f"{of_tables[0]} is of tables: unset it, or TASK=table instead of {self.task}"
+            )
         if self.graph.cuda_graph:
             raise ConfigError(
                 "CUDA_GRAPH=1 captures steps of pretraining: unset it to fine-tune"
