@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
-from lib import emit
+from lib import Parser, emit
 from torch_lib import TINY, device, median_milliseconds, synchronize
 
 from bert.core.dist import DistConfig, World
@@ -190,9 +190,9 @@ def measure(tiny: bool) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    is_tiny = sys.argv[1:] == ["--tiny"]
+    parser = Parser(__doc__)
+    parser.add_argument("--tiny", action="store_true", help="small sizes, on a CPU too")
+    is_tiny = parser.parse_args().tiny
     if not (is_tiny or torch.cuda.is_available()):
-        sys.exit(
-            "against_apex.py: no GPU: it measures GPU kernels; --tiny tries it out"
-        )
+        parser.exit(2, "against_apex.py: no GPU: it measures GPU kernels; try --tiny\n")
     emit("apex", measure(is_tiny), data="random bf16")
