@@ -132,10 +132,9 @@ def checkpoint() -> int:
     # One file, or a folder whose index is written last.
     saved = checkpoints(trial())
     paths = [*saved.glob("step_*.pt"), *saved.glob("*step*/index.pt")]
-    names = "\n".join(map(str, paths))
-    shape = r"(?:/|^)(?:global_step|step_)(\d+)(?:/index)?\.pt$"
-    steps = re.findall(shape, names, re.MULTILINE)
-    return max(map(int, steps), default=0)
+    names = [path.parent.name if path.stem == "index" else path.stem for path in paths]
+    steps = [re.fullmatch(r"(?:global_step|step_)(\d+)", name) for name in names]
+    return max((int(step.group(1)) for step in steps if step), default=0)
 
 
 def progress() -> str:

@@ -118,8 +118,9 @@ def dead(seconds: str, job: str, names: "list[str]") -> "list[str]":
         words = re.search(r"(?:^|[_/])bert_(\d+)_(\d+)(?:_(\d+))?$", name)
         if not words:
             continue
-        number, *start = map(int, words.groups("0"))
-        over = start < now if str(number) == job else str(number) not in known
+        number, *counts = words.groups("0")
+        start = [int(count) for count in counts]
+        over = start < now if number == job else number not in known
         if over:
             found.append(name)
     return found
