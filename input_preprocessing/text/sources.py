@@ -87,26 +87,30 @@ def find(
         folder: for decompressed files.
         jobs: processes.
     """
-    files: list[tuple[Path | LeftOut, bool]] = []  # and whether it is in a folder
+    files: list[tuple[Path, bool]] = []  # and whether it was found in a folder
+    left_out: list[LeftOut] = []
     for name in inputs:
         path = Path(name)
-        is_folder = name != PYDOC and path.is_dir()
-        below = files_in(path) if is_folder else [path]
-        files += [(file, is_folder) for file in below]
+        if name == PYDOC or not path.is_dir():
+            files.append((path, False))
+            continue
+        for file in files_in(path):
+            if isinstance(file, LeftOut):
+                left_out.append(file)
+            else:
+                files.append((file, True))
     look = partial(_look, layout, text_key, folder)
     tasks = [(*file, number) for number, file in enumerate(files)]
     seen = run_tasks("corpus: files", look, tasks, jobs=jobs, worth=WORTH_WORKERS)
-    left_out = [each for each in seen if isinstance(each, LeftOut)]
+    left_out += [each for each in seen if isinstance(each, LeftOut)]
     return [each for each in seen if isinstance(each, Source)], left_out
 
 
 def _look(
-    layout: str, text_key: str, folder: Path, task: tuple[Path | LeftOut, bool, int]
+    layout: str, text_key: str, folder: Path, task: tuple[Path, bool, int]
 ) -> Source | LeftOut:
     """A file's format and where to cut it, or why it is not in the corpus."""
     path, is_found, number = task
-    if isinstance(path, LeftOut):
-        return path
     unpacked = folder / f"{number}-{path.name}"
     try:
         if str(path) == PYDOC:
@@ -137,8 +141,10 @@ def _source(
     if is_marked_up(start):
         raise NoText(f"{name} is {MARK_UP}")
     if done:
-        path, done = _as_prose(path, name, unpacked.with_name(f"{unpacked.name}.prose"))
-        layout, stamp, md5 = "prose", stamp_of(os.stat(path)), md5_of(path)
+        prose = unpacked.with_name(f"{unpacked.name}.prose")
+        done = _write_prose(path, name, prose)
+        layout, path = "prose", prose
+        stamp, md5 = stamp_of(os.stat(path)), md5_of(path)
     detected = detect_layout(start) if layout == "auto" else layout
     kind = JSON if is_json else LAYOUTS[detected]
     cuts = _cuts(path, kind, stamp[0])
@@ -177,15 +183,15 @@ def _start_of(path: Path, name: Path, is_found: bool) -> tuple[str, str]:
         return text.read(DETECTED_ON), md5
 
 
-def _as_prose(path: Path, name: Path, target: Path) -> tuple[Path, Counter[str]]:
-    """Writes a text that was laid out for pages as prose; also what was done to it."""
+def _write_prose(path: Path, name: Path, target: Path) -> Counter[str]:
+    """Writes a text that was laid out for pages as prose; returns what was done to it."""
     if path.stat().st_size > MOST_RECORD:  # it is held in memory
         message = f"is laid out for pages and has over {MOST_RECORD:,} bytes"
         raise DataError(f"{name} {message}; split it")
     prose, done = prose_of(path.read_bytes().decode("utf-8-sig", "ignore"))
     target.parent.mkdir(parents=True, exist_ok=True)
     write_text(target, prose)
-    return target, done
+    return done
 
 
 def _beginning(path: Path, packed: str) -> bytes:
