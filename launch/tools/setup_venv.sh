@@ -29,6 +29,10 @@ fi
 # A log has no progress bars.
 install() { "$VENV/bin/python" -m pip --disable-pip-version-check install --progress-bar "$([[ -t 1 ]] && echo on || echo off)" "$@"; }
 
+# mwparserfromhell of requirements/wiki.txt has no wheel for Python 3.14: without headers to compile it, its slower parser in Python.
+headers=$("$VENV/bin/python" -c 'import sysconfig; print(sysconfig.get_path("include"))')
+if [[ ! -e $headers/Python.h ]] || ! command -v cc >/dev/null; then export WITH_EXTENSION=0; fi
+
 echo 'setup: PyTorch'
 install -r requirements/torch.txt
 echo "setup: packages of requirements/$KIND.txt"
