@@ -51,25 +51,38 @@ from bert.training.graph import GraphedStep, static_batch
 from bert.training.step import Step, build_step
 
 
+def without_triton() -> bool:
+    return not triton_support.supported(device())
+
+
+def above(limits: float, found: dict[str, float]) -> dict[str, str]:
+    """Problems, by name: differences relative to a norm that are larger, or nan."""
+    return {
+        name: f"differs by {error:.3g} of its norm, above {limits:.3g}"
+        for name, error in found.items()
+        if not error <= limits
+    }
+
+
+def distance(ours: Tensor, exact: Tensor) -> float:
+    return float((ours.double() - exact).norm() / exact.norm())
+
+
 def fused_kernels() -> dict[str, str]:
     """Every fused operation against its reference in fp64, result and gradients; a problem by name
     of the case.
     """
-    problems = {}
+    problems: dict[str, str] = {}
+    if without_triton():
+        return problems
     for name, module in kernels.OPERATIONS.items():
-        if not triton_support.supported(device()):
-            continue
         for case in CASES[name]:
+            called = f"{name} {case.name}"
             try:
                 worst = max(errors_of(module, case, device()).values())
-                if not worst <= case.tolerance:
-                    problems[f"{name} {case.name}"] = (
-                        f"error {worst:.3g} above {case.tolerance:.3g}"
-                    )
-            except (
-                Exception
-            ) as error:  # a kernel that does not compile is a finding, not the end
-                problems[f"{name} {case.name}"] = explain(error)
+                problems |= above(case.tolerance, {called: worst})
+            except Exception as error:  # one that does not compile is not the end
+                problems[called] = explain(error)
     return problems
 
 
@@ -77,39 +90,25 @@ def fp8_kernels() -> dict[str, str]:
     """The casts against PyTorch's, the casts in kernels against separate ones, and an evaluation
     against training, at BERT-large's sizes.
     """
-    if no_fp8() or not triton_support.supported(device()):
+    if no_fp8() or without_triton():
         return {}
     tokens, width, inner = fp8_cases.LARGE
+    found = fp8_cases.differences(device(), tokens, width, inner)
+    in_other_order = {fp8_cases.OTHER_ORDER: found.pop(fp8_cases.OTHER_ORDER)}
+    evaluated = fp8_cases.evaluation_differences(device(), tokens, width, inner)
+    found |= {f"evaluation: {name}": error for name, error in evaluated.items()}
     problems = fp8_cases.cast_problems(device(), tokens, inner)
-    for name, found in fp8_cases.differences(device(), tokens, width, inner).items():
-        allowed = (
-            fp8_cases.ORDER_TOLERANCE
-            if name == fp8_cases.OTHER_ORDER
-            else fp8_cases.TOLERANCE
-        )
-        if not found <= allowed:
-            problems[name] = f"differs by {found:.3g} of its norm, above {allowed:.3g}"
-    for name, found in fp8_cases.evaluation_differences(
-        device(), tokens, width, inner
-    ).items():
-        if not found <= fp8_cases.TOLERANCE:
-            problems[f"evaluation: {name}"] = (
-                f"differs by {found:.3g} of its norm, above {fp8_cases.TOLERANCE:.3g}"
-            )
-    return problems
+    problems |= above(fp8_cases.ORDER_TOLERANCE, in_other_order)
+    return problems | above(fp8_cases.TOLERANCE, found)
 
 
 def weight_gradients() -> dict[str, str]:
     """Products that leave the weight's gradient where it is offered, against the same without an
     offer.
     """
-    x, upstream = (
-        torch.randn(256, width, device=device(), dtype=torch.bfloat16)
-        for width in (1024, 512)
-    )
-    weight = torch.randn(
-        512, 1024, device=device(), dtype=torch.bfloat16
-    ).requires_grad_()
+    options: Any = {"device": device(), "dtype": torch.bfloat16}
+    x, upstream = (torch.randn(256, width, **options) for width in (1024, 512))
+    weight = torch.randn(512, 1024, **options).requires_grad_()
     runs: dict[str, Callable[[], Tensor]] = {
         "bf16": lambda: weight_gradient.linear(x, weight, None)
     }
@@ -128,9 +127,7 @@ def weight_gradients() -> dict[str, str]:
         assert plain is not None
         assert direct is not None
         if not torch.equal(plain, direct):
-            problems[name] = (
-                f"differs by {((plain.double() - direct.double()).norm() / plain.norm()).item():.3g}"
-            )
+            problems[name] = f"differs by {distance(direct, plain.double()):.3g}"
         elif not weight_gradient.same_memory(direct, place):
             problems[name] = "is copied by autograd"
     return problems
@@ -138,102 +135,66 @@ def weight_gradients() -> dict[str, str]:
 
 def optimizers() -> dict[str, str]:
     """Three steps of LAMB on flat buffers by the kernels against the rule in fp64."""
-    if not triton_support.supported(device()):
+    if without_triton():
         return {}
     sizes = {"a.weight": 97, "a.bias": 7, "b.weight": 40_000, "LayerNorm.weight": 64}
-    found = [_masters_after_steps(sizes, exact) for exact in (False, True)]
-    problems = {}
-    for name, ours, exact in zip(sizes, *found, strict=True):
-        error = ((ours - exact).norm() / exact.norm()).item()
-        if not error <= 2e-6:
-            problems[f"lamb {name}"] = f"differs by {error:.3g} of its norm, above 2e-6"
-    return problems
+    found, expected = (_masters_after_steps(sizes, exact) for exact in (False, True))
+    names = [f"lamb {name}" for name in sizes]
+    errors = zip(names, map(distance, found, expected), strict=True)
+    return above(2e-6, dict(errors))
 
 
 def _masters_after_steps(sizes: dict[str, int], exact: bool) -> list[Tensor]:
     """In the order of ``sizes``, fp64. exact: by the rule in fp64."""
     config, layout = rules.LambConfig(), Layout(list(sizes.values()), 1, 1 << 20)
-    dtypes = (
-        (torch.float64, torch.float64) if exact else (torch.float32, torch.bfloat16)
+    kinds = [torch.float64] * 3 if exact else [torch.float32, *[torch.bfloat16] * 2]
+    new = (
+        torch.zeros(layout.shard_total, dtype=kind, device=device()) for kind in kinds
     )
-    masters = torch.zeros(layout.shard_total, dtype=dtypes[0], device=device())
-    gradient, weights = (torch.zeros_like(masters, dtype=dtypes[1]) for _ in range(2))
-    shard = Shard(
-        shapes={name: torch.Size([size]) for name, size in sizes.items()},
-        segments=layout.segments(0),
-        masters=masters,
-        gradient=gradient,
-        weights=weights,
-    )
+    shapes = {name: torch.Size([size]) for name, size in sizes.items()}
+    buffers = dict(zip(("masters", "gradient", "weights"), new, strict=True))
+    shard = Shard(shapes=shapes, segments=layout.segments(0), **buffers)
     rule: ListRule | FlatLamb = FlatLamb(shard, config)
     if exact:
         rule = ListRule(shard, partial(rules.LambRule, config=config))
     generator = torch.Generator().manual_seed(0)
     for number in range(4):
-        for view in shard.views(gradient if number else masters):
+        for view in shard.views(shard.gradient if number else shard.masters):
             view.copy_(torch.randn(view.shape, generator=generator).bfloat16())
         if number:
             scale = torch.tensor(0.5, device=device())
-            rule.step(
-                rules.Update(0.01, scale, None, rule.measure(), lambda sums: sums)
-            )
-    views = zip(shard.segments, shard.views(masters), strict=True)
-    return [
-        view.double() for _, view in sorted(views, key=lambda found: found[0].parameter)
-    ]
+            update = rules.Update(0.01, scale, None, rule.measure(), lambda sums: sums)
+            rule.step(update)
+    views = zip(shard.segments, shard.views(shard.masters), strict=True)
+    in_order = sorted(views, key=lambda found: found[0].parameter)
+    return [view.double() for _, view in in_order]
 
 
 def sums_and_masks() -> dict[str, str]:
     """The gradient of an embedding table against index_add in fp64, and one mask of dropout in both
     passes.
     """
-    if not triton_support.supported(device()):
+    if without_triton():
         return {}
-    problems = {}
-    rows, indices = (
-        torch.randn(9_000, 1024, device=device()),
-        torch.randint(0, 500, (9_000,), device=device()) ** 2,
-    )
-    indices = (indices // 500).int()
-    expected = torch.zeros(500, 1024, dtype=torch.float64, device=device()).index_add_(
-        0, indices, rows.double()
-    )
-    error = (
-        (embeddings.sum_by_index(rows, indices, 500) - expected).norm()
-        / expected.norm()
-    ).item()
-    if not error <= 1e-6:
-        problems["embeddings scatter"] = (
-            f"differs by {error:.3g} of its norm, above 1e-6"
-        )
+    rows = torch.randn(9_000, 1024, device=device())
+    # Squares: some of them are frequent.
+    indices = (torch.randint(0, 500, (9_000,), device=device()) ** 2 // 500).int()
+    exact = torch.zeros(500, 1024, dtype=torch.float64, device=device())
+    exact.index_add_(0, indices, rows.double())
+    error = distance(embeddings.sum_by_index(rows, indices, 500), exact)
+    problems = above(1e-6, {"embeddings scatter": error})
     x = torch.ones(4_096, 1024, device=device(), requires_grad=True)
-    zero, one, rate = (
-        torch.zeros(1024, device=device()),
-        torch.ones(1024, device=device()),
-        0.1,
-    )
+    zero, one = (torch.full((1024,), value, device=device()) for value in (0.0, 1.0))
+    operands, rate = (x, zero, torch.zeros_like(x), one, zero), 0.1
     drop = kernels.dropout_add_layer_norm.fused
-    stream = drop(
-        x,
-        zero,
-        torch.zeros_like(x),
-        one,
-        zero,
-        1e-12,
-        rate,
-        DropoutSites(device()),
-        True,
-    )[1]
+    stream = drop(*operands, 1e-12, rate, DropoutSites(device()), True)[1]
     (gradient,) = torch.autograd.grad(stream.sum(), x)
     share = (stream == 0).float().mean().item()
+    mask = "dropout_add_layer_norm mask"
     if not torch.equal(gradient, stream):
-        problems["dropout_add_layer_norm mask"] = (
-            "the two passes drop different elements"
-        )
+        problems[mask] = "the two passes drop different elements"
     elif not abs(share - rate) <= 1e-3:
-        problems["dropout_add_layer_norm mask"] = (
-            f"{share:.4f} of the elements are dropped, not {rate}"
-        )
+        problems[mask] = f"{share:.4f} of the elements are dropped, not {rate}"
     return problems
 
 
@@ -241,53 +202,41 @@ def whole_step() -> dict[str, str]:
     """Losses and every gradient of a model with all fused kernels, in bf16, against the plain one
     in fp64.
     """
-    if not triton_support.supported(device()):
+    if without_triton():
         return {}
     config = BertConfig(
         num_hidden_layers=2, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
     )
     batch, found = packed_batches(2, 1, config)[0].to(device()), []
-    for names, dtype in (("auto", torch.bfloat16), ("none", torch.float64)):
-        choice = kernels.KernelsConfig(
-            fused=names, attention="auto" if names == "auto" else "sdpa_loop"
-        )
+    runs = ("auto", "auto", torch.bfloat16), ("none", "sdpa_loop", torch.float64)
+    for names, backend, dtype in runs:
+        choice = kernels.KernelsConfig(fused=names, attention=backend)
         model = BertForPreTraining(config, kernels.bind_kernels(choice, device()))
         initialize(model, 0)
         model.to(device(), dtype)
-        losses = model(batch)
-        (losses.mlm + losses.nsp).backward()
-        gradients = {
-            name: parameter.grad.double()
-            for name, parameter in model.named_parameters()
-        }
-        found.append((float(losses.mlm + losses.nsp), gradients))
+        loss = sum(model(batch))
+        loss.backward()
+        named = model.named_parameters()
+        gradients = {name: parameter.grad.double() for name, parameter in named}
+        found.append((float(loss), gradients))
     (loss, ours), (exact_loss, exact) = found
-    problems = (
-        {}
-        if abs(loss - exact_loss) <= 0.01 * exact_loss
-        else {"loss": f"{loss:.4f}, in fp64 {exact_loss:.4f}"}
-    )
+    problems = {}
+    if not abs(loss - exact_loss) <= 0.01 * exact_loss:
+        problems["loss"] = f"{loss:.4f}, in fp64 {exact_loss:.4f}"
     whole = torch.stack([gradient.norm() for gradient in exact.values()]).norm()
+    errors = {}
     for name, gradient in exact.items():
-        error = (
-            (ours[name] - gradient).norm() / gradient.norm().clamp(min=1e-3 * whole)
-        ).item()
-        if not error <= 0.1:
-            problems[name] = (
-                f"its gradient differs by {error:.3g} of its norm, above 0.1"
-            )
-    return problems
+        gap = (ours[name] - gradient).norm()
+        errors[name] = float(gap / gradient.norm().clamp(min=1e-3 * whole))
+    return problems | above(0.1, errors)
 
 
 def attention_backends() -> dict[str, str]:
     """Backends that fail, or differ from the oracle."""
     if device().type != "cuda":
         return {}
-    return {
-        trial.name: trial.problem
-        for trial in benchmark.benchmark_backends(device())
-        if trial.problem
-    }
+    trials = benchmark.benchmark_backends(device())
+    return {trial.name: trial.problem for trial in trials if trial.problem}
 
 
 def graphs(tiny: bool = False) -> dict[str, str]:
@@ -306,14 +255,11 @@ def graphs(tiny: bool = False) -> dict[str, str]:
         choice = kernels.KernelsConfig(fused="auto" if on_gpu else "none")
         model = BertForPreTraining(config, kernels.bind_kernels(choice, device()))
         initialize(model, 0)
-        resolved = PrecisionConfig(precision=precision).resolve(device())
-        rules = optim.OptimizerConfig(sharded=True)
-        world = World(DistConfig(device=device().type))
         return build_step(
             model.to(device()),
-            resolved,
-            rules,
-            world,
+            PrecisionConfig(precision=precision).resolve(device()),
+            optim.OptimizerConfig(sharded=True),
+            World(DistConfig(device=device().type)),
             accumulate=False,
             fused_update="lamb" in choice.names(device()),
         )
@@ -327,10 +273,7 @@ def graphs(tiny: bool = False) -> dict[str, str]:
         else:
             with other.rollback():
                 other(batches[:1], 1e-3)
-        if not all(
-            torch.equal(a, b)
-            for a, b in zip(before, other.state_tensors(), strict=True)
-        ):
+        if not all(map(torch.equal, before, other.state_tensors())):
             return "warming up changed the state"
         for number, batch in enumerate(batches):
             losses = []
@@ -350,12 +293,10 @@ def graphs(tiny: bool = False) -> dict[str, str]:
     problems = {}
     for precision in precisions():
         try:
-            problem = problem_of(precision)
+            problems[precision] = problem_of(precision)
         except Exception as error:
-            problem = explain(error)
-        if problem:
-            problems[precision] = problem
-    return problems
+            problems[precision] = explain(error)
+    return {name: problem for name, problem in problems.items() if problem}
 
 
 def finite_steps(tiny: bool = False) -> dict[str, str]:
@@ -374,16 +315,9 @@ def finite_steps(tiny: bool = False) -> dict[str, str]:
 
 
 CHECKS = (
-    attention_backends,
-    fused_kernels,
-    fp8_kernels,
-    optimizers,
-    sums_and_masks,
-    whole_step,
-    weight_gradients,
-    graphs,
-    finite_steps,
-)
+    attention_backends, fused_kernels, fp8_kernels, optimizers, sums_and_masks, whole_step, weight_gradients,
+    graphs, finite_steps,
+)  # fmt: skip
 SIZED = (graphs, finite_steps)
 # Each of their problems begins with the operation that is wrong.
 ALONE = {"fused_kernels", "optimizers", "sums_and_masks"}
@@ -404,9 +338,8 @@ CURES = {
 def way_down(failed: dict[str, dict[str, str]]) -> list[str]:
     """Settings without what failed, the least loss first. failed: the problems by check."""
     cures = [cure for name, cure in CURES.items() if name in failed]
-    operations = {
-        problem.split()[0] for name in failed.keys() & ALONE for problem in failed[name]
-    }
+    alone = [problem for name in failed.keys() & ALONE for problem in failed[name]]
+    operations = {problem.split()[0] for problem in alone}
     if operations and operations <= set(kernels.FUSABLE):
         cures.insert(cures.index("FUSED=none"), f"FUSED={without(operations)}")
         if "whole_step" not in failed:
@@ -426,9 +359,8 @@ def lost() -> bool:
 
 def main() -> int:
     parser = Parser(__doc__)
-    parser.add_argument(
-        "--tiny", action="store_true", help="what runs on a CPU, to try the script out"
-    )
+    about = "what runs on a CPU, to try the script out"
+    parser.add_argument("--tiny", action="store_true", help=about)
     tiny = parser.parse_args().tiny
     result: dict[str, Any] = {"no_fp8": no_fp8()}
     for number, check in enumerate(CHECKS, start=1):
@@ -447,14 +379,10 @@ def main() -> int:
             return 1
     failed = [name for name, outcome in result.items() if isinstance(outcome, dict)]
     if device().type == "cuda":
-        result["chosen_attention"] = benchmark.fastest(
-            benchmark.benchmark_backends(device())
-        )
-        failed = [
-            name
-            for name in failed
-            if name != "attention_backends" or result["chosen_attention"] is None
-        ]
+        trials = benchmark.benchmark_backends(device())
+        result["chosen_attention"] = chosen = benchmark.fastest(trials)
+        if chosen is not None:  # of several backends some may fail
+            failed = [name for name in failed if name != "attention_backends"]
     result["way_down"] = way_down({name: result[name] for name in failed})
     emit("self_check", result)
     return int(bool(failed))
