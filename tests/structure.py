@@ -51,9 +51,7 @@ def dead_links(path: Path) -> list[str]:
 def _headings(page: Path) -> set[str]:
     """Headings of a page, as links name them."""
     found = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
-    return {
-        re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in found
-    }
+    return {re.sub(r"[^\w\- ]", "", one.lower()).replace(" ", "-") for one in found}
 
 
 def unfit_for_the_tree(path: Path, is_test: bool) -> list[str]:
@@ -93,22 +91,16 @@ def table_problems(
     """
     named = [(name, row) for row in rows for name in names(row)]
     found = [name for name, _ in named]
+    twice = sorted({name for name in found if found.count(name) > 1})
+    ghosts = [name for name in found if name not in expected]
     problems = [f"{name}: not in the table" for name in expected if name not in found]
-    problems += [
-        f"{name}: twice in the table"
-        for name in sorted({name for name in found if found.count(name) > 1})
-    ]
-    problems += [
-        f"{name}: in the table, but nothing has this name"
-        for name in found
-        if name not in expected
-    ]
+    problems += [f"{name}: twice in the table" for name in twice]
+    problems += [f"{name}: in the table, but nothing has this name" for name in ghosts]
     for name, row in named:
         wanted = expected.get(name)
         if wanted is not None and list(row) != list(wanted):
-            problems.append(
-                f"{name}: the table says {' | '.join(row)}, and it is {' | '.join(wanted)}"
-            )
+            cells = f"{' | '.join(row)}, and it is {' | '.join(wanted)}"
+            problems.append(f"{name}: the table says {cells}")
     return problems
 
 

@@ -14,6 +14,8 @@ from bert.pretraining.config import PretrainingConfig
 from common import env
 from finetune.config import FinetuneConfig
 
+from . import structure
+
 # Set by Slurm, by ssh or by the launcher itself; or paths of system files that tests replace.
 OWN = """
 BASH_VERSION LAUNCH_PRINT PLATFORM SLURM_ARRAY_JOB_ID SLURM_ARRAY_TASK_ID SLURM_CONTAINER
@@ -29,86 +31,73 @@ NOT_FOR_USERS = {*OWN.split(), *COMPILERS.split(), *DOCUMENTED.split()}
 
 
 @pytest.fixture(scope="module")
-def scripts() -> dict[str, str]:
-    root = Path(__file__).resolve().parents[1]
-    paths = [
-        *root.glob("run*.s*"),
-        *(root / "launch").rglob("*.sh"),
-        *(root / "configs").glob("*.sh"),
-        root / "env.sh",
-        *root.glob("certify.s*"),
-    ]
+def scripts():
+    """Text by path."""
+    root, kinds = Path(__file__).resolve().parents[1], ("run*.s*", "launch/**/*.sh", "configs/*.sh", "env.sh", "certify.s*")  # fmt: skip
+    paths = [path for kind in kinds for path in root.glob(kind)]
     return {str(path.relative_to(root)): path.read_text() for path in paths}
 
 
 @pytest.fixture(scope="module")
-def table() -> dict[str, str]:
+def programs(repository):
+    """The launcher's Python."""
+    return [path.read_text() for path in (repository / "launch").rglob("*.py")]
+
+
+@pytest.fixture(scope="module")
+def listed():
+    return [entry for group in variables.groups().values() for entry in group]
+
+
+@pytest.fixture(scope="module")
+def table(listed):
     """Default by variable, for those that the list itself describes."""
     declared = variables.declared()
-    entries = [entry for group in variables.groups().values() for entry in group]
-    return {
-        entry.name: entry.default
-        for entry in entries
-        if declared.get(entry.name) != entry
-    }
+    own = [entry for entry in listed if declared.get(entry.name) != entry]
+    return {entry.name: entry.default for entry in own}
 
 
-def read_from_environment(scripts: dict[str, str]) -> dict[str, set[str]]:
+def read_from_environment(scripts):
     """Variables that scripts read with a default or an error, with their defaults."""
-    found: dict[str, set[str]] = {}
-    for text in scripts.values():
-        for name, default in re.findall(
-            r"\$\{([A-Z][A-Z0-9_]+):?[-+?=]([^{}$]*)", text
-        ):
-            found.setdefault(name, set()).add(default)
-        for name, default in re.findall(
-            r"variables::default ([A-Z][A-Z0-9_]+) ('[^']*'|\S+)", text
-        ):
-            found.setdefault(name, set()).add(default.strip("'"))
-        for settings in re.findall(r"variables::defaults ((?:.*\\\n)*.*)", text):
-            for name, default in re.findall(r"([A-Z][A-Z0-9_]+)=(\S+)", settings):
-                found.setdefault(name, set()).add(default)
-    return found
+    text = "\n".join(scripts.values())
+    found = re.findall(r"\$\{([A-Z][A-Z0-9_]+):?[-+?=]([^{}$]*)", text)
+    found += re.findall(r"variables::default ([A-Z][A-Z0-9_]+) ('[^']*'|\S+)", text)
+    for settings in re.findall(r"variables::defaults ((?:.*\\\n)*.*)", text):
+        found += re.findall(r"([A-Z][A-Z0-9_]+)=(\S+)", settings)
+    defaults = {}
+    for name, default in found:
+        defaults.setdefault(name, set()).add(default.strip("'"))
+    return defaults
+
+
+def trainers(*kinds):
+    """Names of the settings of these Configs."""
+    return {one.name for kind in kinds for _, one, _ in env.variables(kind)}
 
 
 def test_every_variable_of_the_launcher_is_listed_or_the_trainers(scripts, table):
-    trainer = {
-        variable.name
-        for kind in (PretrainingConfig, FinetuneConfig)
-        for _, variable, _ in env.variables(kind)
-    }
-    missing = set(read_from_environment(scripts)) - set(table) - trainer - NOT_FOR_USERS
+    known = {*table, *trainers(PretrainingConfig, FinetuneConfig), *NOT_FOR_USERS}
+    missing = set(read_from_environment(scripts)) - known
     assert not missing, f"launch/variables.txt says nothing of {sorted(missing)}"
 
 
-def test_the_list_names_no_unread_variable(scripts, table):
-    launch = Path(__file__).resolve().parents[1] / "launch"
-    programs = [path.read_text() for path in launch.rglob("*.py")]
+def test_the_list_names_no_unread_variable(scripts, programs, table):
     text = "".join([*scripts.values(), *programs])
-    unread = {name for name in table if not re.search(rf"\b{name}\b", text)}
-    assert not unread
+    assert [name for name in table if not re.search(rf"\b{name}\b", text)] == []
 
 
 def test_the_defaults_of_the_list_are_those_of_the_scripts(scripts, table):
     found = read_from_environment(scripts)
     for name, default in table.items():
         if default not in ("unset", "required"):
-            assert default in found[name], (
-                f"{name}: the list says {default}, the scripts {found[name]}"
-            )
+            assert default in found[name], f"{name}: {default}, not {found[name]}"
 
 
-def test_every_setting_of_the_trainer_is_listed_once():
-    listed = [
-        entry.name for entries in variables.groups().values() for entry in entries
-    ]
-    assert len(listed) == len(set(listed))
-    missing = {
-        variable.name for _, variable, _ in env.variables(PretrainingConfig)
-    } - set(listed)
-    assert not missing, (
-        f"add {sorted(missing)} to a group of launch/variables.txt, then run: make variables"
-    )
+def test_every_setting_of_the_trainer_is_listed_once(listed):
+    names = [entry.name for entry in listed]
+    assert len(names) == len(set(names))
+    missing = trainers(PretrainingConfig) - set(names)
+    assert not missing, f"add {missing} to launch/variables.txt, then: make variables"
 
 
 def test_the_page_of_variables_is_up_to_date(repository):
@@ -126,41 +115,25 @@ def test_every_script_and_config_in_the_launch_page_exists(repository):
 
 def test_every_file_in_contributing_exists(repository):
     text = re.sub(r"[<*]\S*", "", (repository / "CONTRIBUTING.md").read_text())
-    files = [
-        f"/{path.relative_to(repository)}"
-        for path in repository.rglob("*.*")
-        if ".venv" not in path.parts
-    ]
+    files = [str(path) for path in structure.tracked(repository)]
     named = set(re.findall(r"`([\w./]+\.(?:py|sh|sub|md|txt|json))`", text))
     assert len(named) > 40
-    assert [
-        name
-        for name in sorted(named)
-        if not any(file.endswith(f"/{name}") for file in files)
-    ] == []
+    for name in named:
+        assert any(file.endswith(f"/{name}") for file in files), name
 
 
-def test_every_message_in_the_launch_page_is_printed_by_a_script(repository, scripts):
+def test_every_message_in_the_launch_page_is_printed_by_a_script(
+    repository, scripts, programs
+):
     text = (repository / "docs" / "launch.md").read_text()
-    messages = re.findall(
-        r"^\| `(.*?)` \|", text.partition("## Messages")[2].partition("\n## ")[0], re.M
-    )
-    programs = [path.read_text() for path in (repository / "launch").rglob("*.py")]
-    sources = "\n".join([*scripts.values(), *programs])
-    sources += "".join(
-        (repository / f"implementations/bert/{name}.py").read_text()
-        for name in (
-            "pretraining/run",
-            "pretraining/closed_division",
-            "core/dist",
-            "../../common/files",
-        )
-    )
+    section = text.partition("## Messages")[2].partition("\n## ")[0]
+    messages = re.findall(r"^\| `(.*?)` \|", section, re.M)
+    roots = [repository / name for name in ("implementations/bert", "common")]
+    ours = [path.read_text() for root in roots for path in root.rglob("*.py")]
+    sources = "\n".join([*scripts.values(), *programs, *ours])
     assert len(messages) > 6
+    # Numbers, names and values split a message into parts that the source contains.
+    variable = r"\.\.\.|\d+(?:\.\d+)?|node\d|output_\S+|compliance_\S+|SIG\w+"
     for message in messages:
-        # Variable parts (numbers, names, values) split the message into parts that the source
-        # contains.
-        parts = re.split(
-            r"\.\.\.|\d+(?:\.\d+)?|node\d|output_\S+|compliance_\S+|SIG\w+", message
-        )
+        parts = re.split(variable, message)
         assert all(part.strip() in sources for part in parts), message

@@ -254,10 +254,8 @@ class CUDAGraph:
 
 class Cuda:
     """What a process sees of the libraries. fail_at: the number of the call that fails; calls: the
-    names of all, with counts_all also of launches outside of captures.
+    names of all.
     """
-
-    counts_all = False
 
     def __init__(self, version="2.13"):
         self.rules = VERSIONS[version]

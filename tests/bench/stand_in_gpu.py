@@ -15,7 +15,6 @@ import math
 import os
 import sys
 import time
-from functools import partial
 from importlib.machinery import PathFinder
 from types import SimpleNamespace
 
@@ -110,8 +109,6 @@ def launched(function, args, kwargs):
     if (graph := cuda.stream.graph) is None:
         if torch.Tag.nondeterministic_seeded in function.tags:
             cuda.generator.check()
-        if cuda.counts_all:
-            cuda.call("launch")
         result = run(*host_args, **host_kwargs)
     else:
         pageable = not all(hasattr(one, "pinned") for one in foreign)
@@ -321,15 +318,6 @@ STATED = {
     "set_device": None,
     "reset_peak_memory_stats": None,
 }
-WORKING = {"mem_get_info", "max_memory_allocated", "reset_peak_memory_stats"}
-
-
-def stated(name, value, *_):
-    if name in WORKING:  # the others look nothing up
-        cuda.call(name)
-    return value
-
-
 REPLACED = {
     **cuda.installed(CUDAGraph, Event),
     "get_rng_state": lambda device=None: torch.get_rng_state(),
@@ -345,7 +333,7 @@ def install():
         lambda cls, name, *rest: None if name == "triton" else find(cls, name, *rest)
     )
     for name, value in STATED.items():
-        setattr(torch.cuda, name, partial(stated, name, value))
+        setattr(torch.cuda, name, lambda *_, value=value: value)
     for name, value in REPLACED.items():
         setattr(torch.cuda, name, value)
     torch.version.cuda = "13.0"
