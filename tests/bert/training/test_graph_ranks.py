@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import io
 import itertools
 from typing import Any, NamedTuple
 
@@ -126,6 +127,10 @@ def _check_replays(world):
             step = _step(world, variant, batches)
             # On a CPU the memory of the graph is that of its examples.
             take = GraphedStep(step, copy.deepcopy(batches[: variant.micro_batches]))
+            # The first step in fp8 measures its scales: two graphs, of one memory.
+            measures = {variant.precision == "fp8" and not variant.resumed, False}
+            assert take.captured.keys() == measures, variant
+            assert len({each.graph.pool() for each in take.captured.values()}) == 1
             found = _outcome(world, step, take, batches, variant.micro_batches)
         _check_same(found, expected, variant)
 
@@ -148,9 +153,11 @@ def _check_failures(world):
             elif world.rank in ranks:
                 next(layer.parameters()).register_hook(no_gpu.uncapturable)
             given = {"graph": True, "warm_up": False}
-            take = capture_or_warm_up(step, lambda: batches[:1], **given)
-            assert take is step
-            found = _outcome(world, step, take, batches, 1)
+            with contextlib.redirect_stderr(io.StringIO()) as said:
+                assert capture_or_warm_up(step, lambda: batches[:1], **given) is step
+            elsewhere = world.rank not in ranks
+            assert ("on another rank" in said.getvalue()) == elsewhere & world.is_main
+            found = _outcome(world, step, step, batches, 1)
         _check_same(found, expected, place, ranks)
 
 

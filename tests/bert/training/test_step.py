@@ -10,12 +10,11 @@ from bert.core.dist import DistConfig, HangError, World
 from bert.kernels.precision import LossScaler, PrecisionConfig
 from bert.pretraining.config import PretrainingConfig
 from bert.training.loop import StepCounter
-from bert.training.metrics import Progress
 from bert.training.schedule import learning_rate
 from common.env import ConfigError, from_env
 
-from ..plain import CPU, alone, close, model_of, step_of
-from ..states import folders, newest, same, without_dropout
+from ..plain import CPU, model_of, step_of
+from ..states import same
 
 
 def _step(tiny, precision="fp32", shard=False, accumulate=False, dtype=torch.float32, **settings):  # fmt: skip
@@ -176,35 +175,6 @@ def test_the_rate_of_a_step_after_overflows_is_computed_without_waiting_for_the_
     assert steps.done == 2
 
 
-def test_a_step_that_overflows_trains_on_no_samples(tiny, make_records, batch_of):
-    model, step = _step(tiny, "fp16")
-    batch = batch_of(make_records(3), range(4))
-    progress = Progress(
-        alone(), last=9, rate=float, epochs=lambda *_: 0.0, skips_overflows=True, samples=100,
-    )  # fmt: skip
-    progress.add(step([batch, batch], 0.01), [batch, batch])
-    assert progress.samples() == 108
-    model.bert.pooler.dense.bias.register_hook(lambda gradient: gradient * float("nan"))
-    progress.add(step([batch, batch], 0.01), [batch, batch])
-    assert progress.samples() == 108
-
-
-@pytest.mark.parametrize("optimizer", ["lamb", "adamw"])
-def test_sharded_and_replicated_steps_are_the_same(
-    optimizer, tiny, make_records, batch_of
-):
-    batch = batch_of(make_records(3), range(4))
-    outcomes = []  # in fp64: the true gradient of key.bias is 0, and rounding would be normalised
-    for shard in (False, True):
-        given = {"optimizer": optimizer, "max_grad_norm": 0.5, "accumulate": True}
-        model, step = _step(tiny, shard=shard, dtype=torch.float64, **given)
-        model.eval()
-        for lr in (0.01, 0.02):
-            step([batch, batch], lr)
-        outcomes.append(_weights(model))
-    close(outcomes[1], outcomes[0], atol=1e-6, rtol=1e-5)
-
-
 def test_micro_batches_in_16_bits_are_added_up_in_fp32_whether_sharded_or_not(
     tiny, make_records, batch_of
 ):
@@ -218,34 +188,6 @@ def test_micro_batches_in_16_bits_are_added_up_in_fp32_whether_sharded_or_not(
         assert step.optimizer.buckets.whole.dtype == torch.float32
         outcomes.append(_weights(model))
     assert same(*outcomes)
-
-
-@pytest.mark.parametrize(
-    "clip", ["after", pytest.param("before", marks=pytest.mark.slow)]
-)
-def test_sharded_run_is_the_replicated_one_on_two_ranks_and_resumes_its_checkpoint(
-    prepared, run_bert, tmp_path, clip
-):
-    without_dropout(prepared)
-    common = prepared | {
-        "CLIP": clip, "MAX_GRAD_NORM": "0.5", "GRADIENT_STEPS": "2", "MAX_STEPS": "4", "CHECKPOINT_EVERY_STEPS": "2",
-        "CHECKPOINT_KEEP": "9", "EVAL_ITER_START_SAMPLES": "24",
-    }  # fmt: skip
-    for name in ("replicated", "sharded"):
-        sharded = {"SHARD_OPTIMIZER": str(int(name == "sharded"))}
-        run_bert(common | folders(tmp_path, name) | sharded, 2, status=3)
-    (tmp_path / "replicated" / "step_0000000004.pt").rename(tmp_path / "whole.pt")
-    resumed = common | {"CHECKPOINT_DIR": str(tmp_path / "replicated"), "RESUME": "1"}
-    run_bert(resumed, 2, status=3, RUN_DIR=tmp_path / "again", SHARD_OPTIMIZER=1)
-    last = "step_0000000004.pt"
-    paths = "whole.pt", f"sharded/{last}", f"replicated/{last}"
-    replicated, *others = (newest(tmp_path, path)["optimizer"] for path in paths)
-    for other in others:
-        assert other["num_steps"] == 4
-        for part in ("masters", "first_moments", "second_moments"):
-            expected = replicated[part].items()
-            known = {name: t for name, t in expected if not name.endswith("key.bias")}
-            close(other[part], known, atol=1e-6, rtol=1e-4)
 
 
 def test_nan_in_one_gradient_is_reported_by_the_step_and_raised_by_progress(
