@@ -12,10 +12,14 @@ import argparse
 import csv
 import io
 import random
+import re
 import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -68,23 +72,19 @@ def written(table: Table, **how: Any) -> str:
     return target.getvalue()
 
 
-def is_number(cell: str) -> bool:
-    return cell.replace(".", "", 1).isdigit()
+def is_word(cell: str) -> bool:
+    return not cell.replace(".", "", 1).isdigit()
 
 
 def enclosed(
-    table: Table, separator: str, which: Callable[[str], bool], **how: Any
+    table: Table, mark: str, which: Callable[[str], bool], escape='""', end="\n"
 ) -> str:
-    """Cells of one kind in marks. how: what a mark within becomes, the line end."""
-    mark, end = how.get("escape", '""'), how.get("end", "\n")
+    """Cells of one kind in quotation marks, which become ``escape`` within."""
 
     def cell_of(cell: str) -> str:
-        return '"' + cell.replace('"', mark) + '"'
+        return '"' + cell.replace('"', escape) + '"' if which(cell) else cell
 
-    lines = (
-        separator.join(cell_of(c) if which(c) else c for c in row) for row in table
-    )
-    return end.join(lines) + end
+    return "".join(mark.join(map(cell_of, row)) + end for row in table)
 
 
 def dumped(table: Table, escapes: dict[str, str]) -> str:
@@ -99,17 +99,12 @@ def numbered(table: Table) -> Table:
 
 def r_table(table: Table) -> str:
     """write.table(x, sep = "\\t"): names of rows, but none above them."""
-    lines = enclosed(numbered(table), "\t", lambda c: not is_number(c), escape='\\"')
-    head, rest = lines.split("\n", 1)
-    named = (
-        f'"{line.split(chr(9))[0]}"' + line[len(line.split("\t")[0]) :]
-        for line in rest.splitlines(True)
-    )
-    return head.removeprefix('""\t') + "\n" + "".join(named)
+    lines = enclosed(numbered(table), "\t", is_word, escape='\\"')
+    return re.sub(r"^(\d+)", r'"\1"', lines.removeprefix('""\t'), flags=re.MULTILINE)
 
 
-# name: (suffix, whether it can hold line breaks and tabs, one column, writer, what it means)
-_ALL, _NONNUMERIC, _NONE = csv.QUOTE_ALL, csv.QUOTE_NONNUMERIC, csv.QUOTE_NONE
+# name: (suffix, whether it can hold line breaks and tabs, one column, writer)
+_ALL, _NONE = csv.QUOTE_ALL, csv.QUOTE_NONE
 Dialect = tuple[str, bool, bool, Callable[[Table], str]]
 DIALECTS: dict[str, Dialect] = {
     "pandas": ("csv", True, False, written),
@@ -120,7 +115,7 @@ DIALECTS: dict[str, Dialect] = {
     "pandas tab .txt": ("txt", True, False, lambda t: written(t, delimiter="\t")),
     "pandas all": ("csv", True, False, lambda t: written(t, quoting=_ALL)),
     "pandas tab all": ("tsv", True, False, lambda t: written(t, delimiter="\t", quoting=_ALL)),
-    "pandas strings": ("csv", True, False, lambda t: enclosed(t, ",", lambda c: not is_number(c))),
+    "pandas strings": ("csv", True, False, lambda t: enclosed(t, ",", is_word)),
     "pandas escapechar": ("csv", True, False, lambda t: written(t, doublequote=False, escapechar="\\")),
     "pandas none": ("csv", False, False, lambda t: written(t, quoting=_NONE, escapechar="\\")),
     "pandas, one column": ("csv", True, True, written),
@@ -132,8 +127,8 @@ DIALECTS: dict[str, Dialect] = {
     "Excel text": ("txt", True, False, lambda t: enclosed(t, "\t", lambda c: any(x in c for x in '",\t\n'), end="\r\n")),
     "Sheets": ("csv", True, False, lambda t: written(t, lineterminator="\r\n")),
     "Sheets tsv": ("tsv", False, False, lambda t: written(t, delimiter="\t", quoting=_NONE, quotechar=None, lineterminator="\r\n")),
-    "R write.csv": ("csv", True, False, lambda t: enclosed(t, ",", lambda c: not is_number(c))),
-    "R write.csv2": ("csv", True, False, lambda t: enclosed(t, ";", lambda c: not is_number(c))),
+    "R write.csv": ("csv", True, False, lambda t: enclosed(t, ",", is_word)),
+    "R write.csv2": ("csv", True, False, lambda t: enclosed(t, ";", is_word)),
     "R write.table": ("txt", False, False, r_table),
     "R quote=FALSE": ("tsv", False, False, lambda t: written(t, delimiter="\t", quoting=_NONE, quotechar=None)),
     "MySQL OUTFILE": ("txt", True, False, lambda t: dumped(t, {"\t": "\\\t", "\n": "\\\n"})),
@@ -159,9 +154,7 @@ def tables(count: int, seed: int) -> Iterator[tuple[str, Path, Table]]:
             name = list(DIALECTS)[number % len(DIALECTS)]
             suffix, breaks, one, write = DIALECTS[name]
             table = make(random.Random(f"{seed} {number}"), breaks, one)
-            if (
-                name == "Spark"
-            ):  # which doubles backslashes in marks, and leaves the others
+            if name == "Spark":  # doubles backslashes in marks, and leaves the others
                 table = [[cell.replace("\\", "/") for cell in row] for row in table]
             path = Path(folder, f"table.{suffix}")
             encoding = "utf-16" if name == "Excel text" else "utf-8"
@@ -187,30 +180,27 @@ def by_pandas(path: Path) -> Table:
     return [list(map(str, row)) for row in frame.itertuples(index=False)]
 
 
-def by_sniffer(path: Path) -> Table:
-    found = csv.Sniffer().sniff(content := _text(path))
-    return list(csv.reader(io.StringIO(content, newline=""), found))
+def sniffed(module: str, path: Path) -> Table:
+    reader, data = import_module(module), path.read_bytes()
+    text = data.decode("utf-16" if data[:2] == b"\xff\xfe" else "utf-8-sig")
+    found = reader.Sniffer().sniff(text)
+    return list(reader.reader(io.StringIO(text, newline=""), found))
 
 
-def by_clevercsv(path: Path) -> Table:
-    import clevercsv
-
-    found = clevercsv.Sniffer().sniff(content := _text(path))
-    return list(clevercsv.reader(io.StringIO(content, newline=""), found))
-
-
-def _text(path: Path) -> str:
-    data = path.read_bytes()
-    return data.decode("utf-16" if data[:2] == b"\xff\xfe" else "utf-8-sig")
+RIVALS: dict[str, Callable[[Path], Table]] = {
+    "pandas": by_pandas,
+    "csv": partial(sniffed, "csv"),
+    "clevercsv": partial(sniffed, "clevercsv"),
+}
 
 
 def outcome(read: Callable[[Path], Table], path: Path, table: Table) -> str:
+    # A rival refuses by whatever it raises.
+    refusals = Exception if read in RIVALS.values() else DataError
     try:
         rows = read(path)
-    except DataError:
+    except refusals:
         return "refused"
-    except Exception:
-        return "refused"  # a rival's
     return "right" if plain(rows) == plain(table) else "wrong"
 
 
@@ -219,44 +209,23 @@ def main() -> int:
     parser.add_argument("--tables", type=int, default=2800)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--rivals", action="store_true")
-    parser.add_argument("--show", help="print the files of this outcome, such as wrong")
     options = parser.parse_args()
-    readers = {"ours": ours}
-    if options.rivals:
-        readers |= {
-            "pandas": by_pandas,
-            "Sniffer": by_sniffer,
-            "clevercsv": by_clevercsv,
-        }
+    rivals = filter(find_spec, RIVALS if options.rivals else ())
+    readers = {"ours": ours, **{name: RIVALS[name] for name in rivals}}
     counts = Counter[tuple[str, str, str]]()
     for name, path, table in tables(options.tables, options.seed):
         for reader, read in readers.items():
             kind = outcome(read, path, table)
-            for row in (name, "all"):
-                counts[row, reader, kind] += 1
-            if reader == "ours" and kind == options.show:
-                print(f"== {name}\n{path.read_bytes()[:600]!r}")
-                try:
-                    print(ours(path)[:3])
-                except DataError as error:
-                    print(error)
-    print(
-        f"{'':22}"
-        + "".join(f"{reader + ': right refused wrong':>34}" for reader in readers)
-    )
+            counts.update((row, reader, kind) for row in (name, "all"))
+    names = [f"{reader + ': right refused wrong':>34}" for reader in readers]
+    print(" " * 22, *names, sep="")
     for name in (*DIALECTS, "all"):
-        cells = (
-            f"{counts[name, reader, kind]:>7,}"
+        cells = [
+            f"{counts[name, reader, kind]:>{width},}"
             for reader in readers
-            for kind in ("right", "refused", "wrong")
-        )
-        grouped = list(cells)
-        print(
-            f"{name:22}"
-            + "".join(
-                f"{''.join(grouped[i : i + 3]):>34}" for i in range(0, len(grouped), 3)
-            )
-        )
+            for kind, width in (("right", 20), ("refused", 7), ("wrong", 7))
+        ]
+        print(f"{name:22}", *cells, sep="")
     return int(counts["all", "ours", "wrong"] > 0)
 
 
