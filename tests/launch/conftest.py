@@ -19,11 +19,8 @@ from typing import Any
 
 import pytest
 
-from bert.data.format import write_records
-from bert.data.records import Metadata
-from bert.data.synthetic import synthetic_records
-
 from ..waiting import free_ports, wait_until
+from . import tiny_data
 from .captured import Done, captured
 from .nodes import missing, require
 
@@ -68,21 +65,14 @@ class Checkout:
     @property
     def run_dir(self) -> Path:
         """The only run of the test."""
-        (folder,) = (
-            folder for folder in self.logdir.iterdir() if folder.name != ".kernels"
-        )
+        (folder,) = (one for one in self.logdir.iterdir() if one.name != ".kernels")
         return folder
 
     def calls(self, program: str) -> list[str]:
         """Arguments with which the stand-ins of ``program`` were called."""
-        lines = (
-            self.calls_file.read_text().splitlines() if self.calls_file.exists() else []
-        )
-        return [
-            line.partition(" ")[2]
-            for line in lines
-            if line.partition(" ")[0] == program
-        ]
+        text = self.calls_file.read_text() if self.calls_file.exists() else ""
+        calls = [line.partition(" ") for line in text.splitlines()]
+        return [words for name, _, words in calls if name == program]
 
     def ranks(self) -> list[dict[str, Any]]:
         """Environment recorded by each rank that trained."""
@@ -90,23 +80,19 @@ class Checkout:
 
     def command(self, script: str, config: str = CONFIG, after: str = "") -> list[str]:
         """The user's command line: source both files, run ``after``, start the script."""
-        return [
-            "bash", "-c", f"set -e; source ./env.sh; source {config}; export {self.size}; {after}\nexec {script}",
-        ]  # fmt: skip
+        sourced = f"set -e; source ./env.sh; source {config}; export {self.size}"
+        return ["bash", "-c", f"{sourced}; {after}\nexec {script}"]
 
     def popen(
         self, script: str = "", *, config: str = CONFIG, after: str = "", **env: str
     ) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            self.command(script or self.script, config, after), cwd=self.root, env=self.env | env, stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
+        line, pipe = self.command(script or self.script, config, after), subprocess.PIPE
+        how = {"cwd": self.root, "stdout": pipe, "stderr": pipe, "text": True}
+        return subprocess.Popen(line, env=self.env | env, **how)
 
-    def run(
-        self, script: str = "", *, config: str = CONFIG, after: str = "", status: int | None = None, **env: str,
-    ) -> Done:  # fmt: skip
+    def run(self, script: str = "", *, status: int | None = None, **how: str) -> Done:
         """Runs it, to that exit status; None: to any."""
-        return self.ended(self.popen(script, config=config, after=after, **env), status)
+        return self.ended(self.popen(script, **how), status)
 
     def ended(self, process: subprocess.Popen[str], status: int | None = None) -> Done:
         out, err = process.communicate(timeout=240)
@@ -182,52 +168,32 @@ class Checkout:
         """
         path = self.root.parent / "bin" / name
         path.unlink(missing_ok=True)  # a link leads to the real program
-        path.write_text(
-            f'#!/usr/bin/env bash\necho {name} "${{*@Q}}" >>"{self.calls_file}"\n{script}\n'
-        )
+        record = f'echo {name} "${{*@Q}}" >>"{self.calls_file}"'
+        path.write_text(f"#!/usr/bin/env bash\n{record}\n{script}\n")
         path.chmod(0o755)
 
 
 def copy_scripts(repository: Path, root: Path) -> None:
     """The repository's scripts, with stand-ins for Python."""
     root.mkdir(parents=True)
-    for name in ("launch", "configs"):
+    for name in ("launch", "configs", "implementations/bert/core", "common"):
         shutil.copytree(repository / name, root / name)
-    for name in (
-        "env.sh",
-        "run.sub",
-        "run_and_time.sh",
-        *(path.name for path in repository.glob("run_*.sh")),
-    ):
-        shutil.copy(repository / name, root / name)
+    for pattern in ("env.sh", "run.sub", "run_*.sh"):
+        for path in repository.glob(pattern):
+            shutil.copy(path, root)
+    trainers = root / "implementations"
     for trainer in ("bert", "finetune", "certify"):
-        (root / "implementations" / trainer).mkdir(parents=True)
-        shutil.copy(
-            FAKES / "bert.py", root / "implementations" / trainer / "__main__.py"
-        )
-    (root / "implementations" / "bert" / "commands").mkdir()
-    shutil.copy(
-        FAKES / "allreduce.py",
-        root / "implementations" / "bert" / "commands" / "allreduce.py",
-    )
-    shutil.copytree(
-        repository / "implementations" / "bert" / "core",
-        root / "implementations" / "bert" / "core",
-    )
-    shutil.copytree(repository / "common", root / "common")
-    for package, text in (
-        ("review", REVIEW),
-        ("mlperf_logging/compliance_checker", COMPLIANCE),
-        ("torch", ""),
-    ):
+        (trainers / trainer).mkdir(exist_ok=True)
+        shutil.copy(FAKES / "bert.py", trainers / trainer / "__main__.py")
+    (trainers / "bert" / "commands").mkdir()
+    shutil.copy(FAKES / "allreduce.py", trainers / "bert" / "commands")
+    programs = {"review": REVIEW, "mlperf_logging/compliance_checker": COMPLIANCE, "torch": ""}  # fmt: skip
+    for package, text in programs.items():
         (root / package).mkdir(parents=True)
         (root / package / "__init__.py").touch()
         (root / package / "__main__.py").write_text(text)
-    for name in (
-        "results/__init__.py",
-        "results/energy.py",
-        *(f"logs/{n}.py" for n in ("__init__", "mllog", "output", "tree")),
-    ):
+    logs = [f"logs/{name}.py" for name in ("__init__", "mllog", "output", "tree")]
+    for name in ("results/__init__.py", "results/energy.py", *logs):
         (root / "review" / name).parent.mkdir(exist_ok=True)
         shutil.copy(repository / "review" / name, root / "review" / name)
 
@@ -253,20 +219,16 @@ def make_checkout(repository: Path, tmp_path: Path) -> Checkout:
     copy = Checkout(root)
     for name in ("sudo", "sync"):
         copy.stand_in(name, "exit 1")
-    (root / "launch" / "node" / "drop_caches.sh").write_text(
-        '#!/usr/bin/env bash\necho drop_caches >>"$FAKE_CALLS"\nexit "${DROP_STATUS:-1}"\n'
-    )
+    drop = 'echo drop_caches >>"$FAKE_CALLS"\nexit "${DROP_STATUS:-1}"'
+    program = root / "launch" / "node" / "drop_caches.sh"
+    program.write_text(f"#!/usr/bin/env bash\n{drop}\n")
     sampler = root / "launch" / "node" / "power_sampler.py"
     sampler.write_text(sampler.read_text().replace("INTERVAL = 1 ", "INTERVAL = 0.05 "))
     copy.env = {
-        "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
-        "HOME": str(tmp_path),
-        "REAL_PYTHON": sys.executable,
-        "FAKE_CALLS": str(copy.calls_file),
-        "LOGDIR": str(tmp_path / "some results"),
-        "PYTHONPATH": str(root),
+        "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "HOME": str(tmp_path), "REAL_PYTHON": sys.executable,
+        "FAKE_CALLS": str(copy.calls_file), "LOGDIR": str(tmp_path / "some results"), "PYTHONPATH": str(root),
         "BINDING": "none",  # a third of the programs that a run starts; one test of each script has the default
-    }
+    }  # fmt: skip
     return copy
 
 
@@ -303,7 +265,7 @@ class Job:
         """A field of ``scontrol show job``, such as JobState."""
         command = ["scontrol", "--oneliner", "show", "job", str(self.number)]
         shown = captured(command, status=0).stdout.split()
-        return next(word.partition("=")[2] for word in shown if word.startswith(f"{name}="))  # fmt: skip
+        return dict(word.partition("=")[::2] for word in reversed(shown))[name]
 
     def wait_for(self, what: Callable[[], object]) -> None:
         """Waits until ``what()`` is true."""
@@ -314,15 +276,13 @@ class Job:
                 break
             time.sleep(0.1)
         state = " ".join(self.field(name) for name in ("JobState", "Reason"))
-        raise AssertionError(
-            f"job {self.number} is {state}, or did not come so far in five minutes:\n{self.output}"
-        )
+        why = f"is {state}, or did not come so far in five minutes"
+        raise AssertionError(f"job {self.number} {why}:\n{self.output}")
 
     def wait(self) -> Job:
         """Waits until the job has ended and its processes are gone."""
-        self.wait_for(
-            lambda: (self.field("JobState") in OVER and self.field("EndTime") != "Unknown"),
-        )  # fmt: skip
+        self.wait_for(lambda: self.field("JobState") in OVER)
+        self.wait_for(lambda: self.field("EndTime") != "Unknown")
         return self
 
     @property
@@ -351,19 +311,12 @@ class Slurm:
     checkout: Checkout
     folder: Path  # the test's own
 
-    def submit(
-        self, *options: str, after: str = "", config: str = CONFIG, **env: str
-    ) -> Job:
+    def submit(self, *options: str, **how: str) -> Job:
         """The user's command line: source both files, run ``after``, submit run.sub."""
         output = self.folder / "job.out"
-        words = " ".join(
-            shlex.quote(word) for word in ("--parsable", f"--output={output}", *options)
-        )
-        done = self.checkout.run(
-            f'sbatch -N "$DGXNNODES" {words} run.sub', config=config, after=after, **env
-        )
-        assert done.returncode == 0, done.stderr
-        return Job(int(done.stdout), output)
+        words = shlex.join(("--parsable", f"--output={output}", *options))
+        line = f'sbatch -N "$DGXNNODES" {words} run.sub'
+        return Job(int(self.checkout.run(line, status=0, **how).stdout), output)
 
     def run(self, *options: str, status: int | None = None, **how: str) -> Job:
         """Submits and waits for the end, with that exit status; None: with any."""
@@ -386,13 +339,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     if os.geteuid() != 0:
         missing("a Slurm cluster needs root")
     folder = tmp_path_factory.mktemp("slurm")
-    os.environ["SLURM_TEST_PORT"] = str(
-        free_ports(3)
-    )  # of the controller and the nodes: other clusters may run here
-    up = subprocess.run(
-        [script, "up", folder, "2", "8", "h100"], capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    require(up)
+    # Of the controller and the nodes: other clusters may run here.
+    os.environ["SLURM_TEST_PORT"] = str(free_ports(3))
+    require(captured([script, "up", folder, "2", "8", "h100"], timeout=None))
     os.environ["SLURM_CONF"] = str(folder / "slurm.conf")
     yield folder / "slurm.conf"
     subprocess.run([script, "down", folder], check=True)
@@ -422,19 +371,7 @@ def tiny(repository: Path, tmp_path: Path) -> Path:
     """Name of a pretraining config with two phases of 40 and 80 steps of a tiny model, with its
     data.
     """
-    for name in ("packed", "phase1"):
-        (tmp_path / name).mkdir()
-    metadata = Metadata(
-        max_seq_length=48, vocab_md5="0" * 32, random_seed=0, dupe_factor=1
-    )
-    write_records(
-        tmp_path / "packed" / "part_00000_of_00001.hdf5", synthetic_records(60, 48, 211, True, 3), metadata,
-    )  # fmt: skip
-    shape = '"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 40'
-    (tmp_path / "phase1" / "bert_config.json").write_text(
-        f'{{"vocab_size": 211, {shape}, "max_position_embeddings": 48}}'
-    )
-    (tmp_path / "pretrain_tiny.sh").write_text(
-        TINY.format(configs=repository / "configs", data=tmp_path)
-    )
+    tiny_data.write(tmp_path, {"packed": [(60, True, 3)]})
+    text = TINY.format(configs=repository / "configs", data=tmp_path)
+    (tmp_path / "pretrain_tiny.sh").write_text(text)
     return tmp_path / "pretrain_tiny"

@@ -9,8 +9,8 @@ from .conftest import FAKES, Checkout
 PYXIS = "--container-image --container-name --container-mounts --container-writable"
 PYXIS += " --no-container-mount-home --container-remap-root"
 SCONTROL = """case "$*" in
-  'show config') echo "TaskPlugin = ${TASK_PLUGIN-task/none}" ;;
-  'show hostnames'*) echo node0 ;;
+  'show config') printf '%s\\n' "TaskPlugin = ${TASK_PLUGIN-task/none}" "KillWait = ${KILL_WAIT-30} sec" ;;
+  'show hostnames'*) tr , '\\n' <<<"$3" ;;
   'show node'*) echo 'NodeAddr=127.0.0.1 NodeHostName=node0' ;;
   *) exit 1 ;;
 esac"""
@@ -34,6 +34,17 @@ exec setsid --wait env -i PATH="$PATH" HOME="$HOME" REAL_PYTHON="$REAL_PYTHON" F
   OF_HOST="$host" bash -c "$2"
 """
 SRUN = (FAKES / "srun.sh").read_text()
+
+
+def scontrol(slurm: Checkout, case: str) -> None:
+    """It answers this, too."""
+    text = SCONTROL.replace("*) exit 1", f"{case} ;;\n  *) exit 1")
+    slurm.stand_in("scontrol", text)
+
+
+def srun(slurm: Checkout, before: str) -> None:
+    """It does this before it starts tasks."""
+    slurm.stand_in("srun", f"{before}\n{SRUN}")
 
 
 def local(checkout: Checkout) -> Checkout:
@@ -60,14 +71,14 @@ def ssh(checkout: Checkout) -> Checkout:
     """Two machines, dgx1 and dgx2, which are both this one."""
     checkout.stand_in("ssh", SSH)
     checkout.script = "./run_multinode.sh"
-    checkout.size += " DGXNNODES=2"
+    checkout.size = "DGXNGPU=1 DGXNNODES=2"
     checkout.env |= {"HOSTS": "dgx1 dgx2", "NCCL_TEST": "0"}
     return checkout
 
 
 def job(checkout: Checkout) -> Checkout:
     """A job of Slurm of one node without gres."""
-    checkout.stand_in("srun", SRUN)
+    srun(checkout, "")
     checkout.stand_in("scontrol", SCONTROL)
     checkout.script = "./run.sub"
     checkout.env |= {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node0"}

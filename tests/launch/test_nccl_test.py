@@ -10,6 +10,8 @@ import pytest
 
 from ..waiting import wait_until
 
+AFTER = {"after": "export NCCL_TEST=1"}
+
 
 def test_it_runs_once_on_all_ranks_before_the_trials(checkout):
     checkout.run(after="export NCCL_TEST=1 NEXP=2", status=0)
@@ -28,35 +30,29 @@ def test_it_is_skipped_when_switched_off_or_alone(checkout, setting):
     assert not checkout.calls("allreduce")
 
 
-AFTER = {"after": "export NCCL_TEST=1"}
-
-
-def test_wrong_sums_end_the_run_before_any_trial(checkout):
-    done = checkout.run(**AFTER, ALLREDUCE="fails:1", status=1)
-    folder = checkout.run_dir / "nccl_test"
-    expected = f"the all-reduce test failed: rank 1: wrong sums; see {folder}, or set NCCL_TEST=0"
-    assert done.last_line == f"run: error: {expected}"
-    assert not checkout.ranks()
-    assert not list(checkout.run_dir.glob("running_*"))
-
-
-@pytest.mark.parametrize("resume", ["0", "1"])
-def test_a_rank_that_is_killed_in_it_is_started_once_more(checkout, resume):
-    settings = {"RESUME": resume, "CHECKPOINT_DIR": str(checkout.root / "saved")}
-    done = checkout.run(**AFTER, ALLREDUCE="killed:1", **settings)
-    assert done.returncode == (resume == "0"), done.stderr
-    assert ("warning: restarts on" in done.stderr) == (resume == "1")
-    if resume == "0":
-        assert "the all-reduce test failed: rank 1 on" in done.last_line
-        assert "was killed by SIGKILL; see" in done.last_line
-
-
-def test_ranks_that_hang_are_ended_by_the_launcher(checkout):
+@pytest.mark.parametrize(
+    ("outcome", "reason"),
+    [
+        ("fails:1", "rank 1: wrong sums; see {}/nccl_test, or set NCCL_TEST=0"),
+        ("hang", "it did not end in 2 s; see "),
+        ("killed:1", "rank 1 on "),
+    ],
+)
+def test_its_failure_ends_the_run_before_any_trial(checkout, outcome, reason):
     seconds = "NCCL_TEST_SECONDS="
     checkout.edit("run/nccl_test.sh", f"{seconds}360", f"{seconds}2")
-    done = checkout.run(**AFTER, ALLREDUCE="hang", status=1)
-    assert "the all-reduce test failed: it did not end in 2 s; see " in done.last_line
+    done = checkout.run(**AFTER, ALLREDUCE=outcome, status=1)
+    said = reason.format(checkout.run_dir)
+    assert done.last_line.startswith(f"run: error: the all-reduce test failed: {said}")
     assert not checkout.ranks()
+    assert not list(checkout.run_dir.glob("running_*"))
+    assert "warning: restarts on" not in done.stderr
+
+
+def test_a_rank_that_is_killed_in_it_is_started_once_more(checkout):
+    given = {"RESUME": "1", "CHECKPOINT_DIR": str(checkout.root / "saved")}
+    done = checkout.run(**AFTER, ALLREDUCE="killed:1", status=0, **given)
+    assert "warning: restarts on" in done.stderr
 
 
 def test_a_signal_ends_it_and_leaves_nothing_half_done(checkout):

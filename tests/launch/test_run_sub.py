@@ -6,7 +6,7 @@ import datetime
 import os
 import re
 import shutil
-import signal as signal_module
+import signal
 import time
 from collections.abc import Callable
 
@@ -15,12 +15,12 @@ import pytest
 from ..waiting import wait_until
 from . import platforms
 from .captured import Done, captured
-from .platforms import SCONTROL, SRUN
+from .platforms import scontrol, srun
 from .test_trial import processes
 
 
 def ended(
-    slurm, signal: str, *, job: str, trial: str = "hang", kill_wait: int = 30,
+    slurm, number: int, *, job: str, trial: str = "hang", kill_wait: int = 30,
     first: Callable[[int], None] = lambda _: None,
 ) -> str:  # fmt: skip
     """The last line of a job that gets this signal while its trial runs; ``job`` is the answer of
@@ -28,13 +28,10 @@ def ended(
 
     first: what happens before to the process of this number, that of the script.
     """
-    waits = f"'show config') echo 'KillWait                = {kill_wait} sec'; "
-    config = SCONTROL.replace("'show config')", waits)
-    shown = config.replace("*) exit 1", f"*'show job'*) {job} ;;\n  *) exit 1")
-    slurm.stand_in("scontrol", shown)
-    process = slurm.started(TRIAL_0=trial)
+    scontrol(slurm, f"*'show job'*) {job}")
+    process = slurm.started(TRIAL_0=trial, KILL_WAIT=str(kill_wait))
     first(process.pid)
-    os.kill(process.pid, getattr(signal_module, f"SIG{signal}"))
+    os.kill(process.pid, number)
     return slurm.ended(process, 143).last_line
 
 
@@ -44,7 +41,7 @@ def signal_the_ranks_shell(script: int) -> None:
     """
     children = captured(["pgrep", "-P", str(script)], status=0)
     for child in children.stdout.split():  # the other one is the watcher of the ranks
-        os.kill(int(child), signal_module.SIGTERM)
+        os.kill(int(child), signal.SIGTERM)
     time.sleep(0.5)
 
 
@@ -60,12 +57,45 @@ def pyxis(checkout):
     return platforms.pyxis(checkout)
 
 
-def test_a_job_is_named_after_its_config_and_number(slurm):
+def training_step(slurm) -> str:
+    """The only step of ranks."""
+    (step,) = [call for call in slurm.calls("srun") if "--kill-on-bad-exit" in call]
+    return step
+
+
+OF_SBATCH = ("GPUS_PER_TASK", "CPU_BIND", "NTASKS", "NTASKS_PER_NODE")
+
+
+@pytest.mark.parametrize(
+    ("plugin", "bound", "wanted", "broken", "used"),
+    [
+        ("task/affinity,task/cgroup", True, "pmix", "", "pmix"),
+        ("task/cgroup", False, "pmix", "pmix", "none"),
+        ("task/none", False, "", "", "none"),
+    ],
+)
+def test_a_job_has_its_name_and_its_steps_what_works(
+    slurm, plugin, bound, wanted, broken, used
+):
+    """A task of an array, whose SLURM_JOB_ID may be the array's, is asked for by its own number."""
     del slurm.env["BINDING"]
     slurm.stand_in("date", "echo today")
-    slurm.run(status=0)
+    seen = "|".join(OF_SBATCH[:2] + OF_SBATCH[3:])
+    srun(slurm, f'env | grep -E "^SLURM_({seen})=" >&2 && exit 1')
+    given = {f"SLURM_{name}": "1" for name in OF_SBATCH}
+    given |= {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "1"}
+    given |= {"TASK_PLUGIN": plugin, "SLURM_MPI_TYPE": wanted, "SRUN_BROKEN": broken}
+    done = slurm.run(status=0, **given)
     assert slurm.run_dir.name == "P8000H100_1x8x48x1_pack_today_7"
     assert {rank["WORLD_SIZE"] for rank in slurm.ranks()} == {"2"}
+    shown = [call for call in slurm.calls("scontrol") if "--oneliner' 'show' 'job" in call]  # fmt: skip
+    assert {call.split()[-1] for call in shown} == {"'7_1'"}
+    assert f"'--mpi={used}'" in training_step(slurm)
+    warned = "warning: SLURM_MPI_TYPE=" in done.stderr
+    assert warned == (bool(wanted) and wanted != used)
+    steps = [call for call in slurm.calls("srun") if "--ntasks" in call]
+    asked = [call for call in steps if "true" not in call]
+    assert all(("'--cpu-bind=none'" in call) == bound for call in asked)
 
 
 @pytest.mark.parametrize("script", ["run.sub", "certify.sub"])
@@ -97,150 +127,78 @@ def test_a_job_finds_the_repository_of_its_command_before_that_of_its_submission
     assert f"sees no repository in {tmp_path}/submission" in lost.last_line
 
 
-def test_a_task_of_an_array_is_asked_for_by_its_own_number(slurm):
-    """Its SLURM_JOB_ID may be the array's."""
-    array = {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "1"}
-    slurm.run(status=0, **array)
-    calls = slurm.calls("scontrol")
-    shown = [call for call in calls if "--oneliner' 'show' 'job" in call]
-    assert shown
-    assert all(call.endswith("'7_1'") for call in shown)
-
-
-def training_step(slurm) -> str:
-    """The only step of ranks."""
-    calls = slurm.calls("srun")
-    (step,) = [call for call in calls if "--kill-on-bad-exit" in call]
-    return step
-
-
-@pytest.mark.parametrize(
-    ("wanted", "broken", "used"),
-    [("pmix", "", "pmix"), ("pmix", "pmix", "none"), ("", "", "none")],
-)
-def test_an_mpi_type_is_used_only_when_a_step_starts_with_it(
-    slurm, wanted, broken, used
-):
-    settings = {"SLURM_MPI_TYPE": wanted, "SRUN_BROKEN": broken}
-    done = slurm.run(**settings, status=0)
-    training = training_step(slurm)
-    assert f"'--mpi={used}'" in training
-    warned = "warning: SLURM_MPI_TYPE=" in done.stderr
-    assert warned == (bool(wanted) and wanted != used)
-
-
-@pytest.mark.parametrize(
-    ("plugin", "bound"), [("task/affinity,task/cgroup", True), ("task/cgroup", False)]
-)
-def test_slurms_own_binding_is_switched_off_where_there_is_one(slurm, plugin, bound):
-    slurm.run(TASK_PLUGIN=plugin, status=0)
-    calls = slurm.calls("srun")
-    steps = [call for call in calls if "--ntasks" in call and "true" not in call]
-    assert all(("'--cpu-bind=none'" in call) == bound for call in steps)
-
-
-def test_options_of_sbatch_do_not_reach_the_steps(slurm):
-    told = {"SLURM_GPUS_PER_TASK": "1", "SLURM_CPU_BIND": "cores", "SLURM_NTASKS": "1"}
-    told["SLURM_NTASKS_PER_NODE"] = "1"
-    names = "GPUS_PER_TASK|CPU_BIND|NTASKS_PER_NODE"
-    seen = f'env | grep -E "^SLURM_({names})=" >&2 && exit 1'
-    slurm.stand_in("srun", f"{seen}\n{SRUN}")
-    slurm.run(status=0, **told)
-
-
 @pytest.mark.parametrize("unknown", ["node0", ""])
-def test_a_step_refused_by_a_controller_that_does_not_know_its_nodes_yet_is_tried_again(
-    slurm, unknown
-):
+def test_a_step_refused_for_nodes_not_known_yet_is_tried_again(slurm, unknown):
     """Any other error of srun is final."""
     once = '(set -o noclobber && : >"$0.{0}") 2>/dev/null'
     slurm.stand_in("sinfo", f"if {once.format('asked')}; then echo {unknown}; fi")
     refuse = 'echo "srun: error: refused" >&2; exit "$SLURM_EXIT_ERROR"'
     first = f'[[ "$*" == *--check* ]] && {once.format("asked")}'
-    slurm.stand_in("srun", f"if {first}; then {refuse}; fi\n{SRUN}")
+    srun(slurm, f"if {first}; then {refuse}; fi")
     done = slurm.run()
     assert (done.returncode == 0) == bool(unknown), done.stderr
     if not unknown:
         assert done.last_line.endswith("cannot run: refused")
 
 
+TWO = {"SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "node0,node1"}
+THREE = {"SLURM_JOB_NUM_NODES": "3", "SLURM_JOB_NODELIST": "node0,node1,node2"}
+
+
+def restarted(slurm) -> str:
+    """The only restart of the run."""
+    (noted,) = (slurm.run_dir / "restarts.txt").read_text().splitlines()
+    return noted
+
+
 def test_a_node_that_slurm_took_from_the_job_is_lost_even_if_it_is_back(slurm):
     """No step waits for it, and the run goes on without it."""
     taken = '$(test -e "$FAKE_CALLS.taken" || echo ,node1)'
-    shown = f"*'show job'*) echo \"JobId=7 BatchHost=node0 NodeList=node0{taken} \" ;;\n  *) exit 1"
-    scontrol = SCONTROL.replace("*) exit 1", shown).replace(
-        "echo node0 ;;", 'tr , "\\n" <<<"$3" ;;'
-    )
-    slurm.stand_in("scontrol", scontrol)
+    scontrol(slurm, f"*'show job'*) echo \"JobId=7 BatchHost=node0 NodeList=node0{taken} \"")  # fmt: skip
     slurm.stand_in("sbatch", "")
     slurm.edit("slurm/step.sh", "TRY=20", "TRY=1")
-    busy = 'if [[ "$*" == *" --ntasks=2 "*--kill-on-bad-exit* ]]; then touch "$FAKE_CALLS.taken"; sleep 2; exit "$SLURM_EXIT_ERROR"; fi'
-    slurm.stand_in("srun", f"{busy}\n{SRUN}")
-    two = {"SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "node0,node1"}
+    ranks = '"$*" == *" --ntasks=2 "*--kill-on-bad-exit*'
+    busy = 'touch "$FAKE_CALLS.taken"; sleep 2; exit "$SLURM_EXIT_ERROR"'
+    srun(slurm, f"if [[ {ranks} ]]; then {busy}; fi")
     slurm.size = "DGXNNODES=2 DGXNGPU=1"
-    done = slurm.run(status=1, **two)
+    done = slurm.run(status=1, **TWO)
     assert any("'requeue'" in call for call in slurm.calls("scontrol")), done.stderr
-    (noted,) = (slurm.run_dir / "restarts.txt").read_text().splitlines()
-    assert noted.endswith("without node1: lost by Slurm; the trial is repeated")
+    assert restarted(slurm).endswith("without node1: lost by Slurm; the trial is repeated")  # fmt: skip
 
 
-def test_a_node_that_srun_gave_up_is_left_out_by_the_output_of_this_attempt_alone(
-    slurm,
-):
+def test_a_node_that_srun_gave_up_is_left_out_by_this_attempts_output_alone(slurm):
     """Slurm misses no node. The second attempt's ranks are killed in silence."""
-    shown = "*'show job'*) echo \"NodeList=node0,node1,node2 \" ;;\n  *) exit 1"
-    scontrol = SCONTROL.replace("*) exit 1", shown)
-    slurm.stand_in(
-        "scontrol", scontrol.replace("echo node0 ;;", 'tr , "\\n" <<<"$3" ;;')
-    )
+    scontrol(slurm, "*'show job'*) echo \"NodeList=node0,node1,node2 \"")
     says = 'set -o noclobber && : >"$FAKE_CALLS.said" && echo "srun: error: Aborting, io error and missing step on node 1"'
-    killed = f'if [[ "$*" == *--kill-on-bad-exit* ]]; then ({says}); exit 137; fi'
-    slurm.stand_in("srun", f"{killed}\n{SRUN}")
-    three = {"SLURM_JOB_NUM_NODES": "3", "SLURM_JOB_NODELIST": "node0,node1,node2"}
+    srun(slurm, f'if [[ "$*" == *--kill-on-bad-exit* ]]; then ({says}); exit 137; fi')
     slurm.size = "DGXNNODES=2 DGXNGPU=1"
-    done = slurm.run(SPARE_NODES="1", status=1, **three)
-    (noted,) = (slurm.run_dir / "restarts.txt").read_text().splitlines()
-    assert noted.endswith("without node1: lost by srun; the trial is repeated")
+    done = slurm.run(SPARE_NODES="1", status=1, **THREE)
+    assert restarted(slurm).endswith("without node1: lost by srun; the trial is repeated")  # fmt: skip
     assert "restarts on node0 node2" in done.stderr
 
 
 def test_ranks_whose_launcher_does_not_end_after_a_failure_are_ended(slurm):
     slurm.edit("run/ranks.sh", "OUTLIVE=90", "OUTLIVE=1")
-    stays = """[[ "$*" != *--kill-on-bad-exit* ]] || trap 'sleep 600' EXIT"""
-    slurm.stand_in("srun", f"{stays}\n{SRUN}")
+    srun(slurm, """[[ "$*" != *--kill-on-bad-exit* ]] || trap 'sleep 600' EXIT""")
     slurm.failed("trial 0: the loss is nan at step 3", TRIAL_0="crash:0")
 
 
 # Containers are kept where pyxis puts them, not where the user's own variable says.
 ENROOT = """[[ ! ${ENROOT_DATA_PATH:-} ]] || { echo "elsewhere"; exit; }
-if [[ $1 == list ]]; then printf '%s\\n' ${CONTAINERS:-pyxis_bert_7_0 pyxis_bert_70_0}; fi"""
+if [[ $1 == list ]]; then printf '%s\\n' $CONTAINERS; fi"""
 
 
-def removed(checkout) -> list[str]:
-    """Each once: the attempt removes its containers, and the guard what is still there."""
-    calls = checkout.calls("enroot")
-    names = [call.split("'")[-2] for call in calls if call != "'list'"]
-    return list(dict.fromkeys(names))
-
-
-def test_the_guard_removes_containers_whatever_the_users_enroot_paths(pyxis):
+def test_a_job_removes_leftovers_of_dead_jobs_and_of_its_own_starts(pyxis):
+    """Which these are, job.py decides; and the guard what is still there at the end."""
     pyxis.stand_in("enroot", ENROOT)
     pyxis.stand_in("squeue", "printf '7\n70\n'")
+    left = "pyxis_bert_7_0 pyxis_bert_70_0 pyxis_bert_7_1 pyxis_7_bert_5_3 other pyxis_bert_x_0"
     users = {"ENROOT_DATA_PATH": "/scratch/me", "ENROOT_CACHE_PATH": "/scratch/me"}
-    pyxis.run(status=0, **users)
-    assert removed(pyxis) == ["pyxis_bert_7_0"]
-
-
-def test_a_job_first_removes_leftovers_of_dead_jobs_and_of_its_own_earlier_starts(
-    pyxis,
-):
-    """Which these are, job.py decides."""
-    pyxis.stand_in("enroot", ENROOT)
-    pyxis.stand_in("squeue", "echo 7")
-    left = "pyxis_bert_7_0 pyxis_bert_7_1 pyxis_7_bert_5_3 other pyxis_bert_x_0"
-    pyxis.run(SLURM_RESTART_COUNT="1", CONTAINERS=left, status=0)
+    pyxis.run(SLURM_RESTART_COUNT="1", CONTAINERS=left, status=0, **users)
+    calls = [call for call in pyxis.calls("enroot") if call != "'list'"]
+    removed = list(dict.fromkeys(call.split("'")[-2] for call in calls))
     gone = ["pyxis_bert_7_0", "pyxis_7_bert_5_3"]
-    assert removed(pyxis) == [*gone, "pyxis_bert_7_1"], "the last at its own end"
+    assert removed == [*gone, "pyxis_bert_7_1"], "the last at its own end"
 
 
 NOT_STARTED = "srun: error: task 0 launch failed: Plugin initialization failed"
@@ -257,12 +215,10 @@ NOT_STARTED = "srun: error: task 0 launch failed: Plugin initialization failed"
         ("power_sampler", "POWER=1: not every node can measure its power: task 0 launch failed: Plugin"),
     ],
 )  # fmt: skip
-def test_a_preflight_that_did_not_run_fails_although_srun_succeeds(
-    pyxis, step, message
-):
+def test_a_preflight_that_did_not_run_fails_with_srun_at_0(pyxis, step, message):
     """As in Slurm 22.05 if a plugin fails on a node: nothing runs, and srun exits with 0."""
     nothing = f'echo "{NOT_STARTED}" >&2; exit 0'
-    pyxis.stand_in("srun", f'if [[ "$*" == *"{step}"* ]]; then {nothing}; fi\n{SRUN}')
+    srun(pyxis, f'if [[ "$*" == *"{step}"* ]]; then {nothing}; fi')
     pyxis.stand_in("ipmitool", "echo Instantaneous power reading: 5 Watts")
     done = pyxis.run(NCCL_TEST="1", CLEAR_CACHES="require", POWER="1", DROP_STATUS="0")
     assert done.returncode in (1, 2), done.stderr
@@ -270,22 +226,13 @@ def test_a_preflight_that_did_not_run_fails_although_srun_succeeds(
     assert not pyxis.ranks()
 
 
-def test_a_requeued_job_names_the_node_that_was_lost(slurm):
-    slurm.stand_in("sinfo", "echo node0 'allocated*'; echo node2 down")
-    job = "echo 'JobId=7 JobState=COMPLETING Reason=None Requeue=1 Restarts=1'"
-    said = ended(slurm, "TERM", job=job)
-    lost = "(node0: down or not responding)"
-    assert said.startswith(f"run: error: the job was requeued {lost}; ")
-
-
-@pytest.mark.parametrize("rehearsal", ["0", "1"])
-def test_a_requeued_job_finds_its_folder(slurm, rehearsal):
-    slurm.edit("run/ranks.sh", "OUTLIVE=90", "OUTLIVE=1")
-    slurm.run(REHEARSAL=rehearsal, TRIAL_0="crash:1")
-    first = slurm.run_dir
+@pytest.mark.parametrize("suffix", ["", "_rehearsal"])
+def test_a_requeued_job_finds_its_folder(slurm, suffix):
     slurm.stand_in("date", "echo later")
-    slurm.run(REHEARSAL=rehearsal, SLURM_RESTART_COUNT="1")
-    assert slurm.run_dir == first
+    folder = slurm.logdir / f"P8000H100_1x8x48x1_pack_earlier_7{suffix}"
+    folder.mkdir(parents=True)
+    slurm.run(REHEARSAL=str(int(suffix != "")), SLURM_RESTART_COUNT="1")
+    assert slurm.run_dir == folder
 
 
 PYXIS_SAYS = "slurmstepd: error: pyxis: "
@@ -303,9 +250,7 @@ PYXIS_SAYS = "slurmstepd: error: pyxis: "
         ("[ERROR] no\nsrun: error: dgx2: task 1: Exited with exit code 1", "dgx2: [ERROR] no"),
     ],
 )  # fmt: skip
-def test_why_an_image_cannot_be_used_is_told_with_the_name_of_its_node(
-    repository, said, reason
-):
+def test_why_a_node_cannot_use_an_image_is_told(repository, said, reason):
     parts = "source launch/load.sh run/python run/answers container/runtimes/pyxis"
     names = "nodes=(dgx1 dgx2); export DGXNNODES=2"
     line = f'{parts}; {names}; answers::why "$1" "${{pyxis_causes[@]}}"'
@@ -314,29 +259,27 @@ def test_why_an_image_cannot_be_used_is_told_with_the_name_of_its_node(
     assert done.stdout == f"{reason}\n"
 
 
-def test_a_job_that_slurm_ends_says_why_on_its_last_line_and_in_the_trials_error(slurm):
+def test_a_job_that_slurm_ends_says_why_last_and_in_the_trials_error(slurm):
     """Which cause it is, job.py decides."""
-    job = "JobId=7 JobState=COMPLETING Reason=TimeLimit TimeLimit=00:10:00"
-    why = "the job reached its time limit of 00:10:00"
-    said = ended(slurm, "TERM", job=f"echo '{job}'")
+    slurm.stand_in("sinfo", "echo node0 'allocated*'; echo node2 down")
+    job = "echo 'JobId=7 JobState=COMPLETING Reason=None Requeue=1 Restarts=1'"
+    said = ended(slurm, signal.SIGTERM, job=job)
+    why = "the job was requeued (node0: down or not responding)"
     assert said.startswith(f"run: error: {why}; ")
     assert (slurm.run_dir / "error_0.txt").read_text() == f"{why}\n"
 
 
-def test_the_last_line_waits_for_the_ranks_when_slurms_signal_reaches_their_shell_first(
-    slurm,
-):
-    job = "echo 'JobId=7 x JobState=CANCELLED'"
-    said = ended(slurm, "TERM", job=job, trial="saves", first=signal_the_ranks_shell)
+def test_the_last_line_waits_for_ranks_whose_shell_gets_the_signal_first(slurm):
+    job, first = "echo 'JobId=7 x JobState=CANCELLED'", signal_the_ranks_shell
+    said = ended(slurm, signal.SIGTERM, job=job, trial="saves", first=first)
     assert said.startswith("run: error: the job was cancelled; ")
     assert (slurm.run_dir / "saved").exists()
 
 
-def test_neither_a_silent_controller_nor_a_hung_rank_delays_the_last_line_until_slurm_kills_the_job(
-    slurm,
-):
+def test_nothing_that_hangs_delays_the_last_line_until_slurm_kills_the_job(slurm):
+    """Neither a silent controller nor a rank."""
     busy = f"[[ ! -e '{slurm.logdir}/stopped/running_0' ]] || exec sleep 300"
-    said = ended(slurm, "TERM", job=busy, trial="deaf", kill_wait=3)
+    said = ended(slurm, signal.SIGTERM, job=busy, trial="deaf", kill_wait=3)
     why = "interrupted by SIGTERM (Slurm's controller did not say why)"
     assert said.startswith(f"run: error: {why}; RUN_NAME=stopped continues ")
     # the watcher of the ranks checks once a second whether it is still needed
@@ -347,7 +290,7 @@ def test_before_the_time_limit_the_ranks_may_save_for_longer_than_killwait(slurm
     now = datetime.datetime.now()
     end = now + datetime.timedelta(seconds=120)
     job = f"echo 'JobId=7 StartTime={now:%FT%T} EndTime={end:%FT%T}'"
-    said = ended(slurm, "USR1", job=job, trial="saves", kill_wait=3)
+    said = ended(slurm, signal.SIGUSR1, job=job, trial="saves", kill_wait=3)
     assert said.startswith("run: error: the job reached its time limit; ")
     assert (slurm.run_dir / "saved").exists()
     # At SIGTERM srun would end the step by itself.
@@ -355,12 +298,10 @@ def test_before_the_time_limit_the_ranks_may_save_for_longer_than_killwait(slurm
 
 
 def test_a_lost_node_is_excluded_also_if_slurm_kills_the_other_ranks(slurm):
-    requeues = SCONTROL.replace("*) exit 1", "'requeue 7') ;;\n  *) exit 1")
-    slurm.stand_in("scontrol", requeues)
+    scontrol(slurm, "'requeue 7')")
     slurm.stand_in("sinfo", "echo node0 down")
     slurm.stand_in("sbatch", "")
-    killed = 'if [[ "$*" == *--kill-on-bad-exit* ]]; then exit 137; fi'
-    slurm.stand_in("srun", f"{killed}\n{SRUN}")
+    srun(slurm, 'if [[ "$*" == *--kill-on-bad-exit* ]]; then exit 137; fi')
     process = slurm.popen(RUN_NAME="lost")
     wait_until(lambda: "'requeue' '7'" in slurm.calls("scontrol"))
     process.terminate()
@@ -371,15 +312,9 @@ def test_a_lost_node_is_excluded_also_if_slurm_kills_the_other_ranks(slurm):
 
 @pytest.mark.parametrize(
     ("states", "updates"),
-    [
-        ("RUNNING COMPLETING PENDING", 3),
-        ("COMPLETING GONE", 2),
-        ("RUNNING RESTARTED", 2),
-    ],
-)
-def test_nodes_are_excluded_once_the_job_is_pending_or_not_at_all(
-    slurm, states, updates
-):
+    [("RUNNING COMPLETING PENDING", 3), ("COMPLETING GONE", 2), ("RUNNING RESTARTED", 2)],
+)  # fmt: skip
+def test_nodes_are_excluded_once_the_job_is_pending_if_ever(slurm, states, updates):
     turns = slurm.root / "turns"
     state = f'states=({states}); turn=$(cat "{turns}" 2>/dev/null || echo 0); state=${{states[turn]}}\n'
     shown = 'echo "JobId=7 JobState=$state Restarts=0 X=1"'
@@ -396,30 +331,26 @@ case $state in GONE) exit 1 ;; RESTARTED) echo "JobId=7 JobState=RUNNING Restart
     assert "ExcNodeList=node1,node2" in asked[-1]
 
 
-@pytest.mark.parametrize("resume", ["1", "0"])
-def test_ranks_that_are_killed_without_a_record_are_started_once_more(slurm, resume):
+def test_ranks_that_are_killed_without_a_record_are_started_once_more(slurm):
     """srun aborts a step whose connection is reset, and kills what would leave a record."""
     killed = slurm.root / "killed"
     first = f'[[ "$*" == *--kill-on-bad-exit* && ! -e "{killed}" ]]'
-    slurm.stand_in("srun", f'if {first}; then touch "{killed}"; exit 137; fi\n' + SRUN)
-    given = {"CHECKPOINT_DIR": str(slurm.root / "saved"), "RESUME": resume}
-    done = slurm.run(status=int(resume == "0"), **given)
-    assert ("the ranks were killed (SIGKILL); " in done.stderr) == (resume == "1")
+    srun(slurm, f'if {first}; then touch "{killed}"; exit 137; fi')
+    done = slurm.run(status=0, CHECKPOINT_DIR=str(slurm.root / "saved"), RESUME="1")
+    assert "the ranks were killed (SIGKILL); " in done.stderr
 
 
 @pytest.fixture
 def spare(slurm):
     """A job of two nodes, of which one is a spare."""
-    two = SCONTROL.replace("echo node0 ;;", "printf 'node0\\nnode1\\n' ;;")
-    slurm.stand_in("scontrol", two)
-    slurm.env |= {"SLURM_JOB_NUM_NODES": "2", "SPARE_NODES": "1"}
+    slurm.env |= TWO | {"SPARE_NODES": "1"}
     return slurm
 
 
 def test_a_node_on_which_no_step_starts_is_left_out_if_there_is_a_spare(spare):
     busy = 'echo "srun: error: Unable to create step: Requested nodes are busy" >&2; exit 1'
     there = '"$*" == *--nodes=2* || "$*" == *--exclude=node1*'
-    spare.stand_in("srun", f"if [[ {there} ]]; then {busy}; fi\n{SRUN}")
+    srun(spare, f"if [[ {there} ]]; then {busy}; fi")
     done = spare.run(status=0)
     warned = "run: warning: without node0: .* does not start: Unable to"
     assert re.search(warned, done.stderr)
@@ -451,17 +382,13 @@ def test_a_trial_that_hangs_leaves_the_others_their_time(slurm):
 
 def test_print_shows_the_job_and_starts_nothing(pyxis):
     """The srun lines are those of a run, but for what only a job knows."""
-    pyxis.stand_in(
-        "scontrol", "echo NodeName=n1 Gres=gpu:8 ; echo TaskPlugin=task/none"
-    )
+    pyxis.stand_in("scontrol", "echo NodeName=n1 Gres=gpu:8; echo TaskPlugin=task/none")
     data = pyxis.root.parent / "data"
     data.mkdir()
-    settings = {"DATADIR_PHASE2_PACKED": str(data), "SBATCH_PARTITION": "a b"}
-    outside = {"SLURM_JOB_ID": "", "SLURM_GPUS_ON_NODE": ""}
-    after = "export NEXP=2 SPARE_NODES=1 DGXNNODES=2"
-    done = pyxis.run(
-        "./run.sub --print BATCHSIZE=7", after=after, **settings, **outside, status=0
-    )
+    given = {"DATADIR_PHASE2_PACKED": str(data), "SBATCH_PARTITION": "a b"}
+    given |= {"SLURM_JOB_ID": "", "SLURM_GPUS_ON_NODE": ""}
+    given["after"] = "export NEXP=2 SPARE_NODES=1 DGXNNODES=2"
+    done = pyxis.run("./run.sub --print BATCHSIZE=7", status=0, **given)
     parts = dict(part.split("\n", 1) for part in done.stdout.split("\n# ")[1:])
     job, container, check, ranks, mounts, exported = parts.values()
     assert "SBATCH_PARTITION=a\\ b " in job

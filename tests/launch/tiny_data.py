@@ -21,33 +21,34 @@ TO_A_TARGET = {
 }  # fmt: skip
 
 
+# Folder: rows, packed and seed of each part.
+DATA = {
+    "packed_data": [(37, True, shard) for shard in range(4)],
+    "eval": [(20, False, 9)],
+}
+
+
 def records(num_rows: int, packed: bool, seed: int) -> Records:
     """Synthetic records in which half the labels are one word, so that there is something to
     learn.
     """
     made = synthetic_records(num_rows, LENGTH, VOCABULARY, packed, seed)
     common = np.arange(len(made.masked_lm_ids)) % 2 == 0
-    return dataclasses.replace(
-        made, masked_lm_ids=np.where(common, 7, made.masked_lm_ids).astype(np.int16)
-    )
+    labels = np.where(common, 7, made.masked_lm_ids).astype(np.int16)
+    return dataclasses.replace(made, masked_lm_ids=labels)
 
 
-def write(folder: Path) -> None:
-    """Writes packed_data, eval and phase1 to the folder."""
-    metadata = Metadata(
-        max_seq_length=LENGTH, vocab_md5="0" * 32, random_seed=0, dupe_factor=1
-    )
-    for name in ("packed_data", "eval", "phase1"):
+def write(folder: Path, data: dict[str, list[tuple[int, bool, int]]] = DATA) -> None:
+    """Writes these records and phase1 to the folder."""
+    own = {"max_seq_length": LENGTH, "vocab_md5": "0" * 32}
+    metadata = Metadata(random_seed=0, dupe_factor=1, **own)
+    for name in (*data, "phase1"):
         (folder / name).mkdir()
-    for shard in range(4):
-        write_records(
-            folder / "packed_data" / f"part_{shard:05d}_of_00004.hdf5", records(37, True, shard), metadata,
-        )  # fmt: skip
-    write_records(
-        folder / "eval" / "part_eval_10k.hdf5", records(20, False, 9), metadata
-    )
-    model = {
-        "vocab_size": VOCABULARY, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3,
-    }  # fmt: skip
-    model |= {"intermediate_size": 40, "max_position_embeddings": LENGTH}
+    for name, parts in data.items():
+        for number, part in enumerate(parts):
+            file = f"part_{number:05d}_of_{len(parts):05d}.hdf5"
+            write_records(folder / name / file, records(*part), metadata)
+    model = {"vocab_size": VOCABULARY, "hidden_size": 24, "num_hidden_layers": 2}
+    model |= {"num_attention_heads": 3, "intermediate_size": 40}
+    model |= {"max_position_embeddings": LENGTH}
     (folder / "phase1" / "bert_config.json").write_text(json.dumps(model))
