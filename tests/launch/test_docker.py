@@ -22,8 +22,7 @@ def docker(checkout):
 @pytest.fixture(scope="module")
 def succeeded(repository, tmp_path_factory):
     """The checkout after a run of two trials that succeeded, and what the run printed."""
-    made = make_checkout(repository, tmp_path_factory.mktemp("docker"))
-    docker = platforms.docker(made)
+    docker = platforms.docker(make_checkout(repository, tmp_path_factory.mktemp("run")))
     del docker.env["BINDING"]
     exports = "export NEXP=2 SEED=5 NCCL_DEBUG=INFO OF_THE_IMAGE=host MY_API_KEY=hidden SSH_AGENT_PID=1 PYTHONHOME="
     return docker, docker.run(after=exports, status=0)
@@ -44,140 +43,100 @@ def runs(checkout) -> list[dict]:
     return [call for call in started if call["command"] != ["true"]]
 
 
+def volumes(checkout) -> list[str]:
+    """What the last container mounts."""
+    return runs(checkout)[-1]["options"]["--volume"]
+
+
 def test_trials_run_in_containers_of_the_image(succeeded):
     docker, done = succeeded
     assert done.last_line == f"run: all 2 trials reached the target: {docker.run_dir}"
     ranks = docker.ranks()
-    assert sorted((rank["TRIAL"], rank["RANK"]) for rank in ranks) == [
-        (t, r) for t in "01" for r in "01"
-    ]
-    assert {rank["SEED"] for rank in ranks if rank["TRIAL"] == "1"} == {"6"}
+    numbers = sorted((rank["TRIAL"], rank["RANK"], rank["SEED"]) for rank in ranks)
+    assert numbers == [(t, r, str(5 + int(t))) for t in "01" for r in "01"]
     assert {rank["LR"] for rank in ranks} == {"0.00096"}, "of the config"
     assert {rank["WORLD_SIZE"] for rank in ranks} == {"2"}
-    assert {run["image"] for run in runs(docker)} == {"mlperf-bert"}
+    # Compiled kernels are kept beside the results, and come with them.
+    folder = docker.logdir / ".kernels"
+    assert folder.is_dir()
+    kept = {name: f"{folder}/{of}" for name, of in CACHES.items()}
+    assert [caches_of(rank) for rank in ranks] == [kept] * 4
+    assert not [volume for volume in volumes(docker) if ".kernels" in volume]
 
 
-def test_a_container_has_the_gpus_the_host_network_and_shared_memory(succeeded):
+PASSED = "LR BATCHSIZE NCCL_DEBUG DATADIR_PHASE2_PACKED DGXSYSTEM PYTHON HOME=/tmp"
+KEPT_BACK = "OF_THE_IMAGE MY_API_KEY SSH_AGENT_PID PATH HOME PYTHONPATH PYTHONHOME"
+
+
+def test_a_container_has_what_the_run_needs_and_no_more(succeeded):
+    """Variables by name, without those of the login or the image; data read-only."""
     docker, _ = succeeded
     for run in runs(docker):
         options = run["options"]
+        assert run["image"] == "mlperf-bert"
         assert options["--gpus"] == ["all"]
         assert options["--network"] == options["--ipc"] == ["host"]
         assert options["--user"] == [f"{os.getuid()}:{os.getgid()}"]
         assert "memlock=-1" in options["--ulimit"]
         assert {"--rm", "--init"} <= set(options)
         assert options["--entrypoint"] == [""]
-
-
-def volumes(checkout) -> list[str]:
-    """What the last container mounts."""
-    return runs(checkout)[-1]["options"]["--volume"]
-
-
-def test_data_is_mounted_read_only_and_results_writable(succeeded):
-    docker, _ = succeeded
-    folder = docker.root.parent
-    mounted = set(volumes(docker))
-    assert {
-        f"{path}:{path}:ro"
-        for path in (docker.root, folder / "data/packed_data", folder / "data/eval")
-    } <= mounted
+    given = set(runs(docker)[-1]["options"]["--env"])
+    assert set(PASSED.split()) <= given
+    assert not given & set(KEPT_BACK.split())
+    assert "hidden" not in json.dumps(runs(docker))
+    own = ("HOME=", "USER=")
+    assert not [item for item in given if "=" in item and not item.startswith(own)]
+    folder, mounted = docker.root.parent, set(volumes(docker))
+    read = (docker.root, folder / "data/packed_data", folder / "data/eval")
+    assert {f"{path}:{path}:ro" for path in read} <= mounted
     assert f"{folder / 'results'}:{folder / 'results'}:rw" in mounted
-    assert not any("training-4320" in volume for volume in mounted), (
-        "what does not exist is not mounted"
-    )
-
-
-def test_compiled_kernels_are_kept_beside_the_results(succeeded):
-    docker, _ = succeeded
-    folder = docker.logdir / ".kernels"
-    assert folder.is_dir()
-    assert [caches_of(rank) for rank in docker.ranks()] == [
-        {name: f"{folder}/{of}" for name, of in CACHES.items()}
-    ] * 4
-    kept = [volume for volume in volumes(docker) if ".kernels" in volume]
-    assert not kept, "they come with the results"
-    assert docker.run_dir.is_dir(), "the only run"
+    absent = [volume for volume in mounted if "training-4320" in volume]
+    assert not absent, "what does not exist is not mounted"
 
 
 OUTPUTS = ("CHECKPOINT_DIR", "NUMBA_CACHE_DIR", "TRITON_CACHE_DIR")
 MOUNTS = "{0}/one:/raw:ro,{0}/two:/raw2,{0}/three:ro,{0}/four,/dev/shm:/dev/shm"
 
 
-@pytest.fixture(scope="module")
-def configured(repository, tmp_path_factory):
-    """The same without GPUs, on a daemon that cannot raise limits, with a site's mounts and folders of
-    one's own; its folder, and what the run printed.
+def test_a_site_has_its_own_mounts_folders_and_daemon(docker):
+    """Without GPUs, and a daemon that cannot raise limits; every output folder is created and mounted
+    before the first trial, or it would end with a rank's container.
     """
-    docker = platforms.docker(
-        make_checkout(repository, tmp_path_factory.mktemp("configured"))
-    )
-    folder = docker.root.parent
-    for name in ("one", "two", "three", "four"):
-        (folder / name).mkdir()
-    outputs = {name: str(folder / "new" / name) for name in OUTPUTS}
-    # Within what is mounted, and twice what is.
-    inside = {"INIT_CHECKPOINT": outputs["CHECKPOINT_DIR"], "EVALDIR": f"{folder}/results"}  # fmt: skip
-    docker.env |= outputs | inside | {"LOOK_FOR": ":".join(outputs.values())}
-    docker.env |= {"KERNEL_CACHE": f"{folder}/scratch/kernels", "NO_LIMITS": "1"}
-    docker.env["CONTAINER_MOUNTS"] = MOUNTS.format(folder)
-    return docker, docker.run(after="export DEVICE=cpu", status=0)
-
-
-def test_without_gpus_none_are_requested(configured):
-    docker, _ = configured
-    assert not any("--gpus" in run["options"] for run in runs(docker))
-
-
-def test_a_daemon_that_cannot_raise_limits_runs_without_them(configured):
-    docker, done = configured
-    assert "warning: containers start only without the limits memlock" in done.stderr
-    assert not any("--ulimit" in run["options"] for run in runs(docker))
-
-
-def test_site_mounts_use_the_syntax_of_pyxis(configured):
-    docker, _ = configured
     at = docker.root.parent
+    for name in ("one", "two", "three", "four"):
+        (at / name).mkdir()
+    outputs = {name: str(at / "new" / name) for name in OUTPUTS}
+    kernels = f"{at}/scratch/kernels"
+    # Within what is mounted, and twice what is.
+    given = {"INIT_CHECKPOINT": outputs["CHECKPOINT_DIR"], "EVALDIR": f"{at}/results"}
+    given |= outputs | {"LOOK_FOR": ":".join(outputs.values())}
+    given |= {"KERNEL_CACHE": kernels, "NO_LIMITS": "1"}
+    given["CONTAINER_MOUNTS"] = MOUNTS.format(at)
+    done = docker.run(after="export DEVICE=cpu", status=0, **given)
+    assert "warning: containers start only without the limits memlock" in done.stderr
+    for run in runs(docker):
+        assert not {"--gpus", "--ulimit"} & set(run["options"])
     expected = {f"{at}/one:/raw:ro", f"{at}/two:/raw2:rw", "/dev/shm:/dev/shm:rw"}
     expected |= {f"{at}/three:{at}/three:ro", f"{at}/four:{at}/four:rw"}
+    expected |= {f"{path}:{path}:rw" for path in (kernels, *outputs.values())}
     assert expected <= set(volumes(docker))
-
-
-def test_compiled_kernels_can_be_kept_on_a_local_disk_and_one_compilers_elsewhere(
-    configured,
-):
-    docker, _ = configured
-    folder = docker.env["KERNEL_CACHE"]
-    assert f"{folder}:{folder}:rw" in volumes(docker)
-    expected = {name: f"{folder}/{of}" for name, of in CACHES.items()}
-    own = {name: docker.env[name] for name in CACHES if name in OUTPUTS}
-    assert caches_of(docker.ranks()[0]) == expected | own
-
-
-def test_every_output_folder_is_created_and_mounted_before_the_first_trial(configured):
-    """A folder created by a rank would end with the rank's container."""
-    docker, _ = configured
-    outputs = [docker.env[name] for name in OUTPUTS]
-    assert {f"{path}:{path}:rw" for path in outputs} <= set(volumes(docker))
-    assert docker.ranks()[0]["SEES"] == outputs
-
-
-def test_no_path_is_mounted_twice_which_docker_refuses(configured):
-    targets = [volume.split(":")[1] for volume in volumes(configured[0])]
-    assert len(targets) == len(set(targets))
+    targets = [volume.split(":")[1] for volume in volumes(docker)]
+    assert len(targets) == len(set(targets)), "docker refuses a path mounted twice"
+    rank = docker.ranks()[0]
+    assert rank["SEES"] == [*outputs.values()]
+    kept = {name: f"{kernels}/{of}" for name, of in CACHES.items()}
+    own = {name: outputs[name] for name in CACHES if name in OUTPUTS}
+    assert caches_of(rank) == kept | own
 
 
 READ = {
-    "DEEPSPEED_CONFIG": "ds.json",
-    "BERT_CONFIG": "model/bert_config.json",
+    "DEEPSPEED_CONFIG": "ds.json", "BERT_CONFIG": "model/bert_config.json",
     "INIT_CHECKPOINT": "weights/model.safetensors.index.json",
-}
+}  # fmt: skip
+TASK = {"RANK_MODULE": "finetune", "TASK": "MRPC"}
 
 
-@pytest.mark.parametrize(
-    ("more", "config"),
-    [({}, "model/bert_config.json"), ({"RANK_MODULE": "finetune", "TASK": "MRPC"}, "model")],
-)  # fmt: skip
+@pytest.mark.parametrize(("more", "config"), [({}, READ["BERT_CONFIG"]), (TASK, "model")])  # fmt: skip
 def test_every_path_that_ranks_read_is_mounted(docker, more, config):
     folder = docker.root.parent / "in"
     for name in READ.values():
@@ -186,22 +145,6 @@ def test_every_path_that_ranks_read_is_mounted(docker, more, config):
     docker.run(**{name: str(folder / path) for name, path in READ.items()}, **more)
     mounted = [folder / path for path in ("ds.json", config, "weights")]
     assert {f"{path}:{path}:ro" for path in mounted} <= set(volumes(docker))
-
-
-PASSED = "LR BATCHSIZE NCCL_DEBUG DATADIR_PHASE2_PACKED DGXSYSTEM PYTHON HOME=/tmp"
-KEPT_BACK = "OF_THE_IMAGE MY_API_KEY SSH_AGENT_PID PATH HOME PYTHONPATH PYTHONHOME"
-
-
-def test_variables_are_passed_by_name_without_those_of_the_login_or_the_image(
-    succeeded,
-):
-    docker, _ = succeeded
-    given = set(runs(docker)[-1]["options"]["--env"])
-    assert set(PASSED.split()) <= given
-    assert not given & set(KEPT_BACK.split())
-    assert "hidden" not in json.dumps(runs(docker))
-    own = ("HOME=", "USER=")
-    assert not [item for item in given if "=" in item and not item.startswith(own)]
 
 
 @pytest.mark.parametrize("outcome", ["success", "crash:1"])

@@ -1,80 +1,77 @@
-"""run_multinode.sh: several machines over ssh train together, and end together whatever happens to
-one of them.
+"""run_multinode.sh: several machines over ssh, of HOSTS or of a hostfile in DeepSpeed's format, train
+together, and end together whatever happens to one of them.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import runpy
 import shutil
 import signal
 import subprocess
-import sys
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from bert.data.format import write_records
-from bert.data.records import Metadata
-from bert.data.synthetic import synthetic_records
-
 from ..waiting import free_ports, wait_until
 from . import platforms
 from .captured import captured
-from .platforms import SSH
 from .test_trial import processes
+
+ODD = "two  spaces; $(exit 9) 'quoted' \"twice\"\nand a line"
+DROP = '#!/bin/sh\n[ "$OF_HOST" != "$STUBBORN" ]\n'
 
 
 @pytest.fixture
 def machines(checkout):
+    (checkout.root / "launch" / "node" / "drop_caches.sh").write_text(DROP)
     return platforms.ssh(checkout)
 
 
+def hostfile(checkout, text: str) -> str:
+    path = checkout.root.parent / "hostfile"
+    path.write_text(text)
+    return str(path)
+
+
 def test_ranks_of_all_machines_are_one_world(machines):
+    """ssh asks for no password, no value is on a command line, and HOSTS wins over a hostfile."""
     del machines.env["BINDING"]
-    done = machines.run(after="export NEXP=2 SEED=5", NCCL_TEST="", status=0)
+    machines.size = "DGXNGPU=2 DGXNNODES=2"
+    given = {"NCCL_TEST": "", "STUBBORN": "none", "SSH_OPTIONS": "-p 2222"}
+    given |= {"NCCL_ODD": ODD, "MY_TOKEN": "hidden", "HOSTFILE": hostfile(machines, "dgx7 slots=2\n")}  # fmt: skip
+    done = machines.run(after="export NEXP=2 SEED=5", status=0, **given)
     reached = "run: all 2 trials reached the target"
     assert done.last_line == f"{reached}: {machines.run_dir}"
     first = [rank for rank in machines.ranks() if rank["TRIAL"] == "0"]
     assert sorted(rank["RANK"] for rank in first) == ["0", "1", "2", "3"]
-    assert {rank["WORLD_SIZE"] for rank in first} == {"4"}
-    assert {rank["MASTER_ADDR"] for rank in first} == {"dgx1"}
-    assert {rank["LR"] for rank in first} == {"0.00096"}, "this shell's variables"
+    shown = ("WORLD_SIZE", "MASTER_ADDR", "LR", "CACHE_CLEARED")  # LR: this shell's
+    found = {tuple(rank[name] for name in shown) for rank in first}
+    assert found == {("4", "dgx1", "0.00096", "1")}
     assert {rank["SEED"] for rank in machines.ranks() if rank["TRIAL"] == "1"} == {"6"}
     torchrun = [line for line in machines.calls("torchrun") if "--node-rank 1" in line]
     assert len(torchrun) == 3, "the all-reduce test, by default, and two trials"
-    for line in torchrun:
-        assert "--nnodes 2" in line
-        assert "--nproc-per-node 2" in line
-
-
-ODD = "two  spaces; $(exit 9) 'quoted' \"twice\"\nand a line"
-
-
-def test_ssh_asks_for_no_password_and_shows_no_value_on_a_command_line(machines):
-    machines.run(SSH_OPTIONS="-p 2222", NCCL_ODD=ODD, MY_TOKEN="hidden", status=0)
+    assert all("--nnodes 2" in one and "--nproc-per-node 2" in one for one in torchrun)
     calls = machines.calls("ssh")
-    assert calls
-    for call in calls:
-        assert "BatchMode=yes" in call
-        assert "'-p' '2222'" in call
-        assert "NCCL_ODD" not in call
+    assert all("BatchMode=yes" in call and "'-p' '2222'" in call for call in calls)
+    assert not any("NCCL_ODD" in call for call in calls)
 
 
 def test_values_reach_the_machines_unchanged_and_a_secret_does_not(machines):
     line = f"source launch/run/environment.sh; environment::print | env -i bash -c '{READ}'"
-    given = {"cwd": machines.root, "env": machines.env | {"NCCL_ODD": ODD, "MY_TOKEN": "hidden"}}  # fmt: skip
-    assert captured(["bash", "-c", line], 0, **given).stdout == f"{ODD}|unset"
+    env = machines.env | {"NCCL_ODD": ODD, "MY_TOKEN": "hidden"}
+    done = captured(["bash", "-c", line], 0, cwd=machines.root, env=env)
+    assert done.stdout == f"{ODD}|unset"
 
 
 READ = 'source launch/run/environment.sh; environment::read; printf "%s|%s" "$NCCL_ODD" "${MY_TOKEN-unset}"'
 
 
-@pytest.mark.parametrize("culprit", ["1", "3"])
-def test_a_rank_that_dies_ends_the_ranks_of_every_machine(machines, culprit):
-    reason = f"trial 0: rank {culprit} on {os.uname().nodename} was killed by SIGKILL"
-    machines.failed(reason, TRIAL_0=f"kill:{culprit}")
+def test_a_rank_that_dies_ends_the_ranks_of_every_machine(machines):
+    reason = f"trial 0: rank 1 on {os.uname().nodename} was killed by SIGKILL"
+    machines.failed(reason, TRIAL_0="kill:1")
     assert (machines.run_dir / "failed_0.txt").exists()
     wait_until(lambda: not processes(machines.root))
 
@@ -85,9 +82,7 @@ def test_a_connection_that_breaks_ends_the_ranks_of_every_machine(machines):
     wait_until(lambda: not processes(machines.root))
 
 
-def test_a_machine_that_does_not_share_the_results_still_reports_why_it_failed(
-    machines,
-):
+def test_a_machine_that_does_not_share_the_results_still_says_why_it_failed(machines):
     said = "bad_input\t3\tdgx2\t-\tDATADIR_PHASE2: truncated\n"
     lost = {"LOST": "dgx2", "LOST_STATUS": "1", "SAYS": said}
     reason = "trial 0: DATADIR_PHASE2: truncated"
@@ -96,9 +91,7 @@ def test_a_machine_that_does_not_share_the_results_still_reports_why_it_failed(
 
 
 @pytest.mark.parametrize("said", ["killed\t1\tnode2\t7\tby SIGKILL", ""])
-def test_a_rank_that_was_killed_is_the_cause_whichever_machine_ends_first(
-    repository, tmp_path, said
-):
+def test_a_killed_rank_is_the_cause_whichever_ends_first(repository, tmp_path, said):
     """Rank 0's machine, which alone shares the results, reports a broken connection before."""
     reset = "failed\t0\tnode1\t7\tConnection closed by peer"
     (tmp_path / "status").write_text(f"{reset}\n")
@@ -123,27 +116,14 @@ def test_a_machine_reports_the_reason_of_its_rank_and_keeps_nothing(machines, tm
         [machines.root / "launch" / "ssh" / "node.sh", "watch", "bash", "-c", fail], env=machines.env,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    process.stdin.write(
-        "".join(f"{name}={value}\0" for name, value in entries.items()) + "\0"
-    )
+    text = "".join(f"{name}={value}\0" for name, value in entries.items())
+    process.stdin.write(text + "\0")
     process.stdin.flush()  # and left open: the machine must end by itself
     assert process.wait(timeout=240) == 1
     assert process.stdout.read() == "bad_input\t0\there\t-\tLR: wrong\n"
     assert "output" in process.stderr.read()
     process.stdin.close()
     assert not (tmp_path / "elsewhere").exists()
-
-
-def test_caches_count_as_dropped_only_when_every_machine_dropped_them(machines):
-    (machines.root / "launch" / "node" / "drop_caches.sh").write_text(
-        '#!/bin/sh\n[ "$OF_HOST" != "$STUBBORN" ]\n'
-    )
-    machines.run(STUBBORN="none", status=0)
-    assert {rank["CACHE_CLEARED"] for rank in machines.ranks()} == {"1"}
-    machines.calls_file.unlink()
-    # Not the folder of the same second.
-    machines.run(STUBBORN="dgx2", RUN_NAME="another")
-    assert {rank["CACHE_CLEARED"] for rank in machines.ranks()} == {"0"}
 
 
 TOLD = """import json, os, sys
@@ -160,9 +140,8 @@ def test_the_names_of_samsungs_script_are_understood(machines, tmp_path):
         "BATCHSIZE": "7",  # wins over the config's, which holds for all else
     }  # fmt: skip
     machines.before_the_trainer(TOLD)
-    done = captured(
-        [machines.script], 2, cwd=machines.root, env=machines.env | samsungs
-    )
+    environ = machines.env | samsungs
+    done = captured([machines.script], 2, cwd=machines.root, env=environ)
     lines = done.stderr.splitlines()
     given = json.loads(next(line for line in lines if line.startswith("{")))
     expected = {
@@ -179,52 +158,53 @@ def test_a_system_without_a_config_is_named(machines):
 
 
 def test_containers_of_the_image_run_on_every_machine(machines):
+    """And caches count as dropped only when every machine dropped them."""
     machines.with_containers("docker")
-    machines.run(CONT="mlperf-bert", status=0)
+    machines.run(CONT="mlperf-bert", STUBBORN="dgx2", status=0)
     calls = machines.recorded("docker")
     ranks = [call for call in calls if "--node-rank" in call.get("command", ())]
     assert len(ranks) == 2
     names = {"LR", "MASTER_ADDR", "TRIAL", "OMP_NUM_THREADS"}
     assert names <= set(ranks[0]["options"]["--env"])
-    assert len(machines.ranks()) == 4
+    assert [rank["CACHE_CLEARED"] for rank in machines.ranks()] == ["0"] * 2
     removed = [call for call in calls if call.get("words", [""])[0] == "rm"]
     assert len(removed) == 2, "on both"
 
 
-@pytest.mark.slow
-def test_two_machines_really_train_together(repository, checkout, tmp_path):
-    """With the real trainer, torchrun and gloo; only ssh is a stand-in."""
-    metadata = Metadata(
-        max_seq_length=48, vocab_md5="0" * 32, random_seed=0, dupe_factor=1
-    )
-    for name, packed in (("packed_data", True), ("eval", False)):
-        (tmp_path / name).mkdir()
-        records = synthetic_records(40, 48, 211, packed, 0)
-        write_records(tmp_path / name / "part_00000_of_00001.hdf5", records, metadata)
-    shape = {
-        "vocab_size": 211, "hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 3,
-        "intermediate_size": 40, "max_position_embeddings": 48,
-    }  # fmt: skip
-    (tmp_path / "bert_config.json").write_text(json.dumps(shape))
-    checkout.stand_in("ssh", SSH)
-    environ = {
-        **{name: checkout.env[name] for name in ("PATH", "HOME", "LOGDIR", "REAL_PYTHON", "FAKE_CALLS")},
-        "HOSTS": "localhost 127.0.0.1", "PYTHON": sys.executable, "GLOO_SOCKET_IFNAME": "lo",
-        "DGXSYSTEM": "Test_2x1x3x1_pack", "DGXNNODES": "2", "DGXNGPU": "1",
-        "DATADIR_PHASE2_PACKED": str(tmp_path / "packed_data"), "EVALDIR": str(tmp_path / "eval"),
-        "BERT_CONFIG": str(tmp_path / "bert_config.json"), "DEVICE": "cpu", "SUBMISSION_DIVISION": "open",
-        "CLEAR_CACHES": "0", "NUM_EVAL_EXAMPLES": "40", "TARGET_MLM_ACCURACY": "1e-9",
-        **dict.fromkeys(("EVAL_ITER_START_SAMPLES", "EVAL_ITER_SAMPLES"), "12"), "PACKED": "1", "PACKING_FACTOR": "2",
-        "BATCHSIZE": "3", "MAX_SEQ_LENGTH": "48", "LR": "0.01", "MAX_STEPS": "1",
-    }  # fmt: skip
-    done = captured([repository / "run_multinode.sh"], env=environ, timeout=300)
-    assert done.returncode in (0, 1), done.stderr
-    assert "step      1/1" in done.stdout, done.stdout + done.stderr
-    (folder,) = checkout.logdir.iterdir()
-    assert json.loads((folder / "config.json").read_text())["dist"]["world_size"] == 2
-    log = (folder / "result_0.txt").read_text()
-    assert '"key": "global_batch_size", "value": 12' in log
-    assert '"key": "run_stop"' in log
+def test_the_first_machines_of_a_hostfile_are_called_in_its_order(machines):
+    text = "# rank 0 is on the first\n\n  dgx7 slots=1\r\ndgx3   slots=01 # spare\n\tdgx9 slots=08"
+    machines.run(HOSTS="", HOSTFILE=hostfile(machines, text), status=0)
+    assert {rank["MASTER_ADDR"] for rank in machines.ranks()} == {"dgx7"}
+    called = " ".join(machines.calls("ssh"))
+    assert "'dgx3'" in called
+    assert "dgx9" not in called
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("dgx1 slots=2\ndgx2 slots=two\n", "line 2: 'dgx2 slots=two': expected a machine and its GPUs: node1 slots=8"),
+        ("dgx1 slots=2\n-oProxyCommand=x slots=2\n", "line 2: '-oProxyCommand=x slots=2': expected a machine"),
+        ("dgx1 slots=2\ndgx1 slots=2\n", "line 2: dgx1 is listed twice"),
+        ("dgx1 slots=2\n", "1 machines and the config wants DGXNNODES=2"),
+        ("dgx1 slots=2\ndgx2 slots=08\n", "dgx2 slots=8 and DGXNGPU=2: they must be equal"),
+        ("dgx1 slots=2\ndgx2 slots=4\n", "dgx2 slots=4 and DGXNGPU=2: they must be equal"),
+        ("# none\n", "no machine in it"),
+    ],
+)  # fmt: skip
+def test_an_invalid_hostfile_says_what_is_wrong(machines, repository, text, words):
+    program = runpy.run_path(str(repository / "launch" / "ssh" / "hosts.py"))
+    with pytest.raises(ValueError, match=words):
+        program["main"](hostfile(machines, text), "2", "2")
+
+
+@pytest.mark.parametrize("text", ["# none\n", None])
+def test_a_wrong_hostfile_is_one_line_before_a_machine_is_called(machines, text):
+    file = hostfile(machines, text) if text else str(machines.root)
+    why = "no machine in it" if text else "not a readable file"
+    done = machines.refused(f"HOSTFILE={file}: {why}", HOSTS="", HOSTFILE=file)
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert machines.calls("ssh") == []
 
 
 @pytest.fixture
@@ -235,22 +215,18 @@ def sshd(checkout, tmp_path):
         pytest.skip("needs root, ssh and sshd (openssh-server)")
     Path("/run/sshd").mkdir(exist_ok=True)
     for name in ("host", "user"):
-        subprocess.run(
-            ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / name],
-            check=True,
-        )
+        line = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f"]
+        subprocess.run([*line, tmp_path / name], check=True)
     port = free_ports()
     settings = {
         "Port": port, "HostKey": tmp_path / "host", "AuthorizedKeysFile": tmp_path / "user.pub", "StrictModes": "no",
         "PidFile": "none", "UsePAM": "no", "PermitRootLogin": "yes",
     }  # fmt: skip
-    (tmp_path / "sshd_config").write_text(
-        "".join(f"{name} {value}\n" for name, value in settings.items())
-    )
+    text = "".join(f"{name} {value}\n" for name, value in settings.items())
+    (tmp_path / "sshd_config").write_text(text)
     with open(tmp_path / "sshd.log", "w") as log:
-        process = subprocess.Popen(
-            [server, "-D", "-e", "-f", tmp_path / "sshd_config"], stderr=log
-        )
+        line = [server, "-D", "-e", "-f", tmp_path / "sshd_config"]
+        process = subprocess.Popen(line, stderr=log)
     wait_until(lambda: "listening" in (tmp_path / "sshd.log").read_text())
     # Post-quantum keys would take a tenth of a second of a core.
     options = "-o KexAlgorithms=curve25519-sha256 -o LogLevel=ERROR"
@@ -261,7 +237,7 @@ def sshd(checkout, tmp_path):
     python.write_text(python.read_text().replace("set -uo pipefail", packages))
     identity = checkout.root / "launch" / "node" / "identity.sh"
     identity.write_text("#!/bin/sh\nset -- $SSH_CONNECTION\necho $3\n")
-    checkout.script, checkout.size = "./run_multinode.sh", "DGXNGPU=2 DGXNNODES=2"
+    checkout.script, checkout.size = "./run_multinode.sh", "DGXNGPU=1 DGXNNODES=2"
     checkout.env |= {
         "HOSTS": "127.0.0.1 127.0.0.2", "NCCL_TEST": "0", "PYTHON": str(python),
         "SSH_OPTIONS": f"-p {port} -i {tmp_path / 'user'} {options}",
@@ -271,17 +247,19 @@ def sshd(checkout, tmp_path):
     process.wait()
 
 
-def test_a_real_ssh_server_starts_the_ranks(sshd):
-    sshd.run(status=0)
+def test_a_real_ssh_server_starts_the_ranks_of_a_hostfile(sshd):
+    sshd.size = "DGXNGPU=2 DGXNNODES=2"
+    text = "127.0.0.1 slots=2\n127.0.0.2 slots=2\n"
+    sshd.run(HOSTS="", HOSTFILE=hostfile(sshd, text), status=0)
     assert sorted(rank["RANK"] for rank in sshd.ranks()) == ["0", "1", "2", "3"]
     assert {rank["MASTER_ADDR"] for rank in sshd.ranks()} == {"127.0.0.1"}
 
 
 @pytest.fixture
 def hanging(sshd):
-    """A started run of which all four ranks hang."""
+    """A started run of which both ranks hang."""
     process = sshd.popen(TRIAL_0="hang")
-    wait_until(lambda: len(sshd.ranks()) == 4)
+    wait_until(lambda: len(sshd.ranks()) == 2)
     return process
 
 

