@@ -17,6 +17,7 @@ from .captured import captured
 
 RESUMES = {"RESUME": "1", "CHECKPOINT_DIR": "/nowhere"}
 SPARE = {"SPARE_NODES": "1"}
+PARTS = "source launch/load.sh run/log run/python run/record run/restart run/answers; "
 
 
 def settings(folder: Path) -> dict[str, str]:
@@ -26,11 +27,8 @@ def settings(folder: Path) -> dict[str, str]:
 
 
 def shell(repository: Path, folder: Path, script: str, **env: str) -> list[str]:
-    parts = (
-        "source launch/load.sh run/log run/python run/record run/restart run/answers; "
-    )
     environ = settings(folder) | {"REPO_DIR": str(repository)} | env
-    done = captured(["bash", "-uc", parts + script], cwd=repository, env=environ)
+    done = captured(["bash", "-uc", PARTS + script], cwd=repository, env=environ)
     return (done.stdout + done.stderr).splitlines()
 
 
@@ -64,42 +62,35 @@ def write(folder: Path, lines: list[str]) -> None:
     (folder / "records").write_text(text)
 
 
+HUNG, UNFIT, KILLED = "missing 3 n2 - hung", "unfit - n2 - slow", "killed 3 n2 7 SIGKILL"  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    ("records", "env", "plan"),
+    ("records", "env", "can_leave_out", "plan"),
     [
-        (["missing 3 n2 - hung"], SPARE, "hung 3 n2"),
-        (["missing 3 n2 - hung"], RESUMES, "hung 3 n2"),
-        (["missing 3 n2 - hung"], {}, ""),
-        ([f"missing {rank} n{rank} - hung" for rank in (1, 2, 3)], SPARE, ""),
-        (["missing 3 n2 - hung", "lost - n1 - gone"], {}, "gone 3 n1"),
-        (["unfit - n2 - slow"], SPARE, "slow 3 n2"),
-        (["broken - n2 - disk"], SPARE, "disk 3 n2"),
-        (["broken - n2 - disk"], RESUMES, ""),
-        (["killed 3 n2 7 SIGKILL"], RESUMES, "SIGKILL 1"),
-        (["killed 3 n2 7 SIGKILL"], SPARE, ""),
-        (["killed 3 n2 7 SIGKILL", "missing 3 n2 - hung"], RESUMES, "hung 3 n2"),
-        (["failed 3 n2 7 did_not_come_to"], SPARE | RESUMES, ""),
-        (["missing 3 n2"], SPARE, ""),  # a line that was cut off
+        ([HUNG], SPARE, "1", "hung 3 n2"),
+        ([HUNG], RESUMES, "1", "hung 3 n2"),
+        ([HUNG], {}, "1", ""),
+        ([HUNG], RESUMES, "0", ""),  # where no node can be left out none is blamed
+        ([f"missing {rank} n{rank} - hung" for rank in (1, 2, 3)], SPARE, "1", ""),
+        ([HUNG, "lost - n1 - gone"], {}, "1", "gone 3 n1"),
+        ([UNFIT], SPARE, "1", "slow 3 n2"),
+        ([UNFIT], RESUMES, "0", ""),
+        (["broken - n2 - disk"], SPARE, "1", "disk 3 n2"),
+        (["broken - n2 - disk"], RESUMES, "1", ""),
+        ([KILLED], RESUMES, "1", "SIGKILL 1"),
+        ([KILLED], SPARE, "1", ""),
+        ([KILLED, HUNG], RESUMES, "1", "hung 3 n2"),
+        ([KILLED, HUNG], RESUMES, "0", "SIGKILL 1"),
+        (["failed 3 n2 7 did_not_come_to"], SPARE | RESUMES, "1", ""),
+        (["missing 3 n2"], SPARE, "1", ""),  # a line that was cut off
     ],
 )
 def test_records_decide_whether_and_without_which_nodes_a_run_starts_again(
-    ask, tmp_path, records, env, plan
+    ask, tmp_path, records, env, can_leave_out, plan
 ):
     write(tmp_path, records)
-    assert " ".join(ask("plan", "1", **env)) == plan
-
-
-@pytest.mark.parametrize(
-    ("records", "plan"),
-    [
-        (["missing 3 n2 - hung"], ""),
-        (["unfit - n2 - slow"], ""),
-        (["killed 3 n2 7 SIGKILL", "missing 3 n2 - hung"], "SIGKILL 1"),
-    ],
-)
-def test_where_no_node_can_be_left_out_none_is_blamed(ask, tmp_path, records, plan):
-    write(tmp_path, records)
-    assert " ".join(ask("plan", "0", **RESUMES)) == plan
+    assert " ".join(ask("plan", can_leave_out, **env)) == plan
 
 
 def test_without_a_scheduler_no_node_can_be_left_out(repository, tmp_path):
@@ -138,9 +129,7 @@ def test_the_first_rank_that_fails_leaves_its_record_and_causes_replace_it(
     ("status", "kind"),
     [(1, "failed"), (2, "bad_input"), (3, "not_reached"), (4, "hung"), (137, "killed"), (139, "crashed"), (143, "ended")],
 )  # fmt: skip
-def test_the_exit_status_of_a_rank_is_the_kind_of_its_record(
-    records, tmp_path, status, kind
-):
+def test_the_exit_status_of_a_rank_is_its_kind(records, tmp_path, status, kind):
     assert records.of_rank(tmp_path, "0", status, "1", "n1").kind == kind
 
 
@@ -191,13 +180,8 @@ def test_memory_is_named_only_where_the_kernel_counts_a_kill_in_the_ranks_step(
     assert "sbatch --mem" not in other.reason
 
 
-OLD = [
-    name
-    for name in ("3.6", "3.7", "3.8")
-    if glob.glob(f"{Path.home()}/.pyenv/versions/{name}.*")
-]
-
-
+PYENV = f"{Path.home()}/.pyenv/versions"
+OLD = [name for name in ("3.6", "3.7", "3.8") if glob.glob(f"{PYENV}/{name}.*")]
 PROGRAMS = {
     "restart": "note hung n1",
     "records": "explain . 0 137 1 n1",
@@ -213,10 +197,8 @@ PROGRAMS = {
 
 @pytest.mark.parametrize("version", OLD)
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_it_runs_on_the_interpreters_of_old_systems(
-    repository, tmp_path, program, version
-):
-    (python,) = glob.glob(f"{Path.home()}/.pyenv/versions/{version}.*/bin/python")
+def test_it_runs_on_old_interpreters(repository, tmp_path, program, version):
+    (python,) = glob.glob(f"{PYENV}/{version}.*/bin/python")
     (tmp_path / "hosts").write_text("n1 slots=2\n")
     modules = f"{repository / 'implementations'}:{repository}"
     env = settings(tmp_path) | RESUMES | {"PYTHONPATH": modules, "DEVICE": "cpu"}
@@ -257,12 +239,8 @@ def test_progress_is_that_of_the_trial_that_ran_last(ask, tmp_path):
     assert progress() == "1 trials, step 1200"
 
 
-@pytest.mark.parametrize(
-    "seeds", [{}, {"SEED": "7"}, {"SEED": "7", "SEEDS": "4, 09,5"}]
-)
-def test_checkpoints_of_fine_tuning_are_looked_for_where_its_trainer_puts_them(
-    ask, tmp_path, seeds
-):
+@pytest.mark.parametrize("seeds", [{}, {"SEED": "7"}, {"SEED": "7", "SEEDS": "4, 09,5"}])  # fmt: skip
+def test_checkpoints_of_fine_tuning_are_those_of_its_trainer(ask, tmp_path, seeds):
     given = seeds | {"TRIAL": "1", "BATCHSIZE": "1", "LR": "1", "EPOCHS": "1"}
     given |= {"TASK": "MRPC", "DATA": "x", "INIT_CHECKPOINT": "x"}
     if "SEED" in given:  # as the launcher exports it to a trial
@@ -286,22 +264,14 @@ def test_steps_of_other_trials_are_not_said_to_be_repeated(ask, tmp_path):
     assert told == ["hung; continues from step 0, repeating about 7 steps"]
 
 
-def test_nodes_that_are_left_out_at_a_start_are_no_restart(ask):
+def test_what_counts_as_a_restart_and_what_the_end_tells(ask):
     for _ in range(3):
-        ask("left_out", "bad", "n1")
+        ask("left_out", "bad", "n1")  # at a start
     assert ask("allowed", "1") == []
     assert ask("excluded") == ["n1"]
-
-
-def test_restarts_and_nodes_left_out_of_an_earlier_job_do_not_count(ask):
-    ask("note", "hung", "n1", SLURM_JOB_ID="1")
+    ask("note", "hung", "n2", SLURM_JOB_ID="1")  # of an earlier job
     assert ask("allowed", "1", SLURM_JOB_ID="2") == []
     assert ask("excluded", SLURM_JOB_ID="2") == []
-
-
-def test_the_end_of_a_run_tells_its_restarts_and_not_what_was_left_out(ask):
-    ask("left_out", "bad", "n1")
-    ask("note", "hung", "n2")
     (told,) = ask("told")
     assert told.startswith("run: restarted at ")
     assert told.endswith(", without n2: hung; the trial is repeated")
@@ -315,9 +285,7 @@ def test_a_run_gives_up_after_as_many_restarts_without_progress(ask):
     assert ask("allowed", "2") == [gave_up]
 
 
-@pytest.mark.parametrize(
-    "signal", ["", "USR1"], ids=["after a hang", "at the time limit"]
-)
+@pytest.mark.parametrize("signal", ["", "USR1"])  # at the time limit
 def test_the_last_line_says_that_the_run_gave_up_and_why(repository, tmp_path, signal):
     lines = "missing\t3\tn2\t-\thung\nlast\t-\t-\t-\ttrial 0: hung\n"
     (tmp_path / "records").write_text(lines)
@@ -329,9 +297,7 @@ def test_the_last_line_says_that_the_run_gave_up_and_why(repository, tmp_path, s
     assert said[-1] == f"{gave_up}; trial 0: hung"
 
 
-def test_an_attempt_that_asks_in_vain_for_another_one_ends_the_run_with_1(
-    repository, tmp_path
-):
+def test_an_attempt_that_asks_in_vain_for_another_ends_with_1(repository, tmp_path):
     (tmp_path / "records").write_text("last\t-\t-\t-\ttrial 0: nan\n")
     begun = "source launch/supervisor.sh; platform::blame() { :; }; status=75; "
     end = "(supervisor::restart); echo ended with $?"
@@ -340,21 +306,23 @@ def test_an_attempt_that_asks_in_vain_for_another_one_ends_the_run_with_1(
 
 
 @pytest.mark.parametrize(
-    ("env", "said"),
+    ("env", "continues"),
     [
-        ({"RESUME": "1"}, "continues from step 40"),
+        ({"RESUME": "1"}, True),
         # The trainer's own rule.
-        ({"SUBMISSION_DIVISION": "open"}, "continues from step 40"),
-        ({"RANK_MODULE": "finetune"}, "continues from step 40"),
-        ({"SUBMISSION_DIVISION": "closed"}, "the trial is repeated"),
-        ({}, "the trial is repeated"),
+        ({"SUBMISSION_DIVISION": "open"}, True),
+        ({"RANK_MODULE": "finetune"}, True),
+        ({"SUBMISSION_DIVISION": "closed"}, False),
+        ({}, False),
     ],
 )
-def test_a_restart_says_whether_the_trial_continues(ask, tmp_path, env, said):
-    (tmp_path / "saved").mkdir()
-    (tmp_path / "saved" / "step_40.pt").touch()
-    (tmp_path / "saved" / "seed_1").symlink_to(tmp_path / "saved")
-    told = ask("note", "hung", "n1", CHECKPOINT_DIR=str(tmp_path / "saved"), **env)
+def test_a_restart_says_whether_the_trial_continues(ask, tmp_path, env, continues):
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    (saved / "step_40.pt").touch()
+    (saved / "seed_1").symlink_to(saved)
+    told = ask("note", "hung", "n1", CHECKPOINT_DIR=str(saved), **env)
+    said = "continues from step 40" if continues else "the trial is repeated"
     assert told == [f"without n1: hung; {said}"]
 
 
@@ -365,7 +333,5 @@ def test_each_attempt_is_a_process_with_nodes_and_a_name_of_its_own(checkout):
     attempt.write_text(f"#!/usr/bin/env bash\n{says}\n")
     script = "source launch/supervisor.sh; PLATFORM=slurm WORK=trial; "
     script += "nodes=(n1 n2); supervisor::attempt; nodes=(n2 n3); supervisor::attempt"
-    said = shell(
-        checkout.root, checkout.root, script, SLURM_JOB_ID="7", REPO_DIR=str(checkout.root),
-    )  # fmt: skip
+    said = shell(checkout.root, checkout.root, script, SLURM_JOB_ID="7")
     assert said[:2] == ["bert_7_0 n1 n2", "bert_7_0_1 n2 n3"]
