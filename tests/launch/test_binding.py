@@ -8,7 +8,6 @@ import contextlib
 import io
 import os
 import runpy
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -40,23 +39,21 @@ class Node:
     num_numa: int = 2
 
     def __post_init__(self) -> None:
-        half = self.num_cpus // 2
-        cores = half // max(self.num_numa, 1)
+        half, system = self.num_cpus // 2, self.sys / "devices/system"
         for cpu in range(self.num_cpus):
             siblings = f"{cpu % half},{cpu % half + half}"
-            place = f"devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
-            write(self.sys / place, siblings)
+            write(system / f"cpu/cpu{cpu}/topology/thread_siblings_list", siblings)
         for node in range(self.num_numa):
-            place = f"devices/system/node/node{node}/cpulist"
-            write(self.sys / place, self.cpus_of(node, cores, half))
+            write(system / f"node/node{node}/cpulist", self.cpus_of(node))
         self.allow(f"0-{self.num_cpus - 1}")
 
     @property
     def sys(self) -> Path:
         return self.root / "sys"
 
-    @staticmethod
-    def cpus_of(node: int, cores: int, half: int) -> str:
+    def cpus_of(self, node: int) -> str:
+        half = self.num_cpus // 2
+        cores = half // self.num_numa
         first, last = node * cores, (node + 1) * cores - 1
         return f"{first}-{last},{first + half}-{last + half}"
 
@@ -66,11 +63,9 @@ class Node:
     def device(self, address: str, numa: int, under: str = "", **files: str) -> Path:
         """A PCI device behind the bridges ``under``."""
         real = self.sys / "devices/pci0000:00" / under / address
-        half = self.num_cpus // 2
-        cpus = f"0-{self.num_cpus - 1}"
-        if numa >= 0:
-            cpus = self.cpus_of(numa, half // self.num_numa, half)
-        for name, text in {"numa_node": str(numa), "local_cpulist": cpus, **files}.items():  # fmt: skip
+        cpus = self.cpus_of(numa) if numa >= 0 else f"0-{self.num_cpus - 1}"
+        files |= {"numa_node": str(numa), "local_cpulist": cpus}
+        for name, text in files.items():
             write(real / name, text)
         link = self.sys / "bus/pci/devices" / address
         link.parent.mkdir(parents=True, exist_ok=True)
@@ -83,9 +78,8 @@ class Node:
     def nic(
         self, name: str, address: str, numa: int, under: str, state: str = "4: ACTIVE"
     ) -> None:
-        real = self.device(
-            address, numa, under, vendor="0x15b3", **{"class": "0x020700"}
-        )
+        card = {"vendor": "0x15b3", "class": "0x020700"}
+        real = self.device(address, numa, under, **card)
         write(self.sys / f"class/infiniband/{name}/ports/1/state", state)
         (self.sys / f"class/infiniband/{name}/device").symlink_to(real)
 
@@ -96,9 +90,10 @@ class Node:
     def bind(self, rank: int, ranks: int, **env: str) -> Said:
         """What is said, without binding this process."""
         out, err = io.StringIO(), io.StringIO()
-        with (
-            pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err),
-        ):  # fmt: skip
+        with contextlib.ExitStack() as stack:
+            patch = stack.enter_context(pytest.MonkeyPatch.context())
+            stack.enter_context(contextlib.redirect_stdout(out))
+            stack.enter_context(contextlib.redirect_stderr(err))
             patch.setattr(os, "environ", self.given(**env))
             patch.setattr(os, "sched_setaffinity", lambda process, cpus: None)
             program = runpy.run_path(str(self.repository / PROGRAM))
@@ -123,13 +118,12 @@ class Node:
         return [row[-1] for row in self.table(ranks, BINDING=mode, **env)]
 
 
-ADDRESSES = [
-    f"0000:{bus:02x}:00.0" for bus in (0x18, 0x2A, 0x3A, 0x5D, 0x9A, 0xAB, 0xBA, 0xDB)
-]
+BUSES = (0x18, 0x2A, 0x3A, 0x5D, 0x9A, 0xAB, 0xBA, 0xDB)
+ADDRESSES = [f"0000:{bus:02x}:00.0" for bus in BUSES]
 
 
 @pytest.fixture
-def make_node(tmp_path: Path, repository: Path) -> Callable[..., Node]:
+def make_node(tmp_path: Path, repository: Path):
     return lambda **sizes: Node(tmp_path, repository, **sizes)
 
 
@@ -137,62 +131,47 @@ def make_node(tmp_path: Path, repository: Path) -> Callable[..., Node]:
 def dgx(make_node) -> Node:
     """Eight GPUs, four per socket, each behind its own switch with a network card."""
     node = make_node()
-    for number, address in enumerate(ADDRESSES):
-        node.gpu(address, number // 4, under=f"0000:{number:02x}:01.0")
-        node.nic(
-            f"mlx5_{number}", f"0000:{number:02x}:02.0", number // 4, under=f"0000:{number:02x}:01.0",
-        )  # fmt: skip
+    for n, address in enumerate(ADDRESSES):
+        switch = f"0000:{n:02x}:01.0"
+        node.gpu(address, n // 4, under=switch)
+        node.nic(f"mlx5_{n}", f"0000:{n:02x}:02.0", n // 4, under=switch)
     return node
 
 
 FIRST, SECOND = "0-47,96-143", "48-95,144-191"
+OTHERS = [FIRST] * 4 + ["48-83,144-179"] * 4  # without those that serve the file system
+SHARES = [f"{12 * n}-{12 * n + 11},{12 * n + 96}-{12 * n + 107}" for n in range(8)]
+FEWER = ["48-56,144-152", "57-65,153-161", "66-74,162-170", "75-83,171-179"]
 
 
-def test_numa_binding_gives_each_rank_the_cpus_of_its_gpus_socket(dgx):
-    assert dgx.cpus(8, "numa") == [FIRST] * 4 + [SECOND] * 4
+def driver(order: list[str]) -> str:
+    """What nvidia-smi lists."""
+    return "\n".join(f"{i}, GPU-{i}a, 0000{a.upper()}" for i, a in enumerate(order))
 
 
-def test_cpus_reserved_by_the_cluster_are_left_alone(dgx):
-    dgx.allow("0-83,96-179")  # the others serve the file system
-    assert dgx.cpus(8, "numa") == [FIRST] * 4 + ["48-83,144-179"] * 4
-    dgx.allow("0-191")
-    reserved = dgx.cpus(8, "numa", RESERVED_CPUS="84-95,180-191")
-    assert reserved == [FIRST] * 4 + ["48-83,144-179"] * 4
-
-
-def test_exclusive_binding_assigns_whole_cores_and_all_of_them(dgx):
-    shares = dgx.cpus(8, "exclusive")
-    assert shares[:2] == ["0-11,96-107", "12-23,108-119"]
-    assert shares[7] == "84-95,180-191"
-
-
-def test_exclusive_binding_assigns_only_allowed_cpus(dgx):
-    dgx.allow("0-83,96-179")
-    shares = dgx.cpus(8, "exclusive")
-    last = "48-56,144-152 57-65,153-161 66-74,162-170 75-83,171-179"
-    assert shares[4:] == last.split()
+@pytest.mark.parametrize(
+    ("mode", "allowed", "env", "cpus"),
+    [
+        ("numa", "0-191", {}, [FIRST] * 4 + [SECOND] * 4),
+        ("numa", "0-83,96-179", {}, OTHERS),
+        ("numa", "0-191", {"RESERVED_CPUS": "84-95,180-191"}, OTHERS),
+        ("exclusive", "0-191", {}, SHARES),  # whole cores, and all of them
+        ("exclusive", "0-83,96-179", {}, SHARES[:4] + FEWER),
+        ("numa", "0-191", {"CUDA_VISIBLE_DEVICES": "7,0"}, [SECOND, FIRST]),
+        ("numa", "0-191", {"CUDA_VISIBLE_DEVICES": "GPU-5a,GPU-1a", "TOPOLOGY_GPUS": driver(ADDRESSES)}, [SECOND, FIRST]),
+        ("numa", "0-191", {"TOPOLOGY_GPUS": driver(ADDRESSES[::-1])}, [SECOND] * 4 + [FIRST] * 4),
+        ("none", "1000-1999", {}, ["as given"] * 8),
+    ],
+)  # fmt: skip
+def test_ranks_have_allowed_cpus_near_their_gpus(dgx, mode, allowed, env, cpus):
+    dgx.allow(allowed)
+    assert dgx.cpus(len(cpus), mode, **env) == cpus
 
 
 def test_exclusive_binding_of_more_ranks_than_cores_shares_them(make_node):
     node = make_node(num_cpus=4, num_numa=1)
     node.gpu(ADDRESSES[0], 0)
     assert node.cpus(3, "exclusive") == ["0-3"] * 3
-
-
-def test_ranks_follow_the_order_of_the_visible_devices(dgx):
-    assert dgx.cpus(2, "numa", CUDA_VISIBLE_DEVICES="7,0") == [SECOND, FIRST]
-    driver = "\n".join(
-        f"{i}, GPU-{i}a, 0000{a.upper()}" for i, a in enumerate(ADDRESSES)
-    )
-    given = {"CUDA_VISIBLE_DEVICES": "GPU-5a,GPU-1a", "TOPOLOGY_GPUS": driver}
-    assert dgx.cpus(2, "numa", **given) == [SECOND, FIRST]
-
-
-def test_the_drivers_order_of_gpus_wins_over_that_of_sysfs(dgx):
-    driver = "\n".join(
-        f"{i}, GPU-{i}a, 0000{a}" for i, a in enumerate(reversed(ADDRESSES))
-    )
-    assert dgx.cpus(8, "numa", TOPOLOGY_GPUS=driver) == [SECOND] * 4 + [FIRST] * 4
 
 
 def test_a_gpu_of_unknown_numa_node_leaves_all_cpus(make_node):
@@ -216,10 +195,12 @@ def test_without_sysfs_nothing_is_bound_and_nothing_fails(tmp_path, repository):
 
 
 def test_threads_of_a_rank_are_its_share_of_the_allowed_cpus(dgx):
+    asked = (
+        f"PROC_STATUS={dgx.root}/status; . launch/node/binding.sh; binding::threads 8"
+    )
     for cpus, threads in (("0-83,96-179", "21"), ("0", "1")):
         dgx.allow(cpus)
-        asked = f"PROC_STATUS={dgx.root}/status; . launch/node/binding.sh; binding::threads 8"
-        done = captured(["bash", "-c", asked], cwd=dgx.repository, check=True)
+        done = captured(["bash", "-c", asked], 0, cwd=dgx.repository)
         assert done.stdout == f"{threads}\n"
 
 
@@ -245,7 +226,7 @@ def test_a_card_of_the_same_socket_is_nearer_than_one_of_the_other(make_node):
 def test_a_process_is_bound_to_a_cpu_it_may_use(make_node):
     mine = min(os.sched_getaffinity(0))
     node = make_node(num_cpus=2, num_numa=1)
-    node.device(ADDRESSES[0], 0, vendor="0x10de", **{"class": "0x030200"})
+    node.gpu(ADDRESSES[0], 0)
     write(node.sys / f"bus/pci/devices/{ADDRESSES[0]}/local_cpulist", f"{mine},100000")
     node.allow(str(mine))
     done = node.bind_itself(0, 1)
@@ -263,7 +244,6 @@ def test_a_refused_binding_is_a_warning(make_node):
 def test_binding_none_binds_nothing(dgx):
     dgx.allow("1000-1999")
     assert dgx.bind(1, 8, BINDING="none").stderr == ""
-    assert dgx.cpus(8, "none") == ["as given"] * 8
 
 
 def nics(node: Node, rank: int, **env: str) -> str:
@@ -273,16 +253,11 @@ def nics(node: Node, rank: int, **env: str) -> str:
 
 
 def test_a_rank_uses_the_cards_nearest_to_its_gpu_by_exact_name(dgx):
+    """By default none is chosen; and the user's choice wins."""
     dgx.nic("mlx5_10", "0000:01:03.0", 0, under="0000:01:01.0")
     found = [nics(dgx, rank) for rank in (0, 1, 7)]
     assert found == ["=mlx5_0", "=mlx5_1,mlx5_10", "=mlx5_7"]
-
-
-def test_a_rank_follows_the_visible_devices_to_its_cards(dgx):
     assert nics(dgx, 0, CUDA_VISIBLE_DEVICES="6,2") == "=mlx5_6"
-
-
-def test_the_users_choice_of_cards_wins_and_none_is_made_by_default(dgx):
     assert nics(dgx, 0, NCCL_IB_HCA="mlx5_5") == ""
     assert nics(dgx, 0, NIC_BINDING="none") == ""
 

@@ -30,10 +30,8 @@ def demo(checkout):
     folder = checkout.root.parent
     checkout.stand_in("demo_python", PYTHON)
     prepares(checkout, "")
-    checkout.env |= {
-        "PYTHON": f"{folder}/bin/demo_python",
-        "DEMO_DIR": f"{folder}/demo",
-    }
+    own = {"PYTHON": f"{folder}/bin/demo_python", "DEMO_DIR": f"{folder}/demo"}
+    checkout.env |= own
     checkout.script = "launch/tools/demo.sh"
     return checkout
 
@@ -87,13 +85,16 @@ def test_the_fine_tuning_demo_saves_and_continues_after_a_kill(demo):
     done = go(demo, SCRIPTS[2], DEMO_DIR="d", RUN_NAME="mine")
     given = dict(word.partition("=")[::2] for word in done.stdout.splitlines())
     with_its_run = "d/finetune/results/mine/checkpoints"
-    assert given["CHECKPOINT_DIR"] == with_its_run
-    assert (given["CHECKPOINT_EVERY_STEPS"], given["RESUME"]) == ("50", "1")
+    names = ("CHECKPOINT_DIR", "CHECKPOINT_EVERY_STEPS", "RESUME")
+    assert [given[name] for name in names] == [with_its_run, "50", "1"]
 
 
-def test_it_ends_with_the_next_commands(demo):
-    done = go(demo, RUN_NAME="mine")
-    assert [rank["LR"] for rank in demo.ranks()] == ["0.01"] * 4
+def test_it_uses_its_own_settings_and_ends_with_the_next_commands(demo):
+    """Whatever was sourced in this shell; one GPU is one process."""
+    done = go(demo, config=CONFIG, RUN_NAME="mine", GPUS="1")
+    ranks = [(rank["LR"], rank["WORLD_SIZE"]) for rank in demo.ranks()]
+    assert ranks == [("0.01", "1")] * 2
+    assert "stands" not in done.stderr
     _, _, advice = done.stderr.partition("What to do next:")
     for command in ("show", "watch", "report"):
         assert f"python -m review {command} ../demo/results/mine" in advice
@@ -109,21 +110,7 @@ def test_your_own_settings_reach_the_runs(demo):
     assert "NUM_EVAL_EXAMPLES=99 is exported" in done.stderr
 
 
-def test_one_gpu_runs_one_process(demo):
-    go(demo, GPUS="1", NEXP="1")
-    assert [rank["WORLD_SIZE"] for rank in demo.ranks()] == ["1"]
-
-
-def test_a_site_and_a_config_sourced_before_do_not_affect_it(demo):
-    """The demo uses its own data and settings, whatever was sourced in this shell."""
-    done = go(demo, config=CONFIG, NEXP="1")
-    assert [rank["LR"] for rank in demo.ranks()] == ["0.01"] * 2
-    assert "stands" not in done.stderr
-
-
-def test_run_local_uses_the_checkouts_environment_if_the_current_python_has_no_torch(
-    checkout,
-):
+def test_run_local_uses_the_checkouts_python_where_the_current_has_no_torch(checkout):
     venv = checkout.root / ".venv" / "bin"
     venv.mkdir(parents=True)
     shutil.move(checkout.root.parent / "bin" / "python", venv / "python")

@@ -21,20 +21,18 @@ def ask(repository, tmp_path):
     ) -> str:  # fmt: skip
         given = {"state": "RUNNING", "reason": "None", "restarts": "0", "left": "n1 n2"}
         shown = JOB.format(**given | fields) + times
+        hosts = f"printf '%s\\n' {fields.get('left', 'n1 n2')}"
         for name, text in {
-            "scontrol": f"case $* in *hostnames*) printf '%s\\n' {fields.get('left', 'n1 n2')} ;; *) echo '{shown}' ;; esac",
+            "scontrol": f"case $* in *hostnames*) {hosts} ;; *) echo '{shown}' ;; esac",
             "sinfo": f"printf '{states}'",
             "squeue": f"printf '%s\\n' {known}",
         }.items():
             (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
             (tmp_path / name).chmod(0o755)
         env = {
-            "PATH": f"{tmp_path}:{os.environ['PATH']}",
-            "SLURM_JOB_NODELIST": "n[1-2]",
-            "SUPERVISOR_BEGAN": str(time.time() - 100),
-            "SLURM_RESTART_COUNT": fields.get("started", "0"),
-            "ATTEMPT": "2",
-        }
+            "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_NODELIST": "n[1-2]", "ATTEMPT": "2",
+            "SUPERVISOR_BEGAN": str(time.time() - 100), "SLURM_RESTART_COUNT": fields.get("started", "0"),
+        }  # fmt: skip
         line = ["python3", "-B", repository / "launch/slurm/job.py", "9", "7", *words]
         return captured(line, env=env, check=True, input=names).stdout.strip()
 
@@ -74,9 +72,7 @@ def test_the_time_that_is_left_is_right_on_a_node_whose_clock_is_off(ask, hours)
     ("left", "node", "lost"),
     [("n2 n3", "n2", "n1"), ("n2 n3", "n3", ""), ("n1 n2", "n1", ""), ("", "n2", "")],
 )
-def test_the_first_node_that_is_left_acts_for_a_job_without_a_script(
-    ask, left, node, lost
-):
+def test_the_first_node_left_acts_for_a_job_without_a_script(ask, left, node, lost):
     assert ask("orphaned", node, left=left) == lost
 
 

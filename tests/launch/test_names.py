@@ -4,52 +4,41 @@ switch cleanly.
 
 from __future__ import annotations
 
-import subprocess
-
 import pytest
 
-from .captured import captured
+from .captured import Done, captured
 
 SCRIPTS = {
     "local": "./run_local.sh", "docker": "CONT=image ./run_with_docker.sh", "ssh": "HOSTS=node1 ./run_multinode.sh",
-    "slurm": "SLURM_JOB_ID=7 SLURM_JOB_NUM_NODES=1 ./run.sub",
-    "demo": "launch/tools/demo.sh",
+    "slurm": "SLURM_JOB_ID=7 SLURM_JOB_NUM_NODES=1 ./run.sub", "demo": "launch/tools/demo.sh",
 }  # fmt: skip
-
-
-MISSPELT = {"BATCHSZIE": "BATCHSIZE", "LEARNING_RATE": "LR", "FUSE": "FUSED", "DGXNODES": "DGXNNODES"}  # fmt: skip
+NO_SETTING = "XYZZY: no such setting: docs/variables.md has all"
 # All scripts ask one function: each of them one name, and one of them each.
-EACH_SCRIPT = [(script, "BATCHSZIE") for script in SCRIPTS]
-EACH_NAME = [("local", name) for name in MISSPELT if name != "BATCHSZIE"]
+WRONG = [(script, "BATCHSZIE=4", "", "BATCHSZIE: did you mean BATCHSIZE?") for script in SCRIPTS]  # fmt: skip
+WRONG += [(script, "", "XYZZY=3", NO_SETTING) for script in ("docker", "ssh", "slurm")]
+WRONG += [
+    ("local", "LEARNING_RATE=4", "", "LEARNING_RATE: did you mean LR?"),
+    ("local", "FUSE=4", "", "FUSE: did you mean FUSED?"),
+    ("local", "DGXNODES=4", "", "DGXNODES: did you mean DGXNNODES?"),
+    ("local", "", "XYZZY=3", NO_SETTING),
+    (
+        "local",
+        "",
+        "MAX_LEN=64",
+        "MAX_LEN: no such setting: did you mean MAX_SEQ_LENGTH?",
+    ),
+    ("local", "", "lr=3", "lr=3: expected NAME=VALUE; did you mean LR=3?"),
+    ("local", "", "--fast", "--fast: expected NAME=VALUE"),
+]
 
 
-@pytest.mark.parametrize(("script", "name"), [*EACH_SCRIPT, *EACH_NAME])
-def test_a_misspelt_name_stops_every_script_before_it_starts_anything(
-    checkout, script, name
-):
-    done = checkout.run(f"env {SCRIPTS[script]}", status=2, **{name: "4"})
-    assert f"run: error: {name}: did you mean {MISSPELT[name]}?" in done.stderr
+@pytest.mark.parametrize(("script", "exported", "after", "said"), WRONG)
+def test_a_wrong_name_stops_every_script(checkout, script, exported, after, said):
+    """Before it starts anything: exported, or after the script, where settings follow."""
+    own = f"SEED=3 {after}" if after else ""
+    done = checkout.run(f"env {exported} {SCRIPTS[script]} {own}", status=2)
+    assert f"run: error: {said}" in done.stderr
     assert not checkout.ranks()
-    assert not checkout.logdir.exists()
-
-
-WRONG = {
-    "MAX_LEN=64": "MAX_LEN: no such setting: did you mean MAX_SEQ_LENGTH?",
-    "XYZZY=3": "XYZZY: no such setting: docs/variables.md has all",
-    "lr=3": "lr=3: expected NAME=VALUE; did you mean LR=3?",
-    "--fast": "--fast: expected NAME=VALUE",
-}
-SETTINGS = [(script, "XYZZY=3") for script in ("docker", "ssh", "slurm")]
-
-
-@pytest.mark.parametrize(
-    ("script", "setting"), [*SETTINGS, *(("local", setting) for setting in WRONG)]
-)
-def test_what_follows_a_script_is_a_setting_that_somebody_reads(
-    checkout, script, setting
-):
-    done = checkout.run(f"env {SCRIPTS[script]} SEED=3 {setting}", status=2)
-    assert f"run: error: {WRONG[setting]}" in done.stderr
     assert not checkout.logdir.exists()
 
 
@@ -69,17 +58,15 @@ def test_a_setting_after_a_script_wins_over_the_config(checkout):
 def test_a_node_without_a_python_leaves_the_names_to_the_trainers_check(checkout):
     for name in ("python", "python3"):
         checkout.stand_in(name, "exit 1")
-    done = captured(
-        ["bash", "-c", "REPO_DIR=$PWD; cd launch/run; source log.sh; source variables.sh; variables::check_names"],
-        cwd=checkout.root, env=checkout.env | {"BATCHSZIE": "8"},
-    )  # fmt: skip
-    assert (done.returncode, done.stderr) == (0, "")
+    line = "REPO_DIR=$PWD; cd launch/run; source log.sh; source variables.sh; variables::check_names"
+    env = checkout.env | {"BATCHSZIE": "8"}
+    done = captured(["bash", "-c", line], 0, cwd=checkout.root, env=env)
+    assert done.stderr == ""
 
 
-def sourced(checkout, script: str, **env: str) -> subprocess.CompletedProcess[str]:
-    return captured(
-        ["bash", "-euc", script], cwd=checkout.root, env={"PATH": "/usr/bin:/bin"} | env, check=True,
-    )  # fmt: skip
+def sourced(checkout, script: str, **env: str) -> Done:
+    environ = {"PATH": "/usr/bin:/bin"} | env
+    return captured(["bash", "-euc", script], 0, cwd=checkout.root, env=environ)
 
 
 H100, DEMO, A100 = (
@@ -90,9 +77,8 @@ H100, DEMO, A100 = (
 
 @pytest.mark.parametrize("order", [f"source env.sh; {H100}", f"{H100} source env.sh;"])
 def test_your_exports_win_over_a_config_with_a_message(checkout, order):
-    done = sourced(
-        checkout, f"{order} echo $LR $BATCHSIZE $WALLTIME", LR="0.02", WALLTIME_RUNANDTIME="30",
-    )  # fmt: skip
+    own = {"LR": "0.02", "WALLTIME_RUNANDTIME": "30"}
+    done = sourced(checkout, f"{order} echo $LR $BATCHSIZE $WALLTIME", **own)
     assert done.stdout == "0.02 48 40\n"
     overrides = "LR=0.02 is exported in this shell and overrides '0.00096'"
     assert f"config: {overrides} of config_P8000H" in done.stderr
@@ -101,10 +87,10 @@ def test_your_exports_win_over_a_config_with_a_message(checkout, order):
 
 
 def test_exports_after_a_config_survive_sourcing_another_one(checkout):
-    done = sourced(
-        checkout,
-        f"{H100} export LR=0.02; {A100} echo $LR $BATCHSIZE; unset LR; {H100} echo $LR",
+    script = (
+        f"{H100} export LR=0.02; {A100} echo $LR $BATCHSIZE; unset LR; {H100} echo $LR"
     )
+    done = sourced(checkout, script)
     assert done.stdout == "0.02 56\n0.00096\n"
 
 
@@ -117,23 +103,17 @@ def test_one_config_after_another_leaves_nothing_of_the_first(checkout):
     assert after.stderr == alone.stderr == ""
 
 
-def test_your_exports_win_over_env_sh_and_an_edited_env_sh_over_its_previous_version(
-    checkout,
-):
-    edit = (
-        "sed -i s,/data/bert,/elsewhere, env.sh; source env.sh; echo $DATADIR $EVALDIR;"
-    )
-    edited = sourced(checkout, f"source env.sh; {edit}").stdout
-    assert edited == "/elsewhere /elsewhere/eval\n"
-    done = sourced(checkout, "source env.sh; echo $DATADIR $EVALDIR", EVALDIR="/mine")
-    assert done.stdout == "/elsewhere /mine\n"
+def test_your_exports_win_over_env_sh_and_an_edited_one_over_its_former(checkout):
+    shown = "source env.sh; echo $DATADIR $EVALDIR"
+    edit = f"source env.sh; sed -i s,/data/bert,/elsewhere, env.sh; {shown}"
+    assert sourced(checkout, edit).stdout == "/elsewhere /elsewhere/eval\n"
+    assert sourced(checkout, shown, EVALDIR="/mine").stdout == "/elsewhere /mine\n"
 
 
 def test_the_list_of_configs_has_a_row_of_each(checkout):
     table = sourced(checkout, "launch/tools/configs.sh").stdout.splitlines()
     assert table[0].split()[:3] == ["config", "nodes", "GPUs"]
     assert len(table) == 1 + len(list((checkout.root / "configs").glob("config_*.sh")))
-    row = next(
-        line for line in table if line.startswith("DGXH100_4x8x48x1_pack")
-    ).split()
-    assert " ".join(row[1:]) == "4 8 48 x 1 packed 3072 0.002711 1040 closed"
+    (row,) = [line for line in table if line.startswith("DGXH100_4x8x48x1_pack")]
+    expected = "4 8 48 x 1 packed 3072 0.002711 1040 closed"
+    assert row.split()[1:] == expected.split()

@@ -53,11 +53,8 @@ def gpus(checkout):
     return checkout
 
 
-@pytest.mark.parametrize(
-    ("outcome", "status"), [("success", 0), ("crash:1", 1), ("kill:0", 1)]
-)
-def test_clocks_are_locked_once_and_reset_whatever_the_result(gpus, outcome, status):
-    gpus.run(TRIAL_0=outcome, status=status)
+def test_clocks_are_locked_once_and_reset_also_after_a_failure(gpus):
+    gpus.run(TRIAL_0="crash:1", status=1)
     assert clock_calls(gpus) == ONCE
 
 
@@ -81,9 +78,8 @@ def test_clocks_are_reset_when_a_signal_ends_the_run(gpus):
         ({"GPUS": "0"}, "nvidia-smi sees no GPU"),
     ],
 )  # fmt: skip
-def test_clocks_that_were_not_set_on_every_gpu_end_the_run_whatever_nvidia_smi_returns(
-    gpus, how, reason
-):
+def test_clocks_that_were_not_set_on_every_gpu_end_the_run(gpus, how, reason):
+    """Whatever nvidia-smi returns."""
     where = f"not set on every node: {os.uname().nodename}"
     done = gpus.refused(f"GPU_CLOCKS=1410: {where}: {reason}", **how)
     last = clock_calls(gpus)[-1]
@@ -106,21 +102,17 @@ def data(checkout, tmp_path) -> Path:
         path.write_text(text)
     (tmp_path / "nvme").mkdir()
     checkout.stand_in("sync", "")
-    checkout.env |= {
-        "DATADIR": str(tmp_path / "data"), "STAGE_DIR": str(tmp_path / "nvme"), "NCCL_TEST": "0",
-    }  # fmt: skip
+    folders = {"DATADIR": str(tmp_path / "data"), "STAGE_DIR": str(tmp_path / "nvme")}
+    checkout.env |= folders | {"NCCL_TEST": "0"}
     return tmp_path / "nvme"
 
 
 SEES = "import os\nprint('reads', os.environ['DATADIR_PHASE2_PACKED'], sorted(os.listdir(os.environ['EVALDIR'])))\n"
 
 
-@pytest.mark.parametrize("outcome", ["success", "crash:1"])
-def test_ranks_read_data_staged_to_the_nodes_disk_which_is_removed_at_the_end(
-    checkout, data, outcome
-):
+def test_ranks_read_data_staged_to_a_disk_that_is_emptied_at_the_end(checkout, data):
     checkout.before_the_trainer(SEES)
-    done = checkout.run(TRIAL_0=outcome)
+    done = checkout.run(TRIAL_0="crash:1", status=1)
     assert "staged 3 files, " in done.stderr
     output = (checkout.run_dir / "output_0.txt").read_text()
     assert f"reads {data}/bert_" in output
@@ -151,10 +143,9 @@ def test_without_packed_the_folder_is_staged_that_the_trainer_reads(checkout, da
 
 def test_the_launcher_reads_packed_as_the_trainer_does(repository):
     words = ["", *BOOLEANS, "True", " YES "]
-    script = 'source launch/run/variables.sh; for PACKED; do variables::data; done; unset PACKED; variables::data'  # fmt: skip
-    environ = os.environ | {"REPO_DIR": str(repository)}
-    command = ["bash", "-euc", script, "-", *words]
-    said = captured(command, 0, cwd=repository, env=environ).stdout.split()
+    script = "for PACKED; do variables::data; done; unset PACKED; variables::data"
+    line = f"REPO_DIR=$PWD; source launch/run/variables.sh; {script}"
+    said = captured(["bash", "-euc", line, "-", *words], 0, cwd=repository).stdout.split()  # fmt: skip
     given = [*({"PACKED": word} for word in words), {}]
     read = [from_env(LoaderConfig, {"BATCHSIZE": "1"} | one).packed for one in given]
     assert [variable == "DATADIR_PHASE2_PACKED" for variable in said] == read
@@ -176,9 +167,8 @@ def test_staged_data_equals_the_source_with_the_digest_of_each_file(checkout, da
 
 
 def test_a_bad_copy_fails_and_leaves_nothing(checkout, data):
-    checkout.stand_in(
-        "dd", 'printf x >>"${1#if=}"'
-    )  # a disk that changes what was written
+    # A disk that changes what was written.
+    checkout.stand_in("dd", 'printf x >>"${1#if=}"')
     done = stage(checkout, data, status=1)
     assert "the copy differs from what was written" in done.last_line
     assert list(data.iterdir()) == []
@@ -189,8 +179,8 @@ def test_a_disk_without_room_and_a_source_that_is_missing_are_one_line(checkout,
     done = stage(checkout, data)
     assert "0 MB to stage and 0 MB free in" in done.last_line
     done = checkout.run(EVALDIR="/nowhere")
-    expected = f"not staged on every node: {os.uname().nodename}: EVALDIR=/nowhere: no such folder here"
-    assert expected in done.last_line
+    where = f"not staged on every node: {os.uname().nodename}"
+    assert f"{where}: EVALDIR=/nowhere: no such folder here" in done.last_line
     assert list(data.iterdir()) == []
 
 
@@ -208,19 +198,16 @@ TOOLS = {
 
 
 def test_the_hardware_of_the_nodes_is_recorded(checkout):
+    """And a rank raises the limit of open files."""
     for name, script in TOOLS.items():
         checkout.stand_in(name, script)
-    checkout.run(status=0)
+    checkout.before_the_trainer("import resource\nprint('files', *resource.getrlimit(7))\n")  # fmt: skip
+    limits = "ulimit -Sn 300; ulimit -Hn 4000; exec ./run_local.sh"
+    checkout.run(f"bash -c '{limits}'", status=0)
+    assert "0: files 4000 4000" in (checkout.run_dir / "output_0.txt").read_text()
     lines = (checkout.run_dir / "topology.txt").read_text().splitlines()
     node = os.uname().nodename
     assert all(line.startswith(f"{node}: ") for line in lines)
     shown = {"== nvidia-smi topo -m", "GPU0 X NV18", "hca_id: mlx5_0"}
     shown |= {"exit status 1", "== lscpu"}
     assert {f"{node}: {text}" for text in shown} <= set(lines)
-
-
-def test_a_rank_raises_the_limit_of_open_files(checkout):
-    checkout.before_the_trainer("import resource\nprint('files', *resource.getrlimit(7))\n")  # fmt: skip
-    limits = "ulimit -Sn 300; ulimit -Hn 4000; exec ./run_local.sh"
-    checkout.run(f"bash -c '{limits}'", status=0)
-    assert "0: files 4000 4000" in (checkout.run_dir / "output_0.txt").read_text()

@@ -21,20 +21,12 @@ HANGS = 'exec -a "$0" sleep 900'  # found by its name
 
 @pytest.mark.parametrize(
     ("job", "seconds", "status"),
-    [
-        ("exit 7", 100, 7),
-        ("sleep 900 & sleep 900", 1, 124),
-        ("trap '' TERM; while :; do sleep 1; done", 1, 124),
-    ],
-    ids=["ends", "hangs", "ignores SIGTERM"],
-)
-def test_a_job_that_exceeds_its_time_is_ended_with_all_its_processes(
-    job, seconds, status, repository
-):
+    [("exit 7", 100, 7), ("sleep 900 & sleep 900", 1, 124), ("trap '' TERM; while :; do sleep 1; done", 1, 124)],
+)  # fmt: skip
+def test_a_job_is_ended_with_all_its_processes(repository, job, seconds, status):
     line = f"source launch/run/child.sh; set -m; ({job}) & echo $!; child::wait $! {seconds}"
-    with subprocess.Popen(
-        ["bash", "-c", line], cwd=repository, stdout=subprocess.PIPE, text=True
-    ) as shell:
+    how = {"cwd": repository, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(["bash", "-c", line], **how) as shell:
         number = int(shell.stdout.readline())
         assert shell.wait(timeout=240) == status
         assert shell.stdout.read() == "", "nobody holds its output"
@@ -51,20 +43,15 @@ def test_a_group_with_only_a_zombie_left_is_not_alive(repository):
         assert subprocess.run(line, cwd=repository, check=False).returncode == 1
 
 
-def test_a_hung_power_reading_is_abandoned(checkout):
+def test_a_hung_power_reading_and_a_hung_clock_reset_are_abandoned(checkout):
     checkout.edit("run/power.sh", "STOP_SECONDS=60", "STOP_SECONDS=1")
+    checkout.edit("node/clocks.sh", "timeout -k 5 60", "timeout -k 5 1")
     hangs = f'if [[ -e "{checkout.logdir}" ]]; then {HANGS}; fi'
     checkout.stand_in("ipmitool", f"{hangs}\n{IPMI}")
-    done = checkout.run(POWER="1", status=0)
-    assert "run: warning: power was not sampled to the end on every node" in done.stderr
-    wait_until(lambda: not processes(checkout.root.parent))
-
-
-def test_an_nvidia_smi_that_hangs_at_the_clock_reset_is_abandoned(checkout):
-    checkout.edit("node/clocks.sh", "timeout -k 5 60", "timeout -k 5 1")
     answers = f"*query*) echo 0 ;; *--lock*) echo GPU clocks set to 1410 ;; *--reset*) {HANGS} ;;"
     checkout.stand_in("nvidia-smi", f"case $* in {answers} esac")
-    checkout.run(GPU_CLOCKS="1410", NCCL_TEST="0", status=0)
+    done = checkout.run(POWER="1", GPU_CLOCKS="1410", NCCL_TEST="0", status=0)
+    assert "run: warning: power was not sampled to the end on every node" in done.stderr
     wait_until(lambda: not processes(checkout.root.parent))
 
 
@@ -153,9 +140,8 @@ def test_a_signal_that_comes_just_as_a_trainer_starts_ends_it(checkout):
     checkout.edit("run/child.sh", child, f"touch '{started}'; sleep 1\n{child}")
     checkout.logdir.mkdir()
     checkout.size = "DGXNGPU=1"
-    alone = {
-        "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "RUN_DIR": str(checkout.logdir), "TRIAL": "0",
-    }  # fmt: skip
+    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "TRIAL": "0"}
+    alone["RUN_DIR"] = str(checkout.logdir)
     process = checkout.popen("./launch/run/rank.sh", TRIAL_0="hang", **alone)
     wait_until(started.exists)
     process.send_signal(signal.SIGTERM)

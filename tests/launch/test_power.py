@@ -17,36 +17,30 @@ NVML = "for i in 1 2 3; do echo 100.25; done"
 
 
 def events(path) -> list[dict]:
-    return [
-        json.loads(line.partition(" ")[2]) for line in path.read_text().splitlines()
-    ]
+    lines = path.read_text().splitlines()
+    return [json.loads(line.partition(" ")[2]) for line in lines]
 
 
 @pytest.mark.parametrize(
     ("program", "text", "source", "watts", "kind"),
-    [
-        ("ipmitool", IPMI, "ipmi", 512.0, "AC"),
-        ("nvidia-smi", NVML, "nvml", 300.8, "DC"),
-    ],
-)
+    [("ipmitool", IPMI, "ipmi", 512.0, "AC"), ("nvidia-smi", NVML, "nvml", 300.8, "DC")],
+)  # fmt: skip
 def test_the_power_of_a_run_is_sampled_and_reported(
     checkout, program, text, source, watts, kind
 ):
     checkout.stand_in(program, text)
+    checkout.size = "DGXNGPU=1"
     outcomes = {"TRIAL_0": "measured", "TRIAL_1": "measured"}
     done = checkout.run(after="export POWER=1 NEXP=2", **outcomes, status=0)
     for trial in "01":
         (node,) = (checkout.run_dir / "power" / f"result_{trial}").iterdir()
         assert node.name == "node_0.txt"
         found = events(node)
-        assert [event["key"] for event in found[:2]] == [
-            "power_measurement_start",
-            "conversion_eff",
-        ]
+        begin = ["power_measurement_start", "conversion_eff"]
+        assert [event["key"] for event in found[:2]] == begin
         assert found[1]["metadata"]["measurement_type"] == kind
-        assert {
-            event["value"] for event in found if event["key"] == "power_reading"
-        } == {watts}
+        readings = [event for event in found if event["key"] == "power_reading"]
+        assert {event["value"] for event in readings} == {watts}
         assert found[-1]["key"] == "power_measurement_stop"
         assert f"{watts:.0f} W ({source}, " in done.stdout
     assert not list(checkout.run_dir.glob("running_*"))
@@ -91,8 +85,9 @@ def test_ipmi_is_queried_through_sudo_if_needed(repository, checkout, monkeypatc
 def test_a_node_that_cannot_measure_its_power_stops_the_run_before_it_starts(checkout):
     for program in ("ipmitool", "nvidia-smi"):
         checkout.stand_in(program, "echo '[N/A]'")
-    done = checkout.refused("POWER=1: not every node can measure its power: ", POWER="1")  # fmt: skip
-    assert ": neither ipmitool dcmi power reading (as root or by sudo -n) nor" in done.last_line  # fmt: skip
+    why = "POWER=1: not every node can measure its power: "
+    done = checkout.refused(why, POWER="1")
+    assert ": neither ipmitool dcmi power reading (as root or by sudo" in done.last_line
 
 
 def test_samples_that_miss_the_run_are_only_a_warning(checkout):

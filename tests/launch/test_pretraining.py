@@ -9,20 +9,17 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from ..bert.states import newest, same
-from ..waiting import wait_until
+from ..waiting import processes_with, wait_until
 from .captured import Done, captured
 from .test_trial import processes
 
 CONFIG = "configs/pretrain_large_H100"
 COMMAND = f"./run_pretraining.sh {CONFIG}"
-
-
 NAME = "pretrain_large_H100"
 
 
@@ -38,27 +35,36 @@ def pretrain(chain, status: int | None, **how: str) -> Done:
 
 
 def test_phase_2_follows_phase_1_from_its_checkpoints(chain):
-    pretrain(chain, 0)
-    saved = [str(chain.logdir / NAME / f"phase{n}" / "checkpoints") for n in (1, 2)]
-    shown = ("PHASE", "MAX_SEQ_LENGTH", "CHECKPOINT_DIR", "RESUME", "INIT_CHECKPOINT", "INIT_OPTIMIZER")  # fmt: skip
-    first, second = [[rank[name] or "" for name in shown] for rank in chain.ranks()]
-    assert first == ["1", "128", saved[0], "1", "", ""]
-    assert second == ["2", "512", saved[1], "1", saved[0], "1"]
-    pretrain(chain, 0)
-    assert len(chain.ranks()) == 2, "both phases were complete: nothing trains again"
+    """The suffix of a name is nodes and GPUs."""
+    again = {"script": f"{COMMAND}_1x2", "after": "unset DGXNGPU"}
+    pretrain(chain, 0, **again)
+    folder = chain.logdir / f"{NAME}_1x2"
+    saved = [str(folder / f"phase{n}" / "checkpoints") for n in (1, 2)]
+    shown = ("PHASE", "MAX_SEQ_LENGTH", "CHECKPOINT_DIR", "RESUME", "INIT_CHECKPOINT", "INIT_OPTIMIZER", "WORLD_SIZE")  # fmt: skip
+    ranks = [[rank[name] or "" for name in shown] for rank in chain.ranks()]
+    first = ["1", "128", saved[0], "1", "", "", "2"]
+    second = ["2", "512", saved[1], "1", saved[0], "1", "2"]
+    assert ranks == [first] * 2 + [second] * 2
+    assert (folder / "phase2" / "result_0.txt").is_file()
+    pretrain(chain, 0, **again)
+    assert len(chain.ranks()) == 4, "both phases were complete: nothing trains again"
 
 
 CONTINUES = "run: error: phase 1 is not complete: the same command continues it"
 
 
-def test_a_phase_that_fails_ends_the_command_and_says_how_to_continue(chain):
-    assert pretrain(chain, 1, TRIAL_0="crash").last_line == CONTINUES
+def test_a_phase_that_is_not_complete_ends_the_command(chain):
+    """One that was asked to stop is not, either."""
+    finished = pretrain(chain, 1, TRIAL_0="stopped")
+    assert finished.last_line == CONTINUES
+    assert "trial 0: stopped at step 7 (STEPS_THIS_RUN)" in finished.stderr
     assert {rank["PHASE"] for rank in chain.ranks()} == {"1"}
+    phase = chain.logdir / NAME / "phase1"
+    assert (phase / "failed_0.txt").is_file()
+    assert not (phase / "result_0.txt").exists()
 
 
-def test_a_killed_chain_ends_its_phase_and_an_interrupted_one_says_how_to_continue(
-    chain,
-):
+def test_a_killed_chain_ends_its_phase_which_says_how_to_continue(chain):
     process = chain.popen(config=f"{CONFIG}.sh", TRIAL_0="hang")
     phase = chain.logdir / NAME / "phase1"
     wait_until((phase / "running_0" / "result_0.txt").exists)
@@ -100,9 +106,8 @@ def test_without_a_working_slurm_submission_stops_in_one_line(checkout, command,
 
 
 def test_if_the_second_phase_cannot_be_submitted_the_first_is_cancelled(checkout):
-    checkout.stand_in(
-        "sbatch", f"if [[ $PHASE == 1 ]]; then echo 41; exit; fi; {NO_CLUSTER}"
-    )
+    first = "if [[ $PHASE == 1 ]]; then echo 41; exit; fi"
+    checkout.stand_in("sbatch", f"{first}; {NO_CLUSTER}")
     checkout.stand_in("scancel", "")
     assert checkout.run(f"{COMMAND} --slurm", config="/dev/null").returncode == 2
     assert checkout.calls("scancel") == ["'41'"]
@@ -124,33 +129,16 @@ def test_wrong_usage_is_one_line(checkout, command, message):
 
 
 def test_slurm_gets_both_phases_as_a_chain_that_starts_in_the_users_folder(checkout):
-    checkout.stand_in(
-        "sbatch",
-        'echo "chain $PHASE $INIT_OPTIMIZER in $PWD: $*" >>"$FAKE_CALLS"; echo "4${PHASE}"',
-    )
-    command = f'"a checkout/run_pretraining.sh" {CONFIG} --slurm'
-    finished = checkout.run(command, config=f"{CONFIG}.sh", after="cd ..", INIT_OPTIMIZER="", status=0)  # fmt: skip
+    tells = 'echo "chain $PHASE $INIT_OPTIMIZER in $PWD: $*" >>"$FAKE_CALLS"'
+    checkout.stand_in("sbatch", f'{tells}; echo "4${{PHASE}}"')
+    checkout.script = f'"a checkout/run_pretraining.sh" {CONFIG} --slurm'
+    finished = pretrain(checkout, 0, after="cd ..", INIT_OPTIMIZER="")
     where = f"in {checkout.root.parent}: -N 1 --parsable --kill-on-invalid-dep=yes"
     script = f"{checkout.root}/run.sub"
     first = f"1  {where} {script}"
     second = f"2 1 {where} --dependency=afterok:41 {script}"
     assert checkout.calls("chain") == [first, second]
     assert "phase 1 is job 41, phase 2 job 42 after it" in finished.stderr
-
-
-def test_a_run_that_was_asked_to_stop_is_not_complete(chain):
-    finished = pretrain(chain, 1, TRIAL_0="stopped")
-    assert "trial 0: stopped at step 7 (STEPS_THIS_RUN)" in finished.stderr
-    phase = chain.logdir / NAME / "phase1"
-    assert (phase / "failed_0.txt").is_file()
-    assert not (phase / "result_0.txt").exists()
-
-
-def test_the_suffix_of_a_name_is_nodes_and_gpus(checkout):
-    checkout.run(f"{COMMAND}_1x2", config="/dev/null", after="unset DGXNGPU", status=0)
-    assert {rank["WORLD_SIZE"] for rank in checkout.ranks()} == {"2"}
-    second = checkout.logdir / f"{NAME}_1x2" / "phase2"
-    assert (second / "result_0.txt").is_file()
 
 
 class Tour:
@@ -161,6 +149,7 @@ class Tour:
         self.environ = {
             "PATH": os.environ["PATH"], "HOME": str(results), "PYTHON": sys.executable, "LOGDIR": str(results),
         }  # fmt: skip
+        results.mkdir()
 
     def start(self, name: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
@@ -168,52 +157,31 @@ class Tour:
             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
 
-    def last_state(
-        self, name: str, how: signal.Signals, moments: list[str]
-    ) -> dict[str, object]:
+    def last_state(self, name: str, how: int, moments: list[str]) -> dict[str, object]:
         """Last checkpoint of a run that is ended at each moment: as soon as a file of a given name
         exists.
         """
         folder = self.results / name
         for pattern in moments:
             process = self.start(name)
-            deadline = time.monotonic() + 120
-            while (
-                process.poll() is None
-                and not list(folder.glob(pattern))
-                and time.monotonic() < deadline
-            ):
-                time.sleep(0.002)
-            assert process.poll() is None, (
-                f"it ended before {pattern}: {process.communicate(timeout=60)[1]}"
-            )
-            self.end(process, how)
+
+            def over(pattern=pattern, process=process) -> bool:
+                return process.poll() is not None or any(folder.glob(pattern))
+
+            wait_until(over, 120, 0.002)
+            assert process.poll() is None, f"it ended before {pattern}"
+            if how == signal.SIGTERM:  # which the script passes on
+                process.send_signal(how)
+            else:
+                for number in processes_with(f"LOGDIR={self.results}"):
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(number, how)
             said = process.communicate(timeout=120)[1]
             assert process.returncode != 0, said
         process = self.start(name)
         said = process.communicate(timeout=300)[1]
         assert process.returncode == 0, said
         return newest(folder / "phase2" / "checkpoints")
-
-    def end(self, process: subprocess.Popen[str], how: signal.Signals) -> None:
-        """SIGTERM goes to the script, which passes it on; SIGKILL to it and to all its
-        processes.
-        """
-        if how == signal.SIGTERM:
-            process.send_signal(how)
-            return
-        mark = f"LOGDIR={self.results}".encode()
-        for folder in Path("/proc").glob("[0-9]*"):
-            try:
-                mine = any(
-                    entry.startswith(mark)
-                    for entry in (folder / "environ").read_bytes().split(b"\0")
-                )
-            except OSError:
-                continue
-            if mine:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(int(folder.name), how)
 
 
 MOMENTS = [
@@ -232,47 +200,45 @@ MOMENTS = [
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    "how", [signal.SIGKILL, signal.SIGTERM], ids=["SIGKILL", "SIGTERM"]
-)
-def test_ended_at_ten_moments_it_has_the_weights_of_an_undisturbed_run(
-    how, repository, tiny, tmp_path
-):
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_ended_at_ten_moments_it_ends_like_undisturbed(how, repository, tiny, tmp_path):
     """In both phases, between them and at the end: weights, masters and moments bit for bit."""
     tour = Tour(repository, tiny, tmp_path / "results")
-    tour.results.mkdir()
     whole = tour.last_state("whole", how, [])
     assert whole["step"] == 80
     moments = MOMENTS if how == signal.SIGKILL else [MOMENTS[1], MOMENTS[6], MOMENTS[8]]
     assert same(whole, tour.last_state("parts", how, moments))
 
 
+@pytest.fixture
+def environ(tmp_path, quick_python):
+    return {
+        "PATH": os.environ["PATH"], "HOME": "/nonexistent", "PYTHON": str(quick_python), "CUDA_VISIBLE_DEVICES": "",
+        "LOGDIR": str(tmp_path / "results"), "DATADIR": str(tmp_path),
+    }  # fmt: skip
+
+
 def test_a_config_of_one_phase_ends_after_it_and_its_check_trains_nothing(
-    tiny, repository, tmp_path, quick_python
+    tiny, repository, tmp_path, environ
 ):
-    results = tmp_path / "results"
-    environ = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "NUM_PHASES": "1"}
-    environ |= {"LOGDIR": str(results), "PYTHON": str(quick_python)}
-    line = ["./run_pretraining.sh", str(tiny)]
-    checked = captured([*line, "--check"], 0, cwd=repository, env=environ)
+    results, line = tmp_path / "results", ["./run_pretraining.sh", str(tiny)]
+    given = {"cwd": repository, "env": environ | {"NUM_PHASES": "1"}}
+    checked = captured([*line, "--check"], 0, **given)
     said = dict(line.split("  ", 1) for line in checked.stdout.splitlines())
     assert said["time"].strip().startswith("unknown: run a few steps")
     assert "; a text of about " in said["data"]
     assert "tokens trained on" in said["data"]
     assert "epochs: more than the" not in said["data"]
     assert not results.exists()
-    done = captured(line, 0, cwd=repository, env=environ)
+    done = captured(line, 0, **given)
     assert done.last_line.endswith("/results/pretrain_tiny/phase1/checkpoints")
     assert not (results / "pretrain_tiny" / "phase2").exists()
 
 
 @pytest.mark.parametrize("name", ["configs/pretrain_demo", "configs/pretrain_demo_1x2"])
 def test_a_config_is_found_by_its_name_from_any_folder(
-    name, repository, tmp_path, quick_python
+    name, repository, tmp_path, environ
 ):
-    environ = {"PATH": os.environ["PATH"], "HOME": "/nonexistent"}
-    environ |= {"DATADIR": str(tmp_path), "LOGDIR": str(tmp_path / "results")}
-    environ |= {"PYTHON": str(quick_python), "CUDA_VISIBLE_DEVICES": ""}
     line = [str(repository / "run_pretraining.sh"), name, "--check"]
     checked = captured(line, cwd=tmp_path, env=environ)
     assert "no such config" not in checked.stderr
@@ -281,18 +247,16 @@ def test_a_config_is_found_by_its_name_from_any_folder(
 
 
 def test_a_run_continues_in_its_own_name_and_no_other_takes_its_checkpoints(
-    tiny, repository, tmp_path, quick_python
+    tiny, repository, tmp_path, environ
 ):
     """Without RESUME=1, both trials, also one that lost its result after its last checkpoint."""
-    line = f"source {tiny}.sh && exec ./run_local.sh"
+    environ |= {"NEXP": "2", "EVAL_ITER_SAMPLES": "0", "MAX_STEPS": "8"}
+    environ["NCCL_TEST"] = "0"
+    line = ["bash", "-c", f"source {tiny}.sh && exec ./run_local.sh"]
 
     def run(name, folder, status, **more):
-        environ = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "NEXP": "2"}
-        environ |= {"EVAL_ITER_SAMPLES": "0", "MAX_STEPS": "8", "NCCL_TEST": "0"}
-        environ |= {"PYTHON": str(quick_python), "LOGDIR": str(tmp_path / "results")}
-        environ |= {"RUN_NAME": name, "CHECKPOINT_DIR": str(tmp_path / folder)}
-        command = ["bash", "-c", line]
-        return captured(command, status, cwd=repository, env=environ | more)
+        own = {"RUN_NAME": name, "CHECKPOINT_DIR": str(tmp_path / folder)} | more
+        return captured(line, status, cwd=repository, env=environ | own)
 
     def states(folder):
         return {name: newest(tmp_path / folder / name) for name in ("", "trial_1")}

@@ -12,34 +12,24 @@ SHOW = (
     "bash -c 'REPO_DIR=$PWD; source launch/run/variables.sh; exports::follow; "
     'echo "$DATADIR_PHASE2_PACKED $EVALDIR $CHECKPOINTDIR_PHASE1 $INIT_CHECKPOINT"\''
 )
+WEIGHTS = "model.ckpt-28252.pt"
+LATER = ["/later/packed_data", "/later/eval", "/later/phase1", f"/later/phase1/{WEIGHTS}"]  # fmt: skip
+OWN = "EVALDIR=/mine/eval DATADIR=/later CHECKPOINTDIR_PHASE1=/weights"
 
 
-@pytest.mark.parametrize("before", ["", "/first"])
-def test_paths_below_datadir_follow_a_datadir_exported_after_env_sh(checkout, before):
-    exported = {"DATADIR": before} if before else {}
-    done = checkout.run(SHOW, after="export DATADIR=/later", **exported)
-    assert done.stdout.split() == [
-        "/later/packed_data",
-        "/later/eval",
-        "/later/phase1",
-        "/later/phase1/model.ckpt-28252.pt",
-    ], done.stderr
-
-
-def test_the_weights_follow_their_folder_and_a_path_of_ones_own_stays(checkout):
-    own = "export EVALDIR=/mine/eval DATADIR=/later CHECKPOINTDIR_PHASE1=/weights"
-    done = checkout.run(SHOW, after=own)
-    assert done.stdout.split() == [
-        "/later/packed_data",
-        "/mine/eval",
-        "/weights",
-        "/weights/model.ckpt-28252.pt",
-    ], done.stderr
-
-
-def test_without_a_later_export_nothing_moves(checkout):
-    done = checkout.run(SHOW, DATADIR="/first", EVALDIR="/second")
-    assert done.stdout.split()[:2] == ["/first/packed_data", "/second"], done.stderr
+@pytest.mark.parametrize(
+    ("before", "after", "paths"),
+    [
+        ({}, "DATADIR=/later", LATER),
+        ({"DATADIR": "/first"}, "DATADIR=/later", LATER),
+        ({}, OWN, ["/later/packed_data", "/mine/eval", "/weights", f"/weights/{WEIGHTS}"]),
+        # Without a later export nothing moves.
+        ({"DATADIR": "/first", "EVALDIR": "/second"}, "X=", ["/first/packed_data", "/second"]),
+    ],
+)  # fmt: skip
+def test_paths_follow_a_datadir_exported_after_env_sh(checkout, before, after, paths):
+    done = checkout.run(SHOW, after=f"export {after}", **before)
+    assert done.stdout.split()[: len(paths)] == paths, done.stderr
 
 
 LARGE = "source configs/config_DGXH100_1x8x32x48_1.5b.sh;"
@@ -58,9 +48,8 @@ DATA = "bash -c 'REPO_DIR=$PWD; source launch/run/variables.sh; exports::follow;
     ],
 )  # fmt: skip
 def test_paths_of_a_config_follow_datadir_too(checkout, lines, folder):
-    done = captured(
-        ["bash", "-ec", f"{lines}\nexec {DATA}"], cwd=checkout.root, env=checkout.env
-    )
+    line = ["bash", "-ec", f"{lines}\nexec {DATA}"]
+    done = captured(line, cwd=checkout.root, env=checkout.env)
     assert done.stdout.strip() == folder, done.stderr
 
 
@@ -71,5 +60,4 @@ def test_what_prepare_data_writes_in_phases_is_what_the_large_configs_read(repos
 
 def test_a_run_script_follows_it(checkout):
     checkout.run(after="export DATADIR=/later", status=0)
-    weights = {rank["INIT_CHECKPOINT"] for rank in checkout.ranks()}
-    assert weights == {"/later/phase1/model.ckpt-28252.pt"}
+    assert {rank["INIT_CHECKPOINT"] for rank in checkout.ranks()} == {LATER[-1]}
