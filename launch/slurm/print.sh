@@ -28,7 +28,7 @@ print::main() {
   print::part "a trial's ranks"
   (RUN_DIR=$RUN_DIR/running_0 runner::trial)
   print::part 'mounts: source, target, ro or rw'
-  if [[ $CONTAINER_RUNTIME == none ]]; then echo none; else printf '%s\n' "${mounts[@]}" | column -t -s :; fi
+  if [[ $CONTAINER_RUNTIME == none ]]; then echo none; else printf '%s\n' "${mounts[@]//:/  }"; fi
   print::part 'settings that are exported; the ranks get all other exported variables, too'
   print::settings
 }
