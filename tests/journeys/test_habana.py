@@ -4,8 +4,11 @@ hostfile, by the `deepspeed` launcher, from the first step to a resumed run and 
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from ..waiting import free_ports
+from ..waiting import free_ports, processes_with, wait_until
 from .conftest import Shell
 from .foreign import WORDS, instances, padded_shard
 
@@ -113,11 +116,8 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize(
     ("config", "theirs", "ranks"),
-    [
-        ("config_DGXH100_1x8x32x48_1.5b", OF_1_5B, 8),
-        ("config_DGXH100_4x8x32x12_5b", OF_5B, 32),
-    ],
-)
+    [("config_DGXH100_1x8x32x48_1.5b", OF_1_5B, 8), ("config_DGXH100_4x8x32x12_5b", OF_5B, 32)],
+)  # fmt: skip
 def test_their_jsons_go_with_the_configs_of_their_models(
     site: Shell, config: str, theirs: dict[str, Any], ranks: int
 ) -> None:
@@ -157,17 +157,38 @@ def test_a_run_on_one_node_stops_resumes_and_hands_on_its_weights(site: Shell) -
     assert losses(site, "next")[0] < whole[0] - 0.3
 
 
-def test_a_hostfile_of_two_machines_trains_on_both(site: Shell, sshd: Any) -> None:
-    """As run_bert_5b_32x_lans.sh; variables travel in .deepspeed_env."""
+def on_two_machines(site: Shell, sshd: Any, **more: str) -> str:
+    """The line of run_bert_5b_32x_lans.sh; variables travel in .deepspeed_env."""
     if not shutil.which("pdsh"):
         pytest.skip("needs pdsh, by which the launcher reaches other machines")
-    lines = settings(site, "run", GRADIENT_STEPS="2")
+    lines = settings(site, "run", GRADIENT_STEPS="2", **more)
     site.env |= {"PDSH_SSH_ARGS_APPEND": sshd.env["SSH_OPTIONS"]}
     # The launcher looks for the file where it is started, or at home.
     site.type(f"{lines}python -m bert deepspeed-config --environment >{site.folder}/.deepspeed_env")  # fmt: skip
     command = f"deepspeed --hostfile={site.folder}/hostsfile --master_addr 127.0.0.1 --master_port {free_ports()}"
-    site.type(f"cd {site.folder}; {command} --no_ssh_check --no_local_rank --no_python {sys.executable} -u -m bert")  # fmt: skip
+    return f"cd {site.folder}; exec {command} --no_ssh_check --no_local_rank --no_python {sys.executable} -u -m bert"
+
+
+def test_a_hostfile_of_two_machines_trains_on_both(site: Shell, sshd: Any) -> None:
+    site.type(on_two_machines(site, sshd))
     assert len(losses(site, "run")) == 12
     described = json.loads((site.folder / "run/config.json").read_text())
     assert described["dist"]["world_size"] == 2
     assert (site.folder / "run/checkpoints/latest").read_text() == "global_step12"
+
+
+def test_a_rank_killed_on_another_machine_fails_the_launcher(site: Shell, sshd: Any) -> None:  # fmt: skip
+    line = on_two_machines(site, sshd, MAX_STEPS="1000000", DIST_TIMEOUT="100")
+    environ, figures = site.env, site.folder / "run/metrics_0.jsonl"
+    process = subprocess.Popen(["bash", "-c", line], env=environ, start_new_session=True)  # fmt: skip
+    try:
+        wait_until(lambda: figures.exists() and figures.read_text(), 240)
+        for number in processes_with(f"RUN_DIR={site.folder}/run"):
+            folder = Path(f"/proc/{number}")
+            trains = b"-m\0bert\0" in (folder / "cmdline").read_bytes()
+            if trains and b"\0RANK=1\0" in (folder / "environ").read_bytes():
+                os.kill(number, signal.SIGKILL)
+        assert process.wait(timeout=240) != 0
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
