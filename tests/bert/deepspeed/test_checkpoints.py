@@ -192,16 +192,14 @@ def foreign(tmp_path):
     return make
 
 
-@pytest.mark.parametrize("sizes", [[12], [6, 6], [7, 5], [3, 3, 3, 3], [8, 4], [8, 6]])
-def test_parameters_cut_anywhere_are_whole_again(foreign, sizes):
-    found = foreign(sizes)
+@pytest.mark.parametrize(
+    ("sizes", "gaps"),
+    [([12], None), ([6, 6], None), ([7, 5], None), ([3] * 4, None), ([8, 4], None), ([8, 6], None), ([8, 8], [1, 3])],
+)  # fmt: skip
+def test_parameters_cut_anywhere_are_whole_again(foreign, sizes, gaps):
+    found, begin = foreign(sizes, gaps), 8 if gaps else 7
     assert found["a"].tolist() == [*range(7)]
-    assert found["b"].tolist() == [*range(7, 12)]
-
-
-def test_gaps_between_parameters_are_left_out(foreign):
-    found = foreign([8, 8], gaps=[1, 3])
-    assert found["b"].tolist() == [*range(8, 13)]
+    assert found["b"].tolist() == [*range(begin, begin + 5)]
 
 
 @pytest.mark.parametrize("sizes", [[11], [6, 4], [12, 12]])
@@ -227,10 +225,3 @@ def test_nothing_in_a_file_from_elsewhere_is_called(tmp_path):
         torch.load(path, weights_only=False)
     for name in ("os system", "builtins eval", "torch load", "torch.utils f"):
         assert not deepspeed_files._PLAIN.fullmatch(name), name
-
-
-def test_it_goes_with_its_engine(prepared, capsys):
-    from bert.pretraining.run import run
-
-    assert run(prepared | {"DEEPSPEED_CHECKPOINTS": "1"}, check_only=True) == 2
-    assert "ENGINE is not deepspeed" in capsys.readouterr().err

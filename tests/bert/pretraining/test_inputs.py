@@ -1,18 +1,23 @@
-"""--check and the run judge by the same functions: what it accepts trains, what it refuses the run
-refuses with the same line. For every kind of data, weights and settings that users bring.
+"""--check describes the run, and both judge by the same functions: what it accepts trains, what it
+refuses the run refuses with the same line. For every kind of data, weights and settings that users
+bring.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import md5
 from pathlib import Path
+from typing import Any
 
+import h5py
 import pytest
 import torch
 
+from bert.__main__ import main
 from bert.data.format import write_records
 from bert.data.records import Metadata, Records
 from bert.data.synthetic import synthetic_records
@@ -25,6 +30,11 @@ from ...input_preprocessing.tensorflow_files import test_tfrecord as tfrecord
 from ..data.samples import write_nvidia
 
 LENGTH, WORDS = 48, 211
+
+
+def metadata(vocab_md5: str, length: int = LENGTH) -> Metadata:
+    facts = {"random_seed": 0, "dupe_factor": 1}
+    return Metadata(max_seq_length=length, vocab_md5=vocab_md5, **facts)
 
 
 @dataclass
@@ -47,19 +57,13 @@ class Case:
         return folder
 
     def ours(self, records: Records, vocab_md5: str = "0" * 32, length: int = LENGTH) -> None:  # fmt: skip
-        metadata = Metadata(
-            max_seq_length=length, vocab_md5=vocab_md5, random_seed=0, dupe_factor=1
-        )
         folder = self.data(records.row_offsets is not None)
-        write_records(folder / "part_0.hdf5", records, metadata)
+        write_records(folder / "part_0.hdf5", records, metadata(vocab_md5, length))
         self.evaluation(vocab_md5)
 
     def evaluation(self, vocab_md5: str) -> None:
-        metadata = Metadata(
-            max_seq_length=LENGTH, vocab_md5=vocab_md5, random_seed=0, dupe_factor=1
-        )
         path = Path(self.env["EVALDIR"]) / "part_eval_10k.hdf5"
-        write_records(path, self.records(20, packed=False), metadata)
+        write_records(path, self.records(20, packed=False), metadata(vocab_md5))
 
     def nvidias(self, schema: str, suffix: str = ".hdf5") -> None:
         packed = schema in ("packed", "habana")
@@ -103,13 +107,13 @@ class Case:
         path.write_text(json.dumps(model))
         return model
 
-    def weights(self, change: Callable[[dict[str, torch.Tensor]], object] = len) -> None:  # fmt: skip
+    def weights(self, change: Callable[[dict[str, Any]], object] = len) -> None:  # fmt: skip
         """TensorFlow's, converted, then changed."""
         write_bert(self.folder / "model.ckpt-1", self.model(), seed=1)
         path = self.folder / "model.pt"
         convert(self.folder / "model.ckpt-1", path, "mlperf")
         state = torch.load(path)
-        change(state["model"])
+        change(state)
         torch.save(state, path)
         self.env["INIT_CHECKPOINT"] = str(path)
 
@@ -119,8 +123,8 @@ def with_ids(records: Records, value: int) -> Records:
     return records
 
 
-def spoilt(state: dict[str, torch.Tensor]) -> None:
-    state["bert.pooler.dense_act.bias"][3] = float("nan")
+def spoilt(state: dict[str, Any]) -> None:
+    state["model"]["bert.pooler.dense_act.bias"][3] = float("nan")
 
 
 def short(case: Case) -> None:
@@ -154,12 +158,14 @@ ALIKE: dict[str, tuple[bool, Callable[[Case], object]]] = {
     "dynamic masks without vocab.txt": (False, lambda case: case.env.update(MASKING="dynamic")),
     "TensorFlow's weights": (True, lambda case: case.weights()),
     "weights with NaN": (False, lambda case: case.weights(spoilt)),
-    "weights without a tensor": (False, lambda case: case.weights(lambda state: state.pop("bert.embeddings.LayerNorm.bias"))),
+    "weights without a tensor": (False, lambda case: case.weights(lambda state: state["model"].pop("bert.embeddings.LayerNorm.bias"))),
     "weights of another model": (False, lambda case: (case.weights(), case.model(num_hidden_layers=1))),
     "no weights": (False, lambda case: case.env.update(INIT_CHECKPOINT=str(case.folder / "none.pt"))),
     "moments of no checkpoint of ours": (False, lambda case: (case.weights(), case.env.update(INIT_OPTIMIZER="1"))),
     "a group that does not divide": (False, lambda case: (case.ours(case.records(packed=False)), case.env.update(
         EXCHANGE_GROUP="2"))),
+    "an exchange of packed rows": (False, lambda case: case.env.update(
+        PACKED="0", PACKING_FACTOR="1", EXCHANGE_GROUP="2", DATADIR_PHASE2=case.env["DATADIR_PHASE2_PACKED"])),
     "the closed division": (False, lambda case: case.env.update(SUBMISSION_DIVISION="closed", DEVICE="cpu")),
 }  # fmt: skip
 
@@ -188,3 +194,51 @@ def test_unknown_is_said_and_neither_good_nor_bad(prepared, tmp_path, capsys):
     (data,) = (line for line in capsys.readouterr().out.split("\n") if line.startswith("data"))  # fmt: skip
     assert "unknown vocabulary" in data
     assert "copies, whose number is unknown" in data
+
+
+def test_the_check_describes_the_run(prepared, run_bert):
+    done = run_bert(
+        prepared, arguments=("--check",), status=0, WORLD_SIZE=2, EVAL_ITER_SAMPLES=24
+    )
+    lines = [line.partition("  ") for line in done.stdout.splitlines()]
+    said = {name: value.strip() for name, _, value in lines}
+    batch = "6 sequences = 3 rows x 1 accumulated x 1 ranks x packing factor 2"
+    assert said["global batch"] == batch
+    assert said["steps"].startswith("at most 8 (48 samples)")
+    assert said["learning rate"].startswith("mlperf: 0.05 at step 1, ")
+    # The open division may choose its interval.
+    assert said["evaluation"] == "every 24 samples from 24, target 0.9"
+    assert said["data"].startswith("3 files in ")
+    assert "continuing has helped" not in said["data"], "it starts from scratch"
+    ids = copies = 0
+    for path in Path(prepared["DATADIR_PHASE2_PACKED"]).glob("*.hdf5"):
+        with h5py.File(path) as file:
+            ids += len(file["input_ids"])
+            copies = file.attrs["dupe_factor"]
+    told = re.search(r"a text of about ([\d,]+) tokens", said["data"])
+    assert told is not None
+    assert int(told[1].replace(",", "")) == pytest.approx(ids / copies, rel=0.05)
+    assert said["attention"] == "sdpa_loop (the device is a CPU)"
+    assert "GELU in its tanh form" in said["model"]
+
+
+@pytest.mark.parametrize(
+    ("launched", "ranks"),
+    [({}, 8), ({"WORLD_SIZE": "2"}, 2), ({"EMULATE_RANKS": "4"}, 4)],
+)  # fmt: skip
+def test_a_check_in_a_shell_describes_the_configs_run(
+    prepared, run_main, launched, ranks
+):
+    config = {"DGXNNODES": "2", "DGXNGPU": "4", "EVAL_ITER_SAMPLES": "0", "TARGET_MLM_ACCURACY": "0"}  # fmt: skip
+    assert f" {ranks} ranks" in run_main(prepared | config | launched)
+
+
+@pytest.fixture
+def run_main(capsys):
+    """What --check says of an environment."""
+
+    def run(environment):
+        assert main(["--check"], environment) == 0, capsys.readouterr().err
+        return capsys.readouterr().out
+
+    return run

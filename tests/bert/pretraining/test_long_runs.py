@@ -1,4 +1,6 @@
-"""Runs without a target, in several processes, whose checkpoints are written while they train."""
+"""Runs without a target, in several processes, whose checkpoints are written while they train; a bad
+batch can be left out by its number, and the best checkpoint is kept beside the newest.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +13,17 @@ import numpy as np
 import pytest
 import torch
 
-from bert.checkpoint import save
+from bert.checkpoint import save, sharded
 from bert.checkpoint.save import CheckpointConfig, Writer
 from bert.data.format import open_records
+from bert.kernels.precision import LossScaler, PrecisionConfig
 from bert.pretraining.config import PretrainingConfig
+from bert.training.loop import StepCounter
 from common.env import ConfigError, from_env
 
 from ...disks import enlarge, small_disk
-from ..states import events, folders, losses, newest, same, values
+from ..plain import CPU
+from ..states import events, losses, newest, same, values
 
 
 @pytest.fixture
@@ -30,6 +35,8 @@ def endless(prepared, tmp_path):
 
 
 def test_a_run_without_a_target_succeeds_at_its_last_step(endless, run_bert):
+    checked = run_bert(endless, arguments=("--check",), status=0)
+    assert "evaluation     none, no target" in checked.stdout
     run_bert(endless, status=0)
     folder = Path(endless["RUN_DIR"])
     told = events(endless)
@@ -42,13 +49,6 @@ def test_a_run_without_a_target_succeeds_at_its_last_step(endless, run_bert):
     assert not (folder / "error_0.txt").exists()
     *_, summary = (folder / "metrics_0.jsonl").read_text().splitlines()
     assert json.loads(summary)["step"] == 8
-
-
-def test_the_check_needs_no_evaluation_set_where_nothing_is_evaluated(
-    endless, run_bert
-):
-    checked = run_bert(endless, arguments=("--check",), status=0)
-    assert "evaluation     none, no target" in checked.stdout
 
 
 def test_a_run_in_parts_whose_end_moves_is_the_run_in_one_piece(
@@ -120,32 +120,6 @@ def test_training_continues_while_a_checkpoint_is_written_and_does_not_change_it
     assert masters.data_ptr() == states[0]["model"]["weights"].data_ptr()
 
 
-def test_a_full_disk_is_reported_and_the_next_checkpoint_is_tried(
-    tmp_path, monkeypatch, capfd
-):
-    save, full = torch.save, [True]
-
-    def torn(state, file):
-        file.write(b"half")
-        if full[0]:
-            raise OSError(28, "No space left on device")
-        file.seek(0)
-        save(state, file)
-
-    monkeypatch.setattr(torch, "save", torn)
-    writer = Writer(CheckpointConfig(directory=tmp_path))
-    writer.start(4, {"step": 4})
-    writer.wait()
-    said = "bert: warning: the checkpoint of step 4 cannot be written"
-    assert said in capfd.readouterr().err
-    assert not list(tmp_path.iterdir()), "the half that was written is gone"
-    full[0] = False
-    writer.start(8, {"step": 8})
-    writer.wait()
-    assert writer.error is None
-    assert newest(tmp_path) == {"step": 8}
-
-
 # The disk is full at every checkpoint, or from the second on.
 FULL_DISK = """
 import os
@@ -157,31 +131,6 @@ def save_with_room(config, step, state):
     return written(config, step, state)
 save.save_checkpoint = save_with_room
 """
-
-
-@pytest.mark.parametrize(
-    ("steps_this_run", "where"),
-    [("0", "the last is step 8"), ("6", "stopped at step 6")],
-    ids=["complete", "stopped"],
-)
-def test_a_run_survives_a_full_disk_but_does_not_claim_that_its_last_weights_are_safe(
-    steps_this_run, where, endless, run_bert, tmp_path
-):
-    (tmp_path / "first.py").write_text(FULL_DISK)
-    full = {"FIRST": tmp_path / "first.py", "ROOM_UNTIL": "2", "CHECKPOINT_EVERY_STEPS": "2"}  # fmt: skip
-    finished = run_bert(endless, status=1, STEPS_THIS_RUN=steps_this_run, **full)
-    kept = "step_0000000002.pt"
-    assert [path.name for path in (tmp_path / "c").glob("[!.]*")] == [kept]
-    assert "checkpoint of step 4 cannot be written to" in finished.stderr
-    last = finished.stderr.splitlines()[-1]
-    assert f"{where}, and its checkpoint cannot be written" in last
-    assert last.endswith(f"RESUME=1 continues from {kept}")
-    if steps_this_run == "0":
-        return
-    run_bert(endless, status=0, RESUME=1)
-    run_bert(endless | folders(tmp_path, "whole"), status=0)
-    # A full disk has lost nothing.
-    assert same(newest(tmp_path / "c"), newest(tmp_path / "whole"))
 
 
 def test_a_run_that_never_had_room_does_not_offer_to_resume(
@@ -241,3 +190,73 @@ def test_a_file_system_that_fills_up_keeps_the_last_good_checkpoint_and_the_run_
         enlarge(small, 9 * size)
         run_bert(resumed, status=0)
         assert same(newest(small), newest(whole))
+
+
+# The loss of batch 3 is no number.
+BAD = """
+import torch
+from bert.training.loop import StepCounter
+begun = StepCounter.begin
+StepCounter.begin = lambda steps: begun(steps) * (float("nan") if steps.batches == 3 else 1)
+"""
+
+
+def test_a_run_that_breaks_at_a_batch_goes_on_without_it(train, tmp_path):
+    (tmp_path / "first.py").write_text(BAD)
+    given = {"LOG_EVERY_STEPS": "1", "LR": "0.001", "FIRST": tmp_path / "first.py"}
+    broken = train(status=1, **given)
+    assert "at step 4, batch 4" in broken.stderr, "after the update of batch 3"
+    done = train(RESUME=1, SKIP_BATCHES=3, **given)
+    assert "bert: batch 3 is left out (SKIP_BATCHES)" in done.stderr
+    saved = newest(tmp_path / "c")
+    assert (saved["step"], saved["batches"], saved["left_out"]) == (8, 9, [3])
+    log = (tmp_path / "run" / "result_0.txt").read_text()
+    assert '"key": "batch_left_out", "value": 3' in log
+    whole = {"CHECKPOINT_DIR": tmp_path / "whole", "RUN_DIR": tmp_path / "r"}
+    train(SKIP_BATCHES=3, **given, **whole)
+    assert same(newest(tmp_path / "whole")["model"], saved["model"])
+
+
+def test_rates_of_steps_do_not_move_with_batches_that_are_left_out():
+    precision = PrecisionConfig(precision="fp16").resolve(CPU)
+    scaler = LossScaler(precision, CPU)
+    steps = StepCounter(lambda step: step / 10, 5, scaler)
+    rates = []
+    for batch in range(1, 5):
+        if batch == 2:
+            steps.leave_out()
+        else:
+            rates.append(round(float(steps.begin()), 3))
+    assert rates == [0.1, 0.2, 0.3]
+    assert steps.resolve()
+    assert (steps.done, steps.batches) == (3, 4)
+    resumed = StepCounter(lambda step: step / 10, 5, scaler, 3, 4)
+    assert round(float(resumed.begin()), 3) == 0.4
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"), [("", set()), ("3", {3}), ("2, 5-7", {2, 5, 6, 7})]
+)
+def test_batches_are_numbers_and_spans(text, numbers, prepared):
+    config = from_env(PretrainingConfig, prepared | {"SKIP_BATCHES": text})
+    assert config.left_out == numbers
+    for wrong in ("x", "3-", "-1"):
+        config = from_env(PretrainingConfig, prepared | {"SKIP_BATCHES": wrong})
+        with pytest.raises(ConfigError, match="expected numbers and spans"):
+            config.check()
+
+
+def test_the_best_checkpoint_is_kept_beside_the_newest(train, tmp_path):
+    best = {"CHECKPOINT_BEST": "1", "EVAL_ITER_SAMPLES": "24"}
+    for steps in (6, 0):
+        train(RESUME=1, STEPS_THIS_RUN=steps, **best)
+    folder = tmp_path / "c"
+    text = (tmp_path / "run" / "metrics_0.jsonl").read_text()
+    lines = [json.loads(line) for line in text.splitlines()]
+    evaluations = [line for line in lines if line["kind"] == "evaluation"]
+    accuracies = {line["step"]: line["accuracy"] for line in evaluations}
+    (best,) = sharded.complete(folder / "best")
+    step = sharded.step_of(best)
+    assert accuracies[step] == max(accuracies.values())
+    assert torch.load(best, weights_only=True)["best"] == accuracies[step]
+    assert newest(folder)["step"] == 8

@@ -17,7 +17,7 @@ import transformers
 
 from bert.__main__ import main
 from bert.checkpoint.weights import load_weights
-from bert.data.batch import PretrainingCapacity, make_batch
+from bert.data.batch import PretrainingCapacity
 from bert.data.format import open_records, write_records
 from bert.training.graph import graph_capacity, static_batch
 
@@ -25,44 +25,6 @@ from ..plain import NO_DROPOUT
 from ..states import folders, newest, same
 
 HEAD = ("bert.pooler.", "cls.seq_relationship.")
-
-
-def test_the_loss_is_hugging_faces_and_every_parameter_has_a_gradient(
-    tiny, make_model, make_records
-):
-    shape = dataclasses.replace(tiny, next_sentence=False, **NO_DROPOUT)
-    model, records = make_model(shape), make_records(3, packed=False)
-    assert not [name for name, _ in model.named_parameters() if name.startswith(HEAD)]
-    config = transformers.BertConfig(
-        **{name: getattr(tiny, name) for name in ("vocab_size", "hidden_size", "num_hidden_layers", "layer_norm_eps")},
-        num_attention_heads=3, intermediate_size=40, max_position_embeddings=48, hidden_act="gelu_new",
-        **NO_DROPOUT,
-    )  # fmt: skip
-    theirs = transformers.BertForMaskedLM(config).double()
-    own = dict(model.named_parameters())
-    kept = {name: p[:211] if p.shape[0] == 216 else p for name, p in own.items()}
-    missing, unexpected = theirs.load_state_dict(kept, strict=False)
-    assert not unexpected
-    assert all("decoder" in name or "position_ids" in name for name in missing)
-    theirs.tie_weights()
-    batch = make_batch(records, np.array([1]), 48)
-    labels = torch.full((1, batch.num_tokens), -100)
-    labels[0, batch.masked_positions.long()] = batch.masked_labels
-    given = {"token_type_ids": batch.segment_ids.long()[None], "labels": labels}
-    expected = theirs(batch.input_ids.long()[None], **given).loss
-    losses = model(batch)
-    assert losses._fields == ("mlm",)
-    assert losses.mlm.item() == pytest.approx(expected.item(), abs=1e-9)
-    room = graph_capacity(PretrainingCapacity(tokens=64, sequences=3, masked=16), 2)
-    # Filled up, as for a CUDA graph.
-    torch.testing.assert_close(model(static_batch(batch, room)).mlm, losses.mlm)
-    losses.mlm.backward()
-    for name, p in own.items():
-        assert p.grad is not None, name
-        assert p.grad.abs().sum() > 0, name
-    scored = model.scored(batch)
-    assert scored.nsp is None
-    torch.testing.assert_close(scored.mlm_losses.mean(), losses.mlm)
 
 
 @pytest.fixture
@@ -131,21 +93,18 @@ def test_what_it_trains_is_evaluated_exported_and_continued(
     assert titles.split()[:5] == ["checkpoint", "steps", "accuracy", "mlm", "loss"]
     assert first.split()[4:6] == second.split()[4:6] == ["-", "-"], "no next sentences"
     assert first.split()[2:4] == second.split()[2:4]
-    with open(mine / "vocab.txt", "a") as vocabulary:
-        vocabulary.write("another\n")
-    assert main(["evaluate", str(mine)], evaluated) == 2
-    assert "made with another vocabulary (md5 " in capsys.readouterr().err
-    another = run_bert(without_pairs, INIT_CHECKPOINT=mine, RUN_DIR=tmp_path / "other")
-    assert "model.safetensors: trained with another vocabulary (md5 " in another.stderr
     (mine / "vocab.txt").unlink()
     again = {"INIT_CHECKPOINT": mine, "RUN_DIR": tmp_path / "again"}
     run_bert(without_pairs, status=3, **again)
 
 
-def test_a_model_of_pairs_is_continued_without_them(tiny, make_model, tmp_path):
-    whole = make_model(tiny, dtype=torch.float32)
+def test_a_model_of_pairs_is_continued_with_its_masked_lm_loss_alone(
+    tiny, make_model, make_records, batch_of, tmp_path
+):
+    shape = dataclasses.replace(tiny, **NO_DROPOUT)
+    whole = make_model(shape, dtype=torch.float32)
     torch.save(dict(whole.state_dict()), tmp_path / "whole.pt")
-    shape = dataclasses.replace(tiny, next_sentence=False)
+    shape = dataclasses.replace(shape, next_sentence=False)
     alone = make_model(shape, seed=1, dtype=torch.float32)
     loaded = load_weights(alone, tmp_path / "whole.pt")
     assert loaded.new == []
@@ -154,3 +113,15 @@ def test_a_model_of_pairs_is_continued_without_them(tiny, make_model, tmp_path):
     assert sorted(loaded.unused) == sorted(unused)
     for name, p in alone.named_parameters():
         assert torch.equal(p, known[name]), name
+    batch = batch_of(make_records(3, packed=False), [1])
+    losses = alone(batch)
+    assert losses._fields == ("mlm",)
+    assert torch.equal(losses.mlm, whole(batch).mlm)
+    room = graph_capacity(PretrainingCapacity(tokens=64, sequences=3, masked=16), 2)
+    # Filled up, as for a CUDA graph.
+    torch.testing.assert_close(alone(static_batch(batch, room)).mlm, losses.mlm)
+    losses.mlm.backward()
+    assert all(p.grad.abs().sum() > 0 for p in alone.parameters())
+    scored = alone.scored(batch)
+    assert scored.nsp is None
+    torch.testing.assert_close(scored.mlm_losses.mean(), losses.mlm)

@@ -4,11 +4,9 @@ same weights.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -16,9 +14,7 @@ from bert.checkpoint import save
 from bert.checkpoint.save import saved_checkpoints
 from bert.checkpoint.weights import read_state_dict
 from bert.core.dist import World
-from bert.data.format import open_records, write_records
 from bert.data.loader import open_source
-from bert.data.shards import Shards, write_index
 from bert.deepspeed.settings import merged
 from bert.pretraining import check, identity, resume
 from bert.pretraining.build import build, resolve_kernels
@@ -38,7 +34,7 @@ REPLICATED = {"SHARD_OPTIMIZER": "0"}
 SHARDED = {"SHARD_OPTIMIZER": "1"}
 IN_SHARDS = SHARDED | {"CHECKPOINT_SHARDS": "1"}
 # By ranks: micro-batches of three rows.
-ROWS = {1: {"GRADIENT_STEPS": "4"}, 2: {"GRADIENT_STEPS": "2"}, 4: {}}
+ROWS = {1: {"GRADIENT_STEPS": "4"}, 2: {"GRADIENT_STEPS": "2"}}
 
 
 @pytest.fixture
@@ -61,33 +57,18 @@ def _last(folder: Path) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in read_state_dict(path).items()}
 
 
-def _check_same(expected: Path, found: Path) -> None:
-    wanted, others = _last(expected), _last(found)
-    assert wanted.keys() == others.keys()
-    close(others, wanted, atol=2e-5)
-
-
-def _chain(train, tmp_path, *parts):
-    """The same six steps at once, and in parts of (ranks, steps until then, settings)."""
-    train("whole", parts[0][0])
-    before = 0
-    for ranks, until, settings in parts:
-        part = {"STEPS_THIS_RUN": until - before, "RESUME": int(before > 0)}
-        train("moved", ranks, **part, **settings)
-        before = until
-    _check_same(tmp_path / "whole", tmp_path / "moved")
-
-
 def test_a_run_continues_on_other_ranks_where_a_step_keeps_its_rows(train, tmp_path):
-    _chain(train, tmp_path, (1, 3, REPLICATED), (2, 6, SHARDED))
+    train("whole", 1)
+    train("moved", 1, STEPS_THIS_RUN=3, **REPLICATED)
+    train("moved", 2, RESUME=1, **SHARDED)
+    expected, found = (_last(tmp_path / name) for name in ("whole", "moved"))
+    assert found.keys() == expected.keys()
+    close(found, expected, atol=2e-5)
     changed = {"GRADIENT_STEPS": "1", "RUN_DIR": tmp_path / "elsewhere"}
     refused = train("moved", 2, status=2, RESUME=1, **changed)
     (line,) = refused.stderr.strip().splitlines()
     assert "is of a run with GRADIENT_STEPS 2, this one has 1" in line
-    said = (
-        "WORLD_SIZE x BATCHSIZE x GRADIENT_STEPS must stay 12, and is 6: change another"
-    )
-    assert said in line
+    assert "GRADIENT_STEPS must stay 12, and is 6: change another" in line
 
 
 class Trained:
@@ -132,20 +113,10 @@ def _restore(config, run, **facts):
     return resume.restore(config, Trained(), 7, _saved(config, run, **facts))
 
 
-KEPT = """
-    LR=0.01 LR_SCHEDULE=dle WARMUP_STEPS=2 OPT_LAMB_BETA_1=0.5 PACKING_FACTOR=1 MAX_GRAD_NORM=2 WEIGHT_DECAY_RATE=0.5
-    LAMB_RATIO=all OPTIMIZER=adamw SYNTH_DATA=1 MASKING=dynamic CLIP=before
+ARITHMETIC = """
+    LR LR_SCHEDULE WARMUP_STEPS OPT_LAMB_BETA_1 PACKING_FACTOR MAX_GRAD_NORM WEIGHT_DECAY_RATE LAMB_RATIO OPTIMIZER
+    SYNTH_DATA MASKING CLIP
 """
-
-
-@pytest.mark.parametrize("changed", KEPT.split())
-def test_a_run_that_resumes_must_keep_what_changes_the_arithmetic(prepared, changed):
-    before = identity.run_identity(from_env(PretrainingConfig, prepared), 7)
-    name, value = changed.split("=")
-    config = from_env(PretrainingConfig, prepared | {name: value})
-    said = f"is of a run with {name} .*: use the same settings"
-    with pytest.raises(ConfigError, match=said):
-        _restore(config, before)
 
 
 def test_a_checkpoint_with_other_settings_than_this_version_has_is_refused(prepared):
@@ -181,6 +152,7 @@ def test_every_variable_must_stay_or_is_listed_among_those_that_may_change(prepa
     kept = identity.run_identity(config, 7).keys() - {"BERT_CONFIG", *identity._ROWS}
     assert sum(map(len, [kept, *listed])) == len(kept.union(*listed)), "in one of them"
     assert kept.union(*listed) == env.settings(config).keys()
+    assert kept.issuperset(ARITHMETIC.split())
 
 
 def test_changes_that_affect_rounding_are_reported(prepared, capfd):
@@ -193,6 +165,10 @@ def test_changes_that_affect_rounding_are_reported(prepared, capfd):
     assert _restore(other, run, computed=computed)[:3] == (4, 5, 6)
     said = "WORLD_SIZE 1 -> 2, FUSED auto -> none, GRADIENT_STEPS 2 -> 1: losses differ by rounding, and by what dropout"
     assert f"bert: RESUME=1 with {said}" in capfd.readouterr().err
+    split = from_env(PretrainingConfig, prepared | {"BATCHSIZE": "6"})
+    assert _restore(split, run, computed=computed)[:3] == (4, 5, 6)
+    said = "losses differ by the weight of each token in its micro-batch, more than by"
+    assert said in capfd.readouterr().err
     clip = prepared | {"CLIP": "before"}
     clipped = from_env(PretrainingConfig, clip | {"GRADIENT_STEPS": "2"})
     said = "is of a run with WORLD_SIZE 1, this one has 2: use the same settings"
@@ -200,27 +176,6 @@ def test_changes_that_affect_rounding_are_reported(prepared, capfd):
         _restore(
             from_env(PretrainingConfig, clip | moved), identity.run_identity(clipped, 7)
         )
-
-
-def test_other_data_of_the_same_size_is_refused_where_digests_tell(prepared):
-    resumed = prepared | {"RESUME": "1", "CHECKPOINT_DIR": "/c"}
-    config = from_env(PretrainingConfig, resumed).checkpoint
-    folder = Path(prepared["DATADIR_PHASE2_PACKED"])
-    data = Shards(sorted(folder.glob("*.hdf5")), 48)
-    write_index(folder, data.paths)
-    saved = {"row_counts": data.row_counts().tolist()}
-    saved["data_digest"] = identity.data_digest(data.identity())
-    resume.check_data(config, saved, data)
-    records, metadata = open_records(data.paths[1])
-    tokens = np.array(records.input_ids)
-    tokens[5] += 1
-    altered = dataclasses.replace(records, input_ids=tokens)
-    write_records(data.paths[1], altered, metadata)
-    write_index(folder, data.paths)
-    other = Shards(data.paths, 48)
-    said = "this one has .* in 3 with other contents: use"
-    with pytest.raises(ConfigError, match=said):
-        resume.check_data(config, saved, other)
 
 
 def test_weights_that_are_not_finite_are_refused_at_the_start_and_in_the_check(
@@ -254,6 +209,15 @@ def test_what_was_restored_is_held_in_the_step_alone(prepared):
     assert not {"model", "optimizer"} & saved.keys()
 
 
+def _saver(world, environment, directory):
+    """Of a run that has taken no step, and the step."""
+    ranks = {"WORLD_SIZE": str(world.size), "RANK": str(world.rank)}
+    saves = {"CHECKPOINT_DIR": str(directory), "CHECKPOINT_KEEP": "1"}
+    config = from_env(PretrainingConfig, merged(environment | ranks | saves))
+    _, step = build(config, world, 7)
+    return Saver(config, step, world, 7, open_source(config.data, 211), (1, 1)), step
+
+
 def _save_on_a_full_disk(world, environment, folder):
     """Rank 0 alone writes."""
 
@@ -261,11 +225,7 @@ def _save_on_a_full_disk(world, environment, folder):
         raise OSError("No space left")
 
     save.save_checkpoint = fail
-    ranks = {"WORLD_SIZE": str(world.size), "RANK": str(world.rank)}
-    settings = environment | ranks | {"CHECKPOINT_DIR": str(folder)}
-    config = from_env(PretrainingConfig, settings)
-    _, step = build(config, world, 7)
-    saving = Saver(config, step, world, 7, open_source(config.data, 211), (1, 1))
+    saving, _ = _saver(world, environment, folder)
     ending = Ending(reason=LAST_STEP, step=1, batches=1, samples=1)
     with pytest.raises(TrainingError, match=r"be written \(No space left\)"):
         save_last(saving, ending, has_target=False, span={})
@@ -282,21 +242,17 @@ def _save_what_is_not_finite(world, environment, folder, bad):
         own = folder / f"ds_{world.rank}"
         own.mkdir()
         environment = environment | zero_json(own)
-    directory = folder / str(world.size)
-    ranks = {"WORLD_SIZE": str(world.size), "RANK": str(world.rank)}
-    saves = {"CHECKPOINT_DIR": str(directory), "CHECKPOINT_KEEP": "1"}
-    config = from_env(PretrainingConfig, merged(environment | ranks | saves))
-    _, step = build(config, world, 7)
-    saving = Saver(config, step, world, 7, open_source(config.data, 211), (1, 1))
+    directory = folder / "c"
+    saving, step = _saver(world, environment, directory)
     saving.save(1, 1, 1, {})
     assert not saving.finish()
     good = sorted(path.name for path in directory.iterdir())
+    assert good
     if world.rank == world.size - 1:
         max(step.state_tensors(), key=torch.Tensor.numel).view(-1)[3] = bad
     with pytest.raises(TrainingError, match="not finite at step 2, and are not saved"):
         saving.save(2, 2, 2, {})
     assert sorted(path.name for path in directory.iterdir()) == good
-    assert good
 
 
 DEEPSPEED = {"ENGINE": "deepspeed", "CHECKPOINT_SHARDS": "1"}
@@ -336,35 +292,3 @@ def test_a_run_whose_weights_break_between_reports_ends_at_the_checkpoint_and_ke
     said = "bert: error: weights or moments are not finite at step 9"
     assert said in finished.stderr.splitlines()[-1]
     assert [path.stem[-1] for path in saved_checkpoints(tmp_path / "c")] == ["3", "6"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("ranks", [(1, 2, 1), (4, 1, 2)])
-@pytest.mark.parametrize(
-    "settings",
-    [REPLICATED, SHARDED, IN_SHARDS],
-    ids=["replicated", "sharded", "in shards"],
-)
-def test_a_run_moves_to_other_ranks_and_back(train, tmp_path, ranks, settings):
-    parts = [(number, 2 * place, settings) for place, number in enumerate(ranks, 1)]
-    _chain(train, tmp_path, *parts)
-
-
-@pytest.mark.slow
-def test_shards_are_whole_and_whole_is_shards_on_other_ranks(train, tmp_path):
-    _chain(train, tmp_path, (2, 2, IN_SHARDS), (1, 4, REPLICATED), (4, 6, IN_SHARDS))
-
-
-@pytest.mark.deepspeed
-@pytest.mark.parametrize(
-    "stages", [(0, 2, 0), (2, 0, 1)], ids=["ours first", "DeepSpeed first"]
-)
-def test_a_run_moves_between_engines_and_numbers_of_ranks(train, tmp_path, stages):
-    """Ours on one rank, DeepSpeed on two, ours on one; and the other way, in shards."""
-    parts = []
-    for place, stage in enumerate(stages, 1):
-        theirs = zero_json(tmp_path, stage) | {
-            "CHECKPOINT_SHARDS": str(int(place == 1))
-        }
-        parts.append((2 if stage else 1, 2 * place, theirs if stage else SHARDED))
-    _chain(train, tmp_path, *parts)

@@ -19,7 +19,6 @@ import shutil
 from importlib.util import find_spec
 from pathlib import Path
 
-import h5py
 import pytest
 import torch
 from hypothesis import HealthCheck, Phase, settings
@@ -33,14 +32,13 @@ from hypothesis.stateful import (
 
 from bert.checkpoint import sharded
 from bert.checkpoint.save import read_checkpoint
-from bert.core.claim import Claim
 from bert.pretraining.identity import is_whole
 
 from ...forked import Command
 from ...waiting import state, wait_until
 from ..states import UNTIMED, content, same, without_dropout, zero_json
 from .test_long_runs import FULL_DISK
-from .test_owner import flip
+from .test_trial import flip
 
 STEPS = 8
 TRIALS = (0, 1)
@@ -74,20 +72,6 @@ def state_of(path):
     return {"step": saved["step"], "samples": saved["samples"], **tensors}
 
 
-def differing(found, expected, name=""):
-    """Names of what is not equal bit for bit."""
-    if not isinstance(found, dict) or found.keys() != expected.keys():
-        return [] if same(found, expected) else [name]
-    pairs = ((found[key], expected[key], f"{name}/{key}") for key in found)
-    return [one for pair in pairs for one in differing(*pair)]
-
-
-# A rank that runs other code.
-OTHER_CODE = """
-from bert.core import software
-software.code = lambda: "other"
-"""
-OTHER_SETTINGS = {"LR": "0.02"}, {"SEED": "9"}, {"OPTIMIZER": "lans"}
 # Commands that are refused, and by what.
 REFUSED = (
     ({"LERNING_RATE": "3"}, "did you mean LR?"),
@@ -95,6 +79,8 @@ REFUSED = (
     ({"BATCHSIZE": "none"}, "BATCHSIZE='none'"),
     ({"DATADIR_PHASE2_PACKED": "/nowhere"}, ""),
     ({"EVAL_ITER_SAMPLES": "24", "EVALDIR": "/nowhere"}, ""),
+    ({"INIT_CHECKPOINT": "/nowhere.pt"}, ""),
+    ({"SUBMISSION_DIVISION": "closed"}, "the closed division does not allow"),
 )
 
 
@@ -111,7 +97,6 @@ def check_close(found, expected):
 def machine(environment, run_bert, folder: Path, ways):
     """The class of a state machine whose runs are in subfolders of ``folder``."""
     (folder / "full.py").write_text(FULL_DISK)
-    (folder / "other.py").write_text(OTHER_CODE)
     (folder / "standing.py").write_text(STANDING)
     without_dropout(environment)
     numbers = iter(range(1 << 30))
@@ -291,48 +276,10 @@ def machine(environment, run_bert, folder: Path, ways):
                 command.kill()  # one that stands still would outlive this test
             assert self.last(trial) >= before
 
-        @rule(changed=st.sampled_from(OTHER_SETTINGS))
-        def resume_with_other_settings(self, changed):
-            if not self.last(0):
-                return
-            self.refused(0, "is of a run with", RESUME="1", **changed)
-            elsewhere = {"RUN_DIR": str(self.home / "elsewhere"), **changed}
-            self.refused(0, "of another or an earlier run: set RESUME=1", **elsewhere)
-
         @rule(trial=trials, case=st.sampled_from(REFUSED))
         def give_a_command_that_is_refused(self, trial, case):
             changed, said = case
             self.refused(trial, said, RESUME="1", **changed)
-
-        @rule(trial=trials)
-        def run_other_code_on_one_rank(self, trial):
-            if self.finished(trial):
-                return
-            before, odd = self.files(), {"FIRST": str(folder / "other.py")}
-            given = self.given(trial, "two ranks", {"RESUME": "1"})
-            done = run_bert(given, ranks=2, odd=odd)
-            assert done.returncode == 2, done.stderr
-            assert "has code='other'" in done.stderr
-            error = str(self.home / "run" / f"error_{trial}.txt")
-            after = self.files()
-            assert {**after, error: 0} == {**before, error: 0}
-
-        @rule()
-        def resume_on_other_data(self):
-            if not self.last(0) or self.finished(0):
-                return
-            path = folder / "packed" / "part_00001_of_00003.hdf5"
-            before = path.read_bytes()
-            with h5py.File(path, "r+") as file:
-                file["masked_lm_ids"][3] ^= 1
-            self.refused(0, "was changed after it was written", RESUME="1")
-            path.write_bytes(before)
-
-        @rule(name=st.sampled_from(["CHECKPOINT_DIR", "RUN_DIR"]))
-        def two_at_once(self, name):
-            file = ".writer" if name == "CHECKPOINT_DIR" else ".writer_0"
-            with Claim(Path(self.settings[name]) / file, name):
-                self.refused(0, f"process {os.getpid()} on", RESUME="1")
 
         @rule(trial=trials)
         def flip_a_bit_and_remove_what_is_named(self, trial):
@@ -365,7 +312,7 @@ def machine(environment, run_bert, folder: Path, ways):
                     found = state_of(path)
                     whole = undisturbed(trial, RANKS[history[0]])
                     first = known.setdefault((trial, history), found)
-                    assert not differing(found, first), (path, history)
+                    assert same(found, first), (path, history)
                     check_close(found, whole[len(history) - 1])
 
     return Runs

@@ -1,22 +1,27 @@
 """INIT_OPTIMIZER=1: the next phase begins with weights, masters and moments of the one before, and
-steps from 0.
+steps from 0; kill -9 in both phases and between them: the same command continues, with the weights
+of an undisturbed run.
+
+The whole tour, of run_pretraining.sh and at ten moments, is in tests/launch/test_pretraining.py.
 """
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+import os
+from functools import partial
 
 import pytest
 import torch
 
-from bert.pretraining import check, resume
+from bert.pretraining import resume
 from bert.pretraining.config import PretrainingConfig
 from common.env import ConfigError, from_env
 
+from ...forked import Command
+from ...waiting import state, wait_until
 from ..states import folders, newest, same
 
 BIAS = "cls.predictions.bias"
-PARTS = ("masters", "first_moments", "second_moments")
 
 
 @pytest.mark.parametrize(
@@ -47,25 +52,6 @@ def test_a_warm_start_is_a_continued_run_with_its_counters_reset(
     assert not same(newest(tmp_path / "two")["model"], saved["model"])
 
 
-@pytest.fixture
-def shapes(tiny, make_model):
-    return {name: p.shape for name, p in make_model(tiny).named_parameters()}
-
-
-@pytest.fixture
-def state(shapes):
-    numbers = lambda: {name: torch.randn(shape) for name, shape in shapes.items()}  # noqa: E731
-    return {part: numbers() for part in PARTS}
-
-
-def _read(path, prepared, shapes):
-    given = {"INIT_CHECKPOINT": str(path), "INIT_OPTIMIZER": "1"}
-    config = from_env(PretrainingConfig, prepared | given)
-    return resume.warm_start(
-        config.checkpoint.init_checkpoint, config.optim.optimizer, shapes
-    )
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -78,13 +64,21 @@ def _read(path, prepared, shapes):
     ids=["weights-only", "other-optimizer", "other-vocabulary", "incomplete"],
 )  # fmt: skip
 def test_what_does_not_fit_is_one_line(
-    change, message, prepared, state, shapes, tmp_path
+    change, message, prepared, tiny, make_model, tmp_path
 ):
+    shapes = {name: p.shape for name, p in make_model(tiny).named_parameters()}
+    parts = "masters", "first_moments", "second_moments"
+    state = {part: {name: torch.randn(shapes[name]) for name in shapes} for part in parts}  # fmt: skip
     saved = {"optimizer": state, "run": {"OPTIMIZER": "lamb"}}
     change(saved)
-    torch.save(saved, tmp_path / "step_0000000001.pt")
+    path = tmp_path / "step_0000000001.pt"
+    torch.save(saved, path)
+    given = {"INIT_CHECKPOINT": str(path), "INIT_OPTIMIZER": "1"}
+    config = from_env(PretrainingConfig, prepared | given)
     with pytest.raises(ConfigError, match=message):
-        _read(tmp_path / "step_0000000001.pt", prepared, shapes)
+        resume.warm_start(
+            config.checkpoint.init_checkpoint, config.optim.optimizer, shapes
+        )
 
 
 def test_a_warm_start_without_a_checkpoint_is_refused(prepared):
@@ -92,18 +86,43 @@ def test_a_warm_start_without_a_checkpoint_is_refused(prepared):
         from_env(PretrainingConfig, prepared | {"INIT_OPTIMIZER": "1"}).check()
 
 
-def test_weights_of_another_vocabulary_are_refused_by_the_check_and_by_the_run(
-    prepared, tiny, make_model, tmp_path
+def _stands(command):
+    return not command.running() or state(command.pid) == "T"
+
+
+def run(environ, folder, moments):
+    """The trainer to its end; before, it is killed at each moment, when such a file is there, and
+    begun again.
+    """
+    base = folders(folder.parent, folder.name)
+    base |= {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "RESUME": "1"}
+    for pattern in [*moments, None]:
+        held = {"STANDS_AT": str(folder / pattern)} if pattern else {}
+        command = Command("bert", environ | base | held)
+        if pattern:
+            wait_until(partial(_stands, command))
+            assert command.running(), f"it ended before {pattern}: {command.finish()}"
+            command.kill()
+        finished = command.finish() if pattern is None else None
+    assert finished is not None
+    assert finished.returncode == 0, finished.stderr
+
+
+def test_killed_at_three_moments_it_ends_with_the_weights_of_an_undisturbed_run(
+    prepared, tmp_path
 ):
-    """Of the same size, so that every shape fits."""
-    tensors = dict(make_model(tiny, dtype=torch.float32).state_dict())
-    path = tmp_path / "step_0000000001.pt"
-    torch.save({"model": tensors, "vocab_md5": "1" * 32}, path)
-    config = from_env(PretrainingConfig, prepared | {"INIT_CHECKPOINT": str(path)})
-    message = "step_0000000001.pt: trained with another vocabulary .md5 1{32}. than that of the training data .0{32}."
-    with pytest.raises(ConfigError, match=message):
-        check.report(config)
-    with pytest.raises(ConfigError, match=message):
-        resume.check_data(config.checkpoint, None, SimpleNamespace(vocab_md5="0" * 32))
-    torch.save({"model": tensors, "vocab_md5": "0" * 32}, path)
-    assert "weights" in check.report(config)
+    settings = prepared | {"EVAL_ITER_SAMPLES": "0", "MAX_STEPS": "8", "LR_SCHEDULE": "dle",
+                           "WARMUP_STEPS": "3", "CHECKPOINT_EVERY_STEPS": "2", "CHECKPOINT_KEEP": "99"}  # fmt: skip
+    ends = []
+    tours = ([], []), (["step_*06.pt", ".step_*.partial"], ["step_*04.pt"])
+    for number, (first, second) in enumerate(tours):
+        one, two = tmp_path / f"{number}" / "one", tmp_path / f"{number}" / "two"
+        one.mkdir(parents=True)
+        two.mkdir()
+        run(settings, one, first)
+        assert newest(one)["step"] == 8
+        warm = {"INIT_CHECKPOINT": str(one), "INIT_OPTIMIZER": "1"}
+        run(settings | {"LR": "0.01"} | warm, two, second)
+        ends.append(newest(two))
+    assert same(*ends)
+    assert ends[0]["step"] == 8

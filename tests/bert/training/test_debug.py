@@ -83,21 +83,6 @@ def test_of_several_steps_the_first_that_differs_is_the_earliest(captured, capsy
     # The first after the update.
     last = "activation of step_2_rank_0.safetensors"
     assert capsys.readouterr().out.splitlines()[-1].endswith(last)
-    config = CaptureConfig(steps=2)
-    with pytest.raises(ConfigError, match="CAPTURE_STEPS=2 and CAPTURE is not set"):
-        config.check(rundir.RunConfig(), uses_graph=False)
-
-
-def test_what_cannot_be_captured_is_refused_before_the_run(tmp_path):
-    folder = rundir.RunConfig(run_dir=tmp_path)
-    asked = CaptureConfig(capture=True)
-    asked.check(folder, uses_graph=False)
-    for arguments, message in (
-        ((rundir.RunConfig(), False), "CAPTURE writes to RUN_DIR"),
-        ((folder, True), "set CUDA_GRAPH=0"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            asked.check(*arguments)
 
 
 @pytest.fixture
@@ -149,33 +134,35 @@ def test_a_missing_gradient_counts_as_zero(file):
             assert found == {"a.gradient": worst, "a.activation": float("inf")}
 
 
-def take_step(batches, lr):
-    return torch.ones(batches, batches) @ torch.ones(batches, 1)
-
-
 def test_the_trace_has_the_steps_from_the_first_to_the_last(tmp_path):
-    step = ProfiledStep((2, 3), tmp_path / "run" / "trace.json", take_step)
+    trace = tmp_path / "run" / "trace.json"
+    step = ProfiledStep((2, 3), trace, lambda batches, lr: torch.ones(batches, 1) @ torch.ones(1, 1))  # fmt: skip
     for number in range(1, 6):
         step(number, 0.0)
-        assert (tmp_path / "run").exists() == (number >= 3)
-    assert _steps_in(tmp_path / "run" / "trace.json") == 2
-
-
-def _steps_in(trace):
+        assert trace.parent.exists() == (number >= 3)
     events = json.loads(trace.read_text())["traceEvents"]
-    return sum(event.get("name") == "aten::matmul" for event in events)
+    assert sum(event.get("name") == "aten::matmul" for event in events) == 2
 
 
-def test_an_invalid_span_of_steps_is_refused(tmp_path):
-    folder = rundir.RunConfig(run_dir=tmp_path)
-    ProfileConfig(steps="2,3").check(folder, 3)
+def test_what_cannot_be_captured_or_traced_is_refused_before_the_run(tmp_path):
+    folder, nowhere = rundir.RunConfig(run_dir=tmp_path), rundir.RunConfig()
+    capture = CaptureConfig(capture=True)
+    capture.check(folder, uses_graph=False)
     form = r"PROFILE_STEPS='.*': expected the first and the last step"
-    few = "PROFILE_STEPS=2,3: this process takes 2 steps: choose among these"
-    nowhere = rundir.RunConfig(), "PROFILE_STEPS writes to RUN_DIR"
-    for steps, count, (place, said) in (
-        ("2,3", 2, (folder, few)),
-        *((steps, 8, (folder, form)) for steps in ("3", "3,2", "0,1", "a,b")),
-        ("2,3", 8, nowhere),
+    for config, arguments, said in (
+        (capture, (nowhere, False), "CAPTURE writes to RUN_DIR"),
+        (capture, (folder, True), "set CUDA_GRAPH=0"),
+        (CaptureConfig(steps=2), (folder, False), "CAPTURE_STEPS=2 and CAPTURE is not"),
+        (
+            ProfileConfig(steps="2,3"),
+            (folder, 2),
+            "PROFILE_STEPS=2,3: .* takes 2 steps",
+        ),
+        (ProfileConfig(steps="2,3"), (nowhere, 8), "PROFILE_STEPS writes to RUN_DIR"),
+        *(
+            (ProfileConfig(steps=s), (folder, 8), form)
+            for s in ("3", "3,2", "0,1", "a,b")
+        ),
     ):
         with pytest.raises(ConfigError, match=said):
-            ProfileConfig(steps=steps).check(place, count)
+            config.check(*arguments)

@@ -1,9 +1,14 @@
-"""Steps at fixed sizes: a padded batch trains as the plain one, and warming up changes no state."""
+"""Steps and evaluations at fixed sizes: a padded batch trains as the plain one, warming up changes no
+state; evaluation in fp8 computes what training would with the current weights, and does not affect
+training.
+"""
 
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,6 +23,7 @@ from bert.core.dist import DistConfig, World
 from bert.data.batch import PretrainingCapacity, make_batch
 from bert.data.records import DataError
 from bert.data.synthetic import synthetic_records
+from bert.kernels.fp8 import linear as fp8_linear
 from bert.kernels.precision import PrecisionConfig
 from bert.kernels.support.graph_capture import CaptureError
 from bert.model.bert import BertForPreTraining
@@ -29,24 +35,20 @@ from bert.training import evaluate, graph
 from bert.training.evaluate import (
     EvaluationConfig,
     EvaluationGraph,
+    Evaluator,
     _count,
     evaluation_room,
     fill_batches,
     share,
+    warm_up,
 )
 from bert.training.graph import GraphedStep, graph_capacity, static_batch
 from bert.training.step import build_step, preserved
 
 from ...bench import cuda_rules
 from .. import no_gpu
-from ..plain import CPU, close
+from ..plain import CPU, alone, close, model_of, step_of
 from ..states import same
-
-
-def _capacity(batch, rows, length):
-    sizes = {"tokens": rows * length, "sequences": 3 * rows}
-    room = PretrainingCapacity(**sizes, masked=batch.num_masked + 5)
-    return graph_capacity(room, rows)
 
 
 def test_filled_batch_has_the_losses_and_gradients_of_the_plain_one(
@@ -54,7 +56,8 @@ def test_filled_batch_has_the_losses_and_gradients_of_the_plain_one(
 ):
     records = make_records(6)
     plain = batch_of(records, range(records.num_sequences))
-    filled = static_batch(plain, _capacity(plain, 7, 48))
+    room = PretrainingCapacity(tokens=7 * 48, sequences=21, masked=plain.num_masked + 5)
+    filled = static_batch(plain, graph_capacity(room, 7))
     assert int(filled.cu_seqlens[-1]) == filled.input_ids.numel() > plain.num_tokens
     assert int(filled.cu_seqlens.diff().max()) <= plain.max_seqlen
     results = []
@@ -355,3 +358,180 @@ def test_graphed_evaluation_counts_as_the_eager_one(gpu, small):
         whole = [0, 2, 3, 5]
         assert torch.equal(counts[whole], eager[whole])
         torch.testing.assert_close(counts[[1, 4]], eager[[1, 4]], rtol=1e-3, atol=0)
+
+
+WORLD = alone()
+LENGTH, RATE = 48, 0.02
+
+
+class _Run:
+    """A tiny model, its step, and its evaluation set."""
+
+    def __init__(self, model, prepared, graphed=False):
+        self.model = model
+        self.step = step_of(model, "fp8", WORLD, sharded=True)
+        self.config = evaluate.EvaluationConfig(
+            evaldir=Path(prepared["EVALDIR"]), num_examples=7, batch_size=2
+        )
+        graph = EvaluationGraph(self.config, LENGTH, model, CPU) if graphed else None
+        self.evaluator = Evaluator(
+            self.config, LENGTH, model.config.vocab_size, "", WORLD, graph
+        )
+
+    def train(self, batches, numbers):
+        losses = []
+        for number in numbers:
+            torch.manual_seed(number)
+            losses.append(float(self.step([batches[number]], RATE).losses.mlm))
+        return losses
+
+    def evaluate(self):
+        with self.step.gathered() as model:
+            return self.evaluator(model)
+
+    def state(self):
+        held = *self.step.state_tensors(), *self.model.parameters()
+        return [tensor.clone() for tensor in held]
+
+
+@pytest.fixture
+def fresh(tiny, make_model, prepared):
+    """fresh(): a run that has taken no step; the same weights each time."""
+    return lambda graphed=False: _Run(
+        make_model(tiny, dtype=torch.float32), prepared, graphed
+    )
+
+
+@pytest.fixture
+def batches(make_records, batch_of):
+    """Of four steps."""
+    return [batch_of(make_records(6), range(begin, begin + 4)) for begin in range(4)]
+
+
+def test_training_with_evaluations_between_is_the_training_without_also_from_a_checkpoint(
+    fresh, batches
+):
+    plain, evaluated = fresh(), fresh()
+    losses = plain.train(batches, range(4))
+    found = []
+    for number in range(4):
+        before, random_state = evaluated.state(), torch.get_rng_state()
+        evaluated.evaluate()
+        assert same(before, evaluated.state())
+        assert torch.equal(torch.get_rng_state(), random_state)
+        assert evaluated.step.needs_calibration_step == (number == 0)
+        if number == 2:
+            saved, evaluated = copy.deepcopy(evaluated.step.state_dict()), fresh()
+            evaluated.step.load_state_dict(saved)
+            evaluated.evaluate()
+        found += evaluated.train(batches, [number])
+    assert found == losses
+    assert same(plain.state(), evaluated.state())
+
+
+def test_it_is_near_the_evaluation_in_bf16_which_it_is_before_the_first_step(
+    fresh, batches
+):
+    fp8 = fresh()
+
+    def reference():
+        model = model_of(fp8.model.config)
+        model.to(torch.bfloat16).load_state_dict(fp8.model.state_dict())
+        return fp8.evaluator(model)  # that never heard of fp8
+
+    assert fp8.evaluate() == reference(), "no step has measured scales"
+    fp8.train(batches, range(2))
+    ours, theirs = fp8.evaluate(), reference()
+    assert ours.mlm_loss != theirs.mlm_loss
+    assert ours.mlm_loss == pytest.approx(theirs.mlm_loss, rel=0.02)
+
+
+def test_weights_are_cast_once_an_evaluation_and_again_for_the_next(
+    fresh, batches, monkeypatch
+):
+    casts = []
+
+    def counted(x, target, out=None):
+        casts.append(out is not None)
+        return cast_rows(x, target, out)
+
+    cast_rows = fp8_linear.cast_rows
+    ours = fresh()
+    ours.train(batches, [0])
+    ours.evaluate()
+    monkeypatch.setattr(fp8_linear, "cast_rows", counted)
+
+    def places():
+        users = ours.model.bert.encoder.fp8_users
+        return [user.fp8.held.numbers.data_ptr() for user in users]
+
+    before = places()
+    ours.train(batches, [1])
+    assert casts == []
+    later = ours.evaluate()
+    assert len(ours.evaluator.batches) == 4
+    products = len(before)
+    assert (sum(casts), len(casts)) == (products, products + 4 * products)
+    assert places() == before
+    other = fresh()
+    other.step.load_state_dict(ours.step.state_dict())
+    assert other.evaluate() == later, "of the weights as they are now"
+
+
+def test_a_graph_recorded_before_the_first_step_evaluates_the_current_weights(
+    fresh, batches, monkeypatch
+):
+    no_gpu.streams(monkeypatch)
+    modes, starts = [], []
+
+    def capture(function, stream, draws):
+        """Without a GPU a replay repeats the work, in the mode in which it was recorded."""
+        scaling = next(
+            cell.cell_contents.bert.encoder.fp8_scaling
+            for cell in function.__closure__
+            if isinstance(cell.cell_contents, BertForPreTraining)
+        )
+        recorded = scaling.evaluates
+        modes.append(recorded)
+        function()
+
+        @torch.no_grad()
+        def replay():
+            starts.append(1)
+            now, scaling.evaluates = scaling.evaluates, recorded
+            function()
+            scaling.evaluates = now
+
+        return SimpleNamespace(replay=replay)
+
+    monkeypatch.setattr(evaluate, "capture", capture)
+    graphed, eager = fresh(graphed=True), fresh()
+    # Recorded as if scales were known, and that forgotten.
+    assert graphed.step.needs_calibration_step
+    assert modes == [True]
+
+    def check_close(rel):
+        found, expected = (dataclasses.asdict(each.evaluate()) for each in (graphed, eager))  # fmt: skip
+        assert found == pytest.approx(expected, rel=rel)
+
+    check_close(1e-3)
+    # Before the first step it is in bf16, which the graph is not.
+    assert not starts
+    for number in (1, 2):
+        assert graphed.train(batches, [number]) == eager.train(batches, [number])
+        check_close(1e-4)
+        assert len(starts) == number * len(graphed.evaluator.batches)
+
+
+def test_a_rehearsal_computes_in_fp8_and_leaves_no_trace(fresh, monkeypatch):
+    ours, modes = fresh(), []
+    before = ours.state()
+    monkeypatch.setattr(
+        evaluate, "_count", lambda model, batch: modes.append(model.evaluates_in_fp8)
+    )
+    warm_up(ours.config, LENGTH, ours.model, CPU)
+    assert modes == [True]
+    assert ours.step.needs_calibration_step
+    assert ours.model.training
+    assert not ours.model.evaluates_in_fp8
+    assert same(before, ours.state())

@@ -1,5 +1,5 @@
-"""Captured steps on several ranks: a replay launches what was captured, and the host decides
-nothing in it.
+"""Steps on several ranks: a replay launches what was captured, and the host decides nothing in it;
+fp8 has one set of scales, so that rank 0's checkpoint resumes every rank exactly.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+import torch.distributed as distributed
 
 from bert.data.batch import PretrainingCapacity, make_batch
 from bert.data.synthetic import synthetic_records
+from bert.kernels.fp8 import GRADIENT, INPUT, Scaling
 from bert.kernels.precision import PrecisionConfig
 from bert.kernels.support.graph_capture import CaptureError
 from bert.model.config import BertConfig
@@ -193,3 +195,60 @@ def _check_evaluation(world):
 def test_the_seed_reaches_captured_steps_whether_or_not_the_evaluation_is_captured():
     """Its capture follows that of the steps, whose dropout shows the seed."""
     run_ranks(_check_evaluation, 2)
+
+
+def _check_overflow(world):
+    for sharded in (False, True):
+        step = step_of(model_of(MODEL), "fp32", world, True, sharded=sharded, clip="before")  # fmt: skip
+        step.gradients.find_overflow = True
+        factors = iter([float("inf") if world.rank else 1.0])  # then 1
+        weight = step.model.bert.pooler.dense.weight
+        weight.register_hook(lambda g, factors=factors: g * next(factors, 1.0))
+        assert not torch.isfinite(step(_batches(world)[:2], 0.02).norm)
+
+
+def test_every_rank_sees_the_overflow_of_anothers_first_micro_batch():
+    run_ranks(_check_overflow, 2)
+
+
+def _fp8_step(world, sharded):
+    return step_of(model_of(MODEL), "fp8", world, sharded=sharded)
+
+
+def _train(step, world, numbers):
+    for number in numbers:
+        # Data of its own.
+        seed = 10 * number + world.rank
+        records = synthetic_records(4, 16, 61, packed=False, seed=seed)
+        torch.manual_seed(seed)
+        assert step([make_batch(records, np.arange(4), 16)], 0.01).finite
+
+
+def _check_fp8(world):
+    scaling = Scaling(1, torch.device("cpu"))
+    scaling.largest[0, INPUT] = 2.0 + world.rank
+    scaling.largest[0, GRADIENT] = float("nan") if world.rank == 0 else 5.0
+    assert not scaling.update(world)  # on every rank, whichever saw it
+    assert scaling.scales[0, INPUT] == 448 / (1.0 + world.size)
+    assert scaling.scales[0, GRADIENT] == 1
+    scaling.largest[0, GRADIENT] = 1.0 + world.rank
+    assert scaling.update(world)
+    assert scaling.scales[0, GRADIENT] == 57344 / world.size
+
+    for sharded in (False, True):
+        step = _fp8_step(world, sharded)
+        _train(step, world, [1, 2])
+        found = [torch.empty_like(step.fp8.scales) for _ in range(world.size)]
+        distributed.all_gather(found, step.fp8.scales.contiguous())
+        assert all(torch.equal(found[0], other) for other in found)
+        states = [copy.deepcopy(step.state_dict())]
+        distributed.broadcast_object_list(states, 0)  # what rank 0 would have written
+        _train(step, world, [3])
+        resumed = _fp8_step(world, sharded)
+        resumed.load_state_dict(states[0])
+        _train(resumed, world, [3])
+        _check_same(step.state_tensors(), resumed.state_tensors(), sharded)
+
+
+def test_ranks_share_their_fp8_scales_and_resume_from_rank_0():
+    run_ranks(_check_fp8, 2)

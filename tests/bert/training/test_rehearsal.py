@@ -51,14 +51,6 @@ def test_without_an_evaluation_there_is_nothing_to_compare(prepared):
         config.rehearsed()
 
 
-def test_the_closed_guard_holds_for_a_rehearsal(prepared, capfd):
-    from bert.__main__ import main
-
-    closed = {"REHEARSAL": "1", "SUBMISSION_DIVISION": "closed"}
-    assert main([], prepared | closed | {"RANK": "0", "WORLD_SIZE": "1"}) == 2
-    assert "the closed division does not allow " in capfd.readouterr().err
-
-
 def test_from_training_to_the_verdict_on_a_cpu(prepared, run_bert, monkeypatch):
     """A small model, whose accuracies no published run has; on a GPU the same code runs."""
     small = {"REHEARSAL": "1", "MAX_SAMPLES_TERMINATION": "48", "MAX_STEPS": "100"}

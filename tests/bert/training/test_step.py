@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -67,6 +69,20 @@ def test_norm_and_losses_are_means_of_the_micro_batches_the_norm_before_it_is_cl
     known = torch.stack([expected, expected, *losses]).detach()
     rtol = 1e-5 if precision == "fp32" else 2e-2
     torch.testing.assert_close(measured, known, rtol=rtol, atol=0)
+
+
+@pytest.mark.parametrize("shard", [False, True], ids=["replicated", "sharded"])
+def test_clipping_before_the_sum_is_not_after_it(shard, tiny, make_records, batch_of):
+    records = make_records(6)
+    batches = [batch_of(records, range(begin, begin + 4)) for begin in (0, 4)]
+    ends = []
+    for clip in ("before", "after"):
+        model, step = _step(tiny, shard=shard, accumulate=True, clip=clip, optimizer="adamw")  # fmt: skip
+        model.eval()
+        for _ in range(2):
+            assert step(batches, 0.02).norm > 1.5
+        ends.append(_weights(model)["bert.encoder.layer.0.intermediate.dense.weight"])
+    assert (ends[0] - ends[1]).norm() > 1e-3 * ends[1].norm()
 
 
 def test_gradient_clipped_by_nan_leaves_nothing_behind(tiny, make_records, batch_of):
@@ -200,21 +216,15 @@ def test_nan_in_one_gradient_is_reported_by_the_step_and_raised_by_progress(
         assert not step([batch_of(make_records(4), range(4))], 0.01).finite
 
 
-class _Event:
-    def __init__(self, answers):
-        self.answers = iter(answers)
-
-    def query(self):
-        return next(self.answers)
-
-
 def test_waiting_for_the_device_ends_with_it_or_with_the_timeout(monkeypatch):
     world = World(DistConfig(device="cpu", timeout_seconds=1))
-    world.wait_for(_Event([False, False, True]))
+    answers = iter([False, False, True, *10 * [False]])
+    event = SimpleNamespace(query=lambda: next(answers))
+    world.wait_for(event)
     clock = iter(range(100))
     monkeypatch.setattr("bert.core.dist.time.monotonic", lambda: next(clock))
     with pytest.raises(HangError, match="DIST_TIMEOUT=1"):
-        world.wait_for(_Event([False] * 10))
+        world.wait_for(event)
 
 
 @pytest.mark.parametrize(
