@@ -96,9 +96,8 @@ def quick_python() -> Iterator[Path]:
     """The Python of shell scripts that need not import PyTorch anew (forked.py)."""
     from .forked import interpreter
 
-    with tempfile.TemporaryDirectory(
-        prefix="forked-"
-    ) as folder:  # the address of a socket has to be short
+    # In a short folder, as the address of a socket has to be.
+    with tempfile.TemporaryDirectory(prefix="forked-") as folder:
         yield interpreter(Path(folder))
 
 

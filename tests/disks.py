@@ -17,13 +17,9 @@ def small_disk(folder: Path, num_bytes: int) -> Iterator[None]:
     """
     folder.mkdir()
     line = ["mount", "-t", "tmpfs", "-o", f"size={num_bytes}", "tmpfs", str(folder)]
-    done = subprocess.run(
-        line, capture_output=True, text=True, check=False, timeout=240
-    )
+    done = subprocess.run(line, capture_output=True, text=True, timeout=240)
     if done.returncode:
-        pytest.skip(
-            f"a file system of its own needs CAP_SYS_ADMIN: {done.stderr.strip()}"
-        )
+        pytest.skip(f"a file system of its own needs CAP_SYS_ADMIN: {done.stderr.strip()}")  # fmt: skip
     try:
         yield
     finally:
@@ -32,8 +28,5 @@ def small_disk(folder: Path, num_bytes: int) -> Iterator[None]:
 
 def enlarge(folder: Path, num_bytes: int) -> None:
     """Gives a small disk more room."""
-    subprocess.run(
-        ["mount", "-o", f"remount,size={num_bytes}", str(folder)],
-        check=True,
-        timeout=240,
-    )
+    command = ["mount", "-o", f"remount,size={num_bytes}", str(folder)]
+    subprocess.run(command, check=True, timeout=240)

@@ -39,13 +39,9 @@ def test_a_forked_command() -> None:
     pytest.fail("while it runs")
 
 
-def test_a_process() -> None:
-    subprocess.Popen([sys.executable, "-c", SLEEP])
-    pytest.fail("while it runs")
-
-
-def test_a_process_with_an_empty_environment() -> None:
-    subprocess.Popen([sys.executable, "-c", SLEEP], env={}, start_new_session=True)
+@pytest.mark.parametrize("options", [{}, {"env": {}, "start_new_session": True}])
+def test_a_process_also_with_an_empty_environment(options) -> None:
+    subprocess.Popen([sys.executable, "-c", SLEEP], **options)
     pytest.fail("while it runs")
 
 

@@ -33,15 +33,10 @@ import torch
 from . import held
 
 PRELOADED = [
-    "pytest",
-    "h5py",
-    "mlperf_logging.mllog",
-    "bert.data.compiled",
-    "bert.pretraining.train",
+    "pytest", "h5py", "mlperf_logging.mllog", "bert.data.compiled", "bert.pretraining.train",
     # What --check and torch.testing.assert_close import, SymPy among it: a second of a core.
-    "torch.distributed.tensor",
-]
-PRELOADED += ["torch.distributed.run", "finetune.train", "certify.burn_in"]
+    "torch.distributed.tensor", "torch.distributed.run", "finetune.train", "certify.burn_in",
+]  # fmt: skip
 
 
 def hidden_gpus() -> dict[str, str]:
@@ -57,6 +52,11 @@ def context() -> ForkServerContext:
     made = multiprocessing.get_context("forkserver")
     made.set_forkserver_preload(PRELOADED)
     return made
+
+
+def _set_threads(environ: Mapping[str, str]) -> None:
+    """As PyTorch has read them when it was imported."""
+    torch.set_num_threads(int(environ.get("OMP_NUM_THREADS", os.cpu_count() or 1)))
 
 
 def _become(
@@ -76,9 +76,7 @@ def _become(
     before()
     if first := os.environ.pop("FIRST", ""):
         runpy.run_path(first)
-    torch.set_num_threads(
-        int(environ.get("OMP_NUM_THREADS", os.cpu_count() or 1))
-    )  # read at the import
+    _set_threads(environ)
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
@@ -91,24 +89,15 @@ class Command:
     """
 
     def __init__(
-        self,
-        module: str,
-        environ: Mapping[str, str],
-        arguments: tuple[str, ...] = (),
+        self, module: str, environ: Mapping[str, str], arguments: tuple[str, ...] = (),
         before: Callable[[], object] = int,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.words = [sys.executable, "-m", module, *arguments]
         self._streams = tempfile.TemporaryDirectory(prefix="forked-")
         for name in ("stdout", "stderr"):
             (Path(self._streams.name) / name).touch()
-        what = (
-            module,
-            arguments,
-            dict(environ),
-            os.getcwd(),
-            self._streams.name,
-            before,
-        )
+        where = os.getcwd(), self._streams.name
+        what = module, arguments, dict(environ), *where, before
         self._process = context().Process(target=_become, args=what)
         self._process.start()
 
@@ -122,26 +111,25 @@ class Command:
         """Whether it has not ended yet."""
         return self._process.exitcode is None
 
+    def _said(self, stream: str) -> str:
+        return (Path(self._streams.name) / stream).read_text()
+
     def errors(self) -> str:
         """What it has said on stderr so far."""
-        return (Path(self._streams.name) / "stderr").read_text()
+        return self._said("stderr")
 
     def finish(self, timeout: float = 900) -> subprocess.CompletedProcess[str]:
         """Waits for its end, at most ``timeout`` seconds, after which it is killed and this
         fails.
         """
         self._process.join(timeout)
-        late = self._process.exitcode is None
+        status = self._process.exitcode
         self.kill()
-        texts = [
-            (Path(self._streams.name) / name).read_text()
-            for name in ("stdout", "stderr")
-        ]
+        texts = self._said("stdout"), self._said("stderr")
         self._streams.cleanup()
-        if late:
+        if status is None:
             raise subprocess.TimeoutExpired(self.words, timeout, *texts)
-        assert self._process.exitcode is not None
-        return subprocess.CompletedProcess(self.words, self._process.exitcode, *texts)
+        return subprocess.CompletedProcess(self.words, status, *texts)
 
     def kill(self) -> None:
         """Ends it, if it has not ended."""
@@ -213,18 +201,13 @@ def interpreter_with(
 
 def _listener(folder: Path) -> socket.socket:
     """The socket that the program connects to, which is written into the folder."""
-    address, client, program = (
-        folder / "server",
-        folder / "client.py",
-        folder / "python",
-    )
+    address, client, program = (folder / name for name in ("server", "client.py", "python"))  # fmt: skip
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(address))
     listener.listen(64)
     client.write_text(CLIENT.format(python=sys.executable, address=str(address)))
-    program.write_text(
-        f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -IS {shlex.quote(str(client))} "$@"\n'
-    )
+    words = shlex.join([sys.executable, "-IS", str(client)])
+    program.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
     program.chmod(0o755)
     return listener
 
@@ -247,9 +230,8 @@ def _attend(connection: socket.socket) -> None:
     told = b""
     while len(told) < int.from_bytes(size, "big"):
         told += connection.recv(1 << 20)
-    words, environ, folder, ignored, cpus = ast.literal_eval(
-        told.decode("utf-8", "surrogateescape")
-    )
+    text = told.decode("utf-8", "surrogateescape")
+    words, environ, folder, ignored, cpus = ast.literal_eval(text)
     process = os.fork()
     if process == 0:
         connection.close()
@@ -279,7 +261,7 @@ def _status_of(words: list[str], environ: dict[str, str], folder: str) -> int:
     os.environ.clear()
     os.environ.update(environ)
     os.chdir(folder)
-    torch.set_num_threads(int(environ.get("OMP_NUM_THREADS", os.cpu_count() or 1)))
+    _set_threads(environ)
     sys.stdout, sys.stderr = (
         open(number, "w", buffering=1, closefd=False)  # noqa: SIM115
         for number in (1, 2)

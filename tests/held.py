@@ -22,11 +22,8 @@ def stand_still(pattern: str, once: str = "") -> None:
     looking, done = threading.local(), []
 
     def look(event: str, _: object) -> None:
-        if (
-            done
-            or getattr(looking, "now", False)
-            or not (event == "open" or event.startswith("os."))
-        ):
+        looks = event == "open" or event.startswith("os.")
+        if done or getattr(looking, "now", False) or not looks:
             return
         looking.now = True
         if glob.glob(pattern):

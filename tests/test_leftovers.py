@@ -9,8 +9,6 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-import pytest
-
 from . import leftovers
 from .waiting import processes_with, wait_until
 
@@ -18,26 +16,19 @@ from .waiting import processes_with, wait_until
 def _commands_with(pattern: str) -> list[str]:
     """Command lines of processes that hold the pattern."""
     found = []
-    for process in Path("/proc").glob("[0-9]*"):
+    for command in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
-            command = (process / "cmdline").read_text()
-            if pattern in command:
-                found.append(command)
-    return found
+            found.append(command.read_text())
+    return [command for command in found if pattern in command]
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_failing_tests_leave_no_process(repository, tmp_path, workers):
-    pattern = f"{os.getpid()}-{workers}-of-leftovers"
-    command = [sys.executable, "-m", "pytest", "-n", str(workers), "--timeout", "900",
-               "-p", "no:cacheprovider", "tests/failing.py"]  # fmt: skip
+def test_failing_tests_leave_no_process(repository, tmp_path):
+    pattern = f"{os.getpid()}-of-leftovers"
+    options = ["-n", "1", "--timeout", "900", "-p", "no:cacheprovider"]
     done = subprocess.run(
-        command,
-        cwd=repository,
-        env=os.environ | {"WHOSE": pattern, "TMPDIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-    )
+        [sys.executable, "-m", "pytest", *options, "tests/failing.py"], cwd=repository,
+        env=os.environ | {"WHOSE": pattern, "TMPDIR": str(tmp_path)}, capture_output=True, text=True,
+    )  # fmt: skip
     assert done.returncode == 1, done.stdout + done.stderr
     failed = re.findall(r"^FAILED .*::test_(\w+)", done.stdout, re.MULTILINE)
     assert len(failed) == 6, done.stdout
