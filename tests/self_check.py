@@ -29,11 +29,18 @@ sys.path.insert(1, str(Path(__file__).parents[1] / "bench"))
 import fp8_cases
 from fused_cases import CASES, errors_of
 from lib import Parser, emit, explain
-from torch_lib import TINY, device, no_fp8, packed_batches, precisions
+from torch_lib import (
+    TINY,
+    device,
+    new_model,
+    new_step,
+    no_fp8,
+    packed_batches,
+    precisions,
+)  # fmt: skip
 from train_step import Variant, build_ours, capacity, without
 
-from bert import kernels, optim
-from bert.core.dist import DistConfig, World
+from bert import kernels
 from bert.kernels.attention import benchmark
 from bert.kernels.fp8 import Scaling
 from bert.kernels.fp8.linear import Fp8Linear
@@ -41,14 +48,12 @@ from bert.kernels.operations import embeddings
 from bert.kernels.precision import PrecisionConfig
 from bert.kernels.support import triton_support, weight_gradient
 from bert.kernels.support.dropout import DropoutSites
-from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
-from bert.model.init import initialize
 from bert.optim import rules
 from bert.optim.flat import FlatLamb, ListRule, Shard
 from bert.optim.layout import Layout
 from bert.training.graph import GraphedStep, static_batch
-from bert.training.step import Step, build_step
+from bert.training.step import Step
 
 
 def without_triton() -> bool:
@@ -211,9 +216,7 @@ def whole_step() -> dict[str, str]:
     runs = ("auto", "auto", torch.bfloat16), ("none", "sdpa_loop", torch.float64)
     for names, backend, dtype in runs:
         choice = kernels.KernelsConfig(fused=names, attention=backend)
-        model = BertForPreTraining(config, kernels.bind_kernels(choice, device()))
-        initialize(model, 0)
-        model.to(device(), dtype)
+        model = new_model(config, choice).to(device(), dtype)
         loss = sum(model(batch))
         loss.backward()
         named = model.named_parameters()
@@ -251,21 +254,15 @@ def graphs(tiny: bool = False) -> dict[str, str]:
     batches = [static_batch(batch, room) for batch in packed_batches(4, 4, config)]
     batches = [batch.pin_memory() if on_gpu else batch for batch in batches]
 
-    def new_step(precision: str) -> Step:
+    def stepped(precision: str) -> Step:
         choice = kernels.KernelsConfig(fused="auto" if on_gpu else "none")
-        model = BertForPreTraining(config, kernels.bind_kernels(choice, device()))
-        initialize(model, 0)
-        return build_step(
-            model.to(device()),
-            PrecisionConfig(precision=precision).resolve(device()),
-            optim.OptimizerConfig(sharded=True),
-            World(DistConfig(device=device().type)),
-            accumulate=False,
-            fused_update="lamb" in choice.names(device()),
-        )
+        model = new_model(config, choice).to(device())
+        fused = "lamb" in choice.names(device())
+        numerics = PrecisionConfig(precision=precision)
+        return new_step(model, numerics, fused_update=fused, sharded=True)
 
     def problem_of(precision: str) -> str:
-        eager, other = new_step(precision), new_step(precision)
+        eager, other = stepped(precision), stepped(precision)
         before = [tensor.clone() for tensor in other.state_tensors()]
         run: Callable[..., Any] = other
         if on_gpu:

@@ -76,12 +76,9 @@ def compare_layers(
     apex: Callable[[], Callable[[], Tensor]],
 ) -> dict[str, Any]:
     """Forward and backward pass. apex: makes its own, as it may be absent."""
+    ways = {"ours": lambda: ours, "pytorch": lambda: pytorch, "apex": apex}
     return compare(
-        {
-            "ours": lambda: both_passes(ours),
-            "pytorch": lambda: both_passes(pytorch),
-            "apex": lambda: both_passes(apex()),
-        }
+        {name: lambda make=make: both_passes(make()) for name, make in ways.items()}
     )
 
 
@@ -101,13 +98,10 @@ def lamb(tiny: bool) -> dict[str, Any]:
         lr, scale = (torch.tensor(x, device=device()) for x in (1e-4, 1e-3))
         return lambda: optimizer.step(lr, scale)
 
-    return compare(
-        {
-            "ours": lambda: made("lamb", torch.cuda.is_available()),
-            "pytorch": lambda: made("lamb", fused=False),
-            "apex": lambda: made("apex_lamb", fused=False),
-        }
-    )
+    on_gpu = torch.cuda.is_available()
+    on_gpu = torch.cuda.is_available()
+    runs = {"ours": ("lamb", on_gpu), "pytorch": ("lamb", False), "apex": ("apex_lamb", False)}  # fmt: skip
+    return compare({way: lambda run=run: made(*run) for way, run in runs.items()})
 
 
 def layer_norm(rows: int, width: int) -> dict[str, Any]:
@@ -178,12 +172,11 @@ def measure(tiny: bool) -> dict[str, Any]:
     rows, masked, vocabulary, sizes = 24_576, 4_096, 30_528, (1024, 4096)
     if tiny:
         rows, masked, vocabulary, sizes = 8, 8, 24, (32, 64)
+    widths = 768, 1024, 2048
+    norms = {f"layer_norm_{width}": layer_norm(rows, width) for width in widths}
     return {
         "lamb": lamb(tiny),
-        **{
-            f"layer_norm_{width}": layer_norm(rows, width)
-            for width in (768, 1024, 2048)
-        },
+        **norms,
         "xentropy": xentropy(masked, vocabulary),
         "dense_gelu_dense": dense_gelu(rows, *sizes),
     }

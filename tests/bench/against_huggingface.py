@@ -50,16 +50,10 @@ class PlainLamb:
 
     def __init__(self, named):
         self.settings, self.steps = optim.OptimizerConfig().lamb, 0
-        # Parameter, whether it decays, and its two moments.
-        self.state = [
-            (
-                p,
-                not (name.endswith("bias") or "LayerNorm" in name),
-                torch.zeros_like(p),
-                torch.zeros_like(p),
-            )
-            for name, p in named
-        ]
+        self.state = []
+        for name, p in named:
+            adapted = not (name.endswith("bias") or "LayerNorm" in name)
+            self.state.append((p, adapted, torch.zeros_like(p), torch.zeros_like(p)))
 
     @torch.no_grad()
     def step(self, lr):
@@ -78,9 +72,8 @@ class PlainLamb:
                 update = update + self.settings.weight_decay * p
                 weight_norm, update_norm = float(p.norm()), float(update.norm())
                 # A tensor of zeros has no direction, and moves at the plain rate.
-                ratio = (
-                    weight_norm / update_norm if weight_norm and update_norm else 1.0
-                )
+                if weight_norm and update_norm:
+                    ratio = weight_norm / update_norm
             p.sub_(lr * ratio * update)
 
 

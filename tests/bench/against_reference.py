@@ -24,15 +24,8 @@ from lib import emit  # noqa: E402
 
 from bert.data.format import content_digest  # noqa: E402
 from input_preprocessing.instances.options import SamplingConfig  # noqa: E402
-from input_preprocessing.instances.sampling import (  # noqa: E402
-    instances_of,
-    write_instances,
-)
-from input_preprocessing.tensorflow_files.tfrecord import (  # noqa: E402
-    Widths,
-    read_tfrecord,
-    write_tfrecord,
-)
+from input_preprocessing.instances.sampling import instances_of, write_instances  # noqa: E402
+from input_preprocessing.tensorflow_files import tfrecord  # noqa: E402
 from input_preprocessing.text import vocabulary  # noqa: E402
 
 TURNS = 3
@@ -65,19 +58,19 @@ def compared(text, vocab, reference, python, folder):
     script = Path(__file__).with_name("reference_instances.py")
     command = [python, *map(str, (script, reference.parent, text, vocab, theirs))]
     words, config = vocabulary.load(vocab), SamplingConfig()
-    widths = Widths(config.max_seq_length, config.max_predictions_per_seq)
+    widths = tfrecord.Widths(config.max_seq_length, config.max_predictions_per_seq)
     records, _ = instances_of(text, words, config)
-    write_tfrecord(mine, records, widths)
+    tfrecord.write_tfrecord(mine, records, widths)
     ratios, with_file = [], []
     for _ in range(TURNS):
         done = subprocess.run(command, check=True, capture_output=True, text=True)
         instances = cpu_seconds(lambda: instances_of(text, words, config))
-        file = cpu_seconds(lambda: write_tfrecord(mine, records, widths))
+        file = cpu_seconds(lambda: tfrecord.write_tfrecord(mine, records, widths))
         # Of the same turn, so that a slow moment of the machine cancels out.
         made, written = map(float, done.stdout.split()[-2:])
         ratios.append(round(made / instances, 1))
         with_file.append(round(written / (instances + file), 1))
-    same = read_tfrecord(theirs)[0]
+    same = tfrecord.read_tfrecord(theirs)[0]
     return {
         "ratios_to_reference": ratios,
         "with_tfrecord": with_file,

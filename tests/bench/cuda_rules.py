@@ -136,9 +136,7 @@ class Generator:
     def check(self):
         """Before eager work that draws."""
         if self.state.capturing:
-            raise RuntimeError(
-                "Offset increment outside graph capture encountered unexpectedly."
-            )
+            raise RuntimeError("Offset increment outside graph capture encountered unexpectedly.")  # fmt: skip
 
 
 class CUDAGraph:
@@ -205,9 +203,7 @@ class CUDAGraph:
 
     def pool(self):
         if not self.ended:
-            raise RuntimeError(
-                "Called CUDAGraph::pool() without a preceding successful capture."
-            )
+            raise RuntimeError("Called CUDAGraph::pool() without a preceding successful capture.")  # fmt: skip
         return self.pool_id
 
     def permit(self, allowed):

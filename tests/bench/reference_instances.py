@@ -14,12 +14,7 @@ import time
 from typing import Any
 
 # The benchmark's options, from the reference's README.
-OPTIONS = {
-    "max_seq_length": 512,
-    "dupe_factor": 10,
-    "short_seq_prob": 0.1,
-    "masked_lm_prob": 0.15,
-}
+OPTIONS = {"max_seq_length": 512, "dupe_factor": 10, "short_seq_prob": 0.1, "masked_lm_prob": 0.15}  # fmt: skip
 # 15% of 512 tokens are 76.8; the seed is the reference's own.
 MAX_PREDICTIONS, SEED = 76, 12345
 
@@ -39,20 +34,14 @@ def main() -> None:
         create: Any = importlib.import_module("create_pretraining_data")
         tokenization: Any = importlib.import_module("tokenization")
     except ModuleNotFoundError as error:
-        sys.exit(
-            f"reference_instances.py: {error}: run it with a Python that has TensorFlow"
-        )
+        sys.exit(f"reference_instances.py: {error}: run it with a Python that has TensorFlow")  # fmt: skip
     tensorflow.flags.FLAGS.mark_as_parsed()
     # CPU seconds from here on: TensorFlow is imported by now.
     begin = time.process_time()
     tokenizer = tokenization.FullTokenizer(vocab_file=vocab, do_lower_case=True)
     instances = create.create_training_instances(
-        [text],
-        tokenizer,
-        max_predictions_per_seq=MAX_PREDICTIONS,
-        rng=random.Random(SEED),
-        **OPTIONS,
-    )
+        [text], tokenizer, max_predictions_per_seq=MAX_PREDICTIONS, rng=random.Random(SEED), **OPTIONS
+    )  # fmt: skip
     made = time.process_time()
     create.write_instance_to_example_files(
         instances, tokenizer, OPTIONS["max_seq_length"], MAX_PREDICTIONS, [output]

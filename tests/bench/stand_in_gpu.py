@@ -28,11 +28,7 @@ aten = torch.ops.aten
 GPU, HOST = torch.device("cuda", 0), torch.device("cpu")
 MIXED = "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!"
 COPIES = {aten.copy_.default, aten._to_copy.default}
-READS = {
-    aten._local_scalar_dense.default,
-    aten.nonzero.default,
-    aten.equal.default,
-}
+READS = {aten._local_scalar_dense.default, aten.nonzero.default, aten.equal.default}
 SET = aten.set_.source_Storage_storage_offset
 LAUNCH_NOTHING = ("aten::empty", "aten::new_empty", "aten::set_")
 
@@ -43,13 +39,9 @@ class GpuTensor(torch.Tensor):
     @staticmethod
     def __new__(cls, host):
         made = torch.Tensor._make_wrapper_subclass(
-            cls,
-            host.size(),
-            strides=host.stride(),
-            storage_offset=host.storage_offset(),
-            dtype=host.dtype,
-            device=GPU,
-        )
+            cls, host.size(), strides=host.stride(), storage_offset=host.storage_offset(),
+            dtype=host.dtype, device=GPU,
+        )  # fmt: skip
         made.host = host
         return made
 
@@ -118,11 +110,8 @@ def launched(function, args, kwargs):
     if not on_device:
         return result
     known = {id(one.host): one for one in ours}  # of what is changed in place
-    made = tree_map_only(
-        torch.Tensor,
-        lambda one: known[id(one)] if id(one) in known else GpuTensor(one),
-        result,
-    )
+    wrapped = lambda one: known[id(one)] if id(one) in known else GpuTensor(one)  # noqa: E731
+    made = tree_map_only(torch.Tensor, wrapped, result)
     cuda.allocated([one for one in tensors_in(made) if id(one.host) not in known])
     if not ours or run is not function:
         return made
@@ -156,9 +145,8 @@ def sequences(qkv, offsets, dropout, seed):
 def flash_forward(query, key, value, offsets, _, *rest, **__):
     seed = torch.randint(2**31, (1,))
     output = torch.full_like(query, math.nan)  # also beyond the sequences
-    for place, (_, _, v), p, kept in sequences(
-        (query, key, value), offsets, rest[2], seed
-    ):
+    given = sequences((query, key, value), offsets, rest[2], seed)
+    for place, (_, _, v), p, kept in given:
         output[place] = ((p * kept) @ v).transpose(0, 1).to(output.dtype)
     return output, seed.float(), seed, seed.clone(), seed.clone()
 
@@ -166,9 +154,8 @@ def flash_forward(query, key, value, offsets, _, *rest, **__):
 def flash_backward(gradient, query, key, value, *rest, **_):
     offsets, dropout, seed = rest[2], rest[6], rest[8]
     found = [torch.full_like(one, math.nan) for one in (query, key, value)]
-    for place, (q, k, v), p, kept in sequences(
-        (query, key, value), offsets, dropout, seed
-    ):
+    given = sequences((query, key, value), offsets, dropout, seed)
+    for place, (q, k, v), p, kept in given:
         do = gradient[place].float().transpose(0, 1)
         dp = (do @ v.mT) * kept
         ds = p * (dp - (dp * p).sum(-1, keepdim=True)) / math.sqrt(q.shape[-1])
@@ -182,9 +169,8 @@ def scaled_product(
     a, b, a_scale, b_scale, bias=None, _=None, out_dtype=None, fast=False, out=None
 ):
     assert torch.cuda.get_device_capability() >= (8, 9), "no such hardware"
-    assert all(size % 16 == 0 for size in (*a.shape, b.shape[1])), (
-        "as the hardware wants it"
-    )
+    # As the hardware wants it.
+    assert all(size % 16 == 0 for size in (*a.shape, b.shape[1]))
     y = (a.float() @ b.float()) * (a_scale * b_scale)
     y = (y if bias is None else y + bias).to(out_dtype)
     return y if out is None else out.copy_(y)
@@ -192,11 +178,8 @@ def scaled_product(
 
 def product(a, b):
     """Of a benchmark's at real size nothing is computed."""
-    return (
-        aten.mm.default(a, b)
-        if a.numel() * b.shape[1] < 1e9
-        else a.new_empty(len(a), b.shape[1])
-    )
+    is_large = a.numel() * b.shape[1] >= 1e9
+    return a.new_empty(len(a), b.shape[1]) if is_large else aten.mm.default(a, b)
 
 
 def pin(tensor, *_):
@@ -216,11 +199,9 @@ ON_DEVICE = {
     aten._scaled_mm.out: scaled_product,
     aten.mm.default: product,
     aten.mm.dtype: lambda a, b, dtype: (a.float() @ b.float()).to(dtype),
-    aten.addmm.dtype_out: lambda c, a, b, dtype, out: out.copy_(
-        c + a.float() @ b.float()
-    ),
+    aten.addmm.dtype_out: lambda c, a, b, dtype, out: out.copy_(c + a.float() @ b.float()),
     aten._fused_sdp_choice.default: lambda *_, **__: 0,  # written out
-}
+}  # fmt: skip
 
 
 class Event(cuda_rules.Event):
@@ -234,9 +215,7 @@ class Event(cuda_rules.Event):
 
     def elapsed_time(self, later):
         if not (self.timed and later.timed):
-            raise RuntimeError(
-                "Both events must be created with argument 'enable_timing=True'."
-            )
+            raise RuntimeError("Both events must be created with argument 'enable_timing=True'.")  # fmt: skip
         return 1e3 * (later.moment - self.moment)
 
 
@@ -281,9 +260,8 @@ class CUDAGraph(cuda_rules.CUDAGraph):
 
     def launch(self):
         for run, args, kwargs, found in self.operations:
-            for before, after in zip(
-                found, tensors_in(run(*args, **kwargs)), strict=True
-            ):
+            again = tensors_in(run(*args, **kwargs))
+            for before, after in zip(found, again, strict=True):
                 if before is not after:
                     before.copy_(after)
 
@@ -302,15 +280,14 @@ def profile(*, activities, its=torch.profiler.profile):
     return its(activities=[ProfilerActivity.CPU])
 
 
+CAPABILITY = os.environ.get("STAND_IN_CAPABILITY", "9.0")
 STATED = {
     "is_available": True,
     "is_initialized": True,
     "device_count": 1,
     "current_device": 0,
     "get_device_name": "NVIDIA stand-in",
-    "get_device_capability": tuple(
-        map(int, os.environ.get("STAND_IN_CAPABILITY", "9.0").split("."))
-    ),
+    "get_device_capability": tuple(map(int, CAPABILITY.split("."))),
     "get_device_properties": SimpleNamespace(multi_processor_count=132),
     "mem_get_info": (2**35, 2**36),
     "max_memory_allocated": 2**30,
@@ -329,9 +306,8 @@ REPLACED = {
 def install():
     """From here on this process sees the GPU."""
     find = PathFinder.find_spec.__func__
-    PathFinder.find_spec = classmethod(
-        lambda cls, name, *rest: None if name == "triton" else find(cls, name, *rest)
-    )
+    without = lambda cls, name, *rest: None if name == "triton" else find(cls, name, *rest)  # noqa: E731  # fmt: skip
+    PathFinder.find_spec = classmethod(without)
     for name, value in STATED.items():
         setattr(torch.cuda, name, lambda *_, value=value: value)
     for name, value in REPLACED.items():

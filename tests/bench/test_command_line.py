@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
+import json
 import re
+import subprocess
 import sys
 
 import pytest
@@ -12,12 +13,11 @@ AT_LEAST_ONE = r"'0': expected an integer of at least 1"
 
 
 @pytest.fixture
-def script(repository, monkeypatch, capsys):
+def script(bench, monkeypatch, capsys):
     """script(name, *arguments) -> exit status, stdout and stderr."""
-    monkeypatch.syspath_prepend(str(repository / "bench"))
 
     def run(name, *arguments):
-        module = importlib.import_module(name)
+        module = bench(name)
         monkeypatch.setattr(sys, "argv", [f"{name}.py", *map(str, arguments)])
         with pytest.raises(SystemExit) as ended:
             module.main()
@@ -46,11 +46,11 @@ def test_invalid_arguments_are_one_line(script, name, arguments, words):
 
 
 @pytest.mark.parametrize("name", ["gpu_all", "step_model"])
-def test_help_is_the_docstring_and_nothing_runs(script, name):
+def test_help_is_the_docstring_and_nothing_runs(script, bench, name):
     status, out, _ = script(name, "--help")
     assert status == 0
     assert out.startswith(f"usage: {name}.py")
-    assert importlib.import_module(name).__doc__.splitlines()[0] in out
+    assert bench(name).__doc__.splitlines()[0] in out
 
 
 def test_every_benchmark_uses_this_parser(repository):
@@ -61,3 +61,11 @@ def test_every_benchmark_uses_this_parser(repository):
             assert "Parser(__doc__)" in text, name
             assert not re.search(r"type=(int|float)\b", text), name
     assert len(started) > 7
+
+
+@pytest.mark.slow
+def test_both_of_cpu_step_take_their_turns(repository):
+    command = [sys.executable, "bench/cpu_step.py", "--repeats", "2", "--rows", "2"]
+    done = subprocess.run(command, cwd=repository, capture_output=True, check=True)
+    found = json.loads(done.stdout)
+    assert min(found["ratio"], found["ratio_of_medians"]) > 0

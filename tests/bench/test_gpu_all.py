@@ -5,7 +5,6 @@ Items are short scripts that stand in for a GPU's; one run is the real one, at a
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
 import os
@@ -46,9 +45,8 @@ FAULTS = {
 
 
 @pytest.fixture
-def gpu_all(repository, monkeypatch):
-    monkeypatch.syspath_prepend(str(repository / "bench"))
-    return importlib.import_module("gpu_all")
+def gpu_all(bench):
+    return bench("gpu_all")
 
 
 def _lines(folder):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import subprocess
@@ -57,47 +56,41 @@ def test_the_operations_of_every_product_are_counted(alone):
     encoder = layers * tokens * qkv + ((layers - 1) * tokens + last) * rest
     heads = masked * width * (width + vocabulary) + sequences * width * (width + 2)
     assert alone["product_operations"] == 3 * 2 * (encoder + heads)
-
-
-def test_the_parts_add_up_to_the_step(alone):
     parts = alone["milliseconds"]
     assert sum(parts.values()) == pytest.approx(alone["total"], abs=0.02)
-    expected = "attention", "LayerNorm", "GELU", "LAMB", "head, loss"
-    for name in (*expected, "products forward", "products backward"):
-        assert parts[name] > 0
+    named = "attention", "LayerNorm", "GELU", "LAMB", "head, loss", "products forward"
+    assert all(parts[name] > 0 for name in (*named, "products backward"))
     assert parts["communication"] == 0
 
 
 def test_fp8_adds_casts_and_slower_memory_adds_time(alone, printed):
-    fp8 = printed["fp8"]
+    fp8, layers, recorded = printed["fp8"], 2, printed["recorded"]
     assert fp8["milliseconds"]["casts"] > 0
     padding = -(int(0.15 * 4 * 64 + 0.5 * 12) + 12 + 4) % 16  # rows of the last layer
     more = 3 * 2 * padding * (32 * 32 + 2 * 32 * 64)
     assert fp8["product_operations"] == alone["product_operations"] + more
     assert fp8["milliseconds"]["LayerNorm"] > 9 * alone["milliseconds"]["LayerNorm"]
-
-
-def test_sums_in_fp8_are_fast_forward_alone(printed):
-    layers, recorded = 2, printed["recorded"]
+    # Sums are fast forward alone.
     assert recorded.count(["forward", "products", "fp8_fast"]) == 3 * layers
     assert recorded.count(["backward", "products", "fp8_exact"]) == 2 * 3 * layers
 
 
 @pytest.fixture
-def model(repository, monkeypatch):
-    monkeypatch.syspath_prepend(str(repository / "bench"))
-    return importlib.import_module("step_model")
+def model(bench):
+    return bench("step_model")
 
 
-def test_only_exposed_transfers_cost_time(model):
-    exposed = model.exposed_seconds
-    # The last bucket is ready at the end.
-    assert exposed([(2.0,), (2.0,)], [1.0, 1.0]) == pytest.approx(3.0)
-    # An early one hides behind the rest.
-    assert exposed([(4.0,), (0.0,)], [1.0, 9.0]) == 0
-    assert exposed([(1.0,), (1.0,)], [0.0, 0.0]) == pytest.approx(2.0)
-    # One is sent on while the next comes.
-    assert exposed([(1.0, 2.0), (1.0, 2.0)], [0.0, 0.0]) == pytest.approx(5.0)
+@pytest.mark.parametrize(
+    ("transfers", "ready", "seconds"),
+    [
+        ([(2.0,), (2.0,)], [1.0, 1.0], 3.0),  # the last bucket is ready at the end
+        ([(4.0,), (0.0,)], [1.0, 9.0], 0.0),  # an early one hides behind the rest
+        ([(1.0,), (1.0,)], [0.0, 0.0], 2.0),
+        ([(1.0, 2.0), (1.0, 2.0)], [0.0, 0.0], 5.0),  # one is sent on while the next comes
+    ],
+)  # fmt: skip
+def test_only_exposed_transfers_cost_time(transfers, ready, seconds, model):
+    assert model.exposed_seconds(transfers, ready) == pytest.approx(seconds)
 
 
 def test_a_transfer_takes_its_bytes_over_its_link_and_its_messages(model):
@@ -108,9 +101,7 @@ def test_a_transfer_takes_its_bytes_over_its_link_and_its_messages(model):
     assert two == pytest.approx((7 + 1.5, 2 * (400 / 80 + 0.5)))
 
 
-def test_attention_computes_whole_blocks_and_its_backward_pass_repeats_the_forwards_products(
-    model,
-):
+def test_attention_computes_whole_blocks_and_its_backward_pass_repeats_products(model):
     """A length of 100 is two blocks of 64; one of 64 is one."""
     config = model.BertConfig(hidden_size=32, num_attention_heads=2)
     product = 2 * config.hidden_size * (128**2 + 64**2)

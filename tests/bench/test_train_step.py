@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import itertools
 import json
 import re
 import time
@@ -11,16 +10,8 @@ import time
 import numpy as np
 import pytest
 import torch
-import transformers
 
 from bert.model.flops import model_flops
-
-
-@pytest.fixture
-def bench(repository, monkeypatch):
-    """import_(name): a module of bench/."""
-    monkeypatch.syspath_prepend(str(repository / "bench"))
-    return importlib.import_module
 
 
 def test_operations_are_counted_from_real_lengths(bench):
@@ -36,32 +27,6 @@ def test_operations_are_counted_from_real_lengths(bench):
     assert model_flops(config, batch) == pytest.approx(expected, rel=1e-12)
 
 
-def test_the_peer_sees_the_same_words(bench):
-    """Hidden states of masked words are those of each sequence alone, whatever the padding."""
-    torch_lib, train_step = bench("torch_lib"), bench("train_step")
-    config = torch_lib.BertConfig(**torch_lib.TINY)
-    batch = torch_lib.packed_batches(3, 1, config)[0]
-    shape = {
-        name: value for name, value in vars(config).items() if name != "hidden_act"
-    }
-    torch.manual_seed(0)
-    theirs = transformers.BertConfig(**shape, attn_implementation="sdpa")
-    model = transformers.BertModel(theirs).eval()
-    inputs = train_step.inputs_of(batch, 64)
-    labels = inputs.pop("labels")
-    inputs.pop("next_sentence_label")
-    hidden = model(**inputs).last_hidden_state
-    masked = batch.masked_labels[: batch.num_masked].long()
-    assert torch.equal(labels[labels >= 0], masked)
-    ends = batch.cu_seqlens[: batch.num_sequences + 1].tolist()
-    for row, (begin, end) in enumerate(itertools.pairwise(ends)):
-        of_row = batch.input_ids[None, begin:end], batch.segment_ids[None, begin:end]
-        words, kinds = (x.long() for x in of_row)
-        alone = model(input_ids=words, token_type_ids=kinds).last_hidden_state[0]
-        found = hidden[row, : end - begin]
-        torch.testing.assert_close(found, alone, atol=1e-5, rtol=1e-4)
-
-
 def test_a_variant_that_fails_is_a_problem_of_its_own(bench, monkeypatch):
     train_step = bench("train_step")
 
@@ -75,10 +40,10 @@ def test_a_variant_that_fails_is_a_problem_of_its_own(bench, monkeypatch):
 
     monkeypatch.setattr(train_step, "build_ours", build)
     config = train_step.BertConfig(**train_step.TINY)
-    variants = (
-        train_step.Variant(name=n, rows=2, graph=False) for n in ("fails", "good")
-    )
-    fails, good = (train_step.measured(one, config, 2, 1, 1.0) for one in variants)
+    fails, good = (
+        train_step.measured(train_step.Variant(name=n, rows=2, graph=False), config, 2, 1, 1.0)
+        for n in ("fails", "good")
+    )  # fmt: skip
     assert fails["problem"] == "RuntimeError: an illegal memory access was encountered"
     assert "milliseconds" not in fails
     assert good["milliseconds"] > 0
@@ -103,23 +68,20 @@ def test_attention_is_tried_outside_of_the_meta_device(bench, monkeypatch):
     assert found == ["cpu"]
 
 
-def test_kernels_in_a_profile_are_assigned_to_parts_by_name(bench):
+def test_kernels_in_a_profile_are_assigned_to_parts_by_name(repository, bench):
+    train_step = bench("train_step")
     kernels = {
         "bias_gelu__forward": 2.0, "dropout_add_layer_norm__backward": 9.0, "nvjet_hsh_128x256_64x4_TNT": 60.0,
         "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16": 5.0, "triton_attention__key_gradient": 7.0,
         "sm90_xmma_gemm_bf16": 4.0, "Memcpy DtoD": 1.0, "lamb__moments": 3.0,
     }  # fmt: skip
-    assert bench("train_step").by_part(kernels.items()) == {
+    assert train_step.by_part(kernels.items()) == {
         "GELU": 2, "LayerNorm": 9, "products": 64, "attention": 12, "other": 1, "LAMB": 3,
     }  # fmt: skip
-
-
-def test_every_triton_kernel_has_a_part_and_its_module_in_a_profile(repository, bench):
     paths = (repository / "implementations/bert/kernels").rglob("*.py")
     names = {path.stem for path in paths if "\n@jit\n" in path.read_text()}
     # Launched by others, or never in a step.
-    helpers = {"dropout", "triton_support"}
-    assert names - helpers == set(bench("train_step").PARTS)
+    assert names - {"dropout", "triton_support"} == set(train_step.PARTS)
 
 
 WITHOUT_GELU = "FUSED=embeddings,dropout_add_layer_norm,cross_entropy"  # without GELU and the casts in it
@@ -131,9 +93,7 @@ def self_check(repository, monkeypatch):
     return importlib.import_module("self_check")
 
 
-def test_self_check_names_the_setting_that_leaves_out_what_is_wrong(
-    repository, self_check
-):
+def test_self_check_names_the_setting_without_what_is_wrong(repository, self_check):
     checked = {check.__name__ for check in self_check.CHECKS}
     assert set(self_check.CURES) == checked
     *cures, leaves_most_out = self_check.CURES.values()
@@ -142,16 +102,17 @@ def test_self_check_names_the_setting_that_leaves_out_what_is_wrong(
     assert [*dict.fromkeys(cure.split()[0] for cure in cures)] == steps
     assert set(leaves_most_out.split()) <= set(steps)
     others = {"graphs": {"bf16": "loss"}, "attention_backends": {"flash": "nan"}}
-    way = ["CUDA_GRAPH=0", "ATTENTION=sdpa_loop CUDA_GRAPH=0"]
-    assert self_check.way_down({}) == []
-    assert self_check.way_down(others) == way
+    no_graph, no_kernel = "CUDA_GRAPH=0", "ATTENTION=sdpa_loop CUDA_GRAPH=0"
     gelu = {"bias_gelu tanh-bf16": "error 1"}
     wrong = {"fused_kernels": gelu, "optimizers": {"lamb b": "1"}}
-    assert self_check.way_down(others | wrong) == [way[0], WITHOUT_GELU, way[1]]
-    whole = wrong | {"whole_step": {"loss": "5"}}
-    assert self_check.way_down(whole) == [WITHOUT_GELU, "FUSED=none"]
-    unknown = {"fused_kernels": {"failed": "no compiler"}}
-    assert self_check.way_down(unknown) == ["FUSED=none"]
+    for problems, settings in (
+        ({}, []),
+        (others, [no_graph, no_kernel]),
+        (others | wrong, [no_graph, WITHOUT_GELU, no_kernel]),
+        (wrong | {"whole_step": {"loss": "5"}}, [WITHOUT_GELU, "FUSED=none"]),
+        ({"fused_kernels": {"failed": "no compiler"}}, ["FUSED=none"]),
+    ):
+        assert self_check.way_down(problems) == settings
 
 
 def test_self_check_ends_at_an_error_that_the_gpu_repeats(
