@@ -24,7 +24,8 @@ from typing import Any
 
 import torch
 import triton
-from fused_cases import CASES
+from fused_cases import CASES, tensors
+from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
@@ -38,14 +39,9 @@ from bert.kernels.support import launches, triton_support
 from bert.kernels.support.dropout import DropoutSites, ForwardPass
 
 TYPES = {
-    torch.float32: "*fp32",
-    torch.bfloat16: "*bf16",
-    torch.float16: "*fp16",
-    torch.int32: "*i32",
-    torch.int64: "*i64",
-    torch.float8_e4m3fn: "*fp8e4nv",
-    torch.float8_e5m2: "*fp8e5",
-}
+    torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.int32: "*i32",
+    torch.int64: "*i64", torch.float8_e4m3fn: "*fp8e4nv", torch.float8_e5m2: "*fp8e5",
+}  # fmt: skip
 # Every type that a run's activations may have.
 SUFFIXES = {torch.bfloat16: "", torch.float16: "_fp16", torch.float32: "_fp32"}
 # Of other models and precisions; they take long in all.
@@ -64,10 +60,10 @@ def source_of(function: JITFunction, args: tuple[Any, ...]) -> ASTSource:
     constants: dict[str, Any] = {}
     attributes: dict[tuple[int], list[list[Any]]] = {}
     for number, (param, value) in enumerate(zip(function.params, args, strict=True)):
-        divisible = isinstance(value, torch.Tensor)
+        divisible = isinstance(value, Tensor)
         if param.is_constexpr or value is None:
             signature[param.name], constants[param.name] = "constexpr", value
-        elif isinstance(value, torch.Tensor):
+        elif isinstance(value, Tensor):
             signature[param.name] = TYPES[value.dtype]
         elif isinstance(value, int) and value == 1 and not param.do_not_specialize:
             signature[param.name], constants[param.name] = "constexpr", value
@@ -87,11 +83,9 @@ def calls() -> Iterator[tuple[str, Callable[[], object]]]:
     for name, module in OPERATIONS.items():
         large = [case for case in CASES[name] if case.large]
         for case, (dtype, suffix) in itertools.product(large, SUFFIXES.items()):
-            cast = dataclasses.replace(case, dtype=dtype)
-            arguments = [
-                0.1 if isinstance(value, float) and value == 0 else value
-                for value in cast.arguments(META)
-            ]
+            given = dataclasses.replace(case, dtype=dtype).arguments(META)
+            no_dropout = lambda value: isinstance(value, float) and value == 0  # noqa: E731
+            arguments = [0.1 if no_dropout(value) else value for value in given]
             yield name + suffix, _passes(module.fused, *arguments)
     attended = {
         "attention": (torch.bfloat16, 64),
@@ -116,8 +110,7 @@ def _passes(function: Callable[..., Any], *arguments: Any) -> Callable[[], objec
 
 
 def _forward_and_backward(function: Callable[..., Any], *arguments: Any) -> None:
-    result = function(*arguments)
-    results = result if isinstance(result, tuple) else (result,)
+    results = tensors(function(*arguments))
     torch.autograd.backward(results, [torch.empty_like(tensor) for tensor in results])
 
 
@@ -155,12 +148,10 @@ def _scaling() -> fp8.Scaling:
     return scaling
 
 
-def _fp8_forward(
-    scaling: fp8.Scaling, dropout: float
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _fp8_forward(scaling: fp8.Scaling, dropout: float) -> tuple[Tensor, Tensor]:
     tokens, width, inner = 12_288, 1024, 4096
 
-    def half(*shape: int) -> torch.Tensor:
+    def half(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=torch.bfloat16, device=META, requires_grad=True)
 
     qkv, first, second = (Fp8Linear(scaling, number) for number in range(3))
@@ -218,11 +209,10 @@ def resources(cubin: bytes) -> dict[str, int]:
     """Registers and bytes of local memory per thread, read from the machine code by Triton's copy
     of cuobjdump.
     """
+    command = [str(CUOBJDUMP), "--dump-resource-usage"]
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        command = [str(CUOBJDUMP), "--dump-resource-usage", file.name]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        Path(file.name).write_bytes(cubin)
+        done = subprocess.run([*command, file.name], capture_output=True, text=True, check=True)  # fmt: skip
     found = dict(re.findall(r"(REG|STACK|LOCAL):(\d+)", done.stdout))
     spilled = int(found["STACK"]) + int(found.get("LOCAL", 0))
     return {"registers": int(found["REG"]), "spilled_bytes": spilled}
@@ -235,7 +225,6 @@ def main() -> None:
     add = parser.add_argument
     numbers = "such as 90 for Hopper (default: 80 89 90 100 103 120)"
     add("capabilities", nargs="*", type=int, default=CAPABILITIES, help=numbers)
-    add("--keep", type=Path, help="folder for the compiler's files of each kernel")
     add("--only", default="", help="operations whose name has this in it")
     add("--all", action="store_true", help="rare ones too: wide heads, fp32")
     options = parser.parse_args()
@@ -245,10 +234,6 @@ def main() -> None:
         for name, (source, launch_options) in recorded.items():
             target = GPUTarget("cuda", capability, 32)
             compiled = triton.compile(source, target=target, options=launch_options)
-            if options.keep:
-                for stage in ("ttgir", "ptx"):
-                    own = f"{name.replace(':', '.')}.sm{capability}.{stage}"
-                    (options.keep / own).write_text(compiled.asm[stage])
             ptx = compiled.asm["ptx"]
             wide = re.findall(r"(?:ld|st)\.global[.\w:]*?\.(v\d)", ptx)
             figures = {

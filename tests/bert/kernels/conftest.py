@@ -18,12 +18,11 @@ from bert.kernels.support import triton_support
 def _teach_the_interpreter_bf16_products() -> None:
     """Triton's interpreter keeps bf16 as 16-bit integers, which its dot would multiply."""
     builder = importlib.import_module("triton.runtime.interpreter").InterpreterBuilder
-    plain = builder.create_dot
+    plain, tl = builder.create_dot, triton_support.tl
 
     def create_dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
-        if a.dtype.scalar == triton_support.tl.bfloat16:
-            fp32 = triton_support.tl.float32
-            a, b = (self.cast_impl(operand, fp32) for operand in (a, b))
+        if a.dtype.scalar == tl.bfloat16:
+            a, b = (self.cast_impl(operand, tl.float32) for operand in (a, b))
         return plain(self, a, b, *rest)
 
     builder.create_dot = create_dot
@@ -35,13 +34,11 @@ def _teach_the_interpreter_to_round_to_fp8() -> None:
     """
     interpreter = importlib.import_module("triton.runtime.interpreter")
     plain = interpreter._convert_float
-    formats = {
-        triton_support.tl.float8e4nv: torch.float8_e4m3fn,
-        triton_support.tl.float8e5: torch.float8_e5m2,
-    }
+    tl = triton_support.tl
+    formats = {tl.float8e4nv: torch.float8_e4m3fn, tl.float8e5: torch.float8_e5m2}
 
     def convert(numbers: Any, source: Any, destination: Any, rounding: Any) -> Any:
-        if source == triton_support.tl.float32 and destination in formats:
+        if source == tl.float32 and destination in formats:
             floats = torch.from_numpy(numbers.view("float32").copy())
             return floats.to(formats[destination]).view(torch.uint8).numpy()
         return plain(numbers, source, destination, rounding)

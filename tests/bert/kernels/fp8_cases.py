@@ -62,7 +62,7 @@ def cast_problems(device: torch.device, rows: int, columns: int) -> dict[str, st
             "transposed": (transposed, expected.t()),
             "transposed in fp8": (transpose(cast), expected.t()),
         }
-        wrong = [name for name, pair in pairs.items() if not _same_bytes(*pair)]
+        wrong = [name for name, pair in pairs.items() if not same_bits(*pair)]
         if target.largest != x.abs().max():
             wrong.append("largest magnitude")
         exact = x.double().sum(0)
@@ -73,7 +73,8 @@ def cast_problems(device: torch.device, rows: int, columns: int) -> dict[str, st
     return problems
 
 
-def _same_bytes(ours: Tensor, theirs: Tensor) -> bool:
+def same_bits(ours: Tensor, theirs: Tensor) -> bool:
+    """Equal, the sign of zero and NaN included."""
     return torch.equal(*(x.contiguous().view(torch.uint8) for x in (ours, theirs)))
 
 
@@ -116,14 +117,8 @@ def _between(found: dict[str, Tensor], others: dict[str, Tensor]) -> dict[str, f
 
 class _Chain:
     def __init__(
-        self,
-        device: torch.device,
-        tokens: int,
-        width: int,
-        inner: int,
-        approximate: str,
-        dropout: float,
-    ) -> None:
+        self, device: torch.device, tokens: int, width: int, inner: int, approximate: str, dropout: float
+    ) -> None:  # fmt: skip
         normal = _normal(device, 1)
         shapes = {
             "x": (tokens, width), "bias": (width,), "residual": (tokens, width), "norm_weight": (width,),

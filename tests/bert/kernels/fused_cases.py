@@ -76,9 +76,7 @@ def each_dtype(
     ]
 
 
-def large(
-    name: str, build: Build, reason: str = ONE_ROUNDING, factor: float = 1
-) -> Case:
+def large(name: str, build: Build, reason: str = ONE_ROUNDING, factor: float = 1) -> Case:  # fmt: skip
     """A case of real size in bf16."""
     tolerance = factor * TOLERANCE[torch.bfloat16]
     return Case(name, torch.bfloat16, tolerance, reason, build, large=True)
@@ -90,13 +88,8 @@ def extreme(name: str, build: Build) -> Case:
 
 
 def embeddings(
-    tokens: int,
-    vocab_size: int,
-    positions: int,
-    width: int,
-    frequent: float,
-    spread: float = 1.0,
-) -> Build:
+    tokens: int, vocab_size: int, positions: int, width: int, frequent: float, spread: float = 1.0
+) -> Build:  # fmt: skip
     """``frequent``: share of tokens that are one word, such as [MASK]; spread: of the tables."""
 
     def build(draw: Draw) -> tuple[Any, ...]:
@@ -113,13 +106,8 @@ def embeddings(
 
 
 def layer_norm(
-    rows: int,
-    width: int,
-    *,
-    pre_norm: bool = False,
-    first: bool = False,
-    spread: float = 1.0,
-) -> Build:
+    rows: int, width: int, *, pre_norm: bool = False, first: bool = False, spread: float = 1.0
+) -> Build:  # fmt: skip
     """``first``: there is no residual yet."""
 
     def build(draw: Draw) -> tuple[Any, ...]:
@@ -148,6 +136,7 @@ def cross_entropy(rows: int, vocab_size: int, width: int, spread: float = 3.0) -
 
 
 _ROUNDED_SUM = "the sum is rounded before it is normalised, and so is the result", 2
+_FIRST = layer_norm(7, 24, pre_norm=True, first=True)
 _BY_WORD = "the gradient of a row of the sum is rounded, and so are its sums by word", 2
 # By operation.
 CASES: dict[str, list[Case]] = {
@@ -161,11 +150,7 @@ CASES: dict[str, list[Case]] = {
         *each_dtype("primes", layer_norm(13, 97)),
         *each_dtype("one_row", layer_norm(1, 24)),
         *each_dtype("pre_norm", layer_norm(13, 97, pre_norm=True), *_ROUNDED_SUM),
-        *each_dtype(
-            "first_pre_norm",
-            layer_norm(7, 24, pre_norm=True, first=True),
-            *_ROUNDED_SUM,
-        ),
+        *each_dtype("first_pre_norm", _FIRST, *_ROUNDED_SUM),
         extreme("extreme", layer_norm(13, 97, spread=2.0**58)),
         large("bert_large", layer_norm(24_576, 1024)),
         large("bert_1.5b", layer_norm(4_096, 1600, pre_norm=True), *_ROUNDED_SUM),

@@ -30,9 +30,7 @@ def philox(seed: int, counter: list[np.ndarray], rounds: int = 7) -> list[np.nda
     return [c0, c1, c2, c3]
 
 
-def philox2(
-    key: np.ndarray, counter: list[np.ndarray], rounds: int = 7
-) -> list[np.ndarray]:
+def philox2(key: np.ndarray, counter: list[np.ndarray], rounds: int = 7) -> list[np.ndarray]:  # fmt: skip
     """Philox2x32 of the same paper, of a 32-bit key."""
     words = (np.asarray(c, np.uint64) & MASK for c in np.broadcast_arrays(*counter))
     c0, c1 = words

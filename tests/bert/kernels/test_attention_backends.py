@@ -30,15 +30,12 @@ def test_backend_that_cannot_run_on_this_device_is_refused_by_name(name):
         attention.check(name, CPU, torch.bfloat16, in_graph=False)
 
 
-def test_the_reference_is_refused_in_a_graph_and_is_the_default_on_a_cpu():
+def test_the_reference_is_refused_in_a_graph_and_tensor_cores_in_fp32(monkeypatch):
     with pytest.raises(ConfigError, match="reads the lengths on the host"):
         attention.check("sdpa_loop", CPU, torch.bfloat16, in_graph=True)
     attention.check("sdpa_loop", CPU, torch.bfloat16, in_graph=False)
     chosen = kernels.bind_kernels(kernels.KernelsConfig(), CPU)
     assert chosen.attention is attention.sdpa_loop
-
-
-def test_backend_of_the_tensor_cores_is_refused_in_fp32(monkeypatch):
     flash = attention.BACKENDS["flash"]
     installed = dataclasses.replace(flash, missing=lambda device: None)
     monkeypatch.setitem(attention.BACKENDS, "flash", installed)
@@ -65,28 +62,26 @@ def test_of_a_candidate_that_fails_in_a_graph_the_first_error_is_reported(monkey
     assert trial == benchmark.Trial(name="new", problem="head size 64 is not supported")
 
 
-def test_a_wrong_backend_is_told_from_a_right_one(monkeypatch):
+def leaks(qkv, forward_pass, dropout):
+    """Attends across sequences."""
+    whole = ForwardPass(forward_pass.cu_seqlens[[0, -1]], forward_pass.max_seqlen)
+    return attention.sdpa_loop(qkv, whole, dropout)
+
+
+def trips(qkv, forward_pass, dropout):
+    """Over the empty sequences of a graph's batch."""
+    context = attention.sdpa_loop(qkv, forward_pass, dropout)
+    is_empty = (forward_pass.cu_seqlens.diff() == 0).any()
+    return context * float("nan") if is_empty else context
+
+
+@pytest.mark.parametrize(
+    ("run", "problem"),
+    [(leaks, "context differs"), (trips, "context is not finite")],
+)
+def test_a_wrong_backend_is_told_from_a_right_one(run, problem, monkeypatch):
     monkeypatch.setattr(benchmark, "LENGTHS", (48, 33, 1, 56))
-
-    def leaks(qkv, forward_pass, dropout):  # attends across sequences
-        whole = ForwardPass(forward_pass.cu_seqlens[[0, -1]], forward_pass.max_seqlen)
-        return attention.sdpa_loop(qkv, whole, dropout)
-
-    assert benchmark.disagreement(attention.sdpa_loop, CPU, TWO) == ""
-    assert "context differs" in benchmark.disagreement(leaks, CPU, TWO)
-
-
-def test_a_backend_that_trips_over_the_empty_sequences_of_a_graphs_batch_is_found(
-    monkeypatch,
-):
-    monkeypatch.setattr(benchmark, "LENGTHS", (48, 33))
-
-    def trips(qkv, forward_pass, dropout):
-        context = attention.sdpa_loop(qkv, forward_pass, dropout)
-        is_empty = (forward_pass.cu_seqlens.diff() == 0).any()
-        return context * float("nan") if is_empty else context
-
-    assert "context is not finite" in benchmark.disagreement(trips, CPU, TWO)
+    assert problem in benchmark.disagreement(run, CPU, TWO)
 
 
 FAULTS = {  # of a sequence's logits [N, L, L] and values [L, N, H]: where a gradient is NaN
@@ -141,20 +136,16 @@ def test_backend_gives_the_reference_context_and_gradient(backend, gpu):
 
 
 @pytest.mark.gpu
-def test_dropout_keeps_the_mean_and_repeats_with_the_seed(backend, gpu):
+def test_dropout_repeats_with_the_seed(backend, gpu):
     cu_seqlens = benchmark.offsets(2 * benchmark.LENGTHS, gpu)
     tokens = 2 * sum(benchmark.LENGTHS)
     qkv = torch.randn(tokens, 3, 16, 64, device=gpu, dtype=torch.bfloat16)
-    # The context is then the mean kept probability over its scale: 1 on average.
-    qkv[:, 2] = 1.0
     draws = []
     for seed in (1, 1, 2):
         torch.manual_seed(seed)
-        draws.append(backend(qkv, ForwardPass(cu_seqlens, 512), 0.1).float())
+        draws.append(backend(qkv, ForwardPass(cu_seqlens, 512), 0.1))
     assert torch.equal(draws[0], draws[1])
     assert not torch.equal(draws[0], draws[2])
-    assert draws[0].mean().item() == pytest.approx(1.0, abs=2e-3)
-    assert draws[0].std().item() > 1e-3
 
 
 @pytest.mark.gpu

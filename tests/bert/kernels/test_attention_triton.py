@@ -102,34 +102,25 @@ def test_context_and_gradients_equal_the_definition(
     assert not qkv.grad[-PADDING:].any(), "padding has no gradient"
 
 
-def _compared(qkv: Tensor, cu_seqlens: Tensor, longest: int) -> list[list[Tensor]]:
-    """Contexts and gradients of a sum of squares: the kernels', and those of the loop in fp64."""
+@pytest.mark.parametrize(
+    ("shape", "keys", "tolerances"),
+    [  # Any head width is padded to a power of two.
+        ({"head_size": 24, "lengths": [19, 3]}, 1, (2e-5, 2e-5)),
+        # Keys that score -1000 and +1000: no power of two may overflow, in the last, partial block neither.
+        ({"lengths": [21]}, 1000, (1e-3, 1e-2)),
+    ],
+)  # fmt: skip
+def test_odd_widths_and_large_scores(device, small_tiles, shape, keys, tolerances):
+    qkv, _, cu_seqlens = _inputs(device, torch.float32, padding=0, **shape)
+    qkv.data[:, 1] *= keys
     results = []
     for run, x in ((triton_attention.attention, qkv), (sdpa_loop, qkv.double())):
         leaf = x.detach().requires_grad_()
-        context = run(leaf, ForwardPass(cu_seqlens, longest), 0.0)
+        context = run(leaf, ForwardPass(cu_seqlens, 21), 0.0)
         context.square().sum().backward()
         results.append([context.detach(), leaf.grad])
-    return results
-
-
-def test_any_head_width_is_padded_to_a_power_of_two(device, small_tiles):
-    shape = {"head_size": 24, "lengths": [19, 3], "padding": 0}
-    qkv, _, cu_seqlens = _inputs(device, torch.float32, **shape)
-    for ours, theirs in zip(*_compared(qkv, cu_seqlens, 19), strict=True):
-        _assert_close(ours, theirs, 2e-5)
-
-
-def test_large_scores_stay_finite(device, small_tiles):
-    """Keys that score -1000 and +1000: no power of two may overflow, in the last, partial block
-    neither.
-    """
-    qkv, _, cu_seqlens = _inputs(device, torch.float32, lengths=[21], padding=0)
-    with torch.no_grad():
-        qkv[:, 1] *= 1000
-    ours, theirs = _compared(qkv, cu_seqlens, 21)
-    _assert_close(ours[0], theirs[0], 1e-3)
-    _assert_close(ours[1], theirs[1], 1e-2)
+    for ours, theirs, tolerance in zip(*results, tolerances, strict=True):
+        _assert_close(ours, theirs, tolerance)
 
 
 def test_tiles_follow_offsets_that_change_in_place(device, small_tiles):

@@ -1,6 +1,5 @@
-"""Dropout of the fused kernels: the masks are the documented ones, forward and backward, and fair
-coins; and what the layers of one forward pass share: a seed, numbered sites of dropout, and what is
-computed once.
+"""Dropout of the fused kernels: the masks are the documented ones in both passes, and fair coins; and
+what the layers of a forward pass share.
 """
 
 from __future__ import annotations
@@ -23,34 +22,24 @@ from .fused_cases import CASES
 ROWS, WIDTH, P = 13, 97, 0.3
 
 
-def test_philox_gives_the_published_vectors():
-    """Known answers of Random123 for philox4x32 and philox2x32 with 7 and 10 rounds."""
-    ones, zeros = [np.array([0xFFFFFFFF])] * 4, [np.array([0])] * 4
-    answers = {
-        (7, 0): [0x5F6FB709, 0x0D893F64, 0x4F121F81, 0x4F730A48],
-        (7, 0xFFFFFFFFFFFFFFFF): [0x5207DDC2, 0x45165E59, 0x4D8EE751, 0x8C52F662],
-        (10, 0): [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8],
-        (10, 0xFFFFFFFFFFFFFFFF): [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD],
-    }
-    for (rounds, seed), words in answers.items():
-        found = philox.philox(seed, ones if seed else zeros, rounds)
-        assert [int(word[0]) for word in found] == words
-    pairs = {
-        (7, 0, 0, 0): [0x257A3673, 0xCD26BE2A],
-        (7, 0x13198A2E, 0x243F6A88, 0x85A308D3): [0xBEDBBE6B, 0xE4C770B3],
-        (10, 0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF): [0x2C3F628B, 0xAB4FD7AD],
-    }
-    for (rounds, key, *counter), words in pairs.items():
-        words_of = [np.array([word]) for word in counter]
-        found = philox.philox2(np.uint64(key), words_of, rounds)
-        assert [int(word[0]) for word in found] == words
+ONES = 0xFFFFFFFF
+VECTORS = [  # Random123's known answers: function, key, counter, rounds, words
+    (philox.philox, 0, [0] * 4, 7, 0x5F6FB709_0D893F64_4F121F81_4F730A48),
+    (philox.philox, 2**64 - 1, [ONES] * 4, 10, 0x408F276D_41C83B0E_A20BC7C6_6D5451FD),
+    (philox.philox2, np.uint64(0x13198A2E), [0x243F6A88, 0x85A308D3], 7, 0xBEDBBE6B_E4C770B3),
+    (philox.philox2, np.uint64(ONES), [ONES] * 2, 10, 0x2C3F628B_AB4FD7AD),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("function", "key", "counter", "rounds", "words"), VECTORS)
+def test_philox_gives_the_published_vectors(function, key, counter, rounds, words):
+    found = function(key, [np.array([word]) for word in counter], rounds)
+    assert "".join(f"{int(word[0]):08X}" for word in found) == f"{words:X}"
 
 
 @pytest.fixture
 def drop(device) -> Dropout:
-    """The dropout that the first call of the next pass will draw: same generator state, same
-    site.
-    """
+    """What the first call of the next pass will draw."""
     torch.manual_seed(11)
     expected = DropoutSites(device).next(P)
     torch.manual_seed(11)
@@ -94,35 +83,6 @@ def test_embeddings_drop_the_documented_elements_forward_and_backward(device, dr
     _same_backward(tables, exact, result, expected, 1e-4)  # of up to 37 rows
 
 
-@pytest.mark.gpu
-def test_every_replay_of_a_graph_drops_other_elements_and_a_seed_repeats_them(gpu):
-    x = torch.ones(64, 1024, device=gpu)
-    zeros, ones = torch.zeros(1024, device=gpu), torch.ones(1024, device=gpu)
-
-    def one_pass() -> torch.Tensor:
-        operands = x, zeros, zeros.expand(64, 1024), ones, zeros
-        return fused(*operands, 1e-12, P, DropoutSites(gpu))[0]
-
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        one_pass()  # compiles
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        output = one_pass()
-    replays = []
-    for seed in (None, None, 5, 5):
-        if seed is not None:
-            torch.manual_seed(seed)
-        graph.replay()
-        replays.append(output.clone())
-    assert not torch.equal(replays[0], replays[1])
-    assert torch.equal(replays[2], replays[3])
-    torch.manual_seed(5)
-    # A replay draws the seed that an eager pass draws.
-    assert torch.equal(one_pass(), replays[2])
-
-
 @pytest.fixture
 def part(device):
     """part(sites): two layers of a pass with dropout."""
@@ -130,29 +90,22 @@ def part(device):
     return lambda sites: [fused(*arguments, 1e-12, P, sites)[0] for _ in range(2)]
 
 
-def test_the_generator_fixes_every_mask_of_a_pass_and_sites_differ(part, device):
-
-    def one_pass(seed: int) -> list[torch.Tensor]:
+def test_seed_and_site_fix_each_mask_also_where_a_part_of_a_pass_runs_again(
+    part, device
+):
+    def one_pass(seed):
         torch.manual_seed(seed)
-        return part(DropoutSites(device))
+        sites = DropoutSites(device)
+        return part(sites), sites
 
-    first, again, other = one_pass(1), one_pass(1), one_pass(2)
+    (first, sites), (again, _), (other, _) = map(one_pass, (1, 1, 2))
     assert same(first, again)
     assert not torch.equal(first[0], first[1])
     assert not torch.equal(first[0], other[0])
-
-
-def test_a_part_of_a_pass_that_is_run_again_from_its_site_has_the_same_masks(
-    part, device
-):
-    """What recomputation of activations does."""
-    sites = DropoutSites(device)
-    part(sites)
-    begin = sites.num_sites
-    first, end = part(sites), sites.num_sites
-    sites.num_sites = begin
-    assert same(first, part(sites))
-    assert sites.num_sites == end == 4
+    later = part(sites)
+    sites.num_sites = 2  # as recomputation of activations does
+    assert same(later, part(sites))
+    assert sites.num_sites == 4
 
 
 def test_no_dropout_takes_no_random_numbers(device):
@@ -206,16 +159,10 @@ def test_masks_are_fair_and_neighbours_independent(form, probability):
 
 
 @pytest.mark.parametrize("probability", [0.1, 0.3, 1e-9, 1 - 1e-9])
-def test_survivors_are_scaled_by_the_exact_inverse_of_the_share_that_is_kept(
-    probability,
-):
+def test_survivors_are_scaled_by_the_inverse_of_the_share_kept(probability):
     drop = DropoutSites(torch.device("cpu")).next(probability)
     assert abs(drop.threshold / 2**15 - probability) <= 2**-15
     assert drop.scale * (2**15 - drop.threshold) == pytest.approx(2**15, rel=1e-15)
-
-
-# --- a forward pass
-# ---------------------------------------------------------------------------------------------------
 
 
 def _pass() -> ForwardPass:
@@ -223,25 +170,15 @@ def _pass() -> ForwardPass:
 
 
 def test_a_forward_pass_draws_one_seed_and_every_pass_another():
-    seeds = []
-    for _ in range(2):
-        sites = _pass().sites
-        drops = [sites.next(0.1) for _ in range(3)]
-        assert [drop.site for drop in drops] == [0, 1, 2]
-        assert drops[0].seed is drops[2].seed
-        seeds.append(int(drops[0].seed.item()))
-    assert seeds[0] != seeds[1]
+    drops = [[sites.next(0.1) for _ in range(3)] for sites in (_pass().sites, _pass().sites)]  # fmt: skip
+    assert [drop.site for drop in drops[0]] == [0, 1, 2]
+    assert drops[0][0].seed is drops[0][2].seed
+    assert drops[0][0].seed != drops[1][0].seed
 
 
 def test_once_computes_once_per_key_and_pass():
-    made = []
-
-    def make() -> torch.Tensor:
-        made.append(torch.zeros(1))
-        return made[-1]
-
-    forward_pass = _pass()
-    assert forward_pass.once("a", make) is forward_pass.once("a", make)
-    assert forward_pass.once("b", make) is not forward_pass.once("a", make)
-    _pass().once("a", make)
-    assert len(made) == 3
+    make, forward_pass = object, _pass()
+    first = forward_pass.once("a", make)
+    assert forward_pass.once("a", make) is first
+    assert forward_pass.once("b", make) is not first
+    assert _pass().once("a", make) is not first

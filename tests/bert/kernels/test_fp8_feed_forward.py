@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 
 import pytest
 import torch
 
 from bert import kernels
-from bert.kernels import fp8
 from bert.kernels.fp8 import BACKWARD, FORWARD
 from bert.kernels.fp8 import linear as fp8_linear
 from bert.kernels.operations import dropout_add_layer_norm, fp8_feed_forward
@@ -22,7 +20,7 @@ from common.env import ConfigError
 from ..plain import CPU, NO_DROPOUT, alone
 from ..states import same
 from . import fp8_cases
-from .fp8_cases import new_target
+from .fp8_cases import new_target, relative_difference
 
 CONFIG = BertConfig(vocab_size=61, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=48,
                     max_position_embeddings=16, initializer_range=0.2)  # fmt: skip
@@ -42,23 +40,13 @@ def test_casts_in_kernels_equal_separate_ones_bit_for_bit(
     monkeypatch.setitem(launches.TABLE, "cast", {0: small})
     found = fp8_cases.differences(device, 32, 48, 64, approximate)
     assert found.pop(fp8_cases.OTHER_ORDER) <= fp8_cases.ORDER_TOLERANCE
-    # On a GPU the compiler may contract the arithmetic of two kernels differently.
-    if device.type == "cpu":
-        assert set(found.values()) == {0.0}, found
-    assert max(found.values()) <= fp8_cases.TOLERANCE, found
+    found |= fp8_cases.evaluation_differences(device, 16, 32, 32)
+    assert max(found.values()) <= _tolerance(device), found
 
 
-def test_the_chain_of_an_evaluation_is_that_of_training_and_a_stale_weight_shows(
-    device, monkeypatch
-):
-    found = fp8_cases.evaluation_differences(device, 16, 32, 32)
-    exact = device.type == "cpu"
-    assert max(found.values()) <= (0.0 if exact else fp8_cases.TOLERANCE), found
-    hold = fp8_linear.Fp8Linear.hold
-    stale = lambda self, weight: hold(self, weight * 1.1)  # noqa: E731
-    monkeypatch.setattr(fp8_linear.Fp8Linear, "hold", stale)
-    found = fp8_cases.evaluation_differences(device, 16, 32, 32)
-    assert min(found.values()) > fp8_cases.TOLERANCE
+def _tolerance(device) -> float:
+    """On a GPU the compiler may contract the arithmetic of two kernels differently."""
+    return 0.0 if device.type == "cpu" else fp8_cases.TOLERANCE
 
 
 def test_the_output_projection_is_in_fp8_on_request_alone():
@@ -66,16 +54,13 @@ def test_the_output_projection_is_in_fp8_on_request_alone():
     checkpoint without it are measured again.
     """
     plain, trial = (_encoder("none", CPU, trials=of) for of in ((), ["projection"]))
-    results = [_run(encoder, CPU) for encoder in (plain, trial)]
-    layers = len(plain.layer)
-    seen = [result["largest magnitudes"] for result in results]
-    assert [len(largest) for largest in seen] == [3 * layers, 4 * layers]
-    assert (seen[1] > 0).all()
-    assert not torch.equal(results[0]["result"], results[1]["result"])
+    (before, after), layers = (_run(one, CPU) for one in (plain, trial)), 2
+    assert len(before["largest magnitudes"]) == 3 * layers
+    assert len(after["largest magnitudes"]) == 4 * layers
+    assert (after["largest magnitudes"] > 0).all()
     for name in ("result", "gradient of the input"):
-        value = results[0][name]
-        error = (results[1][name] - value).norm() / value.norm()
-        assert error < 0.4, name  # gradients have two bits, in two layers
+        error = relative_difference(after[name], before[name])
+        assert 0 < error < 0.4, name  # gradients have two bits, in two layers
     trial.fp8_scaling.load_state_dict(plain.fp8_scaling.state_dict())
     assert not trial.fp8_scaling.calibrated
 
@@ -178,64 +163,39 @@ def test_an_evaluation_is_the_forward_pass_of_training_without_dropout_bit_for_b
     assert same(before, [*encoder.fp8_scaling.state_tensors()])
 
 
-def _watched(encoder, device, monkeypatch, **arguments):
-    """The outcome of a pass, and how often the feed-forward ran as one function."""
-    calls = []
-    plain = fp8_feed_forward.feed_forward
+@pytest.fixture
+def together(monkeypatch):
+    """A list that has an entry for each time that the feed-forward ran as one function."""
+    calls, plain = [], fp8_feed_forward.feed_forward
     counted = lambda *args: calls.append(1) or plain(*args)  # noqa: E731
     monkeypatch.setattr(fp8_feed_forward, "feed_forward", counted)
-    outcome = _run(encoder, device, **arguments)
-    monkeypatch.undo()
-    return outcome, len(calls)
+    return calls
 
 
 def test_encoder_with_casts_in_kernels_is_the_one_with_separate_casts_bit_for_bit(
-    scales, device, monkeypatch
+    scales, device, together
 ):
     outcomes = []
     for fused, expected_calls in ((SEPARATE_CASTS, 0), (CASTS_IN_KERNELS, 2)):
         encoder = _encoder(fused, device)
         encoder.fp8_scaling.load_state_dict(scales)
-        outcome, calls = _watched(encoder, device, monkeypatch)
-        assert calls == expected_calls
-        outcomes.append(outcome)
-    separate, together = outcomes
+        outcomes.append(_run(encoder, device))
+        assert len(together) == expected_calls
+    separate, joined = outcomes
     assert (separate["largest magnitudes"] > 0).all()
     for name, tensor in separate.items():
         if name.endswith("intermediate.dense.bias"):  # a sum in another order
             close = {"rtol": 2.0**-7, "atol": 2.0**-7 * float(tensor.abs().max())}
-            torch.testing.assert_close(together[name], tensor, **close)
+            torch.testing.assert_close(joined[name], tensor, **close)
         else:
-            assert torch.equal(together[name], tensor), name
-
-
-@pytest.mark.parametrize("fused", ["none", CASTS_IN_KERNELS])
-def test_sums_are_fast_forward_and_exact_backward_in_every_product(
-    fused, device, monkeypatch
-):
-    encoder = _encoder(fused, device)
-    encoder.fp8_scaling.calibrated = True
-    # By whether the product is of the forward pass.
-    found: dict[bool, list[bool]] = {True: [], False: []}
-
-    def recorded(*args, **named):
-        given = inspect.signature(product).bind(*args, **named).arguments
-        found[given["a"].dtype == given["b"].dtype == FORWARD].append(given["fast"])
-        return product(*args, **named)
-
-    product = fp8.product
-    for module in (fp8_linear, fp8_feed_forward):
-        monkeypatch.setattr(module, "product", recorded)
-    _run(encoder, device)
-    each = CONFIG.num_hidden_layers * 3  # QKV, two of the feed-forward
-    assert found == {True: [True] * each, False: [False] * 2 * each}
+            assert torch.equal(joined[name], tensor), name
 
 
 @pytest.mark.parametrize(
     "why", ["first step", "rows no multiple of 16", "evaluation", "GELU not fused"]
 )
 def test_where_kernels_cannot_cast_the_casts_are_separate(
-    why, scales, device, monkeypatch
+    why, scales, device, together, monkeypatch
 ):
     without_gelu = "embeddings,dropout_add_layer_norm"
     fused = without_gelu if why == "GELU not fused" else CASTS_IN_KERNELS
@@ -249,9 +209,8 @@ def test_where_kernels_cannot_cast_the_casts_are_separate(
             mine.kernel = other.kernel
     monkeypatch.setattr(triton_support, "supported", lambda device: False)
     encoder.train(why != "evaluation")
-    tokens = 13 if why.startswith("rows") else 16
-    _, calls = _watched(encoder, device, monkeypatch, tokens=tokens)
-    assert calls == 0
+    _run(encoder, device, tokens=13 if why.startswith("rows") else 16)
+    assert not together
 
 
 @pytest.mark.parametrize("place", ["activation", "gradient"])

@@ -16,15 +16,9 @@ from .fused_cases import CASES, Case, errors_of, tensors
 # An exponential that overflows to infinity is meant: its reciprocal is 0. NumPy warns of it in the
 # interpreter.
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp")
-LARGE, SMALL = (
-    [
-        pytest.param(name, case, id=f"{name}-{case.name}")
-        for name, cases in CASES.items()
-        for case in cases
-        if case.large is large
-    ]
-    for large in (True, False)
-)
+NAMED = [pytest.param(name, case, id=f"{name}-{case.name}") for name, cases in CASES.items() for case in cases]  # fmt: skip
+SMALL = [param for param in NAMED if not param.values[1].large]
+LARGE = [param for param in NAMED if param.values[1].large]
 
 
 def test_every_operation_has_cases():
@@ -49,11 +43,12 @@ def test_fused_equals_reference_at_real_size(name, case, gpu):
     compare(name, case, gpu)
 
 
-@pytest.mark.parametrize(("name", "case"), [param for param in SMALL if "bfloat16" in param.id])  # fmt: skip
-def test_the_same_input_gives_the_same_bits(name, case, device):
+@pytest.mark.gpu
+@pytest.mark.parametrize(("name", "case"), [*SMALL, *LARGE])
+def test_the_same_input_gives_the_same_bits(name, case, gpu):
     results = []
     for _ in range(2):
-        arguments = case.arguments(device)
+        arguments = case.arguments(gpu)
         result = tensors(OPERATIONS[name].fused(*arguments))
         sum(tensor.float().square().sum() for tensor in result).backward()
         drawn = (a.grad for a in arguments if isinstance(a, Tensor) and a.requires_grad)

@@ -19,7 +19,6 @@ from bert.model.config import BertConfig
 from common.env import ConfigError
 
 from .. import no_gpu
-from ..ranks import run_ranks
 
 CUDA = torch.device("cuda", 0)
 
@@ -39,8 +38,7 @@ def _choose(monkeypatch, results, uses_graph=True, others=(), **settings):
     def gather(mine):
         known = [{trial.name: trial.milliseconds for trial in rank} for rank in others]
         names = attention.BACKENDS
-        times = [[rank.get(name) or math.inf for name in names] for rank in known]
-        return [mine, *times]
+        return [mine, *([rank.get(name) or math.inf for name in names] for rank in known)]  # fmt: skip
 
     world = SimpleNamespace(device=CUDA, gather=gather, any=lambda failed: failed)
     name = settings.pop("precision", "bf16")
@@ -50,98 +48,70 @@ def _choose(monkeypatch, results, uses_graph=True, others=(), **settings):
     return choice.attention, words, choice.attention_fallback
 
 
-TRIALS = [
-    Trial(name="flash_attn_2", milliseconds=None, problem="not here"),
-    Trial(name="flash", milliseconds=0.5),
-    Trial(name="triton", milliseconds=0.4),
-]
-
-
-def test_auto_is_the_fastest_and_says_what_was_tried(monkeypatch):
-    assert _choose(monkeypatch, TRIALS) == (
-        "triton", "triton (tried: flash_attn_2 not here; flash 0.50 ms; triton 0.40 ms)", "",
-    )  # fmt: skip
-
-
-def test_a_compiling_backend_is_used_only_in_graphs_and_replaced_if_it_fails(
-    monkeypatch,
-):
-    tried = [*TRIALS, Trial(name="cudnn_frontend", milliseconds=0.3)]
-    assert _choose(monkeypatch, tried)[::2] == ("cudnn_frontend", "triton")
-    assert _choose(monkeypatch, tried, uses_graph=False)[::2] == ("triton", "")
-    named = _choose(monkeypatch, tried, attention="cudnn_frontend")
-    assert named[::2] == ("cudnn_frontend", "")
-
-
 def _times(**milliseconds):
-    return [Trial(name=name, milliseconds=time) for name, time in milliseconds.items()]
+    """Trials; without a time it has failed."""
+    said = lambda time: "" if time else "not here"  # noqa: E731
+    given = milliseconds.items()
+    return [Trial(name=name, milliseconds=time, problem=said(time)) for name, time in given]  # fmt: skip
 
 
-def test_auto_takes_the_fastest_that_works_on_every_rank(monkeypatch):
-    """The same on the rank where the fastest fails and on those where it works."""
-    good = _times(flash=0.5, triton=0.4)
-    failed = [Trial(name="triton", problem="illegal access"), *_times(flash=0.5)]
-    chosen, words, _ = _choose(monkeypatch, good, others=[failed, good])
-    assert chosen == "flash"
-    assert "triton fails on another rank's GPU (rank 1)" in words
-    assert _choose(monkeypatch, failed, others=[good])[0] == "flash"
-    with pytest.raises(ConfigError, match=r"triton fails on .* \(rank 2\): set ATTEN"):
-        _choose(monkeypatch, good, others=[good, failed], attention="triton")
+TRIALS = _times(flash_attn_2=None, flash=0.5, triton=0.4)
+COMPILED = [*TRIALS, *_times(cudnn_frontend=0.3)]
+GOOD, FAILED = _times(flash=0.5, triton=0.4), _times(flash=0.5, triton=None)
+NOISY, NAMED = _times(flash=0.5, triton=4.0), {"attention": "cudnn_frontend"}
 
 
-def _agree(world):
-    results = {
-        0: _times(flash=0.5, triton=0.4),
-        1: [Trial(name="triton", problem="illegal access"), *_times(flash=0.9)],
-        2: _times(triton=0.4, flash=0.6),
-    }[world.rank]
-    found = {trial.name: trial for trial in benchmark.agreed(results, world)}
-    assert found["flash"].milliseconds == 0.6, "the median"
-    assert found["triton"].milliseconds is None
-    assert found["triton"].problem
-
-
-def test_real_ranks_agree_on_what_works_and_how_fast_it_is():
-    run_ranks(_agree, 3)
-
-
-def test_what_replaces_a_backend_works_on_every_rank_too(monkeypatch):
-    good = _times(cudnn_frontend=0.3, flash=0.5, triton=0.4)
-    elsewhere = _times(cudnn_frontend=0.3, flash=0.5)
-    elsewhere.append(Trial(name="triton", problem="slow"))
-    chosen = _choose(monkeypatch, good, others=[elsewhere])
-    assert chosen[::2] == ("cudnn_frontend", "flash")
-
-
-def test_neither_noise_nor_one_rank_decides_between_backends(monkeypatch):
-    """Within 3% the first of the table is taken; the median of the ranks' times counts."""
-    assert _choose(monkeypatch, _times(flash=0.408, triton=0.4))[0] == "flash"
-    assert _choose(monkeypatch, _times(flash=0.42, triton=0.4))[0] == "triton"
-    usual, noisy = _times(flash=0.5, triton=0.4), _times(flash=0.5, triton=4.0)
-    for mine, others in ((noisy, [usual, usual]), (usual, [noisy, usual])):
-        assert _choose(monkeypatch, mine, others=others)[0] == "triton"
-
-
-def test_nothing_that_works_is_an_error_in_a_graph_only(monkeypatch):
-    assert _choose(monkeypatch, TRIALS[:1], uses_graph=False)[0] == "sdpa_loop"
-    with pytest.raises(ConfigError, match=r"no attention backend .* set CUDA_GRAPH=0"):
-        _choose(monkeypatch, TRIALS[:1])
-
-
-def test_a_named_backend_is_tried_alone_and_refused_where_it_fails_and_fp32_tries_none(
-    monkeypatch,
+@pytest.mark.parametrize(
+    ("mine", "others", "settings", "chosen"),  # and what replaces it
+    [
+        (TRIALS, [], {}, ("triton", "")),
+        # One that compiles is for graphs, and replaced if it fails, by what works on every rank too.
+        (COMPILED, [], {}, ("cudnn_frontend", "triton")),
+        (COMPILED, [], {"uses_graph": False}, ("triton", "")),
+        (COMPILED, [], NAMED, ("cudnn_frontend", "")),
+        (COMPILED, [_times(cudnn_frontend=0.3, flash=0.5, triton=None)], {}, ("cudnn_frontend", "flash")),
+        # The same on the rank where the fastest fails and on those where it works.
+        (GOOD, [FAILED, GOOD], {}, ("flash", "")),
+        (FAILED, [GOOD], {}, ("flash", "")),
+        # Within 3% the first of the table is taken; the median of the ranks' times counts.
+        (_times(flash=0.408, triton=0.4), [], {}, ("flash", "")),
+        (_times(flash=0.42, triton=0.4), [], {}, ("triton", "")),
+        (NOISY, [GOOD, GOOD], {}, ("triton", "")),
+        (GOOD, [NOISY, GOOD], {}, ("triton", "")),
+        (TRIALS[:1], [], {"uses_graph": False}, ("sdpa_loop", "")),
+        ([], [], {"precision": "fp32"}, ("sdpa_loop", "")),
+    ],
+)  # fmt: skip
+def test_auto_takes_the_fastest_that_works_on_every_rank(
+    mine, others, settings, chosen, monkeypatch
 ):
+    assert _choose(monkeypatch, mine, others=others, **settings)[::2] == chosen
+
+
+def test_what_was_tried_is_told(monkeypatch):
+    tried = "triton (tried: flash_attn_2 not here; flash 0.50 ms; triton 0.40 ms)"
+    assert _choose(monkeypatch, TRIALS)[1] == tried
+    words = _choose(monkeypatch, GOOD, others=[FAILED, GOOD])[1]
+    assert "triton fails on another rank's GPU (rank 1)" in words
     named = _choose(monkeypatch, [], attention="flash")
     assert named == ("flash", "flash (ATTENTION)", "")
-    with pytest.raises(ConfigError, match=r"flash_attn_2 fails on this GPU \(not he"):
-        _choose(monkeypatch, TRIALS[:1], attention="flash_attn_2")
-    assert _choose(monkeypatch, [], precision="fp32")[0] == "sdpa_loop"
+
+
+@pytest.mark.parametrize(
+    ("mine", "others", "name", "refused"),
+    [
+        (GOOD, [GOOD, FAILED], "triton", r"triton fails on .* \(rank 2\): set ATTEN"),
+        (TRIALS[:1], [], "flash_attn_2", r"flash_attn_2 fails on this GPU \(not he"),
+        (TRIALS[:1], [], "auto", r"no attention backend .* set CUDA_GRAPH=0"),
+    ],
+)
+def test_what_works_nowhere_is_refused(mine, others, name, refused, monkeypatch):
+    with pytest.raises(ConfigError, match=refused):
+        _choose(monkeypatch, mine, others=others, attention=name)
 
 
 def test_on_an_amd_gpu_runs_what_is_there_for_it_and_the_rest_is_refused(monkeypatch):
-    """PyTorch says of an MI300X that its capability is 9.4, as if it were an NVIDIA GPU past
-    Hopper.
-    """
+    """Of which PyTorch says the capability 9.4, as if it were an NVIDIA GPU past Hopper."""
     monkeypatch.setattr(torch.version, "cuda", None)
     monkeypatch.setattr(torch.version, "hip", "6.4")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 4))

@@ -21,9 +21,7 @@ from ...waiting import running, wait_until
 from ..plain import CPU
 
 HEADS = benchmark.Heads(dtype=torch.float32)
-NOTES_ITS_NUMBER = (
-    "import os, time; open({!r}, 'w').write(str(os.getpid())); time.sleep(900)"
-)
+NOTES_ITS_NUMBER = "import os, time; open({!r}, 'w').write(str(os.getpid())); time.sleep(900)"  # fmt: skip
 # The process of a trial, with backends that do what those of a GPU might.
 FAULTY = """
 import os, signal, sys, time
@@ -91,9 +89,8 @@ def test_a_gpu_that_opens_for_one_process_alone_is_tried_by_that_one(monkeypatch
 def test_a_process_that_hangs_is_killed_with_what_it_started(monkeypatch, tmp_path):
     started = tmp_path / "started"
     compiler = NOTES_ITS_NUMBER.format(str(started))
-    script = (
-        f"import subprocess, sys; subprocess.run([sys.executable, '-c', {compiler!r}])"
-    )
+    command = f"[sys.executable, '-c', {compiler!r}]"
+    script = f"import subprocess, sys; subprocess.run({command})"
     monkeypatch.setattr(benchmark, "CHILD", script)
     monkeypatch.setattr(benchmark, "LIMIT", 3)
     (found,) = benchmark.attempts(["triton"], CPU, HEADS)
@@ -120,11 +117,8 @@ def test_a_trial_ends_with_the_process_that_asked_for_it(quick_python, tmp_path)
 
 @pytest.fixture
 def kept(monkeypatch, tmp_path):
-    """The cache file; benchmark_backends() runs in this process, and ``asked`` records its
-    requests.
-    """
-    asked: list[list[str]] = []
-    answers = {"triton": benchmark.Trial(name="triton", milliseconds=2.0)}
+    """What benchmark_backends() asks for, and what it is answered; flash crashes."""
+    asked, answers = [], {"triton": benchmark.Trial(name="triton", milliseconds=2.0)}
 
     def attempts(names, device, heads):
         asked.append(names)
@@ -135,7 +129,6 @@ def kept(monkeypatch, tmp_path):
     monkeypatch.setattr(benchmark, "cache_folder", lambda: tmp_path)
     monkeypatch.setattr(benchmark, "attempts", attempts)
     monkeypatch.setattr(attention, "candidates", lambda device: ["flash", "triton"])
-    benchmark.benchmark_backends.cache_clear()
     yield asked, answers
     benchmark.benchmark_backends.cache_clear()
 
@@ -149,54 +142,43 @@ def _again(*arguments):
 def test_results_are_cached_until_anything_they_depend_on_changes(
     kept, monkeypatch, tmp_path
 ):
+    """Also what a backend loads without being named after it, such as flash-attn's compiler."""
     asked, _ = kept
+    folder, installed = tmp_path / "kernels", []
+    (folder / "support").mkdir(parents=True)
+    monkeypatch.setattr(benchmark, "KERNELS", folder)
+    metadata = benchmark.importlib.metadata
+    monkeypatch.setattr(metadata, "distributions", lambda: installed)
+    both = ["flash", "triton"]
     first = _again()
     assert _again() == first
     assert [trial.problem for trial in first] == ["crashed", ""]
-    assert asked == [["flash", "triton"]]
+    assert asked == [both]
     _again(HEADS)
     _again(benchmark.BERT_LARGE, "triton")
-    monkeypatch.setattr(torch, "__version__", "2.99")
-    _again()
-    assert asked[1:] == [["flash", "triton"], ["triton"], ["flash", "triton"]]
-    for path in tmp_path.glob("trials-*.json"):
-        path.write_text(path.read_text()[:20])  # cut short
-    assert _again() == first
-    assert len(asked) == 5
+    assert asked == [both, both, ["triton"]]
 
+    def package(version):
+        installed[:] = [SimpleNamespace(name="nvidia-cutlass-dsl", version=version)]
 
-CHANGES = [
-    "a package", "a package's version", "a variable", "softmax.py", "support/launches.yaml",
-]  # fmt: skip
+    def cut_short():
+        for path in tmp_path.glob("trials-*.json"):
+            path.write_text(path.read_text()[:20])
 
-
-@pytest.mark.parametrize("change", CHANGES)
-def test_a_verdict_ends_with_anything_that_it_judged(
-    change, kept, monkeypatch, tmp_path
-):
-    """Also what a backend loads without being named after it, such as flash-attn's compiler."""
-    asked, _ = kept
-    kernels = tmp_path / "kernels"
-    (kernels / "support").mkdir(parents=True)
-    (kernels / "support" / "launches.yaml").write_text("rows: 64\n")
-    (kernels / "softmax.py").write_text("pass\n")
-    installed = [SimpleNamespace(name="nvidia-cutlass-dsl", version="4.0")]
-    monkeypatch.setattr(benchmark, "KERNELS", kernels)
-    metadata = benchmark.importlib.metadata
-    monkeypatch.setattr(metadata, "distributions", lambda: installed)
-    _again()
-    _again()
-    assert len(asked) == 1
-    if change == "a package":
-        installed.append(SimpleNamespace(name="flash-attn", version="2.8"))
-    elif change == "a package's version":
-        installed[0] = SimpleNamespace(name="nvidia-cutlass-dsl", version="4.1")
-    elif change == "a variable":
-        monkeypatch.setenv("CUDNN_LOGLEVEL_DBG", "3")
-    else:
-        (kernels / change).write_text("rows: 128\n")
-    _again()
-    assert len(asked) == 2
+    for change in (
+        lambda: monkeypatch.setattr(torch, "__version__", "2.99"),
+        lambda: package("4.0"),
+        lambda: package("4.1"),
+        lambda: monkeypatch.setenv("CUDNN_LOGLEVEL_DBG", "3"),
+        (folder / "softmax.py").touch,
+        lambda: (folder / "softmax.py").write_text("pass\n"),
+        lambda: (folder / "support" / "launches.yaml").write_text("rows: 64\n"),
+        cut_short,
+    ):
+        asked.clear()
+        change()
+        assert _again() == _again() == first
+        assert asked == [both]
 
 
 def test_results_are_kept_beside_the_kernels_also_by_a_triton_without_knobs(

@@ -47,8 +47,7 @@ def test_a_weight_that_is_used_twice_gets_the_sum():
     x, weight, upstream = _parameters((7, 5), (5, 5), (7, 5))
     twice = F.linear(F.linear(x, weight), weight)
     (expected,) = torch.autograd.grad(twice, weight, upstream)
-    place = torch.full_like(weight, float("nan")).detach()
-    weight_gradient.set_grad_buffers([weight], [place])
+    weight_gradient.set_grad_buffers([weight], [torch.empty_like(weight).detach()])
     once = weight_gradient.linear(x, weight, None)
     weight_gradient.linear(once, weight, None).backward(upstream)
     assert torch.equal(weight.grad, expected)
@@ -84,20 +83,26 @@ def _flat(shapes: list[tuple[int, ...]], gap: int = 0) -> list[nn.Parameter]:
     return found
 
 
-def test_neighbours_are_joined_without_a_copy_and_their_gradients_split_without_one():
-    shapes = [(2, 3), (2, 3), (4, 3)]
-    parameters, places = _flat(shapes), [p.detach() for p in _flat(shapes)]
-    x, upstream = torch.randn(5, 3), torch.randn(5, 8)
+def _joined(parameters, places):
+    """Joined rows, after a backward pass, and what that has copied."""
+    x, upstream = torch.randn(5, 3), torch.randn(5, sum(map(len, parameters)))
     weight_gradient.set_grad_buffers(parameters, places)
     with Copies() as copies:
         whole = weight_gradient.concat_view(*parameters)
         weight_gradient.linear(x, whole, None).backward(upstream)
-    assert not copies.numbers
     assert torch.equal(whole, torch.cat(parameters))
-    parts = upstream.split([2, 2, 4], dim=1)
-    for parameter, place, rows in zip(parameters, places, parts, strict=True):
-        assert weight_gradient.same_memory(parameter.grad, place)
+    parts = upstream.split([*map(len, parameters)], dim=1)
+    for parameter, rows in zip(parameters, parts, strict=True):
         assert torch.allclose(parameter.grad, rows.t() @ x)
+    return copies.numbers
+
+
+def test_neighbours_are_joined_without_a_copy_and_their_gradients_split_without_one():
+    shapes = [(2, 3), (2, 3), (4, 3)]
+    parameters, places = _flat(shapes), [p.detach() for p in _flat(shapes)]
+    assert not _joined(parameters, places)
+    gradients = [parameter.grad for parameter in parameters]
+    assert all(map(weight_gradient.same_memory, gradients, places))
 
 
 @pytest.mark.parametrize("case", ["gap", "other order", "other memory", "places apart"])
@@ -110,14 +115,9 @@ def test_what_does_not_lie_side_by_side_is_concatenated(case):
         # At the place that would follow, but for the memory.
         parameters[1] = _flat(shapes)[1]
         parameters[1].data += 100
-    places = [p.detach() for p in _flat(shapes, gap=case == "places apart")]
-    x, upstream = torch.randn(5, 3), torch.randn(5, 4)
-    weight_gradient.set_grad_buffers(parameters, places)
-    whole = weight_gradient.concat_view(*parameters)
-    assert torch.equal(whole, torch.cat(parameters))
-    weight_gradient.linear(x, whole, None).backward(upstream)
-    for parameter, rows in zip(parameters, upstream.split(2, dim=1), strict=True):
-        assert torch.allclose(parameter.grad, rows.t() @ x)
+    gap = case == "places apart"
+    copied = _joined(parameters, [p.detach() for p in _flat(shapes, gap)])
+    assert bool(copied) == (not gap)
 
 
 def test_groups_lie_side_by_side_in_one_bucket_where_their_last_parameter_would():
@@ -137,16 +137,16 @@ def test_groups_lie_side_by_side_in_one_bucket_where_their_last_parameter_would(
     assert all(begin % ALIGNMENT == 0 for begin in layout.begins)
 
 
-def _trained(tiny, batches, precision, monkeypatch, *, offers, accumulate=False, steps=1, **settings):  # fmt: skip
-    """Weights and norms after some steps, and what the last one copied."""
+def _trained(tiny, batches, precision, monkeypatch, *, offers, **settings):
+    """Weights and norms after two steps, and what the last one copied."""
     torch.manual_seed(0)
     model = model_of(tiny)
     with monkeypatch.context() as patched:
         if not offers:
             patched.setattr(weight_gradient, "set_grad_buffers", lambda *_: None)
         settings = {"sharded": True} | settings
-        step = step_of(model, precision, None, accumulate, **settings)
-        norms = [step(batches, 0.01).norm for _ in range(steps)]
+        step = step_of(model, precision, None, len(batches) > 1, **settings)
+        norms = [step(batches, 0.01).norm]
         with Copies() as copies:
             norms.append(step(batches, 0.01).norm)
     weights = [parameter.detach().clone() for parameter in model.parameters()]
@@ -154,21 +154,26 @@ def _trained(tiny, batches, precision, monkeypatch, *, offers, accumulate=False,
 
 
 @pytest.mark.parametrize(
-    ("precision", "clip"), [("bf16", "after"), ("fp8", "before"), ("fp32", "bucket")]
+    ("precision", "settings"),
+    [
+        ("bf16", {"clip": "after"}),
+        ("fp8", {"clip": "before"}),
+        ("fp32", {"clip": "bucket"}),
+        ("bf16", {"sharded": False}),  # nothing is offered
+    ],
 )
 def test_training_is_bit_for_bit_that_with_gradients_copied(
-    tiny, make_records, batch_of, monkeypatch, precision, clip
+    tiny, make_records, batch_of, monkeypatch, precision, settings
 ):
     records = make_records(3)
     micro_batches = [batch_of(records, range(n, n + 2)) for n in (0, 2, 4)]
     for batches in ([batch_of(records, range(4))], micro_batches):
-        settings = {"accumulate": len(batches) > 1, "clip": clip}
-        found = [
+        ours, theirs = (
             _trained(tiny, batches, precision, monkeypatch, offers=offers, **settings)
             for offers in (True, False)
-        ]
-        ours, theirs = (weights + norms for weights, norms, _ in found)
-        assert same(ours, theirs)
+        )
+        assert same(ours[0] + ours[1], theirs[0] + theirs[1])
+        assert "sharded" not in settings or ours[2] == theirs[2], "copied"
 
 
 def test_of_the_encoders_weights_no_gradient_is_copied(
@@ -185,52 +190,20 @@ def test_of_the_encoders_weights_no_gradient_is_copied(
     assert theirs["aten::_foreach_copy_"] - ours["aten::_foreach_copy_"] == weights
 
 
-def test_without_sharding_nothing_is_offered_and_training_is_the_same(
-    tiny, make_records, batch_of, monkeypatch
-):
-    batches = [batch_of(make_records(3), range(4))]
-    ours, plain, sharded = (
-        _trained(tiny, batches, "bf16", monkeypatch, offers=offers, sharded=shards)
-        for offers, shards in ((True, False), (False, False), (True, True))
-    )
-    assert ours[2] == plain[2], "as many numbers are copied"
-    # The same operations in the same order.
-    assert same(ours[0] + ours[1], plain[0] + plain[1])
-    for one, other in zip(ours[0], sharded[0], strict=True):
-        # A shard is one buffer with zeros between the parameters: its norm is summed in another
-        # order, which with vectors of some widths moves a weight across a boundary of bf16's
-        # rounding: one unit in the last place, 2^-7 of it at most.
-        torch.testing.assert_close(one, other, rtol=2**-7, atol=0)
-
-
 def test_an_offer_ends_with_the_backward_pass_even_if_it_fails():
     (weight,), mesh = _parameters((128, 1)), Mesh(World(DistConfig(device="cpu")), 1)
-    buckets = GradientBuckets(
-        [weight], Layout([128], 1, 1000), mesh, torch.bfloat16, torch.bfloat16, separate_receive_buffer=False,
-    )  # fmt: skip
-    seen = []
 
-    def fail() -> None:
-        with buckets.backward_pass(first=True, reduce=False):
-            seen.append(weight_gradient.GradientTarget(weight).is_set)
-            raise RuntimeError("no")
+    def offered(dtype, first, error):
+        buckets = GradientBuckets([weight], Layout([128], 1, 1000), mesh, dtype, dtype, separate_receive_buffer=False)  # fmt: skip
+        found = []
+        with pytest.raises(error), buckets.backward_pass(first=first, reduce=False):  # noqa: PT012
+            found.append(weight_gradient.GradientTarget(weight).is_set)
+            if error is RuntimeError:
+                raise error
+        assert not weight_gradient.GradientTarget(weight).is_set
+        return found[0]
 
-    with pytest.raises(RuntimeError, match="no"):
-        fail()
-    assert seen == [True]
-    assert not weight_gradient.GradientTarget(weight).is_set
-    with (
-        pytest.raises(AssertionError, match="got no gradient"),
-        buckets.backward_pass(first=False, reduce=False),
-    ):
-        seen.append(weight_gradient.GradientTarget(weight).is_set)
-    assert seen == [True, False], "it would overwrite what is to be added to"
-    sums = GradientBuckets(
-        [weight], Layout([128], 1, 1000), mesh, torch.float32, torch.float32, separate_receive_buffer=False,
-    )  # fmt: skip
-    with (
-        pytest.raises(AssertionError, match="got no gradient"),
-        sums.backward_pass(first=True, reduce=False),
-    ):
-        seen.append(weight_gradient.GradientTarget(weight).is_set)
-    assert seen == [True, False, False], "sums of another type"
+    assert offered(torch.bfloat16, True, RuntimeError)
+    # It would overwrite what is to be added to; sums are of another type.
+    assert not offered(torch.bfloat16, False, AssertionError)
+    assert not offered(torch.float32, True, AssertionError)
