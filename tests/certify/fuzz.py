@@ -16,10 +16,10 @@ from pathlib import Path
 from certify import hardware, tools
 from review.acceptance import coverage
 from review.acceptance.faults import device_history, gpu_faults, odd_parts
-from review.acceptance.schema import FIELDS, TABLES, RankInfo
+from review.acceptance.schema import FIELDS, TABLES
 
 from ..review.acceptance.made_up import make, telemetry
-from .test_tools import COPIES, PAIRS, SIZES, dcgm4, diagnosis, nccl_tests, nvbandwidth
+from .test_tools import HOST, PAIRS, SIZES, dcgm4, diagnosis, nccl_tests, nvbandwidth
 
 GPUS = 2
 
@@ -38,9 +38,8 @@ def spoil(text: str, chance: random.Random) -> str:
     """Other text for one number or word: what tools print for what they do not know, or a cut."""
     words = text.split(" ")
     places = [number for number, word in enumerate(words) if word.strip()]
-    words[chance.choice(places)] = chance.choice(
-        ["N/A", "nan", "inf", "-1", "0", "", "?", "Fail"]
-    )
+    others = ["N/A", "nan", "inf", "-1", "0", "", "?", "Fail"]
+    words[chance.choice(places)] = chance.choice(others)
     return " ".join(words)
 
 
@@ -81,9 +80,7 @@ def zeroed() -> dict:
 GOOD = {
     "all_reduce_perf": nccl_tests(),
     "nvbandwidth": pretty(nvbandwidth()),
-    "dcgmi": pretty(
-        dcgm4(("memory", ["Pass", "Pass"], ""), ("pcie", ["Pass", "Pass"], ""))
-    ),
+    "dcgmi": pretty(dcgm4(*((name, ["Pass"] * 2, "") for name in ("memory", "pcie")))),
 }
 BAD = {
     "all_reduce_perf": nccl_tests(wrong=3),
@@ -112,11 +109,9 @@ def is_whole(name: str, found: tools.Reading, text: str) -> bool:
         return gpus + len(found.skipped) >= 2 * GPUS
     if name == "nvbandwidth":
         have = {(test, gpu, peer) for test, gpu, peer, *_ in rates}
-        pairs = {(PAIRS, 0, 1), (PAIRS, 1, 0)}
-        host = {
-            (test, gpu, -1) for test in COPIES if test != PAIRS for gpu in range(GPUS)
-        }
-        return {one for one in pairs | host if one[0] not in found.skipped} <= have
+        asked = {(test, gpu, -1) for test in HOST for gpu in range(GPUS)}
+        asked |= {(PAIRS, 0, 1), (PAIRS, 1, 0)}
+        return {one for one in asked if one[0] not in found.skipped} <= have
     return {size for *_, size, _ in rates} == {*SIZES}
 
 
@@ -129,9 +124,8 @@ def wrong_passes(cases: int, seed: int) -> list[str]:
         is_bad = number % 2 == 1
         # What makes the original bad must survive: only its order and place change.
         if is_bad:
-            mutation = (
-                chance.choice([decimal_comma, swap]) if name != "nvbandwidth" else swap
-            )
+            commas = [decimal_comma] * (name != "nvbandwidth")
+            mutation = chance.choice([*commas, swap])
         text = mutation((BAD if is_bad else GOOD)[name], chance)
         reading = passes(name, text)
         if reading is not None and (is_bad or not is_whole(name, reading, text)):
@@ -144,11 +138,8 @@ DEVICE = {
     "NVLinks": 18, "ECC": 1, "power limit W": 700, "SM MHz": 1980, "serial": "1651",
 }  # fmt: skip
 PORT = {
-    "state": "4: ACTIVE",
-    "rate": "400 Gb/sec (4X NDR)",
-    "hca_type": "MT4129",
-    "fw_ver": "28.39",
-}
+    "state": "4: ACTIVE", "rate": "400 Gb/sec (4X NDR)", "hca_type": "MT4129", "fw_ver": "28.39",
+}  # fmt: skip
 LOG = "[    0.000000] Linux\n[  400.000000] usb 1-1: new\n"
 XID = "[  500.250000] NVRM: Xid (PCI:0000:3b:00): 79, pid=1\n"
 TEXTS = ["", "N/A", None]
@@ -174,9 +165,8 @@ class Driver:
     def ask(self, question, *arguments):
         if question == "nvmlDeviceGetCount":
             return 1
-        asked = {
-            id(ask): name for name, ask in (hardware._GPU | hardware.FAULTS).items()
-        }
+        known = hardware._GPU | hardware.FAULTS
+        asked = {id(ask): name for name, ask in known.items()}
         return self.answers.get(asked.get(id(question), ""), question)
 
 
@@ -191,8 +181,7 @@ def observed(folder, gpu: dict, port: dict, fields: dict, log: str):
         path.unlink(missing_ok=True)
         if text is not None:
             path.write_text(text)
-    found = make(1, 1, rounds=3)
-    found.ranks[0] = RankInfo(0, 0, "node0", DEVICE["name"])
+    found = make(1, 1, rounds=3, gpu=DEVICE["name"])
     hardware._dmesg = lambda: log
     boot = folder / "proc/sys/kernel/random/boot_id"
     boot.parent.mkdir(parents=True, exist_ok=True)
@@ -236,10 +225,8 @@ def wrong_machines(cases: int, seed: int, folder) -> list[str]:
         value = chance.choice(WORSE[name])
         is_bad, log = number % 2 == 1, LOG
         if is_bad:
-            mutation = chance.choice(
-                [decimal_comma, swap, repeat, lambda text, _: text]
-            )
-            log = mutation(LOG + XID, chance)
+            mutations = decimal_comma, swap, repeat, lambda text, _: text
+            log = chance.choice(mutations)(LOG + XID, chance)
         given = [one | ({name: value} if name in one else {}) for one in (gpu, port)]
         fields = {name: value} if name in FIELDS else {}
         reasons, untested = said(observed(folder, *given, fields, log))

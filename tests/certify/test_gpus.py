@@ -41,14 +41,8 @@ def on_bus(folder, vendor, kind):
 
 @pytest.mark.parametrize(
     ("vendor", "kind"),
-    [
-        ("0x10de", "0x030200"),
-        ("0x10de", "0x030000"),
-        ("0x1002", "0x120000"),
-        ("0x1002", "0x038000"),
-        ("0x1da3", "0x120000"),
-    ],
-)
+    [("0x10de", "0x030200"), ("0x10de", "0x030000"), ("0x1002", "0x120000"), ("0x1002", "0x038000"), ("0x1da3", "0x120000")],
+)  # fmt: skip
 def test_a_gpu_on_the_bus_that_no_driver_runs_fails_with_the_drain_line(
     repository, tmp_path, vendor, kind
 ):
@@ -61,22 +55,20 @@ def test_a_gpu_on_the_bus_that_no_driver_runs_fails_with_the_drain_line(
 
 
 @pytest.mark.parametrize(
-    ("environ", "said"),
+    ("environ", "folder", "said"),
     [
-        ({"SLURM_JOB_GPUS": "0,1"}, "Slurm allocated some"),
-        ({"SLURM_GPUS_ON_NODE": "8"}, "Slurm allocated some"),
-        ({"DGXSYSTEM": "P8000H100"}, "the config of P8000H100 is for GPUs"),
+        ({"SLURM_JOB_GPUS": "0,1"}, "", "Slurm allocated some"),
+        ({"SLURM_GPUS_ON_NODE": "8"}, "", "Slurm allocated some"),
+        ({"DGXSYSTEM": "P8000H100"}, "", "the config of P8000H100 is for GPUs"),
+        ({}, "proc/driver/nvidia", "the NVIDIA driver is loaded"),
     ],
 )
-def test_a_job_or_config_of_gpus_fails_without_one(repository, tmp_path, environ, said):
+def test_a_job_config_or_driver_of_gpus_fails_without_one(
+    repository, tmp_path, environ, folder, said
+):
+    (tmp_path / folder).mkdir(parents=True, exist_ok=True)
     done = ask(repository, tmp_path, **environ)
     assert (done.returncode, said in done.stdout) == (1, True)
-
-
-def test_a_loaded_driver_without_gpus_fails(repository, tmp_path):
-    (tmp_path / "proc/driver/nvidia").mkdir(parents=True)
-    done = ask(repository, tmp_path)
-    assert (done.returncode, "the NVIDIA driver is loaded" in done.stdout) == (1, True)
 
 
 @pytest.mark.parametrize(
@@ -92,9 +84,8 @@ def test_a_loaded_driver_without_gpus_fails(repository, tmp_path):
 def test_cpus_are_tested_without_any_gpu_or_on_request_and_gpus_wherever_there_are_some(
     repository, tmp_path, smi, environ, device
 ):
-    on_bus(
-        tmp_path, "0x1a03", "0x030000"
-    )  # the display of a server's management controller
+    # The display of a server's management controller.
+    on_bus(tmp_path, "0x1a03", "0x030000")
     done = ask(repository, tmp_path, smi, **environ)
     assert (done.returncode, done.stdout) == (0, f"device={device}\n")
 
@@ -107,30 +98,23 @@ def test_help_prints_the_head_of_the_script(repository):
     assert "set -euo" not in shown
 
 
+BOTH = "CERTIFY_MINUTES=15 and CERTIFY_SECONDS=2 (2 by --quick): give one"
+
+
 @pytest.mark.parametrize(
-    ("minutes", "nodes", "said"),
-    [("15", 1, "90"), ("15", 4, "75"), ("soon", 1, "CERTIFY_MINUTES='soon': expected")],
+    ("minutes", "environ", "status", "said"),
+    [
+        ("15", {}, 0, "90\n"),
+        ("15", {"DGXNNODES": "4"}, 0, "75\n"),
+        ("1", {"DGXNGPU": "64"}, 0, "1\n"),
+        ("soon", {}, 2, "CERTIFY_MINUTES='soon': expected"),
+        ("15", {"CERTIFY_SECONDS": "2"}, 2, BOTH),
+    ],
 )
-def test_the_stages_share_the_minutes(repository, minutes, nodes, said):
-    done = share(repository, minutes, nodes)
-    assert said in done.stdout + done.stderr
-    assert (done.returncode == 0) == (minutes == "15")
-
-
-def test_few_minutes_of_many_ranks_leave_a_second_and_minutes_beside_seconds_stop(
-    repository,
-):
-    assert share(repository, "1", 1, DGXNGPU="64").stdout == "1\n"
-    done = share(repository, "15", 1, CERTIFY_SECONDS="2")
-    assert done.returncode == 2
-    assert (
-        "CERTIFY_MINUTES=15 and CERTIFY_SECONDS=2 (2 by --quick): give one"
-        in done.stderr
-    )
-
-
-def share(repository, minutes, nodes, **more):
-    environ = {"CERTIFY_MINUTES": minutes, "DGXNGPU": "8", "DGXNNODES": str(nodes)}
+def test_the_stages_share_the_minutes(repository, minutes, environ, status, said):
+    environ = {"DGXNGPU": "8", "DGXNNODES": "1"} | environ
     script = "certify::share_minutes; echo $CERTIFY_SECONDS"
     sources = ["run/log.sh", "run/certify.sh"]
-    return bash(repository, sources, script, **environ | more)
+    done = bash(repository, sources, script, CERTIFY_MINUTES=minutes, **environ)
+    assert (done.returncode, said in done.stdout + done.stderr) == (status, True)
+    assert done.stdout == said * (status == 0)

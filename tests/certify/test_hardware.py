@@ -12,20 +12,19 @@ from review.acceptance.schema import TABLES
 
 from .test_telemetry import nvml  # noqa: F401
 
-XID = "NVRM: Xid (PCI:0000:3b:00): {}, pid=1, more words"
+XID = "NVRM: Xid (PCI:0000:3b:00): 79, pid=1, more words"
+CHECK = "{1}[Hardware Error]: "
 
 
 @pytest.mark.usefixtures("nvml")
 def test_parts_and_past_faults_of_gpus_are_read_through_nvml(tmp_path):
-    parts, told = (
-        hardware.inventory(Gpus([]), tmp_path),
-        hardware.health(Gpus([]), tmp_path),
-    )
+    parts = hardware.inventory(Gpus([]), tmp_path)
     assert (parts["node"]["driver"], parts["node"]["GPUs"]) == ("560.35.03", 2)
     assert parts["GPU 1"] == {
         "name": "H100", "memory MiB": 81920, "VBIOS": "96.00.74", "PCIe generation": 5, "PCIe lanes": 16,
         "NVLinks": 2, "NVLink version": None, "ECC": 1, "MIG": None, "power limit W": 700, "SM MHz": None, "serial": None, "UUID": None,
     }  # fmt: skip
+    told = hardware.health(Gpus([]), tmp_path)
     assert told["GPU 1"]["row remappings that wait for a reset"] == 1
     assert told["GPU 0"]["uncorrected memory errors"] == 99
 
@@ -34,9 +33,8 @@ def lay_out(root, texts):
     """Files below a stand-in for the root of the file system."""
     for name, text in texts.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_bytes(
-            text if isinstance(text, bytes) else f"{text}\n".encode()
-        )
+        whole = text if isinstance(text, bytes) else f"{text}\n".encode()
+        (root / name).write_bytes(whole)
 
 
 def test_ports_and_network_cards_are_read_from_sysfs(tmp_path):
@@ -48,20 +46,16 @@ def test_ports_and_network_cards_are_read_from_sysfs(tmp_path):
         "sys/class/net/eth0/device/x": "", "sys/class/net/eth0/operstate": "up", "sys/class/net/eth0/carrier_changes": "2",
         "sys/class/net/eth0/speed": "-1", "sys/class/net/eth0/statistics/tx_bytes": "7",
     })  # fmt: skip
-    unknown = dict.fromkeys(("link_layer", "type", "firmware"))
-    own = {"serial": "MT22X01", "GUID": "a088:c203"}
+    port = {"state": "ACTIVE", "rate": "400 Gb/sec (4X NDR)", "serial": "MT22X01"}
+    port |= {"GUID": "a088:c203", "link_layer": None, "type": None, "firmware": None}
     parts = hardware.inventory(Gpus([]), tmp_path)
-    assert (
-        parts["mlx5_0/1"]
-        == {"state": "ACTIVE", "rate": "400 Gb/sec (4X NDR)"} | unknown | own
-    )
+    assert parts["mlx5_0/1"] == port
     assert parts["eth0"] == {"state": "up", "Mbit/s": None}
     told = hardware.health(Gpus([]), tmp_path)
     counts = dict.fromkeys(TABLES["port_counters"]) | {"link_downed": 3}
     assert (told["mlx5_0/1"], told["eth0"]) == (counts, {"carrier_changes": 2})
-    assert hardware.bytes_sent(tmp_path) == {"mlx5_0/1": 100, "eth0": 7}, (
-        "in words of 4"
-    )
+    sent = hardware.bytes_sent(tmp_path)
+    assert sent == {"mlx5_0/1": 100, "eth0": 7}, "in words of 4"
 
 
 def test_firmware_and_serial_numbers_are_read_where_the_system_tells_them(tmp_path):
@@ -70,10 +64,8 @@ def test_firmware_and_serial_numbers_are_read_where_the_system_tells_them(tmp_pa
     module = bytearray(0x28)
     module[1], module[0x0C], module[0x10], module[0x18] = 0x28, 0xFF, 1, 2
     empty = bytes(module[:0x0C]) + b"\0\0" + bytes(module[0x0E:])
-    memory, switches = (
-        "sys/firmware/dmi/entries/17-",
-        "proc/driver/nvidia-nvswitch/devices",
-    )
+    memory = "sys/firmware/dmi/entries/17-"
+    switches = "proc/driver/nvidia-nvswitch/devices"
     lay_out(tmp_path, {
         f"{memory}0/raw": bytes(module) + b"A1\x0080CE01\0\0", f"{memory}1/raw": empty + b"A2\0NO DIMM\0\0",
         f"{memory}2/raw": b"\x11", f"{switches}/0000:07:00.0/information": "BIOS Version: 96.10.6d.00.01",
@@ -98,55 +90,48 @@ def test_memory_modules_are_counted_by_size_and_unknown_without_a_driver_of_thei
 
 
 def test_gpus_on_the_bus_are_counted_whether_or_not_a_driver_runs_them(tmp_path):
-    for name, vendor, kind in (
-        ("a", "0x10de", "0x030200"),
-        ("b", "0x10de", "0x030000"),
-        ("c", "0x10de", "0x068000"),  # an NVSwitch
-        ("d", "0x15b3", "0x020700"),
-    ):
-        folder = f"sys/bus/pci/devices/{name}"
-        lay_out(tmp_path, {f"{folder}/vendor": vendor, f"{folder}/class": kind})
+    # Two GPUs, an NVSwitch, and another maker's device.
+    known = {
+        "a": "10de 030200",
+        "b": "10de 030000",
+        "c": "10de 068000",
+        "d": "15b3 020700",
+    }
+    for name, words in known.items():
+        folder, (vendor, kind) = f"sys/bus/pci/devices/{name}", words.split()
+        lay_out(
+            tmp_path,
+            {f"{folder}/vendor": f"0x{vendor}", f"{folder}/class": f"0x{kind}"},
+        )
     without = Gpus([])
     without.nvml = None
     parts = hardware.inventory(without, tmp_path)["node"]
-    assert (parts["GPUs on the PCI bus"], parts["driver"], parts["GPUs"]) == (
-        2,
-        None,
-        0,
-    )
+    told = [parts[name] for name in ("GPUs on the PCI bus", "driver", "GPUs")]
+    assert told == [2, None, 0]
     # A driver that could not be asked.
     (tmp_path / "proc/driver/nvidia").mkdir(parents=True)
     assert hardware.inventory(without, tmp_path)["node"]["GPUs"] is None
 
 
-def test_the_kernel_log_is_read_with_its_times(monkeypatch, tmp_path):
-    text = f"[    1.000000] Linux\n[   20.500000] {XID.format(79)}\n[   21.000000] usb 1-1: new\n"
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        (f"[    1.000000] Linux\n[   20.500000] {XID}\n[   21.000000] usb 1-1: new\n", [[20.5, XID]]),
+        ("", None),
+        # printk.time=0
+        (f"Linux\n{XID}\n", [[math.inf, XID]]),
+        # The details of a corrected error are no machine check.
+        (f"[    1.000000] {CHECK}Generic\n[    1.000000] {CHECK}event severity: corrected\n", [[1.0, f"{CHECK}event severity: corrected"]]),
+        (f"[    1.000000] {CHECK} section_type: memory error\n", []),
+    ],
+)  # fmt: skip
+def test_the_kernel_log_is_read_with_its_times(monkeypatch, tmp_path, text, lines):
     monkeypatch.setattr(hardware, "_dmesg", lambda: text)
-    boot = tmp_path / "proc/sys/kernel/random/boot_id"
-    boot.parent.mkdir(parents=True)
-    boot.write_text("b0\n")
-    (tmp_path / "proc/uptime").write_text("100.25 300.00\n")
-    assert hardware.kernel_log(tmp_path) == {
-        "boot": "b0",
-        "read": 100.25,
-        "first": 1.0,
-        "last": 21.0,
-        "lines": [[20.5, XID.format(79)]],
-    }
-    monkeypatch.setattr(hardware, "_dmesg", lambda: "")
-    assert hardware.kernel_log(tmp_path)["lines"] is None
-    # printk.time=0
-    monkeypatch.setattr(hardware, "_dmesg", lambda: f"Linux\n{XID.format(79)}\n")
-    assert hardware.kernel_log(tmp_path)["lines"] == [[math.inf, XID.format(79)]]
-
-
-def test_the_details_of_a_corrected_error_are_no_machine_check(monkeypatch, tmp_path):
-    told = (
-        "Hardware error from APEI Generic",
-        "event severity: corrected",
-        " section_type: memory error",
+    lay_out(
+        tmp_path,
+        {"proc/sys/kernel/random/boot_id": "b0", "proc/uptime": "100.25 300.00"},
     )
-    lines = [f"{{1}}[Hardware Error]: {words}" for words in told]
-    text = "".join(f"[    1.000000] {line}\n" for line in lines)
-    monkeypatch.setattr(hardware, "_dmesg", lambda: text)
-    assert hardware.kernel_log(tmp_path)["lines"] == [[1.0, lines[1]]]
+    found = hardware.kernel_log(tmp_path)
+    assert (found["boot"], found["read"], found["lines"]) == ("b0", 100.25, lines)
+    if "usb" in text:
+        assert (found["first"], found["last"]) == (1.0, 21.0)

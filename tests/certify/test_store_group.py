@@ -34,27 +34,18 @@ def test_the_number_of_reads_is_proportional_to_the_number_of_ranks():
     size, store = 12, Counted()
 
     def rank(number):
-        peers = StoreGroup(
-            DistConfig(world_size=size, rank=number, local_rank=number % 4),
-            store,
-            f"node{number // 4}",
-        )
+        place = DistConfig(world_size=size, rank=number, local_rank=number % 4)
+        peers = StoreGroup(place, store, f"node{number // 4}")
         for _ in range(5):
             peers.barrier()
-        return (
-            peers.nodes,
-            peers.members(1),
-            peers.max(float(number)),
-            peers.exchange(str(number)),
-        )
+        largest, everyone = peers.max(float(number)), peers.exchange(str(number))
+        return peers.nodes, peers.members(1), largest, everyone
 
     with ThreadPoolExecutor(size) as pool:
         answers = list(pool.map(rank, range(size)))
     everyone = [str(number) for number in range(size)]
-    assert (
-        answers == [(["node0", "node1", "node2"], [4, 5, 6, 7], 11.0, everyone)] * size
-    )
-    assert store.reads == 5 * size + 3 * 2 * size, (
-        "a barrier is one read a rank, an exchange two"
-    )
+    nodes = ["node0", "node1", "node2"]
+    assert answers == [(nodes, [4, 5, 6, 7], 11.0, everyone)] * size
+    # A barrier is one read a rank, an exchange two.
+    assert store.reads == 5 * size + 3 * 2 * size
     assert store.num_keys() <= 2 * size

@@ -8,6 +8,7 @@ import ctypes
 import re
 import shutil
 import subprocess
+import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -37,11 +38,8 @@ def nvml(request, tmp_path, monkeypatch):
         pytest.skip("no compiler for the stand-in library")
     library = tmp_path / "libnvidia-ml.so.1"
     options = ["-DOLD_DRIVER"] if request.param == "old driver" else []
-    subprocess.run(
-        ["gcc", "-shared", "-fPIC", "-o", library, *options, SOURCE],
-        check=True,
-        timeout=240,
-    )
+    command = ["gcc", "-shared", "-fPIC", "-o", library, *options, SOURCE]
+    subprocess.run(command, check=True, timeout=240)
     monkeypatch.setattr(module, "nvmlLib", ctypes.CDLL(str(library)))
     monkeypatch.setattr(module, "_nvmlGetFunctionPointer_cache", {})
     return module
@@ -52,17 +50,8 @@ def test_every_field_of_a_gpu_is_read():
     first, second = Gpus(["0", "1"]).sample()
     assert set(GPU) == set(FIELDS)
     assert first == {"device": 0} | GPU
-    assert (
-        second["device"],
-        second["sm_mhz"],
-        second["throttle"],
-        second["pcie_width"],
-    ) == (
-        1,
-        1380,
-        0x40,
-        8,
-    )
+    others = {"device": 1, "sm_mhz": 1380, "throttle": 0x40, "pcie_width": 8}
+    assert others.items() <= second.items()
 
 
 @pytest.mark.parametrize("missing", FUNCTIONS)
@@ -70,13 +59,11 @@ def test_missing_fields_are_nan_and_the_rest_is_read(nvml, monkeypatch, missing)
     monkeypatch.setenv("FAKE_NVML_MISSING", missing)
     (found,) = Gpus(["0"]).sample()
     gone = [name for name in FIELDS if np.isnan(found.get(name, np.nan))]
-    renamed = "nvmlDeviceGetCurrentClocks"
-    assert len(gone) >= (
-        0 if missing.startswith(renamed) and not hasattr(nvml.nvmlLib, missing) else 1
-    )
-    assert len(gone) <= 4
-    for name in set(GPU) - set(gone):
-        assert found[name] == GPU[name]
+    renamed = missing.startswith("nvmlDeviceGetCurrentClocks")
+    lacking = renamed and not hasattr(nvml.nvmlLib, missing)
+    assert (0 if lacking else 1) <= len(gone) <= 4
+    read = {name: value for name, value in GPU.items() if name not in gone}
+    assert read.items() <= found.items()
 
 
 def test_an_unsupported_driver_or_unknown_gpu_gives_rows_of_nan(nvml, monkeypatch):
@@ -116,9 +103,7 @@ def test_a_driver_that_ends_the_sampling_leaves_a_last_row_without_values(
 
 
 def test_without_nvidia_ml_py_or_without_a_driver_there_are_no_gpus(monkeypatch):
-    monkeypatch.setattr(
-        "importlib.import_module", lambda name: (_ for _ in ()).throw(ImportError(name))
-    )
+    monkeypatch.setitem(sys.modules, "pynvml", None)
     assert list(Gpus(["0"]).sample()) == []
     monkeypatch.undo()
     if not Path("/dev/nvidiactl").exists():
