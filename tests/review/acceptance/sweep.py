@@ -14,16 +14,17 @@ usage: python -m tests.review.acceptance.sweep [--seeds 2] [--healthy 2400] [--p
 import argparse
 import itertools
 import json
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from review.acceptance.journal import BurnIn
 from review.acceptance.outliers import members
-from review.acceptance.records import Records
-from review.acceptance.schema import PARTS, STAGES, RankInfo
+from review.acceptance.schema import PARTS, STAGES
 from review.acceptance.verdict import Certificate, judge
+
+from .made_up import make
 
 ROUNDS, STEPS, BETWEEN, NOISE = 16, 4, 0.003, 0.005
 TESTED = ("single", "parallel", "together")
@@ -47,19 +48,14 @@ HEALTHY: dict[str, dict[str, Any]] = {
     "noise 5%": {"noise": 0.05},
     "correlated 2%": {"noise": 0.02, "correlation": 0.8},
     "correlated 5%, 6 rounds": {"noise": 0.05, "correlation": 0.8, "rounds": 6},
-    "correlated 5%, 6 rounds, 4 ranks": {
-        "noise": 0.05,
-        "correlation": 0.8,
-        "rounds": 6,
-        "ranks": 4,
-    },
+    "correlated 5%, 6 rounds, 4 ranks": {"noise": 0.05, "correlation": 0.8, "rounds": 6, "ranks": 4},
     "heavy tails": {"noise": 0.02, "tails": 3},
     "one in 20 rounds half as long again": {"pauses": 0.05},
     "one rank three times noisier": {"noisy": 3.0},
     "drift of 2% over a stage": {"drift": 0.02},
     "30% of common noise": {"common": 0.3},
     "ranks that differ by 1%": {"between": 0.01},
-}
+}  # fmt: skip
 
 
 def noise_of(
@@ -115,20 +111,9 @@ def certified(
     steps |= dict.fromkeys((*PARTS, "cpu", "partner"), zeros)
     steps["compute"] = np.repeat(tables.ravel(), STEPS)
     steps |= dict.fromkeys(("sequences", "checksum"), zeros.astype(int) + 1)
-    probes = {
-        name: np.empty(0) for name in ("rank", "round", "partner", "seconds", "amount")
-    }
-    per_node = ranks // nodes
-    records = Records(
-        folder=Path("made up"),
-        ranks={
-            rank: RankInfo(rank, rank % per_node, f"node{rank // per_node}")
-            for rank in range(ranks)
-        },
-        nodes=[f"node{node}" for node in range(nodes)],
-        steps=steps,
-        probes=probes | {"probe": np.empty(0, "S32")},
-    )
+    made = make(nodes, ranks // nodes, rounds=1)
+    probes = {name: own[:0] for name, own in made.probes.items()}
+    records = replace(made, steps=steps, probes=probes)
     return judge(records, BurnIn(1, 1.0, 1.0, [], rounds=repeats))
 
 
@@ -141,15 +126,10 @@ def culprits(who: str, ranks: int) -> tuple[int, list[int]]:
 
 def is_named(certificate: Certificate, slow: list[int]) -> bool:
     """Whether all slow ranks or their node fail the test, and nobody else."""
-    names = set()
-    for finding in certificate.findings:
-        for name in members(finding.name):
-            names |= {
-                rank
-                for rank, info in certificate.records.ranks.items()
-                if name in (info.name, f"node {info.node}")
-            }
-    return certificate.state == "fail" and names == {*slow}
+    names = {name for one in certificate.findings for name in members(one.name)}
+    ranks = certificate.records.ranks.items()
+    found = {rank for rank, info in ranks if {info.name, f"node {info.node}"} & names}
+    return certificate.state == "fail" and found == {*slow}
 
 
 def sweep(seeds: range, counts: list[int]) -> list[dict[str, Any]]:
@@ -168,9 +148,8 @@ def sweep(seeds: range, counts: list[int]) -> list[dict[str, Any]]:
                 first = round(onset * ROUNDS)
                 factors[slow, first : first + round(length * ROUNDS)] = factor
                 generator = np.random.default_rng(seed)
-                named += is_named(
-                    certified(generator, nodes, ranks, factors, where), slow
-                )
+                found = certified(generator, nodes, ranks, factors, where)
+                named += is_named(found, slow)
             row = {"stage": stage, "slow": who, "ranks": ranks, "factor": factor}
             rows.append(row | {"named": named, "tests": len(seeds) * len(WHEN)})
     return rows
@@ -182,12 +161,11 @@ def false_alarms(tests: int, seed: int) -> dict[str, str]:
     for number, (kind, options) in enumerate(HEALTHY.items()):
         generator = np.random.default_rng((seed, number))
         settings = {"ranks": 8} | options
-        nodes = (1, 4 if settings["ranks"] % 4 == 0 else 1)
-        found = sum(
-            bool(certified(generator, nodes[test % 2], **settings).findings)
-            for test in range(each)
-        )
-        alarms[kind] = f"{found} of {each}"
+        nodes = [
+            (1, 4 if settings["ranks"] % 4 == 0 else 1)[n % 2] for n in range(each)
+        ]
+        tests = [certified(generator, count, **settings) for count in nodes]
+        alarms[kind] = f"{sum(bool(one.findings) for one in tests)} of {each}"
     return alarms
 
 
@@ -203,16 +181,11 @@ def slow_rank_is_named(
 
 def power(tests: int, seed: int, counts: list[int]) -> list[dict[str, Any]]:
     """Share of tests in which one rank that is 5% slow is named."""
-    rows = []
-    for ranks, noise, rounds in itertools.product(
-        counts, (0.01, 0.02, 0.05), (6, 16, 32, 64)
-    ):
-        generator = np.random.default_rng(seed)
-        row = {"noise": noise, "rounds": rounds}
-        found = sum(
-            slow_rank_is_named(generator, ranks, 0.05, correlation=0.8, **row)
-            for _ in range(tests)
-        )
+    rows, rounds = [], (6, 16, 32, 64)
+    for ranks, noise, count in itertools.product(counts, (0.01, 0.02, 0.05), rounds):
+        generator, row = np.random.default_rng(seed), {"noise": noise, "rounds": count}
+        case = row | {"ranks": ranks, "excess": 0.05, "correlation": 0.8}
+        found = sum(slow_rank_is_named(generator, **case) for _ in range(tests))
         rows.append({"ranks": ranks, **row, "named": f"{found} of {tests}"})
     return rows
 

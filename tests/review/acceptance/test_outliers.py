@@ -7,14 +7,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from review.acceptance import outliers
 from review.acceptance.comparisons import all_comparisons
-from review.acceptance.outliers import (
-    Levels,
-    autocorrelation,
-    autocorrelation_of_all,
-    find_slow,
-    find_stalls,
-)
+from review.acceptance.outliers import Levels, find_slow, find_stalls
 
 from . import sweep
 from .made_up import make
@@ -22,30 +17,25 @@ from .made_up import make
 RANKS, ROUNDS, TESTS, COMPARISONS = 4, 6, 80, 74
 
 
+def slow(values, comparisons=COMPARISONS, **levels) -> list[str]:
+    """Names of those that are found slow."""
+    found = Levels.of(values, **levels)
+    named = find_slow(found, comparisons, min_excess=0.03, spread=0.01)
+    return [one.name for one in named]
+
+
 def named(factor: float, noise: float) -> list[list[str]]:
     """Names found in each of many tests in which rank 1 is slower by a factor and every round has
     ``noise``.
     """
-    generator = np.random.default_rng(1)
-    found = []
+    generator, found = np.random.default_rng(1), []
     for _ in range(TESTS):
         speed = 1 + 0.01 * generator.standard_normal(RANKS)
         speed[1] *= factor
         shared = 1 + 0.3 * np.abs(generator.standard_normal(ROUNDS))
-        times = (
-            speed[:, None]
-            * shared
-            * (1 + noise * generator.standard_normal((RANKS, ROUNDS)))
-        )
-        values = {str(rank): rounds.tolist() for rank, rounds in enumerate(times)}
-        found.append(
-            [
-                one.name
-                for one in find_slow(
-                    Levels.of(values), COMPARISONS, min_excess=0.03, spread=0.01
-                )
-            ]
-        )
+        errors = 1 + noise * generator.standard_normal((RANKS, ROUNDS))
+        times = speed[:, None] * shared * errors
+        found.append(slow({str(rank): own for rank, own in enumerate(times.tolist())}))
     return found
 
 
@@ -61,21 +51,16 @@ def test_no_equal_rank_is_named_however_noisy_the_rounds():
 
 def test_a_single_round_names_nobody():
     values = {str(rank): [1.0] * 6 for rank in range(8)}
-    values["3"] = [1.5] + [float("nan")] * 5
-    assert find_slow(Levels.of(values), 1, min_excess=0.03, spread=0.01) == []
-    values["3"] = [1.5] * 6
-    (outlier,) = find_slow(Levels.of(values), 1, min_excess=0.03, spread=0.01)
-    assert outlier.name == "3"
+    assert slow(values | {"3": [1.5] + [float("nan")] * 5}, 1) == []
+    assert slow(values | {"3": [1.5] * 6}, 1) == ["3"]
 
 
 def resembling(generator, shape: tuple[int, int], correlation: float) -> np.ndarray:
     """Autocorrelated noise with standard deviation 1."""
     found = generator.standard_normal(shape)
     for number in range(1, shape[1]):
-        found[:, number] = (
-            correlation * found[:, number - 1]
-            + (1 - correlation**2) ** 0.5 * found[:, number]
-        )
+        found[:, number] *= (1 - correlation**2) ** 0.5
+        found[:, number] += correlation * found[:, number - 1]
     return found
 
 
@@ -83,9 +68,8 @@ def resembling(generator, shape: tuple[int, int], correlation: float) -> np.ndar
 @pytest.mark.parametrize("rounds", [6, 24])
 def test_autocorrelation_is_estimated_from_short_series_too(correlation, rounds):
     noise = resembling(np.random.default_rng(5), (2000, rounds), correlation)
-    assert autocorrelation(noise - np.median(noise, axis=1)[:, None]) == pytest.approx(
-        correlation, abs=0.1
-    )
+    found = outliers.autocorrelation(noise - np.median(noise, axis=1)[:, None])
+    assert found == pytest.approx(correlation, abs=0.1)
 
 
 @pytest.mark.parametrize("ranks", [4, pytest.param(8, marks=pytest.mark.slow)])
@@ -94,14 +78,9 @@ def test_with_autocorrelated_rounds_false_alarms_are_at_most_one_in_a_hundred(ra
     for _ in range(300):
         times = 1 + 0.05 * resembling(generator, (ranks, 4 * ROUNDS), 0.8)
         stages = np.split(times, 4, axis=1)
-        shared = autocorrelation_of_all(stages)
+        shared = outliers.autocorrelation_of_all(stages)
         alarms += any(
-            find_slow(
-                Levels.of(dict(enumerate(rounds)), correlation=shared),
-                10 * ranks,
-                min_excess=0.03,
-                spread=0.01,
-            )
+            slow(dict(enumerate(rounds)), 10 * ranks, correlation=shared)
             for rounds in [*stages, times]
         )
     assert alarms <= 7  # 3, and what chance adds
@@ -110,14 +89,10 @@ def test_with_autocorrelated_rounds_false_alarms_are_at_most_one_in_a_hundred(ra
 @pytest.mark.parametrize("rounds", [6, 16, 64])
 def test_few_rounds_rarely_look_less_correlated_than_they_are(rounds):
     """A guess of less than 0.5, where it is 0.8, names healthy ranks."""
-    generator = np.random.default_rng(3)
-    low = sum(
-        autocorrelation_of_all(
-            [1 + 0.01 * resembling(generator, (4, rounds), 0.8) for _ in range(3)]
-        )
-        < 0.5
-        for _ in range(200)
-    )
+    generator, low = np.random.default_rng(3), 0
+    for _ in range(200):
+        noise = [resembling(generator, (4, rounds), 0.8) for _ in range(3)]
+        low += outliers.autocorrelation_of_all([1 + 0.01 * own for own in noise]) < 0.5
     assert low <= 10
 
 
@@ -125,11 +100,10 @@ def test_a_burn_in_is_as_correlated_as_the_stages():
     """Its six repeats alone look independent."""
     repeats = 1 + 0.01 * np.random.default_rng(0).standard_normal((4, 6))
     compared = all_comparisons(make(1, 4), dict(enumerate(repeats.tolist())))
-    slow = [one for one in compared if one.what == "slow" and one.share != "overall"]
-    bounds = {one.correlation for one in slow}
-    assert "burn-in" in {one.stages[0] for one in slow}
-    assert len(bounds) == 1
-    assert min(bounds) > 0
+    alike = [one for one in compared if one.what == "slow" and one.share != "overall"]
+    assert "burn-in" in {one.stages[0] for one in alike}
+    (bound,) = {one.correlation for one in alike}
+    assert bound > 0
 
 
 @pytest.mark.parametrize(
@@ -146,62 +120,39 @@ def test_a_rank_five_percent_slow_is_named_as_often_as_documented(
     ranks, noise, least, correlation
 ):
     case = {"ranks": ranks, "noise": noise, "correlation": correlation}
-    generator = np.random.default_rng(0)
-    found = [
-        sweep.slow_rank_is_named(generator, excess=0.05, **case) for _ in range(40)
-    ]
-    assert sum(found) >= 40 * least - 2
-    healthy = [sweep.certified(generator, 1, **case).findings for _ in range(40)]
-    assert sum(map(bool, healthy)) <= 2
+    generator, tests = np.random.default_rng(0), range(40)
+    found = [sweep.slow_rank_is_named(generator, excess=0.05, **case) for _ in tests]
+    assert sum(found) >= len(tests) * least - 2
+    healthy = [sweep.certified(generator, 1, **case).findings for _ in tests[:20]]
+    assert sum(map(bool, healthy)) <= 1
 
 
-def lost(generator, disturbed: float, rounds: int = 24) -> dict[str, list[float]]:
-    """Time lost per round if pauses of any length disturb a fraction of all rounds."""
-    shape = (RANKS, rounds)
-    times = generator.pareto(1.0, shape) * (generator.random(shape) < disturbed)
-    return {str(rank): own.tolist() for rank, own in enumerate(times)}
+def stalls(times, min_excess=0.03, others=(0.0,)) -> list[tuple[str, str, float]]:
+    """Who is found to stall, of whose seconds lost in 24 rounds these are rank 2's."""
+    own = {str(rank): [*others] * (24 // len(others)) for rank in range(RANKS)}
+    found = find_stalls(own | {"2": times}, COMPARISONS, min_excess=min_excess)
+    return [(one.name, one.measure, round(one.excess, 3)) for one in found]
 
 
 def test_pauses_that_affect_all_equally_name_nobody():
-    generator = np.random.default_rng(2)
+    generator, shape = np.random.default_rng(2), (RANKS, 24)
     for disturbed in (0.05, 0.3, 0.8):
-        assert (
-            sum(
-                bool(find_stalls(lost(generator, disturbed), RANKS, min_excess=0.03))
-                for _ in range(200)
-            )
-            <= 6
-        )
+        alarms = 0
+        for _ in range(200):
+            times = generator.pareto(1.0, shape) * (generator.random(shape) < disturbed)
+            lost = {str(rank): own.tolist() for rank, own in enumerate(times)}
+            alarms += bool(find_stalls(lost, RANKS, min_excess=0.03))
+        assert alarms <= 6
 
 
 def test_a_rank_that_pauses_in_a_third_of_its_rounds_is_named_with_frequency_and_loss():
-    table = {str(rank): [0.0] * 24 for rank in range(RANKS)}
-    table["2"][::3] = [0.3] * 8
-    (found,) = find_stalls(table, COMPARISONS, min_excess=0.03)
-    assert (found.name, found.measure, round(found.excess, 3)) == (
-        "2",
-        "in 8 of 24 rounds",
-        0.1,
-    )
-    table["2"][3:] = [0.0] * 21
-    assert find_stalls(table, COMPARISONS, min_excess=0.0) == [], (
-        "a single pause is nobody's habit"
-    )
+    assert stalls([0.3, 0.0, 0.0] * 8) == [("2", "in 8 of 24 rounds", 0.1)]
+    # A single pause is nobody's habit, and small losses are none however frequent.
+    assert stalls([0.3] + [0.0] * 23, min_excess=0.0) == []
+    assert stalls([0.04, 0.0] * 12) == []
 
 
 def test_time_lost_by_all_in_the_same_round_names_nobody():
-    table = {str(rank): [0.5, 0.0] * 12 for rank in range(RANKS)}
-    assert find_stalls(table, COMPARISONS, min_excess=0.03) == []
-    table["2"] = [0.5, 0.3] * 12
-    (found,) = find_stalls(table, COMPARISONS, min_excess=0.03)
-    assert (found.name, round(found.excess, 3), found.measure) == (
-        "2",
-        0.15,
-        "in 12 of 24 rounds",
-    )
-
-
-def test_small_losses_name_nobody_however_frequent():
-    table = {str(rank): [0.0] * 24 for rank in range(RANKS)}
-    table["2"][::2] = [0.04] * 12
-    assert find_stalls(table, COMPARISONS, min_excess=0.03) == []
+    assert stalls([0.5, 0.0] * 12, others=(0.5, 0.0)) == []
+    alone = stalls([0.5, 0.3] * 12, others=(0.5, 0.0))
+    assert alone == [("2", "in 12 of 24 rounds", 0.15)]
