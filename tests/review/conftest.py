@@ -2,24 +2,44 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+import logging
+import os
 import random
 import shutil
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import subprocess
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
+from hypothesis import HealthCheck
+from mlperf_logging.compliance_checker import mlp_compliance
+from mlperf_logging.rcp_checker import rcp_checker
+from mlperf_logging.result_summarizer import result_summarizer
 
+from review.__main__ import main
 from review.results import energy
+from review.rulebook import official
 
 Line = dict[str, Any]
+# Of hypothesis: folders are used again, a busy machine is slow.
+UNTIMED: dict[str, Any] = {
+    "deadline": None,
+    "suppress_health_check": [HealthCheck.function_scoped_fixture],
+}
 OWN = "/opt/bert/training/mlperf.py"  # that logs, of this repository's trainer
 STARTING_POINT = {
     "weights": "ab", "training_data": "cd", "evaluation_data": "ef", "unproved": [],
 }  # fmt: skip
 
+SUBMISSION = {
+    "benchmark": "bert", "org": "EXAMPLE", "division": "", "status": "onprem", "platform": "1xDGXH100",
+}  # fmt: skip
 HYPERPARAMETERS = {
     "global_batch_size": 768, "gradient_accumulation_steps": 1, "max_sequence_length": 512,
     "max_predictions_per_seq": 76, "opt_base_learning_rate": 0.00096, "opt_lamb_epsilon": 1e-6,
@@ -29,10 +49,9 @@ HYPERPARAMETERS = {
 }  # fmt: skip
 
 
-PUBLISHED = (  # (samples, accuracy), in the middle of published runs
-    (150_000, 0.379), (300_000, 0.403), (450_000, 0.486), (600_000, 0.620), (750_000, 0.692), (900_000, 0.707),
-    (1_050_000, 0.7110), (1_200_000, 0.7135), (1_350_000, 0.7149), (1_500_000, 0.7162), (1_650_000, 0.7171),
-    (1_800_000, 0.7180), (1_950_000, 0.7186), (2_100_000, 0.7191), (2_250_000, 0.7195), (2_400_000, 0.7198),
+PUBLISHED = (  # each 150,000 samples, in the middle of published runs
+    0.379, 0.403, 0.486, 0.620, 0.692, 0.707, 0.7110, 0.7135, 0.7149, 0.7162, 0.7171, 0.7180, 0.7186, 0.7191,
+    0.7195, 0.7198,
 )  # fmt: skip
 
 
@@ -47,7 +66,6 @@ class LogWriter:
     seconds_per_evaluation: float = 12.5
     division: str = "closed"
     target: float = 0.7203
-    initial: float | None = None
     file: str = "train.py"
     lines: list[Line] = field(default_factory=list)
 
@@ -68,25 +86,15 @@ class LogWriter:
         """Appends an event ``seconds`` after the last one."""
         self._now += 1000 * seconds
         kind = "INTERVAL_START" if key.endswith("start") else "POINT_IN_TIME"
-        self.lines.append(
-            {
-                "namespace": "",
-                "time_ms": int(self._now),
-                "event_type": kind,
-                "key": key,
-                "value": value,
-                "metadata": {"file": self.file, "lineno": lineno, **metadata},
-            }
-        )
+        line = {"namespace": "", "time_ms": int(self._now), "event_type": kind}
+        about = {"file": self.file, "lineno": lineno, **metadata}
+        self.lines.append(line | {"key": key, "value": value, "metadata": about})
 
     def _header(self) -> None:
         self.log("cache_clear", True)
         self.log("init_start")
-        self.log("submission_benchmark", "bert")
-        self.log("submission_org", "EXAMPLE")
-        self.log("submission_division", self.division)
-        self.log("submission_status", "onprem")
-        self.log("submission_platform", "1xDGXH100")
+        for key, value in (SUBMISSION | {"division": self.division}).items():
+            self.log(f"submission_{key}", value)
         self.log("seed", self.seed, lineno=7)
         for key, value in HYPERPARAMETERS.items():
             self.log(key, value)
@@ -99,20 +107,14 @@ class LogWriter:
     def _training(self) -> None:
         self.log("epoch_start", epoch_num=0)
         self.log("block_start", first_epoch_num=1, epoch_count=1)
-        if self.initial is not None:
-            self._evaluation(0, self.initial, 0.5)
         samples = 0
         for index in range(1, self.evaluations + 1):
             samples = index * self.interval
-            share = index / self.evaluations
-            noise = 1e-7 * (
-                7919 * self.seed % 1009
-            )  # no two runs have the same accuracies
-            accuracy = (
-                self.target
-                if index == self.evaluations
-                else self._rising(samples, share) + noise
-            )
+            # No two runs have the same accuracies.
+            noise = 1e-7 * (7919 * self.seed % 1009)
+            accuracy = self._rising(index) + noise
+            if index == self.evaluations:
+                accuracy = self.target
             self._evaluation(samples, accuracy, self.seconds_per_evaluation)
         self.log("block_stop", first_epoch_num=1)
         self.log("epoch_stop", epoch_num=samples)
@@ -120,52 +122,36 @@ class LogWriter:
         self.log("eval_samples", 10000)
         self.log("run_stop", status="success")
 
-    def _rising(self, samples: int, share: float) -> float:
+    def _rising(self, index: int) -> float:
         """Accuracies on the way to 0.720 like published runs of batch 768, else on a line."""
         if self.division != "closed" or self.interval != 150_000:
-            return 0.38 + 0.33 * share
-        reached = [(at, value) for at, value in PUBLISHED if at <= samples]
-        return reached[-1][1]
+            return 0.38 + 0.33 * index / self.evaluations
+        return PUBLISHED[min(index, len(PUBLISHED)) - 1]
 
     def _evaluation(self, samples: int, accuracy: float, seconds: float) -> None:
-        throughput = self.interval / seconds
-        self.log(
-            "tracked_stats",
-            {"throughput": throughput},
-            seconds=seconds,
-            epoch_num=samples,
-        )
+        speed = {"throughput": self.interval / seconds}
+        self.log("tracked_stats", speed, seconds=seconds, epoch_num=samples)
         self.log("eval_start", samples, epoch_num=samples)
         self.log("eval_stop", samples, seconds=0.6, epoch_num=samples)
         self.log("eval_accuracy", accuracy, epoch_num=samples)
 
     def drop(self, *keys: str) -> LogWriter:
-        """Removes every line of these keys."""
         self.lines = [line for line in self.lines if line["key"] not in keys]
         return self
 
     def change(self, key: str, /, **fields: Any) -> LogWriter:
-        """Sets fields of every line of a key."""
         for line in self.lines:
             if line["key"] == key:
                 line.update(fields)
         return self
 
     def text(self, prefix: str = "") -> str:
-        """The file's content."""
         return "".join(f"{prefix}:::MLLOG {json.dumps(line)}\n" for line in self.lines)
 
     def write(self, path: Path, prefix: str = "") -> Path:
-        """Writes the file."""
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(self.text(prefix), encoding="utf-8")
         return path
-
-
-@pytest.fixture(scope="session")
-def writer() -> type[LogWriter]:
-    """The class that writes logs."""
-    return LogWriter
 
 
 SYSTEM_BLANKS = [
@@ -186,29 +172,67 @@ SYSTEM = {
 }  # fmt: skip
 
 
-def write_submission(
-    root: Path,
-    evaluations: tuple[int, ...] = (17, 18, 17, 16, 17, 14, 13, 16, 16, 17),
-    file: str = "train.py",
+def git(folder: Path, *words: str) -> str:
+    """Runs git with a test identity."""
+    identity = "-c user.name=test -c user.email=t@example.com -c commit.gpgsign=false"
+    command = ["git", "-C", str(folder), *identity.split(), *words]
+    return subprocess.check_output(command, text=True).strip()
+
+
+class Said(NamedTuple):
+    """What a command ends with, and prints."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Callable[..., Said]:
+    """command(word, ...) runs ``python -m review`` with these words."""
+
+    def run(*words: object) -> Said:
+        capsys.readouterr()
+        status = main([*map(str, words)])
+        return Said(status, *capsys.readouterr())
+
+    return run
+
+
+def write_runs(
+    folder: Path, counts: Iterable[int] = (17,) * 10, **options: Any
 ) -> Path:
+    """Writes a log with each number of evaluations; returns the folder."""
+    for seed, count in enumerate(counts):
+        log = LogWriter(seed=seed, evaluations=count, **options)
+        log.write(folder / f"result_{seed}.txt")
+    return folder
+
+
+@lru_cache
+def _text(seed: int, evaluations: int, start_ms: int, file: str) -> str:
+    return LogWriter(seed, evaluations, start_ms=start_ms, file=file).text()
+
+
+COUNTS = (17, 18, 17, 16, 17, 14, 13, 16, 16, 17)  # evaluations of the runs
+
+
+def write_submission(root: Path, file: str = "train.py") -> Path:
     """Writes a valid organisation's tree; returns its folder of results."""
-    folder = root / "results" / "dgx" / "bert"
-    seeds = random.Random(0)
-    for index, count in enumerate(evaluations):
+    folder, seeds = root / "results" / "dgx" / "bert", random.Random(0)
+    folder.mkdir(parents=True, exist_ok=True)
+    for index, count in enumerate(COUNTS):
         start = 1_750_000_000_000 + index * 600_000
-        LogWriter(
-            seed=seeds.randrange(2**31), evaluations=count, start_ms=start, file=file
-        ).write(folder / f"result_{index}.txt")
+        text = _text(seeds.randrange(2**31), count, start, file)
+        (folder / f"result_{index}.txt").write_text(text)
     systems = root / "systems"
     systems.mkdir(parents=True, exist_ok=True)
     (systems / "dgx.json").write_text(json.dumps(SYSTEM), encoding="utf-8")
     return folder
-
-
-@pytest.fixture(scope="session")
-def make_submission() -> Callable[..., Path]:
-    """Writes a valid organisation's tree into a folder; returns its folder of results."""
-    return write_submission
 
 
 @pytest.fixture
@@ -217,42 +241,105 @@ def submission(tmp_path: Path) -> Path:
     return write_submission(tmp_path / "EXAMPLE")
 
 
+@contextlib.contextmanager
+def quiet_tools() -> Iterator[None]:
+    """The official tools called here log nothing, and read their rules by the same loader in C."""
+    import yaml
+
+    mlp_compliance.enqueued_configs.clear()
+    loader, fast = yaml.BaseLoader, getattr(yaml, "CBaseLoader", yaml.BaseLoader)
+    yaml.BaseLoader = fast
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(logging.NOTSET)
+        yaml.BaseLoader = loader
+
+
 @pytest.fixture(scope="session")
 def official_compliance() -> Callable[[Path, str], bool]:
     """The official checker's verdict on a log; a crash is a failure."""
-    import logging
-
-    import yaml
-    from mlperf_logging.compliance_checker import mlp_compliance
 
     def verdict(path: Path, ruleset: str = "5.0.0") -> bool:
         checker = mlp_compliance.make_checker("training", ruleset, False, False)
-        mlp_compliance.enqueued_configs.clear()
-        loader, yaml.BaseLoader = (
-            yaml.BaseLoader,
-            getattr(yaml, "CBaseLoader", yaml.BaseLoader),
-        )  # same, but faster
-        logging.disable(logging.CRITICAL)
-        try:
-            return mlp_compliance.main(
-                str(path), f"training_{ruleset}/common.yaml", checker
-            )[0]
-        except Exception:
-            return False
-        finally:
-            logging.disable(logging.NOTSET)
-            yaml.BaseLoader = loader
+        rules = f"training_{ruleset}/common.yaml"
+        with quiet_tools(), contextlib.suppress(Exception):
+            return mlp_compliance.main(str(path), rules, checker)[0]
+        return False
 
     return verdict
 
 
+def official_rcp(folder: Path, train_samples: bool = False) -> tuple[bool, str, float]:
+    """(passed, reason, scaling factor) of the official checker."""
+    options = (str(folder), "training", "5.0.0", False, train_samples)
+    with quiet_tools():
+        return rcp_checker.check_directory(*options, rcp_pass="pruned_rcps")
+
+
+def official_score(folder: Path, has_power: bool = False) -> tuple[float, float]:
+    """(minutes, joules) of the official summarizer."""
+    with quiet_tools(), contextlib.redirect_stdout(io.StringIO()):
+        return result_summarizer._compute_strong_score_standalone(
+            "bert", "x", has_power, str(folder), "training", "5.0.0"
+        )[:2]
+
+
+def _content(root: Path) -> tuple[Any, ...]:
+    """What there is below a folder: names, kinds, contents."""
+    return tuple(
+        (str(path.relative_to(root)), path.lstat().st_mode)
+        + ((os.readlink(path),) if path.is_symlink() else ())
+        + ((path.read_bytes(),) if path.is_file() else ())
+        for path in sorted(root.rglob("*"))
+    )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def asked_once() -> Iterator[None]:
+    """The package checker, a process of its own, is asked once about the same content: nearly all
+    commands ask it, and it takes most of their time. What it writes is written each time.
+    """
+    answers: dict[Any, tuple[str, official.Outcome, dict[Path, bytes]]] = {}
+    ask = official.check_package
+
+    def check(root: Path, *options: Any) -> official.Outcome:
+        content = hash((root.name, _content(root), *options))
+        if content not in answers:
+            outcome = ask(root, *options)
+            files = [path for path in root.rglob("scaling.json") if path.is_file()]
+            written = {path.relative_to(root): path.read_bytes() for path in files}
+            answers[content] = str(root), outcome, written
+        asked, found, written = answers[content]
+        for name, data in written.items():
+            (root / name).write_bytes(data)
+        texts = [one.replace(asked, str(root)) for one in found.messages]
+        crash = found.crash and found.crash.replace(asked, str(root))
+        return replace(found, messages=tuple(texts), crash=crash)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(official, "check_package", check)
+        yield
+
+
 @pytest.fixture(scope="session")
 def real_folders(shared: Path) -> list[Path]:
-    """Published result folders."""
     found = sorted((shared / "real_results").glob("*/results/*/bert"))
     if not found:
         pytest.skip(f"no published results in {shared}")
     return found
+
+
+def events_of(path: Path) -> list[Line]:
+    lines = [line for line in path.read_text().splitlines() if ":::MLLOG " in line]
+    return [json.loads(line.split(":::MLLOG ")[1]) for line in lines]
+
+
+def span_of(path: Path) -> tuple[int, int]:
+    """Times of run_start and run_stop, in milliseconds."""
+    times = {event["key"]: event["time_ms"] for event in reversed(events_of(path))}
+    return times["run_start"], times["run_stop"]
 
 
 def write_power(folder: Path, watts: float = 5000.0) -> None:
@@ -260,29 +347,12 @@ def write_power(folder: Path, watts: float = 5000.0) -> None:
     the run.
     """
     for path in folder.glob("result_*.txt"):
-        events = [
-            json.loads(line.split(":::MLLOG ")[1])
-            for line in path.read_text().splitlines()
-        ]
-        start, stop = (
-            next(e["time_ms"] for e in events if e["key"] == key)
-            for key in ("run_start", "run_stop")
-        )
+        start, stop = span_of(path)
         samples = path.parent / f"samples_{path.stem}"
         samples.mkdir()
-        number = int(path.stem.removeprefix("result_"))
-        rows = [
-            f"{time},{watts + number}"
-            for time in range(start - 2000, stop + 2001, 1000)
-        ]
-        (samples / "node.csv").write_text(
-            "\n".join(["time_ms,watts_ipmi", *rows]) + "\n"
-        )
+        drawn = watts + int(path.stem.removeprefix("result_"))
+        rows = [f"{time},{drawn}\n" for time in range(start - 2000, stop + 2001, 1000)]
+        text = "".join(["time_ms,watts_ipmi\n", *rows])
+        (samples / "node.csv").write_text(text)
         energy.write(samples, path, folder / "power" / path.stem, 1.0)
         shutil.rmtree(samples)
-
-
-@pytest.fixture(scope="session")
-def power_files() -> Callable[[Path], None]:
-    """Writes the power files of every log of a folder."""
-    return write_power

@@ -32,7 +32,6 @@ COLUMNS = [field.name for field in fields(Entry) if field.name not in _LEFT_OUT]
 
 
 def remade(folder: Path) -> str:
-    """The table. Raises ReviewError."""
     checkouts = {
         name[1]: path
         for path in sorted(folder.glob("*"))

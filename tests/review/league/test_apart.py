@@ -4,55 +4,55 @@ whatever it says.
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
-from review.__main__ import main
 from review.results.score import load_results
 from review.verdict.checking import judge
 
-from ..conftest import OWN, STARTING_POINT, write_submission
-from ..mutations import LARGE, RECORD, WITHOUT, take_record
-from ..verdict.damage import ALL, both, drop, edit, of_key, put, shift, system
+from ..conftest import OWN, STARTING_POINT, write_runs, write_submission
+from ..verdict import damage
+from ..verdict.damage import drop, own, put, record, system
 
 
-def record(folder, **sections):
-    (folder / "config.json").write_text(json.dumps({**RECORD, **sections}))
+@pytest.fixture
+def apart(command):
+    """apart(folder) -> the one result that stands apart; nothing of it is ranked or official."""
+
+    def find(folder):
+        assert not judge(load_results(folder)[0]).official
+        found = command("league", folder, "--published", "--json").json
+        assert not any(one["own"] for one in found["results"])
+        assert not found["standing"]
+        (one,) = found["apart"]
+        assert not one["checked"]
+        return one
+
+    return find
 
 
-def own(folder, **sections):
-    """Makes the logs those of a run of ours, with its record."""
-    write_submission(folder.parents[2], file=OWN)
-    record(folder, **sections)
+@pytest.fixture
+def ranked(command):
+    """ranked(folder) -> what is said of the place of an official result."""
+
+    def find(folder):
+        assert judge(load_results(folder)[0]).official
+        found = command("league", folder, "--published", "--json").json
+        assert found["apart"] == []
+        assert [one["own"] for one in found["results"]].count(True) == 1
+        return found["standing"][0]["said"]
+
+    return find
 
 
-def league(folder, capsys):
-    assert main(["league", str(folder), "--published", "--json"]) == 0
-    return json.loads(capsys.readouterr().out)
-
-
-def a_tenth(event):
-    return {"value": event["value"] / 10}
-
-
-def copies(folder):
-    for number in range(1, 10):
-        (folder / f"result_{number}.txt").write_text(
-            (folder / "result_0.txt").read_text()
-        )
-
-
-def test_a_run_of_the_benchmark_is_ranked_by_its_own_record(submission, capsys):
+def test_a_run_of_the_benchmark_is_ranked_by_its_own_record(submission, ranked):
+    (submission / "config.json").write_text('{"their": "own"}')
+    assert ranked(submission), "logs of others need no record of ours"
     own(submission)
-    assert judge(load_results(submission)[0]).official
-    found = league(submission, capsys)
-    assert found["apart"] == []
-    assert [one["own"] for one in found["results"]].count(True) == 1
+    assert ranked(submission)
 
 
 @pytest.mark.parametrize(("sections", "says"), [
-    ({"model": {**LARGE, "num_hidden_layers": 2}}, "num_hidden_layers 2, not 24"),
+    ({"model": {**damage.LARGE, "num_hidden_layers": 2}}, "num_hidden_layers 2, not 24"),
     ({"model": None}, "does not record the model settings"),
     ({"data": {"max_seq_length": 128, "synthetic": False}}, "max_seq_length 128, not 512"),
     ({"data": {"max_seq_length": 512, "synthetic": True}}, "synthetic true, not false"),
@@ -60,73 +60,46 @@ def test_a_run_of_the_benchmark_is_ranked_by_its_own_record(submission, capsys):
     ({"mlperf": {"division": "open"}}, "run in the open division, not closed"),
     ({"mlperf": {}}, "division not recorded"),
 ])  # fmt: skip
-def test_another_model_target_or_data_is_neither_ranked_nor_official(
-    sections, says, submission, capsys
+def test_another_model_target_or_data_stands_apart(
+    sections, says, submission, apart, command
 ):
     own(submission, **sections)
-    (result,) = load_results(submission)
-    assert not judge(result).official
-    assert says in "; ".join(result.departures)
-    found = league(submission, capsys)
-    assert not any(one["own"] for one in found["results"])
-    assert says in found["apart"][0]["obstacles"][0]
-    assert main(["check", str(submission)]) == 1
-    assert says in capsys.readouterr().out
+    assert says in apart(submission)["obstacles"][0]
+    assert says in "; ".join(load_results(submission)[0].departures)
+    status, shown, _ = command("check", submission)
+    assert (status, says in shown) == (1, True)
 
 
-def test_a_record_that_cannot_be_read_is_not_taken_for_the_benchmark_s(
-    submission, capsys
-):
+def test_a_record_that_cannot_be_read_is_not_the_benchmark_s(submission, apart):
     (submission / "config.json").write_text('{"model": ')
-    assert "unknown settings" in load_results(submission)[0].departures[0]
-    assert league(submission, capsys)["apart"]
+    assert "unknown settings" in apart(submission)["obstacles"][0]
 
 
-@pytest.mark.parametrize("instead", WITHOUT)
+@pytest.mark.parametrize("instead", damage.WITHOUT)
 @pytest.mark.parametrize("division", ["closed", "open"])
-def test_a_run_of_ours_without_its_settings_is_neither_ranked_nor_official(
-    division, instead, tmp_path, capsys
-):
-    folder = write_submission(tmp_path / "EXAMPLE", file=OWN)
-    both(put("submission_division", value=division), system(division=division))(folder)
-    take_record(folder / "config.json", instead)
-    (result,) = load_results(folder)
-    assert not judge(result).official
-    assert "settings" in result.departures[0]
-    assert not any(one["own"] for one in league(folder, capsys)["results"])
-
-
-def test_logs_of_others_need_no_record_of_ours(submission, capsys):
-    (submission / "config.json").write_text('{"their": "own"}')
-    assert judge(load_results(submission)[0]).official
-    assert league(submission, capsys)["apart"] == []
-
-
-@pytest.mark.parametrize("accuracy", [0.7, 75.0])
-def test_a_closed_run_of_ours_that_never_reached_the_target_is_not_ranked(
-    accuracy, submission, capsys
+def test_a_run_of_ours_without_its_settings_stands_apart(
+    division, instead, submission, apart
 ):
     own(submission)
-    put("eval_accuracy", value=accuracy)(submission)
-    found = league(submission, capsys)
-    assert "says success at" in found["apart"][0]["obstacles"][0]
+    put("submission_division", value=division)(submission)
+    system(division=division)(submission)
+    damage.take_record(submission / "config.json", instead)
+    assert apart(submission)
+    assert "settings" in load_results(submission)[0].departures[0]
 
 
 @pytest.mark.parametrize("accuracy", [75.0, -1])
-def test_an_accuracy_that_is_no_share_is_not_official(accuracy, submission, capsys):
+def test_an_accuracy_that_is_no_share_is_not_official(accuracy, submission, apart):
     def change(events):
         first = next(event for event in events if event["key"] == "eval_accuracy")
         first["value"] = accuracy
 
-    edit(submission, *ALL, change=change)
-    assert not judge(load_results(submission)[0]).official
-    assert not league(submission, capsys)["apart"][0]["checked"]
+    damage.edit(submission, *damage.ALL, change=change)
+    assert apart(submission)
 
 
 @pytest.mark.parametrize("milliseconds", [0, -60_000])
-def test_runs_that_stop_before_they_start_have_no_rank(
-    milliseconds, submission, capsys
-):
+def test_runs_that_stop_before_they_start_have_no_rank(milliseconds, submission, apart):
     start = load_results(submission)[0].runs[0].run_start.time_ms
     put("run_start", time_ms=start)(submission)
     put("run_stop", 3, time_ms=start + milliseconds)(submission)
@@ -134,115 +107,95 @@ def test_runs_that_stop_before_they_start_have_no_rank(
     assert result.runs[3].minutes is None
     assert not judge(result).official
     put("run_stop", time_ms=start + milliseconds)(submission)
-    (found,) = league(submission, capsys)["apart"]
-    assert (found["minutes"], found["checked"]) == (None, False)
+    assert apart(submission)["minutes"] is None
 
 
-def test_a_log_of_ours_that_calls_a_low_accuracy_success_stands_apart(
-    tmp_path, writer, capsys
-):
+def test_ours_that_calls_a_low_accuracy_success_stands_apart(tmp_path, apart, command):
     """As of a demonstration, whose record was not copied with its logs."""
-    for number in range(10):
-        log = writer(
-            seed=number, division="open", target=0.103, interval=100_000, file=OWN
-        )
-        log.change("eval_accuracy", value=0.103).write(
-            tmp_path / "demo" / f"result_{number}.txt"
-        )
-    found = league(tmp_path / "demo", capsys)
-    assert (
-        "says success at an accuracy of 0.1030, below 0.720"
-        in found["apart"][0]["obstacles"][0]
-    )
-    assert main(["show", str(tmp_path / "demo")]) == 0
-    assert ", official" not in capsys.readouterr().out
+    options = {"division": "open", "interval": 100_000, "file": OWN}
+    write_runs(tmp_path, target=0.103, **options)
+    put("eval_accuracy", value=0.103)(tmp_path)
+    said = "says success at an accuracy of 0.1030, below 0.720"
+    assert said in apart(tmp_path)["obstacles"][0]
+    assert ", official" not in command("show", tmp_path).out
 
 
-def test_open_runs_say_that_their_weights_and_data_are_not_recorded(
-    tmp_path, writer, capsys
-):
-    for number in range(10):
-        writer(seed=number, division="open", file=OWN).write(
-            tmp_path / f"result_{number}.txt"
-        )
+def test_open_runs_say_that_their_weights_and_data_are_not_recorded(tmp_path):
+    write_runs(tmp_path, division="open", file=OWN)
     record(tmp_path, mlperf={"division": "open"})
     assert load_results(tmp_path)[0].departures == ("weights and data not recorded",)
 
 
-@pytest.mark.parametrize(
-    "value", [None, "ab", {}, {**STARTING_POINT, "weights": ""}, {"unproved": []}]
-)
-def test_a_closed_run_of_ours_that_does_not_log_its_weights_and_data_is_not_official(
-    value, submission, capsys
+UNTOLD = ("ab", {}, {**STARTING_POINT, "weights": ""}, {"unproved": []})
+WITHOUT_START = [put("starting_point", 3, value=value) for value in UNTOLD]
+
+
+@pytest.mark.parametrize("change", [drop("starting_point", 3), *WITHOUT_START])
+def test_ours_without_its_weights_and_data_stands_apart(
+    change, submission, apart, command
 ):
     own(submission)
-    change = put("starting_point", 3, value=value)
-    (change if value is not None else drop("starting_point", 3))(submission)
+    change(submission)
+    assert apart(submission)
     (result,) = load_results(submission)
     assert result.departures == ("weights and data not recorded",)
-    assert not judge(result).official
-    found = league(submission, capsys)
-    assert not any(one["own"] for one in found["results"])
-    assert main(["check", str(submission)]) == 1
+    assert command("check", submission).status == 1
 
 
-def test_what_a_run_does_not_prove_is_said_where_it_is_ranked(submission, capsys):
+def test_what_a_run_does_not_prove_is_said_at_its_rank(submission, ranked, command):
     own(submission)
-    unproved = ["weights", "training_data"]
-    put("starting_point", value={**STARTING_POINT, "unproved": unproved})(submission)
-    says = "not shown to be the benchmark's"
-    assert main(["show", str(submission)]) == 0
-    assert f"weights, training data: {says}" in capsys.readouterr().out
-    (standing,) = league(submission, capsys)["standing"]
-    assert f"; weights, training data {says}" in standing["said"]
+    started = {**STARTING_POINT, "unproved": ["weights", "training_data"]}
+    put("starting_point", value=started)(submission)
+    says = "weights, training data{} not shown to be the benchmark's"
+    assert says.format(":") in command("show", submission).out
+    assert says.format("") in ranked(submission)
+
+
+def a_tenth(event):
+    return {"value": event["value"] / 10}
+
+
+def copies(folder):
+    for number in damage.ALL[1:]:
+        text = (folder / "result_0.txt").read_text()
+        (folder / f"result_{number}.txt").write_text(text)
 
 
 @pytest.mark.parametrize(("change", "says"), [
-    (shift("run_start", 100, *ALL), "comes 100"),
+    (damage.shift("run_start", 100, *damage.ALL), "comes 100"),
     (copies, "is that of result_0.txt"),
-    (of_key("eval_accuracy", how=a_tenth), "says success at an accuracy of 0.0720, below 0.720"),
+    (damage.of_key("eval_accuracy", how=a_tenth), "says success at an accuracy of 0.0720, below 0.720"),
+    (put("eval_accuracy", value=75.0), "says success at"),
     (drop("cache_clear"), "cache_clear is missing"),
-    (lambda folder: (folder / "result_9.txt").unlink(), "9 of 10 runs"),
+    (damage.remove(9), "9 of 10 runs"),
 ])  # fmt: skip
 @pytest.mark.parametrize("file", [OWN, "train.py"])
-def test_what_the_rules_reject_is_ranked_nowhere(file, change, says, tmp_path, capsys):
+def test_what_the_rules_reject_is_ranked_nowhere(file, change, says, tmp_path, apart):
     folder = write_submission(tmp_path / "EXAMPLE", file=file)
     if file == OWN:
         record(folder)
     change(folder)
-    found = league(folder, capsys)
-    assert not any(one["own"] for one in found["results"])
-    assert not found["standing"]
-    assert says in "; ".join(found["apart"][0]["obstacles"])
+    assert says in "; ".join(apart(folder)["obstacles"])
 
 
-def test_a_log_alone_of_another_model_does_not_pass(submission, capsys):
+def test_a_log_alone_of_another_model_does_not_pass(submission, command):
     own(submission)
-    log = str(submission / "result_0.txt")
-    assert main(["check", log]) == 0
-    record(submission, model={**LARGE, "hidden_size": 128})
-    capsys.readouterr()
-    assert main(["check", log]) == 1
-    assert "error       not the benchmark: hidden_size 128" in capsys.readouterr().out
+    log = submission / "result_0.txt"
+    assert command("check", log).status == 0
+    record(submission, model={**damage.LARGE, "hidden_size": 128})
+    status, shown, _ = command("check", log)
+    assert (status, "error       not the benchmark: hidden_size 128" in shown) == (1, 1)
 
 
-def test_every_carrier_of_a_score_says_unverified(submission, tmp_path, capsys):
-    def shown(*words):
-        assert main([*words]) in (0, 1)
-        return capsys.readouterr().out
-
-    target = str(submission)
-    for command in ("show", "league", "compare"):
-        targets = [target, target] if command == "compare" else [target]
-        for form in (
-            ((), ("--json",), ("--csv",)) if command == "show" else ((), ("--json",))
-        ):
-            assert "unverified" in shown(command, *targets, *form), (command, form)
-    for form in ((), ("--json",)):
-        assert "unverified" in shown("check", target, *form), form
-    page, picture = tmp_path / "page.html", tmp_path / "league.svg"
-    shown("report", target, "-o", str(page))
-    assert "unverified" in page.read_text()
-    shown("league", target, "--published", "-o", str(page), "--svg", str(picture))
-    assert "unverified" in page.read_text()
-    assert "1 of them unverified" in picture.read_text()
+@pytest.mark.parametrize("words", [
+    ("show",), ("show", "--json"), ("show", "--csv"), ("check",), ("check", "--json"), ("league",),
+    ("league", "--json"), ("compare", "TARGET"), ("compare", "--json", "TARGET"),
+    ("report", "-o", "FILE"), ("league", "--published", "-o", "FILE"),
+    ("league", "--published", "--svg", "FILE"),
+])  # fmt: skip
+def test_every_carrier_of_a_score_says_unverified(words, submission, tmp_path, command):
+    places = {"TARGET": submission, "FILE": tmp_path / "file"}
+    status, said, _ = command(*(places.get(word, word) for word in words), submission)
+    assert status in (0, 1)
+    written = places["FILE"].read_text() if places["FILE"].exists() else said
+    assert "unverified" in written

@@ -15,30 +15,18 @@ from review.rulebook import rcp
 from review.rulebook.compliance import evaluation_interval
 
 
-def errors(alone):
-    """Relative errors over the closed results to 0.720, each at its own rate and batch size.
-
-    alone: at the rate between evaluations, as a certified machine measures it."""
-    found = []
+@pytest.mark.parametrize(("row", "results"), [("whole runs", 266), ("between evaluations", 87)])  # fmt: skip
+def test_published_results_are_as_far_off_as_docs_say(repository, row, results):
+    """Of the closed results to 0.720, each at its own rate and batch size."""
+    # As a certified machine measures it; evaluations are part of the rate of a whole run.
+    alone, off = row == "between evaluations", []
     for one in League((), published()).ranked:
         rate = one.training_rate if alone else one.sequences_per_second
         if rate and one.minutes and one.division == "closed" and one.round != "0.7":
             said = estimate(rate, one.batch_size, one.accelerators or 8)
-            # Evaluations are part of the rate of a whole run.
             share = 0 if alone else 10_000 / evaluation_interval(one.batch_size)
-            found.append(said.minutes / (1 + share) / one.minutes - 1)
-    return np.array(found)
-
-
-@pytest.mark.parametrize(
-    ("row", "alone", "results"),
-    [("whole runs", False, 266), ("between evaluations", True, 87)],
-)
-def test_published_results_are_as_far_off_as_the_docs_say(
-    repository, row, alone, results
-):
-    off = errors(alone)
-    wrong = abs(off)
+            off.append(said.minutes / (1 + share) / one.minutes - 1)
+    off, wrong = np.array(off), np.abs(off)
     figures = (np.median(wrong), np.quantile(wrong, 0.9), wrong.max())
     cells = [f"{len(off)}", *(f"{figure:.1%}" for figure in figures)]
     cells.append(f"{np.median(off):+.1%}")
@@ -64,20 +52,17 @@ def test_the_place_and_its_neighbours_are_those_of_the_minutes():
     assert str(found).endswith("; estimate, unverified")
 
 
-@pytest.mark.parametrize(
-    ("rate", "batch", "accelerators", "words"),
-    [
-        (11_500, 768, 8, " among the 125 published results with 8 accelerators, behind "),
-        (1e6, 768, 8, ", place 1 among the 125 published results with 8 accelerators, before "),
-        (10, 768, 8, ", behind all 125 published results with 8 accelerators, behind "),
-        (11_500, 768, 5, ", no published result has 5 accelerators; "),
-        (1e5, 3072, 48, ", only one published result has 48 accelerators; "),
-        (1e4, 1e9, 8, "not estimated: no reference point for batch 1e+09"),
-        *((rate, 768, 8, "nothing to compare: the training rate was not measured")
-          for rate in (0.0, -1.0, math.nan, math.inf)),
-    ],
-)  # fmt: skip
-def test_an_estimate_says_where_it_stands_or_why_there_is_none(
+@pytest.mark.parametrize(("rate", "batch", "accelerators", "words"), [
+    (11_500, 768, 8, " among the 125 published results with 8 accelerators, behind "),
+    (1e6, 768, 8, ", place 1 among the 125 published results with 8 accelerators, before "),
+    (10, 768, 8, ", behind all 125 published results with 8 accelerators, behind "),
+    (11_500, 768, 5, ", no published result has 5 accelerators; "),
+    (1e5, 3072, 48, ", only one published result has 48 accelerators; "),
+    (1e4, 1e9, 8, "not estimated: no reference point for batch 1e+09"),
+    *((rate, 768, 8, "nothing to compare: the training rate was not measured")
+      for rate in (0.0, -1.0, math.nan, math.inf)),
+])  # fmt: skip
+def test_an_estimate_says_its_place_or_why_there_is_none(
     rate, batch, accelerators, words
 ):
     assert words in str(estimate(rate, batch, accelerators))

@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 
 import pytest
 
 from review.league.entries import PUBLISHED, published
 from review.logs.output import ReviewError
 
+from ..conftest import git
+from ..verdict.damage import duplicate
 from .remake import COLUMNS, remade
-
-
-def git(folder, *words):
-    who = ["-c", "user.name=x", "-c", "user.email=x@example.org"]
-    command = ["git", "-C", str(folder), *who, *words]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
 @pytest.fixture
 def checkouts(real_folders, tmp_path):
     """A folder with a checkout of round 5.0: the published results that are here."""
     checkout = tmp_path / "training_results_v5.0"
-    for source in sorted({folder.parents[2] for folder in real_folders}):
-        shutil.copytree(source, checkout / source.name)
-    subprocess.run(["chmod", "-R", "u+w", checkout], check=True)
+    duplicate(real_folders[0].parents[3], checkout)
     git(checkout, "init", "-q")
     git(checkout, "add", ".")
     git(checkout, "commit", "-qm", "results")

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from review.__main__ import main
 from review.report.page import build_page, write_report
 from review.results.score import load_results
 from review.verdict.checking import check, judge
+
+from ..conftest import LogWriter, write_submission
+from ..verdict.damage import put
 
 VOID = {"meta", "br", "wbr", "link", "img", "input", "hr"}
 SELF_CLOSING = {"line", "circle", "rect", "polyline"}  # as inline SVG writes them
@@ -22,8 +24,8 @@ FOREIGN = {"script", "link", "img", "iframe", "object", "embed", "base", "form"}
 
 
 class Page(HTMLParser):
-    """Parses strictly: every element is closed in its place, every id unique; collects what tests
-    ask for.
+    """Parses strictly, and collects what tests ask for: every element is closed in its place, every
+    id unique, every reference has its target; no script, and nothing outside is referred to.
     """
 
     def __init__(self, page: str) -> None:
@@ -35,6 +37,22 @@ class Page(HTMLParser):
         self.feed(page)
         self.close()
         assert not self.open, f"not closed: {self.open}"
+        self._references()
+
+    def _references(self) -> None:
+        ids = [about["id"] for _, about in self.elements if "id" in about]
+        assert len(ids) == len(set(ids))
+        forms = ("{}", "#{}", "url(#{})")
+        targets = {"", *(form.format(one) for one in ids for form in forms)}
+        for tag, about in self.elements:
+            assert tag not in FOREIGN
+            assert not LOADS & about.keys(), (tag, about)
+            assert not any(name.startswith("on") for name in about), about
+            for name in ("href", "aria-labelledby", "clip-path"):
+                assert (about.get(name) or "") in targets, about
+            assert "href" not in about or about["href"].startswith("#")
+        for loader in ("url(", "@import", "@font-face", "image-set"):
+            assert loader not in self.style
 
     def handle_starttag(self, tag, attrs):
         names = [name for name, _ in attrs]
@@ -62,47 +80,24 @@ class Page(HTMLParser):
         return " ".join(" ".join(self.texts).split())
 
 
-def page_of(target: Path, with_check: bool = False) -> Page:
-    """The parsed page of a target."""
-    judged = check if with_check else verdicts
-    return Page(build_page(judged(target)))
-
-
 def verdicts(target: Path):
     return [*map(judge, load_results(target))]
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory, make_submission):
+def folder(tmp_path_factory):
+    return write_submission(tmp_path_factory.mktemp("report") / "EXAMPLE")
+
+
+@pytest.fixture(scope="module")
+def page(folder):
     """The page of a valid submission, with what `check` says."""
-    folder = tmp_path_factory.mktemp("report") / "EXAMPLE"
-    return page_of(make_submission(folder), with_check=True)
+    return Page(build_page(check(folder)))
 
 
-def test_the_page_refers_to_nothing_outside_itself(page):
-    for tag, attributes in page.elements:
-        assert tag not in FOREIGN
-        assert not LOADS & attributes.keys(), (tag, attributes)
-        if "href" in attributes:
-            assert attributes["href"].startswith("#"), attributes
-    for loader in ("url(", "@import", "@font-face", "image-set"):
-        assert loader not in page.style
+def test_the_same_logs_make_the_same_page_which_loads_nothing(folder, page):
+    assert build_page(verdicts(folder)) == build_page(verdicts(folder))
     assert "default-src 'none'" in str(page.elements)
-
-
-def test_the_same_logs_make_the_same_page(submission):
-    assert build_page(verdicts(submission)) == build_page(verdicts(submission))
-
-
-def test_ids_are_unique_and_every_reference_has_its_target(page):
-    ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
-    assert len(ids) == len(set(ids))
-    for _, attributes in page.elements:
-        for reference in (attributes.get("href"), attributes.get("aria-labelledby")):
-            if reference:
-                assert reference.removeprefix("#") in ids
-        clip = re.fullmatch(r"url\(#(.*)\)", attributes.get("clip-path") or "")
-        assert clip is None or clip[1] in ids
 
 
 def test_every_run_appears_in_the_table_and_the_chart(page):
@@ -117,15 +112,14 @@ def test_a_chart_says_in_words_what_it_shows_and_stays_within_its_frame(page):
     label = "Masked-LM accuracy over training: 10 of 10 runs reach 0.720."
     assert drawing["aria-label"] == label
     _, _, width, height = map(float, drawing["viewbox"].split())
-    for tag, attributes in page.elements:
-        if tag == "circle":
-            assert 0 <= float(attributes["cx"]) <= width
-            assert 0 <= float(attributes["cy"]) <= height
-        assert "nan" not in (attributes.get("points") or "")
+    circles = [about for tag, about in page.elements if tag == "circle"]
+    assert all(0 <= float(about["cx"]) <= width for about in circles)
+    assert all(0 <= float(about["cy"]) <= height for about in circles)
+    assert "nan" not in str([about.get("points") for _, about in page.elements])
 
 
-def test_the_verdict_leads_and_equals_the_score(page, submission):
-    (result,) = load_results(submission)
+def test_the_verdict_leads_and_equals_the_score(page, folder):
+    (result,) = load_results(folder)
     assert judge(result).official
     said = f"{result.score:.4f} minutes by the official rules, unverified"
     assert page.text.index(said) < page.text.index(", official")
@@ -135,11 +129,12 @@ def test_the_verdict_leads_and_equals_the_score(page, submission):
 
 def luminance(colour: str) -> float:
     """Relative luminance of #rrggbb (WCAG 2)."""
-    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    linear = [
-        c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels
-    ]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    light = 0.0
+    for at, share in ((1, 0.2126), (3, 0.7152), (5, 0.0722)):
+        value = int(colour[at : at + 2], 16) / 255
+        linear = value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4
+        light += share * linear
+    return light
 
 
 def contrast(first: str, second: str) -> float:
@@ -148,45 +143,40 @@ def contrast(first: str, second: str) -> float:
     return (bright + 0.05) / (dark + 0.05)
 
 
+STATES, RUNS = ("good", "bad", "warn"), [f"run-{number}" for number in range(10)]
+CONTRASTS = [(name, "panel", 4.5) for name in ("text", "muted", "link", *STATES)]
+CONTRASTS += [(name, "bg", 4.5) for name in ("text", "muted", "link")]
+CONTRASTS += [(name, f"{name}-bg", 4.5) for name in STATES]
+CONTRASTS += [(name, "panel", 3) for name in RUNS]
+
+
 def test_text_and_lines_stand_out_in_both_themes(page):
     blocks = page.style.split(":root")[1:3]
     colours = r"--([\w-]+): (#[0-9a-f]{6})\b"
     light, changed = (dict(re.findall(colours, block)) for block in blocks)
-    dark = light | changed
-    assert light["bg"] != dark["bg"]
-    for theme in (light, dark):
-        for name in ("text", "muted", "link", "good", "bad", "warn"):
-            assert contrast(theme[name], theme["panel"]) >= 4.5, name
-        for name in ("text", "muted", "link"):
-            assert contrast(theme[name], theme["bg"]) >= 4.5, name
-        for name in ("good", "bad", "warn"):
-            assert contrast(theme[name], theme[f"{name}-bg"]) >= 4.5, name
-        for name in [f"run-{i}" for i in range(10)]:
-            assert contrast(theme[name], theme["panel"]) >= 3, name
+    assert light["bg"] != changed["bg"]
+    for theme in (light, light | changed):
+        for name, behind, least in CONTRASTS:
+            assert contrast(theme[name], theme[behind]) >= least, (name, behind)
 
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(1)>\"'&{{7*7}}"
 
 
-def test_hostile_strings_are_shown_and_never_markup(tmp_path, writer):
-    name = "result_<img src=x onerror=alert(1)>{{7*7}}.txt"
-    log = writer(division=HOSTILE)
-    log.change("submission_org", value=HOSTILE)
+def test_hostile_strings_are_shown_and_never_markup(tmp_path):
+    log = LogWriter(division=HOSTILE).change("run_stop", metadata={"status": HOSTILE})
+    for key in ("submission_org", "opt_name", "seed"):
+        log.change(key, value=HOSTILE)
     log.change("submission_platform", value={"a": [HOSTILE]})
-    log.change("opt_name", value=HOSTILE)
-    log.change("seed", value=HOSTILE)
-    log.change("run_stop", metadata={"status": HOSTILE})
-    log.write(tmp_path / "run" / name)
-    (tmp_path / "run" / "error_7.txt").write_text(HOSTILE)
-    (tmp_path / "run" / "failed_7.txt").write_text("")
-    settings = {HOSTILE: {HOSTILE: HOSTILE}, "list": [HOSTILE]}
-    (tmp_path / "run" / "config.json").write_text(json.dumps(settings))
-    environment = {"gpus": [HOSTILE] * 2, "packages": {HOSTILE: 1}}
-    (tmp_path / "run" / "environment.json").write_text(json.dumps(environment))
-    page = page_of(tmp_path / "run", with_check=True)
-    for tag, attributes in page.elements:
-        assert tag not in {"script", "img"}
-        assert not any(name.startswith("on") for name in attributes), attributes
+    log.write(tmp_path / "result_<img src=x onerror=alert(1)>{{7*7}}.txt")
+    for name, content in {
+        "error_7.txt": HOSTILE,
+        "failed_7.txt": "",
+        "config.json": json.dumps({HOSTILE: {HOSTILE: HOSTILE}, "list": [HOSTILE]}),
+        "environment.json": json.dumps({"gpus": [HOSTILE] * 2, "packages": {HOSTILE: 1}}),
+    }.items():  # fmt: skip
+        (tmp_path / name).write_text(content)
+    page = Page(build_page(check(tmp_path)))
     assert "<script>alert(1)</script>" in page.text
     assert "{{7*7}}" in page.text
 
@@ -212,68 +202,51 @@ def test_hostile_strings_are_shown_and_never_markup(tmp_path, writer):
     lambda log: log.change("opt_base_learning_rate", value=10**400),
     lambda log: log.drop(*{line["key"] for line in log.lines}),
 ])  # fmt: skip
-def test_a_page_is_made_of_every_broken_log(tmp_path, writer, damage):
-    log = writer()
-    damage(log)
+def test_a_page_is_made_of_every_broken_log(tmp_path, damage):
+    damage(log := LogWriter())
     log.write(tmp_path / "result_0.txt")
-    writer(seed=2).write(tmp_path / "result_1.txt")
-    page = page_of(tmp_path)
+    LogWriter(seed=2).write(tmp_path / "result_1.txt")
+    page = Page(build_page(verdicts(tmp_path)))
     assert "result_0.txt" in page.text
     assert "Not official yet" in page.text or "Does not count" in page.text
 
 
-def test_runs_that_fail_and_crash_are_named_with_their_reason(tmp_path, writer):
+def test_runs_that_fail_and_crash_are_named_with_their_reason(tmp_path):
     stop = {"status": "aborted", "file": "x", "lineno": 1}
-    log = writer(target=0.5).change("run_stop", metadata=stop)
+    log = LogWriter(target=0.5).change("run_stop", metadata=stop)
     log.write(tmp_path / "result_0.txt")
-    writer(seed=2).drop("seed", "cache_clear").write(tmp_path / "result_1.txt")
+    log = LogWriter(seed=2).drop("seed", "cache_clear")
+    log.write(tmp_path / "result_1.txt")
     (tmp_path / "failed_2.txt").write_text("")
     (tmp_path / "error_2.txt").write_text("the loss is nan at step 7")
-    page = page_of(tmp_path, with_check=True)
-    for wanted in ("aborted", "cache_clear", "the loss is nan at step 7"):
-        assert wanted in page.text
-    assert "Does not count" in page.text
-    assert "package_checker fails" in page.text
+    page = Page(build_page(check(tmp_path)))
+    wanted = "aborted", "cache_clear", "the loss is nan at step 7"
+    for one in (*wanted, "Does not count", "package_checker fails"):
+        assert one in page.text
 
 
-def test_report_writes_a_whole_file_and_says_which(tmp_path, submission, capsys):
+def test_report_writes_a_whole_file_and_says_which(tmp_path, folder, command):
     output = tmp_path / "out" / "page.html"
-    line = ["report", str(submission / "result_0.txt"), "-o", str(output), "--json"]
-    assert main(line) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert said["passed"] is True
-    assert [Path(name) for name in said["files"]] == list(output.parent.iterdir())
+    log = folder / "result_0.txt"
+    status, *_ = said = command("report", log, "-o", output, "--json")
+    assert (status, said.json["passed"]) == (0, True)
+    assert [*map(Path, said.json["files"])] == [*output.parent.iterdir()] == [output]
+    for place in (tmp_path, output / "page.html"):  # a folder, and below a file
+        status, _, error = command("report", log, "-o", place)
+        assert (status, error.count("\n")) == (2, 1)
+        assert error.startswith("review: error: ")
 
 
-def test_two_results_share_a_page(tmp_path, writer):
+def test_two_results_share_a_page(tmp_path):
     for name in ("A", "B"):
-        writer(evaluations=3).write(tmp_path / name / "run" / "result_0.txt")
+        LogWriter(evaluations=3).write(tmp_path / name / "run" / "result_0.txt")
     write_report(verdicts(tmp_path), tmp_path / "page.html")
-    page = Page((tmp_path / "page.html").read_text())
-    assert "2 results" in page.text
-    ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
-    assert len(ids) == len(set(ids))
-
-
-@pytest.mark.parametrize("output", ["", "file.txt/page.html"])
-def test_a_page_that_cannot_be_written_is_a_one_line_error(
-    tmp_path, submission, capsys, output
-):
-    (tmp_path / "file.txt").write_text("")
-    line = ["report", str(submission / "result_0.txt"), "-o", str(tmp_path / output)]
-    assert main(line) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("review: error: ")
-    assert error.count("\n") == 1
+    assert "2 results" in Page((tmp_path / "page.html").read_text()).text
 
 
 def test_the_verdict_names_the_log_that_it_is_about(submission):
-    path = submission / "result_3.txt"
-    old, new = (
-        f'"key": "max_sequence_length", "value": {value}' for value in (512, 128)
-    )
-    path.write_text(path.read_text().replace(old, new))
-    page = page_of(submission, with_check=True)
+    put("max_sequence_length", 3, value=128)(submission)
+    page = Page(build_page(check(submission)))
     assert "max_sequence_length is 128, 512 expected, in result_3.txt" in page.text
 
 
@@ -283,7 +256,7 @@ def test_findings_name_files_as_seen_from_the_submission(submission):
     (submission / "result_3.txt").unlink()
     (submission / "result_11.txt").symlink_to("nowhere")
     (submission.parents[1] / "other" / "bert").mkdir(parents=True)
-    page = page_of(submission.parents[2], with_check=True)
+    page = Page(build_page(check(submission.parents[2])))
     for name in ("package_checker_params", "scaling.json", "result_11.txt", "other"):
         assert name in page.text
     assert str(submission.parents[2]) not in page.text

@@ -16,9 +16,10 @@ from review.report.chart import WIDTH, Axis, layout
 from review.report.plots import accuracy_chart, charts, loss_chart
 from review.results.score import load_results
 
+from ..conftest import LogWriter
+
 
 def result_of(folder, *ruleset):
-    """The one result below a folder."""
     (result,) = load_results(folder, *ruleset)
     return result
 
@@ -63,10 +64,10 @@ def test_every_evaluation_is_a_point_and_the_target_a_line(submission):
     assert chart.y.high > 0.7203
 
 
-def test_the_open_division_alone_has_the_target_of_its_own_run(tmp_path, writer):
+def test_the_open_division_alone_has_the_target_of_its_own_run(tmp_path):
     given = {"open": {None: 0.720, 0.1: 0.1, "0.1": 0.720}, "closed": {0.1: 0.720}}
     for division, targets in given.items():
-        writer(division=division, target=0.11).write(tmp_path / "result_0.txt")
+        LogWriter(division=division, target=0.11).write(tmp_path / "result_0.txt")
         for own, expected in targets.items():
             settings = {"evaluate": {"target": own}} if own else {}
             (tmp_path / "config.json").write_text(json.dumps(settings))
@@ -74,16 +75,16 @@ def test_the_open_division_alone_has_the_target_of_its_own_run(tmp_path, writer)
     assert accuracy_chart(result_of(tmp_path, "0.7.0")).target == 0.712
 
 
-def test_accuracy_is_drawn_over_time_where_no_samples_are_logged(tmp_path, writer):
-    log = writer().change("eval_accuracy", metadata={"epoch_num": 1})
+def test_accuracy_is_drawn_over_time_where_no_samples_are_logged(tmp_path):
+    log = LogWriter().change("eval_accuracy", metadata={"epoch_num": 1})
     log.write(tmp_path / "result_0.txt")
     chart = accuracy_chart(result_of(tmp_path))
     assert chart.x.label.startswith("minutes")
     assert len(chart.series[0].points) == 17
 
 
-def test_the_loss_is_drawn_where_it_is_logged(tmp_path, writer):
-    log = writer()
+def test_the_loss_is_drawn_where_it_is_logged(tmp_path):
+    log = LogWriter()
     log.write(tmp_path / "result_0.txt")
     assert loss_chart(result_of(tmp_path)) is None
     lines = [line for line in log.lines if line["key"] == "tracked_stats"]

@@ -1,67 +1,40 @@
-"""Scores and RCP verdicts are the official ones, to the last digits."""
+"""Scores and RCP verdicts are the official ones, to the last digits; `rcp` says the reference point
+of a batch size, and `show` what it asks of results.
+"""
 
 from __future__ import annotations
 
 import json
-import logging
 import statistics
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from review.__main__ import main
 from review.results.score import load_results
 from review.rulebook import rcp
 from review.verdict.checking import judge
 
+from ..conftest import UNTIMED, LogWriter, official_rcp, official_score, write_runs
+from ..verdict.damage import ALL, drop, edit, put, remove
 
-@pytest.fixture(scope="session")
-def official_rcp():
-    """The official checker's verdict, its reason and its scaling factor for a folder."""
-    from mlperf_logging.rcp_checker import rcp_checker
-
-    def verdict(folder, ruleset="5.0.0"):
-        logging.disable(logging.CRITICAL)
-        try:
-            return rcp_checker.check_directory(
-                str(folder),
-                "training",
-                ruleset,
-                False,
-                False,
-                rcp_pass="pruned_rcps",
-                set_scaling=False,
-            )
-        finally:
-            logging.disable(logging.NOTSET)
-
-    return verdict
+BATCHES = [32, 256, 448, 449, 768, 1536, 4608, 6912, 8192, 12000, 16384, 16385]
 
 
-@settings(
-    max_examples=15,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+@settings(max_examples=15, **UNTIMED)
 @given(
-    batch_size=st.sampled_from(
-        [32, 256, 448, 449, 768, 1536, 4608, 6912, 8192, 12000, 16384, 16385]
-    ),
+    batch_size=st.sampled_from(BATCHES),
     interval=st.integers(100_000, 350_000),
     evaluations=st.lists(st.integers(8, 22), min_size=10, max_size=10),
     aborted=st.sets(st.integers(0, 9), max_size=2),
 )
 def test_rcp_verdict_and_scaling_are_the_official_ones(
-    batch_size, interval, evaluations, aborted, writer, tmp_path, official_rcp
+    batch_size, interval, evaluations, aborted, tmp_path
 ):
-    for index, count in enumerate(evaluations):
-        log = writer(seed=index, evaluations=count, interval=interval).change(
-            "global_batch_size", value=batch_size
-        )
-        if index in aborted:
-            log.change("run_stop", metadata={"status": "aborted"})
-        log.write(tmp_path / f"result_{index}.txt")
+    write_runs(tmp_path, evaluations, interval=interval)
+    put("global_batch_size", value=batch_size)(tmp_path)
+    if aborted:
+        put("run_stop", *aborted, metadata={"status": "aborted"})(tmp_path)
     passed, reason, factor = official_rcp(tmp_path)
     (result,) = load_results(tmp_path)
     assert result.rcp_test.passed == passed
@@ -70,59 +43,39 @@ def test_rcp_verdict_and_scaling_are_the_official_ones(
         assert result.rcp_test.reason == reason
 
 
-def test_the_verdict_on_the_edge_is_the_official_one(writer, tmp_path, official_rcp):
-    minimum = rcp.find(768)[0].minimum
-    for samples, expected in ((int(minimum), False), (int(minimum) + 1, True)):
-        for index in range(10):
-            log = writer(seed=index)
-            last = [line for line in log.lines if line["key"] == "eval_accuracy"][-1]
-            last["metadata"]["epoch_num"] = samples
-            log.write(tmp_path / f"result_{index}.txt")
-        (result,) = load_results(tmp_path)
-        assert (result.rcp_test.passed, official_rcp(tmp_path)[0]) == (
-            expected,
-            expected,
-        )
+@pytest.mark.parametrize(("more", "passed"), [(0, False), (1, True)])
+def test_the_verdict_on_the_edge_is_the_official_one(more, passed, tmp_path):
+    def at_the_edge(events):
+        last = [event for event in events if event["key"] == "eval_accuracy"][-1]
+        last["metadata"]["epoch_num"] = int(rcp.find(768)[0].minimum) + more
+
+    edit(write_runs(tmp_path), *ALL, change=at_the_edge)
+    (result,) = load_results(tmp_path)
+    assert result.rcp_test.passed == official_rcp(tmp_path)[0] == passed
 
 
-@settings(
-    max_examples=8,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+@settings(max_examples=6, **UNTIMED)
 @given(
-    counts=st.lists(st.integers(10, 20), min_size=10, max_size=10),
-    speeds=st.lists(st.floats(5, 20), min_size=10, max_size=10),
+    runs=st.lists(
+        st.tuples(st.integers(10, 20), st.floats(5, 20)), min_size=10, max_size=10
+    ),
     failing=st.none() | st.integers(0, 9),
 )
-def test_the_score_is_the_official_one(
-    counts, speeds, failing, writer, tmp_path, official_rcp
-):
-    from mlperf_logging.result_summarizer import result_summarizer
-
+def test_the_score_is_the_official_one(runs, failing, tmp_path):
     folder = tmp_path / "results" / "box" / "bert"
-    for index, (count, seconds) in enumerate(zip(counts, speeds, strict=True)):
+    for index, (count, seconds) in enumerate(runs):
         target = 0.7 if index == failing else 0.7203
-        log = writer(
-            seed=index, evaluations=count, seconds_per_evaluation=seconds, target=target
-        )
+        log = LogWriter(index, count, seconds_per_evaluation=seconds, target=target)
         log.write(folder / f"result_{index}.txt")
     factor = official_rcp(folder)[2]
     (folder / "scaling.json").write_text(json.dumps({"scaling_factor": factor}))
-    logging.disable(logging.CRITICAL)
-    try:
-        score, *_ = result_summarizer._compute_strong_score_standalone(
-            "bert", "box", False, str(folder), "training", "5.0.0"
-        )
-    finally:
-        logging.disable(logging.NOTSET)
     (result,) = load_results(folder)
+    score, _ = official_score(folder)
     assert result.olympic.minutes * factor == pytest.approx(score, rel=1e-12)
 
 
 def test_fewer_runs_have_a_median_and_the_reason_why_there_is_no_score(submission):
-    for index in range(2, 10):
-        (submission / f"result_{index}.txt").unlink()
+    remove(*ALL[2:])(submission)
     (result,) = load_results(submission)
     minutes = [run.minutes for run in result.runs]
     assert result.olympic.median == statistics.median(minutes)
@@ -130,55 +83,83 @@ def test_fewer_runs_have_a_median_and_the_reason_why_there_is_no_score(submissio
     assert [*judge(result).obstacles] == ["2 of 10 runs"]
 
 
-def test_every_obstacle_to_an_official_score_is_named(submission, writer):
-    for index in (2, 5):
-        log = writer(
-            seed=77, evaluations=14, start_ms=1_760_000_000_000 + index * 600_000
-        )
-        log.drop("eval_samples").write(submission / f"result_{index}.txt")
-    for index in (0, 1, 3, 4):
-        log = writer(
-            seed=index, evaluations=12, start_ms=1_770_000_000_000 + index * 600_000
-        )
+def test_every_obstacle_to_an_official_score_is_named(submission):
+    def replaced(index, seed, evaluations, start_ms):
+        log = LogWriter(seed, evaluations, start_ms=start_ms + index * 600_000)
         log.write(submission / f"result_{index}.txt")
+
+    for index in (2, 5):
+        replaced(index, 77, 14, 1_760_000_000_000)
+    drop("eval_samples", 2, 5)(submission)
+    for index in (0, 1, 3, 4):
+        replaced(index, index, 12, 1_770_000_000_000)
     verdict = judge(load_results(submission)[0])
     assert verdict.obstacles[:2] == (
         "seed is 77, as in result_2.txt, in result_5.txt:8",
         "RCP test fails: mean of 2,043,750 samples, the minimum is 2,306,738 (RCP Interpolation)",
     )
-    assert {f.id for f in verdict.findings if f.blocks} >= {
-        "key_missing",
-        "seed_again",
-        "rcp_failed",
-    }
+    found = {finding.id for finding in verdict.findings if finding.blocks}
+    assert found >= {"key_missing", "seed_again", "rcp_failed"}
 
 
 def test_a_run_that_continued_after_a_restart_has_no_time_and_every_command_says_so(
-    submission, capsys
+    submission, command, tmp_path
 ):
     """Its run_start is the restart's, so that run_stop minus run_start leaves out the time
     before.
     """
-    path = submission / "result_4.txt"
-    lines = path.read_text().splitlines()
-    at = next(i for i, line in enumerate(lines) if '"run_start"' in line)
-    event = json.loads(lines[at].removeprefix(":::MLLOG "))
-    event |= {"key": "clock_not_whole", "value": {"continued_at_step": 977}}
-    event["metadata"] |= {"epoch_num": 750_000}
-    lines.insert(at + 1, f":::MLLOG {json.dumps(event)}")
-    path.write_text("\n".join(lines) + "\n")
+
+    def continued(events):
+        at = next(i for i, event in enumerate(events) if event["key"] == "run_start")
+        about = {"metadata": events[at]["metadata"] | {"epoch_num": 750_000}}
+        event = {"key": "clock_not_whole", "value": {"continued_at_step": 977}}
+        events.insert(at + 1, events[at] | event | about)
+
+    edit(submission, 4, change=continued)
     (result,) = load_results(submission)
     assert (result.runs[4].minutes, judge(result).official) == (None, False)
-    for command in ("show", "check", "report"):
-        output = (
-            ["-o", str(submission.parent / "page.html")] if command == "report" else []
-        )
-        main([command, str(submission), *output])
-    said = capsys.readouterr().out + (submission.parent / "page.html").read_text()
+    said = command("show", submission).out + command("check", submission).out
+    command("report", submission, "-o", tmp_path / "page.html")
+    said += (tmp_path / "page.html").read_text()
     why = "says that the run continued at 750,000 samples: it has no time"
     assert said.count(why) == 4, "show, check, and twice the page"
-    assert main(["check", str(submission)]) == 1
-    capsys.readouterr()
-    assert main(["league", str(submission), "--json"]) == 0
-    (entry,) = json.loads(capsys.readouterr().out)["apart"]
+    assert command("check", submission).status == 1
+    (entry,) = command("league", submission, "--json").json["apart"]
     assert not entry["checked"]
+
+
+@pytest.mark.parametrize(("batch_size", "status", "said"), [
+    (448, 0, "mean 2,414,421, minimum 2,274,732 samples (exact)"),
+    (64, 0, "mean 2,414,421, minimum 2,274,732 samples (of batch 448, the smallest with one)"),
+    (768, 0, "mean 2,443,934, minimum 2,306,738 samples (between 448 and 4,608)"),
+    (16385, 1, "Missing RCP"),  # above every reference
+    (0, 2, "must be at least 1"),
+])  # fmt: skip
+def test_the_reference_point_is_that_of_the_rules(batch_size, status, said, command):
+    found = command("rcp", batch_size)
+    assert (found.status, said in found.out + found.err) == (status, True)
+    if status < 2:
+        assert ("mean" in command("rcp", batch_size, "--json").json) == (status == 0)
+
+
+@pytest.mark.parametrize("train_samples", [False, True])
+def test_train_samples_are_judged_as_officially(train_samples, submission):
+    for index in ALL:  # train_samples of their own, around the minimum
+        put("train_samples", index, value=2_280_000 + 9_000 * index)(submission)
+    (result,) = load_results(submission, train_samples=train_samples)
+    test = result.rcp_test
+    found = (test.passed, test.reason, pytest.approx(test.scaling_factor, rel=1e-12))
+    assert official_rcp(submission, train_samples) == found
+
+
+def test_a_failing_result_says_what_is_missing_or_what_to_run(submission, command):
+    assert "short on average" not in command("show", submission).out
+    write_runs(submission, [15] * 10)
+    shown = command("show", submission).out
+    short = rcp.find(768)[0].minimum - 2_250_000
+    said = f"{short:,.0f} short on average, {8 * short:,.0f} over the 8 runs that count"
+    assert said in shown
+    assert "reference of batch 4,608" in shown
+    put("global_batch_size", value=20_000)(submission)
+    shown = command("show", submission).out
+    assert "run the reference 20 times at 20000" in shown

@@ -14,9 +14,8 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from mlperf_logging.result_summarizer import result_summarizer
 
-from review.__main__ import main, parser
+from review.__main__ import parser
 from review.logs.output import ReviewError
 from review.results.score import load_results
 from review.rulebook import official
@@ -25,8 +24,8 @@ from review.submission.package import find_code, package
 from review.verdict.checking import check
 from review.verdict.submission_rules import SCRIPTS
 
-from ..conftest import OWN, write_submission
-from ..mutations import RECORD
+from ..conftest import LogWriter, git, official_score, write_power
+from ..verdict.damage import own, record
 
 CONFIG = "configs/config_BOX_1x8x48x1_pack.sh"
 FILES = {
@@ -40,27 +39,11 @@ FILES = {
     "implementations/.hidden/x": "x\n",
 }
 RUN_BY = ("setup.sh", "run_and_time.sh")  # executable
-
-
 CODE = "EXAMPLE/benchmarks/bert/implementations/pytorch"
 RESULTS = "EXAMPLE/results/BOX/bert"
 
 
-def git(folder: Path, *arguments: str) -> str:
-    """Runs git with a test identity."""
-    identity = "-c user.name=test -c user.email=t@example.com -c commit.gpgsign=false"
-    command = ["git", "-C", str(folder), *identity.split(), *arguments]
-    return subprocess.check_output(command, text=True).strip()
-
-
-def line(runs: Path, output: Path, description: Path) -> list[str]:
-    """The command."""
-    options = f"--org EXAMPLE --system BOX -o {output} --description {description}"
-    return ["package", str(runs), *options.split()]
-
-
 def commit_all(folder: Path) -> str:
-    """Commits every file; returns the commit."""
     git(folder, "add", "-A", "-f")
     git(folder, "commit", "-q", "-m", "a commit")
     return git(folder, "rev-parse", "HEAD")
@@ -68,7 +51,6 @@ def commit_all(folder: Path) -> str:
 
 @pytest.fixture
 def repository_(tmp_path, monkeypatch):
-    """A small repository instead of this one."""
     repository = tmp_path / "repository"
     monkeypatch.setattr(package_module, "REPOSITORY", repository)
     for name, content in FILES.items():
@@ -86,31 +68,28 @@ def repository_(tmp_path, monkeypatch):
 def request_(tmp_path, submission, repository_):
     """A request that passes: ten runs of the one commit of the repository."""
     commit = git(repository_, "rev-parse", "HEAD")
-    runs = tmp_path / "runs" / "box_20260101"
-    write_submission(submission.parents[2], file=OWN)
-    shutil.copytree(submission, runs)
+    own(submission)
+    runs = shutil.copytree(submission, tmp_path / "runs" / "box_20260101")
     environment = {"git_commit": commit, "packages": {"torch": "2.13.0"}}
     (runs / "environment.json").write_text(json.dumps(environment))
-    mlperf = {"system": "BOX_1x8x48x1_pack", "division": "closed"}
-    (runs / "config.json").write_text(json.dumps({**RECORD, "mlperf": mlperf}))
+    record(runs, mlperf={"system": "BOX_1x8x48x1_pack", "division": "closed"})
     description = submission.parents[2] / "systems" / "dgx.json"
-    return parser().parse_args(line(runs, tmp_path / "out" / "package", description))
+    options = f"--org EXAMPLE --system BOX -o {tmp_path / 'out' / 'package'}"
+    words = ["package", str(runs), *options.split(), "--description", str(description)]
+    return replace(parser().parse_args(words), words=words)
 
 
 def replace(request: argparse.Namespace, **fields: object) -> argparse.Namespace:
-    """The request with other options."""
     return argparse.Namespace(**{**vars(request), **fields})
 
 
 def tree(folder: Path) -> dict[str, bytes]:
-    """Every file's content by its name."""
     files = [path for path in folder.rglob("*") if path.is_file()]
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
 
 def test_the_official_tools_accept_the_package_and_give_our_score(request_, tmp_path):
-    made = package(request_)
-    assert made.passed
+    assert package(request_).passed
     root = request_.output / "EXAMPLE"
     before = tree(root)
     assert official.check_repository(root).passed
@@ -120,28 +99,25 @@ def test_the_official_tools_accept_the_package_and_give_our_score(request_, tmp_
     assert tree(copy) == before, "scaling.json is there already, and right"
     (result,) = load_results(request_.output / RESULTS)
     assert result.scaling_factor > 1
-    place = str(request_.output / RESULTS)
-    score = result_summarizer._compute_strong_score_standalone(
-        "bert", "BOX", False, place, "training", "5.0.0"
-    )
-    assert score[0] == pytest.approx(result.score, rel=1e-9)
-    readme = (root / "README.md").read_text()
-    assert f"| BOX | 8 | {result.score:.4f} | 10 |" in readme
+    score, _ = official_score(request_.output / RESULTS)
+    assert score == pytest.approx(result.score, rel=1e-9)
+    assert f"| BOX | 8 | {score:.4f} | 10 |" in (root / "README.md").read_text()
 
 
-def test_train_samples_stand_in_for_an_epoch_num_that_counts_epochs(request_):
+def test_train_samples_stand_in_for_an_epoch_num_that_counts_epochs(request_, command):
     for path in request_.runs.glob("result_*.txt"):
         path.write_text(re.sub(r'"epoch_num": \d+', '"epoch_num": 1', path.read_text()))
     assert not package(request_).passed
     assert not request_.output.exists()
-    words = line(request_.runs, request_.output, request_.description)
-    assert main([*words, "--rcp-bert-train-samples"]) == 0
+    assert command(*request_.words, "--rcp-bert-train-samples").status == 0
     assert (request_.output / "EXAMPLE.tar.gz").is_file()
-    root = request_.output / "EXAMPLE"
     readme = (request_.output / CODE / "README-BOX.md").read_text()
     assert "| train_samples (--rcp-bert-train-samples) |" in readme
     (result,) = load_results(request_.output / RESULTS, train_samples=True)
-    assert f"| BOX | 8 | {result.score:.4f} | 10 |" in (root / "README.md").read_text()
+    readme = (request_.output / "EXAMPLE" / "README.md").read_text()
+    assert f"| BOX | 8 | {result.score:.4f} | 10 |" in readme
+    for more, status in (((), 1), (("--rcp-bert-train-samples",), 0)):
+        assert command("check", request_.output, *more).status == status
 
 
 def test_the_code_is_that_of_the_commit_that_ran(request_, repository_):
@@ -183,16 +159,28 @@ def test_the_archive_holds_the_folder_and_its_checksum_holds(request_, tmp_path)
     assert again.digest == made.digest, "the same input makes the same archive"
 
 
-def test_what_fails_a_check_is_not_written(request_, writer):
-    writer(seed=99).drop("cache_clear").write(request_.runs / "result_0.txt")
-    writer(seed=98, target=0.7).write(request_.runs / "result_1.txt")
+def broken_logs(runs):
+    LogWriter(seed=99).drop("cache_clear").write(runs / "result_0.txt")
+    LogWriter(seed=98, target=0.7).write(runs / "result_1.txt")
+
+
+def another_model(runs):
+    path = runs / "config.json"
+    other = {"model": {"hidden_size": 128}}
+    path.write_text(json.dumps(json.loads(path.read_text()) | other))
+
+
+@pytest.mark.parametrize(("change", "says"), [
+    (broken_logs, "target"),
+    (another_model, "not the benchmark: hidden_size 128, not 1024"),
+])  # fmt: skip
+def test_what_fails_a_check_is_not_written(request_, change, says):
+    change(request_.runs)
     made = package(request_)
-    assert not made.passed
-    assert not made.files
-    assert not request_.output.exists()
+    assert (made.passed, made.files) == (False, ())
     assert [*request_.output.parent.iterdir()] == [], "no temporary folder is left"
     findings = [finding for one in made.checked for finding in one.findings]
-    assert "target_missed" in {finding.id for finding in findings}
+    assert any(says in finding.message for finding in findings)
     places = {finding.file for finding in findings} - {None}
     output = request_.output
     assert all(place.is_relative_to(output) for place in places), "none is temporary"
@@ -203,20 +191,17 @@ def test_a_second_system_joins_the_package(request_):
     first = tree(request_.output / "EXAMPLE")
     assert package(replace(request_, system="BOX2", add=True)).passed
     both = tree(request_.output / "EXAMPLE")
-    files = [*(f"result_{i}.txt" for i in range(10)), "scaling.json"]
-    expected = {
-        f"results/{name}/bert/{file}" for name in ("BOX", "BOX2") for file in files
-    }
-    assert {name for name in both if name.startswith("results/")} == expected
+    expected = [*(f"result_{i}.txt" for i in range(10)), "scaling.json"]
+    for place in ("results/BOX/bert/", "results/BOX2/bert/"):
+        found = sorted(name for name in both if name.startswith(place))
+        assert found == [place + name for name in expected]
     changed = {name for name in first if both[name] != first[name]}
     assert changed == {"README.md"}
     assert "| BOX2 |" in both["README.md"].decode()
     assert [*request_.output.parent.iterdir()] == [request_.output]
 
 
-def test_a_system_of_another_commit_needs_an_implementation_of_its_own(
-    request_, repository_
-):
+def test_another_commit_needs_an_implementation_of_its_own(request_, repository_):
     assert package(request_).passed
     (repository_ / "run.sub").write_text("echo 2\n")
     other = replace(request_, system="BOX2", add=True, commit=commit_all(repository_))
@@ -245,9 +230,14 @@ def test_a_full_disk_leaves_what_was_there(request_, monkeypatch, add):
 
 
 def environment(git_commit):
-    """A change of what the run says of its commit."""
     text = json.dumps({"git_commit": git_commit})
     return lambda r: (r.runs / "environment.json").write_text(text)
+
+
+def without_a_script(request):
+    request.output.parent.mkdir()  # as it is built before this is seen
+    (package_module.REPOSITORY / "verify_dataset.sh").unlink()
+    commit_all(package_module.REPOSITORY)
 
 
 @pytest.mark.parametrize(("change", "fields", "says"), [
@@ -270,8 +260,9 @@ def environment(git_commit):
     (lambda r: shutil.copytree(r.runs, r.runs / "more"), {}, "give the one folder"),
     (lambda r: r.output.parent.write_text(""), {}, "out"),
     (lambda r: shutil.rmtree(package_module.REPOSITORY / ".git"), {}, "commit"),
+    (without_a_script, {"commit": "HEAD"}, "lacks verify_dataset.sh"),
 ])  # fmt: skip
-def test_wrong_input_is_a_one_line_error_and_writes_nothing(
+def test_wrong_input_is_a_line_and_writes_nothing(
     request_, tmp_path, change, fields, says
 ):
     if change:
@@ -296,40 +287,28 @@ def test_a_commit_may_be_named_as_git_describe_does(request_, repository_):
     assert find_code(request_.runs, None, None).commit == commit
 
 
-def test_a_commit_without_the_scripts_of_the_rules_is_refused(request_, repository_):
-    (repository_ / "verify_dataset.sh").unlink()
-    with pytest.raises(ReviewError, match=r"lacks verify_dataset\.sh"):
-        package(replace(request_, commit=commit_all(repository_)))
-
-
-def test_the_command_packages_this_repository(
-    request_, repository, monkeypatch, capsys
-):
+def test_the_command_packages_this_tree(request_, repository, monkeypatch, command):
     monkeypatch.setattr(package_module, "REPOSITORY", repository)
     head = ["git", "-C", str(repository), "rev-parse", "HEAD"]
     if subprocess.run(head, capture_output=True).returncode:
         pytest.skip("not a git checkout")
-    arguments = line(request_.runs, request_.output, request_.description)
-    arguments += ["--json", "--commit", "HEAD"]
     config = next((repository / "configs").glob("config_*x*.sh")).name
-    assert main([*arguments, "--config", config]) == 0
-    assert json.loads(capsys.readouterr().out)["passed"] is True
-    code = request_.output / CODE
-    names = {path.name for path in code.iterdir()}
+    words = [*request_.words, "--json", "--commit", "HEAD", "--config", config]
+    status, *_ = said = command(*words)
+    assert (status, said.json["passed"]) == (0, True)
+    names = {path.name for path in (request_.output / CODE).iterdir()}
     assert names >= {*SCRIPTS, "run.sub", "configs", "input_preprocessing"}
     (request_.runs / "result_9.txt").unlink()
     shutil.rmtree(request_.output)
-    assert main([*arguments, "--config", config]) == 1
-    assert json.loads(capsys.readouterr().out)["files"] == []
+    status, *_ = said = command(*words)
+    assert (status, said.json["files"]) == (1, [])
 
 
-def test_logs_are_numbered_from_zero_byte_for_byte_with_their_power(
-    request_, power_files
-):
+def test_logs_are_numbered_from_zero_byte_for_byte_with_their_power(request_):
     runs, results = request_.runs, request_.output / RESULTS
     # The last by number, the ninth of the package.
     (runs / "result_0.txt").rename(runs / "result_10.txt")
-    power_files(runs)
+    write_power(runs)
     assert package(request_).passed
     for index in range(10):
         for name in ("result_{}.txt", "power/result_{}/node_0.txt"):
@@ -345,26 +324,12 @@ def test_logs_are_numbered_from_zero_byte_for_byte_with_their_power(
 
 
 @pytest.mark.parametrize("output", ["link/package", "out/../package"])
-def test_a_package_lies_wherever_its_folder_is_reached_from(
-    request_, tmp_path, output, power_files
-):
+def test_a_package_lies_wherever_its_folder_is_reached_from(request_, tmp_path, output):
     (tmp_path / "out").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "out")
-    power_files(request_.runs)
-    made = package(replace(request_, output=tmp_path / output))
-    assert made.passed
+    write_power(request_.runs)
+    assert package(replace(request_, output=tmp_path / output)).passed
     assert (tmp_path / output / "EXAMPLE.tar.gz").is_file()
-
-
-def test_runs_of_another_model_are_not_packaged_as_closed(request_):
-    path = request_.runs / "config.json"
-    other = {**json.loads(path.read_text()), "model": {"hidden_size": 128}}
-    path.write_text(json.dumps(other))
-    made = package(request_)
-    assert not made.passed
-    said = [finding.message for one in made.checked for finding in one.findings]
-    assert any("not the benchmark: hidden_size 128, not 1024" in each for each in said)
-    assert not request_.output.exists()
 
 
 def test_a_package_of_our_runs_records_their_settings(request_):

@@ -14,27 +14,25 @@ import pytest
 def setup(repository, tmp_path):
     """Runs a copy of setup.sh among fake tools; returns (exit code, stderr, commands that ran)."""
     shutil.copy(repository / "setup.sh", tmp_path)
-    (tmp_path / "launch" / "tools").mkdir(parents=True)
-    tools = tmp_path / "bin"
-    tools.mkdir()
-    calls = tmp_path / "calls"
+    tools, calls = tmp_path / "bin", tmp_path / "calls"
 
     def tool(path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f'#!/bin/bash\necho "${{0##*/}} $*" >> {calls}\n')
         path.chmod(0o755)
 
     tool(tmp_path / "launch" / "tools" / "setup_venv.sh")
 
-    def run(*arguments, have=()):
-        for name in have:
+    def run(words="", have=""):
+        for name in have.split():
             tool(tools / name)
         paths = filter(None, map(shutil.which, ("bash", "dirname")))
         needed = ":".join({str(Path(path).parent) for path in paths})
-        hidden = {"docker", "enroot"} - set(have)
+        hidden = {"docker", "enroot"} - {*have.split()}
         if any(shutil.which(name, path=needed) for name in hidden):
             pytest.skip(f"one of {hidden} lies beside bash and cannot be hidden")
         environment = {**os.environ, "PATH": f"{tools}:{needed}"}
-        command = ["bash", str(tmp_path / "setup.sh"), *arguments]
+        command = ["bash", str(tmp_path / "setup.sh"), *words.split()]
         options = {"capture_output": True, "text": True, "cwd": "/"}
         ran = subprocess.run(command, env=environment, **options)
         noted = calls.read_text().splitlines() if calls.exists() else []
@@ -43,38 +41,29 @@ def setup(repository, tmp_path):
     return run
 
 
-def test_without_arguments_it_makes_the_environment_beside_itself(setup):
-    assert setup() == (0, "", ["setup_venv.sh .venv run"])
+BUILD = "docker build -t {} ."
+IMPORT = "enroot import -o mlperf-bert.sqsh dockerd://mlperf-bert"
 
 
-def test_docker_builds_the_image_of_that_name(setup):
-    assert setup("docker", have=["docker"])[2] == ["docker build -t mlperf-bert ."]
-    *_, last = setup("docker", "mine:1", have=["docker"])[2]
-    assert last == "docker build -t mine:1 ."
+@pytest.mark.parametrize(("words", "have", "calls"), [
+    ("", "", ["setup_venv.sh .venv run"]),
+    ("docker", "docker", [BUILD.format("mlperf-bert")]),
+    ("docker mine:1", "docker", [BUILD.format("mine:1")]),
+    ("enroot", "docker enroot", [BUILD.format("mlperf-bert"), IMPORT]),
+])  # fmt: skip
+def test_it_makes_the_environment_or_the_image_of_that_name(setup, words, have, calls):
+    assert setup(words, have) == (0, "", calls)
 
 
-def test_enroot_imports_what_docker_built_and_never_overwrites(setup, tmp_path):
-    code, _, calls = setup("enroot", have=["docker", "enroot"])
-    assert code == 0
-    assert calls == [
-        "docker build -t mlperf-bert .",
-        "enroot import -o mlperf-bert.sqsh dockerd://mlperf-bert",
-    ]
+@pytest.mark.parametrize(("words", "have", "says"), [
+    ("apt", "", "apt"),
+    ("docker", "", "docker is not"),
+    ("enroot", "", "enroot is not"),
+    ("enroot", "docker enroot", "mlperf-bert.sqsh exists"),  # it never overwrites
+])  # fmt: skip
+def test_what_cannot_work_is_a_one_line_error(setup, tmp_path, words, have, says):
     (tmp_path / "mlperf-bert.sqsh").touch()
-    code, error, after = setup("enroot", have=["docker", "enroot"])
-    assert code == 2
-    assert "mlperf-bert.sqsh exists" in error
-    assert after == calls
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [(["apt"], "apt"), (["docker"], "docker is not"), (["enroot"], "enroot is not")],
-)
-def test_what_cannot_work_is_a_one_line_error(setup, arguments, says):
-    code, error, calls = setup(*arguments)
-    assert code == 2
+    code, error, calls = setup(words, have)
+    assert (code, error.count("\n"), calls) == (2, 1, [])
     assert error.startswith("setup: error: ")
     assert says in error
-    assert error.count("\n") == 1
-    assert calls == []

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from review.__main__ import main
 from review.logs.output import ReviewError
 from review.logs.tree import read_object
 from review.rulebook import official
@@ -37,17 +36,9 @@ Memory Device
 """
 EMPTY_SLOT = "\nHandle 0x0021, DMI type 17, 92 bytes\nMemory Device\n\tSize: No Module Installed\n\tType: Unknown\n"
 GPU = "NVIDIA H100 80GB HBM3, 81559, 1980, 5, 16, 550.54.15\n"
+NVME = {"type": "disk", "size": 3840755982336, "rota": False, "tran": "nvme"}
 DISKS: list[dict[str, Any]] = [
-    *(
-        {
-            "name": f"nvme{i}n1",
-            "type": "disk",
-            "size": 3840755982336,
-            "rota": False,
-            "tran": "nvme",
-        }
-        for i in range(8)
-    ),
+    *({"name": f"nvme{i}n1", **NVME} for i in range(8)),
     {"name": "sda", "type": "disk", "size": "16000900661248", "rota": "1"},
     {"name": "loop0", "type": "loop", "size": 5, "rota": False, "tran": None},
     {"name": "zram0", "type": "disk", "size": 0, "rota": False, "tran": None},
@@ -80,18 +71,13 @@ for index in range(10):
 
 
 class Fake(Machine):
-    """A machine of given commands, files, environment and packages."""
-
     def __init__(self, commands=(), files=(), environment=(), packages=()):
         self.commands, self.files = dict(commands), dict(files)
         self.environment, self.packages = dict(environment), dict(packages)
 
     def run(self, *command):
-        line = " ".join(command)
-        known = [
-            text for start, text in self.commands.items() if line.startswith(start)
-        ]
-        return known[0] if known else ""
+        line, known = " ".join(command), self.commands.items()
+        return next((text for start, text in known if line.startswith(start)), "")
 
     def read(self, path):
         return self.files.get(path, "")
@@ -137,14 +123,22 @@ def test_without_dmidecode_the_kernel_says_how_much_memory_there_is():
     assert "host_memory_configuration" not in found
 
 
-@pytest.mark.parametrize(
-    "garbage",
-    ["", "error\n", "\0\1", "a,b\n" * 3, "{}", "[1]", '{"blockdevices": [3]}', ":\n::"],
-)
-def test_probes_survive_whatever_commands_print(tmp_path, garbage):
+ODD = [
+    "",
+    "error\n",
+    "\0\1",
+    "a,b\n" * 3,
+    "{}",
+    "[1]",
+    '{"blockdevices": [3]}',
+    ":\n::",
+]
+
+
+@pytest.mark.parametrize("garbage", ODD)
+def test_probes_survive_whatever_commands_print(garbage, tmp_path):
     printed = [dict.fromkeys(names, garbage) for names in (DGX_COMMANDS, DGX_FILES)]
-    machine = Fake(*printed)
-    described = system.describe([], machine)
+    described = system.describe([], Fake(*printed))
     assert described.fields.keys() == FIELDS.keys()
     with pytest.raises(ReviewError, match="not known: division"):
         system.write(described, tmp_path / "x.json")
@@ -166,11 +160,10 @@ def test_what_a_machine_does_not_say_is_asked_for_by_name_and_never_invented(tmp
     assert {"cooling", "submitter", "framework"} <= set(described.blanks)
 
 
-def test_this_very_machine_is_described_and_passes(tmp_path, capsys):
+def test_this_very_machine_is_described_and_passes(tmp_path, command):
     path = tmp_path / "here.json"
     given = [*SET, "--set", "system_type=datacenter"]
-    assert main(["system", "-o", str(path), *given, "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
+    said = command("system", "-o", path, *given, "--json").json
     fields = json.loads(path.read_text())
     assert said["fields"] == fields
     assert fields["host_processor_model_name"]
@@ -180,10 +173,8 @@ def test_this_very_machine_is_described_and_passes(tmp_path, capsys):
 
 
 def test_the_first_source_that_knows_a_field_counts():
-    given = [
-        ("--set", {"cooling": "liquid"}),
-        ("file", {"cooling": "air", "number_of_nodes": 4, "hw_notes": ""}),
-    ]
+    file = {"cooling": "air", "number_of_nodes": 4, "hw_notes": ""}
+    given = [("--set", {"cooling": "liquid"}), ("file", file)]
     described = system.describe(given, DGX)
     assert described.fields["cooling"] == "liquid"
     assert described.fields["number_of_nodes"] == "4", "values are strings"
@@ -194,12 +185,9 @@ def test_the_first_source_that_knows_a_field_counts():
 
 def test_a_run_tells_the_versions_that_ran(tmp_path):
     environment = {
-        "gpus": ["NVIDIA H200"] * 4,
-        "cuda": "13.0",
-        "cudnn": 91900,
-        "python": "3.12.1",
+        "gpus": ["NVIDIA H200"] * 4, "cuda": "13.0", "cudnn": 91900, "python": "3.12.1",
         "packages": {"torch": "2.13.0", "numpy": "2.4.6"},
-    }
+    }  # fmt: skip
     mlperf = {"division": "closed", "organization": "EXAMPLE", "num_nodes": 2}
     (tmp_path / "environment.json").write_text(json.dumps(environment))
     (tmp_path / "config.json").write_text(json.dumps({"mlperf": mlperf}))
@@ -212,14 +200,14 @@ def test_a_run_tells_the_versions_that_ran(tmp_path):
     assert found == ["13.0", "91900", "2.26.3"], "what ran, then what is here"
 
 
-def test_update_fills_blanks_and_keeps_the_rest(tmp_path, capsys):
+def test_update_fills_blanks_and_keeps_the_rest(tmp_path, command):
     path = tmp_path / "x.json"
     given = {"cooling": "", "system_name": "Box", "framework_name": "ours"}
     path.write_text(json.dumps(given))
-    arguments = ["system", "-o", str(path), "--set", "cooling=air", *SET]
-    assert main(arguments) == 2
-    assert "--update" in capsys.readouterr().err
-    assert main([*arguments, "--update"]) == 0
+    words = ["system", "-o", path, "--set", "cooling=air", *SET]
+    status, _, error = command(*words)
+    assert (status, "--update" in error) == (2, True)
+    assert command(*words, "--update").status == 0
     fields = json.loads(path.read_text())
     assert fields | given | {"cooling": "air"} == fields
 
@@ -238,17 +226,15 @@ def test_update_fills_blanks_and_keeps_the_rest(tmp_path, capsys):
     (["-o", "{folder}/a.txt"], ".json"),
     (["-o", "{folder}/list.json/x.json"], "list.json"),
 ])  # fmt: skip
-def test_wrong_input_is_a_one_line_error_and_writes_nothing(
-    tmp_path, capsys, arguments, says
-):
+def test_wrong_input_is_a_line_and_writes_nothing(tmp_path, command, arguments, says):
     (tmp_path / "list.json").write_text("[1]")
     (tmp_path / "broken.json").write_text("{")
     before = sorted(tmp_path.rglob("*"))
     arguments = [argument.format(folder=tmp_path) for argument in arguments]
-    assert main(["system", "-o", str(tmp_path / "x.json"), *SET, *arguments]) == 2
-    error = capsys.readouterr().err
+    words = ["-o", tmp_path / "x.json", *SET, *arguments]
+    status, _, error = command("system", *words)
+    assert (status, error.count("\n")) == (2, 1)
     assert error.startswith("review: error: ")
-    assert error.count("\n") == 1
     assert says in error
     assert sorted(tmp_path.rglob("*")) == before
 
@@ -263,9 +249,7 @@ def test_a_machine_without_the_commands_is_no_error():
         system.parse_settings(["x"])
 
 
-def test_the_answers_to_fill_in_are_known_fields_and_blank_ones_are_no_answer(
-    repository,
-):
+def test_answers_to_fill_in_are_known_and_blank_ones_no_answer(repository):
     path = repository / "systems" / "answers.json"
     answers = system.known(read_object(path), "answers.json")
     wanted = {name for name, required in FIELDS.items() if required}

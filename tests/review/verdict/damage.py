@@ -2,14 +2,54 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import logging
 import os
 import random
 import shutil
 import warnings
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from unittest import mock
+
+from mlperf_logging.package_checker import package_checker
+
+from ..conftest import OWN, events_of, quiet_tools, write_submission
+
+LARGE = {
+    "hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096,
+    "vocab_size": 30522,
+}  # fmt: skip
+RECORD = {  # config.json of a run of the benchmark
+    "model": LARGE,
+    "data": {"max_seq_length": 512, "synthetic": False},
+    "evaluate": {"target": 0.72, "every_samples": 150_000},
+    "mlperf": {"division": "closed"},
+}
+# What may be there instead of a record: nothing, a folder, a link, or what records nothing.
+WITHOUT = (None, "folder", "link", "{}", "[]", '{"model": "x", "mlperf": "y"}')
+
+
+def record(folder, **sections):
+    """Writes the record of a run of the benchmark, with other sections."""
+    (folder / "config.json").write_text(json.dumps({**RECORD, **sections}))
+
+
+def own(folder, **sections):
+    """Makes the logs those of a run of ours, with its record."""
+    write_submission(folder.parents[2], file=OWN)
+    record(folder, **sections)
+
+
+def take_record(path, instead):
+    path.unlink(missing_ok=True)
+    if instead == "folder":
+        path.mkdir()
+    elif instead == "link":
+        path.symlink_to("nowhere")
+    elif instead is not None:
+        path.write_text(instead)
 
 
 def duplicate(source: Path, target: Path) -> Path:
@@ -26,48 +66,25 @@ def official(organization: Path) -> bool:
     """The package checker's verdict on a copy, without any of this project's code; a crash is a
     failure.
     """
-    import yaml
-    from mlperf_logging.compliance_checker import mlp_compliance
-    from mlperf_logging.package_checker import package_checker
-
-    copy = organization.parent / "official" / organization.name
-    pipes = [path.name for path in organization.rglob("*") if path.is_fifo()]
-    shutil.copytree(
-        organization,
-        copy,
-        symlinks=True,
-        ignore=lambda _, names: [name for name in names if name in pipes],
-    )
-    said = []
-    handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())
-    root, loader = logging.getLogger(), yaml.BaseLoader
-    level, handlers = root.level, root.handlers[:]
-    mlp_compliance.enqueued_configs.clear()
-    yaml.BaseLoader = getattr(yaml, "CBaseLoader", loader)  # same, but faster
-    root.handlers[:] = [handler]
-    root.setLevel(logging.INFO)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            package_checker.check_training_package(
-                str(copy), "training", "5.0.0", False, False, False, False, False, ""
-            )
-    except Exception:
-        return False
-    finally:
-        yaml.BaseLoader = loader
-        root.setLevel(level)
-        root.handlers[:] = handlers
-        shutil.rmtree(copy)
-    return any("FOUND NO ERRORS" in message for message in said)
+    pipes = {path.name for path in organization.rglob("*") if path.is_fifo()}
+    options = ("training", "5.0.0", False, False, False, False, False, "")
+    with contextlib.ExitStack() as stack:
+        copy = Path(stack.enter_context(TemporaryDirectory())) / organization.name
+        ignore = lambda _, names: pipes & {*names}  # noqa: E731
+        shutil.copytree(organization, copy, symlinks=True, ignore=ignore)
+        stack.enter_context(quiet_tools())
+        said = stack.enter_context(mock.patch("logging.info"))
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        with contextlib.suppress(Exception):
+            package_checker.check_training_package(str(copy), *options)
+    return "FOUND NO ERRORS" in str(said.mock_calls)
 
 
 def edit(folder, *names, change):
     """Changes the events of the named logs; ``change`` gets the list of them."""
     for path in [folder / f"result_{name}.txt" for name in names]:
-        lines = [line for line in path.read_text().splitlines() if ":::MLLOG " in line]
-        events = [json.loads(line.split(":::MLLOG ")[1]) for line in lines]
+        events = events_of(path)
         change(events)
         path.write_text("".join(f":::MLLOG {json.dumps(event)}\n" for event in events))
 
@@ -75,12 +92,15 @@ def edit(folder, *names, change):
 ALL = tuple(range(10))
 
 
-def drop(key, *names):
-    def mutate(folder):
-        def change(events):
-            events[:] = [event for event in events if event["key"] != key]
+def of_logs(*names):
+    """Makes a change of events one of the named logs of a folder, or of all."""
+    return lambda change: lambda folder: edit(folder, *(names or ALL), change=change)
 
-        edit(folder, *(names or ALL), change=change)
+
+def drop(key, *names):
+    @of_logs(*names)
+    def mutate(events):
+        events[:] = [event for event in events if event["key"] != key]
 
     return mutate
 
@@ -90,51 +110,57 @@ def put(key, *names, **fields):
 
 
 def of_key(key, *names, how):
-    """Changes the events of a key in the named logs, or all."""
+    """Changes the events of a key, or all, in the named logs, or all."""
 
-    def change(events):
+    @of_logs(*names)
+    def mutate(events):
         for event in events:
-            if event["key"] == key:
+            if key in (None, event["key"]):
                 event.update(how(event))
 
-    return lambda folder: edit(folder, *(names or ALL), change=change)
+    return mutate
 
 
 def scale_samples(factor):
-    def change(events):
-        for event in events:
-            if "epoch_num" in event["metadata"]:
-                event["metadata"]["epoch_num"] = int(
-                    event["metadata"]["epoch_num"] * factor
-                )
+    @of_logs()
+    def mutate(events):
+        for about in (event["metadata"] for event in events):
+            if "epoch_num" in about:
+                about["epoch_num"] = int(about["epoch_num"] * factor)
 
-    return lambda folder: edit(folder, *ALL, change=change)
+    return mutate
 
 
 def shift(key, seconds, *names):
-    later = 1000 * seconds
-    names = names or (4,)
-    return of_key(key, *names, how=lambda event: {"time_ms": event["time_ms"] + later})
+    def how(event):
+        return {"time_ms": event["time_ms"] + 1000 * seconds}
+
+    return of_key(key, *(names or (4,)), how=how)
+
+
+def first_of(events, key):
+    return next(i for i, event in enumerate(events) if event["key"] == key)
 
 
 def initial(accuracy):
-    def change(events):
-        keys = [event["key"] for event in events]
-        first = events[keys.index("eval_accuracy")]
-        at = keys.index("eval_start")
+    @of_logs(2)
+    def mutate(events):
+        at = first_of(events, "eval_start")
+        first = events[first_of(events, "eval_accuracy")]
         made = {"value": accuracy, "time_ms": events[at]["time_ms"]}
         about = {"metadata": first["metadata"] | {"epoch_num": 0}}
         events.insert(at, first | made | about)
 
-    return lambda folder: edit(folder, 2, change=change)
+    return mutate
 
 
+@of_logs()
 def go_on(events):
-    last = max(i for i, event in enumerate(events) if event["key"] == "eval_accuracy")
-    metadata = events[last]["metadata"] | {
-        "epoch_num": events[last]["metadata"]["epoch_num"] + 150_000
-    }
-    events.insert(last + 1, events[last] | {"metadata": metadata})
+    """One more evaluation behind the last."""
+    at = len(events) - first_of(events[::-1], "eval_accuracy")
+    about = events[at - 1]["metadata"]
+    more = {"metadata": about | {"epoch_num": about["epoch_num"] + 150_000}}
+    events.insert(at, events[at - 1] | more)
 
 
 def system(**fields):
@@ -171,59 +197,46 @@ def copy_log(folder):
 def log_also(key, value):
     """Logs another event, right before init_stop."""
 
-    def change(events):
-        at = next(i for i, event in enumerate(events) if event["key"] == "init_stop")
+    @of_logs()
+    def mutate(events):
+        at = first_of(events, "init_stop")
         events.insert(at, events[at] | {"key": key, "value": value})
 
-    return lambda folder: edit(folder, *ALL, change=change)
+    return mutate
 
 
 def move(key, behind):
     """Puts an event right behind another, with its time."""
 
-    def change(events):
-        moved = next(event for event in events if event["key"] == key)
-        events.remove(moved)
-        at = next(i for i, event in enumerate(events) if event["key"] == behind)
+    @of_logs()
+    def mutate(events):
+        moved = events.pop(first_of(events, key))
+        at = first_of(events, behind)
         events.insert(at + 1, moved | {"time_ms": events[at]["time_ms"]})
 
-    return lambda folder: edit(folder, *ALL, change=change)
+    return mutate
 
 
 def clock(change_time):
-    """Changes every time of every log."""
-
-    def change(events):
-        for event in events:
-            event["time_ms"] = change_time(event["time_ms"])
-
-    return lambda folder: edit(folder, *ALL, change=change)
+    return of_key(None, how=lambda event: {"time_ms": change_time(event["time_ms"])})
 
 
 def copy_with_another_clock(folder):
     """The log of another run, a day later and with another seed."""
     copy_log(folder)
-
-    def change(events):
-        for event in events:
-            event["time_ms"] += 86_400_000
-            event["value"] = 4711 if event["key"] == "seed" else event["value"]
-
-    edit(folder, 3, change=change)
+    put("seed", 3, value=4711)(folder)
+    shift(None, 86_400, 3)(folder)
 
 
 def cut(lines):
-    """Cuts one log to its first lines."""
-
-    def mutate(folder):
-        path = folder / "result_7.txt"
-        path.write_text("".join(path.read_text().splitlines(keepends=True)[:lines]))
+    @of_logs(7)
+    def mutate(events):
+        del events[lines:]
 
     return mutate
 
 
 def glue(folder):
-    """Two events on one line of one log."""
     path = folder / "result_6.txt"
     text = path.read_text()
     at = text.index("\n", text.index('"tracked_stats"'))
@@ -233,22 +246,16 @@ def glue(folder):
 def ranks(count):
     """So many ranks log init_start."""
 
-    def change(events):
-        start = next(event for event in events if event["key"] == "init_start")
-        at = events.index(start)
-        events[at:at] = [start] * (count - 1)
+    @of_logs()
+    def mutate(events):
+        at = first_of(events, "init_start")
+        events[at:at] = [events[at]] * (count - 1)
 
-    return lambda folder: edit(folder, *ALL, change=change)
+    return mutate
 
 
 def both(*changes):
-    """One after the other."""
-
-    def mutate(folder):
-        for one in changes:
-            one(folder)
-
-    return mutate
+    return lambda folder: [change(folder) for change in changes]
 
 
 VALUES = [None, True, 0, 1, -1, 768, 896, "768", "closed", "open", "bert", "resnet"]
@@ -297,6 +304,7 @@ NAMES = (
 )  # fmt: skip
 CONTENTS = (b"", b"rcp-bypass", b"\xff\xfe", b"{}", b"[]", b"NaN")
 CONTENTS += (b'{"scaling_factor": NaN}', b'{"division": "closed"}')
+TARGETS = ("..", "nowhere", "/dev/null", "result_0.txt", ".")
 
 
 def misplace(folder, choose):
@@ -311,16 +319,12 @@ def misplace(folder, choose):
             if kind == 0:
                 path.mkdir()
             elif kind == 1:
-                path.symlink_to(
-                    choose.choice(
-                        ["..", "nowhere", path.name, "/dev/null", "result_0.txt", "."]
-                    )
-                )
+                path.symlink_to(choose.choice([*TARGETS, path.name]))
             elif kind == 2 and path.suffix != ".json":
                 os.mkfifo(path)
             elif kind == 3:
                 (path / choose.choice(["bert", "x.txt"])).mkdir(parents=True)
             else:
                 path.write_bytes(choose.choice(CONTENTS))
-        except OSError:  # what the first one put there
-            pass
+        except OSError:
+            continue  # what the first one put there
