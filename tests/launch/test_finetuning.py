@@ -1,6 +1,4 @@
-"""Fine-tuning starts like every run: a trial is a seed, and the last line gives the result of
-all.
-"""
+"""Fine-tuning starts like every run: a trial is a seed, and the last line has the result of all."""
 
 from __future__ import annotations
 
@@ -28,20 +26,15 @@ def site(checkout):
 
 
 def finetune(site, *words: str, status: int | None = None, **env: str) -> Done:
-    folder = site.root.parent
-    paths = [
-        f"DATA={folder}/data/squad",
-        f"INIT_CHECKPOINT={folder}/weights/model.safetensors",
-    ]
-    command = [SCRIPT, *words, *paths] if words else [SCRIPT]
+    weights = f"{site.root.parent}/weights/model.safetensors"
+    paths = [f"DATA={site.root.parent}/data/squad", f"INIT_CHECKPOINT={weights}"]
+    command = [SCRIPT, *words, *(paths if words else ())]
     return captured(command, status, cwd=site.root, env=site.env | env)
 
 
-SEEDS = ("squad", "SEEDS=4,7", "RUN_NAME=r")
-
-
-def test_every_seed_is_a_trial_and_runs_once(site):
-    done = finetune(site, *SEEDS, "DGXNGPU=2", status=0)
+def test_every_seed_is_a_trial_runs_once_and_is_not_taken_for_another(site):
+    seeds = ("squad", "SEEDS=4,7", "RUN_NAME=r", "DGXNGPU=2")
+    done = finetune(site, *seeds, status=0)
     assert done.last_line == f"run: all 2 trials are complete: {site.run_dir}"
     assert done.stdout.splitlines()[-1] == f"seeds of {site.run_dir}"
     ranks = site.ranks()
@@ -52,20 +45,14 @@ def test_every_seed_is_a_trial_and_runs_once(site):
     assert models == {"model_0", "model_1"}
     # Nothing of the folders in which trials run, nor of a check of timed pretraining.
     assert not [*site.run_dir.glob("running_*"), *site.run_dir.glob("compliance_*")]
-
-
-def test_a_run_that_has_its_figures_is_neither_trained_again_nor_taken_for_another(
-    site,
-):
-    finetune(site, *SEEDS, status=0)
-    finetune(site, *SEEDS, status=0)
+    finetune(site, *seeds, status=0)
     topology = (site.run_dir / "topology.txt").stat().st_mtime_ns
     for trial, seed in (("0", "3"), ("1", "4")):
-        done = finetune(site, *SEEDS, FINISHED=f"another:{trial}", SEED="3", status=2)
+        done = finetune(site, *seeds, FINISHED=f"another:{trial}", SEED="3", status=2)
         why = f"trial {trial} is of a run with SEED {seed}"
         assert done.last_line == f"run: error: this configuration cannot run: {why}"
     assert (site.run_dir / "topology.txt").stat().st_mtime_ns == topology
-    assert len(site.ranks()) == 2
+    assert len(site.ranks()) == 4
 
 
 def test_a_start_test_leaves_fine_tuning_nothing_of_its_own_settings(site):
@@ -85,14 +72,12 @@ def test_a_seed_that_fails_gives_its_reason_last_and_is_the_one_that_continues(s
     assert [rank["TRIAL"] for rank in site.ranks()] == ["0", "1", "2", "1"]
 
 
-def test_a_run_that_was_asked_to_stop_is_not_complete(site):
-    done = finetune(site, "squad", TRIAL_0="stopped", status=1)
-    stopped = "trial 0: stopped at step 7 (STEPS_THIS_RUN); RESUME=1 continues"
-    assert done.last_line.endswith(stopped)
-
-
 def test_a_run_without_seeds_takes_its_trials_from_nexp(site):
-    finetune(site, "glue", "TASK=MRPC", "NEXP=2", "SEED=5", status=0)
+    """One that was asked to stop is not complete."""
+    words = ("glue", "TASK=MRPC", "NEXP=2", "SEED=5")
+    done = finetune(site, *words, TRIAL_1="stopped", status=1)
+    stopped = "trial 1: stopped at step 7 (STEPS_THIS_RUN); RESUME=1 continues"
+    assert done.last_line.endswith(stopped)
     trials = [(rank["TRIAL"], rank["SEED"]) for rank in site.ranks()]
     assert trials == [("0", "5"), ("1", "6")]
     assert site.run_dir.name.startswith("finetune_MRPC_")

@@ -21,13 +21,10 @@ CLOCKS = 'case "$*" in *query*) echo 0 ;; esac'
 def guard(checkout):
     """guard(**environment): the started guard of node dgx2."""
     checkout.edit("slurm/guard.sh", "INTERVAL=20", "INTERVAL=1")
-    for name, script in {
-        "scontrol": SCONTROL,
-        "nvidia-smi": CLOCKS,
-        "sbatch": "",
-        "scancel": "",
-    }.items():
-        checkout.stand_in(name, script)
+    checkout.stand_in("scontrol", SCONTROL)
+    checkout.stand_in("nvidia-smi", CLOCKS)
+    for name in ("sbatch", "scancel"):
+        checkout.stand_in(name, "")
     given = {
         "SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURMD_NODENAME": "dgx2", "SLURM_JOB_NODELIST": "dgx[1-3]",
         "RUN_NAME": "run", "DGXNNODES": "2", "SPARE_NODES": "0", "GPU_CLOCKS": "1410",
@@ -40,9 +37,7 @@ def guard(checkout):
     return start
 
 
-def test_a_job_whose_script_is_gone_is_requeued_without_its_node_in_any_phase(
-    guard, checkout
-):
+def test_a_job_whose_script_is_gone_is_requeued_without_its_node(guard, checkout):
     process = guard(LEFT="dgx2 dgx3")
     wait_until(lambda: "'requeue' '7'" in checkout.calls("scontrol"))
     process.send_signal(signal.SIGTERM)  # as Slurm does
@@ -52,9 +47,7 @@ def test_a_job_whose_script_is_gone_is_requeued_without_its_node_in_any_phase(
     assert "\tdgx1\t" in (checkout.logdir / "run" / "restarts.txt").read_text()
 
 
-def test_only_the_first_node_that_is_left_acts_and_a_guard_that_is_ended_undoes_what_was_done(
-    guard, checkout
-):
+def test_only_the_first_node_left_acts_and_a_guard_that_ends_undoes(guard, checkout):
     for left in ("dgx3 dgx2", "dgx1 dgx2"):
         process = guard(LEFT=left)
         wait_until(lambda: len(checkout.calls("scontrol")) >= 4)
