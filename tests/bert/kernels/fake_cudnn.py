@@ -8,27 +8,19 @@ there are not numbers, and dropout goes by seed and offset alone.
 
 from __future__ import annotations
 
+import functools
 import types
-from typing import Any
 
 import torch
-from torch import Tensor
 
 data_type = types.SimpleNamespace(
-    BFLOAT16=torch.bfloat16,
-    HALF=torch.float16,
-    FLOAT=torch.float32,
-    INT32=torch.int32,
-    INT64=torch.int64,
-)
+    BFLOAT16=torch.bfloat16, HALF=torch.float16, FLOAT=torch.float32,
+    INT32=torch.int32, INT64=torch.int64,
+)  # fmt: skip
 heur_mode = types.SimpleNamespace(A="A", FALLBACK="FALLBACK")
 STEPS = [
-    "validate",
-    "build_operation_graph",
-    "create_execution_plans",
-    "check_support",
-    "build_plans",
-]
+    "validate", "build_operation_graph", "create_execution_plans", "check_support", "build_plans",
+]  # fmt: skip
 WORKSPACE = 160
 built: list[pygraph] = []
 
@@ -40,41 +32,25 @@ class cudnnGraphNotSupportedError(RuntimeError):
 class Described:
     """A tensor of a graph."""
 
-    def __init__(
-        self, name: str = "", dim: Any = None, stride: Any = None, data_type: Any = None
-    ) -> None:
-        self.name, self.dim, self.stride, self.dtype = name, dim, stride, data_type
-        self.ragged: Described | None = None
-        self.is_output = False
+    def __init__(self, name="", dim=None, stride=None, data_type=None):
+        self.name, self.dim, self.stride, self.data_type = name, dim, stride, data_type
+        self.ragged_offset, self.output = None, False
 
-    def set_output(self, value: bool) -> Described:
-        self.is_output = value
+    def _set(self, name, value):
+        setattr(self, name, value)
         return self
 
-    def set_dim(self, dim: list[int]) -> Described:
-        self.dim = dim
-        return self
+    set_output = functools.partialmethod(_set, "output")
+    set_dim = functools.partialmethod(_set, "dim")
+    set_stride = functools.partialmethod(_set, "stride")
+    set_data_type = functools.partialmethod(_set, "data_type")
+    set_ragged_offset = functools.partialmethod(_set, "ragged_offset")
 
-    def set_stride(self, stride: list[int]) -> Described:
-        self.stride = stride
-        return self
-
-    def set_data_type(self, dtype: Any) -> Described:
-        self.dtype = dtype
-        return self
-
-    def set_ragged_offset(self, ragged: Described) -> Described:
-        self.ragged = ragged
-        return self
-
-    def sequence(
-        self, given: dict[Described, Tensor], number: int, length: int
-    ) -> Tensor:
+    def sequence(self, given, number, length):
         """[length, N, H]: one sequence, where strides and offsets say that it lies."""
-        data = given[self]
-        begin = number * self.stride[0]
-        if self.ragged is not None:
-            begin = int(given[self.ragged][number])
+        data, begin = given[self], number * self.stride[0]
+        if self.ragged_offset is not None:
+            begin = int(given[self.ragged_offset][number])
         shape = (length, self.dim[1], self.dim[3])
         strides = (self.stride[2], self.stride[1], self.stride[3])
         return torch.as_strided(data, shape, strides, data.storage_offset() + begin)
@@ -84,110 +60,85 @@ class pygraph:
     """A graph of one operation."""
 
     def __init__(
-        self,
-        *,
-        io_data_type: Any,
-        intermediate_data_type: Any,
-        compute_data_type: Any,
-        handle: Any,
-    ) -> None:
+        self, *, io_data_type, intermediate_data_type, compute_data_type, handle
+    ):
         assert intermediate_data_type == compute_data_type == torch.float32
         assert handle == "handle"
-        self.io, self.done, self.tensors = io_data_type, 0, []
-        self.runs = 0
+        self.done, self.tensors, self.runs = 0, [], 0
         built.append(self)
 
-    def _step(self, name: str) -> None:
+    def _step(self, name):
         assert STEPS[self.done] == name, f"{name} after {STEPS[: self.done]}"
         self.done += 1
 
-    def validate(self) -> None:
+    build_operation_graph = functools.partialmethod(_step, "build_operation_graph")
+    build_plans = functools.partialmethod(_step, "build_plans")
+
+    def validate(self):
         self._step("validate")
         assert all(len(t.dim) == len(t.stride) == 4 for t in self.tensors)
-        assert all(t.dtype is not None for t in self.tensors)
-        assert all(t.is_output for t in self.outputs)
+        assert all(t.data_type is not None for t in self.tensors)
+        assert all(t.output for t in self.outputs)
 
-    def build_operation_graph(self) -> None:
-        self._step("build_operation_graph")
-
-    def create_execution_plans(self, modes: list[str]) -> None:
+    def create_execution_plans(self, modes):
         assert modes
         self._step("create_execution_plans")
 
-    def check_support(self) -> None:
+    def check_support(self):
         self._step("check_support")
         if self.q.dim[3] % 8:
             raise cudnnGraphNotSupportedError("hidden_dim should be\n multiple of 8")
 
-    def build_plans(self) -> None:
-        self._step("build_plans")
-
-    def get_workspace_size(self) -> int:
+    def get_workspace_size(self):
         assert self.done == len(STEPS)
         return WORKSPACE
 
-    def tensor(
-        self, *, name: str, dim: list[int], stride: list[int], data_type: Any
-    ) -> Described:
+    def tensor(self, *, name, dim, stride, data_type):
         self.tensors.append(Described(name, dim, stride, data_type))
         return self.tensors[-1]
 
     def _settings(
-        self, attn_scale, use_padding_mask, seq_len_q, seq_len_kv, dropout
-    ) -> None:
+        self, attn_scale, use_padding_mask, seq_len_q, seq_len_kv, dropout=None
+    ):
         assert use_padding_mask
         self.scale, self.lengths, self.dropout = attn_scale, seq_len_q, dropout
         assert seq_len_kv is seq_len_q
 
-    def _results(self, *names: str) -> list[Described]:
+    def _results(self, *names):
         self.outputs = [Described(name) for name in names]
         self.tensors += self.outputs
         return self.outputs
 
-    def sdpa(self, *, q, k, v, is_inference, **settings) -> list[Described]:
+    def sdpa(self, *, q, k, v, is_inference, **settings):
         assert not is_inference
         self.q, self.k, self.v, self.run = q, k, v, self._forward
-        self._settings(**({"dropout": None} | settings))
+        self._settings(**settings)
         return self._results("O", "Stats")
 
-    def sdpa_backward(
-        self,
-        *,
-        q,
-        k,
-        v,
-        o,
-        dO,
-        stats,
-        max_total_seq_len_q,
-        max_total_seq_len_kv,
-        **settings,
-    ):
-        assert max_total_seq_len_q == max_total_seq_len_kv > 0
+    def sdpa_backward(self, *, q, k, v, o, dO, stats, **settings):
+        longest = [settings.pop(f"max_total_seq_len_{side}") for side in ("q", "kv")]
+        assert longest[0] == longest[1] > 0
         self.q, self.k, self.v, self.run = q, k, v, self._backward
         self.o, self.gradient, self.stats = o, dO, stats
-        self._settings(**({"dropout": None} | settings))
+        self._settings(**settings)
         return self._results("dQ", "dK", "dV")
 
-    def execute(
-        self, given: dict[Described, Tensor], workspace: Tensor, handle: Any
-    ) -> None:
+    def execute(self, given, workspace, handle):
         assert self.done == len(STEPS)
         assert handle == "handle"
         assert workspace.numel() == WORKSPACE
         assert workspace.dtype == torch.uint8
         assert given.keys() == set(self.tensors), "every tensor, and no other"
         for described, data in given.items():
-            assert data.dtype == described.dtype, described.name
+            assert data.dtype == described.data_type, described.name
             assert data.data_ptr() % 16 == 0, f"{described.name} is not aligned"
             assert not data.requires_grad
         workspace.fill_(255)
         self.runs += 1
         self.run(given)
 
-    def _probabilities(self, given, number: int, length: int) -> tuple[Tensor, Tensor]:
+    def _probabilities(self, given, number, q, k):
         """Softmax [N, L, L] in fp32, and what dropout multiplies it by."""
-        q, k = (t.sequence(given, number, length).float() for t in (self.q, self.k))
         p = torch.einsum("inh,jnh->nij", q, k).mul(self.scale).softmax(-1)
         if self.dropout is None:
             return p, torch.ones_like(p)
@@ -197,37 +148,34 @@ class pygraph:
         kept = torch.rand(p.shape, generator=generator) >= probability
         return p, kept.float() / (1 - probability)
 
-    def _forward(self, given) -> None:
+    def _forward(self, given):
         context, stats = self.outputs
         given[stats].fill_(float("nan"))
         for number, length in enumerate(given[self.lengths].flatten().tolist()):
-            p, keep = self._probabilities(given, number, length)
-            v = self.v.sequence(given, number, length).float()
+            place = given, number, length
+            q, k, v = (t.sequence(*place).float() for t in (self.q, self.k, self.v))
+            p, keep = self._probabilities(given, number, q, k)
             attended = torch.einsum("nij,jnh->inh", p * keep, v)
-            context.sequence(given, number, length).copy_(attended)
-            rows = stats.sequence(given, number, length)
+            context.sequence(*place).copy_(attended)
             # Some number: the backward pass is to get the same back.
-            rows.copy_(p.square().sum(-1).t()[..., None])
+            stats.sequence(*place).copy_(p.square().sum(-1).t()[..., None])
 
-    def _backward(self, given) -> None:
+    def _backward(self, given):
+        operands = self.q, self.k, self.v, self.o, self.gradient
         for number, length in enumerate(given[self.lengths].flatten().tolist()):
-            p, keep = self._probabilities(given, number, length)
-            q, k, v, o, do = (
-                t.sequence(given, number, length).float()
-                for t in (self.q, self.k, self.v, self.o, self.gradient)
-            )
-            stats = self.stats.sequence(given, number, length)[..., 0]
+            place = given, number, length
+            q, k, v, o, do = (t.sequence(*place).float() for t in operands)
+            p, keep = self._probabilities(given, number, q, k)
+            stats = self.stats.sequence(*place)[..., 0]
             assert torch.equal(stats, p.square().sum(-1).t())
             dp = torch.einsum("inh,jnh->nij", do, v) * keep
             ds = p * (dp - (do * o).sum(-1).t()[..., None]) * self.scale
-            results = (
-                torch.einsum("nij,jnh->inh", ds, k),
-                torch.einsum("nij,inh->jnh", ds, q),
-                torch.einsum("nij,inh->jnh", p * keep, do),
-            )
-            for described, values in zip(self.outputs, results, strict=True):
-                described.sequence(given, number, length).copy_(values)
+            dq = torch.einsum("nij,jnh->inh", ds, k)
+            dk = torch.einsum("nij,inh->jnh", ds, q)
+            dv = torch.einsum("nij,inh->jnh", p * keep, do)
+            for described, values in zip(self.outputs, (dq, dk, dv), strict=True):
+                described.sequence(*place).copy_(values)
 
 
-def create_handle() -> str:
+def create_handle():
     return "handle"
