@@ -25,7 +25,7 @@ from .conftest import FAKES, OVER, Job, make_checkout
 from .fakes.stepper import EVERY, STEPS, advance
 from .meetings import SLURM, Row, covering, pairs, possible_rows
 from .nodes import Nodes, missing, running
-from .test_multinode import SSH
+from .platforms import SSH
 from .test_slurm_container import ENROOT
 from .test_slurm_nodes import NODES, QUICK
 
