@@ -127,6 +127,13 @@ def spoilt(state: dict[str, Any]) -> None:
     state["model"]["bert.pooler.dense_act.bias"][3] = float("nan")
 
 
+def checkpoint(case: Case, vocab_md5: str) -> None:
+    """Of a run on data of a vocabulary, as its name says."""
+    case.weights(lambda state: state.update(vocab_md5=vocab_md5))
+    path = case.folder / "step_0000000001.pt"
+    case.env["INIT_CHECKPOINT"] = str(Path(case.env["INIT_CHECKPOINT"]).rename(path))
+
+
 def short(case: Case) -> None:
     case.ours(case.records())
     (path,) = Path(case.env["DATADIR_PHASE2_PACKED"]).glob("*")
@@ -160,6 +167,8 @@ ALIKE: dict[str, tuple[bool, Callable[[Case], object]]] = {
     "weights with NaN": (False, lambda case: case.weights(spoilt)),
     "weights without a tensor": (False, lambda case: case.weights(lambda state: state["model"].pop("bert.embeddings.LayerNorm.bias"))),
     "weights of another model": (False, lambda case: (case.weights(), case.model(num_hidden_layers=1))),
+    "weights of another vocabulary": (False, lambda case: checkpoint(case, "1" * 32)),
+    "weights of this vocabulary": (True, lambda case: checkpoint(case, "0" * 32)),
     "no weights": (False, lambda case: case.env.update(INIT_CHECKPOINT=str(case.folder / "none.pt"))),
     "moments of no checkpoint of ours": (False, lambda case: (case.weights(), case.env.update(INIT_OPTIMIZER="1"))),
     "a group that does not divide": (False, lambda case: (case.ours(case.records(packed=False)), case.env.update(
